@@ -1,0 +1,248 @@
+"""Running the definition over a batch: in blocks of whole sequences on the CPU, as one piece elsewhere.
+
+A block is small enough for its temporaries to stay in cache. Its valid tokens are compacted first, so that padding
+and prompts cost one look at the mask. The statistics of the blocks merge, so there is no second definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rollout_corr import measures, reference
+from rollout_corr.layout import Batch
+from rollout_corr.measures import SequenceFacts
+from rollout_corr.reference import Advantages, Decision, Tokens
+from rollout_corr.sequences import Packed, Rows
+from rollout_corr.spec import Spec
+from rollout_corr.statistics import Statistics, assemble
+
+# Slots in a block. Chosen by measurement on one core with 1 MiB of second-level cache: see docs/benchmarks.md.
+BLOCK = 65_536
+
+
+@dataclass
+class Answer:
+    """One block's results, before batch normalisation."""
+
+    tokens: Tokens
+    decision: Decision
+    weights: Tensor | None
+    facts: SequenceFacts
+    sums: dict[str, Tensor]
+    maxima: dict[str, Tensor]
+
+
+def answer(
+    train: Tensor,
+    rollout: Tensor,
+    valid: Tensor | None,
+    sequences: Rows | Packed,
+    n_valid: Tensor,
+    spec: Spec,
+    advantages: Advantages | None,
+    external: dict[str, Tensor],
+    finite: bool = False,
+) -> Answer:
+    """The definition from end to end, for some whole sequences."""
+    tokens = reference.read(train, rollout, valid, sequences, spec, finite)
+    n_measured = n_valid - tokens.nonfinite if spec.nonfinite == "reject" else n_valid
+    decision = reference.decide(tokens, n_measured, spec, advantages, external)
+    weighing = reference.weigh(tokens, decision, spec)
+    weights = reference.weights_of(tokens, decision, weighing, spec)
+    facts = measures.sequence_facts(tokens, n_valid, n_measured, decision, weighing, spec)
+    sums, maxima = measures.token_statistics(tokens, n_measured, decision, weighing, spec)
+    return Answer(tokens, decision, weights, facts, sums, maxima)
+
+
+@dataclass
+class Collected:
+    """Statistics of the blocks so far."""
+
+    facts: list[SequenceFacts] = field(default_factory=list)
+    names: tuple[list[str], list[str]] = ([], [])
+    sums: list[Tensor] = field(default_factory=list)
+    maxima: list[Tensor] = field(default_factory=list)
+    histograms: list[Tensor] = field(default_factory=list)
+
+    def add(self, found: Answer) -> None:
+        self.facts.append(found.facts)
+        if "histogram" in found.sums:
+            self.histograms.append(found.sums.pop("histogram"))
+        self.names = list(found.sums), list(found.maxima)
+        self.sums.append(torch.stack([value.double() for value in found.sums.values()]))
+        self.maxima.append(torch.stack([value.double() for value in found.maxima.values()]))
+
+    def statistics(self, outside_tokens: Tensor, spec: Spec) -> Statistics:
+        sums = dict(zip(self.names[0], torch.stack(self.sums).sum(0).unbind(), strict=True))
+        maxima = dict(zip(self.names[1], torch.stack(self.maxima).amax(0).unbind(), strict=True))
+        if self.histograms:
+            sums["histogram"] = torch.stack(self.histograms).sum(0)
+        more_sums, more_maxima = measures.sequence_statistics(
+            measures.concatenate(self.facts), outside_tokens, spec
+        )
+        return assemble(spec, sums | more_sums, maxima | more_maxima)
+
+
+@dataclass
+class Result:
+    """What a backend gives back, in the batch's own shape."""
+
+    weights: Tensor | None
+    mask: Tensor | None  # None: the mask given
+    keep: Tensor
+    statistics: Statistics
+
+
+def edits_mask(spec: Spec) -> bool:
+    """Whether the mask handed back can differ from the one given."""
+    rejects = bool(spec.criteria) or (spec.weight is not None and spec.nonfinite == "reject")
+    return spec.apply and spec.rejected != "zero" and rejects
+
+
+def run_whole(batch: Batch, spec: Spec) -> Result:
+    """All sequences at once, without compaction: no host sync, on any device."""
+    dtype, shape = batch.dtype, batch.train.shape
+    valid = None if batch.mask is None else batch.mask != 0
+    sequences: Rows | Packed
+    if batch.offsets is None:
+        sequences = Rows(shape[0])
+    else:
+        offsets = batch.offsets.to(batch.train.device)
+        sequences = Packed(offsets, batch.train.numel())
+        position = torch.arange(sequences.size, device=offsets.device)
+        inside = (position >= offsets[0]) & (position < offsets[-1])
+        valid = inside if valid is None else valid & inside
+    tokens_given = torch.full((), batch.train.numel(), device=batch.train.device)
+    n_valid = _ones(batch.train).sum(1) if valid is None else sequences.sum_integers(valid)
+    everything = tokens_given if batch.mask is None else (batch.mask != 0).sum()
+    advantages = None
+    if batch.advantages is not None:
+        given = batch.advantages
+        spread = sequences.spread(given).expand(shape) if batch.per_sequence else given
+        advantages = Advantages(spread, given if batch.per_sequence else None)
+    found = answer(
+        batch.train.to(dtype), batch.rollout.to(dtype), valid, sequences, n_valid, spec, advantages, batch.external
+    )
+    collected = Collected()
+    collected.add(found)
+    mask = None
+    if edits_mask(spec):
+        kept = reference.kept_tokens(found.tokens, found.decision)
+        mask = kept if batch.mask is None else torch.where(kept, batch.mask, 0).to(batch.mask.dtype)
+    statistics = collected.statistics(everything - n_valid.sum(), spec)
+    return Result(found.weights, mask, found.decision.keep, statistics)
+
+
+def _ones(x: Tensor) -> Tensor:
+    return torch.ones(x.shape, dtype=torch.int64, device=x.device)
+
+
+def run_blocks(batch: Batch, spec: Spec) -> Result:
+    """Block by block, with compaction. CPU tensors only: how many tokens are valid decides the shapes."""
+    train = batch.train
+    weights = mask = None
+    if spec.apply and (spec.weight is not None or spec.rejected != "mask"):
+        weights = torch.zeros(train.shape, dtype=batch.dtype)
+    if edits_mask(spec):
+        mask = torch.zeros(train.shape, dtype=torch.bool if batch.mask is None else batch.mask.dtype)
+    collected, keep = Collected(), []
+    for rows, slots in _blocks(batch):
+        found, where = _one_block(batch, spec, rows, slots)
+        collected.add(found)
+        keep.append(found.decision.keep)
+        if weights is not None and found.weights is not None:
+            _put(weights[slots], where, found.weights)
+        if mask is not None:
+            _put_mask(mask[slots], None if batch.mask is None else batch.mask[slots], where, found)
+    outside = torch.zeros((), dtype=torch.int64)
+    if batch.offsets is not None:
+        ends = (slice(0, int(batch.offsets[0])), slice(int(batch.offsets[-1]), train.numel()))
+        given = torch.ones(train.shape, dtype=torch.bool) if batch.mask is None else batch.mask
+        outside = sum((torch.count_nonzero(given[end]) for end in ends), outside)
+    return Result(weights, mask, torch.cat(keep), collected.statistics(outside, spec))
+
+
+def _blocks(batch: Batch) -> Iterator[tuple[slice, slice]]:
+    """(sequences, slots) of each block; at least one block, even without sequences."""
+    if batch.offsets is None:
+        rows, width = batch.train.shape
+        step = max(1, BLOCK // max(1, width))
+        for i in range(0, max(1, rows), step):
+            part = slice(i, min(rows, i + step))
+            yield part, part
+        return
+    offsets = batch.offsets.tolist()
+    first = 0
+    while True:
+        last = first + 1
+        while last < len(offsets) - 1 and offsets[last + 1] - offsets[first] <= BLOCK:
+            last += 1
+        last = min(last, len(offsets) - 1)
+        yield slice(first, last), slice(offsets[first], offsets[last])
+        first = last
+        if first >= len(offsets) - 1:
+            return
+
+
+def _one_block(batch: Batch, spec: Spec, rows: slice, slots: slice) -> tuple[Answer, Tensor | None]:
+    """A block's answer, and the flat positions of its valid tokens (None: all of them)."""
+    train, rollout = batch.train[slots], batch.rollout[slots]
+    lengths = None
+    if batch.offsets is not None:
+        offsets = batch.offsets[rows.start : rows.stop + 1]
+        lengths = offsets.diff()
+    else:
+        lengths = torch.full((train.shape[0],), train.shape[1], dtype=torch.int64)
+    where = None
+    n_valid = lengths
+    if batch.mask is not None:
+        mask = batch.mask[slots]
+        valid = mask if mask.dtype == torch.bool else mask != 0
+        if batch.offsets is None:
+            n_valid = valid.sum(1)
+        else:
+            n_valid = Packed(offsets - offsets[0], valid.shape[0]).sum_integers(valid)
+        if int(n_valid.sum()) < valid.numel():
+            where = valid.flatten().nonzero().squeeze(1)
+    total = int(n_valid.sum())
+    sequences = Packed(torch.nn.functional.pad(n_valid.cumsum(0), (1, 0)), total)
+
+    def compact(x: Tensor) -> Tensor:
+        flat = x.reshape(-1)
+        return flat if where is None else flat.index_select(0, where)
+
+    train, rollout = compact(train).to(batch.dtype), compact(rollout).to(batch.dtype)
+    advantages = None
+    if batch.advantages is not None:
+        if batch.per_sequence:
+            per_sequence = batch.advantages[rows]
+            advantages = Advantages(sequences.spread(per_sequence), per_sequence)
+        else:
+            advantages = Advantages(compact(batch.advantages[slots]).to(batch.dtype), None)
+    external = {name: compact(x[slots]) for name, x in batch.external.items()}
+    finite = bool((train - rollout).sum().isfinite())
+    found = answer(train, rollout, None, sequences, n_valid, spec, advantages, external, finite)
+    return found, where
+
+
+def _put(out: Tensor, where: Tensor | None, values: Tensor) -> None:
+    flat = out.view(-1)
+    if where is None:
+        flat.copy_(values)
+    else:
+        flat.index_copy_(0, where, values)
+
+
+def _put_mask(out: Tensor, given: Tensor | None, where: Tensor | None, found: Answer) -> None:
+    if given is None:
+        out.fill_(True)
+    else:
+        out.copy_(given)
+    if found.decision.dropped is None and bool(found.decision.keep.all()):
+        return
+    lost = (~reference.kept_tokens(found.tokens, found.decision)).nonzero().squeeze(1)
+    out.view(-1).index_fill_(0, lost if where is None else where[lost], 0)

@@ -1,0 +1,265 @@
+"""Layouts: packed, padded, jagged and lists become one view; results go back the way they came.
+
+Every check reads metadata only (shape, dtype, device), except that `cu_seqlens` on the CPU is read, and any
+`cu_seqlens` when `validate=True`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rollout_corr.spec import Spec
+
+LogProbs = Tensor | Sequence[Tensor]
+
+LOGP_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+MASK_DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
+
+# Each framework returns the rollout engine's log-probs only when told to; a missing tensor is nearly always this.
+ROLLOUT_SWITCHES = (
+    "verl: actor_rollout_ref.rollout.calculate_log_probs=True; xtuner: RolloutConfig return_logprob=True; "
+    "SkyRL: generator.sampling_params.logprobs=0; TRL: vllm_importance_sampling_correction=True; "
+    "slime, miles: --use-tis or --get-mismatch-metrics; OpenRLHF: --algo.advantage.is_correction_level; "
+    "NeMo RL: the generation worker's generation_logprobs; vLLM itself: SamplingParams(logprobs=0); "
+    "SGLang itself: return_logprob=True"
+)
+
+
+@dataclass
+class Batch:
+    """The same batch whatever its layout: [N] with offsets, or [B, T] without."""
+
+    train: Tensor
+    rollout: Tensor
+    mask: Tensor | None
+    offsets: Tensor | None  # [S + 1]; None says that every row of [B, T] is a sequence
+    count: int
+    restore: Callable[[Tensor], LogProbs]
+    given_mask: LogProbs | None
+    advantages: Tensor | None = None
+    per_sequence: bool = False
+    external: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that computes."""
+        return torch.promote_types(torch.promote_types(self.train.dtype, self.rollout.dtype), torch.float32)
+
+
+def _shape(x: Tensor) -> list[int]:
+    return list(x.shape)
+
+
+def _tensor(name: str, x: object, dtypes: tuple[torch.dtype, ...], like: Tensor | None = None) -> Tensor:
+    if x is None and name == "rollout_logp":
+        raise ValueError(
+            "rollout_logp: expected the log-probs of the engine that sampled the tokens, got None. "
+            f"Ask for them with {ROLLOUT_SWITCHES}"
+        )
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+    if x.dtype not in dtypes:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise ValueError(f"{name}: expected a dtype among {names}, got {str(x.dtype).removeprefix('torch.')}")
+    if like is not None:
+        if x.device != like.device:
+            raise ValueError(f"{name}: expected device {like.device} (of train_logp), got {x.device}")
+        if x.shape != like.shape:
+            raise ValueError(f"{name}: expected shape {_shape(like)} (of train_logp), got {_shape(x)}")
+    return x.detach()
+
+
+def read_batch(
+    train_logp: LogProbs,
+    rollout_logp: LogProbs,
+    mask: LogProbs | None,
+    cu_seqlens: Tensor | None,
+    spec: Spec,
+    advantages: LogProbs | None,
+    external: Mapping[str, LogProbs] | None,
+    validate: bool,
+) -> Batch:
+    """Check every argument and bring it into one of the two shapes. Copies nothing, except for a list."""
+    flatten, restore, offsets = _opener(train_logp, cu_seqlens)
+    train = _tensor("train_logp", flatten("train_logp", train_logp), LOGP_DTYPES)
+    rollout = _tensor("rollout_logp", flatten("rollout_logp", rollout_logp), LOGP_DTYPES, train)
+    flat_mask = None if mask is None else _tensor("mask", flatten("mask", mask), MASK_DTYPES, train)
+    if train.dim() == 1 and offsets is None:
+        raise ValueError(
+            f"cu_seqlens: expected the offsets of the packed sequences for 1-D log-probs of shape {_shape(train)}, "
+            "got None"
+        )
+    if offsets is not None:
+        offsets = _checked_offsets(offsets, train, validate)
+        if train.dim() == 2:
+            shape = train.shape
+            train, rollout = train.reshape(-1), rollout.reshape(-1)
+            flat_mask = None if flat_mask is None else flat_mask.reshape(-1)
+            restore = _reshaped(restore, shape)
+    count = train.shape[0] if offsets is None else offsets.shape[0] - 1
+    batch = Batch(train, rollout, flat_mask, offsets, count, restore, mask)
+    _read_extras(batch, spec, flatten, advantages, external)
+    return batch
+
+
+def _reshaped(restore: Callable[[Tensor], LogProbs], shape: torch.Size) -> Callable[[Tensor], LogProbs]:
+    return lambda x: restore(x.view(shape))
+
+
+def _opener(
+    train_logp: LogProbs, cu_seqlens: Tensor | None
+) -> tuple[Callable[[str, object], object], Callable[[Tensor], LogProbs], Tensor | None]:
+    """How to read an argument of this layout, how to give a result back, and the offsets if the layout knows them."""
+    if isinstance(train_logp, Tensor) and train_logp.is_nested:
+        if train_logp.layout != torch.jagged:
+            raise ValueError(f"train_logp: expected a nested tensor of layout torch.jagged, got {train_logp.layout}")
+        if cu_seqlens is not None:
+            raise ValueError("cu_seqlens: expected None with a nested tensor, which has its own offsets")
+        if train_logp.dim() != 2 or train_logp.lengths() is not None:
+            raise ValueError(
+                f"train_logp: expected a contiguous jagged tensor [S, ragged], got {train_logp.dim()} dimensions"
+                f"{'' if train_logp.lengths() is None else ' and holes between its rows (call .contiguous())'}"
+            )
+        offsets = train_logp.offsets()
+
+        def values(name: str, x: object) -> object:
+            if not isinstance(x, Tensor):
+                return x
+            if not x.is_nested:
+                raise ValueError(f"{name}: expected a jagged nested tensor like train_logp, got shape {_shape(x)}")
+            if x.size(0) != train_logp.size(0) or x.values().shape != train_logp.values().shape:
+                raise ValueError(
+                    f"{name}: expected {train_logp.size(0)} rows and {train_logp.values().shape[0]} tokens (of "
+                    f"train_logp), got {x.size(0)} and {x.values().shape[0]}"
+                )
+            return x.values()
+
+        return values, lambda x: torch.nested.nested_tensor_from_jagged(x, offsets), offsets
+    if isinstance(train_logp, (list, tuple)):
+        return _list_opener(train_logp, cu_seqlens)
+    if isinstance(train_logp, Tensor):
+        packed = train_logp.dim() == 1 or (train_logp.dim() == 2 and train_logp.shape[0] == 1)
+        if train_logp.dim() not in (1, 2):
+            raise ValueError(f"train_logp: expected shape [N], [1, N] or [B, T], got {_shape(train_logp)}")
+        if cu_seqlens is not None and not packed:
+            raise ValueError(
+                f"cu_seqlens: expected None with padded log-probs of shape {_shape(train_logp)} (each row is a "
+                "sequence), got offsets"
+            )
+    return lambda name, x: x, lambda x: x, cu_seqlens
+
+
+def _list_opener(
+    samples: Sequence[Tensor], cu_seqlens: Tensor | None
+) -> tuple[Callable[[str, object], object], Callable[[Tensor], LogProbs], Tensor | None]:
+    if cu_seqlens is not None:
+        raise ValueError("cu_seqlens: expected None with a list of samples, each of which is a sequence")
+    for i, sample in enumerate(samples):
+        if not isinstance(sample, Tensor) or sample.dim() != 1:
+            got = f"shape {_shape(sample)}" if isinstance(sample, Tensor) else type(sample).__name__
+            raise ValueError(f"train_logp[{i}]: expected a 1-D tensor, got {got}")
+    lengths = [sample.shape[0] for sample in samples]
+    offsets = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
+
+    def joined(name: str, x: object) -> object:
+        if not isinstance(x, (list, tuple)):
+            return x if x is None else _refuse_list(name, x)
+        got = [item.shape[0] if isinstance(item, Tensor) and item.dim() == 1 else None for item in x]
+        if got != lengths:
+            raise ValueError(f"{name}: expected a list of 1-D tensors of lengths {lengths} (of train_logp), got {got}")
+        return torch.cat(list(x)) if x else torch.zeros(0)
+
+    return joined, lambda x: list(x.split(lengths)), offsets
+
+
+def _refuse_list(name: str, x: object) -> object:
+    raise TypeError(f"{name}: expected a list of 1-D tensors like train_logp, got {type(x).__name__}")
+
+
+def _checked_offsets(cu_seqlens: object, train: Tensor, validate: bool) -> Tensor:
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(f"cu_seqlens: expected an int32 or int64 tensor, got {type(cu_seqlens).__name__}")
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        got = str(cu_seqlens.dtype).removeprefix("torch.")
+        raise ValueError(f"cu_seqlens: expected dtype int32 or int64, got {got}")
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
+        raise ValueError(f"cu_seqlens: expected shape [sequences + 1], got {_shape(cu_seqlens)}")
+    if cu_seqlens.device.type != "cpu" and cu_seqlens.device != train.device:
+        raise ValueError(f"cu_seqlens: expected the CPU or {train.device} (of train_logp), got {cu_seqlens.device}")
+    tokens = train.numel()
+    offsets = cu_seqlens.detach().to(torch.int64)
+    if offsets.device.type == "cpu" or validate:
+        first, last = int(offsets[0]), int(offsets[-1])
+        falls = (offsets.diff() < 0).nonzero()
+        if falls.numel():
+            i = int(falls[0])
+            pair = f"cu_seqlens[{i}]={int(offsets[i])} > cu_seqlens[{i + 1}]={int(offsets[i + 1])}"
+            raise ValueError(f"cu_seqlens: expected offsets that do not decrease, got {pair}")
+        if first < 0 or last > tokens:
+            raise ValueError(f"cu_seqlens: expected offsets within [0, {tokens}] tokens, got {first} to {last}")
+        if validate and (first != 0 or last != tokens):
+            raise ValueError(f"cu_seqlens: expected to start at 0 and end at {tokens} tokens, got {first} to {last}")
+        return offsets
+    return offsets.clamp(0, tokens).cummax(0).values
+
+
+def _read_extras(
+    batch: Batch,
+    spec: Spec,
+    flatten: Callable[[str, object], object],
+    advantages: LogProbs | None,
+    external: Mapping[str, LogProbs] | None,
+) -> None:
+    needy = [criterion for criterion in spec.criteria if criterion.when != "any"]
+    if needy and advantages is None:
+        raise ValueError(f"advantages: expected a tensor for the criterion with when={needy[0].when!r}, got None")
+    floats = (*LOGP_DTYPES, torch.int64, torch.int32)
+    if advantages is not None:
+        given = advantages
+        if isinstance(given, Tensor) and not given.is_nested and _is_per_sequence(given, batch):
+            batch.advantages = _tensor("advantages", given.reshape(-1), floats).to(batch.dtype)
+            batch.per_sequence = True
+            if given.device != batch.train.device:
+                raise ValueError(f"advantages: expected device {batch.train.device}, got {given.device}")
+        else:
+            flat = flatten("advantages", given)
+            if isinstance(flat, Tensor) and batch.offsets is not None and flat.dim() == 2 and flat.shape[0] == 1:
+                flat = flat.reshape(-1)
+            if isinstance(flat, Tensor) and flat.shape != batch.train.shape:
+                raise ValueError(
+                    f"advantages: expected shape {_shape(batch.train)} (per token), [{batch.count}] or "
+                    f"[{batch.count}, 1] (per sequence), got {_shape(flat)}"
+                )
+            batch.advantages = _tensor("advantages", flat, floats, batch.train)
+    wanted = {criterion.name for criterion in spec.criteria if criterion.stat == "external"}
+    given_names = sorted(external or {})
+    for name in sorted(name for name in wanted if name is not None):
+        if external is None or name not in external:
+            raise ValueError(f"external: expected a tensor under the name {name!r}, got {given_names}")
+        flat = flatten(f"external[{name!r}]", external[name])
+        if isinstance(flat, Tensor) and batch.offsets is not None and flat.dim() == 2 and flat.shape[0] == 1:
+            flat = flat.reshape(-1)
+        batch.external[name] = _tensor(f"external[{name!r}]", flat, floats, batch.train)
+
+
+def _is_per_sequence(x: Tensor, batch: Batch) -> bool:
+    if x.shape == batch.train.shape and batch.train.dim() == 2:
+        return False
+    if x.dim() == 1 and x.shape == batch.train.shape:
+        return False
+    return tuple(x.shape) in ((batch.count,), (batch.count, 1))

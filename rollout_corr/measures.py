@@ -1,0 +1,310 @@
+"""The native statistics: additive sums and maxima of everything that a metric needs.
+
+Token statistics are taken where the tokens are (per block of the CPU backend), sequence statistics once, from the
+per-sequence facts of all blocks. Minima travel as maxima of the negated value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rollout_corr import reference
+from rollout_corr.cuts import log_bound
+from rollout_corr.reference import HISTOGRAM_BINS, LARGEST_D, LARGEST_LOG_PERPLEXITY, Decision, Tokens, Weighing, select
+from rollout_corr.spec import Criterion, Spec
+
+HISTOGRAM = tuple(f"histogram_{i}" for i in range(HISTOGRAM_BINS))
+
+Named = dict[str, Tensor]
+
+
+def sum_names(spec: Spec) -> tuple[str, ...]:
+    """Names of the native sums, in their order in `Statistics.sums`."""
+    names = ["tokens_measured", "abs_d", "d2", "k3", "ratio", "ratio2", "tokens_clamped"]
+    if spec.weight is not None:
+        names += ["raw2", "weight2", "tokens_above", "tokens_below"]
+    for criterion in spec.criteria:
+        names += [f"{criterion.label}/{name}" for name in ("units", "value", "value2", "tokens", "sequences")]
+    names += ["tokens", "tokens_outside", "tokens_nonfinite", "tokens_kept"]
+    names += ["sequences", "sequences_measured", "sequences_kept", "sequences_without_survivors"]
+    names += ["d", "train_ppl", "rollout_ppl", "train_log_ppl", "rollout_log_ppl", "log_ppl_abs_diff", "ppl_ratio"]
+    names += ["chi2_sequence", "abs_sum_d", "sequences_clamped"]
+    if spec.weight is not None:
+        names += ["raw", "weight"]
+        names += ["sequence_raw", "sequence_raw2", "sequence_weight", "sequence_weight2"]
+        names += ["sequences_above", "sequences_below"]
+    if spec.detail == "full":
+        names += ["p", "q", "p2", "q2", "pq", "abs_prob_diff", *HISTOGRAM]
+    return tuple(names)
+
+
+def max_names(spec: Spec) -> tuple[str, ...]:
+    """Names of the native maxima, in their order in `Statistics.maxima`."""
+    names = ["max_d", "-min_d", "max_log_ppl_diff", "-min_log_ppl_diff", "max_abs_sum_d"]
+    if spec.weight is not None:
+        names += ["max_raw", "-min_raw", "max_weight", "-min_weight"]
+        names += ["max_sequence_raw", "-min_sequence_raw", "max_sequence_weight", "-min_sequence_weight"]
+    for criterion in spec.criteria:
+        names += [f"max_{criterion.label}/value", f"-min_{criterion.label}/value"]
+    if spec.detail == "full":
+        names += ["max_abs_prob_diff"]
+    return tuple(names)
+
+
+@dataclass
+class CriterionFacts:
+    """Per sequence, what one criterion did."""
+
+    value: Tensor  # [S] the sequence's value, or [0] for token criteria
+    measured: Tensor  # [S] bool
+    tokens: Tensor  # [S] int64, valid tokens that it rejected
+
+
+@dataclass
+class SequenceFacts:
+    """What the sequence statistics need; every field is [S]."""
+
+    tokens: Tensor
+    measured: Tensor
+    nonfinite: Tensor
+    kept: Tensor
+    keep: Tensor
+    train: Tensor
+    rollout: Tensor
+    d: Tensor
+    raw: Tensor
+    bounded: Tensor
+    log_weight: Tensor
+    criteria: list[CriterionFacts]
+
+
+def concatenate(parts: list[SequenceFacts]) -> SequenceFacts:
+    """The facts of consecutive blocks as one."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def joined(items: Iterable[object], fields: Iterable[str]) -> list[Tensor]:
+        rows = [vars(item) for item in items]
+        return [torch.cat([row[name] for row in rows]) for name in fields]
+
+    criteria = [
+        CriterionFacts(*joined([part.criteria[i] for part in parts], CriterionFacts.__dataclass_fields__))
+        for i in range(len(parts[0].criteria))
+    ]
+    plain = [name for name in SequenceFacts.__dataclass_fields__ if name != "criteria"]
+    return SequenceFacts(*joined(parts, plain), criteria=criteria)
+
+
+def sequence_facts(
+    tokens: Tokens, n_valid: Tensor, n_measured: Tensor, decision: Decision, weighing: Weighing | None, spec: Spec
+) -> SequenceFacts:
+    """Gather what is known per sequence, with the segment sums that no verdict needed."""
+    sequences, propagate = tokens.sequences, spec.nonfinite == "propagate"
+    nothing = torch.zeros(0, dtype=torch.float64, device=tokens.d.device)
+    raw = bounded = log_weight = nothing
+    if weighing is not None and spec.weight is not None:
+        raw, bounded, log_weight = weighing.raw, weighing.bounded, weighing.log_ratio
+        if spec.weight.level == "token":
+            n, bounds = n_measured.clamp(min=1), (spec.weight.lower, spec.weight.upper)
+            raw = sequences.sum(select(tokens.measured, raw)) / n
+            unbounded = bounds == (None, None)
+            bounded = raw if unbounded else sequences.sum(select(tokens.measured, bounded)) / n
+            log_weight = raw.log1p()
+    criteria = []
+    for verdict in decision.verdicts:
+        if verdict.dropped is None:
+            lost = torch.where(verdict.failed, n_valid, 0)
+        else:
+            lost = tokens.count(verdict.dropped)
+        if verdict.criterion.over == "token":
+            criteria.append(CriterionFacts(nothing, nothing, lost))
+        else:
+            criteria.append(CriterionFacts(verdict.value, verdict.among, lost))
+    if decision.dropped is None:
+        kept = torch.where(decision.keep, n_valid, 0)
+    else:
+        kept = tokens.count(reference.kept_tokens(tokens, decision))
+    return SequenceFacts(
+        tokens=n_valid,
+        measured=n_measured,
+        nonfinite=tokens.nonfinite,
+        kept=kept,
+        keep=decision.keep,
+        train=sequences.sum(tokens.train),
+        rollout=sequences.sum(tokens.rollout),
+        d=reference.sum_of_d(tokens.d, sequences, propagate),
+        raw=raw,
+        bounded=bounded,
+        log_weight=log_weight,
+        criteria=criteria,
+    )
+
+
+def token_statistics(
+    tokens: Tokens, n_measured: Tensor, decision: Decision, weighing: Weighing | None, spec: Spec
+) -> tuple[Named, Named]:
+    """Sums and maxima over the measured tokens."""
+    d, measured = tokens.d, tokens.measured
+    n = n_measured.sum()
+    saturated = d.clamp(-LARGEST_D, LARGEST_D)
+    ratio = tokens.clamped() + tokens.k3
+    sums: Named = {
+        "tokens_measured": n,
+        "abs_d": saturated.abs().sum(),
+        "d2": (saturated * saturated).sum(),
+        "k3": tokens.k3.sum(),
+        "ratio": ratio.sum(),
+        "ratio2": (ratio * ratio).sum(),
+        "tokens_clamped": (d.abs() > spec.clamp).sum(),
+    }
+    low, high = extrema(d, measured)
+    maxima: Named = {"max_d": high, "-min_d": low}
+    if weighing is not None and spec.weight is not None:
+        below, above = log_bound(spec.weight.lower), log_bound(spec.weight.upper)
+        if spec.weight.level == "token":
+            raw, bounded = select(measured, weighing.raw), select(measured, weighing.bounded)
+            sums |= {"raw2": (raw * raw).sum(), "weight2": (bounded * bounded).sum()}
+            sums |= outside(weighing.log_ratio, measured, below, above)
+            maxima["-min_raw"], maxima["max_raw"] = extrema(weighing.raw, measured)
+            maxima["-min_weight"], maxima["max_weight"] = extrema(weighing.bounded, measured)
+        else:
+            sums |= {
+                "raw2": (n_measured * weighing.raw * weighing.raw).sum(),
+                "weight2": (n_measured * weighing.bounded * weighing.bounded).sum(),
+            }
+            sums |= outside(weighing.log_ratio, None, below, above, n_measured)
+            among = n_measured > 0
+            maxima["-min_raw"], maxima["max_raw"] = extrema(weighing.raw, among)
+            maxima["-min_weight"], maxima["max_weight"] = extrema(weighing.bounded, among)
+    for verdict in decision.verdicts:
+        if verdict.criterion.over == "token":
+            units = torch.where(verdict.among, 1, 0).sum() if verdict.among is not None else n
+            moments(verdict.criterion, verdict.value, verdict.among, units, spec, sums, maxima)
+    if spec.detail == "full":
+        p, q = select(measured, tokens.rollout.exp()), select(measured, tokens.train.exp())
+        gap = (p - q).abs()
+        sums |= {"p": p.sum(), "q": q.sum(), "p2": (p * p).sum(), "q2": (q * q).sum(), "pq": (p * q).sum()}
+        sums |= {"abs_prob_diff": gap.sum(), "histogram": histogram(d, measured)}
+        maxima["max_abs_prob_diff"] = extrema(gap, measured)[1]
+    return sums, maxima
+
+
+def sequence_statistics(facts: SequenceFacts, outside_tokens: Tensor, spec: Spec) -> tuple[Named, Named]:
+    """Sums and maxima over the non-empty sequences, each counting once."""
+    n, some = facts.measured.clamp(min=1), facts.measured > 0
+    train, rollout = -facts.train / n, -facts.rollout / n
+    gap = torch.where(some, train - rollout, 0.0)
+    overflow = facts.d.abs() > spec.clamp
+    nonempty = facts.tokens > 0
+
+    def over(x: Tensor) -> Tensor:
+        return torch.where(some, x, 0.0).sum()
+
+    def perplexity(log_perplexity: Tensor) -> Tensor:
+        return log_perplexity.clamp(max=LARGEST_LOG_PERPLEXITY).exp()
+
+    sums: Named = {
+        "tokens": facts.tokens.sum(),
+        "tokens_outside": outside_tokens,
+        "tokens_nonfinite": facts.nonfinite.sum(),
+        "tokens_kept": facts.kept.sum(),
+        "sequences": nonempty.sum(),
+        "sequences_measured": some.sum(),
+        "sequences_kept": (facts.keep & nonempty).sum(),
+        "sequences_without_survivors": (facts.keep & nonempty & (facts.kept == 0)).sum(),
+        "d": facts.d.sum(),
+        "train_ppl": over(perplexity(train)),
+        "rollout_ppl": over(perplexity(rollout)),
+        "train_log_ppl": over(train),
+        "rollout_log_ppl": over(rollout),
+        "log_ppl_abs_diff": gap.abs().sum(),
+        "ppl_ratio": over(perplexity(gap)),
+        "chi2_sequence": over((2.0 * facts.d.clamp(-spec.clamp, spec.clamp)).expm1()),
+        "abs_sum_d": facts.d.abs().sum(),
+        "sequences_clamped": overflow.sum(),
+    }
+    low, high = extrema(gap, some)
+    maxima: Named = {
+        "max_log_ppl_diff": high,
+        "-min_log_ppl_diff": low,
+        "max_abs_sum_d": extrema(facts.d.abs(), some)[1],
+    }
+    if spec.weight is not None:
+        # The 1 that `raw` and `weight` are centred on counts once per token here, and once per sequence below.
+        sums |= {"raw": (facts.raw * facts.measured).sum(), "weight": (facts.bounded * facts.measured).sum()}
+        for name, x in (("raw", facts.raw), ("weight", facts.bounded)):
+            sums |= {f"sequence_{name}": over(x), f"sequence_{name}2": over(x * x)}
+            maxima[f"-min_sequence_{name}"], maxima[f"max_sequence_{name}"] = extrema(x, some)
+        counts = outside(facts.log_weight, some, log_bound(spec.weight.lower), log_bound(spec.weight.upper))
+        sums |= {"sequences_above": counts["tokens_above"], "sequences_below": counts["tokens_below"]}
+    for criterion, found in zip(ordered_criteria(spec), facts.criteria, strict=True):
+        sums[f"{criterion.label}/tokens"] = found.tokens.sum()
+        sums[f"{criterion.label}/sequences"] = (found.tokens > 0).sum()
+        if criterion.over == "sequence":
+            moments(criterion, found.value, found.measured, found.measured.sum(), spec, sums, maxima)
+    return sums, maxima
+
+
+def ordered_criteria(spec: Spec) -> list[Criterion]:
+    """The criteria in the order in which they are run: over tokens, then over sequences."""
+    return sorted(spec.criteria, key=lambda criterion: criterion.over != "token")
+
+
+def moments(
+    criterion: Criterion, value: Tensor, among: Tensor | None, units: Tensor, spec: Spec, sums: Named, maxima: Named
+) -> None:
+    """A criterion's own statistic over its units: a ratio around 1, everything else around 0."""
+    if criterion.stat == "ratio":
+        value = value.clamp(-spec.clamp, spec.clamp)
+        value = value.expm1() if criterion.over == "sequence" else value + reference.k3(value)
+    if criterion.stat == "external":
+        finite = value.isfinite()
+        among = finite if among is None else among & finite
+    label, counted = criterion.label, select(among, value)
+    sums |= {f"{label}/units": units, f"{label}/value": counted.sum(), f"{label}/value2": (counted * counted).sum()}
+    maxima[f"-min_{label}/value"], maxima[f"max_{label}/value"] = extrema(value, among)
+
+
+def extrema(x: Tensor, among: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(-minimum, maximum) over the chosen elements; -inf, -inf when there is none."""
+    if x.numel() == 0:
+        nothing = x.new_full((), -torch.inf)
+        return nothing, nothing
+    if among is None:
+        low, high = torch.aminmax(x)
+        return -low, high
+    return torch.where(among, -x, -torch.inf).amax(), torch.where(among, x, -torch.inf).amax()
+
+
+def outside(
+    log_ratio: Tensor, among: Tensor | None, below: float | None, above: float | None, weight: Tensor | None = None
+) -> Named:
+    """How many ratios lie above the upper and below the lower bound, each counting `weight`."""
+
+    def count(beyond: Tensor) -> Tensor:
+        if among is not None:
+            beyond = beyond & among
+        return beyond.sum() if weight is None else torch.where(beyond, weight, 0).sum()
+
+    none = torch.zeros((), dtype=torch.int64, device=log_ratio.device)
+    return {
+        "tokens_above": none if above is None else count(~reference.within(log_ratio, None, above)),
+        "tokens_below": none if below is None else count(~reference.within(log_ratio, below, None)),
+    }
+
+
+def histogram(d: Tensor, measured: Tensor | None) -> Tensor:
+    """[512] int64: how often each sign, exponent and top three mantissa bits of D occur.
+
+    256 bins a sign. Bin 0 holds |D| < 2^-24 * 1.125, bin 255 |D| >= 2^8 * 0.9375; between them every power of two is
+    cut into 8 equal parts. Equal on every backend, because only bits are looked at.
+    """
+    bits = d.float().contiguous().view(torch.int32)
+    bins = (((bits & 0x7FFFFFFF) >> 20) - ((127 - 24) << 3)).clamp(0, 255) + (bits < 0) * 256
+    counted = d.isfinite() if measured is None else measured & d.isfinite()
+    flat = torch.zeros(HISTOGRAM_BINS, dtype=torch.int64, device=d.device)
+    return flat.index_add_(0, bins.flatten().long(), counted.flatten().long())

@@ -1,0 +1,470 @@
+"""Metrics: named floats from merged statistics, on the host, in float64. One table says what each is."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from rollout_corr.measures import HISTOGRAM
+from rollout_corr.reference import HISTOGRAM_BINS
+from rollout_corr.spec import Spec
+
+Values = Mapping[str, float]
+
+PERCENTILES = (1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99)
+
+# Thresholds of `warnings`.
+LOW_KEPT, LOW_ESS, HIGH_T_TIMES_KL = 0.5, 0.3, 0.5
+
+
+class Metric(NamedTuple):
+    """One row of the table."""
+
+    key: str
+    formula: str
+    unit: str
+    denominator: str
+    healthy: str
+    value: Callable[[Values], float]
+
+
+def _ratio(total: float, count: float) -> float:
+    """total / count, and 0 for 0 of 0."""
+    return total / count if count else 0.0
+
+
+def _std(total: float, squares: float, count: float) -> float:
+    """Population standard deviation from sums around a centre near the mean."""
+    mean = _ratio(total, count)
+    return math.sqrt(max(_ratio(squares, count) - mean * mean, 0.0)) if count else 0.0
+
+
+def _ess(total: float, squares: float, count: float) -> float:
+    """(sum w)^2 / (n sum w^2) from sums of w - 1 and (w - 1)^2."""
+    sum_w, sum_w2 = count + total, count + 2.0 * total + squares
+    return _ratio(sum_w * sum_w, count * sum_w2)
+
+
+def _extremum(value: float, count: float, centre: float = 0.0) -> float:
+    return value + centre if count else 0.0
+
+
+TOKENS, SEQUENCES = "measured tokens", "measured sequences"
+
+
+def table(spec: Spec) -> list[Metric]:
+    """The native metrics under a Spec, in the order in which they are reported."""
+    rows = [*_counts(), *_log_ratio(), *_perplexity()]
+    if spec.weight is not None:
+        rows += _weights(spec)
+    for criterion in spec.criteria:
+        rows += _criterion(criterion.label, 1.0 if criterion.stat == "ratio" else 0.0, criterion.over)
+    if spec.detail == "full":
+        rows += _full()
+    return rows
+
+
+def _counts() -> list[Metric]:
+    def plain(key: str, formula: str, unit: str, healthy: str, name: str) -> Metric:
+        return Metric(key, formula, unit, "-", healthy, lambda v: v[name])
+
+    return [
+        plain("tokens", "valid tokens inside sequences", "tokens", "-", "tokens"),
+        plain("tokens_outside", "valid tokens that belong to no sequence", "tokens", "0", "tokens_outside"),
+        plain("tokens_nonfinite", "valid tokens whose D is NaN or infinite", "tokens", "0", "tokens_nonfinite"),
+        plain("tokens_clamped", "measured tokens with |D| > clamp", "tokens", "near 0", "tokens_clamped"),
+        plain("tokens_kept", "valid tokens that train after rejection", "tokens", "-", "tokens_kept"),
+        Metric(
+            "tokens_kept_fraction",
+            "tokens_kept / tokens",
+            "fraction",
+            "valid tokens",
+            "> 0.5",
+            lambda v: _ratio(v["tokens_kept"], v["tokens"]),
+        ),
+        plain("sequences", "sequences with a valid token", "sequences", "-", "sequences"),
+        plain("sequences_clamped", "sequences with |sum D| > clamp", "sequences", "near 0", "sequences_clamped"),
+        plain("sequences_kept", "non-empty sequences whose keep is True", "sequences", "-", "sequences_kept"),
+        Metric(
+            "sequences_kept_fraction",
+            "sequences_kept / sequences",
+            "fraction",
+            "non-empty sequences",
+            "> 0.5",
+            lambda v: _ratio(v["sequences_kept"], v["sequences"]),
+        ),
+        plain(
+            "sequences_without_survivors",
+            "kept sequences that lost every token one by one",
+            "sequences",
+            "near 0",
+            "sequences_without_survivors",
+        ),
+    ]
+
+
+def _log_ratio() -> list[Metric]:
+    def mean(key: str, formula: str, unit: str, healthy: str, of: Callable[[Values], float]) -> Metric:
+        return Metric(key, formula, unit, TOKENS, healthy, lambda v: _ratio(of(v), v["tokens_measured"]))
+
+    def sequences(name: str) -> Callable[[Values], float]:
+        return lambda v: _ratio(v[name], v["sequences_measured"])
+
+    def largest(v: Values) -> float:
+        return _extremum(max(v["max_d"], v["-min_d"]), v["tokens_measured"])
+
+    return [
+        mean("d_mean", "mean D, each saturated at +-1024", "nats", "near 0", lambda v: v["d"]),
+        mean("d_abs_mean", "mean |D|, each saturated at 1024", "nats", "< 0.05", lambda v: v["abs_d"]),
+        Metric(
+            "d_std",
+            "population standard deviation of D",
+            "nats",
+            TOKENS,
+            "< 0.1",
+            lambda v: _std(v["d"], v["d2"], v["tokens_measured"]),
+        ),
+        Metric("d_abs_max", "max |D|", "nats", TOKENS, "< 5", largest),
+        Metric("d_min", "min D", "nats", TOKENS, "> -5", lambda v: _extremum(-v["-min_d"], v["tokens_measured"])),
+        Metric("d_max", "max D", "nats", TOKENS, "< 5", lambda v: _extremum(v["max_d"], v["tokens_measured"])),
+        mean("kl_k1", "mean -D: estimates KL(rollout || train)", "nats", "near 0", lambda v: 0.0 - v["d"]),
+        mean("kl_k2", "mean D^2 / 2", "nats", "< 0.01", lambda v: 0.5 * v["d2"]),
+        mean("kl_k3", "mean e^D - 1 - D, D clamped", "nats", "< 0.01", lambda v: v["k3"]),
+        mean("ratio_mean", "mean e^D, D clamped", "ratio", "near 1", lambda v: v["ratio"] + v["tokens_measured"]),
+        Metric(
+            "ratio_std",
+            "population standard deviation of e^D",
+            "ratio",
+            TOKENS,
+            "< 0.1",
+            lambda v: _std(v["ratio"], v["ratio2"], v["tokens_measured"]),
+        ),
+        mean(
+            "chi2_token",
+            "mean e^(2D) - 1, D clamped",
+            "ratio",
+            "near 0, below 1",
+            lambda v: v["ratio2"] + 2.0 * v["ratio"],
+        ),
+        Metric(
+            "chi2_sequence",
+            "mean e^(2 clamp(sum D)) - 1",
+            "ratio",
+            SEQUENCES,
+            "below 10",
+            sequences("chi2_sequence"),
+        ),
+        Metric("sum_d_abs_mean", "mean |sum D|: T x KL", "nats", SEQUENCES, "< clamp / 2", sequences("abs_sum_d")),
+        Metric(
+            "sum_d_abs_max",
+            "max |sum D|",
+            "nats",
+            SEQUENCES,
+            "< clamp",
+            lambda v: _extremum(v["max_abs_sum_d"], v["sequences_measured"]),
+        ),
+    ]
+
+
+def _perplexity() -> list[Metric]:
+    def mean(key: str, formula: str, unit: str, healthy: str, of: Callable[[Values], float]) -> Metric:
+        return Metric(key, formula, unit, SEQUENCES, healthy, lambda v: _ratio(of(v), v["sequences_measured"]))
+
+    def extremum(key: str, formula: str, sign: float, name: str) -> Metric:
+        return Metric(
+            key, formula, "nats", SEQUENCES, "near 0", lambda v: _extremum(sign * v[name], v["sequences_measured"])
+        )
+
+    return [
+        mean("train_ppl", "mean exp(-mean train_logp)", "perplexity", "like rollout_ppl", lambda v: v["train_ppl"]),
+        mean("rollout_ppl", "mean exp(-mean rollout_logp)", "perplexity", "-", lambda v: v["rollout_ppl"]),
+        mean("train_log_ppl", "mean of -mean train_logp", "nats", "like rollout's", lambda v: v["train_log_ppl"]),
+        mean("rollout_log_ppl", "mean of -mean rollout_logp", "nats", "-", lambda v: v["rollout_log_ppl"]),
+        mean(
+            "log_ppl_diff",
+            "mean of (mean rollout_logp - mean train_logp)",
+            "nats",
+            "near 0",
+            lambda v: v["train_log_ppl"] - v["rollout_log_ppl"],
+        ),
+        mean("log_ppl_abs_diff", "mean of its magnitude", "nats", "< 0.02", lambda v: v["log_ppl_abs_diff"]),
+        extremum("log_ppl_diff_max", "its maximum", 1.0, "max_log_ppl_diff"),
+        extremum("log_ppl_diff_min", "its minimum", -1.0, "-min_log_ppl_diff"),
+        mean("ppl_ratio", "mean exp(mean rollout_logp - mean train_logp)", "ratio", "near 1", lambda v: v["ppl_ratio"]),
+    ]
+
+
+def _weights(spec: Spec) -> list[Metric]:
+    rows: list[Metric] = []
+    levels = (("", "tokens_measured", TOKENS), ("sequence_", "sequences_measured", SEQUENCES))
+    for level, units, denominator in levels:
+        for kind, name, words in (("weight", "weight", "after the bounds"), ("weight_raw", "raw", "before the bounds")):
+            rows += _moments(f"{level}{kind}", f"{level}{name}", units, denominator, f"weight {words}")
+        counted = "tokens" if not level else "sequences"
+        for side in ("above", "below"):
+            rows.append(
+                Metric(
+                    f"{level}weight_{side}_fraction",
+                    f"units whose raw weight lies {side} the bound",
+                    "fraction",
+                    denominator,
+                    "< 0.1",
+                    lambda v, name=f"{counted}_{side}", units=units: _ratio(v[name], v[units]),  # type: ignore[misc]
+                )
+            )
+    if spec.weight is not None and spec.weight.normalize == "batch":
+        level = "" if spec.weight.level == "token" else "sequence_"
+        units = "tokens_measured" if not level else "sequences_measured"
+        rows.append(
+            Metric(
+                "weight_batch_mean",
+                "what weights were divided by (not where it is <= 1e-8)",
+                "ratio",
+                units.replace("_", " "),
+                "near 1",
+                lambda v: _ratio(v[f"{level}weight"] + v[units], v[units]),
+            )
+        )
+    return rows
+
+
+def _moments(key: str, name: str, units: str, denominator: str, words: str) -> list[Metric]:
+    squares = f"{name}2"
+    ess = f"(sum w)^2 / (n sum w^2) of the {words}"
+    return [
+        Metric(
+            f"{key}_mean",
+            f"mean {words}",
+            "ratio",
+            denominator,
+            "near 1",
+            lambda v: _ratio(v[name] + v[units], v[units]),
+        ),
+        Metric(
+            f"{key}_std",
+            f"population standard deviation of the {words}",
+            "ratio",
+            denominator,
+            "< 1",
+            lambda v: _std(v[name], v[squares], v[units]),
+        ),
+        Metric(
+            f"{key}_min",
+            f"min {words}",
+            "ratio",
+            denominator,
+            "-",
+            lambda v: _extremum(-v[f"-min_{name}"], v[units], 1.0),
+        ),
+        Metric(
+            f"{key}_max",
+            f"max {words}",
+            "ratio",
+            denominator,
+            "-",
+            lambda v: _extremum(v[f"max_{name}"], v[units], 1.0),
+        ),
+        Metric(f"{key}_ess", ess, "fraction", denominator, "> 0.3", lambda v: _ess(v[name], v[squares], v[units])),
+    ]
+
+
+def _criterion(label: str, centre: float, over: str) -> list[Metric]:
+    units, denominator = f"{label}/units", TOKENS if over == "token" else "sequences with a token to sum over"
+
+    def count(what: str) -> Metric:
+        return Metric(
+            f"{label}/rejected_{what}_fraction",
+            f"{what} that it rejected" if what == "tokens" else "non-empty sequences that lost a token to it",
+            "fraction",
+            "valid tokens" if what == "tokens" else "non-empty sequences",
+            "< 0.1",
+            lambda v: _ratio(v[f"{label}/{what}"], v[what]),
+        )
+
+    return [
+        count("tokens"),
+        count("sequences"),
+        Metric(
+            f"{label}/mean",
+            "mean of its statistic",
+            "its own",
+            denominator,
+            "inside the bounds",
+            lambda v: _ratio(v[f"{label}/value"] + centre * v[units], v[units]),
+        ),
+        Metric(
+            f"{label}/std",
+            "population standard deviation of its statistic",
+            "its own",
+            denominator,
+            "-",
+            lambda v: _std(v[f"{label}/value"], v[f"{label}/value2"], v[units]),
+        ),
+        Metric(
+            f"{label}/min",
+            "minimum of its statistic",
+            "its own",
+            denominator,
+            "-",
+            lambda v: _extremum(-v[f"-min_{label}/value"], v[units], centre),
+        ),
+        Metric(
+            f"{label}/max",
+            "maximum of its statistic",
+            "its own",
+            denominator,
+            "-",
+            lambda v: _extremum(v[f"max_{label}/value"], v[units], centre),
+        ),
+    ]
+
+
+def _full() -> list[Metric]:
+    def mean(key: str, formula: str, healthy: str, name: str) -> Metric:
+        return Metric(key, formula, "probability", TOKENS, healthy, lambda v: _ratio(v[name], v["tokens_measured"]))
+
+    rows = [
+        Metric(
+            f"d_p{percent:g}",
+            f"percentile {percent:g} of D, from the histogram (within 1/8 of its value)",
+            "nats",
+            TOKENS,
+            "-",
+            lambda v, percent=percent: percentile(v, percent),  # type: ignore[misc]
+        )
+        for percent in PERCENTILES
+    ]
+    return [
+        *rows,
+        mean("train_prob_mean", "mean exp(train_logp)", "like rollout's", "q"),
+        mean("rollout_prob_mean", "mean exp(rollout_logp)", "-", "p"),
+        mean("prob_abs_diff_mean", "mean |exp(train_logp) - exp(rollout_logp)|", "< 0.02", "abs_prob_diff"),
+        Metric(
+            "prob_abs_diff_max",
+            "max |exp(train_logp) - exp(rollout_logp)|",
+            "probability",
+            TOKENS,
+            "< 0.5",
+            lambda v: _extremum(v["max_abs_prob_diff"], v["tokens_measured"]),
+        ),
+        Metric(
+            "prob_correlation",
+            "Pearson correlation of the two probabilities (0 where either is constant)",
+            "-",
+            TOKENS,
+            "> 0.99",
+            _correlation,
+        ),
+    ]
+
+
+def _correlation(v: Values) -> float:
+    n = v["tokens_measured"]
+    covariance = n * v["pq"] - v["p"] * v["q"]
+    variance = (n * v["p2"] - v["p"] ** 2) * (n * v["q2"] - v["q"] ** 2)
+    # A constant probability leaves rounding noise in its variance; its correlation says nothing.
+    if variance <= (1e-12 * n * n * max(_ratio(v["p2"], n), _ratio(v["q2"], n))) ** 2:
+        return 0.0
+    return max(-1.0, min(1.0, covariance / math.sqrt(variance)))
+
+
+def bin_edges(k: int) -> tuple[float, float]:
+    """The magnitudes that bin k (0 to 255) of the histogram holds: low <= |D| < high."""
+
+    def edge(i: int) -> float:
+        return float(struct.unpack("f", struct.pack("I", (i + ((127 - 24) << 3)) << 20))[0])
+
+    half = HISTOGRAM_BINS // 2
+    return (edge(k) if k else 0.0), (edge(k + 1) if k < half - 1 else math.inf)
+
+
+def percentile(v: Values, percent: float) -> float:
+    """A percentile of D from the histogram: linear inside a bin, never beyond the extrema seen."""
+    half = HISTOGRAM_BINS // 2
+    order = [*range(HISTOGRAM_BINS - 1, half - 1, -1), *range(half)]
+    total = sum(v[name] for name in HISTOGRAM)
+    if not total:
+        return 0.0
+    low, high = -v["-min_d"], v["max_d"]
+    rank, seen = percent / 100.0 * total, 0.0
+    for i in order:
+        inside = v[HISTOGRAM[i]]
+        if inside and seen + inside >= rank:
+            near, far = bin_edges(i % half)
+            start, end = (-far, -near) if i >= half else (near, far)
+            start, end = max(start, low), min(end, high)
+            return start + (end - start) * (rank - seen) / inside
+        seen += inside
+    return high
+
+
+def finish(values: Values, spec: Spec, names: str) -> dict[str, float]:
+    """The metrics of one naming scheme from raw statistics."""
+    if names not in spec.report:
+        raise ValueError(f"names: expected one of {list(spec.report)} (Spec.report), got {names!r}")
+    return {metric.key: metric.value(values) for metric in table(spec)}
+
+
+def warnings_of(values: Values, spec: Spec) -> list[str]:
+    """What deserves a look, in plain words."""
+    metrics = {metric.key: metric.value(values) for metric in table(spec)}
+    found = []
+    if metrics["tokens_nonfinite"]:
+        found.append(
+            f"{metrics['tokens_nonfinite']:.0f} valid tokens have a NaN or infinite log-ratio "
+            f"(nonfinite={spec.nonfinite!r}): broken logits or missing rollout log-probs"
+        )
+    if metrics["tokens_outside"]:
+        found.append(f"{metrics['tokens_outside']:.0f} valid tokens lie outside every cu_seqlens interval")
+    if metrics["tokens"] and metrics["tokens_kept_fraction"] < LOW_KEPT:
+        found.append(
+            f"only {100 * metrics['tokens_kept_fraction']:.1f} % of the tokens and "
+            f"{100 * metrics['sequences_kept_fraction']:.1f} % of the sequences are kept"
+        )
+    if spec.weight is not None and metrics["tokens"]:
+        level = "" if spec.weight.level == "token" else "sequence_"
+        ess = metrics[f"{level}weight_ess"]
+        if ess < LOW_ESS:
+            found.append(f"effective sample size is {100 * ess:.1f} % of the batch after the bounds")
+    sequence_sums = spec.weight is not None and spec.weight.level == "product"
+    sequence_sums |= any(criterion.stat == "ratio" and criterion.reduce == "sum" for criterion in spec.criteria)
+    if sequence_sums and metrics["sum_d_abs_mean"] > HIGH_T_TIMES_KL * spec.clamp:
+        found.append(
+            f"T x KL: the mean |sum D| of a sequence is {metrics['sum_d_abs_mean']:.1f} nats, near the clamp of "
+            f"{spec.clamp:g}; sequence products carry no information there, use geometric or token ratios"
+        )
+    return found
+
+
+def markdown() -> str:
+    """The table as docs/metrics.md shows it."""
+    from rollout_corr.spec import Criterion, Weight
+
+    weighted = Spec(weight=Weight("token", normalize="batch"), criteria=(Criterion("k3", upper=1.0, label="LABEL"),))
+    parts = [
+        ("Always", table(Spec())),
+        ("With a `Weight`", _weights(weighted)),
+        ("For every `Criterion`, under its label", _criterion("LABEL", 0.0, "sequence")),
+        ('With `detail="full"`', _full()),
+    ]
+    lines = [
+        "# Native metrics",
+        "",
+        "Made from the table in `rollout_corr/metrics.py` by `python -m rollout_corr.metrics`; do not edit.",
+        "",
+        "*Measured* tokens are the valid tokens whose D is finite (all valid tokens unless `nonfinite` is `reject`); a",
+        "measured sequence has one. Empty sequences count in nothing; 0 of 0 is reported as 0. Minima and maxima of",
+        "nothing are 0. Everything is a population statistic, merged over any split of the batch before it is finished.",
+    ]
+    for title, rows in parts:
+        lines += ["", f"## {title}", "", "| key | formula | unit | over | healthy |", "|---|---|---|---|---|"]
+        for row in rows:
+            cells = (f"`{row.key}`", row.formula, row.unit, row.denominator, row.healthy)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

@@ -1,0 +1,162 @@
+"""The public calls, and the only place that chooses a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rollout_corr import blocks
+from rollout_corr.layout import Batch, LogProbs, read_batch
+from rollout_corr.spec import Spec
+from rollout_corr.statistics import PendingMetrics, Statistics
+
+BACKENDS = ("auto", "triton", "torch")
+
+# A batch whose mean weight is not above this is left as it is: dividing by it would blow up what is left.
+SMALLEST_MEAN = 1e-8
+
+
+class Backend(NamedTuple):
+    """Which backend runs for a tensor, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What `correct` gives back; nothing in it requires grad, and reading the tensors waits for nothing.
+
+    Attributes:
+        weights: Importance weights shaped like train_logp, fp32 (fp64 for fp64 log-probs), 0 at invalid tokens; None
+            when the Spec has no weight and rejection edits only the mask, and in a dry run.
+        mask: What trains: dtype and shape of the mask given.
+        keep: [S] bool, False where a verdict fell on the whole sequence.
+        statistics: Mergeable statistics on the device.
+    """
+
+    weights: Any
+    mask: Any
+    keep: Tensor
+    statistics: Statistics
+
+    def metrics(self, names: str = "native") -> dict[str, float]:
+        """Named floats from one device-to-host copy; see docs/metrics.md."""
+        return self.statistics.metrics(names)
+
+    def metrics_async(self) -> PendingMetrics:
+        """Start the copy to pinned memory and return at once; `.result()` waits for it, `.done()` does not."""
+        return self.statistics.metrics_async()
+
+    def warnings(self) -> list[str]:
+        """What deserves a look, in plain words."""
+        return self.statistics.warnings()
+
+
+def backend_for(tensor: Tensor) -> Backend:
+    """Say which backend `backend="auto"` takes for this tensor, and why.
+
+    Args:
+        tensor: Any tensor on the device in question.
+    """
+    return Backend("torch", f"tensors on {tensor.device.type} run on the plain-torch reference")
+
+
+def correct(
+    train_logp: LogProbs,
+    rollout_logp: LogProbs,
+    mask: LogProbs | None = None,
+    *,
+    cu_seqlens: Tensor | None = None,
+    spec: Spec = Spec(),  # noqa: B008  (frozen)
+    advantages: LogProbs | None = None,
+    external: Mapping[str, LogProbs] | None = None,
+    backend: str = "auto",
+    validate: bool = False,
+    batch_group: Any = None,
+) -> Correction:
+    """Correct a rollout: weights, mask, verdicts and statistics from the two log-probs.
+
+    The layout is told by the shapes alone. Inputs are detached and never modified.
+
+    Args:
+        train_logp: Log-probs under the trainer's policy, fp32, bf16, fp16 or fp64: packed [N] or [1, N] with
+            `cu_seqlens`; padded [B, T], left or right, each row a sequence; a jagged nested tensor; a list of 1-D
+            tensors, one a sample.
+        rollout_logp: Log-probs under the engine that sampled the tokens, same layout.
+        mask: Non-zero is valid, same layout, any bool, integer or floating dtype. None: every token is valid.
+            Whatever stands at an invalid token is never read into a result.
+        cu_seqlens: [S + 1] int32 or int64 offsets, on the CPU or on the device. Tokens outside every interval belong
+            to no sequence: weight 0, mask 0.
+        spec: What to do. `Spec()` measures and changes nothing.
+        advantages: Per token (same layout) or per sequence ([S] or [S, 1]); needed by criteria with `when`.
+        external: Per-token statistics by name, same layout; needed by criteria with stat="external".
+        backend: "auto", "triton" or "torch". An explicit choice never falls back.
+        validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens.
+        batch_group: A torch.distributed group over which `normalize="batch"` takes its mean.
+
+    Returns:
+        A `Correction`. No host sync has happened for tensors on a device.
+
+    Raises:
+        ValueError: A wrong shape, dtype, device, length or name; the message names the argument, what was expected
+            and what came.
+        TypeError: An argument of the wrong type.
+    """
+    if not isinstance(spec, Spec):
+        raise TypeError(f"spec: expected a Spec, got {type(spec).__name__}")
+    for criterion in spec.criteria:
+        if criterion.of != "train/rollout":
+            raise ValueError(
+                f"spec: criterion {criterion.label!r} compares {criterion.of}, which exists only inside policy_loss; "
+                "correct() knows train/rollout"
+            )
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {backend!r}")
+    batch = read_batch(train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate)
+    chosen = backend_for(batch.train).name if backend == "auto" else backend
+    if chosen == "triton":
+        raise ValueError("backend: 'triton' has no kernels in this version; expected 'auto' or 'torch'")
+    with torch.no_grad():
+        result = _run(batch, spec)
+        weights = result.weights
+        if weights is not None and spec.weight is not None and spec.weight.normalize == "batch":
+            weights = weights / _batch_mean(result.statistics, spec, batch_group)
+    return Correction(
+        weights=None if weights is None else batch.restore(weights),
+        mask=_mask_back(batch, result.mask),
+        keep=result.keep,
+        statistics=result.statistics,
+    )
+
+
+def _run(batch: Batch, spec: Spec) -> blocks.Result:
+    if batch.train.device.type == "cpu":
+        return blocks.run_blocks(batch, spec)
+    return blocks.run_whole(batch, spec)
+
+
+def _mask_back(batch: Batch, edited: Tensor | None) -> Any:
+    if edited is not None:
+        return batch.restore(edited)
+    if batch.given_mask is not None:
+        return batch.given_mask
+    return batch.restore(torch.ones(batch.train.shape, dtype=torch.bool, device=batch.train.device))
+
+
+def _batch_mean(statistics: Statistics, spec: Spec, group: Any) -> Tensor:
+    """0-d: the mean weight of the batch, or 1 where it is too small to divide by."""
+    names = blocks.measures.sum_names(spec)
+    level = "" if spec.weight is not None and spec.weight.level == "token" else "sequence_"
+    units = "tokens_measured" if not level else "sequences_measured"
+    pair = torch.stack([statistics.sums[names.index(name)] for name in (f"{level}weight", units)])
+    if group is not None:
+        import torch.distributed as dist
+
+        dist.all_reduce(pair, group=group)
+    mean = 1.0 + pair[0] / pair[1].clamp(min=1.0)
+    return torch.where(mean > SMALLEST_MEAN, mean, 1.0)

@@ -1,0 +1,443 @@
+"""The definition, in plain torch. Read this first: docs/math.md links every formula to its function here.
+
+All of it runs in the dtype of the log-probs promoted to at least float32, so float64 log-probs make it an exact oracle.
+Per-sequence quantities are float64. Nothing is multiplied by a mask: what does not count is selected away (`where`),
+so that NaN behind a mask stays there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rollout_corr.cuts import cut_of, float32_at_least, float32_at_most, log_bound
+from rollout_corr.sequences import Packed, Rows
+from rollout_corr.spec import Criterion, Spec
+
+# Sums that decide are integer sums, so that order cannot matter. D: one limb on a 2^-28 grid, saturated at 2^10, which
+# leaves room for 2^25 tokens a sequence. Other statistics: two limbs, whole part (saturated at 2^37) and fraction.
+GRID_OF_D, LARGEST_D = 2.0**28, 2.0**10
+GRID_OF_FRACTION, LARGEST_STATISTIC = 2.0**38, 2.0**37
+
+# exp of a mean log-prob (a perplexity) is capped, so that log-probs of -1e10 leave it finite.
+LARGEST_LOG_PERPLEXITY = 500.0
+
+HISTOGRAM_BINS = 512
+
+
+# --- one token ---------------------------------------------------------------------------------------------------------
+
+
+def select(keep: Tensor | None, x: Tensor) -> Tensor:
+    """x where `keep`, else 0. None keeps everything."""
+    return x if keep is None else torch.where(keep, x, 0.0)
+
+
+def k3(d: Tensor) -> Tensor:
+    """e^D - 1 - D without cancellation: a Taylor polynomial for |D| <= 1/2, the formula beyond."""
+    # The polynomial has a relative error below one rounding at |D| = 1/2 with this many terms.
+    terms = 14 if d.dtype == torch.float64 else 8
+    near = d.clamp(-0.5, 0.5)
+    series = torch.full_like(d, 1.0 / math.factorial(terms + 1))
+    for k in range(terms, 1, -1):
+        series = torch.addcmul(torch.full_like(d, 1.0 / math.factorial(k)), series, near)
+    return torch.where(d.abs() <= 0.5, series * near * near, d.exp() - 1.0 - d)
+
+
+def binary_kl(p: Tensor, q: Tensor, d: Tensor, eps: float) -> Tensor:
+    """KL(p || q) of the distributions {p, 1-p} and {q, 1-q}, where d = log q - log p."""
+    not_p, not_q = (1.0 - p).clamp(min=eps), (1.0 - q).clamp(min=eps)
+    return not_p * (not_p.log() - not_q.log()) - p * d
+
+
+@dataclass
+class Tokens:
+    """The tokens of some sequences, read under a Spec: what is not measured is 0.
+
+    A mask of None says that all tokens count.
+    """
+
+    sequences: Rows | Packed
+    train: Tensor
+    rollout: Tensor
+    d: Tensor
+    valid: Tensor | None
+    measured: Tensor | None
+    nonfinite: Tensor  # [S] int64: valid tokens whose D is NaN or infinite
+    clamp: float
+    _k3: Tensor | None = None
+
+    def count(self, which: Tensor | None) -> Tensor:
+        """[S] int64, how many tokens of each sequence; None counts them all."""
+        if which is None:
+            which = torch.ones_like(self.d, dtype=torch.bool)
+        return self.sequences.sum_integers(which)
+
+    def clamped(self, token_clamp: float | None = None) -> Tensor:
+        """D after the token clamp, and after the clamp that guards every exp."""
+        limit = self.clamp if token_clamp is None else min(self.clamp, token_clamp)
+        return self.d.clamp(-limit, limit)
+
+    @property
+    def k3(self) -> Tensor:
+        """k3 of the clamped D: asked for by several statistics, computed once."""
+        if self._k3 is None:
+            self._k3 = k3(self.clamped())
+        return self._k3
+
+
+def read(
+    train: Tensor, rollout: Tensor, valid: Tensor | None, sequences: Rows | Packed, spec: Spec, finite: bool = False
+) -> Tokens:
+    """Subtract, find what is not finite, apply `Spec.nonfinite`.
+
+    Args:
+        train, rollout: [N] or [B, T], log-probs in the dtype that computes.
+        valid: Bool of the same shape, or None when all tokens are valid.
+        sequences: Which tokens belong together.
+        spec: What to do.
+        finite: True when the caller knows that D is finite everywhere.
+    """
+    d = train - rollout
+    if finite:
+        measured, nonfinite = valid, torch.zeros(sequences.count, dtype=torch.int64, device=d.device)
+    else:
+        bad = ~d.isfinite()
+        nonfinite = sequences.sum_integers(bad if valid is None else bad & valid)
+        if spec.nonfinite == "reject":
+            measured = ~bad if valid is None else valid & ~bad
+        else:
+            measured = valid
+        if spec.nonfinite == "neutral":
+            train, rollout, d = (torch.where(bad, 0.0, x) for x in (train, rollout, d))
+    train, rollout, d = (select(measured, x) for x in (train, rollout, d))
+    return Tokens(sequences, train, rollout, d, valid, measured, nonfinite, spec.clamp)
+
+
+def statistic(criterion: Criterion, tokens: Tokens, external: Mapping[str, Tensor]) -> Tensor:
+    """The per-token value of a criterion's `stat`; for "ratio" it is D, because ratios aggregate in log space."""
+    stat, d = criterion.stat, tokens.d
+    if criterion.token_clamp is not None:
+        d = d.clamp(-criterion.token_clamp, criterion.token_clamp)
+    if stat == "ratio":
+        return d
+    if stat == "k1":
+        return -d
+    if stat == "k2":
+        return 0.5 * (d * d)
+    if stat == "abs":
+        return d.abs()
+    if stat == "external":
+        return select(tokens.measured, external[criterion.name or ""].to(d.dtype))
+    if stat in ("k3", "k3_reverse", "ratio_error", "ratio_deviation"):
+        d = tokens.clamped(criterion.token_clamp)
+        if stat == "k3":
+            return tokens.k3 if criterion.token_clamp is None else k3(d)
+        if stat == "k3_reverse":
+            return k3(-d)
+        if stat == "ratio_error":
+            return d.abs().exp()
+        return (d + k3(d)).abs()
+    p, q = tokens.rollout.exp(), tokens.train.exp()
+    if stat == "prob_diff":
+        return q - p
+    if stat == "tv":
+        return (q - p).abs()
+    if stat == "binary_kl":
+        return select(tokens.measured, binary_kl(p, q, tokens.d, criterion.eps))
+    if stat == "binary_kl_reverse":
+        return select(tokens.measured, binary_kl(q, p, -tokens.d, criterion.eps))
+    both = torch.maximum(binary_kl(p, q, tokens.d, criterion.eps), binary_kl(q, p, -tokens.d, criterion.eps))
+    return select(tokens.measured, both)
+
+
+# --- one sequence ------------------------------------------------------------------------------------------------------
+
+
+def to_grid(x: Tensor, grid: float) -> Tensor:
+    """Round to a multiple of 1/grid, as int64. NaN and inf are left out before the cast."""
+    scaled = x * grid
+    return torch.trunc(scaled + torch.copysign(torch.full_like(x, 0.5), x)).to(torch.int64)
+
+
+def sum_of_d(d: Tensor, sequences: Rows | Packed, propagate: bool) -> Tensor:
+    """[S] float64: the sum of D (or of |D|), each saturated at +-1024, exact and so independent of any order."""
+    whole = _finite(d, propagate).clamp(-LARGEST_D, LARGEST_D)
+    if d.dtype == torch.float64:
+        total = sequences.sum(whole)
+    else:
+        total = sequences.sum_integers(to_grid(whole, GRID_OF_D)).double() / GRID_OF_D
+    return total + sequences.sum(d - _finite(d, True)) if propagate else total
+
+
+def sum_of_statistic(x: Tensor, sequences: Rows | Packed, propagate: bool) -> Tensor:
+    """[S] float64: the sum of another statistic, each saturated at +-2^37, exact in two limbs."""
+    x_finite = _finite(x, propagate).clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
+    if x.dtype == torch.float64:
+        total = sequences.sum(x_finite)
+    else:
+        whole = torch.trunc(x_finite)
+        limbs = whole.to(torch.int64), to_grid(x_finite - whole, GRID_OF_FRACTION)
+        high, low = (sequences.sum_integers(limb).double() for limb in limbs)
+        total = high + low / GRID_OF_FRACTION
+    return total + sequences.sum(x - _finite(x, True)) if propagate else total
+
+
+def _finite(x: Tensor, propagate: bool) -> Tensor:
+    return torch.where(x.isfinite(), x, 0.0) if propagate else x
+
+
+def value_of(
+    criterion: Criterion, x: Tensor, among: Tensor | None, n: Tensor, sequences: Rows | Packed, propagate: bool
+) -> Tensor:
+    """[S] float64: a sequence's value; 0 where no token counts (n = 0)."""
+    if criterion.reduce in ("sum", "mean"):
+        adds = sum_of_d if criterion.stat in ("ratio", "k1", "abs") else sum_of_statistic
+        total = adds(select(among, x), sequences, propagate)
+        return total if criterion.reduce == "sum" else total / n.clamp(min=1)
+    sign = 1.0 if criterion.reduce == "max" else -1.0
+    signed = sign * x
+    extremum = sequences.max(signed if among is None else torch.where(among, signed, -torch.inf))
+    return torch.where(n > 0, sign * extremum.double(), 0.0)
+
+
+def within(x: Tensor, lower: float | None, upper: float | None) -> Tensor:
+    """lower <= x <= upper, both inclusive, either open. NaN is not within any bound."""
+    if x.dtype == torch.float32:
+        lower = None if lower is None else float32_at_least(lower)
+        upper = None if upper is None else float32_at_most(upper)
+    if lower is None:
+        return torch.ones_like(x, dtype=torch.bool) if upper is None else x <= upper
+    return x >= lower if upper is None else (x >= lower) & (x <= upper)
+
+
+def passes(criterion: Criterion, x: Tensor, clamp: float) -> Tensor:
+    """Whether each value passes, compared where the threshold cuts (see cuts.py)."""
+    cut = cut_of(criterion, clamp)
+    if cut.on in ("abs_d", "clamped_abs_d"):
+        x = x.abs()
+    if cut.on.startswith("clamped"):
+        x = x.clamp(-clamp, clamp)
+    passed = within(x, cut.lower, cut.upper)
+    if cut.hole is not None:
+        passed = passed & (within(x, None, cut.hole[0]) | within(x, cut.hole[1], None))
+    return passed
+
+
+def selected_tokens(when: str, tokens: Tokens, advantages: Tensor) -> Tensor:
+    """Bool per token: what `when` asks for. A NaN advantage is not selected, nor is 0."""
+    if when == "outward":
+        return advantages.sign() * tokens.d.sign() > 0
+    wanted = advantages < 0 if when == "negative_advantage" else advantages > 0
+    return wanted if tokens.measured is None else wanted & tokens.measured
+
+
+def selected_sequences(when: str, tokens: Tokens, advantages: Tensor, per_sequence: bool) -> Tensor:
+    """[S] bool: the sign of the mean advantage over valid tokens; for "outward", holding an outward token."""
+    if when == "outward":
+        return tokens.count(selected_tokens(when, tokens, advantages)) > 0
+    if per_sequence:
+        mean = advantages
+    else:
+        counted = advantages.isfinite() if tokens.valid is None else advantages.isfinite() & tokens.valid
+        mean = sum_of_statistic(select(counted, advantages), tokens.sequences, False)
+    return mean < 0 if when == "negative_advantage" else mean > 0
+
+
+# --- verdicts ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Verdict:
+    """What one criterion found."""
+
+    criterion: Criterion
+    value: Tensor  # the statistic per unit, [S] for sequences; a ratio as its logarithm
+    among: Tensor | None  # which units were measured
+    dropped: Tensor | None  # bool per token, or None when only whole sequences fall
+    failed: Tensor | None  # [S] bool, or None when no sequence falls as a whole
+
+
+@dataclass
+class Decision:
+    """All verdicts together."""
+
+    keep: Tensor  # [S] bool
+    dropped: Tensor | None  # bool per token: dropped one by one, beyond whole sequences
+    survivors: Tensor | None  # tokens that sequence sums run over; None means all
+    n: Tensor  # [S] int64, how many those are
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    def apply(self, verdict: Verdict) -> None:
+        if verdict.failed is not None:
+            self.keep = self.keep & ~verdict.failed
+        if verdict.dropped is not None:
+            self.dropped = verdict.dropped if self.dropped is None else self.dropped | verdict.dropped
+        self.verdicts.append(verdict)
+
+
+@dataclass
+class Advantages:
+    """Advantages per token, [N] or [B, T], and per sequence, [S], when they were given so."""
+
+    token: Tensor
+    sequence: Tensor | None
+
+
+def decide(
+    tokens: Tokens, n_measured: Tensor, spec: Spec, advantages: Advantages | None, external: Mapping[str, Tensor]
+) -> Decision:
+    """Run every criterion. Token criteria come first, because with sums_over="kept" the others run over survivors."""
+    keep = torch.ones(tokens.sequences.count, dtype=torch.bool, device=tokens.d.device)
+    decision = Decision(keep, None, tokens.measured, n_measured)
+    for criterion in spec.criteria:
+        if criterion.over == "token":
+            decision.apply(judge_tokens(criterion, tokens, spec, advantages, external))
+    if spec.sums_over == "kept" and decision.verdicts:
+        alive = tokens.sequences.spread(decision.keep).expand(tokens.d.shape)
+        for mask, inverted in ((tokens.measured, False), (decision.dropped, True)):
+            if mask is not None:
+                alive = alive & (~mask if inverted else mask)
+        decision.survivors, decision.n = alive, tokens.count(alive)
+    for criterion in spec.criteria:
+        if criterion.over == "sequence":
+            decision.apply(judge_sequences(criterion, tokens, decision, spec, advantages, external))
+    if spec.nonfinite == "reject" and (spec.weight is not None or spec.criteria):
+        decision.keep = decision.keep & (tokens.nonfinite == 0)
+    return decision
+
+
+def judge_tokens(
+    criterion: Criterion, tokens: Tokens, spec: Spec, advantages: Advantages | None, external: Mapping[str, Tensor]
+) -> Verdict:
+    """Test every measured token that `when` selects."""
+    value = statistic(criterion, tokens, external)
+    tested = value
+    if cut_of(criterion, spec.clamp).on != "value":
+        tested = statistic(_as_ratio(criterion), tokens, external)
+    fails = ~passes(criterion, tested, spec.clamp)
+    if tokens.measured is not None:
+        fails = fails & tokens.measured
+    if criterion.when != "any" and advantages is not None:
+        fails = fails & selected_tokens(criterion.when, tokens, advantages.token)
+    if criterion.drop == "sequence":
+        return Verdict(criterion, value, tokens.measured, None, tokens.count(fails) > 0)
+    return Verdict(criterion, value, tokens.measured, fails, None)
+
+
+def judge_sequences(
+    criterion: Criterion,
+    tokens: Tokens,
+    decision: Decision,
+    spec: Spec,
+    advantages: Advantages | None,
+    external: Mapping[str, Tensor],
+) -> Verdict:
+    """Test every sequence that has a token to sum over and that `when` selects."""
+    on_value = cut_of(criterion, spec.clamp).on == "value"
+    # A NaN that the caller gave as an external statistic has to fail its sequence, not to vanish from the sum.
+    propagate = spec.nonfinite == "propagate" or criterion.stat == "external"
+    among, n, sequences = decision.survivors, decision.n, tokens.sequences
+    value = value_of(criterion, statistic(criterion, tokens, external), among, n, sequences, propagate)
+    tested = value
+    if not on_value and criterion.stat != "ratio":
+        # k2 and ratio_error grow with |D|, so the extremum of |D| decides.
+        magnitude = statistic(_as_ratio(criterion), tokens, external).abs()
+        tested = value_of(criterion, magnitude, among, n, sequences, propagate)
+    failed = ~passes(criterion, tested, spec.clamp) & (n > 0)
+    if criterion.drop == "token":
+        lost = sequences.spread(failed)
+        if criterion.when == "any" or advantages is None:
+            dropped = lost.expand(tokens.d.shape) if tokens.measured is None else lost & tokens.measured
+        else:
+            dropped = lost & selected_tokens(criterion.when, tokens, advantages.token)
+        return Verdict(criterion, value, n > 0, dropped, None)
+    if criterion.when != "any" and advantages is not None:
+        per_sequence = advantages.sequence is not None and criterion.when != "outward"
+        given = advantages.sequence if per_sequence else advantages.token
+        failed = failed & selected_sequences(criterion.when, tokens, given, per_sequence)
+    return Verdict(criterion, value, n > 0, None, failed)
+
+
+# --- weights -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Weighing:
+    """An importance weight, per token at token level and per sequence (float64) otherwise."""
+
+    log_ratio: Tensor  # clamped to +-Spec.clamp
+    overflow: Tensor | None  # [S] bool: the aggregate lay beyond the clamp (sequence levels)
+    raw: Tensor  # ratio - 1 before the bounds, without cancellation
+    bounded: Tensor  # ratio - 1 after the bounds
+    weight: Tensor
+
+
+def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
+    """The weight before batch normalisation and before anything is zeroed."""
+    weight = spec.weight
+    if weight is None:
+        return None
+    overflow = None
+    if weight.level == "token":
+        log_ratio = tokens.clamped(weight.token_clamp)
+        raw = log_ratio + (tokens.k3 if weight.token_clamp is None else k3(log_ratio))
+    else:
+        d = tokens.d if weight.token_clamp is None else tokens.d.clamp(-weight.token_clamp, weight.token_clamp)
+        aggregate = sum_of_d(select(decision.survivors, d), tokens.sequences, spec.nonfinite == "propagate")
+        if weight.level == "geometric":
+            aggregate = aggregate / decision.n.clamp(min=1)
+        log_ratio = aggregate.clamp(-spec.clamp, spec.clamp)
+        overflow = aggregate.abs() > spec.clamp
+        raw = log_ratio.expm1()
+    ratio = log_ratio.exp()
+    if weight.outside == "clamp":
+        lower, upper = weight.lower, weight.upper
+        bounds = (None if lower is None else lower - 1.0), (None if upper is None else upper - 1.0)
+        bounded, ratio = raw, ratio
+        if lower is not None or upper is not None:
+            bounded, ratio = raw.clamp(*bounds), ratio.clamp(lower, upper)
+    else:
+        inside = within(log_ratio, log_bound(weight.lower), log_bound(weight.upper))
+        bounded, ratio = torch.where(inside, raw, -1.0), torch.where(inside, ratio, 0.0)
+    return Weighing(log_ratio, overflow, raw, bounded, ratio)
+
+
+def weights_of(tokens: Tokens, decision: Decision, weighing: Weighing | None, spec: Spec) -> Tensor | None:
+    """The weights handed back, per token, before batch normalisation; None when the Spec hands none back."""
+    if not spec.apply or (weighing is None and spec.rejected == "mask"):
+        return None
+    if weighing is None:
+        weights = torch.ones_like(tokens.d)
+    elif spec.weight is not None and spec.weight.level == "token":
+        weights = weighing.weight
+    else:
+        weights = tokens.sequences.spread(weighing.weight.to(tokens.d.dtype)).expand(tokens.d.shape)
+    weights = select(tokens.measured, weights)
+    zeroed = decision.keep if spec.rejected != "mask" else _without_nonfinite(tokens, decision, spec)
+    if zeroed is not None:
+        weights = select(tokens.sequences.spread(zeroed), weights)
+    if spec.rejected != "mask" and decision.dropped is not None:
+        weights = select(~decision.dropped, weights)
+    return weights
+
+
+def _without_nonfinite(tokens: Tokens, decision: Decision, spec: Spec) -> Tensor | None:
+    return tokens.nonfinite == 0 if spec.nonfinite == "reject" else None
+
+
+def kept_tokens(tokens: Tokens, decision: Decision) -> Tensor:
+    """Bool per token: valid and not rejected."""
+    kept = tokens.sequences.spread(decision.keep).expand(tokens.d.shape)
+    if tokens.valid is not None:
+        kept = kept & tokens.valid
+    return kept if decision.dropped is None else kept & ~decision.dropped
+
+
+def _as_ratio(criterion: Criterion) -> Criterion:
+    """A criterion whose statistic is D itself, after the same token clamp."""
+    return Criterion("ratio", upper=1.0, token_clamp=criterion.token_clamp)

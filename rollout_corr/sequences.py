@@ -1,0 +1,78 @@
+"""Which tokens belong together. Two shapes, one set of questions: `Rows` for [B, T], `Packed` for [N] and offsets."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Rows:
+    """Every row of a [B, T] tensor is a sequence."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def sum(self, x: Tensor) -> Tensor:
+        """[B, T] floating -> [B] float64."""
+        return x.sum(1, dtype=torch.float64)
+
+    def sum_integers(self, x: Tensor) -> Tensor:
+        """[B, T] int64 or bool -> [B] int64, exact whatever the order."""
+        return x.sum(1)
+
+    def max(self, x: Tensor) -> Tensor:
+        """[B, T] -> [B]; -inf for a row without tokens."""
+        return x.amax(1) if x.shape[1] else x.new_full((self.count,), -torch.inf)
+
+    def spread(self, per_sequence: Tensor) -> Tensor:
+        """[B] -> [B, 1], which broadcasts over the row."""
+        return per_sequence[:, None]
+
+
+class Packed:
+    """Sequence s is the tokens offsets[s] .. offsets[s + 1] of an [N] tensor.
+
+    Args:
+        offsets: [S + 1] int64, not decreasing, within [0, N]. Tokens outside belong to no sequence: their statistics
+            must be 0, and what `spread` puts there means nothing.
+        size: N.
+        ids: [N] int64, the sequence of each token, when already at hand.
+    """
+
+    def __init__(self, offsets: Tensor, size: int, ids: Tensor | None = None) -> None:
+        self.offsets = offsets
+        self.size = size
+        self.count = offsets.shape[0] - 1
+        self._ids = ids
+
+    def sum(self, x: Tensor) -> Tensor:
+        """[N] floating -> [S] float64."""
+        if self.size == 0 or self.count == 0:
+            return torch.zeros(self.count, dtype=torch.float64, device=x.device)
+        return torch.segment_reduce(x.double(), "sum", offsets=self.offsets, unsafe=True)
+
+    def sum_integers(self, x: Tensor) -> Tensor:
+        """[N] int64 or bool -> [S] int64, exact: a running sum may wrap around, its differences do not."""
+        running = torch.nn.functional.pad(x.cumsum(0), (1, 0))
+        return running[self.offsets].diff()
+
+    def max(self, x: Tensor) -> Tensor:
+        """[N] floating -> [S]; -inf for a sequence without tokens."""
+        if self.size == 0 or self.count == 0:
+            return x.new_full((self.count,), -torch.inf)
+        return torch.segment_reduce(x, "max", offsets=self.offsets, unsafe=True)
+
+    def spread(self, per_sequence: Tensor) -> Tensor:
+        """[S] -> [N]."""
+        if self.count == 0:
+            return per_sequence.new_zeros(self.size)
+        return per_sequence.index_select(0, self.ids)
+
+    @property
+    def ids(self) -> Tensor:
+        """[N] int64, the sequence of each token."""
+        if self._ids is None:
+            position = torch.arange(self.size, device=self.offsets.device)
+            found = torch.searchsorted(self.offsets[1:], position, right=True)
+            self._ids = found.clamp_(max=self.count - 1)
+        return self._ids

@@ -1,0 +1,325 @@
+"""What a correction does: `Spec`, `Weight`, `Criterion`. Frozen, hashable, picklable, checked when constructed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from numbers import Real
+from typing import Any
+
+LEVELS = ("token", "product", "geometric")
+OUTSIDE = ("clamp", "zero")
+NORMALIZE = ("batch",)
+STATS = (
+    "ratio",
+    "k1",
+    "k2",
+    "k3",
+    "k3_reverse",
+    "abs",
+    "ratio_error",
+    "ratio_deviation",
+    "prob_diff",
+    "tv",
+    "binary_kl",
+    "binary_kl_reverse",
+    "binary_kl_symmetric",
+    "external",
+)
+SIGNED_STATS = ("k1", "prob_diff", "external")
+UNITS = ("token", "sequence")
+REDUCTIONS = ("sum", "mean", "max", "min")
+WHEN = ("any", "negative_advantage", "positive_advantage", "outward")
+DROP = ("unit", "sequence", "token")
+POLICIES = ("train/rollout", "new/rollout", "new/old")
+REJECTED = ("mask", "zero", "both")
+NONFINITE = ("reject", "neutral", "propagate")
+SUMS_OVER = ("valid", "kept")
+DETAIL = ("basic", "full")
+REPORTS = ("native", "verl", "xtuner", "skyrl")
+
+# exp(2 * clamp) has to be finite in float32, because chi2 squares a ratio.
+LARGEST_CLAMP = 40.0
+
+
+def _choice(name: str, value: object, options: tuple[str, ...]) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: expected one of {list(options)}, got {type(value).__name__} {value!r}")
+    if value not in options:
+        raise ValueError(f"{name}: expected one of {list(options)}, got {value!r}")
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, str):
+        hint = " ('low_high' strings are a framework's grammar: use rc.from_config)" if "_" in value else ""
+        raise TypeError(f"{name}: expected a number, got the string {value!r}{hint}")
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name}: expected a number, got {type(value).__name__} {value!r}")
+    number = float(value)
+    if math.isnan(number):
+        raise ValueError(f"{name}: expected a number, got nan")
+    return number
+
+
+def _positive(name: str, value: object, most: float = math.inf) -> float:
+    number = _number(name, value)
+    if not 0.0 < number <= most or math.isinf(number):
+        limit = "" if math.isinf(most) else f" and <= {most:g}"
+        raise ValueError(f"{name}: expected a finite number > 0{limit}, got {number!r}")
+    return number
+
+
+def _bounds(owner: str, lower: object, upper: object, *, signed: bool) -> tuple[float | None, float | None]:
+    low = None if lower is None else _number(f"{owner}.lower", lower)
+    high = None if upper is None else _number(f"{owner}.upper", upper)
+    if not signed:
+        if low is not None and low < 0.0:
+            raise ValueError(f"{owner}.lower: expected a number >= 0, got {low!r}")
+        if high is not None and high <= 0.0:
+            raise ValueError(f"{owner}.upper: expected a number > 0, got {high!r}")
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"{owner}: expected lower <= upper, got lower={low!r}, upper={high!r}")
+    return low, high
+
+
+class _Checked:
+    """Shared by the three types: set a field of a frozen instance, and the plain-dict form."""
+
+    def _set(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, as plain numbers, strings, lists and dicts (JSON, YAML)."""
+        plain: dict[str, Any] = {}
+        for field in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            value = getattr(self, field.name)
+            if field.default is MISSING or value != field.default:
+                plain[field.name] = _plain(value)
+        return plain
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, _Checked):
+        return value.to_dict()
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _arguments(cls: type, mapping: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    if not isinstance(mapping, Mapping):
+        raise TypeError(f"{owner}: expected a mapping, got {type(mapping).__name__} {mapping!r}")
+    known = [field.name for field in fields(cls)]
+    with_pair = [*known, "bounds"] if "lower" in known else known
+    unknown = [key for key in mapping if key not in with_pair]
+    if unknown:
+        raise ValueError(f"{owner}: unknown key {unknown[0]!r}, expected some of {with_pair}")
+    arguments = dict(mapping)
+    if "bounds" in arguments:
+        if "lower" in arguments or "upper" in arguments:
+            raise ValueError(f"{owner}.bounds: expected either bounds or lower and upper, got both")
+        pair = arguments.pop("bounds")
+        if isinstance(pair, str) or not isinstance(pair, Iterable) or len(pair := list(pair)) != 2:
+            raise ValueError(f"{owner}.bounds: expected a pair [lower, upper], got {pair!r}")
+        arguments["lower"], arguments["upper"] = pair
+    missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in arguments]
+    if missing:
+        raise ValueError(f"{owner}: expected the key {missing[0]!r}, got {sorted(arguments)}")
+    return arguments
+
+
+@dataclass(frozen=True)
+class Weight(_Checked):
+    """An importance weight: which ratio, and what becomes of it.
+
+    Args:
+        level: "token" exp(D); "product" exp(sum of D) per sequence; "geometric" exp(mean of D) per sequence.
+        lower: Lower bound of the ratio, or None for an open side.
+        upper: Upper bound of the ratio, or None for an open side.
+        outside: What a ratio outside the bounds becomes: "clamp" the bound (truncation), "zero" 0 (IcePop).
+        normalize: None, or "batch" to divide by the mean weight over all valid tokens (at sequence levels: over all
+            non-empty sequences, each counting once). A normalised weight may exceed `upper`.
+        token_clamp: Clamp every D to +-token_clamp before anything else, or None.
+    """
+
+    level: str
+    lower: float | None = None
+    upper: float | None = None
+    outside: str = "clamp"
+    normalize: str | None = None
+    token_clamp: float | None = None
+
+    def __post_init__(self) -> None:
+        _choice("Weight.level", self.level, LEVELS)
+        _choice("Weight.outside", self.outside, OUTSIDE)
+        if self.normalize is not None:
+            _choice("Weight.normalize", self.normalize, NORMALIZE)
+        lower, upper = _bounds("Weight", self.lower, self.upper, signed=False)
+        self._set(lower=lower, upper=upper)
+        if self.token_clamp is not None:
+            self._set(token_clamp=_positive("Weight.token_clamp", self.token_clamp))
+
+
+@dataclass(frozen=True)
+class Criterion(_Checked):
+    """A test that a token or a sequence must pass: keep iff lower <= value <= upper, both inclusive.
+
+    Args:
+        stat: What is measured per token, from D, p = exp(rollout_logp) and q = exp(train_logp): "ratio" (bounds in
+            ratio space, aggregated in log space), "k1" -D, "k2" D^2/2, "k3" e^D-1-D, "k3_reverse" e^-D-1+D,
+            "abs" |D|, "ratio_error" e^|D|, "ratio_deviation" |e^D-1|, "prob_diff" q-p, "tv" |q-p|, "binary_kl",
+            "binary_kl_reverse", "binary_kl_symmetric", or "external": a tensor given to the call under `name`.
+        over: The unit that is tested, "token" or "sequence".
+        reduce: How a sequence's tokens become its value: "sum", "mean", "max" or "min". Only with over="sequence".
+        lower: Lowest value kept, or None for an open side.
+        upper: Highest value kept, or None for an open side.
+        when: Which units are tested. "negative_advantage", "positive_advantage" and "outward" (advantage and D have
+            the same sign) need `advantages`. A sequence is selected by its mean advantage over valid tokens; for
+            "outward" by holding an outward token. With drop="token" a sequence is tested if it holds a selected token.
+        drop: What a failure takes out: "unit" what was tested, "sequence" all tokens of its sequence, "token" only the
+            tokens that `when` selects.
+        of: The two policies compared. "new/rollout" and "new/old" exist only inside `policy_loss`.
+        label: Prefix of this criterion's metrics; made from over, reduce and stat by default.
+        name: Key of the tensor in `external={name: tensor}`. Only with stat="external".
+        token_clamp: Clamp every D to +-token_clamp first, or None.
+        eps: Floor of 1-p and 1-q in the binary KLs.
+    """
+
+    stat: str
+    over: str = "token"
+    reduce: str | None = None
+    lower: float | None = None
+    upper: float | None = None
+    when: str = "any"
+    drop: str = "unit"
+    of: str = "train/rollout"
+    label: str = ""
+    name: str | None = None
+    token_clamp: float | None = None
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _choice("Criterion.stat", self.stat, STATS)
+        _choice("Criterion.over", self.over, UNITS)
+        _choice("Criterion.when", self.when, WHEN)
+        _choice("Criterion.drop", self.drop, DROP)
+        _choice("Criterion.of", self.of, POLICIES)
+        if self.over == "token" and self.reduce is not None:
+            raise ValueError(f"Criterion.reduce: expected None with over='token', got {self.reduce!r}")
+        if self.over == "sequence":
+            if self.reduce is None:
+                raise ValueError(f"Criterion.reduce: expected one of {list(REDUCTIONS)} with over='sequence', got None")
+            _choice("Criterion.reduce", self.reduce, REDUCTIONS)
+        lower, upper = _bounds("Criterion", self.lower, self.upper, signed=self.stat in SIGNED_STATS)
+        if lower is None and upper is None:
+            raise ValueError("Criterion: expected lower, upper or both, got neither (it could reject nothing)")
+        if self.stat == "external":
+            if not isinstance(self.name, str) or not self.name:
+                raise ValueError(f"Criterion.name: expected the key of an external tensor, got {self.name!r}")
+        elif self.name is not None:
+            raise ValueError(f"Criterion.name: expected None unless stat='external', got {self.name!r}")
+        if not isinstance(self.label, str) or "/" in self.label:
+            raise ValueError(f"Criterion.label: expected a string without '/', got {self.label!r}")
+        self._set(lower=lower, upper=upper, eps=_positive("Criterion.eps", self.eps))
+        if self.token_clamp is not None:
+            self._set(token_clamp=_positive("Criterion.token_clamp", self.token_clamp))
+        if not self.label:
+            self._set(label=self._default_label())
+
+    def _default_label(self) -> str:
+        words = [self.over, self.reduce, self.name or self.stat]
+        if self.of != "train/rollout":
+            words.append("of_" + self.of.replace("/", "_"))
+        if self.when != "any":
+            words.append("when_" + self.when)
+        if self.drop != "unit":
+            words.append("drop_" + self.drop)
+        return "_".join(word for word in words if word)
+
+    @property
+    def drops_sequences(self) -> bool:
+        """Whether a failure is a verdict on the whole sequence."""
+        return self.drop == "sequence" or (self.drop == "unit" and self.over == "sequence")
+
+
+@dataclass(frozen=True)
+class Spec(_Checked):
+    """A whole correction. `Spec()` measures and changes nothing.
+
+    Args:
+        weight: The importance weight, or None.
+        criteria: Criteria that must all pass; their order has no effect.
+        rejected: What rejection does: "mask" edits the mask handed back, "zero" zeroes the weight, "both".
+        clamp: The aggregated log-ratio is clamped to +-clamp before exp; so is D in the exp-based statistics.
+        nonfinite: A valid token whose D is NaN or infinite: "reject" its sequence (weight 0, keep False), "neutral"
+            read it as D = 0 (both its log-probs as 0), "propagate" let it poison what it touches. Always counted.
+        sums_over: Sequence weights and criteria run over the "valid" tokens, or over those "kept" by token criteria.
+        detail: "full" adds the histogram of D (percentiles), the probability and the correlation metrics.
+        apply: False makes a dry run: all is computed and reported, `weights` is None, the mask comes back as given.
+        report: Naming schemes whose metrics are wanted; "native" is always among them.
+    """
+
+    weight: Weight | None = None
+    criteria: tuple[Criterion, ...] = ()
+    rejected: str = "mask"
+    clamp: float = 20.0
+    nonfinite: str = "reject"
+    sums_over: str = "valid"
+    detail: str = "basic"
+    apply: bool = True
+    report: tuple[str, ...] = ("native",)
+
+    def __post_init__(self) -> None:
+        if self.weight is not None and not isinstance(self.weight, Weight):
+            raise TypeError(f"Spec.weight: expected a Weight or None, got {type(self.weight).__name__} {self.weight!r}")
+        if isinstance(self.criteria, Criterion) or not isinstance(self.criteria, Iterable):
+            raise TypeError(f"Spec.criteria: expected a tuple of Criterion, got {type(self.criteria).__name__}")
+        criteria = tuple(self.criteria)
+        for item in criteria:
+            if not isinstance(item, Criterion):
+                raise TypeError(f"Spec.criteria: expected Criterion, got {type(item).__name__} {item!r}")
+        labels = [item.label for item in criteria]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"Spec.criteria: expected different labels, got {twice[0]!r} twice; set Criterion.label")
+        _choice("Spec.rejected", self.rejected, REJECTED)
+        _choice("Spec.nonfinite", self.nonfinite, NONFINITE)
+        _choice("Spec.sums_over", self.sums_over, SUMS_OVER)
+        _choice("Spec.detail", self.detail, DETAIL)
+        if not isinstance(self.apply, bool):
+            raise TypeError(f"Spec.apply: expected True or False, got {type(self.apply).__name__} {self.apply!r}")
+        if isinstance(self.report, str) or not isinstance(self.report, Iterable):
+            raise TypeError(f"Spec.report: expected a tuple of names, got {type(self.report).__name__} {self.report!r}")
+        for scheme in self.report:
+            _choice("Spec.report", scheme, REPORTS)
+        report = tuple(scheme for scheme in REPORTS if scheme == "native" or scheme in self.report)
+        self._set(criteria=criteria, clamp=_positive("Spec.clamp", self.clamp, LARGEST_CLAMP), report=report)
+
+    def explain(self) -> str:
+        """Say in plain words what will happen, step by step."""
+        from rollout_corr.explain import explain
+
+        return explain(self)
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any]) -> Spec:
+        """Build a Spec from plain data, the inverse of `to_dict`.
+
+        Args:
+            mapping: Keys are field names. `weight` is a mapping, `criteria` a list of mappings; their bounds are
+                `lower` and `upper`, or `bounds: [lower, upper]` with null for an open side.
+
+        Raises:
+            ValueError: An unknown key or a wrong value, named.
+            TypeError: A value of the wrong type, named.
+        """
+        arguments = _arguments(cls, mapping, "Spec")
+        if arguments.get("weight") is not None:
+            arguments["weight"] = Weight(**_arguments(Weight, arguments["weight"], "Spec.weight"))
+        criteria = arguments.get("criteria", ())
+        if isinstance(criteria, (str, Mapping)) or not isinstance(criteria, Iterable):
+            raise TypeError(f"Spec.criteria: expected a list of mappings, got {type(criteria).__name__} {criteria!r}")
+        arguments["criteria"] = tuple(
+            Criterion(**_arguments(Criterion, item, f"Spec.criteria[{i}]")) for i, item in enumerate(criteria)
+        )
+        return cls(**arguments)

@@ -1,0 +1,147 @@
+"""Statistics: two small device vectors that merge by + and max over chunks, micro-batches and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollout_corr import measures
+from rollout_corr.spec import Spec
+
+
+@lru_cache(maxsize=256)
+def layout(spec: Spec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the sums and of the maxima under a Spec, in order."""
+    return measures.sum_names(spec), measures.max_names(spec)
+
+
+def assemble(spec: Spec, sums: dict[str, Tensor], maxima: dict[str, Tensor]) -> Statistics:
+    """Put named scalars into the two vectors."""
+    sum_names, max_names = layout(spec)
+    histogram = [sums["histogram"].double()] if spec.detail == "full" else []
+    scalars = [sums[name].double() for name in sum_names if not name.startswith("histogram_")]
+    return Statistics(
+        spec=spec,
+        sums=torch.cat([torch.stack(scalars), *histogram]),
+        maxima=torch.stack([maxima[name].double() for name in max_names]),
+    )
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a batch adds to the metrics.
+
+    Attributes:
+        spec: The Spec under which they were taken; only statistics of equal Specs merge.
+        sums: [K] float64, additive.
+        maxima: [M] float64, merged by maximum; minima are negated.
+    """
+
+    spec: Spec
+    sums: Tensor
+    maxima: Tensor
+
+    def merge(self, other: Statistics) -> Statistics:
+        """The statistics of both batches together."""
+        if not isinstance(other, Statistics):
+            raise TypeError(f"other: expected Statistics, got {type(other).__name__}")
+        if other.spec != self.spec:
+            raise ValueError(f"other: expected statistics of the same Spec {self.spec!r}, got {other.spec!r}")
+        return Statistics(self.spec, self.sums + other.sums, torch.maximum(self.maxima, other.maxima))
+
+    def __add__(self, other: Statistics) -> Statistics:
+        return self.merge(other)
+
+    @staticmethod
+    def sum(parts: Iterable[Statistics]) -> Statistics:
+        """Merge any number of statistics, for example one per micro-batch."""
+        parts = list(parts)
+        if not parts:
+            raise ValueError("parts: expected at least one Statistics, got none")
+        total = parts[0]
+        for part in parts[1:]:
+            total = total.merge(part)
+        return total
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Statistics:
+        """The same statistics on another device."""
+        return Statistics(
+            self.spec,
+            self.sums.to(device, non_blocking=non_blocking),
+            self.maxima.to(device, non_blocking=non_blocking),
+        )
+
+    def all_reduce(self, group: Any = None) -> Statistics:
+        """Merge over the ranks of a process group: two collectives, whatever the number of metrics.
+
+        Args:
+            group: A torch.distributed process group; None is the default group. Every rank must call this with
+                statistics of an equal Spec.
+        """
+        import torch.distributed as dist
+
+        sums, maxima = self.sums.clone(), self.maxima.clone()
+        dist.all_reduce(sums, op=dist.ReduceOp.SUM, group=group)
+        dist.all_reduce(maxima, op=dist.ReduceOp.MAX, group=group)
+        return Statistics(self.spec, sums, maxima)
+
+    def metrics(self, names: str = "native") -> dict[str, float]:
+        """Named floats, computed in float64 on the host from one device-to-host copy.
+
+        Args:
+            names: A naming scheme that `Spec.report` asked for.
+        """
+        return self.metrics_async().result(names)
+
+    def warnings(self) -> list[str]:
+        """What deserves a look, in plain words; read from the same copy as the metrics, never printed."""
+        return self.metrics_async().warnings()
+
+    def metrics_async(self) -> PendingMetrics:
+        """Start the copy to the host and return at once; read the result when it is wanted."""
+        return PendingMetrics(self)
+
+
+class PendingMetrics:
+    """Metrics on their way to the host."""
+
+    def __init__(self, statistics: Statistics) -> None:
+        self._spec = statistics.spec
+        packed = torch.cat([statistics.sums, statistics.maxima])
+        self._split = statistics.sums.shape[0]
+        self._event: Any = None
+        if packed.is_cuda:
+            self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            self._host.copy_(packed, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(packed.device))
+        else:
+            self._host = packed.cpu()
+
+    def done(self) -> bool:
+        """Whether `result` would return without waiting."""
+        return self._event is None or bool(self._event.query())
+
+    def values(self) -> dict[str, float]:
+        """The raw statistics by name."""
+        if self._event is not None:
+            self._event.synchronize()
+        sum_names, max_names = layout(self._spec)
+        return dict(zip((*sum_names, *max_names), self._host.tolist(), strict=True))
+
+    def result(self, names: str = "native") -> dict[str, float]:
+        """The metrics; waits for the copy if it is still under way."""
+        from rollout_corr.metrics import finish
+
+        return finish(self.values(), self._spec, names)
+
+    def warnings(self) -> list[str]:
+        """What deserves a look, in plain words."""
+        from rollout_corr.metrics import warnings_of
+
+        return warnings_of(self.values(), self._spec)
