@@ -1,0 +1,74 @@
+# Two commands do everything on a fresh machine with Python >= 3.10: `make demo` and `make test`.
+#
+#   make demo         the demonstration
+#   make test         the tests that need nothing but a CPU
+#   make test-all     the slow ones too
+#   make test-gpu     the ones that need a GPU
+#   make test-peers   the ones that compare with the peers themselves, in an environment of its own
+#   make test-wheel   builds the wheel and tests it from outside the checkout
+#   make lint         ruff, ruff format, mypy
+#   make format       lets ruff rewrite what it can
+#   make bench        the benchmarks
+#   make clean        takes away what the others made
+#
+# PYTHON is the interpreter that environments are made with, VENV the environment, ARGS what to pass on:
+#   make test PYTHON=python3.12 VENV=.venv-3.12 ARGS="-k layout -x"
+
+PYTHON ?= python3
+VENV ?= .venv
+PEERS_VENV ?= $(VENV)-peers
+ARGS ?=
+
+PIP = python -m pip install --disable-pip-version-check --quiet
+SOURCES = setup.py pyproject.toml constraints.txt README.md
+
+# verl asks for a dozen packages that its correction never imports, and for versions of two others that do not go
+# together with this torch: so verl and tensordict come alone, and what they really import is named.
+PEERS_ALONE = verl==0.9.1 tensordict==0.10.0
+PEERS_NEED = cloudpickle codetiming omegaconf orjson packaging pyvers ray transformers
+
+.PHONY: demo test test-all test-gpu test-peers test-wheel lint format bench clean
+
+demo: $(VENV)/installed-demo
+	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
+
+test: $(VENV)/installed-test
+	$(VENV)/bin/pytest $(ARGS)
+
+test-all: $(VENV)/installed-test
+	$(VENV)/bin/pytest -m "not gpu and not peers" $(ARGS)
+
+test-gpu: $(VENV)/installed-test
+	$(VENV)/bin/pytest -m gpu $(ARGS)
+
+test-peers: $(PEERS_VENV)/installed-peers
+	$(PEERS_VENV)/bin/pytest -m peers $(ARGS)
+
+test-wheel: $(VENV)/installed-dev
+	VENV="$(VENV)" bash .ci/test_wheel
+
+lint: $(VENV)/installed-dev
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+
+format: $(VENV)/installed-dev
+	$(VENV)/bin/ruff check --fix
+	$(VENV)/bin/ruff format
+
+clean:
+	rm -rf $(VENV) $(PEERS_VENV) build dist *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+
+# A stamp per set of extras: the second call of a target installs nothing, and a changed requirement installs again.
+$(VENV)/installed-%: $(SOURCES) | $(VENV)/bin/python
+	$(VENV)/bin/$(PIP) -c constraints.txt -e '.[$*]'
+	@touch $@
+
+$(PEERS_VENV)/installed-peers: $(SOURCES) Makefile | $(PEERS_VENV)/bin/python
+	$(PEERS_VENV)/bin/$(PIP) -c constraints.txt -e '.[test]' $(PEERS_NEED)
+	$(PEERS_VENV)/bin/$(PIP) --no-deps $(PEERS_ALONE)
+	@touch $@
+
+%/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "rollout-corr needs Python >= 3.10, and $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=...")'
+	$(PYTHON) -m venv $*

@@ -1,0 +1,48 @@
+"""The distribution. pyproject.toml holds the build system and the tools' settings."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).resolve().parent
+
+DEMO = ["rich>=13"]
+TEST = [
+    "hypothesis>=6.100",
+    # Triton 3.6 and older fail in the interpreter with NumPy 2.4, and torch decides which Triton it is.
+    "numpy<2.4",
+    "pytest>=8",
+    "pytest-benchmark>=4",
+    # For the interpreter tests. The package itself runs without it.
+    "triton; platform_system == 'Linux'",
+]
+# ruff is pinned where its settings are, in pyproject.toml.
+LINT = ["build>=1.2", "mypy>=1.19", "ruff"]
+
+setup(
+    name="rollout-corr",
+    version="0.1.0",
+    description="Rollout correction for LLM reinforcement learning: importance weights, rejection, metrics in one pass",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.10",
+    # rollout_corr/kernels is a symlink, for checkers and editors. The search leaves it out and it is named here, so
+    # that the mapping below alone decides what is installed, also where a checkout has no symlinks.
+    packages=[*find_packages(include=["rollout_corr*"], exclude=["rollout_corr.kernels*"]), "rollout_corr.kernels"],
+    package_dir={"rollout_corr.kernels": "kernels"},
+    package_data={"rollout_corr": ["py.typed"]},
+    # Never Triton: the wheel of torch for a GPU brings its own, and a CPU needs none.
+    install_requires=["torch>=2.6"],
+    extras_require={"demo": DEMO, "test": TEST, "dev": [*DEMO, *TEST, *LINT]},
+    entry_points={"console_scripts": ["rollout-corr = rollout_corr.__main__:main"]},
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: OS Independent",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+)
