@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rollout_corr import measures, reference
+from rollout_corr import measures, reference, reports
+from rollout_corr.compaction import Compaction
 from rollout_corr.layout import Batch
 from rollout_corr.measures import SequenceFacts
 from rollout_corr.reference import Advantages, Decision, Tokens
@@ -21,7 +22,7 @@ from rollout_corr.spec import Spec
 from rollout_corr.statistics import Statistics, assemble
 
 # Slots in a block. Chosen by measurement on one core with 1 MiB of second-level cache: see docs/benchmarks.md.
-BLOCK = 65_536
+BLOCK = 262_144
 
 
 @dataclass
@@ -49,12 +50,19 @@ def answer(
 ) -> Answer:
     """The definition from end to end, for some whole sequences."""
     tokens = reference.read(train, rollout, valid, sequences, spec, finite)
-    n_measured = n_valid - tokens.nonfinite if spec.nonfinite == "reject" else n_valid
+    n_measured = n_valid
+    if tokens.nonfinite is not None and spec.nonfinite == "reject":
+        n_measured = n_valid - tokens.nonfinite
     decision = reference.decide(tokens, n_measured, spec, advantages, external)
     weighing = reference.weigh(tokens, decision, spec)
     weights = reference.weights_of(tokens, decision, weighing, spec)
     facts = measures.sequence_facts(tokens, n_valid, n_measured, decision, weighing, spec)
     sums, maxima = measures.token_statistics(tokens, n_measured, decision, weighing, spec)
+    if len(spec.report) > 1:
+        block = measures.Block(tokens, n_valid, n_measured, decision, weighing, facts)
+        more_sums, more_maxima = reports.collect(block, spec)
+        sums |= more_sums
+        maxima |= more_maxima
     return Answer(tokens, decision, weights, facts, sums, maxima)
 
 
@@ -81,10 +89,12 @@ class Collected:
         maxima = dict(zip(self.names[1], torch.stack(self.maxima).amax(0).unbind(), strict=True))
         if self.histograms:
             sums["histogram"] = torch.stack(self.histograms).sum(0)
-        more_sums, more_maxima = measures.sequence_statistics(
-            measures.concatenate(self.facts), outside_tokens, spec
-        )
-        return assemble(spec, sums | more_sums, maxima | more_maxima)
+        more = measures.sequence_statistics(measures.concatenate(self.facts), outside_tokens, spec)
+        sums, maxima = sums | more[0], maxima | more[1]
+        if len(spec.report) > 1:
+            more = reports.per_call(sums, maxima, spec)
+            sums, maxima = sums | more[0], maxima | more[1]
+        return assemble(spec, sums, maxima)
 
 
 @dataclass
@@ -151,13 +161,14 @@ def run_blocks(batch: Batch, spec: Spec) -> Result:
         mask = torch.zeros(train.shape, dtype=torch.bool if batch.mask is None else batch.mask.dtype)
     collected, keep = Collected(), []
     for rows, slots in _blocks(batch):
-        found, where = _one_block(batch, spec, rows, slots)
+        found, compaction = _one_block(batch, spec, rows, slots)
         collected.add(found)
         keep.append(found.decision.keep)
         if weights is not None and found.weights is not None:
-            _put(weights[slots], where, found.weights)
+            compaction.put(weights[slots], found.weights)
         if mask is not None:
-            _put_mask(mask[slots], None if batch.mask is None else batch.mask[slots], where, found)
+            given = None if batch.mask is None else batch.mask[slots]
+            _put_mask(mask[slots], given, batch.offsets is None, compaction, found)
     outside = torch.zeros((), dtype=torch.int64)
     if batch.offsets is not None:
         ends = (slice(0, int(batch.offsets[0])), slice(int(batch.offsets[-1]), train.numel()))
@@ -176,73 +187,59 @@ def _blocks(batch: Batch) -> Iterator[tuple[slice, slice]]:
             yield part, part
         return
     offsets = batch.offsets.tolist()
-    first = 0
-    while True:
-        last = first + 1
-        while last < len(offsets) - 1 and offsets[last + 1] - offsets[first] <= BLOCK:
+    first, count = 0, len(offsets) - 1
+    while first == 0 or first < count:
+        last = min(first + 1, count)
+        while last < count and offsets[last + 1] - offsets[first] <= BLOCK:
             last += 1
-        last = min(last, len(offsets) - 1)
         yield slice(first, last), slice(offsets[first], offsets[last])
-        first = last
-        if first >= len(offsets) - 1:
-            return
+        first = max(last, 1)
 
 
-def _one_block(batch: Batch, spec: Spec, rows: slice, slots: slice) -> tuple[Answer, Tensor | None]:
-    """A block's answer, and the flat positions of its valid tokens (None: all of them)."""
+def _one_block(batch: Batch, spec: Spec, rows: slice, slots: slice) -> tuple[Answer, Compaction]:
+    """A block's answer, and where its valid tokens are."""
     train, rollout = batch.train[slots], batch.rollout[slots]
-    lengths = None
-    if batch.offsets is not None:
-        offsets = batch.offsets[rows.start : rows.stop + 1]
-        lengths = offsets.diff()
-    else:
+    if batch.offsets is None:
         lengths = torch.full((train.shape[0],), train.shape[1], dtype=torch.int64)
-    where = None
-    n_valid = lengths
+        starts = torch.arange(train.shape[0]) * train.shape[1]
+    else:
+        starts = batch.offsets[rows] - slots.start
+        lengths = batch.offsets[rows.start : rows.stop + 1].diff()
+    valid, n_valid = None, lengths
     if batch.mask is not None:
         mask = batch.mask[slots]
-        valid = mask if mask.dtype == torch.bool else mask != 0
+        valid = mask.bool()
         if batch.offsets is None:
             n_valid = valid.sum(1)
         else:
-            n_valid = Packed(offsets - offsets[0], valid.shape[0]).sum_integers(valid)
-        if int(n_valid.sum()) < valid.numel():
-            where = valid.flatten().nonzero().squeeze(1)
-    total = int(n_valid.sum())
-    sequences = Packed(torch.nn.functional.pad(n_valid.cumsum(0), (1, 0)), total)
-
-    def compact(x: Tensor) -> Tensor:
-        flat = x.reshape(-1)
-        return flat if where is None else flat.index_select(0, where)
-
-    train, rollout = compact(train).to(batch.dtype), compact(rollout).to(batch.dtype)
+            n_valid = Packed(torch.cat([starts, starts[-1:] + lengths[-1:]]), valid.shape[0]).sum_integers(valid)
+        valid = valid.reshape(-1)
+    compaction = Compaction(valid, starts, lengths, n_valid)
+    sequences = Packed.of_lengths(n_valid, compaction.total)
+    train, rollout = compaction.take(train).to(batch.dtype), compaction.take(rollout).to(batch.dtype)
     advantages = None
     if batch.advantages is not None:
         if batch.per_sequence:
             per_sequence = batch.advantages[rows]
             advantages = Advantages(sequences.spread(per_sequence), per_sequence)
         else:
-            advantages = Advantages(compact(batch.advantages[slots]).to(batch.dtype), None)
-    external = {name: compact(x[slots]) for name, x in batch.external.items()}
+            advantages = Advantages(compaction.take(batch.advantages[slots]).to(batch.dtype), None)
+    external = {name: compaction.take(x[slots]) for name, x in batch.external.items()}
+    # One sum tells that nothing is NaN or infinite; looking at every token costs twenty times as much.
     finite = bool((train - rollout).sum().isfinite())
     found = answer(train, rollout, None, sequences, n_valid, spec, advantages, external, finite)
-    return found, where
+    return found, compaction
 
 
-def _put(out: Tensor, where: Tensor | None, values: Tensor) -> None:
-    flat = out.view(-1)
-    if where is None:
-        flat.copy_(values)
-    else:
-        flat.index_copy_(0, where, values)
-
-
-def _put_mask(out: Tensor, given: Tensor | None, where: Tensor | None, found: Answer) -> None:
+def _put_mask(out: Tensor, given: Tensor | None, padded: bool, compaction: Compaction, found: Answer) -> None:
+    """The mask given, with 0 at rejected tokens."""
     if given is None:
         out.fill_(True)
     else:
         out.copy_(given)
-    if found.decision.dropped is None and bool(found.decision.keep.all()):
+    lost = (~found.decision.keep).nonzero().squeeze(1)
+    if found.decision.dropped is None and (padded or lost.numel() == 0):
+        out.index_fill_(0, lost, 0)
         return
-    lost = (~reference.kept_tokens(found.tokens, found.decision)).nonzero().squeeze(1)
-    out.view(-1).index_fill_(0, lost if where is None else where[lost], 0)
+    kept = reference.kept_tokens(found.tokens, found.decision)
+    compaction.put(out, torch.where(kept, 1 if given is None else compaction.take(given), 0).to(out.dtype))

@@ -82,6 +82,18 @@ class SequenceFacts:
     criteria: list[CriterionFacts]
 
 
+@dataclass
+class Block:
+    """Some whole sequences and all that the definition found out about them; what a report collects from."""
+
+    tokens: Tokens
+    n_valid: Tensor  # [S] int64
+    n_measured: Tensor  # [S] int64
+    decision: Decision
+    weighing: Weighing | None
+    facts: SequenceFacts
+
+
 def concatenate(parts: list[SequenceFacts]) -> SequenceFacts:
     """The facts of consecutive blocks as one."""
     if len(parts) == 1:
@@ -103,16 +115,17 @@ def sequence_facts(
     tokens: Tokens, n_valid: Tensor, n_measured: Tensor, decision: Decision, weighing: Weighing | None, spec: Spec
 ) -> SequenceFacts:
     """Gather what is known per sequence, with the segment sums that no verdict needed."""
-    sequences, propagate = tokens.sequences, spec.nonfinite == "propagate"
+    sequences = tokens.sequences
+    add = sequences.sum if tokens.propagate else sequences.sum_of_finite
     nothing = torch.zeros(0, dtype=torch.float64, device=tokens.d.device)
     raw = bounded = log_weight = nothing
     if weighing is not None and spec.weight is not None:
         raw, bounded, log_weight = weighing.raw, weighing.bounded, weighing.log_ratio
         if spec.weight.level == "token":
             n, bounds = n_measured.clamp(min=1), (spec.weight.lower, spec.weight.upper)
-            raw = sequences.sum(select(tokens.measured, raw)) / n
+            raw = add(select(tokens.measured, raw)) / n
             unbounded = bounds == (None, None)
-            bounded = raw if unbounded else sequences.sum(select(tokens.measured, bounded)) / n
+            bounded = raw if unbounded else add(select(tokens.measured, bounded)) / n
             log_weight = raw.log1p()
     criteria = []
     for verdict in decision.verdicts:
@@ -131,12 +144,12 @@ def sequence_facts(
     return SequenceFacts(
         tokens=n_valid,
         measured=n_measured,
-        nonfinite=tokens.nonfinite,
+        nonfinite=torch.zeros_like(n_valid) if tokens.nonfinite is None else tokens.nonfinite,
         kept=kept,
         keep=decision.keep,
-        train=sequences.sum(tokens.train),
-        rollout=sequences.sum(tokens.rollout),
-        d=reference.sum_of_d(tokens.d, sequences, propagate),
+        train=add(tokens.train),
+        rollout=add(tokens.rollout),
+        d=tokens.sum_d,
         raw=raw,
         bounded=bounded,
         log_weight=log_weight,
@@ -159,7 +172,7 @@ def token_statistics(
         "k3": tokens.k3.sum(),
         "ratio": ratio.sum(),
         "ratio2": (ratio * ratio).sum(),
-        "tokens_clamped": (d.abs() > spec.clamp).sum(),
+        "tokens_clamped": torch.count_nonzero(tokens.clamped() - d),
     }
     low, high = extrema(d, measured)
     maxima: Named = {"max_d": high, "-min_d": low}

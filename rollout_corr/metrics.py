@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from rollout_corr import reports
 from rollout_corr.measures import HISTOGRAM
 from rollout_corr.reference import HISTOGRAM_BINS
 from rollout_corr.spec import Spec
@@ -404,6 +405,8 @@ def finish(values: Values, spec: Spec, names: str) -> dict[str, float]:
     """The metrics of one naming scheme from raw statistics."""
     if names not in spec.report:
         raise ValueError(f"names: expected one of {list(spec.report)} (Spec.report), got {names!r}")
+    if names != "native":
+        return reports.finish(values, spec, names)
     return {metric.key: metric.value(values) for metric in table(spec)}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -39,13 +39,14 @@ def select(keep: Tensor | None, x: Tensor) -> Tensor:
 
 def k3(d: Tensor) -> Tensor:
     """e^D - 1 - D without cancellation: a Taylor polynomial for |D| <= 1/2, the formula beyond."""
-    # The polynomial has a relative error below one rounding at |D| = 1/2 with this many terms.
+    # With this many terms the first one left out is below one rounding at |D| = 1/2.
     terms = 14 if d.dtype == torch.float64 else 8
     near = d.clamp(-0.5, 0.5)
-    series = torch.full_like(d, 1.0 / math.factorial(terms + 1))
-    for k in range(terms, 1, -1):
-        series = torch.addcmul(torch.full_like(d, 1.0 / math.factorial(k)), series, near)
-    return torch.where(d.abs() <= 0.5, series * near * near, d.exp() - 1.0 - d)
+    series = near * (1.0 / math.factorial(terms + 1)) + 1.0 / math.factorial(terms)
+    for k in range(terms - 1, 1, -1):
+        series = series.mul_(near).add_(1.0 / math.factorial(k))
+    series = series.mul_(near).mul_(near)
+    return torch.where(d.abs() <= 0.5, series, d.exp().sub_(1.0).sub_(d))
 
 
 def binary_kl(p: Tensor, q: Tensor, d: Tensor, eps: float) -> Tensor:
@@ -67,9 +68,11 @@ class Tokens:
     d: Tensor
     valid: Tensor | None
     measured: Tensor | None
-    nonfinite: Tensor  # [S] int64: valid tokens whose D is NaN or infinite
+    nonfinite: Tensor | None  # [S] int64: valid tokens whose D is NaN or infinite; None: there is none
     clamp: float
+    propagate: bool
     _k3: Tensor | None = None
+    _sum_d: Tensor | None = None
 
     def count(self, which: Tensor | None) -> Tensor:
         """[S] int64, how many tokens of each sequence; None counts them all."""
@@ -89,6 +92,13 @@ class Tokens:
             self._k3 = k3(self.clamped())
         return self._k3
 
+    @property
+    def sum_d(self) -> Tensor:
+        """[S] float64: the sum of D over measured tokens."""
+        if self._sum_d is None:
+            self._sum_d = sum_of_d(self.d, self.sequences, self.propagate)
+        return self._sum_d
+
 
 def read(
     train: Tensor, rollout: Tensor, valid: Tensor | None, sequences: Rows | Packed, spec: Spec, finite: bool = False
@@ -104,7 +114,7 @@ def read(
     """
     d = train - rollout
     if finite:
-        measured, nonfinite = valid, torch.zeros(sequences.count, dtype=torch.int64, device=d.device)
+        measured, nonfinite = valid, None
     else:
         bad = ~d.isfinite()
         nonfinite = sequences.sum_integers(bad if valid is None else bad & valid)
@@ -115,7 +125,8 @@ def read(
         if spec.nonfinite == "neutral":
             train, rollout, d = (torch.where(bad, 0.0, x) for x in (train, rollout, d))
     train, rollout, d = (select(measured, x) for x in (train, rollout, d))
-    return Tokens(sequences, train, rollout, d, valid, measured, nonfinite, spec.clamp)
+    propagate = spec.nonfinite == "propagate" and not finite
+    return Tokens(sequences, train, rollout, d, valid, measured, nonfinite, spec.clamp, propagate)
 
 
 def statistic(criterion: Criterion, tokens: Tokens, external: Mapping[str, Tensor]) -> Tensor:
@@ -159,9 +170,9 @@ def statistic(criterion: Criterion, tokens: Tokens, external: Mapping[str, Tenso
 
 
 def to_grid(x: Tensor, grid: float) -> Tensor:
-    """Round to a multiple of 1/grid, as int64. NaN and inf are left out before the cast."""
-    scaled = x * grid
-    return torch.trunc(scaled + torch.copysign(torch.full_like(x, 0.5), x)).to(torch.int64)
+    """Round to a multiple of 1/grid, as int64: the cast truncates. NaN and inf have to be selected away before."""
+    half = torch.full((), 0.5, dtype=x.dtype, device=x.device)
+    return (x * grid).add_(torch.copysign(half, x)).to(torch.int64)
 
 
 def sum_of_d(d: Tensor, sequences: Rows | Packed, propagate: bool) -> Tensor:
@@ -191,16 +202,30 @@ def _finite(x: Tensor, propagate: bool) -> Tensor:
     return torch.where(x.isfinite(), x, 0.0) if propagate else x
 
 
+def total_of_d(token_clamp: float | None, tokens: Tokens, among: Tensor | None) -> Tensor:
+    """[S] float64: the sum of D, after the token clamp, over some tokens."""
+    if token_clamp is None and among is tokens.measured:
+        return tokens.sum_d
+    d = tokens.d if token_clamp is None else tokens.d.clamp(-token_clamp, token_clamp)
+    return sum_of_d(select(among, d), tokens.sequences, tokens.propagate)
+
+
 def value_of(
-    criterion: Criterion, x: Tensor, among: Tensor | None, n: Tensor, sequences: Rows | Packed, propagate: bool
+    criterion: Criterion, tokens: Tokens, among: Tensor | None, n: Tensor, external: Mapping[str, Tensor]
 ) -> Tensor:
-    """[S] float64: a sequence's value; 0 where no token counts (n = 0)."""
+    """[S] float64: a sequence's value, a ratio as its logarithm; 0 where no token counts (n = 0)."""
+    sequences = tokens.sequences
     if criterion.reduce in ("sum", "mean"):
-        adds = sum_of_d if criterion.stat in ("ratio", "k1", "abs") else sum_of_statistic
-        total = adds(select(among, x), sequences, propagate)
+        if criterion.stat == "ratio":
+            total = total_of_d(criterion.token_clamp, tokens, among)
+        else:
+            adds = sum_of_d if criterion.stat in ("k1", "abs") else sum_of_statistic
+            # A NaN that the caller gave as an external statistic has to fail its sequence, not to vanish.
+            propagate = tokens.propagate or criterion.stat == "external"
+            total = adds(select(among, statistic(criterion, tokens, external)), sequences, propagate)
         return total if criterion.reduce == "sum" else total / n.clamp(min=1)
     sign = 1.0 if criterion.reduce == "max" else -1.0
-    signed = sign * x
+    signed = sign * statistic(criterion, tokens, external)
     extremum = sequences.max(signed if among is None else torch.where(among, signed, -torch.inf))
     return torch.where(n > 0, sign * extremum.double(), 0.0)
 
@@ -306,7 +331,7 @@ def decide(
     for criterion in spec.criteria:
         if criterion.over == "sequence":
             decision.apply(judge_sequences(criterion, tokens, decision, spec, advantages, external))
-    if spec.nonfinite == "reject" and (spec.weight is not None or spec.criteria):
+    if spec.nonfinite == "reject" and tokens.nonfinite is not None and (spec.weight is not None or spec.criteria):
         decision.keep = decision.keep & (tokens.nonfinite == 0)
     return decision
 
@@ -318,7 +343,7 @@ def judge_tokens(
     value = statistic(criterion, tokens, external)
     tested = value
     if cut_of(criterion, spec.clamp).on != "value":
-        tested = statistic(_as_ratio(criterion), tokens, external)
+        tested = statistic(replace(criterion, stat="ratio"), tokens, external)
     fails = ~passes(criterion, tested, spec.clamp)
     if tokens.measured is not None:
         fails = fails & tokens.measured
@@ -338,16 +363,11 @@ def judge_sequences(
     external: Mapping[str, Tensor],
 ) -> Verdict:
     """Test every sequence that has a token to sum over and that `when` selects."""
-    on_value = cut_of(criterion, spec.clamp).on == "value"
-    # A NaN that the caller gave as an external statistic has to fail its sequence, not to vanish from the sum.
-    propagate = spec.nonfinite == "propagate" or criterion.stat == "external"
     among, n, sequences = decision.survivors, decision.n, tokens.sequences
-    value = value_of(criterion, statistic(criterion, tokens, external), among, n, sequences, propagate)
-    tested = value
-    if not on_value and criterion.stat != "ratio":
+    value = tested = value_of(criterion, tokens, among, n, external)
+    if cut_of(criterion, spec.clamp).on in ("abs_d", "clamped_abs_d"):
         # k2 and ratio_error grow with |D|, so the extremum of |D| decides.
-        magnitude = statistic(_as_ratio(criterion), tokens, external).abs()
-        tested = value_of(criterion, magnitude, among, n, sequences, propagate)
+        tested = value_of(replace(criterion, stat="abs"), tokens, among, n, external)
     failed = ~passes(criterion, tested, spec.clamp) & (n > 0)
     if criterion.drop == "token":
         lost = sequences.spread(failed)
@@ -387,8 +407,7 @@ def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
         log_ratio = tokens.clamped(weight.token_clamp)
         raw = log_ratio + (tokens.k3 if weight.token_clamp is None else k3(log_ratio))
     else:
-        d = tokens.d if weight.token_clamp is None else tokens.d.clamp(-weight.token_clamp, weight.token_clamp)
-        aggregate = sum_of_d(select(decision.survivors, d), tokens.sequences, spec.nonfinite == "propagate")
+        aggregate = total_of_d(weight.token_clamp, tokens, decision.survivors)
         if weight.level == "geometric":
             aggregate = aggregate / decision.n.clamp(min=1)
         log_ratio = aggregate.clamp(-spec.clamp, spec.clamp)
@@ -427,7 +446,7 @@ def weights_of(tokens: Tokens, decision: Decision, weighing: Weighing | None, sp
 
 
 def _without_nonfinite(tokens: Tokens, decision: Decision, spec: Spec) -> Tensor | None:
-    return tokens.nonfinite == 0 if spec.nonfinite == "reject" else None
+    return None if tokens.nonfinite is None or spec.nonfinite != "reject" else tokens.nonfinite == 0
 
 
 def kept_tokens(tokens: Tokens, decision: Decision) -> Tensor:
@@ -436,8 +455,3 @@ def kept_tokens(tokens: Tokens, decision: Decision) -> Tensor:
     if tokens.valid is not None:
         kept = kept & tokens.valid
     return kept if decision.dropped is None else kept & ~decision.dropped
-
-
-def _as_ratio(criterion: Criterion) -> Criterion:
-    """A criterion whose statistic is D itself, after the same token clamp."""
-    return Criterion("ratio", upper=1.0, token_clamp=criterion.token_clamp)

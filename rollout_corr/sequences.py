@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Tokens that are added up before the running sum of a packed batch.
+GROUP = 32
+
 
 class Rows:
     """Every row of a [B, T] tensor is a sequence."""
@@ -15,6 +18,8 @@ class Rows:
     def sum(self, x: Tensor) -> Tensor:
         """[B, T] floating -> [B] float64."""
         return x.sum(1, dtype=torch.float64)
+
+    sum_of_finite = sum
 
     def sum_integers(self, x: Tensor) -> Tensor:
         """[B, T] int64 or bool -> [B] int64, exact whatever the order."""
@@ -36,25 +41,55 @@ class Packed:
         offsets: [S + 1] int64, not decreasing, within [0, N]. Tokens outside belong to no sequence: their statistics
             must be 0, and what `spread` puts there means nothing.
         size: N.
-        ids: [N] int64, the sequence of each token, when already at hand.
     """
 
-    def __init__(self, offsets: Tensor, size: int, ids: Tensor | None = None) -> None:
+    def __init__(self, offsets: Tensor, size: int) -> None:
         self.offsets = offsets
         self.size = size
         self.count = offsets.shape[0] - 1
-        self._ids = ids
+        self._ids: Tensor | None = None
+        self._lengths: Tensor | None = None
+        self._cut: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @classmethod
+    def of_lengths(cls, lengths: Tensor, size: int) -> Packed:
+        """Sequences that follow one another without gaps; [S] lengths that sum to N."""
+        packed = cls(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), size)
+        packed._lengths = lengths
+        return packed
 
     def sum(self, x: Tensor) -> Tensor:
-        """[N] floating -> [S] float64."""
+        """[N] floating -> [S] float64; a NaN stays in its own sequence."""
         if self.size == 0 or self.count == 0:
             return torch.zeros(self.count, dtype=torch.float64, device=x.device)
         return torch.segment_reduce(x.double(), "sum", offsets=self.offsets, unsafe=True)
 
+    def sum_of_finite(self, x: Tensor) -> Tensor:
+        """[N] finite float32 -> [S] float64, three times as fast as `sum`; float64 goes to `sum`."""
+        return self.sum(x) if x.dtype == torch.float64 else self._differences(x, torch.float64)
+
     def sum_integers(self, x: Tensor) -> Tensor:
         """[N] int64 or bool -> [S] int64, exact: a running sum may wrap around, its differences do not."""
-        running = torch.nn.functional.pad(x.cumsum(0), (1, 0))
-        return running[self.offsets].diff()
+        return self._differences(x, torch.int64)
+
+    def _differences(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Differences of a running sum over groups of tokens, plus what each boundary cuts off its group."""
+        groups = self.size // GROUP
+        summed = x[: groups * GROUP].view(groups, GROUP).sum(1).to(dtype).cumsum(0)
+        running = torch.cat([summed.new_zeros(1), summed])
+        group, position, inside = self._boundaries()
+        if not self.size:
+            return running[group].diff()
+        return (running[group] + torch.where(inside, x[position], 0).sum(1)).diff()
+
+    def _boundaries(self) -> tuple[Tensor, Tensor, Tensor]:
+        """For every offset: its group, the group's tokens [S + 1, GROUP], and which of them lie before it."""
+        if self._cut is None:
+            group = self.offsets // GROUP
+            position = (group * GROUP)[:, None] + torch.arange(GROUP, device=self.offsets.device)
+            inside = position < self.offsets[:, None]
+            self._cut = group, position.clamp_(max=max(self.size - 1, 0)), inside
+        return self._cut
 
     def max(self, x: Tensor) -> Tensor:
         """[N] floating -> [S]; -inf for a sequence without tokens."""
@@ -72,7 +107,11 @@ class Packed:
     def ids(self) -> Tensor:
         """[N] int64, the sequence of each token."""
         if self._ids is None:
-            position = torch.arange(self.size, device=self.offsets.device)
-            found = torch.searchsorted(self.offsets[1:], position, right=True)
-            self._ids = found.clamp_(max=self.count - 1)
+            if self._lengths is not None:
+                which = torch.arange(self.count, device=self.offsets.device)
+                self._ids = which.repeat_interleave(self._lengths, output_size=self.size)
+            else:
+                position = torch.arange(self.size, device=self.offsets.device)
+                found = torch.searchsorted(self.offsets[1:], position, right=True)
+                self._ids = found.clamp_(max=self.count - 1)
         return self._ids

@@ -10,24 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr import measures
+from rollout_corr import measures, reports
 from rollout_corr.spec import Spec
 
 
 @lru_cache(maxsize=256)
 def layout(spec: Spec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the sums and of the maxima under a Spec, in order."""
-    return measures.sum_names(spec), measures.max_names(spec)
+    return (*measures.sum_names(spec), *reports.sum_names(spec)), (*measures.max_names(spec), *reports.max_names(spec))
 
 
 def assemble(spec: Spec, sums: dict[str, Tensor], maxima: dict[str, Tensor]) -> Statistics:
     """Put named scalars into the two vectors."""
     sum_names, max_names = layout(spec)
-    histogram = [sums["histogram"].double()] if spec.detail == "full" else []
-    scalars = [sums[name].double() for name in sum_names if not name.startswith("histogram_")]
+    if spec.detail == "full":
+        sums = sums | dict(zip(measures.HISTOGRAM, sums["histogram"].unbind(), strict=True))
     return Statistics(
         spec=spec,
-        sums=torch.cat([torch.stack(scalars), *histogram]),
+        sums=torch.stack([sums[name].double() for name in sum_names]),
         maxima=torch.stack([maxima[name].double() for name in max_names]),
     )
 
