@@ -22,7 +22,7 @@ from rollout_corr.spec import Spec
 from rollout_corr.statistics import Statistics, assemble
 
 # Slots in a block. Chosen by measurement on one core with 1 MiB of second-level cache: see docs/benchmarks.md.
-BLOCK = 262_144
+BLOCK = 131_072
 
 
 @dataclass
@@ -76,13 +76,13 @@ class Collected:
     maxima: list[Tensor] = field(default_factory=list)
     histograms: list[Tensor] = field(default_factory=list)
 
-    def add(self, found: Answer) -> None:
-        self.facts.append(found.facts)
-        if "histogram" in found.sums:
-            self.histograms.append(found.sums.pop("histogram"))
-        self.names = list(found.sums), list(found.maxima)
-        self.sums.append(torch.stack([value.double() for value in found.sums.values()]))
-        self.maxima.append(torch.stack([value.double() for value in found.maxima.values()]))
+    def add(self, facts: SequenceFacts, sums: dict[str, Tensor], maxima: dict[str, Tensor]) -> None:
+        self.facts.append(facts)
+        if "histogram" in sums:
+            self.histograms.append(sums.pop("histogram"))
+        self.names = list(sums), list(maxima)
+        self.sums.append(torch.stack([value.double() for value in sums.values()]))
+        self.maxima.append(torch.stack([value.double() for value in maxima.values()]))
 
     def statistics(self, outside_tokens: Tensor, spec: Spec) -> Statistics:
         sums = dict(zip(self.names[0], torch.stack(self.sums).sum(0).unbind(), strict=True))
@@ -113,6 +113,15 @@ def edits_mask(spec: Spec) -> bool:
     return spec.apply and spec.rejected != "zero" and rejects
 
 
+def inside(batch: Batch) -> Tensor:
+    """Bool per token: whether it belongs to a sequence."""
+    if batch.offsets is None:
+        return torch.ones(batch.train.shape, dtype=torch.bool, device=batch.train.device)
+    offsets = batch.offsets.to(batch.train.device)
+    position = torch.arange(batch.train.numel(), device=offsets.device)
+    return (position >= offsets[0]) & (position < offsets[-1])
+
+
 def run_whole(batch: Batch, spec: Spec) -> Result:
     """All sequences at once, without compaction: no host sync, on any device."""
     dtype, shape = batch.dtype, batch.train.shape
@@ -123,9 +132,7 @@ def run_whole(batch: Batch, spec: Spec) -> Result:
     else:
         offsets = batch.offsets.to(batch.train.device)
         sequences = Packed(offsets, batch.train.numel())
-        position = torch.arange(sequences.size, device=offsets.device)
-        inside = (position >= offsets[0]) & (position < offsets[-1])
-        valid = inside if valid is None else valid & inside
+        valid = inside(batch) if valid is None else valid & inside(batch)
     tokens_given = torch.full((), batch.train.numel(), device=batch.train.device)
     n_valid = _ones(batch.train).sum(1) if valid is None else sequences.sum_integers(valid)
     everything = tokens_given if batch.mask is None else (batch.mask != 0).sum()
@@ -138,7 +145,7 @@ def run_whole(batch: Batch, spec: Spec) -> Result:
         batch.train.to(dtype), batch.rollout.to(dtype), valid, sequences, n_valid, spec, advantages, batch.external
     )
     collected = Collected()
-    collected.add(found)
+    collected.add(found.facts, found.sums, found.maxima)
     mask = None
     if edits_mask(spec):
         kept = reference.kept_tokens(found.tokens, found.decision)
@@ -162,19 +169,24 @@ def run_blocks(batch: Batch, spec: Spec) -> Result:
     collected, keep = Collected(), []
     for rows, slots in _blocks(batch):
         found, compaction = _one_block(batch, spec, rows, slots)
-        collected.add(found)
+        collected.add(found.facts, found.sums, found.maxima)
         keep.append(found.decision.keep)
         if weights is not None and found.weights is not None:
             compaction.put(weights[slots], found.weights)
         if mask is not None:
             given = None if batch.mask is None else batch.mask[slots]
             _put_mask(mask[slots], given, batch.offsets is None, compaction, found)
-    outside = torch.zeros((), dtype=torch.int64)
-    if batch.offsets is not None:
-        ends = (slice(0, int(batch.offsets[0])), slice(int(batch.offsets[-1]), train.numel()))
-        given = torch.ones(train.shape, dtype=torch.bool) if batch.mask is None else batch.mask
-        outside = sum((torch.count_nonzero(given[end]) for end in ends), outside)
-    return Result(weights, mask, torch.cat(keep), collected.statistics(outside, spec))
+    return Result(weights, mask, torch.cat(keep), collected.statistics(tokens_outside(batch), spec))
+
+
+def tokens_outside(batch: Batch) -> Tensor:
+    """0-d: valid tokens before the first and after the last sequence of a packed batch on the CPU."""
+    if batch.offsets is None:
+        return torch.zeros((), dtype=torch.int64)
+    before, after = int(batch.offsets[0]), batch.train.numel() - int(batch.offsets[-1])
+    if batch.mask is None:
+        return torch.tensor(before + after)
+    return torch.count_nonzero(batch.mask[:before]) + torch.count_nonzero(batch.mask[batch.train.numel() - after :])
 
 
 def _blocks(batch: Batch) -> Iterator[tuple[slice, slice]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-import struct
 from typing import NamedTuple
 
 from rollout_corr.spec import Criterion
+
+
+LARGEST_FLOAT32 = (2.0 - 2.0**-23) * 2.0**127
 
 
 class Cut(NamedTuple):
@@ -98,25 +100,13 @@ _INVERSES = {
 
 def float32_at_most(x: float) -> float:
     """The largest float32 <= x, so that comparing a float32 with it is comparing with x itself."""
-    nearest = _to_float32(x)
-    return nearest if nearest <= x else _step(nearest, -1)
+    if math.isinf(x):
+        return x
+    scale = 2.0 ** (24 - max(math.frexp(x)[1], -125))  # 24 bits of significand, fewer below 2^-126
+    rounded = math.floor(x * scale) / scale
+    return min(rounded, LARGEST_FLOAT32) if rounded >= -LARGEST_FLOAT32 else -math.inf
 
 
 def float32_at_least(x: float) -> float:
     """The smallest float32 >= x."""
     return -float32_at_most(-x)
-
-
-def _to_float32(x: float) -> float:
-    try:
-        return float(struct.unpack("f", struct.pack("f", x))[0])
-    except OverflowError:
-        return math.copysign(math.inf, x)
-
-
-def _step(x: float, direction: int) -> float:
-    """The neighbour of a float32, downwards for -1."""
-    if x == 0.0:
-        return direction * struct.unpack("f", struct.pack("I", 1))[0]
-    bits = struct.unpack("I", struct.pack("f", x))[0]
-    return struct.unpack("f", struct.pack("I", bits + (direction if x > 0.0 else -direction)))[0]

@@ -116,17 +116,23 @@ def sequence_facts(
 ) -> SequenceFacts:
     """Gather what is known per sequence, with the segment sums that no verdict needed."""
     sequences = tokens.sequences
-    add = sequences.sum if tokens.propagate else sequences.sum_of_finite
     nothing = torch.zeros(0, dtype=torch.float64, device=tokens.d.device)
     raw = bounded = log_weight = nothing
-    if weighing is not None and spec.weight is not None:
+    summands = [tokens.train, tokens.rollout]
+    token_level = spec.weight is not None and spec.weight.level == "token"
+    bounds = spec.weight is not None and (spec.weight.lower, spec.weight.upper) != (None, None)
+    if weighing is not None:
         raw, bounded, log_weight = weighing.raw, weighing.bounded, weighing.log_ratio
-        if spec.weight.level == "token":
-            n, bounds = n_measured.clamp(min=1), (spec.weight.lower, spec.weight.upper)
-            raw = add(select(tokens.measured, raw)) / n
-            unbounded = bounds == (None, None)
-            bounded = raw if unbounded else add(select(tokens.measured, bounded)) / n
-            log_weight = raw.log1p()
+        if token_level:
+            summands += [select(tokens.measured, x) for x in ([raw, bounded] if bounds else [raw])]
+    if tokens.propagate:
+        sums = [sequences.sum(x) for x in summands]
+    else:
+        sums = sequences.sums_of_finite(summands)
+    if token_level:
+        n = n_measured.clamp(min=1)
+        raw, bounded = sums[2] / n, sums[-1] / n
+        log_weight = raw.log1p()
     criteria = []
     for verdict in decision.verdicts:
         if verdict.dropped is None:
@@ -147,8 +153,8 @@ def sequence_facts(
         nonfinite=torch.zeros_like(n_valid) if tokens.nonfinite is None else tokens.nonfinite,
         kept=kept,
         keep=decision.keep,
-        train=add(tokens.train),
-        rollout=add(tokens.rollout),
+        train=sums[0],
+        rollout=sums[1],
         d=tokens.sum_d,
         raw=raw,
         bounded=bounded,
@@ -177,25 +183,21 @@ def token_statistics(
     low, high = extrema(d, measured)
     maxima: Named = {"max_d": high, "-min_d": low}
     if weighing is not None and spec.weight is not None:
-        below, above = log_bound(spec.weight.lower), log_bound(spec.weight.upper)
+        beyond = outside(weighing.log_ratio, log_bound(spec.weight.lower), log_bound(spec.weight.upper))
+        raw, bounded, among = weighing.raw, weighing.bounded, measured
         if spec.weight.level == "token":
-            raw, bounded = select(measured, weighing.raw), select(measured, weighing.bounded)
-            sums |= {"raw2": (raw * raw).sum(), "weight2": (bounded * bounded).sum()}
-            sums |= outside(weighing.log_ratio, measured, below, above)
-            maxima["-min_raw"], maxima["max_raw"] = extrema(weighing.raw, measured)
-            maxima["-min_weight"], maxima["max_weight"] = extrema(weighing.bounded, measured)
+            squares = [(select(measured, x) * select(measured, x)).sum() for x in (raw, bounded)]
+            counts = [torch.count_nonzero(x if measured is None else x & measured) for x in beyond]
         else:
-            sums |= {
-                "raw2": (n_measured * weighing.raw * weighing.raw).sum(),
-                "weight2": (n_measured * weighing.bounded * weighing.bounded).sum(),
-            }
-            sums |= outside(weighing.log_ratio, None, below, above, n_measured)
             among = n_measured > 0
-            maxima["-min_raw"], maxima["max_raw"] = extrema(weighing.raw, among)
-            maxima["-min_weight"], maxima["max_weight"] = extrema(weighing.bounded, among)
+            squares = [(n_measured * x * x).sum() for x in (raw, bounded)]
+            counts = [(n_measured * x).sum() for x in beyond]
+        sums |= dict(zip(("raw2", "weight2", "tokens_above", "tokens_below"), squares + counts, strict=True))
+        maxima["-min_raw"], maxima["max_raw"] = extrema(raw, among)
+        maxima["-min_weight"], maxima["max_weight"] = extrema(bounded, among)
     for verdict in decision.verdicts:
         if verdict.criterion.over == "token":
-            units = torch.where(verdict.among, 1, 0).sum() if verdict.among is not None else n
+            units = n if verdict.among is None else torch.count_nonzero(verdict.among)
             moments(verdict.criterion, verdict.value, verdict.among, units, spec, sums, maxima)
     if spec.detail == "full":
         p, q = select(measured, tokens.rollout.exp()), select(measured, tokens.train.exp())
@@ -210,56 +212,58 @@ def sequence_statistics(facts: SequenceFacts, outside_tokens: Tensor, spec: Spec
     """Sums and maxima over the non-empty sequences, each counting once."""
     n, some = facts.measured.clamp(min=1), facts.measured > 0
     train, rollout = -facts.train / n, -facts.rollout / n
-    gap = torch.where(some, train - rollout, 0.0)
-    overflow = facts.d.abs() > spec.clamp
+    gap, size = train - rollout, facts.d.abs()
     nonempty = facts.tokens > 0
-
-    def over(x: Tensor) -> Tensor:
-        return torch.where(some, x, 0.0).sum()
 
     def perplexity(log_perplexity: Tensor) -> Tensor:
         return log_perplexity.clamp(max=LARGEST_LOG_PERPLEXITY).exp()
 
-    sums: Named = {
-        "tokens": facts.tokens.sum(),
-        "tokens_outside": outside_tokens,
-        "tokens_nonfinite": facts.nonfinite.sum(),
-        "tokens_kept": facts.kept.sum(),
-        "sequences": nonempty.sum(),
-        "sequences_measured": some.sum(),
-        "sequences_kept": (facts.keep & nonempty).sum(),
-        "sequences_without_survivors": (facts.keep & nonempty & (facts.kept == 0)).sum(),
-        "d": facts.d.sum(),
-        "train_ppl": over(perplexity(train)),
-        "rollout_ppl": over(perplexity(rollout)),
-        "train_log_ppl": over(train),
-        "rollout_log_ppl": over(rollout),
-        "log_ppl_abs_diff": gap.abs().sum(),
-        "ppl_ratio": over(perplexity(gap)),
-        "chi2_sequence": over((2.0 * facts.d.clamp(-spec.clamp, spec.clamp)).expm1()),
-        "abs_sum_d": facts.d.abs().sum(),
-        "sequences_clamped": overflow.sum(),
+    counted: Named = {
+        "tokens": facts.tokens,
+        "tokens_nonfinite": facts.nonfinite,
+        "tokens_kept": facts.kept,
+        "sequences": nonempty,
+        "sequences_measured": some,
+        "sequences_kept": facts.keep & nonempty,
+        "sequences_without_survivors": facts.keep & nonempty & (facts.kept == 0),
     }
-    low, high = extrema(gap, some)
-    maxima: Named = {
-        "max_log_ppl_diff": high,
-        "-min_log_ppl_diff": low,
-        "max_abs_sum_d": extrema(facts.d.abs(), some)[1],
+    measured: Named = {
+        "d": facts.d,
+        "train_ppl": perplexity(train),
+        "rollout_ppl": perplexity(rollout),
+        "train_log_ppl": train,
+        "rollout_log_ppl": rollout,
+        "log_ppl_abs_diff": gap.abs(),
+        "ppl_ratio": perplexity(gap),
+        "chi2_sequence": (2.0 * facts.d.clamp(-spec.clamp, spec.clamp)).expm1(),
+        "abs_sum_d": size,
+        "sequences_clamped": size > spec.clamp,
     }
+    spread: Named = {"log_ppl_diff": gap}
     if spec.weight is not None:
-        # The 1 that `raw` and `weight` are centred on counts once per token here, and once per sequence below.
-        sums |= {"raw": (facts.raw * facts.measured).sum(), "weight": (facts.bounded * facts.measured).sum()}
+        # The 1 that raw and bounded are centred on counts once per token here, and once per sequence below.
+        measured |= {"raw": facts.raw * facts.measured, "weight": facts.bounded * facts.measured}
         for name, x in (("raw", facts.raw), ("weight", facts.bounded)):
-            sums |= {f"sequence_{name}": over(x), f"sequence_{name}2": over(x * x)}
-            maxima[f"-min_sequence_{name}"], maxima[f"max_sequence_{name}"] = extrema(x, some)
-        counts = outside(facts.log_weight, some, log_bound(spec.weight.lower), log_bound(spec.weight.upper))
-        sums |= {"sequences_above": counts["tokens_above"], "sequences_below": counts["tokens_below"]}
+            measured |= {f"sequence_{name}": x, f"sequence_{name}2": x * x}
+            spread[f"sequence_{name}"] = x
+        beyond = outside(facts.log_weight, log_bound(spec.weight.lower), log_bound(spec.weight.upper))
+        measured |= {"sequences_above": beyond[0], "sequences_below": beyond[1]}
     for criterion, found in zip(ordered_criteria(spec), facts.criteria, strict=True):
-        sums[f"{criterion.label}/tokens"] = found.tokens.sum()
-        sums[f"{criterion.label}/sequences"] = (found.tokens > 0).sum()
+        counted |= {f"{criterion.label}/tokens": found.tokens, f"{criterion.label}/sequences": found.tokens > 0}
+    sums = totals(counted, None) | totals(measured, some) | {"tokens_outside": outside_tokens}
+    maxima = {"max_abs_sum_d": extrema(size, some)[1]}
+    for name, x in spread.items():
+        maxima[f"-min_{name}"], maxima[f"max_{name}"] = extrema(x, some)
+    for criterion, found in zip(ordered_criteria(spec), facts.criteria, strict=True):
         if criterion.over == "sequence":
             moments(criterion, found.value, found.measured, found.measured.sum(), spec, sums, maxima)
     return sums, maxima
+
+
+def totals(per_sequence: Named, among: Tensor | None) -> Named:
+    """The sum of each [S] tensor over the chosen sequences, in float64."""
+    stacked = select(among, torch.stack([x.double() for x in per_sequence.values()]))
+    return dict(zip(per_sequence, stacked.sum(1).unbind(), strict=True))
 
 
 def ordered_criteria(spec: Spec) -> list[Criterion]:
@@ -293,21 +297,13 @@ def extrema(x: Tensor, among: Tensor | None) -> tuple[Tensor, Tensor]:
     return torch.where(among, -x, -torch.inf).amax(), torch.where(among, x, -torch.inf).amax()
 
 
-def outside(
-    log_ratio: Tensor, among: Tensor | None, below: float | None, above: float | None, weight: Tensor | None = None
-) -> Named:
-    """How many ratios lie above the upper and below the lower bound, each counting `weight`."""
-
-    def count(beyond: Tensor) -> Tensor:
-        if among is not None:
-            beyond = beyond & among
-        return beyond.sum() if weight is None else torch.where(beyond, weight, 0).sum()
-
-    none = torch.zeros((), dtype=torch.int64, device=log_ratio.device)
-    return {
-        "tokens_above": none if above is None else count(~reference.within(log_ratio, None, above)),
-        "tokens_below": none if below is None else count(~reference.within(log_ratio, below, None)),
-    }
+def outside(log_ratio: Tensor, below: float | None, above: float | None) -> tuple[Tensor, Tensor]:
+    """Bool per unit: beyond the upper bound, and beyond the lower one."""
+    nowhere = torch.zeros_like(log_ratio, dtype=torch.bool) if below is None or above is None else log_ratio
+    return (
+        nowhere if above is None else ~reference.within(log_ratio, None, above),
+        nowhere if below is None else ~reference.within(log_ratio, below, None),
+    )
 
 
 def histogram(d: Tensor, measured: Tensor | None) -> Tensor:
