@@ -20,7 +20,7 @@ PEERS_VENV ?= $(VENV)-peers
 ARGS ?=
 
 PIP = python -m pip install --disable-pip-version-check --quiet
-SOURCES = setup.py pyproject.toml constraints.txt README.md
+SOURCES = setup.py pyproject.toml constraints.txt
 
 # verl asks for a dozen packages that its correction never imports, and for versions of two others that do not go
 # together with this torch: so verl and tensordict come alone, and what they really import is named.
@@ -69,6 +69,6 @@ $(PEERS_VENV)/installed-peers: $(SOURCES) Makefile | $(PEERS_VENV)/bin/python
 	$(PEERS_VENV)/bin/$(PIP) --no-deps $(PEERS_ALONE)
 	@touch $@
 
-%/bin/python:
+$(VENV)/bin/python $(PEERS_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "rollout-corr needs Python >= 3.10, and $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=...")'
-	$(PYTHON) -m venv $*
+	$(PYTHON) -m venv $(@:/bin/python=)

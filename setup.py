@@ -13,6 +13,7 @@ TEST = [
     "numpy<2.4",
     "pytest>=8",
     "pytest-benchmark>=4",
+    "pyyaml>=6",
     # For the interpreter tests. The package itself runs without it.
     "triton; platform_system == 'Linux'",
 ]
