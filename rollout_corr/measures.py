@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rollout_corr import reference
 from rollout_corr.cuts import log_bound
-from rollout_corr.reference import HISTOGRAM_BINS, LARGEST_D, LARGEST_LOG_PERPLEXITY, Decision, Tokens, Weighing, select
+from rollout_corr.reference import HISTOGRAM_BINS, LARGEST_LOG_PERPLEXITY, Decision, Tokens, Weighing, select
 from rollout_corr.spec import Criterion, Spec
 
 HISTOGRAM = tuple(f"histogram_{i}" for i in range(HISTOGRAM_BINS))
@@ -125,10 +125,7 @@ def sequence_facts(
         raw, bounded, log_weight = weighing.raw, weighing.bounded, weighing.log_ratio
         if token_level:
             summands += [select(tokens.measured, x) for x in ([raw, bounded] if bounds else [raw])]
-    if tokens.propagate:
-        sums = [sequences.sum(x) for x in summands]
-    else:
-        sums = sequences.sums_of_finite(summands)
+    sums = [sequences.sum(x) for x in summands]
     if token_level:
         n = n_measured.clamp(min=1)
         raw, bounded = sums[2] / n, sums[-1] / n
@@ -169,15 +166,14 @@ def token_statistics(
     """Sums and maxima over the measured tokens."""
     d, measured = tokens.d, tokens.measured
     n = n_measured.sum()
-    saturated = d.clamp(-LARGEST_D, LARGEST_D)
-    ratio = tokens.clamped() + tokens.k3
+    saturated, ratio = tokens.saturated, tokens.excess
     sums: Named = {
         "tokens_measured": n,
         "abs_d": saturated.abs().sum(),
-        "d2": (saturated * saturated).sum(),
+        "d2": _squares(saturated),
         "k3": tokens.k3.sum(),
         "ratio": ratio.sum(),
-        "ratio2": (ratio * ratio).sum(),
+        "ratio2": _squares(ratio),
         "tokens_clamped": torch.count_nonzero(tokens.clamped() - d),
     }
     low, high = extrema(d, measured)
@@ -186,7 +182,7 @@ def token_statistics(
         beyond = outside(weighing.log_ratio, log_bound(spec.weight.lower), log_bound(spec.weight.upper))
         raw, bounded, among = weighing.raw, weighing.bounded, measured
         if spec.weight.level == "token":
-            squares = [(select(measured, x) * select(measured, x)).sum() for x in (raw, bounded)]
+            squares = [sums["ratio2"] if x is ratio else _squares(select(measured, x)) for x in (raw, bounded)]
             counts = [torch.count_nonzero(x if measured is None else x & measured) for x in beyond]
         else:
             among = n_measured > 0
@@ -200,7 +196,7 @@ def token_statistics(
             units = n if verdict.among is None else torch.count_nonzero(verdict.among)
             moments(verdict.criterion, verdict.value, verdict.among, units, spec, sums, maxima)
     if spec.detail == "full":
-        p, q = select(measured, tokens.rollout.exp()), select(measured, tokens.train.exp())
+        p, q = (select(measured, reference.probability(x)) for x in (tokens.rollout, tokens.train))
         gap = (p - q).abs()
         sums |= {"p": p.sum(), "q": q.sum(), "p2": (p * p).sum(), "q2": (q * q).sum(), "pq": (p * q).sum()}
         sums |= {"abs_prob_diff": gap.sum(), "histogram": histogram(d, measured)}
@@ -284,6 +280,10 @@ def moments(
     label, counted = criterion.label, select(among, value)
     sums |= {f"{label}/units": units, f"{label}/value": counted.sum(), f"{label}/value2": (counted * counted).sum()}
     maxima[f"-min_{label}/value"], maxima[f"max_{label}/value"] = extrema(value, among)
+
+
+def _squares(x: Tensor) -> Tensor:
+    return (x * x).sum()
 
 
 def extrema(x: Tensor, among: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -128,7 +128,12 @@ def correct(
         result = _run(batch, spec, chosen)
         weights = result.weights
         if weights is not None and spec.weight is not None and spec.weight.normalize == "batch":
-            weights = weights / _batch_mean(result.statistics, spec, batch_group)
+            mean = _batch_mean(result.statistics, spec, batch_group).to(weights.dtype)
+            if spec.nonfinite == "propagate":
+                # A NaN mean poisons the weights, but not the 0 at invalid tokens.
+                weights = torch.where(weights == 0, weights, weights / mean)
+            else:
+                weights.div_(mean)
     return Correction(
         weights=None if weights is None else batch.restore(weights),
         mask=_mask_back(batch, result.mask),

@@ -8,7 +8,7 @@ so that NaN behind a mask stays there.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -49,6 +49,11 @@ def k3(d: Tensor) -> Tensor:
     return torch.where(d.abs() <= 0.5, series, d.exp().sub_(1.0).sub_(d))
 
 
+def probability(logp: Tensor) -> Tensor:
+    """exp of a log-prob; one above 0 is read as 0, so that garbage stays finite."""
+    return logp.clamp(max=0.0).exp()
+
+
 def binary_kl(p: Tensor, q: Tensor, d: Tensor, eps: float) -> Tensor:
     """KL(p || q) of the distributions {p, 1-p} and {q, 1-q}, where d = log q - log p."""
     not_p, not_q = (1.0 - p).clamp(min=eps), (1.0 - q).clamp(min=eps)
@@ -71,8 +76,7 @@ class Tokens:
     nonfinite: Tensor | None  # [S] int64: valid tokens whose D is NaN or infinite; None: there is none
     clamp: float
     propagate: bool
-    _k3: Tensor | None = None
-    _sum_d: Tensor | None = None
+    _known: dict[str, Tensor] = field(default_factory=dict)
 
     def count(self, which: Tensor | None) -> Tensor:
         """[S] int64, how many tokens of each sequence; None counts them all."""
@@ -82,22 +86,35 @@ class Tokens:
 
     def clamped(self, token_clamp: float | None = None) -> Tensor:
         """D after the token clamp, and after the clamp that guards every exp."""
-        limit = self.clamp if token_clamp is None else min(self.clamp, token_clamp)
-        return self.d.clamp(-limit, limit)
+        if token_clamp is not None:
+            limit = min(self.clamp, token_clamp)
+            return self.d.clamp(-limit, limit)
+        return self._once("clamped", lambda: self.d.clamp(-self.clamp, self.clamp))
+
+    @property
+    def saturated(self) -> Tensor:
+        """D as it enters every sum."""
+        return self._once("saturated", lambda: self.d.clamp(-LARGEST_D, LARGEST_D))
 
     @property
     def k3(self) -> Tensor:
-        """k3 of the clamped D: asked for by several statistics, computed once."""
-        if self._k3 is None:
-            self._k3 = k3(self.clamped())
-        return self._k3
+        """k3 of the clamped D."""
+        return self._once("k3", lambda: k3(self.clamped()))
+
+    @property
+    def excess(self) -> Tensor:
+        """e^D - 1 of the clamped D, without cancellation."""
+        return self._once("excess", lambda: self.clamped() + self.k3)
 
     @property
     def sum_d(self) -> Tensor:
         """[S] float64: the sum of D over measured tokens."""
-        if self._sum_d is None:
-            self._sum_d = sum_of_d(self.d, self.sequences, self.propagate)
-        return self._sum_d
+        return self._once("sum_d", lambda: sum_of_d(self.saturated, self.sequences, self.propagate, self.d))
+
+    def _once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        if name not in self._known:
+            self._known[name] = compute()
+        return self._known[name]
 
 
 def read(
@@ -152,8 +169,8 @@ def statistic(criterion: Criterion, tokens: Tokens, external: Mapping[str, Tenso
             return k3(-d)
         if stat == "ratio_error":
             return d.abs().exp()
-        return (d + k3(d)).abs()
-    p, q = tokens.rollout.exp(), tokens.train.exp()
+        return tokens.excess.abs() if criterion.token_clamp is None else (d + k3(d)).abs()
+    p, q = probability(tokens.rollout), probability(tokens.train)
     if stat == "prob_diff":
         return q - p
     if stat == "tv":
@@ -175,13 +192,13 @@ def to_grid(x: Tensor, grid: float) -> Tensor:
     return (x * grid).add_(torch.copysign(half, x)).to(torch.int64)
 
 
-def sum_of_d(d: Tensor, sequences: Rows | Packed, propagate: bool) -> Tensor:
-    """[S] float64: the sum of D (or of |D|), each saturated at +-1024, exact and so independent of any order."""
-    whole = _finite(d, propagate).clamp(-LARGEST_D, LARGEST_D)
+def sum_of_d(saturated: Tensor, sequences: Rows | Packed, propagate: bool, d: Tensor) -> Tensor:
+    """[S] float64: the sum of D (or of |D|) saturated at +-1024, exact and so independent of any order."""
+    finite = _finite(saturated, propagate)
     if d.dtype == torch.float64:
-        total = sequences.sum(whole)
+        total = sequences.sum(finite)
     else:
-        total = sequences.sum_integers(to_grid(whole, GRID_OF_D)).double() / GRID_OF_D
+        total = sequences.sum_integers(to_grid(finite, GRID_OF_D)).double() / GRID_OF_D
     return total + sequences.sum(d - _finite(d, True)) if propagate else total
 
 
@@ -207,7 +224,8 @@ def total_of_d(token_clamp: float | None, tokens: Tokens, among: Tensor | None) 
     if token_clamp is None and among is tokens.measured:
         return tokens.sum_d
     d = tokens.d if token_clamp is None else tokens.d.clamp(-token_clamp, token_clamp)
-    return sum_of_d(select(among, d), tokens.sequences, tokens.propagate)
+    d = select(among, d)
+    return sum_of_d(d.clamp(-LARGEST_D, LARGEST_D), tokens.sequences, tokens.propagate, d)
 
 
 def value_of(
@@ -219,10 +237,13 @@ def value_of(
         if criterion.stat == "ratio":
             total = total_of_d(criterion.token_clamp, tokens, among)
         else:
-            adds = sum_of_d if criterion.stat in ("k1", "abs") else sum_of_statistic
+            x = select(among, statistic(criterion, tokens, external))
             # A NaN that the caller gave as an external statistic has to fail its sequence, not to vanish.
             propagate = tokens.propagate or criterion.stat == "external"
-            total = adds(select(among, statistic(criterion, tokens, external)), sequences, propagate)
+            if criterion.stat in ("k1", "abs"):
+                total = sum_of_d(x.clamp(-LARGEST_D, LARGEST_D), sequences, propagate, x)
+            else:
+                total = sum_of_statistic(x, sequences, propagate)
         return total if criterion.reduce == "sum" else total / n.clamp(min=1)
     sign = 1.0 if criterion.reduce == "max" else -1.0
     signed = sign * statistic(criterion, tokens, external)
@@ -405,7 +426,7 @@ def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
     overflow = None
     if weight.level == "token":
         log_ratio = tokens.clamped(weight.token_clamp)
-        raw = log_ratio + (tokens.k3 if weight.token_clamp is None else k3(log_ratio))
+        raw = tokens.excess if weight.token_clamp is None else log_ratio + k3(log_ratio)
     else:
         aggregate = total_of_d(weight.token_clamp, tokens, decision.survivors)
         if weight.level == "geometric":
