@@ -4,11 +4,11 @@
 #   make test         the tests that need nothing but a CPU
 #   make test-all     the slow ones too
 #   make test-gpu     the ones that need a GPU
-#   make test-peers   the ones that compare with the peers themselves, in an environment of its own
+#   make test-peers   the ones that compare with the peers themselves, in an environment of their own
 #   make test-wheel   builds the wheel and tests it from outside the checkout
 #   make lint         ruff, ruff format, mypy
 #   make format       lets ruff rewrite what it can
-#   make bench        the benchmarks
+#   make bench        the benchmarks on the CPU, beside verl
 #   make clean        takes away what the others made
 #
 # PYTHON is the interpreter that environments are made with, VENV the environment, ARGS what to pass on:
@@ -22,11 +22,13 @@ ARGS ?=
 PIP = python -m pip install --disable-pip-version-check --quiet
 SOURCES = setup.py pyproject.toml constraints.txt
 
-# verl asks for a dozen packages that its correction never imports, and for versions of two others that do not go
-# together with this torch: so verl and tensordict come alone, and what they really import is named.
-PEERS_ALONE = verl==0.9.1 tensordict==0.10.0
+# verl asks for a dozen packages that its correction never imports, and for older versions of others. So verl and
+# tensordict come without their requirements, and what they really import is named. constraints.txt has the versions.
+PEERS_ALONE = verl tensordict
 PEERS_NEED = cloudpickle codetiming omegaconf orjson packaging pyvers ray transformers
 
+# Two installations into one environment at a time would break it.
+.NOTPARALLEL:
 .PHONY: demo test test-all test-gpu test-peers test-wheel lint format bench clean
 
 demo: $(VENV)/installed-demo
@@ -56,19 +58,24 @@ format: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check --fix
 	$(VENV)/bin/ruff format
 
+# The benchmarks compare with verl's own function in one process, so they run beside it.
+bench: $(PEERS_VENV)/installed-peers
+	$(PEERS_VENV)/bin/python -m benchmarks.cpu $(ARGS)
+
 clean:
 	rm -rf $(VENV) $(PEERS_VENV) build dist *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 # A stamp per set of extras: the second call of a target installs nothing, and a changed requirement installs again.
-$(VENV)/installed-%: $(SOURCES) | $(VENV)/bin/python
+$(VENV)/installed-%: $(SOURCES) | $(VENV)/bin/pip
 	$(VENV)/bin/$(PIP) -c constraints.txt -e '.[$*]'
 	@touch $@
 
-$(PEERS_VENV)/installed-peers: $(SOURCES) Makefile | $(PEERS_VENV)/bin/python
+$(PEERS_VENV)/installed-peers: $(SOURCES) Makefile | $(PEERS_VENV)/bin/pip
 	$(PEERS_VENV)/bin/$(PIP) -c constraints.txt -e '.[test]' $(PEERS_NEED)
-	$(PEERS_VENV)/bin/$(PIP) --no-deps $(PEERS_ALONE)
+	$(PEERS_VENV)/bin/$(PIP) -c constraints.txt --no-deps $(PEERS_ALONE)
 	@touch $@
 
-$(VENV)/bin/python $(PEERS_VENV)/bin/python:
+# pip and not python: where venv lacks ensurepip it fails after it has written python.
+$(VENV)/bin/pip $(PEERS_VENV)/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "rollout-corr needs Python >= 3.10, and $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=...")'
-	$(PYTHON) -m venv $(@:/bin/python=)
+	$(PYTHON) -m venv $(@:/bin/pip=)
