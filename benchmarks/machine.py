@@ -1,0 +1,85 @@
+"""Where a run took place, in words that say nothing about whose machine it is."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# What can change a number of a run.
+MEASURED = ("rollout_corr", "kernels", "benchmarks/*.py")
+# glibc decides with these whether a temporary comes from fresh pages.
+ALLOCATOR = ("MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "LD_PRELOAD")
+
+
+def describe() -> dict[str, object]:
+    """Processor, caches, versions."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "caches": _caches(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+        "verl": _version("verl"),
+        "allocator": {name: os.environ[name] for name in ALLOCATOR if name in os.environ},
+    }
+
+
+def commit() -> tuple[str, bool]:
+    """(commit, whether a file that is measured differs from it); ("unknown", True) outside a checkout."""
+    try:
+        head = _git("rev-parse", "HEAD")
+        changes = _git("status", "--porcelain", "--", *MEASURED)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown", True
+    return head, bool(changes)
+
+
+def import_seconds(times: int = 7) -> list[float]:
+    """What `import rollout_corr` adds to `import torch`, each in a fresh process that finds bytecode."""
+    code = "import time, torch; t = time.perf_counter(); import rollout_corr; print(time.perf_counter() - t)"
+    command = [sys.executable, "-c", code]
+    taken = [
+        float(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+        for _ in range(1 + times)
+    ]
+    return taken[1:]
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "unknown"
+
+
+def _caches() -> dict[str, str]:
+    """{"L2": "1024K", ...} of the first core, where the system says."""
+    found = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, kind, size = ((index / name).read_text(encoding="utf-8").strip() for name in ("level", "type", "size"))
+        if kind != "Instruction":
+            found[f"L{level}"] = size
+    return found
