@@ -65,7 +65,7 @@ assert rc.Spec().explain()
 
 def run_fresh(code: str, folder: Path) -> str:
     """What `code` prints in a fresh interpreter that sees the installed packages and nothing of this checkout."""
-    # Bytecode is written whatever the caller's shell says: what is timed is a second import, as with an installed package.
+    # Bytecode is written whatever the caller's shell says: an installed package has it, and import times count on it.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True, timeout=300
