@@ -84,7 +84,7 @@ class Collected:
         self.sums.append(torch.stack([value.double() for value in sums.values()]))
         self.maxima.append(torch.stack([value.double() for value in maxima.values()]))
 
-    def statistics(self, outside_tokens: Tensor, spec: Spec) -> Statistics:
+    def statistics(self, outside_tokens: Tensor, batch: Batch, spec: Spec) -> Statistics:
         sums = dict(zip(self.names[0], torch.stack(self.sums).sum(0).unbind(), strict=True))
         maxima = dict(zip(self.names[1], torch.stack(self.maxima).amax(0).unbind(), strict=True))
         if self.histograms:
@@ -92,7 +92,9 @@ class Collected:
         more = measures.sequence_statistics(measures.concatenate(self.facts), outside_tokens, spec)
         sums, maxima = sums | more[0], maxima | more[1]
         if len(spec.report) > 1:
-            more = reports.per_call(sums, maxima, spec)
+            sizes = {"rows": batch.count, "slots": batch.train.numel()}
+            counts = {name: torch.full((), size, device=outside_tokens.device) for name, size in sizes.items()}
+            more = reports.per_call(sums | counts, maxima, spec)
             sums, maxima = sums | more[0], maxima | more[1]
         return assemble(spec, sums, maxima)
 
@@ -150,7 +152,7 @@ def run_whole(batch: Batch, spec: Spec) -> Result:
     if edits_mask(spec):
         kept = reference.kept_tokens(found.tokens, found.decision)
         mask = kept if batch.mask is None else torch.where(kept, batch.mask, 0).to(batch.mask.dtype)
-    statistics = collected.statistics(everything - n_valid.sum(), spec)
+    statistics = collected.statistics(everything - n_valid.sum(), batch, spec)
     return Result(found.weights, mask, found.decision.keep, statistics)
 
 
@@ -176,7 +178,7 @@ def run_blocks(batch: Batch, spec: Spec) -> Result:
         if mask is not None:
             given = None if batch.mask is None else batch.mask[slots]
             _put_mask(mask[slots], given, batch.offsets is None, compaction, found)
-    return Result(weights, mask, torch.cat(keep), collected.statistics(tokens_outside(batch), spec))
+    return Result(weights, mask, torch.cat(keep), collected.statistics(tokens_outside(batch), batch, spec))
 
 
 def tokens_outside(batch: Batch) -> Tensor:

@@ -95,15 +95,16 @@ def run_compiled(batch: Batch, spec: Spec) -> Result:
     collected, keep = Collected(), []
     for rows, slots, piece in _pieces(batch):
         n = rows.stop - rows.start
-        piece_weights, piece_mask, piece_keep, facts, criteria, sums, maxima = function(_lengths_vary(_at_least_two(piece)))
+        found = function(_lengths_vary(_at_least_two(piece)))
+        piece_weights, piece_mask, piece_keep, facts, criteria, sums, maxima = found
         of_criteria = [CriterionFacts(*(x[:n] for x in item)) for item in criteria]
-        found = SequenceFacts(*(x[:n] for x in facts), criteria=of_criteria)
-        collected.add(found, sums, maxima)
+        of_sequences = SequenceFacts(of_criteria, *(x[:n] for x in facts))
+        collected.add(of_sequences, sums, maxima)
         keep.append(piece_keep[:n])
         for out, part in ((weights, piece_weights), (mask, piece_mask)):
             if out is not None:
                 _put(out[slots], part[:n], piece)
-    return Result(weights, mask, torch.cat(keep), collected.statistics(tokens_outside(batch), spec))
+    return Result(weights, mask, torch.cat(keep), collected.statistics(tokens_outside(batch), batch, spec))
 
 
 def _put(out: Tensor, part: Tensor, piece: Piece) -> None:
@@ -142,14 +143,14 @@ def _pieces(batch: Batch) -> Iterator[tuple[slice, slice, Piece]]:
         while last < end and max(width, offsets[last + 1] - offsets[last]) * (last + 1 - first) <= PIECE:
             width = max(width, offsets[last + 1] - offsets[last])
             last += 1
-        rows, slots = slice(first, last), slice(offsets[first], offsets[last])
+        members, slots = slice(first, last), slice(offsets[first], offsets[last])
         lengths = batch.offsets[first : last + 1].diff()
         column = torch.arange(width)
         inside = column < lengths[:, None]
-        position = (batch.offsets[rows][:, None] + column).clamp_(max=max(batch.train.numel() - 1, 0))
+        position = (batch.offsets[members][:, None] + column).clamp_(max=max(batch.train.numel() - 1, 0))
         mask = None if batch.mask is None else batch.mask[position]
         yield (
-            rows,
+            members,
             slots,
             Piece(
                 batch.train[position],
@@ -157,7 +158,7 @@ def _pieces(batch: Batch) -> Iterator[tuple[slice, slice, Piece]]:
                 mask,
                 inside,
                 None if per_token is None else per_token[position],
-                None if given is None else given[rows],
+                None if given is None else given[members],
                 {name: x[position] for name, x in batch.external.items()},
             ),
         )

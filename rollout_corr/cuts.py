@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from rollout_corr.spec import Criterion
 
-
 LARGEST_FLOAT32 = (2.0 - 2.0**-23) * 2.0**127
 
 
@@ -43,13 +42,14 @@ def cut_of(criterion: Criterion, clamp: float) -> Cut:
     if criterion.reduce in ("sum", "mean"):
         return Cut("value", lower, upper)
     if criterion.stat == "k2":
-        return Cut("abs_d", *(None if bound is None else math.sqrt(2.0 * bound) for bound in (lower, upper)))
+        low, high = (None if bound is None else math.sqrt(2.0 * bound) for bound in (lower, upper))
+        return Cut("abs_d", low, high)
     if criterion.stat == "ratio_error":
         return Cut("clamped_abs_d", log_bound(lower), log_bound(upper))
     if criterion.over == "token" and criterion.stat in _INVERSES:
         inverse = _INVERSES[criterion.stat]
-        low, high = (None, None) if upper is None else inverse(upper)
-        return Cut("clamped_d", low, high, inverse(lower) if lower else None)
+        outer: tuple[float | None, float | None] = (None, None) if upper is None else inverse(upper)
+        return Cut("clamped_d", *outer, inverse(lower) if lower else None)
     return Cut("value", lower, upper)
 
 

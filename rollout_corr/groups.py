@@ -17,13 +17,13 @@ class FilteredGroups(NamedTuple):
         mean: [S] mean reward of the kept samples of the sample's group, its baseline; 0 where none is kept, and see
             `alone`.
         std: [S] population standard deviation of the same; 0 where fewer than two are kept.
-        count: [S] int64, how many samples of the group are kept.
+        size: [S] int64, how many samples of the group are kept.
         centred: [S] reward - mean for kept samples, 0 for rejected ones.
     """
 
     mean: Tensor
     std: Tensor
-    count: Tensor
+    size: Tensor
     centred: Tensor
 
 
@@ -61,18 +61,24 @@ def filter_groups(rewards: Tensor, keep: Tensor, group_index: Tensor, alone: str
         if x.shape != rewards.shape:
             raise ValueError(f"{name}: expected shape {list(rewards.shape)} (of rewards), got {list(x.shape)}")
         if x.dtype not in dtypes:
-            raise ValueError(f"{name}: expected dtype {' or '.join(str(d)[6:] for d in dtypes)}, got {str(x.dtype)[6:]}")
+            raise ValueError(
+                f"{name}: expected dtype {' or '.join(str(d)[6:] for d in dtypes)}, got {str(x.dtype)[6:]}"
+            )
         if x.device != rewards.device:
             raise ValueError(f"{name}: expected device {rewards.device} (of rewards), got {x.device}")
-    size = rewards.shape[0]
-    if group_index.device.type == "cpu" and size and not 0 <= int(group_index.min()) <= int(group_index.max()) < size:
+    samples = rewards.shape[0]
+    if (
+        group_index.device.type == "cpu"
+        and samples
+        and not 0 <= int(group_index.min()) <= int(group_index.max()) < samples
+    ):
         low, high = int(group_index.min()), int(group_index.max())
-        raise ValueError(f"group_index: expected numbers from 0 to {size - 1} (samples - 1), got {low} to {high}")
+        raise ValueError(f"group_index: expected numbers from 0 to {samples - 1} (samples - 1), got {low} to {high}")
     dtype = torch.promote_types(rewards.dtype, torch.float32)
     group = group_index.to(torch.int64)
     # Sorted by group, every sum is one run in a fixed order: no atomics, and a NaN stays in its group.
     order = group.argsort(stable=True)
-    runs = Packed(torch.searchsorted(group[order], torch.arange(size + 1, device=group.device)), size)
+    runs = Packed(torch.searchsorted(group[order], torch.arange(samples + 1, device=group.device)), samples)
 
     def over_group(x: Tensor) -> Tensor:
         return runs.sum(torch.where(keep, x, 0.0)[order])[group]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,6 +74,8 @@ def _tensor(name: str, x: object, dtypes: tuple[torch.dtype, ...], like: Tensor 
         )
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+    if x.layout != torch.strided:
+        raise ValueError(f"{name}: expected a dense tensor, got layout {x.layout}")
     if x.dtype not in dtypes:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise ValueError(f"{name}: expected a dtype among {names}, got {str(x.dtype).removeprefix('torch.')}")
@@ -95,6 +98,8 @@ def read_batch(
     validate: bool,
 ) -> Batch:
     """Check every argument and bring it into one of the two shapes. Copies nothing, except for a list."""
+    if not isinstance(validate, bool):
+        raise TypeError(f"validate: expected True or False, got {type(validate).__name__} {validate!r}")
     flatten, restore, offsets = _opener(train_logp, cu_seqlens)
     train = _tensor("train_logp", flatten("train_logp", train_logp), LOGP_DTYPES)
     rollout = _tensor("rollout_logp", flatten("rollout_logp", rollout_logp), LOGP_DTYPES, train)
@@ -121,6 +126,11 @@ def _reshaped(restore: Callable[[Tensor], LogProbs], shape: torch.Size) -> Calla
     return lambda x: restore(x.view(shape))
 
 
+def _ragged(x: Tensor) -> Any:
+    """A jagged nested tensor, whose methods the type stubs of Tensor do not know."""
+    return x
+
+
 def _opener(
     train_logp: LogProbs, cu_seqlens: Tensor | None
 ) -> tuple[Callable[[str, object], object], Callable[[Tensor], LogProbs], Tensor | None]:
@@ -129,13 +139,13 @@ def _opener(
         if train_logp.layout != torch.jagged:
             raise ValueError(f"train_logp: expected a nested tensor of layout torch.jagged, got {train_logp.layout}")
         if cu_seqlens is not None:
-            raise ValueError("cu_seqlens: expected None with a nested tensor, which has its own offsets")
-        if train_logp.dim() != 2 or train_logp.lengths() is not None:
+            raise ValueError(f"cu_seqlens: expected None with a nested tensor (its rows say it), {_got(cu_seqlens)}")
+        if train_logp.dim() != 2 or _ragged(train_logp).lengths() is not None:
             raise ValueError(
                 f"train_logp: expected a contiguous jagged tensor [S, ragged], got {train_logp.dim()} dimensions"
-                f"{'' if train_logp.lengths() is None else ' and holes between its rows (call .contiguous())'}"
+                f"{'' if _ragged(train_logp).lengths() is None else ' and holes between its rows (call .contiguous())'}"
             )
-        offsets = train_logp.offsets()
+        offsets = _ragged(train_logp).offsets()
 
         def values(name: str, x: object) -> object:
             if not isinstance(x, Tensor):
@@ -147,6 +157,10 @@ def _opener(
                     f"{name}: expected {train_logp.size(0)} rows and {train_logp.values().shape[0]} tokens (of "
                     f"train_logp), got {x.size(0)} and {x.values().shape[0]}"
                 )
+            theirs = _ragged(x).offsets()
+            if theirs is not offsets and theirs.device.type == "cpu" and not torch.equal(theirs, offsets.cpu()):
+                got, wanted = (o.diff().tolist()[:8] for o in (theirs, offsets))
+                raise ValueError(f"{name}: expected rows of lengths {wanted} (of train_logp), got {got}")
             return x.values()
 
         return values, lambda x: torch.nested.nested_tensor_from_jagged(x, offsets), offsets
@@ -159,7 +173,7 @@ def _opener(
         if cu_seqlens is not None and not packed:
             raise ValueError(
                 f"cu_seqlens: expected None with padded log-probs of shape {_shape(train_logp)} (each row is a "
-                "sequence), got offsets"
+                f"sequence), {_got(cu_seqlens)}"
             )
     return lambda name, x: x, lambda x: x, cu_seqlens
 
@@ -168,7 +182,7 @@ def _list_opener(
     samples: Sequence[Tensor], cu_seqlens: Tensor | None
 ) -> tuple[Callable[[str, object], object], Callable[[Tensor], LogProbs], Tensor | None]:
     if cu_seqlens is not None:
-        raise ValueError("cu_seqlens: expected None with a list of samples, each of which is a sequence")
+        raise ValueError(f"cu_seqlens: expected None with a list of samples, each a sequence, {_got(cu_seqlens)}")
     for i, sample in enumerate(samples):
         if not isinstance(sample, Tensor) or sample.dim() != 1:
             got = f"shape {_shape(sample)}" if isinstance(sample, Tensor) else type(sample).__name__
@@ -182,9 +196,19 @@ def _list_opener(
         got = [item.shape[0] if isinstance(item, Tensor) and item.dim() == 1 else None for item in x]
         if got != lengths:
             raise ValueError(f"{name}: expected a list of 1-D tensors of lengths {lengths} (of train_logp), got {got}")
+        for i, item in enumerate(x):
+            if (item.dtype, item.device) != (x[0].dtype, x[0].device):
+                wanted = f"{str(x[0].dtype).removeprefix('torch.')} on {x[0].device} (of {name}[0])"
+                raise ValueError(
+                    f"{name}[{i}]: expected {wanted}, got {str(item.dtype).removeprefix('torch.')} on {item.device}"
+                )
         return torch.cat(list(x)) if x else torch.zeros(0)
 
     return joined, lambda x: list(x.split(lengths)), offsets
+
+
+def _got(x: object) -> str:
+    return f"got shape {_shape(x)}" if isinstance(x, Tensor) else f"got {type(x).__name__}"
 
 
 def _refuse_list(name: str, x: object) -> object:
@@ -246,6 +270,8 @@ def _read_extras(
                     f"[{batch.count}, 1] (per sequence), got {_shape(flat)}"
                 )
             batch.advantages = _tensor("advantages", flat, floats, batch.train)
+    if external is not None and not isinstance(external, Mapping):
+        raise TypeError(f"external: expected a mapping of names to tensors, got {type(external).__name__}")
     wanted = {criterion.name for criterion in spec.criteria if criterion.stat == "external"}
     given_names = sorted(external or {})
     for name in sorted(name for name in wanted if name is not None):

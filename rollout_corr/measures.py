@@ -14,10 +14,9 @@ from torch import Tensor
 
 from rollout_corr import reference
 from rollout_corr.cuts import log_bound
-from rollout_corr.reference import HISTOGRAM_BINS, LARGEST_LOG_PERPLEXITY, Decision, Tokens, Weighing, select
+from rollout_corr.histogram import HISTOGRAM, histogram
+from rollout_corr.reference import LARGEST_LOG_PERPLEXITY, Decision, Tokens, Weighing, select
 from rollout_corr.spec import Criterion, Spec
-
-HISTOGRAM = tuple(f"histogram_{i}" for i in range(HISTOGRAM_BINS))
 
 Named = dict[str, Tensor]
 
@@ -66,8 +65,9 @@ class CriterionFacts:
 
 @dataclass
 class SequenceFacts:
-    """What the sequence statistics need; every field is [S]."""
+    """What the sequence statistics need; every tensor is [S]."""
 
+    criteria: list[CriterionFacts]
     tokens: Tensor
     measured: Tensor
     nonfinite: Tensor
@@ -79,7 +79,6 @@ class SequenceFacts:
     raw: Tensor
     bounded: Tensor
     log_weight: Tensor
-    criteria: list[CriterionFacts]
 
 
 @dataclass
@@ -108,7 +107,7 @@ def concatenate(parts: list[SequenceFacts]) -> SequenceFacts:
         for i in range(len(parts[0].criteria))
     ]
     plain = [name for name in SequenceFacts.__dataclass_fields__ if name != "criteria"]
-    return SequenceFacts(*joined(parts, plain), criteria=criteria)
+    return SequenceFacts(criteria, *joined(parts, plain))
 
 
 def sequence_facts(
@@ -132,11 +131,12 @@ def sequence_facts(
         log_weight = raw.log1p()
     criteria = []
     for verdict in decision.verdicts:
-        if verdict.dropped is None:
+        lost = torch.zeros_like(n_valid)
+        if verdict.failed is not None:
             lost = torch.where(verdict.failed, n_valid, 0)
-        else:
+        elif verdict.dropped is not None:
             lost = tokens.count(verdict.dropped)
-        if verdict.criterion.over == "token":
+        if verdict.criterion.over == "token" or verdict.among is None:
             criteria.append(CriterionFacts(nothing, nothing, lost))
         else:
             criteria.append(CriterionFacts(verdict.value, verdict.among, lost))
@@ -145,6 +145,7 @@ def sequence_facts(
     else:
         kept = tokens.count(reference.kept_tokens(tokens, decision))
     return SequenceFacts(
+        criteria=criteria,
         tokens=n_valid,
         measured=n_measured,
         nonfinite=torch.zeros_like(n_valid) if tokens.nonfinite is None else tokens.nonfinite,
@@ -156,7 +157,6 @@ def sequence_facts(
         raw=raw,
         bounded=bounded,
         log_weight=log_weight,
-        criteria=criteria,
     )
 
 
@@ -196,9 +196,10 @@ def token_statistics(
             units = n if verdict.among is None else torch.count_nonzero(verdict.among)
             moments(verdict.criterion, verdict.value, verdict.among, units, spec, sums, maxima)
     if spec.detail == "full":
-        p, q = (select(measured, reference.probability(x)) for x in (tokens.rollout, tokens.train))
-        gap = (p - q).abs()
-        sums |= {"p": p.sum(), "q": q.sum(), "p2": (p * p).sum(), "q2": (q * q).sum(), "pq": (p * q).sum()}
+        # Around 1, where most probabilities are, and in float64, so that the correlation does not cancel.
+        p, q = (select(measured, reference.probability(x) - 1.0) for x in (tokens.rollout, tokens.train))
+        gap, p, q = (p - q).abs(), p.double(), q.double()
+        sums |= {"p": p.sum(), "q": q.sum(), "p2": _squares(p), "q2": _squares(q), "pq": (p * q).sum()}
         sums |= {"abs_prob_diff": gap.sum(), "histogram": histogram(d, measured)}
         maxima["max_abs_prob_diff"] = extrema(gap, measured)[1]
     return sums, maxima
@@ -304,16 +305,3 @@ def outside(log_ratio: Tensor, below: float | None, above: float | None) -> tupl
         nowhere if above is None else ~reference.within(log_ratio, None, above),
         nowhere if below is None else ~reference.within(log_ratio, below, None),
     )
-
-
-def histogram(d: Tensor, measured: Tensor | None) -> Tensor:
-    """[512] int64: how often each sign, exponent and top three mantissa bits of D occur.
-
-    256 bins a sign. Bin 0 holds |D| < 2^-24 * 1.125, bin 255 |D| >= 2^8 * 0.9375; between them every power of two is
-    cut into 8 equal parts. Equal on every backend, because only bits are looked at.
-    """
-    bits = d.float().contiguous().view(torch.int32)
-    bins = (((bits & 0x7FFFFFFF) >> 20) - ((127 - 24) << 3)).clamp(0, 255) + (bits < 0) * 256
-    counted = d.isfinite() if measured is None else measured & d.isfinite()
-    flat = torch.zeros(HISTOGRAM_BINS, dtype=torch.int64, device=d.device)
-    return flat.index_add_(0, bins.flatten().long(), counted.flatten().long())

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-import struct
+import sys
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from rollout_corr import reports
-from rollout_corr.measures import HISTOGRAM
-from rollout_corr.reference import HISTOGRAM_BINS
+from rollout_corr.histogram import percentile
 from rollout_corr.spec import Spec
 
 Values = Mapping[str, float]
 
 PERCENTILES = (1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99)
-
-# Thresholds of `warnings`.
-LOW_KEPT, LOW_ESS, HIGH_T_TIMES_KL = 0.5, 0.3, 0.5
 
 
 class Metric(NamedTuple):
@@ -323,8 +319,15 @@ def _criterion(label: str, centre: float, over: str) -> list[Metric]:
 
 
 def _full() -> list[Metric]:
-    def mean(key: str, formula: str, healthy: str, name: str) -> Metric:
-        return Metric(key, formula, "probability", TOKENS, healthy, lambda v: _ratio(v[name], v["tokens_measured"]))
+    def mean(key: str, formula: str, healthy: str, name: str, centre: float = 1.0) -> Metric:
+        return Metric(
+            key,
+            formula,
+            "probability",
+            TOKENS,
+            healthy,
+            lambda v: _ratio(v[name] + centre * v["tokens_measured"], v["tokens_measured"]),
+        )
 
     rows = [
         Metric(
@@ -341,7 +344,7 @@ def _full() -> list[Metric]:
         *rows,
         mean("train_prob_mean", "mean exp(train_logp)", "like rollout's", "q"),
         mean("rollout_prob_mean", "mean exp(rollout_logp)", "-", "p"),
-        mean("prob_abs_diff_mean", "mean |exp(train_logp) - exp(rollout_logp)|", "< 0.02", "abs_prob_diff"),
+        mean("prob_abs_diff_mean", "mean |exp(train_logp) - exp(rollout_logp)|", "< 0.02", "abs_prob_diff", 0.0),
         Metric(
             "prob_abs_diff_max",
             "max |exp(train_logp) - exp(rollout_logp)|",
@@ -363,42 +366,19 @@ def _full() -> list[Metric]:
 
 def _correlation(v: Values) -> float:
     n = v["tokens_measured"]
-    covariance = n * v["pq"] - v["p"] * v["q"]
-    variance = (n * v["p2"] - v["p"] ** 2) * (n * v["q2"] - v["q"] ** 2)
-    # A constant probability leaves rounding noise in its variance; its correlation says nothing.
-    if variance <= (1e-12 * n * n * max(_ratio(v["p2"], n), _ratio(v["q2"], n))) ** 2:
+    mean_p, mean_q = _ratio(v["p"], n), _ratio(v["q"], n)
+    square_p, square_q = _ratio(v["p2"], n), _ratio(v["q2"], n)
+    variance_p, variance_q = square_p - mean_p**2, square_q - mean_q**2
+    # The variance of a constant is rounding noise, and its correlation would say nothing.
+    if variance_p <= 1e-12 * square_p or variance_q <= 1e-12 * square_q:
         return 0.0
-    return max(-1.0, min(1.0, covariance / math.sqrt(variance)))
+    covariance = _ratio(v["pq"], n) - mean_p * mean_q
+    return max(-1.0, min(1.0, covariance / math.sqrt(variance_p * variance_q)))
 
 
-def bin_edges(k: int) -> tuple[float, float]:
-    """The magnitudes that bin k (0 to 255) of the histogram holds: low <= |D| < high."""
-
-    def edge(i: int) -> float:
-        return float(struct.unpack("f", struct.pack("I", (i + ((127 - 24) << 3)) << 20))[0])
-
-    half = HISTOGRAM_BINS // 2
-    return (edge(k) if k else 0.0), (edge(k + 1) if k < half - 1 else math.inf)
-
-
-def percentile(v: Values, percent: float) -> float:
-    """A percentile of D from the histogram: linear inside a bin, never beyond the extrema seen."""
-    half = HISTOGRAM_BINS // 2
-    order = [*range(HISTOGRAM_BINS - 1, half - 1, -1), *range(half)]
-    total = sum(v[name] for name in HISTOGRAM)
-    if not total:
-        return 0.0
-    low, high = -v["-min_d"], v["max_d"]
-    rank, seen = percent / 100.0 * total, 0.0
-    for i in order:
-        inside = v[HISTOGRAM[i]]
-        if inside and seen + inside >= rank:
-            near, far = bin_edges(i % half)
-            start, end = (-far, -near) if i >= half else (near, far)
-            start, end = max(start, low), min(end, high)
-            return start + (end - start) * (rank - seen) / inside
-        seen += inside
-    return high
+def native(values: Values, spec: Spec) -> dict[str, float]:
+    """The native metrics from raw statistics."""
+    return {metric.key: metric.value(values) for metric in table(spec)}
 
 
 def finish(values: Values, spec: Spec, names: str) -> dict[str, float]:
@@ -407,38 +387,7 @@ def finish(values: Values, spec: Spec, names: str) -> dict[str, float]:
         raise ValueError(f"names: expected one of {list(spec.report)} (Spec.report), got {names!r}")
     if names != "native":
         return reports.finish(values, spec, names)
-    return {metric.key: metric.value(values) for metric in table(spec)}
-
-
-def warnings_of(values: Values, spec: Spec) -> list[str]:
-    """What deserves a look, in plain words."""
-    metrics = {metric.key: metric.value(values) for metric in table(spec)}
-    found = []
-    if metrics["tokens_nonfinite"]:
-        found.append(
-            f"{metrics['tokens_nonfinite']:.0f} valid tokens have a NaN or infinite log-ratio "
-            f"(nonfinite={spec.nonfinite!r}): broken logits or missing rollout log-probs"
-        )
-    if metrics["tokens_outside"]:
-        found.append(f"{metrics['tokens_outside']:.0f} valid tokens lie outside every cu_seqlens interval")
-    if metrics["tokens"] and metrics["tokens_kept_fraction"] < LOW_KEPT:
-        found.append(
-            f"only {100 * metrics['tokens_kept_fraction']:.1f} % of the tokens and "
-            f"{100 * metrics['sequences_kept_fraction']:.1f} % of the sequences are kept"
-        )
-    if spec.weight is not None and metrics["tokens"]:
-        level = "" if spec.weight.level == "token" else "sequence_"
-        ess = metrics[f"{level}weight_ess"]
-        if ess < LOW_ESS:
-            found.append(f"effective sample size is {100 * ess:.1f} % of the batch after the bounds")
-    sequence_sums = spec.weight is not None and spec.weight.level == "product"
-    sequence_sums |= any(criterion.stat == "ratio" and criterion.reduce == "sum" for criterion in spec.criteria)
-    if sequence_sums and metrics["sum_d_abs_mean"] > HIGH_T_TIMES_KL * spec.clamp:
-        found.append(
-            f"T x KL: the mean |sum D| of a sequence is {metrics['sum_d_abs_mean']:.1f} nats, near the clamp of "
-            f"{spec.clamp:g}; sequence products carry no information there, use geometric or token ratios"
-        )
-    return found
+    return native(values, spec)
 
 
 def markdown() -> str:
@@ -459,7 +408,7 @@ def markdown() -> str:
         "",
         "*Measured* tokens are the valid tokens whose D is finite (all valid tokens unless `nonfinite` is `reject`); a",
         "measured sequence has one. Empty sequences count in nothing; 0 of 0 is reported as 0. Minima and maxima of",
-        "nothing are 0. Everything is a population statistic, merged over any split of the batch before it is finished.",
+        "nothing are 0. All are population statistics, merged over any split of the batch before they are finished.",
     ]
     for title, rows in parts:
         lines += ["", f"## {title}", "", "| key | formula | unit | over | healthy |", "|---|---|---|---|---|"]
@@ -470,4 +419,4 @@ def markdown() -> str:
 
 
 if __name__ == "__main__":
-    print(markdown(), end="")
+    sys.stdout.write(markdown())

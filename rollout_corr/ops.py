@@ -12,7 +12,7 @@ from torch import Tensor
 from rollout_corr import blocks
 from rollout_corr.layout import Batch, LogProbs, read_batch
 from rollout_corr.spec import Spec
-from rollout_corr.statistics import PendingMetrics, Statistics
+from rollout_corr.statistics import PendingMetrics, Statistics, layout
 
 BACKENDS = ("auto", "triton", "torch", "compiled")
 
@@ -63,6 +63,8 @@ def backend_for(tensor: Tensor) -> Backend:
     Args:
         tensor: Any tensor on the device in question.
     """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"tensor: expected a tensor, got {type(tensor).__name__}")
     return Backend("torch", f"tensors on {tensor.device.type} run on the plain-torch reference")
 
 
@@ -162,7 +164,7 @@ def _mask_back(batch: Batch, edited: Tensor | None) -> Any:
 
 def _batch_mean(statistics: Statistics, spec: Spec, group: Any) -> Tensor:
     """0-d: the mean weight of the batch, or 1 where it is too small to divide by."""
-    names = blocks.measures.sum_names(spec)
+    names = layout(spec)[0]
     level = "" if spec.weight is not None and spec.weight.level == "token" else "sequence_"
     units = "tokens_measured" if not level else "sequences_measured"
     pair = torch.stack([statistics.sums[names.index(name)] for name in (f"{level}weight", units)])

@@ -26,10 +26,8 @@ GRID_OF_FRACTION, LARGEST_STATISTIC = 2.0**38, 2.0**37
 # exp of a mean log-prob (a perplexity) is capped, so that log-probs of -1e10 leave it finite.
 LARGEST_LOG_PERPLEXITY = 500.0
 
-HISTOGRAM_BINS = 512
 
-
-# --- one token ---------------------------------------------------------------------------------------------------------
+# --- one token ---
 
 
 def select(keep: Tensor | None, x: Tensor) -> Tensor:
@@ -183,7 +181,7 @@ def statistic(criterion: Criterion, tokens: Tokens, external: Mapping[str, Tenso
     return select(tokens.measured, both)
 
 
-# --- one sequence ------------------------------------------------------------------------------------------------------
+# --- one sequence ---
 
 
 def to_grid(x: Tensor, grid: float) -> Tensor:
@@ -274,6 +272,14 @@ def passes(criterion: Criterion, x: Tensor, clamp: float) -> Tensor:
     return passed
 
 
+@dataclass
+class Advantages:
+    """Advantages per token, [N] or [B, T], and per sequence, [S], when they were given so."""
+
+    token: Tensor
+    sequence: Tensor | None
+
+
 def selected_tokens(when: str, tokens: Tokens, advantages: Tensor) -> Tensor:
     """Bool per token: what `when` asks for. A NaN advantage is not selected, nor is 0."""
     if when == "outward":
@@ -282,19 +288,20 @@ def selected_tokens(when: str, tokens: Tokens, advantages: Tensor) -> Tensor:
     return wanted if tokens.measured is None else wanted & tokens.measured
 
 
-def selected_sequences(when: str, tokens: Tokens, advantages: Tensor, per_sequence: bool) -> Tensor:
+def selected_sequences(when: str, tokens: Tokens, advantages: Advantages) -> Tensor:
     """[S] bool: the sign of the mean advantage over valid tokens; for "outward", holding an outward token."""
     if when == "outward":
-        return tokens.count(selected_tokens(when, tokens, advantages)) > 0
-    if per_sequence:
-        mean = advantages
+        return tokens.count(selected_tokens(when, tokens, advantages.token)) > 0
+    if advantages.sequence is not None:
+        mean = advantages.sequence
     else:
-        counted = advantages.isfinite() if tokens.valid is None else advantages.isfinite() & tokens.valid
-        mean = sum_of_statistic(select(counted, advantages), tokens.sequences, False)
+        finite = advantages.token.isfinite()
+        counted = finite if tokens.valid is None else finite & tokens.valid
+        mean = sum_of_statistic(select(counted, advantages.token), tokens.sequences, False)
     return mean < 0 if when == "negative_advantage" else mean > 0
 
 
-# --- verdicts ----------------------------------------------------------------------------------------------------------
+# --- verdicts ---
 
 
 @dataclass
@@ -324,14 +331,6 @@ class Decision:
         if verdict.dropped is not None:
             self.dropped = verdict.dropped if self.dropped is None else self.dropped | verdict.dropped
         self.verdicts.append(verdict)
-
-
-@dataclass
-class Advantages:
-    """Advantages per token, [N] or [B, T], and per sequence, [S], when they were given so."""
-
-    token: Tensor
-    sequence: Tensor | None
 
 
 def decide(
@@ -398,13 +397,11 @@ def judge_sequences(
             dropped = lost & selected_tokens(criterion.when, tokens, advantages.token)
         return Verdict(criterion, value, n > 0, dropped, None)
     if criterion.when != "any" and advantages is not None:
-        per_sequence = advantages.sequence is not None and criterion.when != "outward"
-        given = advantages.sequence if per_sequence else advantages.token
-        failed = failed & selected_sequences(criterion.when, tokens, given, per_sequence)
+        failed = failed & selected_sequences(criterion.when, tokens, advantages)
     return Verdict(criterion, value, n > 0, None, failed)
 
 
-# --- weights -----------------------------------------------------------------------------------------------------------
+# --- weights ---
 
 
 @dataclass

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr import measures, reports
+from rollout_corr.histogram import HISTOGRAM
 from rollout_corr.spec import Spec
 
 
@@ -24,7 +25,7 @@ def assemble(spec: Spec, sums: dict[str, Tensor], maxima: dict[str, Tensor]) -> 
     """Put named scalars into the two vectors."""
     sum_names, max_names = layout(spec)
     if spec.detail == "full":
-        sums = sums | dict(zip(measures.HISTOGRAM, sums["histogram"].unbind(), strict=True))
+        sums = sums | dict(zip(HISTOGRAM, sums["histogram"].unbind(), strict=True))
     return Statistics(
         spec=spec,
         sums=torch.stack([sums[name].double() for name in sum_names]),
@@ -142,6 +143,6 @@ class PendingMetrics:
 
     def warnings(self) -> list[str]:
         """What deserves a look, in plain words."""
-        from rollout_corr.metrics import warnings_of
+        from rollout_corr.advice import warnings_of
 
         return warnings_of(self.values(), self._spec)

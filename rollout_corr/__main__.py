@@ -1,0 +1,37 @@
+"""`python -m rollout_corr COMMAND`, also installed as `rollout-corr`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command."""
+    parser = argparse.ArgumentParser(prog="rollout-corr", description="Everything after the log-probs.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("demo", help="correct a realistic batch with several presets and show what happened")
+    explain = commands.add_parser("explain", help="say in plain words what a preset does")
+    explain.add_argument("preset", help="a name such as verl.decoupled_token_is")
+    commands.add_parser("presets", help="list the presets")
+    chosen = parser.parse_args(arguments)
+    if chosen.command == "demo":
+        from rollout_corr.demo import main as demo
+
+        demo()
+        return 0
+    import rollout_corr as rc
+
+    if chosen.command == "presets":
+        print("\n".join(rc.presets.names()))
+        return 0
+    try:
+        print(rc.preset(chosen.preset).explain())
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

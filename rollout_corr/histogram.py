@@ -1,0 +1,59 @@
+"""The histogram of D: counted on the device, read as percentiles on the host."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+HISTOGRAM_BINS = 512
+HISTOGRAM = tuple(f"histogram_{i}" for i in range(HISTOGRAM_BINS))
+
+# Bin 0 of a sign begins at this exponent, in eighths of a power of two.
+FIRST = (127 - 24) << 3
+
+
+def histogram(d: Tensor, measured: Tensor | None) -> Tensor:
+    """[512] int64: how often each sign, exponent and top three mantissa bits of D occur.
+
+    256 bins a sign. Bin 0 holds |D| < 2^-24 * 1.125, bin 255 |D| >= 2^8 * 0.9375; between them every power of two is
+    cut into 8 equal parts. Equal on every backend, because only bits are looked at.
+    """
+    bits = d.float().contiguous().view(torch.int32)
+    bins = (((bits & 0x7FFFFFFF) >> 20) - FIRST).clamp(0, 255) + (bits < 0) * 256
+    counted = d.isfinite() if measured is None else measured & d.isfinite()
+    flat = torch.zeros(HISTOGRAM_BINS, dtype=torch.int64, device=d.device)
+    return flat.index_add_(0, bins.flatten().long(), counted.flatten().long())
+
+
+def bin_edges(k: int) -> tuple[float, float]:
+    """The magnitudes that bin k (0 to 255) of the histogram holds: low <= |D| < high."""
+
+    def edge(i: int) -> float:
+        return float(struct.unpack("f", struct.pack("I", (i + FIRST) << 20))[0])
+
+    half = HISTOGRAM_BINS // 2
+    return (edge(k) if k else 0.0), (edge(k + 1) if k < half - 1 else math.inf)
+
+
+def percentile(v: Mapping[str, float], percent: float) -> float:
+    """A percentile of D from the histogram: linear inside a bin, never beyond the extrema seen."""
+    half = HISTOGRAM_BINS // 2
+    order = [*range(HISTOGRAM_BINS - 1, half - 1, -1), *range(half)]
+    total = sum(v[name] for name in HISTOGRAM)
+    if not total:
+        return 0.0
+    low, high = -v["-min_d"], v["max_d"]
+    rank, seen = percent / 100.0 * total, 0.0
+    for i in order:
+        inside = v[HISTOGRAM[i]]
+        if inside and seen + inside >= rank:
+            near, far = bin_edges(i % half)
+            start, end = (-far, -near) if i >= half else (near, far)
+            start, end = max(start, low), min(end, high)
+            return start + (end - start) * (rank - seen) / inside
+        seen += inside
+    return high
