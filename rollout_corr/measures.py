@@ -15,7 +15,7 @@ from torch import Tensor
 from rollout_corr import reference
 from rollout_corr.cuts import log_bound
 from rollout_corr.histogram import HISTOGRAM, histogram
-from rollout_corr.reference import LARGEST_LOG_PERPLEXITY, Decision, Tokens, Weighing, select
+from rollout_corr.reference import LARGEST_D, LARGEST_LOG_PERPLEXITY, Decision, Tokens, Weighing, extrema, select
 from rollout_corr.spec import Criterion, Spec
 
 Named = dict[str, Tensor]
@@ -117,7 +117,7 @@ def sequence_facts(
     sequences = tokens.sequences
     nothing = torch.zeros(0, dtype=torch.float64, device=tokens.d.device)
     raw = bounded = log_weight = nothing
-    summands = [tokens.train, tokens.rollout]
+    summands = [tokens.train]
     token_level = spec.weight is not None and spec.weight.level == "token"
     bounds = spec.weight is not None and (spec.weight.lower, spec.weight.upper) != (None, None)
     if weighing is not None:
@@ -125,9 +125,13 @@ def sequence_facts(
         if token_level:
             summands += [select(tokens.measured, x) for x in ([raw, bounded] if bounds else [raw])]
     sums = [sequences.sum(x) for x in summands]
+    if tokens.largest is not None and tokens.largest <= LARGEST_D:
+        rollout = sums[0] - tokens.sum_d
+    else:
+        rollout = sequences.sum(tokens.rollout)
     if token_level:
         n = n_measured.clamp(min=1)
-        raw, bounded = sums[2] / n, sums[-1] / n
+        raw, bounded = sums[1] / n, sums[-1] / n
         log_weight = raw.log1p()
     criteria = []
     for verdict in decision.verdicts:
@@ -152,7 +156,7 @@ def sequence_facts(
         kept=kept,
         keep=decision.keep,
         train=sums[0],
-        rollout=sums[1],
+        rollout=rollout,
         d=tokens.sum_d,
         raw=raw,
         bounded=bounded,
@@ -174,9 +178,9 @@ def token_statistics(
         "k3": tokens.k3.sum(),
         "ratio": ratio.sum(),
         "ratio2": _squares(ratio),
-        "tokens_clamped": torch.count_nonzero(tokens.clamped() - d),
+        "tokens_clamped": torch.count_nonzero(tokens.clamped() - d) if tokens.clamped() is not d else n * 0,
     }
-    low, high = extrema(d, measured)
+    low, high = tokens.extrema
     maxima: Named = {"max_d": high, "-min_d": low}
     if weighing is not None and spec.weight is not None:
         beyond = outside(weighing.log_ratio, log_bound(spec.weight.lower), log_bound(spec.weight.upper))
@@ -285,17 +289,6 @@ def moments(
 
 def _squares(x: Tensor) -> Tensor:
     return (x * x).sum()
-
-
-def extrema(x: Tensor, among: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(-minimum, maximum) over the chosen elements; -inf, -inf when there is none."""
-    if x.numel() == 0:
-        nothing = x.new_full((), -torch.inf)
-        return nothing, nothing
-    if among is None:
-        low, high = torch.aminmax(x)
-        return -low, high
-    return torch.where(among, -x, -torch.inf).amax(), torch.where(among, x, -torch.inf).amax()
 
 
 def outside(log_ratio: Tensor, below: float | None, above: float | None) -> tuple[Tensor, Tensor]:

@@ -35,16 +35,36 @@ def select(keep: Tensor | None, x: Tensor) -> Tensor:
     return x if keep is None else torch.where(keep, x, 0.0)
 
 
-def k3(d: Tensor) -> Tensor:
-    """e^D - 1 - D without cancellation: a Taylor polynomial for |D| <= 1/2, the formula beyond."""
+def k3(d: Tensor, largest: float | None = None) -> Tensor:
+    """e^D - 1 - D without cancellation: a Taylor polynomial for |D| <= 1/2, the formula beyond.
+
+    A caller who knows the largest |D| spares its exp where the polynomial serves.
+    """
     # With this many terms the first one left out is below one rounding at |D| = 1/2.
     terms = 14 if d.dtype == torch.float64 else 8
-    near = d.clamp(-0.5, 0.5)
+    near = d if largest is not None and largest <= 0.5 else d.clamp(-0.5, 0.5)
     series = near * (1.0 / math.factorial(terms + 1)) + 1.0 / math.factorial(terms)
     for k in range(terms - 1, 1, -1):
         series = series.mul_(near).add_(1.0 / math.factorial(k))
     series = series.mul_(near).mul_(near)
-    return torch.where(d.abs() <= 0.5, series, d.exp().sub_(1.0).sub_(d))
+    if largest is None:
+        return torch.where(d.abs() <= 0.5, series, d.exp().sub_(1.0).sub_(d))
+    if largest > 0.5:
+        far = (d.abs() > 0.5).nonzero().squeeze(1)
+        beyond = d[far]
+        series[far] = beyond.exp() - 1.0 - beyond
+    return series
+
+
+def extrema(x: Tensor, among: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(-minimum, maximum) over the chosen elements; -inf, -inf when there is none."""
+    if x.numel() == 0:
+        nothing = x.new_full((), -torch.inf)
+        return nothing, nothing
+    if among is None:
+        low, high = torch.aminmax(x)
+        return -low, high
+    return torch.where(among, -x, -torch.inf).amax(), torch.where(among, x, -torch.inf).amax()
 
 
 def probability(logp: Tensor) -> Tensor:
@@ -74,6 +94,7 @@ class Tokens:
     nonfinite: Tensor | None  # [S] int64: valid tokens whose D is NaN or infinite; None: there is none
     clamp: float
     propagate: bool
+    largest: float | None = None  # the largest |D|, when the caller has looked
     _known: dict[str, Tensor] = field(default_factory=dict)
 
     def count(self, which: Tensor | None) -> Tensor:
@@ -85,19 +106,18 @@ class Tokens:
     def clamped(self, token_clamp: float | None = None) -> Tensor:
         """D after the token clamp, and after the clamp that guards every exp."""
         if token_clamp is not None:
-            limit = min(self.clamp, token_clamp)
-            return self.d.clamp(-limit, limit)
-        return self._once("clamped", lambda: self.d.clamp(-self.clamp, self.clamp))
+            return self._limited(min(self.clamp, token_clamp))
+        return self._once("clamped", lambda: self._limited(self.clamp))
 
     @property
     def saturated(self) -> Tensor:
         """D as it enters every sum."""
-        return self._once("saturated", lambda: self.d.clamp(-LARGEST_D, LARGEST_D))
+        return self._once("saturated", lambda: self._limited(LARGEST_D))
 
     @property
     def k3(self) -> Tensor:
         """k3 of the clamped D."""
-        return self._once("k3", lambda: k3(self.clamped()))
+        return self._once("k3", lambda: k3(self.clamped(), self.largest))
 
     @property
     def excess(self) -> Tensor:
@@ -105,9 +125,19 @@ class Tokens:
         return self._once("excess", lambda: self.clamped() + self.k3)
 
     @property
+    def extrema(self) -> tuple[Tensor, Tensor]:
+        """(-min D, max D) over measured tokens; -inf, -inf when there is none."""
+        if "max_d" not in self._known:
+            self._known["-min_d"], self._known["max_d"] = extrema(self.d, self.measured)
+        return self._known["-min_d"], self._known["max_d"]
+
+    @property
     def sum_d(self) -> Tensor:
         """[S] float64: the sum of D over measured tokens."""
         return self._once("sum_d", lambda: sum_of_d(self.saturated, self.sequences, self.propagate, self.d))
+
+    def _limited(self, limit: float) -> Tensor:
+        return self.d if self.largest is not None and self.largest <= limit else self.d.clamp(-limit, limit)
 
     def _once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         if name not in self._known:
@@ -116,7 +146,12 @@ class Tokens:
 
 
 def read(
-    train: Tensor, rollout: Tensor, valid: Tensor | None, sequences: Rows | Packed, spec: Spec, finite: bool = False
+    train: Tensor,
+    rollout: Tensor,
+    valid: Tensor | None,
+    sequences: Rows | Packed,
+    spec: Spec,
+    look: bool = False,
 ) -> Tokens:
     """Subtract, find what is not finite, apply `Spec.nonfinite`.
 
@@ -125,22 +160,26 @@ def read(
         valid: Bool of the same shape, or None when all tokens are valid.
         sequences: Which tokens belong together.
         spec: What to do.
-        finite: True when the caller knows that D is finite everywhere.
+        look: Find the largest |D| and leave out what it makes unnecessary. Reads a value, so CPU tensors only, and
+            all of them valid.
     """
     d = train - rollout
-    if finite:
-        measured, nonfinite = valid, None
+    if look and d.numel():
+        low, high = torch.aminmax(d)
+        largest = max(-low.item(), high.item())
+        if math.isfinite(largest):
+            known = {"-min_d": -low, "max_d": high}
+            return Tokens(sequences, train, rollout, d, valid, valid, None, spec.clamp, False, largest, known)
+    bad = ~d.isfinite()
+    nonfinite = sequences.sum_integers(bad if valid is None else bad & valid)
+    if spec.nonfinite == "reject":
+        measured = ~bad if valid is None else valid & ~bad
     else:
-        bad = ~d.isfinite()
-        nonfinite = sequences.sum_integers(bad if valid is None else bad & valid)
-        if spec.nonfinite == "reject":
-            measured = ~bad if valid is None else valid & ~bad
-        else:
-            measured = valid
-        if spec.nonfinite == "neutral":
-            train, rollout, d = (torch.where(bad, 0.0, x) for x in (train, rollout, d))
+        measured = valid
+    if spec.nonfinite == "neutral":
+        train, rollout, d = (torch.where(bad, 0.0, x) for x in (train, rollout, d))
     train, rollout, d = (select(measured, x) for x in (train, rollout, d))
-    propagate = spec.nonfinite == "propagate" and not finite
+    propagate = spec.nonfinite == "propagate"
     return Tokens(sequences, train, rollout, d, valid, measured, nonfinite, spec.clamp, propagate)
 
 
