@@ -1,0 +1,284 @@
+"""Batches for the tests: random sequences, every layout of them as tensors, and the comparison with the oracle."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from dataclasses import dataclass, field
+
+import torch
+
+import oracle
+import oracle_metrics
+import rollout_corr as rc
+
+LAYOUTS = (
+    "packed",
+    "packed_row",
+    "packed_gaps",
+    "padded_right",
+    "padded_left",
+    "padded_holes",
+    "padded_strided",
+    "jagged",
+    "list",
+)
+MASK_DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
+# What stands where no token is valid. None of it may reach a result.
+GARBAGE = (math.nan, math.inf, -math.inf, -1e10, 0.0)
+
+
+def random_sequences(
+    seed, lengths=(5, 1, 7, 0, 4, 6), *, scale=0.4, invalid=0.25, advantages="token", external=True, mask_values=(1,)
+):
+    """Sequences of the given lengths with random holes in their masks. The third is all invalid.
+
+    Advantages are multiples of 1/4, so that the sign of their mean does not hang on rounding.
+    """
+    rng = random.Random(seed)
+    made = []
+    for s, length in enumerate(lengths):
+        mask = [0 if s == 2 or rng.random() < invalid else rng.choice(mask_values) for _ in range(length)]
+        rollout = [-rng.expovariate(1.0) for _ in range(length)]
+        train = [min(x + rng.gauss(0.0, scale), 0.0) for x in rollout]
+        tokens = [rng.choice((-2, -1, -1, 0, 1, 1, 3)) / 4 for _ in range(length)]
+        extra = [rng.gauss(0.0, 1.0) for _ in range(length)]
+        for t in range(length):
+            if mask[t] == 0:
+                train[t], rollout[t], tokens[t], extra[t] = (rng.choice(GARBAGE) for _ in range(4))
+        given = {"token": tokens, "sequence": rng.choice((-0.5, 0.25, 1.0)), None: None}[advantages]
+        made.append(oracle.Sequence(train, rollout, mask, given, {"entropy": extra} if external else {}))
+    return made
+
+
+def spoil(sequences, seed, share=0.3):
+    """Put NaN or an infinity at one valid token of some sequences."""
+    rng = random.Random(seed)
+    for sequence in sequences:
+        valid = [t for t, m in enumerate(sequence.mask) if m]
+        if valid and rng.random() < share:
+            where = rng.choice((sequence.train, sequence.rollout))
+            where[rng.choice(valid)] = rng.choice((math.nan, math.inf, -math.inf))
+    return sequences
+
+
+def rounded(sequences, dtype):
+    """The same sequences with every log-prob and external value as it is after a cast to `dtype`."""
+
+    def cast(values):
+        return torch.tensor(values, dtype=torch.float64).to(dtype).double().tolist()
+
+    return [
+        oracle.Sequence(
+            cast(q.train), cast(q.rollout), q.mask, q.advantages, {name: cast(v) for name, v in q.external.items()}
+        )
+        for q in sequences
+    ]
+
+
+@contextlib.contextmanager
+def one_thread():
+    """A batch of thirty tokens takes four times as long where threads wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@dataclass
+class Laid:
+    """Arguments of `rc.correct` for one layout, and where each token went."""
+
+    train: object
+    rollout: object
+    mask: object
+    places: list
+    shape: tuple
+    cu_seqlens: object = None
+    advantages: object = None
+    external: dict | None = None
+    others: dict = field(default_factory=dict)
+
+    def correct(self, spec, **overrides):
+        arguments = {
+            "cu_seqlens": self.cu_seqlens,
+            "advantages": self.advantages,
+            "external": self.external,
+            **self.others,
+            **overrides,
+        }
+        return rc.correct(self.train, self.rollout, self.mask, spec=spec, **arguments)
+
+    def read(self, value):
+        """The values at each sequence's tokens, as lists of floats."""
+        if isinstance(value, list):
+            rows = [row.double().tolist() for row in value]
+            return [[rows[s][t] for s, t in places] for places in self.places]
+        flat = value.values() if value.is_nested else value.reshape(-1)
+        flat = flat.double().tolist()
+        return [[flat[i] for i in places] for places in self.places]
+
+    def elsewhere(self, value):
+        """The values at slots that belong to no sequence or hold none of its tokens."""
+        if isinstance(value, list) or value.is_nested:
+            return []
+        taken = {i for places in self.places for i in places}
+        return [v for i, v in enumerate(value.double().reshape(-1).tolist()) if i not in taken]
+
+
+def lay_out(sequences, layout, dtype=torch.float64, mask_dtype=torch.bool, seed=0):
+    """Turn sequences into tensors of a layout. Slots without a token hold garbage; in a gap even the mask is 1."""
+    rng = random.Random(seed)
+    lengths = [len(q) for q in sequences]
+    total = sum(lengths)
+    per_sequence = any(q.advantages is not None and not isinstance(q.advantages, list) for q in sequences)
+    with_advantages = not sequences or any(q.advantages is not None for q in sequences)
+    names = sorted({name for q in sequences for name in q.external}) if sequences else ["entropy"]
+
+    if layout.startswith("padded"):
+        width = max([*lengths, 1]) + 2
+        columns = []
+        for length in lengths:
+            spare = width - length
+            if layout == "padded_left":
+                columns.append(range(spare, width))
+            elif layout == "padded_holes":
+                columns.append(sorted(rng.sample(range(width), length)))
+            else:
+                columns.append(range(length))
+        places = [[row * width + c for c in picked] for row, picked in enumerate(columns)]
+        size, shape = len(lengths) * width, (len(lengths), width)
+    else:
+        before, after = (3, 2) if layout == "packed_gaps" else (0, 0)
+        starts = [before + sum(lengths[:s]) for s in range(len(lengths) + 1)]
+        places = [list(range(starts[s], starts[s + 1])) for s in range(len(lengths))]
+        size = before + total + after
+        shape = (1, size) if layout == "packed_row" else (size,)
+
+    def build(rows, kind, fill):
+        if layout == "list":
+            return [torch.tensor(row, dtype=torch.float64).to(kind) for row in rows]
+        flat = [fill() for _ in range(size)]
+        for row, picked in zip(rows, places, strict=True):
+            for value, i in zip(row, picked, strict=True):
+                flat[i] = value
+        tensor = torch.tensor(flat, dtype=torch.float64).to(kind).reshape(shape)
+        if layout == "jagged":
+            offsets = torch.tensor(starts, dtype=torch.int64)
+            return torch.nested.nested_tensor_from_jagged(tensor, offsets)
+        if layout == "padded_strided":
+            wide = torch.zeros(shape[0], shape[1] + 5, dtype=kind)
+            wide[:, 3 : 3 + shape[1]] = tensor
+            return wide[:, 3 : 3 + shape[1]]
+        return tensor
+
+    def garbage():
+        return rng.choice(GARBAGE)
+
+    laid = Laid(
+        train=build([q.train for q in sequences], dtype, garbage),
+        rollout=build([q.rollout for q in sequences], dtype, garbage),
+        mask=build([q.mask for q in sequences], mask_dtype, lambda: float(layout == "packed_gaps")),
+        places=[[(s, t) for t in range(n)] for s, n in enumerate(lengths)] if layout == "list" else places,
+        shape=shape,
+    )
+    if layout.startswith("packed"):
+        laid.cu_seqlens = torch.tensor(starts, dtype=torch.int32 if layout == "packed" else torch.int64)
+    if with_advantages:
+        if per_sequence:
+            laid.advantages = torch.tensor([q.advantages for q in sequences], dtype=torch.float64).to(dtype)
+        else:
+            laid.advantages = build([q.advantages for q in sequences], dtype, garbage)
+    if names:
+        laid.external = {name: build([q.external[name] for q in sequences], dtype, garbage) for name in names}
+    return laid
+
+
+def error(got, expected):
+    """Difference relative to the larger of 1 and the expected value; 0 where both are the same NaN or infinity."""
+    if got == expected or (math.isnan(got) and math.isnan(expected)):
+        return 0.0
+    difference = abs(got - expected) / max(1.0, abs(expected))
+    return math.inf if math.isnan(difference) else difference
+
+
+def cast_mask(values, dtype):
+    return torch.tensor(values, dtype=torch.float64).to(dtype).double().tolist()
+
+
+def check(
+    sequences,
+    spec,
+    layout="packed",
+    *,
+    dtype=torch.float64,
+    mask_dtype=torch.bool,
+    tolerance=1e-12,
+    metric_tolerance=1e-12,
+):
+    """Compare `rc.correct` with the oracle in one layout: verdicts and masks exactly, weights and metrics within.
+
+    Returns the correction and the oracle's answer.
+    """
+    laid = lay_out(sequences, layout, dtype, mask_dtype)
+    out = laid.correct(spec)
+    expected = oracle.correct(sequences if dtype == torch.float64 else rounded(sequences, dtype), spec)
+    case = f"{layout} {dtype} {mask_dtype} {spec.to_dict()}"
+    compare(laid, out, expected, mask_dtype, tolerance, case)
+    compare_metrics(laid, out.metrics(), expected, spec, metric_tolerance, case)
+    return out, expected
+
+
+def compare(laid, out, expected, mask_dtype, tolerance, case):
+    """Keep and mask exactly, weights within the tolerance."""
+    assert (out.keep.dtype, tuple(out.keep.shape)) == (torch.bool, (len(expected.keep),)), case
+    assert out.keep.tolist() == expected.keep, f"keep: {out.keep.tolist()} for {expected.keep}: {case}"
+
+    assert (out.weights is None) == (expected.weights is None), case
+    if expected.weights is not None:
+        got = laid.read(out.weights)
+        for s, (row, wanted) in enumerate(zip(got, expected.weights, strict=True)):
+            for t, (a, b) in enumerate(zip(row, wanted, strict=True)):
+                assert error(a, b) <= tolerance, f"weight [{s}][{t}]: {a} for {b}: {case}"
+        assert not any(laid.elsewhere(out.weights)), f"weight outside: {case}"
+
+    if expected.mask_is_the_given and laid.mask is not None:
+        assert out.mask is laid.mask, f"mask is not the one given: {case}"
+    else:
+        got = laid.read(out.mask)
+        wanted = [cast_mask(row, mask_dtype) for row in expected.mask]
+        assert got == wanted, f"mask: {got} for {wanted}: {case}"
+        assert not any(laid.elsewhere(out.mask)), f"mask outside: {case}"
+
+
+def compare_metrics(laid, got, expected, spec, tolerance, case):
+    """Every key: counts exactly, floats within the tolerance, percentiles within their histogram's resolution."""
+    wanted = oracle_metrics.metrics(expected, spec)
+    outside = laid.elsewhere(laid.mask) if laid.cu_seqlens is not None else []
+    wanted["tokens_outside"] = sum(bool(m) for m in outside)
+    assert sorted(got) == sorted(wanted), f"keys: {set(got) ^ set(wanted)}: {case}"
+    poisoned = spec.nonfinite == "propagate" and wanted["tokens_nonfinite"] > 0
+    for key, value in wanted.items():
+        counted = isinstance(value, int)
+        if poisoned and (not counted or key.endswith("clamped")):
+            continue
+        found, allowed = got[key], 0.0 if counted else tolerance
+        if key.startswith("d_p"):
+            allowed = abs(value) / 8 + 2.0**-23
+        if key.endswith("std"):
+            # A variance from sums is exact to the rounding of the second moment, so its root is not where it is near 0.
+            found, value = found**2, value**2
+            allowed *= 1.0 + wanted[key.removesuffix("std") + "mean"] ** 2
+        assert error(found, value) <= allowed, f"{key}: {got[key]} for {wanted[key]}: {case}"

@@ -1,0 +1,303 @@
+"""`correct` against the third oracle: every layout, weight, criterion, policy and dtype on small random batches.
+
+Verdicts and masks are compared exactly, weights and metrics in float64 to 1e-12. Bounds are drawn from the batch,
+in the middle of gaps, so that some units pass and some fail and none lies within 1e-6 of a bound.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+
+import oracle
+import rollout_corr as rc
+from batches import LAYOUTS, MASK_DTYPES, check, compare, lay_out, one_thread, random_sequences, rounded, spoil
+from rollout_corr.spec import DROP, LEVELS, NONFINITE, OUTSIDE, REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
+
+INF = math.inf
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    with one_thread():
+        yield
+
+
+def wild(sequences):
+    """Give some sequences tokens that reach the clamps (D = 30 and -40), probabilities near 1, and a tiny D."""
+    odd = [(-0.5, -30.5), (-40.5, -0.5), (-1e-3, -1e-12), (-1.0 + 3e-5, -1.0), (-2.0, -2.0)]
+    for sequence in sequences[::2] + sequences[1::2]:
+        for t, mask in enumerate(sequence.mask):
+            if mask and odd and t % 3 == 0:
+                sequence.train[t], sequence.rollout[t] = odd.pop(0)
+    return sequences
+
+
+BATCHES = [
+    random_sequences(0),
+    wild(random_sequences(1)),
+    random_sequences(2, (6, 3, 2, 8), invalid=0.4),
+    wild(random_sequences(3, (1, 9, 4, 3, 5), invalid=0.1)),
+    random_sequences(4, advantages="sequence"),
+    random_sequences(5, (2, 2, 2, 2, 2, 2, 2), scale=1.5, invalid=0.1),
+]
+BROKEN = [spoil(random_sequences(seed, scale=0.6), seed, share=0.5) for seed in (6, 7, 8)]
+
+
+def cut(values, pattern, signed=True):
+    """Bounds (lower, upper) in the middle of gaps between sorted values, so that some of them fail."""
+    known = sorted({v for v in values if v is not None and math.isfinite(v)})
+    gaps = [(a, b) for a, b in itertools.pairwise(known) if b - a > 1e-5 * max(1.0, abs(a), abs(b))]
+    middles = [(a + b) / 2 for a, b in gaps]
+    if not middles:
+        edge = known[0] if known else 0.0
+        middles = [edge + (0.5 * abs(edge) or 0.5)]
+    if not signed:
+        middles = [m for m in middles if m > 0] or [0.5]
+    lower, upper = middles[len(middles) // 4], middles[(3 * len(middles)) // 4]
+    return {"lower": (lower, None), "upper": (None, upper), "both": (lower, upper)}[pattern]
+
+
+def fit(sequences, spec, arguments, pattern):
+    """The criterion with bounds that cut this batch."""
+    open_ended = rc.Criterion(**arguments, upper=INF, label="fit")
+    answer = oracle.correct(sequences, rc.Spec(**{**spec, "criteria": (*spec.get("criteria", ()), open_ended)}))
+    values = answer.verdicts[-1].values
+    flat = [v for row in values for v in row] if open_ended.over == "token" else values
+    in_logs = arguments["stat"] == "ratio"
+    lower, upper = cut(flat, pattern, signed=in_logs or arguments["stat"] in ("k1", "prob_diff", "external"))
+    if in_logs:
+        lower, upper = (None if b is None else math.exp(b) for b in (lower, upper))
+    return rc.Criterion(**arguments, lower=lower, upper=upper)
+
+
+TRANSFORMS = [(None, None), (None, 1.2), (0.8, None), (0.8, 1.2)]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_weights_and_their_transforms(level):
+    rng = random.Random(level)
+    veto = rc.Criterion("abs", over="sequence", reduce="max", upper=1.1)
+    drops = rc.Criterion("abs", upper=0.45)
+    for (lower, upper), outside, normalize, nonfinite, rejected, sums_over, criteria in itertools.product(
+        TRANSFORMS, OUTSIDE, (None, "batch"), NONFINITE, REJECTED, SUMS_OVER, ((), (veto, drops))
+    ):
+        weight = rc.Weight(level, lower, upper, outside, normalize, token_clamp=rng.choice((None, None, 0.3)))
+        spec = rc.Spec(weight, criteria, rejected, rng.choice((20.0, 20.0, 0.25)), nonfinite, sums_over)
+        check(rng.choice(BATCHES + BROKEN), spec, rng.choice(LAYOUTS))
+
+
+@pytest.mark.parametrize("stat", STATS)
+def test_criteria_cross_product(stat):
+    """over x reduce x when x drop x non-finite policy x sums_over; layout, rejection and sides are drawn."""
+    rng = random.Random(stat)
+    settings = list(itertools.product(REJECTED, (None, 0.3), (rc.Weight("geometric"), None), (True, True, False)))
+    first = rc.Criterion("external", name="entropy", upper=0.6, label="first")
+    failed = set()
+    for over, when, drop in itertools.product((None, *REDUCTIONS), WHEN, DROP):
+        for nonfinite, sums_over in itertools.product(NONFINITE, SUMS_OVER):
+            rejected, token_clamp, weight, apply = rng.choice(settings)
+            spec = {
+                "nonfinite": nonfinite,
+                "sums_over": sums_over,
+                "rejected": rejected,
+                "weight": weight,
+                "apply": apply,
+            }
+            if sums_over == "kept":
+                spec["criteria"] = (first,)
+            arguments = {"stat": stat, "when": when, "drop": drop, "token_clamp": token_clamp}
+            arguments.update({} if over is None else {"over": "sequence", "reduce": over})
+            arguments.update({"name": "entropy"} if stat == "external" else {})
+            sequences = rng.choice(BATCHES + BROKEN if nonfinite == "reject" else BROKEN)
+            tested = fit(sequences, spec, arguments, rng.choice(("upper", "lower", "both")))
+            spec = rc.Spec(**{**spec, "criteria": (tested, *spec.get("criteria", ()))})
+            _, answer = check(sequences, spec, rng.choice(LAYOUTS))
+            rows = answer.verdicts[0].failed
+            failed.update(x for row in rows for x in (row if isinstance(row, list) else [row]))
+    assert failed == {True, False}, "every unit passed, or every unit failed: the bounds cut nothing"
+
+
+def specs_for_layouts(sequences):
+    """A handful of specs that reach every part of the computation, cut to this batch."""
+    k1 = fit(sequences, {}, {"stat": "k1", "when": "outward"}, "both")
+    geometric = fit(sequences, {}, {"stat": "ratio", "over": "sequence", "reduce": "mean"}, "both")
+    veto = fit(sequences, {}, {"stat": "ratio", "over": "sequence", "reduce": "min"}, "lower")
+    k3 = fit(sequences, {}, {"stat": "k3", "over": "sequence", "reduce": "sum"}, "upper")
+    negative = {"when": "negative_advantage", "drop": "token"}
+    external = fit(
+        sequences, {}, {"stat": "external", "name": "entropy", "over": "sequence", "reduce": "max", **negative}, "both"
+    )
+    return [
+        rc.Spec(),
+        rc.Spec(rc.Weight("token", upper=1.3)),
+        rc.Spec(rc.Weight("token", 0.8, 1.2, outside="zero", normalize="batch"), (k1,), "both"),
+        rc.Spec(rc.Weight("product", upper=1.5, normalize="batch"), (geometric, veto), detail="full"),
+        rc.Spec(rc.Weight("geometric", 0.9), (k3, external), "zero", sums_over="kept"),
+        rc.Spec(None, (k1, k3), "both", sums_over="kept", detail="full"),
+        rc.Spec(None, (geometric,), "zero"),
+        rc.Spec(rc.Weight("token"), (k1, veto), apply=False),
+    ]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_and_mask_dtypes(layout):
+    """Every layout with every mask dtype: 0.3 stays 0.3, byte 2 is valid and comes back as 2."""
+    for mask_dtype in MASK_DTYPES:
+        values = (1,) if mask_dtype is torch.bool else (0.3, 1, 2) if mask_dtype.is_floating_point else (1, 2, 3)
+        for seed in (0, 1):
+            for advantages in ("token", "sequence"):
+                sequences = random_sequences(seed, mask_values=values, advantages=advantages)
+                for spec in specs_for_layouts(sequences):
+                    check(sequences, spec, layout, mask_dtype=mask_dtype)
+
+
+# Largest difference from the float64 oracle on the same upcast inputs, measured over these batches on the CPU with
+# torch 2.13: weights 1.5e-7 in all three dtypes, metrics 3.8e-7 (the correlation of the probabilities).
+WEIGHTS_WITHIN, METRICS_WITHIN = 3e-7, 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_low_precision_log_probs(dtype):
+    """Verdicts, keep and masks as the oracle has them for the same upcast inputs; weights within the measured error."""
+    for seed, layout in itertools.product(range(8), LAYOUTS):
+        sequences = random_sequences(seed, (5, 1, 7, 0, 4, 6, 30), scale=0.3)
+        sequences = rounded(wild(sequences) if seed >= 6 else sequences, dtype)
+        for spec in specs_for_layouts(sequences):
+            check(sequences, spec, layout, dtype=dtype, tolerance=WEIGHTS_WITHIN, metric_tolerance=METRICS_WITHIN)
+
+
+EVERYTHING = rc.Spec(
+    rc.Weight("geometric", 0.5, 2.0, normalize="batch"),
+    tuple(
+        rc.Criterion(stat, over="sequence", reduce=reduce, upper=2.0, name="entropy" if stat == "external" else None)
+        for stat in STATS
+        for reduce in REDUCTIONS
+    ),
+    rejected="both",
+    detail="full",
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("lengths", [(), (0,), (0, 0, 0), (1,), (4, 4, 4), (0, 3, 0)])
+def test_nothing_to_train_on(layout, lengths):
+    """No sequences, no tokens, nothing valid: zero counts, finite metrics, no exception."""
+    for invalid, dtype in itertools.product((0.0, 1.0), (torch.float64, torch.float32)):
+        sequences = random_sequences(3, lengths, invalid=invalid)
+        for spec in (EVERYTHING, rc.Spec(), rc.Spec(EVERYTHING.weight, apply=False), rc.Spec(rejected="zero")):
+            exact = dtype == torch.float64
+            out, _ = check(
+                sequences,
+                spec,
+                layout,
+                dtype=dtype,
+                tolerance=1e-12 if exact else WEIGHTS_WITHIN,
+                metric_tolerance=1e-12 if exact else METRICS_WITHIN,
+            )
+            assert all(math.isfinite(value) for value in out.metrics().values())
+            assert out.keep.tolist() == [True] * len(lengths) or invalid == 0.0
+
+
+def test_mask_of_none_means_all_valid_and_comes_back_as_bool():
+    sequences = random_sequences(1, (3, 2, 0, 4), invalid=0.0)
+    sequences[2:3] = []
+    for layout, spec in itertools.product(("packed", "packed_row", "list", "jagged"), specs_for_layouts(sequences)):
+        laid = lay_out(sequences, layout)
+        laid.mask = None
+        out = laid.correct(spec)
+        expected = oracle.correct(sequences, spec)
+        compare(laid, out, expected, torch.bool, 1e-12, f"mask None {layout} {spec}")
+        for mask in out.mask if layout == "list" else [out.mask]:
+            assert mask.dtype == torch.bool
+
+
+def test_mask_of_none_is_false_outside_every_interval():
+    """There is no given mask to hand back, so what belongs to no sequence does not train."""
+    for spec in (
+        rc.Spec(),
+        rc.Spec(rc.Weight("token"), rejected="zero"),
+        rc.Spec(criteria=(rc.Criterion("abs", upper=1),)),
+    ):
+        out = rc.correct(torch.zeros(6), torch.zeros(6), cu_seqlens=torch.tensor([1, 3, 4]), spec=spec)
+        assert out.mask.tolist() == [False, True, True, True, False, False]
+        assert out.metrics()["tokens_outside"] == 3
+
+
+@pytest.mark.parametrize(
+    "dtypes", itertools.permutations((torch.float64, torch.float32, torch.bfloat16, torch.float16), 2)
+)
+def test_log_probs_of_two_dtypes(dtypes):
+    """Both are upcast before the subtraction; fp64 on either side computes in fp64."""
+    sequences = random_sequences(2)
+    spec = rc.Spec(rc.Weight("product"), (rc.Criterion("k2", over="sequence", reduce="mean", upper=0.07),), "both")
+    laid = lay_out(sequences, "packed")
+    laid.train, laid.rollout = laid.train.to(dtypes[0]), laid.rollout.to(dtypes[1])
+    cast = [
+        oracle.Sequence(a.train, b.rollout, a.mask)
+        for a, b in zip(rounded(sequences, dtypes[0]), rounded(sequences, dtypes[1]), strict=True)
+    ]
+    out = laid.correct(spec)
+    double = torch.float64 in dtypes
+    assert out.weights.dtype == (torch.float64 if double else torch.float32)
+    tolerance = 1e-12 if double else WEIGHTS_WITHIN
+    compare(laid, out, oracle.correct(cast, spec), torch.bool, tolerance, str(dtypes))
+
+
+def test_inputs_are_left_as_they_are():
+    sequences = spoil(random_sequences(0), 0)
+    for layout, spec in itertools.product(LAYOUTS, specs_for_layouts(sequences)):
+        laid, copy = lay_out(sequences, layout), lay_out(sequences, layout)
+        laid.correct(spec)
+        pairs = [(laid.train, copy.train), (laid.rollout, copy.rollout), (laid.mask, copy.mask)]
+        pairs += [(laid.advantages, copy.advantages), (laid.external["entropy"], copy.external["entropy"])]
+        for got, wanted in pairs:
+            for a, b in zip(*((x if layout == "list" else [x]) for x in (got, wanted)), strict=True):
+                a, b = (x.values() if x.is_nested else x for x in (a, b))
+                assert torch.equal(a.double().nan_to_num(7.0), b.double().nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_ranges_of_what_is_summed(dtype):
+    """D enters sums within +-1024, other statistics within +-2^37; extrema are D itself."""
+    d = [3000.0, -500.0, 2.0**40]
+    sequence = oracle.Sequence(d, [0.0] * 3, [1] * 3, None, {"entropy": [2.0**39, -(2.0**38), 2.0**36]})
+    k1 = [rc.Criterion("k1", over="sequence", reduce=r, lower=-1e99, label=r) for r in REDUCTIONS]
+    ratios = [rc.Criterion("ratio", over="sequence", reduce=r, upper=1e99, label="ratio " + r) for r in REDUCTIONS]
+    others = [rc.Criterion(stat, over="sequence", reduce="sum", upper=1e99, label=stat) for stat in ("abs", "k2", "k3")]
+    entropy = rc.Criterion("external", over="sequence", reduce="sum", name="entropy", upper=1e99, label="entropy")
+    out, _ = check(
+        [sequence],
+        rc.Spec(rc.Weight("product"), (*k1, *ratios, *others, entropy)),
+        dtype=dtype,
+        tolerance=WEIGHTS_WITHIN,
+        metric_tolerance=METRICS_WITHIN,
+    )
+    metrics = out.metrics()
+    assert (metrics["sum/mean"], metrics["min/mean"], metrics["max/mean"]) == (-1548.0, -(2.0**40), 500.0)
+    assert (metrics["d_max"], metrics["d_mean"], metrics["entropy/mean"]) == (2.0**40, 516.0, 2.0**36)
+    assert out.keep.tolist() == [False]
+
+
+def test_spreads_that_are_small_do_not_cancel():
+    """Weights of 1 +- 1e-6 and probabilities of almost 1 keep their deviation and correlation in fp32."""
+    d = torch.tensor([[1e-6, -1e-6] * 500])
+    metrics = rc.correct(
+        -1.0 + d.double(), torch.full((1, 1000), -1.0).double(), spec=rc.Spec(rc.Weight("token"))
+    ).metrics()
+    assert metrics["weight_std"] == pytest.approx(1e-6, rel=1e-4)
+    assert metrics["d_std"] == pytest.approx(1e-6, rel=1e-4)
+    assert metrics["kl_k3"] == pytest.approx(5e-13, rel=1e-4)
+    generator = torch.Generator().manual_seed(0)
+    rollout = -1e-3 * torch.rand(1, 4000, generator=generator)
+    train = rollout - 2e-4 * torch.rand(1, 4000, generator=generator)
+    full = rc.Spec(detail="full")
+    wanted = rc.correct(train.double(), rollout.double(), spec=full).metrics()["prob_correlation"]
+    assert rc.correct(train, rollout, spec=full).metrics()["prob_correlation"] == pytest.approx(wanted, abs=1e-3)
+    for n in (1, 7, 100):
+        constant = rc.correct(torch.full((1, n), -1.2), torch.full((1, n), -1.3), spec=full)
+        assert constant.metrics()["prob_correlation"] == 0.0
