@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -87,7 +86,7 @@ def contenders(inputs: Inputs, layout: str, workload: Workload) -> list[Contende
     return [
         _ours(OURS, inputs, layout, workload.spec),
         _compiled(inputs, layout, workload),
-        _with_verl_metrics(inputs, layout, workload),
+        _ours(VERL_METRICS, inputs, layout, rc.preset(workload.preset), names="verl"),
         _by_hand(inputs, layout, workload),
         _verl(inputs, layout, workload),
     ]
@@ -116,14 +115,6 @@ def _compiled(inputs: Inputs, layout: str, workload: Workload) -> Contender:
     if "compiled" not in BACKENDS:
         return Contender(COMPILED, None, 'absent: this version has no backend="compiled"')
     return _ours(COMPILED, inputs, layout, workload.spec, backend="compiled")
-
-
-def _with_verl_metrics(inputs: Inputs, layout: str, workload: Workload) -> Contender:
-    for needed in ("rollout_corr.presets", "rollout_corr.reports.verl"):
-        if importlib.util.find_spec(needed) is None:
-            return Contender(VERL_METRICS, None, f"absent: this version has no {needed}")
-    presets = importlib.import_module("rollout_corr.presets")
-    return _ours(VERL_METRICS, inputs, layout, presets.preset(workload.preset), names="verl")
 
 
 def _by_hand(inputs: Inputs, layout: str, workload: Workload) -> Contender:

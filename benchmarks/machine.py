@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import subprocess
@@ -53,6 +54,20 @@ def import_seconds(times: int = 7) -> list[float]:
         for _ in range(1 + times)
     ]
     return taken[1:]
+
+
+def keep_pages() -> bool:
+    """Make glibc's allocator give nothing back to the system from now on; False where there is no glibc.
+
+    How much of a call is page faults depends on what the process did before: once a program has freed something large,
+    glibc may keep the pages of the next temporaries, or give them back every time. This is the one extreme that can be
+    had on purpose.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    libc = ctypes.CDLL(None)
+    never_map, never_trim = (-4, 0), (-1, 2**31 - 1)  # M_MMAP_MAX, M_TRIM_THRESHOLD
+    return all(libc.mallopt(*setting) for setting in (never_map, never_trim))
 
 
 def _git(*arguments: str) -> str:

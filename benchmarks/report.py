@@ -83,6 +83,14 @@ def speedup(case: Case, name: str, over: str, what: str = "wall_ms") -> float | 
     return None if mine is None or theirs is None or not mine else theirs / mine
 
 
+def usual(results: Results, threads: int | None = None) -> list[Case]:
+    """The cases under the allocator as it is; None: with the fewest threads that were used."""
+    found = [case for case in results["cases"] if case["pages"] == "default"]
+    if threads is None:
+        threads = min(case["threads"] for case in found)
+    return [case for case in found if case["threads"] == threads]
+
+
 def quiet_ms(results: Results, threads: int) -> float:
     """The fastest calibration with that many threads."""
     return min(value for case in results["cases"] if case["threads"] == threads for value in case["calibration_ms"])
@@ -108,7 +116,8 @@ def absent(results: Results) -> list[str]:
 def one_line(case: Case) -> str:
     """Progress."""
     times = [f"{name} {median(case, name):.2f}" for name in ORDER if median(case, name) is not None]
-    return f"{_title(case)}, {case['threads']} thread{'s' * (case['threads'] > 1)}: {', '.join(times)} ms"
+    pages = ", pages kept" if case["pages"] == "kept" else ""
+    return f"{_title(case)}, {_threads(case['threads'])}{pages}: {', '.join(times)} ms"
 
 
 def _title(case: Case) -> str:
@@ -149,7 +158,7 @@ WHERE = ["size", "layout", "workload"]
 
 
 def time_table(results: Results, threads: int) -> Table:
-    cases = [case for case in results["cases"] if case["threads"] == threads]
+    cases = usual(results, threads)
     names = present(results)
     rows = []
     for case, where in zip(cases, _of(cases), strict=True):
@@ -162,8 +171,7 @@ def time_table(results: Results, threads: int) -> Table:
     return Table(f"Milliseconds a call, {_threads(threads)}", head, rows)
 
 
-def speed_table(results: Results, threads: int) -> Table:
-    cases = [case for case in results["cases"] if case["threads"] == threads]
+def speed_table(results: Results, title: str, cases: Sequence[Case]) -> Table:
     pairs = [
         (OURS, VERL, "ours over verl", "wall_ms"),
         (OURS, VERL, "in CPU time", "cpu_ms"),
@@ -178,12 +186,11 @@ def speed_table(results: Results, threads: int) -> Table:
         [*where, *(_times(speedup(case, who, over, what)) for who, over, _, what in pairs)]
         for case, where in zip(cases, _of(cases), strict=True)
     ]
-    return Table(f"How many times as fast, {_threads(threads)}", [*WHERE, *(pair[2] for pair in pairs)], rows)
+    return Table(title, [*WHERE, *(pair[2] for pair in pairs)], rows)
 
 
 def memory_table(results: Results) -> Table:
-    fewest = min(case["threads"] for case in results["cases"])
-    cases = [case for case in results["cases"] if case["threads"] == fewest]
+    cases = usual(results)
     names = present(results)
     rows = []
     for case, where in zip(cases, _of(cases), strict=True):
@@ -200,15 +207,14 @@ def _mebibytes(size: int) -> str:
 
 
 def kernel_table(results: Results) -> Table:
-    fewest = min(case["threads"] for case in results["cases"])
-    cases = [case for case in results["cases"] if case["threads"] == fewest]
+    cases = usual(results)
     names = present(results)
     rows = []
     for case, where in zip(cases, _of(cases), strict=True):
         found = [row_of(case, name) for name in names]
         cells = ["-" if row is None else f"{row['faults']} ({_number(row['system_ms'])})" for row in found]
         rows.append([*where, *cells])
-    return Table(f"Page faults a call (ms in the kernel), {_threads(fewest)}", [*WHERE, *names], rows)
+    return Table(f"Page faults a call (ms in the kernel), {_threads(cases[0]['threads'])}", [*WHERE, *names], rows)
 
 
 def block_table(results: Results) -> Table:
@@ -224,7 +230,7 @@ def block_table(results: Results) -> Table:
 
 def promise_table(results: Results) -> Table:
     rows = []
-    one = [case for case in results["cases"] if case["threads"] == 1 and case["layout"] == "padded"]
+    one = [case for case in usual(results, 1) if case["layout"] == "padded"]
     for promise in PROMISES:
         for case in one:
             if tuple(case["shape"]) == promise.shape and case["workload"] == promise.workload:
@@ -258,7 +264,10 @@ def all_tables(results: Results) -> list[Table]:
     """Every table that has rows."""
     found = [promise_table(results)]
     for threads in sorted({case["threads"] for case in results["cases"]}):
-        found += [time_table(results, threads), speed_table(results, threads)]
+        speeds = speed_table(results, f"How many times as fast, {_threads(threads)}", usual(results, threads))
+        found += [time_table(results, threads), speeds]
+    kept = [case for case in results["cases"] if case["pages"] == "kept"]
+    found += [speed_table(results, "How many times as fast, 1 thread, pages kept", kept)]
     found += [memory_table(results), kernel_table(results), block_table(results)]
     return [table for table in found if table.rows]
 
@@ -313,13 +322,14 @@ In verl's default mode rollout correction runs on the driver, on CPU tensors, wi
 only metrics are wanted. So this page is about the CPU. Run it yourself from the root of a checkout:
 
 ```
-python -m benchmarks.cpu --quick                                          # a minute
-python -m benchmarks.cpu --blocks --json benchmarks/results/cpu.json      # all of it
+make bench ARGS=--quick                                                   # a minute, and an environment with verl
+make bench ARGS="--blocks --json benchmarks/results/cpu.json"             # all of it
 python -m benchmarks.report                                               # this page
 pytest benchmarks/                                                        # the small sizes under pytest-benchmark
 ```
 
-verl is optional: where it is not installed its column is missing. `make test-peers` makes an environment that has it.
+`make bench` is `python -m benchmarks.cpu` in an environment that has verl. Where verl is not installed, its column is
+missing and the rest runs.
 
 **What runs.** *metrics only* is `Spec()` against verl's function with importance sampling and rejection off: verl
 computes its 13 metrics in every step of every run. *weights + rejection* is a token weight truncated at 2 and
@@ -345,6 +355,11 @@ and the garbage collector is off. Sizes run in ascending order, so the C library
 smaller ones. Each round also times `torch.exp` of 4 MiB: *disturbed* is the share of rounds in which that took over
 {disturbed:.2f} times its fastest, so something else was running. *In CPU time* compares the processor time of the
 process instead of the clock.
+
+**Pages.** A good part of verl's time is page faults: the C library gives the memory of large temporaries back to the
+system and asks for it again, or keeps it, depending on what the process did before. The table of page faults says how
+many there were. *pages kept* is the other extreme: the same again in the same process, with glibc told to give
+nothing back, so that nobody has page faults. A trainer's driver lies somewhere between the two.
 
 **Bytes.** *GB/s* is what cannot be avoided over the time: each input read once, each output written once. A padded
 slot has 8 bytes of log-probs and 8 of mask to read, and 4 of weight and 8 of mask to write.

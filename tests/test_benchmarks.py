@@ -267,8 +267,8 @@ def results_of(**changed):
         row(contenders.VERL, [19.0, 20.0, 21.0], 10 << 20),
     ]
     case = {
-        "shape": [2048, 8192], "layout": "padded", "workload": "metrics only", "threads": 1, "slots": 10, "tokens": 5,
-        "required_bytes": 4_000_000, "calibration_ms": [1.0, 1.1, 1.2], "rows": rows,
+        "pages": "default", "shape": [2048, 8192], "layout": "padded", "workload": "metrics only", "threads": 1,
+        "slots": 10, "tokens": 5, "required_bytes": 4_000_000, "calibration_ms": [1.0, 1.1, 1.2], "rows": rows,
     }  # fmt: skip
     machine = {
         "cpu": "a processor", "cores": 2, "caches": {"L2": "1024K"}, "system": "Linux x86_64", "python": "3.11.7",
@@ -311,6 +311,22 @@ def test_without_verl():
     assert "verl: absent: verl is not installed." in page
     assert "| 2048 x 8192 | padded | metrics only | 2.00 | 6.00 | 2.00 | 3 | 33% |" in page
     assert ">= 6 x verl" not in page
+
+
+def test_pages_kept_is_a_table_of_its_own():
+    """It repeats a case; neither the promises nor the other tables count it."""
+    report = load("report")
+    results = results_of()
+    case = results["cases"][0]
+    results["cases"].append(
+        {**case, "pages": "kept", "rows": [*case["rows"][:3], {**case["rows"][3], "wall_ms": [8.0]}]}
+    )
+    before, after = report.page(results_of()), report.page(results)
+    title = "## How many times as fast, 1 thread, pages kept"
+    assert title not in before
+    kept = after.partition(title)[2].partition("##")[0]
+    assert "| 2048 x 8192 | padded | metrics only | 4.0 x |" in kept
+    assert after.replace(title + kept, "") == before
 
 
 def test_json_comes_back(tmp_path):
