@@ -5,15 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# A run costs about 1 us to slice out, a token about 2 ns to look up by index.
-SHORTEST_RUN = 256
-
 
 class Compaction:
     """The valid tokens of a block of whole sequences, in order.
-
-    Most masks are one run of tokens per sequence (right padding, left padding, a prompt before a response): then the
-    runs are sliced out, which costs a copy. Masks with holes are looked up by index.
 
     Args:
         valid: [n] bool, the block's slots; None when all are valid.
@@ -24,43 +18,42 @@ class Compaction:
 
     def __init__(self, valid: Tensor | None, starts: Tensor, lengths: Tensor, n_valid: Tensor) -> None:
         self.total = int(n_valid.sum())
-        self.pieces: list[int] | None = None  # lengths of what lies between runs and of runs, in turn
         self.index: Tensor | None = None
         if valid is None or self.total == valid.numel():
             return
-        if self.total > 0 and self.total >= SHORTEST_RUN * starts.shape[0]:
-            self.pieces = _pieces(valid, starts, lengths, n_valid)
-        if self.pieces is None:
+        self.index = _index_of_runs(valid, starts, lengths, n_valid, self.total)
+        if self.index is None:
             self.index = valid.nonzero().squeeze(1)
 
     def take(self, x: Tensor) -> Tensor:
         """The valid tokens of a block, [total]; a view when all are valid."""
         flat = x.reshape(-1)
-        if self.pieces is not None:
-            return torch.cat(flat.split(self.pieces)[1::2])
         return flat if self.index is None else flat.index_select(0, self.index)
 
     def put(self, out: Tensor, values: Tensor) -> None:
         """Write [total] values to where their tokens are in a contiguous block."""
-        flat = out.view(-1)
-        if self.pieces is not None:
-            runs = flat.split(self.pieces)[1::2]
-            for run, part in zip(runs, values.split(self.pieces[1::2]), strict=True):
-                run.copy_(part)
-        elif self.index is None:
-            flat.copy_(values)
+        if self.index is None:
+            out.view(-1).copy_(values)
         else:
-            flat.index_copy_(0, self.index, values)
+            out.view(-1).scatter_(0, self.index, values)
 
 
-def _pieces(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor) -> list[int] | None:
-    """Where the runs are, if every sequence has one that touches an end of it; else None."""
+def _index_of_runs(
+    valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor, total: int
+) -> Tensor | None:
+    """Where the valid tokens are, if each sequence has one run of them that touches an end of it; else None.
+
+    Most masks are so: right padding, left padding, a prompt before a response. This costs half of looking at all slots.
+    """
     some = n_valid > 0
     first, count = starts[some], n_valid[some]
+    if not total:
+        return None
     begin = torch.where(valid[first], first, first + lengths[some] - count)
-    after = torch.cat([begin.new_zeros(1), begin + count])
-    gaps = torch.cat([begin, begin.new_full((1,), valid.numel())]) - after
-    pieces: list[int] = torch.stack([gaps, torch.cat([count, count.new_zeros(1)])], 1).flatten().tolist()
-    runs = torch.cat(valid.split(pieces)[1::2])
+    end = begin + count
+    steps = torch.ones(total, dtype=torch.int64)
+    steps[0] = begin[0]
+    steps[count.cumsum(0)[:-1]] = begin[1:] - end[:-1] + 1
+    index = steps.cumsum(0)
     # The minimum of bytes is vectorised, `all` is not.
-    return pieces if bool(runs.view(torch.uint8).amin()) else None
+    return index if bool(valid.index_select(0, index).view(torch.uint8).amin()) else None

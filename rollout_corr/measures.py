@@ -187,7 +187,9 @@ def token_statistics(
         raw, bounded, among = weighing.raw, weighing.bounded, measured
         if spec.weight.level == "token":
             squares = [sums["ratio2"] if x is ratio else _squares(select(measured, x)) for x in (raw, bounded)]
-            counts = [torch.count_nonzero(x if measured is None else x & measured) for x in beyond]
+            some = [spec.weight.upper is not None, spec.weight.lower is not None]
+            chosen = [x if measured is None else x & measured for x in beyond]
+            counts = [torch.count_nonzero(x) if bound else n * 0 for x, bound in zip(chosen, some, strict=True)]
         else:
             among = n_measured > 0
             squares = [(n_measured * x * x).sum() for x in (raw, bounded)]
@@ -213,7 +215,8 @@ def sequence_statistics(facts: SequenceFacts, outside_tokens: Tensor, spec: Spec
     """Sums and maxima over the non-empty sequences, each counting once."""
     n, some = facts.measured.clamp(min=1), facts.measured > 0
     train, rollout = -facts.train / n, -facts.rollout / n
-    gap, size = train - rollout, facts.d.abs()
+    # From the sum of D, which is exact, and not from the difference of two large sums.
+    gap, size = -facts.d / n, facts.d.abs()
     nonempty = facts.tokens > 0
 
     def perplexity(log_perplexity: Tensor) -> Tensor:
@@ -293,7 +296,7 @@ def _squares(x: Tensor) -> Tensor:
 
 def outside(log_ratio: Tensor, below: float | None, above: float | None) -> tuple[Tensor, Tensor]:
     """Bool per unit: beyond the upper bound, and beyond the lower one."""
-    nowhere = torch.zeros_like(log_ratio, dtype=torch.bool) if below is None or above is None else log_ratio
+    nowhere = torch.zeros((), dtype=torch.bool, device=log_ratio.device).expand(log_ratio.shape)
     return (
         nowhere if above is None else ~reference.within(log_ratio, None, above),
         nowhere if below is None else ~reference.within(log_ratio, below, None),
