@@ -59,9 +59,8 @@ def import_seconds(times: int = 7) -> list[float]:
 def keep_pages() -> bool:
     """Make glibc's allocator give nothing back to the system from now on; False where there is no glibc.
 
-    How much of a call is page faults depends on what the process did before: once a program has freed something large,
-    glibc may keep the pages of the next temporaries, or give them back every time. This is the one extreme that can be
-    had on purpose.
+    By default it takes fresh pages for everything above 32 MiB, and below that the process's past decides. This is the
+    one extreme that can be had on purpose.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

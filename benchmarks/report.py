@@ -356,10 +356,10 @@ smaller ones. Each round also times `torch.exp` of 4 MiB: *disturbed* is the sha
 {disturbed:.2f} times its fastest, so something else was running. *In CPU time* compares the processor time of the
 process instead of the clock.
 
-**Pages.** A good part of verl's time is page faults: the C library gives the memory of large temporaries back to the
-system and asks for it again, or keeps it, depending on what the process did before. The table of page faults says how
-many there were. *pages kept* is the other extreme: the same again in the same process, with glibc told to give
-nothing back, so that nobody has page faults. A trainer's driver lies somewhere between the two.
+**Pages.** A good part of verl's time is page faults. glibc takes fresh pages for every temporary above 32 MiB, which is
+every full-size one at 2048 x 8192; below that, what the process did before decides whether pages are kept. The table
+of page faults says how many there were. *pages kept* is the other extreme: the same again in the same process, with
+glibc told to give nothing back, so that nobody has page faults; some other allocators come close to that.
 
 **Bytes.** *GB/s* is what cannot be avoided over the time: each input read once, each output written once. A padded
 slot has 8 bytes of log-probs and 8 of mask to read, and 4 of weight and 8 of mask to write.
