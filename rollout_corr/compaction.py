@@ -38,9 +38,7 @@ class Compaction:
             out.view(-1).scatter_(0, self.index, values)
 
 
-def _index_of_runs(
-    valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor, total: int
-) -> Tensor | None:
+def _index_of_runs(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor, total: int) -> Tensor | None:
     """Where the valid tokens are, if each sequence has one run of them that touches an end of it; else None.
 
     Most masks are so: right padding, left padding, a prompt before a response. This costs half of looking at all slots.

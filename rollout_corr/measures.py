@@ -36,6 +36,10 @@ def sum_names(spec: Spec) -> tuple[str, ...]:
         names += ["raw", "weight"]
         names += ["sequence_raw", "sequence_raw2", "sequence_weight", "sequence_weight2"]
         names += ["sequences_above", "sequences_below"]
+        # Products of ratios can all be next to 0, where sums around 1 cancel; the sample size needs plain ones.
+        names += [f"sequence_{name}_plain{power}" for name in ("raw", "weight") for power in ("", "2")]
+        if spec.weight.level != "token":
+            names += [f"{name}_plain{power}" for name in ("raw", "weight") for power in ("", "2")]
     if spec.detail == "full":
         names += ["p", "q", "p2", "q2", "pq", "abs_prob_diff", *HISTOGRAM]
     return tuple(names)
@@ -78,6 +82,8 @@ class SequenceFacts:
     d: Tensor
     raw: Tensor
     bounded: Tensor
+    ratio: Tensor
+    weight: Tensor
     log_weight: Tensor
 
 
@@ -116,12 +122,13 @@ def sequence_facts(
     """Gather what is known per sequence, with the segment sums that no verdict needed."""
     sequences = tokens.sequences
     nothing = torch.zeros(0, dtype=torch.float64, device=tokens.d.device)
-    raw = bounded = log_weight = nothing
+    raw = bounded = ratio = weight = log_weight = nothing
     summands = [tokens.train]
     token_level = spec.weight is not None and spec.weight.level == "token"
     bounds = spec.weight is not None and (spec.weight.lower, spec.weight.upper) != (None, None)
     if weighing is not None:
         raw, bounded, log_weight = weighing.raw, weighing.bounded, weighing.log_ratio
+        ratio, weight = weighing.ratio, weighing.weight
         if token_level:
             summands += [select(tokens.measured, x) for x in ([raw, bounded] if bounds else [raw])]
     sums = [sequences.sum(x) for x in summands]
@@ -132,7 +139,7 @@ def sequence_facts(
     if token_level:
         n = n_measured.clamp(min=1)
         raw, bounded = sums[1] / n, sums[-1] / n
-        log_weight = raw.log1p()
+        ratio, weight, log_weight = 1.0 + raw, 1.0 + bounded, raw.log1p()
     criteria = []
     for verdict in decision.verdicts:
         lost = torch.zeros_like(n_valid)
@@ -160,6 +167,8 @@ def sequence_facts(
         d=tokens.sum_d,
         raw=raw,
         bounded=bounded,
+        ratio=ratio,
+        weight=weight,
         log_weight=log_weight,
     )
 
@@ -247,9 +256,13 @@ def sequence_statistics(facts: SequenceFacts, outside_tokens: Tensor, spec: Spec
     if spec.weight is not None:
         # The 1 that raw and bounded are centred on counts once per token here, and once per sequence below.
         measured |= {"raw": facts.raw * facts.measured, "weight": facts.bounded * facts.measured}
-        for name, x in (("raw", facts.raw), ("weight", facts.bounded)):
+        for name, x, plain in (("raw", facts.raw, facts.ratio), ("weight", facts.bounded, facts.weight)):
             measured |= {f"sequence_{name}": x, f"sequence_{name}2": x * x}
+            measured |= {f"sequence_{name}_plain": plain, f"sequence_{name}_plain2": plain * plain}
             spread[f"sequence_{name}"] = x
+            if spec.weight.level != "token":
+                each = facts.measured * plain
+                measured |= {f"{name}_plain": each, f"{name}_plain2": each * plain}
         beyond = outside(facts.log_weight, log_bound(spec.weight.lower), log_bound(spec.weight.upper))
         measured |= {"sequences_above": beyond[0], "sequences_below": beyond[1]}
     for criterion, found in zip(ordered_criteria(spec), facts.criteria, strict=True):

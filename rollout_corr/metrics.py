@@ -38,10 +38,14 @@ def _std(total: float, squares: float, count: float) -> float:
     return math.sqrt(max(_ratio(squares, count) - mean * mean, 0.0)) if count else 0.0
 
 
-def _ess(total: float, squares: float, count: float) -> float:
-    """(sum w)^2 / (n sum w^2) from sums of w - 1 and (w - 1)^2."""
-    sum_w, sum_w2 = count + total, count + 2.0 * total + squares
-    return _ratio(sum_w * sum_w, count * sum_w2)
+def _ess(v: Values, name: str, units: str) -> float:
+    """(sum w)^2 / (n sum w^2), from plain sums or, at token level, from sums of w - 1 and (w - 1)^2."""
+    n = v[units]
+    if f"{name}_plain" in v:
+        total, squares = v[f"{name}_plain"], v[f"{name}_plain2"]
+    else:
+        total, squares = n + v[name], n + 2.0 * v[name] + v[f"{name}2"]
+    return max(0.0, min(1.0, _ratio(total * total, n * squares)))
 
 
 def _extremum(value: float, count: float, centre: float = 0.0) -> float:
@@ -263,7 +267,7 @@ def _moments(key: str, name: str, units: str, denominator: str, words: str) -> l
             "-",
             lambda v: _extremum(v[f"max_{name}"], v[units], 1.0),
         ),
-        Metric(f"{key}_ess", ess, "fraction", denominator, "> 0.3", lambda v: _ess(v[name], v[squares], v[units])),
+        Metric(f"{key}_ess", ess, "fraction", denominator, "> 0.3", lambda v: _ess(v, name, units)),
     ]
 
 

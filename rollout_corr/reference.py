@@ -172,10 +172,9 @@ def read(
             return Tokens(sequences, train, rollout, d, valid, valid, None, spec.clamp, False, largest, known)
     bad = ~d.isfinite()
     nonfinite = sequences.sum_integers(bad if valid is None else bad & valid)
+    measured = valid
     if spec.nonfinite == "reject":
         measured = ~bad if valid is None else valid & ~bad
-    else:
-        measured = valid
     if spec.nonfinite == "neutral":
         train, rollout, d = (torch.where(bad, 0.0, x) for x in (train, rollout, d))
     train, rollout, d = (select(measured, x) for x in (train, rollout, d))
@@ -451,6 +450,7 @@ class Weighing:
     overflow: Tensor | None  # [S] bool: the aggregate lay beyond the clamp (sequence levels)
     raw: Tensor  # ratio - 1 before the bounds, without cancellation
     bounded: Tensor  # ratio - 1 after the bounds
+    ratio: Tensor  # before the bounds
     weight: Tensor
 
 
@@ -471,16 +471,16 @@ def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
         overflow = aggregate.abs() > spec.clamp
         raw = log_ratio.expm1()
     ratio = log_ratio.exp()
-    if weight.outside == "clamp":
-        lower, upper = weight.lower, weight.upper
+    lower, upper = weight.lower, weight.upper
+    if lower is None and upper is None:
+        bounded, result = raw, ratio
+    elif weight.outside == "clamp":
         bounds = (None if lower is None else lower - 1.0), (None if upper is None else upper - 1.0)
-        bounded, ratio = raw, ratio
-        if lower is not None or upper is not None:
-            bounded, ratio = raw.clamp(*bounds), ratio.clamp(lower, upper)
+        bounded, result = raw.clamp(*bounds), ratio.clamp(lower, upper)
     else:
-        inside = within(log_ratio, log_bound(weight.lower), log_bound(weight.upper))
-        bounded, ratio = torch.where(inside, raw, -1.0), torch.where(inside, ratio, 0.0)
-    return Weighing(log_ratio, overflow, raw, bounded, ratio)
+        inside = within(log_ratio, log_bound(lower), log_bound(upper))
+        bounded, result = torch.where(inside, raw, -1.0), torch.where(inside, ratio, 0.0)
+    return Weighing(log_ratio, overflow, raw, bounded, ratio, result)
 
 
 def weights_of(tokens: Tokens, decision: Decision, weighing: Weighing | None, spec: Spec) -> Tensor | None:
