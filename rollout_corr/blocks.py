@@ -120,6 +120,10 @@ def inside(batch: Batch) -> Tensor:
     if batch.offsets is None:
         return torch.ones(batch.train.shape, dtype=torch.bool, device=batch.train.device)
     offsets = batch.offsets.to(batch.train.device)
+    if offsets.device.type == "cpu":
+        found = torch.zeros(batch.train.shape, dtype=torch.bool)
+        found[int(offsets[0]) : int(offsets[-1])] = True
+        return found
     position = torch.arange(batch.train.numel(), device=offsets.device)
     return (position >= offsets[0]) & (position < offsets[-1])
 

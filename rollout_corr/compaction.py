@@ -43,15 +43,15 @@ def _index_of_runs(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tens
 
     Most masks are so: right padding, left padding, a prompt before a response. This costs half of looking at all slots.
     """
-    some = n_valid > 0
-    first, count = starts[some], n_valid[some]
     if not total:
         return None
-    begin = torch.where(valid[first], first, first + lengths[some] - count)
-    end = begin + count
+    if not int(n_valid.amin()):
+        some = n_valid > 0
+        starts, lengths, n_valid = starts[some], lengths[some], n_valid[some]
+    begin = torch.where(valid.index_select(0, starts), starts, starts + lengths - n_valid)
     steps = torch.ones(total, dtype=torch.int64)
     steps[0] = begin[0]
-    steps[count.cumsum(0)[:-1]] = begin[1:] - end[:-1] + 1
+    steps.scatter_(0, n_valid.cumsum(0)[:-1], begin[1:] - begin[:-1] - n_valid[:-1] + 1)
     index = steps.cumsum(0)
     # The minimum of bytes is vectorised, `all` is not.
     return index if bool(valid.index_select(0, index).view(torch.uint8).amin()) else None

@@ -24,6 +24,8 @@ _STATS = {
     "binary_kl_reverse": "binary KL(train || rollout)",
     "binary_kl_symmetric": "larger of the two binary KLs",
 }
+# The others read probabilities, or what the caller gives, which no clamp of D touches.
+_OF_D = ("ratio", "k1", "k2", "k3", "k3_reverse", "abs", "ratio_error", "ratio_deviation")
 _REDUCED = {
     "sum": "sum",
     "mean": "mean",
@@ -74,6 +76,8 @@ def _range(lower: float | None, upper: float | None) -> str:
 
 def _weight(weight: Weight, spec: Spec) -> str:
     clamp = f"; D is clamped to +-{weight.token_clamp:g} first" if weight.token_clamp is not None else ""
+    if weight.level != "token" and spec.sums_over == "kept":
+        clamp = f" over the tokens that survive token criteria{clamp}"
     text = f"A token's weight is {_LEVELS[weight.level]}{clamp}, its logarithm clamped to +-{spec.clamp:g}"
     if weight.lower is not None or weight.upper is not None:
         bounds = _range(weight.lower, weight.upper)
@@ -88,7 +92,7 @@ def _criterion(criterion: Criterion, spec: Spec) -> str:
     stat = f"external statistic {criterion.name!r}" if criterion.stat == "external" else _STATS[criterion.stat]
     if criterion.of != "train/rollout":
         stat += f" of {criterion.of}"
-    if criterion.token_clamp is not None:
+    if criterion.token_clamp is not None and criterion.stat in _OF_D:
         stat += f" (D clamped to +-{criterion.token_clamp:g})"
     if criterion.over == "token":
         unit, value = "token", stat

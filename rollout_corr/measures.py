@@ -30,7 +30,8 @@ def sum_names(spec: Spec) -> tuple[str, ...]:
         names += [f"{criterion.label}/{name}" for name in ("units", "value", "value2", "tokens", "sequences")]
     names += ["tokens", "tokens_outside", "tokens_nonfinite", "tokens_kept"]
     names += ["sequences", "sequences_measured", "sequences_kept", "sequences_without_survivors"]
-    names += ["d", "train_ppl", "rollout_ppl", "train_log_ppl", "rollout_log_ppl", "log_ppl_abs_diff", "ppl_ratio"]
+    names += ["d", "train_ppl", "rollout_ppl", "train_log_ppl", "rollout_log_ppl", "log_ppl_diff"]
+    names += ["log_ppl_abs_diff", "ppl_ratio"]
     names += ["chi2_sequence", "abs_sum_d", "sequences_clamped"]
     if spec.weight is not None:
         names += ["raw", "weight"]
@@ -246,6 +247,7 @@ def sequence_statistics(facts: SequenceFacts, outside_tokens: Tensor, spec: Spec
         "rollout_ppl": perplexity(rollout),
         "train_log_ppl": train,
         "rollout_log_ppl": rollout,
+        "log_ppl_diff": gap,
         "log_ppl_abs_diff": gap.abs(),
         "ppl_ratio": perplexity(gap),
         "chi2_sequence": (2.0 * facts.d.clamp(-spec.clamp, spec.clamp)).expm1(),

@@ -185,15 +185,15 @@ def _perplexity() -> list[Metric]:
         mean("rollout_log_ppl", "mean of -mean rollout_logp", "nats", "-", lambda v: v["rollout_log_ppl"]),
         mean(
             "log_ppl_diff",
-            "mean of (mean rollout_logp - mean train_logp)",
+            "mean of -mean D: mean rollout_logp - mean train_logp, with D saturated at +-1024",
             "nats",
             "near 0",
-            lambda v: v["train_log_ppl"] - v["rollout_log_ppl"],
+            lambda v: v["log_ppl_diff"],
         ),
         mean("log_ppl_abs_diff", "mean of its magnitude", "nats", "< 0.02", lambda v: v["log_ppl_abs_diff"]),
         extremum("log_ppl_diff_max", "its maximum", 1.0, "max_log_ppl_diff"),
         extremum("log_ppl_diff_min", "its minimum", -1.0, "-min_log_ppl_diff"),
-        mean("ppl_ratio", "mean exp(mean rollout_logp - mean train_logp)", "ratio", "near 1", lambda v: v["ppl_ratio"]),
+        mean("ppl_ratio", "mean exp(-mean D)", "ratio", "near 1", lambda v: v["ppl_ratio"]),
     ]
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Tokens that are added up before the running sum of a packed batch.
-GROUP = 32
-
 
 class Rows:
     """Every row of a [B, T] tensor is a sequence."""
@@ -47,7 +44,6 @@ class Packed:
         self.count = offsets.shape[0] - 1
         self._ids: Tensor | None = None
         self._lengths: Tensor | None = None
-        self._cut: tuple[Tensor, Tensor, Tensor] | None = None
 
     @classmethod
     def of_lengths(cls, lengths: Tensor, size: int) -> Packed:
@@ -65,25 +61,11 @@ class Packed:
     def sum_integers(self, x: Tensor) -> Tensor:
         """[N] int64 or bool -> [S] int64, exact.
 
-        Differences of a running sum over groups of tokens, plus what each boundary cuts off its group. The running
-        sum may wrap around, its differences do not; with floats a sequence would feel its neighbours' rounding.
+        Differences of a running sum. It may wrap around, they do not; with floats a sequence would feel its
+        neighbours' rounding.
         """
-        groups = self.size // GROUP
-        summed = x[: groups * GROUP].view(groups, GROUP).sum(1)
-        group, position, inside = self._boundaries()
-        running = torch.nn.functional.pad(summed.cumsum(0), (1, 0))[group]
-        if self.size:
-            running = running + torch.where(inside, x[position], 0).sum(1)
-        return running.diff()
-
-    def _boundaries(self) -> tuple[Tensor, Tensor, Tensor]:
-        """For every offset: its group, the group's tokens [S + 1, GROUP], and which of them lie before it."""
-        if self._cut is None:
-            group = self.offsets // GROUP
-            position = (group * GROUP)[:, None] + torch.arange(GROUP, device=self.offsets.device)
-            inside = position < self.offsets[:, None]
-            self._cut = group, position.clamp_(max=max(self.size - 1, 0)), inside
-        return self._cut
+        running = torch.cat([self.offsets.new_zeros(1), x.cumsum(0)])
+        return running.index_select(0, self.offsets).diff()
 
     def max(self, x: Tensor) -> Tensor:
         """[N] floating -> [S]; -inf for a sequence without tokens."""
