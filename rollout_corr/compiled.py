@@ -26,7 +26,7 @@ from rollout_corr.sequences import Rows
 from rollout_corr.spec import Spec
 
 # Slots in a piece: large enough to make the call's overhead vanish, small enough for its outputs to stay in cache.
-PIECE = 1 << 20
+PIECE = 1 << 21
 
 
 class Piece(NamedTuple):
@@ -41,8 +41,11 @@ class Piece(NamedTuple):
     external: dict[str, Tensor]
 
 
-def _corrected(piece: Piece, spec: Spec) -> tuple[Any, ...]:
-    """Everything a piece contributes, as plain tensors."""
+Outputs = tuple[Tensor | None, Tensor | None]
+
+
+def _corrected(piece: Piece, outputs: Outputs, spec: Spec) -> tuple[Any, ...]:
+    """Everything a piece contributes, as plain tensors; weights and mask go into `outputs` where there are any."""
     dtype = torch.promote_types(torch.promote_types(piece.train.dtype, piece.rollout.dtype), torch.float32)
     valid = piece.inside
     if piece.mask is not None:
@@ -65,14 +68,18 @@ def _corrected(piece: Piece, spec: Spec) -> tuple[Any, ...]:
             mask = torch.where(mask, piece.mask, 0).to(piece.mask.dtype)
     criteria = [list(vars(item).values()) for item in found.facts.criteria]
     facts = [value for name, value in vars(found.facts).items() if name != "criteria"]
-    # Names are known from the Spec, but only the traced function knows their order.
-    return found.weights, mask, found.decision.keep, facts, criteria, found.sums, found.maxima
+    results = [found.weights, mask]
+    for i, (out, result) in enumerate(zip(outputs, results, strict=True)):
+        if out is not None and result is not None:
+            out.copy_(result)
+            results[i] = None
+    return *results, found.decision.keep, facts, criteria, found.sums, found.maxima
 
 
 @lru_cache(maxsize=64)
-def _compiled(spec: Spec) -> Callable[[Piece], tuple[Any, ...]]:
-    def corrected(piece: Piece) -> tuple[Any, ...]:
-        return _corrected(piece, spec)
+def _compiled(spec: Spec) -> Callable[[Piece, Outputs], tuple[Any, ...]]:
+    def corrected(piece: Piece, outputs: Outputs) -> tuple[Any, ...]:
+        return _corrected(piece, outputs, spec)
 
     # The compiler counts recompilations per code object and remembers by name which numbers varied; every Spec gets
     # code of its own, so that its numbers stay constants. Not dynamic=True, for the same reason: sizes are marked.
@@ -95,14 +102,18 @@ def run_compiled(batch: Batch, spec: Spec) -> Result:
     collected, keep = Collected(), []
     for rows, slots, piece in _pieces(batch):
         n = rows.stop - rows.start
-        found = function(_lengths_vary(_at_least_two(piece)))
+        enlarged = _at_least_two(piece)
+        # Rows of the batch itself are written in place by the compiled loop.
+        in_place = batch.offsets is None and enlarged is piece
+        outputs = tuple(out[slots] if in_place and out is not None else None for out in (weights, mask))
+        found = function(_lengths_vary(enlarged), _lengths_vary(outputs))
         piece_weights, piece_mask, piece_keep, facts, criteria, sums, maxima = found
         of_criteria = [CriterionFacts(*(x[:n] for x in item)) for item in criteria]
         of_sequences = SequenceFacts(of_criteria, *(x[:n] for x in facts))
         collected.add(of_sequences, sums, maxima)
         keep.append(piece_keep[:n])
         for out, part in ((weights, piece_weights), (mask, piece_mask)):
-            if out is not None:
+            if out is not None and part is not None:
                 _put(out[slots], part[:n], piece)
     return Result(weights, mask, torch.cat(keep), collected.statistics(tokens_outside(batch), batch, spec))
 
@@ -183,10 +194,12 @@ def _at_least_two(piece: Piece) -> Piece:
     )
 
 
-def _lengths_vary(piece: Piece) -> Piece:
-    """The piece, with rows and width marked as varying, so that no length gets into a compile key."""
-    for x in (*piece[:-1], *piece.external.values()):
-        if isinstance(x, Tensor):
+def _lengths_vary(tensors: Any) -> Any:
+    """The tuple given, its tensors' sizes marked as varying, so that no length gets into a compile key."""
+    for x in tensors:
+        if isinstance(x, dict):
+            _lengths_vary(x.values())
+        elif isinstance(x, Tensor):
             for dim in range(x.dim()):
                 torch._dynamo.mark_dynamic(x, dim)
-    return piece
+    return tensors
