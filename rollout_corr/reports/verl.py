@@ -54,8 +54,8 @@ def sum_names(spec: Spec) -> tuple[str, ...]:
     """Names of the sums, in order."""
     names = ["rows", "k3_beyond", "log_difference", "log_ppl_diff", "log_ppl_abs_diff", "ppl_ratio"]
     if spec.weight is not None:
-        names += ["weight2", "means_above", "means_below"]
-        names += ["tokens_below"] if spec.weight.level == "token" else ["rows_above", "rows_below"]
+        names += ["means_above", "means_below"]
+        names += ["weight2", "tokens_below"] if spec.weight.level == "token" else ["rows_above", "rows_below"]
     for criterion in _options(spec):
         names += [f"{criterion.label}/{name}" for name in ("stat", "clamped", "clamped2")]
         names += [f"{criterion.label}/{name}" for name in ("row", "row2", "row_above", "row_below")]
@@ -136,7 +136,6 @@ def _collect_weight(block: Block, spec: Spec, weight: Weight, sums: Named, maxim
         sums["weight2"] = (w * w).sum()
         sums["tokens_below"] = count(outside(weighing.log_ratio, low, None)[1], tokens.measured)
         return
-    rows["weight2"] = block.n_measured * weighing.weight * weighing.weight
     unclamped = log_weight(block, spec)
     for name, which in zip(("rows_above", "rows_below"), outside(unclamped, low, high), strict=True):
         rows[name] = which & some
@@ -215,28 +214,29 @@ def _with_empty(v: Values, largest: float, of_empty: float) -> float:
 def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
     n, rows, empty = v["tokens_measured"], v["verl/rows"], _empty(v)
     lower, upper = _bounds(weight)
-    average = 1.0 + mean(v["weight"], n)
-    found = {"rollout_is_mean": average}
+    found: dict[str, float] = {}
     if weight.level == "token":
+        average, square = 1.0 + mean(v["weight"], n), mean(v["verl/weight2"], n)
         found["rollout_is_max"] = 1.0 + v["max_weight"]
         found["rollout_is_min"] = 1.0 - v["-min_weight"]
         found["rollout_is_ratio_fraction_high"] = mean(v["tokens_above"], n)
         found["rollout_is_ratio_fraction_low"] = mean(v["verl/tokens_below"], n)
     else:
+        average, square = mean(v["weight_plain"], n), mean(v["weight_plain2"], n)
         above = v["verl/rows_above"] + empty * (upper is not None and upper < 1.0)
         below = v["verl/rows_below"] + empty * (lower is not None and lower > 1.0)
         found["rollout_is_max"] = exp(min(_with_empty(v, v["verl/max_log_weight"], 0.0), spec.clamp))
         found["rollout_is_min"] = exp(-_with_empty(v, v["verl/-min_log_weight"], 0.0))
         found["rollout_is_ratio_fraction_high"] = mean(above, rows)
         found["rollout_is_ratio_fraction_low"] = mean(below, rows)
-    square = mean(v["verl/weight2"], n)
+    found["rollout_is_mean"] = average
     found["rollout_is_std"] = population_std(v["weight"], v["weight2"], n)
     found["rollout_is_eff_sample_size"] = (average + EPSILON) ** 2 / square if square > 0.0 else 0.0
     # The mean weight of an empty row is 0, which lies 1 below the centre.
     total, squares = v["sequence_weight"] - empty, v["sequence_weight2"] + empty
-    found["rollout_is_seq_mean"] = 1.0 + mean(total, rows)
+    found["rollout_is_seq_mean"] = mean(v["sequence_weight_plain"], rows)
     found["rollout_is_seq_std"] = unbiased_std(total, squares, rows)
-    found["rollout_is_seq_max"] = 1.0 + _with_empty(v, v["max_sequence_weight"], -1.0)
+    found["rollout_is_seq_max"] = 1.0 + v["max_sequence_weight"]
     found["rollout_is_seq_min"] = 1.0 - _with_empty(v, v["-min_sequence_weight"], 1.0)
     farthest = max(v["max_sequence_weight"], v["-min_sequence_weight"])
     found["rollout_is_seq_max_deviation"] = _with_empty(v, farthest, 1.0)
@@ -246,7 +246,7 @@ def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
     if weight.outside == "zero":
         found["rollout_is_oob_ratio"] = mean(v["tokens_above"] + v["tokens_below"], n)
     if weight.normalize == "batch":
-        by_row = 1.0 + mean(v["sequence_weight"], v["sequences_measured"])
+        by_row = mean(v["sequence_weight_plain"], v["sequences_measured"])
         factor = average if weight.level == "token" else by_row
         found["rollout_is_batch_norm_factor"] = factor if factor > EPSILON else 1.0
     return found
@@ -261,13 +261,12 @@ def _rejection(v: Values, criterion: Criterion) -> dict[str, float]:
     largest, smallest = v[f"verl/max_{label}/row"], -v[f"verl/-min_{label}/row"]
     if rows == 0.0:
         largest = smallest = 0.0
-    signed = criterion.stat in ("k1", "ratio")
     found = {
         "mean": mean(own["stat"], tokens),
         "max": v[f"verl/max_{label}/stat"] if over_tokens else largest,
         "min": -v[f"verl/-min_{label}/stat"] if over_tokens else smallest,
         "fraction_high": mean(v[f"verl/{label}/above"], tokens) if over_tokens else high,
-        "fraction_low": (mean(v[f"verl/{label}/below"], tokens) if over_tokens else low) if signed else 0.0,
+        "fraction_low": mean(v[f"verl/{label}/below"], tokens) if over_tokens else low,
         "std": population_std(own["clamped"], own["clamped2"], tokens),
         "seq_mean": mean(own["row"], rows),
         "seq_std": unbiased_std(own["row"], own["row2"], rows),
@@ -276,7 +275,7 @@ def _rejection(v: Values, criterion: Criterion) -> dict[str, float]:
         "seq_max_deviation": max(largest, -smallest),
         "seq_fraction_high": high,
     }
-    if signed:
+    if criterion.stat in ("k1", "ratio"):
         found["seq_fraction_low"] = low
     found["masked_fraction"] = mean(v[f"{label}/tokens"], v["tokens"])
     found["seq_masked_fraction"] = mean(v[f"{label}/sequences"], v["sequences"])
