@@ -169,7 +169,9 @@ def test_presets(name, helper, config_class):
         assert_agree(rc.correct(*given, spec=spec), verls(helper, given, **config), exact=True)
 
 
-@pytest.mark.parametrize("config", configurations(), ids=lambda config: "-".join(str(x)[:12] for x in config.values()))
+@pytest.mark.parametrize(
+    "config", list(configurations()), ids=lambda config: "-".join(str(x)[:12] for x in config.values())
+)
 def test_configurations(config, helper):
     """Everything at once: all 11 options beside each kind of weight."""
     spec = spec_of(**config)
@@ -178,7 +180,9 @@ def test_configurations(config, helper):
         assert_agree(rc.correct(*given, spec=spec), verls(helper, given, **config), exact=True)
 
 
-@pytest.mark.parametrize("config", configurations(), ids=lambda config: "-".join(str(x)[:12] for x in config.values()))
+@pytest.mark.parametrize(
+    "config", list(configurations()), ids=lambda config: "-".join(str(x)[:12] for x in config.values())
+)
 def test_float32(config, helper):
     spec = spec_of(**config)
     for seed, shape in enumerate(SHAPES, start=200):
