@@ -6,12 +6,14 @@ import contextlib
 import math
 import random
 from dataclasses import dataclass, field
+from unittest import mock
 
 import torch
 
 import oracle
 import oracle_metrics
 import rollout_corr as rc
+from rollout_corr import blocks
 
 LAYOUTS = (
     "packed",
@@ -227,15 +229,17 @@ def check(
     mask_dtype=torch.bool,
     tolerance=1e-12,
     metric_tolerance=1e-12,
+    whole=False,
 ):
     """Compare `rc.correct` with the oracle in one layout: verdicts and masks exactly, weights and metrics within.
 
-    Returns the correction and the oracle's answer.
+    `whole` takes the way that other devices go, all sequences at once. Returns the correction and the oracle's answer.
     """
     laid = lay_out(sequences, layout, dtype, mask_dtype)
-    out = laid.correct(spec)
+    with mock.patch.object(blocks, "run_blocks", blocks.run_whole if whole else blocks.run_blocks):
+        out = laid.correct(spec)
     expected = oracle.correct(sequences if dtype == torch.float64 else rounded(sequences, dtype), spec)
-    case = f"{layout} {dtype} {mask_dtype} {spec.to_dict()}"
+    case = f"{'whole ' * whole}{layout} {dtype} {mask_dtype} {spec.to_dict()}"
     compare(laid, out, expected, mask_dtype, tolerance, case)
     compare_metrics(laid, out.metrics(), expected, spec, metric_tolerance, case)
     return out, expected

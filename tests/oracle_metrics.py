@@ -104,7 +104,7 @@ def of_d(spec, rows):
 def perplexities(rows):
     train = [-mean([t.train for t in row]) for row in rows]
     rollout = [-mean([t.rollout for t in row]) for row in rows]
-    differences = [a - b for a, b in zip(train, rollout, strict=True)]
+    differences = [-mean([saturate(t.d, D_RANGE) for t in row]) for row in rows]
     found = {
         "train_ppl": mean([exp(x) for x in train]),
         "rollout_ppl": mean([exp(x) for x in rollout]),

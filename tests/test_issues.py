@@ -369,3 +369,22 @@ def test_verl_6310_keep_of_a_batch_feeds_the_groups():
     assert [x.shape[0] for x in nothing] == [0] * 4
     nobody = rc.filter_groups(torch.tensor([NAN, 5.0]), torch.tensor([False, False]), torch.tensor([1, 1]))
     assert [x.tolist() for x in nobody] == [[0.0, 0.0]] * 4
+
+
+def test_trl_7120_a_batch_that_is_rejected_whole_says_so():
+    """Stale batches trained on nothing, with a loss of 0 and no error."""
+    spec = rc.Spec(criteria=(rc.Criterion("ratio", over="sequence", reduce="sum", upper=3.0),))
+    (kept,) = rows([[-1.0] * 8], [[-2.0] * 8], spec=spec).warnings()
+    assert "0.0 %" in kept
+    assert rows([[-1.0] * 8], [[-1.0] * 8], spec=spec).warnings() == []
+    assert rc.correct(torch.zeros(0, 4), torch.zeros(0, 4), spec=spec).warnings() == []
+
+
+def test_nemo_2269_one_sequence_carries_the_batch():
+    """A product weight of 0.06 beside one of 7: the effective sample size and T x KL say that it carries nothing."""
+    spec = rc.Spec(rc.Weight("product"))
+    found = rows([[-1.0] * 40] * 4, [[-1.3] * 40] + [[-0.9] * 40] * 3, spec=spec).warnings()
+    assert any("effective sample size" in text for text in found)
+    stale = rows([[-1.0] * 40] * 4, [[-1.5] * 40] * 4, spec=spec).warnings()
+    assert any("T x KL" in text and "20" in text for text in stale)
+    assert rows([[-1.0] * 40] * 4, [[-1.001] * 40] * 4, spec=spec).warnings() == []

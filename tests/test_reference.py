@@ -87,8 +87,9 @@ def test_weights_and_their_transforms(level):
         TRANSFORMS, OUTSIDE, (None, "batch"), NONFINITE, REJECTED, SUMS_OVER, ((), (veto, drops))
     ):
         weight = rc.Weight(level, lower, upper, outside, normalize, token_clamp=rng.choice((None, None, 0.3)))
-        spec = rc.Spec(weight, criteria, rejected, rng.choice((20.0, 20.0, 0.25)), nonfinite, sums_over)
-        check(rng.choice(BATCHES + BROKEN), spec, rng.choice(LAYOUTS))
+        detail = rng.choice(("basic", "full"))
+        spec = rc.Spec(weight, criteria, rejected, rng.choice((20.0, 20.0, 0.25)), nonfinite, sums_over, detail)
+        check(rng.choice(BATCHES + BROKEN), spec, rng.choice(LAYOUTS), whole=rng.random() < 0.3)
 
 
 @pytest.mark.parametrize("stat", STATS)
@@ -116,7 +117,7 @@ def test_criteria_cross_product(stat):
             sequences = rng.choice(BATCHES + BROKEN if nonfinite == "reject" else BROKEN)
             tested = fit(sequences, spec, arguments, rng.choice(("upper", "lower", "both")))
             spec = rc.Spec(**{**spec, "criteria": (tested, *spec.get("criteria", ()))})
-            _, answer = check(sequences, spec, rng.choice(LAYOUTS))
+            _, answer = check(sequences, spec, rng.choice(LAYOUTS), whole=rng.random() < 0.3)
             rows = answer.verdicts[0].failed
             failed.update(x for row in rows for x in (row if isinstance(row, list) else [row]))
     assert failed == {True, False}, "every unit passed, or every unit failed: the bounds cut nothing"
@@ -229,7 +230,7 @@ def test_mask_of_none_is_false_outside_every_interval():
 
 
 @pytest.mark.parametrize(
-    "dtypes", itertools.permutations((torch.float64, torch.float32, torch.bfloat16, torch.float16), 2)
+    "dtypes", list(itertools.permutations((torch.float64, torch.float32, torch.bfloat16, torch.float16), 2))
 )
 def test_log_probs_of_two_dtypes(dtypes):
     """Both are upcast before the subtraction; fp64 on either side computes in fp64."""
@@ -301,3 +302,56 @@ def test_spreads_that_are_small_do_not_cancel():
     for n in (1, 7, 100):
         constant = rc.correct(torch.full((1, n), -1.2), torch.full((1, n), -1.3), spec=full)
         assert constant.metrics()["prob_correlation"] == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("over", [None, *REDUCTIONS])
+def test_bounds_are_inclusive_to_the_bit(dtype, over):
+    """A value on the bound passes; a bound hardly beyond it does not, though float32 would round it back.
+
+    Hardly: the next float64, or for k2, whose bound becomes one of |D| by a square root, 1e-9.
+    """
+    unit = {} if over is None else {"over": "sequence", "reduce": over}
+    d = 0.5 + 2.0**-7
+    values = {"k1": -d, "abs": d, "k2": d * d / 2, "external": d}
+    for stat, value in values.items():
+        arguments = {"stat": stat, "name": "entropy" if stat == "external" else None, **unit}
+        above, below = math.nextafter(value, INF), math.nextafter(value, -INF)
+        if stat == "k2":
+            above, below = value * (1 + 1e-9), value * (1 - 1e-9)
+        bounds = [("lower", value, True), ("lower", above, False), ("upper", value, True), ("upper", below, False)]
+        for side, bound, passes in bounds:
+            out = rc.correct(
+                torch.tensor([[d]], dtype=dtype),
+                torch.tensor([[0.0]], dtype=dtype),
+                spec=rc.Spec(criteria=(rc.Criterion(**arguments, **{side: bound}),)),
+                external={"entropy": torch.tensor([[d]], dtype=dtype)},
+            )
+            assert out.mask.tolist() == [[passes]], (stat, side, bound, value)
+    for bound in (4e38, 1e300, INF):
+        for side, passes in (("upper", True), ("lower", False)):
+            spec = rc.Spec(criteria=(rc.Criterion("abs", **unit, **{side: bound}),))
+            out = rc.correct(torch.full((1, 1), -1e30, dtype=dtype), torch.zeros(1, 1, dtype=dtype), spec=spec)
+            assert out.mask.tolist() == [[passes]], (side, bound)
+    for bound in ({"lower": 1.0}, {"upper": 1.0}):
+        spec = rc.Spec(criteria=(rc.Criterion("ratio", **unit, **bound),))
+        assert rc.correct(torch.zeros(1, 1, dtype=dtype), torch.zeros(1, 1, dtype=dtype), spec=spec).mask.tolist() == [
+            [True]
+        ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_external_values_that_are_not_finite(layout, dtype):
+    """A NaN of the caller's own statistic passes no bound, an infinity only an open one; neighbours notice nothing."""
+    for odd, (reduce, side) in itertools.product(
+        (math.nan, INF, -INF), itertools.product((None, *REDUCTIONS), ("lower", "upper"))
+    ):
+        sequences = random_sequences(5, (3, 4, 1, 2), invalid=0.0, mask_values=(1,))
+        sequences[1].external["entropy"][2] = odd
+        unit = {} if reduce is None else {"over": "sequence", "reduce": reduce}
+        criterion = rc.Criterion("external", name="entropy", **unit, **{side: 0.1})
+        laid = lay_out(sequences, layout, dtype)
+        spec = rc.Spec(criteria=(criterion,), rejected="both")
+        expected = oracle.correct(rounded(sequences, dtype), spec)
+        compare(laid, laid.correct(spec), expected, torch.bool, 0.0, f"{odd} {layout} {spec.to_dict()}")
