@@ -174,14 +174,7 @@ def run_blocks(batch: Batch, spec: Spec) -> Result:
         mask = torch.zeros(train.shape, dtype=torch.bool if batch.mask is None else batch.mask.dtype)
     collected, keep = Collected(), []
     for rows, slots in _blocks(batch):
-        found, compaction = _one_block(batch, spec, rows, slots)
-        collected.add(found.facts, found.sums, found.maxima)
-        keep.append(found.decision.keep)
-        if weights is not None and found.weights is not None:
-            compaction.put(weights[slots], found.weights)
-        if mask is not None:
-            given = None if batch.mask is None else batch.mask[slots]
-            _put_mask(mask[slots], given, batch.offsets is None, compaction, found)
+        keep.append(_one_block(batch, spec, rows, slots, collected, weights, mask))
     return Result(weights, mask, torch.cat(keep), collected.statistics(tokens_outside(batch), batch, spec))
 
 
@@ -214,8 +207,16 @@ def _blocks(batch: Batch) -> Iterator[tuple[slice, slice]]:
         first = max(last, 1)
 
 
-def _one_block(batch: Batch, spec: Spec, rows: slice, slots: slice) -> tuple[Answer, Compaction]:
-    """A block's answer, and where its valid tokens are."""
+def _one_block(
+    batch: Batch,
+    spec: Spec,
+    rows: slice,
+    slots: slice,
+    collected: Collected,
+    weights: Tensor | None,
+    mask: Tensor | None,
+) -> Tensor:
+    """Correct one block: add its statistics, write its weights and mask, give back its verdicts."""
     train, rollout = batch.train[slots], batch.rollout[slots]
     if batch.offsets is None:
         lengths = torch.full((train.shape[0],), train.shape[1], dtype=torch.int64)
@@ -225,8 +226,7 @@ def _one_block(batch: Batch, spec: Spec, rows: slice, slots: slice) -> tuple[Ans
         lengths = batch.offsets[rows.start : rows.stop + 1].diff()
     valid, n_valid = None, lengths
     if batch.mask is not None:
-        mask = batch.mask[slots]
-        valid = mask.bool()
+        valid = batch.mask[slots].bool()
         if batch.offsets is None:
             n_valid = valid.sum(1)
         else:
@@ -244,7 +244,13 @@ def _one_block(batch: Batch, spec: Spec, rows: slice, slots: slice) -> tuple[Ans
             advantages = Advantages(compaction.take(batch.advantages[slots]).to(batch.dtype), None)
     external = {name: compaction.take(x[slots]) for name, x in batch.external.items()}
     found = answer(train, rollout, None, sequences, n_valid, spec, advantages, external, look=True)
-    return found, compaction
+    collected.add(found.facts, found.sums, found.maxima)
+    if weights is not None and found.weights is not None:
+        compaction.put(weights[slots], found.weights)
+    if mask is not None:
+        given = None if batch.mask is None else batch.mask[slots]
+        _put_mask(mask[slots], given, batch.offsets is None, compaction, found)
+    return found.decision.keep
 
 
 def _put_mask(out: Tensor, given: Tensor | None, padded: bool, compaction: Compaction, found: Answer) -> None:

@@ -49,9 +49,9 @@ def _index_of_runs(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tens
         some = n_valid > 0
         starts, lengths, n_valid = starts[some], lengths[some], n_valid[some]
     begin = torch.where(valid.index_select(0, starts), starts, starts + lengths - n_valid)
-    steps = torch.ones(total, dtype=torch.int64)
-    steps[0] = begin[0]
-    steps.scatter_(0, n_valid.cumsum(0)[:-1], begin[1:] - begin[:-1] - n_valid[:-1] + 1)
-    index = steps.cumsum(0)
+    index = torch.ones(total, dtype=torch.int64)
+    index[0] = begin[0]
+    index.scatter_(0, n_valid.cumsum(0)[:-1], begin[1:] - begin[:-1] - n_valid[:-1] + 1)
+    index.cumsum_(0)
     # The minimum of bytes is vectorised, `all` is not.
     return index if bool(valid.index_select(0, index).view(torch.uint8).amin()) else None

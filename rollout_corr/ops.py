@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr import blocks
+from rollout_corr import blocks, reports
 from rollout_corr.layout import Batch, LogProbs, read_batch
 from rollout_corr.spec import Spec
 from rollout_corr.statistics import PendingMetrics, Statistics, layout
@@ -126,6 +126,7 @@ def correct(
         raise ValueError("backend: 'triton' has no kernels in this version; expected 'auto', 'torch' or 'compiled'")
     if chosen == "compiled" and batch.train.device.type != "cpu":
         raise ValueError(f"backend: 'compiled' runs on CPU tensors, got tensors on {batch.train.device}")
+    reports.load(spec)
     with torch.no_grad():
         result = _run(batch, spec, chosen)
         weights = result.weights

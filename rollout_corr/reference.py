@@ -38,22 +38,26 @@ def select(keep: Tensor | None, x: Tensor) -> Tensor:
 def k3(d: Tensor, largest: float | None = None) -> Tensor:
     """e^D - 1 - D without cancellation: a Taylor polynomial for |D| <= 1/2, the formula beyond.
 
-    A caller who knows the largest |D| spares its exp where the polynomial serves.
+    A caller who knows the largest |D| spares most tokens the exp and half of the polynomial.
     """
-    # With this many terms the first one left out is below one rounding at |D| = 1/2.
-    terms = 14 if d.dtype == torch.float64 else 8
-    near = d if largest is not None and largest <= 0.5 else d.clamp(-0.5, 0.5)
-    series = near * (1.0 / math.factorial(terms + 1)) + 1.0 / math.factorial(terms)
+    double = d.dtype == torch.float64
+    if largest is not None:
+        far = (d.abs() > 0.125).nonzero().squeeze(1) if largest > 0.125 else None
+        if far is None or 8 * far.shape[0] < d.shape[0]:
+            result = _k3_series(d, 11 if double else 5)
+            if far is not None:
+                result[far] = k3(d[far])
+            return result
+    series = _k3_series(d.clamp(-0.5, 0.5), 14 if double else 8)
+    return torch.where(d.abs() <= 0.5, series, d.exp().sub_(1.0).sub_(d))
+
+
+def _k3_series(d: Tensor, terms: int) -> Tensor:
+    """The first terms of D^2/2! + D^3/3! + ...; callers take so many that the next one is below a rounding."""
+    series = d * (1.0 / math.factorial(terms + 1)) + 1.0 / math.factorial(terms)
     for k in range(terms - 1, 1, -1):
-        series = series.mul_(near).add_(1.0 / math.factorial(k))
-    series = series.mul_(near).mul_(near)
-    if largest is None:
-        return torch.where(d.abs() <= 0.5, series, d.exp().sub_(1.0).sub_(d))
-    if largest > 0.5:
-        far = (d.abs() > 0.5).nonzero().squeeze(1)
-        beyond = d[far]
-        series[far] = beyond.exp() - 1.0 - beyond
-    return series
+        series = series.mul_(d).add_(1.0 / math.factorial(k))
+    return series.mul_(d).mul_(d)
 
 
 def extrema(x: Tensor, among: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -199,13 +203,14 @@ def statistic(criterion: Criterion, tokens: Tokens, external: Mapping[str, Tenso
         return select(tokens.measured, external[criterion.name or ""].to(d.dtype))
     if stat in ("k3", "k3_reverse", "ratio_error", "ratio_deviation"):
         d = tokens.clamped(criterion.token_clamp)
+        # Not tokens.k3: what decides must not depend on how large D is elsewhere in the block.
         if stat == "k3":
-            return tokens.k3 if criterion.token_clamp is None else k3(d)
+            return k3(d)
         if stat == "k3_reverse":
             return k3(-d)
         if stat == "ratio_error":
             return d.abs().exp()
-        return tokens.excess.abs() if criterion.token_clamp is None else (d + k3(d)).abs()
+        return (d + k3(d)).abs()
     p, q = probability(tokens.rollout), probability(tokens.train)
     if stat == "prob_diff":
         return q - p

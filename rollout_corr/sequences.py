@@ -59,13 +59,16 @@ class Packed:
         return torch.segment_reduce(x.double(), "sum", offsets=self.offsets, unsafe=True)
 
     def sum_integers(self, x: Tensor) -> Tensor:
-        """[N] int64 or bool -> [S] int64, exact.
+        """[N] int64 or bool -> [S] int64, exact. Overwrites int64 x, which is as large as two of the log-probs.
 
         Differences of a running sum. It may wrap around, they do not; with floats a sequence would feel its
         neighbours' rounding.
         """
-        running = torch.cat([self.offsets.new_zeros(1), x.cumsum(0)])
-        return running.index_select(0, self.offsets).diff()
+        if not self.size:
+            return self.offsets.new_zeros(self.count)
+        running = x.cumsum_(0) if x.dtype == torch.int64 else x.cumsum(0)
+        running = running.index_select(0, (self.offsets - 1).clamp_(min=0))
+        return torch.where(self.offsets > 0, running, 0).diff()
 
     def max(self, x: Tensor) -> Tensor:
         """[N] floating -> [S]; -inf for a sequence without tokens."""

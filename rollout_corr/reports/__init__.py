@@ -22,18 +22,30 @@ if TYPE_CHECKING:
 Named = dict[str, Tensor]
 
 
+_LOADED: dict[str, ModuleType] = {}
+
+
+def load(spec: Spec) -> None:
+    """Import the schemes that a Spec asks for; apart from `schemes`, because a compiled region cannot import."""
+    for name in spec.report:
+        if name != "native" and name not in _LOADED:
+            _LOADED[name] = import_module(f"rollout_corr.reports.{name}")
+
+
 def schemes(spec: Spec) -> list[ModuleType]:
-    """The modules of the schemes that a Spec asks for beside the native one."""
-    return [import_module(f"rollout_corr.reports.{name}") for name in spec.report if name != "native"]
+    """The modules of the schemes that a Spec asks for beside the native one, once loaded."""
+    return [_LOADED[name] for name in spec.report if name != "native"]
 
 
 def sum_names(spec: Spec) -> tuple[str, ...]:
     """Names of all schemes' sums, in order."""
+    load(spec)
     return tuple(name for scheme in schemes(spec) for name in scheme.sum_names(spec))
 
 
 def max_names(spec: Spec) -> tuple[str, ...]:
     """Names of all schemes' maxima, in order."""
+    load(spec)
     return tuple(name for scheme in schemes(spec) for name in scheme.max_names(spec))
 
 
