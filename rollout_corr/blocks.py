@@ -222,15 +222,15 @@ def _one_block(
         lengths = torch.full((train.shape[0],), train.shape[1], dtype=torch.int64)
         starts = torch.arange(train.shape[0]) * train.shape[1]
     else:
-        starts = batch.offsets[rows] - slots.start
-        lengths = batch.offsets[rows.start : rows.stop + 1].diff()
+        offsets = batch.offsets[rows.start : rows.stop + 1] - slots.start
+        starts, lengths = offsets[:-1], offsets.diff()
     valid, n_valid = None, lengths
     if batch.mask is not None:
         valid = batch.mask[slots].bool()
         if batch.offsets is None:
             n_valid = valid.sum(1)
         else:
-            n_valid = Packed(torch.cat([starts, starts[-1:] + lengths[-1:]]), valid.shape[0]).sum_integers(valid)
+            n_valid = Packed(offsets, valid.shape[0]).sum_integers(valid)
         valid = valid.reshape(-1)
     compaction = Compaction(valid, starts, lengths, n_valid)
     sequences = Packed.of_lengths(n_valid, compaction.total)
