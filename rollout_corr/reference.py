@@ -38,16 +38,18 @@ def select(keep: Tensor | None, x: Tensor) -> Tensor:
 def k3(d: Tensor, largest: float | None = None) -> Tensor:
     """e^D - 1 - D without cancellation: a Taylor polynomial for |D| <= 1/2, the formula beyond.
 
-    A caller who knows the largest |D| spares most tokens the exp and half of the polynomial.
+    A caller who knows the largest |D| spares tokens with |D| <= 1/8 the exp and half of the polynomial. Which terms a
+    token gets depends on its own D alone, so that what stands beside it changes no bit.
     """
     double = d.dtype == torch.float64
     if largest is not None:
-        far = (d.abs() > 0.125).nonzero().squeeze(1) if largest > 0.125 else None
-        if far is None or 8 * far.shape[0] < d.shape[0]:
-            result = _k3_series(d, 11 if double else 5)
-            if far is not None:
-                result[far] = k3(d[far])
-            return result
+        series = _k3_series(d, 11 if double else 5)
+        if largest > 0.125:
+            far = (d.abs() > 0.125).nonzero().squeeze(1)
+            if 8 * far.shape[0] > d.shape[0]:
+                return torch.where(d.abs() > 0.125, k3(d), series)
+            series[far] = k3(d[far])
+        return series
     series = _k3_series(d.clamp(-0.5, 0.5), 14 if double else 8)
     return torch.where(d.abs() <= 0.5, series, d.exp().sub_(1.0).sub_(d))
 
