@@ -15,7 +15,16 @@ from torch import Tensor
 from rollout_corr import reference
 from rollout_corr.cuts import log_bound
 from rollout_corr.histogram import HISTOGRAM, histogram
-from rollout_corr.reference import LARGEST_D, LARGEST_LOG_PERPLEXITY, Decision, Tokens, Weighing, extrema, select
+from rollout_corr.reference import (
+    LARGEST_D,
+    LARGEST_LOG_PERPLEXITY,
+    LARGEST_STATISTIC,
+    Decision,
+    Tokens,
+    Weighing,
+    extrema,
+    select,
+)
 from rollout_corr.spec import Criterion, Spec
 
 Named = dict[str, Tensor]
@@ -300,7 +309,8 @@ def moments(
     if criterion.stat == "external":
         finite = value.isfinite()
         among = finite if among is None else among & finite
-    label, counted = criterion.label, select(among, value)
+    # Squares of what is larger would overflow float32.
+    label, counted = criterion.label, select(among, value).clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
     sums |= {f"{label}/units": units, f"{label}/value": counted.sum(), f"{label}/value2": (counted * counted).sum()}
     maxima[f"-min_{label}/value"], maxima[f"max_{label}/value"] = extrema(value, among)
 

@@ -198,6 +198,8 @@ def statistic(criterion: Criterion, tokens: Tokens, external: Mapping[str, Tenso
     if stat == "k1":
         return -d
     if stat == "k2":
+        # The square of more would not be finite in float32.
+        d = d.clamp(-(2.0**60), 2.0**60)
         return 0.5 * (d * d)
     if stat == "abs":
         return d.abs()

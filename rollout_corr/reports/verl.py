@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rollout_corr.cuts import log_bound
 from rollout_corr.measures import Block, Named, outside, totals
-from rollout_corr.reference import Verdict, extrema, select
+from rollout_corr.reference import LARGEST_STATISTIC, Verdict, extrema, select
 from rollout_corr.reports.moments import (
     count,
     exp,
@@ -164,6 +164,7 @@ def _collect_tokens(verdict: Verdict, block: Block, sums: Named, maxima: Named, 
     label, measured, n = verdict.criterion.label, verdict.among, block.n_measured
     # Float64: what lies at the bound lies far from the centre, and its spread would drown in rounding.
     counted, clamped = select(measured, stat), select(measured, stat.clamp(low, high)).double()
+    counted = counted.clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
     row = block.tokens.sequences.sum(counted) / n.clamp(min=1)
     _collect_rows(label, row, n > 0, low, high, maxima, rows)
     sums |= {f"{label}/stat": counted.sum(), f"{label}/clamped": clamped.sum()}
