@@ -15,7 +15,19 @@ import torch
 
 import oracle
 import rollout_corr as rc
-from batches import LAYOUTS, MASK_DTYPES, check, compare, lay_out, one_thread, random_sequences, rounded, spoil
+from batches import (
+    LAYOUTS,
+    MASK_DTYPES,
+    METRICS_WITHIN,
+    WEIGHTS_WITHIN,
+    check,
+    compare,
+    lay_out,
+    one_thread,
+    random_sequences,
+    rounded,
+    spoil,
+)
 from rollout_corr.spec import DROP, LEVELS, NONFINITE, OUTSIDE, REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
 
 INF = math.inf
@@ -96,12 +108,14 @@ def test_weights_and_their_transforms(level):
 def test_criteria_cross_product(stat):
     """over x reduce x when x drop x non-finite policy x sums_over; layout, rejection and sides are drawn."""
     rng = random.Random(stat)
-    settings = list(itertools.product(REJECTED, (None, 0.3), (rc.Weight("geometric"), None), (True, True, False)))
+    settings = list(
+        itertools.product(REJECTED, (None, 0.3), (rc.Weight("geometric"), None), (True, False), (1e-8, 0.2))
+    )
     first = rc.Criterion("external", name="entropy", upper=0.6, label="first")
     failed = set()
     for over, when, drop in itertools.product((None, *REDUCTIONS), WHEN, DROP):
         for nonfinite, sums_over in itertools.product(NONFINITE, SUMS_OVER):
-            rejected, token_clamp, weight, apply = rng.choice(settings)
+            rejected, token_clamp, weight, apply, eps = rng.choice(settings)
             spec = {
                 "nonfinite": nonfinite,
                 "sums_over": sums_over,
@@ -111,7 +125,7 @@ def test_criteria_cross_product(stat):
             }
             if sums_over == "kept":
                 spec["criteria"] = (first,)
-            arguments = {"stat": stat, "when": when, "drop": drop, "token_clamp": token_clamp}
+            arguments = {"stat": stat, "when": when, "drop": drop, "token_clamp": token_clamp, "eps": eps}
             arguments.update({} if over is None else {"over": "sequence", "reduce": over})
             arguments.update({"name": "entropy"} if stat == "external" else {})
             sequences = rng.choice(BATCHES + BROKEN if nonfinite == "reject" else BROKEN)
@@ -155,11 +169,6 @@ def test_layouts_and_mask_dtypes(layout):
                 sequences = random_sequences(seed, mask_values=values, advantages=advantages)
                 for spec in specs_for_layouts(sequences):
                     check(sequences, spec, layout, mask_dtype=mask_dtype)
-
-
-# Largest difference from the float64 oracle on the same upcast inputs, measured over these batches on the CPU with
-# torch 2.13: weights 1.5e-7 in all three dtypes, metrics 3.8e-7 (the correlation of the probabilities).
-WEIGHTS_WITHIN, METRICS_WITHIN = 3e-7, 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -260,84 +269,6 @@ def test_inputs_are_left_as_they_are():
             for a, b in zip(*((x if layout == "list" else [x]) for x in (got, wanted)), strict=True):
                 a, b = (x.values() if x.is_nested else x for x in (a, b))
                 assert torch.equal(a.double().nan_to_num(7.0), b.double().nan_to_num(7.0))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_ranges_of_what_is_summed(dtype):
-    """D enters sums within +-1024, other statistics within +-2^37; extrema are D itself."""
-    d = [3000.0, -500.0, 2.0**40]
-    sequence = oracle.Sequence(d, [0.0] * 3, [1] * 3, None, {"entropy": [2.0**39, -(2.0**38), 2.0**36]})
-    k1 = [rc.Criterion("k1", over="sequence", reduce=r, lower=-1e99, label=r) for r in REDUCTIONS]
-    ratios = [rc.Criterion("ratio", over="sequence", reduce=r, upper=1e99, label="ratio " + r) for r in REDUCTIONS]
-    others = [rc.Criterion(stat, over="sequence", reduce="sum", upper=1e99, label=stat) for stat in ("abs", "k2", "k3")]
-    entropy = rc.Criterion("external", over="sequence", reduce="sum", name="entropy", upper=1e99, label="entropy")
-    out, _ = check(
-        [sequence],
-        rc.Spec(rc.Weight("product"), (*k1, *ratios, *others, entropy)),
-        dtype=dtype,
-        tolerance=WEIGHTS_WITHIN,
-        metric_tolerance=METRICS_WITHIN,
-    )
-    metrics = out.metrics()
-    assert (metrics["sum/mean"], metrics["min/mean"], metrics["max/mean"]) == (-1548.0, -(2.0**40), 500.0)
-    assert (metrics["d_max"], metrics["d_mean"], metrics["entropy/mean"]) == (2.0**40, 516.0, 2.0**36)
-    assert out.keep.tolist() == [False]
-
-
-def test_spreads_that_are_small_do_not_cancel():
-    """Weights of 1 +- 1e-6 and probabilities of almost 1 keep their deviation and correlation in fp32."""
-    d = torch.tensor([[1e-6, -1e-6] * 500])
-    metrics = rc.correct(
-        -1.0 + d.double(), torch.full((1, 1000), -1.0).double(), spec=rc.Spec(rc.Weight("token"))
-    ).metrics()
-    assert metrics["weight_std"] == pytest.approx(1e-6, rel=1e-4)
-    assert metrics["d_std"] == pytest.approx(1e-6, rel=1e-4)
-    assert metrics["kl_k3"] == pytest.approx(5e-13, rel=1e-4)
-    generator = torch.Generator().manual_seed(0)
-    rollout = -1e-3 * torch.rand(1, 4000, generator=generator)
-    train = rollout - 2e-4 * torch.rand(1, 4000, generator=generator)
-    full = rc.Spec(detail="full")
-    wanted = rc.correct(train.double(), rollout.double(), spec=full).metrics()["prob_correlation"]
-    assert rc.correct(train, rollout, spec=full).metrics()["prob_correlation"] == pytest.approx(wanted, abs=1e-3)
-    for n in (1, 7, 100):
-        constant = rc.correct(torch.full((1, n), -1.2), torch.full((1, n), -1.3), spec=full)
-        assert constant.metrics()["prob_correlation"] == 0.0
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("over", [None, *REDUCTIONS])
-def test_bounds_are_inclusive_to_the_bit(dtype, over):
-    """A value on the bound passes; a bound hardly beyond it does not, though float32 would round it back.
-
-    Hardly: the next float64, or for k2, whose bound becomes one of |D| by a square root, 1e-9.
-    """
-    unit = {} if over is None else {"over": "sequence", "reduce": over}
-    d = 0.5 + 2.0**-7
-    values = {"k1": -d, "abs": d, "k2": d * d / 2, "external": d}
-    for stat, value in values.items():
-        arguments = {"stat": stat, "name": "entropy" if stat == "external" else None, **unit}
-        above, below = math.nextafter(value, INF), math.nextafter(value, -INF)
-        if stat == "k2":
-            above, below = value * (1 + 1e-9), value * (1 - 1e-9)
-        bounds = [("lower", value, True), ("lower", above, False), ("upper", value, True), ("upper", below, False)]
-        for side, bound, passes in bounds:
-            out = rc.correct(
-                torch.tensor([[d]], dtype=dtype),
-                torch.tensor([[0.0]], dtype=dtype),
-                spec=rc.Spec(criteria=(rc.Criterion(**arguments, **{side: bound}),)),
-                external={"entropy": torch.tensor([[d]], dtype=dtype)},
-            )
-            assert out.mask.tolist() == [[passes]], (stat, side, bound, value)
-    for bound in (4e38, 1e300, INF):
-        for side, passes in (("upper", True), ("lower", False)):
-            spec = rc.Spec(criteria=(rc.Criterion("abs", **unit, **{side: bound}),))
-            out = rc.correct(torch.full((1, 1), -1e30, dtype=dtype), torch.zeros(1, 1, dtype=dtype), spec=spec)
-            assert out.mask.tolist() == [[passes]], (side, bound)
-    for bound in ({"lower": 1.0}, {"upper": 1.0}):
-        spec = rc.Spec(criteria=(rc.Criterion("ratio", **unit, **bound),))
-        assert rc.correct(torch.zeros(1, 1, dtype=dtype), torch.zeros(1, 1, dtype=dtype), spec=spec).mask.tolist() == [
-            [True]
-        ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
