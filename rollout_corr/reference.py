@@ -103,10 +103,8 @@ class Tokens:
     largest: float | None = None  # the largest |D|, when the caller has looked
     _known: dict[str, Tensor] = field(default_factory=dict)
 
-    def count(self, which: Tensor | None) -> Tensor:
-        """[S] int64, how many tokens of each sequence; None counts them all."""
-        if which is None:
-            which = torch.ones_like(self.d, dtype=torch.bool)
+    def count(self, which: Tensor) -> Tensor:
+        """[S] int64, how many tokens of each sequence."""
         return self.sequences.sum_integers(which)
 
     def clamped(self, token_clamp: float | None = None) -> Tensor:
@@ -456,7 +454,6 @@ class Weighing:
     """An importance weight, per token at token level and per sequence (float64) otherwise."""
 
     log_ratio: Tensor  # clamped to +-Spec.clamp
-    overflow: Tensor | None  # [S] bool: the aggregate lay beyond the clamp (sequence levels)
     raw: Tensor  # ratio - 1 before the bounds, without cancellation
     bounded: Tensor  # ratio - 1 after the bounds
     ratio: Tensor  # before the bounds
@@ -468,7 +465,6 @@ def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
     weight = spec.weight
     if weight is None:
         return None
-    overflow = None
     if weight.level == "token":
         log_ratio = tokens.clamped(weight.token_clamp)
         raw = tokens.excess if weight.token_clamp is None else log_ratio + k3(log_ratio)
@@ -477,7 +473,6 @@ def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
         if weight.level == "geometric":
             aggregate = aggregate / decision.n.clamp(min=1)
         log_ratio = aggregate.clamp(-spec.clamp, spec.clamp)
-        overflow = aggregate.abs() > spec.clamp
         raw = log_ratio.expm1()
     ratio = log_ratio.exp()
     lower, upper = weight.lower, weight.upper
@@ -489,7 +484,7 @@ def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
     else:
         inside = within(log_ratio, log_bound(lower), log_bound(upper))
         bounded, result = torch.where(inside, raw, -1.0), torch.where(inside, ratio, 0.0)
-    return Weighing(log_ratio, overflow, raw, bounded, ratio, result)
+    return Weighing(log_ratio, raw, bounded, ratio, result)
 
 
 def weights_of(tokens: Tokens, decision: Decision, weighing: Weighing | None, spec: Spec) -> Tensor | None:
