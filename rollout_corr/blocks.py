@@ -164,14 +164,19 @@ def _ones(x: Tensor) -> Tensor:
     return torch.ones(x.shape, dtype=torch.int64, device=x.device)
 
 
-def run_blocks(batch: Batch, spec: Spec) -> Result:
-    """Block by block, with compaction. CPU tensors only: how many tokens are valid decides the shapes."""
-    train = batch.train
+def new_outputs(batch: Batch, spec: Spec) -> tuple[Tensor | None, Tensor | None]:
+    """Weights and mask of a batch on the CPU, still 0; None for what the Spec does not hand back."""
     weights = mask = None
     if spec.apply and (spec.weight is not None or spec.rejected != "mask"):
-        weights = torch.zeros(train.shape, dtype=batch.dtype)
+        weights = torch.zeros(batch.train.shape, dtype=batch.dtype)
     if edits_mask(spec):
-        mask = torch.zeros(train.shape, dtype=torch.bool if batch.mask is None else batch.mask.dtype)
+        mask = torch.zeros(batch.train.shape, dtype=torch.bool if batch.mask is None else batch.mask.dtype)
+    return weights, mask
+
+
+def run_blocks(batch: Batch, spec: Spec) -> Result:
+    """Block by block, with compaction. CPU tensors only: how many tokens are valid decides the shapes."""
+    weights, mask = new_outputs(batch, spec)
     collected, keep = Collected(), []
     for rows, slots in _blocks(batch):
         keep.append(_one_block(batch, spec, rows, slots, collected, weights, mask))

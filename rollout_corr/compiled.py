@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rollout_corr import reference
-from rollout_corr.blocks import Collected, Result, answer, edits_mask, tokens_outside
+from rollout_corr.blocks import Collected, Result, answer, edits_mask, new_outputs, tokens_outside
 from rollout_corr.layout import Batch
 from rollout_corr.measures import CriterionFacts, SequenceFacts
 from rollout_corr.reference import Advantages
@@ -93,12 +93,7 @@ _SERIAL = count()
 def run_compiled(batch: Batch, spec: Spec) -> Result:
     """Piece by piece through the compiled definition."""
     function = _compiled(spec)
-    train = batch.train
-    weights = mask = None
-    if spec.apply and (spec.weight is not None or spec.rejected != "mask"):
-        weights = torch.zeros(train.shape, dtype=batch.dtype)
-    if edits_mask(spec):
-        mask = torch.zeros(train.shape, dtype=torch.bool if batch.mask is None else batch.mask.dtype)
+    weights, mask = new_outputs(batch, spec)
     collected, keep = Collected(), []
     for rows, slots, piece in _pieces(batch):
         n = rows.stop - rows.start
