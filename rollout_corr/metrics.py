@@ -289,7 +289,7 @@ def _criterion(label: str, centre: float, over: str) -> list[Metric]:
         count("sequences"),
         Metric(
             f"{label}/mean",
-            "mean of its statistic",
+            "mean of its statistic, each saturated at +-2^37",
             "its own",
             denominator,
             "inside the bounds",
@@ -297,7 +297,7 @@ def _criterion(label: str, centre: float, over: str) -> list[Metric]:
         ),
         Metric(
             f"{label}/std",
-            "population standard deviation of its statistic",
+            "population standard deviation of the same",
             "its own",
             denominator,
             "-",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from oracle import D_RANGE, add, clamp, exp, k3, probability, saturate, statistic
+from oracle import D_RANGE, STAT_RANGE, add, clamp, exp, k3, probability, saturate, statistic
 
 
 def mean(values):
@@ -155,13 +155,14 @@ def of_criterion(answer, spec, criterion, verdict, valid):
         values = [v for v in verdict.values if v is not None]
     if criterion.stat == "ratio":
         values = [exp(clamp(v, spec.clamp)) for v in values]
+    summed = [clamp(v, STAT_RANGE) for v in values]
     lost = [sum(row) for row in verdict.dropped]
     tokens, sequences = sum(len(row) for row in valid), sum(bool(row) for row in valid)
     found = {
         "rejected_tokens_fraction": sum(lost) / tokens if tokens else 0.0,
         "rejected_sequences_fraction": sum(map(bool, lost)) / sequences if sequences else 0.0,
-        "mean": mean(values),
-        "std": std(values),
+        "mean": mean(summed),
+        "std": std(summed),
         "min": min(values, default=0.0),
         "max": max(values, default=0.0),
     }
