@@ -11,6 +11,7 @@ import argparse
 import datetime
 import gc
 import math
+import random
 import re
 import statistics
 import sys
@@ -84,16 +85,21 @@ def rounds_for(seconds: float, budget: float) -> int:
 
 
 def take_turns(calls: Sequence[Callable[[], object]], rounds: int, calibrate: Callable[[], object]) -> list[Samples]:
-    """Samples of every call, and of the calibration as the last entry; round i begins with call i."""
+    """Samples of every call, and of the calibration as the last entry; every round in another order.
+
+    In a fixed order, turned or not, a call would always follow the same neighbour and find the heap as that one left it.
+    """
+    order = list(range(len(calls)))
+    shuffle = random.Random(0).shuffle
     samples = [Samples() for _ in range(len(calls) + 1)]
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
-        for i in range(rounds):
+        for _ in range(rounds):
             samples[-1].add(calibrate)
-            for k in range(len(calls)):
-                which = (i + k) % len(calls)
+            shuffle(order)
+            for which in order:
                 samples[which].add(calls[which])
     finally:
         if collecting:

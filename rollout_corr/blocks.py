@@ -22,7 +22,7 @@ from rollout_corr.spec import Spec
 from rollout_corr.statistics import Statistics, assemble
 
 # Slots in a block. Chosen by measurement on one core with 1 MiB of second-level cache: see docs/benchmarks.md.
-BLOCK = 131_072
+BLOCK = 262_144
 
 
 @dataclass
