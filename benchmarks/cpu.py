@@ -87,7 +87,7 @@ def rounds_for(seconds: float, budget: float) -> int:
 def take_turns(calls: Sequence[Callable[[], object]], rounds: int, calibrate: Callable[[], object]) -> list[Samples]:
     """Samples of every call, and of the calibration as the last entry; every round in another order.
 
-    In a fixed order, turned or not, a call would always follow the same neighbour and find the heap as that one left it.
+    In a fixed order, turned or not, a call would always follow the same neighbour and find the heap as that left it.
     """
     order = list(range(len(calls)))
     shuffle = random.Random(0).shuffle

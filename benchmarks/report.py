@@ -350,8 +350,8 @@ one row with `cu_seqlens` and no mask. D has a standard deviation of 0.02, and o
 
 **How.** One process. First all results are compared with ours: weights to 1e-5, masks equal except for sequences
 within 1e-6 of a bound, metrics to 2e-3. A wrong result is not timed. Then everybody runs once a round,
-in an order that changes at random. Times are medians of all rounds; what a call returns is freed after the clock has stopped,
-and the garbage collector is off. Sizes run in ascending order, so the C library's allocator has been warmed by
+in an order that changes at random. Times are medians of all rounds; what a call returns is freed after the clock has
+stopped, and the garbage collector is off. Sizes run in ascending order, so the C library's allocator has been warmed by
 smaller ones. Each round also times `torch.exp` of 4 MiB: *disturbed* is the share of rounds in which that took over
 {disturbed:.2f} times its fastest, so something else was running. *In CPU time* compares the processor time of the
 process instead of the clock.
