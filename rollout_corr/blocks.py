@@ -21,7 +21,7 @@ from rollout_corr.sequences import Packed, Rows
 from rollout_corr.spec import Spec
 from rollout_corr.statistics import Statistics, assemble
 
-# Slots in a block. Chosen by measurement on one core with 1 MiB of second-level cache: see docs/benchmarks.md.
+# Slots in a block. Chosen by measurement on one core with 1 MiB of second-level cache: `make bench ARGS=--blocks`.
 BLOCK = 262_144
 
 
