@@ -30,7 +30,7 @@ from rollout_corr import blocks
 try:
     import resource
 except ModuleNotFoundError:  # Windows has none
-    resource = None  # type: ignore[assignment]
+    resource = None  # type: ignore[assignment]  # a module, or None where the system has none
 
 # Blocks of the CPU backend to compare, in slots.
 BLOCKS = (16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576)

@@ -204,6 +204,7 @@ def _weights(spec: Spec) -> list[Metric]:
         for kind, name, words in (("weight", "weight", "after the bounds"), ("weight_raw", "raw", "before the bounds")):
             rows += _moments(f"{level}{kind}", f"{level}{name}", units, denominator, f"weight {words}")
         counted = "tokens" if not level else "sequences"
+        # A lambda in a loop has to bind its names by defaults, whose types mypy cannot infer (also for percentiles).
         for side in ("above", "below"):
             rows.append(
                 Metric(

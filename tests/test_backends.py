@@ -183,7 +183,7 @@ def test_backend_for_says_which_and_why() -> None:
     assert name == "torch"
     assert "cpu" in reason
     with pytest.raises(TypeError, match="tensor: expected a tensor, got int"):
-        rc.backend_for(3)  # type: ignore[arg-type]
+        rc.backend_for(3)  # type: ignore[arg-type]  # the wrong type is the point
 
 
 @pytest.mark.parametrize(
