@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rollout_corr import reference
 from rollout_corr.cuts import log_bound
-from rollout_corr.histogram import HISTOGRAM, histogram
+from rollout_corr.histogram import histogram
 from rollout_corr.reference import (
     LARGEST_D,
     LARGEST_LOG_PERPLEXITY,
@@ -28,44 +28,6 @@ from rollout_corr.reference import (
 from rollout_corr.spec import Criterion, Spec
 
 Named = dict[str, Tensor]
-
-
-def sum_names(spec: Spec) -> tuple[str, ...]:
-    """Names of the native sums, in their order in `Statistics.sums`."""
-    names = ["tokens_measured", "abs_d", "d2", "k3", "ratio", "ratio2", "tokens_clamped"]
-    if spec.weight is not None:
-        names += ["raw2", "weight2", "tokens_above", "tokens_below"]
-    for criterion in spec.criteria:
-        names += [f"{criterion.label}/{name}" for name in ("units", "value", "value2", "tokens", "sequences")]
-    names += ["tokens", "tokens_outside", "tokens_nonfinite", "tokens_kept"]
-    names += ["sequences", "sequences_measured", "sequences_kept", "sequences_without_survivors"]
-    names += ["d", "train_ppl", "rollout_ppl", "train_log_ppl", "rollout_log_ppl", "log_ppl_diff"]
-    names += ["log_ppl_abs_diff", "ppl_ratio"]
-    names += ["chi2_sequence", "abs_sum_d", "sequences_clamped"]
-    if spec.weight is not None:
-        names += ["raw", "weight"]
-        names += ["sequence_raw", "sequence_raw2", "sequence_weight", "sequence_weight2"]
-        names += ["sequences_above", "sequences_below"]
-        # Products of ratios can all be next to 0, where sums around 1 cancel; the sample size needs plain ones.
-        names += [f"sequence_{name}_plain{power}" for name in ("raw", "weight") for power in ("", "2")]
-        if spec.weight.level != "token":
-            names += [f"{name}_plain{power}" for name in ("raw", "weight") for power in ("", "2")]
-    if spec.detail == "full":
-        names += ["p", "q", "p2", "q2", "pq", "abs_prob_diff", *HISTOGRAM]
-    return tuple(names)
-
-
-def max_names(spec: Spec) -> tuple[str, ...]:
-    """Names of the native maxima, in their order in `Statistics.maxima`."""
-    names = ["max_d", "-min_d", "max_log_ppl_diff", "-min_log_ppl_diff", "max_abs_sum_d"]
-    if spec.weight is not None:
-        names += ["max_raw", "-min_raw", "max_weight", "-min_weight"]
-        names += ["max_sequence_raw", "-min_sequence_raw", "max_sequence_weight", "-min_sequence_weight"]
-    for criterion in spec.criteria:
-        names += [f"max_{criterion.label}/value", f"-min_{criterion.label}/value"]
-    if spec.detail == "full":
-        names += ["max_abs_prob_diff"]
-    return tuple(names)
 
 
 @dataclass

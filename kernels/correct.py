@@ -1,0 +1,196 @@
+"""`correct` on Triton: three launches, whatever the number of tokens and of sequences.
+
+`read` takes every log-prob once and leaves per-slot sums, `judge` turns them into verdicts and weights of sequences,
+`apply` brings those to the tokens and adds the statistics up. Only stream order hands anything over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from rollout_corr.histogram import HISTOGRAM_BINS
+from rollout_corr.kernels.apply import apply_kernel
+from rollout_corr.kernels.judge import judge_kernel
+from rollout_corr.kernels.plan import Plan, external_names, numbers_of, plan_of
+from rollout_corr.kernels.read import COPIES, read_kernel
+from rollout_corr.spec import Spec
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How work is cut. All of it is in a compile key, so there are only these few."""
+
+    rows: int  # slots a program
+    tile: int  # tokens a slot
+    sequences: int  # a program of `judge`
+    chunk: int  # slots of each that it adds up at a time
+    warps: int
+
+
+# For sequences of at least so many tokens on average.
+SHAPES = (
+    (1024, Shape(rows=1, tile=2048, sequences=8, chunk=32, warps=4)),
+    (192, Shape(rows=4, tile=512, sequences=32, chunk=8, warps=4)),
+    (0, Shape(rows=16, tile=128, sequences=64, chunk=2, warps=4)),
+)
+
+
+def shape_for(tokens: int, sequences: int) -> Shape:
+    """The shape for a batch, from its sizes alone."""
+    mean = tokens // max(1, sequences)
+    return next(shape for least, shape in SHAPES if mean >= least)
+
+
+@dataclass
+class Given:
+    """A batch as the kernels take it: [N] with offsets, or [B, T] without. No mask of zeros and ones is needed."""
+
+    train: Tensor
+    rollout: Tensor
+    mask: Tensor | None
+    offsets: Tensor | None
+    advantages: Tensor | None
+    per_sequence: bool
+    externals: Sequence[Tensor]
+
+
+@dataclass
+class Found:
+    """What the kernels give back."""
+
+    weights: Tensor | None
+    mask: Tensor | None
+    keep: Tensor
+    statistics: Tensor  # float64, the native sums and then the native maxima
+
+
+@lru_cache(maxsize=256)
+def _numbers(spec: Spec, double: bool, device: torch.device) -> Tensor:
+    """The thresholds on the device; copied once, and again only when one changes."""
+    host = torch.tensor(list(numbers_of(spec, double).values()), dtype=torch.float64)
+    if device.type == "cpu":
+        return host
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+def run(given: Given, spec: Spec, writes_weights: bool, writes_mask: bool, edits_mask: bool) -> Found:
+    """Run the kernels on tensors that `layout.read_batch` has checked.
+
+    Args:
+        given: The batch.
+        spec: What to do.
+        writes_weights: Weights are handed back.
+        writes_mask: A new mask is handed back.
+        edits_mask: It lacks what was rejected.
+    """
+    device = given.train.device
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        context = torch.cuda.device(device)
+    else:
+        context = nullcontext()
+    with context:
+        return _run(given, spec, writes_weights, writes_mask, edits_mask)
+
+
+def _run(given: Given, spec: Spec, writes_weights: bool, writes_mask: bool, edits_mask: bool) -> Found:
+    train, device, packed = given.train, given.train.device, given.offsets is not None
+    kind = torch.promote_types(torch.promote_types(train.dtype, given.rollout.dtype), torch.float32)
+    sequences = given.offsets.shape[0] - 1 if given.offsets is not None else train.shape[0]
+    tokens, width = train.numel(), 0 if packed else train.shape[1]
+    shape = shape_for(tokens, sequences)
+    plan = plan_of(
+        spec,
+        double=kind == torch.float64,
+        packed=packed,
+        masked=given.mask is not None,
+        advantages=None if given.advantages is None else ("sequence" if given.per_sequence else "token"),
+        writes_weights=writes_weights,
+        writes_mask=writes_mask,
+        edits_mask=edits_mask,
+    )
+    if packed:
+        tiles, slots = 0, tokens // shape.tile + sequences + 2
+    else:
+        tiles = max(1, -(-width // shape.tile))
+        slots = tiles * sequences
+    readers = max(1, -(-slots // shape.rows))
+    judges = max(1, -(-sequences // shape.sequences))
+    slots = readers * shape.rows
+
+    def empty(*size: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+    weights = empty(*train.shape, dtype=kind) if writes_weights else None
+    mask_out = None
+    if writes_mask:
+        mask_out = empty(*train.shape, dtype=torch.bool if given.mask is None else given.mask.dtype)
+    keep = empty(sequences, dtype=torch.bool)
+    integers = empty(len(plan.integers), slots, dtype=torch.int64)
+    floats = empty(len(plan.floats), slots, dtype=torch.float64)
+    keys = torch.int64 if plan.double else torch.int32
+    peaks = empty(len(plan.peaks), slots, dtype=keys) if plan.peaks else None
+    token_sums = empty(len(plan.token_sums) + len(plan.token_maxima), readers, dtype=torch.float64)
+    sequence_sums = empty(len(plan.sequence_sums) + len(plan.sequence_maxima), judges, dtype=torch.float64)
+    token_maxima, sequence_maxima = token_sums[len(plan.token_sums) :], sequence_sums[len(plan.sequence_sums) :]
+    bins = HISTOGRAM_BINS if plan.full else 0
+    histogram = torch.zeros(COPIES.value * bins, dtype=torch.int64, device=device) if plan.full else None
+    statistics = empty(token_sums.shape[0] + sequence_sums.shape[0] + bins, dtype=torch.float64)
+    owners = empty(slots, dtype=torch.int32) if packed and plan.applies else None
+    states = empty(sequences, dtype=torch.int32) if plan.applies else None
+    sequence_weights = empty(sequences, dtype=kind) if plan.spreads else None
+
+    mask = _bytes(given.mask)
+    lines = [x for x in (train, given.rollout, mask) if x is not None]
+    vec = max(4, 16 // min(train.element_size(), given.rollout.element_size()))
+    vec = min(vec, shape.tile)
+    unit = all(x.stride(-1) == 1 or x.shape[-1] <= 1 for x in lines)
+    aligned = unit and all(_is_aligned(x, packed) for x in lines) and (packed or width % 16 == 0)
+    strides = [stride for x in (train, given.rollout, mask) for stride in _strides(x, packed)]
+    extents = (tokens, sequences, width, tiles)
+    cut = {"ROWS": shape.rows, "TILE": shape.tile, "VEC": vec, "UNIT": unit, "ALIGNED": aligned}
+    offsets, numbers = given.offsets, _numbers(spec, plan.double, device)
+    advantages = given.advantages.contiguous() if plan.advantages and given.advantages is not None else None
+    externals = tuple(x.contiguous() for x in given.externals)
+    mask_bytes, keep_bytes = _bytes(mask_out), _bytes(keep)
+    steps = (sequences + 1).bit_length()
+    read_kernel[(readers,)](
+        train, given.rollout, mask, advantages, externals, offsets, numbers,
+        weights, mask_bytes, owners, integers, floats, peaks, token_sums, token_maxima, histogram,
+        *extents, steps, *strides, PLAN=plan, **cut, num_warps=shape.warps,
+    )  # fmt: skip
+    judge_kernel[(judges,)](
+        advantages if plan.advantages == "sequence" else None, offsets, numbers, integers, floats, peaks,
+        keep_bytes, states, sequence_weights, sequence_sums, sequence_maxima,
+        tokens, sequences, tiles, slots,
+        PLAN=plan, SEQUENCES=shape.sequences, CHUNK=shape.chunk, TILE=shape.tile, num_warps=4,
+    )  # fmt: skip
+    token_programs = readers if plan.applies else 0
+    apply_kernel[(token_programs + statistics.shape[0],)](
+        train, given.rollout, mask, advantages, offsets, owners, states, sequence_weights, weights, mask_bytes,
+        token_sums, sequence_sums, histogram, token_maxima, sequence_maxima, statistics,
+        *extents, *strides, token_programs, readers, judges, PLAN=plan, **cut, CHUNK=256, num_warps=shape.warps,
+    )  # fmt: skip
+    return Found(weights, mask_out, keep, statistics)
+
+
+def _bytes(x: Tensor | None) -> Tensor | None:
+    """A bool as the byte it is: one that holds 2 is valid too."""
+    return x.view(torch.uint8) if x is not None and x.dtype == torch.bool else x
+
+
+def _is_aligned(x: Tensor, packed: bool) -> bool:
+    """Whether every row starts at a multiple of 16 elements behind a multiple of 16 bytes."""
+    return x.data_ptr() % 16 == 0 and (packed or x.stride(0) % 16 == 0 or x.shape[0] <= 1)
+
+
+def _strides(x: Tensor | None, packed: bool) -> tuple[int, int]:
+    """From one row to the next, and from one token to the next."""
+    if x is None:
+        return 0, 1
+    return (0, x.stride(0)) if packed else (x.stride(0), x.stride(1))

@@ -1,0 +1,424 @@
+"""Between the phases: every sequence is judged and weighed, from what its slots left behind."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from rollout_corr.kernels.plan import Plan
+from rollout_corr.kernels.read import edge
+from rollout_corr.kernels.tokens import (
+    GRID_OF_D,
+    GRID_OF_FRACTION,
+    accurate_exp,
+    at,
+    class_name,
+    expm1,
+    has,
+    is_finite,
+    key_of,
+    limited,
+    named,
+    number,
+    of_key,
+    of_test,
+    passes,
+    put,
+    size,
+    test,
+    within,
+)
+
+LARGEST_LOG_PERPLEXITY = tl.constexpr(500.0)
+LARGEST_STATISTIC = tl.constexpr(2.0**37)
+
+# Bits of a sequence's state: rejected as a whole; without weight; then one for each criterion that dropped tokens.
+REJECTED = tl.constexpr(1)
+WEIGHTLESS = tl.constexpr(2)
+
+
+@triton.constexpr_function
+def power_of_two(plan: Plan, table: str) -> int:
+    """The number of columns, as a shape."""
+    return max(1, 1 << (len(getattr(plan, table)) - 1).bit_length())
+
+
+@triton.constexpr_function
+def late_bit(plan: Plan, i: int) -> int:
+    """The bit of a criterion of sequences that drops tokens."""
+    late = [criterion.index for criterion in plan.tests if criterion.over == "sequence" and criterion.drop == "token"]
+    return 4 << late.index(i)
+
+
+@triton.constexpr_function
+def selects(when: str, which: int) -> bool:
+    """Whether `when` asks for a class of tokens, in the order of plan.CLASSES."""
+    return which in {"negative_advantage": (0, 1), "positive_advantage": (2, 3), "outward": (0, 2)}[when]
+
+
+@triton.jit
+def columns_of(table, first, many, slots, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, SEQUENCES: tl.constexpr,
+               CHUNK: tl.constexpr, LARGEST: tl.constexpr):  # fmt: skip
+    """[WIDTH, SEQUENCES], each column of a slot table added up (or the largest) over every sequence's slots."""
+    column = tl.arange(0, WIDTH)[:, None, None]
+    kind = table.dtype.element_ty
+    nothing = 0
+    if LARGEST:
+        nothing = -0x80000000 if kind == tl.int32 else -0x8000000000000000
+    found = tl.full((WIDTH, SEQUENCES), nothing, kind)
+    for start in range(0, tl.max(many, 0), CHUNK):
+        each = start + tl.arange(0, CHUNK)[None, None, :]
+        slot = first[None, :, None] + each
+        known = (column < COLUMNS) & (each < many[None, :, None]) & (slot < slots)
+        x = tl.load(table + column.to(tl.int64) * slots + slot, mask=known, other=nothing)
+        if LARGEST:
+            found = tl.maximum(found, tl.max(x, 2))
+        else:
+            found += tl.sum(x, 2)
+    return found
+
+
+@triton.jit
+def column(found, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, LARGEST: tl.constexpr):
+    """[SEQUENCES], one of the columns."""
+    chosen = tl.arange(0, power_of_two(PLAN, TABLE))[:, None] == at(PLAN, TABLE, name)
+    if LARGEST:
+        return tl.max(tl.where(chosen, found, -0x80000000 if found.dtype == tl.int32 else -0x8000000000000000), 0)
+    else:
+        return tl.sum(tl.where(chosen, found, 0), 0)
+
+
+@triton.jit
+def integer(found, PLAN: tl.constexpr, name: tl.constexpr):
+    """[SEQUENCES] int64, a sum of integers."""
+    return column(found[0], PLAN, "integers", name, False)
+
+
+@triton.jit
+def plain(found, PLAN: tl.constexpr, name: tl.constexpr):
+    """[SEQUENCES] float64, a plain sum."""
+    return column(found[1], PLAN, "floats", name, False)
+
+
+@triton.jit
+def exact(found, PLAN: tl.constexpr, name: tl.constexpr, D: tl.constexpr):
+    """[SEQUENCES] float64, a sum that decides: of D on one grid, of anything else in two limbs."""
+    if PLAN.double:
+        x = plain(found, PLAN, name)
+    elif D:
+        x = integer(found, PLAN, name).to(tl.float64) / GRID_OF_D
+    else:
+        fraction = integer(found, PLAN, named(name, "fraction")).to(tl.float64) / GRID_OF_FRACTION
+        x = integer(found, PLAN, name).to(tl.float64) + fraction
+    if has(PLAN, "floats", named(name, "rest")):
+        x += plain(found, PLAN, named(name, "rest"))
+    return x
+
+
+@triton.jit
+def add(sums, PLAN: tl.constexpr, name: tl.constexpr, x):
+    """The sum over sequences; x is 0 at those that do not count."""
+    put(sums, PLAN, "sequence_sums", name, tl.num_programs(0), tl.program_id(0), tl.sum(x.to(tl.float64), 0))
+
+
+@triton.jit
+def put_extrema(maxima, PLAN: tl.constexpr, low: tl.constexpr, high: tl.constexpr, x, among):
+    """The largest of -x and of x among some."""
+    programs, program = tl.num_programs(0), tl.program_id(0)
+    if has(PLAN, "sequence_maxima", low):
+        least = of_key(tl.max(key_of(tl.where(among, -x, float("-inf"))), 0))
+        put(maxima, PLAN, "sequence_maxima", low, programs, program, least)
+    most = of_key(tl.max(key_of(tl.where(among, x, float("-inf"))), 0))
+    put(maxima, PLAN, "sequence_maxima", high, programs, program, most)
+
+
+@triton.jit
+def selected_sequences(found, each, PLAN: tl.constexpr, WHEN: tl.constexpr):
+    """The sign of the mean advantage over valid tokens; for "outward", holding an outward token."""
+    if WHEN == "outward":
+        outward = integer(found, PLAN, "negative_outward") + integer(found, PLAN, "positive_outward")
+        return outward > 0
+    else:
+        if PLAN.advantages == "token":
+            mean = exact(found, PLAN, "advantage", False)
+        else:
+            mean = each.to(tl.float64)
+        return mean < 0 if WHEN == "negative_advantage" else mean > 0
+
+
+@triton.jit
+def class_count(found, PLAN: tl.constexpr, WHEN: tl.constexpr):
+    """[SEQUENCES], how many measured tokens `when` selects."""
+    tokens = integer(found, PLAN, "valid") * 0
+    for c in tl.static_range(4):
+        if selects(WHEN, c):
+            tokens += integer(found, PLAN, class_name(c))
+    return tokens
+
+
+@triton.jit
+def value_of(found, n, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
+    """A sequence's value, and what is compared with the bounds: a ratio's logarithm, |D| where that decides."""
+    if has(PLAN, "peaks", named(TEST.index, "peak")):
+        peak = of_key(column(found[2], PLAN, "peaks", named(TEST.index, "peak"), True))
+        if TEST.reduce == "min":
+            peak = -peak
+        value = peak
+        if TEST.stat == "k2":
+            limit: tl.constexpr = 2.0**60
+            value = tl.where(peak > limit, limit, peak)
+            value = 0.5 * (value * value)
+        elif TEST.stat == "ratio_error":
+            clamp = number(numbers, PLAN, "clamp").to(peak.dtype)
+            value = accurate_exp(tl.where(peak > clamp, clamp, peak), PLAN)
+        value, tested = value.to(tl.float64), peak.to(tl.float64)
+    else:
+        if TEST.stat == "ratio" or TEST.stat == "k1" or TEST.stat == "abs":
+            if PLAN.kept and TEST.sum == "d":
+                value = exact(found, PLAN, "d_kept", True)
+            else:
+                value = exact(found, PLAN, TEST.sum, True)
+            if TEST.stat == "k1" and TEST.sum == "d":
+                value = -value
+        else:
+            value = exact(found, PLAN, TEST.sum, False)
+        if TEST.reduce == "mean":
+            value = value / tl.maximum(n, 1).to(tl.float64)
+        tested = value
+    return tl.where(n > 0, value, 0.0), tl.where(n > 0, tested, 0.0)
+
+
+@triton.jit
+def measure_criterion(value, among, sums, maxima, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
+    """What a criterion over sequences reports."""
+    if TEST.stat == "ratio":
+        clamp = number(numbers, PLAN, "clamp")
+        value = expm1(limited(value, -clamp, clamp, PLAN))
+    add(sums, PLAN, named(TEST.index, "units"), among)
+    if TEST.stat == "external":
+        among = among & is_finite(value)
+    counted = limited(tl.where(among, value, 0.0), -LARGEST_STATISTIC, LARGEST_STATISTIC, PLAN)
+    add(sums, PLAN, named(TEST.index, "value"), counted)
+    add(sums, PLAN, named(TEST.index, "value2"), counted * counted)
+    put_extrema(maxima, PLAN, of_test("-min", TEST.index), of_test("max", TEST.index), value, among)
+
+
+@triton.jit
+def measure_sequences(sum_d, train, rollout, n, some, sums, maxima, numbers, PLAN: tl.constexpr):
+    """What every Spec reports of its sequences."""
+    each = tl.maximum(n, 1).to(tl.float64)
+    train, rollout, gap = -train / each, -rollout / each, -sum_d / each
+    clamp = number(numbers, PLAN, "clamp")
+    size_of_sum = tl.abs(sum_d)
+    chi2 = expm1(2.0 * limited(sum_d, -clamp, clamp, PLAN))
+    add(sums, PLAN, "d", tl.where(some, sum_d, 0.0))
+    add(sums, PLAN, "train_ppl", tl.where(some, perplexity(train), 0.0))
+    add(sums, PLAN, "rollout_ppl", tl.where(some, perplexity(rollout), 0.0))
+    add(sums, PLAN, "train_log_ppl", tl.where(some, train, 0.0))
+    add(sums, PLAN, "rollout_log_ppl", tl.where(some, rollout, 0.0))
+    add(sums, PLAN, "log_ppl_diff", tl.where(some, gap, 0.0))
+    add(sums, PLAN, "log_ppl_abs_diff", tl.where(some, tl.abs(gap), 0.0))
+    add(sums, PLAN, "ppl_ratio", tl.where(some, perplexity(gap), 0.0))
+    add(sums, PLAN, "chi2_sequence", tl.where(some, chi2, 0.0))
+    add(sums, PLAN, "abs_sum_d", tl.where(some, size_of_sum, 0.0))
+    add(sums, PLAN, "sequences_clamped", some & (size_of_sum > clamp))
+    put_extrema(maxima, PLAN, "-min_log_ppl_diff", "max_log_ppl_diff", gap, some)
+    put_extrema(maxima, PLAN, "", "max_abs_sum_d", size_of_sum, some)
+
+
+@triton.jit
+def perplexity(log_perplexity):
+    """exp, capped."""
+    return tl.exp(tl.where(log_perplexity > LARGEST_LOG_PERPLEXITY, LARGEST_LOG_PERPLEXITY, log_perplexity))
+
+
+@triton.jit
+def weigh_sequences(found, sum_d, n, n_among, some, sums, maxima, numbers, PLAN: tl.constexpr):
+    """The weight of every sequence, with its statistics. At token level only the statistics: of mean weights."""
+    if PLAN.level == "token":
+        each = tl.maximum(n, 1).to(tl.float64)
+        raw, bounded = plain(found, PLAN, "raw") / each, plain(found, PLAN, "bounded") / each
+        ratio, weight, log_ratio = 1.0 + raw, 1.0 + bounded, tl.log(1.0 + raw)
+    else:
+        if PLAN.token_clamp:
+            log_ratio = exact(found, PLAN, "weight", True)
+        elif PLAN.kept:
+            log_ratio = exact(found, PLAN, "d_kept", True)
+        else:
+            log_ratio = sum_d
+        if PLAN.kept:
+            log_ratio = tl.where(n_among > 0, log_ratio, 0.0)
+        if PLAN.level == "geometric":
+            log_ratio = log_ratio / tl.maximum(n_among, 1).to(tl.float64)
+        clamp = number(numbers, PLAN, "clamp")
+        log_ratio = limited(log_ratio, -clamp, clamp, PLAN)
+        raw, ratio = expm1(log_ratio), tl.exp(log_ratio)
+        bounded, weight = raw, ratio
+        if PLAN.bounded:
+            if PLAN.outside == "zero":
+                inside = within(log_ratio, numbers, PLAN, "log")
+                bounded, weight = tl.where(inside, raw, -1.0), tl.where(inside, ratio, 0.0)
+            else:
+                lower, upper = number(numbers, PLAN, "lower"), number(numbers, PLAN, "upper")
+                bounded = limited(raw, lower - 1.0, upper - 1.0, PLAN)
+                weight = limited(ratio, lower, upper, PLAN)
+    above, below = tl.zeros_like(some), tl.zeros_like(some)
+    if PLAN.has_upper:
+        above = some & ((log_ratio <= number(numbers, PLAN, "log/upper")) == 0)
+    if PLAN.has_lower:
+        below = some & ((log_ratio >= number(numbers, PLAN, "log/lower")) == 0)
+    tokens = tl.where(some, n, 0).to(tl.float64)
+    raw_some, bounded_some = tl.where(some, raw, 0.0), tl.where(some, bounded, 0.0)
+    ratio_some, weight_some = tl.where(some, ratio, 0.0), tl.where(some, weight, 0.0)
+    add(sums, PLAN, "raw", tokens * raw_some)
+    add(sums, PLAN, "weight", tokens * bounded_some)
+    add(sums, PLAN, "sequence_raw", raw_some)
+    add(sums, PLAN, "sequence_raw2", raw_some * raw_some)
+    add(sums, PLAN, "sequence_weight", bounded_some)
+    add(sums, PLAN, "sequence_weight2", bounded_some * bounded_some)
+    add(sums, PLAN, "sequences_above", above)
+    add(sums, PLAN, "sequences_below", below)
+    add(sums, PLAN, "sequence_raw_plain", ratio_some)
+    add(sums, PLAN, "sequence_raw_plain2", ratio_some * ratio_some)
+    add(sums, PLAN, "sequence_weight_plain", weight_some)
+    add(sums, PLAN, "sequence_weight_plain2", weight_some * weight_some)
+    put_extrema(maxima, PLAN, "-min_sequence_raw", "max_sequence_raw", raw, some)
+    put_extrema(maxima, PLAN, "-min_sequence_weight", "max_sequence_weight", bounded, some)
+    if PLAN.level != "token":
+        add(sums, PLAN, "raw2", tokens * raw_some * raw_some)
+        add(sums, PLAN, "weight2", tokens * bounded_some * bounded_some)
+        add(sums, PLAN, "tokens_above", tl.where(above, n, 0))
+        add(sums, PLAN, "tokens_below", tl.where(below, n, 0))
+        add(sums, PLAN, "raw_plain", tokens * ratio_some)
+        add(sums, PLAN, "raw_plain2", tokens * ratio_some * ratio_some)
+        add(sums, PLAN, "weight_plain", tokens * weight_some)
+        add(sums, PLAN, "weight_plain2", tokens * weight_some * weight_some)
+        put_extrema(maxima, PLAN, "-min_raw", "max_raw", raw, some)
+        put_extrema(maxima, PLAN, "-min_weight", "max_weight", bounded, some)
+    return weight
+
+
+@triton.jit(do_not_specialize=["tokens", "sequences", "tiles", "slots"])
+def judge_kernel(
+    advantages, offsets, numbers, integers, floats, peaks, keep_out, states, sequence_weights, sums, maxima,
+    tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, slots: tl.int64,
+    PLAN: tl.constexpr, SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Judge SEQUENCES sequences: `keep`, their state and weight for `apply`, and what they add to the statistics."""
+    sequence = tl.program_id(0).to(tl.int64) * SEQUENCES + tl.arange(0, SEQUENCES)
+    real_row = sequence < sequences
+    if PLAN.packed:
+        first = edge(offsets, sequence + 1, sequences, tokens) // TILE
+        many = edge(offsets, sequence + 2, sequences, tokens) // TILE - first + 1
+        first += sequence + 1
+    else:
+        first = sequence * tiles
+        many = sequence * 0 + tiles
+    many = tl.where(real_row, many, 0)
+    found_integers = columns_of(integers, first, many, slots, size(PLAN, "integers"),
+                                power_of_two(PLAN, "integers"), SEQUENCES, CHUNK, False)  # fmt: skip
+    found_floats = columns_of(floats, first, many, slots, size(PLAN, "floats"),
+                              power_of_two(PLAN, "floats"), SEQUENCES, CHUNK, False)  # fmt: skip
+    found_peaks = found_integers
+    if size(PLAN, "peaks") > 0:
+        found_peaks = columns_of(peaks, first, many, slots, size(PLAN, "peaks"),
+                                 power_of_two(PLAN, "peaks"), SEQUENCES, CHUNK, True)  # fmt: skip
+    found = (found_integers, found_floats, found_peaks)
+
+    valid, nonfinite = integer(found, PLAN, "valid"), integer(found, PLAN, "nonfinite")
+    n = valid
+    if PLAN.nonfinite == "reject":
+        n = valid - nonfinite
+    some = n > 0
+    sum_d = exact(found, PLAN, "d", True)
+    keep = real_row
+    state = tl.zeros_like(sequence).to(tl.int32)
+    for i in tl.static_range(size(PLAN, "tests")):
+        if test(PLAN, i).over == "token":
+            lost = integer(found, PLAN, named(i, "lost"))
+            if test(PLAN, i).drop == "sequence":
+                keep = keep & (lost == 0)
+                lost = tl.where(lost > 0, valid, 0)
+            add(sums, PLAN, named(i, "tokens"), lost)
+            add(sums, PLAN, named(i, "sequences"), lost > 0)
+    n_among = n
+    if PLAN.kept:
+        n_among = tl.where(keep, integer(found, PLAN, "survivors"), 0)
+    each = sum_d
+    if PLAN.advantages == "sequence":
+        each = tl.load(advantages + sequence, mask=real_row, other=0.0).to(tl.float64)
+    for i in tl.static_range(size(PLAN, "tests")):
+        if test(PLAN, i).over == "sequence":
+            value, tested = value_of(found, n_among, numbers, test(PLAN, i), PLAN)
+            failed = (passes(tested, numbers, test(PLAN, i), PLAN) == 0) & (n_among > 0)
+            if test(PLAN, i).drop == "token":
+                state |= tl.where(failed, late_bit(PLAN, i), 0)
+                if test(PLAN, i).when == "any":
+                    lost = tl.where(failed, n, 0)
+                else:
+                    lost = tl.where(failed, class_count(found, PLAN, test(PLAN, i).when), 0)
+            else:
+                if test(PLAN, i).when != "any":
+                    failed = failed & selected_sequences(found, each, PLAN, test(PLAN, i).when)
+                keep = keep & (failed == 0)
+                lost = tl.where(failed, valid, 0)
+            add(sums, PLAN, named(i, "tokens"), lost)
+            add(sums, PLAN, named(i, "sequences"), lost > 0)
+            measure_criterion(value, n_among > 0, sums, maxima, numbers, test(PLAN, i), PLAN)
+    if PLAN.rejects_nonfinite:
+        keep = keep & (nonfinite == 0)
+
+    kept = valid
+    if PLAN.drops_tokens:
+        kept = integer(found, PLAN, "alive")
+    for c in tl.static_range(4):
+        if size(PLAN, "late_drops") > 0:
+            kept = without_class(found, kept, state, c, PLAN)
+    for i in tl.static_range(size(PLAN, "tests")):
+        if test(PLAN, i).over == "sequence" and test(PLAN, i).drop == "token" and test(PLAN, i).when == "any":
+            kept = tl.where((state & late_bit(PLAN, i)) != 0, 0, kept)
+    kept = tl.where(keep, kept, 0)
+
+    nonempty = valid > 0
+    add(sums, PLAN, "tokens", valid)
+    add(sums, PLAN, "tokens_nonfinite", nonfinite)
+    add(sums, PLAN, "tokens_kept", kept)
+    add(sums, PLAN, "sequences", nonempty)
+    add(sums, PLAN, "sequences_measured", some)
+    add(sums, PLAN, "sequences_kept", keep & nonempty)
+    add(sums, PLAN, "sequences_without_survivors", keep & nonempty & (kept == 0))
+    train, rollout = plain(found, PLAN, "train"), plain(found, PLAN, "rollout")
+    measure_sequences(sum_d, train, rollout, n, some, sums, maxima, numbers, PLAN)
+    weight = sum_d
+    if PLAN.level is not None:
+        weight = weigh_sequences(found, sum_d, n, n_among, some, sums, maxima, numbers, PLAN)
+
+    tl.store(keep_out + sequence, keep.to(tl.int8), mask=real_row)
+    if PLAN.applies:
+        weightless = tl.zeros_like(keep)
+        if PLAN.rejected != "mask":
+            weightless = keep == 0
+        elif PLAN.rejects_nonfinite:
+            weightless = nonfinite > 0
+        state |= tl.where(keep, 0, REJECTED) | tl.where(weightless, WEIGHTLESS, 0)
+        tl.store(states + sequence, state, mask=real_row)
+        if PLAN.spreads:
+            weight = tl.where(weightless, 0.0, weight)
+            tl.store(sequence_weights + sequence, weight.to(sequence_weights.dtype.element_ty), mask=real_row)
+
+
+@triton.jit
+def without_class(found, kept, state, c: tl.constexpr, PLAN: tl.constexpr):
+    """Take off the tokens of one class, where a criterion that selects them has failed."""
+    gone = state < 0
+    for i in tl.static_range(size(PLAN, "tests")):
+        if test(PLAN, i).over == "sequence" and test(PLAN, i).drop == "token" and test(PLAN, i).when != "any":
+            if selects(test(PLAN, i).when, c):
+                gone = gone | ((state & late_bit(PLAN, i)) != 0)
+    if PLAN.classes:
+        if PLAN.drops_tokens:
+            lost = integer(found, PLAN, named("alive", class_name(c)))
+        else:
+            lost = integer(found, PLAN, class_name(c))
+        kept = kept - tl.where(gone, lost, 0)
+    return kept

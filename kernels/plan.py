@@ -1,0 +1,305 @@
+"""What a Spec asks of the kernels: its structure as a compile-time constant, its thresholds as data.
+
+Two Specs that differ in numbers or labels alone share their kernels. Columns of the intermediate tables are known by
+name; a name that a plan does not have costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from rollout_corr import columns
+from rollout_corr.cuts import cut_of, float32_at_least, float32_at_most, log_bound
+from rollout_corr.spec import Criterion, Spec
+
+# Statistics whose sums are sums of D: one limb on D's grid. Others have a whole part and a fraction.
+SUMS_OF_D = ("ratio", "k1", "abs")
+
+# Tokens by the sign of their advantage and whether D has the same one: what `when` tells apart.
+CLASSES = ("negative_outward", "negative_inward", "positive_outward", "positive_inward")
+
+
+@dataclass(frozen=True)
+class Test:
+    """A criterion without its numbers."""
+
+    index: int
+    stat: str
+    over: str
+    reduce: str | None
+    when: str
+    drop: str
+    cut: str
+    holed: bool
+    token_clamp: bool
+    external: int  # which of the external tensors; -1: none
+
+    @property
+    def sum(self) -> str | None:
+        """The column with the sum that decides, None without one."""
+        if self.over != "sequence" or self.reduce not in ("sum", "mean"):
+            return None
+        return "d" if self.stat in ("ratio", "k1") and not self.token_clamp else f"{self.index}/sum"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the kernels branch on, all of it known when they are compiled."""
+
+    level: str | None
+    outside: str
+    bounded: bool
+    has_lower: bool
+    has_upper: bool
+    token_clamp: bool
+    tests: tuple[Test, ...]
+    rejected: str
+    nonfinite: str
+    kept: bool  # sequence sums run over the survivors of token criteria
+    full: bool
+    double: bool
+    packed: bool
+    masked: bool
+    advantages: str | None  # "token" | "sequence"
+    externals: int
+    writes_weights: bool
+    writes_mask: bool
+    edits_mask: bool  # the mask written lacks what was rejected
+    # Names of columns. Sums and maxima are of the batch, the others of a slot: a sequence's part of a tile.
+    token_sums: tuple[str, ...] = ()
+    sequence_sums: tuple[str, ...] = ()
+    token_maxima: tuple[str, ...] = ()
+    sequence_maxima: tuple[str, ...] = ()
+    integers: tuple[str, ...] = ()
+    floats: tuple[str, ...] = ()
+    peaks: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    _hash: int = field(default=0, compare=False, repr=False)
+
+    def __hash__(self) -> int:
+        """Computed once: every launch looks the plan up."""
+        return self._hash
+
+    @property
+    def drops_tokens(self) -> bool:
+        """Whether tokens are dropped one by one where they are read."""
+        return any(test.over == "token" and test.drop != "sequence" for test in self.tests)
+
+    @property
+    def late_drops(self) -> tuple[Test, ...]:
+        """Criteria of sequences that drop some of their tokens."""
+        return tuple(test for test in self.tests if test.over == "sequence" and test.drop == "token")
+
+    @property
+    def classes(self) -> bool:
+        """Whether tokens have to be counted by `when`."""
+        return any(test.over == "sequence" and test.when != "any" for test in self.tests)
+
+    @property
+    def rejects_nonfinite(self) -> bool:
+        """Whether a non-finite token takes its sequence with it."""
+        return self.nonfinite == "reject" and (self.level is not None or bool(self.tests))
+
+    @property
+    def rejects_sequences(self) -> bool:
+        """Whether `keep` can be False."""
+        whole = (test.drop == "sequence" or (test.drop == "unit" and test.over == "sequence") for test in self.tests)
+        return self.rejects_nonfinite or any(whole)
+
+    @property
+    def spreads(self) -> bool:
+        """Whether weights are of sequences, and so are written by `apply`."""
+        return self.writes_weights and self.level in ("product", "geometric")
+
+    @property
+    def marks(self) -> bool:
+        """Whether `read` marks in the weights which tokens have one, because the mask does not tell."""
+        return self.spreads and self.rejected != "mask" and self.drops_tokens
+
+    @property
+    def zeroes_weights(self) -> bool:
+        """Whether `apply` has to zero weights that `read` wrote."""
+        if not self.writes_weights or self.spreads:
+            return False
+        return self.rejects_nonfinite or (self.rejected != "mask" and (self.rejects_sequences or bool(self.late_drops)))
+
+    @property
+    def zeroes_mask(self) -> bool:
+        """Whether `apply` has to zero what `read` wrote into the mask."""
+        return self.edits_mask and (self.rejects_sequences or bool(self.late_drops))
+
+    @property
+    def applies(self) -> bool:
+        """Whether `apply` looks at tokens at all."""
+        return self.spreads or self.zeroes_weights or self.zeroes_mask
+
+
+@lru_cache(maxsize=256)
+def plan_of(
+    spec: Spec,
+    *,
+    double: bool,
+    packed: bool,
+    masked: bool,
+    advantages: str | None,
+    writes_weights: bool,
+    writes_mask: bool,
+    edits_mask: bool,
+) -> Plan:
+    """The plan of a Spec for one kind of batch.
+
+    Args:
+        spec: What to do.
+        double: Compute in float64.
+        packed: Sequences by offsets, not rows.
+        masked: A mask is given.
+        advantages: "token", "sequence" or None.
+        writes_weights: Weights are handed back.
+        writes_mask: A new mask is handed back.
+        edits_mask: It lacks what was rejected.
+    """
+    tests, names = [], external_names(spec)
+    for i, criterion in enumerate(spec.criteria):
+        cut = cut_of(criterion, spec.clamp)
+        tests.append(
+            Test(
+                index=i,
+                stat=criterion.stat,
+                over=criterion.over,
+                reduce=criterion.reduce,
+                when=criterion.when,
+                drop=criterion.drop,
+                cut=cut.on,
+                holed=cut.hole is not None,
+                token_clamp=criterion.token_clamp is not None,
+                external=names.index(criterion.name) if criterion.stat == "external" else -1,
+            )
+        )
+    weight = spec.weight
+    plan = Plan(
+        level=None if weight is None else weight.level,
+        outside="clamp" if weight is None else weight.outside,
+        bounded=weight is not None and (weight.lower, weight.upper) != (None, None),
+        has_lower=weight is not None and weight.lower is not None,
+        has_upper=weight is not None and weight.upper is not None,
+        token_clamp=weight is not None and weight.token_clamp is not None,
+        tests=tuple(tests),
+        rejected=spec.rejected,
+        nonfinite=spec.nonfinite,
+        kept=spec.sums_over == "kept" and any(test.over == "token" for test in tests),
+        full=spec.detail == "full",
+        double=double,
+        packed=packed,
+        masked=masked,
+        advantages=advantages if any(test.when != "any" for test in tests) else None,
+        externals=len(names),
+        writes_weights=writes_weights,
+        writes_mask=writes_mask,
+        edits_mask=edits_mask,
+    )
+    unlabelled = replace(
+        spec, criteria=tuple(replace(criterion, label=str(i)) for i, criterion in enumerate(spec.criteria))
+    )
+    integers, floats, peaks = _slot_columns(plan)
+    plan = replace(
+        plan,
+        token_sums=columns.token_sums(unlabelled),
+        sequence_sums=columns.sequence_sums(unlabelled),
+        token_maxima=columns.token_maxima(unlabelled),
+        sequence_maxima=columns.sequence_maxima(unlabelled),
+        integers=integers,
+        floats=floats,
+        peaks=peaks,
+        numbers=tuple(numbers_of(spec, double)),
+    )
+    return replace(plan, _hash=hash(repr(plan)))
+
+
+def external_names(spec: Spec) -> list[str]:
+    """Names of the external tensors, each once."""
+    return list(dict.fromkeys(c.name for c in spec.criteria if c.stat == "external" and c.name is not None))
+
+
+def _slot_columns(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """What `read` leaves of every slot: integers to add, floats to add, and ordered keys to take the largest of."""
+    integers, floats, peaks = ["valid", "nonfinite"], ["train", "rollout"], []
+
+    def exact(name: str, limbs: int, poisoned: bool) -> None:
+        if plan.double:
+            floats.append(name)
+        else:
+            integers.extend([name, f"{name}/fraction"][:limbs])
+        if poisoned:
+            floats.append(f"{name}/rest")
+
+    propagate = plan.nonfinite == "propagate"
+    exact("d", 1, propagate)
+    if plan.kept:
+        integers.append("survivors")
+        exact("d_kept", 1, propagate)
+    if plan.level == "token":
+        floats += ["raw", "bounded"]
+    elif plan.level is not None and plan.token_clamp:
+        exact("weight", 1, propagate)
+    for test in plan.tests:
+        if test.over == "token":
+            integers.append(f"{test.index}/lost")
+        elif test.reduce in ("max", "min"):
+            peaks.append(f"{test.index}/peak")
+        elif test.sum != "d":
+            exact(f"{test.index}/sum", 1 if test.stat in SUMS_OF_D else 2, propagate or test.stat == "external")
+    if plan.drops_tokens:
+        integers.append("alive")
+    if plan.classes:
+        integers += CLASSES
+        if plan.drops_tokens:
+            integers += [f"alive/{name}" for name in CLASSES]
+        if plan.advantages == "token":
+            exact("advantage", 2, False)
+    return tuple(integers), tuple(floats), tuple(peaks)
+
+
+def numbers_of(spec: Spec, double: bool) -> dict[str, float]:
+    """The thresholds by name, rounded so that a float32 compared with one is compared with the threshold itself."""
+    numbers = {"clamp": spec.clamp}
+    if spec.weight is not None:
+        weight = spec.weight
+        rounds = weight.level == "token" and not double
+        numbers |= {"lower": _low(weight.lower), "upper": _high(weight.upper)}
+        numbers |= _interval("log", log_bound(weight.lower), log_bound(weight.upper), rounds)
+        if weight.token_clamp is not None:
+            numbers["token_clamp"] = weight.token_clamp
+    for i, criterion in enumerate(spec.criteria):
+        cut, rounds = cut_of(criterion, spec.clamp), criterion.over == "token" and not double
+        numbers |= _interval(f"{i}", cut.lower, cut.upper, rounds)
+        if cut.hole is not None:
+            hole = _interval(f"{i}/hole", cut.hole[1], cut.hole[0], rounds)
+            numbers |= hole
+        numbers |= _settings(f"{i}", criterion)
+    return numbers
+
+
+def _settings(prefix: str, criterion: Criterion) -> dict[str, float]:
+    found = {}
+    if criterion.token_clamp is not None:
+        found[f"{prefix}/token_clamp"] = criterion.token_clamp
+    if criterion.stat.startswith("binary_kl"):
+        found[f"{prefix}/eps"] = criterion.eps
+    return found
+
+
+def _interval(prefix: str, lower: float | None, upper: float | None, rounds: bool) -> dict[str, float]:
+    low, high = _low(lower), _high(upper)
+    if rounds:
+        low, high = float32_at_least(low), float32_at_most(high)
+    return {f"{prefix}/lower": low, f"{prefix}/upper": high}
+
+
+def _low(bound: float | None) -> float:
+    return -math.inf if bound is None else bound
+
+
+def _high(bound: float | None) -> float:
+    return math.inf if bound is None else bound

@@ -1,0 +1,296 @@
+"""What the kernels compute of one token, and how they add it up. The same formulas as in reference.py, on tiles.
+
+A tile is [ROWS, TILE // VEC, VEC]: a row is one sequence's part of an aligned stretch of TILE tokens, and VEC
+neighbours belong to one thread, so that what they add is summed before threads talk to each other.
+"""
+
+from __future__ import annotations
+
+import math
+
+import triton
+import triton.language as tl
+
+from rollout_corr.kernels.plan import CLASSES, Plan, Test
+
+GRID_OF_D = tl.constexpr(2.0**28)
+LARGEST_D = tl.constexpr(2.0**10)
+GRID_OF_FRACTION = tl.constexpr(2.0**38)
+LARGEST_STATISTIC = tl.constexpr(2.0**37)
+LARGEST_SQUARED = tl.constexpr(2.0**60)
+NAN_KEY_32 = tl.constexpr(0x7FC00000)
+NAN_KEY_64 = tl.constexpr(0x7FF8000000000000)
+
+
+# --- what is known when a kernel is compiled ---
+
+
+@triton.constexpr_function
+def has(plan: Plan, table: str, name: str) -> bool:
+    """Whether a table of the plan has this column."""
+    return name in getattr(plan, table)
+
+
+@triton.constexpr_function
+def at(plan: Plan, table: str, name: str) -> int:
+    """The column of a table."""
+    return getattr(plan, table).index(name)
+
+
+@triton.constexpr_function
+def size(plan: Plan, table: str) -> int:
+    """How many columns a table has."""
+    return len(getattr(plan, table))
+
+
+@triton.constexpr_function
+def test(plan: Plan, i: int) -> Test:
+    """The i-th criterion."""
+    return plan.tests[i]
+
+
+@triton.constexpr_function
+def named(prefix: object, name: str) -> str:
+    """A column that belongs to a criterion or to another column."""
+    return f"{prefix}/{name}"
+
+
+@triton.constexpr_function
+def of_test(side: str, i: int) -> str:
+    """The column of a criterion's largest or smallest value."""
+    return f"{side}_{i}/value"
+
+
+@triton.constexpr_function
+def class_name(i: int) -> str:
+    """The name of a class of tokens."""
+    return CLASSES[i]
+
+
+@triton.constexpr_function
+def real(plan: Plan) -> tl.dtype:
+    """The type that computes."""
+    return tl.float64 if plan.double else tl.float32
+
+
+@triton.constexpr_function
+def over_factorial(k: int) -> float:
+    """1 / k!."""
+    return 1.0 / math.factorial(k)
+
+
+@triton.jit
+def number(numbers, PLAN: tl.constexpr, name: tl.constexpr):
+    """A threshold, in float64."""
+    return tl.load(numbers + at(PLAN, "numbers", name))
+
+
+# --- elementary functions ---
+
+
+@triton.jit
+def limited(x, low, high, PLAN: tl.constexpr):
+    """x clamped to [low, high]; a NaN, where it may pass, stays one."""
+    if PLAN.nonfinite == "propagate":
+        return tl.where(x > high, high, tl.where(x < low, low, x))
+    else:
+        return tl.minimum(tl.maximum(x, low), high)
+
+
+@triton.jit
+def accurate_exp(x, PLAN: tl.constexpr):
+    """e^x for |x| <= 40 or so, to the last bits.
+
+    The device's fast exponential rounds x * log2(e), which costs a relative 1e-6 at |x| = 20. So x is taken to
+    [-ln 2 / 2, ln 2 / 2] first, by a ln 2 in two parts whose first has few enough bits for exact products.
+    """
+    if PLAN.double:
+        return tl.exp(x)
+    else:
+        twos = tl.floor(x * 1.4426950408889634 + 0.5)
+        rest = (x - twos * 0.693359375) + twos * 2.12194440e-4
+        power = ((tl.where(twos == twos, twos, 0.0).to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+        return tl.exp(rest) * power
+
+
+@triton.jit
+def series(d, TERMS: tl.constexpr):
+    """The first terms of D^2/2! + D^3/3! + ..."""
+    total = d * over_factorial(TERMS + 1) + over_factorial(TERMS)
+    for i in tl.static_range(TERMS - 2):
+        total = total * d + over_factorial(TERMS - 1 - i)
+    return total * d * d
+
+
+@triton.jit
+def k3_of(d, e, DOUBLE: tl.constexpr):
+    """e^D - 1 - D without cancellation, where e is e^D."""
+    near = tl.minimum(tl.maximum(d, -0.5), 0.5)
+    polynomial = series(near, 14 if DOUBLE else 8)
+    return tl.where(tl.abs(d) <= 0.5, polynomial, e - 1.0 - d)
+
+
+@triton.jit
+def expm1(x):
+    """e^x - 1 in float64."""
+    return x + k3_of(x, tl.exp(x), True)
+
+
+@triton.jit
+def probability(logp):
+    """exp of a log-prob; one above 0 is read as 0. A NaN stays one."""
+    return tl.exp(tl.where(logp > 0.0, 0.0, logp))
+
+
+@triton.jit
+def binary_kl(p, q, d, eps):
+    """KL(p || q) of the distributions {p, 1-p} and {q, 1-q}, where d = log q - log p."""
+    not_p, not_q = 1.0 - p, 1.0 - q
+    not_p = tl.where(not_p < eps, eps, not_p)
+    not_q = tl.where(not_q < eps, eps, not_q)
+    return not_p * (tl.log(not_p) - tl.log(not_q)) - p * d
+
+
+@triton.jit
+def is_finite(x):
+    """Neither NaN nor infinite."""
+    return tl.abs(x) < float("inf")
+
+
+@triton.jit
+def within(x, numbers, PLAN: tl.constexpr, prefix: tl.constexpr):
+    """Between a pair of thresholds, inclusive; NaN is not."""
+    lower = number(numbers, PLAN, named(prefix, "lower")).to(x.dtype)
+    upper = number(numbers, PLAN, named(prefix, "upper")).to(x.dtype)
+    return (x >= lower) & (x <= upper)
+
+
+@triton.jit
+def passes(x, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
+    """Whether a value passes, compared where the threshold cuts."""
+    if TEST.cut == "abs_d" or TEST.cut == "clamped_abs_d":
+        x = tl.abs(x)
+    if TEST.cut == "clamped_d" or TEST.cut == "clamped_abs_d":
+        clamp = number(numbers, PLAN, "clamp").to(x.dtype)
+        x = limited(x, -clamp, clamp, PLAN)
+    passed = within(x, numbers, PLAN, TEST.index)
+    if TEST.holed:
+        hole_end = number(numbers, PLAN, named(named(TEST.index, "hole"), "lower")).to(x.dtype)
+        hole_start = number(numbers, PLAN, named(named(TEST.index, "hole"), "upper")).to(x.dtype)
+        passed = passed & ((x <= hole_start) | (x >= hole_end))
+    return passed
+
+
+# --- a criterion's statistic ---
+
+
+@triton.jit
+def log_ratio_of(d, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
+    """D after the criterion's token clamp."""
+    if TEST.token_clamp:
+        most = number(numbers, PLAN, named(TEST.index, "token_clamp")).to(d.dtype)
+        return limited(d, -most, most, PLAN)
+    else:
+        return d
+
+
+@triton.jit
+def statistic(d, train, rollout, measured, external, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
+    """The per-token value of a criterion; for "ratio" it is D, because ratios aggregate in log space."""
+    x = log_ratio_of(d, numbers, TEST, PLAN)
+    if TEST.stat == "external":
+        x = tl.where(measured, external, 0.0)
+    elif TEST.stat == "k1":
+        x = -x
+    elif TEST.stat == "abs":
+        x = tl.abs(x)
+    elif TEST.stat == "k2":
+        x = limited(x, -LARGEST_SQUARED, LARGEST_SQUARED, PLAN)
+        x = 0.5 * (x * x)
+    elif TEST.stat == "prob_diff":
+        x = probability(train) - probability(rollout)
+    elif TEST.stat == "tv":
+        x = tl.abs(probability(train) - probability(rollout))
+    elif TEST.stat == "ratio_error":
+        clamp = number(numbers, PLAN, "clamp").to(d.dtype)
+        x = accurate_exp(tl.abs(limited(x, -clamp, clamp, PLAN)), PLAN)
+    elif TEST.stat == "k3" or TEST.stat == "k3_reverse" or TEST.stat == "ratio_deviation":
+        clamp = number(numbers, PLAN, "clamp").to(d.dtype)
+        x = limited(x, -clamp, clamp, PLAN)
+        if TEST.stat == "k3_reverse":
+            x = -x
+        k3 = k3_of(x, accurate_exp(x, PLAN), PLAN.double)
+        x = tl.abs(x + k3) if TEST.stat == "ratio_deviation" else k3
+    elif TEST.stat != "ratio":
+        p, q = probability(rollout), probability(train)
+        eps = number(numbers, PLAN, named(TEST.index, "eps")).to(d.dtype)
+        if TEST.stat == "binary_kl":
+            x = binary_kl(p, q, d, eps)
+        elif TEST.stat == "binary_kl_reverse":
+            x = binary_kl(q, p, -d, eps)
+        else:
+            one, other = binary_kl(p, q, d, eps), binary_kl(q, p, -d, eps)
+            x = tl.where((one > other) | (one != one), one, other)
+        x = tl.where(measured, x, 0.0)
+    return x
+
+
+# --- adding up ---
+
+
+@triton.jit
+def per_row(x):
+    """[ROWS, C, VEC] -> [ROWS]."""
+    return tl.sum(tl.sum(x, 2), 1)
+
+
+@triton.jit
+def count(x):
+    """[ROWS, C, VEC] bool -> [ROWS] int32."""
+    return per_row(x.to(tl.int32))
+
+
+@triton.jit
+def total(x):
+    """Everything in a tile."""
+    return tl.sum(per_row(x), 0)
+
+
+@triton.jit
+def to_grid(x, grid):
+    """Round to a multiple of 1/grid, as int64."""
+    return (x * grid + tl.where(x < 0.0, -0.5, 0.5).to(x.dtype)).to(tl.int64)
+
+
+@triton.jit
+def key_of(x):
+    """An integer that orders like x, with NaN above everything: its maximum needs no order and loses no NaN."""
+    if x.dtype == tl.float64:
+        bits = x.to(tl.int64, bitcast=True)
+        return tl.where(x != x, NAN_KEY_64, bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF))
+    else:
+        bits = x.to(tl.int32, bitcast=True)
+        return tl.where(x != x, NAN_KEY_32, bits ^ ((bits >> 31) & 0x7FFFFFFF))
+
+
+@triton.jit
+def of_key(key):
+    """The float that `key_of` took."""
+    if key.dtype == tl.int64:
+        return (key ^ ((key >> 63) & 0x7FFFFFFFFFFFFFFF)).to(tl.float64, bitcast=True)
+    else:
+        return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def largest_key(x, among):
+    """[ROWS, C, VEC] -> [ROWS], the key of the largest among some; of -inf without any."""
+    return tl.max(tl.max(key_of(tl.where(among, x, float("-inf"))), 2), 1)
+
+
+@triton.jit
+def put(table, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, stride, where, x):
+    """Store x into a column, if the plan has it."""
+    if has(PLAN, TABLE, name):
+        column = at(PLAN, TABLE, name)
+        tl.store(table + (stride * column + where), x.to(table.dtype.element_ty))
