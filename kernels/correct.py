@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from rollout_corr.histogram import HISTOGRAM_BINS
 from rollout_corr.kernels.apply import apply_kernel
 from rollout_corr.kernels.judge import judge_kernel
-from rollout_corr.kernels.plan import Plan, external_names, numbers_of, plan_of
+from rollout_corr.kernels.plan import numbers_of, plan_of
 from rollout_corr.kernels.read import COPIES, read_kernel
 from rollout_corr.spec import Spec
 
@@ -70,12 +71,27 @@ class Found:
     statistics: Tensor  # float64, the native sums and then the native maxima
 
 
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch, ready to run or to be compiled for a device that is not there."""
+
+    kernel: Any
+    programs: int
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+    warps: int
+
+    def run(self) -> None:
+        """Launch it on the current stream."""
+        self.kernel[(self.programs,)](*self.arguments, **self.constants, num_warps=self.warps)
+
+
 @lru_cache(maxsize=256)
 def _numbers(spec: Spec, double: bool, device: torch.device) -> Tensor:
     """The thresholds on the device; copied once, and again only when one changes."""
     host = torch.tensor(list(numbers_of(spec, double).values()), dtype=torch.float64)
-    if device.type == "cpu":
-        return host
+    if device.type in ("cpu", "meta"):
+        return host.to(device)
     return host.pin_memory().to(device, non_blocking=True)
 
 
@@ -89,16 +105,19 @@ def run(given: Given, spec: Spec, writes_weights: bool, writes_mask: bool, edits
         writes_mask: A new mask is handed back.
         edits_mask: It lacks what was rejected.
     """
-    device = given.train.device
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
-        context = torch.cuda.device(device)
-    else:
-        context = nullcontext()
-    with context:
-        return _run(given, spec, writes_weights, writes_mask, edits_mask)
+    device, context = given.train.device, nullcontext()
+    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
+    with torch.cuda.device(device) if elsewhere else context:
+        found, launches = prepare(given, spec, writes_weights, writes_mask, edits_mask)
+        for launch in launches:
+            launch.run()
+    return found
 
 
-def _run(given: Given, spec: Spec, writes_weights: bool, writes_mask: bool, edits_mask: bool) -> Found:
+def prepare(
+    given: Given, spec: Spec, writes_weights: bool, writes_mask: bool, edits_mask: bool
+) -> tuple[Found, tuple[Launch, ...]]:
+    """Allocate everything and say what has to be launched, from metadata alone; see `run`."""
     train, device, packed = given.train, given.train.device, given.offsets is not None
     kind = torch.promote_types(torch.promote_types(train.dtype, given.rollout.dtype), torch.float32)
     sequences = given.offsets.shape[0] - 1 if given.offsets is not None else train.shape[0]
@@ -120,7 +139,7 @@ def _run(given: Given, spec: Spec, writes_weights: bool, writes_mask: bool, edit
         tiles = max(1, -(-width // shape.tile))
         slots = tiles * sequences
     readers = max(1, -(-slots // shape.rows))
-    judges = max(1, -(-sequences // shape.sequences))
+    judges = max(1, -(-(sequences + 2 * packed) // shape.sequences))
     slots = readers * shape.rows
 
     def empty(*size: int, dtype: torch.dtype) -> Tensor:
@@ -135,12 +154,16 @@ def _run(given: Given, spec: Spec, writes_weights: bool, writes_mask: bool, edit
     floats = empty(len(plan.floats), slots, dtype=torch.float64)
     keys = torch.int64 if plan.double else torch.int32
     peaks = empty(len(plan.peaks), slots, dtype=keys) if plan.peaks else None
-    token_sums = empty(len(plan.token_sums) + len(plan.token_maxima), readers, dtype=torch.float64)
-    sequence_sums = empty(len(plan.sequence_sums) + len(plan.sequence_maxima), judges, dtype=torch.float64)
-    token_maxima, sequence_maxima = token_sums[len(plan.token_sums) :], sequence_sums[len(plan.sequence_sums) :]
+    # Four allocations and not slices of one: how a pointer is aligned is part of a compile key, and must not hang on
+    # the number of programs.
+    token_sums = empty(len(plan.token_sums), readers, dtype=torch.float64)
+    token_maxima = empty(len(plan.token_maxima), readers, dtype=torch.float64)
+    sequence_sums = empty(len(plan.sequence_sums), judges, dtype=torch.float64)
+    sequence_maxima = empty(len(plan.sequence_maxima), judges, dtype=torch.float64)
     bins = HISTOGRAM_BINS if plan.full else 0
     histogram = torch.zeros(COPIES.value * bins, dtype=torch.int64, device=device) if plan.full else None
-    statistics = empty(token_sums.shape[0] + sequence_sums.shape[0] + bins, dtype=torch.float64)
+    many = sum(map(len, (plan.token_sums, plan.sequence_sums, plan.token_maxima, plan.sequence_maxima)))
+    statistics = empty(many + bins, dtype=torch.float64)
     owners = empty(slots, dtype=torch.int32) if packed and plan.applies else None
     states = empty(sequences, dtype=torch.int32) if plan.applies else None
     sequence_weights = empty(sequences, dtype=kind) if plan.spreads else None
@@ -159,24 +182,28 @@ def _run(given: Given, spec: Spec, writes_weights: bool, writes_mask: bool, edit
     externals = tuple(x.contiguous() for x in given.externals)
     mask_bytes, keep_bytes = _bytes(mask_out), _bytes(keep)
     steps = (sequences + 1).bit_length()
-    read_kernel[(readers,)](
+    read = (
         train, given.rollout, mask, advantages, externals, offsets, numbers,
         weights, mask_bytes, owners, integers, floats, peaks, token_sums, token_maxima, histogram,
-        *extents, steps, *strides, PLAN=plan, **cut, num_warps=shape.warps,
+        *extents, steps, *strides,
     )  # fmt: skip
-    judge_kernel[(judges,)](
+    judge = (
         advantages if plan.advantages == "sequence" else None, offsets, numbers, integers, floats, peaks,
         keep_bytes, states, sequence_weights, sequence_sums, sequence_maxima,
         tokens, sequences, tiles, slots,
-        PLAN=plan, SEQUENCES=shape.sequences, CHUNK=shape.chunk, TILE=shape.tile, num_warps=4,
     )  # fmt: skip
-    token_programs = readers if plan.applies else 0
-    apply_kernel[(token_programs + statistics.shape[0],)](
+    spreaders = readers if plan.applies else 0
+    apply = (
         train, given.rollout, mask, advantages, offsets, owners, states, sequence_weights, weights, mask_bytes,
         token_sums, sequence_sums, histogram, token_maxima, sequence_maxima, statistics,
-        *extents, *strides, token_programs, readers, judges, PLAN=plan, **cut, CHUNK=256, num_warps=shape.warps,
+        *extents, *strides, spreaders, readers, judges,
     )  # fmt: skip
-    return Found(weights, mask_out, keep, statistics)
+    of_judge = {"PLAN": plan, "SEQUENCES": shape.sequences, "CHUNK": shape.chunk, "TILE": shape.tile}
+    return Found(weights, mask_out, keep, statistics), (
+        Launch(read_kernel, readers, read, {"PLAN": plan, **cut}, shape.warps),
+        Launch(judge_kernel, judges, judge, of_judge, 4),
+        Launch(apply_kernel, spreaders + statistics.shape[0], apply, {"PLAN": plan, **cut, "CHUNK": 256}, shape.warps),
+    )
 
 
 def _bytes(x: Tensor | None) -> Tensor | None:

@@ -32,6 +32,9 @@ from rollout_corr.kernels.tokens import (
 LARGEST_LOG_PERPLEXITY = tl.constexpr(500.0)
 LARGEST_STATISTIC = tl.constexpr(2.0**37)
 
+# The classes of tokens that `when` asks for, in the order of plan.CLASSES.
+CHOSEN = {"negative_advantage": (0, 1), "positive_advantage": (2, 3), "outward": (0, 2)}
+
 # Bits of a sequence's state: rejected as a whole; without weight; then one for each criterion that dropped tokens.
 REJECTED = tl.constexpr(1)
 WEIGHTLESS = tl.constexpr(2)
@@ -52,8 +55,16 @@ def late_bit(plan: Plan, i: int) -> int:
 
 @triton.constexpr_function
 def selects(when: str, which: int) -> bool:
-    """Whether `when` asks for a class of tokens, in the order of plan.CLASSES."""
-    return which in {"negative_advantage": (0, 1), "positive_advantage": (2, 3), "outward": (0, 2)}[when]
+    """Whether `when` asks for a class of tokens."""
+    return which in CHOSEN[when]
+
+
+@triton.constexpr_function
+def late_selects(plan: Plan, i: int, which: int) -> bool:
+    """Whether a criterion of sequences drops one of its classes of tokens."""
+    criterion = plan.tests[i]
+    late = criterion.over == "sequence" and criterion.drop == "token" and criterion.when != "any"
+    return late and which in CHOSEN[criterion.when]
 
 
 @triton.jit
@@ -305,16 +316,19 @@ def judge_kernel(
     PLAN: tl.constexpr, SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Judge SEQUENCES sequences: `keep`, their state and weight for `apply`, and what they add to the statistics."""
-    sequence = tl.program_id(0).to(tl.int64) * SEQUENCES + tl.arange(0, SEQUENCES)
-    real_row = sequence < sequences
+    owner = tl.program_id(0).to(tl.int64) * SEQUENCES + tl.arange(0, SEQUENCES)
     if PLAN.packed:
-        first = edge(offsets, sequence + 1, sequences, tokens) // TILE
-        many = edge(offsets, sequence + 2, sequences, tokens) // TILE - first + 1
-        first += sequence + 1
+        # As `edge` counts: the first and the last are what belongs to no sequence.
+        sequence = owner - 1
+        first = edge(offsets, owner, sequences, tokens) // TILE
+        many = edge(offsets, owner + 1, sequences, tokens) // TILE - first + 1
+        first += owner
+        many = tl.where(sequence <= sequences, many, 0)
     else:
+        sequence = owner
         first = sequence * tiles
-        many = sequence * 0 + tiles
-    many = tl.where(real_row, many, 0)
+        many = tl.where(sequence < sequences, tiles, 0)
+    real_row = (sequence >= 0) & (sequence < sequences)
     found_integers = columns_of(integers, first, many, slots, size(PLAN, "integers"),
                                 power_of_two(PLAN, "integers"), SEQUENCES, CHUNK, False)  # fmt: skip
     found_floats = columns_of(floats, first, many, slots, size(PLAN, "floats"),
@@ -326,6 +340,11 @@ def judge_kernel(
     found = (found_integers, found_floats, found_peaks)
 
     valid, nonfinite = integer(found, PLAN, "valid"), integer(found, PLAN, "nonfinite")
+    if PLAN.packed:
+        add(sums, PLAN, "tokens_outside", tl.where(real_row, 0, valid))
+        valid = tl.where(real_row, valid, 0)
+    else:
+        add(sums, PLAN, "tokens_outside", valid * 0)
     n = valid
     if PLAN.nonfinite == "reject":
         n = valid - nonfinite
@@ -339,6 +358,7 @@ def judge_kernel(
             if test(PLAN, i).drop == "sequence":
                 keep = keep & (lost == 0)
                 lost = tl.where(lost > 0, valid, 0)
+            add(sums, PLAN, named(i, "units"), n)
             add(sums, PLAN, named(i, "tokens"), lost)
             add(sums, PLAN, named(i, "sequences"), lost > 0)
     n_among = n
@@ -381,6 +401,7 @@ def judge_kernel(
 
     nonempty = valid > 0
     add(sums, PLAN, "tokens", valid)
+    add(sums, PLAN, "tokens_measured", n)
     add(sums, PLAN, "tokens_nonfinite", nonfinite)
     add(sums, PLAN, "tokens_kept", kept)
     add(sums, PLAN, "sequences", nonempty)
@@ -412,9 +433,8 @@ def without_class(found, kept, state, c: tl.constexpr, PLAN: tl.constexpr):
     """Take off the tokens of one class, where a criterion that selects them has failed."""
     gone = state < 0
     for i in tl.static_range(size(PLAN, "tests")):
-        if test(PLAN, i).over == "sequence" and test(PLAN, i).drop == "token" and test(PLAN, i).when != "any":
-            if selects(test(PLAN, i).when, c):
-                gone = gone | ((state & late_bit(PLAN, i)) != 0)
+        if late_selects(PLAN, i, c):
+            gone = gone | ((state & late_bit(PLAN, i)) != 0)
     if PLAN.classes:
         if PLAN.drops_tokens:
             lost = integer(found, PLAN, named("alive", class_name(c)))

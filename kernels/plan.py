@@ -160,7 +160,7 @@ def plan_of(
         writes_mask: A new mask is handed back.
         edits_mask: It lacks what was rejected.
     """
-    tests, names = [], external_names(spec)
+    tests, names = [], list(dict.fromkeys(c.name for c in spec.criteria if c.stat == "external"))
     for i, criterion in enumerate(spec.criteria):
         cut = cut_of(criterion, spec.clamp)
         tests.append(
@@ -215,11 +215,6 @@ def plan_of(
         numbers=tuple(numbers_of(spec, double)),
     )
     return replace(plan, _hash=hash(repr(plan)))
-
-
-def external_names(spec: Spec) -> list[str]:
-    """Names of the external tensors, each once."""
-    return list(dict.fromkeys(c.name for c in spec.criteria if c.stat == "external" and c.name is not None))
 
 
 def _slot_columns(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:

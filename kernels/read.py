@@ -2,7 +2,7 @@
 
 A program takes ROWS consecutive slots. A slot is one sequence's part of one aligned stretch of TILE tokens: slot
 (sequence s, tile t) has number s + t, so that `N // TILE + S` slots cover any packing and a binary search over
-`offsets[s] // TILE + s` finds a slot's owner, without a prefix sum. Rows of a padded batch have equally many slots each.
+`offsets[s] // TILE + s` finds a slot's owner, without a prefix sum. Rows of a padded batch have equally many each.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.plan import Plan
 from rollout_corr.kernels.tokens import (
     GRID_OF_D,
     GRID_OF_FRACTION,
@@ -213,7 +212,6 @@ def add(sums, PLAN: tl.constexpr, name: tl.constexpr, x):
 def measure_tokens(d, measured, log_ratio, excess, k3, sums, maxima, PLAN: tl.constexpr):
     """What every Spec reports of its tokens."""
     saturated = limited(d, -LARGEST_D, LARGEST_D, PLAN)
-    add(sums, PLAN, "tokens_measured", measured.to(tl.int32))
     add(sums, PLAN, "abs_d", tl.abs(saturated))
     add(sums, PLAN, "d2", saturated * saturated)
     add(sums, PLAN, "k3", k3)
@@ -327,7 +325,6 @@ def judge_tokens(d, train, rollout, measured, advantage, external, dropped, tabl
     if TEST.stat == "external":
         among = among & is_finite(value)
     counted = limited(tl.where(among, value, 0.0), -LARGEST_STATISTIC, LARGEST_STATISTIC, PLAN)
-    add(sums, PLAN, named(TEST.index, "units"), measured.to(tl.int32))
     add(sums, PLAN, named(TEST.index, "value"), counted)
     add(sums, PLAN, named(TEST.index, "value2"), counted * counted)
     put_extrema(maxima, PLAN, of_test("-min", TEST.index), of_test("max", TEST.index), value, among)
@@ -411,11 +408,11 @@ def read_kernel(
         given = inside.to(tl.int8)
         valid = inside
     train, rollout = train.to(real(PLAN)), rollout.to(real(PLAN))
+    tables = (integers, floats, peaks)
+    put(integers, PLAN, "integers", "valid", slots, slot, count(valid))
     if PLAN.packed:
-        add(sums, PLAN, "tokens_outside", (valid & outside).to(tl.int32))
+        # Counted, and from here on as if they were not there.
         valid = valid & (outside == 0)
-    else:
-        add(sums, PLAN, "tokens_outside", place * 0)
     advantage = train
     if PLAN.advantages == "token":
         where = addresses(advantages, sequence, tile, width, 1, place, PLAN, TILE, True, ALIGNED)
@@ -439,8 +436,6 @@ def read_kernel(
     log_ratio = limited(d, -clamp, clamp, PLAN)
     e = accurate_exp(log_ratio, PLAN)
     k3 = k3_of(log_ratio, e, PLAN.double)
-    tables = (integers, floats, peaks)
-    put(integers, PLAN, "integers", "valid", slots, slot, count(valid))
     put(integers, PLAN, "integers", "nonfinite", slots, slot, count(bad))
     put(floats, PLAN, "floats", "train", slots, slot, per_row(train))
     put(floats, PLAN, "floats", "rollout", slots, slot, per_row(rollout))

@@ -119,13 +119,20 @@ def inside(batch: Batch) -> Tensor:
     """Bool per token: whether it belongs to a sequence."""
     if batch.offsets is None:
         return torch.ones(batch.train.shape, dtype=torch.bool, device=batch.train.device)
-    offsets = batch.offsets.to(batch.train.device)
+    offsets = whole_offsets(batch)
     if offsets.device.type == "cpu":
         found = torch.zeros(batch.train.shape, dtype=torch.bool)
         found[int(offsets[0]) : int(offsets[-1])] = True
         return found
     position = torch.arange(batch.train.numel(), device=offsets.device)
     return (position >= offsets[0]) & (position < offsets[-1])
+
+
+def whole_offsets(batch: Batch) -> Tensor:
+    """The offsets of a packed batch beside its tokens; on a device nobody has read them, so they are made to fit."""
+    offsets = torch.zeros(1) if batch.offsets is None else batch.offsets
+    offsets = offsets.to(batch.train.device, torch.int64)
+    return offsets if offsets.device.type == "cpu" else offsets.clamp(0, batch.train.numel()).cummax(0).values
 
 
 def run_whole(batch: Batch, spec: Spec) -> Result:
@@ -136,7 +143,7 @@ def run_whole(batch: Batch, spec: Spec) -> Result:
     if batch.offsets is None:
         sequences = Rows(shape[0])
     else:
-        offsets = batch.offsets.to(batch.train.device)
+        offsets = whole_offsets(batch)
         sequences = Packed(offsets, batch.train.numel())
         valid = inside(batch) if valid is None else valid & inside(batch)
     tokens_given = torch.full((), batch.train.numel(), device=batch.train.device)

@@ -11,12 +11,12 @@ from rollout_corr.spec import Spec
 
 def token_sums(spec: Spec) -> tuple[str, ...]:
     """Sums taken where the tokens are, without the histogram."""
-    names = ["tokens_measured", "tokens_outside", "abs_d", "d2", "k3", "ratio", "ratio2", "tokens_clamped"]
+    names = ["abs_d", "d2", "k3", "ratio", "ratio2", "tokens_clamped"]
     if spec.weight is not None and spec.weight.level == "token":
         names += ["raw2", "weight2", "tokens_above", "tokens_below"]
     for criterion in spec.criteria:
         if criterion.over == "token":
-            names += [f"{criterion.label}/{name}" for name in ("units", "value", "value2")]
+            names += [f"{criterion.label}/{name}" for name in ("value", "value2")]
     if spec.detail == "full":
         names += ["p", "q", "p2", "q2", "pq", "abs_prob_diff"]
     return tuple(names)
@@ -24,7 +24,7 @@ def token_sums(spec: Spec) -> tuple[str, ...]:
 
 def sequence_sums(spec: Spec) -> tuple[str, ...]:
     """Sums taken once, from what is known of every sequence."""
-    names = ["tokens", "tokens_nonfinite", "tokens_kept"]
+    names = ["tokens", "tokens_outside", "tokens_measured", "tokens_nonfinite", "tokens_kept"]
     names += ["sequences", "sequences_measured", "sequences_kept", "sequences_without_survivors"]
     names += ["d", "train_ppl", "rollout_ppl", "train_log_ppl", "rollout_log_ppl", "log_ppl_diff"]
     names += ["log_ppl_abs_diff", "ppl_ratio"]
@@ -39,9 +39,9 @@ def sequence_sums(spec: Spec) -> tuple[str, ...]:
             names += ["raw2", "weight2", "tokens_above", "tokens_below"]
             names += [f"{name}_plain{power}" for name in ("raw", "weight") for power in ("", "2")]
     for criterion in spec.criteria:
+        names += [f"{criterion.label}/{name}" for name in ("units", "tokens", "sequences")]
         if criterion.over == "sequence":
-            names += [f"{criterion.label}/{name}" for name in ("units", "value", "value2")]
-        names += [f"{criterion.label}/{name}" for name in ("tokens", "sequences")]
+            names += [f"{criterion.label}/{name}" for name in ("value", "value2")]
     return tuple(names)
 
 

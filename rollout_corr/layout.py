@@ -110,7 +110,7 @@ def read_batch(
             "got None"
         )
     if offsets is not None:
-        offsets = _checked_offsets(offsets, train, validate)
+        offsets = checked_offsets(offsets, train, validate)
         if train.dim() == 2:
             shape = train.shape
             train, rollout = train.reshape(-1), rollout.reshape(-1)
@@ -215,7 +215,8 @@ def _refuse_list(name: str, x: object) -> object:
     raise TypeError(f"{name}: expected a list of 1-D tensors like train_logp, got {type(x).__name__}")
 
 
-def _checked_offsets(cu_seqlens: object, train: Tensor, validate: bool) -> Tensor:
+def checked_offsets(cu_seqlens: object, train: Tensor, validate: bool) -> Tensor:
+    """`cu_seqlens` as it may be used: int64 and sorted within the batch where it could be read, else as it came."""
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"cu_seqlens: expected an int32 or int64 tensor, got {type(cu_seqlens).__name__}")
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
@@ -225,21 +226,21 @@ def _checked_offsets(cu_seqlens: object, train: Tensor, validate: bool) -> Tenso
         raise ValueError(f"cu_seqlens: expected shape [sequences + 1], got {_shape(cu_seqlens)}")
     if cu_seqlens.device.type != "cpu" and cu_seqlens.device != train.device:
         raise ValueError(f"cu_seqlens: expected the CPU or {train.device} (of train_logp), got {cu_seqlens.device}")
+    if (cu_seqlens.device.type != "cpu" and not validate) or torch.compiler.is_compiling():
+        return cu_seqlens.detach()
     tokens = train.numel()
     offsets = cu_seqlens.detach().to(torch.int64)
-    if offsets.device.type == "cpu" or validate:
-        first, last = int(offsets[0]), int(offsets[-1])
-        falls = (offsets.diff() < 0).nonzero()
-        if falls.numel():
-            i = int(falls[0])
-            pair = f"cu_seqlens[{i}]={int(offsets[i])} > cu_seqlens[{i + 1}]={int(offsets[i + 1])}"
-            raise ValueError(f"cu_seqlens: expected offsets that do not decrease, got {pair}")
-        if first < 0 or last > tokens:
-            raise ValueError(f"cu_seqlens: expected offsets within [0, {tokens}] tokens, got {first} to {last}")
-        if validate and (first != 0 or last != tokens):
-            raise ValueError(f"cu_seqlens: expected to start at 0 and end at {tokens} tokens, got {first} to {last}")
-        return offsets
-    return offsets.clamp(0, tokens).cummax(0).values
+    first, last = int(offsets[0]), int(offsets[-1])
+    falls = (offsets.diff() < 0).nonzero()
+    if falls.numel():
+        i = int(falls[0])
+        pair = f"cu_seqlens[{i}]={int(offsets[i])} > cu_seqlens[{i + 1}]={int(offsets[i + 1])}"
+        raise ValueError(f"cu_seqlens: expected offsets that do not decrease, got {pair}")
+    if first < 0 or last > tokens:
+        raise ValueError(f"cu_seqlens: expected offsets within [0, {tokens}] tokens, got {first} to {last}")
+    if validate and (first != 0 or last != tokens):
+        raise ValueError(f"cu_seqlens: expected to start at 0 and end at {tokens} tokens, got {first} to {last}")
+    return offsets
 
 
 def _read_extras(

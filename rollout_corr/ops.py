@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr import blocks, reports
+from rollout_corr import blocks, columns, fused, reports
 from rollout_corr.layout import Batch, LogProbs, read_batch
 from rollout_corr.spec import Spec
-from rollout_corr.statistics import PendingMetrics, Statistics, layout
+from rollout_corr.statistics import PendingMetrics, Statistics
 
 BACKENDS = ("auto", "triton", "torch", "compiled")
 
@@ -65,7 +65,13 @@ def backend_for(tensor: Tensor) -> Backend:
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"tensor: expected a tensor, got {type(tensor).__name__}")
-    return Backend("torch", f"tensors on {tensor.device.type} run on the plain-torch reference")
+    where = tensor.device.type
+    if where not in fused.DEVICES:
+        return Backend("torch", f"tensors on {where} run on the plain-torch reference")
+    reason = fused.why_not(tensor.device)
+    if reason is not None:
+        return Backend("torch", reason)
+    return Backend("triton", f"tensors on {where} run on the Triton kernels")
 
 
 def correct(
@@ -122,8 +128,10 @@ def correct(
         raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {backend!r}")
     batch = read_batch(train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate)
     chosen = backend_for(batch.train).name if backend == "auto" else backend
-    if chosen == "triton":
-        raise ValueError("backend: 'triton' has no kernels in this version; expected 'auto', 'torch' or 'compiled'")
+    if chosen == "triton" and (reason := fused.why_not(batch.train.device)) is not None:
+        raise ValueError(
+            f"backend: expected 'auto' or 'torch' for {batch.train.device} tensors, got 'triton': {reason}"
+        )
     if chosen == "compiled" and batch.train.device.type != "cpu":
         raise ValueError(f"backend: 'compiled' runs on CPU tensors, got tensors on {batch.train.device}")
     reports.load(spec)
@@ -150,6 +158,8 @@ def _run(batch: Batch, spec: Spec, backend: str) -> blocks.Result:
         from rollout_corr.compiled import run_compiled
 
         return run_compiled(batch, spec)
+    if backend == "triton" or (batch.train.device.type == "cpu" and torch.compiler.is_compiling()):
+        return fused.run_fused(batch, spec)
     if batch.train.device.type == "cpu":
         return blocks.run_blocks(batch, spec)
     return blocks.run_whole(batch, spec)
@@ -165,7 +175,7 @@ def _mask_back(batch: Batch, edited: Tensor | None) -> Any:
 
 def _batch_mean(statistics: Statistics, spec: Spec, group: Any) -> Tensor:
     """0-d: the mean weight of the batch, or 1 where it is too small to divide by."""
-    names = layout(spec)[0]
+    names = columns.sum_names(spec)
     level = "" if spec.weight is not None and spec.weight.level == "token" else "sequence_"
     units = "tokens_measured" if not level else "sequences_measured"
     pair = torch.stack([statistics.sums[names.index(name)] for name in (f"{level}weight", units)])

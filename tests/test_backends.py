@@ -172,7 +172,9 @@ def test_explicit_choices_do_not_fall_back() -> None:
     logp = torch.zeros(2, 3)
     with pytest.raises(ValueError, match=r"backend: expected one of .*'compiled'.*got 'cuda'"):
         rc.correct(logp, logp, backend="cuda")
-    with pytest.raises(ValueError, match=r"backend: 'triton' has no kernels in this version"):
+    with pytest.raises(
+        ValueError, match=r"backend: expected 'auto' or 'torch' for cpu tensors, got 'triton': the kernels run on cuda"
+    ):
         rc.correct(logp, logp, backend="triton")
     with pytest.raises(ValueError, match=r"backend: 'compiled' runs on CPU tensors, got tensors on meta"):
         rc.correct(logp.to("meta"), logp.to("meta"), backend="compiled")

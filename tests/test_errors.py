@@ -281,7 +281,10 @@ VALUES = {
     ),
     "backend": (lambda: padded(backend="cuda"), "backend: expected one of ['auto', 'triton', 'torch'"),
     "backend number": (lambda: padded(backend=3), "backend: expected one of ['auto', 'triton', 'torch'"),
-    "backend without kernels": (lambda: padded(backend="triton"), "backend: 'triton'"),
+    "backend without kernels": (
+        lambda: padded(backend="triton"),
+        "backend: expected 'auto' or 'torch' for cpu tensors, got 'triton'",
+    ),
     "scheme": (lambda: padded().metrics("verl"), "names: expected one of ['native'] (Spec.report), got 'verl'"),
     "unknown scheme": (lambda: padded().metrics("trl"), "names: expected one of ['native'] (Spec.report), got 'trl'"),
     "statistics of another spec": (

@@ -1,0 +1,254 @@
+"""The kernels as an operator of torch: a compiler sees one opaque call, and nothing of it needs a value.
+
+Registered for CUDA (which ROCm goes by too) with the kernels, for the CPU with the reference, and with the shapes of
+its results for tracing. Triton is imported by the first call that needs it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from functools import lru_cache
+from importlib import metadata
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollout_corr import blocks, columns
+from rollout_corr.layout import Batch, checked_offsets
+from rollout_corr.spec import Criterion, Spec, Weight
+from rollout_corr.statistics import Statistics
+
+# The first Triton with functions of constants, by which the kernels find their columns.
+OLDEST_TRITON = (3, 5)
+
+DEVICES = ("cuda",)
+
+_LIBRARY = torch.library.Library("rollout_corr", "DEF")
+_LIBRARY.define(
+    "correct(Tensor train_logp, Tensor rollout_logp, Tensor? mask, Tensor? cu_seqlens, Tensor? advantages, "
+    "bool per_sequence, Tensor[] external, str spec, "
+    "float[] numbers) -> (Tensor weights, Tensor mask, Tensor keep, Tensor statistics)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+Found = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+_FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in (Spec, Weight, Criterion)}
+
+
+def written(spec: Spec) -> tuple[str, list[float]]:
+    """A Spec as an operator can take it: its structure as JSON, with {"number": i} for the i-th of its numbers.
+
+    In operations that a compiler can trace: a Spec made inside a compiled function exists only there, and its
+    thresholds may be symbols.
+    """
+    numbers: list[float] = []
+    return _json(spec, numbers), numbers
+
+
+def _json(value: object, numbers: list[float]) -> str:
+    if isinstance(value, (Spec, Weight, Criterion)):
+        items = [f'"{name}": ' + _json(getattr(value, name), numbers) for name in _FIELDS[type(value)]]
+        return "{" + ", ".join(items) + "}"
+    if isinstance(value, tuple):
+        return "[" + ", ".join([_json(item, numbers) for item in value]) + "]"
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        numbers.append(value)
+        return f'{{"number": {len(numbers) - 1}}}'
+    raise TypeError(f"spec: expected plain fields, got {type(value).__name__}")
+
+
+@lru_cache(maxsize=256)
+def _written(spec: Spec) -> tuple[str, list[float]]:
+    return written(spec)
+
+
+def read(text: str, numbers: list[float]) -> Spec:
+    """The Spec that was written."""
+    return _read(text, tuple(numbers))
+
+
+@lru_cache(maxsize=256)
+def _read(text: str, numbers: tuple[float, ...]) -> Spec:
+    def number(item: dict[str, Any]) -> Any:
+        return numbers[item["number"]] if list(item) == ["number"] else item
+
+    return Spec.from_dict(json.loads(text, strict=False, object_hook=number))
+
+
+@lru_cache(maxsize=1)
+def missing_triton() -> str | None:
+    """What is wrong with the Triton that is installed; None if nothing is."""
+    needed = ".".join(map(str, OLDEST_TRITON))
+    for name in ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-windows"):
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if tuple(int(part) for part in version.split("+")[0].split(".")[:2]) >= OLDEST_TRITON:
+            return None
+        return f"the kernels need Triton >= {needed}, and {version} is installed"
+    return f"the kernels need Triton >= {needed}, and none is installed"
+
+
+def interprets() -> bool:
+    """Whether Triton runs in its interpreter (TRITON_INTERPRET=1 before the first kernel was imported)."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    from rollout_corr.kernels.read import read_kernel
+
+    return isinstance(read_kernel, InterpretedFunction)
+
+
+def why_not(device: torch.device) -> str | None:
+    """Why the kernels cannot run on a device; None if they can."""
+    missing = missing_triton()
+    if missing is not None:
+        return missing
+    if device.type in DEVICES:
+        return None
+    if device.type == "cpu" and interprets():
+        return None
+    also = "; on the CPU they run in Triton's interpreter alone, for tests" if device.type == "cpu" else ""
+    return f"the kernels run on {' and '.join(DEVICES)} tensors{also}"
+
+
+def run_fused(batch: Batch, spec: Spec) -> blocks.Result:
+    """The operator on a batch, whatever the device."""
+    external = [batch.external[name] for name in external_names(spec)]
+    operands = (batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages, batch.per_sequence, external)
+    if batch.train.device.type == "cpu" and not torch.compiler.is_compiling():
+        # The operator on the CPU is the reference; the kernels were asked for by name.
+        found = _kernels(*operands, *_written(spec))
+    else:
+        text = written(spec) if torch.compiler.is_compiling() else _written(spec)
+        found = torch.ops.rollout_corr.correct(*operands, *text)
+    weights, mask, keep, statistics = found
+    sums, maxima = counts(spec)
+    return blocks.Result(
+        weights if writes_weights(spec) else None,
+        mask if writes_mask(spec, batch.mask, batch.offsets) else None,
+        keep,
+        Statistics(spec, statistics[:sums], statistics[sums : sums + maxima]),
+    )
+
+
+def external_names(spec: Spec) -> list[str]:
+    """Names of the external tensors, each once, in the order in which the operator takes them."""
+    return list(dict.fromkeys(c.name for c in spec.criteria if c.stat == "external" and c.name is not None))
+
+
+def counts(spec: Spec) -> tuple[int, int]:
+    """How many sums and maxima the statistics have."""
+    return len(columns.sum_names(spec)), len(columns.max_names(spec))
+
+
+def writes_weights(spec: Spec) -> bool:
+    """Whether weights are handed back."""
+    return spec.apply and (spec.weight is not None or spec.rejected != "mask")
+
+
+def writes_mask(spec: Spec, mask: Tensor | None, offsets: Tensor | None) -> bool:
+    """Whether a new mask is written; one of all ones is not, but one that ends where the sequences do is."""
+    return blocks.edits_mask(spec) or (mask is None and offsets is not None)
+
+
+# --- the operator ---
+
+
+def _kernels(
+    train: Tensor,
+    rollout: Tensor,
+    mask: Tensor | None,
+    offsets: Tensor | None,
+    advantages: Tensor | None,
+    per_sequence: bool,
+    external: list[Tensor],
+    text: str,
+    numbers: list[float],
+) -> Found:
+    from rollout_corr.kernels.correct import Given, run
+
+    spec = read(text, numbers)
+    if offsets is not None:
+        offsets = offsets.to(train.device)
+    given = Given(train, rollout, mask, offsets, advantages, per_sequence, external)
+    wanted = writes_weights(spec), writes_mask(spec, mask, offsets), blocks.edits_mask(spec)
+    found = run(given, spec, *wanted)
+    nothing = train.new_empty(0)
+    return (
+        nothing if found.weights is None else found.weights,
+        train.new_empty(0) if found.mask is None else found.mask,
+        found.keep,
+        found.statistics,
+    )
+
+
+def _reference(
+    train: Tensor,
+    rollout: Tensor,
+    mask: Tensor | None,
+    offsets: Tensor | None,
+    advantages: Tensor | None,
+    per_sequence: bool,
+    external: list[Tensor],
+    text: str,
+    numbers: list[float],
+) -> Found:
+    spec = read(text, numbers)
+    if offsets is not None:
+        offsets = checked_offsets(offsets, train, False)
+    count = train.shape[0] if offsets is None else offsets.shape[0] - 1
+    named = dict(zip(external_names(spec), external, strict=True))
+    batch = Batch(train, rollout, mask, offsets, count, lambda x: x, mask, advantages, per_sequence, named)
+    result = blocks.run_blocks(batch, spec)
+    edited = result.mask
+    if edited is None and writes_mask(spec, mask, offsets):
+        edited = blocks.inside(batch)
+    return (
+        train.new_empty(0) if result.weights is None else result.weights,
+        train.new_empty(0) if edited is None else edited,
+        result.keep,
+        torch.cat([result.statistics.sums, result.statistics.maxima]),
+    )
+
+
+def _shapes(
+    train: Tensor,
+    rollout: Tensor,
+    mask: Tensor | None,
+    offsets: Tensor | None,
+    advantages: Tensor | None,
+    per_sequence: bool,
+    external: list[Tensor],
+    text: str,
+    numbers: list[float],
+) -> Found:
+    spec = read(text, numbers)
+    kind = torch.promote_types(torch.promote_types(train.dtype, rollout.dtype), torch.float32)
+    sequences = train.shape[0] if offsets is None else offsets.shape[0] - 1
+    mask_kind = torch.bool if mask is None else mask.dtype
+
+    def like_tokens(wanted: bool, dtype: torch.dtype) -> Tensor:
+        return torch.empty(train.shape, dtype=dtype, device=train.device) if wanted else train.new_empty(0)
+
+    return (
+        like_tokens(writes_weights(spec), kind),
+        like_tokens(writes_mask(spec, mask, offsets), mask_kind),
+        torch.empty(sequences, dtype=torch.bool, device=train.device),
+        torch.empty(sum(counts(spec)), dtype=torch.float64, device=train.device),
+    )
+
+
+_LIBRARY.impl("correct", _kernels, "CUDA")
+_LIBRARY.impl("correct", _reference, "CPU")
+torch.library.register_fake("rollout_corr::correct", _shapes, lib=_LIBRARY)
