@@ -36,7 +36,7 @@ class Shape:
 
 # For sequences of at least so many tokens on average.
 SHAPES = (
-    (1024, Shape(rows=1, tile=2048, sequences=8, chunk=32, warps=4)),
+    (1024, Shape(rows=1, tile=1024, sequences=8, chunk=32, warps=4)),
     (192, Shape(rows=4, tile=512, sequences=32, chunk=8, warps=4)),
     (0, Shape(rows=16, tile=128, sequences=64, chunk=2, warps=4)),
 )

@@ -220,6 +220,8 @@ def plan_of(
 def _slot_columns(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """What `read` leaves of every slot: integers to add, floats to add, and ordered keys to take the largest of."""
     integers, floats, peaks = ["valid", "nonfinite"], ["train", "rollout"], []
+    if plan.level == "token":
+        floats += ["raw", "bounded"]
 
     def exact(name: str, limbs: int, poisoned: bool) -> None:
         if plan.double:
@@ -234,9 +236,7 @@ def _slot_columns(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...], tuple[s
     if plan.kept:
         integers.append("survivors")
         exact("d_kept", 1, propagate)
-    if plan.level == "token":
-        floats += ["raw", "bounded"]
-    elif plan.level is not None and plan.token_clamp:
+    if plan.level in ("product", "geometric") and plan.token_clamp:
         exact("weight", 1, propagate)
     for test in plan.tests:
         if test.over == "token":

@@ -21,18 +21,20 @@ from rollout_corr.kernels.tokens import (
     has,
     is_finite,
     k3_of,
+    largest,
     largest_key,
     limited,
     log_ratio_of,
     named,
+    near,
     number,
-    of_key,
     of_test,
     passes,
     per_row,
     probability,
     put,
     real,
+    rows_of,
     size,
     statistic,
     test,
@@ -191,15 +193,13 @@ def finite_part(x):
 
 
 @triton.jit
-def put_extrema(maxima, PLAN: tl.constexpr, low: tl.constexpr, high: tl.constexpr, x, among):
+def put_extrema(maxima, PLAN: tl.constexpr, low: tl.constexpr, high: tl.constexpr, x, among, NAN: tl.constexpr):
     """The largest of -x and of x."""
     programs, program = tl.num_programs(0), tl.program_id(0)
     if has(PLAN, "token_maxima", high):
-        most = of_key(tl.max(largest_key(x, among), 0))
-        put(maxima, PLAN, "token_maxima", high, programs, program, most)
+        put(maxima, PLAN, "token_maxima", high, programs, program, largest(x, among, NAN))
     if has(PLAN, "token_maxima", low):
-        least = of_key(tl.max(largest_key(-x, among), 0))
-        put(maxima, PLAN, "token_maxima", low, programs, program, least)
+        put(maxima, PLAN, "token_maxima", low, programs, program, largest(-x, among, NAN))
 
 
 @triton.jit
@@ -209,16 +209,43 @@ def add(sums, PLAN: tl.constexpr, name: tl.constexpr, x):
 
 
 @triton.jit
-def measure_tokens(d, measured, log_ratio, excess, k3, sums, maxima, PLAN: tl.constexpr):
-    """What every Spec reports of its tokens."""
+def put_rows(values, sums, floats, slots, slot, PLAN: tl.constexpr, OF_BATCH: tl.constexpr, ROWS: tl.constexpr):
+    """Sums over tiles: the first OF_BATCH are the batch's, the others go to the first columns of `floats`."""
+    programs, program = tl.num_programs(0), tl.program_id(0)
+    for first in tl.static_range(0, len(values), 8):
+        found = rows_of(values, first, ROWS)
+        column = first + tl.arange(0, 8)
+        where = sums + column.to(tl.int64) * programs + program
+        tl.store(where, tl.sum(found, 0).to(tl.float64), mask=column < OF_BATCH)
+        if first + 8 > OF_BATCH:
+            where = floats + (column.to(tl.int64) - OF_BATCH)[None, :] * slots + slot[:, None]
+            mine = ((column >= OF_BATCH) & (column < len(values)))[None, :]
+            tl.store(where, found.to(tl.float64), mask=mine & (slot >= 0)[:, None])
+
+
+@triton.jit
+def extremes(d, measured, PLAN: tl.constexpr):
+    """The largest and the smallest D of a program; -inf and inf without any."""
+    if PLAN.nonfinite == "propagate":
+        return largest(d, measured, True), -largest(-d, measured, True)
+    else:
+        both = tl.join(
+            tl.max(tl.where(measured, d, float("-inf")), 2), tl.max(tl.where(measured, -d, float("-inf")), 2)
+        )
+        high, low = tl.split(tl.max(tl.max(both, 1), 0))
+        return high, -low
+
+
+@triton.jit
+def measure_tokens(d, log_ratio, excess, k3, high, low, clamp, PLAN: tl.constexpr):
+    """What every Spec reports of its tokens, in the order of columns.token_sums."""
     saturated = limited(d, -LARGEST_D, LARGEST_D, PLAN)
-    add(sums, PLAN, "abs_d", tl.abs(saturated))
-    add(sums, PLAN, "d2", saturated * saturated)
-    add(sums, PLAN, "k3", k3)
-    add(sums, PLAN, "ratio", excess)
-    add(sums, PLAN, "ratio2", excess * excess)
-    add(sums, PLAN, "tokens_clamped", (log_ratio - d != 0.0).to(tl.int32))
-    put_extrema(maxima, PLAN, "-min_d", "max_d", d, measured)
+    clamped = tl.zeros_like(d)
+    # Hardly ever, unless a NaN has to be looked for.
+    if (PLAN.nonfinite == "propagate") | (high > clamp) | (low < -clamp):
+        clamped = tl.where(log_ratio - d != 0.0, 1.0, 0.0).to(d.dtype)
+    return (near(tl.abs(saturated)), near(saturated * saturated), near(k3), near(excess), near(excess * excess),
+            near(clamped))  # fmt: skip
 
 
 @triton.jit
@@ -228,7 +255,7 @@ def measure_probabilities(d, train, rollout, measured, sums, maxima, histogram, 
     q = tl.where(measured, probability(train) - 1.0, 0.0)
     gap = tl.abs(p - q)
     add(sums, PLAN, "abs_prob_diff", gap)
-    put_extrema(maxima, PLAN, "", "max_abs_prob_diff", gap, measured)
+    put_extrema(maxima, PLAN, "", "max_abs_prob_diff", gap, measured, PLAN.nonfinite == "propagate")
     p, q = p.to(tl.float64), q.to(tl.float64)
     add(sums, PLAN, "p", p)
     add(sums, PLAN, "q", q)
@@ -243,8 +270,8 @@ def measure_probabilities(d, train, rollout, measured, sums, maxima, histogram, 
 
 
 @triton.jit
-def weigh_tokens(d, measured, log_ratio, e, k3, tables, slots, slot, sums, maxima, numbers, PLAN: tl.constexpr):
-    """The weight of each token, with its statistics."""
+def weight_of(d, log_ratio, e, k3, numbers, PLAN: tl.constexpr):
+    """The log-ratio of a weight, ratio - 1 before and after the bounds, and the weight."""
     if PLAN.token_clamp:
         most = number(numbers, PLAN, "token_clamp").to(d.dtype)
         log_ratio = limited(log_ratio, -most, most, PLAN)
@@ -260,21 +287,41 @@ def weigh_tokens(d, measured, log_ratio, e, k3, tables, slots, slot, sums, maxim
             lower, upper = number(numbers, PLAN, "lower"), number(numbers, PLAN, "upper")
             bounded = limited(raw, (lower - 1.0).to(d.dtype), (upper - 1.0).to(d.dtype), PLAN)
             weight = limited(e, lower.to(d.dtype), upper.to(d.dtype), PLAN)
-    raw, bounded = tl.where(measured, raw, 0.0), tl.where(measured, bounded, 0.0)
-    add(sums, PLAN, "raw2", raw * raw)
-    add(sums, PLAN, "weight2", bounded * bounded)
-    above, below = tl.zeros_like(measured), tl.zeros_like(measured)
+    return log_ratio, raw, bounded, weight
+
+
+@triton.jit
+def measure_weights(measured, log_ratio, raw, bounded, numbers, PLAN: tl.constexpr):
+    """What a token weight reports, in the order of columns.token_sums, and then its columns of `floats`."""
+    bounded = tl.where(measured, bounded, 0.0)
+    above, below = tl.zeros_like(raw), tl.zeros_like(raw)
     if PLAN.has_upper:
-        above = measured & ((log_ratio <= number(numbers, PLAN, "log/upper").to(d.dtype)) == 0)
+        inside = log_ratio <= number(numbers, PLAN, "log/upper").to(raw.dtype)
+        above = tl.where(measured & (inside == 0), 1.0, 0.0).to(raw.dtype)
     if PLAN.has_lower:
-        below = measured & ((log_ratio >= number(numbers, PLAN, "log/lower").to(d.dtype)) == 0)
-    add(sums, PLAN, "tokens_above", above.to(tl.int32))
-    add(sums, PLAN, "tokens_below", below.to(tl.int32))
-    put_extrema(maxima, PLAN, "-min_raw", "max_raw", raw, measured)
-    put_extrema(maxima, PLAN, "-min_weight", "max_weight", bounded, measured)
-    put(tables[1], PLAN, "floats", "raw", slots, slot, per_row(raw))
-    put(tables[1], PLAN, "floats", "bounded", slots, slot, per_row(bounded))
-    return weight
+        inside = log_ratio >= number(numbers, PLAN, "log/lower").to(raw.dtype)
+        below = tl.where(measured & (inside == 0), 1.0, 0.0).to(raw.dtype)
+    return (near(raw * raw), near(bounded * bounded), near(above), near(below)), (near(raw), near(bounded))
+
+
+@triton.jit
+def put_weight_extrema(high, low, some, measured, bounded, maxima, numbers, PLAN: tl.constexpr):
+    """Extrema of token weights. A weight grows with D, unless it becomes 0 outside its bounds."""
+    programs, program = tl.num_programs(0), tl.program_id(0)
+    clamp = number(numbers, PLAN, "clamp").to(high.dtype)
+    for i in tl.static_range(2):
+        d = low if i == 0 else high
+        log_ratio = limited(d, -clamp, clamp, PLAN)
+        e = accurate_exp(log_ratio, PLAN)
+        _, raw, end, _ = weight_of(d, log_ratio, e, k3_of(log_ratio, e, PLAN.double), numbers, PLAN)
+        raw, end = (-raw, -end) if i == 0 else (raw, end)
+        put(maxima, PLAN, "token_maxima", "-min_raw" if i == 0 else "max_raw", programs, program,
+            tl.where(some, raw, float("-inf")))  # fmt: skip
+        if PLAN.outside != "zero":
+            put(maxima, PLAN, "token_maxima", "-min_weight" if i == 0 else "max_weight", programs, program,
+                tl.where(some, end, float("-inf")))  # fmt: skip
+    if PLAN.outside == "zero":
+        put_extrema(maxima, PLAN, "-min_weight", "max_weight", bounded, measured, PLAN.nonfinite == "propagate")
 
 
 # --- criteria ---
@@ -309,7 +356,7 @@ def selected(d, advantage, measured, WHEN: tl.constexpr):
 @triton.jit
 def judge_tokens(d, train, rollout, measured, advantage, external, dropped, tables, slots, slot, sums, maxima, numbers,
                  TEST: tl.constexpr, PLAN: tl.constexpr):  # fmt: skip
-    """Test every measured token that `when` selects; gives back what is dropped so far."""
+    """Test every measured token that `when` selects; gives back what is dropped so far, and two sums to report."""
     value = statistic(d, train, rollout, measured, external, numbers, TEST, PLAN)
     if TEST.cut == "value":
         tested = value
@@ -325,12 +372,18 @@ def judge_tokens(d, train, rollout, measured, advantage, external, dropped, tabl
     if TEST.stat == "external":
         among = among & is_finite(value)
     counted = limited(tl.where(among, value, 0.0), -LARGEST_STATISTIC, LARGEST_STATISTIC, PLAN)
-    add(sums, PLAN, named(TEST.index, "value"), counted)
-    add(sums, PLAN, named(TEST.index, "value2"), counted * counted)
-    put_extrema(maxima, PLAN, of_test("-min", TEST.index), of_test("max", TEST.index), value, among)
+    put_extrema(
+        maxima,
+        PLAN,
+        of_test("-min", TEST.index),
+        of_test("max", TEST.index),
+        value,
+        among,
+        PLAN.nonfinite == "propagate" or TEST.stat == "external",
+    )
     if TEST.drop != "sequence":
         dropped = dropped | fails
-    return dropped
+    return dropped, (near(counted), near(counted * counted))
 
 
 @triton.jit
@@ -409,7 +462,7 @@ def read_kernel(
         valid = inside
     train, rollout = train.to(real(PLAN)), rollout.to(real(PLAN))
     tables = (integers, floats, peaks)
-    put(integers, PLAN, "integers", "valid", slots, slot, count(valid))
+    counts = valid.to(tl.int32)
     if PLAN.packed:
         # Counted, and from here on as if they were not there.
         valid = valid & (outside == 0)
@@ -436,16 +489,26 @@ def read_kernel(
     log_ratio = limited(d, -clamp, clamp, PLAN)
     e = accurate_exp(log_ratio, PLAN)
     k3 = k3_of(log_ratio, e, PLAN.double)
-    put(integers, PLAN, "integers", "nonfinite", slots, slot, count(bad))
-    put(floats, PLAN, "floats", "train", slots, slot, per_row(train))
-    put(floats, PLAN, "floats", "rollout", slots, slot, per_row(rollout))
+    # Two counts in one sum: a tile has less than 2^16 tokens.
+    counts = per_row(counts + tl.where(bad, 1 << 16, 0))
+    put(integers, PLAN, "integers", "valid", slots, slot, counts & 0xFFFF)
+    put(integers, PLAN, "integers", "nonfinite", slots, slot, counts >> 16)
     put_sum(tables, PLAN, "d", slots, slot, d)
-    measure_tokens(d, measured, log_ratio, log_ratio + k3, k3, sums, maxima, PLAN)
+    high, low = extremes(d, measured, PLAN)
+    put(maxima, PLAN, "token_maxima", "max_d", tl.num_programs(0), tl.program_id(0), high)
+    put(maxima, PLAN, "token_maxima", "-min_d", tl.num_programs(0), tl.program_id(0), -low)
+    found = measure_tokens(d, log_ratio, log_ratio + k3, k3, high, low, clamp, PLAN)
+    of_slots = (near(train), near(rollout))
     if PLAN.full:
         measure_probabilities(d, train, rollout, measured, sums, maxima, histogram, PLAN)
     weight = tl.full(d.shape, 1.0, d.dtype)
     if PLAN.level == "token":
-        weight = weigh_tokens(d, measured, log_ratio, e, k3, tables, slots, slot, sums, maxima, numbers, PLAN)
+        log_weight, raw, bounded, weight = weight_of(d, log_ratio, e, k3, numbers, PLAN)
+        more, of_weights = measure_weights(measured, log_weight, raw, bounded, numbers, PLAN)
+        found = found + more
+        of_slots = of_slots + of_weights
+        some = tl.max(tl.max(tl.max(measured.to(tl.int32), 2), 1), 0) > 0
+        put_weight_extrema(high, low, some, measured, bounded, maxima, numbers, PLAN)
 
     dropped = tl.zeros_like(measured)
     for i in tl.static_range(size(PLAN, "tests")):
@@ -455,8 +518,10 @@ def read_kernel(
                 where = addresses(externals[test(PLAN, i).external], sequence, tile, width, 1, place, PLAN, TILE,
                                   True, ALIGNED)  # fmt: skip
                 external = fetch(where, inside, interior).to(real(PLAN))
-            dropped = judge_tokens(d, train, rollout, measured, advantage, external, dropped, tables, slots, slot,
+            dropped, more = judge_tokens(d, train, rollout, measured, advantage, external, dropped, tables, slots, slot,
                                    sums, maxima, numbers, test(PLAN, i), PLAN)  # fmt: skip
+            found = found + more
+    put_rows(found + of_slots, sums, floats, slots, slot, PLAN, len(found), ROWS)
     among = measured
     if PLAN.kept:
         among = measured & (dropped == 0)

@@ -107,9 +107,11 @@ def accurate_exp(x, PLAN: tl.constexpr):
     if PLAN.double:
         return tl.exp(x)
     else:
-        twos = tl.floor(x * 1.4426950408889634 + 0.5)
+        # Adding 3 * 2^22 leaves a rounded integer in the last bits.
+        shifted = x * 1.4426950408889634 + 12582912.0
+        twos = shifted - 12582912.0
         rest = (x - twos * 0.693359375) + twos * 2.12194440e-4
-        power = ((tl.where(twos == twos, twos, 0.0).to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+        power = ((shifted.to(tl.int32, bitcast=True) << 23) + 0x3F800000).to(tl.float32, bitcast=True)
         return tl.exp(rest) * power
 
 
@@ -257,6 +259,35 @@ def total(x):
 
 
 @triton.jit
+def near(x):
+    """[ROWS, C, VEC] -> [ROWS, C]: neighbours belong to one thread, and what is summed needs no register more."""
+    return tl.sum(x, 2)
+
+
+@triton.jit
+def one_of(values, i: tl.constexpr):
+    """The i-th of some [ROWS, C] sums of neighbours; zeros behind the last."""
+    if i < len(values):
+        return values[i]
+    else:
+        return values[0] * 0.0
+
+
+@triton.jit
+def four_of(values, i: tl.constexpr, step: tl.constexpr):
+    """[ROWS, C, 2, 2], four of them, `step` apart, so that their order survives another join."""
+    even = tl.join(one_of(values, i), one_of(values, i + 2 * step))
+    return tl.join(even, tl.join(one_of(values, i + step), one_of(values, i + 3 * step)))
+
+
+@triton.jit
+def rows_of(values, FIRST: tl.constexpr, ROWS: tl.constexpr):
+    """[ROWS, 8], eight of them summed over each row. Eight at a time, for one exchange between the warps."""
+    both = tl.join(four_of(values, FIRST, 2), four_of(values, FIRST + 1, 2))
+    return tl.reshape(tl.sum(both, 1), [ROWS, 8])
+
+
+@triton.jit
 def to_grid(x, grid):
     """Round to a multiple of 1/grid, as int64."""
     return (x * grid + tl.where(x < 0.0, -0.5, 0.5).to(x.dtype)).to(tl.int64)
@@ -286,6 +317,15 @@ def of_key(key):
 def largest_key(x, among):
     """[ROWS, C, VEC] -> [ROWS], the key of the largest among some; of -inf without any."""
     return tl.max(tl.max(key_of(tl.where(among, x, float("-inf"))), 2), 1)
+
+
+@triton.jit
+def largest(x, among, NAN: tl.constexpr):
+    """The largest among some of a tile, -inf without any; a NaN, where there may be one, is larger than anything."""
+    if NAN:
+        return of_key(tl.max(largest_key(x, among), 0))
+    else:
+        return tl.max(tl.max(tl.max(tl.where(among, x, float("-inf")), 2), 1), 0)
 
 
 @triton.jit

@@ -11,6 +11,7 @@ from rollout_corr.ops import Backend as Backend
 from rollout_corr.ops import Correction as Correction
 from rollout_corr.ops import backend_for as backend_for
 from rollout_corr.ops import correct as correct
+from rollout_corr.ops import warmup as warmup
 from rollout_corr.presets import preset as preset
 from rollout_corr.spec import Criterion as Criterion
 from rollout_corr.spec import Spec as Spec
@@ -33,6 +34,7 @@ __all__ = [
     "from_config",
     "preset",
     "presets",
+    "warmup",
 ]
 
 __version__ = "0.1.0"
