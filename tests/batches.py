@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from unittest import mock
 
 import torch
@@ -81,6 +82,16 @@ def spoil(sequences, seed, share=0.3):
     return sequences
 
 
+def wild(sequences):
+    """Give some sequences tokens that reach the clamps (D = 30 and -40), probabilities near 1, and a tiny D."""
+    odd = [(-0.5, -30.5), (-40.5, -0.5), (-1e-3, -1e-12), (-1.0 + 3e-5, -1.0), (-2.0, -2.0)]
+    for sequence in sequences[::2] + sequences[1::2]:
+        for t, mask in enumerate(sequence.mask):
+            if mask and odd and t % 3 == 0:
+                sequence.train[t], sequence.rollout[t] = odd.pop(0)
+    return sequences
+
+
 def rounded(sequences, dtype):
     """The same sequences with every log-prob and external value as it is after a cast to `dtype`."""
 
@@ -95,6 +106,20 @@ def rounded(sequences, dtype):
     ]
 
 
+def cut(values, pattern, signed=True):
+    """Bounds (lower, upper) in the middle of gaps between sorted values, so that some of them fail."""
+    known = sorted({v for v in values if v is not None and math.isfinite(v)})
+    gaps = [(a, b) for a, b in itertools.pairwise(known) if b - a > 1e-5 * max(1.0, abs(a), abs(b))]
+    middles = [(a + b) / 2 for a, b in gaps]
+    if not middles:
+        edge = known[0] if known else 0.0
+        middles = [edge + (0.5 * abs(edge) or 0.5)]
+    if not signed:
+        middles = [m for m in middles if m > 0] or [0.5]
+    lower, upper = middles[len(middles) // 4], middles[(3 * len(middles)) // 4]
+    return {"lower": (lower, None), "upper": (None, upper), "both": (lower, upper)}[pattern]
+
+
 @contextlib.contextmanager
 def one_thread():
     """A batch of thirty tokens takes four times as long where threads wait for each other."""
@@ -102,6 +127,18 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def moved(x, device):
+    """An argument of `rc.correct` on a device. `Tensor.to` alone would make a slice contiguous."""
+    if x is None:
+        return None
+    if isinstance(x, list):
+        return [moved(row, device) for row in x]
+    if x.is_nested:
+        return torch.nested.nested_tensor_from_jagged(x.values().to(device), x.offsets().to(device))
+    held = x.untyped_storage().nbytes() // x.element_size()
+    return x.as_strided((held,), (1,), 0).to(device).as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 @dataclass
@@ -127,6 +164,12 @@ class Laid:
             **overrides,
         }
         return rc.correct(self.train, self.rollout, self.mask, spec=spec, **arguments)
+
+    def to(self, device):
+        """The same on a device, with the same strides; offsets given apart stay on the CPU."""
+        external = None if self.external is None else {name: moved(x, device) for name, x in self.external.items()}
+        tensors = {name: moved(getattr(self, name), device) for name in ("train", "rollout", "mask", "advantages")}
+        return replace(self, **tensors, external=external)
 
     def read(self, value):
         """The values at each sequence's tokens, as lists of floats."""
@@ -290,4 +333,7 @@ def compare_metrics(laid, got, expected, spec, tolerance, case):
             # A variance from sums is exact to the rounding of the second moment, so its root is not where it is near 0.
             found, value = found**2, value**2
             allowed *= 1.0 + wanted[key.removesuffix("std") + "mean"] ** 2
+        if "ppl" in key and "log" not in key and value > 0.0:
+            # An exponential is off by what its exponent is, and that by its size.
+            allowed *= max(1.0, abs(math.log(value)))
         assert error(found, value) <= allowed, f"{key}: {got[key]} for {wanted[key]}: {case}"

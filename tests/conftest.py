@@ -1,7 +1,54 @@
-"""Settings that hold for every test."""
+"""Settings that hold for every test, and where the kernels run: interpreted on the CPU, or compiled under `-m gpu`."""
 
+from __future__ import annotations
+
+import os
+import re
+from unittest import mock
+
+import pytest
 from hypothesis import settings
 
 # No deadline: the machines that run this are shared. Derandomized: a red run is red again for whoever looks into it.
 settings.register_profile("house", deadline=None, derandomize=True)
 settings.load_profile("house")
+
+
+def on_gpu(config):
+    """Whether the tests that need a GPU were asked for."""
+    return re.search(r"(?<!not )\bgpu\b", config.getoption("markexpr")) is not None
+
+
+def pytest_configure(config):
+    # Triton decides when a kernel is defined whether it will be interpreted, so before anything can import one.
+    os.environ["TRITON_INTERPRET"] = "0" if on_gpu(config) else "1"
+
+
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    """Where a test of the kernels puts its tensors. Each run takes one of the two: `make test`, `make test-gpu`."""
+    from rollout_corr import fused
+
+    assert fused.interprets() == (request.param == "cpu"), "tests on a GPU run apart from the others: make test-gpu"
+    return request.param
+
+
+@pytest.fixture(scope="session", autouse=True)
+def launched(request):
+    """A run on a GPU fails if no kernel was launched there: a suite that tested something else would be green too."""
+    if not on_gpu(request.config):
+        yield
+        return
+    from rollout_corr import fused
+    from rollout_corr.kernels.correct import Launch
+
+    run, count = Launch.run, 0
+
+    def counted(self):
+        nonlocal count
+        count += self.arguments[0].is_cuda and not fused.interprets()
+        run(self)
+
+    with mock.patch.object(Launch, "run", counted):
+        yield
+    assert count, "no kernel was launched on a GPU"

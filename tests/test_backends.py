@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
-from rollout_corr import blocks, compiled
+from rollout_corr import blocks, compiled, fused
 from rollout_corr.compaction import Compaction
 from rollout_corr.layout import read_batch
 from rollout_corr.reference import k3
@@ -168,7 +168,8 @@ def test_no_length_is_in_a_compile_key() -> None:
     assert compiled._compiled(spec) is function
 
 
-def test_explicit_choices_do_not_fall_back() -> None:
+def test_explicit_choices_do_not_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "interprets", lambda: False)
     logp = torch.zeros(2, 3)
     with pytest.raises(ValueError, match=r"backend: expected one of .*'compiled'.*got 'cuda'"):
         rc.correct(logp, logp, backend="cuda")

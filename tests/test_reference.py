@@ -22,11 +22,13 @@ from batches import (
     WEIGHTS_WITHIN,
     check,
     compare,
+    cut,
     lay_out,
     one_thread,
     random_sequences,
     rounded,
     spoil,
+    wild,
 )
 from rollout_corr.spec import DROP, LEVELS, NONFINITE, OUTSIDE, REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
 
@@ -39,16 +41,6 @@ def quick():
         yield
 
 
-def wild(sequences):
-    """Give some sequences tokens that reach the clamps (D = 30 and -40), probabilities near 1, and a tiny D."""
-    odd = [(-0.5, -30.5), (-40.5, -0.5), (-1e-3, -1e-12), (-1.0 + 3e-5, -1.0), (-2.0, -2.0)]
-    for sequence in sequences[::2] + sequences[1::2]:
-        for t, mask in enumerate(sequence.mask):
-            if mask and odd and t % 3 == 0:
-                sequence.train[t], sequence.rollout[t] = odd.pop(0)
-    return sequences
-
-
 BATCHES = [
     random_sequences(0),
     wild(random_sequences(1)),
@@ -58,20 +50,6 @@ BATCHES = [
     random_sequences(5, (2, 2, 2, 2, 2, 2, 2), scale=1.5, invalid=0.1),
 ]
 BROKEN = [spoil(random_sequences(seed, scale=0.6), seed, share=0.5) for seed in (6, 7, 8)]
-
-
-def cut(values, pattern, signed=True):
-    """Bounds (lower, upper) in the middle of gaps between sorted values, so that some of them fail."""
-    known = sorted({v for v in values if v is not None and math.isfinite(v)})
-    gaps = [(a, b) for a, b in itertools.pairwise(known) if b - a > 1e-5 * max(1.0, abs(a), abs(b))]
-    middles = [(a + b) / 2 for a, b in gaps]
-    if not middles:
-        edge = known[0] if known else 0.0
-        middles = [edge + (0.5 * abs(edge) or 0.5)]
-    if not signed:
-        middles = [m for m in middles if m > 0] or [0.5]
-    lower, upper = middles[len(middles) // 4], middles[(3 * len(middles)) // 4]
-    return {"lower": (lower, None), "upper": (None, upper), "both": (lower, upper)}[pattern]
 
 
 def fit(sequences, spec, arguments, pattern):

@@ -1,0 +1,258 @@
+"""What the tests of the kernels run: Specs that reach every branch, batches that reach every tile, and the check."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from dataclasses import replace
+from unittest import mock
+
+import torch
+
+import oracle
+import rollout_corr as rc
+from batches import METRICS_WITHIN, WEIGHTS_WITHIN, compare, compare_metrics, cut, lay_out, random_sequences, rounded
+from rollout_corr.kernels import correct as kernels
+from rollout_corr.kernels.correct import Shape
+from rollout_corr.spec import SIGNED_STATS
+from rollout_corr.statistics import layout as columns
+
+C, W = rc.Criterion, rc.Weight
+
+# Largest difference of weights and of metrics from the float64 oracle on the same upcast inputs. Measured in the
+# interpreter over all variants, packed and padded: 1.6e-7 and 2.3e-7. On a GPU, whose exponentials are its own, what is
+# promised: twice the error of the float32 reference (batches.py) and 4 ulp.
+WITHIN = {"cpu": (WEIGHTS_WITHIN, METRICS_WITHIN + 1e-7), "cuda": (7.8e-7, 8e-7)}
+
+# Tiles so small that a short sequence has many: one slot a program, and several.
+NARROW = ((0, Shape(rows=1, tile=16, sequences=2, chunk=2, warps=1)),)
+WIDE = ((0, Shape(rows=8, tile=8, sequences=4, chunk=2, warps=1)),)
+REAL = kernels.SHAPES
+
+# Of a tile of 8 and of 16: one less, as many, one more, several; an empty one, single ones, and one that is all
+# invalid (the third). Nothing starts where a tile does.
+LENGTHS = (5, 1, 9, 0, 7, 8, 17, 1, 16, 33)
+
+
+def over(stat, reduce, **others):
+    """A criterion over sequences; where it cuts is fitted to the batch."""
+    return C(stat, over="sequence", reduce=reduce, **({"upper": 1.0} | others))
+
+
+def tokens(stat, **others):
+    """A criterion over tokens."""
+    return C(stat, **({"upper": 1.0} | others))
+
+
+def late(when, **others):
+    """A criterion over sequences that drops the tokens that `when` selects."""
+    return over(others.pop("stat", "abs"), others.pop("reduce", "mean"), when=when, drop="token", **others)
+
+
+BOTH = {"lower": 0.1, "upper": 1.0}
+LOWER = {"lower": 0.1, "upper": None}
+ENTROPY = {"name": "entropy"}
+LATE = (late("negative_advantage", stat="k2"), late("outward", reduce="sum"), late("positive_advantage", reduce="max"))
+
+# Each feature once, and what only shows where two of them meet. Bounds of criteria are fitted to the batch.
+VARIANTS = {
+    "metrics": rc.Spec(),
+    "full": rc.Spec(detail="full"),
+    "token": rc.Spec(W("token"), clamp=0.25),
+    "token bounded": rc.Spec(W("token", 0.8, 1.2), (over("ratio", "mean", **BOTH),), detail="full"),
+    "token lower": rc.Spec(W("token", lower=0.9, token_clamp=0.3, normalize="batch"), (tokens("k1", **BOTH),), "zero"),
+    "icepop": rc.Spec(W("token", 0.8, 1.2, "zero"), (over("abs", "max"),), "both"),
+    "product": rc.Spec(
+        W("product", upper=1.5, normalize="batch"), (over("ratio", "mean", **BOTH), over("ratio", "min", **LOWER))
+    ),
+    "product zero": rc.Spec(W("product", 0.7, 1.4, "zero", token_clamp=0.3), (tokens("tv"),), "both"),
+    "geometric": rc.Spec(W("geometric", 0.97, 1.03), (tokens("abs"), over("k3", "sum")), "zero"),
+    "geometric unbounded": rc.Spec(W("geometric", token_clamp=0.3), (tokens("abs"),)),
+    "product marked": rc.Spec(W("product"), (tokens("abs"),), "both", nonfinite="neutral"),
+    "tokens in logs": rc.Spec(
+        criteria=(
+            *tuple(tokens(stat) for stat in ("k2", "ratio_error", "ratio_deviation")),
+            tokens("ratio", **BOTH),
+            tokens("abs", token_clamp=0.3, label="clamped"),
+        ),
+    ),
+    "tokens by value": rc.Spec(
+        criteria=(
+            *tuple(tokens(stat) for stat in ("k3", "k3_reverse")),
+            tokens("prob_diff", **BOTH),
+            tokens("external", **BOTH, **ENTROPY),
+        ),
+        rejected="both",
+    ),
+    "tokens by distribution": rc.Spec(
+        W("token"),
+        tuple(tokens(f"binary_kl{kind}", eps=0.1) for kind in ("", "_reverse", "_symmetric")),
+    ),
+    "sums": rc.Spec(
+        criteria=(
+            over("ratio", "sum", **BOTH),
+            over("k1", "mean", **BOTH),
+            over("k1", "sum", token_clamp=0.3, label="clamped"),
+            over("abs", "mean", **BOTH),
+            over("k2", "sum"),
+            over("external", "mean", **ENTROPY, **BOTH),
+        )
+    ),
+    "sums by value": rc.Spec(
+        criteria=(
+            *tuple(over(stat, "mean") for stat in ("ratio_error", "ratio_deviation", "k3_reverse", "tv")),
+            over("prob_diff", "sum", **BOTH),
+            over("binary_kl", "mean", eps=0.1),
+            over("binary_kl_symmetric", "sum"),
+        ),
+    ),
+    "peaks": rc.Spec(
+        criteria=(
+            over("ratio", "max"),
+            over("k1", "min", **LOWER),
+            over("abs", "min"),
+            over("k2", "max", token_clamp=0.3),
+            over("ratio_error", "min", **LOWER),
+            over("ratio_deviation", "max"),
+            over("external", "max", **ENTROPY),
+        ),
+    ),
+    "peaks by value": rc.Spec(
+        criteria=(
+            *tuple(over(stat, "max") for stat in ("k2", "ratio_error", "k3", "tv", "binary_kl_reverse")),
+            over("prob_diff", "min", **LOWER),
+            over("external", "min", **ENTROPY, **LOWER),
+        ),
+        clamp=0.25,
+    ),
+    "kept": rc.Spec(
+        W("product", 0.5, 2.0),
+        (
+            tokens("k1"),
+            tokens("ratio", drop="sequence", **LOWER),
+            over("ratio", "mean"),
+            over("k2", "sum"),
+            over("abs", "max"),
+        ),
+        sums_over="kept",
+    ),
+    "kept and clamped": rc.Spec(
+        W("geometric", token_clamp=0.3),
+        (tokens("external", **ENTROPY), over("k1", "sum", **BOTH), over("tv", "mean", drop="token")),
+        "both",
+        sums_over="kept",
+    ),
+    "when tokens": rc.Spec(
+        W("token"),
+        (
+            tokens("abs", when="negative_advantage"),
+            tokens("k2", when="positive_advantage"),
+            tokens("k1", when="outward", **BOTH),
+        ),
+        "both",
+    ),
+    "when tokens take all": rc.Spec(
+        W("geometric"), (tokens("abs", when="outward", drop="sequence"), tokens("k1", drop="token")), "zero"
+    ),
+    "when sequences": rc.Spec(
+        W("product"),
+        (
+            over("abs", "mean", when="negative_advantage"),
+            over("k2", "sum", when="positive_advantage"),
+            over("ratio", "max", when="outward", drop="sequence"),
+        ),
+    ),
+    "late": rc.Spec(W("token"), LATE),
+    "late, zeroed": rc.Spec(W("product"), LATE, "zero"),
+    "late, both": rc.Spec(W("geometric"), (*LATE, late("any", stat="k3")), "both"),
+    "late after tokens": rc.Spec(None, (tokens("k1", **BOTH), *LATE), "both", sums_over="kept"),
+    "late after a veto": rc.Spec(W("token"), (tokens("abs", when="outward"), LATE[0], over("k3", "max")), "zero"),
+    "dry run": rc.Spec(W("token", upper=1.2), (tokens("abs"), over("ratio", "mean")), apply=False),
+    "weights of 1": rc.Spec(None, (over("ratio", "mean"), tokens("abs")), "zero"),
+}
+
+
+def fitted(spec, sequences):
+    """The Spec with bounds that cut this batch, in the middle of gaps, and no unit within 1e-6 of one."""
+    done = {}
+    # Criteria of tokens first: what sums over the kept see hangs on them.
+    for i in sorted(range(len(spec.criteria)), key=lambda i: spec.criteria[i].over == "sequence"):
+        criterion = spec.criteria[i]
+        before = tuple(c for c in done.values() if c.over == "token")
+        answer = oracle.correct(
+            sequences, replace(spec, criteria=(*before, replace(criterion, lower=None, upper=math.inf)))
+        )
+        values, tested = answer.verdicts[-1].values, answer.verdicts[-1].tested
+        if criterion.over == "token":
+            values, tested = (list(itertools.chain(*rows)) for rows in (values, tested))
+        values = list(itertools.compress(values, tested))
+        sides = "both" if None not in (criterion.lower, criterion.upper) else "upper" if criterion.upper else "lower"
+        lower, upper = cut(values, sides, signed=criterion.stat in (*SIGNED_STATS, "ratio"))
+        if criterion.stat == "ratio":
+            lower, upper = (None if bound is None else math.exp(bound) for bound in (lower, upper))
+        done[i] = replace(criterion, lower=lower, upper=upper)
+    return replace(spec, criteria=tuple(done[i] for i in range(len(done))))
+
+
+@contextlib.contextmanager
+def shaped(shapes):
+    """Cut the work into other tiles."""
+    with mock.patch.object(kernels, "SHAPES", shapes):
+        yield
+
+
+def check(sequences, spec, layout, device, *, dtype=torch.float32, mask_dtype=torch.bool, **others):
+    """The kernels against the oracle and against the reference: what is exact exactly, the rest within."""
+    laid = lay_out(sequences, layout, dtype, mask_dtype)
+    laid.others.update(others)
+    expected = oracle.correct(sequences if dtype == torch.float64 else rounded(sequences, dtype), spec)
+    reference = laid.correct(spec)
+    laid = laid.to(device)
+    out = laid.correct(spec, backend="triton")
+    case = f"{layout} {dtype} {mask_dtype} {spec.to_dict()}"
+    of_weights, of_metrics = (1e-12, 1e-12) if dtype == torch.float64 else WITHIN[device]
+    compare(laid, out, expected, mask_dtype, of_weights, case)
+    compare_metrics(laid, out.metrics(), expected, spec, of_metrics, case)
+    assert_like_reference(out, reference, case)
+    return out, expected
+
+
+def assert_like_reference(out, reference, case=""):
+    """Verdicts, masks and counts equal; weights and statistics as float32 in another order has them."""
+    assert torch.equal(out.keep.cpu(), reference.keep), case
+    for got, wanted in zip(flat(out.mask), flat(reference.mask), strict=True):
+        assert torch.equal(bits(got), bits(wanted)), case
+    for got, wanted in zip(flat(out.weights), flat(reference.weights), strict=True):
+        assert torch.equal(got == 0, wanted == 0), case
+        relative = 1e-12 if got.dtype == torch.float64 else 2 * WITHIN[out.keep.device.type][0]
+        torch.testing.assert_close(got, wanted, rtol=relative, atol=0, equal_nan=True)
+    a, b = (x.statistics.metrics_async().values() for x in (out, reference))
+    assert list(a) == list(b) == [name for names in columns(out.statistics.spec) for name in names]
+    if not b["tokens_nonfinite"] or out.statistics.spec.nonfinite != "propagate":
+        wrong = {name: (a[name], b[name]) for name in b if not same(name, a[name], b[name])}
+        assert not wrong, f"{wrong}: {case}"
+
+
+def same(name, got, wanted):
+    """Whether a raw statistic is what the reference has."""
+    counted = name.startswith(("tokens", "sequences", "histogram_")) or name.endswith(
+        ("/tokens", "/sequences", "/units")
+    )
+    return got == wanted or (not counted and abs(got - wanted) <= 2e-5 * max(1e-3, abs(wanted)))
+
+
+def flat(x):
+    """A result as a list of tensors on the CPU."""
+    rows = [] if x is None else x if isinstance(x, list) else [x]
+    return [(row.values() if row.is_nested else row).cpu() for row in rows]
+
+
+def bits(x):
+    """A tensor as the bytes that it holds: a bool of 2, a NaN and -0.0 are what they are."""
+    return x.contiguous().view(torch.uint8)
+
+
+def batch(seed=0, lengths=LENGTHS, **others):
+    """Random sequences of the lengths that matter to small tiles."""
+    return random_sequences(seed, lengths, **others)
