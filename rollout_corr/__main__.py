@@ -14,7 +14,14 @@ def main(arguments: list[str] | None = None) -> int:
     explain = commands.add_parser("explain", help="say in plain words what a preset does")
     explain.add_argument("preset", help="a name such as verl.decoupled_token_is")
     commands.add_parser("presets", help="list the presets")
-    chosen = parser.parse_args(arguments)
+    commands.add_parser("kernels", add_help=False, help="compile the kernels for GPUs that are not there, and report")
+    chosen, options = parser.parse_known_args(arguments)
+    if chosen.command == "kernels":
+        from rollout_corr.kernel_report import main as kernels
+
+        return kernels(options)
+    if options:
+        parser.error(f"unrecognized arguments: {' '.join(options)}")
     if chosen.command == "demo":
         from rollout_corr.demo import main as demo
 

@@ -1,0 +1,269 @@
+"""Variants of the kernels that are compiled and tested by name: every option at least once, and common presets.
+
+A variant is all that a compile key is made of: the Spec, the layout, the dtypes, how the tensors lie in memory, and
+how long sequences are. Lengths and thresholds are in no key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rollout_corr import blocks, fused
+from rollout_corr.presets import preset
+from rollout_corr.spec import Criterion, Spec, Weight
+
+if TYPE_CHECKING:
+    from rollout_corr.kernels.correct import Given, Launch
+
+# Mean lengths, one for each of `correct.SHAPES`.
+LONG, MEDIUM, SHORT = 4096, 512, 64
+
+# On AMD it is part of a key whether a tensor is below 2 GiB. These make no difference elsewhere.
+TOKENS, HUGE = 1 << 20, 1 << 31
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One variant.
+
+    Args:
+        name: How a report calls it.
+        spec: What is done.
+        packed: Sequences by offsets, or the rows of [B, T].
+        train: Dtype of the trainer's log-probs.
+        rollout: Dtype of the engine's log-probs.
+        mask: Dtype of the mask, None without one.
+        offsets: Dtype of the offsets of a packed batch.
+        advantages: "token", "sequence" or None.
+        aligned: Log-probs and mask begin at a multiple of 16 bytes, and so do all their rows. Otherwise they begin one
+            element behind, like a slice without the first token.
+        unit: Neighbouring tokens lie side by side. Otherwise there is one element between them.
+        length: Tokens of a sequence on average, which chooses the shape.
+        tokens: Tokens of the batch that is compiled for.
+    """
+
+    name: str
+    spec: Spec = Spec()  # noqa: RUF009  (frozen)
+    packed: bool = True
+    train: torch.dtype = torch.float32
+    rollout: torch.dtype = torch.float32
+    mask: torch.dtype | None = torch.bool
+    offsets: torch.dtype = torch.int32
+    advantages: str | None = None
+    aligned: bool = True
+    unit: bool = True
+    length: int = LONG
+    tokens: int = TOKENS
+
+    @property
+    def computes(self) -> torch.dtype:
+        """The dtype that computes."""
+        return torch.promote_types(torch.promote_types(self.train, self.rollout), torch.float32)
+
+    def place(self, x: Tensor) -> Tensor:
+        """The same values, lying in memory as this variant has its log-probs and its mask.
+
+        Args:
+            x: [N] or [B, T] of any dtype, on any device.
+        """
+        first, step = (0 if self.aligned else 1), (1 if self.unit else 2)
+        around = x.new_empty((*x.shape[:-1], first + step * x.shape[-1]))
+        placed = around[..., first::step]
+        placed.copy_(x)
+        return placed
+
+    def given(self, tokens: int, sequences: int, device: str | torch.device = "meta") -> Given:
+        """A batch of this variant without values in it.
+
+        Args:
+            tokens: How many; of a padded batch as many as fit into rows of equal width.
+            sequences: How many.
+            device: Where. On "meta" it takes no memory.
+        """
+        from rollout_corr.kernels.correct import Given
+
+        shape = (tokens,) if self.packed else (sequences, tokens // sequences)
+
+        def empty(dtype: torch.dtype, *size: int) -> Tensor:
+            return torch.empty(size, dtype=dtype, device=device)
+
+        advantages = None
+        if self.advantages is not None:
+            advantages = empty(self.computes, *(shape if self.advantages == "token" else (sequences,)))
+        return Given(
+            train=self.place(empty(self.train, *shape)),
+            rollout=self.place(empty(self.rollout, *shape)),
+            mask=None if self.mask is None else self.place(empty(self.mask, *shape)),
+            offsets=empty(self.offsets, sequences + 1) if self.packed else None,
+            advantages=advantages,
+            per_sequence=self.advantages == "sequence",
+            externals=[empty(torch.float32, *shape) for _ in fused.external_names(self.spec)],
+        )
+
+    def launches(self, given: Given | None = None) -> tuple[Launch, ...]:
+        """What `correct` would launch.
+
+        Args:
+            given: The batch; by default one on the meta device.
+        """
+        from rollout_corr.kernels.correct import prepare
+
+        given = self.given(self.tokens, self.tokens // self.length) if given is None else given
+        spec = self.spec
+        writes_mask = fused.writes_mask(spec, given.mask, given.offsets)
+        return prepare(given, spec, fused.writes_weights(spec), writes_mask, blocks.edits_mask(spec))[1]
+
+
+TOKEN = Weight("token", upper=2.0)
+BOUNDED = Weight("token", lower=0.5, upper=2.0)
+PRODUCT = Weight("product", upper=2.0)
+VETO = Criterion("ratio", over="sequence", reduce="min", lower=1e-4, label="veto")
+GEOMETRIC = Criterion("ratio", over="sequence", reduce="mean", lower=0.999, upper=1.001)
+
+
+# Each cuts through a batch whose D is spread by a few tenths, so that tests see tokens on both sides.
+UPPER = {
+    "ratio": 1.3, "k1": 0.3, "k2": 0.05, "abs": 0.3, "ratio_error": 1.3, "ratio_deviation": 0.3, "k3": 0.05,
+    "k3_reverse": 0.05, "prob_diff": 0.05, "tv": 0.1, "binary_kl": 0.02, "binary_kl_reverse": 0.02,
+    "binary_kl_symmetric": 0.02,
+}  # fmt: skip
+
+
+def _tokens(*stats: str, **fields: str) -> tuple[Criterion, ...]:
+    """One criterion over tokens for each statistic."""
+    return tuple(Criterion(stat, upper=UPPER[stat], label=stat, **fields) for stat in stats)  # type: ignore[arg-type]  # all strings
+
+
+def _sequences(reduce: str, *stats: str, **fields: str) -> tuple[Criterion, ...]:
+    """One criterion over sequences for each statistic."""
+    return tuple(
+        Criterion(stat, "sequence", reduce, upper=UPPER[stat], label=f"{reduce}_{stat}", **fields)  # type: ignore[arg-type]  # all strings
+        for stat in stats
+    )
+
+
+_OF_D = ("ratio", "k1", "k2", "abs", "ratio_error", "ratio_deviation")
+_OF_EXP = ("k3", "k3_reverse", "prob_diff", "tv")
+_OF_PROBABILITIES = ("binary_kl", "binary_kl_reverse", "binary_kl_symmetric")
+_EXTERNAL = Criterion("external", upper=1.0, name="entropy", label="external")
+_EXTERNAL_MEAN = Criterion("external", "sequence", "mean", lower=0.1, name="surprise", label="mean_external")
+_REPORTS = ("verl", "xtuner", "skyrl")
+
+_DECLARED = (
+    # Measured only, in both layouts and for every length.
+    Variant("metrics_packed", mask=None),
+    Variant("metrics_padded", packed=False, mask=torch.int64),
+    Variant("metrics_short", mask=torch.uint8, length=SHORT, offsets=torch.int64),
+    Variant("metrics_medium_padded", packed=False, length=MEDIUM),
+    Variant("metrics_huge", tokens=HUGE),
+    Variant("full_packed", Spec(detail="full"), train=torch.bfloat16, rollout=torch.bfloat16),
+    Variant("full_padded", Spec(TOKEN, (GEOMETRIC,), detail="full", report=_REPORTS), packed=False, mask=torch.int64),
+    # Weights by level.
+    Variant("token_bf16", Spec(BOUNDED), train=torch.bfloat16, rollout=torch.bfloat16),
+    Variant("token_bf16_rollout", Spec(TOKEN, (GEOMETRIC,)), rollout=torch.bfloat16, mask=torch.int32),
+    Variant("token_fp16", Spec(TOKEN), packed=False, train=torch.float16, rollout=torch.float16, mask=torch.float16),
+    Variant("token_fp64", Spec(BOUNDED, (GEOMETRIC,)), train=torch.float64, rollout=torch.float64, mask=torch.float64),
+    Variant("token_unaligned", Spec(TOKEN, (GEOMETRIC, VETO)), packed=False, mask=torch.int64, aligned=False),
+    Variant("token_strided", Spec(TOKEN, rejected="zero"), packed=False, mask=torch.int8, unit=False),
+    Variant("token_short", Spec(BOUNDED, (GEOMETRIC, VETO), rejected="both"), length=SHORT),
+    Variant("token_propagate", Spec(BOUNDED, (VETO,), nonfinite="propagate"), mask=torch.int16, unit=False),
+    Variant("product_geometric_packed", Spec(PRODUCT, (GEOMETRIC,))),
+    Variant("product_geometric_padded", Spec(PRODUCT, (GEOMETRIC,)), packed=False, mask=torch.int64),
+    Variant(
+        "product_kept",
+        Spec(
+            Weight("product", 0.2, 5.0, outside="zero", normalize="batch"),
+            (Criterion("ratio", lower=0.5, upper=2.0), GEOMETRIC),
+            rejected="both",
+            sums_over="kept",
+        ),
+        packed=False,
+        mask=torch.float32,
+        length=MEDIUM,
+    ),
+    Variant(
+        "product_propagate",
+        Spec(PRODUCT, (*_sequences("sum", "ratio", "k3"), *_sequences("max", "k1")), nonfinite="propagate"),
+        packed=False,
+        aligned=False,
+    ),
+    Variant(
+        "geometric_clamped",
+        Spec(
+            Weight("geometric", lower=0.5, token_clamp=5.0),
+            (Criterion("k1", "sequence", "mean", upper=0.1, token_clamp=5.0),),
+            rejected="zero",
+            nonfinite="neutral",
+        ),
+        mask=torch.bfloat16,
+        length=MEDIUM,
+    ),
+    Variant("geometric_mixed", Spec(Weight("geometric")), train=torch.bfloat16, rollout=torch.float64),
+    Variant("dry_run", Spec(BOUNDED, (GEOMETRIC, Criterion("abs", upper=3.0)), apply=False), packed=False),
+    # Every statistic over tokens and over sequences.
+    Variant("tokens_of_d", Spec(criteria=_tokens(*_OF_D))),
+    Variant("tokens_of_exp", Spec(criteria=_tokens(*_OF_EXP), rejected="zero"), packed=False),
+    Variant("tokens_of_probabilities", Spec(criteria=(*_tokens(*_OF_PROBABILITIES), _EXTERNAL), rejected="both")),
+    Variant("sequences_of_d", Spec(criteria=_sequences("sum", *_OF_D))),
+    Variant("sequences_of_exp", Spec(criteria=_sequences("mean", *_OF_EXP)), packed=False),
+    Variant("sequences_of_probabilities", Spec(criteria=(*_sequences("mean", *_OF_PROBABILITIES), _EXTERNAL_MEAN))),
+    Variant(
+        "sequence_extrema",
+        Spec(criteria=(*_sequences("max", "ratio", "k3"), *_sequences("min", "k1", "prob_diff"))),
+        length=SHORT,
+    ),
+    # Whom a criterion tests, and what it takes out.
+    Variant(
+        "when_tokens",
+        Spec(
+            TOKEN,
+            (
+                *_tokens("ratio", when="negative_advantage"),
+                *_tokens("abs", when="outward", drop="token"),
+                *_tokens("k2", when="positive_advantage", drop="sequence"),
+            ),
+        ),
+        advantages="token",
+    ),
+    Variant(
+        "when_sequences",
+        Spec(
+            criteria=(
+                *_sequences("mean", "ratio", when="negative_advantage"),
+                *_sequences("max", "ratio", when="positive_advantage", drop="sequence"),
+                *_sequences("mean", "k3", when="outward", drop="token"),
+                *_sequences("sum", "abs", drop="token"),
+            ),
+        ),
+        packed=False,
+        advantages="sequence",
+    ),
+    # Recipes of the frameworks, in the layouts and dtypes in which they come.
+    Variant("verl.decoupled_token_is", preset("verl.decoupled_token_is"), packed=False, mask=torch.int64),
+    Variant(
+        "verl.decoupled_seq_is_rs", preset("verl.decoupled_seq_is_rs"), packed=False, mask=torch.int64, aligned=False
+    ),
+    Variant("verl.decoupled_k3_rs_token_tis", preset("verl.decoupled_k3_rs_token_tis"), packed=False, mask=torch.int64),
+    Variant("xtuner.agentic", preset("xtuner.agentic")),
+    Variant("skyrl.tldr", preset("skyrl.tldr"), packed=False, mask=torch.float32, rollout=torch.bfloat16),
+    Variant("trl.default", preset("trl.default"), packed=False, mask=torch.int32),
+    Variant("slime.mis", preset("slime.mis"), aligned=False),
+    Variant("areal.kpop", preset("areal.kpop"), mask=torch.int32, length=MEDIUM),
+    Variant("open_instruct.vaco", preset("open_instruct.vaco"), packed=False, advantages="token"),
+)
+
+VARIANTS = {variant.name: variant for variant in _DECLARED}
+
+# What stands for all where there is no time for all: every level and layout, low precision, a slice, late drops.
+FEW = (
+    "metrics_short",
+    "full_padded",
+    "token_bf16",
+    "product_geometric_padded",
+    "verl.decoupled_seq_is_rs",
+    "when_sequences",
+)

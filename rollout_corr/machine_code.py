@@ -1,0 +1,89 @@
+"""What a disassembly says of a kernel: registers, spills, instructions, how wide memory is accessed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+# Bits of one access by a thread.
+_SASS_BITS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 256}
+_AMD_BITS = {"byte": 8, "short": 16, "dword": 32, "dwordx2": 64, "dwordx3": 96, "dwordx4": 128}
+
+_SASS_LINE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
+_AMD_LINE = re.compile(r"^\t([a-z]\w+)", re.MULTILINE)
+_AMD_ACCESS = re.compile(r"(?:global|buffer|flat)_(load|store)_[us]?(byte|short|dword(?:x[234])?)(?:_d16)?(?:_hi)?")
+
+
+@dataclass(frozen=True)
+class MachineCode:
+    """A kernel as it was compiled.
+
+    Attributes:
+        registers: Of a thread; on AMD its vector registers.
+        spilled: Bytes of a thread in memory because no register was left. On AMD, scalar registers that moved into
+            vector registers are not counted.
+        instructions: All of them, each once, whatever branch or loop it stands in; padding is left out.
+        loads: How many instructions load so many bits from global memory.
+        stores: How many instructions store so many bits to it.
+    """
+
+    registers: int
+    spilled: int
+    instructions: int
+    loads: dict[int, int]
+    stores: dict[int, int]
+
+
+def read_machine_code(text: str) -> MachineCode:
+    """Read the output of `cuobjdump -res-usage -sass`, or AMD's assembly of one kernel.
+
+    Raises:
+        ValueError: What is looked for is not there.
+    """
+    return _read_amd(text) if ".amdgcn_target" in text else _read_sass(text)
+
+
+def _read_sass(text: str) -> MachineCode:
+    names = [name for name in _SASS_LINE.findall(text) if name != "NOP"]
+    return MachineCode(
+        registers=_number(r"\bREG:(\d+)", text),
+        spilled=_number(r"\bSTACK:(\d+)", text),
+        instructions=_some(len(names)),
+        loads=_widths(_sass_bits(name) for name in names if re.match(r"LDG\b", name)),
+        stores=_widths(_sass_bits(name) for name in names if re.match(r"STG\b", name)),
+    )
+
+
+def _sass_bits(name: str) -> int:
+    return next((_SASS_BITS[part] for part in reversed(name.split(".")) if part in _SASS_BITS), 32)
+
+
+def _read_amd(text: str) -> MachineCode:
+    names = [name for name in _AMD_LINE.findall(text.partition(".Lfunc_end")[0]) if name != "s_code_end"]
+    accesses = [match for name in names if (match := _AMD_ACCESS.fullmatch(name))]
+    return MachineCode(
+        registers=_number(r"\.vgpr_count:\s+(\d+)", text),
+        spilled=_number(r"\.private_segment_fixed_size:\s+(\d+)", text),
+        instructions=_some(len(names)),
+        loads=_widths(_AMD_BITS[match[2]] for match in accesses if match[1] == "load"),
+        stores=_widths(_AMD_BITS[match[2]] for match in accesses if match[1] == "store"),
+    )
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    if found is None:
+        raise ValueError(f"disassembly: expected a match of {pattern!r}, got {text[:200]!r}")
+    return int(found[1])
+
+
+def _some(instructions: int) -> int:
+    if instructions == 0:
+        raise ValueError("disassembly: expected instructions, got none")
+    return instructions
+
+
+def _widths(bits: Iterable[int]) -> dict[int, int]:
+    return dict(sorted(Counter(bits).items(), reverse=True))
