@@ -6,6 +6,7 @@
 #   make test-gpu     the ones that need a GPU
 #   make test-peers   the ones that compare with the peers themselves, in an environment of their own
 #   make test-wheel   builds the wheel and tests it from outside the checkout
+#   make kernels      compiles the kernels for GPUs that are not there, and reports
 #   make lint         ruff, ruff format, mypy
 #   make format       lets ruff rewrite what it can
 #   make bench        the benchmarks on the CPU, beside verl
@@ -29,7 +30,7 @@ PEERS_NEED = cloudpickle codetiming omegaconf orjson packaging pyvers ray transf
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
-.PHONY: demo test test-all test-gpu test-peers test-wheel lint format bench clean
+.PHONY: demo test test-all test-gpu test-peers test-wheel kernels lint format bench clean
 
 demo: $(VENV)/installed-demo
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
@@ -48,6 +49,11 @@ test-peers: $(PEERS_VENV)/installed-peers
 
 test-wheel: $(VENV)/installed-dev
 	VENV="$(VENV)" bash .ci/test_wheel
+
+# A few variants that stand for all, for every target; ARGS= compiles all of them.
+kernels: ARGS = --few
+kernels: $(VENV)/installed-test
+	$(VENV)/bin/python -m rollout_corr kernels $(ARGS)
 
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check

@@ -57,7 +57,8 @@ def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__} {value!r}")
     number = float(value)
-    if math.isnan(number):
+    # Not math.isnan: inside a compiled function a threshold may be a symbol.
+    if number != number:
         raise ValueError(f"{name}: expected a number, got nan")
     return number
 
