@@ -21,7 +21,8 @@ from rollout_corr.kernels.read import (
     stretch_of,
     write,
 )
-from rollout_corr.kernels.tokens import is_finite, key_of, of_key, real, size, test
+from rollout_corr.kernels.reports import put_call, report_pack
+from rollout_corr.kernels.tokens import at, has, is_finite, key_of, of_key, real, size, test
 
 
 @triton.constexpr_function
@@ -52,22 +53,51 @@ def largest(column, rows, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def finish(k, token_sums, sequence_sums, histogram, token_maxima, sequence_maxima, statistics, readers, judges,
-           PLAN: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """The k-th of the statistics: sums of tokens, of sequences, histogram, maxima of tokens, of sequences."""
+def total_of(name: tl.constexpr, sequence_sums, judges, PLAN: tl.constexpr, CHUNK: tl.constexpr):
+    """A finished sum of sequences."""
+    return add_up(sequence_sums + tl.cast(judges, tl.int64) * at(PLAN, "sequence_sums", name), judges, CHUNK)
+
+
+@triton.jit
+def finish_call(sums, maxima, sequence_sums, tokens, sequences, judges, PLAN: tl.constexpr, CHUNK: tl.constexpr):
+    """The statistics of the call as a whole: how large it is, and xtuner's packs."""
+    put_call(sums, PLAN, "verl/rows", sequences)
+    put_call(sums, PLAN, "xtuner/rows", sequences)
+    put_call(sums, PLAN, "skyrl/rows", sequences)
+    put_call(sums, PLAN, "skyrl/slots", tokens)
+    if has(PLAN, "schemes", "xtuner"):
+        n = total_of("tokens_measured", sequence_sums, judges, PLAN, CHUNK)
+        train = total_of("xtuner/train", sequence_sums, judges, PLAN, CHUNK)
+        rollout = total_of("xtuner/rollout", sequence_sums, judges, PLAN, CHUNK)
+        difference = total_of("xtuner/log_difference", sequence_sums, judges, PLAN, CHUNK)
+        report_pack(train, rollout, difference, n, sums, maxima, PLAN)
+
+
+@triton.jit
+def finish(k, token_sums, sequence_sums, histogram, token_maxima, sequence_maxima, statistics, tokens, sequences,
+           readers, judges, PLAN: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """The k-th of the statistics: sums of tokens, of sequences, histogram, of the call, maxima in the same order.
+
+    What is the call's own, its maxima too, is left to the first of its sums.
+    """
     of_sequences: tl.constexpr = size(PLAN, "token_sums")
     of_bins: tl.constexpr = of_sequences + size(PLAN, "sequence_sums")
-    maxima: tl.constexpr = of_bins + (BINS if PLAN.full else 0)
+    of_call: tl.constexpr = of_bins + (BINS if PLAN.full else 0)
+    maxima: tl.constexpr = of_call + size(PLAN, "call_sums")
     last: tl.constexpr = maxima + size(PLAN, "token_maxima")
     row = k.to(tl.int64)
     if k < of_sequences:
         tl.store(statistics + row, add_up(token_sums + row * readers, readers, CHUNK))
     elif k < of_bins:
         tl.store(statistics + row, add_up(sequence_sums + (row - of_sequences) * judges, judges, CHUNK))
-    elif k < maxima:
+    elif k < of_call:
         if PLAN.full:
             copies = tl.load(histogram + tl.arange(0, COPIES) * BINS + (row - of_bins))
             tl.store(statistics + row, tl.sum(copies, 0).to(tl.float64))
+    elif k < maxima:
+        if k == of_call:
+            finish_call(statistics + of_call, statistics + (last + size(PLAN, "sequence_maxima")), sequence_sums,
+                        tokens, sequences, judges, PLAN, CHUNK)  # fmt: skip
     elif k < last:
         tl.store(statistics + row, largest(token_maxima + (row - maxima) * readers, readers, CHUNK))
     else:
@@ -100,7 +130,7 @@ def apply_kernel(
     program = tl.program_id(0)
     if program >= token_programs:
         finish(program - token_programs, token_sums, sequence_sums, histogram, token_maxima, sequence_maxima,
-               statistics, readers, judges, PLAN, CHUNK)  # fmt: skip
+               statistics, tokens, sequences, readers, judges, PLAN, CHUNK)  # fmt: skip
     elif PLAN.applies:
         slot = program.to(tl.int64) * ROWS + tl.arange(0, ROWS)
         owner = slot

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from rollout_corr.kernels.plan import Plan
 from rollout_corr.kernels.read import edge
+from rollout_corr.kernels.reports import report_criterion, report_sequences, report_weights
 from rollout_corr.kernels.tokens import (
     GRID_OF_D,
     GRID_OF_FRACTION,
@@ -23,13 +24,13 @@ from rollout_corr.kernels.tokens import (
     of_key,
     of_test,
     passes,
+    perplexity,
     put,
     size,
     test,
     within,
 )
 
-LARGEST_LOG_PERPLEXITY = tl.constexpr(500.0)
 LARGEST_STATISTIC = tl.constexpr(2.0**37)
 
 # The classes of tokens that `when` asks for, in the order of plan.CLASSES.
@@ -238,12 +239,6 @@ def measure_sequences(sum_d, train, rollout, n, some, sums, maxima, numbers, PLA
 
 
 @triton.jit
-def perplexity(log_perplexity):
-    """exp, capped."""
-    return tl.exp(tl.where(log_perplexity > LARGEST_LOG_PERPLEXITY, LARGEST_LOG_PERPLEXITY, log_perplexity))
-
-
-@triton.jit
 def weigh_sequences(found, sum_d, n, n_among, some, sums, maxima, numbers, PLAN: tl.constexpr):
     """The weight of every sequence, with its statistics. At token level only the statistics: of mean weights."""
     if PLAN.level == "token":
@@ -306,6 +301,8 @@ def weigh_sequences(found, sum_d, n, n_among, some, sums, maxima, numbers, PLAN:
         add(sums, PLAN, "weight_plain2", tokens * weight_some * weight_some)
         put_extrema(maxima, PLAN, "-min_raw", "max_raw", raw, some)
         put_extrema(maxima, PLAN, "-min_weight", "max_weight", bounded, some)
+    if size(PLAN, "schemes") > 0:
+        report_weights(found, sum_d, log_ratio, raw, ratio, n, n_among, sums, maxima, numbers, PLAN, integer)
     return weight
 
 
@@ -352,6 +349,7 @@ def judge_kernel(
     sum_d = exact(found, PLAN, "d", True)
     keep = real_row
     state = tl.zeros_like(sequence).to(tl.int32)
+    vetoed = tl.zeros_like(keep)
     for i in tl.static_range(size(PLAN, "tests")):
         if test(PLAN, i).over == "token":
             lost = integer(found, PLAN, named(i, "lost"))
@@ -385,6 +383,7 @@ def judge_kernel(
             add(sums, PLAN, named(i, "tokens"), lost)
             add(sums, PLAN, named(i, "sequences"), lost > 0)
             measure_criterion(value, n_among > 0, sums, maxima, numbers, test(PLAN, i), PLAN)
+            vetoed = report_criterion(value, failed, vetoed, n, n_among, sums, maxima, numbers, test(PLAN, i), PLAN)
     if PLAN.rejects_nonfinite:
         keep = keep & (nonfinite == 0)
 
@@ -413,6 +412,9 @@ def judge_kernel(
     weight = sum_d
     if PLAN.level is not None:
         weight = weigh_sequences(found, sum_d, n, n_among, some, sums, maxima, numbers, PLAN)
+    if size(PLAN, "schemes") > 0:
+        report_sequences(found, sum_d, train, rollout, valid, n, kept, vetoed, sums, maxima, numbers, PLAN, integer,
+                         plain)  # fmt: skip
 
     tl.store(keep_out + sequence, keep.to(tl.int8), mask=real_row)
     if PLAN.applies:

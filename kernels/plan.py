@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from rollout_corr import columns
+from rollout_corr import reports
+from rollout_corr.columns import columns_of
 from rollout_corr.cuts import cut_of, float32_at_least, float32_at_most, log_bound
 from rollout_corr.spec import Criterion, Spec
 
@@ -35,6 +36,7 @@ class Test:
     holed: bool
     token_clamp: bool
     external: int  # which of the external tensors; -1: none
+    role: str | None  # what it is to one of the schemes reported
 
     @property
     def sum(self) -> str | None:
@@ -67,11 +69,14 @@ class Plan:
     writes_weights: bool
     writes_mask: bool
     edits_mask: bool  # the mask written lacks what was rejected
+    schemes: tuple[str, ...]  # reported beside the native one
     # Names of columns. Sums and maxima are of the batch, the others of a slot: a sequence's part of a tile.
     token_sums: tuple[str, ...] = ()
     sequence_sums: tuple[str, ...] = ()
+    call_sums: tuple[str, ...] = ()
     token_maxima: tuple[str, ...] = ()
     sequence_maxima: tuple[str, ...] = ()
+    call_maxima: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
     peaks: tuple[str, ...] = ()
@@ -175,6 +180,7 @@ def plan_of(
                 holed=cut.hole is not None,
                 token_clamp=criterion.token_clamp is not None,
                 external=names.index(criterion.name) if criterion.stat == "external" else -1,
+                role=reports.role(criterion, spec),
             )
         )
     weight = spec.weight
@@ -198,23 +204,23 @@ def plan_of(
         writes_weights=writes_weights,
         writes_mask=writes_mask,
         edits_mask=edits_mask,
-    )
-    unlabelled = replace(
-        spec, criteria=tuple(replace(criterion, label=str(i)) for i, criterion in enumerate(spec.criteria))
+        schemes=tuple(name for name in spec.report if name != "native"),
     )
     integers, floats, peaks = _slot_columns(plan)
     plan = replace(
         plan,
-        token_sums=columns.token_sums(unlabelled),
-        sequence_sums=columns.sequence_sums(unlabelled),
-        token_maxima=columns.token_maxima(unlabelled),
-        sequence_maxima=columns.sequence_maxima(unlabelled),
+        **columns_of(spec, _indices(spec))._asdict(),
         integers=integers,
         floats=floats,
         peaks=peaks,
         numbers=tuple(numbers_of(spec, double)),
     )
     return replace(plan, _hash=hash(repr(plan)))
+
+
+def _indices(spec: Spec) -> list[str]:
+    """What criteria are called here: a label in a name would be a compile key."""
+    return [str(i) for i in range(len(spec.criteria))]
 
 
 def _slot_columns(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
@@ -253,6 +259,15 @@ def _slot_columns(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...], tuple[s
             integers += [f"alive/{name}" for name in CLASSES]
         if plan.advantages == "token":
             exact("advantage", 2, False)
+    if "verl" in plan.schemes or "xtuner" in plan.schemes:
+        floats.append("d_beyond")
+    for test in plan.tests:
+        if test.role == "option" and test.over == "token":
+            floats.append(f"verl/{test.index}/row")
+        elif test.role == "outlier":
+            integers += [f"skyrl/{test.index}/{side}" for side in ("over_high", "under_low")]
+    if "skyrl" in plan.schemes and plan.level == "token" and plan.has_upper:
+        integers.append("skyrl/clipped")
     return tuple(integers), tuple(floats), tuple(peaks)
 
 
@@ -273,6 +288,8 @@ def numbers_of(spec: Spec, double: bool) -> dict[str, float]:
             hole = _interval(f"{i}/hole", cut.hole[1], cut.hole[0], rounds)
             numbers |= hole
         numbers |= _settings(f"{i}", criterion)
+    for name, sides in reports.intervals(spec, _indices(spec)).items():
+        numbers |= _closed_sides(name, *sides, False) | _closed_sides(f"{name}/token", *sides, not double)
     return numbers
 
 
@@ -290,6 +307,16 @@ def _interval(prefix: str, lower: float | None, upper: float | None, rounds: boo
     if rounds:
         low, high = float32_at_least(low), float32_at_most(high)
     return {f"{prefix}/lower": low, f"{prefix}/upper": high}
+
+
+def _closed_sides(prefix: str, lower: float | None, upper: float | None, rounds: bool) -> dict[str, float]:
+    """An interval without its open sides: not even a NaN lies beyond those."""
+    found = {}
+    if lower is not None:
+        found[f"{prefix}/lower"] = float32_at_least(lower) if rounds else lower
+    if upper is not None:
+        found[f"{prefix}/upper"] = float32_at_most(upper) if rounds else upper
+    return found
 
 
 def _low(bound: float | None) -> float:

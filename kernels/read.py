@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from rollout_corr.kernels.reports import report_tokens
 from rollout_corr.kernels.tokens import (
     GRID_OF_D,
     GRID_OF_FRACTION,
@@ -538,6 +539,9 @@ def read_kernel(
                                   True, ALIGNED)  # fmt: skip
                 external = fetch(where, inside, interior).to(real(PLAN))
             aggregate_tokens(d, train, rollout, among, external, tables, slots, slot, numbers, test(PLAN, i), PLAN)
+    if size(PLAN, "schemes") > 0:
+        report_tokens(d, train, rollout, measured, among, log_ratio, e, k3, weight, tables, slots, slot, sums, maxima,
+                      numbers, PLAN)  # fmt: skip
     if PLAN.drops_tokens:
         put(integers, PLAN, "integers", "alive", slots, slot, count(valid & (dropped == 0)))
     if PLAN.classes:

@@ -17,6 +17,7 @@ GRID_OF_D = tl.constexpr(2.0**28)
 LARGEST_D = tl.constexpr(2.0**10)
 GRID_OF_FRACTION = tl.constexpr(2.0**38)
 LARGEST_STATISTIC = tl.constexpr(2.0**37)
+LARGEST_LOG_PERPLEXITY = tl.constexpr(500.0)
 LARGEST_SQUARED = tl.constexpr(2.0**60)
 NAN_KEY_32 = tl.constexpr(0x7FC00000)
 NAN_KEY_64 = tl.constexpr(0x7FF8000000000000)
@@ -136,6 +137,12 @@ def k3_of(d, e, DOUBLE: tl.constexpr):
 def expm1(x):
     """e^x - 1 in float64."""
     return x + k3_of(x, tl.exp(x), True)
+
+
+@triton.jit
+def perplexity(log_perplexity):
+    """exp, capped."""
+    return tl.exp(tl.where(log_perplexity > LARGEST_LOG_PERPLEXITY, LARGEST_LOG_PERPLEXITY, log_perplexity))
 
 
 @triton.jit

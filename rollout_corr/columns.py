@@ -1,29 +1,61 @@
-"""The native statistics by name, in their order in `Statistics`: what tokens add, then what sequences add.
+"""The statistics by name, in their order in `Statistics`: what tokens add, what sequences add, what a call adds.
 
 The order is the kernels', whose phases each fill a stretch of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from rollout_corr import reports
 from rollout_corr.histogram import HISTOGRAM
+from rollout_corr.reports import Columns
 from rollout_corr.spec import Spec
 
 
-def token_sums(spec: Spec) -> tuple[str, ...]:
-    """Sums taken where the tokens are, without the histogram."""
+def columns_of(spec: Spec, names: Sequence[str] | None = None) -> Columns:
+    """All statistics without the histogram, the native ones first in each stretch.
+
+    Args:
+        spec: What to do.
+        names: What the criteria are called in names of statistics; None: by their labels.
+    """
+    names = [criterion.label for criterion in spec.criteria] if names is None else names
+    native = Columns(
+        token_sums=_token_sums(spec, names),
+        sequence_sums=_sequence_sums(spec, names),
+        token_maxima=_token_maxima(spec, names),
+        sequence_maxima=_sequence_maxima(spec, names),
+    )
+    return native.joined(reports.columns(spec, names))
+
+
+def sum_names(spec: Spec) -> tuple[str, ...]:
+    """All sums."""
+    found = columns_of(spec)
+    bins = HISTOGRAM if spec.detail == "full" else ()
+    return (*found.token_sums, *found.sequence_sums, *bins, *found.call_sums)
+
+
+def max_names(spec: Spec) -> tuple[str, ...]:
+    """All maxima. Minima travel as maxima of the negated value."""
+    found = columns_of(spec)
+    return (*found.token_maxima, *found.sequence_maxima, *found.call_maxima)
+
+
+def _token_sums(spec: Spec, criteria: Sequence[str]) -> tuple[str, ...]:
     names = ["abs_d", "d2", "k3", "ratio", "ratio2", "tokens_clamped"]
     if spec.weight is not None and spec.weight.level == "token":
         names += ["raw2", "weight2", "tokens_above", "tokens_below"]
-    for criterion in spec.criteria:
+    for criterion, own in zip(spec.criteria, criteria, strict=True):
         if criterion.over == "token":
-            names += [f"{criterion.label}/{name}" for name in ("value", "value2")]
+            names += [f"{own}/{name}" for name in ("value", "value2")]
     if spec.detail == "full":
         names += ["p", "q", "p2", "q2", "pq", "abs_prob_diff"]
     return tuple(names)
 
 
-def sequence_sums(spec: Spec) -> tuple[str, ...]:
-    """Sums taken once, from what is known of every sequence."""
+def _sequence_sums(spec: Spec, criteria: Sequence[str]) -> tuple[str, ...]:
     names = ["tokens", "tokens_outside", "tokens_measured", "tokens_nonfinite", "tokens_kept"]
     names += ["sequences", "sequences_measured", "sequences_kept", "sequences_without_survivors"]
     names += ["d", "train_ppl", "rollout_ppl", "train_log_ppl", "rollout_log_ppl", "log_ppl_diff"]
@@ -38,44 +70,32 @@ def sequence_sums(spec: Spec) -> tuple[str, ...]:
         if spec.weight.level != "token":
             names += ["raw2", "weight2", "tokens_above", "tokens_below"]
             names += [f"{name}_plain{power}" for name in ("raw", "weight") for power in ("", "2")]
-    for criterion in spec.criteria:
-        names += [f"{criterion.label}/{name}" for name in ("units", "tokens", "sequences")]
+    for criterion, own in zip(spec.criteria, criteria, strict=True):
+        names += [f"{own}/{name}" for name in ("units", "tokens", "sequences")]
         if criterion.over == "sequence":
-            names += [f"{criterion.label}/{name}" for name in ("value", "value2")]
+            names += [f"{own}/{name}" for name in ("value", "value2")]
     return tuple(names)
 
 
-def sum_names(spec: Spec) -> tuple[str, ...]:
-    """All native sums."""
-    return (*token_sums(spec), *sequence_sums(spec), *(HISTOGRAM if spec.detail == "full" else ()))
-
-
-def token_maxima(spec: Spec) -> tuple[str, ...]:
-    """Maxima taken where the tokens are. Minima travel as maxima of the negated value."""
+def _token_maxima(spec: Spec, criteria: Sequence[str]) -> tuple[str, ...]:
     names = ["max_d", "-min_d"]
     if spec.weight is not None and spec.weight.level == "token":
         names += ["max_raw", "-min_raw", "max_weight", "-min_weight"]
-    names += _criteria(spec, "token")
+    names += _extrema(spec, criteria, "token")
     if spec.detail == "full":
         names += ["max_abs_prob_diff"]
     return tuple(names)
 
 
-def sequence_maxima(spec: Spec) -> tuple[str, ...]:
-    """Maxima over sequences."""
+def _sequence_maxima(spec: Spec, criteria: Sequence[str]) -> tuple[str, ...]:
     names = ["max_log_ppl_diff", "-min_log_ppl_diff", "max_abs_sum_d"]
     if spec.weight is not None:
         names += ["max_sequence_raw", "-min_sequence_raw", "max_sequence_weight", "-min_sequence_weight"]
         if spec.weight.level != "token":
             names += ["max_raw", "-min_raw", "max_weight", "-min_weight"]
-    return (*names, *_criteria(spec, "sequence"))
+    return (*names, *_extrema(spec, criteria, "sequence"))
 
 
-def max_names(spec: Spec) -> tuple[str, ...]:
-    """All native maxima."""
-    return (*token_maxima(spec), *sequence_maxima(spec))
-
-
-def _criteria(spec: Spec, over: str) -> list[str]:
-    sides = ("max_", "-min_")
-    return [f"{side}{criterion.label}/value" for criterion in spec.criteria if criterion.over == over for side in sides]
+def _extrema(spec: Spec, criteria: Sequence[str], over: str) -> list[str]:
+    some = [own for criterion, own in zip(spec.criteria, criteria, strict=True) if criterion.over == over]
+    return [f"{side}{own}/value" for own in some for side in ("max_", "-min_")]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr import columns, reports
+from rollout_corr import columns
 from rollout_corr.histogram import HISTOGRAM
 from rollout_corr.spec import Spec
 
@@ -18,7 +18,7 @@ from rollout_corr.spec import Spec
 @lru_cache(maxsize=256)
 def layout(spec: Spec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the sums and of the maxima under a Spec, in order."""
-    return (*columns.sum_names(spec), *reports.sum_names(spec)), (*columns.max_names(spec), *reports.max_names(spec))
+    return columns.sum_names(spec), columns.max_names(spec)
 
 
 def assemble(spec: Spec, sums: dict[str, Tensor], maxima: dict[str, Tensor]) -> Statistics:

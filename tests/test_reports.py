@@ -274,7 +274,7 @@ def test_reports_change_nothing_else(scheme, name):
     plain, reported = correct(batch(8), rc.Spec(**arguments)), correct(batch(8), spec)
     assert reported.metrics() == plain.metrics()
     assert torch.equal(reported.mask, plain.mask)
-    names = (*reports.sum_names(spec), *reports.max_names(spec))
+    names = [name for part in reports.columns(spec, [item.label for item in spec.criteria]) for name in part]
     assert len(set(names)) == len(names)
     assert all(name.startswith(f"{scheme}/") for name in names)
 

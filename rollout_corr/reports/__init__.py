@@ -1,25 +1,46 @@
 """Metrics under other frameworks' names, by their formulas. A scheme is a module of this package.
 
-Each has `sum_names(spec)`, `max_names(spec)` (prefixed with its name and a slash), `collect(block, spec)` giving those
-sums and maxima for some whole sequences, and `finish(values, spec)` giving the framework's keys. What a framework
-computes per call rather than per token or sequence is added by `per_call(sums, maxima, spec)`.
+Each has `columns(spec, names)`, its statistics by name (prefixed with its own name and a slash); `collect(block, spec)`
+giving those for some whole sequences; and `finish(values, spec)` giving the framework's keys. What a framework computes
+per call rather than per token or sequence is added by `per_call(sums, maxima, spec)`. The kernels also need to know
+what a criterion is to the scheme, `role(criterion)`, and `intervals(spec, names)`, the bounds that it counts beyond.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from rollout_corr.spec import Spec
+from rollout_corr.spec import Criterion, Spec
 
 if TYPE_CHECKING:
     from rollout_corr.measures import Block
 
 Named = dict[str, Tensor]
+Interval = tuple[float | None, float | None]
+
+
+class Columns(NamedTuple):
+    """Names of statistics, in order, by where they are taken: from tokens, from sequences, from a call's own totals."""
+
+    token_sums: tuple[str, ...] = ()
+    sequence_sums: tuple[str, ...] = ()
+    call_sums: tuple[str, ...] = ()
+    token_maxima: tuple[str, ...] = ()
+    sequence_maxima: tuple[str, ...] = ()
+    call_maxima: tuple[str, ...] = ()
+
+    def joined(self, other: Columns) -> Columns:
+        """These and then the other's, each where it is taken."""
+        return Columns(*(mine + more for mine, more in zip(self, other, strict=True)))
+
+    def prefixed(self, scheme: str) -> Columns:
+        """Names as they stand in the statistics."""
+        return Columns(*(tuple(f"{scheme}/{name}" for name in names) for names in self))
 
 
 _LOADED: dict[str, ModuleType] = {}
@@ -37,16 +58,33 @@ def schemes(spec: Spec) -> list[ModuleType]:
     return [_LOADED[name] for name in spec.report if name != "native"]
 
 
-def sum_names(spec: Spec) -> tuple[str, ...]:
-    """Names of all schemes' sums, in order."""
+def columns(spec: Spec, names: Sequence[str]) -> Columns:
+    """All schemes' statistics.
+
+    Args:
+        spec: What to do.
+        names: What the criteria are called in names of statistics.
+    """
     load(spec)
-    return tuple(name for scheme in schemes(spec) for name in scheme.sum_names(spec))
+    found = Columns()
+    for scheme in schemes(spec):
+        found = found.joined(scheme.columns(spec, names))
+    return found
 
 
-def max_names(spec: Spec) -> tuple[str, ...]:
-    """Names of all schemes' maxima, in order."""
+def role(criterion: Criterion, spec: Spec) -> str | None:
+    """What a criterion is to one of the schemes; its label says it, and no label says two things."""
     load(spec)
-    return tuple(name for scheme in schemes(spec) for name in scheme.max_names(spec))
+    return next((found for scheme in schemes(spec) if (found := scheme.role(criterion)) is not None), None)
+
+
+def intervals(spec: Spec, names: Sequence[str]) -> dict[str, Interval]:
+    """The bounds that all schemes count beyond; None: that side is open."""
+    load(spec)
+    found: dict[str, Interval] = {}
+    for scheme in schemes(spec):
+        found |= scheme.intervals(spec, names)
+    return found
 
 
 def collect(block: Block, spec: Spec) -> tuple[Named, Named]:

@@ -12,7 +12,7 @@ Masks are known by the labels of their criteria: "outlier", "token_mask", "geo_s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch import Tensor
 from rollout_corr.cuts import log_bound
 from rollout_corr.measures import Block, Named, outside, totals
 from rollout_corr.reference import Tokens, Verdict
+from rollout_corr.reports import Columns, Interval
 from rollout_corr.reports.moments import count, mean, prefixed, unbiased_std
 from rollout_corr.spec import Criterion, Spec
 
@@ -44,24 +45,37 @@ def _caps(spec: Spec) -> bool:
     return spec.weight is not None and spec.weight.upper is not None
 
 
-def sum_names(spec: Spec) -> tuple[str, ...]:
-    """Names of the sums, in order."""
-    names = ["rows", "slots"]
-    for label in _masks(spec):
-        if label == "token_mask":
-            names += ["token_mask", "token_mask_tested"]
-        else:
-            names += [f"{label}_{side}" for side in SIDES]
-    if "outlier" in _masks(spec):
-        names += ["outlier"]
+def columns(spec: Spec, names: Sequence[str]) -> Columns:
+    """Names of the statistics. No maxima: SkyRL's extrema are those of D."""
+    of_sequences = []
+    for own, criterion in zip(names, spec.criteria, strict=True):
+        if role(criterion) == "token_mask":
+            of_sequences += ["token_mask", "token_mask_tested"]
+        elif role(criterion) is not None:
+            of_sequences += [f"{own}/{side}" for side in SIDES]
+        if role(criterion) == "outlier":
+            of_sequences += ["outlier"]
     if _caps(spec):
-        names += ["clipped", "clippable"]
-    return tuple(f"skyrl/{name}" for name in names)
+        of_sequences += ["clipped", "clippable"]
+    return Columns(sequence_sums=tuple(of_sequences), call_sums=("rows", "slots")).prefixed("skyrl")
 
 
-def max_names(spec: Spec) -> tuple[str, ...]:
-    """None: SkyRL's extrema are those of D."""
-    return ()
+def role(criterion: Criterion) -> str | None:
+    """Which mask a criterion is."""
+    if not _is_mask(criterion):
+        return None
+    return "sequence_mask" if criterion.over == "sequence" else criterion.label
+
+
+def intervals(spec: Spec, names: Sequence[str]) -> dict[str, Interval]:
+    """The bounds of what each mask tests, and the cap of the weight."""
+    found: dict[str, Interval] = {}
+    for own, criterion in zip(names, spec.criteria, strict=True):
+        if role(criterion) in ("outlier", "sequence_mask"):
+            found[f"skyrl/{own}"] = log_bound(criterion.lower), log_bound(criterion.upper)
+    if spec.weight is not None:
+        found["skyrl/log"] = None, log_bound(spec.weight.upper)
+    return found
 
 
 # --- on the device ---
@@ -81,7 +95,7 @@ def collect(block: Block, spec: Spec) -> tuple[Named, Named]:
         if verdict.criterion.label == "outlier":
             rows["outlier"] = facts.tokens > 0
         for side, which in zip(SIDES, _beyond(verdict, block.tokens), strict=True):
-            rows[f"{verdict.criterion.label}_{side}"] = which
+            rows[f"{verdict.criterion.label}/{side}"] = which
     if lost is not None:
         for name, tokens in (("token_mask", lost), ("token_mask_tested", block.n_measured)):
             rows[name] = torch.where(rows["outlier"], 0, tokens) if "outlier" in rows else tokens
@@ -129,7 +143,7 @@ def finish(values: Values, spec: Spec) -> dict[str, float]:
         if label == "token_mask":
             found["token_mask_ratio"] = mean(v["skyrl/token_mask"], v["skyrl/token_mask_tested"])
             continue
-        above, below = (v[f"skyrl/{label}_{side}"] for side in SIDES)
+        above, below = (v[f"skyrl/{label}/{side}"] for side in SIDES)
         if label == "outlier":
             name, rejected = "outlier_seq", v["skyrl/outlier"]
         else:

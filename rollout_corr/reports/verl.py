@@ -15,13 +15,14 @@ option (k1_bounds="ratio") is reported as k1, the negated log-ratio, and its bou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from rollout_corr.cuts import log_bound
 from rollout_corr.measures import Block, Named, outside, totals
 from rollout_corr.reference import LARGEST_STATISTIC, Verdict, extrema, select
+from rollout_corr.reports import Columns, Interval
 from rollout_corr.reports.moments import (
     count,
     exp,
@@ -50,32 +51,53 @@ EPSILON = 1e-8
 Values = Mapping[str, float]
 
 
-def sum_names(spec: Spec) -> tuple[str, ...]:
-    """Names of the sums, in order."""
-    names = ["rows", "k3_beyond", "log_difference", "log_ppl_diff", "log_ppl_abs_diff", "ppl_ratio"]
+def columns(spec: Spec, names: Sequence[str]) -> Columns:
+    """Names of the statistics."""
+    of_tokens, of_sequences = ["k3_beyond"], ["log_difference", "log_ppl_diff", "log_ppl_abs_diff", "ppl_ratio"]
+    token_maxima, sequence_maxima = [], ["max_log_ppl_diff", "-min_log_ppl_diff"]
     if spec.weight is not None:
-        names += ["means_above", "means_below"]
-        names += ["weight2", "tokens_below"] if spec.weight.level == "token" else ["rows_above", "rows_below"]
-    for criterion in _options(spec):
-        names += [f"{criterion.label}/{name}" for name in ("stat", "clamped", "clamped2")]
-        names += [f"{criterion.label}/{name}" for name in ("row", "row2", "row_above", "row_below")]
-        if criterion.over == "token":
-            names += [f"{criterion.label}/{name}" for name in ("above", "below")]
+        of_sequences += ["means_above", "means_below"]
+        if spec.weight.level == "token":
+            of_tokens += ["weight2", "tokens_below"]
+        else:
+            of_sequences += ["rows_above", "rows_below"]
+            sequence_maxima += ["max_log_weight", "-min_log_weight"]
+    for criterion, own in zip(spec.criteria, names, strict=True):
+        if not _is_option(criterion):
+            continue
+        over_tokens = criterion.over == "token"
+        units = of_tokens if over_tokens else of_sequences
+        units += [f"{own}/{name}" for name in ("clamped", "clamped2")]
+        of_sequences += [f"{own}/{name}" for name in ("stat", "row", "row2", "row_above", "row_below")]
+        sequence_maxima += [f"{own}/max_row", f"{own}/-min_row"]
+        if over_tokens:
+            of_tokens += [f"{own}/{name}" for name in ("above", "below")]
+            token_maxima += [f"{own}/max_stat", f"{own}/-min_stat"]
     if spec.criteria:
-        names += ["rows_rejected"]
-    return tuple(f"verl/{name}" for name in names)
+        of_sequences += ["rows_rejected"]
+    found = Columns(
+        token_sums=tuple(of_tokens),
+        sequence_sums=tuple(of_sequences),
+        call_sums=("rows",),
+        token_maxima=tuple(token_maxima),
+        sequence_maxima=tuple(sequence_maxima),
+    )
+    return found.prefixed("verl")
 
 
-def max_names(spec: Spec) -> tuple[str, ...]:
-    """Names of the maxima, in order."""
-    names = ["max_log_ppl_diff", "-min_log_ppl_diff"]
-    if spec.weight is not None and spec.weight.level != "token":
-        names += ["max_log_weight", "-min_log_weight"]
-    for criterion in _options(spec):
-        names += [f"max_{criterion.label}/row", f"-min_{criterion.label}/row"]
-        if criterion.over == "token":
-            names += [f"max_{criterion.label}/stat", f"-min_{criterion.label}/stat"]
-    return tuple(f"verl/{name}" for name in names)
+def role(criterion: Criterion) -> str | None:
+    """Whether a criterion is an option of `rollout_rs`."""
+    return "option" if _is_option(criterion) else None
+
+
+def intervals(spec: Spec, names: Sequence[str]) -> dict[str, Interval]:
+    """The bounds of the log-weight, and of each option's statistic."""
+    found: dict[str, Interval] = {}
+    if spec.weight is not None:
+        low, high = _bounds(spec.weight)
+        found["verl/log"] = log_bound(low), log_bound(high)
+    of_options = zip(names, spec.criteria, strict=True)
+    return found | {f"verl/{own}": _limits(criterion) for own, criterion in of_options if _is_option(criterion)}
 
 
 def _options(spec: Spec) -> list[Criterion]:
@@ -144,10 +166,15 @@ def _collect_weight(block: Block, spec: Spec, weight: Weight, sums: Named, maxim
 
 def _statistic(verdict: Verdict) -> tuple[Tensor, float | None, float | None]:
     """A criterion's statistic as verl's k1, k2 or k3, and the bounds within which it is kept."""
-    criterion = verdict.criterion
+    value = -verdict.value if verdict.criterion.stat == "ratio" else verdict.value
+    return value, *_limits(verdict.criterion)
+
+
+def _limits(criterion: Criterion) -> Interval:
+    """The bounds of a criterion's statistic as verl's k1, k2 or k3."""
     if criterion.stat == "ratio":
-        return -verdict.value, negated(log_bound(criterion.upper)), negated(log_bound(criterion.lower))
-    return verdict.value, criterion.lower if criterion.stat == "k1" else 0.0, criterion.upper
+        return negated(log_bound(criterion.upper)), negated(log_bound(criterion.lower))
+    return criterion.lower if criterion.stat == "k1" else 0.0, criterion.upper
 
 
 def _collect_sequences(verdict: Verdict, block: Block, sums: Named, maxima: Named, rows: Named) -> None:
@@ -171,7 +198,7 @@ def _collect_tokens(verdict: Verdict, block: Block, sums: Named, maxima: Named, 
     sums[f"{label}/clamped2"] = (clamped * clamped).sum()
     for name, which in zip(("above", "below"), outside(stat, low, high), strict=True):
         sums[f"{label}/{name}"] = count(which, measured)
-    maxima[f"-min_{label}/stat"], maxima[f"max_{label}/stat"] = extrema(stat, measured)
+    maxima[f"{label}/-min_stat"], maxima[f"{label}/max_stat"] = extrema(stat, measured)
 
 
 def _collect_rows(
@@ -180,7 +207,7 @@ def _collect_rows(
     rows |= {f"{label}/row": select(some, row), f"{label}/row2": select(some, row * row)}
     for name, which in zip(("row_above", "row_below"), outside(row, low, high), strict=True):
         rows[f"{label}/{name}"] = which if some is None else which & some
-    maxima[f"-min_{label}/row"], maxima[f"max_{label}/row"] = extrema(row, some)
+    maxima[f"{label}/-min_row"], maxima[f"{label}/max_row"] = extrema(row, some)
 
 
 # --- on the host ---
@@ -259,13 +286,13 @@ def _rejection(v: Values, criterion: Criterion) -> dict[str, float]:
     over_tokens = criterion.over == "token"
     rows = v["sequences_measured"] if over_tokens else v[f"{label}/units"]
     high, low = mean(v[f"verl/{label}/row_above"], rows), mean(v[f"verl/{label}/row_below"], rows)
-    largest, smallest = v[f"verl/max_{label}/row"], -v[f"verl/-min_{label}/row"]
+    largest, smallest = v[f"verl/{label}/max_row"], -v[f"verl/{label}/-min_row"]
     if rows == 0.0:
         largest = smallest = 0.0
     found = {
         "mean": mean(own["stat"], tokens),
-        "max": v[f"verl/max_{label}/stat"] if over_tokens else largest,
-        "min": -v[f"verl/-min_{label}/stat"] if over_tokens else smallest,
+        "max": v[f"verl/{label}/max_stat"] if over_tokens else largest,
+        "min": -v[f"verl/{label}/-min_stat"] if over_tokens else smallest,
         "fraction_high": mean(v[f"verl/{label}/above"], tokens) if over_tokens else high,
         "fraction_low": mean(v[f"verl/{label}/below"], tokens) if over_tokens else low,
         "std": population_std(own["clamped"], own["clamped2"], tokens),

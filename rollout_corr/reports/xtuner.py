@@ -17,13 +17,14 @@ default.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from rollout_corr.cuts import log_bound
 from rollout_corr.measures import Block, Named, outside, totals
 from rollout_corr.reference import extrema, select
+from rollout_corr.reports import Columns, Interval
 from rollout_corr.reports.moments import (
     count,
     exp,
@@ -57,23 +58,47 @@ OF_PACKS = (
 )
 
 
-def sum_names(spec: Spec) -> tuple[str, ...]:
-    """Names of the sums, in order."""
-    names = ["k3_beyond", "log_difference", "abs_d", "train", "rollout", "rows", *OF_PACKS]
+def columns(spec: Spec, names: Sequence[str]) -> Columns:
+    """Names of the statistics."""
+    of_tokens, of_sequences, maxima = ["k3_beyond", "abs_d"], ["log_difference", "train", "rollout"], []
     if spec.weight is not None:
-        names += ["clamped", "clamped2", "weight2", "tokens_above", "tokens_below"]
-        names += ["means_above", "means_below", "vetoed", "catastrophic"]
+        of_tokens += ["catastrophic"]
+        of_sequences += ["means_above", "means_below", "vetoed"]
+        units = of_tokens if spec.weight.level == "token" else of_sequences
+        units += ["clamped", "clamped2", "weight2", "tokens_above", "tokens_below"]
         if spec.weight.level != "token":
-            names += ["rows_above", "rows_below"]
-    return tuple(f"xtuner/{name}" for name in names)
+            of_sequences += ["rows_above", "rows_below"]
+            maxima += ["max_log_weight", "-min_log_weight"]
+    found = Columns(
+        token_sums=tuple(of_tokens),
+        sequence_sums=tuple(of_sequences),
+        call_sums=("rows", *OF_PACKS),
+        sequence_maxima=tuple(maxima),
+        call_maxima=("max_log_ppl_diff", "-min_log_ppl_diff"),
+    )
+    return found.prefixed("xtuner")
 
 
-def max_names(spec: Spec) -> tuple[str, ...]:
-    """Names of the maxima, in order."""
-    names = ["max_log_ppl_diff", "-min_log_ppl_diff"]
-    if spec.weight is not None and spec.weight.level != "token":
-        names += ["max_log_weight", "-min_log_weight"]
-    return tuple(f"xtuner/{name}" for name in names)
+def role(criterion: Criterion) -> str | None:
+    """Whether a criterion is part of the veto."""
+    return "veto" if criterion.label.startswith("veto") and criterion.drops_sequences else None
+
+
+def intervals(spec: Spec, names: Sequence[str]) -> dict[str, Interval]:
+    """The bounds of the weight, of its logarithm, and of the tokens that each veto looks for."""
+    if spec.weight is None:
+        return {}
+    low, high = _bounds(spec, spec.weight)
+    found: dict[str, Interval] = {"xtuner/ratio": (low, high), "xtuner/log": (log_bound(low), log_bound(high))}
+    for own, criterion in zip(names, spec.criteria, strict=True):
+        if _looks_for_tokens(criterion):
+            found[f"xtuner/{own}"] = log_bound(criterion.lower), log_bound(criterion.upper)
+    return found
+
+
+def _looks_for_tokens(criterion: Criterion) -> bool:
+    """Whether a criterion is a veto of tokens, alone or by their extremum, and not of a mean."""
+    return role(criterion) == "veto" and criterion.stat == "ratio" and criterion.reduce in (None, "min", "max")
 
 
 def _bounds(spec: Spec, weight: Weight) -> tuple[float | None, float | None]:
@@ -139,10 +164,10 @@ def _collect_veto(block: Block, sums: Named, rows: Named) -> None:
     catastrophic = torch.zeros((), dtype=torch.int64, device=vetoed.device)
     for verdict in block.decision.verdicts:
         criterion = verdict.criterion
-        if not criterion.label.startswith("veto") or verdict.failed is None:
+        if role(criterion) != "veto" or verdict.failed is None:
             continue
         vetoed = vetoed | verdict.failed
-        if criterion.stat == "ratio" and criterion.reduce in (None, "min", "max"):
+        if _looks_for_tokens(criterion):
             for which in outside(block.tokens.d, log_bound(criterion.lower), log_bound(criterion.upper)):
                 catastrophic = catastrophic + count(which, block.tokens.measured)
     rows["vetoed"] = vetoed
