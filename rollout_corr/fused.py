@@ -7,7 +7,7 @@ its results for tracing. Triton is imported by the first call that needs it.
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import lru_cache
 from importlib import metadata
 from typing import Any
@@ -135,9 +135,6 @@ def run_fused(batch: Batch, spec: Spec) -> blocks.Result:
     weights, mask, keep, statistics = found
     sums, maxima = counts(spec)
     collected = Statistics(spec, statistics[:sums], statistics[sums : sums + maxima])
-    if len(spec.report) > 1:
-        # The kernels know the native statistics alone. The other schemes' are the reference's, over the whole batch.
-        collected = blocks.run_whole(batch, spec).statistics
     return blocks.Result(
         weights if writes_weights(spec) else None,
         mask if writes_mask(spec, batch.mask, batch.offsets) else None,
@@ -214,7 +211,7 @@ def _reference(
     count = train.shape[0] if offsets is None else offsets.shape[0] - 1
     named = dict(zip(external_names(spec), external, strict=True))
     batch = Batch(train, rollout, mask, offsets, count, lambda x: x, mask, advantages, per_sequence, named)
-    result = blocks.run_blocks(batch, replace(spec, report=("native",)))
+    result = blocks.run_blocks(batch, spec)
     edited = result.mask
     if edited is None and writes_mask(spec, mask, offsets):
         edited = blocks.inside(batch)
