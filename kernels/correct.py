@@ -43,11 +43,11 @@ SHAPES = (
 )
 
 
-def shape_for(tokens: int, sequences: int, heavy: bool) -> Shape:
-    """The shape for a batch, from its sizes alone; half as large a tile where a token takes many registers."""
+def shape_for(tokens: int, sequences: int, halvings: int) -> Shape:
+    """The shape for a batch, from its sizes alone; a smaller tile where a token takes many registers."""
     mean = tokens // max(1, sequences)
     shape = next(shape for least, shape in SHAPES if mean >= least)
-    return replace(shape, tile=shape.tile // 2) if heavy else shape
+    return replace(shape, tile=shape.tile >> halvings)
 
 
 @dataclass
@@ -141,7 +141,12 @@ def prepare(
         writes_mask=writes_mask,
         edits_mask=edits_mask,
     )
-    shape = shape_for(tokens, sequences, plan.heavy)
+    mask = _bytes(given.mask)
+    lines = [x for x in (train, given.rollout, mask) if x is not None]
+    unit = all(x.stride(-1) == 1 or x.shape[-1] <= 1 for x in lines)
+    aligned = unit and all(_is_aligned(x, packed) for x in lines) and (packed or width % 16 == 0)
+    # Where each token is loaded by itself, its address takes registers too.
+    shape = shape_for(tokens, sequences, min(2, plan.halvings + (not aligned)))
     if packed:
         tiles, slots = 0, tokens // shape.tile + sequences + 2
     else:
@@ -179,13 +184,9 @@ def prepare(
     states = empty(sequences, dtype=torch.int32) if plan.applies else None
     sequence_weights = empty(sequences, dtype=kind) if plan.spreads else None
 
-    mask = _bytes(given.mask)
-    lines = [x for x in (train, given.rollout, mask) if x is not None]
     vec = max(4, 16 // min(train.element_size(), given.rollout.element_size()))
     vec = min(vec, shape.tile)
     lanes = min(shape.lanes, shape.tile // vec)
-    unit = all(x.stride(-1) == 1 or x.shape[-1] <= 1 for x in lines)
-    aligned = unit and all(_is_aligned(x, packed) for x in lines) and (packed or width % 16 == 0)
     strides = [stride for x in (train, given.rollout, mask) for stride in _strides(x, packed)]
     extents = (tokens, sequences, width, tiles)
     cut = {"ROWS": shape.rows, "TILE": shape.tile, "VEC": vec, "UNIT": unit, "ALIGNED": aligned}
