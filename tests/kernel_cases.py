@@ -243,6 +243,15 @@ def same_bits(one, other):
     return all(torch.equal(bits(x).flatten(), bits(y).flatten()) for x, y in zip(a, b, strict=True))
 
 
+def same_but_for_order(one, other):
+    """Whether weights, masks and verdicts are the same to the bit, and statistics but for the order of sums."""
+    a, b = ([*flat(x.weights), *flat(x.mask), x.keep] for x in (one, other))
+    for name in ("sums", "maxima"):
+        got, wanted = (getattr(x.statistics, name) for x in (one, other))
+        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-9)
+    return all(torch.equal(bits(x).flatten(), bits(y).flatten()) for x, y in zip(a, b, strict=True))
+
+
 def flat(x):
     """A result as a list of tensors on the CPU."""
     rows = [] if x is None else x if isinstance(x, list) else [x]
