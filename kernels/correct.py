@@ -50,6 +50,14 @@ def shape_for(tokens: int, sequences: int, halvings: int) -> Shape:
     return replace(shape, tile=shape.tile >> halvings)
 
 
+def search_steps(sequences: int, ways: int) -> int:
+    """How many steps of that many ways find a slot's sequence."""
+    steps, span = 0, sequences + 1
+    while span > 0:
+        steps, span = steps + 1, span // ways
+    return steps
+
+
 @dataclass
 class Given:
     """A batch as the kernels take it: [N] with offsets, or [B, T] without. No mask of zeros and ones is needed."""
@@ -194,9 +202,7 @@ def prepare(
     advantages = given.advantages.contiguous() if plan.advantages and given.advantages is not None else None
     externals = tuple(x.contiguous() for x in given.externals)
     mask_bytes, keep_bytes = _bytes(mask_out), _bytes(keep)
-    steps, span = 0, sequences + 1
-    while span > 0:
-        steps, span = steps + 1, span // WAYS.value
+    steps = search_steps(sequences, WAYS.value)
     read = (
         train, given.rollout, mask, advantages, externals, offsets, numbers,
         weights, mask_bytes, owners, counts, integers, floats, peaks, token_sums, token_maxima, histogram,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
 import math
@@ -13,6 +14,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 import oracle
 import rollout_corr as rc
@@ -41,6 +44,8 @@ from kernel_cases import (
     watched,
 )
 from products import criteria_product, weights_product
+from rollout_corr.kernels.correct import search_steps
+from rollout_corr.kernels.slots import owners_of
 from rollout_corr.kernels.variants import LONG, MEDIUM, SHORT, VARIANTS
 from rollout_corr.spec import LEVELS, NONFINITE, REDUCTIONS, STATS, WHEN
 
@@ -312,20 +317,29 @@ def test_padded_strides(device):
             assert same_but_for_order(out, wanted)
 
 
-def test_many_sequences(device):
-    """More than one step of the search for a slot's owner looks at; some begin in the same tile, some are empty."""
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(0, 4, (400,), generator=generator)
-    lengths[7], lengths[200:340] = 90, 0
-    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)) + 5
-    rollout = -torch.rand(int(offsets[-1]) + 9, generator=generator)
-    given = rollout + 0.3 * torch.randn(rollout.shape, generator=generator), rollout, rollout < -0.1
-    spec = rc.Spec(W("product", upper=1.2), (over("abs", "max", upper=0.5),), "both")
-    reference = rc.correct(*given, cu_seqlens=offsets, spec=spec)
-    assert {False, True} == set(reference.keep.tolist())
-    with shaped(MIDDLE), watched():
-        out = rc.correct(*(x.to(device) for x in given), cu_seqlens=offsets, spec=spec, backend="triton")
-    assert_like_reference(out, reference)
+@triton.jit
+def owners_kernel(
+    offsets, owners, sequences: tl.int64, tokens: tl.int64, steps, ROWS: tl.constexpr, WAYS: tl.constexpr
+):
+    slot = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    tl.store(owners + slot, owners_of(offsets, slot, sequences, tokens, steps, ROWS, 8, WAYS))
+
+
+@pytest.mark.parametrize(("rows", "ways"), [(1, 8), (16, 8)])
+def test_the_search_for_owners(rows, ways, device):
+    """Every slot's sequence is found in as many steps as the launcher allows, also the first of many empty ones."""
+    for sequences in (0, 1, ways - 2, ways - 1, ways, ways**2 + 2 * ways - 1):
+        generator = torch.Generator().manual_seed(sequences)
+        lengths = torch.randint(0, 12, (sequences,), generator=generator)
+        lengths[sequences // 3 : sequences // 2] = 0
+        offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)) + 5
+        tokens = int(offsets[-1]) + 9
+        programs = -(-(tokens // 8 + sequences + 2) // rows)
+        owners = torch.empty(programs * rows, dtype=torch.int64, device=device)
+        steps = search_steps(sequences, ways)
+        owners_kernel[(programs,)](offsets.to(device), owners, sequences, tokens, steps, rows, ways)
+        firsts = [0, *(start // 8 + 1 + i for i, start in enumerate(offsets.tolist()))]
+        assert owners.tolist() == [bisect.bisect_right(firsts, slot) - 1 for slot in range(programs * rows)]
 
 
 def test_packed_strides(device):
