@@ -9,9 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from rollout_corr.kernels.criteria import selected
 from rollout_corr.kernels.judge import REJECTED, WEIGHTLESS, late_bit
+from rollout_corr.kernels.measures import BINS, COPIES, weight_of
 from rollout_corr.kernels.plan import Plan
-from rollout_corr.kernels.read import BINS, COPIES, selected, weight_of
 from rollout_corr.kernels.reports import put_call, report_pack
 from rollout_corr.kernels.slots import addresses, fetch, positions, stretch_of, write
 from rollout_corr.kernels.tokens import (

@@ -18,8 +18,9 @@ from torch import Tensor
 from rollout_corr.histogram import HISTOGRAM_BINS
 from rollout_corr.kernels.apply import apply_kernel
 from rollout_corr.kernels.judge import judge_kernel
+from rollout_corr.kernels.measures import COPIES
 from rollout_corr.kernels.plan import numbers_of, plan_of
-from rollout_corr.kernels.read import COPIES, WAYS, read_kernel
+from rollout_corr.kernels.read import WAYS, read_kernel
 from rollout_corr.spec import Spec
 
 

@@ -8,6 +8,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from rollout_corr.kernels.criteria import aggregate_tokens, class_of, judge_tokens
+from rollout_corr.kernels.measures import (
+    BINS,
+    COPIES,
+    histogram_of,
+    measure_probabilities,
+    measure_tokens,
+    measure_weights,
+    weight_of,
+)
 from rollout_corr.kernels.plan import Plan
 from rollout_corr.kernels.reports import report_tokens
 from rollout_corr.kernels.slots import addresses, fetch, owners_of, positions, stretch_of, write
@@ -20,212 +30,24 @@ from rollout_corr.kernels.sums import (
     put_sums,
     record,
     record_count,
-    record_extrema,
     record_statistic,
     record_sum,
 )
 from rollout_corr.kernels.tokens import (
-    LARGEST_D,
-    LARGEST_STATISTIC,
     class_name,
     exponential,
-    has,
     is_finite,
-    key_of,
     limited,
-    log_ratio_of,
     named,
     number,
-    of_test,
-    passes,
-    probability,
     real,
     size,
-    statistic,
     test,
     thresholds,
-    within,
 )
 
-# Programs add their histograms into this many copies, so that they do not all wait for the same few bins.
-COPIES = tl.constexpr(16)
-BINS = tl.constexpr(512)
-FIRST_BIN = tl.constexpr((127 - 24) << 3)
 # Sequences that each step of the search for a slot's owner looks at.
 WAYS = tl.constexpr(128)
-
-
-# --- what a program adds to the statistics ---
-
-
-@triton.jit
-def measure_tokens(found, d, excess, k3, measured, clamp, PLAN: tl.constexpr, TAME: tl.constexpr):
-    """What every Spec reports of its tokens."""
-    saturated = d if TAME else limited(d, -LARGEST_D, LARGEST_D, PLAN)
-    found = record(found, PLAN, "token_sums", "abs_d", tl.abs(saturated))
-    found = record(found, PLAN, "token_sums", "d2", saturated * saturated)
-    found = record(found, PLAN, "token_sums", "k3", k3)
-    found = record(found, PLAN, "token_sums", "ratio", excess)
-    found = record(found, PLAN, "token_sums", "ratio2", excess * excess)
-    clamped = tl.zeros_like(d)
-    if not TAME:
-        clamped = tl.where(tl.abs(d) <= clamp, clamped, 1.0)
-    found = record(found, PLAN, "token_sums", "tokens_clamped", clamped)
-    return record_extrema(found, PLAN, "-min_d", "max_d", d, measured)
-
-
-@triton.jit
-def measure_probabilities(found, train, rollout, measured, PLAN: tl.constexpr):
-    """What only detail="full" reports, but for the histogram."""
-    p = tl.where(measured, probability(rollout) - 1.0, 0.0)
-    q = tl.where(measured, probability(train) - 1.0, 0.0)
-    gap = tl.abs(p - q)
-    found = record(found, PLAN, "token_sums", "abs_prob_diff", gap)
-    found = record_extrema(found, PLAN, "", "max_abs_prob_diff", gap, measured)
-    p, q = p.to(tl.float64), q.to(tl.float64)
-    found = record(found, PLAN, "token_sums", "p", p)
-    found = record(found, PLAN, "token_sums", "q", q)
-    found = record(found, PLAN, "token_sums", "p2", p * p)
-    found = record(found, PLAN, "token_sums", "q2", q * q)
-    return record(found, PLAN, "token_sums", "pq", p * q)
-
-
-@triton.jit
-def histogram_of(d, measured):
-    """[BINS], how many D are in each bin."""
-    bits = d.to(tl.float32).to(tl.int32, bitcast=True)
-    bins = tl.minimum(tl.maximum(((bits & 0x7FFFFFFF) >> 20) - FIRST_BIN, 0), 255) + tl.where(bits < 0, 256, 0)
-    return tl.histogram(tl.ravel(bins), BINS, mask=tl.ravel(measured & is_finite(d)))
-
-
-@triton.jit
-def between(x, lower, upper, PLAN: tl.constexpr):
-    """x clamped to the bounds that a weight has."""
-    if PLAN.has_lower:
-        lower = lower.to(x.dtype)
-        x = tl.where(x < lower, lower, x) if PLAN.nonfinite == "propagate" else tl.maximum(x, lower)
-    if PLAN.has_upper:
-        upper = upper.to(x.dtype)
-        x = tl.where(x > upper, upper, x) if PLAN.nonfinite == "propagate" else tl.minimum(x, upper)
-    return x
-
-
-@triton.jit
-def weight_of(d, log_ratio, e, excess, numbers, PLAN: tl.constexpr):
-    """The log-ratio of a weight, ratio - 1 before and after the bounds, and the weight."""
-    raw = excess
-    if PLAN.token_clamp:
-        most = number(numbers, PLAN, "token_clamp").to(d.dtype)
-        log_ratio = limited(log_ratio, -most, most, PLAN)
-        e, raw, _ = exponential(log_ratio, PLAN)
-    bounded, weight = raw, e
-    if PLAN.bounded:
-        if PLAN.outside == "zero":
-            inside = within(log_ratio, numbers, PLAN, "log")
-            bounded, weight = tl.where(inside, raw, -1.0), tl.where(inside, e, 0.0)
-        else:
-            lower, upper = number(numbers, PLAN, "lower"), number(numbers, PLAN, "upper")
-            bounded = between(raw, lower - 1.0, upper - 1.0, PLAN)
-            weight = between(e, lower, upper, PLAN)
-    return log_ratio, raw, bounded, weight
-
-
-@triton.jit
-def measure_weights(found, measured, log_ratio, raw, bounded, numbers, PLAN: tl.constexpr):
-    """What a token weight reports."""
-    bounded = tl.where(measured, bounded, 0.0)
-    found = record(found, PLAN, "floats", "raw", raw)
-    found = record(found, PLAN, "floats", "bounded", bounded)
-    found = record(found, PLAN, "token_sums", "raw2", raw * raw)
-    found = record(found, PLAN, "token_sums", "weight2", bounded * bounded)
-    above, below = tl.zeros_like(raw), tl.zeros_like(raw)
-    if PLAN.has_upper:
-        inside = log_ratio <= number(numbers, PLAN, "log/upper").to(raw.dtype)
-        above = tl.where(measured & (inside == 0), 1.0, 0.0).to(raw.dtype)
-    if PLAN.has_lower:
-        inside = log_ratio >= number(numbers, PLAN, "log/lower").to(raw.dtype)
-        below = tl.where(measured & (inside == 0), 1.0, 0.0).to(raw.dtype)
-    found = record(found, PLAN, "token_sums", "tokens_above", above)
-    found = record(found, PLAN, "token_sums", "tokens_below", below)
-    if PLAN.outside == "zero":
-        found = record_extrema(found, PLAN, "-min_weight", "max_weight", bounded, measured)
-    return found
-
-
-# --- criteria ---
-
-
-@triton.jit
-def class_of(d, advantage, measured, WHICH: tl.constexpr):
-    """Tokens of one class of `when`; see plan.CLASSES."""
-    if WHICH == "negative_outward":
-        return measured & (advantage < 0) & (d < 0)
-    elif WHICH == "negative_inward":
-        return measured & (advantage < 0) & ((d < 0) == 0)
-    elif WHICH == "positive_outward":
-        return measured & (advantage > 0) & (d > 0)
-    else:
-        return measured & (advantage > 0) & ((d > 0) == 0)
-
-
-@triton.jit
-def selected(d, advantage, measured, TEST: tl.constexpr):
-    """What `when` asks for. A NaN advantage is not selected, nor is 0."""
-    if TEST.when == "any":
-        return measured
-    elif TEST.when == "negative_advantage":
-        return measured & (advantage < 0)
-    elif TEST.when == "positive_advantage":
-        return measured & (advantage > 0)
-    else:
-        return measured & (((advantage < 0) & (d < 0)) | ((advantage > 0) & (d > 0)))
-
-
-@triton.jit
-def judge_tokens(found, d, train, rollout, measured, advantage, external, dropped, numbers, TEST: tl.constexpr,
-                 PLAN: tl.constexpr):  # fmt: skip
-    """Test every measured token that `when` selects; gives back also what is dropped so far."""
-    value = statistic(d, train, rollout, measured, external, numbers, TEST, PLAN)
-    if TEST.cut == "value":
-        tested = value
-    else:
-        tested = log_ratio_of(d, numbers, TEST, PLAN)
-    fails = selected(d, advantage, measured, TEST) & (passes(tested, numbers, TEST, PLAN) == 0)
-    found = record_count(found, PLAN, "counts", named(TEST.index, "lost"), fails)
-    among = measured
-    if TEST.stat == "ratio":
-        clamp = number(numbers, PLAN, "clamp").to(d.dtype)
-        _, value, _ = exponential(limited(value, -clamp, clamp, PLAN), PLAN)
-    if TEST.stat == "external":
-        among = among & is_finite(value)
-    counted = limited(tl.where(among, value, 0.0), -LARGEST_STATISTIC, LARGEST_STATISTIC, PLAN)
-    found = record(found, PLAN, "token_sums", named(TEST.index, "value"), counted)
-    found = record(found, PLAN, "token_sums", named(TEST.index, "value2"), counted * counted)
-    found = record_extrema(found, PLAN, of_test("-min", TEST.index), of_test("max", TEST.index), value, among)
-    if TEST.drop != "sequence":
-        dropped = dropped | fails
-    return found, dropped
-
-
-@triton.jit
-def aggregate_tokens(found, d, train, rollout, among, external, numbers, TEST: tl.constexpr, PLAN: tl.constexpr,
-                     TAME: tl.constexpr):  # fmt: skip
-    """What a criterion over sequences needs of a slot."""
-    if has(PLAN, "peaks", named(TEST.index, "peak")):
-        if TEST.cut == "abs_d" or TEST.cut == "clamped_abs_d":
-            # These statistics grow with |D|, so its extremum decides, and gives theirs.
-            x = tl.abs(log_ratio_of(d, numbers, TEST, PLAN))
-        else:
-            x = statistic(d, train, rollout, among, external, numbers, TEST, PLAN)
-        x = x if TEST.reduce == "max" else -x
-        found = record(found, PLAN, "peaks", named(TEST.index, "peak"), key_of(tl.where(among, x, float("-inf"))))
-    elif TEST.sum != "d":
-        x = tl.where(among, statistic(d, train, rollout, among, external, numbers, TEST, PLAN), 0.0)
-        if TEST.stat == "ratio" or TEST.stat == "k1" or TEST.stat == "abs":
-            found = record_sum(found, PLAN, named(TEST.index, "sum"), x, TAME)
-        else:
-            found = record_statistic(found, PLAN, named(TEST.index, "sum"), x)
-    return found
 
 
 @triton.jit
@@ -237,9 +59,6 @@ def external_of(externals, default, sequence, tile, width, place, inside, full, 
         return fetch(where, inside, full).to(real(PLAN))
     else:
         return default
-
-
-# --- the kernel ---
 
 
 @triton.jit

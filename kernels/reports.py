@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from rollout_corr.kernels.criteria import statistic
+from rollout_corr.kernels.gather import integer, plain
 from rollout_corr.kernels.plan import Plan, Test
 from rollout_corr.kernels.sums import record, record_count, record_extrema
 from rollout_corr.kernels.tokens import (
@@ -26,7 +28,6 @@ from rollout_corr.kernels.tokens import (
     perplexity,
     put,
     size,
-    statistic,
     test,
 )
 
@@ -207,7 +208,7 @@ def report_option(found, d, train, rollout, measured, numbers, TEST: tl.constexp
     return record_extrema(found, PLAN, of_option(TEST, "-min_stat"), of_option(TEST, "max_stat"), value, measured)
 
 
-# --- sequences. `integer` and `plain` are judge's, which cannot be imported here: it imports this file. ---
+# --- sequences ---
 
 
 @triton.jit
@@ -244,8 +245,7 @@ def report_criterion(value, failed, vetoed, n, n_among, sums, maxima, numbers, T
 
 
 @triton.jit
-def report_weights(found, sum_d, log_ratio, raw, ratio, n, n_among, sums, maxima, numbers, PLAN: tl.constexpr,
-                   integer: tl.constexpr):  # fmt: skip
+def report_weights(found, sum_d, log_ratio, raw, ratio, n, n_among, sums, maxima, numbers, PLAN: tl.constexpr):
     """What the schemes add of the weights of sequences; at token level of their means."""
     some, measured, survivors = n > 0, n.to(tl.float64), n_among > 0
     add_rows(sums, PLAN, "verl/means_above", above(log_ratio, some, numbers, PLAN, "verl/log"))
@@ -285,8 +285,7 @@ def report_weights(found, sum_d, log_ratio, raw, ratio, n, n_among, sums, maxima
 
 
 @triton.jit
-def report_sequences(found, sum_d, train, rollout, valid, n, kept, vetoed, sums, maxima, numbers, PLAN: tl.constexpr,
-                     integer: tl.constexpr, plain: tl.constexpr):  # fmt: skip
+def report_sequences(found, sum_d, train, rollout, valid, n, kept, vetoed, sums, maxima, numbers, PLAN: tl.constexpr):
     """What the schemes add of sequences once every criterion has spoken."""
     some, each = n > 0, tl.maximum(n, 1).to(tl.float64)
     if has(PLAN, "floats", "d_beyond"):

@@ -1,0 +1,163 @@
+"""Criteria where the tokens are: the statistic of each token, whom it tests, what it drops."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from rollout_corr.kernels.sums import record, record_count, record_extrema, record_statistic, record_sum
+from rollout_corr.kernels.tokens import (
+    LARGEST_SQUARED,
+    LARGEST_STATISTIC,
+    binary_kl,
+    exponential,
+    has,
+    is_finite,
+    key_of,
+    limited,
+    named,
+    number,
+    of_test,
+    probability,
+    within,
+)
+
+
+@triton.jit
+def passes(x, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
+    """Whether a value passes, compared where the threshold cuts."""
+    if TEST.cut == "abs_d" or TEST.cut == "clamped_abs_d":
+        x = tl.abs(x)
+    if TEST.cut == "clamped_d" or TEST.cut == "clamped_abs_d":
+        clamp = number(numbers, PLAN, "clamp").to(x.dtype)
+        x = limited(x, -clamp, clamp, PLAN)
+    passed = within(x, numbers, PLAN, TEST.index)
+    if TEST.holed:
+        hole_end = number(numbers, PLAN, named(named(TEST.index, "hole"), "lower")).to(x.dtype)
+        hole_start = number(numbers, PLAN, named(named(TEST.index, "hole"), "upper")).to(x.dtype)
+        passed = passed & ((x <= hole_start) | (x >= hole_end))
+    return passed
+
+
+@triton.jit
+def log_ratio_of(d, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
+    """D after the criterion's token clamp."""
+    if TEST.token_clamp:
+        most = number(numbers, PLAN, named(TEST.index, "token_clamp")).to(d.dtype)
+        return limited(d, -most, most, PLAN)
+    else:
+        return d
+
+
+@triton.jit
+def statistic(d, train, rollout, measured, external, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
+    """The per-token value of a criterion; for "ratio" it is D, because ratios aggregate in log space."""
+    x = log_ratio_of(d, numbers, TEST, PLAN)
+    if TEST.stat == "external":
+        x = tl.where(measured, external, 0.0)
+    elif TEST.stat == "k1":
+        x = -x
+    elif TEST.stat == "abs":
+        x = tl.abs(x)
+    elif TEST.stat == "k2":
+        x = limited(x, -LARGEST_SQUARED, LARGEST_SQUARED, PLAN)
+        x = 0.5 * (x * x)
+    elif TEST.stat == "prob_diff":
+        x = probability(train) - probability(rollout)
+    elif TEST.stat == "tv":
+        x = tl.abs(probability(train) - probability(rollout))
+    elif TEST.stat == "ratio_error":
+        clamp = number(numbers, PLAN, "clamp").to(d.dtype)
+        x, _, _ = exponential(tl.abs(limited(x, -clamp, clamp, PLAN)), PLAN)
+    elif TEST.stat == "k3" or TEST.stat == "k3_reverse" or TEST.stat == "ratio_deviation":
+        clamp = number(numbers, PLAN, "clamp").to(d.dtype)
+        x = limited(x, -clamp, clamp, PLAN)
+        if TEST.stat == "k3_reverse":
+            x = -x
+        _, excess, k3 = exponential(x, PLAN)
+        x = tl.abs(excess) if TEST.stat == "ratio_deviation" else k3
+    elif TEST.stat != "ratio":
+        p, q = probability(rollout), probability(train)
+        eps = number(numbers, PLAN, named(TEST.index, "eps")).to(d.dtype)
+        if TEST.stat == "binary_kl":
+            x = binary_kl(p, q, d, eps)
+        elif TEST.stat == "binary_kl_reverse":
+            x = binary_kl(q, p, -d, eps)
+        else:
+            one, other = binary_kl(p, q, d, eps), binary_kl(q, p, -d, eps)
+            x = tl.where((one > other) | (one != one), one, other)
+        x = tl.where(measured, x, 0.0)
+    return x
+
+
+@triton.jit
+def class_of(d, advantage, measured, WHICH: tl.constexpr):
+    """Tokens of one class of `when`; see plan.CLASSES."""
+    if WHICH == "negative_outward":
+        return measured & (advantage < 0) & (d < 0)
+    elif WHICH == "negative_inward":
+        return measured & (advantage < 0) & ((d < 0) == 0)
+    elif WHICH == "positive_outward":
+        return measured & (advantage > 0) & (d > 0)
+    else:
+        return measured & (advantage > 0) & ((d > 0) == 0)
+
+
+@triton.jit
+def selected(d, advantage, measured, TEST: tl.constexpr):
+    """What `when` asks for. A NaN advantage is not selected, nor is 0."""
+    if TEST.when == "any":
+        return measured
+    elif TEST.when == "negative_advantage":
+        return measured & (advantage < 0)
+    elif TEST.when == "positive_advantage":
+        return measured & (advantage > 0)
+    else:
+        return measured & (((advantage < 0) & (d < 0)) | ((advantage > 0) & (d > 0)))
+
+
+@triton.jit
+def judge_tokens(found, d, train, rollout, measured, advantage, external, dropped, numbers, TEST: tl.constexpr,
+                 PLAN: tl.constexpr):  # fmt: skip
+    """Test every measured token that `when` selects; gives back also what is dropped so far."""
+    value = statistic(d, train, rollout, measured, external, numbers, TEST, PLAN)
+    if TEST.cut == "value":
+        tested = value
+    else:
+        tested = log_ratio_of(d, numbers, TEST, PLAN)
+    fails = selected(d, advantage, measured, TEST) & (passes(tested, numbers, TEST, PLAN) == 0)
+    found = record_count(found, PLAN, "counts", named(TEST.index, "lost"), fails)
+    among = measured
+    if TEST.stat == "ratio":
+        clamp = number(numbers, PLAN, "clamp").to(d.dtype)
+        _, value, _ = exponential(limited(value, -clamp, clamp, PLAN), PLAN)
+    if TEST.stat == "external":
+        among = among & is_finite(value)
+    counted = limited(tl.where(among, value, 0.0), -LARGEST_STATISTIC, LARGEST_STATISTIC, PLAN)
+    found = record(found, PLAN, "token_sums", named(TEST.index, "value"), counted)
+    found = record(found, PLAN, "token_sums", named(TEST.index, "value2"), counted * counted)
+    found = record_extrema(found, PLAN, of_test("-min", TEST.index), of_test("max", TEST.index), value, among)
+    if TEST.drop != "sequence":
+        dropped = dropped | fails
+    return found, dropped
+
+
+@triton.jit
+def aggregate_tokens(found, d, train, rollout, among, external, numbers, TEST: tl.constexpr, PLAN: tl.constexpr,
+                     TAME: tl.constexpr):  # fmt: skip
+    """What a criterion over sequences needs of a slot."""
+    if has(PLAN, "peaks", named(TEST.index, "peak")):
+        if TEST.cut == "abs_d" or TEST.cut == "clamped_abs_d":
+            # These statistics grow with |D|, so its extremum decides, and gives theirs.
+            x = tl.abs(log_ratio_of(d, numbers, TEST, PLAN))
+        else:
+            x = statistic(d, train, rollout, among, external, numbers, TEST, PLAN)
+        x = x if TEST.reduce == "max" else -x
+        found = record(found, PLAN, "peaks", named(TEST.index, "peak"), key_of(tl.where(among, x, float("-inf"))))
+    elif TEST.sum != "d":
+        x = tl.where(among, statistic(d, train, rollout, among, external, numbers, TEST, PLAN), 0.0)
+        if TEST.stat == "ratio" or TEST.stat == "k1" or TEST.stat == "abs":
+            found = record_sum(found, PLAN, named(TEST.index, "sum"), x, TAME)
+        else:
+            found = record_statistic(found, PLAN, named(TEST.index, "sum"), x)
+    return found
