@@ -6,7 +6,7 @@ and prompts cost one look at the mask. The statistics of the blocks merge, so th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -47,13 +47,17 @@ def answer(
     advantages: Advantages | None,
     external: dict[str, Tensor],
     look: bool = False,
+    pairs: Mapping[str, tuple[Tensor, Tensor]] | None = None,
 ) -> Answer:
-    """The definition from end to end, for some whole sequences."""
+    """The definition from end to end, for some whole sequences; `pairs` are further log-probs by `Criterion.of`."""
     tokens = reference.read(train, rollout, valid, sequences, spec, look)
     n_measured = n_valid
     if tokens.nonfinite is not None and spec.nonfinite == "reject":
         n_measured = n_valid - tokens.nonfinite
-    decision = reference.decide(tokens, n_measured, spec, advantages, external)
+    others = {
+        of: reference.read(one, other, valid, sequences, spec, look) for of, (one, other) in (pairs or {}).items()
+    }
+    decision = reference.decide(tokens, n_measured, spec, advantages, external, others)
     weighing = reference.weigh(tokens, decision, spec)
     weights = reference.weights_of(tokens, decision, weighing, spec)
     facts = measures.sequence_facts(tokens, n_valid, n_measured, decision, weighing, spec)
@@ -162,9 +166,9 @@ def run_whole(batch: Batch, spec: Spec) -> Result:
     advantages = None
     if batch.advantages is not None:
         advantages = whole_advantages(batch, batch.advantages, sequences)
-    found = answer(
-        batch.train.to(dtype), batch.rollout.to(dtype), valid, sequences, n_valid, spec, advantages, batch.external
-    )
+    pairs = {of: (one.to(dtype), other.to(dtype)) for of, (one, other) in batch.pairs.items()}
+    train, rollout = batch.train.to(dtype), batch.rollout.to(dtype)
+    found = answer(train, rollout, valid, sequences, n_valid, spec, advantages, batch.external, pairs=pairs)
     collected = Collected()
     collected.add(found.facts, found.sums, found.maxima)
     mask = None
@@ -278,7 +282,8 @@ def _one_block(piece: Piece, spec: Spec, collected: Collected, weights: Tensor |
     train, rollout = (piece.take(x).to(batch.dtype) for x in (batch.train, batch.rollout))
     advantages = None if batch.advantages is None else piece.advantages(batch.advantages)
     external = {name: piece.take(x) for name, x in batch.external.items()}
-    found = answer(train, rollout, None, piece.sequences, piece.n_valid, spec, advantages, external, look=True)
+    pairs = {of: (piece.take(a).to(batch.dtype), piece.take(b).to(batch.dtype)) for of, (a, b) in batch.pairs.items()}
+    found = answer(train, rollout, None, piece.sequences, piece.n_valid, spec, advantages, external, True, pairs)
     collected.add(found.facts, found.sums, found.maxima)
     if weights is not None and found.weights is not None:
         compaction.put(weights[slots], found.weights)

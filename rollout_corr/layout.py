@@ -56,6 +56,8 @@ class Batch:
     advantages: Tensor | None = None
     per_sequence: bool = False
     external: dict[str, Tensor] = field(default_factory=dict)
+    # Further pairs of log-probs that criteria compare: `Criterion.of` to numerator and denominator.
+    pairs: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
     def dtype(self) -> torch.dtype:

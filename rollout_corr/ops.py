@@ -225,6 +225,9 @@ def warmup(
 
 
 def _run(batch: Batch, spec: Spec, backend: str) -> blocks.Result:
+    if batch.pairs and (batch.train.device.type != "cpu" or torch.compiler.is_compiling()):
+        # The kernels compare one pair of policies.
+        return blocks.run_whole(batch, spec)
     if backend == "compiled":
         from rollout_corr.compiled import run_compiled
 
