@@ -83,8 +83,9 @@ def dppo(surrogate: DPPO, new: Tensor, x: Tensor, advantages: Tensor, own_ratio:
 
 
 def sapo(surrogate: SAPO, ratio: Tensor, advantages: Tensor) -> Loss:
-    """tau is a property of the token: a where of two numbers."""
-    tau = torch.where(advantages > 0, surrogate.positive, surrogate.negative).to(ratio.dtype)
+    """A gate that closes smoothly: its slope at r = 1 is that of -r A."""
+    positive, negative = ratio.new_full((), surrogate.positive), ratio.new_full((), surrogate.negative)
+    tau = torch.where(advantages > 0, positive, negative)
     return Loss(-(4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0)) * advantages)
 
 
@@ -251,7 +252,7 @@ def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple
         more["log_ratio2"] = select(among, square.detach()).sum(dtype=torch.float64)
         total = total + select(among, objective.regulariser.coef * square)
     if objective.reduction == "sequence_mean_token_mean":
-        inner = (n if objective.denominator == "kept" else given.n_valid).clamp(min=1)
+        inner = (n if objective.denominator == "kept" else given.n_valid).clamp(min=1).double()
         total = total * sequences.spread((1.0 / inner).to(total.dtype))
     sums, maxima = statistics(given, known, counted, n, policy, loss, x, used)
     return total.sum(dtype=torch.float64), sums | more, maxima
