@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+import oracle
+import oracle_loss
 import rollout_corr as rc
-from batches import LAYOUTS, one_thread
-from loss_cases import SURROGATES, LaidLoss, check, objective, only, random_batch
+from batches import LAYOUTS, error, one_thread
+from loss_cases import SURROGATES, LaidLoss, check, compare_metrics, objective, only, random_batch
 from rollout_corr.surrogates import DENOMINATORS, KINDS, KL_WEIGHTS, LOSS_REDUCTIONS, SCOPES
 
 DECOUPLED = ("old", "weights", "train_mask")
@@ -53,7 +55,7 @@ def test_reductions(reduction, denominator):
     for name, batch, whole in itertools.product(("ppo", "gspo"), (*BATCHES, BROKEN[0]), (False, True)):
         wanted = objective(name, reduction=reduction, denominator=counted, max_length=length)
         if reduction == "sum" and denominator != "original":
-            with pytest.raises(ValueError, match="^denominator: expected the default with reduction"):
+            with pytest.raises(ValueError, match="expected the default with reduction"):
                 check(only(batch, *DECOUPLED), wanted, given=given)
         else:
             check(only(batch, *DECOUPLED), wanted, given=given, whole=whole)
@@ -97,3 +99,140 @@ def test_low_precision_log_probs(dtype):
         (wanted,) = torch.autograd.grad(one.value, exact.new)
         assert slope.dtype == dtype
         torch.testing.assert_close(slope, wanted.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+
+
+# --- modes and specs --------------------------------------------------------------------------------------------------
+
+TIS = rc.Weight("token", upper=1.5)
+GEOMETRIC = rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.8, upper=1.3)
+TOKEN = rc.Criterion("ratio", lower=0.6, upper=1.7)
+
+
+def pair(sequences, numerator, denominator, criteria, spec):
+    """The oracle's answer for one pair of policies."""
+    rows = [oracle.Sequence(getattr(q, numerator), getattr(q, denominator), q.mask, q.advantages) for q in sequences]
+    return oracle.correct(rows, replace(spec, criteria=criteria))
+
+
+def corrected(sequences, spec, train, apply_weights):
+    """Sequences with the weights and the training mask that the oracle of `correct` gives them."""
+    names = {"train/rollout": (train, "rollout"), "new/rollout": ("new", "rollout"), "new/old": ("new", "old")}
+    answers = [
+        pair(sequences, *names[of], tuple(c for c in spec.criteria if c.of == of), spec)
+        for of in names
+        if of == "train/rollout" or any(c.of == of for c in spec.criteria)
+    ]
+    made = []
+    for s, q in enumerate(sequences):
+        alive = [not any(answer.rejected[s][t] for answer in answers) for t in range(len(q))]
+        main = answers[0].weights
+        weights = None
+        if main is not None and apply_weights:
+            zeroes = spec.rejected != "mask"
+            weights = [w if alive[t] or not zeroes else 0.0 for t, w in enumerate(main[s])]
+        elif spec.rejected != "mask":
+            weights = [float(x) for x in alive]
+        trains = alive if spec.rejected != "zero" else [True] * len(q)
+        made.append(replace(q, weights=weights, train_mask=trains))
+    return made
+
+
+SPECS = {
+    "metrics": rc.Spec(),
+    "weight": rc.Spec(TIS),
+    "product": rc.Spec(rc.Weight("product", lower=0.5, upper=2.0), (GEOMETRIC,)),
+    "icepop": rc.Spec(rc.Weight("token", 0.7, 1.4, outside="zero"), rejected="both"),
+    "zero": rc.Spec(TIS, (TOKEN, GEOMETRIC), "zero"),
+    "both": rc.Spec(None, (TOKEN,), "both"),
+    "new": rc.Spec(
+        TIS, (GEOMETRIC, replace(TOKEN, of="new/rollout", label="a"), replace(TOKEN, of="new/old", label="b"))
+    ),
+    "opsm": rc.Spec(
+        TIS,
+        (
+            rc.Criterion(
+                "k1", over="sequence", reduce="mean", upper=0.05, when="negative_advantage", of="new/old", label="opsm"
+            ),
+        ),
+        "zero",
+    ),
+}
+
+
+def check_spec(batch, name, surrogate, train, **options):
+    """The fused call equals the oracle's loss on the oracle's correction."""
+    spec = SPECS[name]
+    laid = LaidLoss(batch, options.pop("layout", "packed"))
+    kind = SURROGATES[surrogate]
+    multiplied = train == "old" or isinstance(kind, (rc.Score, rc.GPG, rc.DRO, rc.DPPO))
+    ready = corrected(batch, spec, train, multiplied)
+    in_place = train == "new" and isinstance(kind, (rc.Score, rc.DPPO)) and spec.weight is not None
+    out = laid(spec=spec, surrogate=kind, **options)
+    wanted = objective(surrogate, weights_are_the_ratio=in_place, **options)
+    assert error(out.value.item(), oracle_loss.value(wanted, ready)) <= 1e-12, (name, surrogate, train)
+    for row, expected in zip(laid.gradient(out.value)[0], oracle_loss.gradient(wanted, ready), strict=True):
+        assert all(error(a, b) <= 3e-8 for a, b in zip(row, expected, strict=True)), (name, surrogate, train)
+    compare_metrics(out.metrics(), oracle_loss.metrics(wanted, ready), 1e-12, (name, surrogate, train))
+    return laid, out
+
+
+@pytest.mark.parametrize("denominator", DENOMINATORS)
+@pytest.mark.parametrize("name", SPECS)
+def test_a_spec_corrects_from_old_and_rollout(name, denominator):
+    for batch, surrogate in itertools.product(BATCHES, ("ppo dual", "gspo", "score", "gmpo")):
+        laid, out = check_spec(only(batch, "old", "rollout"), name, surrogate, "old", denominator=denominator)
+        if name in ("new", "opsm"):
+            continue
+        apart = rc.correct(
+            laid.arguments["old_logp"],
+            laid.arguments["rollout_logp"],
+            laid.laid.mask,
+            cu_seqlens=laid.laid.cu_seqlens,
+            spec=SPECS[name],
+        )
+        options = {"rollout_logp": None, "surrogate": SURROGATES[surrogate], "denominator": denominator}
+        assert torch.equal(laid(correction=apart, **options).value, out.value)
+        assert torch.equal(laid(weights=apart.weights, train_mask=apart.mask, **options).value, out.value)
+        assert torch.equal(out.keep, apart.keep)
+        assert (out.weights is None) == (apart.weights is None)
+        assert out.weights is None or torch.equal(out.weights, apart.weights)
+        assert out.mask.tolist() == apart.mask.tolist()
+        assert apart.metrics().items() <= out.metrics().items()
+
+
+@pytest.mark.parametrize("name", [name for name in SPECS if name not in ("new", "opsm")])
+def test_bypass(name):
+    """PPO and its kin are not multiplied by the weight, Score and DPPO take it as their ratio, GPG and DRO need it."""
+    for batch, surrogate in itertools.product(BATCHES, ("ppo", "gspo", "reinforce", "sapo", "gmpo", "gpg", "dro")):
+        check_spec(only(batch, "rollout"), name, surrogate, "new")
+    for batch, surrogate in itertools.product(BATCHES, ("score", "dppo tv")):
+        check_spec(only(batch, "rollout"), name, surrogate, "new")
+
+
+def test_in_bypass_mode_new_is_train():
+    """A criterion of new/rollout is then one of train/rollout, under its own label."""
+    criterion = replace(TOKEN, of="new/rollout", label="token")
+    for batch in BATCHES:
+        laid = LaidLoss(only(batch, "rollout"), "padded_right")
+        one = laid(spec=rc.Spec(criteria=(criterion,)))
+        other = laid(spec=rc.Spec(criteria=(replace(TOKEN, label="token"),)))
+        assert torch.equal(one.value, other.value) and one.metrics() == other.metrics()
+        assert one.statistics.spec == rc.Spec(criteria=(criterion,))
+
+
+def test_of_overrules_the_mode():
+    """With both log-probs there, of="new/rollout" anchors the ratio at the engine: MiniRL, SkyRL's cispo_anchor."""
+    for batch in BATCHES:
+        anchored = replace(SURROGATES["ppo"], of="new/rollout")
+        laid, alone = LaidLoss(only(batch, "old", "rollout"), "packed"), LaidLoss(only(batch, "rollout"), "packed")
+        assert torch.equal(laid(surrogate=anchored).value, alone().value)
+        spec = rc.Spec(TIS, (replace(TOKEN, of="new/old"),))
+        assert torch.isfinite(laid(surrogate=anchored, spec=spec).value)
+
+
+def test_advantages_of_when_are_those_of_the_loss():
+    batch = only(BATCHES[1], "rollout")
+    criterion = rc.Criterion("prob_diff", lower=-0.05, upper=0.05, when="outward", of="new/rollout", label="dppo")
+    laid = LaidLoss(batch, "padded_right")
+    out = laid(spec=rc.Spec(criteria=(criterion,), rejected="zero"), surrogate=rc.Reinforce())
+    assert 0.0 < out.metrics()["dppo/rejected_tokens_fraction"] < 1.0
