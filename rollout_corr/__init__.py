@@ -15,6 +15,8 @@ from rollout_corr.ops import backend_for as backend_for
 from rollout_corr.ops import correct as correct
 from rollout_corr.ops import warmup as warmup
 from rollout_corr.presets import preset as preset
+from rollout_corr.recipes import recipe as recipe
+from rollout_corr.recipes import recipe_names as recipe_names
 from rollout_corr.spec import Criterion as Criterion
 from rollout_corr.spec import Spec as Spec
 from rollout_corr.spec import Weight as Weight
@@ -60,6 +62,8 @@ __all__ = [
     "policy_loss",
     "preset",
     "presets",
+    "recipe",
+    "recipe_names",
     "warmup",
 ]
 

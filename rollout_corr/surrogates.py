@@ -91,8 +91,8 @@ class PPO(Surrogate):
 
     def explain(self) -> str:
         """The loss of a token, in one line."""
-        ratio = "r" if self.delta is None else f"r = min(r, {self.delta:g})"
-        text = f"-min(r A, clip(r, {1.0 - self.low:g}, {1.0 + self.high:g}) A), {ratio}"
+        text = f"-min(r A, clip(r, {1.0 - self.low:g}, {1.0 + self.high:g}) A)"
+        text += "" if self.delta is None else f", r at most {self.delta:g}"
         return text if self.dual is None else f"{text}, at most {self.dual:g} |A| where A < 0"
 
 
