@@ -34,7 +34,7 @@ def number(name: str, value: object) -> float:
 def positive(name: str, value: object, most: float = math.inf) -> float:
     """A finite number > 0, as a float."""
     converted = number(name, value)
-    if not 0.0 < converted <= most or math.isinf(converted):
+    if not 0.0 < converted <= most or converted == math.inf:
         limit = "" if math.isinf(most) else f" and <= {most:g}"
         raise ValueError(f"{name}: expected a finite number > 0{limit}, got {converted!r}")
     return converted

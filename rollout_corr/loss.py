@@ -195,8 +195,11 @@ def _read(
         for name, x in (("old_logp", old_logp), ("rollout_logp", rollout_logp), ("ref_logp", ref_logp))
     )
     new, flat_mask = read.first.detach(), read.optional("mask", mask, MASK_DTYPES)
-    # The log-prob of the widest dtype stands beside new_logp, so that the batch computes in it.
-    beside = max((x for x in (new, old, rollout, ref) if x is not None), key=lambda x: x.dtype.itemsize)
+    # What stands beside new_logp is of the widest dtype, so that the batch computes in it.
+    beside = new
+    for x in (old, rollout, ref):
+        if x is not None and x.element_size() > beside.element_size():
+            beside = x
     batch = Batch(new, beside, flat_mask, read.offsets, read.count, read.restore, mask)
     if advantages is None:
         raise ValueError("advantages: expected one per token or per sequence, got None")
