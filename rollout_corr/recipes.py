@@ -283,6 +283,9 @@ def _calls() -> dict[str, Call]:
         "skyrl.rollout_is": Call(_skyrl_rollout_is, BYPASS, "its bounds exclude their ends, ours include them"),
         "skyrl.dppo": Call(_skyrl_dppo, BYPASS, ""),
         "nemo.gspo_is": Call(_nemo_gspo, BOTH, GLOBAL),
+        "nemo.mult_err": Call(
+            partial(_clipped, "nemo.mult_err", denominator="kept"), BOTH, "samples are masked before they are counted"
+        ),
         "slime.opsm": Call(_slime_opsm, BOTH, ""),
         "tinker.importance_sampling": Call(_fixed(Reinforce(), "sum"), BYPASS, ""),
         "tinker.ppo": Call(_fixed(PPO(0.2, 0.2), "sum"), BYPASS, ""),

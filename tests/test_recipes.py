@@ -30,7 +30,7 @@ class Row:
     def __init__(self, rng, length, advantage):
         self.new = [-rng.expovariate(1.0) - 0.05 for _ in range(length)]
         # Some rows pass even a geometric mask of 1e-4.
-        scale = rng.choice((1.0, 1.0, 0.1, 1e-4))
+        scale = rng.choice((1.0, 1.0, 0.1, 1e-4, 6.0))
         self.old = [x + rng.gauss(0, 0.3 * scale) for x in self.new]
         self.mu = [x + rng.gauss(0, 0.1 * scale) for x in self.old]
         self.ref = [x + rng.gauss(0, 0.5) for x in self.new]
@@ -445,8 +445,9 @@ PUBLISHED = {
     "nemo.icepop": plain(icepop(old, 0.5, 5.0)),
     "nemo.seq_mask_tis": plain(geo_gate(old, 0.999, 1.002)),
     "nemo.gspo_is": plain(lambda r, t: seq(r, r.old, math.fsum), gspo),
-    "nemo.mult_err": plain(
-        lambda r, t: float(mean(math.exp(abs(a - b)) for a, b in zip(r.old, r.mu, strict=True)) <= 2.0)
+    "nemo.mult_err": lambda rows: kept_mean(
+        rows,
+        lambda r, t: ppo(r, t) if mean(math.exp(abs(a - b)) for a, b in zip(r.old, r.mu, strict=True)) <= 2 else None,
     ),
     "roll.default": plain(
         lambda r, t: clip(ratio(r, t, r.old), 0, 1.2) * within(ratio(r, t, r.old), 0.8, 1.2), agg=rows_mean
