@@ -77,9 +77,10 @@ def compile_launch(launch: Launch, target: str) -> Binary:
     if interpreted(launch):
         raise RuntimeError("TRITON_INTERPRET=1 makes the kernels interpreted functions, which cannot be compiled")
     device = TARGETS[target]
-    compiled = triton.compile(source_of(launch, device), target=device, options={"num_warps": launch.warps})
+    options = {"num_warps": launch.threads // device.warp_size}
+    compiled = triton.compile(source_of(launch, device), target=device, options=options)
     text = compiled.asm["amdgcn"] if device.backend == "hip" else disassembly(compiled.asm["cubin"])
-    return Binary(text, compiled.metadata.shared, launch.warps * device.warp_size)
+    return Binary(text, compiled.metadata.shared, launch.threads)
 
 
 def source_of(launch: Launch, device: GPUTarget) -> ASTSource:

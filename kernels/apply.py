@@ -11,18 +11,23 @@ import triton.language as tl
 
 from rollout_corr.kernels.judge import REJECTED, WEIGHTLESS, late_bit
 from rollout_corr.kernels.plan import Plan
-from rollout_corr.kernels.read import (
-    BINS,
-    COPIES,
-    addresses,
-    fetch,
-    positions,
-    selected,
-    stretch_of,
-    write,
-)
+from rollout_corr.kernels.read import BINS, COPIES, selected, weight_of
 from rollout_corr.kernels.reports import put_call, report_pack
-from rollout_corr.kernels.tokens import at, has, is_finite, key_of, of_key, real, size, test
+from rollout_corr.kernels.slots import addresses, fetch, positions, stretch_of, write
+from rollout_corr.kernels.tokens import (
+    at,
+    exponential,
+    has,
+    is_finite,
+    key_of,
+    limited,
+    number,
+    of_key,
+    real,
+    size,
+    test,
+    thresholds,
+)
 
 
 @triton.constexpr_function
@@ -74,8 +79,27 @@ def finish_call(sums, maxima, sequence_sums, tokens, sequences, judges, PLAN: tl
 
 
 @triton.jit
-def finish(k, token_sums, sequence_sums, histogram, token_maxima, sequence_maxima, statistics, tokens, sequences,
-           readers, judges, PLAN: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+def derived_maximum(k, token_maxima, numbers, readers, PLAN: tl.constexpr, CHUNK: tl.constexpr):
+    """The k-th extremum of token weights, those with even k from above: a weight grows with D.
+
+    One that becomes 0 outside its bounds does not: only its raw ratio stands here.
+    """
+    side = k % 2
+    column = at(PLAN, "token_maxima", "max_d") - PLAN.derived + side
+    extremum = largest(token_maxima + tl.cast(column, tl.int64) * readers, readers, CHUNK).to(real(PLAN))
+    d = tl.where(side == 0, extremum, -extremum)
+    clamp = number(numbers, PLAN, "clamp").to(d.dtype)
+    log_ratio = limited(d, -clamp, clamp, PLAN)
+    e, excess, _ = exponential(log_ratio, PLAN)
+    _, raw, bounded, _ = weight_of(d, log_ratio, e, excess, numbers, PLAN)
+    found = tl.where(k < 2, raw, bounded)
+    # Of no token at all.
+    return tl.where(extremum == float("-inf"), extremum, tl.where(side == 0, found, -found))
+
+
+@triton.jit
+def finish(k, token_sums, sequence_sums, histogram, token_maxima, sequence_maxima, statistics, numbers, tokens,
+           sequences, readers, judges, PLAN: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     """The k-th of the statistics: sums of tokens, of sequences, histogram, of the call, maxima in the same order.
 
     What is the call's own, its maxima too, is left to the first of its sums.
@@ -98,8 +122,12 @@ def finish(k, token_sums, sequence_sums, histogram, token_maxima, sequence_maxim
         if k == of_call:
             finish_call(statistics + of_call, statistics + (last + size(PLAN, "sequence_maxima")), sequence_sums,
                         tokens, sequences, judges, PLAN, CHUNK)  # fmt: skip
+    elif k < maxima + PLAN.derived:
+        if PLAN.derived > 0:
+            found = derived_maximum(k - maxima, token_maxima, thresholds(numbers, PLAN), readers, PLAN, CHUNK)
+            tl.store(statistics + row, found)
     elif k < last:
-        tl.store(statistics + row, largest(token_maxima + (row - maxima) * readers, readers, CHUNK))
+        tl.store(statistics + row, largest(token_maxima + (row - maxima - PLAN.derived) * readers, readers, CHUNK))
     else:
         tl.store(statistics + row, largest(sequence_maxima + (row - last) * judges, judges, CHUNK))
 
@@ -117,7 +145,7 @@ def zero(pointers, where):
     ]
 )  # fmt: skip
 def apply_kernel(
-    train_logp, rollout_logp, mask, advantages, offsets, owners, states, sequence_weights, weights, mask_out,
+    train_logp, rollout_logp, mask, advantages, offsets, numbers, owners, states, sequence_weights, weights, mask_out,
     token_sums, sequence_sums, histogram, token_maxima, sequence_maxima, statistics,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64,
     train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
@@ -130,7 +158,7 @@ def apply_kernel(
     program = tl.program_id(0)
     if program >= token_programs:
         finish(program - token_programs, token_sums, sequence_sums, histogram, token_maxima, sequence_maxima,
-               statistics, tokens, sequences, readers, judges, PLAN, CHUNK)  # fmt: skip
+               statistics, numbers, tokens, sequences, readers, judges, PLAN, CHUNK)  # fmt: skip
     elif PLAN.applies:
         slot = program.to(tl.int64) * ROWS + tl.arange(0, ROWS)
         owner = slot
@@ -141,7 +169,7 @@ def apply_kernel(
         state = tl.load(states + sequence, mask=known, other=0)
         late: tl.constexpr = size(PLAN, "late_drops") > 0
         if PLAN.spreads or tl.max(state, 0) > 0:
-            place = positions(TILE, VEC)
+            place = positions(0, TILE // VEC, VEC)
             inside = (place >= start) & (place < end)
             interior = tl.min(tl.min(end - start, 0)) == TILE
             rows = state[:, None, None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from rollout_corr.histogram import HISTOGRAM_BINS
 from rollout_corr.kernels.apply import apply_kernel
 from rollout_corr.kernels.judge import judge_kernel
 from rollout_corr.kernels.plan import numbers_of, plan_of
-from rollout_corr.kernels.read import COPIES, read_kernel
+from rollout_corr.kernels.read import COPIES, WAYS, read_kernel
 from rollout_corr.spec import Spec
 
 
@@ -29,23 +29,25 @@ class Shape:
 
     rows: int  # slots a program
     tile: int  # tokens a slot
+    lanes: int  # threads that share a row: a warp, so that its sums need no other
     sequences: int  # a program of `judge`
     chunk: int  # slots of each that it adds up at a time
-    warps: int
+    warps: int  # of 32 threads
 
 
 # For sequences of at least so many tokens on average.
 SHAPES = (
-    (1024, Shape(rows=1, tile=1024, sequences=8, chunk=32, warps=4)),
-    (192, Shape(rows=4, tile=512, sequences=32, chunk=8, warps=4)),
-    (0, Shape(rows=16, tile=128, sequences=64, chunk=2, warps=4)),
+    (1024, Shape(rows=4, tile=512, lanes=32, sequences=8, chunk=32, warps=4)),
+    (192, Shape(rows=4, tile=512, lanes=32, sequences=32, chunk=8, warps=4)),
+    (0, Shape(rows=16, tile=128, lanes=32, sequences=64, chunk=2, warps=4)),
 )
 
 
-def shape_for(tokens: int, sequences: int) -> Shape:
-    """The shape for a batch, from its sizes alone."""
+def shape_for(tokens: int, sequences: int, heavy: bool) -> Shape:
+    """The shape for a batch, from its sizes alone; half as large a tile where a token takes many registers."""
     mean = tokens // max(1, sequences)
-    return next(shape for least, shape in SHAPES if mean >= least)
+    shape = next(shape for least, shape in SHAPES if mean >= least)
+    return replace(shape, tile=shape.tile // 2) if heavy else shape
 
 
 @dataclass
@@ -79,11 +81,18 @@ class Launch:
     programs: int
     arguments: tuple[Any, ...]
     constants: dict[str, Any]
-    warps: int
+    threads: int
 
     def run(self) -> None:
         """Launch it on the current stream."""
-        self.kernel[(self.programs,)](*self.arguments, **self.constants, num_warps=self.warps)
+        warps = max(1, self.threads // warp_size(self.arguments[0].device))
+        self.kernel[(self.programs,)](*self.arguments, **self.constants, num_warps=warps)
+
+
+@lru_cache(maxsize=16)
+def warp_size(device: torch.device) -> int:
+    """Threads of a warp: 32, or 64 on some of AMD's."""
+    return torch.cuda.get_device_properties(device).warp_size if device.type == "cuda" else 32
 
 
 @lru_cache(maxsize=256)
@@ -122,7 +131,6 @@ def prepare(
     kind = torch.promote_types(torch.promote_types(train.dtype, given.rollout.dtype), torch.float32)
     sequences = given.offsets.shape[0] - 1 if given.offsets is not None else train.shape[0]
     tokens, width = train.numel(), 0 if packed else train.shape[1]
-    shape = shape_for(tokens, sequences)
     plan = plan_of(
         spec,
         double=kind == torch.float64,
@@ -133,6 +141,7 @@ def prepare(
         writes_mask=writes_mask,
         edits_mask=edits_mask,
     )
+    shape = shape_for(tokens, sequences, plan.heavy)
     if packed:
         tiles, slots = 0, tokens // shape.tile + sequences + 2
     else:
@@ -150,14 +159,15 @@ def prepare(
     if writes_mask:
         mask_out = empty(*train.shape, dtype=torch.bool if given.mask is None else given.mask.dtype)
     keep = empty(sequences, dtype=torch.bool)
-    integers = empty(len(plan.integers), slots, dtype=torch.int64)
-    floats = empty(len(plan.floats), slots, dtype=torch.float64)
+    counts = empty(len(plan.counts), slots, dtype=torch.int32)
+    integers = empty(len(plan.integers), slots, dtype=torch.int64) if plan.integers else None
+    floats = empty(len(plan.floats), slots, dtype=kind)
     keys = torch.int64 if plan.double else torch.int32
     peaks = empty(len(plan.peaks), slots, dtype=keys) if plan.peaks else None
     # Four allocations and not slices of one: how a pointer is aligned is part of a compile key, and must not hang on
     # the number of programs.
     token_sums = empty(len(plan.token_sums), readers, dtype=torch.float64)
-    token_maxima = empty(len(plan.token_maxima), readers, dtype=torch.float64)
+    token_maxima = empty(len(plan.token_maxima) - plan.derived, readers, dtype=torch.float64)
     sequence_sums = empty(len(plan.sequence_sums), judges, dtype=torch.float64)
     sequence_maxima = empty(len(plan.sequence_maxima), judges, dtype=torch.float64)
     bins = HISTOGRAM_BINS if plan.full else 0
@@ -173,6 +183,7 @@ def prepare(
     lines = [x for x in (train, given.rollout, mask) if x is not None]
     vec = max(4, 16 // min(train.element_size(), given.rollout.element_size()))
     vec = min(vec, shape.tile)
+    lanes = min(shape.lanes, shape.tile // vec)
     unit = all(x.stride(-1) == 1 or x.shape[-1] <= 1 for x in lines)
     aligned = unit and all(_is_aligned(x, packed) for x in lines) and (packed or width % 16 == 0)
     strides = [stride for x in (train, given.rollout, mask) for stride in _strides(x, packed)]
@@ -182,30 +193,31 @@ def prepare(
     advantages = given.advantages.contiguous() if plan.advantages and given.advantages is not None else None
     externals = tuple(x.contiguous() for x in given.externals)
     mask_bytes, keep_bytes = _bytes(mask_out), _bytes(keep)
-    steps = (sequences + 1).bit_length()
+    steps, span = 0, sequences + 1
+    while span > 0:
+        steps, span = steps + 1, span // WAYS.value
     read = (
         train, given.rollout, mask, advantages, externals, offsets, numbers,
-        weights, mask_bytes, owners, integers, floats, peaks, token_sums, token_maxima, histogram,
+        weights, mask_bytes, owners, counts, integers, floats, peaks, token_sums, token_maxima, histogram,
         *extents, steps, *strides,
     )  # fmt: skip
     judge = (
-        advantages if plan.advantages == "sequence" else None, offsets, numbers, integers, floats, peaks,
+        numbers, advantages if plan.advantages == "sequence" else None, offsets, counts, integers, floats, peaks,
         keep_bytes, states, sequence_weights, sequence_sums, sequence_maxima,
         tokens, sequences, tiles, slots,
     )  # fmt: skip
     spreaders = readers if plan.applies else 0
     apply = (
-        train, given.rollout, mask, advantages, offsets, owners, states, sequence_weights, weights, mask_bytes,
+        train, given.rollout, mask, advantages, offsets, numbers, owners, states, sequence_weights, weights, mask_bytes,
         token_sums, sequence_sums, histogram, token_maxima, sequence_maxima, statistics,
         *extents, *strides, spreaders, readers, judges,
     )  # fmt: skip
-    # The schemes' sums would not fit into the registers of fewer threads: measured, 255 and a spill, 184 with eight.
-    warps = 8 if plan.schemes else shape.warps
+    threads = 32 * shape.warps
     of_judge = {"PLAN": plan, "SEQUENCES": shape.sequences, "CHUNK": shape.chunk, "TILE": shape.tile}
     return Found(weights, mask_out, keep, statistics), (
-        Launch(read_kernel, readers, read, {"PLAN": plan, **cut}, warps),
-        Launch(judge_kernel, judges, judge, of_judge, 4),
-        Launch(apply_kernel, spreaders + finishers, apply, {"PLAN": plan, **cut, "CHUNK": 256}, shape.warps),
+        Launch(read_kernel, readers, read, {"PLAN": plan, **cut, "LANES": lanes}, threads),
+        Launch(judge_kernel, judges, judge, of_judge, 128),
+        Launch(apply_kernel, spreaders + finishers, apply, {"PLAN": plan, **cut, "CHUNK": 256}, threads),
     )
 
 

@@ -6,15 +6,15 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.plan import Plan
-from rollout_corr.kernels.read import edge
 from rollout_corr.kernels.reports import report_criterion, report_sequences, report_weights
+from rollout_corr.kernels.slots import edge
 from rollout_corr.kernels.tokens import (
     GRID_OF_D,
     GRID_OF_FRACTION,
-    accurate_exp,
     at,
     class_name,
     expm1,
+    exponential,
     has,
     is_finite,
     key_of,
@@ -28,6 +28,7 @@ from rollout_corr.kernels.tokens import (
     put,
     size,
     test,
+    thresholds,
     within,
 )
 
@@ -70,19 +71,18 @@ def late_selects(plan: Plan, i: int, which: int) -> bool:
 
 @triton.jit
 def columns_of(table, first, many, slots, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, SEQUENCES: tl.constexpr,
-               CHUNK: tl.constexpr, LARGEST: tl.constexpr):  # fmt: skip
+               CHUNK: tl.constexpr, KIND: tl.constexpr, LARGEST: tl.constexpr):  # fmt: skip
     """[WIDTH, SEQUENCES], each column of a slot table added up (or the largest) over every sequence's slots."""
     column = tl.arange(0, WIDTH)[:, None, None]
-    kind = table.dtype.element_ty
     nothing = 0
     if LARGEST:
-        nothing = -0x80000000 if kind == tl.int32 else -0x8000000000000000
-    found = tl.full((WIDTH, SEQUENCES), nothing, kind)
+        nothing = -0x80000000 if table.dtype.element_ty == tl.int32 else -0x8000000000000000
+    found = tl.full((WIDTH, SEQUENCES), nothing, KIND)
     for start in range(0, tl.max(many, 0), CHUNK):
         each = start + tl.arange(0, CHUNK)[None, None, :]
         slot = first[None, :, None] + each
         known = (column < COLUMNS) & (each < many[None, :, None]) & (slot < slots)
-        x = tl.load(table + column.to(tl.int64) * slots + slot, mask=known, other=nothing)
+        x = tl.load(table + column.to(tl.int64) * slots + slot, mask=known, other=nothing).to(KIND)
         if LARGEST:
             found = tl.maximum(found, tl.max(x, 2))
         else:
@@ -103,13 +103,16 @@ def column(found, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, L
 @triton.jit
 def integer(found, PLAN: tl.constexpr, name: tl.constexpr):
     """[SEQUENCES] int64, a sum of integers."""
-    return column(found[0], PLAN, "integers", name, False)
+    if has(PLAN, "counts", name):
+        return column(found[0], PLAN, "counts", name, False)
+    else:
+        return column(found[1], PLAN, "integers", name, False)
 
 
 @triton.jit
 def plain(found, PLAN: tl.constexpr, name: tl.constexpr):
     """[SEQUENCES] float64, a plain sum."""
-    return column(found[1], PLAN, "floats", name, False)
+    return column(found[2], PLAN, "floats", name, False)
 
 
 @triton.jit
@@ -172,7 +175,7 @@ def class_count(found, PLAN: tl.constexpr, WHEN: tl.constexpr):
 def value_of(found, n, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
     """A sequence's value, and what is compared with the bounds: a ratio's logarithm, |D| where that decides."""
     if has(PLAN, "peaks", named(TEST.index, "peak")):
-        peak = of_key(column(found[2], PLAN, "peaks", named(TEST.index, "peak"), True))
+        peak = of_key(column(found[3], PLAN, "peaks", named(TEST.index, "peak"), True))
         if TEST.reduce == "min":
             peak = -peak
         value = peak
@@ -182,7 +185,7 @@ def value_of(found, n, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
             value = 0.5 * (value * value)
         elif TEST.stat == "ratio_error":
             clamp = number(numbers, PLAN, "clamp").to(peak.dtype)
-            value = accurate_exp(tl.where(peak > clamp, clamp, peak), PLAN)
+            value, _, _ = exponential(tl.where(peak > clamp, clamp, peak), PLAN)
         value, tested = value.to(tl.float64), peak.to(tl.float64)
     else:
         if TEST.stat == "ratio" or TEST.stat == "k1" or TEST.stat == "abs":
@@ -308,11 +311,12 @@ def weigh_sequences(found, sum_d, n, n_among, some, sums, maxima, numbers, PLAN:
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "tiles", "slots"])
 def judge_kernel(
-    advantages, offsets, numbers, integers, floats, peaks, keep_out, states, sequence_weights, sums, maxima,
+    numbers, advantages, offsets, counts, integers, floats, peaks, keep_out, states, sequence_weights, sums, maxima,
     tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, slots: tl.int64,
     PLAN: tl.constexpr, SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Judge SEQUENCES sequences: `keep`, their state and weight for `apply`, and what they add to the statistics."""
+    numbers = thresholds(numbers, PLAN)
     owner = tl.program_id(0).to(tl.int64) * SEQUENCES + tl.arange(0, SEQUENCES)
     if PLAN.packed:
         # As `edge` counts: the first and the last are what belongs to no sequence.
@@ -326,15 +330,18 @@ def judge_kernel(
         first = sequence * tiles
         many = tl.where(sequence < sequences, tiles, 0)
     real_row = (sequence >= 0) & (sequence < sequences)
-    found_integers = columns_of(integers, first, many, slots, size(PLAN, "integers"),
-                                power_of_two(PLAN, "integers"), SEQUENCES, CHUNK, False)  # fmt: skip
-    found_floats = columns_of(floats, first, many, slots, size(PLAN, "floats"),
-                              power_of_two(PLAN, "floats"), SEQUENCES, CHUNK, False)  # fmt: skip
-    found_peaks = found_integers
+    counted = columns_of(counts, first, many, slots, size(PLAN, "counts"), power_of_two(PLAN, "counts"), SEQUENCES,
+                         CHUNK, tl.int64, False)  # fmt: skip
+    summed = columns_of(floats, first, many, slots, size(PLAN, "floats"), power_of_two(PLAN, "floats"), SEQUENCES,
+                        CHUNK, tl.float64, False)  # fmt: skip
+    exactly, highest = counted, counted
+    if size(PLAN, "integers") > 0:
+        exactly = columns_of(integers, first, many, slots, size(PLAN, "integers"), power_of_two(PLAN, "integers"),
+                             SEQUENCES, CHUNK, tl.int64, False)  # fmt: skip
     if size(PLAN, "peaks") > 0:
-        found_peaks = columns_of(peaks, first, many, slots, size(PLAN, "peaks"),
-                                 power_of_two(PLAN, "peaks"), SEQUENCES, CHUNK, True)  # fmt: skip
-    found = (found_integers, found_floats, found_peaks)
+        highest = columns_of(peaks, first, many, slots, size(PLAN, "peaks"), power_of_two(PLAN, "peaks"), SEQUENCES,
+                             CHUNK, peaks.dtype.element_ty, True)  # fmt: skip
+    found = (counted, exactly, summed, highest)
 
     valid, nonfinite = integer(found, PLAN, "valid"), integer(found, PLAN, "nonfinite")
     if PLAN.packed:

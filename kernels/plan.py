@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 from rollout_corr import reports
 from rollout_corr.columns import columns_of
@@ -20,6 +21,9 @@ SUMS_OF_D = ("ratio", "k1", "abs")
 
 # Tokens by the sign of their advantage and whether D has the same one: what `when` tells apart.
 CLASSES = ("negative_outward", "negative_inward", "positive_outward", "positive_inward")
+
+# Tables that `read` fills, in the order in which it keeps their columns.
+RECORDED = ("token_sums", "floats", "counts", "integers", "peaks", "token_maxima")
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,7 @@ class Plan:
     token_maxima: tuple[str, ...] = ()
     sequence_maxima: tuple[str, ...] = ()
     call_maxima: tuple[str, ...] = ()
+    counts: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
     peaks: tuple[str, ...] = ()
@@ -86,6 +91,25 @@ class Plan:
     def __hash__(self) -> int:
         """Computed once: every launch looks the plan up."""
         return self._hash
+
+    @property
+    def recorded(self) -> tuple[tuple[str, str], ...]:
+        """Every column that `read` keeps, with its table, in order."""
+        found = [(table, name) for table in RECORDED for name in getattr(self, table)]
+        derived = len(found) - len(self.token_maxima)
+        return (*found[:derived], *found[derived + self.derived :])
+
+    @property
+    def heavy(self) -> bool:
+        """Whether a token takes so many registers that a thread should have fewer of them."""
+        return self.double or self.full or bool(self.schemes) or len(self.tests) > 2
+
+    @property
+    def derived(self) -> int:
+        """How many of the first token maxima follow from the extrema of D: those of weights that grow with it."""
+        if self.level != "token":
+            return 0
+        return 2 if self.outside == "zero" else 4
 
     @property
     def drops_tokens(self) -> bool:
@@ -206,13 +230,10 @@ def plan_of(
         edits_mask=edits_mask,
         schemes=tuple(name for name in spec.report if name != "native"),
     )
-    integers, floats, peaks = _slot_columns(plan)
     plan = replace(
         plan,
         **columns_of(spec, _indices(spec))._asdict(),
-        integers=integers,
-        floats=floats,
-        peaks=peaks,
+        **_slot_columns(plan),
         numbers=tuple(numbers_of(spec, double)),
     )
     return replace(plan, _hash=hash(repr(plan)))
@@ -223,9 +244,11 @@ def _indices(spec: Spec) -> list[str]:
     return [str(i) for i in range(len(spec.criteria))]
 
 
-def _slot_columns(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """What `read` leaves of every slot: integers to add, floats to add, and ordered keys to take the largest of."""
-    integers, floats, peaks = ["valid", "nonfinite"], ["train", "rollout"], []
+def _slot_columns(plan: Plan) -> dict[str, Any]:
+    """What `read` leaves of every slot: tokens counted, integers and floats to add, keys to take the largest of."""
+    counts, floats = ["valid", "nonfinite"], ["train", "rollout"]
+    integers: list[str] = []
+    peaks: list[str] = []
     if plan.level == "token":
         floats += ["raw", "bounded"]
 
@@ -240,23 +263,23 @@ def _slot_columns(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...], tuple[s
     propagate = plan.nonfinite == "propagate"
     exact("d", 1, propagate)
     if plan.kept:
-        integers.append("survivors")
+        counts.append("survivors")
         exact("d_kept", 1, propagate)
     if plan.level in ("product", "geometric") and plan.token_clamp:
         exact("weight", 1, propagate)
     for test in plan.tests:
         if test.over == "token":
-            integers.append(f"{test.index}/lost")
+            counts.append(f"{test.index}/lost")
         elif test.reduce in ("max", "min"):
             peaks.append(f"{test.index}/peak")
         elif test.sum != "d":
             exact(f"{test.index}/sum", 1 if test.stat in SUMS_OF_D else 2, propagate or test.stat == "external")
     if plan.drops_tokens:
-        integers.append("alive")
+        counts.append("alive")
     if plan.classes:
-        integers += CLASSES
+        counts += CLASSES
         if plan.drops_tokens:
-            integers += [f"alive/{name}" for name in CLASSES]
+            counts += [f"alive/{name}" for name in CLASSES]
         if plan.advantages == "token":
             exact("advantage", 2, False)
     if "verl" in plan.schemes or "xtuner" in plan.schemes:
@@ -265,10 +288,10 @@ def _slot_columns(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...], tuple[s
         if test.role == "option" and test.over == "token":
             floats.append(f"verl/{test.index}/row")
         elif test.role == "outlier":
-            integers += [f"skyrl/{test.index}/{side}" for side in ("over_high", "under_low")]
+            counts += [f"skyrl/{test.index}/{side}" for side in ("over_high", "under_low")]
     if "skyrl" in plan.schemes and plan.level == "token" and plan.has_upper:
-        integers.append("skyrl/clipped")
-    return tuple(integers), tuple(floats), tuple(peaks)
+        counts.append("skyrl/clipped")
+    return {"counts": tuple(counts), "integers": tuple(integers), "floats": tuple(floats), "peaks": tuple(peaks)}
 
 
 def numbers_of(spec: Spec, double: bool) -> dict[str, float]:

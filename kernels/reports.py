@@ -10,27 +10,24 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.plan import Plan, Test
+from rollout_corr.kernels.sums import record, record_count, record_extrema
 from rollout_corr.kernels.tokens import (
     LARGEST_D,
     LARGEST_STATISTIC,
-    accurate_exp,
     at,
-    count,
+    exponential,
     has,
     k3_of,
     key_of,
-    largest_key,
     limited,
     named,
     number,
     of_key,
-    per_row,
     perplexity,
     put,
     size,
     statistic,
     test,
-    total,
 )
 
 
@@ -95,16 +92,9 @@ def put_part(table, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr,
 
 
 @triton.jit
-def add_tokens(sums, PLAN: tl.constexpr, name: tl.constexpr, x):
-    """The sum of x over a tile; x is 0 at what does not count."""
-    if has(PLAN, "token_sums", name):
-        put_part(sums, PLAN, "token_sums", name, total(x))
-
-
-@triton.jit
-def count_tokens(sums, PLAN: tl.constexpr, name: tl.constexpr, which):
-    """How many tokens of a tile."""
-    add_tokens(sums, PLAN, name, which.to(tl.int32))
+def count_tokens(found, PLAN: tl.constexpr, name: tl.constexpr, which):
+    """How many tokens of the batch."""
+    return record(found, PLAN, "token_sums", name, which.to(tl.float32))
 
 
 @triton.jit
@@ -131,31 +121,31 @@ def put_row_extrema(maxima, PLAN: tl.constexpr, low: tl.constexpr, high: tl.cons
 def k3_in_full(d, PLAN: tl.constexpr):
     """k3 without any clamp: infinite where e^D is."""
     if PLAN.double:
-        return k3_of(d, tl.exp(d), True)
+        return k3_of(d, tl.exp(d))
     else:
-        # The square of e^(D/2), because accurate_exp ends where float32 does.
-        root = accurate_exp(limited(0.5 * d, -60.0, 60.0, PLAN), PLAN)
-        return k3_of(d, root * root, False)
+        # The square of e^(D/2), because `exponential` ends where float32 does.
+        root, _, _ = exponential(limited(0.5 * d, -60.0, 60.0, PLAN), PLAN)
+        _, _, near = exponential(limited(d, -1.0, 1.0, PLAN), PLAN)
+        return tl.where(tl.abs(d) <= 1.0, near, root * root - 1.0 - d)
 
 
 @triton.jit
-def report_tokens(d, train, rollout, measured, among, log_ratio, e, k3, weight, tables, slots, slot, sums, maxima,
-                  numbers, PLAN: tl.constexpr):  # fmt: skip
+def report_tokens(found, d, train, rollout, measured, among, log_ratio, e, excess, k3, weight, numbers,
+                  PLAN: tl.constexpr):  # fmt: skip
     """What the schemes add where the tokens are. `among`: the tokens that sums of sequences run over."""
     if has(PLAN, "floats", "d_beyond"):
-        beyond = d - limited(d, -LARGEST_D, LARGEST_D, PLAN)
-        put(tables[1], PLAN, "floats", "d_beyond", slots, slot, per_row(beyond))
+        found = record(found, PLAN, "floats", "d_beyond", d - limited(d, -LARGEST_D, LARGEST_D, PLAN))
         clamp = number(numbers, PLAN, "clamp").to(d.dtype)
         more = tl.where(tl.abs(d) > clamp, k3_in_full(d, PLAN) - k3, 0.0)
-        add_tokens(sums, PLAN, "verl/k3_beyond", more)
-        add_tokens(sums, PLAN, "xtuner/k3_beyond", more)
-        add_tokens(sums, PLAN, "xtuner/abs_d", tl.abs(d))
+        found = record(found, PLAN, "token_sums", "verl/k3_beyond", more)
+        found = record(found, PLAN, "token_sums", "xtuner/k3_beyond", more)
+        found = record(found, PLAN, "token_sums", "xtuner/abs_d", tl.abs(d))
     if PLAN.level == "token":
-        report_token_weights(measured, among, log_ratio, e, k3, weight, tables, slots, slot, sums, numbers, PLAN)
+        found = report_token_weights(found, measured, among, log_ratio, e, excess, weight, numbers, PLAN)
     catastrophic = tl.zeros_like(measured).to(tl.int32)
     for i in tl.static_range(size(PLAN, "tests")):
         if option_of_tokens(PLAN, i):
-            report_option(d, train, rollout, measured, tables, slots, slot, sums, maxima, numbers, test(PLAN, i), PLAN)
+            found = report_option(found, d, train, rollout, measured, numbers, test(PLAN, i), PLAN)
         if test(PLAN, i).role == "outlier":
             value = d
             if test(PLAN, i).token_clamp:
@@ -163,58 +153,58 @@ def report_tokens(d, train, rollout, measured, among, log_ratio, e, k3, weight, 
                 value = limited(d, -most, most, PLAN)
             over = above(value, measured, numbers, PLAN, named(named("skyrl", i), "token"))
             under = below(value, measured, numbers, PLAN, named(named("skyrl", i), "token"))
-            put(tables[0], PLAN, "integers", named(named("skyrl", i), "over_high"), slots, slot, count(over))
-            put(tables[0], PLAN, "integers", named(named("skyrl", i), "under_low"), slots, slot, count(under))
+            found = record_count(found, PLAN, "counts", named(named("skyrl", i), "over_high"), over)
+            found = record_count(found, PLAN, "counts", named(named("skyrl", i), "under_low"), under)
         if looks_for(PLAN, i):
             catastrophic += above(d, measured, numbers, PLAN, named(named("xtuner", i), "token")).to(tl.int32)
             catastrophic += below(d, measured, numbers, PLAN, named(named("xtuner", i), "token")).to(tl.int32)
-    add_tokens(sums, PLAN, "xtuner/catastrophic", catastrophic)
+    return count_tokens(found, PLAN, "xtuner/catastrophic", catastrophic)
 
 
 @triton.jit
-def report_token_weights(measured, among, log_ratio, e, k3, weight, tables, slots, slot, sums, numbers,
-                         PLAN: tl.constexpr):  # fmt: skip
+def report_token_weights(found, measured, among, log_ratio, e, excess, weight, numbers, PLAN: tl.constexpr):
     """What the schemes add of token weights."""
     if PLAN.token_clamp:
         most = number(numbers, PLAN, "token_clamp").to(log_ratio.dtype)
         log_ratio = limited(log_ratio, -most, most, PLAN)
-        e = accurate_exp(log_ratio, PLAN)
-        k3 = k3_of(log_ratio, e, PLAN.double)
+        e, excess, _ = exponential(log_ratio, PLAN)
     counted = tl.where(measured, weight, 0.0)
-    add_tokens(sums, PLAN, "verl/weight2", counted * counted)
-    count_tokens(sums, PLAN, "verl/tokens_below", below(log_ratio, measured, numbers, PLAN, "verl/log/token"))
+    found = record(found, PLAN, "token_sums", "verl/weight2", counted * counted)
+    found = count_tokens(found, PLAN, "verl/tokens_below", below(log_ratio, measured, numbers, PLAN, "verl/log/token"))
     if has(PLAN, "schemes", "xtuner"):
-        clamped = tl.where(measured, between(log_ratio + k3, 1.0, numbers, PLAN, "xtuner/ratio"), 0.0)
+        clamped = tl.where(measured, between(excess, 1.0, numbers, PLAN, "xtuner/ratio"), 0.0)
         bounded = tl.where(measured, between(e, 0.0, numbers, PLAN, "xtuner/ratio"), 0.0)
-        add_tokens(sums, PLAN, "xtuner/clamped", clamped)
-        add_tokens(sums, PLAN, "xtuner/clamped2", clamped * clamped)
-        add_tokens(sums, PLAN, "xtuner/weight2", bounded * bounded)
-        count_tokens(sums, PLAN, "xtuner/tokens_above", above(log_ratio, measured, numbers, PLAN, "xtuner/log/token"))
-        count_tokens(sums, PLAN, "xtuner/tokens_below", below(log_ratio, measured, numbers, PLAN, "xtuner/log/token"))
-    if has(PLAN, "integers", "skyrl/clipped"):
+        over = above(log_ratio, measured, numbers, PLAN, "xtuner/log/token")
+        under = below(log_ratio, measured, numbers, PLAN, "xtuner/log/token")
+        found = record(found, PLAN, "token_sums", "xtuner/clamped", clamped)
+        found = record(found, PLAN, "token_sums", "xtuner/clamped2", clamped * clamped)
+        found = record(found, PLAN, "token_sums", "xtuner/weight2", bounded * bounded)
+        found = count_tokens(found, PLAN, "xtuner/tokens_above", over)
+        found = count_tokens(found, PLAN, "xtuner/tokens_below", under)
+    if has(PLAN, "counts", "skyrl/clipped"):
         clipped = above(log_ratio, among, numbers, PLAN, "skyrl/log/token")
-        put(tables[0], PLAN, "integers", "skyrl/clipped", slots, slot, count(clipped))
+        found = record_count(found, PLAN, "counts", "skyrl/clipped", clipped)
+    return found
 
 
 @triton.jit
-def report_option(d, train, rollout, measured, tables, slots, slot, sums, maxima, numbers, TEST: tl.constexpr,
-                  PLAN: tl.constexpr):  # fmt: skip
+def report_option(found, d, train, rollout, measured, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
     """What verl reports of a criterion over tokens."""
     value = statistic(d, train, rollout, measured, train, numbers, TEST, PLAN)
     if TEST.stat == "ratio":
         value = -value
     bounds: tl.constexpr = named("verl", TEST.index)
     counted = limited(tl.where(measured, value, 0.0), -LARGEST_STATISTIC, LARGEST_STATISTIC, PLAN)
-    put(tables[1], PLAN, "floats", of_option(TEST, "row"), slots, slot, per_row(counted))
+    found = record(found, PLAN, "floats", of_option(TEST, "row"), counted)
     # Float64: what lies at the bound lies far from the centre, and its spread would drown in rounding.
     clamped = tl.where(measured, between(value, 0.0, numbers, PLAN, bounds), 0.0).to(tl.float64)
-    add_tokens(sums, PLAN, of_option(TEST, "clamped"), clamped)
-    add_tokens(sums, PLAN, of_option(TEST, "clamped2"), clamped * clamped)
-    count_tokens(sums, PLAN, of_option(TEST, "above"), above(value, measured, numbers, PLAN, named(bounds, "token")))
-    count_tokens(sums, PLAN, of_option(TEST, "below"), below(value, measured, numbers, PLAN, named(bounds, "token")))
-    most, least = tl.max(largest_key(value, measured), 0), tl.max(largest_key(-value, measured), 0)
-    put_part(maxima, PLAN, "token_maxima", of_option(TEST, "max_stat"), of_key(most))
-    put_part(maxima, PLAN, "token_maxima", of_option(TEST, "-min_stat"), of_key(least))
+    found = record(found, PLAN, "token_sums", of_option(TEST, "clamped"), clamped)
+    found = record(found, PLAN, "token_sums", of_option(TEST, "clamped2"), clamped * clamped)
+    over = above(value, measured, numbers, PLAN, named(bounds, "token"))
+    under = below(value, measured, numbers, PLAN, named(bounds, "token"))
+    found = count_tokens(found, PLAN, of_option(TEST, "above"), over)
+    found = count_tokens(found, PLAN, of_option(TEST, "below"), under)
+    return record_extrema(found, PLAN, of_option(TEST, "-min_stat"), of_option(TEST, "max_stat"), value, measured)
 
 
 # --- sequences. `integer` and `plain` are judge's, which cannot be imported here: it imports this file. ---
@@ -263,7 +253,7 @@ def report_weights(found, sum_d, log_ratio, raw, ratio, n, n_among, sums, maxima
     add_rows(sums, PLAN, "xtuner/means_above", above(log_ratio, some, numbers, PLAN, "xtuner/log"))
     add_rows(sums, PLAN, "xtuner/means_below", below(log_ratio, some, numbers, PLAN, "xtuner/log"))
     if PLAN.level == "token":
-        if has(PLAN, "integers", "skyrl/clipped"):
+        if has(PLAN, "counts", "skyrl/clipped"):
             # Tokens of a sequence that fell as a whole do not survive either.
             clipped = tl.where(survivors, integer(found, PLAN, "skyrl/clipped"), 0)
             add_rows(sums, PLAN, "skyrl/clipped", clipped)

@@ -1,8 +1,4 @@
-"""What the kernels compute of one token, and how they add it up. The same formulas as in reference.py, on tiles.
-
-A tile is [ROWS, TILE // VEC, VEC]: a row is one sequence's part of an aligned stretch of TILE tokens, and VEC
-neighbours belong to one thread, so that what they add is summed before threads talk to each other.
-"""
+"""What the kernels compute of one token: the same formulas as in reference.py."""
 
 from __future__ import annotations
 
@@ -81,9 +77,18 @@ def over_factorial(k: int) -> float:
 
 
 @triton.jit
+def thresholds(numbers, PLAN: tl.constexpr):
+    """All thresholds, in float64. Once for a program: behind a store they would be loaded again."""
+    found = ()
+    for i in tl.static_range(size(PLAN, "numbers")):
+        found = found + (tl.load(numbers + i),)
+    return found
+
+
+@triton.jit
 def number(numbers, PLAN: tl.constexpr, name: tl.constexpr):
-    """A threshold, in float64."""
-    return tl.load(numbers + at(PLAN, "numbers", name))
+    """One of them."""
+    return numbers[at(PLAN, "numbers", name)]
 
 
 # --- elementary functions ---
@@ -99,21 +104,26 @@ def limited(x, low, high, PLAN: tl.constexpr):
 
 
 @triton.jit
-def accurate_exp(x, PLAN: tl.constexpr):
-    """e^x for |x| <= 40 or so, to the last bits.
+def exponential(x, PLAN: tl.constexpr):
+    """e^x, e^x - 1 and e^x - 1 - x for |x| <= 60, none of which cancels.
 
-    The device's fast exponential rounds x * log2(e), which costs a relative 1e-6 at |x| = 20. So x is taken to
+    The device's own exponential rounds x * log2(e), which costs a relative 1e-6 at |x| = 20. So x is taken to
     [-ln 2 / 2, ln 2 / 2] first, by a ln 2 in two parts whose first has few enough bits for exact products.
     """
     if PLAN.double:
-        return tl.exp(x)
+        e = tl.exp(x)
+        k3 = k3_of(x, e)
+        return e, x + k3, k3
     else:
         # Adding 3 * 2^22 leaves a rounded integer in the last bits.
         shifted = x * 1.4426950408889634 + 12582912.0
         twos = shifted - 12582912.0
         rest = (x - twos * 0.693359375) + twos * 2.12194440e-4
         power = ((shifted.to(tl.int32, bitcast=True) << 23) + 0x3F800000).to(tl.float32, bitcast=True)
-        return tl.exp(rest) * power
+        small = series(rest, 7)
+        grown = rest + small
+        minus_one = power * grown + (power - 1.0)
+        return power * grown + power, minus_one, tl.where(twos == 0.0, small, minus_one - x)
 
 
 @triton.jit
@@ -122,21 +132,20 @@ def series(d, TERMS: tl.constexpr):
     total = d * over_factorial(TERMS + 1) + over_factorial(TERMS)
     for i in tl.static_range(TERMS - 2):
         total = total * d + over_factorial(TERMS - 1 - i)
-    return total * d * d
+    return total * (d * d)
 
 
 @triton.jit
-def k3_of(d, e, DOUBLE: tl.constexpr):
-    """e^D - 1 - D without cancellation, where e is e^D."""
+def k3_of(d, e):
+    """e^D - 1 - D in float64 without cancellation, where e is e^D."""
     near = tl.minimum(tl.maximum(d, -0.5), 0.5)
-    polynomial = series(near, 14 if DOUBLE else 8)
-    return tl.where(tl.abs(d) <= 0.5, polynomial, e - 1.0 - d)
+    return tl.where(tl.abs(d) <= 0.5, series(near, 14), e - 1.0 - d)
 
 
 @triton.jit
 def expm1(x):
     """e^x - 1 in float64."""
-    return x + k3_of(x, tl.exp(x), True)
+    return x + k3_of(x, tl.exp(x))
 
 
 @triton.jit
@@ -222,14 +231,14 @@ def statistic(d, train, rollout, measured, external, numbers, TEST: tl.constexpr
         x = tl.abs(probability(train) - probability(rollout))
     elif TEST.stat == "ratio_error":
         clamp = number(numbers, PLAN, "clamp").to(d.dtype)
-        x = accurate_exp(tl.abs(limited(x, -clamp, clamp, PLAN)), PLAN)
+        x, _, _ = exponential(tl.abs(limited(x, -clamp, clamp, PLAN)), PLAN)
     elif TEST.stat == "k3" or TEST.stat == "k3_reverse" or TEST.stat == "ratio_deviation":
         clamp = number(numbers, PLAN, "clamp").to(d.dtype)
         x = limited(x, -clamp, clamp, PLAN)
         if TEST.stat == "k3_reverse":
             x = -x
-        k3 = k3_of(x, accurate_exp(x, PLAN), PLAN.double)
-        x = tl.abs(x + k3) if TEST.stat == "ratio_deviation" else k3
+        _, excess, k3 = exponential(x, PLAN)
+        x = tl.abs(excess) if TEST.stat == "ratio_deviation" else k3
     elif TEST.stat != "ratio":
         p, q = probability(rollout), probability(train)
         eps = number(numbers, PLAN, named(TEST.index, "eps")).to(d.dtype)
@@ -244,60 +253,7 @@ def statistic(d, train, rollout, measured, external, numbers, TEST: tl.constexpr
     return x
 
 
-# --- adding up ---
-
-
-@triton.jit
-def per_row(x):
-    """[ROWS, C, VEC] -> [ROWS]."""
-    return tl.sum(tl.sum(x, 2), 1)
-
-
-@triton.jit
-def count(x):
-    """[ROWS, C, VEC] bool -> [ROWS] int32."""
-    return per_row(x.to(tl.int32))
-
-
-@triton.jit
-def total(x):
-    """Everything in a tile."""
-    return tl.sum(per_row(x), 0)
-
-
-@triton.jit
-def near(x):
-    """[ROWS, C, VEC] -> [ROWS, C]: neighbours belong to one thread, and what is summed needs no register more."""
-    return tl.sum(x, 2)
-
-
-@triton.jit
-def one_of(values, i: tl.constexpr):
-    """The i-th of some [ROWS, C] sums of neighbours; zeros behind the last."""
-    if i < len(values):
-        return values[i]
-    else:
-        return values[0] * 0.0
-
-
-@triton.jit
-def four_of(values, i: tl.constexpr, step: tl.constexpr):
-    """[ROWS, C, 2, 2], four of them, `step` apart, so that their order survives another join."""
-    even = tl.join(one_of(values, i), one_of(values, i + 2 * step))
-    return tl.join(even, tl.join(one_of(values, i + step), one_of(values, i + 3 * step)))
-
-
-@triton.jit
-def rows_of(values, FIRST: tl.constexpr, ROWS: tl.constexpr):
-    """[ROWS, 8], eight of them summed over each row. Eight at a time, for one exchange between the warps."""
-    both = tl.join(four_of(values, FIRST, 2), four_of(values, FIRST + 1, 2))
-    return tl.reshape(tl.sum(both, 1), [ROWS, 8])
-
-
-@triton.jit
-def to_grid(x, grid):
-    """Round to a multiple of 1/grid, as int64."""
-    return (x * grid + tl.where(x < 0.0, -0.5, 0.5).to(x.dtype)).to(tl.int64)
+# --- comparing and storing ---
 
 
 @triton.jit
@@ -318,21 +274,6 @@ def of_key(key):
         return (key ^ ((key >> 63) & 0x7FFFFFFFFFFFFFFF)).to(tl.float64, bitcast=True)
     else:
         return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def largest_key(x, among):
-    """[ROWS, C, VEC] -> [ROWS], the key of the largest among some; of -inf without any."""
-    return tl.max(tl.max(key_of(tl.where(among, x, float("-inf"))), 2), 1)
-
-
-@triton.jit
-def largest(x, among, NAN: tl.constexpr):
-    """The largest among some of a tile, -inf without any; a NaN, where there may be one, is larger than anything."""
-    if NAN:
-        return of_key(tl.max(largest_key(x, among), 0))
-    else:
-        return tl.max(tl.max(tl.max(tl.where(among, x, float("-inf")), 2), 1), 0)
 
 
 @triton.jit

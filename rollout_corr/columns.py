@@ -78,9 +78,10 @@ def _sequence_sums(spec: Spec, criteria: Sequence[str]) -> tuple[str, ...]:
 
 
 def _token_maxima(spec: Spec, criteria: Sequence[str]) -> tuple[str, ...]:
-    names = ["max_d", "-min_d"]
+    names = []
     if spec.weight is not None and spec.weight.level == "token":
         names += ["max_raw", "-min_raw", "max_weight", "-min_weight"]
+    names += ["max_d", "-min_d"]
     names += _extrema(spec, criteria, "token")
     if spec.detail == "full":
         names += ["max_abs_prob_diff"]

@@ -26,8 +26,8 @@ C, W = rc.Criterion, rc.Weight
 WITHIN = {"cpu": (WEIGHTS_WITHIN, METRICS_WITHIN + 1e-7), "cuda": (7.8e-7, 8e-7)}
 
 # Tiles so small that a short sequence has many: one slot a program, and several.
-NARROW = ((0, Shape(rows=1, tile=16, sequences=2, chunk=2, warps=1)),)
-WIDE = ((0, Shape(rows=8, tile=8, sequences=4, chunk=2, warps=1)),)
+NARROW = ((0, Shape(rows=1, tile=16, lanes=2, sequences=2, chunk=2, warps=1)),)
+WIDE = ((0, Shape(rows=8, tile=8, lanes=1, sequences=4, chunk=2, warps=1)),)
 REAL = kernels.SHAPES
 
 # Of a tile of 8 and of 16: one less, as many, one more, several; an empty one, single ones, and one that is all

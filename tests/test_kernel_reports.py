@@ -31,7 +31,7 @@ TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-6}
 
 
 def of_shape(monkeypatch: pytest.MonkeyPatch, rows: int, tile: int, sequences: int) -> None:
-    shape = correct.Shape(rows=rows, tile=tile, sequences=sequences, chunk=2, warps=1)
+    shape = correct.Shape(rows=rows, tile=tile, lanes=2, sequences=sequences, chunk=2, warps=1)
     monkeypatch.setattr(correct, "SHAPES", ((0, shape),))
 
 

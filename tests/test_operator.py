@@ -242,7 +242,9 @@ def test_compile_report_turns_red():
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_warmup_runs_every_shape(layout, device, monkeypatch):
-    monkeypatch.setattr(kernels, "SHAPES", ((32, kernels.Shape(1, 16, 2, 2, 1)), (0, kernels.Shape(4, 16, 2, 2, 1))))
+    monkeypatch.setattr(
+        kernels, "SHAPES", ((32, kernels.Shape(1, 16, 2, 2, 2, 1)), (0, kernels.Shape(4, 16, 2, 2, 2, 1)))
+    )
     spec = rc.Spec(weight=rc.Weight("token", upper=2.0), criteria=(C("abs", upper=1.0, when="outward"),))
     assert rc.warmup(device, spec, layouts=(layout,), advantages="token") == 4
     assert rc.warmup("meta", spec) == 0
