@@ -309,24 +309,23 @@ def _finish(
     tensors = Tensors(given.advantages, base, weights, given.ref, train_mask)
     differentiable = torch.is_grad_enabled() and new.requires_grad
     traced = torch.compiler.is_compiling()
-    with torch.autocast(new.device.type, enabled=False):
-        if traced:
-            # A compiler takes the derivative of what it traces itself.
-            total, sums, maxima = run_traced(new, batch, tensors, wanted)
-            gradient = None
-        else:
-            run = run_blocks if new.device.type == "cpu" else run_whole
-            total, gradient, sums, maxima = run(batch, tensors, wanted, differentiable)
-        if divisor is None:
-            divisor = objective.divisor(sums, wanted)
-        elif not isinstance(divisor, Tensor):
-            divisor = torch.full((), divisor, dtype=torch.float64, device=new.device)
-        divisor = torch.where(divisor == 0, 1.0, divisor)
-        if wanted.max_length is not None:
-            divisor = divisor * wanted.max_length
-        value = (total / divisor).to(batch.dtype)
-        if gradient is not None:
-            value = _Differentiable.apply(new, value, gradient, divisor)
+    if traced:
+        # A compiler takes the derivative of what it traces itself.
+        total, sums, maxima = run_traced(new, batch, tensors, wanted)
+        gradient = None
+    else:
+        run = run_blocks if new.device.type == "cpu" else run_whole
+        total, gradient, sums, maxima = run(batch, tensors, wanted, differentiable)
+    if divisor is None:
+        divisor = objective.divisor(sums, wanted)
+    elif not isinstance(divisor, Tensor):
+        divisor = torch.full((), divisor, dtype=torch.float64, device=new.device)
+    divisor = torch.where(divisor == 0, 1.0, divisor)
+    if wanted.max_length is not None:
+        divisor = divisor * wanted.max_length
+    value = (total / divisor).to(batch.dtype)
+    if gradient is not None:
+        value = _Differentiable.apply(new, value, gradient, divisor)
     statistics = Statistics(
         None,
         torch.stack([sums[name].double() for name in loss_metrics.sum_names(wanted)]),

@@ -81,6 +81,19 @@ def test_regulariser(scope):
         check(only(batch, *DECOUPLED), replace(wanted, reduction="sequence_mean_token_sum"), whole=whole)
 
 
+def test_squares_and_penalties_saturate():
+    """Differences of thousands: squares and KL terms run within +-1024, and pull no further beyond."""
+    far = [
+        replace(
+            q, new=[x - (3000.0 if t % 2 else 40.0) * m for t, (x, m) in enumerate(zip(q.new, q.mask, strict=True))]
+        )
+        for q in BATCHES[0]
+    ]
+    for kind in KINDS:
+        wanted = objective("dro", kl=rc.KL(kind, 0.1), regulariser=rc.SquaredLogRatio(0.1))
+        check(only(far, *DECOUPLED, "ref"), wanted, by=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_low_precision_log_probs(dtype):
     """Computed in float32: the value is as far from the oracle as its inputs' rounding makes it, and no further."""
@@ -218,6 +231,18 @@ def test_in_bypass_mode_new_is_train():
         other = laid(spec=rc.Spec(criteria=(replace(TOKEN, label="token"),)))
         assert torch.equal(one.value, other.value) and one.metrics() == other.metrics()
         assert one.statistics.spec == rc.Spec(criteria=(criterion,))
+
+
+def test_sums_over_survivors_run_over_those_of_every_pair():
+    """A token that a criterion of old/rollout drops is not in the sum of one of new/rollout."""
+    rollout = torch.full((1, 4), -1.0)
+    old, new = rollout.clone(), rollout.clone()
+    old[0, 0], new[0, 0] = -3.0, -9.0
+    mean = rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.5, of="new/rollout", label="mean")
+    for sums_over, kept in (("valid", False), ("kept", True)):
+        spec = rc.Spec(criteria=(TOKEN, mean), sums_over=sums_over)
+        out = rc.policy_loss(new, torch.ones(1), old_logp=old, rollout_logp=rollout, spec=spec)
+        assert out.keep.tolist() == [kept] and out.mask.tolist() == [[False, kept, kept, kept]]
 
 
 def test_of_overrules_the_mode():
