@@ -10,12 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr import blocks, loss_metrics, objective
+from rollout_corr import blocks, loss_metrics, loss_run, objective
 from rollout_corr.checked import number
 from rollout_corr.layout import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, LogProbs, Reader, external_names, reader
-from rollout_corr.measures import Named
-from rollout_corr.objective import Operands
-from rollout_corr.ops import Correction, corrected
+from rollout_corr.ops import Correction, corrected, mask_back
 from rollout_corr.spec import Spec
 from rollout_corr.statistics import PendingMetrics, Statistics
 from rollout_corr.surrogates import (
@@ -143,7 +141,7 @@ def policy_loss(
         missing, there = ("ref_logp", "kl") if ref_logp is None else ("kl", "ref_logp")
         raise ValueError(f"{missing}: expected one beside {there}, got None")
     if spec is None:
-        weights, train_mask = _ready(given.read, correction, weights, train_mask)
+        weights, train_mask = _ready(given, correction, weights, train_mask)
         if weights is not None and bypass and not isinstance(surrogate, (Score, DPPO, GPG, DRO)):
             raise ValueError(
                 f"weights: expected None in bypass mode, where {type(surrogate).__name__}'s own ratio new/rollout is "
@@ -164,7 +162,7 @@ def policy_loss(
                 "surrogate: expected Score() without bounds of its own where weights take the place of its ratio, got "
                 f"{surrogate!r}"
             )
-    return _finish(given, wanted, base, weights, train_mask, divisor, spec, found)
+    return _finish(given, wanted, base, weights, train_mask, divisor, found)
 
 
 @dataclass
@@ -242,7 +240,7 @@ def _mode(surrogate: Surrogate, given: _Given) -> tuple[bool, Tensor | None]:
 
 
 def _ready(
-    read: Reader, correction: object, weights: LogProbs | None, train_mask: LogProbs | None
+    given: _Given, correction: object, weights: LogProbs | None, train_mask: LogProbs | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Weights and training mask that the caller has, in the shape of the batch."""
     if correction is not None:
@@ -251,6 +249,9 @@ def _ready(
         if weights is not None or train_mask is not None:
             raise ValueError("correction: expected None beside weights or train_mask, got both")
         weights, train_mask = correction.weights, correction.mask
+    if train_mask is given.batch.given_mask:
+        train_mask = None
+    read = given.read
     return read.optional("weights", weights, FLOATS_OR_INTEGERS), read.optional("train_mask", train_mask, MASK_DTYPES)
 
 
@@ -281,6 +282,8 @@ def _corrected(
     run = replace(spec, criteria=tuple(criteria), rejected=rejected)
     train = new if given.old is None else given.old
     batch = replace(given.batch, train=train, rollout=rollout, pairs=pairs)
+    if all(criterion.when == "any" for criterion in criteria):
+        batch.advantages = None
     batch.external = read.external(external_names(spec), external)
     found = corrected(batch, run, backend)
     found.statistics = replace(found.statistics, spec=spec)
@@ -302,19 +305,18 @@ def _finish(
     weights: Tensor | None,
     train_mask: Tensor | None,
     divisor: Tensor | float | None,
-    spec: Spec | None,
     found: blocks.Result | None,
 ) -> PolicyLoss:
     batch, new = given.batch, given.read.first
-    tensors = Tensors(given.advantages, base, weights, given.ref, train_mask)
+    tensors = loss_run.Tensors(given.advantages, base, weights, given.ref, train_mask)
     differentiable = torch.is_grad_enabled() and new.requires_grad
     traced = torch.compiler.is_compiling()
     if traced:
         # A compiler takes the derivative of what it traces itself.
-        total, sums, maxima = run_traced(new, batch, tensors, wanted)
+        total, sums, maxima = loss_run.run_traced(new, batch, tensors, wanted)
         gradient = None
     else:
-        run = run_blocks if new.device.type == "cpu" else run_whole
+        run = loss_run.run_blocks if new.device.type == "cpu" else loss_run.run_whole
         total, gradient, sums, maxima = run(batch, tensors, wanted, differentiable)
     if divisor is None:
         divisor = objective.divisor(sums, wanted)
@@ -325,7 +327,7 @@ def _finish(
         divisor = divisor * wanted.max_length
     value = (total / divisor).to(batch.dtype)
     if gradient is not None:
-        value = _Differentiable.apply(new, value, gradient, divisor)
+        value = loss_run.Differentiable.apply(new, value, gradient, divisor)
     statistics = Statistics(
         None,
         torch.stack([sums[name].double() for name in loss_metrics.sum_names(wanted)]),
@@ -334,135 +336,16 @@ def _finish(
     )
     if found is not None:
         statistics = found.statistics.join(statistics)
-    handed = None if found is None or found.weights is None else batch.restore(found.weights)
-    return PolicyLoss(value, _mask_back(batch, train_mask), handed, None if found is None else found.keep, statistics)
+    if found is None:
+        return PolicyLoss(value, mask_back(batch, _within(batch, train_mask)), None, None, statistics)
+    handed = None if found.weights is None else batch.restore(found.weights)
+    return PolicyLoss(value, mask_back(batch, found.mask), handed, found.keep, statistics)
 
 
-def _mask_back(batch: Batch, train_mask: Tensor | None) -> Any:
-    """What trains, as the mask that was given; that very object where nothing was taken out."""
-    if train_mask is not None:
-        kept = train_mask != 0
-        return batch.restore(kept if batch.mask is None else torch.where(kept, batch.mask, 0).to(batch.mask.dtype))
-    return batch.restore(blocks.inside(batch)) if batch.given_mask is None else batch.given_mask
-
-
-@dataclass
-class Tensors:
-    """What a loss needs besides new_logp and the mask, in the batch's shape; advantages may be per sequence."""
-
-    advantages: Tensor
-    base: Tensor | None
-    weights: Tensor | None
-    ref: Tensor | None
-    trains: Tensor | None
-
-
-Run = tuple[Tensor, Tensor | None, Named, Named]
-
-
-def run_blocks(batch: Batch, tensors: Tensors, wanted: Objective, differentiable: bool) -> Run:
-    """Block by block, with compaction. CPU tensors only."""
-    gradient = torch.zeros(batch.train.shape, dtype=batch.dtype) if differentiable else None
-    totals, sums, maxima = [], [], []
-    for piece in blocks.pieces(batch):
-
-        def take(x: Tensor | None, piece: blocks.Piece = piece) -> Tensor | None:
-            return None if x is None else piece.take(x).to(batch.dtype)
-
-        operands = Operands(
-            sequences=piece.sequences,
-            n_valid=piece.n_valid,
-            new=piece.take(batch.train).to(batch.dtype),
-            base=take(tensors.base),
-            advantages=piece.advantages(tensors.advantages).token,
-            weights=take(tensors.weights),
-            ref=take(tensors.ref),
-            valid=None,
-            trains=None if tensors.trains is None else piece.take(tensors.trains) != 0,
-        )
-        total, slope, more_sums, more_maxima = _with_gradient(operands, wanted, differentiable, look=True)
-        if gradient is not None and slope is not None:
-            piece.compaction.put(gradient[piece.slots], slope)
-        totals.append(total)
-        sums.append(more_sums)
-        maxima.append(more_maxima)
-    added = {name: torch.stack([part[name].double() for part in sums]).sum(0) for name in sums[0]}
-    highest = {name: torch.stack([part[name].double() for part in maxima]).amax(0) for name in maxima[0]}
-    return torch.stack(totals).sum(), gradient, added, highest
-
-
-def _operands(new: Tensor, batch: Batch, tensors: Tensors) -> Operands:
-    sequences, valid, n_valid = blocks.whole(batch)
-
-    def cast(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x.to(batch.dtype)
-
-    return Operands(
-        sequences=sequences,
-        n_valid=n_valid,
-        new=new.to(batch.dtype),
-        base=cast(tensors.base),
-        advantages=blocks.whole_advantages(batch, tensors.advantages, sequences).token.to(batch.dtype),
-        weights=cast(tensors.weights),
-        ref=cast(tensors.ref),
-        valid=valid,
-        trains=None if tensors.trains is None else tensors.trains != 0,
-    )
-
-
-def run_whole(batch: Batch, tensors: Tensors, wanted: Objective, differentiable: bool) -> Run:
-    """All sequences at once, without compaction: no host sync, on any device."""
-    return _with_gradient(_operands(batch.train, batch, tensors), wanted, differentiable, look=False)
-
-
-def run_traced(new: Tensor, batch: Batch, tensors: Tensors, wanted: Objective) -> tuple[Tensor, Named, Named]:
-    """The same for a compiler, which wants the graph to new_logp and nothing of autograd's."""
-    return objective.evaluate(_operands(new, batch, tensors), wanted)
-
-
-def _with_gradient(operands: Operands, wanted: Objective, differentiable: bool, look: bool) -> Run:
-    """The definition, and autograd of it."""
-    if not differentiable:
-        with torch.no_grad():
-            total, sums, maxima = objective.evaluate(operands, wanted, look)
-        return total, None, sums, maxima
-    with torch.enable_grad():
-        # A copy of nothing: a leaf of its own, so that what the caller holds is not touched.
-        operands.new = operands.new.detach().requires_grad_()
-        total, sums, maxima = objective.evaluate(operands, wanted, look)
-        if not total.requires_grad:
-            # There was nothing to sum over.
-            return total, torch.zeros_like(operands.new), sums, maxima
-        (gradient,) = torch.autograd.grad(total, operands.new)
-    return total.detach(), gradient, sums, maxima
-
-
-class _Differentiable(torch.autograd.Function):
-    """A value whose gradient is known."""
-
-    @staticmethod
-    def forward(ctx: Any, new: Tensor, value: Tensor, gradient: Tensor, divisor: Tensor) -> Tensor:
-        """Give the value a gradient.
-
-        Args:
-            ctx: Autograd's.
-            new: new_logp in the batch's shape.
-            value: 0-d.
-            gradient: d(value * divisor) / d(new).
-            divisor: 0-d.
-        """
-        ctx.save_for_backward(gradient, divisor)
-        ctx.dtype = new.dtype
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        """Scale the gradient."""
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "policy_loss: expected a backward pass without create_graph=True; its gradient is made in the forward "
-                "pass and has no derivative of its own"
-            )
-        gradient, divisor = ctx.saved_tensors
-        scale = (grad_outputs[0].double() / divisor).to(gradient.dtype)
-        return (gradient * scale).to(ctx.dtype), None, None, None
+def _within(batch: Batch, train_mask: Tensor | None) -> Tensor | None:
+    """The mask given, with 0 where a ready training mask has it; None where there is none."""
+    if train_mask is None:
+        return None
+    if batch.mask is None:
+        return (train_mask != 0) & blocks.inside(batch)
+    return torch.where(train_mask != 0, batch.mask, 0).to(batch.mask.dtype)

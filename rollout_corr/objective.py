@@ -224,10 +224,11 @@ def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple
     """
     sequences = given.sequences
     known: Tensor | None = finite(given, objective)
-    if look and bool(known.all() if known is not None else True):
-        known = None
+    trains = given.trains
+    if look:
+        known, trains = (None if x is None or bool(x.all()) else x for x in (known, trains))
     everywhere = given.valid if objective.nonfinite == "propagate" else both(given.valid, known)
-    counted = both(everywhere, given.trains)
+    counted = both(everywhere, trains)
     n = given.n_valid if counted is None else sequences.sum_integers(counted)
     new = select(everywhere, given.new)
     x = log_ratio(given, new, everywhere, objective)

@@ -131,7 +131,7 @@ def correct(
     result = corrected(batch, spec, backend, batch_group)
     return Correction(
         weights=None if result.weights is None else batch.restore(result.weights),
-        mask=_mask_back(batch, result.mask),
+        mask=mask_back(batch, result.mask),
         keep=result.keep,
         statistics=result.statistics,
     )
@@ -239,7 +239,8 @@ def _run(batch: Batch, spec: Spec, backend: str) -> blocks.Result:
     return blocks.run_whole(batch, spec)
 
 
-def _mask_back(batch: Batch, edited: Tensor | None) -> Any:
+def mask_back(batch: Batch, edited: Tensor | None) -> Any:
+    """The mask handed back in the caller's layout; the very object that was given where nothing was edited."""
     if edited is not None:
         return batch.restore(edited)
     if batch.given_mask is not None:

@@ -13,7 +13,7 @@ import oracle
 import oracle_loss
 import rollout_corr as rc
 from batches import GARBAGE, error, lay_out
-from rollout_corr import loss as loss_module
+from rollout_corr import loss_run
 from rollout_corr.surrogates import Objective
 
 TENSORS = ("old", "rollout", "ref", "weights", "train_mask")
@@ -126,8 +126,8 @@ def check(
     if "ref" in laid.names and objective.kl is None:
         del laid.arguments["ref_logp"]
         sequences = [replace(q, ref=None) for q in sequences]
-    run = loss_module.run_whole if whole else loss_module.run_blocks
-    with mock.patch.object(loss_module, "run_blocks", run):
+    run = loss_run.run_whole if whole else loss_run.run_blocks
+    with mock.patch.object(loss_run, "run_blocks", run):
         out = laid(**options)
     case = f"{layout} {objective} {given}"
     wanted = oracle_loss.value(objective, sequences, given)

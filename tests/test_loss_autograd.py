@@ -11,7 +11,7 @@ import torch
 import rollout_corr as rc
 from batches import GARBAGE, one_thread
 from loss_cases import SURROGATES
-from rollout_corr import loss as loss_module
+from rollout_corr import loss_run
 from rollout_corr.surrogates import LOSS_REDUCTIONS
 
 INF, NAN = math.inf, math.nan
@@ -254,7 +254,7 @@ def test_several_blocks_equal_one(monkeypatch):
     spec = rc.Spec(rc.Weight("product", upper=2.0), (rc.Criterion("ratio", upper=1.5, of="new/rollout"),), "both")
     options = {"old_logp": old, "rollout_logp": rollout, "spec": spec, "surrogate": rc.GSPO(0.1, 0.1)}
     one = rc.policy_loss(new, advantages, mask, **options)
-    monkeypatch.setattr(loss_module.blocks, "BLOCK", 100)
+    monkeypatch.setattr(loss_run.blocks, "BLOCK", 100)
     many = rc.policy_loss(new, advantages, mask, **options)
     torch.testing.assert_close(many.value, one.value, rtol=1e-6, atol=0)
     assert torch.equal(*(torch.autograd.grad(out.value, new)[0] for out in (one, many)))
