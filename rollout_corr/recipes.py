@@ -9,12 +9,10 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 from rollout_corr.presets import registry
-from rollout_corr.presets.table import expression
 from rollout_corr.spec import Spec
 from rollout_corr.surrogates import (
     DPPO,
@@ -34,11 +32,10 @@ from rollout_corr.surrogates import (
 SEQUENCES = "sequence_mean_token_mean"
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One listed recipe.
 
-    Args:
+    Attributes:
         build: Makes the arguments.
         needs: The log-probs that the call needs besides new_logp.
         note: What a user of the framework should know.
@@ -244,6 +241,7 @@ DECOUPLED, BOTH, BYPASS = ("old_logp",), ("old_logp", "rollout_logp"), ("rollout
 GLOBAL = "pass the tokens of all ranks as the denominator"
 
 
+@lru_cache(maxsize=1)
 def _calls() -> dict[str, Call]:
     found: dict[str, Call] = {}
     for name in registry.names():
@@ -303,12 +301,9 @@ def _calls() -> dict[str, Call]:
     return dict(sorted(found.items()))
 
 
-_CALLS = _calls()
-
-
 def recipe_names() -> list[str]:
     """Every recipe as "framework.recipe", sorted."""
-    return list(_CALLS)
+    return list(_calls())
 
 
 def recipe(name: str, /, **arguments: Any) -> dict[str, Any]:
@@ -330,12 +325,12 @@ def recipe(name: str, /, **arguments: Any) -> dict[str, Any]:
     """
     if not isinstance(name, str):
         raise TypeError(f"recipe: expected a name such as 'verl.gspo', got {type(name).__name__} {name!r}")
-    if name not in _CALLS:
-        close = difflib.get_close_matches(name, _CALLS, n=3)
+    if name not in _calls():
+        close = difflib.get_close_matches(name, _calls(), n=3)
         hint = f", did you mean {' or '.join(map(repr, close))}?" if close else ""
         raise ValueError(f"recipe: unknown name {name!r}{hint}; rollout_corr.recipe_names() lists them all")
     try:
-        return _CALLS[name].build(**arguments)
+        return _calls()[name].build(**arguments)
     except (TypeError, ValueError) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         message = f"recipe {name}({given}): {error}"
@@ -354,8 +349,10 @@ def _preset_of(spec: Spec, name: str) -> str:
 
 def table() -> str:
     """Every recipe: what it computes, over what, and what it needs."""
+    from rollout_corr.presets.table import expression
+
     lines, framework = [BEGIN], ""
-    for name, call in _CALLS.items():
+    for name, call in _calls().items():
         made = call.build()
         if name.partition(".")[0] != framework:
             framework = name.partition(".")[0]

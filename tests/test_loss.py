@@ -259,3 +259,20 @@ def test_advantages_of_when_are_those_of_the_loss():
     laid = LaidLoss(batch, "padded_right")
     out = laid(spec=rc.Spec(criteria=(criterion,), rejected="zero"), surrogate=rc.Reinforce())
     assert 0.0 < out.metrics()["dppo/rejected_tokens_fraction"] < 1.0
+
+
+@pytest.mark.parametrize("name", rc.presets.names())
+def test_every_preset_runs_in_the_loss(name):
+    """Those that need the policy that trains run here alone."""
+    spec = rc.preset(name)
+    generator = torch.Generator().manual_seed(0)
+    new, old, rollout = (-torch.rand(3, 6, generator=generator) for _ in range(3))
+    options = {"old_logp": old, "rollout_logp": rollout, "spec": spec}
+    out = rc.policy_loss(new.requires_grad_(), torch.tensor([1.0, -1.0, 0.5]), **options)
+    out.value.backward()
+    assert out.value.isfinite() and new.grad.isfinite().all()
+    assert all(f"{criterion.label}/mean" in out.metrics() for criterion in spec.criteria)
+    of_new = [criterion for criterion in spec.criteria if criterion.of != "train/rollout"]
+    if of_new:
+        with pytest.raises(ValueError, match=rf"^spec: criterion '{of_new[0].label}' compares {of_new[0].of}"):
+            rc.correct(old, rollout, spec=spec)

@@ -512,7 +512,7 @@ def test_every_recipe_is_restated():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_recipe_is_what_is_published(name):
-    assert_published(name, PUBLISHED[name], recipes._CALLS[name].needs)
+    assert_published(name, PUBLISHED[name], recipes._calls()[name].needs)
 
 
 def test_options_by_the_frameworks_names():
