@@ -145,8 +145,8 @@ def policy_loss(
         if weights is not None and bypass and not isinstance(surrogate, (Score, DPPO, GPG, DRO)):
             raise ValueError(
                 f"weights: expected None in bypass mode, where {type(surrogate).__name__}'s own ratio new/rollout is "
-                "the correction and a weight would correct twice; pass train_mask alone, old_logp too, or a Spec, which "
-                "rejects and reports the weight"
+                "the correction and a weight would correct twice; pass train_mask alone, or old_logp too, or a "
+                "Spec, which rejects and reports the weight"
             )
         found = None
     else:
