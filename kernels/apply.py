@@ -199,7 +199,7 @@ def apply_kernel(
                 for i in tl.static_range(size(PLAN, "tests")):
                     if is_late(PLAN, i):
                         taken = (rows & late_bit(PLAN, i)) != 0
-                        lost = lost | (taken & selected(d, advantage, measured, test(PLAN, i).when))
+                        lost = lost | (taken & selected(d, advantage, measured, test(PLAN, i)))
             if PLAN.spreads:
                 where = addresses(weights, sequence, tile, width, 1, place, PLAN, TILE, True, ALIGNED)
                 if PLAN.marks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.plan import Plan
+from rollout_corr.kernels.plan import Plan, Test
 from rollout_corr.kernels.reports import report_criterion, report_sequences, report_weights
 from rollout_corr.kernels.slots import edge
 from rollout_corr.kernels.tokens import (
@@ -56,9 +56,15 @@ def late_bit(plan: Plan, i: int) -> int:
 
 
 @triton.constexpr_function
-def selects(when: str, which: int) -> bool:
-    """Whether `when` asks for a class of tokens."""
-    return which in CHOSEN[when]
+def selects(criterion: Test, which: int) -> bool:
+    """Whether a criterion's `when` asks for a class of tokens."""
+    return which in CHOSEN[criterion.when]
+
+
+@triton.constexpr_function
+def sum_of(criterion: Test) -> str | None:
+    """The column with the sum that decides."""
+    return criterion.sum
 
 
 @triton.constexpr_function
@@ -148,9 +154,9 @@ def put_extrema(maxima, PLAN: tl.constexpr, low: tl.constexpr, high: tl.constexp
 
 
 @triton.jit
-def selected_sequences(found, each, PLAN: tl.constexpr, WHEN: tl.constexpr):
+def selected_sequences(found, each, PLAN: tl.constexpr, TEST: tl.constexpr):
     """The sign of the mean advantage over valid tokens; for "outward", holding an outward token."""
-    if WHEN == "outward":
+    if TEST.when == "outward":
         outward = integer(found, PLAN, "negative_outward") + integer(found, PLAN, "positive_outward")
         return outward > 0
     else:
@@ -158,15 +164,15 @@ def selected_sequences(found, each, PLAN: tl.constexpr, WHEN: tl.constexpr):
             mean = exact(found, PLAN, "advantage", False)
         else:
             mean = each.to(tl.float64)
-        return mean < 0 if WHEN == "negative_advantage" else mean > 0
+        return mean < 0 if TEST.when == "negative_advantage" else mean > 0
 
 
 @triton.jit
-def class_count(found, PLAN: tl.constexpr, WHEN: tl.constexpr):
+def class_count(found, PLAN: tl.constexpr, TEST: tl.constexpr):
     """[SEQUENCES], how many measured tokens `when` selects."""
     tokens = integer(found, PLAN, "valid") * 0
     for c in tl.static_range(4):
-        if selects(WHEN, c):
+        if selects(TEST, c):
             tokens += integer(found, PLAN, class_name(c))
     return tokens
 
@@ -192,11 +198,11 @@ def value_of(found, n, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
             if PLAN.kept and TEST.sum == "d":
                 value = exact(found, PLAN, "d_kept", True)
             else:
-                value = exact(found, PLAN, TEST.sum, True)
+                value = exact(found, PLAN, sum_of(TEST), True)
             if TEST.stat == "k1" and TEST.sum == "d":
                 value = -value
         else:
-            value = exact(found, PLAN, TEST.sum, False)
+            value = exact(found, PLAN, sum_of(TEST), False)
         if TEST.reduce == "mean":
             value = value / tl.maximum(n, 1).to(tl.float64)
         tested = value
@@ -381,10 +387,10 @@ def judge_kernel(
                 if test(PLAN, i).when == "any":
                     lost = tl.where(failed, n, 0)
                 else:
-                    lost = tl.where(failed, class_count(found, PLAN, test(PLAN, i).when), 0)
+                    lost = tl.where(failed, class_count(found, PLAN, test(PLAN, i)), 0)
             else:
                 if test(PLAN, i).when != "any":
-                    failed = failed & selected_sequences(found, each, PLAN, test(PLAN, i).when)
+                    failed = failed & selected_sequences(found, each, PLAN, test(PLAN, i))
                 keep = keep & (failed == 0)
                 lost = tl.where(failed, valid, 0)
             add(sums, PLAN, named(i, "tokens"), lost)

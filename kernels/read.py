@@ -169,13 +169,13 @@ def class_of(d, advantage, measured, WHICH: tl.constexpr):
 
 
 @triton.jit
-def selected(d, advantage, measured, WHEN: tl.constexpr):
+def selected(d, advantage, measured, TEST: tl.constexpr):
     """What `when` asks for. A NaN advantage is not selected, nor is 0."""
-    if WHEN == "any":
+    if TEST.when == "any":
         return measured
-    elif WHEN == "negative_advantage":
+    elif TEST.when == "negative_advantage":
         return measured & (advantage < 0)
-    elif WHEN == "positive_advantage":
+    elif TEST.when == "positive_advantage":
         return measured & (advantage > 0)
     else:
         return measured & (((advantage < 0) & (d < 0)) | ((advantage > 0) & (d > 0)))
@@ -190,7 +190,7 @@ def judge_tokens(found, d, train, rollout, measured, advantage, external, droppe
         tested = value
     else:
         tested = log_ratio_of(d, numbers, TEST, PLAN)
-    fails = selected(d, advantage, measured, TEST.when) & (passes(tested, numbers, TEST, PLAN) == 0)
+    fails = selected(d, advantage, measured, TEST) & (passes(tested, numbers, TEST, PLAN) == 0)
     found = record_count(found, PLAN, "counts", named(TEST.index, "lost"), fails)
     among = measured
     if TEST.stat == "ratio":
