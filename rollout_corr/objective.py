@@ -292,7 +292,8 @@ def statistics(
 ) -> tuple[Named, Named]:
     """Sums and maxima over the tokens that train; `used` is the log-ratio at the surrogate's own level."""
     x, used = select(counted, x.detach()), select(counted, used.detach())
-    excess = reference.k3(used) + used
+    k3 = reference.k3(used)
+    excess = k3 + used
     valid, broken = given.n_valid.sum(), None if known is None else both(given.valid, ~known)
 
     def count(which: Tensor | None, among: Tensor | None = None) -> Tensor:
@@ -312,7 +313,7 @@ def statistics(
         "ppo_d": x.clamp(-LARGEST_D, LARGEST_D).sum(dtype=torch.float64),
         "ppo_ratio": excess.sum(dtype=torch.float64),
         "ppo_ratio2": excess.square().sum(dtype=torch.float64),
-        "ppo_k3": (excess - used).sum(dtype=torch.float64),
+        "ppo_k3": k3.sum(dtype=torch.float64),
     }
     low, high = extrema(used, counted)
     return sums, {"max_ppo_log_ratio": high, "-min_ppo_log_ratio": low}

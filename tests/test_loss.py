@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -90,6 +91,20 @@ def test_squares_and_penalties_saturate():
     for kind in KINDS:
         wanted = objective("dro", kl=rc.KL(kind, 0.1), regulariser=rc.SquaredLogRatio(0.1))
         check(only(far, *DECOUPLED, "ref"), wanted, by=1e-3)
+
+
+def test_tiny_steps_do_not_cancel():
+    """After one small step k3 is 1e-9, far below the rounding of e^D: in the metric, the KL's value and its slope."""
+    new = (-torch.rand(1, 64, generator=torch.Generator().manual_seed(0)) - 0.5).requires_grad_()
+    ref = new.detach() + 2.0**-15
+    k = (new.detach() - ref).double()
+    term = rc.KL("k3", 1.0)
+    out = rc.policy_loss(new, torch.zeros(1), old_logp=ref, kl=term, ref_logp=ref, reduction="sum")
+    torch.testing.assert_close(out.value.double(), (torch.expm1(-k) + k).sum(), rtol=1e-5, atol=0)
+    slope = torch.autograd.grad(out.value, new)[0].double()
+    torch.testing.assert_close(slope, -torch.expm1(-k), rtol=1e-6, atol=0)
+    wanted = (torch.expm1(k) - k).mean().item()
+    assert math.isclose(out.metrics()["ppo_kl_k3"], wanted, rel_tol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
