@@ -43,11 +43,19 @@ SHAPES = (
 )
 
 
-def shape_for(tokens: int, sequences: int, heavy: bool) -> Shape:
-    """The shape for a batch, from its sizes alone; half as large a tile where a token takes many registers."""
+def shape_for(tokens: int, sequences: int, halvings: int) -> Shape:
+    """The shape for a batch, from its sizes alone; a smaller tile where a token takes many registers."""
     mean = tokens // max(1, sequences)
     shape = next(shape for least, shape in SHAPES if mean >= least)
-    return replace(shape, tile=shape.tile // 2) if heavy else shape
+    return replace(shape, tile=shape.tile >> halvings)
+
+
+def search_steps(sequences: int, ways: int) -> int:
+    """How many steps of that many ways find a slot's sequence."""
+    steps, span = 0, sequences + 1
+    while span > 0:
+        steps, span = steps + 1, span // ways
+    return steps
 
 
 @dataclass
@@ -141,7 +149,12 @@ def prepare(
         writes_mask=writes_mask,
         edits_mask=edits_mask,
     )
-    shape = shape_for(tokens, sequences, plan.heavy)
+    mask = _bytes(given.mask)
+    lines = [x for x in (train, given.rollout, mask) if x is not None]
+    unit = all(x.stride(-1) == 1 or x.shape[-1] <= 1 for x in lines)
+    aligned = unit and all(_is_aligned(x, packed) for x in lines) and (packed or width % 16 == 0)
+    # Where each token is loaded by itself, its address takes registers too.
+    shape = shape_for(tokens, sequences, min(2, plan.halvings + (not aligned)))
     if packed:
         tiles, slots = 0, tokens // shape.tile + sequences + 2
     else:
@@ -179,13 +192,9 @@ def prepare(
     states = empty(sequences, dtype=torch.int32) if plan.applies else None
     sequence_weights = empty(sequences, dtype=kind) if plan.spreads else None
 
-    mask = _bytes(given.mask)
-    lines = [x for x in (train, given.rollout, mask) if x is not None]
     vec = max(4, 16 // min(train.element_size(), given.rollout.element_size()))
     vec = min(vec, shape.tile)
     lanes = min(shape.lanes, shape.tile // vec)
-    unit = all(x.stride(-1) == 1 or x.shape[-1] <= 1 for x in lines)
-    aligned = unit and all(_is_aligned(x, packed) for x in lines) and (packed or width % 16 == 0)
     strides = [stride for x in (train, given.rollout, mask) for stride in _strides(x, packed)]
     extents = (tokens, sequences, width, tiles)
     cut = {"ROWS": shape.rows, "TILE": shape.tile, "VEC": vec, "UNIT": unit, "ALIGNED": aligned}
@@ -193,9 +202,7 @@ def prepare(
     advantages = given.advantages.contiguous() if plan.advantages and given.advantages is not None else None
     externals = tuple(x.contiguous() for x in given.externals)
     mask_bytes, keep_bytes = _bytes(mask_out), _bytes(keep)
-    steps, span = 0, sequences + 1
-    while span > 0:
-        steps, span = steps + 1, span // WAYS.value
+    steps = search_steps(sequences, WAYS.value)
     read = (
         train, given.rollout, mask, advantages, externals, offsets, numbers,
         weights, mask_bytes, owners, counts, integers, floats, peaks, token_sums, token_maxima, histogram,

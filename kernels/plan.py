@@ -100,9 +100,11 @@ class Plan:
         return (*found[:derived], *found[derived + self.derived :])
 
     @property
-    def heavy(self) -> bool:
-        """Whether a token takes so many registers that a thread should have fewer of them."""
-        return self.double or self.full or bool(self.schemes) or len(self.tests) > 2
+    def halvings(self) -> int:
+        """How often a tile is halved, because a token takes so many registers that a thread should have fewer."""
+        if self.double or (self.full and self.schemes):
+            return 2
+        return 1 if self.full or self.schemes or len(self.tests) > 2 else 0
 
     @property
     def derived(self) -> int:

@@ -33,7 +33,8 @@ def reached(offsets, v, slot, sequences, tokens, TILE: tl.constexpr):
 def owners_of(offsets, slot, sequences, tokens, steps, ROWS: tl.constexpr, TILE: tl.constexpr, WAYS: tl.constexpr):
     """[ROWS], the sequences (as `edge` counts) to which consecutive slots of a packed batch belong.
 
-    Every step of the search for the first of them looks at WAYS sequences at once: its loads are what takes time.
+    Every step of the search for the first of them looks at WAYS sequences at once: its loads are what takes time. Of
+    those that have begun the last is taken, not their number: so unsorted offsets leave no token to nobody either.
     """
     first = tl.min(slot, 0)
     low, span = first * 0, sequences + 1
@@ -41,14 +42,14 @@ def owners_of(offsets, slot, sequences, tokens, steps, ROWS: tl.constexpr, TILE:
         step = span // WAYS + 1
         way = 1 + tl.arange(0, WAYS)
         hits = (way * step <= span) & reached(offsets, low + way * step, first, sequences, tokens, TILE)
-        forward = tl.sum(hits.to(tl.int32), 0) * step
+        forward = tl.max(tl.where(hits, way, 0), 0) * step
         low += forward
         span = tl.minimum(step - 1, span - forward)
     # From one slot to the next, either the tile or the sequence is the next one.
-    later = low + 1 + tl.arange(0, ROWS)[None, :]
-    known = later <= sequences + 1
-    more = known & reached(offsets, later, slot[:, None], sequences, tokens, TILE)
-    return low + tl.sum(more.to(tl.int32), 1)
+    ahead = 1 + tl.arange(0, ROWS)[None, :]
+    known = low + ahead <= sequences + 1
+    hits = known & reached(offsets, low + ahead, slot[:, None], sequences, tokens, TILE)
+    return low + tl.max(tl.where(hits, ahead, 0), 1)
 
 
 @triton.jit

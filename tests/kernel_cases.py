@@ -1,4 +1,8 @@
-"""What the tests of the kernels run: Specs that reach every branch, batches that reach every tile, and the check."""
+"""What the tests of the kernels run: Specs that reach every branch, batches that reach every tile, and the check.
+
+The check runs the kernels between fences: inputs lie in the middle of garbage, and so does what the kernels allocate,
+which is garbage itself until they write it. What they read and should not have read shows in their results.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,26 @@ import contextlib
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import torch
 
 import oracle
 import rollout_corr as rc
-from batches import METRICS_WITHIN, WEIGHTS_WITHIN, compare, compare_metrics, cut, lay_out, random_sequences, rounded
+from batches import (
+    METRICS_WITHIN,
+    WEIGHTS_WITHIN,
+    compare,
+    compare_metrics,
+    cut,
+    is_count,
+    lay_out,
+    moved,
+    random_sequences,
+    rounded,
+)
+from rollout_corr import layout as reading
 from rollout_corr.kernels import correct as kernels
 from rollout_corr.kernels.correct import Shape
 from rollout_corr.spec import SIGNED_STATS
@@ -25,14 +42,15 @@ C, W = rc.Criterion, rc.Weight
 # promised: twice the error of the float32 reference (batches.py) and 4 ulp.
 WITHIN = {"cpu": (WEIGHTS_WITHIN, METRICS_WITHIN + 1e-7), "cuda": (7.8e-7, 8e-7)}
 
-# Tiles so small that a short sequence has many: one slot a program, and several.
+# Tiles so small that a short sequence has many: one slot a program, some, and more; in one part and in several.
 NARROW = ((0, Shape(rows=1, tile=16, lanes=2, sequences=2, chunk=2, warps=1)),)
+MIDDLE = ((0, Shape(rows=4, tile=16, lanes=4, sequences=8, chunk=1, warps=1)),)
 WIDE = ((0, Shape(rows=8, tile=8, lanes=1, sequences=4, chunk=2, warps=1)),)
 REAL = kernels.SHAPES
 
 # Of a tile of 8 and of 16: one less, as many, one more, several; an empty one, single ones, and one that is all
-# invalid (the third). Nothing starts where a tile does.
-LENGTHS = (5, 1, 9, 0, 7, 8, 17, 1, 16, 33)
+# invalid (the third). Nothing starts where a tile does. Padded rows are two wider, so they can be aligned.
+LENGTHS = (5, 1, 9, 0, 7, 8, 17, 1, 16, 30)
 
 
 def over(stat, reduce, **others):
@@ -45,132 +63,14 @@ def tokens(stat, **others):
     return C(stat, **({"upper": 1.0} | others))
 
 
-def late(when, **others):
-    """A criterion over sequences that drops the tokens that `when` selects."""
-    return over(others.pop("stat", "abs"), others.pop("reduce", "mean"), when=when, drop="token", **others)
-
-
 BOTH = {"lower": 0.1, "upper": 1.0}
 LOWER = {"lower": 0.1, "upper": None}
 ENTROPY = {"name": "entropy"}
-LATE = (late("negative_advantage", stat="k2"), late("outward", reduce="sum"), late("positive_advantage", reduce="max"))
-
-# Each feature once, and what only shows where two of them meet. Bounds of criteria are fitted to the batch.
-VARIANTS = {
-    "metrics": rc.Spec(),
-    "full": rc.Spec(detail="full"),
-    "token": rc.Spec(W("token"), clamp=0.25),
-    "token bounded": rc.Spec(W("token", 0.8, 1.2), (over("ratio", "mean", **BOTH),), detail="full"),
-    "token lower": rc.Spec(W("token", lower=0.9, token_clamp=0.3, normalize="batch"), (tokens("k1", **BOTH),), "zero"),
-    "icepop": rc.Spec(W("token", 0.8, 1.2, "zero"), (over("abs", "max"),), "both"),
-    "product": rc.Spec(
-        W("product", upper=1.5, normalize="batch"), (over("ratio", "mean", **BOTH), over("ratio", "min", **LOWER))
-    ),
-    "product zero": rc.Spec(W("product", 0.7, 1.4, "zero", token_clamp=0.3), (tokens("tv"),), "both"),
-    "geometric": rc.Spec(W("geometric", 0.97, 1.03), (tokens("abs"), over("k3", "sum")), "zero"),
-    "geometric unbounded": rc.Spec(W("geometric", token_clamp=0.3), (tokens("abs"),)),
-    "product marked": rc.Spec(W("product"), (tokens("abs"),), "both", nonfinite="neutral"),
-    "tokens in logs": rc.Spec(
-        criteria=(
-            *tuple(tokens(stat) for stat in ("k2", "ratio_error", "ratio_deviation")),
-            tokens("ratio", **BOTH),
-            tokens("abs", token_clamp=0.3, label="clamped"),
-        ),
-    ),
-    "tokens by value": rc.Spec(
-        criteria=(
-            *tuple(tokens(stat) for stat in ("k3", "k3_reverse")),
-            tokens("prob_diff", **BOTH),
-            tokens("external", **BOTH, **ENTROPY),
-        ),
-        rejected="both",
-    ),
-    "tokens by distribution": rc.Spec(
-        W("token"),
-        tuple(tokens(f"binary_kl{kind}", eps=0.1) for kind in ("", "_reverse", "_symmetric")),
-    ),
-    "sums": rc.Spec(
-        criteria=(
-            over("ratio", "sum", **BOTH),
-            over("k1", "mean", **BOTH),
-            over("k1", "sum", token_clamp=0.3, label="clamped"),
-            over("abs", "mean", **BOTH),
-            over("k2", "sum"),
-            over("external", "mean", **ENTROPY, **BOTH),
-        )
-    ),
-    "sums by value": rc.Spec(
-        criteria=(
-            *tuple(over(stat, "mean") for stat in ("ratio_error", "ratio_deviation", "k3_reverse", "tv")),
-            over("prob_diff", "sum", **BOTH),
-            over("binary_kl", "mean", eps=0.1),
-            over("binary_kl_symmetric", "sum"),
-        ),
-    ),
-    "peaks": rc.Spec(
-        criteria=(
-            over("ratio", "max"),
-            over("k1", "min", **LOWER),
-            over("abs", "min"),
-            over("k2", "max", token_clamp=0.3),
-            over("ratio_error", "min", **LOWER),
-            over("ratio_deviation", "max"),
-            over("external", "max", **ENTROPY),
-        ),
-    ),
-    "peaks by value": rc.Spec(
-        criteria=(
-            *tuple(over(stat, "max") for stat in ("k2", "ratio_error", "k3", "tv", "binary_kl_reverse")),
-            over("prob_diff", "min", **LOWER),
-            over("external", "min", **ENTROPY, **LOWER),
-        ),
-        clamp=0.25,
-    ),
-    "kept": rc.Spec(
-        W("product", 0.5, 2.0),
-        (
-            tokens("k1"),
-            tokens("ratio", drop="sequence", **LOWER),
-            over("ratio", "mean"),
-            over("k2", "sum"),
-            over("abs", "max"),
-        ),
-        sums_over="kept",
-    ),
-    "kept and clamped": rc.Spec(
-        W("geometric", token_clamp=0.3),
-        (tokens("external", **ENTROPY), over("k1", "sum", **BOTH), over("tv", "mean", drop="token")),
-        "both",
-        sums_over="kept",
-    ),
-    "when tokens": rc.Spec(
-        W("token"),
-        (
-            tokens("abs", when="negative_advantage"),
-            tokens("k2", when="positive_advantage"),
-            tokens("k1", when="outward", **BOTH),
-        ),
-        "both",
-    ),
-    "when tokens take all": rc.Spec(
-        W("geometric"), (tokens("abs", when="outward", drop="sequence"), tokens("k1", drop="token")), "zero"
-    ),
-    "when sequences": rc.Spec(
-        W("product"),
-        (
-            over("abs", "mean", when="negative_advantage"),
-            over("k2", "sum", when="positive_advantage"),
-            over("ratio", "max", when="outward", drop="sequence"),
-        ),
-    ),
-    "late": rc.Spec(W("token"), LATE),
-    "late, zeroed": rc.Spec(W("product"), LATE, "zero"),
-    "late, both": rc.Spec(W("geometric"), (*LATE, late("any", stat="k3")), "both"),
-    "late after tokens": rc.Spec(None, (tokens("k1", **BOTH), *LATE), "both", sums_over="kept"),
-    "late after a veto": rc.Spec(W("token"), (tokens("abs", when="outward"), LATE[0], over("k3", "max")), "zero"),
-    "dry run": rc.Spec(W("token", upper=1.2), (tokens("abs"), over("ratio", "mean")), apply=False),
-    "weights of 1": rc.Spec(None, (over("ratio", "mean"), tokens("abs")), "zero"),
-}
+# For what does not hang on the Spec: one that weighs tokens and drops them early and late, one that weighs sequences.
+TOKENS = rc.Spec(W("token", 0.8, 1.2), (tokens("k1", **BOTH), over("abs", "sum", when="outward", drop="token")), "both")
+SEQUENCES = rc.Spec(
+    W("product", upper=1.5), (over("ratio", "min", **LOWER), over("k2", "sum"), over("external", "mean", **ENTROPY))
+)
 
 
 def fitted(spec, sequences):
@@ -187,7 +87,13 @@ def fitted(spec, sequences):
         if criterion.over == "token":
             values, tested = (list(itertools.chain(*rows)) for rows in (values, tested))
         values = list(itertools.compress(values, tested))
-        sides = "both" if None not in (criterion.lower, criterion.upper) else "upper" if criterion.upper else "lower"
+        sides = (
+            "both"
+            if None not in (criterion.lower, criterion.upper)
+            else "upper"
+            if criterion.lower is None
+            else "lower"
+        )
         lower, upper = cut(values, sides, signed=criterion.stat in (*SIGNED_STATS, "ratio"))
         if criterion.stat == "ratio":
             lower, upper = (None if bound is None else math.exp(bound) for bound in (lower, upper))
@@ -202,20 +108,106 @@ def shaped(shapes):
         yield
 
 
-def check(sequences, spec, layout, device, *, dtype=torch.float32, mask_dtype=torch.bool, **others):
-    """The kernels against the oracle and against the reference: what is exact exactly, the rest within."""
-    laid = lay_out(sequences, layout, dtype, mask_dtype)
+# Elements before and behind a tensor: more than the largest tile, and a multiple of what an aligned start is.
+ROOM = 4096
+
+
+def fenced(x, device, fence=math.nan):
+    """A tensor on a device, in the middle of a larger one; where that has integers, the fence is 1."""
+    if x is None or isinstance(x, list) or x.is_nested:
+        return moved(x, device)
+    x = moved(x, device)
+    held = x.untyped_storage().nbytes() // x.element_size()
+    around = x.new_full((ROOM + held + ROOM,), fence if x.is_floating_point() else 1)
+    around[ROOM : ROOM + held] = x.as_strided((held,), (1,), 0)
+    return around.as_strided(x.shape, x.stride(), ROOM + x.storage_offset())
+
+
+def between_fences(laid, device, fence=math.nan):
+    """The same arguments, each between fences."""
+    place = partial(fenced, device=device, fence=fence)
+    names = ("train", "rollout", "mask", "advantages", "cu_seqlens")
+    external = None if laid.external is None else {name: place(x) for name, x in laid.external.items()}
+    return replace(laid, **{name: place(getattr(laid, name)) for name in names}, external=external)
+
+
+@contextlib.contextmanager
+def watched(filling=0xFF):
+    """What the kernels allocate begins as garbage, and nothing is written beside it.
+
+    Args:
+        filling: The byte that stands everywhere; of these, 0xFF makes NaN, -1 and a bool of 255.
+    """
+    empty, handed = torch.empty, []
+
+    def between(size, *, dtype, device):
+        held = math.prod(size)
+        around = empty(ROOM + held + ROOM, dtype=dtype, device=device)
+        bits(around).fill_(filling)
+        handed.append((around, held))
+        return around[ROOM : ROOM + held].view(size)
+
+    with mock.patch.object(torch, "empty", between):
+        yield
+    for around, held in handed:
+        for fence in (around[:ROOM], around[ROOM + held :]):
+            assert bool((bits(fence) == filling).all()), "written beside a tensor"
+
+
+@contextlib.contextmanager
+def unchecked():
+    """Offsets on the CPU go to the kernels as those on a device do: as they are, in their dtype, whatever they say."""
+    with mock.patch.object(reading, "checked_offsets", lambda offsets, *_: offsets):
+        yield
+
+
+def check(
+    sequences, spec, layout, device, *, dtype=torch.float32, mask_dtype=torch.bool, offsets=None, place=None, **others
+):
+    """The kernels against the oracle and against the reference: what is exact exactly, the rest within.
+
+    Args:
+        dtype: Of the log-probs; two, if they differ.
+        mask_dtype: None for a call without a mask.
+        offsets: Their dtype as the kernels get them; by default what the layout has.
+        place: How log-probs and masks lie in memory, as a function of a tensor.
+    """
+    dtypes = dtype if isinstance(dtype, tuple) else (dtype, dtype)
+    computes = torch.promote_types(torch.promote_types(*dtypes), torch.float32)
+    laid = lay_out(sequences, layout, dtypes[0] if dtypes[0] == dtypes[1] else computes, mask_dtype or torch.bool)
+    if dtypes[0] != dtypes[1]:
+        laid.train, laid.rollout = laid.train.to(dtypes[0]), laid.rollout.to(dtypes[1])
     laid.others.update(others)
-    expected = oracle.correct(sequences if dtype == torch.float64 else rounded(sequences, dtype), spec)
+    valid = laid.mask
+    if mask_dtype is None:
+        laid.mask = None
+    expected = oracle.correct(cast(sequences, dtypes, computes), spec)
     reference = laid.correct(spec)
-    laid = laid.to(device)
-    out = laid.correct(spec, backend="triton")
+    if place is not None:
+        names = ("train", "rollout", "mask")
+        laid = replace(
+            laid, **{name: None if getattr(laid, name) is None else place(getattr(laid, name)) for name in names}
+        )
+    laid = between_fences(laid, device)
+    if offsets is not None and laid.cu_seqlens is not None:
+        laid.cu_seqlens = laid.cu_seqlens.to(offsets)
+    with unchecked(), watched():
+        out = laid.correct(spec, backend="triton")
     case = f"{layout} {dtype} {mask_dtype} {spec.to_dict()}"
-    of_weights, of_metrics = (1e-12, 1e-12) if dtype == torch.float64 else WITHIN[device]
-    compare(laid, out, expected, mask_dtype, of_weights, case)
-    compare_metrics(laid, out.metrics(), expected, spec, of_metrics, case)
+    of_weights, of_metrics = (1e-12, 1e-12) if computes == torch.float64 else WITHIN[device]
+    compare(laid, out, expected, mask_dtype or torch.bool, of_weights, case)
+    compare_metrics(replace(laid, mask=valid), out.metrics(), expected, spec, of_metrics, case)
     assert_like_reference(out, reference, case)
     return out, expected
+
+
+def cast(sequences, dtypes, computes):
+    """The sequences as they are after a cast of the log-probs to their dtypes, and of all else to a third."""
+    trains, rollouts, others = (rounded(sequences, dtype) for dtype in (*dtypes, computes))
+    return [
+        replace(other, train=train.train, rollout=rollout.rollout)
+        for train, rollout, other in zip(trains, rollouts, others, strict=True)
+    ]
 
 
 def assert_like_reference(out, reference, case=""):
@@ -230,16 +222,34 @@ def assert_like_reference(out, reference, case=""):
     a, b = (x.statistics.metrics_async().values() for x in (out, reference))
     assert list(a) == list(b) == [name for names in columns(out.statistics.spec) for name in names]
     if not b["tokens_nonfinite"] or out.statistics.spec.nonfinite != "propagate":
-        wrong = {name: (a[name], b[name]) for name in b if not same(name, a[name], b[name])}
+        wrong = {name: (a[name], b[name]) for name in b if not same(name, a[name], b)}
         assert not wrong, f"{wrong}: {case}"
 
 
-def same(name, got, wanted):
-    """Whether a raw statistic is what the reference has."""
-    counted = name.startswith(("tokens", "sequences", "histogram_")) or name.endswith(
-        ("/tokens", "/sequences", "/units")
-    )
-    return got == wanted or (not counted and abs(got - wanted) <= 2e-5 * max(1e-3, abs(wanted)))
+def same(name, got, reference):
+    """Whether a raw statistic is what the reference has; float sums to the rounding of what was added."""
+    wanted = reference[name]
+    if got == wanted or is_count(name):
+        return got == wanted
+    added = math.sqrt(reference["tokens"] * reference.get(f"{name}2", 0.0))
+    # An exponential is off by what its exponent is, and that by its size.
+    exponent = max(1.0, math.log(wanted)) if name.endswith("_ppl") and wanted > 0.0 else 1.0
+    return abs(got - wanted) <= 2e-5 * exponent * max(1e-3, abs(wanted)) + 1e-6 * added
+
+
+def same_bits(one, other):
+    """Whether two corrections are the same to the bit, statistics included."""
+    a, b = ([*flat(x.weights), *flat(x.mask), x.keep, x.statistics.sums, x.statistics.maxima] for x in (one, other))
+    return all(torch.equal(bits(x).flatten(), bits(y).flatten()) for x, y in zip(a, b, strict=True))
+
+
+def same_but_for_order(one, other):
+    """Whether weights, masks and verdicts are the same to the bit, and statistics but for the order of sums."""
+    a, b = ([*flat(x.weights), *flat(x.mask), x.keep] for x in (one, other))
+    for name in ("sums", "maxima"):
+        got, wanted = (getattr(x.statistics, name) for x in (one, other))
+        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-9)
+    return all(torch.equal(bits(x).flatten(), bits(y).flatten()) for x, y in zip(a, b, strict=True))
 
 
 def flat(x):
@@ -254,5 +264,8 @@ def bits(x):
 
 
 def batch(seed=0, lengths=LENGTHS, **others):
-    """Random sequences of the lengths that matter to small tiles."""
-    return random_sequences(seed, lengths, **others)
+    """Random sequences of the lengths that matter to small tiles, with both of the statistics that variants bring."""
+    made = random_sequences(seed, lengths, **others)
+    for sequence in made:
+        sequence.external["surprise"] = [0.5 - x for x in sequence.external["entropy"]]
+    return made

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,8 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import rollout_corr as rc
 from rollout_corr import fused
 from rollout_corr.kernels import correct as kernels
-from rollout_corr.kernels.variants import VARIANTS
-from rollout_corr.spec import DETAIL, DROP, LEVELS, NONFINITE, OUTSIDE, REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
 
 C = rc.Criterion
 GEOMETRIC = C("ratio", over="sequence", reduce="mean", lower=0.9, upper=1.1)
@@ -185,59 +179,6 @@ def test_thresholds_and_labels_are_not_in_a_compile_key():
     )
     keys = [[key(launch) for launch in prepared(spec, device="meta")] for spec in (one, other, third)]
     assert keys[0] == keys[1] != keys[2]
-
-
-def test_variants_have_every_option():
-    """Whoever adds an option adds a variant with it."""
-    assert len(VARIANTS) <= 40
-    specs = [variant.spec for variant in VARIANTS.values()]
-    criteria = [criterion for spec in specs for criterion in spec.criteria]
-    weights = [spec.weight for spec in specs if spec.weight is not None]
-    for options, found in (
-        (STATS, [criterion.stat for criterion in criteria]),
-        (REDUCTIONS, [criterion.reduce for criterion in criteria]),
-        (WHEN, [criterion.when for criterion in criteria]),
-        (DROP, [criterion.drop for criterion in criteria]),
-        (LEVELS, [weight.level for weight in weights]),
-        (OUTSIDE, [weight.outside for weight in weights]),
-        (REJECTED, [spec.rejected for spec in specs]),
-        (NONFINITE, [spec.nonfinite for spec in specs]),
-        (SUMS_OVER, [spec.sums_over for spec in specs]),
-        (DETAIL, [spec.detail for spec in specs]),
-    ):
-        assert set(options) <= set(found)
-
-
-def test_compile_report(tmp_path):
-    """A variant compiles for a GPU that is not there, with 16 bytes a load and nothing spilled."""
-    path = tmp_path / "report.json"
-    command = [sys.executable, "-m", "rollout_corr", "kernels", "--variant", "product_geometric_padded"]
-    command += ["--target", "sm_90", "--jobs", "1", "--json", str(path)]
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    report = json.loads(path.read_text())
-    assert [row["kernel"] for row in report["kernels"]] == ["read", "judge", "apply"]
-    assert report["kernels"][0]["loads"]["128"] and not report["problems"]
-    ran = subprocess.run(
-        command, capture_output=True, text=True, env={**environment, "TRITON_INTERPRET": "1"}, check=False
-    )
-    assert ran.returncode == 2 and "TRITON_INTERPRET" in ran.stderr
-
-
-def test_compile_report_turns_red():
-    """A spill, a narrow load and a target that fails."""
-    from rollout_corr.kernel_report import Failure, Row, problems
-    from rollout_corr.machine_code import MachineCode
-
-    def row(spilled=0, widest=128):
-        code = MachineCode(64, spilled, 1000, {widest: 4}, {32: 1})
-        return Row("product_geometric_padded", "sm_90", "read", 0, 8, code)
-
-    assert problems([row()], []) == []
-    assert "spills 24 bytes" in problems([row(spilled=24)], [])[0]
-    assert "no 128-bit load" in problems([row(widest=32)], [])[0]
-    assert "does not compile" in problems([], [Failure("metrics_short", "sm_100", "RuntimeError: no")])[0]
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
