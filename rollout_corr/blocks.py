@@ -6,7 +6,7 @@ and prompts cost one look at the mask. The statistics of the blocks merge, so th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -47,13 +47,17 @@ def answer(
     advantages: Advantages | None,
     external: dict[str, Tensor],
     look: bool = False,
+    pairs: Mapping[str, tuple[Tensor, Tensor]] | None = None,
 ) -> Answer:
-    """The definition from end to end, for some whole sequences."""
+    """The definition from end to end, for some whole sequences; `pairs` are further log-probs by `Criterion.of`."""
     tokens = reference.read(train, rollout, valid, sequences, spec, look)
     n_measured = n_valid
     if tokens.nonfinite is not None and spec.nonfinite == "reject":
         n_measured = n_valid - tokens.nonfinite
-    decision = reference.decide(tokens, n_measured, spec, advantages, external)
+    others = {
+        of: reference.read(one, other, valid, sequences, spec, look) for of, (one, other) in (pairs or {}).items()
+    }
+    decision = reference.decide(tokens, n_measured, spec, advantages, external, others)
     weighing = reference.weigh(tokens, decision, spec)
     weights = reference.weights_of(tokens, decision, weighing, spec)
     facts = measures.sequence_facts(tokens, n_valid, n_measured, decision, weighing, spec)
@@ -135,28 +139,36 @@ def whole_offsets(batch: Batch) -> Tensor:
     return offsets if offsets.device.type == "cpu" else offsets.clamp(0, batch.train.numel()).cummax(0).values
 
 
+def whole(batch: Batch) -> tuple[Rows | Packed, Tensor | None, Tensor]:
+    """The sequences of a batch as one piece, which tokens of it are valid, and how many of each sequence."""
+    valid = None if batch.mask is None else batch.mask != 0
+    if batch.offsets is None:
+        rows = Rows(batch.train.shape[0])
+        return rows, valid, _ones(batch.train).sum(1) if valid is None else rows.sum_integers(valid)
+    sequences = Packed(whole_offsets(batch), batch.train.numel())
+    valid = inside(batch) if valid is None else valid & inside(batch)
+    return sequences, valid, sequences.sum_integers(valid)
+
+
+def whole_advantages(batch: Batch, given: Tensor, sequences: Rows | Packed) -> Advantages:
+    """The advantages of a batch as one piece."""
+    if not batch.per_sequence:
+        return Advantages(given, None)
+    return Advantages(sequences.spread(given).expand(batch.train.shape), given)
+
+
 def run_whole(batch: Batch, spec: Spec) -> Result:
     """All sequences at once, without compaction: no host sync, on any device."""
-    dtype, shape = batch.dtype, batch.train.shape
-    valid = None if batch.mask is None else batch.mask != 0
-    sequences: Rows | Packed
-    if batch.offsets is None:
-        sequences = Rows(shape[0])
-    else:
-        offsets = whole_offsets(batch)
-        sequences = Packed(offsets, batch.train.numel())
-        valid = inside(batch) if valid is None else valid & inside(batch)
+    dtype = batch.dtype
+    sequences, valid, n_valid = whole(batch)
     tokens_given = torch.full((), batch.train.numel(), device=batch.train.device)
-    n_valid = _ones(batch.train).sum(1) if valid is None else sequences.sum_integers(valid)
     everything = tokens_given if batch.mask is None else (batch.mask != 0).sum()
     advantages = None
     if batch.advantages is not None:
-        given = batch.advantages
-        spread = sequences.spread(given).expand(shape) if batch.per_sequence else given
-        advantages = Advantages(spread, given if batch.per_sequence else None)
-    found = answer(
-        batch.train.to(dtype), batch.rollout.to(dtype), valid, sequences, n_valid, spec, advantages, batch.external
-    )
+        advantages = whole_advantages(batch, batch.advantages, sequences)
+    pairs = {of: (one.to(dtype), other.to(dtype)) for of, (one, other) in batch.pairs.items()}
+    train, rollout = batch.train.to(dtype), batch.rollout.to(dtype)
+    found = answer(train, rollout, valid, sequences, n_valid, spec, advantages, batch.external, pairs=pairs)
     collected = Collected()
     collected.add(found.facts, found.sums, found.maxima)
     mask = None
@@ -185,8 +197,8 @@ def run_blocks(batch: Batch, spec: Spec) -> Result:
     """Block by block, with compaction. CPU tensors only: how many tokens are valid decides the shapes."""
     weights, mask = new_outputs(batch, spec)
     collected, keep = Collected(), []
-    for rows, slots in _blocks(batch):
-        keep.append(_one_block(batch, spec, rows, slots, collected, weights, mask))
+    for piece in pieces(batch):
+        keep.append(_one_block(piece, spec, collected, weights, mask))
     return Result(weights, mask, torch.cat(keep), collected.statistics(tokens_outside(batch), batch, spec))
 
 
@@ -219,43 +231,59 @@ def _blocks(batch: Batch) -> Iterator[tuple[slice, slice]]:
         first = max(last, 1)
 
 
-def _one_block(
-    batch: Batch,
-    spec: Spec,
-    rows: slice,
-    slots: slice,
-    collected: Collected,
-    weights: Tensor | None,
-    mask: Tensor | None,
-) -> Tensor:
-    """Correct one block: add its statistics, write its weights and mask, give back its verdicts."""
-    train, rollout = batch.train[slots], batch.rollout[slots]
-    if batch.offsets is None:
-        lengths = torch.full((train.shape[0],), train.shape[1], dtype=torch.int64)
-        starts = torch.arange(train.shape[0]) * train.shape[1]
-    else:
-        offsets = batch.offsets[rows.start : rows.stop + 1] - slots.start
-        starts, lengths = offsets[:-1], offsets.diff()
-    valid, n_valid = None, lengths
-    if batch.mask is not None:
-        valid = batch.mask[slots].bool()
+@dataclass
+class Piece:
+    """The valid tokens of one block."""
+
+    batch: Batch
+    slots: slice
+    rows: slice
+    compaction: Compaction
+    sequences: Packed
+    n_valid: Tensor  # [S] int64
+
+    def take(self, x: Tensor) -> Tensor:
+        """The valid tokens of a tensor of the batch's shape."""
+        return self.compaction.take(x[self.slots])
+
+    def advantages(self, given: Tensor) -> Advantages:
+        """The advantages of its tokens in the dtype that computes."""
+        if not self.batch.per_sequence:
+            return Advantages(self.take(given).to(self.batch.dtype), None)
+        per_sequence = given[self.rows]
+        return Advantages(self.sequences.spread(per_sequence), per_sequence)
+
+
+def pieces(batch: Batch) -> Iterator[Piece]:
+    """A batch on the CPU, block by block."""
+    for rows, slots in _blocks(batch):
+        shape = batch.train[slots].shape
         if batch.offsets is None:
-            n_valid = valid.sum(1)
+            lengths = torch.full((shape[0],), shape[1], dtype=torch.int64)
+            starts = torch.arange(shape[0]) * shape[1]
         else:
-            n_valid = Packed(offsets, valid.shape[0]).sum_integers(valid)
-        valid = valid.reshape(-1)
-    compaction = Compaction(valid, starts, lengths, n_valid)
-    sequences = Packed.of_lengths(n_valid, compaction.total)
-    train, rollout = compaction.take(train).to(batch.dtype), compaction.take(rollout).to(batch.dtype)
-    advantages = None
-    if batch.advantages is not None:
-        if batch.per_sequence:
-            per_sequence = batch.advantages[rows]
-            advantages = Advantages(sequences.spread(per_sequence), per_sequence)
-        else:
-            advantages = Advantages(compaction.take(batch.advantages[slots]).to(batch.dtype), None)
-    external = {name: compaction.take(x[slots]) for name, x in batch.external.items()}
-    found = answer(train, rollout, None, sequences, n_valid, spec, advantages, external, look=True)
+            offsets = batch.offsets[rows.start : rows.stop + 1] - slots.start
+            starts, lengths = offsets[:-1], offsets.diff()
+        valid, n_valid = None, lengths
+        if batch.mask is not None:
+            valid = batch.mask[slots].bool()
+            if batch.offsets is None:
+                n_valid = valid.sum(1)
+            else:
+                n_valid = Packed(offsets, valid.shape[0]).sum_integers(valid)
+            valid = valid.reshape(-1)
+        compaction = Compaction(valid, starts, lengths, n_valid)
+        yield Piece(batch, slots, rows, compaction, Packed.of_lengths(n_valid, compaction.total), n_valid)
+
+
+def _one_block(piece: Piece, spec: Spec, collected: Collected, weights: Tensor | None, mask: Tensor | None) -> Tensor:
+    """Correct one block: add its statistics, write its weights and mask, give back its verdicts."""
+    batch, slots, compaction = piece.batch, piece.slots, piece.compaction
+    train, rollout = (piece.take(x).to(batch.dtype) for x in (batch.train, batch.rollout))
+    advantages = None if batch.advantages is None else piece.advantages(batch.advantages)
+    external = {name: piece.take(x) for name, x in batch.external.items()}
+    pairs = {of: (piece.take(a).to(batch.dtype), piece.take(b).to(batch.dtype)) for of, (a, b) in batch.pairs.items()}
+    found = answer(train, rollout, None, piece.sequences, piece.n_valid, spec, advantages, external, True, pairs)
     collected.add(found.facts, found.sums, found.maxima)
     if weights is not None and found.weights is not None:
         compaction.put(weights[slots], found.weights)

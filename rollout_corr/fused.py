@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rollout_corr import blocks, columns
 from rollout_corr.layout import Batch, checked_offsets
+from rollout_corr.layout import external_names as external_names
 from rollout_corr.spec import Criterion, Spec, Weight
 from rollout_corr.statistics import Statistics
 
@@ -141,11 +142,6 @@ def run_fused(batch: Batch, spec: Spec) -> blocks.Result:
         keep,
         collected,
     )
-
-
-def external_names(spec: Spec) -> list[str]:
-    """Names of the external tensors, each once, in the order in which the operator takes them."""
-    return list(dict.fromkeys(c.name for c in spec.criteria if c.stat == "external" and c.name is not None))
 
 
 def counts(spec: Spec) -> tuple[int, int]:

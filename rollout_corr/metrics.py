@@ -4,38 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable
 
-from rollout_corr import reports
+from rollout_corr import loss_metrics, reports
 from rollout_corr.histogram import percentile
+from rollout_corr.metric import Metric, Values, ratio_of, std_of
 from rollout_corr.spec import Spec
-
-Values = Mapping[str, float]
+from rollout_corr.surrogates import KL, PPO, Objective, SquaredLogRatio
 
 PERCENTILES = (1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99)
-
-
-class Metric(NamedTuple):
-    """One row of the table."""
-
-    key: str
-    formula: str
-    unit: str
-    denominator: str
-    healthy: str
-    value: Callable[[Values], float]
-
-
-def _ratio(total: float, count: float) -> float:
-    """total / count, and 0 for 0 of 0."""
-    return total / count if count else 0.0
-
-
-def _std(total: float, squares: float, count: float) -> float:
-    """Population standard deviation from sums around a centre near the mean."""
-    mean = _ratio(total, count)
-    return math.sqrt(max(_ratio(squares, count) - mean * mean, 0.0)) if count else 0.0
 
 
 def _ess(v: Values, name: str, units: str) -> float:
@@ -45,7 +22,7 @@ def _ess(v: Values, name: str, units: str) -> float:
         total, squares = v[f"{name}_plain"], v[f"{name}_plain2"]
     else:
         total, squares = n + v[name], n + 2.0 * v[name] + v[f"{name}2"]
-    return max(0.0, min(1.0, _ratio(total * total, n * squares)))
+    return max(0.0, min(1.0, ratio_of(total * total, n * squares)))
 
 
 def _extremum(value: float, count: float, centre: float = 0.0) -> float:
@@ -83,7 +60,7 @@ def _counts() -> list[Metric]:
             "fraction",
             "valid tokens",
             "> 0.5",
-            lambda v: _ratio(v["tokens_kept"], v["tokens"]),
+            lambda v: ratio_of(v["tokens_kept"], v["tokens"]),
         ),
         plain("sequences", "sequences with a valid token", "sequences", "-", "sequences"),
         plain("sequences_clamped", "sequences with |sum D| > clamp", "sequences", "near 0", "sequences_clamped"),
@@ -94,7 +71,7 @@ def _counts() -> list[Metric]:
             "fraction",
             "non-empty sequences",
             "> 0.5",
-            lambda v: _ratio(v["sequences_kept"], v["sequences"]),
+            lambda v: ratio_of(v["sequences_kept"], v["sequences"]),
         ),
         plain(
             "sequences_without_survivors",
@@ -108,10 +85,10 @@ def _counts() -> list[Metric]:
 
 def _log_ratio() -> list[Metric]:
     def mean(key: str, formula: str, unit: str, healthy: str, of: Callable[[Values], float]) -> Metric:
-        return Metric(key, formula, unit, TOKENS, healthy, lambda v: _ratio(of(v), v["tokens_measured"]))
+        return Metric(key, formula, unit, TOKENS, healthy, lambda v: ratio_of(of(v), v["tokens_measured"]))
 
     def sequences(name: str) -> Callable[[Values], float]:
-        return lambda v: _ratio(v[name], v["sequences_measured"])
+        return lambda v: ratio_of(v[name], v["sequences_measured"])
 
     def largest(v: Values) -> float:
         return _extremum(max(v["max_d"], v["-min_d"]), v["tokens_measured"])
@@ -125,7 +102,7 @@ def _log_ratio() -> list[Metric]:
             "nats",
             TOKENS,
             "< 0.1",
-            lambda v: _std(v["d"], v["d2"], v["tokens_measured"]),
+            lambda v: std_of(v["d"], v["d2"], v["tokens_measured"]),
         ),
         Metric("d_abs_max", "max |D|", "nats", TOKENS, "< 5", largest),
         Metric("d_min", "min D", "nats", TOKENS, "> -5", lambda v: _extremum(-v["-min_d"], v["tokens_measured"])),
@@ -140,7 +117,7 @@ def _log_ratio() -> list[Metric]:
             "ratio",
             TOKENS,
             "< 0.1",
-            lambda v: _std(v["ratio"], v["ratio2"], v["tokens_measured"]),
+            lambda v: std_of(v["ratio"], v["ratio2"], v["tokens_measured"]),
         ),
         mean(
             "chi2_token",
@@ -171,7 +148,7 @@ def _log_ratio() -> list[Metric]:
 
 def _perplexity() -> list[Metric]:
     def mean(key: str, formula: str, unit: str, healthy: str, of: Callable[[Values], float]) -> Metric:
-        return Metric(key, formula, unit, SEQUENCES, healthy, lambda v: _ratio(of(v), v["sequences_measured"]))
+        return Metric(key, formula, unit, SEQUENCES, healthy, lambda v: ratio_of(of(v), v["sequences_measured"]))
 
     def extremum(key: str, formula: str, sign: float, name: str) -> Metric:
         return Metric(
@@ -213,7 +190,7 @@ def _weights(spec: Spec) -> list[Metric]:
                     "fraction",
                     denominator,
                     "< 0.1",
-                    lambda v, name=f"{counted}_{side}", units=units: _ratio(v[name], v[units]),  # type: ignore[misc]
+                    lambda v, name=f"{counted}_{side}", units=units: ratio_of(v[name], v[units]),  # type: ignore[misc]
                 )
             )
     if spec.weight is not None and spec.weight.normalize == "batch":
@@ -226,7 +203,7 @@ def _weights(spec: Spec) -> list[Metric]:
                 "ratio",
                 units.replace("_", " "),
                 "near 1",
-                lambda v: _ratio(v[f"{level}weight"] + v[units], v[units]),
+                lambda v: ratio_of(v[f"{level}weight"] + v[units], v[units]),
             )
         )
     return rows
@@ -242,7 +219,7 @@ def _moments(key: str, name: str, units: str, denominator: str, words: str) -> l
             "ratio",
             denominator,
             "near 1",
-            lambda v: _ratio(v[name] + v[units], v[units]),
+            lambda v: ratio_of(v[name] + v[units], v[units]),
         ),
         Metric(
             f"{key}_std",
@@ -250,7 +227,7 @@ def _moments(key: str, name: str, units: str, denominator: str, words: str) -> l
             "ratio",
             denominator,
             "< 1",
-            lambda v: _std(v[name], v[squares], v[units]),
+            lambda v: std_of(v[name], v[squares], v[units]),
         ),
         Metric(
             f"{key}_min",
@@ -282,7 +259,7 @@ def _criterion(label: str, centre: float, over: str) -> list[Metric]:
             "fraction",
             "valid tokens" if what == "tokens" else "non-empty sequences",
             "< 0.1",
-            lambda v: _ratio(v[f"{label}/{what}"], v[what]),
+            lambda v: ratio_of(v[f"{label}/{what}"], v[what]),
         )
 
     return [
@@ -294,7 +271,7 @@ def _criterion(label: str, centre: float, over: str) -> list[Metric]:
             "its own",
             denominator,
             "inside the bounds",
-            lambda v: _ratio(v[f"{label}/value"] + centre * v[units], v[units]),
+            lambda v: ratio_of(v[f"{label}/value"] + centre * v[units], v[units]),
         ),
         Metric(
             f"{label}/std",
@@ -302,7 +279,7 @@ def _criterion(label: str, centre: float, over: str) -> list[Metric]:
             "its own",
             denominator,
             "-",
-            lambda v: _std(v[f"{label}/value"], v[f"{label}/value2"], v[units]),
+            lambda v: std_of(v[f"{label}/value"], v[f"{label}/value2"], v[units]),
         ),
         Metric(
             f"{label}/min",
@@ -331,7 +308,7 @@ def _full() -> list[Metric]:
             "probability",
             TOKENS,
             healthy,
-            lambda v: _ratio(v[name] + centre * v["tokens_measured"], v["tokens_measured"]),
+            lambda v: ratio_of(v[name] + centre * v["tokens_measured"], v["tokens_measured"]),
         )
 
     rows = [
@@ -371,13 +348,13 @@ def _full() -> list[Metric]:
 
 def _correlation(v: Values) -> float:
     n = v["tokens_measured"]
-    mean_p, mean_q = _ratio(v["p"], n), _ratio(v["q"], n)
-    square_p, square_q = _ratio(v["p2"], n), _ratio(v["q2"], n)
+    mean_p, mean_q = ratio_of(v["p"], n), ratio_of(v["q"], n)
+    square_p, square_q = ratio_of(v["p2"], n), ratio_of(v["q2"], n)
     variance_p, variance_q = square_p - mean_p**2, square_q - mean_q**2
     # The variance of a constant is rounding noise, and its correlation would say nothing.
     if variance_p <= 1e-12 * square_p or variance_q <= 1e-12 * square_q:
         return 0.0
-    covariance = _ratio(v["pq"], n) - mean_p * mean_q
+    covariance = ratio_of(v["pq"], n) - mean_p * mean_q
     return max(-1.0, min(1.0, covariance / math.sqrt(variance_p * variance_q)))
 
 
@@ -386,13 +363,17 @@ def native(values: Values, spec: Spec) -> dict[str, float]:
     return {metric.key: metric.value(values) for metric in table(spec)}
 
 
-def finish(values: Values, spec: Spec, names: str) -> dict[str, float]:
-    """The metrics of one naming scheme from raw statistics."""
-    if names not in spec.report:
-        raise ValueError(f"names: expected one of {list(spec.report)} (Spec.report), got {names!r}")
-    if names != "native":
+def finish(values: Values, spec: Spec | None, objective: Objective | None, names: str) -> dict[str, float]:
+    """The metrics of one naming scheme from raw statistics; those of a loss go by their native names."""
+    schemes = ("native",) if spec is None else spec.report
+    if names not in schemes:
+        raise ValueError(f"names: expected one of {list(schemes)} (Spec.report), got {names!r}")
+    if names != "native" and spec is not None:
         return reports.finish(values, spec, names)
-    return native(values, spec)
+    found = {} if spec is None else native(values, spec)
+    if objective is not None:
+        found |= {metric.key: metric.value(values) for metric in loss_metrics.table(objective)}
+    return found
 
 
 def markdown() -> str:
@@ -400,11 +381,13 @@ def markdown() -> str:
     from rollout_corr.spec import Criterion, Weight
 
     weighted = Spec(weight=Weight("token", normalize="batch"), criteria=(Criterion("k3", upper=1.0, label="LABEL"),))
+    objective = Objective(PPO(), KL("k3", 0.001), SquaredLogRatio(0.001))
     parts = [
         ("Always", table(Spec())),
         ("With a `Weight`", _weights(weighted)),
         ("For every `Criterion`, under its label", _criterion("LABEL", 0.0, "sequence")),
         ('With `detail="full"`', _full()),
+        ("From `policy_loss`", loss_metrics.table(objective)),
     ]
     lines = [
         "# Native metrics",

@@ -128,6 +128,17 @@ def correct(
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {backend!r}")
     batch = read_batch(train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate)
+    result = corrected(batch, spec, backend, batch_group)
+    return Correction(
+        weights=None if result.weights is None else batch.restore(result.weights),
+        mask=mask_back(batch, result.mask),
+        keep=result.keep,
+        statistics=result.statistics,
+    )
+
+
+def corrected(batch: Batch, spec: Spec, backend: str, batch_group: Any = None) -> blocks.Result:
+    """The correction of a batch that has been read, in the batch's own shape."""
     chosen = backend_for(batch.train).name if backend == "auto" else backend
     if chosen == "triton" and (reason := fused.why_not(batch.train.device)) is not None:
         raise ValueError(
@@ -146,12 +157,8 @@ def correct(
                 weights = torch.where(weights == 0, weights, weights / mean)
             else:
                 weights.div_(mean)
-    return Correction(
-        weights=None if weights is None else batch.restore(weights),
-        mask=_mask_back(batch, result.mask),
-        keep=result.keep,
-        statistics=result.statistics,
-    )
+            result.weights = weights
+    return result
 
 
 def warmup(
@@ -218,6 +225,9 @@ def warmup(
 
 
 def _run(batch: Batch, spec: Spec, backend: str) -> blocks.Result:
+    if batch.pairs and (batch.train.device.type != "cpu" or torch.compiler.is_compiling()):
+        # The kernels compare one pair of policies.
+        return blocks.run_whole(batch, spec)
     if backend == "compiled":
         from rollout_corr.compiled import run_compiled
 
@@ -229,7 +239,8 @@ def _run(batch: Batch, spec: Spec, backend: str) -> blocks.Result:
     return blocks.run_whole(batch, spec)
 
 
-def _mask_back(batch: Batch, edited: Tensor | None) -> Any:
+def mask_back(batch: Batch, edited: Tensor | None) -> Any:
+    """The mask handed back in the caller's layout; the very object that was given where nothing was edited."""
     if edited is not None:
         return batch.restore(edited)
     if batch.given_mask is not None:

@@ -379,26 +379,58 @@ class Decision:
 
 
 def decide(
-    tokens: Tokens, n_measured: Tensor, spec: Spec, advantages: Advantages | None, external: Mapping[str, Tensor]
+    tokens: Tokens,
+    n_measured: Tensor,
+    spec: Spec,
+    advantages: Advantages | None,
+    external: Mapping[str, Tensor],
+    others: Mapping[str, Tokens] | None = None,
 ) -> Decision:
-    """Run every criterion. Token criteria come first, because with sums_over="kept" the others run over survivors."""
+    """Run every criterion. Token criteria come first, because with sums_over="kept" the others run over survivors.
+
+    Args:
+        tokens: train and rollout.
+        n_measured: [S] int64, how many of them are measured.
+        spec: What to do.
+        advantages: For criteria with `when`.
+        external: For criteria with stat="external".
+        others: The same tokens under other pairs of policies, by `Criterion.of`.
+    """
+    others = others or {}
+    every = [tokens, *others.values()]
     keep = torch.ones(tokens.sequences.count, dtype=torch.bool, device=tokens.d.device)
     decision = Decision(keep, None, tokens.measured, n_measured)
     for criterion in spec.criteria:
         if criterion.over == "token":
-            decision.apply(judge_tokens(criterion, tokens, spec, advantages, external))
+            pair = others.get(criterion.of, tokens)
+            decision.apply(judge_tokens(criterion, pair, spec, advantages, external))
+    alive = None
     if spec.sums_over == "kept" and decision.verdicts:
         alive = tokens.sequences.spread(decision.keep).expand(tokens.d.shape)
-        for mask, inverted in ((tokens.measured, False), (decision.dropped, True)):
-            if mask is not None:
-                alive = alive & (~mask if inverted else mask)
-        decision.survivors, decision.n = alive, tokens.count(alive)
+        if decision.dropped is not None:
+            alive = alive & ~decision.dropped
+        decision.survivors, decision.n = survivors(tokens, alive)
     for criterion in spec.criteria:
         if criterion.over == "sequence":
-            decision.apply(judge_sequences(criterion, tokens, decision, spec, advantages, external))
-    if spec.nonfinite == "reject" and tokens.nonfinite is not None and (spec.weight is not None or spec.criteria):
-        decision.keep = decision.keep & (tokens.nonfinite == 0)
+            among, n = decision.survivors, decision.n
+            pair = others.get(criterion.of, tokens)
+            if pair is not tokens:
+                among, n = survivors(pair, alive)
+            decision.apply(judge_sequences(criterion, pair, among, n, spec, advantages, external))
+    if spec.nonfinite == "reject" and (spec.weight is not None or spec.criteria):
+        for pair in every:
+            if pair.nonfinite is not None:
+                decision.keep = decision.keep & (pair.nonfinite == 0)
     return decision
+
+
+def survivors(tokens: Tokens, alive: Tensor | None) -> tuple[Tensor | None, Tensor]:
+    """Which measured tokens sequence sums run over, and how many of each sequence."""
+    among = tokens.measured
+    if alive is not None:
+        among = alive if among is None else alive & among
+    every = torch.ones_like(tokens.d, dtype=torch.bool) if among is None else among
+    return among, tokens.count(every)
 
 
 def judge_tokens(
@@ -422,13 +454,14 @@ def judge_tokens(
 def judge_sequences(
     criterion: Criterion,
     tokens: Tokens,
-    decision: Decision,
+    among: Tensor | None,
+    n: Tensor,
     spec: Spec,
     advantages: Advantages | None,
     external: Mapping[str, Tensor],
 ) -> Verdict:
-    """Test every sequence that has a token to sum over and that `when` selects."""
-    among, n, sequences = decision.survivors, decision.n, tokens.sequences
+    """Test every sequence that has a token to sum over (`n` of `among`) and that `when` selects."""
+    sequences = tokens.sequences
     value = tested = value_of(criterion, tokens, among, n, external)
     if cut_of(criterion, spec.clamp).on in ("abs_d", "clamped_abs_d"):
         # k2 and ratio_error grow with |D|, so the extremum of |D| decides.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
-from numbers import Real
+from dataclasses import dataclass
 from typing import Any
+
+from rollout_corr.checked import Checked, arguments_of, bounds, choice, positive
 
 LEVELS = ("token", "product", "geometric")
 OUTSIDE = ("clamp", "zero")
@@ -43,94 +43,8 @@ REPORTS = ("native", "verl", "xtuner", "skyrl")
 LARGEST_CLAMP = 40.0
 
 
-def _choice(name: str, value: object, options: tuple[str, ...]) -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"{name}: expected one of {list(options)}, got {type(value).__name__} {value!r}")
-    if value not in options:
-        raise ValueError(f"{name}: expected one of {list(options)}, got {value!r}")
-
-
-def _number(name: str, value: object) -> float:
-    if isinstance(value, str):
-        hint = " ('low_high' strings are a framework's grammar: use rc.from_config)" if "_" in value else ""
-        raise TypeError(f"{name}: expected a number, got the string {value!r}{hint}")
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name}: expected a number, got {type(value).__name__} {value!r}")
-    number = float(value)
-    # Not math.isnan: inside a compiled function a threshold may be a symbol.
-    if number != number:
-        raise ValueError(f"{name}: expected a number, got nan")
-    return number
-
-
-def _positive(name: str, value: object, most: float = math.inf) -> float:
-    number = _number(name, value)
-    if not 0.0 < number <= most or math.isinf(number):
-        limit = "" if math.isinf(most) else f" and <= {most:g}"
-        raise ValueError(f"{name}: expected a finite number > 0{limit}, got {number!r}")
-    return number
-
-
-def _bounds(owner: str, lower: object, upper: object, *, signed: bool) -> tuple[float | None, float | None]:
-    low = None if lower is None else _number(f"{owner}.lower", lower)
-    high = None if upper is None else _number(f"{owner}.upper", upper)
-    if not signed:
-        if low is not None and low < 0.0:
-            raise ValueError(f"{owner}.lower: expected a number >= 0, got {low!r}")
-        if high is not None and high <= 0.0:
-            raise ValueError(f"{owner}.upper: expected a number > 0, got {high!r}")
-    if low is not None and high is not None and low > high:
-        raise ValueError(f"{owner}: expected lower <= upper, got lower={low!r}, upper={high!r}")
-    return low, high
-
-
-class _Checked:
-    """Shared by the three types: set a field of a frozen instance, and the plain-dict form."""
-
-    def _set(self, **values: object) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields that differ from their defaults, as plain numbers, strings, lists and dicts (JSON, YAML)."""
-        plain: dict[str, Any] = {}
-        for field in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
-            value = getattr(self, field.name)
-            if field.default is MISSING or value != field.default:
-                plain[field.name] = _plain(value)
-        return plain
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, _Checked):
-        return value.to_dict()
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _arguments(cls: type, mapping: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    if not isinstance(mapping, Mapping):
-        raise TypeError(f"{owner}: expected a mapping, got {type(mapping).__name__} {mapping!r}")
-    known = [field.name for field in fields(cls)]
-    with_pair = [*known, "bounds"] if "lower" in known else known
-    unknown = [key for key in mapping if key not in with_pair]
-    if unknown:
-        raise ValueError(f"{owner}: unknown key {unknown[0]!r}, expected some of {with_pair}")
-    arguments = dict(mapping)
-    if "bounds" in arguments:
-        if "lower" in arguments or "upper" in arguments:
-            raise ValueError(f"{owner}.bounds: expected either bounds or lower and upper, got both")
-        pair = arguments.pop("bounds")
-        if isinstance(pair, str) or not isinstance(pair, Iterable) or len(pair := list(pair)) != 2:
-            raise ValueError(f"{owner}.bounds: expected a pair [lower, upper], got {pair!r}")
-        arguments["lower"], arguments["upper"] = pair
-    missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in arguments]
-    if missing:
-        raise ValueError(f"{owner}: expected the key {missing[0]!r}, got {sorted(arguments)}")
-    return arguments
-
-
 @dataclass(frozen=True)
-class Weight(_Checked):
+class Weight(Checked):
     """An importance weight: which ratio, and what becomes of it.
 
     Args:
@@ -151,18 +65,18 @@ class Weight(_Checked):
     token_clamp: float | None = None
 
     def __post_init__(self) -> None:
-        _choice("Weight.level", self.level, LEVELS)
-        _choice("Weight.outside", self.outside, OUTSIDE)
+        choice("Weight.level", self.level, LEVELS)
+        choice("Weight.outside", self.outside, OUTSIDE)
         if self.normalize is not None:
-            _choice("Weight.normalize", self.normalize, NORMALIZE)
-        lower, upper = _bounds("Weight", self.lower, self.upper, signed=False)
+            choice("Weight.normalize", self.normalize, NORMALIZE)
+        lower, upper = bounds("Weight", self.lower, self.upper, signed=False)
         self._set(lower=lower, upper=upper)
         if self.token_clamp is not None:
-            self._set(token_clamp=_positive("Weight.token_clamp", self.token_clamp))
+            self._set(token_clamp=positive("Weight.token_clamp", self.token_clamp))
 
 
 @dataclass(frozen=True)
-class Criterion(_Checked):
+class Criterion(Checked):
     """A test that a token or a sequence must pass: keep iff lower <= value <= upper, both inclusive.
 
     Args:
@@ -200,18 +114,18 @@ class Criterion(_Checked):
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        _choice("Criterion.stat", self.stat, STATS)
-        _choice("Criterion.over", self.over, UNITS)
-        _choice("Criterion.when", self.when, WHEN)
-        _choice("Criterion.drop", self.drop, DROP)
-        _choice("Criterion.of", self.of, POLICIES)
+        choice("Criterion.stat", self.stat, STATS)
+        choice("Criterion.over", self.over, UNITS)
+        choice("Criterion.when", self.when, WHEN)
+        choice("Criterion.drop", self.drop, DROP)
+        choice("Criterion.of", self.of, POLICIES)
         if self.over == "token" and self.reduce is not None:
             raise ValueError(f"Criterion.reduce: expected None with over='token', got {self.reduce!r}")
         if self.over == "sequence":
             if self.reduce is None:
                 raise ValueError(f"Criterion.reduce: expected one of {list(REDUCTIONS)} with over='sequence', got None")
-            _choice("Criterion.reduce", self.reduce, REDUCTIONS)
-        lower, upper = _bounds("Criterion", self.lower, self.upper, signed=self.stat in SIGNED_STATS)
+            choice("Criterion.reduce", self.reduce, REDUCTIONS)
+        lower, upper = bounds("Criterion", self.lower, self.upper, signed=self.stat in SIGNED_STATS)
         if lower is None and upper is None:
             raise ValueError("Criterion: expected lower, upper or both, got neither (it could reject nothing)")
         if self.stat == "external":
@@ -221,9 +135,9 @@ class Criterion(_Checked):
             raise ValueError(f"Criterion.name: expected None unless stat='external', got {self.name!r}")
         if not isinstance(self.label, str) or "/" in self.label:
             raise ValueError(f"Criterion.label: expected a string without '/', got {self.label!r}")
-        self._set(lower=lower, upper=upper, eps=_positive("Criterion.eps", self.eps))
+        self._set(lower=lower, upper=upper, eps=positive("Criterion.eps", self.eps))
         if self.token_clamp is not None:
-            self._set(token_clamp=_positive("Criterion.token_clamp", self.token_clamp))
+            self._set(token_clamp=positive("Criterion.token_clamp", self.token_clamp))
         if not self.label:
             self._set(label=self._default_label())
 
@@ -244,7 +158,7 @@ class Criterion(_Checked):
 
 
 @dataclass(frozen=True)
-class Spec(_Checked):
+class Spec(Checked):
     """A whole correction. `Spec()` measures and changes nothing.
 
     Args:
@@ -283,18 +197,18 @@ class Spec(_Checked):
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
             raise ValueError(f"Spec.criteria: expected different labels, got {twice[0]!r} twice; set Criterion.label")
-        _choice("Spec.rejected", self.rejected, REJECTED)
-        _choice("Spec.nonfinite", self.nonfinite, NONFINITE)
-        _choice("Spec.sums_over", self.sums_over, SUMS_OVER)
-        _choice("Spec.detail", self.detail, DETAIL)
+        choice("Spec.rejected", self.rejected, REJECTED)
+        choice("Spec.nonfinite", self.nonfinite, NONFINITE)
+        choice("Spec.sums_over", self.sums_over, SUMS_OVER)
+        choice("Spec.detail", self.detail, DETAIL)
         if not isinstance(self.apply, bool):
             raise TypeError(f"Spec.apply: expected True or False, got {type(self.apply).__name__} {self.apply!r}")
         if isinstance(self.report, str) or not isinstance(self.report, Iterable):
             raise TypeError(f"Spec.report: expected a tuple of names, got {type(self.report).__name__} {self.report!r}")
         for scheme in self.report:
-            _choice("Spec.report", scheme, REPORTS)
+            choice("Spec.report", scheme, REPORTS)
         report = tuple(scheme for scheme in REPORTS if scheme == "native" or scheme in self.report)
-        self._set(criteria=criteria, clamp=_positive("Spec.clamp", self.clamp, LARGEST_CLAMP), report=report)
+        self._set(criteria=criteria, clamp=positive("Spec.clamp", self.clamp, LARGEST_CLAMP), report=report)
 
     def explain(self) -> str:
         """Say in plain words what will happen, step by step."""
@@ -314,13 +228,13 @@ class Spec(_Checked):
             ValueError: An unknown key or a wrong value, named.
             TypeError: A value of the wrong type, named.
         """
-        arguments = _arguments(cls, mapping, "Spec")
+        arguments = arguments_of(cls, mapping, "Spec")
         if arguments.get("weight") is not None:
-            arguments["weight"] = Weight(**_arguments(Weight, arguments["weight"], "Spec.weight"))
+            arguments["weight"] = Weight(**arguments_of(Weight, arguments["weight"], "Spec.weight"))
         criteria = arguments.get("criteria", ())
         if isinstance(criteria, (str, Mapping)) or not isinstance(criteria, Iterable):
             raise TypeError(f"Spec.criteria: expected a list of mappings, got {type(criteria).__name__} {criteria!r}")
         arguments["criteria"] = tuple(
-            Criterion(**_arguments(Criterion, item, f"Spec.criteria[{i}]")) for i, item in enumerate(criteria)
+            Criterion(**arguments_of(Criterion, item, f"Spec.criteria[{i}]")) for i, item in enumerate(criteria)
         )
         return cls(**arguments)

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rollout_corr import columns
+from rollout_corr import columns, loss_metrics
 from rollout_corr.histogram import HISTOGRAM
 from rollout_corr.spec import Spec
+from rollout_corr.surrogates import Objective
 
 
 @lru_cache(maxsize=256)
-def layout(spec: Spec) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the sums and of the maxima under a Spec, in order."""
-    return columns.sum_names(spec), columns.max_names(spec)
+def layout(spec: Spec | None, objective: Objective | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the sums and of the maxima, in order: of a correction, then of a policy loss."""
+    sums: tuple[str, ...] = ()
+    maxima: tuple[str, ...] = ()
+    if spec is not None:
+        sums, maxima = columns.sum_names(spec), columns.max_names(spec)
+    if objective is not None:
+        sums, maxima = sums + loss_metrics.sum_names(objective), maxima + loss_metrics.max_names()
+    return sums, maxima
 
 
 def assemble(spec: Spec, sums: dict[str, Tensor], maxima: dict[str, Tensor]) -> Statistics:
@@ -38,14 +45,17 @@ class Statistics:
     """What a batch adds to the metrics.
 
     Attributes:
-        spec: The Spec under which they were taken; only statistics of equal Specs merge.
+        spec: The Spec under which they were taken; None for a policy loss without one. Only statistics of equal Specs
+            and objectives merge.
         sums: [K] float64, additive.
         maxima: [M] float64, merged by maximum; minima are negated.
+        objective: What a policy loss computed; None where there was none.
     """
 
-    spec: Spec
+    spec: Spec | None
     sums: Tensor
     maxima: Tensor
+    objective: Objective | None = None
 
     def merge(self, other: Statistics) -> Statistics:
         """The statistics of both batches together."""
@@ -53,7 +63,16 @@ class Statistics:
             raise TypeError(f"other: expected Statistics, got {type(other).__name__}")
         if other.spec != self.spec:
             raise ValueError(f"other: expected statistics of the same Spec {self.spec!r}, got {other.spec!r}")
-        return Statistics(self.spec, self.sums + other.sums, torch.maximum(self.maxima, other.maxima))
+        if other.objective != self.objective:
+            raise ValueError(
+                f"other: expected statistics of the same objective {self.objective!r}, got {other.objective!r}"
+            )
+        return replace(self, sums=self.sums + other.sums, maxima=torch.maximum(self.maxima, other.maxima))
+
+    def join(self, loss: Statistics) -> Statistics:
+        """A correction's statistics with those of the policy loss of the same tokens."""
+        sums, maxima = torch.cat([self.sums, loss.sums]), torch.cat([self.maxima, loss.maxima])
+        return Statistics(self.spec, sums, maxima, loss.objective)
 
     def __add__(self, other: Statistics) -> Statistics:
         return self.merge(other)
@@ -71,10 +90,10 @@ class Statistics:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Statistics:
         """The same statistics on another device."""
-        return Statistics(
-            self.spec,
-            self.sums.to(device, non_blocking=non_blocking),
-            self.maxima.to(device, non_blocking=non_blocking),
+        return replace(
+            self,
+            sums=self.sums.to(device, non_blocking=non_blocking),
+            maxima=self.maxima.to(device, non_blocking=non_blocking),
         )
 
     def all_reduce(self, group: Any = None) -> Statistics:
@@ -89,7 +108,7 @@ class Statistics:
         sums, maxima = self.sums.clone(), self.maxima.clone()
         dist.all_reduce(sums, op=dist.ReduceOp.SUM, group=group)
         dist.all_reduce(maxima, op=dist.ReduceOp.MAX, group=group)
-        return Statistics(self.spec, sums, maxima)
+        return replace(self, sums=sums, maxima=maxima)
 
     def metrics(self, names: str = "native") -> dict[str, float]:
         """Named floats, computed in float64 on the host from one device-to-host copy.
@@ -112,7 +131,7 @@ class PendingMetrics:
     """Metrics on their way to the host."""
 
     def __init__(self, statistics: Statistics) -> None:
-        self._spec = statistics.spec
+        self._spec, self._objective = statistics.spec, statistics.objective
         packed = torch.cat([statistics.sums, statistics.maxima])
         self._split = statistics.sums.shape[0]
         self._event: Any = None
@@ -132,17 +151,17 @@ class PendingMetrics:
         """The raw statistics by name."""
         if self._event is not None:
             self._event.synchronize()
-        sum_names, max_names = layout(self._spec)
+        sum_names, max_names = layout(self._spec, self._objective)
         return dict(zip((*sum_names, *max_names), self._host.tolist(), strict=True))
 
     def result(self, names: str = "native") -> dict[str, float]:
         """The metrics; waits for the copy if it is still under way."""
         from rollout_corr.metrics import finish
 
-        return finish(self.values(), self._spec, names)
+        return finish(self.values(), self._spec, self._objective, names)
 
     def warnings(self) -> list[str]:
         """What deserves a look, in plain words."""
         from rollout_corr.advice import warnings_of
 
-        return warnings_of(self.values(), self._spec)
+        return [] if self._spec is None else warnings_of(self.values(), self._spec)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from rollout_corr import metrics, spec
+from rollout_corr import metrics, recipes, spec, surrogates
 from rollout_corr.presets import registry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,6 +27,7 @@ CHOICES = {
     name: getattr(spec, name)
     for name in ("LEVELS", "OUTSIDE", "NORMALIZE", "STATS", "UNITS", "REDUCTIONS", "WHEN", "DROP", "REJECTED")
 } | {"NONFINITE": spec.NONFINITE, "SUMS_OVER": spec.SUMS_OVER}
+CHOICES |= {name: getattr(surrogates, name) for name in ("RATIOS", "LOSS_REDUCTIONS", "DENOMINATORS", "KINDS")}
 
 
 class Block(NamedTuple):
@@ -102,6 +103,11 @@ def test_guide_and_math_have_python():
 def test_metrics_page_is_fresh():
     wanted = "python -m rollout_corr.metrics > docs/metrics.md"
     assert (DOCS / "metrics.md").read_text(encoding="utf-8") == metrics.markdown(), wanted
+
+
+def test_losses_page_is_fresh():
+    text = (DOCS / "losses.md").read_text(encoding="utf-8")
+    assert recipes.table() in text, "python -m rollout_corr.recipes makes the part between the comments"
 
 
 @pytest.mark.parametrize("path", RUN, ids=lambda path: path.name)
@@ -203,6 +209,7 @@ def known_names() -> set[str]:
     names = {*rc.__all__, *rc.presets.names(), "None", "cu_seqlens", "rollout_corr"}
     for kind in (rc.Spec, rc.Weight, rc.Criterion):
         names |= {field.name for field in fields(kind)}
+    names |= set(inspect.signature(rc.policy_loss).parameters)
     names |= {"rollout_logp", "train_logp", *inspect.signature(rc.correct).parameters}
     names |= set(inspect.signature(rc.filter_groups).parameters)
     for kind in (rc.Statistics, rc.Correction, rc.FilteredGroups):
@@ -221,15 +228,16 @@ def test_guide_names_only_metrics_that_exist():
         label, slash, key = word.partition("/")
         if slash and label in of_criteria and f"LABEL/{key}" in metric:
             continue
-        if not slash and re.fullmatch(r"(out|rc|groups|torch)\.\w+", word):
+        if not slash and re.fullmatch(r"(out|loss|rc|groups|torch)\.\w+", word):
             continue
         unknown.add(word)
-    assert unknown <= {"0.6_1.4"}, sorted(unknown)
+    assert unknown <= {"0.6_1.4", "create_graph", "retain_graph"}, sorted(unknown)
     assert len(named & metric) > 20
 
 
 def test_guide_dotted_names_exist():
-    owners = {"rc": rc, "out": rc.Correction, "groups": rc.FilteredGroups, "torch": torch}
-    annotated = {"out": {field.name for field in fields(rc.Correction)}, "groups": set(rc.FilteredGroups._fields)}
-    for owner, name in re.findall(r"\b(rc|out|groups|torch)\.(\w+)", prose(GUIDE)):
+    owners = {"rc": rc, "out": rc.Correction, "loss": rc.PolicyLoss, "groups": rc.FilteredGroups, "torch": torch}
+    annotated = {kind: {field.name for field in fields(owners[kind])} for kind in ("out", "loss")}
+    annotated |= {"groups": set(rc.FilteredGroups._fields)}
+    for owner, name in re.findall(r"\b(rc|out|loss|groups|torch)\.(\w+)", prose(GUIDE)):
         assert hasattr(owners[owner], name) or name in annotated.get(owner, ()), f"{owner}.{name}"

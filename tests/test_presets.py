@@ -50,6 +50,14 @@ def mean_ratio(lower: float | None, upper: float | None, **more: object) -> Crit
     return ratio(lower, upper, "sequence", reduce="mean", **more)
 
 
+def opsm(delta: float, of: str, **more: object) -> Criterion:
+    return Criterion("k1", "sequence", "mean", upper=delta, when="negative_advantage", of=of, **more)
+
+
+def dppo(stat: str, lower: float | None, upper: float) -> Criterion:
+    return Criterion(stat, lower=lower, upper=upper, when="outward", of="new/rollout", label="dppo")
+
+
 # From peers/verl.md section 1, peers/xtuner_skyrl.md 1.2 and 2.2, and peers/survey.md 4.2.
 EXPECTED = {
     "verl.decoupled_token_is": Spec(TOKEN_TIS, **VERL),
@@ -162,6 +170,26 @@ EXPECTED = {
     "swift.sequence_truncate": Spec(Weight("geometric", upper=2, token_clamp=20)),
     "swift.sequence_mask": Spec(Weight("token", token_clamp=20), (mean_ratio(None, 2, token_clamp=20),), "zero"),
     "rlinf.decoupled": Spec(Weight("token"), (ratio(None, 2),), "mask"),
+    "trl.opsm": Spec(
+        Weight("product"),
+        (ratio(None, 3, "sequence", reduce="sum"), opsm(0.1, "new/rollout", label="off_policy")),
+        "zero",
+        nonfinite="neutral",
+    ),
+    "slime.opsm": Spec(None, (opsm(1e-4, "new/old", drop="token", label="opsm"),), "zero"),
+    "swift.opsm": Spec(
+        Weight("token", upper=2, token_clamp=20), (opsm(0.1, "new/rollout", token_clamp=20, label="off_policy"),)
+    ),
+    "prime_rl.default": Spec(None, (dppo("prob_diff", -0.2, 0.2),), "zero"),
+    "prime_rl.ipo": Spec(None, (Criterion("tv", upper=0.1, of="new/rollout", label="ipo"),), "zero"),
+    "prime_rl.icepop": Spec(None, (ratio(0.2, 5, of="new/rollout", label="icepop"),), "zero"),
+    "prime_rl.kpop": Spec(None, (Criterion("binary_kl_symmetric", upper=0.1, of="new/rollout", label="kpop"),), "zero"),
+    "dppo.tv": Spec(None, (dppo("prob_diff", -0.15, 0.15),), "zero"),
+    "dppo.kl": Spec(None, (dppo("binary_kl", None, 0.05),), "zero"),
+    "minirl.mask": Spec(None, (ratio(0.8, 1.2, when="outward", of="new/old", label="clip"),), "zero"),
+    "glm.icepop": Spec(
+        Weight("token"), (ratio(0.5, 2, label="old"), ratio(0.5, 2, of="new/rollout", label="new")), "zero"
+    ),
 }
 for framework, policy in (("trl", "neutral"), ("unsloth", "reject")):
     product = Spec(Weight("product"), (ratio(None, 3, "sequence", reduce="sum"),), "zero", nonfinite=policy)
@@ -399,7 +427,7 @@ def test_old_name_that_moved_on_is_its_successor():
     [
         ("verl.decoupled_token_iss", r"did you mean 'verl\.decoupled_token_is'"),
         ("decoupled_geo_rs", r"did you mean 'verl\.decoupled_geo_rs'"),
-        ("icepop", r"did you mean 'nemo\.icepop' or 'open_instruct\.icepop' or 'openrlhf\.icepop'"),
+        ("icepop", r"did you mean 'glm\.icepop' or 'nemo\.icepop' or 'open_instruct\.icepop'"),
         ("qqqqqqqq", r"unknown name 'qqqqqqqq'; rollout_corr\.presets\.names\(\)"),
     ],
 )

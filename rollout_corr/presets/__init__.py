@@ -4,12 +4,16 @@ One module a framework; a recipe's docstring says its formula, docs/presets.md s
 """
 
 from rollout_corr.presets import areal as areal
+from rollout_corr.presets import dppo as dppo
 from rollout_corr.presets import flash_rl as flash_rl
+from rollout_corr.presets import glm as glm
 from rollout_corr.presets import megatron as megatron
+from rollout_corr.presets import minirl as minirl
 from rollout_corr.presets import molt as molt
 from rollout_corr.presets import nemo as nemo
 from rollout_corr.presets import open_instruct as open_instruct
 from rollout_corr.presets import openrlhf as openrlhf
+from rollout_corr.presets import prime_rl as prime_rl
 from rollout_corr.presets import rlinf as rlinf
 from rollout_corr.presets import roll as roll
 from rollout_corr.presets import skyrl as skyrl

@@ -51,3 +51,22 @@ def mis_geo(
     weight = Weight("token", lower=0.0, upper=tis_upper_bound)
     rejection = Criterion("ratio", over="sequence", reduce="mean", lower=rs_lower_bound, upper=rs_upper_bound)
     return Spec(weight=weight, criteria=(rejection, *_veto(rs_veto_threshold)), rejected="mask")
+
+
+@recipe("slime 624b824 (2026-08-21)")
+def opsm(delta: float = 1e-4) -> Spec:
+    """0 for the tokens with A < 0 of a sequence whose mean(old - new) exceeds delta (`--use-opsm`).
+
+    For `policy_loss`.
+    """
+    criterion = Criterion(
+        "k1",
+        over="sequence",
+        reduce="mean",
+        upper=delta,
+        when="negative_advantage",
+        drop="token",
+        of="new/old",
+        label="opsm",
+    )
+    return Spec(criteria=(criterion,), rejected="zero")

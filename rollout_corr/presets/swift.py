@@ -39,3 +39,22 @@ def sequence_truncate(threshold: float = 2.0) -> Spec:
 def sequence_mask(threshold: float = 2.0) -> Spec:
     """w = exp(D), and 0 for a sequence whose exp(mean D) is above threshold."""
     return _masked("sequence", "mean", threshold)
+
+
+@recipe("ms-swift 3602360 (2026-08-22)")
+def opsm(delta: float = 0.1, threshold: float = 2.0) -> Spec:
+    """token_truncate, and a sequence with A < 0 whose mean(rollout - new) exceeds delta leaves the mask.
+
+    `off_policy_sequence_mask_delta` has no default in ms-swift; 0.1 is Trinity's. For `policy_loss`.
+    """
+    criterion = Criterion(
+        "k1",
+        over="sequence",
+        reduce="mean",
+        upper=delta,
+        when="negative_advantage",
+        of="new/rollout",
+        token_clamp=TOKEN_CLAMP,
+        label="off_policy",
+    )
+    return Spec(weight=Weight("token", upper=threshold, token_clamp=TOKEN_CLAMP), criteria=(criterion,))

@@ -5,21 +5,22 @@ from __future__ import annotations
 import inspect
 from dataclasses import fields, replace
 
+from rollout_corr.checked import Checked
 from rollout_corr.presets.registry import OLD_NAMES, RECIPES, Recipe
-from rollout_corr.spec import Criterion, Spec, Weight
+from rollout_corr.spec import Criterion, Spec
 
 BEGIN = "<!-- made by `python -m rollout_corr.presets`; a test compares them -->"
 END = "<!-- end of what is made -->"
 
 
 def expression(value: object) -> str:
-    """A Spec as the Python that builds it, defaults left out."""
+    """A Spec, or anything else that is checked, as the Python that builds it, defaults left out."""
     if isinstance(value, tuple):
         return f"({', '.join(map(expression, value))}{',' if len(value) == 1 else ''})"
-    if not isinstance(value, (Spec, Weight, Criterion)):
+    if not isinstance(value, Checked):
         return f'"{value}"' if isinstance(value, str) else repr(value)
     words = []
-    for position, field in enumerate(fields(value)):
+    for position, field in enumerate(fields(value)):  # type: ignore[arg-type]  # every Checked is a dataclass
         current, default = getattr(value, field.name), field.default
         if isinstance(value, Criterion) and field.name == "label":
             default = replace(value, label="").label

@@ -6,6 +6,8 @@ zeroes the weight, so no denominator changes.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rollout_corr.presets.registry import recipe
 from rollout_corr.spec import Criterion, Spec, Weight
 
@@ -52,3 +54,22 @@ def token_mask(clip_max: float | None = 3.0, clip_min: float | None = None) -> S
 def token_truncate(clip_max: float | None = 3.0, clip_min: float | None = None) -> Spec:
     """w = exp(D) clamped to the bounds."""
     return truncate("token", clip_max, clip_min, "neutral")
+
+
+@recipe("TRL 1.16.0")
+def opsm(delta: float = 0.1, clip_max: float | None = 3.0, clip_min: float | None = None) -> Spec:
+    """sequence_mask, and 0 for a sequence with A < 0 whose mean(rollout - new) exceeds delta (off-policy mask).
+
+    `off_policy_mask_threshold` has no default in TRL; 0.1 is Trinity's. For `policy_loss`.
+    """
+    off_policy = Criterion(
+        "k1",
+        over="sequence",
+        reduce="mean",
+        upper=delta,
+        when="negative_advantage",
+        of="new/rollout",
+        label="off_policy",
+    )
+    spec = mask("product", clip_max, clip_min, "neutral")
+    return replace(spec, criteria=(*spec.criteria, off_policy))

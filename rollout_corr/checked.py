@@ -1,0 +1,100 @@
+"""Checks of what is frozen, when it is constructed: errors name the argument, what was expected and what came."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields
+from numbers import Real
+from typing import Any
+
+
+def choice(name: str, value: object, options: tuple[str, ...]) -> None:
+    """One of some strings."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: expected one of {list(options)}, got {type(value).__name__} {value!r}")
+    if value not in options:
+        raise ValueError(f"{name}: expected one of {list(options)}, got {value!r}")
+
+
+def number(name: str, value: object) -> float:
+    """Any number but NaN, as a float."""
+    if isinstance(value, str):
+        hint = " ('low_high' strings are a framework's grammar: use rc.from_config)" if "_" in value else ""
+        raise TypeError(f"{name}: expected a number, got the string {value!r}{hint}")
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name}: expected a number, got {type(value).__name__} {value!r}")
+    converted = float(value)
+    # Not math.isnan: inside a compiled function a threshold may be a symbol.
+    if converted != converted:
+        raise ValueError(f"{name}: expected a number, got nan")
+    return converted
+
+
+def positive(name: str, value: object, most: float = math.inf) -> float:
+    """A finite number > 0, as a float."""
+    converted = number(name, value)
+    if not 0.0 < converted <= most or converted == math.inf:
+        limit = "" if math.isinf(most) else f" and <= {most:g}"
+        raise ValueError(f"{name}: expected a finite number > 0{limit}, got {converted!r}")
+    return converted
+
+
+def bounds(owner: str, lower: object, upper: object, *, signed: bool) -> tuple[float | None, float | None]:
+    """Lower and upper bound, either open, in order."""
+    low = None if lower is None else number(f"{owner}.lower", lower)
+    high = None if upper is None else number(f"{owner}.upper", upper)
+    if not signed:
+        if low is not None and low < 0.0:
+            raise ValueError(f"{owner}.lower: expected a number >= 0, got {low!r}")
+        if high is not None and high <= 0.0:
+            raise ValueError(f"{owner}.upper: expected a number > 0, got {high!r}")
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"{owner}: expected lower <= upper, got lower={low!r}, upper={high!r}")
+    return low, high
+
+
+class Checked:
+    """Shared by the types: set a field of a frozen instance, and the plain-dict form."""
+
+    def _set(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, as plain numbers, strings, lists and dicts (JSON, YAML)."""
+        plain: dict[str, Any] = {}
+        for field in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            value = getattr(self, field.name)
+            if field.default is MISSING or value != field.default:
+                plain[field.name] = _plain(value)
+        return plain
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Checked):
+        return value.to_dict()
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def arguments_of(cls: type, mapping: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """A mapping as arguments of a dataclass, whose bounds may come as a pair."""
+    if not isinstance(mapping, Mapping):
+        raise TypeError(f"{owner}: expected a mapping, got {type(mapping).__name__} {mapping!r}")
+    known = [field.name for field in fields(cls)]
+    with_pair = [*known, "bounds"] if "lower" in known else known
+    unknown = [key for key in mapping if key not in with_pair]
+    if unknown:
+        raise ValueError(f"{owner}: unknown key {unknown[0]!r}, expected some of {with_pair}")
+    arguments = dict(mapping)
+    if "bounds" in arguments:
+        if "lower" in arguments or "upper" in arguments:
+            raise ValueError(f"{owner}.bounds: expected either bounds or lower and upper, got both")
+        pair = arguments.pop("bounds")
+        if isinstance(pair, str) or not isinstance(pair, Iterable) or len(pair := list(pair)) != 2:
+            raise ValueError(f"{owner}.bounds: expected a pair [lower, upper], got {pair!r}")
+        arguments["lower"], arguments["upper"] = pair
+    missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in arguments]
+    if missing:
+        raise ValueError(f"{owner}: expected the key {missing[0]!r}, got {sorted(arguments)}")
+    return arguments
