@@ -24,8 +24,35 @@ def pytest_configure(config):
     os.environ["TRITON_INTERPRET"] = "0" if on_gpu(config) else "1"
 
 
+@pytest.fixture(scope="session")
+def patched_once(request):
+    """Triton's interpreter exchanges all of triton.language at every call of a function; once a launch is enough.
+
+    That would be half of the time of these tests. Where another Triton does it otherwise, they are slower.
+    """
+    from triton.runtime import interpreter
+
+    if on_gpu(request.config) or not hasattr(interpreter, "_patch_lang"):
+        yield
+        return
+    patch, done = interpreter._patch_lang, set()
+
+    def once(fn):
+        if id(fn.__globals__) in done:
+            return None
+        scope = patch(fn)
+        if not done:
+            restore = scope.restore
+            scope.restore = lambda: (done.clear(), restore())
+        done.add(id(fn.__globals__))
+        return scope
+
+    with mock.patch.object(interpreter, "_patch_lang", once):
+        yield
+
+
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
+def device(request, patched_once):
     """Where a test of the kernels puts its tensors. Each run takes one of the two: `make test`, `make test-gpu`."""
     from rollout_corr import fused
 
