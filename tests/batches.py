@@ -337,3 +337,49 @@ def compare_metrics(laid, got, expected, spec, tolerance, case):
             # An exponential is off by what its exponent is, and that by its size.
             allowed *= max(1.0, abs(math.log(value)))
         assert error(found, value) <= allowed, f"{key}: {got[key]} for {wanted[key]}: {case}"
+
+
+# --- the same results to the bit ---
+
+
+def run(batch, spec, dtype, layout="packed", **others):
+    """Bits of weights, mask and verdicts per sequence, and the statistics by name."""
+    laid = lay_out(batch, layout, dtype)
+    laid.others.update(others)
+    out = laid.correct(spec)
+    weights = None if out.weights is None else in_hex(laid.read(out.weights))
+    return weights, laid.read(out.mask), out.keep.tolist(), out.statistics
+
+
+def in_hex(rows):
+    """Floats as they compare to the bit: NaN equals NaN, 0.0 differs from -0.0."""
+    return [[value.hex() for value in row] for row in rows]
+
+
+def pick(rows, order):
+    return None if rows is None else [rows[s] for s in order]
+
+
+def assert_same_results(got, wanted, order=None):
+    order = range(len(wanted[2])) if order is None else order
+    assert got[0] == pick(wanted[0], order)
+    assert got[1] == pick(wanted[1], order)
+    assert got[2] == pick(wanted[2], order)
+
+
+def is_count(name):
+    return name.startswith(("tokens", "sequences", "histogram_")) or name.endswith(("/tokens", "/sequences", "/units"))
+
+
+def assert_same_statistics(got, wanted):
+    """Counts, extrema and histogram equal; float sums to rounding."""
+    assert torch.equal(got.maxima, wanted.maxima), (got.maxima, wanted.maxima)
+    a, b = got.metrics_async().values(), wanted.metrics_async().values()
+    assert list(a) == list(b)
+    for name, value in list(b.items())[: len(wanted.sums)]:
+        if is_count(name) or a[name] == value:
+            assert a[name] == value, (name, a[name], value)
+        else:
+            # Metric sums run in fp32 inside a block: rounding is relative to what was added, not to what is left.
+            added = max(1.0, abs(value), math.sqrt(b["tokens"] * b.get(f"{name}2", 0.0)))
+            assert abs(a[name] - value) <= 2e-6 * added, (name, a[name], value)

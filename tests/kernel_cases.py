@@ -1,4 +1,8 @@
-"""What the tests of the kernels run: Specs that reach every branch, batches that reach every tile, and the check."""
+"""What the tests of the kernels run: Specs that reach every branch, batches that reach every tile, and the check.
+
+The check runs the kernels between fences: inputs lie in the middle of garbage, and so does what the kernels allocate,
+which is garbage itself until they write it. What they read and should not have read shows in their results.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,25 @@ import contextlib
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import torch
 
 import oracle
 import rollout_corr as rc
-from batches import METRICS_WITHIN, WEIGHTS_WITHIN, compare, compare_metrics, cut, lay_out, random_sequences, rounded
+from batches import (
+    METRICS_WITHIN,
+    WEIGHTS_WITHIN,
+    compare,
+    compare_metrics,
+    cut,
+    is_count,
+    lay_out,
+    moved,
+    random_sequences,
+    rounded,
+)
 from rollout_corr.kernels import correct as kernels
 from rollout_corr.kernels.correct import Shape
 from rollout_corr.spec import SIGNED_STATS
@@ -172,6 +188,12 @@ VARIANTS = {
     "weights of 1": rc.Spec(None, (over("ratio", "mean"), tokens("abs")), "zero"),
 }
 
+# For what does not hang on the Spec: one that weighs tokens and drops them early and late, one that weighs sequences.
+TOKENS = rc.Spec(W("token", 0.8, 1.2), (tokens("k1", **BOTH), late("outward", reduce="sum")), "both")
+SEQUENCES = rc.Spec(
+    W("product", upper=1.5), (over("ratio", "min", **LOWER), over("k2", "sum"), over("external", "mean", **ENTROPY))
+)
+
 
 def fitted(spec, sequences):
     """The Spec with bounds that cut this batch, in the middle of gaps, and no unit within 1e-6 of one."""
@@ -202,20 +224,87 @@ def shaped(shapes):
         yield
 
 
-def check(sequences, spec, layout, device, *, dtype=torch.float32, mask_dtype=torch.bool, **others):
-    """The kernels against the oracle and against the reference: what is exact exactly, the rest within."""
-    laid = lay_out(sequences, layout, dtype, mask_dtype)
+# Elements before and behind a tensor: more than the largest tile, and a multiple of what an aligned start is.
+ROOM = 4096
+
+
+def fenced(x, device, fence=math.nan):
+    """A tensor on a device, in the middle of a larger one; where that has integers, the fence is 1."""
+    if x is None or isinstance(x, list) or x.is_nested:
+        return moved(x, device)
+    x = moved(x, device)
+    held = x.untyped_storage().nbytes() // x.element_size()
+    around = x.new_full((ROOM + held + ROOM,), fence if x.is_floating_point() else 1)
+    around[ROOM : ROOM + held] = x.as_strided((held,), (1,), 0)
+    return around.as_strided(x.shape, x.stride(), ROOM + x.storage_offset())
+
+
+def between_fences(laid, device, fence=math.nan):
+    """The same arguments, each between fences."""
+    place = partial(fenced, device=device, fence=fence)
+    names = ("train", "rollout", "mask", "advantages", "cu_seqlens")
+    external = None if laid.external is None else {name: place(x) for name, x in laid.external.items()}
+    return replace(laid, **{name: place(getattr(laid, name)) for name in names}, external=external)
+
+
+@contextlib.contextmanager
+def watched(filling=0xFF):
+    """What the kernels allocate begins as garbage, and nothing is written beside it.
+
+    Args:
+        filling: The byte that stands everywhere; of these, 0xFF makes NaN, -1 and a bool of 255.
+    """
+    empty, handed = torch.empty, []
+
+    def between(size, *, dtype, device):
+        held = math.prod(size)
+        around = empty(ROOM + held + ROOM, dtype=dtype, device=device)
+        bits(around).fill_(filling)
+        handed.append((around, held))
+        return around[ROOM : ROOM + held].view(size)
+
+    with mock.patch.object(torch, "empty", between):
+        yield
+    for around, held in handed:
+        for fence in (around[:ROOM], around[ROOM + held :]):
+            assert bool((bits(fence) == filling).all()), "written beside a tensor"
+
+
+def check(sequences, spec, layout, device, *, dtype=torch.float32, mask_dtype=torch.bool, place=None, **others):
+    """The kernels against the oracle and against the reference: what is exact exactly, the rest within.
+
+    Args:
+        dtype: Of the log-probs; two, if they differ.
+        place: How a log-prob or a mask lies in memory, as a function of a tensor.
+    """
+    dtypes = dtype if isinstance(dtype, tuple) else (dtype, dtype)
+    computes = torch.promote_types(torch.promote_types(*dtypes), torch.float32)
+    laid = lay_out(sequences, layout, dtypes[0] if dtypes[0] == dtypes[1] else computes, mask_dtype)
+    if dtypes[0] != dtypes[1]:
+        laid.train, laid.rollout = laid.train.to(dtypes[0]), laid.rollout.to(dtypes[1])
     laid.others.update(others)
-    expected = oracle.correct(sequences if dtype == torch.float64 else rounded(sequences, dtype), spec)
+    expected = oracle.correct(cast(sequences, dtypes, computes), spec)
     reference = laid.correct(spec)
-    laid = laid.to(device)
-    out = laid.correct(spec, backend="triton")
+    if place is not None:
+        laid.train, laid.rollout, laid.mask = place(laid.train), place(laid.rollout), place(laid.mask)
+    laid = between_fences(laid, device)
+    with watched():
+        out = laid.correct(spec, backend="triton")
     case = f"{layout} {dtype} {mask_dtype} {spec.to_dict()}"
-    of_weights, of_metrics = (1e-12, 1e-12) if dtype == torch.float64 else WITHIN[device]
+    of_weights, of_metrics = (1e-12, 1e-12) if computes == torch.float64 else WITHIN[device]
     compare(laid, out, expected, mask_dtype, of_weights, case)
     compare_metrics(laid, out.metrics(), expected, spec, of_metrics, case)
     assert_like_reference(out, reference, case)
     return out, expected
+
+
+def cast(sequences, dtypes, computes):
+    """The sequences as they are after a cast of the log-probs to their dtypes, and of all else to a third."""
+    trains, rollouts, others = (rounded(sequences, dtype) for dtype in (*dtypes, computes))
+    return [
+        replace(other, train=train.train, rollout=rollout.rollout)
+        for train, rollout, other in zip(trains, rollouts, others, strict=True)
+    ]
 
 
 def assert_like_reference(out, reference, case=""):
@@ -230,16 +319,17 @@ def assert_like_reference(out, reference, case=""):
     a, b = (x.statistics.metrics_async().values() for x in (out, reference))
     assert list(a) == list(b) == [name for names in columns(out.statistics.spec) for name in names]
     if not b["tokens_nonfinite"] or out.statistics.spec.nonfinite != "propagate":
-        wrong = {name: (a[name], b[name]) for name in b if not same(name, a[name], b[name])}
+        wrong = {name: (a[name], b[name]) for name in b if not same(name, a[name], b)}
         assert not wrong, f"{wrong}: {case}"
 
 
-def same(name, got, wanted):
-    """Whether a raw statistic is what the reference has."""
-    counted = name.startswith(("tokens", "sequences", "histogram_")) or name.endswith(
-        ("/tokens", "/sequences", "/units")
-    )
-    return got == wanted or (not counted and abs(got - wanted) <= 2e-5 * max(1e-3, abs(wanted)))
+def same(name, got, reference):
+    """Whether a raw statistic is what the reference has; float sums to the rounding of what was added."""
+    wanted = reference[name]
+    if got == wanted or is_count(name):
+        return got == wanted
+    added = math.sqrt(reference["tokens"] * reference.get(f"{name}2", 0.0))
+    return abs(got - wanted) <= 2e-5 * max(1e-3, abs(wanted)) + 1e-6 * added
 
 
 def flat(x):
