@@ -29,6 +29,7 @@ from batches import (
     random_sequences,
     rounded,
 )
+from rollout_corr import layout as reading
 from rollout_corr.kernels import correct as kernels
 from rollout_corr.kernels.correct import Shape
 from rollout_corr.spec import SIGNED_STATS
@@ -270,6 +271,13 @@ def watched(filling=0xFF):
             assert bool((bits(fence) == filling).all()), "written beside a tensor"
 
 
+@contextlib.contextmanager
+def unchecked():
+    """Offsets on the CPU go to the kernels as those on a device do: as they are, in their dtype, whatever they say."""
+    with mock.patch.object(reading, "checked_offsets", lambda offsets, *_: offsets):
+        yield
+
+
 def check(sequences, spec, layout, device, *, dtype=torch.float32, mask_dtype=torch.bool, place=None, **others):
     """The kernels against the oracle and against the reference: what is exact exactly, the rest within.
 
@@ -332,6 +340,12 @@ def same(name, got, reference):
     return abs(got - wanted) <= 2e-5 * max(1e-3, abs(wanted)) + 1e-6 * added
 
 
+def same_bits(one, other):
+    """Whether two corrections are the same to the bit, statistics included."""
+    a, b = ([*flat(x.weights), *flat(x.mask), x.keep, x.statistics.sums, x.statistics.maxima] for x in (one, other))
+    return all(torch.equal(bits(x).flatten(), bits(y).flatten()) for x, y in zip(a, b, strict=True))
+
+
 def flat(x):
     """A result as a list of tensors on the CPU."""
     rows = [] if x is None else x if isinstance(x, list) else [x]
@@ -344,5 +358,8 @@ def bits(x):
 
 
 def batch(seed=0, lengths=LENGTHS, **others):
-    """Random sequences of the lengths that matter to small tiles."""
-    return random_sequences(seed, lengths, **others)
+    """Random sequences of the lengths that matter to small tiles, with both of the statistics that variants bring."""
+    made = random_sequences(seed, lengths, **others)
+    for sequence in made:
+        sequence.external["surprise"] = [0.5 - x for x in sequence.external["entropy"]]
+    return made

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from dataclasses import replace
@@ -14,7 +15,7 @@ import torch
 
 import oracle
 import rollout_corr as rc
-from batches import LAYOUTS, MASK_DTYPES, lay_out, moved, one_thread, random_sequences, rounded, wild
+from batches import LAYOUTS, MASK_DTYPES, Laid, lay_out, moved, one_thread, random_sequences, rounded, wild
 from kernel_cases import (
     NARROW,
     REAL,
@@ -29,8 +30,10 @@ from kernel_cases import (
     check,
     fitted,
     over,
+    same_bits,
     shaped,
     tokens,
+    unchecked,
     watched,
 )
 from rollout_corr.spec import NONFINITE, REDUCTIONS
@@ -111,17 +114,17 @@ def test_starts(lengths, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_offsets_on_the_cpu(dtype, device):
-    """Wherever the tokens are. The first and the last may leave tokens out, which count as outside."""
+def test_dtypes_of_offsets(dtype, device):
+    """From the CPU, and as the kernels get them on a device. What lies before and behind them counts as outside."""
     sequences = batch(1)
     spec = fitted(TOKENS, sequences)
     laid = lay_out(sequences, "packed_gaps", torch.float32)
     reference = laid.correct(spec)
-    offsets = laid.cu_seqlens.to(dtype)
-    with shaped(WIDE):
-        out = replace(laid.to(device), cu_seqlens=offsets).correct(spec, backend="triton")
-    assert_like_reference(out, reference)
-    assert out.metrics()["tokens_outside"] == 5
+    for passed_on in (contextlib.nullcontext(), unchecked()):
+        with shaped(WIDE), passed_on:
+            out = replace(laid.to(device), cu_seqlens=laid.cu_seqlens.to(dtype)).correct(spec, backend="triton")
+        assert_like_reference(out, reference)
+        assert out.metrics()["tokens_outside"] == 5
 
 
 # --- nothing ---
@@ -289,12 +292,6 @@ def test_padded_strides(device):
             assert same_bits(out, wanted)
 
 
-def same_bits(one, other):
-    """Whether two corrections are the same to the bit, statistics included."""
-    a, b = ((x.weights, x.mask, x.keep, x.statistics.sums, x.statistics.maxima) for x in (one, other))
-    return all(torch.equal(bits(x).flatten(), bits(y).flatten()) for x, y in zip(a, b, strict=True) if x is not None)
-
-
 def test_packed_strides(device):
     """One token apart, three apart, a slice without its first tokens, a row of which."""
     sequences = batch(6)
@@ -347,6 +344,40 @@ def test_inputs_are_left_as_they_are(device):
     with shaped(WIDE):
         laid.correct(spec, backend="triton")
     assert all(torch.equal(bits(x), copy) for x, copy in zip(given, copies, strict=True))
+
+
+# --- offsets that are garbage ---
+
+
+@pytest.mark.parametrize("spec", [TOKENS, SEQUENCES], ids=["tokens", "sequences"])
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        [0, 40, 10, 60],
+        [60, 40, 20, 0],
+        [-5, 10, -30, 60],
+        [0, 30, 200, 300],
+        [0, 50, 5, 55, 10, 60],
+        [-(2**63), 7, 2**63 - 1, 2**62, -(2**62), 2**40 + 9],
+        torch.tensor([-(2**31), 2**31 - 1, 33, -(2**31)], dtype=torch.int32),
+    ],
+    ids=["unsorted", "falling", "negative", "beyond", "overlapping", "huge", "huge int32"],
+)
+def test_offsets_that_are_garbage(offsets, spec, device):
+    """What lies around tensors, and what fresh memory held, changes no bit; numbers are wrong, and finite."""
+    generator = torch.Generator().manual_seed(0)
+    rollout = -torch.rand(60, generator=generator)
+    train = rollout + 0.3 * torch.randn(60, generator=generator)
+    mask = torch.rand(60, generator=generator) > 0.2
+    laid = Laid(train, rollout, mask, [], (60,), torch.as_tensor(offsets), torch.sign(train + 0.5), {"entropy": train})
+    found = []
+    for fence, filling in ((math.nan, 0xFF), (7.0, 0x00)):
+        placed = between_fences(laid, device, fence)
+        with unchecked(), shaped(WIDE), watched(filling):
+            found.append(placed.correct(spec, backend="triton"))
+        assert found[-1].weights.isfinite().all()
+        assert all(math.isfinite(value) for value in found[-1].metrics().values())
+    assert same_bits(*found)
 
 
 # --- values that are not finite, and values at the ends of ranges ---

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rollout_corr as rc
-from batches import GARBAGE, LAYOUTS, assert_same_results, assert_same_statistics, lay_out, one_thread, pick, run
+from batches import GARBAGE, LAYOUTS, assert_same_results, assert_same_statistics, lay_out, one_thread, outcome, pick
 from oracle import Sequence
 from strategies import sequences, specs
 
@@ -30,6 +30,11 @@ CASES = settings(max_examples=120)
 def quick():
     with one_thread():
         yield
+
+
+def run(batch, spec, dtype, layout="packed"):
+    laid = lay_out(batch, layout, dtype)
+    return outcome(laid, laid.correct(spec))
 
 
 @CASES
