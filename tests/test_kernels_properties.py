@@ -174,12 +174,12 @@ def test_what_lies_around_and_behind_the_mask_does_not_matter(examples, device):
         found = []
         # The seed draws what stands where no sequence is, and where holes are.
         other = int(layout != "padded_holes")
-        for batch, seed, fence, filling in (
+        for values, seed, fence, filling in (
             (sequences, 0, math.nan, 0xFF),
             (sequences, 0, math.nan, 0xFF),
             (filled(sequences, 0.0), other, 1e4, 0x00),
         ):
-            laid = between_fences(lay_out(batch, layout, dtype, seed=seed), device, fence)
+            laid = between_fences(lay_out(values, layout, dtype, seed=seed), device, fence)
             with shaped(WIDE), watched(filling):
                 found.append((laid, laid.correct(spec, backend="triton")))
         assert_same_results(*(outcome(*one) for one in (found[2], found[0])))
