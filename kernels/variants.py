@@ -6,7 +6,7 @@ how long sequences are. Lengths and thresholds are in no key.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -146,19 +146,34 @@ def _sequences(reduce: str, *stats: str, **fields: str) -> tuple[Criterion, ...]
     )
 
 
+def _clamped(*criteria: Criterion) -> tuple[Criterion, ...]:
+    """The same after a token clamp."""
+    return tuple(replace(criterion, token_clamp=0.6, label=f"clamped_{criterion.label}") for criterion in criteria)
+
+
 _OF_D = ("ratio", "k1", "k2", "abs", "ratio_error", "ratio_deviation")
 _OF_EXP = ("k3", "k3_reverse", "prob_diff", "tv")
 _OF_PROBABILITIES = ("binary_kl", "binary_kl_reverse", "binary_kl_symmetric")
-_EXTERNAL = Criterion("external", upper=1.0, name="entropy", label="external")
-_EXTERNAL_MEAN = Criterion("external", "sequence", "mean", lower=0.1, name="surprise", label="mean_external")
+_EXTERNAL = Criterion("external", lower=-1.0, upper=1.0, name="entropy", label="external")
+_EXTERNAL_MEAN = Criterion(
+    "external", "sequence", "mean", lower=-0.3, upper=0.7, name="surprise", label="mean_external"
+)
+_EXTERNAL_MAX = Criterion("external", "sequence", "max", upper=1.5, name="surprise", label="max_external")
+_EXTERNAL_MIN = Criterion("external", "sequence", "min", lower=-0.5, name="entropy", label="min_external")
+# Criteria of sequences that drop some of their tokens, by each of what can be asked for.
+_LATE = (
+    *_sequences("mean", "k2", when="negative_advantage", drop="token"),
+    *_sequences("sum", "abs", when="outward", drop="token"),
+    *_sequences("max", "abs", when="positive_advantage", drop="token"),
+)
+_LATE_ANY = _sequences("mean", "k3", drop="token")
 _REPORTS = ("verl", "xtuner", "skyrl")
 
 _DECLARED = (
     # Measured only, in both layouts and for every length.
     Variant("metrics_packed", mask=None),
-    Variant("metrics_padded", packed=False, mask=torch.int64),
     Variant("metrics_short", mask=torch.uint8, length=SHORT, offsets=torch.int64),
-    Variant("metrics_medium_padded", packed=False, length=MEDIUM),
+    Variant("metrics_padded", Spec(clamp=0.25), packed=False, mask=torch.int64, length=MEDIUM),
     Variant("metrics_huge", tokens=HUGE),
     Variant("full_packed", Spec(detail="full"), train=torch.bfloat16, rollout=torch.bfloat16),
     Variant("full_padded", Spec(TOKEN, (GEOMETRIC,), detail="full", report=_REPORTS), packed=False, mask=torch.int64),
@@ -168,52 +183,130 @@ _DECLARED = (
     Variant("token_fp16", Spec(TOKEN), packed=False, train=torch.float16, rollout=torch.float16, mask=torch.float16),
     Variant("token_fp64", Spec(BOUNDED, (GEOMETRIC,)), train=torch.float64, rollout=torch.float64, mask=torch.float64),
     Variant("token_unaligned", Spec(TOKEN, (GEOMETRIC, VETO)), packed=False, mask=torch.int64, aligned=False),
-    Variant("token_strided", Spec(TOKEN, rejected="zero"), packed=False, mask=torch.int8, unit=False),
-    Variant("token_short", Spec(BOUNDED, (GEOMETRIC, VETO), rejected="both"), length=SHORT),
+    Variant(
+        "token_strided",
+        Spec(
+            Weight("token", lower=0.9, token_clamp=0.3, normalize="batch"),
+            (Criterion("k1", lower=-0.3, upper=0.3),),
+            rejected="zero",
+            clamp=0.25,
+        ),
+        packed=False,
+        mask=torch.int8,
+        unit=False,
+    ),
+    Variant(
+        "token_icepop_short",
+        Spec(Weight("token", 0.8, 1.2, outside="zero"), (GEOMETRIC, VETO), rejected="both", detail="full"),
+        length=SHORT,
+    ),
     Variant("token_propagate", Spec(BOUNDED, (VETO,), nonfinite="propagate"), mask=torch.int16, unit=False),
-    Variant("product_geometric_packed", Spec(PRODUCT, (GEOMETRIC,))),
     Variant("product_geometric_padded", Spec(PRODUCT, (GEOMETRIC,)), packed=False, mask=torch.int64),
     Variant(
         "product_kept",
         Spec(
             Weight("product", 0.2, 5.0, outside="zero", normalize="batch"),
-            (Criterion("ratio", lower=0.5, upper=2.0), GEOMETRIC),
+            (
+                Criterion("ratio", lower=0.5, when="negative_advantage", drop="sequence"),
+                *_tokens("tv"),
+                GEOMETRIC,
+                *_sequences("sum", "k2"),
+                *_sequences("max", "abs"),
+            ),
             rejected="both",
             sums_over="kept",
         ),
         packed=False,
+        advantages="sequence",
         mask=torch.float32,
         length=MEDIUM,
     ),
     Variant(
         "product_propagate",
-        Spec(PRODUCT, (*_sequences("sum", "ratio", "k3"), *_sequences("max", "k1")), nonfinite="propagate"),
+        Spec(
+            Weight("product", upper=2.0, token_clamp=0.3),
+            (*_sequences("sum", "ratio", "k3"), *_sequences("max", "k1"), *_LATE[:1]),
+            nonfinite="propagate",
+        ),
         packed=False,
+        advantages="token",
         aligned=False,
     ),
     Variant(
         "geometric_clamped",
         Spec(
-            Weight("geometric", lower=0.5, token_clamp=5.0),
-            (Criterion("k1", "sequence", "mean", upper=0.1, token_clamp=5.0),),
+            Weight("geometric", 0.97, 1.03, token_clamp=0.3),
+            (*_tokens("abs"), *_clamped(*_sequences("mean", "k1"))),
             rejected="zero",
             nonfinite="neutral",
         ),
         mask=torch.bfloat16,
         length=MEDIUM,
     ),
-    Variant("geometric_mixed", Spec(Weight("geometric")), train=torch.bfloat16, rollout=torch.float64),
-    Variant("dry_run", Spec(BOUNDED, (GEOMETRIC, Criterion("abs", upper=3.0)), apply=False), packed=False),
-    # Every statistic over tokens and over sequences.
-    Variant("tokens_of_d", Spec(criteria=_tokens(*_OF_D))),
-    Variant("tokens_of_exp", Spec(criteria=_tokens(*_OF_EXP), rejected="zero"), packed=False),
-    Variant("tokens_of_probabilities", Spec(criteria=(*_tokens(*_OF_PROBABILITIES), _EXTERNAL), rejected="both")),
-    Variant("sequences_of_d", Spec(criteria=_sequences("sum", *_OF_D))),
-    Variant("sequences_of_exp", Spec(criteria=_sequences("mean", *_OF_EXP)), packed=False),
-    Variant("sequences_of_probabilities", Spec(criteria=(*_sequences("mean", *_OF_PROBABILITIES), _EXTERNAL_MEAN))),
     Variant(
-        "sequence_extrema",
-        Spec(criteria=(*_sequences("max", "ratio", "k3"), *_sequences("min", "k1", "prob_diff"))),
+        "geometric_mixed",
+        Spec(Weight("geometric"), (_EXTERNAL, *_LATE, *_LATE_ANY), rejected="both", sums_over="kept"),
+        advantages="token",
+        train=torch.bfloat16,
+        rollout=torch.float64,
+    ),
+    Variant(
+        "dry_run",
+        Spec(BOUNDED, (GEOMETRIC, *_tokens("abs", when="outward")), apply=False),
+        packed=False,
+        advantages="token",
+    ),
+    # Every statistic over tokens and over sequences.
+    Variant("tokens_of_d", Spec(criteria=(*_tokens(*_OF_D), *_clamped(*_tokens("abs"))))),
+    Variant("tokens_of_exp", Spec(criteria=_tokens(*_OF_EXP), rejected="zero"), packed=False),
+    Variant(
+        "tokens_of_probabilities",
+        Spec(
+            criteria=(*(replace(criterion, eps=0.1) for criterion in _tokens(*_OF_PROBABILITIES)), _EXTERNAL),
+            rejected="both",
+        ),
+    ),
+    Variant(
+        "sequences_of_d",
+        Spec(criteria=(*_sequences("sum", *_OF_D), *_sequences("mean", "abs"), *_clamped(*_sequences("sum", "k1")))),
+    ),
+    Variant(
+        "sequences_of_exp",
+        Spec(criteria=(*_sequences("mean", *_OF_EXP, "ratio_error"), *_sequences("sum", "prob_diff"))),
+        packed=False,
+    ),
+    Variant(
+        "sequences_of_probabilities",
+        Spec(
+            criteria=(
+                *_sequences("mean", *_OF_PROBABILITIES[:2]),
+                *(replace(criterion, eps=0.1) for criterion in _sequences("sum", *_OF_PROBABILITIES[2:])),
+                _EXTERNAL_MEAN,
+            )
+        ),
+    ),
+    Variant(
+        "extrema_of_d",
+        Spec(
+            criteria=(
+                *_sequences("max", "ratio", "abs", "k2", "ratio_deviation"),
+                *_sequences("min", "k1", "abs", "ratio_error"),
+                *_clamped(*_sequences("max", "k2")),
+            )
+        ),
+        length=SHORT,
+    ),
+    Variant(
+        "extrema_by_value",
+        Spec(
+            criteria=(
+                *_sequences("max", "ratio_error", "k3", "tv", "binary_kl_reverse"),
+                *_sequences("min", "prob_diff"),
+                _EXTERNAL_MAX,
+                _EXTERNAL_MIN,
+            ),
+            clamp=0.25,
+        ),
         length=SHORT,
     ),
     # Whom a criterion tests, and what it takes out.
@@ -223,9 +316,12 @@ _DECLARED = (
             TOKEN,
             (
                 *_tokens("ratio", when="negative_advantage"),
-                *_tokens("abs", when="outward", drop="token"),
-                *_tokens("k2", when="positive_advantage", drop="sequence"),
+                *_tokens("k2", when="positive_advantage"),
+                *_tokens("abs", when="outward", drop="sequence"),
+                *_LATE[:1],
+                *_sequences("max", "k3"),
             ),
+            rejected="zero",
         ),
         advantages="token",
     ),
@@ -234,7 +330,8 @@ _DECLARED = (
         Spec(
             criteria=(
                 *_sequences("mean", "ratio", when="negative_advantage"),
-                *_sequences("max", "ratio", when="positive_advantage", drop="sequence"),
+                *_sequences("sum", "k2", when="positive_advantage"),
+                *_sequences("max", "ratio", when="outward", drop="sequence"),
                 *_sequences("mean", "k3", when="outward", drop="token"),
                 *_sequences("sum", "abs", drop="token"),
             ),
@@ -242,15 +339,26 @@ _DECLARED = (
         packed=False,
         advantages="sequence",
     ),
+    Variant("late", Spec(TOKEN, _LATE), advantages="token"),
+    Variant(
+        "late_zeroed",
+        Spec(Weight("product", 0.5, 2.0), _LATE, rejected="zero", nonfinite="neutral"),
+        packed=False,
+        advantages="sequence",
+    ),
+    Variant(
+        "late_after_tokens",
+        Spec(criteria=(*_tokens("k1", when="outward", drop="token"), *_LATE), rejected="both", sums_over="kept"),
+        advantages="sequence",
+        length=MEDIUM,
+    ),
     # Recipes of the frameworks, in the layouts and dtypes in which they come.
-    Variant("verl.decoupled_token_is", preset("verl.decoupled_token_is"), packed=False, mask=torch.int64),
     Variant(
         "verl.decoupled_seq_is_rs", preset("verl.decoupled_seq_is_rs"), packed=False, mask=torch.int64, aligned=False
     ),
     Variant("verl.decoupled_k3_rs_token_tis", preset("verl.decoupled_k3_rs_token_tis"), packed=False, mask=torch.int64),
     Variant("xtuner.agentic", preset("xtuner.agentic")),
     Variant("skyrl.tldr", preset("skyrl.tldr"), packed=False, mask=torch.float32, rollout=torch.bfloat16),
-    Variant("trl.default", preset("trl.default"), packed=False, mask=torch.int32),
     Variant("slime.mis", preset("slime.mis"), aligned=False),
     Variant("areal.kpop", preset("areal.kpop"), mask=torch.int32, length=MEDIUM),
     Variant("open_instruct.vaco", preset("open_instruct.vaco"), packed=False, advantages="token"),

@@ -15,18 +15,19 @@ import torch
 
 import oracle
 import rollout_corr as rc
-from batches import LAYOUTS, MASK_DTYPES, Laid, lay_out, moved, one_thread, random_sequences, rounded, wild
+from batches import LAYOUTS, MASK_DTYPES, Laid, lay_out, moved, one_thread, random_sequences, rounded, spoil, wild
 from kernel_cases import (
+    MIDDLE,
     NARROW,
     REAL,
     SEQUENCES,
     TOKENS,
-    VARIANTS,
     WIDE,
     assert_like_reference,
     batch,
     between_fences,
     bits,
+    cast,
     check,
     fitted,
     over,
@@ -36,6 +37,7 @@ from kernel_cases import (
     unchecked,
     watched,
 )
+from rollout_corr.kernels.variants import LONG, MEDIUM, SHORT, VARIANTS
 from rollout_corr.spec import NONFINITE, REDUCTIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -49,24 +51,35 @@ def quick():
         yield
 
 
-def cut_batch(name):
-    """A batch of one of the variants, and its Spec with bounds that cut it."""
-    number = list(VARIANTS).index(name)
-    sequences = batch(number, advantages="sequence" if number % 3 == 0 else "token")
+SHAPES = {LONG: NARROW, MEDIUM: MIDDLE, SHORT: WIDE}
+
+
+def as_declared(name, **others):
+    """A batch of a variant, its Spec with bounds that cut it, and how the variant has its tensors."""
+    variant, number = VARIANTS[name], list(VARIANTS).index(name)
+    valid = {} if variant.mask is not None else {"invalid": 0.0}
+    sequences = batch(number, **{"advantages": variant.advantages} | valid | others)
+    if variant.mask is None:
+        del sequences[2]
     if number % 4 == 1:
         sequences = wild(sequences)
-    return sequences, fitted(VARIANTS[name], sequences)
+    if number % 4 == 3 or variant.spec.nonfinite != "reject":
+        sequences = spoil(sequences, number)
+    dtypes = (variant.train, variant.rollout)
+    sequences = cast(sequences, dtypes, variant.computes)
+    # What other schemes report does not come from the kernels.
+    spec = fitted(replace(variant.spec, report=("native",)), sequences)
+    return sequences, spec, {"dtype": dtypes, "mask_dtype": variant.mask, "offsets": variant.offsets}
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants(name, device):
-    """Every branch over many small tiles; every criterion rejects something and keeps something."""
-    sequences, spec = cut_batch(name)
-    # The interpreter takes half a second a call, so there each variant has one layout, and all of them are slow.
-    layouts = ("packed_gaps", "padded_left")
-    for layout in layouts if device == "cuda" else [layouts[list(VARIANTS).index(name) % 2]]:
-        with shaped(WIDE):
-            _, expected = check(sequences, spec, layout, device)
+    """Each in its own layout, dtypes and strides; every criterion rejects something and keeps something."""
+    variant = VARIANTS[name]
+    sequences, spec, others = as_declared(name)
+    with shaped(SHAPES[variant.length]):
+        layout = "packed_gaps" if variant.packed else "padded_left"
+        _, expected = check(sequences, spec, layout, device, place=variant.place, **others)
     for criterion, verdict in zip(spec.criteria, expected.verdicts, strict=True):
         rows = [row if isinstance(row, list) else [row] for row in verdict.failed]
         assert {failed for row in rows for failed in row} == {True, False}, criterion
