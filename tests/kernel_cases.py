@@ -87,7 +87,13 @@ def fitted(spec, sequences):
         if criterion.over == "token":
             values, tested = (list(itertools.chain(*rows)) for rows in (values, tested))
         values = list(itertools.compress(values, tested))
-        sides = "both" if None not in (criterion.lower, criterion.upper) else "upper" if criterion.upper else "lower"
+        sides = (
+            "both"
+            if None not in (criterion.lower, criterion.upper)
+            else "upper"
+            if criterion.lower is None
+            else "lower"
+        )
         lower, upper = cut(values, sides, signed=criterion.stat in (*SIGNED_STATS, "ratio"))
         if criterion.stat == "ratio":
             lower, upper = (None if bound is None else math.exp(bound) for bound in (lower, upper))

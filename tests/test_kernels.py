@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -37,8 +38,9 @@ from kernel_cases import (
     unchecked,
     watched,
 )
+from products import criteria_product, weights_product
 from rollout_corr.kernels.variants import LONG, MEDIUM, SHORT, VARIANTS
-from rollout_corr.spec import NONFINITE, REDUCTIONS
+from rollout_corr.spec import LEVELS, NONFINITE, REDUCTIONS, STATS
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
@@ -67,8 +69,7 @@ def as_declared(name, **others):
         sequences = spoil(sequences, number)
     dtypes = (variant.train, variant.rollout)
     sequences = cast(sequences, dtypes, variant.computes)
-    # What other schemes report does not come from the kernels.
-    spec = fitted(replace(variant.spec, report=("native",)), sequences)
+    spec = fitted(variant.spec, sequences)
     return sequences, spec, {"dtype": dtypes, "mask_dtype": variant.mask, "offsets": variant.offsets}
 
 
@@ -501,3 +502,40 @@ def test_sums_that_decide_are_rounded_to_the_nearest_step(stat, grid, device):
         spec = rc.Spec(criteria=(criterion,))
         out = rc.correct(x, torch.zeros_like(x), spec=spec, external={"x": x}, backend="triton")
         assert out.keep.tolist() == [True, True], (quarters, nearest)
+
+
+# --- all of it: make test-all ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_in_every_layout_and_dtype(name, device):
+    """Whatever a variant says of its own: in every layout, in tiles of every shape, in every precision."""
+    number = list(VARIANTS).index(name)
+    for i, (layout, dtype) in enumerate(itertools.product(LAYOUTS, (torch.float32, torch.bfloat16, torch.float64))):
+        sequences, spec, others = as_declared(name, advantages=("token", "sequence")[i % 2])
+        with shaped((WIDE, MIDDLE, NARROW)[(i + number) % 3]):
+            sequences = rounded(sequences, dtype)
+            check(sequences, fitted(spec, sequences), layout, device, **others | {"dtype": dtype})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", LEVELS)
+def test_weights_and_their_transforms(level, device):
+    walk(weights_product(level), level, device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stat", STATS)
+def test_criteria_cross_product(stat, device):
+    walk(criteria_product(stat), stat, device)
+
+
+def walk(product, seed, device):
+    """Dtypes and tiles are drawn; below float64 bounds are fitted anew, to what a cast leaves."""
+    rng = random.Random(seed)
+    for sequences, spec, layout, _ in product:
+        dtype = rng.choice((torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64))
+        sequences = rounded(sequences, dtype)
+        with shaped(rng.choice((WIDE, MIDDLE, REAL))):
+            check(sequences, fitted(spec, sequences), layout, device, dtype=dtype)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from batches import (
     WEIGHTS_WITHIN,
     check,
     compare,
-    cut,
     lay_out,
     one_thread,
     random_sequences,
@@ -30,7 +28,8 @@ from batches import (
     spoil,
     wild,
 )
-from rollout_corr.spec import DROP, LEVELS, NONFINITE, OUTSIDE, REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
+from products import criteria_product, fit, weights_product
+from rollout_corr.spec import LEVELS, REDUCTIONS, STATS
 
 INF = math.inf
 
@@ -41,77 +40,19 @@ def quick():
         yield
 
 
-BATCHES = [
-    random_sequences(0),
-    wild(random_sequences(1)),
-    random_sequences(2, (6, 3, 2, 8), invalid=0.4),
-    wild(random_sequences(3, (1, 9, 4, 3, 5), invalid=0.1)),
-    random_sequences(4, advantages="sequence"),
-    random_sequences(5, (2, 2, 2, 2, 2, 2, 2), scale=1.5, invalid=0.1),
-]
-BROKEN = [spoil(random_sequences(seed, scale=0.6), seed, share=0.5) for seed in (6, 7, 8)]
-
-
-def fit(sequences, spec, arguments, pattern):
-    """The criterion with bounds that cut this batch."""
-    open_ended = rc.Criterion(**arguments, upper=INF, label="fit")
-    answer = oracle.correct(sequences, rc.Spec(**{**spec, "criteria": (*spec.get("criteria", ()), open_ended)}))
-    values = answer.verdicts[-1].values
-    flat = [v for row in values for v in row] if open_ended.over == "token" else values
-    in_logs = arguments["stat"] == "ratio"
-    lower, upper = cut(flat, pattern, signed=in_logs or arguments["stat"] in ("k1", "prob_diff", "external"))
-    if in_logs:
-        lower, upper = (None if b is None else math.exp(b) for b in (lower, upper))
-    return rc.Criterion(**arguments, lower=lower, upper=upper)
-
-
-TRANSFORMS = [(None, None), (None, 1.2), (0.8, None), (0.8, 1.2)]
-
-
 @pytest.mark.parametrize("level", LEVELS)
 def test_weights_and_their_transforms(level):
-    rng = random.Random(level)
-    veto = rc.Criterion("abs", over="sequence", reduce="max", upper=1.1)
-    drops = rc.Criterion("abs", upper=0.45)
-    for (lower, upper), outside, normalize, nonfinite, rejected, sums_over, criteria in itertools.product(
-        TRANSFORMS, OUTSIDE, (None, "batch"), NONFINITE, REJECTED, SUMS_OVER, ((), (veto, drops))
-    ):
-        weight = rc.Weight(level, lower, upper, outside, normalize, token_clamp=rng.choice((None, None, 0.3)))
-        detail = rng.choice(("basic", "full"))
-        spec = rc.Spec(weight, criteria, rejected, rng.choice((20.0, 20.0, 0.25)), nonfinite, sums_over, detail)
-        check(rng.choice(BATCHES + BROKEN), spec, rng.choice(LAYOUTS), whole=rng.random() < 0.3)
+    for sequences, spec, layout, whole in weights_product(level):
+        check(sequences, spec, layout, whole=whole)
 
 
 @pytest.mark.parametrize("stat", STATS)
 def test_criteria_cross_product(stat):
-    """over x reduce x when x drop x non-finite policy x sums_over; layout, rejection and sides are drawn."""
-    rng = random.Random(stat)
-    settings = list(
-        itertools.product(REJECTED, (None, 0.3), (rc.Weight("geometric"), None), (True, False), (1e-8, 0.2))
-    )
-    first = rc.Criterion("external", name="entropy", upper=0.6, label="first")
     failed = set()
-    for over, when, drop in itertools.product((None, *REDUCTIONS), WHEN, DROP):
-        for nonfinite, sums_over in itertools.product(NONFINITE, SUMS_OVER):
-            rejected, token_clamp, weight, apply, eps = rng.choice(settings)
-            spec = {
-                "nonfinite": nonfinite,
-                "sums_over": sums_over,
-                "rejected": rejected,
-                "weight": weight,
-                "apply": apply,
-            }
-            if sums_over == "kept":
-                spec["criteria"] = (first,)
-            arguments = {"stat": stat, "when": when, "drop": drop, "token_clamp": token_clamp, "eps": eps}
-            arguments.update({} if over is None else {"over": "sequence", "reduce": over})
-            arguments.update({"name": "entropy"} if stat == "external" else {})
-            sequences = rng.choice(BATCHES + BROKEN if nonfinite == "reject" else BROKEN)
-            tested = fit(sequences, spec, arguments, rng.choice(("upper", "lower", "both")))
-            spec = rc.Spec(**{**spec, "criteria": (tested, *spec.get("criteria", ()))})
-            _, answer = check(sequences, spec, rng.choice(LAYOUTS), whole=rng.random() < 0.3)
-            rows = answer.verdicts[0].failed
-            failed.update(x for row in rows for x in (row if isinstance(row, list) else [row]))
+    for sequences, spec, layout, whole in criteria_product(stat):
+        _, answer = check(sequences, spec, layout, whole=whole)
+        rows = answer.verdicts[0].failed
+        failed.update(x for row in rows for x in (row if isinstance(row, list) else [row]))
     assert failed == {True, False}, "every unit passed, or every unit failed: the bounds cut nothing"
 
 
