@@ -151,6 +151,11 @@ def _clamped(*criteria: Criterion) -> tuple[Criterion, ...]:
     return tuple(replace(criterion, token_clamp=0.6, label=f"clamped_{criterion.label}") for criterion in criteria)
 
 
+def _bands(*criteria: Criterion) -> tuple[Criterion, ...]:
+    """The same with a lower bound, which makes a hole in what |D| may be."""
+    return tuple(replace(criterion, lower=0.005, label=f"band_{criterion.label}") for criterion in criteria)
+
+
 _OF_D = ("ratio", "k1", "k2", "abs", "ratio_error", "ratio_deviation")
 _OF_EXP = ("k3", "k3_reverse", "prob_diff", "tv")
 _OF_PROBABILITIES = ("binary_kl", "binary_kl_reverse", "binary_kl_symmetric")
@@ -257,8 +262,13 @@ _DECLARED = (
         advantages="token",
     ),
     # Every statistic over tokens and over sequences.
-    Variant("tokens_of_d", Spec(criteria=(*_tokens(*_OF_D), *_clamped(*_tokens("abs"))))),
-    Variant("tokens_of_exp", Spec(criteria=_tokens(*_OF_EXP), rejected="zero"), packed=False),
+    Variant(
+        "tokens_of_d",
+        Spec(criteria=(*_tokens(*_OF_D), *_clamped(*_tokens("abs")), *_bands(*_tokens("ratio_deviation")))),
+    ),
+    Variant(
+        "tokens_of_exp", Spec(criteria=(*_tokens(*_OF_EXP), *_bands(*_tokens("k3"))), rejected="zero"), packed=False
+    ),
     Variant(
         "tokens_of_probabilities",
         Spec(

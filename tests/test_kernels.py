@@ -18,6 +18,7 @@ import oracle
 import rollout_corr as rc
 from batches import LAYOUTS, MASK_DTYPES, Laid, lay_out, moved, one_thread, random_sequences, rounded, spoil, wild
 from kernel_cases import (
+    BOTH,
     MIDDLE,
     NARROW,
     REAL,
@@ -40,9 +41,12 @@ from kernel_cases import (
 )
 from products import criteria_product, weights_product
 from rollout_corr.kernels.variants import LONG, MEDIUM, SHORT, VARIANTS
-from rollout_corr.spec import LEVELS, NONFINITE, REDUCTIONS, STATS
+from rollout_corr.spec import LEVELS, NONFINITE, REDUCTIONS, STATS, WHEN
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+# What NumPy says of NaN, in whose name the interpreter computes.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::RuntimeWarning:triton.runtime.interpreter", "ignore:invalid value encountered:RuntimeWarning"
+)
 
 W = rc.Weight
 
@@ -224,7 +228,8 @@ def test_mask_of_none(layout, device):
         return x if x.is_nested else x.nan_to_num(0.5, 0.5, 0.5)
 
     laid.train, laid.rollout, laid.mask = finite(laid.train), finite(laid.rollout), None
-    for spec in (rc.Spec(), rc.Spec(W("geometric"), (tokens("abs", upper=0.3),), "both")):
+    late = rc.Spec(W("token"), (over("abs", "mean", upper=0.3, drop="token"),), "both")
+    for spec in (rc.Spec(), rc.Spec(W("geometric"), (tokens("abs", upper=0.3),), "both"), late):
         reference = laid.correct(spec)
         with shaped(WIDE), watched():
             out = between_fences(laid, device).correct(spec, backend="triton")
@@ -403,29 +408,47 @@ def test_broken_log_probs(nonfinite, spec, device):
     """In front of the mask: NaN, infinities, inf - inf, a sentinel. Behind it they stand in every batch."""
     sequences = batch(8, invalid=0.2)
     broken = [(math.nan, -1.0), (-math.inf, -1.0), (-math.inf, -math.inf), (-1.0, math.nan), (-9999.0, -1.0)]
-    for s, t, (train, rollout) in zip((1, 7, 6, 6, 9), (0, 0, 15, 16, 20), broken, strict=True):
-        q = sequences[s]
-        q.train[t], q.rollout[t], q.mask[t], q.advantages[t], q.external["entropy"][t] = train, rollout, 1, 1.0, 0.25
+    broken += [(-math.inf, -1.0), (-1.0, -math.inf)]
+    places = ((1, 0), (7, 0), (6, 15), (6, 16), (9, 20), (9, 21), (9, 22))
+    for (s, t), (train, rollout) in zip(places, broken, strict=True):
+        q, sign = sequences[s], -1.0 if train < rollout else 1.0
+        q.train[t], q.rollout[t], q.mask[t], q.advantages[t], q.external["entropy"][t] = train, rollout, 1, sign, 0.25
     spec = replace(spec, nonfinite=nonfinite, sums_over="kept" if spec is TOKENS else "valid")
     fit_and_check(sequences, spec, ("packed_gaps", "padded_left")[spec.rejected == "both"], device)
 
 
 def test_odd_advantages(device):
-    """One that is NaN selects nothing, nor does a 0 of either sign; infinities have a sign but no mean."""
+    """One that is NaN selects nothing, nor does a 0 of either sign; in a mean only those that are finite count."""
     sequences = batch(4)
     late = [over("abs", "mean", when=when, drop="token", label=when) for when in ("negative_advantage", "outward")]
     mean = over("k2", "sum", when="positive_advantage")
     spec = fitted(rc.Spec(W("token"), (tokens("abs", when="outward"), *late, mean), "both"), sequences)
-    odd = itertools.cycle((math.nan, -0.0, 0.0, math.inf, -math.inf, 0.25, -0.25))
-    for q in sequences:
-        q.advantages = [next(odd) for _ in q.advantages]
+    odd = itertools.cycle((math.nan, -0.0, -math.inf, 0.0, math.inf))
+    for s, q in enumerate(sequences):
+        q.advantages = [next(odd) if t % 3 == 0 else (0.25, -0.25)[s % 2] for t in range(len(q))]
     laid = lay_out(sequences, "packed_gaps", torch.float32)
     reference = laid.correct(spec)
     with shaped(WIDE):
         assert_like_reference(laid.to(device).correct(spec, backend="triton"), reference)
 
 
-@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_whom_a_criterion_of_sequences_tests(device):
+    """Every pair of signs of D and of advantages; all of them fail, if they are tested."""
+    each = list(itertools.product((0.5, -0.5), (0.25, -0.25, 0.0)))
+    made = [[one] for one in each] + [list(pair) for pair in itertools.product(each, repeat=2)]
+    sequences = [
+        oracle.Sequence([d - 1.0 for d, _ in q], [-1.0] * len(q), [1] * len(q), [a for _, a in q]) for q in made
+    ]
+    criteria = tuple(
+        over("abs", "mean", upper=0.25, when=when, drop=drop, label=f"{when} {drop}")
+        for when, drop in itertools.product(WHEN, ("unit", "token"))
+    )
+    for tested in (criteria, *((one,) for one in criteria[2:])):
+        with shaped(WIDE):
+            check(sequences, rc.Spec(criteria=tested), "packed_gaps", device)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.copysign(math.nan, -1.0), math.inf, -math.inf])
 def test_odd_external_values(odd, device):
     """A NaN of the caller's own statistic passes no bound, an infinity only an open one."""
     sequences = batch(5, (3, 9, 17, 8), invalid=0.0)
@@ -445,10 +468,21 @@ def test_odd_external_values(odd, device):
         assert [laid.read(out.mask), out.keep.tolist()] == [expected.mask, expected.keep]
 
 
+def test_log_probs_above_0(device):
+    """They are none: their probability is read as 1."""
+    sequences = batch(6, invalid=0.1)
+    for q in sequences:
+        q.train[::3] = [3.0 if m else x for x, m in zip(q.train[::3], q.mask[::3], strict=True)]
+        q.rollout[::4] = [0.5 if m else x for x, m in zip(q.rollout[::4], q.mask[::4], strict=True)]
+    spec = rc.Spec(None, (tokens("tv"), over("prob_diff", "mean", **BOTH), tokens("binary_kl", eps=0.1)), detail="full")
+    fit_and_check(sequences, spec, "packed_gaps", device)
+
+
 def test_ranges_of_what_is_summed(device):
     """D enters sums within +-1024, other statistics within +-2^37; extrema and tokens are compared as they are."""
-    sequences = random_sequences(0, (3, 17), invalid=0.0)
+    sequences = random_sequences(0, (3, 17, 0, 1), invalid=0.0)
     sequences[0].train[:], sequences[0].rollout[:] = [3000.0, -500.0, 2.0**40], [0.0] * 3
+    sequences[3].train[:], sequences[3].rollout[:] = [0.0], [-20.0]  # on the clamp, not beyond it
     sequences[0].external["entropy"] = [2.0**39, -(2.0**38), 2.0**36]
     open_ended = {"lower": -1e99, "upper": None}
     sums = [over("k1", reduce, **open_ended, label=reduce) for reduce in REDUCTIONS]

@@ -31,7 +31,10 @@ from oracle import Sequence
 from rollout_corr.kernels.variants import VARIANTS
 from strategies import specs
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+# What NumPy says of NaN, in whose name the interpreter computes.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::RuntimeWarning:triton.runtime.interpreter", "ignore:invalid value encountered:RuntimeWarning"
+)
 
 EXAMPLES = pytest.mark.parametrize("examples", [5, pytest.param(100, marks=pytest.mark.slow)])
 DTYPES = st.sampled_from((torch.float32, torch.bfloat16, torch.float16))
