@@ -41,14 +41,14 @@ def owners_of(offsets, slot, sequences, tokens, steps, ROWS: tl.constexpr, TILE:
         step = span // WAYS + 1
         way = 1 + tl.arange(0, WAYS)
         hits = (way * step <= span) & reached(offsets, low + way * step, first, sequences, tokens, TILE)
-        forward = tl.sum(hits.to(tl.int32), 0) * step
+        forward = tl.max(tl.where(hits, way, 0), 0) * step
         low += forward
         span = tl.minimum(step - 1, span - forward)
     # From one slot to the next, either the tile or the sequence is the next one.
     later = low + 1 + tl.arange(0, ROWS)[None, :]
     known = later <= sequences + 1
     more = known & reached(offsets, later, slot[:, None], sequences, tokens, TILE)
-    return low + tl.sum(more.to(tl.int32), 1)
+    return tl.maximum(low, tl.max(tl.where(more, later, 0), 1))
 
 
 @triton.jit
