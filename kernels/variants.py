@@ -229,7 +229,7 @@ _DECLARED = (
     Variant(
         "product_propagate",
         Spec(
-            Weight("product", upper=2.0, token_clamp=0.3),
+            PRODUCT,
             (*_sequences("sum", "ratio", "k3"), *_sequences("max", "k1"), *_LATE[:1]),
             nonfinite="propagate",
         ),
@@ -352,7 +352,7 @@ _DECLARED = (
     Variant("late", Spec(TOKEN, _LATE), advantages="token"),
     Variant(
         "late_zeroed",
-        Spec(Weight("product", 0.5, 2.0), _LATE, rejected="zero", nonfinite="neutral"),
+        Spec(Weight("product", 0.5, 2.0, token_clamp=0.3), _LATE, rejected="zero", nonfinite="neutral"),
         packed=False,
         advantages="sequence",
     ),
