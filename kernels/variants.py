@@ -228,13 +228,8 @@ _DECLARED = (
     ),
     Variant(
         "product_propagate",
-        Spec(
-            PRODUCT,
-            (*_sequences("sum", "ratio", "k3"), *_sequences("max", "k1"), *_LATE[:1]),
-            nonfinite="propagate",
-        ),
+        Spec(PRODUCT, (*_sequences("sum", "ratio", "k3"), *_sequences("max", "k1")), nonfinite="propagate"),
         packed=False,
-        advantages="token",
         aligned=False,
     ),
     Variant(
