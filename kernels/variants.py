@@ -352,7 +352,7 @@ _DECLARED = (
     Variant("late", Spec(TOKEN, _LATE), advantages="token"),
     Variant(
         "late_zeroed",
-        Spec(Weight("product", 0.5, 2.0), _LATE, rejected="zero", nonfinite="neutral"),
+        Spec(Weight("product", 0.5, 2.0, token_clamp=0.3), _LATE, rejected="zero", nonfinite="neutral"),
         packed=False,
         advantages="sequence",
     ),

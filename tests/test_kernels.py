@@ -137,6 +137,13 @@ def test_starts(lengths, device):
         fit_and_check(sequences, SEQUENCES, layout, device)
 
 
+def test_many_sequences(device):
+    """More than one step of the search for a slot's owner looks at; most of them empty, in one tile or in many."""
+    for lengths in (tuple(i % 3 for i in range(150)), (1,) * 20 + (0,) * 120 + (9,) + (0,) * 20):
+        spec = rc.Spec(W("token", upper=1.2), (over("abs", "mean"),))
+        fit_and_check(random_sequences(0, lengths, advantages=None, external=False), spec, "packed_gaps", device)
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_dtypes_of_offsets(dtype, device):
     """From the CPU, and as the kernels get them on a device. What lies before and behind them counts as outside."""
