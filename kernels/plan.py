@@ -104,7 +104,8 @@ class Plan:
         """How often a tile is halved, because a token takes so many registers that a thread should have fewer."""
         if self.double or (self.full and self.schemes):
             return 2
-        return 1 if self.full or self.schemes or len(self.tests) > 2 else 0
+        divergence = any(test.stat.startswith("binary_kl") for test in self.tests)
+        return 1 if self.full or self.schemes or divergence or len(self.tests) > 2 else 0
 
     @property
     def derived(self) -> int:
