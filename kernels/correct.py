@@ -40,9 +40,10 @@ class Shape:
 # fills in part the rest is idle, and of a small one the sums of its slot cost more: counted in instructions a token of
 # a sequence, 512 is best from 1,000 tokens on and 64 below 200.
 SHAPES = (
-    (1024, Shape(rows=4, tile=512, lanes=32, sequences=8, chunk=32, warps=4)),
-    (192, Shape(rows=8, tile=256, lanes=32, sequences=32, chunk=8, warps=4)),
-    (0, Shape(rows=32, tile=64, lanes=32, sequences=64, chunk=4, warps=4)),
+    (16384, Shape(rows=4, tile=512, lanes=32, sequences=4, chunk=64, warps=4)),
+    (1024, Shape(rows=4, tile=512, lanes=32, sequences=32, chunk=8, warps=4)),
+    (192, Shape(rows=8, tile=256, lanes=32, sequences=64, chunk=4, warps=4)),
+    (0, Shape(rows=32, tile=64, lanes=32, sequences=128, chunk=2, warps=4)),
 )
 
 

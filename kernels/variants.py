@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rollout_corr.kernels.correct import Given, Launch
 
 # Mean lengths, one for each of `correct.SHAPES`.
-LONG, MEDIUM, SHORT = 4096, 512, 64
+LONGEST, LONG, MEDIUM, SHORT = 1 << 20, 4096, 512, 64
 
 # On AMD it is part of a key whether a tensor is below 2 GiB. These make no difference elsewhere.
 TOKENS, HUGE = 1 << 20, 1 << 31
@@ -179,7 +179,7 @@ _DECLARED = (
     Variant("metrics_packed", mask=None),
     Variant("metrics_short", mask=torch.uint8, length=SHORT, offsets=torch.int64),
     Variant("metrics_padded", Spec(clamp=0.25), packed=False, mask=torch.int64, length=MEDIUM),
-    Variant("metrics_huge", tokens=HUGE),
+    Variant("metrics_huge", tokens=HUGE, length=LONGEST),
     Variant("full_packed", Spec(detail="full"), train=torch.bfloat16, rollout=torch.bfloat16),
     Variant("full_padded", Spec(TOKEN, (GEOMETRIC,), detail="full", report=_REPORTS), packed=False, mask=torch.int64),
     # Weights by level.

@@ -18,7 +18,8 @@ import torch
 
 from rollout_corr import kernel_report, layout, spec
 from rollout_corr.kernel_report import Failure, Row
-from rollout_corr.kernels.variants import FEW, LONG, MEDIUM, SHORT, VARIANTS, Variant
+from rollout_corr.kernels.correct import SHAPES, shape_for
+from rollout_corr.kernels.variants import FEW, LONG, LONGEST, MEDIUM, SHORT, VARIANTS, Variant
 from rollout_corr.machine_code import MachineCode, read_machine_code
 
 # --- the variants ---
@@ -87,7 +88,14 @@ def test_every_kind_of_tensor_is_in_a_variant():
     assert {x.advantages for x in variants} == {None, "token", "sequence"}
     lie = {(x.packed, x.aligned, x.unit) for x in variants}
     assert lie >= {(packed, *how) for packed in (True, False) for how in ((True, True), (False, True), (True, False))}
-    assert {(x.packed, x.length) for x in variants} >= {(True, LONG), (True, MEDIUM), (True, SHORT), (False, LONG)}
+    assert {(x.packed, x.length) for x in variants} >= {
+        (True, LONGEST),
+        (True, LONG),
+        (True, MEDIUM),
+        (True, SHORT),
+        (False, LONG),
+    }
+    assert [shape_for(length, 1, 0) for length in (LONGEST, LONG, MEDIUM, SHORT)] == [shape for _, shape in SHAPES]
     # Every one costs seconds for each target.
     assert len(VARIANTS) <= 40
     assert set(FEW) <= set(VARIANTS)

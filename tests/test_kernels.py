@@ -46,7 +46,7 @@ from kernel_cases import (
 from products import criteria_product, weights_product
 from rollout_corr.kernels.correct import search_steps
 from rollout_corr.kernels.slots import owners_of
-from rollout_corr.kernels.variants import LONG, MEDIUM, SHORT, VARIANTS
+from rollout_corr.kernels.variants import LONG, LONGEST, MEDIUM, SHORT, VARIANTS
 from rollout_corr.spec import LEVELS, NONFINITE, REDUCTIONS, STATS, WHEN
 
 # What NumPy says of NaN, in whose name the interpreter computes.
@@ -63,7 +63,7 @@ def quick():
         yield
 
 
-SHAPES = {LONG: NARROW, MEDIUM: MIDDLE, SHORT: WIDE}
+SHAPES = {LONGEST: NARROW, LONG: NARROW, MEDIUM: MIDDLE, SHORT: WIDE}
 
 
 def as_declared(name, **others):
