@@ -541,6 +541,15 @@ def test_ranges_of_what_is_summed(device):
             check(sequences, spec, "packed_gaps", device)
 
 
+@pytest.mark.parametrize("d", [0.3, -1e-2, 1e-4, -1e-5, 1e-6])
+def test_k3_of_a_small_step_does_not_cancel(d, device):
+    train = torch.tensor([[d]], device=device)
+    stats = {"k3": oracle.k3(train.item()), "k3_reverse": oracle.k3(-train.item())}
+    spec = rc.Spec(criteria=tuple(tokens(stat, label=stat) for stat in stats))
+    metrics = rc.correct(train, torch.zeros_like(train), spec=spec, backend="triton").metrics()
+    assert [metrics[f"{stat}/max"] for stat in stats] == pytest.approx(list(stats.values()), rel=5e-7)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("reduce", [None, "sum", "max"])
 def test_bounds_are_inclusive_to_the_bit(dtype, reduce, device):
