@@ -115,31 +115,39 @@ def exponential(x, PLAN: tl.constexpr):
         k3 = k3_of(x, e)
         return e, x + k3, k3
     else:
-        # Adding 3 * 2^22 leaves a rounded integer in the last bits.
-        shifted = x * 1.4426950408889634 + 12582912.0
+        # Adding 3 * 2^22 leaves a rounded integer in the last bits. Each fma is written out: where the compiler may
+        # choose, a token could get other bits in a program that holds an outlier than in one that does not.
+        shifted = tl.fma(x, constant(x, 1.4426950408889634), constant(x, 12582912.0))
         twos = shifted - 12582912.0
-        rest = (x - twos * 0.693359375) + twos * 2.12194440e-4
+        rest = tl.fma(twos, constant(x, -0.693359375), x)
+        rest = tl.fma(twos, constant(x, 2.12194440e-4), rest)
         power = ((shifted.to(tl.int32, bitcast=True) << 23) + 0x3F800000).to(tl.float32, bitcast=True)
-        small = series(rest, 7)
-        grown = rest + small
-        minus_one = power * grown + (power - 1.0)
-        return power * grown + power, minus_one, tl.where(twos == 0.0, small, minus_one - x)
+        factor, square = series(rest, 7), rest * rest
+        grown = tl.fma(factor, square, rest)
+        minus_one = tl.fma(power, grown, power - 1.0)
+        return tl.fma(power, grown, power), minus_one, tl.where(twos == 0.0, factor * square, minus_one - x)
+
+
+@triton.jit
+def constant(x, value: tl.constexpr):
+    """A number in the shape and the dtype of x."""
+    return tl.full(x.shape, value, x.dtype)
 
 
 @triton.jit
 def series(d, TERMS: tl.constexpr):
-    """The first terms of D^2/2! + D^3/3! + ..."""
-    total = d * over_factorial(TERMS + 1) + over_factorial(TERMS)
+    """The first terms of 1/2! + D/3! + D^2/4! + ..."""
+    total = tl.fma(d, constant(d, over_factorial(TERMS + 1)), constant(d, over_factorial(TERMS)))
     for i in tl.static_range(TERMS - 2):
-        total = total * d + over_factorial(TERMS - 1 - i)
-    return total * (d * d)
+        total = tl.fma(total, d, constant(d, over_factorial(TERMS - 1 - i)))
+    return total
 
 
 @triton.jit
 def k3_of(d, e):
     """e^D - 1 - D in float64 without cancellation, where e is e^D."""
     near = tl.minimum(tl.maximum(d, -0.5), 0.5)
-    return tl.where(tl.abs(d) <= 0.5, series(near, 14), e - 1.0 - d)
+    return tl.where(tl.abs(d) <= 0.5, series(near, 14) * (near * near), e - 1.0 - d)
 
 
 @triton.jit
@@ -166,7 +174,7 @@ def binary_kl(p, q, d, eps):
     not_p, not_q = 1.0 - p, 1.0 - q
     not_p = tl.where(not_p < eps, eps, not_p)
     not_q = tl.where(not_q < eps, eps, not_q)
-    return not_p * (tl.log(not_p) - tl.log(not_q)) - p * d
+    return tl.fma(not_p, tl.log(not_p) - tl.log(not_q), -(p * d))
 
 
 @triton.jit
