@@ -77,14 +77,14 @@ def statistic(d, train, rollout, measured, external, numbers, TEST: tl.constexpr
         _, excess, k3 = exponential(x, PLAN)
         x = tl.abs(excess) if TEST.stat == "ratio_deviation" else k3
     elif TEST.stat != "ratio":
-        p, q = probability(rollout), probability(train)
         eps = number(numbers, PLAN, named(TEST.index, "eps")).to(d.dtype)
         if TEST.stat == "binary_kl":
-            x = binary_kl(p, q, d, eps)
+            x = binary_kl(rollout, train, d, eps, PLAN)
         elif TEST.stat == "binary_kl_reverse":
-            x = binary_kl(q, p, -d, eps)
+            x = binary_kl(train, rollout, -d, eps, PLAN)
         else:
-            one, other = binary_kl(p, q, d, eps), binary_kl(q, p, -d, eps)
+            one = binary_kl(rollout, train, d, eps, PLAN)
+            other = binary_kl(train, rollout, -d, eps, PLAN)
             x = tl.where((one > other) | (one != one), one, other)
         x = tl.where(measured, x, 0.0)
     return x

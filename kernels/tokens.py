@@ -169,12 +169,19 @@ def probability(logp):
 
 
 @triton.jit
-def binary_kl(p, q, d, eps):
+def complement(logp, PLAN: tl.constexpr):
+    """1 - exp of a log-prob, without cancellation."""
+    _, minus_one, _ = exponential(limited(logp, -60.0, 0.0, PLAN), PLAN)
+    return -minus_one
+
+
+@triton.jit
+def binary_kl(log_p, log_q, d, eps, PLAN: tl.constexpr):
     """KL(p || q) of the distributions {p, 1-p} and {q, 1-q}, where d = log q - log p."""
-    not_p, not_q = 1.0 - p, 1.0 - q
+    not_p, not_q = complement(log_p, PLAN), complement(log_q, PLAN)
     not_p = tl.where(not_p < eps, eps, not_p)
     not_q = tl.where(not_q < eps, eps, not_q)
-    return tl.fma(not_p, tl.log(not_p) - tl.log(not_q), -(p * d))
+    return tl.fma(not_p, tl.log(not_p) - tl.log(not_q), -(probability(log_p) * d))
 
 
 @triton.jit

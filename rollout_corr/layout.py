@@ -104,6 +104,7 @@ class Reader:
         count: S.
         flatten: Takes any argument of the layout to the shape of `first`.
         restore: Takes a result of that shape back to the layout.
+        plain: The layout is that of one plain tensor: neither jagged nor a list.
     """
 
     leader: str
@@ -113,6 +114,7 @@ class Reader:
     count: int
     flatten: Callable[[str, object], object]
     restore: Callable[[Tensor], LogProbs]
+    plain: bool
 
     def tensor(self, name: str, x: object, dtypes: tuple[torch.dtype, ...] = LOGP_DTYPES) -> Tensor:
         """Another argument in the shape of the first, checked and detached."""
@@ -159,9 +161,8 @@ class Reader:
         return found
 
     def _is_per_sequence(self, x: Tensor) -> bool:
-        if x.shape == self.first.shape and self.first.dim() == 2:
-            return False
-        if x.dim() == 1 and x.shape == self.first.shape:
+        # As many tokens as sequences: a plain tensor beside plain ones is per token.
+        if self.plain and x.shape == self.first.shape:
             return False
         return tuple(x.shape) in ((self.count,), (self.count, 1))
 
@@ -184,7 +185,8 @@ def reader(leader: str, logp: LogProbs, cu_seqlens: Tensor | None, validate: boo
             restore = _reshaped(restore, shape)
             first = first.reshape(-1)
     count = first.shape[0] if offsets is None else offsets.shape[0] - 1
-    return Reader(leader, first, shape, offsets, count, flatten, restore)
+    plain = isinstance(logp, Tensor) and not logp.is_nested
+    return Reader(leader, first, shape, offsets, count, flatten, restore, plain)
 
 
 def read_batch(

@@ -71,7 +71,7 @@ def dppo(surrogate: DPPO, new: Tensor, x: Tensor, advantages: Tensor, own_ratio:
     if surrogate.divergence == "tv":
         moved = (q - p).abs()
     else:
-        moved = reference.binary_kl(p, q, d, surrogate.eps)
+        moved = reference.binary_kl(stopped - d, stopped, d, surrogate.eps)
     high = (advantages > 0) & (q > p) & (moved > surrogate.high)
     low = (advantages < 0) & (q < p) & (moved > surrogate.low)
     ratio = d.clamp(-surrogate.clamp, surrogate.clamp).exp() if own_ratio else torch.ones_like(d)

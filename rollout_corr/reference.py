@@ -78,10 +78,15 @@ def probability(logp: Tensor) -> Tensor:
     return logp.clamp(max=0.0).exp()
 
 
-def binary_kl(p: Tensor, q: Tensor, d: Tensor, eps: float) -> Tensor:
+def complement(logp: Tensor) -> Tensor:
+    """1 - exp of a log-prob, without cancellation: most tokens are nearly certain."""
+    return -logp.clamp(max=0.0).expm1()
+
+
+def binary_kl(log_p: Tensor, log_q: Tensor, d: Tensor, eps: float) -> Tensor:
     """KL(p || q) of the distributions {p, 1-p} and {q, 1-q}, where d = log q - log p."""
-    not_p, not_q = (1.0 - p).clamp(min=eps), (1.0 - q).clamp(min=eps)
-    return not_p * (not_p.log() - not_q.log()) - p * d
+    not_p, not_q = complement(log_p).clamp(min=eps), complement(log_q).clamp(min=eps)
+    return not_p * (not_p.log() - not_q.log()) - probability(log_p) * d
 
 
 @dataclass
@@ -213,17 +218,16 @@ def statistic(criterion: Criterion, tokens: Tokens, external: Mapping[str, Tenso
         if stat == "ratio_error":
             return d.abs().exp()
         return (d + k3(d)).abs()
-    p, q = probability(tokens.rollout), probability(tokens.train)
-    if stat == "prob_diff":
-        return q - p
-    if stat == "tv":
-        return (q - p).abs()
+    if stat in ("prob_diff", "tv"):
+        difference = probability(tokens.train) - probability(tokens.rollout)
+        return difference if stat == "prob_diff" else difference.abs()
+    forth = (tokens.rollout, tokens.train, tokens.d, criterion.eps)
+    back = (tokens.train, tokens.rollout, -tokens.d, criterion.eps)
     if stat == "binary_kl":
-        return select(tokens.measured, binary_kl(p, q, tokens.d, criterion.eps))
+        return select(tokens.measured, binary_kl(*forth))
     if stat == "binary_kl_reverse":
-        return select(tokens.measured, binary_kl(q, p, -tokens.d, criterion.eps))
-    both = torch.maximum(binary_kl(p, q, tokens.d, criterion.eps), binary_kl(q, p, -tokens.d, criterion.eps))
-    return select(tokens.measured, both)
+        return select(tokens.measured, binary_kl(*back))
+    return select(tokens.measured, torch.maximum(binary_kl(*forth), binary_kl(*back)))
 
 
 # --- one sequence ---

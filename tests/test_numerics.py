@@ -148,3 +148,16 @@ def test_bounds_are_inclusive_to_the_bit(dtype, over):
         assert rc.correct(torch.zeros(1, 1, dtype=dtype), torch.zeros(1, 1, dtype=dtype), spec=spec).mask.tolist() == [
             [True]
         ]
+
+
+@pytest.mark.parametrize("stat", ["binary_kl", "binary_kl_reverse", "binary_kl_symmetric"])
+def test_binary_kl_of_nearly_certain_tokens_does_not_cancel(stat):
+    """1 - p has no digits left in float32 where p is next to 1, as it is for most tokens."""
+    rollout = -torch.tensor([[1e-3, 1e-5, 3e-6, 2e-7]])
+    train = rollout * torch.tensor([[1.3, 0.6, 2.0, 1.5]])
+    spec = rc.Spec(criteria=(rc.Criterion(stat, upper=1.0, eps=1e-12, label="kl"),))
+    single, double = (
+        rc.correct(train.to(x), rollout.to(x), spec=spec).metrics() for x in (torch.float32, torch.float64)
+    )
+    for name in ("kl/mean", "kl/max", "kl/min"):
+        assert single[name] == pytest.approx(double[name], rel=1e-2), name

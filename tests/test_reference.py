@@ -205,3 +205,16 @@ def test_external_values_that_are_not_finite(layout, dtype):
         spec = rc.Spec(criteria=(criterion,), rejected="both")
         expected = oracle.correct(rounded(sequences, dtype), spec)
         compare(laid, laid.correct(spec), expected, torch.bool, 0.0, f"{odd} {layout} {spec.to_dict()}")
+
+
+@pytest.mark.parametrize("layout", ["list", "jagged"])
+def test_advantages_of_sequences_where_there_are_as_many_tokens(layout):
+    """A plain tensor beside samples or a jagged tensor is per sequence, also where it would fit the tokens."""
+    samples = [torch.tensor([-0.1, -0.9]), torch.tensor([]), torch.tensor([-0.3])]
+    others = [x - 0.5 for x in samples]
+    if layout == "jagged":
+        samples, others = (torch.nested.nested_tensor(x, layout=torch.jagged) for x in (samples, others))
+    spec = rc.Spec(criteria=(rc.Criterion("abs", upper=0.1, when="negative_advantage"),))
+    out = rc.correct(samples, others, spec=spec, advantages=torch.tensor([1.0, 1.0, -1.0]))
+    kept = out.mask if layout == "list" else out.mask.unbind()
+    assert [x.tolist() for x in kept] == [[True, True], [], [False]]
