@@ -1,4 +1,4 @@
-"""What the kernels compute of one token: the same formulas as in reference.py."""
+"""What the kernels compute of one token: the same formulas as in rollout_corr/tokens.py."""
 
 from __future__ import annotations
 

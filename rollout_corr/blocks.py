@@ -16,10 +16,11 @@ from rollout_corr import measures, reference, reports
 from rollout_corr.compaction import Compaction
 from rollout_corr.layout import Batch
 from rollout_corr.measures import SequenceFacts
-from rollout_corr.reference import Advantages, Decision, Tokens
+from rollout_corr.reference import Advantages, Decision
 from rollout_corr.sequences import Packed, Rows
 from rollout_corr.spec import Spec
 from rollout_corr.statistics import Statistics, assemble
+from rollout_corr.tokens import Tokens, read_tokens
 
 # Slots in a block. Chosen by measurement on one core with 1 MiB of second-level cache: `make bench ARGS=--blocks`.
 BLOCK = 262_144
@@ -50,13 +51,11 @@ def answer(
     pairs: Mapping[str, tuple[Tensor, Tensor]] | None = None,
 ) -> Answer:
     """The definition from end to end, for some whole sequences; `pairs` are further log-probs by `Criterion.of`."""
-    tokens = reference.read(train, rollout, valid, sequences, spec, look)
+    tokens = read_tokens(train, rollout, valid, sequences, spec, look)
     n_measured = n_valid
     if tokens.nonfinite is not None and spec.nonfinite == "reject":
         n_measured = n_valid - tokens.nonfinite
-    others = {
-        of: reference.read(one, other, valid, sequences, spec, look) for of, (one, other) in (pairs or {}).items()
-    }
+    others = {of: read_tokens(one, other, valid, sequences, spec, look) for of, (one, other) in (pairs or {}).items()}
     decision = reference.decide(tokens, n_measured, spec, advantages, external, others)
     weighing = reference.weigh(tokens, decision, spec)
     weights = reference.weights_of(tokens, decision, weighing, spec)

@@ -15,17 +15,18 @@ from torch import Tensor
 from rollout_corr import reference
 from rollout_corr.cuts import log_bound
 from rollout_corr.histogram import histogram
-from rollout_corr.reference import (
+from rollout_corr.reference import Decision, Weighing
+from rollout_corr.spec import Criterion, Spec
+from rollout_corr.tokens import (
     LARGEST_D,
     LARGEST_LOG_PERPLEXITY,
     LARGEST_STATISTIC,
-    Decision,
     Tokens,
-    Weighing,
     extrema,
+    k3,
+    probability,
     select,
 )
-from rollout_corr.spec import Criterion, Spec
 
 Named = dict[str, Tensor]
 
@@ -184,7 +185,7 @@ def token_statistics(
             moments(verdict.criterion, verdict.value, verdict.among, units, spec, sums, maxima)
     if spec.detail == "full":
         # Around 1, where most probabilities are, and in float64, so that the correlation does not cancel.
-        p, q = (select(measured, reference.probability(x) - 1.0) for x in (tokens.rollout, tokens.train))
+        p, q = (select(measured, probability(x) - 1.0) for x in (tokens.rollout, tokens.train))
         gap, p, q = (p - q).abs(), p.double(), q.double()
         sums |= {"p": p.sum(), "q": q.sum(), "p2": _squares(p), "q2": _squares(q), "pq": (p * q).sum()}
         sums |= {"abs_prob_diff": gap.sum(), "histogram": histogram(d, measured)}
@@ -267,7 +268,7 @@ def moments(
     """A criterion's own statistic over its units: a ratio around 1, everything else around 0."""
     if criterion.stat == "ratio":
         value = value.clamp(-spec.clamp, spec.clamp)
-        value = value.expm1() if criterion.over == "sequence" else value + reference.k3(value)
+        value = value.expm1() if criterion.over == "sequence" else value + k3(value)
     if criterion.stat == "external":
         finite = value.isfinite()
         among = finite if among is None else among & finite

@@ -1,7 +1,8 @@
 """The policy loss, in plain torch: values, and by autograd of them the gradient.
 
-Read reference.py first; the same habits hold. Every formula of a token is a small function of tensors. What does not
-count is selected away before anything is computed from it, so that no gradient reaches it, whatever stands there.
+Read reference.py and tokens.py first; the same habits hold. Every formula of a token is a small function of tensors.
+What does not count is selected away before anything is computed from it, so that no gradient reaches it, whatever
+stands there.
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_corr import reference
 from rollout_corr.cuts import log_bound
 from rollout_corr.measures import Named, outside
-from rollout_corr.reference import LARGEST_D, extrema, probability, select
 from rollout_corr.sequences import Packed, Rows
 from rollout_corr.surrogates import DPPO, DRO, GMPO, GPG, GSPO, KL, PPO, SAPO, Objective, Reinforce, Score, Surrogate
+from rollout_corr.tokens import LARGEST_D, binary_kl, extrema, k3, probability, select
 
 SMALLEST_WEIGHT = 1e-10
 
@@ -71,7 +71,7 @@ def dppo(surrogate: DPPO, new: Tensor, x: Tensor, advantages: Tensor, own_ratio:
     if surrogate.divergence == "tv":
         moved = (q - p).abs()
     else:
-        moved = reference.binary_kl(stopped - d, stopped, d, surrogate.eps)
+        moved = binary_kl(stopped - d, stopped, d, surrogate.eps)
     high = (advantages > 0) & (q > p) & (moved > surrogate.high)
     low = (advantages < 0) & (q < p) & (moved > surrogate.low)
     ratio = d.clamp(-surrogate.clamp, surrogate.clamp).exp() if own_ratio else torch.ones_like(d)
@@ -121,7 +121,7 @@ def kl_value(kind: str, term: KL, k: Tensor) -> Tensor:
     k = k.clamp(-term.log_clamp, term.log_clamp)
     # Both the value and its slope 1 - e^-k cancel where k is small, so each is given as it should come out.
     at = k.detach()
-    value = reference.k3(-at) - torch.expm1(-at) * (k - at)
+    value = k3(-at) - torch.expm1(-at) * (k - at)
     return value if term.value_clamp is None else value.clamp(max=term.value_clamp)
 
 
@@ -292,8 +292,8 @@ def statistics(
 ) -> tuple[Named, Named]:
     """Sums and maxima over the tokens that train; `used` is the log-ratio at the surrogate's own level."""
     x, used = select(counted, x.detach()), select(counted, used.detach())
-    k3 = reference.k3(used)
-    excess = k3 + used
+    beyond = k3(used)
+    excess = beyond + used
     valid, broken = given.n_valid.sum(), None if known is None else both(given.valid, ~known)
 
     def count(which: Tensor | None, among: Tensor | None = None) -> Tensor:
@@ -313,7 +313,7 @@ def statistics(
         "ppo_d": x.clamp(-LARGEST_D, LARGEST_D).sum(dtype=torch.float64),
         "ppo_ratio": excess.sum(dtype=torch.float64),
         "ppo_ratio2": excess.square().sum(dtype=torch.float64),
-        "ppo_k3": k3.sum(dtype=torch.float64),
+        "ppo_k3": beyond.sum(dtype=torch.float64),
     }
     low, high = extrema(used, counted)
     return sums, {"max_ppo_log_ratio": high, "-min_ppo_log_ratio": low}

@@ -12,9 +12,9 @@ import rollout_corr as rc
 from rollout_corr import blocks, compiled, fused
 from rollout_corr.compaction import Compaction
 from rollout_corr.layout import read_batch
-from rollout_corr.reference import k3
 from rollout_corr.sequences import Packed, Rows
 from rollout_corr.testing import example_batch, pad
+from rollout_corr.tokens import k3
 
 C = rc.Criterion
 GEOMETRIC = C("ratio", over="sequence", reduce="mean", lower=0.995, upper=1.005)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from rollout_corr.measures import Block, Named
-from rollout_corr.reference import LARGEST_D, LARGEST_LOG_PERPLEXITY, Tokens, k3, select
 from rollout_corr.spec import Spec
+from rollout_corr.tokens import LARGEST_D, LARGEST_LOG_PERPLEXITY, Tokens, k3, select
 
 
 def log_difference(block: Block) -> Tensor:

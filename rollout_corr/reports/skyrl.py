@@ -19,10 +19,11 @@ from torch import Tensor
 
 from rollout_corr.cuts import log_bound
 from rollout_corr.measures import Block, Named, outside, totals
-from rollout_corr.reference import Tokens, Verdict
+from rollout_corr.reference import Verdict
 from rollout_corr.reports import Columns, Interval
 from rollout_corr.reports.moments import count, mean, prefixed, unbiased_std
 from rollout_corr.spec import Criterion, Spec
+from rollout_corr.tokens import Tokens
 
 SEQUENCE_MASKS = ("geo_sequence_mask", "product_sequence_mask")
 MASKS = ("outlier", "token_mask", *SEQUENCE_MASKS)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rollout_corr.cuts import log_bound
 from rollout_corr.measures import Block, Named, outside, totals
-from rollout_corr.reference import LARGEST_STATISTIC, Verdict, extrema, select
+from rollout_corr.reference import Verdict
 from rollout_corr.reports import Columns, Interval
 from rollout_corr.reports.moments import (
     count,
@@ -37,6 +37,7 @@ from rollout_corr.reports.moments import (
     unbiased_std,
 )
 from rollout_corr.spec import Criterion, Spec, Weight
+from rollout_corr.tokens import LARGEST_STATISTIC, extrema, select
 
 PREFIX = "rollout_corr/"
 

@@ -23,7 +23,6 @@ import torch
 
 from rollout_corr.cuts import log_bound
 from rollout_corr.measures import Block, Named, outside, totals
-from rollout_corr.reference import extrema, select
 from rollout_corr.reports import Columns, Interval
 from rollout_corr.reports.moments import (
     count,
@@ -38,6 +37,7 @@ from rollout_corr.reports.moments import (
     unbiased_std,
 )
 from rollout_corr.spec import Criterion, Spec, Weight
+from rollout_corr.tokens import extrema, select
 
 PREFIX = "mismatch/"
 
