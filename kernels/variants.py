@@ -7,7 +7,7 @@ how long sequences are. Lengths and thresholds are in no key.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -133,16 +133,15 @@ UPPER = {
 }  # fmt: skip
 
 
-def _tokens(*stats: str, **fields: str) -> tuple[Criterion, ...]:
+def _tokens(*stats: str, **fields: Any) -> tuple[Criterion, ...]:
     """One criterion over tokens for each statistic."""
-    return tuple(Criterion(stat, upper=UPPER[stat], label=stat, **fields) for stat in stats)  # type: ignore[arg-type]  # all strings
+    return tuple(Criterion(stat, upper=UPPER[stat], label=stat, **fields) for stat in stats)
 
 
-def _sequences(reduce: str, *stats: str, **fields: str) -> tuple[Criterion, ...]:
+def _sequences(reduce: str, *stats: str, **fields: Any) -> tuple[Criterion, ...]:
     """One criterion over sequences for each statistic."""
     return tuple(
-        Criterion(stat, "sequence", reduce, upper=UPPER[stat], label=f"{reduce}_{stat}", **fields)  # type: ignore[arg-type]  # all strings
-        for stat in stats
+        Criterion(stat, "sequence", reduce, upper=UPPER[stat], label=f"{reduce}_{stat}", **fields) for stat in stats
     )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 
 def choice(name: str, value: object, options: tuple[str, ...]) -> None:
@@ -57,6 +57,9 @@ def bounds(owner: str, lower: object, upper: object, *, signed: bool) -> tuple[f
 class Checked:
     """Shared by the types: set a field of a frozen instance, and the plain-dict form."""
 
+    # Every subclass is a dataclass.
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
     def _set(self, **values: object) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -64,7 +67,7 @@ class Checked:
     def to_dict(self) -> dict[str, Any]:
         """The fields that differ from their defaults, as plain numbers, strings, lists and dicts (JSON, YAML)."""
         plain: dict[str, Any] = {}
-        for field in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+        for field in fields(self):
             value = getattr(self, field.name)
             if field.default is MISSING or value != field.default:
                 plain[field.name] = _plain(value)

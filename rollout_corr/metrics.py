@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from rollout_corr import loss_metrics, reports
 from rollout_corr.histogram import percentile
@@ -181,7 +182,6 @@ def _weights(spec: Spec) -> list[Metric]:
         for kind, name, words in (("weight", "weight", "after the bounds"), ("weight_raw", "raw", "before the bounds")):
             rows += _moments(f"{level}{kind}", f"{level}{name}", units, denominator, f"weight {words}")
         counted = "tokens" if not level else "sequences"
-        # A lambda in a loop has to bind its names by defaults, whose types mypy cannot infer (also for percentiles).
         for side in ("above", "below"):
             rows.append(
                 Metric(
@@ -190,7 +190,7 @@ def _weights(spec: Spec) -> list[Metric]:
                     "fraction",
                     denominator,
                     "< 0.1",
-                    lambda v, name=f"{counted}_{side}", units=units: ratio_of(v[name], v[units]),  # type: ignore[misc]
+                    _fraction(f"{counted}_{side}", units),
                 )
             )
     if spec.weight is not None and spec.weight.normalize == "batch":
@@ -207,6 +207,10 @@ def _weights(spec: Spec) -> list[Metric]:
             )
         )
     return rows
+
+
+def _fraction(name: str, units: str) -> Callable[[Values], float]:
+    return lambda v: ratio_of(v[name], v[units])
 
 
 def _moments(key: str, name: str, units: str, denominator: str, words: str) -> list[Metric]:
@@ -318,7 +322,7 @@ def _full() -> list[Metric]:
             "nats",
             TOKENS,
             "-",
-            lambda v, percent=percent: percentile(v, percent),  # type: ignore[misc]
+            partial(percentile, percent=percent),
         )
         for percent in PERCENTILES
     ]

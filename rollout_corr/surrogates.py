@@ -7,6 +7,7 @@ or new_logp itself, detached; r = e^x; A the advantage.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, field
 
 from rollout_corr.checked import Checked, bounds, choice, number, positive
@@ -59,9 +60,10 @@ class Surrogate(Checked):
             raise ValueError(f"{self._name}.{name}: expected a number {limit}, got {value!r}")
         self._set(**{name: value})
 
+    # Not an ABC: it would refuse Surrogate() before __post_init__ can say what to write instead.
+    @abstractmethod
     def explain(self) -> str:
         """The loss of a token, in one line."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ def expression(value: object) -> str:
     if not isinstance(value, Checked):
         return f'"{value}"' if isinstance(value, str) else repr(value)
     words = []
-    for position, field in enumerate(fields(value)):  # type: ignore[arg-type]  # every Checked is a dataclass
+    for position, field in enumerate(fields(value)):
         current, default = getattr(value, field.name), field.default
         if isinstance(value, Criterion) and field.name == "label":
             default = replace(value, label="").label
