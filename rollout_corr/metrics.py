@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
 from functools import partial
 
 from rollout_corr import loss_metrics, reports
 from rollout_corr.histogram import percentile
-from rollout_corr.metric import Metric, Values, ratio_of, std_of
+from rollout_corr.metric import Metric, Values, correlation_of, ess_of, extremum_of, ratio_of, std_of
 from rollout_corr.spec import Spec
 from rollout_corr.surrogates import KL, PPO, Objective, SquaredLogRatio
 
 PERCENTILES = (1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99)
-
-
-def _ess(v: Values, name: str, units: str) -> float:
-    """(sum w)^2 / (n sum w^2), from plain sums or, at token level, from sums of w - 1 and (w - 1)^2."""
-    n = v[units]
-    if f"{name}_plain" in v:
-        total, squares = v[f"{name}_plain"], v[f"{name}_plain2"]
-    else:
-        total, squares = n + v[name], n + 2.0 * v[name] + v[f"{name}2"]
-    return max(0.0, min(1.0, ratio_of(total * total, n * squares)))
-
-
-def _extremum(value: float, count: float, centre: float = 0.0) -> float:
-    return value + centre if count else 0.0
-
 
 TOKENS, SEQUENCES = "measured tokens", "measured sequences"
 
@@ -92,7 +76,7 @@ def _log_ratio() -> list[Metric]:
         return lambda v: ratio_of(v[name], v["sequences_measured"])
 
     def largest(v: Values) -> float:
-        return _extremum(max(v["max_d"], v["-min_d"]), v["tokens_measured"])
+        return extremum_of(max(v["max_d"], v["-min_d"]), v["tokens_measured"])
 
     return [
         mean("d_mean", "mean D, each saturated at +-1024", "nats", "near 0", lambda v: v["d"]),
@@ -106,8 +90,8 @@ def _log_ratio() -> list[Metric]:
             lambda v: std_of(v["d"], v["d2"], v["tokens_measured"]),
         ),
         Metric("d_abs_max", "max |D|", "nats", TOKENS, "< 5", largest),
-        Metric("d_min", "min D", "nats", TOKENS, "> -5", lambda v: _extremum(-v["-min_d"], v["tokens_measured"])),
-        Metric("d_max", "max D", "nats", TOKENS, "< 5", lambda v: _extremum(v["max_d"], v["tokens_measured"])),
+        Metric("d_min", "min D", "nats", TOKENS, "> -5", lambda v: extremum_of(-v["-min_d"], v["tokens_measured"])),
+        Metric("d_max", "max D", "nats", TOKENS, "< 5", lambda v: extremum_of(v["max_d"], v["tokens_measured"])),
         mean("kl_k1", "mean -D: estimates KL(rollout || train)", "nats", "near 0", lambda v: 0.0 - v["d"]),
         mean("kl_k2", "mean D^2 / 2", "nats", "< 0.01", lambda v: 0.5 * v["d2"]),
         mean("kl_k3", "mean e^D - 1 - D, D clamped", "nats", "< 0.01", lambda v: v["k3"]),
@@ -142,7 +126,7 @@ def _log_ratio() -> list[Metric]:
             "nats",
             SEQUENCES,
             "< clamp",
-            lambda v: _extremum(v["max_abs_sum_d"], v["sequences_measured"]),
+            lambda v: extremum_of(v["max_abs_sum_d"], v["sequences_measured"]),
         ),
     ]
 
@@ -153,7 +137,7 @@ def _perplexity() -> list[Metric]:
 
     def extremum(key: str, formula: str, sign: float, name: str) -> Metric:
         return Metric(
-            key, formula, "nats", SEQUENCES, "near 0", lambda v: _extremum(sign * v[name], v["sequences_measured"])
+            key, formula, "nats", SEQUENCES, "near 0", lambda v: extremum_of(sign * v[name], v["sequences_measured"])
         )
 
     return [
@@ -239,7 +223,7 @@ def _moments(key: str, name: str, units: str, denominator: str, words: str) -> l
             "ratio",
             denominator,
             "-",
-            lambda v: _extremum(-v[f"-min_{name}"], v[units], 1.0),
+            lambda v: extremum_of(-v[f"-min_{name}"], v[units], 1.0),
         ),
         Metric(
             f"{key}_max",
@@ -247,9 +231,9 @@ def _moments(key: str, name: str, units: str, denominator: str, words: str) -> l
             "ratio",
             denominator,
             "-",
-            lambda v: _extremum(v[f"max_{name}"], v[units], 1.0),
+            lambda v: extremum_of(v[f"max_{name}"], v[units], 1.0),
         ),
-        Metric(f"{key}_ess", ess, "fraction", denominator, "> 0.3", lambda v: _ess(v, name, units)),
+        Metric(f"{key}_ess", ess, "fraction", denominator, "> 0.3", lambda v: ess_of(v, name, units)),
     ]
 
 
@@ -291,7 +275,7 @@ def _criterion(label: str, centre: float, over: str) -> list[Metric]:
             "its own",
             denominator,
             "-",
-            lambda v: _extremum(-v[f"-min_{label}/value"], v[units], centre),
+            lambda v: extremum_of(-v[f"-min_{label}/value"], v[units], centre),
         ),
         Metric(
             f"{label}/max",
@@ -299,7 +283,7 @@ def _criterion(label: str, centre: float, over: str) -> list[Metric]:
             "its own",
             denominator,
             "-",
-            lambda v: _extremum(v[f"max_{label}/value"], v[units], centre),
+            lambda v: extremum_of(v[f"max_{label}/value"], v[units], centre),
         ),
     ]
 
@@ -337,7 +321,7 @@ def _full() -> list[Metric]:
             "probability",
             TOKENS,
             "< 0.5",
-            lambda v: _extremum(v["max_abs_prob_diff"], v["tokens_measured"]),
+            lambda v: extremum_of(v["max_abs_prob_diff"], v["tokens_measured"]),
         ),
         Metric(
             "prob_correlation",
@@ -345,21 +329,9 @@ def _full() -> list[Metric]:
             "-",
             TOKENS,
             "> 0.99",
-            _correlation,
+            correlation_of,
         ),
     ]
-
-
-def _correlation(v: Values) -> float:
-    n = v["tokens_measured"]
-    mean_p, mean_q = ratio_of(v["p"], n), ratio_of(v["q"], n)
-    square_p, square_q = ratio_of(v["p2"], n), ratio_of(v["q2"], n)
-    variance_p, variance_q = square_p - mean_p**2, square_q - mean_q**2
-    # The variance of a constant is rounding noise, and its correlation would say nothing.
-    if variance_p <= 1e-12 * square_p or variance_q <= 1e-12 * square_q:
-        return 0.0
-    covariance = ratio_of(v["pq"], n) - mean_p * mean_q
-    return max(-1.0, min(1.0, covariance / math.sqrt(variance_p * variance_q)))
 
 
 def native(values: Values, spec: Spec) -> dict[str, float]:
