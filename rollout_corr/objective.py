@@ -12,11 +12,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_corr.cuts import log_bound
+from rollout_corr.cuts import float32_at_least, float32_at_most, log_bound
 from rollout_corr.measures import Named, outside
 from rollout_corr.sequences import Packed, Rows
 from rollout_corr.surrogates import DPPO, DRO, GMPO, GPG, GSPO, KL, PPO, SAPO, Objective, Reinforce, Score, Surrogate
-from rollout_corr.tokens import LARGEST_D, binary_kl, extrema, k3, probability, select
+from rollout_corr.tokens import (
+    LARGEST_D,
+    binary_kl,
+    extrema,
+    k3,
+    probability,
+    select,
+    sum_of_d,
+    sum_of_statistic,
+)
 
 SMALLEST_WEIGHT = 1e-10
 
@@ -34,19 +43,33 @@ class Loss:
     dual: Tensor | None = None
 
 
-def ppo(surrogate: PPO, ratio: Tensor, advantages: Tensor) -> Loss:
+def ppo(surrogate: PPO, x: Tensor, advantages: Tensor) -> Loss:
     """-min(r A, clip(r) A) is -A times r, cut from above where A > 0 and from below where A < 0."""
+    least, most, most_negative = ppo_bounds(surrogate)
+    down = advantages < 0
+    above, far_above, below = over(x, most), over(x, most_negative), under(x, least)
+    ratio = torch.where(down & below, least, x.exp())
+    ratio = torch.where(down, torch.where(far_above, most_negative, ratio), torch.where(above, most, ratio))
+    return Loss(-advantages * ratio, low=down & below, high=(advantages > 0) & above, dual=down & far_above)
+
+
+def over(x: Tensor, bound: float) -> Tensor:
+    """Whether e^x is above a bound, decided in log space, where no exponential has a say. NaN is not."""
+    cut = log_bound(bound)
+    return x > (float32_at_most(cut) if x.dtype == torch.float32 else cut)
+
+
+def under(x: Tensor, bound: float) -> Tensor:
+    """Whether e^x is below a bound."""
+    cut = log_bound(bound)
+    return x < (float32_at_least(cut) if x.dtype == torch.float32 else cut)
+
+
+def ppo_bounds(surrogate: PPO) -> tuple[float, float, float]:
+    """Of the ratio: from below and from above where A < 0 (the outer two), and from above elsewhere."""
     delta = surrogate.delta if surrogate.delta is not None else float("inf")
     dual = surrogate.dual if surrogate.dual is not None else float("inf")
-    least, most, most_negative = 1.0 - surrogate.low, min(1.0 + surrogate.high, delta), min(dual, delta)
-    down = advantages < 0
-    clipped = torch.where(down, ratio.clamp(least, most_negative), ratio.clamp(max=most))
-    return Loss(
-        -advantages * clipped,
-        low=down & (ratio < least),
-        high=(advantages > 0) & (ratio > most),
-        dual=down & (ratio > most_negative),
-    )
+    return 1.0 - surrogate.low, min(1.0 + surrogate.high, delta), min(dual, delta)
 
 
 def score(surrogate: Score, new: Tensor, x: Tensor, advantages: Tensor, own_ratio: bool) -> Loss:
@@ -74,11 +97,12 @@ def dppo(surrogate: DPPO, new: Tensor, x: Tensor, advantages: Tensor, own_ratio:
         moved = binary_kl(stopped - d, stopped, d, surrogate.eps)
     high = (advantages > 0) & (q > p) & (moved > surrogate.high)
     low = (advantages < 0) & (q < p) & (moved > surrogate.low)
-    ratio = d.clamp(-surrogate.clamp, surrogate.clamp).exp() if own_ratio else torch.ones_like(d)
-    dual = None
-    if surrogate.upper is not None:
-        dual = ratio > surrogate.upper
-        ratio = ratio.clamp(max=surrogate.upper)
+    ratio, dual = torch.ones_like(d), None
+    if own_ratio:
+        ratio = d.clamp(-surrogate.clamp, surrogate.clamp).exp()
+        if surrogate.upper is not None:
+            dual = over(d, surrogate.upper)
+            ratio = torch.where(dual, surrogate.upper, ratio)
     return Loss(select(~(high | low), -ratio * advantages * new), low=low, high=high, dual=dual)
 
 
@@ -175,10 +199,19 @@ def log_ratio(given: Operands, new: Tensor, among: Tensor | None, objective: Obj
     return new - select(among, base)
 
 
-def mean_over(x: Tensor, sequences: Rows | Packed, n: Tensor) -> Tensor:
-    """The mean per sequence of what has been selected, at each token."""
-    mean = sequences.sum(x) / n.clamp(min=1)
-    return sequences.spread(mean.to(x.dtype)).expand(x.shape)
+def mean_of_d(x: Tensor, sequences: Rows | Packed, n: Tensor, propagate: bool) -> Tensor:
+    """The mean per sequence of selected log-ratios, at each token: exact sums, with the gradient of plain ones."""
+    saturated = x.clamp(-LARGEST_D, LARGEST_D)
+    total = sum_of_d(saturated.detach(), sequences, propagate, x.detach())
+    if x.requires_grad:
+        plain = sequences.sum(saturated)
+        total = total + (plain - plain.detach())
+    return at_each_token(total, x, sequences, n)
+
+
+def at_each_token(total: Tensor, like: Tensor, sequences: Rows | Packed, n: Tensor) -> Tensor:
+    """Sums per sequence as means at its tokens."""
+    return sequences.spread((total / n.clamp(min=1)).to(like.dtype)).expand(like.shape)
 
 
 def surrogate_loss(
@@ -186,12 +219,13 @@ def surrogate_loss(
 ) -> tuple[Loss, Tensor]:
     """The loss per token before weights, and the log-ratio that it used. All arguments are 0 where nothing counts."""
     surrogate, own_ratio = objective.surrogate, not objective.weights_are_the_ratio
+    propagate = objective.nonfinite == "propagate"
     if isinstance(surrogate, GSPO):
-        mean = mean_over(x, sequences, n)
+        mean = mean_of_d(x, sequences, n, propagate)
         x = mean if surrogate.through == "sequence" else mean.detach() + (x - x.detach())
     clamped = x.clamp(-surrogate.clamp, surrogate.clamp)
     if isinstance(surrogate, PPO):
-        return ppo(surrogate, clamped.exp(), advantages), clamped
+        return ppo(surrogate, clamped, advantages), clamped
     if isinstance(surrogate, Reinforce):
         return Loss(-clamped.exp() * advantages), clamped
     if isinstance(surrogate, Score):
@@ -202,7 +236,8 @@ def surrogate_loss(
         return sapo(surrogate, clamped.exp(), advantages), clamped
     if isinstance(surrogate, GMPO):
         loss = gmpo_log_ratio(surrogate, clamped, advantages)
-        loss.value = -mean_over(advantages, sequences, n) * mean_over(loss.value, sequences, n).exp()
+        advantage = at_each_token(sum_of_statistic(advantages, sequences, propagate), x, sequences, n)
+        loss.value = -advantage * mean_of_d(loss.value, sequences, n, propagate).exp()
         return loss, clamped
     if isinstance(surrogate, DRO):
         square = x.clamp(-LARGEST_D, LARGEST_D).square()
@@ -238,7 +273,7 @@ def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple
     loss, used = surrogate_loss(objective, select(counted, new), select(counted, x), advantages, sequences, n)
     policy = loss.value
     if weights is not None:
-        policy = policy * effective(weights, counted, objective.surrogate, sequences, n)
+        policy = policy * effective(weights, counted, objective, sequences, n)
     policy = total = select(counted, policy)
     more: Named = {}
     if objective.kl is not None and given.ref is not None:
@@ -260,12 +295,13 @@ def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple
 
 
 def effective(
-    weights: Tensor, counted: Tensor | None, surrogate: Surrogate, sequences: Rows | Packed, n: Tensor
+    weights: Tensor, counted: Tensor | None, objective: Objective, sequences: Rows | Packed, n: Tensor
 ) -> Tensor:
     """What multiplies a token's loss: its weight, or for GMPO the geometric mean of its sequence's."""
-    if not isinstance(surrogate, GMPO):
+    if not isinstance(objective.surrogate, GMPO):
         return weights
-    return mean_over(select(counted, weights.clamp(min=SMALLEST_WEIGHT).log()), sequences, n).exp()
+    log_weights = select(counted, weights.clamp(min=SMALLEST_WEIGHT).log())
+    return mean_of_d(log_weights, sequences, n, objective.nonfinite == "propagate").exp()
 
 
 def kl_factor(term: KL, x: Tensor, weights: Tensor | None, surrogate: Surrogate) -> Tensor | float:
@@ -274,9 +310,10 @@ def kl_factor(term: KL, x: Tensor, weights: Tensor | None, surrogate: Surrogate)
         return 1.0
     if term.weight == "weights":
         return 1.0 if weights is None else weights
-    ratio = x.clamp(-surrogate.clamp, surrogate.clamp).exp()
+    x = x.clamp(-surrogate.clamp, surrogate.clamp)
+    ratio = x.exp()
     if term.weight_upper is not None:
-        ratio = ratio.clamp(max=term.weight_upper)
+        ratio = torch.where(over(x, term.weight_upper), term.weight_upper, ratio)
     return ratio if term.weight == "ratio" else ratio.detach()
 
 
