@@ -24,9 +24,12 @@ class Cut(NamedTuple):
 
 
 def log_bound(bound: float | None) -> float | None:
-    """A bound of a ratio in log space; log 0 is -inf."""
-    if bound is None:
-        return None
+    """A bound of a ratio in log space, where there is one."""
+    return None if bound is None else log_of(bound)
+
+
+def log_of(bound: float) -> float:
+    """log 0 is -inf."""
     return math.log(bound) if bound > 0.0 else -math.inf
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_corr.cuts import float32_at_least, float32_at_most, log_bound
+from rollout_corr.cuts import float32_at_least, float32_at_most, log_bound, log_of
 from rollout_corr.measures import Named, outside
 from rollout_corr.sequences import Packed, Rows
 from rollout_corr.surrogates import DPPO, DRO, GMPO, GPG, GSPO, KL, PPO, SAPO, Objective, Reinforce, Score, Surrogate
@@ -55,13 +55,13 @@ def ppo(surrogate: PPO, x: Tensor, advantages: Tensor) -> Loss:
 
 def over(x: Tensor, bound: float) -> Tensor:
     """Whether e^x is above a bound, decided in log space, where no exponential has a say. NaN is not."""
-    cut = log_bound(bound)
+    cut = log_of(bound)
     return x > (float32_at_most(cut) if x.dtype == torch.float32 else cut)
 
 
 def under(x: Tensor, bound: float) -> Tensor:
     """Whether e^x is below a bound."""
-    cut = log_bound(bound)
+    cut = log_of(bound)
     return x < (float32_at_least(cut) if x.dtype == torch.float32 else cut)
 
 
