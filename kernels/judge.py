@@ -7,6 +7,7 @@ import triton.language as tl
 
 from rollout_corr.kernels.criteria import passes
 from rollout_corr.kernels.gather import column, columns_of, exact, integer, plain, power_of_two
+from rollout_corr.kernels.measures import bound
 from rollout_corr.kernels.plan import Plan, Test
 from rollout_corr.kernels.reports import report_criterion, report_sequences, report_weights
 from rollout_corr.kernels.slots import edge
@@ -27,7 +28,6 @@ from rollout_corr.kernels.tokens import (
     size,
     test,
     thresholds,
-    within,
 )
 
 LARGEST_STATISTIC = tl.constexpr(2.0**37)
@@ -199,15 +199,7 @@ def weigh_sequences(found, sum_d, n, n_among, some, sums, maxima, numbers, PLAN:
         clamp = number(numbers, PLAN, "clamp")
         log_ratio = limited(log_ratio, -clamp, clamp, PLAN)
         raw, ratio = expm1(log_ratio), tl.exp(log_ratio)
-        bounded, weight = raw, ratio
-        if PLAN.bounded:
-            if PLAN.outside == "zero":
-                inside = within(log_ratio, numbers, PLAN, "log")
-                bounded, weight = tl.where(inside, raw, -1.0), tl.where(inside, ratio, 0.0)
-            else:
-                lower, upper = number(numbers, PLAN, "lower"), number(numbers, PLAN, "upper")
-                bounded = limited(raw, lower - 1.0, upper - 1.0, PLAN)
-                weight = limited(ratio, lower, upper, PLAN)
+        bounded, weight = bound(log_ratio, raw, ratio, numbers, PLAN)
     above, below = tl.zeros_like(some), tl.zeros_like(some)
     if PLAN.has_upper:
         above = some & ((log_ratio <= number(numbers, PLAN, "log/upper")) == 0)

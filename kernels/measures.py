@@ -67,6 +67,20 @@ def between(x, lower, upper, PLAN: tl.constexpr):
 
 
 @triton.jit
+def bound(log_ratio, raw, ratio, numbers, PLAN: tl.constexpr):
+    """Ratio - 1 and the ratio itself, after the bounds that a weight has."""
+    if PLAN.bounded:
+        if PLAN.outside == "zero":
+            inside = within(log_ratio, numbers, PLAN, "log")
+            raw, ratio = tl.where(inside, raw, -1.0), tl.where(inside, ratio, 0.0)
+        else:
+            lower, upper = number(numbers, PLAN, "lower"), number(numbers, PLAN, "upper")
+            raw = between(raw, lower - 1.0, upper - 1.0, PLAN)
+            ratio = between(ratio, lower, upper, PLAN)
+    return raw, ratio
+
+
+@triton.jit
 def weight_of(d, log_ratio, e, excess, numbers, PLAN: tl.constexpr):
     """The log-ratio of a weight, ratio - 1 before and after the bounds, and the weight."""
     raw = excess
@@ -74,15 +88,7 @@ def weight_of(d, log_ratio, e, excess, numbers, PLAN: tl.constexpr):
         most = number(numbers, PLAN, "token_clamp").to(d.dtype)
         log_ratio = limited(log_ratio, -most, most, PLAN)
         e, raw, _ = exponential(log_ratio, PLAN)
-    bounded, weight = raw, e
-    if PLAN.bounded:
-        if PLAN.outside == "zero":
-            inside = within(log_ratio, numbers, PLAN, "log")
-            bounded, weight = tl.where(inside, raw, -1.0), tl.where(inside, e, 0.0)
-        else:
-            lower, upper = number(numbers, PLAN, "lower"), number(numbers, PLAN, "upper")
-            bounded = between(raw, lower - 1.0, upper - 1.0, PLAN)
-            weight = between(e, lower, upper, PLAN)
+    bounded, weight = bound(log_ratio, raw, e, numbers, PLAN)
     return log_ratio, raw, bounded, weight
 
 
