@@ -15,7 +15,7 @@ from rollout_corr.checked import number
 from rollout_corr.layout import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, LogProbs, Reader, external_names, reader
 from rollout_corr.ops import Correction, corrected, mask_back
 from rollout_corr.spec import Spec
-from rollout_corr.statistics import PendingMetrics, Statistics
+from rollout_corr.statistics import Measured, Statistics
 from rollout_corr.surrogates import (
     DENOMINATORS,
     DPPO,
@@ -33,7 +33,7 @@ BACKENDS = ("auto", "torch")
 
 
 @dataclass(frozen=True)
-class PolicyLoss:
+class PolicyLoss(Measured):
     """What `policy_loss` gives back.
 
     Attributes:
@@ -50,18 +50,6 @@ class PolicyLoss:
     weights: Any
     keep: Tensor | None
     statistics: Statistics
-
-    def metrics(self, names: str = "native") -> dict[str, float]:
-        """Named floats from one device-to-host copy; see docs/metrics.md."""
-        return self.statistics.metrics(names)
-
-    def metrics_async(self) -> PendingMetrics:
-        """Start the copy to pinned memory and return at once; `.result()` waits for it, `.done()` does not."""
-        return self.statistics.metrics_async()
-
-    def warnings(self) -> list[str]:
-        """What deserves a look, in plain words."""
-        return self.statistics.warnings()
 
 
 def policy_loss(

@@ -13,7 +13,7 @@ from torch import Tensor
 from rollout_corr import blocks, columns, fused, reports
 from rollout_corr.layout import Batch, LogProbs, read_batch
 from rollout_corr.spec import Spec
-from rollout_corr.statistics import PendingMetrics, Statistics
+from rollout_corr.statistics import Measured, Statistics
 
 BACKENDS = ("auto", "triton", "torch", "compiled")
 
@@ -29,7 +29,7 @@ class Backend(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Correction:
+class Correction(Measured):
     """What `correct` gives back; nothing in it requires grad, and reading the tensors waits for nothing.
 
     Attributes:
@@ -44,18 +44,6 @@ class Correction:
     mask: Any
     keep: Tensor
     statistics: Statistics
-
-    def metrics(self, names: str = "native") -> dict[str, float]:
-        """Named floats from one device-to-host copy; see docs/metrics.md."""
-        return self.statistics.metrics(names)
-
-    def metrics_async(self) -> PendingMetrics:
-        """Start the copy to pinned memory and return at once; `.result()` waits for it, `.done()` does not."""
-        return self.statistics.metrics_async()
-
-    def warnings(self) -> list[str]:
-        """What deserves a look, in plain words."""
-        return self.statistics.warnings()
 
 
 def backend_for(tensor: Tensor) -> Backend:

@@ -165,3 +165,21 @@ class PendingMetrics:
         from rollout_corr.advice import warnings_of
 
         return [] if self._spec is None else warnings_of(self.values(), self._spec)
+
+
+class Measured:
+    """What carries statistics, and what is read from them."""
+
+    statistics: Statistics
+
+    def metrics(self, names: str = "native") -> dict[str, float]:
+        """Named floats from one device-to-host copy; see docs/metrics.md."""
+        return self.statistics.metrics(names)
+
+    def metrics_async(self) -> PendingMetrics:
+        """Start the copy to pinned memory and return at once; `.result()` waits for it, `.done()` does not."""
+        return self.statistics.metrics_async()
+
+    def warnings(self) -> list[str]:
+        """What deserves a look, in plain words."""
+        return self.statistics.warnings()
