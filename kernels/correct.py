@@ -8,58 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rollout_corr.histogram import HISTOGRAM_BINS
 from rollout_corr.kernels.apply import apply_kernel
+from rollout_corr.kernels.grid import Launch, as_bytes, is_aligned, on_device, search_steps, shape_for, strides_of
 from rollout_corr.kernels.judge import judge_kernel
 from rollout_corr.kernels.measures import COPIES
 from rollout_corr.kernels.plan import numbers_of, plan_of
 from rollout_corr.kernels.read import WAYS, read_kernel
 from rollout_corr.spec import Spec
-
-
-@dataclass(frozen=True)
-class Shape:
-    """How work is cut. All of it is in a compile key, so there are only these few."""
-
-    rows: int  # slots a program
-    tile: int  # tokens a slot
-    lanes: int  # threads that share a row: a warp, so that its sums need no other
-    sequences: int  # a program of `judge`
-    chunk: int  # slots of each that it adds up at a time
-    warps: int  # of 32 threads
-
-
-# For sequences of at least so many tokens on average. A thread has 16 tokens in all of them. Of a tile that a sequence
-# fills in part the rest is idle, and of a small one the sums of its slot cost more: counted in instructions a token of
-# a sequence, 512 is best from 1,000 tokens on and 64 below 200.
-SHAPES = (
-    (16384, Shape(rows=4, tile=512, lanes=32, sequences=4, chunk=64, warps=4)),
-    (1024, Shape(rows=4, tile=512, lanes=32, sequences=32, chunk=8, warps=4)),
-    (192, Shape(rows=8, tile=256, lanes=32, sequences=64, chunk=4, warps=4)),
-    (0, Shape(rows=32, tile=64, lanes=32, sequences=128, chunk=2, warps=4)),
-)
-
-
-def shape_for(tokens: int, sequences: int, halvings: int) -> Shape:
-    """The shape for a batch, from its sizes alone; a smaller tile where a token takes many registers."""
-    mean = tokens // max(1, sequences)
-    shape = next(shape for least, shape in SHAPES if mean >= least)
-    return replace(shape, tile=shape.tile >> halvings)
-
-
-def search_steps(sequences: int, ways: int) -> int:
-    """How many steps of that many ways find a slot's sequence."""
-    steps, span = 0, sequences + 1
-    while span > 0:
-        steps, span = steps + 1, span // ways
-    return steps
 
 
 @dataclass
@@ -85,35 +47,10 @@ class Found:
     statistics: Tensor  # float64, the sums and then the maxima
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One kernel launch, ready to run or to be compiled for a device that is not there."""
-
-    kernel: Any
-    programs: int
-    arguments: tuple[Any, ...]
-    constants: dict[str, Any]
-    threads: int
-
-    def run(self) -> None:
-        """Launch it on the current stream."""
-        warps = max(1, self.threads // warp_size(self.arguments[0].device))
-        self.kernel[(self.programs,)](*self.arguments, **self.constants, num_warps=warps)
-
-
-@lru_cache(maxsize=16)
-def warp_size(device: torch.device) -> int:
-    """Threads of a warp: 32, or 64 on some of AMD's."""
-    return torch.cuda.get_device_properties(device).warp_size if device.type == "cuda" else 32
-
-
 @lru_cache(maxsize=256)
 def _numbers(spec: Spec, double: bool, device: torch.device) -> Tensor:
     """The thresholds on the device; copied once, and again only when one changes."""
-    host = torch.tensor(list(numbers_of(spec, double).values()), dtype=torch.float64)
-    if device.type in ("cpu", "meta"):
-        return host.to(device)
-    return host.pin_memory().to(device, non_blocking=True)
+    return on_device(tuple(numbers_of(spec, double).values()), device)
 
 
 def run(given: Given, spec: Spec, writes_weights: bool, writes_mask: bool, edits_mask: bool) -> Found:
@@ -153,10 +90,10 @@ def prepare(
         writes_mask=writes_mask,
         edits_mask=edits_mask,
     )
-    mask = _bytes(given.mask)
+    mask = as_bytes(given.mask)
     lines = [x for x in (train, given.rollout, mask) if x is not None]
     unit = all(x.stride(-1) == 1 or x.shape[-1] <= 1 for x in lines)
-    aligned = unit and all(_is_aligned(x, packed) for x in lines) and (packed or width % 16 == 0)
+    aligned = unit and all(is_aligned(x, packed) for x in lines) and (packed or width % 16 == 0)
     # Where each token is loaded by itself, its address takes registers too.
     shape = shape_for(tokens, sequences, min(2, plan.halvings + (not aligned)))
     if packed:
@@ -199,13 +136,13 @@ def prepare(
     vec = max(4, 16 // min(train.element_size(), given.rollout.element_size()))
     vec = min(vec, shape.tile)
     lanes = min(shape.lanes, shape.tile // vec)
-    strides = [stride for x in (train, given.rollout, mask) for stride in _strides(x, packed)]
+    strides = [stride for x in (train, given.rollout, mask) for stride in strides_of(x, packed)]
     extents = (tokens, sequences, width, tiles)
     cut = {"ROWS": shape.rows, "TILE": shape.tile, "VEC": vec, "UNIT": unit, "ALIGNED": aligned}
     offsets, numbers = given.offsets, _numbers(spec, plan.double, device)
     advantages = given.advantages.contiguous() if plan.advantages and given.advantages is not None else None
     externals = tuple(x.contiguous() for x in given.externals)
-    mask_bytes, keep_bytes = _bytes(mask_out), _bytes(keep)
+    mask_bytes, keep_bytes = as_bytes(mask_out), as_bytes(keep)
     steps = search_steps(sequences, WAYS.value)
     read = (
         train, given.rollout, mask, advantages, externals, offsets, numbers,
@@ -230,20 +167,3 @@ def prepare(
         Launch(judge_kernel, judges, judge, of_judge, 128),
         Launch(apply_kernel, spreaders + finishers, apply, {"PLAN": plan, **cut, "CHUNK": 256}, threads),
     )
-
-
-def _bytes(x: Tensor | None) -> Tensor | None:
-    """A bool as the byte it is: one that holds 2 is valid too."""
-    return x.view(torch.uint8) if x is not None and x.dtype == torch.bool else x
-
-
-def _is_aligned(x: Tensor, packed: bool) -> bool:
-    """Whether every row starts at a multiple of 16 elements behind a multiple of 16 bytes."""
-    return x.data_ptr() % 16 == 0 and (packed or x.stride(0) % 16 == 0 or x.shape[0] <= 1)
-
-
-def _strides(x: Tensor | None, packed: bool) -> tuple[int, int]:
-    """From one row to the next, and from one token to the next."""
-    if x is None:
-        return 0, 1
-    return (0, x.stride(0)) if packed else (x.stride(0), x.stride(1))

@@ -50,8 +50,32 @@ class Test:
         return "d" if self.stat in ("ratio", "k1") and not self.token_clamp else f"{self.index}/sum"
 
 
+class Tables:
+    """The columns of a plan: sums and maxima are of the batch, the others of a slot, a sequence's part of a tile."""
+
+    token_sums: tuple[str, ...]
+    floats: tuple[str, ...]
+    counts: tuple[str, ...]
+    integers: tuple[str, ...]
+    peaks: tuple[str, ...]
+    token_maxima: tuple[str, ...]
+    full: bool  # a histogram is kept behind the columns
+
+    @property
+    def derived(self) -> int:
+        """How many of the first token maxima are not kept, because they follow from others."""
+        return 0
+
+    @property
+    def recorded(self) -> tuple[tuple[str, str], ...]:
+        """Every column that a pass over tokens keeps, with its table, in order."""
+        found = [(table, name) for table in RECORDED for name in getattr(self, table)]
+        kept = len(found) - len(self.token_maxima)
+        return (*found[:kept], *found[kept + self.derived :])
+
+
 @dataclass(frozen=True)
-class Plan:
+class Plan(Tables):
     """What the kernels branch on, all of it known when they are compiled."""
 
     level: str | None
@@ -91,13 +115,6 @@ class Plan:
     def __hash__(self) -> int:
         """Computed once: every launch looks the plan up."""
         return self._hash
-
-    @property
-    def recorded(self) -> tuple[tuple[str, str], ...]:
-        """Every column that `read` keeps, with its table, in order."""
-        found = [(table, name) for table in RECORDED for name in getattr(self, table)]
-        derived = len(found) - len(self.token_maxima)
-        return (*found[:derived], *found[derived + self.derived :])
 
     @property
     def halvings(self) -> int:

@@ -17,9 +17,10 @@ from rollout_corr.presets import preset
 from rollout_corr.spec import Criterion, Spec, Weight
 
 if TYPE_CHECKING:
-    from rollout_corr.kernels.correct import Given, Launch
+    from rollout_corr.kernels.correct import Given
+    from rollout_corr.kernels.grid import Launch
 
-# Mean lengths, one for each of `correct.SHAPES`.
+# Mean lengths, one for each of `grid.SHAPES`.
 LONGEST, LONG, MEDIUM, SHORT = 1 << 20, 4096, 512, 64
 
 # On AMD it is part of a key whether a tensor is below 2 GiB. These make no difference elsewhere.

@@ -45,7 +45,7 @@ class Loss:
 
 def ppo(surrogate: PPO, x: Tensor, advantages: Tensor) -> Loss:
     """-min(r A, clip(r) A) is -A times r, cut from above where A > 0 and from below where A < 0."""
-    least, most, most_negative = ppo_bounds(surrogate)
+    least, most, most_negative = surrogate.ratio_bounds
     down = advantages < 0
     above, far_above, below = over(x, most), over(x, most_negative), under(x, least)
     ratio = torch.where(down & below, least, x.exp())
@@ -63,13 +63,6 @@ def under(x: Tensor, bound: float) -> Tensor:
     """Whether e^x is below a bound."""
     cut = log_of(bound)
     return x < (float32_at_least(cut) if x.dtype == torch.float32 else cut)
-
-
-def ppo_bounds(surrogate: PPO) -> tuple[float, float, float]:
-    """Of the ratio: from below and from above where A < 0 (the outer two), and from above elsewhere."""
-    delta = surrogate.delta if surrogate.delta is not None else float("inf")
-    dual = surrogate.dual if surrogate.dual is not None else float("inf")
-    return 1.0 - surrogate.low, min(1.0 + surrogate.high, delta), min(dual, delta)
 
 
 def score(surrogate: Score, new: Tensor, x: Tensor, advantages: Tensor, own_ratio: bool) -> Loss:
@@ -99,9 +92,10 @@ def dppo(surrogate: DPPO, new: Tensor, x: Tensor, advantages: Tensor, own_ratio:
     low = (advantages < 0) & (q < p) & (moved > surrogate.low)
     ratio, dual = torch.ones_like(d), None
     if own_ratio:
-        ratio = d.clamp(-surrogate.clamp, surrogate.clamp).exp()
+        clamped = d.clamp(-surrogate.clamp, surrogate.clamp)
+        ratio = clamped.exp()
         if surrogate.upper is not None:
-            dual = over(d, surrogate.upper)
+            dual = over(clamped, surrogate.upper)
             ratio = torch.where(dual, surrogate.upper, ratio)
     return Loss(select(~(high | low), -ratio * advantages * new), low=low, high=high, dual=dual)
 

@@ -186,7 +186,7 @@ def warmup(
         raise ValueError(f"advantages: expected 'token', 'sequence' or None, got {advantages!r}")
     if fused.why_not(device) is not None:
         return 0
-    from rollout_corr.kernels.correct import SHAPES
+    from rollout_corr.kernels.grid import SHAPES
 
     batches = 0
     for layout, (length, _), skip in product(layouts, SHAPES, (0, 1)):

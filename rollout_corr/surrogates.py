@@ -91,6 +91,13 @@ class PPO(Surrogate):
         if self.delta is not None:
             self._number("delta", least=1.0)
 
+    @property
+    def ratio_bounds(self) -> tuple[float, float, float]:
+        """Where the ratio is cut: from below where A < 0, from above where it is not, from above where A < 0."""
+        delta = math.inf if self.delta is None else self.delta
+        dual = math.inf if self.dual is None else self.dual
+        return 1.0 - self.low, min(1.0 + self.high, delta), min(dual, delta)
+
     def explain(self) -> str:
         """The loss of a token, in one line."""
         text = f"-min(r A, clip(r, {1.0 - self.low:g}, {1.0 + self.high:g}) A)"

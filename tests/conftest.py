@@ -67,7 +67,7 @@ def launched(request):
         yield
         return
     from rollout_corr import fused
-    from rollout_corr.kernels.correct import Launch
+    from rollout_corr.kernels.grid import Launch
 
     run, count = Launch.run, 0
 

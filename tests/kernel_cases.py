@@ -31,8 +31,8 @@ from batches import (
     rounded,
 )
 from rollout_corr import layout as reading
-from rollout_corr.kernels import correct as kernels
-from rollout_corr.kernels.correct import Shape
+from rollout_corr.kernels import grid
+from rollout_corr.kernels.grid import Shape
 from rollout_corr.spec import SIGNED_STATS
 from rollout_corr.statistics import layout as columns
 
@@ -47,7 +47,7 @@ WITHIN = {"cpu": (WEIGHTS_WITHIN, METRICS_WITHIN + 1e-7), "cuda": (7.8e-7, 8e-7)
 NARROW = ((0, Shape(rows=1, tile=16, lanes=2, sequences=2, chunk=2, warps=1)),)
 MIDDLE = ((0, Shape(rows=4, tile=16, lanes=4, sequences=8, chunk=1, warps=1)),)
 WIDE = ((0, Shape(rows=8, tile=8, lanes=1, sequences=4, chunk=2, warps=1)),)
-REAL = kernels.SHAPES
+REAL = grid.SHAPES
 
 # Of a tile of 8 and of 16: one less, as many, one more, several; an empty one, single ones, and one that is all
 # invalid (the third). Nothing starts where a tile does. Padded rows are two wider, so they can be aligned.
@@ -105,7 +105,7 @@ def fitted(spec, sequences):
 @contextlib.contextmanager
 def shaped(shapes):
     """Cut the work into other tiles."""
-    with mock.patch.object(kernels, "SHAPES", shapes):
+    with mock.patch.object(grid, "SHAPES", shapes):
         yield
 
 
@@ -164,7 +164,7 @@ def within_tensors():
     """
     from triton.runtime import interpreter
 
-    run, builder, extents = kernels.Launch.run, interpreter.InterpreterBuilder, []
+    run, builder, extents = grid.Launch.run, interpreter.InterpreterBuilder, []
     load, store = builder.create_masked_load, builder.create_masked_store
 
     def launched(launch):
@@ -187,7 +187,7 @@ def within_tensors():
         return store(self, pointers, value, mask, *others)
 
     with (
-        mock.patch.object(kernels.Launch, "run", launched),
+        mock.patch.object(grid.Launch, "run", launched),
         mock.patch.object(builder, "create_masked_load", loading),
         mock.patch.object(builder, "create_masked_store", storing),
     ):

@@ -18,7 +18,7 @@ import torch
 
 from rollout_corr import kernel_report, layout, spec
 from rollout_corr.kernel_report import Failure, Row
-from rollout_corr.kernels.correct import SHAPES, shape_for
+from rollout_corr.kernels.grid import SHAPES, shape_for
 from rollout_corr.kernels.variants import FEW, LONG, LONGEST, MEDIUM, SHORT, VARIANTS, Variant
 from rollout_corr.machine_code import MachineCode, read_machine_code
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import rollout_corr as rc
 from report_cases import ALL, CASES, batch, tensors
-from rollout_corr.kernels import correct
+from rollout_corr.kernels import grid
 from rollout_corr.kernels.plan import plan_of
 from rollout_corr.statistics import layout
 
@@ -31,8 +31,8 @@ TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-6}
 
 
 def of_shape(monkeypatch: pytest.MonkeyPatch, rows: int, tile: int, sequences: int) -> None:
-    shape = correct.Shape(rows=rows, tile=tile, lanes=2, sequences=sequences, chunk=2, warps=1)
-    monkeypatch.setattr(correct, "SHAPES", ((0, shape),))
+    shape = grid.Shape(rows=rows, tile=tile, lanes=2, sequences=sequences, chunk=2, warps=1)
+    monkeypatch.setattr(grid, "SHAPES", ((0, shape),))
 
 
 def padded(rows: list[Row], dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:

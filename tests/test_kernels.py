@@ -44,7 +44,7 @@ from kernel_cases import (
     watched,
 )
 from products import criteria_product, weights_product
-from rollout_corr.kernels.correct import search_steps
+from rollout_corr.kernels.grid import search_steps
 from rollout_corr.kernels.slots import owners_of
 from rollout_corr.kernels.variants import LONG, LONGEST, MEDIUM, SHORT, VARIANTS
 from rollout_corr.spec import LEVELS, NONFINITE, REDUCTIONS, STATS, WHEN

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import rollout_corr as rc
 from rollout_corr import fused
 from rollout_corr.kernels import correct as kernels
+from rollout_corr.kernels import grid
 
 C = rc.Criterion
 GEOMETRIC = C("ratio", over="sequence", reduce="mean", lower=0.9, upper=1.1)
@@ -183,9 +184,7 @@ def test_thresholds_and_labels_are_not_in_a_compile_key():
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_warmup_runs_every_shape(layout, device, monkeypatch):
-    monkeypatch.setattr(
-        kernels, "SHAPES", ((32, kernels.Shape(1, 16, 2, 2, 2, 1)), (0, kernels.Shape(4, 16, 2, 2, 2, 1)))
-    )
+    monkeypatch.setattr(grid, "SHAPES", ((32, grid.Shape(1, 16, 2, 2, 2, 1)), (0, grid.Shape(4, 16, 2, 2, 2, 1))))
     spec = rc.Spec(weight=rc.Weight("token", upper=2.0), criteria=(C("abs", upper=1.0, when="outward"),))
     assert rc.warmup(device, spec, layouts=(layout,), advantages="token") == 4
     assert rc.warmup("meta", spec) == 0
