@@ -5,6 +5,7 @@ MIS edits the mask and leaves the weights. slime keeps the original token counts
 
 from __future__ import annotations
 
+from rollout_corr.presets.off_policy import off_policy
 from rollout_corr.presets.registry import recipe
 from rollout_corr.spec import Criterion, Spec, Weight
 
@@ -59,14 +60,5 @@ def opsm(delta: float = 1e-4) -> Spec:
 
     For `policy_loss`.
     """
-    criterion = Criterion(
-        "k1",
-        over="sequence",
-        reduce="mean",
-        upper=delta,
-        when="negative_advantage",
-        drop="token",
-        of="new/old",
-        label="opsm",
-    )
+    criterion = off_policy(delta, of="new/old", drop="token", label="opsm")
     return Spec(criteria=(criterion,), rejected="zero")

@@ -6,6 +6,7 @@ Rejection zeroes the weight.
 
 from __future__ import annotations
 
+from rollout_corr.presets.off_policy import off_policy
 from rollout_corr.presets.registry import recipe
 from rollout_corr.spec import Criterion, Spec, Weight
 
@@ -47,14 +48,5 @@ def opsm(delta: float = 0.1, threshold: float = 2.0) -> Spec:
 
     `off_policy_sequence_mask_delta` has no default in ms-swift; 0.1 is Trinity's. For `policy_loss`.
     """
-    criterion = Criterion(
-        "k1",
-        over="sequence",
-        reduce="mean",
-        upper=delta,
-        when="negative_advantage",
-        of="new/rollout",
-        token_clamp=TOKEN_CLAMP,
-        label="off_policy",
-    )
+    criterion = off_policy(delta, token_clamp=TOKEN_CLAMP)
     return Spec(weight=Weight("token", upper=threshold, token_clamp=TOKEN_CLAMP), criteria=(criterion,))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rollout_corr.presets.off_policy import off_policy
 from rollout_corr.presets.registry import recipe
 from rollout_corr.spec import Criterion, Spec, Weight
 
@@ -62,14 +63,5 @@ def opsm(delta: float = 0.1, clip_max: float | None = 3.0, clip_min: float | Non
 
     `off_policy_mask_threshold` has no default in TRL; 0.1 is Trinity's. For `policy_loss`.
     """
-    off_policy = Criterion(
-        "k1",
-        over="sequence",
-        reduce="mean",
-        upper=delta,
-        when="negative_advantage",
-        of="new/rollout",
-        label="off_policy",
-    )
     spec = mask("product", clip_max, clip_min, "neutral")
-    return replace(spec, criteria=(*spec.criteria, off_policy))
+    return replace(spec, criteria=(*spec.criteria, off_policy(delta)))
