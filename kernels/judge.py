@@ -12,6 +12,8 @@ from rollout_corr.kernels.plan import Plan, Test
 from rollout_corr.kernels.reports import report_criterion, report_sequences, report_weights
 from rollout_corr.kernels.slots import edge
 from rollout_corr.kernels.tokens import (
+    LARGEST_SQUARED,
+    LARGEST_STATISTIC,
     class_name,
     expm1,
     exponential,
@@ -29,8 +31,6 @@ from rollout_corr.kernels.tokens import (
     test,
     thresholds,
 )
-
-LARGEST_STATISTIC = tl.constexpr(2.0**37)
 
 # The classes of tokens that `when` asks for, in the order of plan.CLASSES.
 CHOSEN = {"negative_advantage": (0, 1), "positive_advantage": (2, 3), "outward": (0, 2)}
@@ -117,8 +117,7 @@ def value_of(found, n, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
             peak = -peak
         value = peak
         if TEST.stat == "k2":
-            limit: tl.constexpr = 2.0**60
-            value = tl.where(peak > limit, limit, peak)
+            value = tl.where(peak > LARGEST_SQUARED, LARGEST_SQUARED, peak)
             value = 0.5 * (value * value)
         elif TEST.stat == "ratio_error":
             clamp = number(numbers, PLAN, "clamp").to(peak.dtype)
