@@ -86,16 +86,20 @@ def derived_maximum(k, token_maxima, numbers, readers, PLAN: tl.constexpr, CHUNK
     One that becomes 0 outside its bounds does not: only its raw ratio stands here.
     """
     side = k % 2
-    column = at(PLAN, "token_maxima", "max_d") - PLAN.derived + side
-    extremum = largest(token_maxima + tl.cast(column, tl.int64) * readers, readers, CHUNK).to(real(PLAN))
+    columns = token_maxima + tl.cast(at(PLAN, "token_maxima", "max_d") - PLAN.derived, tl.int64) * readers
+    extremum = largest(columns + tl.cast(side, tl.int64) * readers, readers, CHUNK).to(real(PLAN))
+    none = extremum == float("-inf")
+    if PLAN.nonfinite == "propagate":
+        # An infinite D is the extremum of one side alone; where there is no token both are -inf.
+        other = largest(columns + tl.cast(1 - side, tl.int64) * readers, readers, CHUNK)
+        none = none & (other == float("-inf"))
     d = tl.where(side == 0, extremum, -extremum)
     clamp = number(numbers, PLAN, "clamp").to(d.dtype)
     log_ratio = limited(d, -clamp, clamp, PLAN)
     e, excess, _ = exponential(log_ratio, PLAN)
     _, raw, bounded, _ = weight_of(d, log_ratio, e, excess, numbers, PLAN)
     found = tl.where(k < 2, raw, bounded)
-    # Of no token at all.
-    return tl.where(extremum == float("-inf"), extremum, tl.where(side == 0, found, -found))
+    return tl.where(none, extremum, tl.where(side == 0, found, -found))
 
 
 @triton.jit

@@ -455,6 +455,28 @@ def test_broken_log_probs(nonfinite, spec, device):
     fit_and_check(sequences, spec, ("packed_gaps", "padded_left")[spec.rejected == "both"], device)
 
 
+@pytest.mark.parametrize("broken", [("train",), ("rollout",), ("train", "rollout"), ()])
+@pytest.mark.parametrize("outside", ["clamp", "zero"])
+def test_extrema_of_weights_where_every_gap_is_infinite(outside, broken, device):
+    """Under "propagate" an infinite D has a weight, and extrema of such weights are not those of no token at all.
+
+    Whose log-probs are -inf, one sequence after the other; nobody's, but no token is valid.
+    """
+    sequences = batch(10, (3, 9, 17), invalid=0.3)
+    for q, whose in zip(sequences, itertools.cycle(broken or ("",))):
+        q.train, q.rollout = ([-math.inf if name == whose else -1.0] * len(q) for name in ("train", "rollout"))
+        q.mask = q.mask if broken else [0] * len(q)
+    for bounds in ({}, {"lower": 0.5}, {"upper": 2.0}, {"lower": 0.5, "upper": 2.0}):
+        spec = rc.Spec(W("token", **bounds, outside=outside), nonfinite="propagate")
+        laid = lay_out(sequences, "packed_gaps", torch.float32)
+        reference = laid.correct(spec)
+        with shaped(WIDE):
+            out = laid.to(device).correct(spec, backend="triton")
+        assert_like_reference(out, reference)
+        a, b = (x.statistics.maxima.cpu() for x in (out, reference))
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=0, equal_nan=True)
+
+
 def test_odd_advantages(device):
     """One that is NaN selects nothing, nor does a 0 of either sign; in a mean only those that are finite count."""
     sequences = batch(4)
