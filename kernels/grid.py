@@ -16,15 +16,17 @@ class Shape:
 
     rows: int  # slots a program
     tile: int  # tokens a slot
-    lanes: int  # threads that share a row: a warp, so that its sums need no other
+    lanes: int  # threads that share a row: at most a warp, so that its sums need no other
     sequences: int  # a program of `judge`
     chunk: int  # slots of each that it adds up at a time
     warps: int  # of 32 threads
 
 
 # For sequences of at least so many tokens on average. A thread has 16 tokens in all of them. Of a tile that a sequence
-# fills in part the rest is idle, and of a small one the sums of its slot cost more: counted in instructions a token of
-# a sequence, 512 is best from 1,000 tokens on and 64 below 200.
+# fills in part the rest is idle; of a small one the sums of its slot cost more, and there are more slots to add up.
+# Instructions counted for metrics alone, packed, per token of a sequence, by tile: at 160 tokens a sequence 163 (64), 206
+# (128), 242 (256); at 400 tokens 135 (64), 151 (128), 153 (256), 193 (512); at 1,000 tokens 124 (64), 129 (128), 117
+# (256), 128 (512); in long sequences about 80 (512).
 SHAPES = (
     (16384, Shape(rows=4, tile=512, lanes=32, sequences=4, chunk=64, warps=4)),
     (1024, Shape(rows=4, tile=512, lanes=32, sequences=32, chunk=8, warps=4)),

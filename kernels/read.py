@@ -124,7 +124,7 @@ def read_part(train, rollout, given, advantages, externals, sequence, tile, plac
               TAME: tl.constexpr):  # fmt: skip
     """Measure and test one part of the tile; gives back what was found, and then the weights and mask to write.
 
-    TAME: D is finite and within the clamp at every valid token, which spares a fifth of the work.
+    TAME: D is finite and within the clamp at every valid token, which spares a sixth to a fifth of the work.
     """
     train, rollout = train.to(real(PLAN)), rollout.to(real(PLAN))
     found = nothing(PLAN)

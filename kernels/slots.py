@@ -1,8 +1,8 @@
 """Slots: which tokens a program has, and where they lie.
 
 A slot is one sequence's part of one aligned stretch of TILE tokens: slot (sequence s, tile t) has number s + t, so that
-`N // TILE + S` slots cover any packing and a binary search over `offsets[s] // TILE + s` finds a slot's owner, without
-a prefix sum. Rows of a padded batch have equally many each.
+`N // TILE + S` slots cover any packing and a search over `offsets[s] // TILE + s`, of 128 ways a step, finds a slot's
+owner, without a prefix sum. Rows of a padded batch have equally many each.
 """
 
 from __future__ import annotations
