@@ -24,7 +24,7 @@ class Shape:
 
 # For sequences of at least so many tokens on average. A thread has 16 tokens in all of them. Of a tile that a sequence
 # fills in part the rest is idle; of a small one the sums of its slot cost more, and there are more slots to add up.
-# Instructions counted for metrics alone, packed, per token of a sequence, by tile: at 160 tokens a sequence 163 (64), 206
+# Instructions counted for metrics alone, packed, a token of a sequence, by tile: at 160 tokens a sequence 163 (64), 206
 # (128), 242 (256); at 400 tokens 135 (64), 151 (128), 153 (256), 193 (512); at 1,000 tokens 124 (64), 129 (128), 117
 # (256), 128 (512); in long sequences about 80 (512).
 SHAPES = (
