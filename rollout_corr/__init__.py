@@ -5,6 +5,7 @@ Importing needs torch alone: no GPU, no Triton, no driver query.
 
 from rollout_corr import presets as presets
 from rollout_corr.config import from_config as from_config
+from rollout_corr.dumping import dump as dump
 from rollout_corr.groups import FilteredGroups as FilteredGroups
 from rollout_corr.groups import filter_groups as filter_groups
 from rollout_corr.loss import PolicyLoss as PolicyLoss
@@ -57,6 +58,7 @@ __all__ = [
     "Weight",
     "backend_for",
     "correct",
+    "dump",
     "filter_groups",
     "from_config",
     "policy_loss",

@@ -5,6 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
+# The commands that look at a dump of log-probs; rollout_corr.mismatch.commands has their arguments.
+LOOKING = {
+    "report": "show where the log-probs of a dump differ",
+}
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command."""
@@ -15,7 +20,13 @@ def main(arguments: list[str] | None = None) -> int:
     explain.add_argument("preset", help="a name such as verl.decoupled_token_is")
     commands.add_parser("presets", help="list the presets")
     commands.add_parser("kernels", add_help=False, help="compile the kernels for GPUs that are not there, and report")
+    for name, about in LOOKING.items():
+        commands.add_parser(name, add_help=False, help=about)
     chosen, options = parser.parse_known_args(arguments)
+    if chosen.command in LOOKING:
+        from rollout_corr.mismatch.commands import run
+
+        return run(chosen.command, options)
     if chosen.command == "kernels":
         from rollout_corr.kernel_report import main as kernels
 

@@ -136,17 +136,22 @@ class Reader:
 
     def advantages(self, given: object, dtype: torch.dtype) -> tuple[Tensor, bool]:
         """Advantages, and whether they are per sequence, [S], rather than per token."""
+        found, per_sequence = self.per_token_or_sequence("advantages", given)
+        return found.to(dtype) if per_sequence else found, per_sequence
+
+    def per_token_or_sequence(self, name: str, given: object) -> tuple[Tensor, bool]:
+        """An argument that is per token, or per sequence, [S], and whether it is per sequence."""
         if isinstance(given, Tensor) and not given.is_nested and self._is_per_sequence(given):
             if given.device != self.first.device:
-                raise ValueError(f"advantages: expected device {self.first.device}, got {given.device}")
-            return _tensor("advantages", given.reshape(-1), FLOATS_OR_INTEGERS).detach().to(dtype), True
-        flat = self._in_one_row(self.flatten("advantages", given))
+                raise ValueError(f"{name}: expected device {self.first.device}, got {given.device}")
+            return _tensor(name, given.reshape(-1), FLOATS_OR_INTEGERS).detach(), True
+        flat = self._in_one_row(self.flatten(name, given))
         if isinstance(flat, Tensor) and flat.shape != self.first.shape:
             raise ValueError(
-                f"advantages: expected shape {_shape(self.first)} (per token), [{self.count}] or "
+                f"{name}: expected shape {_shape(self.first)} (per token), [{self.count}] or "
                 f"[{self.count}, 1] (per sequence), got {_shape(flat)}"
             )
-        return _tensor("advantages", flat, FLOATS_OR_INTEGERS, self.first, self.leader).detach(), False
+        return _tensor(name, flat, FLOATS_OR_INTEGERS, self.first, self.leader).detach(), False
 
     def external(self, wanted: Iterable[str | None], external: Mapping[str, LogProbs] | None) -> dict[str, Tensor]:
         """The external statistics that are wanted, by name."""

@@ -1,0 +1,155 @@
+"""What was measured, for the terminal and for machines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rollout_corr.mismatch.measuring import UPPER, Measured
+from rollout_corr.mismatch.problems import extra
+from rollout_corr.mismatch.profiles import Row
+from rollout_corr.mismatch.reading import Dump
+from rollout_corr.spec import LEVELS
+
+KEYS = (
+    *("tokens", "sequences", "tokens_nonfinite", "d_mean", "d_abs_mean", "abs_logp_p50", "abs_logp_p99"),
+    *("abs_logp_p99.9", "d_abs_max", "kl_k1", "kl_k3", "ratio_mean", "chi2_token", "sum_d_abs_mean"),
+    *("train_ppl", "rollout_ppl", "prob_abs_diff_mean", "prob_correlation"),
+)
+AXES = {
+    "position": "position in the sequence",
+    "probability": "rollout probability",
+    "length": "sequence length (|mean D| of a sequence)",
+    "turn": "turn",
+    "versions": "weight version",
+    "steps": "step",
+}
+# Longer axes are thinned out in the terminal; the page and --json have all of them.
+MOST_ROWS = 16
+BAR = 16
+
+
+def plain(value: Any) -> Any:
+    """Data as JSON knows it: no NaN, no infinity, no tuples."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def as_data(dump: Dump, measured: Measured) -> dict[str, Any]:
+    """Everything that was measured, as plain data."""
+    found = {
+        **read_data(dump),
+        "metrics": measured.metrics(),
+        "warnings": measured.warnings(),
+        "profiles": {axis: [asdict(row) for row in rows] for axis, rows in measured.profiles().items()},
+        "worst": [asdict(token) for token in measured.worst],
+    }
+    return dict(plain(found))
+
+
+def read_data(dump: Dump) -> dict[str, Any]:
+    """What was read and what could not be."""
+    return {
+        "file": str(dump.path),
+        "fields": dump.fields,
+        "problems": {"count": dump.problems.count, "shown": [problem._asdict() for problem in dump.problems.shown]},
+    }
+
+
+def console(stderr: bool = False) -> Any:
+    """A rich console."""
+    return extra("rich.console", "report", "printing a summary").Console(stderr=stderr, highlight=False)
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Any:
+    """A rich table.
+
+    Args:
+        title: Above it.
+        columns: The heads.
+        rows: The cells.
+        left: How many columns are text; the rest are numbers.
+    """
+    escape = extra("rich.markup", "report", "printing a summary").escape
+    made = extra("rich.table", "report", "printing a summary").Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        made.add_column(column, justify="left" if i < left else "right")
+    for row in rows:
+        made.add_row(*map(escape, row))
+    return made
+
+
+def print_read(out: Any, dump: Dump) -> None:
+    """Say what was read and what could not be."""
+    fields = ", ".join(role if role == name else f"{role} = {name}" for role, name in dump.fields.items())
+    out.print(f"{dump.path}: {fields}", markup=False)
+    if dump.problems.count:
+        out.print(f"{dump.problems.count} problems; what else is there was read:", markup=False, style="bold red")
+        for problem in dump.problems.shown:
+            out.print(f"  {problem}", markup=False, style="red")
+
+
+def print_report(out: Any, dump: Dump, measured: Measured) -> None:
+    """Print the report."""
+    metrics = measured.metrics()
+    print_read(out, dump)
+    out.print(table("Mismatch", ("metric", "value"), [(key, f"{metrics[key]:.5g}") for key in KEYS]))
+    out.print(levels_table(metrics))
+    for axis, rows in measured.profiles().items():
+        out.print(_axis_table(AXES.get(axis, axis), rows))
+    if measured.worst:
+        out.print(_worst_table(measured))
+    for warning in measured.warnings():
+        out.print(f"! {warning}", markup=False, style="yellow")
+
+
+def levels_table(metrics: dict[str, float]) -> Any:
+    """Weights and effective sample size at each level."""
+    heads = ("level", "mean weight", "largest", "ESS", f"ESS, truncated at {UPPER:g}", f"above {UPPER:g}")
+    keys = ("weight_raw_mean", "weight_raw_max", "weight_raw_ess", "weight_ess", "weight_above_fraction")
+    rows = []
+    for level in LEVELS:
+        prefix = f"{level}/" if level == "token" else f"{level}/sequence_"
+        rows.append([level, *(f"{metrics[prefix + key]:.4g}" for key in keys)])
+    return table("Importance weights", heads, rows)
+
+
+def thinned(rows: Sequence[Row], most: int) -> list[Row]:
+    """At most so many rows, evenly spread, with the first and the last."""
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
+
+
+def _axis_table(title: str, rows: Sequence[Row]) -> Any:
+    most = max(row.d_abs_mean for row in rows)
+    cells = []
+    for row in thinned(rows, MOST_ROWS):
+        bar = "#" * round(BAR * row.d_abs_mean / most) if most else ""
+        cells.append(
+            (row.label, bar, f"{row.d_abs_mean:.3g}", f"{row.d_mean:.3g}", f"{row.d_abs_max:.3g}", str(row.count))
+        )
+    return table(f"|D| by {title}", (title, "mean |D|", "", "mean D", "max |D|", "count"), cells, left=2)
+
+
+def _worst_table(measured: Measured) -> Any:
+    rows = []
+    for token in measured.worst[:10]:
+        context = " ".join(
+            f"[{text}]" if i == token.at else text for i, text in enumerate(token.tokens or _in_figures(token.context))
+        )
+        where = f"{token.record}:{token.position}"
+        rows.append((where, context, f"{token.d:.4g}", f"{token.train_logp:.4g}", f"{token.rollout_logp:.4g}"))
+    shown = "tokens" if any(token.tokens for token in measured.worst) else "D around it"
+    return table("Worst tokens", ("record:position", shown, "D", "train", "rollout"), rows, left=2)
+
+
+def _in_figures(context: Sequence[float | None]) -> list[str]:
+    return ["nan" if d is None else f"{d:.2g}" for d in context]

@@ -1,0 +1,127 @@
+"""Dumps of log-probs on disk, in every layout that is read."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from safetensors.torch import save_file
+
+import rollout_corr as rc
+from rollout_corr.testing import example_batch, pad
+
+NAMES = ("train_logp", "rollout_logp", "mask", "token_ids", "advantages")
+
+
+def packed(sequences=12, seed=0, median_length=20):
+    """Columns of a small batch, packed, with `cu_seqlens`; advantages are per sequence."""
+    batch = example_batch(sequences, median_length, seed=seed)
+    ids = torch.randint(0, 1000, batch.mask.shape, generator=torch.Generator().manual_seed(seed))
+    return {
+        "train_logp": batch.train_logp,
+        "rollout_logp": batch.rollout_logp,
+        "mask": batch.mask,
+        "token_ids": ids,
+        "advantages": torch.arange(sequences) * 0.25 - 1.0,
+        "cu_seqlens": batch.cu_seqlens,
+    }
+
+
+def padded(columns):
+    """The same, [B, T]."""
+    lengths = columns["cu_seqlens"].diff()
+    per_token = {name: x for name, x in columns.items() if name not in ("cu_seqlens", "advantages")}
+    return {name: pad(x, lengths) for name, x in per_token.items()} | {"advantages": columns["advantages"]}
+
+
+def records(columns):
+    """The same, one mapping of tensors and numbers a sequence."""
+    bounds = columns["cu_seqlens"].tolist()
+    found = []
+    for i, (start, stop) in enumerate(pairwise(bounds)):
+        record = {name: columns[name][start:stop] for name in columns if name not in ("cu_seqlens", "advantages")}
+        found.append(record | {"advantages": float(columns["advantages"][i])})
+    return found
+
+
+def plain(record):
+    return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in record.items()}
+
+
+def with_lengths(columns):
+    rest = {name: x for name, x in columns.items() if name != "cu_seqlens"}
+    return rest | {"lengths": columns["cu_seqlens"].diff()}
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_parquet(path, rows):
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=5)
+
+
+def arrays(columns):
+    return {name: x.numpy() for name, x in columns.items()}
+
+
+def one_row(columns):
+    return {name: x[None] if x.shape == columns["train_logp"].shape else x for name, x in columns.items()}
+
+
+def ragged(columns):
+    rows = records(columns)
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+# A suffix and a writer for each.
+WRITERS = {
+    "pt padded": (".pt", lambda path, columns: torch.save(padded(columns), path)),
+    "pt packed": (".pt", lambda path, columns: torch.save(columns, path)),
+    "pt lengths": (".pt", lambda path, columns: torch.save(with_lengths(columns), path)),
+    "pt one row": (".pt", lambda path, columns: torch.save(one_row(columns), path)),
+    "pt nested": (".pt", lambda path, columns: torch.save({"step": 3, "batch": padded(columns)}, path)),
+    "pt old format": (
+        ".pt",
+        lambda path, columns: torch.save(columns, path, _use_new_zipfile_serialization=False),
+    ),
+    "pt records": (".pt", lambda path, columns: torch.save(records(columns), path)),
+    "pt samples": (".pt", lambda path, columns: torch.save({"step": 3, "samples": records(columns)}, path)),
+    "pt lists": (".pt", lambda path, columns: torch.save(ragged(columns), path)),
+    "safetensors padded": (".safetensors", lambda path, columns: save_file(padded(columns), path)),
+    "safetensors packed": (".safetensors", lambda path, columns: save_file(columns, path)),
+    "npz padded": (".npz", lambda path, columns: np.savez(path, **arrays(padded(columns)))),
+    "npz packed": (".npz", lambda path, columns: np.savez(path, **arrays(columns))),
+    "npz compressed": (".npz", lambda path, columns: np.savez_compressed(path, **arrays(columns))),
+    "npz columns first": (
+        ".npz",
+        lambda path, columns: np.savez(path, **{k: np.asfortranarray(v) for k, v in arrays(padded(columns)).items()}),
+    ),
+    "jsonl": (".jsonl", lambda path, columns: write_jsonl(path, map(plain, records(columns)))),
+    "jsonl nested": (
+        ".jsonl",
+        lambda path, columns: write_jsonl(path, ({"sample": plain(record)} for record in records(columns))),
+    ),
+    "parquet": (".parquet", lambda path, columns: write_parquet(path, [plain(r) for r in records(columns)])),
+}
+
+
+def write(kind, folder, columns, name="dump"):
+    """Write a dump; its path."""
+    suffix, writer = WRITERS[kind]
+    path = folder / f"{name}{suffix}"
+    writer(path, columns)
+    return path
+
+
+def statistics(columns, spec=None):
+    """What `correct` says of the whole."""
+    return rc.correct(
+        *(columns[name] for name in NAMES[:3]),
+        cu_seqlens=columns["cu_seqlens"],
+        spec=spec or rc.Spec(detail="full"),
+    ).statistics
