@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr import blocks, fused
+from rollout_corr.layout import external_names
 from rollout_corr.presets import preset
 from rollout_corr.spec import Criterion, Spec, Weight
 
@@ -102,7 +103,7 @@ class Variant:
             offsets=empty(self.offsets, sequences + 1) if self.packed else None,
             advantages=advantages,
             per_sequence=self.advantages == "sequence",
-            externals=[empty(torch.float32, *shape) for _ in fused.external_names(self.spec)],
+            externals=[empty(torch.float32, *shape) for _ in external_names(self.spec)],
         )
 
     def launches(self, given: Given | None = None) -> tuple[Launch, ...]:

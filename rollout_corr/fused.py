@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr import blocks, columns
-from rollout_corr.layout import Batch, checked_offsets
-from rollout_corr.layout import external_names as external_names
+from rollout_corr.layout import Batch, checked_offsets, external_names
 from rollout_corr.spec import Criterion, Spec, Weight
 from rollout_corr.statistics import Statistics
 
@@ -135,12 +134,11 @@ def run_fused(batch: Batch, spec: Spec) -> blocks.Result:
         found = torch.ops.rollout_corr.correct(*operands, *text)
     weights, mask, keep, statistics = found
     sums, maxima = counts(spec)
-    collected = Statistics(spec, statistics[:sums], statistics[sums : sums + maxima])
     return blocks.Result(
         weights if writes_weights(spec) else None,
         mask if writes_mask(spec, batch.mask, batch.offsets) else None,
         keep,
-        collected,
+        Statistics(spec, statistics[:sums], statistics[sums : sums + maxima]),
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr import blocks, columns, fused, reports
-from rollout_corr.layout import Batch, LogProbs, read_batch
+from rollout_corr.layout import Batch, LogProbs, external_names, read_batch
 from rollout_corr.spec import Spec
 from rollout_corr.statistics import Measured, Statistics
 
@@ -205,7 +205,7 @@ def warmup(
             cu_seqlens=offsets if layout == "packed" else None,
             spec=spec,
             advantages=given[advantages],
-            external={name: zeros(torch.float32) for name in fused.external_names(spec)},
+            external={name: zeros(torch.float32) for name in external_names(spec)},
             backend="triton",
         )
         batches += 1

@@ -12,6 +12,7 @@ import rollout_corr as rc
 from rollout_corr import fused
 from rollout_corr.kernels import correct as kernels
 from rollout_corr.kernels import grid
+from rollout_corr.layout import external_names
 
 C = rc.Criterion
 GEOMETRIC = C("ratio", over="sequence", reduce="mean", lower=0.9, upper=1.1)
@@ -43,7 +44,7 @@ def given(spec, device="cpu", tokens=40, sequences=4, packed=True):
     empty = torch.zeros(shape, device=device)
     offsets = torch.arange(sequences + 1, device=device) * (tokens // sequences) if packed else None
     mask = torch.ones(shape, dtype=torch.bool, device=device)
-    return kernels.Given(empty, empty, mask, offsets, None, False, [empty for _ in fused.external_names(spec)])
+    return kernels.Given(empty, empty, mask, offsets, None, False, [empty for _ in external_names(spec)])
 
 
 def prepared(spec, **batch):
@@ -65,7 +66,7 @@ def test_every_preset_survives_the_operator():
 def test_operator_keeps_its_promises(name):
     train, rollout, mask, offsets = inputs()
     spec = SPECS[name]
-    external = [torch.zeros(40) for _ in fused.external_names(spec)]
+    external = [torch.zeros(40) for _ in external_names(spec)]
     text = fused.written(spec)
     for arguments in (
         (train, rollout, mask, offsets, None, False, external, *text),
