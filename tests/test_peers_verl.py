@@ -15,6 +15,7 @@ import torch
 import rollout_corr as rc
 from rollout_corr.presets import verl as presets
 from rollout_corr.presets import verl_options
+from verl_cases import SHAPES, arguments, batch, close, configurations, verls
 
 pytestmark = pytest.mark.peers
 
@@ -40,25 +41,6 @@ PRESETS = (
     "disabled",
 )
 
-OPTIONS = ",".join(sorted(verl_options.RS_OPTIONS))
-OF_OPTIONS = {"k1": "0.8_1.3", "k2": "0.05", "k3": "0.04"}
-THRESHOLDS = ",".join(OF_OPTIONS[option[-2:]] for option in OPTIONS.split(","))
-
-# rows, width, spread of D, share of empty rows
-SHAPES = (
-    (8, 24, 0.3, 0.3),
-    (1, 1, 0.2, 0.0),
-    (1, 17, 0.1, 0.0),
-    (6, 40, 0.003, 0.2),
-    (16, 12, 0.05, 0.0),
-    (5, 30, 1.5, 0.3),
-    (4, 16, 9.0, 0.0),
-    (3, 300, 1e-4, 0.0),
-)
-
-# What verl counts it averages in float32. A spread is the root of a difference of squares.
-COUNTED = ("fraction_high", "fraction_low", "masked_fraction", "oob_ratio")
-
 
 @pytest.fixture(scope="module")
 def helper():
@@ -74,37 +56,6 @@ def config_class():
     return RolloutCorrectionConfig
 
 
-def batch(seed, rows, width, scale, empty, dtype=torch.float64, mask_dtype=torch.int64):
-    """Right-padded rows with holes; what stands outside the mask is any finite number."""
-    made = torch.Generator().manual_seed(seed)
-
-    def random(*shape):
-        return torch.rand(*shape, generator=made, dtype=torch.float64)
-
-    mask = torch.arange(width) < random(rows, 1) * width + 1
-    mask &= random(rows, width) > 0.15
-    mask &= random(rows, 1) >= empty
-    mask[0, 0] = True
-    rollout = random(rows, width).log()
-    noise = torch.randn(rows, width, generator=made, dtype=torch.float64)
-    shift = torch.randn(rows, 1, generator=made, dtype=torch.float64)
-    gap = scale * (noise + shift / 3) * random(rows, 1)
-    # The ratios of the first row stay near 1, because verl divides by zero where IcePop leaves nothing.
-    gap[0] *= 0.05 / (0.05 + gap[0].abs().sum())
-    return (rollout + gap).to(dtype), rollout.to(dtype), mask.to(mask_dtype)
-
-
-def verls(helper, given, **config):
-    """verl's weights (or None), mask and metrics."""
-    proto, mask, metrics = helper.compute_rollout_correction_and_rejection_mask(*given, **config)
-    return None if proto is None else proto.batch["rollout_is_weights"], mask, metrics
-
-
-def arguments(config):
-    names = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs", "rollout_rs_threshold")
-    return {name: getattr(config, name) for name in names}
-
-
 def spec_of(rollout_is, rollout_is_threshold, rollout_is_batch_normalize, rollout_rs, rollout_rs_threshold):
     weight, criteria = None, ()
     if rollout_is is not None:
@@ -112,20 +63,6 @@ def spec_of(rollout_is, rollout_is_threshold, rollout_is_batch_normalize, rollou
     if rollout_rs is not None:
         criteria = verl_options.criteria(rollout_rs, rollout_rs_threshold)
     return presets.spec(weight, criteria)
-
-
-def configurations():
-    weights = ((None, 2.0), ("token", 1.2), ("token", "0.9_1.1"), ("sequence", 1.5), ("sequence", "0.5_2.0"))
-    for level, threshold in weights:
-        for normalize in (False, True) if level else (False,):
-            for options, thresholds in ((None, None), (OPTIONS, THRESHOLDS)):
-                yield {
-                    "rollout_is": level,
-                    "rollout_is_threshold": threshold,
-                    "rollout_is_batch_normalize": normalize,
-                    "rollout_rs": options,
-                    "rollout_rs_threshold": thresholds,
-                }
 
 
 def assert_agree(out, theirs, exact):
@@ -139,18 +76,8 @@ def assert_agree(out, theirs, exact):
         torch.testing.assert_close(out.weights.double(), weights.double(), rtol=2e-14 if exact else 2.4e-6, atol=0.0)
     ours = out.metrics("verl")
     assert sorted(ours) == sorted(metrics)
-    wrong = {key: (ours[key], metrics[key]) for key in metrics if not _close(key, ours[key], metrics[key], exact)}
+    wrong = {key: (ours[key], metrics[key]) for key in metrics if not close(key, ours[key], metrics[key], exact)}
     assert not wrong
-
-
-def _close(key, ours, verls, exact):
-    """Measured: 1e-14 in float64; of float32 log-probs 1.6e-6 in e^(2 sum D), else 8e-7 relative or 4e-8."""
-    if key.endswith(COUNTED):
-        return abs(ours - verls) <= 1e-7
-    # A spread of 0 is the root of rounding in verl: 3e-10 in float64.
-    slack = 1e-8 if key.endswith("_std") else 0.0
-    rtol, atol = (1e-12, 1e-14) if exact else (8e-6, 4e-7)
-    return ours == verls or abs(ours - verls) <= rtol * abs(verls) + atol + slack
 
 
 def test_presets_are_verls(config_class):
@@ -216,7 +143,7 @@ def test_packed_and_merged(helper):
         offsets = torch.arange(packed[0].numel() // width + 1) * width
         parts.append(rc.correct(*packed, cu_seqlens=offsets, spec=spec).statistics)
     ours = rc.Statistics.sum(parts).metrics("verl")
-    assert not {key: (ours[key], expected[key]) for key in expected if not _close(key, ours[key], expected[key], True)}
+    assert not {key: (ours[key], expected[key]) for key in expected if not close(key, ours[key], expected[key], True)}
 
 
 def test_what_verl_cannot(helper):

@@ -1,0 +1,336 @@
+"""verl 0.9: the functions of `verl.trainer.ppo.rollout_corr_helper` and the driver's debug metrics.
+
+`install()` replaces them in the process that calls it. verl corrects inside Ray actors, so each of them has to call it:
+pass the hook of ray.init through verl's own configuration, and no line of a training script changes.
+
+    +ray_kwargs.ray_init.runtime_env.worker_process_setup_hook=rollout_corr.integrations.verl.install
+
+The arguments, results and metric keys are verl's. Of verl's mistakes some are mended and some are kept, each with its
+switch: docs/integrations.md has the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollout_corr.integrations import verl_measures
+from rollout_corr.integrations.dropin import DropIn, Installed, Target
+from rollout_corr.ops import Correction, correct
+from rollout_corr.presets import checks, verl_options
+from rollout_corr.presets import verl as presets
+from rollout_corr.reports import verl as report
+from rollout_corr.spec import NONFINITE, Criterion, Spec
+
+HELPER = "verl.trainer.ppo.rollout_corr_helper"
+CHECKED = ("0.9.0", "0.9.1")
+EMPTY_ROWS = ("verl", "skip")
+EMPTY_BATCH = ("zeros", "raise")
+SAFETY_BOUND = verl_options.TOKEN_CLAMP
+SUPPORTED_ROLLOUT_RS_OPTIONS = set(verl_options.RS_OPTIONS)
+TOKEN_LEVEL_ROLLOUT_RS_OPTIONS = {option for option in verl_options.RS_OPTIONS if option.startswith("token")}
+
+Threshold = verl_options.Threshold | None
+
+_DROP_IN = DropIn("verl", "verl", CHECKED)
+
+
+def install(
+    *, k1_bounds: str = "verl", empty_rows: str = "verl", empty_batch: str = "zeros", nonfinite: str = "reject"
+) -> Installed:
+    """Replace verl's functions, in this process and wherever they have been imported by name.
+
+    A module of verl that has not been imported yet is left alone until it is. A second call with the same switches does
+    nothing; with others it replaces what the first installed.
+
+    Args:
+        k1_bounds: "verl" compares -log r with [log lower, log upper], as verl does; "ratio" keeps ratios within
+            [lower, upper], as its documentation says (verl#6377).
+        empty_rows: "verl" counts rows without a valid token in every metric that is a mean over rows, as verl does;
+            "skip" leaves them out (verl#7771).
+        empty_batch: A batch without a valid token gives "zeros" as its metrics, or "raise"s as verl does.
+        nonfinite: A token whose log-ratio is NaN or infinite: "reject" its sequence, "neutral" reads the ratio as 1,
+            "propagate" lets it become NaN, as verl does.
+
+    Returns:
+        What is replaced now.
+
+    Raises:
+        ImportError: verl is not installed.
+        RuntimeError: This verl has other functions, or they take other arguments. Then nothing is replaced.
+        ValueError: An unknown switch, named.
+    """
+    checks.one_of("k1_bounds", k1_bounds, verl_options.K1_BOUNDS)
+    checks.one_of("empty_rows", empty_rows, EMPTY_ROWS)
+    checks.one_of("empty_batch", empty_batch, EMPTY_BATCH)
+    checks.one_of("nonfinite", nonfinite, NONFINITE)
+    return _DROP_IN.install(
+        TARGETS, k1_bounds=k1_bounds, empty_rows=empty_rows, empty_batch=empty_batch, nonfinite=nonfinite
+    )
+
+
+def uninstall() -> None:
+    """Give verl its own functions back. Nothing happens if they were not replaced."""
+    _DROP_IN.uninstall()
+
+
+def installed() -> Installed:
+    """What is replaced in this process at this moment."""
+    return _DROP_IN.installed()
+
+
+# --- verl's functions ---
+
+
+def compute_rollout_correction_and_rejection_mask(
+    old_log_prob: Tensor,
+    rollout_log_prob: Tensor,
+    response_mask: Tensor,
+    rollout_is: str | None = None,
+    rollout_is_threshold: Threshold = 2.0,
+    rollout_is_batch_normalize: bool = False,
+    rollout_rs: str | None = None,
+    rollout_rs_threshold: Threshold = None,
+    **switches: str,
+) -> tuple[Any, Tensor, dict[str, float]]:
+    """Weights, mask and metrics of a batch, as verl's function of this name gives them.
+
+    Args:
+        old_log_prob: [B, T] floating; also [T], one sequence.
+        rollout_log_prob: Same shape.
+        response_mask: Same shape, non-zero is valid; any bool, integer or floating dtype.
+        rollout_is: None, "token" or "sequence" (the product).
+        rollout_is_threshold: A number truncates, "lower_upper" zeroes outside. With None there are no weights.
+        rollout_is_batch_normalize: Divide the weights by their mean: of all ranks, where torch.distributed is
+            initialised.
+        rollout_rs: None, or a comma-separated list of SUPPORTED_ROLLOUT_RS_OPTIONS.
+        rollout_rs_threshold: One for all options, or one for each.
+        **switches: Those of `install`.
+
+    Returns:
+        A DataProto that holds "rollout_is_weights" ([B, T], of the dtype that log-probs and mask promote to), or None;
+        the mask with 0 where rejected, in its own dtype (the mask itself where nothing can be rejected); metrics as
+        floats, by verl's keys.
+    """
+    _same_shape(old_log_prob, rollout_log_prob, response_mask)
+    spec = _spec_of(
+        rollout_is, rollout_is_threshold, rollout_is_batch_normalize, rollout_rs, rollout_rs_threshold, switches
+    )
+    _say(spec, rollout_is, rollout_is_threshold, rollout_rs, rollout_rs_threshold)
+    weights, mask, metrics = _corrected(old_log_prob, rollout_log_prob, response_mask, spec, switches)
+    return _proto(weights), mask, metrics
+
+
+def compute_rollout_correction_weights(
+    log_ratio: Tensor,
+    response_mask: Tensor,
+    rollout_is: str = "token",
+    rollout_is_threshold: Threshold = 2.0,
+    rollout_is_batch_normalize: bool = False,
+    **switches: str,
+) -> tuple[Tensor, dict[str, float]]:
+    """The weights alone, from log-ratios, and their metrics without a prefix."""
+    spec = _spec_of(rollout_is, rollout_is_threshold, rollout_is_batch_normalize, None, None, switches)
+    if spec.weight is None:
+        raise ValueError(f"rollout_is: expected 'token' or 'sequence' with a threshold, got {rollout_is!r}")
+    weights, _, metrics = _corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
+    assert weights is not None
+    return weights, _without_prefix(metrics, "rollout_is_")
+
+
+def compute_rollout_rejection_mask(
+    log_ratio: Tensor,
+    response_mask: Tensor,
+    rollout_rs: str = "token_k1",
+    rollout_rs_threshold: Threshold = None,
+    **switches: str,
+) -> tuple[Tensor, dict[str, float]]:
+    """The mask alone, from log-ratios, and the metrics of rejection without a prefix."""
+    if rollout_rs is None:
+        raise ValueError(f"rollout_rs: expected at least one of {sorted(SUPPORTED_ROLLOUT_RS_OPTIONS)}, got None")
+    spec = _spec_of(None, None, False, rollout_rs, rollout_rs_threshold, switches)
+    _, mask, metrics = _corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
+    return mask, _without_prefix(metrics, "rollout_rs_")
+
+
+def compute_offpolicy_metrics(
+    old_log_prob: Tensor, rollout_log_prob: Tensor | None, response_mask: Tensor, **switches: str
+) -> dict[str, float]:
+    """Perplexities and divergences without a prefix; without `rollout_log_prob` only those of the trainer."""
+    rollout = old_log_prob if rollout_log_prob is None else rollout_log_prob
+    spec = _spec_of(None, None, False, None, None, switches)
+    _, _, metrics = _corrected(old_log_prob, rollout, response_mask, spec, switches)
+    found = _without_prefix(metrics, "")
+    if rollout_log_prob is None:
+        return {key: found[key] for key in ("training_ppl", "training_log_ppl")}
+    return found
+
+
+def compute_rollout_corr_metrics_from_logprobs(
+    log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Tensor, **switches: str
+) -> dict[str, float]:
+    """The same under verl's prefix."""
+    found = compute_offpolicy_metrics(log_prob, rollout_log_prob, response_mask, **switches)
+    return {f"{report.PREFIX}{key}": value for key, value in found.items()}
+
+
+def compute_rollout_correction_and_add_to_batch(
+    batch: Any, rollout_corr_config: Mapping[str, Any], **switches: str
+) -> tuple[Any, dict[str, float]]:
+    """Correct a DataProto: its "response_mask" is replaced, "rollout_is_weights" added where there are weights.
+
+    Args:
+        batch: A DataProto with "old_log_probs", "rollout_log_probs" and "response_mask".
+        rollout_corr_config: Anything with `.get`; it is read, never changed.
+        **switches: Those of `install`.
+
+    Returns:
+        The batch, and the metrics.
+    """
+    get = rollout_corr_config.get
+    weights, mask, metrics = compute_rollout_correction_and_rejection_mask(
+        old_log_prob=batch.batch["old_log_probs"],
+        rollout_log_prob=batch.batch["rollout_log_probs"],
+        response_mask=batch.batch["response_mask"],
+        rollout_is=get("rollout_is", None),
+        rollout_is_threshold=get("rollout_is_threshold", 2.0),
+        rollout_is_batch_normalize=get("rollout_is_batch_normalize", False),
+        rollout_rs=get("rollout_rs", None),
+        rollout_rs_threshold=get("rollout_rs_threshold", None),
+        **switches,
+    )
+    batch.batch["response_mask"] = mask
+    return batch if weights is None else batch.union(weights), metrics
+
+
+compute_is_metrics = verl_measures.compute_is_metrics
+compute_rs_metrics = verl_measures.compute_rs_metrics
+calculate_debug_metrics = verl_measures.calculate_debug_metrics
+
+TARGETS = (
+    Target(HELPER, "compute_rollout_correction_and_rejection_mask", compute_rollout_correction_and_rejection_mask),
+    Target(HELPER, "compute_rollout_correction_and_add_to_batch", compute_rollout_correction_and_add_to_batch),
+    Target(HELPER, "compute_rollout_correction_weights", compute_rollout_correction_weights),
+    Target(HELPER, "compute_rollout_rejection_mask", compute_rollout_rejection_mask),
+    Target(HELPER, "compute_offpolicy_metrics", compute_offpolicy_metrics),
+    Target(HELPER, "compute_rollout_corr_metrics_from_logprobs", compute_rollout_corr_metrics_from_logprobs),
+    Target(HELPER, "compute_is_metrics", compute_is_metrics),
+    Target(HELPER, "compute_rs_metrics", compute_rs_metrics),
+    Target("verl.utils.debug.metrics", "calculate_debug_metrics", calculate_debug_metrics),
+)
+
+
+# --- how they are computed ---
+
+
+def _spec_of(
+    rollout_is: str | None,
+    rollout_is_threshold: Threshold,
+    normalize: bool,
+    rollout_rs: str | None,
+    rollout_rs_threshold: Threshold,
+    switches: Mapping[str, str],
+) -> Spec:
+    thresholds = (_frozen(rollout_is_threshold), _frozen(rollout_rs_threshold))
+    k1_bounds, nonfinite = switches.get("k1_bounds", "verl"), switches.get("nonfinite", "reject")
+    return _cached_spec(rollout_is, thresholds[0], normalize, rollout_rs, thresholds[1], k1_bounds, nonfinite)
+
+
+def _frozen(threshold: Any) -> Any:
+    """A threshold that can be a key: a list of a configuration as a tuple."""
+    return threshold if threshold is None or isinstance(threshold, (str, float, int)) else tuple(threshold)
+
+
+@lru_cache(maxsize=64, typed=True)
+def _cached_spec(
+    rollout_is: str | None,
+    rollout_is_threshold: Any,
+    normalize: bool,
+    rollout_rs: str | None,
+    rollout_rs_threshold: Any,
+    k1_bounds: str,
+    nonfinite: str,
+) -> Spec:
+    weight = None
+    criteria: tuple[Criterion, ...] = ()
+    if isinstance(rollout_is_threshold, bool):
+        raise TypeError(
+            f"rollout_is_threshold: expected a number or 'lower_upper', not a boolean, got {rollout_is_threshold}"
+        )
+    if rollout_is is not None and rollout_is_threshold is not None:
+        weight = verl_options.weight(rollout_is, rollout_is_threshold, normalize)
+    if rollout_rs is not None:
+        criteria = verl_options.criteria(rollout_rs, rollout_rs_threshold, k1_bounds)
+    return Spec(weight=weight, criteria=criteria, nonfinite=nonfinite, report=presets.REPORT)
+
+
+def _same_shape(old_log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Tensor) -> None:
+    for name, x in (("rollout_log_prob", rollout_log_prob), ("response_mask", response_mask)):
+        if x.shape != old_log_prob.shape:
+            raise ValueError(f"{name}: expected shape {[*old_log_prob.shape]} (of old_log_prob), got {[*x.shape]}")
+
+
+def _corrected(
+    old: Tensor, rollout: Tensor, mask: Tensor, spec: Spec, switches: Mapping[str, str]
+) -> tuple[Tensor | None, Tensor, dict[str, float]]:
+    """Weights, mask and metrics. What is not [B, T] is rows all the same: verl sums over the last dimension."""
+    rows = [x if x.dim() == 2 else x.reshape(-1, x.shape[-1]) for x in (old, rollout, mask)]
+    group = _world() if spec.weight is not None and spec.weight.normalize is not None else None
+    out = correct(*rows, spec=spec, batch_group=group)
+    metrics = _metrics(out, switches)
+    if group is not None:
+        factor = report.PREFIX + "rollout_is_batch_norm_factor"
+        metrics[factor] = out.statistics.all_reduce(group).metrics("verl")[factor]
+    weights = out.weights
+    if weights is not None:
+        dtype = torch.promote_types(torch.promote_types(old.dtype, rollout.dtype), mask.dtype)
+        weights = weights.to(dtype).reshape(old.shape)
+    return weights, mask if out.mask is rows[2] else out.mask.reshape(mask.shape), metrics
+
+
+def _metrics(out: Correction, switches: Mapping[str, str]) -> dict[str, float]:
+    """verl's keys, from one copy to the host; what depends on that copy is decided after it."""
+    values = out.statistics.metrics_async().values()
+    if not values["tokens"] and switches.get("empty_batch") == "raise":
+        raise ValueError("response_mask must contain at least one valid token (1).")
+    if switches.get("empty_rows") == "skip":
+        values["verl/rows"] = values["sequences_measured"]
+    return report.finish(values, out.statistics.spec or Spec())
+
+
+def _world() -> Any:
+    """The default process group, over which verl takes the mean of the weights; None where there is none."""
+    import torch.distributed as dist
+
+    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+
+
+def _without_prefix(metrics: Mapping[str, float], start: str) -> dict[str, float]:
+    """Metrics whose names begin so, without verl's prefix."""
+    names = {key.removeprefix(report.PREFIX): value for key, value in metrics.items()}
+    return {name: value for name, value in names.items() if name.startswith(start)}
+
+
+def _proto(weights: Tensor | None) -> Any:
+    if weights is None:
+        return None
+    from verl.protocol import DataProto
+
+    return DataProto.from_dict(tensors={"rollout_is_weights": weights})
+
+
+def _say(spec: Spec, rollout_is: Any, is_threshold: Any, rollout_rs: Any, rs_threshold: Any) -> None:
+    """Log once what is done to the batch, and why nothing is."""
+    done = [] if spec.weight is None else [f"rollout_is {rollout_is!r} with threshold {is_threshold!r}"]
+    if spec.criteria:
+        done.append(f"rollout_rs {rollout_rs!r} with threshold {rs_threshold!r}")
+    if done:
+        _DROP_IN.say(True, " and ".join(done))
+    elif rollout_is is not None:
+        _DROP_IN.say(False, f"metrics only: rollout_is is {rollout_is!r}, but rollout_is_threshold is None")
+    else:
+        _DROP_IN.say(False, "metrics only: neither rollout_is nor rollout_rs is set")
