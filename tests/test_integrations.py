@@ -79,7 +79,7 @@ def names(*wanted):
     return [importlib.import_module(f"toy.{name}") for name in wanted]
 
 
-def test_replaces_everywhere(drop_in):
+def test_replaces_everywhere(drop_in, caplog):
     """Where it is defined, where it was imported by name before and after, in a registry; and back again."""
     helper, trainer = names("helper", "trainer")
     theirs = dict(vars(helper)), dict(vars(trainer)), dict(helper.REGISTRY)
@@ -99,6 +99,7 @@ def test_replaces_everywhere(drop_in):
     assert (dict(vars(helper)), dict(vars(trainer)), dict(helper.REGISTRY)) == theirs
     assert worker.correct is helper.correct is theirs[0]["correct"]
     assert not drop_in.installed().active and "install() was not called" in drop_in.installed().why
+    assert not caplog.records
 
 
 def test_waits_for_the_import(drop_in):

@@ -165,6 +165,32 @@ def test_metrics_of_a_ready_statistic(option):
     assert found == pytest.approx(expected, abs=1e-12)
 
 
+def test_normalised_over_all_ranks(monkeypatch):
+    """The mean is that of two ranks' tokens together, and so is the factor that is reported."""
+    train, rollout, mask = batch(torch.float64)
+    spec = presets.spec(rc.Weight("token", upper=2.0, normalize="batch"))
+    raw = correct(train, rollout, mask, rollout_is="token")[0]
+    others = rc.correct(train[:2], rollout[:2], mask[:2], spec=spec).statistics
+    pooled = (raw.sum() + raw[:2].sum()) / (mask.sum() + mask[:2].sum())
+
+    def all_reduce(x, op=torch.distributed.ReduceOp.SUM, group=None):
+        assert group == "world"
+        if op == torch.distributed.ReduceOp.MAX:
+            x.copy_(torch.maximum(x, others.maxima))
+        elif x.numel() > 2:
+            x.add_(others.sums)
+        else:
+            n = float(mask[:2].sum())
+            x.add_(torch.tensor([float(raw[:2].sum()) - n, n], dtype=torch.float64))
+
+    monkeypatch.setattr(verl, "_world", lambda: "world")
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    weights, _, metrics = correct(train, rollout, mask, rollout_is="token", rollout_is_batch_normalize=True)
+    torch.testing.assert_close(weights, raw / pooled, rtol=1e-12, atol=0.0)
+    assert metrics["rollout_corr/rollout_is_batch_norm_factor"] == pytest.approx(float(pooled), rel=1e-12)
+    assert len(metrics) == 28
+
+
 def test_adds_to_batch():
     train, rollout, mask = batch()
     given = DataProto(batch={"old_log_probs": train, "rollout_log_probs": rollout, "response_mask": mask})

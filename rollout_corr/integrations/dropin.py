@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from rollout_corr.integrations.after_import import forget, when_imported
 
 LOGGER = logging.getLogger("rollout_corr")
-PACKAGE = __name__.partition(".")[0]
 
 Function = Callable[..., Any]
 
@@ -298,7 +297,7 @@ def _places(wanted: Mapping[int, object], framework: str) -> Iterator[_Place]:
     for name, module in list(sys.modules.items()):
         # Not by getattr: a lazy module would load what it is asked for.
         space = getattr(module, "__dict__", None)
-        if not isinstance(space, dict) or name.partition(".")[0] == PACKAGE:
+        if not isinstance(space, dict):
             continue
         theirs = name.partition(".")[0] == framework
         for key, held in list(space.items()):
