@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from unittest import mock
 
 import pytest
@@ -79,3 +80,27 @@ def launched(request):
     with mock.patch.object(Launch, "run", counted):
         yield
     assert count, "no kernel was launched on a GPU"
+
+
+@pytest.fixture
+def nothing_said_yet(monkeypatch):
+    """What is said once in a process is said once in a test."""
+    from rollout_corr.presets import registry
+
+    monkeypatch.setattr(registry, "_warned", set())
+
+
+@pytest.fixture
+def quiet():
+    """Old names may be used."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+@pytest.fixture
+def strict():
+    """Nothing may be said."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield

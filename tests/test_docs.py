@@ -15,7 +15,6 @@ import torch
 
 import rollout_corr as rc
 from rollout_corr import metrics, recipes, spec, surrogates
-from rollout_corr.presets import registry
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -77,11 +76,11 @@ def one_rank():
 
 
 @pytest.mark.filterwarnings("ignore:.*old name:UserWarning")  # migrate.md shows them
+@pytest.mark.usefixtures("nothing_said_yet")
 @pytest.mark.parametrize("block", python_blocks())
 def test_python_runs(block, monkeypatch, tmp_path, request):
     """Each block in a namespace of its own, as if a fresh process had come to it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "_warned", set())
     if "torch.distributed" in block.code:
         request.getfixturevalue("one_rank")
     # The empty lines make a traceback point into the page.

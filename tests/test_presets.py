@@ -18,10 +18,12 @@ import torch
 
 from rollout_corr import presets
 from rollout_corr.ops import correct
-from rollout_corr.presets import registry, verl_options
+from rollout_corr.presets import verl_options
 from rollout_corr.presets.registry import OLD_NAMES, RECIPES, preset
 from rollout_corr.presets.table import BEGIN, END, expression, table
 from rollout_corr.spec import Criterion, Spec, Weight
+
+pytestmark = pytest.mark.usefixtures("nothing_said_yet")
 
 VERL = {"report": ("native", "verl")}
 XTUNER = {"report": ("native", "xtuner")}
@@ -343,18 +345,6 @@ WITH_ARGUMENTS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def nothing_said_yet(monkeypatch):
-    monkeypatch.setattr(registry, "_warned", set())
-
-
-@pytest.fixture
-def old_names_allowed():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
-
-
 def test_every_recipe_is_expected():
     assert presets.names() == sorted(EXPECTED)
     assert sorted(OLD_NAMES) == sorted(OLD)
@@ -369,14 +359,14 @@ def test_recipe_makes_the_spec_of_its_peer(name):
         assert getattr(getattr(presets, framework), function)() == EXPECTED[name]
 
 
-@pytest.mark.usefixtures("old_names_allowed")
+@pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("name", sorted(OLD))
 def test_old_name_makes_the_spec_of_its_time(name):
     assert preset(name) == OLD[name]
     assert getattr(presets.verl, name.split(".")[1])() == OLD[name]
 
 
-@pytest.mark.usefixtures("old_names_allowed")
+@pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize(("name", "arguments", "expected"), WITH_ARGUMENTS)
 def test_arguments(name, arguments, expected):
     assert preset(name, **arguments) == expected
@@ -414,7 +404,7 @@ def test_old_name_warns_once_with_the_line_to_write():
         preset("verl.seq_is")
 
 
-@pytest.mark.usefixtures("old_names_allowed")
+@pytest.mark.usefixtures("quiet")
 def test_old_name_that_moved_on_is_its_successor():
     assert presets.verl.token_is(3) == presets.verl.token_tis(3) == presets.verl.decoupled_token_is(3)
     assert presets.verl.seq_is(3) == presets.verl.decoupled_seq_is(3)
