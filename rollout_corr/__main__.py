@@ -8,6 +8,7 @@ import sys
 # The commands that look at a dump of log-probs; rollout_corr.mismatch.commands has their arguments.
 LOOKING = {
     "report": "show where the log-probs of a dump differ",
+    "doctor": "name the causes; exit with 1 if there are some",
 }
 
 

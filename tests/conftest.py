@@ -15,6 +15,17 @@ settings.register_profile("house", deadline=None, derandomize=True)
 settings.load_profile("house")
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """For thousands of tiny operations: waking other threads takes longer than any of them."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def on_gpu(config):
     """Whether the tests that need a GPU were asked for."""
     return re.search(r"(?<!not )\bgpu\b", config.getoption("markexpr")) is not None

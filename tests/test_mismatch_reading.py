@@ -19,6 +19,8 @@ from rollout_corr.mismatch.fields import ALIASES, Wanted, choose
 from rollout_corr.mismatch.problems import DumpError
 from rollout_corr.mismatch.reading import Dump
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(params=[None, 40], ids=["one block", "small blocks"])
 def blocks_of(request, monkeypatch):

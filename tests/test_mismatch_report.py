@@ -20,6 +20,8 @@ from rollout_corr.mismatch.profiles import LARGE, PROBABILITY_EDGES
 from rollout_corr.mismatch.reading import Dump
 from rollout_corr.testing import example_batch
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def measured(folder, columns, kind="pt packed", **arguments):
     return measure(Dump(write(kind, folder, columns), **arguments))

@@ -82,7 +82,53 @@ def report(arguments: list[str]) -> int:
     return GOOD
 
 
-COMMANDS = {"report": report}
+# What fails a gate when nothing else is asked for.
+FAIL_IF = "verdicts > 0"
+
+
+def doctor(arguments: list[str]) -> int:
+    """`rollout-corr doctor`."""
+    from rollout_corr.mismatch import summary
+    from rollout_corr.mismatch.conditions import Condition
+    from rollout_corr.mismatch.doctor import diagnose, with_verdicts
+
+    parser = argparse.ArgumentParser(
+        prog="rollout-corr doctor",
+        description="Name the causes of a mismatch.",
+        epilog=f"exit codes: {GOOD} healthy, {FOUND} --fail-if is true, {UNUSABLE} the dump cannot be read",
+    )
+    _reading_arguments(parser)
+    parser.add_argument(
+        "--fail-if",
+        action="append",
+        metavar="CONDITION",
+        help="exit with 1 if this is true; metrics of `report --json`, `problems`, `verdicts` (errors and warnings) or "
+        f"the name of one (0 or 1), compared with numbers, joined by and, or, not; several: any; default: {FAIL_IF!r}",
+    )
+    parser.add_argument(
+        "--on-policy", action="store_true", help="new_logp and train_logp are of the same weights, and have to agree"
+    )
+    chosen = parser.parse_args(arguments)
+    dump = _dump(chosen)
+    out = None if chosen.json else summary.console()
+    with _progress(dump, chosen.json) as each:
+        measured = measure(dump, each)
+    verdicts = diagnose(measured, chosen.on_policy)
+    values = with_verdicts(measured.metrics(), verdicts, dump.problems.count)
+    conditions = [Condition(text, values) for text in chosen.fail_if or [FAIL_IF]]
+    true = [condition.text for condition in conditions if condition.true]
+    if out is None:
+        found = summary.verdict_data(dump, measured, verdicts) | {"failed": true}
+        json.dump(found, sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    else:
+        summary.print_verdicts(out, dump, measured, verdicts)
+        for text in true:
+            out.print(f"failed: {text}", markup=False, style="bold red")
+    return FOUND if true else GOOD
+
+
+COMMANDS = {"report": report, "doctor": doctor}
 
 
 def run(command: str, arguments: list[str]) -> int:

@@ -16,6 +16,7 @@ from rollout_corr.advice import warnings_of
 from rollout_corr.histogram import HISTOGRAM, HISTOGRAM_BINS, histogram, percentile
 from rollout_corr.metrics import PERCENTILES
 from rollout_corr.mismatch.block import Block, ValidTokens
+from rollout_corr.mismatch.evidence import Evidence
 from rollout_corr.mismatch.profiles import (
     PROBABILITY_LABELS,
     ByValue,
@@ -88,6 +89,7 @@ class Measured:
         self.density = torch.zeros(CELLS * CELLS, dtype=torch.int64)
         self.probability_density = torch.zeros(CELLS * CELLS, dtype=torch.int64)
         self.sequence_means = torch.zeros(HISTOGRAM_BINS, dtype=torch.int64)
+        self.evidence = Evidence()
         self._worst: list[tuple[float, int, WorstToken]] = []
         self._seen = 0
 
@@ -97,6 +99,7 @@ class Measured:
         for name, spec in {"": BASE, **WEIGHTED}.items():
             found = ops.correct(block.train, block.rollout, block.mask, cu_seqlens=block.offsets, spec=spec).statistics
             self.statistics[name] = self.statistics[name] + found if name in self.statistics else found
+        self.evidence.add(tokens)
         self._add_profiles(tokens)
         self._add_densities(tokens)
         self._add_worst(tokens)

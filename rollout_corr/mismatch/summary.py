@@ -11,6 +11,7 @@ from rollout_corr.mismatch.measuring import UPPER, Measured
 from rollout_corr.mismatch.problems import extra
 from rollout_corr.mismatch.profiles import Row
 from rollout_corr.mismatch.reading import Dump
+from rollout_corr.mismatch.verdict import Verdict
 from rollout_corr.spec import LEVELS
 
 KEYS = (
@@ -153,3 +154,39 @@ def _worst_table(measured: Measured) -> Any:
 
 def _in_figures(context: Sequence[float | None]) -> list[str]:
     return ["nan" if d is None else f"{d:.2g}" for d in context]
+
+
+STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+
+
+def verdict_data(dump: Dump, measured: Measured, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Verdicts as plain data, with the metrics that conditions may name."""
+    found = {
+        **read_data(dump),
+        "healthy": all(verdict.severity == "note" for verdict in verdicts),
+        "verdicts": [asdict(verdict) for verdict in verdicts],
+        "metrics": measured.metrics(),
+    }
+    return dict(plain(found))
+
+
+def print_verdicts(out: Any, dump: Dump, measured: Measured, verdicts: Sequence[Verdict]) -> None:
+    """Print what was recognised, the gravest first."""
+    print_read(out, dump)
+    metrics = measured.metrics()
+    out.print(
+        f"{metrics['tokens']:.0f} tokens in {metrics['sequences']:.0f} sequences: mean |D| "
+        f"{metrics['d_abs_mean']:.3g}, "
+        f"percentile 99 {metrics['abs_logp_p99']:.3g}, k3 {metrics['kl_k3']:.3g} nats a token",
+        markup=False,
+    )
+    if all(verdict.severity == "note" for verdict in verdicts):
+        out.print("healthy: no known signature of a bug, and the policies agree", style="bold green")
+    for i, verdict in enumerate(verdicts, 1):
+        out.print()
+        out.print(
+            f"{i}. {verdict.severity}: {verdict.title} [{verdict.name}]", markup=False, style=STYLES[verdict.severity]
+        )
+        for line in verdict.evidence:
+            out.print(f"   - {line}", markup=False)
+        out.print(f"   -> {verdict.advice}", markup=False)
