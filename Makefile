@@ -23,10 +23,10 @@ ARGS ?=
 PIP = python -m pip install --disable-pip-version-check --quiet
 SOURCES = setup.py pyproject.toml constraints.txt
 
-# verl asks for a dozen packages that its correction never imports, and for older versions of others. So verl and
-# tensordict come without their requirements, and what they really import is named. constraints.txt has the versions.
-PEERS_ALONE = verl tensordict
-PEERS_NEED = cloudpickle codetiming omegaconf orjson packaging pyvers ray transformers
+# verl asks for a dozen packages that its correction never imports, and for older versions of others. So the peers
+# come without their requirements, and what they really import is named. constraints.txt has the versions.
+PEERS_ALONE = verl tensordict trl
+PEERS_NEED = accelerate cloudpickle codetiming datasets jinja2 omegaconf orjson packaging pyvers ray transformers
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:

@@ -31,6 +31,10 @@ class Base:
     def step(self, x):
         return ("base", x)
 
+    @staticmethod
+    def fixed(x, bound=2.0):
+        return ("fixed", x)
+
 class Trainer(Base):
     def run(self, x):
         return correct(x)
@@ -130,12 +134,16 @@ def test_methods(drop_in):
     assert "toy.trainer.Trainer.step" in drop_in.installed().replaced
     drop_in.uninstall()
     assert "step" not in vars(trainer.Trainer) and trainer.Trainer().step(1) == ("base", 1)
-    own = (Target("toy.trainer", "Base.step", stepping, takes_original=True),)
-    before = trainer.Base.step
+    own = (
+        Target("toy.trainer", "Base.step", stepping, takes_original=True),
+        Target("toy.trainer", "Base.fixed", ours),
+    )
+    before = dict(vars(trainer.Base))
     drop_in.install(own)
     assert trainer.Trainer().step(1) == ("ours", ("base", 1))
+    assert trainer.Trainer().fixed(1) == trainer.Base.fixed(1) == ("ours", 1, 2.0)
     drop_in.uninstall()
-    assert trainer.Base.step is before
+    assert dict(vars(trainer.Base)) == before and trainer.Trainer().fixed(1) == ("fixed", 1)
 
 
 def test_is_idempotent(drop_in):

@@ -267,6 +267,8 @@ def _standing_in(original: Function, target: Target, switches: Mapping[str, obje
 
     It goes by the name of the original, so a pickle of it is a reference that means whatever the other process has.
     """
+    if isinstance(original, staticmethod):
+        return staticmethod(_standing_in(original.__func__, target, switches))
     if target.takes_original:
         made: Function = functools.wraps(original)(target.ours(original, **switches))
         return made
