@@ -5,6 +5,7 @@
 #   make test-all     the slow ones too
 #   make test-gpu     the ones that need a GPU
 #   make test-peers   the ones that compare with the peers themselves, in an environment of their own
+#   make test-browser the pages in a headless Chromium, which has to be there
 #   make test-wheel   builds the wheel and tests it from outside the checkout
 #   make kernels      compiles the kernels for GPUs that are not there, and reports
 #   make lint         ruff, ruff format, mypy
@@ -30,7 +31,7 @@ PEERS_NEED = accelerate cloudpickle codetiming datasets jinja2 omegaconf orjson 
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
-.PHONY: demo test test-all test-gpu test-peers test-wheel kernels lint format bench clean
+.PHONY: demo test test-all test-gpu test-peers test-browser test-wheel kernels lint format bench clean
 
 demo: $(VENV)/installed-demo
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
@@ -39,13 +40,16 @@ test: $(VENV)/installed-test
 	$(VENV)/bin/pytest $(ARGS)
 
 test-all: $(VENV)/installed-test
-	$(VENV)/bin/pytest -m "not gpu and not peers" $(ARGS)
+	$(VENV)/bin/pytest -m "not gpu and not peers and not browser" $(ARGS)
 
 test-gpu: $(VENV)/installed-test
 	$(VENV)/bin/pytest -m gpu $(ARGS)
 
 test-peers: $(PEERS_VENV)/installed-peers
 	$(PEERS_VENV)/bin/pytest -m peers $(ARGS)
+
+test-browser: $(VENV)/installed-test
+	$(VENV)/bin/pytest -m browser $(ARGS)
 
 test-wheel: $(VENV)/installed-dev
 	VENV="$(VENV)" bash .ci/test_wheel

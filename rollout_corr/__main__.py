@@ -9,6 +9,7 @@ import sys
 LOOKING = {
     "report": "show where the log-probs of a dump differ",
     "doctor": "name the causes; exit with 1 if there are some",
+    "what-if": "try every preset and a grid of thresholds on a dump",
 }
 
 

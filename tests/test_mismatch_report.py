@@ -23,6 +23,12 @@ from rollout_corr.testing import example_batch
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Pages are written into the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 def measured(folder, columns, kind="pt packed", **arguments):
     return measure(Dump(write(kind, folder, columns), **arguments))
 
@@ -228,7 +234,7 @@ def test_report_as_json(tmp_path, capsys):
     out = capsys.readouterr()
     found = json.loads(out.out, parse_constant=refuse)
     assert out.err == ""
-    assert set(found) == {"file", "fields", "problems", "metrics", "warnings", "profiles", "worst"}
+    assert set(found) == {"file", "fields", "problems", "metrics", "warnings", "verdicts", "profiles", "worst"}
     assert found["problems"]["count"] == 1 and found["problems"]["shown"][0]["record"] == 1
     assert found["metrics"]["sequences"] == 8
     assert found["metrics"]["tokens_nonfinite"] == 1

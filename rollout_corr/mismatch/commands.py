@@ -7,6 +7,8 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from rollout_corr.mismatch.fields import ALIASES
 from rollout_corr.mismatch.measuring import measure
@@ -62,24 +64,84 @@ def _console(stderr: bool = False):  # type: ignore[no-untyped-def]  # rich is o
     return console(stderr)
 
 
+def _page_arguments(parser: argparse.ArgumentParser, kind: str) -> None:
+    parser.add_argument(
+        "--html", metavar="PATH", help=f"where the page goes; default: the dump's name with .{kind}.html"
+    )
+    parser.add_argument("--no-html", action="store_true", help="write no page")
+
+
+def _write_page(chosen: argparse.Namespace, dump: Dump, kind: str, make: Callable[[], str]) -> str | None:
+    """Write the page unless it is not wanted: with --json it has to be asked for. Where it is."""
+    if chosen.no_html or (chosen.json and chosen.html is None):
+        return None
+    path = Path(chosen.html or f"{dump.path.resolve().name}.{kind}.html")
+    try:
+        path.write_text(make(), encoding="utf-8")
+    except OSError as error:
+        raise DumpError(f"--html {path}: cannot be written: {error.strerror}") from error
+    return str(path)
+
+
 def report(arguments: list[str]) -> int:
     """`rollout-corr report`."""
     from rollout_corr.mismatch import summary
+    from rollout_corr.mismatch.doctor import diagnose
+    from rollout_corr.mismatch.page import report_page
 
     parser = argparse.ArgumentParser(prog="rollout-corr report", description="What two sets of log-probs differ in.")
     _reading_arguments(parser)
     parser.add_argument("--by", action="append", default=[], metavar="NAME", help="also show |D| by this field")
+    parser.add_argument("--compare", metavar="OTHER", help="a second dump, shown beside the first")
+    _page_arguments(parser, "report")
+    chosen = parser.parse_args(arguments)
+    dumps = [_dump(chosen)] + ([_dump(chosen, chosen.compare)] if chosen.compare else [])
+    out = None if chosen.json else summary.console()
+    found = []
+    for dump in dumps:
+        with _progress(dump, chosen.json) as each:
+            measured = measure(dump, each)
+        found.append((dump, measured, diagnose(measured)))
+    written = _write_page(chosen, dumps[0], "report", lambda: report_page(found))
+    if out is None:
+        data = [summary.as_data(*one) for one in found]
+        _print_json(data[0] | ({"compare": data[1]} if len(data) == 2 else {}))
+        return GOOD
+    summary.print_report(out, found)
+    if written:
+        out.print(f"page: {written}", markup=False)
+    return GOOD
+
+
+def what_if(arguments: list[str]) -> int:
+    """`rollout-corr what-if`."""
+    from rollout_corr.mismatch import summary
+    from rollout_corr.mismatch.page import what_if_page
+    from rollout_corr.mismatch.what_if import try_all
+
+    parser = argparse.ArgumentParser(
+        prog="rollout-corr what-if", description="What every preset and a grid of thresholds would make of a dump."
+    )
+    _reading_arguments(parser)
+    _page_arguments(parser, "what-if")
     chosen = parser.parse_args(arguments)
     dump = _dump(chosen)
     out = None if chosen.json else summary.console()
     with _progress(dump, chosen.json) as each:
-        measured = measure(dump, each)
+        tried = try_all(dump, each)
+    written = _write_page(chosen, dump, "what-if", lambda: what_if_page(dump, tried))
     if out is None:
-        json.dump(summary.as_data(dump, measured), sys.stdout, indent=1)
-        sys.stdout.write("\n")
+        _print_json(summary.what_if_data(dump, tried))
         return GOOD
-    summary.print_report(out, dump, measured)
+    summary.print_what_if(out, dump, tried)
+    if written:
+        out.print(f"page: {written}", markup=False)
     return GOOD
+
+
+def _print_json(found: dict[str, Any]) -> None:
+    json.dump(found, sys.stdout, indent=1)
+    sys.stdout.write("\n")
 
 
 # What fails a gate when nothing else is asked for.
@@ -118,9 +180,7 @@ def doctor(arguments: list[str]) -> int:
     conditions = [Condition(text, values) for text in chosen.fail_if or [FAIL_IF]]
     true = [condition.text for condition in conditions if condition.true]
     if out is None:
-        found = summary.verdict_data(dump, measured, verdicts) | {"failed": true}
-        json.dump(found, sys.stdout, indent=1)
-        sys.stdout.write("\n")
+        _print_json(summary.verdict_data(dump, measured, verdicts) | {"failed": true})
     else:
         summary.print_verdicts(out, dump, measured, verdicts)
         for text in true:
@@ -128,7 +188,7 @@ def doctor(arguments: list[str]) -> int:
     return FOUND if true else GOOD
 
 
-COMMANDS = {"report": report, "doctor": doctor}
+COMMANDS = {"report": report, "doctor": doctor, "what-if": what_if}
 
 
 def run(command: str, arguments: list[str]) -> int:

@@ -196,8 +196,11 @@ class Measured:
 
     def warnings(self) -> list[str]:
         """What deserves a look, in plain words."""
-        found = [text for level in LEVELS for text in warnings_of(self.raw(level), WEIGHTED[level])]
-        return list(dict.fromkeys(found))
+        found = warnings_of(self.raw(), BASE)
+        for level in LEVELS:
+            of_level = warnings_of(self.raw(level), WEIGHTED[level])
+            found += [f"{level} weights up to {UPPER:g}: {text}" for text in of_level if text not in found]
+        return found
 
     def profiles(self) -> dict[str, list[Row]]:
         """D along every axis on which there is more than one bin."""

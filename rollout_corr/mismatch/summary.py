@@ -12,6 +12,7 @@ from rollout_corr.mismatch.problems import extra
 from rollout_corr.mismatch.profiles import Row
 from rollout_corr.mismatch.reading import Dump
 from rollout_corr.mismatch.verdict import Verdict
+from rollout_corr.mismatch.what_if import Outcome, Setting, WhatIf, pareto
 from rollout_corr.spec import LEVELS
 
 KEYS = (
@@ -43,12 +44,13 @@ def plain(value: Any) -> Any:
     return value
 
 
-def as_data(dump: Dump, measured: Measured) -> dict[str, Any]:
+def as_data(dump: Dump, measured: Measured, verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """Everything that was measured, as plain data."""
     found = {
         **read_data(dump),
         "metrics": measured.metrics(),
         "warnings": measured.warnings(),
+        "verdicts": [asdict(verdict) for verdict in verdicts],
         "profiles": {axis: [asdict(row) for row in rows] for axis, rows in measured.profiles().items()},
         "worst": [asdict(token) for token in measured.worst],
     }
@@ -79,9 +81,12 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], lef
         left: How many columns are text; the rest are numbers.
     """
     escape = extra("rich.markup", "report", "printing a summary").escape
-    made = extra("rich.table", "report", "printing a summary").Table(title=title, title_justify="left")
+    box = extra("rich.box", "report", "printing a summary").SIMPLE_HEAD
+    made = extra("rich.table", "report", "printing a summary").Table(
+        title=title, title_justify="left", title_style="bold", box=box, padding=(0, 1, 0, 0)
+    )
     for i, column in enumerate(columns):
-        made.add_column(column, justify="left" if i < left else "right")
+        made.add_column(column, justify="left" if i < left else "right", overflow="fold")
     for row in rows:
         made.add_row(*map(escape, row))
     return made
@@ -97,28 +102,47 @@ def print_read(out: Any, dump: Dump) -> None:
             out.print(f"  {problem}", markup=False, style="red")
 
 
-def print_report(out: Any, dump: Dump, measured: Measured) -> None:
-    """Print the report."""
+Reported = tuple[Dump, Measured, Sequence[Verdict]]
+
+
+def print_report(out: Any, found: Sequence[Reported]) -> None:
+    """Print the report of a dump; two as one table, for the page has the rest."""
+    for dump, _, _ in found:
+        print_read(out, dump)
+    dump, measured, verdicts = found[0]
     metrics = measured.metrics()
-    print_read(out, dump)
-    out.print(table("Mismatch", ("metric", "value"), [(key, f"{metrics[key]:.5g}") for key in KEYS]))
-    out.print(levels_table(metrics))
-    for axis, rows in measured.profiles().items():
-        out.print(_axis_table(AXES.get(axis, axis), rows))
-    if measured.worst:
-        out.print(_worst_table(measured))
-    for warning in measured.warnings():
-        out.print(f"! {warning}", markup=False, style="yellow")
+    if len(found) == 2:
+        other, after = found[1][0], found[1][1].metrics()
+        cells = [(key, f"{metrics[key]:.5g}", f"{after[key]:.5g}", f"{after[key] - metrics[key]:+.3g}") for key in KEYS]
+        out.print(table("Mismatch", ("metric", str(dump.path), str(other.path), "change"), cells))
+    else:
+        out.print(table("Mismatch", ("metric", "value"), [(key, f"{metrics[key]:.5g}") for key in KEYS]))
+        out.print(levels_table(metrics))
+        for axis, rows in measured.profiles().items():
+            out.print(_axis_table(AXES.get(axis, axis), rows))
+        if measured.worst:
+            out.print(_worst_table(measured))
+        for warning in measured.warnings():
+            out.print(f"! {warning}", markup=False, style="yellow")
+    for dump, _, verdicts in found:
+        for verdict in verdicts:
+            of = f"{dump.path}: " if len(found) == 2 else ""
+            title = f"{of}{verdict.severity}: {verdict.title} [{verdict.name}]"
+            out.print(title, markup=False, style=STYLES[verdict.severity])
+
+
+LEVEL_KEYS = ("weight_raw_mean", "weight_raw_max", "weight_raw_ess", "weight_ess", "weight_above_fraction")
+
+
+def level_key(level: str, key: str) -> str:
+    """The metric of a level's own units: tokens, or sequences."""
+    return f"{level}/{key}" if level == "token" else f"{level}/sequence_{key}"
 
 
 def levels_table(metrics: dict[str, float]) -> Any:
     """Weights and effective sample size at each level."""
     heads = ("level", "mean weight", "largest", "ESS", f"ESS, truncated at {UPPER:g}", f"above {UPPER:g}")
-    keys = ("weight_raw_mean", "weight_raw_max", "weight_raw_ess", "weight_ess", "weight_above_fraction")
-    rows = []
-    for level in LEVELS:
-        prefix = f"{level}/" if level == "token" else f"{level}/sequence_"
-        rows.append([level, *(f"{metrics[prefix + key]:.4g}" for key in keys)])
+    rows = [[level, *(f"{metrics[level_key(level, key)]:.4g}" for key in LEVEL_KEYS)] for level in LEVELS]
     return table("Importance weights", heads, rows)
 
 
@@ -156,6 +180,7 @@ def _in_figures(context: Sequence[float | None]) -> list[str]:
     return ["nan" if d is None else f"{d:.2g}" for d in context]
 
 
+HEALTHY = "no known signature of a bug, and the policies agree"
 STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 
 
@@ -181,7 +206,7 @@ def print_verdicts(out: Any, dump: Dump, measured: Measured, verdicts: Sequence[
         markup=False,
     )
     if all(verdict.severity == "note" for verdict in verdicts):
-        out.print("healthy: no known signature of a bug, and the policies agree", style="bold green")
+        out.print(f"healthy: {HEALTHY}", style="bold green")
     for i, verdict in enumerate(verdicts, 1):
         out.print()
         out.print(
@@ -190,3 +215,57 @@ def print_verdicts(out: Any, dump: Dump, measured: Measured, verdicts: Sequence[
         for line in verdict.evidence:
             out.print(f"   - {line}", markup=False)
         out.print(f"   -> {verdict.advice}", markup=False)
+
+
+OUTCOME_HEADS = ("setting", "tokens kept", "sequences kept", "mean weight", "ESS", "bias", "variance", "T x KL")
+# A terminal has room for less.
+SHORT_HEADS = ("setting", "tokens", "seqs", "mean", "ESS", "bias", "var", "TxKL")
+
+
+def number(value: float) -> str:
+    """A number as people read it."""
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:,.0f}" if value == int(value) and abs(value) >= 1000 else f"{value:.4g}"
+
+
+def outcome_cells(setting: Setting, outcome: Outcome) -> list[str]:
+    """A row of the table of settings."""
+    values = (outcome.weight_mean, outcome.ess, outcome.bias, outcome.variance)
+    kept = (f"{100 * outcome.tokens_kept:.3g} %", f"{100 * outcome.sequences_kept:.3g} %")
+    shown = (f"{value:.3g}" if math.isfinite(value) else "-" for value in values)
+    return [setting.name, *kept, *shown, "!" if outcome.note else ""]
+
+
+def what_if_data(dump: Dump, tried: WhatIf) -> dict[str, Any]:
+    """What every setting makes of a dump, as plain data."""
+    outcomes = tried.outcomes()
+    best = pareto(outcomes)
+    settings = [
+        {
+            "name": setting.name,
+            "same": setting.same,
+            "family": setting.family,
+            "threshold": setting.threshold,
+            "spec": setting.spec.to_dict(),
+            "best": setting.name in best,
+            **asdict(outcome),
+        }
+        for setting, outcome in outcomes
+    ]
+    return dict(plain({**read_data(dump), "settings": settings, "left_out": tried.left_out}))
+
+
+def print_what_if(out: Any, dump: Dump, tried: WhatIf) -> None:
+    """Print what every setting makes of a dump."""
+    outcomes = tried.outcomes()
+    print_read(out, dump)
+    out.print(table("What is kept, and what it costs", SHORT_HEADS, [outcome_cells(*pair) for pair in outcomes]))
+    for setting, _ in outcomes:
+        if setting.same:
+            out.print(f"{setting.name} is also {', '.join(setting.same)}", markup=False)
+    for note in dict.fromkeys(outcome.note for _, outcome in outcomes if outcome.note):
+        out.print(f"! {note}", markup=False, style="yellow")
+    out.print(f"no other is better in both bias and variance: {', '.join(pareto(outcomes))}", markup=False)
+    if tried.left_out:
+        out.print(f"{len(tried.left_out)} presets need more than the dump: {', '.join(tried.left_out)}", markup=False)

@@ -1,0 +1,200 @@
+"""Charts as inline SVG: lines, bars, points, densities; on linear or logarithmic axes, in the colours of the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+WIDTH, HEIGHT = 460, 280
+LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 46
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a chart.
+
+    Attributes:
+        label: What it shows.
+        low: Its first value.
+        high: Its last value; above `low`.
+        log: Whether it is logarithmic; `low` has to be above 0 then.
+        ticks: Places and what stands there; None: round numbers.
+    """
+
+    label: str
+    low: float
+    high: float
+    log: bool = False
+    ticks: Sequence[tuple[float, str]] | None = None
+
+    def at(self, value: float) -> float:
+        """Where a value lies, 0 to 1; beyond the ends at the ends."""
+        low, high = self.low, self.high
+        if self.log:
+            low, high, value = math.log(low), math.log(high), math.log(max(value, self.low))
+        return min(1.0, max(0.0, (value - low) / (high - low)))
+
+    def marks(self) -> Sequence[tuple[float, str]]:
+        """Ticks within the axis."""
+        if self.ticks is not None:
+            return self.ticks
+        return _decades(self.low, self.high) if self.log else _round(self.low, self.high)
+
+
+def spanning(label: str, values: Sequence[float], *, log: bool = False, zero: bool = False) -> Axis:
+    """An axis that all finite values fit on.
+
+    Args:
+        label: What it shows.
+        values: What has to fit.
+        log: Whether it is logarithmic; values that are not above 0 are then left out.
+        zero: Whether 0 has to be on it.
+    """
+    known = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
+    if log:
+        low, high = (min(known), max(known)) if known else (0.1, 1.0)
+        return Axis(label, low / 1.15, high * 1.15, log=True)
+    if zero:
+        known = [*known, 0.0]
+    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    room = 0.05 * (high - low) or 0.5 * abs(high) or 0.5
+    # An end at 0 stays there, unless both are: then there is nothing to show, and the axis needs some length.
+    stays = zero and low != high
+    return Axis(label, low if stays and low == 0 else low - room, high if stays and high == 0 else high + room)
+
+
+def _round(low: float, high: float) -> list[tuple[float, str]]:
+    step = 10.0 ** math.floor(math.log10((high - low) / 3.0))
+    step *= next(times for times in (1, 2, 5, 10) if (high - low) / (step * times) <= 6)
+    first = math.ceil(low / step - 1e-9)
+    count = int((high - first * step) / step + 1e-9) + 1
+    return [((first + i) * step, f"{(first + i) * step:.6g}") for i in range(count)]
+
+
+def _decades(low: float, high: float) -> list[tuple[float, str]]:
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    if last - first < 1:
+        inside = [m * 10.0**e for e in range(first - 1, last + 2) for m in (1, 2, 5)]
+        found = [(value, f"{value:.3g}") for value in inside if low <= value <= high]
+        return found or _round(low, high)
+    step = max(1, -(-(last - first) // 6))
+    return [(10.0**e, f"{10.0**e:g}") for e in range(first, last + 1, step)]
+
+
+@dataclass
+class Chart:
+    """A chart that is drawn upon.
+
+    Args:
+        title: What it shows, in a few words.
+        x: The horizontal axis.
+        y: The vertical axis.
+    """
+
+    title: str
+    x: Axis
+    y: Axis
+    width: int = WIDTH
+    height: int = HEIGHT
+    parts: list[str] = field(default_factory=list)
+    legend: list[tuple[str, str]] = field(default_factory=list)
+
+    def px(self, value: float) -> float:
+        return LEFT + self.x.at(value) * (self.width - LEFT - RIGHT)
+
+    def py(self, value: float) -> float:
+        return self.height - BOTTOM - self.y.at(value) * (self.height - TOP - BOTTOM)
+
+    def line(self, points: Sequence[tuple[float, float]], kind: str, name: str = "", dots: bool = True) -> None:
+        """A line through points; where they are few, each has a dot that says what it is."""
+        points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+        if not points:
+            return
+        path = " ".join(f"{self.px(x):.1f},{self.py(y):.1f}" for x, y in points)
+        self.parts.append(f'<polyline class="line {kind}" points="{path}"/>')
+        if dots and len(points) <= 100:
+            for x, y in points:
+                self.dot(x, y, kind, f"{self.x.label} {x:.4g}: {y:.4g}")
+        if name:
+            self.legend.append((kind, name))
+
+    def dot(self, x: float, y: float, kind: str, says: str, radius: float = 2.6) -> None:
+        """A point with a tooltip."""
+        self.parts.append(
+            f'<circle class="dot {kind}" cx="{self.px(x):.1f}" cy="{self.py(y):.1f}" r="{radius:g}">'
+            f"<title>{escape(says)}</title></circle>"
+        )
+
+    def bars(self, edges: Sequence[tuple[float, float, float, str]], kind: str, name: str = "") -> None:
+        """Bars from the horizontal axis: (from, to, height, tooltip)."""
+        floor = self.py(self.y.low if self.y.log else 0.0)
+        for low, high, value, says in edges:
+            a, b, top = self.px(low), self.px(high), self.py(value)
+            self.parts.append(
+                f'<rect class="bar {kind}" x="{min(a, b):.1f}" y="{min(top, floor):.1f}" '
+                f'width="{max(abs(b - a) - 0.4, 0.4):.1f}" height="{abs(floor - top):.1f}">'
+                f"<title>{escape(says)}</title></rect>"
+            )
+        if name:
+            self.legend.append((kind, name))
+
+    def vertical(self, value: float, says: str) -> None:
+        """A dashed line at a value, with its name on top."""
+        if self.x.low <= value <= self.x.high:
+            x = self.px(value)
+            self.parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{self.height - BOTTOM}"/>')
+            self.parts.append(
+                f'<text class="small" x="{x:.1f}" y="{TOP - 3}" text-anchor="middle">{escape(says)}</text>'
+            )
+
+    def diagonal(self) -> None:
+        """The line on which both axes agree."""
+        low, high = max(self.x.low, self.y.low), min(self.x.high, self.y.high)
+        self.parts.append(
+            f'<line class="mark" x1="{self.px(low):.1f}" y1="{self.py(low):.1f}" '
+            f'x2="{self.px(high):.1f}" y2="{self.py(high):.1f}"/>'
+        )
+
+    def cells(self, counts: Sequence[Sequence[int]], says: Callable[[int, int, int], str]) -> None:
+        """A density: counts[row][column] over equal parts of both axes, row 0 below; shaded by its logarithm."""
+        most = max((max(row) for row in counts), default=0)
+        rows, columns = len(counts), len(counts[0])
+        w, h = (self.width - LEFT - RIGHT) / columns, (self.height - TOP - BOTTOM) / rows
+        for i, row in enumerate(counts):
+            for j, count in enumerate(row):
+                if not count:
+                    continue
+                shade = 0.12 + 0.88 * math.log1p(count) / math.log1p(most)
+                x, y = LEFT + j * w, self.height - BOTTOM - (i + 1) * h
+                self.parts.append(
+                    f'<rect class="cell" x="{x:.1f}" y="{y:.1f}" width="{w + 0.2:.1f}" height="{h + 0.2:.1f}" '
+                    f'fill-opacity="{shade:.2f}"><title>{escape(says(i, j, count))}</title></rect>'
+                )
+
+    def svg(self) -> str:
+        """The chart as an element."""
+        right, bottom = self.width - RIGHT, self.height - BOTTOM
+        frame = []
+        for value, text in self.x.marks():
+            x = self.px(value)
+            frame.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
+            frame.append(f'<text x="{x:.1f}" y="{bottom + 17}" text-anchor="middle">{escape(text)}</text>')
+        for value, text in self.y.marks():
+            y = self.py(value)
+            frame.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            frame.append(f'<text x="{LEFT - 5}" y="{y + 3.5:.1f}" text-anchor="end">{escape(text)}</text>')
+        middle = (LEFT + right) / 2
+        labels = [
+            f'<text x="{middle:.0f}" y="{self.height - 10}" text-anchor="middle">{escape(self.x.label)}</text>',
+            f'<text transform="translate(13 {(TOP + bottom) / 2:.0f}) rotate(-90)" text-anchor="middle">'
+            f"{escape(self.y.label)}</text>",
+        ]
+        box = f'<rect class="frame" x="{LEFT}" y="{TOP}" width="{right - LEFT}" height="{bottom - TOP}"/>'
+        keys = "".join(f'<span class="key {kind}">{escape(name)}</span>' for kind, name in dict.fromkeys(self.legend))
+        return (
+            f"<figure{' class=wide' if self.width > WIDTH else ''}><figcaption>{escape(self.title)}{keys}</figcaption>"
+            f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(self.title, quote=True)}">'
+            f"{''.join(frame)}{''.join(self.parts)}{box}{''.join(labels)}</svg></figure>"
+        )
