@@ -214,7 +214,7 @@ def test_unknown_version_warns(drop_in, caplog):
         drop_in.install(HELPER)
         drop_in.uninstall()
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert "toy 1.0 was not checked; 0.8, 0.9 was" in record.getMessage()
+    assert "toy 1.0 was not checked, only 0.8, 0.9 for" in record.getMessage()
     assert "names and the arguments" in record.getMessage() and "toy.helper.correct" in record.getMessage()
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from rollout_corr.integrations import verl, verl_measures
+from rollout_corr.integrations import verl, verl_measures, verl_shared
 from rollout_corr.presets import verl as presets
 
 EVERYTHING = {
@@ -183,7 +183,7 @@ def test_normalised_over_all_ranks(monkeypatch):
             n = float(mask[:2].sum())
             x.add_(torch.tensor([float(raw[:2].sum()) - n, n], dtype=torch.float64))
 
-    monkeypatch.setattr(verl, "_world", lambda: "world")
+    monkeypatch.setattr(verl_shared, "world", lambda: "world")
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     weights, _, metrics = correct(train, rollout, mask, rollout_is="token", rollout_is_batch_normalize=True)
     torch.testing.assert_close(weights, raw / pooled, rtol=1e-12, atol=0.0)
@@ -331,7 +331,7 @@ def test_unknown_switch(switch):
 
 def test_says_what_it_does(caplog, monkeypatch):
     """Once each: that it corrects and how, that it does not and why; a threshold of None is verl's silent no."""
-    monkeypatch.setattr(verl._DROP_IN, "_said", set())
+    monkeypatch.setattr(verl.DROP_IN, "_said", set())
     for _ in range(2):
         correct(*batch(), **EVERYTHING)
         correct(*batch())

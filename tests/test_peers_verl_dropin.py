@@ -42,7 +42,7 @@ def test_verls_own_tests(tmp_path):
     code = f"""
     import sys
     import pytest
-    from rollout_corr.integrations import verl, verl_measures
+    from rollout_corr.integrations import verl, verl_measures, verl_shared
     from rollout_corr.reports import verl as report
 
     calls = []
@@ -64,7 +64,7 @@ def test_verls_own_tests(tmp_path):
 
 
 def test_checked_versions():
-    assert drop_in._DROP_IN.version() in drop_in.CHECKED
+    assert drop_in.DROP_IN.version() in drop_in.DROP_IN.checked
 
 
 def test_by_name_and_registry(helper):

@@ -180,8 +180,8 @@ class DropIn:
             return
         self._said.add(("version", version))
         LOGGER.warning(
-            "rollout-corr: %s was not checked; %s was, for the same numbers, metrics and errors. Of this version only "
-            "the names and the arguments of the functions are compared: %s",
+            "rollout-corr: %s was not checked, only %s for the same numbers, metrics and errors. Of this version the "
+            "names and the arguments of the functions are compared: %s",
             self._called() if version is not None else f"{self.framework} of an unknown version",
             ", ".join(self.checked),
             ", ".join(target.path for target in self.targets),

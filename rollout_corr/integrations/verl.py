@@ -18,16 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.integrations import verl_measures
-from rollout_corr.integrations.dropin import DropIn, Installed, Target
-from rollout_corr.ops import Correction, correct
+from rollout_corr.integrations import verl_07, verl_measures
+from rollout_corr.integrations.dropin import Installed, Target
+from rollout_corr.integrations.verl_shared import DROP_IN, corrected, proto, same_shape, without_prefix
 from rollout_corr.presets import checks, verl_options
 from rollout_corr.presets import verl as presets
 from rollout_corr.reports import verl as report
 from rollout_corr.spec import NONFINITE, Criterion, Spec
 
 HELPER = "verl.trainer.ppo.rollout_corr_helper"
-CHECKED = ("0.9.0", "0.9.1")
+COMPAT = ("0.9", "0.7")
 EMPTY_ROWS = ("verl", "skip")
 EMPTY_BATCH = ("zeros", "raise")
 SAFETY_BOUND = verl_options.TOKEN_CLAMP
@@ -36,11 +36,14 @@ TOKEN_LEVEL_ROLLOUT_RS_OPTIONS = {option for option in verl_options.RS_OPTIONS i
 
 Threshold = verl_options.Threshold | None
 
-_DROP_IN = DropIn("verl", "verl", CHECKED)
-
 
 def install(
-    *, k1_bounds: str = "verl", empty_rows: str = "verl", empty_batch: str = "zeros", nonfinite: str = "reject"
+    *,
+    compat: str = "0.9",
+    k1_bounds: str = "verl",
+    empty_rows: str = "verl",
+    empty_batch: str = "zeros",
+    nonfinite: str = "reject",
 ) -> Installed:
     """Replace verl's functions, in this process and wherever they have been imported by name.
 
@@ -48,8 +51,10 @@ def install(
     nothing; with others it replaces what the first installed.
 
     Args:
+        compat: "0.9", or "0.7" for the configuration of 0.6.1 and 0.7.0, in any verl: `rollout_rs` by level, its lower
+            bound, and the veto. See `integrations.verl_07`.
         k1_bounds: "verl" compares -log r with [log lower, log upper], as verl does; "ratio" keeps ratios within
-            [lower, upper], as its documentation says (verl#6377).
+            [lower, upper], as its documentation says (verl#6377). No matter with compat="0.7", which tests ratios.
         empty_rows: "verl" counts rows without a valid token in every metric that is a mean over rows, as verl does;
             "skip" leaves them out (verl#7771).
         empty_batch: A batch without a valid token gives "zeros" as its metrics, or "raise"s as verl does.
@@ -64,23 +69,25 @@ def install(
         RuntimeError: This verl has other functions, or they take other arguments. Then nothing is replaced.
         ValueError: An unknown switch, named.
     """
+    checks.one_of("compat", compat, COMPAT)
     checks.one_of("k1_bounds", k1_bounds, verl_options.K1_BOUNDS)
     checks.one_of("empty_rows", empty_rows, EMPTY_ROWS)
     checks.one_of("empty_batch", empty_batch, EMPTY_BATCH)
     checks.one_of("nonfinite", nonfinite, NONFINITE)
-    return _DROP_IN.install(
-        TARGETS, k1_bounds=k1_bounds, empty_rows=empty_rows, empty_batch=empty_batch, nonfinite=nonfinite
+    targets = TARGETS if compat == "0.9" else TARGETS_07
+    return DROP_IN.install(
+        targets, k1_bounds=k1_bounds, empty_rows=empty_rows, empty_batch=empty_batch, nonfinite=nonfinite
     )
 
 
 def uninstall() -> None:
     """Give verl its own functions back. Nothing happens if they were not replaced."""
-    _DROP_IN.uninstall()
+    DROP_IN.uninstall()
 
 
 def installed() -> Installed:
     """What is replaced in this process at this moment."""
-    return _DROP_IN.installed()
+    return DROP_IN.installed()
 
 
 # --- verl's functions ---
@@ -116,13 +123,13 @@ def compute_rollout_correction_and_rejection_mask(
         the mask with 0 where rejected, in its own dtype (the mask itself where nothing can be rejected); metrics as
         floats, by verl's keys.
     """
-    _same_shape(old_log_prob, rollout_log_prob, response_mask)
+    same_shape(old_log_prob, rollout_log_prob, response_mask)
     spec = _spec_of(
         rollout_is, rollout_is_threshold, rollout_is_batch_normalize, rollout_rs, rollout_rs_threshold, switches
     )
     _say(spec, rollout_is, rollout_is_threshold, rollout_rs, rollout_rs_threshold)
-    weights, mask, metrics = _corrected(old_log_prob, rollout_log_prob, response_mask, spec, switches)
-    return _proto(weights), mask, metrics
+    weights, mask, metrics, _ = corrected(old_log_prob, rollout_log_prob, response_mask, spec, switches)
+    return proto(weights), mask, metrics
 
 
 def compute_rollout_correction_weights(
@@ -137,9 +144,9 @@ def compute_rollout_correction_weights(
     spec = _spec_of(rollout_is, rollout_is_threshold, rollout_is_batch_normalize, None, None, switches)
     if spec.weight is None:
         raise ValueError(f"rollout_is: expected 'token' or 'sequence' with a threshold, got {rollout_is!r}")
-    weights, _, metrics = _corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
+    weights, _, metrics, _ = corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
     assert weights is not None
-    return weights, _without_prefix(metrics, "rollout_is_")
+    return weights, without_prefix(metrics, "rollout_is_")
 
 
 def compute_rollout_rejection_mask(
@@ -153,8 +160,8 @@ def compute_rollout_rejection_mask(
     if rollout_rs is None:
         raise ValueError(f"rollout_rs: expected at least one of {sorted(SUPPORTED_ROLLOUT_RS_OPTIONS)}, got None")
     spec = _spec_of(None, None, False, rollout_rs, rollout_rs_threshold, switches)
-    _, mask, metrics = _corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
-    return mask, _without_prefix(metrics, "rollout_rs_")
+    _, mask, metrics, _ = corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
+    return mask, without_prefix(metrics, "rollout_rs_")
 
 
 def compute_offpolicy_metrics(
@@ -163,8 +170,8 @@ def compute_offpolicy_metrics(
     """Perplexities and divergences without a prefix; without `rollout_log_prob` only those of the trainer."""
     rollout = old_log_prob if rollout_log_prob is None else rollout_log_prob
     spec = _spec_of(None, None, False, None, None, switches)
-    _, _, metrics = _corrected(old_log_prob, rollout, response_mask, spec, switches)
-    found = _without_prefix(metrics, "")
+    _, _, metrics, _ = corrected(old_log_prob, rollout, response_mask, spec, switches)
+    found = without_prefix(metrics, "")
     if rollout_log_prob is None:
         return {key: found[key] for key in ("training_ppl", "training_log_ppl")}
     return found
@@ -222,6 +229,15 @@ TARGETS = (
     Target(HELPER, "compute_rs_metrics", compute_rs_metrics),
     Target("verl.utils.debug.metrics", "calculate_debug_metrics", calculate_debug_metrics),
 )
+TARGETS_07 = tuple(
+    Target(HELPER, function.__name__, function)
+    for function in (
+        verl_07.compute_rollout_correction_and_rejection_mask,
+        verl_07.compute_rollout_correction_and_add_to_batch,
+        compute_offpolicy_metrics,
+        compute_rollout_corr_metrics_from_logprobs,
+    )
+)
 
 
 # --- how they are computed ---
@@ -268,69 +284,14 @@ def _cached_spec(
     return Spec(weight=weight, criteria=criteria, nonfinite=nonfinite, report=presets.REPORT)
 
 
-def _same_shape(old_log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Tensor) -> None:
-    for name, x in (("rollout_log_prob", rollout_log_prob), ("response_mask", response_mask)):
-        if x.shape != old_log_prob.shape:
-            raise ValueError(f"{name}: expected shape {[*old_log_prob.shape]} (of old_log_prob), got {[*x.shape]}")
-
-
-def _corrected(
-    old: Tensor, rollout: Tensor, mask: Tensor, spec: Spec, switches: Mapping[str, str]
-) -> tuple[Tensor | None, Tensor, dict[str, float]]:
-    """Weights, mask and metrics. What is not [B, T] is rows all the same: verl sums over the last dimension."""
-    rows = [x if x.dim() == 2 else x.reshape(-1, x.shape[-1]) for x in (old, rollout, mask)]
-    group = _world() if spec.weight is not None and spec.weight.normalize is not None else None
-    out = correct(*rows, spec=spec, batch_group=group)
-    metrics = _metrics(out, switches)
-    if group is not None:
-        factor = report.PREFIX + "rollout_is_batch_norm_factor"
-        metrics[factor] = out.statistics.all_reduce(group).metrics("verl")[factor]
-    weights = out.weights
-    if weights is not None:
-        dtype = torch.promote_types(torch.promote_types(old.dtype, rollout.dtype), mask.dtype)
-        weights = weights.to(dtype).reshape(old.shape)
-    return weights, mask if out.mask is rows[2] else out.mask.reshape(mask.shape), metrics
-
-
-def _metrics(out: Correction, switches: Mapping[str, str]) -> dict[str, float]:
-    """verl's keys, from one copy to the host; what depends on that copy is decided after it."""
-    values = out.statistics.metrics_async().values()
-    if not values["tokens"] and switches.get("empty_batch") == "raise":
-        raise ValueError("response_mask must contain at least one valid token (1).")
-    if switches.get("empty_rows") == "skip":
-        values["verl/rows"] = values["sequences_measured"]
-    return report.finish(values, out.statistics.spec or Spec())
-
-
-def _world() -> Any:
-    """The default process group, over which verl takes the mean of the weights; None where there is none."""
-    import torch.distributed as dist
-
-    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-
-
-def _without_prefix(metrics: Mapping[str, float], start: str) -> dict[str, float]:
-    """Metrics whose names begin so, without verl's prefix."""
-    names = {key.removeprefix(report.PREFIX): value for key, value in metrics.items()}
-    return {name: value for name, value in names.items() if name.startswith(start)}
-
-
-def _proto(weights: Tensor | None) -> Any:
-    if weights is None:
-        return None
-    from verl.protocol import DataProto
-
-    return DataProto.from_dict(tensors={"rollout_is_weights": weights})
-
-
 def _say(spec: Spec, rollout_is: Any, is_threshold: Any, rollout_rs: Any, rs_threshold: Any) -> None:
     """Log once what is done to the batch, and why nothing is."""
     done = [] if spec.weight is None else [f"rollout_is {rollout_is!r} with threshold {is_threshold!r}"]
     if spec.criteria:
         done.append(f"rollout_rs {rollout_rs!r} with threshold {rs_threshold!r}")
     if done:
-        _DROP_IN.say(True, " and ".join(done))
+        DROP_IN.say(True, " and ".join(done))
     elif rollout_is is not None:
-        _DROP_IN.say(False, f"metrics only: rollout_is is {rollout_is!r}, but rollout_is_threshold is None")
+        DROP_IN.say(False, f"metrics only: rollout_is is {rollout_is!r}, but rollout_is_threshold is None")
     else:
-        _DROP_IN.say(False, "metrics only: neither rollout_is nor rollout_rs is set")
+        DROP_IN.say(False, "metrics only: neither rollout_is nor rollout_rs is set")

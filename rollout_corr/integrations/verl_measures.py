@@ -47,29 +47,59 @@ def compute_is_metrics(
     """
     _some(response_mask)
     lower = 1.0 / rollout_is_threshold if rollout_is_threshold_lower is None else rollout_is_threshold_lower
-    over = _Masked(response_mask)
-    raw, weights = over.values(raw_rollout_is_weights), over.values(rollout_is_weights)
-    found = {"rollout_is_mean": over.mean(weights)}
-    if rollout_is == "sequence":
-        sums = log_ratio_for_metrics.double()
-        found["rollout_is_max"] = math.exp(min(float(sums.max()), TOKEN_CLAMP))
-        found["rollout_is_min"] = math.exp(float(sums.min()))
-        found["rollout_is_ratio_fraction_high"] = _share(sums > math.log(rollout_is_threshold))
-        found["rollout_is_ratio_fraction_low"] = _share(sums < math.log(lower))
+    whole = rollout_is != "token"
+    return of_weights(
+        "rollout_is",
+        rollout_is_weights,
+        raw_rollout_is_weights,
+        log_ratio_for_metrics if whole else None,
+        response_mask,
+        (0.0, lower, rollout_is_threshold),
+    )
+
+
+def of_weights(
+    prefix: str,
+    weights: Tensor,
+    raw: Tensor,
+    log_ratios: Tensor | None,
+    mask: Tensor,
+    bounds: tuple[float, float, float],
+) -> dict[str, float]:
+    """verl's metrics of some weights.
+
+    Args:
+        prefix: What the keys begin with.
+        weights: [B, T] what means, extrema and spreads are of.
+        raw: [B, T] what is counted beyond the bounds.
+        log_ratios: [B, 1] where weights are of whole rows: their logarithms, not clamped.
+        mask: [B, T], non-zero is valid.
+        bounds: What spreads are clamped to from below, and the lower and upper bound of the ratio.
+    """
+    floor, lower, upper = bounds
+    over = _Masked(mask)
+    raw, values = over.values(raw), over.values(weights)
+    found = {"mean": over.mean(values)}
+    if log_ratios is not None:
+        sums = log_ratios.double()
+        found["max"] = math.exp(min(float(sums.max()), TOKEN_CLAMP))
+        found["min"] = math.exp(float(sums.min()))
+        found["ratio_fraction_high"] = _share(sums > math.log(upper))
+        found["ratio_fraction_low"] = _share(sums < (math.log(lower) if lower else -math.inf))
     else:
-        found["rollout_is_max"], found["rollout_is_min"] = over.extrema(weights)
-        found["rollout_is_ratio_fraction_high"] = over.mean(raw > rollout_is_threshold)
-        found["rollout_is_ratio_fraction_low"] = over.mean(raw < lower)
-    clamped = weights.clamp(0.0, rollout_is_threshold)
-    found["rollout_is_std"] = over.std(clamped)
+        found["max"], found["min"] = over.extrema(values)
+        found["ratio_fraction_high"] = over.mean(raw > upper)
+        found["ratio_fraction_low"] = over.mean(raw < lower)
+    clamped = values.clamp(floor, upper)
+    found["std"] = over.std(clamped)
     squares = over.mean((clamped / (over.mean(clamped) + EPSILON)).square())
-    found["rollout_is_eff_sample_size"] = 1.0 / squares if squares else 0.0
-    if rollout_is_weights.dim() > 1:
-        means, raw_means = over.rows(weights), over.rows(raw)
-        found |= _of_rows("rollout_is_seq", means, 1.0)
-        found["rollout_is_seq_fraction_high"] = _share(raw_means > rollout_is_threshold)
-        found["rollout_is_seq_fraction_low"] = _share(raw_means < lower)
-    return found
+    found["eff_sample_size"] = 1.0 / squares if squares else 0.0
+    if weights.dim() > 1:
+        raw_means = over.rows(raw)
+        found |= _of_rows("seq", over.rows(values), 1.0)
+        found["seq_fraction_high"] = _share(raw_means > upper)
+        found["seq_fraction_low"] = _share(raw_means < lower)
+    return {f"{prefix}_{key}": value for key, value in found.items()}
 
 
 def compute_rs_metrics(
