@@ -1,8 +1,8 @@
 """What people write by hand: one torch op after the other over the whole batch. Also a reading aid for `ops.correct`.
 
-It computes the two workloads of `benchmarks.cases` and our native metrics, for finite log-probs. Each quantity is
-computed once, masked with `where`, and all metrics reach the host in one copy. It keeps none of the promises about
-order of summation, non-finite tokens or merging.
+It computes the two workloads of `benchmarks.cases` and our native metrics, for finite log-probs, and PPO's policy loss.
+Each quantity is computed once, masked with `where`, and all metrics reach the host in one copy. It keeps none of the
+promises about order of summation, non-finite tokens or merging.
 """
 
 from __future__ import annotations
@@ -39,45 +39,68 @@ class Padded:
 
 @dataclass
 class Packed:
-    """Valid tokens in a row, [N]."""
+    """Tokens in a row, [N], every one in a sequence."""
 
-    cu_seqlens: Tensor  # [S + 1] int64
+    cu_seqlens: Tensor  # [S + 1] int
+    valid: Tensor | None  # [N] bool, None: all
+    size: int
 
-    def lengths(self) -> Tensor:
+    def slots(self) -> Tensor:
         return self.cu_seqlens.diff()
 
+    def lengths(self) -> Tensor:
+        return self.slots() if self.valid is None else self.sum(self.valid.float()).long()
+
     def select(self, x: Tensor, other: float) -> Tensor:
-        return x
+        return x if self.valid is None else torch.where(self.valid, x, other)
 
     def sum(self, x: Tensor) -> Tensor:
-        # Four times as fast as index_add_ on a CPU.
-        return torch.segment_reduce(x, "sum", lengths=self.lengths())
+        # Four times as fast as index_add_ on a CPU. Unsafe: on a GPU a check would make the host wait.
+        return torch.segment_reduce(x, "sum", lengths=self.slots(), unsafe=True)
 
     def spread(self, x: Tensor) -> Tensor:
-        return x.repeat_interleave(self.lengths())
+        # The size is given, so that nobody has to wait for the sum of the lengths.
+        return x.repeat_interleave(self.slots(), output_size=self.size)
 
 
 def correct(
     train: Tensor, rollout: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, spec: Spec
 ) -> tuple[Tensor | None, Tensor | None, dict[str, float]]:
-    """Weights, mask and metrics of one batch.
-
-    Args:
-        train: [B, T] or [N] fp32.
-        rollout: Same shape.
-        mask: [B, T] int64, or None when packed.
-        cu_seqlens: [S + 1] int64, or None when padded.
-        spec: Nothing, or a token weight with an upper bound and the mean ratio of sequences as the one criterion.
+    """Weights, mask and metrics of one batch; arguments as for `correct_on_device`.
 
     Returns:
-        fp32 weights or None, the mask (the one given, or one with 0 at rejected tokens; bool when packed) and metrics.
+        fp32 weights or None, the mask (the one given, or one with 0 at rejected tokens; bool where none was given) and
+        metrics.
     """
+    weights, mask, metrics = correct_on_device(train, rollout, mask, cu_seqlens, spec)
+    return weights, mask, on_host(metrics)
+
+
+def on_host(metrics: dict[str, Tensor]) -> dict[str, float]:
+    """All of them in one copy."""
+    values = torch.stack([value.double() for value in metrics.values()]).tolist()
+    return dict(zip(metrics, values, strict=True))
+
+
+def correct_on_device(
+    train: Tensor, rollout: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, spec: Spec
+) -> tuple[Tensor | None, Tensor | None, dict[str, Tensor]]:
+    """Weights, mask and metrics of one batch, each metric 0-d.
+
+    Args:
+        train: [B, T] or [N], fp32 or below.
+        rollout: Same shape.
+        mask: Same shape, non-zero is valid; None when packed: all.
+        cu_seqlens: [S + 1] int, or None when padded.
+        spec: Nothing, or a token weight with an upper bound and the mean ratio of sequences as the one criterion.
+    """
+    train, rollout = train.float(), rollout.float()
     layout: Padded | Packed
     if cu_seqlens is None:
         assert mask is not None
         layout = Padded(mask != 0)
     else:
-        layout = Packed(cu_seqlens)
+        layout = Packed(cu_seqlens, None if mask is None else mask != 0, train.numel())
     lengths = layout.lengths()
     some = lengths > 0
     n_tokens, n_sequences = lengths.sum(), some.sum()
@@ -183,8 +206,7 @@ def correct(
     metrics["sequences_kept"] = (keep & some).sum()
     metrics["tokens_kept_fraction"] = metrics["tokens_kept"] / n_tokens
     metrics["sequences_kept_fraction"] = metrics["sequences_kept"] / n_sequences
-    values = torch.stack([value.double() for value in metrics.values()]).tolist()
-    return weights, mask, dict(zip(metrics, values, strict=True))
+    return weights, mask, metrics
 
 
 def _judge(criterion: Criterion, mean_d: Tensor, some: Tensor, metrics: dict[str, Tensor]) -> Tensor:
@@ -202,3 +224,54 @@ def _judge(criterion: Criterion, mean_d: Tensor, some: Tensor, metrics: dict[str
         f"{criterion.label}/max": 1.0 + torch.where(some, ratio, -math.inf).amax(),
     }
     return ~(failed & some)
+
+
+def policy_loss(
+    new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, weights: Tensor, clip: tuple[float, float, float]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """PPO's loss, clipped on both sides and by dual clip, weighted, its mean over the tokens that train.
+
+    Args:
+        new: [B, T] or [N], requires grad.
+        old: Same shape.
+        advantages: Same shape.
+        mask: Same shape, non-zero trains.
+        weights: Same shape, constants.
+        clip: PPO's low, high and dual.
+
+    Returns:
+        The value with its graph, and native metrics of the loss, each 0-d.
+    """
+    low, high, dual = clip
+    valid = mask != 0
+    n = valid.sum().clamp(min=1)
+    d = torch.where(valid, new.float() - old.float(), 0.0).clamp(-CLAMP, CLAMP)
+    ratio = d.exp()
+    inside = ratio.clamp(1.0 - low, 1.0 + high)
+    clipped = torch.maximum(-ratio * advantages, -inside * advantages)
+    cut = torch.minimum(-dual * advantages, clipped)
+    negative = advantages < 0
+    terms = torch.where(valid, torch.where(negative, cut, clipped) * weights, 0.0)
+    value = terms.sum() / n
+    with torch.no_grad():
+        ratio, d = ratio.detach(), d.detach()
+
+        def share(x: Tensor) -> Tensor:
+            return (x & valid).sum() / n
+
+        excess = torch.where(valid, ratio - 1.0, 0.0)
+        mean, square = excess.sum() / n, excess.square().sum() / n
+        metrics = {
+            "loss_tokens": n,
+            "loss_policy": value.detach(),
+            "clip_fraction_low": share(negative & (ratio < 1.0 - low)),
+            "clip_fraction_high": share((advantages > 0) & (ratio > 1.0 + high)),
+            "clip_fraction_dual": share(negative & (ratio > dual)),
+            "ppo_kl": -d.sum() / n,
+            "ppo_kl_k3": (excess - d).sum() / n,
+            "ppo_ratio_mean": 1.0 + mean,
+            "ppo_ratio_std": (square - mean.square()).clamp(min=0.0).sqrt(),
+            "ppo_ratio_min": torch.where(valid, ratio, math.inf).amin(),
+            "ppo_ratio_max": torch.where(valid, ratio, -math.inf).amax(),
+        }
+    return value, metrics

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import cases, gate, machine, memory, report
+from benchmarks import cases, cpu_tables, gate, machine, memory, tables
 from benchmarks.contenders import OURS, Contender, Outcome, contenders, verl_function
 from rollout_corr import blocks
 
@@ -249,7 +249,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 memories=memories,
             )
             results["cases"].append({"pages": pages, **case})
-            print(report.one_line(results["cases"][-1]), file=sys.stderr, flush=True)
+            print(cpu_tables.one_line(results["cases"][-1]), file=sys.stderr, flush=True)
 
     for shape in options.shapes:
         inputs = cases.make_inputs(*shape)
@@ -301,8 +301,9 @@ def main() -> None:
     results = run(options)
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(report.to_json(results), encoding="utf-8")
-    print("\n".join(report.tables(results)) if options.markdown else report.to_terminal(results))
+        options.json.write_text(tables.to_json(results), encoding="utf-8")
+    made = cpu_tables.all_tables(results)
+    print("\n".join(tables.markdown(made)) if options.markdown else tables.drawn(made, cpu_tables.absent(results)))
 
 
 if __name__ == "__main__":

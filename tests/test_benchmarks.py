@@ -5,38 +5,18 @@ Nothing here measures a time.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmark_folder import load
 
-
-@pytest.fixture(scope="module", autouse=True)
-def benchmarks():
-    """Import the folder by its path: with the root of the checkout on sys.path, `kernels` would be the wrong one."""
-    folder = ROOT / "benchmarks"
-    spec = importlib.util.spec_from_file_location(
-        "benchmarks", folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    assert spec is not None and spec.loader is not None
-    sys.modules["benchmarks"] = package = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(package)
-    yield package
-    for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
-        del sys.modules[name]
-
-
-def load(name: str):
-    return importlib.import_module(f"benchmarks.{name}")
+pytestmark = pytest.mark.usefixtures("benchmarks")
 
 
 @pytest.fixture(scope="module")
-def inputs():
+def inputs(benchmarks):
     return load("cases").make_inputs(24, 300)
 
 
@@ -296,10 +276,9 @@ def test_tables_say_medians_and_ratios():
 
 
 def test_terminal_without_rich(monkeypatch):
-    report = load("report")
     results = results_of()
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    plain = report.to_terminal(results)
+    plain = load("tables").drawn(load("cpu_tables").all_tables(results), load("cpu_tables").absent(results))
     assert "2048 x 8192  padded  metrics only  2.00" in plain
     assert "rollout-corr, compiled: absent: no compiler" in plain
 
@@ -335,7 +314,7 @@ def test_json_comes_back(tmp_path):
     report = load("report")
     results = results_of()
     path = tmp_path / "cpu.json"
-    path.write_text(report.to_json(results), encoding="utf-8")
+    path.write_text(load("tables").to_json(results), encoding="utf-8")
     assert report.load(path) == results
     assert report.load(tmp_path / "none.json") is None
 

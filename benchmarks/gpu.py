@@ -1,0 +1,172 @@
+"""The benchmark of a device: `python -m benchmarks.gpu` from the root of a checkout.
+
+Each operation of `operations.PLAN` on its case: everybody's result is compared with ours, then all run in turns.
+Results are written after every operation, so that whatever happens later loses nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import batches, device, gpu_tables, machine, operations, tables
+from benchmarks.batches import Batch, Case
+from benchmarks.contenders import BY_HAND, OURS
+from benchmarks.device import Host
+from benchmarks.device_contenders import Contender, contenders
+from benchmarks.measure import Budget, measure
+from benchmarks.operations import Operation
+
+# Seconds of rounds that an operation gets, and that one point of a scaling curve gets.
+ROUNDS, POINT = 3.0, 0.7
+# What is scaled: tokens up to the first, at the second for sequences, at the third for skew.
+SCALED = (1 << 26, 1 << 22, 1 << 20)
+
+Measure = Callable[..., dict[str, Any]]
+
+
+def head(where: Host, tiny: bool) -> dict[str, Any]:
+    """What stands above a table."""
+    commit, dirty = machine.commit()
+    return {
+        "benchmark": "device",
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "commit": commit,
+        "dirty": dirty,
+        "tiny": tiny,
+        "machine": machine.describe() | where.facts(),
+        "measured": [],
+        "scaling": [],
+        "under_way": None,
+    }
+
+
+def plan(tiny: bool, cases: Sequence[str] | None) -> Iterator[tuple[Case, Operation]]:
+    """What is measured, in order."""
+    for name, wanted in operations.PLAN:
+        if cases is None or name in cases:
+            case = batches.named(name)
+            yield from ((case.tiny() if tiny else case, operation) for operation in wanted)
+
+
+def scaling(tiny: bool) -> Iterator[tuple[str, Case]]:
+    """(what is scaled, the case)."""
+    tokens, sequences, skew = (min(size, 1 << 12) if tiny else size for size in SCALED)
+    yield from (("tokens", case) for case in batches.by_tokens(tokens))
+    yield from (("sequences", case) for case in batches.by_sequences(sequences))
+    yield from (("skew", case) for case in batches.by_skew(skew))
+
+
+def ours_and_by_hand(batch: Batch, operation: Operation) -> list[Contender]:
+    """Who is timed on a scaling curve."""
+    return [who for who in contenders(batch, operation) if who.name in (OURS, BY_HAND)]
+
+
+def key(found: dict[str, Any]) -> tuple[str, str]:
+    """What tells measurements apart."""
+    return found["case"], found["operation"]
+
+
+def run(
+    where: Host,
+    results: dict[str, Any],
+    options: argparse.Namespace,
+    budget: Budget,
+    save: Callable[[dict[str, Any]], None],
+    measured: Measure = measure,
+) -> None:
+    """Measure what is not in the results yet, and add it.
+
+    Args:
+        where: The device.
+        results: What `head` made, or what an earlier run left. What was under way when that one ended is not tried
+            again.
+        options: The command line.
+        budget: Of the whole run.
+        save: Called after every operation.
+        measured: How one is measured.
+    """
+    lost = results["under_way"]
+    if lost is not None:
+        results["measured"].append({"case": lost[0], "operation": lost[1], "problem": "the run ended in it"})
+        results["under_way"] = None
+    done = {key(found) for found in (*results["measured"], *results["scaling"])}
+
+    def one(case: Case, operation: Operation, seconds: float, axis: str | None = None) -> None:
+        if (case.name, operation.name) in done or budget.left() <= 0.0:
+            return
+        results["under_way"] = [case.name, operation.name]
+        save(results)
+        who = {} if axis is None else {"everybody": ours_and_by_hand}
+        found = measured(where, case, operation, seconds=seconds, budget=budget, **who)
+        if axis is None:
+            results["measured"].append(found)
+        else:
+            results["scaling"].append({"axis": axis, **found})
+        results["under_way"] = None
+        save(results)
+        print(gpu_tables.one_line(found), file=sys.stderr, flush=True)
+
+    for case, operation in plan(options.tiny, options.cases):
+        one(case, operation, options.rounds)
+    if options.scaling:
+        for axis, case in scaling(options.tiny):
+            one(case, operations.TOKEN, min(options.rounds, POINT), axis)
+    save(results)
+
+
+def write(path: Path, results: dict[str, Any]) -> None:
+    """All at once: whoever reads finds the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".new")
+    beside.write_text(tables.to_json(results), encoding="utf-8")
+    beside.replace(path)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description="The benchmark of a device.")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU, which has to be there")
+    parser.add_argument("--tiny", action="store_true", help="sizes that show only that everything works")
+    parser.add_argument("--cases", nargs="+", choices=[case.name for case in batches.CASES], metavar="CASE")
+    parser.add_argument("--scaling", action="store_true", help="also time against tokens, sequences and skew")
+    parser.add_argument("--rounds", type=float, default=ROUNDS, help="seconds of rounds for each operation")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="of the whole run; what does not fit is left out")
+    parser.add_argument("--json", type=Path, help="write the results, after every operation")
+    parser.add_argument("--resume", action="store_true", help="go on where the file of --json ends")
+    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    options = parser.parse_args(arguments)
+    if options.resume and options.json is None:
+        parser.error("--resume: expected --json beside it")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs, prints, writes."""
+    options = parse(arguments)
+    budget = Budget(options.seconds)
+    if options.device != "cpu" and not torch.cuda.is_available():
+        sys.exit("benchmarks.gpu: torch sees no GPU here; --device cpu tries the same on the CPU")
+    where = device.Host() if options.device == "cpu" else device.Cuda()
+    results = head(where, options.tiny)
+    if options.resume and options.json.exists():
+        results = json.loads(options.json.read_text(encoding="utf-8"))
+
+    def save(found: dict[str, Any]) -> None:
+        if options.json is not None:
+            write(options.json, found)
+
+    run(where, results, options, budget, save)
+    made = gpu_tables.all_tables(results)
+    print("\n".join(tables.markdown(made)) if options.markdown else tables.drawn(made, gpu_tables.notes(results)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""Tables from the results of `benchmarks.gpu`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks import operations as op
+from benchmarks.contenders import BY_HAND, OURS, VERL
+from benchmarks.device_contenders import ORDER, SKYRL, TRACED, XTUNER, XTUNER_ONCE
+from benchmarks.tables import Table, mebibytes, met, number, times
+
+Found = Mapping[str, Any]
+Row = Mapping[str, Any]
+Results = Mapping[str, Any]
+
+WHERE = ["case", "operation"]
+
+
+class Promise(NamedTuple):
+    """Something that was promised of a measurement.
+
+    Args:
+        case: Of which.
+        operation: Of which.
+        what: What is promised, in words.
+        kind: Which value: see `value_of`.
+        least: The value has to be this at least; None: there is no such side.
+        most: The value may be this at most, or None.
+    """
+
+    case: str
+    operation: str
+    what: str
+    kind: str
+    least: float | None = None
+    most: float | None = None
+
+
+PEERS = (BY_HAND, VERL, XTUNER, XTUNER_ONCE, SKYRL)
+
+PROMISES = (
+    Promise("16M", op.TOKEN.name, ">= 90 % of the copy bandwidth", "share", least=0.9),
+    Promise("16M, bf16", op.TOKEN.name, ">= 75 % of the copy bandwidth", "share", least=0.75),
+    Promise("16M", op.PRODUCT.name, ">= 80 % of the copy bandwidth", "share", least=0.8),
+    Promise("16M in 100,000", op.TOKEN.name, "<= 1.5 x the time of long sequences", "over long", most=1.5),
+    Promise("32k in 256", op.TOKEN.name, "GPU time <= 20 us", "microseconds", most=20.0),
+    Promise("32k in 256", op.TOKEN.name, ">= 20 x the fastest peer, whole calls", "peers", least=20.0),
+    Promise("32k in 256", op.TOKEN.name, ">= 3 x torch.compile of our reference, no metrics", "traced", least=3.0),
+    Promise("16M", op.TOKEN.name, "extra memory <= 2 % of inputs and outputs", "memory", most=0.02),
+    Promise("16M", op.BOTH.name, "<= 1.45 x the time of the required bytes", "over bytes", most=1.45),
+    Promise("32k in 256", op.BOTH.name, ">= 5 x torch.compile of our reference, no metrics", "traced", least=5.0),
+)
+
+
+# --- reading ---
+
+
+def timed(found: Found) -> list[Row]:
+    """The rows of those who were timed, in order."""
+    rows = [row for row in found.get("rows", ()) if "device_ms" in row]
+    return sorted(rows, key=lambda row: ORDER.index(row["name"]))
+
+
+def row_of(found: Found, name: str) -> Row | None:
+    """A contender's row, None when it was not timed."""
+    return next((row for row in timed(found) if row["name"] == name), None)
+
+
+def device_ms(row: Row) -> float:
+    """Time on the device: of calls in a row where that is known, whose gaps no host can fill, else of one call."""
+    return float(row.get("row_ms", row["device_ms"])["median"])
+
+
+def gigabytes(found: Found, row: Row) -> float:
+    """GB/s of the required bytes, by the time of one call from cold caches."""
+    return float(found["required_bytes"]) / float(row["device_ms"]["median"]) / 1e6
+
+
+def copied(found: Found) -> float:
+    """GB/s of the copy that was timed in the same rounds, bytes read and bytes written."""
+    return float(found["copy_bytes"]) / float(found["copy_ms"]["median"]) / 1e6
+
+
+def speedup(found: Found, over: str, what: str = "wall_ms") -> float | None:
+    """How many times as fast ours is, by medians."""
+    mine, theirs = row_of(found, OURS), row_of(found, over)
+    return None if mine is None or theirs is None else float(theirs[what]["median"] / mine[what]["median"])
+
+
+def one_line(found: Found) -> str:
+    """Progress."""
+    where = f"{found['case']}, {found['operation']}"
+    if "problem" in found:
+        return f"{where}: {found['problem']}"
+    return f"{where}: " + ", ".join(f"{row['name']} {row['device_ms']['median']}" for row in timed(found)) + " ms"
+
+
+def measured(results: Results) -> list[Found]:
+    """What has times."""
+    return [found for found in results["measured"] if timed(found)]
+
+
+def notes(results: Results) -> list[str]:
+    """What was not timed, and why."""
+    said = [
+        f"{found['case']}, {found['operation']}: not timed: {found['problem']}"
+        for found in (*results["measured"], *results["scaling"])
+        if "problem" in found
+    ]
+    for found in results["measured"]:
+        for row in found.get("rows", ()):
+            if "device_ms" not in row and row["note"] and "problem" not in found:
+                said.append(f"{found['case']}, {found['operation']}: {row['name']} {row['note']}")
+    return list(dict.fromkeys(said))
+
+
+# --- tables ---
+
+
+def _where(found: Found) -> list[str]:
+    return [found["case"], found["operation"]]
+
+
+def case_table(results: Results) -> Table:
+    """What the cases are, and their bytes."""
+    head = ["case", "operation", "layout", "log-probs", "mask", "valid tokens", "slots", "sequences", "B/slot", "MB"]
+    rows = [
+        [
+            *_where(found),
+            *(found[name] for name in ("layout", "logp", "mask")),
+            *(f"{found[name]:,}" for name in ("tokens", "slots", "sequences", "bytes_per_slot")),
+            f"{found['required_bytes'] / 1e6:,.2f}",
+        ]
+        for found in measured(results)
+    ]
+    return Table("Cases and the bytes that they require", head, rows, 5)
+
+
+def our_table(results: Results) -> Table:
+    """Everything about ours."""
+    head = [
+        *WHERE,
+        "GPU ms",
+        "in a row ms",
+        "call ms",
+        "whole ms",
+        "launches",
+        "waits",
+        "waits, whole",
+        "extra MiB",
+        "GB/s",
+    ]
+    rows = []
+    for found in measured(results):
+        row = row_of(found, OURS)
+        if row is None:
+            continue
+        alone, whole = row.get("on_device"), row.get("whole")
+        counted = ["-", "-", "-"]
+        if alone is not None and whole is not None:
+            counted = [str(alone["kernels"] + alone["fills"]), str(alone["syncs"]), str(whole["syncs"])]
+        speed, most = gigabytes(found, row), copied(found)
+        rows.append(
+            [
+                *_where(found),
+                number(row["device_ms"]["median"]),
+                number(row["row_ms"]["median"] if "row_ms" in row else None),
+                number(row["call_ms"]["median"]),
+                number(row["wall_ms"]["median"]),
+                *counted,
+                mebibytes(row["temporaries"]),
+                number(speed),
+                f"{speed / most:.0%}",
+            ]
+        )
+    return Table("rollout-corr", head, rows, 2)
+
+
+def time_table(results: Results, what: str, title: str) -> Table:
+    """Milliseconds of everybody."""
+    names = [name for name in ORDER if any(row_of(found, name) for found in measured(results))]
+    rows = []
+    for found in measured(results):
+        by_name = {row["name"]: row for row in timed(found)}
+        rows.append([*_where(found), *(_spread(by_name.get(name), what) for name in names)])
+    return Table(title, [*WHERE, *names], rows, 2)
+
+
+def _spread(row: Row | None, what: str) -> str:
+    if row is None:
+        return "-"
+    found = row[what]
+    mark = {"events": " e", "clock": " c"}.get(row["how"], "") if what == "device_ms" else ""
+    return f"{number(found['median'])} ({number(found['low'])}-{number(found['high'])}){mark}"
+
+
+def speed_table(results: Results, what: str, title: str) -> Table:
+    """How many times as fast ours is."""
+    names = [name for name in ORDER if name != OURS and any(row_of(found, name) for found in measured(results))]
+    rows = [[*_where(found), *(times(speedup(found, name, what)) for name in names)] for found in measured(results)]
+    return Table(title, [*WHERE, *(f"over {name}" for name in names)], rows, 2)
+
+
+def evidence_table(results: Results) -> Table:
+    """What the profiler counted, of everybody."""
+    head = [*WHERE, "who", "kernels", "fills", "copies", "waits", "busy ms", "extra MiB"]
+    rows = []
+    for found in measured(results):
+        for row in timed(found):
+            if "on_device" in row:
+                counted = row["on_device"]
+                cells = [str(counted[name]) for name in ("kernels", "fills", "copies", "syncs")]
+                extra = mebibytes(row["temporaries"])
+                rows.append([*_where(found), row["name"], *cells, number(counted["busy_ms"]), extra])
+    return Table("What the profiler counted", head, rows, 3)
+
+
+def scaling_table(results: Results) -> Table:
+    """Points of the scaling curves."""
+    head = ["axis", "case", "tokens", "sequences", "GPU ms", "in a row ms", "GB/s", "of a copy", "over torch by hand"]
+    rows = []
+    for found in results["scaling"]:
+        row = row_of(found, OURS)
+        if row is not None:
+            in_a_row = number(row["row_ms"]["median"] if "row_ms" in row else None)
+            speed = gigabytes(found, row)
+            rows.append(
+                [
+                    *(found["axis"], found["case"], f"{found['slots']:,}", f"{found['sequences']:,}"),
+                    *(number(row["device_ms"]["median"]), in_a_row, number(speed), f"{speed / copied(found):.0%}"),
+                    times(speedup(found, BY_HAND, "device_ms")),
+                ]
+            )
+    return Table("Scaling: token weights, rejection, packed", head, rows, 2)
+
+
+def value_of(promise: Promise, found: Found, everything: Iterable[Found]) -> float | None:
+    """What a promise is about; None where it was not measured."""
+    row = row_of(found, OURS)
+    if row is None:
+        return None
+    if promise.kind == "share":
+        return gigabytes(found, row) / copied(found)
+    if promise.kind == "over bytes":
+        return copied(found) / gigabytes(found, row)
+    if promise.kind == "microseconds":
+        return 1e3 * device_ms(row)
+    if promise.kind == "memory":
+        # Inputs and outputs are what has to be moved.
+        return float(row["temporaries"]) / float(found["required_bytes"])
+    if promise.kind == "traced":
+        return speedup(found, TRACED, "call_ms")
+    if promise.kind == "peers":
+        ratios = [ratio for ratio in (speedup(found, name) for name in PEERS) if ratio is not None]
+        return min(ratios, default=None)
+    long = next((x for x in everything if (x["case"], x["operation"]) == ("16M", promise.operation)), None)
+    row_long = None if long is None else row_of(long, OURS)
+    return None if row_long is None else float(row["device_ms"]["median"] / row_long["device_ms"]["median"])
+
+
+def promise_table(results: Results) -> Table:
+    """What was promised, and what was reached; a tiny run reaches nothing."""
+    rows: list[list[str]] = []
+    for promise in () if results["tiny"] else PROMISES:
+        for found in measured(results):
+            if (found["case"], found["operation"]) == (promise.case, promise.operation):
+                value = value_of(promise, found, measured(results))
+                if value is None:
+                    continue
+                good = (promise.least is None or value >= promise.least) and (
+                    promise.most is None or value <= promise.most
+                )
+                rows.append([promise.case, promise.operation, promise.what, f"{value:.3g}", met(good)])
+    return Table("Promised and reached", [*WHERE, "promised", "reached", "met"], rows, 3)
+
+
+def all_tables(results: Results) -> list[Table]:
+    """Every table that has rows."""
+    found: Sequence[Table] = [
+        promise_table(results),
+        our_table(results),
+        speed_table(results, "wall_ms", "How many times as fast: whole calls, metrics on the host"),
+        speed_table(results, "device_ms", "How many times as fast: on the GPU"),
+        time_table(results, "wall_ms", "Milliseconds of a whole call, metrics on the host: median (10 % - 90 %)"),
+        time_table(results, "device_ms", "Milliseconds on the GPU: median (10 % - 90 %)"),
+        evidence_table(results),
+        case_table(results),
+        scaling_table(results),
+    ]
+    return [table for table in found if table.rows]

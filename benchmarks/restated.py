@@ -1,0 +1,245 @@
+"""What xtuner and SkyRL do, restated: our own code, with the operations of theirs in their order.
+
+Written from the published formulas, to be timed beside ours where the frameworks themselves are not installed; tables
+say "restated". What counts is kept: which operations run, on which shapes, in which dtype, and where the host waits.
+Read at xtuner b934f46 and SkyRL a956457 (2026-08-21).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+SAFE = 20.0
+TINY = 1e-8
+
+Pair = tuple[float, float]
+
+
+def _mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Over the masked tokens; xtuner adds a little to the count."""
+    return torch.where(mask, x, 0.0).mul(mask).sum() / (mask.sum() + TINY)
+
+
+def _row_means(x: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, x, 0.0).mul(mask).sum(-1) / (mask.sum(-1) + TINY)
+
+
+# --- xtuner ---
+
+
+def _padded(packed: Tensor, num_tokens: Tensor | Sequence[int]) -> Tensor:
+    """[1, N] -> [B, longest], one sequence after the other; with lengths on a device the host waits for each."""
+    sizes = num_tokens.tolist() if isinstance(num_tokens, Tensor) else num_tokens
+    pieces = torch.split(packed[0], sizes)
+    longest = max(num_tokens)  # type: ignore[type-var]  # elements of a tensor compare, one wait for each
+    out = torch.full((len(pieces), int(longest)), 0.0, dtype=packed.dtype, device=packed.device)
+    for i, piece in enumerate(pieces):
+        out[i, : num_tokens[i]] = piece
+    return out
+
+
+def _packed(padded: Tensor, num_tokens: Tensor | Sequence[int]) -> Tensor:
+    sizes = num_tokens.tolist() if isinstance(num_tokens, Tensor) else num_tokens
+    return torch.cat([padded[i, :size] for i, size in enumerate(sizes)])[None]
+
+
+def xtuner(
+    old: Tensor,
+    rollout: Tensor,
+    num_tokens: Tensor | Sequence[int],
+    mask: Tensor,
+    threshold: Pair,
+    mask_threshold: Pair,
+    veto_threshold: Pair,
+) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """Token weights in mode "both", with a veto.
+
+    Args:
+        old: [1, N] fp32.
+        rollout: [1, N] fp32.
+        num_tokens: [B] int32 on the device, as xtuner passes it, or a list.
+        mask: [1, N] bool.
+        threshold: (upper, lower) of weights.
+        mask_threshold: (upper, lower) of tokens that train.
+        veto_threshold: (upper, lower); a token outside rejects its sequence.
+
+    Returns:
+        fp32 weights and mask, [1, N], and metrics on the host.
+    """
+    metrics = _xtuner_mismatch(old, rollout, mask)
+    old, rollout = _padded(old, num_tokens), _padded(rollout, num_tokens)
+    mask = _padded(mask.float(), num_tokens).bool()
+    upper, lower = threshold
+    d = old - rollout
+    weights = d.clamp(-SAFE, SAFE).exp()
+
+    bad = ((d < _log(veto_threshold[1])) | (d > _log(veto_threshold[0]))) & mask
+    vetoed = bad.any(-1, keepdim=True)
+    real = mask.any(-1)
+    metrics["rollout_is_veto_fraction"] = (vetoed[:, 0] & real).float().sum().item() / max(real.sum().item(), 1)
+    metrics["rollout_is_catastrophic_token_fraction"] = bad.sum().item() / max(mask.sum().item(), 1)
+    metrics |= _xtuner_weights(weights, mask, real, upper, lower)
+
+    high, low = mask_threshold
+    keep = (weights >= low) & (weights <= high)
+    trains = mask.float() * keep.float()
+    metrics["rollout_is_masked_fraction"] = _mean(1.0 - keep.float(), mask).item()
+    rejected = ((~keep) & mask).any(-1)
+    metrics["rollout_is_seq_masked_fraction"] = rejected.float().mean().item()
+    trains = trains * (~vetoed).float()
+    bounded = weights.clamp(lower, upper) * mask.float()
+    named = {f"mismatch/{key}": value for key, value in metrics.items()}
+    return _packed(bounded, num_tokens), _packed(trains, num_tokens), named
+
+
+def _log(bound: float) -> float:
+    return math.log(bound) if bound > 0.0 else -math.inf
+
+
+def _xtuner_mismatch(old: Tensor, rollout: Tensor, mask: Tensor) -> dict[str, float]:
+    """Of the packed tensors, whose one row is the whole pack."""
+    d = old - rollout
+    train, engine = _row_means(old, mask), _row_means(rollout, mask)
+    gap = engine - train
+    found = {
+        "valid": mask.any(),
+        "mismatch_training_ppl": (-train).exp().mean(),
+        "mismatch_training_log_ppl": (-train).mean(),
+        "mismatch_kl": _mean(rollout - old, mask),
+        "mismatch_k3_kl": _mean(d.exp() - d - 1.0, mask),
+        "mismatch_rollout_ppl": (-engine).exp().mean(),
+        "mismatch_rollout_log_ppl": (-engine).mean(),
+        "mismatch_log_ppl_diff": gap.mean(),
+        "mismatch_log_ppl_abs_diff": gap.abs().mean(),
+        "mismatch_log_ppl_diff_max": gap.max(),
+        "mismatch_log_ppl_diff_min": gap.min(),
+        "mismatch_ppl_ratio": gap.exp().mean(),
+        "mismatch_logprob_abs_diff": _mean(d.abs(), mask),
+    }
+    return {key: value.item() for key, value in found.items()}
+
+
+def _xtuner_weights(weights: Tensor, mask: Tensor, real: Tensor, upper: float, lower: float) -> dict[str, float]:
+    clamped = weights.clamp(lower, upper)
+    mean = _mean(clamped, mask)
+    each = _row_means(weights, mask)[real]
+    found = {
+        "rollout_is_mean": _mean(weights, mask),
+        "rollout_is_max": torch.where(mask, weights, -math.inf).max(),
+        "rollout_is_min": torch.where(mask, weights, math.inf).min(),
+        "rollout_is_ratio_fraction_high": _mean((weights > upper).float(), mask),
+        "rollout_is_ratio_fraction_low": _mean((weights < lower).float(), mask),
+        "rollout_is_std": (_mean(clamped.square(), mask) - mean.square()).clamp(min=0.0).sqrt(),
+        "rollout_is_eff_sample_size": 1.0 / _mean((clamped / (mean + TINY)).square(), mask),
+        "rollout_is_seq_mean": each.mean(),
+        "rollout_is_seq_std": each.std() if each.numel() > 1 else each.new_zeros(()),
+        "rollout_is_seq_max": each.max(),
+        "rollout_is_seq_min": each.min(),
+        "rollout_is_seq_max_deviation": (each - 1.0).abs().max(),
+        "rollout_is_seq_fraction_high": (each > upper).float().mean(),
+        "rollout_is_seq_fraction_low": (each < lower).float().mean(),
+    }
+    return {key: value.item() for key, value in found.items()}
+
+
+# --- SkyRL ---
+
+
+def _ratio(d: Tensor) -> Tensor:
+    return d.float().clamp(-SAFE, SAFE).exp().to(d.dtype)
+
+
+def skyrl(
+    old: Tensor, rollout: Tensor, mask: Tensor, cap: float, outlier: Pair, token_mask: Pair, geometric: Pair
+) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """Outliers, the token mask, truncated token weights, the geometric mask of sequences.
+
+    Args:
+        old: [B, T].
+        rollout: [B, T].
+        mask: [B, T] floating.
+        cap: Of weights.
+        outlier: (low, high): a token outside masks its row.
+        token_mask: (low, high) of tokens that stay.
+        geometric: (low, high) of rows that stay.
+
+    Returns:
+        [B, T] weights, which are not masked, [B, T] mask, and metrics on the host.
+    """
+    ratio = _ratio(old - rollout)
+    masked = ratio * mask
+    metrics = {
+        "is_ratio_mean": (masked.sum() / mask.sum().clamp(min=1.0)).item(),
+        "is_ratio_std": masked.std().item(),
+        "is_ratio_max": masked.max().item(),
+        "is_ratio_min": masked.min().item(),
+    }
+    ratio = _ratio(old - rollout)
+    over = ((ratio > outlier[1]) & (mask > 0)).any(-1)
+    under = ((ratio < outlier[0]) & (mask > 0)).any(-1)
+    kept = ~(over | under)
+    metrics |= {
+        "outlier_seq_masked_ratio": (~kept).float().mean().item(),
+        "outlier_seq_over_high_ratio": over.float().mean().item(),
+        "outlier_seq_under_low_ratio": under.float().mean().item(),
+    }
+    mask = mask * kept.float()[:, None]
+
+    ratio = _ratio(old - rollout)
+    inside = (ratio >= token_mask[0]) & (ratio <= token_mask[1])
+    lost = ((~inside) & (mask > 0)).sum().float() / (mask > 0).sum().float().clamp(min=1.0)
+    metrics["token_mask_ratio"] = lost.item()
+    mask = mask * (inside | (mask == 0)).float()
+
+    ratio = _ratio(old - rollout)
+    capped = ((ratio > cap) & (mask > 0)).sum().float() / (mask > 0).sum().float().clamp(min=1.0)
+    metrics["tis_token_clip_high_ratio"] = capped.item()
+    weights = ratio.clamp(max=cap).detach()
+
+    row = _ratio(((old - rollout) * mask).sum(-1) / mask.sum(-1).clamp(min=1.0))
+    high, low = row > geometric[1], row < geometric[0]
+    metrics |= {
+        "geo_sequence_mask_masked_ratio": (high | low).float().mean().item(),
+        "geo_sequence_mask_over_high_ratio": high.float().mean().item(),
+        "geo_sequence_mask_under_low_ratio": low.float().mean().item(),
+    }
+    return weights, mask * (~(high | low)).float()[:, None], metrics
+
+
+def skyrl_loss(
+    new: Tensor,
+    old: Tensor,
+    rollout: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    low: float,
+    high: float,
+    dual: float,
+    **correction: float | Pair,
+) -> tuple[Tensor, dict[str, float]]:
+    """One micro-batch's loss: PPO with dual clip, corrected inside, reduced by its sum.
+
+    Args:
+        new: [B, T], requires grad.
+        old: [B, T].
+        rollout: [B, T].
+        advantages: [B, T], already divided by the tokens of the mini-batch.
+        mask: [B, T] floating.
+        low: Of PPO's clip.
+        high: Of PPO's clip.
+        dual: Of dual clip.
+        **correction: As for `skyrl`.
+    """
+    ratio = _ratio(new - old)
+    plain, clipped = ratio * advantages, ratio.clamp(1.0 - low, 1.0 + high) * advantages
+    clip_ratio = ((-clipped > -plain).float() * mask).sum() / mask.sum().clamp(min=1.0)
+    metrics = {"clip_ratio": clip_ratio.item()}
+    loss = -torch.minimum(plain, clipped)
+    loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * dual), loss)
+    weights, mask, found = skyrl(old, rollout, mask, **correction)  # type: ignore[arg-type]  # of mixed types by name
+    loss = loss * weights
+    return (loss * mask).sum(), metrics | found
