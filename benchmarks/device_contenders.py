@@ -101,14 +101,14 @@ def _correct(name: str, batch: Batch, operation: Operation, backend: str) -> Con
     return Contender(name, on_device, whole, capturable=name != EAGER)
 
 
-def _traced_correct(batch: Batch, operation: Operation) -> Contender:
+def _traced_correct(batch: Batch, operation: Operation, **how: Any) -> Contender:
     spec = operation.spec
 
     def step(old: Tensor, rollout: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Any, ...]:
         out = rc.correct(old, rollout, mask, cu_seqlens=cu_seqlens, spec=spec, backend="torch")
         return out.weights, out.mask, out.statistics.sums, out.statistics.maxima
 
-    compiled = torch.compile(step)
+    compiled = torch.compile(step, **how)
 
     def on_device() -> tuple[Any, ...]:
         return compiled(batch.old, batch.rollout, batch.mask, batch.cu_seqlens)
@@ -262,7 +262,7 @@ def _loss(name: str, batch: Batch, operation: Operation, correction: rc.Correcti
     return _part(name, batch, operation, forward, capturable=name != EAGER)
 
 
-def _traced_loss(batch: Batch, operation: Operation, correction: rc.Correction) -> Contender:
+def _traced_loss(batch: Batch, operation: Operation, correction: rc.Correction, **how: Any) -> Contender:
     def step(new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         out = rc.policy_loss(
             new,
@@ -279,7 +279,7 @@ def _traced_loss(batch: Batch, operation: Operation, correction: rc.Correction) 
         return out.value, out.statistics.sums, out.statistics.maxima
 
     objective = Objective(SURROGATE, None, None, "token_mean", "kept", None)
-    compiled = torch.compile(step)
+    compiled = torch.compile(step, **how)
 
     def forward() -> tuple[Tensor, Callable[[], Mapping[str, float]]]:
         value, sums, maxima = compiled(batch.new)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+import rollout_corr as rc
 from benchmark_folder import load
 
 pytestmark = pytest.mark.usefixtures("benchmarks")
@@ -115,21 +117,23 @@ def test_everybody_in_the_plan_computes_the_same():
     assert {names.BY_HAND, names.XTUNER, names.XTUNER_ONCE, names.SKYRL} <= seen
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_own_reference_compiles_whole():
-    """What is timed as torch.compile of our reference has no graph break; meta tensors take the path of a GPU."""
-    import rollout_corr as rc
-    from benchmark_folder import load as of
+    """What is timed as torch.compile of our reference has no graph break.
 
-    spec = of("operations").TOKEN_SPEC
-    batch = of("batches").make(tiny("32k in 256"))
-    tensors = [x.to("meta") for x in (batch.old, batch.rollout, batch.mask, batch.cu_seqlens)]
-
-    def step(old, rollout, mask, cu_seqlens):
-        out = rc.correct(old, rollout, mask, cu_seqlens=cu_seqlens, spec=spec, backend="torch")
-        return out.weights, out.mask, out.statistics.sums, out.statistics.maxima
-
-    weights, mask, *_ = torch.compile(step, fullgraph=True, backend="aot_eager")(*tensors)
-    assert weights.shape == batch.old.shape and mask.dtype == torch.bool
+    A correction on the meta device takes the path of a GPU; on the CPU a compiler gets the operator instead.
+    """
+    names, operations, gate = load("device_contenders"), load("operations"), load("device_gate")
+    held = load("batches").make(tiny("32k in 256"))
+    how = {"fullgraph": True, "backend": "aot_eager"}
+    tensors = {name: getattr(held, name).to("meta") for name in ("old", "rollout", "mask", "cu_seqlens")}
+    weights, mask, *_ = names._traced_correct(replace(held, **tensors), operations.TOKEN, **how).on_device()
+    assert weights.shape == held.old.shape and mask.dtype == torch.bool
+    correction = rc.correct(held.old, held.rollout, held.mask, cu_seqlens=held.cu_seqlens, spec=operations.TOKEN_SPEC)
+    traced = names._traced_loss(held, operations.BOTH, correction, **how)
+    ours = names._loss(names.OURS, held, operations.BOTH, correction, "auto")
+    assert gate.check(held, operations.BOTH, {names.OURS: ours.whole(), names.TRACED: traced.whole()}) == {}
 
 
 def wrong_weights(out):
