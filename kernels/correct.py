@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,11 +15,11 @@ from torch import Tensor
 
 from rollout_corr.histogram import HISTOGRAM_BINS
 from rollout_corr.kernels.apply import apply_kernel
-from rollout_corr.kernels.grid import Launch, as_bytes, is_aligned, on_device, search_steps, shape_for, strides_of
+from rollout_corr.kernels.grid import Launch, as_bytes, current, cut_of, on_device, strides_of
 from rollout_corr.kernels.judge import judge_kernel
 from rollout_corr.kernels.measures import COPIES
 from rollout_corr.kernels.plan import numbers_of, plan_of
-from rollout_corr.kernels.read import WAYS, read_kernel
+from rollout_corr.kernels.read import read_kernel
 from rollout_corr.spec import Spec
 
 
@@ -63,9 +62,7 @@ def run(given: Given, spec: Spec, writes_weights: bool, writes_mask: bool, edits
         writes_mask: A new mask is handed back.
         edits_mask: It lacks what was rejected.
     """
-    device, context = given.train.device, nullcontext()
-    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
-    with torch.cuda.device(device) if elsewhere else context:
+    with current(given.train.device):
         found, launches = prepare(given, spec, writes_weights, writes_mask, edits_mask)
         for launch in launches:
             launch.run()
@@ -78,8 +75,6 @@ def prepare(
     """Allocate everything and say what has to be launched, from metadata alone; see `run`."""
     train, device, packed = given.train, given.train.device, given.offsets is not None
     kind = torch.promote_types(torch.promote_types(train.dtype, given.rollout.dtype), torch.float32)
-    sequences = given.offsets.shape[0] - 1 if given.offsets is not None else train.shape[0]
-    tokens, width = train.numel(), 0 if packed else train.shape[1]
     plan = plan_of(
         spec,
         double=kind == torch.float64,
@@ -92,18 +87,8 @@ def prepare(
     )
     mask = as_bytes(given.mask)
     lines = [x for x in (train, given.rollout, mask) if x is not None]
-    unit = all(x.stride(-1) == 1 or x.shape[-1] <= 1 for x in lines)
-    aligned = unit and all(is_aligned(x, packed) for x in lines) and (packed or width % 16 == 0)
-    # Where each token is loaded by itself, its address takes registers too.
-    shape = shape_for(tokens, sequences, min(2, plan.halvings + (not aligned)))
-    if packed:
-        tiles, slots = 0, tokens // shape.tile + sequences + 2
-    else:
-        tiles = max(1, -(-width // shape.tile))
-        slots = tiles * sequences
-    readers = max(1, -(-slots // shape.rows))
-    judges = max(1, -(-(sequences + 2 * packed) // shape.sequences))
-    slots = readers * shape.rows
+    cut = cut_of(train, given.offsets, lines, min(train.element_size(), given.rollout.element_size()), plan.halvings)
+    shape, sequences, slots, readers, judges = cut.shape, cut.sequences, cut.slots, cut.readers, cut.judges
 
     def empty(*size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
@@ -133,26 +118,21 @@ def prepare(
     states = empty(sequences, dtype=torch.int32) if plan.applies else None
     sequence_weights = empty(sequences, dtype=kind) if plan.spreads else None
 
-    vec = max(4, 16 // min(train.element_size(), given.rollout.element_size()))
-    vec = min(vec, shape.tile)
-    lanes = min(shape.lanes, shape.tile // vec)
     strides = [stride for x in (train, given.rollout, mask) for stride in strides_of(x, packed)]
-    extents = (tokens, sequences, width, tiles)
-    cut = {"ROWS": shape.rows, "TILE": shape.tile, "VEC": vec, "UNIT": unit, "ALIGNED": aligned}
+    extents = (cut.tokens, sequences, cut.width, cut.tiles)
     offsets, numbers = given.offsets, _numbers(spec, plan.double, device)
     advantages = given.advantages.contiguous() if plan.advantages and given.advantages is not None else None
     externals = tuple(x.contiguous() for x in given.externals)
     mask_bytes, keep_bytes = as_bytes(mask_out), as_bytes(keep)
-    steps = search_steps(sequences, WAYS.value)
     read = (
         train, given.rollout, mask, advantages, externals, offsets, numbers,
         weights, mask_bytes, owners, counts, integers, floats, peaks, token_sums, token_maxima, histogram,
-        *extents, steps, *strides,
+        *extents, cut.steps, *strides,
     )  # fmt: skip
     judge = (
         numbers, advantages if plan.advantages == "sequence" else None, offsets, counts, integers, floats, peaks,
         keep_bytes, states, sequence_weights, sequence_sums, sequence_maxima,
-        tokens, sequences, tiles, slots,
+        cut.tokens, sequences, cut.tiles, slots,
     )  # fmt: skip
     spreaders = readers if plan.applies else 0
     apply = (
@@ -161,9 +141,11 @@ def prepare(
         *extents, *strides, spreaders, readers, judges,
     )  # fmt: skip
     threads = 32 * shape.warps
+    of_read = {"PLAN": plan, **cut.constants, "UNIT": cut.unit}
     of_judge = {"PLAN": plan, "SEQUENCES": shape.sequences, "CHUNK": shape.chunk, "TILE": shape.tile}
+    of_apply = {name: x for name, x in of_read.items() if name != "LANES"} | {"CHUNK": 256}
     return Found(weights, mask_out, keep, statistics), (
-        Launch(read_kernel, readers, read, {"PLAN": plan, **cut, "LANES": lanes}, threads),
+        Launch(read_kernel, readers, read, of_read, threads),
         Launch(judge_kernel, judges, judge, of_judge, 128),
-        Launch(apply_kernel, spreaders + finishers, apply, {"PLAN": plan, **cut, "CHUNK": 256}, threads),
+        Launch(apply_kernel, spreaders + finishers, apply, of_apply, threads),
     )

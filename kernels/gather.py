@@ -5,12 +5,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.plan import Plan
-from rollout_corr.kernels.tokens import GRID_OF_D, GRID_OF_FRACTION, at, has, named
+from rollout_corr.kernels.plan import Tables
+from rollout_corr.kernels.slots import edge
+from rollout_corr.kernels.tokens import GRID_OF_D, GRID_OF_FRACTION, at, has, named, size
 
 
 @triton.constexpr_function
-def power_of_two(plan: Plan, table: str) -> int:
+def power_of_two(plan: Tables, table: str) -> int:
     """The number of columns, as a shape."""
     return max(1, 1 << (len(getattr(plan, table)) - 1).bit_length())
 
@@ -34,6 +35,40 @@ def columns_of(table, first, many, slots, COLUMNS: tl.constexpr, WIDTH: tl.const
         else:
             found += tl.sum(x, 2)
     return found
+
+
+@triton.jit
+def slots_of(offsets, owner, sequences, tokens, tiles, PLAN: tl.constexpr, TILE: tl.constexpr):
+    """Which sequences these are, each one's first slot, and how many it has.
+
+    In a packed batch the first and the last owner are what belongs to no sequence, as `edge` counts.
+    """
+    if PLAN.packed:
+        sequence = owner - 1
+        first = edge(offsets, owner, sequences, tokens) // TILE
+        many = edge(offsets, owner + 1, sequences, tokens) // TILE - first + 1
+        return sequence, first + owner, tl.where(sequence <= sequences, many, 0)
+    else:
+        return owner, owner * tiles, tl.where(owner < sequences, tiles, 0)
+
+
+@triton.jit
+def tables_of(counts, integers, floats, peaks, first, many, slots, PLAN: tl.constexpr, SEQUENCES: tl.constexpr,
+              CHUNK: tl.constexpr):  # fmt: skip
+    """All tables by sequence; one without columns is another's."""
+    counted = columns_of(counts, first, many, slots, size(PLAN, "counts"), power_of_two(PLAN, "counts"), SEQUENCES,
+                         CHUNK, tl.int64, False)  # fmt: skip
+    exactly, summed, highest = counted, counted, counted
+    if size(PLAN, "integers") > 0:
+        exactly = columns_of(integers, first, many, slots, size(PLAN, "integers"), power_of_two(PLAN, "integers"),
+                             SEQUENCES, CHUNK, tl.int64, False)  # fmt: skip
+    if size(PLAN, "floats") > 0:
+        summed = columns_of(floats, first, many, slots, size(PLAN, "floats"), power_of_two(PLAN, "floats"), SEQUENCES,
+                            CHUNK, tl.float64, False)  # fmt: skip
+    if size(PLAN, "peaks") > 0:
+        highest = columns_of(peaks, first, many, slots, size(PLAN, "peaks"), power_of_two(PLAN, "peaks"), SEQUENCES,
+                             CHUNK, peaks.dtype.element_ty, True)  # fmt: skip
+    return counted, exactly, summed, highest
 
 
 @triton.jit

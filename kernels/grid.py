@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from rollout_corr.kernels.slots import WAYS
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,62 @@ def search_steps(sequences: int, ways: int) -> int:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """How a batch is cut into programs."""
+
+    shape: Shape
+    tokens: int
+    sequences: int
+    width: int  # of a row; 0 for a packed batch
+    tiles: int  # of a row
+    slots: int
+    readers: int  # programs that pass over tokens
+    judges: int  # programs that pass over sequences
+    steps: int  # of the search for the sequence of a slot
+    unit: bool  # neighbouring tokens lie side by side in all tensors
+    aligned: bool
+    constants: dict[str, Any]  # of a kernel that passes over tokens
+
+
+def cut_of(like: Tensor, offsets: Tensor | None, lines: Sequence[Tensor], element: int, halvings: int) -> Cut:
+    """How to cut a batch, from metadata alone.
+
+    Args:
+        like: Any of its tensors, [N] or [B, T].
+        offsets: Of a packed batch.
+        lines: All tensors that are read with strides of their own.
+        element: Bytes of the smallest log-prob.
+        halvings: How often a tile is halved.
+    """
+    packed = offsets is not None
+    sequences = like.shape[0] if offsets is None else offsets.shape[0] - 1
+    tokens, width = like.numel(), 0 if packed else like.shape[1]
+    unit = all(x.stride(-1) == 1 or x.shape[-1] <= 1 for x in lines)
+    aligned = unit and all(_is_aligned(x, packed) for x in lines) and (packed or width % 16 == 0 or like.shape[0] <= 1)
+    # Where each token is loaded by itself, its address takes registers too.
+    shape = shape_for(tokens, sequences, min(2, halvings + (not aligned)))
+    tiles = 0 if packed else max(1, -(-width // shape.tile))
+    slots = tokens // shape.tile + sequences + 2 if packed else tiles * sequences
+    readers = max(1, -(-slots // shape.rows))
+    vec = min(max(4, 16 // element), shape.tile)
+    lanes = min(shape.lanes, shape.tile // vec)
+    return Cut(
+        shape=shape,
+        tokens=tokens,
+        sequences=sequences,
+        width=width,
+        tiles=tiles,
+        slots=readers * shape.rows,
+        readers=readers,
+        judges=max(1, -(-(sequences + 2 * packed) // shape.sequences)),
+        steps=search_steps(sequences, WAYS.value),
+        unit=unit,
+        aligned=aligned,
+        constants={"ROWS": shape.rows, "TILE": shape.tile, "LANES": lanes, "VEC": vec, "ALIGNED": aligned},
+    )
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel launch, ready to run or to be compiled for a device that is not there."""
 
@@ -66,6 +126,12 @@ class Launch:
         self.kernel[(self.programs,)](*self.arguments, **self.constants, num_warps=warps)
 
 
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a device the current one, for launches."""
+    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
+    return torch.cuda.device(device) if elsewhere else nullcontext()
+
+
 @lru_cache(maxsize=16)
 def warp_size(device: torch.device) -> int:
     """Threads of a warp: 32, or 64 on some of AMD's."""
@@ -77,7 +143,7 @@ def as_bytes(x: Tensor | None) -> Tensor | None:
     return x.view(torch.uint8) if x is not None and x.dtype == torch.bool else x
 
 
-def is_aligned(x: Tensor, packed: bool) -> bool:
+def _is_aligned(x: Tensor, packed: bool) -> bool:
     """Whether every row starts at a multiple of 16 elements behind a multiple of 16 bytes."""
     return x.data_ptr() % 16 == 0 and (packed or x.stride(0) % 16 == 0 or x.shape[0] <= 1)
 

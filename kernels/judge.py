@@ -6,11 +6,10 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.criteria import passes
-from rollout_corr.kernels.gather import column, columns_of, exact, integer, plain, power_of_two
+from rollout_corr.kernels.gather import column, exact, integer, plain, slots_of, tables_of
 from rollout_corr.kernels.measures import bound
 from rollout_corr.kernels.plan import Plan, Test
 from rollout_corr.kernels.reports import report_criterion, report_sequences, report_weights
-from rollout_corr.kernels.slots import edge
 from rollout_corr.kernels.tokens import (
     LARGEST_SQUARED,
     LARGEST_STATISTIC,
@@ -246,30 +245,9 @@ def judge_kernel(
     """Judge SEQUENCES sequences: `keep`, their state and weight for `apply`, and what they add to the statistics."""
     numbers = thresholds(numbers, PLAN)
     owner = tl.program_id(0).to(tl.int64) * SEQUENCES + tl.arange(0, SEQUENCES)
-    if PLAN.packed:
-        # As `edge` counts: the first and the last are what belongs to no sequence.
-        sequence = owner - 1
-        first = edge(offsets, owner, sequences, tokens) // TILE
-        many = edge(offsets, owner + 1, sequences, tokens) // TILE - first + 1
-        first += owner
-        many = tl.where(sequence <= sequences, many, 0)
-    else:
-        sequence = owner
-        first = sequence * tiles
-        many = tl.where(sequence < sequences, tiles, 0)
+    sequence, first, many = slots_of(offsets, owner, sequences, tokens, tiles, PLAN, TILE)
     real_row = (sequence >= 0) & (sequence < sequences)
-    counted = columns_of(counts, first, many, slots, size(PLAN, "counts"), power_of_two(PLAN, "counts"), SEQUENCES,
-                         CHUNK, tl.int64, False)  # fmt: skip
-    summed = columns_of(floats, first, many, slots, size(PLAN, "floats"), power_of_two(PLAN, "floats"), SEQUENCES,
-                        CHUNK, tl.float64, False)  # fmt: skip
-    exactly, highest = counted, counted
-    if size(PLAN, "integers") > 0:
-        exactly = columns_of(integers, first, many, slots, size(PLAN, "integers"), power_of_two(PLAN, "integers"),
-                             SEQUENCES, CHUNK, tl.int64, False)  # fmt: skip
-    if size(PLAN, "peaks") > 0:
-        highest = columns_of(peaks, first, many, slots, size(PLAN, "peaks"), power_of_two(PLAN, "peaks"), SEQUENCES,
-                             CHUNK, peaks.dtype.element_ty, True)  # fmt: skip
-    found = (counted, exactly, summed, highest)
+    found = tables_of(counts, integers, floats, peaks, first, many, slots, PLAN, SEQUENCES, CHUNK)
 
     valid, nonfinite = integer(found, PLAN, "valid"), integer(found, PLAN, "nonfinite")
     if PLAN.packed:

@@ -60,6 +60,7 @@ class Tables:
     peaks: tuple[str, ...]
     token_maxima: tuple[str, ...]
     full: bool  # a histogram is kept behind the columns
+    double: bool  # float64 computes
 
     @property
     def derived(self) -> int:

@@ -20,7 +20,7 @@ from rollout_corr.kernels.measures import (
 )
 from rollout_corr.kernels.plan import Plan
 from rollout_corr.kernels.reports import report_tokens
-from rollout_corr.kernels.slots import addresses, fetch, owners_of, positions, stretch_of, write
+from rollout_corr.kernels.slots import WAYS, addresses, fetch, owners_of, positions, stretch_of, write
 from rollout_corr.kernels.sums import (
     merged,
     nothing,
@@ -45,9 +45,6 @@ from rollout_corr.kernels.tokens import (
     test,
     thresholds,
 )
-
-# Sequences that each step of the search for a slot's owner looks at.
-WAYS = tl.constexpr(128)
 
 
 @triton.jit

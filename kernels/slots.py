@@ -10,6 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Sequences that each step of the search for a slot's owner looks at.
+WAYS = tl.constexpr(128)
+
 
 @triton.jit
 def edge(offsets, v, sequences, tokens):

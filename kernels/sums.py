@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.plan import Plan
+from rollout_corr.kernels.plan import Tables
 from rollout_corr.kernels.tokens import (
     GRID_OF_D,
     GRID_OF_FRACTION,
@@ -26,25 +26,25 @@ from rollout_corr.kernels.tokens import (
 
 
 @triton.constexpr_function
-def first_of(plan: Plan, table: str) -> int:
+def first_of(plan: Tables, table: str) -> int:
     """The place of a table's first column."""
     return [kept for kept, _ in plan.recorded].index(table)
 
 
 @triton.constexpr_function
-def place_of(plan: Plan, table: str, name: str) -> int:
+def place_of(plan: Tables, table: str, name: str) -> int:
     """The place of a column."""
     return plan.recorded.index((table, name))
 
 
 @triton.constexpr_function
-def places(plan: Plan) -> int:
+def places(plan: Tables) -> int:
     """How many columns are kept; the histogram comes behind the others."""
     return len(plan.recorded) + plan.full
 
 
 @triton.constexpr_function
-def is_extremum(plan: Plan, place: int) -> bool:
+def is_extremum(plan: Tables, place: int) -> bool:
     """Whether a column keeps the largest, and not the sum."""
     return place < len(plan.recorded) and plan.recorded[place][0] in ("peaks", "token_maxima")
 

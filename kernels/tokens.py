@@ -7,7 +7,7 @@ import math
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.plan import CLASSES, Plan, Test
+from rollout_corr.kernels.plan import CLASSES, Plan, Tables, Test
 
 GRID_OF_D = tl.constexpr(2.0**28)
 LARGEST_D = tl.constexpr(2.0**10)
@@ -23,19 +23,19 @@ NAN_KEY_64 = tl.constexpr(0x7FF8000000000000)
 
 
 @triton.constexpr_function
-def has(plan: Plan, table: str, name: str) -> bool:
+def has(plan: Tables, table: str, name: str) -> bool:
     """Whether a table of the plan has this column."""
     return name in getattr(plan, table)
 
 
 @triton.constexpr_function
-def at(plan: Plan, table: str, name: str) -> int:
+def at(plan: Tables, table: str, name: str) -> int:
     """The column of a table."""
     return getattr(plan, table).index(name)
 
 
 @triton.constexpr_function
-def size(plan: Plan, table: str) -> int:
+def size(plan: Tables, table: str) -> int:
     """How many columns a table has."""
     return len(getattr(plan, table))
 
@@ -65,7 +65,7 @@ def class_name(i: int) -> str:
 
 
 @triton.constexpr_function
-def real(plan: Plan) -> tl.dtype:
+def real(plan: Tables) -> tl.dtype:
     """The type that computes."""
     return tl.float64 if plan.double else tl.float32
 
