@@ -99,8 +99,8 @@ def finish_kernel(
 ):  # fmt: skip
     """The first program makes the value and its divisor, each of the others one statistic."""
     program = tl.program_id(0)
+    bounds = thresholds(numbers, PLAN)
     if program == 0:
-        numbers = thresholds(numbers, PLAN)
         total = sum_named("total", token_sums, sequence_sums, readers, judges, PLAN, CHUNK)
         if PLAN.denominator is None:
             count = tl.load(given).to(tl.float64)
@@ -108,7 +108,7 @@ def finish_kernel(
             count = tl.full((), 1.0, tl.float64)
         else:
             count = sum_named(counted_as(PLAN), token_sums, sequence_sums, readers, judges, PLAN, CHUNK)
-        count = tl.where(count == 0.0, 1.0, count) * number(numbers, PLAN, "max_length")
+        count = tl.where(count == 0.0, 1.0, count) * number(bounds, PLAN, "max_length")
         tl.store(divisor, count)
         tl.store(value, (total / count).to(value.dtype.element_ty))
     for i in tl.static_range(size(PLAN, "sums")):

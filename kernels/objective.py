@@ -65,50 +65,47 @@ def policy(new, x, level, pull, advantage, weight, numbers, PLAN: tl.constexpr):
     """
     used = level if PLAN.levels else x
     clamp = number(numbers, PLAN, "clamp").to(x.dtype)
-    flows = tl.abs(used) <= clamp
+    free = tl.abs(used) <= clamp
     clamped = limited(used, -clamp, clamp, PLAN)
     ratio, excess, k3 = exponential(clamped, PLAN)
-    low, high, dual = tl.zeros_like(flows), tl.zeros_like(flows), tl.zeros_like(flows)
+    low, high, dual = tl.zeros_like(free), tl.zeros_like(free), tl.zeros_like(free)
     if clips(PLAN):
         bounded, held, low, high, dual = clipped(ratio, clamped, advantage, numbers, PLAN)
-        value = -advantage * bounded
-        slope = tl.where(flows & (held == 0), -advantage * ratio, 0.0)
+        value, slope = -advantage * bounded, -advantage * ratio
+        free = free & (held == 0)
     elif PLAN.surrogate == "Reinforce":
-        value = -ratio * advantage
-        slope = tl.where(flows, value, 0.0)
+        value, slope = -ratio * advantage, -ratio * advantage
     elif PLAN.surrogate == "SAPO":
         tau = tl.where(advantage > 0, number(numbers, PLAN, "positive"), number(numbers, PLAN, "negative"))
         tau = tau.to(x.dtype)
         gate = 1.0 / (1.0 + tl.exp(-tau * excess))
-        value = -(4.0 / tau) * gate * advantage
-        slope = tl.where(flows, -4.0 * gate * (1.0 - gate) * advantage * ratio, 0.0)
+        value, slope = -(4.0 / tau) * gate * advantage, -4.0 * gate * (1.0 - gate) * advantage * ratio
     elif PLAN.surrogate == "GMPO":
         high = (advantage > 0) & (clamped > number(numbers, PLAN, "high").to(x.dtype))
         low = (advantage < 0) & (clamped < -number(numbers, PLAN, "low").to(x.dtype))
-        value = pull
-        slope = tl.where(flows & ((low | high) == 0), pull, 0.0)
+        value, slope = pull, pull
+        free = free & ((low | high) == 0)
     elif PLAN.surrogate == "DRO":
         beta, saturated = number(numbers, PLAN, "beta").to(x.dtype), limited(x, -LARGEST_D, LARGEST_D, PLAN)
         value = -(advantage * new - 0.5 * beta * (saturated * saturated))
         slope = -advantage + tl.where(tl.abs(x) <= LARGEST_D, beta * saturated, 0.0)
+        free = free | (free == 0)
     else:
         # The score function: its ratio is a constant.
         factor = tl.full(x.shape, 1.0, x.dtype)
         if PLAN.surrogate != "GPG" and PLAN.own_ratio:
             factor, low, high, dual = stopped_ratio(ratio, clamped, numbers, PLAN)
+        value, slope = -factor * advantage * new, -factor * advantage
+        free = free | (free == 0)
         if PLAN.surrogate == "DPPO":
             low, high = pushed_far(new, x, advantage, numbers, PLAN)
-            value = tl.where(low | high, 0.0, -factor * advantage * new)
-            slope = tl.where(low | high, 0.0, -factor * advantage)
-        else:
-            value, slope = -factor * advantage * new, -factor * advantage
-    if PLAN.surrogate == "GSPO" and PLAN.option == "sequence":
-        slope = tl.where(tl.abs(x) <= LARGEST_D, pull, 0.0)
-        if PLAN.weighted:
-            value = value * weight
-    elif PLAN.weighted and PLAN.surrogate != "GMPO":
+            free = (low | high) == 0
+            value = tl.where(free, value, 0.0)
+    if PLAN.weighted and PLAN.surrogate != "GMPO":
         value, slope = value * weight, slope * weight
-    return value, slope, low, high, dual, clamped, excess, k3
+    if PLAN.surrogate == "GSPO" and PLAN.option == "sequence":
+        slope, free = pull, tl.abs(x) <= LARGEST_D
+    return value, tl.where(free, slope, 0.0), low, high, dual, clamped, excess, k3
 
 
 @triton.jit

@@ -28,6 +28,21 @@ LONGEST, LONG, MEDIUM, SHORT = 1 << 20, 4096, 512, 64
 TOKENS, HUGE = 1 << 20, 1 << 31
 
 
+def placed(x: Tensor, aligned: bool, unit: bool) -> Tensor:
+    """The same values, lying in memory as a variant has them.
+
+    Args:
+        x: [N] or [B, T] of any dtype, on any device.
+        aligned: Every row begins at a multiple of 16 bytes, or else one element behind.
+        unit: Neighbours lie side by side, or else with one element between them.
+    """
+    first, step = (0 if aligned else 1), (1 if unit else 2)
+    around = x.new_empty((*x.shape[:-1], first + step * x.shape[-1]))
+    lying = around[..., first::step]
+    lying.copy_(x)
+    return lying
+
+
 @dataclass(frozen=True)
 class Variant:
     """One variant.
@@ -66,17 +81,17 @@ class Variant:
         """The dtype that computes."""
         return torch.promote_types(torch.promote_types(self.train, self.rollout), torch.float32)
 
-    def place(self, x: Tensor) -> Tensor:
-        """The same values, lying in memory as this variant has its log-probs and its mask.
+    @property
+    def wide_bytes(self) -> int:
+        """Bytes a token that the compiler has to load 128 bits at a time; 0 where they do not lie well."""
+        if not (self.train == self.rollout == torch.float32 and self.aligned and self.unit):
+            return 0
+        of_mask = 0 if self.mask is None else self.mask.itemsize
+        return 4 + 4 + (of_mask if of_mask >= 4 else 0)
 
-        Args:
-            x: [N] or [B, T] of any dtype, on any device.
-        """
-        first, step = (0 if self.aligned else 1), (1 if self.unit else 2)
-        around = x.new_empty((*x.shape[:-1], first + step * x.shape[-1]))
-        placed = around[..., first::step]
-        placed.copy_(x)
-        return placed
+    def place(self, x: Tensor) -> Tensor:
+        """The same values, lying in memory as this variant has its log-probs and its mask."""
+        return placed(x, self.aligned, self.unit)
 
     def given(self, tokens: int, sequences: int, device: str | torch.device = "meta") -> Given:
         """A batch of this variant without values in it.

@@ -6,27 +6,25 @@ its results for tracing. Triton is imported by the first call that needs it.
 
 from __future__ import annotations
 
-import json
-from dataclasses import fields
 from functools import lru_cache
 from importlib import metadata
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rollout_corr import blocks, columns
 from rollout_corr.layout import Batch, checked_offsets, external_names
-from rollout_corr.spec import Criterion, Spec, Weight
+from rollout_corr.spec import Spec
 from rollout_corr.statistics import Statistics
+from rollout_corr.written import read, written, written_once
 
 # The first Triton with functions of constants, by which the kernels find their columns.
 OLDEST_TRITON = (3, 5)
 
 DEVICES = ("cuda",)
 
-_LIBRARY = torch.library.Library("rollout_corr", "DEF")
-_LIBRARY.define(
+LIBRARY = torch.library.Library("rollout_corr", "DEF")
+LIBRARY.define(
     "correct(Tensor train_logp, Tensor rollout_logp, Tensor? mask, Tensor? cu_seqlens, Tensor? advantages, "
     "bool per_sequence, Tensor[] external, str spec, "
     "float[] numbers) -> (Tensor weights, Tensor mask, Tensor keep, Tensor statistics)",
@@ -34,55 +32,6 @@ _LIBRARY.define(
 )
 
 Found = tuple[Tensor, Tensor, Tensor, Tensor]
-
-
-_FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in (Spec, Weight, Criterion)}
-
-
-def written(spec: Spec) -> tuple[str, list[float]]:
-    """A Spec as an operator can take it: its structure as JSON, with {"number": i} for the i-th of its numbers.
-
-    In operations that a compiler can trace: a Spec made inside a compiled function exists only there, and its
-    thresholds may be symbols.
-    """
-    numbers: list[float] = []
-    return _json(spec, numbers), numbers
-
-
-def _json(value: object, numbers: list[float]) -> str:
-    if isinstance(value, (Spec, Weight, Criterion)):
-        items = [f'"{name}": ' + _json(getattr(value, name), numbers) for name in _FIELDS[type(value)]]
-        return "{" + ", ".join(items) + "}"
-    if isinstance(value, tuple):
-        return "[" + ", ".join([_json(item, numbers) for item in value]) + "]"
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        numbers.append(value)
-        return f'{{"number": {len(numbers) - 1}}}'
-    raise TypeError(f"spec: expected plain fields, got {type(value).__name__}")
-
-
-@lru_cache(maxsize=256)
-def _written(spec: Spec) -> tuple[str, list[float]]:
-    return written(spec)
-
-
-def read(text: str, numbers: list[float]) -> Spec:
-    """The Spec that was written."""
-    return _read(text, tuple(numbers))
-
-
-@lru_cache(maxsize=256)
-def _read(text: str, numbers: tuple[float, ...]) -> Spec:
-    def number(item: dict[str, Any]) -> Any:
-        return numbers[item["number"]] if list(item) == ["number"] else item
-
-    return Spec.from_dict(json.loads(text, strict=False, object_hook=number))
 
 
 @lru_cache(maxsize=1)
@@ -128,9 +77,9 @@ def run_fused(batch: Batch, spec: Spec) -> blocks.Result:
     operands = (batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages, batch.per_sequence, external)
     if batch.train.device.type == "cpu" and not torch.compiler.is_compiling():
         # The operator on the CPU is the reference; the kernels were asked for by name.
-        found = _kernels(*operands, *_written(spec))
+        found = _kernels(*operands, *written_once(spec))
     else:
-        text = written(spec) if torch.compiler.is_compiling() else _written(spec)
+        text = written(spec) if torch.compiler.is_compiling() else written_once(spec)
         found = torch.ops.rollout_corr.correct(*operands, *text)
     weights, mask, keep, statistics = found
     sums, maxima = counts(spec)
@@ -244,6 +193,6 @@ def _shapes(
     )
 
 
-_LIBRARY.impl("correct", _kernels, "CUDA")
-_LIBRARY.impl("correct", _reference, "CPU")
-torch.library.register_fake("rollout_corr::correct", _shapes, lib=_LIBRARY)
+LIBRARY.impl("correct", _kernels, "CUDA")
+LIBRARY.impl("correct", _reference, "CPU")
+torch.library.register_fake("rollout_corr::correct", _shapes, lib=LIBRARY)

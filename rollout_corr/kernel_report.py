@@ -3,10 +3,10 @@
 Three things have to hold, or the command fails:
 
 - Every variant compiles for every target.
-- `read` and `apply` spill at most 16 bytes a thread. Promised is that nothing is
+- What passes over tokens spills at most 16 bytes a thread. Promised is that nothing is
   spilled on the interior path, where a program's tokens are all there. That path shares its code with the other one,
   so the disassembly cannot tell whose spill it is: 16 bytes are what the other path is allowed, and both get them.
-- Where fp32 log-probs are aligned, `read` loads all of them 128 bits at a time.
+- Where fp32 log-probs are aligned, `read` and `gradient` load all of them 128 bits at a time.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
-
 from rollout_corr import fused
+from rollout_corr.kernels.loss_variants import LOSS_FEW, LOSS_VARIANTS, LossVariant
 from rollout_corr.kernels.variants import FEW, VARIANTS, Variant
 from rollout_corr.machine_code import MachineCode, read_machine_code
 
@@ -30,6 +29,10 @@ TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
 
 # Bytes a thread.
 MOST_SPILLED = 16
+
+# Of both operators.
+EVERY: dict[str, Variant | LossVariant] = {**VARIANTS, **LOSS_VARIANTS}
+OF_SEQUENCES = ("judge", "sequences", "finish")
 
 NUMBERS = ("registers", "spilled", "shared", "instructions", "a token")
 COLUMNS = ("variant", "target", "kernel", *NUMBERS, "loads", "stores")
@@ -42,7 +45,7 @@ class Row:
     Attributes:
         variant: Its name.
         target: The GPU.
-        kernel: "read", "judge" or "apply".
+        kernel: "read", "judge" or "apply" of `correct`; "gradient", "sequences", "finish" or "scale" of `policy_loss`.
         shared: Bytes of shared memory of a program.
         tokens: How many tokens a thread has; 0 if the kernel looks at none.
         code: What the disassembly says.
@@ -74,8 +77,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("--target", nargs="+", default=TARGETS, choices=TARGETS, help="GPUs (default: all)")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--variant", nargs="+", default=tuple(VARIANTS), metavar="NAME", help="names (default: all)")
-    which.add_argument("--few", action="store_const", dest="variant", const=FEW, help="the few that stand for all")
+    which.add_argument("--variant", nargs="+", default=tuple(EVERY), metavar="NAME", help="names (default: all)")
+    which.add_argument(
+        "--few", action="store_const", dest="variant", const=(*FEW, *LOSS_FEW), help="the few that stand for all"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there too")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one a core)")
 
@@ -85,9 +90,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="rollout-corr kernels", description=str(__doc__).splitlines()[0])
     add_arguments(parser)
     options = parser.parse_args(arguments)
-    unknown = [name for name in options.variant if name not in VARIANTS]
+    unknown = [name for name in options.variant if name not in EVERY]
     if unknown:
-        return _refuse(f"--variant: expected some of {', '.join(VARIANTS)}; got {unknown[0]!r}")
+        return _refuse(f"--variant: expected some of {', '.join(EVERY)}; got {unknown[0]!r}")
     if options.jobs < 1:
         return _refuse(f"--jobs: expected at least 1, got {options.jobs}")
     if (missing := fused.missing_triton()) is not None:
@@ -128,14 +133,14 @@ def _sort_out(variant: str, target: str, future: Future[list[Row]], rows: list[R
 
 
 def compile_one(name: str, target: str) -> list[Row]:
-    """The three kernels of a variant for a target."""
+    """The kernels of a variant for a target."""
     from rollout_corr.kernels.ahead_of_time import compile_launch
 
     rows = []
-    for launch in VARIANTS[name].launches():
+    for launch in EVERY[name].launches():
         binary = compile_launch(launch, target)
         kernel, constants = launch.kernel.__name__.removesuffix("_kernel"), launch.constants
-        looks = kernel == "read" or (kernel == "apply" and constants["PLAN"].applies)
+        looks = kernel not in OF_SEQUENCES and (kernel != "apply" or constants["PLAN"].applies)
         tokens = constants["ROWS"] * constants["TILE"] // binary.threads if looks else 0
         rows.append(Row(name, target, kernel, binary.shared, tokens, read_machine_code(binary.text)))
     return rows
@@ -148,23 +153,15 @@ def problems(rows: list[Row], failures: list[Failure]) -> list[str]:
     """What does not hold, one line each."""
     found = [f"{x.variant} for {x.target} does not compile: {x.error}" for x in failures]
     for row in rows:
-        variant, where = VARIANTS[row.variant], f"{row.variant} for {row.target}: {row.kernel}"
-        if row.kernel == "judge":
+        where = f"{row.variant} for {row.target}: {row.kernel}"
+        if row.kernel in OF_SEQUENCES:
             continue
         if row.code.spilled > MOST_SPILLED:
             found.append(f"{where} spills {row.code.spilled} bytes, at most {MOST_SPILLED} are allowed")
-        loads, least = row.code.loads.get(128, 0), wide_loads(variant, row.tokens)
-        if row.kernel == "read" and loads < least:
+        loads, least = row.code.loads.get(128, 0), row.tokens * EVERY[row.variant].wide_bytes // 16
+        if row.kernel in ("read", "gradient") and loads < least:
             found.append(f"{where} has {loads} loads of 128 bits, {least} and more were expected")
     return found
-
-
-def wide_loads(variant: Variant, tokens: int) -> int:
-    """How many loads of 128 bits so many tokens of a thread need, where log-probs are fp32 and lie well."""
-    if not (variant.train == variant.rollout == torch.float32 and variant.aligned and variant.unit):
-        return 0
-    of_mask = 0 if variant.mask is None else variant.mask.itemsize
-    return tokens * (4 + 4 + (of_mask if of_mask >= 4 else 0)) // 16
 
 
 # --- the report ---

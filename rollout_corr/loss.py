@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr import blocks, loss_metrics, loss_run, objective
+from rollout_corr import blocks, fused_loss, loss_metrics, loss_run
 from rollout_corr.checked import number
 from rollout_corr.layout import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, LogProbs, Reader, external_names, reader
-from rollout_corr.ops import Correction, corrected, mask_back
+from rollout_corr.ops import Correction, chosen_backend, corrected, mask_back
 from rollout_corr.spec import Spec
 from rollout_corr.statistics import Measured, Statistics
 from rollout_corr.surrogates import (
@@ -29,7 +29,7 @@ from rollout_corr.surrogates import (
     Surrogate,
 )
 
-BACKENDS = ("auto", "torch")
+BACKENDS = ("auto", "triton", "torch")
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def policy_loss(
             or a number or 0-d tensor that the caller has reduced over micro-batches and ranks. 0 divides nothing.
         max_length: The length that token_sum_norm divides by.
         external: Per-token statistics by name, for criteria with stat="external".
-        backend: "auto" or "torch".
+        backend: "auto", "triton" or "torch". An explicit choice never falls back.
         validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens.
 
     Returns:
@@ -120,6 +120,7 @@ def policy_loss(
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {list(BACKENDS)} for policy_loss, got {backend!r}")
     given = _read(new_logp, advantages, mask, old_logp, rollout_logp, ref_logp, cu_seqlens, validate)
+    backend = chosen_backend(given.read.first, backend)
     if spec is not None and not isinstance(spec, Spec):
         raise TypeError(f"spec: expected a Spec or None, got {type(spec).__name__}")
     counted, divisor = _denominator(denominator, reduction, given.read.first.device)
@@ -150,7 +151,7 @@ def policy_loss(
                 "surrogate: expected Score() without bounds of its own where weights take the place of its ratio, got "
                 f"{surrogate!r}"
             )
-    return _finish(given, wanted, base, weights, train_mask, divisor, found)
+    return _finish(given, wanted, base, weights, train_mask, divisor, found, backend)
 
 
 @dataclass
@@ -294,34 +295,26 @@ def _finish(
     train_mask: Tensor | None,
     divisor: Tensor | float | None,
     found: blocks.Result | None,
+    backend: str,
 ) -> PolicyLoss:
     batch, new = given.batch, given.read.first
     tensors = loss_run.Tensors(given.advantages, base, weights, given.ref, train_mask)
     differentiable = torch.is_grad_enabled() and new.requires_grad
-    traced = torch.compiler.is_compiling()
-    if traced:
+    if divisor is not None and not isinstance(divisor, Tensor):
+        divisor = torch.full((), divisor, dtype=torch.float64, device=new.device)
+    if backend == "triton":
+        done = fused_loss.run_fused(batch, tensors, wanted, differentiable, divisor)
+    elif torch.compiler.is_compiling():
         # A compiler takes the derivative of what it traces itself.
-        total, sums, maxima = loss_run.run_traced(new, batch, tensors, wanted)
-        gradient = None
+        done = loss_run.run_traced(new, batch, tensors, wanted, divisor)
     else:
         run = loss_run.run_blocks if new.device.type == "cpu" else loss_run.run_whole
-        total, gradient, sums, maxima = run(batch, tensors, wanted, differentiable)
-    if divisor is None:
-        divisor = objective.divisor(sums, wanted)
-    elif not isinstance(divisor, Tensor):
-        divisor = torch.full((), divisor, dtype=torch.float64, device=new.device)
-    divisor = torch.where(divisor == 0, 1.0, divisor)
-    if wanted.max_length is not None:
-        divisor = divisor * wanted.max_length
-    value = (total / divisor).to(batch.dtype)
-    if gradient is not None:
-        value = loss_run.Differentiable.apply(new, value, gradient, divisor)
-    statistics = Statistics(
-        None,
-        torch.stack([sums[name].double() for name in loss_metrics.sum_names(wanted)]),
-        torch.stack([maxima[name].double() for name in loss_metrics.max_names()]),
-        wanted,
-    )
+        done = run(batch, tensors, wanted, differentiable, divisor)
+    value = done.value
+    if done.gradient is not None:
+        value = loss_run.Differentiable.apply(new, value, done.gradient, done.inners, done.divisor, batch.offsets)
+    sums = len(loss_metrics.sum_names(wanted))
+    statistics = Statistics(None, done.statistics[:sums], done.statistics[sums:], wanted)
     if found is not None:
         statistics = found.statistics.join(statistics)
     if found is None:

@@ -6,12 +6,12 @@ The gradient is taken in the forward pass, by autograd of the definition; backwa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rollout_corr import blocks, objective
+from rollout_corr import blocks, loss_metrics, objective
 from rollout_corr.layout import Batch
 from rollout_corr.measures import Named
 from rollout_corr.objective import Operands
@@ -29,11 +29,38 @@ class Tensors:
     trains: Tensor | None
 
 
+class Done(NamedTuple):
+    """What a backend gives back.
+
+    Attributes:
+        value: 0-d.
+        gradient: Of value * divisor by new_logp, in the shape of the batch; None where none was wanted.
+        inners: [S], by which each sequence's gradient is still to be multiplied; None or empty for nothing.
+        divisor: 0-d float64.
+        statistics: Sums and maxima, float64.
+    """
+
+    value: Tensor
+    gradient: Tensor | None
+    inners: Tensor | None
+    divisor: Tensor
+    statistics: Tensor
+
+
 Run = tuple[Tensor, Tensor | None, Named, Named]
 
 
-def run_blocks(batch: Batch, tensors: Tensors, wanted: Objective, differentiable: bool) -> Run:
+def width_of(wanted: Objective) -> int:
+    """How many statistics there are."""
+    return len(loss_metrics.sum_names(wanted)) + len(loss_metrics.max_names())
+
+
+def run_blocks(batch: Batch, tensors: Tensors, wanted: Objective, differentiable: bool, divisor: Tensor | None) -> Done:
     """Block by block, with compaction. CPU tensors only."""
+    return _done(_blocks(batch, tensors, wanted, differentiable), wanted, divisor, batch.dtype)
+
+
+def _blocks(batch: Batch, tensors: Tensors, wanted: Objective, differentiable: bool) -> Run:
     gradient = torch.zeros(batch.train.shape, dtype=batch.dtype) if differentiable else None
     totals, sums, maxima = [], [], []
     for piece in blocks.pieces(batch):
@@ -82,14 +109,29 @@ def _operands(new: Tensor, batch: Batch, tensors: Tensors) -> Operands:
     )
 
 
-def run_whole(batch: Batch, tensors: Tensors, wanted: Objective, differentiable: bool) -> Run:
+def run_whole(batch: Batch, tensors: Tensors, wanted: Objective, differentiable: bool, divisor: Tensor | None) -> Done:
     """All sequences at once, without compaction: no host sync, on any device."""
-    return _with_gradient(_operands(batch.train, batch, tensors), wanted, differentiable, look=False)
+    found = _with_gradient(_operands(batch.train, batch, tensors), wanted, differentiable, look=False)
+    return _done(found, wanted, divisor, batch.dtype)
 
 
-def run_traced(new: Tensor, batch: Batch, tensors: Tensors, wanted: Objective) -> tuple[Tensor, Named, Named]:
+def run_traced(new: Tensor, batch: Batch, tensors: Tensors, wanted: Objective, divisor: Tensor | None) -> Done:
     """The same for a compiler, which wants the graph to new_logp and nothing of autograd's."""
-    return objective.evaluate(_operands(new, batch, tensors), wanted)
+    total, sums, maxima = objective.evaluate(_operands(new, batch, tensors), wanted)
+    return _done((total, None, sums, maxima), wanted, divisor, batch.dtype)
+
+
+def _done(found: Run, wanted: Objective, divisor: Tensor | None, dtype: torch.dtype) -> Done:
+    """Divide, and put the statistics in order."""
+    total, gradient, sums, maxima = found
+    if divisor is None:
+        divisor = objective.divisor(sums, wanted)
+    divisor = torch.where(divisor == 0, 1.0, divisor)
+    if wanted.max_length is not None:
+        divisor = divisor * wanted.max_length
+    named = [sums[name] for name in loss_metrics.sum_names(wanted)]
+    named += [maxima[name] for name in loss_metrics.max_names()]
+    return Done((total / divisor).to(dtype), gradient, None, divisor, torch.stack([x.double() for x in named]))
 
 
 def _with_gradient(operands: Operands, wanted: Objective, differentiable: bool, look: bool) -> Run:
@@ -109,21 +151,36 @@ def _with_gradient(operands: Operands, wanted: Objective, differentiable: bool, 
     return total.detach(), gradient, sums, maxima
 
 
+def scaled(gradient: Tensor, upstream: Tensor, divisor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Backward: the gradient times what comes from upstream, over the divisor."""
+    return (gradient * (upstream.double() / divisor).to(gradient.dtype)).to(dtype)
+
+
 class Differentiable(torch.autograd.Function):
     """A value whose gradient is known."""
 
     @staticmethod
-    def forward(ctx: Any, new: Tensor, value: Tensor, gradient: Tensor, divisor: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        new: Tensor,
+        value: Tensor,
+        gradient: Tensor,
+        inners: Tensor | None,
+        divisor: Tensor,
+        offsets: Tensor | None,
+    ) -> Tensor:
         """Give the value a gradient.
 
         Args:
             ctx: Autograd's.
             new: new_logp in the batch's shape.
             value: 0-d.
-            gradient: d(value * divisor) / d(new).
+            gradient: d(value * divisor) / d(new), but for `inners`.
+            inners: Where the kernels made the gradient: [S], what each sequence's is multiplied by, or empty.
             divisor: 0-d.
+            offsets: Of a packed batch.
         """
-        ctx.save_for_backward(gradient, divisor)
+        ctx.save_for_backward(gradient, inners, divisor, offsets)
         ctx.dtype = new.dtype
         return value.clone()
 
@@ -135,6 +192,11 @@ class Differentiable(torch.autograd.Function):
                 "policy_loss: expected a backward pass without create_graph=True; its gradient is made in the forward "
                 "pass and has no derivative of its own"
             )
-        gradient, divisor = ctx.saved_tensors
-        scale = (grad_outputs[0].double() / divisor).to(gradient.dtype)
-        return (gradient * scale).to(ctx.dtype), None, None, None
+        gradient, inners, divisor, offsets = ctx.saved_tensors
+        if inners is None:
+            found = scaled(gradient, grad_outputs[0], divisor, ctx.dtype)
+        else:
+            from rollout_corr import fused_loss
+
+            found = fused_loss.scaled(gradient, inners, grad_outputs[0], divisor, offsets, ctx.dtype)
+        return found, None, None, None, None, None

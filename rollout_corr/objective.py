@@ -216,7 +216,8 @@ def surrogate_loss(
     propagate = objective.nonfinite == "propagate"
     if isinstance(surrogate, GSPO):
         mean = mean_of_d(x, sequences, n, propagate)
-        x = mean if surrogate.through == "sequence" else mean.detach() + (x - x.detach())
+        step = select(x.isfinite(), x)
+        x = mean if surrogate.through == "sequence" else mean.detach() + (step - step.detach())
     clamped = x.clamp(-surrogate.clamp, surrogate.clamp)
     if isinstance(surrogate, PPO):
         return ppo(surrogate, clamped, advantages), clamped

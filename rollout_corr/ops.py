@@ -125,15 +125,19 @@ def correct(
     )
 
 
+def chosen_backend(tensor: Tensor, backend: str) -> str:
+    """The backend that runs for a tensor, or why it cannot be the one that was asked for."""
+    chosen = backend_for(tensor).name if backend == "auto" else backend
+    if chosen == "triton" and (reason := fused.why_not(tensor.device)) is not None:
+        raise ValueError(f"backend: expected 'auto' or 'torch' for {tensor.device} tensors, got 'triton': {reason}")
+    if chosen == "compiled" and tensor.device.type != "cpu":
+        raise ValueError(f"backend: 'compiled' runs on CPU tensors, got tensors on {tensor.device}")
+    return chosen
+
+
 def corrected(batch: Batch, spec: Spec, backend: str, batch_group: Any = None) -> blocks.Result:
     """The correction of a batch that has been read, in the batch's own shape."""
-    chosen = backend_for(batch.train).name if backend == "auto" else backend
-    if chosen == "triton" and (reason := fused.why_not(batch.train.device)) is not None:
-        raise ValueError(
-            f"backend: expected 'auto' or 'torch' for {batch.train.device} tensors, got 'triton': {reason}"
-        )
-    if chosen == "compiled" and batch.train.device.type != "cpu":
-        raise ValueError(f"backend: 'compiled' runs on CPU tensors, got tensors on {batch.train.device}")
+    chosen = chosen_backend(batch.train, backend)
     reports.load(spec)
     with torch.no_grad():
         result = _run(batch, spec, chosen)

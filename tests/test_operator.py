@@ -13,6 +13,7 @@ from rollout_corr import fused
 from rollout_corr.kernels import correct as kernels
 from rollout_corr.kernels import grid
 from rollout_corr.layout import external_names
+from rollout_corr.written import read, written
 
 C = rc.Criterion
 GEOMETRIC = C("ratio", over="sequence", reduce="mean", lower=0.9, upper=1.1)
@@ -53,13 +54,13 @@ def prepared(spec, **batch):
 
 @pytest.mark.parametrize("name", SPECS)
 def test_a_spec_survives_the_operator(name):
-    assert fused.read(*fused.written(SPECS[name])) == SPECS[name]
+    assert read(*written(SPECS[name])) == SPECS[name]
 
 
 def test_every_preset_survives_the_operator():
     for name in rc.presets.names():
         spec = rc.preset(name)
-        assert fused.read(*fused.written(spec)) == spec
+        assert read(*written(spec)) == spec
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -67,7 +68,7 @@ def test_operator_keeps_its_promises(name):
     train, rollout, mask, offsets = inputs()
     spec = SPECS[name]
     external = [torch.zeros(40) for _ in external_names(spec)]
-    text = fused.written(spec)
+    text = written(spec)
     for arguments in (
         (train, rollout, mask, offsets, None, False, external, *text),
         (train.view(4, 10), rollout.view(4, 10), None, None, None, False, [x.view(4, 10) for x in external], *text),
