@@ -87,12 +87,13 @@ def cut_of(like: Tensor, offsets: Tensor | None, lines: Sequence[Tensor], elemen
     tokens, width = like.numel(), 0 if packed else like.shape[1]
     unit = all(x.stride(-1) == 1 or x.shape[-1] <= 1 for x in lines)
     aligned = unit and all(_is_aligned(x, packed) for x in lines) and (packed or width % 16 == 0 or like.shape[0] <= 1)
-    # Where each token is loaded by itself, its address takes registers too.
-    shape = shape_for(tokens, sequences, min(2, halvings + (not aligned)))
+    # Where each token is loaded by itself, its address takes registers too. A part of a tile has no fewer tokens than
+    # threads: 64 of a tile of 512 where all are float64, else 128.
+    shape = shape_for(tokens, sequences, min(3 if element == 8 else 2, halvings + (not aligned)))
     tiles = 0 if packed else max(1, -(-width // shape.tile))
     slots = tokens // shape.tile + sequences + 2 if packed else tiles * sequences
     readers = max(1, -(-slots // shape.rows))
-    vec = min(max(4, 16 // element), shape.tile)
+    vec = min(16 // element, shape.tile)
     lanes = min(shape.lanes, shape.tile // vec)
     return Cut(
         shape=shape,

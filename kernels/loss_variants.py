@@ -157,6 +157,7 @@ _DECLARED = (
         trains=torch.float64,
         packed=False,
         aligned=False,
+        length=SHORT,
     ),
     LossVariant("ppo_on_policy", Objective(PPO()), base=None, weights=None, advantages="sequence", counted=True),
     LossVariant(
@@ -200,7 +201,7 @@ _DECLARED = (
         length=MEDIUM,
     ),
     LossVariant("gspo_token", Objective(GSPO(through="token"), denominator="kept"), weights=None, length=SHORT),
-    LossVariant("gspo_fp64", Objective(GSPO()), new=torch.float64, base=torch.float64, packed=False),
+    LossVariant("gspo_fp64", Objective(GSPO()), new=torch.float64, base=torch.float64, packed=False, length=SHORT),
     LossVariant("gmpo", Objective(GMPO(), reduction=_MEAN), trains=torch.bool),
     LossVariant("gmpo_padded", Objective(GMPO(), KL("k3", 0.1)), weights=None, ref=torch.float32, packed=False),
 )

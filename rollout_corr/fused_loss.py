@@ -1,15 +1,17 @@
-"""The kernels of the policy loss as operators of torch, forward and backward; see fused.py."""
+"""The kernels of the policy loss as operators of torch, forward and backward; see fused.py.
+
+On the CPU too they are the kernels, in Triton's interpreter: an operator may run where autograd is switched off, and
+the reference needs it.
+"""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rollout_corr import loss_run
 from rollout_corr.fused import LIBRARY
-from rollout_corr.layout import Batch, checked_offsets
+from rollout_corr.layout import Batch
 from rollout_corr.loss_run import Done, Tensors
 from rollout_corr.surrogates import Objective
 from rollout_corr.written import read, written, written_once
@@ -36,12 +38,8 @@ def run_fused(batch: Batch, tensors: Tensors, wanted: Objective, differentiable:
         batch.train, tensors.base, tensors.ref, tensors.advantages, batch.per_sequence, tensors.weights, tensors.trains,
         batch.mask, batch.offsets, divisor, batch.dtype == torch.float64, differentiable,
     )  # fmt: skip
-    if batch.train.device.type == "cpu" and not torch.compiler.is_compiling():
-        # The operator on the CPU is the reference; the kernels were asked for by name.
-        found = _kernels(*operands, *written_once(wanted))
-    else:
-        text = written(wanted) if torch.compiler.is_compiling() else written_once(wanted)
-        found = torch.ops.rollout_corr.policy_loss(*operands, *text)
+    text = written(wanted) if torch.compiler.is_compiling() else written_once(wanted)
+    found = torch.ops.rollout_corr.policy_loss(*operands, *text)
     value, gradient, inners, counted, statistics = found
     return Done(value, gradient if differentiable else None, inners, counted, statistics)
 
@@ -50,8 +48,6 @@ def scaled(
     gradient: Tensor, inners: Tensor, upstream: Tensor, divisor: Tensor, offsets: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     """Backward, whatever the device."""
-    if gradient.device.type == "cpu" and not torch.compiler.is_compiling():
-        return _scale_kernel(gradient, inners, upstream, divisor, offsets, dtype)
     found: Tensor = torch.ops.rollout_corr.scale_gradient(gradient, inners, upstream, divisor, offsets, dtype)
     return found
 
@@ -85,33 +81,6 @@ def _kernels(
     return found.value, gradient, inners, found.divisor, found.statistics
 
 
-def _reference(
-    new: Tensor,
-    base: Tensor | None,
-    ref: Tensor | None,
-    advantages: Tensor,
-    per_sequence: bool,
-    weights: Tensor | None,
-    trains: Tensor | None,
-    mask: Tensor | None,
-    offsets: Tensor | None,
-    divisor: Tensor | None,
-    double: bool,
-    differentiable: bool,
-    text: str,
-    numbers: list[float],
-) -> Found:
-    if offsets is not None:
-        offsets = checked_offsets(offsets, new, False)
-    count = new.shape[0] if offsets is None else offsets.shape[0] - 1
-    beside = new.new_empty(0, dtype=torch.float64) if double else new
-    batch = Batch(new, beside, mask, offsets, count, lambda x: x, mask, advantages, per_sequence)
-    tensors = Tensors(advantages, base, weights, ref, trains)
-    done = loss_run.run_blocks(batch, tensors, read(text, numbers), differentiable, divisor)
-    gradient = new.new_empty(0) if done.gradient is None else done.gradient
-    return done.value, gradient, new.new_empty(0), done.divisor, done.statistics
-
-
 def _shapes(
     new: Tensor,
     base: Tensor | None,
@@ -131,7 +100,7 @@ def _shapes(
     wanted = read(text, numbers)
     kind = torch.float64 if double else torch.float32
     sequences = new.shape[0] if offsets is None else offsets.shape[0] - 1
-    averages = wanted.reduction == "sequence_mean_token_mean" and new.device.type != "cpu"
+    averages = wanted.reduction == "sequence_mean_token_mean"
 
     def empty(*size: int, dtype: torch.dtype = kind) -> Tensor:
         return torch.empty(size, dtype=dtype, device=new.device)
@@ -155,23 +124,13 @@ def _scale_kernel(
     return scale(gradient, inners if inners.numel() else None, upstream, divisor, offsets, dtype)
 
 
-def _scale(
-    gradient: Tensor, inners: Tensor, upstream: Tensor, divisor: Tensor, offsets: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    return loss_run.scaled(gradient, upstream, divisor, dtype)
-
-
 def _like(
     gradient: Tensor, inners: Tensor, upstream: Tensor, divisor: Tensor, offsets: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     return torch.empty_like(gradient, dtype=dtype)
 
 
-_IMPLEMENTATIONS: dict[str, tuple[Any, Any, Any]] = {
-    "policy_loss": (_kernels, _reference, _shapes),
-    "scale_gradient": (_scale_kernel, _scale, _like),
-}
-for _name, (_cuda, _cpu, _fake) in _IMPLEMENTATIONS.items():
-    LIBRARY.impl(_name, _cuda, "CUDA")
-    LIBRARY.impl(_name, _cpu, "CPU")
+for _name, _kernel, _fake in (("policy_loss", _kernels, _shapes), ("scale_gradient", _scale_kernel, _like)):
+    for _device in ("CUDA", "CPU"):
+        LIBRARY.impl(_name, _kernel, _device)
     torch.library.register_fake(f"rollout_corr::{_name}", _fake, lib=LIBRARY)

@@ -120,7 +120,7 @@ def policy_loss(
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {list(BACKENDS)} for policy_loss, got {backend!r}")
     given = _read(new_logp, advantages, mask, old_logp, rollout_logp, ref_logp, cu_seqlens, validate)
-    backend = chosen_backend(given.read.first, backend)
+    chosen = chosen_backend(given.read.first, backend)
     if spec is not None and not isinstance(spec, Spec):
         raise TypeError(f"spec: expected a Spec or None, got {type(spec).__name__}")
     counted, divisor = _denominator(denominator, reduction, given.read.first.device)
@@ -151,7 +151,7 @@ def policy_loss(
                 "surrogate: expected Score() without bounds of its own where weights take the place of its ratio, got "
                 f"{surrogate!r}"
             )
-    return _finish(given, wanted, base, weights, train_mask, divisor, found, backend)
+    return _finish(given, wanted, base, weights, train_mask, divisor, found, chosen)
 
 
 @dataclass
@@ -264,6 +264,11 @@ def _corrected(
             criterion = replace(criterion, of="train/rollout")
         if criterion.of != "train/rollout":
             pairs[criterion.of] = (new, rollout if criterion.of == "new/rollout" or given.old is None else given.old)
+            if backend == "triton":
+                raise ValueError(
+                    f"backend: expected 'auto' or 'torch' for criterion {criterion.label!r} of {criterion.of} beside "
+                    "old_logp, got 'triton': the kernels compare one pair of policies"
+                )
         criteria.append(criterion)
     own_ratio = bypass and not isinstance(surrogate, (Score, DPPO, GPG, DRO))
     # A surrogate that is not multiplied by weights needs the verdicts themselves.

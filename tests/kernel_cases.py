@@ -318,7 +318,7 @@ def flat(x):
 
 def bits(x):
     """A tensor as the bytes that it holds: a bool of 2, a NaN and -0.0 are what they are."""
-    return x.contiguous().view(torch.uint8)
+    return x.contiguous().flatten().view(torch.uint8)
 
 
 def batch(seed=0, lengths=LENGTHS, **others):

@@ -129,7 +129,12 @@ def check(
     run = loss_run.run_whole if whole else loss_run.run_blocks
     with mock.patch.object(loss_run, "run_blocks", run):
         out = laid(**options)
-    case = f"{layout} {objective} {given}"
+    compare(out, laid, sequences, objective, f"{layout} {objective} {given}", given=given, within=within, by=by)
+    return out
+
+
+def compare(out, laid, sequences, objective, case, *, given=None, within=1e-12, by=3e-8):
+    """Value, gradient and metrics against the oracle; the gradient is 0 at every token that has no part in the loss."""
     wanted = oracle_loss.value(objective, sequences, given)
     assert error(out.value.item(), wanted) <= within, f"value {out.value.item()} for {wanted}: {case}"
     slopes, elsewhere = laid.gradient(out.value)
@@ -140,7 +145,6 @@ def check(
             assert error(a, b) <= by, f"gradient at {t}: {a} for {b}: {case}"
             assert t in touched or a == 0.0, case
     compare_metrics(out.metrics(), oracle_loss.metrics(objective, sequences), within, case)
-    return out
 
 
 def compare_metrics(got, wanted, within, case):
