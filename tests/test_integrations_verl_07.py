@@ -148,6 +148,16 @@ def test_open_lower_side():
     assert metrics["rollout_corr/rollout_rs_ratio_fraction_low"] == 0.0
 
 
+def test_bounds_beside_one():
+    """The ratio of a row without a token is 1, so it counts as rejected where the bounds leave 1 out."""
+    given = batch()
+    options = {"rollout_rs": "geometric", "rollout_rs_threshold": 1.5, "rollout_rs_threshold_lower": 1.05}
+    _, kept, metrics = correct(*given, **options)
+    kept_rows = int(kept.any(-1).sum())
+    assert 0 < kept_rows < 5
+    assert metrics["rollout_corr/rollout_rs_seq_masked_fraction"] == pytest.approx((6 - kept_rows) / 6)
+
+
 def test_empty_batch():
     train, rollout, mask = batch()
     options = {"rollout_is": "token", "rollout_rs": "geometric", "rollout_rs_threshold": 1.1}

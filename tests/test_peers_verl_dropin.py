@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from rollout_corr.integrations import verl as drop_in
+from rollout_corr.integrations import verl_losses
 from verl_cases import SHAPES, batch, close, configurations, verls
 
 pytestmark = pytest.mark.peers
@@ -190,6 +191,56 @@ def test_bypass_mode(loss_type, helper):
     for mine, their in zip(ours[:2], theirs[:2], strict=True):
         torch.testing.assert_close(mine, their, rtol=1e-12, atol=1e-15)
     assert ours[2].keys() == theirs[2].keys() and len(ours[2]) > 40
+
+
+@pytest.mark.parametrize("mode", verl_losses.REDUCTIONS)
+@pytest.mark.parametrize("name", [target.name for target in verl_losses.TARGETS])
+def test_losses(name, mode, helper):
+    """Values, gradients and metrics of the replaced losses, by the registry where verl has them in it."""
+    from verl.trainer.ppo import core_algos
+    from verl.workers.config.actor import ActorConfig
+
+    config = ActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size=2,
+        clip_ratio_low=0.1,
+        clip_ratio_high=0.25,
+        clip_ratio_c=1.6,
+    )
+    object.__setattr__(config.policy_loss, "dro_beta", 0.2)
+    counts = {"dp_size": 2, "batch_num_tokens": 77, "global_batch_size": 9, "loss_scale_factor": 50}
+
+    def call(given, info, weights):
+        object.__setattr__(config, "global_batch_info", info)
+        old, new, mask = given
+        advantages = torch.randn(new.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        registered = name.removeprefix("compute_policy_loss_")
+        if registered == "reinforce":
+            function = core_algos.compute_policy_loss_reinforce
+        else:
+            function = core_algos.get_policy_loss_fn(registered)
+        leaf = new.clone().requires_grad_()
+        loss, metrics = function(old, leaf, advantages, mask, mode, config, weights)
+        loss.backward()
+        return loss.detach(), leaf.grad, metrics
+
+    for seed, info in ((20, {}), (21, counts)):
+        old, new, mask = batch(seed, *SHAPES[0], mask_dtype=torch.bool)
+        # A log-prob is never positive; DPPO needs probabilities.
+        given = (old.clamp(max=-0.01), new.clamp(max=-0.01), mask)
+        weights = torch.rand(given[0].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        theirs = call(given, info, weights)
+        drop_in.install(losses=True)
+        ours = call(given, info, weights)
+        drop_in.uninstall()
+        for mine, their in zip(ours[:2], theirs[:2], strict=True):
+            torch.testing.assert_close(mine, their, rtol=1e-10, atol=1e-12)
+        if "dppo" in name:
+            # verl counts as cut what it has not dropped, we count all.
+            cut = "actor/pg_clipfrac_lower"
+            assert ours[2].pop(cut) >= theirs[2].pop(cut) - 1e-6
+        assert ours[2] == pytest.approx(theirs[2], abs=1e-6)
 
 
 ERRORS = [

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.integrations import verl_07, verl_measures
+from rollout_corr.integrations import verl_07, verl_losses, verl_measures
 from rollout_corr.integrations.dropin import Installed, Target
 from rollout_corr.integrations.verl_shared import DROP_IN, corrected, proto, same_shape, without_prefix
 from rollout_corr.presets import checks, verl_options
@@ -40,6 +40,7 @@ Threshold = verl_options.Threshold | None
 def install(
     *,
     compat: str = "0.9",
+    losses: bool = False,
     k1_bounds: str = "verl",
     empty_rows: str = "verl",
     empty_batch: str = "zeros",
@@ -53,6 +54,7 @@ def install(
     Args:
         compat: "0.9", or "0.7" for the configuration of 0.6.1 and 0.7.0, in any verl: `rollout_rs` by level, its lower
             bound, and the veto. See `integrations.verl_07`.
+        losses: Replace verl's policy losses too. See `integrations.verl_losses`.
         k1_bounds: "verl" compares -log r with [log lower, log upper], as verl does; "ratio" keeps ratios within
             [lower, upper], as its documentation says (verl#6377). No matter with compat="0.7", which tests ratios.
         empty_rows: "verl" counts rows without a valid token in every metric that is a mean over rows, as verl does;
@@ -74,7 +76,9 @@ def install(
     checks.one_of("empty_rows", empty_rows, EMPTY_ROWS)
     checks.one_of("empty_batch", empty_batch, EMPTY_BATCH)
     checks.one_of("nonfinite", nonfinite, NONFINITE)
-    targets = TARGETS if compat == "0.9" else TARGETS_07
+    if not isinstance(losses, bool):
+        raise TypeError(f"losses: expected True or False, got {type(losses).__name__} {losses!r}")
+    targets = (TARGETS if compat == "0.9" else TARGETS_07) + (verl_losses.TARGETS if losses else ())
     return DROP_IN.install(
         targets, k1_bounds=k1_bounds, empty_rows=empty_rows, empty_batch=empty_batch, nonfinite=nonfinite
     )
