@@ -117,11 +117,14 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
     extents = (cut.tokens, cut.sequences, cut.width, cut.tiles)
     strides = [stride for x in inputs for stride in strides_of(x, packed)]
 
+    # One that is not there is never looked at: Triton 3.5 and 3.6 know no None within a tuple.
+    pointers = [new if x is None else x for x in inputs]
+
     def over_tokens(plan: LossPlan) -> Launch:
         # A pass that keeps no slots, or writes nothing, is not given where.
         keeps, writes = plan.phase != "write", plan.writes
         arguments = (
-            *inputs, advantages, offsets, numbers, *((levels, pulls, inners) if not keeps else (None, None, None)),
+            *pointers, advantages, offsets, numbers, *((levels, pulls, inners) if not keeps else (None, None, None)),
             gradient if writes else None, *((counts, integers, floats) if keeps else (None, None, None)),
             *((sums, maxima) if writes else (None, None)), *extents, cut.steps, *strides,
         )  # fmt: skip
