@@ -14,7 +14,6 @@ from rollout_corr.ops import Backend as Backend
 from rollout_corr.ops import Correction as Correction
 from rollout_corr.ops import backend_for as backend_for
 from rollout_corr.ops import correct as correct
-from rollout_corr.ops import warmup as warmup
 from rollout_corr.presets import preset as preset
 from rollout_corr.recipes import recipe as recipe
 from rollout_corr.recipes import recipe_names as recipe_names
@@ -34,6 +33,7 @@ from rollout_corr.surrogates import SAPO as SAPO
 from rollout_corr.surrogates import Reinforce as Reinforce
 from rollout_corr.surrogates import Score as Score
 from rollout_corr.surrogates import SquaredLogRatio as SquaredLogRatio
+from rollout_corr.warm import warmup as warmup
 
 __all__ = [
     "DPPO",

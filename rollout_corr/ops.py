@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollout_corr import blocks, columns, fused, reports
-from rollout_corr.layout import Batch, LogProbs, external_names, read_batch
+from rollout_corr.layout import Batch, LogProbs, read_batch
 from rollout_corr.spec import Spec
 from rollout_corr.statistics import Measured, Statistics
 
@@ -151,69 +150,6 @@ def corrected(batch: Batch, spec: Spec, backend: str, batch_group: Any = None) -
                 weights.div_(mean)
             result.weights = weights
     return result
-
-
-def warmup(
-    device: torch.device | str,
-    spec: Spec,
-    *,
-    layouts: Sequence[str] = ("packed", "padded"),
-    logp_dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32),
-    mask_dtype: torch.dtype | None = torch.bool,
-    cu_seqlens_dtype: torch.dtype = torch.int32,
-    advantages: str | None = None,
-) -> int:
-    """Compile what a training loop will need, before its first step and before a CUDA graph is captured.
-
-    Small batches of every shape of the kernels, aligned and not, are corrected and thrown away. What decides about a
-    compilation is the Spec without its numbers, the layout and the dtypes; never a length or a count.
-
-    Args:
-        device: Where the loop's tensors are. Nothing is compiled where the backend would be torch.
-        spec: What the loop does.
-        layouts: Some of "packed" and "padded".
-        logp_dtypes: Of train_logp and of rollout_logp.
-        mask_dtype: Of the mask; None for calls without one.
-        cu_seqlens_dtype: int32 or int64.
-        advantages: "token", "sequence" or None, as the loop passes them.
-
-    Returns:
-        How many batches were corrected: 0 where there is nothing to compile.
-    """
-    device = torch.device(device)
-    if not isinstance(spec, Spec):
-        raise TypeError(f"spec: expected a Spec, got {type(spec).__name__}")
-    for layout in layouts:
-        if layout not in ("packed", "padded"):
-            raise ValueError(f"layouts: expected some of ['packed', 'padded'], got {layout!r}")
-    if advantages not in (None, "token", "sequence"):
-        raise ValueError(f"advantages: expected 'token', 'sequence' or None, got {advantages!r}")
-    if fused.why_not(device) is not None:
-        return 0
-    from rollout_corr.kernels.grid import SHAPES
-
-    batches = 0
-    for layout, (length, _), skip in product(layouts, SHAPES, (0, 1)):
-        width = max(16, length)
-        shape = (2 * width,) if layout == "packed" else (2, width)
-
-        def zeros(dtype: torch.dtype, shape: tuple[int, ...] = shape, skip: int = skip) -> Tensor:
-            return torch.zeros((*shape[:-1], shape[-1] + skip), dtype=dtype, device=device)[..., skip:]
-
-        offsets = torch.tensor([0, width, 2 * width], dtype=cu_seqlens_dtype, device=device)
-        given = {None: None, "token": zeros(torch.float32), "sequence": torch.zeros(2, device=device)}
-        correct(
-            zeros(logp_dtypes[0]),
-            zeros(logp_dtypes[1]),
-            None if mask_dtype is None else zeros(mask_dtype),
-            cu_seqlens=offsets if layout == "packed" else None,
-            spec=spec,
-            advantages=given[advantages],
-            external={name: zeros(torch.float32) for name in external_names(spec)},
-            backend="triton",
-        )
-        batches += 1
-    return batches
 
 
 def _run(batch: Batch, spec: Spec, backend: str) -> blocks.Result:

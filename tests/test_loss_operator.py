@@ -10,9 +10,10 @@ import torch
 import rollout_corr as rc
 from loss_cases import SURROGATES
 from rollout_corr import surrogates
+from rollout_corr.kernels import grid
 from rollout_corr.kernels.loss_variants import LOSS_FEW, LOSS_VARIANTS
 from rollout_corr.kernels.variants import LONG, LONGEST, MEDIUM, SHORT
-from rollout_corr.layout import LOGP_DTYPES
+from rollout_corr.layout import LOGP_DTYPES, external_names
 from rollout_corr.surrogates import Objective
 from rollout_corr.written import read, written
 from test_operator import FREE, Operations, key
@@ -159,6 +160,46 @@ def test_numbers_are_not_in_a_compile_key():
     one = keys(Objective(rc.PPO(0.2, 0.28), regulariser=rc.SquaredLogRatio(0.1)))
     assert one == keys(Objective(rc.PPO(0.1, 0.5, clamp=3.0), regulariser=rc.SquaredLogRatio(7.0)))
     assert one != keys(Objective(rc.PPO(0.2, 0.28, dual=3.0), regulariser=rc.SquaredLogRatio(0.1)))
+
+
+@pytest.mark.parametrize(("decoupled", "loss"), [
+    (True, {"surrogate": rc.PPO(), "kl": rc.KL("k3", 0.1)}),
+    (True, {"surrogate": rc.GSPO(), "spec": rc.Spec(rc.Weight("token", upper=2.0)), "advantages": "sequence"}),
+    (False, {"spec": rc.Spec(criteria=(rc.Criterion("external", name="entropy", upper=1.0),))}),
+])  # fmt: skip
+def test_warmup_compiles_what_the_loop_launches(decoupled, loss, device, monkeypatch):
+    """A step with other lengths, counts and numbers finds every kernel compiled."""
+    shapes = ((32, grid.Shape(1, 16, 2, 2, 2, 1)), (0, grid.Shape(4, 16, 2, 2, 2, 1)))
+    monkeypatch.setattr(grid, "SHAPES", shapes)
+    launched = []
+    run = grid.Launch.run
+    monkeypatch.setattr(grid.Launch, "run", lambda launch: (launched.append(key(launch)), run(launch)))
+    loss = dict(loss)
+    advantages = loss.pop("advantages", "token")
+    spec = rc.Spec(rc.Weight("token", upper=2.0))
+    assert rc.warmup(device, spec, loss=loss, decoupled=decoupled, layouts=("padded",), advantages=advantages) == 4
+    known, launched[:] = set(launched), []
+    new, old, rollout = (torch.full((3, 64), -1.0, device=device) for _ in range(3))
+    own = loss.pop("spec", None)
+    given = torch.ones((3, 64) if advantages == "token" else 3, device=device)
+    mask = torch.ones(3, 64, dtype=torch.bool, device=device)
+    options = {"backend": "triton"}
+    if own is None:
+        options["correction"] = rc.correct(old, rollout, mask, spec=spec, backend="triton")
+    else:
+        external = dict.fromkeys(external_names(own), rollout)
+        options |= {"spec": own, "external": external}
+    if loss.get("kl"):
+        options["ref_logp"] = old
+    base = {"old_logp": old} if decoupled else {}
+    out = rc.policy_loss(new.requires_grad_(), given, mask, rollout_logp=rollout, **base, **loss, **options)
+    out.value.backward()
+    assert launched and set(launched) <= known
+
+
+def test_warmup_refuses(device):
+    with pytest.raises(TypeError, match="loss: expected a mapping of arguments or None, got PPO"):
+        rc.warmup(device, None, loss=rc.PPO())
 
 
 # --- the variants ---
