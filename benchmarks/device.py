@@ -20,6 +20,8 @@ from benchmarks.memory import Memory
 
 Call = Callable[[], object]
 Seconds = Callable[[], float]
+# Gives what the calls gave when they were captured, with new numbers in it.
+Replay = Callable[[], list[object]]
 
 
 class Host:
@@ -70,7 +72,7 @@ class Host:
         del result
         return taken
 
-    def graph(self, calls: Sequence[Call]) -> Call | None:
+    def graph(self, calls: Sequence[Call]) -> Replay | None:
         """The calls as something that replays them without the host; None where there is no such thing."""
         return None
 
@@ -124,7 +126,7 @@ class Cuda(Host):
         end.record()
         return lambda: start.elapsed_time(end) / 1e3
 
-    def graph(self, calls: Sequence[Call]) -> Call | None:
+    def graph(self, calls: Sequence[Call]) -> Replay | None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -138,7 +140,7 @@ class Cuda(Host):
             # Kept, so that no call writes where another one did.
             results = [call() for call in calls]
 
-        def replay() -> object:
+        def replay() -> list[object]:
             graph.replay()
             return results
 

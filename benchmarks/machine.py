@@ -30,7 +30,7 @@ def describe() -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "vectors": torch.backends.cpu.get_cpu_capability(),
-        "verl": _version("verl"),
+        "verl": version("verl"),
         "allocator": {name: os.environ[name] for name in ALLOCATOR if name in os.environ},
     }
 
@@ -73,7 +73,7 @@ def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def _version(name: str) -> str | None:
+def version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cpu_tables import DISTURBED, absent, all_tables
+from benchmarks.gpu_report import page as gpu_page
 from benchmarks.tables import markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
+GPU_RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
 PAGE = ROOT / "docs" / "benchmarks.md"
 
 Results = Mapping[str, Any]
@@ -19,20 +21,29 @@ Results = Mapping[str, Any]
 METHOD = """\
 # Benchmarks
 
-Made from `benchmarks/results/cpu.json` by `python -m benchmarks.report`; do not edit.
+Made from the files in `benchmarks/results/` by `python -m benchmarks.report`; do not edit.
+
+Run it yourself from the root of a checkout:
+
+```
+make bench ARGS=--quick                                           # on a CPU: a minute, and an environment with verl
+make bench ARGS="--blocks --json benchmarks/results/cpu.json"     # all of it
+make gpu-report ARGS="--out benchmarks/results"                   # on a GPU: everything, in nine minutes
+python -m benchmarks.report                                       # this page
+pytest benchmarks/                                                # small sizes under pytest-benchmark
+```
+
+`make bench` is `python -m benchmarks` in an environment that has verl: the GPU's benchmark where torch sees one, else
+the CPU's. Where verl is not installed, its column is missing and the rest runs. `make gpu-report` uses the torch,
+Triton and pytest that `PYTHON` has, and needs no network.
+
+# On a GPU
+
+{gpu}
+# On a CPU
 
 In verl's default mode rollout correction runs on the driver, on CPU tensors, with one thread, every step, even when
-only metrics are wanted. So this page is about the CPU. Run it yourself from the root of a checkout:
-
-```
-make bench ARGS=--quick                                                   # a minute, and an environment with verl
-make bench ARGS="--blocks --json benchmarks/results/cpu.json"             # all of it
-python -m benchmarks.report                                               # this page
-pytest benchmarks/                                                        # the small sizes under pytest-benchmark
-```
-
-`make bench` is `python -m benchmarks.cpu` in an environment that has verl. Where verl is not installed, its column is
-missing and the rest runs.
+only metrics are wanted. So the CPU is measured too.
 
 **What runs.** *metrics only* is `Spec()` against verl's function with importance sampling and rejection off: verl
 computes its 13 metrics in every step of every run. *weights + rejection* is a token weight truncated at 2 and
@@ -73,9 +84,18 @@ returns is an output from its first moment on.
 """
 
 
-def page(results: Results | None) -> str:
-    """docs/benchmarks.md."""
-    text = METHOD.format(disturbed=DISTURBED)
+NO_GPU_YET = "No result of a GPU is committed yet: nothing on this page, and nothing elsewhere, was measured on one.\n"
+
+
+def page(results: Results | None, of_gpu: Results | None) -> str:
+    """docs/benchmarks.md.
+
+    Args:
+        results: Of the CPU, None before there are any.
+        of_gpu: A report of `benchmarks.gpu_report`, None before there is one.
+    """
+    gpu = NO_GPU_YET if of_gpu is None else "\n".join(gpu_page.body(of_gpu))
+    text = METHOD.format(disturbed=DISTURBED, gpu=gpu)
     if results is None:
         return text + "\nNo result is committed yet.\n"
     about = results["machine"]
@@ -102,7 +122,7 @@ def load(path: Path = RESULTS) -> Results | None:
 def main() -> None:
     """Writes the page."""
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(load()), encoding="utf-8")
+    PAGE.write_text(page(load(), load(GPU_RESULTS)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -265,7 +265,7 @@ def results_of(**changed):
 def test_tables_say_medians_and_ratios():
     report = load("report")
     results = results_of()
-    page = report.page(results)
+    page = report.page(results, None)
     assert "| 2048 x 8192 | padded | metrics only | 2.00 | 6.00 | 20.0 | 2.00 | 3 | 33% |" in page
     assert "| 2048 x 8192 | padded | metrics only | 10.0 x | 10.0 x | 3.0 x |" in page
     assert "| rollout-corr, metrics only, 2048 x 8192 | >= 6 x verl | 10.0 x | yes |" in page
@@ -288,7 +288,7 @@ def test_without_verl():
     report, contenders = load("report"), load("contenders")
     results = results_of()
     results["cases"][0]["rows"][-1] = {"name": contenders.VERL, "note": "absent: verl is not installed"}
-    page = report.page(results)
+    page = report.page(results, None)
     assert "verl: absent: verl is not installed." in page
     assert "| 2048 x 8192 | padded | metrics only | 2.00 | 6.00 | 2.00 | 3 | 33% |" in page
     assert ">= 6 x verl" not in page
@@ -302,7 +302,7 @@ def test_pages_kept_is_a_table_of_its_own():
     results["cases"].append(
         {**case, "pages": "kept", "rows": [*case["rows"][:3], {**case["rows"][3], "wall_ms": [8.0]}]}
     )
-    before, after = report.page(results_of()), report.page(results)
+    before, after = report.page(results_of(), None), report.page(results, None)
     title = "## How many times as fast, 1 thread, pages kept"
     assert title not in before
     kept = after.partition(title)[2].partition("##")[0]
@@ -321,4 +321,6 @@ def test_json_comes_back(tmp_path):
 
 def test_page_is_made_from_the_results():
     report = load("report")
-    assert report.PAGE.read_text(encoding="utf-8") == report.page(report.load()), "run python -m benchmarks.report"
+    assert report.PAGE.read_text(encoding="utf-8") == report.page(report.load(), report.load(report.GPU_RESULTS)), (
+        "run python -m benchmarks.report"
+    )

@@ -1,0 +1,8 @@
+"""The benchmark of the machine at hand: `benchmarks.gpu` where torch sees a GPU, else `benchmarks.cpu`."""
+
+import torch
+
+from benchmarks import cpu, gpu
+
+if __name__ == "__main__":
+    (gpu if torch.cuda.is_available() else cpu).main()

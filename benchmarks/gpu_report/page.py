@@ -1,0 +1,126 @@
+"""A report as Markdown: of itself, and as the part of docs/benchmarks.md that is about GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks import gpu_tables
+from benchmarks.gpu_report.steps import PASSED
+from benchmarks.tables import Table, markdown
+
+Report = Mapping[str, Any]
+Said = Mapping[str, Any]
+
+METHOD = """\
+**How.** In each measurement everybody's result is compared with ours first, and ours with the reference: a wrong one
+is not timed. Then all run once a round in an order that changes at random, beside a copy of 1 GiB within the device.
+Before each call the L2 cache is overwritten. *GPU ms* is the time between two events around the replay of a CUDA graph
+that holds one call; where the host waits inside the call it cannot be captured, and the events stand around the call
+itself (marked e). *In a row* is one of 16 calls in one graph, each on inputs of its own, which has no gap that a host
+could fill. *Call ms* is the host's clock from the call until the device is done, *whole ms* the same with metrics read.
+Launches, copies and waits of the host are counted by torch's profiler, extra memory by torch's allocator: its peak
+beyond inputs and outputs. *GB/s* is the required bytes (each input read once, each output written once) over GPU ms,
+*of a copy* its part of what the copy in the same rounds reached. "Restated" are the operations of a framework in its
+order, written by us (`benchmarks/restated.py`).
+"""
+
+
+def tests_of(step: Said) -> dict[str, Any] | None:
+    """What all shards of the tests said together."""
+    found = [part["found"] for part in step["parts"] if part["found"]]
+    if not found or "selected" not in found[0]:
+        return None
+    added = {name: sum(one[name] for one in found) for name in ("selected", "passed", "not_run")}
+    return {**added, "failed": [name for one in found for name in one["failed"]]}
+
+
+def saying(step: Said) -> str:
+    """One sentence on a step."""
+    if "why" in step:
+        return str(step["why"])
+    tests = tests_of(step)
+    if tests is not None:
+        failed = len(tests["failed"])
+        return f"{tests['passed']} of {tests['selected']} passed, {failed} failed, {tests['not_run']} not reached"
+    found = step["parts"][0]["found"] if step["parts"] else None
+    if isinstance(found, Mapping) and "measured" in found:
+        return f"{len(gpu_tables.measured(found))} operations and {len(found['scaling'])} points timed"
+    if isinstance(found, Mapping):
+        held = sum(one["held"] is True for one in found.values())
+        return f"{held} of {len(found)} hold"
+    return ""
+
+
+def one_line(step: Said) -> str:
+    """Progress."""
+    return f"{step['name']}: {step['status']} after {step['seconds']:.0f} s; {saying(step)}"
+
+
+def steps_table(report: Report) -> Table:
+    """Every step and its end."""
+    rows = [
+        [step["name"], step["what"], step["status"], saying(step), f"{step['seconds']:.0f}"] for step in report["steps"]
+    ]
+    return Table("Steps", ["step", "what it shows", "status", "", "seconds"], rows, 4)
+
+
+def checks_table(report: Report) -> Table:
+    """Every check of every step, and what it said."""
+    rows = []
+    for step in report["steps"]:
+        for part in step["parts"]:
+            found = part["found"]
+            if isinstance(found, Mapping) and all(isinstance(one, Mapping) and "held" in one for one in found.values()):
+                for one in found.values():
+                    answer = {True: "yes", False: "no", None: "not finished"}[one["held"]]
+                    rows.append([step["name"], one["what"].rstrip("."), answer, one["said"].replace("|", "/")])
+    return Table("Checks", ["step", "check", "holds", "what was seen"], rows, 4)
+
+
+def benchmark_of(report: Report) -> Report | None:
+    """The results of the benchmark step, if it wrote any."""
+    found = [part["found"] for step in report["steps"] if step["name"] == "benchmark" for part in step["parts"]]
+    return found[0] if found and found[0] else None
+
+
+def facts(report: Report) -> list[str]:
+    """Machine, versions, commit, date."""
+    state = " with uncommitted changes" if report["dirty"] else ""
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items() if version)
+    lines = [f"{report['date']}, commit {report['commit'][:12]}{state}.", f"Python {report['python']}, {versions}."]
+    results = benchmark_of(report)
+    if results is not None:
+        about = results["machine"]
+        lines.append(
+            f"{about['gpu']}, {about['multiprocessors']} multiprocessors, L2 {about['l2_bytes'] / 2**20:.0f} MiB, "
+            f"memory {about['memory_bytes'] / 2**30:.0f} GiB, driver {about.get('driver', 'unknown')}, "
+            f"CUDA {about['cuda']}; {about['cores']} cores of {about['cpu']}."
+        )
+    return lines
+
+
+def body(report: Report) -> list[str]:
+    """Facts, method, tables, and what was not timed."""
+    lines = [*facts(report), "", METHOD]
+    shown = [steps_table(report), checks_table(report)]
+    results = benchmark_of(report)
+    if results is not None:
+        shown += gpu_tables.all_tables(results)
+    lines += markdown([table for table in shown if table.rows])
+    if results is not None and gpu_tables.notes(results):
+        lines += ["**Not timed:**", "", *(f"- {note}." for note in gpu_tables.notes(results)), ""]
+    return lines
+
+
+def report(found: Report) -> str:
+    """The whole report, with the output of what did not pass."""
+    lines = ["# A commit on a GPU", "", *body(found)]
+    if found["under_way"] is not None:
+        lines += [f"The report ends in the step {found['under_way']}.", ""]
+    for step in found["steps"]:
+        for part in step["parts"]:
+            if part.get("output") and step["status"] != PASSED:
+                lines += [f"## The end of what {step['name']} said ({part['status']})", "", "```"]
+                lines += [*part["output"], "```", ""]
+    return "\n".join(lines).rstrip() + "\n"
