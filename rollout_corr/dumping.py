@@ -151,8 +151,10 @@ def _drawn(fields: _Fields, sequences: int | None, rng: random.Random) -> _Field
     if sequences is None or sequences >= fields.count or on_device:
         return fields
     chosen = sorted(rng.sample(range(fields.count), sequences))
-    index = torch.tensor(chosen)
-    index = index.to(fields.tokens["train_logp"].device)
+    index, device = torch.tensor(chosen), fields.tokens["train_logp"].device
+    if device.type == "cuda":
+        # From pageable memory a copy would wait.
+        index = index.pin_memory().to(device, non_blocking=True)
     rows = {name: x.index_select(0, index) for name, x in fields.rows.items()}
     if fields.offsets is None:
         tokens = {name: x.index_select(0, index) for name, x in fields.tokens.items()}

@@ -78,6 +78,14 @@ def ragged(columns):
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
+def jagged(columns):
+    rows = ragged(columns)
+    per_token = {
+        name: torch.nested.nested_tensor(rows[name], layout=torch.jagged) for name in rows if name != "advantages"
+    }
+    return per_token | {"advantages": columns["advantages"]}
+
+
 # A suffix and a writer for each.
 WRITERS = {
     "pt padded": (".pt", lambda path, columns: torch.save(padded(columns), path)),
@@ -91,6 +99,7 @@ WRITERS = {
     ),
     "pt records": (".pt", lambda path, columns: torch.save(records(columns), path)),
     "pt samples": (".pt", lambda path, columns: torch.save({"step": 3, "samples": records(columns)}, path)),
+    "pt jagged": (".pt", lambda path, columns: torch.save(jagged(columns), path)),
     "pt lists": (".pt", lambda path, columns: torch.save(ragged(columns), path)),
     "safetensors padded": (".safetensors", lambda path, columns: save_file(padded(columns), path)),
     "safetensors packed": (".safetensors", lambda path, columns: save_file(columns, path)),

@@ -163,7 +163,7 @@ def untrained_head(seed: int) -> dict[str, Tensor]:
 def coarse(seed: int) -> dict[str, Tensor]:
     """Unrelated policies whose log-probs have few different values."""
     columns = other_weights(seed)
-    return columns | {name: columns[name].bfloat16().float() for name in ("train_logp", "rollout_logp")}
+    return columns | {name: columns[name].mul(2.0).round().div(2.0) for name in ("train_logp", "rollout_logp")}
 
 
 # --- the log-probs are of different tokens
@@ -209,7 +209,7 @@ def retokenised(seed: int, tokens: int, harder: float | None = None, first: bool
     start_of = lambda position: (position % 40 < 3) & (position >= 40)  # noqa: E731
     certainty = None
     if harder is not None:
-        certainty = lambda position, owner: torch.where(start_of(position), harder, 1.0)  # noqa: E731
+        certainty = lambda position, owner: torch.where(start_of(position), harder, 5.0)  # noqa: E731
     model = Model(seed, certainty=certainty)
     columns = model.healthy(mask=model.position % 40 < 30)
     begin = (model.position % 40 < tokens) & ((model.position >= 40) | first)
@@ -412,11 +412,11 @@ CASES = (
         None,
         plain_model,
         like="sequence_starts",
-        certainty=lambda position, owner: torch.where(position < 3, 0.2, 1.0),
+        certainty=lambda position, owner: torch.where(position < 3, 0.5, 5.0),
     ),
     case("retokenised turn starts", "turn_starts", retokenised, 2),
     case("the first token of a turn from another template", "turn_starts", retokenised, 1),
-    case("turn starts that are hard to guess", None, retokenised, 0, 0.3, like="turn_starts"),
+    case("turn starts that are hard to guess", None, retokenised, 0, 0.5, like="turn_starts"),
     case("turns", None, retokenised, 0, like="turn_starts"),
     case("prompts of another template", "sequence_starts", retokenised, 1, like="turn_starts", first=True),
     # --- no log-probs
@@ -443,6 +443,7 @@ CASES = (
     case("worse step by step", "drift", over_steps, lambda step: 0.02 + 0.01 * step),
     case("steps that wobble", None, over_steps, lambda step: 0.03 + 0.02 * (step % 3), like="drift"),
     case("one bad step", None, over_steps, lambda step: 0.03 + 0.2 * (step == 9), like="drift"),
+    case("one very bad step at the end", None, over_steps, lambda step: 0.02 + 0.5 * (step == 18), like="drift"),
     case("two steps", None, over_steps, lambda step: 0.03 + 0.02 * step, 2, like="drift"),
     case(
         "harder tokens step by step",

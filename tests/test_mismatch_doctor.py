@@ -96,6 +96,14 @@ def test_small_and_empty_dumps_get_no_false_verdict(columns):
     assert verdicts(made) == (["nonfinite"] if columns == "all NaN" else [])
 
 
+@pytest.mark.parametrize(("length", "paired"), [(25, 0), (26, 8)])
+def test_pairs_do_not_reach_into_the_next_sequence(length, paired):
+    """Moved by two, 26 tokens make the 24 pairs that are needed, and 25 do not."""
+    logp = -torch.rand(8 * length, generator=torch.Generator().manual_seed(0))
+    made = {"train_logp": logp, "rollout_logp": logp - 0.01, "lengths": torch.full((8,), length)}
+    assert measured(made).evidence.paired == paired
+
+
 def test_the_cases_are_what_they_say():
     """Importance ratios of the healthy model average to 1, those after top-p to the mass that it kept."""
     model = Model(3, sequences=60)

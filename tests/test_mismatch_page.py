@@ -173,8 +173,15 @@ def test_numbers_on_the_page_are_those_of_the_metrics(folder):
 def test_bars_of_the_histogram_add_up(folder):
     text = report(folder / "healthy.pt")
     first = text[text.index("D = train - rollout of tokens") : text.index("mean D of sequences")]
-    counts = [int(count) for count in re.findall(r"<title>(\d+) \(", first)]
-    assert sum(counts) == int(measure(Dump(folder / "healthy.pt")).metrics()["tokens"])
+    bars = re.findall(r'x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="[\d.]+"><title>(\d+) \(', first)
+    made = torch.load(folder / "healthy.pt")
+    d = made["train_logp"] - made["rollout_logp"]
+    assert sum(int(count) for *_, count in bars) == d.numel()
+    # The bar in the middle holds the smallest of both signs.
+    middle = LEFT + (2 * WIDTH - LEFT - RIGHT) / 2
+    for side, wanted in ((-1, d < -(2.0**-16)), (1, d > 2.0**-16)):
+        beside = [int(count) for x, width, count in bars if side * (float(x) + float(width) / 2 - middle) > 5]
+        assert sum(beside) == pytest.approx(int(wanted.sum()), abs=2)
 
 
 def test_what_a_file_says_is_escaped(tmp_path):

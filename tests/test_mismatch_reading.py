@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import struct
+import subprocess
+import sys
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +14,19 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dumps import NAMES, WRITERS, packed, padded, plain, ragged, records, with_lengths, write, write_jsonl
+from dumps import (
+    NAMES,
+    WRITERS,
+    packed,
+    padded,
+    plain,
+    ragged,
+    records,
+    with_lengths,
+    write,
+    write_jsonl,
+    write_parquet,
+)
 from rollout_corr.mismatch import arrays, problems
 from rollout_corr.mismatch import records as record_files
 from rollout_corr.mismatch.fields import ALIASES, Wanted, choose
@@ -133,6 +147,17 @@ def test_null_is_nan_and_a_missing_column_is_unknown(tmp_path):
     assert block.train[:1].tolist() == [-1.0] and block.train[1].isnan()
     assert block.columns["versions"].tolist() == [4, 4, -1]
     assert block.texts == [None, ["a"]]
+    write_jsonl(tmp_path / "x.jsonl", [rows[0] | {"version": [None, 4]}])
+    assert next(Dump(tmp_path / "x.jsonl").blocks()).columns["versions"].tolist() == [-1, 4]
+
+
+@pytest.mark.parametrize("kind", ["pt packed", "npz packed", "safetensors packed"])
+def test_offsets_may_leave_tokens_out(kind, tmp_path, blocks_of):
+    """Before the first sequence and after the last one."""
+    columns = packed()
+    columns["cu_seqlens"] = columns["cu_seqlens"][2:-1]
+    columns["advantages"] = columns["advantages"][2:-1]
+    assert sequences_of(Dump(write(kind, tmp_path, columns))) == wanted_of(columns)
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -165,6 +190,7 @@ def test_names_of_frameworks_are_known(names, train, rollout, more):
     assert found["train_logp"] == train and found["rollout_logp"] == rollout
     for role, name in more.items():
         assert found[role] == name
+    assert len(set(found.values())) == len(found)
 
 
 def test_every_alias_belongs_to_one_role_alone():
@@ -411,3 +437,55 @@ def test_ragged_lists_and_lengths_agree(tmp_path):
     """Two more ways to write the same dump: neither is the other's by accident."""
     columns = packed()
     assert len(ragged(columns)["train_logp"]) == with_lengths(columns)["lengths"].numel() == 12
+
+
+MEMORY = """
+import sys, torch
+from rollout_corr.mismatch.reading import Dump
+from rollout_corr.mismatch.measuring import Measured
+
+def anonymous():
+    status = dict(line.split(":") for line in open("/proc/self/status"))
+    return int(status["RssAnon"].split()[0]) / 1024
+
+torch.set_num_threads(1)
+measured, dump = Measured(), Dump(sys.argv[1])
+blocks = dump.blocks()
+measured.add(next(blocks))
+start, most, slots = anonymous(), 0.0, 0
+for i, block in enumerate(blocks):
+    slots += block.train.numel()
+    if i % 8 == 0:
+        measured.add(block)
+    most = max(most, anonymous() - start)
+print(most, slots)
+"""
+
+
+def plain_rows(made, rows):
+    for i in range(rows):
+        yield {name: x[i * 4096 : (i + 1) * 4096].tolist() for name, x in made.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pt packed", "safetensors padded", "npz compressed", "jsonl", "parquet"])
+def test_memory_does_not_grow_with_the_file(kind, tmp_path):
+    """Files of 16 million tokens (4 million as text), 290 MB as tensors: a few blocks' worth is in memory at a time."""
+    tokens = (1 << 22) if kind in ("jsonl", "parquet") else (1 << 24)
+    rows, train = tokens // 4096, -torch.rand(tokens)
+    made = {"train_logp": train, "rollout_logp": train + 0.01, "token_ids": torch.arange(tokens)}
+    path = tmp_path / f"x.{kind.partition(' ')[0]}"
+    if kind == "jsonl":
+        write_jsonl(path, plain_rows(made, rows))
+    elif kind == "parquet":
+        write_parquet(path, list(plain_rows(made, rows)))
+    elif kind == "safetensors padded":
+        save_file({name: x.view(rows, 4096) for name, x in made.items()}, path)
+    elif kind == "pt packed":
+        torch.save(made | {"cu_seqlens": torch.arange(rows + 1) * 4096}, path)
+    else:
+        np.savez_compressed(path, cu_seqlens=np.arange(rows + 1) * 4096, **{k: x.numpy() for k, x in made.items()})
+    done = subprocess.run([sys.executable, "-c", MEMORY, str(path)], capture_output=True, text=True, check=True)
+    most, slots = map(float, done.stdout.split())
+    assert slots > 0.9 * tokens
+    assert most < 60.0, f"{most:.0f} MB"

@@ -34,9 +34,9 @@ def measured(folder, columns, kind="pt packed", **arguments):
 
 
 def turned(sequences=9, seed=3):
-    """A batch with three turns a sequence, of 4 tokens with 2 of a tool between them, versions and steps."""
+    """A batch of turns of 4 tokens with one of a tool between them, versions and steps."""
     columns = packed(sequences, seed=seed, median_length=60)
-    columns["mask"] = torch.cat([torch.arange(n) % 6 < 4 for n in columns["cu_seqlens"].diff().tolist()])
+    columns["mask"] = torch.cat([torch.arange(n) % 5 < 4 for n in columns["cu_seqlens"].diff().tolist()])
     columns["versions"] = torch.arange(columns["mask"].numel()) % 3 + 7
     columns["steps"] = torch.arange(sequences) // 3
     columns["entropy"] = torch.rand(columns["mask"].shape, generator=torch.Generator().manual_seed(seed))
@@ -98,6 +98,9 @@ def check_rows(rows, tokens, key):
 def test_profiles_are_those_of_plain_loops(tmp_path, blocks_of):
     columns = turned()
     columns["train_logp"][::17] -= 3.0
+    columns["train_logp"][5::17] -= 1.0
+    edge = torch.tensor(0.5, dtype=torch.float64).log().float()
+    columns["train_logp"][7::17] = columns["rollout_logp"][7::17] = edge
     tokens = tokens_of(columns)
     profiles = measured(tmp_path, columns).profiles()
     assert list(profiles) == ["position", "probability", "length", "turn", "versions", "steps"]
@@ -238,6 +241,18 @@ def test_report_as_json(tmp_path, capsys):
     assert found["problems"]["count"] == 1 and found["problems"]["shown"][0]["record"] == 1
     assert found["metrics"]["sequences"] == 8
     assert found["metrics"]["tokens_nonfinite"] == 1
+
+
+def test_a_terminal_shows_how_far_it_is(tmp_path, capsys, monkeypatch):
+    """On stderr, so that what is piped stays clean; and not with --json."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr(arrays, "BLOCK", 40)
+    path = str(write("pt packed", tmp_path, packed()))
+    assert main(["report", path, "--no-html"]) == 0
+    out = capsys.readouterr()
+    assert "reading dump.pt" in out.err and "reading" not in out.out
+    assert main(["report", path, "--json"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_report_says_what_could_not_be_read(tmp_path, capsys, monkeypatch):
@@ -414,3 +429,32 @@ def test_wrong_arguments_of_dump(change, error, message, tmp_path):
         rc.dump(**arguments | change)
     assert message in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_a_dump_from_a_device_waits_for_nothing(layout, device, tmp_path):
+    """The copies are started in the order of the stream; on a GPU with offsets on it, all sequences are copied."""
+    columns = packed(40)
+    names = ("train_logp", "rollout_logp", "mask")
+    if layout == "packed":
+        tensors, given = (
+            [columns[n].to(device, copy=True) for n in names],
+            {"cu_seqlens": columns["cu_seqlens"].to(device)},
+        )
+    else:
+        made = padded(columns)
+        tensors, given = [made[n].to(device) for n in names], {}
+    if device == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        future = rc.dump(tmp_path / "folder", *tensors, **given, sequences=5, seed=3)
+        tensors[0].fill_(0.0)
+    finally:
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+    assert future.result(timeout=60) == 5
+    rows = [row["train_logp"] for row in records(columns)]
+    for block in Dump(tmp_path / "folder").blocks():
+        for s in range(block.sequences):
+            train = block.train[int(block.offsets[s]) : int(block.offsets[s + 1])]
+            assert any(torch.equal(train[: row.numel()], row) for row in rows)

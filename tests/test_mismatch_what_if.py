@@ -23,9 +23,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def columns():
     """Sequences of which thresholds keep some and drop some, and a mask with holes."""
-    made = mismatch_cases.updated(0, 0.3)
+    made = mismatch_cases.updated(0, 0.3, sequences=16, median=60)
     made["mask"] = torch.arange(made["token_ids"].numel()) % 7 != 3
-    made["advantages"] = torch.tensor([(-1.0) ** s * (1 + s % 3) for s in range(40)])
+    made["advantages"] = torch.tensor([(-1.0) ** s * (1 + s % 3) for s in range(16)])
     return made
 
 
