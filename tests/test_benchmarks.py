@@ -324,3 +324,39 @@ def test_page_is_made_from_the_results():
     assert report.PAGE.read_text(encoding="utf-8") == report.page(report.load(), report.load(report.GPU_RESULTS)), (
         "run python -m benchmarks.report"
     )
+
+
+# --- the drop-ins -----------------------------------------------------------------------------------------------------
+
+
+def test_dropins_names_who_is_absent(monkeypatch, capsys):
+    """A framework that cannot be imported is named; one that can has a line with both times."""
+    dropins = load("dropins")
+    calls = []
+
+    def present(given):
+        yield dropins.Row("toy", "a call", lambda: calls.append("theirs"), lambda: calls.append("ours"))
+
+    def absent(given):
+        raise ImportError("No module named 'gone'")
+        yield
+
+    monkeypatch.setattr(dropins, "FRAMEWORKS", {"toy": present, "gone": absent})
+    dropins.main(["--sequences", "2", "--width", "8", "--rounds", "3"])
+    printed = capsys.readouterr().out
+    assert "gone: absent, No module named 'gone'" in printed and "| toy | a call |" in printed
+    assert calls.count("theirs") == calls.count("ours") == 4
+
+
+def test_dropins_call_both(inputs, monkeypatch):
+    """The same arguments for the framework's function and for ours; the framework's own comes first."""
+    dropins = load("dropins")
+    given = []
+    theirs = type("Functions", (), {"apply_rejection_sampling": staticmethod(lambda *args: given.append(args))})
+    monkeypatch.setattr(dropins.importlib, "import_module", lambda name: theirs)
+    monkeypatch.setattr(dropins.areal, "apply_rejection_sampling", lambda *args: given.append(args))
+    rows = list(dropins.of_areal(inputs))
+    assert [row.what for row in rows] == ["ratio, token", "ratio, sequence"]
+    rows[1].theirs()
+    rows[1].ours()
+    assert len(given) == 2 and all(a is b for a, b in zip(*given, strict=True)) and given[0][-1].level == "sequence"

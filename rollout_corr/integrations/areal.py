@@ -124,4 +124,4 @@ def _spec_of(level: str, action: str, metric: str, agg: str, upper: float, lower
     if action == "mask":
         return spec
     # Truncation leaves every token in, and its weight to be clamped afterwards.
-    return Spec(weight=spec.weight, criteria=spec.criteria if level == "sequence" else (), nonfinite="neutral")
+    return Spec(weight=spec.weight, criteria=spec.criteria, nonfinite="neutral")
