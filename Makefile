@@ -11,6 +11,7 @@
 #   make lint         ruff, ruff format, mypy
 #   make format       lets ruff rewrite what it can
 #   make bench        the benchmark: of the GPU where there is one, else of the CPU, beside verl
+#   make bench-tiny   the benchmarks once, on sizes that show only that they work
 #   make gpu-report   on a machine with a GPU: tests, checks, sanitizer and benchmark, in nine minutes, into two files
 #   make clean        takes away what the others made
 #
@@ -33,7 +34,7 @@ PEERS_NEED = accelerate cloudpickle codetiming datasets jinja2 omegaconf orjson 
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
-.PHONY: demo test test-all test-gpu test-peers test-browser test-wheel kernels lint format bench gpu-report clean
+.PHONY: demo test test-all test-gpu test-peers test-browser test-wheel kernels lint format bench bench-tiny gpu-report clean
 
 demo: $(VENV)/installed-demo
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
@@ -73,6 +74,9 @@ format: $(VENV)/installed-dev
 # The benchmarks compare with verl's own function in one process, so they run beside it.
 bench: $(PEERS_VENV)/installed-peers
 	$(PEERS_VENV)/bin/python -m benchmarks $(ARGS)
+
+bench-tiny: $(VENV)/installed-test
+	$(VENV)/bin/pytest benchmarks --benchmark-disable -k "(tiny or 64x1024) and not compiled" $(ARGS)
 
 gpu-report:
 	$(PYTHON) -m pip install --disable-pip-version-check --quiet -e . --no-deps --no-build-isolation

@@ -10,14 +10,16 @@ DEMO = ["rich>=13"]
 # What `rollout-corr report` and its kin show and read; .parquet files need the second as well.
 REPORT = [*DEMO, "numpy"]
 PARQUET = ["pyarrow>=14"]
+# The pictures of docs/benchmarks.md, and the suites of `pytest benchmarks/`.
+BENCH = ["matplotlib>=3.8", "pytest-benchmark>=4"]
 TEST = [
     *REPORT,
     *PARQUET,
+    *BENCH,
     "hypothesis>=6.100",
     # Triton 3.6 and older fail in the interpreter with NumPy 2.4, and torch decides which Triton it is.
     "numpy<2.4",
     "pytest>=8",
-    "pytest-benchmark>=4",
     "pyyaml>=6",
     # Its own writer, for the files that the reader of .safetensors is tested with.
     "safetensors>=0.4",
@@ -43,7 +45,14 @@ setup(
     package_data={"rollout_corr": ["py.typed"]},
     # Never Triton: the wheel of torch for a GPU brings its own, and a CPU needs none.
     install_requires=["torch>=2.6"],
-    extras_require={"demo": DEMO, "report": REPORT, "parquet": PARQUET, "test": TEST, "dev": [*TEST, *LINT]},
+    extras_require={
+        "demo": DEMO,
+        "report": REPORT,
+        "parquet": PARQUET,
+        "bench": BENCH,
+        "test": TEST,
+        "dev": [*TEST, *LINT],
+    },
     entry_points={"console_scripts": ["rollout-corr = rollout_corr.__main__:main"]},
     classifiers=[
         "Development Status :: 4 - Beta",

@@ -30,6 +30,7 @@ make bench ARGS=--quick                                           # on a CPU: a 
 make bench ARGS="--blocks --json benchmarks/results/cpu.json"     # all of it
 make gpu-report ARGS="--out benchmarks/results"                   # on a GPU: everything, in nine minutes
 python -m benchmarks.report                                       # this page
+python -m benchmarks.plots                                        # its pictures, with matplotlib
 pytest benchmarks/                                                # small sizes under pytest-benchmark
 ```
 
@@ -94,7 +95,11 @@ def page(results: Results | None, of_gpu: Results | None) -> str:
         results: Of the CPU, None before there are any.
         of_gpu: A report of `benchmarks.gpu_report`, None before there is one.
     """
-    gpu = NO_GPU_YET if of_gpu is None else "\n".join(gpu_page.body(of_gpu))
+    gpu = NO_GPU_YET
+    if of_gpu is not None:
+        measured = gpu_page.benchmark_of(of_gpu)
+        drawn = [] if measured is None else [*gpu_page.pictures(measured), ""]
+        gpu = "\n".join([*drawn, *gpu_page.body(of_gpu)])
     text = METHOD.format(disturbed=DISTURBED, gpu=gpu)
     if results is None:
         return text + "\nNo result is committed yet.\n"

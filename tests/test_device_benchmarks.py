@@ -651,3 +651,78 @@ def test_a_problem_is_a_note_and_no_row():
     assert text_of(results) == text_of(results_of())
     assert "64M, x: not timed: the run ended in it" in load("gpu_tables").notes(results)
     assert load("gpu_tables").one_line(results["measured"][1]) == "64M, x: the run ended in it"
+
+
+# --- pictures ---
+
+
+def scaled(axis, case, in_a_row=None, **changed):
+    """A point of a curve."""
+    found = {**results_of(case)["measured"][0], "axis": axis, **changed}
+    if in_a_row is not None:
+        found["rows"][0]["row_ms"] = {"median": in_a_row, "low": in_a_row, "high": in_a_row}
+    return found
+
+
+def with_points():
+    results = results_of("32k in 256")
+    points = [("tokens", "1k", 0.007, 1024), ("tokens", "4k", 0.014, 4096), ("tokens", "16k", None, 16384)]
+    results["scaling"] = [scaled(axis, case, row, slots=slots) for axis, case, row, slots in points]
+    results["scaling"] += [scaled("skew", "skew 0.5"), {"axis": "skew", "case": "skew 1", "problem": "wrong"}]
+    return results
+
+
+def test_curves():
+    """14 MB in 10 us are 0.7 of the copy, in 7 us in a row as much as the copy, in 14 us half of it."""
+    curves, names = load("curves"), load("device_contenders")
+    tokens, skew = curves.scaling(with_points())
+    assert tokens.logarithmic and not skew.logarithmic
+    assert [x for x, _ in tokens.lines["one call, cold caches"]] == [1024.0, 4096.0, 16384.0]
+    assert [y for _, y in tokens.lines["one call, cold caches"]] == pytest.approx([0.7] * 3)
+    assert tokens.lines["calls in a row"] == [(1024.0, pytest.approx(1.0)), (4096.0, pytest.approx(0.5))]
+    assert skew.lines == {"one call, cold caches": [(0.5, pytest.approx(0.7))]}
+    assert curves.speedups(with_points()) == {
+        names.TRACED: [("32k in 256", pytest.approx(5.0))],
+        names.BY_HAND: [("32k in 256", pytest.approx(25.0))],
+    }
+    assert curves.scaling({**with_points(), "scaling": []}) == []
+
+
+def test_no_pictures_without_a_report(monkeypatch, tmp_path):
+    plots = load("plots")
+    monkeypatch.setattr(load("report"), "load", lambda path: None)
+    with pytest.raises(SystemExit, match=r"there is no benchmarks/results/gpu\.json to draw"):
+        plots.main()
+
+
+@pytest.mark.slow
+def test_pictures(tmp_path, monkeypatch):
+    """Small, the same each time, and with a caption that says of which machine and when."""
+    plots, report = load("plots"), load("report")
+    monkeypatch.setattr(report, "PAGE", tmp_path / "benchmarks.md")
+    results = {**with_points(), "machine": {"gpu": "a GPU"}}
+    parts = [{"found": results}]
+    found = {"date": "2026-01-01", "commit": "c" * 40, "steps": [{"name": "benchmark", "parts": parts}]}
+    drawn = []
+    for _ in range(2):
+        assert plots.write(found) == ["gpu-scaling.svg", "gpu-speedup.svg"]
+        drawn.append([(tmp_path / name).read_bytes() for name in ("gpu-scaling.svg", "gpu-speedup.svg")])
+    assert drawn[0] == drawn[1] and all(len(picture) < 60_000 for picture in drawn[0])
+    assert all(b"a GPU, 2026-01-01, commit cccccccccccc" in picture for picture in drawn[0])
+    assert plots.write({"steps": []}) == []
+
+
+@pytest.mark.peers
+def test_verl_computes_the_same():
+    """verl's own correction and its own loss, through the gate that lets them be timed."""
+    batches, gate, names, operations = (
+        load(name) for name in ("batches", "device_gate", "device_contenders", "operations")
+    )
+    for case, wanted in (
+        ("1024 x 8192 at 25 %", (operations.METRICS, operations.TOKEN)),
+        ("2048 x 8192, int64", (operations.FORWARD, operations.BACKWARD, operations.BOTH)),
+    ):
+        batch = batches.make(tiny(case))
+        for operation in wanted:
+            found = {who.name: who.whole() for who in compiled_ones_left_out(batch, operation) if who.whole is not None}
+            assert names.VERL in found and gate.check(batch, operation, found) == {}

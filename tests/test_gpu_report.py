@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -429,3 +430,11 @@ def test_the_page_of_benchmarks_has_the_report_or_says_that_there_is_none():
     without, with_one = report.page(None, None), report.page(None, a_report())
     assert report.NO_GPU_YET in without and report.NO_GPU_YET not in with_one
     assert "| bits | The same bits | yes | 7 / 8 |" in with_one and "The end of what" not in with_one
+
+
+def test_pictures_that_the_page_shows_are_there():
+    report = load("report")
+    shown = re.findall(r"!\[[^]]*\]\(([^)]+)\)", report.PAGE.read_text(encoding="utf-8"))
+    assert [name for name in shown if not (report.PAGE.parent / name).exists()] == [], "run python -m benchmarks.plots"
+    measured = {"measured": [], "scaling": []}
+    assert load("gpu_report.page").pictures(measured) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks import gpu_tables
+from benchmarks import curves, gpu_tables
 from benchmarks.gpu_report.steps import PASSED
 from benchmarks.tables import Table, markdown
 
@@ -98,6 +98,13 @@ def facts(report: Report) -> list[str]:
             f"CUDA {about['cuda']}; {about['cores']} cores of {about['cpu']}."
         )
     return lines
+
+
+def pictures(results: Report) -> list[str]:
+    """Links to what is drawn of these results."""
+    there = {"scaling": curves.scaling(results), "speedup": curves.speedups(results)}
+    texts = {"scaling": "Bandwidth against tokens, sequences and skew", "speedup": "Speed-ups of whole calls"}
+    return [f"![{texts[name]}]({curves.PICTURES[name]})" for name, drawn in there.items() if drawn]
 
 
 def body(report: Report) -> list[str]:
