@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -213,7 +214,8 @@ def test_shards(tmp_path):
     for shard, budget in (("0/2", "60"), ("1/2", "60"), ("0/1", "0")):
         path = tmp_path / f"{shard.replace('/', '-')}.json"
         own = ["--shard", shard, "--budget", budget, "--shard-json", str(path)]
-        running.append((subprocess.Popen([*command, *own], cwd=ROOT, stdout=subprocess.DEVNULL), path))
+        quiet = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "env": os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}}
+        running.append((subprocess.Popen([*command, *own], **quiet), path))
     codes, found = zip(*((one.wait(120), json.loads(path.read_text())) for one, path in running), strict=True)
     halves, late = found[:2], found[2]
     assert sorted(codes[:2]) == [0, 1] and codes[2] == 0
