@@ -372,6 +372,10 @@ CASES = (
     case("top-p 0.95", "renormalised", renormalised, top_p=0.95),
     case("top-k 8", "renormalised", renormalised, top_k=8),
     case("top-p 0.9 after top-k 20", "renormalised", renormalised, top_p=0.9, top_k=20),
+    case("a head that is not tied: 3 nats less everywhere", "renormalised", not_logs, lambda x: x - 3.0, "train_logp"),
+    case("rollout log-probs too low by a constant", "not_the_sampler", not_logs, lambda x: x - 0.3),
+    case("trainer so far ahead that few tokens decide", "different_policies", updated, 1.6, like="not_the_sampler"),
+    case("a little engine noise more", "different_policies", updated, 0.25, like="not_the_sampler"),
     case("temperature 0.7 in the engine alone", "temperature", temperature, 0.7, 0.7, 1.0),
     case("temperature 1.3 in the engine alone", "temperature", temperature, 1.3, 1.3, 1.0),
     case("temperature 0.7, engine reports raw log-probs", "temperature", temperature, 0.7, 1.0, 0.7),
@@ -547,8 +551,7 @@ def noisier() -> str:
     names = ", ".join(f"{one.name} ({missed.count(one)})" for one in dict.fromkeys(missed))
     return (
         f"With an engine whose noise is three times as large, {len(named) - len(missed)} of {len(named)} dumps are "
-        "still "
-        f"named, {wrong} wrongly. Missed: {names}."
+        f"still named, {wrong} wrongly. Missed: {names}."
     )
 
 

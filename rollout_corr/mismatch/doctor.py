@@ -25,6 +25,7 @@ SIGNATURES: tuple[Signature, ...] = (
     wrong_policies.drift,
     wrong_policies.positions,
     wrong_policies.engine_alone,
+    wrong_policies.not_the_sampler,
     wrong_policies.different_policies,
     wrong_values.copied,
     wrong_values.bfloat16,
@@ -33,7 +34,7 @@ SIGNATURES: tuple[Signature, ...] = (
 
 _OF_D = (
     *("renormalised", "temperature", "turn_starts", "sequence_starts", "positions", "different_policies"),
-    "long_products",
+    *("long_products", "not_the_sampler"),
 )
 # What a cause brings with it, and is no cause beside it; a cause stands before what it hides in SIGNATURES.
 HIDES: dict[str, Sequence[str]] = {
@@ -42,14 +43,22 @@ HIDES: dict[str, Sequence[str]] = {
     "shifted": (*_OF_D, "wrong_weights", "swapped"),
     "swapped": (*_OF_D, "wrong_weights"),
     "wrong_weights": _OF_D,
-    "turn_starts": ("different_policies", "long_products", "temperature", "renormalised", "positions"),
-    "sequence_starts": ("different_policies", "long_products", "temperature", "renormalised"),
-    "renormalised": ("temperature", "different_policies", "long_products"),
-    "temperature": ("different_policies", "long_products"),
+    "turn_starts": (
+        "not_the_sampler",
+        "different_policies",
+        "long_products",
+        "temperature",
+        "renormalised",
+        "positions",
+    ),
+    "sequence_starts": ("not_the_sampler", "different_policies", "long_products", "temperature", "renormalised"),
+    "renormalised": ("not_the_sampler", "temperature", "different_policies", "long_products"),
+    "temperature": ("not_the_sampler", "different_policies", "long_products"),
     "stale": ("different_policies", "long_products"),
     "drift": ("different_policies", "long_products"),
     "positions": ("different_policies", "long_products"),
     "engine_alone": ("different_policies",),
+    "not_the_sampler": ("different_policies", "long_products"),
 }
 
 

@@ -102,8 +102,8 @@ def choose(
     for role in REQUIRED:
         if role not in chosen:
             what = (
-                f"none of its fields is known as {role}; name one with --field {role}=NAME. "
-                f"It has {', '.join(names) or 'no fields'}"
+                f"none of its fields is known as {role}; name one with --field {role}=NAME. It has "
+                f"{', '.join(names) or 'no fields'}"
             )
             raise Problem(file, None, role, what).error()
     return {role: chosen[role] for role in (*ALIASES, *wanted.by) if role in chosen}

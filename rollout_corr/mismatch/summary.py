@@ -201,8 +201,8 @@ def print_verdicts(out: Any, dump: Dump, measured: Measured, verdicts: Sequence[
     metrics = measured.metrics()
     out.print(
         f"{metrics['tokens']:.0f} tokens in {metrics['sequences']:.0f} sequences: mean |D| "
-        f"{metrics['d_abs_mean']:.3g}, "
-        f"percentile 99 {metrics['abs_logp_p99']:.3g}, k3 {metrics['kl_k3']:.3g} nats a token",
+        f"{metrics['d_abs_mean']:.3g}, percentile 99 {metrics['abs_logp_p99']:.3g}, k3 {metrics['kl_k3']:.3g} nats a "
+        "token",
         markup=False,
     )
     if all(verdict.severity == "note" for verdict in verdicts):

@@ -11,29 +11,38 @@ from rollout_corr.mismatch.profiles import PROBABILITY_BINS, PROBABILITY_LABELS
 from rollout_corr.mismatch.verdict import HEALTHY_K3, HEALTHY_SUM, MATTERS, TIMES, Verdict, percent
 
 
+def _mean_ratio(metrics: dict[str, float]) -> tuple[float, float]:
+    """The mean ratio and its standard error. Under the policy that sampled, ratios average to 1."""
+    return metrics["ratio_mean"], metrics["ratio_std"] / math.sqrt(max(1.0, metrics["tokens"]))
+
+
 def renormalised(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
     """The engine's probabilities are larger by a factor: those of a truncated distribution."""
-    tokens = metrics["tokens"]
-    error = metrics["ratio_std"] / math.sqrt(max(1.0, tokens))
+    ratio, error = _mean_ratio(metrics)
     mean, magnitude = metrics["d_mean"], metrics["d_abs_mean"]
     upwards = 0.5 * (magnitude + mean) / magnitude if magnitude else 0.5
-    if not (metrics["ratio_mean"] + 8.0 * error < 0.985 and upwards < 0.3):
+    if not (ratio + 8.0 * error < 0.985 and upwards < 0.3):
         return None
+    # Truncation takes away nothing where a token is nearly certain; a constant does.
+    constant = metrics["d_std"] < 0.25 * abs(mean)
+    title = "the rollout log-probs are of a truncated distribution (top-p, top-k, min-p)"
+    if constant:
+        title = "the rollout log-probs are larger by a constant: a softmax over fewer tokens on one side"
     return Verdict(
         "renormalised",
         "error",
-        "the rollout log-probs are of a truncated distribution (top-p, top-k, min-p)",
+        title,
         (
-            f"the mean ratio is {metrics['ratio_mean']:.4f} +- {error:.4f}: the mass that truncation kept. Under the "
-            "policy "
-            "that sampled, it would be 1",
+            f"the mean ratio is {ratio:.4f} +- {error:.4f}: the mass that truncation kept. Under the policy that "
+            "sampled, it would be 1",
             f"D is hardly ever positive: {percent(upwards)} of sum |D|; percentiles 1 and 50 of D are "
-            f"{metrics['d_p1']:.3g} and {metrics['d_p50']:.3g}",
+            f"{metrics['d_p1']:.3g} and {metrics['d_p50']:.3g}; its mean is {mean:.3g}, its standard deviation "
+            f"{metrics['d_std']:.3g}",
         ),
         "Sample with top_p=1, top_k=-1, min_p=0 for training; or give the trainer the same sampling mask; or have the "
-        "engine "
-        "return raw log-probs and accept that it did not sample from them.",
-        1.0 - metrics["ratio_mean"],
+        "engine return raw log-probs and accept that it did not sample from them. A constant can also be rows of the "
+        "vocabulary that are only padding, or a head that is not tied on one side.",
+        1.0 - ratio,
     )
 
 
@@ -59,8 +68,8 @@ def temperature(measured: Measured, metrics: dict[str, float]) -> Verdict | None
             f"{percent(fit['explained'])} of D's square is its mean at the token's probability",
             f"mean D by probability: {ends}",
         ),
-        "Divide the trainer's logits by the sampling temperature before the softmax, once; and have the engine return "
-        "log-probs after temperature (vLLM: logprobs_mode='processed_logprobs').",
+        "Divide the trainer's logits by the sampling temperature before the softmax, once; and have the engine "
+        "return log-probs after temperature (vLLM: logprobs_mode='processed_logprobs').",
         fit["explained"],
     )
 
@@ -83,8 +92,7 @@ def stale(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
             f"{old / new:.1f} times; rank correlation with the version {correlation:.2f} over {len(trend)} versions",
         ),
         "Bound how many versions a sample may be behind; correct with token ratios. What remains at the newest "
-        "version is the "
-        "engine's own mismatch.",
+        "version is the engine's own mismatch.",
         1.0 - new / old,
     )
 
@@ -105,13 +113,11 @@ def drift(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
         "the mismatch grows with the steps",
         (
             f"mean |D| at equal probability goes from {first:.3g} (first third of {len(trend)} steps) to {last:.3g} "
-            "(last), "
-            f"{last / first:.1f} times; rank correlation with the step {correlation:.2f}",
+            f"(last), {last / first:.1f} times; rank correlation with the step {correlation:.2f}",
         ),
         "Look at what adds up: weights that are sent in low precision or in part, quantisation scales that are not "
-        "renewed, "
-        "a cache that outlives an update. Restart the engine from a checkpoint: if that heals it, the sending is to "
-        "blame.",
+        "renewed, a cache that outlives an update. Restart the engine from a checkpoint: if that heals it, the "
+        "sending is to blame.",
         1.0 - first / last,
     )
 
@@ -140,8 +146,7 @@ def positions(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
             f"probability; rank correlation with the position {correlation:.2f} (in octaves)",
         ),
         "Look at what depends on the position: rope scaling and its base, a sliding window, a quantised KV cache, "
-        "context "
-        "parallel ranks whose positions begin anew.",
+        "context parallel ranks whose positions begin anew.",
         1.0 - 1.0 / times,
     )
 
@@ -161,8 +166,7 @@ def engine_alone(measured: Measured, metrics: dict[str, float]) -> Verdict | Non
         "only the rollout log-probs are off: two passes of the trainer agree",
         (f"mean |new - train| is {apart:.3g}, mean |train - rollout| {engine:.3g}",),
         "The trainer is consistent, so look at the engine and at what is stored: its log-probs may be those of the "
-        "sampling "
-        "distribution, of other weights, or of other tokens than the ones kept.",
+        "sampling distribution, of other weights, or of other tokens than the ones kept.",
         1.0 - apart / engine,
     )
 
@@ -180,9 +184,28 @@ def trainer_disagrees(measured: Measured) -> Verdict | None:
         "the trainer disagrees with itself on the same weights",
         (f"mean |new - train| is {apart:.3g} where it should be 0 (--on-policy)",),
         "Kernels that depend on the size of the micro-batch, dropout, another padding or packing in the two passes; "
-        "or an "
-        "optimizer step lies between them after all.",
+        "or an optimizer step lies between them after all.",
         min(1.0, apart),
+    )
+
+
+def not_the_sampler(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
+    """Ratios do not average to 1, so the rollout log-probs are not those of the policy that sampled."""
+    ratio, error = _mean_ratio(metrics)
+    if abs(ratio - 1.0) < 8.0 * error + 0.05:
+        return None
+    return Verdict(
+        "not_the_sampler",
+        "warning",
+        "the tokens were not sampled from the rollout log-probs",
+        (
+            f"the mean ratio is {ratio:.4f} +- {error:.4f}; over tokens that a policy sampled, ratios to it average to "
+            "1 whatever the other policy is",
+            f"mean D {metrics['d_mean']:.3g}, standard deviation {metrics['d_std']:.3g}",
+        ),
+        "Raw log-probs beside a sampling temperature, a constant that one side adds, log-probs of other weights than "
+        "those that sampled; or the trainer has already been trained on these very tokens.",
+        min(1.0, abs(ratio - 1.0)),
     )
 
 
@@ -190,7 +213,7 @@ def different_policies(measured: Measured, metrics: dict[str, float]) -> Verdict
     """The policies differ, and nothing says that it is plumbing."""
     if metrics["kl_k3"] < HEALTHY_K3:
         return None
-    error = metrics["ratio_std"] / math.sqrt(max(1.0, metrics["tokens"]))
+    ratio, error = _mean_ratio(metrics)
     return Verdict(
         "different_policies",
         "warning",
@@ -198,11 +221,10 @@ def different_policies(measured: Measured, metrics: dict[str, float]) -> Verdict
         (
             f"k3 is {metrics['kl_k3']:.3g} nats a token (healthy: below {HEALTHY_K3:g}), mean |D| "
             f"{metrics['d_abs_mean']:.3g}, percentile 99 of |D| {metrics['abs_logp_p99']:.3g}",
-            f"the mean ratio is {metrics['ratio_mean']:.3f} +- {error:.3f}, as it is for the policy that sampled",
+            f"the mean ratio is {ratio:.3f} +- {error:.3f}; over what the rollout policy sampled it averages to 1",
         ),
         "This is what corrections are for: `rollout-corr what-if` shows what each would do. Dump versions and steps "
-        "beside "
-        "the log-probs to tell staleness from precision.",
+        "beside the log-probs to tell staleness from precision.",
         min(1.0, metrics["kl_k3"]),
     )
 
@@ -220,12 +242,10 @@ def long_products(measured: Measured, metrics: dict[str, float]) -> Verdict | No
             f"{metrics['sum_d_abs_mean']:.3g} nats over {metrics['tokens'] / max(1.0, metrics['sequences']):.0f} "
             "tokens",
             f"effective sample size of product weights {percent(metrics['product/sequence_weight_raw_ess'])}, of "
-            "token "
-            f"weights {percent(metrics['token/weight_raw_ess'])}",
+            f"token weights {percent(metrics['token/weight_raw_ess'])}",
         ),
-        "Do not weight or reject by the product over a sequence: T x KL decides there, not quality. Token weights and "
-        "the "
-        "geometric mean do not grow with the length.",
+        "Do not weight or reject by the product over a sequence: T x KL decides there, not quality. Token weights "
+        "and the geometric mean do not grow with the length.",
         min(1.0, metrics["sum_d_abs_mean"] / 20.0),
     )
 

@@ -53,8 +53,7 @@ def nonfinite(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
             rows,
         ),
         "Whole rows mean broken logits (an overflow in low precision, a failed collective, an empty prompt): look at "
-        "the "
-        "logits of one such sample. Single tokens mean a filtered token (top-p or top-k leave -inf) or a missing "
+        "the logits of one such sample. Single tokens mean a filtered token (top-p or top-k leave -inf) or a missing "
         "value.",
         bad / max(1.0, metrics["tokens"]),
     )
@@ -76,14 +75,13 @@ def filled(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
             "error",
             f"the {side} log-probs are filled with {value:g} where there were none",
             (
-                f"{count} of the {evidence.far} tokens with |D| > {FAR:g} have exactly {value:g}; "
-                f"the next value but one occurs {third} times",
+                f"{count} of the {evidence.far} tokens with |D| > {FAR:g} have exactly {value:g}; the third most "
+                f"frequent value occurs {third} times",
                 f"{percent(count / max(1, evidence.tokens))} of all valid tokens, to which the {other} gives other "
                 "values",
             ),
-            "These tokens were not sampled (a tool's answer, a template, padding), or their log-probs got lost on the "
-            "way: "
-            "mask them, or fetch them. Greedy sampling looks like this too: its log-probs are all 0.",
+            "These tokens were not sampled (a tool's answer, a template, padding), or their log-probs got lost on "
+            "the way: mask them, or fetch them. Greedy sampling looks like this too: its log-probs are all 0.",
             count / max(1, evidence.tokens),
         )
     return None
@@ -99,9 +97,8 @@ def copied(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
         "note",
         "both log-probs are the same bits",
         (f"D is exactly 0 for all {evidence.finite} tokens",),
-        "Unless engine and trainer are built to agree bit by bit, one was copied from the other, and every correction "
-        "does "
-        "nothing: check which policy each field holds, and bypass modes.",
+        "Unless engine and trainer are built to agree bit by bit, one was copied from the other, and every "
+        "correction does nothing: check which policy each field holds, and bypass modes.",
         1.0,
     )
 
@@ -125,8 +122,8 @@ def bfloat16(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
             "numbers"
             for side in coarse
         ),
-        "That alone makes D wrong by up to 1/512 of the log-prob. Take the log-softmax in float32 and keep its result "
-        "so.",
+        "That alone makes D wrong by up to 1/512 of the log-prob. Take the log-softmax in float32 and keep its "
+        "result so.",
         1.0,
     )
 
@@ -149,8 +146,7 @@ def shifted(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
             f"as they are, the two correlate by {evidence.log_prob_correlation():.2f} over all tokens",
         ),
         "Logits at t predict token t + 1: gather labels shifted by one on one side only, or a first token (BOS, the "
-        "last of "
-        "the prompt) that one side counts and the other does not.",
+        "last of the prompt) that one side counts and the other does not.",
         total / max(1, evidence.paired),
     )
 
@@ -169,8 +165,7 @@ def swapped(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
             "above 0.9) and not their own (below 0.6)",
         ),
         "One side was sorted, shuffled or balanced over ranks after the log-probs were taken: join them by an id, "
-        "before "
-        "any reordering.",
+        "before any reordering.",
         evidence.swapped / evidence.swap_tested,
     )
 
@@ -195,16 +190,13 @@ def wrong_weights(measured: Measured, metrics: dict[str, float]) -> Verdict | No
         f"the two policies are unrelated: {guess}",
         (
             f"log-probs correlate by {correlation:.2f}, mean |D| is {metrics['d_abs_mean']:.2f} nats, the mean ratio "
-            "of "
-            f"probabilities {metrics['ratio_mean']:.3g}",
+            f"of probabilities {metrics['ratio_mean']:.3g}",
             f"standard deviation of the log-probs: train {fit['train_std']:.2f}, rollout {fit['rollout_std']:.2f}; "
-            "mean "
-            f"train log-prob {fit['train_mean']:.2f}",
+            f"mean train log-prob {fit['train_mean']:.2f}",
             "no shift and no other sequence fits better",
         ),
-        "Compare one prompt's logits in trainer and engine right after the weights are sent: names that were skipped, "
-        "a tied "
-        "lm_head, another checkpoint, another chat template or tokenizer.",
+        "Compare one prompt's logits in trainer and engine right after the weights are sent: names that were "
+        "skipped, a tied lm_head, another checkpoint, another chat template or tokenizer.",
         1.0 - max(0.0, correlation),
     )
 
@@ -235,8 +227,8 @@ def turn_starts(measured: Measured, metrics: dict[str, float]) -> Verdict | None
             f"probability ({tokens:.0f} tokens)",
             f"they are {percent(tokens / float(count.sum()))} of the tokens and have {percent(share)} of sum |D|",
         ),
-        "Keep the token ids that the engine sampled, and append to them; do not decode a conversation and tokenize it "
-        "again.",
+        "Keep the token ids that the engine sampled, and append to them; do not decode a conversation and tokenize "
+        "it again.",
         share,
     )
 
@@ -262,7 +254,6 @@ def sequence_starts(measured: Measured, metrics: dict[str, float]) -> Verdict | 
             f"they have {percent(share)} of sum |D|",
         ),
         "Compare the prompts' token ids on both sides: a BOS that is added twice or never, a generation prompt that "
-        "the "
-        "template adds on one side, a mask that begins one token early.",
+        "the template adds on one side, a mask that begins one token early.",
         share,
     )
