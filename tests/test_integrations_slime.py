@@ -29,6 +29,15 @@ MIS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Two dozen tokens are not worth waking a second one, which a busy machine makes wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def settings(**changed):
     assert set(changed) <= set(MIS)
     return SimpleNamespace(**MIS | changed)
