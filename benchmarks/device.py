@@ -28,6 +28,8 @@ class Host:
     """The CPU. Calls are over when they return."""
 
     name = "cpu"
+    # What tells the time of a call that is in no graph.
+    by = "clock"
     # Of the copy that stands for bandwidth, and of what is written to empty the caches.
     COPY, EVICT = 1 << 26, 1 << 26
 
@@ -76,6 +78,11 @@ class Host:
         """The calls as something that replays them without the host; None where there is no such thing."""
         return None
 
+    def waits(self, call: Call) -> bool:
+        """Whether the host waits for the device inside a call."""
+        call()
+        return False
+
     def memory(self, call: Call) -> Memory:
         """Peak temporaries and outputs of a call."""
         return memory.measure(call)
@@ -92,7 +99,7 @@ class Host:
 class Cuda(Host):
     """A GPU, the current one."""
 
-    name = "cuda"
+    name, by = "cuda", "events"
     COPY = 1 << 30
 
     def __init__(self) -> None:
@@ -135,16 +142,34 @@ class Cuda(Host):
                     call()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            # Kept, so that no call writes where another one did.
-            results = [call() for call in calls]
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, stream=stream):
+                # Kept, so that no call writes where another one did.
+                results = [call() for call in calls]
+        except RuntimeError:
+            # A capture that fails leaves its own stream as the current one.
+            torch.cuda.set_stream(before)
+            raise
 
         def replay() -> list[object]:
             graph.replay()
             return results
 
         return replay
+
+    def waits(self, call: Call) -> bool:
+        self.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            call()
+        except RuntimeError as problem:
+            if "synchronizing" not in str(problem):
+                raise
+            return True
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return False
 
     def memory(self, call: Call) -> Memory:
         self.synchronize()

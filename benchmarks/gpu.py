@@ -21,13 +21,16 @@ from benchmarks.batches import Batch, Case
 from benchmarks.contenders import BY_HAND, OURS
 from benchmarks.device import Host
 from benchmarks.device_contenders import Contender, contenders
-from benchmarks.measure import Budget, measure
+from benchmarks.measure import Budget, measure, profiled
 from benchmarks.operations import Operation
 
 # Seconds of rounds that an operation gets, and that one point of a scaling curve gets.
 ROUNDS, POINT = 3.0, 0.7
 # What is scaled: tokens up to the first, at the second for sequences, at the third for skew.
 SCALED = (1 << 26, 1 << 22, 1 << 20)
+
+# Times of the plan; times against tokens, sequences and skew; launches, copies and waits of the plan.
+PARTS = ("times", "scaling", "profile")
 
 Measure = Callable[..., dict[str, Any]]
 
@@ -44,6 +47,7 @@ def head(where: Host, tiny: bool) -> dict[str, Any]:
         "machine": machine.describe() | where.facts(),
         "measured": [],
         "scaling": [],
+        "profiled": [],
         "under_way": None,
     }
 
@@ -69,9 +73,15 @@ def ours_and_by_hand(batch: Batch, operation: Operation) -> list[Contender]:
     return [who for who in contenders(batch, operation) if who.name in (OURS, BY_HAND)]
 
 
-def key(found: dict[str, Any]) -> tuple[str, str]:
-    """What tells measurements apart."""
-    return found["case"], found["operation"]
+def work(options: argparse.Namespace) -> Iterator[tuple[str, Case, Operation, str]]:
+    """(list of the results, case, operation, axis of a scaling curve or nothing), in order."""
+    if "times" in options.parts:
+        yield from (("measured", case, operation, "") for case, operation in plan(options.tiny, options.cases))
+    if "scaling" in options.parts:
+        yield from (("scaling", case, operations.TOKEN, axis) for axis, case in scaling(options.tiny))
+    # Last: see measure.profiled.
+    if "profile" in options.parts:
+        yield from (("profiled", case, operation, "") for case, operation in plan(options.tiny, options.cases))
 
 
 def run(
@@ -81,6 +91,7 @@ def run(
     budget: Budget,
     save: Callable[[dict[str, Any]], None],
     measured: Measure = measure,
+    profile: Measure = profiled,
 ) -> None:
     """Measure what is not in the results yet, and add it.
 
@@ -92,34 +103,36 @@ def run(
         budget: Of the whole run.
         save: Called after every operation.
         measured: How one is measured.
+        profile: How one is profiled.
     """
-    lost = results["under_way"]
-    if lost is not None:
-        results["measured"].append({"case": lost[0], "operation": lost[1], "problem": "the run ended in it"})
+    if results["under_way"] is not None:
+        into, case_name, name = results["under_way"]
+        results[into].append({"case": case_name, "operation": name, "problem": "the run ended in it"})
         results["under_way"] = None
-    done = {key(found) for found in (*results["measured"], *results["scaling"])}
-
-    def one(case: Case, operation: Operation, seconds: float, axis: str | None = None) -> None:
-        if (case.name, operation.name) in done or budget.left() <= 0.0:
-            return
-        results["under_way"] = [case.name, operation.name]
+    done = {(into, *key(found)) for into in ("measured", "scaling", "profiled") for found in results[into]}
+    for into, case, operation, axis in work(options):
+        if (into, case.name, operation.name) in done or budget.left() <= 0.0:
+            continue
+        results["under_way"] = [into, case.name, operation.name]
         save(results)
-        who = {} if axis is None else {"everybody": ours_and_by_hand}
-        found = measured(where, case, operation, seconds=seconds, budget=budget, **who)
-        if axis is None:
-            results["measured"].append(found)
+        if into == "profiled":
+            found = profile(where, case, operation)
+        elif axis:
+            seconds = min(options.rounds, POINT)
+            found = measured(where, case, operation, seconds=seconds, budget=budget, everybody=ours_and_by_hand)
         else:
-            results["scaling"].append({"axis": axis, **found})
+            found = measured(where, case, operation, seconds=options.rounds, budget=budget)
+        results[into].append({"axis": axis, **found} if axis else found)
         results["under_way"] = None
         save(results)
-        print(gpu_tables.one_line(found), file=sys.stderr, flush=True)
-
-    for case, operation in plan(options.tiny, options.cases):
-        one(case, operation, options.rounds)
-    if options.scaling:
-        for axis, case in scaling(options.tiny):
-            one(case, operations.TOKEN, min(options.rounds, POINT), axis)
+        if into != "profiled":
+            print(gpu_tables.one_line(found), file=sys.stderr, flush=True)
     save(results)
+
+
+def key(found: dict[str, Any]) -> tuple[str, str]:
+    """What tells measurements apart."""
+    return found["case"], found["operation"]
 
 
 def write(path: Path, results: dict[str, Any]) -> None:
@@ -136,7 +149,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU, which has to be there")
     parser.add_argument("--tiny", action="store_true", help="sizes that show only that everything works")
     parser.add_argument("--cases", nargs="+", choices=[case.name for case in batches.CASES], metavar="CASE")
-    parser.add_argument("--scaling", action="store_true", help="also time against tokens, sequences and skew")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:1], help="default: times")
     parser.add_argument("--rounds", type=float, default=ROUNDS, help="seconds of rounds for each operation")
     parser.add_argument("--seconds", type=float, default=3600.0, help="of the whole run; what does not fit is left out")
     parser.add_argument("--json", type=Path, help="write the results, after every operation")

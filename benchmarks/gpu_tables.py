@@ -101,11 +101,19 @@ def measured(results: Results) -> list[Found]:
     return [found for found in results["measured"] if timed(found)]
 
 
+def counted(results: Results, found: Found, name: str) -> Row:
+    """What the profiler counted of a contender, {} where it did not."""
+    for other in results["profiled"]:
+        if _where(other) == _where(found):
+            return next((row for row in other.get("rows", ()) if row["name"] == name), {})
+    return {}
+
+
 def notes(results: Results) -> list[str]:
     """What was not timed, and why."""
     said = [
         f"{found['case']}, {found['operation']}: not timed: {found['problem']}"
-        for found in (*results["measured"], *results["scaling"])
+        for found in (*results["measured"], *results["scaling"], *results["profiled"])
         if "problem" in found
     ]
     for found in results["measured"]:
@@ -156,10 +164,11 @@ def our_table(results: Results) -> Table:
         row = row_of(found, OURS)
         if row is None:
             continue
-        alone, whole = row.get("on_device"), row.get("whole")
-        counted = ["-", "-", "-"]
-        if alone is not None and whole is not None:
-            counted = [str(alone["kernels"] + alone["fills"]), str(alone["syncs"]), str(whole["syncs"])]
+        seen = counted(results, found, OURS)
+        counts = ["-", "-", "-"]
+        if "on_device" in seen and "whole" in seen:
+            alone, whole = seen["on_device"], seen["whole"]
+            counts = [str(alone["kernels"] + alone["fills"]), str(alone["syncs"]), str(whole["syncs"])]
         speed, most = gigabytes(found, row), copied(found)
         rows.append(
             [
@@ -168,7 +177,7 @@ def our_table(results: Results) -> Table:
                 number(row["row_ms"]["median"] if "row_ms" in row else None),
                 number(row["call_ms"]["median"]),
                 number(row["wall_ms"]["median"]),
-                *counted,
+                *counts,
                 mebibytes(row["temporaries"]),
                 number(speed),
                 f"{speed / most:.0%}",
@@ -204,16 +213,36 @@ def speed_table(results: Results, what: str, title: str) -> Table:
 
 def evidence_table(results: Results) -> Table:
     """What the profiler counted, of everybody."""
-    head = [*WHERE, "who", "kernels", "fills", "copies", "waits", "busy ms", "extra MiB"]
+    head = [*WHERE, "who", "kernels", "fills", "copies", "waits", "busy ms"]
+    rows = []
+    for found in results["profiled"]:
+        for row in sorted(found.get("rows", ()), key=lambda row: ORDER.index(row["name"])):
+            if "on_device" in row:
+                seen = row["on_device"]
+                cells = [str(seen[name]) for name in ("kernels", "fills", "copies", "syncs")]
+                rows.append([*_where(found), row["name"], *cells, number(seen["busy_ms"])])
+    return Table("What the profiler counted in a call", head, rows, 3)
+
+
+def kernel_table(results: Results) -> Table:
+    """Our own kernels by name."""
+    rows = []
+    for found in results["profiled"]:
+        for row in found.get("rows", ()):
+            if row["name"] == OURS and "on_device" in row:
+                for kernel, (many, taken) in row["on_device"]["longest"].items():
+                    rows.append([*_where(found), kernel.partition("<")[0][:60], str(many), number(1e3 * taken)])
+    return Table("Kernels of a call of ours, as the profiler saw them", [*WHERE, "kernel", "times", "us"], rows, 3)
+
+
+def memory_table(results: Results) -> Table:
+    """Peak beyond inputs and outputs, of everybody."""
+    names = [name for name in ORDER if any(row_of(found, name) for found in measured(results))]
     rows = []
     for found in measured(results):
-        for row in timed(found):
-            if "on_device" in row:
-                counted = row["on_device"]
-                cells = [str(counted[name]) for name in ("kernels", "fills", "copies", "syncs")]
-                extra = mebibytes(row["temporaries"])
-                rows.append([*_where(found), row["name"], *cells, number(counted["busy_ms"]), extra])
-    return Table("What the profiler counted", head, rows, 3)
+        held = [row_of(found, name) for name in names]
+        rows.append([*_where(found), *("-" if row is None else mebibytes(row["temporaries"]) for row in held)])
+    return Table("Peak extra memory, MiB", [*WHERE, *names], rows, 2)
 
 
 def scaling_table(results: Results) -> Table:
@@ -284,7 +313,9 @@ def all_tables(results: Results) -> list[Table]:
         speed_table(results, "device_ms", "How many times as fast: on the GPU"),
         time_table(results, "wall_ms", "Milliseconds of a whole call, metrics on the host: median (10 % - 90 %)"),
         time_table(results, "device_ms", "Milliseconds on the GPU: median (10 % - 90 %)"),
+        memory_table(results),
         evidence_table(results),
+        kernel_table(results),
         case_table(results),
         scaling_table(results),
     ]

@@ -1,4 +1,4 @@
-"""One operation on one batch: gate, launches, memory, and times of interleaved rounds."""
+"""One operation on one batch: gate, memory and times of interleaved rounds; and, apart, what a profiler counts."""
 
 from __future__ import annotations
 
@@ -132,8 +132,10 @@ def measure(
         try:
             outcomes[who.name] = who.whole()
             device.synchronize()
-        except torch.OutOfMemoryError:
-            rows[who.name]["note"] = "not run: out of memory"
+        except Exception as problem:  # a note in the results, unless it is ours
+            if who.name == OURS:
+                raise
+            rows[who.name]["note"] = f"not run: {_first_line(problem)}"
             device.free()
             continue
         rows[who.name]["first_s"] = float(f"{time.perf_counter() - start:.3g}")
@@ -145,9 +147,15 @@ def measure(
         rows[name]["note"] = f"not timed, wrong: {complaint}"
     right = [who for who in present if who.name in outcomes and who.name not in wrong]
     del outcomes
-    ready = [_ready(device, case, operation, who, everybody) for who in right]
-    for one in ready:
-        rows[one.contender.name] |= one.about
+    ready = []
+    for who in right:
+        try:
+            ready.append(_ready(device, case, operation, who, everybody))
+        except torch.OutOfMemoryError as problem:
+            rows[who.name]["note"] = f"not timed: {_first_line(problem)}"
+            device.free()
+            continue
+        rows[who.name] |= ready[-1].about
     found["copy_bytes"] = device.copy_bytes
     samples, copies = rounds(device, ready, seconds)
     found["rounds"], found["copy_ms"] = len(copies), summary(copies)
@@ -166,27 +174,24 @@ def _ready(
     who: Contender,
     everybody: Callable[[Batch, Operation], list[Contender]],
 ) -> Ready:
-    """Count, weigh and capture."""
-    assert who.on_device is not None and who.whole is not None
-    on_device = device.counts(who.on_device)
+    """Weigh and capture."""
+    assert who.on_device is not None
     held = device.memory(who.on_device)
-    about: dict[str, Any] = {"temporaries": held.temporaries, "outputs": held.outputs, "how": "events"}
-    if on_device is not None:
-        about["on_device"] = asdict(on_device)
-    if who.name == OURS and (whole := device.counts(who.whole)) is not None:
-        about["whole"] = asdict(whole)
+    about: dict[str, Any] = {"temporaries": held.temporaries, "outputs": held.outputs, "how": device.by}
     run, row = who.on_device, None
-    if who.capturable and on_device is not None and on_device.syncs == 0:
+    if who.capturable and not device.waits(who.on_device):
         try:
             captured = device.graph([who.on_device])
             if captured is not None:
                 run, about["how"] = captured, "graph"
                 row = _row(device, case, operation, who, everybody)
         except RuntimeError as problem:
-            about["not_captured"] = str(problem).splitlines()[0]
-    elif device.name == "cpu":
-        about["how"] = "clock"
+            about["not_captured"] = _first_line(problem)
     return Ready(who, run, row, about)
+
+
+def _first_line(problem: Exception) -> str:
+    return f"{type(problem).__name__}: {problem}".splitlines()[0]
 
 
 def _row(
@@ -243,3 +248,32 @@ def rounds(device: Host, ready: Sequence[Ready], seconds: float) -> tuple[list[S
         if collecting:
             gc.enable()
     return samples, [each() for each in copies]
+
+
+def profiled(
+    device: Host,
+    case: Case,
+    operation: Operation,
+    *,
+    everybody: Callable[[Batch, Operation], list[Contender]] = device_contenders.contenders,
+) -> dict[str, Any]:
+    """What the profiler counts of everybody who does not compile for long; of ours also with metrics on the host.
+
+    Not beside the times: a profiler that has run once may slow down whatever is launched after it.
+    """
+    device.free()
+    batch = batches.make(case, device.name)
+    rows = []
+    for who in everybody(batch, operation):
+        if who.on_device is None or who.whole is None or who.slow:
+            continue
+        calls = {"on_device": who.on_device} | ({"whole": who.whole} if who.name == OURS else {})
+        row: dict[str, Any] = {"name": who.name}
+        for name, call in calls.items():
+            # Once before, so that nothing is compiled under the profiler.
+            call()
+            found = device.counts(call)
+            if found is not None:
+                row[name] = asdict(found)
+        rows.append(row)
+    return {"case": case.name, "operation": operation.name, "rows": rows}

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -31,3 +32,14 @@ def imported() -> Iterator[ModuleType]:
 def load(name: str) -> ModuleType:
     """A module of it."""
     return importlib.import_module(f"benchmarks.{name}")
+
+
+def tiny(name: str) -> Any:
+    """A case of the device benchmark, of a size that a CPU does in no time."""
+    return load("batches").named(name).tiny()
+
+
+def compiled_ones_left_out(batch: Any, operation: Any) -> list[Any]:
+    """Everybody who needs no compiler."""
+    contenders = load("device_contenders")
+    return [who for who in contenders.contenders(batch, operation) if who.name != load("contenders").COMPILED]

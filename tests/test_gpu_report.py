@@ -134,7 +134,9 @@ def test_the_steps_fit_into_nine_minutes():
     everything = main.steps(4)
     assert sum(one.limit for one in everything) <= main.SECONDS <= 9 * 60 - 10
     assert len({one.name for one in everything}) == len(everything)
-    assert [one.name for one in main.chosen(everything, ["bits", "first"])] == ["first", "bits"]
+    assert main.chosen(everything, None, main.SECONDS) == everything
+    few = main.chosen(everything, ["bits", "first"], 10.0 * main.SECONDS)
+    assert [one.name for one in few] == ["first", "bits"] and sum(one.limit for one in few) == 10.0 * main.SECONDS
     by_name = {one.name: one for one in everything}
     assert len(by_name["tests"].commands) == len(by_name["compile"].commands) == 4
     assert by_name["memcheck"].program == "compute-sanitizer" and by_name["benchmark"].again == "--resume"
@@ -149,7 +151,7 @@ def test_commands_are_understood():
             arguments = [word.format(json="x.json", seconds="9") for word in command]
             if "benchmarks.gpu" in arguments:
                 at = arguments.index("benchmarks.gpu")
-                assert gpu.parse([*arguments[at + 1 :], "--resume"]).scaling
+                assert gpu.parse([*arguments[at + 1 :], "--resume"]).parts in (["times", "scaling"], ["profile"])
             elif "benchmarks.gpu_report.checks" in arguments:
                 assert arguments[arguments.index("benchmarks.gpu_report.checks") + 1] in checks.GROUPS
 
@@ -211,7 +213,7 @@ def test_shards(tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "benchmarks.gpu_report.shard"]
     command += ["--rootdir", str(tmp_path), "-c", str(tmp_path / "pytest.ini"), "-p", "no:cacheprovider", str(tmp_path)]
     running = []
-    for shard, budget in (("0/2", "60"), ("1/2", "60"), ("0/1", "0")):
+    for shard, budget in (("0/2", "60"), ("1/2", "60"), ("0/1", "14")):
         path = tmp_path / f"{shard.replace('/', '-')}.json"
         own = ["--shard", shard, "--budget", budget, "--shard-json", str(path)]
         quiet = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "env": os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}}
@@ -417,6 +419,17 @@ def test_page():
     assert "## The end of what tests said (failed)\n\n```\nE   assert 0\n```" in page
     assert "ends in the step" not in page
     assert "The report ends in the step calls." in load("gpu_report.page").report(a_report(under_way="calls"))
+
+
+def test_times_and_profile_are_one_benchmark():
+    page = load("gpu_report.page")
+    times, profile = ({"measured": [], "scaling": [], "profiled": [x]} for x in (1, 2))
+    steps = [{"name": name, "parts": [{"found": x}]} for name, x in (("benchmark", times), ("profile", profile))]
+    assert page.benchmark_of({"steps": steps}) == {**times, "profiled": [2]}
+    assert page.benchmark_of({"steps": steps[:1]}) == times
+    assert page.benchmark_of({"steps": steps[1:]}) is None
+    lost = {"name": "profile", "parts": []}
+    assert page.benchmark_of({"steps": [steps[0], lost]}) == times
 
 
 def test_page_without_what_a_step_should_have_written():

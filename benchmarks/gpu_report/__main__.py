@@ -14,6 +14,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,6 @@ from benchmarks.gpu_report.steps import PASSED, ROOT, Step, run_all
 from benchmarks.measure import Budget
 
 SECONDS = 525.0
-# Of which the tests begin a new one for so long.
-TESTING = 85
 NO_GPU = 2
 
 PYTHON = sys.executable
@@ -66,21 +65,24 @@ def steps(processes: int) -> list[Step]:
     shards = [f"{i}/{processes}" for i in range(processes)]
     tests = [PYTHON, "-m", "pytest", "-q", "-m", "gpu", "-p", "benchmarks.gpu_report.shard", "-p", "no:cacheprovider"]
     parity = [
-        [*tests, "--shard", shard, "--budget", str(TESTING), "--shard-json", "{json}", *gpu_tests()] for shard in shards
+        [*tests, "--shard", shard, "--budget", "{seconds}", "--shard-json", "{json}", *gpu_tests()] for shard in shards
     ]
     warm = [_module("gpu_report.warm", "--shard", shard) for shard in shards]
-    table = _module("gpu", "--scaling", "--rounds", "1.5", "--seconds", "{seconds}", "--json", "{json}")
+    some = ["--seconds", "{seconds}", "--json", "{json}", "--parts"]
+    times = _module("gpu", "--rounds", "1.5", *some, "times", "scaling")
+    profile = _module("gpu", *some, "profile")
     watched = {"program": "compute-sanitizer"}
     return [
         Step("compile", "what is run below, compiled by several at a time", warm, 75, environment=COMPILED),
         Step("first", "the kernels run and equal the reference", _checks("first"), 30, environment=COMPILED),
-        Step("benchmark", "times, bytes, launches", [table], 150, again="--resume", environment=COMPILED),
-        Step("tests", "the tests that run on a GPU, a sample", parity, TESTING + 15, environment=COMPILED),
+        Step("benchmark", "times, bytes, memory", [times], 130, again="--resume", environment=COMPILED),
+        Step("profile", "launches, copies, waits", [profile], 35, again="--resume", environment=COMPILED),
+        Step("tests", "the tests that run on a GPU, a sample", parity, 95, environment=COMPILED),
         Step("bits", "the same bits in every call and packing", _checks("bits"), 25, environment=COMPILED),
-        Step("calls", "launches, waits, graphs, torch.compile", _checks("calls"), 40, environment=COMPILED),
+        Step("calls", "launches, waits, graphs, torch.compile", _checks("calls"), 35, environment=COMPILED),
         Step("sizes", "a million sequences, more than 2^31 tokens", _checks("sizes"), 25, environment=COMPILED),
         Step("memcheck", "no access out of bounds", _sanitizer("memcheck"), 45, environment=UNCACHED, **watched),
-        Step("racecheck", "no race in shared memory", _sanitizer("racecheck"), 35, environment=COMPILED, **watched),
+        Step("racecheck", "no race in shared memory", _sanitizer("racecheck"), 30, environment=COMPILED, **watched),
     ]
 
 
@@ -100,9 +102,11 @@ def head() -> dict[str, Any]:
     }
 
 
-def chosen(everything: Sequence[Step], names: Sequence[str] | None) -> list[Step]:
-    """The steps of these names, or all."""
-    return [step for step in everything if names is None or step.name in names]
+def chosen(everything: Sequence[Step], names: Sequence[str] | None, seconds: float) -> list[Step]:
+    """The steps of these names, or all; given more seconds than they ask for, each has its share of them."""
+    some = [step for step in everything if names is None or step.name in names]
+    share = max(1.0, seconds / sum(step.limit for step in some))
+    return [replace(step, limit=share * step.limit) for step in some]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -131,7 +135,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(page.one_line(found["steps"][-1]), flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
-        run_all(chosen(steps(options.processes), options.steps), report, Path(folder), Budget(options.seconds), save)
+        run_all(
+            chosen(steps(options.processes), options.steps, options.seconds),
+            report,
+            Path(folder),
+            Budget(options.seconds),
+            save,
+        )
     print(f"gpu-report: {options.out / 'gpu.json'} and {options.out / 'gpu.md'}")
     return 0 if all(step["status"] == PASSED for step in report["steps"]) else 1
 

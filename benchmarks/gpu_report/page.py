@@ -45,7 +45,8 @@ def saying(step: Said) -> str:
         return f"{tests['passed']} of {tests['selected']} passed, {failed} failed, {tests['not_run']} not reached"
     found = step["parts"][0]["found"] if step["parts"] else None
     if isinstance(found, Mapping) and "measured" in found:
-        return f"{len(gpu_tables.measured(found))} operations and {len(found['scaling'])} points timed"
+        timed, points = len(gpu_tables.measured(found)), len(found["scaling"])
+        return f"{timed} operations and {points} points timed, {len(found['profiled'])} operations profiled"
     if isinstance(found, Mapping):
         held = sum(one["held"] is True for one in found.values())
         return f"{held} of {len(found)} hold"
@@ -79,9 +80,16 @@ def checks_table(report: Report) -> Table:
 
 
 def benchmark_of(report: Report) -> Report | None:
-    """The results of the benchmark step, if it wrote any."""
-    found = [part["found"] for step in report["steps"] if step["name"] == "benchmark" for part in step["parts"]]
-    return found[0] if found and found[0] else None
+    """The results of the benchmark, with what the profiler counted, if they were written."""
+    found = {
+        step["name"]: step["parts"][0]["found"]
+        for step in report["steps"]
+        if step["name"] in ("benchmark", "profile") and step["parts"]
+    }
+    times, profile = found.get("benchmark"), found.get("profile")
+    if times is None:
+        return None
+    return times if profile is None else {**times, "profiled": profile["profiled"]}
 
 
 def facts(report: Report) -> list[str]:

@@ -1,0 +1,162 @@
+"""Tables and pictures of the device benchmark, from a run whose answers are easy."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmark_folder import load
+
+pytestmark = pytest.mark.usefixtures("benchmarks")
+
+
+# --- tables ---
+
+
+def results_of(case="16M", operation="TOKEN", **changed):
+    """A run whose answers are easy: 14 MB in 10 us beside a copy of 2 GB in 1 ms."""
+    names = load("device_contenders")
+
+    def milliseconds(median):
+        return {"median": median, "low": median / 2, "high": median * 2}
+
+    def row(name, device, wall, **more):
+        times = {"device_ms": milliseconds(device), "call_ms": milliseconds(device), "wall_ms": milliseconds(wall)}
+        return {"name": name, "note": "", "how": "graph", "temporaries": 1 << 20, **times, **more}
+
+    alone = {"kernels": 3, "fills": 1, "copies": 0, "syncs": 0, "busy_ms": 0.5, "longest": {"read_kernel": (2, 0.01)}}
+    whole = {**alone, "syncs": 1}
+    found = {
+        "case": case, "whose": "", "operation": getattr(load("operations"), operation).name, "tokens": 900_000,
+        "slots": 1_000_000, "sequences": 10, "layout": "packed", "logp": "float32", "mask": "bool",
+        "bytes_per_slot": 14, "required_bytes": 14_000_000, "copy_bytes": 2_000_000_000, "rounds": 5,
+        "copy_ms": milliseconds(1.0),
+        "rows": [
+            row(names.OURS, 0.010, 0.1),
+            row(names.TRACED, 0.040, 0.5),
+            row(names.BY_HAND, 0.080, 2.5, how="events"),
+            {"name": names.VERL, "note": "absent: it has no packed form"},
+        ],
+        **changed,
+    }  # fmt: skip
+    seen = [{"name": names.BY_HAND, "on_device": alone}, {"name": names.OURS, "on_device": alone, "whole": whole}]
+    profiled = {"case": case, "operation": found["operation"], "rows": seen}
+    points = [{"axis": "tokens", **found}]
+    return {"tiny": False, "measured": [found], "scaling": points, "profiled": [profiled]}
+
+
+def text_of(results):
+    return "\n".join(load("tables").markdown(load("gpu_tables").all_tables(results)))
+
+
+def test_tables():
+    page = text_of(results_of())
+    ours = "| 16M | token weights, rejection | 0.0100 | - | 0.0100 | 0.100 | 4 | 0 | 1 | 1.0 | 1400 | 70% |"
+    assert ours in page
+    assert "| 16M | token weights, rejection | 5.0 x | 25.0 x |" in page
+    assert "| 16M | token weights, rejection | 4.0 x | 8.0 x |" in page
+    assert "0.0800 (0.0400-0.160) e |" in page and "0.0400 (0.0200-0.0800) |" in page
+    assert "| 16M | token weights, rejection | torch by hand | 3 | 1 | 0 | 0 | 0.500 |" in page
+    assert "| 16M | token weights, rejection | read_kernel | 2 | 10.0 |" in page
+    assert "| 16M | token weights, rejection | 1.0 | 1.0 | 1.0 |" in page
+    assert (
+        "| 16M | token weights, rejection | packed | float32 | bool | 900,000 | 1,000,000 | 10 | 14 | 14.00 |" in page
+    )
+    assert "| tokens | 16M | 1,000,000 | 10 | 0.0100 | - | 1400 | 70% | 8.0 x |" in page
+    assert load("gpu_tables").notes(results_of()) == [
+        "16M, token weights, rejection: verl absent: it has no packed form"
+    ]
+
+
+def test_promises():
+    page = text_of(results_of())
+    assert "| 16M | token weights, rejection | >= 90 % of the copy bandwidth | 0.7 | no |" in page
+    assert "| extra memory <= 2 % of inputs and outputs | 0.0749 | no |" in page
+    small = text_of(results_of("32k in 256"))
+    assert "| GPU time <= 20 us | 10 | yes |" in small
+    assert "| >= 20 x the fastest peer, whole calls | 25 | yes |" in small
+    assert "| >= 3 x torch.compile of our reference, no metrics | 4 | yes |" in small
+    loss = text_of(results_of("16M", "BOTH"))
+    assert "| <= 1.45 x the time of the required bytes | 1.43 | yes |" in loss
+    both = results_of("16M in 100,000")
+    assert "the time of long sequences" not in text_of(both)
+    both["measured"] += results_of("16M")["measured"]
+    assert "| <= 1.5 x the time of long sequences | 1 | yes |" in text_of(both)
+    unprofiled = {**results_of(), "profiled": [{"case": "16M", "operation": "x", "problem": "the run ended in it"}]}
+    assert "| 0.0100 | - | 0.0100 | 0.100 | - | - | - | 1.0 | 1400 | 70% |" in text_of(unprofiled)
+    tiny_run = {**results_of(), "tiny": True}
+    assert "Promised" not in text_of(tiny_run)
+
+
+def test_time_in_a_row_is_the_time_on_the_gpu():
+    results = results_of("32k in 256")
+    row = results["measured"][0]["rows"][0]
+    row["row_ms"] = {"median": 0.006, "low": 0.005, "high": 0.007}
+    page = text_of(results)
+    assert "| GPU time <= 20 us | 6 | yes |" in page and "| 0.0100 | 0.00600 | 0.0100 | 0.100 |" in page
+
+
+def test_a_problem_is_a_note_and_no_row():
+    results = results_of()
+    results["measured"].append({"case": "64M", "operation": "x", "problem": "the run ended in it"})
+    assert text_of(results) == text_of(results_of())
+    assert "64M, x: not timed: the run ended in it" in load("gpu_tables").notes(results)
+    assert load("gpu_tables").one_line(results["measured"][1]) == "64M, x: the run ended in it"
+
+
+# --- pictures ---
+
+
+def scaled(axis, case, in_a_row=None, **changed):
+    """A point of a curve."""
+    found = {**results_of(case)["measured"][0], "axis": axis, **changed}
+    if in_a_row is not None:
+        found["rows"][0]["row_ms"] = {"median": in_a_row, "low": in_a_row, "high": in_a_row}
+    return found
+
+
+def with_points():
+    results = results_of("32k in 256")
+    points = [("tokens", "1k", 0.007, 1024), ("tokens", "4k", 0.014, 4096), ("tokens", "16k", None, 16384)]
+    results["scaling"] = [scaled(axis, case, row, slots=slots) for axis, case, row, slots in points]
+    results["scaling"] += [scaled("skew", "skew 0.5"), {"axis": "skew", "case": "skew 1", "problem": "wrong"}]
+    return results
+
+
+def test_curves():
+    """14 MB in 10 us are 0.7 of the copy, in 7 us in a row as much as the copy, in 14 us half of it."""
+    curves, names = load("curves"), load("device_contenders")
+    tokens, skew = curves.scaling(with_points())
+    assert tokens.logarithmic and not skew.logarithmic
+    assert [x for x, _ in tokens.lines["one call, cold caches"]] == [1024.0, 4096.0, 16384.0]
+    assert [y for _, y in tokens.lines["one call, cold caches"]] == pytest.approx([0.7] * 3)
+    assert tokens.lines["calls in a row"] == [(1024.0, pytest.approx(1.0)), (4096.0, pytest.approx(0.5))]
+    assert skew.lines == {"one call, cold caches": [(0.5, pytest.approx(0.7))]}
+    assert curves.speedups(with_points()) == {
+        names.TRACED: [("32k in 256", pytest.approx(5.0))],
+        names.BY_HAND: [("32k in 256", pytest.approx(25.0))],
+    }
+    assert curves.scaling({**with_points(), "scaling": []}) == []
+
+
+def test_no_pictures_without_a_report(monkeypatch, tmp_path):
+    plots = load("plots")
+    monkeypatch.setattr(load("report"), "load", lambda path: None)
+    with pytest.raises(SystemExit, match=r"there is no benchmarks/results/gpu\.json to draw"):
+        plots.main()
+
+
+@pytest.mark.slow
+def test_pictures(tmp_path, monkeypatch):
+    """Small, the same each time, and with a caption that says of which machine and when."""
+    plots, report = load("plots"), load("report")
+    monkeypatch.setattr(report, "PAGE", tmp_path / "benchmarks.md")
+    results = {**with_points(), "machine": {"gpu": "a GPU"}}
+    parts = [{"found": results}]
+    found = {"date": "2026-01-01", "commit": "c" * 40, "steps": [{"name": "benchmark", "parts": parts}]}
+    drawn = []
+    for _ in range(2):
+        assert plots.write(found) == ["gpu-scaling.svg", "gpu-speedup.svg"]
+        drawn.append([(tmp_path / name).read_bytes() for name in ("gpu-scaling.svg", "gpu-speedup.svg")])
+    assert drawn[0] == drawn[1] and all(len(picture) < 60_000 for picture in drawn[0])
+    assert all(b"a GPU, 2026-01-01, commit cccccccccccc" in picture for picture in drawn[0])
+    assert plots.write({"steps": []}) == []
