@@ -134,3 +134,30 @@ def statistics(columns, spec=None):
         cu_seqlens=columns["cu_seqlens"],
         spec=spec or rc.Spec(detail="full"),
     ).statistics
+
+
+def sequences_of(dump):
+    """Every sequence's valid tokens as plain data: (record, {name: values})."""
+    found = []
+    for block in dump.blocks():
+        per_token = {"train_logp": block.train, "rollout_logp": block.rollout, **block.columns}
+        bounds = block.offsets.tolist()
+        assert bounds[0] == 0 and bounds[-1] == block.train.numel()
+        for s in range(block.sequences):
+            piece = slice(bounds[s], bounds[s + 1])
+            valid = slice(None) if block.mask is None else block.mask[piece]
+            values = {name: x[piece][valid].tolist() for name, x in per_token.items()}
+            found.append((int(block.records[s]), values))
+    return found
+
+
+def wanted_of(columns):
+    bounds = columns["cu_seqlens"].tolist()
+    found = []
+    for s, (start, stop) in enumerate(pairwise(bounds)):
+        valid = columns["mask"][start:stop]
+        values = {name: columns[name][start:stop][valid].tolist() for name in ("train_logp", "rollout_logp")}
+        values["token_ids"] = columns["token_ids"][start:stop][valid].tolist()
+        values["advantages"] = [float(columns["advantages"][s])] * len(values["token_ids"])
+        found.append((s, values))
+    return found

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
-import mismatch_cases
+import mismatch_dumps
 from dumps import packed, plain, records, write_jsonl
 from rollout_corr.__main__ import main
 from rollout_corr.mismatch.doctor import diagnose
@@ -101,16 +101,16 @@ def report(*paths, by=()):
 def folder(tmp_path_factory):
     """Dumps that between them have every axis and every kind of verdict."""
     path = tmp_path_factory.mktemp("dumps")
-    turns = mismatch_cases.retokenised(0, 2)
+    turns = mismatch_dumps.retokenised(0, 2)
     n = turns["mask"].numel()
     more = {"versions": torch.arange(n) % 3, "entropy": torch.rand(n), "steps": torch.arange(n) // 1000}
     torch.save(turns | more, path / "turns.pt")
-    torch.save(mismatch_cases.over_steps(0, lambda step: 0.02 + 0.01 * step, steps=40), path / "steps.pt")
-    torch.save(mismatch_cases.renormalised(0, top_p=0.8), path / "truncated.pt")
-    torch.save(mismatch_cases.Model(0).healthy(), path / "healthy.pt")
-    torch.save(mismatch_cases.broken(0, rows=1.0), path / "broken.pt")
-    torch.save(mismatch_cases.copied(0), path / "copied.pt")
-    torch.save(mismatch_cases.filled(0, -9999.0), path / "filled.pt")
+    torch.save(mismatch_dumps.over_steps(0, lambda step: 0.02 + 0.01 * step, steps=40), path / "steps.pt")
+    torch.save(mismatch_dumps.renormalised(0, top_p=0.8), path / "truncated.pt")
+    torch.save(mismatch_dumps.Model(0).healthy(), path / "healthy.pt")
+    torch.save(mismatch_dumps.broken(0, rows=1.0), path / "broken.pt")
+    torch.save(mismatch_dumps.copied(0), path / "copied.pt")
+    torch.save(mismatch_dumps.filled(0, -9999.0), path / "filled.pt")
     one = {"train_logp": torch.tensor([-1.0]), "rollout_logp": torch.tensor([-1.25]), "lengths": torch.tensor([1])}
     torch.save(one, path / "one.pt")
     return path

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-import mismatch_cases
+import mismatch_dumps
 import rollout_corr as rc
 from dumps import write_jsonl
 from rollout_corr.__main__ import main
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def columns():
     """Sequences of which thresholds keep some and drop some, and a mask with holes."""
-    made = mismatch_cases.updated(0, 0.3, sequences=16, median=60)
+    made = mismatch_dumps.updated(0, 0.3, sequences=16, median=60)
     made["mask"] = torch.arange(made["token_ids"].numel()) % 7 != 3
     made["advantages"] = torch.tensor([(-1.0) ** s * (1 + s % 3) for s in range(16)])
     return made
@@ -114,13 +114,13 @@ def test_thresholds_order_what_is_kept(tmp_path):
 
 
 def test_products_over_long_sequences_are_warned_of(tmp_path):
-    found, _ = outcomes(tmp_path, mismatch_cases.long_sequences(0, 12000, 0.05, 0.002))
+    found, _ = outcomes(tmp_path, mismatch_dumps.long_sequences(0, 12000, 0.05, 0.002))
     noted = {name for name, (_, outcome) in found.items() if outcome.note}
     assert noted == {name for name, (setting, _) in found.items() if setting.products}
     assert {"product weight <= 2", "reject sequences by product 2", "trl.default"} <= noted
     assert not any("token" in name or "geometric" in name for name in noted)
     assert "near the clamp of 20" in found["product weight <= 2"][1].note
-    found, _ = outcomes(tmp_path, mismatch_cases.long_sequences(0, 300, 0.01, 0.0))
+    found, _ = outcomes(tmp_path, mismatch_dumps.long_sequences(0, 300, 0.01, 0.0))
     assert not any(outcome.note for _, outcome in found.values())
 
 

@@ -1,0 +1,314 @@
+"""A small language model that samples dumps: logits per token, noise of the engine, and one thing done wrong.
+
+So ratios, probabilities and their averages relate to one another as they do in a real run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+VOCABULARY = 64
+
+# Standard deviation of the engine's error in a logit, where a case does not say another one.
+NOISE = 0.03
+
+
+class Model:
+    """Logits of every token, and what an engine with a little noise makes of them.
+
+    Args:
+        seed: Of everything drawn.
+        sequences: How many.
+        median: Of their lengths, which are lognormal.
+        noise: Standard deviation of the engine's error in a logit; None: NOISE.
+        smooth: Correlation of a token's certainty with the next one's.
+        sure: Mean logarithm of the certainty.
+        certainty: Factor of the certainty by position, or None.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        sequences: int = 40,
+        median: int = 150,
+        noise: float | None = None,
+        smooth: float = 0.0,
+        sure: float = 1.3,
+        certainty: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        lengths = (median * self.normal(sequences).mul(0.4).exp()).clamp(16, 4 * median).long()
+        self.lengths, self.count = lengths, int(lengths.sum())
+        self.offsets = torch.tensor([0, *lengths.tolist()]).cumsum(0)
+        self.owner = torch.arange(sequences).repeat_interleave(lengths)
+        self.position = torch.arange(self.count) - self.offsets[self.owner]
+        sharpness = self.normal(self.count)
+        for i in range(1, self.count if smooth else 0):
+            sharpness[i] = smooth * sharpness[i - 1] + math.sqrt(1 - smooth**2) * sharpness[i]
+        scale = (sure + 0.7 * sharpness).exp()
+        if certainty is not None:
+            scale = scale * certainty(self.position, self.owner)
+        self.logits = self.normal(self.count, VOCABULARY) * scale[:, None]
+        self.engine = self.logits + (NOISE if noise is None else noise) * self.normal(self.count, VOCABULARY)
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator)
+
+    def uniform(self, *shape: int) -> Tensor:
+        return torch.rand(*shape, generator=self.generator)
+
+    def sample(self, logp: Tensor) -> Tensor:
+        return torch.multinomial(logp.exp(), 1, generator=self.generator).squeeze(1)
+
+    def columns(self, sampled: Tensor, train: Tensor, rollout: Tensor, **more: Tensor) -> dict[str, Tensor]:
+        """A dump of the log-probs of what was sampled, from the log-probs of the whole vocabulary."""
+        return {
+            "train_logp": at(train, sampled),
+            "rollout_logp": at(rollout, sampled),
+            "token_ids": sampled,
+            "cu_seqlens": self.offsets,
+            **more,
+        }
+
+    def healthy(self, **more: Tensor) -> dict[str, Tensor]:
+        """The engine's noise and nothing else."""
+        rollout = self.engine.log_softmax(1)
+        return self.columns(self.sample(rollout), self.logits.log_softmax(1), rollout, **more)
+
+
+def at(logp: Tensor, sampled: Tensor) -> Tensor:
+    return logp.gather(1, sampled[:, None]).squeeze(1)
+
+
+def truncated(logits: Tensor, top_p: float = 1.0, top_k: int = VOCABULARY) -> Tensor:
+    """Log-probs after top-k and top-p, renormalised."""
+    logp = logits.log_softmax(1)
+    ordered, order = logp.sort(1, descending=True)
+    before = ordered.exp().cumsum(1) - ordered.exp()
+    keep = (before < top_p) & (torch.arange(VOCABULARY) < top_k)
+    kept = torch.zeros_like(keep).scatter_(1, order, keep)
+    return logp.masked_fill(~kept, -torch.inf).log_softmax(1)
+
+
+# --- the log-probs are of different distributions
+# ----------------------------------------------------------------------
+
+
+def renormalised(seed: int, **limits: float) -> dict[str, Tensor]:
+    model = Model(seed)
+    rollout = truncated(model.engine, **limits)  # type: ignore[arg-type]  # top_k is whole
+    return model.columns(model.sample(rollout), model.logits.log_softmax(1), rollout)
+
+
+def temperature(seed: int, engine: float, reported: float, trainer: float) -> dict[str, Tensor]:
+    model = Model(seed)
+    sampled = model.sample((model.engine / engine).log_softmax(1))
+    return model.columns(sampled, (model.logits / trainer).log_softmax(1), (model.engine / reported).log_softmax(1))
+
+
+def updated(seed: int, step: float, **model_arguments: float) -> dict[str, Tensor]:
+    """The trainer is some updates ahead."""
+    model = Model(seed, **model_arguments)  # type: ignore[arg-type]
+    rollout = model.engine.log_softmax(1)
+    ahead = model.logits + step * model.normal(model.count, VOCABULARY)
+    return model.columns(model.sample(rollout), ahead.log_softmax(1), rollout)
+
+
+def sharpened(seed: int, factor: float) -> dict[str, Tensor]:
+    """The trainer has become surer of the likeliest token in some contexts, as training does."""
+    model = Model(seed)
+    rollout = model.engine.log_softmax(1)
+    some = (model.uniform(model.count) < 0.3).float()[:, None]
+    ahead = model.logits + factor * some * torch.nn.functional.one_hot(model.logits.argmax(1), VOCABULARY)
+    return model.columns(model.sample(rollout), ahead.log_softmax(1), rollout)
+
+
+def rare_tokens_biased(seed: int, bias: float) -> dict[str, Tensor]:
+    """The engine thinks too much of rare tokens, as low precision does."""
+    model = Model(seed)
+    logp = model.engine.log_softmax(1)
+    rollout = (logp + bias * (1.0 - logp.exp()) * model.normal(model.count, VOCABULARY).abs()).log_softmax(1)
+    return model.columns(model.sample(rollout), model.logits.log_softmax(1), rollout)
+
+
+def other_weights(seed: int) -> dict[str, Tensor]:
+    model = Model(seed)
+    rollout = model.engine.log_softmax(1)
+    other = model.logits[torch.randperm(model.count, generator=model.generator)]
+    return model.columns(model.sample(rollout), other.log_softmax(1), rollout)
+
+
+def untrained_head(seed: int) -> dict[str, Tensor]:
+    model = Model(seed)
+    rollout = model.engine.log_softmax(1)
+    flat = 0.05 * model.normal(model.count, VOCABULARY)
+    return model.columns(model.sample(rollout), flat.log_softmax(1), rollout)
+
+
+def coarse(seed: int) -> dict[str, Tensor]:
+    """Unrelated policies whose log-probs have few different values."""
+    columns = other_weights(seed)
+    return columns | {name: columns[name].mul(2.0).round().div(2.0) for name in ("train_logp", "rollout_logp")}
+
+
+# --- the log-probs are of different tokens
+# ------------------------------------------------------------------------------
+
+
+def shifted(seed: int, by: int, share: float = 1.0, **model_arguments: float) -> dict[str, Tensor]:
+    model = Model(seed, **model_arguments)  # type: ignore[arg-type]
+    columns = model.healthy()
+    moved = columns["rollout_logp"].roll(by)
+    some = model.uniform(len(model.lengths)) < share
+    columns["rollout_logp"] = torch.where(some[model.owner], moved, columns["rollout_logp"])
+    return columns
+
+
+def swapped(seed: int) -> dict[str, Tensor]:
+    """Rows of a padded batch of which one side was shuffled."""
+    model = Model(seed, median=100)
+    columns = model.healthy()
+    width = int(model.lengths.max())
+    rows = len(model.lengths)
+    padded = {}
+    inside = torch.arange(width) < model.lengths[:, None]
+    for name in ("train_logp", "rollout_logp"):
+        padded[name] = model.normal(rows, width).abs().neg().masked_scatter(inside, columns[name])
+    padded["rollout_logp"] = padded["rollout_logp"][torch.randperm(rows, generator=model.generator)]
+    return padded
+
+
+def siblings(seed: int) -> dict[str, Tensor]:
+    """Groups of four samples that begin with the same hundred tokens, as a common prompt would make them."""
+    model = Model(seed, median=200)
+    columns = model.healthy()
+    first = model.offsets[:-1][torch.arange(len(model.lengths)) // 4 * 4][model.owner] + model.position
+    common = (model.position < 100) & (first < model.count)
+    for name in ("train_logp", "rollout_logp"):
+        columns[name] = torch.where(common, columns[name][first.clamp(max=model.count - 1)], columns[name])
+    return columns
+
+
+def retokenised(seed: int, tokens: int, harder: float | None = None, first: bool = False) -> dict[str, Tensor]:
+    """Turns of 30 tokens with 10 of a tool between them, whose first tokens the trainer reads as others."""
+    start_of = lambda position: (position % 40 < 3) & (position >= 40)  # noqa: E731
+    certainty = None
+    if harder is not None:
+        certainty = lambda position, owner: torch.where(start_of(position), harder, 5.0)  # noqa: E731
+    model = Model(seed, certainty=certainty)
+    columns = model.healthy(mask=model.position % 40 < 30)
+    begin = (model.position % 40 < tokens) & ((model.position >= 40) | first)
+    if first:
+        begin &= model.position < 40
+    wrong = model.normal(model.count, VOCABULARY) * 3.0
+    wrong_logp = at(wrong.log_softmax(1), columns["token_ids"])
+    columns["train_logp"] = torch.where(begin, wrong_logp, columns["train_logp"])
+    return columns
+
+
+# --- the log-probs are none
+# --------------------------------------------------------------------------------------------
+
+
+def filled(seed: int, value: float, share: float = 0.1, side: str = "rollout_logp") -> dict[str, Tensor]:
+    """Runs of ten tokens that the mask lets through hold a filling."""
+    model = Model(seed)
+    columns = model.healthy()
+    runs = (model.uniform(model.count // 10 + 1) < share).repeat_interleave(10)[: model.count]
+    columns[side] = torch.where(runs, value, columns[side])
+    return columns
+
+
+def broken(seed: int, rows: float = 0.0, tokens: float = 0.0, masked: bool = False) -> dict[str, Tensor]:
+    model = Model(seed)
+    columns = model.healthy()
+    bad = (model.uniform(len(model.lengths)) < rows)[model.owner] | (model.uniform(model.count) < tokens)
+    columns["train_logp"] = torch.where(bad, math.nan, columns["train_logp"])
+    if masked:
+        columns["mask"] = ~bad
+    return columns
+
+
+def not_logs(seed: int, change: Callable[[Tensor], Tensor], side: str = "rollout_logp") -> dict[str, Tensor]:
+    columns = Model(seed).healthy()
+    columns[side] = change(columns[side])
+    return columns
+
+
+def in_bfloat16(seed: int, side: str = "rollout_logp") -> dict[str, Tensor]:
+    return not_logs(seed, lambda logp: logp.bfloat16().float(), side)
+
+
+def partly_bfloat16(seed: int) -> dict[str, Tensor]:
+    model = Model(seed)
+    columns = model.healthy()
+    some = model.uniform(model.count) < 0.1
+    columns["rollout_logp"] = torch.where(some, columns["rollout_logp"].bfloat16().float(), columns["rollout_logp"])
+    return columns
+
+
+def copied(seed: int, share: float = 1.0) -> dict[str, Tensor]:
+    model = Model(seed)
+    columns = model.healthy()
+    same = model.uniform(model.count) < share
+    columns["train_logp"] = torch.where(same, columns["rollout_logp"], columns["train_logp"])
+    return columns
+
+
+# --- it grows
+# ----------------------------------------------------------------------------------------------------------
+
+
+def over(seed: int, noise: Callable[[Model], Tensor], **model_arguments: object) -> tuple[Model, dict[str, Tensor]]:
+    """The trainer's noise in every logit of a token, by whatever it depends on."""
+    model = Model(seed, **model_arguments)  # type: ignore[arg-type]
+    rollout = model.engine.log_softmax(1)
+    train = model.logits + noise(model)[:, None] * model.normal(model.count, VOCABULARY)
+    return model, model.columns(model.sample(rollout), train.log_softmax(1), rollout)
+
+
+def over_steps(seed: int, noise: Callable[[Tensor], Tensor], steps: int = 20, **more: object) -> dict[str, Tensor]:
+    _, columns = over(seed, lambda model: noise(model.owner * steps // 80), sequences=80, median=80, **more)
+    columns["steps"] = torch.arange(80) * steps // 80
+    return columns
+
+
+def over_positions(seed: int, noise: Callable[[Tensor], Tensor], **more: object) -> dict[str, Tensor]:
+    return over(seed, lambda model: noise(model.position.double()).float(), median=400, sequences=20, **more)[1]
+
+
+def over_versions(seed: int, noise: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """Four weight versions, of which the last is the trainer's."""
+
+    def version(model: Model) -> Tensor:
+        return model.owner % 4
+
+    model, columns = over(seed, lambda model: noise(3.0 - version(model)))
+    columns["versions"] = 100 + version(model)
+    return columns
+
+
+def long_sequences(seed: int, median: int, noise: float, bias: float) -> dict[str, Tensor]:
+    """Long sequences straight from D: a vocabulary for each token would take too long."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = (median * torch.randn(12, generator=generator).mul(0.2).exp()).long()
+    n = int(lengths.sum())
+    rollout = -torch.empty(n).exponential_(generator=generator)
+    d = (noise * torch.randn(n, generator=generator) - bias) * (1.0 - rollout.exp())
+    return {"train_logp": rollout + d, "rollout_logp": rollout, "lengths": lengths}
+
+
+# --- three policies
+# ----------------------------------------------------------------------------------------------------
+
+
+def three(seed: int, engine: float, again: float) -> dict[str, Tensor]:
+    """Another pass of the trainer with a noise of its own, beside an engine with its."""
+    model = Model(seed, noise=engine)
+    columns = model.healthy()
+    second = model.logits + again * model.normal(model.count, VOCABULARY)
+    return columns | {"new_logp": at(second.log_softmax(1), columns["token_ids"])}
