@@ -186,6 +186,8 @@ EXPECTED = {
     "prime_rl.ipo": Spec(None, (Criterion("tv", upper=0.1, of="new/rollout", label="ipo"),), "zero"),
     "prime_rl.icepop": Spec(None, (ratio(0.2, 5, of="new/rollout", label="icepop"),), "zero"),
     "prime_rl.kpop": Spec(None, (Criterion("binary_kl_symmetric", upper=0.1, of="new/rollout", label="kpop"),), "zero"),
+    "prime_rl.ref_kl": Spec(None, (Criterion("prob_diff", lower=-0.2, of="new/rollout", label="ref_kl"),), "zero"),
+    "kimi.interval": Spec(None, (ratio(0.5, 2, of="new/rollout", label="interval"),), "zero"),
     "dppo.tv": Spec(None, (dppo("prob_diff", -0.15, 0.15),), "zero"),
     "dppo.kl": Spec(None, (dppo("binary_kl", None, 0.05),), "zero"),
     "minirl.mask": Spec(None, (ratio(0.8, 1.2, when="outward", of="new/old", label="clip"),), "zero"),

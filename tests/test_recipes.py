@@ -1,19 +1,81 @@
-"""Each recipe against its framework's published formula, restated here in plain Python: one function a framework.
+"""Each recipe against its framework's published formula, restated in published.py and here in plain Python.
 
-Numbers are those of the frameworks' own defaults. `sg` in a name says that the value is a constant of the gradient.
+Numbers are those of the frameworks' own defaults.
 """
 
 from __future__ import annotations
 
 import math
-import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import rollout_corr as rc
 from batches import error, one_thread
+from published import (
+    areal_stat,
+    batch,
+    bkl,
+    both_ways,
+    bypass,
+    bypass_pg,
+    cispo,
+    clip,
+    decoupled,
+    dppo_keep,
+    dppo_verl,
+    dro,
+    geo_gate,
+    geo_mean,
+    gspo,
+    gspo_token,
+    icepop,
+    k3,
+    kept_mean,
+    kimi,
+    mean,
+    megatron,
+    minirl,
+    new,
+    old,
+    one,
+    open_instruct,
+    open_instruct_ppo,
+    opsm,
+    plain,
+    ppo,
+    prime_rl,
+    prob_diff,
+    ratio,
+    reinforce,
+    rllm_kl,
+    rllm_tv,
+    rows_mean,
+    rows_sum,
+    sapo,
+    score,
+    seq,
+    seq_tis,
+    skyrl,
+    slime_mis,
+    stable_rl,
+    token_mean,
+    token_tis,
+    total,
+    trinity,
+    trl_weight,
+    tunix,
+    vaco,
+    verl_rs,
+    with_kl,
+    within,
+    xtuner,
+)
 from rollout_corr import recipes
+from rollout_corr.recipes.table import table
 
 STEP = 1e-6
 
@@ -22,332 +84,6 @@ STEP = 1e-6
 def quick():
     with one_thread():
         yield
-
-
-class Row:
-    """One padded row as a framework sees it: valid tokens only."""
-
-    def __init__(self, rng, length, advantage):
-        self.new = [-rng.expovariate(1.0) - 0.05 for _ in range(length)]
-        # Some rows pass even a geometric mask of 1e-4.
-        scale = rng.choice((1.0, 1.0, 0.1, 1e-4, 6.0))
-        self.old = [x + rng.gauss(0, 0.3 * scale) for x in self.new]
-        self.mu = [x + rng.gauss(0, 0.1 * scale) for x in self.old]
-        self.ref = [x + rng.gauss(0, 0.5) for x in self.new]
-        self.old, self.mu, self.ref = ([min(x, -0.01) for x in xs] for xs in (self.old, self.mu, self.ref))
-        self.adv = [advantage] * length
-        self.sg = list(self.new)
-        self.n = length
-
-
-def batch(seed):
-    rng = random.Random(seed)
-    return [Row(rng, n, rng.choice((-1, 1)) * rng.uniform(0.3, 1.5)) for n in (6, 1, 9, 4, 12)]
-
-
-def clip(x, low, high):
-    return max(low, min(high, x))
-
-
-def mean(values):
-    values = list(values)
-    return math.fsum(values) / len(values)
-
-
-# --- token losses, as the frameworks write them ---
-
-
-def ppo(row, t, low=0.2, high=0.2, c=None, base=None, delta=None):
-    r = math.exp(row.new[t] - (base or row.old)[t])
-    a = row.adv[t]
-    one = -a * (r if delta is None else min(r, delta))
-    loss = max(one, -a * clip(r, 1 - low, 1 + high))
-    return min(loss, -a * c) if c is not None and a < 0 else loss
-
-
-def cispo(row, t, low, high, base=None):
-    r = clip(math.exp(row.sg[t] - (base or row.old)[t]), low, high)
-    return -r * row.adv[t] * row.new[t]
-
-
-def gspo_token(row, t, low=0.2, high=0.2):
-    s = math.exp(row.new[t] - row.sg[t] + mean(n - o for n, o in zip(row.sg, row.old, strict=True)))
-    return max(-row.adv[t] * s, -row.adv[t] * clip(s, 1 - low, 1 + high))
-
-
-def gspo(row, t, low=0.2, high=0.2):
-    s = math.exp(mean(n - o for n, o in zip(row.new, row.old, strict=True)))
-    return max(-row.adv[t] * s, -row.adv[t] * clip(s, 1 - low, 1 + high))
-
-
-def sapo(row, t):
-    r, a = math.exp(row.new[t] - row.old[t]), row.adv[t]
-    tau = 1.0 if a > 0 else 1.05
-    return -a * (4 / tau) / (1 + math.exp(-tau * (r - 1)))
-
-
-def geo_mean(row, t):
-    g = 1 if row.adv[0] > 0 else -1
-    deltas = [n - o for n, o in zip(row.new, row.old, strict=True)]
-    return -mean(row.adv) * math.exp(mean(g * min(g * d, g * clip(d, -0.2, 0.2)) for d in deltas))
-
-
-def dppo_verl(row, t, kind, c=3.0):
-    p, q, a = math.exp(row.old[t]), math.exp(row.sg[t]), row.adv[t]
-    if kind == "tv":
-        valid = q - p <= 0.2 if a > 0 else q - p >= -0.2
-    else:
-        kl = p * (row.old[t] - row.sg[t]) + (1 - p) * math.log((1 - p + 1e-8) / (1 - q + 1e-8))
-        valid = kl <= 0.2 or (q <= p if a > 0 else q >= p)
-    return -a * min(math.exp(row.sg[t] - row.old[t]), c) * row.new[t] * valid
-
-
-def dro(row, t, beta=0.1):
-    return -(row.new[t] * row.adv[t] - beta / 2 * (row.new[t] - row.old[t]) ** 2)
-
-
-def reinforce(row, t, base):
-    return -math.exp(row.new[t] - base[t]) * row.adv[t]
-
-
-def k3(row, t, limit=None):
-    d = row.ref[t] - row.new[t]
-    return clip(math.exp(d) - d - 1, -(limit or math.inf), limit or math.inf)
-
-
-# --- weights and masks ---
-
-
-def ratio(row, t, train):
-    return math.exp(train[t] - row.mu[t])
-
-
-def seq(row, train, reduce):
-    return math.exp(reduce(a - b for a, b in zip(train, row.mu, strict=True)))
-
-
-def opsm(row, other, delta):
-    return row.adv[0] < 0 and mean(a - b for a, b in zip(other, row.sg, strict=True)) > delta
-
-
-def binary_kl(p, q, eps):
-    p, q = min(max(p, eps), 1 - eps), min(max(q, eps), 1 - eps)
-    return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
-
-
-def bkl(row, t, train, eps=1e-12):
-    return binary_kl(math.exp(row.mu[t]), math.exp(train[t]), eps)
-
-
-def both_ways(row, t, train):
-    p, q = math.exp(row.mu[t]), math.exp(train[t])
-    return max(binary_kl(p, q, 1e-12), binary_kl(q, p, 1e-12))
-
-
-def prob_diff(row, t):
-    return math.exp(row.sg[t]) - math.exp(row.mu[t])
-
-
-# --- aggregation ---
-
-
-def token_mean(rows, loss):
-    return math.fsum(loss(r, t) for r in rows for t in range(r.n)) / sum(r.n for r in rows)
-
-
-def kept_mean(rows, loss):
-    """The loss is None where a token has left the mask."""
-    found = [x for r in rows for t in range(r.n) if (x := loss(r, t)) is not None]
-    return math.fsum(found) / max(len(found), 1)
-
-
-def original_mean(rows, loss):
-    found = [x for r in rows for t in range(r.n) if (x := loss(r, t)) is not None]
-    return math.fsum(found) / sum(r.n for r in rows)
-
-
-def rows_mean(rows, loss):
-    return mean(mean(loss(r, t) for t in range(r.n)) for r in rows)
-
-
-def rows_sum(rows, loss):
-    return mean(math.fsum(loss(r, t) for t in range(r.n)) for r in rows)
-
-
-def total(rows, loss):
-    return math.fsum(loss(r, t) for r in rows for t in range(r.n))
-
-
-def verl(row, t):
-    return ppo(row, t, c=3.0)
-
-
-def verl_bypass(row, t):
-    return ppo(row, t, c=3.0, base=row.mu)
-
-
-def within(x, low, high):
-    return low <= x <= high
-
-
-def k1_mean(row, train):
-    return mean(b - a for a, b in zip(train, row.mu, strict=True))
-
-
-def k3_mean(row, train):
-    return mean(math.exp(a - b) - 1 - (a - b) for a, b in zip(train, row.mu, strict=True))
-
-
-def verl_rs(option, train, low=None, high=None):
-    """Whether verl's rejection keeps a row; k1 thresholds in ratio space, tested on -D."""
-    if option == "geo":
-        return lambda r: math.log(low) <= k1_mean(r, train(r)) <= math.log(high)
-    if option == "sum":
-        return lambda r: math.log(low) <= r.n * k1_mean(r, train(r)) <= math.log(high)
-    return lambda r: k3_mean(r, train(r)) <= high
-
-
-def old(r):
-    return r.old
-
-
-def new(r):
-    return r.sg
-
-
-def always(r):
-    return True
-
-
-def decoupled(weight=lambda r, t: 1.0, keep=always):
-    return lambda rows: original_mean(rows, lambda r, t: weight(r, t) * verl(r, t) if keep(r) else None)
-
-
-def bypass(keep=always):
-    return lambda rows: original_mean(rows, lambda r, t: verl_bypass(r, t) if keep(r) else None)
-
-
-def bypass_pg(weight=lambda r, t: 1.0, keep=always):
-    def loss(r, t):
-        return -r.adv[t] * r.new[t] * weight(r, t) if keep(r) else None
-
-    return lambda rows: original_mean(rows, loss)
-
-
-def token_tis(train, cap=2.0):
-    return lambda r, t: min(ratio(r, t, train(r)), cap)
-
-
-def seq_tis(train, cap=2.0):
-    return lambda r, t: min(seq(r, train(r), math.fsum), cap)
-
-
-def icepop(train, low, high):
-    return lambda r, t: ratio(r, t, train(r)) * within(ratio(r, t, train(r)), low, high)
-
-
-def geo_gate(train, low, high):
-    return lambda r, t: ratio(r, t, train(r)) * within(seq(r, train(r), mean), low, high)
-
-
-def plain(weight, loss=ppo, agg=token_mean):
-    """PPO's clip times a weight that is 0 where something was rejected."""
-    return lambda rows: agg(rows, lambda r, t: weight(r, t) * loss(r, t))
-
-
-def trl_weight(r, t):
-    w = seq(r, r.old, math.fsum)
-    return w if w <= 3.0 else 0.0
-
-
-def prime_rl(keep):
-    def loss(r, t):
-        d = r.new[t] - r.mu[t]
-        return 1e-3 * d * d - (r.adv[t] * math.exp(d) if keep(r, t) else 0.0)
-
-    return lambda rows: token_mean(rows, loss)
-
-
-def dppo_keep(r, t):
-    diff = prob_diff(r, t)
-    return not (r.adv[t] > 0 and diff > 0.2) and not (r.adv[t] <= 0 and diff < -0.2)
-
-
-def stable_rl(r, t, kind, delta):
-    a, diff = r.adv[t], prob_diff(r, t)
-    moved = abs(diff) if kind == "tv" else bkl(r, t, r.sg)
-    dropped = moved > delta and (diff > 0 if a > 0 else diff < 0)
-    return 0.0 if dropped else -min(ratio(r, t, r.sg), 20.0) * a * r.new[t]
-
-
-def minirl(r, t):
-    a, moved = r.adv[t], math.exp(r.sg[t] - r.old[t])
-    dropped = (a > 0 and moved > 1.2) or (a < 0 and moved < 0.8)
-    return 0.0 if dropped else -min(ratio(r, t, r.sg), 20.0) * a * r.new[t]
-
-
-def skyrl_parts(r, outlier=False, token=False, sequence=None, low=0.0, high=math.inf):
-    """SkyRL's mask: outliers, then tokens, then the sequence over what is left."""
-    rho = [ratio(r, t, r.old) for t in range(r.n)]
-    kept = [True] * r.n
-    if outlier and not all(within(x, 1e-4, 100) for x in rho):
-        kept = [False] * r.n
-    if token:
-        kept = [k and within(x, 0.5, 2.0) for k, x in zip(kept, rho, strict=True)]
-    ds = [math.log(x) for x, k in zip(rho, kept, strict=True) if k]
-    level = {"geo": math.fsum(ds) / max(len(ds), 1), "product": math.fsum(ds)}.get(sequence, 0.0)
-    if sequence and not within(math.exp(level), low, high):
-        kept = [False] * r.n
-    return rho, kept
-
-
-def skyrl(weight=None, **masks):
-    def loss(r, t):
-        rho, kept = skyrl_parts(r, **masks)
-        w = {None: 1.0, "token": min(rho[t], 2.0), "sequence": min(seq(r, r.old, math.fsum), 5.0)}[weight]
-        return w * ppo(r, t) * kept[t]
-
-    return lambda rows: token_mean(rows, loss)
-
-
-def xtuner(lower):
-    def loss(r, t):
-        rho = [ratio(r, u, r.old) for u in range(r.n)]
-        if not within(rho[t], 0.5, 5.0) or max(rho) > 20:
-            return None
-        return clip(rho[t], lower, 5.0) * ppo(r, t, c=3.0)
-
-    return lambda rows: kept_mean(rows, loss)
-
-
-def areal_stat(r, t):
-    d = r.old[t] - r.mu[t]
-    return math.exp(-d) - 1 + d
-
-
-def slime_mis(rows):
-    weight = {(i, t): min(ratio(r, t, r.old), 2.0) for i, r in enumerate(rows) for t in range(r.n)}
-    centre = mean(weight.values())
-    losses = []
-    for i, r in enumerate(rows):
-        rho = [ratio(r, t, r.old) for t in range(r.n)]
-        vetoed = min(rho) < 1e-4
-        kept = [w if within(x, 0.5, 2.0) and not vetoed else 0.0 for x, w in zip(rho, [1.0] * r.n, strict=True)]
-        losses.append(mean(kept[t] * weight[i, t] / centre * ppo(r, t) for t in range(r.n)))
-    return mean(losses)
-
-
-def open_instruct(r, t, gate):
-    return min(ratio(r, t, r.old), 2.0) * gate(r, t)
-
-
-def vaco(r, t):
-    moved = mean(abs(ratio(r, u, r.old) - 1) for u in range(r.n))
-    return not (moved > 2.0 and (ratio(r, t, r.old) - 1) * r.adv[t] > 0)
-
-
-def verl_geo(r, t):
-    return geo_mean(r, t)
 
 
 GEO_OLD, GEO_NEW = verl_rs("geo", old, 0.999, 1.001), verl_rs("geo", new, 0.999, 1.001)
@@ -408,13 +144,15 @@ PUBLISHED = {
     "trl.cispo": plain(trl_weight, lambda r, t: cispo(r, t, 0.0, 5.0)),
     "prime_rl.default": prime_rl(dppo_keep),
     "prime_rl.ipo": prime_rl(lambda r, t: abs(prob_diff(r, t)) <= 0.1),
-    "prime_rl.icepop": prime_rl(lambda r, t: within(ratio(r, t, r.sg), 0.2, 5.0)),
+    "prime_rl.icepop": lambda rows: token_mean(
+        rows, lambda r, t: reinforce(r, t, r.mu) * within(ratio(r, t, r.sg), 0.2, 5.0)
+    ),
     "prime_rl.kpop": prime_rl(lambda r, t: both_ways(r, t, r.sg) <= 0.1),
     "tinker.importance_sampling": lambda rows: total(rows, lambda r, t: reinforce(r, t, r.mu)),
     "tinker.ppo": lambda rows: total(rows, lambda r, t: ppo(r, t, base=r.mu)),
     "tinker.cispo": lambda rows: total(rows, lambda r, t: cispo(r, t, 0.0, 4.0, r.mu)),
     "torchforge.default": lambda rows: token_mean(rows, lambda r, t: cispo(r, t, 0.1, 10.0, r.mu)),
-    "art.default": lambda rows: token_mean(rows, lambda r, t: cispo(r, t, 0.0, 5.0)),
+    "art.default": lambda rows: token_mean(rows, lambda r, t: cispo(r, t, 0.0, 5.0, r.mu)),
     "dppo.tv": lambda rows: token_mean(rows, lambda r, t: stable_rl(r, t, "tv", 0.15)),
     "dppo.kl": lambda rows: token_mean(rows, lambda r, t: stable_rl(r, t, "kl", 0.05)),
     "minirl.default": lambda rows: token_mean(rows, minirl),
@@ -452,10 +190,14 @@ PUBLISHED = {
     "roll.default": plain(
         lambda r, t: clip(ratio(r, t, r.old), 0, 1.2) * within(ratio(r, t, r.old), 0.8, 1.2), agg=rows_mean
     ),
-    "open_instruct.default": plain(token_tis(old)),
-    "open_instruct.icepop": plain(lambda r, t: open_instruct(r, t, lambda r, t: within(ratio(r, t, r.old), 0.5, 2.0))),
-    "open_instruct.seq": plain(lambda r, t: min(seq(r, r.old, mean), 2.0) * within(seq(r, r.old, mean), 0.5, 2.0)),
-    "open_instruct.vaco": plain(lambda r, t: open_instruct(r, t, vaco)),
+    "open_instruct.default": plain(token_tis(old), open_instruct_ppo),
+    "open_instruct.icepop": plain(
+        lambda r, t: open_instruct(r, t, lambda r, t: within(ratio(r, t, r.old), 0.5, 2.0)), open_instruct_ppo
+    ),
+    "open_instruct.seq": plain(
+        lambda r, t: min(seq(r, r.old, mean), 2.0) * within(seq(r, r.old, mean), 0.5, 2.0), open_instruct_ppo
+    ),
+    "open_instruct.vaco": plain(lambda r, t: open_instruct(r, t, vaco), open_instruct_ppo),
     "swift.token_truncate": plain(token_tis(old), agg=rows_mean),
     "swift.token_mask": plain(icepop(old, 0.0, 2.0), agg=rows_mean),
     "swift.sequence_truncate": plain(lambda r, t: min(seq(r, r.old, mean), 2.0), agg=rows_mean),
@@ -464,8 +206,48 @@ PUBLISHED = {
         mean(min(ratio(r, t, r.old), 2.0) * ppo(r, t) for t in range(r.n)) for r in rows if not opsm(r, r.mu, 0.1)
     ),
     "rlinf.decoupled": lambda rows: kept_mean(
-        rows, lambda r, t: ratio(r, t, r.old) * ppo(r, t) if ratio(r, t, r.old) <= 2.0 else None
+        rows, lambda r, t: ratio(r, t, r.old) * ppo(r, t, c=3.0) if ratio(r, t, r.old) <= 2.0 else None
     ),
+    "megatron.grpo": megatron(one),
+    "megatron.tis": megatron(token_tis(old)),
+    "tunix.grpo": tunix(lambda r, t: ppo(r, t, base=r.mu)),
+    "tunix.gspo_token": tunix(lambda r, t: gspo_token(r, t, base=r.mu)),
+    "tunix.dapo": lambda rows: token_mean(rows, lambda r, t: ppo(r, t, 0.2, 0.28, base=r.mu)),
+    "tunix.drgrpo": lambda rows: tunix(lambda r, t: ppo(r, t, base=r.mu), rows_sum)(rows) / 64,
+    "tunix.tis": tunix(lambda r, t: min(ratio(r, t, r.old), 2.0) * ppo(r, t)),
+    "tunix.ppo": plain(one),
+    "pipeline_rl.ppo": lambda rows: rows_sum(rows, lambda r, t: ppo(r, t, 0.02, 0.02, base=r.mu)),
+    "pipeline_rl.reinforce": lambda rows: rows_sum(rows, lambda r, t: cispo(r, t, 0.0, 1.02, r.mu)),
+    "pipeline_rl.gspo": lambda rows: rows_sum(rows, lambda r, t: gspo(r, t, 0.02, 0.02, r.mu)),
+    "fast_llm.grpo": lambda rows: token_mean(rows, lambda r, t: ppo(r, t, base=r.mu)),
+    "fast_llm.gspo": lambda rows: rows_sum(rows, lambda r, t: gspo(r, t, base=r.mu)),
+    "molt.seq": plain(lambda r, t: ratio(r, t, r.old) * within(seq(r, r.old, math.fsum), 0.5, 5.0)),
+    "molt.geo": plain(geo_gate(old, 0.99, 1.01)),
+    "molt.ppo": plain(one),
+    "molt.gspo": plain(one, gspo_token),
+    "molt.cispo": plain(one, lambda r, t: cispo(r, t, 0.0, 1.2)),
+    "flash_rl.tis": plain(token_tis(old), lambda r, t: ppo(r, t, c=3.0)),
+    "roll.vanilla": plain(one, score, rows_mean),
+    "roll.tis": plain(one, lambda r, t: cispo(r, t, 0.0, 1.0), rows_mean),
+    "roll.cispo": plain(one, lambda r, t: cispo(r, t, 0.9, 1.1), rows_mean),
+    "roll.kimi15": plain(one, dro, rows_mean),
+    "rlinf.actor": plain(one, lambda r, t: ppo(r, t, c=3.0)),
+    "rlinf.importance_sampling_fix": plain(token_tis(old), lambda r, t: ppo(r, t, c=3.0)),
+    "art.ppo": lambda rows: token_mean(rows, lambda r, t: ppo(r, t, base=r.mu)),
+    "rllm.ppo_clip": plain(one),
+    "rllm.cispo": plain(one, lambda r, t: cispo(r, t, 0.8, 1.2)),
+    "rllm.gspo": plain(one, gspo_token, rows_mean),
+    "rllm.dppo_tv": plain(one, rllm_tv),
+    "rllm.dppo_kl": plain(one, rllm_kl),
+    "rllm.icepop": plain(icepop(new, 0.5, 5.0), score),
+    "rllm.reinforce": plain(one, score),
+    "rllm.reinforce_kl": plain(lambda r, t: ratio(r, t, r.sg), score),
+    "trinity.ppo": trinity(lambda r, t: ppo(r, t, c=3.0, base=r.mu)),
+    "trinity.gspo": trinity(lambda r, t: gspo_token(r, t, 3e-4, 4e-4, r.mu)),
+    "trinity.cispo": trinity(lambda r, t: cispo(r, t, 0.0, 1.28, r.mu)),
+    "trinity.importance_sampling": lambda rows: token_mean(rows, lambda r, t: reinforce(r, t, r.mu)),
+    "prime_rl.ref_kl": prime_rl(lambda r, t: prob_diff(r, t) >= -0.2),
+    "kimi.k25": lambda rows: token_mean(rows, kimi),
 }
 
 
@@ -512,7 +294,7 @@ def test_every_recipe_is_restated():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_recipe_is_what_is_published(name):
-    assert_published(name, PUBLISHED[name], recipes._calls()[name].needs)
+    assert_published(name, PUBLISHED[name], recipes.calls()[name].needs)
 
 
 def test_options_by_the_frameworks_names():
@@ -545,6 +327,88 @@ def test_options_by_the_frameworks_names():
         return rows_mean(rows, lambda r, t: min(ratio(r, t, r.old), 2.0) * (ppo(r, t) + 0.3 * k3(r, t)))
 
     assert_published("swift.token_truncate", swift_kl, (*needs, "ref_logp"), beta=0.3)
+
+
+def test_options_of_those_with_a_reduction_or_a_kl_of_their_own():
+    def scaled(rows):
+        loss = with_kl(lambda r, t: ppo(r, t, 0.1, 0.3, c=1.5, base=r.mu), lambda r, t: k3(r, t), 0.2)
+        return rows_sum(rows, loss) / 9
+
+    options = {"epsilon": 0.1, "epsilon_high": 0.3, "epsilon_c": 1.5, "beta": 0.2, "kl_loss_mode": "low_var_kl"}
+    options |= {"loss_agg_mode": "sequence-mean-token-scale", "max_tokens_to_generate": 9}
+    assert_published("tunix.grpo", scaled, ("rollout_logp", "ref_logp"), **options)
+
+    def clamped(r, t):
+        d = clip(r.ref[t] - r.new[t], -0.3, 0.3)
+        return math.exp(d) - d - 1
+
+    def pipeline_rl(rows):
+        return rows_sum(rows, with_kl(lambda r, t: cispo(r, t, 0.0, 1.1, r.mu), clamped, 0.4))
+
+    options = {"epsilon_high": 0.1, "kl_coef": 0.4, "clamp_log_ratio_ref_new_value": 0.3}
+    assert_published("pipeline_rl.reinforce", pipeline_rl, ("rollout_logp", "ref_logp"), **options)
+
+    def rlinf(rows):
+        loss = with_kl(lambda r, t: ppo(r, t, 0.2, 0.28), lambda r, t: k3(r, t, 10.0), 0.1)
+        return rows_sum(rows, loss)
+
+    options = {"clip_ratio_high": 0.28, "clip_ratio_c": None, "loss_agg_func": "seq-mean-token-sum", "kl_beta": 0.1}
+    assert_published("rlinf.actor", rlinf, ("old_logp", "ref_logp"), **options)
+
+    def roll(rows):
+        return plain(
+            lambda r, t: clip(ratio(r, t, r.old), 0, 1.2) * within(ratio(r, t, r.old), 0.8, 1.2),
+            lambda r, t: ppo(r, t, 0.3, 0.3, c=1.6),
+        )(rows)
+
+    options = {"pg_clip": 0.3, "dual_clip_loss": True, "loss_agg_mode": "token-mean"}
+    assert_published("roll.default", roll, ("old_logp", "rollout_logp"), **options)
+
+    def art(rows):
+        return token_mean(rows, lambda r, t: gspo(r, t, 0.1, 0.3, r.mu))
+
+    options = {"epsilon": 0.1, "epsilon_high": 0.3, "importance_sampling_level": "sequence"}
+    assert_published("art.ppo", art, ("rollout_logp",), **options)
+
+    with pytest.raises(
+        ValueError, match=r"^recipe art\.ppo\(.*importance_sampling_level: expected one of \['token', 'seq"
+    ):
+        rc.recipe("art.ppo", importance_sampling_level="average")
+    with pytest.raises(ValueError, match=r"^recipe tunix\.grpo\(.*loss_agg_mode: expected one of \['token-mean', "):
+        rc.recipe("tunix.grpo", loss_agg_mode="seq-mean-token-mean")
+    with pytest.raises(ValueError, match=r"^recipe tunix\.tis\(.*kl_loss_mode: expected one of \['kl', 'mse_kl', 'low"):
+        rc.recipe("tunix.tis", kl_loss_mode="k3")
+
+
+def test_clips_by_the_frameworks_names():
+    named = {
+        "openrlhf.tis": {"eps_clip_low_high": (0.1, 0.3), "dual_clip": 4.0},
+        "areal.seq": {"eps_clip": 0.1, "eps_clip_higher": 0.3, "c_clip": 4.0},
+        "nemo.tis": {"ratio_clip_min": 0.1, "ratio_clip_max": 0.3, "ratio_clip_c": 4.0},
+        "slime.tis": {"eps_clip": 0.1, "eps_clip_high": 0.3, "eps_clip_c": 4.0},
+        "rlinf.decoupled": {"clip_ratio_low": 0.1, "clip_ratio_high": 0.3, "clip_ratio_c": 4.0},
+        "flash_rl.tis": {"clip_ratio_low": 0.1, "clip_ratio_high": 0.3, "clip_ratio_c": 4.0},
+        "trinity.ppo": {"clip_range_low": 0.1, "clip_range_high": 0.3, "clip_ratio_c": 4.0},
+        "tunix.ppo": {"epsilon_low": 0.1, "epsilon_high": 0.3, "epsilon_c": 4.0},
+    }
+    for name, options in named.items():
+        assert rc.recipe(name, **options)["surrogate"] == rc.PPO(0.1, 0.3, dual=4.0), name
+    assert rc.recipe("open_instruct.seq", clip_lower=0.1, clip_higher=0.3)["surrogate"] == rc.PPO(0.1, 0.3)
+    assert rc.recipe("roll.default", pg_clip_low=0.1, pg_clip_high=0.3)["surrogate"] == rc.PPO(0.1, 0.3)
+    molt = rc.recipe("molt.geo", eps_clip_low_high=(0.1, 0.3), dual_clip=4.0)["surrogate"]
+    assert molt == rc.PPO(0.1, 0.3, dual=4.0, clamp=30.0)
+    assert rc.recipe("megatron.tis", grpo_kl_beta=0.0, rl_importance_sampling_truncation_coef=8.0) == {
+        "surrogate": rc.PPO(0.01, 0.01),
+        "spec": rc.preset("megatron.tis", coef=8.0),
+        "reduction": "token_mean",
+        "denominator": "original",
+    }
+
+
+def test_module_prints_the_tables():
+    command = [sys.executable, "-m", "rollout_corr.recipes"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent)
+    assert done.stdout == table()
 
 
 def test_wrong_names_and_options():

@@ -7,6 +7,7 @@ from rollout_corr.presets import areal as areal
 from rollout_corr.presets import dppo as dppo
 from rollout_corr.presets import flash_rl as flash_rl
 from rollout_corr.presets import glm as glm
+from rollout_corr.presets import kimi as kimi
 from rollout_corr.presets import megatron as megatron
 from rollout_corr.presets import minirl as minirl
 from rollout_corr.presets import molt as molt

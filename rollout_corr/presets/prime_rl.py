@@ -1,6 +1,7 @@
 """prime-rl's recipes, for `policy_loss`: it compares the policy that trains with the one that sampled; no weight.
 
-Its loss is REINFORCE with a differentiable ratio. Rejected tokens stay in its denominator and, by `kl_tau`, anchored.
+Its loss is REINFORCE with a differentiable ratio. Rejected tokens stay in its denominator and, by `kl_tau`, anchored;
+only its IcePop has no `kl_tau`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def ipo(ipo_threshold: float = 0.1) -> Spec:
     return _spec(Criterion("tv", upper=ipo_threshold, of="new/rollout", label="ipo"))
 
 
-@recipe("prime-rl PR #2401")
+@recipe("prime-rl PR #3526 (2026-09)")
 def icepop(low: float = 0.2, high: float = 5.0) -> Spec:
     """0 for a token whose ratio new/rollout is outside [low, high]."""
     return _spec(Criterion("ratio", lower=low, upper=high, of="new/rollout", label="icepop"))
@@ -37,3 +38,10 @@ def icepop(low: float = 0.2, high: float = 5.0) -> Spec:
 def kpop(upper: float = 0.1) -> Spec:
     """0 for a token whose binary KL between new and rollout exceeds upper in either direction (KPop)."""
     return _spec(Criterion("binary_kl_symmetric", upper=upper, of="new/rollout", label="kpop"))
+
+
+@recipe("prime-rl 559b447 (2026-08)")
+def ref_kl(threshold: float = 0.2) -> Spec:
+    """0 for a token whose probability has fallen by more than threshold (its distillation loss)."""
+    lower = -positive("threshold", threshold)
+    return _spec(Criterion("prob_diff", lower=lower, of="new/rollout", label="ref_kl"))
