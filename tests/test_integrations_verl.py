@@ -6,13 +6,13 @@ test_peers_verl_dropin.py compares with verl itself.
 from __future__ import annotations
 
 import math
-import sys
-from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
+import fake_verl
 import rollout_corr as rc
+from fake_verl import DataProto
 from rollout_corr.integrations import verl, verl_measures, verl_shared
 from rollout_corr.presets import verl as presets
 
@@ -25,24 +25,10 @@ EVERYTHING = {
 FRACTIONS = {"rollout_is": "token", "rollout_is_threshold": "0.9_1.1"}
 
 
-class DataProto(SimpleNamespace):
-    """What the drop-in uses of verl's."""
-
-    @classmethod
-    def from_dict(cls, tensors):
-        return cls(batch=dict(tensors))
-
-    def union(self, other):
-        return type(self)(batch={**self.batch, **other.batch})
-
-
 @pytest.fixture(autouse=True)
 def protocol(monkeypatch):
     """verl.protocol as far as it is needed."""
-    module = ModuleType("verl.protocol")
-    module.DataProto = DataProto
-    monkeypatch.setitem(sys.modules, "verl", ModuleType("verl"))
-    monkeypatch.setitem(sys.modules, "verl.protocol", module)
+    fake_verl.put(monkeypatch)
 
 
 def batch(dtype=torch.float32, mask_dtype=torch.int64, empty=True):

@@ -5,35 +5,23 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
 
+import fake_verl
 import oracle_reports
+from fake_verl import DataProto
 from rollout_corr.integrations import verl, verl_07, verl_shared
 
 RS = {None: {}, "token": (1.3, 0.8), "sequence": (1.5, 0.5), "geometric": (1.05, None)}
 VETO = 0.7
 
 
-class DataProto(SimpleNamespace):
-    """What the drop-in uses of verl's."""
-
-    @classmethod
-    def from_dict(cls, tensors):
-        return cls(batch=dict(tensors))
-
-    def union(self, other):
-        return type(self)(batch={**self.batch, **other.batch})
-
-
 @pytest.fixture(autouse=True)
 def protocol(monkeypatch):
-    module = ModuleType("verl.protocol")
-    module.DataProto = DataProto
-    monkeypatch.setitem(sys.modules, "verl", ModuleType("verl"))
-    monkeypatch.setitem(sys.modules, "verl.protocol", module)
+    fake_verl.put(monkeypatch)
     monkeypatch.setattr(verl_shared.DROP_IN, "_said", set())
 
 

@@ -99,13 +99,14 @@ def average(losses, mask, mode, info):
     return total / info.get("loss_scale_factor", mask.shape[1]) if mode.endswith("norm") else total
 
 
-NAMES = [target.name.removeprefix("compute_policy_loss_") for target in verl_losses.TARGETS]
+NAMES = list(verl_losses.FUNCTIONS)
+VANILLA = verl_losses.FUNCTIONS["vanilla"]
 
 
 @pytest.mark.parametrize("mode", verl_losses.REDUCTIONS)
 @pytest.mark.parametrize("name", NAMES)
 def test_loss(name, mode):
-    function = getattr(verl_losses, f"compute_policy_loss_{name}")
+    function = verl_losses.FUNCTIONS[name]
     for seed, info, weighted in ((0, {}, False), (1, {}, True), (2, INFO, True)):
         old, new, advantages, mask, weights = batch(seed)
         leaves = new.clone().requires_grad_(), new.clone().requires_grad_()
@@ -130,9 +131,7 @@ def test_nothing_trains():
     """verl divides by zero."""
     old, new, advantages, mask, _ = batch()
     leaf = new.requires_grad_()
-    value, _ = verl_losses.compute_policy_loss_vanilla(
-        old, leaf, advantages, mask & False, "token-mean", configuration()
-    )
+    value, _ = VANILLA(old, leaf, advantages, mask & False, "token-mean", configuration())
     value.backward()
     assert value == 0.0 and not leaf.grad.any()
 
@@ -141,9 +140,7 @@ def test_clip_ratio_is_the_fallback():
     old, new, advantages, mask, _ = batch()
     both = configuration(clip_ratio_low=0.3, clip_ratio_high=0.3)
     neither = configuration(clip_ratio_low=None, clip_ratio_high=None)
-    found = [
-        verl_losses.compute_policy_loss_vanilla(old, new, advantages, mask, config=config) for config in (both, neither)
-    ]
+    found = [VANILLA(old, new, advantages, mask, config=config) for config in (both, neither)]
     assert found[0] == found[1]
 
 
@@ -158,16 +155,16 @@ def test_clip_ratio_is_the_fallback():
 def test_errors(name, change, message):
     given = batch()[:4]
     with pytest.raises((TypeError, ValueError), match=message):
-        getattr(verl_losses, f"compute_policy_loss_{name}")(*given, "token-mean", configuration(**change))
+        verl_losses.FUNCTIONS[name](*given, "token-mean", configuration(**change))
 
 
 def test_wrong_arguments():
     given = batch()[:4]
     with pytest.raises(ValueError, match="loss_agg_mode: expected one of"):
-        verl_losses.compute_policy_loss_gpg(*given, "word", configuration())
+        verl_losses.FUNCTIONS["gpg"](*given, "word", configuration())
     for name in NAMES:
         with pytest.raises(ValueError, match="config: expected verl's ActorConfig, got None"):
-            getattr(verl_losses, f"compute_policy_loss_{name}")(*given, "token-mean", None)
+            verl_losses.FUNCTIONS[name](*given, "token-mean", None)
 
 
 def test_install(monkeypatch):
@@ -187,7 +184,7 @@ def test_install(monkeypatch):
         verl.install(losses=True)
         old, new, advantages, mask, _ = batch()
         found = module.POLICY_LOSS_REGISTRY["vanilla"](old, new, advantages, mask, "token-mean", configuration())
-        assert found == verl_losses.compute_policy_loss_vanilla(old, new, advantages, mask, config=configuration())
+        assert found == VANILLA(old, new, advantages, mask, config=configuration())
     finally:
         verl.uninstall()
     assert module.POLICY_LOSS_REGISTRY["vanilla"](1, 2) == "theirs"

@@ -7,8 +7,8 @@ own function: it corrects and then calls two of these. `clip_cov` and `kl_cov` d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,149 +31,103 @@ REDUCTIONS = {
 Loss = tuple[Tensor, dict[str, float]]
 
 
-def compute_policy_loss_vanilla(
-    old_log_prob: Tensor,
-    log_prob: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    loss_agg_mode: str = "token-mean",
-    config: Any = None,
-    rollout_is_weights: Tensor | None = None,
-    **switches: str,
-) -> Loss:
-    """PPO's clipped loss with dual clip, times the weights.
-
-    Args:
-        old_log_prob: [B, T] floating.
-        log_prob: [B, T], of the policy that trains; the gradient goes to these.
-        advantages: [B, T].
-        response_mask: [B, T], non-zero is valid.
-        loss_agg_mode: One of REDUCTIONS.
-        config: verl's ActorConfig; read, never changed.
-        rollout_is_weights: [B, T] or None.
-        **switches: Those of `install`; none of them has a say here.
-
-    Returns:
-        The loss, and verl's metrics as floats.
-    """
+def _vanilla(config: Any) -> Surrogate:
     low, high = _bounds(config)
     c = config.get("clip_ratio_c", 3.0)
     if not c > 1.0:
         raise ValueError(f"clip_ratio_c: expected a number > 1, got {c!r}")
-    given = (old_log_prob, log_prob, advantages, response_mask, rollout_is_weights)
-    found = _loss(PPO(low, high, dual=c), loss_agg_mode, config, *given)
-    return _with_clipping(found, "clip_fraction_dual")
+    return PPO(low, high, dual=c)
 
 
-def compute_policy_loss_dppo_tv(
-    old_log_prob: Tensor,
-    log_prob: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    loss_agg_mode: str = "token-mean",
-    config: Any = None,
-    rollout_is_weights: Tensor | None = None,
-    **switches: str,
-) -> Loss:
-    """DPPO with total variation; arguments as for the first."""
-    given = (old_log_prob, log_prob, advantages, response_mask, rollout_is_weights)
-    return _dppo("tv", loss_agg_mode, config, *given)
+def _dppo(divergence: str) -> Callable[[Any], Surrogate]:
+    def surrogate(config: Any) -> Surrogate:
+        low, high = _bounds(config)
+        return DPPO(divergence, low, high, config.get("clip_ratio_c", 20.0))
+
+    return surrogate
 
 
-def compute_policy_loss_dppo_kl(
-    old_log_prob: Tensor,
-    log_prob: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    loss_agg_mode: str = "token-mean",
-    config: Any = None,
-    rollout_is_weights: Tensor | None = None,
-    **switches: str,
-) -> Loss:
-    """DPPO with the binary KL; arguments as for the first."""
-    given = (old_log_prob, log_prob, advantages, response_mask, rollout_is_weights)
-    return _dppo("kl", loss_agg_mode, config, *given)
+def _gspo(config: Any) -> Surrogate:
+    return GSPO(*_bounds(config), through="token", clamp=10.0)
 
 
-def compute_policy_loss_gspo(
-    old_log_prob: Tensor,
-    log_prob: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    loss_agg_mode: str = "seq-mean-token-mean",
-    config: Any = None,
-    rollout_is_weights: Tensor | None = None,
-    **switches: str,
-) -> Loss:
-    """GSPO, with its gradient through each token; arguments as for the first."""
-    surrogate = GSPO(*_bounds(config), through="token", clamp=10.0)
-    given = (old_log_prob, log_prob, advantages, response_mask, rollout_is_weights)
-    return _with_clipping(_loss(surrogate, loss_agg_mode, config, *given))
-
-
-def compute_policy_loss_sapo(
-    old_log_prob: Tensor,
-    log_prob: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    loss_agg_mode: str = "seq-mean-token-mean",
-    config: Any = None,
-    rollout_is_weights: Tensor | None = None,
-    **switches: str,
-) -> Loss:
-    """SAPO, a mean over sequences whatever `loss_agg_mode` says, as in verl; arguments as for the first."""
-    surrogate = SAPO(_needed(config).tau_pos, config.tau_neg)
-    given = (old_log_prob, log_prob, advantages, response_mask, rollout_is_weights)
-    value, metrics = _loss(surrogate, "seq-mean-token-mean", config, *given)
-    clipped = {"actor/pg_clipfrac": 0.0, "actor/pg_clipfrac_lower": 0.0}
-    return value, clipped | {"actor/ppo_kl": metrics["ppo_kl"]}
-
-
-def compute_policy_loss_gpg(
-    old_log_prob: Tensor,
-    log_prob: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    loss_agg_mode: str = "token-mean",
-    config: Any = None,
-    rollout_is_weights: Tensor | None = None,
-    **switches: str,
-) -> Loss:
-    """-A log pi; arguments as for the first."""
-    given = (old_log_prob, log_prob, advantages, response_mask, rollout_is_weights)
-    return _loss(GPG(), loss_agg_mode, config, *given)[0], {}
-
-
-def compute_policy_loss_dro(
-    old_log_prob: Tensor,
-    log_prob: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    loss_agg_mode: str = "token-mean",
-    config: Any = None,
-    rollout_is_weights: Tensor | None = None,
-    **switches: str,
-) -> Loss:
-    """DRO with `policy_loss.dro_beta`; arguments as for the first."""
-    given = (old_log_prob, log_prob, advantages, response_mask, rollout_is_weights)
-    value, metrics = _loss(DRO(_needed(config).policy_loss.dro_beta), loss_agg_mode, config, *given)
-    return value, {"actor/ppo_kl": metrics["ppo_kl"]}
-
-
-def compute_policy_loss_cispo(
-    old_log_prob: Tensor,
-    log_prob: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    loss_agg_mode: str = "token-mean",
-    config: Any = None,
-    rollout_is_weights: Tensor | None = None,
-    **switches: str,
-) -> Loss:
-    """CISPO: the stopped, bounded ratio times log pi; arguments as for the first."""
+def _cispo(config: Any) -> Surrogate:
     low, high = _bounds(config)
-    given = (old_log_prob, log_prob, advantages, response_mask, rollout_is_weights)
-    return _with_clipping(_loss(Score(1.0 - low, 1.0 + high), loss_agg_mode, config, *given))
+    return Score(1.0 - low, 1.0 + high)
+
+
+class Kind(NamedTuple):
+    """One of verl's losses.
+
+    Attributes:
+        surrogate: From verl's ActorConfig.
+        clipped: Our metrics whose sum is its `pg_clipfrac`; None: it reports none of clipping.
+        cut: Our metric that is its `pg_clipfrac_lower`; None: 0.
+        mode: `loss_agg_mode` where none is given.
+        forced: Whether that mode is taken whatever is given.
+        reports_kl: Whether it reports `ppo_kl`.
+    """
+
+    surrogate: Callable[[Any], Surrogate]
+    clipped: tuple[str, ...] | None = None
+    cut: str | None = None
+    mode: str = "token-mean"
+    forced: bool = False
+    reports_kl: bool = True
+
+
+CLIPPED, CUT, OF_ROWS = ("clip_fraction_low", "clip_fraction_high"), "clip_fraction_dual", "seq-mean-token-mean"
+KINDS = {
+    "vanilla": Kind(_vanilla, CLIPPED, CUT),
+    "dppo_tv": Kind(_dppo("tv"), CLIPPED, CUT),
+    "dppo_kl": Kind(_dppo("kl"), CLIPPED, CUT),
+    "gspo": Kind(_gspo, CLIPPED, mode=OF_ROWS),
+    "sapo": Kind(lambda config: SAPO(config.tau_pos, config.tau_neg), (), mode=OF_ROWS, forced=True),
+    "gpg": Kind(lambda config: GPG(), reports_kl=False),
+    "dro": Kind(lambda config: DRO(config.policy_loss.dro_beta)),
+    "cispo": Kind(_cispo, CLIPPED),
+}
+
+
+def _function(name: str, kind: Kind) -> Callable[..., Loss]:
+    """verl's function of a kind, by verl's name and with verl's arguments."""
+
+    def loss(
+        old_log_prob: Tensor,
+        log_prob: Tensor,
+        advantages: Tensor,
+        response_mask: Tensor,
+        loss_agg_mode: str = kind.mode,
+        config: Any = None,
+        rollout_is_weights: Tensor | None = None,
+        **switches: str,
+    ) -> Loss:
+        """The loss of a micro-batch.
+
+        Args:
+            old_log_prob: [B, T] floating.
+            log_prob: [B, T], of the policy that trains; the gradient goes to these.
+            advantages: [B, T].
+            response_mask: [B, T], non-zero is valid.
+            loss_agg_mode: One of REDUCTIONS. SAPO takes the mean over sequences whatever it says, as in verl.
+            config: verl's ActorConfig; read, never changed.
+            rollout_is_weights: [B, T] or None.
+            **switches: Those of `install`; none of them has a say here.
+
+        Returns:
+            The loss, and verl's metrics as floats.
+        """
+        mode = kind.mode if kind.forced else loss_agg_mode
+        given = (old_log_prob, log_prob, advantages, response_mask, rollout_is_weights)
+        value, ours = _loss(kind.surrogate(_needed(config)), mode, config, *given)
+        found = {"actor/ppo_kl": ours["ppo_kl"]} if kind.reports_kl else {}
+        if kind.clipped is not None:
+            found["actor/pg_clipfrac"] = sum(ours[key] for key in kind.clipped)
+            found["actor/pg_clipfrac_lower"] = ours[kind.cut] if kind.cut else 0.0
+        return value, found
+
+    loss.__name__ = loss.__qualname__ = f"compute_policy_loss_{name}"
+    return loss
 
 
 def compute_policy_loss_reinforce(
@@ -186,26 +140,14 @@ def compute_policy_loss_reinforce(
     rollout_is_weights: Tensor | None = None,
     **switches: str,
 ) -> Loss:
-    """-w A log pi, which `bypass_mode` calls; arguments as for the first, with the engine's log-probs."""
+    """-w A log pi, which `bypass_mode` calls; arguments as for the others, with the engine's log-probs."""
     given = (rollout_log_prob, log_prob, advantages, response_mask, rollout_is_weights)
-    value, metrics = _loss(GPG(), loss_agg_mode, config, *given)
-    return value, {"actor/ppo_kl": metrics["ppo_kl"]}
+    value, ours = _loss(GPG(), loss_agg_mode, config, *given)
+    return value, {"actor/ppo_kl": ours["ppo_kl"]}
 
 
-TARGETS = tuple(
-    Target(MODULE, function.__name__, function)
-    for function in (
-        compute_policy_loss_vanilla,
-        compute_policy_loss_dppo_tv,
-        compute_policy_loss_dppo_kl,
-        compute_policy_loss_gspo,
-        compute_policy_loss_sapo,
-        compute_policy_loss_gpg,
-        compute_policy_loss_dro,
-        compute_policy_loss_cispo,
-        compute_policy_loss_reinforce,
-    )
-)
+FUNCTIONS = {name: _function(name, kind) for name, kind in KINDS.items()} | {"reinforce": compute_policy_loss_reinforce}
+TARGETS = tuple(Target(MODULE, function.__name__, function) for function in FUNCTIONS.values())
 
 
 def _needed(config: Any) -> Any:
@@ -218,12 +160,6 @@ def _bounds(config: Any) -> tuple[float, float]:
     config = _needed(config)
     low, high = config.clip_ratio_low, config.clip_ratio_high
     return (config.clip_ratio if low is None else low), (config.clip_ratio if high is None else high)
-
-
-def _dppo(divergence: str, loss_agg_mode: str, config: Any, *given: Any) -> Loss:
-    low, high = _bounds(config)
-    surrogate = DPPO(divergence, low, high, config.get("clip_ratio_c", 20.0))
-    return _with_clipping(_loss(surrogate, loss_agg_mode, config, *given), "clip_fraction_dual")
 
 
 def _loss(
@@ -263,12 +199,3 @@ def _loss(
     )
     value = found.value if ranks == 1 else found.value * ranks
     return value.to(torch.promote_types(new.dtype, advantages.dtype)), found.metrics()
-
-
-def _with_clipping(found: tuple[Tensor, dict[str, float]], lower: str | None = None) -> Loss:
-    value, metrics = found
-    return value, {
-        "actor/pg_clipfrac": metrics["clip_fraction_low"] + metrics["clip_fraction_high"],
-        "actor/ppo_kl": metrics["ppo_kl"],
-        "actor/pg_clipfrac_lower": metrics[lower] if lower else 0.0,
-    }
