@@ -34,6 +34,7 @@ class Given:
     advantages: Tensor | None
     per_sequence: bool
     externals: Sequence[Tensor]
+    new: Tensor | None = None  # of the policy that trains, for criteria that compare it
 
 
 @dataclass
@@ -122,7 +123,9 @@ def prepare(
     extents = (cut.tokens, sequences, cut.width, cut.tiles)
     offsets, numbers = given.offsets, _numbers(spec, plan.double, device)
     advantages = given.advantages.contiguous() if plan.advantages and given.advantages is not None else None
-    externals = tuple(x.contiguous() for x in given.externals)
+    # Read like one more external tensor.
+    new = () if given.new is None else (given.new,)
+    externals = tuple(x.contiguous() for x in (*given.externals, *new))
     mask_bytes, keep_bytes = as_bytes(mask_out), as_bytes(keep)
     read = (
         train, given.rollout, mask, advantages, externals, offsets, numbers,

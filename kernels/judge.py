@@ -23,7 +23,9 @@ from rollout_corr.kernels.tokens import (
     named,
     number,
     of_key,
+    of_pair,
     of_test,
+    pair_of,
     perplexity,
     put,
     size,
@@ -87,7 +89,8 @@ def put_extrema(maxima, PLAN: tl.constexpr, low: tl.constexpr, high: tl.constexp
 def selected_sequences(found, each, PLAN: tl.constexpr, TEST: tl.constexpr):
     """The sign of the mean advantage over valid tokens; for "outward", holding an outward token."""
     if TEST.when == "outward":
-        outward = integer(found, PLAN, "negative_outward") + integer(found, PLAN, "positive_outward")
+        outward = integer(found, PLAN, of_pair(TEST.pair, "negative_outward"))
+        outward += integer(found, PLAN, of_pair(TEST.pair, "positive_outward"))
         return outward > 0
     else:
         if PLAN.advantages == "token":
@@ -236,6 +239,26 @@ def weigh_sequences(found, sum_d, n, n_among, some, sums, maxima, numbers, PLAN:
     return weight
 
 
+@triton.jit
+def measured_of(found, valid, n, K: tl.constexpr, PLAN: tl.constexpr):
+    """[SEQUENCES], how many tokens a pair of policies measures; n are those of train and rollout."""
+    if K > 0 and PLAN.nonfinite == "reject":
+        return valid - integer(found, PLAN, of_pair(K, "nonfinite"))
+    elif K > 0:
+        return valid
+    else:
+        return n
+
+
+@triton.jit
+def among_of(found, valid, keep, n_among, K: tl.constexpr, PLAN: tl.constexpr):
+    """[SEQUENCES], how many of them the sums of a sequence run over."""
+    if K > 0 and PLAN.kept:
+        return tl.where(keep, integer(found, PLAN, of_pair(K, "survivors")), 0)
+    else:
+        return measured_of(found, valid, n_among, K, PLAN)
+
+
 @triton.jit(do_not_specialize=["tokens", "sequences", "tiles", "slots"])
 def judge_kernel(
     numbers, advantages, offsets, counts, integers, floats, peaks, keep_out, states, sequence_weights, sums, maxima,
@@ -269,10 +292,10 @@ def judge_kernel(
             if test(PLAN, i).drop == "sequence":
                 keep = keep & (lost == 0)
                 lost = tl.where(lost > 0, valid, 0)
-            add(sums, PLAN, named(i, "units"), n)
+            add(sums, PLAN, named(i, "units"), measured_of(found, valid, n, pair_of(PLAN, i), PLAN))
             add(sums, PLAN, named(i, "tokens"), lost)
             add(sums, PLAN, named(i, "sequences"), lost > 0)
-    n_among = n
+    n_among, keep_of_tokens = n, keep
     if PLAN.kept:
         n_among = tl.where(keep, integer(found, PLAN, "survivors"), 0)
     each = sum_d
@@ -280,8 +303,9 @@ def judge_kernel(
         each = tl.load(advantages + sequence, mask=real_row, other=0.0).to(tl.float64)
     for i in tl.static_range(size(PLAN, "tests")):
         if test(PLAN, i).over == "sequence":
-            value, tested = value_of(found, n_among, numbers, test(PLAN, i), PLAN)
-            failed = (passes(tested, numbers, test(PLAN, i), PLAN) == 0) & (n_among > 0)
+            among = among_of(found, valid, keep_of_tokens, n_among, pair_of(PLAN, i), PLAN)
+            value, tested = value_of(found, among, numbers, test(PLAN, i), PLAN)
+            failed = (passes(tested, numbers, test(PLAN, i), PLAN) == 0) & (among > 0)
             if test(PLAN, i).drop == "token":
                 state |= tl.where(failed, late_bit(PLAN, i), 0)
                 if test(PLAN, i).when == "any":
@@ -295,10 +319,12 @@ def judge_kernel(
                 lost = tl.where(failed, valid, 0)
             add(sums, PLAN, named(i, "tokens"), lost)
             add(sums, PLAN, named(i, "sequences"), lost > 0)
-            measure_criterion(value, n_among > 0, sums, maxima, numbers, test(PLAN, i), PLAN)
+            measure_criterion(value, among > 0, sums, maxima, numbers, test(PLAN, i), PLAN)
             vetoed = report_criterion(value, failed, vetoed, n, n_among, sums, maxima, numbers, test(PLAN, i), PLAN)
     if PLAN.rejects_nonfinite:
         keep = keep & (nonfinite == 0)
+        for k in tl.static_range(size(PLAN, "pairs")):
+            keep = keep & (integer(found, PLAN, of_pair(k + 1, "nonfinite")) == 0)
 
     kept = valid
     if PLAN.drops_tokens:

@@ -40,6 +40,7 @@ class Test:
     holed: bool
     token_clamp: bool
     external: int  # which of the external tensors; -1: none
+    pair: int  # which two policies it compares: 0 train and rollout, k the k-th of Plan.pairs
     role: str | None  # what it is to one of the schemes reported
 
     @property
@@ -47,7 +48,8 @@ class Test:
         """The column with the sum that decides, None without one."""
         if self.over != "sequence" or self.reduce not in ("sum", "mean"):
             return None
-        return "d" if self.stat in ("ratio", "k1") and not self.token_clamp else f"{self.index}/sum"
+        plain = self.stat in ("ratio", "k1") and not self.token_clamp and self.pair == 0
+        return "d" if plain else f"{self.index}/sum"
 
 
 class Tables:
@@ -99,6 +101,7 @@ class Plan(Tables):
     writes_mask: bool
     edits_mask: bool  # the mask written lacks what was rejected
     schemes: tuple[str, ...]  # reported beside the native one
+    pairs: tuple[str, ...]  # `Criterion.of` of those that compare the policy that trains
     # Names of columns. Sums and maxima are of the batch, the others of a slot: a sequence's part of a tile.
     token_sums: tuple[str, ...] = ()
     sequence_sums: tuple[str, ...] = ()
@@ -145,7 +148,17 @@ class Plan(Tables):
     @property
     def classes(self) -> bool:
         """Whether tokens have to be counted by `when`."""
-        return any(test.over == "sequence" and test.when != "any" for test in self.tests)
+        return self.classes_of(0)
+
+    def classes_of(self, pair: int) -> bool:
+        """The same for a pair of policies."""
+        return any(test.over == "sequence" and test.when != "any" and test.pair == pair for test in self.tests)
+
+    @property
+    def averages_advantages(self) -> bool:
+        """Whether the mean advantage of a sequence is taken here."""
+        any_pair = any(self.classes_of(k) for k in range(len(self.pairs) + 1))
+        return self.advantages == "token" and any_pair
 
     @property
     def rejects_nonfinite(self) -> bool:
@@ -211,6 +224,7 @@ def plan_of(
         edits_mask: It lacks what was rejected.
     """
     tests, names = [], list(dict.fromkeys(c.name for c in spec.criteria if c.stat == "external"))
+    pairs = pairs_of(spec)
     for i, criterion in enumerate(spec.criteria):
         cut = cut_of(criterion, spec.clamp)
         tests.append(
@@ -225,6 +239,7 @@ def plan_of(
                 holed=cut.hole is not None,
                 token_clamp=criterion.token_clamp is not None,
                 external=names.index(criterion.name) if criterion.stat == "external" else -1,
+                pair=1 + pairs.index(criterion.of) if criterion.of in pairs else 0,
                 role=reports.role(criterion, spec),
             )
         )
@@ -250,6 +265,7 @@ def plan_of(
         writes_mask=writes_mask,
         edits_mask=edits_mask,
         schemes=tuple(name for name in spec.report if name != "native"),
+        pairs=pairs,
     )
     plan = replace(
         plan,
@@ -258,6 +274,16 @@ def plan_of(
         numbers=tuple(numbers_of(spec, double)),
     )
     return replace(plan, _hash=hash(repr(plan)))
+
+
+def column_of(pair: int, name: str) -> str:
+    """A column of a pair of policies; those of train and rollout have none of their own."""
+    return f"pair{pair}/{name}" if pair else name
+
+
+def pairs_of(spec: Spec) -> tuple[str, ...]:
+    """What its criteria compare besides train and rollout."""
+    return tuple(dict.fromkeys(c.of for c in spec.criteria if c.of != "train/rollout"))
 
 
 def _indices(spec: Spec) -> list[str]:
@@ -301,8 +327,14 @@ def _slot_columns(plan: Plan) -> dict[str, Any]:
         counts += CLASSES
         if plan.drops_tokens:
             counts += [f"alive/{name}" for name in CLASSES]
-        if plan.advantages == "token":
-            exact("advantage", 2, False)
+    if plan.averages_advantages:
+        exact("advantage", 2, False)
+    for k in range(1, len(plan.pairs) + 1):
+        counts.append(column_of(k, "nonfinite"))
+        if plan.kept:
+            counts.append(column_of(k, "survivors"))
+        if plan.classes_of(k):
+            counts += [column_of(k, name) for name in CLASSES]
     if "verl" in plan.schemes or "xtuner" in plan.schemes:
         floats.append("d_beyond")
     for test in plan.tests:

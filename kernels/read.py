@@ -18,7 +18,7 @@ from rollout_corr.kernels.measures import (
     measure_weights,
     weight_of,
 )
-from rollout_corr.kernels.plan import Plan
+from rollout_corr.kernels.plan import Plan, Test
 from rollout_corr.kernels.reports import report_tokens
 from rollout_corr.kernels.slots import WAYS, addresses, fetch, owners_of, positions, stretch_of, write
 from rollout_corr.kernels.sums import (
@@ -36,10 +36,13 @@ from rollout_corr.kernels.sums import (
 from rollout_corr.kernels.tokens import (
     class_name,
     exponential,
+    has_classes,
     is_finite,
     limited,
     named,
     number,
+    of_pair,
+    pair_of,
     real,
     size,
     test,
@@ -52,10 +55,53 @@ def external_of(externals, default, sequence, tile, width, place, inside, full, 
                 PLAN: tl.constexpr, TILE: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
     """The tensor that a criterion brings along; without one, anything."""
     if TEST.external >= 0:
-        where = addresses(externals[TEST.external], sequence, tile, width, 1, place, PLAN, TILE, True, ALIGNED)
-        return fetch(where, inside, full).to(real(PLAN))
+        return token_tensor(
+            externals, external_at(TEST), sequence, tile, width, place, inside, full, PLAN, TILE, ALIGNED
+        )
     else:
         return default
+
+
+@triton.jit
+def token_tensor(externals, WHICH: tl.constexpr, sequence, tile, width, place, inside, full, PLAN: tl.constexpr,
+                 TILE: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
+    """One of the tensors that are brought along, behind the external ones the log-probs of the policy that trains."""
+    where = addresses(externals[WHICH], sequence, tile, width, 1, place, PLAN, TILE, True, ALIGNED)
+    return fetch(where, inside, full).to(real(PLAN))
+
+
+@triton.constexpr_function
+def external_at(criterion: Test) -> int:
+    """Which of the external tensors a criterion brings along."""
+    return criterion.external
+
+
+@triton.constexpr_function
+def size_of_externals(plan: Plan) -> int:
+    """How many of them there are."""
+    return plan.externals
+
+
+@triton.constexpr_function
+def compares_with_rollout(plan: Plan, k: int) -> bool:
+    """Whether the k-th further pair is of the policy that trains and the engine's."""
+    return plan.pairs[k] == "new/rollout"
+
+
+@triton.jit
+def compared(train, rollout, valid, PLAN: tl.constexpr, TAME: tl.constexpr):
+    """D of two policies, their log-probs, which tokens are measured, and which are not finite. 0 where not measured."""
+    d = train - rollout
+    bad = tl.zeros_like(valid)
+    if not TAME:
+        bad = valid & (is_finite(d) == 0)
+    measured = valid
+    if PLAN.nonfinite == "reject":
+        measured = valid & (bad == 0)
+    elif PLAN.nonfinite == "neutral":
+        train, rollout, d = tl.where(bad, 0.0, train), tl.where(bad, 0.0, rollout), tl.where(bad, 0.0, d)
+    train, rollout = tl.where(measured, train, 0.0), tl.where(measured, rollout, 0.0)
+    return tl.where(measured, d, 0.0), train, rollout, measured, bad
 
 
 @triton.jit
@@ -139,18 +185,17 @@ def read_part(train, rollout, given, advantages, externals, sequence, tile, plac
         each = tl.load(advantages + sequence, mask=known, other=0.0)
         advantage = each.to(real(PLAN))[:, None, None] + tl.zeros_like(train)
 
-    d = train - rollout
-    bad = tl.zeros_like(valid)
-    if not TAME:
-        bad = valid & (is_finite(d) == 0)
-    found = record_count(found, PLAN, "counts", "nonfinite", bad)
-    measured = valid
-    if PLAN.nonfinite == "reject":
-        measured = valid & (bad == 0)
-    elif PLAN.nonfinite == "neutral":
-        train, rollout, d = tl.where(bad, 0.0, train), tl.where(bad, 0.0, rollout), tl.where(bad, 0.0, d)
-    train, rollout = tl.where(measured, train, 0.0), tl.where(measured, rollout, 0.0)
-    d = tl.where(measured, d, 0.0)
+    views = compared(train, rollout, valid, PLAN, TAME)
+    for k in tl.static_range(size(PLAN, "pairs")):
+        new = token_tensor(externals, size_of_externals(PLAN), sequence, tile, width, place, inside, full, PLAN, TILE,
+                           ALIGNED)  # fmt: skip
+        if compares_with_rollout(PLAN, k):
+            views = views + compared(new, rollout, valid, PLAN, False)
+        else:
+            views = views + compared(new, train, valid, PLAN, False)
+        found = record_count(found, PLAN, "counts", of_pair(k + 1, "nonfinite"), views[5 * k + 9])
+    d, train, rollout, measured = views[0], views[1], views[2], views[3]
+    found = record_count(found, PLAN, "counts", "nonfinite", views[4])
 
     clamp = number(numbers, PLAN, "clamp").to(d.dtype)
     log_ratio = d if TAME else limited(d, -clamp, clamp, PLAN)
@@ -172,13 +217,21 @@ def read_part(train, rollout, given, advantages, externals, sequence, tile, plac
         if test(PLAN, i).over == "token":
             external = external_of(externals, train, sequence, tile, width, place, inside, full, test(PLAN, i), PLAN,
                                    TILE, ALIGNED)  # fmt: skip
-            found, dropped = judge_tokens(found, d, train, rollout, measured, advantage, external, dropped, numbers,
-                                          test(PLAN, i), PLAN)  # fmt: skip
+            found, dropped = judge_tokens(found, views[5 * pair_of(PLAN, i)], views[5 * pair_of(PLAN, i) + 1],
+                                          views[5 * pair_of(PLAN, i) + 2], views[5 * pair_of(PLAN, i) + 3], advantage,
+                                          external, dropped, numbers, test(PLAN, i), PLAN)  # fmt: skip
     among = measured
     if PLAN.kept:
         among = measured & (dropped == 0)
         found = record_count(found, PLAN, "counts", "survivors", among)
         found = record_sum(found, PLAN, "d_kept", tl.where(among, d, 0.0), TAME)
+    others = ()
+    for k in tl.static_range(size(PLAN, "pairs")):
+        if PLAN.kept:
+            others = others + (views[5 * k + 8] & (dropped == 0),)
+            found = record_count(found, PLAN, "counts", of_pair(k + 1, "survivors"), others[k])
+        else:
+            others = others + (views[5 * k + 8],)
     if PLAN.level != "token" and PLAN.token_clamp:
         most = number(numbers, PLAN, "token_clamp").to(d.dtype)
         found = record_sum(found, PLAN, "weight", tl.where(among, limited(d, -most, most, PLAN), 0.0), TAME)
@@ -186,7 +239,12 @@ def read_part(train, rollout, given, advantages, externals, sequence, tile, plac
         if test(PLAN, i).over == "sequence":
             external = external_of(externals, train, sequence, tile, width, place, inside, full, test(PLAN, i), PLAN,
                                    TILE, ALIGNED)  # fmt: skip
-            found = aggregate_tokens(found, d, train, rollout, among, external, numbers, test(PLAN, i), PLAN, TAME)
+            if pair_of(PLAN, i) == 0:
+                found = aggregate_tokens(found, d, train, rollout, among, external, numbers, test(PLAN, i), PLAN, TAME)
+            else:
+                found = aggregate_tokens(found, views[5 * pair_of(PLAN, i)], views[5 * pair_of(PLAN, i) + 1],
+                                         views[5 * pair_of(PLAN, i) + 2], others[pair_of(PLAN, i) - 1], external,
+                                         numbers, test(PLAN, i), PLAN, False)  # fmt: skip
     if size(PLAN, "schemes") > 0:
         found = report_tokens(found, d, train, rollout, measured, among, log_ratio, e, excess, k3, weight, numbers,
                               PLAN)  # fmt: skip
@@ -198,9 +256,14 @@ def read_part(train, rollout, given, advantages, externals, sequence, tile, plac
             found = record_count(found, PLAN, "counts", class_name(c), which)
             if PLAN.drops_tokens:
                 found = record_count(found, PLAN, "counts", named("alive", class_name(c)), which & (dropped == 0))
-        if PLAN.advantages == "token":
-            counted = tl.where(valid & is_finite(advantage), advantage, 0.0)
-            found = record_statistic(found, PLAN, "advantage", counted)
+    for k in tl.static_range(size(PLAN, "pairs")):
+        if has_classes(PLAN, k + 1):
+            for c in tl.static_range(4):
+                which = class_of(views[5 * k + 5], advantage, views[5 * k + 8], class_name(c))
+                found = record_count(found, PLAN, "counts", of_pair(k + 1, class_name(c)), which)
+    if PLAN.averages_advantages:
+        counted = tl.where(valid & is_finite(advantage), advantage, 0.0)
+        found = record_statistic(found, PLAN, "advantage", counted)
 
     if writes_token_weights(PLAN):
         carries = measured

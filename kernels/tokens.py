@@ -53,6 +53,24 @@ def named(prefix: object, name: str) -> str:
 
 
 @triton.constexpr_function
+def of_pair(pair: int, name: str) -> str:
+    """A column of a pair of policies."""
+    return f"pair{pair}/{name}" if pair else name
+
+
+@triton.constexpr_function
+def pair_of(plan: Plan, i: int) -> int:
+    """Which pair of policies the i-th criterion compares."""
+    return plan.tests[i].pair
+
+
+@triton.constexpr_function
+def has_classes(plan: Plan, pair: int) -> bool:
+    """Whether tokens of a pair of policies have to be counted by `when`."""
+    return plan.classes_of(pair)
+
+
+@triton.constexpr_function
 def of_test(side: str, i: int) -> str:
     """The column of a criterion's largest or smallest value."""
     return f"{side}_{i}/value"

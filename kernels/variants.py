@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr import blocks, fused
+from rollout_corr.kernels.plan import pairs_of
 from rollout_corr.layout import external_names
 from rollout_corr.presets import preset
 from rollout_corr.spec import Criterion, Spec, Weight
@@ -119,6 +120,7 @@ class Variant:
             advantages=advantages,
             per_sequence=self.advantages == "sequence",
             externals=[empty(torch.float32, *shape) for _ in external_names(self.spec)],
+            new=empty(self.train, *shape) if pairs_of(self.spec) else None,
         )
 
     def launches(self, given: Given | None = None) -> tuple[Launch, ...]:
@@ -391,6 +393,20 @@ _DECLARED = (
 )
 
 VARIANTS = {variant.name: variant for variant in _DECLARED}
+
+# Criteria that compare the policy that trains, which `correct` refuses and a loss brings along.
+_OF_NEW = (
+    *_tokens("ratio", of="new/old"),
+    *_tokens("tv", of="new/rollout", when="outward", drop="sequence"),
+    *_sequences("mean", "k1", of="new/old", when="negative_advantage"),
+    *_sequences("max", "abs", of="new/rollout"),
+)
+OF_NEW_VARIANTS = {
+    "of_new": Variant("of_new", Spec(TOKEN, _OF_NEW), advantages="token"),
+    "of_new_kept": Variant(
+        "of_new_kept", Spec(PRODUCT, _OF_NEW, sums_over="kept"), packed=False, advantages="sequence", mask=torch.int64
+    ),
+}
 
 # What stands for all where there is no time for all: every level and layout, low precision, a slice, late drops.
 FEW = (

@@ -26,7 +26,7 @@ DEVICES = ("cuda",)
 LIBRARY = torch.library.Library("rollout_corr", "DEF")
 LIBRARY.define(
     "correct(Tensor train_logp, Tensor rollout_logp, Tensor? mask, Tensor? cu_seqlens, Tensor? advantages, "
-    "bool per_sequence, Tensor[] external, str spec, "
+    "bool per_sequence, Tensor[] external, Tensor? new_logp, str spec, "
     "float[] numbers) -> (Tensor weights, Tensor mask, Tensor keep, Tensor statistics)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
@@ -74,7 +74,10 @@ def why_not(device: torch.device) -> str | None:
 def run_fused(batch: Batch, spec: Spec) -> blocks.Result:
     """The operator on a batch, whatever the device."""
     external = [batch.external[name] for name in external_names(spec)]
-    operands = (batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages, batch.per_sequence, external)
+    new = next((one for one, _ in batch.pairs.values()), None)
+    operands = (
+        batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages, batch.per_sequence, external, new,
+    )  # fmt: skip
     if batch.train.device.type == "cpu" and not torch.compiler.is_compiling():
         # The operator on the CPU is the reference; the kernels were asked for by name.
         found = _kernels(*operands, *written_once(spec))
@@ -89,6 +92,20 @@ def run_fused(batch: Batch, spec: Spec) -> blocks.Result:
         keep,
         Statistics(spec, statistics[:sums], statistics[sums : sums + maxima]),
     )
+
+
+def beyond_kernels(spec: Spec) -> str | None:
+    """The criterion that the kernels leave to plain torch, in words; None without one.
+
+    What a criterion of sequences drops token by token is counted by the sign of one D; peers' metrics are of one too.
+    """
+    for criterion in spec.criteria:
+        if criterion.of != "train/rollout":
+            late = criterion.over == "sequence" and criterion.drop == "token"
+            if late or len(spec.report) > 1:
+                why = "drops single tokens of sequences" if late else "stands beside a peer's metrics"
+                return f"criterion {criterion.label!r} of {criterion.of} {why}"
+    return None
 
 
 def counts(spec: Spec) -> tuple[int, int]:
@@ -117,6 +134,7 @@ def _kernels(
     advantages: Tensor | None,
     per_sequence: bool,
     external: list[Tensor],
+    new: Tensor | None,
     text: str,
     numbers: list[float],
 ) -> Found:
@@ -125,7 +143,7 @@ def _kernels(
     spec = read(text, numbers)
     if offsets is not None:
         offsets = offsets.to(train.device)
-    given = Given(train, rollout, mask, offsets, advantages, per_sequence, external)
+    given = Given(train, rollout, mask, offsets, advantages, per_sequence, external, new)
     wanted = writes_weights(spec), writes_mask(spec, mask, offsets), blocks.edits_mask(spec)
     found = run(given, spec, *wanted)
     nothing = train.new_empty(0)
@@ -145,6 +163,7 @@ def _reference(
     advantages: Tensor | None,
     per_sequence: bool,
     external: list[Tensor],
+    new: Tensor | None,
     text: str,
     numbers: list[float],
 ) -> Found:
@@ -153,7 +172,9 @@ def _reference(
         offsets = checked_offsets(offsets, train, False)
     count = train.shape[0] if offsets is None else offsets.shape[0] - 1
     named = dict(zip(external_names(spec), external, strict=True))
-    batch = Batch(train, rollout, mask, offsets, count, lambda x: x, mask, advantages, per_sequence, named)
+    pairs = {} if new is None else {"new/rollout": (new, rollout), "new/old": (new, train)}
+    pairs = {of: pair for of, pair in pairs.items() if any(criterion.of == of for criterion in spec.criteria)}
+    batch = Batch(train, rollout, mask, offsets, count, lambda x: x, mask, advantages, per_sequence, named, pairs)
     result = blocks.run_blocks(batch, spec)
     edited = result.mask
     if edited is None and writes_mask(spec, mask, offsets):
@@ -174,6 +195,7 @@ def _shapes(
     advantages: Tensor | None,
     per_sequence: bool,
     external: list[Tensor],
+    new: Tensor | None,
     text: str,
     numbers: list[float],
 ) -> Found:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from rollout_corr import fused
 from rollout_corr.kernels.loss_variants import LOSS_FEW, LOSS_VARIANTS, LossVariant
-from rollout_corr.kernels.variants import FEW, VARIANTS, Variant
+from rollout_corr.kernels.variants import FEW, OF_NEW_VARIANTS, VARIANTS, Variant
 from rollout_corr.machine_code import MachineCode, read_machine_code
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
@@ -31,7 +31,7 @@ TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
 MOST_SPILLED = 16
 
 # Of both operators.
-EVERY: dict[str, Variant | LossVariant] = {**VARIANTS, **LOSS_VARIANTS}
+EVERY: dict[str, Variant | LossVariant] = {**VARIANTS, **OF_NEW_VARIANTS, **LOSS_VARIANTS}
 OF_SEQUENCES = ("judge", "sequences", "finish")
 
 NUMBERS = ("registers", "spilled", "shared", "instructions", "a token")

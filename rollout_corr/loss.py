@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr import blocks, fused_loss, loss_metrics, loss_run
+from rollout_corr import blocks, fused, fused_loss, loss_metrics, loss_run
 from rollout_corr.checked import number
 from rollout_corr.layout import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, LogProbs, Reader, external_names, reader
 from rollout_corr.ops import Correction, chosen_backend, corrected, mask_back
@@ -264,16 +264,13 @@ def _corrected(
             criterion = replace(criterion, of="train/rollout")
         if criterion.of != "train/rollout":
             pairs[criterion.of] = (new, rollout if criterion.of == "new/rollout" or given.old is None else given.old)
-            if backend == "triton":
-                raise ValueError(
-                    f"backend: expected 'auto' or 'torch' for criterion {criterion.label!r} of {criterion.of} beside "
-                    "old_logp, got 'triton': the kernels compare one pair of policies"
-                )
         criteria.append(criterion)
     own_ratio = bypass and not isinstance(surrogate, (Score, DPPO, GPG, DRO))
     # A surrogate that is not multiplied by weights needs the verdicts themselves.
     rejected = "both" if own_ratio and spec.rejected == "zero" else spec.rejected
     run = replace(spec, criteria=tuple(criteria), rejected=rejected)
+    if backend == "triton" and (reason := fused.beyond_kernels(run)) is not None:
+        raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
     train = new if given.old is None else given.old
     batch = replace(given.batch, train=train, rollout=rollout, pairs=pairs)
     if all(criterion.when == "any" for criterion in criteria):

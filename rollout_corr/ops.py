@@ -153,8 +153,7 @@ def corrected(batch: Batch, spec: Spec, backend: str, batch_group: Any = None) -
 
 
 def _run(batch: Batch, spec: Spec, backend: str) -> blocks.Result:
-    if batch.pairs and (batch.train.device.type != "cpu" or torch.compiler.is_compiling()):
-        # The kernels compare one pair of policies.
+    if fused.beyond_kernels(spec) and (batch.train.device.type != "cpu" or torch.compiler.is_compiling()):
         return blocks.run_whole(batch, spec)
     if backend == "compiled":
         from rollout_corr.compiled import run_compiled

@@ -19,11 +19,12 @@ import torch
 from rollout_corr import kernel_report, layout, spec
 from rollout_corr.kernel_report import Failure, Row
 from rollout_corr.kernels.grid import SHAPES, shape_for
-from rollout_corr.kernels.variants import FEW, LONG, LONGEST, MEDIUM, SHORT, VARIANTS, Variant
+from rollout_corr.kernels.variants import FEW, LONG, LONGEST, MEDIUM, OF_NEW_VARIANTS, SHORT, VARIANTS, Variant
 from rollout_corr.machine_code import MachineCode, read_machine_code
 
 # --- the variants ---
 
+EVERY = [*VARIANTS.values(), *OF_NEW_VARIANTS.values()]
 SPECS = [variant.spec for variant in VARIANTS.values()]
 WEIGHTS = [x.weight for x in SPECS if x.weight is not None]
 CRITERIA = [criterion for x in SPECS for criterion in x.criteria]
@@ -39,8 +40,7 @@ USED = {
     "REDUCTIONS": {criterion.reduce for criterion in CRITERIA} - {None},
     "WHEN": {criterion.when for criterion in CRITERIA},
     "DROP": {criterion.drop for criterion in CRITERIA},
-    # `correct` refuses the policies that only a loss knows.
-    "POLICIES": {criterion.of for criterion in CRITERIA} | {"new/rollout", "new/old"},
+    "POLICIES": {criterion.of for variant in EVERY for criterion in variant.spec.criteria},
     "REJECTED": {x.rejected for x in SPECS},
     "NONFINITE": {x.nonfinite for x in SPECS},
     "SUMS_OVER": {x.sums_over for x in SPECS},
@@ -101,9 +101,9 @@ def test_every_kind_of_tensor_is_in_a_variant():
     assert set(FEW) <= set(VARIANTS)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [*VARIANTS, *OF_NEW_VARIANTS])
 def test_a_variant_makes_its_launches_from_metadata(name):
-    variant = VARIANTS[name]
+    variant = (VARIANTS | OF_NEW_VARIANTS)[name]
     read, judge, apply = variant.launches()
     assert [x.kernel.__name__ for x in (read, judge, apply)] == ["read_kernel", "judge_kernel", "apply_kernel"]
     assert read.constants["UNIT"] == variant.unit

@@ -17,6 +17,7 @@ from batches import GARBAGE, LAYOUTS, one_thread
 from kernel_cases import MIDDLE, NARROW, REAL, WIDE, between_fences, bits, fenced, shaped, unchecked, watched
 from loss_cases import SURROGATES, LaidLoss, arguments_of, compare, objective, only, random_batch
 from rollout_corr import loss_metrics, loss_run
+from rollout_corr.cuts import float32_at_least, float32_at_most
 from rollout_corr.kernels import policy_loss as kernels
 from rollout_corr.kernels.loss_variants import LOSS_VARIANTS
 from rollout_corr.kernels.variants import LONG, LONGEST, MEDIUM, SHORT
@@ -416,10 +417,105 @@ def test_with_a_spec(device):
             assert out.metrics().keys() == like.metrics().keys()
 
 
+C = rc.Criterion
+NEW_OLD, NEW_ROLLOUT = {"of": "new/old"}, {"of": "new/rollout"}
+MEAN = {"over": "sequence", "reduce": "mean"}
+OF_NEW = {
+    "tokens of one": rc.Spec(rc.Weight("token", upper=1.5), (C("ratio", lower=0.8, upper=1.2, label="a", **NEW_OLD),)),
+    "tokens of both": rc.Spec(
+        None,
+        (
+            C("tv", upper=0.05, label="a", when="outward", **NEW_ROLLOUT),
+            C("binary_kl", upper=0.1, label="b", drop="sequence", when="negative_advantage", **NEW_OLD),
+            C("external", upper=1.0, name="entropy", label="c", **NEW_OLD),
+        ),
+        "both",
+    ),
+    "sequences": rc.Spec(
+        rc.Weight("product", upper=2.0),
+        (
+            C("ratio", lower=0.8, upper=1.25, label="a", **MEAN, **NEW_OLD),
+            C("k1", upper=0.1, label="b", when="negative_advantage", **MEAN, **NEW_OLD),
+            C("abs", "sequence", "max", upper=0.7, label="c", when="outward", **NEW_ROLLOUT),
+            C("k3", "sequence", "sum", upper=0.6, label="d", **NEW_ROLLOUT),
+        ),
+    ),
+    "sums over survivors": rc.Spec(
+        rc.Weight("geometric"),
+        (
+            C("ratio", lower=0.7, upper=1.3, label="a"),
+            C("abs", upper=0.5, label="b", drop="sequence", **NEW_OLD),
+            C("ratio", lower=0.9, upper=1.1, label="c", **MEAN, **NEW_ROLLOUT),
+            C("ratio", "sequence", "min", lower=0.6, label="d", **NEW_OLD),
+        ),
+        "zero",
+        sums_over="kept",
+    ),
+}
+
+
+@pytest.mark.parametrize("nonfinite", ["reject", "neutral", "propagate"])
+@pytest.mark.parametrize("name", OF_NEW)
+def test_criteria_of_the_policy_that_trains(name, nonfinite, device):
+    """The kernels of `correct` with a third log-prob: as the reference, masks and counts exactly."""
+    spec = replace(OF_NEW[name], nonfinite=nonfinite)
+    for packed, shapes, dtype, per in (
+        (True, NARROW, torch.float64, "token"),
+        (False, WIDE, torch.float32, "sequence"),
+    ):
+        variant = replace(PLAIN, packed=packed, new=dtype, base=dtype, ref=dtype, advantages=per)
+        given = tensors_of(variant, 5)
+        if nonfinite == "propagate":
+            for x in (given.new, given.base, given.ref):
+                x.nan_to_num_(nan=-1.0, neginf=-1.0)
+        tensors = [fenced(x, device) for x in (given.new, given.advantages, given.mask)]
+        options = {"old_logp": given.base, "rollout_logp": given.ref, "cu_seqlens": given.offsets}
+        options = {key: fenced(x, device) for key, x in options.items()}
+        if any(criterion.stat == "external" for criterion in spec.criteria):
+            options["external"] = {"entropy": fenced(given.weights.to(dtype), device)}
+        with shaped(shapes), unchecked(), watched():
+            out = rc.policy_loss(*tensors, spec=spec, backend="triton", **options)
+        like = rc.policy_loss(*tensors, spec=spec, backend="torch", **options)
+        assert torch.equal(out.keep, like.keep) and torch.equal(out.mask, like.mask)
+        assert 0 < out.metrics()["sequences_kept_fraction"] < 1 or 0 < out.metrics()["tokens_kept_fraction"] < 1
+        within = {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 4e-7, "atol": 4e-7}
+        assert (out.weights is None) == (like.weights is None)
+        if out.weights is not None:
+            torch.testing.assert_close(out.weights, like.weights, **within)
+        for key, wanted in like.metrics().items():
+            assert math.isclose(out.metrics()[key], wanted, rel_tol=1e-5, abs_tol=1e-5), (key, name, nonfinite)
+
+
+def test_bounds_are_inclusive_to_the_bit(device):
+    """A log-ratio that is the bound's own is not clipped, the next one is: in float32, whatever its exponential."""
+    low, high = float32_at_least(math.log(0.8)), float32_at_most(math.log(1.28))
+    x = torch.tensor([high, low], dtype=torch.float32)
+    beyond = torch.nextafter(x, x * 2)
+    new = torch.cat([x, beyond]).to(device).requires_grad_()
+    old, advantages = torch.zeros(4, device=device), torch.tensor([1.0, -1.0, 1.0, -1.0], device=device)
+    offsets = torch.tensor([0, 4], device=device)
+    for surrogate, clipped in ((rc.PPO(0.2, 0.28), [0, 0, 1, 1]), (rc.Score(0.8, 1.28, "zero"), [0, 0, 1, 1])):
+        for backend in ("triton", "torch"):
+            out = rc.policy_loss(
+                new, advantages, old_logp=old, cu_seqlens=offsets, surrogate=surrogate, backend=backend
+            )
+            (slope,) = torch.autograd.grad(out.value, new)
+            assert (slope == 0).int().tolist() == clipped, (surrogate, backend)
+            metrics = out.metrics()
+            assert metrics["clip_fraction_high"] == metrics["clip_fraction_low"] == 0.25
+
+
 def test_what_the_kernels_cannot_do_is_refused(device):
     new, advantages, mask, old = inputs(device)
-    of_new = rc.Spec(criteria=(rc.Criterion("ratio", upper=2.0, of="new/old", label="far"),))
-    with pytest.raises(ValueError, match="backend: expected 'auto' or 'torch' for criterion 'far' of new/old"):
-        rc.policy_loss(new, advantages, mask, old_logp=old, rollout_logp=old, spec=of_new, backend="triton")
+    far = C("ratio", upper=2.0, label="far", **NEW_OLD)
+    late = rc.Spec(criteria=(replace(far, over="sequence", reduce="mean", drop="token"),))
+    for spec, why in (
+        (late, "criterion 'far' of new/old drops single tokens of sequences"),
+        (rc.Spec(criteria=(far,), report=("native", "verl")), "criterion 'far' of new/old stands beside a peer's"),
+    ):
+        options = {"old_logp": old, "rollout_logp": old, "spec": spec}
+        with pytest.raises(ValueError, match=f"backend: expected 'auto' or 'torch', got 'triton': {why}"):
+            rc.policy_loss(new, advantages, mask, backend="triton", **options)
+        assert rc.policy_loss(new, advantages, mask, **options).value.isfinite()
     with pytest.raises(ValueError, match=r"backend: expected one of .* for policy_loss, got 'compiled'"):
         rc.policy_loss(new, advantages, mask, old_logp=old, backend="compiled")
