@@ -191,9 +191,7 @@ EXPECTED = {
     "dppo.tv": Spec(None, (dppo("prob_diff", -0.15, 0.15),), "zero"),
     "dppo.kl": Spec(None, (dppo("binary_kl", None, 0.05),), "zero"),
     "minirl.mask": Spec(None, (ratio(0.8, 1.2, when="outward", of="new/old", label="clip"),), "zero"),
-    "glm.icepop": Spec(
-        Weight("token"), (ratio(0.5, 2, label="old"), ratio(0.5, 2, of="new/rollout", label="new")), "zero"
-    ),
+    "glm.icepop": Spec(Weight("token"), (ratio(0.5, 2),), "zero"),
 }
 for framework, policy in (("trl", "neutral"), ("unsloth", "reject")):
     product = Spec(Weight("product"), (ratio(None, 3, "sequence", reduce="sum"),), "zero", nonfinite=policy)

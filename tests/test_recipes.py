@@ -247,6 +247,8 @@ PUBLISHED = {
     "trinity.cispo": trinity(lambda r, t: cispo(r, t, 0.0, 1.28, r.mu)),
     "trinity.importance_sampling": lambda rows: token_mean(rows, lambda r, t: reinforce(r, t, r.mu)),
     "prime_rl.ref_kl": prime_rl(lambda r, t: prob_diff(r, t) >= -0.2),
+    "glm.icepop": plain(icepop(old, 0.5, 2.0), lambda r, t: ppo(r, t, 0.2, 0.28), rows_mean),
+    "glm.double_sided": plain(lambda r, t: ratio(r, t, r.sg) * (0.8 < ratio(r, t, r.sg) < 1.28), score),
     "kimi.k25": lambda rows: token_mean(rows, kimi),
 }
 

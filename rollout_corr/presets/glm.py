@@ -1,4 +1,4 @@
-"""GLM-5's double-sided IcePop, for `policy_loss`."""
+"""GLM-5's IcePop, of its reasoning RL. The double-sided importance sampling of its agentic RL is a loss: a recipe."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from rollout_corr.presets.registry import recipe
 from rollout_corr.spec import Criterion, Spec, Weight
 
 
-@recipe("GLM-5 (2026)")
+@recipe("GLM-5 (2026-02), arXiv 2602.15763")
 def icepop(beta: float = 2.0) -> Spec:
-    """w = exp(D), and 0 for a token whose old/rollout or new/rollout is outside [1 / beta, beta]; beta is ours."""
+    """w = exp(D) inside [1 / beta, beta], else 0."""
     upper = positive("beta", beta)
-    lower = 1.0 / upper
-    criteria = (
-        Criterion("ratio", lower=lower, upper=upper, label="old"),
-        Criterion("ratio", lower=lower, upper=upper, of="new/rollout", label="new"),
-    )
-    return Spec(weight=Weight("token"), criteria=criteria, rejected="zero")
+    criterion = Criterion("ratio", lower=1.0 / upper, upper=upper)
+    return Spec(weight=Weight("token"), criteria=(criterion,), rejected="zero")

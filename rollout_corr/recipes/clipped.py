@@ -83,6 +83,11 @@ def _flash_rl(
     return step(clip(clip_ratio_low, clip_ratio_high, clip_ratio_c), registry.preset("flash_rl.tis", **arguments))
 
 
+def _glm(epsilon_low: float = 0.2, epsilon_high: float = 0.28, **arguments: Any) -> dict[str, Any]:
+    """GLM-5's report, equation 1."""
+    return step(clip(epsilon_low, epsilon_high), registry.preset("glm.icepop", **arguments), SEQUENCES)
+
+
 # --- ROLL 8eb27cc: `pg_variant` of its agentic pipeline, PPO elsewhere ---
 
 
@@ -260,6 +265,7 @@ def calls() -> dict[str, Call]:
     return found | {
         "nemo.gspo_is": Call(_nemo_gspo, BOTH, GLOBAL),
         "nemo.mult_err": Call(partial(_nemo, "nemo.mult_err"), BOTH, "samples are masked before they are counted"),
+        "glm.icepop": Call(_glm, BOTH),
         "flash_rl.tis": Call(_flash_rl, BOTH, "the loss of the verl that it patches"),
         "roll.default": Call(partial(_roll, "roll.default"), BOTH),
         "roll.vanilla": Call(lambda: step(GPG(), reduction=SEQUENCES), ()),

@@ -28,6 +28,11 @@ def _kimi(tau: float = 1e-3, **arguments: Any) -> dict[str, Any]:
     return step(Reinforce(of="new/rollout"), spec, regulariser=SquaredLogRatio(tau, "all"))
 
 
+def _glm_double_sided(epsilon_low: float = 0.2, epsilon_high: float = 0.28) -> dict[str, Any]:
+    """GLM-5's report, equations 3 to 5, which give no number: these are its equation 1's."""
+    return step(Score(1.0 - epsilon_low, 1.0 + epsilon_high, "zero", of="new/rollout"))
+
+
 def _dppo(divergence: str, delta: float, clip_ratio_c: float = 20.0) -> dict[str, Any]:
     return step(DPPO(divergence, delta, delta, clip_ratio_c, of="new/rollout"))
 
@@ -161,6 +166,7 @@ def calls() -> dict[str, Call]:
             partial(_prime_rl, "prime_rl.ref_kl"), BYPASS, "the advantages are ref_logp - new_logp, detached"
         ),
         "kimi.k25": Call(_kimi, BYPASS, "outside the interval its Clip has a value, ours is 0: no gradient in either"),
+        "glm.double_sided": Call(_glm_double_sided, BYPASS, "its bounds exclude their ends, ours include them"),
         "tinker.importance_sampling": Call(fixed(Reinforce(), "sum"), BYPASS),
         "tinker.ppo": Call(fixed(PPO(0.2, 0.2), "sum"), BYPASS),
         "tinker.cispo": Call(fixed(Score(0.0, 4.0), "sum"), BYPASS),
