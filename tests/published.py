@@ -361,6 +361,10 @@ def tunix(loss, agg=rows_mean):
     return lambda rows: agg(rows, with_kl(loss, k1, 0.04))
 
 
+def unsloth(loss, agg=token_mean):
+    return lambda rows: agg(rows, with_kl(loss, k3, 0.001))
+
+
 def trinity(loss):
     return lambda rows: token_mean(rows, with_kl(loss, k2, 0.001))
 

@@ -68,6 +68,7 @@ from published import (
     trinity,
     trl_weight,
     tunix,
+    unsloth,
     vaco,
     verl_rs,
     with_kl,
@@ -247,6 +248,12 @@ PUBLISHED = {
     "trinity.cispo": trinity(lambda r, t: cispo(r, t, 0.0, 1.28, r.mu)),
     "trinity.importance_sampling": lambda rows: token_mean(rows, lambda r, t: reinforce(r, t, r.mu)),
     "prime_rl.ref_kl": prime_rl(lambda r, t: prob_diff(r, t) >= -0.2),
+    "unsloth.grpo": unsloth(ppo, rows_mean),
+    "unsloth.bnpo": unsloth(ppo),
+    "unsloth.dapo": unsloth(lambda r, t: ppo(r, t, 0.2, 0.28)),
+    "unsloth.dr_grpo": lambda rows: unsloth(ppo, rows_sum)(rows) / 256,
+    "unsloth.sapo": unsloth(sapo, rows_mean),
+    "unsloth.cispo": unsloth(lambda r, t: cispo(r, t, 0.0, 5.0)),
     "glm.icepop": plain(icepop(old, 0.5, 2.0), lambda r, t: ppo(r, t, 0.2, 0.28), rows_mean),
     "glm.double_sided": plain(lambda r, t: ratio(r, t, r.sg) * (0.8 < ratio(r, t, r.sg) < 1.28), score),
     "kimi.k25": lambda rows: token_mean(rows, kimi),
@@ -339,6 +346,14 @@ def test_options_of_those_with_a_reduction_or_a_kl_of_their_own():
     options = {"epsilon": 0.1, "epsilon_high": 0.3, "epsilon_c": 1.5, "beta": 0.2, "kl_loss_mode": "low_var_kl"}
     options |= {"loss_agg_mode": "sequence-mean-token-scale", "max_tokens_to_generate": 9}
     assert_published("tunix.grpo", scaled, ("rollout_logp", "ref_logp"), **options)
+
+    def corrected(rows):
+        loss = with_kl(lambda r, t: min(ratio(r, t, r.old), 2.0) * gspo(r, t), k3, 0.001)
+        return rows_mean(rows, loss)
+
+    options = {"importance_sampling_level": "sequence", "vllm_importance_sampling_correction": True}
+    options |= {"vllm_importance_sampling_mode": "token_truncate", "clip_max": 2.0}
+    assert_published("unsloth.grpo", corrected, ("old_logp", "rollout_logp", "ref_logp"), **options)
 
     def clamped(r, t):
         d = clip(r.ref[t] - r.new[t], -0.3, 0.3)

@@ -1,4 +1,4 @@
-"""verl, SkyRL, xtuner, TRL and ms-swift."""
+"""verl, SkyRL, xtuner, TRL, Unsloth and ms-swift."""
 
 from __future__ import annotations
 
@@ -143,6 +143,29 @@ def _trl(
     )
 
 
+# luspo is an average over padding there.
+UNSLOTH_LOSSES = ("grpo", "bnpo", "dapo", "dr_grpo", "sapo", "cispo")
+
+
+def _unsloth(
+    loss_type: str,
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    delta: float | None = None,
+    beta: float = 0.001,
+    importance_sampling_level: str = "token",
+    max_completion_length: float = 256.0,
+    vllm_importance_sampling_correction: bool = False,
+    vllm_importance_sampling_mode: str = "sequence_mask",
+    **arguments: Any,
+) -> dict[str, Any]:
+    """unsloth-zoo ce232d6 (2026-08-20): TRL's losses, with defaults of its own and a KL that no ratio multiplies."""
+    high = 0.28 if loss_type == "dapo" else epsilon_high
+    made = _trl(loss_type, epsilon, high, delta, beta, False, importance_sampling_level, max_completion_length)
+    spec = registry.preset(f"unsloth.{vllm_importance_sampling_mode}", **arguments)
+    return made | {"spec": spec if vllm_importance_sampling_correction else None}
+
+
 def _swift(preset: str, beta: float = 0.0, epsilon: float = 0.2, **arguments: Any) -> dict[str, Any]:
     denominator = "kept" if preset == "swift.opsm" else "original"
     spec = registry.preset(preset, **arguments)
@@ -185,4 +208,7 @@ def calls() -> dict[str, Call]:
         note = "max_completion_length is the trainer's" if loss_type == "dr_grpo" else ""
         note = GLOBAL if loss_type in ("dapo", "cispo") else note
         found[f"trl.{loss_type}"] = Call(partial(_trl, loss_type), BOTH, note)
+        if loss_type in UNSLOTH_LOSSES:
+            note = "epsilon_high is set to 0.28, whatever is given" if loss_type == "dapo" else note
+            found[f"unsloth.{loss_type}"] = Call(partial(_unsloth, loss_type), ("old_logp", "ref_logp"), note)
     return found
