@@ -12,8 +12,10 @@ from rollout_corr.loss import PolicyLoss as PolicyLoss
 from rollout_corr.loss import policy_loss as policy_loss
 from rollout_corr.ops import Backend as Backend
 from rollout_corr.ops import Correction as Correction
+from rollout_corr.ops import PendingCorrection as PendingCorrection
 from rollout_corr.ops import backend_for as backend_for
 from rollout_corr.ops import correct as correct
+from rollout_corr.ops import correct_async as correct_async
 from rollout_corr.presets import preset as preset
 from rollout_corr.recipes import recipe as recipe
 from rollout_corr.recipes import recipe_names as recipe_names
@@ -48,6 +50,7 @@ __all__ = [
     "Correction",
     "Criterion",
     "FilteredGroups",
+    "PendingCorrection",
     "PendingMetrics",
     "PolicyLoss",
     "Reinforce",
@@ -58,6 +61,7 @@ __all__ = [
     "Weight",
     "backend_for",
     "correct",
+    "correct_async",
     "dump",
     "filter_groups",
     "from_config",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,10 +18,13 @@ from rollout_corr.compaction import Compaction
 from rollout_corr.layout import Batch
 from rollout_corr.measures import SequenceFacts
 from rollout_corr.reference import Advantages, Decision
-from rollout_corr.sequences import Packed, Rows
+from rollout_corr.sequences import Packed, Rows, Sequences
 from rollout_corr.spec import Spec
 from rollout_corr.statistics import Statistics, assemble
 from rollout_corr.tokens import Tokens, read_tokens
+
+if TYPE_CHECKING:
+    from rollout_corr.split import Split
 
 # Slots in a block. Chosen by measurement on one core with 1 MiB of second-level cache: `make bench ARGS=--blocks`.
 BLOCK = 262_144
@@ -42,7 +46,7 @@ def answer(
     train: Tensor,
     rollout: Tensor,
     valid: Tensor | None,
-    sequences: Rows | Packed,
+    sequences: Sequences,
     n_valid: Tensor,
     spec: Spec,
     advantages: Advantages | None,
@@ -138,44 +142,83 @@ def whole_offsets(batch: Batch) -> Tensor:
     return offsets if offsets.device.type == "cpu" else offsets.clamp(0, batch.train.numel()).cummax(0).values
 
 
-def whole(batch: Batch) -> tuple[Rows | Packed, Tensor | None, Tensor]:
-    """The sequences of a batch as one piece, which tokens of it are valid, and how many of each sequence."""
+def whole(batch: Batch) -> tuple[Rows | Packed, Tensor | None]:
+    """The sequences of a batch as one piece, and which tokens of it are valid."""
     valid = None if batch.mask is None else batch.mask != 0
     if batch.offsets is None:
-        rows = Rows(batch.train.shape[0])
-        return rows, valid, _ones(batch.train).sum(1) if valid is None else rows.sum_integers(valid)
-    sequences = Packed(whole_offsets(batch), batch.train.numel())
-    valid = inside(batch) if valid is None else valid & inside(batch)
-    return sequences, valid, sequences.sum_integers(valid)
+        return Rows(batch.train.shape[0]), valid
+    return Packed(whole_offsets(batch), batch.train.numel()), inside(batch) if valid is None else valid & inside(batch)
 
 
-def whole_advantages(batch: Batch, given: Tensor, sequences: Rows | Packed) -> Advantages:
+def split(batch: Batch, group: Any) -> tuple[Split, Tensor]:
+    """The same of a batch that holds parts of sequences. All ranks have to ask the same, so there is always a mask."""
+    from rollout_corr.split import Split
+
+    part, valid = whole(batch)
+    return Split(part, group), inside(batch) if valid is None else valid
+
+
+def count_valid(batch: Batch, sequences: Sequences, valid: Tensor | None) -> Tensor:
+    """[S] int64: how many tokens of each sequence are valid."""
+    return _ones(batch.train).sum(1) if valid is None else sequences.sum_integers(valid)
+
+
+def whole_advantages(batch: Batch, given: Tensor, sequences: Sequences) -> Advantages:
     """The advantages of a batch as one piece."""
     if not batch.per_sequence:
-        return Advantages(given, None)
+        return Advantages(given.to(batch.dtype), None)
     return Advantages(sequences.spread(given).expand(batch.train.shape), given)
 
 
 def run_whole(batch: Batch, spec: Spec) -> Result:
     """All sequences at once, without compaction: no host sync, on any device."""
+    return _result(batch, spec, *whole(batch))
+
+
+class Started:
+    """The same where sequences lie on several ranks: what this rank's tokens give is on its way to the others."""
+
+    def __init__(self, batch: Batch, spec: Spec, group: Any) -> None:
+        self._batch, self._spec = batch, spec
+        self._sequences, self._valid = split(batch, group)
+        self.first = self._sequences.rank == 0
+        _answer_of_whole(batch, spec, self._sequences, self._valid)
+        self._sequences.start()
+
+    def done(self) -> bool:
+        """Whether `finish` would not wait."""
+        return self._sequences.done()
+
+    def finish(self) -> Result:
+        """Wait for the others. Statistics are of whole sequences, and of the tokens that lie here."""
+        self._sequences.wait()
+        return _result(self._batch, self._spec, self._sequences, self._valid)
+
+
+def _answer_of_whole(batch: Batch, spec: Spec, sequences: Sequences, valid: Tensor | None) -> Answer:
+    """The answer for a batch as one piece."""
     dtype = batch.dtype
-    sequences, valid, n_valid = whole(batch)
-    tokens_given = torch.full((), batch.train.numel(), device=batch.train.device)
-    everything = tokens_given if batch.mask is None else (batch.mask != 0).sum()
+    n_valid = count_valid(batch, sequences, valid)
     advantages = None
     if batch.advantages is not None:
         advantages = whole_advantages(batch, batch.advantages, sequences)
     pairs = {of: (one.to(dtype), other.to(dtype)) for of, (one, other) in batch.pairs.items()}
     train, rollout = batch.train.to(dtype), batch.rollout.to(dtype)
-    found = answer(train, rollout, valid, sequences, n_valid, spec, advantages, batch.external, pairs=pairs)
+    return answer(train, rollout, valid, sequences, n_valid, spec, advantages, batch.external, pairs=pairs)
+
+
+def _result(batch: Batch, spec: Spec, sequences: Sequences, valid: Tensor | None) -> Result:
+    found = _answer_of_whole(batch, spec, sequences, valid)
     collected = Collected()
     collected.add(found.facts, found.sums, found.maxima)
     mask = None
     if edits_mask(spec):
         kept = reference.kept_tokens(found.tokens, found.decision)
         mask = kept if batch.mask is None else torch.where(kept, batch.mask, 0).to(batch.mask.dtype)
-    statistics = collected.statistics(everything - n_valid.sum(), batch, spec)
-    return Result(found.weights, mask, found.decision.keep, statistics)
+    outside = torch.zeros((), dtype=torch.int64, device=batch.train.device)
+    if batch.offsets is not None and valid is not None:
+        outside = (outside + batch.train.numel() if batch.mask is None else (batch.mask != 0).sum()) - valid.sum()
+    return Result(found.weights, mask, found.decision.keep, collected.statistics(outside, batch, spec))
 
 
 def _ones(x: Tensor) -> Tensor:

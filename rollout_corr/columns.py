@@ -6,6 +6,8 @@ The order is the kernels', whose phases each fill a stretch of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from rollout_corr import reports
 from rollout_corr.histogram import HISTOGRAM
@@ -41,6 +43,30 @@ def max_names(spec: Spec) -> tuple[str, ...]:
     """All maxima. Minima travel as maxima of the negated value."""
     found = columns_of(spec)
     return (*found.token_maxima, *found.sequence_maxima, *found.call_maxima)
+
+
+class Places(NamedTuple):
+    """Stretches of the statistics, from the first to before the last."""
+
+    sums: tuple[tuple[int, int], ...]
+    maxima: tuple[tuple[int, int], ...]
+
+
+# Counted where they lie, though not among the sums of tokens.
+SLOTS = ("tokens_outside", "skyrl/slots")
+
+
+@lru_cache(maxsize=256)
+def places_of_sequences(spec: Spec) -> Places:
+    """Where statistics stand that are known of whole sequences alone, whichever rank holds their tokens."""
+    found = columns_of(spec)
+    local = {*found.token_sums, *HISTOGRAM, *SLOTS}, set(found.token_maxima)
+    stretches = []
+    for names, here in zip((sum_names(spec), max_names(spec)), local, strict=True):
+        wanted = [name not in here for name in names]
+        edges = [i for i in range(len(names) + 1) if (i < len(names) and wanted[i]) != (i > 0 and wanted[i - 1])]
+        stretches.append(tuple(zip(edges[::2], edges[1::2], strict=True)))
+    return Places(*stretches)
 
 
 def _token_sums(spec: Spec, criteria: Sequence[str]) -> tuple[str, ...]:

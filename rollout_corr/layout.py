@@ -167,7 +167,7 @@ class Reader:
 
     def _is_per_sequence(self, x: Tensor) -> bool:
         # As many tokens as sequences: a plain tensor beside plain ones is per token.
-        if self.plain and x.shape == self.first.shape:
+        if self.plain and x.shape in (self.first.shape, self.shape):
             return False
         return tuple(x.shape) in ((self.count,), (self.count, 1))
 

@@ -91,17 +91,17 @@ def _blocks(batch: Batch, tensors: Tensors, wanted: Objective, differentiable: b
 
 
 def _operands(new: Tensor, batch: Batch, tensors: Tensors) -> Operands:
-    sequences, valid, n_valid = blocks.whole(batch)
+    sequences, valid = blocks.whole(batch)
 
     def cast(x: Tensor | None) -> Tensor | None:
         return None if x is None else x.to(batch.dtype)
 
     return Operands(
         sequences=sequences,
-        n_valid=n_valid,
+        n_valid=blocks.count_valid(batch, sequences, valid),
         new=new.to(batch.dtype),
         base=cast(tensors.base),
-        advantages=blocks.whole_advantages(batch, tensors.advantages, sequences).token.to(batch.dtype),
+        advantages=blocks.whole_advantages(batch, tensors.advantages, sequences).token,
         weights=cast(tensors.weights),
         ref=cast(tensors.ref),
         valid=valid,

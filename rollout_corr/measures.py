@@ -118,22 +118,20 @@ def sequence_facts(
         lost = torch.zeros_like(n_valid)
         if verdict.failed is not None:
             lost = torch.where(verdict.failed, n_valid, 0)
+        elif verdict.struck is not None and verdict.selected is not None:
+            lost = torch.where(verdict.struck, tokens.count(verdict.selected), 0)
         elif verdict.dropped is not None:
             lost = tokens.count(verdict.dropped)
         if verdict.criterion.over == "token" or verdict.among is None:
             criteria.append(CriterionFacts(nothing, nothing, lost))
         else:
             criteria.append(CriterionFacts(verdict.value, verdict.among, lost))
-    if decision.dropped is None:
-        kept = torch.where(decision.keep, n_valid, 0)
-    else:
-        kept = tokens.count(reference.kept_tokens(tokens, decision))
     return SequenceFacts(
         criteria=criteria,
         tokens=n_valid,
         measured=n_measured,
         nonfinite=torch.zeros_like(n_valid) if tokens.nonfinite is None else tokens.nonfinite,
-        kept=kept,
+        kept=tokens_kept(tokens, n_valid, decision),
         keep=decision.keep,
         train=sums[0],
         rollout=rollout,
@@ -144,6 +142,26 @@ def sequence_facts(
         weight=weight,
         log_weight=log_weight,
     )
+
+
+def tokens_kept(tokens: Tokens, n_valid: Tensor, decision: Decision) -> Tensor:
+    """[S] int64: valid tokens that are not rejected.
+
+    What is counted must not depend on a verdict (see reference.survivors), so where failed sequences lose some of their
+    tokens, all that they can be left with is counted, and their verdicts choose.
+    """
+    if decision.dropped is None:
+        return torch.where(decision.keep, n_valid, 0)
+    left = [torch.ones_like(tokens.d, dtype=torch.bool) if tokens.valid is None else tokens.valid]
+    choice = torch.zeros_like(n_valid)
+    for verdict in decision.verdicts:
+        if verdict.struck is not None and verdict.selected is not None:
+            choice = choice + verdict.struck * len(left)
+            left += [which & ~verdict.selected for which in left]
+        elif verdict.dropped is not None:
+            left = [which & ~verdict.dropped for which in left]
+    counts = torch.stack([tokens.count(which) for which in left])
+    return torch.where(decision.keep, counts.gather(0, choice[None])[0], 0)
 
 
 def token_statistics(
@@ -181,7 +199,9 @@ def token_statistics(
         maxima["-min_weight"], maxima["max_weight"] = extrema(bounded, among)
     for verdict in decision.verdicts:
         if verdict.criterion.over == "token":
-            units = n if verdict.among is None else torch.count_nonzero(verdict.among)
+            units = n
+            if verdict.among is not None and verdict.among is not measured:
+                units = tokens.count(verdict.among).sum()
             moments(verdict.criterion, verdict.value, verdict.among, units, spec, sums, maxima)
     if spec.detail == "full":
         # Around 1, where most probabilities are, and in float64, so that the correlation does not cancel.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rollout_corr.cuts import float32_at_least, float32_at_most, log_bound, log_of
 from rollout_corr.measures import Named, outside
-from rollout_corr.sequences import Packed, Rows
+from rollout_corr.sequences import Sequences
 from rollout_corr.surrogates import DPPO, DRO, GMPO, GPG, GSPO, KL, PPO, SAPO, Objective, Reinforce, Score, Surrogate
 from rollout_corr.tokens import (
     LARGEST_D,
@@ -153,7 +153,7 @@ class Operands:
     A mask of None says that all tokens count.
     """
 
-    sequences: Rows | Packed
+    sequences: Sequences
     n_valid: Tensor  # [S] int64
     new: Tensor
     base: Tensor | None  # None: new itself, detached
@@ -193,31 +193,31 @@ def log_ratio(given: Operands, new: Tensor, among: Tensor | None, objective: Obj
     return new - select(among, base)
 
 
-def mean_of_d(x: Tensor, sequences: Rows | Packed, n: Tensor, propagate: bool) -> Tensor:
+def mean_of_d(x: Tensor, sequences: Sequences, n: Tensor, propagate: bool) -> Tensor:
     """The mean per sequence of selected log-ratios, at each token: exact sums, with the gradient of plain ones."""
     saturated = x.clamp(-LARGEST_D, LARGEST_D)
     total = sum_of_d(saturated.detach(), sequences, propagate, x.detach())
     if x.requires_grad:
-        plain = sequences.sum(saturated)
-        total = total + (plain - plain.detach())
+        total = sequences.with_gradient(total, saturated)
     return at_each_token(total, x, sequences, n)
 
 
-def at_each_token(total: Tensor, like: Tensor, sequences: Rows | Packed, n: Tensor) -> Tensor:
+def at_each_token(total: Tensor, like: Tensor, sequences: Sequences, n: Tensor) -> Tensor:
     """Sums per sequence as means at its tokens."""
     return sequences.spread((total / n.clamp(min=1)).to(like.dtype)).expand(like.shape)
 
 
 def surrogate_loss(
-    objective: Objective, new: Tensor, x: Tensor, advantages: Tensor, sequences: Rows | Packed, n: Tensor
+    objective: Objective, new: Tensor, x: Tensor, advantages: Tensor, sequences: Sequences, n: Tensor
 ) -> tuple[Loss, Tensor]:
     """The loss per token before weights, and the log-ratio that it used. All arguments are 0 where nothing counts."""
     surrogate, own_ratio = objective.surrogate, not objective.weights_are_the_ratio
     propagate = objective.nonfinite == "propagate"
     if isinstance(surrogate, GSPO):
-        mean = mean_of_d(x, sequences, n, propagate)
+        through_sequence = surrogate.through == "sequence"
+        mean = mean_of_d(x if through_sequence else x.detach(), sequences, n, propagate)
         step = select(x.isfinite(), x)
-        x = mean if surrogate.through == "sequence" else mean.detach() + (step - step.detach())
+        x = mean if through_sequence else mean + (step - step.detach())
     clamped = x.clamp(-surrogate.clamp, surrogate.clamp)
     if isinstance(surrogate, PPO):
         return ppo(surrogate, clamped, advantages), clamped
@@ -289,9 +289,7 @@ def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple
     return total.sum(dtype=torch.float64), sums | more, maxima
 
 
-def effective(
-    weights: Tensor, counted: Tensor | None, objective: Objective, sequences: Rows | Packed, n: Tensor
-) -> Tensor:
+def effective(weights: Tensor, counted: Tensor | None, objective: Objective, sequences: Sequences, n: Tensor) -> Tensor:
     """What multiplies a token's loss: its weight, or for GMPO the geometric mean of its sequence's."""
     if not isinstance(objective.surrogate, GMPO):
         return weights

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,51 @@ BACKENDS = ("auto", "triton", "torch", "compiled")
 
 # A batch whose mean weight is not above this is left as it is: dividing by it would blow up what is left.
 SMALLEST_MEAN = 1e-8
+
+
+class Groups(NamedTuple):
+    """The process groups of a call; None: this rank alone."""
+
+    batch: Any = None
+    sequence: Any = None
+
+    def check(self, batch: Batch, leader: object, advantages: object, validate: bool) -> None:
+        """Refuse what is no group, what ranks could read differently, and, when asked to, unequal numbers of sequences.
+
+        Args:
+            batch: What was read.
+            leader, advantages: Log-probs and advantages as they came.
+            validate: Compare the numbers of sequences.
+        """
+        if self.batch is None and self.sequence is None:
+            return
+        from rollout_corr import split
+
+        split.check_group("batch_group", self.batch)
+        split.check_group("sequence_group", self.sequence)
+        if self.sequence is not None:
+            split.check_advantages(advantages, leader, batch.per_sequence, batch.offsets is not None)
+            if validate:
+                split.check_count(batch.count, self.sequence, batch.train.device)
+
+    def sum(self, totals: Tensor) -> Tensor:
+        """Totals of the batch over `batch`, what a sequence group shares counting once; may overwrite them."""
+        if self.batch is None:
+            return totals
+        import torch.distributed as dist
+
+        from rollout_corr.split import counts_here
+
+        totals = totals if counts_here(self.batch, self.sequence) else torch.zeros_like(totals)
+        dist.all_reduce(totals, group=self.batch)
+        return totals
+
+
+class Begun(NamedTuple):
+    """A correction under way."""
+
+    finish: Callable[[], blocks.Result]
+    done: Callable[[], bool]
 
 
 class Backend(NamedTuple):
@@ -74,6 +119,7 @@ def correct(
     backend: str = "auto",
     validate: bool = False,
     batch_group: Any = None,
+    sequence_group: Any = None,
 ) -> Correction:
     """Correct a rollout: weights, mask, verdicts and statistics from the two log-probs.
 
@@ -93,8 +139,13 @@ def correct(
         external: Per-token statistics by name, same layout; needed by criteria with stat="external".
         backend: "auto", "triton", "torch", or "compiled": the reference under torch.compile, on the CPU, several times
             as fast as "torch" after some seconds of compilation per Spec. An explicit choice never falls back.
-        validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens.
+        validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; with a
+            `sequence_group`, that its ranks hold equally many sequences, which costs a collective more.
         batch_group: A torch.distributed group over which `normalize="batch"` takes its mean.
+        sequence_group: A torch.distributed group over which the tokens of each sequence are split, in any way. All its
+            ranks pass the same sequences in the same order, each with the tokens that lie there, perhaps none, and
+            all results are those of the whole sequences: one all-reduce. Statistics are complete when they are reduced
+            over the ranks. See docs/ranks.md.
 
     Returns:
         A `Correction`. No host sync has happened for tensors on a device.
@@ -104,6 +155,65 @@ def correct(
             and what came.
         TypeError: An argument of the wrong type.
     """
+    groups = Groups(batch_group, sequence_group)
+    return _begin(
+        train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, backend, validate, groups
+    ).result()
+
+
+class PendingCorrection:
+    """A correction whose sequences are on their way to the other ranks."""
+
+    def __init__(self, finish: Callable[[], Correction], done: Callable[[], bool]) -> None:
+        self._finish, self._done = finish, done
+        self._found: Correction | None = None
+
+    def done(self) -> bool:
+        """Whether `result` would return without waiting for another rank."""
+        return self._found is not None or self._done()
+
+    def result(self) -> Correction:
+        """The correction; the same at every call."""
+        if self._found is None:
+            self._found = self._finish()
+        return self._found
+
+
+def correct_async(
+    train_logp: LogProbs,
+    rollout_logp: LogProbs,
+    mask: LogProbs | None = None,
+    *,
+    cu_seqlens: Tensor | None = None,
+    spec: Spec = Spec(),  # noqa: B008  (frozen)
+    advantages: LogProbs | None = None,
+    external: Mapping[str, LogProbs] | None = None,
+    backend: str = "auto",
+    validate: bool = False,
+    batch_group: Any = None,
+    sequence_group: Any = None,
+) -> PendingCorrection:
+    """Begin what `correct` does and return while the ranks of `sequence_group` exchange their sums.
+
+    Args and errors are those of `correct`. Without a `sequence_group` there is nothing to wait for. The inputs must not
+    change before `result()`, which is to be called on every rank.
+    """
+    groups = Groups(batch_group, sequence_group)
+    return _begin(train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, backend, validate, groups)
+
+
+def _begin(
+    train_logp: LogProbs,
+    rollout_logp: LogProbs,
+    mask: LogProbs | None,
+    cu_seqlens: Tensor | None,
+    spec: Spec,
+    advantages: LogProbs | None,
+    external: Mapping[str, LogProbs] | None,
+    backend: str,
+    validate: bool,
+    groups: Groups,
+) -> PendingCorrection:
     if not isinstance(spec, Spec):
         raise TypeError(f"spec: expected a Spec, got {type(spec).__name__}")
     for criterion in spec.criteria:
@@ -115,17 +225,27 @@ def correct(
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {backend!r}")
     batch = read_batch(train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate)
-    result = corrected(batch, spec, backend, batch_group)
-    return Correction(
-        weights=None if result.weights is None else batch.restore(result.weights),
-        mask=mask_back(batch, result.mask),
-        keep=result.keep,
-        statistics=result.statistics,
-    )
+    groups.check(batch, train_logp, advantages, validate)
+    pending = begin(batch, spec, backend, groups)
+
+    def finish() -> Correction:
+        result = pending.finish()
+        return Correction(
+            weights=None if result.weights is None else batch.restore(result.weights),
+            mask=mask_back(batch, result.mask),
+            keep=result.keep,
+            statistics=result.statistics,
+        )
+
+    return PendingCorrection(finish, pending.done)
 
 
-def chosen_backend(tensor: Tensor, backend: str) -> str:
+def chosen_backend(tensor: Tensor, backend: str, sequence_group: Any = None) -> str:
     """The backend that runs for a tensor, or why it cannot be the one that was asked for."""
+    if sequence_group is not None:
+        if backend not in ("auto", "torch"):
+            raise ValueError(f"backend: expected 'auto' or 'torch' beside a sequence_group, got {backend!r}")
+        return "torch"
     chosen = backend_for(tensor).name if backend == "auto" else backend
     if chosen == "triton" and (reason := fused.why_not(tensor.device)) is not None:
         raise ValueError(f"backend: expected 'auto' or 'torch' for {tensor.device} tensors, got 'triton': {reason}")
@@ -134,21 +254,41 @@ def chosen_backend(tensor: Tensor, backend: str) -> str:
     return chosen
 
 
-def corrected(batch: Batch, spec: Spec, backend: str, batch_group: Any = None) -> blocks.Result:
+def corrected(batch: Batch, spec: Spec, backend: str, groups: Groups = Groups()) -> blocks.Result:  # noqa: B008  (frozen)
     """The correction of a batch that has been read, in the batch's own shape."""
-    chosen = chosen_backend(batch.train, backend)
+    return begin(batch, spec, backend, groups).finish()
+
+
+def begin(batch: Batch, spec: Spec, backend: str, groups: Groups) -> Begun:
+    """The same, as far as it goes without other ranks."""
+    chosen = chosen_backend(batch.train, backend, groups.sequence)
     reports.load(spec)
     with torch.no_grad():
-        result = _run(batch, spec, chosen)
-        weights = result.weights
-        if weights is not None and spec.weight is not None and spec.weight.normalize == "batch":
-            mean = _batch_mean(result.statistics, spec, batch_group).to(weights.dtype)
-            if spec.nonfinite == "propagate":
-                # A NaN mean poisons the weights, but not the 0 at invalid tokens.
-                weights = torch.where(weights == 0, weights, weights / mean)
-            else:
-                weights.div_(mean)
-            result.weights = weights
+        if groups.sequence is None:
+            result = _normalized(_run(batch, spec, chosen), spec, groups)
+            return Begun(lambda: result, lambda: True)
+        started = blocks.Started(batch, spec, groups.sequence)
+
+    def finish() -> blocks.Result:
+        with torch.no_grad():
+            result = _normalized(started.finish(), spec, groups)
+            if not started.first:
+                result.statistics = result.statistics.of_tokens()
+            return result
+
+    return Begun(finish, started.done)
+
+
+def _normalized(result: blocks.Result, spec: Spec, groups: Groups) -> blocks.Result:
+    weights = result.weights
+    if weights is not None and spec.weight is not None and spec.weight.normalize == "batch":
+        mean = _batch_mean(result.statistics, spec, groups).to(weights.dtype)
+        if spec.nonfinite == "propagate":
+            # A NaN mean poisons the weights, but not the 0 at invalid tokens.
+            weights = torch.where(weights == 0, weights, weights / mean)
+        else:
+            weights.div_(mean)
+        result.weights = weights
     return result
 
 
@@ -175,15 +315,12 @@ def mask_back(batch: Batch, edited: Tensor | None) -> Any:
     return batch.restore(blocks.inside(batch))
 
 
-def _batch_mean(statistics: Statistics, spec: Spec, group: Any) -> Tensor:
+def _batch_mean(statistics: Statistics, spec: Spec, groups: Groups) -> Tensor:
     """0-d: the mean weight of the batch, or 1 where it is too small to divide by."""
     names = columns.sum_names(spec)
     level = "" if spec.weight is not None and spec.weight.level == "token" else "sequence_"
     units = "tokens_measured" if not level else "sequences_measured"
     pair = torch.stack([statistics.sums[names.index(name)] for name in (f"{level}weight", units)])
-    if group is not None:
-        import torch.distributed as dist
-
-        dist.all_reduce(pair, group=group)
+    pair = groups.sum(pair)
     mean = 1.0 + pair[0] / pair[1].clamp(min=1.0)
     return torch.where(mean <= SMALLEST_MEAN, 1.0, mean)

@@ -96,6 +96,7 @@ def value_of(
                 total = sum_of_d(x.clamp(-LARGEST_D, LARGEST_D), sequences, propagate, x)
             else:
                 total = sum_of_statistic(x, sequences, propagate)
+        total = torch.where(n > 0, total, 0.0)
         return total if criterion.reduce == "sum" else total / n.clamp(min=1)
     sign = 1.0 if criterion.reduce == "max" else -1.0
     signed = sign * statistic(criterion, tokens, external)
@@ -167,6 +168,8 @@ class Verdict:
     among: Tensor | None  # which units were measured
     dropped: Tensor | None  # bool per token, or None when only whole sequences fall
     failed: Tensor | None  # [S] bool, or None when no sequence falls as a whole
+    struck: Tensor | None = None  # [S] bool, where sequences that fail lose the `selected` tokens alone
+    selected: Tensor | None = None
 
 
 @dataclass
@@ -175,8 +178,8 @@ class Decision:
 
     keep: Tensor  # [S] bool
     dropped: Tensor | None  # bool per token: dropped one by one, beyond whole sequences
-    survivors: Tensor | None  # tokens that sequence sums run over; None means all
-    n: Tensor  # [S] int64, how many those are
+    survivors: Tensor | None  # tokens that sequence sums run over where n > 0; None means all
+    n: Tensor  # [S] int64, how many those are; 0 where a token criterion took the whole sequence
     verdicts: list[Verdict] = field(default_factory=list)
 
     def apply(self, verdict: Verdict) -> None:
@@ -213,18 +216,16 @@ def decide(
         if criterion.over == "token":
             pair = others.get(criterion.of, tokens)
             decision.apply(judge_tokens(criterion, pair, spec, advantages, external))
-    alive = None
+    standing = dropped = None
     if spec.sums_over == "kept" and decision.verdicts:
-        alive = tokens.sequences.spread(decision.keep).expand(tokens.d.shape)
-        if decision.dropped is not None:
-            alive = alive & ~decision.dropped
-        decision.survivors, decision.n = survivors(tokens, alive)
+        standing, dropped = decision.keep, decision.dropped
+        decision.survivors, decision.n = survivors(tokens, dropped, standing)
     for criterion in spec.criteria:
         if criterion.over == "sequence":
             among, n = decision.survivors, decision.n
             pair = others.get(criterion.of, tokens)
             if pair is not tokens:
-                among, n = survivors(pair, alive)
+                among, n = survivors(pair, dropped, standing)
             decision.apply(judge_sequences(criterion, pair, among, n, spec, advantages, external))
     if spec.nonfinite == "reject" and (spec.weight is not None or spec.criteria):
         for pair in every:
@@ -233,13 +234,17 @@ def decide(
     return decision
 
 
-def survivors(tokens: Tokens, alive: Tensor | None) -> tuple[Tensor | None, Tensor]:
-    """Which measured tokens sequence sums run over, and how many of each sequence."""
+def survivors(tokens: Tokens, dropped: Tensor | None, standing: Tensor | None) -> tuple[Tensor | None, Tensor]:
+    """Which measured tokens sequence sums run over, and how many of each sequence; none of one that does not stand.
+
+    Such a sequence is taken out of the counts and not out of the tokens: what is summed must not depend on a verdict,
+    so that ranks which hold parts of sequences can sum before they judge (split.py).
+    """
     among = tokens.measured
-    if alive is not None:
-        among = alive if among is None else alive & among
-    every = torch.ones_like(tokens.d, dtype=torch.bool) if among is None else among
-    return among, tokens.count(every)
+    if dropped is not None:
+        among = ~dropped if among is None else among & ~dropped
+    n = tokens.count(torch.ones_like(tokens.d, dtype=torch.bool) if among is None else among)
+    return among, n if standing is None else torch.where(standing, n, 0)
 
 
 def judge_tokens(
@@ -277,12 +282,10 @@ def judge_sequences(
         tested = value_of(replace(criterion, stat="abs"), tokens, among, n, external)
     failed = ~passes(criterion, tested, spec.clamp) & (n > 0)
     if criterion.drop == "token":
-        lost = sequences.spread(failed)
-        if criterion.when == "any" or advantages is None:
-            dropped = lost.expand(tokens.d.shape) if tokens.measured is None else lost & tokens.measured
-        else:
-            dropped = lost & selected_tokens(criterion.when, tokens, advantages.token)
-        return Verdict(criterion, value, n > 0, dropped, None)
+        selected = torch.ones_like(tokens.d, dtype=torch.bool) if tokens.measured is None else tokens.measured
+        if criterion.when != "any" and advantages is not None:
+            selected = selected_tokens(criterion.when, tokens, advantages.token)
+        return Verdict(criterion, value, n > 0, sequences.spread(failed) & selected, None, failed, selected)
     if criterion.when != "any" and advantages is not None:
         failed = failed & selected_sequences(criterion.when, tokens, advantages)
     return Verdict(criterion, value, n > 0, None, failed)
@@ -311,7 +314,8 @@ def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
         log_ratio = tokens.clamped(weight.token_clamp)
         raw = tokens.excess if weight.token_clamp is None else log_ratio + k3(log_ratio)
     else:
-        aggregate = total_of_d(weight.token_clamp, tokens, decision.survivors)
+        total = total_of_d(weight.token_clamp, tokens, decision.survivors)
+        aggregate = torch.where(decision.n > 0, total, 0.0)
         if weight.level == "geometric":
             aggregate = aggregate / decision.n.clamp(min=1)
         log_ratio = aggregate.clamp(-spec.clamp, spec.clamp)

@@ -1,12 +1,47 @@
-"""Which tokens belong together. Two shapes, one set of questions: `Rows` for [B, T], `Packed` for [N] and offsets."""
+"""Which tokens belong together. Two shapes, one set of questions: `Rows` for [B, T], `Packed` for [N] and offsets.
+
+A third answers the same questions where the tokens of a sequence lie on several ranks: `Split` in split.py.
+"""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 
-class Rows:
+class Sequences(Protocol):
+    """The questions. Tokens are [N] or [B, T], answers [S]."""
+
+    count: int
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Floating -> [S] float64."""
+
+    def sum_integers(self, x: Tensor) -> Tensor:
+        """Int64 (may be overwritten) or bool -> [S] int64, exact whatever the order."""
+
+    def max(self, x: Tensor) -> Tensor:
+        """Floating -> [S]; -inf for a sequence without tokens."""
+
+    def spread(self, per_sequence: Tensor) -> Tensor:
+        """[S] -> what broadcasts over the tokens."""
+
+    def with_gradient(self, total: Tensor, x: Tensor) -> Tensor:
+        """A total of x by other means, with the gradient of `sum(x)`."""
+
+
+class WithGradient:
+    """How sequences that lie here whole give a total a gradient."""
+
+    def with_gradient(self: Sequences, total: Tensor, x: Tensor) -> Tensor:
+        """[S] float64 -> the same with a graph to x."""
+        plain = self.sum(x)
+        return total + (plain - plain.detach())
+
+
+class Rows(WithGradient):
     """Every row of a [B, T] tensor is a sequence."""
 
     def __init__(self, count: int) -> None:
@@ -29,7 +64,7 @@ class Rows:
         return per_sequence[:, None]
 
 
-class Packed:
+class Packed(WithGradient):
     """Sequence s is the tokens offsets[s] .. offsets[s + 1] of an [N] tensor.
 
     Args:

@@ -88,6 +88,25 @@ class Statistics:
             total = total.merge(part)
         return total
 
+    @staticmethod
+    def nothing(
+        spec: Spec | None, objective: Objective | None = None, device: torch.device | str = "cpu"
+    ) -> Statistics:
+        """The statistics of no batch at all: what a rank without a micro-batch merges with the others.
+
+        Args:
+            spec: The Spec of the other ranks.
+            objective: `objective` of their statistics, where they have one.
+            device: Where collectives are to run.
+        """
+        sums, maxima = (len(names) for names in layout(spec, objective))
+        return Statistics(
+            spec,
+            torch.zeros(sums, dtype=torch.float64, device=device),
+            torch.full((maxima,), -torch.inf, dtype=torch.float64, device=device),
+            objective,
+        )
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Statistics:
         """The same statistics on another device."""
         return replace(
@@ -95,6 +114,18 @@ class Statistics:
             sums=self.sums.to(device, non_blocking=non_blocking),
             maxima=self.maxima.to(device, non_blocking=non_blocking),
         )
+
+    def of_tokens(self) -> Statistics:
+        """What a rank adds that is not the first of its sequence group: that one adds what whole sequences give."""
+        if self.spec is None:
+            raise ValueError("spec: expected statistics of a correction, got those of a policy loss alone")
+        places = columns.places_of_sequences(self.spec)
+        sums, maxima = self.sums.clone(), self.maxima.clone()
+        for first, last in places.sums:
+            sums[first:last] = 0.0
+        for first, last in places.maxima:
+            maxima[first:last] = -torch.inf
+        return replace(self, sums=sums, maxima=maxima)
 
     def all_reduce(self, group: Any = None) -> Statistics:
         """Merge over the ranks of a process group: two collectives, whatever the number of metrics.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rollout_corr.sequences import Packed, Rows
+from rollout_corr.sequences import Sequences
 from rollout_corr.spec import Spec
 
 # Sums that decide are integer sums, so that order cannot matter. D: one limb on a 2^-28 grid, saturated at 2^10, which
@@ -92,7 +92,7 @@ def to_grid(x: Tensor, grid: float) -> Tensor:
     return (x * grid).add_(torch.copysign(half, x)).to(torch.int64)
 
 
-def sum_of_d(saturated: Tensor, sequences: Rows | Packed, propagate: bool, d: Tensor) -> Tensor:
+def sum_of_d(saturated: Tensor, sequences: Sequences, propagate: bool, d: Tensor) -> Tensor:
     """[S] float64: the sum of D (or of |D|) saturated at +-1024, exact and so independent of any order."""
     finite = _finite(saturated, propagate)
     if d.dtype == torch.float64:
@@ -102,7 +102,7 @@ def sum_of_d(saturated: Tensor, sequences: Rows | Packed, propagate: bool, d: Te
     return total + sequences.sum(d - _finite(d, True)) if propagate else total
 
 
-def sum_of_statistic(x: Tensor, sequences: Rows | Packed, propagate: bool) -> Tensor:
+def sum_of_statistic(x: Tensor, sequences: Sequences, propagate: bool) -> Tensor:
     """[S] float64: the sum of another statistic, each saturated at +-2^37, exact in two limbs."""
     x_finite = _finite(x, propagate).clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
     if x.dtype == torch.float64:
@@ -129,7 +129,7 @@ class Tokens:
     A mask of None says that all tokens count.
     """
 
-    sequences: Rows | Packed
+    sequences: Sequences
     train: Tensor
     rollout: Tensor
     d: Tensor
@@ -191,7 +191,7 @@ def read_tokens(
     train: Tensor,
     rollout: Tensor,
     valid: Tensor | None,
-    sequences: Rows | Packed,
+    sequences: Sequences,
     spec: Spec,
     look: bool = False,
 ) -> Tokens:

@@ -39,7 +39,7 @@ def log_weight(block: Block, spec: Spec) -> Tensor:
     """[S] float64: the logarithm of a product or geometric weight without Spec.clamp; 0 for an empty sequence."""
     if spec.weight is None or block.weighing is None:
         raise ValueError("spec: expected one with a weight")
-    if spec.weight.token_clamp is not None or block.decision.survivors is not block.tokens.measured:
+    if spec.weight.token_clamp is not None or block.decision.n is not block.n_measured:
         # Its sum is not D's own, and only the clamped one was kept.
         return block.weighing.log_ratio
     return block.facts.d if spec.weight.level == "product" else block.facts.d / block.n_measured.clamp(min=1)

@@ -21,7 +21,7 @@ from rollout_corr.cuts import log_bound
 from rollout_corr.measures import Block, Named, outside, totals
 from rollout_corr.reference import Verdict
 from rollout_corr.reports import Columns, Interval
-from rollout_corr.reports.moments import count, mean, prefixed, unbiased_std
+from rollout_corr.reports.moments import mean, prefixed, unbiased_std
 from rollout_corr.spec import Criterion, Spec
 from rollout_corr.tokens import Tokens
 
@@ -104,7 +104,9 @@ def collect(block: Block, spec: Spec) -> tuple[Named, Named]:
         above, survivors = log_bound(spec.weight.upper), block.decision.n
         clipped = outside(block.weighing.log_ratio, None, above)[0]
         if spec.weight.level == "token":
-            sums["clipped"], rows["clippable"] = count(clipped, block.decision.survivors), survivors
+            among = block.decision.survivors
+            found = block.tokens.count(clipped if among is None else clipped & among)
+            rows["clipped"], rows["clippable"] = torch.where(survivors > 0, found, 0), survivors
         else:
             rows["clipped"], rows["clippable"] = clipped & (survivors > 0), survivors > 0
     if rows:

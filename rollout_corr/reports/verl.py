@@ -193,10 +193,9 @@ def _collect_tokens(verdict: Verdict, block: Block, sums: Named, maxima: Named, 
     # Float64: what lies at the bound lies far from the centre, and its spread would drown in rounding.
     counted, clamped = select(measured, stat), select(measured, stat.clamp(low, high)).double()
     counted = counted.clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
-    row = block.tokens.sequences.sum(counted) / n.clamp(min=1)
-    _collect_rows(label, row, n > 0, low, high, maxima, rows)
-    sums |= {f"{label}/stat": counted.sum(), f"{label}/clamped": clamped.sum()}
-    sums[f"{label}/clamped2"] = (clamped * clamped).sum()
+    rows[f"{label}/stat"] = block.tokens.sequences.sum(counted)
+    _collect_rows(label, rows[f"{label}/stat"] / n.clamp(min=1), n > 0, low, high, maxima, rows)
+    sums |= {f"{label}/clamped": clamped.sum(), f"{label}/clamped2": (clamped * clamped).sum()}
     for name, which in zip(("above", "below"), outside(stat, low, high), strict=True):
         sums[f"{label}/{name}"] = count(which, measured)
     maxima[f"{label}/-min_stat"], maxima[f"{label}/max_stat"] = extrema(stat, measured)
