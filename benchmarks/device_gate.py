@@ -68,8 +68,9 @@ def _same_mask(name: str, valid: Tensor, ours: Tensor | None, other: Tensor | No
     many, tokens = int(differ.sum()), int(valid.sum())
     if many > (0 if name in OWN else MOST_MASK_DIFFERENCES * tokens):
         raise WrongResult(f"{name}: the mask differs from ours at {many} of {tokens} tokens")
-    if bool(((other != 0) & ~valid).any()):
-        raise WrongResult(f"{name}: the mask is not 0 at invalid tokens")
+    for who, mask in ((OURS, ours), (name, other)):
+        if bool(((mask != 0) & ~valid).any()):
+            raise WrongResult(f"{who}: the mask is not 0 at invalid tokens")
 
 
 def _same_weights(name: str, valid: Tensor, ours: Outcome, other: Outcome) -> None:

@@ -88,6 +88,16 @@ def test_bytes(case, operation):
     assert operations.required_bytes(batch, getattr(operations, operation)) == expected * batch.slots
 
 
+def test_bytes_without_a_mask():
+    """Nothing is read, and one of bool is written where tokens can be rejected."""
+    operations = load("operations")
+    batch = load("batches").make(load("batches").Case("", "", 64, 2, mask=None))
+    assert batch.mask is None and batch.valid_tokens == 64
+    assert operations.bytes_per_slot(batch, operations.METRICS) == 4 + 4
+    assert operations.bytes_per_slot(batch, operations.TOKEN) == 4 + 4 + 4 + 1
+    assert operations.bytes_per_slot(batch, operations.FORWARD) == 4 + 4 + 4 + 4 + 1
+
+
 # --- who computes the same ---
 
 
@@ -103,6 +113,47 @@ def test_everybody_in_the_plan_computes_the_same():
                 assert gate.check(batch, operation, found) == {}
                 seen |= set(found)
     assert {names.BY_HAND, names.XTUNER, names.XTUNER_ONCE, names.SKYRL} <= seen
+
+
+def wild(packed):
+    """Half of the sequences beyond every bound: of weights, of tokens, of outliers, of the veto, of all clips."""
+    batches = load("batches")
+    mask = torch.bool if packed else torch.float32
+    batch = batches.make(batches.Case("", "", 24 * 64, 24, packed=packed, skew=0.0, fill=0.7, left=True, mask=mask))
+    generator = torch.Generator().manual_seed(1)
+    shape = (24, 64)
+    strength = torch.tensor([0.0] * 12 + [0.3] * 6 + [1.5] * 6)[:, None]
+    gap = (strength * torch.randn(shape, generator=generator)).clamp(-4.0, 4.0)
+    # Whole rows near 1, at most: these the geometric mask of SkyRL lets through.
+    gap += torch.linspace(-0.02, 0.02, 24)[:, None]
+    gap[-1, -3], gap[-2, -3] = 12.0, -12.0
+    old = batch.rollout - gap.view(batch.rollout.shape)
+    new = old + torch.randn(shape, generator=generator).view(old.shape)
+    return replace(batch, old=old, new=new.detach().requires_grad_())
+
+
+@pytest.mark.parametrize("operation", ["XTUNER", "SKYRL", "SKYRL_STEP", "TOKEN", "BOTH"])
+def test_everybody_agrees_beyond_all_bounds(operation):
+    operation = getattr(load("operations"), operation)
+    batch = wild(packed=operation.scheme == "native" or operation.scheme == "xtuner")
+    found = {who.name: who.whole() for who in compiled_ones_left_out(batch, operation) if who.whole is not None}
+    assert len(found) > 1 and load("device_gate").check(batch, operation, found) == {}
+    metrics = found[load("contenders").OURS].metrics
+    if operation.scheme == "xtuner":
+        assert (
+            0.0
+            < metrics["mismatch/rollout_is_veto_fraction"]
+            < metrics["mismatch/rollout_is_seq_masked_fraction"]
+            < 1.0
+        )
+        assert metrics["mismatch/rollout_is_ratio_fraction_low"] > 0.0
+    if operation.scheme == "skyrl":
+        hit = ("outlier_seq_over_high_ratio", "outlier_seq_under_low_ratio", "token_mask_ratio")
+        hit += ("geo_sequence_mask_over_high_ratio", "geo_sequence_mask_under_low_ratio")
+        assert all(0.0 < metrics[name] < 1.0 for name in hit), metrics
+    if operation is load("operations").BOTH:
+        clips = ("clip_fraction_low", "clip_fraction_high", "clip_fraction_dual")
+        assert all(metrics[name] > 0.0 for name in clips), metrics
 
 
 @pytest.mark.slow
@@ -141,7 +192,7 @@ def wrong_mask(out):
 
 
 def mask_at_prompts(out):
-    return out._replace(mask=torch.ones_like(out.mask))
+    return out._replace(mask=out.mask | (out.weights == 0))
 
 
 def wrong_metric(out):

@@ -160,6 +160,20 @@ def test_large_batches_are_not_put_in_a_row():
     assert measure._row(device, small, None, somebody(device, names.BY_HAND, 0.1), None) is None
 
 
+def test_calls_in_a_row_have_inputs_of_their_own():
+    names, measure = load("device_contenders"), load("measure")
+    device, given = Clockwork(), []
+
+    def everybody(batch, operation):
+        given.append(batch.old)
+        return [somebody(device, names.OURS, 0.001)]
+
+    ours = somebody(device, names.OURS, 0.001)
+    measure._row(device, tiny("32k in 256"), load("operations").FORWARD, ours, everybody)
+    assert len(given) == measure.IN_A_ROW
+    assert not any(torch.equal(a, b) for i, a in enumerate(given) for b in given[:i])
+
+
 def test_wrong_results_are_not_timed():
     names = load("device_contenders")
     device = Clockwork()
@@ -209,6 +223,8 @@ def test_profiled():
     found = measure.profiled(device, tiny("1M"), operations.TOKEN, everybody=lambda *_: everybody)
     assert (found["case"], found["operation"]) == ("1M", operations.TOKEN.name)
     ours, by_hand = found["rows"]
+    # Each call once before it is counted.
+    assert device.log.count(names.OURS) == 4 and device.log.count(names.BY_HAND) == 2
     assert ours["name"] == names.OURS and by_hand["name"] == names.BY_HAND and "whole" not in by_hand
     assert ours["on_device"]["syncs"] == 0 and ours["whole"]["syncs"] == 1 and by_hand["on_device"]["kernels"] == 3
     device.counts = lambda call: None
