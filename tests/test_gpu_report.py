@@ -187,6 +187,17 @@ def test_with_a_gpu(tmp_path, capsys, monkeypatch):
     assert "| bits | something | not run | no time was left | 0 |" in (tmp_path / "gpu.md").read_text()
 
 
+def test_the_commit_of_a_copy_without_git(monkeypatch):
+    main, machine, page = (load(name) for name in ("gpu_report.__main__", "machine", "gpu_report.page"))
+    monkeypatch.setattr(machine, "commit", lambda: ("a" * 40, True))
+    assert (main.head("b" * 40)["commit"], main.head(None)["dirty"]) == ("a" * 40, True)
+    monkeypatch.setattr(machine, "commit", lambda: ("unknown", True))
+    assert (
+        main.head(None)["commit"] == "unknown" and "commit unknown with uncommitted" in page.facts(main.head(None))[0]
+    )
+    assert "commit bbbbbbbbbbbb (a copy without git" in page.facts(main.head("b" * 40))[0]
+
+
 # --- the sample of tests ---
 
 TESTS = """

@@ -86,9 +86,16 @@ def steps(processes: int) -> list[Step]:
     ]
 
 
-def head() -> dict[str, Any]:
-    """What stands at the top of a report."""
+def head(said: str | None) -> dict[str, Any]:
+    """What stands at the top of a report.
+
+    Args:
+        said: The commit, as the caller says; for a copy that git knows nothing of, whose `dirty` is then None.
+    """
+    dirty: bool | None
     commit, dirty = machine.commit()
+    if commit == "unknown" and said is not None:
+        commit, dirty = said, None
     versions = {name: machine.version(name) for name in ("torch", "triton", "numpy", "pytest", "hypothesis")}
     return {
         "report": "gpu",
@@ -116,6 +123,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path(), help="folder for gpu.json and gpu.md; default: this one")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of the whole run, default %(default)s")
     parser.add_argument("--steps", nargs="+", choices=names, metavar="STEP", help=f"some of {', '.join(names)}")
+    parser.add_argument("--commit", help="what this is a copy of, where there is no git to ask")
     parser.add_argument("--processes", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)))
     return parser.parse_args(arguments)
 
@@ -126,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("gpu-report: torch sees no GPU here, so there is nothing to report and nothing was written")
         return NO_GPU
-    report = head()
+    report = head(options.commit)
 
     def save(found: dict[str, Any]) -> None:
         gpu.write(options.out / "gpu.json", found)

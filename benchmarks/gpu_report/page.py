@@ -94,7 +94,8 @@ def benchmark_of(report: Report) -> Report | None:
 
 def facts(report: Report) -> list[str]:
     """Machine, versions, commit, date."""
-    state = " with uncommitted changes" if report["dirty"] else ""
+    states = {True: " with uncommitted changes", False: "", None: " (a copy without git; whoever started it said so)"}
+    state = states[report["dirty"]]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items() if version)
     lines = [f"{report['date']}, commit {report['commit'][:12]}{state}.", f"Python {report['python']}, {versions}."]
     results = benchmark_of(report)
