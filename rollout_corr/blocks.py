@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # Slots in a block. Chosen by measurement on one core with 1 MiB of second-level cache: `make bench ARGS=--blocks`.
 BLOCK = 262_144
 
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+
 
 @dataclass
 class Answer:
@@ -337,6 +339,10 @@ def _one_block(piece: Piece, spec: Spec, collected: Collected, weights: Tensor |
 
 def _put_mask(out: Tensor, given: Tensor | None, padded: bool, compaction: Compaction, found: Answer) -> None:
     """The mask given, with 0 at rejected tokens."""
+    if given is not None and padded and found.decision.dropped is None and given.dtype in INTEGERS:
+        # One pass, in a third of the time of a copy that is then filled: -1 has all bits, 0 none.
+        torch.bitwise_and(given, -found.decision.keep.to(given.dtype)[:, None], out=out)
+        return
     if given is None:
         out.fill_(True)
     else:

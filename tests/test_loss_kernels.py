@@ -39,15 +39,16 @@ def quick():
 # --- against the third oracle, in float64 ---
 
 
-def check(sequences, wanted, layout, device, dtype=torch.float64, **options):
+def check(sequences, wanted, layout, device, by=3e-8, **options):
     """The kernels between fences: what they read and should not have read shows in the result."""
-    laid = LaidLoss(sequences, layout, dtype)
+    laid = LaidLoss(sequences, layout)
     laid.laid = between_fences(laid.laid, device)
     laid.new = laid.leaf(laid.laid.train)
     laid.arguments = {name: fenced(x, device) for name, x in laid.arguments.items()}
     with unchecked(), watched():
         out = laid(**(arguments_of(wanted) | options), backend="triton")
-        compare(out, laid, sequences, wanted, f"{layout} {wanted}", given=options.get("denominator"))
+        case, given = f"{layout} {wanted}", options.get("denominator")
+        compare(out, laid, sequences, wanted, case, given=given, by=by)
     return out
 
 
@@ -106,12 +107,25 @@ def test_kl_and_regulariser(kind, device):
         rc.KL(kind, 0.3, gradient="k2", weight="stopped_ratio", scope="all"),
         rc.KL(kind, 0.3, gradient="k3", weight="weights", log_clamp=0.4, value_clamp=0.06),
         rc.KL(kind, 0.3, gradient="abs", scope="all"),
+        rc.KL("k3", 0.3, gradient=kind, log_clamp=0.3),
     )
     for i, term in enumerate(terms):
-        wanted = objective(("ppo", "gspo", "gmpo", "score")[i], kl=term,
+        wanted = objective(("ppo", "gspo", "gmpo", "score", "ppo")[i], kl=term,
                            regulariser=rc.SquaredLogRatio(0.2, ("all", "kept")[i % 2]))  # fmt: skip
         with shaped((NARROW, WIDE)[i % 2]):
             check(only(BATCHES[2 * (i % 2)], *DECOUPLED, "ref"), wanted, ("packed", "padded_left")[i % 2], device)
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
+def test_squares_and_penalties_saturate(kind, device):
+    """Differences of thousands: squares and KL terms run within +-1024, and pull no further beyond."""
+    far = [
+        replace(q, new=[x - (3000.0 if t % 2 else 2.0) * m for t, (x, m) in enumerate(zip(q.new, q.mask, strict=True))])
+        for q in BATCHES[0]
+    ]
+    wanted = objective("dro", kl=rc.KL(kind, 0.1), regulariser=rc.SquaredLogRatio(0.1))
+    with shaped(WIDE):
+        check(only(far, *DECOUPLED, "ref"), wanted, "packed", device, by=1e-3)
 
 
 # --- against the reference, in every dtype ---
