@@ -4,7 +4,7 @@
 #   make test         the tests that need nothing but a CPU
 #   make test-all     the slow ones too
 #   make test-gpu     the ones that need a GPU
-#   make test-peers   the ones that compare with the peers themselves, in an environment of their own
+#   make test-peers   the ones that compare with the peers themselves, in an environment of their own (or: conformance)
 #   make test-browser the pages in a headless Chromium, which has to be there
 #   make test-wheel   builds the wheel and tests it from outside the checkout
 #   make kernels      compiles the kernels for GPUs that are not there, and reports
@@ -34,7 +34,7 @@ PEERS_NEED = accelerate cloudpickle codetiming datasets jinja2 omegaconf orjson 
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
-.PHONY: demo test test-all test-gpu test-peers test-browser test-wheel kernels lint format bench bench-tiny gpu-report clean
+.PHONY: demo test test-all test-gpu test-peers conformance test-browser test-wheel kernels lint format bench bench-tiny gpu-report clean
 
 demo: $(VENV)/installed-demo
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
@@ -48,7 +48,7 @@ test-all: $(VENV)/installed-test
 test-gpu: $(VENV)/installed-test
 	$(VENV)/bin/pytest -m gpu $(ARGS)
 
-test-peers: $(PEERS_VENV)/installed-peers
+test-peers conformance: $(PEERS_VENV)/installed-peers
 	$(PEERS_VENV)/bin/pytest -m peers $(ARGS)
 
 test-browser: $(VENV)/installed-test
