@@ -26,6 +26,8 @@ from benchmarks.operations import Operation
 
 # Seconds of rounds that an operation gets, and that one point of a scaling curve gets.
 ROUNDS, POINT = 3.0, 0.7
+# Seconds that one operation may take: with less left none begins, so that a run ends before its time does.
+ROOM = 8.0
 # What is scaled: tokens up to the first, at the second for sequences, at the third for skew.
 SCALED = (1 << 26, 1 << 22, 1 << 20)
 
@@ -44,7 +46,7 @@ def head(where: Host, tiny: bool) -> dict[str, Any]:
         "commit": commit,
         "dirty": dirty,
         "tiny": tiny,
-        "machine": machine.describe() | where.facts(),
+        "machine": machine.describe() | {"triton": machine.version("triton")} | where.facts(),
         "measured": [],
         "scaling": [],
         "profiled": [],
@@ -111,7 +113,7 @@ def run(
         results["under_way"] = None
     done = {(into, *key(found)) for into in ("measured", "scaling", "profiled") for found in results[into]}
     for into, case, operation, axis in work(options):
-        if (into, case.name, operation.name) in done or budget.left() <= 0.0:
+        if (into, case.name, operation.name) in done or budget.left() < ROOM:
             continue
         results["under_way"] = [into, case.name, operation.name]
         save(results)
@@ -178,6 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     run(where, results, options, budget, save)
     made = gpu_tables.all_tables(results)
+    print("\n".join(gpu_tables.facts(results)), "\n")
     print("\n".join(tables.markdown(made)) if options.markdown else tables.drawn(made, gpu_tables.notes(results)))
 
 

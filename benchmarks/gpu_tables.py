@@ -96,6 +96,27 @@ def one_line(found: Found) -> str:
     return f"{where}: " + ", ".join(f"{row['name']} {row['device_ms']['median']}" for row in timed(found)) + " ms"
 
 
+def facts(results: Results) -> list[str]:
+    """Where and when: what a table is headed by."""
+    about = results["machine"]
+    state = " with uncommitted changes" if results["dirty"] else ""
+    versions = f"Python {about['python']}, torch {about['torch']}, Triton {about['triton']}"
+    lines = [f"{results['date']}, commit {results['commit'][:12]}{state}; {versions}.", processor(about)]
+    return [*lines, "Tiny sizes: they show that everything works, and nothing else."] if results["tiny"] else lines
+
+
+def processor(about: Mapping[str, Any]) -> str:
+    """The device in a sentence."""
+    host = f"{about['cores']} cores of {about['cpu']}"
+    if "gpu" not in about:
+        return f"No GPU; {host}, {about['threads']} threads."
+    return (
+        f"{about['gpu']}, {about['multiprocessors']} multiprocessors, L2 {about['l2_bytes'] / 2**20:.0f} MiB, "
+        f"memory {about['memory_bytes'] / 2**30:.0f} GiB, driver {about.get('driver', 'unknown')}, "
+        f"CUDA {about['cuda']}; {host}."
+    )
+
+
 def measured(results: Results) -> list[Found]:
     """What has times."""
     return [found for found in results["measured"] if timed(found)]

@@ -299,8 +299,14 @@ def test_run_goes_on_where_it_ended():
 def test_run_ends_with_its_budget():
     gpu, measure = load("gpu"), load("measure")
     results = gpu.head(Clockwork(), True)
-    gpu.run(Clockwork(), results, options(), measure.Budget(0.0), lambda _: None, noted)
-    assert results["measured"] == []
+    now = [0.0]
+
+    def ten_seconds(where, case, operation, **_):
+        now[0] += 10.0
+        return noted(where, case, operation)
+
+    gpu.run(Clockwork(), results, options(), measure.Budget(35.0, lambda: now[0]), lambda _: None, ten_seconds)
+    assert len(results["measured"]) == 3 and now[0] <= 35.0
 
 
 def test_scaling_is_ours_and_by_hand(capsys):
@@ -356,6 +362,7 @@ def test_the_whole_thing_on_the_host(tmp_path, capsys, monkeypatch):
     only = ["--device", "cpu", "--tiny", "--rounds", "0", "--seconds", "30", "--json", str(path)]
     gpu.main([*only, "--cases", "SkyRL's row", "--markdown"])
     printed = capsys.readouterr().out
+    assert f"torch {torch.__version__}" in printed and "No GPU; " in printed and "Tiny sizes" in printed
     assert "## rollout-corr" in printed and "| SkyRL's row | SkyRL's recommended recipe |" in printed
     results = json.loads(path.read_text())
     assert results["tiny"] and results["machine"]["torch"] == torch.__version__ and len(results["commit"]) >= 7

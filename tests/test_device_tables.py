@@ -4,44 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from benchmark_folder import load
+from benchmark_folder import load, results_of
 
 pytestmark = pytest.mark.usefixtures("benchmarks")
 
 
 # --- tables ---
-
-
-def results_of(case="16M", operation="TOKEN", **changed):
-    """A run whose answers are easy: 14 MB in 10 us beside a copy of 2 GB in 1 ms."""
-    names = load("device_contenders")
-
-    def milliseconds(median):
-        return {"median": median, "low": median / 2, "high": median * 2}
-
-    def row(name, device, wall, **more):
-        times = {"device_ms": milliseconds(device), "call_ms": milliseconds(device), "wall_ms": milliseconds(wall)}
-        return {"name": name, "note": "", "how": "graph", "temporaries": 1 << 20, **times, **more}
-
-    alone = {"kernels": 3, "fills": 1, "copies": 0, "syncs": 0, "busy_ms": 0.5, "longest": {"read_kernel": (2, 0.01)}}
-    whole = {**alone, "syncs": 1}
-    found = {
-        "case": case, "whose": "", "operation": getattr(load("operations"), operation).name, "tokens": 900_000,
-        "slots": 1_000_000, "sequences": 10, "layout": "packed", "logp": "float32", "mask": "bool",
-        "bytes_per_slot": 14, "required_bytes": 14_000_000, "copy_bytes": 2_000_000_000, "rounds": 5,
-        "copy_ms": milliseconds(1.0),
-        "rows": [
-            row(names.OURS, 0.010, 0.1),
-            row(names.TRACED, 0.040, 0.5),
-            row(names.BY_HAND, 0.080, 2.5, how="events"),
-            {"name": names.VERL, "note": "absent: it has no packed form"},
-        ],
-        **changed,
-    }  # fmt: skip
-    seen = [{"name": names.BY_HAND, "on_device": alone}, {"name": names.OURS, "on_device": alone, "whole": whole}]
-    profiled = {"case": case, "operation": found["operation"], "rows": seen}
-    points = [{"axis": "tokens", **found}]
-    return {"tiny": False, "measured": [found], "scaling": points, "profiled": [profiled]}
 
 
 def text_of(results):
@@ -64,6 +32,14 @@ def test_tables():
     assert "| tokens | 16M | 1,000,000 | 10 | 0.0100 | - | 1400 | 70% | 8.0 x |" in page
     assert load("gpu_tables").notes(results_of()) == [
         "16M, token weights, rejection: verl absent: it has no packed form"
+    ]
+
+
+def test_the_head_of_a_table():
+    results = results_of()
+    assert load("gpu_tables").facts(results) == [
+        "2026-01-01, commit cccccccccccc with uncommitted changes; Python 3.12.3, torch 2.11.0, Triton 3.6.0.",
+        "a GPU, 132 multiprocessors, L2 50 MiB, memory 80 GiB, driver 580.1, CUDA 13.0; 16 cores of a processor.",
     ]
 
 

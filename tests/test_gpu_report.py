@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from benchmark_folder import ROOT, load
+from benchmark_folder import ROOT, load, results_of
 
 pytestmark = pytest.mark.usefixtures("benchmarks")
 
@@ -441,6 +441,22 @@ def test_times_and_profile_are_one_benchmark():
     assert page.benchmark_of({"steps": steps[1:]}) is None
     lost = {"name": "profile", "parts": []}
     assert page.benchmark_of({"steps": [steps[0], lost]}) == times
+
+
+def test_page_with_a_benchmark():
+    times, said = results_of(), {"status": "passed", "seconds": 1.0}
+    profile = {**times, "measured": [], "scaling": []}
+    found = a_report()
+    found["steps"] += [
+        {"name": name, "what": name, **said, "parts": [{"found": x}]}
+        for name, x in (("benchmark", {**times, "profiled": []}), ("profile", profile))
+    ]
+    page = load("report").page(None, json.loads(json.dumps(found)))
+    assert "a GPU, 132 multiprocessors, L2 50 MiB" in page and "## Promised and reached" in page
+    assert "| benchmark | benchmark | passed | 1 operations and 1 points timed, 0 operations profiled | 1 |" in page
+    assert "| 16M | token weights, rejection | read_kernel | 2 | 10.0 |" in page
+    assert "](gpu-scaling.svg)" in page and "](gpu-speedup.svg)" in page
+    assert "- 16M, token weights, rejection: verl absent: it has no packed form." in page
 
 
 def test_page_without_what_a_step_should_have_written():

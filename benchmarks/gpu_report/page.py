@@ -100,12 +100,7 @@ def facts(report: Report) -> list[str]:
     lines = [f"{report['date']}, commit {report['commit'][:12]}{state}.", f"Python {report['python']}, {versions}."]
     results = benchmark_of(report)
     if results is not None:
-        about = results["machine"]
-        lines.append(
-            f"{about['gpu']}, {about['multiprocessors']} multiprocessors, L2 {about['l2_bytes'] / 2**20:.0f} MiB, "
-            f"memory {about['memory_bytes'] / 2**30:.0f} GiB, driver {about.get('driver', 'unknown')}, "
-            f"CUDA {about['cuda']}; {about['cores']} cores of {about['cpu']}."
-        )
+        lines.append(gpu_tables.processor(results["machine"]))
     return lines
 
 
