@@ -178,9 +178,11 @@ def test_with_a_gpu(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     good, bad = replace(step("pass"), name="first"), replace(step("import sys; sys.exit(1)"), name="bits")
     monkeypatch.setattr(main, "steps", lambda _: [good, bad])
+    monkeypatch.setenv("PATH", "/bin")
     assert main.main(["--out", str(tmp_path)]) == 1
     assert main.main(["--out", str(tmp_path), "--steps", "first"]) == 0
     assert main.main(["--out", str(tmp_path), "--seconds", "0"]) == 1
+    assert os.environ["PATH"].startswith("/bin:/usr/local/cuda/bin")
     report = json.loads((tmp_path / "gpu.json").read_text())
     assert report["versions"]["torch"] == torch.__version__ and len(report["steps"]) == 2
     assert "first: passed" in capsys.readouterr().out
@@ -361,7 +363,7 @@ def test_sizes(small, monkeypatch):
 
 
 def test_sanitized(small):
-    assert load("gpu_report.checks").sanitized(small).endswith("calls")
+    assert load("gpu_report.checks").sanitized(small).endswith("calls of the plan, 2 with other offsets")
 
 
 def test_agrees_asks_for_the_backend(small, monkeypatch):

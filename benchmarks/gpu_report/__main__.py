@@ -26,6 +26,8 @@ from benchmarks.gpu_report.steps import PASSED, ROOT, Step, run_all
 from benchmarks.measure import Budget
 
 SECONDS = 525.0
+# Where CUDA's tools lie when nobody put them on PATH.
+TOOLS = "/usr/local/cuda/bin"
 NO_GPU = 2
 
 PYTHON = sys.executable
@@ -134,6 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("gpu-report: torch sees no GPU here, so there is nothing to report and nothing was written")
         return NO_GPU
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), TOOLS])
     report = head(options.commit)
 
     def save(found: dict[str, Any]) -> None:
