@@ -223,7 +223,7 @@ def test_odd_masks(rejected, device):
         assert out.mask.dtype == mask.dtype
         assert out.weights.cpu().ne(0).tolist() == reference.weights.ne(0).tolist()
         # As bytes: what is kept comes back as it was given, what is not as a plain 0.
-        kept = bits(reference.mask) != 0 if mask.dtype == torch.bool else reference.mask != 0
+        kept = bits(reference.mask).view(mask.shape) != 0 if mask.dtype == torch.bool else reference.mask != 0
         assert torch.equal(bits(out.mask.cpu()), bits(torch.where(kept, mask, torch.zeros_like(mask))))
 
 
