@@ -183,7 +183,6 @@ class Started:
     def __init__(self, batch: Batch, spec: Spec, group: Any) -> None:
         self._batch, self._spec = batch, spec
         self._sequences, self._valid = split(batch, group)
-        self.first = self._sequences.rank == 0
         _answer_of_whole(batch, spec, self._sequences, self._valid)
         self._sequences.start()
 

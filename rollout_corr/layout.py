@@ -79,6 +79,11 @@ def _tensor(
         )
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+    if type(x).__name__ == "DTensor":
+        raise TypeError(
+            f"{name}: expected a plain tensor, got a DTensor; pass {name}.to_local(), and, if a mesh dimension splits "
+            "sequences, its mesh.get_group(dimension) as sequence_group"
+        )
     if x.layout != torch.strided:
         raise ValueError(f"{name}: expected a dense tensor, got layout {x.layout}")
     if x.dtype not in dtypes:

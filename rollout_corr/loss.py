@@ -13,7 +13,7 @@ from torch import Tensor
 from rollout_corr import blocks, fused, fused_loss, loss_metrics, loss_run
 from rollout_corr.checked import number
 from rollout_corr.layout import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, LogProbs, Reader, external_names, reader
-from rollout_corr.ops import Correction, chosen_backend, corrected, mask_back
+from rollout_corr.ops import Correction, Groups, chosen_backend, corrected, mask_back
 from rollout_corr.spec import Spec
 from rollout_corr.statistics import Measured, Statistics
 from rollout_corr.surrogates import (
@@ -74,6 +74,8 @@ def policy_loss(
     external: Mapping[str, LogProbs] | None = None,
     backend: str = "auto",
     validate: bool = False,
+    batch_group: Any = None,
+    sequence_group: Any = None,
 ) -> PolicyLoss:
     """The policy loss of a batch, ready for `loss.value.backward()`.
 
@@ -103,11 +105,18 @@ def policy_loss(
         reduction: "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "token_sum_norm" (its sum over
             `max_length`) or "sum".
         denominator: What the sum is divided by: the "original" tokens or sequences of `mask`, those "kept" in training,
-            or a number or 0-d tensor that the caller has reduced over micro-batches and ranks. 0 divides nothing.
+            counted over the groups below, or a number or 0-d tensor that the caller has reduced over micro-batches and
+            ranks. 0 divides nothing.
         max_length: The length that token_sum_norm divides by.
         external: Per-token statistics by name, for criteria with stat="external".
         backend: "auto", "triton" or "torch". An explicit choice never falls back.
-        validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens.
+        validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; with a
+            `sequence_group`, that its ranks hold equally many sequences, which costs a collective more.
+        batch_group: A torch.distributed group over whose ranks an "original" or "kept" denominator is counted, and the
+            mean of a Spec's `normalize="batch"` taken: one all-reduce of a number each.
+        sequence_group: A torch.distributed group over which the tokens of each sequence are split, as in `correct`. The
+            value is this rank's share: the loss is the sum of all ranks' values, whose gradient every rank gets for its
+            own tokens. See docs/ranks.md.
 
     Returns:
         A `PolicyLoss`. Its gradient exists already; backward multiplies. It is exactly 0 at every token that does not
@@ -120,7 +129,9 @@ def policy_loss(
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {list(BACKENDS)} for policy_loss, got {backend!r}")
     given = _read(new_logp, advantages, mask, old_logp, rollout_logp, ref_logp, cu_seqlens, validate)
-    chosen = chosen_backend(given.read.first, backend)
+    groups = Groups(batch_group, sequence_group)
+    groups.check(given.batch, new_logp, advantages, validate)
+    chosen = chosen_backend(given.read.first, backend, sequence_group)
     if spec is not None and not isinstance(spec, Spec):
         raise TypeError(f"spec: expected a Spec or None, got {type(spec).__name__}")
     counted, divisor = _denominator(denominator, reduction, given.read.first.device)
@@ -142,7 +153,7 @@ def policy_loss(
         for name, ready in (("correction", correction), ("weights", weights), ("train_mask", train_mask)):
             if ready is not None:
                 raise ValueError(f"spec: expected None beside ready {name}, or no {name}; got both")
-        weights, train_mask, found = _corrected(given, spec, wanted.surrogate, bypass, external, backend)
+        weights, train_mask, found = _corrected(given, spec, wanted.surrogate, bypass, external, backend, groups)
         wanted = replace(wanted, nonfinite=spec.nonfinite)
     if bypass and weights is not None and isinstance(surrogate, (Score, DPPO)) and (spec is None or spec.weight):
         wanted = replace(wanted, weights_are_the_ratio=True)
@@ -151,7 +162,7 @@ def policy_loss(
                 "surrogate: expected Score() without bounds of its own where weights take the place of its ratio, got "
                 f"{surrogate!r}"
             )
-    return _finish(given, wanted, base, weights, train_mask, divisor, found, chosen)
+    return _finish(given, wanted, base, weights, train_mask, divisor, found, chosen, groups)
 
 
 @dataclass
@@ -251,6 +262,7 @@ def _corrected(
     bypass: bool,
     external: Mapping[str, LogProbs] | None,
     backend: str,
+    groups: Groups,
 ) -> tuple[Tensor | None, Tensor | None, blocks.Result]:
     """Correct in the same call: what multiplies the loss, what trains, and what the user gets to see."""
     read, new, rollout = given.read, given.batch.train, given.rollout
@@ -276,7 +288,7 @@ def _corrected(
     if all(criterion.when == "any" for criterion in criteria):
         batch.advantages = None
     batch.external = read.external(external_names(spec), external)
-    found = corrected(batch, run, backend)
+    found = corrected(batch, run, backend, groups)
     found.statistics = replace(found.statistics, spec=spec)
     weights, train_mask = found.weights, found.mask
     if own_ratio:
@@ -298,13 +310,16 @@ def _finish(
     divisor: Tensor | float | None,
     found: blocks.Result | None,
     backend: str,
+    groups: Groups,
 ) -> PolicyLoss:
     batch, new = given.batch, given.read.first
     tensors = loss_run.Tensors(given.advantages, base, weights, given.ref, train_mask)
     differentiable = torch.is_grad_enabled() and new.requires_grad
     if divisor is not None and not isinstance(divisor, Tensor):
         divisor = torch.full((), divisor, dtype=torch.float64, device=new.device)
-    if backend == "triton":
+    if groups.sequence is not None:
+        done = loss_run.run_split(batch, tensors, wanted, differentiable, divisor, groups.sequence)
+    elif backend == "triton":
         done = fused_loss.run_fused(batch, tensors, wanted, differentiable, divisor)
     elif torch.compiler.is_compiling():
         # A compiler takes the derivative of what it traces itself.
@@ -312,6 +327,10 @@ def _finish(
     else:
         run = loss_run.run_blocks if new.device.type == "cpu" else loss_run.run_whole
         done = run(batch, tensors, wanted, differentiable, divisor)
+    if divisor is None and groups.batch is not None and wanted.reduction != "sum":
+        done = loss_run.divided_by(done, groups.sum(loss_run.counted(done.statistics, wanted)), wanted)
+    if not groups.first:
+        done.statistics[: len(loss_metrics.OF_SEQUENCES)] = 0.0
     value = done.value
     if done.gradient is not None:
         value = loss_run.Differentiable.apply(new, value, done.gradient, done.inners, done.divisor, batch.offsets)

@@ -11,9 +11,13 @@ TRAINED = "tokens that train"
 OF_SCOPE = {"kept": TRAINED, "all": "valid tokens, finite"}
 
 
+# What is known of whole sequences, whichever ranks hold their tokens; the first sums.
+OF_SEQUENCES = ("loss_valid_tokens", "loss_valid_sequences", "loss_tokens", "loss_sequences")
+
+
 def sum_names(objective: Objective) -> tuple[str, ...]:
     """Sums: counts, the surrogate, what it clipped, its ratio; then the terms beside it."""
-    names = ["loss_valid_tokens", "loss_valid_sequences", "loss_tokens", "loss_sequences", "loss_tokens_nonfinite"]
+    names = [*OF_SEQUENCES, "loss_tokens_nonfinite"]
     names += ["loss_policy", "clip_low", "clip_high", "clip_dual", "ppo_d", "ppo_ratio", "ppo_ratio2", "ppo_k3"]
     if objective.kl is not None:
         names += ["ref_kl"]

@@ -15,6 +15,7 @@ from rollout_corr import blocks, loss_metrics, objective
 from rollout_corr.layout import Batch
 from rollout_corr.measures import Named
 from rollout_corr.objective import Operands
+from rollout_corr.sequences import Sequences
 from rollout_corr.surrogates import Objective
 
 
@@ -90,9 +91,7 @@ def _blocks(batch: Batch, tensors: Tensors, wanted: Objective, differentiable: b
     return torch.stack(totals).sum(), gradient, added, highest
 
 
-def _operands(new: Tensor, batch: Batch, tensors: Tensors) -> Operands:
-    sequences, valid = blocks.whole(batch)
-
+def _operands(new: Tensor, batch: Batch, tensors: Tensors, sequences: Sequences, valid: Tensor | None) -> Operands:
     def cast(x: Tensor | None) -> Tensor | None:
         return None if x is None else x.to(batch.dtype)
 
@@ -111,27 +110,57 @@ def _operands(new: Tensor, batch: Batch, tensors: Tensors) -> Operands:
 
 def run_whole(batch: Batch, tensors: Tensors, wanted: Objective, differentiable: bool, divisor: Tensor | None) -> Done:
     """All sequences at once, without compaction: no host sync, on any device."""
-    found = _with_gradient(_operands(batch.train, batch, tensors), wanted, differentiable, look=False)
-    return _done(found, wanted, divisor, batch.dtype)
+    operands = _operands(batch.train, batch, tensors, *blocks.whole(batch))
+    return _done(_with_gradient(operands, wanted, differentiable, look=False), wanted, divisor, batch.dtype)
+
+
+def run_split(
+    batch: Batch, tensors: Tensors, wanted: Objective, differentiable: bool, divisor: Tensor | None, group: Any
+) -> Done:
+    """The same where sequences lie on several ranks; see split.py.
+
+    The value is of the tokens that lie here; what it is divided by, and the gradient, are of whole sequences.
+    """
+    sequences, valid = blocks.split(batch, group)
+    with torch.no_grad():
+        objective.evaluate(_operands(batch.train, batch, tensors, sequences, valid), wanted)
+    sequences.start()
+    sequences.wait()
+    operands = _operands(batch.train, batch, tensors, sequences, valid)
+    return _done(_with_gradient(operands, wanted, differentiable, look=False), wanted, divisor, batch.dtype)
 
 
 def run_traced(new: Tensor, batch: Batch, tensors: Tensors, wanted: Objective, divisor: Tensor | None) -> Done:
     """The same for a compiler, which wants the graph to new_logp and nothing of autograd's."""
-    total, sums, maxima = objective.evaluate(_operands(new, batch, tensors), wanted)
+    total, sums, maxima = objective.evaluate(_operands(new, batch, tensors, *blocks.whole(batch)), wanted)
     return _done((total, None, sums, maxima), wanted, divisor, batch.dtype)
 
 
 def _done(found: Run, wanted: Objective, divisor: Tensor | None, dtype: torch.dtype) -> Done:
     """Divide, and put the statistics in order."""
     total, gradient, sums, maxima = found
-    if divisor is None:
-        divisor = objective.divisor(sums, wanted)
-    divisor = torch.where(divisor == 0, 1.0, divisor)
-    if wanted.max_length is not None:
-        divisor = divisor * wanted.max_length
+    divisor = _divisor(objective.divisor(sums, wanted) if divisor is None else divisor, wanted)
     named = [sums[name] for name in loss_metrics.sum_names(wanted)]
     named += [maxima[name] for name in loss_metrics.max_names()]
     return Done((total / divisor).to(dtype), gradient, None, divisor, torch.stack([x.double() for x in named]))
+
+
+def _divisor(count: Tensor, wanted: Objective) -> Tensor:
+    """0-d: what the sum over all tokens is divided by. 0 divides nothing."""
+    divisor = torch.where(count == 0, 1.0, count)
+    return divisor if wanted.max_length is None else divisor * wanted.max_length
+
+
+def counted(statistics: Tensor, wanted: Objective) -> Tensor:
+    """0-d float64: what the loss counts, from its statistics."""
+    return objective.divisor(dict(zip(loss_metrics.sum_names(wanted), statistics.unbind(), strict=False)), wanted)
+
+
+def divided_by(done: Done, count: Tensor, wanted: Objective) -> Done:
+    """The same loss over another count."""
+    divisor = _divisor(count, wanted)
+    value = done.value.double() * (done.divisor / divisor)
+    return done._replace(value=value.to(done.value.dtype), divisor=divisor)
 
 
 def _with_gradient(operands: Operands, wanted: Objective, differentiable: bool, look: bool) -> Run:
@@ -144,10 +173,7 @@ def _with_gradient(operands: Operands, wanted: Objective, differentiable: bool, 
         # A copy of nothing: a leaf of its own, so that what the caller holds is not touched.
         operands.new = operands.new.detach().requires_grad_()
         total, sums, maxima = objective.evaluate(operands, wanted, look)
-        if not total.requires_grad:
-            # There was nothing to sum over.
-            return total, torch.zeros_like(operands.new), sums, maxima
-        (gradient,) = torch.autograd.grad(total, operands.new)
+        gradient = operands.sequences.gradient(total, operands.new)
     return total.detach(), gradient, sums, maxima
 
 

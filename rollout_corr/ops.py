@@ -45,17 +45,22 @@ class Groups(NamedTuple):
             if validate:
                 split.check_count(batch.count, self.sequence, batch.train.device)
 
+    @property
+    def first(self) -> bool:
+        """Whether this rank is the one that adds what is known of whole sequences to the statistics."""
+        if self.sequence is None:
+            return True
+        from rollout_corr import split
+
+        return split.is_first(self.sequence)
+
     def sum(self, totals: Tensor) -> Tensor:
-        """Totals of the batch over `batch`, what a sequence group shares counting once; may overwrite them."""
+        """Totals of the batch over `batch`, what a sequence group shares counting once."""
         if self.batch is None:
             return totals
-        import torch.distributed as dist
+        from rollout_corr import split
 
-        from rollout_corr.split import counts_here
-
-        totals = totals if counts_here(self.batch, self.sequence) else torch.zeros_like(totals)
-        dist.all_reduce(totals, group=self.batch)
-        return totals
+        return split.sum_over(totals, self.batch, self.sequence)
 
 
 class Begun(NamedTuple):
@@ -272,7 +277,7 @@ def begin(batch: Batch, spec: Spec, backend: str, groups: Groups) -> Begun:
     def finish() -> blocks.Result:
         with torch.no_grad():
             result = _normalized(started.finish(), spec, groups)
-            if not started.first:
+            if not groups.first:
                 result.statistics = result.statistics.of_tokens()
             return result
 

@@ -31,17 +31,24 @@ class Sequences(Protocol):
     def with_gradient(self, total: Tensor, x: Tensor) -> Tensor:
         """A total of x by other means, with the gradient of `sum(x)`."""
 
+    def gradient(self, value: Tensor, new: Tensor) -> Tensor:
+        """d(value) / d(new) of a 0-d value, through what `with_gradient` gave too; 0 where there was nothing to sum."""
 
-class WithGradient:
-    """How sequences that lie here whole give a total a gradient."""
+
+class Whole:
+    """What is the same for all sequences that lie here whole."""
 
     def with_gradient(self: Sequences, total: Tensor, x: Tensor) -> Tensor:
         """[S] float64 -> the same with a graph to x."""
         plain = self.sum(x)
         return total + (plain - plain.detach())
 
+    def gradient(self, value: Tensor, new: Tensor) -> Tensor:
+        """By autograd."""
+        return torch.autograd.grad(value, new)[0] if value.requires_grad else torch.zeros_like(new)
 
-class Rows(WithGradient):
+
+class Rows(Whole):
     """Every row of a [B, T] tensor is a sequence."""
 
     def __init__(self, count: int) -> None:
@@ -64,7 +71,7 @@ class Rows(WithGradient):
         return per_sequence[:, None]
 
 
-class Packed(WithGradient):
+class Packed(Whole):
     """Sequence s is the tokens offsets[s] .. offsets[s + 1] of an [N] tensor.
 
     Args:

@@ -196,12 +196,20 @@ def check_advantages(given: object, leader: object, per_sequence: bool, packed: 
         )
 
 
-def counts_here(batch_group: Any, sequence_group: Any) -> bool:
-    """Whether this rank brings the sequences that its sequence group shares into a sum over `batch_group`.
+def is_first(group: Any) -> bool:
+    """Whether this rank is a group's first."""
+    return dist.get_rank(group) == 0
 
-    All ranks of a sequence group know the same totals; those of them that meet in the batch group count once.
+
+def sum_over(totals: Tensor, batch_group: Any, sequence_group: Any) -> Tensor:
+    """Totals of sequences, added up over a batch group.
+
+    All ranks of a sequence group know the same totals. Those of them that meet in the batch group count once.
     """
-    if sequence_group is None:
-        return True
-    shared = set(dist.get_process_group_ranks(sequence_group)) & set(dist.get_process_group_ranks(batch_group))
-    return dist.get_rank() == min(shared)
+    counts = True
+    if sequence_group is not None:
+        shared = set(dist.get_process_group_ranks(sequence_group)) & set(dist.get_process_group_ranks(batch_group))
+        counts = dist.get_rank() == min(shared)
+    totals = totals.clone() if counts else torch.zeros_like(totals)
+    dist.all_reduce(totals, group=batch_group)
+    return totals

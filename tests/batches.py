@@ -388,5 +388,5 @@ def assert_same_statistics(got, wanted, rounds_means=False, most=math.inf):
             assert a[name] == value, (name, a[name], value)
         else:
             # Metric sums run in fp32 inside a block: rounding is relative to what was added, not to what is left.
-            added = max(1.0, abs(value), math.sqrt(b["tokens"] * b.get(f"{name}2", 0.0)))
+            added = max(1.0, abs(value), math.sqrt(b.get("tokens", b.get("loss_tokens")) * b.get(f"{name}2", 0.0)))
             assert abs(a[name] - value) <= 2e-6 * added, (name, a[name], value)

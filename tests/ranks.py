@@ -10,8 +10,9 @@ import torch.distributed as dist
 
 import rollout_corr as rc
 from batches import lay_out, outcome, random_sequences
+from loss_cases import LaidLoss, only, random_batch
 from rollout_corr.testing import ExampleBatch, example_batch
-from split_cases import SPECS, cases, picked, tokens_of
+from split_cases import SPECS, cases, loss_cases, picked, tokens_of
 
 NORMALIZED = rc.Spec(
     weight=rc.Weight("product", upper=3.0, normalize="batch"),
@@ -52,12 +53,17 @@ def example() -> ExampleBatch:
     return example_batch(sequences=30, median_length=40)
 
 
+def loss_cases_of(ranks: int) -> list[tuple[object, ...]]:
+    """All losses with 4 ranks, some with 2."""
+    return list(loss_cases(every=1 if ranks == 4 else 4))
+
+
 # --- what is looked at ---
 
 
 def cases_of(ranks: int) -> list[tuple[object, ...]]:
-    """All cases with 4 ranks, some with 2; test_split.py has all of them too."""
-    return list(cases(every=1 if ranks == 4 else 5))
+    """Some of the cases, with every way of splitting; test_split.py has all of them."""
+    return list(cases(every=7 if ranks == 4 else 5))
 
 
 def split_batches(rank, ranks):
@@ -71,13 +77,30 @@ def split_batches(rank, ranks):
     return found
 
 
+def outcome_of_loss(laid, out):
+    """Value, gradient and mask per sequence, and the statistics."""
+    return out.value.item(), laid.gradient(out.value)[0], laid.laid.read(out.mask), out.statistics
+
+
+def split_losses(rank, ranks):
+    """Every case on this rank: what it gave, and how many collectives it took."""
+    found = []
+    for _, batch, options, way, layout, dtype in loss_cases_of(ranks):
+        laid = LaidLoss(picked(batch, tokens_of(batch, way, ranks, rank)), layout, dtype, seed=rank)
+        with counted() as calls:
+            out = laid(**options, sequence_group=dist.group.WORLD)
+        found.append((outcome_of_loss(laid, out), len(calls)))
+    return found
+
+
 def uneven_shares(rank, ranks):
     """Data parallel: uneven shares of the sequences, none on the last rank, a mean over all of them."""
     edges = [0, 7, *[30] * (ranks - 1)]
-    out = part(example(), edges[rank], edges[rank + 1], batch_group=dist.group.WORLD)
-    with counted() as calls:
+    with counted() as of_mean:
+        out = part(example(), edges[rank], edges[rank + 1], batch_group=dist.group.WORLD)
+    with counted() as of_statistics:
         merged = out.statistics.all_reduce()
-    return {"weights": out.weights, "metrics": merged.metrics(), "calls": len(calls)}
+    return {"weights": out.weights, "metrics": merged.metrics(), "calls": (len(of_mean), len(of_statistics))}
 
 
 def micro_batches(rank, ranks):
@@ -124,6 +147,23 @@ def both_groups(rank, ranks):
     for group in (pairs[inner], dist.group.WORLD):
         out = laid.correct(SPECS["token"], sequence_group=halves[half], batch_group=group)
         found.append((laid.read(out.weights), out.statistics.all_reduce()))
+    losses = only(random_batch(3, (9, 4, 6, 5)), "old", "weights")[2 * half : 2 * half + 2]
+    laid = LaidLoss(picked(losses, tokens_of(losses, "zigzag", ranks // 2, inner)), "packed", torch.float64)
+    for group in (pairs[inner], dist.group.WORLD):
+        found.append(laid(denominator="kept", sequence_group=halves[half], batch_group=group).value.item())
+    return found
+
+
+def shared_denominator(rank, ranks):
+    """Values and gradients of a loss that is divided by the count of all ranks, each of which has other sequences."""
+    batch = only(random_batch(3, (9, 4, 6, 5)), "old", "weights")
+    mine = batch[rank::ranks]
+    found = []
+    for denominator in ("original", "kept"):
+        laid = LaidLoss(mine, "packed", torch.float64)
+        with counted() as calls:
+            out = laid(denominator=denominator, batch_group=dist.group.WORLD)
+        found.append((out.value.item(), laid.gradient(out.value)[0], len(calls)))
     return found
 
 
@@ -131,6 +171,15 @@ def work(rank: int, ranks: int, folder: str) -> None:
     """One rank, everything that is looked at."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
-    looks = (split_batches, uneven_shares, micro_batches, unequal_counts, asynchronous, both_groups)
+    looks = (
+        split_batches,
+        split_losses,
+        shared_denominator,
+        uneven_shares,
+        micro_batches,
+        unequal_counts,
+        asynchronous,
+        both_groups,
+    )
     torch.save({look.__name__: look(rank, ranks) for look in looks}, f"{folder}/{rank}.pt")
     dist.destroy_process_group()

@@ -12,6 +12,7 @@ import torch
 
 import rollout_corr as rc
 from batches import lay_out, outcome, random_sequences, spoil, wild
+from loss_cases import SURROGATES, only, random_batch
 from rollout_corr import split
 
 # --- the ways ---
@@ -149,6 +150,24 @@ SPECS = {
     "xtuner": rc.preset("xtuner.reasoning"),
     "skyrl": rc.preset("skyrl.tldr"),
 }
+LOSS_SPEC = rc.Spec(
+    rc.Weight("geometric", upper=2.0),
+    (
+        rc.Criterion("k1", over="sequence", reduce="mean", upper=0.3, of="new/old", when="negative_advantage"),
+        rc.Criterion("ratio", lower=0.3, drop="sequence", of="new/rollout"),
+        rc.Criterion("abs", upper=1.0, label="far"),
+    ),
+)
+REDUCTIONS = (
+    ("token_mean", "original", None),
+    ("sequence_mean_token_mean", "kept", None),
+    ("token_mean", "kept", None),
+    ("sequence_mean_token_sum", "original", None),
+    ("sequence_mean_token_mean", "original", None),
+    ("token_sum_norm", "original", 20.0),
+    ("sum", "original", None),
+)
+LOSS_LAYOUTS = ("packed", "padded_right", "packed_row", "padded_holes", "list")
 LAYOUTS = ("packed", "packed_row", "padded_right", "padded_holes", "jagged", "list")
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -164,6 +183,21 @@ def cases(every=1):
         # SkyRL counts padding, of which every rank has its own.
         layout = "packed" if name == "skyrl" else layout
         yield f"{name}, {way}, {layout}, {dtype}", batch, spec, way, layout, dtype
+
+
+def loss_cases(every=1):
+    """(name, sequences, options, way, layout, dtype): every surrogate, the rest taking turns."""
+    turns = itertools.cycle(itertools.product(WAYS, REDUCTIONS))
+    layouts = itertools.cycle(LOSS_LAYOUTS)
+    for seed, (name, surrogate) in enumerate([*SURROGATES.items()][::every]):
+        for fused, dtype in ((False, torch.float64), (True, torch.float32)):
+            way, (reduction, denominator, length) = next(turns)
+            options = {"surrogate": surrogate, "reduction": reduction, "denominator": denominator}
+            options |= {"max_length": length, "kl": rc.KL("k3", 0.1, scope="all"), "spec": LOSS_SPEC if fused else None}
+            tensors = ("old", "rollout", "ref") if fused else ("old", "ref", "weights", "train_mask")
+            batch = only(random_batch(seed, (9, 1, 12, 0, 5, 17, 3), broken=seed % 3 == 0), *tensors)
+            layout = next(layouts)
+            yield f"{name}, {fused}, {way}, {reduction}, {layout}", batch, options, way, layout, dtype
 
 
 # --- ranks that are not there ---
@@ -186,9 +220,9 @@ def lockstep(sequences, spec, way, ranks, dtype, layout="packed"):
     return joined(outcomes(sequences, spec, way, ranks, dtype, layout), sequences, way, ranks)
 
 
-def outcomes(sequences, spec, way, ranks, dtype, layout="packed"):
-    """The same of every rank: all begin, tables are added up, all finish."""
-    tables = []
+def outcomes(sequences, spec, way, ranks, dtype, layout="packed", tables=None):
+    """The same of every rank: all begin, tables are added up, all finish. `tables` gets what they sent."""
+    tables = [] if tables is None else tables
 
     def all_reduce(table, group, async_op):
         assert async_op

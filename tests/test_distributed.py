@@ -9,7 +9,9 @@ import torch
 import torch.multiprocessing as mp
 
 import ranks as worker
+import rollout_corr as rc
 from batches import assert_same_results, assert_same_statistics, lay_out, one_thread, outcome, random_sequences
+from loss_cases import LaidLoss, only, random_batch
 from split_cases import SPECS, joined, together
 
 
@@ -39,6 +41,50 @@ def test_one_collective_whatever_the_spec(found):
             assert calls == 1, case
 
 
+def test_losses_of_split_sequences_equal_those_of_whole_ones(found):
+    for i, (case, batch, options, way, _, dtype) in enumerate(worker.loss_cases_of(len(found))):
+        laid = LaidLoss(batch, "packed", dtype)
+        value, gradient, mask, statistics = worker.outcome_of_loss(laid, laid(**options))
+        parts = [rank["split_losses"][i][0] for rank in found]
+        values, gradients, masks, parts_statistics = zip(*parts, strict=True)
+        within = 1e-12 if dtype == torch.float64 else 2e-6
+        assert abs(sum(values) - value) <= within * max(1.0, abs(value)), case
+        assert together(masks, batch, way, len(found)) == mask, case
+        for row, expected in zip(together(gradients, batch, way, len(found)), gradient, strict=True):
+            for a, b in zip(row, expected, strict=True):
+                assert abs(a - b) <= within * max(1.0, abs(b)), (case, a, b)
+        assert any(x for row in gradient for x in row), case
+        merged = rc.Statistics.sum(parts_statistics)
+        assert_same_statistics(merged, statistics, rounds_means=True)
+
+
+def test_collectives_of_a_loss(found):
+    """One for the sums of sequences, one more each for a Spec and for a gradient through sums of sequences."""
+    for rank in found:
+        for (case, _, options, *_), (_, calls) in zip(
+            worker.loss_cases_of(len(found)), rank["split_losses"], strict=True
+        ):
+            surrogate = options["surrogate"]
+            through = isinstance(surrogate, rc.GMPO) or (
+                isinstance(surrogate, rc.GSPO) and surrogate.through == "sequence"
+            )
+            assert calls == 1 + through + (options["spec"] is not None), case
+
+
+def test_a_denominator_counted_over_ranks(found):
+    batch = only(random_batch(3, (9, 4, 6, 5)), "old", "weights")
+    for i, denominator in enumerate(("original", "kept")):
+        laid = LaidLoss(batch, "packed", torch.float64)
+        whole = laid(denominator=denominator)
+        parts = [rank["shared_denominator"][i] for rank in found]
+        assert abs(sum(part[0] for part in parts) - whole.value.item()) <= 1e-12
+        assert [part[2] for part in parts] == [1] * len(found)
+        expected = laid.gradient(whole.value)[0]
+        for number, part in enumerate(parts):
+            for row, wanted in zip(part[1], expected[number :: len(found)], strict=True):
+                assert torch.allclose(torch.tensor(row), torch.tensor(wanted), rtol=1e-12, atol=0.0)
+
+
 def test_ranks_agree_with_one_process(found):
     whole = worker.part(worker.example(), 0, 30)
     weights = torch.cat([rank["uneven_shares"]["weights"] for rank in found])
@@ -47,7 +93,7 @@ def test_ranks_agree_with_one_process(found):
     alone = torch.cat([worker.part(worker.example(), *edges).weights for edges in ((0, 7), (7, 30))])
     assert not torch.allclose(weights, alone, rtol=1e-3)
     for rank in found:
-        assert rank["uneven_shares"]["calls"] == 2
+        assert rank["uneven_shares"]["calls"] == (1, 2)
         same_metrics(rank["uneven_shares"]["metrics"], whole.metrics())
 
 
@@ -88,3 +134,10 @@ def test_a_batch_mean_over_split_sequences(found):
             assert torch.allclose(torch.tensor(row), torch.tensor(expected), rtol=2e-7, atol=0.0)
         for rank in found:
             assert_same_statistics(rank["both_groups"][i][1], whole.statistics, rounds_means=True)
+
+
+def test_a_denominator_of_split_sequences_counts_each_once(found):
+    laid = LaidLoss(only(random_batch(3, (9, 4, 6, 5)), "old", "weights"), "packed", torch.float64)
+    whole = laid(denominator="kept").value.item()
+    for i in (2, 3):
+        assert abs(sum(rank["both_groups"][i] for rank in found) - whole) <= 1e-12

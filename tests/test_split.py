@@ -6,8 +6,11 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 import rollout_corr as rc
 from batches import LAYOUTS, assert_same_results, assert_same_statistics, lay_out, one_thread, outcome, random_sequences
@@ -64,3 +67,113 @@ def test_what_a_rank_adds_is_of_its_tokens_or_of_whole_sequences():
     assert 0.0 < other["abs_d"] < first["abs_d"] + other["abs_d"]
     assert other["max_raw"] == -math.inf
     assert math.isfinite(other["max_d"])
+
+
+SENT = {
+    "measured": (rc.Spec(), 11),
+    "product": (rc.Spec(rc.Weight("product", upper=2.0)), 11),
+    "mean ratio": (rc.Spec(None, (rc.Criterion("ratio", over="sequence", reduce="mean", upper=1.1),)), 11),
+    "token": (rc.Spec(rc.Weight("token", upper=2.0)), 19),
+    "mean k3": (rc.Spec(None, (rc.Criterion("k3", over="sequence", reduce="mean", upper=1.1),)), 13),
+    "veto": (rc.Spec(None, (rc.Criterion("ratio", over="sequence", reduce="min", lower=0.1),)), 11 + 4),
+}
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_what_a_sequence_sends(name):
+    spec, columns = SENT[name]
+    tables = []
+    batch = random_sequences(3, (5, 4, 6))
+    outcomes(batch, spec, "zigzag", 4, torch.float32, tables=tables)
+    assert [(table.dtype, tuple(table.shape)) for table in tables] == [(torch.int64, (columns, 3))] * 4
+
+
+# --- what is refused ---
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """A process group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def call(group, n=4, **more):
+    """Two packed sequences, the second without a token."""
+    zeros = torch.zeros(n)
+    return rc.correct(zeros, zeros, cu_seqlens=torch.tensor([0, n, n]), sequence_group=group, **more)
+
+
+def loss(group, **more):
+    zeros = torch.zeros(2, 4)
+    return rc.policy_loss(zeros, **{"advantages": zeros, "sequence_group": group} | more)
+
+
+def test_a_group_of_one_rank_changes_nothing(alone):
+    assert call(alone, validate=True).metrics() == call(None).metrics()
+    assert (
+        call(alone, batch_group=alone, spec=rc.Spec(rc.Weight("token", normalize="batch"))).weights.tolist()
+        == [1.0] * 4
+    )
+
+
+def test_what_is_no_group(alone):
+    with pytest.raises(TypeError, match=r"sequence_group: expected a torch.distributed process group or None, got str"):
+        call("cp")
+    with pytest.raises(TypeError, match=r"batch_group: expected a torch.distributed process group or None, got int"):
+        call(None, batch_group=3)
+    with pytest.raises(TypeError, match="got a group that this rank does not belong to"):
+        loss(dist.GroupMember.NON_GROUP_MEMBER)
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("cp",))
+    with pytest.raises(TypeError, match=r"got DeviceMesh; take mesh.get_group\(dimension\)"):
+        loss(mesh)
+    assert call(mesh.get_group("cp")).keep.tolist() == [True, True]
+
+
+def test_a_dtensor_is_refused_with_what_to_pass(alone):
+    split = DTensor.from_local(torch.zeros(2, 4), init_device_mesh("cpu", (1,)))
+    with pytest.raises(
+        TypeError, match=r"train_logp: expected a plain tensor, got a DTensor; pass train_logp.to_local"
+    ):
+        rc.correct(split, split)
+    with pytest.raises(TypeError, match=r"new_logp: expected a plain tensor, got a DTensor"):
+        rc.policy_loss(split, split)
+    with pytest.raises(TypeError, match=r"mask: expected a plain tensor, got a DTensor"):
+        rc.correct(torch.zeros(2, 4), torch.zeros(2, 4), split)
+
+
+@pytest.mark.parametrize("backend", ["triton", "compiled"])
+def test_other_backends_do_not_split(alone, backend):
+    with pytest.raises(
+        ValueError, match=f"backend: expected 'auto' or 'torch' beside a sequence_group, got '{backend}'"
+    ):
+        call(alone, backend=backend)
+
+
+def test_advantages_that_a_rank_could_take_for_its_tokens(alone):
+    with pytest.raises(
+        ValueError, match=r"advantages: expected shape \[S, 1\] beside a sequence_group, where \[2\] can"
+    ):
+        call(alone, advantages=torch.zeros(2))
+    with pytest.raises(
+        ValueError, match=r"advantages: expected shape \[S\] beside a sequence_group, where \[2, 1\] can"
+    ):
+        loss(alone, advantages=torch.zeros(2, 1))
+    row = torch.zeros(1, 3)
+    with pytest.raises(
+        ValueError, match=r"advantages: expected shape \[1, N\] beside a sequence_group, where \[1, 1\]"
+    ):
+        rc.correct(row, row, cu_seqlens=torch.tensor([0, 3]), sequence_group=alone, advantages=torch.zeros(1, 1))
+    assert call(alone, advantages=torch.zeros(2, 1)).keep.tolist() == [True, True]
+    assert call(alone, n=2, advantages=torch.zeros(2)).keep.tolist() == [True, True]
+    assert loss(alone, advantages=torch.zeros(2)).value.item() == 0.0
+
+
+def test_the_statistics_of_nothing_are_neutral():
+    spec = rc.Spec(rc.Weight("token"), detail="full")
+    some = rc.correct(torch.zeros(2, 3), -torch.rand(2, 3), spec=spec).statistics
+    merged = rc.Statistics.nothing(spec).merge(some)
+    assert torch.equal(merged.sums, some.sums)
+    assert torch.equal(merged.maxima, some.maxima)
+    assert rc.Statistics.nothing(spec).metrics()["tokens"] == 0
