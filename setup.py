@@ -20,6 +20,7 @@ TEST = [
     # Triton 3.6 and older fail in the interpreter with NumPy 2.4, and torch decides which Triton it is.
     "numpy<2.4",
     "pytest>=8",
+    "pytest-xdist>=3",
     "pyyaml>=6",
     # Its own writer, for the files that the reader of .safetensors is tested with.
     "safetensors>=0.4",

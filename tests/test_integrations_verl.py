@@ -6,6 +6,7 @@ test_peers_verl_dropin.py compares with verl itself.
 from __future__ import annotations
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -158,9 +159,10 @@ def test_normalised_over_all_ranks(monkeypatch):
     raw = correct(train, rollout, mask, rollout_is="token")[0]
     others = rc.correct(train[:2], rollout[:2], mask[:2], spec=spec).statistics
     pooled = (raw.sum() + raw[:2].sum()) / (mask.sum() + mask[:2].sum())
+    world = mock.Mock(spec=torch.distributed.ProcessGroup)
 
     def all_reduce(x, op=torch.distributed.ReduceOp.SUM, group=None):
-        assert group == "world"
+        assert group is world
         if op == torch.distributed.ReduceOp.MAX:
             x.copy_(torch.maximum(x, others.maxima))
         elif x.numel() > 2:
@@ -169,7 +171,7 @@ def test_normalised_over_all_ranks(monkeypatch):
             n = float(mask[:2].sum())
             x.add_(torch.tensor([float(raw[:2].sum()) - n, n], dtype=torch.float64))
 
-    monkeypatch.setattr(verl_shared, "world", lambda: "world")
+    monkeypatch.setattr(verl_shared, "world", lambda: world)
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     weights, _, metrics = correct(train, rollout, mask, rollout_is="token", rollout_is_batch_normalize=True)
     torch.testing.assert_close(weights, raw / pooled, rtol=1e-12, atol=0.0)

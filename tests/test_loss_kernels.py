@@ -531,5 +531,3 @@ def test_what_the_kernels_cannot_do_is_refused(device):
         with pytest.raises(ValueError, match=f"backend: expected 'auto' or 'torch', got 'triton': {why}"):
             rc.policy_loss(new, advantages, mask, backend="triton", **options)
         assert rc.policy_loss(new, advantages, mask, **options).value.isfinite()
-    with pytest.raises(ValueError, match=r"backend: expected one of .* for policy_loss, got 'compiled'"):
-        rc.policy_loss(new, advantages, mask, old_logp=old, backend="compiled")

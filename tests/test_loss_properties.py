@@ -266,8 +266,8 @@ REFUSED = {
         z(2, 3), z(2), reduction="token_sum_norm"
     ),
     "max_length: expected None with reduction='token_mean', got 8": lambda: rc.policy_loss(z(2, 3), z(2), max_length=8),
-    "backend: expected one of ['auto', 'torch'] for policy_loss, got 'triton'": lambda: rc.policy_loss(
-        z(2, 3), z(2), backend="triton"
+    "backend: expected one of ['auto', 'triton', 'torch'] for policy_loss, got 'compiled'": lambda: rc.policy_loss(
+        z(2, 3), z(2), backend="compiled"
     ),
     "PPO.low: expected a number >= 0 and <= 1, got 2.0": lambda: rc.PPO(2.0),
     "PPO.dual: expected a number >= 1, got 0.5": lambda: rc.PPO(dual=0.5),
