@@ -5,11 +5,13 @@ Nothing here measures a time.
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import pytest
 import torch
 
+from batches import one_thread
 from benchmark_folder import load
 
 pytestmark = pytest.mark.usefixtures("benchmarks")
@@ -329,8 +331,9 @@ def test_page_is_made_from_the_results():
 # --- the drop-ins -----------------------------------------------------------------------------------------------------
 
 
-def test_dropins_names_who_is_absent(monkeypatch, capsys):
+def test_dropins_names_who_is_absent(monkeypatch, capsys, caplog):
     """A framework that cannot be imported is named; one that can has a line with both times."""
+    caplog.set_level(logging.NOTSET, logger="rollout_corr")  # the command sets it, and this sets it back
     dropins = load("dropins")
     calls = []
 
@@ -342,7 +345,8 @@ def test_dropins_names_who_is_absent(monkeypatch, capsys):
         yield
 
     monkeypatch.setattr(dropins, "FRAMEWORKS", {"toy": present, "gone": absent})
-    dropins.main(["--sequences", "2", "--width", "8", "--rounds", "3"])
+    with one_thread():
+        dropins.main(["--sequences", "2", "--width", "8", "--rounds", "3"])
     printed = capsys.readouterr().out
     assert "gone: absent, No module named 'gone'" in printed and "| toy | a call |" in printed
     assert calls.count("theirs") == calls.count("ours") == 4
