@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rollout_corr.histogram import HISTOGRAM_BINS
 from rollout_corr.kernels.apply import apply_kernel
+from rollout_corr.kernels.gather import gather_kernel
 from rollout_corr.kernels.grid import Launch, as_bytes, current, cut_of, on_device, strides_of
 from rollout_corr.kernels.judge import judge_kernel
 from rollout_corr.kernels.measures import COPIES
@@ -38,6 +39,19 @@ class Given:
 
 
 @dataclass
+class BySequence:
+    """What the slots left behind, added up by sequence: [columns, S], of a packed batch [columns, 1 + S + 1].
+
+    The first and the last column of a packed batch are what belongs to no sequence.
+    """
+
+    counts: Tensor  # int64
+    integers: Tensor | None  # int64
+    floats: Tensor  # float64
+    peaks: Tensor | None  # int32 or int64: floats as integers of the same order
+
+
+@dataclass
 class Found:
     """What the kernels give back."""
 
@@ -45,6 +59,7 @@ class Found:
     mask: Tensor | None
     keep: Tensor
     statistics: Tensor  # float64, the sums and then the maxima
+    tables: BySequence | None = None
 
 
 @lru_cache(maxsize=256)
@@ -71,9 +86,13 @@ def run(given: Given, spec: Spec, writes_weights: bool, writes_mask: bool, edits
 
 
 def prepare(
-    given: Given, spec: Spec, writes_weights: bool, writes_mask: bool, edits_mask: bool
+    given: Given, spec: Spec, writes_weights: bool, writes_mask: bool, edits_mask: bool, split: bool = False
 ) -> tuple[Found, tuple[Launch, ...]]:
-    """Allocate everything and say what has to be launched, from metadata alone; see `run`."""
+    """Allocate everything and say what has to be launched, from metadata alone; see `run`.
+
+    With `split` there is a launch more, the second, which leaves `Found.tables`: what ranks that hold parts of
+    sequences have to add up before the third.
+    """
     train, device, packed = given.train, given.train.device, given.offsets is not None
     kind = torch.promote_types(torch.promote_types(train.dtype, given.rollout.dtype), torch.float32)
     plan = plan_of(
@@ -132,10 +151,22 @@ def prepare(
         weights, mask_bytes, owners, counts, integers, floats, peaks, token_sums, token_maxima, histogram,
         *extents, cut.steps, *strides,
     )  # fmt: skip
+    slotted, of_slots = (counts, integers, floats, peaks), (cut.tokens, sequences, cut.tiles, slots)
+    judged, judged_offsets, of_judged = slotted, offsets, of_slots
+    tables, many = None, sequences + 2 * packed
+    if split:
+        tables = BySequence(
+            empty(len(plan.counts), many, dtype=torch.int64),
+            empty(len(plan.integers), many, dtype=torch.int64) if plan.integers else None,
+            empty(len(plan.floats), many, dtype=torch.float64),
+            empty(len(plan.peaks), many, dtype=keys) if plan.peaks else None,
+        )
+        # To `judge` a batch without tokens, whose every sequence has one slot.
+        judged = (tables.counts, tables.integers, tables.floats, tables.peaks)
+        judged_offsets, of_judged = None if offsets is None else torch.zeros_like(offsets), (0, sequences, 1, many)
     judge = (
-        numbers, advantages if plan.advantages == "sequence" else None, offsets, counts, integers, floats, peaks,
-        keep_bytes, states, sequence_weights, sequence_sums, sequence_maxima,
-        cut.tokens, sequences, cut.tiles, slots,
+        numbers, advantages if plan.advantages == "sequence" else None, judged_offsets, *judged,
+        keep_bytes, states, sequence_weights, sequence_sums, sequence_maxima, *of_judged,
     )  # fmt: skip
     spreaders = readers if plan.applies else 0
     apply = (
@@ -147,8 +178,10 @@ def prepare(
     of_read = {"PLAN": plan, **cut.constants, "UNIT": cut.unit}
     of_judge = {"PLAN": plan, "SEQUENCES": shape.sequences, "CHUNK": shape.chunk, "TILE": shape.tile}
     of_apply = {name: x for name, x in of_read.items() if name != "LANES"} | {"CHUNK": 256}
-    return Found(weights, mask_out, keep, statistics), (
+    gather = Launch(gather_kernel, judges, (*slotted, *judged, offsets, *of_slots, many), of_judge, 128)
+    return Found(weights, mask_out, keep, statistics, tables), (
         Launch(read_kernel, readers, read, of_read, threads),
+        *([gather] if split else []),
         Launch(judge_kernel, judges, judge, of_judge, 128),
         Launch(apply_kernel, spreaders + finishers, apply, of_apply, threads),
     )

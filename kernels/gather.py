@@ -1,4 +1,8 @@
-"""What the slots of a sequence left behind, added up: the columns of the slot tables by sequence."""
+"""What the slots of a sequence left behind, added up: the columns of the slot tables by sequence.
+
+`judge` does so by itself. Where the tokens of a sequence lie on several ranks, `gather_kernel` writes the tables by
+sequence, for ranks to add up; for `judge` they are then slot tables of one slot a sequence.
+"""
 
 from __future__ import annotations
 
@@ -109,3 +113,30 @@ def exact(found, PLAN: tl.constexpr, name: tl.constexpr, D: tl.constexpr):
     if has(PLAN, "floats", named(name, "rest")):
         x += plain(found, PLAN, named(name, "rest"))
     return x
+
+
+@triton.jit
+def put_columns(out, found, owner, owners, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
+    """Write [WIDTH, SEQUENCES] to a table of so many owners."""
+    column = tl.arange(0, WIDTH)[:, None]
+    place = column.to(tl.int64) * owners + owner[None, :]
+    tl.store(out + place, found, mask=(column < COLUMNS) & (owner[None, :] < owners))
+
+
+@triton.jit(do_not_specialize=["tokens", "sequences", "tiles", "slots", "owners"])
+def gather_kernel(
+    counts, integers, floats, peaks, counts_out, integers_out, floats_out, peaks_out, offsets,
+    tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, slots: tl.int64, owners: tl.int64,
+    PLAN: tl.constexpr, SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The tables by sequence; those of a packed batch begin and end with what belongs to no sequence."""
+    owner = tl.program_id(0).to(tl.int64) * SEQUENCES + tl.arange(0, SEQUENCES)
+    _, first, many = slots_of(offsets, owner, sequences, tokens, tiles, PLAN, TILE)
+    found = tables_of(counts, integers, floats, peaks, first, many, slots, PLAN, SEQUENCES, CHUNK)
+    put_columns(counts_out, found[0], owner, owners, size(PLAN, "counts"), power_of_two(PLAN, "counts"))
+    if size(PLAN, "integers") > 0:
+        put_columns(integers_out, found[1], owner, owners, size(PLAN, "integers"), power_of_two(PLAN, "integers"))
+    if size(PLAN, "floats") > 0:
+        put_columns(floats_out, found[2], owner, owners, size(PLAN, "floats"), power_of_two(PLAN, "floats"))
+    if size(PLAN, "peaks") > 0:
+        put_columns(peaks_out, found[3], owner, owners, size(PLAN, "peaks"), power_of_two(PLAN, "peaks"))

@@ -62,6 +62,7 @@ class Variant:
         unit: Neighbouring tokens lie side by side. Otherwise there is one element between them.
         length: Tokens of a sequence on average, which chooses the shape.
         tokens: Tokens of the batch that is compiled for.
+        split: Sequences lie on several ranks.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Variant:
     unit: bool = True
     length: int = LONG
     tokens: int = TOKENS
+    split: bool = False
 
     @property
     def computes(self) -> torch.dtype:
@@ -134,7 +136,8 @@ class Variant:
         given = self.given(self.tokens, self.tokens // self.length) if given is None else given
         spec = self.spec
         writes_mask = fused.writes_mask(spec, given.mask, given.offsets)
-        return prepare(given, spec, fused.writes_weights(spec), writes_mask, blocks.edits_mask(spec))[1]
+        wanted = fused.writes_weights(spec), writes_mask, blocks.edits_mask(spec)
+        return prepare(given, spec, *wanted, split=self.split)[1]
 
 
 TOKEN = Weight("token", upper=2.0)
@@ -405,6 +408,17 @@ OF_NEW_VARIANTS = {
     "of_new": Variant("of_new", Spec(TOKEN, _OF_NEW), advantages="token"),
     "of_new_kept": Variant(
         "of_new_kept", Spec(PRODUCT, _OF_NEW, sums_over="kept"), packed=False, advantages="sequence", mask=torch.int64
+    ),
+}
+
+# Sequences that lie on several ranks: every table, both layouts.
+SPLIT_VARIANTS = {
+    "split_packed": Variant("split_packed", Spec(PRODUCT, (VETO, GEOMETRIC)), split=True),
+    "split_padded": Variant(
+        "split_padded", Spec(BOUNDED, _sequences("mean", "k3")), packed=False, length=MEDIUM, split=True
+    ),
+    "split_fp64": Variant(
+        "split_fp64", Spec(PRODUCT, (VETO,)), train=torch.float64, rollout=torch.float64, length=SHORT, split=True
     ),
 }
 

@@ -73,11 +73,7 @@ def why_not(device: torch.device) -> str | None:
 
 def run_fused(batch: Batch, spec: Spec) -> blocks.Result:
     """The operator on a batch, whatever the device."""
-    external = [batch.external[name] for name in external_names(spec)]
-    new = next((one for one, _ in batch.pairs.values()), None)
-    operands = (
-        batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages, batch.per_sequence, external, new,
-    )  # fmt: skip
+    operands = operands_of(batch, spec)
     if batch.train.device.type == "cpu" and not torch.compiler.is_compiling():
         # The operator on the CPU is the reference; the kernels were asked for by name.
         found = _kernels(*operands, *written_once(spec))
@@ -85,13 +81,28 @@ def run_fused(batch: Batch, spec: Spec) -> blocks.Result:
         text = written(spec) if torch.compiler.is_compiling() else written_once(spec)
         found = torch.ops.rollout_corr.correct(*operands, *text)
     weights, mask, keep, statistics = found
-    sums, maxima = counts(spec)
     return blocks.Result(
         weights if writes_weights(spec) else None,
         mask if writes_mask(spec, batch.mask, batch.offsets) else None,
         keep,
-        Statistics(spec, statistics[:sums], statistics[sums : sums + maxima]),
+        statistics_of(statistics, spec),
     )
+
+
+Operands = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, bool, list[Tensor], Tensor | None]
+
+
+def operands_of(batch: Batch, spec: Spec) -> Operands:
+    """A batch as the operator takes it."""
+    external = [batch.external[name] for name in external_names(spec)]
+    new = next((one for one, _ in batch.pairs.values()), None)
+    return batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages, batch.per_sequence, external, new
+
+
+def statistics_of(vector: Tensor, spec: Spec) -> Statistics:
+    """Sums and maxima from the one vector that the kernels fill."""
+    sums, maxima = counts(spec)
+    return Statistics(spec, vector[:sums], vector[sums : sums + maxima])
 
 
 def beyond_kernels(spec: Spec) -> str | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from rollout_corr import fused
 from rollout_corr.kernels.loss_variants import LOSS_FEW, LOSS_VARIANTS, LossVariant
-from rollout_corr.kernels.variants import FEW, OF_NEW_VARIANTS, VARIANTS, Variant
+from rollout_corr.kernels.variants import FEW, OF_NEW_VARIANTS, SPLIT_VARIANTS, VARIANTS, Variant
 from rollout_corr.machine_code import MachineCode, read_machine_code
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
@@ -31,8 +31,8 @@ TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
 MOST_SPILLED = 16
 
 # Of both operators.
-EVERY: dict[str, Variant | LossVariant] = {**VARIANTS, **OF_NEW_VARIANTS, **LOSS_VARIANTS}
-OF_SEQUENCES = ("judge", "sequences", "finish")
+EVERY: dict[str, Variant | LossVariant] = {**VARIANTS, **OF_NEW_VARIANTS, **SPLIT_VARIANTS, **LOSS_VARIANTS}
+OF_SEQUENCES = ("gather", "judge", "sequences", "finish")
 
 NUMBERS = ("registers", "spilled", "shared", "instructions", "a token")
 COLUMNS = ("variant", "target", "kernel", *NUMBERS, "loads", "stores")

@@ -131,7 +131,9 @@ def policy_loss(
     given = _read(new_logp, advantages, mask, old_logp, rollout_logp, ref_logp, cu_seqlens, validate)
     groups = Groups(batch_group, sequence_group)
     groups.check(given.batch, new_logp, advantages, validate)
-    chosen = chosen_backend(given.read.first, backend, sequence_group)
+    if sequence_group is not None and backend == "triton":
+        raise ValueError("backend: expected 'auto' or 'torch' for a loss beside a sequence_group, got 'triton'")
+    chosen = chosen_backend(given.read.first, backend)
     if spec is not None and not isinstance(spec, Spec):
         raise TypeError(f"spec: expected a Spec or None, got {type(spec).__name__}")
     counted, divisor = _denominator(denominator, reduction, given.read.first.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from rollout_corr import blocks, columns, fused, reports
 from rollout_corr.layout import Batch, LogProbs, read_batch
 from rollout_corr.spec import Spec
 from rollout_corr.statistics import Measured, Statistics
+
+if TYPE_CHECKING:
+    from rollout_corr import fused_split
 
 BACKENDS = ("auto", "triton", "torch", "compiled")
 
@@ -245,12 +248,8 @@ def _begin(
     return PendingCorrection(finish, pending.done)
 
 
-def chosen_backend(tensor: Tensor, backend: str, sequence_group: Any = None) -> str:
+def chosen_backend(tensor: Tensor, backend: str) -> str:
     """The backend that runs for a tensor, or why it cannot be the one that was asked for."""
-    if sequence_group is not None:
-        if backend not in ("auto", "torch"):
-            raise ValueError(f"backend: expected 'auto' or 'torch' beside a sequence_group, got {backend!r}")
-        return "torch"
     chosen = backend_for(tensor).name if backend == "auto" else backend
     if chosen == "triton" and (reason := fused.why_not(tensor.device)) is not None:
         raise ValueError(f"backend: expected 'auto' or 'torch' for {tensor.device} tensors, got 'triton': {reason}")
@@ -266,13 +265,15 @@ def corrected(batch: Batch, spec: Spec, backend: str, groups: Groups = Groups())
 
 def begin(batch: Batch, spec: Spec, backend: str, groups: Groups) -> Begun:
     """The same, as far as it goes without other ranks."""
-    chosen = chosen_backend(batch.train, backend, groups.sequence)
+    chosen = chosen_backend(batch.train, backend)
+    if groups.sequence is not None and chosen == "compiled":
+        raise ValueError("backend: expected 'auto', 'torch' or 'triton' beside a sequence_group, got 'compiled'")
     reports.load(spec)
     with torch.no_grad():
         if groups.sequence is None:
             result = _normalized(_run(batch, spec, chosen), spec, groups)
             return Begun(lambda: result, lambda: True)
-        started = blocks.Started(batch, spec, groups.sequence)
+        started = _started(batch, spec, chosen, groups.sequence)
 
     def finish() -> blocks.Result:
         with torch.no_grad():
@@ -282,6 +283,14 @@ def begin(batch: Batch, spec: Spec, backend: str, groups: Groups) -> Begun:
             return result
 
     return Begun(finish, started.done)
+
+
+def _started(batch: Batch, spec: Spec, backend: str, group: Any) -> blocks.Started | fused_split.Started:
+    if backend == "triton" and fused.beyond_kernels(spec) is None:
+        from rollout_corr import fused_split
+
+        return fused_split.Started(batch, spec, group)
+    return blocks.Started(batch, spec, group)
 
 
 def _normalized(result: blocks.Result, spec: Spec, groups: Groups) -> blocks.Result:

@@ -28,6 +28,23 @@ GRID = 2.0**38
 COUNTED = 20
 
 
+class Sum:
+    """A table that is being added up over the ranks of a group."""
+
+    def __init__(self, table: Tensor, group: Any) -> None:
+        self._table = table
+        self._work = dist.all_reduce(table, group=group, async_op=True)
+
+    def done(self) -> bool:
+        """Whether `wait` would not wait."""
+        return bool(self._work.is_completed())
+
+    def wait(self) -> Tensor:
+        """The total. On a GPU its stream waits, not the host."""
+        self._work.wait()
+        return self._table
+
+
 class Split:
     """Sequences of which this rank holds some of the tokens, in any order, perhaps none.
 
@@ -42,8 +59,8 @@ class Split:
         self.count = part.count
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self._noted: list[Tensor] = []
+        self._sum: Sum | None = None
         self._table: Tensor | None = None
-        self._work: Any = None
         self._read = 0
         self._leaves: list[tuple[Tensor, Tensor]] = []
 
@@ -51,18 +68,17 @@ class Split:
 
     def start(self) -> None:
         """After the first run: start to add up all ranks' tables."""
-        self._table = torch.stack(self._noted)
-        self._noted = []
-        self._work = dist.all_reduce(self._table, group=self.group, async_op=True)
+        self._sum = Sum(torch.stack(self._noted), self.group)
 
     def done(self) -> bool:
         """Whether the second run could begin without waiting."""
-        return self._work is None or bool(self._work.is_completed())
+        return self._sum is not None and self._sum.done()
 
     def wait(self) -> None:
-        """Before the second run: on a GPU its stream waits, not the host."""
-        self._work.wait()
-        self._work = None
+        """Before the second run."""
+        if self._sum is None:
+            raise RuntimeError("wait: expected a start before")
+        self._table = self._sum.wait()
 
     def _totals(self, here: Tensor) -> Tensor:
         """[K, S] int64: of this rank in the first run, of all ranks in the second."""
@@ -85,9 +101,7 @@ class Split:
     def max(self, x: Tensor) -> Tensor:
         """As Rows and Packed do."""
         here = self.part.max(x).double().view(torch.int64)
-        columns = here.new_zeros(self.ranks, self.count)
-        columns[self.rank] = here
-        return self._totals(columns).view(torch.float64).amax(0).to(x.dtype)
+        return self._totals(apart(here, self.rank, self.ranks)).view(torch.float64).amax(0).to(x.dtype)
 
     def spread(self, per_sequence: Tensor) -> Tensor:
         """To the tokens that lie here."""
@@ -126,8 +140,48 @@ class Split:
         return gradient
 
 
+class Tables:
+    """Sums and extrema by sequence, on their way to the other ranks.
+
+    Args:
+        integers: [K, S] int64, sums; tables below each other.
+        floats: [L, S] float64, sums.
+        peaks: [M, S] integers, maxima; None for none.
+        group: A torch.distributed process group.
+    """
+
+    def __init__(self, integers: list[Tensor], floats: Tensor, peaks: Tensor | None, group: Any) -> None:
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        self._own = integers, floats, peaks
+        parts = [*integers, to_limbs(floats, ranks).flatten(0, 1)]
+        if peaks is not None:
+            parts.append(apart(peaks.long(), rank, ranks).flatten(0, 1))
+        self._sum = Sum(torch.cat(parts), group)
+        self.done = self._sum.done
+
+    def finish(self) -> None:
+        """Wait, and write the totals where the rank's own sums were."""
+        integers, floats, peaks = self._own
+        table = self._sum.wait()
+        first = 0
+        for own in integers:
+            own.copy_(table[first : first + own.shape[0]])
+            first += own.shape[0]
+        limbs, rest = table[first : first + 4 * floats.shape[0]], table[first + 4 * floats.shape[0] :]
+        floats.copy_(from_limbs(limbs.unflatten(0, (4, -1))))
+        if peaks is not None:
+            peaks.copy_(rest.unflatten(0, (-1, peaks.shape[0])).amax(0))
+
+
+def apart(here: Tensor, rank: int, ranks: int) -> Tensor:
+    """[ranks, ...], of which all but this rank's own is 0: what is not added up crosses by itself."""
+    every = here.new_zeros(ranks, *here.shape)
+    every[rank] = here
+    return every
+
+
 def to_limbs(x: Tensor, ranks: int) -> Tensor:
-    """[S] float64 as [4, S] int64, of which `ranks` can be added without overflow."""
+    """[..., S] float64 as [4, ..., S] int64, of which `ranks` can be added without overflow."""
     largest = 2.0**62 / ranks
     finite = torch.where(x.isfinite(), x, 0.0).clamp(-largest, largest)
     whole = finite.trunc()

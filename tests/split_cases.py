@@ -215,12 +215,12 @@ class Work:
         return True
 
 
-def lockstep(sequences, spec, way, ranks, dtype, layout="packed"):
+def lockstep(sequences, spec, way, ranks, dtype, layout="packed", **options):
     """Outcome of `correct` on ranks that are played by this process, as one."""
-    return joined(outcomes(sequences, spec, way, ranks, dtype, layout), sequences, way, ranks)
+    return joined(outcomes(sequences, spec, way, ranks, dtype, layout, **options), sequences, way, ranks)
 
 
-def outcomes(sequences, spec, way, ranks, dtype, layout="packed", tables=None):
+def outcomes(sequences, spec, way, ranks, dtype, layout="packed", tables=None, backend="auto"):
     """The same of every rank: all begin, tables are added up, all finish. `tables` gets what they sent."""
     tables = [] if tables is None else tables
 
@@ -242,7 +242,7 @@ def outcomes(sequences, spec, way, ranks, dtype, layout="packed", tables=None):
             part = picked(sequences, tokens_of(sequences, way, ranks, rank))
             laid.append(lay_out(part, layout, dtype, seed=rank))
         pending = [
-            one.correct(spec, sequence_group=Rank(rank=r, ranks=ranks), call=rc.correct_async)
+            one.correct(spec, sequence_group=Rank(rank=r, ranks=ranks), call=rc.correct_async, backend=backend)
             for r, one in enumerate(laid)
         ]
         assert len(tables) == ranks

@@ -19,7 +19,17 @@ import torch
 from rollout_corr import kernel_report, layout, spec
 from rollout_corr.kernel_report import Failure, Row
 from rollout_corr.kernels.grid import SHAPES, shape_for
-from rollout_corr.kernels.variants import FEW, LONG, LONGEST, MEDIUM, OF_NEW_VARIANTS, SHORT, VARIANTS, Variant
+from rollout_corr.kernels.variants import (
+    FEW,
+    LONG,
+    LONGEST,
+    MEDIUM,
+    OF_NEW_VARIANTS,
+    SHORT,
+    SPLIT_VARIANTS,
+    VARIANTS,
+    Variant,
+)
 from rollout_corr.machine_code import MachineCode, read_machine_code
 
 # --- the variants ---
@@ -110,6 +120,13 @@ def test_a_variant_makes_its_launches_from_metadata(name):
     assert read.constants["ALIGNED"] == (variant.aligned and variant.unit)
     tensors = [x for x in read.arguments if isinstance(x, torch.Tensor)]
     assert all(x.device.type == "meta" for x in tensors)
+
+
+@pytest.mark.parametrize("name", SPLIT_VARIANTS)
+def test_split_sequences_take_a_launch_more(name):
+    launches = SPLIT_VARIANTS[name].launches()
+    names = ["read_kernel", "gather_kernel", "judge_kernel", "apply_kernel"]
+    assert [x.kernel.__name__ for x in launches] == names
 
 
 def test_place_keeps_values_and_moves_them():
