@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -219,7 +220,7 @@ def skyrl_loss(
     low: float,
     high: float,
     dual: float,
-    **correction: float | Pair,
+    **correction: Any,
 ) -> tuple[Tensor, dict[str, float]]:
     """One micro-batch's loss: PPO with dual clip, corrected inside, reduced by its sum.
 
@@ -240,6 +241,6 @@ def skyrl_loss(
     metrics = {"clip_ratio": clip_ratio.item()}
     loss = -torch.minimum(plain, clipped)
     loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * dual), loss)
-    weights, mask, found = skyrl(old, rollout, mask, **correction)  # type: ignore[arg-type]  # of mixed types by name
+    weights, mask, found = skyrl(old, rollout, mask, **correction)
     loss = loss * weights
     return (loss * mask).sum(), metrics | found

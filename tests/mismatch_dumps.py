@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,9 +99,9 @@ def truncated(logits: Tensor, top_p: float = 1.0, top_k: int = VOCABULARY) -> Te
 # ----------------------------------------------------------------------
 
 
-def renormalised(seed: int, **limits: float) -> dict[str, Tensor]:
+def renormalised(seed: int, **limits: Any) -> dict[str, Tensor]:
     model = Model(seed)
-    rollout = truncated(model.engine, **limits)  # type: ignore[arg-type]  # top_k is whole
+    rollout = truncated(model.engine, **limits)
     return model.columns(model.sample(rollout), model.logits.log_softmax(1), rollout)
 
 
@@ -110,9 +111,9 @@ def temperature(seed: int, engine: float, reported: float, trainer: float) -> di
     return model.columns(sampled, (model.logits / trainer).log_softmax(1), (model.engine / reported).log_softmax(1))
 
 
-def updated(seed: int, step: float, **model_arguments: float) -> dict[str, Tensor]:
+def updated(seed: int, step: float, **model_arguments: Any) -> dict[str, Tensor]:
     """The trainer is some updates ahead."""
-    model = Model(seed, **model_arguments)  # type: ignore[arg-type]
+    model = Model(seed, **model_arguments)
     rollout = model.engine.log_softmax(1)
     ahead = model.logits + step * model.normal(model.count, VOCABULARY)
     return model.columns(model.sample(rollout), ahead.log_softmax(1), rollout)
@@ -159,8 +160,8 @@ def coarse(seed: int) -> dict[str, Tensor]:
 # ------------------------------------------------------------------------------
 
 
-def shifted(seed: int, by: int, share: float = 1.0, **model_arguments: float) -> dict[str, Tensor]:
-    model = Model(seed, **model_arguments)  # type: ignore[arg-type]
+def shifted(seed: int, by: int, share: float = 1.0, **model_arguments: Any) -> dict[str, Tensor]:
+    model = Model(seed, **model_arguments)
     columns = model.healthy()
     moved = columns["rollout_logp"].roll(by)
     some = model.uniform(len(model.lengths)) < share
@@ -263,9 +264,9 @@ def copied(seed: int, share: float = 1.0) -> dict[str, Tensor]:
 # ----------------------------------------------------------------------------------------------------------
 
 
-def over(seed: int, noise: Callable[[Model], Tensor], **model_arguments: object) -> tuple[Model, dict[str, Tensor]]:
+def over(seed: int, noise: Callable[[Model], Tensor], **model_arguments: Any) -> tuple[Model, dict[str, Tensor]]:
     """The trainer's noise in every logit of a token, by whatever it depends on."""
-    model = Model(seed, **model_arguments)  # type: ignore[arg-type]
+    model = Model(seed, **model_arguments)
     rollout = model.engine.log_softmax(1)
     train = model.logits + noise(model)[:, None] * model.normal(model.count, VOCABULARY)
     return model, model.columns(model.sample(rollout), train.log_softmax(1), rollout)

@@ -58,7 +58,7 @@ def _progress(dump: Dump, quiet: bool) -> Iterator[Callable[[], None]]:
         yield lambda: progress.update(task, completed=dump.progress)
 
 
-def _console(stderr: bool = False):  # type: ignore[no-untyped-def]  # rich is optional
+def _console(stderr: bool = False) -> Any:
     from rollout_corr.mismatch.summary import console
 
     return console(stderr)
