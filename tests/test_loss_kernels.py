@@ -360,6 +360,20 @@ def test_nonfinite_policies(nonfinite, device):
         assert_close(slope[known], like_slope[known], 1e-6, 0.01, name)
 
 
+def test_odd_advantages(device):
+    """A token whose advantage is NaN or infinite is left out and counted; so is a whole sequence of one."""
+    for variant in (PLAIN, OF_SEQUENCES):
+        given = tensors_of(variant, 5)
+        plain = loss_metrics.sum_names(variant.objective).index("loss_tokens_nonfinite")
+        before = by_reference(given, variant.objective, torch.float32)[0].statistics[plain]
+        valid = (given.mask != 0).nonzero().squeeze(1)
+        for place, odd in ((0, NAN), (2, INF)):
+            given.advantages[place if given.per_sequence else valid[7 * place]] = odd
+        assert by_reference(given, variant.objective, torch.float32)[0].statistics[plain] > before
+        with shaped(WIDE):
+            compare_with_reference(given, variant.objective, device, variant.name)
+
+
 # --- as autograd and compilers meet them ---
 
 
