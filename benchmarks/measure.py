@@ -132,7 +132,9 @@ def measure(
         try:
             outcomes[who.name] = who.whole()
             device.synchronize()
-        except Exception as problem:  # a note in the results, unless it is ours
+        except Exception as problem:
+            # Whatever a contender's code raises is a note beside its row, so that the others are still timed; what
+            # ours raises ends the run.
             if who.name == OURS:
                 raise
             rows[who.name]["note"] = f"not run: {_first_line(problem)}"

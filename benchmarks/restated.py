@@ -36,8 +36,8 @@ def _padded(packed: Tensor, num_tokens: Tensor | Sequence[int]) -> Tensor:
     """[1, N] -> [B, longest], one sequence after the other; with lengths on a device the host waits for each."""
     sizes = num_tokens.tolist() if isinstance(num_tokens, Tensor) else num_tokens
     pieces = torch.split(packed[0], sizes)
-    longest = max(num_tokens)  # type: ignore[type-var]  # elements of a tensor compare, one wait for each
-    out = torch.full((len(pieces), int(longest)), 0.0, dtype=packed.dtype, device=packed.device)
+    longest = max(int(many) for many in num_tokens)  # of a tensor's elements, one wait for each
+    out = torch.full((len(pieces), longest), 0.0, dtype=packed.dtype, device=packed.device)
     for i, piece in enumerate(pieces):
         out[i, : num_tokens[i]] = piece
     return out

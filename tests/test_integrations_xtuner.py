@@ -346,7 +346,7 @@ def test_vetoes_of_the_pull_request(theirs, level):
             "kl3": oracle_reports.average(math.expm1(d) - d for d in row) <= upper,
         }[level]
         vetoed.append(bool(row) and not value)
-    assert True in vetoed
+    assert any(vetoed), "a veto that no row fails tests nothing"
     kept = [bool(x.any()) for x in everyone.split(LENGTHS, dim=1)]
     assert kept == [not v and bool(row) for v, row in zip(vetoed, oracle_reports.deltas(rows_of(*given)), strict=True)]
     kept_negative = [bool(x.any()) for x in mask.split(LENGTHS, dim=1)]

@@ -362,7 +362,9 @@ def run(where: Host, checks: Sequence[Check], save: Callable[[dict[str, Any]], N
             held, said = True, check(where)
         except Broken as problem:
             held, said = False, str(problem)
-        except Exception as problem:  # noqa: BLE001  (whatever it is stands in the report, and the exit status)
+        except Exception as problem:  # noqa: BLE001  (said below)
+            # A check that breaks in whatever way must not lose those behind it: it counts as not held, stands in the
+            # report with its message, is printed with its traceback, and makes the exit status 1.
             traceback.print_exc()
             held, said = False, f"{type(problem).__name__}: {problem}".splitlines()[0]
         found[check.__name__] |= {"held": held, "said": said}
