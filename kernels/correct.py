@@ -19,8 +19,9 @@ from rollout_corr.kernels.gather import gather_kernel
 from rollout_corr.kernels.grid import Launch, as_bytes, current, cut_of, on_device, strides_of
 from rollout_corr.kernels.judge import judge_kernel
 from rollout_corr.kernels.measures import COPIES
-from rollout_corr.kernels.plan import numbers_of, plan_of
+from rollout_corr.kernels.plan import plan_of
 from rollout_corr.kernels.read import read_kernel
+from rollout_corr.kernels.thresholds import numbers_of
 from rollout_corr.spec import Spec
 
 

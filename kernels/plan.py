@@ -1,4 +1,4 @@
-"""What a Spec asks of the kernels: its structure as a compile-time constant, its thresholds as data.
+"""What a Spec asks of the kernels: its structure as a compile-time constant. Its thresholds are data: thresholds.py.
 
 Two Specs that differ in numbers or labels alone share their kernels. Columns of the intermediate tables are known by
 name; a name that a plan does not have costs nothing.
@@ -6,15 +6,15 @@ name; a name that a plan does not have costs nothing.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from rollout_corr import reports
 from rollout_corr.columns import columns_of
-from rollout_corr.cuts import cut_of, float32_at_least, float32_at_most, log_bound
-from rollout_corr.spec import Criterion, Spec
+from rollout_corr.cuts import cut_of
+from rollout_corr.kernels.thresholds import indices, numbers_of
+from rollout_corr.spec import Spec
 
 # Statistics whose sums are sums of D: one limb on D's grid. Others have a whole part and a fraction.
 SUMS_OF_D = ("ratio", "k1", "abs")
@@ -269,7 +269,7 @@ def plan_of(
     )
     plan = replace(
         plan,
-        **columns_of(spec, _indices(spec))._asdict(),
+        **columns_of(spec, indices(spec))._asdict(),
         **_slot_columns(plan),
         numbers=tuple(numbers_of(spec, double)),
     )
@@ -284,11 +284,6 @@ def column_of(pair: int, name: str) -> str:
 def pairs_of(spec: Spec) -> tuple[str, ...]:
     """What its criteria compare besides train and rollout."""
     return tuple(dict.fromkeys(c.of for c in spec.criteria if c.of != "train/rollout"))
-
-
-def _indices(spec: Spec) -> list[str]:
-    """What criteria are called here: a label in a name would be a compile key."""
-    return [str(i) for i in range(len(spec.criteria))]
 
 
 def _slot_columns(plan: Plan) -> dict[str, Any]:
@@ -345,59 +340,3 @@ def _slot_columns(plan: Plan) -> dict[str, Any]:
     if "skyrl" in plan.schemes and plan.level == "token" and plan.has_upper:
         counts.append("skyrl/clipped")
     return {"counts": tuple(counts), "integers": tuple(integers), "floats": tuple(floats), "peaks": tuple(peaks)}
-
-
-def numbers_of(spec: Spec, double: bool) -> dict[str, float]:
-    """The thresholds by name, rounded so that a float32 compared with one is compared with the threshold itself."""
-    numbers = {"clamp": spec.clamp}
-    if spec.weight is not None:
-        weight = spec.weight
-        rounds = weight.level == "token" and not double
-        numbers |= {"lower": _low(weight.lower), "upper": _high(weight.upper)}
-        numbers |= _interval("log", log_bound(weight.lower), log_bound(weight.upper), rounds)
-        if weight.token_clamp is not None:
-            numbers["token_clamp"] = weight.token_clamp
-    for i, criterion in enumerate(spec.criteria):
-        cut, rounds = cut_of(criterion, spec.clamp), criterion.over == "token" and not double
-        numbers |= _interval(f"{i}", cut.lower, cut.upper, rounds)
-        if cut.hole is not None:
-            hole = _interval(f"{i}/hole", cut.hole[1], cut.hole[0], rounds)
-            numbers |= hole
-        numbers |= _settings(f"{i}", criterion)
-    for name, sides in reports.intervals(spec, _indices(spec)).items():
-        numbers |= _closed_sides(name, *sides, False) | _closed_sides(f"{name}/token", *sides, not double)
-    return numbers
-
-
-def _settings(prefix: str, criterion: Criterion) -> dict[str, float]:
-    found = {}
-    if criterion.token_clamp is not None:
-        found[f"{prefix}/token_clamp"] = criterion.token_clamp
-    if criterion.stat.startswith("binary_kl"):
-        found[f"{prefix}/eps"] = criterion.eps
-    return found
-
-
-def _interval(prefix: str, lower: float | None, upper: float | None, rounds: bool) -> dict[str, float]:
-    low, high = _low(lower), _high(upper)
-    if rounds:
-        low, high = float32_at_least(low), float32_at_most(high)
-    return {f"{prefix}/lower": low, f"{prefix}/upper": high}
-
-
-def _closed_sides(prefix: str, lower: float | None, upper: float | None, rounds: bool) -> dict[str, float]:
-    """An interval without its open sides: not even a NaN lies beyond those."""
-    found = {}
-    if lower is not None:
-        found[f"{prefix}/lower"] = float32_at_least(lower) if rounds else lower
-    if upper is not None:
-        found[f"{prefix}/upper"] = float32_at_most(upper) if rounds else upper
-    return found
-
-
-def _low(bound: float | None) -> float:
-    return -math.inf if bound is None else bound
-
-
-def _high(bound: float | None) -> float:
-    return math.inf if bound is None else bound
