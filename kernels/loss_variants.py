@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rollout_corr.kernels.variants import HUGE, LONG, LONGEST, MEDIUM, SHORT, TOKENS, placed
+from rollout_corr.kernels.variant import HUGE, LONG, LONGEST, MEDIUM, SHORT, TOKENS, placed
 from rollout_corr.surrogates import (
     DPPO,
     DRO,

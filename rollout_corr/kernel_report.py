@@ -22,7 +22,8 @@ from pathlib import Path
 
 from rollout_corr import fused
 from rollout_corr.kernels.loss_variants import LOSS_FEW, LOSS_VARIANTS, LossVariant
-from rollout_corr.kernels.variants import FEW, OF_NEW_VARIANTS, SPLIT_VARIANTS, VARIANTS, Variant
+from rollout_corr.kernels.variant import Variant
+from rollout_corr.kernels.variants import FEW, OF_NEW_VARIANTS, SPLIT_VARIANTS, VARIANTS
 from rollout_corr.machine_code import MachineCode, read_machine_code
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")

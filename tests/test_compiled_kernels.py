@@ -19,17 +19,8 @@ import torch
 from rollout_corr import kernel_report, layout, spec
 from rollout_corr.kernel_report import Failure, Row
 from rollout_corr.kernels.grid import SHAPES, shape_for
-from rollout_corr.kernels.variants import (
-    FEW,
-    LONG,
-    LONGEST,
-    MEDIUM,
-    OF_NEW_VARIANTS,
-    SHORT,
-    SPLIT_VARIANTS,
-    VARIANTS,
-    Variant,
-)
+from rollout_corr.kernels.variant import LONG, LONGEST, MEDIUM, SHORT, Variant
+from rollout_corr.kernels.variants import FEW, OF_NEW_VARIANTS, SPLIT_VARIANTS, VARIANTS
 from rollout_corr.machine_code import MachineCode, read_machine_code
 
 # --- the variants ---

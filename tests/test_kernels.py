@@ -46,7 +46,8 @@ from kernel_cases import (
 from products import criteria_product, weights_product
 from rollout_corr.kernels.grid import search_steps
 from rollout_corr.kernels.slots import owners_of
-from rollout_corr.kernels.variants import LONG, LONGEST, MEDIUM, SHORT, VARIANTS
+from rollout_corr.kernels.variant import LONG, LONGEST, MEDIUM, SHORT
+from rollout_corr.kernels.variants import VARIANTS
 from rollout_corr.spec import LEVELS, NONFINITE, REDUCTIONS, STATS, WHEN
 
 # What NumPy says of NaN, in whose name the interpreter computes.

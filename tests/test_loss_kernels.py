@@ -20,7 +20,7 @@ from rollout_corr import loss_metrics, loss_run
 from rollout_corr.cuts import float32_at_least, float32_at_most
 from rollout_corr.kernels import policy_loss as kernels
 from rollout_corr.kernels.loss_variants import LOSS_VARIANTS
-from rollout_corr.kernels.variants import LONG, LONGEST, MEDIUM, SHORT
+from rollout_corr.kernels.variant import LONG, LONGEST, MEDIUM, SHORT
 from rollout_corr.layout import Batch
 from rollout_corr.loss_run import Tensors
 from rollout_corr.surrogates import LOSS_REDUCTIONS

@@ -12,7 +12,7 @@ from loss_cases import SURROGATES
 from rollout_corr import surrogates
 from rollout_corr.kernels import grid
 from rollout_corr.kernels.loss_variants import LOSS_FEW, LOSS_VARIANTS
-from rollout_corr.kernels.variants import LONG, LONGEST, MEDIUM, SHORT
+from rollout_corr.kernels.variant import LONG, LONGEST, MEDIUM, SHORT
 from rollout_corr.layout import LOGP_DTYPES, external_names
 from rollout_corr.surrogates import Objective
 from rollout_corr.written import read, written
