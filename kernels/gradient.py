@@ -11,7 +11,7 @@ import triton.language as tl
 
 from rollout_corr.kernels.loss_plan import LossPlan
 from rollout_corr.kernels.objective import kind_of, penalty, penalty_factor, policy
-from rollout_corr.kernels.slots import WAYS, addresses, fetch, owners_of, positions, stretch_of, write
+from rollout_corr.kernels.slots import addresses, coverage, fetch, positions, slots_of_program, stretch_of, write
 from rollout_corr.kernels.sums import (
     merged,
     nothing,
@@ -202,17 +202,9 @@ def gradient_kernel(
     """One pass over ROWS slots: the gradient before it is divided, what it reports, and what sequences need of it."""
     numbers = thresholds(numbers, PLAN)
     slots = tl.num_programs(0).to(tl.int64) * ROWS
-    slot = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    owner = slot
-    outside = (slot < 0)[:, None, None]
-    if PLAN.packed:
-        owner = owners_of(offsets, slot, sequences, tokens, steps, ROWS, TILE, WAYS)
-        outside = ((owner == 0) | (owner == sequences + 1))[:, None, None]
+    slot, owner, outside = slots_of_program(offsets, sequences, tokens, steps, PLAN, ROWS, TILE)
     sequence, tile, start, end = stretch_of(offsets, owner, slot, sequences, tokens, width, tiles, PLAN, TILE)
-    full = tl.min(tl.min(end - start, 0)) == TILE
-    whole = full
-    if PLAN.packed:
-        whole = (tl.min(tile, 0) >= 0) & ((tl.max(tile, 0) + 1) * TILE <= tokens)
+    full, whole = coverage(tile, start, end, tokens, PLAN, TILE)
     pointers = (new_logp, base_logp, ref_logp, weights, trains, mask, advantages)
     rows = (new_row, base_row, ref_row, weights_row, trains_row, mask_row, width)
     steps_of = (new_step, base_step, ref_step, weights_step, trains_step, mask_step, 1)
@@ -275,12 +267,9 @@ def scale_kernel(
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Backward: the gradient times what comes from upstream, over the divisor and over each sequence's own length."""
-    slot = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    owner = slot
-    if PLAN.packed:
-        owner = owners_of(offsets, slot, sequences, tokens, steps, ROWS, TILE, WAYS)
+    slot, owner, _ = slots_of_program(offsets, sequences, tokens, steps, PLAN, ROWS, TILE)
     sequence, tile, start, end = stretch_of(offsets, owner, slot, sequences, tokens, width, tiles, PLAN, TILE)
-    full = tl.min(tl.min(end - start, 0)) == TILE
+    full, _ = coverage(tile, start, end, tokens, PLAN, TILE)
     if full:
         scale_parts(gradient, inners, upstream, divisor, scaled, sequence, tile, start, end, sequences, width, PLAN,
                     TILE, LANES, VEC, ALIGNED, True)  # fmt: skip

@@ -18,9 +18,17 @@ from rollout_corr.kernels.measures import (
     measure_weights,
     weight_of,
 )
-from rollout_corr.kernels.plan import Plan, Test
+from rollout_corr.kernels.parts import (
+    external_of,
+    fetch_parts,
+    size_of_externals,
+    token_tensor,
+    write_parts,
+    writes_token_weights,
+)
+from rollout_corr.kernels.plan import Plan
 from rollout_corr.kernels.reports import report_tokens
-from rollout_corr.kernels.slots import WAYS, addresses, fetch, owners_of, positions, stretch_of, write
+from rollout_corr.kernels.slots import addresses, coverage, fetch, positions, slots_of_program, stretch_of
 from rollout_corr.kernels.sums import (
     merged,
     nothing,
@@ -50,38 +58,6 @@ from rollout_corr.kernels.tokens import (
 )
 
 
-@triton.jit
-def external_of(externals, default, sequence, tile, width, place, inside, full, TEST: tl.constexpr,
-                PLAN: tl.constexpr, TILE: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
-    """The tensor that a criterion brings along; without one, anything."""
-    if TEST.external >= 0:
-        return token_tensor(
-            externals, external_at(TEST), sequence, tile, width, place, inside, full, PLAN, TILE, ALIGNED
-        )
-    else:
-        return default
-
-
-@triton.jit
-def token_tensor(externals, WHICH: tl.constexpr, sequence, tile, width, place, inside, full, PLAN: tl.constexpr,
-                 TILE: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
-    """One of the tensors that are brought along, behind the external ones the log-probs of the policy that trains."""
-    where = addresses(externals[WHICH], sequence, tile, width, 1, place, PLAN, TILE, True, ALIGNED)
-    return fetch(where, inside, full).to(real(PLAN))
-
-
-@triton.constexpr_function
-def external_at(criterion: Test) -> int:
-    """Which of the external tensors a criterion brings along."""
-    return criterion.external
-
-
-@triton.constexpr_function
-def size_of_externals(plan: Plan) -> int:
-    """How many of them there are."""
-    return plan.externals
-
-
 @triton.constexpr_function
 def compares_with_rollout(plan: Plan, k: int) -> bool:
     """Whether the k-th further pair is of the policy that trains and the engine's."""
@@ -102,41 +78,6 @@ def compared(train, rollout, valid, PLAN: tl.constexpr, TAME: tl.constexpr):
         train, rollout, d = tl.where(bad, 0.0, train), tl.where(bad, 0.0, rollout), tl.where(bad, 0.0, d)
     train, rollout = tl.where(measured, train, 0.0), tl.where(measured, rollout, 0.0)
     return tl.where(measured, d, 0.0), train, rollout, measured, bad
-
-
-@triton.jit
-def fetch_parts(train_logp, rollout_logp, mask, sequence, tile, start, end, train_row, train_step, rollout_row,
-                rollout_step, mask_row, mask_step, PLAN: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
-                VEC: tl.constexpr, UNIT: tl.constexpr, ALIGNED: tl.constexpr, FULL: tl.constexpr,
-                WHOLE: tl.constexpr):  # fmt: skip
-    """Log-probs and mask of all parts, one after the other; the mask is 0 at tokens of others.
-
-    FULL: every slot fills its tile. WHOLE: every tile lies within the batch, so that it can be loaded whole, without a
-    mask that would make accesses narrow.
-    """
-    found = ()
-    for first in tl.static_range(0, TILE, LANES * VEC):
-        place = positions(first, LANES, VEC)
-        inside = (place >= start) & (place < end)
-        trains = addresses(train_logp, sequence, tile, train_row, train_step, place, PLAN, TILE, UNIT, ALIGNED)
-        rollouts = addresses(rollout_logp, sequence, tile, rollout_row, rollout_step, place, PLAN, TILE, UNIT, ALIGNED)
-        if WHOLE:
-            found = found + (tl.load(trains), tl.load(rollouts))
-        else:
-            found = found + (tl.load(trains, mask=inside, other=0), tl.load(rollouts, mask=inside, other=0))
-        given = inside.to(tl.int8)
-        if PLAN.masked:
-            masks = addresses(mask, sequence, tile, mask_row, mask_step, place, PLAN, TILE, UNIT, ALIGNED)
-            if WHOLE:
-                given = tl.load(masks)
-            else:
-                given = tl.load(masks, mask=inside, other=0)
-            if WHOLE and not FULL:
-                given = tl.where(inside, given, 0).to(given.dtype)
-        elif FULL:
-            given = tl.full(given.shape, 1, tl.int8)
-        found = found + (given,)
-    return found
 
 
 @triton.jit
@@ -278,19 +219,6 @@ def read_part(train, rollout, given, advantages, externals, sequence, tile, plac
     return found
 
 
-@triton.constexpr_function
-def writes_token_weights(plan: Plan) -> bool:
-    """Whether weights are written here."""
-    return plan.writes_weights and (plan.marks or not plan.spreads)
-
-
-@triton.constexpr_function
-def written_at(plan: Plan, part: int, mask: bool) -> int:
-    """Where the weights or the mask of a part stand in what is to be written."""
-    weights = plan.writes_weights and (plan.marks or not plan.spreads)
-    return part * (weights + plan.writes_mask) + (weights and mask)
-
-
 @triton.jit
 def read_parts(parts, advantages, externals, sequence, tile, start, end, full, outside, width, sequences, numbers,
                PLAN: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr, ALIGNED: tl.constexpr,
@@ -309,21 +237,6 @@ def read_parts(parts, advantages, externals, sequence, tile, start, end, full, o
         else:
             found = merged(found, more[: places(PLAN)], PLAN)
     return found + written
-
-
-@triton.jit
-def write_parts(written, weights, mask_out, sequence, tile, start, end, width, PLAN: tl.constexpr, TILE: tl.constexpr,
-                LANES: tl.constexpr, VEC: tl.constexpr, ALIGNED: tl.constexpr, FULL: tl.constexpr):  # fmt: skip
-    """Write token weights and the mask of all parts."""
-    for part in tl.static_range(TILE // (LANES * VEC)):
-        place = positions(part * LANES * VEC, LANES, VEC)
-        inside = (place >= start) & (place < end)
-        if writes_token_weights(PLAN):
-            where = addresses(weights, sequence, tile, width, 1, place, PLAN, TILE, True, ALIGNED)
-            write(where, written[written_at(PLAN, part, False)], inside, FULL)
-        if PLAN.writes_mask:
-            where = addresses(mask_out, sequence, tile, width, 1, place, PLAN, TILE, True, ALIGNED)
-            write(where, written[written_at(PLAN, part, True)].to(mask_out.dtype.element_ty), inside, FULL)
 
 
 # No length and no stride in a key: annotated, and not specialised on.
@@ -347,19 +260,11 @@ def read_kernel(
     """
     numbers = thresholds(numbers, PLAN)
     slots = tl.num_programs(0).to(tl.int64) * ROWS
-    slot = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    owner = slot
-    outside = (slot < 0)[:, None, None]
-    if PLAN.packed:
-        owner = owners_of(offsets, slot, sequences, tokens, steps, ROWS, TILE, WAYS)
-        outside = ((owner == 0) | (owner == sequences + 1))[:, None, None]
-        if PLAN.applies:
-            tl.store(owners + slot, owner.to(tl.int32))
+    slot, owner, outside = slots_of_program(offsets, sequences, tokens, steps, PLAN, ROWS, TILE)
+    if PLAN.packed and PLAN.applies:
+        tl.store(owners + slot, owner.to(tl.int32))
     sequence, tile, start, end = stretch_of(offsets, owner, slot, sequences, tokens, width, tiles, PLAN, TILE)
-    full = tl.min(tl.min(end - start, 0)) == TILE
-    whole = full
-    if PLAN.packed:
-        whole = (tl.min(tile, 0) >= 0) & ((tl.max(tile, 0) + 1) * TILE <= tokens)
+    full, whole = coverage(tile, start, end, tokens, PLAN, TILE)
     # One branch for all, so that all are under way before the first is needed.
     if full:
         parts = fetch_parts(train_logp, rollout_logp, mask, sequence, tile, start, end, train_row, train_step,

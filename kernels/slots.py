@@ -56,6 +56,28 @@ def owners_of(offsets, slot, sequences, tokens, steps, ROWS: tl.constexpr, TILE:
 
 
 @triton.jit
+def slots_of_program(offsets, sequences, tokens, steps, PLAN: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """[ROWS], the slots of a program, whose they are, and which of them are nobody's."""
+    slot = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    owner = slot
+    outside = (slot < 0)[:, None, None]
+    if PLAN.packed:
+        owner = owners_of(offsets, slot, sequences, tokens, steps, ROWS, TILE, WAYS)
+        outside = ((owner == 0) | (owner == sequences + 1))[:, None, None]
+    return slot, owner, outside
+
+
+@triton.jit
+def coverage(tile, start, end, tokens, PLAN: tl.constexpr, TILE: tl.constexpr):
+    """Whether every slot of a program fills its tile, and whether every tile lies within the batch."""
+    full = tl.min(tl.min(end - start, 0)) == TILE
+    whole = full
+    if PLAN.packed:
+        whole = (tl.min(tile, 0) >= 0) & ((tl.max(tile, 0) + 1) * TILE <= tokens)
+    return full, whole
+
+
+@triton.jit
 def stretch_of(offsets, owner, slot, sequences, tokens, width, tiles, PLAN: tl.constexpr, TILE: tl.constexpr):
     """The sequence of a slot, its tile, and which part of the tile is the sequence's."""
     if PLAN.packed:
