@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rollout_corr.integrations import verl_07, verl_losses, verl_measures
 from rollout_corr.integrations.dropin import Installed, Target
-from rollout_corr.integrations.verl_shared import DROP_IN, corrected, proto, same_shape, without_prefix
+from rollout_corr.integrations.verl_shared import DROP_IN, add_to_batch, corrected, proto, same_shape, without_prefix
 from rollout_corr.presets import checks, verl_options
 from rollout_corr.presets import verl as presets
 from rollout_corr.reports import verl as report
@@ -189,6 +189,16 @@ def compute_rollout_corr_metrics_from_logprobs(
     return {f"{report.PREFIX}{key}": value for key, value in found.items()}
 
 
+# What a configuration that does not say is read as.
+DEFAULTS = {
+    "rollout_is": None,
+    "rollout_is_threshold": 2.0,
+    "rollout_is_batch_normalize": False,
+    "rollout_rs": None,
+    "rollout_rs_threshold": None,
+}
+
+
 def compute_rollout_correction_and_add_to_batch(
     batch: Any, rollout_corr_config: Mapping[str, Any], **switches: str
 ) -> tuple[Any, dict[str, float]]:
@@ -202,20 +212,8 @@ def compute_rollout_correction_and_add_to_batch(
     Returns:
         The batch, and the metrics.
     """
-    get = rollout_corr_config.get
-    weights, mask, metrics = compute_rollout_correction_and_rejection_mask(
-        old_log_prob=batch.batch["old_log_probs"],
-        rollout_log_prob=batch.batch["rollout_log_probs"],
-        response_mask=batch.batch["response_mask"],
-        rollout_is=get("rollout_is", None),
-        rollout_is_threshold=get("rollout_is_threshold", 2.0),
-        rollout_is_batch_normalize=get("rollout_is_batch_normalize", False),
-        rollout_rs=get("rollout_rs", None),
-        rollout_rs_threshold=get("rollout_rs_threshold", None),
-        **switches,
-    )
-    batch.batch["response_mask"] = mask
-    return batch if weights is None else batch.union(weights), metrics
+    correct = compute_rollout_correction_and_rejection_mask
+    return add_to_batch(correct, batch, rollout_corr_config, DEFAULTS, switches)
 
 
 compute_is_metrics = verl_measures.compute_is_metrics

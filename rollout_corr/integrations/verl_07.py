@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.integrations.verl_measures import of_weights
-from rollout_corr.integrations.verl_shared import DROP_IN, corrected, proto, same_shape
+from rollout_corr.integrations.verl_shared import DROP_IN, add_to_batch, corrected, proto, same_shape
 from rollout_corr.presets import checks, verl_options
 from rollout_corr.presets import verl as presets
 from rollout_corr.reports import verl as report
@@ -101,26 +101,24 @@ def compute_rollout_correction_and_rejection_mask(
     return proto(weights), mask, {report.PREFIX + key: value for key, value in kept.items()}
 
 
+# What a configuration that does not say is read as.
+DEFAULTS = {
+    "rollout_is": None,
+    "rollout_is_threshold": 2.0,
+    "rollout_rs": None,
+    "rollout_rs_threshold": None,
+    "rollout_rs_threshold_lower": None,
+    "rollout_token_veto_threshold": None,
+    "rollout_is_batch_normalize": False,
+}
+
+
 def compute_rollout_correction_and_add_to_batch(
     batch: Any, rollout_corr_config: Mapping[str, Any], **switches: str
 ) -> tuple[Any, dict[str, float]]:
     """Correct a DataProto by a configuration of 0.7; it is read, never changed."""
-    get = rollout_corr_config.get
-    weights, mask, metrics = compute_rollout_correction_and_rejection_mask(
-        old_log_prob=batch.batch["old_log_probs"],
-        rollout_log_prob=batch.batch["rollout_log_probs"],
-        response_mask=batch.batch["response_mask"],
-        rollout_is=get("rollout_is", None),
-        rollout_is_threshold=get("rollout_is_threshold", 2.0),
-        rollout_rs=get("rollout_rs", None),
-        rollout_rs_threshold=get("rollout_rs_threshold", None),
-        rollout_rs_threshold_lower=get("rollout_rs_threshold_lower", None),
-        rollout_token_veto_threshold=get("rollout_token_veto_threshold", None),
-        rollout_is_batch_normalize=get("rollout_is_batch_normalize", False),
-        **switches,
-    )
-    batch.batch["response_mask"] = mask
-    return batch if weights is None else batch.union(weights), metrics
+    correct = compute_rollout_correction_and_rejection_mask
+    return add_to_batch(correct, batch, rollout_corr_config, DEFAULTS, switches)
 
 
 def _settings(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -65,6 +65,36 @@ def without_prefix(metrics: Mapping[str, float], start: str) -> dict[str, float]
     """Metrics whose names begin so, without verl's prefix."""
     names = {key.removeprefix(report.PREFIX): value for key, value in metrics.items()}
     return {name: value for name, value in names.items() if name.startswith(start)}
+
+
+def add_to_batch(
+    correct: Callable[..., tuple[Any, Tensor, dict[str, float]]],
+    batch: Any,
+    config: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    switches: Mapping[str, str],
+) -> tuple[Any, dict[str, float]]:
+    """Correct a DataProto: its "response_mask" is replaced, "rollout_is_weights" added where there are weights.
+
+    Args:
+        correct: Takes the batch's log-probs and mask, the settings and the switches.
+        batch: A DataProto with "old_log_probs", "rollout_log_probs" and "response_mask".
+        config: Anything with `.get`; it is read, never changed.
+        defaults: The settings by name, as they are where the configuration has none.
+        switches: Those of `install`.
+
+    Returns:
+        The batch, and the metrics.
+    """
+    weights, mask, metrics = correct(
+        old_log_prob=batch.batch["old_log_probs"],
+        rollout_log_prob=batch.batch["rollout_log_probs"],
+        response_mask=batch.batch["response_mask"],
+        **{name: config.get(name, default) for name, default in defaults.items()},
+        **switches,
+    )
+    batch.batch["response_mask"] = mask
+    return batch if weights is None else batch.union(weights), metrics
 
 
 def proto(weights: Tensor | None) -> Any:
