@@ -11,6 +11,7 @@ script starts, before SkyRL's configuration is checked, and choose one in it; th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,15 +24,21 @@ from rollout_corr.surrogates import GSPO, PPO, SAPO, Surrogate
 Loss = tuple[Tensor, dict[str, float]]
 
 
-def regular(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
-    config: Any,
-    loss_mask: Tensor | None = None,
-    rollout_logprobs: Tensor | None = None,
-) -> Loss:
-    """PPO's clipped loss, corrected.
+def _corrected(name: str, what: str, surrogate: Callable[[Any], Surrogate]) -> Callable[..., Loss]:
+    """SkyRL's policy loss of that name, with the surrogate that its configuration asks for."""
+
+    def loss(
+        log_probs: Tensor,
+        old_log_probs: Tensor,
+        advantages: Tensor,
+        config: Any,
+        loss_mask: Tensor | None = None,
+        rollout_logprobs: Tensor | None = None,
+    ) -> Loss:
+        return _loss(surrogate(config), log_probs, old_log_probs, advantages, config, loss_mask, rollout_logprobs)
+
+    loss.__name__ = loss.__qualname__ = name
+    loss.__doc__ = f"""{what}
 
     Args:
         log_probs: [B, T], of the policy that trains; the gradient goes to these.
@@ -44,48 +51,23 @@ def regular(
     Returns:
         The sum over tokens, and SkyRL's metrics as floats.
     """
-    surrogate = PPO(config.eps_clip_low, config.eps_clip_high)
-    return _loss(surrogate, log_probs, old_log_probs, advantages, config, loss_mask, rollout_logprobs)
+    return loss
 
 
-def dual_clip(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
-    config: Any,
-    loss_mask: Tensor | None = None,
-    rollout_logprobs: Tensor | None = None,
-) -> Loss:
-    """The same with the dual clip at `clip_ratio_c`."""
-    surrogate = PPO(config.eps_clip_low, config.eps_clip_high, dual=config.clip_ratio_c)
-    return _loss(surrogate, log_probs, old_log_probs, advantages, config, loss_mask, rollout_logprobs)
-
-
-def gspo(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
-    config: Any,
-    loss_mask: Tensor | None = None,
-    rollout_logprobs: Tensor | None = None,
-) -> Loss:
-    """GSPO with its gradient through each token; arguments as for the first."""
-    surrogate = GSPO(config.eps_clip_low, config.eps_clip_high, through="token", clamp=10.0)
-    return _loss(surrogate, log_probs, old_log_probs, advantages, config, loss_mask, rollout_logprobs)
-
-
-def sapo(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
-    config: Any,
-    loss_mask: Tensor | None = None,
-    rollout_logprobs: Tensor | None = None,
-) -> Loss:
-    """SAPO; arguments as for the first."""
-    surrogate = SAPO(config.sapo.tau_pos, config.sapo.tau_neg)
-    return _loss(surrogate, log_probs, old_log_probs, advantages, config, loss_mask, rollout_logprobs)
-
+regular = _corrected(
+    "regular", "PPO's clipped loss, corrected.", lambda config: PPO(config.eps_clip_low, config.eps_clip_high)
+)
+dual_clip = _corrected(
+    "dual_clip",
+    "PPO's loss with the dual clip at `clip_ratio_c`, corrected.",
+    lambda config: PPO(config.eps_clip_low, config.eps_clip_high, dual=config.clip_ratio_c),
+)
+gspo = _corrected(
+    "gspo",
+    "GSPO with its gradient through each token, corrected.",
+    lambda config: GSPO(config.eps_clip_low, config.eps_clip_high, through="token", clamp=10.0),
+)
+sapo = _corrected("sapo", "SAPO, corrected.", lambda config: SAPO(config.sapo.tau_pos, config.sapo.tau_neg))
 
 LOSSES = {f"rollout_corr_{function.__name__}": function for function in (regular, dual_clip, gspo, sapo)}
 

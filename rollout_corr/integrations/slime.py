@@ -42,18 +42,39 @@ Corrected = tuple[Tensor, list[Tensor], dict[str, Tensor]]
 _DROP_IN = DropIn("slime", "slime", CHECKED)
 
 
-def tis(
-    args: Any,
-    *,
-    pg_loss: Tensor,
-    train_log_probs: Given,
-    rollout_log_probs: Given,
-    loss_masks: Given,
-    total_lengths: Sequence[int] = (),
-    response_lengths: Sequence[int] = (),
-    **kwargs: Any,
-) -> Corrected:
-    """The loss times exp(D) clamped to [args.tis_clip_low, args.tis_clip].
+def _per_token(name: str, what: str, preset: Callable[..., Spec]) -> Callable[..., Corrected]:
+    """slime's function of that name. A token's weight needs no other rank: the masks are cut to this one's tokens."""
+
+    def corrected(
+        args: Any,
+        *,
+        pg_loss: Tensor,
+        train_log_probs: Given,
+        rollout_log_probs: Given,
+        loss_masks: Given,
+        total_lengths: Sequence[int] = (),
+        response_lengths: Sequence[int] = (),
+        **kwargs: Any,
+    ) -> Corrected:
+        spec = preset(tis_clip=args.tis_clip, tis_clip_low=args.tis_clip_low)
+        _DROP_IN.say(True, repr(spec.weight) + (f" and {spec.criteria[0]!r}" if spec.criteria else ""))
+        tools, masks = _context_parallel(), list(loss_masks)
+        if tools is not None:
+            cut = zip(masks, total_lengths, response_lengths, strict=True)
+            masks = [tools.slice_log_prob_with_cp(mask, total, response) for mask, total, response in cut]
+        _same_lengths(train_log_probs, rollout_log_probs, masks)
+        here = _Whole(train_log_probs, rollout_log_probs, masks, list)
+        weights = here.flat(correct(list(train_log_probs), list(rollout_log_probs), masks, spec=spec).weights)
+        ratio = here.d.clamp(-spec.clamp, spec.clamp).exp()
+        metrics = {
+            "tis": ratio,
+            "tis_clipfrac": (ratio < args.tis_clip_low).float() + (ratio > args.tis_clip),
+            "tis_abs": (ratio - 1.0).abs(),
+        }
+        return pg_loss * weights, list(loss_masks), metrics
+
+    corrected.__name__ = corrected.__qualname__ = name
+    corrected.__doc__ = f"""{what}
 
     Args:
         args: slime's arguments; read, never changed.
@@ -68,28 +89,13 @@ def tis(
     Returns:
         The loss, the masks as they were given, and slime's metrics: a value for each token of this rank.
     """
-    spec = presets.tis(tis_clip=args.tis_clip, tis_clip_low=args.tis_clip_low)
-    return _per_token(
-        spec, args, pg_loss, train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths
-    )
+    return corrected
 
 
-def icepop(
-    args: Any,
-    *,
-    pg_loss: Tensor,
-    train_log_probs: Given,
-    rollout_log_probs: Given,
-    loss_masks: Given,
-    total_lengths: Sequence[int] = (),
-    response_lengths: Sequence[int] = (),
-    **kwargs: Any,
-) -> Corrected:
-    """The loss times exp(D) inside [args.tis_clip_low, args.tis_clip], and 0 outside; arguments as for `tis`."""
-    spec = presets.icepop(tis_clip=args.tis_clip, tis_clip_low=args.tis_clip_low)
-    return _per_token(
-        spec, args, pg_loss, train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths
-    )
+tis = _per_token("tis", "The loss times exp(D) clamped to [args.tis_clip_low, args.tis_clip].", presets.tis)
+icepop = _per_token(
+    "icepop", "The loss times exp(D) inside [args.tis_clip_low, args.tis_clip], and 0 outside.", presets.icepop
+)
 
 
 def mis(
@@ -204,34 +210,6 @@ def _same_lengths(train: Given, rollout: Given, masks: Given) -> None:
     for name, samples in (("rollout_log_probs", rollout), ("loss_masks", masks)):
         if (got := [sample.shape[0] for sample in samples]) != lengths:
             raise ValueError(f"{name}: expected samples of lengths {lengths} (of train_log_probs), got {got}")
-
-
-def _per_token(
-    spec: Spec,
-    args: Any,
-    pg_loss: Tensor,
-    train: Given,
-    rollout: Given,
-    loss_masks: Given,
-    total_lengths: Sequence[int],
-    response_lengths: Sequence[int],
-) -> Corrected:
-    """What needs no other rank: the masks are cut to this one's tokens."""
-    _DROP_IN.say(True, repr(spec.weight) + (f" and {spec.criteria[0]!r}" if spec.criteria else ""))
-    tools, masks = _context_parallel(), list(loss_masks)
-    if tools is not None:
-        cut = zip(masks, total_lengths, response_lengths, strict=True)
-        masks = [tools.slice_log_prob_with_cp(mask, total, response) for mask, total, response in cut]
-    _same_lengths(train, rollout, masks)
-    here = _Whole(train, rollout, masks, list)
-    weights = here.flat(correct(list(train), list(rollout), masks, spec=spec).weights)
-    ratio = here.d.clamp(-spec.clamp, spec.clamp).exp()
-    metrics = {
-        "tis": ratio,
-        "tis_clipfrac": (ratio < args.tis_clip_low).float() + (ratio > args.tis_clip),
-        "tis_abs": (ratio - 1.0).abs(),
-    }
-    return pg_loss * weights, list(loss_masks), metrics
 
 
 # --- the settings of mis.yaml ---
