@@ -1,6 +1,7 @@
 """Context parallelism: every rank holds a part of every sequence and gets what the whole ones give.
 
-    torchrun --nproc-per-node 4 examples/context_parallel.py
+    pip install rollout-corr
+    torchrun --nproc-per-node 4 context_parallel.py
 
 Runs anywhere, on the CPU with gloo. Each rank takes two stretches of every sequence, one from the front and one from
 the back, as Megatron cuts them; corrects; computes a GSPO loss with its gradient; and compares with a single process

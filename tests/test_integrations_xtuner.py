@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import pickle
 import sys
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 import oracle_reports
+from oracle_xtuner import by_hand, rows_of
 from rollout_corr.integrations import xtuner
 
 LENGTHS = [7, 0, 5, 9, 4]
@@ -67,29 +67,6 @@ def pack(seed=0, dtype=torch.float32, mask_dtype=torch.bool, lengths=LENGTHS, pa
     for i in pads:
         mask[:, sum(lengths[:i]) : sum(lengths[: i + 1])] = False
     return old.to(dtype), rollout.to(dtype), torch.tensor(lengths, dtype=torch.int32), mask.to(mask_dtype)
-
-
-def rows_of(old, rollout, num_tokens, mask):
-    """Lists of (old, rollout, valid), a list per sequence."""
-    tokens = zip(*(x[0].tolist() for x in (old.double(), rollout.double(), mask != 0)), strict=True)
-    return [list(itertools.islice(tokens, n)) for n in num_tokens.tolist()]
-
-
-def by_hand(rows, level, mode, threshold, mask_threshold, veto):
-    """xtuner's weights and mask of each token, as loops."""
-    weights, kept = [], []
-    upper, lower = threshold
-    mask_upper, mask_lower = mask_threshold or threshold
-    for row in rows:
-        valid = [old - rollout for old, rollout, ok in row if ok]
-        whole = {"sequence": math.fsum(valid), "geometric": oracle_reports.average(valid)}
-        vetoed = veto is not None and not all(veto[1] <= math.exp(d) <= veto[0] for d in valid)
-        for old, rollout, ok in row:
-            raw = oracle_reports.safe_exp(whole.get(level, old - rollout))
-            inside = mode == "truncate" or mask_lower <= raw <= mask_upper
-            weights.append((raw if mode == "mask" else min(max(raw, lower), upper)) if ok else 0.0)
-            kept.append(float(ok and inside and not vetoed))
-    return weights, kept
 
 
 def run(given, **fields):

@@ -1,0 +1,60 @@
+"""xtuner: the correction as a subclass that stands in the configuration. Nothing is replaced.
+
+    pip install rollout-corr, and xtuner from its source at b934f46 (the 0.2.0 of package indexes has no rollout_is)
+    python xtuner_hook.py
+
+In the configuration of a training run one import changes:
+
+    from rollout_corr.integrations.xtuner import RolloutImportanceSampling
+    ...
+    rollout_is=RolloutImportanceSampling(rollout_is_threshold=(5, 0.5), rollout_is_mode="both")
+
+This script builds xtuner's own object and ours with the same fields and compares what they say about a pack; then it
+switches on what only ours has.
+"""
+
+from __future__ import annotations
+
+import torch
+
+try:
+    from xtuner.v1.rl import rollout_is
+except ModuleNotFoundError as missing:
+    raise SystemExit(f"{missing}: install rollout-corr, and xtuner from its source at b934f46") from None
+
+from rollout_corr.integrations.xtuner import RolloutImportanceSampling
+from rollout_corr.testing import example_batch
+
+# Pairs are (upper, lower).
+FIELDS = {
+    "rollout_is_level": "token",
+    "rollout_is_mode": "both",
+    "rollout_is_threshold": (1.2, 0.8),
+    "rollout_is_mask_threshold": (1.1, 0.9),
+    "rollout_is_veto_threshold": (20.0, 1e-4),
+}
+
+
+def main() -> None:
+    batch = example_batch(sequences=16, median_length=200, mismatch=0.5, catastrophic=1e-3)
+    given = (batch.train_logp[None], batch.rollout_logp[None], batch.lengths, batch.mask[None])
+
+    theirs = rollout_is.RolloutImportanceSampling(**FIELDS).compute_rollout_importance_weights_and_metrics(*given)
+    ours = RolloutImportanceSampling(**FIELDS).compute_rollout_importance_weights_and_metrics(*given)
+    kept = float(ours[1].sum() / batch.mask.sum())
+    print("masks equal:", torch.equal(theirs[1], ours[1]), f"{kept:.3f} of tokens kept")
+    print(f"largest difference of a weight: {float((theirs[0] - ours[0]).abs().max()):.0e}")
+    metrics, our_metrics = theirs[2] | theirs[3], ours[2] | ours[3]
+    print("names of metrics equal:", metrics.keys() == our_metrics.keys(), len(metrics))
+    for key in ("mismatch/mismatch_kl", "mismatch/mismatch_k3_kl", "mismatch/rollout_is_eff_sample_size"):
+        print(f"{key}: xtuner {float(metrics[key]):.6f}, rollout-corr {our_metrics[key]:.6f}")
+
+    # xtuner takes a pack as one sequence here.
+    more = RolloutImportanceSampling(**FIELDS, mismatch_over="sequence")
+    key = "mismatch/mismatch_training_ppl"
+    value = more.compute_rollout_importance_weights_and_metrics(*given)[2][key]
+    print(f"{key}: of the pack {our_metrics[key]:.4f}, mean over its sequences {value:.4f}")
+
+
+if __name__ == "__main__":
+    main()
