@@ -227,13 +227,22 @@ def _ones(x: Tensor) -> Tensor:
 
 
 def new_outputs(batch: Batch, spec: Spec) -> tuple[Tensor | None, Tensor | None]:
-    """Weights and mask of a batch on the CPU, still 0; None for what the Spec does not hand back."""
+    """Room for the weights and the mask of a batch on the CPU; None for what the Spec does not hand back."""
     weights = mask = None
     if spec.apply and (spec.weight is not None or spec.rejected != "mask"):
-        weights = torch.zeros(batch.train.shape, dtype=batch.dtype)
+        weights = room(batch, batch.dtype)
     if edits_mask(spec):
-        mask = torch.zeros(batch.train.shape, dtype=torch.bool if batch.mask is None else batch.mask.dtype)
+        mask = room(batch, torch.bool if batch.mask is None else batch.mask.dtype)
     return weights, mask
+
+
+def room(batch: Batch, dtype: torch.dtype) -> Tensor:
+    """A tensor of the batch's shape for blocks to write all of their slots; what lies in no sequence is 0 already."""
+    out = torch.empty(batch.train.shape, dtype=dtype)
+    if batch.offsets is not None:
+        out[: batch.offsets[0]] = 0
+        out[batch.offsets[-1] :] = 0
+    return out
 
 
 def run_blocks(batch: Batch, spec: Spec) -> Result:
@@ -311,7 +320,8 @@ def pieces(batch: Batch) -> Iterator[Piece]:
         if batch.mask is not None:
             valid = batch.mask[slots].bool()
             if batch.offsets is None:
-                n_valid = valid.sum(1)
+                # As int64 the mask would be copied first, eight times as large; a row has less than 2^31 slots.
+                n_valid = valid.sum(1, dtype=torch.int32).long()
             else:
                 n_valid = Packed(offsets, valid.shape[0]).sum_integers(valid)
             valid = valid.reshape(-1)
@@ -342,12 +352,12 @@ def _put_mask(out: Tensor, given: Tensor | None, padded: bool, compaction: Compa
         # One pass, in a third of the time of a copy that is then filled: -1 has all bits, 0 none.
         torch.bitwise_and(given, -found.decision.keep.to(given.dtype)[:, None], out=out)
         return
-    if given is None:
-        out.fill_(True)
-    else:
-        out.copy_(given)
     lost = (~found.decision.keep).nonzero().squeeze(1)
     if found.decision.dropped is None and (padded or lost.numel() == 0):
+        if given is None:
+            out.fill_(True)
+        else:
+            out.copy_(given)
         out.index_fill_(0, lost, 0)
         return
     kept = reference.kept_tokens(found.tokens, found.decision)

@@ -31,11 +31,11 @@ class Compaction:
         return flat if self.index is None else flat.index_select(0, self.index)
 
     def put(self, out: Tensor, values: Tensor) -> None:
-        """Write [total] values to where their tokens are in a contiguous block."""
+        """Write [total] values to where their tokens are in a contiguous block, and 0 elsewhere in it."""
         if self.index is None:
             out.view(-1).copy_(values)
         else:
-            out.view(-1).scatter_(0, self.index, values)
+            out.view(-1).zero_().scatter_(0, self.index, values)
 
 
 def _index_of_runs(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor, total: int) -> Tensor | None:

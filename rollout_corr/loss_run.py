@@ -62,7 +62,7 @@ def run_blocks(batch: Batch, tensors: Tensors, wanted: Objective, differentiable
 
 
 def _blocks(batch: Batch, tensors: Tensors, wanted: Objective, differentiable: bool) -> Run:
-    gradient = torch.zeros(batch.train.shape, dtype=batch.dtype) if differentiable else None
+    gradient = blocks.room(batch, batch.dtype) if differentiable else None
     totals, sums, maxima = [], [], []
     for piece in blocks.pieces(batch):
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from decimal import Decimal, localcontext
 
 import pytest
@@ -209,7 +210,45 @@ def test_compaction_takes_and_puts(mask: list[list[int]], runs: bool) -> None:
     assert torch.equal(compaction.take(x), x[valid])
     out = torch.full_like(x, -1)
     compaction.put(out, x[valid])
-    assert torch.equal(out, torch.where(valid, x, -1))
+    assert torch.equal(out, torch.where(valid, x, 0))
+
+
+@pytest.fixture
+def unwritten_memory_is_nan() -> Iterator[None]:
+    """Memory that nobody has written holds NaN, or the largest integer."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("name", ["token", "icepop", "geometric", "statistics", "kept", "outward"])
+@pytest.mark.parametrize("mask_dtype", [None, torch.bool, torch.int64, torch.float32])
+@pytest.mark.parametrize("packed", [True, False])
+def test_every_slot_is_written(
+    packed: bool, mask_dtype: torch.dtype | None, name: str, unwritten_memory_is_nan: None
+) -> None:
+    """Slots before, between and behind sequences too, and the rows of a batch that has no token."""
+    generator = torch.Generator().manual_seed(5)
+    shape = (90,) if packed else (3, 30)
+    train, rollout = (-torch.rand(shape, generator=generator) for _ in range(2))
+    mask = None if mask_dtype is None else (torch.rand(shape, generator=generator) > 0.3).to(mask_dtype)
+    offsets = torch.tensor([4, 30, 30, 77]) if packed else None
+    inside = torch.zeros(shape, dtype=torch.bool)
+    inside[slice(4, 77) if packed else slice(None)] = True
+    out = rc.correct(train, rollout, mask, cu_seqlens=offsets, spec=SPECS[name], advantages=torch.ones(shape))
+    given = torch.ones(shape, dtype=torch.bool) if mask is None else mask
+    if out.mask is not mask:
+        assert (out.mask[out.mask != given] == 0).all()
+        assert (out.mask[~inside] == 0).all()
+    if out.weights is not None:
+        assert out.weights.isfinite().all()
+        assert (out.weights[~(inside & (given != 0))] == 0.0).all()
+    new = train.clone().requires_grad_()
+    rc.policy_loss(new, torch.ones(shape), mask, cu_seqlens=offsets, old_logp=rollout).value.backward()
+    assert new.grad is not None
+    assert new.grad.isfinite().all()
+    assert (new.grad[~(inside & (given != 0))] == 0.0).all()
 
 
 def test_sequences_answer_alike() -> None:
