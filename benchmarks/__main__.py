@@ -1,8 +1,10 @@
 """The benchmark of the machine at hand: `benchmarks.gpu` where torch sees a GPU, else `benchmarks.cpu`."""
 
+import sys
+
 import torch
 
 from benchmarks import cpu, gpu
 
 if __name__ == "__main__":
-    (gpu if torch.cuda.is_available() else cpu).main()
+    sys.exit((gpu if torch.cuda.is_available() else cpu).main())

@@ -74,6 +74,16 @@ CASES = (
         mask=torch.float32,
     ),
     Case(
+        "TRL's batch",
+        "a generation of TRL: 64 answers of up to 1024 tokens, int64 mask",
+        1 << 16,
+        64,
+        packed=False,
+        fill=0.4,
+        prompt=0.0,
+        mask=torch.int64,
+    ),
+    Case(
         "1024 x 8192 at 25 %",
         "a step of verl's driver, int64 mask",
         1 << 23,

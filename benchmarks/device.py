@@ -201,13 +201,16 @@ class Cuda(Host):
 
 
 def driver() -> dict[str, str]:
-    """{"driver": version, "clocks": what nvidia-smi says of them}; empty without nvidia-smi."""
+    """{"driver": version, "clocks": what nvidia-smi says of them}; empty where it does not say."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}
     query = ["driver_version", "clocks.sm", "clocks.mem", "power.limit"]
     command = [program, f"--query-gpu={','.join(query)}", "--format=csv,noheader"]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except subprocess.TimeoutExpired:
+        return {}
     if answer.returncode:
         return {}
     version, *rest = answer.stdout.splitlines()[0].split(", ")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.batches import Batch
 from benchmarks.contenders import BY_HAND, COMPILED, OURS, VERL
-from benchmarks.device_contenders import EAGER, SKYRL, TRACED, XTUNER, XTUNER_ONCE, Outcome
+from benchmarks.device_contender import EAGER, SKYRL, TRACED, TRL, TRL_RESTATED, XTUNER, XTUNER_ONCE, Outcome
 from benchmarks.gate import VERL_KEYS, VERL_REJECTION_KEYS, VERL_WEIGHT_KEYS, WrongResult, same_metrics
 from benchmarks.operations import Operation
 
@@ -18,8 +18,16 @@ OWN = (EAGER, TRACED, COMPILED)
 
 # fp32 exp and sums of fp32, of fp16 and bf16 the rounding of what is handed back.
 WEIGHT_RTOL = 1e-5
+# TRL clamps no sum of D, so where ours stop at e^-20 its weights are smaller still.
+WEIGHT_ATOL = {TRL_RESTATED: 2.1e-9}
 GRADIENT_ERROR = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 VALUE_RTOL = 1e-3
+# TRL's keys and ours.
+TRL_KEYS = {
+    "sampling/sampling_logp_difference/mean": "d_abs_mean",
+    "sampling/sampling_logp_difference/max": "d_abs_max",
+}
+TRL_LOSS_KEYS = {"clip_ratio/low_mean": "clip_fraction_low", "clip_ratio/high_mean": "clip_fraction_high"}
 # Others decide in fp32 and on the other side of exp: of a thousand sequences one may lie that near a bound.
 MOST_MASK_DIFFERENCES = 1e-3
 
@@ -79,7 +87,7 @@ def _same_weights(name: str, valid: Tensor, ours: Outcome, other: Outcome) -> No
     if ours.weights is None or other.weights is None:
         return
     a, b = (torch.where(valid, x.float(), 0.0) for x in (ours.weights, other.weights))
-    if not torch.allclose(a, b, rtol=WEIGHT_RTOL, atol=0.0):
+    if not torch.allclose(a, b, rtol=WEIGHT_RTOL, atol=WEIGHT_ATOL.get(name, 0.0)):
         worst = ((a - b).abs() / a.abs().clamp(min=1e-30)).max()
         raise WrongResult(f"{name}: weights differ from ours by up to {float(worst):.1e} relative")
     for who, weights in ((OURS, ours.weights), (name, other.weights)):
@@ -115,6 +123,8 @@ def _pairs(
             keys |= {f"rollout_corr/{key}": native for key, native in VERL_REJECTION_KEYS.items()}
         if operation.part:
             keys = {"actor/ppo_kl": "ppo_kl"}
+    elif name in (TRL, TRL_RESTATED):
+        keys = TRL_LOSS_KEYS if operation.part else TRL_KEYS
     elif name in (BY_HAND, XTUNER, XTUNER_ONCE, SKYRL):
         # They compute fewer than we do, and SkyRL's loss one of its own.
         keys = {key: key for key in theirs if key in ours}

@@ -10,6 +10,7 @@ import argparse
 import datetime
 import json
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from benchmarks import batches, device, gpu_tables, machine, operations, tables
 from benchmarks.batches import Batch, Case
 from benchmarks.contenders import BY_HAND, OURS
 from benchmarks.device import Host
-from benchmarks.device_contenders import Contender, contenders
-from benchmarks.measure import Budget, measure, profiled
+from benchmarks.device_contender import Contender
+from benchmarks.device_contenders import contenders, with_compiler
+from benchmarks.measure import Budget, first_line, measure, profiled
 from benchmarks.operations import Operation
 
 # Seconds of rounds that an operation gets, and that one point of a scaling curve gets.
@@ -31,8 +33,11 @@ ROOM = 8.0
 # What is scaled: tokens up to the first, at the second for sequences, at the third for skew.
 SCALED = (1 << 26, 1 << 22, 1 << 20)
 
-# Times of the plan; times against tokens, sequences and skew; launches, copies and waits of the plan.
-PARTS = ("times", "scaling", "profile")
+# Times of the plan; times beside torch.compile; times against tokens, sequences and skew; launches, copies and waits of
+# the plan. Each fills a list of the results.
+PARTS = {"times": "measured", "traced": "traced", "scaling": "scaling", "profile": "profiled"}
+# Something could not be measured, and the results say what and why.
+INCOMPLETE = 3
 
 Measure = Callable[..., dict[str, Any]]
 
@@ -47,16 +52,16 @@ def head(where: Host, tiny: bool) -> dict[str, Any]:
         "dirty": dirty,
         "tiny": tiny,
         "machine": machine.describe() | {"triton": machine.version("triton")} | where.facts(),
-        "measured": [],
-        "scaling": [],
-        "profiled": [],
+        **{name: [] for name in PARTS.values()},
         "under_way": None,
     }
 
 
-def plan(tiny: bool, cases: Sequence[str] | None) -> Iterator[tuple[Case, Operation]]:
+def plan(
+    tiny: bool, cases: Sequence[str] | None, wanted_of: operations.Plan = operations.PLAN
+) -> Iterator[tuple[Case, Operation]]:
     """What is measured, in order."""
-    for name, wanted in operations.PLAN:
+    for name, wanted in wanted_of:
         if cases is None or name in cases:
             case = batches.named(name)
             yield from ((case.tiny() if tiny else case, operation) for operation in wanted)
@@ -75,10 +80,21 @@ def ours_and_by_hand(batch: Batch, operation: Operation) -> list[Contender]:
     return [who for who in contenders(batch, operation) if who.name in (OURS, BY_HAND)]
 
 
+# Who is asked for each list of times.
+EVERYBODY: dict[str, Callable[[Batch, Operation], list[Contender]]] = {
+    "measured": contenders,
+    "traced": with_compiler,
+    "scaling": ours_and_by_hand,
+}
+
+
 def work(options: argparse.Namespace) -> Iterator[tuple[str, Case, Operation, str]]:
     """(list of the results, case, operation, axis of a scaling curve or nothing), in order."""
     if "times" in options.parts:
         yield from (("measured", case, operation, "") for case, operation in plan(options.tiny, options.cases))
+    if "traced" in options.parts:
+        chosen = plan(options.tiny, options.cases, operations.TRACED)
+        yield from (("traced", case, operation, "") for case, operation in chosen)
     if "scaling" in options.parts:
         yield from (("scaling", case, operations.TOKEN, axis) for axis, case in scaling(options.tiny))
     # Last: see measure.profiled.
@@ -95,7 +111,7 @@ def run(
     measured: Measure = measure,
     profile: Measure = profiled,
 ) -> None:
-    """Measure what is not in the results yet, and add it.
+    """Measure what is not in the results yet, and add it. What breaks becomes a problem in the results.
 
     Args:
         where: The device.
@@ -106,29 +122,38 @@ def run(
         save: Called after every operation.
         measured: How one is measured.
         profile: How one is profiled.
+
+    Raises:
+        RuntimeError: The device does not answer any more, so only another process can go on.
     """
     if results["under_way"] is not None:
         into, case_name, name = results["under_way"]
         results[into].append({"case": case_name, "operation": name, "problem": "the run ended in it"})
         results["under_way"] = None
-    done = {(into, *key(found)) for into in ("measured", "scaling", "profiled") for found in results[into]}
+    done = {(into, *key(found)) for into in PARTS.values() for found in results[into]}
     for into, case, operation, axis in work(options):
         if (into, case.name, operation.name) in done or budget.left() < ROOM:
             continue
         results["under_way"] = [into, case.name, operation.name]
         save(results)
-        if into == "profiled":
-            found = profile(where, case, operation)
-        elif axis:
-            seconds = min(options.rounds, POINT)
-            found = measured(where, case, operation, seconds=seconds, budget=budget, everybody=ours_and_by_hand)
-        else:
-            found = measured(where, case, operation, seconds=options.rounds, budget=budget)
+        try:
+            if into == "profiled":
+                found = profile(where, case, operation)
+            else:
+                seconds = min(options.rounds, POINT) if axis else options.rounds
+                found = measured(where, case, operation, seconds=seconds, budget=budget, everybody=EVERYBODY[into])
+        except Exception as problem:  # noqa: BLE001  (said in the results, which make the exit status tell)
+            traceback.print_exc()
+            found = {"case": case.name, "operation": operation.name, "problem": first_line(problem)}
         results[into].append({"axis": axis, **found} if axis else found)
         results["under_way"] = None
         save(results)
-        if into != "profiled":
+        if into != "profiled" or "problem" in found:
             print(gpu_tables.one_line(found), file=sys.stderr, flush=True)
+        if "problem" in found:
+            where.free()
+            # Raises again where an error of the device is there to stay.
+            where.synchronize()
     save(results)
 
 
@@ -151,7 +176,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU, which has to be there")
     parser.add_argument("--tiny", action="store_true", help="sizes that show only that everything works")
     parser.add_argument("--cases", nargs="+", choices=[case.name for case in batches.CASES], metavar="CASE")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:1], help="default: times")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["times"], help="default: times")
     parser.add_argument("--rounds", type=float, default=ROUNDS, help="seconds of rounds for each operation")
     parser.add_argument("--seconds", type=float, default=3600.0, help="of the whole run; what does not fit is left out")
     parser.add_argument("--json", type=Path, help="write the results, after every operation")
@@ -163,8 +188,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs, prints, writes."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs, prints, writes, and gives the exit status: INCOMPLETE if something could not be measured."""
     options = parse(arguments)
     budget = Budget(options.seconds)
     if options.device != "cpu" and not torch.cuda.is_available():
@@ -182,7 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = gpu_tables.all_tables(results)
     print("\n".join(gpu_tables.facts(results)), "\n")
     print("\n".join(tables.markdown(made)) if options.markdown else tables.drawn(made, gpu_tables.notes(results)))
+    return INCOMPLETE if gpu_tables.problems(results) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -16,15 +16,15 @@ from benchmarks import batches, device_contenders, device_gate
 from benchmarks.batches import Batch, Case
 from benchmarks.contenders import OURS
 from benchmarks.device import Call, Host, Seconds
-from benchmarks.device_contenders import Contender, Outcome
+from benchmarks.device_contender import Contender, Outcome
 from benchmarks.gate import WrongResult
 from benchmarks.operations import Operation, bytes_per_slot, required_bytes
 
 FEWEST, MOST = 5, 51
 # How many calls, each on a batch of its own, are put into one graph, and up to which size that is worth its memory.
 IN_A_ROW, MOST_IN_A_ROW = 16, 1 << 21
-# Seconds that compiling the reference may take.
-COMPILING = 60.0
+# With fewer seconds left than this nobody begins to compile for long.
+COMPILING = 30.0
 
 
 class Budget:
@@ -137,7 +137,7 @@ def measure(
             # ours raises ends the run.
             if who.name == OURS:
                 raise
-            rows[who.name]["note"] = f"not run: {_first_line(problem)}"
+            rows[who.name]["note"] = f"not run: {first_line(problem)}"
             device.free()
             continue
         rows[who.name]["first_s"] = float(f"{time.perf_counter() - start:.3g}")
@@ -154,7 +154,7 @@ def measure(
         try:
             ready.append(_ready(device, case, operation, who, everybody))
         except torch.OutOfMemoryError as problem:
-            rows[who.name]["note"] = f"not timed: {_first_line(problem)}"
+            rows[who.name]["note"] = f"not timed: {first_line(problem)}"
             device.free()
             continue
         rows[who.name] |= ready[-1].about
@@ -188,11 +188,12 @@ def _ready(
                 run, about["how"] = captured, "graph"
                 row = _row(device, case, operation, who, everybody)
         except RuntimeError as problem:
-            about["not_captured"] = _first_line(problem)
+            about["not_captured"] = first_line(problem)
     return Ready(who, run, row, about)
 
 
-def _first_line(problem: Exception) -> str:
+def first_line(problem: Exception) -> str:
+    """What went wrong, as a note."""
     return f"{type(problem).__name__}: {problem}".splitlines()[0]
 
 

@@ -29,14 +29,17 @@ Run it yourself from the root of a checkout:
 make bench ARGS=--quick                                           # on a CPU: a minute, and an environment with verl
 make bench ARGS="--blocks --json benchmarks/results/cpu.json"     # all of it
 make gpu-report ARGS="--out benchmarks/results"                   # on a GPU: everything, in nine minutes
+python -m benchmarks.gpu_report --rehearse --out /tmp             # its steps on a CPU, which shows no figure
 python -m benchmarks.report                                       # this page
 python -m benchmarks.plots                                        # its pictures, with matplotlib
 pytest benchmarks/                                                # small sizes under pytest-benchmark
 ```
 
 `make bench` is `python -m benchmarks` in an environment that has verl: the GPU's benchmark where torch sees one, else
-the CPU's. Where verl is not installed, its column is missing and the rest runs. `make gpu-report` uses the torch,
-Triton and pytest that `PYTHON` has, and needs no network.
+the CPU's. Where verl or TRL is not installed, its column is missing and the rest runs. `make gpu-report` uses the
+torch, Triton and pytest that `PYTHON` has, and needs no network. Each of its steps has its own time, ends with it, and
+may use what those before it left; both files are written as it goes on, so a run that is ended early has what it got
+to.
 
 # On a GPU
 

@@ -1,8 +1,8 @@
-"""What xtuner and SkyRL do, restated: our own code, with the operations of theirs in their order.
+"""What xtuner, SkyRL and TRL do, restated: our own code, with the operations of theirs in their order.
 
 Written from the published formulas, to be timed beside ours where the frameworks themselves are not installed; tables
 say "restated". What counts is kept: which operations run, on which shapes, in which dtype, and where the host waits.
-Read at xtuner b934f46 and SkyRL a956457 (2026-08-21).
+Read at xtuner b934f46 and SkyRL a956457 (2026-08-21), and TRL 1.16.0.
 """
 
 from __future__ import annotations
@@ -147,7 +147,65 @@ def _xtuner_weights(weights: Tensor, mask: Tensor, real: Tensor, upper: float, l
     return {key: value.item() for key, value in found.items()}
 
 
+def xtuner_loss(
+    new: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    weights: Tensor,
+    low: float,
+    high: float,
+    dual: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """PPO with dual clip over a whole pack, where xtuner takes chunks of 512 to 1024 tokens with the LM head.
+
+    Args:
+        new: [N], requires grad.
+        old: [N].
+        advantages: [N].
+        mask: [N], what trains after rejection.
+        weights: [N].
+        low: Of PPO's clip.
+        high: Of PPO's clip.
+        dual: Of dual clip.
+
+    Returns:
+        The value with its graph, and metrics on the device: xtuner reads them once a step.
+    """
+    trains = mask != 0
+    count = trains.sum().clamp(min=1)
+    loss_weights = torch.where(trains, 1.0, 0.0) / count * weights
+    ratio = (new - old).clamp(-SAFE, SAFE).exp()
+    clipped = torch.maximum(-ratio * advantages, -ratio.clamp(1.0 - low, 1.0 + high) * advantages)
+    loss = torch.where(advantages < 0, torch.minimum(clipped, -dual * advantages), clipped)
+    value = (loss * loss_weights).sum()
+    with torch.no_grad():
+        d, ratio = (new - old).detach(), ratio.detach()
+
+        def mean(x: Tensor) -> Tensor:
+            return torch.where(trains, x, 0.0).sum() / count
+
+        metrics = {
+            "ratio_deviation": mean((ratio - 1.0).abs()),
+            "ppo_kl": mean(-d),
+            "ppo_kl_k3": mean(ratio - 1.0 - d),
+            "clip_fraction_low": mean(((ratio < 1.0 - low) & (advantages < 0)).float()),
+            "clip_fraction_high": mean(((ratio > 1.0 + high) & (advantages > 0)).float()),
+            "ppo_ratio_max": torch.where(trains, ratio, -math.inf).max(),
+            "ppo_ratio_min": torch.where(trains, ratio, math.inf).min(),
+        }
+    return value, metrics
+
+
 # --- SkyRL ---
+
+# What its documentation recommends.
+SKYRL_TLDR: dict[str, Any] = {
+    "cap": 2.0,
+    "outlier": (1e-4, 100.0),
+    "token_mask": (0.5, 2.0),
+    "geometric": (0.99, 1.01),
+}
 
 
 def _ratio(d: Tensor) -> Tensor:
@@ -244,3 +302,72 @@ def skyrl_loss(
     weights, mask, found = skyrl(old, rollout, mask, **correction)
     loss = loss * weights
     return (loss * mask).sum(), metrics | found
+
+
+# --- TRL ---
+
+
+def trl(old: Tensor, rollout: Tensor, mask: Tensor, clip_max: float) -> tuple[Tensor, dict[str, float]]:
+    """The ratio in mode "sequence_mask", TRL's default, and what TRL logs of it, in one process.
+
+    Args:
+        old: [B, T].
+        rollout: [B, T], NaN where the engine gave none.
+        mask: [B, T] int64.
+        clip_max: A ratio above it becomes 0.
+
+    Returns:
+        [B, 1], and metrics on the host.
+    """
+    d = torch.nan_to_num((old - rollout) * mask, nan=0.0)
+    ratio = d.sum(dim=-1, keepdim=True).exp()
+    ratio = ratio.masked_fill((ratio < -math.inf) | (ratio > clip_max), 0.0)
+    delta = (old - rollout).abs()
+    delta = delta[mask.bool() & ~delta.isnan()]
+    rows = ratio.flatten()
+    found = {
+        "sampling_logp_difference/mean": delta.mean(),
+        "sampling_logp_difference/max": delta.max(),
+        "importance_sampling_ratio/min": rows.min(),
+        "importance_sampling_ratio/mean": rows.nanmean(),
+        "importance_sampling_ratio/max": rows.max(),
+    }
+    return ratio, {f"sampling/{key}": value.item() for key, value in found.items()}
+
+
+def trl_loss(
+    new: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    ratio: Tensor,
+    items: Tensor,
+    low: float,
+    high: float,
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss of type "dapo", TRL's default, with the engine's ratio; entropies are left out.
+
+    Args:
+        new: [B, T], requires grad.
+        old: [B, T].
+        advantages: [B, T].
+        mask: [B, T] int64.
+        ratio: What broadcasts to [B, T].
+        items: 0-d, the tokens of the global batch.
+        low: Of PPO's clip.
+        high: Of PPO's clip.
+    """
+    plain = (new - old).exp()
+    clipped = plain.clamp(1.0 - low, 1.0 + high)
+    loss = -torch.min(plain * advantages, clipped * advantages) * ratio
+    value = (loss * mask).sum() / items.clamp(min=1.0)
+    with torch.no_grad():
+        below = ((plain < 1.0 - low) & (advantages < 0)).float()
+        above = ((plain > 1.0 + high) & (advantages > 0)).float()
+        metrics = {}
+        for name, cut in (("low", below), ("high", above), ("region", below + above)):
+            totals = torch.stack([(cut * mask).sum(), mask.sum().float()])
+            metrics[f"clip_ratio/{name}_mean"] = (totals[0] / totals[1].clamp(min=1.0)).item()
+        for name, cut, reduce in (("low_min", below, torch.amin), ("high_max", above, torch.amax)):
+            metrics[f"clip_ratio/{name}"] = reduce((cut * mask).sum(-1) / mask.sum(-1)).item()
+    return value, metrics

@@ -16,7 +16,8 @@ from benchmarks import batches, device_gate, operations
 from benchmarks.batches import Batch, Case
 from benchmarks.contenders import OURS
 from benchmarks.device import Host, present
-from benchmarks.device_contenders import Contender, Outcome, contenders
+from benchmarks.device_contender import Contender, Outcome
+from benchmarks.device_contenders import contenders
 from benchmarks.operations import Operation
 
 

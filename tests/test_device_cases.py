@@ -112,7 +112,34 @@ def test_everybody_in_the_plan_computes_the_same():
             if len(found) > 1:
                 assert gate.check(batch, operation, found) == {}
                 seen |= set(found)
-    assert {names.BY_HAND, names.XTUNER, names.XTUNER_ONCE, names.SKYRL} <= seen
+    assert {names.BY_HAND, names.XTUNER, names.XTUNER_ONCE, names.SKYRL, names.TRL_RESTATED} <= seen
+
+
+def test_baselines_of_losses():
+    """xtuner's, SkyRL's and TRL's own loss are each beside one of ours."""
+    batches, operations, names = load("batches"), load("operations"), load("device_contender")
+    for case, operation, name in (
+        ("xtuner's pack", operations.XTUNER_LOSS, names.XTUNER),
+        ("SkyRL's row", operations.SKYRL_STEP, names.SKYRL),
+        ("TRL's batch", operations.TRL_LOSS, names.TRL_RESTATED),
+        ("TRL's batch", operations.TRL_LOSS, names.TRL),
+    ):
+        assert (case, operation) in [(wanted, one) for wanted, some in operations.PLAN for one in some]
+        there = load("device_contenders").contenders(batches.make(tiny(case)), operation)
+        assert name in [who.name for who in there]
+
+
+def test_everybody_who_compiles():
+    """Ours, and our reference with and without torch.compile, for what is planned."""
+    batches, gpu, names = load("batches"), load("gpu"), load("device_contender")
+    wanted = list(gpu.plan(True, None, load("operations").TRACED))
+    assert [(case.name, one.part) for case, one in wanted] == [
+        ("32k in 256", ""), ("32k in 256", "both"), ("16M", ""), ("16M", "both")
+    ]  # fmt: skip
+    for case, operation in wanted:
+        there = load("device_contenders").with_compiler(batches.make(case), operation)
+        assert [who.name for who in there] == [names.OURS, names.EAGER, names.TRACED]
+        assert [who.slow for who in there] == [False, False, True]
 
 
 def wild(packed):
@@ -132,10 +159,14 @@ def wild(packed):
     return replace(batch, old=old, new=new.detach().requires_grad_())
 
 
-@pytest.mark.parametrize("operation", ["XTUNER", "SKYRL", "SKYRL_STEP", "TOKEN", "BOTH"])
+OPERATIONS = ("XTUNER", "XTUNER_LOSS", "SKYRL", "SKYRL_STEP", "TRL", "TRL_LOSS", "TOKEN", "BOTH")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_everybody_agrees_beyond_all_bounds(operation):
     operation = getattr(load("operations"), operation)
-    batch = wild(packed=operation.scheme == "native" or operation.scheme == "xtuner")
+    padded = [load("operations").TRL, load("operations").TRL_LOSS]
+    batch = wild(packed=operation.scheme in ("native", "xtuner") and operation not in padded)
     found = {who.name: who.whole() for who in compiled_ones_left_out(batch, operation) if who.whole is not None}
     assert len(found) > 1 and load("device_gate").check(batch, operation, found) == {}
     metrics = found[load("contenders").OURS].metrics
@@ -151,8 +182,13 @@ def test_everybody_agrees_beyond_all_bounds(operation):
         hit = ("outlier_seq_over_high_ratio", "outlier_seq_under_low_ratio", "token_mask_ratio")
         hit += ("geo_sequence_mask_over_high_ratio", "geo_sequence_mask_under_low_ratio")
         assert all(0.0 < metrics[name] < 1.0 for name in hit), metrics
-    if operation is load("operations").BOTH:
-        clips = ("clip_fraction_low", "clip_fraction_high", "clip_fraction_dual")
+    if operation.name.startswith("TRL"):
+        weights = found[load("contenders").OURS].weights
+        # Whole sequences above the bound.
+        assert weights is None or 0.0 < float((weights.amax(1) == 0).float().mean()) < 1.0
+    if operation in (load("operations").BOTH, load("operations").XTUNER_LOSS, load("operations").TRL_LOSS):
+        clips = ("clip_fraction_low", "clip_fraction_high")
+        clips += ("clip_fraction_dual",) if operation.surrogate.dual else ()
         assert all(metrics[name] > 0.0 for name in clips), metrics
 
 
@@ -163,15 +199,17 @@ def test_own_reference_compiles_whole():
 
     A correction on the meta device takes the path of a GPU; on the CPU a compiler gets the operator instead.
     """
-    names, operations, gate = load("device_contenders"), load("operations"), load("device_gate")
+    names, losses, operations, gate = (
+        load(name) for name in ("device_contenders", "device_losses", "operations", "device_gate")
+    )
     held = load("batches").make(tiny("32k in 256"))
     how = {"fullgraph": True, "backend": "aot_eager"}
     tensors = {name: getattr(held, name).to("meta") for name in ("old", "rollout", "mask", "cu_seqlens")}
     weights, mask, *_ = names._traced_correct(replace(held, **tensors), operations.TOKEN, **how).on_device()
     assert weights.shape == held.old.shape and mask.dtype == torch.bool
     correction = rc.correct(held.old, held.rollout, held.mask, cu_seqlens=held.cu_seqlens, spec=operations.TOKEN_SPEC)
-    traced = names._traced_loss(held, operations.BOTH, correction, **how)
-    ours = names._loss(names.OURS, held, operations.BOTH, correction, "auto")
+    traced = losses._traced_loss(held, operations.BOTH, correction, **how)
+    ours = losses._loss(names.OURS, held, operations.BOTH, correction, "auto")
     assert gate.check(held, operations.BOTH, {names.OURS: ours.whole(), names.TRACED: traced.whole()}) == {}
 
 
@@ -243,6 +281,7 @@ def test_gate(spoil):
     operation = operations.TOKEN if spoil in OF_CORRECT else operations.BOTH
     batch = load("batches").make(tiny("1M"))
     found = {who.name: who.whole() for who in compiled_ones_left_out(batch, operation) if who.whole is not None}
+    del found[names.EAGER]
     spoiled = spoil(found[names.BY_HAND])
     wrong = gate.check(batch, operation, {**found, "a third": found[names.OURS], names.BY_HAND: spoiled})
     assert list(wrong) == [names.BY_HAND] and names.BY_HAND in wrong[names.BY_HAND]
@@ -284,3 +323,14 @@ def test_verl_computes_the_same():
         for operation in wanted:
             found = {who.name: who.whole() for who in compiled_ones_left_out(batch, operation) if who.whole is not None}
             assert names.VERL in found and gate.check(batch, operation, found) == {}
+
+
+@pytest.mark.peers
+def test_trl_computes_the_same():
+    """TRL's own loss, called as the benchmark calls it, through the gate that lets it be timed."""
+    gate, names, operation = load("device_gate"), load("device_contender"), load("operations").TRL_LOSS
+    for batch in (load("batches").make(tiny("TRL's batch")), wild(packed=False)):
+        found = {who.name: who.whole() for who in compiled_ones_left_out(batch, operation) if who.whole is not None}
+        assert names.TRL in found and gate.check(batch, operation, found) == {}
+        mine, theirs = found[names.TRL_RESTATED].metrics, dict(found[names.TRL].metrics)
+        assert theirs.pop("entropy") == 0.0 and theirs == pytest.approx(mine)

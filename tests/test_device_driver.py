@@ -186,6 +186,20 @@ def test_who_waits(monkeypatch):
     assert paper.log == ["synchronize", "debug error", "call", "debug default"] * 3
 
 
+def test_a_driver_that_does_not_answer(monkeypatch):
+    device = load("device")
+    monkeypatch.setattr(device.shutil, "which", lambda name: f"/bin/{name}")
+
+    def run(command, timeout, **more):
+        raise device.subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(device.subprocess, "run", run)
+    assert device.driver() == {}
+    answer = SimpleNamespace(returncode=0, stdout="580.1, 1980 MHz, 3201 MHz, 700.00 W\n")
+    monkeypatch.setattr(device.subprocess, "run", lambda command, **more: answer)
+    assert device.driver() == {"driver": "580.1", "clocks": "1980 MHz, 3201 MHz, 700.00 W"}
+
+
 def test_memory_of_a_gpu(monkeypatch):
     """100 were there; the call takes 70 at its worst and gives back 30."""
     paper = Paper(monkeypatch)

@@ -78,7 +78,7 @@ class Clockwork:
 
 
 def somebody(device, name, seconds, out=None, **about):
-    contenders = load("device_contenders")
+    contenders = load("device_contender")
     out = contenders.Outcome(value=torch.tensor(1.0), metrics={"loss_tokens": 1.0}) if out is None else out
 
     def on_device():
@@ -107,7 +107,7 @@ def rows_of(found):
 
 
 def test_measure():
-    names, measure = load("device_contenders"), load("measure")
+    names, measure = load("device_contender"), load("measure")
     device = Clockwork()
     ours = somebody(device, names.OURS, 0.004)
     by_hand = somebody(device, names.BY_HAND, 0.020, capturable=False)
@@ -127,7 +127,7 @@ def test_measure():
 
 
 def test_every_time_begins_with_cold_caches():
-    names = load("device_contenders")
+    names = load("device_contender")
     device = Clockwork()
     measured(device, [somebody(device, name, 0.001) for name in (names.OURS, names.BY_HAND)])
     begun = len(device.log) - device.log[::-1].index("free")
@@ -140,7 +140,7 @@ def test_every_time_begins_with_cold_caches():
 
 
 def test_who_waits_or_cannot_be_captured_is_timed_by_events():
-    names = load("device_contenders")
+    names = load("device_contender")
     device = Clockwork()
     ours, by_hand = somebody(device, names.OURS, 0.004), somebody(device, names.BY_HAND, 0.020)
     device.waiting, device.uncapturable = (by_hand.on_device,), (ours.on_device,)
@@ -151,7 +151,7 @@ def test_who_waits_or_cannot_be_captured_is_timed_by_events():
 
 
 def test_large_batches_are_not_put_in_a_row():
-    names, measure = load("device_contenders"), load("measure")
+    names, measure = load("device_contender"), load("measure")
     device = Clockwork()
     case = load("batches").Case("", "", 4 * measure.MOST_IN_A_ROW, 8)
     small = tiny("32k in 256")
@@ -161,7 +161,7 @@ def test_large_batches_are_not_put_in_a_row():
 
 
 def test_calls_in_a_row_have_inputs_of_their_own():
-    names, measure = load("device_contenders"), load("measure")
+    names, measure = load("device_contender"), load("measure")
     device, given = Clockwork(), []
 
     def everybody(batch, operation):
@@ -175,7 +175,7 @@ def test_calls_in_a_row_have_inputs_of_their_own():
 
 
 def test_wrong_results_are_not_timed():
-    names = load("device_contenders")
+    names = load("device_contender")
     device = Clockwork()
     off = names.Outcome(value=torch.tensor(2.0), metrics={"loss_tokens": 1.0})
     ours, by_hand = somebody(device, names.OURS, 0.004), somebody(device, names.BY_HAND, 0.001)
@@ -188,7 +188,7 @@ def test_wrong_results_are_not_timed():
 
 
 def test_out_of_memory_and_out_of_time():
-    names = load("device_contenders")
+    names = load("device_contender")
     device = Clockwork()
 
     def too_large():
@@ -212,7 +212,7 @@ def test_out_of_memory_and_out_of_time():
 
 
 def test_profiled():
-    names, measure, operations = load("device_contenders"), load("measure"), load("operations")
+    names, measure, operations = load("device_contender"), load("measure"), load("operations")
     device = Clockwork()
     everybody = [
         somebody(device, names.OURS, 0.004),
@@ -233,7 +233,7 @@ def test_profiled():
 
 
 def test_rounds_are_shuffled_and_limited():
-    names, measure = load("device_contenders"), load("measure")
+    names, measure = load("device_contender"), load("measure")
     device = Clockwork()
     ready = [measure.Ready(somebody(device, name, 0.001), lambda: None, None, {}) for name in names.ORDER[:3]]
     samples, copies = measure.rounds(device, ready, 3600.0)
@@ -279,14 +279,14 @@ def test_run_goes_on_where_it_ended():
     def save(results):
         saved.append(json.loads(json.dumps(results)))
 
-    def breaks(where, case, operation, **more):
+    def ends(where, case, operation, **more):
         if len(results["measured"]) == 2:
-            raise RuntimeError("an illegal memory access was encountered")
+            raise KeyboardInterrupt
         return noted(where, case, operation)
 
     results = gpu.head(device, True)
-    with pytest.raises(RuntimeError):
-        gpu.run(device, results, options(), measure.Budget(1e6), save, breaks)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.run(device, results, options(), measure.Budget(1e6), save, ends)
     left = saved[-1]
     wanted = [(name, operation.name) for name, many in operations.PLAN for operation in many]
     assert [gpu.key(x) for x in left["measured"]] == wanted[:2] and left["under_way"] == ["measured", *wanted[2]]
@@ -294,6 +294,37 @@ def test_run_goes_on_where_it_ended():
     assert [gpu.key(x) for x in left["measured"]] == wanted
     assert left["measured"][2]["problem"] == "the run ended in it" and left["under_way"] is None
     assert left["machine"]["gpu"] == "clockwork" and len(set(wanted)) == len(wanted)
+
+
+def test_one_that_breaks_is_a_problem_and_the_rest_is_measured():
+    """In the same process where the device still answers; else this one ends, and says first what broke."""
+    gpu, measure, operations = load("gpu"), load("measure"), load("operations")
+    device, saved = Clockwork(), []
+
+    def breaks(where, case, operation, **more):
+        if operation is operations.PRODUCT:
+            raise ValueError("it does not compile\nmore")
+        return noted(where, case, operation)
+
+    results = gpu.head(device, True)
+    parts = options(parts=list(gpu.PARTS))
+    gpu.run(device, results, parts, measure.Budget(1e6), lambda _: None, breaks, breaks)
+    wanted = [operation for _, many in operations.PLAN for operation in many]
+    for name in ("measured", "profiled"):
+        assert len(results[name]) == len(wanted)
+        problems = [found["problem"] for found in results[name] if "problem" in found]
+        assert problems == ["ValueError: it does not compile"] * wanted.count(operations.PRODUCT)
+    assert len(load("gpu_tables").problems(results)) == 2 * wanted.count(operations.PRODUCT)
+
+    def no_answer():
+        raise RuntimeError("an illegal memory access was encountered")
+
+    device.synchronize = no_answer
+    results = gpu.head(device, True)
+    with pytest.raises(RuntimeError, match="illegal"):
+        gpu.run(device, results, options(), measure.Budget(1e6), lambda x: saved.append(json.dumps(x)), breaks, breaks)
+    left = json.loads(saved[-1])
+    assert left["measured"][-1]["problem"] == "ValueError: it does not compile" and left["under_way"] is None
 
 
 def test_run_ends_with_its_budget():
@@ -310,12 +341,12 @@ def test_run_ends_with_its_budget():
 
 
 def test_scaling_is_ours_and_by_hand(capsys):
-    gpu, measure, names = load("gpu"), load("measure"), load("device_contenders")
+    gpu, measure, names = load("gpu"), load("measure"), load("device_contender")
     results = gpu.head(Clockwork(), True)
     asked = []
 
     def points(where, case, operation, everybody=None, **more):
-        if everybody is not None:
+        if case.whose.startswith("time against"):
             batch = load("batches").make(case)
             asked.append({who.name for who in everybody(batch, operation)})
         return noted(where, case, operation)
@@ -360,7 +391,7 @@ def test_the_whole_thing_on_the_host(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(load("measure"), "FEWEST", 1)
     path = tmp_path / "results.json"
     only = ["--device", "cpu", "--tiny", "--rounds", "0", "--seconds", "30", "--json", str(path)]
-    gpu.main([*only, "--cases", "SkyRL's row", "--markdown"])
+    assert gpu.main([*only, "--cases", "SkyRL's row", "--markdown"]) == 0
     printed = capsys.readouterr().out
     assert f"torch {torch.__version__}" in printed and "No GPU; " in printed and "Tiny sizes" in printed
     assert "## rollout-corr" in printed and "| SkyRL's row | SkyRL's recommended recipe |" in printed
@@ -369,3 +400,6 @@ def test_the_whole_thing_on_the_host(tmp_path, capsys, monkeypatch):
     assert len(results["measured"]) == 2 and results["under_way"] is None
     gpu.main([*only, "--cases", "SkyRL's row", "--resume"])
     assert json.loads(path.read_text())["measured"] == results["measured"]
+    results["measured"][0]["problem"] = "it broke"
+    path.write_text(json.dumps(results))
+    assert gpu.main([*only, "--cases", "SkyRL's row", "--resume"]) == gpu.INCOMPLETE

@@ -35,6 +35,21 @@ def test_tables():
     ]
 
 
+def test_every_cell_has_a_heading():
+    """A terminal without rich, and Markdown, show a row as long as its head."""
+    tables, names = load("tables"), load("gpu_tables")
+    made = names.all_tables(results_of())
+    assert len(made) == 12
+    for table in made:
+        assert {len(row) for row in table.rows} == {len(table.head)}, table.title
+    assert "of a copy" in tables._plain(names.our_table(results_of()))
+
+
+def test_beside_a_compiler():
+    page = text_of(results_of())
+    assert "| 16M | token weights, rejection | 7.00 | 0.0400 | 0.0100 | 4.0 x | 0.0400 | 0.0100 | 4.0 x |" in page
+
+
 def test_the_head_of_a_table():
     results = results_of()
     assert load("gpu_tables").facts(results) == [
@@ -53,7 +68,7 @@ def test_promises():
     assert "| >= 3 x torch.compile of our reference, no metrics | 4 | yes |" in small
     another = results_of("32k in 256")
     rows = another["measured"][0]["rows"]
-    rows.append({**rows[2], "name": load("device_contenders").XTUNER, "wall_ms": rows[1]["wall_ms"]})
+    rows.append({**rows[2], "name": load("device_contender").XTUNER, "wall_ms": rows[1]["wall_ms"]})
     assert "| >= 20 x the fastest peer, whole calls | 5 | no |" in text_of(another)
     loss = text_of(results_of("16M", "BOTH"))
     assert "| <= 1.45 x the time of the required bytes | 1.43 | yes |" in loss
@@ -104,7 +119,7 @@ def with_points():
 
 def test_curves():
     """14 MB in 10 us are 0.7 of the copy, in 7 us in a row as much as the copy, in 14 us half of it."""
-    curves, names = load("curves"), load("device_contenders")
+    curves, names = load("curves"), load("device_contender")
     tokens, skew = curves.scaling(with_points())
     assert tokens.logarithmic and not skew.logarithmic
     assert [x for x, _ in tokens.lines["one call, cold caches"]] == [1024.0, 4096.0, 16384.0]
@@ -112,7 +127,7 @@ def test_curves():
     assert tokens.lines["calls in a row"] == [(1024.0, pytest.approx(1.0)), (4096.0, pytest.approx(0.5))]
     assert skew.lines == {"one call, cold caches": [(0.5, pytest.approx(0.7))]}
     assert curves.speedups(with_points()) == {
-        names.TRACED: [("32k in 256", pytest.approx(5.0))],
+        names.EAGER: [("32k in 256", pytest.approx(5.0))],
         names.BY_HAND: [("32k in 256", pytest.approx(25.0))],
     }
     assert curves.scaling({**with_points(), "scaling": []}) == []

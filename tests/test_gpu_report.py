@@ -1,4 +1,4 @@
-"""The GPU report without a GPU: steps and their time, the sample of tests, what the checks notice, the page."""
+"""The GPU report without a GPU: its plan, the sample of tests, what the checks notice, the page."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import os
 import re
 import subprocess
 import sys
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,141 +17,54 @@ from benchmark_folder import ROOT, load, results_of
 
 pytestmark = pytest.mark.usefixtures("benchmarks")
 
-WRITES = "import json, sys; json.dump({'n': 1}, open(sys.argv[1], 'w'))"
-
-
-def step(*codes, limit=20.0, **more):
-    commands = [[sys.executable, "-c", code, "{json}"] for code in codes]
-    return load("gpu_report.steps").Step("a step", "something", commands, limit, **more)
-
-
-def ran(wanted, folder, seconds=60.0):
-    return load("gpu_report.steps").run_step(wanted, folder, seconds)
-
-
-def alive(pid):
-    """Whether a process runs; one that has ended and waits to be asked about does not."""
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().split()[2] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-# --- steps ---
-
-
-def test_a_step_passes(tmp_path):
-    found = ran(step(WRITES, "print(1)"), tmp_path)
-    assert found["status"] == "passed" and found["parts"] == [{"found": {"n": 1}}, {"found": None}]
-    assert found["name"] == "a step" and found["what"] == "something" and 0.0 <= found["seconds"] < 20.0
-
-
-def test_a_step_fails_and_keeps_what_it_had(tmp_path):
-    code = f"{WRITES}; [print(i) for i in range(99)]; sys.exit(3)"
-    found = ran(step("pass", code), tmp_path)
-    assert found["status"] == "failed"
-    first, second = found["parts"]
-    assert first == {"found": None} and second["status"] == "failed" and second["found"] == {"n": 1}
-    assert second["output"] == [str(i) for i in range(59, 99)]
-
-
-def test_a_step_that_hangs_ends_with_all_that_it_started(tmp_path):
-    """The child of the child too, and one that does not listen to SIGTERM."""
-    child = tmp_path / "child"
-    code = (
-        "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-        f"p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
-        f"open({str(child)!r}, 'w').write(str(p.pid)); {WRITES}; print('so far', flush=True); time.sleep(600)"
-    )
-    steps = load("gpu_report.steps")
-    steps.GRACE, before = 0.3, steps.GRACE
-    start = time.monotonic()
-    try:
-        found = ran(step(code, limit=2.0), tmp_path)
-    finally:
-        steps.GRACE = before
-    assert found["status"] == "out of time" and time.monotonic() - start < 15.0
-    assert found["parts"][0]["found"] == {"n": 1} and found["parts"][0]["output"] == ["so far"]
-    pid = int(child.read_text())
-    for _ in range(100):
-        if not alive(pid):
-            break
-        time.sleep(0.05)
-    else:
-        pytest.fail("the child of the child lives")
-
-
-def test_what_is_left_limits_a_step(tmp_path):
-    found = ran(step("import time; time.sleep(60)", limit=600.0), tmp_path, seconds=1.5)
-    assert found["status"] == "out of time"
-    found = ran(step("pass"), tmp_path, seconds=0.5)
-    assert (found["status"], found["why"]) == ("not run", "no time was left")
-
-
-def test_a_missing_program(tmp_path):
-    found = ran(step("pass", program="no-such-program"), tmp_path)
-    assert (found["status"], found["why"], found["parts"]) == ("not run", "no-such-program is not installed", [])
-
-
-def test_a_step_goes_on_after_an_error(tmp_path):
-    """With an argument more, and what it wrote before; as long as there is time."""
-    code = (
-        "import json, os, sys; path = sys.argv[1]; seen = json.load(open(path)) if os.path.exists(path) else [];"
-        "json.dump([*seen, sys.argv[2:]], open(path, 'w')); sys.exit(len(seen) < 2)"
-    )
-    found = ran(step(code, again="--resume"), tmp_path)
-    assert found["status"] == "passed" and found["parts"][0]["found"] == [[], ["--resume"], ["--resume"]]
-    assert ran(step(code), tmp_path)["parts"][0]["found"] == [[]]
-
-
-def test_arguments_and_environment(tmp_path):
-    code = "import json, os, sys; json.dump([sys.argv[2], os.environ['MINE'], os.getcwd()], open(sys.argv[1], 'w'))"
-    command = [sys.executable, "-c", code, "{json}", "{seconds}"]
-    wanted = load("gpu_report.steps").Step("x", "", [command], 30.0, environment={"MINE": "1"})
-    assert ran(wanted, tmp_path)["parts"][0]["found"] == ["30", "1", str(ROOT)]
-
-
-def test_the_report_is_saved_after_every_step(tmp_path):
-    steps, measure = load("gpu_report.steps"), load("measure")
-    saved, left = [], []
-
-    def run(wanted, folder, seconds):
-        left.append(seconds)
-        return {"name": wanted.name}
-
-    report = {"steps": [], "under_way": None}
-    wanted = [replace(step("pass"), name=name) for name in ("one", "two")]
-    budget = measure.Budget(50.0, lambda: 0.0)
-    steps.run_all(wanted, report, tmp_path, budget, lambda r: saved.append(json.dumps(r)), run)
-    assert [json.loads(text)["under_way"] for text in saved] == ["one", None, "two", None]
-    assert [one["name"] for one in json.loads(saved[-1])["steps"]] == ["one", "two"] and left == [50.0, 50.0]
+# --- the plan ---
 
 
 def test_the_steps_fit_into_nine_minutes():
     main = load("gpu_report.__main__")
-    everything = main.steps(4)
-    assert sum(one.limit for one in everything) <= main.SECONDS <= 9 * 60 - 10
+    plan = main.waves(4)
+    assert sum(max(one.limit for one in wave) for wave in plan) <= main.SECONDS <= 9 * 60 - 20
+    everything = [one for wave in plan for one in wave]
     assert len({one.name for one in everything}) == len(everything)
-    assert main.chosen(everything, None, main.SECONDS) == everything
-    few = main.chosen(everything, ["bits", "first"], 10.0 * main.SECONDS)
-    assert [one.name for one in few] == ["first", "bits"] and sum(one.limit for one in few) == 10.0 * main.SECONDS
+    assert main.chosen(plan, None, main.SECONDS) == plan
+    few = main.chosen(plan, ["bits", "first"], 10.0 * main.SECONDS)
+    assert [[one.name for one in wave] for wave in few] == [["first"], ["bits"]]
+    assert sum(one.limit for wave in few for one in wave) == pytest.approx(10.0 * main.SECONDS)
     by_name = {one.name: one for one in everything}
     assert len(by_name["tests"].commands) == len(by_name["compile"].commands) == 4
     assert by_name["memcheck"].program == "compute-sanitizer" and by_name["benchmark"].again == "--resume"
     assert all(one.environment["TRITON_INTERPRET"] == "0" for one in everything)
 
 
+def test_what_is_promised_comes_first_and_who_measures_is_alone():
+    main, operations, tables = load("gpu_report.__main__"), load("operations"), load("gpu_tables")
+    plan = [[one.name for one in wave] for wave in main.waves(4)]
+    assert plan[:3] == [["compile"], ["first"], ["benchmark"]]
+    for name in ("benchmark", "traced", "scaling", "profile"):
+        assert [name] in plan
+    # What a second run under the sanitizer would not see again must not pass.
+    assert all(one.again is None for one in main.waves(4)[-1] if one.program == "compute-sanitizer")
+    order = [(case, operation.name) for case, some in operations.PLAN for operation in some]
+    promised = {(one.case, one.operation) for one in tables.PROMISES}
+    assert promised <= set(order[: order.index(("xtuner's pack", operations.XTUNER.name))])
+
+
 def test_commands_are_understood():
     """By the programs that they call; the tests' own are tried below."""
     main, gpu, checks = load("gpu_report.__main__"), load("gpu"), load("gpu_report.checks")
-    for one in main.steps(2):
-        for command in one.commands:
-            arguments = [word.format(json="x.json", seconds="9") for word in command]
-            if "benchmarks.gpu" in arguments:
-                at = arguments.index("benchmarks.gpu")
-                assert gpu.parse([*arguments[at + 1 :], "--resume"]).parts in (["times", "scaling"], ["profile"])
-            elif "benchmarks.gpu_report.checks" in arguments:
-                assert arguments[arguments.index("benchmarks.gpu_report.checks") + 1] in checks.GROUPS
+    parts = []
+    for rehearsal in (False, True):
+        for one in (step for wave in main.waves(2, rehearsal) for step in wave):
+            for command in one.commands:
+                arguments = [word.format(json="x.json", seconds="9") for word in command]
+                assert rehearsal == (arguments[-2:] == ["--device", "cpu"]) or one.name == "tests"
+                if "benchmarks.gpu" in arguments:
+                    options = gpu.parse([*arguments[arguments.index("benchmarks.gpu") + 1 :], "--resume"])
+                    assert options.tiny == rehearsal
+                    parts += options.parts
+                elif "benchmarks.gpu_report.checks" in arguments:
+                    assert arguments[arguments.index("benchmarks.gpu_report.checks") + 1] in checks.GROUPS
+    assert parts == 2 * list(gpu.PARTS)
 
 
 def test_tests_that_run_on_a_gpu():
@@ -176,8 +87,12 @@ def test_with_a_gpu(tmp_path, capsys, monkeypatch):
     """The report and its exit status, of steps that need none."""
     main = load("gpu_report.__main__")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    good, bad = replace(step("pass"), name="first"), replace(step("import sys; sys.exit(1)"), name="bits")
-    monkeypatch.setattr(main, "steps", lambda _: [good, bad])
+    good, bad = (
+        load("gpu_report.steps").Step(name, "something", [[sys.executable, "-c", code]], 20.0)
+        for name, code in (("first", "pass"), ("bits", "import sys; sys.exit(1)"))
+    )
+    monkeypatch.setattr(main, "waves", lambda *_: [[good], [bad]])
+    monkeypatch.setattr(main.signal, "signal", lambda *_: None)
     monkeypatch.setenv("PATH", "/bin")
     assert main.main(["--out", str(tmp_path)]) == 1
     assert main.main(["--out", str(tmp_path), "--steps", "first"]) == 0
@@ -245,11 +160,8 @@ def test_shards(tmp_path):
 
 
 @pytest.fixture
-def small(monkeypatch):
-    """Cases of a size that a CPU does in no time."""
-    batches = load("batches")
-    by_name = batches.named
-    monkeypatch.setattr(batches, "named", lambda name: by_name(name).tiny())
+def small():
+    """On the CPU the cases are of a size that it does in no time."""
     return load("device").Host()
 
 
@@ -347,9 +259,9 @@ def test_graphs(small, monkeypatch):
 
 def test_sizes(small, monkeypatch):
     checks = load("gpu_report.checks")
-    assert "2,000 sequences" in checks.many_sequences(small, 2000)
-    assert "20,480 tokens" in checks.many_tokens(small, 5, 4096)
-    correct = rc.correct
+    assert "1,000 sequences" in checks.many_sequences(small)
+    assert "20,480 tokens" in checks.many_tokens(small)
+    correct, policy_loss = rc.correct, rc.policy_loss
 
     def wraps(old, *args, **options):
         out = correct(old, *args, **options)
@@ -358,8 +270,26 @@ def test_sizes(small, monkeypatch):
         return out
 
     monkeypatch.setattr(rc, "correct", wraps)
-    with pytest.raises(checks.Broken, match="copy 4 has other bits"):
-        checks.many_tokens(small, 5, 4096)
+    with pytest.raises(checks.Broken, match="the copy from 16384 on has other bits"):
+        checks.many_tokens(small)
+    monkeypatch.undo()
+
+    def turns(new, advantages, *args, **options):
+        """The last token's advantage is another one, as if it were read from elsewhere."""
+        if new.numel() > 5000:
+            advantages = torch.cat([advantages[:-1], 1.0 + advantages[-1:]])
+        return policy_loss(new, advantages, *args, **options)
+
+    monkeypatch.setattr(rc, "policy_loss", turns)
+    with pytest.raises(checks.Broken, match="the gradient of the copy from 16384 on has other bits"):
+        checks.many_tokens(small)
+
+    def leans(new, advantages, *args, backend="auto", **options):
+        return policy_loss(new, advantages if backend == "torch" else 1.1 * advantages, *args, **options)
+
+    monkeypatch.setattr(rc, "policy_loss", leans)
+    with pytest.raises(checks.Broken, match="the gradient of the loss differs from the reference"):
+        checks.many_sequences(small)
 
 
 def test_sanitized(small):
@@ -392,8 +322,8 @@ def test_checks_are_saved_one_by_one():
         raise RuntimeError("an illegal memory access\nmore")
 
     good = checks.run(device, [holds, breaks, crashes], lambda found: saved.append(json.loads(json.dumps(found))))
-    assert not good and len(saved) == 6
-    assert saved[0]["holds"] == {"what": "It holds. And more.", "held": None, "said": "under way"}
+    assert not good and len(saved) == 7 and saved[0] == {}
+    assert saved[1]["holds"] == {"what": "It holds. And more.", "held": None, "said": "under way"}
     said = {name: (one["held"], one["said"]) for name, one in saved[-1].items()}
     assert said == {
         "holds": (True, "seen"),
@@ -401,6 +331,10 @@ def test_checks_are_saved_one_by_one():
         "crashes": (False, "RuntimeError: an illegal memory access"),
     }
     assert checks.run(device, [holds], lambda found: None)
+    # The process ended in the first: it goes on behind it.
+    left = {"crashes": {"what": "", "held": None, "said": "under way"}}
+    assert not checks.run(device, [crashes, holds], lambda found: saved.append(found), left)
+    assert saved[-1]["crashes"]["said"] == "the run ended in it" and saved[-1]["holds"]["held"] is True
 
 
 # --- the page ---
@@ -412,7 +346,7 @@ def a_report(**changed):
     failed = {"found": shard, "status": "failed", "output": ["E   assert 0"]}
     return {
         "report": "gpu", "date": "2026-01-01", "commit": "c" * 40, "dirty": True, "python": "3.12.3",
-        "versions": {"torch": "2.11.0", "triton": None}, "under_way": None,
+        "versions": {"torch": "2.11.0", "triton": None},
         "steps": [
             {"name": "bits", "what": "bits", "status": "passed", "seconds": 3.2, "parts": [{"found": checks}]},
             {"name": "tests", "what": "tests", "status": "failed", "seconds": 9.0, "parts": [{"found": shard}, failed]},
@@ -431,31 +365,39 @@ def test_page():
     assert "| bits | The same bits | yes | 7 / 8 |" in page
     assert "## The end of what tests said (failed)\n\n```\nE   assert 0\n```" in page
     assert "ends in the step" not in page
-    assert "The report ends in the step calls." in load("gpu_report.page").report(a_report(under_way="calls"))
+    ended = a_report()
+    ended["steps"][0]["status"] = "under way"
+    assert "The report ends in the step bits." in load("gpu_report.page").report(ended)
+    assert "A rehearsal on a CPU" in load("gpu_report.page").report(a_report(rehearsal=True))
 
 
-def test_times_and_profile_are_one_benchmark():
+def test_the_parts_are_one_benchmark():
     page = load("gpu_report.page")
-    times, profile = ({"measured": [], "scaling": [], "profiled": [x]} for x in (1, 2))
+    empty = {"measured": [], "traced": [], "scaling": [], "profiled": []}
+    times, profile = {**empty, "measured": [1], "machine": "a"}, {**empty, "profiled": [2], "machine": "b"}
     steps = [{"name": name, "parts": [{"found": x}]} for name, x in (("benchmark", times), ("profile", profile))]
     assert page.benchmark_of({"steps": steps}) == {**times, "profiled": [2]}
     assert page.benchmark_of({"steps": steps[:1]}) == times
-    assert page.benchmark_of({"steps": steps[1:]}) is None
-    lost = {"name": "profile", "parts": []}
-    assert page.benchmark_of({"steps": [steps[0], lost]}) == times
+    assert page.benchmark_of({"steps": steps[1:]}) == profile
+    for lost in ({"name": "traced", "parts": []}, {"name": "scaling", "parts": [{"found": None}]}):
+        assert page.benchmark_of({"steps": [steps[0], lost]}) == times
+    assert page.benchmark_of({"steps": []}) is None
 
 
 def test_page_with_a_benchmark():
     times, said = results_of(), {"status": "passed", "seconds": 1.0}
-    profile = {**times, "measured": [], "scaling": []}
+    profile = {**times, "measured": [], "traced": [], "scaling": []}
     found = a_report()
     found["steps"] += [
         {"name": name, "what": name, **said, "parts": [{"found": x}]}
         for name, x in (("benchmark", {**times, "profiled": []}), ("profile", profile))
     ]
+    found["steps"][-2]["parts"][0]["found"]["measured"] += [{"case": "1M", "operation": "x", "problem": "it broke"}]
     page = load("report").page(None, json.loads(json.dumps(found)))
     assert "a GPU, 132 multiprocessors, L2 50 MiB" in page and "## Promised and reached" in page
-    assert "| benchmark | benchmark | passed | 1 operations and 1 points timed, 0 operations profiled | 1 |" in page
+    said = "1 timed, 1 beside torch.compile, 1 on curves, 1 with a problem"
+    assert f"| benchmark | benchmark | passed | {said} | 1 |" in page
+    assert "| profile | profile | passed | 1 profiled | 1 |" in page
     assert "| 16M | token weights, rejection | read_kernel | 2 | 10.0 |" in page
     assert "](gpu-scaling.svg)" in page and "](gpu-speedup.svg)" in page
     assert "- 16M, token weights, rejection: verl absent: it has no packed form." in page
@@ -480,5 +422,5 @@ def test_pictures_that_the_page_shows_are_there():
     report = load("report")
     shown = re.findall(r"!\[[^]]*\]\(([^)]+)\)", report.PAGE.read_text(encoding="utf-8"))
     assert [name for name in shown if not (report.PAGE.parent / name).exists()] == [], "run python -m benchmarks.plots"
-    measured = {"measured": [], "scaling": []}
+    measured = {"measured": [], "traced": [], "scaling": []}
     assert load("gpu_report.page").pictures(measured) == []

@@ -1,14 +1,16 @@
 """What must hold on a GPU beside the tests: `python -m benchmarks.gpu_report.checks GROUP --json x.json`.
 
-Each check raises `Broken`, or says in a sentence what it saw. The file is written after every check.
+Each check raises `Broken`, or says in a sentence what it saw. The file is written after every check. On the CPU they
+run in sizes that show nothing, and what needs a GPU does not hold.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,63 +22,22 @@ import rollout_corr as rc
 from benchmarks import batches, operations
 from benchmarks.batches import Batch
 from benchmarks.contenders import OURS
-from benchmarks.device import Host, present
-from benchmarks.device_contenders import EAGER, Contender, contenders
+from benchmarks.device import Cuda, Host
+from benchmarks.device_contender import EAGER
+from benchmarks.device_contenders import contenders
 from benchmarks.device_gate import check as gate
 from benchmarks.gate import WrongResult
 from benchmarks.gpu import write
-from benchmarks.operations import BOTH, PRODUCT, SKYRL, SKYRL_STEP, SURROGATE, TOKEN, XTUNER, Operation
+from benchmarks.gpu_report.compare import Broken, case_of, hold, named, same, tensors, wanted
+from benchmarks.gpu_report.sizes import many_sequences, many_tokens
+from benchmarks.gpu_report.steps import DOES_NOT_HOLD
+from benchmarks.operations import BOTH, PRODUCT, SKYRL, SKYRL_STEP, SURROGATE, TOKEN, XTUNER
 
 # Of `correct` without metrics; of PPO three forward, one backward, and torch's own that makes the 1 which a backward
 # starts from.
 MOST_LAUNCHES = {TOKEN.name: 3, PRODUCT.name: 3, BOTH.name: 5}
 SMALL = ("32k in 256", "xtuner's pack", "SkyRL's row", "1M")
 REPEATS = 10
-
-
-class Broken(Exception):
-    """A check found that something does not hold."""
-
-
-def hold(so: bool, otherwise: str) -> None:
-    """Raise unless it is so."""
-    if not so:
-        raise Broken(otherwise)
-
-
-def named(batch: Batch, operation: Operation, name: str) -> Contender:
-    """A contender that is there."""
-    found = next((who for who in contenders(batch, operation) if who.name == name), None)
-    hold(found is not None and found.on_device is not None, f"{name} does not run {operation.name} here")
-    assert found is not None
-    return found
-
-
-def wanted(where: Host, case: str) -> list[tuple[Batch, Operation]]:
-    """The operations that the plan has for a case."""
-    batch = batches.make(batches.named(case), where.name)
-    return [(batch, operation) for name, some in operations.PLAN if name == case for operation in some]
-
-
-def tensors(out: object) -> list[Tensor]:
-    """Every tensor in what a contender's call on the device gives."""
-    if isinstance(out, Tensor):
-        return [out]
-    if isinstance(out, rc.Correction):
-        parts = (out.weights, out.mask, out.keep, out.statistics.sums, out.statistics.maxima)
-        return [x for x in parts if isinstance(x, Tensor)]
-    if isinstance(out, tuple):
-        return [x for part in out for x in tensors(part)]
-    return []
-
-
-def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """Bit by bit; a NaN equals the same NaN."""
-
-    def bits(x: Tensor) -> Tensor:
-        return x.detach().reshape(-1).view(torch.uint8)
-
-    return all(a.shape == b.shape and torch.equal(bits(a), bits(b)) for a, b in zip(one, other, strict=True))
 
 
 # --- the checks ---
@@ -139,7 +100,7 @@ def repacked(batch: Batch, order: Tensor, gap: int) -> tuple[Batch, Tensor]:
 
 def packs(where: Host, name: str = "32k in 256") -> str:
     """A sequence's weights, mask and verdict do not depend on what is packed around it, nor where it starts."""
-    batch = batches.make(batches.named(name), where.name)
+    batch = batches.make(case_of(where, name), where.name)
     assert batch.cu_seqlens is not None
     many = batch.case.sequences
     generator = torch.Generator().manual_seed(0)
@@ -210,7 +171,7 @@ def no_waits(where: Host) -> str:
 def graphs(where: Host) -> str:
     """Captured, and replayed on other numbers, the bits are those of a call."""
     for operation in (TOKEN, PRODUCT, BOTH, SKYRL_STEP):
-        case = batches.named("SkyRL's row" if operation is SKYRL_STEP else "32k in 256")
+        case = case_of(where, "SkyRL's row" if operation is SKYRL_STEP else "32k in 256")
         batch = batches.make(case, where.name)
         call = named(batch, operation, OURS).on_device
         assert call is not None
@@ -256,7 +217,7 @@ def compiles(where: Host) -> str:
 
     compiled = torch.compile(step, fullgraph=True)
     for name in ("32k in 256", "1M"):
-        batch = batches.make(batches.named(name), where.name)
+        batch = batches.make(case_of(where, name), where.name)
         assert batch.mask is not None and batch.cu_seqlens is not None
         given = (batch.new, batch.old, batch.rollout, batch.advantages, batch.mask, batch.cu_seqlens)
         found = []
@@ -266,52 +227,6 @@ def compiles(where: Host) -> str:
             found.append([*(x.detach() for x in out), gradient])
         hold(same(*found), f"{name}: the compiled step gave other bits")
     return "a step of correct and policy_loss, forward and backward, no graph break, bit by bit"
-
-
-def many_sequences(where: Host, sequences: int = 1_000_000) -> str:
-    """More sequences than a second axis of a grid could hold."""
-    batch = batches.make(batches.Case("", "", 8 * sequences, sequences, skew=0.3), where.name)
-    for operation in (TOKEN, PRODUCT):
-        out, expected = (
-            rc.correct(
-                batch.old, batch.rollout, batch.mask, cu_seqlens=batch.cu_seqlens, spec=operation.spec, backend=b
-            )
-            for b in ("auto", "torch")
-        )
-        hold(torch.equal(out.keep, expected.keep), f"{operation.name}: verdicts differ from the reference")
-        hold(torch.equal(out.mask, expected.mask), f"{operation.name}: the mask differs from the reference")
-        hold(torch.allclose(out.weights, expected.weights, rtol=1e-6, atol=0.0), f"{operation.name}: weights differ")
-    return f"{sequences:,} sequences equal the reference"
-
-
-def many_tokens(where: Host, copies: int = 2049, tokens: int = 1 << 20) -> str:
-    """More than 2^31 tokens: a block of sequences over and over, the last copy like the first."""
-    case = batches.Case("", "", tokens, 256, logp=torch.bfloat16)
-    batch = batches.make(case, where.name)
-    assert batch.cu_seqlens is not None and batch.mask is not None
-    total = copies * tokens
-    needed = total * (2 + 2 + 1 + 4 + 1) * 1.3
-    if where.name == "cuda" and torch.cuda.mem_get_info()[0] < needed:
-        raise Broken(f"not tried: {needed / 2**30:.0f} GiB are needed")
-    starts = batch.cu_seqlens[:-1].long()
-    offsets = (starts + torch.arange(copies, device=where.name)[:, None] * tokens).flatten()
-    offsets = torch.cat([offsets, offsets.new_tensor([total])])
-    one = rc.correct(batch.old, batch.rollout, batch.mask, cu_seqlens=batch.cu_seqlens, spec=TOKEN.spec)
-    out = rc.correct(
-        batch.old.repeat(copies),
-        batch.rollout.repeat(copies),
-        batch.mask.repeat(copies),
-        cu_seqlens=offsets,
-        spec=TOKEN.spec,
-    )
-    for which in (0, copies // 2, copies - 1):
-        part = slice(which * tokens, (which + 1) * tokens)
-        hold(same([one.weights, one.mask], [out.weights[part], out.mask[part]]), f"copy {which} has other bits")
-    hold(torch.equal(one.keep.repeat(copies), out.keep), "verdicts differ between copies")
-    a, b = one.metrics(), out.metrics()
-    hold(b["tokens"] == copies * a["tokens"], f"{b['tokens']} tokens were counted, not {copies * a['tokens']}")
-    hold(abs(a["d_abs_mean"] - b["d_abs_mean"]) <= 1e-5 * a["d_abs_mean"], "the mean of |D| differs")
-    return f"{total:,} tokens, every copy like the first"
 
 
 def sanitized(where: Host) -> str:
@@ -352,10 +267,28 @@ GROUPS: dict[str, tuple[Check, ...]] = {
 }
 
 
-def run(where: Host, checks: Sequence[Check], save: Callable[[dict[str, Any]], None]) -> bool:
-    """Run them all, save after each, and say whether all held."""
-    found: dict[str, Any] = {}
+def run(
+    where: Host,
+    checks: Sequence[Check],
+    save: Callable[[dict[str, Any]], None],
+    before: Mapping[str, dict[str, Any]] | None = None,
+) -> bool:
+    """Run them all, save after each, and say whether all held.
+
+    Args:
+        where: The device.
+        checks: Which.
+        save: Called with what is known, before and after each.
+        before: What a run that ended early had saved: what it was in the middle of did not hold, the rest stands.
+    """
+    found = {name: dict(one) for name, one in (before or {}).items()}
+    for one in found.values():
+        if one["held"] is None:
+            one |= {"held": False, "said": "the run ended in it"}
+    save(found)
     for check in checks:
+        if check.__name__ in found:
+            continue
         found[check.__name__] = {"what": (check.__doc__ or "").splitlines()[0], "held": None, "said": "under way"}
         save(found)
         try:
@@ -364,7 +297,7 @@ def run(where: Host, checks: Sequence[Check], save: Callable[[dict[str, Any]], N
             held, said = False, str(problem)
         except Exception as problem:  # noqa: BLE001  (said below)
             # A check that breaks in whatever way must not lose those behind it: it counts as not held, stands in the
-            # report with its message, is printed with its traceback, and makes the exit status 1.
+            # report with its message, is printed with its traceback, and makes the exit status tell.
             traceback.print_exc()
             held, said = False, f"{type(problem).__name__}: {problem}".splitlines()[0]
         found[check.__name__] |= {"held": held, "said": said}
@@ -379,11 +312,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_report.checks")
     parser.add_argument("group", choices=GROUPS)
     parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--resume", action="store_true", help="go on where the file of --json ends")
     options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
+    if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("checks: torch sees no GPU here")
-    if not run(present(), GROUPS[options.group], lambda found: write(options.json, found)):
-        sys.exit(1)
+    before = json.loads(options.json.read_text(encoding="utf-8")) if options.resume and options.json.exists() else {}
+    where = Cuda() if options.device == "cuda" else Host()
+    if not run(where, GROUPS[options.group], lambda found: write(options.json, found), before):
+        sys.exit(DOES_NOT_HOLD)
 
 
 if __name__ == "__main__":

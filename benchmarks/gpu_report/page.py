@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks import curves, gpu_tables
-from benchmarks.gpu_report.steps import PASSED
+from benchmarks.gpu_report.steps import UNDER_WAY
 from benchmarks.tables import Table, markdown
 
 Report = Mapping[str, Any]
@@ -22,7 +22,9 @@ could fill. *Call ms* is the host's clock from the call until the device is done
 Launches, copies and waits of the host are counted by torch's profiler, extra memory by torch's allocator: its peak
 beyond inputs and outputs. *GB/s* is the required bytes (each input read once, each output written once) over GPU ms,
 *of a copy* its part of what the copy in the same rounds reached. "Restated" are the operations of a framework in its
-order, written by us (`benchmarks/restated.py`).
+order, written by us (`benchmarks/restated.py`). torch.compile has rounds of its own with ours beside it, since
+compiling may take longer than all the rest. It is told the shapes (`dynamic=False`), and its *first call* finds the
+cache on disk that an earlier step has filled.
 """
 
 
@@ -45,8 +47,10 @@ def saying(step: Said) -> str:
         return f"{tests['passed']} of {tests['selected']} passed, {failed} failed, {tests['not_run']} not reached"
     found = step["parts"][0]["found"] if step["parts"] else None
     if isinstance(found, Mapping) and "measured" in found:
-        timed, points = len(gpu_tables.measured(found)), len(found["scaling"])
-        return f"{timed} operations and {points} points timed, {len(found['profiled'])} operations profiled"
+        words = {"measured": "timed", "traced": "beside torch.compile", "scaling": "on curves", "profiled": "profiled"}
+        some = [f"{len(gpu_tables.without_problem(found[name]))} {word}" for name, word in words.items() if found[name]]
+        problems = len(gpu_tables.problems(found))
+        return ", ".join([*some, *([f"{problems} with a problem"] if problems else [])])
     if isinstance(found, Mapping):
         held = sum(one["held"] is True for one in found.values())
         return f"{held} of {len(found)} hold"
@@ -80,16 +84,15 @@ def checks_table(report: Report) -> Table:
 
 
 def benchmark_of(report: Report) -> Report | None:
-    """The results of the benchmark, with what the profiler counted, if they were written."""
-    found = {
-        step["name"]: step["parts"][0]["found"]
+    """The results of the parts of the benchmark as those of one, None if none was written."""
+    found = [
+        step["parts"][0]["found"]
         for step in report["steps"]
-        if step["name"] in ("benchmark", "profile") and step["parts"]
-    }
-    times, profile = found.get("benchmark"), found.get("profile")
-    if times is None:
-        return None
-    return times if profile is None else {**times, "profiled": profile["profiled"]}
+        if step["name"] in ("benchmark", "traced", "scaling", "profile") and step["parts"]
+    ]
+    found = [part for part in found if part is not None]
+    lists = ("measured", "traced", "scaling", "profiled")
+    return None if not found else {**found[0], **{name: [x for part in found for x in part[name]] for name in lists}}
 
 
 def facts(report: Report) -> list[str]:
@@ -97,7 +100,8 @@ def facts(report: Report) -> list[str]:
     states = {True: " with uncommitted changes", False: "", None: " (a copy without git; whoever started it said so)"}
     state = states[report["dirty"]]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items() if version)
-    lines = [f"{report['date']}, commit {report['commit'][:12]}{state}.", f"Python {report['python']}, {versions}."]
+    lines = ["A rehearsal on a CPU: nothing here says anything about a GPU.", ""] if "rehearsal" in report else []
+    lines += [f"{report['date']}, commit {report['commit'][:12]}{state}.", f"Python {report['python']}, {versions}."]
     results = benchmark_of(report)
     if results is not None:
         lines.append(gpu_tables.processor(results["machine"]))
@@ -127,11 +131,12 @@ def body(report: Report) -> list[str]:
 def report(found: Report) -> str:
     """The whole report, with the output of what did not pass."""
     lines = ["# A commit on a GPU", "", *body(found)]
-    if found["under_way"] is not None:
-        lines += [f"The report ends in the step {found['under_way']}.", ""]
+    early = [step["name"] for step in found["steps"] if step["status"] == UNDER_WAY]
+    if early:
+        lines += [f"The report ends in the step {', '.join(early)}.", ""]
     for step in found["steps"]:
         for part in step["parts"]:
-            if part.get("output") and step["status"] != PASSED:
+            if part.get("output"):
                 lines += [f"## The end of what {step['name']} said ({part['status']})", "", "```"]
                 lines += [*part["output"], "```", ""]
     return "\n".join(lines).rstrip() + "\n"

@@ -12,32 +12,39 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from benchmarks import batches, gpu
+from benchmarks import batches, gpu, operations
 from benchmarks.batches import Case
 from benchmarks.contenders import OURS
-from benchmarks.device_contenders import contenders
+from benchmarks.device_contender import TRACED
+from benchmarks.device_contenders import contenders, with_compiler
 from benchmarks.operations import TOKEN, Operation
 
 
-def work(part: int, parts: int) -> Iterator[tuple[Case, Operation]]:
-    """A part of what has to be compiled; the curve over sequences has all shapes of the kernels."""
-    curve = ((case, TOKEN) for axis, case in gpu.scaling(False) if axis == "sequences")
-    everything = [*gpu.plan(False, None), *curve]
-    yield from everything[part::parts]
+def work(part: int, parts: int) -> Iterator[tuple[Case, Operation, bool]]:
+    """(case, operation, whether torch.compile takes part) of a part of what has to be compiled.
+
+    What takes longest stands first, so that it is spread over the parts; the curve over sequences has all shapes of
+    the kernels.
+    """
+    traced = [(*pair, True) for pair in gpu.plan(False, None, operations.TRACED)]
+    plan = [(*pair, False) for pair in gpu.plan(False, None)]
+    curve = [(case, TOKEN, False) for axis, case in gpu.scaling(False) if axis == "sequences"]
+    yield from [*traced, *plan, *curve][part::parts]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs ours and what compiles for long, once each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_report.warm")
     parser.add_argument("--shard", required=True, help="I/N")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="on the CPU in tiny sizes")
     options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
+    if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("warm: torch sees no GPU here")
     part, _, parts = options.shard.partition("/")
-    for case, operation in work(int(part), int(parts)):
-        batch = batches.make(case, "cuda")
-        for who in contenders(batch, operation):
-            if who.whole is not None and (who.name == OURS or who.slow):
+    for case, operation, traced in work(int(part), int(parts)):
+        batch = batches.make(case if options.device == "cuda" else case.tiny(), options.device)
+        for who in (with_compiler if traced else contenders)(batch, operation):
+            if who.whole is not None and who.name in (OURS, TRACED):
                 who.whole()
         print(case.name, operation.name, flush=True)
         torch.cuda.empty_cache()
