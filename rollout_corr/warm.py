@@ -27,6 +27,7 @@ def warmup(
     mask_dtype: torch.dtype | None = torch.bool,
     cu_seqlens_dtype: torch.dtype = torch.int32,
     advantages: str | None = None,
+    sequence_group: Any = None,
 ) -> int:
     """Compile what a training loop will need, before its first step and before a CUDA graph is captured.
 
@@ -44,6 +45,7 @@ def warmup(
         mask_dtype: Of the mask; None for calls without one.
         cu_seqlens_dtype: int32 or int64.
         advantages: "token", "sequence" or None, as the loop passes them; a loss without them gets "token".
+        sequence_group: As the loop passes it. Its ranks exchange the sums of these batches: all have to call.
 
     Returns:
         How many batches were run: 0 where there is nothing to compile.
@@ -79,7 +81,11 @@ def warmup(
             (zeros(logp_dtypes[0]), zeros(logp_dtypes[1])),
             None if mask_dtype is None else zeros(mask_dtype),
             given[advantages],
-            {"cu_seqlens": offsets if layout == "packed" else None, "backend": "triton"},
+            {
+                "cu_seqlens": offsets if layout == "packed" else None,
+                "sequence_group": sequence_group,
+                "backend": "triton",
+            },
         )
         batches += 1
     return batches
@@ -105,8 +111,8 @@ def _step(
         found = correct(train, rollout, mask, spec=spec, advantages=advantages, external=external(spec), **options)
         if decoupled and arguments.get("spec") is None:
             arguments["correction"] = found
-    if loss is None:
-        return
+    if loss is None or options["sequence_group"] is not None:
+        return  # a loss of split sequences runs on plain torch
     if arguments.get("spec") is not None:
         arguments["external"] = external(arguments["spec"])
     if arguments.get("kl") is not None:

@@ -18,6 +18,7 @@ from rollout_corr.kernels import grid
 from rollout_corr.kernels.grid import Shape
 from split_cases import SPECS, WAYS, cases, lockstep, outcomes
 from strategies import sequences, specs
+from test_operator import key
 
 # What NumPy says of NaN, in whose name the interpreter of the kernels computes.
 pytestmark = pytest.mark.filterwarnings(
@@ -123,15 +124,31 @@ def test_what_a_sequence_sends(name, backend):
     assert [(table.dtype, tuple(table.shape)) for table in tables] == [(torch.int64, (columns, 3))] * 4
 
 
-# --- what is refused ---
-
-
 @pytest.fixture(scope="module")
 def alone():
     """A process group of one rank."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield dist.group.WORLD
     dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("patched_once")
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_warmup_compiles_what_a_split_batch_launches(layout, alone, monkeypatch):
+    monkeypatch.setattr(grid, "SHAPES", ((32, Shape(1, 16, 2, 2, 2, 1)), (0, Shape(4, 16, 2, 2, 2, 1))))
+    launched = []
+    run = grid.Launch.run
+    monkeypatch.setattr(grid.Launch, "run", lambda launch: (launched.append(key(launch)), run(launch)))
+    spec = rc.Spec(rc.Weight("product", upper=2.0))
+    assert rc.warmup("cpu", spec, loss={"surrogate": rc.GSPO()}, layouts=(layout,), sequence_group=alone) == 4
+    known, launched[:] = set(launched), []
+    shape, offsets = ((192,), torch.tensor([0, 80, 192], dtype=torch.int32)) if layout == "packed" else ((3, 64), None)
+    zeros, mask = torch.zeros(shape), torch.ones(shape, dtype=torch.bool)
+    rc.correct(zeros, zeros, mask, cu_seqlens=offsets, spec=spec, sequence_group=alone, backend="triton")
+    assert len(launched) == 4 and set(launched) <= known
+
+
+# --- what is refused ---
 
 
 def call(group, n=4, **more):
