@@ -1,4 +1,4 @@
-"""xtuner's weights and mask as plain loops."""
+"""xtuner's configuration, and its weights and mask as plain loops."""
 
 from __future__ import annotations
 
@@ -6,6 +6,21 @@ import itertools
 import math
 
 import oracle_reports
+
+
+class Fields:
+    """As much of xtuner's pydantic model as is used of it."""
+
+    rollout_is_level = "token"
+    rollout_is_mode = "truncate"
+    rollout_is_threshold = None
+    rollout_is_mask_threshold = None
+    rollout_is_veto_threshold = None
+
+    def __init__(self, **fields):
+        for name, value in fields.items():
+            assert hasattr(self, name), name
+            setattr(self, name, value)
 
 
 def rows_of(old, rollout, num_tokens, mask):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import oracle_reports
-from oracle_xtuner import by_hand, rows_of
+from oracle_xtuner import Fields, by_hand, rows_of
 from rollout_corr.integrations import xtuner
 
 LENGTHS = [7, 0, 5, 9, 4]
@@ -25,20 +25,7 @@ SHIPPED = {
 }
 
 
-class Configuration:
-    """As much of xtuner's pydantic model as is used of it."""
-
-    rollout_is_level = "token"
-    rollout_is_mode = "truncate"
-    rollout_is_threshold = None
-    rollout_is_mask_threshold = None
-    rollout_is_veto_threshold = None
-
-    def __init__(self, **fields):
-        for name, value in fields.items():
-            assert hasattr(self, name), name
-            setattr(self, name, value)
-
+class Configuration(Fields):
     def compute_rollout_importance_weights_and_metrics(self, old_log_prob, rollout_log_prob, num_tokens, response_mask):
         return "theirs"
 

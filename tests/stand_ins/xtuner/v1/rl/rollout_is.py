@@ -5,21 +5,10 @@ from __future__ import annotations
 import torch
 
 import oracle_reports
-from oracle_xtuner import by_hand, rows_of
+from oracle_xtuner import Fields, by_hand, rows_of
 
 
-class RolloutImportanceSampling:
-    rollout_is_level = "token"
-    rollout_is_mode = "truncate"
-    rollout_is_threshold = None
-    rollout_is_mask_threshold = None
-    rollout_is_veto_threshold = None
-
-    def __init__(self, **fields):
-        for name, value in fields.items():
-            assert hasattr(self, name), name
-            setattr(self, name, value)
-
+class RolloutImportanceSampling(Fields):
     def compute_rollout_importance_weights_and_metrics(self, old_log_prob, rollout_log_prob, num_tokens, response_mask):
         rows = rows_of(old_log_prob, rollout_log_prob, num_tokens, response_mask)
         level, mode, bounds = self.rollout_is_level, self.rollout_is_mode, self.rollout_is_threshold
