@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh machine with Python >= 3.10: `make demo` and `make test`.
 #
 #   make demo         the demonstration
+#   make example      the training run of docs/examples.md, with its picture and tables: some minutes
 #   make test         the tests that need nothing but a CPU
 #   make test-all     the slow ones too
 #   make test-gpu     the ones that need a GPU
@@ -34,10 +35,13 @@ PEERS_NEED = accelerate cloudpickle codetiming datasets jinja2 omegaconf orjson 
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
-.PHONY: demo test test-all test-gpu test-peers conformance test-browser test-wheel kernels lint format bench bench-tiny gpu-report clean
+.PHONY: demo example test test-all test-gpu test-peers conformance test-browser test-wheel kernels lint format bench bench-tiny gpu-report clean
 
 demo: $(VENV)/installed-demo
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
+
+example: $(VENV)/installed-example
+	$(VENV)/bin/python examples/mismatch_rl.py --out docs/mismatch_rl $(ARGS)
 
 test: $(VENV)/installed-test
 	$(VENV)/bin/pytest $(ARGS)

@@ -7,6 +7,8 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).resolve().parent
 
 DEMO = ["rich>=13"]
+# What examples/mismatch_rl.py shows and draws with.
+EXAMPLE = [*DEMO, "matplotlib>=3.8"]
 # What `rollout-corr report` and its kin show and read; .parquet files need the second as well.
 REPORT = [*DEMO, "numpy"]
 PARQUET = ["pyarrow>=14"]
@@ -48,6 +50,7 @@ setup(
     install_requires=["torch>=2.6"],
     extras_require={
         "demo": DEMO,
+        "example": EXAMPLE,
         "report": REPORT,
         "parquet": PARQUET,
         "bench": BENCH,

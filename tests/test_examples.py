@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import json
 import math
 import os
 import re
@@ -26,13 +27,13 @@ HOOKS = ("skyrl_hook.py", "trl_hook.py", "verl_hook.py", "xtuner_hook.py")
 def run(tmp_path):
     """Copies an example to an empty folder, runs it there, and gives back what it printed."""
 
-    def runs(name, *command, path=(), fails=False):
+    def runs(name, *command, arguments=(), path=(), fails=False):
         shutil.copy(EXAMPLES / name, tmp_path)
         # On one thread each: other tests may run beside this one.
         paths = os.pathsep.join(filter(None, (*map(str, path), os.environ.get("PYTHONPATH"))))
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
         done = subprocess.run(
-            [sys.executable, *command, name],
+            [sys.executable, *command, name, *arguments],
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -69,6 +70,34 @@ def test_context_parallel(run):
     # On a free port.
     said = run("context_parallel.py", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     assert said.count("2 of 2 ranks agree with the single process") == 6, said
+
+
+def test_mismatch_rl(run, tmp_path):
+    """A pipe gets a line per seed and the table, and no control codes; the files are where they were asked for."""
+    said = run("mismatch_rl.py", arguments=("--tiny", "--out", "made"))
+    table = (tmp_path / "made" / "results.md").read_text(encoding="utf-8")
+    lines = said.splitlines()
+    assert [line.partition(":")[0] for line in lines[:2]] == [f"int3, 2 steps old, seed {seed}" for seed in (0, 1)]
+    assert table in said and len(lines) == 2 + len(table.splitlines()) + 3 and "\x1b" not in said, said
+    found = json.loads((tmp_path / "made" / "results.json").read_text(encoding="utf-8"))
+    assert found["about"]["version"].startswith("rollout-corr ")  # this copy is in no repository
+    assert len(found["start"]) == 2 and all(len(runs) == 2 for runs in found["curves"].values())
+    drawn = (tmp_path / "made" / "curves.svg").read_text(encoding="utf-8")
+    assert all(name in drawn for name in (*found["curves"], "ESS", "mismatch KL", "before RL"))
+
+
+def test_mismatch_rl_says_what_it_expects(run):
+    said = run("mismatch_rl.py", arguments=("--tiny", "--arms", "none"), fails=True)
+    assert "--arms: expected some of ['no mismatch', 'uncorrected'," in said and "got ['none']" in said
+    assert "--steps >= 2, --bits >= 2" in run("mismatch_rl.py", arguments=("--tiny", "--steps", "1"), fails=True)
+
+
+def test_mismatch_sweep(run, tmp_path):
+    shutil.copy(EXAMPLES / "mismatch_rl.py", tmp_path)
+    said = run("mismatch_sweep.py", arguments=("--tiny", "--seeds", "1", "--out", "made"))
+    assert (tmp_path / "made" / "sweep.md").read_text(encoding="utf-8") in said
+    found = json.loads((tmp_path / "made" / "sweep.json").read_text(encoding="utf-8"))
+    assert len({(cell["bits"], cell["stale"]) for cell in found["cells"]}) == 9 and found["about"]["seeds"] == [100]
 
 
 def test_slime(run):

@@ -1,0 +1,61 @@
+"""How the mismatch of mismatch_rl.py was chosen: the same runs with other bits and other ages of the weights.
+
+    pip install rollout-corr matplotlib rich
+    python mismatch_sweep.py         # beside mismatch_rl.py; a quarter of an hour on one CPU core
+
+Its seeds are its own: what was chosen on a seed says nothing about that seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from mismatch_rl import ARMS, TINY, Setting, about, ended, markdown, run, spread, write
+
+CELLS = [(bits, stale) for bits in (8, 4, 3) for stale in (0, 4, 8)]
+WITH_MISMATCH = [name for name in ARMS if name != "no mismatch"]
+
+
+def table_of(found: Mapping[str, Any]) -> str:
+    """sweep.md from sweep.json."""
+    rows = []
+    for cell in found["cells"]:
+        curves = cell["curves"]
+        mismatch = [f"{fmean(ended(x, name) for x in curves['uncorrected']):.3f}" for name in ("kl", "ess")]
+        rewards = [f"{fmean(ended(x, 'reward') for x in curves[arm]):.3f}" for arm in WITH_MISMATCH]
+        rows.append([f"int{cell['bits']}", str(cell["stale"]), *mismatch, *rewards])
+    made, ceiling = found["about"], [ended(x, "reward") for x in found["curves"]["no mismatch"]]
+    note = (
+        f"Reward at the end; without a mismatch {fmean(ceiling):.3f} +- {spread(ceiling):.3f}. Seeds "
+        f"{made['seeds'][0]} to {made['seeds'][-1]}; {made['cpu']}, one thread, torch {made['torch']}, {made['date']}, "
+        f"{made['version']}."
+    )
+    return markdown(["weights", "steps old", "mismatch KL", "ESS", *WITH_MISMATCH], rows, note)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3, help="how many (%(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("mismatch_rl"), help="folder to write to (%(default)s)")
+    parser.add_argument("--tiny", action="store_true", help="everything once, in seconds: no result")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    began, setting, seeds = time.monotonic(), TINY if asked.tiny else Setting(), range(100, 100 + asked.seeds)
+    ceiling = run(["no mismatch"], seeds, setting)
+    cells = []
+    for bits, stale in CELLS:
+        curves = run(WITH_MISMATCH, seeds, replace(setting, bits=bits, stale=stale))
+        cells.append({"bits": bits, "stale": stale, "curves": curves})
+    found = {"about": about(setting, seeds, time.monotonic() - began), "curves": ceiling, "cells": cells}
+    write(asked.out, "sweep", found, table_of(found))
+
+
+if __name__ == "__main__":
+    main()

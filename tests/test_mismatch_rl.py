@@ -1,0 +1,155 @@
+"""The run that shows why, on a tiny setting: repeatable, and every arm is what it says."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import rollout_corr as rc
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """As the example runs; on small tensors more threads than free cores are many times slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def example():
+    """examples/mismatch_rl.py, as a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "examples")
+        return importlib.import_module("mismatch_rl")
+
+
+@pytest.fixture(scope="module")
+def curves(example):
+    """The points of every arm, from one seed."""
+    return {arm: list(example.train(spec, 0, example.TINY, arm != "no mismatch")) for arm, spec in example.ARMS.items()}
+
+
+def test_a_seed_gives_one_curve(example, curves):
+    """Whatever the global generator holds, which stays as it was."""
+    example.taught.cache_clear()
+    for arm, spec in example.ARMS.items():
+        torch.manual_seed(len(arm))
+        state = torch.random.get_rng_state()
+        again = list(example.train(spec, 0, example.TINY, arm != "no mismatch"))
+        assert again == curves[arm], arm
+        assert torch.equal(state, torch.random.get_rng_state())
+    other = list(example.train(example.ARMS["uncorrected"], 1, example.TINY))
+    assert other != curves["uncorrected"]
+
+
+def test_measuring_more_often_changes_no_run(example, curves):
+    often = list(example.train(example.ARMS["token truncation"], 0, replace(example.TINY, every=1)))
+    assert [p["reward"] for p in often[1::2]] == [p["reward"] for p in curves["token truncation"]]
+
+
+def test_without_a_mismatch(curves):
+    for point in curves["no mismatch"]:
+        assert point["kl"] <= 1e-6 and point["ess"] >= 1.0 - 1e-6 and point["kept"] == 1.0, point
+
+
+def test_uncorrected_is_a_correction_switched_off(example, curves):
+    for arm, spec in example.ARMS.items():
+        if arm not in ("no mismatch", "uncorrected"):
+            off = list(example.train(replace(spec, apply=False), 0, example.TINY))
+            rest = [{name: x for name, x in point.items() if name != "kept"} for point in off]
+            assert rest == [{k: x for k, x in point.items() if k != "kept"} for point in curves["uncorrected"]], arm
+            assert curves[arm] != off, f"{arm} changes nothing, so switching it off shows nothing"
+
+
+def test_what_is_measured_makes_sense(curves):
+    rewards = set()
+    for arm, points in curves.items():
+        assert [point["step"] for point in points] == [2, 4, 6]
+        for point in points:
+            assert 0.0 < point["ess"] <= 1.0 and 0.0 <= point["reward"] <= 1.0, (arm, point)
+            rejects = arm in ("sequence rejection", "geometric masking")
+            assert 0.0 < point["kept"] < 1.0 if rejects else point["kept"] == 1.0, (arm, point)
+            assert point["kl"] > 1e-3 or arm == "no mismatch", (arm, point)
+            rewards.add(point["reward"])
+    assert len(rewards) > 3, "nothing was learnt or unlearnt, so equal curves show nothing"
+
+
+def test_rollouts_are_as_old_as_they_should_be(example):
+    """With integers of 20 bits the age is all that differs: nothing at first, and nothing ever where it is 0."""
+    fine = replace(example.TINY, bits=20, every=1)
+    spec = example.ARMS["uncorrected"]
+    ages = {stale: [p["kl"] for p in example.train(spec, 0, replace(fine, stale=stale))] for stale in (0, 1, 2)}
+    assert max(ages[0]) < 1e-6 and ages[1][0] < 1e-6 < 1e-5 < min(ages[1][1:])
+    assert ages[2][:2] == ages[1][:2] and ages[2][2] > ages[1][2]
+
+
+def test_the_sampler_says_what_it_sampled_with(example):
+    policy = example.taught(0, 32, 60, (1, 2))
+    generator = torch.Generator().manual_seed(3)
+    prompt, wanted = example.draw(64, generator, (1, 8))
+    answer, logp, mask = example.sample(policy, prompt, generator)
+    with torch.no_grad():
+        torch.testing.assert_close(logp[mask], example.logp_of(policy, prompt, answer)[mask], rtol=1e-4, atol=1e-5)
+    for given, ok in zip(answer.tolist(), mask.tolist(), strict=True):
+        length = given.index(example.STOP) + 1 if example.STOP in given else len(given)
+        assert ok == [i < length for i in range(len(given))]
+        assert given[length:] == [example.EMPTY] * (len(given) - length)
+    for asked, right in zip(prompt.tolist(), wanted.tolist(), strict=True):
+        digits = sorted(x for x in asked if x < 10)
+        assert right == [*digits, example.STOP, *[example.EMPTY] * (example.LONGEST - len(digits))]
+    assert example.reward_of(wanted, wanted).tolist() == [1.0] * 64
+    assert example.reward_of(wanted.roll(1, 0), wanted).mean() < 0.1
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_rounded(example, bits):
+    weight = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
+    close = example.rounded(weight, bits)
+    step = weight.abs().amax(1) / (2 ** (bits - 1) - 1)
+    assert ((close - weight).abs().amax(1) <= step / 2 * 1.001).all()
+    assert max(len(row.unique()) for row in close) <= 2**bits - 1
+    vector = torch.randn(5)
+    assert example.rounded(vector, bits) is vector
+
+
+def test_chance(example):
+    """All signs, counted by hand."""
+    assert example.chance([1.0, 2.0, 3.0]) == 2 / 8
+    assert example.chance([1.0, -1.0]) == 1.0
+    assert example.chance([3.0, 1.0, -1.0]) == 4 / 8 + 2 / 8
+    assert example.chance([0.0, 0.0]) == 1.0
+
+
+def test_the_table(example):
+    """Last quarters, standard errors and signs, of curves that are easy to add up."""
+
+    def runs(*ends):
+        flat = {"kl": 0.5, "ess": 0.25, "kept": 1.0}
+        return [[{"step": i, "reward": end if i >= 6 else 9.0, **flat} for i in range(8)] for end in ends]
+
+    found = {"uncorrected": runs(0.1, 0.3), "token truncation": runs(0.3, 0.4)}
+    plain, better = example.rows_of(found)
+    assert plain == ["uncorrected", "0.200 +- 0.100", "-", "0.500", "0.250", "1.000"]
+    assert better[1:3] == ["0.350 +- 0.050", "+0.150 (within noise, p = 0.500, better in 2 of 2 seeds)"]
+    six = {"uncorrected": runs(*[0.1] * 6), "token truncation": runs(*[0.2] * 6)}
+    assert example.rows_of(six)[1][2] == "+0.100 (p = 0.031, better in 6 of 6 seeds)"
+    assert math.isclose(example.spread([1.0, 2.0, 3.0]), math.sqrt(1 / 3))
+
+
+def test_arms_are_the_recipes(example):
+    """What the page says they do."""
+    arms = example.ARMS
+    assert arms["no mismatch"] == arms["uncorrected"] and not arms["uncorrected"].criteria
+    assert arms["uncorrected"].weight is None and arms["token truncation"].weight == rc.Weight("token", upper=2.0)
+    (product,), (geometric,) = (arms[x].criteria for x in ("sequence rejection", "geometric masking"))
+    assert (product.reduce, product.lower, product.upper) == ("sum", 0.5, 2.0)
+    assert (geometric.reduce, geometric.lower, geometric.upper) == ("mean", 1 / 1.1, 1.1)
