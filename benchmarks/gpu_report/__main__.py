@@ -86,7 +86,8 @@ def waves(processes: int, rehearsal: bool = False) -> list[list[Step]]:
         return checks(tool, what, limit, *watch, **more)
 
     tests = [PYTHON, "-m", "pytest", "-q", "-m", marks, "-p", "benchmarks.gpu_report.shard", "-p", "no:cacheprovider"]
-    own = ["--budget", "{seconds}", "--shard-json", "{json}"]
+    # A file that cannot be imported, for want of a package, is a failure and keeps none of the others from running.
+    own = ["--continue-on-collection-errors", "--budget", "{seconds}", "--shard-json", "{json}"]
     parity = [[*tests, "--shard", shard, *own, *files] for shard in shards]
     warm = [module("gpu_report.warm", "--shard", shard) for shard in shards]
     return [
@@ -145,7 +146,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of the whole run, default %(default)s")
     parser.add_argument("--steps", nargs="+", choices=names, metavar="STEP", help=f"some of {', '.join(names)}")
     parser.add_argument("--commit", help="what this is a copy of, where there is no git to ask")
-    parser.add_argument("--processes", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)))
+    parser.add_argument("--processes", type=int, default=max(1, min(12, (os.cpu_count() or 2) * 3 // 4)))
     parser.add_argument("--rehearse", action="store_true", help="on the CPU: shows only how the steps play together")
     return parser.parse_args(arguments)
 
