@@ -220,7 +220,7 @@ def lockstep(sequences, spec, way, ranks, dtype, layout="packed", **options):
     return joined(outcomes(sequences, spec, way, ranks, dtype, layout, **options), sequences, way, ranks)
 
 
-def outcomes(sequences, spec, way, ranks, dtype, layout="packed", tables=None, backend="auto"):
+def outcomes(sequences, spec, way, ranks, dtype, layout="packed", tables=None, backend="auto", device="cpu"):
     """The same of every rank: all begin, tables are added up, all finish. `tables` gets what they sent."""
     tables = [] if tables is None else tables
 
@@ -240,7 +240,7 @@ def outcomes(sequences, spec, way, ranks, dtype, layout="packed", tables=None, b
         laid = []
         for rank in range(ranks):
             part = picked(sequences, tokens_of(sequences, way, ranks, rank))
-            laid.append(lay_out(part, layout, dtype, seed=rank))
+            laid.append(lay_out(part, layout, dtype, seed=rank).to(device))
         pending = [
             one.correct(spec, sequence_group=Rank(rank=r, ranks=ranks), call=rc.correct_async, backend=backend)
             for r, one in enumerate(laid)

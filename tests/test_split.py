@@ -82,24 +82,22 @@ REAL = grid.SHAPES
 NARROW = ((0, Shape(rows=1, tile=16, lanes=2, sequences=2, chunk=2, warps=1)),)
 
 
-@pytest.mark.usefixtures("patched_once")
 @pytest.mark.parametrize("name", ["token", "geometric and veto", "survivors", "some tokens", "poisoned", "skyrl"])
-def test_the_kernels_split_too(name, monkeypatch):
+def test_the_kernels_split_too(name, device, monkeypatch):
     for case, batch, spec, way, layout, dtype in cases():
         if case.startswith(f"{name}, ") and way in ("zigzag", "last"):
             monkeypatch.setattr(grid, "SHAPES", NARROW if way == "zigzag" else REAL)
-            laid = lay_out(batch, layout, dtype)
+            laid = lay_out(batch, layout, dtype).to(device)
             whole = outcome(laid, laid.correct(spec, backend="triton"))
-            found = lockstep(batch, spec, way, 2, dtype, layout, backend="triton")
+            found = lockstep(batch, spec, way, 2, dtype, layout, backend="triton", device=device)
             assert_same_results(found, whole)
             if spec.nonfinite != "propagate":
                 assert_same_statistics(found[3], whole[3], rounds_means=True)
 
 
-@pytest.mark.usefixtures("patched_once")
-def test_tokens_outside_on_the_kernels():
+def test_tokens_outside_on_the_kernels(device):
     batch = random_sequences(3, (5, 4, 0))
-    found = lockstep(batch, rc.Spec(), "zigzag", 2, torch.float32, "packed_gaps", backend="triton")
+    found = lockstep(batch, rc.Spec(), "zigzag", 2, torch.float32, "packed_gaps", backend="triton", device=device)
     assert found[3].metrics()["tokens_outside"] == 2 * lay_out([], "packed_gaps", torch.float32).mask.numel()
 
 
