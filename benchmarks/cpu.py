@@ -276,7 +276,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu", description="The CPU benchmark of rollout-corr.")
     parser.add_argument("--quick", action="store_true", help="two sizes, one thread, padded, 5 rounds")
-    parser.add_argument("--shapes", type=_shape, nargs="+", metavar="ROWSxWIDTH", help="default: all four")
+    parser.add_argument("--shapes", type=_shape, nargs="+", metavar="ROWSxWIDTH", help="default: all")
     parser.add_argument("--threads", type=int, nargs="+", help="default: 1 2")
     parser.add_argument("--layouts", choices=cases.LAYOUTS, nargs="+", help="default: both")
     parser.add_argument("--rounds", type=int, help=f"default: as many as --budget allows, {FEWEST} to {MOST}")

@@ -53,6 +53,7 @@ def head(where: Host, tiny: bool) -> dict[str, Any]:
         "tiny": tiny,
         "machine": machine.describe() | {"triton": machine.version("triton")} | where.facts(),
         **{name: [] for name in PARTS.values()},
+        "not_reached": [],
         "under_way": None,
     }
 
@@ -131,8 +132,12 @@ def run(
         results[into].append({"case": case_name, "operation": name, "problem": "the run ended in it"})
         results["under_way"] = None
     done = {(into, *key(found)) for into in PARTS.values() for found in results[into]}
+    results["not_reached"] = []
     for into, case, operation, axis in work(options):
-        if (into, case.name, operation.name) in done or budget.left() < ROOM:
+        if (into, case.name, operation.name) in done:
+            continue
+        if budget.left() < ROOM:
+            results["not_reached"].append([case.name, operation.name])
             continue
         results["under_way"] = [into, case.name, operation.name]
         save(results)

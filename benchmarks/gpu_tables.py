@@ -145,6 +145,7 @@ def problems(results: Results) -> list[Found]:
 def notes(results: Results) -> list[str]:
     """What was not timed, and why."""
     said = [f"{found['case']}, {found['operation']}: not timed: {found['problem']}" for found in problems(results)]
+    said += [f"{case}, {operation}: no time was left" for case, operation in results["not_reached"]]
     for found in (*results["measured"], *results["traced"]):
         for row in found.get("rows", ()):
             if "device_ms" not in row and row["note"] and "problem" not in found:

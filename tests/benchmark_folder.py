@@ -80,4 +80,5 @@ def results_of(case: str = "16M", operation: str = "TOKEN", **changed: Any) -> d
         "driver": "580.1", "cores": 16, "cpu": "a processor", "python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0",
     }  # fmt: skip
     head = {"tiny": False, "date": "2026-01-01", "commit": "c" * 40, "dirty": True, "machine": about}
-    return {**head, "measured": [found], "traced": [traced], "scaling": points, "profiled": [profiled]}
+    lists = {"measured": [found], "traced": [traced], "scaling": points, "profiled": [profiled], "not_reached": []}
+    return {**head, **lists}

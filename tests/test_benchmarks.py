@@ -44,6 +44,12 @@ def test_inputs(inputs):
     assert torch.equal(again.train, inputs.train) and torch.equal(again.rollout, inputs.rollout)
 
 
+def test_a_batch_of_verls_driver_is_a_quarter_full():
+    cases = load("cases")
+    assert (1024, 8192) in cases.SHAPES
+    assert cases.make_inputs(1024, 8192).tokens / (1024 * 8192) == pytest.approx(0.25, abs=0.01)
+
+
 def test_required_bytes(inputs):
     cases = load("cases")
     slots, tokens = 24 * 300, inputs.tokens

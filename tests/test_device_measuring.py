@@ -338,6 +338,10 @@ def test_run_ends_with_its_budget():
 
     gpu.run(Clockwork(), results, options(), measure.Budget(35.0, lambda: now[0]), lambda _: None, ten_seconds)
     assert len(results["measured"]) == 3 and now[0] <= 35.0
+    everything = [[case.name, operation.name] for case, operation in gpu.plan(True, None)]
+    assert results["not_reached"] == everything[3:]
+    gpu.run(Clockwork(), results, options(), measure.Budget(1e6), lambda _: None, noted)
+    assert len(results["measured"]) == len(everything) and results["not_reached"] == []
 
 
 def test_scaling_is_ours_and_by_hand(capsys):

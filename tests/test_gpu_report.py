@@ -378,7 +378,7 @@ def test_page():
 
 def test_the_parts_are_one_benchmark():
     page = load("gpu_report.page")
-    empty = {"measured": [], "traced": [], "scaling": [], "profiled": []}
+    empty = {"measured": [], "traced": [], "scaling": [], "profiled": [], "not_reached": []}
     times, profile = {**empty, "measured": [1], "machine": "a"}, {**empty, "profiled": [2], "machine": "b"}
     steps = [{"name": name, "parts": [{"found": x}]} for name, x in (("benchmark", times), ("profile", profile))]
     assert page.benchmark_of({"steps": steps}) == {**times, "profiled": [2]}
@@ -398,11 +398,13 @@ def test_page_with_a_benchmark():
         for name, x in (("benchmark", {**times, "profiled": []}), ("profile", profile))
     ]
     found["steps"][-2]["parts"][0]["found"]["measured"] += [{"case": "1M", "operation": "x", "problem": "it broke"}]
+    found["steps"][-2]["parts"][0]["found"]["not_reached"] = [["64M", "y"]]
     page = load("report").page(None, json.loads(json.dumps(found)))
     assert "a GPU, 132 multiprocessors, L2 50 MiB" in page and "## Promised and reached" in page
-    said = "1 timed, 1 beside torch.compile, 1 on curves, 1 with a problem"
+    said = "1 timed, 1 beside torch.compile, 1 on curves, 1 with a problem, 1 not reached"
     assert f"| benchmark | benchmark | passed | {said} | 1 |" in page
     assert "| profile | profile | passed | 1 profiled | 1 |" in page
+    assert "- 1M, x: not timed: it broke." in page and "- 64M, y: no time was left." in page
     assert "| 16M | token weights, rejection | read_kernel | 2 | 10.0 |" in page
     assert "](gpu-scaling.svg)" in page and "](gpu-speedup.svg)" in page
     assert "- 16M, token weights, rejection: verl absent: it has no packed form." in page
@@ -427,5 +429,5 @@ def test_pictures_that_the_page_shows_are_there():
     report = load("report")
     shown = re.findall(r"!\[[^]]*\]\(([^)]+)\)", report.PAGE.read_text(encoding="utf-8"))
     assert [name for name in shown if not (report.PAGE.parent / name).exists()] == [], "run python -m benchmarks.plots"
-    measured = {"measured": [], "traced": [], "scaling": []}
+    measured = {"measured": [], "traced": [], "scaling": [], "not_reached": []}
     assert load("gpu_report.page").pictures(measured) == []

@@ -49,8 +49,8 @@ def saying(step: Said) -> str:
     if isinstance(found, Mapping) and "measured" in found:
         words = {"measured": "timed", "traced": "beside torch.compile", "scaling": "on curves", "profiled": "profiled"}
         some = [f"{len(gpu_tables.without_problem(found[name]))} {word}" for name, word in words.items() if found[name]]
-        problems = len(gpu_tables.problems(found))
-        return ", ".join([*some, *([f"{problems} with a problem"] if problems else [])])
+        others = {"with a problem": len(gpu_tables.problems(found)), "not reached": len(found["not_reached"])}
+        return ", ".join([*some, *(f"{many} {what}" for what, many in others.items() if many)])
     if isinstance(found, Mapping):
         held = sum(one["held"] is True for one in found.values())
         return f"{held} of {len(found)} hold"
@@ -91,7 +91,7 @@ def benchmark_of(report: Report) -> Report | None:
         if step["name"] in ("benchmark", "traced", "scaling", "profile") and step["parts"]
     ]
     found = [part for part in found if part is not None]
-    lists = ("measured", "traced", "scaling", "profiled")
+    lists = ("measured", "traced", "scaling", "profiled", "not_reached")
     return None if not found else {**found[0], **{name: [x for part in found for x in part[name]] for name in lists}}
 
 
