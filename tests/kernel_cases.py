@@ -327,3 +327,9 @@ def batch(seed=0, lengths=LENGTHS, **others):
     for sequence in made:
         sequence.external["surprise"] = [0.5 - x for x in sequence.external["entropy"]]
     return made
+
+
+def fit_and_check(sequences, spec, layout, device, shapes=WIDE, **others):
+    """The kernels with bounds that cut this batch."""
+    with shaped(shapes):
+        return check(sequences, fitted(spec, sequences), layout, device, **others)
