@@ -36,6 +36,8 @@ SCALED = (1 << 26, 1 << 22, 1 << 20)
 # Times of the plan; times beside torch.compile; times against tokens, sequences and skew; launches, copies and waits of
 # the plan. Each fills a list of the results.
 PARTS = {"times": "measured", "traced": "traced", "scaling": "scaling", "profile": "profiled"}
+# Lines that are kept of a traceback.
+KEPT_LINES = 20
 # Something could not be measured, and the results say what and why.
 INCOMPLETE = 3
 
@@ -149,7 +151,8 @@ def run(
                 found = measured(where, case, operation, seconds=seconds, budget=budget, everybody=EVERYBODY[into])
         except Exception as problem:  # noqa: BLE001  (said in the results, which make the exit status tell)
             traceback.print_exc()
-            found = {"case": case.name, "operation": operation.name, "problem": first_line(problem)}
+            end = traceback.format_exc().splitlines()[-KEPT_LINES:]
+            found = {"case": case.name, "operation": operation.name, "problem": first_line(problem), "traceback": end}
         results[into].append({"axis": axis, **found} if axis else found)
         results["under_way"] = None
         save(results)

@@ -314,6 +314,8 @@ def test_one_that_breaks_is_a_problem_and_the_rest_is_measured():
         assert len(results[name]) == len(wanted)
         problems = [found["problem"] for found in results[name] if "problem" in found]
         assert problems == ["ValueError: it does not compile"] * wanted.count(operations.PRODUCT)
+    first = load("gpu_tables").problems(results)[0]
+    assert first["traceback"][-2:] == ["ValueError: it does not compile", "more"]
     assert len(load("gpu_tables").problems(results)) == 2 * wanted.count(operations.PRODUCT)
 
     def no_answer():

@@ -153,10 +153,12 @@ def test_shards(tmp_path):
     assert codes == (1, 1, 1)
     for one in found:
         assert [name for name in one["failed"] if "test_wants" in name] == [one["failed"][0]]
+        assert "a_package_that_is_not_there" in one["why"][one["failed"][0]][-1]
         one["failed"] = one["failed"][1:]
     assert sum(one["selected"] for one in halves) == 13 and abs(halves[0]["selected"] - halves[1]["selected"]) == 1
     assert sum(one["passed"] for one in halves) == 12
     (failed,) = [name for one in halves for name in one["failed"]]
+    assert any("assert 5 != 5" in line for one in halves for line in one["why"].get(failed, ()))
     assert failed.endswith("test_many[5]") and all(one["under_way"] is None for one in found)
     assert (late["selected"], late["passed"], late["not_run"], late["failed"]) == (13, 0, 13, [])
 
@@ -335,6 +337,7 @@ def test_checks_are_saved_one_by_one():
         "breaks": (False, "that was it"),
         "crashes": (False, "RuntimeError: an illegal memory access"),
     }
+    assert saved[-1]["crashes"]["traceback"][-1] == "more" and "traceback" not in saved[-1]["breaks"]
     assert checks.run(device, [holds], lambda found: None)
     # The process ended in the first: it goes on behind it.
     left = {"crashes": {"what": "", "held": None, "said": "under way"}}

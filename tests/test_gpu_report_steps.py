@@ -145,7 +145,7 @@ def test_arguments_and_environment(tmp_path):
     code = "import json, os, sys; json.dump([sys.argv[2], os.environ['MINE'], os.getcwd()], open(sys.argv[1], 'w'))"
     command = [sys.executable, "-c", code, "{json}", "{seconds}"]
     wanted = load("gpu_report.steps").Step("x", "", [command], 30.0, environment={"MINE": "1"})
-    assert ran(wanted, tmp_path)["parts"][0]["found"] == ["30", "1", str(ROOT)]
+    assert ran(wanted, tmp_path)["parts"][0]["found"] == ["22", "1", str(ROOT)]
 
 
 # --- waves ---

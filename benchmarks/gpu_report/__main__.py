@@ -36,6 +36,8 @@ NO_GPU = 2
 PYTHON = sys.executable
 # The kernels are compiled, whatever the environment of the caller says.
 COMPILED = {"TRITON_INTERPRET": "0", "PYTHONUNBUFFERED": "1"}
+# Where as many processes run as there are cores.
+ONE_OF_MANY = {**COMPILED, "OMP_NUM_THREADS": "1"}
 # Every tensor its own allocation, so that a step beyond one is seen.
 UNCACHED = {**COMPILED, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 # Seconds in which an operation is compiled and measured, and in which torch.compile is done with one.
@@ -57,6 +59,13 @@ def waves(processes: int, rehearsal: bool = False) -> list[list[Step]]:
 
     What is promised comes first: that the kernels are right, then the figures. Whoever measures a time is alone on the
     GPU. What measures none comes last, all at once.
+
+    What the limits are made of, with some 10 s in each for Python, torch and the driver to start. compile: 67 kernels
+    of 1.4 s of a core and four graphs of the reference of half a minute or more, on twelve processes. benchmark: 36
+    operations of 1.5 s of rounds and about 1 s of gate, memory and capture. traced: four operations, whose graphs are
+    traced again in 5 to 10 s each and whose code is on disk by then. scaling: 20 points of 0.7 s and about as much
+    beside it. profile: about a hundred profiles of a third of a second. The last wave is as long as what remains: the
+    tests compile some thousand kernels and are a sample whatever they are given.
 
     Args:
         processes: How many may compile, or test, at the same time.
@@ -91,14 +100,14 @@ def waves(processes: int, rehearsal: bool = False) -> list[list[Step]]:
     parity = [[*tests, "--shard", shard, *own, *files] for shard in shards]
     warm = [module("gpu_report.warm", "--shard", shard) for shard in shards]
     return [
-        [Step("compile", "what is run below, compiled by several at a time", warm, 75.0, environment=COMPILED)],
+        [Step("compile", "what is run below, compiled by several at a time", warm, 75.0, environment=ONE_OF_MANY)],
         [checks("first", "the kernels run and equal the reference", 25.0)],
         [benchmark("benchmark", "times, bytes, memory", 130.0, "--rounds", "1.5", "--parts", "times")],
         [benchmark("traced", "times beside torch.compile", 60.0, "--parts", "traced", patience=HUNG_TRACING)],
         [benchmark("scaling", "times by tokens, sequences, skew", 40.0, "--parts", "scaling")],
         [benchmark("profile", "launches, copies, waits", 40.0, "--parts", "profile")],
         [
-            Step("tests", "the tests that run on a GPU, a sample", parity, 145.0, environment=COMPILED),
+            Step("tests", "the tests that run on a GPU, a sample", parity, 145.0, environment=ONE_OF_MANY),
             checks("bits", "the same bits in every call and packing", 145.0),
             checks("calls", "launches, waits, graphs, torch.compile", 145.0),
             checks("sizes", "a million sequences, more than 2^31 tokens", 145.0),

@@ -27,10 +27,11 @@ from benchmarks.device_contender import EAGER
 from benchmarks.device_contenders import contenders
 from benchmarks.device_gate import check as gate
 from benchmarks.gate import WrongResult
-from benchmarks.gpu import write
+from benchmarks.gpu import KEPT_LINES, write
 from benchmarks.gpu_report.compare import Broken, case_of, hold, named, same, tensors, wanted
 from benchmarks.gpu_report.sizes import many_sequences, many_tokens
 from benchmarks.gpu_report.steps import DOES_NOT_HOLD
+from benchmarks.measure import first_line
 from benchmarks.operations import BOTH, PRODUCT, SKYRL, SKYRL_STEP, SURROGATE, TOKEN, XTUNER
 
 # Of `correct` without metrics; of PPO three forward, one backward, and torch's own that makes the 1 which a backward
@@ -299,7 +300,8 @@ def run(
             # A check that breaks in whatever way must not lose those behind it: it counts as not held, stands in the
             # report with its message, is printed with its traceback, and makes the exit status tell.
             traceback.print_exc()
-            held, said = False, f"{type(problem).__name__}: {problem}".splitlines()[0]
+            held, said = False, first_line(problem)
+            found[check.__name__]["traceback"] = traceback.format_exc().splitlines()[-KEPT_LINES:]
         found[check.__name__] |= {"held": held, "said": said}
         save(found)
         print(f"{check.__name__}: {'holds' if held else 'BROKEN'}: {said}", flush=True)

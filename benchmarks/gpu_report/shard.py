@@ -16,6 +16,8 @@ import pytest
 
 # Seconds before the end from which on no test begins.
 LAST = 15.0
+# Lines that are kept of a failure.
+KEPT_LINES = 20
 
 
 class Shard:
@@ -24,7 +26,14 @@ class Shard:
     def __init__(self, part: int, parts: int, seconds: float, path: Path) -> None:
         self.part, self.parts, self.path = part, parts, path
         self.end = time.monotonic() + seconds - LAST
-        self.found: dict[str, Any] = {"selected": 0, "passed": 0, "not_run": 0, "failed": [], "under_way": None}
+        self.found: dict[str, Any] = {
+            "selected": 0,
+            "passed": 0,
+            "not_run": 0,
+            "failed": [],
+            "why": {},
+            "under_way": None,
+        }
 
     def save(self) -> None:
         self.path.write_text(json.dumps(self.found), encoding="utf-8")
@@ -50,13 +59,17 @@ class Shard:
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and report.nodeid not in self.found["failed"]:
-            self.found["failed"].append(report.nodeid)
+        self.note(report)
         self.found["passed"] += report.when == "call" and report.passed
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
+        self.note(report)
+
+    def note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """Of what failed, its name and the end of what is said about it."""
+        if report.failed and report.nodeid not in self.found["failed"]:
             self.found["failed"].append(report.nodeid)
+            self.found["why"][report.nodeid] = report.longreprtext.splitlines()[-KEPT_LINES:]
 
     def pytest_sessionfinish(self) -> None:
         self.found["under_way"] = None

@@ -32,6 +32,8 @@ DOES_NOT_HOLD = INCOMPLETE
 # Lines of output that are kept of a step that did not pass. Seconds that a process may take to end when told to,
 # between two looks at the processes, and between two reports of what they have written so far.
 KEPT_LINES, GRACE, LOOK, SHOW = 40, 3.0, 0.2, 10.0
+# Seconds in which Python and torch start, which a command does not count that is told how many it has.
+STARTS = 8.0
 
 # A group of its own, so that what a step starts ends with it. Not a session where Python can do without: whoever ends
 # all processes of our session shall find these too.
@@ -46,7 +48,7 @@ class Step:
         name: What it is called, and the stem of its files.
         what: What it shows, in words.
         commands: Run at the same time; "{json}" in an argument is the file that a command may write, "{seconds}" the
-            time that it has.
+            time that it has once it has started.
         limit: Seconds.
         program: Must be installed, or the step is not run.
         again: Added to a command that is run again because it ended with an error, or was ended because it hung, while
@@ -82,7 +84,7 @@ class Part:
 
     def _start(self, mode: str, *more: str) -> None:
         words = [*self.step.commands[self.which], *more]
-        left = f"{self.budget.left():.0f}"
+        left = f"{max(1.0, self.budget.left() - STARTS):.0f}"
         command = [word.replace("{json}", str(self.json)).replace("{seconds}", left) for word in words]
         self._before = self._seen = self._stamp()
         self._changed, self._ending = Budget(self.step.patience), None
