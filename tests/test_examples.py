@@ -97,7 +97,7 @@ def test_mismatch_sweep(run, tmp_path):
     said = run("mismatch_sweep.py", arguments=("--tiny", "--seeds", "1", "--out", "made"))
     assert (tmp_path / "made" / "sweep.md").read_text(encoding="utf-8") in said
     found = json.loads((tmp_path / "made" / "sweep.json").read_text(encoding="utf-8"))
-    assert len({(cell["bits"], cell["stale"]) for cell in found["cells"]}) == 9 and found["about"]["seeds"] == [100]
+    assert len({(cell["bits"], cell["stale"]) for cell in found["cells"]}) == 5 and found["about"]["seeds"] == [100]
 
 
 def test_slime(run):
