@@ -171,10 +171,10 @@ def key(found: dict[str, Any]) -> tuple[str, str]:
 
 
 def write(path: Path, results: dict[str, Any]) -> None:
-    """All at once: whoever reads finds the old file or the new one."""
+    """All at once: whoever reads finds the old file or the new one, and in it no folder of this machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".new")
-    beside.write_text(tables.to_json(results), encoding="utf-8")
+    beside.write_text(machine.without_places(tables.to_json(results)), encoding="utf-8")
     beside.replace(path)
 
 

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 
@@ -33,6 +34,16 @@ def describe() -> dict[str, object]:
         "verl": version("verl"),
         "allocator": {name: os.environ[name] for name in ALLOCATOR if name in os.environ},
     }
+
+
+def without_places(text: str) -> str:
+    """A text that may hold tracebacks, without where on this machine things lie."""
+    places = {str(Path.home()): "~", tempfile.gettempdir(): "<tmp>", sys.prefix: "<python>", str(ROOT): "."}
+    # The one that lies inside of another first.
+    for place in sorted(places, key=len, reverse=True):
+        if place not in ("/", "/usr"):
+            text = text.replace(place, places[place])
+    return text
 
 
 def commit() -> tuple[str, bool]:

@@ -263,6 +263,20 @@ def test_what_there_is_outlives_a_report_that_is_ended(tmp_path):
     assert "The report ends in the step benchmark." in (tmp_path / "gpu.md").read_text()
 
 
+def test_what_is_written_does_not_say_where_things_lie(tmp_path):
+    """Whatever a traceback names: the files are meant to be committed."""
+    main, machine = load("gpu_report.__main__"), load("machine")
+    lines = [f'File "{ROOT}/benchmarks/x.py"', f'File "{sys.prefix}/lib/y.py"', str(tmp_path), "/usr/lib/z.py"]
+    part = {"found": None, "status": "failed", "output": lines}
+    failed = {"name": "bits", "what": "", "status": "failed", "seconds": 1.0, "parts": [part]}
+    main.write(tmp_path, main.head("c" * 40) | {"steps": [failed]})
+    for name in ("gpu.json", "gpu.md"):
+        text = (tmp_path / name).read_text()
+        assert "./benchmarks/x.py" in text and "<python>/lib/y.py" in text and "/usr/lib/z.py" in text
+        assert not any(place in text for place in (str(ROOT), sys.prefix, str(tmp_path)))
+    assert machine.without_places("nothing") == "nothing"
+
+
 def test_a_page_that_cannot_be_made_costs_nothing(tmp_path, monkeypatch):
     main = load("gpu_report.__main__")
 

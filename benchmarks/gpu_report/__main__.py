@@ -167,7 +167,7 @@ def write(folder: Path, found: dict[str, Any]) -> None:
         text = page.report(found)
     except Exception:  # noqa: BLE001  (what a step wrote may be anything; the traceback stands in the page)
         text = f"# A commit on a GPU\n\nThis page could not be made; gpu.json has it all.\n\n{traceback.format_exc()}"
-    (folder / "gpu.md").write_text(text, encoding="utf-8")
+    (folder / "gpu.md").write_text(machine.without_places(text), encoding="utf-8")
 
 
 def stop(*_: object) -> None:
