@@ -41,6 +41,7 @@ PEERS = (BY_HAND, VERL, XTUNER, XTUNER_ONCE, SKYRL, TRL, TRL_RESTATED)
 
 PROMISES = (
     Promise("16M", op.TOKEN.name, ">= 90 % of the copy bandwidth", "share", least=0.9),
+    Promise("64M", op.TOKEN.name, ">= 90 % of the copy bandwidth", "share", least=0.9),
     Promise("16M, bf16", op.TOKEN.name, ">= 75 % of the copy bandwidth", "share", least=0.75),
     Promise("16M", op.PRODUCT.name, ">= 80 % of the copy bandwidth", "share", least=0.8),
     Promise("16M in 100,000", op.TOKEN.name, "<= 1.5 x the time of long sequences", "over long", most=1.5),

@@ -80,8 +80,8 @@ def waves(processes: int, rehearsal: bool = False) -> list[list[Step]]:
     def module(name: str, *arguments: str) -> list[str]:
         return [PYTHON, "-m", f"benchmarks.{name}", *arguments, *on]
 
-    def benchmark(name: str, what: str, limit: float, *arguments: str, patience: float = HUNG) -> Step:
-        command = module("gpu", "--json", "{json}", *how, *arguments)
+    def benchmark(name: str, what: str, limit: float, part: str, patience: float = HUNG) -> Step:
+        command = module("gpu", "--json", "{json}", *how, "--rounds", "1.5", "--parts", part)
         return Step(name, what, [command], limit, again="--resume", patience=patience, environment=COMPILED)
 
     def checks(name: str, what: str, limit: float, *before: str, **more: Any) -> Step:
@@ -102,10 +102,10 @@ def waves(processes: int, rehearsal: bool = False) -> list[list[Step]]:
     return [
         [Step("compile", "what is run below, compiled by several at a time", warm, 75.0, environment=ONE_OF_MANY)],
         [checks("first", "the kernels run and equal the reference", 25.0)],
-        [benchmark("benchmark", "times, bytes, memory", 130.0, "--rounds", "1.5", "--parts", "times")],
-        [benchmark("traced", "times beside torch.compile", 60.0, "--parts", "traced", patience=HUNG_TRACING)],
-        [benchmark("scaling", "times by tokens, sequences, skew", 40.0, "--parts", "scaling")],
-        [benchmark("profile", "launches, copies, waits", 40.0, "--parts", "profile")],
+        [benchmark("benchmark", "times, bytes, memory", 130.0, "times")],
+        [benchmark("traced", "times beside torch.compile", 60.0, "traced", patience=HUNG_TRACING)],
+        [benchmark("scaling", "times by tokens, sequences, skew", 40.0, "scaling")],
+        [benchmark("profile", "launches, copies, waits", 40.0, "profile")],
         [
             Step("tests", "the tests that run on a GPU, a sample", parity, 145.0, environment=ONE_OF_MANY),
             checks("bits", "the same bits in every call and packing", 145.0),
