@@ -93,7 +93,7 @@ def one_line(case: Case) -> str:
     """Progress."""
     times = [f"{name} {median(case, name):.2f}" for name in ORDER if median(case, name) is not None]
     pages = ", pages kept" if case["pages"] == "kept" else ""
-    return f"{_title(case)}, {_threads(case['threads'])}{pages}: {', '.join(times)} ms"
+    return f"{_title(case)}, {said_threads(case['threads'])}{pages}: {', '.join(times)} ms"
 
 
 def _title(case: Case) -> str:
@@ -121,7 +121,7 @@ def time_table(results: Results, threads: int) -> Table:
         noise = [str(len(case["calibration_ms"])), f"{disturbed(results, case):.0%}"]
         rows.append([*where, *taken, number(speed), *noise])
     head = [*WHERE, *names, "ours, GB/s", "rounds", "disturbed"]
-    return Table(f"Milliseconds a call, {_threads(threads)}", head, rows, len(WHERE))
+    return Table(f"Milliseconds a call, {said_threads(threads)}", head, rows, len(WHERE))
 
 
 def speed_table(results: Results, title: str, cases: Sequence[Case]) -> Table:
@@ -164,7 +164,10 @@ def kernel_table(results: Results) -> Table:
         cells = ["-" if row is None else f"{row['faults']} ({number(row['system_ms'])})" for row in found]
         rows.append([*where, *cells])
     return Table(
-        f"Page faults a call (ms in the kernel), {_threads(cases[0]['threads'])}", [*WHERE, *names], rows, len(WHERE)
+        f"Page faults a call (ms in the kernel), {said_threads(cases[0]['threads'])}",
+        [*WHERE, *names],
+        rows,
+        len(WHERE),
     )
 
 
@@ -203,7 +206,7 @@ def promise_table(results: Results) -> Table:
     return Table("Promised and reached (padded, 1 thread)", ["what", "promised", "reached", "met"], rows)
 
 
-def _threads(threads: int) -> str:
+def said_threads(threads: int) -> str:
     return f"{threads} thread{'s' * (threads > 1)}"
 
 
@@ -211,7 +214,7 @@ def all_tables(results: Results) -> list[Table]:
     """Every table that has rows."""
     found = [promise_table(results)]
     for threads in sorted({case["threads"] for case in results["cases"]}):
-        speeds = speed_table(results, f"How many times as fast, {_threads(threads)}", usual(results, threads))
+        speeds = speed_table(results, f"How many times as fast, {said_threads(threads)}", usual(results, threads))
         found += [time_table(results, threads), speeds]
     kept = [case for case in results["cases"] if case["pages"] == "kept"]
     found += [speed_table(results, "How many times as fast, 1 thread, pages kept", kept)]

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md from the committed results: `python -m benchmarks.report` writes the page; nobody edits it."""
+"""docs/benchmarks.md, and README's table, from the committed results: `python -m benchmarks.report` writes them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import front
 from benchmarks.cpu_tables import DISTURBED, absent, all_tables
 from benchmarks.gpu_report import page as gpu_page
 from benchmarks.tables import markdown
@@ -15,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 GPU_RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
 PAGE = ROOT / "docs" / "benchmarks.md"
+README = ROOT / "README.md"
 
 Results = Mapping[str, Any]
 
@@ -129,9 +131,10 @@ def load(path: Path = RESULTS) -> Results | None:
 
 
 def main() -> None:
-    """Writes the page."""
+    """Writes the page, and the table in README."""
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text(page(load(), load(GPU_RESULTS)), encoding="utf-8")
+    README.write_text(front.put(README.read_text(encoding="utf-8"), load()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -334,6 +334,19 @@ def test_page_is_made_from_the_results():
     )
 
 
+def test_readme_has_the_committed_speeds():
+    """README's table is made like the page; the numbers of a made-up result are where they belong."""
+    report, front = load("report"), load("front")
+    readme = report.README.read_text(encoding="utf-8")
+    assert front.put(readme, report.load()) == readme, "run python -m benchmarks.report"
+    made = front.put(f"before\n{front.BEGIN}old\n{front.END}\nafter", results_of())
+    assert "| 2048 x 8192, metrics only | 20.0 | 6.00 | 2.00 | - |" in made and f"commit {'c' * 12}." in made
+    assert "| milliseconds a call, 1 thread | verl |" in made and "old" not in made
+    assert made.startswith("before\n") and made.endswith("\nafter")
+    with pytest.raises(ValueError, match="page: expected <!-- made by"):
+        front.put("no comments", results_of())
+
+
 # --- the drop-ins -----------------------------------------------------------------------------------------------------
 
 
