@@ -287,8 +287,11 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -
 
 def about(setting: Setting, seeds: Sequence[int], seconds: float) -> dict[str, Any]:
     """Where, when and how the numbers were made."""
-    asks = ("git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "--short=12", "HEAD")
-    commit = shutil.which("git") and subprocess.run(asks, capture_output=True, text=True, check=False).stdout.strip()
+    root = Path(__file__).resolve().parent.parent
+    asks = ("git", "-C", str(root), "rev-parse", "--short=12", "HEAD")
+    # A copy in somebody else's repository has another's commit.
+    ours = shutil.which("git") and Path(rc.__file__).resolve().parent.parent == root
+    commit = ours and subprocess.run(asks, capture_output=True, text=True, check=False).stdout.strip()
     lines = CPUS.read_text().splitlines() if CPUS.exists() else []
     named = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     made = {"version": f"commit {commit}" if commit else f"rollout-corr {rc.__version__}", "torch": torch.__version__}
@@ -322,9 +325,9 @@ def picture(found: Mapping[str, Any], path: Path) -> None:
             ax.grid(alpha=0.3)
             ax.set_xlabel("steps")
         axes[0][0].axhline(fmean(found["start"]), color="black", linewidth=0.8, linestyle=":", label="before RL")
-        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="upper center", ncols=6, frameon=False)
+        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="upper center", ncols=3, frameon=False)
         figure.text(0.01, 0.005, caption_of(found), fontsize=5)
-        figure.tight_layout(rect=(0.0, 0.02, 1.0, 0.95))
+        figure.tight_layout(rect=(0.0, 0.02, 1.0, 0.92))
         figure.savefig(path, metadata={"Date": None, "Creator": None})
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 import rollout_corr as rc
 
 ROOT = Path(__file__).resolve().parent.parent
+MADE = ROOT / "docs" / "mismatch_rl"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,7 +32,7 @@ def example():
     """examples/mismatch_rl.py, as a module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "examples")
-        return importlib.import_module("mismatch_rl")
+        yield importlib.import_module("mismatch_rl")
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +156,56 @@ def test_arms_are_the_recipes(example):
     (product,), (geometric,) = (arms[x].criteria for x in ("sequence rejection", "geometric masking"))
     assert (product.reduce, product.lower, product.upper) == ("sum", 0.5, 2.0)
     assert (geometric.reduce, geometric.lower, geometric.upper) == ("mean", 1 / 1.1, 1.1)
+
+
+@pytest.fixture(scope="module")
+def made():
+    """The committed results."""
+    return json.loads((MADE / "results.json").read_text(encoding="utf-8"))
+
+
+def test_the_committed_table_is_the_committed_numbers(example, made):
+    """On every page that shows it; the numbers are those of the setting that is the default today."""
+    table = (MADE / "results.md").read_text(encoding="utf-8")
+    assert table == example.table_of(made)
+    assert all(table in (ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/examples.md"))
+    assert made["about"]["setting"] == json.loads(json.dumps(asdict(example.Setting())))
+    assert made["about"]["version"].startswith("commit ") and list(made["curves"]) == list(example.ARMS)
+
+
+def test_what_the_page_says_of_the_committed_numbers(example, made):
+    end = {arm: [example.ended(run, "reward") for run in runs] for arm, runs in made["curves"].items()}
+    end["start"] = made["start"]
+
+    def apart(a, b):
+        """The difference of the means, and how likely it is by chance."""
+        gains = [x - y for x, y in zip(end[a], end[b], strict=True)]
+        return sum(gains) / len(gains), example.chance(gains)
+
+    for corrected in ("token truncation", "geometric masking"):
+        assert apart(corrected, "uncorrected")[0] > 0 and apart(corrected, "uncorrected")[1] < 0.05
+    rejected = [x - y for x, y in zip(end["sequence rejection"], end["uncorrected"], strict=True)]
+    assert sum(rejected) > 0 and example.chance(rejected) > 0.05 and sum(x < 0 for x in rejected) == 1
+    assert apart("uncorrected", "start")[1] > 0.05
+    for arm in set(end) - {"no mismatch"}:
+        assert apart("no mismatch", arm)[0] > 0 and apart("no mismatch", arm)[1] < 0.05, arm
+    corrections = ("token truncation", "sequence rejection", "geometric masking")
+    assert all(apart(a, b)[1] > 0.05 for a, b in itertools.combinations(corrections, 2))
+    assert 1.7 < sum(end["no mismatch"]) / sum(end["start"]) < 2.0
+    first = [run[0]["reward"] for run in made["curves"]["uncorrected"]]
+    assert sum(first) < sum(made["start"])
+    for arm in ("sequence rejection", "geometric masking"):
+        kept = [example.ended(run, "kept") for run in made["curves"][arm]]
+        assert 0.5 < sum(kept) / len(kept) < 0.6
+    kl = {arm: sum(example.ended(run, "kl") for run in runs) for arm, runs in made["curves"].items()}
+    assert all(kl["uncorrected"] > 1.4 * kl[arm] for arm in corrections)
+    count = sum(x.numel() for x in example.Policy(example.Setting().width).parameters())
+    assert round(count, -3) == 58_000, count
+
+
+def test_the_committed_picture_is_of_the_committed_numbers(example, made):
+    drawn = (MADE / "curves.svg").read_text(encoding="utf-8")
+    assert len(drawn) < 150_000 and example.caption_of(made) in drawn
+    assert all(name in drawn for name in made["curves"])
+    for page in ("README.md", "docs/examples.md"):
+        assert "mismatch_rl/curves.svg)" in (ROOT / page).read_text(encoding="utf-8")
