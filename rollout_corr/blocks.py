@@ -120,7 +120,7 @@ class Result:
 
 def edits_mask(spec: Spec) -> bool:
     """Whether the mask handed back can differ from the one given."""
-    rejects = bool(spec.criteria) or (spec.weight is not None and spec.nonfinite == "reject")
+    rejects = len(spec.criteria) > 0 or (spec.weight is not None and spec.nonfinite == "reject")
     return spec.apply and spec.rejected != "zero" and rejects
 
 

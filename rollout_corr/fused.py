@@ -34,9 +34,15 @@ LIBRARY.define(
 Found = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-@lru_cache(maxsize=1)
+# A compiler asks this and does not look inside: torch 2.11's cannot follow importlib.metadata, nor an import.
+@torch.compiler.assume_constant_result
 def missing_triton() -> str | None:
     """What is wrong with the Triton that is installed; None if nothing is."""
+    return _missing_triton()
+
+
+@lru_cache(maxsize=1)
+def _missing_triton() -> str | None:
     needed = ".".join(map(str, OLDEST_TRITON))
     for name in ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-windows"):
         try:
@@ -49,6 +55,7 @@ def missing_triton() -> str | None:
     return f"the kernels need Triton >= {needed}, and none is installed"
 
 
+@torch.compiler.assume_constant_result
 def interprets() -> bool:
     """Whether Triton runs in its interpreter (TRITON_INTERPRET=1 before the first kernel was imported)."""
     from triton.runtime.interpreter import InterpretedFunction
