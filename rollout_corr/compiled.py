@@ -8,6 +8,7 @@ is why `backend="auto"` never chooses this.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from functools import lru_cache
 from itertools import count
 from types import FunctionType
@@ -27,6 +28,11 @@ from rollout_corr.spec import Spec
 
 # Slots in a piece: large enough to make the call's overhead vanish, small enough for its outputs to stay in cache.
 PIECE = 1 << 21
+
+
+# By name: torch 2.11's compiler cannot follow vars().
+OF_CRITERION = tuple(item.name for item in fields(CriterionFacts))
+OF_SEQUENCE = tuple(item.name for item in fields(SequenceFacts) if item.name != "criteria")
 
 
 class Piece(NamedTuple):
@@ -66,8 +72,8 @@ def _corrected(piece: Piece, outputs: Outputs, spec: Spec) -> tuple[Any, ...]:
         mask = reference.kept_tokens(found.tokens, found.decision)
         if piece.mask is not None:
             mask = torch.where(mask, piece.mask, 0).to(piece.mask.dtype)
-    criteria = [list(vars(item).values()) for item in found.facts.criteria]
-    facts = [value for name, value in vars(found.facts).items() if name != "criteria"]
+    criteria = [[getattr(item, name) for name in OF_CRITERION] for item in found.facts.criteria]
+    facts = [getattr(found.facts, name) for name in OF_SEQUENCE]
     results = [found.weights, mask]
     for i, (out, result) in enumerate(zip(outputs, results, strict=True)):
         if out is not None and result is not None:

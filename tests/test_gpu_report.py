@@ -99,7 +99,7 @@ def test_with_a_gpu(tmp_path, capsys, monkeypatch):
     assert main.main(["--out", str(tmp_path), "--seconds", "0"]) == 1
     assert os.environ["PATH"].startswith("/bin:/usr/local/cuda/bin")
     report = json.loads((tmp_path / "gpu.json").read_text())
-    assert report["versions"]["torch"] == torch.__version__ and len(report["steps"]) == 2
+    assert torch.__version__.startswith(report["versions"]["torch"]) and len(report["steps"]) == 2
     assert "first: passed" in capsys.readouterr().out
     assert "| bits | something | not run | no time was left | 0 |" in (tmp_path / "gpu.md").read_text()
 
