@@ -401,6 +401,7 @@ def main() -> None:
     found = {"about": about(setting, range(count), time.monotonic() - began), "start": start, "curves": curves}
     write(asked.out, "results", found, table_of(found))
     picture(found, asked.out / "curves.svg")
+    print(f"{asked.out / 'curves.svg'} drawn")
 
 
 if __name__ == "__main__":
