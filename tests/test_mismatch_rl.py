@@ -203,6 +203,39 @@ def test_what_the_page_says_of_the_committed_numbers(example, made):
     assert round(count, -3) == 58_000, count
 
 
+@pytest.fixture(scope="module")
+def sweep(example):
+    """examples/mismatch_sweep.py, as a module, once the module that it imports is there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "examples")
+        yield importlib.import_module("mismatch_sweep")
+
+
+def test_the_committed_sweep(example, sweep):
+    """Its table is on the page, and what the page says of it is so."""
+    found = json.loads((MADE / "sweep.json").read_text(encoding="utf-8"))
+    table = (MADE / "sweep.md").read_text(encoding="utf-8")
+    assert table == sweep.table_of(found) and table in (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    assert found["about"]["setting"] == json.loads(json.dumps(asdict(example.Setting())))
+    assert [(cell["bits"], cell["stale"]) for cell in found["cells"]] == sweep.CELLS
+    end = {
+        (cell["bits"], cell["stale"]): {
+            arm: [example.ended(run, "reward") for run in runs] for arm, runs in cell["curves"].items()
+        }
+        for cell in found["cells"]
+    }
+
+    def gains(cell, arm):
+        return [x - y for x, y in zip(end[cell][arm], end[cell]["uncorrected"], strict=True)]
+
+    best = sum(example.ended(run, "reward") for run in found["curves"]["no mismatch"])
+    cost = {cell: best - sum(arms["uncorrected"]) for cell, arms in end.items()}
+    assert 0.8 < cost[8, 4] / cost[4, 4] < 1.25 and cost[4, 0] < cost[4, 4] / 4
+    assert min(cost[4, 8], cost[3, 4]) > cost[4, 4]
+    assert max(gains((4, 0), "geometric masking")) < 0
+    assert all(min(gains(cell, "token truncation")) > 0 for cell in end)
+
+
 def test_the_committed_picture_is_of_the_committed_numbers(example, made):
     drawn = (MADE / "curves.svg").read_text(encoding="utf-8")
     assert len(drawn) < 150_000 and example.caption_of(made) in drawn
