@@ -16,17 +16,19 @@
 #   make gpu-report   on a machine with a GPU: tests, checks, sanitizer and benchmark, in nine minutes, into two files
 #   make clean        takes away what the others made
 #
-# PYTHON is the interpreter that environments are made with, VENV the environment, ARGS what to pass on:
+# PYTHON is the interpreter that environments are made with, VENV the environment, CONSTRAINTS the file with the
+# versions, ARGS what to pass on:
 #   make test PYTHON=python3.12 VENV=.venv-3.12 ARGS="-k layout -x"
 # gpu-report takes PYTHON as it is, with the torch, Triton and pytest that it has, and installs nothing but this package.
 
 PYTHON ?= python3
 VENV ?= .venv
 PEERS_VENV ?= $(VENV)-peers
+CONSTRAINTS ?= constraints.txt
 ARGS ?=
 
 PIP = python -m pip install --disable-pip-version-check --quiet
-SOURCES = setup.py pyproject.toml constraints.txt
+SOURCES = setup.py pyproject.toml $(CONSTRAINTS)
 
 # verl asks for a dozen packages that its correction never imports, and for older versions of others. So the peers
 # come without their requirements, and what they really import is named. constraints.txt has the versions.
@@ -92,12 +94,12 @@ clean:
 
 # A stamp per set of extras: the second call of a target installs nothing, and a changed requirement installs again.
 $(VENV)/installed-%: $(SOURCES) | $(VENV)/bin/pip
-	$(VENV)/bin/$(PIP) -c constraints.txt -e '.[$*]'
+	$(VENV)/bin/$(PIP) -c $(CONSTRAINTS) -e '.[$*]'
 	@touch $@
 
 $(PEERS_VENV)/installed-peers: $(SOURCES) Makefile | $(PEERS_VENV)/bin/pip
-	$(PEERS_VENV)/bin/$(PIP) -c constraints.txt -e '.[test]' $(PEERS_NEED)
-	$(PEERS_VENV)/bin/$(PIP) -c constraints.txt --no-deps $(PEERS_ALONE)
+	$(PEERS_VENV)/bin/$(PIP) -c $(CONSTRAINTS) -e '.[test]' $(PEERS_NEED)
+	$(PEERS_VENV)/bin/$(PIP) -c $(CONSTRAINTS) --no-deps $(PEERS_ALONE)
 	@touch $@
 
 # pip and not python: where venv lacks ensurepip it fails after it has written python.

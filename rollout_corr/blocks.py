@@ -70,8 +70,8 @@ def answer(
     if len(spec.report) > 1:
         block = measures.Block(tokens, n_valid, n_measured, decision, weighing, facts)
         more_sums, more_maxima = reports.collect(block, spec)
-        sums |= more_sums
-        maxima |= more_maxima
+        sums.update(more_sums)
+        maxima.update(more_maxima)
     return Answer(tokens, decision, weights, facts, sums, maxima)
 
 
@@ -129,7 +129,7 @@ def inside(batch: Batch) -> Tensor:
     if batch.offsets is None:
         return torch.ones(batch.train.shape, dtype=torch.bool, device=batch.train.device)
     offsets = whole_offsets(batch)
-    if offsets.device.type == "cpu":
+    if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
         found = torch.zeros(batch.train.shape, dtype=torch.bool)
         found[int(offsets[0]) : int(offsets[-1])] = True
         return found

@@ -6,7 +6,7 @@ its results for tracing. Triton is imported by the first call that needs it.
 
 from __future__ import annotations
 
-from functools import lru_cache
+import re
 from importlib import metadata
 
 import torch
@@ -34,14 +34,6 @@ LIBRARY.define(
 Found = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-# A compiler asks this and does not look inside: torch 2.11's cannot follow importlib.metadata, nor an import.
-@torch.compiler.assume_constant_result
-def missing_triton() -> str | None:
-    """What is wrong with the Triton that is installed; None if nothing is."""
-    return _missing_triton()
-
-
-@lru_cache(maxsize=1)
 def _missing_triton() -> str | None:
     needed = ".".join(map(str, OLDEST_TRITON))
     for name in ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-windows"):
@@ -49,27 +41,34 @@ def _missing_triton() -> str | None:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-        if tuple(int(part) for part in version.split("+")[0].split(".")[:2]) >= OLDEST_TRITON:
+        found = re.match(r"(\d+)\.(\d+)", version)
+        if found is not None and (int(found[1]), int(found[2])) >= OLDEST_TRITON:
             return None
         return f"the kernels need Triton >= {needed}, and {version} is installed"
     return f"the kernels need Triton >= {needed}, and none is installed"
 
 
-@torch.compiler.assume_constant_result
+# What is wrong with the Triton that is installed; None if nothing is. Asked at the import, for a millisecond: compilers
+# ask too, torch 2.11's cannot follow importlib.metadata, and the mark that would spare it that imports the compiler.
+MISSING_TRITON = _missing_triton()
+_INTERPRETS: list[bool] = []
+
+
 def interprets() -> bool:
     """Whether Triton runs in its interpreter (TRITON_INTERPRET=1 before the first kernel was imported)."""
-    from triton.runtime.interpreter import InterpretedFunction
+    if not _INTERPRETS:
+        from triton.runtime.interpreter import InterpretedFunction
 
-    from rollout_corr.kernels.read import read_kernel
+        from rollout_corr.kernels.read import read_kernel
 
-    return isinstance(read_kernel, InterpretedFunction)
+        _INTERPRETS.append(isinstance(read_kernel, InterpretedFunction))
+    return _INTERPRETS[0]
 
 
 def why_not(device: torch.device) -> str | None:
     """Why the kernels cannot run on a device; None if they can."""
-    missing = missing_triton()
-    if missing is not None:
-        return missing
+    if MISSING_TRITON is not None:
+        return MISSING_TRITON
     if device.type in DEVICES:
         return None
     if device.type == "cpu" and interprets():
@@ -102,8 +101,9 @@ Operands = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, bo
 def operands_of(batch: Batch, spec: Spec) -> Operands:
     """A batch as the operator takes it."""
     external = [batch.external[name] for name in external_names(spec)]
-    new = next((one for one, _ in batch.pairs.values()), None)
-    return batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages, batch.per_sequence, external, new
+    new = [one for one, _ in batch.pairs.values()]
+    tensors = batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages
+    return *tensors, batch.per_sequence, external, new[0] if new else None
 
 
 def statistics_of(vector: Tensor, spec: Spec) -> Statistics:

@@ -96,8 +96,8 @@ def main(arguments: list[str]) -> int:
         return _refuse(f"--variant: expected some of {', '.join(EVERY)}; got {unknown[0]!r}")
     if options.jobs < 1:
         return _refuse(f"--jobs: expected at least 1, got {options.jobs}")
-    if (missing := fused.missing_triton()) is not None:
-        return _refuse(missing)
+    if fused.MISSING_TRITON is not None:
+        return _refuse(fused.MISSING_TRITON)
     if fused.interprets():
         return _refuse(
             "TRITON_INTERPRET=1 is set, so the kernels are functions of Triton's interpreter, which cannot be "

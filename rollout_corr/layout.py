@@ -64,6 +64,11 @@ class Batch:
         """The dtype that computes."""
         return torch.promote_types(torch.promote_types(self.train.dtype, self.rollout.dtype), torch.float32)
 
+    def of(self, train: Tensor, rollout: Tensor, pairs: dict[str, tuple[Tensor, Tensor]]) -> Batch:
+        """The same tokens under other policies. Not by `dataclasses.replace`, which older compilers cannot follow."""
+        given = self.mask, self.offsets, self.count, self.restore, self.given_mask
+        return Batch(train, rollout, *given, self.advantages, self.per_sequence, self.external, pairs)
+
 
 def _shape(x: Tensor) -> list[int]:
     return list(x.shape)

@@ -156,14 +156,17 @@ def policy_loss(
             if ready is not None:
                 raise ValueError(f"spec: expected None beside ready {name}, or no {name}; got both")
         weights, train_mask, found = _corrected(given, spec, wanted.surrogate, bypass, external, backend, groups)
-        wanted = replace(wanted, nonfinite=spec.nonfinite)
-    if bypass and weights is not None and isinstance(surrogate, (Score, DPPO)) and (spec is None or spec.weight):
-        wanted = replace(wanted, weights_are_the_ratio=True)
-        if isinstance(surrogate, Score) and (surrogate.lower, surrogate.upper) != (None, None):
-            raise ValueError(
-                "surrogate: expected Score() without bounds of its own where weights take the place of its ratio, got "
-                f"{surrogate!r}"
-            )
+    weighted = bypass and weights is not None and (spec is None or spec.weight is not None)
+    if weighted and isinstance(surrogate, Score) and (surrogate.lower, surrogate.upper) != (None, None):
+        raise ValueError(
+            "surrogate: expected Score() without bounds of its own where weights take the place of its ratio, got "
+            f"{surrogate!r}"
+        )
+    if spec is not None or weighted:
+        # Not by `dataclasses.replace`, which older compilers cannot follow.
+        instead = weighted and isinstance(surrogate, (Score, DPPO))
+        nonfinite = "reject" if spec is None else spec.nonfinite
+        wanted = Objective(surrogate, kl, regulariser, reduction, counted, max_length, instead, nonfinite)
     return _finish(given, wanted, base, weights, train_mask, divisor, found, chosen, groups)
 
 
@@ -286,12 +289,12 @@ def _corrected(
     if backend == "triton" and (reason := fused.beyond_kernels(run)) is not None:
         raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
     train = new if given.old is None else given.old
-    batch = replace(given.batch, train=train, rollout=rollout, pairs=pairs)
+    batch = given.batch.of(train, rollout, pairs)
     if all(criterion.when == "any" for criterion in criteria):
         batch.advantages = None
     batch.external = read.external(external_names(spec), external)
     found = corrected(batch, run, backend, groups)
-    found.statistics = replace(found.statistics, spec=spec)
+    found.statistics = Statistics(spec, found.statistics.sums, found.statistics.maxima)
     weights, train_mask = found.weights, found.mask
     if own_ratio:
         weights = None if spec.rejected == "mask" or train_mask is None else (train_mask != 0).to(batch.dtype)

@@ -194,7 +194,7 @@ def token_statistics(
             among = n_measured > 0
             squares = [(n_measured * x * x).sum() for x in (raw, bounded)]
             counts = [(n_measured * x).sum() for x in beyond]
-        sums |= dict(zip(("raw2", "weight2", "tokens_above", "tokens_below"), squares + counts, strict=True))
+        sums.update(dict(zip(("raw2", "weight2", "tokens_above", "tokens_below"), squares + counts, strict=True)))
         maxima["-min_raw"], maxima["max_raw"] = extrema(raw, among)
         maxima["-min_weight"], maxima["max_weight"] = extrema(bounded, among)
     for verdict in decision.verdicts:
@@ -207,8 +207,8 @@ def token_statistics(
         # Around 1, where most probabilities are, and in float64, so that the correlation does not cancel.
         p, q = (select(measured, probability(x) - 1.0) for x in (tokens.rollout, tokens.train))
         gap, p, q = (p - q).abs(), p.double(), q.double()
-        sums |= {"p": p.sum(), "q": q.sum(), "p2": _squares(p), "q2": _squares(q), "pq": (p * q).sum()}
-        sums |= {"abs_prob_diff": gap.sum(), "histogram": histogram(d, measured)}
+        sums.update({"p": p.sum(), "q": q.sum(), "p2": _squares(p), "q2": _squares(q), "pq": (p * q).sum()})
+        sums.update({"abs_prob_diff": gap.sum(), "histogram": histogram(d, measured)})
         maxima["max_abs_prob_diff"] = extrema(gap, measured)[1]
     return sums, maxima
 
@@ -249,18 +249,18 @@ def sequence_statistics(facts: SequenceFacts, outside_tokens: Tensor, spec: Spec
     spread: Named = {"log_ppl_diff": gap}
     if spec.weight is not None:
         # The 1 that raw and bounded are centred on counts once per token here, and once per sequence below.
-        measured |= {"raw": facts.raw * facts.measured, "weight": facts.bounded * facts.measured}
+        measured.update({"raw": facts.raw * facts.measured, "weight": facts.bounded * facts.measured})
         for name, x, plain in (("raw", facts.raw, facts.ratio), ("weight", facts.bounded, facts.weight)):
-            measured |= {f"sequence_{name}": x, f"sequence_{name}2": x * x}
-            measured |= {f"sequence_{name}_plain": plain, f"sequence_{name}_plain2": plain * plain}
+            measured.update({f"sequence_{name}": x, f"sequence_{name}2": x * x})
+            measured.update({f"sequence_{name}_plain": plain, f"sequence_{name}_plain2": plain * plain})
             spread[f"sequence_{name}"] = x
             if spec.weight.level != "token":
                 each = facts.measured * plain
-                measured |= {f"{name}_plain": each, f"{name}_plain2": each * plain}
+                measured.update({f"{name}_plain": each, f"{name}_plain2": each * plain})
         beyond = outside(facts.log_weight, log_bound(spec.weight.lower), log_bound(spec.weight.upper))
-        measured |= {"sequences_above": beyond[0], "sequences_below": beyond[1]}
+        measured.update({"sequences_above": beyond[0], "sequences_below": beyond[1]})
     for criterion, found in zip(ordered_criteria(spec), facts.criteria, strict=True):
-        counted |= {f"{criterion.label}/tokens": found.tokens, f"{criterion.label}/sequences": found.tokens > 0}
+        counted.update({f"{criterion.label}/tokens": found.tokens, f"{criterion.label}/sequences": found.tokens > 0})
     sums = totals(counted, None) | totals(measured, some) | {"tokens_outside": outside_tokens}
     maxima = {"max_abs_sum_d": extrema(size, some)[1]}
     for name, x in spread.items():
@@ -294,7 +294,9 @@ def moments(
         among = finite if among is None else among & finite
     # Squares of what is larger would overflow float32.
     label, counted = criterion.label, select(among, value).clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
-    sums |= {f"{label}/units": units, f"{label}/value": counted.sum(), f"{label}/value2": (counted * counted).sum()}
+    sums.update(
+        {f"{label}/units": units, f"{label}/value": counted.sum(), f"{label}/value2": (counted * counted).sum()}
+    )
     maxima[f"-min_{label}/value"], maxima[f"max_{label}/value"] = extrema(value, among)
 
 

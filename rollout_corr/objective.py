@@ -286,7 +286,7 @@ def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple
         inner = (n if objective.denominator == "kept" else given.n_valid).clamp(min=1).double()
         total = total * sequences.spread((1.0 / inner).to(total.dtype))
     sums, maxima = statistics(given, known, counted, n, policy, loss, x, used)
-    return total.sum(dtype=torch.float64), sums | more, maxima
+    return total.sum(dtype=torch.float64), {**sums, **more}, maxima
 
 
 def effective(weights: Tensor, counted: Tensor | None, objective: Objective, sequences: Sequences, n: Tensor) -> Tensor:

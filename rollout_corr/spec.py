@@ -194,7 +194,7 @@ class Spec(Checked):
             if not isinstance(item, Criterion):
                 raise TypeError(f"Spec.criteria: expected Criterion, got {type(item).__name__} {item!r}")
         labels = [item.label for item in criteria]
-        twice = sorted({label for label in labels if labels.count(label) > 1})
+        twice = sorted(label for i, label in enumerate(labels) if label in labels[:i])
         if twice:
             raise ValueError(f"Spec.criteria: expected different labels, got {twice[0]!r} twice; set Criterion.label")
         choice("Spec.rejected", self.rejected, REJECTED)

@@ -266,6 +266,7 @@ def test_several_blocks_equal_one(monkeypatch):
 def test_compiles_without_a_graph_break(packed):
     """Forward and backward, with a correction in the same graph, and a new length does not compile again."""
     spec = rc.Spec(rc.Weight("token", upper=1.3), (rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1),))
+    surrogate, kl = rc.GSPO(0.1, 0.1), rc.KL("k3", 0.1, gradient="k2")
     torch.compiler.reset()
     compilations = 0
 
@@ -283,8 +284,8 @@ def test_compiles_without_a_graph_break(packed):
             rollout_logp=rollout,
             spec=spec,
             cu_seqlens=offsets,
-            surrogate=rc.GSPO(0.1, 0.1),
-            kl=rc.KL("k3", 0.1, gradient="k2"),
+            surrogate=surrogate,
+            kl=kl,
             ref_logp=rollout,
             reduction="sequence_mean_token_mean",
         )

@@ -101,6 +101,21 @@ def test_a_number_changed_inside_a_compiled_function_is_not_stale():
     assert found[0] != found[1] != found[2]
 
 
+def test_a_surrogate_changed_outside_is_not_stale():
+    new, old, advantages, mask, offsets = inputs()
+
+    def value(surrogate, backend="triton"):
+        return rc.policy_loss(
+            new, advantages, mask, old_logp=old, cu_seqlens=offsets, surrogate=surrogate, backend=backend
+        ).value
+
+    compiled = torch.compile(value, fullgraph=True, backend="aot_eager")
+    surrogates = [rc.PPO(0.2, high) for high in (0.01, 0.2, 0.4)]
+    found = [compiled(surrogate) for surrogate in surrogates]
+    torch.testing.assert_close(found, [value(surrogate, "torch") for surrogate in surrogates])
+    assert found[0] != found[1] != found[2]
+
+
 # --- what is launched ---
 
 

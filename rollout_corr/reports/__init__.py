@@ -93,8 +93,8 @@ def collect(block: Block, spec: Spec) -> tuple[Named, Named]:
     maxima: Named = {}
     for scheme in schemes(spec):
         more_sums, more_maxima = scheme.collect(block, spec)
-        sums |= more_sums
-        maxima |= more_maxima
+        sums.update(more_sums)
+        maxima.update(more_maxima)
     return sums, maxima
 
 
@@ -104,8 +104,8 @@ def per_call(sums: Named, maxima: Named, spec: Spec) -> tuple[Named, Named]:
     more_maxima: Named = {}
     for scheme in schemes(spec):
         found = scheme.per_call(sums, maxima, spec)
-        more_sums |= found[0]
-        more_maxima |= found[1]
+        more_sums.update(found[0])
+        more_maxima.update(found[1])
     return more_sums, more_maxima
 
 

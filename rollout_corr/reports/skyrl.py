@@ -110,7 +110,7 @@ def collect(block: Block, spec: Spec) -> tuple[Named, Named]:
         else:
             rows["clipped"], rows["clippable"] = clipped & (survivors > 0), survivors > 0
     if rows:
-        sums |= totals(rows, None)
+        sums.update(totals(rows, None))
     return prefixed("skyrl", sums), {}
 
 

@@ -138,7 +138,7 @@ def collect(block: Block, spec: Spec) -> tuple[Named, Named]:
             of_units(verdict, block, sums, maxima, rows)
     if spec.criteria:
         rows["rows_rejected"] = block.facts.kept < block.facts.tokens
-    sums |= totals(rows, None)
+    sums.update(totals(rows, None))
     return prefixed("verl", sums), prefixed("verl", maxima)
 
 
@@ -195,7 +195,7 @@ def _collect_tokens(verdict: Verdict, block: Block, sums: Named, maxima: Named, 
     counted = counted.clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
     rows[f"{label}/stat"] = block.tokens.sequences.sum(counted)
     _collect_rows(label, rows[f"{label}/stat"] / n.clamp(min=1), n > 0, low, high, maxima, rows)
-    sums |= {f"{label}/clamped": clamped.sum(), f"{label}/clamped2": (clamped * clamped).sum()}
+    sums.update({f"{label}/clamped": clamped.sum(), f"{label}/clamped2": (clamped * clamped).sum()})
     for name, which in zip(("above", "below"), outside(stat, low, high), strict=True):
         sums[f"{label}/{name}"] = count(which, measured)
     maxima[f"{label}/-min_stat"], maxima[f"{label}/max_stat"] = extrema(stat, measured)
@@ -204,7 +204,7 @@ def _collect_tokens(verdict: Verdict, block: Block, sums: Named, maxima: Named, 
 def _collect_rows(
     label: str, row: Tensor, some: Tensor | None, low: float | None, high: float | None, maxima: Named, rows: Named
 ) -> None:
-    rows |= {f"{label}/row": select(some, row), f"{label}/row2": select(some, row * row)}
+    rows.update({f"{label}/row": select(some, row), f"{label}/row2": select(some, row * row)})
     for name, which in zip(("row_above", "row_below"), outside(row, low, high), strict=True):
         rows[f"{label}/{name}"] = which if some is None else which & some
     maxima[f"{label}/-min_row"], maxima[f"{label}/max_row"] = extrema(row, some)

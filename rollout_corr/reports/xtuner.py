@@ -127,7 +127,7 @@ def collect(block: Block, spec: Spec) -> tuple[Named, Named]:
     if spec.weight is not None:
         _collect_weight(block, spec, spec.weight, sums, maxima, rows)
         _collect_veto(block, sums, rows)
-    sums |= totals(rows, None)
+    sums.update(totals(rows, None))
     return prefixed("xtuner", sums), prefixed("xtuner", maxima)
 
 
@@ -147,14 +147,16 @@ def _collect_weight(block: Block, spec: Spec, weight: Weight, sums: Named, maxim
         rows[name] = which & some
     if weight.level == "token":
         clamped, bounded = select(measured, clamped), select(measured, bounded)
-        sums |= {"clamped": clamped.sum(), "clamped2": (clamped * clamped).sum(), "weight2": (bounded * bounded).sum()}
+        sums.update(
+            {"clamped": clamped.sum(), "clamped2": (clamped * clamped).sum(), "weight2": (bounded * bounded).sum()}
+        )
         for name, which in zip(("tokens_above", "tokens_below"), outside(weighing.log_ratio, low, high), strict=True):
             sums[name] = count(which, measured)
         return
-    rows |= {"clamped": n * clamped, "clamped2": n * clamped * clamped, "weight2": n * bounded * bounded}
+    rows.update({"clamped": n * clamped, "clamped2": n * clamped * clamped, "weight2": n * bounded * bounded})
     unclamped = log_weight(block, spec)
     for name, which in zip(("above", "below"), outside(unclamped, low, high), strict=True):
-        rows |= {f"rows_{name}": which & some, f"tokens_{name}": n * which}
+        rows.update({f"rows_{name}": which & some, f"tokens_{name}": n * which})
     maxima["-min_log_weight"], maxima["max_log_weight"] = extrema(unclamped, some)
 
 
