@@ -98,7 +98,7 @@ for name in ("triton", "numpy", "rich"):
 
 
 def test_import_brings_in_nothing_but_torch(tmp_path):
-    """torch imports parts of itself late, so those do not count; its compiler, which takes a second, is not among them."""
+    """torch imports parts of itself late, so those do not count. Its compiler takes a second: nobody asked for it."""
     code = """
 import sys
 import torch
