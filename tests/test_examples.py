@@ -92,6 +92,7 @@ def test_mismatch_rl_says_what_it_expects(run):
     assert "--steps >= 2, --bits >= 2" in run("mismatch_rl.py", arguments=("--tiny", "--steps", "1"), fails=True)
 
 
+@pytest.mark.slow
 def test_mismatch_sweep(run, tmp_path):
     shutil.copy(EXAMPLES / "mismatch_rl.py", tmp_path)
     said = run("mismatch_sweep.py", arguments=("--tiny", "--seeds", "1", "--out", "made"))
