@@ -190,7 +190,10 @@ def cut_out(given, s):
     return replace(given, **cut, offsets=torch.tensor([0, end - start], dtype=given.offsets.dtype)), start, end
 
 
-@pytest.mark.parametrize("name", ["ppo_packed", "gspo", "gspo_token", "gmpo", "dppo_tv", "sapo"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gspo_token", "dppo_tv", "sapo")]
+
+
+@pytest.mark.parametrize("name", ["ppo_packed", "gspo", "gmpo", *SLOW])
 def test_a_gradient_does_not_hang_on_what_is_packed_around_it(name, device):
     """Before it is divided: to the bit, whatever the neighbours, the place and the tiles."""
     variant = replace(LOSS_VARIANTS[name], ref=None)

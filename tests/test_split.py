@@ -82,7 +82,15 @@ REAL = grid.SHAPES
 NARROW = ((0, Shape(rows=1, tile=16, lanes=2, sequences=2, chunk=2, warps=1)),)
 
 
-@pytest.mark.parametrize("name", ["token", "geometric and veto", "survivors", "some tokens", "poisoned", "skyrl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "geometric and veto",
+        "survivors",
+        "poisoned",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("token", "some tokens", "skyrl")),
+    ],
+)
 def test_the_kernels_split_too(name, device, monkeypatch):
     for case, batch, spec, way, layout, dtype in cases():
         if case.startswith(f"{name}, ") and way in ("zigzag", "last"):
