@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import math
 import os
 import re
 import subprocess
@@ -136,19 +135,23 @@ assert not torch.cuda.is_initialized()
 
 
 def test_import_time(tmp_path):
-    """One of five fresh processes is enough: a busy machine does not fail this, and a slow import cannot pass it."""
+    """One of five fresh processes is enough: a busy machine does not fail this, and a slow import cannot pass it.
+
+    On a slow machine, which takes more than 1.25 seconds for torch, it may take 1/25 of that.
+    """
     code = """
 import time
+begun = time.perf_counter()
 import torch
 start = time.perf_counter()
 import rollout_corr
-print(time.perf_counter() - start)
+print(time.perf_counter() - start, start - begun)
 """
     run_fresh(code, tmp_path)  # writes the bytecode
     taken = []
-    while len(taken) < 5 and min(taken, default=math.inf) > IMPORT_SECONDS:
-        taken.append(float(run_fresh(code, tmp_path)))
-    assert min(taken) <= IMPORT_SECONDS, f"import rollout_corr took {min(taken) * 1e3:.0f} ms at best"
+    while len(taken) < 5 and not any(ours <= max(IMPORT_SECONDS, torchs / 25) for ours, torchs in taken):
+        taken.append([float(x) for x in run_fresh(code, tmp_path).split()])
+    assert any(ours <= max(IMPORT_SECONDS, torchs / 25) for ours, torchs in taken), f"ours, torch's: {taken}"
 
 
 @pytest.mark.parametrize("name", ["kernels", "rollout_corr_kernels", "other.kernels"])
