@@ -109,19 +109,24 @@ def _part(name: str, batch: Batch, operation: Operation, forward: Forward, **abo
     return Contender(name, backward, whole, **{**about, "capturable": False})
 
 
+def _ours(batch: Batch, operation: Operation, new: Tensor, backend: str, **more: Any) -> rc.PolicyLoss:
+    """Our loss of a batch, decoupled."""
+    return rc.policy_loss(
+        new,
+        batch.advantages,
+        batch.mask,
+        old_logp=batch.old,
+        cu_seqlens=batch.cu_seqlens,
+        surrogate=operation.surrogate,
+        backend=backend,
+        **more,
+    )
+
+
 def _loss(name: str, batch: Batch, operation: Operation, correction: rc.Correction, backend: str) -> Contender:
     def forward() -> tuple[Tensor, Callable[[], Mapping[str, float]]]:
-        out = rc.policy_loss(
-            batch.new,
-            batch.advantages,
-            batch.mask,
-            old_logp=batch.old,
-            correction=correction,
-            cu_seqlens=batch.cu_seqlens,
-            surrogate=operation.surrogate,
-            denominator=operation.denominator,
-            backend=backend,
-        )
+        given = {"correction": correction, "denominator": operation.denominator}
+        out = _ours(batch, operation, batch.new, backend, **given)
         return out.value, out.metrics
 
     return _part(name, batch, operation, forward, capturable=name != EAGER)
@@ -129,18 +134,8 @@ def _loss(name: str, batch: Batch, operation: Operation, correction: rc.Correcti
 
 def _traced_loss(batch: Batch, operation: Operation, correction: rc.Correction, **how: Any) -> Contender:
     def step(new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        out = rc.policy_loss(
-            new,
-            batch.advantages,
-            batch.mask,
-            old_logp=batch.old,
-            weights=correction.weights,
-            train_mask=correction.mask,
-            cu_seqlens=batch.cu_seqlens,
-            surrogate=operation.surrogate,
-            denominator=operation.denominator,
-            backend="torch",
-        )
+        given = {"weights": correction.weights, "train_mask": correction.mask, "denominator": operation.denominator}
+        out = _ours(batch, operation, new, "torch", **given)
         return out.value, out.statistics.sums, out.statistics.maxima
 
     objective = Objective(operation.surrogate, None, None, "token_mean", operation.denominator, None)
@@ -194,18 +189,8 @@ def _verl_loss(batch: Batch, operation: Operation, correction: rc.Correction) ->
 
 def _fused_loss(name: str, batch: Batch, operation: Operation, backend: str) -> Contender:
     def forward() -> tuple[Tensor, Callable[[], Mapping[str, float]]]:
-        out = rc.policy_loss(
-            batch.new,
-            batch.advantages,
-            batch.mask,
-            old_logp=batch.old,
-            rollout_logp=batch.rollout,
-            cu_seqlens=batch.cu_seqlens,
-            spec=operation.spec,
-            surrogate=operation.surrogate,
-            reduction="sum",
-            backend=backend,
-        )
+        given = {"rollout_logp": batch.rollout, "spec": operation.spec, "reduction": "sum"}
+        out = _ours(batch, operation, batch.new, backend, **given)
         return out.value, lambda: out.metrics(operation.scheme)
 
     return _part(name, batch, operation, forward, capturable=name != EAGER)

@@ -149,7 +149,10 @@ def run(
             else:
                 seconds = min(options.rounds, POINT) if axis else options.rounds
                 found = measured(where, case, operation, seconds=seconds, budget=budget, everybody=EVERYBODY[into])
-        except Exception as problem:  # noqa: BLE001  (said in the results, which make the exit status tell)
+        except Exception as problem:  # noqa: BLE001  (said below)
+            # An operation that breaks in whatever way must not lose those behind it: it stands in the results as a
+            # problem with the end of its traceback, and a problem makes the exit status tell. An error that stays on
+            # the device raises again below, because after it nothing could be trusted.
             traceback.print_exc()
             end = traceback.format_exc().splitlines()[-KEPT_LINES:]
             found = {"case": case.name, "operation": operation.name, "problem": first_line(problem), "traceback": end}

@@ -165,7 +165,9 @@ def write(folder: Path, found: dict[str, Any]) -> None:
     gpu.write(folder / "gpu.json", found)
     try:
         text = page.report(found)
-    except Exception:  # noqa: BLE001  (what a step wrote may be anything; the traceback stands in the page)
+    except Exception:  # noqa: BLE001  (said below)
+        # What steps wrote before they were ended may have any shape, and a page that cannot show it must not lose the
+        # steps that are still to come: gpu.json is written already, and the traceback stands where the page would.
         text = f"# A commit on a GPU\n\nThis page could not be made; gpu.json has it all.\n\n{traceback.format_exc()}"
     (folder / "gpu.md").write_text(machine.without_places(text), encoding="utf-8")
 
