@@ -18,12 +18,10 @@ settings.load_profile("house")
 @pytest.fixture(scope="module")
 def one_thread():
     """For thousands of tiny operations: waking other threads takes longer than any of them."""
-    import torch
+    import batches
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with batches.one_thread():
+        yield
 
 
 def on_gpu(config):

@@ -14,6 +14,7 @@ from functools import partial
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 
 import oracle
@@ -37,6 +38,14 @@ from rollout_corr.spec import SIGNED_STATS
 from rollout_corr.statistics import layout as columns
 
 C, W = rc.Criterion, rc.Weight
+
+# What a file of tests of the kernels needs. The warnings are NumPy's, in whose name the interpreter computes.
+INTERPRETED = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings(
+        "ignore::RuntimeWarning:triton.runtime.interpreter", "ignore:invalid value encountered:RuntimeWarning"
+    ),
+]
 
 # Largest difference of weights and of metrics from the float64 oracle on the same upcast inputs. Measured in the
 # interpreter over all variants, packed and padded: 1.6e-7 and 2.3e-7. On a GPU, whose exponentials are its own, what is

@@ -169,6 +169,30 @@ def test_no_length_is_in_a_compile_key() -> None:
     assert compiled._compiled(spec) is function
 
 
+@pytest.mark.parametrize(
+    ("installed", "why"),
+    [
+        ({"triton": "3.5.0"}, None),
+        ({"pytorch-triton-rocm": "10.0.1+git0bcc8265"}, None),
+        ({"triton": "3.4.9"}, "the kernels need Triton >= 3.5, and 3.4.9 is installed"),
+        ({"triton": "main"}, "the kernels need Triton >= 3.5, and main is installed"),
+        ({}, "the kernels need Triton >= 3.5, and none is installed"),
+    ],
+)
+def test_which_triton_will_do(installed: dict[str, str], why: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked at the import, so no version may break that."""
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise fused.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(fused.metadata, "version", version)
+    assert fused._missing_triton() == why
+    monkeypatch.setattr(fused, "MISSING_TRITON", why)
+    assert why is None or fused.why_not(torch.device("cuda")) == why
+
+
 def test_explicit_choices_do_not_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "interprets", lambda: False)
     logp = torch.zeros(2, 3)

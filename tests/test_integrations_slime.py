@@ -13,6 +13,8 @@ import torch
 import rollout_corr as rc
 from rollout_corr.integrations import slime
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LENGTHS = [5, 1, 9, 4, 6]
 MIS = {
     "use_tis": True,
@@ -27,15 +29,6 @@ MIS = {
     "rs_veto_threshold": 0.5,
     "tis_batch_normalize": True,
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Two dozen tokens are not worth waking a second one, which a busy machine makes wait."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def settings(**changed):

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from batches import LAYOUTS, MASK_DTYPES, lay_out, moved, one_thread, random_sequences, rounded, spoil, wild
+from batches import LAYOUTS, MASK_DTYPES, lay_out, moved, random_sequences, rounded, spoil, wild
 from kernel_cases import (
+    INTERPRETED,
     MIDDLE,
     NARROW,
     REAL,
@@ -42,18 +43,9 @@ from rollout_corr.kernels.variant import LONG, LONGEST, MEDIUM, SHORT
 from rollout_corr.kernels.variants import VARIANTS
 from rollout_corr.spec import LEVELS, STATS
 
-# What NumPy says of NaN, in whose name the interpreter computes.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::RuntimeWarning:triton.runtime.interpreter", "ignore:invalid value encountered:RuntimeWarning"
-)
+pytestmark = INTERPRETED
 
 W = rc.Weight
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with one_thread():
-        yield
 
 
 SHAPES = {LONGEST: NARROW, LONG: NARROW, MEDIUM: MIDDLE, SHORT: WIDE}

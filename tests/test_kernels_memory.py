@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 
 import rollout_corr as rc
-from batches import Laid, lay_out, moved, one_thread
+from batches import Laid, lay_out, moved
 from kernel_cases import (
+    INTERPRETED,
     NARROW,
     SEQUENCES,
     TOKENS,
@@ -37,18 +38,9 @@ from kernel_cases import (
 from rollout_corr.kernels.grid import search_steps
 from rollout_corr.kernels.slots import owners_of
 
-# What NumPy says of NaN, in whose name the interpreter computes.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::RuntimeWarning:triton.runtime.interpreter", "ignore:invalid value encountered:RuntimeWarning"
-)
+pytestmark = INTERPRETED
 
 W = rc.Weight
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with one_thread():
-        yield
 
 
 def slices(x):

@@ -20,21 +20,17 @@ from batches import (
     assert_same_results,
     assert_same_statistics,
     lay_out,
-    one_thread,
     outcome,
     pick,
     spoil,
     wild,
 )
-from kernel_cases import NARROW, WIDE, Shape, batch, between_fences, same_bits, shaped, watched
+from kernel_cases import INTERPRETED, NARROW, WIDE, Shape, batch, between_fences, same_bits, shaped, watched
 from oracle import Sequence
 from rollout_corr.kernels.variants import VARIANTS
 from strategies import specs
 
-# What NumPy says of NaN, in whose name the interpreter computes.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::RuntimeWarning:triton.runtime.interpreter", "ignore:invalid value encountered:RuntimeWarning"
-)
+pytestmark = INTERPRETED
 
 EXAMPLES = pytest.mark.parametrize("examples", [2, pytest.param(100, marks=pytest.mark.slow)])
 DTYPES = st.sampled_from((torch.float32, torch.bfloat16, torch.float16))
@@ -47,12 +43,6 @@ RICH = [
     for variant in VARIANTS.values()
     if variant.spec.weight or variant.spec.criteria
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with one_thread():
-        yield
 
 
 @st.composite

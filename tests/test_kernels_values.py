@@ -14,9 +14,10 @@ import torch
 
 import oracle
 import rollout_corr as rc
-from batches import lay_out, one_thread, random_sequences, rounded
+from batches import lay_out, random_sequences, rounded
 from kernel_cases import (
     BOTH,
+    INTERPRETED,
     SEQUENCES,
     TOKENS,
     WIDE,
@@ -31,18 +32,9 @@ from kernel_cases import (
 )
 from rollout_corr.spec import NONFINITE, REDUCTIONS, WHEN
 
-# What NumPy says of NaN, in whose name the interpreter computes.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::RuntimeWarning:triton.runtime.interpreter", "ignore:invalid value encountered:RuntimeWarning"
-)
+pytestmark = INTERPRETED
 
 W = rc.Weight
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with one_thread():
-        yield
 
 
 @pytest.mark.parametrize("spec", [TOKENS, SEQUENCES], ids=["tokens", "sequences"])

@@ -12,17 +12,13 @@ import torch
 import oracle
 import oracle_loss
 import rollout_corr as rc
-from batches import LAYOUTS, error, one_thread
+from batches import LAYOUTS, error
 from loss_cases import SURROGATES, LaidLoss, check, compare_metrics, objective, only, random_batch
 from rollout_corr.surrogates import DENOMINATORS, KINDS, KL_WEIGHTS, LOSS_REDUCTIONS, SCOPES
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DECOUPLED = ("old", "weights", "train_mask")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with one_thread():
-        yield
 
 
 BATCHES = [random_batch(0), random_batch(1, advantages="sequence"), random_batch(2, (3, 8, 2), scale=0.8)]

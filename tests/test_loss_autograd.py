@@ -9,20 +9,16 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from batches import GARBAGE, one_thread
+from batches import GARBAGE
 from loss_cases import SURROGATES
 from rollout_corr import loss_run
 from rollout_corr.surrogates import LOSS_REDUCTIONS
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 INF, NAN = math.inf, math.nan
 
 STOPPED = ("score", "cispo", "score both", "score icepop", "dppo tv", "dppo kl", "gspo token")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with one_thread():
-        yield
 
 
 def inputs(dtype=torch.float32, rows=4, width=9, seed=0):

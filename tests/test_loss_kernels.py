@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from batches import GARBAGE, LAYOUTS, one_thread
+from batches import GARBAGE, LAYOUTS
 from kernel_cases import MIDDLE, NARROW, REAL, WIDE, between_fences, bits, fenced, shaped, unchecked, watched
 from loss_cases import SURROGATES, LaidLoss, arguments_of, compare, objective, only, random_batch
 from loss_kernel_cases import PLAIN, assert_close, by_kernels, by_reference, compare_with_reference, on, tensors_of
@@ -23,15 +23,11 @@ from rollout_corr.kernels.loss_variants import LOSS_VARIANTS
 from rollout_corr.kernels.variant import LONG, LONGEST, MEDIUM, SHORT
 from rollout_corr.surrogates import LOSS_REDUCTIONS
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 INF, NAN = math.inf, math.nan
 DECOUPLED = ("old", "weights", "train_mask")
 SHAPES = {LONGEST: NARROW, LONG: NARROW, MEDIUM: MIDDLE, SHORT: WIDE}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with one_thread():
-        yield
 
 
 # --- against the third oracle, in float64 ---

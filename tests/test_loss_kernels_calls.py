@@ -9,19 +9,14 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from batches import one_thread
 from kernel_cases import NARROW, WIDE, fenced, shaped, unchecked, watched
 from loss_cases import SURROGATES
 from loss_kernel_cases import PLAIN, tensors_of
 from rollout_corr.cuts import float32_at_least, float32_at_most
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 INF = math.inf
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with one_thread():
-        yield
 
 
 def inputs(device, dtype=torch.float32):

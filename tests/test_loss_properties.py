@@ -13,19 +13,15 @@ from hypothesis import strategies as st
 
 import oracle_loss
 import rollout_corr as rc
-from batches import GARBAGE, LAYOUTS, error, one_thread
+from batches import GARBAGE, LAYOUTS, error
 from loss_cases import SURROGATES, TENSORS, LaidLoss, only
 from rollout_corr.surrogates import LOSS_REDUCTIONS
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CASES = settings(max_examples=60)
 PARTS = ("old", "weights", "train_mask", "ref")
 WITHOUT_GAPS = [layout for layout in LAYOUTS if layout != "packed_gaps"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with one_thread():
-        yield
 
 
 @st.composite

@@ -14,17 +14,10 @@ import torch
 
 import rollout_corr as rc
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROOT = Path(__file__).resolve().parent.parent
 MADE = ROOT / "docs" / "mismatch_rl"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """As the example runs; on small tensors more threads than free cores are many times slower."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

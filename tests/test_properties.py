@@ -15,21 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rollout_corr as rc
-from batches import GARBAGE, LAYOUTS, assert_same_results, assert_same_statistics, lay_out, one_thread, outcome, pick
+from batches import GARBAGE, LAYOUTS, assert_same_results, assert_same_statistics, lay_out, outcome, pick
 from oracle import Sequence
 from strategies import sequences, specs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 DTYPES = st.sampled_from((torch.float32, torch.bfloat16, torch.float16))
 FILLS = st.sampled_from((*GARBAGE, 3.4e38, -3.4e38))
 # The gaps of one batch are there again in each of its chunks.
 WITHOUT_GAPS = [layout for layout in LAYOUTS if layout != "packed_gaps"]
 CASES = settings(max_examples=120)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with one_thread():
-        yield
 
 
 def run(batch, spec, dtype, layout="packed"):

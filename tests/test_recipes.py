@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from batches import error, one_thread
+from batches import error
 from published import (
     batch,
     cispo,
@@ -39,13 +39,9 @@ from recipe_cases import PUBLISHED
 from rollout_corr import recipes
 from rollout_corr.recipes.table import table
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEP = 1e-6
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with one_thread():
-        yield
 
 
 def padded(rows, values):

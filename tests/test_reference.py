@@ -22,7 +22,6 @@ from batches import (
     check,
     compare,
     lay_out,
-    one_thread,
     random_sequences,
     rounded,
     spoil,
@@ -31,13 +30,9 @@ from batches import (
 from products import criteria_product, fit, weights_product
 from rollout_corr.spec import LEVELS, REDUCTIONS, STATS
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 INF = math.inf
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with one_thread():
-        yield
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -13,25 +13,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import rollout_corr as rc
-from batches import LAYOUTS, assert_same_results, assert_same_statistics, lay_out, one_thread, outcome, random_sequences
+from batches import LAYOUTS, assert_same_results, assert_same_statistics, lay_out, outcome, random_sequences
+from kernel_cases import INTERPRETED
 from rollout_corr.kernels import grid
 from rollout_corr.kernels.grid import Shape
 from split_cases import SPECS, WAYS, cases, lockstep, outcomes
 from strategies import sequences, specs
 from test_operator import key
 
-# What NumPy says of NaN, in whose name the interpreter of the kernels computes.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::RuntimeWarning:triton.runtime.interpreter", "ignore:invalid value encountered:RuntimeWarning"
-)
+pytestmark = INTERPRETED
 
 DTYPES = st.sampled_from((torch.float32, torch.bfloat16, torch.float16))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with one_thread():
-        yield
 
 
 @settings(max_examples=100)
