@@ -179,7 +179,8 @@ def block_table(results: Results) -> Table:
             rows.append([*where, *(number(value) for value in taken)])
     chosen = results["blocks"][0]["block"] if results["blocks"] else None
     head = [f"{size // 1024}k{' (default)' if size == chosen else ''}" for size in sizes]
-    return Table("Milliseconds by slots in a block, ours, padded, 1 thread", ["size", "workload", *head], rows, 2)
+    title = "Milliseconds by slots in a block (twice as many without weights), ours, padded, 1 thread"
+    return Table(title, ["size", "workload", *head], rows, 2)
 
 
 def promise_table(results: Results) -> Table:

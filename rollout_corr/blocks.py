@@ -26,7 +26,9 @@ from rollout_corr.tokens import Tokens, read_tokens
 if TYPE_CHECKING:
     from rollout_corr.split import Split
 
-# Slots in a block. Chosen by measurement on one core with 1 MiB of second-level cache: `make bench ARGS=--blocks`.
+# Slots in a block with weights; without them it has half the temporaries, and so twice the slots. Chosen by measurement
+# on one core with 1 MiB of second-level cache: `make bench ARGS=--blocks`. Larger blocks are faster only while the heap
+# keeps their pages.
 BLOCK = 262_144
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
@@ -65,8 +67,9 @@ def answer(
     decision = reference.decide(tokens, n_measured, spec, advantages, external, others)
     weighing = reference.weigh(tokens, decision, spec)
     weights = reference.weights_of(tokens, decision, weighing, spec)
-    facts = measures.sequence_facts(tokens, n_valid, n_measured, decision, weighing, spec)
-    sums, maxima = measures.token_statistics(tokens, n_measured, decision, weighing, spec)
+    beyond = measures.few_beyond(tokens, weighing, spec)
+    facts = measures.sequence_facts(tokens, n_valid, n_measured, decision, weighing, spec, beyond)
+    sums, maxima = measures.token_statistics(tokens, n_measured, decision, weighing, spec, beyond)
     if len(spec.report) > 1:
         block = measures.Block(tokens, n_valid, n_measured, decision, weighing, facts)
         more_sums, more_maxima = reports.collect(block, spec)
@@ -249,7 +252,7 @@ def run_blocks(batch: Batch, spec: Spec) -> Result:
     """Block by block, with compaction. CPU tensors only: how many tokens are valid decides the shapes."""
     weights, mask = new_outputs(batch, spec)
     collected, keep = Collected(), []
-    for piece in pieces(batch):
+    for piece in pieces(batch, BLOCK if spec.weight is not None else 2 * BLOCK):
         keep.append(_one_block(piece, spec, collected, weights, mask))
     return Result(weights, mask, torch.cat(keep), collected.statistics(tokens_outside(batch), batch, spec))
 
@@ -264,11 +267,11 @@ def tokens_outside(batch: Batch) -> Tensor:
     return torch.count_nonzero(batch.mask[:before]) + torch.count_nonzero(batch.mask[batch.train.numel() - after :])
 
 
-def _blocks(batch: Batch) -> Iterator[tuple[slice, slice]]:
-    """(sequences, slots) of each block; at least one block, even without sequences."""
+def _blocks(batch: Batch, size: int) -> Iterator[tuple[slice, slice]]:
+    """(sequences, slots) of each block of so many slots; at least one block, even without sequences."""
     if batch.offsets is None:
         rows, width = batch.train.shape
-        step = max(1, BLOCK // max(1, width))
+        step = max(1, size // max(1, width))
         for i in range(0, max(1, rows), step):
             part = slice(i, min(rows, i + step))
             yield part, part
@@ -277,7 +280,7 @@ def _blocks(batch: Batch) -> Iterator[tuple[slice, slice]]:
     first, count = 0, len(offsets) - 1
     while first == 0 or first < count:
         last = min(first + 1, count)
-        while last < count and offsets[last + 1] - offsets[first] <= BLOCK:
+        while last < count and offsets[last + 1] - offsets[first] <= size:
             last += 1
         yield slice(first, last), slice(offsets[first], offsets[last])
         first = max(last, 1)
@@ -306,9 +309,9 @@ class Piece:
         return Advantages(self.sequences.spread(per_sequence), per_sequence)
 
 
-def pieces(batch: Batch) -> Iterator[Piece]:
-    """A batch on the CPU, block by block."""
-    for rows, slots in _blocks(batch):
+def pieces(batch: Batch, size: int) -> Iterator[Piece]:
+    """A batch on the CPU, in blocks of about `size` slots."""
+    for rows, slots in _blocks(batch, size):
         shape = batch.train[slots].shape
         if batch.offsets is None:
             lengths = torch.full((shape[0],), shape[1], dtype=torch.int64)
@@ -326,6 +329,7 @@ def pieces(batch: Batch) -> Iterator[Piece]:
                 n_valid = Packed(offsets, valid.shape[0]).sum_integers(valid)
             valid = valid.reshape(-1)
         compaction = Compaction(valid, starts, lengths, n_valid)
+        del valid  # Not for as long as the block takes.
         yield Piece(batch, slots, rows, compaction, Packed.of_lengths(n_valid, compaction.total), n_valid)
 
 

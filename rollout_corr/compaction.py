@@ -35,7 +35,7 @@ class Compaction:
         if self.index is None:
             out.view(-1).copy_(values)
         else:
-            out.view(-1).zero_().scatter_(0, self.index, values)
+            out.view(-1).zero_().scatter_(0, self.index.long(), values)
 
 
 def _index_of_runs(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor, total: int) -> Tensor | None:
@@ -49,9 +49,10 @@ def _index_of_runs(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tens
         some = n_valid > 0
         starts, lengths, n_valid = starts[some], lengths[some], n_valid[some]
     begin = torch.where(valid.index_select(0, starts), starts, starts + lengths - n_valid)
-    index = torch.ones(total, dtype=torch.int64)
+    # The index stays as long as its block does, so it is as small as it can be.
+    index = torch.ones(total, dtype=torch.int32 if valid.shape[0] < 2**31 else torch.int64)
     index[0] = begin[0]
-    index.scatter_(0, n_valid.cumsum(0)[:-1], begin[1:] - begin[:-1] - n_valid[:-1] + 1)
+    index.scatter_(0, n_valid.cumsum(0)[:-1], (begin[1:] - begin[:-1] - n_valid[:-1] + 1).to(index.dtype))
     index.cumsum_(0)
     # The minimum of bytes is vectorised, `all` is not.
     return index if bool(valid.index_select(0, index).view(torch.uint8).amin()) else None

@@ -64,7 +64,7 @@ def run_blocks(batch: Batch, tensors: Tensors, wanted: Objective, differentiable
 def _blocks(batch: Batch, tensors: Tensors, wanted: Objective, differentiable: bool) -> Run:
     gradient = blocks.room(batch, batch.dtype) if differentiable else None
     totals, sums, maxima = [], [], []
-    for piece in blocks.pieces(batch):
+    for piece in blocks.pieces(batch, blocks.BLOCK):
 
         def take(x: Tensor | None, piece: blocks.Piece = piece) -> Tensor | None:
             return None if x is None else piece.take(x).to(batch.dtype)

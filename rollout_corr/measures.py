@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from rollout_corr import reference
 from rollout_corr.cuts import log_bound
 from rollout_corr.histogram import histogram
 from rollout_corr.reference import Decision, Weighing
+from rollout_corr.sequences import Packed
 from rollout_corr.spec import Criterion, Spec
 from rollout_corr.tokens import (
     LARGEST_D,
@@ -23,6 +25,7 @@ from rollout_corr.tokens import (
     LARGEST_STATISTIC,
     Tokens,
     extrema,
+    few_above,
     k3,
     probability,
     select,
@@ -72,6 +75,36 @@ class Block:
     facts: SequenceFacts
 
 
+class Beyond(NamedTuple):
+    """The tokens beyond the bounds of a token weight, where they are few."""
+
+    places: Tensor  # [k] int64
+    sequences: Tensor  # [k] int64, the sequence of each
+    above: int
+    below: int
+
+
+def few_beyond(tokens: Tokens, weighing: Weighing | None, spec: Spec) -> Beyond | None:
+    """Find them, where values may be read; None where they are many.
+
+    Not in float64: sums that are mended at these tokens lose what a ratio of e^20 swallows, up to 1e-7.
+    """
+    weight = spec.weight
+    if weighing is None or weight is None or weight.level != "token" or tokens.largest is None:
+        return None
+    log_ratio = weighing.log_ratio
+    if log_ratio.dtype == torch.float64 or not isinstance(tokens.sequences, Packed):
+        return None
+    low, high = reference.limits(log_ratio.dtype, log_bound(weight.lower), log_bound(weight.upper))
+    nowhere = torch.zeros(0, dtype=torch.int64)
+    above = nowhere if high is None else few_above(log_ratio, high)
+    below = nowhere if low is None else few_above(-log_ratio, -low)
+    if above is None or below is None:
+        return None
+    places = torch.cat([above, below])
+    return Beyond(places, tokens.sequences.of(places), above.shape[0], below.shape[0])
+
+
 def concatenate(parts: list[SequenceFacts]) -> SequenceFacts:
     """The facts of consecutive blocks as one."""
     if len(parts) == 1:
@@ -90,7 +123,13 @@ def concatenate(parts: list[SequenceFacts]) -> SequenceFacts:
 
 
 def sequence_facts(
-    tokens: Tokens, n_valid: Tensor, n_measured: Tensor, decision: Decision, weighing: Weighing | None, spec: Spec
+    tokens: Tokens,
+    n_valid: Tensor,
+    n_measured: Tensor,
+    decision: Decision,
+    weighing: Weighing | None,
+    spec: Spec,
+    beyond: Beyond | None,
 ) -> SequenceFacts:
     """Gather what is known per sequence, with the segment sums that no verdict needed."""
     sequences = tokens.sequences
@@ -101,10 +140,17 @@ def sequence_facts(
     bounds = spec.weight is not None and (spec.weight.lower, spec.weight.upper) != (None, None)
     if weighing is not None:
         raw, bounded, log_weight = weighing.raw, weighing.bounded, weighing.log_ratio
-        ratio, weight = weighing.ratio, weighing.weight
+        weight = weighing.weight
+        if weighing.ratio is not None:
+            ratio = weighing.ratio
         if token_level:
-            summands += [select(tokens.measured, x) for x in ([raw, bounded] if bounds else [raw])]
+            both = bounds and beyond is None
+            summands += [select(tokens.measured, x) for x in ([raw, bounded] if both else [raw])]
     sums = [sequences.sum(x) for x in summands]
+    if beyond is not None and bounds:
+        # Elsewhere the bounds change nothing.
+        after, before = (x.index_select(0, beyond.places).double() for x in (bounded, raw))
+        sums.append(sums[-1].index_add(0, beyond.sequences, after - before))
     if tokens.largest is not None and tokens.largest <= LARGEST_D:
         rollout = sums[0] - tokens.sum_d
     else:
@@ -165,7 +211,12 @@ def tokens_kept(tokens: Tokens, n_valid: Tensor, decision: Decision) -> Tensor:
 
 
 def token_statistics(
-    tokens: Tokens, n_measured: Tensor, decision: Decision, weighing: Weighing | None, spec: Spec
+    tokens: Tokens,
+    n_measured: Tensor,
+    decision: Decision,
+    weighing: Weighing | None,
+    spec: Spec,
+    beyond: Beyond | None,
 ) -> tuple[Named, Named]:
     """Sums and maxima over the measured tokens."""
     d, measured = tokens.d, tokens.measured
@@ -183,17 +234,20 @@ def token_statistics(
     low, high = tokens.extrema
     maxima: Named = {"max_d": high, "-min_d": low}
     if weighing is not None and spec.weight is not None:
-        beyond = outside(weighing.log_ratio, log_bound(spec.weight.lower), log_bound(spec.weight.upper))
+        bounds = log_bound(spec.weight.lower), log_bound(spec.weight.upper)
         raw, bounded, among = weighing.raw, weighing.bounded, measured
         if spec.weight.level == "token":
             squares = [sums["ratio2"] if x is ratio else _squares(select(measured, x)) for x in (raw, bounded)]
-            some = [spec.weight.upper is not None, spec.weight.lower is not None]
-            chosen = [x if measured is None else x & measured for x in beyond]
-            counts = [torch.count_nonzero(x) if bound else n * 0 for x, bound in zip(chosen, some, strict=True)]
+            if beyond is not None:
+                counts = [n.new_tensor(beyond.above), n.new_tensor(beyond.below)]
+            else:
+                some = [spec.weight.upper is not None, spec.weight.lower is not None]
+                chosen = [x if measured is None else x & measured for x in outside(weighing.log_ratio, *bounds)]
+                counts = [torch.count_nonzero(x) if bound else n * 0 for x, bound in zip(chosen, some, strict=True)]
         else:
             among = n_measured > 0
             squares = [(n_measured * x * x).sum() for x in (raw, bounded)]
-            counts = [(n_measured * x).sum() for x in beyond]
+            counts = [(n_measured * x).sum() for x in outside(weighing.log_ratio, *bounds)]
         sums.update(dict(zip(("raw2", "weight2", "tokens_above", "tokens_below"), squares + counts, strict=True)))
         maxima["-min_raw"], maxima["max_raw"] = extrema(raw, among)
         maxima["-min_weight"], maxima["max_weight"] = extrema(bounded, among)

@@ -104,11 +104,19 @@ def value_of(
     return torch.where(n > 0, sign * extremum.double(), 0.0)
 
 
+def limits(dtype: torch.dtype, lower: float | None, upper: float | None) -> tuple[float | None, float | None]:
+    """The bounds that values of a dtype are compared with."""
+    if dtype != torch.float32:
+        return lower, upper
+    return (
+        None if lower is None else float32_at_least(lower),
+        None if upper is None else float32_at_most(upper),
+    )
+
+
 def within(x: Tensor, lower: float | None, upper: float | None) -> Tensor:
     """lower <= x <= upper, both inclusive, either open. NaN is not within any bound."""
-    if x.dtype == torch.float32:
-        lower = None if lower is None else float32_at_least(lower)
-        upper = None if upper is None else float32_at_most(upper)
+    lower, upper = limits(x.dtype, lower, upper)
     if lower is None:
         return torch.ones_like(x, dtype=torch.bool) if upper is None else x <= upper
     return x >= lower if upper is None else (x >= lower) & (x <= upper)
@@ -301,7 +309,7 @@ class Weighing:
     log_ratio: Tensor  # clamped to +-Spec.clamp
     raw: Tensor  # ratio - 1 before the bounds, without cancellation
     bounded: Tensor  # ratio - 1 after the bounds
-    ratio: Tensor  # before the bounds
+    ratio: Tensor | None  # before the bounds; None at token level, where nobody asks for it
     weight: Tensor
 
 
@@ -330,7 +338,7 @@ def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
     else:
         inside = within(log_ratio, log_bound(lower), log_bound(upper))
         bounded, result = torch.where(inside, raw, -1.0), torch.where(inside, ratio, 0.0)
-    return Weighing(log_ratio, raw, bounded, ratio, result)
+    return Weighing(log_ratio, raw, bounded, None if weight.level == "token" else ratio, result)
 
 
 def weights_of(tokens: Tokens, decision: Decision, weighing: Weighing | None, spec: Spec) -> Tensor | None:

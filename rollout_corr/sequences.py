@@ -5,6 +5,7 @@ A third answers the same questions where the tokens of a sequence lie on several
 
 from __future__ import annotations
 
+import itertools
 from typing import Protocol
 
 import torch
@@ -71,6 +72,10 @@ class Rows(Whole):
         return per_sequence[:, None]
 
 
+# Tokens of a part of a sum on the CPU.
+PART = 65_536
+
+
 class Packed(Whole):
     """Sequence s is the tokens offsets[s] .. offsets[s + 1] of an [N] tensor.
 
@@ -86,6 +91,7 @@ class Packed(Whole):
         self.count = offsets.shape[0] - 1
         self._ids: Tensor | None = None
         self._lengths: Tensor | None = None
+        self._parts: list[tuple[slice, Tensor]] | None = None
 
     @classmethod
     def of_lengths(cls, lengths: Tensor, size: int) -> Packed:
@@ -98,7 +104,26 @@ class Packed(Whole):
         """[N] floating -> [S] float64; nothing in one sequence touches another."""
         if self.size == 0 or self.count == 0:
             return torch.zeros(self.count, dtype=torch.float64, device=x.device)
-        return torch.segment_reduce(x.double(), "sum", offsets=self.offsets, unsafe=True)
+        if x.device.type != "cpu" or x.dtype == torch.float64 or torch.compiler.is_compiling():
+            return torch.segment_reduce(x.double(), "sum", offsets=self.offsets, unsafe=True)
+        # Part by part, so that the float64 copy is small and stays in cache.
+        if self._parts is None:
+            self._parts = self._cut()
+        return torch.cat(
+            [torch.segment_reduce(x[part].double(), "sum", offsets=inner, unsafe=True) for part, inner in self._parts]
+        )
+
+    def _cut(self) -> list[tuple[slice, Tensor]]:
+        """The tokens of consecutive sequences, about PART in a part, and the offsets in it."""
+        marks = torch.arange(1, self.size // PART + 1, device=self.offsets.device) * PART
+        cuts = [0, *torch.searchsorted(self.offsets[1:], marks).tolist(), self.count]
+        parts = []
+        for first, last in itertools.pairwise(cuts):
+            if first < last:
+                offsets = self.offsets[first : last + 1]
+                start, end = int(offsets[0]), int(offsets[-1])
+                parts.append((slice(start, end), offsets - start))
+        return parts
 
     def sum_integers(self, x: Tensor) -> Tensor:
         """[N] int64 or bool -> [S] int64, exact. Overwrites int64 x, which is as large as two of the log-probs.
@@ -132,7 +157,9 @@ class Packed(Whole):
                 which = torch.arange(self.count, device=self.offsets.device)
                 self._ids = which.repeat_interleave(self._lengths, output_size=self.size)
             else:
-                position = torch.arange(self.size, device=self.offsets.device)
-                found = torch.searchsorted(self.offsets[1:], position, right=True)
-                self._ids = found.clamp_(max=self.count - 1)
+                self._ids = self.of(torch.arange(self.size, device=self.offsets.device)).clamp_(max=self.count - 1)
         return self._ids
+
+    def of(self, places: Tensor) -> Tensor:
+        """[k] int64, places of tokens -> [k] int64, the sequence of each."""
+        return torch.searchsorted(self.offsets[1:], places, right=True)
