@@ -26,9 +26,9 @@ from rollout_corr.tokens import Tokens, read_tokens
 if TYPE_CHECKING:
     from rollout_corr.split import Split
 
-# Slots in a block with weights; without them it has fewer temporaries, and twice the slots. Chosen by measurement on one
-# core with 1 MiB of second-level cache: `make bench ARGS=--blocks`, and beside verl, whose calls make the heap give its
-# pages back: larger blocks with weights were faster only where it keeps them.
+# Slots in a block with weights; without them it has fewer temporaries, and twice the slots. Chosen by measurement on
+# one core with 1 MiB of second-level cache: `make bench ARGS=--blocks`, and beside verl, whose calls make the heap give
+# its pages back: larger blocks with weights were faster only where it keeps them.
 BLOCK = 262_144
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
