@@ -115,6 +115,14 @@ def test_the_commit_of_a_copy_without_git(monkeypatch):
     assert "commit bbbbbbbbbbbb (a copy without git" in page.facts(main.head("b" * 40))[0]
 
 
+def test_a_page_that_cannot_be_made_loses_nothing(tmp_path):
+    main = load("gpu_report.__main__")
+    main.write(tmp_path, {"steps": "of no shape"})
+    assert json.loads((tmp_path / "gpu.json").read_text()) == {"steps": "of no shape"}
+    said = (tmp_path / "gpu.md").read_text()
+    assert "gpu.json has it all" in said and "Traceback" in said
+
+
 # --- the sample of tests ---
 
 TESTS = """
