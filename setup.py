@@ -43,7 +43,11 @@ setup(
     python_requires=">=3.10",
     # rollout_corr/kernels is a symlink, for checkers and editors. The search leaves it out and it is named here, so
     # that the mapping below alone decides what is installed, also where a checkout has no symlinks.
-    packages=[*find_packages(include=["rollout_corr*"], exclude=["rollout_corr.kernels*"]), "rollout_corr.kernels"],
+    packages=[
+        *find_packages(include=["rollout_corr*"], exclude=["rollout_corr.kernels*"]),
+        "rollout_corr.kernels",
+        *(f"rollout_corr.kernels.{name}" for name in find_packages("kernels")),
+    ],
     package_dir={"rollout_corr.kernels": "kernels"},
     package_data={"rollout_corr": ["py.typed"]},
     # Never Triton: the wheel of torch for a GPU brings its own, and a CPU needs none.

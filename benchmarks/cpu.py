@@ -25,7 +25,7 @@ import torch
 
 from benchmarks import cases, cpu_tables, gate, machine, memory, tables
 from benchmarks.contenders import OURS, Contender, Outcome, contenders, verl_function
-from rollout_corr import blocks
+from rollout_corr.backends import blocks
 
 try:
     import resource

@@ -25,7 +25,7 @@ from benchmarks.device_contender import (
     absent,
 )
 from benchmarks.operations import Operation
-from rollout_corr.statistics import Statistics
+from rollout_corr.metrics.statistics import Statistics
 
 
 def contenders(batch: Batch, operation: Operation) -> list[Contender]:

@@ -29,8 +29,8 @@ from benchmarks.device_contender import (
     absent,
 )
 from benchmarks.operations import Operation
-from rollout_corr.statistics import Statistics
-from rollout_corr.surrogates import Objective
+from rollout_corr.metrics.statistics import Statistics
+from rollout_corr.spec.loss import Objective
 
 
 def losses(batch: Batch, operation: Operation) -> list[Contender]:

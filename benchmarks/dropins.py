@@ -23,7 +23,11 @@ from benchmarks.cases import Inputs, make_inputs
 from benchmarks.contenders import without_checkout
 from benchmarks.cpu import take_turns
 from benchmarks.tables import Table, markdown
-from rollout_corr.integrations import areal, skyrl, trl, verl, xtuner
+from rollout_corr.frameworks.areal import dropin as areal
+from rollout_corr.frameworks.skyrl import dropin as skyrl
+from rollout_corr.frameworks.trl import dropin as trl
+from rollout_corr.frameworks.verl import dropin as verl
+from rollout_corr.frameworks.xtuner import dropin as xtuner
 
 Call = Callable[[], object]
 

@@ -5,7 +5,7 @@
 
 A training script either gives Ray a hook, and keeps its configuration,
 
-    ray.init(runtime_env={"worker_process_setup_hook": "rollout_corr.integrations.skyrl.install"})
+    ray.init(runtime_env={"worker_process_setup_hook": "rollout_corr.frameworks.skyrl.install"})
 
 or registers our losses, which is SkyRL's own way to extend it, and names one: trainer.algorithm.policy_loss_type
 
@@ -26,11 +26,11 @@ try:
 except ModuleNotFoundError as missing:
     raise SystemExit(f'{missing}: pip install rollout-corr "skyrl[skyrl-train]==0.3.0"') from None
 
-from rollout_corr.integrations import skyrl, skyrl_losses
+from rollout_corr.frameworks.skyrl import dropin, losses
 from rollout_corr.testing import example_batch, pad
 
 # As much of `trainer.algorithm` as the loss reads.
-CORRECTION = skyrl.FIELDS | {
+CORRECTION = dropin.FIELDS | {
     "tis_ratio_type": "token",
     "token_tis_ratio_clip_high": 1.2,
     "sequence_mask_metric": "geometric",
@@ -58,9 +58,9 @@ def main() -> None:
     loss = torch.ones_like(old)
     given = (loss, old, rollout, mask, ALGORITHM.off_policy_correction)
     theirs, their_mask, metrics = off_policy_correction_utils.apply_off_policy_correction(*given)
-    print(skyrl.install().why)
+    print(dropin.install().why)
     ours, our_mask, our_metrics = off_policy_correction_utils.apply_off_policy_correction(*given)
-    skyrl.uninstall()
+    dropin.uninstall()
     print("masks equal:", torch.equal(their_mask, our_mask), f"{float(our_mask.sum() / mask.sum()):.3f} of tokens kept")
     # Where the mask is 0, SkyRL's weight is the ratio of whatever stands there, and ours is 0.
     print(f"largest difference of a weight: {float(((theirs - ours) * our_mask).abs().max()):.0e}")
@@ -69,7 +69,7 @@ def main() -> None:
         compare(key, metrics[key], our_metrics[key])
 
     # SkyRL's registry: the loss with its gradient, by name.
-    skyrl_losses.register()
+    losses.register()
     slopes = []
     for name in ("regular", "rollout_corr_regular"):
         new = (old + 0.1 * torch.sin(torch.arange(old.shape[1]))).requires_grad_()

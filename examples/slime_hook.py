@@ -6,8 +6,8 @@
 slime is not needed to try it: this finds the functions as slime does, by their paths, and hands over what slime hands
 over. A training run gets one of
 
-    --use-tis --custom-tis-function-path rollout_corr.integrations.slime.tis --tis-clip 2.0
-    --use-tis --custom-tis-function-path rollout_corr.integrations.slime.mis --custom-config-path mis.yaml
+    --use-tis --custom-tis-function-path rollout_corr.frameworks.slime.tis --tis-clip 2.0
+    --use-tis --custom-tis-function-path rollout_corr.frameworks.slime.mis --custom-config-path mis.yaml
     --use-tis --custom-tis-function-path slime_hook.geometric
 
 The last needs this file on the PYTHONPATH of the training processes.
@@ -69,8 +69,8 @@ def main() -> None:
     # What slime's built-in function multiplies by. The three below truncate likewise, and the last two reject besides.
     weights = (batch.train_logp - batch.rollout_logp).exp().clamp(ARGS.tis_clip_low, ARGS.tis_clip)
     shown = {
-        "rollout_corr.integrations.slime.tis": "tis_clipfrac",
-        "rollout_corr.integrations.slime.mis": "mis_is_ratio_mean_final",
+        "rollout_corr.frameworks.slime.tis": "tis_clipfrac",
+        "rollout_corr.frameworks.slime.mis": "mis_is_ratio_mean_final",
         "slime_hook.geometric": "rejected",
     }
     for path, key in shown.items():

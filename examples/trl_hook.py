@@ -30,7 +30,7 @@ except ModuleNotFoundError as missing:
     raise SystemExit(f"{missing}: pip install rollout-corr trl==1.16.0") from None
 
 import rollout_corr as rc
-from rollout_corr.integrations import trl
+from rollout_corr.frameworks.trl import dropin
 
 STEPS, LENGTH = 4, 8
 VOCABULARY = {word: i for i, word in enumerate(["<pad>", "<eos>", *"abcdefghijklmn"])}
@@ -95,9 +95,9 @@ def train(folder):
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         theirs = train(folder)
-        print(trl.install().why)
+        print(dropin.install().why)
         same = train(folder)
-        trl.install(spec=SPEC)
+        dropin.install(spec=SPEC)
         spec = train(folder)
     for name, losses in (("TRL's own", theirs), ("ours, same mode", same), ("ours, the Spec", spec)):
         print(f"{name}:", *(f"{loss:.6f}" for loss in losses))

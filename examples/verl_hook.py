@@ -6,7 +6,7 @@ r"""verl: its trainers correct with rollout-corr, without a changed line. Shown 
 A training run gets the hook on its command line, and its configuration stays as it is:
 
     python3 -m verl.trainer.main_ppo ... \
-        +ray_kwargs.ray_init.runtime_env.worker_process_setup_hook=rollout_corr.integrations.verl.install
+        +ray_kwargs.ray_init.runtime_env.worker_process_setup_hook=rollout_corr.frameworks.verl.install
 
 This script gives the same hook to ray.init, calls verl's own function in a worker, and calls it here, where nothing is
 replaced: both say the same.
@@ -22,10 +22,10 @@ try:
 except ModuleNotFoundError as missing:
     raise SystemExit(f"{missing}: pip install rollout-corr verl==0.9.1") from None
 
-from rollout_corr.integrations import verl
+from rollout_corr.frameworks.verl import dropin
 from rollout_corr.testing import example_batch, pad
 
-HOOK = "rollout_corr.integrations.verl.install"
+HOOK = "rollout_corr.frameworks.verl.install"
 
 
 def corrected():
@@ -36,7 +36,7 @@ def corrected():
     data = {name: pad(column, batch.lengths) for name, column in zip(names, columns, strict=True)}
     config = RolloutCorrectionConfig.decoupled_geo_rs_token_tis(is_threshold=1.5, rs_threshold="0.95_1.05")
     data, metrics = rollout_corr_helper.compute_rollout_correction_and_add_to_batch(DataProto.from_dict(data), config)
-    return data.batch["rollout_is_weights"], data.batch["response_mask"], metrics, verl.installed().why
+    return data.batch["rollout_is_weights"], data.batch["response_mask"], metrics, dropin.installed().why
 
 
 def main() -> None:

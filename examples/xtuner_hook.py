@@ -5,7 +5,7 @@
 
 In the configuration of a training run one import changes:
 
-    from rollout_corr.integrations.xtuner import RolloutImportanceSampling
+    from rollout_corr.frameworks.xtuner import RolloutImportanceSampling
     ...
     rollout_is=RolloutImportanceSampling(rollout_is_threshold=(5, 0.5), rollout_is_mode="both")
 
@@ -22,7 +22,7 @@ try:
 except ModuleNotFoundError as missing:
     raise SystemExit(f"{missing}: install rollout-corr, and xtuner from its source at b934f46") from None
 
-from rollout_corr.integrations.xtuner import RolloutImportanceSampling
+from rollout_corr.frameworks.xtuner.dropin import RolloutImportanceSampling
 from rollout_corr.testing import example_batch
 
 # Pairs are (upper, lower).

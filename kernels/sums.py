@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.plan import Tables
+from rollout_corr.kernels.correct.plan import Tables
 from rollout_corr.kernels.tokens import (
     GRID_OF_D,
     GRID_OF_FRACTION,

@@ -1,4 +1,4 @@
-"""What the kernels compute of one token: the same formulas as in rollout_corr/tokens.py."""
+"""What the kernels compute of one token: the same formulas as in rollout_corr/definition/tokens.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.plan import CLASSES, Plan, Tables, Test
+from rollout_corr.kernels.correct.plan import CLASSES, Plan, Tables, Test
 
 GRID_OF_D = tl.constexpr(2.0**28)
 LARGEST_D = tl.constexpr(2.0**10)

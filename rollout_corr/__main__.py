@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-# The commands that look at a dump of log-probs; rollout_corr.mismatch.commands has their arguments.
+# The commands that look at a dump of log-probs; rollout_corr.diagnose.commands has their arguments.
 LOOKING = {
     "report": "show where the log-probs of a dump differ",
     "doctor": "name the causes; exit with 1 if there are some",
@@ -26,17 +26,17 @@ def main(arguments: list[str] | None = None) -> int:
         commands.add_parser(name, add_help=False, help=about)
     chosen, options = parser.parse_known_args(arguments)
     if chosen.command in LOOKING:
-        from rollout_corr.mismatch.commands import run
+        from rollout_corr.diagnose.commands import run
 
         return run(chosen.command, options)
     if chosen.command == "kernels":
-        from rollout_corr.kernel_report import main as kernels
+        from rollout_corr.aot.report import main as kernels
 
         return kernels(options)
     if options:
         parser.error(f"unrecognized arguments: {' '.join(options)}")
     if chosen.command == "demo":
-        from rollout_corr.demo import main as demo
+        from rollout_corr.cli.demo import main as demo
 
         demo()
         return 0

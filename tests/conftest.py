@@ -18,7 +18,7 @@ settings.load_profile("house")
 @pytest.fixture(scope="module")
 def one_thread():
     """For thousands of tiny operations: waking other threads takes longer than any of them."""
-    import batches
+    from builders import batches
 
     with batches.one_thread():
         yield
@@ -64,9 +64,9 @@ def patched_once(request):
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, patched_once):
     """Where a test of the kernels puts its tensors. Each run takes one of the two: `make test`, `make test-gpu`."""
-    from rollout_corr import fused
+    from rollout_corr.backends import operators
 
-    assert fused.interprets() == (request.param == "cpu"), "tests on a GPU run apart from the others: make test-gpu"
+    assert operators.interprets() == (request.param == "cpu"), "tests on a GPU run apart from the others: make test-gpu"
     return request.param
 
 
@@ -76,14 +76,14 @@ def launched(request):
     if not on_gpu(request.config):
         yield
         return
-    from rollout_corr import fused
+    from rollout_corr.backends import operators
     from rollout_corr.kernels.grid import Launch
 
     run, count = Launch.run, 0
 
     def counted(self):
         nonlocal count
-        count += self.arguments[0].is_cuda and not fused.interprets()
+        count += self.arguments[0].is_cuda and not operators.interprets()
         run(self)
 
     with mock.patch.object(Launch, "run", counted):
@@ -94,7 +94,7 @@ def launched(request):
 @pytest.fixture(scope="module")
 def benchmarks():
     """The folder of benchmarks, as a package."""
-    import benchmark_folder
+    from builders import benchmark_folder
 
     with benchmark_folder.imported() as package:
         yield package
@@ -103,7 +103,7 @@ def benchmarks():
 @pytest.fixture
 def nothing_said_yet(monkeypatch):
     """What is said once in a process is said once in a test."""
-    from rollout_corr.presets import registry
+    from rollout_corr.frameworks import registry
 
     monkeypatch.setattr(registry, "_warned", set())
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-import oracle_reports
-from oracle_xtuner import Fields, by_hand, rows_of
+from oracles import peers as oracle_reports
+from oracles.xtuner import Fields, by_hand, rows_of
 
 
 class RolloutImportanceSampling(Fields):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import oracle_reports
+from oracles import peers as oracle_reports
 
 
 def compute_off_policy_correction(old_log_probs, rollout_logprobs, loss_mask, off_policy_correction):

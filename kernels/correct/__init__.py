@@ -1,0 +1,1 @@
+"""The kernels of `correct`: read, judge, apply, and their launch."""

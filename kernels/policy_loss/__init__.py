@@ -1,0 +1,1 @@
+"""The kernels of `policy_loss`: gradient, sequences, and their launch."""

@@ -1,0 +1,190 @@
+"""What the kernels compute of one token's loss: the formulas of rollout_corr/definition/loss.py with their derivatives.
+
+Everything is computed wherever it may be asked for and selected at the end. A derivative is 0 where a clamp or a bound
+holds, as autograd has it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from rollout_corr.kernels.policy_loss.plan import LossPlan
+from rollout_corr.kernels.tokens import (
+    LARGEST_D,
+    binary_kl,
+    exponential,
+    limited,
+    number,
+    probability,
+)
+
+
+@triton.constexpr_function
+def clips(plan: LossPlan) -> bool:
+    """Whether the surrogate is PPO's, at whatever level."""
+    return plan.surrogate in ("PPO", "GSPO")
+
+
+@triton.constexpr_function
+def kind_of(plan: LossPlan, of_gradient: bool) -> str | None:
+    """The kind of the KL's value or of its gradient."""
+    return plan.kl_gradient if of_gradient else plan.kl
+
+
+@triton.jit
+def clipped(ratio, clamped, advantage, numbers, PLAN: tl.constexpr):
+    """PPO's bounded ratio, where it is bounded, and where from below, from above, and from far above."""
+    down = advantage < 0
+    above = clamped > number(numbers, PLAN, "clip/upper").to(clamped.dtype)
+    low, far = tl.zeros_like(down), tl.zeros_like(down)
+    bounded = tl.where(above & (down == 0), number(numbers, PLAN, "most").to(ratio.dtype), ratio)
+    if PLAN.has_lower:
+        low = down & (clamped < number(numbers, PLAN, "clip/lower").to(clamped.dtype))
+        bounded = tl.where(low, number(numbers, PLAN, "least").to(ratio.dtype), bounded)
+    if PLAN.has_upper:
+        far = down & (clamped > number(numbers, PLAN, "far/upper").to(clamped.dtype))
+        bounded = tl.where(far, number(numbers, PLAN, "furthest").to(ratio.dtype), bounded)
+    return bounded, low | far | (above & (down == 0)), low, (advantage > 0) & above, far
+
+
+@triton.jit
+def policy(new, x, level, pull, advantage, weight, numbers, PLAN: tl.constexpr):
+    """The surrogate's loss of a token times its weight, its derivative by new_logp, what it clipped, and its ratio.
+
+    Args:
+        new: new_logp.
+        x: The token's log-ratio.
+        level: The mean of its sequence's, where the surrogate needs it.
+        pull: For GMPO the loss of the sequence, for GSPO through the sequence its derivative; weights are in it.
+        advantage: A.
+        weight: What multiplies the loss.
+
+    Returns:
+        Loss, derivative; low, high, dual; the clamped log-ratio, e^it - 1 and e^it - 1 - it.
+    """
+    used = level if PLAN.levels else x
+    clamp = number(numbers, PLAN, "clamp").to(x.dtype)
+    free = tl.abs(used) <= clamp
+    clamped = limited(used, -clamp, clamp, PLAN)
+    ratio, excess, k3 = exponential(clamped, PLAN)
+    low, high, dual = tl.zeros_like(free), tl.zeros_like(free), tl.zeros_like(free)
+    if clips(PLAN):
+        bounded, held, low, high, dual = clipped(ratio, clamped, advantage, numbers, PLAN)
+        value, slope = -advantage * bounded, -advantage * ratio
+        free = free & (held == 0)
+    elif PLAN.surrogate == "Reinforce":
+        value, slope = -ratio * advantage, -ratio * advantage
+    elif PLAN.surrogate == "SAPO":
+        tau = tl.where(advantage > 0, number(numbers, PLAN, "positive"), number(numbers, PLAN, "negative"))
+        tau = tau.to(x.dtype)
+        gate = 1.0 / (1.0 + tl.exp(-tau * excess))
+        value, slope = -(4.0 / tau) * gate * advantage, -4.0 * gate * (1.0 - gate) * advantage * ratio
+    elif PLAN.surrogate == "GMPO":
+        high = (advantage > 0) & (clamped > number(numbers, PLAN, "high").to(x.dtype))
+        low = (advantage < 0) & (clamped < -number(numbers, PLAN, "low").to(x.dtype))
+        value, slope = pull, pull
+        free = free & ((low | high) == 0)
+    elif PLAN.surrogate == "DRO":
+        beta, saturated = number(numbers, PLAN, "beta").to(x.dtype), limited(x, -LARGEST_D, LARGEST_D, PLAN)
+        value = -(advantage * new - 0.5 * beta * (saturated * saturated))
+        slope = -advantage + tl.where(tl.abs(x) <= LARGEST_D, beta * saturated, 0.0)
+        free = free | (free == 0)
+    else:
+        # The score function: its ratio is a constant.
+        factor = tl.full(x.shape, 1.0, x.dtype)
+        if PLAN.surrogate != "GPG" and PLAN.own_ratio:
+            factor, low, high, dual = stopped_ratio(ratio, clamped, numbers, PLAN)
+        value, slope = -factor * advantage * new, -factor * advantage
+        free = free | (free == 0)
+        if PLAN.surrogate == "DPPO":
+            low, high = pushed_far(new, x, advantage, numbers, PLAN)
+            free = (low | high) == 0
+            value = tl.where(free, value, 0.0)
+    if PLAN.weighted and PLAN.surrogate != "GMPO":
+        value, slope = value * weight, slope * weight
+    if PLAN.surrogate == "GSPO" and PLAN.option == "sequence":
+        slope, free = pull, tl.abs(x) <= LARGEST_D
+    return value, tl.where(free, slope, 0.0), low, high, dual, clamped, excess, k3
+
+
+@triton.jit
+def stopped_ratio(ratio, clamped, numbers, PLAN: tl.constexpr):
+    """The bounded ratio of Score and of DPPO; what was below and above, and for DPPO above its `upper`."""
+    known = ratio == ratio
+    below, above, dual = tl.zeros_like(known), tl.zeros_like(known), tl.zeros_like(known)
+    if PLAN.surrogate == "DPPO":
+        if PLAN.has_upper:
+            dual = clamped > number(numbers, PLAN, "score/upper").to(ratio.dtype)
+            ratio = tl.where(dual, number(numbers, PLAN, "upper").to(ratio.dtype), ratio)
+    else:
+        if PLAN.has_lower:
+            below = (clamped >= number(numbers, PLAN, "score/lower").to(ratio.dtype)) == 0
+        if PLAN.has_upper:
+            above = (clamped <= number(numbers, PLAN, "score/upper").to(ratio.dtype)) == 0
+        if PLAN.option == "zero":
+            ratio = tl.where(below | above, 0.0, ratio)
+        else:
+            if PLAN.has_lower:
+                least = number(numbers, PLAN, "lower").to(ratio.dtype)
+                ratio = tl.where(ratio < least, least, ratio)
+            if PLAN.has_upper:
+                most = number(numbers, PLAN, "upper").to(ratio.dtype)
+                ratio = tl.where(ratio > most, most, ratio)
+    return ratio, below, above, dual
+
+
+@triton.jit
+def pushed_far(new, x, advantage, numbers, PLAN: tl.constexpr):
+    """DPPO: whether a token has moved with its advantage, down or up, and further than allowed."""
+    base = new - x
+    p, q = probability(base), probability(new)
+    if PLAN.option == "tv":
+        moved = tl.abs(q - p)
+    else:
+        moved = binary_kl(base, new, x, number(numbers, PLAN, "eps").to(x.dtype), PLAN)
+    high = (advantage > 0) & (q > p) & (moved > number(numbers, PLAN, "high").to(x.dtype))
+    low = (advantage < 0) & (q < p) & (moved > number(numbers, PLAN, "low").to(x.dtype))
+    return low, high
+
+
+@triton.jit
+def penalty(k, KIND: tl.constexpr, numbers, PLAN: tl.constexpr):
+    """A KL penalty of one kind, and its derivative."""
+    saturated, flows = limited(k, -LARGEST_D, LARGEST_D, PLAN), tl.abs(k) <= LARGEST_D
+    if KIND == "k1":
+        value, slope = saturated, tl.full(k.shape, 1.0, k.dtype)
+    elif KIND == "abs":
+        value, slope = tl.abs(saturated), tl.where(k > 0.0, 1.0, tl.where(k < 0.0, -1.0, 0.0)).to(k.dtype)
+    elif KIND == "k2":
+        value, slope = 0.5 * (saturated * saturated), saturated
+    else:
+        most = number(numbers, PLAN, "kl_log_clamp").to(k.dtype)
+        flows = tl.abs(k) <= most
+        _, excess, value = exponential(-limited(saturated, -most, most, PLAN), PLAN)
+        slope = -excess
+        if PLAN.value_clamp:
+            most_value = number(numbers, PLAN, "kl_value_clamp").to(k.dtype)
+            flows = flows & (value <= most_value)
+            value = tl.where(value > most_value, most_value, value)
+    return value, tl.where(flows, slope, 0.0)
+
+
+@triton.jit
+def penalty_factor(x, weight, numbers, PLAN: tl.constexpr):
+    """What multiplies a token's KL besides the coefficient, and its derivative."""
+    factor, slope = tl.full(x.shape, 1.0, x.dtype), tl.full(x.shape, 0.0, x.dtype)
+    if PLAN.kl_weight == "weights":
+        if PLAN.weighted:
+            factor = weight
+    elif PLAN.kl_weight is not None:
+        clamp = number(numbers, PLAN, "clamp").to(x.dtype)
+        clamped, flows = limited(x, -clamp, clamp, PLAN), tl.abs(x) <= clamp
+        factor, _, _ = exponential(clamped, PLAN)
+        if PLAN.weight_upper:
+            above = clamped > number(numbers, PLAN, "kl_weight/upper").to(x.dtype)
+            factor = tl.where(above, number(numbers, PLAN, "kl_weight_upper").to(x.dtype), factor)
+            flows = flows & (above == 0)
+        if PLAN.kl_weight == "ratio":
+            slope = tl.where(flows, factor, 0.0)
+    return factor, slope

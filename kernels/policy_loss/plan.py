@@ -1,0 +1,251 @@
+"""What a policy loss asks of the kernels: its structure as a compile-time constant, its numbers as data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from rollout_corr.definition.thresholds import float32_at_least, float32_at_most, log_of
+from rollout_corr.kernels.correct.plan import Tables
+from rollout_corr.metrics.loss import max_names, sum_names
+from rollout_corr.spec.loss import DPPO, DRO, GMPO, GSPO, PPO, SAPO, Objective, Score
+
+# What is counted of whole sequences, before anything is divided.
+SEQUENCE_SUMS = ("loss_valid_tokens", "loss_valid_sequences", "loss_tokens", "loss_sequences")
+
+
+@dataclass(frozen=True)
+class LossPlan(Tables):
+    """What the kernels branch on, all of it known when they are compiled.
+
+    Where the gradient of a token hangs on its sequence, a first pass over the tokens sums up ("sum") and a second one
+    writes ("write"); otherwise one pass does everything ("whole").
+    """
+
+    phase: str
+    surrogate: str
+    option: str | None  # GSPO.through, DPPO.divergence, Score.outside
+    has_lower: bool
+    has_upper: bool  # for PPO: a bound where A < 0
+    own_ratio: bool
+    kl: str | None
+    kl_gradient: str | None
+    kl_weight: str | None
+    kl_everywhere: bool
+    value_clamp: bool
+    weight_upper: bool
+    regulariser: str | None  # its scope
+    reduction: str
+    denominator: str | None  # what is counted, None where the caller has
+    nonfinite: str
+    double: bool
+    packed: bool
+    based: bool
+    weighted: bool
+    referred: bool
+    trained: bool
+    masked: bool
+    advantages: str  # "token" | "sequence"
+    differentiable: bool
+    token_sums: tuple[str, ...] = ()
+    floats: tuple[str, ...] = ()
+    counts: tuple[str, ...] = ()
+    integers: tuple[str, ...] = ()
+    peaks: tuple[str, ...] = ()
+    token_maxima: tuple[str, ...] = ()
+    sequence_sums: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    sums: tuple[str, ...] = ()  # the statistics, in the order in which they are handed out
+    maxima: tuple[str, ...] = ()
+    full: bool = False
+    _hash: int = field(default=0, compare=False, repr=False)
+
+    def __hash__(self) -> int:
+        """Computed once: every launch looks the plan up."""
+        return self._hash
+
+    @property
+    def averages(self) -> bool:
+        """Whether every sequence is divided by its own length."""
+        return self.reduction == "sequence_mean_token_mean"
+
+    @property
+    def levels(self) -> bool:
+        """Whether a token needs its sequence's mean log-ratio."""
+        return self.surrogate == "GSPO"
+
+    @property
+    def pulls(self) -> bool:
+        """Whether a token's gradient is its sequence's."""
+        return self.surrogate == "GMPO" or (self.surrogate == "GSPO" and self.option == "sequence")
+
+    @property
+    def halvings(self) -> int:
+        """How often a tile is halved, because a token takes so many registers that a thread should have fewer."""
+        return 2 if self.double else 1
+
+    @property
+    def writes(self) -> bool:
+        """Whether this pass writes the gradient and adds up the loss."""
+        return self.phase != "sum"
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What backward branches on."""
+
+    packed: bool
+    averages: bool
+
+
+@lru_cache(maxsize=256)
+def plans_of(
+    objective: Objective,
+    *,
+    counted: bool,
+    double: bool,
+    packed: bool,
+    based: bool,
+    weighted: bool,
+    referred: bool,
+    trained: bool,
+    masked: bool,
+    advantages: str,
+    differentiable: bool,
+) -> tuple[LossPlan, ...]:
+    """One plan for each pass over the tokens.
+
+    Args:
+        objective: What to compute.
+        counted: The denominator is counted here, and not given.
+        double: Compute in float64.
+        packed: Sequences by offsets, not rows.
+        based: There are log-probs that new_logp is compared with.
+        weighted: Weights are given.
+        referred: Log-probs of a reference policy are given.
+        trained: A mask of what trains is given.
+        masked: A mask is given.
+        advantages: "token" or "sequence".
+        differentiable: The gradient is handed back.
+    """
+    surrogate, kl, regulariser = objective.surrogate, objective.kl, objective.regulariser
+    least, _, furthest = surrogate.ratio_bounds if isinstance(surrogate, PPO) else (0.0, 0.0, math.inf)
+    option = {GSPO: "through", DPPO: "divergence", Score: "outside"}.get(type(surrogate))
+    bounds = tuple(getattr(surrogate, name, None) is not None for name in ("lower", "upper"))
+    plan = LossPlan(
+        phase="whole",
+        surrogate=type(surrogate).__name__,
+        option=None if option is None else getattr(surrogate, option),
+        has_lower=bounds[0] or least > 0.0,
+        has_upper=bounds[1] or furthest < math.inf,
+        own_ratio=not objective.weights_are_the_ratio,
+        kl=None if kl is None else kl.kind,
+        kl_gradient=None if kl is None else kl.gradient or kl.kind,
+        kl_weight=None if kl is None else kl.weight,
+        kl_everywhere=kl is not None and kl.scope == "all",
+        value_clamp=kl is not None and kl.value_clamp is not None,
+        weight_upper=kl is not None and kl.weight_upper is not None,
+        regulariser=None if regulariser is None else regulariser.scope,
+        reduction=objective.reduction,
+        denominator=objective.denominator if counted else None,
+        nonfinite=objective.nonfinite,
+        double=double,
+        packed=packed,
+        based=based,
+        weighted=weighted,
+        referred=referred,
+        trained=trained,
+        masked=masked,
+        advantages=advantages,
+        differentiable=differentiable,
+        numbers=tuple(numbers_of(objective, double)),
+        sums=sum_names(objective),
+        maxima=max_names(),
+    )
+    passes = [replace(plan, phase=phase) for phase in (("sum", "write") if plan.levels or plan.pulls else ("whole",))]
+    return tuple(_frozen(replace(each, **_columns(each))) for each in passes)
+
+
+def _frozen(plan: LossPlan) -> LossPlan:
+    return replace(plan, _hash=hash(repr(plan)))
+
+
+def _columns(plan: LossPlan) -> dict[str, Any]:
+    """The tables of a pass."""
+    of_sequences = (*SEQUENCE_SUMS, *(["total"] if plan.averages and plan.phase == "whole" else []))
+    counts = () if plan.phase == "write" else ("valid", "counted")
+    if not plan.writes:
+        return {"counts": counts, "sequence_sums": of_sequences} | _of_sequences(plan)
+    clips = {"clip_low": plan.has_lower, "clip_high": plan.has_upper, "clip_dual": False}
+    if plan.surrogate in ("PPO", "GSPO"):
+        clips = {"clip_low": plan.has_lower, "clip_high": True, "clip_dual": plan.has_upper}
+    elif plan.surrogate == "DPPO":
+        clips = {"clip_low": True, "clip_high": True, "clip_dual": plan.has_upper}
+    elif plan.surrogate == "GMPO":
+        clips = {"clip_low": True, "clip_high": True, "clip_dual": False}
+    empty = {name for name, there in clips.items() if not there}
+    if not plan.own_ratio:
+        empty |= {"clip_dual"} if plan.surrogate == "DPPO" else set(clips)
+    measured = [name for name in plan.sums if name not in SEQUENCE_SUMS and name not in empty]
+    total_of_slots = plan.averages and plan.phase == "whole"
+    return {
+        "counts": counts,
+        "sequence_sums": of_sequences,
+        "floats": ("total",) if total_of_slots else (),
+        "token_sums": tuple(measured) if total_of_slots else ("total", *measured),
+        "token_maxima": plan.maxima,
+    }
+
+
+def _of_sequences(plan: LossPlan) -> dict[str, Any]:
+    """What the first of two passes leaves of a slot, all of it exact: the gradient must not hang on how tiles lie."""
+    ratios, others = ["level"], []
+    if plan.surrogate == "GMPO":
+        ratios += ["log_weight"] if plan.weighted else []
+        others += ["advantage"]
+    elif plan.pulls:
+        others += ["up", "down"]
+    floats = [f"{name}/rest" for name in (*ratios, *others)] if plan.nonfinite == "propagate" else []
+    if plan.double:
+        return {"floats": (*ratios, *others, *floats)}
+    limbs = [limb for name in others for limb in (name, f"{name}/fraction")]
+    return {"integers": (*ratios, *limbs), "floats": tuple(floats)}
+
+
+def numbers_of(objective: Objective, double: bool) -> dict[str, float]:
+    """All numbers by name; logarithms so that a float32 compared with one is compared with the bound itself."""
+    surrogate, kl = objective.surrogate, objective.kl
+    numbers = {"clamp": surrogate.clamp, "max_length": objective.max_length or 1.0}
+
+    def cut(name: str, lower: float | None, upper: float | None) -> None:
+        low = -math.inf if lower is None else log_of(lower)
+        high = math.inf if upper is None else log_of(upper)
+        numbers[f"{name}/lower"] = low if double else float32_at_least(low)
+        numbers[f"{name}/upper"] = high if double else float32_at_most(high)
+
+    if isinstance(surrogate, PPO):
+        least, most, furthest = surrogate.ratio_bounds
+        numbers |= {"least": least, "most": most, "furthest": furthest}
+        cut("clip", least, most)
+        cut("far", None, furthest)
+    elif isinstance(surrogate, Score):
+        numbers |= {"lower": surrogate.lower or 0.0, "upper": surrogate.upper or 0.0}
+        cut("score", surrogate.lower, surrogate.upper)
+    elif isinstance(surrogate, DPPO):
+        numbers |= {"low": surrogate.low, "high": surrogate.high, "eps": surrogate.eps, "upper": surrogate.upper or 0.0}
+        cut("score", None, surrogate.upper)
+    elif isinstance(surrogate, SAPO):
+        numbers |= {"positive": surrogate.positive, "negative": surrogate.negative}
+    elif isinstance(surrogate, GMPO):
+        numbers |= {"low": surrogate.low, "high": surrogate.high}
+    elif isinstance(surrogate, DRO):
+        numbers |= {"beta": surrogate.beta}
+    if kl is not None:
+        numbers |= {"kl": kl.coef, "kl_log_clamp": kl.log_clamp, "kl_value_clamp": kl.value_clamp or 0.0}
+        numbers |= {"kl_weight_upper": kl.weight_upper or 0.0}
+        cut("kl_weight", None, kl.weight_upper)
+    if objective.regulariser is not None:
+        numbers |= {"regulariser": objective.regulariser.coef}
+    return numbers

@@ -1,0 +1,94 @@
+"""Group baselines (GRPO, RLOO) that rejected samples do not poison."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rollout_corr.definition.sequences import Packed
+
+
+class FilteredGroups(NamedTuple):
+    """Per sample, what a group-relative advantage needs.
+
+    Attributes:
+        mean: [S] mean reward of the kept samples of the sample's group, its baseline; 0 where none is kept, and see
+            `alone`.
+        std: [S] population standard deviation of the same; 0 where fewer than two are kept.
+        size: [S] int64, how many samples of the group are kept.
+        centred: [S] reward - mean for kept samples, 0 for rejected ones.
+    """
+
+    mean: Tensor
+    std: Tensor
+    size: Tensor
+    centred: Tensor
+
+
+def filter_groups(rewards: Tensor, keep: Tensor, group_index: Tensor, alone: str = "reward") -> FilteredGroups:
+    """Group statistics of the rewards over kept samples only.
+
+    A rejected sample does not train, so its reward must not move its siblings' baseline: beside a rejected 100, rewards
+    of 1 and -1 are +-1 away from their mean, not -32 and -34. Call it with `correct(...).keep` before advantages are
+    computed. Nothing waits for the device.
+
+    Args:
+        rewards: [S] floating, one per sample. Whatever a rejected sample holds (NaN too) is not read.
+        keep: [S] bool, as in `Correction.keep`.
+        group_index: [S] int64 or int32, the group of each sample, from 0 to S - 1. Members of a group need not be
+            neighbours, and numbers may be left out; numbers outside that range are an error on the CPU and undefined
+            on a device.
+        alone: A sample that is the only one kept of its group has no sibling to compare with: "reward" leaves its
+            reward as it is (baseline 0, verl's convention), "zero" centres it on itself.
+
+    Returns:
+        A `FilteredGroups` in the dtype of `rewards` promoted to at least float32.
+
+    Raises:
+        ValueError: Shapes, dtypes or devices that do not fit together.
+        TypeError: Something that is not a tensor.
+    """
+    if alone not in ("reward", "zero"):
+        raise ValueError(f"alone: expected 'reward' or 'zero', got {alone!r}")
+    for name, x in (("rewards", rewards), ("keep", keep), ("group_index", group_index)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+    if rewards.dim() != 1 or not rewards.is_floating_point():
+        raise ValueError(f"rewards: expected a floating tensor of shape [S], got {rewards.dtype} {list(rewards.shape)}")
+    for name, x, dtypes in (("keep", keep, (torch.bool,)), ("group_index", group_index, (torch.int64, torch.int32))):
+        if x.shape != rewards.shape:
+            raise ValueError(f"{name}: expected shape {list(rewards.shape)} (of rewards), got {list(x.shape)}")
+        if x.dtype not in dtypes:
+            raise ValueError(
+                f"{name}: expected dtype {' or '.join(str(d)[6:] for d in dtypes)}, got {str(x.dtype)[6:]}"
+            )
+        if x.device != rewards.device:
+            raise ValueError(f"{name}: expected device {rewards.device} (of rewards), got {x.device}")
+    samples = rewards.shape[0]
+    if (
+        group_index.device.type == "cpu"
+        and samples
+        and not 0 <= int(group_index.min()) <= int(group_index.max()) < samples
+    ):
+        low, high = int(group_index.min()), int(group_index.max())
+        raise ValueError(f"group_index: expected numbers from 0 to {samples - 1} (samples - 1), got {low} to {high}")
+    dtype = torch.promote_types(rewards.dtype, torch.float32)
+    group = group_index.to(torch.int64)
+    # Sorted by group, every sum is one run in a fixed order: no atomics, and a NaN stays in its group.
+    order = group.argsort(stable=True)
+    runs = Packed(torch.searchsorted(group[order], torch.arange(samples + 1, device=group.device)), samples)
+
+    def over_group(x: Tensor) -> Tensor:
+        return runs.sum(torch.where(keep, x, 0.0)[order])[group]
+
+    given = rewards.detach().double()
+    count = over_group(torch.ones_like(given))
+    mean = over_group(given) / count.clamp(min=1.0)
+    deviation = torch.where(keep, given - mean, 0.0)
+    std = (over_group(deviation * deviation) / count.clamp(min=1.0)).sqrt()
+    if alone == "reward":
+        mean = torch.where(count > 1.0, mean, 0.0)
+    centred = torch.where(keep, given - mean, 0.0)
+    return FilteredGroups(mean.to(dtype), std.to(dtype), count.to(torch.int64), centred.to(dtype))

@@ -1,0 +1,125 @@
+"""Compiling ahead of a training loop, by small batches of every kind that it will have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollout_corr.api.correct import correct
+from rollout_corr.api.policy_loss import policy_loss
+from rollout_corr.backends import operators
+from rollout_corr.backends.batch import external_names
+from rollout_corr.spec.correction import Spec
+
+
+def warmup(
+    device: torch.device | str,
+    spec: Spec | None,
+    *,
+    loss: Mapping[str, Any] | None = None,
+    decoupled: bool = True,
+    layouts: Sequence[str] = ("packed", "padded"),
+    logp_dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32),
+    mask_dtype: torch.dtype | None = torch.bool,
+    cu_seqlens_dtype: torch.dtype = torch.int32,
+    advantages: str | None = None,
+    sequence_group: Any = None,
+) -> int:
+    """Compile what a training loop will need, before its first step and before a CUDA graph is captured.
+
+    Small batches of every shape of the kernels, aligned and not, are run and thrown away. What decides about a
+    compilation is the Spec and the loss without their numbers, the layout and the dtypes; never a length or a count.
+
+    Args:
+        device: Where the loop's tensors are. Nothing is compiled where the backend would be torch.
+        spec: What `correct` does in the loop; None for a loop that does not call it.
+        loss: Arguments of `policy_loss` besides tensors, such as a recipe: it is compiled too, forward and backward.
+            Where it brings no Spec, a decoupled one gets the correction of `spec`.
+        decoupled: The loss gets `old_logp`, and not `rollout_logp` alone.
+        layouts: Some of "packed" and "padded".
+        logp_dtypes: Of train_logp (and new_logp, old_logp, ref_logp), and of rollout_logp.
+        mask_dtype: Of the mask; None for calls without one.
+        cu_seqlens_dtype: int32 or int64.
+        advantages: "token", "sequence" or None, as the loop passes them; a loss without them gets "token".
+        sequence_group: As the loop passes it. Its ranks exchange the sums of these batches: all have to call.
+
+    Returns:
+        How many batches were run: 0 where there is nothing to compile.
+    """
+    device = torch.device(device)
+    if spec is not None and not isinstance(spec, Spec):
+        raise TypeError(f"spec: expected a Spec or None, got {type(spec).__name__}")
+    if loss is not None and not isinstance(loss, Mapping):
+        raise TypeError(f"loss: expected a mapping of arguments or None, got {type(loss).__name__}")
+    for layout in layouts:
+        if layout not in ("packed", "padded"):
+            raise ValueError(f"layouts: expected some of ['packed', 'padded'], got {layout!r}")
+    if advantages not in (None, "token", "sequence"):
+        raise ValueError(f"advantages: expected 'token', 'sequence' or None, got {advantages!r}")
+    if operators.why_not(device) is not None:
+        return 0
+    from rollout_corr.kernels.grid import SHAPES
+
+    batches = 0
+    for layout, (length, _), skip in product(layouts, SHAPES, (0, 1)):
+        width = max(16, length)
+        shape = (2 * width,) if layout == "packed" else (2, width)
+
+        def zeros(dtype: torch.dtype, shape: tuple[int, ...] = shape, skip: int = skip) -> Tensor:
+            return torch.zeros((*shape[:-1], shape[-1] + skip), dtype=dtype, device=device)[..., skip:]
+
+        offsets = torch.tensor([0, width, 2 * width], dtype=cu_seqlens_dtype, device=device)
+        given = {None: None, "token": zeros(torch.float32), "sequence": torch.zeros(2, device=device)}
+        _step(
+            spec,
+            loss,
+            decoupled,
+            (zeros(logp_dtypes[0]), zeros(logp_dtypes[1])),
+            None if mask_dtype is None else zeros(mask_dtype),
+            given[advantages],
+            {
+                "cu_seqlens": offsets if layout == "packed" else None,
+                "sequence_group": sequence_group,
+                "backend": "triton",
+            },
+        )
+        batches += 1
+    return batches
+
+
+def _step(
+    spec: Spec | None,
+    loss: Mapping[str, Any] | None,
+    decoupled: bool,
+    log_probs: tuple[Tensor, Tensor],
+    mask: Tensor | None,
+    advantages: Tensor | None,
+    options: dict[str, Any],
+) -> None:
+    """What a loop does with a batch."""
+    train, rollout = log_probs
+
+    def external(of: Spec) -> dict[str, Tensor]:
+        return {name: torch.zeros_like(train, dtype=torch.float32) for name in external_names(of)}
+
+    arguments = dict(loss or {})
+    if spec is not None:
+        found = correct(train, rollout, mask, spec=spec, advantages=advantages, external=external(spec), **options)
+        if decoupled and arguments.get("spec") is None:
+            arguments["correction"] = found
+    if loss is None or options["sequence_group"] is not None:
+        return  # a loss of split sequences runs on plain torch
+    if arguments.get("spec") is not None:
+        arguments["external"] = external(arguments["spec"])
+    if arguments.get("kl") is not None:
+        arguments["ref_logp"] = train
+    new = train.detach().requires_grad_()
+    if advantages is None:
+        advantages = torch.zeros_like(train, dtype=torch.float32)
+    old = train if decoupled else None
+    out = policy_loss(new, advantages, mask, old_logp=old, rollout_logp=rollout, **arguments, **options)
+    out.value.backward()

@@ -1,0 +1,1 @@
+"""How a batch is run: reading tensors, blocks on the CPU, torch.compile, operators, ranks."""

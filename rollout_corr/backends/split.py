@@ -1,0 +1,269 @@
+"""Sequences whose tokens lie on several ranks: one all-reduce of a small table between two runs of the definition.
+
+The definition asks its sequences for sums and extrema and for nothing else that another rank could change. `Split`
+stands in the place of `Rows` or `Packed`: during the first run it notes what this rank's tokens give, then all ranks'
+tables are added up, and during the second run it answers with the totals. So there is one definition for one rank and
+for many. It has to keep one rule: what is summed must not depend on an earlier sum (reference.survivors and
+measures.tokens_kept are written as they are for this).
+
+Everything in the table is an integer, so ranks may be added in any order and all of them get the same bits. Sums that
+decide are integers already. Other sums travel as three limbs and a count of what is not finite; extrema as their bits,
+every rank's in a column of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rollout_corr.definition.sequences import Sequences
+
+# A float64 sum is its whole part and two fractions of 38 bits.
+GRID = 2.0**38
+
+# Ranks are counted in 20 bits: NaN in the lowest, then inf, then -inf.
+COUNTED = 20
+
+
+class Sum:
+    """A table that is being added up over the ranks of a group."""
+
+    def __init__(self, table: Tensor, group: Any) -> None:
+        self._table = table
+        self._work = dist.all_reduce(table, group=group, async_op=True)
+
+    def done(self) -> bool:
+        """Whether `wait` would not wait."""
+        return bool(self._work.is_completed())
+
+    def wait(self) -> Tensor:
+        """The total. On a GPU its stream waits, not the host."""
+        self._work.wait()
+        return self._table
+
+
+class Split:
+    """Sequences of which this rank holds some of the tokens, in any order, perhaps none.
+
+    Args:
+        part: The sequences as far as they lie here.
+        group: A torch.distributed process group; all its ranks hold the same sequences in the same order.
+    """
+
+    def __init__(self, part: Sequences, group: Any) -> None:
+        self.part = part
+        self.group = group
+        self.count = part.count
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self._noted: list[Tensor] = []
+        self._sum: Sum | None = None
+        self._table: Tensor | None = None
+        self._read = 0
+        self._leaves: list[tuple[Tensor, Tensor]] = []
+
+    # --- between the runs ---
+
+    def start(self) -> None:
+        """After the first run: start to add up all ranks' tables."""
+        self._sum = Sum(torch.stack(self._noted), self.group)
+
+    def done(self) -> bool:
+        """Whether the second run could begin without waiting."""
+        return self._sum is not None and self._sum.done()
+
+    def wait(self) -> None:
+        """Before the second run."""
+        if self._sum is None:
+            raise RuntimeError("wait: expected a start before")
+        self._table = self._sum.wait()
+
+    def _totals(self, here: Tensor) -> Tensor:
+        """[K, S] int64: of this rank in the first run, of all ranks in the second."""
+        if self._table is None:
+            self._noted += here.unbind()
+            return here
+        self._read += here.shape[0]
+        return self._table[self._read - here.shape[0] : self._read]
+
+    # --- what the definition asks ---
+
+    def sum(self, x: Tensor) -> Tensor:
+        """As Rows and Packed do."""
+        return from_limbs(self._totals(to_limbs(self.part.sum(x), self.ranks)))
+
+    def sum_integers(self, x: Tensor) -> Tensor:
+        """As Rows and Packed do."""
+        return self._totals(self.part.sum_integers(x)[None])[0]
+
+    def max(self, x: Tensor) -> Tensor:
+        """As Rows and Packed do."""
+        here = self.part.max(x).double().view(torch.int64)
+        return self._totals(apart(here, self.rank, self.ranks)).view(torch.float64).amax(0).to(x.dtype)
+
+    def spread(self, per_sequence: Tensor) -> Tensor:
+        """To the tokens that lie here."""
+        return self.part.spread(per_sequence)
+
+    # --- the gradient ---
+
+    def with_gradient(self, total: Tensor, x: Tensor) -> Tensor:
+        """As Rows and Packed do; what arrives at the total is added up over the ranks by `gradient`."""
+        leaf = total.detach().requires_grad_()
+        self._leaves.append((leaf, self.part.sum(x)))
+        return leaf
+
+    def gradient(self, value: Tensor, new: Tensor) -> Tensor:
+        """d(sum of all ranks' values) / d(new): one more all-reduce where a total has a gradient, whatever lies here.
+
+        Args:
+            value: 0-d, this rank's.
+            new: What it was computed from.
+        """
+        leaves, sums = [leaf for leaf, _ in self._leaves], [here for _, here in self._leaves]
+        found: list[Tensor | None] = [None] * (1 + len(leaves))
+        if value.requires_grad:
+            found = list(torch.autograd.grad(value, [new, *leaves], allow_unused=True, retain_graph=True))
+        own, arrived = found[0], found[1:]
+        gradient = torch.zeros_like(new) if own is None else own
+        if not leaves:
+            return gradient
+        given = [torch.zeros_like(leaf) if x is None else x for leaf, x in zip(leaves, arrived, strict=True)]
+        table = torch.cat([to_limbs(x, self.ranks) for x in given])
+        dist.all_reduce(table, group=self.group)
+        for here, limbs in zip(sums, table.chunk(len(sums)), strict=True):
+            if here.requires_grad:
+                (through,) = torch.autograd.grad(here, new, from_limbs(limbs), retain_graph=True)
+                gradient = gradient + through
+        return gradient
+
+
+class Tables:
+    """Sums and extrema by sequence, on their way to the other ranks.
+
+    Args:
+        integers: [K, S] int64, sums; tables below each other.
+        floats: [L, S] float64, sums.
+        peaks: [M, S] integers, maxima; None for none.
+        group: A torch.distributed process group.
+    """
+
+    def __init__(self, integers: list[Tensor], floats: Tensor, peaks: Tensor | None, group: Any) -> None:
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        self._own = integers, floats, peaks
+        parts = [*integers, to_limbs(floats, ranks).flatten(0, 1)]
+        if peaks is not None:
+            parts.append(apart(peaks.long(), rank, ranks).flatten(0, 1))
+        self._sum = Sum(torch.cat(parts), group)
+        self.done = self._sum.done
+
+    def finish(self) -> None:
+        """Wait, and write the totals where the rank's own sums were."""
+        integers, floats, peaks = self._own
+        table = self._sum.wait()
+        first = 0
+        for own in integers:
+            own.copy_(table[first : first + own.shape[0]])
+            first += own.shape[0]
+        limbs, rest = table[first : first + 4 * floats.shape[0]], table[first + 4 * floats.shape[0] :]
+        floats.copy_(from_limbs(limbs.unflatten(0, (4, -1))))
+        if peaks is not None:
+            peaks.copy_(rest.unflatten(0, (-1, peaks.shape[0])).amax(0))
+
+
+def apart(here: Tensor, rank: int, ranks: int) -> Tensor:
+    """[ranks, ...], of which all but this rank's own is 0: what is not added up crosses by itself."""
+    every = here.new_zeros(ranks, *here.shape)
+    every[rank] = here
+    return every
+
+
+def to_limbs(x: Tensor, ranks: int) -> Tensor:
+    """[..., S] float64 as [4, ..., S] int64, of which `ranks` can be added without overflow."""
+    largest = 2.0**62 / ranks
+    finite = torch.where(x.isfinite(), x, 0.0).clamp(-largest, largest)
+    whole = finite.trunc()
+    fraction = (finite - whole) * GRID
+    high = fraction.trunc()
+    low = ((fraction - high) * GRID).round()
+    broken = x.isnan().long() + (x == torch.inf).long() * 2**COUNTED + (x == -torch.inf).long() * 2 ** (2 * COUNTED)
+    return torch.stack([whole.long(), high.long(), low.long(), broken])
+
+
+def from_limbs(limbs: Tensor) -> Tensor:
+    """The sum, NaN and infinite as a sum of floats would be."""
+    whole, high, low = limbs[:3].double()
+    total = whole + (high + low / GRID) / GRID
+    for place, value in enumerate((torch.nan, torch.inf, -torch.inf)):
+        some = (limbs[3] >> (place * COUNTED)) % 2**COUNTED > 0
+        total = torch.where(some, total + value, total)
+    return total
+
+
+# --- groups ---
+
+
+def check_group(name: str, group: Any) -> None:
+    """Refuse what is neither None nor a process group that this rank belongs to."""
+    if group is None:
+        return
+    if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
+        got = type(group).__name__
+        hint = "; take mesh.get_group(dimension)" if got == "DeviceMesh" else ""
+        if dist.is_available() and group is dist.GroupMember.NON_GROUP_MEMBER:
+            got = "a group that this rank does not belong to"
+        raise TypeError(f"{name}: expected a torch.distributed process group or None, got {got}{hint}")
+
+
+def check_count(count: int, group: Any, device: torch.device) -> None:
+    """Raise on every rank if the ranks hold different numbers of sequences. One collective and one read."""
+    found = torch.tensor([count, -count], device=device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
+    most, least = int(found[0]), -int(found[1])
+    if most != least:
+        raise ValueError(
+            f"sequence_group: expected the same sequences on every rank, got {count} on this one and {least} to {most} "
+            "on all; a sequence without a token here still has its two equal offsets, or its row"
+        )
+
+
+def check_advantages(given: object, leader: object, per_sequence: bool, packed: bool) -> None:
+    """Refuse advantages per sequence in a shape that advantages per token can have on a rank with few tokens.
+
+    Args:
+        given: As they came.
+        leader: The log-probs beside them, as they came.
+        per_sequence: What they were taken for.
+        packed: Whether the log-probs are [N] or [1, N].
+    """
+    if not per_sequence or not isinstance(given, Tensor) or not isinstance(leader, Tensor) or leader.is_nested:
+        return
+    wanted = "[S, 1]" if packed else "[S]"
+    if packed and leader.dim() == 2 and given.numel() == 1:
+        wanted = "[1, N]"
+    if wanted == "[1, N]" or (given.dim() == 2) != packed:
+        raise ValueError(
+            f"advantages: expected shape {wanted} beside a sequence_group, where {list(given.shape)} can also be the "
+            "shape of a rank's tokens"
+        )
+
+
+def is_first(group: Any) -> bool:
+    """Whether this rank is a group's first."""
+    return dist.get_rank(group) == 0
+
+
+def sum_over(totals: Tensor, batch_group: Any, sequence_group: Any) -> Tensor:
+    """Totals of sequences, added up over a batch group.
+
+    All ranks of a sequence group know the same totals. Those of them that meet in the batch group count once.
+    """
+    counts = True
+    if sequence_group is not None:
+        shared = set(dist.get_process_group_ranks(sequence_group)) & set(dist.get_process_group_ranks(batch_group))
+        counts = dist.get_rank() == min(shared)
+    totals = totals.clone() if counts else torch.zeros_like(totals)
+    dist.all_reduce(totals, group=batch_group)
+    return totals

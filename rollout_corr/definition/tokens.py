@@ -1,0 +1,242 @@
+"""What is known of tokens: their formulas, how sums that decide add them up, and how they are read under a Spec."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rollout_corr.definition.sequences import Sequences
+from rollout_corr.spec.correction import Spec
+
+# Sums that decide are integer sums, so that order cannot matter. D: one limb on a 2^-28 grid, saturated at 2^10, which
+# leaves room for 2^25 tokens a sequence. Other statistics: two limbs, whole part (saturated at 2^37) and fraction.
+GRID_OF_D, LARGEST_D = 2.0**28, 2.0**10
+GRID_OF_FRACTION, LARGEST_STATISTIC = 2.0**38, 2.0**37
+
+# Neighbours that are looked at together where something rare is searched for.
+STRETCH = 64
+
+# exp of a mean log-prob (a perplexity) is capped, so that log-probs of -1e10 leave it finite.
+LARGEST_LOG_PERPLEXITY = 500.0
+
+
+# --- formulas ---
+
+
+def select(keep: Tensor | None, x: Tensor) -> Tensor:
+    """x where `keep`, else 0. None keeps everything."""
+    return x if keep is None else torch.where(keep, x, 0.0)
+
+
+def k3(d: Tensor, largest: float | None = None) -> Tensor:
+    """e^D - 1 - D without cancellation: a Taylor polynomial for |D| <= 1/2, the formula beyond.
+
+    A caller who knows the largest |D| spares tokens with |D| <= 1/8 the exp and half of the polynomial. Which terms a
+    token gets depends on its own D alone, so that what stands beside it changes no bit.
+    """
+    double = d.dtype == torch.float64
+    if largest is not None:
+        series = _k3_series(d, 11 if double else 5)
+        if largest > 0.125:
+            far = few_above(d.abs(), 0.125)
+            if far is None:
+                return torch.where(d.abs() > 0.125, k3(d), series)
+            series[far] = k3(d[far])
+        return series
+    series = _k3_series(d.clamp(-0.5, 0.5), 14 if double else 8)
+    return torch.where(d.abs() <= 0.5, series, d.exp().sub_(1.0).sub_(d))
+
+
+def _k3_series(d: Tensor, terms: int) -> Tensor:
+    """The first terms of D^2/2! + D^3/3! + ...; callers take so many that the next one is below a rounding."""
+    series = d * (1.0 / math.factorial(terms + 1)) + 1.0 / math.factorial(terms)
+    for k in range(terms - 1, 1, -1):
+        series = series.mul_(d).add_(1.0 / math.factorial(k))
+    return series.mul_(d).mul_(d)
+
+
+def few_above(x: Tensor, bound: float) -> Tensor | None:
+    """[k] int64, where [N] x is above a bound; None where that is in many places. Reads values.
+
+    A maximum costs a quarter of a comparison, so the maxima of stretches tell where to compare.
+    """
+    whole = x.shape[0] // STRETCH * STRETCH
+    stretches = (x[:whole].view(-1, STRETCH).amax(1) > bound).nonzero()
+    if 8 * STRETCH * stretches.shape[0] > x.shape[0]:
+        return None
+    near = (stretches * STRETCH + torch.arange(STRETCH)).flatten()
+    near = torch.cat([near, torch.arange(whole, x.shape[0])])
+    return near[x.index_select(0, near) > bound]
+
+
+def extrema(x: Tensor, among: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(-minimum, maximum) over the chosen elements; -inf, -inf when there is none."""
+    if x.numel() == 0:
+        nothing = x.new_full((), -torch.inf)
+        return nothing, nothing
+    if among is None:
+        low, high = torch.aminmax(x)
+        return -low, high
+    return torch.where(among, -x, -torch.inf).amax(), torch.where(among, x, -torch.inf).amax()
+
+
+def probability(logp: Tensor) -> Tensor:
+    """exp of a log-prob; one above 0 is read as 0, so that garbage stays finite."""
+    return logp.clamp(max=0.0).exp()
+
+
+def complement(logp: Tensor) -> Tensor:
+    """1 - exp of a log-prob, without cancellation: most tokens are nearly certain."""
+    return -logp.clamp(max=0.0).expm1()
+
+
+def binary_kl(log_p: Tensor, log_q: Tensor, d: Tensor, eps: float) -> Tensor:
+    """KL(p || q) of the distributions {p, 1-p} and {q, 1-q}, where d = log q - log p."""
+    not_p, not_q = complement(log_p).clamp(min=eps), complement(log_q).clamp(min=eps)
+    return not_p * (not_p.log() - not_q.log()) - probability(log_p) * d
+
+
+# --- sums that decide ---
+
+
+def to_grid(x: Tensor, grid: float) -> Tensor:
+    """Round to a multiple of 1/grid, as int64: the cast truncates. NaN and inf have to be selected away before."""
+    half = torch.full((), 0.5, dtype=x.dtype, device=x.device)
+    # grid * x is exact, so that it is rounded once, whether the two steps are fused or not.
+    return torch.copysign(half, x).add_(x, alpha=grid).to(torch.int64)
+
+
+def sum_of_d(saturated: Tensor, sequences: Sequences, propagate: bool, d: Tensor) -> Tensor:
+    """[S] float64: the sum of D (or of |D|) saturated at +-1024, exact and so independent of any order."""
+    finite = _finite(saturated, propagate)
+    if d.dtype == torch.float64:
+        total = sequences.sum(finite)
+    else:
+        total = sequences.sum_integers(to_grid(finite, GRID_OF_D)).double() / GRID_OF_D
+    return total + sequences.sum(d - _finite(d, True)) if propagate else total
+
+
+def sum_of_statistic(x: Tensor, sequences: Sequences, propagate: bool) -> Tensor:
+    """[S] float64: the sum of another statistic, each saturated at +-2^37, exact in two limbs."""
+    x_finite = _finite(x, propagate).clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
+    if x.dtype == torch.float64:
+        total = sequences.sum(x_finite)
+    else:
+        whole = torch.trunc(x_finite)
+        limbs = whole.to(torch.int64), to_grid(x_finite - whole, GRID_OF_FRACTION)
+        high, low = (sequences.sum_integers(limb).double() for limb in limbs)
+        total = high + low / GRID_OF_FRACTION
+    return total + sequences.sum(x - _finite(x, True)) if propagate else total
+
+
+def _finite(x: Tensor, propagate: bool) -> Tensor:
+    return torch.where(x.isfinite(), x, 0.0) if propagate else x
+
+
+# --- reading ---
+
+
+@dataclass
+class Tokens:
+    """The tokens of some sequences, read under a Spec: what is not measured is 0.
+
+    A mask of None says that all tokens count.
+    """
+
+    sequences: Sequences
+    train: Tensor
+    rollout: Tensor
+    d: Tensor
+    valid: Tensor | None
+    measured: Tensor | None
+    nonfinite: Tensor | None  # [S] int64: valid tokens whose D is NaN or infinite; None: there is none
+    clamp: float
+    propagate: bool
+    largest: float | None = None  # the largest |D|, when the caller has looked
+    _known: dict[str, Tensor] = field(default_factory=dict)
+
+    def count(self, which: Tensor) -> Tensor:
+        """[S] int64, how many tokens of each sequence."""
+        return self.sequences.sum_integers(which)
+
+    def clamped(self, token_clamp: float | None = None) -> Tensor:
+        """D after the token clamp, and after the clamp that guards every exp."""
+        if token_clamp is not None:
+            return self._limited(min(self.clamp, token_clamp))
+        return self._once("clamped", lambda: self._limited(self.clamp))
+
+    @property
+    def saturated(self) -> Tensor:
+        """D as it enters every sum."""
+        return self._once("saturated", lambda: self._limited(LARGEST_D))
+
+    @property
+    def k3(self) -> Tensor:
+        """k3 of the clamped D."""
+        return self._once("k3", lambda: k3(self.clamped(), self.largest))
+
+    @property
+    def excess(self) -> Tensor:
+        """e^D - 1 of the clamped D, without cancellation."""
+        return self._once("excess", lambda: self.clamped() + self.k3)
+
+    @property
+    def extrema(self) -> tuple[Tensor, Tensor]:
+        """(-min D, max D) over measured tokens; -inf, -inf when there is none."""
+        if "max_d" not in self._known:
+            self._known["-min_d"], self._known["max_d"] = extrema(self.d, self.measured)
+        return self._known["-min_d"], self._known["max_d"]
+
+    @property
+    def sum_d(self) -> Tensor:
+        """[S] float64: the sum of D over measured tokens."""
+        return self._once("sum_d", lambda: sum_of_d(self.saturated, self.sequences, self.propagate, self.d))
+
+    def _limited(self, limit: float) -> Tensor:
+        return self.d if self.largest is not None and self.largest <= limit else self.d.clamp(-limit, limit)
+
+    def _once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        if name not in self._known:
+            self._known[name] = compute()
+        return self._known[name]
+
+
+def read_tokens(
+    train: Tensor,
+    rollout: Tensor,
+    valid: Tensor | None,
+    sequences: Sequences,
+    spec: Spec,
+    look: bool = False,
+) -> Tokens:
+    """Subtract, find what is not finite, apply `Spec.nonfinite`.
+
+    Args:
+        train, rollout: [N] or [B, T], log-probs in the dtype that computes.
+        valid: Bool of the same shape, or None when all tokens are valid.
+        sequences: Which tokens belong together.
+        spec: What to do.
+        look: Find the largest |D| and leave out what it makes unnecessary. Reads a value, so CPU tensors only, and
+            all of them valid.
+    """
+    d = train - rollout
+    if look and d.numel():
+        low, high = torch.aminmax(d)
+        largest = max(-low.item(), high.item())
+        if math.isfinite(largest):
+            known = {"-min_d": -low, "max_d": high}
+            return Tokens(sequences, train, rollout, d, valid, valid, None, spec.clamp, False, largest, known)
+    bad = ~d.isfinite()
+    nonfinite = sequences.sum_integers(bad if valid is None else bad & valid)
+    measured = valid
+    if spec.nonfinite == "reject":
+        measured = ~bad if valid is None else valid & ~bad
+    if spec.nonfinite == "neutral":
+        train, rollout, d = (torch.where(bad, 0.0, x) for x in (train, rollout, d))
+    train, rollout, d = (select(measured, x) for x in (train, rollout, d))
+    propagate = spec.nonfinite == "propagate"
+    return Tokens(sequences, train, rollout, d, valid, measured, nonfinite, spec.clamp, propagate)

@@ -1,0 +1,1 @@
+"""Naming the causes of a mismatch."""

@@ -1,0 +1,1 @@
+"""Measuring a dump block by block, in sums that merge."""

@@ -1,0 +1,1 @@
+"""Reading dumps of log-probs in blocks of whole sequences."""

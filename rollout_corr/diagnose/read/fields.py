@@ -1,0 +1,109 @@
+"""Which field of a file plays which role: guessed from the names that frameworks use, or said by the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rollout_corr.diagnose.read.problems import DumpError, Problem
+
+# In order of preference: where a file has old and current log-probs, the old ones are what the correction compares.
+ALIASES: dict[str, tuple[str, ...]] = {
+    "train_logp": (
+        *("train_logp", "train_logps", "train_logprob", "train_logprobs", "train_log_prob", "train_log_probs"),
+        *("trainer_logp", "trainer_logprobs", "training_logprobs", "old_logp", "old_logps", "old_logprobs"),
+        *("old_log_prob", "old_log_probs", "old_per_token_logps", "prev_logprobs", "prox_logp", "proximal_logprobs"),
+        *("action_log_probs", "actor_log_probs", "policy_logprobs", "per_token_logps", "log_prob", "log_probs"),
+        *("logprobs", "logps", "logp"),
+    ),
+    "rollout_logp": (
+        *("rollout_logp", "rollout_logps", "rollout_logprob", "rollout_logprobs", "rollout_log_prob"),
+        *("rollout_log_probs", "sampling_logprobs", "sampling_per_token_logps", "generation_logprobs"),
+        *("inference_logprobs", "infer_logp", "infer_logprobs", "infer_log_probs", "behavior_logprobs"),
+        *("behavior_log_probs", "behav_logp", "engine_logprobs", "vllm_logprobs", "sglang_logprobs"),
+    ),
+    "mask": (
+        *("mask", "response_mask", "loss_mask", "loss_masks", "action_mask", "completion_mask", "token_mask"),
+        *("assistant_mask", "valid", "attention_mask"),
+    ),
+    "cu_seqlens": ("cu_seqlens", "cu_seq_lens", "offsets"),
+    "lengths": ("lengths", "seqlens", "seq_lens", "response_lengths"),
+    "token_ids": ("token_ids", "tokens", "responses", "response_ids", "completion_ids", "output_ids", "input_ids"),
+    "texts": ("texts", "token_texts", "token_strings"),
+    "advantages": ("advantages", "advantage"),
+    "turns": ("turns", "turn_ids", "turn_id", "turn"),
+    "versions": ("versions", "version", "weight_versions", "weight_version", "policy_versions", "policy_version"),
+    "steps": ("steps", "step", "global_step", "global_steps"),
+    "new_logp": ("new_logp", "new_logprobs", "new_log_probs", "curr_logprobs", "log_probs", "logprobs"),
+}
+REQUIRED = ("train_logp", "rollout_logp")
+LOG_PROBS = (*REQUIRED, "new_logp")
+OFFSETS = ("cu_seqlens", "lengths")
+INTEGERS = ("token_ids", "turns", "versions", "steps")
+
+
+def last_part(name: str) -> str:
+    """The name of a nested field without the mappings around it."""
+    return name.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user says about the fields.
+
+    Attributes:
+        roles: Roles to names of fields, where guessing them goes wrong.
+        by: Further columns along which D is shown.
+    """
+
+    roles: Mapping[str, str] = field(default_factory=dict)
+    by: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for role in self.roles:
+            if role not in ALIASES:
+                raise DumpError(f"field {role!r}: expected one of {list(ALIASES)}, got {role!r}")
+
+
+def choose(
+    names: Iterable[str],
+    wanted: Wanted,
+    file: str,
+    fits: Callable[[str, str], bool] = lambda role, name: True,
+) -> dict[str, str]:
+    """The field of each role that a file has.
+
+    Args:
+        names: The fields of the file; those inside of mappings with dots, `batch.old_log_probs`.
+        wanted: What the user says; the rest is guessed.
+        file: For messages.
+        fits: Whether a field can play a role; guesses pass over those that cannot.
+
+    Raises:
+        DumpError: A field that the user names is not there, or a required role stays empty.
+    """
+    names = list(names)
+    chosen: dict[str, str] = {}
+    for role, name in (*wanted.roles.items(), *zip(wanted.by, wanted.by, strict=True)):
+        found = [known for known in names if name in (known, last_part(known))]
+        if not found:
+            raise Problem(file, None, name, f"as {role}: it is not there; there is {', '.join(names)}").error()
+        chosen[role] = found[0]
+    for role, aliases in ALIASES.items():
+        if role in chosen or (role in OFFSETS and any(other in chosen for other in OFFSETS)):
+            continue
+        taken = {name for other, name in chosen.items() if other in ALIASES}
+        for alias in aliases:
+            found = [name for name in names if last_part(name).lower() == alias and name not in taken]
+            found = [name for name in found if role in REQUIRED or fits(role, name)]
+            if found:
+                chosen[role] = found[0]
+                break
+    for role in REQUIRED:
+        if role not in chosen:
+            what = (
+                f"none of its fields is known as {role}; name one with --field {role}=NAME. It has "
+                f"{', '.join(names) or 'no fields'}"
+            )
+            raise Problem(file, None, role, what).error()
+    return {role: chosen[role] for role in (*ALIASES, *wanted.by) if role in chosen}

@@ -1,0 +1,1 @@
+"""Showing what was measured: text, tables, pages."""

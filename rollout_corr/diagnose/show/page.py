@@ -1,0 +1,212 @@
+"""One HTML page that stands alone: no script, no font, no picture from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from rollout_corr.diagnose.doctor.verdict import Verdict
+from rollout_corr.diagnose.measure.measuring import UPPER, Measured, WorstToken
+from rollout_corr.diagnose.measure.profiles import Row
+from rollout_corr.diagnose.read.reading import Dump
+from rollout_corr.diagnose.show import charts
+from rollout_corr.diagnose.show.style import STYLE
+from rollout_corr.diagnose.show.summary import (
+    AXES,
+    HEALTHY,
+    KEYS,
+    LEVEL_KEYS,
+    OUTCOME_HEADS,
+    level_key,
+    number,
+    outcome_cells,
+)
+from rollout_corr.diagnose.what_if import WhatIf, pareto
+from rollout_corr.spec.correction import LEVELS
+
+
+def page(title: str, of: str, parts: Iterable[str]) -> str:
+    """A whole page."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n"
+        f'<p class="of">{escape(of)}</p>\n' + "\n".join(parts) + "\n</body>\n</html>\n"
+    )
+
+
+def section(title: str, *parts: str) -> str:
+    """A heading and what stands below it."""
+    return f"<section>\n<h2>{escape(title)}</h2>\n" + "\n".join(parts) + "\n</section>"
+
+
+def drawn(figures: Iterable[str]) -> str:
+    """Charts side by side where there is room."""
+    return '<div class="charts">' + "\n".join(figures) + "</div>"
+
+
+def table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], text: int = 1, best: frozenset[int] = frozenset()
+) -> str:
+    """A table.
+
+    Args:
+        heads: Of its columns.
+        rows: Its cells.
+        text: How many columns from the left are text.
+        best: Rows that stand out.
+    """
+
+    def cells(kind: str, row: Sequence[str]) -> str:
+        mark = ' class="text"'
+        return "".join(f"<{kind}{mark if i < text else ''}>{escape(cell)}</{kind}>" for i, cell in enumerate(row))
+
+    body = "".join(f"<tr{' class=best' if i in best else ''}>{cells('td', row)}</tr>\n" for i, row in enumerate(rows))
+    return _wide(cells("th", heads), body)
+
+
+def _wide(heads: str, body: str) -> str:
+    """A table that scrolls by itself where the page is narrow."""
+    return f'<div class="wide"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}</tbody></table></div>'
+
+
+def _problems(dump: Dump) -> str:
+    if not dump.problems.count:
+        return ""
+    items = "".join(f"<li>{escape(str(problem))}</li>" for problem in dump.problems.shown)
+    return (
+        f'<div class="card error"><b>{dump.problems.count} problems while reading; what else is there was read</b>'
+        f"<ul>{items}</ul></div>"
+    )
+
+
+def verdict_cards(verdicts: Sequence[Verdict], name: str = "") -> str:
+    """What the doctor recognised, in the dump of a name where there are two."""
+    of = f"{escape(name)}: " if name else ""
+    cards = []
+    if all(verdict.severity == "note" for verdict in verdicts):
+        cards.append(f'<div class="card good">{of}<b>healthy</b>: {HEALTHY}</div>')
+    for verdict in verdicts:
+        evidence = "".join(f"<li>{escape(line)}</li>" for line in verdict.evidence)
+        cards.append(
+            f'<div class="card {verdict.severity}">{of}<b>{verdict.severity}: {escape(verdict.title)}</b> '
+            f"<code>{verdict.name}</code><ul>{evidence}</ul>{escape(verdict.advice)}</div>"
+        )
+    return "\n".join(cards)
+
+
+def _numbers(dumps: charts.Named, keys: Iterable[str]) -> str:
+    metrics = [measured.metrics() for _, measured in dumps]
+    rows = []
+    for key in keys:
+        row = [key, *(number(found[key]) for found in metrics)]
+        if len(metrics) == 2:
+            row.append(number(metrics[1][key] - metrics[0][key]))
+        rows.append(row)
+    heads = ["metric", *(name for name, _ in dumps)] if len(dumps) > 1 else ["metric", "value"]
+    return table([*heads, "change"] if len(dumps) > 1 else heads, rows)
+
+
+def _levels(dumps: charts.Named) -> str:
+    rows = []
+    for name, measured in dumps:
+        metrics = measured.metrics()
+        for level in LEVELS:
+            values = (number(metrics[level_key(level, key)]) for key in LEVEL_KEYS)
+            rows.append([f"{level}, {name}" if len(dumps) > 1 else level, *values])
+    heads = ("level", "mean weight", "largest", "ESS", f"ESS, truncated at {UPPER:g}", f"fraction above {UPPER:g}")
+    return table(heads, rows)
+
+
+def _axes(dumps: charts.Named) -> list[str]:
+    """A chart for every axis that one of the dumps has."""
+    profiles = [(name, measured.profiles()) for name, measured in dumps]
+    figures = []
+    for axis in dict.fromkeys(axis for _, found in profiles for axis in found):
+        series: list[tuple[str, Sequence[Row]]] = [(name, found[axis]) for name, found in profiles if axis in found]
+        label = AXES.get(axis, axis)
+        if axis in ("position", "length"):
+            figures.append(charts.axis_chart(f"by {label}", label, series, log=True))
+        elif axis in ("steps", "turn") or max(len(rows) for _, rows in series) > 24:
+            figures.append(charts.axis_chart(f"by {label}", label, series, log=False))
+        else:
+            figures.append(charts.category_chart(f"by {label}", label, series))
+    return figures
+
+
+def _worst(tokens: Sequence[WorstToken]) -> str:
+    """The worst tokens; those around them are shaded by |D|."""
+    rows = []
+    for token in tokens:
+        shown = token.tokens or tuple("nan" if d is None else f"{d:+.2g}" for d in token.context)
+        spans = []
+        for i, (text, d) in enumerate(zip(shown, token.context, strict=True)):
+            shade = 100 if d is None else round(100 * min(1.0, abs(d) / 5.0))
+            at = ' class="at"' if i == token.at else ""
+            says = "not finite" if d is None else f"D {d:.4g}"
+            colour = f"background:color-mix(in srgb, var(--error) {shade // 2}%, transparent)"
+            spans.append(f'<span{at} title="{says}" style="{colour}">{escape(text)}</span>')
+        more = f", turn {token.turn}" if token.turn else ""
+        more += f", version {token.version}" if token.version is not None else ""
+        rows.append(
+            f'<tr><td class="text">{token.record}:{token.position}{more}</td><td>{token.d:.4g}</td>'
+            f"<td>{token.train_logp:.4g}</td><td>{token.rollout_logp:.4g}</td>"
+            f'<td class="text context">{" ".join(spans)}</td></tr>'
+        )
+    shown_as = "tokens around it" if any(token.tokens for token in tokens) else "D around it"
+    heads = (
+        f'<th class="text">record:position</th><th>D</th><th>train</th><th>rollout</th><th class="text">{shown_as}</th>'
+    )
+    return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def report_page(found: Sequence[tuple[Dump, Measured, Sequence[Verdict]]]) -> str:
+    """The report of a dump, or of two side by side."""
+    dump, measured, _ = found[0]
+    names = [one.path.name for one, _, _ in found]
+    if len(set(names)) < len(names):
+        names = [str(one.path) for one, _, _ in found]
+    dumps = [(name, each) for name, (_, each, _) in zip(names, found, strict=True)]
+    fields = ", ".join(role if role == name else f"{role} = {name}" for role, name in dump.fields.items())
+    parts = []
+    for name, (one, each, verdicts) in zip(names, found, strict=True):
+        parts += [_problems(one), verdict_cards(verdicts, name if len(found) > 1 else "")]
+        parts += [f'<div class="card warning">{escape(warning)}</div>' for warning in each.warnings()]
+    parts += [
+        section("Mismatch", _numbers(dumps, KEYS)),
+        section("Distribution of D", drawn(charts.histograms(dumps))),
+        section("Train against rollout", drawn(charts.densities(dumps))),
+        section("Where it differs", drawn(_axes(dumps))),
+        section("Weights and rejection", _levels(dumps), drawn([charts.kept(dumps)])),
+    ]
+    for name, each in dumps:
+        if each.worst:
+            parts.append(section(f"Worst tokens{f': {name}' if len(dumps) > 1 else ''}", _worst(each.worst)))
+    parts.append(f"<details><summary>All metrics</summary>{_numbers(dumps, measured.metrics())}</details>")
+    paths = " against ".join(str(one.path) for one, _, _ in found)
+    return page("Train against rollout", f"{paths} ({fields})", parts)
+
+
+def what_if_page(dump: Dump, what_if: WhatIf) -> str:
+    """What every setting makes of a dump."""
+    outcomes = what_if.outcomes()
+    best = pareto(outcomes)
+    rows = [
+        [" = ".join((setting.name, *setting.same)), *outcome_cells(setting, outcome)[1:]]
+        for setting, outcome in outcomes
+    ]
+    marked = frozenset(i for i, (setting, _) in enumerate(outcomes) if setting.name in best)
+    notes = dict.fromkeys(outcome.note for _, outcome in outcomes if outcome.note)
+    left_out = table(("preset", "left out, because it"), list(what_if.left_out.items()), text=2)
+    return page(
+        "What if",
+        str(dump.path),
+        [
+            _problems(dump),
+            *(f'<div class="card warning">{escape(note)}</div>' for note in notes),
+            section("Bias and variance", drawn([charts.trade(outcomes, best)])),
+            section("Thresholds", drawn(charts.thresholds(outcomes))),
+            section("Every setting", table(OUTCOME_HEADS, rows, best=marked)),
+            f"<details><summary>Presets that need more than the dump</summary>{left_out}</details>",
+        ],
+    )

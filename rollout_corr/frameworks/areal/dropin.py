@@ -1,0 +1,127 @@
+"""AReaL: `apply_rejection_sampling` of its decoupled loss, padded or packed."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollout_corr.api.correct import Correction, correct
+from rollout_corr.frameworks import checks
+from rollout_corr.frameworks.areal import presets as presets
+from rollout_corr.frameworks.dropin import DropIn, Installed, Target
+from rollout_corr.spec.correction import Criterion, Spec, Weight
+
+MODULE = "areal.utils.functional.functional"
+CHECKED = ("2.0.0",)
+ACTIONS = ("mask", "clamp")
+METRICS = ("ratio", *presets.METRICS, "binary_kl")
+
+_DROP_IN = DropIn("areal", "areal", CHECKED)
+
+
+def install() -> Installed:
+    """Replace AReaL's function, in this process and wherever it has been imported by name.
+
+    Returns:
+        What is replaced now.
+
+    Raises:
+        ImportError: AReaL is not installed.
+        RuntimeError: This AReaL has another function, or it takes other arguments. Then nothing is replaced.
+    """
+    return _DROP_IN.install(TARGETS)
+
+
+def uninstall() -> None:
+    """Give AReaL its own function back. Nothing happens if it was not replaced."""
+    _DROP_IN.uninstall()
+
+
+def installed() -> Installed:
+    """What is replaced in this process at this moment."""
+    return _DROP_IN.installed()
+
+
+def apply_rejection_sampling(
+    proximal_logprobs: Tensor, old_logprobs: Tensor, loss_mask: Tensor, cu_seqlens: Tensor | None, config: Any
+) -> Any:
+    """Reject or truncate by a ratio or by a divergence.
+
+    Args:
+        proximal_logprobs: [B, T] or packed [N], floating.
+        old_logprobs: Same shape, of the engine.
+        loss_mask: Same shape, non-zero is valid.
+        cu_seqlens: [S + 1] offsets of packed sequences; None for [B, T], and for [N] at the level token.
+        config: AReaL's RejectionSamplingConfig; read, never changed.
+
+    Returns:
+        AReaL's RejectionSamplingResult: the mask in its own dtype, float32 weights that are 0 where the mask is, and
+        the fraction of the valid tokens that was rejected or truncated.
+    """
+    from areal.utils.functional.functional import RejectionSamplingResult
+
+    level, action = config.level, config.action
+    if cu_seqlens is None and proximal_logprobs.dim() == 1:
+        if level == "sequence":
+            raise ValueError("cu_seqlens: expected the offsets of packed sequences at the level sequence, got None")
+        cu_seqlens = torch.tensor([0, proximal_logprobs.shape[0]])
+    spec = _spec_of(level, action, config.metric, config.agg, config.upper, config.lower)
+    _DROP_IN.say(True, f"{config.metric} at the level {level}, {action}, bounds [{config.lower}, {config.upper}]")
+    out = correct(proximal_logprobs, old_logprobs, loss_mask, cu_seqlens=cu_seqlens, spec=spec)
+    values = out.statistics.metrics_async().values()
+    tokens = max(values["tokens"], 1.0)
+    if action == "mask":
+        return RejectionSamplingResult(
+            loss_mask=out.mask,
+            behave_imp_weight=out.weights,
+            filtered_fraction=(values["tokens"] - values["tokens_kept"]) / tokens,
+        )
+    weights = _clamped(out, cu_seqlens, level, config.lower, config.upper)
+    return RejectionSamplingResult(
+        loss_mask=loss_mask,
+        behave_imp_weight=weights,
+        filtered_fraction=float((weights != out.weights).sum()) / tokens,
+    )
+
+
+TARGETS = (Target(MODULE, "apply_rejection_sampling", apply_rejection_sampling),)
+
+
+def _clamped(
+    out: Correction, cu_seqlens: Tensor | None, level: str, lower: float | None, upper: float | None
+) -> Tensor:
+    """The weights within the bounds: all of them, or those of the sequences that failed."""
+    weights: Tensor = out.weights
+    clamped = torch.where(weights != 0, weights.clamp(0.0 if lower is None else lower, upper), 0.0)
+    if level == "token":
+        return clamped
+    failed = ~out.keep
+    if cu_seqlens is None:
+        return torch.where(failed[:, None], clamped, weights)
+    lengths = cu_seqlens.diff().to(failed.device)
+    return torch.where(failed.repeat_interleave(lengths, output_size=weights.numel()), clamped, weights)
+
+
+@lru_cache(maxsize=64)
+def _spec_of(level: str, action: str, metric: str, agg: str, upper: float, lower: float | None) -> Spec:
+    checks.one_of("level", level, presets.LEVELS)
+    checks.one_of("action", action, ACTIONS)
+    checks.one_of("metric", metric, METRICS)
+    checks.one_of("agg", agg, presets.AGGREGATIONS)
+    if metric == "binary_kl":
+        over, reduce = ("token", None) if level == "token" else ("sequence", agg)
+        criterion = Criterion("binary_kl_symmetric", over=over, reduce=reduce, lower=lower, upper=upper)
+        spec = Spec(weight=Weight("token"), criteria=(criterion,), rejected="both")
+    elif metric != "ratio":
+        spec = presets.kl(metric=metric, level=level, agg=agg, upper=upper, lower=lower)
+    elif level == "token":
+        spec = presets.token_mask(lower=lower, upper=upper)
+    else:
+        spec = presets.seq(upper=upper, lower=lower, agg=agg)
+    if action == "mask":
+        return spec
+    # Truncation leaves every token in, and its weight to be clamped afterwards.
+    return Spec(weight=spec.weight, criteria=spec.criteria, nonfinite="neutral")

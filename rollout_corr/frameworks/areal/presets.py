@@ -1,0 +1,57 @@
+"""AReaL's recipes: `rejection_sampling` with action "mask", by its metric.
+
+AReaL edits the mask and zeroes the weight, but keeps the original token count as denominator, so give the policy loss
+denominator="original". With a ratio it reads non-finite D as 0; its KL metrics are not cleaned, so there a NaN fails.
+"""
+
+from __future__ import annotations
+
+from rollout_corr.frameworks.checks import number, one_of
+from rollout_corr.frameworks.registry import recipe
+from rollout_corr.spec.correction import Criterion, Spec, Weight
+
+LEVELS = ("token", "sequence")
+AGGREGATIONS = ("sum", "mean", "max")
+METRICS = ("kl_k1", "kl_k2", "kl_k3")
+
+
+def _spec(level: str, criterion: Criterion, nonfinite: str) -> Spec:
+    return Spec(weight=Weight(level), criteria=(criterion,), rejected="both", nonfinite=nonfinite)
+
+
+@recipe("AReaL 1.0.4")
+def token_mask(lower: float | None = 0.5, upper: float | None = 5.0) -> Spec:
+    """w = exp(D) inside [lower, upper], else dropped (IcePop); AReaL's own default leaves the lower side open."""
+    return _spec("token", Criterion("ratio", lower=lower, upper=upper), "neutral")
+
+
+@recipe("AReaL 1.0.4")
+def seq(upper: float | None = 5.0, lower: float | None = None, agg: str = "mean") -> Spec:
+    """w = exp(mean D), dropped for a sequence whose exp(agg of D) is outside the bounds."""
+    one_of("agg", agg, AGGREGATIONS)
+    return _spec("geometric", Criterion("ratio", over="sequence", reduce=agg, lower=lower, upper=upper), "neutral")
+
+
+@recipe("AReaL 1.0.4")
+def kl(
+    metric: str = "kl_k3", level: str = "token", agg: str = "mean", upper: float = 5.0, lower: float | None = None
+) -> Spec:
+    """w = exp(D), dropped where D, D^2/2 or exp(-D) - 1 + D (kl_k1, kl_k2, kl_k3) is outside the bounds."""
+    one_of("metric", metric, METRICS)
+    one_of("level", level, LEVELS)
+    one_of("agg", agg, AGGREGATIONS)
+    over, reduce = ("token", None) if level == "token" else ("sequence", agg)
+    if metric != "kl_k1":
+        stat = {"kl_k2": "k2", "kl_k3": "k3_reverse"}[metric]
+        return _spec("token", Criterion(stat, over=over, reduce=reduce, lower=lower, upper=upper), "reject")
+    # AReaL's k1 is D and ours is -D, so the bounds swap sides and a maximum becomes a minimum.
+    if reduce == "max":
+        reduce = "min"
+    lowest, highest = -number("upper", upper), None if lower is None else -number("lower", lower)
+    return _spec("token", Criterion("k1", over=over, reduce=reduce, lower=lowest, upper=highest), "reject")
+
+
+@recipe("AReaL cbff54d (2026-08-22)")
+def kpop(upper: float = 2.0) -> Spec:
+    """w = exp(D), dropped for a token whose binary KL is above upper in either direction (KPop; its paper says 0.1)."""
+    return _spec("token", Criterion("binary_kl_symmetric", upper=upper), "reject")

@@ -1,0 +1,153 @@
+"""SkyRL: `compute_off_policy_correction` and `apply_off_policy_correction`, which its policy losses call.
+
+SkyRL's workers are Ray actors that call them in every micro-batch. Its losses come to a worker as pickles in which
+these functions are named, so a worker that has run `install()` before uses ours:
+
+    ray.init(runtime_env={"worker_process_setup_hook": "rollout_corr.frameworks.skyrl.install"})
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollout_corr.api.correct import correct
+from rollout_corr.frameworks import checks
+from rollout_corr.frameworks.dropin import DropIn, Installed, Target
+from rollout_corr.frameworks.skyrl import metrics as report
+from rollout_corr.frameworks.skyrl import presets as presets
+from rollout_corr.metrics.statistics import Statistics
+from rollout_corr.spec.correction import NONFINITE, Spec
+
+MODULE = "skyrl.backends.skyrl_train.utils.off_policy_correction_utils"
+CHECKED = ("0.3.0",)
+PADDING = ("skyrl", "skip")
+
+# The fields of SkyRL's configuration, with its defaults.
+FIELDS = {name: parameter.default for name, parameter in inspect.signature(presets.spec).parameters.items()}
+
+_DROP_IN = DropIn("skyrl", "skyrl", CHECKED)
+
+
+def install(*, padding: str = "skyrl", nonfinite: str = "reject") -> Installed:
+    """Replace SkyRL's functions, in this process and wherever they have been imported by name.
+
+    Args:
+        padding: "skyrl" counts masked slots in the spread and the minimum of the ratio, and rows without a token in
+            shares of sequences, as SkyRL does; "skip" leaves them out.
+        nonfinite: A token whose log-ratio is NaN or infinite: "reject" its sequence, "neutral" reads the ratio as 1,
+            "propagate" lets it become NaN.
+
+    Returns:
+        What is replaced now.
+
+    Raises:
+        ImportError: SkyRL is not installed.
+        RuntimeError: This SkyRL has other functions, or they take other arguments. Then nothing is replaced.
+        ValueError: An unknown switch, named.
+    """
+    checks.one_of("padding", padding, PADDING)
+    checks.one_of("nonfinite", nonfinite, NONFINITE)
+    return _DROP_IN.install(TARGETS, padding=padding, nonfinite=nonfinite)
+
+
+def uninstall() -> None:
+    """Give SkyRL its own functions back. Nothing happens if they were not replaced."""
+    _DROP_IN.uninstall()
+
+
+def installed() -> Installed:
+    """What is replaced in this process at this moment."""
+    return _DROP_IN.installed()
+
+
+# --- SkyRL's functions ---
+
+
+def compute_off_policy_correction(
+    old_log_probs: Tensor, rollout_logprobs: Tensor, loss_mask: Tensor, off_policy_correction: Any, **switches: str
+) -> tuple[Tensor | None, dict[str, float], Tensor]:
+    """Weights, metrics and mask of a micro-batch.
+
+    Args:
+        old_log_probs: [B, T] floating.
+        rollout_logprobs: [B, T].
+        loss_mask: [B, T], non-zero is valid; any bool, integer or floating dtype.
+        off_policy_correction: SkyRL's configuration; read, never changed.
+        **switches: Those of `install`.
+
+    Returns:
+        Weights of the dtype of old_log_probs, without a gradient: [B, T] at the level token, [B, 1] at the level
+        sequence, or None; metrics as floats; the mask with 0 where rejected: in float32 where SkyRL would
+        multiply it by a mask of its own, else in its own dtype.
+    """
+    values = tuple(getattr(off_policy_correction, name, default) for name, default in FIELDS.items())
+    spec = _spec_of(values, switches.get("nonfinite", "reject"))
+    _say(spec, values)
+    if spec.weight is None and not spec.criteria:
+        return None, {}, loss_mask
+    out = correct(old_log_probs, rollout_logprobs, loss_mask, spec=spec)
+    weights = out.weights
+    if weights is not None and spec.weight is not None:
+        if spec.weight.level == "product":
+            # One value a row: that of its valid tokens, and 1 for a row without, which the cap may lie below.
+            largest = weights.amax(dim=-1, keepdim=True)
+            weights = torch.where(largest == 0.0, min(1.0, spec.weight.upper or 1.0), largest)
+        weights = weights.to(old_log_probs.dtype)
+    mask = out.mask.to(torch.promote_types(loss_mask.dtype, torch.float32)) if spec.criteria else out.mask
+    return weights, _metrics(out.statistics, switches), mask
+
+
+def apply_off_policy_correction(
+    loss: Tensor,
+    old_log_probs: Tensor,
+    rollout_logprobs: Tensor | None,
+    loss_mask: Tensor,
+    off_policy_correction: Any,
+    **switches: str,
+) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """The loss of each token times its weight, the mask and the metrics; all as they are without `rollout_logprobs`."""
+    if rollout_logprobs is None:
+        _DROP_IN.say(False, "the batch has no rollout_logprobs: set generator.sampling_params.logprobs=0")
+        return loss, loss_mask, {}
+    weights, metrics, mask = compute_off_policy_correction(
+        old_log_probs, rollout_logprobs, loss_mask, off_policy_correction, **switches
+    )
+    return loss if weights is None else loss * weights, mask, metrics
+
+
+TARGETS = (
+    Target(MODULE, "compute_off_policy_correction", compute_off_policy_correction),
+    Target(MODULE, "apply_off_policy_correction", apply_off_policy_correction),
+)
+
+
+# --- how they are computed ---
+
+
+@lru_cache(maxsize=64, typed=True)
+def _spec_of(values: tuple[Any, ...], nonfinite: str) -> Spec:
+    return replace(presets.spec(**dict(zip(FIELDS, values, strict=True))), nonfinite=nonfinite)
+
+
+def _metrics(statistics: Statistics, switches: Mapping[str, str]) -> dict[str, float]:
+    values = statistics.metrics_async().values()
+    if switches.get("padding") == "skip":
+        values["skyrl/rows"], values["skyrl/slots"] = values["sequences_measured"], values["tokens_measured"]
+    return report.finish(values, statistics.spec or Spec())
+
+
+def _say(spec: Spec, values: tuple[Any, ...]) -> None:
+    given = {name: value for name, value in zip(FIELDS, values, strict=True) if value != FIELDS[name]}
+    if spec.weight is not None or spec.criteria:
+        _DROP_IN.say(True, ", ".join(f"{name}={value!r}" for name, value in given.items()))
+        return
+    half = [name for name in given if name.startswith("token_mask_is_threshold")]
+    why = f"{half[0]} works only together with the other bound" if half else "off_policy_correction switches nothing on"
+    _DROP_IN.say(False, why)

@@ -1,0 +1,124 @@
+"""SkyRL's policy losses by `rc.policy_loss`: value, gradient and metrics in one forward, under names of their own.
+
+SkyRL hands its losses to its workers through a registry, so nothing is replaced. Register ours where the training
+script starts, before SkyRL's configuration is checked, and choose one in it; the workers need this package installed.
+
+    from rollout_corr.integrations import skyrl_losses
+    skyrl_losses.register()
+
+    trainer.algorithm.policy_loss_type=rollout_corr_regular
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollout_corr.api.policy_loss import policy_loss
+from rollout_corr.frameworks.skyrl.dropin import compute_off_policy_correction
+from rollout_corr.spec.loss import GSPO, PPO, SAPO, Surrogate
+
+Loss = tuple[Tensor, dict[str, float]]
+
+
+def _corrected(name: str, what: str, surrogate: Callable[[Any], Surrogate]) -> Callable[..., Loss]:
+    """SkyRL's policy loss of that name, with the surrogate that its configuration asks for."""
+
+    def loss(
+        log_probs: Tensor,
+        old_log_probs: Tensor,
+        advantages: Tensor,
+        config: Any,
+        loss_mask: Tensor | None = None,
+        rollout_logprobs: Tensor | None = None,
+    ) -> Loss:
+        return _loss(surrogate(config), log_probs, old_log_probs, advantages, config, loss_mask, rollout_logprobs)
+
+    loss.__name__ = loss.__qualname__ = name
+    loss.__doc__ = f"""{what}
+
+    Args:
+        log_probs: [B, T], of the policy that trains; the gradient goes to these.
+        old_log_probs: [B, T].
+        advantages: [B, T], divided already by what SkyRL divides by.
+        config: SkyRL's AlgorithmConfig; read, never changed.
+        loss_mask: [B, T]; None: every token counts.
+        rollout_logprobs: [B, T] of the engine; None: no correction.
+
+    Returns:
+        The sum over tokens, and SkyRL's metrics as floats.
+    """
+    return loss
+
+
+regular = _corrected(
+    "regular", "PPO's clipped loss, corrected.", lambda config: PPO(config.eps_clip_low, config.eps_clip_high)
+)
+dual_clip = _corrected(
+    "dual_clip",
+    "PPO's loss with the dual clip at `clip_ratio_c`, corrected.",
+    lambda config: PPO(config.eps_clip_low, config.eps_clip_high, dual=config.clip_ratio_c),
+)
+gspo = _corrected(
+    "gspo",
+    "GSPO with its gradient through each token, corrected.",
+    lambda config: GSPO(config.eps_clip_low, config.eps_clip_high, through="token", clamp=10.0),
+)
+sapo = _corrected("sapo", "SAPO, corrected.", lambda config: SAPO(config.sapo.tau_pos, config.sapo.tau_neg))
+
+LOSSES = {f"rollout_corr_{function.__name__}": function for function in (regular, dual_clip, gspo, sapo)}
+
+
+def register() -> list[str]:
+    """Enter the losses into SkyRL's registry; a second call does nothing.
+
+    Returns:
+        The names to choose from as `policy_loss_type`.
+
+    Raises:
+        ImportError: SkyRL is not installed.
+    """
+    from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
+
+    known = PolicyLossRegistry.list_available()
+    for name, function in LOSSES.items():
+        if name not in known:
+            PolicyLossRegistry.register(name, function)
+    return list(LOSSES)
+
+
+def _loss(
+    surrogate: Surrogate,
+    new: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    config: Any,
+    mask: Tensor | None,
+    rollout: Tensor | None,
+) -> Loss:
+    """The correction, and the loss with what is left of the mask among its weights.
+
+    SkyRL counts what was clipped over the mask before rejection. So that mask says what is valid, and what was rejected
+    has the weight 0.
+    """
+    if mask is None:
+        mask = torch.ones_like(new, dtype=torch.float32)
+    weights, kept = None, mask
+    metrics: dict[str, float] = {}
+    if rollout is not None:
+        weights, metrics, kept = compute_off_policy_correction(old, rollout, mask, config.off_policy_correction)
+    factor = kept.to(torch.promote_types(old.dtype, torch.float32))
+    found = policy_loss(
+        new,
+        advantages,
+        mask,
+        old_logp=old,
+        weights=factor if weights is None else factor * weights,
+        surrogate=surrogate,
+        reduction="sum",
+    )
+    clipped = found.metrics()
+    return found.value, {"clip_ratio": clipped["clip_fraction_low"] + clipped["clip_fraction_high"]} | metrics

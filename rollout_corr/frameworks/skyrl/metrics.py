@@ -1,0 +1,168 @@
+"""SkyRL's metrics: the keys of SkyRL a956457 (2026-08-21), by its formulas.
+
+SkyRL's quirks are kept. The spread and the minimum of the ratio run over all slots of the batch, with 0 at masked ones.
+Shares of sequences are of all rows, empty ones included. The token mask sees what the outlier mask has left, the weight
+and the sequence mask what both have left. A mask's value counts only as zero or not. SkyRL averages all of it over
+micro-batches; merged statistics give the numbers of the whole batch. What is NaN there, the spread of a single slot, is
+0 here.
+
+Masks are known by the labels of their criteria: "outlier", "token_mask", "geo_sequence_mask", "product_sequence_mask".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from rollout_corr.definition.correction import Verdict
+from rollout_corr.definition.statistics import Block, Named, outside, totals
+from rollout_corr.definition.thresholds import log_bound
+from rollout_corr.definition.tokens import Tokens
+from rollout_corr.metrics.moments import mean, prefixed, unbiased_std
+from rollout_corr.metrics.peers import Columns, Interval
+from rollout_corr.spec.correction import Criterion, Spec
+
+SEQUENCE_MASKS = ("geo_sequence_mask", "product_sequence_mask")
+MASKS = ("outlier", "token_mask", *SEQUENCE_MASKS)
+SIDES = ("over_high", "under_low")
+
+Values = Mapping[str, float]
+
+
+def _masks(spec: Spec) -> dict[str, Criterion]:
+    """SkyRL's masks among the criteria, by label."""
+    return {criterion.label: criterion for criterion in spec.criteria if _is_mask(criterion)}
+
+
+def _is_mask(criterion: Criterion) -> bool:
+    over = "sequence" if criterion.label in SEQUENCE_MASKS else "token"
+    return criterion.label in MASKS and (criterion.stat, criterion.over) == ("ratio", over)
+
+
+def _caps(spec: Spec) -> bool:
+    return spec.weight is not None and spec.weight.upper is not None
+
+
+def columns(spec: Spec, names: Sequence[str]) -> Columns:
+    """Names of the statistics. No maxima: SkyRL's extrema are those of D."""
+    of_sequences = []
+    for own, criterion in zip(names, spec.criteria, strict=True):
+        if role(criterion) == "token_mask":
+            of_sequences += ["token_mask", "token_mask_tested"]
+        elif role(criterion) is not None:
+            of_sequences += [f"{own}/{side}" for side in SIDES]
+        if role(criterion) == "outlier":
+            of_sequences += ["outlier"]
+    if _caps(spec):
+        of_sequences += ["clipped", "clippable"]
+    return Columns(sequence_sums=tuple(of_sequences), call_sums=("rows", "slots")).prefixed("skyrl")
+
+
+def role(criterion: Criterion) -> str | None:
+    """Which mask a criterion is."""
+    if not _is_mask(criterion):
+        return None
+    return "sequence_mask" if criterion.over == "sequence" else criterion.label
+
+
+def intervals(spec: Spec, names: Sequence[str]) -> dict[str, Interval]:
+    """The bounds of what each mask tests, and the cap of the weight."""
+    found: dict[str, Interval] = {}
+    for own, criterion in zip(names, spec.criteria, strict=True):
+        if role(criterion) in ("outlier", "sequence_mask"):
+            found[f"skyrl/{own}"] = log_bound(criterion.lower), log_bound(criterion.upper)
+    if spec.weight is not None:
+        found["skyrl/log"] = None, log_bound(spec.weight.upper)
+    return found
+
+
+# --- on the device ---
+
+
+def collect(block: Block, spec: Spec) -> tuple[Named, Named]:
+    """Sums of some whole sequences. Only those with a measured token: `finish` knows what the others add."""
+    sums: Named = {}
+    rows: Named = {}
+    lost: Tensor | None = None  # what the token mask took from each sequence
+    for verdict, facts in zip(block.decision.verdicts, block.facts.criteria, strict=True):
+        if not _is_mask(verdict.criterion):
+            continue
+        if verdict.criterion.label == "token_mask":
+            lost = facts.tokens
+            continue
+        if verdict.criterion.label == "outlier":
+            rows["outlier"] = facts.tokens > 0
+        for side, which in zip(SIDES, _beyond(verdict, block.tokens), strict=True):
+            rows[f"{verdict.criterion.label}/{side}"] = which
+    if lost is not None:
+        for name, tokens in (("token_mask", lost), ("token_mask_tested", block.n_measured)):
+            rows[name] = torch.where(rows["outlier"], 0, tokens) if "outlier" in rows else tokens
+    if block.weighing is not None and spec.weight is not None and spec.weight.upper is not None:
+        above, survivors = log_bound(spec.weight.upper), block.decision.n
+        clipped = outside(block.weighing.log_ratio, None, above)[0]
+        if spec.weight.level == "token":
+            among = block.decision.survivors
+            found = block.tokens.count(clipped if among is None else clipped & among)
+            rows["clipped"], rows["clippable"] = torch.where(survivors > 0, found, 0), survivors
+        else:
+            rows["clipped"], rows["clippable"] = clipped & (survivors > 0), survivors > 0
+    if rows:
+        sums.update(totals(rows, None))
+    return prefixed("skyrl", sums), {}
+
+
+def _beyond(verdict: Verdict, tokens: Tokens) -> list[Tensor]:
+    """Two [S] bools: above the upper bound and below the lower one; of tokens, whether any is."""
+    criterion = verdict.criterion
+    found = outside(verdict.value, log_bound(criterion.lower), log_bound(criterion.upper))
+    chosen = [which if verdict.among is None else which & verdict.among for which in found]
+    return chosen if criterion.over == "sequence" else [tokens.count(which) > 0 for which in chosen]
+
+
+def per_call(sums: Named, maxima: Named, spec: Spec) -> tuple[Named, Named]:
+    """The number of rows and of slots, empty and masked ones included."""
+    return prefixed("skyrl", {name: sums[name] for name in ("rows", "slots")}), {}
+
+
+# --- on the host ---
+
+
+def finish(values: Values, spec: Spec) -> dict[str, float]:
+    """SkyRL's keys, as its correction returns them: without the prefix that its trainer puts before them."""
+    v, n, rows, slots = values, values["tokens_measured"], values["skyrl/rows"], values["skyrl/slots"]
+    # A masked slot has the ratio 0, which lies 1 below the centre.
+    masked = slots - n
+    found = {
+        "is_ratio_mean": 1.0 + v["ratio"] / n if n else 0.0,
+        "is_ratio_std": unbiased_std(v["ratio"] - masked, v["ratio2"] + masked, slots),
+        "is_ratio_max": math.exp(min(v["max_d"], spec.clamp)) if n else 0.0,
+        "is_ratio_min": math.exp(max(-v["-min_d"], -spec.clamp)) if n and not masked else 0.0,
+    }
+    masks = _masks(spec)
+    for label, criterion in masks.items():
+        if label == "token_mask":
+            found["token_mask_ratio"] = mean(v["skyrl/token_mask"], v["skyrl/token_mask_tested"])
+            continue
+        above, below = (v[f"skyrl/{label}/{side}"] for side in SIDES)
+        if label == "outlier":
+            name, rejected = "outlier_seq", v["skyrl/outlier"]
+        else:
+            # Where nothing is left the ratio is 1, and SkyRL tests it like any other.
+            empty = rows - v[f"{label}/units"]
+            above += empty * (criterion.upper is not None and criterion.upper < 1.0)
+            below += empty * (criterion.lower is not None and criterion.lower > 1.0)
+            name, rejected = label, above + below
+        found[f"{name}_masked_ratio"] = mean(rejected, rows)
+        found[f"{name}_over_high_ratio"] = mean(above, rows)
+        found[f"{name}_under_low_ratio"] = mean(below, rows)
+    if spec.weight is not None and spec.weight.upper is not None:
+        clipped, clippable = v["skyrl/clipped"], v["skyrl/clippable"]
+        if spec.weight.level == "token":
+            found["tis_token_clip_high_ratio"] = mean(clipped, clippable)
+        else:
+            clipped += (rows - clippable) * (spec.weight.upper < 1.0)
+            found["tis_seq_clip_high_ratio"] = mean(clipped, rows)
+    return found

@@ -1,0 +1,126 @@
+"""SkyRL's recipes: what its page on off-policy correction shows, by the names of its options.
+
+SkyRL masks sequences with an outlier first, then tokens, then computes sequence weights and the sequence mask from what
+is left. Rejected tokens stay in SkyRL's denominators, so give the policy loss denominator="original".
+"""
+
+from __future__ import annotations
+
+from rollout_corr.frameworks.checks import not_negative, one_of, positive
+from rollout_corr.frameworks.registry import recipe
+from rollout_corr.spec.correction import Criterion, Spec, Weight
+
+REPORT = ("native", "skyrl")
+TIS_LEVELS = {"token": "token", "sequence": "product"}
+# sequence_mask_metric: reduction, and the label, which is the prefix of SkyRL's metrics.
+SEQUENCE_MASKS = {"geometric": ("mean", "geo_sequence_mask"), "product": ("sum", "product_sequence_mask")}
+
+
+def _bound(key: str, value: object) -> float | None:
+    return None if value is None else not_negative(key, value)
+
+
+def spec(
+    tis_ratio_type: str | None = None,
+    token_tis_ratio_clip_high: float = 2.0,
+    sequence_tis_ratio_clip_high: float = 5.0,
+    sequence_mask_metric: str | None = None,
+    geo_mask_high: float = 1.01,
+    geo_mask_low: float = 0.99,
+    product_mask_high: float = 2.0,
+    product_mask_low: float = 0.5,
+    outlier_token_is_threshold_low: float | None = None,
+    outlier_token_is_threshold_high: float | None = None,
+    token_mask_is_threshold_low: float | None = None,
+    token_mask_is_threshold_high: float | None = None,
+) -> Spec:
+    """`OffPolicyCorrectionConfig` as a Spec; the arguments are its fields, with its defaults."""
+    weight = None
+    if tis_ratio_type is not None:
+        one_of("tis_ratio_type", tis_ratio_type, TIS_LEVELS, or_null=True)
+        caps = {"token": token_tis_ratio_clip_high, "sequence": sequence_tis_ratio_clip_high}
+        cap = positive(f"{tis_ratio_type}_tis_ratio_clip_high", caps[tis_ratio_type])
+        weight = Weight(TIS_LEVELS[tis_ratio_type], upper=cap)
+    criteria: list[Criterion] = []
+    low = _bound("outlier_token_is_threshold_low", outlier_token_is_threshold_low)
+    high = _bound("outlier_token_is_threshold_high", outlier_token_is_threshold_high)
+    if low is not None or high is not None:
+        criteria.append(Criterion("ratio", lower=low, upper=high, drop="sequence", label="outlier"))
+    low = _bound("token_mask_is_threshold_low", token_mask_is_threshold_low)
+    high = _bound("token_mask_is_threshold_high", token_mask_is_threshold_high)
+    # SkyRL wants both of these; one alone does nothing there.
+    if low is not None and high is not None:
+        criteria.append(Criterion("ratio", lower=low, upper=high, label="token_mask"))
+    sums_over = "kept" if criteria else "valid"
+    if sequence_mask_metric is not None:
+        one_of("sequence_mask_metric", sequence_mask_metric, SEQUENCE_MASKS, or_null=True)
+        geometric = sequence_mask_metric == "geometric"
+        low, high = (geo_mask_low, geo_mask_high) if geometric else (product_mask_low, product_mask_high)
+        prefix = "geo" if geometric else "product"
+        reduce, label = SEQUENCE_MASKS[sequence_mask_metric]
+        criteria.append(
+            Criterion(
+                "ratio",
+                over="sequence",
+                reduce=reduce,
+                lower=_bound(f"{prefix}_mask_low", low),
+                upper=positive(f"{prefix}_mask_high", high),
+                label=label,
+            )
+        )
+    return Spec(weight=weight, criteria=tuple(criteria), rejected="mask", sums_over=sums_over, report=REPORT)
+
+
+@recipe("SkyRL a956457 (2026-08-21)")
+def tldr(geo_mask_low: float = 0.99, geo_mask_high: float = 1.01, token_tis_ratio_clip_high: float = 2.0) -> Spec:
+    """All that the page recommends: geometric sequence mask, token TIS, token mask [0.5, 2], outliers [1e-4, 100]."""
+    return spec(
+        tis_ratio_type="token",
+        token_tis_ratio_clip_high=token_tis_ratio_clip_high,
+        sequence_mask_metric="geometric",
+        geo_mask_low=geo_mask_low,
+        geo_mask_high=geo_mask_high,
+        token_mask_is_threshold_low=0.5,
+        token_mask_is_threshold_high=2.0,
+        outlier_token_is_threshold_low=1e-4,
+        outlier_token_is_threshold_high=100.0,
+    )
+
+
+@recipe("SkyRL a956457 (2026-08-21)")
+def token_tis(clip_high: float = 2.0) -> Spec:
+    """Token TIS: w = min(exp(D), clip_high)."""
+    return spec(tis_ratio_type="token", token_tis_ratio_clip_high=clip_high)
+
+
+@recipe("SkyRL a956457 (2026-08-21)")
+def sequence_tis(clip_high: float = 5.0) -> Spec:
+    """Sequence TIS: w = min(exp(sum D), clip_high)."""
+    return spec(tis_ratio_type="sequence", sequence_tis_ratio_clip_high=clip_high)
+
+
+@recipe("SkyRL a956457 (2026-08-21)")
+def geometric_mask(low: float = 0.99, high: float = 1.01) -> Spec:
+    """Keep a sequence iff exp(mean D) lies within [low, high]."""
+    return spec(sequence_mask_metric="geometric", geo_mask_low=low, geo_mask_high=high)
+
+
+@recipe("SkyRL a956457 (2026-08-21)")
+def product_mask(low: float = 0.5, high: float = 2.0) -> Spec:
+    """Keep a sequence iff exp(sum D) lies within [low, high]."""
+    return spec(sequence_mask_metric="product", product_mask_low=low, product_mask_high=high)
+
+
+@recipe("SkyRL a956457 (2026-08-21)")
+def token_mask(low: float = 0.5, high: float = 2.0) -> Spec:
+    """Keep a token iff exp(D) lies within [low, high]."""
+    for key, value in (("low", low), ("high", high)):
+        if value is None:
+            raise ValueError(f"{key}: expected a number, got None; SkyRL's token mask needs both bounds")
+    return spec(token_mask_is_threshold_low=low, token_mask_is_threshold_high=high)
+
+
+@recipe("SkyRL a956457 (2026-08-21)")
+def outlier_mask(low: float | None = 1e-4, high: float | None = 100.0) -> Spec:
+    """A token outside [low, high] rejects its whole sequence."""
+    return spec(outlier_token_is_threshold_low=low, outlier_token_is_threshold_high=high)

@@ -1,0 +1,335 @@
+"""slime and miles: functions for `--custom-tis-function-path`, which need no `install()`.
+
+    --use-tis --custom-tis-function-path rollout_corr.frameworks.slime.tis
+    --use-tis --custom-tis-function-path rollout_corr.frameworks.slime.icepop
+    --use-tis --custom-tis-function-path rollout_corr.frameworks.slime.mis --custom-config-path mis.yaml
+
+`tis` and `icepop` are slime's own functions of the policy loss, `mis` is that of its example
+`train_infer_mismatch_helper` with the settings of its mis.yaml, for all samples at once instead of one after the other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rollout_corr.api.correct import SMALLEST_MEAN, correct
+from rollout_corr.frameworks import checks
+from rollout_corr.frameworks.dropin import DropIn
+from rollout_corr.frameworks.slime import presets as presets
+from rollout_corr.spec.correction import Criterion, Spec, Weight
+
+CHECKED = ("624b824",)
+LEVELS = {
+    "token": ("token", "token", None),
+    "sequence": ("product", "sequence", "sum"),
+    "geometric": ("geometric", "sequence", "mean"),
+}
+MODES = ("truncate", "clip", "mask")
+
+# Which of the two frameworks runs is told by which has loaded its tools for context parallelism.
+CONTEXT_PARALLEL = tuple(f"{name}.backends.megatron_utils.cp_utils" for name in ("slime", "miles"))
+
+Given = Sequence[Tensor]
+Corrected = tuple[Tensor, list[Tensor], dict[str, Tensor]]
+
+_DROP_IN = DropIn("slime", "slime", CHECKED)
+
+
+def _per_token(name: str, what: str, preset: Callable[..., Spec]) -> Callable[..., Corrected]:
+    """slime's function of that name. A token's weight needs no other rank: the masks are cut to this one's tokens."""
+
+    def corrected(
+        args: Any,
+        *,
+        pg_loss: Tensor,
+        train_log_probs: Given,
+        rollout_log_probs: Given,
+        loss_masks: Given,
+        total_lengths: Sequence[int] = (),
+        response_lengths: Sequence[int] = (),
+        **kwargs: Any,
+    ) -> Corrected:
+        spec = preset(tis_clip=args.tis_clip, tis_clip_low=args.tis_clip_low)
+        _DROP_IN.say(True, repr(spec.weight) + (f" and {spec.criteria[0]!r}" if spec.criteria else ""))
+        tools, masks = _context_parallel(), list(loss_masks)
+        if tools is not None:
+            cut = zip(masks, total_lengths, response_lengths, strict=True)
+            masks = [tools.slice_log_prob_with_cp(mask, total, response) for mask, total, response in cut]
+        _same_lengths(train_log_probs, rollout_log_probs, masks)
+        here = _Whole(train_log_probs, rollout_log_probs, masks, list)
+        weights = here.flat(correct(list(train_log_probs), list(rollout_log_probs), masks, spec=spec).weights)
+        ratio = here.d.clamp(-spec.clamp, spec.clamp).exp()
+        metrics = {
+            "tis": ratio,
+            "tis_clipfrac": (ratio < args.tis_clip_low).float() + (ratio > args.tis_clip),
+            "tis_abs": (ratio - 1.0).abs(),
+        }
+        return pg_loss * weights, list(loss_masks), metrics
+
+    corrected.__name__ = corrected.__qualname__ = name
+    corrected.__doc__ = f"""{what}
+
+    Args:
+        args: slime's arguments; read, never changed.
+        pg_loss: [N] the loss of each token of this rank.
+        train_log_probs: A 1-D tensor a sample: its tokens on this rank.
+        rollout_log_probs: The same of the engine.
+        loss_masks: A 1-D tensor a sample: its whole response, non-zero is valid.
+        total_lengths: Tokens of prompt and response, a sample each; read under context parallelism.
+        response_lengths: Tokens of the response.
+        **kwargs: What else slime hands over.
+
+    Returns:
+        The loss, the masks as they were given, and slime's metrics: a value for each token of this rank.
+    """
+    return corrected
+
+
+tis = _per_token("tis", "The loss times exp(D) clamped to [args.tis_clip_low, args.tis_clip].", presets.tis)
+icepop = _per_token(
+    "icepop", "The loss times exp(D) inside [args.tis_clip_low, args.tis_clip], and 0 outside.", presets.icepop
+)
+
+
+def mis(
+    args: Any,
+    *,
+    pg_loss: Tensor,
+    train_log_probs: Given,
+    rollout_log_probs: Given,
+    loss_masks: Given,
+    total_lengths: Sequence[int] = (),
+    response_lengths: Sequence[int] = (),
+    **kwargs: Any,
+) -> Corrected:
+    """Weights, rejection and veto by the settings of mis.yaml; arguments as for `tis`.
+
+    Returns:
+        The loss, the masks in float32 with 0 where rejected (as they were given without `--use-tis`), and the metrics
+        under "mis_": a value for each token of this rank, as slime's reducer wants them.
+    """
+    whole = _whole(train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths)
+    settings = _settings(args)
+    metrics = _mismatch(whole)
+    masks = list(loss_masks)
+    if settings is None:
+        _DROP_IN.say(False, "metrics only: --use-tis is off")
+    else:
+        _DROP_IN.say(True, f"mis with {settings}")
+        out = correct(list(whole.train), list(whole.rollout), list(whole.masks), spec=_spec_of(settings))
+        masks = [mask.to(torch.promote_types(mask.dtype, torch.float32)) for mask in out.mask]
+        flat = whole.flat(out.weights)
+        metrics |= _importance(whole, settings, flat)
+        pg_loss = pg_loss * torch.cat(whole.shard(whole.split(flat)))
+    found = {f"mis_{key}": torch.cat(whole.shard(whole.split(x))) for key, x in metrics.items()}
+    return pg_loss, masks, found
+
+
+# --- slime's samples ---
+
+
+@dataclass
+class _Whole:
+    """Samples as lists, and as one flat tensor with their lengths."""
+
+    train: Given
+    rollout: Given
+    masks: Given
+    shard: Callable[[Given], list[Tensor]]
+
+    def __post_init__(self) -> None:
+        self.lengths = [sample.shape[0] for sample in self.train]
+        device = self.train[0].device
+        self.sizes = torch.tensor(self.lengths, device=device)
+        d = self.flat(self.train) - self.flat(self.rollout)
+        # Metrics are of valid tokens whose log-ratio is a number; what becomes of the others the Spec says.
+        self.mask = (torch.cat(list(self.masks)).to(device) != 0) & d.isfinite()
+        self.d = torch.where(self.mask, d, 0.0)
+
+    @staticmethod
+    def flat(samples: Given) -> Tensor:
+        """[N] in float32 or wider, without a gradient."""
+        joined = torch.cat(list(samples)).detach()
+        return joined.to(torch.promote_types(joined.dtype, torch.float32))
+
+    def split(self, x: Tensor) -> Given:
+        return x.split(self.lengths)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """A value of each sample at each of its tokens."""
+        return x.repeat_interleave(self.sizes, output_size=sum(self.lengths))
+
+    def sums(self, x: Tensor) -> Tensor:
+        """[S] sums over the valid tokens."""
+        chosen = torch.where(self.mask, x, 0.0)
+        return torch.segment_reduce(chosen, "sum", lengths=self.sizes, unsafe=True, initial=0.0)
+
+    def means(self, x: Tensor) -> Tensor:
+        return self.sums(x) / self.sums(torch.ones_like(x)).clamp(min=1.0)
+
+    def largest(self, x: Tensor) -> Tensor:
+        """[S] maxima over the valid tokens, 0 without one."""
+        chosen = torch.where(self.mask, x, -torch.inf)
+        found = torch.segment_reduce(chosen, "max", lengths=self.sizes, unsafe=True, initial=-torch.inf)
+        return torch.where(found == -torch.inf, 0.0, found)
+
+
+def _whole(
+    train: Given, rollout: Given, masks: Given, total_lengths: Sequence[int], response_lengths: Sequence[int]
+) -> _Whole:
+    """The whole responses, gathered over the ranks of context parallelism where there are any."""
+    tools = _context_parallel()
+    if tools is None:
+        _same_lengths(train, rollout, masks)
+        return _Whole(train, rollout, masks, list)
+    sizes = list(zip(total_lengths, response_lengths, strict=True))
+
+    def gather(samples: Given) -> Given:
+        return [tools.all_gather_with_cp(x, *size).detach() for x, size in zip(samples, sizes, strict=True)]
+
+    def shard(samples: Given) -> list[Tensor]:
+        return [tools.slice_log_prob_with_cp(x, *size) for x, size in zip(samples, sizes, strict=True)]
+
+    return _Whole(gather(train), gather(rollout), masks, shard)
+
+
+def _context_parallel() -> Any:
+    """The framework's own tools, which do nothing on one rank; None where no framework runs."""
+    return next((sys.modules[name] for name in CONTEXT_PARALLEL if name in sys.modules), None)
+
+
+def _same_lengths(train: Given, rollout: Given, masks: Given) -> None:
+    lengths = [sample.shape[0] for sample in train]
+    for name, samples in (("rollout_log_probs", rollout), ("loss_masks", masks)):
+        if (got := [sample.shape[0] for sample in samples]) != lengths:
+            raise ValueError(f"{name}: expected samples of lengths {lengths} (of train_log_probs), got {got}")
+
+
+# --- the settings of mis.yaml ---
+
+
+class Settings(NamedTuple):
+    """What mis.yaml says, with its fallbacks filled in."""
+
+    tis_level: str
+    tis_mode: str
+    tis_lower: float
+    tis_upper: float
+    rs_level: str | None
+    rs_lower: float
+    rs_upper: float
+    veto: float | None
+    normalize: bool
+
+
+def _settings(args: Any) -> Settings | None:
+    """The settings, or None where weights are off."""
+    if not args.use_tis:
+        return None
+    checks.one_of("tis_level", args.tis_level, LEVELS)
+    checks.one_of("tis_mode", args.tis_mode, MODES)
+    tis_upper = checks.positive("tis_upper_bound", args.tis_upper_bound)
+    tis_lower = 1.0 / tis_upper if args.tis_lower_bound is None else args.tis_lower_bound
+    return Settings(
+        tis_level=args.tis_level,
+        tis_mode=args.tis_mode,
+        tis_lower=tis_lower,
+        tis_upper=tis_upper,
+        rs_level=checks.one_of("rs_level", args.rs_level, LEVELS) if args.use_rs else None,
+        rs_lower=tis_lower if args.rs_lower_bound is None else args.rs_lower_bound,
+        rs_upper=tis_upper if args.rs_upper_bound is None else args.rs_upper_bound,
+        veto=args.rs_veto_threshold if args.use_rs else None,
+        normalize=bool(args.tis_batch_normalize),
+    )
+
+
+@lru_cache(maxsize=64)
+def _spec_of(settings: Settings) -> Spec:
+    level, over, reduce = LEVELS[settings.tis_level]
+    lower = {"truncate": 0.0, "clip": settings.tis_lower, "mask": None}[settings.tis_mode]
+    upper = None if settings.tis_mode == "mask" else settings.tis_upper
+    weight = Weight(level, lower=lower, upper=upper, normalize="batch" if settings.normalize else None)
+    criteria: list[Criterion] = []
+    if settings.tis_mode == "mask":
+        low, high = settings.tis_lower, settings.tis_upper
+        criteria.append(Criterion("ratio", over=over, reduce=reduce, lower=low, upper=high, label="tis_mask"))
+    if settings.rs_level is not None:
+        _, over, reduce = LEVELS[settings.rs_level]
+        low, high = settings.rs_lower, settings.rs_upper
+        criteria.append(Criterion("ratio", over=over, reduce=reduce, lower=low, upper=high, label="rs"))
+    if settings.veto is not None:
+        criteria.append(Criterion("ratio", lower=settings.veto, drop="sequence", label="veto"))
+    return Spec(weight=weight, criteria=tuple(criteria))
+
+
+# --- the metrics of mis.py, a value for each token ---
+
+
+def _mismatch(whole: _Whole) -> dict[str, Tensor]:
+    d = whole.d
+    train, rollout = whole.means(whole.flat(whole.train)), whole.means(whole.flat(whole.rollout))
+    gap = -whole.means(d)
+    squared = (2.0 * d.clamp(-20.0, 20.0)).exp()
+    of_samples = {
+        "training_log_ppl": -train,
+        "training_ppl": (-train).exp(),
+        "rollout_log_ppl": -rollout,
+        "rollout_ppl": (-rollout).exp(),
+        "log_ppl_diff": gap,
+        "log_ppl_abs_diff": gap.abs(),
+        "ppl_ratio": gap.exp(),
+        "chi2_token": whole.means(squared) - 1.0,
+        "chi2_seq": (2.0 * whole.sums(d).clamp(-20.0, 20.0)).exp() - 1.0,
+    }
+    return {key: whole.spread(x) for key, x in of_samples.items()} | {"kl": -d, "k3_kl": d.expm1() - d}
+
+
+def _importance(whole: _Whole, settings: Settings, weights: Tensor) -> dict[str, Tensor]:
+    """Of the weights before and after their bound, of what is rejected, and of what multiplies the loss."""
+    raw = _ratio(whole, settings.tis_level)
+    lower, upper = settings.tis_lower, settings.tis_upper
+    found = {"tis_weight_before_bound": raw}
+    bounded = torch.where(whole.mask, raw, 0.0)
+    if settings.tis_mode == "truncate":
+        found["tis_truncate_fraction"] = (raw > upper).float()
+        bounded = bounded.clamp(max=upper)
+    else:
+        kind = settings.tis_mode
+        found |= {f"tis_{kind}_fraction_low": (raw < lower).float(), f"tis_{kind}_fraction_high": (raw > upper).float()}
+    if settings.tis_mode == "clip":
+        bounded = torch.where(whole.mask, raw.clamp(lower, upper), 0.0)
+    found |= {"tis_weight_after_bound": bounded, "is_ratio_mean_after_tis_rs": bounded}
+    if settings.rs_level is not None:
+        tested = _ratio(whole, settings.rs_level)
+        found["rs_mask_fraction_low"] = (tested < settings.rs_lower).float()
+        found["rs_mask_fraction_high"] = (tested > settings.rs_upper).float()
+    if settings.veto is not None:
+        catastrophic = (whole.mask & (whole.d.exp() < settings.veto)).float()
+        found["rs_catastrophic_token_fraction"] = catastrophic
+        found["rs_catastrophic_seq_fraction"] = whole.spread(whole.largest(catastrophic))
+    if settings.normalize:
+        some, units = whole.mask, bounded
+        if settings.tis_level != "token":
+            # One weight a sample, and each sample with a valid token counts once.
+            some, units = whole.largest(whole.mask.float()) > 0.0, whole.largest(bounded)
+        mean = units.sum() / some.sum().clamp(min=1)
+        found["batch_norm_factor"] = torch.where(mean > SMALLEST_MEAN, mean, 1.0).expand_as(bounded)
+    found["is_ratio_mean_final"] = whole.spread(whole.means(weights))
+    found["is_ratio_min_final"] = whole.spread(-whole.largest(-weights))
+    found["is_ratio_max_final"] = whole.spread(whole.largest(weights))
+    return found
+
+
+def _ratio(whole: _Whole, level: str) -> Tensor:
+    """The ratio of each token at a level, clamped but not bounded."""
+    logs = whole.d
+    if level != "token":
+        logs = whole.spread(whole.sums(logs) if level == "sequence" else whole.means(logs))
+    return logs.clamp(-20.0, 20.0).exp()

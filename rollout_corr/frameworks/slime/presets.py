@@ -1,0 +1,64 @@
+"""slime's recipes: `--use-tis` with the built-in functions, and its example `train_infer_mismatch_helper` (MIS).
+
+MIS edits the mask and leaves the weights. slime keeps the original token counts as denominators.
+"""
+
+from __future__ import annotations
+
+from rollout_corr.frameworks.off_policy import off_policy
+from rollout_corr.frameworks.registry import recipe
+from rollout_corr.spec.correction import Criterion, Spec, Weight
+
+
+@recipe("slime 624b824 (2026-08-21)")
+def tis(tis_clip: float | None = 2.0, tis_clip_low: float | None = 0.0) -> Spec:
+    """w = exp(D) clamped to [tis_clip_low, tis_clip]."""
+    return Spec(weight=Weight("token", lower=tis_clip_low, upper=tis_clip))
+
+
+@recipe("slime 624b824 (2026-08-21)")
+def icepop(tis_clip: float | None = 2.0, tis_clip_low: float | None = 0.0) -> Spec:
+    """w = exp(D) inside [tis_clip_low, tis_clip], else 0."""
+    criterion = Criterion("ratio", lower=tis_clip_low, upper=tis_clip)
+    return Spec(weight=Weight("token"), criteria=(criterion,), rejected="zero")
+
+
+def _veto(threshold: float | None) -> tuple[Criterion, ...]:
+    return () if threshold is None else (Criterion("ratio", lower=threshold, drop="sequence", label="veto"),)
+
+
+@recipe("slime 624b824 (2026-08-21)")
+def mis(
+    tis_upper_bound: float = 2.0,
+    rs_lower_bound: float = 0.5,
+    rs_upper_bound: float = 2.0,
+    rs_veto_threshold: float | None = 1e-4,
+    tis_batch_normalize: bool = True,
+) -> Spec:
+    """mis.yaml: token TIS divided by the batch mean; tokens outside the rs bounds masked; a token below 1e-4 vetoes."""
+    weight = Weight("token", lower=0.0, upper=tis_upper_bound, normalize="batch" if tis_batch_normalize else None)
+    rejection = Criterion("ratio", lower=rs_lower_bound, upper=rs_upper_bound)
+    return Spec(weight=weight, criteria=(rejection, *_veto(rs_veto_threshold)), rejected="mask")
+
+
+@recipe("slime 624b824 (2026-08-21)")
+def mis_geo(
+    tis_upper_bound: float = 2.0,
+    rs_lower_bound: float = 0.9999,
+    rs_upper_bound: float = 1.0001,
+    rs_veto_threshold: float | None = 1e-4,
+) -> Spec:
+    """MIS with rs_level "geometric": token TIS; a sequence whose exp(mean D) is outside the rs bounds masked; veto."""
+    weight = Weight("token", lower=0.0, upper=tis_upper_bound)
+    rejection = Criterion("ratio", over="sequence", reduce="mean", lower=rs_lower_bound, upper=rs_upper_bound)
+    return Spec(weight=weight, criteria=(rejection, *_veto(rs_veto_threshold)), rejected="mask")
+
+
+@recipe("slime 624b824 (2026-08-21)")
+def opsm(delta: float = 1e-4) -> Spec:
+    """0 for the tokens with A < 0 of a sequence whose mean(old - new) exceeds delta (`--use-opsm`).
+
+    For `policy_loss`.
+    """
+    criterion = off_policy(delta, of="new/old", drop="token", label="opsm")
+    return Spec(criteria=(criterion,), rejected="zero")

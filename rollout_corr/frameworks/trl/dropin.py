@@ -1,0 +1,166 @@
+"""TRL: the ratio that GRPOTrainer multiplies its loss by, and its off-policy mask.
+
+TRL forms the ratio in the middle of `_generate_and_score_completions`. That method still runs; the ratio in what it
+returns is ours, by the trainer's `vllm_importance_sampling_mode` or by any Spec. The loss stays TRL's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollout_corr.api.correct import correct
+from rollout_corr.frameworks.dropin import DropIn, Installed, Target
+from rollout_corr.frameworks.registry import preset
+from rollout_corr.spec.correction import Spec
+
+MODULE = "trl.trainer.grpo_trainer"
+CHECKED = ("1.16.0",)
+MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
+_DROP_IN = DropIn("trl", "trl", CHECKED)
+
+
+def install(*, spec: Spec | None = None) -> Installed:
+    """Replace what GRPOTrainer corrects with, in this process; call it before the trainer trains.
+
+    Args:
+        spec: A correction of its own, in place of the trainer's `vllm_importance_sampling_mode` with its bounds. What
+            it rejects gets the ratio 0, so no denominator changes. The metrics under "sampling/" stay TRL's.
+
+    Returns:
+        What is replaced now.
+
+    Raises:
+        ImportError: TRL is not installed.
+        RuntimeError: This TRL has other methods, or they take other arguments. Then nothing is replaced.
+        TypeError: `spec` is no Spec.
+    """
+    if spec is not None and not isinstance(spec, Spec):
+        raise TypeError(f"spec: expected a Spec or None, got {type(spec).__name__}")
+    return _DROP_IN.install(TARGETS, spec=spec)
+
+
+def uninstall() -> None:
+    """Give TRL its own methods back. Nothing happens if they were not replaced."""
+    _DROP_IN.uninstall()
+
+
+def installed() -> Installed:
+    """What is replaced in this process at this moment."""
+    return _DROP_IN.installed()
+
+
+# --- what stands in ---
+
+
+def importance_sampling_ratio(
+    old_per_token_logps: Tensor,
+    sampling_per_token_logps: Tensor,
+    mask: Tensor,
+    mode: str = "sequence_mask",
+    clip_max: float | None = 3.0,
+    clip_min: float | None = None,
+    spec: Spec | None = None,
+) -> Tensor:
+    """The ratio that multiplies the loss of a token.
+
+    Args:
+        old_per_token_logps: [B, T] floating, the trainer's.
+        sampling_per_token_logps: [B, T], the engine's; NaN where it gave none: the ratio there is 1.
+        mask: [B, T], non-zero is valid.
+        mode: `vllm_importance_sampling_mode`.
+        clip_max: `vllm_importance_sampling_clip_max`.
+        clip_min: `vllm_importance_sampling_clip_min`.
+        spec: Used in place of the three.
+
+    Returns:
+        [B, T], or [B, 1] in the sequence modes, of the dtype that the log-probs promote to; no gradient. What stands
+        behind the mask is what TRL has there: the ratio 1, bounded.
+    """
+    run = _spec_of(mode, clip_max, clip_min) if spec is None else spec
+    out = correct(old_per_token_logps, sampling_per_token_logps, mask, spec=run)
+    dtype = torch.promote_types(old_per_token_logps.dtype, sampling_per_token_logps.dtype)
+    ratio = torch.ones_like(old_per_token_logps, dtype=dtype) if out.weights is None else out.weights.to(dtype)
+    valid = mask != 0
+    if run.rejected != "zero":
+        ratio = torch.where(valid & (out.mask == 0), 0.0, ratio)
+    if spec is None and mode.startswith("sequence"):
+        return ratio.amax(dim=-1, keepdim=True)
+    return torch.where(valid, ratio, _bounded_one(mode, clip_max, clip_min) if spec is None else 1.0)
+
+
+def get_off_policy_mask(
+    advantages: Tensor,
+    per_token_logps: Tensor,
+    sampling_per_token_logps: Tensor,
+    mask: Tensor,
+    off_policy_threshold: float,
+    **switches: object,
+) -> Tensor:
+    """Which sequences are kept: those with A >= 0, and those whose mean(sampling - current) is at most the threshold.
+
+    Args:
+        advantages: [B, 1], or [B, T].
+        per_token_logps: [B, T] floating, of the policy that trains; no gradient reaches it.
+        sampling_per_token_logps: [B, T]; a token whose difference is NaN or infinite counts as 0.
+        mask: [B, T], non-zero is valid.
+        off_policy_threshold: `off_policy_mask_threshold`.
+        **switches: Those of `install`; none of them has a say here.
+
+    Returns:
+        1 and 0 in the dtype of the mask: [B, 1], or [B, T] for advantages per token.
+    """
+    # Four tensors and no statistics: `correct` would collect what nobody reads.
+    chosen = mask != 0
+    dtype = torch.promote_types(per_token_logps.dtype, torch.float32)
+    gap = sampling_per_token_logps.to(dtype) - per_token_logps.detach().to(dtype)
+    gap = torch.where(chosen & gap.isfinite(), gap, 0.0)
+    mean = gap.sum(dim=1, keepdim=True) / chosen.sum(dim=1, keepdim=True).clamp(min=1)
+    return ((mean <= off_policy_threshold) | (advantages >= 0)).to(mask.dtype)
+
+
+def _replaced(original: Callable[..., Any], spec: Spec | None = None) -> Callable[..., Any]:
+    def generate_and_score_completions(self: Any, inputs: Any) -> Any:
+        output = original(self, inputs)
+        if "importance_sampling_ratio" not in output:
+            why = "vllm_importance_sampling_correction is off" if self.use_vllm else "use_vllm is off"
+            _DROP_IN.say(False, why)
+            return output
+        mode = self.vllm_importance_sampling_mode
+        clip_max, clip_min = self.vllm_importance_sampling_clip_max, self.vllm_importance_sampling_clip_min
+        described = f"vllm_importance_sampling_mode {mode!r}, clip_max {clip_max!r}, clip_min {clip_min!r}"
+        _DROP_IN.say(True, described if spec is None else f"{spec!r}")
+        mask = output["completion_mask"]
+        if "tool_mask" in output:
+            mask = mask * output["tool_mask"]
+        output["importance_sampling_ratio"] = importance_sampling_ratio(
+            output["old_per_token_logps"], output["sampling_per_token_logps"], mask, mode, clip_max, clip_min, spec
+        )
+        return output
+
+    return generate_and_score_completions
+
+
+TARGETS = (
+    Target(MODULE, "GRPOTrainer._generate_and_score_completions", _replaced, takes_original=True),
+    Target(MODULE, "GRPOTrainer.get_off_policy_mask", get_off_policy_mask),
+)
+
+
+@lru_cache(maxsize=64)
+def _spec_of(mode: str, clip_max: float | None, clip_min: float | None) -> Spec:
+    if mode not in MODES:
+        raise ValueError(f"vllm_importance_sampling_mode: expected one of {list(MODES)}, got {mode!r}")
+    return preset(f"trl.{mode}", clip_max=clip_max, clip_min=clip_min)
+
+
+def _bounded_one(mode: str, clip_max: float | None, clip_min: float | None) -> float:
+    """What becomes of the ratio 1 behind the mask, which TRL bounds like any other; VESPO takes its logarithm."""
+    low, high = 0.0 if clip_min is None else clip_min, float("inf") if clip_max is None else clip_max
+    bounded = min(max(1.0, low), high)
+    return 0.0 if mode.endswith("mask") and bounded != 1.0 else bounded

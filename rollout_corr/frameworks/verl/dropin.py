@@ -1,0 +1,300 @@
+"""verl 0.9: the functions of `verl.trainer.ppo.rollout_corr_helper` and the driver's debug metrics.
+
+`install()` replaces them in the process that calls it. verl corrects inside Ray actors, so each of them has to call it:
+pass the hook of ray.init through verl's own configuration, and no line of a training script changes.
+
+    +ray_kwargs.ray_init.runtime_env.worker_process_setup_hook=rollout_corr.frameworks.verl.install
+
+The arguments, results and metric keys are verl's. Of verl's mistakes some are mended and some are kept, each with its
+switch: docs/integrations.md has the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollout_corr.frameworks import checks
+from rollout_corr.frameworks.dropin import Installed, Target
+from rollout_corr.frameworks.verl import losses as verl_losses
+from rollout_corr.frameworks.verl import measures, options, v07
+from rollout_corr.frameworks.verl import metrics as report
+from rollout_corr.frameworks.verl import presets as presets
+from rollout_corr.frameworks.verl.shared import DROP_IN, add_to_batch, corrected, proto, same_shape, without_prefix
+from rollout_corr.spec.correction import NONFINITE, Criterion, Spec
+
+HELPER = "verl.trainer.ppo.rollout_corr_helper"
+COMPAT = ("0.9", "0.7")
+EMPTY_ROWS = ("verl", "skip")
+EMPTY_BATCH = ("zeros", "raise")
+SAFETY_BOUND = options.TOKEN_CLAMP
+SUPPORTED_ROLLOUT_RS_OPTIONS = set(options.RS_OPTIONS)
+TOKEN_LEVEL_ROLLOUT_RS_OPTIONS = {option for option in options.RS_OPTIONS if option.startswith("token")}
+
+Threshold = options.Threshold | None
+
+
+def install(
+    *,
+    compat: str = "0.9",
+    losses: bool = False,
+    k1_bounds: str = "verl",
+    empty_rows: str = "verl",
+    empty_batch: str = "zeros",
+    nonfinite: str = "reject",
+) -> Installed:
+    """Replace verl's functions, in this process and wherever they have been imported by name.
+
+    A module of verl that has not been imported yet is left alone until it is. A second call with the same switches does
+    nothing; with others it replaces what the first installed.
+
+    Args:
+        compat: "0.9", or "0.7" for the configuration of 0.6.1 and 0.7.0, in any verl: `rollout_rs` by level, its lower
+            bound, and the veto. See `integrations.verl_07`.
+        losses: Replace verl's policy losses too. See `integrations.verl_losses`.
+        k1_bounds: "verl" compares -log r with [log lower, log upper], as verl does; "ratio" keeps ratios within
+            [lower, upper], as its documentation says (verl#6377). No matter with compat="0.7", which tests ratios.
+        empty_rows: "verl" counts rows without a valid token in every metric that is a mean over rows, as verl does;
+            "skip" leaves them out (verl#7771).
+        empty_batch: A batch without a valid token gives "zeros" as its metrics, or "raise"s as verl does.
+        nonfinite: A token whose log-ratio is NaN or infinite: "reject" its sequence, "neutral" reads the ratio as 1,
+            "propagate" lets it become NaN, as verl does.
+
+    Returns:
+        What is replaced now.
+
+    Raises:
+        ImportError: verl is not installed.
+        RuntimeError: This verl has other functions, or they take other arguments. Then nothing is replaced.
+        ValueError: An unknown switch, named.
+    """
+    checks.one_of("compat", compat, COMPAT)
+    checks.one_of("k1_bounds", k1_bounds, options.K1_BOUNDS)
+    checks.one_of("empty_rows", empty_rows, EMPTY_ROWS)
+    checks.one_of("empty_batch", empty_batch, EMPTY_BATCH)
+    checks.one_of("nonfinite", nonfinite, NONFINITE)
+    if not isinstance(losses, bool):
+        raise TypeError(f"losses: expected True or False, got {type(losses).__name__} {losses!r}")
+    targets = (TARGETS if compat == "0.9" else TARGETS_07) + (verl_losses.TARGETS if losses else ())
+    return DROP_IN.install(
+        targets, k1_bounds=k1_bounds, empty_rows=empty_rows, empty_batch=empty_batch, nonfinite=nonfinite
+    )
+
+
+def uninstall() -> None:
+    """Give verl its own functions back. Nothing happens if they were not replaced."""
+    DROP_IN.uninstall()
+
+
+def installed() -> Installed:
+    """What is replaced in this process at this moment."""
+    return DROP_IN.installed()
+
+
+# --- verl's functions ---
+
+
+def compute_rollout_correction_and_rejection_mask(
+    old_log_prob: Tensor,
+    rollout_log_prob: Tensor,
+    response_mask: Tensor,
+    rollout_is: str | None = None,
+    rollout_is_threshold: Threshold = 2.0,
+    rollout_is_batch_normalize: bool = False,
+    rollout_rs: str | None = None,
+    rollout_rs_threshold: Threshold = None,
+    **switches: str,
+) -> tuple[Any, Tensor, dict[str, float]]:
+    """Weights, mask and metrics of a batch, as verl's function of this name gives them.
+
+    Args:
+        old_log_prob: [B, T] floating; also [T], one sequence.
+        rollout_log_prob: Same shape.
+        response_mask: Same shape, non-zero is valid; any bool, integer or floating dtype.
+        rollout_is: None, "token" or "sequence" (the product).
+        rollout_is_threshold: A number truncates, "lower_upper" zeroes outside. With None there are no weights.
+        rollout_is_batch_normalize: Divide the weights by their mean: of all ranks, where torch.distributed is
+            initialised.
+        rollout_rs: None, or a comma-separated list of SUPPORTED_ROLLOUT_RS_OPTIONS.
+        rollout_rs_threshold: One for all options, or one for each.
+        **switches: Those of `install`.
+
+    Returns:
+        A DataProto that holds "rollout_is_weights" ([B, T], of the dtype that log-probs and mask promote to), or None;
+        the mask with 0 where rejected, in its own dtype (the mask itself where nothing can be rejected); metrics as
+        floats, by verl's keys.
+    """
+    same_shape(old_log_prob, rollout_log_prob, response_mask)
+    spec = _spec_of(
+        rollout_is, rollout_is_threshold, rollout_is_batch_normalize, rollout_rs, rollout_rs_threshold, switches
+    )
+    _say(spec, rollout_is, rollout_is_threshold, rollout_rs, rollout_rs_threshold)
+    weights, mask, metrics, _ = corrected(old_log_prob, rollout_log_prob, response_mask, spec, switches)
+    return proto(weights), mask, metrics
+
+
+def compute_rollout_correction_weights(
+    log_ratio: Tensor,
+    response_mask: Tensor,
+    rollout_is: str = "token",
+    rollout_is_threshold: Threshold = 2.0,
+    rollout_is_batch_normalize: bool = False,
+    **switches: str,
+) -> tuple[Tensor, dict[str, float]]:
+    """The weights alone, from log-ratios, and their metrics without a prefix."""
+    spec = _spec_of(rollout_is, rollout_is_threshold, rollout_is_batch_normalize, None, None, switches)
+    if spec.weight is None:
+        raise ValueError(f"rollout_is: expected 'token' or 'sequence' with a threshold, got {rollout_is!r}")
+    weights, _, metrics, _ = corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
+    assert weights is not None
+    return weights, without_prefix(metrics, "rollout_is_")
+
+
+def compute_rollout_rejection_mask(
+    log_ratio: Tensor,
+    response_mask: Tensor,
+    rollout_rs: str = "token_k1",
+    rollout_rs_threshold: Threshold = None,
+    **switches: str,
+) -> tuple[Tensor, dict[str, float]]:
+    """The mask alone, from log-ratios, and the metrics of rejection without a prefix."""
+    if rollout_rs is None:
+        raise ValueError(f"rollout_rs: expected at least one of {sorted(SUPPORTED_ROLLOUT_RS_OPTIONS)}, got None")
+    spec = _spec_of(None, None, False, rollout_rs, rollout_rs_threshold, switches)
+    _, mask, metrics, _ = corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
+    return mask, without_prefix(metrics, "rollout_rs_")
+
+
+def compute_offpolicy_metrics(
+    old_log_prob: Tensor, rollout_log_prob: Tensor | None, response_mask: Tensor, **switches: str
+) -> dict[str, float]:
+    """Perplexities and divergences without a prefix; without `rollout_log_prob` only those of the trainer."""
+    rollout = old_log_prob if rollout_log_prob is None else rollout_log_prob
+    spec = _spec_of(None, None, False, None, None, switches)
+    _, _, metrics, _ = corrected(old_log_prob, rollout, response_mask, spec, switches)
+    found = without_prefix(metrics, "")
+    if rollout_log_prob is None:
+        return {key: found[key] for key in ("training_ppl", "training_log_ppl")}
+    return found
+
+
+def compute_rollout_corr_metrics_from_logprobs(
+    log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Tensor, **switches: str
+) -> dict[str, float]:
+    """The same under verl's prefix."""
+    found = compute_offpolicy_metrics(log_prob, rollout_log_prob, response_mask, **switches)
+    return {f"{report.PREFIX}{key}": value for key, value in found.items()}
+
+
+# What a configuration that does not say is read as.
+DEFAULTS = {
+    "rollout_is": None,
+    "rollout_is_threshold": 2.0,
+    "rollout_is_batch_normalize": False,
+    "rollout_rs": None,
+    "rollout_rs_threshold": None,
+}
+
+
+def compute_rollout_correction_and_add_to_batch(
+    batch: Any, rollout_corr_config: Mapping[str, Any], **switches: str
+) -> tuple[Any, dict[str, float]]:
+    """Correct a DataProto: its "response_mask" is replaced, "rollout_is_weights" added where there are weights.
+
+    Args:
+        batch: A DataProto with "old_log_probs", "rollout_log_probs" and "response_mask".
+        rollout_corr_config: Anything with `.get`; it is read, never changed.
+        **switches: Those of `install`.
+
+    Returns:
+        The batch, and the metrics.
+    """
+    correct = compute_rollout_correction_and_rejection_mask
+    return add_to_batch(correct, batch, rollout_corr_config, DEFAULTS, switches)
+
+
+compute_is_metrics = measures.compute_is_metrics
+compute_rs_metrics = measures.compute_rs_metrics
+calculate_debug_metrics = measures.calculate_debug_metrics
+
+TARGETS = (
+    Target(HELPER, "compute_rollout_correction_and_rejection_mask", compute_rollout_correction_and_rejection_mask),
+    Target(HELPER, "compute_rollout_correction_and_add_to_batch", compute_rollout_correction_and_add_to_batch),
+    Target(HELPER, "compute_rollout_correction_weights", compute_rollout_correction_weights),
+    Target(HELPER, "compute_rollout_rejection_mask", compute_rollout_rejection_mask),
+    Target(HELPER, "compute_offpolicy_metrics", compute_offpolicy_metrics),
+    Target(HELPER, "compute_rollout_corr_metrics_from_logprobs", compute_rollout_corr_metrics_from_logprobs),
+    Target(HELPER, "compute_is_metrics", compute_is_metrics),
+    Target(HELPER, "compute_rs_metrics", compute_rs_metrics),
+    Target("verl.utils.debug.metrics", "calculate_debug_metrics", calculate_debug_metrics),
+)
+TARGETS_07 = tuple(
+    Target(HELPER, function.__name__, function)
+    for function in (
+        v07.compute_rollout_correction_and_rejection_mask,
+        v07.compute_rollout_correction_and_add_to_batch,
+        compute_offpolicy_metrics,
+        compute_rollout_corr_metrics_from_logprobs,
+    )
+)
+
+
+# --- how they are computed ---
+
+
+def _spec_of(
+    rollout_is: str | None,
+    rollout_is_threshold: Threshold,
+    normalize: bool,
+    rollout_rs: str | None,
+    rollout_rs_threshold: Threshold,
+    switches: Mapping[str, str],
+) -> Spec:
+    thresholds = (_frozen(rollout_is_threshold), _frozen(rollout_rs_threshold))
+    k1_bounds, nonfinite = switches.get("k1_bounds", "verl"), switches.get("nonfinite", "reject")
+    return _cached_spec(rollout_is, thresholds[0], normalize, rollout_rs, thresholds[1], k1_bounds, nonfinite)
+
+
+def _frozen(threshold: Any) -> Any:
+    """A threshold that can be a key: a list of a configuration as a tuple."""
+    return threshold if threshold is None or isinstance(threshold, (str, float, int)) else tuple(threshold)
+
+
+@lru_cache(maxsize=64, typed=True)
+def _cached_spec(
+    rollout_is: str | None,
+    rollout_is_threshold: Any,
+    normalize: bool,
+    rollout_rs: str | None,
+    rollout_rs_threshold: Any,
+    k1_bounds: str,
+    nonfinite: str,
+) -> Spec:
+    weight = None
+    criteria: tuple[Criterion, ...] = ()
+    if isinstance(rollout_is_threshold, bool):
+        raise TypeError(
+            f"rollout_is_threshold: expected a number or 'lower_upper', not a boolean, got {rollout_is_threshold}"
+        )
+    if rollout_is is not None and rollout_is_threshold is not None:
+        weight = options.weight(rollout_is, rollout_is_threshold, normalize)
+    if rollout_rs is not None:
+        criteria = options.criteria(rollout_rs, rollout_rs_threshold, k1_bounds)
+    return Spec(weight=weight, criteria=criteria, nonfinite=nonfinite, report=presets.REPORT)
+
+
+def _say(spec: Spec, rollout_is: Any, is_threshold: Any, rollout_rs: Any, rs_threshold: Any) -> None:
+    """Log once what is done to the batch, and why nothing is."""
+    done = [] if spec.weight is None else [f"rollout_is {rollout_is!r} with threshold {is_threshold!r}"]
+    if spec.criteria:
+        done.append(f"rollout_rs {rollout_rs!r} with threshold {rs_threshold!r}")
+    if done:
+        DROP_IN.say(True, " and ".join(done))
+    elif rollout_is is not None:
+        DROP_IN.say(False, f"metrics only: rollout_is is {rollout_is!r}, but rollout_is_threshold is None")
+    else:
+        DROP_IN.say(False, "metrics only: neither rollout_is nor rollout_rs is set")

@@ -1,0 +1,201 @@
+"""verl's policy losses by `rc.policy_loss`: value, gradient and metrics in one forward, one copy to the host.
+
+`integrations.verl.install(losses=True)` puts them in place of verl's, in its registry too. `bypass_mode` stays verl's
+own function: it corrects and then calls two of these. `clip_cov` and `kl_cov` draw tokens at random or by quantile,
+`geo_mean` averages over all rows whatever it is told, and all three stay verl's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rollout_corr.api.policy_loss import PolicyLoss, policy_loss
+from rollout_corr.frameworks.dropin import Target
+from rollout_corr.spec.loss import DPPO, DRO, GPG, GSPO, PPO, SAPO, Score, Surrogate
+
+MODULE = "verl.trainer.ppo.core_algos"
+
+# loss_agg_mode: the reduction, and which of `global_batch_info` counts for it.
+REDUCTIONS = {
+    "token-mean": ("token_mean", "batch_num_tokens"),
+    "token-sum": ("sum", None),
+    "seq-mean-token-sum": ("sequence_mean_token_sum", "global_batch_size"),
+    "seq-mean-token-sum-norm": ("token_sum_norm", "global_batch_size"),
+    "seq-mean-token-mean": ("sequence_mean_token_mean", "global_batch_size"),
+}
+
+Loss = tuple[Tensor, dict[str, float]]
+
+
+def _vanilla(config: Any) -> Surrogate:
+    low, high = _bounds(config)
+    c = config.get("clip_ratio_c", 3.0)
+    if not c > 1.0:
+        raise ValueError(f"clip_ratio_c: expected a number > 1, got {c!r}")
+    return PPO(low, high, dual=c)
+
+
+def _dppo(divergence: str) -> Callable[[Any], Surrogate]:
+    def surrogate(config: Any) -> Surrogate:
+        low, high = _bounds(config)
+        return DPPO(divergence, low, high, config.get("clip_ratio_c", 20.0))
+
+    return surrogate
+
+
+def _gspo(config: Any) -> Surrogate:
+    return GSPO(*_bounds(config), through="token", clamp=10.0)
+
+
+def _cispo(config: Any) -> Surrogate:
+    low, high = _bounds(config)
+    return Score(1.0 - low, 1.0 + high)
+
+
+class Kind(NamedTuple):
+    """One of verl's losses.
+
+    Attributes:
+        surrogate: From verl's ActorConfig.
+        clipped: Our metrics whose sum is its `pg_clipfrac`; None: it reports none of clipping.
+        cut: Our metric that is its `pg_clipfrac_lower`; None: 0.
+        mode: `loss_agg_mode` where none is given.
+        forced: Whether that mode is taken whatever is given.
+        reports_kl: Whether it reports `ppo_kl`.
+    """
+
+    surrogate: Callable[[Any], Surrogate]
+    clipped: tuple[str, ...] | None = None
+    cut: str | None = None
+    mode: str = "token-mean"
+    forced: bool = False
+    reports_kl: bool = True
+
+
+CLIPPED, CUT, OF_ROWS = ("clip_fraction_low", "clip_fraction_high"), "clip_fraction_dual", "seq-mean-token-mean"
+KINDS = {
+    "vanilla": Kind(_vanilla, CLIPPED, CUT),
+    "dppo_tv": Kind(_dppo("tv"), CLIPPED, CUT),
+    "dppo_kl": Kind(_dppo("kl"), CLIPPED, CUT),
+    "gspo": Kind(_gspo, CLIPPED, mode=OF_ROWS),
+    "sapo": Kind(lambda config: SAPO(config.tau_pos, config.tau_neg), (), mode=OF_ROWS, forced=True),
+    "gpg": Kind(lambda config: GPG(), reports_kl=False),
+    "dro": Kind(lambda config: DRO(config.policy_loss.dro_beta)),
+    "cispo": Kind(_cispo, CLIPPED),
+}
+
+
+def _function(name: str, kind: Kind) -> Callable[..., Loss]:
+    """verl's function of a kind, by verl's name and with verl's arguments."""
+
+    def loss(
+        old_log_prob: Tensor,
+        log_prob: Tensor,
+        advantages: Tensor,
+        response_mask: Tensor,
+        loss_agg_mode: str = kind.mode,
+        config: Any = None,
+        rollout_is_weights: Tensor | None = None,
+        **switches: str,
+    ) -> Loss:
+        """The loss of a micro-batch.
+
+        Args:
+            old_log_prob: [B, T] floating.
+            log_prob: [B, T], of the policy that trains; the gradient goes to these.
+            advantages: [B, T].
+            response_mask: [B, T], non-zero is valid.
+            loss_agg_mode: One of REDUCTIONS. SAPO takes the mean over sequences whatever it says, as in verl.
+            config: verl's ActorConfig; read, never changed.
+            rollout_is_weights: [B, T] or None.
+            **switches: Those of `install`; none of them has a say here.
+
+        Returns:
+            The loss, and verl's metrics as floats.
+        """
+        mode = kind.mode if kind.forced else loss_agg_mode
+        given = (old_log_prob, log_prob, advantages, response_mask, rollout_is_weights)
+        value, ours = _loss(kind.surrogate(_needed(config)), mode, config, *given)
+        found = {"actor/ppo_kl": ours["ppo_kl"]} if kind.reports_kl else {}
+        if kind.clipped is not None:
+            found["actor/pg_clipfrac"] = sum(ours[key] for key in kind.clipped)
+            found["actor/pg_clipfrac_lower"] = ours[kind.cut] if kind.cut else 0.0
+        return value, found
+
+    loss.__name__ = loss.__qualname__ = f"compute_policy_loss_{name}"
+    return loss
+
+
+def compute_policy_loss_reinforce(
+    rollout_log_prob: Tensor,
+    log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    loss_agg_mode: str = "seq-mean-token-sum",
+    config: Any = None,
+    rollout_is_weights: Tensor | None = None,
+    **switches: str,
+) -> Loss:
+    """-w A log pi, which `bypass_mode` calls; arguments as for the others, with the engine's log-probs."""
+    given = (rollout_log_prob, log_prob, advantages, response_mask, rollout_is_weights)
+    value, ours = _loss(GPG(), loss_agg_mode, config, *given)
+    return value, {"actor/ppo_kl": ours["ppo_kl"]}
+
+
+FUNCTIONS = {name: _function(name, kind) for name, kind in KINDS.items()} | {"reinforce": compute_policy_loss_reinforce}
+TARGETS = tuple(Target(MODULE, function.__name__, function) for function in FUNCTIONS.values())
+
+
+def _needed(config: Any) -> Any:
+    if config is None:
+        raise ValueError("config: expected verl's ActorConfig, got None")
+    return config
+
+
+def _bounds(config: Any) -> tuple[float, float]:
+    config = _needed(config)
+    low, high = config.clip_ratio_low, config.clip_ratio_high
+    return (config.clip_ratio if low is None else low), (config.clip_ratio if high is None else high)
+
+
+def _loss(
+    surrogate: Surrogate,
+    loss_agg_mode: str,
+    config: Any,
+    old: Tensor,
+    new: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    weights: Tensor | None,
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss as verl scales it, and our metrics of it."""
+    if loss_agg_mode not in REDUCTIONS:
+        raise ValueError(f"loss_agg_mode: expected one of {list(REDUCTIONS)}, got {loss_agg_mode!r}")
+    reduction, counted = REDUCTIONS[loss_agg_mode]
+    info: Mapping[str, Any] = _needed(config).global_batch_info
+    ranks = info.get("dp_size", 1)
+    count = None if counted is None else info.get(counted)
+    if counted is not None and count is None and ranks > 1:
+        raise ValueError(
+            f"{counted}: expected the count of all ranks in global_batch_info with dp_size={ranks}, got None"
+        )
+    longest = None
+    if reduction == "token_sum_norm":
+        longest = float(info.get("loss_scale_factor") or mask.shape[-1])
+    found: PolicyLoss = policy_loss(
+        new,
+        advantages,
+        mask,
+        old_logp=old,
+        weights=weights,
+        surrogate=surrogate,
+        reduction=reduction,
+        denominator="original" if count is None else count,
+        max_length=longest,
+    )
+    value = found.value if ranks == 1 else found.value * ranks
+    return value.to(torch.promote_types(new.dtype, advantages.dtype)), found.metrics()

@@ -1,0 +1,329 @@
+"""verl's metrics: the keys of verl 0.9.1, by its formulas.
+
+What verl averages over rows it averages over all of them: an empty row (no valid token) counts there with a mean
+log-prob of 0, a sum of D of 0 and a mean weight of 0. So it does here, and the number of rows is a statistic.
+
+Three things differ from verl. A batch without a valid token gives 0 everywhere, where verl raises. Weights that are all
+0 have an effective sample size of 0, where verl divides by zero. Spreads and k3 do not cancel. Besides, exponents of
+perplexities are capped at 500, and nothing is NaN unless Spec.nonfinite is "propagate". Merged statistics give verl's
+metrics of the whole batch.
+
+A criterion is reported under its label if that names the option of `rollout_rs` which it is. No other criterion has
+keys of its own, but what it rejects is part of `rollout_rs_masked_fraction`. A "ratio" criterion with the label of a k1
+option (k1_bounds="ratio") is reported as k1, the negated log-ratio, and its bounds are mirrored accordingly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from rollout_corr.definition.correction import Verdict
+from rollout_corr.definition.statistics import Block, Named, outside, totals
+from rollout_corr.definition.thresholds import log_bound
+from rollout_corr.definition.tokens import LARGEST_STATISTIC, extrema, select
+from rollout_corr.metrics.moments import (
+    count,
+    exp,
+    k3_beyond_clamp,
+    log_difference,
+    log_weight,
+    mean,
+    negated,
+    perplexity,
+    population_std,
+    prefixed,
+    unbiased_std,
+)
+from rollout_corr.metrics.peers import Columns, Interval
+from rollout_corr.spec.correction import Criterion, Spec, Weight
+
+PREFIX = "rollout_corr/"
+
+# Options of `rollout_rs`: unit and reduction, statistic.
+UNITS = {"token": ("token", None), "seq_sum": ("sequence", "sum"), "seq_mean": ("sequence", "mean")}
+OPTIONS = {f"{name}_{stat}": (*unit, stat) for name, unit in UNITS.items() for stat in ("k1", "k2", "k3")}
+OPTIONS |= {f"seq_max_{stat}": ("sequence", "max", stat) for stat in ("k2", "k3")}
+
+# verl's guard against dividing by 0, in the effective sample size and in batch normalisation.
+EPSILON = 1e-8
+
+Values = Mapping[str, float]
+
+
+def columns(spec: Spec, names: Sequence[str]) -> Columns:
+    """Names of the statistics."""
+    of_tokens, of_sequences = ["k3_beyond"], ["log_difference", "log_ppl_diff", "log_ppl_abs_diff", "ppl_ratio"]
+    token_maxima, sequence_maxima = [], ["max_log_ppl_diff", "-min_log_ppl_diff"]
+    if spec.weight is not None:
+        of_sequences += ["means_above", "means_below"]
+        if spec.weight.level == "token":
+            of_tokens += ["weight2", "tokens_below"]
+        else:
+            of_sequences += ["rows_above", "rows_below"]
+            sequence_maxima += ["max_log_weight", "-min_log_weight"]
+    for criterion, own in zip(spec.criteria, names, strict=True):
+        if not _is_option(criterion):
+            continue
+        over_tokens = criterion.over == "token"
+        units = of_tokens if over_tokens else of_sequences
+        units += [f"{own}/{name}" for name in ("clamped", "clamped2")]
+        of_sequences += [f"{own}/{name}" for name in ("stat", "row", "row2", "row_above", "row_below")]
+        sequence_maxima += [f"{own}/max_row", f"{own}/-min_row"]
+        if over_tokens:
+            of_tokens += [f"{own}/{name}" for name in ("above", "below")]
+            token_maxima += [f"{own}/max_stat", f"{own}/-min_stat"]
+    if spec.criteria:
+        of_sequences += ["rows_rejected"]
+    found = Columns(
+        token_sums=tuple(of_tokens),
+        sequence_sums=tuple(of_sequences),
+        call_sums=("rows",),
+        token_maxima=tuple(token_maxima),
+        sequence_maxima=tuple(sequence_maxima),
+    )
+    return found.prefixed("verl")
+
+
+def role(criterion: Criterion) -> str | None:
+    """Whether a criterion is an option of `rollout_rs`."""
+    return "option" if _is_option(criterion) else None
+
+
+def intervals(spec: Spec, names: Sequence[str]) -> dict[str, Interval]:
+    """The bounds of the log-weight, and of each option's statistic."""
+    found: dict[str, Interval] = {}
+    if spec.weight is not None:
+        low, high = _bounds(spec.weight)
+        found["verl/log"] = log_bound(low), log_bound(high)
+    of_options = zip(names, spec.criteria, strict=True)
+    return found | {f"verl/{own}": _limits(criterion) for own, criterion in of_options if _is_option(criterion)}
+
+
+def _options(spec: Spec) -> list[Criterion]:
+    return [criterion for criterion in spec.criteria if _is_option(criterion)]
+
+
+def _is_option(criterion: Criterion) -> bool:
+    stat = "k1" if criterion.stat == "ratio" else criterion.stat
+    return OPTIONS.get(criterion.label) == (criterion.over, criterion.reduce, stat)
+
+
+def _bounds(weight: Weight) -> tuple[float | None, float | None]:
+    """verl's lower bound of a truncated weight is 1/upper, for its metrics alone."""
+    lower = weight.lower
+    if lower is None and weight.upper is not None:
+        lower = 1.0 / weight.upper
+    return lower, weight.upper
+
+
+# --- on the device ---
+
+
+def collect(block: Block, spec: Spec) -> tuple[Named, Named]:
+    """Sums and maxima of some whole sequences. Only those with a measured token: `finish` knows what the others add."""
+    some, n, difference = block.n_measured > 0, block.n_measured, log_difference(block)
+    gap = difference / n.clamp(min=1)
+    sums: Named = {"k3_beyond": k3_beyond_clamp(block.tokens)}
+    rows: Named = {"log_difference": difference, "log_ppl_diff": gap, "log_ppl_abs_diff": gap.abs()}
+    rows["ppl_ratio"] = select(some, perplexity(gap))
+    maxima: Named = {}
+    maxima["-min_log_ppl_diff"], maxima["max_log_ppl_diff"] = extrema(gap, some)
+    if spec.weight is not None:
+        _collect_weight(block, spec, spec.weight, sums, maxima, rows)
+    for verdict in block.decision.verdicts:
+        if _is_option(verdict.criterion):
+            of_units = _collect_tokens if verdict.criterion.over == "token" else _collect_sequences
+            of_units(verdict, block, sums, maxima, rows)
+    if spec.criteria:
+        rows["rows_rejected"] = block.facts.kept < block.facts.tokens
+    sums.update(totals(rows, None))
+    return prefixed("verl", sums), prefixed("verl", maxima)
+
+
+def per_call(sums: Named, maxima: Named, spec: Spec) -> tuple[Named, Named]:
+    """The number of rows, empty ones included."""
+    return {"verl/rows": sums["rows"]}, {}
+
+
+def _collect_weight(block: Block, spec: Spec, weight: Weight, sums: Named, maxima: Named, rows: Named) -> None:
+    tokens, weighing, some = block.tokens, block.weighing, block.n_measured > 0
+    if weighing is None:
+        return
+    low, high = (log_bound(bound) for bound in _bounds(weight))
+    for name, which in zip(("means_above", "means_below"), outside(block.facts.log_weight, low, high), strict=True):
+        rows[name] = which & some
+    if weight.level == "token":
+        w = select(tokens.measured, weighing.weight)
+        sums["weight2"] = (w * w).sum()
+        sums["tokens_below"] = count(outside(weighing.log_ratio, low, None)[1], tokens.measured)
+        return
+    unclamped = log_weight(block, spec)
+    for name, which in zip(("rows_above", "rows_below"), outside(unclamped, low, high), strict=True):
+        rows[name] = which & some
+    maxima["-min_log_weight"], maxima["max_log_weight"] = extrema(unclamped, some)
+
+
+def _statistic(verdict: Verdict) -> tuple[Tensor, float | None, float | None]:
+    """A criterion's statistic as verl's k1, k2 or k3, and the bounds within which it is kept."""
+    value = -verdict.value if verdict.criterion.stat == "ratio" else verdict.value
+    return value, *_limits(verdict.criterion)
+
+
+def _limits(criterion: Criterion) -> Interval:
+    """The bounds of a criterion's statistic as verl's k1, k2 or k3."""
+    if criterion.stat == "ratio":
+        return negated(log_bound(criterion.upper)), negated(log_bound(criterion.lower))
+    return criterion.lower if criterion.stat == "k1" else 0.0, criterion.upper
+
+
+def _collect_sequences(verdict: Verdict, block: Block, sums: Named, maxima: Named, rows: Named) -> None:
+    stat, low, high = _statistic(verdict)
+    label, n = verdict.criterion.label, block.n_measured
+    clamped = stat.clamp(low, high)
+    _collect_rows(label, stat, verdict.among, low, high, maxima, rows)
+    for name, x in (("stat", stat), ("clamped", clamped), ("clamped2", clamped * clamped)):
+        rows[f"{label}/{name}"] = select(verdict.among, n * x)
+
+
+def _collect_tokens(verdict: Verdict, block: Block, sums: Named, maxima: Named, rows: Named) -> None:
+    stat, low, high = _statistic(verdict)
+    label, measured, n = verdict.criterion.label, verdict.among, block.n_measured
+    # Float64: what lies at the bound lies far from the centre, and its spread would drown in rounding.
+    counted, clamped = select(measured, stat), select(measured, stat.clamp(low, high)).double()
+    counted = counted.clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
+    rows[f"{label}/stat"] = block.tokens.sequences.sum(counted)
+    _collect_rows(label, rows[f"{label}/stat"] / n.clamp(min=1), n > 0, low, high, maxima, rows)
+    sums.update({f"{label}/clamped": clamped.sum(), f"{label}/clamped2": (clamped * clamped).sum()})
+    for name, which in zip(("above", "below"), outside(stat, low, high), strict=True):
+        sums[f"{label}/{name}"] = count(which, measured)
+    maxima[f"{label}/-min_stat"], maxima[f"{label}/max_stat"] = extrema(stat, measured)
+
+
+def _collect_rows(
+    label: str, row: Tensor, some: Tensor | None, low: float | None, high: float | None, maxima: Named, rows: Named
+) -> None:
+    rows.update({f"{label}/row": select(some, row), f"{label}/row2": select(some, row * row)})
+    for name, which in zip(("row_above", "row_below"), outside(row, low, high), strict=True):
+        rows[f"{label}/{name}"] = which if some is None else which & some
+    maxima[f"{label}/-min_row"], maxima[f"{label}/max_row"] = extrema(row, some)
+
+
+# --- on the host ---
+
+
+def finish(values: Values, spec: Spec) -> dict[str, float]:
+    """verl's keys."""
+    found: dict[str, float] = {}
+    if spec.weight is not None:
+        found |= _importance(values, spec, spec.weight)
+    for criterion in _options(spec):
+        found |= _rejection(values, criterion)
+    if spec.criteria:
+        found["rollout_rs_masked_fraction"] = mean(values["tokens"] - values["tokens_kept"], values["tokens"])
+        found["rollout_rs_seq_masked_fraction"] = mean(values["verl/rows_rejected"], values["verl/rows"])
+    found |= _off_policy(values)
+    if not values["tokens_measured"]:
+        found = dict.fromkeys(found, 0.0)
+    return {PREFIX + key: value for key, value in found.items()}
+
+
+def _empty(v: Values) -> float:
+    """Rows without a measured token."""
+    return v["verl/rows"] - v["sequences_measured"]
+
+
+def _with_empty(v: Values, largest: float, of_empty: float) -> float:
+    """A maximum over all rows, from the one over measured rows."""
+    return max(largest, of_empty) if _empty(v) else largest
+
+
+def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
+    n, rows, empty = v["tokens_measured"], v["verl/rows"], _empty(v)
+    lower, upper = _bounds(weight)
+    found: dict[str, float] = {}
+    if weight.level == "token":
+        average, square = 1.0 + mean(v["weight"], n), mean(v["verl/weight2"], n)
+        found["rollout_is_max"] = 1.0 + v["max_weight"]
+        found["rollout_is_min"] = 1.0 - v["-min_weight"]
+        found["rollout_is_ratio_fraction_high"] = mean(v["tokens_above"], n)
+        found["rollout_is_ratio_fraction_low"] = mean(v["verl/tokens_below"], n)
+    else:
+        average, square = mean(v["weight_plain"], n), mean(v["weight_plain2"], n)
+        above = v["verl/rows_above"] + empty * (upper is not None and upper < 1.0)
+        below = v["verl/rows_below"] + empty * (lower is not None and lower > 1.0)
+        found["rollout_is_max"] = exp(min(_with_empty(v, v["verl/max_log_weight"], 0.0), spec.clamp))
+        found["rollout_is_min"] = exp(-_with_empty(v, v["verl/-min_log_weight"], 0.0))
+        found["rollout_is_ratio_fraction_high"] = mean(above, rows)
+        found["rollout_is_ratio_fraction_low"] = mean(below, rows)
+    found["rollout_is_mean"] = average
+    found["rollout_is_std"] = population_std(v["weight"], v["weight2"], n)
+    found["rollout_is_eff_sample_size"] = (average + EPSILON) ** 2 / square if square > 0.0 else 0.0
+    # The mean weight of an empty row is 0, which lies 1 below the centre.
+    total, squares = v["sequence_weight"] - empty, v["sequence_weight2"] + empty
+    found["rollout_is_seq_mean"] = mean(v["sequence_weight_plain"], rows)
+    found["rollout_is_seq_std"] = unbiased_std(total, squares, rows)
+    found["rollout_is_seq_max"] = 1.0 + v["max_sequence_weight"]
+    found["rollout_is_seq_min"] = 1.0 - _with_empty(v, v["-min_sequence_weight"], 1.0)
+    farthest = max(v["max_sequence_weight"], v["-min_sequence_weight"])
+    found["rollout_is_seq_max_deviation"] = _with_empty(v, farthest, 1.0)
+    below = v["verl/means_below"] + empty * (lower is not None and lower > 0.0)
+    found["rollout_is_seq_fraction_high"] = mean(v["verl/means_above"], rows)
+    found["rollout_is_seq_fraction_low"] = mean(below, rows)
+    if weight.outside == "zero":
+        found["rollout_is_oob_ratio"] = mean(v["tokens_above"] + v["tokens_below"], n)
+    if weight.normalize == "batch":
+        by_row = mean(v["sequence_weight_plain"], v["sequences_measured"])
+        factor = average if weight.level == "token" else by_row
+        found["rollout_is_batch_norm_factor"] = factor if factor > EPSILON else 1.0
+    return found
+
+
+def _rejection(v: Values, criterion: Criterion) -> dict[str, float]:
+    label, tokens = criterion.label, v["tokens_measured"]
+    own = {name: v[f"verl/{label}/{name}"] for name in ("stat", "clamped", "clamped2", "row", "row2")}
+    over_tokens = criterion.over == "token"
+    rows = v["sequences_measured"] if over_tokens else v[f"{label}/units"]
+    high, low = mean(v[f"verl/{label}/row_above"], rows), mean(v[f"verl/{label}/row_below"], rows)
+    largest, smallest = v[f"verl/{label}/max_row"], -v[f"verl/{label}/-min_row"]
+    if rows == 0.0:
+        largest = smallest = 0.0
+    found = {
+        "mean": mean(own["stat"], tokens),
+        "max": v[f"verl/{label}/max_stat"] if over_tokens else largest,
+        "min": -v[f"verl/{label}/-min_stat"] if over_tokens else smallest,
+        "fraction_high": mean(v[f"verl/{label}/above"], tokens) if over_tokens else high,
+        "fraction_low": mean(v[f"verl/{label}/below"], tokens) if over_tokens else low,
+        "std": population_std(own["clamped"], own["clamped2"], tokens),
+        "seq_mean": mean(own["row"], rows),
+        "seq_std": unbiased_std(own["row"], own["row2"], rows),
+        "seq_max": largest,
+        "seq_min": smallest,
+        "seq_max_deviation": max(largest, -smallest),
+        "seq_fraction_high": high,
+    }
+    if criterion.stat in ("k1", "ratio"):
+        found["seq_fraction_low"] = low
+    found["masked_fraction"] = mean(v[f"{label}/tokens"], v["tokens"])
+    found["seq_masked_fraction"] = mean(v[f"{label}/sequences"], v["sequences"])
+    return {f"rollout_rs_{label}_{name}": value for name, value in found.items()}
+
+
+def _off_policy(v: Values) -> dict[str, float]:
+    n, rows, empty = v["tokens_measured"], v["verl/rows"], _empty(v)
+    return {
+        "training_ppl": mean(v["train_ppl"] + empty, rows),
+        "training_log_ppl": mean(v["train_log_ppl"], rows),
+        "kl": mean(v["verl/log_difference"], n),
+        "k3_kl": mean(v["k3"] + v["verl/k3_beyond"], n),
+        "rollout_ppl": mean(v["rollout_ppl"] + empty, rows),
+        "rollout_log_ppl": mean(v["rollout_log_ppl"], rows),
+        "log_ppl_diff": mean(v["verl/log_ppl_diff"], rows),
+        "log_ppl_abs_diff": mean(v["verl/log_ppl_abs_diff"], rows),
+        "log_ppl_diff_max": _with_empty(v, v["verl/max_log_ppl_diff"], 0.0),
+        "log_ppl_diff_min": 0.0 - _with_empty(v, v["verl/-min_log_ppl_diff"], 0.0),
+        "ppl_ratio": mean(v["verl/ppl_ratio"] + empty, rows),
+        "chi2_token": mean(v["ratio2"] + 2.0 * v["ratio"], n),
+        "chi2_seq": mean(v["chi2_sequence"], rows),
+    }

@@ -1,0 +1,200 @@
+"""verl's own grammar for thresholds and rejection options, read into Weight and Criterion.
+
+Three mistakes of verl's parser are mended: NaN and infinity pass there, "1_2_3" is read as 1 and 23 (Python's literals
+allow underscores), and a bare 0 is a ZeroDivisionError.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Real
+
+from rollout_corr.frameworks import checks
+from rollout_corr.frameworks.registry import warn_once
+from rollout_corr.spec.correction import Criterion, Weight
+
+LEVELS = {"token": "token", "sequence": "product"}
+K1_BOUNDS = ("verl", "ratio")
+
+# verl clamps every log-ratio to this before it forms k1, k2 or k3, so also before it sums them.
+TOKEN_CLAMP = 20.0
+
+# option: statistic, unit, reduction. There is no seq_max_k1.
+RS_OPTIONS = {
+    "token_k1": ("k1", "token", None),
+    "token_k2": ("k2", "token", None),
+    "token_k3": ("k3", "token", None),
+    "seq_sum_k1": ("k1", "sequence", "sum"),
+    "seq_sum_k2": ("k2", "sequence", "sum"),
+    "seq_sum_k3": ("k3", "sequence", "sum"),
+    "seq_mean_k1": ("k1", "sequence", "mean"),
+    "seq_mean_k2": ("k2", "sequence", "mean"),
+    "seq_mean_k3": ("k3", "sequence", "mean"),
+    "seq_max_k2": ("k2", "sequence", "max"),
+    "seq_max_k3": ("k3", "sequence", "max"),
+}
+
+# What `rollout_rs` was called up to verl 0.7.0, where it tested the ratio itself.
+OLD_RS_LEVELS = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
+
+Threshold = float | str | tuple[float, float] | list[float]
+
+
+def number(key: str, value: object) -> float:
+    """A finite number > 0 from a number, or from the text of one."""
+    if isinstance(value, str):
+        text = value.strip()
+        try:
+            # float() reads 1_2 as 12.
+            parsed = math.nan if "_" in text else float(text)
+        except ValueError:
+            raise ValueError(f"{key}: expected a number, got {value!r}") from None
+    else:
+        parsed = checks.number(key, value)
+    if not 0.0 < parsed < math.inf:
+        raise ValueError(f"{key}: expected a finite number > 0, got {value!r}")
+    return parsed
+
+
+def bounds(key: str, value: object) -> tuple[float | None, float]:
+    """Read "upper", "lower_upper" or a pair (lower, upper) into (lower or None, upper)."""
+    if isinstance(value, str):
+        parts = value.strip().split("_")
+        if len(parts) > 2:
+            raise ValueError(f"{key}: expected 'upper' or 'lower_upper', got {value!r}")
+    elif isinstance(value, Sequence):
+        parts = list(value)
+        if len(parts) != 2:
+            raise ValueError(f"{key}: expected a pair (lower, upper), got {value!r}")
+    else:
+        return None, number(key, value)
+    if len(parts) == 1:
+        return None, number(key, parts[0])
+    lower, upper = number(key, parts[0]), number(key, parts[1])
+    if lower > upper:
+        raise ValueError(f"{key}: expected lower <= upper, got {value!r}")
+    return lower, upper
+
+
+def _looks_mangled(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and 0.0 < float(value) < 1.0
+
+
+def _mangled(key: str, value: object) -> str:
+    return (
+        f"{key}: {value!r} as the upper bound of a ratio looks like a pair that YAML has read as one number "
+        f"(an unquoted 0.5_2 is the number 0.52); quote it: '0.5_2'"
+    )
+
+
+def weight(level: str, threshold: object, normalize: bool = False, key: str = "rollout_is_threshold") -> Weight:
+    """`rollout_is` with its threshold: a number truncates (TIS), "lower_upper" zeroes outside (IcePop).
+
+    Args:
+        level: "token" or "sequence"; verl's "sequence" is the product of the ratios.
+        threshold: A number, its text, "lower_upper" or a pair (lower, upper).
+        normalize: `rollout_is_batch_normalize`.
+        key: What the threshold is called in messages.
+    """
+    if not isinstance(level, str) or level not in LEVELS:
+        hint = "; the geometric mean is rollout_corr.Weight('geometric')" if level == "geometric" else ""
+        raise ValueError(f"rollout_is: expected null, 'token' or 'sequence', got {level!r}{hint}")
+    lower, upper = bounds(key, threshold)
+    if _looks_mangled(threshold):
+        warn_once(("mangled", key), _mangled(key, threshold))
+    return Weight(
+        LEVELS[level],
+        lower=lower,
+        upper=upper,
+        outside="clamp" if lower is None else "zero",
+        normalize="batch" if normalize else None,
+    )
+
+
+def criteria(
+    options: str, thresholds: object, k1_bounds: str = "verl", key: str = "rollout_rs_threshold"
+) -> tuple[Criterion, ...]:
+    """`rollout_rs` with `rollout_rs_threshold`: one criterion an option, labelled with the option's name.
+
+    Args:
+        options: Comma-separated options of RS_OPTIONS; duplicates collapse.
+        thresholds: One for all options, or one for each: comma-separated text, a number, or for a single one a pair.
+        k1_bounds: "verl" compares -log r with [log lower, log upper] as verl 0.9.1 does, which keeps ratios in
+            [1/upper, 1/lower]; "ratio" keeps ratios in [lower, upper], as verl's documentation says (verl#6377).
+        key: What the threshold is called in messages.
+    """
+    checks.one_of("k1_bounds", k1_bounds, K1_BOUNDS)
+    if not isinstance(options, str):
+        raise TypeError(f"rollout_rs: expected a comma-separated string, got {type(options).__name__} {options!r}")
+    chosen = list(dict.fromkeys(option.strip() for option in options.split(",") if option.strip()))
+    if not chosen:
+        raise ValueError(f"rollout_rs: expected at least one of {sorted(RS_OPTIONS)}, got {options!r}")
+    for option in chosen:
+        checks.one_of("rollout_rs", option, sorted(RS_OPTIONS))
+    each = _one_for_each(chosen, thresholds, key)
+    return tuple(_criterion(option, value, k1_bounds, key) for option, value in zip(chosen, each, strict=True))
+
+
+def _one_for_each(options: list[str], thresholds: object, key: str) -> list[object]:
+    if thresholds is None:
+        raise ValueError(f"{key}: expected a threshold for rollout_rs, got null")
+    values: list[object] = [thresholds]
+    if isinstance(thresholds, str):
+        values = [part.strip() for part in thresholds.split(",") if part.strip()]
+    if len(values) == 1:
+        return values * len(options)
+    if len(values) != len(options):
+        raise ValueError(f"{key}: expected one threshold or {len(options)}, one for each of {options}, got {values}")
+    return values
+
+
+def _criterion(option: str, threshold: object, k1_bounds: str, key: str) -> Criterion:
+    stat, over, reduce = RS_OPTIONS[option]
+    name = f"{key} of {option}"
+    if stat != "k1":
+        if (isinstance(threshold, str) and "_" in threshold) or (
+            isinstance(threshold, Sequence) and not isinstance(threshold, str)
+        ):
+            raise ValueError(f"{name}: expected one upper bound, got {threshold!r}")
+        upper = number(name, threshold)
+        return Criterion(stat, over=over, reduce=reduce, upper=upper, label=option, token_clamp=TOKEN_CLAMP)
+    lower, upper = ratio_bounds(name, threshold)
+    if k1_bounds == "ratio":
+        return ratio_criterion(option, lower, upper)
+    return Criterion(
+        stat,
+        over=over,
+        reduce=reduce,
+        lower=math.log(lower),
+        upper=math.log(upper),
+        label=option,
+        token_clamp=TOKEN_CLAMP,
+    )
+
+
+def ratio_bounds(key: str, threshold: object) -> tuple[float, float]:
+    """The bounds of a k1 option, in ratio space; a single `upper` means (1/upper, upper)."""
+    lower, upper = bounds(key, threshold)
+    if lower is not None:
+        return lower, upper
+    if upper < 1.0:
+        hint = f". {_mangled(key, threshold)}" if _looks_mangled(threshold) else ""
+        raise ValueError(f"{key}: expected a single bound >= 1, whose lower bound is 1/upper, got {threshold!r}{hint}")
+    return 1.0 / upper, upper
+
+
+def ratio_criterion(option: str, lower: float, upper: float) -> Criterion:
+    """A k1 option as a test of the ratio itself: as verl did up to 0.7.0, and as k1_bounds="ratio" asks for."""
+    _, over, reduce = RS_OPTIONS[option]
+    return Criterion("ratio", over=over, reduce=reduce, lower=lower, upper=upper, label=option)
+
+
+def veto(threshold: object, key: str = "rollout_token_veto_threshold") -> Criterion:
+    """A token whose ratio is below the threshold rejects its whole sequence (verl up to 0.7.0)."""
+    return Criterion("ratio", lower=number(key, threshold), drop="sequence", label="veto")
+
+
+def text(lower: float, upper: float) -> str:
+    """Bounds as verl writes them, "lower_upper"."""
+    return f"{lower!r}_{upper!r}"

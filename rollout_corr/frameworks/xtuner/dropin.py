@@ -1,0 +1,389 @@
+"""xtuner: `RolloutImportanceSampling` and the merging of its metrics, packed as they come.
+
+Two ways. `install()` replaces xtuner's method and functions. Or nothing is replaced, and the configuration holds the
+`RolloutImportanceSampling` of this module: a subclass of xtuner's that has the options of xtuner#2023 and the switches
+below as fields. It is made when it is first asked for, and travels to Ray workers like any other configuration.
+
+xtuner pads what it is given packed, at the price of six host syncs a sequence. Here a pack is one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollout_corr.api.correct import correct
+from rollout_corr.frameworks import checks
+from rollout_corr.frameworks.dropin import DropIn, Installed, Target
+from rollout_corr.frameworks.reading import boolean
+from rollout_corr.frameworks.xtuner import metrics as report
+from rollout_corr.frameworks.xtuner import presets as presets
+from rollout_corr.metrics.statistics import Statistics
+from rollout_corr.spec.correction import NONFINITE, Spec
+
+MODULE = "xtuner.v1.rl.rollout_is"
+CHECKED = ("0.2.0",)
+MISMATCH_OVER = ("pack", "sequence")
+EMPTY_ROWS = ("xtuner", "skip")
+MERGE = ("xtuner", "pooled")
+SWITCHES = {"mismatch_over": MISMATCH_OVER, "empty_rows": EMPTY_ROWS, "nonfinite": NONFINITE}
+
+# What xtuner takes over a pack as if it were one sequence, and the native metric that takes it over sequences.
+OF_SEQUENCES = {
+    "training_ppl": "train_ppl",
+    "training_log_ppl": "train_log_ppl",
+    "rollout_ppl": "rollout_ppl",
+    "rollout_log_ppl": "rollout_log_ppl",
+    "log_ppl_diff": "log_ppl_diff",
+    "log_ppl_abs_diff": "log_ppl_abs_diff",
+    "log_ppl_diff_max": "log_ppl_diff_max",
+    "log_ppl_diff_min": "log_ppl_diff_min",
+    "ppl_ratio": "ppl_ratio",
+}
+
+_DROP_IN = DropIn("xtuner", "xtuner", CHECKED)
+
+
+class Metrics(dict[str, Any]):
+    """xtuner's metrics of a pack, with the statistics that they were made of."""
+
+    def __init__(self, metrics: Mapping[str, Any], statistics: Statistics, switches: Mapping[str, str]) -> None:
+        super().__init__(metrics)
+        self.statistics, self.switches = statistics, dict(switches)
+
+
+def install(
+    *, mismatch_over: str = "pack", empty_rows: str = "xtuner", nonfinite: str = "reject", merge: str = "xtuner"
+) -> Installed:
+    """Replace xtuner's functions, in this process and wherever they have been imported by name.
+
+    Args:
+        mismatch_over: Perplexities and their differences are those of a "pack" taken as one sequence, as in xtuner, or
+            those of each "sequence".
+        empty_rows: "xtuner" counts sequences of padding in extrema and shares of sequences, as xtuner does; "skip"
+            leaves them out.
+        nonfinite: A token whose log-ratio is NaN or infinite: "reject" its sequence, "neutral" reads the ratio as 1,
+            "propagate" lets it become NaN.
+        merge: "xtuner" averages the packs' averages; "pooled" gives the numbers of all packs' tokens and sequences
+            together. Two collectives either way, whatever the number of metrics.
+
+    Returns:
+        What is replaced now.
+
+    Raises:
+        ImportError: xtuner is not installed.
+        RuntimeError: This xtuner has other functions, or they take other arguments. Then nothing is replaced.
+        ValueError: An unknown switch, named.
+    """
+    checks.one_of("merge", merge, MERGE)
+    switches = _checked({"mismatch_over": mismatch_over, "empty_rows": empty_rows, "nonfinite": nonfinite})
+    merging = merge_rollout_is_metrics if merge == "xtuner" else pool_rollout_is_metrics
+    targets = (*TARGETS, Target(MODULE, "merge_rollout_is_metrics", merging))
+    return _DROP_IN.install(targets, **switches)
+
+
+def uninstall() -> None:
+    """Give xtuner its own functions back. Nothing happens if they were not replaced."""
+    _DROP_IN.uninstall()
+
+
+def installed() -> Installed:
+    """What is replaced in this process at this moment."""
+    return _DROP_IN.installed()
+
+
+def _checked(switches: dict[str, Any]) -> dict[str, Any]:
+    for name, value in switches.items():
+        checks.one_of(name, value, SWITCHES[name])
+    return switches
+
+
+# --- xtuner's functions ---
+
+
+def compute_rollout_importance_weights_and_metrics(
+    self: Any,
+    old_log_prob: Tensor,
+    rollout_log_prob: Tensor,
+    num_tokens: Tensor | Sequence[int],
+    response_mask: Tensor,
+    advantages: Tensor | None = None,
+    **switches: str,
+) -> tuple[Tensor | None, Tensor, dict[str, Any], dict[str, Any]]:
+    """The method of `RolloutImportanceSampling`: weights, mask and both groups of metrics, in one call.
+
+    Args:
+        self: The configuration; read, never changed.
+        old_log_prob: [1, S] floating, packed.
+        rollout_log_prob: [1, S].
+        num_tokens: [B] integers or a list: tokens of each sequence, S together.
+        response_mask: [1, S], non-zero is valid.
+        advantages: [1, S] or [B], for `rollout_is_veto_negative_adv_only` (xtuner#2023).
+        **switches: Those of `install` that concern one pack.
+
+    Returns:
+        Weights [1, S], or None without `rollout_is_threshold`; the mask in float32 with 0 where rejected, or the very
+        mask given without threshold; metrics of the mismatch; metrics of the weights.
+    """
+    specs = _spec_of(
+        self.rollout_is_level,
+        self.rollout_is_mode,
+        self.rollout_is_threshold,
+        self.rollout_is_mask_threshold,
+        self.rollout_is_veto_threshold,
+        getattr(self, "rollout_is_veto_level", "max"),
+        boolean("rollout_is_veto_negative_adv_only", getattr(self, "rollout_is_veto_negative_adv_only", False)),
+        switches.get("nonfinite", "reject"),
+    )
+    weights, mask, statistics = _corrected(
+        old_log_prob, rollout_log_prob, num_tokens, response_mask, advantages, *specs
+    )
+    mismatch, importance = _split(_metrics(statistics, switches))
+    if weights is None:
+        importance = {}
+    return weights, mask, Metrics(mismatch, statistics, switches), Metrics(importance, statistics, switches)
+
+
+def compute_rollout_importance_weights(
+    old_log_prob: Tensor,
+    rollout_log_prob: Tensor,
+    num_tokens: Tensor | Sequence[int],
+    response_mask: Tensor,
+    rollout_is_level: str = "token",
+    rollout_is_mode: str = "truncate",
+    rollout_is_threshold: tuple[float, float] | None = None,
+    rollout_is_mask_threshold: tuple[float, float] | None = None,
+    rollout_is_veto_threshold: tuple[float, float] | None = None,
+    rollout_is_veto_level: str = "max",
+    rollout_is_veto_negative_adv_only: bool = False,
+    advantages: Tensor | None = None,
+    **switches: str,
+) -> tuple[Tensor | None, Tensor, dict[str, Any]]:
+    """Weights, mask and the metrics of the weights, by arguments. Pairs are (upper, lower)."""
+    if rollout_is_threshold is None:
+        return None, response_mask, {}
+    specs = _spec_of(
+        rollout_is_level,
+        rollout_is_mode,
+        rollout_is_threshold,
+        rollout_is_mask_threshold,
+        rollout_is_veto_threshold,
+        rollout_is_veto_level,
+        rollout_is_veto_negative_adv_only,
+        switches.get("nonfinite", "reject"),
+    )
+    weights, mask, statistics = _corrected(
+        old_log_prob, rollout_log_prob, num_tokens, response_mask, advantages, *specs
+    )
+    return weights, mask, Metrics(_split(_metrics(statistics, switches))[1], statistics, switches)
+
+
+def merge_rollout_is_metrics(
+    rollout_is_metrics: Sequence[Mapping[str, float]], device: torch.device | str = "cuda", **switches: str
+) -> dict[str, float]:
+    """xtuner's averages over the packs of all ranks, by two collectives instead of one per metric.
+
+    Args:
+        rollout_is_metrics: Metrics of this rank's packs, all with the same keys; so has every other rank.
+        device: Where the collectives run.
+        **switches: Those of `install`; none of them has a say here.
+
+    Returns:
+        The largest of what has "max" in its name, the smallest of what has "min", and the mean of the rest, over packs
+        with a valid token. All 0 if no rank has one.
+    """
+    keys = [key for key in rollout_is_metrics[0] if key != "mismatch/valid"]
+    if not keys:
+        return {}
+    valid = [metrics for metrics in rollout_is_metrics if metrics.get("mismatch/valid", True)]
+    extrema = {key: -1.0 if "max" not in key else 1.0 for key in keys if "max" in key or "min" in key}
+    averaged = [key for key in keys if key not in extrema]
+    sums = torch.tensor([float(len(valid)), *(sum(float(m[key]) for m in valid) for key in averaged)])
+    largest = torch.tensor([max((sign * m[key] for m in valid), default=-torch.inf) for key, sign in extrema.items()])
+    total, *means = _reduced(sums, "SUM", device)
+    if not total:
+        return dict.fromkeys(keys, 0.0)
+    found = dict(zip(averaged, (value / total for value in means), strict=True))
+    found |= {key: sign * x for (key, sign), x in zip(extrema.items(), _reduced(largest, "MAX", device), strict=True)}
+    return {key: found[key] for key in keys}
+
+
+def pool_rollout_is_metrics(
+    rollout_is_metrics: Sequence[Mapping[str, float]], device: torch.device | str = "cuda", **switches: str
+) -> dict[str, float]:
+    """Metrics of all ranks' tokens and sequences together, from the statistics that each pack's metrics carry."""
+    keys = [key for key in rollout_is_metrics[0] if key != "mismatch/valid"]
+    if not keys:
+        return {}
+    packs = [metrics for metrics in rollout_is_metrics if isinstance(metrics, Metrics)]
+    if len(packs) < len(rollout_is_metrics):
+        raise TypeError("rollout_is_metrics: expected what the replaced method returned, got plain dicts beside it")
+    merged = Statistics.sum(pack.statistics for pack in packs).to(device).all_reduce()
+    found = _metrics(merged, packs[0].switches)
+    if not found["mismatch/valid"]:
+        return dict.fromkeys(keys, 0.0)
+    return {key: found[key] for key in keys}
+
+
+TARGETS = (
+    Target(
+        MODULE,
+        "RolloutImportanceSampling.compute_rollout_importance_weights_and_metrics",
+        compute_rollout_importance_weights_and_metrics,
+    ),
+    Target(MODULE, "compute_rollout_importance_weights", compute_rollout_importance_weights),
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "RolloutImportanceSampling":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    made = _subclass()
+    globals()[name] = made
+    return made
+
+
+def _subclass() -> type:
+    """xtuner's configuration with our method; a pickle of it is a reference to this module's attribute."""
+    from xtuner.v1.rl.rollout_is import RolloutImportanceSampling
+
+    def compute(
+        self: Any,
+        old_log_prob: Tensor,
+        rollout_log_prob: Tensor,
+        num_tokens: Tensor | Sequence[int],
+        response_mask: Tensor,
+        advantages: Tensor | None = None,
+    ) -> Any:
+        switches = _checked({name: getattr(self, name) for name in SWITCHES})
+        given = (old_log_prob, rollout_log_prob, num_tokens, response_mask, advantages)
+        return compute_rollout_importance_weights_and_metrics(self, *given, **switches)
+
+    fields = {
+        "rollout_is_veto_level": "max",
+        "rollout_is_veto_negative_adv_only": False,
+        "mismatch_over": "pack",
+        "empty_rows": "xtuner",
+        "nonfinite": "reject",
+    }
+    space = {
+        "__module__": __name__,
+        "__qualname__": "RolloutImportanceSampling",
+        "__doc__": "xtuner's RolloutImportanceSampling, computed by rollout-corr.",
+        "__annotations__": {name: type(default) for name, default in fields.items()},
+        "compute_rollout_importance_weights_and_metrics": compute,
+        **fields,
+    }
+    return type(RolloutImportanceSampling)("RolloutImportanceSampling", (RolloutImportanceSampling,), space)
+
+
+# --- how they are computed ---
+
+
+def _spec_of(
+    level: str,
+    mode: str,
+    threshold: Any,
+    mask_threshold: Any,
+    veto_threshold: Any,
+    veto_level: str,
+    negative_only: bool,
+    nonfinite: str,
+) -> tuple[Spec, Spec]:
+    """What is done, and what is reported of it.
+
+    They differ in one case. In mode "mask" the weight has no bounds, but xtuner's spreads, effective sample size and
+    fractions are of `rollout_is_threshold` all the same: those are the metrics of mode "both".
+    """
+    pairs = (tuple(pair) if isinstance(pair, list) else pair for pair in (threshold, mask_threshold, veto_threshold))
+    threshold, mask_threshold, veto_threshold = pairs
+    more = (threshold, mask_threshold, veto_threshold, veto_level, negative_only, nonfinite)
+    spec = reported = _cached_spec(level, mode, *more)
+    if mode == "mask" and mask_threshold not in (None, threshold):
+        reported = _cached_spec(level, "both", *more)
+    if threshold is None:
+        _DROP_IN.say(False, "metrics only: rollout_is_threshold is None, which switches the mask and the veto off too")
+    else:
+        veto = "" if veto_threshold is None else f", veto {veto_threshold!r}"
+        _DROP_IN.say(True, f"rollout_is_level {level!r}, rollout_is_mode {mode!r}, threshold {threshold!r}{veto}")
+    return spec, reported
+
+
+@lru_cache(maxsize=64, typed=True)
+def _cached_spec(*given: Any) -> Spec:
+    return replace(presets.spec(*given[:-1]), nonfinite=given[-1])
+
+
+def _corrected(
+    old: Tensor,
+    rollout: Tensor,
+    num_tokens: Tensor | Sequence[int],
+    mask: Tensor,
+    advantages: Tensor | None,
+    spec: Spec,
+    reported: Spec,
+) -> tuple[Tensor | None, Tensor, Statistics]:
+    if old.dim() != 2 or old.shape[0] != 1:
+        raise ValueError(f"old_log_prob: expected shape [1, S], packed, got {[*old.shape]}")
+    offsets = _offsets(num_tokens, old.shape[1])
+    run = partial(correct, old, rollout, mask, cu_seqlens=offsets, advantages=advantages)
+    out = run(spec=spec)
+    statistics = out.statistics if spec == reported else run(spec=reported).statistics
+    weights = out.weights
+    if weights is None:
+        kept = mask
+    else:
+        dtype = torch.promote_types(old.dtype, rollout.dtype)
+        if spec.weight is not None and spec.weight.level == "geometric" and not mask.is_floating_point():
+            # There the mean is a quotient by a count, which is no longer of a half precision.
+            dtype = torch.promote_types(dtype, torch.float32)
+        weights = weights.to(torch.promote_types(dtype, mask.dtype))
+        kept = out.mask.to(torch.promote_types(mask.dtype, torch.float32))
+    return weights, kept, statistics
+
+
+def _offsets(num_tokens: Tensor | Sequence[int], tokens: int) -> Tensor:
+    """[B + 1] offsets; on the device of `num_tokens`, and not read there."""
+    if isinstance(num_tokens, Tensor):
+        ends = num_tokens.reshape(-1).cumsum(0)
+    else:
+        ends = torch.tensor(list(num_tokens), dtype=torch.int64).cumsum(0)
+    if ends.device.type == "cpu" and (total := int(ends[-1]) if len(ends) else 0) != tokens:
+        raise ValueError(f"num_tokens: expected {tokens} tokens together (of old_log_prob), got {total}")
+    return torch.nn.functional.pad(ends, (1, 0))
+
+
+def _metrics(statistics: Statistics, switches: Mapping[str, str]) -> dict[str, Any]:
+    pending = statistics.metrics_async()
+    values = pending.values()
+    if switches.get("empty_rows") == "skip":
+        values["xtuner/rows"] = values["sequences_measured"]
+    found: dict[str, Any] = report.finish(values, statistics.spec or Spec())
+    if switches.get("mismatch_over") == "sequence":
+        native = pending.result()
+        found |= {f"{report.PREFIX}mismatch_{key}": native[name] for key, name in OF_SEQUENCES.items()}
+    return found | {report.PREFIX + "valid": bool(values["tokens"])}
+
+
+def _split(found: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Metrics of the mismatch, and of the weights; both say whether a token was valid."""
+    start = report.PREFIX + "rollout_is"
+    valid = {report.PREFIX + "valid": found[report.PREFIX + "valid"]}
+    mismatch = {key: value for key, value in found.items() if not key.startswith(start)}
+    return valid | mismatch, valid | {key: value for key, value in found.items() if key.startswith(start)}
+
+
+def _reduced(x: Tensor, how: str, device: torch.device | str) -> list[float]:
+    """A vector reduced over all ranks, on the host; nothing for nothing."""
+    import torch.distributed as dist
+
+    if not x.numel():
+        return []
+    x = x.to(device)
+    dist.all_reduce(x, op=getattr(dist.ReduceOp, how))
+    return x.tolist()

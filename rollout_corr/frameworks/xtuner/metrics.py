@@ -1,0 +1,269 @@
+"""xtuner's metrics: the keys of xtuner b934f46 (2026-08-21), by its formulas.
+
+xtuner calls its correction once a pack, so one call is one pack here. The perplexities of the mismatch and their
+differences xtuner takes over a whole pack, as if it were one sequence. They are taken once a call. Merged statistics
+give their mean over the calls that held a valid token, and their maximum and minimum, as xtuner's own merging does.
+All others are made of sums and extrema over tokens or sequences, and merged statistics give them pooled: the numbers of
+all calls' tokens and sequences together, where xtuner averages the packs' averages. For one call the two are the same.
+
+Without a valid token `valid` is 0, and the rest is what xtuner computes from nothing: infinite token extrema and an
+infinite effective sample size, perplexities of 1, else 0. Nothing is NaN unless Spec.nonfinite is "propagate".
+
+The criterion labelled "mask" is xtuner's rejection, those whose labels begin with "veto" are its veto. In mode "mask"
+the weight has no bounds: then those of the criterion stand for `rollout_is_threshold`, from which xtuner takes them by
+default.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from rollout_corr.definition.statistics import Block, Named, outside, totals
+from rollout_corr.definition.thresholds import log_bound
+from rollout_corr.definition.tokens import extrema, select
+from rollout_corr.metrics.moments import (
+    count,
+    exp,
+    k3_beyond_clamp,
+    log_difference,
+    log_weight,
+    mean,
+    perplexity,
+    population_std,
+    prefixed,
+    unbiased_std,
+)
+from rollout_corr.metrics.peers import Columns, Interval
+from rollout_corr.spec.correction import Criterion, Spec, Weight
+
+PREFIX = "mismatch/"
+
+# xtuner's guard against dividing by 0 in the effective sample size.
+EPSILON = 1e-8
+
+Values = Mapping[str, float]
+
+OF_PACKS = (
+    "packs",
+    "training_ppl",
+    "training_log_ppl",
+    "rollout_ppl",
+    "rollout_log_ppl",
+    "log_ppl_diff",
+    "log_ppl_abs_diff",
+    "ppl_ratio",
+)
+
+
+def columns(spec: Spec, names: Sequence[str]) -> Columns:
+    """Names of the statistics."""
+    of_tokens, of_sequences, maxima = ["k3_beyond", "abs_d"], ["log_difference", "train", "rollout"], []
+    if spec.weight is not None:
+        of_tokens += ["catastrophic"]
+        of_sequences += ["means_above", "means_below", "vetoed"]
+        units = of_tokens if spec.weight.level == "token" else of_sequences
+        units += ["clamped", "clamped2", "weight2", "tokens_above", "tokens_below"]
+        if spec.weight.level != "token":
+            of_sequences += ["rows_above", "rows_below"]
+            maxima += ["max_log_weight", "-min_log_weight"]
+    found = Columns(
+        token_sums=tuple(of_tokens),
+        sequence_sums=tuple(of_sequences),
+        call_sums=("rows", *OF_PACKS),
+        sequence_maxima=tuple(maxima),
+        call_maxima=("max_log_ppl_diff", "-min_log_ppl_diff"),
+    )
+    return found.prefixed("xtuner")
+
+
+def role(criterion: Criterion) -> str | None:
+    """Whether a criterion is part of the veto."""
+    return "veto" if criterion.label.startswith("veto") and criterion.drops_sequences else None
+
+
+def intervals(spec: Spec, names: Sequence[str]) -> dict[str, Interval]:
+    """The bounds of the weight, of its logarithm, and of the tokens that each veto looks for."""
+    if spec.weight is None:
+        return {}
+    low, high = _bounds(spec, spec.weight)
+    found: dict[str, Interval] = {"xtuner/ratio": (low, high), "xtuner/log": (log_bound(low), log_bound(high))}
+    for own, criterion in zip(names, spec.criteria, strict=True):
+        if _looks_for_tokens(criterion):
+            found[f"xtuner/{own}"] = log_bound(criterion.lower), log_bound(criterion.upper)
+    return found
+
+
+def _looks_for_tokens(criterion: Criterion) -> bool:
+    """Whether a criterion is a veto of tokens, alone or by their extremum, and not of a mean."""
+    return role(criterion) == "veto" and criterion.stat == "ratio" and criterion.reduce in (None, "min", "max")
+
+
+def _bounds(spec: Spec, weight: Weight) -> tuple[float | None, float | None]:
+    """`rollout_is_threshold`, lower first."""
+    mask = _mask(spec)
+    if (weight.lower, weight.upper) == (None, None) and mask is not None:
+        return mask.lower, mask.upper
+    return weight.lower, weight.upper
+
+
+def _mask(spec: Spec) -> Criterion | None:
+    """xtuner's rejection among the criteria."""
+    masks = (criterion for criterion in spec.criteria if criterion.label == "mask" and criterion.stat == "ratio")
+    return next(masks, None)
+
+
+# --- on the device ---
+
+
+def collect(block: Block, spec: Spec) -> tuple[Named, Named]:
+    """Sums and maxima of some whole sequences. Only those with a measured token: `finish` knows what the others add."""
+    tokens = block.tokens
+    sums: Named = {"k3_beyond": k3_beyond_clamp(tokens), "abs_d": tokens.d.abs().sum()}
+    maxima: Named = {}
+    rows = {"log_difference": log_difference(block), "train": block.facts.train, "rollout": block.facts.rollout}
+    if spec.weight is not None:
+        _collect_weight(block, spec, spec.weight, sums, maxima, rows)
+        _collect_veto(block, sums, rows)
+    sums.update(totals(rows, None))
+    return prefixed("xtuner", sums), prefixed("xtuner", maxima)
+
+
+def _collect_weight(block: Block, spec: Spec, weight: Weight, sums: Named, maxima: Named, rows: Named) -> None:
+    weighing, measured, n = block.weighing, block.tokens.measured, block.n_measured
+    if weighing is None:
+        return
+    lower, upper = _bounds(spec, weight)
+    low, high = log_bound(lower), log_bound(upper)
+    clamped = weighing.raw
+    bounded = weighing.log_ratio.exp() if weight.outside == "zero" else weighing.weight
+    if lower is not None or upper is not None:
+        clamped = clamped.clamp(None if lower is None else lower - 1.0, None if upper is None else upper - 1.0)
+        bounded = bounded.clamp(lower, upper)
+    some = n > 0
+    for name, which in zip(("means_above", "means_below"), outside(block.facts.log_weight, low, high), strict=True):
+        rows[name] = which & some
+    if weight.level == "token":
+        clamped, bounded = select(measured, clamped), select(measured, bounded)
+        sums.update(
+            {"clamped": clamped.sum(), "clamped2": (clamped * clamped).sum(), "weight2": (bounded * bounded).sum()}
+        )
+        for name, which in zip(("tokens_above", "tokens_below"), outside(weighing.log_ratio, low, high), strict=True):
+            sums[name] = count(which, measured)
+        return
+    rows.update({"clamped": n * clamped, "clamped2": n * clamped * clamped, "weight2": n * bounded * bounded})
+    unclamped = log_weight(block, spec)
+    for name, which in zip(("above", "below"), outside(unclamped, low, high), strict=True):
+        rows.update({f"rows_{name}": which & some, f"tokens_{name}": n * which})
+    maxima["-min_log_weight"], maxima["max_log_weight"] = extrema(unclamped, some)
+
+
+def _collect_veto(block: Block, sums: Named, rows: Named) -> None:
+    """Sequences that a veto took, and the tokens that it looks for (none where it tests a mean)."""
+    vetoed = torch.zeros_like(block.decision.keep)
+    catastrophic = torch.zeros((), dtype=torch.int64, device=vetoed.device)
+    for verdict in block.decision.verdicts:
+        criterion = verdict.criterion
+        if role(criterion) != "veto" or verdict.failed is None:
+            continue
+        vetoed = vetoed | verdict.failed
+        if _looks_for_tokens(criterion):
+            for which in outside(block.tokens.d, log_bound(criterion.lower), log_bound(criterion.upper)):
+                catastrophic = catastrophic + count(which, block.tokens.measured)
+    rows["vetoed"] = vetoed
+    sums["catastrophic"] = catastrophic
+
+
+def per_call(sums: Named, maxima: Named, spec: Spec) -> tuple[Named, Named]:
+    """The pack as one sequence; one without a measured token adds nothing."""
+    n = sums["tokens_measured"].double()
+    some, n = n > 0, n.clamp(min=1.0)
+    train, rollout = -sums["xtuner/train"] / n, -sums["xtuner/rollout"] / n
+    gap = sums["xtuner/log_difference"] / n
+    found: Named = {
+        "packs": some,
+        "training_ppl": perplexity(train),
+        "training_log_ppl": train,
+        "rollout_ppl": perplexity(rollout),
+        "rollout_log_ppl": rollout,
+        "log_ppl_diff": gap,
+        "log_ppl_abs_diff": gap.abs(),
+        "ppl_ratio": perplexity(gap),
+    }
+    found = {name: select(some, x.double()) for name, x in found.items()}
+    minimum, maximum = extrema(gap[None], some[None])
+    more_maxima = {"max_log_ppl_diff": maximum, "-min_log_ppl_diff": minimum}
+    return prefixed("xtuner", found | {"rows": sums["rows"]}), prefixed("xtuner", more_maxima)
+
+
+# --- on the host ---
+
+
+def finish(values: Values, spec: Spec) -> dict[str, float]:
+    """xtuner's keys: of the mismatch, and of the weights where there are any."""
+    found = _mismatch(values)
+    if spec.weight is not None:
+        found |= _importance(values, spec, spec.weight)
+    return {PREFIX + key: value for key, value in found.items()}
+
+
+def _mismatch(v: Values) -> dict[str, float]:
+    n, packs = v["tokens_measured"], v["xtuner/packs"]
+    found = {"valid": float(v["tokens"] > 0), "mismatch_kl": mean(v["xtuner/log_difference"], n)}
+    found["mismatch_k3_kl"] = mean(v["k3"] + v["xtuner/k3_beyond"], n)
+    found["mismatch_logprob_abs_diff"] = mean(v["xtuner/abs_d"], n)
+    for name in OF_PACKS[1:]:
+        # exp(0): what an empty pack's perplexity is.
+        of_nothing = 1.0 if name in ("training_ppl", "rollout_ppl", "ppl_ratio") else 0.0
+        found[f"mismatch_{name}"] = v[f"xtuner/{name}"] / packs if packs else of_nothing
+    found["mismatch_log_ppl_diff_max"] = v["xtuner/max_log_ppl_diff"] if packs else 0.0
+    found["mismatch_log_ppl_diff_min"] = -v["xtuner/-min_log_ppl_diff"] if packs else 0.0
+    return found
+
+
+def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
+    n, some, rows = v["tokens_measured"], v["sequences_measured"], v["xtuner/rows"]
+    empty = rows - some
+    lower, upper = _bounds(spec, weight)
+    above, below = v["xtuner/tokens_above"], v["xtuner/tokens_below"]
+    units = n
+    if weight.level == "token":
+        largest, smallest = (1.0 + v["max_raw"], 1.0 - v["-min_raw"]) if n else (-math.inf, math.inf)
+    else:
+        high, low = v["xtuner/max_log_weight"], -v["xtuner/-min_log_weight"]
+        if empty or not rows:
+            high, low = max(high, 0.0), min(low, 0.0)
+        largest, smallest = exp(min(high, spec.clamp)), exp(low)
+    if weight.level == "product":
+        above = v["xtuner/rows_above"] + empty * (upper is not None and upper < 1.0)
+        below = v["xtuner/rows_below"] + empty * (lower is not None and lower > 1.0)
+        units = rows
+    average, square = 1.0 + mean(v["xtuner/clamped"], n), mean(v["xtuner/weight2"], n)
+    found = {
+        "rollout_is_veto_fraction": mean(v["xtuner/vetoed"], v["sequences"]),
+        "rollout_is_catastrophic_token_fraction": mean(v["xtuner/catastrophic"], v["tokens"]),
+        "rollout_is_mean": 1.0 + v["raw"] / n if n else 0.0,
+        "rollout_is_max": largest,
+        "rollout_is_min": smallest,
+        "rollout_is_ratio_fraction_high": mean(above, units),
+        "rollout_is_ratio_fraction_low": mean(below, units),
+        "rollout_is_std": population_std(v["xtuner/clamped"], v["xtuner/clamped2"], n),
+        "rollout_is_eff_sample_size": (average + EPSILON) ** 2 / square if square > 0.0 else math.inf,
+        "rollout_is_seq_mean": 1.0 + v["sequence_raw"] / some if some else 0.0,
+        "rollout_is_seq_std": unbiased_std(v["sequence_raw"], v["sequence_raw2"], some),
+        "rollout_is_seq_max": 1.0 + v["max_sequence_raw"] if some else 0.0,
+        "rollout_is_seq_min": 1.0 - v["-min_sequence_raw"] if some else 0.0,
+        "rollout_is_seq_max_deviation": max(v["max_sequence_raw"], v["-min_sequence_raw"]) if some else 0.0,
+        "rollout_is_seq_fraction_high": mean(v["xtuner/means_above"], some),
+        "rollout_is_seq_fraction_low": mean(v["xtuner/means_below"], some),
+    }
+    mask = _mask(spec)
+    if mask is not None:
+        # The ratio of an empty row is 1, and it can fail the test like any other.
+        fails = (mask.lower is not None and mask.lower > 1.0) or (mask.upper is not None and mask.upper < 1.0)
+        rejected = v["mask/sequences"] + empty * (fails and mask.over == "sequence")
+        found["rollout_is_masked_fraction"] = mean(v["mask/tokens"], v["tokens"])
+        found["rollout_is_seq_masked_fraction"] = mean(rejected, rows)
+    return found

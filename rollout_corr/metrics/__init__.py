@@ -1,0 +1,1 @@
+"""Statistics on the device, metrics on the host, and the schema that orders them."""

@@ -1,0 +1,1 @@
+"""What may be asked: the frozen, checked types that say what a correction and a loss do."""

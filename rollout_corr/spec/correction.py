@@ -1,0 +1,240 @@
+"""What a correction does: `Spec`, `Weight`, `Criterion`. Frozen, hashable, picklable, checked when constructed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rollout_corr.spec.validate import Checked, arguments_of, bounds, choice, positive
+
+LEVELS = ("token", "product", "geometric")
+OUTSIDE = ("clamp", "zero")
+NORMALIZE = ("batch",)
+STATS = (
+    "ratio",
+    "k1",
+    "k2",
+    "k3",
+    "k3_reverse",
+    "abs",
+    "ratio_error",
+    "ratio_deviation",
+    "prob_diff",
+    "tv",
+    "binary_kl",
+    "binary_kl_reverse",
+    "binary_kl_symmetric",
+    "external",
+)
+SIGNED_STATS = ("k1", "prob_diff", "external")
+UNITS = ("token", "sequence")
+REDUCTIONS = ("sum", "mean", "max", "min")
+WHEN = ("any", "negative_advantage", "positive_advantage", "outward")
+DROP = ("unit", "sequence", "token")
+POLICIES = ("train/rollout", "new/rollout", "new/old")
+REJECTED = ("mask", "zero", "both")
+NONFINITE = ("reject", "neutral", "propagate")
+SUMS_OVER = ("valid", "kept")
+DETAIL = ("basic", "full")
+REPORTS = ("native", "verl", "xtuner", "skyrl")
+
+# exp(2 * clamp) has to be finite in float32, because chi2 squares a ratio.
+LARGEST_CLAMP = 40.0
+
+
+@dataclass(frozen=True)
+class Weight(Checked):
+    """An importance weight: which ratio, and what becomes of it.
+
+    Args:
+        level: "token" exp(D); "product" exp(sum of D) per sequence; "geometric" exp(mean of D) per sequence.
+        lower: Lower bound of the ratio, or None for an open side.
+        upper: Upper bound of the ratio, or None for an open side.
+        outside: What a ratio outside the bounds becomes: "clamp" the bound (truncation), "zero" 0 (IcePop).
+        normalize: None, or "batch" to divide by the mean weight over all valid tokens (at sequence levels: over all
+            non-empty sequences, each counting once). A normalised weight may exceed `upper`.
+        token_clamp: Clamp every D to +-token_clamp before anything else, or None.
+    """
+
+    level: str
+    lower: float | None = None
+    upper: float | None = None
+    outside: str = "clamp"
+    normalize: str | None = None
+    token_clamp: float | None = None
+
+    def __post_init__(self) -> None:
+        choice("Weight.level", self.level, LEVELS)
+        choice("Weight.outside", self.outside, OUTSIDE)
+        if self.normalize is not None:
+            choice("Weight.normalize", self.normalize, NORMALIZE)
+        lower, upper = bounds("Weight", self.lower, self.upper, signed=False)
+        self._set(lower=lower, upper=upper)
+        if self.token_clamp is not None:
+            self._set(token_clamp=positive("Weight.token_clamp", self.token_clamp))
+
+
+@dataclass(frozen=True)
+class Criterion(Checked):
+    """A test that a token or a sequence must pass: keep iff lower <= value <= upper, both inclusive.
+
+    Args:
+        stat: What is measured per token, from D, p = exp(rollout_logp) and q = exp(train_logp): "ratio" (bounds in
+            ratio space, aggregated in log space), "k1" -D, "k2" D^2/2, "k3" e^D-1-D, "k3_reverse" e^-D-1+D,
+            "abs" |D|, "ratio_error" e^|D|, "ratio_deviation" |e^D-1|, "prob_diff" q-p, "tv" |q-p|, "binary_kl",
+            "binary_kl_reverse", "binary_kl_symmetric", or "external": a tensor given to the call under `name`.
+        over: The unit that is tested, "token" or "sequence".
+        reduce: How a sequence's tokens become its value: "sum", "mean", "max" or "min". Only with over="sequence".
+        lower: Lowest value kept, or None for an open side.
+        upper: Highest value kept, or None for an open side.
+        when: Which units are tested. "negative_advantage", "positive_advantage" and "outward" (advantage and D have
+            the same sign) need `advantages`. A sequence is selected by its mean advantage over valid tokens; for
+            "outward" by holding an outward token. With drop="token" a sequence is tested if it holds a selected token.
+        drop: What a failure takes out: "unit" what was tested, "sequence" all tokens of its sequence, "token" only the
+            tokens that `when` selects.
+        of: The two policies compared. "new/rollout" and "new/old" exist only inside `policy_loss`.
+        label: Prefix of this criterion's metrics; made from over, reduce and stat by default.
+        name: Key of the tensor in `external={name: tensor}`. Only with stat="external".
+        token_clamp: Clamp every D to +-token_clamp first, or None.
+        eps: Floor of 1-p and 1-q in the binary KLs.
+    """
+
+    stat: str
+    over: str = "token"
+    reduce: str | None = None
+    lower: float | None = None
+    upper: float | None = None
+    when: str = "any"
+    drop: str = "unit"
+    of: str = "train/rollout"
+    label: str = ""
+    name: str | None = None
+    token_clamp: float | None = None
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        choice("Criterion.stat", self.stat, STATS)
+        choice("Criterion.over", self.over, UNITS)
+        choice("Criterion.when", self.when, WHEN)
+        choice("Criterion.drop", self.drop, DROP)
+        choice("Criterion.of", self.of, POLICIES)
+        if self.over == "token" and self.reduce is not None:
+            raise ValueError(f"Criterion.reduce: expected None with over='token', got {self.reduce!r}")
+        if self.over == "sequence":
+            if self.reduce is None:
+                raise ValueError(f"Criterion.reduce: expected one of {list(REDUCTIONS)} with over='sequence', got None")
+            choice("Criterion.reduce", self.reduce, REDUCTIONS)
+        lower, upper = bounds("Criterion", self.lower, self.upper, signed=self.stat in SIGNED_STATS)
+        if lower is None and upper is None:
+            raise ValueError("Criterion: expected lower, upper or both, got neither (it could reject nothing)")
+        if self.stat == "external":
+            if not isinstance(self.name, str) or not self.name:
+                raise ValueError(f"Criterion.name: expected the key of an external tensor, got {self.name!r}")
+        elif self.name is not None:
+            raise ValueError(f"Criterion.name: expected None unless stat='external', got {self.name!r}")
+        if not isinstance(self.label, str) or "/" in self.label:
+            raise ValueError(f"Criterion.label: expected a string without '/', got {self.label!r}")
+        self._set(lower=lower, upper=upper, eps=positive("Criterion.eps", self.eps))
+        if self.token_clamp is not None:
+            self._set(token_clamp=positive("Criterion.token_clamp", self.token_clamp))
+        if not self.label:
+            self._set(label=self._default_label())
+
+    def _default_label(self) -> str:
+        words = [self.over, self.reduce, self.name or self.stat]
+        if self.of != "train/rollout":
+            words.append("of_" + self.of.replace("/", "_"))
+        if self.when != "any":
+            words.append("when_" + self.when)
+        if self.drop != "unit":
+            words.append("drop_" + self.drop)
+        return "_".join(word for word in words if word)
+
+    @property
+    def drops_sequences(self) -> bool:
+        """Whether a failure is a verdict on the whole sequence."""
+        return self.drop == "sequence" or (self.drop == "unit" and self.over == "sequence")
+
+
+@dataclass(frozen=True)
+class Spec(Checked):
+    """A whole correction. `Spec()` measures and changes nothing.
+
+    Args:
+        weight: The importance weight, or None.
+        criteria: Criteria that must all pass; their order has no effect.
+        rejected: What rejection does: "mask" edits the mask handed back, "zero" zeroes the weight, "both".
+        clamp: The aggregated log-ratio is clamped to +-clamp before exp; so is D in the exp-based statistics.
+        nonfinite: A valid token whose D is NaN or infinite: "reject" its sequence (weight 0, keep False), "neutral"
+            read it as D = 0 (both its log-probs as 0), "propagate" let it poison what it touches. Always counted.
+        sums_over: Sequence weights and criteria run over the "valid" tokens, or over those "kept" by token criteria.
+        detail: "full" adds the histogram of D (percentiles), the probability and the correlation metrics.
+        apply: False makes a dry run: all is computed and reported, `weights` is None, the mask comes back as given.
+        report: Naming schemes whose metrics are wanted; "native" is always among them.
+    """
+
+    weight: Weight | None = None
+    criteria: tuple[Criterion, ...] = ()
+    rejected: str = "mask"
+    clamp: float = 20.0
+    nonfinite: str = "reject"
+    sums_over: str = "valid"
+    detail: str = "basic"
+    apply: bool = True
+    report: tuple[str, ...] = ("native",)
+
+    def __post_init__(self) -> None:
+        if self.weight is not None and not isinstance(self.weight, Weight):
+            raise TypeError(f"Spec.weight: expected a Weight or None, got {type(self.weight).__name__} {self.weight!r}")
+        if isinstance(self.criteria, Criterion) or not isinstance(self.criteria, Iterable):
+            raise TypeError(f"Spec.criteria: expected a tuple of Criterion, got {type(self.criteria).__name__}")
+        criteria = tuple(self.criteria)
+        for item in criteria:
+            if not isinstance(item, Criterion):
+                raise TypeError(f"Spec.criteria: expected Criterion, got {type(item).__name__} {item!r}")
+        labels = [item.label for item in criteria]
+        twice = sorted(label for i, label in enumerate(labels) if label in labels[:i])
+        if twice:
+            raise ValueError(f"Spec.criteria: expected different labels, got {twice[0]!r} twice; set Criterion.label")
+        choice("Spec.rejected", self.rejected, REJECTED)
+        choice("Spec.nonfinite", self.nonfinite, NONFINITE)
+        choice("Spec.sums_over", self.sums_over, SUMS_OVER)
+        choice("Spec.detail", self.detail, DETAIL)
+        if not isinstance(self.apply, bool):
+            raise TypeError(f"Spec.apply: expected True or False, got {type(self.apply).__name__} {self.apply!r}")
+        if isinstance(self.report, str) or not isinstance(self.report, Iterable):
+            raise TypeError(f"Spec.report: expected a tuple of names, got {type(self.report).__name__} {self.report!r}")
+        for scheme in self.report:
+            choice("Spec.report", scheme, REPORTS)
+        report = tuple(scheme for scheme in REPORTS if scheme == "native" or scheme in self.report)
+        self._set(criteria=criteria, clamp=positive("Spec.clamp", self.clamp, LARGEST_CLAMP), report=report)
+
+    def explain(self) -> str:
+        """Say in plain words what will happen, step by step."""
+        from rollout_corr.spec.explain import explain
+
+        return explain(self)
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any]) -> Spec:
+        """Build a Spec from plain data, the inverse of `to_dict`.
+
+        Args:
+            mapping: Keys are field names. `weight` is a mapping, `criteria` a list of mappings; their bounds are
+                `lower` and `upper`, or `bounds: [lower, upper]` with null for an open side.
+
+        Raises:
+            ValueError: An unknown key or a wrong value, named.
+            TypeError: A value of the wrong type, named.
+        """
+        arguments = arguments_of(cls, mapping, "Spec")
+        if arguments.get("weight") is not None:
+            arguments["weight"] = Weight(**arguments_of(Weight, arguments["weight"], "Spec.weight"))
+        criteria = arguments.get("criteria", ())
+        if isinstance(criteria, (str, Mapping)) or not isinstance(criteria, Iterable):
+            raise TypeError(f"Spec.criteria: expected a list of mappings, got {type(criteria).__name__} {criteria!r}")
+        arguments["criteria"] = tuple(
+            Criterion(**arguments_of(Criterion, item, f"Spec.criteria[{i}]")) for i, item in enumerate(criteria)
+        )
+        return cls(**arguments)

@@ -1,0 +1,78 @@
+"""Frozen types as an operator of torch can take them: a string for the structure, and a list of numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any
+
+from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.loss import (
+    DPPO,
+    DRO,
+    GMPO,
+    GPG,
+    GSPO,
+    KL,
+    PPO,
+    SAPO,
+    Objective,
+    Reinforce,
+    Score,
+    SquaredLogRatio,
+)
+from rollout_corr.spec.validate import Checked
+
+_OF_CORRECTION = (Spec, Weight, Criterion)
+_OF_LOSS = (Objective, KL, SquaredLogRatio, PPO, GSPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO)
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_OF_CORRECTION, *_OF_LOSS)}
+_FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in _KINDS.values()}
+
+
+def written(value: Checked) -> tuple[str, list[float]]:
+    """Its structure as JSON, with {"number": i} for the i-th of its numbers, and the numbers.
+
+    In operations that a compiler can trace: what is made inside a compiled function exists only there, and its
+    numbers may be symbols.
+    """
+    numbers: list[float] = []
+    return _json(value, numbers), numbers
+
+
+def _json(value: object, numbers: list[float]) -> str:
+    if isinstance(value, Checked):
+        kind = type(value)
+        items = [f'"{name}": ' + _json(getattr(value, name), numbers) for name in _FIELDS[kind]]
+        return "{" + ", ".join([f'"is": "{kind.__name__}"', *items]) + "}"
+    if isinstance(value, tuple):
+        return "[" + ", ".join([_json(item, numbers) for item in value]) + "]"
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        numbers.append(value)
+        return f'{{"number": {len(numbers) - 1}}}'
+    raise TypeError(f"value: expected plain fields, got {type(value).__name__}")
+
+
+@lru_cache(maxsize=512)
+def written_once(value: Checked) -> tuple[str, list[float]]:
+    """The same for what is made once and used many times."""
+    return written(value)
+
+
+def read(text: str, numbers: list[float]) -> Any:
+    """What was written."""
+    return _read(text, tuple(numbers))
+
+
+@lru_cache(maxsize=512)
+def _read(text: str, numbers: tuple[float, ...]) -> Any:
+    def made(item: dict[str, Any]) -> Any:
+        return _KINDS[item.pop("is")](**item) if "is" in item else numbers[item["number"]]
+
+    return json.loads(text, strict=False, object_hook=made)

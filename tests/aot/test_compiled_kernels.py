@@ -1,0 +1,348 @@
+"""What the compiler makes of the kernels: variants cover every option, `rollout-corr kernels` says what is wrong.
+
+The interpreter's tests share a process with these, and there a kernel cannot be compiled. So whatever compiles runs in
+a process of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from rollout_corr.aot import report as kernel_report
+from rollout_corr.aot.machine_code import MachineCode, read_machine_code
+from rollout_corr.aot.report import Failure, Row
+from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT, Variant
+from rollout_corr.aot.variants import FEW, OF_NEW_VARIANTS, SPLIT_VARIANTS, VARIANTS
+from rollout_corr.backends import batch
+from rollout_corr.kernels.grid import SHAPES, shape_for
+from rollout_corr.spec import correction
+
+# --- the variants ---
+
+EVERY = [*VARIANTS.values(), *OF_NEW_VARIANTS.values()]
+SPECS = [variant.spec for variant in VARIANTS.values()]
+WEIGHTS = [x.weight for x in SPECS if x.weight is not None]
+CRITERIA = [criterion for x in SPECS for criterion in x.criteria]
+
+# Every tuple of options in rollout_corr/spec/correction.py, and the values of it that the variants use.
+USED = {
+    "LEVELS": {weight.level for weight in WEIGHTS},
+    "OUTSIDE": {weight.outside for weight in WEIGHTS},
+    "NORMALIZE": {weight.normalize for weight in WEIGHTS} - {None},
+    "STATS": {criterion.stat for criterion in CRITERIA},
+    "SIGNED_STATS": {criterion.stat for criterion in CRITERIA} & set(correction.SIGNED_STATS),
+    "UNITS": {criterion.over for criterion in CRITERIA},
+    "REDUCTIONS": {criterion.reduce for criterion in CRITERIA} - {None},
+    "WHEN": {criterion.when for criterion in CRITERIA},
+    "DROP": {criterion.drop for criterion in CRITERIA},
+    "POLICIES": {criterion.of for variant in EVERY for criterion in variant.spec.criteria},
+    "REJECTED": {x.rejected for x in SPECS},
+    "NONFINITE": {x.nonfinite for x in SPECS},
+    "SUMS_OVER": {x.sums_over for x in SPECS},
+    "DETAIL": {x.detail for x in SPECS},
+    "REPORTS": {scheme for x in SPECS for scheme in x.report},
+}
+
+# Every field of the three types: one without options to choose from is named with the variants that use it.
+CHOSEN = {"level", "outside", "normalize", "stat", "over", "reduce", "when", "drop", "of", "rejected", "nonfinite"}
+CHOSEN |= {"sums_over", "detail", "report"}
+FREE = {
+    "lower": any(x.lower is not None for x in WEIGHTS) and any(x.lower is not None for x in CRITERIA),
+    "upper": any(x.upper is not None for x in WEIGHTS) and any(x.upper is not None for x in CRITERIA),
+    "token_clamp": any(x.token_clamp for x in WEIGHTS) and any(x.token_clamp for x in CRITERIA),
+    "name": any(x.name for x in CRITERIA),
+    "label": True,
+    "eps": any(x.stat.startswith("binary_kl") for x in CRITERIA),
+    "weight": any(x.weight is None for x in SPECS) and bool(WEIGHTS),
+    "criteria": any(not x.criteria for x in SPECS) and bool(CRITERIA),
+    "clamp": True,
+    "apply": {x.apply for x in SPECS} == {True, False},
+}
+
+
+def test_every_option_is_in_a_variant():
+    """A new option, or a new value of one, is missed here until a variant has it."""
+    options = {
+        name: set(value) for name, value in vars(correction).items() if name.isupper() and isinstance(value, tuple)
+    }
+    assert options == USED
+    fields = {
+        field.name
+        for kind in (correction.Spec, correction.Weight, correction.Criterion)
+        for field in dataclasses.fields(kind)
+    }
+    assert fields == CHOSEN | set(FREE)
+    assert all(FREE.values()), FREE
+
+
+def test_every_statistic_is_tested_over_both_units():
+    pairs = {(criterion.over, criterion.stat) for criterion in CRITERIA}
+    assert pairs == {(over, stat) for over in correction.UNITS for stat in correction.STATS}
+
+
+def test_every_kind_of_tensor_is_in_a_variant():
+    variants = VARIANTS.values()
+    assert {x.train for x in variants} == {x.rollout for x in variants} == set(batch.LOGP_DTYPES)
+    assert any(x.train != x.rollout for x in variants)
+    assert {x.mask for x in variants} == {None, *batch.MASK_DTYPES}
+    assert {x.offsets for x in variants} == {torch.int32, torch.int64}
+    assert {x.advantages for x in variants} == {None, "token", "sequence"}
+    lie = {(x.packed, x.aligned, x.unit) for x in variants}
+    assert lie >= {(packed, *how) for packed in (True, False) for how in ((True, True), (False, True), (True, False))}
+    assert {(x.packed, x.length) for x in variants} >= {
+        (True, LONGEST),
+        (True, LONG),
+        (True, MEDIUM),
+        (True, SHORT),
+        (False, LONG),
+    }
+    assert [shape_for(length, 1, 0) for length in (LONGEST, LONG, MEDIUM, SHORT)] == [shape for _, shape in SHAPES]
+    # Every one costs seconds for each target.
+    assert len(VARIANTS) <= 40
+    assert set(FEW) <= set(VARIANTS)
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, *OF_NEW_VARIANTS])
+def test_a_variant_makes_its_launches_from_metadata(name):
+    variant = (VARIANTS | OF_NEW_VARIANTS)[name]
+    read, judge, apply = variant.launches()
+    assert [x.kernel.__name__ for x in (read, judge, apply)] == ["read_kernel", "judge_kernel", "apply_kernel"]
+    assert read.constants["UNIT"] == variant.unit
+    assert read.constants["ALIGNED"] == (variant.aligned and variant.unit)
+    tensors = [x for x in read.arguments if isinstance(x, torch.Tensor)]
+    assert all(x.device.type == "meta" for x in tensors)
+
+
+@pytest.mark.parametrize("name", SPLIT_VARIANTS)
+def test_split_sequences_take_a_launch_more(name):
+    launches = SPLIT_VARIANTS[name].launches()
+    names = ["read_kernel", "gather_kernel", "judge_kernel", "apply_kernel"]
+    assert [x.kernel.__name__ for x in launches] == names
+
+
+def test_place_keeps_values_and_moves_them():
+    x = torch.arange(64.0).view(2, 32)
+    for variant in (Variant("x"), Variant("x", aligned=False), Variant("x", unit=False)):
+        placed = variant.place(x)
+        assert torch.equal(placed, x)
+        assert (placed.data_ptr() % 16 == 0) == variant.aligned
+        assert (placed.stride(1) == 1) == variant.unit
+        assert (placed.stride(0) % 16 == 0) == variant.aligned
+
+
+# --- what a disassembly says ---
+
+SASS = """
+Resource usage:
+ Common:
+  GLOBAL:11 CONSTANT[4]:8
+ Function read_kernel:
+  REG:142 STACK:24 SHARED:0 LOCAL:0 CONSTANT[0]:536 TEXTURE:0 SURFACE:0 SAMPLER:0
+
+	code for sm_80
+		Function : read_kernel
+	.headerflags	@"EF_CUDA_TEXMODE_UNIFIED EF_CUDA_64BIT_ADDRESS EF_CUDA_SM80"
+        /*0000*/                   MOV R1, c[0x0][0x28] ;                       /* 0x00000a0000017a02 */
+                                                                                /* 0x000fc40000000f00 */
+        /*0030*/               @P0 BRA 0x1b0 ;                                  /* 0x0000017000000947 */
+        /*0480*/              @!P1 LDG.E R54, [R2.64] ;                         /* 0x0000001002369981 */
+        /*04a0*/                   LDG.E.U8 R54, desc[UR4][R2.64] ;             /* 0x0000001002369981 */
+        /*0730*/              @!P0 LDG.E.128 R8, [R36.64+0x1000] ;              /* 0x0010001024088981 */
+        /*0740*/                   LDG.E.128.CONSTANT R8, [R36.64] ;            /* 0x0010001024088981 */
+        /*0750*/                   LDL.LU R4, [R1] ;                            /* 0x0010001024088981 */
+       /*10750*/             @!UP0 STG.E.64 desc[UR4][R2.64], R4 ;              /* 0x0010001024088981 */
+       /*10760*/                   EXIT ;                                       /* 0x000000000000794d */
+       /*10770*/                   NOP;                                         /* 0x0000000000007918 */
+"""
+
+AMDGCN = """\t.amdgcn_target "amdgcn-amd-amdhsa--gfx942"
+\t.text
+\t.globl\tread_kernel                     ; -- Begin function read_kernel
+read_kernel:                            ; @read_kernel
+.Lfunc_begin0:
+\t.cfi_startproc
+; %bb.181:
+\t.loc\t1 365 0 prologue_end            ; read.py:365:0
+\ts_load_dwordx4 s[12:15], s[0:1], 0x28
+\tglobal_load_dwordx4 v[2:5], v[0:1], off
+\tbuffer_load_dwordx2 v[2:3], v0, s[4:7], 0 offen
+\tglobal_load_ubyte v8, v[0:1], off
+\tglobal_load_short_d16_hi v8, v[0:1], off
+\tglobal_store_byte_d16_hi v[0:1], v8, off
+\tglobal_store_dword v[0:1], v8, off
+\ts_endpgm
+.Lfunc_end0:
+\t.size\tread_kernel, .Lfunc_end0-read_kernel
+\ts_code_end
+amdhsa.kernels:
+  - .agpr_count:     0
+    .group_segment_fixed_size: 0
+    .private_segment_fixed_size: 8
+    .sgpr_spill_count: 12
+    .vgpr_count:     66
+    .vgpr_spill_count: 2
+"""
+
+
+def test_sass_is_read():
+    """Neither padding nor encodings are instructions, and a constant's cache is not its width."""
+    assert read_machine_code(SASS) == MachineCode(142, 24, 9, {128: 2, 32: 1, 8: 1}, {64: 1})
+
+
+def test_assembly_of_amd_is_read():
+    assert read_machine_code(AMDGCN) == MachineCode(66, 8, 8, {128: 1, 64: 1, 16: 1, 8: 1}, {32: 1, 8: 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        (SASS.replace("STACK", "FRAME"), "STACK"),
+        (SASS.partition("code for")[0], "instructions"),
+        (AMDGCN.replace(".vgpr_count", ".count"), "vgpr_count"),
+        ("", "REG"),
+    ],
+)
+def test_another_format_is_not_read_as_nothing(text, missing):
+    """No spill is found in a text that no longer says it that way."""
+    with pytest.raises(ValueError, match=rf"disassembly: expected .*{missing}"):
+        read_machine_code(text)
+
+
+# --- what has to hold ---
+
+
+def row(variant: str = "metrics_packed", kernel: str = "read", spilled: int = 0, wide: int = 8) -> Row:
+    """A kernel as it should be, but for what the test is about."""
+    code = MachineCode(120, spilled, 2000, {128: wide, 32: 4} if wide else {32: 36}, {64: 13})
+    return Row(variant, "sm_90", kernel, 32, 16 if kernel == "read" else 0, code)
+
+
+def exit_code(rows, failures, tmp_path, capsys) -> tuple[int, str, dict]:
+    path = tmp_path / "report.json"
+    code = kernel_report.finish(rows, failures, path)
+    return code, capsys.readouterr().out, json.loads(path.read_text())
+
+
+def test_a_good_report(tmp_path, capsys):
+    rows = [row(), row(kernel="judge", wide=0), row(kernel="apply", wide=0)]
+    code, out, report = exit_code(rows, [], tmp_path, capsys)
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].split()[:4] == ["variant", "target", "kernel", "registers"]
+    assert re.sub(" +", " ", lines[1]) == "metrics_packed sm_90 read 120 0 32 2000 125 8x128 4x32 13x64"
+    assert re.sub(" +", " ", lines[2]) == "metrics_packed sm_90 judge 120 0 32 2000 - 36x32 13x64"
+    assert report["failures"] == report["problems"] == []
+    assert report["kernels"][0] == {
+        "variant": "metrics_packed",
+        "target": "sm_90",
+        "kernel": "read",
+        "shared": 32,
+        "tokens_per_thread": 16,
+        "instructions_per_token": 125.0,
+        "registers": 120,
+        "spilled": 0,
+        "instructions": 2000,
+        "loads": {"128": 8, "32": 4},
+        "stores": {"64": 13},
+    }
+    assert report["kernels"][2]["instructions_per_token"] is None
+
+
+def test_a_failed_target(tmp_path, capsys):
+    code, out, report = exit_code([], [Failure("full_padded", "gfx950", "RuntimeError: no")], tmp_path, capsys)
+    assert code == 1
+    assert "full_padded for gfx950 does not compile: RuntimeError: no" in out
+    assert report["failures"] == [{"variant": "full_padded", "target": "gfx950", "error": "RuntimeError: no"}]
+
+
+@pytest.mark.parametrize(
+    ("variant", "kernel", "spilled", "allowed"),
+    [
+        ("token_bf16", "read", 16, True),
+        ("token_bf16", "read", 17, False),
+        ("token_unaligned", "apply", 24, False),
+        ("token_unaligned", "judge", 24, True),
+        ("token_fp64", "read", 24, False),
+    ],
+)
+def test_a_spill(variant, kernel, spilled, allowed, tmp_path, capsys):
+    code, out, report = exit_code([row(variant, kernel, spilled)], [], tmp_path, capsys)
+    assert code == (0 if allowed else 1)
+    wanted = f"{variant} for sm_90: {kernel} spills {spilled} bytes, at most 16 are allowed"
+    assert report["problems"] == ([] if allowed else [wanted])
+    assert (wanted in out) == (not allowed)
+
+
+@pytest.mark.parametrize(
+    ("variant", "wide", "enough"),
+    [
+        ("metrics_packed", 0, False),
+        ("metrics_packed", 4, False),
+        ("metrics_packed", 8, True),
+        # The mask's own eight wide loads are not those of log-probs.
+        ("metrics_padded", 8, False),
+        ("metrics_padded", 16, True),
+        ("token_unaligned", 0, True),
+        ("token_strided", 0, True),
+        ("token_bf16", 0, True),
+    ],
+)
+def test_a_missing_wide_load(variant, wide, enough, tmp_path, capsys):
+    code, out, _ = exit_code([row(variant, wide=wide)], [], tmp_path, capsys)
+    assert code == (0 if enough else 1)
+    assert ("loads of 128 bits" in out) == (not enough)
+
+
+# --- the command ---
+
+
+def run(*arguments: str, folder, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, which compiles unless it is told to interpret."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | environment
+    return subprocess.run(
+        [sys.executable, "-m", "rollout_corr", "kernels", *arguments],
+        cwd=folder, env=env, capture_output=True, text=True, timeout=3000,
+    )  # fmt: skip
+
+
+def test_the_command(tmp_path):
+    done = run("--variant", "metrics_short", "--target", "sm_90", "gfx942", "--json", "report.json", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    found = [(x["variant"], x["target"], x["kernel"]) for x in report["kernels"]]
+    assert found == [("metrics_short", gpu, x) for gpu in ("sm_90", "gfx942") for x in ("read", "judge", "apply")]
+    for gpu in ("sm_90", "gfx942"):
+        read = next(x for x in report["kernels"] if x["target"] == gpu)
+        assert read["tokens_per_thread"] == 16
+        assert read["registers"] > 30 and read["instructions"] > 500
+    assert "metrics_short  gfx942  apply" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (("--variant", "nothing"), {}, "--variant: expected some of metrics_packed"),
+        (("--target", "sm_70"), {}, "argument --target: invalid choice: 'sm_70'"),
+        (("--jobs", "0"), {}, "--jobs: expected at least 1, got 0"),
+        ((), {"TRITON_INTERPRET": "1"}, "TRITON_INTERPRET=1 is set"),
+    ],
+)
+def test_the_command_refuses(arguments, environment, message, tmp_path):
+    done = run(*arguments, folder=tmp_path, **environment)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.slow
+def test_every_variant_compiles_for_every_target(tmp_path):
+    done = run(folder=tmp_path)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr

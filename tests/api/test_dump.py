@@ -1,0 +1,179 @@
+"""`rc.dump`: what it writes is read back, it holds nothing up, and its errors are kept."""
+
+from __future__ import annotations
+
+from threading import Event
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.dumps import packed, padded, records
+from rollout_corr.api import dump as dumping
+from rollout_corr.diagnose.read.reading import Dump
+from rollout_corr.testing import example_batch
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def dumped(path, columns, **arguments):
+    names = ("train_logp", "rollout_logp", "mask")
+    future = rc.dump(path, *(columns[name] for name in names), cu_seqlens=columns["cu_seqlens"], **arguments)
+    return future.result(timeout=60)
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "folder"])
+def test_a_dump_is_read_back(name, tmp_path):
+    columns = packed()
+    more = {key: columns[key] for key in ("token_ids", "advantages")}
+    assert dumped(tmp_path / name, columns, sequences=None, step=3, **more) == 12
+    dump = Dump(tmp_path / name)
+    block = next(dump.blocks())
+    for key, x in (("train_logp", block.train), ("rollout_logp", block.rollout), ("mask", block.mask)):
+        assert torch.equal(x, columns[key]), key
+    assert torch.equal(block.offsets, columns["cu_seqlens"])
+    assert torch.equal(block.columns["token_ids"], columns["token_ids"])
+    assert set(block.columns["steps"].tolist()) == {3}
+    assert block.columns["advantages"].unique().tolist() == columns["advantages"].tolist()
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "folder"])
+@pytest.mark.parametrize("layout", ["packed", "padded", "list"])
+def test_some_sequences_are_drawn(name, layout, tmp_path):
+    columns = packed(40)
+    rows = records(columns)
+    names = ("train_logp", "rollout_logp", "mask")
+    if layout == "packed":
+        given = {"cu_seqlens": columns["cu_seqlens"]}
+        tensors = [columns[key] for key in names]
+    elif layout == "list":
+        given, tensors = {}, [[row[key] for row in rows] for key in names]
+    else:
+        given, tensors = {}, [padded(columns)[key] for key in names]
+    for step in range(3):
+        done = rc.dump(tmp_path / name, *tensors, **given, sequences=5, step=step, which=torch.arange(40.0))
+        assert done.result(timeout=60) == 5
+    drawn = {0: [], 1: [], 2: []}
+    for block in Dump(tmp_path / name, by=("which",)).blocks():
+        for s in range(block.sequences):
+            piece = slice(int(block.offsets[s]), int(block.offsets[s + 1]))
+            which = int(block.columns["which"][piece][0])
+            length = rows[which]["mask"].numel()
+            assert torch.equal(block.train[piece][:length], rows[which]["train_logp"])
+            assert torch.equal(block.mask[piece][:length], rows[which]["mask"])
+            drawn[int(block.columns["steps"][piece][0])].append(which)
+    assert all(len(set(found)) == 5 for found in drawn.values())
+    assert len({tuple(found) for found in drawn.values()}) > 1
+
+
+def test_a_seed_draws_the_same_again(tmp_path):
+    columns = packed(40)
+    for name in ("a.jsonl", "b.jsonl"):
+        dumped(tmp_path / name, columns, sequences=5, seed=1)
+    assert (tmp_path / "a.jsonl").read_text() == (tmp_path / "b.jsonl").read_text()
+
+
+def test_later_changes_do_not_reach_the_dump(tmp_path, monkeypatch):
+    """The loop may write over its tensors as soon as the call is back."""
+    go, write_now = Event(), dumping._write
+
+    def held(*arguments):
+        assert go.wait(60)
+        return write_now(*arguments)
+
+    monkeypatch.setattr(dumping, "_write", held)
+    columns = packed()
+    wanted = columns["train_logp"].clone()
+    names = ("train_logp", "rollout_logp", "mask")
+    future = rc.dump(
+        tmp_path / "x.jsonl", *(columns[n] for n in names), cu_seqlens=columns["cu_seqlens"], sequences=None
+    )
+    columns["train_logp"].fill_(0.0)
+    columns["cu_seqlens"].fill_(0)
+    go.set()
+    assert future.result(timeout=60) == 12
+    assert torch.equal(torch.cat([block.train for block in Dump(tmp_path / "x.jsonl").blocks()]), wanted)
+
+
+def test_a_slow_disk_leaves_dumps_out_and_holds_nothing_up(tmp_path, monkeypatch):
+    go, write_now = Event(), dumping._write
+
+    def held(*arguments):
+        assert go.wait(60)
+        return write_now(*arguments)
+
+    monkeypatch.setattr(dumping, "_write", held)
+    batch = example_batch(3, 20)
+    futures = [
+        rc.dump(tmp_path / "x.jsonl", batch.train_logp, batch.rollout_logp, cu_seqlens=batch.cu_seqlens)
+        for _ in range(dumping.MOST_WAITING + 2)
+    ]
+    go.set()
+    assert [future.result(timeout=60) for future in futures] == [3] * dumping.MOST_WAITING + [0, 0]
+    again = rc.dump(tmp_path / "x.jsonl", batch.train_logp, batch.rollout_logp, cu_seqlens=batch.cu_seqlens)
+    assert again.result(timeout=60) == 3
+
+
+def test_an_error_while_writing_is_kept_and_warned_of(tmp_path):
+    (tmp_path / "file").write_text("")
+    batch = example_batch(3, 20)
+    with pytest.warns(RuntimeWarning, match=r"rollout_corr\.dump: nothing was written"):
+        future = rc.dump(
+            tmp_path / "file" / "x.jsonl", batch.train_logp, batch.rollout_logp, cu_seqlens=batch.cu_seqlens
+        )
+        with pytest.raises(OSError, match="file"):
+            future.result(timeout=60)
+        # The warning comes after the result, in the thread.
+        rc.dump(tmp_path / "y.jsonl", batch.train_logp, batch.rollout_logp, cu_seqlens=batch.cu_seqlens).result(60)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"path": "x.parquet"}, ValueError, "path: expected a name that ends in .jsonl or a folder's, got 'x.parquet'"),
+        ({"sequences": 0}, ValueError, "sequences: expected a whole number >= 1 or None, got 0"),
+        ({"sequences": True}, ValueError, "sequences: expected a whole number >= 1 or None, got True"),
+        ({"rollout_logp": None}, ValueError, "rollout_logp: expected the log-probs of the engine"),
+        ({"turns": torch.zeros(3)}, ValueError, "turns: expected shape"),
+        ({"lengths": torch.zeros(12)}, ValueError, "lengths: this name is taken"),
+        ({"token_ids": [1, 2]}, TypeError, "token_ids: expected a tensor, got list"),
+    ],
+)
+def test_wrong_arguments_of_dump(change, error, message, tmp_path):
+    columns = packed()
+    arguments = {"path": tmp_path / "x.jsonl"} | {
+        name: columns[name] for name in ("train_logp", "rollout_logp", "mask", "cu_seqlens")
+    }
+    with pytest.raises(error) as caught:
+        rc.dump(**arguments | change)
+    assert message in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_a_dump_from_a_device_waits_for_nothing(layout, device, tmp_path):
+    """The copies are started in the order of the stream; on a GPU with offsets on it, all sequences are copied."""
+    columns = packed(40)
+    names = ("train_logp", "rollout_logp", "mask")
+    if layout == "packed":
+        tensors, given = (
+            [columns[n].to(device, copy=True) for n in names],
+            {"cu_seqlens": columns["cu_seqlens"].to(device)},
+        )
+    else:
+        made = padded(columns)
+        tensors, given = [made[n].to(device) for n in names], {}
+    if device == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        future = rc.dump(tmp_path / "folder", *tensors, **given, sequences=5, seed=3)
+        tensors[0].fill_(0.0)
+    finally:
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+    assert future.result(timeout=60) == 5
+    rows = [row["train_logp"] for row in records(columns)]
+    for block in Dump(tmp_path / "folder").blocks():
+        for s in range(block.sequences):
+            train = block.train[int(block.offsets[s]) : int(block.offsets[s + 1])]
+            assert any(torch.equal(train[: row.numel()], row) for row in rows)

@@ -1,0 +1,312 @@
+"""The gradient as autograd's users meet it: gradcheck, odd upstream gradients, autocast, compilers, extremes."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import GARBAGE
+from builders.loss_cases import SURROGATES
+from rollout_corr.backends import loss_blocks
+from rollout_corr.spec.loss import LOSS_REDUCTIONS
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+INF, NAN = math.inf, math.nan
+
+STOPPED = ("score", "cispo", "score both", "score icepop", "dppo tv", "dppo kl", "gspo token")
+
+
+def inputs(dtype=torch.float32, rows=4, width=9, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    new = (-torch.rand(rows, width, generator=generator) * 2).to(dtype)
+    old, rollout = (new + 0.3 * torch.randn(rows, width, generator=generator) for _ in range(2))
+    advantages = torch.randn(rows, width, generator=generator)
+    mask = torch.rand(rows, width, generator=generator) < 0.8
+    mask[1] = False
+    return new.requires_grad_(), old.to(dtype), rollout.to(dtype), advantages, mask
+
+
+@pytest.mark.parametrize("name", [name for name in SURROGATES if name not in STOPPED])
+def test_gradcheck(name):
+    new, old, rollout, advantages, mask = inputs(torch.float64)
+
+    def value(x):
+        return rc.policy_loss(
+            x,
+            advantages,
+            mask,
+            old_logp=old,
+            weights=rollout.exp(),
+            surrogate=SURROGATES[name],
+            kl=rc.KL("k3", 0.1, weight="ratio"),
+            ref_logp=rollout,
+            regulariser=rc.SquaredLogRatio(0.1),
+            reduction="sequence_mean_token_mean",
+        ).value
+
+    assert torch.autograd.gradcheck(value, (new,), atol=1e-8, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_the_gradient_is_the_definitions(name):
+    """Block by block as all at once, and as autograd finds it in what a compiler traces."""
+    new, old, _, advantages, mask = inputs()
+    options = {"old_logp": old, "surrogate": SURROGATES[name], "reduction": "sequence_mean_token_mean"}
+    out = rc.policy_loss(new, advantages, mask, **options)
+    (slope,) = torch.autograd.grad(out.value, new)
+    torch.compiler.reset()
+    step = torch.compile(
+        lambda x: rc.policy_loss(x, advantages, mask, **options).value, fullgraph=True, backend="aot_eager"
+    )
+    value = step(new)
+    torch.testing.assert_close(value, out.value, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(torch.autograd.grad(value, new)[0], slope, rtol=2e-6, atol=1e-7)
+
+
+def test_upstream_gradients():
+    new, old, _, advantages, mask = inputs()
+    value = rc.policy_loss(new, advantages, mask, old_logp=old).value
+    (one,) = torch.autograd.grad(value, new, retain_graph=True)
+    assert torch.equal(torch.autograd.grad(value, new, retain_graph=True)[0], one), "a second backward"
+    for scaled, factor in (
+        (value * 3.0, 3.0),
+        (value.double() * 3.0, 3.0),
+        (value.expand(5).sum(), 5.0),
+        (torch.stack([value, value])[::2].sum(), 1.0),
+        (value / 0.3, 1 / 0.3),
+    ):
+        (slope,) = torch.autograd.grad(scaled, new, retain_graph=True)
+        torch.testing.assert_close(slope, one * factor, rtol=1e-6, atol=0)
+    (slope,) = torch.autograd.grad(value, new, torch.full((3,), 2.0)[1], retain_graph=True)
+    assert torch.equal(slope, one * 2)
+    (slope,) = torch.autograd.grad(value, new, torch.tensor(0.0))
+    assert not slope.any()
+
+
+def test_gradient_reaches_what_new_logp_was_made_from():
+    logits = torch.randn(4, 9, 5, requires_grad=True)
+    _, old, _, advantages, mask = inputs()
+    logp = logits.log_softmax(-1)[..., 0]
+    rc.policy_loss(logp, advantages, mask, old_logp=old).value.backward()
+    assert logits.grad is not None and logits.grad.abs().sum() > 0
+    assert not logits.grad[~mask].any()
+
+
+def test_without_gradients():
+    new, old, rollout, advantages, mask = inputs()
+    wanted = rc.policy_loss(new, advantages, mask, old_logp=old, rollout_logp=rollout, spec=rc.Spec())
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            out = rc.policy_loss(new, advantages, mask, old_logp=old, rollout_logp=rollout, spec=rc.Spec())
+            assert not out.value.requires_grad and out.metrics() == wanted.metrics()
+        assert torch.equal(out.value, wanted.value)
+    with torch.inference_mode():
+        made_inside = new.detach().clone()
+        assert torch.equal(rc.policy_loss(made_inside, advantages, mask, old_logp=old).value, wanted.value)
+    out = rc.policy_loss(new.detach(), advantages, mask, old_logp=old)
+    assert not out.value.requires_grad and torch.equal(out.value, wanted.value)
+    # Only new_logp is differentiated, whatever else requires grad.
+    others = [x.clone().requires_grad_() for x in (old, rollout, advantages)]
+    out = rc.policy_loss(new.detach(), others[2], mask, old_logp=others[0], rollout_logp=others[1], spec=rc.Spec())
+    assert not out.value.requires_grad
+    assert wanted.value.requires_grad and not wanted.statistics.sums.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_changes_nothing(dtype):
+    new, old, _, advantages, mask = inputs()
+    options = {"old_logp": old, "surrogate": rc.GSPO(0.1, 0.1), "kl": rc.KL("k3", 0.1), "ref_logp": old}
+    plain = rc.policy_loss(new, advantages, mask, **options)
+    with torch.autocast("cpu", dtype=dtype):
+        out = rc.policy_loss(new, advantages, mask, **options)
+        (slope,) = torch.autograd.grad(out.value, new)
+    assert out.value.dtype == torch.float32 and torch.equal(out.value, plain.value)
+    assert torch.equal(slope, torch.autograd.grad(plain.value, new)[0])
+    assert out.metrics() == plain.metrics()
+
+
+def test_double_backward_is_refused():
+    new, old, _, advantages, mask = inputs()
+    value = rc.policy_loss(new, advantages, mask, old_logp=old).value
+    with pytest.raises(RuntimeError, match=r"^policy_loss: expected a backward pass without create_graph=True"):
+        torch.autograd.grad(value, new, create_graph=True)
+
+
+@pytest.mark.parametrize("reduction", LOSS_REDUCTIONS)
+@pytest.mark.parametrize("name", SURROGATES)
+def test_nothing_to_train_on(name, reduction):
+    """0, with a gradient of zeros: every rank gets through its backward pass."""
+    new, old, _, advantages, mask = inputs()
+    length = 9.0 if reduction == "token_sum_norm" else None
+    denominators = ("original",) if reduction == "sum" else ("original", "kept", 0.0, torch.tensor(0))
+    for denominator in denominators:
+        options = {
+            "surrogate": SURROGATES[name],
+            "reduction": reduction,
+            "max_length": length,
+            "denominator": denominator,
+        }
+        empty = torch.zeros(0, requires_grad=True)
+        nowhere = torch.zeros(1, dtype=torch.int64)
+        cases = [
+            (new, {"mask": torch.zeros_like(mask), "old_logp": old, "advantages": advantages}),
+            (new, {"mask": mask, "train_mask": torch.zeros_like(mask), "old_logp": old, "advantages": advantages}),
+            (new, {"mask": mask, "weights": torch.zeros_like(old), "old_logp": old, "advantages": advantages}),
+            (empty, {"cu_seqlens": nowhere, "old_logp": empty.detach(), "advantages": empty.detach()}),
+            (new[:0], {"old_logp": old[:0], "advantages": advantages[:0]}),
+        ]
+        for log_probs, arguments in cases:
+            if "weights" in arguments and name == "gmpo":
+                continue
+            out = rc.policy_loss(log_probs, **arguments, **options)
+            assert out.value.item() == 0.0
+            (slope,) = torch.autograd.grad(out.value, log_probs)
+            assert slope.shape == log_probs.shape and not slope.any()
+            assert all(math.isfinite(x) for x in out.metrics().values())
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_garbage_behind_the_masks(name):
+    """What stands at tokens that do not train changes no bit, and gets a gradient of exactly 0."""
+    new, old, rollout, advantages, mask = inputs()
+    generator = torch.Generator().manual_seed(1)
+    trains = torch.rand(mask.shape, generator=generator) < 0.7
+    outside = ~(mask & trains)
+    found = []
+    for value in (0.0, *GARBAGE, 3e38):
+        spoilt = [torch.where(outside, value, x.detach()) for x in (new, old, rollout, advantages)]
+        spoilt[0].requires_grad_()
+        out = rc.policy_loss(
+            spoilt[0],
+            spoilt[3],
+            mask,
+            old_logp=spoilt[1],
+            weights=torch.where(outside, value, rollout.exp()),
+            train_mask=torch.where(mask, trains.float(), NAN),
+            surrogate=SURROGATES[name],
+            kl=rc.KL("k3", 0.1, weight="ratio"),
+            ref_logp=spoilt[2],
+            regulariser=rc.SquaredLogRatio(0.1, "kept"),
+            reduction="sequence_mean_token_mean",
+        )
+        (slope,) = torch.autograd.grad(out.value, spoilt[0])
+        assert (slope[outside] == 0).all()
+        found.append((out.value, slope, out.metrics() | {"loss_tokens_nonfinite": 0.0}))
+    for value, slope, metrics in found[1:]:
+        assert torch.equal(value, found[0][0]) and torch.equal(slope, found[0][1]) and metrics == found[0][2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", SURROGATES)
+def test_extreme_ratios(name, dtype):
+    """Differences of +-200 and broken tokens: value, gradient and metrics are finite, and who is broken is left out."""
+    new = torch.tensor([[-200.0, -1e-3, -1.0, -INF, -1.0, -3.0], [-1e4, -1.0, -2.0, NAN, -1.0, -1.0]], dtype=dtype)
+    old = torch.tensor([[-1e-3, -200.0, -1.0, -1.0, -INF, -2.0], [-1.0, -1e4, -2.0, -1.0, NAN, -1.0]], dtype=dtype)
+    for sign in (1.0, -1.0):
+        leaf = new.clone().requires_grad_()
+        out = rc.policy_loss(
+            leaf,
+            torch.full((2, 6), sign, dtype=dtype),
+            old_logp=old,
+            surrogate=SURROGATES[name],
+            kl=rc.KL("k3", 0.1, weight="ratio"),
+            ref_logp=old,
+            regulariser=rc.SquaredLogRatio(0.1),
+        )
+        (slope,) = torch.autograd.grad(out.value, leaf)
+        assert out.value.isfinite()
+        if dtype != torch.float16:  # whose largest number is e^11
+            assert slope.isfinite().all()
+        broken = ~(new.isfinite() & old.isfinite())
+        assert not slope[broken].any()
+        metrics = out.metrics()
+        assert metrics["loss_tokens_nonfinite"] == 4 and metrics["loss_tokens"] == 8
+        assert all(math.isfinite(x) for x in metrics.values())
+
+
+def test_nonfinite_policies():
+    new, _, rollout, advantages, mask = inputs()
+    rollout[0, 0], mask[0, 0] = NAN, True
+    options = {"rollout_logp": rollout, "surrogate": rc.Reinforce()}
+    rejected, neutral, loud = (
+        rc.policy_loss(new, advantages, mask, spec=rc.Spec(rc.Weight("token"), nonfinite=policy), **options)
+        for policy in ("reject", "neutral", "propagate")
+    )
+    (slope,) = torch.autograd.grad(rejected.value, new)
+    assert not slope[0].any() and slope[2].any(), "the sequence is rejected"
+    assert rejected.keep.tolist() == [False, True, True, True]
+    (slope,) = torch.autograd.grad(neutral.value, new)
+    torch.testing.assert_close(slope[0, 0], -advantages[0, 0] / mask.sum())
+    assert loud.value.isnan()
+
+
+def test_several_blocks_equal_one(monkeypatch):
+    new, old, rollout, advantages, mask = inputs(rows=40, width=30)
+    spec = rc.Spec(rc.Weight("product", upper=2.0), (rc.Criterion("ratio", upper=1.5, of="new/rollout"),), "both")
+    options = {"old_logp": old, "rollout_logp": rollout, "spec": spec, "surrogate": rc.GSPO(0.1, 0.1)}
+    one = rc.policy_loss(new, advantages, mask, **options)
+    monkeypatch.setattr(loss_blocks.blocks, "BLOCK", 100)
+    many = rc.policy_loss(new, advantages, mask, **options)
+    torch.testing.assert_close(many.value, one.value, rtol=1e-6, atol=0)
+    assert torch.equal(*(torch.autograd.grad(out.value, new)[0] for out in (one, many)))
+    torch.testing.assert_close(many.statistics.sums, one.statistics.sums, rtol=1e-6, atol=1e-6)
+    assert torch.equal(many.statistics.maxima, one.statistics.maxima)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_compiles_without_a_graph_break(packed):
+    """Forward and backward, with a correction in the same graph, and a new length does not compile again."""
+    spec = rc.Spec(rc.Weight("token", upper=1.3), (rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1),))
+    surrogate, kl = rc.GSPO(0.1, 0.1), rc.KL("k3", 0.1, gradient="k2")
+    torch.compiler.reset()
+    compilations = 0
+
+    def counting(graph, _):
+        nonlocal compilations
+        compilations += 1
+        return graph.forward
+
+    def step(x, old, rollout, advantages, mask, offsets):
+        out = rc.policy_loss(
+            x * 1.0,
+            advantages,
+            mask,
+            old_logp=old,
+            rollout_logp=rollout,
+            spec=spec,
+            cu_seqlens=offsets,
+            surrogate=surrogate,
+            kl=kl,
+            ref_logp=rollout,
+            reduction="sequence_mean_token_mean",
+        )
+        return out.value * 2.0, out.statistics.sums
+
+    compiled = torch.compile(step, fullgraph=True, backend=counting, dynamic=True)
+    for width in (9, 11, 14):
+        new, *rest = inputs(width=width)
+        offsets = None
+        if packed:
+            new, *rest = (x.detach().reshape(-1) for x in (new, *rest))
+            new.requires_grad_()
+            offsets = torch.arange(0, 4 * width + 1, width)
+        wanted, sums = step(new, *rest, offsets)
+        value, found = compiled(new, *rest, offsets)
+        torch.testing.assert_close(value, wanted)
+        torch.testing.assert_close(found, sums, rtol=1e-6, atol=1e-6)
+        (one,), (other,) = (torch.autograd.grad(x, new) for x in (wanted, value))
+        torch.testing.assert_close(other, one)
+    assert compilations == 1
+
+
+def test_types_travel():
+    for item in (*SURROGATES.values(), rc.KL("k3", 0.1), rc.SquaredLogRatio(0.1)):
+        assert pickle.loads(pickle.dumps(item)) == item and hash(item) == hash(pickle.loads(pickle.dumps(item)))
+        assert type(item)(**item.to_dict()) == item
+    for surrogate in SURROGATES.values():
+        assert surrogate.explain().startswith("-")

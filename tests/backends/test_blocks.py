@@ -1,0 +1,390 @@
+"""The ways to run the definition agree: in blocks, whole, compiled; and only the CPU backend reads values."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from decimal import Decimal, localcontext
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+import rollout_corr as rc
+from rollout_corr.backends import blocks, compiled, operators
+from rollout_corr.backends.batch import read_batch
+from rollout_corr.backends.compaction import Compaction
+from rollout_corr.definition import sequences, statistics
+from rollout_corr.definition.sequences import Packed, Rows
+from rollout_corr.definition.tokens import few_above, k3
+from rollout_corr.testing import example_batch, pad
+
+C = rc.Criterion
+GEOMETRIC = C("ratio", over="sequence", reduce="mean", lower=0.995, upper=1.005)
+SPECS = {
+    "metrics": rc.Spec(),
+    "full": rc.Spec(detail="full"),
+    "token": rc.Spec(weight=rc.Weight("token", lower=0.9, upper=1.1), criteria=(GEOMETRIC,)),
+    "icepop": rc.Spec(weight=rc.Weight("token", lower=0.9, upper=1.1, outside="zero"), rejected="both"),
+    "product": rc.Spec(weight=rc.Weight("product", upper=2.0, normalize="batch"), criteria=(C("tv", upper=0.05),)),
+    "geometric": rc.Spec(weight=rc.Weight("geometric", token_clamp=0.1), rejected="zero", criteria=(GEOMETRIC,)),
+    "statistics": rc.Spec(
+        criteria=(
+            C("k3", upper=0.01),
+            C("binary_kl_symmetric", over="sequence", reduce="mean", upper=0.002),
+            C("k2", over="sequence", reduce="max", upper=0.05),
+            C("abs", over="sequence", reduce="sum", upper=30.0),
+        ),
+        rejected="both",
+    ),
+    "kept": rc.Spec(
+        weight=rc.Weight("product", upper=5.0),
+        criteria=(C("ratio", lower=0.9, upper=1.1), C("ratio", lower=1e-4, drop="sequence"), GEOMETRIC),
+        sums_over="kept",
+    ),
+    "outward": rc.Spec(
+        criteria=(C("ratio_deviation", over="sequence", reduce="mean", upper=0.01, when="outward", drop="token"),)
+    ),
+    "reports": rc.Spec(weight=rc.Weight("token", upper=2.0), report=("verl", "xtuner", "skyrl")),
+}
+
+
+def inputs(layout: str, seed: int = 0) -> dict[str, Tensor | None]:
+    """64 sequences, some with holes, one empty, one with a NaN, per-token advantages."""
+    batch = example_batch(sequences=64, median_length=60, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    train, mask = batch.train_logp.clone(), batch.mask.clone()
+    n = train.numel()
+    mask &= torch.rand(n, generator=generator) > 0.05
+    mask[int(batch.cu_seqlens[7]) : int(batch.cu_seqlens[8])] = False
+    train[int(batch.cu_seqlens[10]) - 1] = torch.nan
+    advantages = torch.randn(n, generator=generator)
+    values = {"train_logp": train, "rollout_logp": batch.rollout_logp, "mask": mask, "advantages": advantages}
+    if layout == "packed":
+        return {**values, "cu_seqlens": batch.cu_seqlens}
+    return {name: pad(x, batch.lengths) for name, x in values.items()}
+
+
+def assert_same_metrics(got: rc.Correction, wanted: rc.Correction, relative: float) -> None:
+    for scheme in wanted.statistics.spec.report:
+        a, b = got.metrics(scheme), wanted.metrics(scheme)
+        assert list(a) == list(b)
+        wrong = {key: (a[key], b[key]) for key in b if abs(a[key] - b[key]) > relative * max(1e-3, abs(b[key]))}
+        assert not wrong, wrong
+
+
+def whole(given: dict[str, Tensor | None], spec: rc.Spec) -> blocks.Result:
+    batch = read_batch(
+        given["train_logp"],
+        given["rollout_logp"],
+        given["mask"],
+        given.get("cu_seqlens"),
+        spec,
+        given["advantages"],
+        None,
+        False,
+    )
+    return blocks.run_whole(batch, spec)
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+@pytest.mark.parametrize("name", SPECS)
+def test_whole_equals_blocks(name: str, layout: str) -> None:
+    """What runs on other devices, without compaction and without reading a value, gives the same bits."""
+    spec, given = SPECS[name], inputs(layout)
+    if spec.weight is not None and spec.weight.normalize is not None:
+        spec = rc.Spec(weight=rc.Weight("product", upper=2.0), criteria=spec.criteria)
+    expected = rc.correct(**given, spec=spec)
+    got = whole(given, spec)
+    assert torch.equal(got.keep, expected.keep)
+    assert not expected.keep.all() or not spec.criteria
+    if expected.weights is None:
+        assert got.weights is None
+    else:
+        assert torch.equal(got.weights, expected.weights)
+    assert torch.equal(given["mask"] if got.mask is None else got.mask, expected.mask)
+    result = rc.Correction(got.weights, got.mask, got.keep, got.statistics)
+    # Measured: float32 sums in another order differ by up to 4e-6 on these batches.
+    assert_same_metrics(result, expected, 2e-5)
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+@pytest.mark.parametrize("name", SPECS)
+def test_block_size_changes_nothing(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, given = SPECS[name], inputs(layout)
+    expected = rc.correct(**given, spec=spec)
+    for size in (1, 300, 5000):
+        monkeypatch.setattr(blocks, "BLOCK", size)
+        got = rc.correct(**given, spec=spec)
+        assert torch.equal(got.keep, expected.keep)
+        assert torch.equal(got.mask, expected.mask)
+        if expected.weights is not None and spec.weight is not None and spec.weight.normalize is None:
+            assert torch.equal(got.weights, expected.weights)
+        assert_same_metrics(got, expected, 2e-5)
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+@pytest.mark.parametrize("name", SPECS)
+def test_nothing_reads_a_value_on_a_device(name: str, layout: str) -> None:
+    """Meta tensors have no values: whatever would wait for a device raises on them."""
+    given = {key: x.to("meta") for key, x in inputs(layout).items()}
+    out = rc.correct(**given, spec=SPECS[name])
+    assert out.keep.device.type == out.mask.device.type == out.statistics.sums.device.type == "meta"
+    assert out.mask.shape == given["mask"].shape
+    assert out.weights is None or out.weights.shape == given["train_logp"].shape
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["metrics", "statistics", "product", "reports"])
+def test_compiled_equals_blocks(name: str) -> None:
+    spec = SPECS[name]
+    for layout in ("packed", "padded"):
+        given = inputs(layout)
+        expected, got = rc.correct(**given, spec=spec), rc.correct(**given, spec=spec, backend="compiled")
+        assert torch.equal(got.keep, expected.keep)
+        assert torch.equal(got.mask, expected.mask)
+        assert (got.weights is None) == (expected.weights is None)
+        if expected.weights is not None:
+            # The compiler's exp differs from torch's by at most 2 ulp.
+            assert torch.allclose(got.weights, expected.weights, rtol=3e-7, atol=0.0)
+        assert_same_metrics(got, expected, 2e-5)
+
+
+def test_no_length_is_in_a_compile_key() -> None:
+    """Every size runs what the first one compiled, one row and one column included."""
+    spec = rc.Spec(weight=rc.Weight("token", upper=1.5), clamp=19.0)
+    function = compiled._compiled(spec)
+    counters = torch._dynamo.utils.counters
+    seen = None
+    for rows, width in ((5, 40), (1, 17), (33, 1), (1, 1), (2, 300), (0, 4), (4, 0)):
+        logp = -torch.rand(rows, width)
+        mask = torch.ones(rows, width)
+        got = rc.correct(logp, 0.9 * logp, mask, spec=spec, backend="compiled")
+        expected = rc.correct(logp, 0.9 * logp, mask, spec=spec)
+        # The compiler's exp differs from torch's by at most 2 ulp.
+        assert torch.allclose(got.weights, expected.weights, rtol=3e-7, atol=0.0)
+        assert_same_metrics(got, expected, 2e-5)
+        graphs = counters["stats"]["unique_graphs"]
+        # Rows and columns of 1 are padded, which takes a second variant: with a map of what is padding.
+        seen = graphs if width * rows > 1 and seen is None else seen
+        assert graphs <= (seen or graphs) + 1
+    assert compiled._compiled(spec) is function
+
+
+@pytest.mark.parametrize(
+    ("installed", "why"),
+    [
+        ({"triton": "3.5.0"}, None),
+        ({"pytorch-triton-rocm": "10.0.1+git0bcc8265"}, None),
+        ({"triton": "3.4.9"}, "the kernels need Triton >= 3.5, and 3.4.9 is installed"),
+        ({"triton": "main"}, "the kernels need Triton >= 3.5, and main is installed"),
+        ({}, "the kernels need Triton >= 3.5, and none is installed"),
+    ],
+)
+def test_which_triton_will_do(installed: dict[str, str], why: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked at the import, so no version may break that."""
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise operators.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(operators.metadata, "version", version)
+    assert operators._missing_triton() == why
+    monkeypatch.setattr(operators, "MISSING_TRITON", why)
+    assert why is None or operators.why_not(torch.device("cuda")) == why
+
+
+def test_explicit_choices_do_not_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "interprets", lambda: False)
+    logp = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match=r"backend: expected one of .*'compiled'.*got 'cuda'"):
+        rc.correct(logp, logp, backend="cuda")
+    with pytest.raises(
+        ValueError, match=r"backend: expected 'auto' or 'torch' for cpu tensors, got 'triton': the kernels run on cuda"
+    ):
+        rc.correct(logp, logp, backend="triton")
+    with pytest.raises(ValueError, match=r"backend: 'compiled' runs on CPU tensors, got tensors on meta"):
+        rc.correct(logp.to("meta"), logp.to("meta"), backend="compiled")
+
+
+def test_backend_for_says_which_and_why() -> None:
+    name, reason = rc.backend_for(torch.zeros(1))
+    assert name == "torch"
+    assert "cpu" in reason
+    with pytest.raises(TypeError, match="tensor: expected a tensor, got int"):
+        rc.backend_for(3)  # type: ignore[arg-type]  # the wrong type is the point
+
+
+@pytest.mark.parametrize(
+    ("mask", "runs"),
+    [
+        ([[1, 1, 0, 0], [1, 1, 1, 0]], True),
+        ([[0, 0, 1, 1], [0, 1, 1, 1]], True),
+        ([[0, 0, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0]], True),
+        ([[0, 1, 1, 0], [1, 1, 1, 0]], False),
+        ([[1, 0, 1, 0], [1, 1, 1, 0]], False),
+        ([[0, 0, 0, 0]], False),
+    ],
+)
+def test_compaction_takes_and_puts(mask: list[list[int]], runs: bool) -> None:
+    valid = torch.tensor(mask, dtype=torch.bool)
+    rows, width = valid.shape
+    starts, lengths = torch.arange(rows) * width, torch.full((rows,), width)
+    compaction = Compaction(valid.flatten(), starts, lengths, valid.sum(1))
+    x = torch.arange(rows * width).view(rows, width)
+    assert torch.equal(compaction.take(x), x[valid])
+    out = torch.full_like(x, -1)
+    compaction.put(out, x[valid])
+    assert torch.equal(out, torch.where(valid, x, 0))
+
+
+@pytest.fixture
+def unwritten_memory_is_nan() -> Iterator[None]:
+    """Memory that nobody has written holds NaN, or the largest integer."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("name", ["token", "icepop", "geometric", "statistics", "kept", "outward"])
+@pytest.mark.parametrize("mask_dtype", [None, torch.bool, torch.int64, torch.float32])
+@pytest.mark.parametrize("packed", [True, False])
+def test_every_slot_is_written(
+    packed: bool, mask_dtype: torch.dtype | None, name: str, unwritten_memory_is_nan: None
+) -> None:
+    """Slots before, between and behind sequences too, and the rows of a batch that has no token."""
+    generator = torch.Generator().manual_seed(5)
+    shape = (90,) if packed else (3, 30)
+    train, rollout = (-torch.rand(shape, generator=generator) for _ in range(2))
+    mask = None if mask_dtype is None else (torch.rand(shape, generator=generator) > 0.3).to(mask_dtype)
+    offsets = torch.tensor([4, 30, 30, 77]) if packed else None
+    inside = torch.zeros(shape, dtype=torch.bool)
+    inside[slice(4, 77) if packed else slice(None)] = True
+    out = rc.correct(train, rollout, mask, cu_seqlens=offsets, spec=SPECS[name], advantages=torch.ones(shape))
+    given = torch.ones(shape, dtype=torch.bool) if mask is None else mask
+    if out.mask is not mask:
+        assert (out.mask[out.mask != given] == 0).all()
+        assert (out.mask[~inside] == 0).all()
+    if out.weights is not None:
+        assert out.weights.isfinite().all()
+        assert (out.weights[~(inside & (given != 0))] == 0.0).all()
+    new = train.clone().requires_grad_()
+    rc.policy_loss(new, torch.ones(shape), mask, cu_seqlens=offsets, old_logp=rollout).value.backward()
+    assert new.grad is not None
+    assert new.grad.isfinite().all()
+    assert (new.grad[~(inside & (given != 0))] == 0.0).all()
+
+
+def test_sequences_answer_alike() -> None:
+    """`Rows` and `Packed` are two shapes of the same questions, gaps and empty sequences included."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(6, 70, generator=generator)
+    rows, packed = Rows(6), Packed(torch.arange(7) * 70, 420)
+    integers = (x * 1000).long()
+    assert torch.equal(rows.sum_integers(integers), packed.sum_integers(integers.flatten().clone()))
+    assert torch.equal(rows.max(x), packed.max(x.flatten()))
+    assert torch.allclose(rows.sum(x), packed.sum(x.flatten()), rtol=1e-12)
+    gaps = Packed(torch.tensor([3, 3, 40, 41, 41, 400]), 420)
+    flat = integers.flatten()
+    wanted = [flat[a:b].sum() for a, b in ((3, 3), (3, 40), (40, 41), (41, 41), (41, 400))]
+    assert torch.equal(gaps.sum_integers(flat.clone()), torch.stack(wanted))
+    assert gaps.max(x.flatten())[0] == -torch.inf
+    assert torch.equal(gaps.spread(torch.arange(5))[3:400], torch.tensor([1] * 37 + [2] + [4] * 359))
+
+
+def test_sums_are_taken_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences longer than a part, empty ones where parts meet, a gap before and after."""
+    monkeypatch.setattr(sequences, "PART", 16)
+    ends = [5, 5, 21, 21, 22, 37, 37, 37, 90, 91, 101, 101]
+    x = torch.randn(110, generator=torch.Generator().manual_seed(4)) * 1e3
+    wanted = [math.fsum(x[a:b].tolist()) for a, b in itertools.pairwise(ends)]
+    packed = Packed(torch.tensor(ends), 110)
+    found = packed.sum(x)
+    assert found.dtype == torch.float64
+    assert found.tolist() == pytest.approx(wanted, rel=1e-14, abs=0)
+    assert len(packed._parts or []) > 3
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 5000])
+@pytest.mark.parametrize("places", [[], [0], [-1], [0, 1, 62], [10, 63, -1]])
+def test_few_are_found_where_they_are(size: int, places: list[int]) -> None:
+    x = -torch.rand(size, generator=torch.Generator().manual_seed(6)).double()
+    for place in places:
+        if -size <= place < size:
+            x[place] = 0.5
+    for bound in (0.0, 0.5):
+        found = few_above(x, bound)
+        if found is not None:
+            assert torch.equal(found, (x > bound).nonzero().squeeze(1))
+    assert few_above(x, 0.5) is not None
+    assert few_above(x, 0.0) is not None or 64 <= size < 5000
+    assert few_above(x, -2.0) is None or size < 64
+
+
+@pytest.mark.parametrize("outside", ["clamp", "zero"])
+@pytest.mark.parametrize("beyond", [0, 3, 2000])
+def test_few_tokens_beyond_the_bounds_are_counted_like_many(outside: str, beyond: int) -> None:
+    """Where few are, their sequences' sums are mended; where many are, or nothing may be read, all are summed."""
+    generator = torch.Generator().manual_seed(8)
+    rollout = -torch.rand((4, 1500), generator=generator)
+    train = rollout + 0.1 * torch.randn(rollout.shape, generator=generator)
+    far = torch.randperm(train.numel(), generator=generator)[:beyond]
+    train.view(-1)[far] += torch.where(far % 3 == 0, -2.0, 1.5)
+    train[0, 7] = 25.0
+    mask = (torch.arange(1500) < torch.tensor([1500, 3, 900, 1200])[:, None]).long()
+    given: dict[str, Tensor | None] = {"train_logp": train, "rollout_logp": rollout, "mask": mask}
+    given |= {"cu_seqlens": None, "advantages": None}
+    spec = rc.Spec(weight=rc.Weight("token", lower=0.3, upper=2.0, outside=outside))
+    with mock.patch.object(statistics, "few_beyond", wraps=statistics.few_beyond) as looked:
+        found = rc.correct(**given, spec=spec)
+    few = [call for call in looked.call_args_list if statistics.few_beyond(*call.args) is not None]
+    assert len(few) == (beyond < 2000)
+    wanted = rc.Correction(None, None, found.keep, whole(given, spec).statistics)
+    # Measured: 2e-7, because float32 sums have another order; e^20 adds 1e-8.
+    assert_same_metrics(found, wanted, 1e-6)
+    ratios = (train - rollout)[mask == 1].tolist()
+    metrics = found.metrics()
+    assert metrics["weight_above_fraction"] == sum(x > math.log(2.0) for x in ratios) / len(ratios)
+    assert metrics["weight_below_fraction"] == sum(x < math.log(0.3) for x in ratios) / len(ratios)
+
+
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 5e-7), (torch.float64, 1e-15)])
+def test_k3_is_accurate_and_knows_no_neighbours(dtype: torch.dtype, within: float) -> None:
+    """Against 60 decimal digits; measured: 4.2e-7 just above |D| = 1/2 in float32, 7.4e-16 in float64."""
+    steps = [sign * 10.0 ** (i / 40) for i in range(-320, 52) for sign in (-1, 1)]
+    d = torch.tensor([*steps, *(i / 1000 for i in range(-600, 601)), 0.0], dtype=dtype)
+    with localcontext() as context:
+        context.prec = 60
+        exact = [float(Decimal(x).exp() - 1 - Decimal(x)) for x in d.tolist()]
+    wanted = torch.tensor(exact, dtype=torch.float64)
+    crowd = torch.cat([d, torch.zeros(20 * d.shape[0], dtype=dtype)])
+    for found in (k3(d), k3(d, float(d.abs().max())), k3(crowd, float(d.abs().max()))[: d.shape[0]]):
+        assert ((found.double() - wanted).abs() <= within * wanted).all()
+    alone = torch.cat([k3(x[None], float(x.abs())) for x in d])
+    assert torch.equal(alone, k3(d, float(d.abs().max())))
+    assert torch.equal(alone, k3(crowd, float(d.abs().max()))[: d.shape[0]])
+
+
+def test_metrics_can_be_read_later() -> None:
+    given = inputs("packed")
+    out = rc.correct(**given)
+    pending = out.metrics_async()
+    assert pending.done()
+    assert pending.result() == out.metrics()
+    assert pending.warnings() == out.warnings()
+    assert any("NaN" in line for line in out.warnings())
+
+
+def test_outputs_never_require_grad_and_inputs_stay() -> None:
+    given = inputs("padded")
+    copies = {name: x.clone() for name, x in given.items()}
+    given["train_logp"].requires_grad_()
+    out = rc.correct(**given, spec=SPECS["token"])
+    assert not out.weights.requires_grad
+    assert out.weights.grad_fn is None
+    for name, x in copies.items():
+        assert torch.equal(given[name].detach().nan_to_num(7.0), x.nan_to_num(7.0)), name

@@ -1,0 +1,254 @@
+"""The kernels of the policy loss as operators: what a compiler sees, what is launched, and what is in a compile key."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.launches import FREE, Operations, key
+from builders.loss_cases import SURROGATES
+from rollout_corr.aot.loss_variants import LOSS_FEW, LOSS_VARIANTS
+from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT
+from rollout_corr.backends.batch import LOGP_DTYPES, external_names
+from rollout_corr.kernels import grid
+from rollout_corr.spec import loss as surrogates
+from rollout_corr.spec.encode import read, written
+from rollout_corr.spec.loss import Objective
+
+PPO = Objective(rc.PPO(0.2, 0.28))
+AVERAGED = Objective(rc.GSPO(0.1, 0.1), rc.KL("k3", 0.1), rc.SquaredLogRatio(0.1), reduction="sequence_mean_token_mean")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch.compiler.reset()
+
+
+def inputs(tokens=40, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    new = -torch.rand(tokens, generator=generator)
+    old = new + 0.3 * torch.randn(tokens, generator=generator)
+    mask = torch.rand(tokens, generator=generator) > 0.2
+    advantages = torch.randn(tokens, generator=generator)
+    return new.requires_grad_(), old, advantages, mask, torch.tensor([0, 7, 7, tokens // 2, tokens])
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_an_objective_survives_the_operator(name):
+    for objective in (
+        Objective(SURROGATES[name]),
+        Objective(SURROGATES[name], rc.KL("k3", 0.1, weight="ratio"), rc.SquaredLogRatio(0.5), "token_sum_norm",
+                  max_length=7.0, nonfinite="neutral"),
+    ):  # fmt: skip
+        assert read(*written(objective)) == objective
+
+
+@pytest.mark.parametrize("objective", [PPO, AVERAGED])
+def test_operators_keep_their_promises(objective):
+    new, old, advantages, mask, offsets = inputs()
+    text = written(objective)
+    ref = old if objective.kl else None
+    packed = (new.detach(), old, ref, advantages, False, None, None, mask, offsets, None, False, True, *text)
+    padded = tuple(x.view(4, 10) if isinstance(x, torch.Tensor) and x.shape == (40,) else x for x in packed)
+    given = (*padded[:8], None, torch.tensor(3.0, dtype=torch.float64), False, False, *text)
+    for arguments in (packed, given):
+        torch.library.opcheck(torch.ops.rollout_corr.policy_loss, arguments)
+    value, gradient, inners, divisor, _ = torch.ops.rollout_corr.policy_loss(*packed)
+    arguments = (gradient, inners, torch.ones_like(value), divisor, offsets, torch.bfloat16)
+    torch.library.opcheck(torch.ops.rollout_corr.scale_gradient, arguments)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("objective", [PPO, AVERAGED])
+def test_no_graph_break(objective, backend):
+    """Forward and backward through the operators, packed and padded, with lengths that change."""
+
+    def step(new, old, advantages, mask, cu_seqlens, backend="triton"):
+        out = rc.policy_loss(
+            new * 1.0, advantages, mask, old_logp=old, cu_seqlens=cu_seqlens, surrogate=objective.surrogate,
+            kl=objective.kl, ref_logp=None if objective.kl is None else old, regulariser=objective.regulariser,
+            reduction=objective.reduction, backend=backend,
+        )  # fmt: skip
+        return out.value * 2.0, out.statistics.sums + 0
+
+    compiled = torch.compile(step, fullgraph=True, backend=backend)
+    for tokens in (40, 64, 52):
+        *tensors, offsets = inputs(tokens, seed=tokens)
+        rows = [x.detach().view(4, -1) for x in tensors]
+        for arguments in ((*tensors, offsets), (rows[0].requires_grad_(), *rows[1:], None)):
+            (value, sums), (wanted, like) = compiled(*arguments), step(*arguments, backend="torch")
+            torch.testing.assert_close(value, wanted)
+            torch.testing.assert_close(sums, like, rtol=1e-5, atol=1e-5)
+            (one,), (other,) = (torch.autograd.grad(x, arguments[0]) for x in (value, wanted))
+            torch.testing.assert_close(one, other)
+
+
+def test_a_number_changed_inside_a_compiled_function_is_not_stale():
+    new, old, advantages, mask, offsets = inputs()
+
+    def value(high, backend="triton"):
+        surrogate = rc.PPO(0.2, high)
+        return rc.policy_loss(
+            new, advantages, mask, old_logp=old, cu_seqlens=offsets, surrogate=surrogate, backend=backend
+        ).value
+
+    compiled = torch.compile(value, fullgraph=True, backend="aot_eager")
+    found = [compiled(high) for high in (0.01, 0.2, 0.4)]
+    torch.testing.assert_close(found, [value(high, "torch") for high in (0.01, 0.2, 0.4)])
+    assert found[0] != found[1] != found[2]
+
+
+def test_a_surrogate_changed_outside_is_not_stale():
+    new, old, advantages, mask, offsets = inputs()
+
+    def value(surrogate, backend="triton"):
+        return rc.policy_loss(
+            new, advantages, mask, old_logp=old, cu_seqlens=offsets, surrogate=surrogate, backend=backend
+        ).value
+
+    compiled = torch.compile(value, fullgraph=True, backend="aot_eager")
+    surrogates = [rc.PPO(0.2, high) for high in (0.01, 0.2, 0.4)]
+    found = [compiled(surrogate) for surrogate in surrogates]
+    torch.testing.assert_close(found, [value(surrogate, "torch") for surrogate in surrogates])
+    assert found[0] != found[1] != found[2]
+
+
+# --- what is launched ---
+
+
+@pytest.mark.parametrize("name", LOSS_VARIANTS)
+def test_a_constant_number_of_launches_and_nothing_else(name):
+    """On meta tensors nothing has a value, so whoever reads one fails. Backward is the last."""
+    variant = LOSS_VARIANTS[name]
+    variant.launches()  # its numbers are on the device from here on
+    for tokens, sequences in ((64, 1), (4096, 4), (1_000_000, 100_000)):
+        given = variant.given(tokens, sequences)
+        with Operations() as operations:
+            found = [launch.kernel.__name__ for launch in variant.launches(given)]
+        assert set(operations.names) - FREE == set()
+        once = ["gradient_kernel", "sequences_kernel"]
+        again = ["gradient_kernel"] if variant.name.startswith(("gspo", "gmpo")) else []
+        assert found == [*once, *again, "finish_kernel", *(["scale_kernel"] if variant.differentiable else [])]
+
+
+def test_memory_is_the_gradient_and_little_else():
+    variant = LOSS_VARIANTS["ppo_packed"]
+    tokens = 1 << 20
+    given = variant.given(tokens, 256)
+    launches = variant.launches(given)
+    arguments = [x for launch in launches for x in launch.arguments if isinstance(x, torch.Tensor)]
+    mine = [getattr(given, field.name) for field in dataclasses.fields(given)]
+    known = {x.untyped_storage()._cdata for x in mine if isinstance(x, torch.Tensor)}
+    others = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in arguments}
+    extra = sum(size for storage, size in others.items() if storage not in known)
+    # The gradient, and in backward the one that autograd gets.
+    assert extra <= 2 * 4 * tokens * 1.02
+
+
+def test_sizes_beyond_32_bits():
+    for tokens, sequences in ((3 << 30, 7), (1 << 31, 1 << 20)):
+        for name in ("ppo_packed", "gspo"):
+            launches = LOSS_VARIANTS[name].launches(LOSS_VARIANTS[name].given(tokens, sequences))
+            assert all(0 < launch.programs < 2**31 for launch in launches)
+            constants = launches[0].constants
+            assert launches[0].programs * constants["ROWS"] >= tokens // constants["TILE"] + sequences + 2
+
+
+@pytest.mark.parametrize("name", ["ppo_packed", "ppo_padded", "gspo", "ppo_short"])
+def test_no_length_is_in_a_compile_key(name):
+    variant = LOSS_VARIANTS[name]
+    sizes = ((4096, 3), (8192, 2), (70_001, 5)) if variant.packed else ((6144, 3), (4096, 1), (8192 * 70, 70))
+    if variant.length == SHORT:
+        sizes = ((4096, 100), (8192, 200), (70_001, 700))
+    keys = [[key(launch) for launch in variant.launches(variant.given(*size))] for size in sizes]
+    assert keys[0] == keys[1] == keys[2]
+
+
+def test_numbers_are_not_in_a_compile_key():
+    def keys(objective):
+        variant = dataclasses.replace(LOSS_VARIANTS["ppo_packed"], objective=objective)
+        return [key(launch) for launch in variant.launches()]
+
+    one = keys(Objective(rc.PPO(0.2, 0.28), regulariser=rc.SquaredLogRatio(0.1)))
+    assert one == keys(Objective(rc.PPO(0.1, 0.5, clamp=3.0), regulariser=rc.SquaredLogRatio(7.0)))
+    assert one != keys(Objective(rc.PPO(0.2, 0.28, dual=3.0), regulariser=rc.SquaredLogRatio(0.1)))
+
+
+@pytest.mark.parametrize(("decoupled", "loss"), [
+    (True, {"surrogate": rc.PPO(), "kl": rc.KL("k3", 0.1)}),
+    (True, {"surrogate": rc.GSPO(), "spec": rc.Spec(rc.Weight("token", upper=2.0)), "advantages": "sequence"}),
+    (False, {"spec": rc.Spec(criteria=(rc.Criterion("external", name="entropy", upper=1.0),))}),
+])  # fmt: skip
+def test_warmup_compiles_what_the_loop_launches(decoupled, loss, device, monkeypatch):
+    """A step with other lengths, counts and numbers finds every kernel compiled."""
+    shapes = ((32, grid.Shape(1, 16, 2, 2, 2, 1)), (0, grid.Shape(4, 16, 2, 2, 2, 1)))
+    monkeypatch.setattr(grid, "SHAPES", shapes)
+    launched = []
+    run = grid.Launch.run
+    monkeypatch.setattr(grid.Launch, "run", lambda launch: (launched.append(key(launch)), run(launch)))
+    loss = dict(loss)
+    advantages = loss.pop("advantages", "token")
+    spec = rc.Spec(rc.Weight("token", upper=2.0))
+    assert rc.warmup(device, spec, loss=loss, decoupled=decoupled, layouts=("padded",), advantages=advantages) == 4
+    known, launched[:] = set(launched), []
+    new, old, rollout = (torch.full((3, 64), -1.0, device=device) for _ in range(3))
+    own = loss.pop("spec", None)
+    given = torch.ones((3, 64) if advantages == "token" else 3, device=device)
+    mask = torch.ones(3, 64, dtype=torch.bool, device=device)
+    options = {"backend": "triton"}
+    if own is None:
+        options["correction"] = rc.correct(old, rollout, mask, spec=spec, backend="triton")
+    else:
+        external = dict.fromkeys(external_names(own), rollout)
+        options |= {"spec": own, "external": external}
+    if loss.get("kl"):
+        options["ref_logp"] = old
+    base = {"old_logp": old} if decoupled else {}
+    out = rc.policy_loss(new.requires_grad_(), given, mask, rollout_logp=rollout, **base, **loss, **options)
+    out.value.backward()
+    assert launched and set(launched) <= known
+
+
+def test_warmup_refuses(device):
+    with pytest.raises(TypeError, match="loss: expected a mapping of arguments or None, got PPO"):
+        rc.warmup(device, None, loss=rc.PPO())
+
+
+# --- the variants ---
+
+OBJECTIVES = [variant.objective for variant in LOSS_VARIANTS.values()]
+PENALTIES = [x.kl for x in OBJECTIVES if x.kl is not None]
+USED = {
+    "RATIOS": {"new/old", "new/rollout"},  # which log-probs are the base: all one to the kernels
+    "THROUGH": {x.surrogate.through for x in OBJECTIVES if isinstance(x.surrogate, rc.GSPO)},
+    "DIVERGENCES": {x.surrogate.divergence for x in OBJECTIVES if isinstance(x.surrogate, rc.DPPO)},
+    "KINDS": {x.kind for x in PENALTIES},
+    "KL_WEIGHTS": {x.weight for x in PENALTIES} - {None},
+    "SCOPES": {x.scope for x in PENALTIES} | {x.regulariser.scope for x in OBJECTIVES if x.regulariser},
+    "OUTSIDE": {x.surrogate.outside for x in OBJECTIVES if isinstance(x.surrogate, rc.Score)},
+    "LOSS_REDUCTIONS": {x.reduction for x in OBJECTIVES},
+    "DENOMINATORS": {x.denominator for x in OBJECTIVES},
+}
+
+
+def test_every_option_is_in_a_variant():
+    """A new option, or a new value of one, is missed here until a variant has it."""
+    options = {name: set(x) for name, x in vars(surrogates).items() if name.isupper() and isinstance(x, tuple)}
+    assert options == USED
+    kinds = {
+        kind for kind in vars(surrogates).values() if isinstance(kind, type) and issubclass(kind, surrogates.Surrogate)
+    }
+    assert kinds - {surrogates.Surrogate} == {type(x.surrogate) for x in OBJECTIVES}
+    variants = LOSS_VARIANTS.values()
+    assert {x.new for x in variants} == set(LOGP_DTYPES)
+    for name in ("base", "ref", "weights", "trains", "mask"):
+        assert None in {getattr(x, name) for x in variants} and len({getattr(x, name) for x in variants}) > 2
+    for name in ("packed", "counted", "differentiable", "aligned", "unit"):
+        assert {getattr(x, name) for x in variants} == {True, False}, name
+    assert {x.advantages for x in variants} == {"token", "sequence"}
+    assert {x.length for x in variants} == {LONGEST, LONG, MEDIUM, SHORT}
+    assert {x.objective.nonfinite for x in variants} == {"reject", "neutral", "propagate"}
+    assert len(LOSS_VARIANTS) <= 25 and set(LOSS_FEW) <= set(LOSS_VARIANTS)

@@ -1,0 +1,226 @@
+"""The kernels as an operator: what a compiler sees, what is launched, and what is in a compile key."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.launches import FREE, Operations, key
+from rollout_corr.backends import operators
+from rollout_corr.backends.batch import external_names
+from rollout_corr.kernels import grid
+from rollout_corr.kernels.correct import launch as kernels
+from rollout_corr.spec.encode import read, written
+
+C = rc.Criterion
+GEOMETRIC = C("ratio", over="sequence", reduce="mean", lower=0.9, upper=1.1)
+SPECS = {
+    "metrics": rc.Spec(),
+    "token": rc.Spec(weight=rc.Weight("token", upper=1.3), criteria=(GEOMETRIC,), rejected="both"),
+    "normalised": rc.Spec(weight=rc.Weight("product", upper=2.0, normalize="batch"), detail="full"),
+    "external": rc.Spec(criteria=(C("external", name="entropy", upper=0.1), C("abs", upper=math.inf, label='a"\\'))),
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    """The functions that these tests compile share their code, and a code has a limit of recompilations."""
+    torch.compiler.reset()
+
+
+def inputs(tokens=40, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    rollout = -torch.rand(tokens, generator=generator)
+    train = rollout + 0.3 * torch.randn(tokens, generator=generator)
+    mask = torch.rand(tokens, generator=generator) > 0.2
+    return train, rollout, mask, torch.tensor([0, 7, 7, tokens // 2, tokens])
+
+
+def given(spec, device="cpu", tokens=40, sequences=4, packed=True):
+    """What the kernels take, with everything on a device."""
+    shape = (tokens,) if packed else (sequences, tokens)
+    empty = torch.zeros(shape, device=device)
+    offsets = torch.arange(sequences + 1, device=device) * (tokens // sequences) if packed else None
+    mask = torch.ones(shape, dtype=torch.bool, device=device)
+    return kernels.Given(empty, empty, mask, offsets, None, False, [empty for _ in external_names(spec)])
+
+
+def prepared(spec, **batch):
+    return kernels.prepare(given(spec, **batch), spec, operators.writes_weights(spec), True, True)[1]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_spec_survives_the_operator(name):
+    assert read(*written(SPECS[name])) == SPECS[name]
+
+
+def test_every_preset_survives_the_operator():
+    for name in rc.presets.names():
+        spec = rc.preset(name)
+        assert read(*written(spec)) == spec
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_operator_keeps_its_promises(name):
+    train, rollout, mask, offsets = inputs()
+    spec = SPECS[name]
+    external = [torch.zeros(40) for _ in external_names(spec)]
+    text = written(spec)
+    rows = [x.view(4, 10) for x in (train, rollout, *external)]
+    for arguments in (
+        (train, rollout, mask, offsets, None, False, external, None, *text),
+        (*rows[:2], None, None, None, False, rows[2:], None, *text),
+    ):
+        torch.library.opcheck(torch.ops.rollout_corr.correct, arguments)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["metrics", "token", "normalised"])
+def test_no_graph_break(name, backend):
+    """A whole training step's worth of it, packed and padded, with lengths that change."""
+    spec = SPECS[name]
+
+    def step(train, rollout, mask, cu_seqlens):
+        out = rc.correct(train, rollout, mask, cu_seqlens=cu_seqlens, spec=spec)
+        weights = torch.zeros(1) if out.weights is None else out.weights * 2
+        return weights, out.mask & True, out.keep, out.statistics.sums + 0
+
+    compiled = torch.compile(step, fullgraph=True, backend=backend)
+    for tokens in (40, 64, 52):
+        train, rollout, mask, offsets = inputs(tokens, seed=tokens)
+        for arguments in ((train, rollout, mask, offsets), (*(x.view(4, -1) for x in (train, rollout, mask)), None)):
+            for got, wanted in zip(compiled(*arguments), step(*arguments), strict=True):
+                assert torch.equal(got, wanted)
+
+
+def test_a_spec_made_or_changed_inside_a_compiled_function_is_not_stale():
+    train, rollout, mask, offsets = inputs()
+
+    def made(upper):
+        spec = rc.Spec(weight=rc.Weight("token", upper=upper))
+        return rc.correct(train, rollout, mask, cu_seqlens=offsets, spec=spec).weights
+
+    def taken(spec):
+        return rc.correct(train, rollout, mask, cu_seqlens=offsets, spec=spec).weights
+
+    inside, outside = (torch.compile(f, fullgraph=True, backend="aot_eager") for f in (made, taken))
+    for upper in (2.0, 1.05, 1.2):
+        assert torch.equal(inside(upper), made(upper))
+        assert torch.equal(outside(rc.Spec(weight=rc.Weight("token", upper=upper))), made(upper))
+    assert not torch.equal(made(2.0), made(1.05))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_three_launches_and_nothing_else(name):
+    """On meta tensors nothing has a value, so whoever reads one fails."""
+    spec = SPECS[name]
+    for packed in (True, False):
+        for tokens, sequences in ((64, 1), (4096, 4), (1_000_000, 100_000)):
+            if not packed:
+                tokens, sequences = 64, sequences
+            batch = given(spec, "meta", tokens, sequences, packed)
+            kernels.prepare(batch, spec, True, True, True)  # the thresholds are on the device from here on
+            with Operations() as operations:
+                launches = kernels.prepare(batch, spec, True, True, True)[1]
+            assert [launch.kernel.__name__ for launch in launches] == ["read_kernel", "judge_kernel", "apply_kernel"]
+            assert set(operations.names) - FREE <= ({"zeros", "zero_"} if spec.detail == "full" else set())
+
+
+def test_sizes_beyond_32_bits():
+    """More than 2^31 tokens, and more sequences than a second grid axis would hold, in one axis."""
+    for tokens, sequences in ((3 << 30, 7), (1 << 31, 1 << 20)):
+        read, judge, apply = prepared(SPECS["token"], device="meta", tokens=tokens, sequences=sequences)
+        assert all(0 < launch.programs < 2**31 for launch in (read, judge, apply))
+        assert read.programs * read.constants["ROWS"] >= tokens // read.constants["TILE"] + sequences + 2
+        assert read.programs == apply.programs - len(operators.columns.sum_names(SPECS["token"])) - len(
+            operators.columns.max_names(SPECS["token"])
+        )
+
+
+def test_no_length_is_in_a_compile_key():
+    for packed, pairs in ((True, ((4096, 3), (8192, 2), (70_001, 5))), (False, ((2048, 3), (4096, 1), (8192, 70)))):
+        keys = [
+            [key(launch) for launch in prepared(SPECS["token"], device="meta", tokens=t, sequences=s, packed=packed)]
+            for t, s in pairs
+        ]
+        assert keys[0] == keys[1] == keys[2]
+
+
+def test_thresholds_and_labels_are_not_in_a_compile_key():
+    one = rc.Spec(weight=rc.Weight("token", upper=2.0), criteria=(C("abs", upper=1.0),))
+    other = rc.Spec(weight=rc.Weight("token", upper=5.0), criteria=(C("abs", upper=0.3, label="mine"),), clamp=7.0)
+    third = rc.Spec(
+        weight=rc.Weight("token", upper=2.0), criteria=(C("abs", lower=1.0, over="sequence", reduce="max"),)
+    )
+    keys = [[key(launch) for launch in prepared(spec, device="meta")] for spec in (one, other, third)]
+    assert keys[0] == keys[1] != keys[2]
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_warmup_runs_every_shape(layout, device, monkeypatch):
+    monkeypatch.setattr(grid, "SHAPES", ((32, grid.Shape(1, 16, 2, 2, 2, 1)), (0, grid.Shape(4, 16, 2, 2, 2, 1))))
+    spec = rc.Spec(weight=rc.Weight("token", upper=2.0), criteria=(C("abs", upper=1.0, when="outward"),))
+    assert rc.warmup(device, spec, layouts=(layout,), advantages="token") == 4
+    assert rc.warmup("meta", spec) == 0
+    with pytest.raises(ValueError, match="layouts: expected some of"):
+        rc.warmup(device, spec, layouts=("jagged",))
+    with pytest.raises(ValueError, match="advantages: expected"):
+        rc.warmup(device, spec, advantages="both")
+    with pytest.raises(TypeError, match="spec: expected a Spec"):
+        rc.warmup(device, "token")
+
+
+@pytest.mark.gpu
+def test_graph_capture_stream_and_no_sync():
+    """Captured after one call, replayed with other inputs, on a stream of its own, without waiting."""
+    spec = SPECS["token"]
+    static = [x.cuda() for x in inputs(50_000)]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        rc.correct(*static[:3], cu_seqlens=static[3], spec=spec)
+        stream.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            rc.correct(*static[:3], cu_seqlens=static[3], spec=spec)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = rc.correct(*static[:3], cu_seqlens=static[3], spec=spec)
+    for seed in (1, 2):
+        for held, new in zip(static, inputs(50_000, seed), strict=True):
+            held.copy_(new)
+        graph.replay()
+        expected = rc.correct(*static[:3], cu_seqlens=static[3], spec=spec)
+        assert torch.equal(out.weights, expected.weights) and torch.equal(out.mask, expected.mask)
+        assert torch.equal(out.statistics.sums, expected.statistics.sums)
+        reference = rc.correct(*(x.cpu() for x in static[:3]), cu_seqlens=static[3].cpu(), spec=spec)
+        assert torch.equal(out.mask.cpu(), reference.mask) and torch.equal(out.keep.cpu(), reference.keep)
+        torch.testing.assert_close(out.weights.cpu(), reference.weights, rtol=3e-7, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("tokens", "sequences"), [(1_000_000, 1), (4_000_000, 100_000), (16_000_000, 1000)])
+def test_large_batches_against_the_reference(tokens, sequences):
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    rollout = -torch.rand(tokens, device="cuda", generator=generator)
+    train = rollout + 0.05 * torch.randn(tokens, device="cuda", generator=generator)
+    mask = torch.rand(tokens, device="cuda", generator=generator) > 0.1
+    offsets = torch.linspace(0, tokens, sequences + 1, dtype=torch.float64).round().long().cuda()
+    spec = rc.Spec(weight=rc.Weight("product", upper=2.0), criteria=(GEOMETRIC,), detail="full")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = rc.correct(train, rollout, mask, cu_seqlens=offsets, spec=spec)
+    extra = torch.cuda.max_memory_allocated() - before - 5 * tokens
+    expected = rc.correct(train, rollout, mask, cu_seqlens=offsets, spec=spec, backend="torch")
+    assert torch.equal(out.keep, expected.keep) and torch.equal(out.mask, expected.mask)
+    torch.testing.assert_close(out.weights, expected.weights, rtol=3e-7, atol=0)
+    got, wanted = out.metrics(), expected.metrics()
+    assert not {k: (got[k], wanted[k]) for k in wanted if abs(got[k] - wanted[k]) > 2e-5 * max(1e-3, abs(wanted[k]))}
+    again = rc.correct(train, rollout, mask, cu_seqlens=offsets, spec=spec)
+    assert torch.equal(again.statistics.sums, out.statistics.sums)
+    if sequences <= 1000:
+        assert extra <= 0.02 * 14 * tokens

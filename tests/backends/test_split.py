@@ -1,0 +1,230 @@
+"""Sequences split over ranks give what whole ones give, to the bit. Here one process plays the ranks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+import rollout_corr as rc
+from builders.batches import LAYOUTS, assert_same_results, assert_same_statistics, lay_out, outcome, random_sequences
+from builders.kernel_cases import INTERPRETED
+from builders.launches import key
+from builders.split_cases import SPECS, WAYS, cases, lockstep, outcomes
+from builders.strategies import sequences, specs
+from rollout_corr.kernels import grid
+from rollout_corr.kernels.grid import Shape
+
+pytestmark = INTERPRETED
+
+DTYPES = st.sampled_from((torch.float32, torch.bfloat16, torch.float16))
+
+
+@settings(max_examples=100)
+@given(sequences(), specs(), DTYPES, st.sampled_from(sorted(WAYS)), st.integers(1, 5), st.sampled_from(LAYOUTS))
+def test_any_split_equals_the_whole(batch, spec, dtype, way, ranks, layout):
+    laid = lay_out(batch, "packed", dtype)
+    whole = outcome(laid, laid.correct(spec))
+    layout = "packed" if layout in ("packed_gaps", "list", "jagged") and not batch else layout
+    found = lockstep(batch, spec, way, ranks, dtype, layout)
+    assert_same_results(found, whole)
+    if layout != "packed_gaps":
+        assert_same_statistics(found[3], whole[3], rounds_means=True, most=1e15)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_kind_of_spec_in_every_split(name):
+    for case, batch, spec, way, layout, dtype in cases():
+        if case.startswith(f"{name}, "):
+            laid = lay_out(batch, "packed", dtype)
+            whole = outcome(laid, laid.correct(spec))
+            for ranks in (1, 3):
+                found = lockstep(batch, spec, way, ranks, dtype, layout)
+                assert_same_results(found, whole)
+                if spec.nonfinite != "propagate":
+                    assert_same_statistics(found[3], whole[3], rounds_means=True)
+
+
+def test_tokens_outside_are_counted_where_they_lie():
+    batch = random_sequences(3, (5, 4, 0))
+    found = lockstep(batch, rc.Spec(), "zigzag", 3, torch.float32, "packed_gaps")
+    gap = lay_out([], "packed_gaps", torch.float32).mask.numel()
+    assert found[3].metrics()["tokens_outside"] == 3 * gap
+
+
+def test_what_a_rank_adds_is_of_its_tokens_or_of_whole_sequences():
+    batch = random_sequences(3, (5, 4, 6))
+    spec = rc.Spec(rc.Weight("product"), detail="full")
+    first, other = (one[3].metrics_async().values() for one in outcomes(batch, spec, "contiguous", 2, torch.float32))
+    valid = sum(sum(q.mask) for q in batch)
+    assert (first["tokens"], other["tokens"], other["sequences"]) == (valid, 0.0, 0.0)
+    assert 0.0 < other["abs_d"] < first["abs_d"] + other["abs_d"]
+    assert other["max_raw"] == -math.inf
+    assert math.isfinite(other["max_d"])
+
+
+REAL = grid.SHAPES
+# One slot a program, so that even short sequences have several: gathering adds them up.
+NARROW = ((0, Shape(rows=1, tile=16, lanes=2, sequences=2, chunk=2, warps=1)),)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "geometric and veto",
+        "survivors",
+        "poisoned",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("token", "some tokens", "skyrl")),
+    ],
+)
+def test_the_kernels_split_too(name, device, monkeypatch):
+    for case, batch, spec, way, layout, dtype in cases():
+        if case.startswith(f"{name}, ") and way in ("zigzag", "last"):
+            monkeypatch.setattr(grid, "SHAPES", NARROW if way == "zigzag" else REAL)
+            laid = lay_out(batch, layout, dtype).to(device)
+            whole = outcome(laid, laid.correct(spec, backend="triton"))
+            found = lockstep(batch, spec, way, 2, dtype, layout, backend="triton", device=device)
+            assert_same_results(found, whole)
+            if spec.nonfinite != "propagate":
+                assert_same_statistics(found[3], whole[3], rounds_means=True)
+
+
+def test_tokens_outside_on_the_kernels(device):
+    batch = random_sequences(3, (5, 4, 0))
+    found = lockstep(batch, rc.Spec(), "zigzag", 2, torch.float32, "packed_gaps", backend="triton", device=device)
+    assert found[3].metrics()["tokens_outside"] == 2 * lay_out([], "packed_gaps", torch.float32).mask.numel()
+
+
+SENT = {
+    "measured": (rc.Spec(), 11),
+    "product": (rc.Spec(rc.Weight("product", upper=2.0)), 11),
+    "mean ratio": (rc.Spec(None, (rc.Criterion("ratio", over="sequence", reduce="mean", upper=1.1),)), 11),
+    "token": (rc.Spec(rc.Weight("token", upper=2.0)), 19),
+    "mean k3": (rc.Spec(None, (rc.Criterion("k3", over="sequence", reduce="mean", upper=1.1),)), 13),
+    "veto": (rc.Spec(None, (rc.Criterion("ratio", over="sequence", reduce="min", lower=0.1),)), 11 + 4),
+}
+
+
+@pytest.mark.usefixtures("patched_once")
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("name", SENT)
+def test_what_a_sequence_sends(name, backend):
+    spec, columns = SENT[name]
+    tables = []
+    batch = random_sequences(3, (5, 4, 6))
+    outcomes(batch, spec, "zigzag", 4, torch.float32, tables=tables, backend=backend)
+    assert [(table.dtype, tuple(table.shape)) for table in tables] == [(torch.int64, (columns, 3))] * 4
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """A process group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("patched_once")
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_warmup_compiles_what_a_split_batch_launches(layout, alone, monkeypatch):
+    monkeypatch.setattr(grid, "SHAPES", ((32, Shape(1, 16, 2, 2, 2, 1)), (0, Shape(4, 16, 2, 2, 2, 1))))
+    launched = []
+    run = grid.Launch.run
+    monkeypatch.setattr(grid.Launch, "run", lambda launch: (launched.append(key(launch)), run(launch)))
+    spec = rc.Spec(rc.Weight("product", upper=2.0))
+    assert rc.warmup("cpu", spec, loss={"surrogate": rc.GSPO()}, layouts=(layout,), sequence_group=alone) == 4
+    known, launched[:] = set(launched), []
+    shape, offsets = ((192,), torch.tensor([0, 80, 192], dtype=torch.int32)) if layout == "packed" else ((3, 64), None)
+    zeros, mask = torch.zeros(shape), torch.ones(shape, dtype=torch.bool)
+    rc.correct(zeros, zeros, mask, cu_seqlens=offsets, spec=spec, sequence_group=alone, backend="triton")
+    assert len(launched) == 4 and set(launched) <= known
+
+
+# --- what is refused ---
+
+
+def call(group, n=4, **more):
+    """Two packed sequences, the second without a token."""
+    zeros = torch.zeros(n)
+    return rc.correct(zeros, zeros, cu_seqlens=torch.tensor([0, n, n]), sequence_group=group, **more)
+
+
+def loss(group, **more):
+    zeros = torch.zeros(2, 4)
+    return rc.policy_loss(zeros, **{"advantages": zeros, "sequence_group": group} | more)
+
+
+def test_a_group_of_one_rank_changes_nothing(alone):
+    assert call(alone, validate=True).metrics() == call(None).metrics()
+    assert (
+        call(alone, batch_group=alone, spec=rc.Spec(rc.Weight("token", normalize="batch"))).weights.tolist()
+        == [1.0] * 4
+    )
+
+
+def test_what_is_no_group(alone):
+    with pytest.raises(TypeError, match=r"sequence_group: expected a torch.distributed process group or None, got str"):
+        call("cp")
+    with pytest.raises(TypeError, match=r"batch_group: expected a torch.distributed process group or None, got int"):
+        call(None, batch_group=3)
+    with pytest.raises(TypeError, match="got a group that this rank does not belong to"):
+        loss(dist.GroupMember.NON_GROUP_MEMBER)
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("cp",))
+    with pytest.raises(TypeError, match=r"got DeviceMesh; take mesh.get_group\(dimension\)"):
+        loss(mesh)
+    assert call(mesh.get_group("cp")).keep.tolist() == [True, True]
+
+
+def test_a_dtensor_is_refused_with_what_to_pass(alone):
+    split = DTensor.from_local(torch.zeros(2, 4), init_device_mesh("cpu", (1,)))
+    with pytest.raises(
+        TypeError, match=r"train_logp: expected a plain tensor, got a DTensor; pass train_logp.to_local"
+    ):
+        rc.correct(split, split)
+    with pytest.raises(TypeError, match=r"new_logp: expected a plain tensor, got a DTensor"):
+        rc.policy_loss(split, split)
+    with pytest.raises(TypeError, match=r"mask: expected a plain tensor, got a DTensor"):
+        rc.correct(torch.zeros(2, 4), torch.zeros(2, 4), split)
+
+
+def test_backends_that_do_not_split(alone):
+    with pytest.raises(ValueError, match=r"backend: expected 'auto', 'torch' or 'triton' beside a sequence_group, got"):
+        call(alone, backend="compiled")
+    with pytest.raises(
+        ValueError, match=r"backend: expected 'auto' or 'torch' for a loss beside a sequence_group, got"
+    ):
+        loss(alone, backend="triton")
+
+
+def test_advantages_that_a_rank_could_take_for_its_tokens(alone):
+    with pytest.raises(
+        ValueError, match=r"advantages: expected shape \[S, 1\] beside a sequence_group, where \[2\] can"
+    ):
+        call(alone, advantages=torch.zeros(2))
+    with pytest.raises(
+        ValueError, match=r"advantages: expected shape \[S\] beside a sequence_group, where \[2, 1\] can"
+    ):
+        loss(alone, advantages=torch.zeros(2, 1))
+    row = torch.zeros(1, 3)
+    with pytest.raises(
+        ValueError, match=r"advantages: expected shape \[1, N\] beside a sequence_group, where \[1, 1\]"
+    ):
+        rc.correct(row, row, cu_seqlens=torch.tensor([0, 3]), sequence_group=alone, advantages=torch.zeros(1, 1))
+    assert call(alone, advantages=torch.zeros(2, 1)).keep.tolist() == [True, True]
+    assert call(alone, n=2, advantages=torch.zeros(2)).keep.tolist() == [True, True]
+    assert loss(alone, advantages=torch.zeros(2)).value.item() == 0.0
+
+
+def test_the_statistics_of_nothing_are_neutral():
+    spec = rc.Spec(rc.Weight("token"), detail="full")
+    some = rc.correct(torch.zeros(2, 3), -torch.rand(2, 3), spec=spec).statistics
+    merged = rc.Statistics.nothing(spec).merge(some)
+    assert torch.equal(merged.sums, some.sums)
+    assert torch.equal(merged.maxima, some.maxima)
+    assert rc.Statistics.nothing(spec).metrics()["tokens"] == 0

@@ -1,0 +1,392 @@
+"""Batches for the tests: random sequences, every layout of them as tensors, and the comparison with the oracle."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import random
+from dataclasses import dataclass, field, replace
+from unittest import mock
+
+import torch
+
+import rollout_corr as rc
+from oracles import correction as oracle
+from oracles import metrics as oracle_metrics
+from rollout_corr.backends import blocks
+
+LAYOUTS = (
+    "packed",
+    "packed_row",
+    "packed_gaps",
+    "padded_right",
+    "padded_left",
+    "padded_holes",
+    "padded_strided",
+    "jagged",
+    "list",
+)
+MASK_DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
+# Largest difference from the float64 oracle on the same upcast inputs, measured over the batches of
+# test_low_precision_log_probs on the CPU with torch 2.13: weights 1.5e-7 (fp32; 1.1e-7 bf16, fp16), metrics 1.6e-7.
+WEIGHTS_WITHIN, METRICS_WITHIN = 3e-7, 4e-7
+
+
+# What stands where no token is valid. None of it may reach a result.
+GARBAGE = (math.nan, math.inf, -math.inf, -1e10, 0.0)
+
+
+def random_sequences(
+    seed, lengths=(5, 1, 7, 0, 4, 6), *, scale=0.4, invalid=0.25, advantages="token", external=True, mask_values=(1,)
+):
+    """Sequences of the given lengths with random holes in their masks. The third is all invalid.
+
+    Advantages are multiples of 1/4, so that the sign of their mean does not hang on rounding.
+    """
+    rng = random.Random(seed)
+    made = []
+    for s, length in enumerate(lengths):
+        mask = [0 if s == 2 or rng.random() < invalid else rng.choice(mask_values) for _ in range(length)]
+        rollout = [-rng.expovariate(1.0) for _ in range(length)]
+        train = [min(x + rng.gauss(0.0, scale), 0.0) for x in rollout]
+        tokens = [rng.choice((-2, -1, -1, 0, 1, 1, 3)) / 4 for _ in range(length)]
+        extra = [rng.gauss(0.0, 1.0) for _ in range(length)]
+        for t in range(length):
+            if mask[t] == 0:
+                train[t], rollout[t], tokens[t], extra[t] = (rng.choice(GARBAGE) for _ in range(4))
+        given = {"token": tokens, "sequence": rng.choice((-0.5, 0.25, 1.0)), None: None}[advantages]
+        made.append(oracle.Sequence(train, rollout, mask, given, {"entropy": extra} if external else {}))
+    return made
+
+
+def spoil(sequences, seed, share=0.3):
+    """Put NaN or an infinity at one valid token of some sequences."""
+    rng = random.Random(seed)
+    for sequence in sequences:
+        valid = [t for t, m in enumerate(sequence.mask) if m]
+        if valid and rng.random() < share:
+            where = rng.choice((sequence.train, sequence.rollout))
+            where[rng.choice(valid)] = rng.choice((math.nan, math.inf, -math.inf))
+    return sequences
+
+
+def wild(sequences):
+    """Give some sequences tokens that reach the clamps (D = 30 and -40), probabilities near 1, and a tiny D."""
+    odd = [(-0.5, -30.5), (-40.5, -0.5), (-1e-3, -1e-12), (-1.0 + 3e-5, -1.0), (-2.0, -2.0)]
+    for sequence in sequences[::2] + sequences[1::2]:
+        for t, mask in enumerate(sequence.mask):
+            if mask and odd and t % 3 == 0:
+                sequence.train[t], sequence.rollout[t] = odd.pop(0)
+    return sequences
+
+
+def rounded(sequences, dtype):
+    """The same sequences with every log-prob and external value as it is after a cast to `dtype`."""
+
+    def cast(values):
+        return torch.tensor(values, dtype=torch.float64).to(dtype).double().tolist()
+
+    return [
+        oracle.Sequence(
+            cast(q.train), cast(q.rollout), q.mask, q.advantages, {name: cast(v) for name, v in q.external.items()}
+        )
+        for q in sequences
+    ]
+
+
+def cut(values, pattern, signed=True):
+    """Bounds (lower, upper) in the middle of gaps between sorted values, so that some of them fail."""
+    known = sorted({v for v in values if v is not None and math.isfinite(v)})
+    gaps = [(a, b) for a, b in itertools.pairwise(known) if b - a > 1e-5 * max(1.0, abs(a), abs(b))]
+    middles = [(a + b) / 2 for a, b in gaps]
+    if not middles:
+        edge = known[0] if known else 0.0
+        middles = [edge + (0.5 * abs(edge) or 0.5)]
+    if not signed:
+        middles = [m for m in middles if m > 0] or [0.5]
+    lower, upper = middles[len(middles) // 4], middles[(3 * len(middles)) // 4]
+    return {"lower": (lower, None), "upper": (None, upper), "both": (lower, upper)}[pattern]
+
+
+@contextlib.contextmanager
+def one_thread():
+    """A batch of thirty tokens takes four times as long where threads wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def moved(x, device):
+    """An argument of `rc.correct` on a device. `Tensor.to` alone would make a slice contiguous."""
+    if x is None:
+        return None
+    if isinstance(x, list):
+        return [moved(row, device) for row in x]
+    if x.is_nested:
+        return torch.nested.nested_tensor_from_jagged(x.values().to(device), x.offsets().to(device))
+    held = x.untyped_storage().nbytes() // x.element_size()
+    return x.as_strided((held,), (1,), 0).to(device).as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+@dataclass
+class Laid:
+    """Arguments of `rc.correct` for one layout, and where each token went."""
+
+    train: object
+    rollout: object
+    mask: object
+    places: list
+    shape: tuple
+    cu_seqlens: object = None
+    advantages: object = None
+    external: dict | None = None
+    others: dict = field(default_factory=dict)
+
+    def correct(self, spec, call=rc.correct, **overrides):
+        arguments = {
+            "cu_seqlens": self.cu_seqlens,
+            "advantages": self.advantages,
+            "external": self.external,
+            **self.others,
+            **overrides,
+        }
+        return call(self.train, self.rollout, self.mask, spec=spec, **arguments)
+
+    def to(self, device):
+        """The same on a device, with the same strides; offsets given apart stay on the CPU."""
+        external = None if self.external is None else {name: moved(x, device) for name, x in self.external.items()}
+        tensors = {name: moved(getattr(self, name), device) for name in ("train", "rollout", "mask", "advantages")}
+        return replace(self, **tensors, external=external)
+
+    def read(self, value):
+        """The values at each sequence's tokens, as lists of floats."""
+        if isinstance(value, list):
+            rows = [row.double().tolist() for row in value]
+            return [[rows[s][t] for s, t in places] for places in self.places]
+        flat = value.values() if value.is_nested else value.reshape(-1)
+        flat = flat.double().tolist()
+        return [[flat[i] for i in places] for places in self.places]
+
+    def elsewhere(self, value):
+        """The values at slots that belong to no sequence or hold none of its tokens."""
+        if isinstance(value, list) or value.is_nested:
+            return []
+        taken = {i for places in self.places for i in places}
+        return [v for i, v in enumerate(value.double().reshape(-1).tolist()) if i not in taken]
+
+
+def lay_out(sequences, layout, dtype=torch.float64, mask_dtype=torch.bool, seed=0):
+    """Turn sequences into tensors of a layout. Slots without a token hold garbage; in a gap even the mask is 1."""
+    rng = random.Random(seed)
+    lengths = [len(q) for q in sequences]
+    total = sum(lengths)
+    per_sequence = any(q.advantages is not None and not isinstance(q.advantages, list) for q in sequences)
+    with_advantages = not sequences or any(q.advantages is not None for q in sequences)
+    names = sorted({name for q in sequences for name in q.external}) if sequences else ["entropy"]
+
+    if layout.startswith("padded"):
+        width = max([*lengths, 1]) + 2
+        columns = []
+        for length in lengths:
+            spare = width - length
+            if layout == "padded_left":
+                columns.append(range(spare, width))
+            elif layout == "padded_holes":
+                columns.append(sorted(rng.sample(range(width), length)))
+            else:
+                columns.append(range(length))
+        places = [[row * width + c for c in picked] for row, picked in enumerate(columns)]
+        size, shape = len(lengths) * width, (len(lengths), width)
+    else:
+        before, after = (3, 2) if layout == "packed_gaps" else (0, 0)
+        starts = [before + sum(lengths[:s]) for s in range(len(lengths) + 1)]
+        places = [list(range(starts[s], starts[s + 1])) for s in range(len(lengths))]
+        size = before + total + after
+        shape = (1, size) if layout == "packed_row" else (size,)
+
+    def build(rows, kind, fill):
+        if layout == "list":
+            return [torch.tensor(row, dtype=torch.float64).to(kind) for row in rows]
+        flat = [fill() for _ in range(size)]
+        for row, picked in zip(rows, places, strict=True):
+            for value, i in zip(row, picked, strict=True):
+                flat[i] = value
+        tensor = torch.tensor(flat, dtype=torch.float64).to(kind).reshape(shape)
+        if layout == "jagged":
+            offsets = torch.tensor(starts, dtype=torch.int64)
+            return torch.nested.nested_tensor_from_jagged(tensor, offsets)
+        if layout == "padded_strided":
+            wide = torch.zeros(shape[0], shape[1] + 5, dtype=kind)
+            wide[:, 3 : 3 + shape[1]] = tensor
+            return wide[:, 3 : 3 + shape[1]]
+        return tensor
+
+    def garbage():
+        return rng.choice(GARBAGE)
+
+    laid = Laid(
+        train=build([q.train for q in sequences], dtype, garbage),
+        rollout=build([q.rollout for q in sequences], dtype, garbage),
+        mask=build([q.mask for q in sequences], mask_dtype, lambda: float(layout == "packed_gaps")),
+        places=[[(s, t) for t in range(n)] for s, n in enumerate(lengths)] if layout == "list" else places,
+        shape=shape,
+    )
+    if layout.startswith("packed"):
+        laid.cu_seqlens = torch.tensor(starts, dtype=torch.int32 if layout == "packed" else torch.int64)
+    if with_advantages:
+        if per_sequence:
+            laid.advantages = torch.tensor([q.advantages for q in sequences], dtype=torch.float64).to(dtype)
+        else:
+            laid.advantages = build([q.advantages for q in sequences], dtype, garbage)
+    if names:
+        laid.external = {name: build([q.external[name] for q in sequences], dtype, garbage) for name in names}
+    return laid
+
+
+def error(got, expected):
+    """Difference relative to the larger of 1 and the expected value; 0 where both are the same NaN or infinity."""
+    if got == expected or (math.isnan(got) and math.isnan(expected)):
+        return 0.0
+    difference = abs(got - expected) / max(1.0, abs(expected))
+    return math.inf if math.isnan(difference) else difference
+
+
+def cast_mask(values, dtype):
+    return torch.tensor(values, dtype=torch.float64).to(dtype).double().tolist()
+
+
+def check(
+    sequences,
+    spec,
+    layout="packed",
+    *,
+    dtype=torch.float64,
+    mask_dtype=torch.bool,
+    tolerance=1e-12,
+    metric_tolerance=1e-12,
+    whole=False,
+):
+    """Compare `rc.correct` with the oracle in one layout: verdicts and masks exactly, weights and metrics within.
+
+    `whole` takes the way that other devices go, all sequences at once. Returns the correction and the oracle's answer.
+    """
+    laid = lay_out(sequences, layout, dtype, mask_dtype)
+    with mock.patch.object(blocks, "run_blocks", blocks.run_whole if whole else blocks.run_blocks):
+        out = laid.correct(spec)
+    expected = oracle.correct(sequences if dtype == torch.float64 else rounded(sequences, dtype), spec)
+    case = f"{'whole ' * whole}{layout} {dtype} {mask_dtype} {spec.to_dict()}"
+    compare(laid, out, expected, mask_dtype, tolerance, case)
+    compare_metrics(laid, out.metrics(), expected, spec, metric_tolerance, case)
+    return out, expected
+
+
+def compare(laid, out, expected, mask_dtype, tolerance, case):
+    """Keep and mask exactly, weights within the tolerance."""
+    assert (out.keep.dtype, tuple(out.keep.shape)) == (torch.bool, (len(expected.keep),)), case
+    assert out.keep.tolist() == expected.keep, f"keep: {out.keep.tolist()} for {expected.keep}: {case}"
+
+    assert (out.weights is None) == (expected.weights is None), case
+    if expected.weights is not None:
+        got = laid.read(out.weights)
+        for s, (row, wanted) in enumerate(zip(got, expected.weights, strict=True)):
+            for t, (a, b) in enumerate(zip(row, wanted, strict=True)):
+                assert error(a, b) <= tolerance, f"weight [{s}][{t}]: {a} for {b}: {case}"
+        assert not any(laid.elsewhere(out.weights)), f"weight outside: {case}"
+
+    if expected.mask_is_the_given and laid.mask is not None:
+        assert out.mask is laid.mask, f"mask is not the one given: {case}"
+    else:
+        got = laid.read(out.mask)
+        wanted = [cast_mask(row, mask_dtype) for row in expected.mask]
+        assert got == wanted, f"mask: {got} for {wanted}: {case}"
+        assert not any(laid.elsewhere(out.mask)), f"mask outside: {case}"
+
+
+def compare_metrics(laid, got, expected, spec, tolerance, case):
+    """Every key: counts exactly, floats within the tolerance, percentiles within their histogram's resolution."""
+    wanted = oracle_metrics.metrics(expected, spec)
+    outside = laid.elsewhere(laid.mask) if laid.cu_seqlens is not None else []
+    wanted["tokens_outside"] = sum(bool(m) for m in outside)
+    assert sorted(got) == sorted(wanted), f"keys: {set(got) ^ set(wanted)}: {case}"
+    poisoned = spec.nonfinite == "propagate" and wanted["tokens_nonfinite"] > 0
+    for key, value in wanted.items():
+        counted = isinstance(value, int)
+        if poisoned and (not counted or key.endswith("clamped")):
+            continue
+        found, allowed = got[key], 0.0 if counted else tolerance
+        if key.startswith("d_p"):
+            allowed = abs(value) / 8 + 2.0**-23
+        if key.endswith("std"):
+            # A variance from sums is exact to the rounding of the second moment, so its root is not where it is near 0.
+            found, value = found**2, value**2
+            allowed *= 1.0 + wanted[key.removesuffix("std") + "mean"] ** 2
+        if "ppl" in key and "log" not in key and value > 0.0:
+            # An exponential is off by what its exponent is, and that by its size.
+            allowed *= max(1.0, abs(math.log(value)))
+        assert error(found, value) <= allowed, f"{key}: {got[key]} for {wanted[key]}: {case}"
+
+
+# --- the same results to the bit ---
+
+
+def outcome(laid, out):
+    """Bits of weights, mask and verdicts per sequence, and the statistics."""
+    weights = None if out.weights is None else in_hex(laid.read(out.weights))
+    return weights, laid.read(out.mask), out.keep.tolist(), out.statistics
+
+
+def in_hex(rows):
+    """Floats as they compare to the bit: NaN equals NaN, 0.0 differs from -0.0."""
+    return [[value.hex() for value in row] for row in rows]
+
+
+def pick(rows, order):
+    return None if rows is None else [rows[s] for s in order]
+
+
+def assert_same_results(got, wanted, order=None):
+    order = range(len(wanted[2])) if order is None else order
+    assert got[0] == pick(wanted[0], order)
+    assert got[1] == pick(wanted[1], order)
+    assert got[2] == pick(wanted[2], order)
+
+
+def is_count(name):
+    return name.startswith(("tokens", "sequences", "histogram_")) or name.endswith(("/tokens", "/sequences", "/units"))
+
+
+def assert_same_statistics(got, wanted, rounds_means=False, most=math.inf):
+    """Counts, extrema and histogram equal; float sums to rounding.
+
+    Args:
+        rounds_means: A sequence's mean of token weights, a float sum too, may differ by that with how tokens are cut.
+        most: Where sums saturate.
+    """
+    a, b = got.metrics_async().values(), wanted.metrics_async().values()
+    a, b = ({name: max(min(value, most), -most) for name, value in x.items()} for x in (a, b))
+    assert list(a) == list(b)
+    for name in list(b)[len(wanted.sums) :]:
+        of_means = rounds_means and name.endswith(("sequence_raw", "sequence_weight"))
+        of_means = of_means and wanted.spec.weight.level == "token"
+        within = 2e-6 * max(1.0, abs(b[name])) if of_means else 0.0
+        assert a[name] == b[name] or abs(a[name] - b[name]) <= within, (name, a[name], b[name])
+    for name, value in list(b.items())[: len(wanted.sums)]:
+        if is_count(name) or a[name] == value:
+            assert a[name] == value, (name, a[name], value)
+        else:
+            # Metric sums run in fp32 inside a block: rounding is relative to what was added, not to what is left.
+            added = max(1.0, abs(value), math.sqrt(b.get("tokens", b.get("loss_tokens")) * b.get(f"{name}2", 0.0)))
+            assert abs(a[name] - value) <= 2e-6 * added, (name, a[name], value)

@@ -1,0 +1,278 @@
+"""Dumps with a known cause, and dumps that only look like it: what `doctor` is tested with.
+
+`python tests/mismatch_cases.py` writes the table of docs/mismatch.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from builders import planted_dumps as mismatch_dumps
+from builders.planted_dumps import (
+    Model,
+    broken,
+    coarse,
+    copied,
+    filled,
+    in_bfloat16,
+    long_sequences,
+    not_logs,
+    other_weights,
+    over_positions,
+    over_steps,
+    over_versions,
+    partly_bfloat16,
+    rare_tokens_biased,
+    renormalised,
+    retokenised,
+    sharpened,
+    shifted,
+    siblings,
+    swapped,
+    temperature,
+    three,
+    untrained_head,
+    updated,
+)
+from rollout_corr.diagnose.doctor.doctor import SIGNATURES, diagnose
+from rollout_corr.diagnose.measure.measuring import Measured
+from rollout_corr.diagnose.read.arrays import ArrayFile, Loaded
+from rollout_corr.diagnose.read.fields import Wanted
+from rollout_corr.diagnose.read.problems import Problems
+
+
+class Case(NamedTuple):
+    """One kind of dump.
+
+    Attributes:
+        name: What it is.
+        verdict: The cause that the doctor has to name first; None: the dump is healthy.
+        like: The cause that it looks like, for a dump that does not have it.
+        make: Makes it from a seed.
+        also: Further verdicts that are right.
+    """
+
+    name: str
+    verdict: str | None
+    like: str | None
+    make: Callable[[int], dict[str, Tensor]]
+    also: tuple[str, ...] = ()
+
+
+def case(
+    name: str,
+    verdict: str | None,
+    make: Callable[..., dict[str, Tensor]],
+    *arguments: object,
+    like: str | None = None,
+    also: tuple[str, ...] = (),
+    **keywords: object,
+) -> Case:
+    return Case(name, verdict, like, lambda seed: make(seed, *arguments, **keywords), also)
+
+
+def constant(value: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.full(x.shape, value)
+
+
+def plain_model(seed: int, **arguments: Any) -> dict[str, Tensor]:
+    return Model(seed, **arguments).healthy()
+
+
+CASES = (
+    case("noise of a bf16 engine", None, plain_model),
+    case("a nearly exact engine", None, plain_model, noise=1e-4),
+    case("little noise, few and short sequences", None, plain_model, sequences=6, median=40),
+    # --- other distributions
+    case("top-p 0.8", "renormalised", renormalised, top_p=0.8),
+    case("top-p 0.95", "renormalised", renormalised, top_p=0.95),
+    case("top-k 8", "renormalised", renormalised, top_k=8),
+    case("top-p 0.9 after top-k 20", "renormalised", renormalised, top_p=0.9, top_k=20),
+    case("a head that is not tied: 3 nats less everywhere", "renormalised", not_logs, lambda x: x - 3.0, "train_logp"),
+    case("rollout log-probs too low by a constant", "not_the_sampler", not_logs, lambda x: x - 0.3),
+    case("trainer so far ahead that few tokens decide", "different_policies", updated, 1.6, like="not_the_sampler"),
+    case("a little engine noise more", "different_policies", updated, 0.25, like="not_the_sampler"),
+    case("temperature 0.7 in the engine alone", "temperature", temperature, 0.7, 0.7, 1.0),
+    case("temperature 1.3 in the engine alone", "temperature", temperature, 1.3, 1.3, 1.0),
+    case("temperature 0.7, engine reports raw log-probs", "temperature", temperature, 0.7, 1.0, 0.7),
+    case("temperature 0.7 divides twice in the trainer", "temperature", temperature, 0.7, 0.7, 0.49),
+    case("temperature 0.7 on both sides", None, temperature, 0.7, 0.7, 0.7, like="temperature"),
+    case("temperature 0.95 in the engine alone", "temperature", temperature, 0.95, 0.95, 1.0),
+    case("rare tokens biased a little", None, rare_tokens_biased, 0.02, like="temperature"),
+    case("rare tokens biased", "different_policies", rare_tokens_biased, 0.6, like="temperature"),
+    case("trainer some updates ahead", "different_policies", updated, 0.5, like="renormalised"),
+    case("trainer less sure everywhere", "temperature", temperature, 1.0, 1.0, 1.2, like="renormalised"),
+    case("trainer a little surer of what is likely", None, sharpened, 0.2, like="renormalised"),
+    case("trainer many updates ahead", "different_policies", updated, 1.2, like="wrong_weights"),
+    case("trainer very many updates ahead", "different_policies", updated, 2.0, like="wrong_weights"),
+    case("coarse log-probs of other weights", "wrong_weights", coarse, like="filled", also=("bfloat16",)),
+    case("trainer surer of what is likely", "different_policies", sharpened, 2.5, like="temperature"),
+    case("other weights", "wrong_weights", other_weights),
+    case("an untrained head", "wrong_weights", untrained_head),
+    # --- other tokens
+    case("rollout log-probs one late", "shifted", shifted, 1),
+    case("rollout log-probs one early", "shifted", shifted, -1),
+    case("rollout log-probs two late", "shifted", shifted, 2),
+    case("a third of the sequences one late", "shifted", shifted, 1, 0.33),
+    case("one late in text whose certainty comes in runs", "shifted", shifted, 1, smooth=0.9),
+    case("text whose certainty comes in runs", None, plain_model, like="shifted", smooth=0.95),
+    case("rows of one side shuffled", "swapped", swapped),
+    case("groups that begin alike", None, siblings, like="swapped"),
+    case("sequences of many updates ago", "different_policies", updated, 1.5, like="swapped"),
+    case(
+        "a trainer ahead in text whose certainty comes in runs",
+        "different_policies",
+        updated,
+        1.0,
+        like="shifted",
+        smooth=0.95,
+    ),
+    case(
+        "sequences whose first tokens are hard to guess",
+        None,
+        plain_model,
+        like="sequence_starts",
+        certainty=lambda position, owner: torch.where(position < 3, 0.5, 5.0),
+    ),
+    case("retokenised turn starts", "turn_starts", retokenised, 2),
+    case("the first token of a turn from another template", "turn_starts", retokenised, 1),
+    case("turn starts that are hard to guess", None, retokenised, 0, 0.5, like="turn_starts"),
+    case("turns", None, retokenised, 0, like="turn_starts"),
+    case("prompts of another template", "sequence_starts", retokenised, 1, like="turn_starts", first=True),
+    # --- no log-probs
+    case("0.0 on a tool's tokens", "filled", filled, 0.0),
+    case("-1 on a tool's tokens", "filled", filled, -1.0),
+    case("-9999 on a tool's tokens", "filled", filled, -9999.0, 0.02),
+    case("the trainer's side filled with 0.0", "filled", filled, 0.0, side="train_logp"),
+    case("1.0 on a tool's tokens", "filled", filled, 1.0),
+    case("a sure policy with many log-probs of 0.0", None, plain_model, like="filled", sure=3.0),
+    case("NaN rows", "nonfinite", broken, rows=0.1),
+    case("some NaN tokens", "nonfinite", broken, tokens=0.002),
+    case("NaN behind the mask", None, broken, rows=0.1, tokens=0.01, masked=True, like="nonfinite"),
+    case("probabilities instead of log-probs", "not_log_probs", not_logs, torch.exp),
+    case("negative log-likelihoods", "not_log_probs", not_logs, torch.neg),
+    case("the trainer's side negated", "not_log_probs", not_logs, torch.neg, "train_logp"),
+    case("log-probs rounded a little above 0", None, not_logs, lambda x: x + 5e-5, like="not_log_probs"),
+    case("log-probs kept in bfloat16", "bfloat16", in_bfloat16),
+    case("the trainer's log-probs kept in bfloat16", "bfloat16", in_bfloat16, "train_logp"),
+    case("log-probs kept in float16", None, not_logs, lambda x: x.half().float(), like="bfloat16"),
+    case("one log-prob in ten kept in bfloat16", None, partly_bfloat16, like="bfloat16"),
+    case("log-probs copied", "copied", copied),
+    case("half of the log-probs equal", None, copied, 0.5, like="copied"),
+    # --- growing
+    case("worse step by step", "drift", over_steps, lambda step: 0.02 + 0.01 * step),
+    case("steps that wobble", None, over_steps, lambda step: 0.03 + 0.02 * (step % 3), like="drift"),
+    case("one bad step", None, over_steps, lambda step: 0.03 + 0.2 * (step == 9), like="drift"),
+    case("one very bad step at the end", None, over_steps, lambda step: 0.02 + 0.5 * (step == 18), like="drift"),
+    case("two steps", None, over_steps, lambda step: 0.03 + 0.02 * step, 2, like="drift"),
+    case(
+        "harder tokens step by step",
+        None,
+        over_steps,
+        constant(0.03),
+        like="drift",
+        certainty=lambda position, owner: 2.0 - owner / 60,
+    ),
+    case("worse along the sequence", "positions", over_positions, lambda position: 0.001 * position),
+    case("the same all along", None, over_positions, constant(0.05), like="positions"),
+    case(
+        "harder tokens along the sequence",
+        None,
+        over_positions,
+        constant(0.03),
+        like="positions",
+        certainty=lambda position, owner: 2.0 / (1.0 + position / 100),
+    ),
+    case("old weight versions", "stale", over_versions, lambda lag: 0.02 + 0.15 * lag),
+    case("weight versions that all differ as much", None, over_versions, constant(0.05), like="stale"),
+    case("newer weight versions differ more", None, over_versions, lambda lag: 0.08 - 0.02 * lag, like="stale"),
+    case("products over long sequences", "long_products", long_sequences, 12000, 0.05, 0.002),
+    case("short sequences with the same noise", None, long_sequences, 300, 0.05, 0.002, like="long_products"),
+    case("long sequences of a nearly exact engine", None, long_sequences, 12000, 0.001, 0.0, like="long_products"),
+    # --- three policies
+    case("the engine is off, two passes of the trainer agree", "engine_alone", three, 0.6, 0.005),
+    case("three policies, each a little apart", None, three, 0.03, 0.03, like="engine_alone"),
+    case("the engine is off, and so are two passes", "different_policies", three, 0.6, 0.6, like="engine_alone"),
+)
+
+
+# --- the table
+# ---------------------------------------------------------------------------------------------------------
+
+# The thresholds were set while looking at seeds below 20.
+SEEDS = range(100, 105)
+BEGIN = "<!-- made by `python tests/mismatch_cases.py`; a test compares them -->"
+END = "<!-- end of what is made -->"
+
+
+def measured(columns: dict[str, Tensor]) -> Measured:
+    """What a dump that holds these columns is measured as."""
+    found = Measured()
+    for block in ArrayFile(Loaded(columns), "dump", Wanted(), Problems()).blocks():
+        found.add(block)
+    return found
+
+
+def verdicts(columns: dict[str, Tensor]) -> list[str]:
+    """The causes that the doctor names, the gravest first."""
+    return [verdict.name for verdict in diagnose(measured(columns))]
+
+
+def table() -> str:
+    """Hits and false alarms of every signature, over `SEEDS`."""
+    named = [(case, verdicts(case.make(seed))) for case in CASES for seed in SEEDS]
+    lines = [
+        BEGIN,
+        "",
+        "| cause | dumps that have it | named first | dumps that look like it | false alarms | others |",
+    ]
+    lines[-1] += " false alarms |"
+    lines.append("|---|---|---|---|---|---|---|")
+    causes = [signature.__name__ for signature in SIGNATURES]
+    for cause in [*causes, None]:
+        having = [found for case, found in named if case.verdict == cause]
+        alike = [found for case, found in named if case.like == cause and case.verdict != cause and cause]
+        rest = [
+            found
+            for case, found in named
+            if cause not in (case.verdict, case.like) and cause not in case.also and cause
+        ]
+        first = sum(found[:1] == ([] if cause is None else [cause]) for found in having)
+        false = [sum(cause in found for found in some) for some in (alike, rest)]
+        cells = [
+            f"`{cause}`" if cause else "none: healthy",
+            len(having),
+            first,
+            len(alike),
+            false[0],
+            len(rest),
+            false[1],
+        ]
+        lines.append("| " + " | ".join(map(str, cells if cause else [*cells[:3], *("-",) * 4])) + " |")
+    return "\n".join([*lines, "", noisier(), "", END])
+
+
+def noisier() -> str:
+    """How the signatures fare when the engine's noise is three times as large."""
+    with mock.patch.object(mismatch_dumps, "NOISE", 0.1):
+        named = [(case, verdicts(case.make(seed))) for case in CASES if case.verdict for seed in SEEDS]
+    # That much noise is itself worth a remark.
+    remarks = ("different_policies", "long_products")
+    missed = [case for case, found in named if case.verdict not in found]
+    wrong = sum(bool({*found} - {case.verdict, *case.also, *remarks}) for case, found in named)
+    names = ", ".join(f"{one.name} ({missed.count(one)})" for one in dict.fromkeys(missed))
+    return (
+        f"With an engine whose noise is three times as large, {len(named) - len(missed)} of {len(named)} dumps are "
+        f"still named, {wrong} wrongly. Missed: {names}."
+    )
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.stdout.write(f"{table()}\n")

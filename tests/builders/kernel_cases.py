@@ -1,0 +1,344 @@
+"""What the tests of the kernels run: Specs that reach every branch, batches that reach every tile, and the check.
+
+The check runs the kernels between fences: inputs lie in the middle of garbage, and so does what the kernels allocate,
+which is garbage itself until they write it. What they read and should not have read shows in their results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from dataclasses import replace
+from functools import partial
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import (
+    METRICS_WITHIN,
+    WEIGHTS_WITHIN,
+    compare,
+    compare_metrics,
+    cut,
+    is_count,
+    lay_out,
+    moved,
+    random_sequences,
+    rounded,
+)
+from oracles import correction as oracle
+from rollout_corr.backends import batch as reading
+from rollout_corr.kernels import grid
+from rollout_corr.kernels.grid import Shape
+from rollout_corr.metrics.statistics import layout as columns
+from rollout_corr.spec.correction import SIGNED_STATS
+
+C, W = rc.Criterion, rc.Weight
+
+# What a file of tests of the kernels needs. The warnings are NumPy's, in whose name the interpreter computes.
+INTERPRETED = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings(
+        "ignore::RuntimeWarning:triton.runtime.interpreter", "ignore:invalid value encountered:RuntimeWarning"
+    ),
+]
+
+# Largest difference of weights and of metrics from the float64 oracle on the same upcast inputs. Measured in the
+# interpreter over all variants, packed and padded: 1.6e-7 and 2.3e-7. On a GPU, whose exponentials are its own, what is
+# promised: twice the error of the float32 reference (batches.py) and 4 ulp.
+WITHIN = {"cpu": (WEIGHTS_WITHIN, METRICS_WITHIN + 1e-7), "cuda": (7.8e-7, 8e-7)}
+
+# Tiles so small that a short sequence has many: one slot a program, some, and more; in one part and in several.
+NARROW = ((0, Shape(rows=1, tile=16, lanes=2, sequences=2, chunk=2, warps=1)),)
+MIDDLE = ((0, Shape(rows=4, tile=16, lanes=4, sequences=8, chunk=1, warps=1)),)
+WIDE = ((0, Shape(rows=8, tile=8, lanes=1, sequences=4, chunk=2, warps=1)),)
+REAL = grid.SHAPES
+
+# Of a tile of 8 and of 16: one less, as many, one more, several; an empty one, single ones, and one that is all
+# invalid (the third). Nothing starts where a tile does. Padded rows are two wider, so they can be aligned.
+LENGTHS = (5, 1, 9, 0, 7, 8, 17, 1, 16, 30)
+
+
+def over(stat, reduce, **others):
+    """A criterion over sequences; where it cuts is fitted to the batch."""
+    return C(stat, over="sequence", reduce=reduce, **({"upper": 1.0} | others))
+
+
+def tokens(stat, **others):
+    """A criterion over tokens."""
+    return C(stat, **({"upper": 1.0} | others))
+
+
+BOTH = {"lower": 0.1, "upper": 1.0}
+LOWER = {"lower": 0.1, "upper": None}
+ENTROPY = {"name": "entropy"}
+# For what does not hang on the Spec: one that weighs tokens and drops them early and late, one that weighs sequences.
+TOKENS = rc.Spec(W("token", 0.8, 1.2), (tokens("k1", **BOTH), over("abs", "sum", when="outward", drop="token")), "both")
+SEQUENCES = rc.Spec(
+    W("product", upper=1.5), (over("ratio", "min", **LOWER), over("k2", "sum"), over("external", "mean", **ENTROPY))
+)
+
+
+def fitted(spec, sequences):
+    """The Spec with bounds that cut this batch, in the middle of gaps, and no unit within 1e-6 of one."""
+    done = {}
+    # Criteria of tokens first: what sums over the kept see hangs on them.
+    for i in sorted(range(len(spec.criteria)), key=lambda i: spec.criteria[i].over == "sequence"):
+        criterion = spec.criteria[i]
+        before = tuple(c for c in done.values() if c.over == "token")
+        answer = oracle.correct(
+            sequences, replace(spec, criteria=(*before, replace(criterion, lower=None, upper=math.inf)))
+        )
+        values, tested = answer.verdicts[-1].values, answer.verdicts[-1].tested
+        if criterion.over == "token":
+            values, tested = (list(itertools.chain(*rows)) for rows in (values, tested))
+        values = list(itertools.compress(values, tested))
+        sides = (
+            "both"
+            if None not in (criterion.lower, criterion.upper)
+            else "upper"
+            if criterion.lower is None
+            else "lower"
+        )
+        lower, upper = cut(values, sides, signed=criterion.stat in (*SIGNED_STATS, "ratio"))
+        if criterion.stat == "ratio":
+            lower, upper = (None if bound is None else math.exp(bound) for bound in (lower, upper))
+        done[i] = replace(criterion, lower=lower, upper=upper)
+    return replace(spec, criteria=tuple(done[i] for i in range(len(done))))
+
+
+@contextlib.contextmanager
+def shaped(shapes):
+    """Cut the work into other tiles."""
+    with mock.patch.object(grid, "SHAPES", shapes):
+        yield
+
+
+# Elements before and behind a tensor: more than the largest tile, and a multiple of what an aligned start is.
+ROOM = 4096
+
+
+def fenced(x, device, fence=math.nan):
+    """A tensor on a device, in the middle of a larger one; where that has integers, the fence is 1."""
+    if x is None or isinstance(x, list) or x.is_nested:
+        return moved(x, device)
+    x = moved(x, device)
+    held = x.untyped_storage().nbytes() // x.element_size()
+    around = x.new_full((ROOM + held + ROOM,), fence if x.is_floating_point() else 1)
+    around[ROOM : ROOM + held] = x.as_strided((held,), (1,), 0)
+    return around.as_strided(x.shape, x.stride(), ROOM + x.storage_offset())
+
+
+def between_fences(laid, device, fence=math.nan):
+    """The same arguments, each between fences."""
+    place = partial(fenced, device=device, fence=fence)
+    names = ("train", "rollout", "mask", "advantages", "cu_seqlens")
+    external = None if laid.external is None else {name: place(x) for name, x in laid.external.items()}
+    return replace(laid, **{name: place(getattr(laid, name)) for name in names}, external=external)
+
+
+@contextlib.contextmanager
+def watched(filling=0xFF):
+    """What the kernels allocate begins as garbage, and nothing is written beside it.
+
+    Args:
+        filling: The byte that stands everywhere; of these, 0xFF makes NaN, -1 and a bool of 255.
+    """
+    empty, handed = torch.empty, []
+
+    def between(size, *, dtype, device):
+        held = math.prod(size)
+        around = empty(ROOM + held + ROOM, dtype=dtype, device=device)
+        bits(around).fill_(filling)
+        handed.append((around, held))
+        return around[ROOM : ROOM + held].view(size)
+
+    with mock.patch.object(torch, "empty", between), within_tensors():
+        yield
+    for around, held in handed:
+        for fence in (around[:ROOM], around[ROOM + held :]):
+            assert bool((bits(fence) == filling).all()), "written beside a tensor"
+
+
+@contextlib.contextmanager
+def within_tensors():
+    """In the interpreter, whatever a kernel reads or writes lies within one of the tensors that it was given.
+
+    That a masked result does not show a read beside a tensor does not make the read legal. On a GPU, compute-sanitizer
+    is who looks.
+    """
+    from triton.runtime import interpreter
+
+    run, builder, extents = grid.Launch.run, interpreter.InterpreterBuilder, []
+    load, store = builder.create_masked_load, builder.create_masked_store
+
+    def launched(launch):
+        extents[:] = [extent_of(x) for x in tensors_in(launch.arguments)]
+        run(launch)
+
+    def check_addresses(pointers, mask):
+        taken = pointers.data[np.broadcast_to(mask.data, pointers.data.shape).astype(bool)]
+        if taken.size:
+            bytes_each = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
+            first, end = int(taken.min()), int(taken.max()) + bytes_each
+            assert any(low <= first and end <= high for low, high in extents), "an access outside of every tensor"
+
+    def loading(self, pointers, mask, *others):
+        check_addresses(pointers, mask)
+        return load(self, pointers, mask, *others)
+
+    def storing(self, pointers, value, mask, *others):
+        check_addresses(pointers, mask)
+        return store(self, pointers, value, mask, *others)
+
+    with (
+        mock.patch.object(grid.Launch, "run", launched),
+        mock.patch.object(builder, "create_masked_load", loading),
+        mock.patch.object(builder, "create_masked_store", storing),
+    ):
+        yield
+
+
+def tensors_in(arguments):
+    """Every tensor among the arguments of a launch."""
+    for x in arguments:
+        if isinstance(x, torch.Tensor):
+            yield x
+        elif isinstance(x, tuple):
+            yield from tensors_in(x)
+
+
+def extent_of(x):
+    """The first address of a tensor, and the one behind its last element."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else -1
+    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
+
+
+@contextlib.contextmanager
+def unchecked():
+    """Offsets on the CPU go to the kernels as those on a device do: as they are, in their dtype, whatever they say."""
+    with mock.patch.object(reading, "checked_offsets", lambda offsets, *_: offsets):
+        yield
+
+
+def check(
+    sequences, spec, layout, device, *, dtype=torch.float32, mask_dtype=torch.bool, offsets=None, place=None, **others
+):
+    """The kernels against the oracle and against the reference: what is exact exactly, the rest within.
+
+    Args:
+        dtype: Of the log-probs; two, if they differ.
+        mask_dtype: None for a call without a mask.
+        offsets: Their dtype as the kernels get them; by default what the layout has.
+        place: How log-probs and masks lie in memory, as a function of a tensor.
+    """
+    dtypes = dtype if isinstance(dtype, tuple) else (dtype, dtype)
+    computes = torch.promote_types(torch.promote_types(*dtypes), torch.float32)
+    laid = lay_out(sequences, layout, dtypes[0] if dtypes[0] == dtypes[1] else computes, mask_dtype or torch.bool)
+    if dtypes[0] != dtypes[1]:
+        laid.train, laid.rollout = laid.train.to(dtypes[0]), laid.rollout.to(dtypes[1])
+    laid.others.update(others)
+    valid = laid.mask
+    if mask_dtype is None:
+        laid.mask = None
+    expected = oracle.correct(cast(sequences, dtypes, computes), spec)
+    reference = laid.correct(spec)
+    if place is not None:
+        names = ("train", "rollout", "mask")
+        laid = replace(
+            laid, **{name: None if getattr(laid, name) is None else place(getattr(laid, name)) for name in names}
+        )
+    laid = between_fences(laid, device)
+    if offsets is not None and laid.cu_seqlens is not None:
+        laid.cu_seqlens = laid.cu_seqlens.to(offsets)
+    with unchecked(), watched():
+        out = laid.correct(spec, backend="triton")
+    case = f"{layout} {dtype} {mask_dtype} {spec.to_dict()}"
+    of_weights, of_metrics = (1e-12, 1e-12) if computes == torch.float64 else WITHIN[device]
+    compare(laid, out, expected, mask_dtype or torch.bool, of_weights, case)
+    compare_metrics(replace(laid, mask=valid), out.metrics(), expected, spec, of_metrics, case)
+    assert_like_reference(out, reference, case)
+    return out, expected
+
+
+def cast(sequences, dtypes, computes):
+    """The sequences as they are after a cast of the log-probs to their dtypes, and of all else to a third."""
+    trains, rollouts, others = (rounded(sequences, dtype) for dtype in (*dtypes, computes))
+    return [
+        replace(other, train=train.train, rollout=rollout.rollout)
+        for train, rollout, other in zip(trains, rollouts, others, strict=True)
+    ]
+
+
+def assert_like_reference(out, reference, case=""):
+    """Verdicts, masks and counts equal; weights and statistics as float32 in another order has them."""
+    assert torch.equal(out.keep.cpu(), reference.keep), case
+    for got, wanted in zip(flat(out.mask), flat(reference.mask), strict=True):
+        assert torch.equal(bits(got), bits(wanted)), case
+    for got, wanted in zip(flat(out.weights), flat(reference.weights), strict=True):
+        assert torch.equal(got == 0, wanted == 0), case
+        relative = 1e-12 if got.dtype == torch.float64 else 2 * WITHIN[out.keep.device.type][0]
+        torch.testing.assert_close(got, wanted, rtol=relative, atol=0, equal_nan=True)
+    a, b = (x.statistics.metrics_async().values() for x in (out, reference))
+    assert list(a) == list(b) == [name for names in columns(out.statistics.spec) for name in names]
+    if not b["tokens_nonfinite"] or out.statistics.spec.nonfinite != "propagate":
+        wrong = {name: (a[name], b[name]) for name in b if not same(name, a[name], b)}
+        assert not wrong, f"{wrong}: {case}"
+
+
+def same(name, got, reference):
+    """Whether a raw statistic is what the reference has; float sums to the rounding of what was added."""
+    wanted = reference[name]
+    if got == wanted or is_count(name):
+        return got == wanted
+    added = math.sqrt(reference["tokens"] * reference.get(f"{name}2", 0.0))
+    # An exponential is off by what its exponent is, and that by its size.
+    exponent = max(1.0, math.log(wanted)) if name.endswith("_ppl") and wanted > 0.0 else 1.0
+    # A binary KL is a difference of terms up to 1. Against float64 the reference was off by
+    # 2.2e-7 at most, the kernels by 9.7e-8.
+    cancelled = 2.0**-22 if "binary_kl" in name else 0.0
+    return abs(got - wanted) <= 2e-5 * exponent * max(1e-3, abs(wanted)) + 1e-6 * added + cancelled
+
+
+def same_bits(one, other):
+    """Whether two corrections are the same to the bit, statistics included."""
+    a, b = ([*flat(x.weights), *flat(x.mask), x.keep, x.statistics.sums, x.statistics.maxima] for x in (one, other))
+    return all(torch.equal(bits(x).flatten(), bits(y).flatten()) for x, y in zip(a, b, strict=True))
+
+
+def same_but_for_order(one, other):
+    """Whether weights, masks and verdicts are the same to the bit, and statistics but for the order of sums."""
+    a, b = ([*flat(x.weights), *flat(x.mask), x.keep] for x in (one, other))
+    for name in ("sums", "maxima"):
+        got, wanted = (getattr(x.statistics, name) for x in (one, other))
+        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-9)
+    return all(torch.equal(bits(x).flatten(), bits(y).flatten()) for x, y in zip(a, b, strict=True))
+
+
+def flat(x):
+    """A result as a list of tensors on the CPU."""
+    rows = [] if x is None else x if isinstance(x, list) else [x]
+    return [(row.values() if row.is_nested else row).cpu() for row in rows]
+
+
+def bits(x):
+    """A tensor as the bytes that it holds: a bool of 2, a NaN and -0.0 are what they are."""
+    return x.contiguous().flatten().view(torch.uint8)
+
+
+def batch(seed=0, lengths=LENGTHS, **others):
+    """Random sequences of the lengths that matter to small tiles, with both of the statistics that variants bring."""
+    made = random_sequences(seed, lengths, **others)
+    for sequence in made:
+        sequence.external["surprise"] = [0.5 - x for x in sequence.external["entropy"]]
+    return made
+
+
+def fit_and_check(sequences, spec, layout, device, shapes=WIDE, **others):
+    """The kernels with bounds that cut this batch."""
+    with shaped(shapes):
+        return check(sequences, fitted(spec, sequences), layout, device, **others)

@@ -1,0 +1,32 @@
+"""What a call asks of torch and of the compiler."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Operations(TorchDispatchMode):
+    """What torch is asked to do."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+FREE = {"promote_types", "empty", "view", "detach", "slice", "as_strided", "alias", "_to_copy"}
+
+
+def key(launch):
+    """What a compilation depends on."""
+
+    def kind(x):
+        if isinstance(x, torch.Tensor):
+            return x.dtype, x.data_ptr() % 16
+        return tuple(map(kind, x)) if isinstance(x, tuple) else type(x)
+
+    return launch.kernel.__name__, tuple(launch.constants.items()), tuple(map(kind, launch.arguments))

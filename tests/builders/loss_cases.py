@@ -1,0 +1,160 @@
+"""Batches for the tests of the policy loss, laid out like those of `correct`, and the comparison with its oracle."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from unittest import mock
+
+import torch
+
+import rollout_corr as rc
+from builders.batches import GARBAGE, error, lay_out
+from oracles import correction as oracle
+from oracles import loss as oracle_loss
+from rollout_corr.backends import loss_blocks
+from rollout_corr.spec.loss import Objective
+
+TENSORS = ("old", "rollout", "ref", "weights", "train_mask")
+
+SURROGATES = {
+    "ppo": rc.PPO(),
+    "ppo dual": rc.PPO(0.1, 0.28, dual=1.5),
+    "ppo delta": rc.PPO(0.2, 0.3, delta=1.2),
+    "ppo open": rc.PPO(1.0, math.inf),
+    "gspo": rc.GSPO(0.05, 0.06),
+    "gspo token": rc.GSPO(0.05, 0.06, dual=1.1, through="token"),
+    "reinforce": rc.Reinforce(),
+    "score": rc.Score(),
+    "cispo": rc.Score(upper=1.2),
+    "score both": rc.Score(0.8, 1.3),
+    "score icepop": rc.Score(0.8, 1.3, "zero"),
+    "dppo tv": rc.DPPO("tv", 0.05, 0.1, upper=1.4),
+    "dppo kl": rc.DPPO("kl", 0.01, 0.02, upper=None),
+    "sapo": rc.SAPO(),
+    "gmpo": rc.GMPO(0.2, 0.3),
+    "gpg": rc.GPG(),
+    "dro": rc.DRO(0.5),
+    "clamped": rc.Reinforce(clamp=0.3),
+}
+
+
+def random_batch(seed, lengths=(5, 1, 7, 0, 4, 6), *, advantages="token", scale=0.4, broken=False, keep=0.8):
+    """Sequences with holes in both masks and garbage in the holes; the third is all invalid. All tensors are there."""
+    rng = random.Random(seed)
+    made = []
+    for s, length in enumerate(lengths):
+        mask = [int(s != 2 and rng.random() < 0.8) for _ in range(length)]
+        new = [-rng.expovariate(1.0) - 0.01 for _ in range(length)]
+        old, rollout, ref = ([min(x + rng.gauss(0.0, scale), 0.0) for x in new] for _ in range(3))
+        tokens = [rng.choice((-1, 1)) * rng.uniform(0.2, 2.0) * (rng.random() < 0.9) for _ in range(length)]
+        weights = [rng.choice((0.0, 1.0, rng.uniform(0.2, 2.0), rng.uniform(0.2, 2.0))) for _ in range(length)]
+        trains = [int(rng.random() < keep) for _ in range(length)]
+        rows = [new, old, rollout, ref, tokens, weights]
+        for t in range(length):
+            if not mask[t]:
+                for row in rows:
+                    row[t] = rng.choice(GARBAGE)
+        whole = rng.choice((-0.5, 0.25, 1.0))
+        given = tokens if advantages == "token" else whole
+        made.append(oracle_loss.Sequence(new, mask, given, old, rollout, ref, weights, trains))
+    if broken:
+        for sequence in made:
+            places = oracle_loss.valid(sequence)
+            if places:
+                rows = [sequence.new, sequence.old, sequence.rollout, sequence.ref, sequence.weights]
+                rng.choice(rows)[rng.choice(places)] = rng.choice((math.nan, math.inf, -math.inf))
+    return made
+
+
+def only(sequences, *names):
+    """The same without the tensors that are not named."""
+    return [replace(q, **{name: None for name in TENSORS if name not in names}) for q in sequences]
+
+
+class LaidLoss:
+    """Arguments of `rc.policy_loss` in a layout."""
+
+    def __init__(self, sequences, layout, dtype=torch.float64, mask_dtype=torch.bool, seed=0):
+        self.names = [name for name in TENSORS if sequences and getattr(sequences[0], name) is not None]
+        plain = [
+            oracle.Sequence(q.new, [0.0] * len(q), q.mask, q.advantages, {n: getattr(q, n) for n in self.names})
+            for q in sequences
+        ]
+        if not self.names:
+            for q in plain:
+                q.external = {"nothing": [0.0] * len(q.train)}
+        self.laid = lay_out(plain, layout, dtype, mask_dtype, seed)
+        self.new = self.leaf(self.laid.train)
+        tensors = {name: self.laid.external[name] for name in self.names}
+        self.arguments = {
+            ("train_mask" if name == "train_mask" else "weights" if name == "weights" else f"{name}_logp"): x
+            for name, x in tensors.items()
+        }
+        self.arguments["cu_seqlens"] = self.laid.cu_seqlens
+
+    @staticmethod
+    def leaf(x):
+        if isinstance(x, list):
+            return [row.clone().requires_grad_() for row in x]
+        return x.detach().clone().requires_grad_() if x.is_nested else x.detach().requires_grad_()
+
+    def __call__(self, **options):
+        return rc.policy_loss(self.new, self.laid.advantages, self.laid.mask, **(self.arguments | options))
+
+    def gradient(self, value, **options):
+        """Of the loss, per sequence, and elsewhere."""
+        leaves = self.new if isinstance(self.new, list) else [self.new]
+        found = torch.autograd.grad(value, leaves, **options)
+        grad = list(found) if isinstance(self.new, list) else found[0]
+        return self.laid.read(grad), self.laid.elsewhere(grad)
+
+
+def arguments_of(objective):
+    """An Objective as arguments of `rc.policy_loss`."""
+    names = ("surrogate", "kl", "regulariser", "reduction", "denominator", "max_length")
+    return {name: getattr(objective, name) for name in names}
+
+
+def check(
+    sequences, objective, layout="packed", *, given=None, whole=False, dtype=torch.float64, within=1e-12, by=3e-8
+):
+    """Value, gradient and metrics against the oracle; `whole` takes the way that other devices go."""
+    laid = LaidLoss(sequences, layout, dtype)
+    options = arguments_of(objective) | ({} if given is None else {"denominator": given})
+    if "ref" in laid.names and objective.kl is None:
+        del laid.arguments["ref_logp"]
+        sequences = [replace(q, ref=None) for q in sequences]
+    run = loss_blocks.run_whole if whole else loss_blocks.run_blocks
+    with mock.patch.object(loss_blocks, "run_blocks", run):
+        out = laid(**options)
+    compare(out, laid, sequences, objective, f"{layout} {objective} {given}", given=given, within=within, by=by)
+    return out
+
+
+def compare(out, laid, sequences, objective, case, *, given=None, within=1e-12, by=3e-8):
+    """Value, gradient and metrics against the oracle; the gradient is 0 at every token that has no part in the loss."""
+    wanted = oracle_loss.value(objective, sequences, given)
+    assert error(out.value.item(), wanted) <= within, f"value {out.value.item()} for {wanted}: {case}"
+    slopes, elsewhere = laid.gradient(out.value)
+    assert not any(elsewhere), case
+    for q, row, expected in zip(sequences, slopes, oracle_loss.gradient(objective, sequences, given), strict=True):
+        touched = oracle_loss.known(q, objective.surrogate)
+        for t, (a, b) in enumerate(zip(row, expected, strict=True)):
+            assert error(a, b) <= by, f"gradient at {t}: {a} for {b}: {case}"
+            assert t in touched or a == 0.0, case
+    compare_metrics(out.metrics(), oracle_loss.metrics(objective, sequences), within, case)
+
+
+def compare_metrics(got, wanted, within, case):
+    for key, expected in wanted.items():
+        found, allowed = got[key], within
+        if key.endswith("std"):
+            found, expected, allowed = found**2, expected**2, allowed * (1.0 + got["ppo_ratio_max"] ** 2)
+        assert error(found, expected) <= allowed, f"{key}: {got[key]} for {wanted[key]}: {case}"
+    assert set(wanted) <= set(got), case
+
+
+def objective(surrogate="ppo", **more):
+    return Objective(SURROGATES[surrogate], **more)

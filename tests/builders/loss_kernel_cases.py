@@ -1,0 +1,136 @@
+"""What the tests of the loss's kernels share: batches of every variant, and the comparison with the reference."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import fields, replace
+
+import torch
+
+from builders.batches import GARBAGE
+from builders.kernel_cases import fenced, watched
+from rollout_corr.aot.loss_variants import LOSS_VARIANTS
+from rollout_corr.backends import loss_blocks
+from rollout_corr.backends.batch import Batch
+from rollout_corr.backends.loss_blocks import Tensors
+from rollout_corr.kernels.policy_loss import launch as kernels
+from rollout_corr.metrics import loss as loss_metrics
+
+INF, NAN = math.inf, math.nan
+
+PLAIN = LOSS_VARIANTS["ppo_packed"]
+
+
+def tensors_of(variant, seed=0, lengths=(5, 1, 9, 0, 7, 8, 17, 1, 16, 30)):
+    """A batch of a variant on the CPU: D spread by a few tenths, garbage behind the mask, some tokens broken."""
+    generator = torch.Generator().manual_seed(seed)
+    sequences, width = len(lengths), 48
+    given = variant.given(sum(lengths) if variant.packed else width * sequences, sequences, "cpu")
+    shape = given.new.shape
+    valid = torch.rand(shape, generator=generator) < 0.85
+    if not variant.packed:
+        valid &= torch.arange(width) < torch.tensor(lengths)[:, None]
+    if variant.mask is None:
+        valid[:] = True
+
+    def noise(scale, shape=shape):
+        return scale * torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    new = -noise(1.0).abs() - 0.01
+    made = {
+        "new": new,
+        "base": new + noise(0.3),
+        "ref": new + noise(0.3),
+        "weights": noise(1.0).abs(),
+        "trains": (torch.rand(shape, generator=generator) < 0.8).double() * 2.0,
+        "advantages": noise(1.0, given.advantages.shape),
+    }
+    for name in ("new", "base", "ref", "weights"):
+        if variant.objective.nonfinite != "propagate" and new.numel():
+            made[name].view(-1)[torch.randint(0, new.numel(), (2,), generator=generator)] = -INF if seed % 2 else NAN
+        made[name][~valid] = GARBAGE[seed % len(GARBAGE)]
+    if not given.per_sequence:
+        made["advantages"][~valid] = NAN
+    made["mask"] = valid.double() * (2.0 if variant.mask not in (None, torch.bool) else 1.0)
+    for name, values in made.items():
+        x = getattr(given, name)
+        if x is not None:
+            x.copy_(values)
+    if variant.packed:
+        given.offsets.copy_(torch.tensor([0, *itertools.accumulate(lengths)]))
+    if variant.counted:
+        given.divisor.fill_(13.0)
+    return given
+
+
+def on(given, device):
+    """The same between fences on a device."""
+    made = {f.name: getattr(given, f.name) for f in fields(given)}
+    return replace(given, **{name: fenced(x, device) for name, x in made.items() if isinstance(x, torch.Tensor)})
+
+
+def by_reference(given, wanted, dtype, differentiable=True):
+    """What plain torch makes of it, computing in a dtype."""
+    cast = {
+        name: None if x is None else x.to(dtype)
+        for name, x in ((name, getattr(given, name)) for name in ("new", "base", "ref", "weights", "advantages"))
+    }
+    count = given.new.shape[0] if given.offsets is None else given.offsets.shape[0] - 1
+    offsets = None if given.offsets is None else given.offsets.long()
+    batch = Batch(cast["new"], cast["new"], given.mask, offsets, count, lambda x: x, given.mask)
+    batch.advantages, batch.per_sequence = cast["advantages"], given.per_sequence
+    tensors = Tensors(cast["advantages"], cast["base"], cast["weights"], cast["ref"], given.trains)
+    done = loss_blocks.run_whole(batch, tensors, wanted, differentiable, given.divisor)
+    slope = None if done.gradient is None else loss_blocks.scaled(done.gradient, torch.ones(()), done.divisor, dtype)
+    return done, slope
+
+
+def by_kernels(given, wanted, device, differentiable=True):
+    """What the kernels make of it, and the gradient that backward gives."""
+    placed = on(given, device)
+    with watched():
+        found = kernels.run(placed, wanted, differentiable)
+        if found.gradient is None:
+            return found, None
+        one = torch.ones((), device=device)
+        kind = found.gradient.dtype
+        return found, kernels.scale(found.gradient, found.inners, one, found.divisor, placed.offsets, kind).cpu()
+
+
+# Counts are equal. The rest is as far from float64 as the float32 reference is: over these variants 1.8e-7 of a
+# gradient and 8e-8 of a value for the reference, 1.7e-7 and 9e-8 for the kernels (of 1 where it is smaller, of 0.01
+# for gradients), and 2.8e-7 of a sum, of what adds up at random. In float64 3e-15.
+COUNTS = {"loss_valid_tokens", "loss_valid_sequences", "loss_tokens", "loss_sequences", "loss_tokens_nonfinite"}
+COUNTS |= {"clip_low", "clip_high", "clip_dual"}
+WITHIN = {torch.float32: (4e-7, 5e-7), torch.float64: (1e-13, 1e-13)}
+
+
+def assert_close(got, wanted, within, floor, case):
+    """Equal where infinite or NaN; otherwise off by a part of the wanted value, or of the floor."""
+    got, wanted = got.double().cpu(), wanted.double().cpu()
+    same = (got == wanted) | (got.isnan() & wanted.isnan())
+    apart = (got - wanted).abs() / wanted.abs().clamp(min=floor)
+    wrong = ~(same | (apart <= within))
+    assert not wrong.any(), f"{got[wrong]} for {wanted[wrong]}, off by {apart[wrong]}: {case}"
+
+
+def compare_with_reference(given, wanted, device, case, differentiable=True):
+    """Kernels, reference in the same dtype, reference in float64."""
+    found, slope = by_kernels(given, wanted, device, differentiable)
+    kind = torch.float64 if given.double else torch.float32
+    like, like_slope = by_reference(given, wanted, kind, differentiable)
+    exact, exact_slope = by_reference(given, wanted, torch.float64, differentiable)
+    of_gradient, of_sums = WITHIN[kind]
+    names = (*loss_metrics.sum_names(wanted), *loss_metrics.max_names())
+    for name, got, same, true in zip(names, found.statistics.cpu(), like.statistics, exact.statistics, strict=True):
+        if name in COUNTS:
+            assert got == same, f"{name}: {got} for {same}: {case}"
+        else:
+            size = max(1.0, exact.statistics[names.index("loss_valid_tokens")].item() ** 0.5)
+            assert_close(got, true, of_sums, size, f"{name}: {case}")
+    assert found.value.shape == () and found.divisor.item() == like.divisor.item()
+    assert_close(found.value, exact.value, of_sums, 1.0, f"value: {case}")
+    if slope is not None:
+        assert torch.equal(slope == 0, like_slope == 0), case
+        assert_close(slope, exact_slope, of_gradient, 0.01, f"gradient: {case}")

@@ -1,0 +1,185 @@
+"""What a rank of test_distributed does, in a module that a spawned process can import."""
+
+from __future__ import annotations
+
+import contextlib
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+import rollout_corr as rc
+from builders.batches import lay_out, outcome, random_sequences
+from builders.loss_cases import LaidLoss, only, random_batch
+from builders.split_cases import SPECS, cases, loss_cases, picked, tokens_of
+from rollout_corr.testing import ExampleBatch, example_batch
+
+NORMALIZED = rc.Spec(
+    weight=rc.Weight("product", upper=3.0, normalize="batch"),
+    criteria=(rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.995, upper=1.005),),
+    detail="full",
+)
+
+
+@contextlib.contextmanager
+def counted():
+    """How often ranks meet, by the operation."""
+    calls = []
+    original = dist.all_reduce
+
+    def counting(*args, **kwargs):
+        calls.append(kwargs.get("op", dist.ReduceOp.SUM))
+        return original(*args, **kwargs)
+
+    with mock.patch.object(dist, "all_reduce", counting):
+        yield calls
+
+
+def part(batch: ExampleBatch, first: int, last: int, **groups: object) -> rc.Correction:
+    """The correction of some of the sequences."""
+    cu = batch.cu_seqlens[first : last + 1]
+    tokens = slice(int(cu[0]), int(cu[-1]))
+    return rc.correct(
+        batch.train_logp[tokens],
+        batch.rollout_logp[tokens],
+        batch.mask[tokens],
+        cu_seqlens=cu - cu[0],
+        spec=NORMALIZED,
+        **groups,
+    )
+
+
+def example() -> ExampleBatch:
+    return example_batch(sequences=30, median_length=40)
+
+
+def loss_cases_of(ranks: int) -> list[tuple[object, ...]]:
+    """All losses with 4 ranks, some with 2."""
+    return list(loss_cases(every=1 if ranks == 4 else 4))
+
+
+# --- what is looked at ---
+
+
+def cases_of(ranks: int) -> list[tuple[object, ...]]:
+    """Some of the cases, with every way of splitting; test_split.py has all of them."""
+    return list(cases(every=7 if ranks == 4 else 5))
+
+
+def split_batches(rank, ranks):
+    """Every case on this rank: what it gave, and how many collectives it took."""
+    found = []
+    for _, batch, spec, way, layout, dtype in cases_of(ranks):
+        laid = lay_out(picked(batch, tokens_of(batch, way, ranks, rank)), layout, dtype, seed=rank)
+        with counted() as calls:
+            out = laid.correct(spec, sequence_group=dist.group.WORLD)
+        found.append((outcome(laid, out), len(calls)))
+    return found
+
+
+def outcome_of_loss(laid, out):
+    """Value, gradient and mask per sequence, and the statistics."""
+    return out.value.item(), laid.gradient(out.value)[0], laid.laid.read(out.mask), out.statistics
+
+
+def split_losses(rank, ranks):
+    """Every case on this rank: what it gave, and how many collectives it took."""
+    found = []
+    for _, batch, options, way, layout, dtype in loss_cases_of(ranks):
+        laid = LaidLoss(picked(batch, tokens_of(batch, way, ranks, rank)), layout, dtype, seed=rank)
+        with counted() as calls:
+            out = laid(**options, sequence_group=dist.group.WORLD)
+        found.append((outcome_of_loss(laid, out), len(calls)))
+    return found
+
+
+def uneven_shares(rank, ranks):
+    """Data parallel: uneven shares of the sequences, none on the last rank, a mean over all of them."""
+    edges = [0, 7, *[30] * (ranks - 1)]
+    with counted() as of_mean:
+        out = part(example(), edges[rank], edges[rank + 1], batch_group=dist.group.WORLD)
+    with counted() as of_statistics:
+        merged = out.statistics.all_reduce()
+    return {"weights": out.weights, "metrics": merged.metrics(), "calls": (len(of_mean), len(of_statistics))}
+
+
+def micro_batches(rank, ranks):
+    """As many micro-batches as the rank's number says, none on rank 0."""
+    edges = torch.linspace(0, 30, ranks * (ranks - 1) // 2 + 1).long().tolist()
+    first = rank * (rank - 1) // 2
+    parts = [part(example(), edges[i], edges[i + 1]).statistics for i in range(first, first + rank)]
+    statistics = rc.Statistics.sum([rc.Statistics.nothing(NORMALIZED), *parts])
+    return statistics.all_reduce().metrics()
+
+
+def unequal_counts(rank, ranks):
+    """What every rank says where one of them holds a sequence more."""
+    n = 3 + (rank == 1)
+    try:
+        rc.correct(torch.zeros(n, 2), torch.zeros(n, 2), sequence_group=dist.group.WORLD, validate=True)
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def asynchronous(rank, ranks):
+    """Whether both ways give the same, and how often ranks met before the result was asked for."""
+    batch = random_sequences(5, (9, 4))
+    laid = lay_out(picked(batch, tokens_of(batch, "zigzag", ranks, rank)), "packed", torch.float32)
+    spec = SPECS["geometric and veto"]
+    with counted() as calls:
+        pending = laid.correct(spec, sequence_group=dist.group.WORLD, call=rc.correct_async)
+        before = len(calls)
+        out = pending.result()
+    done = pending.done() and pending.result() is out
+    at_once = laid.correct(spec, sequence_group=dist.group.WORLD)
+    return before, len(calls), done, torch.equal(out.weights, at_once.weights)
+
+
+def both_groups(rank, ranks):
+    """Two copies of half of the ranks, each with half of the sequences: means over either kind of group."""
+    pairs = [dist.new_group(list(range(first, ranks, ranks // 2))) for first in range(ranks // 2)]
+    halves = [dist.new_group(list(range(half, half + ranks // 2))) for half in (0, ranks // 2)]
+    batch, half, inner = random_sequences(9, (9, 4, 6, 5)), rank // (ranks // 2), rank % (ranks // 2)
+    mine = batch[2 * half : 2 * half + 2]
+    laid = lay_out(picked(mine, tokens_of(mine, "zigzag", ranks // 2, inner)), "packed", torch.float32)
+    found = []
+    for group in (pairs[inner], dist.group.WORLD):
+        out = laid.correct(SPECS["token"], sequence_group=halves[half], batch_group=group)
+        found.append((laid.read(out.weights), out.statistics.all_reduce()))
+    losses = only(random_batch(3, (9, 4, 6, 5)), "old", "weights")[2 * half : 2 * half + 2]
+    laid = LaidLoss(picked(losses, tokens_of(losses, "zigzag", ranks // 2, inner)), "packed", torch.float64)
+    for group in (pairs[inner], dist.group.WORLD):
+        found.append(laid(denominator="kept", sequence_group=halves[half], batch_group=group).value.item())
+    return found
+
+
+def shared_denominator(rank, ranks):
+    """Values and gradients of a loss that is divided by the count of all ranks, each of which has other sequences."""
+    batch = only(random_batch(3, (9, 4, 6, 5)), "old", "weights")
+    mine = batch[rank::ranks]
+    found = []
+    for denominator in ("original", "kept"):
+        laid = LaidLoss(mine, "packed", torch.float64)
+        with counted() as calls:
+            out = laid(denominator=denominator, batch_group=dist.group.WORLD)
+        found.append((out.value.item(), laid.gradient(out.value)[0], len(calls)))
+    return found
+
+
+def work(rank: int, ranks: int, folder: str) -> None:
+    """One rank, everything that is looked at."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
+    looks = (
+        split_batches,
+        split_losses,
+        shared_denominator,
+        uneven_shares,
+        micro_batches,
+        unequal_counts,
+        asynchronous,
+        both_groups,
+    )
+    torch.save({look.__name__: look(rank, ranks) for look in looks}, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()

@@ -1,0 +1,252 @@
+"""Sequences cut over ranks in every way that frameworks cut them, and what the ranks found put together again."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+
+import rollout_corr as rc
+from builders.batches import lay_out, outcome, random_sequences, spoil, wild
+from builders.loss_cases import SURROGATES, only, random_batch
+from rollout_corr.backends import split
+
+# --- the ways ---
+
+
+def contiguous(sequences, ranks):
+    """Every sequence in as many stretches as there are ranks; a short one leaves the last ranks without a token."""
+    return [[t // max(1, -(-len(q) // ranks)) for t in range(len(q))] for q in sequences]
+
+
+def zigzag(sequences, ranks):
+    """Megatron's: twice as many stretches, of which a rank has one from the front and one from the back."""
+    halves = contiguous(sequences, 2 * ranks)
+    return [[min(half, 2 * ranks - 1 - half) for half in row] for row in halves]
+
+
+def ulysses(sequences, ranks):
+    """The pack is cut and not its sequences: most of them lie on one rank, some on two."""
+    total, places = sum(map(len, sequences)), iter(range(sum(map(len, sequences))))
+    return [[next(places) * ranks // max(1, total) for _ in range(len(q))] for q in sequences]
+
+
+def whole(sequences, ranks):
+    """Every sequence on one rank only."""
+    return [[s % ranks] * len(q) for s, q in enumerate(sequences)]
+
+
+def last(sequences, ranks):
+    """Everything on the last rank, nothing at all on the others."""
+    return [[ranks - 1] * len(q) for q in sequences]
+
+
+def scattered(sequences, ranks):
+    """Any token anywhere."""
+    rng = random.Random(sum(map(len, sequences)))
+    return [[rng.randrange(ranks) for _ in range(len(q))] for q in sequences]
+
+
+WAYS = {way.__name__: way for way in (contiguous, zigzag, ulysses, whole, last, scattered)}
+
+
+def tokens_of(sequences, way, ranks, rank):
+    """Which tokens of each sequence a rank holds, in the order in which it holds them."""
+    held = [[t for t, owner in enumerate(row) if owner == rank] for row in WAYS[way](sequences, ranks)]
+    if way == "scattered":
+        for row in held:
+            random.Random(len(row)).shuffle(row)
+    return held
+
+
+def picked(sequences, held):
+    """The sequences with some of their tokens."""
+
+    def of(values, row):
+        return [values[t] for t in row] if isinstance(values, list) else values
+
+    return [
+        replace(
+            q,
+            **{name: of(value, row) for name, value in vars(q).items() if name != "external"},
+            **({"external": {name: of(x, row) for name, x in q.external.items()}} if hasattr(q, "external") else {}),
+        )
+        for q, row in zip(sequences, held, strict=True)
+    ]
+
+
+def together(parts, sequences, way, ranks):
+    """Rows per sequence from what the ranks hold of them."""
+    if parts[0] is None:
+        assert all(part is None for part in parts)
+        return None
+    rows = [[None] * len(q) for q in sequences]
+    for rank, part in enumerate(parts):
+        held = tokens_of(sequences, way, ranks, rank)
+        for row, values, where in zip(rows, part, held, strict=True):
+            for t, value in zip(where, values, strict=True):
+                row[t] = value
+    return rows
+
+
+def joined(outcomes, sequences, way, ranks):
+    """Outcomes of the ranks as one: all agree on the verdicts, statistics are merged."""
+    weights, masks, keeps, statistics = zip(*outcomes, strict=True)
+    assert all(keep == keeps[0] for keep in keeps)
+    merged = rc.Statistics.sum(statistics)
+    return together(weights, sequences, way, ranks), together(masks, sequences, way, ranks), keeps[0], merged
+
+
+# --- the cases ---
+
+SPECS = {
+    "measure": rc.Spec(detail="full"),
+    "token": rc.Spec(
+        rc.Weight("token", 0.8, 1.2, normalize="batch"),
+        (rc.Criterion("prob_diff", lower=-0.2, upper=0.2),),
+        rejected="both",
+    ),
+    "geometric and veto": rc.Spec(
+        rc.Weight("geometric", upper=2.0),
+        (
+            rc.Criterion("ratio", over="sequence", reduce="min", lower=0.4),
+            rc.Criterion("k3", over="sequence", reduce="mean", upper=0.08),
+            rc.Criterion("external", over="sequence", reduce="max", upper=1.7, name="entropy"),
+        ),
+        nonfinite="neutral",
+    ),
+    "survivors": rc.Spec(
+        rc.Weight("product", upper=2.0),
+        (
+            rc.Criterion("ratio", lower=0.5, drop="sequence"),
+            rc.Criterion("ratio", upper=1.5),
+            rc.Criterion("abs", over="sequence", reduce="sum", upper=1.0),
+        ),
+        sums_over="kept",
+    ),
+    "some tokens": rc.Spec(
+        None,
+        (
+            rc.Criterion("abs", over="sequence", reduce="mean", upper=0.3, when="outward", drop="token"),
+            rc.Criterion("k1", over="sequence", reduce="sum", upper=0.3, when="negative_advantage", drop="token"),
+            rc.Criterion("k2", over="sequence", reduce="max", upper=0.4, when="positive_advantage"),
+        ),
+        rejected="both",
+    ),
+    "broken": rc.Spec(rc.Weight("product"), (rc.Criterion("k2", over="sequence", reduce="sum", upper=1.0),)),
+    "poisoned": rc.Spec(
+        rc.Weight("product", lower=0.1),
+        (
+            rc.Criterion("k1", over="sequence", reduce="mean", upper=0.5),
+            rc.Criterion("ratio", over="sequence", reduce="max", upper=3.0),
+        ),
+        nonfinite="propagate",
+    ),
+    "verl": rc.preset("verl.decoupled_seq_is_rs"),
+    "xtuner": rc.preset("xtuner.reasoning"),
+    "skyrl": rc.preset("skyrl.tldr"),
+}
+LOSS_SPEC = rc.Spec(
+    rc.Weight("geometric", upper=2.0),
+    (
+        rc.Criterion("k1", over="sequence", reduce="mean", upper=0.3, of="new/old", when="negative_advantage"),
+        rc.Criterion("ratio", lower=0.3, drop="sequence", of="new/rollout"),
+        rc.Criterion("abs", upper=1.0, label="far"),
+    ),
+)
+REDUCTIONS = (
+    ("token_mean", "original", None),
+    ("sequence_mean_token_mean", "kept", None),
+    ("token_mean", "kept", None),
+    ("sequence_mean_token_sum", "original", None),
+    ("sequence_mean_token_mean", "original", None),
+    ("token_sum_norm", "original", 20.0),
+    ("sum", "original", None),
+)
+LOSS_LAYOUTS = ("packed", "padded_right", "packed_row", "padded_holes", "list")
+LAYOUTS = ("packed", "packed_row", "padded_right", "padded_holes", "jagged", "list")
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def cases(every=1):
+    """(name, sequences, spec, way, layout, dtype): every way with every Spec, the rest taking turns."""
+    turns = itertools.cycle(itertools.product(LAYOUTS, DTYPES))
+    for seed, ((name, spec), way) in enumerate([*itertools.product(SPECS.items(), WAYS)][::every]):
+        batch = wild(random_sequences(seed, (9, 1, 12, 0, 5, 17, 3)))
+        if name in ("broken", "poisoned"):
+            spoil(batch, seed, 0.7)
+        layout, dtype = next(turns)
+        # SkyRL counts padding, of which every rank has its own.
+        layout = "packed" if name == "skyrl" else layout
+        yield f"{name}, {way}, {layout}, {dtype}", batch, spec, way, layout, dtype
+
+
+def loss_cases(every=1):
+    """(name, sequences, options, way, layout, dtype): every surrogate, the rest taking turns."""
+    turns = itertools.cycle(itertools.product(WAYS, REDUCTIONS))
+    layouts = itertools.cycle(LOSS_LAYOUTS)
+    for seed, (name, surrogate) in enumerate([*SURROGATES.items()][::every]):
+        for fused, dtype in ((False, torch.float64), (True, torch.float32)):
+            way, (reduction, denominator, length) = next(turns)
+            options = {"surrogate": surrogate, "reduction": reduction, "denominator": denominator}
+            options |= {"max_length": length, "kl": rc.KL("k3", 0.1, scope="all"), "spec": LOSS_SPEC if fused else None}
+            tensors = ("old", "rollout", "ref") if fused else ("old", "ref", "weights", "train_mask")
+            batch = only(random_batch(seed, (9, 1, 12, 0, 5, 17, 3), broken=seed % 3 == 0), *tensors)
+            layout = next(layouts)
+            yield f"{name}, {fused}, {way}, {reduction}, {layout}", batch, options, way, layout, dtype
+
+
+# --- ranks that are not there ---
+
+
+class Rank(SimpleNamespace):
+    """A member of a group of ranks that run one after the other."""
+
+
+class Work:
+    def wait(self):
+        pass
+
+    def is_completed(self):
+        return True
+
+
+def lockstep(sequences, spec, way, ranks, dtype, layout="packed", **options):
+    """Outcome of `correct` on ranks that are played by this process, as one."""
+    return joined(outcomes(sequences, spec, way, ranks, dtype, layout, **options), sequences, way, ranks)
+
+
+def outcomes(sequences, spec, way, ranks, dtype, layout="packed", tables=None, backend="auto", device="cpu"):
+    """The same of every rank: all begin, tables are added up, all finish. `tables` gets what they sent."""
+    tables = [] if tables is None else tables
+
+    def all_reduce(table, group, async_op):
+        assert async_op
+        tables.append(table)
+        return Work()
+
+    fake = SimpleNamespace(
+        ProcessGroup=Rank,
+        is_available=lambda: True,
+        get_rank=lambda group: group.rank,
+        get_world_size=lambda group: group.ranks,
+        all_reduce=all_reduce,
+    )
+    with mock.patch.object(split, "dist", fake):
+        laid = []
+        for rank in range(ranks):
+            part = picked(sequences, tokens_of(sequences, way, ranks, rank))
+            laid.append(lay_out(part, layout, dtype, seed=rank).to(device))
+        pending = [
+            one.correct(spec, sequence_group=Rank(rank=r, ranks=ranks), call=rc.correct_async, backend=backend)
+            for r, one in enumerate(laid)
+        ]
+        assert len(tables) == ranks
+        total = torch.stack(tables).sum(0)
+        for table in tables:
+            table.copy_(total)
+        return [outcome(one, waiting.result()) for one, waiting in zip(laid, pending, strict=True)]

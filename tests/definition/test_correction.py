@@ -1,0 +1,215 @@
+"""`correct` against the third oracle: every layout, weight, criterion, policy and dtype on small random batches.
+
+Verdicts and masks are compared exactly, weights and metrics in float64 to 1e-12. Bounds are drawn from the batch,
+in the middle of gaps, so that some units pass and some fail and none lies within 1e-6 of a bound.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import (
+    LAYOUTS,
+    MASK_DTYPES,
+    METRICS_WITHIN,
+    WEIGHTS_WITHIN,
+    check,
+    compare,
+    lay_out,
+    random_sequences,
+    rounded,
+    spoil,
+    wild,
+)
+from builders.products import criteria_product, fit, weights_product
+from oracles import correction as oracle
+from rollout_corr.spec.correction import LEVELS, REDUCTIONS, STATS
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+INF = math.inf
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_weights_and_their_transforms(level):
+    for sequences, spec, layout, whole in weights_product(level):
+        check(sequences, spec, layout, whole=whole)
+
+
+@pytest.mark.parametrize("stat", STATS)
+def test_criteria_cross_product(stat):
+    failed = set()
+    for sequences, spec, layout, whole in criteria_product(stat):
+        _, answer = check(sequences, spec, layout, whole=whole)
+        rows = answer.verdicts[0].failed
+        failed.update(x for row in rows for x in (row if isinstance(row, list) else [row]))
+    assert failed == {True, False}, "every unit passed, or every unit failed: the bounds cut nothing"
+
+
+def specs_for_layouts(sequences):
+    """A handful of specs that reach every part of the computation, cut to this batch."""
+    k1 = fit(sequences, {}, {"stat": "k1", "when": "outward"}, "both")
+    geometric = fit(sequences, {}, {"stat": "ratio", "over": "sequence", "reduce": "mean"}, "both")
+    veto = fit(sequences, {}, {"stat": "ratio", "over": "sequence", "reduce": "min"}, "lower")
+    k3 = fit(sequences, {}, {"stat": "k3", "over": "sequence", "reduce": "sum"}, "upper")
+    negative = {"when": "negative_advantage", "drop": "token"}
+    external = fit(
+        sequences, {}, {"stat": "external", "name": "entropy", "over": "sequence", "reduce": "max", **negative}, "both"
+    )
+    return [
+        rc.Spec(),
+        rc.Spec(rc.Weight("token", upper=1.3)),
+        rc.Spec(rc.Weight("token", 0.8, 1.2, outside="zero", normalize="batch"), (k1,), "both"),
+        rc.Spec(rc.Weight("product", upper=1.5, normalize="batch"), (geometric, veto), detail="full"),
+        rc.Spec(rc.Weight("geometric", 0.9), (k3, external), "zero", sums_over="kept"),
+        rc.Spec(None, (k1, k3), "both", sums_over="kept", detail="full"),
+        rc.Spec(None, (geometric,), "zero"),
+        rc.Spec(rc.Weight("token"), (k1, veto), apply=False),
+    ]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_and_mask_dtypes(layout):
+    """Every layout with every mask dtype: 0.3 stays 0.3, byte 2 is valid and comes back as 2."""
+    for mask_dtype in MASK_DTYPES:
+        values = (1,) if mask_dtype is torch.bool else (0.3, 1, 2) if mask_dtype.is_floating_point else (1, 2, 3)
+        for seed in (0, 1):
+            for advantages in ("token", "sequence"):
+                sequences = random_sequences(seed, mask_values=values, advantages=advantages)
+                for spec in specs_for_layouts(sequences):
+                    check(sequences, spec, layout, mask_dtype=mask_dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_low_precision_log_probs(dtype):
+    """Verdicts, keep and masks as the oracle has them for the same upcast inputs; weights within the measured error."""
+    for seed, layout in itertools.product(range(8), LAYOUTS):
+        sequences = random_sequences(seed, (5, 1, 7, 0, 4, 6, 30), scale=0.3)
+        sequences = rounded(wild(sequences) if seed >= 6 else sequences, dtype)
+        for spec in specs_for_layouts(sequences):
+            check(sequences, spec, layout, dtype=dtype, tolerance=WEIGHTS_WITHIN, metric_tolerance=METRICS_WITHIN)
+
+
+EVERYTHING = rc.Spec(
+    rc.Weight("geometric", 0.5, 2.0, normalize="batch"),
+    tuple(
+        rc.Criterion(stat, over="sequence", reduce=reduce, upper=2.0, name="entropy" if stat == "external" else None)
+        for stat in STATS
+        for reduce in REDUCTIONS
+    ),
+    rejected="both",
+    detail="full",
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("lengths", [(), (0,), (0, 0, 0), (1,), (4, 4, 4), (0, 3, 0)])
+def test_nothing_to_train_on(layout, lengths):
+    """No sequences, no tokens, nothing valid: zero counts, finite metrics, no exception."""
+    for invalid, dtype in itertools.product((0.0, 1.0), (torch.float64, torch.float32)):
+        sequences = random_sequences(3, lengths, invalid=invalid)
+        for spec in (EVERYTHING, rc.Spec(), rc.Spec(EVERYTHING.weight, apply=False), rc.Spec(rejected="zero")):
+            exact = dtype == torch.float64
+            out, _ = check(
+                sequences,
+                spec,
+                layout,
+                dtype=dtype,
+                tolerance=1e-12 if exact else WEIGHTS_WITHIN,
+                metric_tolerance=1e-12 if exact else METRICS_WITHIN,
+            )
+            assert all(math.isfinite(value) for value in out.metrics().values())
+            assert out.keep.tolist() == [True] * len(lengths) or invalid == 0.0
+
+
+def test_mask_of_none_means_all_valid_and_comes_back_as_bool():
+    sequences = random_sequences(1, (3, 2, 0, 4), invalid=0.0)
+    sequences[2:3] = []
+    for layout, spec in itertools.product(("packed", "packed_row", "list", "jagged"), specs_for_layouts(sequences)):
+        laid = lay_out(sequences, layout)
+        laid.mask = None
+        out = laid.correct(spec)
+        expected = oracle.correct(sequences, spec)
+        compare(laid, out, expected, torch.bool, 1e-12, f"mask None {layout} {spec}")
+        for mask in out.mask if layout == "list" else [out.mask]:
+            assert mask.dtype == torch.bool
+
+
+def test_mask_of_none_is_false_outside_every_interval():
+    """There is no given mask to hand back, so what belongs to no sequence does not train."""
+    for spec in (
+        rc.Spec(),
+        rc.Spec(rc.Weight("token"), rejected="zero"),
+        rc.Spec(criteria=(rc.Criterion("abs", upper=1),)),
+    ):
+        out = rc.correct(torch.zeros(6), torch.zeros(6), cu_seqlens=torch.tensor([1, 3, 4]), spec=spec)
+        assert out.mask.tolist() == [False, True, True, True, False, False]
+        assert out.metrics()["tokens_outside"] == 3
+
+
+@pytest.mark.parametrize(
+    "dtypes", list(itertools.permutations((torch.float64, torch.float32, torch.bfloat16, torch.float16), 2))
+)
+def test_log_probs_of_two_dtypes(dtypes):
+    """Both are upcast before the subtraction; fp64 on either side computes in fp64."""
+    sequences = random_sequences(2)
+    spec = rc.Spec(rc.Weight("product"), (rc.Criterion("k2", over="sequence", reduce="mean", upper=0.07),), "both")
+    laid = lay_out(sequences, "packed")
+    laid.train, laid.rollout = laid.train.to(dtypes[0]), laid.rollout.to(dtypes[1])
+    cast = [
+        oracle.Sequence(a.train, b.rollout, a.mask)
+        for a, b in zip(rounded(sequences, dtypes[0]), rounded(sequences, dtypes[1]), strict=True)
+    ]
+    out = laid.correct(spec)
+    double = torch.float64 in dtypes
+    assert out.weights.dtype == (torch.float64 if double else torch.float32)
+    tolerance = 1e-12 if double else WEIGHTS_WITHIN
+    compare(laid, out, oracle.correct(cast, spec), torch.bool, tolerance, str(dtypes))
+
+
+def test_inputs_are_left_as_they_are():
+    sequences = spoil(random_sequences(0), 0)
+    for layout, spec in itertools.product(LAYOUTS, specs_for_layouts(sequences)):
+        laid, copy = lay_out(sequences, layout), lay_out(sequences, layout)
+        laid.correct(spec)
+        pairs = [(laid.train, copy.train), (laid.rollout, copy.rollout), (laid.mask, copy.mask)]
+        pairs += [(laid.advantages, copy.advantages), (laid.external["entropy"], copy.external["entropy"])]
+        for got, wanted in pairs:
+            for a, b in zip(*((x if layout == "list" else [x]) for x in (got, wanted)), strict=True):
+                a, b = (x.values() if x.is_nested else x for x in (a, b))
+                assert torch.equal(a.double().nan_to_num(7.0), b.double().nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_external_values_that_are_not_finite(layout, dtype):
+    """A NaN of the caller's own statistic passes no bound, an infinity only an open one; neighbours notice nothing."""
+    for odd, (reduce, side) in itertools.product(
+        (math.nan, INF, -INF), itertools.product((None, *REDUCTIONS), ("lower", "upper"))
+    ):
+        sequences = random_sequences(5, (3, 4, 1, 2), invalid=0.0, mask_values=(1,))
+        sequences[1].external["entropy"][2] = odd
+        unit = {} if reduce is None else {"over": "sequence", "reduce": reduce}
+        criterion = rc.Criterion("external", name="entropy", **unit, **{side: 0.1})
+        laid = lay_out(sequences, layout, dtype)
+        spec = rc.Spec(criteria=(criterion,), rejected="both")
+        expected = oracle.correct(rounded(sequences, dtype), spec)
+        compare(laid, laid.correct(spec), expected, torch.bool, 0.0, f"{odd} {layout} {spec.to_dict()}")
+
+
+@pytest.mark.parametrize("layout", ["list", "jagged"])
+def test_advantages_of_sequences_where_there_are_as_many_tokens(layout):
+    """A plain tensor beside samples or a jagged tensor is per sequence, also where it would fit the tokens."""
+    samples = [torch.tensor([-0.1, -0.9]), torch.tensor([]), torch.tensor([-0.3])]
+    others = [x - 0.5 for x in samples]
+    if layout == "jagged":
+        samples, others = (torch.nested.nested_tensor(x, layout=torch.jagged) for x in (samples, others))
+    spec = rc.Spec(criteria=(rc.Criterion("abs", upper=0.1, when="negative_advantage"),))
+    out = rc.correct(samples, others, spec=spec, advantages=torch.tensor([1.0, 1.0, -1.0]))
+    kept = out.mask if layout == "list" else out.mask.unbind()
+    assert [x.tolist() for x in kept] == [[True, True], [], [False]]

@@ -1,0 +1,289 @@
+"""`policy_loss` against the third oracle: every surrogate, mode, term, reduction, denominator and layout."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import LAYOUTS, error
+from builders.loss_cases import SURROGATES, LaidLoss, check, compare_metrics, objective, only, random_batch
+from oracles import correction as oracle
+from oracles import loss as oracle_loss
+from rollout_corr.spec.loss import DENOMINATORS, KINDS, KL_WEIGHTS, LOSS_REDUCTIONS, SCOPES
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DECOUPLED = ("old", "weights", "train_mask")
+
+
+BATCHES = [random_batch(0), random_batch(1, advantages="sequence"), random_batch(2, (3, 8, 2), scale=0.8)]
+BROKEN = [random_batch(seed, broken=True) for seed in (3, 4)]
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+@pytest.mark.parametrize("whole", [False, True])
+def test_surrogates(name, whole):
+    for batch in (*BATCHES, *BROKEN):
+        check(only(batch, *DECOUPLED), objective(name), whole=whole)
+        check(only(batch, "old"), objective(name), whole=whole)
+        check(only(batch, "rollout", "train_mask"), objective(name), whole=whole)
+        check(only(batch, "weights"), objective(name), whole=whole)
+        check(only(batch), objective(name), "padded_left", whole=whole)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layout):
+    for name, whole in itertools.product(("ppo dual", "gspo", "gmpo"), (False, True)):
+        for batch in (BATCHES[0], BATCHES[1], BROKEN[0]):
+            check(only(batch, *DECOUPLED), objective(name, reduction="sequence_mean_token_mean"), layout, whole=whole)
+
+
+@pytest.mark.parametrize("denominator", [*DENOMINATORS, 7.0])
+@pytest.mark.parametrize("reduction", LOSS_REDUCTIONS)
+def test_reductions(reduction, denominator):
+    length = 16.0 if reduction == "token_sum_norm" else None
+    counted = denominator if isinstance(denominator, str) else "original"
+    given = None if isinstance(denominator, str) else denominator
+    for name, batch, whole in itertools.product(("ppo", "gspo"), (*BATCHES, BROKEN[0]), (False, True)):
+        wanted = objective(name, reduction=reduction, denominator=counted, max_length=length)
+        if reduction == "sum" and denominator != "original":
+            with pytest.raises(ValueError, match="expected the default with reduction"):
+                check(only(batch, *DECOUPLED), wanted, given=given)
+        else:
+            check(only(batch, *DECOUPLED), wanted, given=given, whole=whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kl(kind):
+    for gradient, weight, scope in itertools.product((None, *KINDS), (None, *KL_WEIGHTS), SCOPES):
+        upper = 1.1 if weight in ("ratio", "stopped_ratio") else None
+        term = rc.KL(kind, 0.3, gradient=gradient, weight=weight, weight_upper=upper, scope=scope)
+        check(only(BATCHES[0], *DECOUPLED, "ref"), objective("ppo", kl=term))
+    clamped = rc.KL(kind, 0.3, log_clamp=0.4, value_clamp=0.06)
+    for batch in (*BATCHES, *BROKEN):
+        check(only(batch, *DECOUPLED, "ref"), objective("gmpo", kl=clamped, reduction="sequence_mean_token_mean"))
+        check(only(batch, "rollout", "ref"), objective("score", kl=rc.KL(kind, 0.3)), whole=True)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_regulariser(scope):
+    for batch, whole in itertools.product((*BATCHES, *BROKEN), (False, True)):
+        wanted = objective("reinforce", regulariser=rc.SquaredLogRatio(0.2, scope))
+        check(only(batch, "rollout", "train_mask"), wanted, whole=whole)
+        check(only(batch, *DECOUPLED), replace(wanted, reduction="sequence_mean_token_sum"), whole=whole)
+
+
+def test_squares_and_penalties_saturate():
+    """Differences of thousands: squares and KL terms run within +-1024, and pull no further beyond."""
+    far = [
+        replace(q, new=[x - (3000.0 if t % 2 else 2.0) * m for t, (x, m) in enumerate(zip(q.new, q.mask, strict=True))])
+        for q in BATCHES[0]
+    ]
+    for kind in KINDS:
+        wanted = objective("dro", kl=rc.KL(kind, 0.1), regulariser=rc.SquaredLogRatio(0.1))
+        check(only(far, *DECOUPLED, "ref"), wanted, by=1e-3)
+
+
+def test_tiny_steps_do_not_cancel():
+    """After one small step k3 is 1e-9, far below the rounding of e^D: in the metric, the KL's value and its slope."""
+    new = (-torch.rand(1, 64, generator=torch.Generator().manual_seed(0)) - 0.5).requires_grad_()
+    ref = new.detach() + 2.0**-15
+    k = (new.detach() - ref).double()
+    term = rc.KL("k3", 1.0)
+    out = rc.policy_loss(new, torch.zeros(1), old_logp=ref, kl=term, ref_logp=ref, reduction="sum")
+    torch.testing.assert_close(out.value.double(), (torch.expm1(-k) + k).sum(), rtol=1e-5, atol=0)
+    slope = torch.autograd.grad(out.value, new)[0].double()
+    torch.testing.assert_close(slope, -torch.expm1(-k), rtol=1e-6, atol=0)
+    wanted = (torch.expm1(k) - k).mean().item()
+    assert math.isclose(out.metrics()["ppo_kl_k3"], wanted, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_low_precision_log_probs(dtype):
+    """Computed in float32: the value is as far from the oracle as its inputs' rounding makes it, and no further."""
+    for name in SURROGATES:
+        batch = only(BATCHES[0], *DECOUPLED)
+        exact = LaidLoss(batch, "packed", torch.float64)
+        low = LaidLoss(batch, "packed", dtype)
+        for key in ("old_logp", "weights"):
+            exact.arguments[key] = low.arguments[key].double()
+        exact.new = low.new.detach().double().requires_grad_()
+        exact.laid.advantages = low.laid.advantages.double()
+        one, other = exact(surrogate=SURROGATES[name]), low(surrogate=SURROGATES[name])
+        assert other.value.dtype == torch.float32
+        torch.testing.assert_close(other.value.double(), one.value, rtol=1e-6, atol=1e-6)
+        (slope,) = torch.autograd.grad(other.value, low.new)
+        (wanted,) = torch.autograd.grad(one.value, exact.new)
+        assert slope.dtype == dtype
+        torch.testing.assert_close(slope, wanted.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+
+
+# --- modes and specs --------------------------------------------------------------------------------------------------
+
+TIS = rc.Weight("token", upper=1.5)
+GEOMETRIC = rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.8, upper=1.3)
+TOKEN = rc.Criterion("ratio", lower=0.6, upper=1.7)
+
+
+def pair(sequences, numerator, denominator, criteria, spec):
+    """The oracle's answer for one pair of policies."""
+    rows = [oracle.Sequence(getattr(q, numerator), getattr(q, denominator), q.mask, q.advantages) for q in sequences]
+    return oracle.correct(rows, replace(spec, criteria=criteria))
+
+
+def corrected(sequences, spec, train, apply_weights):
+    """Sequences with the weights and the training mask that the oracle of `correct` gives them."""
+    names = {"train/rollout": (train, "rollout"), "new/rollout": ("new", "rollout"), "new/old": ("new", "old")}
+    answers = [
+        pair(sequences, *names[of], tuple(c for c in spec.criteria if c.of == of), spec)
+        for of in names
+        if of == "train/rollout" or any(c.of == of for c in spec.criteria)
+    ]
+    made = []
+    for s, q in enumerate(sequences):
+        alive = [not any(answer.rejected[s][t] for answer in answers) for t in range(len(q))]
+        main = answers[0].weights
+        weights = None
+        if main is not None and apply_weights:
+            zeroes = spec.rejected != "mask"
+            weights = [w if alive[t] or not zeroes else 0.0 for t, w in enumerate(main[s])]
+        elif spec.rejected != "mask":
+            weights = [float(x) for x in alive]
+        trains = alive if spec.rejected != "zero" else [True] * len(q)
+        made.append(replace(q, weights=weights, train_mask=trains))
+    return made
+
+
+SPECS = {
+    "metrics": rc.Spec(),
+    "weight": rc.Spec(TIS),
+    "product": rc.Spec(rc.Weight("product", lower=0.5, upper=2.0), (GEOMETRIC,)),
+    "icepop": rc.Spec(rc.Weight("token", 0.7, 1.4, outside="zero"), rejected="both"),
+    "zero": rc.Spec(TIS, (TOKEN, GEOMETRIC), "zero"),
+    "both": rc.Spec(None, (TOKEN,), "both"),
+    "new": rc.Spec(
+        TIS, (GEOMETRIC, replace(TOKEN, of="new/rollout", label="a"), replace(TOKEN, of="new/old", label="b"))
+    ),
+    "opsm": rc.Spec(
+        TIS,
+        (
+            rc.Criterion(
+                "k1", over="sequence", reduce="mean", upper=0.05, when="negative_advantage", of="new/old", label="opsm"
+            ),
+        ),
+        "zero",
+    ),
+}
+
+
+def check_spec(batch, name, surrogate, train, **options):
+    """The fused call equals the oracle's loss on the oracle's correction."""
+    spec = SPECS[name]
+    laid = LaidLoss(batch, options.pop("layout", "packed"))
+    kind = SURROGATES[surrogate]
+    multiplied = train == "old" or isinstance(kind, (rc.Score, rc.GPG, rc.DRO, rc.DPPO))
+    ready = corrected(batch, spec, train, multiplied)
+    in_place = train == "new" and isinstance(kind, (rc.Score, rc.DPPO)) and spec.weight is not None
+    out = laid(spec=spec, surrogate=kind, **options)
+    wanted = objective(surrogate, weights_are_the_ratio=in_place, **options)
+    assert error(out.value.item(), oracle_loss.value(wanted, ready)) <= 1e-12, (name, surrogate, train)
+    for row, expected in zip(laid.gradient(out.value)[0], oracle_loss.gradient(wanted, ready), strict=True):
+        assert all(error(a, b) <= 3e-8 for a, b in zip(row, expected, strict=True)), (name, surrogate, train)
+    compare_metrics(out.metrics(), oracle_loss.metrics(wanted, ready), 1e-12, (name, surrogate, train))
+    return laid, out
+
+
+@pytest.mark.parametrize("denominator", DENOMINATORS)
+@pytest.mark.parametrize("name", SPECS)
+def test_a_spec_corrects_from_old_and_rollout(name, denominator):
+    for batch, surrogate in itertools.product(BATCHES, ("ppo dual", "gspo", "score", "gmpo")):
+        laid, out = check_spec(only(batch, "old", "rollout"), name, surrogate, "old", denominator=denominator)
+        if name in ("new", "opsm"):
+            continue
+        apart = rc.correct(
+            laid.arguments["old_logp"],
+            laid.arguments["rollout_logp"],
+            laid.laid.mask,
+            cu_seqlens=laid.laid.cu_seqlens,
+            spec=SPECS[name],
+        )
+        options = {"rollout_logp": None, "surrogate": SURROGATES[surrogate], "denominator": denominator}
+        assert torch.equal(laid(correction=apart, **options).value, out.value)
+        assert torch.equal(laid(weights=apart.weights, train_mask=apart.mask, **options).value, out.value)
+        assert torch.equal(out.keep, apart.keep)
+        assert (out.weights is None) == (apart.weights is None)
+        assert out.weights is None or torch.equal(out.weights, apart.weights)
+        assert out.mask.tolist() == apart.mask.tolist()
+        assert apart.metrics().items() <= out.metrics().items()
+
+
+@pytest.mark.parametrize("name", [name for name in SPECS if name not in ("new", "opsm")])
+def test_bypass(name):
+    """PPO and its kin are not multiplied by the weight, Score and DPPO take it as their ratio, GPG and DRO need it."""
+    for batch, surrogate in itertools.product(BATCHES, ("ppo", "gspo", "reinforce", "sapo", "gmpo", "gpg", "dro")):
+        check_spec(only(batch, "rollout"), name, surrogate, "new")
+    for batch, surrogate in itertools.product(BATCHES, ("score", "dppo tv")):
+        check_spec(only(batch, "rollout"), name, surrogate, "new")
+
+
+def test_in_bypass_mode_new_is_train():
+    """A criterion of new/rollout is then one of train/rollout, under its own label."""
+    criterion = replace(TOKEN, of="new/rollout", label="token")
+    for batch in BATCHES:
+        laid = LaidLoss(only(batch, "rollout"), "padded_right")
+        one = laid(spec=rc.Spec(criteria=(criterion,)))
+        other = laid(spec=rc.Spec(criteria=(replace(TOKEN, label="token"),)))
+        assert torch.equal(one.value, other.value) and one.metrics() == other.metrics()
+        assert one.statistics.spec == rc.Spec(criteria=(criterion,))
+
+
+def test_sums_over_survivors_run_over_those_of_every_pair():
+    """A token that a criterion of old/rollout drops is not in the sum of one of new/rollout."""
+    rollout = torch.full((1, 4), -1.0)
+    old, new = rollout.clone(), rollout.clone()
+    old[0, 0], new[0, 0] = -3.0, -9.0
+    mean = rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.5, of="new/rollout", label="mean")
+    for sums_over, kept in (("valid", False), ("kept", True)):
+        spec = rc.Spec(criteria=(TOKEN, mean), sums_over=sums_over)
+        out = rc.policy_loss(new, torch.ones(1), old_logp=old, rollout_logp=rollout, spec=spec)
+        assert out.keep.tolist() == [kept] and out.mask.tolist() == [[False, kept, kept, kept]]
+
+
+def test_of_overrules_the_mode():
+    """With both log-probs there, of="new/rollout" anchors the ratio at the engine: MiniRL, SkyRL's cispo_anchor."""
+    for batch in BATCHES:
+        anchored = replace(SURROGATES["ppo"], of="new/rollout")
+        laid, alone = LaidLoss(only(batch, "old", "rollout"), "packed"), LaidLoss(only(batch, "rollout"), "packed")
+        assert torch.equal(laid(surrogate=anchored).value, alone().value)
+        spec = rc.Spec(TIS, (replace(TOKEN, of="new/old"),))
+        assert torch.isfinite(laid(surrogate=anchored, spec=spec).value)
+
+
+def test_advantages_of_when_are_those_of_the_loss():
+    batch = only(BATCHES[1], "rollout")
+    criterion = rc.Criterion("prob_diff", lower=-0.05, upper=0.05, when="outward", of="new/rollout", label="dppo")
+    laid = LaidLoss(batch, "padded_right")
+    out = laid(spec=rc.Spec(criteria=(criterion,), rejected="zero"), surrogate=rc.Reinforce())
+    assert 0.0 < out.metrics()["dppo/rejected_tokens_fraction"] < 1.0
+
+
+@pytest.mark.parametrize("name", rc.presets.names())
+def test_every_preset_runs_in_the_loss(name):
+    """Those that need the policy that trains run here alone."""
+    spec = rc.preset(name)
+    generator = torch.Generator().manual_seed(0)
+    new, old, rollout = (-torch.rand(3, 6, generator=generator) for _ in range(3))
+    options = {"old_logp": old, "rollout_logp": rollout, "spec": spec}
+    out = rc.policy_loss(new.requires_grad_(), torch.tensor([1.0, -1.0, 0.5]), **options)
+    out.value.backward()
+    assert out.value.isfinite() and new.grad.isfinite().all()
+    assert all(f"{criterion.label}/mean" in out.metrics() for criterion in spec.criteria)
+    of_new = [criterion for criterion in spec.criteria if criterion.of != "train/rollout"]
+    if of_new:
+        with pytest.raises(ValueError, match=rf"^spec: criterion '{of_new[0].label}' compares {of_new[0].of}"):
+            rc.correct(old, rollout, spec=spec)

@@ -1,0 +1,303 @@
+"""What must not change about a policy loss: order, splits, padding, empty sequences, garbage; and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import rollout_corr as rc
+from builders.batches import GARBAGE, LAYOUTS, error
+from builders.loss_cases import SURROGATES, TENSORS, LaidLoss, only
+from oracles import loss as oracle_loss
+from rollout_corr.spec.loss import LOSS_REDUCTIONS
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CASES = settings(max_examples=60)
+PARTS = ("old", "weights", "train_mask", "ref")
+WITHOUT_GAPS = [layout for layout in LAYOUTS if layout != "packed_gaps"]
+
+
+@st.composite
+def batches(draw):
+    """Any number of sequences, empty ones among them, with ordinary and broken tokens."""
+    made = []
+    log_probs = st.one_of([st.floats(-8.0, -0.125, width=16)] * 8 + [st.sampled_from((math.nan, -math.inf, -200.0))])
+    for length in draw(st.lists(st.integers(0, 6), max_size=5)):
+
+        def row(values, length=length):
+            return draw(st.lists(values, min_size=length, max_size=length))
+
+        new = row(log_probs)
+        moves = [row(st.floats(-0.75, 0.75, width=16)) for _ in range(3)]
+        old, rollout, ref = ([x + d for x, d in zip(new, move, strict=True)] for move in moves)
+        mask, trains = row(st.sampled_from((0, 1, 1, 1))), row(st.sampled_from((0, 1, 1)))
+        advantages, weights = row(st.sampled_from((-1.0, -0.5, 0.0, 0.25, 2.0))), row(st.floats(0.125, 2.0, width=16))
+        made.append(oracle_loss.Sequence(new, mask, advantages, old, rollout, ref, weights, trains))
+    return only(made, *PARTS)
+
+
+@st.composite
+def calls(draw, reductions=LOSS_REDUCTIONS):
+    """Options of a call."""
+    reduction = draw(st.sampled_from(reductions))
+    scope = draw(st.sampled_from(("kept", "all")))
+    return {
+        "surrogate": draw(st.sampled_from(list(SURROGATES.values()))),
+        "kl": rc.KL(draw(st.sampled_from(("k1", "k2", "k3", "abs"))), 0.1, scope=scope),
+        "regulariser": draw(st.sampled_from((None, rc.SquaredLogRatio(0.1, scope)))),
+        "reduction": reduction,
+        "max_length": 8.0 if reduction == "token_sum_norm" else None,
+        "denominator": "original" if reduction == "sum" else draw(st.sampled_from(("original", "kept"))),
+    }
+
+
+def run(batch, options, layout="packed"):
+    laid = LaidLoss(batch, layout)
+    if not batch:
+        for name in PARTS:
+            key = name if name in ("weights", "train_mask") else f"{name}_logp"
+            laid.arguments[key] = laid.laid.rollout
+    out = laid(**options)
+    return out, laid.gradient(out.value)[0] if batch else []
+
+
+def assert_same_statistics(one, other):
+    assert torch.equal(one.maxima, other.maxima)
+    torch.testing.assert_close(one.sums, other.sums, rtol=1e-12, atol=1e-12)
+
+
+@CASES
+@given(batches(), calls(), st.sampled_from(LAYOUTS))
+def test_layout_does_not_matter(batch, options, layout):
+    (one, slopes), (other, others) = run(batch, options), run(batch, options, layout)
+    assert error(other.value.item(), one.value.item()) <= 1e-12
+    assert slopes == others
+    assert_same_statistics(one.statistics, other.statistics)
+
+
+@CASES
+@given(batches(), calls(), st.randoms(use_true_random=False))
+def test_order_of_sequences_does_not_matter(batch, options, random):
+    order = list(range(len(batch)))
+    random.shuffle(order)
+    (one, slopes), (other, others) = run(batch, options), run([batch[s] for s in order], options)
+    assert error(other.value.item(), one.value.item()) <= 1e-12
+    assert others == [slopes[s] for s in order]
+    assert_same_statistics(one.statistics, other.statistics)
+
+
+@CASES
+@given(batches(), calls(), st.lists(st.integers(0, 5), max_size=3), st.sampled_from(WITHOUT_GAPS))
+def test_micro_batches_add_up_to_the_whole(batch, options, cuts, layout):
+    """With the denominator of the whole, values add up and gradients are the very same numbers."""
+    whole, slopes = run(batch, options, layout)
+    shared = dict(options)
+    if options["reduction"] != "sum":
+        kind = "loss" if options["denominator"] == "kept" else "loss_valid"
+        unit = "tokens" if options["reduction"] == "token_mean" else "sequences"
+        count = whole.statistics.metrics_async().values()[f"{kind}_{unit}"]
+        # A sequence's own mean counts what `denominator` names, so a number cannot stand in for "kept" there.
+        assume((options["reduction"], options["denominator"]) != ("sequence_mean_token_mean", "kept"))
+        shared["denominator"] = torch.tensor(count)
+    edges = [0, *sorted(min(cut, len(batch)) for cut in cuts), len(batch)]
+    parts, found = [], []
+    for start, end in itertools.pairwise(edges):
+        part, slope = run(batch[start:end], shared, layout)
+        parts.append(part)
+        found += slope
+    assert error(sum(part.value.item() for part in parts), whole.value.item()) <= 1e-12
+    assert found == slopes
+    if options["denominator"] == "original":
+        assert_same_statistics(rc.Statistics.sum(part.statistics for part in parts), whole.statistics)
+
+
+@CASES
+@given(batches(), calls(), st.sampled_from(LAYOUTS), st.lists(st.integers(0, 4), max_size=3))
+def test_empty_sequences_change_nothing(batch, options, layout, places):
+    assume(batch)
+    more, order = list(batch), list(range(len(batch)))
+    for length, place in enumerate(places):
+        at = min(place, len(more))
+        junk = [math.nan] * length
+        empty = oracle_loss.Sequence(junk, [0] * length, junk, junk, None, junk, junk, junk)
+        more.insert(at, empty)
+        order = [s + (s >= at) for s in order]
+    (few, slopes), (many, others) = run(batch, options, layout), run(more, options, layout)
+    assert error(many.value.item(), few.value.item()) <= 1e-12
+    assert [others[s] for s in order] == slopes
+    assert_same_statistics(many.statistics, few.statistics)
+
+
+@CASES
+@given(batches(), calls(), st.sampled_from(LAYOUTS), st.sampled_from(GARBAGE), st.sampled_from(GARBAGE))
+def test_what_stands_at_invalid_tokens_does_not_matter(batch, options, layout, one, other):
+    def filled(value, second):
+        made = []
+        for q in batch:
+            rows = {}
+            for i, name in enumerate(("new", "advantages", *TENSORS)):
+                row, fill = getattr(q, name), (value, second)[i % 2]
+                rows[name] = row and [x if m else fill for x, m in zip(row, q.mask, strict=True)]
+            made.append(oracle_loss.Sequence(mask=q.mask, **rows))
+        return made
+
+    (clean, slopes), (dirty, others) = run(filled(0.0, 0.0), options, layout), run(filled(one, other), options, layout)
+    assert torch.equal(clean.value, dirty.value) and slopes == others
+    assert torch.equal(clean.statistics.sums, dirty.statistics.sums)
+
+
+@CASES
+@given(batches(), calls())
+def test_nothing_is_nan(batch, options):
+    out, slopes = run(batch, options)
+    assert out.value.isfinite()
+    assert all(math.isfinite(x) for row in slopes for x in row)
+    assert all(math.isfinite(x) for x in out.metrics().values())
+
+
+# --- what comes back, and what is refused -----------------------------------------------------------------------------
+
+
+def z(*shape):
+    return torch.zeros(*shape)
+
+
+def test_masks_that_come_back():
+    new, mask = z(2, 3), torch.tensor([[1.0, 0.3, 0.0], [1.0, 1.0, 1.0]])
+    trains = torch.tensor([[1, 1, 1], [0, 1, 0]])
+    assert rc.policy_loss(new, new, mask).mask is mask
+    assert rc.policy_loss(new, new).mask.all()
+    out = rc.policy_loss(new, new, mask, train_mask=trains)
+    assert out.mask.dtype == mask.dtype and out.mask.tolist() == [[1.0, mask[0, 1].item(), 0.0], [0.0, 1.0, 0.0]]
+    assert rc.policy_loss(new, new, train_mask=trains).mask.tolist() == trains.bool().tolist()
+    assert out.weights is None and out.keep is None and out.warnings() == []
+    spec = rc.Spec(rc.Weight("token"))
+    out = rc.policy_loss(new, new, mask, rollout_logp=new, spec=spec)
+    assert out.weights.tolist() == [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]] and out.keep.tolist() == [True, True]
+    rows = [z(3), z(2)]
+    out = rc.policy_loss(rows, rows, rollout_logp=rows, spec=spec)
+    assert [row.shape[0] for row in out.weights] == [3, 2] and len(out.mask) == 2
+
+
+def test_statistics_merge_and_name_what_differs():
+    generator = torch.Generator().manual_seed(0)
+    new, advantages, rollout = (torch.randn(4, 5, generator=generator) for _ in range(3))
+    spec = rc.Spec(rc.Weight("token", upper=2.0))
+    whole = rc.policy_loss(new, advantages, rollout_logp=rollout, spec=spec)
+    parts = [
+        rc.policy_loss(new[i : i + 2], advantages[i : i + 2], rollout_logp=rollout[i : i + 2], spec=spec)
+        for i in (0, 2)
+    ]
+    merged = rc.Statistics.sum(part.statistics for part in parts)
+    assert merged.metrics().keys() == whole.metrics().keys()
+    for key, value in whole.metrics().items():
+        assert error(merged.metrics()[key], value) <= 1e-6, key
+    assert whole.metrics_async().result() == whole.metrics()
+    assert whole.statistics.to("cpu").metrics() == whole.metrics()
+    other = rc.policy_loss(new, advantages, rollout_logp=rollout, spec=spec, surrogate=rc.GPG())
+    with pytest.raises(ValueError, match=r"^other: expected statistics of the same objective Objective\(surrogate=PPO"):
+        whole.statistics.merge(other.statistics)
+    with pytest.raises(ValueError, match=r"^names: expected one of \['native'\]"):
+        rc.policy_loss(new, advantages).metrics("verl")
+
+
+REFUSED = {
+    "advantages: expected one per token or per sequence, got None": lambda: rc.policy_loss(z(2, 3), None),
+    "advantages: expected shape [2, 3] (per token), [2] or [2, 1] (per sequence), got [3]": lambda: rc.policy_loss(
+        z(2, 3), z(3)
+    ),
+    "new_logp: expected shape [N], [1, N] or [B, T], got [1, 2, 3]": lambda: rc.policy_loss(z(1, 2, 3), z(2)),
+    "old_logp: expected shape [2, 3] (of new_logp), got [3, 2]": lambda: rc.policy_loss(
+        z(2, 3), z(2), old_logp=z(3, 2)
+    ),
+    "ref_logp: expected one beside kl, got None": lambda: rc.policy_loss(z(2, 3), z(2), kl=rc.KL("k1", 0.1)),
+    "kl: expected one beside ref_logp, got None": lambda: rc.policy_loss(z(2, 3), z(2), ref_logp=z(2, 3)),
+    "weights: expected shape [2, 3] (of new_logp), got [2]": lambda: rc.policy_loss(z(2, 3), z(2), weights=z(2)),
+    "weights: expected None in bypass mode, where PPO's own ratio": lambda: rc.policy_loss(
+        z(2, 3), z(2), rollout_logp=z(2, 3), weights=z(2, 3)
+    ),
+    "spec: expected None beside ready weights": lambda: rc.policy_loss(
+        z(2, 3), z(2), old_logp=z(2, 3), rollout_logp=z(2, 3), weights=z(2, 3), spec=rc.Spec()
+    ),
+    "spec: expected None beside ready train_mask": lambda: rc.policy_loss(
+        z(2, 3), z(2), rollout_logp=z(2, 3), train_mask=z(2, 3), spec=rc.Spec()
+    ),
+    "spec: expected None beside ready correction": lambda: rc.policy_loss(
+        z(2, 3), z(2), rollout_logp=z(2, 3), correction=rc.correct(z(2, 3), z(2, 3)), spec=rc.Spec()
+    ),
+    "correction: expected None beside weights or train_mask": lambda: rc.policy_loss(
+        z(2, 3), z(2), old_logp=z(2, 3), correction=rc.correct(z(2, 3), z(2, 3)), weights=z(2, 3)
+    ),
+    "rollout_logp: expected the log-probs of the engine that sampled": lambda: rc.policy_loss(
+        z(2, 3), z(2), old_logp=z(2, 3), spec=rc.Spec()
+    ),
+    "old_logp: expected log-probs for criterion 'token_ratio_of_new_old' of new/old, got None": lambda: rc.policy_loss(
+        z(2, 3), z(2), rollout_logp=z(2, 3), spec=rc.Spec(criteria=(rc.Criterion("ratio", upper=1.0, of="new/old"),))
+    ),
+    "rollout_logp: expected log-probs for a surrogate with of='new/rollout'": lambda: rc.policy_loss(
+        z(2, 3), z(2), old_logp=z(2, 3), surrogate=rc.PPO(of="new/rollout")
+    ),
+    "surrogate: expected Score() without bounds of its own": lambda: rc.policy_loss(
+        z(2, 3), z(2), rollout_logp=z(2, 3), spec=rc.Spec(rc.Weight("token")), surrogate=rc.Score(upper=2.0)
+    ),
+    "reduction: expected one of ['token_mean',": lambda: rc.policy_loss(z(2, 3), z(2), reduction="mean"),
+    "denominator: expected one of ['original', 'kept'], a number": lambda: rc.policy_loss(
+        z(2, 3), z(2), denominator="all"
+    ),
+    "denominator: expected a finite number >= 0, got -1.0": lambda: rc.policy_loss(z(2, 3), z(2), denominator=-1),
+    "denominator: expected a tensor that holds one number, got float32 of shape [2]": lambda: rc.policy_loss(
+        z(2, 3), z(2), denominator=z(2)
+    ),
+    "denominator: expected the default with reduction='sum'": lambda: rc.policy_loss(
+        z(2, 3), z(2), reduction="sum", denominator=z(())
+    ),
+    "max_length: expected the length that token_sum_norm divides by": lambda: rc.policy_loss(
+        z(2, 3), z(2), reduction="token_sum_norm"
+    ),
+    "max_length: expected None with reduction='token_mean', got 8": lambda: rc.policy_loss(z(2, 3), z(2), max_length=8),
+    "backend: expected one of ['auto', 'triton', 'torch'] for policy_loss, got 'compiled'": lambda: rc.policy_loss(
+        z(2, 3), z(2), backend="compiled"
+    ),
+    "PPO.low: expected a number >= 0 and <= 1, got 2.0": lambda: rc.PPO(2.0),
+    "PPO.dual: expected a number >= 1, got 0.5": lambda: rc.PPO(dual=0.5),
+    "PPO.of: expected one of ['new/old', 'new/rollout'], got 'old'": lambda: rc.PPO(of="old"),
+    "PPO.clamp: expected a finite number > 0 and <= 40, got 50.0": lambda: rc.PPO(clamp=50.0),
+    "GSPO.through: expected one of ['sequence', 'token'], got 'both'": lambda: rc.GSPO(through="both"),
+    "Score: expected lower <= upper, got lower=2.0, upper=1.0": lambda: rc.Score(2.0, 1.0),
+    "DPPO.divergence: expected one of ['tv', 'kl'], got 'js'": lambda: rc.DPPO("js"),
+    "SAPO.positive: expected a finite number > 0, got 0.0": lambda: rc.SAPO(0.0),
+    "DRO.beta: expected a finite number > 0, got -1.0": lambda: rc.DRO(-1.0),
+    "KL.kind: expected one of ['k1', 'k2', 'k3', 'abs'], got 'full'": lambda: rc.KL("full", 0.1),
+    "KL.coef: expected a finite number >= 0, got -0.1": lambda: rc.KL("k1", -0.1),
+    "KL.weight_upper: expected None with weight=None, got 2.0": lambda: rc.KL("k1", 0.1, weight_upper=2.0),
+    "SquaredLogRatio.scope: expected one of ['kept', 'all'], got 'some'": lambda: rc.SquaredLogRatio(0.1, "some"),
+}
+
+WRONG_TYPES = {
+    "surrogate: expected a surrogate such as PPO(), got str": lambda: rc.policy_loss(z(2, 3), z(2), surrogate="ppo"),
+    "kl: expected a KL or None, got float": lambda: rc.policy_loss(z(2, 3), z(2), kl=0.1, ref_logp=z(2, 3)),
+    "regulariser: expected a SquaredLogRatio or None": lambda: rc.policy_loss(z(2, 3), z(2), regulariser=0.1),
+    "spec: expected a Spec or None, got dict": lambda: rc.policy_loss(z(2, 3), z(2), rollout_logp=z(2, 3), spec={}),
+    "correction: expected what correct() gives, got tuple": lambda: rc.policy_loss(z(2, 3), z(2), correction=(1, 2)),
+    "PPO.low: expected a number, got bool True": lambda: rc.PPO(True),
+    "Surrogate: expected one of its kinds": lambda: rc.surrogates.Surrogate(),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_wrong_values(message):
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        REFUSED[message]()
+
+
+@pytest.mark.parametrize("message", WRONG_TYPES)
+def test_wrong_types(message):
+    with pytest.raises(TypeError, match="^" + re.escape(message)):
+        WRONG_TYPES[message]()

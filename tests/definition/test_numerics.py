@@ -1,0 +1,163 @@
+"""Numbers at the edge: ranges, grids, tiny and huge steps, and bounds to the bit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import METRICS_WITHIN, WEIGHTS_WITHIN, check
+from oracles import correction as oracle
+from rollout_corr.spec.correction import LEVELS, REDUCTIONS
+
+INF = math.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_ranges_of_what_is_summed(dtype):
+    """D enters sums within +-1024, other statistics and what metrics sum within +-2^37; extrema are D itself."""
+    d = [3000.0, -500.0, 2.0**40]
+    sequence = oracle.Sequence(d, [0.0] * 3, [1] * 3, None, {"entropy": [2.0**39, -(2.0**38), 2.0**36]})
+    k1 = [rc.Criterion("k1", over="sequence", reduce=r, lower=-1e99, label=r) for r in REDUCTIONS]
+    ratios = [rc.Criterion("ratio", over="sequence", reduce=r, upper=1e99, label="ratio " + r) for r in REDUCTIONS]
+    others = [rc.Criterion(stat, over="sequence", reduce="sum", upper=1e99, label=stat) for stat in ("abs", "k2", "k3")]
+    entropy = rc.Criterion("external", over="sequence", reduce="sum", name="entropy", upper=1e99, label="entropy")
+    spec = rc.Spec(rc.Weight("product"), (*k1, *ratios, *others, entropy))
+    within = {"dtype": dtype, "tolerance": WEIGHTS_WITHIN, "metric_tolerance": METRICS_WITHIN}
+    out, _ = check([sequence], spec, **within)
+    metrics = out.metrics()
+    assert (metrics["sum/mean"], metrics["min/min"], metrics["max/mean"]) == (-1548.0, -(2.0**40), 500.0)
+    assert (metrics["d_max"], metrics["d_mean"], metrics["entropy/mean"]) == (2.0**40, 516.0, 2.0**36)
+    assert out.keep.tolist() == [False]
+
+    # The same over survivors, and after a token clamp that is wider than the range.
+    first = rc.Criterion("external", name="entropy", lower=0.0, label="first")
+    late = [replace(criterion, token_clamp=5000.0) for criterion in (*k1, *others)]
+    weight = rc.Weight("geometric", token_clamp=5000.0)
+    check([sequence], rc.Spec(weight, (first, *late, *ratios, entropy), sums_over="kept", clamp=40.0), **within)
+
+
+def keeps(values, criterion, dtype):
+    """Whether one sequence with these D, and these external values, passes."""
+    train = torch.tensor([values], dtype=dtype)
+    return rc.correct(
+        train, torch.zeros_like(train), spec=rc.Spec(criteria=(criterion,)), external={"x": train}
+    ).keep.item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_sums_that_decide_run_on_a_grid_below_fp64(dtype):
+    """D to the nearest 2^-28, other statistics to the nearest 2^-38; fp64 sums plainly."""
+    for stat, grid in (("k1", 2.0**-28), ("external", 2.0**-38)):
+        unit = {"stat": stat, "name": "x" if stat == "external" else None, "over": "sequence", "reduce": "sum"}
+        for quarters, nearest in ((1, 0), (3, 1), (-1, 0), (-3, -1), (5, 1), (6, 2), (-6, -2)):
+            plain = quarters if dtype == torch.float64 else 4 * nearest
+            total = -plain * grid if stat == "k1" else plain * grid
+            values = [quarters * grid / 4] * 4
+            for side, away in (("lower", -0.4), ("upper", 0.4)):
+                for bound, passes in ((total + away * grid, True), (total - away * grid, False)):
+                    criterion = rc.Criterion(**unit, **{side: bound})
+                    assert keeps(values, criterion, dtype) == passes, (stat, quarters, side, bound / grid)
+
+
+def test_a_million_small_steps_do_not_drift():
+    """Truncation to the grid instead of rounding would be off by 1.8e-3 here."""
+    generator = torch.Generator().manual_seed(0)
+    d = 0.003 * torch.rand(1, 1_000_000, generator=generator)
+    total = math.fsum(d[0].tolist())
+    for side, away in (("lower", -3e-4), ("upper", 3e-4)):
+        for bound, passes in ((-total + away, True), (-total - away, False)):
+            criterion = rc.Criterion("k1", over="sequence", reduce="sum", **{side: bound})
+            assert keeps(d[0].tolist(), criterion, torch.float32) == passes, (side, bound)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_k3_of_a_small_step_does_not_cancel(dtype):
+    """In fp32 e^D - 1 - D is 0 for D = 1e-4, and expm1(D) - D off by 3e-4."""
+    for d in (0.4, 1e-2, 1e-3, 1e-4, 1e-5, -1e-4, -0.3):
+        train = torch.tensor([[d]], dtype=dtype)
+        stats = {"k3": oracle.k3(train.item()), "k3_reverse": oracle.k3(-train.item())}
+        spec = rc.Spec(criteria=tuple(rc.Criterion(stat, upper=9.0, label=stat) for stat in stats))
+        metrics = rc.correct(train, torch.zeros_like(train), spec=spec).metrics()
+        for stat, value in stats.items():
+            assert metrics[f"{stat}/max"] == pytest.approx(value, rel=1e-12 if dtype == torch.float64 else 5e-7)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_mean_weight_is_divided_by_unless_it_is_1e_8_or_less(level):
+    for d, weight in ((-18.0, 1.0), (-3.0, 1.0), (-19.0, math.exp(-19)), (-30.0, math.exp(-20))):
+        train = torch.tensor([[d]], dtype=torch.float64)
+        out = rc.correct(train, torch.zeros_like(train), spec=rc.Spec(rc.Weight(level, normalize="batch")))
+        assert out.weights.item() == pytest.approx(weight, rel=1e-6), d
+
+
+def test_spreads_that_are_small_do_not_cancel():
+    """Weights of 1 +- 1e-6 and probabilities of almost 1 keep their deviation and correlation in fp32."""
+    d = torch.tensor([[1e-6, -1e-6] * 500])
+    metrics = rc.correct(
+        -1.0 + d.double(), torch.full((1, 1000), -1.0).double(), spec=rc.Spec(rc.Weight("token"))
+    ).metrics()
+    assert metrics["weight_std"] == pytest.approx(1e-6, rel=1e-4)
+    assert metrics["d_std"] == pytest.approx(1e-6, rel=1e-4)
+    assert metrics["kl_k3"] == pytest.approx(5e-13, rel=1e-4)
+    generator = torch.Generator().manual_seed(0)
+    rollout = -1e-3 * torch.rand(1, 4000, generator=generator)
+    train = rollout - 2e-4 * torch.rand(1, 4000, generator=generator)
+    full = rc.Spec(detail="full")
+    wanted = rc.correct(train.double(), rollout.double(), spec=full).metrics()["prob_correlation"]
+    assert rc.correct(train, rollout, spec=full).metrics()["prob_correlation"] == pytest.approx(wanted, abs=1e-3)
+    for n in (1, 7, 100):
+        constant = rc.correct(torch.full((1, n), -1.2), torch.full((1, n), -1.3), spec=full)
+        assert constant.metrics()["prob_correlation"] == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("over", [None, *REDUCTIONS])
+def test_bounds_are_inclusive_to_the_bit(dtype, over):
+    """A value on the bound passes; a bound hardly beyond it does not, though float32 would round it back.
+
+    Hardly: the next float64, or for k2, whose bound becomes one of |D| by a square root, 1e-9.
+    """
+    unit = {} if over is None else {"over": "sequence", "reduce": over}
+    d = 0.5 + 2.0**-7
+    values = {"k1": -d, "abs": d, "k2": d * d / 2, "external": d}
+    for stat, value in values.items():
+        arguments = {"stat": stat, "name": "entropy" if stat == "external" else None, **unit}
+        above, below = math.nextafter(value, INF), math.nextafter(value, -INF)
+        if stat == "k2":
+            above, below = value * (1 + 1e-9), value * (1 - 1e-9)
+        bounds = [("lower", value, True), ("lower", above, False), ("upper", value, True), ("upper", below, False)]
+        for side, bound, passes in bounds:
+            out = rc.correct(
+                torch.tensor([[d]], dtype=dtype),
+                torch.tensor([[0.0]], dtype=dtype),
+                spec=rc.Spec(criteria=(rc.Criterion(**arguments, **{side: bound}),)),
+                external={"entropy": torch.tensor([[d]], dtype=dtype)},
+            )
+            assert out.mask.tolist() == [[passes]], (stat, side, bound, value)
+    for bound in (4e38, 1e300, INF):
+        for side, passes in (("upper", True), ("lower", False)):
+            spec = rc.Spec(criteria=(rc.Criterion("abs", **unit, **{side: bound}),))
+            out = rc.correct(torch.full((1, 1), -1e30, dtype=dtype), torch.zeros(1, 1, dtype=dtype), spec=spec)
+            assert out.mask.tolist() == [[passes]], (side, bound)
+    for bound in ({"lower": 1.0}, {"upper": 1.0}):
+        spec = rc.Spec(criteria=(rc.Criterion("ratio", **unit, **bound),))
+        assert rc.correct(torch.zeros(1, 1, dtype=dtype), torch.zeros(1, 1, dtype=dtype), spec=spec).mask.tolist() == [
+            [True]
+        ]
+
+
+@pytest.mark.parametrize("stat", ["binary_kl", "binary_kl_reverse", "binary_kl_symmetric"])
+def test_binary_kl_of_nearly_certain_tokens_does_not_cancel(stat):
+    """1 - p has no digits left in float32 where p is next to 1, as it is for most tokens."""
+    rollout = -torch.tensor([[1e-3, 1e-5, 3e-6, 2e-7]])
+    train = rollout * torch.tensor([[1.3, 0.6, 2.0, 1.5]])
+    spec = rc.Spec(criteria=(rc.Criterion(stat, upper=1.0, eps=1e-12, label="kl"),))
+    single, double = (
+        rc.correct(train.to(x), rollout.to(x), spec=spec).metrics() for x in (torch.float32, torch.float64)
+    )
+    for name in ("kl/mean", "kl/max", "kl/min"):
+        assert single[name] == pytest.approx(double[name], rel=1e-2), name

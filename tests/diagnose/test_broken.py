@@ -1,0 +1,240 @@
+"""Broken dumps: the file, the record and the field are named, and what is whole is read."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import struct
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from builders.dumps import (
+    WRITERS,
+    packed,
+    plain,
+    ragged,
+    records,
+    sequences_of,
+    wanted_of,
+    with_lengths,
+    write,
+    write_jsonl,
+)
+from rollout_corr.diagnose.read import problems
+from rollout_corr.diagnose.read.fields import Wanted
+from rollout_corr.diagnose.read.problems import DumpError
+from rollout_corr.diagnose.read.reading import Dump
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def failing(path, **arguments):
+    """The message that reading a dump ends with."""
+    with pytest.raises(DumpError) as caught:
+        list(Dump(path, **arguments).blocks())
+    return str(caught.value)
+
+
+def without(columns, *names):
+    return {name: x for name, x in columns.items() if name not in names}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_missing_field_is_named(kind, tmp_path):
+    columns = packed()
+    columns["something"] = columns.pop("rollout_logp")
+    message = failing(write(kind, tmp_path, columns))
+    assert str(tmp_path) in message and "field 'rollout_logp': none of its fields is known as rollout_logp" in message
+    assert "something" in message and "--field rollout_logp=NAME" in message
+
+
+@pytest.mark.parametrize("kind", ["pt packed", "npz packed", "parquet", "safetensors packed"])
+def test_an_empty_file_is_named(kind, tmp_path):
+    path = write(kind, tmp_path, packed())
+    path.write_bytes(b"")
+    assert str(path) in failing(path)
+
+
+def test_a_dump_without_sequences(tmp_path):
+    (tmp_path / "x.jsonl").write_text("\n")
+    assert failing(tmp_path / "x.jsonl") == f"{tmp_path / 'x.jsonl'}: it holds no sequence"
+    torch.save({"train_logp": torch.zeros(0, 4), "rollout_logp": torch.zeros(0, 4)}, tmp_path / "x.pt")
+    assert failing(tmp_path / "x.pt").endswith("it holds no sequence")
+    (tmp_path / "empty").mkdir()
+    assert "expected files that end in .pt" in failing(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("kind", ["pt padded", "pt old format", "npz packed", "parquet"])
+def test_a_file_with_its_directory_cut_off(kind, tmp_path):
+    path = write(kind, tmp_path, packed())
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    message = failing(path)
+    assert message.startswith(f"{path}: ") and "nothing can be read" in message
+
+
+@pytest.mark.parametrize("kind", ["safetensors padded", "safetensors packed"])
+def test_a_cut_off_safetensors_file_gives_what_is_whole(kind, tmp_path):
+    """Tensors lie one after another, so the last field decides what is whole."""
+    columns = packed()
+    path = write(kind, tmp_path, columns)
+    data = path.read_bytes()
+    header = json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
+    last = max((name for name in header if name != "__metadata__"), key=lambda name: header[name]["data_offsets"][1])
+    begin, end = header[last]["data_offsets"]
+    path.write_bytes(data[: len(data) - (end - begin) // 2])
+    dump = Dump(path)
+    found = sequences_of(dump)
+    assert found == wanted_of(columns)[: len(found)]
+    assert 0 < len(found) < len(wanted_of(columns))
+    problem = dump.problems.shown[0]
+    assert dump.problems.count == 1
+    assert (problem.file, problem.record, problem.field) == (str(path), len(found), last)
+    assert "cut off" in problem.what
+
+
+def test_a_safetensors_file_cut_off_before_a_field(tmp_path):
+    path = write("safetensors packed", tmp_path, packed())
+    data = path.read_bytes()
+    path.write_bytes(data[: 8 + struct.unpack("<Q", data[:8])[0]])
+    assert "cut off: 0 of" in failing(path)
+    path.write_bytes(data[:20])
+    assert "it has no whole header (20 bytes in all)" in failing(path)
+    path.write_bytes(struct.pack("<Q", 4) + b"none and more")
+    assert "its header is no JSON" in failing(path)
+
+
+def test_a_cut_off_jsonl_file_gives_all_but_its_last_line(tmp_path):
+    columns = packed()
+    path = write("jsonl", tmp_path, columns)
+    path.write_bytes(path.read_bytes()[:-40])
+    dump = Dump(path)
+    assert sequences_of(dump) == wanted_of(columns)[:-1]
+    assert dump.problems.count == 1
+    assert dump.problems.shown[0].record == 11
+    assert "the file ends inside of it" in str(dump.problems.shown[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "message"),
+    [
+        ({"rollout_logp": [-1.0]}, "rollout_logp", "values, as many as train log-probs, got 1"),
+        ({"mask": [1, 0]}, "mask", "values, as many as train log-probs, got 2"),
+        ({"train_logp": "-1.0"}, "train_logp", "expected a list of numbers, got str '-1.0'"),
+        ({"train_logp": ["-1.0"]}, "train_logp", "expected a list of numbers, got a list of str"),
+        ({"train_logp": [[-1.0]]}, "train_logp", "expected a flat list, got a list of list"),
+        ({"train_logp": [-1.0, [-1.0]]}, "train_logp", "expected a list of numbers, got a list of float and list"),
+        ({"train_logp": -1.0}, "train_logp", "expected a flat list, got float -1.0"),
+        ({"train_logp": None}, "train_logp", "none of its fields is known as train_logp"),
+    ],
+)
+@pytest.mark.parametrize("writer", ["jsonl", "pt"])
+def test_a_broken_record_is_named_and_left_out(change, field, message, writer, tmp_path):
+    columns = packed()
+    rows = [plain(record) for record in records(columns)]
+    rows[3] |= change
+    path = tmp_path / f"x.{writer}"
+    if writer == "jsonl":
+        write_jsonl(path, rows)
+    else:
+        torch.save(rows, path)
+    dump = Dump(path)
+    wanted = wanted_of(columns)
+    assert sequences_of(dump) == wanted[:3] + wanted[4:]
+    assert dump.problems.count == 1
+    problem = dump.problems.shown[0]
+    assert (problem.file, problem.record, problem.field) == (str(path), 3, field)
+    assert message in problem.what
+
+
+def test_a_broken_optional_field_leaves_the_record_in(tmp_path):
+    columns = packed()
+    rows = [plain(record) for record in records(columns)]
+    rows[3]["token_ids"] = [1, 2]
+    rows[4]["texts"] = "all of it"
+    write_jsonl(tmp_path / "x.jsonl", rows)
+    dump = Dump(tmp_path / "x.jsonl")
+    found = sequences_of(dump)
+    assert len(found) == len(rows)
+    assert set(found[3][1]["token_ids"]) == {-1} and found[4][1] == wanted_of(columns)[4][1]
+    assert [(p.record, p.field) for p in dump.problems.shown] == [(3, "token_ids"), (4, "texts")]
+    assert all(p.what.endswith("(left out)") for p in dump.problems.shown)
+
+
+def test_only_broken_records(tmp_path):
+    write_jsonl(tmp_path / "x.jsonl", [{"train_logp": [-1.0], "rollout_logp": []}] * 30)
+    dump = Dump(tmp_path / "x.jsonl")
+    with pytest.raises(DumpError, match=r"record 0, field 'rollout_logp': expected 1 values"):
+        list(dump.blocks())
+    assert dump.problems.count == 30 and len(dump.problems.shown) == problems.SHOWN
+    write_jsonl(tmp_path / "x.jsonl", [[1.0]])
+    assert "record 0: expected an object, got list" in failing(tmp_path / "x.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            lambda c: c | {"rollout_logp": c["rollout_logp"][:-1]},
+            "field 'rollout_logp': as rollout_logp: expected shape",
+        ),
+        (lambda c: c | {"cu_seqlens": c["cu_seqlens"].flip(0)}, "record 0, field 'cu_seqlens': expected offsets that"),
+        (lambda c: c | {"cu_seqlens": c["cu_seqlens"] + 5}, "field 'cu_seqlens': expected offsets within [0, "),
+        (lambda c: without(c, "cu_seqlens"), "field 'train_logp': 1-D log-probs of shape ["),
+        (lambda c: c | {"train_logp": c["train_logp"].long()}, "field 'train_logp': as train_logp: expected floating"),
+        (lambda c: c | {"train_logp": c["train_logp"][None, None]}, "expected shape [N] or [B, T], got [1, 1, "),
+    ],
+)
+@pytest.mark.parametrize("kind", ["pt", "safetensors", "npz"])
+def test_arrays_that_do_not_fit_are_named(columns, message, kind, tmp_path):
+    found = {name: x.contiguous() for name, x in columns(packed()).items()}
+    path = tmp_path / f"x.{kind}"
+    if kind == "pt":
+        torch.save(found, path)
+    elif kind == "npz":
+        np.savez(path, **{name: x.numpy() for name, x in found.items()})
+    else:
+        save_file(found, path)
+    text = failing(path)
+    assert text.startswith(str(path)) and message in text, text
+
+
+def test_files_of_something_else(tmp_path):
+    torch.save(torch.zeros(3), tmp_path / "x.pt")
+    assert "expected a dict of tensors or a list of records, got Tensor" in failing(tmp_path / "x.pt")
+    torch.save([3], tmp_path / "x.pt")
+    assert "record 0: expected a mapping, got int" in failing(tmp_path / "x.pt")
+    np.savez(tmp_path / "x.npz", train_logp=np.array([["a"]]), rollout_logp=np.array([[0.0]]))
+    assert "field 'train_logp': expected numbers, got dtype <U1" in failing(tmp_path / "x.npz")
+    (tmp_path / "x.csv").write_text("")
+    assert "expected a name that ends in .pt" in failing(tmp_path / "x.csv")
+    assert "there is no such file" in failing(tmp_path / "y.pt")
+
+
+def test_an_object_in_a_pt_file_is_refused(tmp_path):
+    """Loading it could run anything."""
+    torch.save({"train_logp": Wanted()}, tmp_path / "x.pt")
+    assert "of tensors, lists and dicts alone" in failing(tmp_path / "x.pt").replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "name"), [("npz packed", "numpy", "report"), ("parquet", "pyarrow", "parquet")]
+)
+def test_a_missing_extra_is_named(kind, module, name, tmp_path, monkeypatch):
+    path = write(kind, tmp_path, packed())
+
+    def refuse(wanted):
+        if wanted.partition(".")[0] == module:
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+        return importlib.import_module(wanted)
+
+    monkeypatch.setattr(problems, "import_module", refuse)
+    assert f"needs {module}: pip install 'rollout-corr[{name}]'" in failing(path)
+
+
+def test_ragged_lists_and_lengths_agree(tmp_path):
+    """Two more ways to write the same dump: neither is the other's by accident."""
+    columns = packed()
+    assert len(ragged(columns)["train_logp"]) == with_lengths(columns)["lengths"].numel() == 12

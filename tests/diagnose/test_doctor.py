@@ -1,0 +1,243 @@
+"""The doctor: every signature on dumps that have it and on dumps that only look like it; conditions; exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from builders import planted_dumps as mismatch_dumps
+from builders.diagnose_cases import CASES, measured, table, verdicts
+from builders.planted_dumps import Model, at, three
+from rollout_corr.__main__ import main
+from rollout_corr.diagnose.doctor.conditions import Condition
+from rollout_corr.diagnose.doctor.doctor import HIDES, SIGNATURES, diagnose, with_verdicts
+from rollout_corr.diagnose.doctor.verdict import SEVERITIES
+from rollout_corr.diagnose.read.problems import DumpError
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_dump_is_named_by_its_cause(case):
+    found = diagnose(measured(case.make(0)))
+    names = [verdict.name for verdict in found]
+    assert names[:1] == ([] if case.verdict is None else [case.verdict])
+    assert set(names[1:]) <= set(case.also)
+    for verdict in found:
+        assert verdict.severity in SEVERITIES and 0.0 <= verdict.strength <= 1.0
+        assert verdict.evidence and all(re.search(r"\d|no shift", line) for line in verdict.evidence)
+        assert verdict.advice.endswith(".") and not verdict.title.endswith(".")
+
+
+def test_every_signature_has_dumps_that_have_it_and_dumps_that_do_not():
+    causes = {signature.__name__ for signature in SIGNATURES}
+    assert {case.verdict for case in CASES} == causes | {None}
+    # That the policies differ is said of whatever is left, and has no look-alikes.
+    assert {case.like for case in CASES} == causes - {"different_policies"} | {None}
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.slow
+def test_the_table_is_fresh():
+    assert table() in (DOCS / "mismatch.md").read_text(encoding="utf-8"), "python tests/mismatch_cases.py"
+
+
+def test_the_table_names_every_cause():
+    text = (DOCS / "mismatch.md").read_text(encoding="utf-8")
+    for signature in SIGNATURES:
+        assert f"| `{signature.__name__}` |" in text
+
+
+def test_a_cause_stands_before_what_it_hides():
+    """Otherwise what is hidden would have been there already, and might hide its cause."""
+    order = [signature.__name__ for signature in SIGNATURES]
+    for cause, hidden in HIDES.items():
+        assert all(order.index(cause) < order.index(name) for name in hidden), cause
+
+
+def test_two_passes_with_the_same_weights_have_to_agree():
+    """Whether they are of the same weights nobody can see in the numbers: --on-policy says it."""
+    apart = measured(three(0, 0.03, 0.03))
+    assert diagnose(apart) == []
+    assert [verdict.name for verdict in diagnose(apart, on_policy=True)] == ["trainer_disagrees"]
+    assert diagnose(measured(three(0, 0.03, 0.0)), on_policy=True) == []
+
+
+def test_verdicts_are_ranked_by_severity_then_by_strength():
+    model = Model(0)
+    columns = model.healthy()
+    columns["train_logp"][::50] = torch.nan
+    columns["rollout_logp"] = columns["rollout_logp"].roll(1).bfloat16().float()
+    found = diagnose(measured(columns))
+    assert [verdict.name for verdict in found] == ["shifted", "nonfinite", "bfloat16"]
+    assert found[0].strength > found[1].strength
+
+
+@pytest.mark.parametrize("columns", ["nothing", "one token", "one sequence", "all invalid", "all NaN"])
+def test_small_and_empty_dumps_get_no_false_verdict(columns):
+    one = Model(0, sequences=1).healthy()
+    made = {
+        "nothing": {"train_logp": torch.zeros(0), "rollout_logp": torch.zeros(0), "cu_seqlens": torch.tensor([0, 0])},
+        "one token": {
+            "train_logp": torch.tensor([-1.0]),
+            "rollout_logp": torch.tensor([-1.01]),
+            "cu_seqlens": torch.tensor([0, 1]),
+        },
+        "one sequence": one,
+        "all invalid": one | {"mask": torch.zeros_like(one["token_ids"])},
+        "all NaN": one | {"train_logp": torch.full_like(one["train_logp"], torch.nan)},
+    }[columns]
+    assert verdicts(made) == (["nonfinite"] if columns == "all NaN" else [])
+
+
+@pytest.mark.parametrize(("length", "paired"), [(25, 0), (26, 8)])
+def test_pairs_do_not_reach_into_the_next_sequence(length, paired):
+    """Moved by two, 26 tokens make the 24 pairs that are needed, and 25 do not."""
+    logp = -torch.rand(8 * length, generator=torch.Generator().manual_seed(0))
+    made = {"train_logp": logp, "rollout_logp": logp - 0.01, "lengths": torch.full((8,), length)}
+    assert measured(made).evidence.paired == paired
+
+
+def test_the_cases_are_what_they_say():
+    """Importance ratios of the healthy model average to 1, those after top-p to the mass that it kept."""
+    model = Model(3, sequences=60)
+    rollout = mismatch_dumps.truncated(model.engine, top_p=0.8)
+    kept = model.logits.softmax(1).where(rollout > -torch.inf, 0.0).sum(1)
+    assert float(kept.min()) + 0.05 >= 0.8 and float(kept.max()) <= 1.0 + 1e-6
+    sampled = model.sample(rollout)
+    ratio = (at(model.logits.log_softmax(1), sampled) - at(rollout, sampled)).exp()
+    assert float(ratio.mean()) == pytest.approx(float(kept.mean()), abs=5e-3)
+    healthy = model.healthy()
+    ratio = (healthy["train_logp"] - healthy["rollout_logp"]).exp()
+    assert float(ratio.mean()) == pytest.approx(1.0, abs=3e-3)
+
+
+# --- conditions -------------------------------------------------------------------------------------------------------
+
+VALUES = {"abs_logp_p99.9": 0.5, "token/weight_ess": 0.25, "tokens": 1e6, "zero": 0.0, "notes": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("abs_logp_p99.9 > 0.4", True),
+        ("abs_logp_p99.9>0.5", False),
+        ("abs_logp_p99.9 >= .5", True),
+        ("token/weight_ess < 3e-1", True),
+        ("token/weight_ess <= 0.2", False),
+        ("tokens == 1000000", True),
+        ("tokens != 1e6", False),
+        ("-1 < zero", True),
+        ("zero > -1", True),
+        ("zero > 1 or tokens > 1", True),
+        ("zero > 1 and tokens > 1", False),
+        ("not zero > 1", True),
+        ("not (zero > 1 or tokens > 1)", False),
+        # and before or; not before and.
+        ("tokens > 1 or tokens > 1 and zero > 1", True),
+        ("(tokens > 1 or tokens > 1) and zero > 1", False),
+        ("not zero > 1 and zero > 1", False),
+        ("notes > 1", True),
+    ],
+)
+def test_conditions(text, wanted):
+    assert Condition(text, VALUES).true is wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected a metric or a number, got its end"),
+        ("tokens", "expected one of >, >=, <, <=, ==, !=, got its end"),
+        ("tokens >", "expected a metric or a number, got its end"),
+        ("tokens > 1 zero", "expected the end, 'and' or 'or', got 'zero'"),
+        ("tokens > 1 and", "expected a metric or a number, got its end"),
+        ("(tokens > 1", "expected ')', got its end"),
+        ("tokens = 1", "expected a metric, a number or a comparison, got '= 1'"),
+        ("token > 1", "there is no metric 'token', did you mean 'tokens'?"),
+        ("zero > 1 and nothing_like_it > 1", "there is no metric 'nothing_like_it'"),
+        ("tokens > 1 or nothing_like_it > 1", "there is no metric 'nothing_like_it'"),
+        ("__import__('os').system('true') > 1", "expected a metric, a number or a comparison, got \"'os'"),
+        ("tokens > and", "expected a metric or a number, got 'and'"),
+    ],
+)
+def test_wrong_conditions_are_named(text, message):
+    with pytest.raises(DumpError) as caught:
+        Condition(text, VALUES)
+    assert message in str(caught.value) and str(caught.value).startswith(f"--fail-if {text!r}: ")
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def healthy(tmp_path):
+    torch.save(Model(0).healthy(), tmp_path / "healthy.pt")
+    return str(tmp_path / "healthy.pt")
+
+
+@pytest.fixture
+def moved(tmp_path):
+    torch.save(mismatch_dumps.shifted(0, 1), tmp_path / "moved.pt")
+    return str(tmp_path / "moved.pt")
+
+
+def test_a_healthy_dump_says_so(healthy, capsys):
+    assert main(["doctor", healthy]) == 0
+    assert "healthy: no known signature of a bug" in capsys.readouterr().out
+
+
+def test_a_sick_dump_fails(moved, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["doctor", moved]) == 1
+    text = capsys.readouterr().out
+    assert "1. error: the rollout log-probs come 1 token late [shifted]" in text
+    assert "in 40 of 40 sequences" in text and "-> Logits at t" in text
+    assert "failed: verdicts > 0" in text and "healthy" not in text
+
+
+def test_a_gate_replaces_the_default(moved, healthy, capsys):
+    assert main(["doctor", moved, "--fail-if", "tokens < 10"]) == 0
+    assert main(["doctor", moved, "--fail-if", "tokens < 10", "--fail-if", "shifted == 1"]) == 1
+    assert main(["doctor", healthy, "--fail-if", "abs_logp_p99 > 1e-3"]) == 1
+    assert main(["doctor", healthy, "--fail-if", "problems > 0 or verdicts > 0"]) == 0
+    capsys.readouterr()
+    assert main(["doctor", healthy, "--fail-if", "kl_k33 > 1"]) == 2
+    assert "did you mean 'kl_k3'" in capsys.readouterr().err
+
+
+def test_a_note_does_not_fail(tmp_path, capsys):
+    torch.save(mismatch_dumps.in_bfloat16(0), tmp_path / "x.pt")
+    assert main(["doctor", str(tmp_path / "x.pt")]) == 0
+    text = capsys.readouterr().out
+    assert "healthy" in text and "[bfloat16]" in text
+
+
+def test_doctor_as_json(moved, capsys):
+    assert main(["doctor", moved, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["healthy"] is False and found["failed"] == ["verdicts > 0"]
+    assert [verdict["name"] for verdict in found["verdicts"]] == ["shifted"]
+    assert found["metrics"]["tokens"] > 1000
+
+
+def test_what_a_condition_may_name():
+    found = measured(mismatch_dumps.in_bfloat16(0))
+    values = with_verdicts(found.metrics(), diagnose(found), problems=3)
+    assert values["bfloat16"] == 1.0 and values["shifted"] == 0.0 and values["trainer_disagrees"] == 0.0
+    assert values["verdicts"] == 0.0 and values["problems"] == 3.0
+    assert not set(found.metrics()) & {signature.__name__ for signature in SIGNATURES}
+
+
+def test_on_policy_is_an_argument(tmp_path, capsys):
+    torch.save(three(0, 0.03, 0.03), tmp_path / "x.pt")
+    assert main(["doctor", str(tmp_path / "x.pt")]) == 0
+    assert main(["doctor", str(tmp_path / "x.pt"), "--on-policy"]) == 1
+    assert "[trainer_disagrees]" in capsys.readouterr().out

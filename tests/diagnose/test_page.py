@@ -1,0 +1,277 @@
+"""The pages: whole, without anything from elsewhere, everything inside of its chart, and what the file says escaped."""
+
+from __future__ import annotations
+
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+from builders import planted_dumps as mismatch_dumps
+from builders.dumps import packed, plain, records, write_jsonl
+from rollout_corr.__main__ import main
+from rollout_corr.diagnose.doctor.doctor import diagnose
+from rollout_corr.diagnose.measure.measuring import measure
+from rollout_corr.diagnose.read.reading import Dump
+from rollout_corr.diagnose.show.page import report_page, what_if_page
+from rollout_corr.diagnose.show.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Chart, spanning
+from rollout_corr.diagnose.what_if import try_all
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+EMPTY = {"meta", "br"}
+ELSEWHERE = re.compile(r"https?://|//[a-z]|url\(|@import|javascript:", re.IGNORECASE)
+
+
+class Page(HTMLParser):
+    """A page in which every element is closed, and what it holds."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.open, self.elements, self.texts = [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == [], self.open
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        assert len(found) == len(attributes), f"{tag}: an attribute twice"
+        self.elements.append((tag, found, tuple(self.open)))
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes), tuple(self.open)))
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open[-1] == tag, f"</{tag}> inside of {self.open}"
+        self.open.pop()
+
+    def handle_data(self, data):
+        self.texts.append((data, self.open[-1] if self.open else ""))
+
+    def said(self, *tags):
+        return [text for text, tag in self.texts if tag in tags]
+
+
+def checked(text):
+    """Parse a page and check what has to hold for every one."""
+    page = Page(text)
+    tags = {tag for tag, _, _ in page.elements}
+    assert not tags & {"script", "link", "img", "iframe", "object", "embed", "audio", "video", "base", "form"}
+    for tag, attributes, _ in page.elements:
+        assert not {"src", "href", "srcset", "xlink:href"} & set(attributes), tag
+        assert not any(name.startswith("on") for name in attributes), tag
+        assert not any(ELSEWHERE.search(value or "") for value in attributes.values()), attributes
+    assert not any(ELSEWHERE.search(text) for text in page.said("style"))
+    box = None
+    for tag, attributes, above in page.elements:
+        if tag == "svg":
+            box = [float(x) for x in attributes["viewbox"].split()]
+            assert attributes["aria-label"]
+        if "svg" not in above:
+            continue
+        for name in ("x", "cx", "x1", "x2"):
+            if name in attributes:
+                assert 0 <= float(attributes[name]) <= box[2], (tag, attributes)
+        for name in ("y", "cy", "y1", "y2"):
+            if name in attributes:
+                assert 0 <= float(attributes[name]) <= box[3], (tag, attributes)
+        if tag == "polyline":
+            for x, y in (pair.split(",") for pair in attributes["points"].split()):
+                assert LEFT <= float(x) <= box[2] - RIGHT and TOP <= float(y) <= box[3] - BOTTOM
+        for name in ("width", "height", "r"):
+            assert float(attributes.get(name, 0)) >= 0, (tag, attributes)
+    assert "nan" not in " ".join(page.said("text")).split()
+    return page
+
+
+def report(*paths, by=()):
+    found = []
+    for path in paths:
+        dump = Dump(path, by=by)
+        measured = measure(dump)
+        found.append((dump, measured, diagnose(measured)))
+    return report_page(found)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Dumps that between them have every axis and every kind of verdict."""
+    path = tmp_path_factory.mktemp("dumps")
+    turns = mismatch_dumps.retokenised(0, 2)
+    n = turns["mask"].numel()
+    more = {"versions": torch.arange(n) % 3, "entropy": torch.rand(n), "steps": torch.arange(n) // 1000}
+    torch.save(turns | more, path / "turns.pt")
+    torch.save(mismatch_dumps.over_steps(0, lambda step: 0.02 + 0.01 * step, steps=40), path / "steps.pt")
+    torch.save(mismatch_dumps.renormalised(0, top_p=0.8), path / "truncated.pt")
+    torch.save(mismatch_dumps.Model(0).healthy(), path / "healthy.pt")
+    torch.save(mismatch_dumps.broken(0, rows=1.0), path / "broken.pt")
+    torch.save(mismatch_dumps.copied(0), path / "copied.pt")
+    torch.save(mismatch_dumps.filled(0, -9999.0), path / "filled.pt")
+    one = {"train_logp": torch.tensor([-1.0]), "rollout_logp": torch.tensor([-1.25]), "lengths": torch.tensor([1])}
+    torch.save(one, path / "one.pt")
+    return path
+
+
+@pytest.mark.parametrize("name", ["turns", "steps", "truncated", "healthy", "broken", "copied", "filled", "one"])
+def test_every_report_is_a_whole_page(name, folder):
+    page = checked(report(folder / f"{name}.pt", by=("entropy",) if name == "turns" else ()))
+    heads = page.said("h2")
+    assert heads[:3] == ["Mismatch", "Distribution of D", "Train against rollout"]
+    assert ("Worst tokens" in heads) == (name not in ("broken", "copied"))
+    assert f"{name}.pt" in page.said("p")[0]
+
+
+def test_a_report_has_a_chart_for_every_axis(folder):
+    page = checked(report(folder / "turns.pt", by=("entropy",)))
+    captions = page.said("figcaption")
+    wanted = ["D = train", "mean D of sequences", "log-probs", "probabilities", "by position", "by rollout probability"]
+    wanted += ["by sequence length", "by turn", "by weight version", "by step", "by entropy", "kept within"]
+    assert len(captions) == len(wanted)
+    for caption, start in zip(captions, wanted, strict=True):
+        assert caption.startswith(start)
+    assert any("turns begin with other tokens" in text for text in page.said("b"))
+
+
+def test_two_dumps_side_by_side(folder):
+    page = checked(report(folder / "healthy.pt", folder / "truncated.pt"))
+    assert {"healthy.pt", "truncated.pt", "change"} <= set(page.said("th"))
+    kinds = {
+        value
+        for _, attributes, above in page.elements
+        if "svg" in above
+        for value in attributes.get("class", "").split()
+    }
+    assert {"a", "b"} <= kinds
+    texts = " ".join(" ".join(page.said("div", "b")).split())
+    assert (
+        "healthy.pt: healthy : no known" in texts
+        and "truncated.pt: error: the rollout log-probs are of a truncated" in texts
+    )
+
+
+def test_dumps_of_one_name_are_told_apart(tmp_path, folder):
+    other = tmp_path / "healthy.pt"
+    other.write_bytes((folder / "healthy.pt").read_bytes())
+    page = checked(report(folder / "healthy.pt", other))
+    assert {str(other), str(folder / "healthy.pt")} <= set(page.said("th"))
+
+
+def test_numbers_on_the_page_are_those_of_the_metrics(folder):
+    dump = Dump(folder / "truncated.pt")
+    measured = measure(dump)
+    cells = checked(report(folder / "truncated.pt")).said("td")
+    metrics = measured.metrics()
+    for key in ("d_abs_mean", "kl_k3", "ratio_mean"):
+        assert cells[cells.index(key) + 1] == f"{metrics[key]:.4g}"
+    assert cells[cells.index("tokens") + 1] == f"{metrics['tokens']:,.0f}"
+
+
+def test_bars_of_the_histogram_add_up(folder):
+    text = report(folder / "healthy.pt")
+    first = text[text.index("D = train - rollout of tokens") : text.index("mean D of sequences")]
+    bars = re.findall(r'x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="[\d.]+"><title>(\d+) \(', first)
+    made = torch.load(folder / "healthy.pt")
+    d = made["train_logp"] - made["rollout_logp"]
+    assert sum(int(count) for *_, count in bars) == d.numel()
+    # The bar in the middle holds the smallest of both signs.
+    middle = LEFT + (2 * WIDTH - LEFT - RIGHT) / 2
+    for side, wanted in ((-1, d < -(2.0**-16)), (1, d > 2.0**-16)):
+        beside = [int(count) for x, width, count in bars if side * (float(x) + float(width) / 2 - middle) > 5]
+        assert sum(beside) == pytest.approx(int(wanted.sum()), abs=2)
+
+
+def test_what_a_file_says_is_escaped(tmp_path):
+    """Names and texts come from the file, and a page is opened by whoever gets it."""
+    bad = "</td><script>alert(1)</script>"
+    rows = [plain(record) for record in records(packed(6))]
+    for row in rows:
+        row["texts"] = [bad for _ in row["token_ids"]]
+        row["<b>"] = row.pop("mask")
+    rows.append({"train_logp": [0.0], "rollout_logp": bad, "<b>": [1]})
+    path = tmp_path / "a<i>&'\".jsonl"
+    write_jsonl(path, rows)
+    dump = Dump(path, {"mask": "<b>"})
+    measured = measure(dump)
+    page = checked(report_page([(dump, measured, diagnose(measured))]))
+    assert bad in page.said("span")
+    assert "i" not in {tag for tag, _, _ in page.elements}
+    assert any(bad[:20] in text for text in page.said("li"))
+
+
+def test_the_page_of_what_if(folder):
+    dump = Dump(folder / "turns.pt")
+    tried = try_all(dump)
+    page = checked(what_if_page(dump, tried))
+    cells = page.said("td")
+    for setting in tried.settings:
+        assert " = ".join([setting.name, *setting.same]) in cells
+    assert set(tried.left_out) <= set(cells)
+    families = {setting.family for setting in tried.settings if setting.family}
+    assert families <= set(page.said("figcaption"))
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_is_written_where_it_is_asked_for(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = str(folder / "healthy.pt")
+    assert main(["report", path]) == 0
+    assert "page: healthy.pt.report.html" in capsys.readouterr().out
+    checked((tmp_path / "healthy.pt.report.html").read_text(encoding="utf-8"))
+    assert main(["report", path, "--html", "x.html", "--compare", str(folder / "truncated.pt")]) == 0
+    assert "truncated.pt" in (tmp_path / "x.html").read_text(encoding="utf-8")
+    written = sorted(tmp_path.iterdir())
+    assert main(["report", path, "--no-html"]) == 0
+    assert main(["report", path, "--json"]) == 0
+    assert sorted(tmp_path.iterdir()) == written
+    assert main(["report", path, "--json", "--html", "y.html"]) == 0
+    assert (tmp_path / "y.html").exists()
+    capsys.readouterr()
+    assert main(["report", path, "--html", "no/where.html"]) == 2
+    assert "--html no/where.html: cannot be written" in capsys.readouterr().err
+
+
+# --- axes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "log"),
+    [
+        (0.0, 1.0, False),
+        (-3.0, 17.0, False),
+        (1e-7, 3e-7, False),
+        (0.9, 1.1, True),
+        (1e-6, 10.0, True),
+        (3.0, 4.0, True),
+    ],
+)
+def test_ticks_are_round_and_inside(low, high, log):
+    axis = Axis("x", low, high, log=log)
+    marks = axis.marks()
+    assert 1 <= len(marks) <= 12
+    for value, text in marks:
+        assert low - 1e-9 * abs(low) <= value <= high * (1 + 1e-9) and len(text) <= 7
+        assert float(text) == pytest.approx(value, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("values", [[], [0.0], [3.0, 3.0], [math.nan, 1.0], [-1.0, math.inf], [1e-300, 1e300]])
+@pytest.mark.parametrize("log", [False, True])
+def test_any_values_have_an_axis(values, log):
+    axis = spanning("x", values, log=log)
+    assert math.isfinite(axis.low) and math.isfinite(axis.high) and axis.low < axis.high
+    for value in values:
+        if math.isfinite(value):
+            assert 0.0 <= axis.at(value) <= 1.0
+
+
+def test_places_in_a_chart():
+    chart = Chart("t", Axis("x", 1.0, 100.0, log=True), Axis("y", 0.0, 2.0))
+    assert chart.px(1.0) == LEFT and chart.px(100.0) == pytest.approx(WIDTH - RIGHT)
+    assert chart.px(10.0) == pytest.approx((LEFT + WIDTH - RIGHT) / 2)
+    assert chart.py(0.0) == HEIGHT - BOTTOM and chart.py(2.0) == pytest.approx(TOP)
+    assert chart.py(5.0) == pytest.approx(TOP)

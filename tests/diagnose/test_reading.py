@@ -1,0 +1,236 @@
+"""Reading dumps: every format and layout gives the same sequences; what is broken is named and the rest is read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from builders.dumps import NAMES, WRITERS, packed, padded, sequences_of, wanted_of, write, write_jsonl, write_parquet
+from rollout_corr.diagnose.read import arrays
+from rollout_corr.diagnose.read import records as record_files
+from rollout_corr.diagnose.read.fields import ALIASES, Wanted, choose
+from rollout_corr.diagnose.read.problems import DumpError
+from rollout_corr.diagnose.read.reading import Dump
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(params=[None, 40], ids=["one block", "small blocks"])
+def blocks_of(request, monkeypatch):
+    """The size of a block, which must not show."""
+    if request.param is not None:
+        monkeypatch.setattr(arrays, "BLOCK", request.param)
+        monkeypatch.setattr(record_files, "BLOCK", request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_every_format_gives_the_same_sequences(kind, tmp_path, blocks_of):
+    columns = packed()
+    dump = Dump(write(kind, tmp_path, columns))
+    assert sequences_of(dump) == wanted_of(columns)
+    assert dump.problems.count == 0 and dump.progress == 1.0
+    assert set(NAMES) <= set(dump.fields)
+
+
+@pytest.mark.parametrize("kind", ["pt packed", "npz packed", "safetensors padded", "jsonl", "parquet"])
+def test_a_limit_reads_the_first_sequences(kind, tmp_path, blocks_of):
+    columns = packed()
+    dump = Dump(write(kind, tmp_path, columns), limit=5)
+    assert sequences_of(dump) == wanted_of(columns)[:5]
+    assert dump.progress == 1.0
+
+
+@pytest.mark.parametrize("kind", ["pt packed", "npz packed", "safetensors padded", "jsonl", "parquet"])
+def test_a_file_is_streamed(kind, tmp_path, monkeypatch):
+    """The first block is there before most of the file was looked at."""
+    monkeypatch.setattr(arrays, "BLOCK", 40)
+    monkeypatch.setattr(record_files, "BLOCK", 40)
+    dump = Dump(write(kind, tmp_path, packed(60)))
+    first = next(dump.blocks())
+    assert first.sequences < 10 and 0.0 < dump.progress < 0.2
+
+
+def test_a_folder_is_read_file_by_file(tmp_path):
+    one, two = packed(seed=1), packed(seed=2)
+    write("pt packed", tmp_path, one, "1")
+    write("jsonl", tmp_path, two, "2")
+    (tmp_path / "notes.txt").write_text("not a dump")
+    dump = Dump(tmp_path)
+    assert sequences_of(dump) == wanted_of(one) + wanted_of(two)
+    assert dump.problems.count == 0
+
+
+def test_a_broken_file_in_a_folder_does_not_hide_the_others(tmp_path):
+    columns = packed()
+    (tmp_path / "1.pt").write_bytes(b"nothing")
+    write("jsonl", tmp_path, columns, "2")
+    dump = Dump(tmp_path)
+    assert sequences_of(dump) == wanted_of(columns)
+    assert dump.problems.count == 1
+    assert str(dump.problems.shown[0]).startswith(f"{tmp_path / '1.pt'}: torch cannot load it")
+
+
+def test_low_precision_stays_as_it_is(tmp_path):
+    columns = packed()
+    columns["rollout_logp"] = columns["rollout_logp"].bfloat16()
+    for kind in ("pt padded", "safetensors packed"):
+        block = next(Dump(write(kind, tmp_path, columns)).blocks())
+        assert block.rollout.dtype == torch.bfloat16 and block.train.dtype == torch.float32
+
+
+def test_lengths_are_the_mask_of_padded_rows(tmp_path):
+    rows = padded(packed())
+    mask = rows.pop("mask")
+    lengths = mask.long().sum(1)
+    torch.save({name: rows[name] for name in ("train_logp", "rollout_logp")} | {"lengths": lengths}, tmp_path / "x.pt")
+    block = next(Dump(tmp_path / "x.pt").blocks())
+    assert block.mask.view(mask.shape).sum(1).tolist() == lengths.tolist()
+
+
+def test_null_is_nan_and_a_missing_column_is_unknown(tmp_path):
+    """A strict JSON writer makes null of NaN; TRL#6166. Records may have different fields."""
+    rows = [
+        {"train_logp": [-1.0, None], "rollout_logp": [-1.0, -2.0], "version": 4},
+        {"train_logp": [-1.0], "rollout_logp": [-3.0], "texts": ["a"]},
+    ]
+    write_jsonl(tmp_path / "x.jsonl", rows)
+    block = next(Dump(tmp_path / "x.jsonl").blocks())
+    assert block.train[:1].tolist() == [-1.0] and block.train[1].isnan()
+    assert block.columns["versions"].tolist() == [4, 4, -1]
+    assert block.texts == [None, ["a"]]
+    write_jsonl(tmp_path / "x.jsonl", [rows[0] | {"version": [None, 4]}])
+    assert next(Dump(tmp_path / "x.jsonl").blocks()).columns["versions"].tolist() == [-1, 4]
+
+
+@pytest.mark.parametrize("kind", ["pt packed", "npz packed", "safetensors packed"])
+def test_offsets_may_leave_tokens_out(kind, tmp_path, blocks_of):
+    """Before the first sequence and after the last one."""
+    columns = packed()
+    columns["cu_seqlens"] = columns["cu_seqlens"][2:-1]
+    columns["advantages"] = columns["advantages"][2:-1]
+    assert sequences_of(Dump(write(kind, tmp_path, columns))) == wanted_of(columns)
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "train", "rollout", "more"),
+    [
+        # verl's batch, TRL's inputs, NeMo RL's, slime's and prime-rl's samples, OpenRLHF's experience.
+        (
+            ["responses", "old_log_probs", "log_probs", "rollout_log_probs", "response_mask", "advantages"],
+            "old_log_probs",
+            "rollout_log_probs",
+            {"mask": "response_mask", "token_ids": "responses", "new_logp": "log_probs"},
+        ),
+        (
+            ["completion_ids", "old_per_token_logps", "sampling_per_token_logps", "completion_mask"],
+            "old_per_token_logps",
+            "sampling_per_token_logps",
+            {"mask": "completion_mask", "token_ids": "completion_ids"},
+        ),
+        (["prev_logprobs", "generation_logprobs", "token_mask"], "prev_logprobs", "generation_logprobs", {}),
+        (["log_probs", "rollout_log_probs", "loss_masks"], "log_probs", "rollout_log_probs", {"mask": "loss_masks"}),
+        (["logprobs", "inference_logprobs", "loss_mask"], "logprobs", "inference_logprobs", {"mask": "loss_mask"}),
+        (["action_log_probs", "rollout_log_probs"], "action_log_probs", "rollout_log_probs", {}),
+    ],
+)
+def test_names_of_frameworks_are_known(names, train, rollout, more):
+    found = choose(names, Wanted(), "x.pt")
+    assert found["train_logp"] == train and found["rollout_logp"] == rollout
+    for role, name in more.items():
+        assert found[role] == name
+    assert len(set(found.values())) == len(found)
+
+
+def test_every_alias_belongs_to_one_role_alone():
+    """Except for the current log-probs, which are the trainer's where there are no older ones."""
+    required = [name for role, names in ALIASES.items() if role != "new_logp" for name in names]
+    assert len(required) == len(set(required))
+    assert all(name == name.lower() for names in ALIASES.values() for name in names)
+
+
+def test_the_user_has_the_last_word(tmp_path):
+    columns = packed()
+    columns["pi"] = columns["train_logp"] - 1.0
+    dump = Dump(write("pt packed", tmp_path, columns), {"train_logp": "pi"})
+    train = torch.cat([block.train for block in dump.blocks()])
+    assert torch.equal(train, columns["pi"])
+    assert dump.fields["train_logp"] == "pi"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"train_logp": "pi"}, "field 'pi': as train_logp: it is not there; there is train_logp, rollout_logp"),
+        ({"policy": "pi"}, "field 'policy': expected one of ['train_logp', "),
+        ({"mask": "advantages"}, "field 'advantages': as mask: expected shape ["),
+        (
+            {"rollout_logp": "token_ids"},
+            "field 'token_ids': as rollout_logp: expected floating log-probs, got torch.int64",
+        ),
+    ],
+)
+def test_wrong_fields_are_named(fields, message, tmp_path):
+    with pytest.raises(DumpError) as caught:
+        list(Dump(write("pt packed", tmp_path, packed()), fields).blocks())
+    assert message in str(caught.value)
+
+
+MEMORY = """
+import sys, torch
+from rollout_corr.diagnose.read.reading import Dump
+from rollout_corr.diagnose.measure.measuring import Measured
+
+def anonymous():
+    status = dict(line.split(":") for line in open("/proc/self/status"))
+    return int(status["RssAnon"].split()[0]) / 1024
+
+torch.set_num_threads(1)
+measured, dump = Measured(), Dump(sys.argv[1])
+blocks = dump.blocks()
+measured.add(next(blocks))
+start, most, slots = anonymous(), 0.0, 0
+for i, block in enumerate(blocks):
+    slots += block.train.numel()
+    if i % 8 == 0:
+        measured.add(block)
+    most = max(most, anonymous() - start)
+print(most, slots)
+"""
+
+
+def plain_rows(made, rows):
+    for i in range(rows):
+        yield {name: x[i * 4096 : (i + 1) * 4096].tolist() for name, x in made.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pt packed", "safetensors padded", "npz compressed", "jsonl", "parquet"])
+def test_memory_does_not_grow_with_the_file(kind, tmp_path):
+    """Files of 16 million tokens (4 million as text), 290 MB as tensors: a few blocks' worth is in memory at a time."""
+    tokens = (1 << 22) if kind in ("jsonl", "parquet") else (1 << 24)
+    rows, train = tokens // 4096, -torch.rand(tokens)
+    made = {"train_logp": train, "rollout_logp": train + 0.01, "token_ids": torch.arange(tokens)}
+    path = tmp_path / f"x.{kind.partition(' ')[0]}"
+    if kind == "jsonl":
+        write_jsonl(path, plain_rows(made, rows))
+    elif kind == "parquet":
+        write_parquet(path, list(plain_rows(made, rows)))
+    elif kind == "safetensors padded":
+        save_file({name: x.view(rows, 4096) for name, x in made.items()}, path)
+    elif kind == "pt packed":
+        torch.save(made | {"cu_seqlens": torch.arange(rows + 1) * 4096}, path)
+    else:
+        np.savez_compressed(path, cu_seqlens=np.arange(rows + 1) * 4096, **{k: x.numpy() for k, x in made.items()})
+    done = subprocess.run([sys.executable, "-c", MEMORY, str(path)], capture_output=True, text=True, check=True)
+    most, slots = map(float, done.stdout.split())
+    assert slots > 0.9 * tokens
+    assert most < 60.0, f"{most:.0f} MB"

@@ -1,0 +1,291 @@
+"""One pass over a dump: the same numbers as `correct` and as plain loops, however it is cut into blocks."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.dumps import packed, plain, records, statistics, write, write_jsonl
+from rollout_corr.__main__ import main
+from rollout_corr.diagnose.measure.measuring import UPPER, WORST, measure
+from rollout_corr.diagnose.measure.profiles import LARGE, PROBABILITY_EDGES
+from rollout_corr.diagnose.read import arrays, problems
+from rollout_corr.diagnose.read.reading import Dump
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Pages are written into the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+def measured(folder, columns, kind="pt packed", **arguments):
+    return measure(Dump(write(kind, folder, columns), **arguments))
+
+
+def turned(sequences=9, seed=3):
+    """A batch of turns of 4 tokens with one of a tool between them, versions and steps."""
+    columns = packed(sequences, seed=seed, median_length=60)
+    columns["mask"] = torch.cat([torch.arange(n) % 5 < 4 for n in columns["cu_seqlens"].diff().tolist()])
+    columns["versions"] = torch.arange(columns["mask"].numel()) % 3 + 7
+    columns["steps"] = torch.arange(sequences) // 3
+    columns["entropy"] = torch.rand(columns["mask"].shape, generator=torch.Generator().manual_seed(seed))
+    return columns
+
+
+def tokens_of(columns):
+    """Every valid token as a plain tuple: sequence, position, turn, D, train, rollout, version, step."""
+    bounds, found = columns["cu_seqlens"].tolist(), []
+    train, rollout, mask = (columns[name].tolist() for name in ("train_logp", "rollout_logp", "mask"))
+    for s in range(len(bounds) - 1):
+        position, turn, inside = 0, -1, False
+        for i in range(bounds[s], bounds[s + 1]):
+            turn += mask[i] and not inside
+            inside = mask[i]
+            if mask[i]:
+                d = torch.tensor(train[i]).sub(rollout[i]).item()
+                version, step = int(columns["versions"][i]), int(columns["steps"][s])
+                found.append((s, position, turn, d, train[i], rollout[i], version, step))
+                position += 1
+    return found
+
+
+@pytest.fixture(params=[None, 100], ids=["one block", "small blocks"])
+def blocks_of(request, monkeypatch):
+    if request.param is not None:
+        monkeypatch.setattr(arrays, "BLOCK", request.param)
+
+
+def test_metrics_are_those_of_correct(tmp_path, blocks_of):
+    columns = packed(30)
+    found = measured(tmp_path, columns).metrics()
+    for key, value in statistics(columns).metrics().items():
+        # Sums of fp32 values, rounded once a block: 3e-8 apart with blocks of 100 slots.
+        assert found[key] == pytest.approx(value, rel=3e-7, abs=1e-9), key
+    for level in ("token", "product", "geometric"):
+        spec = rc.Spec(weight=rc.Weight(level, upper=UPPER))
+        of_level = statistics(columns, spec).metrics()
+        for key in ("weight_ess", "weight_raw_ess", "sequence_weight_ess", "weight_raw_max"):
+            assert found[f"{level}/{key}"] == pytest.approx(of_level[key], rel=3e-7), (level, key)
+
+
+def check_rows(rows, tokens, key):
+    """A profile against plain loops over all tokens."""
+    groups = {}
+    for token in tokens:
+        groups.setdefault(key(token), []).append(token[3])
+    assert [row.count for row in rows] == [len(groups[k]) for k in sorted(groups)]
+    for row, k in zip(rows, sorted(groups), strict=True):
+        d = groups[k]
+        mean = math.fsum(d) / len(d)
+        assert row.d_mean == pytest.approx(mean, rel=1e-9, abs=1e-12)
+        assert row.d_abs_mean == pytest.approx(math.fsum(map(abs, d)) / len(d), rel=1e-9)
+        assert row.d_std == pytest.approx(math.sqrt(math.fsum((x - mean) ** 2 for x in d) / len(d)), rel=1e-6, abs=1e-9)
+        assert row.d_abs_max == max(map(abs, d))
+        assert row.large_fraction == sum(abs(x) > LARGE for x in d) / len(d)
+
+
+def test_profiles_are_those_of_plain_loops(tmp_path, blocks_of):
+    columns = turned()
+    columns["train_logp"][::17] -= 3.0
+    columns["train_logp"][5::17] -= 1.0
+    edge = torch.tensor(0.5, dtype=torch.float64).log().float()
+    columns["train_logp"][7::17] = columns["rollout_logp"][7::17] = edge
+    tokens = tokens_of(columns)
+    profiles = measured(tmp_path, columns).profiles()
+    assert list(profiles) == ["position", "probability", "length", "turn", "versions", "steps"]
+    check_rows(profiles["position"], tokens, lambda token: math.floor(4 * math.log2(token[1] + 1) + 1e-9))
+    edges = [torch.tensor(edge, dtype=torch.float64).log().float().item() for edge in PROBABILITY_EDGES]
+    check_rows(profiles["probability"], tokens, lambda token: sum(token[5] >= edge for edge in edges))
+    check_rows(profiles["turn"], tokens, lambda token: min(token[2], 64))
+    check_rows(profiles["versions"], tokens, lambda token: token[6])
+    check_rows(profiles["steps"], tokens, lambda token: token[7])
+    assert [row.label for row in profiles["versions"]] == ["7", "8", "9"]
+    lengths, sums = {}, {}
+    for s, *_, d, _, _, _, _ in tokens:
+        lengths[s], sums[s] = lengths.get(s, 0) + 1, sums.get(s, 0.0) + d
+    means = [(s, 0, 0, sums[s] / n) for s, n in lengths.items()]
+    check_rows(profiles["length"], means, lambda token: math.floor(2 * math.log2(lengths[token[0]]) + 1e-9))
+
+
+def test_turn_ids_say_where_turns_begin(tmp_path):
+    """Without them, holes in the mask do; ids count changes, whatever their numbers."""
+    columns = packed(1, median_length=40)
+    columns["mask"] = torch.ones_like(columns["mask"])
+    n = columns["mask"].numel()
+    assert "turn" not in measured(tmp_path, columns).profiles()
+    columns["turns"] = torch.tensor([5] * 3 + [9] * 4 + [2] * (n - 7))
+    rows = measured(tmp_path, columns).profiles()["turn"]
+    assert [(row.label, row.count) for row in rows] == [("0", 3), ("1", 4), ("2", n - 7)]
+
+
+def test_labels_of_positions_and_lengths_say_what_is_in_them(tmp_path):
+    columns = packed(40, median_length=100)
+    columns["mask"] = torch.ones_like(columns["mask"])
+    profiles = measured(tmp_path, columns).profiles()
+    lengths = columns["cu_seqlens"].diff().tolist()
+    positions = [i for n in lengths for i in range(n)]
+    for rows, values in ((profiles["position"], positions), (profiles["length"], lengths)):
+        for row in rows:
+            low, _, high = row.label.partition(" - ")
+            assert row.count == sum(int(low) <= value <= int(high or low) for value in values), row.label
+
+
+def test_further_columns_are_shown_by_value_or_cut_into_tenths(tmp_path, blocks_of):
+    columns = turned()
+    columns["kind"] = torch.arange(columns["steps"].numel()) % 2 - 5
+    profiles = measured(tmp_path, columns, by=("entropy", "kind")).profiles()
+    assert [row.label for row in profiles["kind"]] == ["-5", "-4"]
+    assert len(profiles["entropy"]) == 10
+    assert sum(row.count for row in profiles["entropy"]) == int(columns["mask"].sum())
+    assert [row.at for row in profiles["entropy"]] == list(range(10))
+
+
+def test_worst_tokens_in_context(tmp_path, blocks_of):
+    columns = turned()
+    valid = columns["mask"].nonzero().squeeze(1)
+    for i, place in enumerate(valid[5:400:9].tolist()):
+        columns["train_logp"][place] = columns["rollout_logp"][place] - 5.0 - i
+    columns["train_logp"][valid[40]] = torch.nan
+    tokens = tokens_of(columns)
+    ids = columns["token_ids"][columns["mask"]].tolist()
+    worst = measured(tmp_path, columns).worst
+    order = sorted((t for t in tokens if not math.isnan(t[3])), key=lambda t: -abs(t[3]))[:WORST]
+    assert [(w.record, w.position, w.turn, w.d, w.version) for w in worst] == [
+        (t[0], t[1], t[2], t[3], t[6]) for t in order
+    ]
+    for w, t in zip(worst, order, strict=True):
+        at = tokens.index(t)
+        around = [i for i in range(at - 6, at + 7) if 0 <= i < len(tokens) and tokens[i][0] == t[0]]
+        assert w.tokens == tuple(str(ids[i]) for i in around)
+        assert w.at == around.index(at)
+        assert w.context == tuple(None if math.isnan(tokens[i][3]) else tokens[i][3] for i in around)
+
+
+def test_texts_are_shown_where_there_are_some(tmp_path):
+    rows = [plain(record) for record in records(packed(3))]
+    for row in rows:
+        row["texts"] = [f"<{i}>" for i in row["token_ids"]]
+    write_jsonl(tmp_path / "x.jsonl", rows)
+    worst = measure(Dump(tmp_path / "x.jsonl")).worst[0]
+    assert worst.tokens is not None
+    assert all(text in rows[worst.record]["texts"] for text in worst.tokens)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_nothing_finite_at_all(bad, tmp_path):
+    columns = packed(4)
+    columns["train_logp"] = torch.full_like(columns["train_logp"], bad)
+    found = measured(tmp_path, columns)
+    assert found.metrics()["tokens_nonfinite"] == int(columns["mask"].sum())
+    assert found.profiles() == {} and found.worst == []
+    assert all(math.isfinite(value) for value in found.metrics().values())
+
+
+def test_nothing_valid_at_all(tmp_path):
+    columns = packed(4)
+    columns["mask"][:] = False
+    found = measured(tmp_path, columns)
+    assert found.metrics()["tokens"] == 0 and found.worst == []
+    assert all(math.isfinite(value) for value in found.metrics().values())
+
+
+def test_percentiles_of_the_magnitude(tmp_path):
+    """Within the histogram's 1/8 of what sorting says."""
+    columns = packed(60, median_length=200)
+    found = measured(tmp_path, columns).metrics()
+    d = (columns["train_logp"] - columns["rollout_logp"])[columns["mask"]].abs().sort().values
+    for percent in (50, 90, 99, 99.9):
+        exact = float(d[min(d.numel() - 1, round(percent / 100 * d.numel()))])
+        assert found[f"abs_logp_p{percent:g}"] == pytest.approx(exact, rel=0.13), percent
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_report_prints_tables(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["report", str(write("pt packed", tmp_path, turned()))]) == 0
+    text = capsys.readouterr().out
+    for title in ("Mismatch", "Importance weights", "Worst tokens", "|D| by position", "|D| by turn", "|D| by step"):
+        assert title in text
+    assert "0 problems" not in text
+
+
+def test_report_as_json(tmp_path, capsys):
+    """Only JSON, without NaN, and with everything."""
+    columns = turned()
+    rows = [plain(record) for record in records({k: columns[k] for k in packed(1)})]
+    rows[1]["rollout_logp"].pop()
+    rows[2]["train_logp"][3] = math.nan
+    write_jsonl(tmp_path / "x.jsonl", rows)
+    assert main(["report", str(tmp_path / "x.jsonl"), "--json"]) == 0
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    out = capsys.readouterr()
+    found = json.loads(out.out, parse_constant=refuse)
+    assert out.err == ""
+    assert set(found) == {"file", "fields", "problems", "metrics", "warnings", "verdicts", "profiles", "worst"}
+    assert found["problems"]["count"] == 1 and found["problems"]["shown"][0]["record"] == 1
+    assert found["metrics"]["sequences"] == 8
+    assert found["metrics"]["tokens_nonfinite"] == 1
+
+
+def test_a_terminal_shows_how_far_it_is(tmp_path, capsys, monkeypatch):
+    """On stderr, so that what is piped stays clean; and not with --json."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr(arrays, "BLOCK", 40)
+    path = str(write("pt packed", tmp_path, packed()))
+    assert main(["report", path, "--no-html"]) == 0
+    out = capsys.readouterr()
+    assert "reading dump.pt" in out.err and "reading" not in out.out
+    assert main(["report", path, "--json"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_report_says_what_could_not_be_read(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    path = write("jsonl", tmp_path, packed())
+    path.write_bytes(path.read_bytes()[:-40])
+    assert main(["report", str(path)]) == 0
+    assert "1 problems" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.pt"], "rollout-corr report: missing.pt: there is no such file\n"),
+        (["FILE", "--field", "train_logp"], "--field: expected ROLE=NAME, got 'train_logp'"),
+        (["FILE", "--field", "policy=x"], "field 'policy': expected one of"),
+        (["FILE", "--by", "reward"], "field 'reward': as reward: it is not there"),
+        (["FILE", "--limit", "0"], "--limit: expected a number >= 1, got 0"),
+    ],
+)
+def test_wrong_arguments_are_named_on_stderr(arguments, message, tmp_path, capsys):
+    path = write("pt packed", tmp_path, packed())
+    assert main(["report", *(str(path) if word == "FILE" else word for word in arguments)]) == 2
+    out = capsys.readouterr()
+    assert out.out == "" and message in out.err
+
+
+def test_without_rich_the_extra_is_named_and_json_works(tmp_path, capsys, monkeypatch):
+    path = write("pt packed", tmp_path, packed())
+
+    def refuse(wanted):
+        if wanted.partition(".")[0] == "rich":
+            raise ModuleNotFoundError("No module named 'rich'", name="rich")
+        return importlib.import_module(wanted)
+
+    monkeypatch.setattr(problems, "import_module", refuse)
+    assert main(["report", str(path)]) == 2
+    assert "needs rich: pip install 'rollout-corr[report]'" in capsys.readouterr().err
+    assert main(["report", str(path), "--json"]) == 0

@@ -1,0 +1,186 @@
+"""What-if: every preset is tried or left out for a reason, and what each setting keeps and costs is what loops say."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders import planted_dumps as mismatch_dumps
+from builders.dumps import write_jsonl
+from rollout_corr.__main__ import main
+from rollout_corr.diagnose.read import arrays
+from rollout_corr.diagnose.read.reading import Dump
+from rollout_corr.diagnose.what_if import Outcome, Setting, grid, pareto, presets, try_all
+from rollout_corr.frameworks import registry
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def columns():
+    """Sequences of which thresholds keep some and drop some, and a mask with holes."""
+    made = mismatch_dumps.updated(0, 0.3, sequences=16, median=60)
+    made["mask"] = torch.arange(made["token_ids"].numel()) % 7 != 3
+    made["advantages"] = torch.tensor([(-1.0) ** s * (1 + s % 3) for s in range(16)])
+    return made
+
+
+def outcomes(folder, made):
+    torch.save(made, folder / "x.pt")
+    tried = try_all(Dump(folder / "x.pt"))
+    return {setting.name: (setting, outcome) for setting, outcome in tried.outcomes()}, tried
+
+
+def test_every_preset_is_tried_or_left_out_for_a_reason():
+    for has_advantages in (False, True):
+        tried, left_out = presets(has_advantages)
+        named = [name for setting in tried for name in (setting.name, *setting.same)]
+        assert sorted([*named, *left_out]) == registry.names()
+        assert len(named) > 50
+        for setting in tried:
+            for name in (setting.name, *setting.same):
+                assert registry.preset(name) == setting.spec
+        for name, reason in left_out.items():
+            criteria = registry.preset(name).criteria
+            if "advantages" in reason:
+                assert not has_advantages and any(criterion.when != "any" for criterion in criteria)
+            else:
+                assert any(c.of != "train/rollout" or c.stat == "external" for c in criteria)
+    assert "open_instruct.vaco" in presets(False)[1] and "open_instruct.vaco" not in presets(True)[1]
+
+
+def test_settings_have_different_names():
+    names = [setting.name for setting in (*presets(True)[0], *grid())]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("block", [None, 500], ids=["one block", "small blocks"])
+def test_outcomes_are_those_of_plain_loops(block, tmp_path, monkeypatch):
+    if block is not None:
+        monkeypatch.setattr(arrays, "BLOCK", block)
+    made = columns()
+    found, _ = outcomes(tmp_path, made)
+    bounds = made["cu_seqlens"].tolist()
+    valid = [[i for i in range(a, b) if made["mask"][i]] for a, b in pairwise(bounds)]
+    d = (made["train_logp"].double() - made["rollout_logp"].double()).tolist()
+    sums = [math.fsum(d[i] for i in tokens) for tokens in valid]
+    whole = {"cu_seqlens": made["cu_seqlens"], "advantages": made["advantages"]}
+    for setting, outcome in found.values():
+        if setting.spec.weight is not None and setting.spec.weight.normalize == "batch" and block is not None:
+            continue
+        out = rc.correct(made["train_logp"], made["rollout_logp"], made["mask"], spec=setting.spec, **whole)
+        product = setting.spec.weight is not None and setting.spec.weight.level == "product"
+        weights, ratios, alive = [], [], 0
+        for s, tokens in enumerate(valid):
+            kept = [
+                bool(out.mask[i]) and (setting.spec.rejected == "mask" or float(out.weights[i]) != 0) for i in tokens
+            ]
+            alive += any(kept)
+            for i, k in zip(tokens, kept, strict=True):
+                weights.append((1.0 if out.weights is None else float(out.weights[i])) if k else 0.0)
+                ratios.append(math.exp(max(-20.0, min(20.0, sums[s] if product else d[i]))))
+        n, total, squares = len(weights), math.fsum(weights), math.fsum(w * w for w in weights)
+        ess = total * total / (n * squares) if squares else 0.0
+        bias = math.fsum(abs(w - r) for w, r in zip(weights, ratios, strict=True)) / math.fsum(ratios)
+        assert outcome.sequences_kept == pytest.approx(alive / len(valid)), setting.name
+        assert outcome.weight_mean == pytest.approx(total / n, rel=1e-5), setting.name
+        assert outcome.ess == pytest.approx(ess, rel=1e-5), setting.name
+        assert outcome.bias == pytest.approx(bias, rel=1e-4, abs=1e-6), setting.name
+        assert outcome.variance == pytest.approx(1 / ess - 1 if ess else math.inf, rel=1e-4, abs=1e-6), setting.name
+        assert setting.name != "no correction" or (outcome.variance, outcome.weight_mean) == (0.0, 1.0)
+
+
+def test_thresholds_order_what_is_kept(tmp_path):
+    """Along a family, a wider bound keeps more and costs less bias."""
+    found, _ = outcomes(tmp_path, columns())
+    families = {}
+    for setting, outcome in found.values():
+        families.setdefault(setting.family, []).append((setting.threshold, outcome))
+    del families[""]
+    assert len(families) == 7
+    for family, points in families.items():
+        points.sort(key=lambda point: -point[0] if family == "veto" else point[0])
+        kept = [outcome.tokens_kept for _, outcome in points]
+        assert kept == sorted(kept), family
+        if "truncated" in family and "geometric" not in family:
+            bias = [outcome.bias for _, outcome in points]
+            assert bias == sorted(bias, reverse=True), family
+    for family in ("geometric rejection", "product rejection"):
+        assert len({outcome.tokens_kept for _, outcome in families[family]}) > 3
+
+
+def test_products_over_long_sequences_are_warned_of(tmp_path):
+    found, _ = outcomes(tmp_path, mismatch_dumps.long_sequences(0, 12000, 0.05, 0.002))
+    noted = {name for name, (_, outcome) in found.items() if outcome.note}
+    assert noted == {name for name, (setting, _) in found.items() if setting.products}
+    assert {"product weight <= 2", "reject sequences by product 2", "trl.default"} <= noted
+    assert not any("token" in name or "geometric" in name for name in noted)
+    assert "near the clamp of 20" in found["product weight <= 2"][1].note
+    found, _ = outcomes(tmp_path, mismatch_dumps.long_sequences(0, 300, 0.01, 0.0))
+    assert not any(outcome.note for _, outcome in found.values())
+
+
+def test_broken_tokens_are_rejected_and_count_in_no_bias(tmp_path):
+    made = columns()
+    clean, _ = outcomes(tmp_path, made)
+    made["train_logp"] = made["train_logp"].clone()
+    made["train_logp"][1] = torch.nan
+    broken, _ = outcomes(tmp_path, made)
+    for name in ("token weight <= 2", "reject sequences by geometric 1.1"):
+        assert broken[name][1].tokens_kept < clean[name][1].tokens_kept
+        assert math.isfinite(broken[name][1].bias)
+    assert broken["no correction"][1].bias == pytest.approx(clean["no correction"][1].bias, rel=1e-2)
+
+
+def test_nothing_valid(tmp_path):
+    made = columns()
+    made["mask"][:] = False
+    found, _ = outcomes(tmp_path, made)
+    assert all(outcome.tokens_kept == 0.0 and outcome.bias == 0.0 for _, outcome in found.values())
+
+
+def test_the_best_are_those_that_nothing_beats():
+    generator = torch.Generator().manual_seed(0)
+    pairs = [
+        (Setting(str(i), rc.Spec()), Outcome(1.0, 1.0, 1.0, 1.0, bias, variance))
+        for i, (bias, variance) in enumerate(torch.rand(60, 2, generator=generator).tolist())
+    ]
+    wanted = {a.name for a, x in pairs if not any(y.bias < x.bias and y.variance < x.variance for _, y in pairs)}
+    assert set(pareto(pairs)) == wanted and 2 < len(wanted) < 30
+
+
+def test_records_without_advantages_beside_others_with_them(tmp_path):
+    """An advantage that is not there is 0, which selects nothing."""
+    rows = [{"train_logp": [-0.1, -2.0], "rollout_logp": [-9.0, -1.5]} | more for more in ({"advantages": 1.0}, {})]
+    write_jsonl(tmp_path / "x.jsonl", rows)
+    tried = try_all(Dump(tmp_path / "x.jsonl"))
+    kept = {setting.name: outcome.tokens_kept for setting, outcome in tried.outcomes()}
+    assert kept["open_instruct.vaco"] == 0.75
+    write_jsonl(tmp_path / "x.jsonl", rows[1:])
+    assert "open_instruct.vaco" in try_all(Dump(tmp_path / "x.jsonl")).left_out
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    torch.save(columns(), tmp_path / "x.pt")
+    assert main(["what-if", "x.pt"]) == 0
+    text = capsys.readouterr().out
+    assert "verl.decoupled_token_is" in text and "token weight <= 2" in text and "page: x.pt.what-if.html" in text
+    assert "no other is better in both bias and variance: " in text
+    assert main(["what-if", "x.pt", "--json"]) == 0
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    found = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert {"name", "spec", "tokens_kept", "sequences_kept", "ess", "bias", "variance", "note"} <= set(
+        found["settings"][0]
+    )
+    for setting in found["settings"]:
+        assert rc.Spec.from_dict(setting["spec"]) is not None
+    assert found["left_out"]

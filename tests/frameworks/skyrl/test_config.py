@@ -1,0 +1,179 @@
+"""from_config of SkyRL's configurations: what it reads, what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from builders.config_cases import SKYRL, ratio
+from rollout_corr.frameworks.config import from_config
+from rollout_corr.spec.correction import Spec, Weight
+
+pytestmark = pytest.mark.usefixtures("nothing_said_yet")
+
+SKYRL_BLOCKS = {
+    "nothing": ({}, Spec(**SKYRL)),
+    "the defaults": (
+        {
+            "tis_ratio_type": None,
+            "token_tis_ratio_clip_high": 2.0,
+            "sequence_tis_ratio_clip_high": 5.0,
+            "sequence_mask_metric": None,
+            "geo_mask_high": 1.01,
+            "geo_mask_low": 0.99,
+            "product_mask_high": 2.0,
+            "product_mask_low": 0.5,
+            "outlier_token_is_threshold_low": None,
+            "outlier_token_is_threshold_high": None,
+            "token_mask_is_threshold_low": None,
+            "token_mask_is_threshold_high": None,
+        },
+        Spec(**SKYRL),
+    ),
+    "token": ({"tis_ratio_type": "token"}, Spec(Weight("token", upper=2), **SKYRL)),
+    "token cap": (
+        {"tis_ratio_type": "token", "token_tis_ratio_clip_high": 4, "sequence_tis_ratio_clip_high": 7},
+        Spec(Weight("token", upper=4), **SKYRL),
+    ),
+    "sequence": ({"tis_ratio_type": "sequence"}, Spec(Weight("product", upper=5), **SKYRL)),
+    "geometric": (
+        {"sequence_mask_metric": "geometric"},
+        Spec(None, (ratio(0.99, 1.01, "mean", label="geo_sequence_mask"),), **SKYRL),
+    ),
+    "product": (
+        {"sequence_mask_metric": "product", "product_mask_high": 3, "product_mask_low": 0},
+        Spec(None, (ratio(0, 3, "sum", label="product_sequence_mask"),), **SKYRL),
+    ),
+    "one outlier threshold": (
+        {"outlier_token_is_threshold_low": 1e-4},
+        Spec(None, (ratio(1e-4, None, drop="sequence", label="outlier"),), sums_over="kept", **SKYRL),
+    ),
+    "the page's TLDR": (
+        {
+            "sequence_mask_metric": "geometric",
+            "geo_mask_low": 0.99,
+            "geo_mask_high": 1.01,
+            "tis_ratio_type": "token",
+            "token_tis_ratio_clip_high": 2.0,
+            "token_mask_is_threshold_low": 0.5,
+            "token_mask_is_threshold_high": 2.0,
+            "outlier_token_is_threshold_low": 1e-4,
+            "outlier_token_is_threshold_high": 100,
+        },
+        Spec(
+            Weight("token", upper=2),
+            (
+                ratio(1e-4, 100, drop="sequence", label="outlier"),
+                ratio(0.5, 2, label="token_mask"),
+                ratio(0.99, 1.01, "mean", label="geo_sequence_mask"),
+            ),
+            "mask",
+            sums_over="kept",
+            **SKYRL,
+        ),
+    ),
+}
+
+
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize("case", SKYRL_BLOCKS)
+def test_skyrl(case):
+    block, expected = SKYRL_BLOCKS[case]
+    assert from_config("skyrl", block) == expected
+    assert from_config("skyrl", {"off_policy_correction": block}) == expected
+    algorithm = {
+        "advantage_estimator": "grpo",
+        "use_tis": False,
+        "tis_imp_ratio_cap": -1.0,
+        "off_policy_correction": block,
+    }
+    assert from_config("skyrl", algorithm) == expected
+    assert from_config("skyrl", {"trainer": {"epochs": 1, "algorithm": algorithm}, "generator": {}}) == expected
+    assert from_config("skyrl", {"algorithm": {"anything": 1, "off_policy_correction": block}}) == expected
+
+
+def test_skyrl_use_tis():
+    with pytest.warns(UserWarning, match=r"^skyrl: use_tis, .*token_tis_ratio_clip_high: 3\.0\}") as caught:
+        spec = from_config("skyrl", {"use_tis": True, "tis_imp_ratio_cap": 3.0})
+        again = from_config(
+            "skyrl",
+            {
+                "use_tis": True,
+                "tis_imp_ratio_cap": 3.0,
+                "off_policy_correction": {"tis_ratio_type": "sequence", "sequence_mask_metric": "geometric"},
+            },
+        )
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert spec == Spec(Weight("token", upper=3), **SKYRL)
+    # In SkyRL use_tis overrules tis_ratio_type.
+    assert again.weight == Weight("token", upper=3) and again.criteria[0].label == "geo_sequence_mask"
+
+
+@pytest.mark.usefixtures("strict")
+def test_skyrl_cap_without_use_tis_does_nothing():
+    assert from_config("skyrl", {"use_tis": False, "tis_imp_ratio_cap": 3.0}) == Spec(**SKYRL)
+    assert from_config("skyrl", {"tis_imp_ratio_cap": 3.0}) == Spec(**SKYRL)
+
+
+def test_skyrl_token_mask_needs_both_bounds_and_says_so():
+    with pytest.warns(UserWarning, match=r"work only together") as caught:
+        assert from_config("skyrl", {"token_mask_is_threshold_low": 0.5}) == Spec(**SKYRL)
+        assert from_config("skyrl", {"token_mask_is_threshold_high": 2}) == Spec(**SKYRL)
+    assert len(caught) == 1
+
+
+SKYRL_REFUSED = [
+    ({"tis_type": "token"}, ValueError, r"unknown key 'tis_type', expected some of \['tis_ratio_type', "),
+    (
+        {"use_tis": True, "typo": 1},
+        ValueError,
+        r"unknown key 'typo', expected some of \['off_policy_correction', 'use_tis'",
+    ),
+    ({"off_policy_correction": {"typo": 1}}, ValueError, r"unknown key 'typo'"),
+    (
+        {"off_policy_correction": "token"},
+        TypeError,
+        r"off_policy_correction: expected a mapping or a config object, got str",
+    ),
+    ({"tis_ratio_type": "geometric"}, ValueError, r"tis_ratio_type: expected null or one of \['token', 'sequence'\]"),
+    (
+        {"sequence_mask_metric": "geo"},
+        ValueError,
+        r"sequence_mask_metric: expected null or one of \['geometric', 'product'\]",
+    ),
+    (
+        {"tis_ratio_type": "token", "token_tis_ratio_clip_high": -1.0},
+        ValueError,
+        r"token_tis_ratio_clip_high: expected a number > 0, got -1\.0",
+    ),
+    (
+        {"tis_ratio_type": "sequence", "sequence_tis_ratio_clip_high": None},
+        TypeError,
+        r"sequence_tis_ratio_clip_high: expected a number, got NoneType None",
+    ),
+    ({"use_tis": True}, ValueError, r"tis_imp_ratio_cap, which use_tis needs: expected a number > 0, got -1\.0"),
+    (
+        {"use_tis": True, "tis_imp_ratio_cap": None},
+        TypeError,
+        r"tis_imp_ratio_cap, which use_tis needs: expected a number",
+    ),
+    ({"use_tis": 1}, TypeError, r"use_tis: expected true or false, got int 1"),
+    (
+        {"sequence_mask_metric": "geometric", "geo_mask_high": "1.01"},
+        TypeError,
+        r"geo_mask_high: expected a number, got str",
+    ),
+    ({"sequence_mask_metric": "geometric", "geo_mask_low": 2.0}, ValueError, r"Criterion: expected lower <= upper"),
+    (
+        {"outlier_token_is_threshold_low": -1},
+        ValueError,
+        r"outlier_token_is_threshold_low: expected a number >= 0, got -1",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "message"), SKYRL_REFUSED, ids=[str(case[0])[:60] for case in SKYRL_REFUSED]
+)
+def test_skyrl_refuses(config, kind, message):
+    with pytest.raises(kind, match=r"^from_config\('skyrl'\): " + message):
+        from_config("skyrl", config)

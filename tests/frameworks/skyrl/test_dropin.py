@@ -1,0 +1,223 @@
+"""The drop-in for SkyRL beside plain loops: every combination of its options, shapes, dtypes, what it says."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from oracles import peers as oracle_reports
+from rollout_corr.frameworks.skyrl import dropin
+
+OUTLIERS = {"outlier_token_is_threshold_low": 0.6, "outlier_token_is_threshold_high": 1.6}
+TOKENS = {"token_mask_is_threshold_low": 0.8, "token_mask_is_threshold_high": 1.25}
+SEQUENCES = {
+    None: {},
+    "geometric": {"sequence_mask_metric": "geometric", "geo_mask_low": 0.97, "geo_mask_high": 1.04},
+    "product": {"sequence_mask_metric": "product", "product_mask_low": 0.6, "product_mask_high": 1.4},
+}
+WEIGHTS = {None: {}, "token": {"tis_ratio_type": "token", "token_tis_ratio_clip_high": 1.1}}
+WEIGHTS["sequence"] = {"tis_ratio_type": "sequence", "sequence_tis_ratio_clip_high": 1.2}
+COMBINATIONS = list(itertools.product(WEIGHTS, SEQUENCES, (False, True), (False, True)))
+
+
+def configuration(**fields):
+    assert set(fields) <= set(dropin.FIELDS)
+    return SimpleNamespace(**dropin.FIELDS | fields)
+
+
+def fields_of(weight, sequence, outliers, tokens):
+    return {
+        **WEIGHTS[weight],
+        **SEQUENCES[sequence],
+        **(OUTLIERS if outliers else {}),
+        **(TOKENS if tokens else {}),
+    }
+
+
+def batch(seed=0, dtype=torch.float32, mask_dtype=torch.float32):
+    """Right-aligned rows with holes, one of them empty."""
+    made = torch.Generator().manual_seed(seed)
+    rollout = torch.rand(6, 12, generator=made, dtype=torch.float64).log()
+    old = rollout + 0.2 * torch.randn(6, 12, generator=made, dtype=torch.float64)
+    mask = torch.arange(12) >= torch.randint(0, 8, (6, 1), generator=made)
+    mask &= torch.rand(6, 12, generator=made) < 0.9
+    mask[2] = False
+    return old.to(dtype), rollout.to(dtype), mask.to(mask_dtype)
+
+
+def rows_of(old, rollout, mask):
+    columns = zip(*(x.tolist() for x in (old.double(), rollout.double(), mask != 0)), strict=True)
+    return [list(zip(*row, strict=True)) for row in columns]
+
+
+def by_hand(rows, weight, sequence, outliers, tokens):
+    """SkyRL's weights (per token) and mask, each step over what the one before left."""
+    weights, kept = [], []
+    for row in rows:
+        d = [old - rollout for old, rollout, _ in row]
+        left = [ok for *_, ok in row]
+        if outliers and any(ok and not 0.6 <= math.exp(x) <= 1.6 for x, ok in zip(d, left, strict=True)):
+            left = [False] * len(row)
+        if tokens:
+            left = [ok and 0.8 <= math.exp(x) <= 1.25 for x, ok in zip(d, left, strict=True)]
+        survivors = [x for x, ok in zip(d, left, strict=True) if ok]
+        total = math.fsum(survivors)
+        weights.append(
+            [min(math.exp(x), 1.1) for x in d] if weight == "token" else [min(math.exp(total), 1.2)] * len(row)
+        )
+        value = math.exp({"product": total, "geometric": total / max(len(survivors), 1)}.get(sequence, 0.0))
+        low, high = {"product": (0.6, 1.4), "geometric": (0.97, 1.04)}.get(sequence, (0.0, math.inf))
+        kept.append([float(ok and low <= value <= high) for ok in left])
+    return weights, kept
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=lambda combination: "-".join(map(str, combination)))
+def test_every_combination(combination):
+    weight, sequence, outliers, tokens = combination
+    config = configuration(**fields_of(*combination))
+    for seed in range(3):
+        given = batch(seed, torch.float64)
+        rows = rows_of(*given)
+        weights, metrics, mask = dropin.compute_off_policy_correction(*given, config)
+        if not any(combination):
+            assert (weights, metrics) == (None, {}) and mask is given[2]
+            continue
+        expected = by_hand(rows, *combination)
+        assert mask.tolist() == expected[1]
+        assert (weights is None) == (weight is None)
+        if weights is not None:
+            assert weights.shape == ((6, 12) if weight == "token" else (6, 1))
+            # What does not train is multiplied by a mask of 0, whatever its weight.
+            product = weights * mask
+            torch.testing.assert_close(
+                product, torch.tensor(expected[0], dtype=torch.float64) * mask, rtol=1e-12, atol=0.0
+            )
+        wanted = oracle_reports.skyrl(
+            rows,
+            tis=weight,
+            cap={"token": 1.1, "sequence": 1.2}.get(weight),
+            sequence_mask={"geometric": "geo"}.get(sequence, sequence),
+            bounds={"geometric": (0.97, 1.04), "product": (0.6, 1.4)}.get(sequence),
+            outlier=(0.6, 1.6) if outliers else None,
+            token_mask=(0.8, 1.25) if tokens else None,
+        )
+        assert metrics == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+
+
+def test_loss():
+    """The loss times the weight, which is a constant; gradients flow through the loss alone."""
+    given, config = batch(), configuration(**fields_of("sequence", "geometric", True, True))
+    old = given[0].requires_grad_()
+    loss = torch.randn(6, 12, requires_grad=True)
+    weights, expected, kept = dropin.compute_off_policy_correction(*given, config)
+    found, mask, metrics = dropin.apply_off_policy_correction(loss, *given, config)
+    assert torch.equal(found, loss * weights) and torch.equal(mask, kept) and metrics == expected
+    found.sum().backward()
+    assert torch.equal(loss.grad, weights.expand(6, 12)) and old.grad is None
+    assert dropin.apply_off_policy_correction(loss, old, None, given[2], config) == (loss, given[2], {})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mask_dtype", "rejects", "weights", "mask"),
+    [
+        (torch.float32, torch.float32, True, torch.float32, torch.float32),
+        (torch.bfloat16, torch.float32, True, torch.bfloat16, torch.float32),
+        (torch.float32, torch.int64, True, torch.float32, torch.float32),
+        (torch.float32, torch.int64, False, torch.float32, torch.int64),
+        (torch.float64, torch.float64, True, torch.float64, torch.float64),
+    ],
+)
+def test_dtypes(dtype, mask_dtype, rejects, weights, mask):
+    config = configuration(**fields_of("token", None, False, rejects))
+    found = dropin.compute_off_policy_correction(*batch(0, dtype, mask_dtype), config)
+    assert (found[0].dtype, found[2].dtype) == (weights, mask) and not found[0].requires_grad
+
+
+def test_cap_below_one():
+    """A row without a valid token has the ratio 1, and so the cap."""
+    config = configuration(tis_ratio_type="sequence", sequence_tis_ratio_clip_high=0.9)
+    assert dropin.compute_off_policy_correction(*batch(), config)[0][2].item() == pytest.approx(0.9)
+
+
+def test_padding():
+    """With "skip", spread and minimum are of the valid tokens, and rows without one count in nothing."""
+    given, config = batch(dtype=torch.float64), configuration(**fields_of("token", "geometric", True, False))
+    metrics = dropin.compute_off_policy_correction(*given, config, padding="skip")[1]
+    ratio = (given[0] - given[1])[given[2] != 0].exp()
+    assert metrics["is_ratio_std"] == pytest.approx(float(ratio.std()), rel=1e-12)
+    assert metrics["is_ratio_min"] == pytest.approx(float(ratio.min()), rel=1e-12)
+    rows = [x[[0, 1, 3, 4, 5]] for x in given]
+    without = dropin.compute_off_policy_correction(*rows, config)[1]
+    shares = [key for key in metrics if key.startswith(("outlier", "geo"))]
+    assert {key: metrics[key] for key in shares} == pytest.approx({key: without[key] for key in shares})
+    assert dropin.compute_off_policy_correction(*given, config)[1]["is_ratio_min"] == 0.0
+
+
+def test_nonfinite():
+    """SkyRL keeps a sequence whose ratio is NaN, and a NaN behind the mask makes one."""
+    config = configuration(**fields_of("sequence", "geometric", True, True))
+    old, rollout, mask = batch()
+    expected = dropin.compute_off_policy_correction(old, rollout, mask, config)
+    old[mask == 0] = -math.inf
+    found = dropin.compute_off_policy_correction(old, rollout, mask, config)
+    assert torch.equal(found[0], expected[0]) and found[1] == expected[1] and torch.equal(found[2], expected[2])
+    old[0], mask[0] = math.nan, 1.0
+    _, metrics, kept = dropin.compute_off_policy_correction(old, rollout, mask, config)
+    assert not kept[0].any() and all(map(math.isfinite, metrics.values()))
+
+
+def test_wrong_configuration_and_tensors():
+    old, rollout, mask = batch()
+    with pytest.raises(ValueError, match="tis_ratio_type: expected null or one of"):
+        dropin.compute_off_policy_correction(old, rollout, mask, configuration(tis_ratio_type="word"))
+    with pytest.raises(ValueError, match=r"rollout_logp: expected shape \[6, 12\]"):
+        dropin.compute_off_policy_correction(old, rollout[:, 1:], mask, configuration(tis_ratio_type="token"))
+    for switch in ("padding", "nonfinite"):
+        with pytest.raises(ValueError, match=f"{switch}: expected one of"):
+            dropin.install(**{switch: "else"})
+
+
+def test_install(monkeypatch):
+    """Where it is defined and where a loss has imported it; the configuration is not changed."""
+
+    def compute(old_log_probs, rollout_logprobs, loss_mask, off_policy_correction):
+        return "theirs"
+
+    def apply(loss, old_log_probs, rollout_logprobs, loss_mask, off_policy_correction):
+        return "theirs"
+
+    module, losses, root = ModuleType(dropin.MODULE), ModuleType("skyrl.losses"), ModuleType("skyrl")
+    module.compute_off_policy_correction = compute
+    module.apply_off_policy_correction = losses.apply_off_policy_correction = apply
+    root.__version__ = dropin.CHECKED[0]
+    for name, held in (("skyrl", root), (dropin.MODULE, module), ("skyrl.losses", losses)):
+        monkeypatch.setitem(sys.modules, name, held)
+    given, config = batch(), configuration(**fields_of("token", None, True, False))
+    before, loss = dict(vars(config)), torch.randn(6, 12)
+    assert dropin.install(padding="skip").active
+    found = losses.apply_off_policy_correction(loss, *given, config)
+    expected = dropin.apply_off_policy_correction(loss, *given, config, padding="skip")
+    assert torch.equal(found[0], expected[0]) and found[2] == expected[2] and vars(config) == before
+    dropin.uninstall()
+    assert losses.apply_off_policy_correction is apply and module.compute_off_policy_correction is compute
+
+
+def test_says_what_it_does(caplog, monkeypatch):
+    """One bound of the token mask without the other, and a batch without log-probs, are SkyRL's silent no."""
+    monkeypatch.setattr(dropin._DROP_IN, "_said", set())
+    old, rollout, mask = batch()
+    for _ in range(2):
+        dropin.compute_off_policy_correction(old, rollout, mask, configuration(tis_ratio_type="token"))
+        dropin.compute_off_policy_correction(old, rollout, mask, configuration())
+        dropin.compute_off_policy_correction(old, rollout, mask, configuration(token_mask_is_threshold_low=0.5))
+        dropin.apply_off_policy_correction(mask, old, None, mask, configuration(tis_ratio_type="token"))
+    yes, off, half, missing = (record.getMessage() for record in caplog.records)
+    assert "active: yes, tis_ratio_type='token'" in yes
+    assert "active: no, off_policy_correction switches nothing on" in off
+    assert "active: no, token_mask_is_threshold_low works only together with the other bound" in half
+    assert "active: no, the batch has no rollout_logprobs" in missing

@@ -1,0 +1,249 @@
+"""How a framework's functions are replaced and restored, on a small framework that is written for the occasion."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from rollout_corr.frameworks import after_import
+from rollout_corr.frameworks.dropin import DropIn, Target
+
+SOURCES = {
+    "__init__": "__version__ = '1.0'",
+    "helper": """
+def correct(x, bound=2.0):
+    return ("theirs", x, bound)
+
+def other(x):
+    return ("other", correct(x))
+
+REGISTRY = {"correct": correct, "else": other}
+""",
+    "trainer": """
+from toy.helper import correct, other as renamed
+
+class Base:
+    def step(self, x):
+        return ("base", x)
+
+    @staticmethod
+    def fixed(x, bound=2.0):
+        return ("fixed", x)
+
+class Trainer(Base):
+    def run(self, x):
+        return correct(x)
+""",
+    "worker": "from toy.helper import correct",
+}
+
+
+def ours(x, bound=2.0, *, note="ours"):
+    return (note, x, bound)
+
+
+def stepping(original, *, note="ours"):
+    def step(self, x):
+        return (note, original(self, x))
+
+    return step
+
+
+HELPER = (Target("toy.helper", "correct", ours),)
+BOTH = (*HELPER, Target("toy.trainer", "Trainer.step", stepping, takes_original=True))
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """A package called toy, not imported yet, and gone without a trace afterwards."""
+    folder = tmp_path / "toy"
+    folder.mkdir()
+    for name, source in SOURCES.items():
+        (folder / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield folder
+    for name in [name for name in sys.modules if name.partition(".")[0] == "toy"]:
+        del sys.modules[name]
+    assert not [finder for finder in sys.meta_path if type(finder).__module__ == after_import.__name__]
+
+
+@pytest.fixture
+def drop_in(toy):
+    made = DropIn("toy", "no-distribution-of-this-name", ("1.0",))
+    yield made
+    made.uninstall()
+
+
+def names(*wanted):
+    return [importlib.import_module(f"toy.{name}") for name in wanted]
+
+
+def test_replaces_everywhere(drop_in, caplog):
+    """Where it is defined, where it was imported by name before and after, in a registry; and back again."""
+    helper, trainer = names("helper", "trainer")
+    theirs = dict(vars(helper)), dict(vars(trainer)), dict(helper.REGISTRY)
+    status = drop_in.install(HELPER)
+    assert status.active and status.version == "1.0" and status.waiting == ()
+    (worker,) = names("worker")
+    for called in (helper.correct, trainer.correct, worker.correct, helper.REGISTRY["correct"], trainer.Trainer().run):
+        assert called(3) == ("ours", 3, 2.0)
+    assert helper.other(3) == trainer.renamed(3) == ("other", ("ours", 3, 2.0))
+    assert drop_in.installed().replaced == (
+        "toy.helper.REGISTRY['correct']",
+        "toy.helper.correct",
+        "toy.trainer.correct",
+        "toy.worker.correct",
+    )
+    drop_in.uninstall()
+    assert (dict(vars(helper)), dict(vars(trainer)), dict(helper.REGISTRY)) == theirs
+    assert worker.correct is helper.correct is theirs[0]["correct"]
+    assert not drop_in.installed().active and "install() was not called" in drop_in.installed().why
+    assert not caplog.records
+
+
+def test_waits_for_the_import(drop_in):
+    """Nothing is imported for the sake of being replaced; what is imported later is replaced before anyone sees it."""
+    status = drop_in.install(BOTH)
+    assert "toy" not in sys.modules and not status.active
+    assert status.waiting == ("toy.helper", "toy.trainer") and "has not been imported" in status.why
+    helper, trainer = names("helper", "trainer")
+    assert helper.correct(1) == trainer.correct(1) == ("ours", 1, 2.0)
+    assert drop_in.installed().active and drop_in.installed().waiting == ()
+    for module in (helper, trainer):
+        assert type(module.__loader__).__module__ != after_import.__name__
+        assert module.__spec__.loader is module.__loader__
+
+
+def test_uninstalled_before_the_import(drop_in):
+    drop_in.install(BOTH)
+    drop_in.uninstall()
+    (helper,) = names("helper")
+    assert helper.correct(1) == ("theirs", 1, 2.0)
+
+
+def test_methods(drop_in):
+    """A method that a class inherits is put into the class and taken out of it again."""
+    (trainer,) = names("trainer")
+    drop_in.install(BOTH, note="mine")
+    assert trainer.Trainer().step(1) == ("mine", ("base", 1)) and trainer.Base().step(1) == ("base", 1)
+    assert "toy.trainer.Trainer.step" in drop_in.installed().replaced
+    drop_in.uninstall()
+    assert "step" not in vars(trainer.Trainer) and trainer.Trainer().step(1) == ("base", 1)
+    own = (
+        Target("toy.trainer", "Base.step", stepping, takes_original=True),
+        Target("toy.trainer", "Base.fixed", ours),
+    )
+    before = dict(vars(trainer.Base))
+    drop_in.install(own)
+    assert trainer.Trainer().step(1) == ("ours", ("base", 1))
+    assert trainer.Trainer().fixed(1) == trainer.Base.fixed(1) == ("ours", 1, 2.0)
+    drop_in.uninstall()
+    assert dict(vars(trainer.Base)) == before and trainer.Trainer().fixed(1) == ("fixed", 1)
+
+
+def test_is_idempotent(drop_in):
+    (helper,) = names("helper")
+    before = helper.correct
+    drop_in.install(HELPER)
+    first = helper.correct
+    assert drop_in.install(HELPER).active and helper.correct is first
+    drop_in.install(HELPER, note="again")
+    assert helper.correct(1) == ("again", 1, 2.0)
+    drop_in.uninstall()
+    drop_in.uninstall()
+    assert helper.correct is before
+
+
+def test_what_a_user_imported_from_us_stays(drop_in):
+    """A function of ours that somebody imported for himself is no replacement, and is not taken away."""
+    (helper,) = names("helper")
+    helper.mine = ours
+    drop_in.install(HELPER)
+    drop_in.uninstall()
+    assert helper.mine is ours
+
+
+def test_looks_like_the_original(drop_in):
+    """Same name, documentation and signature; a pickle is a reference to the framework's name."""
+    (helper,) = names("helper")
+    drop_in.install(HELPER)
+    replaced = helper.correct
+    assert (replaced.__module__, replaced.__qualname__) == ("toy.helper", "correct")
+    assert pickle.loads(pickle.dumps(replaced)) is replaced
+
+
+def test_somebody_else_replaced_it(drop_in):
+    """`installed()` looks, it does not remember; and what others put there is left alone."""
+    (helper,) = names("helper")
+    drop_in.install(HELPER)
+    helper.correct = len
+    assert not drop_in.installed().active and "somebody else" in drop_in.installed().why
+    drop_in.uninstall()
+    assert helper.correct is len
+
+
+def test_missing_framework(monkeypatch):
+    with pytest.raises(ImportError, match="expected the package 'no_such_framework' in this environment"):
+        DropIn("no_such_framework", "none", ()).install(HELPER)
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (Target("toy.helper", "gone", ours), r"toy 1.0 has no toy.helper.gone; 1.0 has. Nothing replaced"),
+        (Target("toy.helper", "correct", len), r"toy.helper.correct of toy 1.0 takes 'x', which 1.0 does not"),
+    ],
+)
+def test_another_framework_than_expected(target, expected, drop_in):
+    """A function that is missing or takes something else: an error, and the good ones are not replaced either."""
+    (helper,) = names("helper")
+    with pytest.raises(RuntimeError, match=expected):
+        drop_in.install((*HELPER, target))
+    assert helper.correct(1) == ("theirs", 1, 2.0) and not drop_in.installed().active
+
+
+def test_unknown_version_warns(drop_in, caplog):
+    drop_in.checked = ("0.8", "0.9")
+    names("helper")
+    for _ in range(2):
+        drop_in.install(HELPER)
+        drop_in.uninstall()
+    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "toy 1.0 was not checked, only 0.8, 0.9 for" in record.getMessage()
+    assert "names and the arguments" in record.getMessage() and "toy.helper.correct" in record.getMessage()
+
+
+def test_says_it_once(drop_in, caplog):
+    names("helper")
+    for _ in range(3):
+        drop_in.say(True, "weights")
+    drop_in.say(False, "nothing is set")
+    assert [record.getMessage() for record in caplog.records] == [
+        "rollout-corr in toy 1.0: correction active: yes, weights",
+        "rollout-corr in toy 1.0: correction active: no, nothing is set",
+    ]
+
+
+def test_importing_changes_nothing(tmp_path):
+    """No framework is imported, no finder is added, nothing is logged."""
+    code = """
+import sys
+import torch
+before = set(sys.modules), list(sys.meta_path)
+import importlib, pkgutil
+import rollout_corr.integrations as integrations
+found = [module.name for module in pkgutil.iter_modules(integrations.__path__)]
+assert "verl" in found
+for name in found:
+    importlib.import_module(f"rollout_corr.integrations.{name}")
+added = {name.partition(".")[0] for name in set(sys.modules) - before[0]}
+print(sorted(added - set(sys.stdlib_module_names) - {"rollout_corr", "torch", "__editable___rollout_corr"}))
+assert sys.meta_path == before[1]
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")

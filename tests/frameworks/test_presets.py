@@ -1,0 +1,371 @@
+"""Presets: the Spec of every recipe written out by hand from the peers' documents, names, errors, the table."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import pickle
+import re
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from builders.preset_cases import EXPECTED, OLD, WITH_ARGUMENTS
+from rollout_corr.api.correct import correct
+from rollout_corr.frameworks import presets
+from rollout_corr.frameworks.preset_table import BEGIN, END, expression, table
+from rollout_corr.frameworks.registry import OLD_NAMES, RECIPES, preset
+from rollout_corr.frameworks.verl import options as verl_options
+from rollout_corr.spec.correction import Criterion, Spec, Weight
+
+pytestmark = pytest.mark.usefixtures("nothing_said_yet")
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def test_every_recipe_is_expected():
+    assert presets.names() == sorted(EXPECTED)
+    assert sorted(OLD_NAMES) == sorted(OLD)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_recipe_makes_the_spec_of_its_peer(name):
+    framework, function = name.split(".")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert preset(name) == EXPECTED[name]
+        assert getattr(getattr(presets, framework), function)() == EXPECTED[name]
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("name", sorted(OLD))
+def test_old_name_makes_the_spec_of_its_time(name):
+    assert preset(name) == OLD[name]
+    assert getattr(presets.verl, name.split(".")[1])() == OLD[name]
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(("name", "arguments", "expected"), WITH_ARGUMENTS)
+def test_arguments(name, arguments, expected):
+    assert preset(name, **arguments) == expected
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_specs_are_plain_values(name):
+    spec = preset(name)
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    assert Spec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    assert len({spec, preset(name)}) == 1
+
+
+@pytest.mark.parametrize("name", sorted({**RECIPES, **OLD_NAMES}))
+def test_documented(name):
+    entry = {**RECIPES, **OLD_NAMES}[name]
+    assert entry.matches
+    assert (entry.build.__doc__ or "").strip()
+
+
+def test_names_are_sorted_strings_without_old_ones():
+    names = presets.names()
+    assert isinstance(names, list) and names == sorted(names)
+    assert "verl.decoupled_token_is" in names and "verl.token_is" not in names
+
+
+def test_old_name_warns_once_with_the_line_to_write():
+    with pytest.warns(
+        UserWarning, match=r"verl\.token_is .*write verl\.decoupled_token_is\(threshold=\.\.\.\)"
+    ) as caught:
+        preset("verl.token_is")
+        presets.verl.token_is(threshold=3.0)
+    assert len(caught) == 1
+    with pytest.warns(UserWarning, match=r"verl\.seq_is "):
+        preset("verl.seq_is")
+
+
+@pytest.mark.usefixtures("quiet")
+def test_old_name_that_moved_on_is_its_successor():
+    assert presets.verl.token_is(3) == presets.verl.token_tis(3) == presets.verl.decoupled_token_is(3)
+    assert presets.verl.seq_is(3) == presets.verl.decoupled_seq_is(3)
+    assert presets.verl.seq_is_rs() == presets.verl.decoupled_seq_is_rs()
+    assert presets.verl.pg_is(3) == presets.verl.pure_is(3) == presets.verl.bypass_pg_is(3)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("verl.decoupled_token_iss", r"did you mean 'verl\.decoupled_token_is'"),
+        ("decoupled_geo_rs", r"did you mean 'verl\.decoupled_geo_rs'"),
+        ("icepop", r"did you mean 'glm\.icepop' or 'nemo\.icepop' or 'open_instruct\.icepop'"),
+        ("qqqqqqqq", r"unknown name 'qqqqqqqq'; rollout_corr\.presets\.names\(\)"),
+    ],
+)
+def test_unknown_name(name, hint):
+    with pytest.raises(ValueError, match=hint):
+        preset(name)
+
+
+def test_name_that_is_no_text():
+    with pytest.raises(TypeError, match=r"preset: expected a name .*got int 3"):
+        preset(3)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "kind", "message"),
+    [
+        ("verl.decoupled_token_is", {"threshold": -1}, ValueError, r"\(threshold=-1\): threshold: "),
+        ("verl.decoupled_token_is", {"threshold": True}, TypeError, r"threshold: expected a number, got bool True"),
+        ("verl.decoupled_token_is", {"threshold": None}, TypeError, r"threshold: expected a number, got NoneType None"),
+        ("verl.decoupled_token_is", {"treshold": 2}, TypeError, r"unexpected keyword argument 'treshold'"),
+        ("verl.decoupled_token_icepop", {"threshold_lower": 6}, ValueError, r"threshold: expected lower <= upper"),
+        (
+            "verl.decoupled_seq_is_rs",
+            {"k1_bounds": "right"},
+            ValueError,
+            r"k1_bounds: expected one of \['verl', 'ratio'\]",
+        ),
+        (
+            "verl.decoupled_geo_rs",
+            {"rs_threshold": 0.52},
+            ValueError,
+            r"rs_threshold of seq_mean_k1: .*quote it: '0.5_2'",
+        ),
+        ("verl.decoupled_geo_rs", {"rs_threshold": "2_0.5"}, ValueError, r"expected lower <= upper, got '2_0.5'"),
+        ("verl.decoupled_k3_rs", {"rs_threshold": "0.1_0.2"}, ValueError, r"seq_mean_k3: expected one upper bound"),
+        ("verl.decoupled_k3_rs", {"rs_threshold": (0.1, 0.2)}, ValueError, r"seq_mean_k3: expected one upper bound"),
+        ("xtuner.reasoning", {"threshold": (0.5, 5)}, ValueError, r"rollout_is_threshold: .*xtuner begins with upper"),
+        ("xtuner.reasoning", {"threshold": 5}, TypeError, r"rollout_is_threshold: expected a pair \(upper, lower\)"),
+        (
+            "skyrl.token_tis",
+            {"clip_high": -1.0},
+            ValueError,
+            r"token_tis_ratio_clip_high: expected a number > 0, got -1",
+        ),
+        ("skyrl.token_mask", {"low": None}, ValueError, r"low: expected a number, got None; .*needs both"),
+        ("skyrl.geometric_mask", {"high": "1.01"}, TypeError, r"geo_mask_high: expected a number, got str '1.01'"),
+        ("trl.token_truncate", {"clip_max": None}, ValueError, r"\(clip_max=None\): .*got neither"),
+        ("trl.token_mask", {"clip_max": None}, ValueError, r"got neither"),
+        ("trl.token_mask", {"clip_max": 1, "clip_min": 2}, ValueError, r"lower <= upper"),
+        ("openrlhf.dppo_like", {"gating": "ratio"}, ValueError, r"gating: expected one of \['binary_kl', 'tv'\]"),
+        ("areal.kl", {"metric": "k3"}, ValueError, r"metric: expected one of \['kl_k1', 'kl_k2', 'kl_k3'\], got 'k3'"),
+        ("areal.kl", {"level": "seq"}, ValueError, r"level: expected one of"),
+        ("areal.kl", {"agg": "median"}, ValueError, r"agg: expected one of"),
+        ("areal.kl", {"metric": "kl_k1", "upper": "5"}, TypeError, r"upper: expected a number, got str '5'"),
+        ("areal.seq", {"agg": "median"}, ValueError, r"agg: expected one of"),
+        ("slime.tis", {"tis_clip": math.nan}, ValueError, r"\(tis_clip=nan\): Weight\.upper: "),
+        ("nemo.mult_err", {"threshold": 0}, ValueError, r"Criterion\.upper: expected a number > 0"),
+    ],
+)
+def test_wrong_arguments_name_the_recipe_and_the_argument(name, arguments, kind, message):
+    with pytest.raises(kind, match=f"^preset {re.escape(name)}.*{message}"):
+        preset(name, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (2, (None, 2.0)),
+        ("2.0", (None, 2.0)),
+        (" 0.5_2.0 ", (0.5, 2.0)),
+        ("0.5 _ 2.0", (0.5, 2.0)),
+        ((0.5, 2), (0.5, 2.0)),
+        ([0.5, 2], (0.5, 2.0)),
+        ("1e-1_1e1", (0.1, 10.0)),
+        ("1_1", (1.0, 1.0)),
+    ],
+)
+def test_threshold_grammar(value, expected):
+    assert verl_options.bounds("t", value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "message"),
+    [
+        ("", ValueError, "t: expected a number, got ''"),
+        ("_", ValueError, "t: expected a number, got ''"),
+        ("0.5_", ValueError, "t: expected a number, got ''"),
+        ("two", ValueError, "t: expected a number, got 'two'"),
+        ("1_2_3", ValueError, "t: expected 'upper' or 'lower_upper', got '1_2_3'"),
+        ("nan", ValueError, "t: expected a finite number > 0, got 'nan'"),
+        ("inf", ValueError, "t: expected a finite number > 0, got 'inf'"),
+        ("0.5_inf", ValueError, "t: expected a finite number > 0, got 'inf'"),
+        ("nan_2", ValueError, "t: expected a finite number > 0, got 'nan'"),
+        (math.nan, ValueError, "t: expected a number, got nan"),
+        (math.inf, ValueError, "t: expected a finite number > 0, got inf"),
+        (0, ValueError, "t: expected a finite number > 0, got 0"),
+        ("0", ValueError, "t: expected a finite number > 0, got '0'"),
+        (-2, ValueError, "t: expected a finite number > 0, got -2"),
+        ("-1_2", ValueError, "t: expected a finite number > 0, got '-1'"),
+        ("2_0.5", ValueError, "t: expected lower <= upper, got '2_0.5'"),
+        ((1, 2, 3), ValueError, r"t: expected a pair \(lower, upper\), got \(1, 2, 3\)"),
+        (("1_2", 3), ValueError, "t: expected a finite number > 0, got '1_2'"),
+        ((True, 2), TypeError, "t: expected a number, got bool True"),
+        (True, TypeError, "t: expected a number, got bool True"),
+        (None, TypeError, "t: expected a number, got NoneType None"),
+        ({}, TypeError, "t: expected a number, got dict {}"),
+    ],
+)
+def test_threshold_grammar_refuses(value, kind, message):
+    with pytest.raises(kind, match=f"^{message}$"):
+        verl_options.bounds("t", value)
+
+
+def test_every_rejection_option_of_verl():
+    options = {
+        "token_k1": ("k1", "token", None),
+        "token_k2": ("k2", "token", None),
+        "token_k3": ("k3", "token", None),
+        "seq_sum_k1": ("k1", "sequence", "sum"),
+        "seq_sum_k2": ("k2", "sequence", "sum"),
+        "seq_sum_k3": ("k3", "sequence", "sum"),
+        "seq_mean_k1": ("k1", "sequence", "mean"),
+        "seq_mean_k2": ("k2", "sequence", "mean"),
+        "seq_mean_k3": ("k3", "sequence", "mean"),
+        "seq_max_k2": ("k2", "sequence", "max"),
+        "seq_max_k3": ("k3", "sequence", "max"),
+    }
+    assert sorted(verl_options.RS_OPTIONS) == sorted(options)
+    for option, (stat, over, reduce) in options.items():
+        (criterion,) = verl_options.criteria(option, 2.0)
+        lower, upper = (math.log(0.5), math.log(2)) if stat == "k1" else (None, 2.0)
+        assert criterion == Criterion(
+            stat, over=over, reduce=reduce, lower=lower, upper=upper, label=option, token_clamp=20.0
+        )
+
+
+def verdicts(train: torch.Tensor, rollout: torch.Tensor, spec: Spec, **more: object):
+    """`correct` without the peers' metrics, which are tested elsewhere."""
+    return correct(train, rollout, spec=replace(spec, report=()), **more)
+
+
+def rows(*log_ratios: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Train and rollout log-probs whose differences are the given ones, all probabilities small enough."""
+    d = torch.tensor(log_ratios, dtype=torch.float64)
+    rollout = torch.full_like(d, -3.0)
+    return rollout + d, rollout
+
+
+def test_k1_bounds_as_verl_compares_them_and_as_its_documentation_says():
+    # verl#6377: with 0.6_1.4 verl keeps a ratio of 1.5, and rejects one of 0.65.
+    train, rollout = rows([math.log(1.5)], [math.log(0.65)], [math.log(1.0)], [math.log(1.7)])
+    verl = presets.verl.decoupled_geo_rs("0.6_1.4")
+    mended = presets.verl.decoupled_geo_rs("0.6_1.4", k1_bounds="ratio")
+    assert verdicts(train, rollout, verl).keep.tolist() == [True, False, True, False]
+    assert verdicts(train, rollout, mended).keep.tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize(("agg", "kept"), [("sum", [False, True]), ("mean", [True, True]), ("max", [False, True])])
+def test_areal_k1_is_d(agg, kept):
+    # AReaL: keep iff the aggregate of D is at most upper.
+    train, rollout = rows([0.6, 0.1], [-0.6, -0.1])
+    spec = presets.areal.kl("kl_k1", "sequence", agg, upper=0.5)
+    assert verdicts(train, rollout, spec).keep.tolist() == kept
+
+
+def test_skyrl_sums_run_over_what_is_left():
+    # The second token goes by the token mask, so the product of the first alone is the weight and is tested.
+    train, rollout = rows([0.1, 3.0])
+    spec = presets.skyrl.tldr(geo_mask_low=0.5, geo_mask_high=1.2)
+    out = verdicts(train, rollout, spec, mask=torch.ones(1, 2, dtype=torch.bool))
+    assert out.keep.tolist() == [True] and out.mask.tolist() == [[True, False]]
+    # SkyRL leaves the weight of a rejected token as it is.
+    assert out.weights[0].tolist() == pytest.approx([math.exp(0.1), 2.0])
+
+
+def test_vaco_drops_the_outward_tokens_only():
+    train, rollout = rows([2.0, -2.0])
+    out = verdicts(train, rollout, presets.open_instruct.vaco(mask_upper=0.5), advantages=torch.tensor([1.0]))
+    assert out.weights[0].tolist() == pytest.approx([0.0, math.exp(-2.0)])
+    assert out.keep.tolist() == [True]
+
+
+def test_trl_reads_nan_as_one_and_unsloth_rejects():
+    train, rollout = rows([math.nan, 0.5])
+    assert verdicts(train, rollout, presets.trl.token_truncate()).weights[0].tolist() == pytest.approx(
+        [1.0, math.exp(0.5)]
+    )
+    assert verdicts(train, rollout, presets.unsloth.token_truncate()).weights[0].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", [name for name in sorted(EXPECTED) if name.startswith("verl.")])
+def test_verl_itself_makes_the_same_of_a_batch(name):
+    from verl.trainer.config.algorithm import RolloutCorrectionConfig
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+
+    generator = torch.Generator().manual_seed(0)
+    d = torch.randn(32, 16, generator=generator) * 0.2
+    d[0, 0], d[1, 1], d[2, 2:] = 25.0, -30.0, 1e-4
+    rollout = -torch.rand(32, 16, generator=generator) * 3
+    mask = (torch.rand(32, 16, generator=generator) < 0.7).long()
+    mask[:, 0] = 1
+    config = getattr(RolloutCorrectionConfig, name.split(".")[1])()
+    theirs, their_mask, _ = compute_rollout_correction_and_rejection_mask(
+        rollout + d,
+        rollout,
+        mask,
+        config.rollout_is,
+        config.rollout_is_threshold,
+        config.rollout_is_batch_normalize,
+        config.rollout_rs,
+        config.rollout_rs_threshold,
+    )
+    out = verdicts(rollout + d, rollout, preset(name), mask=mask)
+    assert torch.equal(out.mask, their_mask)
+    if theirs is None:
+        assert out.weights is None
+    else:
+        torch.testing.assert_close(out.weights, theirs.batch["rollout_is_weights"], rtol=1e-5, atol=1e-9)
+
+
+def test_expression_builds_what_it_says():
+    names = {"Spec": Spec, "Weight": Weight, "Criterion": Criterion}
+    for spec in [*EXPECTED.values(), *OLD.values()]:
+        assert eval(expression(spec), names) == spec
+    assert expression(Spec(Weight("token", upper=2.0))) == 'Spec(weight=Weight("token", upper=2.0))'
+
+
+def test_table_in_the_docs_is_up_to_date():
+    text = (DOCS / "presets.md").read_text(encoding="utf-8")
+    assert text.count(BEGIN) == text.count(END) == 1
+    written = text[text.index(BEGIN) : text.index(END) + len(END)]
+    assert written == table().rstrip("\n"), (
+        "run: python -m rollout_corr.frameworks presets, and put it into docs/presets.md"
+    )
+
+
+def test_table_says_everything():
+    text = table()
+    for name in [*EXPECTED, *OLD]:
+        assert f"| `{name}(" in text
+    for line in text.splitlines():
+        if line.startswith("|"):
+            assert len(re.findall(r"(?<!\\)\|", line)) == 5
+
+
+def test_module_prints_the_table():
+    command = [sys.executable, "-m", "rollout_corr.presets"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=DOCS.parent)
+    assert done.stdout == table()
+
+
+def test_recipes_need_no_tensors():
+    code = (
+        "import sys, types\n"
+        "package = types.ModuleType('rollout_corr')\n"
+        f"package.__path__ = [{str(DOCS.parent / 'rollout_corr')!r}]\n"
+        "sys.modules['rollout_corr'] = package\n"
+        "import rollout_corr.presets, rollout_corr.config\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_modules_can_be_imported_one_by_one():
+    for name in {name.split(".")[0] for name in EXPECTED}:
+        assert importlib.import_module(f"rollout_corr.presets.{name}").__doc__

@@ -1,0 +1,223 @@
+"""Each recipe against its framework's published formula, restated in published.py and here in plain Python.
+
+Numbers are those of the frameworks' own defaults.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import error
+from builders.recipe_cases import PUBLISHED
+from oracles.published import (
+    batch,
+    cispo,
+    clip,
+    decoupled,
+    gspo,
+    k3,
+    old,
+    opsm,
+    plain,
+    ppo,
+    ratio,
+    rows_mean,
+    rows_sum,
+    token_mean,
+    token_tis,
+    trl_weight,
+    with_kl,
+    within,
+)
+from rollout_corr.frameworks import recipes
+from rollout_corr.frameworks.recipe_table import table
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+STEP = 1e-6
+
+
+def padded(rows, values):
+    width = max(r.n for r in rows)
+    return torch.tensor([v + [math.nan] * (width - len(v)) for v in values], dtype=torch.float64)
+
+
+def ours(rows, name, needs, **options):
+    arguments = {
+        "new_logp": padded(rows, [r.new for r in rows]).requires_grad_(),
+        "advantages": torch.tensor([r.adv[0] for r in rows], dtype=torch.float64),
+        "mask": ~padded(rows, [r.new for r in rows]).isnan(),
+    }
+    given = {"old_logp": "old", "rollout_logp": "mu", "ref_logp": "ref"}
+    arguments |= {log_prob: padded(rows, [getattr(r, given[log_prob]) for r in rows]) for log_prob in needs}
+    out = rc.policy_loss(**arguments, **rc.recipe(name, **options))
+    (slope,) = torch.autograd.grad(out.value, arguments["new_logp"])
+    return out.value.item(), slope
+
+
+def assert_published(name, published, needs, **options):
+    acted = 0.0
+    for seed in range(8):
+        rows = batch(seed)
+        value, slope = ours(rows, name, needs, **options)
+        assert error(value, published(rows)) <= 1e-7, (name, seed, value, published(rows))
+        for i, row in enumerate(rows):
+            for t in range(row.n):
+                at, sides = row.new[t], []
+                for step in (STEP, -STEP):
+                    row.new[t] = at + step
+                    sides.append(published(rows))
+                row.new[t] = at
+                wanted = (sides[0] - sides[1]) / (2 * STEP)
+                assert error(slope[i, t].item(), wanted) <= 1e-7, (name, seed, i, t)
+                acted += abs(wanted)
+    assert acted > 0.0, name
+
+
+def test_every_recipe_is_restated():
+    assert sorted(PUBLISHED) == rc.recipe_names()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_recipe_is_what_is_published(name):
+    assert_published(name, PUBLISHED[name], recipes.calls()[name].needs)
+
+
+def test_options_by_the_frameworks_names():
+    needs = ("old_logp", "rollout_logp")
+
+    def verl_kl(rows):
+        return decoupled(token_tis(old, 3.0))(rows) + 0.5 * token_mean(rows, lambda r, t: k3(r, t, 10.0))
+
+    options = {"threshold": 3.0, "kl_loss_coef": 0.5}
+    assert_published("verl.decoupled_token_is", verl_kl, (*needs, "ref_logp"), **options)
+
+    def trl_kl(rows):
+        def loss(r, t):
+            r_t = math.exp(r.new[t] - r.old[t])
+            w = 0.0 if opsm(r, r.mu, 0.05) else trl_weight(r, t)
+            return w * ppo(r, t, 0.1, 0.3, delta=1.5) + 0.2 * k3(r, t) * r_t
+
+        return rows_mean(rows, loss)
+
+    options = {"epsilon": 0.1, "epsilon_high": 0.3, "delta": 1.5, "beta": 0.2, "off_policy_mask_threshold": 0.05}
+    assert_published("trl.grpo", trl_kl, (*needs, "ref_logp"), **options)
+
+    def trl_gspo(rows):
+        return token_mean(rows, lambda r, t: min(ratio(r, t, r.old), 3.0) * gspo(r, t, 0.1, 0.1))
+
+    options = {"importance_sampling_level": "sequence", "epsilon": 0.1}
+    assert_published("trl.dapo", trl_gspo, needs, vllm_importance_sampling_mode="token_truncate", **options)
+
+    def swift_kl(rows):
+        return rows_mean(rows, lambda r, t: min(ratio(r, t, r.old), 2.0) * (ppo(r, t) + 0.3 * k3(r, t)))
+
+    assert_published("swift.token_truncate", swift_kl, (*needs, "ref_logp"), beta=0.3)
+
+
+def test_options_of_those_with_a_reduction_or_a_kl_of_their_own():
+    def scaled(rows):
+        loss = with_kl(lambda r, t: ppo(r, t, 0.1, 0.3, c=1.5, base=r.mu), lambda r, t: k3(r, t), 0.2)
+        return rows_sum(rows, loss) / 9
+
+    options = {"epsilon": 0.1, "epsilon_high": 0.3, "epsilon_c": 1.5, "beta": 0.2, "kl_loss_mode": "low_var_kl"}
+    options |= {"loss_agg_mode": "sequence-mean-token-scale", "max_tokens_to_generate": 9}
+    assert_published("tunix.grpo", scaled, ("rollout_logp", "ref_logp"), **options)
+
+    def corrected(rows):
+        loss = with_kl(lambda r, t: min(ratio(r, t, r.old), 2.0) * gspo(r, t), k3, 0.001)
+        return rows_mean(rows, loss)
+
+    options = {"importance_sampling_level": "sequence", "vllm_importance_sampling_correction": True}
+    options |= {"vllm_importance_sampling_mode": "token_truncate", "clip_max": 2.0}
+    assert_published("unsloth.grpo", corrected, ("old_logp", "rollout_logp", "ref_logp"), **options)
+
+    def clamped(r, t):
+        d = clip(r.ref[t] - r.new[t], -0.3, 0.3)
+        return math.exp(d) - d - 1
+
+    def pipeline_rl(rows):
+        return rows_sum(rows, with_kl(lambda r, t: cispo(r, t, 0.0, 1.1, r.mu), clamped, 0.4))
+
+    options = {"epsilon_high": 0.1, "kl_coef": 0.4, "clamp_log_ratio_ref_new_value": 0.3}
+    assert_published("pipeline_rl.reinforce", pipeline_rl, ("rollout_logp", "ref_logp"), **options)
+
+    def rlinf(rows):
+        loss = with_kl(lambda r, t: ppo(r, t, 0.2, 0.28), lambda r, t: k3(r, t, 10.0), 0.1)
+        return rows_sum(rows, loss)
+
+    options = {"clip_ratio_high": 0.28, "clip_ratio_c": None, "loss_agg_func": "seq-mean-token-sum", "kl_beta": 0.1}
+    assert_published("rlinf.actor", rlinf, ("old_logp", "ref_logp"), **options)
+
+    def roll(rows):
+        return plain(
+            lambda r, t: clip(ratio(r, t, r.old), 0, 1.2) * within(ratio(r, t, r.old), 0.8, 1.2),
+            lambda r, t: ppo(r, t, 0.3, 0.3, c=1.6),
+        )(rows)
+
+    options = {"pg_clip": 0.3, "dual_clip_loss": True, "loss_agg_mode": "token-mean"}
+    assert_published("roll.default", roll, ("old_logp", "rollout_logp"), **options)
+
+    def art(rows):
+        return token_mean(rows, lambda r, t: gspo(r, t, 0.1, 0.3, r.mu))
+
+    options = {"epsilon": 0.1, "epsilon_high": 0.3, "importance_sampling_level": "sequence"}
+    assert_published("art.ppo", art, ("rollout_logp",), **options)
+
+    with pytest.raises(
+        ValueError, match=r"^recipe art\.ppo\(.*importance_sampling_level: expected one of \['token', 'seq"
+    ):
+        rc.recipe("art.ppo", importance_sampling_level="average")
+    with pytest.raises(ValueError, match=r"^recipe tunix\.grpo\(.*loss_agg_mode: expected one of \['token-mean', "):
+        rc.recipe("tunix.grpo", loss_agg_mode="seq-mean-token-mean")
+    with pytest.raises(ValueError, match=r"^recipe tunix\.tis\(.*kl_loss_mode: expected one of \['kl', 'mse_kl', 'low"):
+        rc.recipe("tunix.tis", kl_loss_mode="k3")
+
+
+def test_clips_by_the_frameworks_names():
+    named = {
+        "openrlhf.tis": {"eps_clip_low_high": (0.1, 0.3), "dual_clip": 4.0},
+        "areal.seq": {"eps_clip": 0.1, "eps_clip_higher": 0.3, "c_clip": 4.0},
+        "nemo.tis": {"ratio_clip_min": 0.1, "ratio_clip_max": 0.3, "ratio_clip_c": 4.0},
+        "slime.tis": {"eps_clip": 0.1, "eps_clip_high": 0.3, "eps_clip_c": 4.0},
+        "rlinf.decoupled": {"clip_ratio_low": 0.1, "clip_ratio_high": 0.3, "clip_ratio_c": 4.0},
+        "flash_rl.tis": {"clip_ratio_low": 0.1, "clip_ratio_high": 0.3, "clip_ratio_c": 4.0},
+        "trinity.ppo": {"clip_range_low": 0.1, "clip_range_high": 0.3, "clip_ratio_c": 4.0},
+        "tunix.ppo": {"epsilon_low": 0.1, "epsilon_high": 0.3, "epsilon_c": 4.0},
+    }
+    for name, options in named.items():
+        assert rc.recipe(name, **options)["surrogate"] == rc.PPO(0.1, 0.3, dual=4.0), name
+    assert rc.recipe("open_instruct.seq", clip_lower=0.1, clip_higher=0.3)["surrogate"] == rc.PPO(0.1, 0.3)
+    assert rc.recipe("roll.default", pg_clip_low=0.1, pg_clip_high=0.3)["surrogate"] == rc.PPO(0.1, 0.3)
+    molt = rc.recipe("molt.geo", eps_clip_low_high=(0.1, 0.3), dual_clip=4.0)["surrogate"]
+    assert molt == rc.PPO(0.1, 0.3, dual=4.0, clamp=30.0)
+    assert rc.recipe("megatron.tis", grpo_kl_beta=0.0, rl_importance_sampling_truncation_coef=8.0) == {
+        "surrogate": rc.PPO(0.01, 0.01),
+        "spec": rc.preset("megatron.tis", coef=8.0),
+        "reduction": "token_mean",
+        "denominator": "original",
+    }
+
+
+def test_module_prints_the_tables():
+    command = [sys.executable, "-m", "rollout_corr.recipes"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).resolve().parents[2])
+    assert done.stdout == table()
+
+
+def test_wrong_names_and_options():
+    with pytest.raises(ValueError, match=r"^recipe: unknown name 'verl\.gsop', did you mean 'verl\.gspo'"):
+        rc.recipe("verl.gsop")
+    with pytest.raises(TypeError, match=r"^recipe verl\.gspo\(epsilon=0\.1\): .*epsilon"):
+        rc.recipe("verl.gspo", epsilon=0.1)
+    with pytest.raises(ValueError, match=r"^recipe verl\.gspo\(clip_ratio_low=2\.0\): GSPO\.low: expected a number"):
+        rc.recipe("verl.gspo", clip_ratio_low=2.0)
+    with pytest.raises(TypeError, match=r"^recipe: expected a name"):
+        rc.recipe(None)

@@ -1,0 +1,334 @@
+"""from_config of every generation of verl's configuration: what it reads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import yaml
+
+from builders.config_cases import VERL, flat, ratio
+from rollout_corr.api.correct import correct
+from rollout_corr.frameworks import presets
+from rollout_corr.frameworks.config import from_config
+from rollout_corr.spec.correction import Criterion, Spec, Weight
+
+pytestmark = pytest.mark.usefixtures("nothing_said_yet")
+
+VETO = Criterion("ratio", lower=1e-4, drop="sequence", label="veto")
+
+
+def option(label: str, lower: float | None = None, upper: float | None = None) -> Criterion:
+    """One of verl's rejection options, in the statistic's own space, its parts read off its name."""
+    over, *reduce, stat = label.split("_")
+    return Criterion(
+        stat,
+        over="token" if over == "token" else "sequence",
+        reduce=reduce[0] if reduce else None,
+        lower=lower,
+        upper=upper,
+        label=label,
+        token_clamp=20.0,
+    )
+
+
+# nested
+
+NESTED = {
+    "the yaml of 0.9.1 as shipped": (
+        """
+        rollout_is: null
+        rollout_is_threshold: 2.0
+        rollout_rs: null
+        rollout_rs_threshold: null
+        bypass_mode: false
+        loss_type: ppo_clip
+        rollout_is_batch_normalize: false
+        """,
+        Spec(**VERL),
+    ),
+    "nothing": ("{}", Spec(**VERL)),
+    "a threshold alone": ("rollout_is_threshold: 2.0", Spec(**VERL)),
+    "token": ("rollout_is: token", Spec(Weight("token", upper=2), **VERL)),
+    "sequence is the product": (
+        "{rollout_is: sequence, rollout_is_threshold: 5}",
+        Spec(Weight("product", upper=5), **VERL),
+    ),
+    "icepop": (
+        "{rollout_is: token, rollout_is_threshold: '0.5_5.0'}",
+        Spec(Weight("token", 0.5, 5, "zero"), **VERL),
+    ),
+    "icepop as yaml leaves it unquoted": (
+        "{rollout_is: token, rollout_is_threshold: 0.5_5.0}",
+        Spec(Weight("token", 0.5, 5, "zero"), **VERL),
+    ),
+    "icepop as a list": (
+        "{rollout_is: token, rollout_is_threshold: [0.5, 2]}",
+        Spec(Weight("token", 0.5, 2, "zero"), **VERL),
+    ),
+    "threshold as text": (
+        "{rollout_is: token, rollout_is_threshold: '3'}",
+        Spec(Weight("token", upper=3), **VERL),
+    ),
+    "batch normalize": (
+        "{rollout_is: sequence, rollout_is_batch_normalize: true}",
+        Spec(Weight("product", upper=2, normalize="batch"), **VERL),
+    ),
+    "geometric rejection": (
+        "{rollout_rs: seq_mean_k1, rollout_rs_threshold: '0.999_1.001'}",
+        Spec(None, (option("seq_mean_k1", math.log(0.999), math.log(1.001)),), **VERL),
+    ),
+    "a single k1 bound": (
+        "{rollout_rs: token_k1, rollout_rs_threshold: 2}",
+        Spec(None, (option("token_k1", math.log(0.5), math.log(2)),), **VERL),
+    ),
+    "several options, one threshold each": (
+        "{rollout_rs: 'token_k1, seq_max_k2,seq_sum_k3', rollout_rs_threshold: '0.5_2.0, 2.5,0.1'}",
+        Spec(
+            None,
+            (
+                option("token_k1", math.log(0.5), math.log(2)),
+                option("seq_max_k2", None, 2.5),
+                option("seq_sum_k3", None, 0.1),
+            ),
+            **VERL,
+        ),
+    ),
+    "several options, one threshold for all": (
+        "{rollout_rs: 'token_k2,seq_mean_k3', rollout_rs_threshold: 0.01}",
+        Spec(None, (option("token_k2", None, 0.01), option("seq_mean_k3", None, 0.01)), **VERL),
+    ),
+    "the same option twice": (
+        "{rollout_rs: 'token_k2,token_k2', rollout_rs_threshold: 0.01}",
+        Spec(None, (option("token_k2", None, 0.01),), **VERL),
+    ),
+    "weights, rejection and bypass": (
+        "{rollout_is: token, rollout_rs: seq_sum_k1, rollout_rs_threshold: '0.5_2.0', bypass_mode: true, "
+        "loss_type: reinforce}",
+        Spec(Weight("token", upper=2), (option("seq_sum_k1", math.log(0.5), math.log(2)),), **VERL),
+    ),
+    "hydra's own key": (
+        "{_target_: verl.RolloutCorrectionConfig, rollout_is: token}",
+        Spec(Weight("token", upper=2), **VERL),
+    ),
+}
+
+
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize("case", NESTED)
+def test_verl_nested(case):
+    text, expected = NESTED[case]
+    assert from_config("verl", yaml.safe_load(text)) == expected
+
+
+def test_verl_k1_bounds():
+    config = {"rollout_rs": "seq_mean_k1,token_k2", "rollout_rs_threshold": "0.6_1.4,3"}
+    assert from_config("verl", config).criteria == (
+        option("seq_mean_k1", math.log(0.6), math.log(1.4)),
+        option("token_k2", None, 3.0),
+    )
+    assert from_config("verl", config, k1_bounds="ratio").criteria == (
+        ratio(0.6, 1.4, "mean", label="seq_mean_k1"),
+        option("token_k2", None, 3.0),
+    )
+
+
+OLD_NESTED = {
+    "the yaml of 0.6.1 as shipped": (
+        """
+        rollout_is: null
+        rollout_is_threshold: 2.0
+        rollout_rs: null
+        rollout_rs_threshold: null
+        rollout_rs_threshold_lower: null
+        rollout_token_veto_threshold: null
+        bypass_mode: false
+        use_policy_gradient: false
+        rollout_is_batch_normalize: false
+        """,
+        Spec(**VERL),
+    ),
+    "token": (
+        "{rollout_rs: token, rollout_rs_threshold: 2}",
+        Spec(None, (ratio(0.5, 2, label="token_k1"),), **VERL),
+    ),
+    "sequence with a lower bound": (
+        "{rollout_is: token, rollout_rs: sequence, rollout_rs_threshold: 4, rollout_rs_threshold_lower: 0.1}",
+        Spec(Weight("token", upper=2), (ratio(0.1, 4, "sum", label="seq_sum_k1"),), **VERL),
+    ),
+    "sequence with an open lower side": (
+        "{rollout_rs: sequence, rollout_rs_threshold: 2, rollout_rs_threshold_lower: 0}",
+        Spec(None, (ratio(0, 2, "sum", label="seq_sum_k1"),), **VERL),
+    ),
+    # recipe/dapo/run_dapo_qwen2.5_32b_rollout_corr.sh of 0.6.1
+    "the dapo recipe": (
+        "{rollout_is: sequence, rollout_is_threshold: 2.0, rollout_is_batch_normalize: true, rollout_rs: geometric, "
+        "rollout_rs_threshold: 1.01, rollout_rs_threshold_lower: 0.99, rollout_token_veto_threshold: 1.0e-4}",
+        Spec(
+            Weight("product", upper=2, normalize="batch"),
+            (ratio(0.99, 1.01, "mean", label="seq_mean_k1"), VETO),
+            **VERL,
+        ),
+    ),
+    "veto alone": ("{rollout_token_veto_threshold: 1.0e-6}", Spec(None, (replace(VETO, lower=1e-6),), **VERL)),
+    "veto beside a new option": (
+        "{rollout_rs: token_k2, rollout_rs_threshold: 1, rollout_token_veto_threshold: 1.0e-4}",
+        Spec(None, (option("token_k2", None, 1.0), VETO), **VERL),
+    ),
+    "pure rollout correction": (
+        "{rollout_is: sequence, bypass_old_logprob_for_rollout: true, use_pure_rollout_correction: true}",
+        Spec(Weight("product", upper=2), **VERL),
+    ),
+    "policy gradient": (
+        "{rollout_is: sequence, bypass_mode: true, use_policy_gradient: true}",
+        Spec(Weight("product", upper=2), **VERL),
+    ),
+}
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("case", OLD_NESTED)
+def test_verl_old_nested(case):
+    text, expected = OLD_NESTED[case]
+    assert from_config("verl", yaml.safe_load(text)) == expected
+
+
+# flat
+
+
+LEVELS = {"token": ("token", None, "token_k1"), "sequence": ("product", "sum", "seq_sum_k1")}
+LEVELS["geometric"] = ("geometric", "mean", "seq_mean_k1")
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("level", LEVELS)
+def test_verl_flat_levels_and_modes(level):
+    weight, reduce, label = LEVELS[level]
+    truncated = from_config("verl", flat(rollout_is_level=level))
+    assert truncated == Spec(Weight(weight, upper=2), (VETO,), "mask", **VERL)
+    masked = from_config("verl", flat(rollout_is_level=level, rollout_is_mode="mask"))
+    assert masked == Spec(Weight(weight), (ratio(0.5, 2, reduce, label=label), VETO), "mask", **VERL)
+    clipped = from_config("verl", flat(rollout_is_level=level, rollout_is_mode="clip"))
+    assert clipped == Spec(Weight(weight, 0.5, 2, "zero"), (VETO,), "zero", **VERL)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_verl_flat_as_released():
+    masked = from_config("verl", flat(rollout_is_mode="mask"), version="0.6.0")
+    assert masked == Spec(Weight("token", 0.5, 2, "zero"), (VETO,), "zero", **VERL)
+    truncated = from_config("verl", flat(), version="0.6.0")
+    assert truncated == Spec(Weight("token", upper=2), (VETO,), "zero", **VERL)
+    assert from_config("verl", flat(rollout_is_mode="clip"), version="0.6.0") == masked
+
+
+@pytest.mark.usefixtures("quiet")
+def test_verl_flat_defaults():
+    assert from_config("verl", {"rollout_is": True, "rollout_is_threshold": 2.0}) == from_config("verl", flat())
+    no_veto = from_config("verl", flat(rollout_is_veto_threshold=None))
+    assert no_veto == Spec(Weight("token", upper=2), **VERL)
+    assert from_config("verl", flat(rollout_is_threshold=None)) == Spec(**VERL)
+    assert from_config("verl", {"rollout_is": True}) == Spec(**VERL)
+    assert from_config("verl", flat(rollout_is_mode="clip", rollout_is_veto_threshold=None)) == Spec(
+        Weight("token", 0.5, 2, "zero"), **VERL
+    )
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("off", [False, None])
+def test_verl_flat_without_applying(off):
+    spec = from_config("verl", flat(rollout_is=off, rollout_is_mode="mask"))
+    assert spec == replace(from_config("verl", flat(rollout_is_mode="mask")), apply=False)
+    absent = flat(rollout_is_mode="mask")
+    del absent["rollout_is"]
+    assert from_config("verl", absent) == spec
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(("lower", "expected"), [(None, 0.2), (0.8, 0.8), (0, 0.0)])
+def test_verl_flat_lower(lower, expected):
+    spec = from_config("verl", flat(rollout_is_threshold=5.0, rollout_is_threshold_lower=lower, rollout_is_mode="mask"))
+    assert spec.criteria[0] == ratio(expected, 5, label="token_k1")
+
+
+@pytest.mark.usefixtures("quiet")
+def test_verl_flat_zeroes_and_masks_what_it_should():
+    d = torch.tensor([[math.log(3.0), 0.0], [0.0, math.log(1e-5)]], dtype=torch.float64)
+    rollout = torch.full_like(d, -1.0)
+    mask = torch.ones(2, 2, dtype=torch.bool)
+
+    def run(**options: object):
+        spec = replace(from_config("verl", flat(**options)), report=())
+        out = correct(rollout + d, rollout, mask, spec=spec)
+        return (None if out.weights is None else out.weights.tolist()), out.mask.tolist()
+
+    assert run() == ([[2.0, 1.0], [1.0, pytest.approx(1e-5)]], [[True, True], [False, False]])
+    assert run(rollout_is_mode="clip") == ([[0.0, 1.0], [0.0, 0.0]], [[True, True], [True, True]])
+    assert run(rollout_is_mode="mask") == (
+        [[pytest.approx(3.0), 1.0], [1.0, pytest.approx(1e-5)]],
+        [[False, True], [False, False]],
+    )
+    assert run(rollout_is=False) == (None, [[True, True], [True, True]])
+
+
+# cap
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("key", ["tis_imp_ratio_cap", "imp_ratio_cap", "behav_imp_weight_cap"])
+@pytest.mark.parametrize(
+    ("cap", "weight"),
+    [
+        (2.0, Weight("token", upper=2)),
+        (10, Weight("token", upper=10)),
+        (-1, None),
+        (-1.0, None),
+        (0, None),
+        (None, None),
+    ],
+)
+def test_verl_cap(key, cap, weight):
+    assert from_config("verl", {key: cap}) == Spec(weight, **VERL)
+
+
+# surroundings
+
+
+@pytest.mark.usefixtures("quiet")
+def test_verl_inside_a_whole_configuration():
+    block = {"rollout_is": "token", "rollout_is_threshold": 3.0}
+    expected = Spec(Weight("token", upper=3), **VERL)
+    algorithm = {"adv_estimator": "grpo", "gamma": 1.0, "kl_ctrl": {"type": "fixed"}, "rollout_correction": block}
+    assert from_config("verl", {"rollout_correction": block}) == expected
+    assert from_config("verl", algorithm) == expected
+    whole = {"algorithm": algorithm, "trainer": {}, "actor_rollout_ref": {"actor": {"tis_imp_ratio_cap": -1, "lr": 1}}}
+    assert from_config("verl", whole) == expected
+    assert from_config("verl", {"algorithm": {"rollout_correction": block}}) == expected
+    assert from_config("verl", {"algorithm": algorithm | {"rollout_correction": None}}) == Spec(**VERL)
+    assert from_config("verl", {"adv_estimator": "grpo", **flat()}) == from_config("verl", flat())
+    assert from_config("verl", {"algorithm": {"adv_estimator": "gae", **flat()}}) == from_config("verl", flat())
+    old = {"algorithm": {"gamma": 1.0}, "actor_rollout_ref": {"actor": {"tis_imp_ratio_cap": 2.0, "lr": 1}}}
+    assert from_config("verl", old) == Spec(Weight("token", upper=2), **VERL)
+    assert from_config("verl", {"actor_rollout_ref": {"actor": {"imp_ratio_cap": 8}}}).weight == Weight(
+        "token", upper=8
+    )
+
+
+def test_verl_preset_by_name():
+    assert from_config("verl", "decoupled_token_is") == presets.verl.decoupled_token_is()
+    assert from_config("verl", "verl.decoupled_token_is", threshold=3) == presets.verl.decoupled_token_is(3)
+    with pytest.warns(UserWarning, match="old name"):
+        assert from_config("verl", "token_is") == presets.verl.decoupled_token_is()
+
+
+@pytest.mark.peers
+def test_verl_itself():
+    from verl.trainer.config.algorithm import AlgoConfig, RolloutCorrectionConfig
+
+    recipes = [name for name, value in vars(RolloutCorrectionConfig).items() if isinstance(value, classmethod)]
+    assert sorted(f"verl.{name}" for name in recipes) == [name for name in presets.names() if name.startswith("verl.")]
+    for name in recipes:
+        config = getattr(RolloutCorrectionConfig, name)()
+        assert from_config("verl", config) == presets.preset(f"verl.{name}")
+        assert from_config("verl", AlgoConfig(rollout_correction=config)) == presets.preset(f"verl.{name}")

@@ -1,0 +1,330 @@
+"""The drop-in for verl, without verl: what it hands back, its switches, its errors.
+
+test_peers_verl_dropin.py compares with verl itself.
+"""
+
+from __future__ import annotations
+
+import math
+from unittest import mock
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders import fake_verl
+from builders.fake_verl import DataProto
+from rollout_corr.frameworks.verl import dropin, measures, shared
+from rollout_corr.frameworks.verl import presets as presets
+
+EVERYTHING = {
+    "rollout_is": "token",
+    "rollout_is_threshold": 1.2,
+    "rollout_rs": "token_k1,seq_mean_k3",
+    "rollout_rs_threshold": "0.8_1.3,0.05",
+}
+FRACTIONS = {"rollout_is": "token", "rollout_is_threshold": "0.9_1.1"}
+
+
+@pytest.fixture(autouse=True)
+def protocol(monkeypatch):
+    """verl.protocol as far as it is needed."""
+    fake_verl.put(monkeypatch)
+
+
+def batch(dtype=torch.float32, mask_dtype=torch.int64, empty=True):
+    made = torch.Generator().manual_seed(3)
+    rollout = torch.rand(6, 9, generator=made).log()
+    train = rollout + 0.2 * torch.randn(6, 9, generator=made)
+    mask = torch.rand(6, 9, generator=made) < 0.7
+    if empty:
+        mask[4] = False
+    return train.to(dtype), rollout.to(dtype), mask.to(mask_dtype)
+
+
+def correct(*given, **options):
+    proto, mask, metrics = dropin.compute_rollout_correction_and_rejection_mask(*given, **options)
+    return None if proto is None else proto.batch["rollout_is_weights"], mask, metrics
+
+
+def test_is_the_preset():
+    given = batch()
+    weights, mask, metrics = correct(
+        *given, rollout_is="token", rollout_rs="seq_mean_k1", rollout_rs_threshold="0.9_1.1"
+    )
+    out = rc.correct(*given, spec=presets.decoupled_geo_rs_token_tis(2.0, "0.9_1.1"))
+    assert torch.equal(weights, out.weights) and torch.equal(mask, out.mask) and metrics == out.metrics("verl")
+    assert mask.dtype == torch.int64 and 0 < mask.sum() < given[2].sum()
+
+
+def test_metrics_only():
+    given = batch()
+    weights, mask, metrics = correct(*given)
+    assert weights is None and mask is given[2] and len(metrics) == 13
+    assert all(type(value) is float for value in metrics.values())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mask_dtype", "expected"),
+    [
+        (torch.float32, torch.bool, torch.float32),
+        (torch.bfloat16, torch.int64, torch.bfloat16),
+        (torch.bfloat16, torch.float32, torch.float32),
+        (torch.float64, torch.bool, torch.float64),
+    ],
+)
+def test_dtypes(dtype, mask_dtype, expected):
+    weights, mask, _ = correct(*batch(dtype, mask_dtype), **EVERYTHING)
+    assert (weights.dtype, mask.dtype) == (expected, mask_dtype) and not weights.requires_grad
+
+
+@pytest.mark.parametrize("shape", [(54,), (2, 3, 9)])
+def test_other_shapes(shape):
+    """One sequence alone, and rows in more dimensions than one."""
+    given = [x.reshape(shape) for x in batch(empty=False)]
+    as_rows = [x.reshape(-1, shape[-1]) for x in given]
+    weights, mask, metrics = correct(*given, **EVERYTHING)
+    expected = correct(*as_rows, **EVERYTHING)
+    assert weights.shape == mask.shape == torch.Size(shape) and metrics == expected[2]
+    assert torch.equal(weights.reshape(-1), expected[0].reshape(-1))
+
+
+def test_parts_agree_with_the_whole():
+    """The functions of log-ratios, with the metrics that each has in the whole."""
+    train, rollout, mask = batch()
+    weights, kept, metrics = correct(train, rollout, mask, **EVERYTHING)
+    named = {key.removeprefix("rollout_corr/"): value for key, value in metrics.items()}
+    found = dropin.compute_rollout_correction_weights(train - rollout, mask, "token", 1.2)
+    assert torch.equal(found[0], weights)
+    assert found[1] == {key: value for key, value in named.items() if key.startswith("rollout_is_")}
+    found = dropin.compute_rollout_rejection_mask(train - rollout, mask, "token_k1,seq_mean_k3", "0.8_1.3,0.05")
+    assert torch.equal(found[0], kept)
+    assert found[1] == {key: value for key, value in named.items() if key.startswith("rollout_rs_")}
+    off_policy = dropin.compute_offpolicy_metrics(train, rollout, mask)
+    assert off_policy == {key: value for key, value in named.items() if "rollout_is" not in key and "_rs_" not in key}
+    assert dropin.compute_offpolicy_metrics(train, None, mask) == {
+        key: off_policy[key] for key in ("training_ppl", "training_log_ppl")
+    }
+    prefixed = dropin.compute_rollout_corr_metrics_from_logprobs(train, rollout, mask)
+    assert prefixed == {f"rollout_corr/{key}": value for key, value in off_policy.items()}
+
+
+@pytest.mark.parametrize("threshold", [1.2, "0.9_1.1"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_metrics_of_ready_weights(level, threshold):
+    """Taken from the tensors themselves, they are those of the statistics."""
+    train, rollout, mask = batch(torch.float64)
+    weights, _, metrics = correct(train, rollout, mask, rollout_is=level, rollout_is_threshold=threshold)
+    d = torch.where(mask != 0, train - rollout, 0.0)
+    log_ratio = d if level == "token" else d.sum(-1, keepdim=True)
+    raw = log_ratio.exp().expand_as(d) * mask
+    lower, upper = (0.9, 1.1) if threshold == "0.9_1.1" else (None, 1.2)
+    found = dropin.compute_is_metrics(weights, raw, log_ratio, mask, level, upper, lower)
+    expected = {key.removeprefix("rollout_corr/"): value for key, value in metrics.items()}
+    expected.pop("rollout_is_oob_ratio", None)
+    assert found == pytest.approx({key: expected[key] for key in expected if key.startswith("rollout_is_")}, abs=1e-12)
+
+
+@pytest.mark.parametrize("option", sorted(dropin.SUPPORTED_ROLLOUT_RS_OPTIONS))
+def test_metrics_of_a_ready_statistic(option):
+    train, rollout, mask = batch(torch.float64)
+    threshold = "0.8_1.3" if option.endswith("k1") else 0.03
+    _, metrics = dropin.compute_rollout_rejection_mask(train - rollout, mask, option, threshold)
+    d = train - rollout
+    stat = {"k1": -d, "k2": d * d / 2, "k3": d.expm1() - d}[option[-2:]]
+    rows = torch.where(mask != 0, stat, 0.0)
+    n = mask.sum(-1).clamp(min=1)
+    of_rows = {"sum": rows.sum(-1), "mean": rows.sum(-1) / n, "max": rows.amax(-1)}.get(option.split("_")[1])
+    is_k1 = option.endswith("k1")
+    found = dropin.compute_rs_metrics(
+        option,
+        stat if of_rows is None else of_rows[:, None].expand_as(stat),
+        mask,
+        mask.sum(-1) > 0,
+        level="token" if of_rows is None else "sequence",
+        per_sequence_values=of_rows,
+        rollout_rs_threshold=math.log(1.3) if is_k1 else 0.03,
+        rollout_rs_threshold_lower=math.log(0.8) if is_k1 else 0.0,
+        apply_lower_threshold=is_k1,
+    )
+    of_masks = ("masked_fraction", "seq_masked_fraction")
+    expected = {key: value for key, value in metrics.items() if option in key and not key.endswith(of_masks)}
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_normalised_over_all_ranks(monkeypatch):
+    """The mean is that of two ranks' tokens together, and so is the factor that is reported."""
+    train, rollout, mask = batch(torch.float64)
+    spec = presets.spec(rc.Weight("token", upper=2.0, normalize="batch"))
+    raw = correct(train, rollout, mask, rollout_is="token")[0]
+    others = rc.correct(train[:2], rollout[:2], mask[:2], spec=spec).statistics
+    pooled = (raw.sum() + raw[:2].sum()) / (mask.sum() + mask[:2].sum())
+    world = mock.Mock(spec=torch.distributed.ProcessGroup)
+
+    def all_reduce(x, op=torch.distributed.ReduceOp.SUM, group=None):
+        assert group is world
+        if op == torch.distributed.ReduceOp.MAX:
+            x.copy_(torch.maximum(x, others.maxima))
+        elif x.numel() > 2:
+            x.add_(others.sums)
+        else:
+            n = float(mask[:2].sum())
+            x.add_(torch.tensor([float(raw[:2].sum()) - n, n], dtype=torch.float64))
+
+    monkeypatch.setattr(shared, "world", lambda: world)
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    weights, _, metrics = correct(train, rollout, mask, rollout_is="token", rollout_is_batch_normalize=True)
+    torch.testing.assert_close(weights, raw / pooled, rtol=1e-12, atol=0.0)
+    assert metrics["rollout_corr/rollout_is_batch_norm_factor"] == pytest.approx(float(pooled), rel=1e-12)
+    assert len(metrics) == 28
+
+
+def test_adds_to_batch():
+    train, rollout, mask = batch()
+    given = DataProto(batch={"old_log_probs": train, "rollout_log_probs": rollout, "response_mask": mask})
+    config = dict(EVERYTHING)
+    found, metrics = dropin.compute_rollout_correction_and_add_to_batch(given, config)
+    weights, kept, expected = correct(train, rollout, mask, **EVERYTHING)
+    assert torch.equal(found.batch["rollout_is_weights"], weights) and torch.equal(found.batch["response_mask"], kept)
+    assert metrics == expected and config == EVERYTHING
+    found, _ = dropin.compute_rollout_correction_and_add_to_batch(given, {})
+    assert "rollout_is_weights" not in found.batch
+
+
+def test_debug_metrics():
+    train, rollout, mask = batch(torch.float64)
+    given = {
+        "old_log_probs": train,
+        "rollout_log_probs": rollout,
+        "responses": torch.zeros(6, 9),
+        "response_mask": mask,
+    }
+    found = dropin.calculate_debug_metrics(DataProto(batch=given))
+    p, q = (x[mask != 0].double().exp() for x in (train, rollout))
+    apart = (p - q).abs()
+    expected = [1, apart.max(), apart.mean(), apart.std(), torch.corrcoef(torch.stack([p, q]))[0, 1]]
+    assert list(found.values()) == pytest.approx([float(x) for x in expected], rel=1e-12)
+    # The mask of the whole text counts from its end.
+    del given["response_mask"]
+    given["attention_mask"] = torch.cat([torch.ones(6, 5, dtype=torch.int64), mask], dim=1)
+    assert dropin.calculate_debug_metrics(DataProto(batch=given)) == found
+    nothing = given | {"response_mask": torch.zeros_like(mask)}
+    found = dropin.calculate_debug_metrics(DataProto(batch=nothing))
+    assert found["training/rollout_probs_diff_valid"] == 0 and sum(math.isnan(x) for x in found.values()) == 4
+
+
+def test_debug_metrics_in_blocks(monkeypatch):
+    train, rollout, mask = batch()
+    given = {
+        "old_log_probs": train,
+        "rollout_log_probs": rollout,
+        "responses": torch.zeros(6, 9),
+        "response_mask": mask,
+    }
+    whole = dropin.calculate_debug_metrics(DataProto(batch=given))
+    monkeypatch.setattr(measures, "BLOCK", 20)
+    assert dropin.calculate_debug_metrics(DataProto(batch=given)) == pytest.approx(whole, rel=1e-12)
+
+
+# --- verl's mistakes, and the switches ---
+
+
+def test_k1_bounds():
+    """0.6_1.4: verl keeps ratios from 1/1.4 to 1/0.6, its documentation says from 0.6 to 1.4."""
+    ratio = torch.tensor([[0.65, 0.7, 1.0, 1.5, 1.6]], dtype=torch.float64)
+    mask = torch.ones(1, 5, dtype=torch.int64)
+    as_verl, _ = dropin.compute_rollout_rejection_mask(ratio.log(), mask, "token_k1", "0.6_1.4")
+    mended, _ = dropin.compute_rollout_rejection_mask(ratio.log(), mask, "token_k1", "0.6_1.4", k1_bounds="ratio")
+    assert as_verl.tolist() == [[0, 0, 1, 1, 1]] and mended.tolist() == [[1, 1, 1, 0, 0]]
+
+
+def test_empty_rows():
+    """With "skip", a row of nothing but padding changes no metric."""
+    without = [x[[0, 1, 2, 3, 5]] for x in batch()]
+    expected = correct(*without, **EVERYTHING)[2]
+    skipped = correct(*batch(), **EVERYTHING, empty_rows="skip")[2]
+    assert skipped == pytest.approx(expected, rel=1e-12)
+    assert (
+        correct(*batch(), **EVERYTHING)[2]["rollout_corr/training_ppl"] < expected["rollout_corr/training_ppl"] * 0.95
+    )
+
+
+def test_empty_batch():
+    train, rollout, mask = batch()
+    nothing = torch.zeros_like(mask)
+    weights, kept, metrics = correct(train, rollout, nothing, **EVERYTHING)
+    assert not weights.any() and not kept.any() and set(metrics.values()) == {0.0}
+    with pytest.raises(ValueError, match="response_mask must contain at least one valid token"):
+        correct(train, rollout, nothing, **EVERYTHING, empty_batch="raise")
+
+
+def test_nonfinite():
+    train, rollout, mask = batch()
+    train[0], mask[0] = math.nan, 1
+    weights, kept, metrics = correct(train, rollout, mask, **EVERYTHING)
+    assert not weights[0].any() and not kept[0].any() and all(map(math.isfinite, metrics.values()))
+    assert correct(train, rollout, mask, **EVERYTHING, nonfinite="propagate")[0][0].isnan().all()
+
+
+def test_nan_in_the_padding_goes_nowhere():
+    train, rollout, mask = batch()
+    expected = correct(train, rollout, mask, **EVERYTHING)
+    train[mask == 0] = math.nan
+    found = correct(train, rollout, mask, **EVERYTHING)
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1]) and found[2] == expected[2]
+
+
+def test_icepop_that_leaves_nothing():
+    """verl divides by zero."""
+    zeros, ones = torch.zeros(2, 3), torch.ones(2, 3)
+    assert correct(zeros, ones, ones, **FRACTIONS)[2]["rollout_corr/rollout_is_eff_sample_size"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"rollout_is": "geometric"}, ValueError, "rollout_is: expected null, 'token' or 'sequence'"),
+        ({"rollout_is": "token", "rollout_is_threshold": True}, TypeError, "not a boolean"),
+        ({"rollout_is": "token", "rollout_is_threshold": 0}, ValueError, "rollout_is_threshold"),
+        ({"rollout_is": "token", "rollout_is_threshold": math.nan}, ValueError, "rollout_is_threshold"),
+        ({"rollout_is": "token", "rollout_is_threshold": "1_2_3"}, ValueError, "rollout_is_threshold"),
+        ({"rollout_rs": "token_k1"}, ValueError, "rollout_rs_threshold: expected a threshold"),
+        ({"rollout_rs": "", "rollout_rs_threshold": 2.0}, ValueError, "rollout_rs: expected at least one"),
+        ({"rollout_rs": "token_k4", "rollout_rs_threshold": 2.0}, ValueError, "rollout_rs: expected one of"),
+        ({"rollout_rs": "token_k1", "rollout_rs_threshold": 0}, ValueError, "rollout_rs_threshold of token_k1"),
+    ],
+)
+def test_errors(options, kind, message):
+    with pytest.raises(kind, match=message):
+        correct(*batch(), **options)
+
+
+def test_wrong_tensors():
+    train, rollout, mask = batch()
+    with pytest.raises(
+        ValueError, match=r"rollout_log_prob: expected shape \[6, 9\] \(of old_log_prob\), got \[6, 8\]"
+    ):
+        correct(train, rollout[:, 1:], mask)
+    with pytest.raises(ValueError, match=r"response_mask: expected shape \[6, 9\] \(of old_log_prob\), got \[5, 9\]"):
+        correct(train, rollout, mask[1:])
+    with pytest.raises(ValueError, match="train_logp: expected a dtype among"):
+        correct(train.long(), rollout, mask)
+
+
+@pytest.mark.parametrize("switch", ["k1_bounds", "empty_rows", "empty_batch", "nonfinite"])
+def test_unknown_switch(switch):
+    with pytest.raises(ValueError, match=f"{switch}: expected one of"):
+        dropin.install(**{switch: "else"})
+
+
+def test_says_what_it_does(caplog, monkeypatch):
+    """Once each: that it corrects and how, that it does not and why; a threshold of None is verl's silent no."""
+    monkeypatch.setattr(dropin.DROP_IN, "_said", set())
+    for _ in range(2):
+        correct(*batch(), **EVERYTHING)
+        correct(*batch())
+        assert correct(*batch(), rollout_is="token", rollout_is_threshold=None)[0] is None
+    yes, off, silent = (record.getMessage() for record in caplog.records)
+    assert "active: yes, rollout_is 'token' with threshold 1.2 and rollout_rs 'token_k1,seq_mean_k3'" in yes
+    assert "active: no, metrics only: neither rollout_is nor rollout_rs is set" in off
+    assert "active: no, metrics only: rollout_is is 'token', but rollout_is_threshold is None" in silent

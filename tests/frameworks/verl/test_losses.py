@@ -1,0 +1,193 @@
+"""verl's policy losses by ours, beside its formulas in plain torch: values, gradients, metrics, all averages."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from rollout_corr.frameworks.verl import dropin
+from rollout_corr.frameworks.verl import losses as verl_losses
+
+LOW, HIGH, C = 0.1, 0.25, 1.6
+INFO = {"dp_size": 2, "batch_num_tokens": 77, "global_batch_size": 9, "loss_scale_factor": 50}
+
+
+class Config(SimpleNamespace):
+    """As much of ActorConfig as the losses read."""
+
+    def get(self, name, default=None):
+        return getattr(self, name, default)
+
+
+def configuration(**changed):
+    fields = {
+        "clip_ratio": 0.3,
+        "clip_ratio_low": LOW,
+        "clip_ratio_high": HIGH,
+        "clip_ratio_c": C,
+        "tau_pos": 1.0,
+        "tau_neg": 1.05,
+        "policy_loss": SimpleNamespace(dro_beta=0.2),
+        "global_batch_info": {},
+    }
+    return Config(**fields | changed)
+
+
+def batch(seed=0):
+    made = torch.Generator().manual_seed(seed)
+
+    def random(draw):
+        return draw(5, 11, generator=made, dtype=torch.float64)
+
+    old = random(torch.rand).log()
+    # A log-prob is never positive, and a probability never above 1.
+    new = (old + 0.3 * random(torch.randn)).clamp(max=-0.01)
+    mask = random(torch.rand) < 0.7
+    mask[3] = False
+    return old, new, random(torch.randn), mask, 2.0 * random(torch.rand)
+
+
+def tokens(name, old, new, advantages, mask):
+    """The loss of each token before the weight, and which tokens were clipped, and cut."""
+    delta = (new - old).clamp(-20.0, 20.0)
+    r = delta.exp()
+    none = torch.zeros_like(mask)
+    if name == "vanilla":
+        first, second = -advantages * r, -advantages * r.clamp(1 - LOW, 1 + HIGH)
+        worse, cut = torch.maximum(first, second), -advantages * C
+        down = advantages < 0
+        return torch.where(down, torch.minimum(cut, worse), worse), second > first, (worse > cut) & down
+    if name.startswith("dppo"):
+        p, q = new.exp(), old.exp()
+        if name == "dppo_tv":
+            up, down = p - q <= HIGH, p - q >= -LOW
+        else:
+            kl = q * (old - new) + (1 - q) * ((1 - q + 1e-8) / (1 - p + 1e-8)).log()
+            up, down = (kl <= HIGH) | (p <= q), (kl <= LOW) | (p >= q)
+        valid = torch.where(advantages > 0, up, down)
+        # verl counts as cut what it has not dropped, we count all.
+        return -advantages * r.clamp(max=C).detach() * new * valid, ~valid, r > C
+    if name == "gspo":
+        mean = ((new - old) * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+        s = (new - new.detach() + mean.detach()).exp()
+        first, second = -advantages * s, -advantages * s.clamp(1 - LOW, 1 + HIGH)
+        return torch.maximum(first, second), second > first, none
+    if name == "sapo":
+        tau = torch.full_like(advantages, 1.05).masked_fill(advantages > 0, 1.0)
+        return -advantages * torch.sigmoid(tau * (r - 1)) * 4 / tau, none, none
+    if name == "cispo":
+        clipped = r.clamp(1 - LOW, 1 + HIGH)
+        return -clipped.detach() * advantages * new, r != clipped, none
+    if name == "dro":
+        return -(new * advantages - 0.1 * (new - old) ** 2), none, none
+    return -advantages * new, none, none
+
+
+def average(losses, mask, mode, info):
+    ranks = info.get("dp_size", 1)
+    n, rows = mask.sum(), mask.any(-1).sum()
+    if mode == "token-mean":
+        return (losses * mask).sum() / info.get("batch_num_tokens", n) * ranks
+    if mode == "token-sum":
+        return (losses * mask).sum() * ranks
+    of_rows = (losses * mask).sum(-1)
+    if mode == "seq-mean-token-mean":
+        of_rows = of_rows / mask.sum(-1).clamp(min=1)
+    total = of_rows.sum() / info.get("global_batch_size", rows) * ranks
+    return total / info.get("loss_scale_factor", mask.shape[1]) if mode.endswith("norm") else total
+
+
+NAMES = list(verl_losses.FUNCTIONS)
+VANILLA = verl_losses.FUNCTIONS["vanilla"]
+
+
+@pytest.mark.parametrize("mode", verl_losses.REDUCTIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_loss(name, mode):
+    function = verl_losses.FUNCTIONS[name]
+    for seed, info, weighted in ((0, {}, False), (1, {}, True), (2, INFO, True)):
+        old, new, advantages, mask, weights = batch(seed)
+        leaves = new.clone().requires_grad_(), new.clone().requires_grad_()
+        w = weights if weighted else None
+        value, metrics = function(old, leaves[0], advantages, mask, mode, configuration(global_batch_info=info), w)
+        losses, clipped, cut = tokens(name, old, leaves[1], advantages, mask)
+        expected = average(
+            losses * weights if weighted else losses, mask, "seq-mean-token-mean" if name == "sapo" else mode, info
+        )
+        value.backward()
+        expected.backward()
+        torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(leaves[0].grad, leaves[1].grad, rtol=1e-10, atol=1e-12)
+        wanted = {"actor/ppo_kl": float((old - new)[mask].mean())}
+        if name not in ("reinforce", "dro"):
+            wanted["actor/pg_clipfrac"] = float(clipped[mask].double().mean())
+            wanted["actor/pg_clipfrac_lower"] = float(cut[mask].double().mean())
+        assert metrics == pytest.approx({} if name == "gpg" else wanted, rel=1e-9, abs=1e-12)
+
+
+def test_nothing_trains():
+    """verl divides by zero."""
+    old, new, advantages, mask, _ = batch()
+    leaf = new.requires_grad_()
+    value, _ = VANILLA(old, leaf, advantages, mask & False, "token-mean", configuration())
+    value.backward()
+    assert value == 0.0 and not leaf.grad.any()
+
+
+def test_clip_ratio_is_the_fallback():
+    old, new, advantages, mask, _ = batch()
+    both = configuration(clip_ratio_low=0.3, clip_ratio_high=0.3)
+    neither = configuration(clip_ratio_low=None, clip_ratio_high=None)
+    found = [VANILLA(old, new, advantages, mask, config=config) for config in (both, neither)]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("vanilla", {"clip_ratio_c": 1.0}, "clip_ratio_c: expected a number > 1, got 1.0"),
+        ("dro", {"policy_loss": SimpleNamespace(dro_beta=None)}, "DRO"),
+        ("vanilla", {"global_batch_info": {"dp_size": 2}}, "batch_num_tokens: expected the count of all ranks"),
+    ],
+)
+def test_errors(name, change, message):
+    given = batch()[:4]
+    with pytest.raises((TypeError, ValueError), match=message):
+        verl_losses.FUNCTIONS[name](*given, "token-mean", configuration(**change))
+
+
+def test_wrong_arguments():
+    given = batch()[:4]
+    with pytest.raises(ValueError, match="loss_agg_mode: expected one of"):
+        verl_losses.FUNCTIONS["gpg"](*given, "word", configuration())
+    for name in NAMES:
+        with pytest.raises(ValueError, match="config: expected verl's ActorConfig, got None"):
+            verl_losses.FUNCTIONS[name](*given, "token-mean", None)
+
+
+def test_install(monkeypatch):
+    """In the registry too, and only when asked for."""
+    module = ModuleType(verl_losses.MODULE)
+    for target in verl_losses.TARGETS:
+        source = f"def {target.name}(log_prob, config): return 'theirs'"
+        exec(source, vars(module))
+    module.POLICY_LOSS_REGISTRY = {"vanilla": module.compute_policy_loss_vanilla}
+    root = ModuleType("verl")
+    root.__version__ = "0.9.1"
+    monkeypatch.setitem(sys.modules, "verl", root)
+    monkeypatch.setitem(sys.modules, verl_losses.MODULE, module)
+    try:
+        dropin.install()
+        assert module.POLICY_LOSS_REGISTRY["vanilla"](1, 2) == "theirs"
+        dropin.install(losses=True)
+        old, new, advantages, mask, _ = batch()
+        found = module.POLICY_LOSS_REGISTRY["vanilla"](old, new, advantages, mask, "token-mean", configuration())
+        assert found == VANILLA(old, new, advantages, mask, config=configuration())
+    finally:
+        dropin.uninstall()
+    assert module.POLICY_LOSS_REGISTRY["vanilla"](1, 2) == "theirs"
+    with pytest.raises(TypeError, match="losses: expected True or False, got str 'yes'"):
+        dropin.install(losses="yes")

@@ -1,0 +1,310 @@
+"""The kernels against the reference and the oracle: interpreted on a CPU, compiled on a GPU, the same tests.
+
+`backend="triton"` never falls back, so whatever passes here has run a kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import LAYOUTS, MASK_DTYPES, lay_out, moved, random_sequences, rounded, spoil, wild
+from builders.kernel_cases import (
+    INTERPRETED,
+    MIDDLE,
+    NARROW,
+    REAL,
+    SEQUENCES,
+    TOKENS,
+    WIDE,
+    assert_like_reference,
+    batch,
+    between_fences,
+    bits,
+    cast,
+    check,
+    fit_and_check,
+    fitted,
+    over,
+    shaped,
+    tokens,
+    unchecked,
+    watched,
+)
+from builders.products import criteria_product, weights_product
+from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT
+from rollout_corr.aot.variants import VARIANTS
+from rollout_corr.spec.correction import LEVELS, STATS
+
+pytestmark = INTERPRETED
+
+W = rc.Weight
+
+
+SHAPES = {LONGEST: NARROW, LONG: NARROW, MEDIUM: MIDDLE, SHORT: WIDE}
+
+
+def as_declared(name, **others):
+    """A batch of a variant, its Spec with bounds that cut it, and how the variant has its tensors."""
+    variant, number = VARIANTS[name], list(VARIANTS).index(name)
+    valid = {} if variant.mask is not None else {"invalid": 0.0}
+    sequences = batch(number, **{"advantages": variant.advantages} | valid | others)
+    if variant.mask is None:
+        del sequences[2]
+    if number % 4 == 1:
+        sequences = wild(sequences)
+    if number % 4 == 3 or variant.spec.nonfinite != "reject":
+        sequences = spoil(sequences, number)
+    dtypes = (variant.train, variant.rollout)
+    sequences = cast(sequences, dtypes, variant.computes)
+    spec = fitted(variant.spec, sequences)
+    return sequences, spec, {"dtype": dtypes, "mask_dtype": variant.mask, "offsets": variant.offsets}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants(name, device):
+    """Each in its own layout, dtypes and strides; every criterion rejects something and keeps something."""
+    variant = VARIANTS[name]
+    sequences, spec, others = as_declared(name)
+    with shaped(SHAPES[variant.length]):
+        layout = "packed_gaps" if variant.packed else "padded_left"
+        _, expected = check(sequences, spec, layout, device, place=variant.place, **others)
+    for criterion, verdict in zip(spec.criteria, expected.verdicts, strict=True):
+        rows = [row if isinstance(row, list) else [row] for row in verdict.failed]
+        assert {failed for row in rows for failed in row} == {True, False}, criterion
+
+
+# --- layouts and edges of tiles ---
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layout, device):
+    number = LAYOUTS.index(layout)
+    fit_and_check(batch(number), (TOKENS, SEQUENCES)[number % 2], layout, device)
+
+
+@pytest.mark.parametrize("shape", [shape for _, shape in (*REAL, *NARROW)], ids=lambda shape: f"tile {shape.tile}")
+def test_edges_of_tiles(shape, device):
+    """One less than a tile, a tile, one more, two; first where tiles begin, then where none does, then as rows."""
+    tile = shape.tile
+    spec = rc.Spec(W("product", 0.5, 1.5), (tokens("k1"), over("k3", "mean")), "both")
+    # Padded rows are two tokens wider than the longest sequence.
+    for layout, lengths in (
+        ("packed", (tile, tile - 1, 0, 1, tile + 1, 2 * tile, 2)),
+        ("padded_right", (tile - 2, 5)),
+        ("padded_left", (tile - 3, 5)),
+        ("padded_strided", (tile - 1, 3)),
+        ("padded_right", (2 * tile - 2, 3)),
+    ):
+        sequences = random_sequences(tile, lengths, scale=2.0 * tile**-0.5)
+        sequences[2:3] = []
+        fit_and_check(sequences, spec, layout, device, ((0, shape),))
+
+
+@pytest.mark.parametrize("lengths", [tuple(range(1, 21)), (0, 0, 1, 0, 0, 16, 0, 1, 1, 1, 0), (50,), (33, 7)])
+def test_starts(lengths, device):
+    """At every place of a tile; behind empty ones; over many tiles."""
+    sequences = random_sequences(len(lengths), (3, 2, *lengths))
+    for layout in ("packed", "packed_gaps"):
+        fit_and_check(sequences, SEQUENCES, layout, device)
+
+
+def test_many_sequences(device):
+    """More than one step of the search for a slot's owner looks at; most of them empty, in one tile or in many."""
+    for lengths in (tuple(i % 3 for i in range(150)), (1,) * 20 + (0,) * 120 + (9,) + (0,) * 20):
+        spec = rc.Spec(W("token", upper=1.2), (over("abs", "mean"),))
+        fit_and_check(random_sequences(0, lengths, advantages=None, external=False), spec, "packed_gaps", device)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_dtypes_of_offsets(dtype, device):
+    """From the CPU, and as the kernels get them on a device. What lies before and behind them counts as outside."""
+    sequences = batch(1)
+    spec = fitted(TOKENS, sequences)
+    laid = lay_out(sequences, "packed_gaps", torch.float32)
+    reference = laid.correct(spec)
+    for passed_on in (contextlib.nullcontext(), unchecked()):
+        with shaped(WIDE), passed_on:
+            out = replace(laid.to(device), cu_seqlens=laid.cu_seqlens.to(dtype)).correct(spec, backend="triton")
+        assert_like_reference(out, reference)
+        assert out.metrics()["tokens_outside"] == 5
+
+
+# --- nothing ---
+
+
+NOTHING = rc.Spec(
+    W("geometric", 0.5, 2.0, normalize="batch"), (over("ratio", "max"), over("k3", "mean"), tokens("tv")), "both"
+)
+
+
+@pytest.mark.parametrize("layout", ["packed", "packed_gaps", "padded_right", "jagged", "list"])
+@pytest.mark.parametrize("lengths", [(), (0,), (0, 0, 0), (0, 3, 0)])
+def test_nothing_to_train_on(layout, lengths, device):
+    """No sequences, no tokens, nothing valid: zero counts, finite metrics, no exception."""
+    out, _ = check(random_sequences(3, lengths, invalid=1.0), NOTHING, layout, device)
+    assert out.keep.tolist() == [True] * len(lengths)
+    assert all(math.isfinite(value) for value in out.metrics().values())
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 7), (3, 0), (1, 1), (0,), (9,)])
+def test_sizes_of_zero(shape, device):
+    """No rows, no columns, no tokens; offsets of no sequence at all, which leave every token outside."""
+    others = {"cu_seqlens": torch.tensor([5 * (shape != (0,))])} if len(shape) == 1 else {}
+    for mask in (None, torch.ones(shape)):
+        given = (torch.zeros(shape), torch.zeros(shape), mask)
+        reference = rc.correct(*given, spec=NOTHING, **others)
+        with watched():
+            out = rc.correct(*(moved(x, device) for x in given), spec=NOTHING, backend="triton", **others)
+        assert_like_reference(out, reference)
+
+
+@pytest.mark.parametrize("spec", [TOKENS, SEQUENCES], ids=["tokens", "sequences"])
+def test_everything_rejected(spec, device):
+    """No weight and no mask is left, and every metric is finite."""
+    criteria = (tokens("abs", upper=1e-30), over("abs", "mean", upper=1e-30, label="all"))
+    with shaped(WIDE):
+        out, _ = check(batch(2, invalid=0.0), replace(spec, criteria=criteria, rejected="both"), "packed_gaps", device)
+    assert not out.mask.any() and not out.weights.any()
+    assert all(math.isfinite(value) for value in out.metrics().values())
+
+
+# --- masks ---
+
+
+@pytest.mark.parametrize("mask_dtype", MASK_DTYPES)
+def test_mask_dtypes(mask_dtype, device):
+    """0.3 is valid and stays 0.3, 2 stays 2."""
+    number = MASK_DTYPES.index(mask_dtype)
+    values = (1,) if mask_dtype is torch.bool else (0.3, 1, 2) if mask_dtype.is_floating_point else (1, 2, 3)
+    sequences = batch(number, mask_values=values)
+    layout = ("packed_gaps", "padded_left")[number % 2]
+    fit_and_check(sequences, (TOKENS, SEQUENCES)[number // 2 % 2], layout, device, mask_dtype=mask_dtype)
+
+
+@pytest.mark.parametrize("rejected", ["mask", "both"])
+def test_odd_masks(rejected, device):
+    """A bool whose byte is 2, a mask value that is NaN or a denormal number, a 0 with a sign."""
+    train, rollout = torch.tensor([[-1.0, -2.0, -0.5, -9.0]] * 3), torch.full((3, 4), -1.0)
+    spec = rc.Spec(W("token", upper=2.0), (tokens("abs", upper=2.0),), rejected)
+    byte = torch.tensor([[0, 1, 2, 2], [255, 0, 2, 1], [2, 2, 0, 128]], dtype=torch.uint8).view(torch.bool)
+    odd = torch.tensor([[math.nan, -0.0, 0.0, math.nan], [-1.0, math.inf, 1e-45, 0.3], [0.0, -0.0, -math.inf, 1.0]])
+    for mask in (byte, odd, odd.double(), odd.bfloat16()):
+        reference = rc.correct(train, rollout, mask, spec=spec)
+        out = rc.correct(*(x.to(device) for x in (train, rollout)), moved(mask, device), spec=spec, backend="triton")
+        assert out.mask.dtype == mask.dtype
+        assert out.weights.cpu().ne(0).tolist() == reference.weights.ne(0).tolist()
+        # As bytes: what is kept comes back as it was given, what is not as a plain 0.
+        kept = bits(reference.mask).view(mask.shape) != 0 if mask.dtype == torch.bool else reference.mask != 0
+        assert torch.equal(bits(out.mask.cpu()), bits(torch.where(kept, mask, torch.zeros_like(mask))))
+
+
+@pytest.mark.parametrize("layout", ["packed_gaps", "packed_row", "jagged", "list", "padded_right"])
+def test_mask_of_none(layout, device):
+    """Every token is valid; the mask that comes back is bool, and False at what belongs to no sequence."""
+    sequences = random_sequences(1, (3, 0, 9, 17), invalid=0.0)
+    sequences[2].mask = [1] * 9
+    laid = lay_out(sequences, layout, torch.float32)
+
+    def finite(x):
+        """What stands in gaps and in padding is garbage, which would be valid here."""
+        if isinstance(x, list):
+            return [row.nan_to_num(0.5, 0.5, 0.5) for row in x]
+        return x if x.is_nested else x.nan_to_num(0.5, 0.5, 0.5)
+
+    laid.train, laid.rollout, laid.mask = finite(laid.train), finite(laid.rollout), None
+    late = rc.Spec(W("token"), (over("abs", "mean", upper=0.3, drop="token"),), "both")
+    for spec in (rc.Spec(), rc.Spec(W("geometric"), (tokens("abs", upper=0.3),), "both"), late):
+        reference = laid.correct(spec)
+        with shaped(WIDE), watched():
+            out = between_fences(laid, device).correct(spec, backend="triton")
+        assert_like_reference(out, reference)
+
+
+# --- dtypes ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_dtypes(dtype, device):
+    for spec, layout in ((TOKENS, "packed_gaps"), (SEQUENCES, "padded_left")):
+        fit_and_check(rounded(batch(5), dtype), spec, layout, device, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (torch.float64, torch.float32),
+        (torch.bfloat16, torch.float64),
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.bfloat16),
+    ],
+)
+def test_log_probs_of_two_dtypes(dtypes, device):
+    """Both are upcast before the subtraction; fp64 on either side computes in fp64."""
+    sequences = rounded(batch(2), torch.bfloat16)
+    fit_and_check(sequences, SEQUENCES, "packed_gaps", device, dtype=dtypes)
+
+
+@pytest.mark.parametrize("per", ["token", "sequence", "column"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float64, torch.bfloat16])
+def test_dtypes_of_advantages_and_of_external_values(dtype, per, device):
+    sequences = batch(3)
+    for q in sequences:
+        q.external["entropy"] = [8 * x if math.isfinite(x) else 0.0 for x in q.external["entropy"]]
+    criteria = (tokens("abs", when="outward"), over("k2", "mean", when="negative_advantage"))
+    spec = fitted(rc.Spec(criteria=(*criteria, over("external", "mean", name="entropy", upper=0.5))), sequences)
+    laid = lay_out(sequences, "packed_gaps", torch.float32)
+    laid.external["entropy"] = laid.external["entropy"].nan_to_num(0.0, 0.0, 0.0).to(dtype)
+    laid.advantages = (4 * laid.advantages.nan_to_num(0.0, 0.0, 0.0)).to(dtype)
+    if per != "token":
+        laid.advantages = laid.advantages[: len(sequences)]
+        laid.advantages = laid.advantages[:, None] if per == "column" else laid.advantages
+    reference = laid.correct(spec)
+    with shaped(WIDE), watched():
+        out = between_fences(laid, device).correct(spec, backend="triton")
+    assert_like_reference(out, reference)
+
+
+# --- all of it: make test-all ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_in_every_layout_and_dtype(name, device):
+    """Whatever a variant says of its own: in every layout, in tiles of every shape, in every precision."""
+    number = list(VARIANTS).index(name)
+    for i, (layout, dtype) in enumerate(itertools.product(LAYOUTS, (torch.float32, torch.bfloat16, torch.float64))):
+        sequences, spec, others = as_declared(name, advantages=("token", "sequence")[i % 2])
+        with shaped((WIDE, MIDDLE, NARROW)[(i + number) % 3]):
+            sequences = rounded(sequences, dtype)
+            check(sequences, fitted(spec, sequences), layout, device, **others | {"dtype": dtype})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", LEVELS)
+def test_weights_and_their_transforms(level, device):
+    walk(weights_product(level), level, device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stat", STATS)
+def test_criteria_cross_product(stat, device):
+    walk(criteria_product(stat), stat, device)
+
+
+def walk(product, seed, device):
+    """Dtypes and tiles are drawn; below float64 bounds are fitted anew, to what a cast leaves."""
+    rng = random.Random(seed)
+    for sequences, spec, layout, _ in product:
+        dtype = rng.choice((torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64))
+        sequences = rounded(sequences, dtype)
+        with shaped(rng.choice((WIDE, MIDDLE, REAL))):
+            check(sequences, fitted(spec, sequences), layout, device, dtype=dtype)

@@ -1,0 +1,183 @@
+"""The kernels where memory is odd: strides, expanded tensors, offsets that are garbage.
+
+Interpreted on a CPU, compiled on a GPU, as in test_kernels.py.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import rollout_corr as rc
+from builders.batches import Laid, lay_out, moved
+from builders.kernel_cases import (
+    INTERPRETED,
+    NARROW,
+    SEQUENCES,
+    TOKENS,
+    WIDE,
+    assert_like_reference,
+    batch,
+    between_fences,
+    bits,
+    fitted,
+    over,
+    same_bits,
+    same_but_for_order,
+    shaped,
+    tokens,
+    unchecked,
+    watched,
+)
+from rollout_corr.kernels.grid import search_steps
+from rollout_corr.kernels.slots import owners_of
+
+pytestmark = INTERPRETED
+
+W = rc.Weight
+
+
+def slices(x):
+    """The same values with other strides: rows apart, columns apart, transposed, every third row."""
+    width = x.shape[1]
+    yield torch.nn.functional.pad(x, (3, 2))[:, 3 : 3 + width]
+    yield x.repeat_interleave(2, 1)[:, ::2]
+    yield x.t().contiguous().t()
+    yield x.repeat_interleave(3, 0)[::3]
+
+
+def test_padded_strides(device):
+    """Each tensor its own strides; bits as without any. How wide accesses are has a say in how large tiles are."""
+    sequences = batch(4)
+    spec = fitted(TOKENS, sequences)
+    laid = lay_out(sequences, "padded_holes", torch.float32)
+    with shaped(WIDE):
+        wanted = laid.to(device).correct(spec, backend="triton")
+        assert_like_reference(wanted, laid.correct(spec))
+        for i in range(4):
+            names = ("train", "rollout", "mask", "advantages")
+            sliced = {name: list(slices(getattr(laid, name)))[(i + j) % 4] for j, name in enumerate(names)}
+            external = {name: list(slices(x))[i] for name, x in laid.external.items()}
+            placed = between_fences(replace(laid, **sliced, external=external), device)
+            with watched():
+                out = placed.correct(spec, backend="triton")
+            assert same_but_for_order(out, wanted)
+
+
+@triton.jit
+def owners_kernel(
+    offsets, owners, sequences: tl.int64, tokens: tl.int64, steps, ROWS: tl.constexpr, WAYS: tl.constexpr
+):
+    slot = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    tl.store(owners + slot, owners_of(offsets, slot, sequences, tokens, steps, ROWS, 8, WAYS))
+
+
+@pytest.mark.parametrize(("rows", "ways"), [(1, 8), (16, 8)])
+def test_the_search_for_owners(rows, ways, device):
+    """Every slot's sequence is found in as many steps as the launcher allows, also the first of many empty ones."""
+    for sequences in (0, 1, ways - 2, ways - 1, ways, ways**2 + 2 * ways - 1):
+        generator = torch.Generator().manual_seed(sequences)
+        lengths = torch.randint(0, 12, (sequences,), generator=generator)
+        lengths[sequences // 3 : sequences // 2] = 0
+        offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)) + 5
+        tokens = int(offsets[-1]) + 9
+        programs = -(-(tokens // 8 + sequences + 2) // rows)
+        owners = torch.empty(programs * rows, dtype=torch.int64, device=device)
+        steps = search_steps(sequences, ways)
+        owners_kernel[(programs,)](offsets.to(device), owners, sequences, tokens, steps, rows, ways)
+        firsts = [0, *(start // 8 + 1 + i for i, start in enumerate(offsets.tolist()))]
+        assert owners.tolist() == [bisect.bisect_right(firsts, slot) - 1 for slot in range(programs * rows)]
+
+
+def test_packed_strides(device):
+    """One token apart, three apart, a slice without its first tokens, a row of which."""
+    sequences = batch(6)
+    spec = fitted(SEQUENCES, sequences)
+    laid = lay_out(sequences, "packed_gaps", torch.float32)
+    given = {name: getattr(laid, name) for name in ("train", "rollout", "mask")}
+    with shaped(WIDE):
+        wanted = laid.to(device).correct(spec, backend="triton")
+        for change in (
+            lambda x: x.repeat_interleave(2)[::2],
+            lambda x: x.repeat_interleave(3)[1::3] if x.dtype == torch.bool else x,
+            lambda x: torch.nn.functional.pad(x, (1, 0))[1:],
+            lambda x: torch.nn.functional.pad(x, (3, 0))[3:] if x.dtype == torch.bool else x,
+            lambda x: torch.nn.functional.pad(x[None], (1, 0))[:, 1:],
+        ):
+            placed = between_fences(replace(laid, **{name: change(x) for name, x in given.items()}), device)
+            with watched():
+                out = placed.correct(spec, backend="triton")
+            assert out.weights.shape == placed.train.shape
+            assert same_but_for_order(out, wanted)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_expanded_tensors(packed, device):
+    """Stride 0: one value for all, one row for all, one column for all."""
+    spec = rc.Spec(W("product", upper=3.0), (tokens("abs", upper=0.2), over("ratio", "mean", upper=1.3)), "both")
+    generator = torch.Generator().manual_seed(0)
+    shape = (40,) if packed else (4, 21)
+    others = {"cu_seqlens": torch.tensor([2, 9, 9, 33, 38])} if packed else {}
+    rollout = -torch.rand(shape, generator=generator)
+    ones, value = torch.ones((), dtype=torch.int64), torch.tensor(-0.3)
+    expanded = [(value.expand(shape), rollout, ones.expand(shape)), (rollout, value.expand(shape), None)]
+    if not packed:
+        mask = torch.tensor([1, 0, 1, 1])[:, None].expand(shape)
+        expanded += [(rollout[:1].expand(shape), rollout[:, :1].expand(shape), mask)]
+    for given in expanded:
+        reference = rc.correct(*given, spec=spec, **others)
+        assert not reference.mask.all()
+        with shaped(WIDE), watched():
+            out = rc.correct(*(moved(x, device) for x in given), spec=spec, backend="triton", **others)
+        assert_like_reference(out, reference)
+
+
+def test_inputs_are_left_as_they_are(device):
+    sequences = batch(7)
+    spec = fitted(TOKENS, sequences)
+    laid = between_fences(lay_out(sequences, "padded_holes", torch.float32), device)
+    given = [laid.train, laid.rollout, laid.mask, laid.advantages, laid.external["entropy"]]
+    copies = [bits(x).clone() for x in given]
+    with shaped(WIDE):
+        laid.correct(spec, backend="triton")
+    assert all(torch.equal(bits(x), copy) for x, copy in zip(given, copies, strict=True))
+
+
+# --- offsets that are garbage ---
+
+
+@pytest.mark.parametrize("spec", [TOKENS, SEQUENCES], ids=["tokens", "sequences"])
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        [0, 40, 10, 60],
+        [60, 40, 20, 0],
+        [-5, 10, -30, 60],
+        [0, 30, 200, 300],
+        [0, 50, 5, 55, 10, 60],
+        [-(2**63), 7, 2**63 - 1, 2**62, -(2**62), 2**40 + 9],
+        torch.tensor([-(2**31), 2**31 - 1, 33, -(2**31)], dtype=torch.int32),
+    ],
+    ids=["unsorted", "falling", "negative", "beyond", "overlapping", "huge", "huge int32"],
+)
+def test_offsets_that_are_garbage(offsets, spec, device):
+    """What lies around tensors, and what fresh memory held, changes no bit; numbers are wrong, and finite."""
+    generator = torch.Generator().manual_seed(0)
+    rollout = -torch.rand(60, generator=generator)
+    train = rollout + 0.3 * torch.randn(60, generator=generator)
+    mask = torch.rand(60, generator=generator) > 0.2
+    laid = Laid(train, rollout, mask, [], (60,), torch.as_tensor(offsets), torch.sign(train + 0.5), {"entropy": train})
+    found = []
+    for fence, filling in ((math.nan, 0xFF), (7.0, 0x00)):
+        placed = between_fences(laid, device, fence)
+        with unchecked(), shaped(WIDE if spec is TOKENS else NARROW), watched(filling):
+            found.append(placed.correct(spec, backend="triton"))
+        assert found[-1].weights.isfinite().all()
+        assert all(math.isfinite(value) for value in found[-1].metrics().values())
+    assert same_bits(*found)

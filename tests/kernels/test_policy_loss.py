@@ -1,0 +1,264 @@
+"""The kernels of the policy loss: against the third oracle, against the reference, and in their own right.
+
+In Triton's interpreter on the CPU, or compiled where `-m gpu` asks for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import GARBAGE, LAYOUTS
+from builders.kernel_cases import MIDDLE, NARROW, REAL, WIDE, between_fences, bits, fenced, shaped, unchecked, watched
+from builders.loss_cases import SURROGATES, LaidLoss, arguments_of, compare, objective, only, random_batch
+from builders.loss_kernel_cases import (
+    PLAIN,
+    assert_close,
+    by_kernels,
+    by_reference,
+    compare_with_reference,
+    on,
+    tensors_of,
+)
+from rollout_corr.aot.loss_variants import LOSS_VARIANTS
+from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT
+from rollout_corr.kernels.policy_loss import launch as kernels
+from rollout_corr.metrics import loss as loss_metrics
+from rollout_corr.spec.loss import LOSS_REDUCTIONS
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+INF, NAN = math.inf, math.nan
+DECOUPLED = ("old", "weights", "train_mask")
+SHAPES = {LONGEST: NARROW, LONG: NARROW, MEDIUM: MIDDLE, SHORT: WIDE}
+
+
+# --- against the third oracle, in float64 ---
+
+
+def check(sequences, wanted, layout, device, by=3e-8, **options):
+    """The kernels between fences: what they read and should not have read shows in the result."""
+    laid = LaidLoss(sequences, layout)
+    laid.laid = between_fences(laid.laid, device)
+    laid.new = laid.leaf(laid.laid.train)
+    laid.arguments = {name: fenced(x, device) for name, x in laid.arguments.items()}
+    with unchecked(), watched():
+        out = laid(**(arguments_of(wanted) | options), backend="triton")
+        case, given = f"{layout} {wanted}", options.get("denominator")
+        compare(out, laid, sequences, wanted, case, given=given, by=by)
+    return out
+
+
+BATCHES = [random_batch(0), random_batch(1, advantages="sequence"), random_batch(3, broken=True)]
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_surrogates(name, device):
+    by_sequence = objective(name, reduction="sequence_mean_token_mean", denominator="kept")
+    with shaped(NARROW):
+        check(only(BATCHES[0], *DECOUPLED), objective(name), "packed", device)
+        check(only(BATCHES[1], "rollout", "train_mask"), by_sequence, "padded_strided", device)
+        check(only(BATCHES[2], *DECOUPLED), objective(name), "padded_holes", device)
+    with shaped(WIDE):
+        check(only(BATCHES[2], "weights"), by_sequence, "packed_gaps", device)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layout, device):
+    with shaped(MIDDLE):
+        for name, batch in (("ppo dual", BATCHES[0]), ("gspo", BATCHES[1]), ("gmpo", BATCHES[2])):
+            wanted = objective(name, reduction="sequence_mean_token_mean")
+            check(only(batch, *DECOUPLED), wanted, layout, device)
+
+
+@pytest.mark.parametrize("reduction", LOSS_REDUCTIONS)
+def test_reductions(reduction, device):
+    length = 16.0 if reduction == "token_sum_norm" else None
+    for name, counted in itertools.product(("ppo", "gspo"), ("original", "kept")):
+        if (reduction, counted) != ("sum", "kept"):
+            wanted = objective(name, reduction=reduction, denominator=counted, max_length=length)
+            with shaped(NARROW):
+                check(only(BATCHES[2], *DECOUPLED), wanted, "packed", device)
+
+
+def test_denominators_of_the_caller(device):
+    batch, wanted = only(BATCHES[0], *DECOUPLED), objective("ppo", reduction="sequence_mean_token_sum")
+    with shaped(NARROW):
+        check(batch, wanted, "packed", device, denominator=7.0)
+        laid = LaidLoss(batch, "packed")
+        options = arguments_of(wanted) | {"backend": "triton"}
+        laid.laid, laid.new = laid.laid.to(device), laid.leaf(laid.laid.to(device).train)
+        laid.arguments = {name: None if x is None else x.to(device) for name, x in laid.arguments.items()}
+        seven = laid(**options | {"denominator": torch.tensor(7, device=device)})
+        assert seven.value == laid(**options | {"denominator": 7.0}).value
+        assert (
+            laid(**options | {"denominator": 0.0}).value
+            == laid(**options | {"reduction": "sum", "denominator": "original"}).value
+        )
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
+def test_kl_and_regulariser(kind, device):
+    terms = (
+        rc.KL(kind, 0.3, weight="ratio", weight_upper=1.1),
+        rc.KL(kind, 0.3, gradient="k2", weight="stopped_ratio", scope="all"),
+        rc.KL(kind, 0.3, gradient="k3", weight="weights", log_clamp=0.4, value_clamp=0.06),
+        rc.KL(kind, 0.3, gradient="abs", scope="all"),
+        rc.KL("k3", 0.3, gradient=kind, log_clamp=0.3),
+    )
+    for i, term in enumerate(terms):
+        wanted = objective(("ppo", "gspo", "gmpo", "score", "ppo")[i], kl=term,
+                           regulariser=rc.SquaredLogRatio(0.2, ("all", "kept")[i % 2]))  # fmt: skip
+        with shaped((NARROW, WIDE)[i % 2]):
+            check(only(BATCHES[2 * (i % 2)], *DECOUPLED, "ref"), wanted, ("packed", "padded_left")[i % 2], device)
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
+def test_squares_and_penalties_saturate(kind, device):
+    """Differences of thousands: squares and KL terms run within +-1024, and pull no further beyond."""
+    far = [
+        replace(q, new=[x - (3000.0 if t % 2 else 2.0) * m for t, (x, m) in enumerate(zip(q.new, q.mask, strict=True))])
+        for q in BATCHES[0]
+    ]
+    wanted = objective("dro", kl=rc.KL(kind, 0.1), regulariser=rc.SquaredLogRatio(0.1))
+    with shaped(WIDE):
+        check(only(far, *DECOUPLED, "ref"), wanted, "packed", device, by=1e-3)
+
+
+# --- against the reference, in every dtype ---
+
+
+@pytest.mark.parametrize("name", LOSS_VARIANTS)
+def test_variants(name, device):
+    variant, seed = LOSS_VARIANTS[name], list(LOSS_VARIANTS).index(name)
+    with shaped(SHAPES[variant.length]):
+        given = tensors_of(variant, seed)
+        compare_with_reference(given, variant.objective, device, f"{name} {seed}", variant.differentiable)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 104))
+@pytest.mark.parametrize("name", LOSS_VARIANTS)
+def test_variants_in_every_layout_and_shape(name, seed, device):
+    variant = LOSS_VARIANTS[name]
+    for packed, shapes in itertools.product((True, False), (NARROW, MIDDLE, WIDE, REAL)):
+        with shaped(shapes):
+            given = tensors_of(replace(variant, packed=packed), seed)
+            compare_with_reference(given, variant.objective, device, f"{name} {seed}", variant.differentiable)
+
+
+OF_SEQUENCES = LOSS_VARIANTS["gspo"]
+
+
+@pytest.mark.parametrize("lengths", [(0,), (0, 0, 0), (1,), (8,), (15, 1), (16, 16), (17, 0, 31), (300, 1, 2)])
+def test_edges_of_tiles(lengths, device):
+    for variant in (PLAIN, OF_SEQUENCES):
+        for packed, shapes in ((True, NARROW), (False, WIDE), (True, REAL)):
+            with shaped(shapes):
+                given = tensors_of(replace(variant, packed=packed), 1, lengths)
+                compare_with_reference(given, variant.objective, device, f"{variant.name} {lengths} {packed}")
+
+
+def test_many_sequences(device):
+    lengths = [(7 * i) % 5 for i in range(700)]
+    for variant in (PLAIN, OF_SEQUENCES):
+        with shaped(REAL):
+            compare_with_reference(tensors_of(variant, 3, lengths), variant.objective, device, variant.name)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5), (1, 1)])
+def test_sizes_of_zero(shape, device):
+    empty = torch.zeros(shape, device=device)
+    offsets = torch.zeros(3, dtype=torch.int32, device=device) if len(shape) == 1 else None
+    for variant in (PLAIN, OF_SEQUENCES):
+        given = kernels.LossGiven(empty, empty, None, empty, False, empty, None, None, offsets, None)
+        found, slope = by_kernels(given, variant.objective, device)
+        assert found.value == 0.0 and slope.shape == empty.shape
+
+
+# --- bits ---
+
+
+def cut_out(given, s):
+    """One sequence of a packed batch alone."""
+    start, end = given.offsets[s].item(), given.offsets[s + 1].item()
+    tokens = {name: getattr(given, name) for name in ("new", "base", "weights", "trains", "mask", "advantages")}
+    cut = {name: x if x is None else x[start:end].clone() for name, x in tokens.items()}
+    if given.per_sequence:
+        cut["advantages"] = given.advantages[s : s + 1]
+    return replace(given, **cut, offsets=torch.tensor([0, end - start], dtype=given.offsets.dtype)), start, end
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gspo_token", "dppo_tv", "sapo")]
+
+
+@pytest.mark.parametrize("name", ["ppo_packed", "gspo", "gmpo", *SLOW])
+def test_a_gradient_does_not_hang_on_what_is_packed_around_it(name, device):
+    """Before it is divided: to the bit, whatever the neighbours, the place and the tiles."""
+    variant = replace(LOSS_VARIANTS[name], ref=None)
+    wanted = replace(variant.objective, kl=None)
+    given = tensors_of(variant, 5)
+    with shaped(NARROW):
+        together = kernels.run(on(given, device), wanted, True)
+        again = kernels.run(on(given, device), wanted, True)
+    for one, other in zip(vars(together).values(), vars(again).values(), strict=True):
+        assert one is other is None or torch.equal(bits(one), bits(other))
+    for s, shapes in itertools.product((0, 2, 6, 9), (MIDDLE, WIDE, REAL)):
+        alone, start, end = cut_out(given, s)
+        with shaped(shapes):
+            found = kernels.run(on(alone, device), wanted, True)
+        assert torch.equal(bits(found.gradient), bits(together.gradient[start:end])), (name, s)
+
+
+@pytest.mark.parametrize("name", ["ppo_packed", "gspo", "gmpo"])
+def test_garbage_behind_the_masks(name, device):
+    """Nothing of it reaches a value, a statistic or a gradient, which is 0 there."""
+    variant = LOSS_VARIANTS[name]
+    made = tensors_of(variant, 5)
+    found = []
+    for garbage in GARBAGE:
+        given = replace(made, **{f: getattr(made, f).clone() for f in ("new", "base", "weights")})
+        for name in ("new", "base", "weights"):
+            getattr(given, name)[given.mask == 0] = garbage
+        with shaped(WIDE):
+            found.append(kernels.run(on(given, device), variant.objective, True))
+        assert not found[-1].gradient.cpu()[given.mask == 0].any()
+    for other in found[1:]:
+        for a, b in zip(vars(found[0]).values(), vars(other).values(), strict=True):
+            assert a is b is None or torch.equal(bits(a), bits(b))
+
+
+@pytest.mark.parametrize("nonfinite", ["neutral", "propagate"])
+def test_nonfinite_policies(nonfinite, device):
+    """A base that is not finite is read as new_logp, or poisons the value and the gradients that it has a part in."""
+    for name in ("ppo_packed", "gspo", "gmpo", "dppo_tv", "dro"):
+        variant = LOSS_VARIANTS[name]
+        given = tensors_of(variant, 7)
+        broken = (given.mask != 0).nonzero()[3]
+        given.base[tuple(broken)] = -INF
+        wanted = replace(variant.objective, nonfinite=nonfinite)
+        with shaped(WIDE):
+            found, slope = by_kernels(given, wanted, device)
+        like, like_slope = by_reference(given, wanted, torch.float32)
+        assert found.value.isfinite() == like.value.isfinite() and torch.equal(slope.isfinite(), like_slope.isfinite())
+        known = slope.isfinite()
+        assert_close(slope[known], like_slope[known], 1e-6, 0.01, name)
+
+
+def test_odd_advantages(device):
+    """A token whose advantage is NaN or infinite is left out and counted; so is a whole sequence of one."""
+    for variant in (PLAIN, OF_SEQUENCES):
+        given = tensors_of(variant, 5)
+        plain = loss_metrics.sum_names(variant.objective).index("loss_tokens_nonfinite")
+        before = by_reference(given, variant.objective, torch.float32)[0].statistics[plain]
+        valid = (given.mask != 0).nonzero().squeeze(1)
+        for place, odd in ((0, NAN), (2, INF)):
+            given.advantages[place if given.per_sequence else valid[7 * place]] = odd
+        assert by_reference(given, variant.objective, torch.float32)[0].statistics[plain] > before
+        with shaped(WIDE):
+            compare_with_reference(given, variant.objective, device, variant.name)

@@ -1,0 +1,191 @@
+"""What must not change where the kernels run: bits of weights, masks and verdicts, whatever lies around a sequence.
+
+The interpreter is slow, so `make test` sees a few batches of each; `make test-all` many, and Specs of every kind.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import rollout_corr as rc
+from builders.batches import LAYOUTS, assert_same_results, assert_same_statistics, lay_out, outcome, pick, spoil, wild
+from builders.kernel_cases import INTERPRETED, NARROW, WIDE, Shape, batch, between_fences, same_bits, shaped, watched
+from builders.strategies import specs
+from oracles.correction import Sequence
+from rollout_corr.aot.variants import VARIANTS
+
+pytestmark = INTERPRETED
+
+EXAMPLES = pytest.mark.parametrize("examples", [2, pytest.param(100, marks=pytest.mark.slow)])
+DTYPES = st.sampled_from((torch.float32, torch.bfloat16, torch.float16))
+SHAPES = st.sampled_from((NARROW, ((0, Shape(rows=4, tile=32, lanes=4, sequences=1, chunk=4, warps=1)),)))
+# The gaps of one batch are there again in each of its chunks.
+WITHOUT_GAPS = st.sampled_from([layout for layout in LAYOUTS if layout != "packed_gaps"])
+# The bounds of these cut random batches. What other schemes report does not come from the kernels.
+RICH = [
+    replace(variant.spec, report=("native",))
+    for variant in VARIANTS.values()
+    if variant.spec.weight or variant.spec.criteria
+]
+
+
+@st.composite
+def batches(draw, least=2):
+    """Some sequences of lengths that matter to tiles of 8 and of 16; ordinary, odd and broken tokens."""
+    lengths = draw(st.lists(st.sampled_from((0, 1, 5, 7, 8, 9, 16, 17, 33)), min_size=least, max_size=5))
+    seed = draw(st.integers(0, 2**20))
+    made = batch(seed, lengths, advantages=draw(st.sampled_from(("token", "token", "sequence"))))
+    made = wild(made) if seed % 3 == 0 else made
+    return spoil(made, seed) if seed % 4 == 0 else made
+
+
+def some_specs(examples, normalize=(None,)):
+    """Those that reach every branch; among many examples all that can be made, which mostly do little."""
+    rich = st.sampled_from([s for s in RICH if s.weight is None or s.weight.normalize in normalize])
+    return rich | specs(normalize=normalize) if examples > 10 else rich
+
+
+def run(sequences, spec, dtype, device, layout="packed", shapes=WIDE):
+    laid = between_fences(lay_out(sequences, layout, dtype), device)
+    with shaped(shapes), watched():
+        return outcome(laid, laid.correct(spec, backend="triton"))
+
+
+def holds(examples, *drawn):
+    """Run the property that is decorated, on so many examples. At half a second a call, nothing is shrunk."""
+    how = settings(max_examples=examples, phases=(Phase.generate,))
+    return lambda test: how(given(*drawn)(test))()
+
+
+@EXAMPLES
+def test_order_and_neighbours_do_not_matter(examples, device):
+    """A sequence has its bits in any order, behind any others, and starting anywhere."""
+
+    @holds(examples, batches(), batches(least=0), some_specs(examples), DTYPES, st.randoms(use_true_random=False))
+    def property(sequences, before, spec, dtype, random):
+        if any(isinstance(q.advantages, list) for q in sequences) != any(
+            isinstance(q.advantages, list) for q in before
+        ):
+            before = []
+        order = list(range(len(sequences)))
+        random.shuffle(order)
+        wanted = run(sequences, spec, dtype, device)
+        packed = run([*before, *(sequences[s] for s in order)], spec, dtype, device, "packed_gaps")
+        packed = tuple(None if part is None else part[len(before) :] for part in packed[:3])
+        assert_same_results(packed, wanted, order)
+
+
+@EXAMPLES
+def test_layout_does_not_matter(examples, device):
+    """Padded on either side, with holes, with strides, as rows of a nested tensor or of a list."""
+
+    @holds(examples, batches(), some_specs(examples), DTYPES, WITHOUT_GAPS)
+    def property(sequences, spec, dtype, layout):
+        packed, other = (run(sequences, spec, dtype, device, of) for of in ("packed", layout))
+        assert_same_results(other, packed)
+        if spec.nonfinite != "propagate":
+            assert_same_statistics(other[3], packed[3], rounds_means=True)
+
+
+@EXAMPLES
+def test_shape_of_tiles_does_not_matter(examples, device):
+    @holds(examples, batches(), some_specs(examples), DTYPES, SHAPES, st.sampled_from(LAYOUTS))
+    def property(sequences, spec, dtype, shapes, layout):
+        wide, other = (run(sequences, spec, dtype, device, layout, of) for of in (WIDE, shapes))
+        assert_same_results(other, wide)
+        if spec.nonfinite != "propagate":
+            assert_same_statistics(other[3], wide[3], rounds_means=True)
+
+
+@EXAMPLES
+def test_chunks_merge_to_the_whole(examples, device):
+    """Whatever a batch is split into at the bounds of sequences, its statistics add up."""
+
+    @holds(examples, batches(), some_specs(examples), DTYPES, st.lists(st.integers(0, 4), max_size=2), WITHOUT_GAPS)
+    def property(sequences, spec, dtype, cuts, layout):
+        spec = replace(spec, nonfinite="reject") if spec.nonfinite == "propagate" else spec
+        whole = run(sequences, spec, dtype, device, layout)
+        edges = [0, *sorted(min(cut, len(sequences)) for cut in cuts), len(sequences)]
+        parts = []
+        for start, end in itertools.pairwise(edges):
+            parts.append(run(sequences[start:end], spec, dtype, device, layout))
+            assert_same_results(parts[-1], whole, range(start, end))
+        assert_same_statistics(rc.Statistics.sum(part[3] for part in parts), whole[3], rounds_means=True)
+
+
+@EXAMPLES
+def test_empty_sequences_change_nothing(examples, device):
+    """Between the others, before and behind them, without tokens or with invalid ones alone."""
+
+    @holds(
+        examples,
+        batches(),
+        some_specs(examples, (None, "batch")),
+        DTYPES,
+        st.sampled_from(LAYOUTS),
+        st.lists(st.integers(0, 5), min_size=1, max_size=3),
+    )
+    def property(sequences, spec, dtype, layout, places):
+        spec = replace(spec, nonfinite="reject") if spec.nonfinite == "propagate" else spec
+        more, order = list(sequences), list(range(len(sequences)))
+        per_sequence = not any(isinstance(q.advantages, list) for q in sequences)
+        for i, place in enumerate(places):
+            length, at = 9 * i, min(place, len(more))
+            advantages = -9.0 if per_sequence else [-9.0] * length
+            other = {name: [math.inf] * length for name in ("entropy", "surprise")}
+            more.insert(at, Sequence([math.nan] * length, [1.0] * length, [0] * length, advantages, other))
+            order = [s + (s >= at) for s in order]
+        few, many = (run(batch, spec, dtype, device, layout) for batch in (sequences, more))
+        if spec.weight is None or spec.weight.normalize is None:
+            assert_same_results(tuple(pick(part, order) for part in many[:3]), few)
+        assert_same_statistics(many[3], few[3], rounds_means=True)
+        assert all(keep for s, keep in enumerate(many[2]) if s not in order)
+
+
+@EXAMPLES
+def test_what_lies_around_and_behind_the_mask_does_not_matter(examples, device):
+    """The same call gives the same bits; also with other garbage at invalid tokens, around tensors, in fresh memory."""
+
+    @holds(examples, batches(), some_specs(examples, (None, "batch")), DTYPES, st.sampled_from(LAYOUTS))
+    def property(sequences, spec, dtype, layout):
+        found = []
+        # The seed draws what stands where no sequence is, and where holes are.
+        other = int(layout != "padded_holes")
+        for values, seed, fence, filling in (
+            (sequences, 0, math.nan, 0xFF),
+            (sequences, 0, math.nan, 0xFF),
+            (filled(sequences, 0.0), other, 1e4, 0x00),
+        ):
+            laid = between_fences(lay_out(values, layout, dtype, seed=seed), device, fence)
+            with shaped(WIDE), watched(filling):
+                found.append((laid, laid.correct(spec, backend="triton")))
+        assert_same_results(*(outcome(*one) for one in (found[2], found[0])))
+        assert same_bits(found[0][1], found[1][1])
+        for one in ("sums", "maxima"):
+            a, b = (getattr(found[i][1].statistics, one).view(torch.int64) for i in (0, 2))
+            assert torch.equal(a, b)
+
+
+def filled(sequences, value):
+    """The same with one value at every invalid token."""
+
+    def at_invalid(xs, mask):
+        return [x if m else value for x, m in zip(xs, mask, strict=True)] if isinstance(xs, list) else xs
+
+    return [
+        Sequence(
+            at_invalid(q.train, q.mask),
+            at_invalid(q.rollout, q.mask),
+            q.mask,
+            at_invalid(q.advantages, q.mask),
+            {name: at_invalid(x, q.mask) for name, x in q.external.items()},
+        )
+        for q in sequences
+    ]

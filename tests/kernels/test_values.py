@@ -1,0 +1,206 @@
+"""The kernels where values are odd: not finite, at the ends of ranges, on a bound.
+
+Interpreted on a CPU, compiled on a GPU, as in test_kernels.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import lay_out, random_sequences, rounded
+from builders.kernel_cases import (
+    BOTH,
+    INTERPRETED,
+    SEQUENCES,
+    TOKENS,
+    WIDE,
+    assert_like_reference,
+    batch,
+    check,
+    fit_and_check,
+    fitted,
+    over,
+    shaped,
+    tokens,
+)
+from oracles import correction as oracle
+from rollout_corr.spec.correction import NONFINITE, REDUCTIONS, WHEN
+
+pytestmark = INTERPRETED
+
+W = rc.Weight
+
+
+@pytest.mark.parametrize("spec", [TOKENS, SEQUENCES], ids=["tokens", "sequences"])
+@pytest.mark.parametrize("nonfinite", NONFINITE)
+def test_broken_log_probs(nonfinite, spec, device):
+    """In front of the mask: NaN, infinities, inf - inf, a sentinel. Behind it they stand in every batch."""
+    sequences = batch(8, invalid=0.2)
+    broken = [(math.nan, -1.0), (-math.inf, -1.0), (-math.inf, -math.inf), (-1.0, math.nan), (-9999.0, -1.0)]
+    broken += [(-math.inf, -1.0), (-1.0, -math.inf)]
+    places = ((1, 0), (7, 0), (6, 15), (6, 16), (9, 20), (9, 21), (9, 22))
+    for (s, t), (train, rollout) in zip(places, broken, strict=True):
+        q, sign = sequences[s], -1.0 if train < rollout else 1.0
+        q.train[t], q.rollout[t], q.mask[t], q.advantages[t], q.external["entropy"][t] = train, rollout, 1, sign, 0.25
+    spec = replace(spec, nonfinite=nonfinite, sums_over="kept" if spec is TOKENS else "valid")
+    fit_and_check(sequences, spec, ("packed_gaps", "padded_left")[spec.rejected == "both"], device)
+
+
+@pytest.mark.parametrize("broken", [("train",), ("rollout",), ("train", "rollout"), ()])
+@pytest.mark.parametrize("outside", ["clamp", "zero"])
+def test_extrema_of_weights_where_every_gap_is_infinite(outside, broken, device):
+    """Under "propagate" an infinite D has a weight, and extrema of such weights are not those of no token at all.
+
+    Whose log-probs are -inf, one sequence after the other; nobody's, but no token is valid.
+    """
+    sequences = batch(10, (3, 9, 17), invalid=0.3)
+    for q, whose in zip(sequences, itertools.cycle(broken or ("",))):
+        q.train, q.rollout = ([-math.inf if name == whose else -1.0] * len(q) for name in ("train", "rollout"))
+        q.mask = q.mask if broken else [0] * len(q)
+    for bounds in ({}, {"lower": 0.5}, {"upper": 2.0}, {"lower": 0.5, "upper": 2.0}):
+        spec = rc.Spec(W("token", **bounds, outside=outside), nonfinite="propagate")
+        laid = lay_out(sequences, "packed_gaps", torch.float32)
+        reference = laid.correct(spec)
+        with shaped(WIDE):
+            out = laid.to(device).correct(spec, backend="triton")
+        assert_like_reference(out, reference)
+        a, b = (x.statistics.maxima.cpu() for x in (out, reference))
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=0, equal_nan=True)
+
+
+def test_odd_advantages(device):
+    """One that is NaN selects nothing, nor does a 0 of either sign; in a mean only those that are finite count."""
+    sequences = batch(4)
+    late = [over("abs", "mean", when=when, drop="token", label=when) for when in ("negative_advantage", "outward")]
+    spec = fitted(rc.Spec(W("token"), (tokens("abs", when="outward"), *late), "both"), sequences)
+    # These fail wherever they test.
+    all_of = [over("k2", "sum", upper=1e-12, when=f"{sign}_advantage", label=sign) for sign in ("positive", "negative")]
+    spec = replace(spec, criteria=(*spec.criteria, *all_of))
+    odd = itertools.cycle((math.nan, -0.0, -math.inf, 0.0, math.inf))
+    for s, q in enumerate(sequences):
+        q.advantages = [next(odd) if t % 3 == 0 else (0.25, -0.25)[s % 2] for t in range(len(q))]
+    laid = lay_out(sequences, "packed_gaps", torch.float32)
+    reference = laid.correct(spec)
+    with shaped(WIDE):
+        assert_like_reference(laid.to(device).correct(spec, backend="triton"), reference)
+
+
+def test_whom_a_criterion_of_sequences_tests(device):
+    """Every pair of signs of D and of advantages; all of them fail, if they are tested."""
+    each = list(itertools.product((0.5, -0.5), (0.25, -0.25, 0.0)))
+    made = [[one] for one in each] + [list(pair) for pair in itertools.product(each, repeat=2)]
+    sequences = [
+        oracle.Sequence([d - 1.0 for d, _ in q], [-1.0] * len(q), [1] * len(q), [a for _, a in q]) for q in made
+    ]
+    criteria = tuple(
+        over("abs", "mean", upper=0.25, when=when, drop=drop, label=f"{when} {drop}")
+        for when, drop in itertools.product(WHEN, ("unit", "token"))
+    )
+    for tested in (criteria, criteria[-2:]):
+        with shaped(WIDE):
+            check(sequences, rc.Spec(criteria=tested), "packed_gaps", device)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.copysign(math.nan, -1.0), math.inf, -math.inf])
+def test_odd_external_values(odd, device):
+    """A NaN of the caller's own statistic passes no bound, an infinity only an open one."""
+    sequences = batch(5, (3, 9, 17, 8), invalid=0.0)
+    sequences[1].external["entropy"][8] = odd
+    of = {"name": "entropy", "upper": 0.5}
+    tests = (tokens("external", **of), *(over("external", reduce, **of, label=reduce) for reduce in REDUCTIONS))
+    low = (tokens("external", name="entropy", lower=-0.5, upper=None, label="low"),)
+    low += tuple(over("external", r, name="entropy", lower=-0.5, upper=None, label=f"low {r}") for r in REDUCTIONS)
+    laid = lay_out(sequences, "packed_gaps", torch.float32)
+    for nonfinite in ("reject", "propagate"):
+        spec = rc.Spec(criteria=tests + low, nonfinite=nonfinite)
+        reference = laid.correct(spec)
+        with shaped(WIDE):
+            out = laid.to(device).correct(spec, backend="triton")
+        assert_like_reference(out, reference)
+        expected = oracle.correct(rounded(sequences, torch.float32), spec)
+        assert [laid.read(out.mask), out.keep.tolist()] == [expected.mask, expected.keep]
+
+
+def test_log_probs_above_0(device):
+    """They are none: their probability is read as 1."""
+    sequences = batch(6, invalid=0.1)
+    for q in sequences:
+        q.train[::3] = [3.0 if m else x for x, m in zip(q.train[::3], q.mask[::3], strict=True)]
+        q.rollout[::4] = [0.5 if m else x for x, m in zip(q.rollout[::4], q.mask[::4], strict=True)]
+    spec = rc.Spec(None, (tokens("tv"), over("prob_diff", "mean", **BOTH), tokens("binary_kl", eps=0.1)), detail="full")
+    fit_and_check(sequences, spec, "packed_gaps", device)
+
+
+def test_ranges_of_what_is_summed(device):
+    """D enters sums within +-1024, other statistics within +-2^37; extrema and tokens are compared as they are."""
+    sequences = random_sequences(0, (3, 17, 0, 1), invalid=0.0)
+    sequences[0].train[:], sequences[0].rollout[:] = [3000.0, -500.0, 2.0**40], [0.0] * 3
+    sequences[3].train[:], sequences[3].rollout[:] = [0.0], [-20.0]  # on the clamp, not beyond it
+    sequences[0].external["entropy"] = [2.0**39, -(2.0**38), 2.0**36]
+    open_ended = {"lower": -1e99, "upper": None}
+    sums = [over("k1", reduce, **open_ended, label=reduce) for reduce in REDUCTIONS]
+    sums += [over(stat, "sum", upper=1e99, label=stat) for stat in ("ratio", "abs", "k2", "k3")]
+    sums += [over("external", "sum", name="entropy", upper=1e99, label="entropy"), tokens("k2", upper=1e99)]
+    for spec in (
+        rc.Spec(W("product"), tuple(sums)),
+        rc.Spec(
+            W("geometric", token_clamp=5000.0),
+            (tokens("external", name="entropy", **open_ended), *sums),
+            sums_over="kept",
+            clamp=40.0,
+        ),
+    ):
+        with shaped(WIDE):
+            check(sequences, spec, "packed_gaps", device)
+
+
+@pytest.mark.parametrize("d", [0.3, -1e-2, 1e-4, -1e-5, 1e-6])
+def test_k3_of_a_small_step_does_not_cancel(d, device):
+    train = torch.tensor([[d]], device=device)
+    stats = {"k3": oracle.k3(train.item()), "k3_reverse": oracle.k3(-train.item())}
+    spec = rc.Spec(criteria=tuple(tokens(stat, label=stat) for stat in stats))
+    metrics = rc.correct(train, torch.zeros_like(train), spec=spec, backend="triton").metrics()
+    assert [metrics[f"{stat}/max"] for stat in stats] == pytest.approx(list(stats.values()), rel=5e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reduce", [None, "sum", "max"])
+def test_bounds_are_inclusive_to_the_bit(dtype, reduce, device):
+    """A value on the bound passes, and fails a bound that float32 would round to it."""
+    d = 0.5 + 2.0**-7
+    train = torch.tensor([[d]], dtype=dtype, device=device)
+    unit = {} if reduce is None else {"over": "sequence", "reduce": reduce}
+    criteria, expected = [], []
+    for stat, value in {"k1": -d, "abs": d, "external": d}.items():
+        named = {"name": "entropy"} if stat == "external" else {}
+        for side, bound, passes in (
+            ("lower", value, True),
+            ("lower", math.nextafter(value, math.inf), False),
+            ("upper", value, True),
+            ("upper", math.nextafter(value, -math.inf), False),
+        ):
+            criteria.append(rc.Criterion(stat, **unit, **named, **{side: bound}, label=str(len(criteria))))
+            expected.append(0.0 if passes else 1.0)
+    spec = rc.Spec(criteria=tuple(criteria))
+    out = rc.correct(train, torch.zeros_like(train), spec=spec, external={"entropy": train}, backend="triton")
+    values = out.statistics.metrics_async().values()
+    assert [values[f"{i}/tokens"] for i in range(len(criteria))] == expected
+
+
+@pytest.mark.parametrize(("stat", "grid"), [("k1", 2.0**-28), ("external", 2.0**-38)])
+def test_sums_that_decide_are_rounded_to_the_nearest_step(stat, grid, device):
+    """On either side of 0 what falls between two steps is rounded, not cut off."""
+    name = {"name": "x"} if stat == "external" else {}
+    for quarters, nearest in (((1, -1), 0), ((3, 5), 1), ((-3, -5), -1)):
+        x = torch.tensor(quarters)[:, None].expand(2, 4).to(device) * (grid / 4)
+        total = 4 * nearest * grid * (-1 if stat == "k1" else 1)
+        criterion = over(stat, "sum", lower=total - 0.4 * grid, upper=total + 0.4 * grid, **name)
+        spec = rc.Spec(criteria=(criterion,))
+        out = rc.correct(x, torch.zeros_like(x), spec=spec, external={"x": x}, backend="triton")
+        assert out.keep.tolist() == [True, True], (quarters, nearest)

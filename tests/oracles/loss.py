@@ -1,0 +1,315 @@
+"""The third oracle of the policy loss: its formulas as loops over Python floats, its gradient as a difference quotient.
+
+`sg` in a formula means: computed from the log-probs as they are, not as they are moved for the quotient. It shares no
+code with the package beyond the frozen types that it is given.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from oracles.correction import exp
+
+STEP = 1e-5
+
+
+@dataclass
+class Sequence:
+    """One sequence. Lists of one length; None for what is not given. `advantages` may be one number."""
+
+    new: list
+    mask: list
+    advantages: list | float
+    old: list | None = None
+    rollout: list | None = None
+    ref: list | None = None
+    weights: list | None = None
+    train_mask: list | None = None
+    external: dict = field(default_factory=dict)
+
+    def __len__(self):
+        return len(self.new)
+
+
+def clip(x, low, high):
+    return min(max(x, low), high)
+
+
+def mean(values):
+    values = list(values)
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def base_of(sequence, surrogate, t):
+    of = surrogate.of
+    if of is None:
+        of = "new/old" if sequence.old is not None else "new/rollout"
+    base = sequence.old if of == "new/old" else sequence.rollout
+    return None if base is None else base[t]
+
+
+def is_finite(sequence, surrogate, t):
+    base = base_of(sequence, surrogate, t)
+    needed = [sequence.new[t], advantage(sequence, t)]
+    needed += [x for x in (base,) if x is not None]
+    needed += [x[t] for x in (sequence.ref, sequence.weights) if x is not None]
+    return all(math.isfinite(x) for x in needed)
+
+
+def advantage(sequence, t):
+    return sequence.advantages[t] if isinstance(sequence.advantages, list) else sequence.advantages
+
+
+def valid(sequence):
+    return [t for t in range(len(sequence)) if sequence.mask[t] != 0]
+
+
+def known(sequence, surrogate):
+    return [t for t in valid(sequence) if is_finite(sequence, surrogate, t)]
+
+
+def trained(sequence, surrogate):
+    return [t for t in known(sequence, surrogate) if sequence.train_mask is None or sequence.train_mask[t] != 0]
+
+
+# --- surrogates -------------------------------------------------------------------------------------------------------
+
+
+def ppo(s, r, a):
+    if s.delta is not None:
+        r = min(r, s.delta)
+    loss = max(-a * r, -a * clip(r, 1 - s.low, 1 + s.high))
+    if a < 0 and s.dual is not None:
+        loss = min(loss, -a * s.dual)
+    return loss
+
+
+def surrogate_losses(s, sequence, new, stopped, weights_are_ratio):
+    """Per trained token: the surrogate's loss before weights."""
+    tokens = trained(sequence, s)
+    kind = type(s).__name__
+
+    def x_of(t, log_probs):
+        base = base_of(sequence, s, t)
+        return log_probs[t] - (stopped[t] if base is None else base)
+
+    def ratio(x):
+        return exp(clip(x, -s.clamp, s.clamp))
+
+    found = {}
+    for t in tokens:
+        a, x, sg_x = advantage(sequence, t), x_of(t, new), x_of(t, stopped)
+        if kind == "PPO":
+            found[t] = ppo(s, ratio(x), a)
+        elif kind == "GSPO":
+            level = mean(x_of(u, new) for u in tokens)
+            if s.through == "token":
+                level = mean(x_of(u, stopped) for u in tokens) + (new[t] - stopped[t])
+            found[t] = ppo(s, ratio(level), a)
+        elif kind == "Reinforce":
+            found[t] = -ratio(x) * a
+        elif kind == "Score":
+            r = ratio(sg_x)
+            inside = (s.lower is None or r >= s.lower) and (s.upper is None or r <= s.upper)
+            if not inside:
+                r = 0.0 if s.outside == "zero" else (s.lower if s.lower is not None and r < s.lower else s.upper)
+            found[t] = -(1.0 if weights_are_ratio else r) * a * new[t]
+        elif kind == "DPPO":
+            q, p = exp(min(stopped[t], 0.0)), exp(min(stopped[t] - sg_x, 0.0))
+            if s.divergence == "tv":
+                moved = abs(q - p)
+            else:
+                u, v = max(1 - p, s.eps), max(1 - q, s.eps)
+                moved = p * (math.log(p) - math.log(q)) + u * math.log(u / v)
+            masked = (a > 0 and q > p and moved > s.high) or (a < 0 and q < p and moved > s.low)
+            r = 1.0 if weights_are_ratio else ratio(sg_x)
+            r = r if s.upper is None else min(r, s.upper)
+            found[t] = 0.0 if masked else -r * a * new[t]
+        elif kind == "SAPO":
+            tau = s.positive if a > 0 else s.negative
+            found[t] = -(4 / tau) / (1 + exp(-tau * (ratio(x) - 1))) * a
+        elif kind == "GMPO":
+            parts = []
+            for u in tokens:
+                b, y = advantage(sequence, u), clip(x_of(u, new), -s.clamp, s.clamp)
+                parts.append(min(y, s.high) if b > 0 else max(y, -s.low) if b < 0 else y)
+            found[t] = -mean(advantage(sequence, u) for u in tokens) * exp(mean(parts))
+        elif kind == "GPG":
+            found[t] = -a * new[t]
+        else:
+            assert kind == "DRO", kind
+            found[t] = -(a * new[t] - s.beta / 2 * clip(x, -1024, 1024) ** 2)
+    return found
+
+
+def kl_value(kind, term, k):
+    k = clip(k, -1024.0, 1024.0)
+    if kind == "k1":
+        return k
+    if kind == "abs":
+        return abs(k)
+    if kind == "k2":
+        return k * k / 2
+    k = clip(k, -term.log_clamp, term.log_clamp)
+    value = math.expm1(-k) + k
+    return value if term.value_clamp is None else min(value, term.value_clamp)
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+def token_totals(objective, sequence, new, stopped, multiply=True):
+    """Per token: policy, KL and regulariser together."""
+    s = objective.surrogate
+    weights = sequence.weights if multiply else None
+    losses = surrogate_losses(s, sequence, new, stopped, objective.weights_are_the_ratio)
+    totals = dict.fromkeys(range(len(sequence)), 0.0)
+    for t, loss in losses.items():
+        w = 1.0
+        if weights is not None:
+            w = weights[t]
+            if type(s).__name__ == "GMPO":
+                w = exp(mean(math.log(max(weights[u], 1e-10)) for u in losses))
+        totals[t] += w * loss
+    term = objective.kl
+    if term is not None:
+        for t in known(sequence, s) if term.scope == "all" else losses:
+            value = kl_value(term.kind, term, new[t] - sequence.ref[t])
+            if term.gradient is not None and term.gradient != term.kind:
+                there = kl_value(term.kind, term, stopped[t] - sequence.ref[t])
+                other = kl_value(term.gradient, term, new[t] - sequence.ref[t])
+                value = there + other - kl_value(term.gradient, term, stopped[t] - sequence.ref[t])
+            if term.weight == "weights" and weights is not None:
+                value *= weights[t]
+            if term.weight in ("ratio", "stopped_ratio"):
+                at = new if term.weight == "ratio" else stopped
+                base = base_of(sequence, s, t)
+                r = exp(clip(at[t] - (stopped[t] if base is None else base), -s.clamp, s.clamp))
+                value *= r if term.weight_upper is None else min(r, term.weight_upper)
+            totals[t] += term.coef * value
+    term = objective.regulariser
+    if term is not None:
+        for t in known(sequence, s) if term.scope == "all" else losses:
+            base = base_of(sequence, s, t)
+            x = new[t] - (stopped[t] if base is None else base)
+            totals[t] += term.coef * clip(x, -1024.0, 1024.0) ** 2
+    return totals
+
+
+def counts(objective, sequences):
+    """Per sequence: how many tokens the denominator counts."""
+    if objective.denominator == "kept":
+        return [len(trained(q, objective.surrogate)) for q in sequences]
+    return [len(valid(q)) for q in sequences]
+
+
+def sequence_term(objective, sequence, n, new, stopped):
+    total = math.fsum(token_totals(objective, sequence, new, stopped).values())
+    if objective.reduction == "sequence_mean_token_mean":
+        return total / n if n else 0.0
+    return total
+
+
+def divisor(objective, sequences, given):
+    n = counts(objective, sequences)
+    if objective.reduction == "sum":
+        return 1.0
+    found = sum(n) if objective.reduction == "token_mean" else sum(c > 0 for c in n)
+    found = (found if given is None else given) or 1
+    return found * (objective.max_length or 1)
+
+
+def value(objective, sequences, given=None):
+    """The loss. `given` is a denominator that the caller has."""
+    terms = [
+        sequence_term(objective, q, n, q.new, q.new)
+        for q, n in zip(sequences, counts(objective, sequences), strict=True)
+    ]
+    return math.fsum(terms) / divisor(objective, sequences, given)
+
+
+def gradient(objective, sequences, given=None):
+    """Its derivative at every token, by central differences."""
+    by = divisor(objective, sequences, given)
+    found = []
+    for q, n in zip(sequences, counts(objective, sequences), strict=True):
+        row = []
+        for t in range(len(q)):
+            if not math.isfinite(q.new[t]) or q.mask[t] == 0:
+                row.append(0.0)
+                continue
+            sides = []
+            for step in (STEP, -STEP):
+                moved = list(q.new)
+                moved[t] += step
+                sides.append(sequence_term(objective, q, n, moved, q.new))
+            row.append((sides[0] - sides[1]) / (2 * STEP) / by)
+        found.append(row)
+    return found
+
+
+def metrics(objective, sequences):
+    """The metrics of the loss, each straight from its formula."""
+    s = objective.surrogate
+    kind = type(s).__name__
+    xs, used, policies, clips, kls, squares = [], [], [], {"low": 0, "high": 0, "dual": 0}, [], []
+    n = broken = some = 0
+    for q in sequences:
+        tokens = trained(q, s)
+        n, some, broken = n + len(tokens), some + bool(tokens), broken + len(valid(q)) - len(known(q, s))
+        own = {t: q.new[t] - (q.new[t] if base_of(q, s, t) is None else base_of(q, s, t)) for t in known(q, s)}
+        losses = surrogate_losses(s, q, q.new, q.new, objective.weights_are_the_ratio)
+        for t in tokens:
+            a, x = advantage(q, t), own[t]
+            xs.append(clip(x, -1024.0, 1024.0))
+            if kind == "GSPO":
+                x = mean(own[u] for u in tokens)
+            used.append(clip(x, -s.clamp, s.clamp))
+            r = exp(used[-1])
+            w = 1.0 if q.weights is None else q.weights[t]
+            if kind == "GMPO" and q.weights is not None:
+                w = exp(mean(math.log(max(q.weights[u], 1e-10)) for u in tokens))
+            policies.append(w * losses[t])
+            if kind in ("PPO", "GSPO"):
+                least = min(x for x in (s.dual, s.delta, math.inf) if x is not None)
+                clips["low"] += a < 0 and r < 1 - s.low
+                clips["high"] += a > 0 and r > min(1 + s.high, math.inf if s.delta is None else s.delta)
+                clips["dual"] += a < 0 and r > least
+            elif kind == "GMPO":
+                clips["low"] += a < 0 and used[-1] < -s.low
+                clips["high"] += a > 0 and used[-1] > s.high
+            elif kind == "Score" and not objective.weights_are_the_ratio:
+                clips["low"] += s.lower is not None and r < s.lower
+                clips["high"] += s.upper is not None and r > s.upper
+            elif kind == "DPPO":
+                masked = losses[t] == 0.0 and a != 0
+                clips["high"] += masked and a > 0
+                clips["low"] += masked and a < 0
+                clips["dual"] += s.upper is not None and not objective.weights_are_the_ratio and r > s.upper
+        if objective.kl is not None:
+            among = known(q, s) if objective.kl.scope == "all" else tokens
+            kls += [kl_value(objective.kl.kind, objective.kl, q.new[t] - q.ref[t]) for t in among]
+        if objective.regulariser is not None:
+            among = known(q, s) if objective.regulariser.scope == "all" else tokens
+            squares += [clip(own[t], -1024.0, 1024.0) ** 2 for t in among]
+    ratios = [exp(x) for x in used]
+    centre = mean(ratios)
+    found = {
+        "loss_tokens": n,
+        "loss_sequences": some,
+        "loss_tokens_nonfinite": broken,
+        "loss_policy": mean(policies),
+        "ppo_kl": -mean(xs),
+        "ppo_kl_k3": mean(r - 1 - x for r, x in zip(ratios, used, strict=True)),
+        "ppo_ratio_mean": centre,
+        "ppo_ratio_std": math.sqrt(mean((r - centre) ** 2 for r in ratios)),
+        "ppo_ratio_min": min(ratios, default=0.0),
+        "ppo_ratio_max": max(ratios, default=0.0),
+    }
+    found |= {f"clip_fraction_{side}": count / n if n else 0.0 for side, count in clips.items()}
+    if objective.kl is not None:
+        found["ref_kl"] = mean(kls)
+    if objective.regulariser is not None:
+        found["log_ratio_squared"] = mean(squares)
+    return found

@@ -1,0 +1,185 @@
+"""The native metrics of the third oracle, each straight from the formula in the table of metrics."""
+
+from __future__ import annotations
+
+import math
+
+from oracles.correction import D_RANGE, STAT_RANGE, add, clamp, exp, k3, probability, saturate, statistic
+
+
+def mean(values):
+    return add(values) / len(values) if values else 0.0
+
+
+def std(values):
+    """Population, by the two-pass formula."""
+    centre = mean(values)
+    return math.sqrt(mean([(v - centre) ** 2 for v in values]))
+
+
+def ess(values):
+    return add(values) ** 2 / (len(values) * add(v * v for v in values)) if any(values) else 0.0
+
+
+def pearson(xs, ys):
+    mx, my = mean(xs), mean(ys)
+    dx, dy = [x - mx for x in xs], [y - my for y in ys]
+    scale = math.sqrt(add(d * d for d in dx) * add(d * d for d in dy))
+    return add(a * b for a, b in zip(dx, dy, strict=True)) / scale if scale > 1e-12 else 0.0
+
+
+def percentile(values, percent):
+    """The smallest value that at least `percent` per cent of all values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(math.ceil(percent / 100.0 * len(ordered)) - 1, 0)] if ordered else 0.0
+
+
+def extremes(found, prefix, values):
+    found[f"{prefix}_min"] = min(values, default=0.0)
+    found[f"{prefix}_max"] = max(values, default=0.0)
+
+
+def metrics(answer, spec):
+    """Every native metric of one batch. Percentiles are exact ones of D, not those of a histogram."""
+    valid = [[t for t in row if t is not None] for row in answer.tokens]
+    rows = [[t for t in row if t.measured] for row in valid]
+    rows = [row for row in rows if row]
+    found = counts(answer, spec, valid, rows)
+    found.update(of_d(spec, rows))
+    found.update(perplexities(rows))
+    if spec.weight is not None:
+        found.update(of_weights(answer, spec))
+    for criterion, verdict in zip(spec.criteria, answer.verdicts, strict=True):
+        found.update(of_criterion(answer, spec, criterion, verdict, valid))
+    if spec.detail == "full":
+        found.update(of_probabilities(rows))
+    return found
+
+
+def counts(answer, spec, valid, rows):
+    kept = [
+        [t is not None and not gone for t, gone in zip(row, lost, strict=True)]
+        for row, lost in zip(answer.tokens, answer.rejected, strict=True)
+    ]
+    nonempty = [s for s, row in enumerate(valid) if row]
+    found = {
+        "tokens": sum(len(row) for row in valid),
+        "tokens_nonfinite": sum(not t.finite for row in valid for t in row),
+        "tokens_clamped": sum(abs(t.d) > spec.clamp for row in rows for t in row),
+        "tokens_kept": sum(sum(row) for row in kept),
+        "sequences": len(nonempty),
+        "sequences_clamped": sum(abs(add(saturate(t.d, D_RANGE) for t in row)) > spec.clamp for row in rows),
+        "sequences_kept": sum(answer.keep[s] for s in nonempty),
+        "sequences_without_survivors": sum(answer.keep[s] and not any(kept[s]) for s in nonempty),
+    }
+    for unit in ("tokens", "sequences"):
+        found[f"{unit}_kept_fraction"] = found[f"{unit}_kept"] / found[unit] if found[unit] else 0.0
+    return found
+
+
+def of_d(spec, rows):
+    d = [t.d for row in rows for t in row]
+    summed = [saturate(x, D_RANGE) for x in d]
+    ratio = [exp(clamp(x, spec.clamp)) for x in d]
+    totals = [add(saturate(t.d, D_RANGE) for t in row) for row in rows]
+    found = {
+        "d_mean": mean(summed),
+        "d_abs_mean": mean([abs(x) for x in summed]),
+        "d_std": std(summed),
+        "d_abs_max": max(map(abs, d), default=0.0),
+        "kl_k1": -mean(summed),
+        "kl_k2": mean([x * x / 2.0 for x in summed]),
+        "kl_k3": mean([k3(clamp(x, spec.clamp)) for x in d]),
+        "ratio_mean": mean(ratio),
+        "ratio_std": std(ratio),
+        "chi2_token": mean([math.expm1(2.0 * clamp(x, spec.clamp)) for x in d]),
+        "chi2_sequence": mean([math.expm1(2.0 * clamp(x, spec.clamp)) for x in totals]),
+        "sum_d_abs_mean": mean([abs(x) for x in totals]),
+        "sum_d_abs_max": max(map(abs, totals), default=0.0),
+    }
+    extremes(found, "d", d)
+    return found
+
+
+def perplexities(rows):
+    train = [-mean([t.train for t in row]) for row in rows]
+    rollout = [-mean([t.rollout for t in row]) for row in rows]
+    differences = [-mean([saturate(t.d, D_RANGE) for t in row]) for row in rows]
+    found = {
+        "train_ppl": mean([exp(x) for x in train]),
+        "rollout_ppl": mean([exp(x) for x in rollout]),
+        "train_log_ppl": mean(train),
+        "rollout_log_ppl": mean(rollout),
+        "log_ppl_diff": mean(differences),
+        "log_ppl_abs_diff": mean([abs(x) for x in differences]),
+        "ppl_ratio": mean([exp(x) for x in differences]),
+    }
+    extremes(found, "log_ppl_diff", differences)
+    return found
+
+
+def of_weights(answer, spec):
+    """Per token over measured tokens; per sequence over sequences that have one, by the mean of its tokens' weights."""
+    weight, found = spec.weight, {}
+    pairs = [
+        [(raw, bounded) for token, raw, bounded in zip(*columns, strict=True) if token is not None and token.measured]
+        for columns in zip(answer.tokens, answer.raw, answer.bounded, strict=True)
+    ]
+    pairs = [row for row in pairs if row]
+    units = {
+        "": [pair for row in pairs for pair in row],
+        "sequence_": [(mean([raw for raw, _ in row]), mean([bounded for _, bounded in row])) for row in pairs],
+    }
+    for level, values in units.items():
+        raws = [raw for raw, _ in values]
+        for kind, ws in (("weight", [bounded for _, bounded in values]), ("weight_raw", raws)):
+            key = f"{level}{kind}"
+            found.update({f"{key}_mean": mean(ws), f"{key}_std": std(ws), f"{key}_ess": ess(ws)})
+            extremes(found, key, ws)
+        found[f"{level}weight_above_fraction"] = mean(
+            [float(weight.upper is not None and w > weight.upper) for w in raws]
+        )
+        found[f"{level}weight_below_fraction"] = mean(
+            [float(weight.lower is not None and w < weight.lower) for w in raws]
+        )
+    if weight.normalize == "batch":
+        level = "" if weight.level == "token" else "sequence_"
+        found["weight_batch_mean"] = found[f"{level}weight_mean"]
+    return found
+
+
+def of_criterion(answer, spec, criterion, verdict, valid):
+    if criterion.over == "token":
+        values = [v for row in verdict.values for v in row if v is not None]
+    else:
+        values = [v for v in verdict.values if v is not None]
+    if criterion.stat == "ratio":
+        values = [exp(clamp(v, spec.clamp)) for v in values]
+    summed = [clamp(v, STAT_RANGE) for v in values]
+    lost = [sum(row) for row in verdict.dropped]
+    tokens, sequences = sum(len(row) for row in valid), sum(bool(row) for row in valid)
+    found = {
+        "rejected_tokens_fraction": sum(lost) / tokens if tokens else 0.0,
+        "rejected_sequences_fraction": sum(map(bool, lost)) / sequences if sequences else 0.0,
+        "mean": mean(summed),
+        "std": std(summed),
+        "min": min(values, default=0.0),
+        "max": max(values, default=0.0),
+    }
+    return {f"{criterion.label}/{key}": value for key, value in found.items()}
+
+
+def of_probabilities(rows):
+    tokens = [t for row in rows for t in row]
+    p, q = [probability(t.rollout) for t in tokens], [probability(t.train) for t in tokens]
+    gaps = [abs(statistic("prob_diff", t, None)) for t in tokens]
+    found = {
+        "train_prob_mean": mean(q),
+        "rollout_prob_mean": mean(p),
+        "prob_abs_diff_mean": mean(gaps),
+        "prob_abs_diff_max": max(gaps, default=0.0),
+        "prob_correlation": pearson(p, q),
+    }
+    for percent in (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 99.99):
+        found[f"d_p{percent:g}"] = percentile([t.d for t in tokens], percent)
+    return found

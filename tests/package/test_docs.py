@@ -1,0 +1,245 @@
+"""The pages: their Python runs, their links lead somewhere, what is generated is fresh, what is named exists."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from rollout_corr.frameworks.recipe_table import table
+from rollout_corr.metrics import native
+from rollout_corr.spec import correction
+from rollout_corr.spec import loss as surrogates
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+MATH, GUIDE = DOCS / "math.md", DOCS / "guide.md"
+RUN = [path for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))) if path.exists()]
+LINKED = [*RUN, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+
+CHOICES = {
+    name: getattr(correction, name)
+    for name in ("LEVELS", "OUTSIDE", "NORMALIZE", "STATS", "UNITS", "REDUCTIONS", "WHEN", "DROP", "REJECTED")
+} | {"NONFINITE": correction.NONFINITE, "SUMS_OVER": correction.SUMS_OVER}
+CHOICES |= {name: getattr(surrogates, name) for name in ("RATIOS", "LOSS_REDUCTIONS", "DENOMINATORS", "KINDS")}
+
+
+class Block(NamedTuple):
+    """A fenced block."""
+
+    path: Path
+    line: int
+    language: str
+    code: str
+
+
+def blocks(path: Path) -> Iterator[Block]:
+    """Every fenced block of a page."""
+    language, start, lines = None, 0, []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        fence = re.match(r"\s*```(.*)", line)
+        if fence and language is None:
+            language, start, lines = fence[1].strip(), number, []
+        elif fence:
+            yield Block(path, start, language, "\n".join(lines) + "\n")
+            language = None
+        else:
+            lines.append(line)
+    assert language is None, f"{path.name}:{start}: a fence that is never closed"
+
+
+def prose(path: Path) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"^\s*```.*?^\s*```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def python_blocks() -> list[object]:
+    found = []
+    for block in (block for path in RUN for block in blocks(path) if block.language == "python"):
+        compiles = 'backend="compiled"' in block.code
+        marks = [pytest.mark.slow] if compiles else []
+        found.append(pytest.param(block, id=f"{block.path.name}:{block.line}", marks=marks))
+    return found
+
+
+@pytest.fixture
+def one_rank():
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:.*old name:UserWarning")  # migrate.md shows them
+@pytest.mark.usefixtures("nothing_said_yet")
+@pytest.mark.parametrize("block", python_blocks())
+def test_python_runs(block, monkeypatch, tmp_path, request):
+    """Each block in a namespace of its own, as if a fresh process had come to it."""
+    monkeypatch.chdir(tmp_path)
+    if "torch.distributed" in block.code:
+        request.getfixturevalue("one_rank")
+    # The empty lines make a traceback point into the page.
+    code = compile("\n" * block.line + block.code, str(block.path), "exec")
+    with torch.random.fork_rng(devices=[]):
+        exec(code, {"__name__": "docs"})
+
+
+def test_guide_and_math_have_python():
+    """No page loses its tests by a fence that is spelt another way."""
+    for path in RUN:
+        for block in blocks(path):
+            assert block.language in ("python", "text", "yaml", "bash", ""), f"{path.name}:{block.line}"
+            assert block.language or not re.search(r"^(import|from) ", block.code, re.MULTILINE), block
+    for path in (MATH, GUIDE):
+        assert any(block.language == "python" for block in blocks(path))
+
+
+def test_metrics_page_is_fresh():
+    wanted = "python -m rollout_corr.metrics > docs/metrics.md"
+    assert (DOCS / "metrics.md").read_text(encoding="utf-8") == native.markdown(), wanted
+
+
+def test_losses_page_is_fresh():
+    text = (DOCS / "losses.md").read_text(encoding="utf-8")
+    assert table() in text, "python -m rollout_corr.frameworks losses makes the part between the comments"
+
+
+@pytest.mark.parametrize("path", RUN, ids=lambda path: path.name)
+def test_rows_of_a_table_have_as_many_cells(path):
+    """A bar inside a cell has to be escaped, in code too."""
+    cells = 0
+    for line in prose(path).splitlines():
+        if not line.startswith("|"):
+            cells = 0
+            continue
+        found = len(re.findall(r"(?<!\\)\|", line))
+        assert cells in (0, found), f"{path.name}: {line}"
+        cells = found
+
+
+# --- links ------------------------------------------------------------------------------------------------------------
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", LINKED, ids=lambda path: path.name)
+def test_relative_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        found = (path.parent / name).resolve() if name else path
+        assert found.exists(), f"{path.name}: {target}"
+        assert found.is_relative_to(ROOT), f"{path.name}: {target}"
+        if anchor:
+            assert anchor in anchors(found), f"{path.name}: {target}"
+
+
+@pytest.mark.parametrize("path", RUN, ids=lambda path: path.name)
+def test_a_thread_is_linked_under_its_number(path):
+    """`[TRL#6789](.../trl/issues/6789)`: what is shown and where it leads agree."""
+    for shown, repository, number in re.findall(
+        r"\[([^\]]*#\d+)\]\(https://github\.com/[^/]+/([^/]+)/(?:issues|pull)/(\d+)\)", path.read_text(encoding="utf-8")
+    ):
+        name, _, own = shown.partition("#")
+        assert own == number, shown
+        assert name.split()[0].lower() in repository.lower() or repository.lower() in name.lower().split(), shown
+
+
+# --- math.md ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_section_of_math_ends_with_its_function():
+    sections = re.split(r"^## ", prose(MATH), flags=re.MULTILINE)[1:]
+    assert len(sections) > 10
+    for section in sections:
+        title = section.partition("\n")[0]
+        last = section.strip().rpartition("\n\n")[2]
+        assert last.startswith("Reference: "), title
+        links = re.findall(r"\[`(\w+)`\]\(\.\./rollout_corr/(\w+)\.py\)", last)
+        assert links, title
+        for name, module in links:
+            function = getattr(importlib.import_module(f"rollout_corr.{module}"), name)
+            assert inspect.isfunction(function) and function.__module__ == f"rollout_corr.{module}", (title, name)
+
+
+def test_math_covers_every_choice():
+    text = MATH.read_text(encoding="utf-8")
+    for kind, values in CHOICES.items():
+        for value in values:
+            assert f'"{value}"' in text, f"{kind}: {value}"
+
+
+def test_math_survives_markdown():
+    """GitHub reads Markdown first, so some TeX never reaches the typesetter; and a table ends a cell at every bar."""
+    text = re.sub(r"`[^`\n]*`", "", prose(MATH))
+    assert text.count("$") % 2 == 0
+    formulas = re.findall(r"(^|.)(\${1,2})([^$]+)\2(?=(.|$))", text, re.MULTILINE)
+    assert len(formulas) > 50
+    for before, mark, formula, after in formulas:
+        assert "\n" not in formula, formula
+        assert formula.count("{") == formula.count("}"), formula
+        for wrong in (r"\\[^A-Za-z]", r"(?<![A-Za-z0-9])_", r"[<>*|]", r"\]\("):
+            assert not re.search(wrong, formula), f"{formula!r} has {wrong}"
+        if mark == "$":
+            assert formula == formula.strip(), formula
+            assert not re.match(r"[\w\-$]", before) and not re.match(r"\w", after), f"{before}${formula}${after}"
+
+
+# --- guide.md ---------------------------------------------------------------------------------------------------------
+
+
+def metric_keys() -> set[str]:
+    """Every native key, with LABEL for a criterion's label."""
+    return set(re.findall(r"^\| `([^`]+)` \|", native.markdown(), re.MULTILINE))
+
+
+def known_names() -> set[str]:
+    """What the package itself calls something: its names, fields, arguments and choices."""
+    names = {*rc.__all__, *rc.presets.names(), "None", "cu_seqlens", "rollout_corr"}
+    for kind in (rc.Spec, rc.Weight, rc.Criterion):
+        names |= {field.name for field in fields(kind)}
+    names |= set(inspect.signature(rc.policy_loss).parameters)
+    names |= {"rollout_logp", "train_logp", *inspect.signature(rc.correct).parameters}
+    names |= set(inspect.signature(rc.filter_groups).parameters)
+    for kind in (rc.Statistics, rc.Correction, rc.FilteredGroups):
+        names |= {name for name in dir(kind) if not name.startswith("_")}
+    return names | {value for values in CHOICES.values() for value in values}
+
+
+def test_guide_names_only_metrics_that_exist():
+    """A word in backticks is a metric, a name of the package, or not a plain word."""
+    metric = metric_keys()
+    assert "chi2_token" in metric and "LABEL/rejected_tokens_fraction" in metric
+    named = set(re.findall(r"(?<!`)`([A-Za-z0-9_.]+(?:/\w+)?)`(?!`)", prose(GUIDE)))
+    of_criteria = {"veto"}  # labels that the page's own Specs give
+    unknown = set()
+    for word in named - metric - known_names():
+        label, slash, key = word.partition("/")
+        if slash and label in of_criteria and f"LABEL/{key}" in metric:
+            continue
+        if not slash and re.fullmatch(r"(out|loss|rc|groups|torch)\.\w+", word):
+            continue
+        unknown.add(word)
+    assert unknown <= {"0.6_1.4", "create_graph", "retain_graph"}, sorted(unknown)
+    assert len(named & metric) > 20
+
+
+def test_guide_dotted_names_exist():
+    owners = {"rc": rc, "out": rc.Correction, "loss": rc.PolicyLoss, "groups": rc.FilteredGroups, "torch": torch}
+    annotated = {kind: {field.name for field in fields(owners[kind])} for kind in ("out", "loss")}
+    annotated |= {"groups": set(rc.FilteredGroups._fields)}
+    for owner, name in re.findall(r"\b(rc|out|loss|groups|torch)\.(\w+)", prose(GUIDE)):
+        assert hasattr(owners[owner], name) or name in annotated.get(owner, ()), f"{owner}.{name}"

@@ -1,0 +1,218 @@
+"""The examples, as a new user has them: one file in an empty folder, and nothing but what its first lines name."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollout_corr.testing import example_batch
+
+TESTS = Path(__file__).resolve().parents[1]
+ROOT = TESTS.parent
+EXAMPLES = ROOT / "examples"
+HOOKS = ("skyrl_hook.py", "trl_hook.py", "verl_hook.py", "xtuner_hook.py")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Copies an example to an empty folder, runs it there, and gives back what it printed."""
+
+    def runs(name, *command, arguments=(), path=(), fails=False):
+        shutil.copy(EXAMPLES / name, tmp_path)
+        # On one thread each: other tests may run beside this one.
+        paths = os.pathsep.join(filter(None, (*map(str, path), os.environ.get("PYTHONPATH"))))
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+        done = subprocess.run(
+            [sys.executable, *command, name, *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=300,
+            check=False,
+        )
+        if bool(done.returncode) != fails:
+            pytest.fail(f"{name} ended with {done.returncode}\n{done.stdout}{done.stderr}")
+        return done.stderr if fails else done.stdout
+
+    return runs
+
+
+def numbers(text):
+    """Every number of a text."""
+    return [float(x) for x in re.findall(r"-?\d+(?:\.\d+)?(?:e[-+]\d+)?(?![\w.])", text)]
+
+
+def test_plain_torch(run):
+    """Both modes learn the toy, padded and packed alike, and the broken sequence of each batch does not train."""
+    found = {line.partition(": ")[0]: numbers(line) for line in run("plain_torch.py").splitlines()}
+    assert list(found) == ["decoupled, padded", "decoupled, packed", "bypass, padded", "bypass, packed"]
+    for before, after, mismatch, fewest, most, sequences in found.values():
+        assert before < 0.2 and after > 0.8 and 0.2 < mismatch < 0.5, found
+        assert (fewest, most, sequences) == (63, 63, 64), found
+    for mode in ("decoupled", "bypass"):
+        padded, packed = (found[f"{mode}, {layout}"] for layout in ("padded", "packed"))
+        # A sum in another order may move a sampled token.
+        assert packed[0] == padded[0] and packed == pytest.approx(padded, rel=0.05), found
+
+
+def test_context_parallel(run):
+    # On a free port.
+    said = run("context_parallel.py", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    assert said.count("2 of 2 ranks agree with the single process") == 6, said
+
+
+def test_mismatch_rl(run, tmp_path):
+    """A pipe gets a line per seed and the table, and no control codes; the files are where they were asked for."""
+    said = run("mismatch_rl.py", arguments=("--tiny", "--out", "made"))
+    table = (tmp_path / "made" / "results.md").read_text(encoding="utf-8")
+    lines = said.splitlines()
+    assert [line.partition(":")[0] for line in lines[:2]] == [f"int3, 2 steps old, seed {seed}" for seed in (0, 1)]
+    assert table in said and len(lines) == 2 + len(table.splitlines()) + 4 and "\x1b" not in said, said
+    found = json.loads((tmp_path / "made" / "results.json").read_text(encoding="utf-8"))
+    assert found["about"]["version"].startswith("rollout-corr ")  # this copy is in no repository
+    assert len(found["start"]) == 2 and all(len(runs) == 2 for runs in found["curves"].values())
+    drawn = (tmp_path / "made" / "curves.svg").read_text(encoding="utf-8")
+    assert all(name in drawn for name in (*found["curves"], "ESS", "mismatch KL", "before RL"))
+
+
+def test_mismatch_rl_says_what_it_expects(run):
+    said = run("mismatch_rl.py", arguments=("--tiny", "--arms", "none"), fails=True)
+    assert "--arms: expected some of ['no mismatch', 'uncorrected'," in said and "got ['none']" in said
+    assert "--steps >= 2, --bits >= 2" in run("mismatch_rl.py", arguments=("--tiny", "--steps", "1"), fails=True)
+
+
+@pytest.mark.slow
+def test_mismatch_sweep(run, tmp_path):
+    shutil.copy(EXAMPLES / "mismatch_rl.py", tmp_path)
+    said = run("mismatch_sweep.py", arguments=("--tiny", "--seeds", "1", "--out", "made"))
+    assert (tmp_path / "made" / "sweep.md").read_text(encoding="utf-8") in said
+    found = json.loads((tmp_path / "made" / "sweep.json").read_text(encoding="utf-8"))
+    assert len({(cell["bits"], cell["stale"]) for cell in found["cells"]}) == 5 and found["about"]["seeds"] == [100]
+
+
+def test_slime(run):
+    """What is kept and rejected is what loops say; the weights of the rest are slime's."""
+    batch = example_batch(sequences=32, median_length=200, mismatch=0.5, catastrophic=1e-3)
+    columns = (batch.train_logp, batch.rollout_logp, batch.mask)
+    tokens = list(zip(*(x.tolist() for x in columns), strict=True))
+    offsets = batch.cu_seqlens.tolist()
+    samples = [[a - b for a, b, ok in tokens[i:j] if ok] for i, j in itertools.pairwise(offsets)]
+    kept = [0.95 <= math.exp(math.fsum(d) / len(d)) <= 1.05 for d in samples]
+    vetoed = [min(d) < math.log(1e-4) for d in samples]
+    count = sum(map(len, samples))
+    truncated = sum(x > math.log(2.0) for d in samples for x in d) / count
+    rejected = sum(len(d) for d, keep in zip(samples, kept, strict=True) if not keep) / count
+    of_mis = sum(keep and not veto for keep, veto in zip(kept, vetoed, strict=True))
+    weight = math.fsum(min(math.exp(x), 2.0) for d in samples for x in d) / count
+
+    said = run("slime_hook.py").splitlines()
+    expected = [[0, 32, 32], [truncated], [0, of_mis, 32], [weight], [0, sum(kept), 32], [rejected]]
+    assert truncated > 0 and of_mis < sum(kept) < 32, "a threshold that cuts nothing shows nothing"
+    assert [numbers(line.partition(": ")[2]) for line in said] == [pytest.approx(x, abs=1e-4) for x in expected]
+
+
+def agrees(said, metrics):
+    """A comparison that was printed: masks, weights, the names of so many metrics, and the values of some."""
+    assert "masks equal: True" in said and f"names of metrics equal: True {metrics}" in said, said
+    (apart,) = re.findall(r"largest difference of a weight: (\S+)", said)
+    assert float(apart) <= 1e-6, said
+    pairs = re.findall(r"\S+: \w+ (\S+), rollout-corr (\S+)", said)
+    assert len(pairs) >= 3 and all(float(a) == pytest.approx(float(b), rel=1e-4) for a, b in pairs), said
+    return [float(a) for a, _ in pairs]
+
+
+@pytest.fixture
+def stand_ins():
+    """xtuner and SkyRL as far as the examples use them; and the loops that they are made of."""
+    return TESTS / "stand_ins", TESTS
+
+
+def test_xtuner(run, stand_ins):
+    said = run("xtuner_hook.py", path=stand_ins)
+    agrees(said, 31)
+    of_pack, of_sequences = numbers(said.splitlines()[-1])
+    batch = example_batch(sequences=16, median_length=200, mismatch=0.5, catastrophic=1e-3)
+    parts = (x.split(batch.lengths.tolist()) for x in (batch.train_logp, batch.mask))
+    means = [logp[valid].mean() for logp, valid in zip(*parts, strict=True)]
+    assert of_pack == pytest.approx(float((-batch.train_logp[batch.mask].mean()).exp()), abs=1e-3)
+    assert of_sequences == pytest.approx(sum(float((-x).exp()) for x in means) / 16, abs=1e-3)
+
+
+def test_skyrl(run, stand_ins):
+    said = run("skyrl_hook.py", path=stand_ins)
+    _, capped, masked = agrees(said, 8)
+    assert 0 < capped < 1 and 0 < masked < 1, "a threshold that cuts nothing shows nothing"
+    assert "skyrl 0.3.0 uses the functions of rollout-corr in 3 places" in said
+    values = [float(x) for x in re.findall(r"^(?:rollout_corr_)?regular: (\S+)$", said, re.MULTILINE)]
+    (slopes,) = re.findall(r"largest difference of a slope: (\S+)", said)
+    assert values[0] == pytest.approx(values[1], rel=1e-5) and values[0] != 0.0 and float(slopes) < 1e-5, said
+
+
+@pytest.mark.peers
+def test_verl(run):
+    """verl's own function in this process, and in a Ray worker that has run the hook."""
+    said = run("verl_hook.py")
+    agrees(said, 44)
+    assert re.search(r"^here: +no function of verl 0.9.1 is replaced: install\(\) was not called$", said, re.MULTILINE)
+    assert re.search(r"^worker: verl 0.9.1 uses the functions of rollout-corr in 8 places", said, re.MULTILINE)
+
+
+@pytest.mark.peers
+def test_trl(run):
+    """The losses of TRL's own ratio and of ours are the same; those of a Spec are others."""
+    said = run("trl_hook.py").splitlines()
+    assert said[0] == "trl 1.16.0 uses the functions of rollout-corr in 2 places"
+    theirs, ours, spec = (numbers(line.partition(": ")[2]) for line in said[1:])
+    assert len(theirs) == len(spec) == 4 and len({*theirs}) == 4
+    assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6) and spec != pytest.approx(theirs, rel=0.1)
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_missing_framework(run, name, tmp_path):
+    """One line, which says what to install; the first lines say so too."""
+    blocked = tmp_path / "blocked"
+    blocked.mkdir()
+    for module in ("datasets", "ray", "skyrl", "trl", "verl", "xtuner"):
+        text = f"raise ModuleNotFoundError(\"No module named '{module}'\", name={module!r})\n"
+        (blocked / f"{module}.py").write_text(text)
+    said = run(name, path=[blocked], fails=True)
+    missing, _, install = said.rstrip("\n").partition(": ")
+    assert re.fullmatch(r"No module named '\w+'", missing), said
+    assert "install rollout-corr" in install and "\n" not in install, said
+    assert install in (EXAMPLES / name).read_text(encoding="utf-8").partition("from __future__")[0]
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_first_lines_name_what_it_needs(path):
+    """What is imported outside a try is torch, this package, or named; a version that is named is the one tested."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    first = ast.get_docstring(tree)
+    needed = {
+        (node.module if isinstance(node, ast.ImportFrom) else alias.name).partition(".")[0]
+        for node in tree.body
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    }
+    unnamed = needed - {"torch", "rollout_corr"} - sys.stdlib_module_names
+    assert not [name for name in unnamed if name not in first], first
+    assert "pip install rollout-corr" in first and path.name in first
+    tested = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    for name, version in re.findall(r"\b(verl|trl)==([\d.]+)", first):
+        assert f"{name}=={version}" in tested
+
+
+def test_every_example_is_explained():
+    page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    for path in EXAMPLES.glob("*.py"):
+        assert f"(../examples/{path.name})" in page, path.name
