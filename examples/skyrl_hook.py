@@ -9,7 +9,7 @@ A training script either gives Ray a hook, and keeps its configuration,
 
 or registers our losses, which is SkyRL's own way to extend it, and names one: trainer.algorithm.policy_loss_type
 
-    from rollout_corr.integrations import skyrl_losses
+    from rollout_corr.frameworks.skyrl import losses as skyrl_losses
     skyrl_losses.register()          # and then policy_loss_type=rollout_corr_regular
 
 This script does both to a micro-batch, beside SkyRL's own functions.

@@ -5,7 +5,7 @@
 
 In a training script it is one line before `trainer.train()`, which `accelerate launch` runs in every process:
 
-    from rollout_corr.integrations import trl
+    from rollout_corr.frameworks import trl
     trl.install()                                                          # TRL's own mode, computed here
     trl.install(spec=rc.preset("verl.decoupled_geo_rs_token_tis"))         # or any Spec
 

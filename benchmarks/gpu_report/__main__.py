@@ -45,12 +45,12 @@ HUNG, HUNG_TRACING = 45.0, 90.0
 
 USES_A_DEVICE = re.compile(r"def test_\w+\([^)]*\bdevice\b|mark\.gpu\b")
 # What is run in place of the tests that need a GPU when the report is rehearsed.
-REHEARSED = ("not gpu and not slow and not peers and not browser", ("tests/test_numerics.py",))
+REHEARSED = ("not gpu and not slow and not peers and not browser", ("tests/definition/test_numerics.py",))
 
 
 def gpu_tests() -> list[str]:
     """The files with tests that run on a GPU, from the root of the checkout."""
-    files = sorted((ROOT / "tests").glob("test_*.py"))
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
     return [str(path.relative_to(ROOT)) for path in files if USES_A_DEVICE.search(path.read_text(encoding="utf-8"))]
 
 

@@ -116,7 +116,7 @@ class DropIn:
                 return self.installed()
             if not self._present():
                 raise ImportError(
-                    f"rollout_corr.integrations.{self.framework}: expected the package {self.framework!r} in this "
+                    f"rollout_corr.frameworks.{self.framework}: expected the package {self.framework!r} in this "
                     f"environment ({sys.prefix}), found none"
                 )
             self.uninstall()

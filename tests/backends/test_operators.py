@@ -13,6 +13,7 @@ from rollout_corr.backends import operators
 from rollout_corr.backends.batch import external_names
 from rollout_corr.kernels import grid
 from rollout_corr.kernels.correct import launch as kernels
+from rollout_corr.metrics import schema
 from rollout_corr.spec.encode import read, written
 
 C = rc.Criterion
@@ -135,8 +136,8 @@ def test_sizes_beyond_32_bits():
         read, judge, apply = prepared(SPECS["token"], device="meta", tokens=tokens, sequences=sequences)
         assert all(0 < launch.programs < 2**31 for launch in (read, judge, apply))
         assert read.programs * read.constants["ROWS"] >= tokens // read.constants["TILE"] + sequences + 2
-        assert read.programs == apply.programs - len(operators.columns.sum_names(SPECS["token"])) - len(
-            operators.columns.max_names(SPECS["token"])
+        assert read.programs == apply.programs - len(schema.sum_names(SPECS["token"])) - len(
+            schema.max_names(SPECS["token"])
         )
 
 

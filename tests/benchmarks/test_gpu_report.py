@@ -69,8 +69,8 @@ def test_commands_are_understood():
 
 def test_tests_that_run_on_a_gpu():
     found = load("gpu_report.__main__").gpu_tests()
-    assert {"tests/test_kernels.py", "tests/test_operator.py"} <= set(found)
-    assert "tests/test_spec.py" not in found
+    assert {"tests/kernels/test_correct.py", "tests/backends/test_operators.py"} <= set(found)
+    assert "tests/spec/test_correction.py" not in found
 
 
 def test_without_a_gpu(tmp_path, capsys, monkeypatch):

@@ -287,7 +287,7 @@ WRONG_TYPES = {
     "spec: expected a Spec or None, got dict": lambda: rc.policy_loss(z(2, 3), z(2), rollout_logp=z(2, 3), spec={}),
     "correction: expected what correct() gives, got tuple": lambda: rc.policy_loss(z(2, 3), z(2), correction=(1, 2)),
     "PPO.low: expected a number, got bool True": lambda: rc.PPO(True),
-    "Surrogate: expected one of its kinds": lambda: rc.surrogates.Surrogate(),
+    "Surrogate: expected one of its kinds": lambda: rc.spec.loss.Surrogate(),
 }
 
 

@@ -236,11 +236,11 @@ import sys
 import torch
 before = set(sys.modules), list(sys.meta_path)
 import importlib, pkgutil
-import rollout_corr.integrations as integrations
-found = [module.name for module in pkgutil.iter_modules(integrations.__path__)]
+import rollout_corr.frameworks as frameworks
+found = [module.name for module in pkgutil.walk_packages(frameworks.__path__)]
 assert "verl" in found
 for name in found:
-    importlib.import_module(f"rollout_corr.integrations.{name}")
+    importlib.import_module(f"rollout_corr.frameworks.{name}")
 added = {name.partition(".")[0] for name in set(sys.modules) - before[0]}
 print(sorted(added - set(sys.stdlib_module_names) - {"rollout_corr", "torch", "__editable___rollout_corr"}))
 assert sys.meta_path == before[1]

@@ -349,7 +349,7 @@ def test_table_says_everything():
 
 
 def test_module_prints_the_table():
-    command = [sys.executable, "-m", "rollout_corr.presets"]
+    command = [sys.executable, "-m", "rollout_corr.frameworks", "presets"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=DOCS.parent)
     assert done.stdout == table()
 
@@ -360,7 +360,7 @@ def test_recipes_need_no_tensors():
         "package = types.ModuleType('rollout_corr')\n"
         f"package.__path__ = [{str(DOCS.parent / 'rollout_corr')!r}]\n"
         "sys.modules['rollout_corr'] = package\n"
-        "import rollout_corr.presets, rollout_corr.config\n"
+        "import rollout_corr.frameworks.presets, rollout_corr.frameworks.config\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -368,4 +368,4 @@ def test_recipes_need_no_tensors():
 
 def test_modules_can_be_imported_one_by_one():
     for name in {name.split(".")[0] for name in EXPECTED}:
-        assert importlib.import_module(f"rollout_corr.presets.{name}").__doc__
+        assert importlib.import_module(f"rollout_corr.frameworks.{name}").__doc__

@@ -207,7 +207,7 @@ def test_clips_by_the_frameworks_names():
 
 
 def test_module_prints_the_tables():
-    command = [sys.executable, "-m", "rollout_corr.recipes"]
+    command = [sys.executable, "-m", "rollout_corr.frameworks", "losses"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).resolve().parents[2])
     assert done.stdout == table()
 

@@ -17,6 +17,7 @@ from rollout_corr.backends import blocks
 from rollout_corr.backends.batch import read_batch
 from rollout_corr.frameworks.verl import metrics as verl_scheme
 from rollout_corr.metrics import peers
+from rollout_corr.metrics.statistics import layout
 
 INF = math.inf
 LOG = math.log
@@ -307,6 +308,7 @@ def test_nonfinite_tokens(scheme, name, nonfinite):
 def test_no_value_is_read_back(scheme, name):
     """On the way to the statistics nothing asks what a tensor holds: that would be a host sync on a device."""
     spec, _ = CASES[scheme][name]
+    peers.load(spec)
     with FakeTensorMode():
         given = read_batch(torch.zeros(3, 4), torch.zeros(3, 4), torch.ones(3, 4), None, spec, None, None, False)
-        assert blocks.run_whole(given, spec).statistics.sums.shape == (len(rc.statistics.layout(spec)[0]),)
+        assert blocks.run_whole(given, spec).statistics.sums.shape == (len(layout(spec)[0]),)

@@ -168,11 +168,12 @@ def test_every_section_of_math_ends_with_its_function():
         title = section.partition("\n")[0]
         last = section.strip().rpartition("\n\n")[2]
         assert last.startswith("Reference: "), title
-        links = re.findall(r"\[`(\w+)`\]\(\.\./rollout_corr/(\w+)\.py\)", last)
+        links = re.findall(r"\[`(\w+)`\]\(\.\./rollout_corr/([\w/]+)\.py\)", last)
         assert links, title
-        for name, module in links:
-            function = getattr(importlib.import_module(f"rollout_corr.{module}"), name)
-            assert inspect.isfunction(function) and function.__module__ == f"rollout_corr.{module}", (title, name)
+        for name, path in links:
+            module = f"rollout_corr.{path.replace('/', '.')}"
+            function = getattr(importlib.import_module(module), name)
+            assert inspect.isfunction(function) and function.__module__ == module, (title, name)
 
 
 def test_math_covers_every_choice():

@@ -43,7 +43,9 @@ def test_verls_own_tests(tmp_path):
     code = f"""
     import sys
     import pytest
-    from rollout_corr.integrations import verl, verl_measures, verl_shared
+    from rollout_corr.frameworks.verl import dropin as verl
+    from rollout_corr.frameworks.verl import measures as verl_measures
+    from rollout_corr.frameworks.verl import shared as verl_shared
     from rollout_corr.metrics.peers import verl as report
 
     calls = []
@@ -301,7 +303,7 @@ def test_inside_a_ray_actor(tmp_path):
         def status(self):
             from verl.trainer.ppo import rollout_corr_helper as helper
             import torch
-            from rollout_corr.integrations import verl
+            from rollout_corr.frameworks.verl import dropin as verl
 
             ones = torch.ones(2, 3)
             found = helper.compute_rollout_correction_and_rejection_mask(ones, ones, ones * 0, rollout_is="token")
