@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rollout_corr.frameworks.checks import one_of
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import KL, PPO, Surrogate
+from rollout_corr.spec.validate import one_of
 
 SEQUENCES = "sequence_mean_token_mean"
 DECOUPLED, BOTH, BYPASS = ("old_logp",), ("old_logp", "rollout_logp"), ("rollout_logp",)

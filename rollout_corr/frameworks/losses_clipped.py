@@ -19,8 +19,8 @@ from rollout_corr.frameworks.call import (
     penalty,
     step,
 )
-from rollout_corr.frameworks.checks import one_of
 from rollout_corr.spec.loss import DRO, GPG, GSPO, Score, Surrogate
+from rollout_corr.spec.validate import one_of
 
 
 def _openrlhf(

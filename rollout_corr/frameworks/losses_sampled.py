@@ -7,8 +7,8 @@ from typing import Any
 
 from rollout_corr.frameworks import registry
 from rollout_corr.frameworks.call import BYPASS, DECOUPLED, GLOBAL, SEQUENCES, Call, clip, fixed, penalty, step
-from rollout_corr.frameworks.checks import one_of
 from rollout_corr.spec.loss import DPPO, GPG, GSPO, PPO, Reinforce, Score, SquaredLogRatio, Surrogate
+from rollout_corr.spec.validate import one_of
 
 PER_SEQUENCE = "sequence_mean_token_sum"
 OLD_IS_ROLLOUT = "its old log-probs are the rollout's unless bypass_old_logprobs is off"

@@ -6,9 +6,9 @@ weight, so no denominator changes.
 
 from __future__ import annotations
 
-from rollout_corr.frameworks.checks import one_of
 from rollout_corr.frameworks.registry import recipe
 from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.validate import one_of
 
 GATINGS = ("binary_kl", "tv")
 # OpenRLHF keeps probabilities in [1e-6, 1 - 1e-6].

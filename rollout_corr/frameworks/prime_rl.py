@@ -6,9 +6,9 @@ only its IcePop has no `kl_tau`.
 
 from __future__ import annotations
 
-from rollout_corr.frameworks.checks import positive
 from rollout_corr.frameworks.registry import recipe
 from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.spec.validate import positive
 
 
 def _spec(criterion: Criterion) -> Spec:
@@ -18,7 +18,8 @@ def _spec(criterion: Criterion) -> Spec:
 @recipe("prime-rl 559b447 (2026-08)")
 def default(dppo_mask_low: float = 0.2, dppo_mask_high: float = 0.2) -> Spec:
     """0 for a token whose probability has moved with its advantage by more than dppo_mask_high, up, or _low, down."""
-    low, high = positive("dppo_mask_low", dppo_mask_low), positive("dppo_mask_high", dppo_mask_high)
+    low = positive("dppo_mask_low", dppo_mask_low, finite=False)
+    high = positive("dppo_mask_high", dppo_mask_high, finite=False)
     return _spec(Criterion("prob_diff", lower=-low, upper=high, when="outward", of="new/rollout", label="dppo"))
 
 
@@ -43,5 +44,5 @@ def kpop(upper: float = 0.1) -> Spec:
 @recipe("prime-rl 559b447 (2026-08)")
 def ref_kl(threshold: float = 0.2) -> Spec:
     """0 for a token whose probability has fallen by more than threshold (its distillation loss)."""
-    lower = -positive("threshold", threshold)
+    lower = -positive("threshold", threshold, finite=False)
     return _spec(Criterion("prob_diff", lower=lower, of="new/rollout", label="ref_kl"))

@@ -1,4 +1,4 @@
-"""Checks of what is frozen, when it is constructed: errors name the argument, what was expected and what came."""
+"""Validation of values: errors name the argument, what was expected and what came."""
 
 from __future__ import annotations
 
@@ -6,22 +6,39 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
+
+Choice = TypeVar("Choice", bound=str)
 
 
 def choice(name: str, value: object, options: tuple[str, ...]) -> None:
-    """One of some strings."""
+    """Require one of some strings."""
     if not isinstance(value, str):
         raise TypeError(f"{name}: expected one of {list(options)}, got {type(value).__name__} {value!r}")
     if value not in options:
         raise ValueError(f"{name}: expected one of {list(options)}, got {value!r}")
 
 
+def one_of(name: str, value: object, options: Iterable[Choice], *, or_null: bool = False) -> Choice:
+    """Return the option that a value of a configuration equals; ValueError for everything else.
+
+    Args:
+        name: The name that the error gives the value.
+        value: Anything.
+        options: Strings.
+        or_null: Let the error say that null is accepted too; the caller has handled it.
+    """
+    options = list(options)
+    for option in options:
+        if isinstance(value, str) and value == option:
+            return option
+    raise ValueError(f"{name}: expected {'null or ' if or_null else ''}one of {options}, got {value!r}")
+
+
 def number(name: str, value: object) -> float:
-    """Any number but NaN, as a float."""
+    """Return a number as a float; NaN, booleans and strings are refused."""
     if isinstance(value, str):
-        hint = " ('low_high' strings are a framework's grammar: use rc.from_config)" if "_" in value else ""
-        raise TypeError(f"{name}: expected a number, got the string {value!r}{hint}")
+        raise TypeError(f"{name}: expected a number, got the string {value!r}")
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__} {value!r}")
     converted = float(value)
@@ -31,19 +48,27 @@ def number(name: str, value: object) -> float:
     return converted
 
 
-def positive(name: str, value: object, most: float = math.inf) -> float:
-    """A finite number > 0, as a float."""
+def positive(name: str, value: object, most: float = math.inf, *, finite: bool = True) -> float:
+    """Return a number > 0, at most `most`, as a float; infinity only with finite=False."""
     converted = number(name, value)
-    if not 0.0 < converted <= most or converted == math.inf:
+    if not 0.0 < converted <= most or (finite and converted == math.inf):
         limit = "" if math.isinf(most) else f" and <= {most:g}"
-        raise ValueError(f"{name}: expected a finite number > 0{limit}, got {converted!r}")
+        raise ValueError(f"{name}: expected a {'finite ' if finite else ''}number > 0{limit}, got {converted!r}")
+    return converted
+
+
+def not_negative(name: str, value: object) -> float:
+    """Return a number >= 0 as a float."""
+    converted = number(name, value)
+    if converted < 0.0:
+        raise ValueError(f"{name}: expected a number >= 0, got {converted!r}")
     return converted
 
 
 def bounds(owner: str, lower: object, upper: object, *, signed: bool) -> tuple[float | None, float | None]:
-    """Lower and upper bound, either open, in order."""
-    low = None if lower is None else number(f"{owner}.lower", lower)
-    high = None if upper is None else number(f"{owner}.upper", upper)
+    """Return lower and upper bound as floats, in order; None leaves a side open."""
+    low = None if lower is None else _bound(f"{owner}.lower", lower)
+    high = None if upper is None else _bound(f"{owner}.upper", upper)
     if not signed:
         if low is not None and low < 0.0:
             raise ValueError(f"{owner}.lower: expected a number >= 0, got {low!r}")
@@ -52,6 +77,13 @@ def bounds(owner: str, lower: object, upper: object, *, signed: bool) -> tuple[f
     if low is not None and high is not None and low > high:
         raise ValueError(f"{owner}: expected lower <= upper, got lower={low!r}, upper={high!r}")
     return low, high
+
+
+def _bound(name: str, value: object) -> float:
+    if isinstance(value, str) and "_" in value:
+        hint = "('low_high' strings are a framework's grammar: use rc.from_config)"
+        raise TypeError(f"{name}: expected a number, got the string {value!r} {hint}")
+    return number(name, value)
 
 
 class Checked:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import Correction, correct
-from rollout_corr.frameworks import checks
 from rollout_corr.frameworks.areal import presets as presets
 from rollout_corr.frameworks.dropin import DropIn, Installed, Target
+from rollout_corr.spec import validate
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 MODULE = "areal.utils.functional.functional"
@@ -107,10 +107,10 @@ def _clamped(
 
 @lru_cache(maxsize=64)
 def _spec_of(level: str, action: str, metric: str, agg: str, upper: float, lower: float | None) -> Spec:
-    checks.one_of("level", level, presets.LEVELS)
-    checks.one_of("action", action, ACTIONS)
-    checks.one_of("metric", metric, METRICS)
-    checks.one_of("agg", agg, presets.AGGREGATIONS)
+    validate.one_of("level", level, presets.LEVELS)
+    validate.one_of("action", action, ACTIONS)
+    validate.one_of("metric", metric, METRICS)
+    validate.one_of("agg", agg, presets.AGGREGATIONS)
     if metric == "binary_kl":
         over, reduce = ("token", None) if level == "token" else ("sequence", agg)
         criterion = Criterion("binary_kl_symmetric", over=over, reduce=reduce, lower=lower, upper=upper)

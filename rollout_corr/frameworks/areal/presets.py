@@ -6,9 +6,9 @@ denominator="original". With a ratio it reads non-finite D as 0; its KL metrics 
 
 from __future__ import annotations
 
-from rollout_corr.frameworks.checks import number, one_of
 from rollout_corr.frameworks.registry import recipe
 from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.validate import number, one_of
 
 LEVELS = ("token", "sequence")
 AGGREGATIONS = ("sum", "mean", "max")

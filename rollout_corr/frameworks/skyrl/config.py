@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from rollout_corr.frameworks.checks import positive
 from rollout_corr.frameworks.reading import boolean, fields_of, refuse_unknown
 from rollout_corr.frameworks.registry import warn_once
 from rollout_corr.frameworks.skyrl import presets
 from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.validate import positive
 
 # The fields of OffPolicyCorrectionConfig.
 KNOWN = tuple(inspect.signature(presets.spec).parameters)
@@ -37,7 +37,7 @@ def _algorithm(given: dict[str, Any], whole: bool) -> Spec:
     if not boolean("use_tis", given.get("use_tis")):
         return _block(block)
     # In SkyRL use_tis overrules tis_ratio_type, and its default cap of -1 would turn every ratio into -1.
-    cap = positive("tis_imp_ratio_cap, which use_tis needs", given.get("tis_imp_ratio_cap", -1.0))
+    cap = positive("tis_imp_ratio_cap, which use_tis needs", given.get("tis_imp_ratio_cap", -1.0), finite=False)
     warn_once(
         ("skyrl", "use_tis"),
         "skyrl: use_tis, tis_imp_ratio_cap are old names; write off_policy_correction: "

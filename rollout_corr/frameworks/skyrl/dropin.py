@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import correct
-from rollout_corr.frameworks import checks
 from rollout_corr.frameworks.dropin import DropIn, Installed, Target
 from rollout_corr.frameworks.skyrl import metrics as report
 from rollout_corr.frameworks.skyrl import presets as presets
 from rollout_corr.metrics.statistics import Statistics
+from rollout_corr.spec import validate
 from rollout_corr.spec.correction import NONFINITE, Spec
 
 MODULE = "skyrl.backends.skyrl_train.utils.off_policy_correction_utils"
@@ -52,8 +52,8 @@ def install(*, padding: str = "skyrl", nonfinite: str = "reject") -> Installed:
         RuntimeError: This SkyRL has other functions, or they take other arguments. Then nothing is replaced.
         ValueError: An unknown switch, named.
     """
-    checks.one_of("padding", padding, PADDING)
-    checks.one_of("nonfinite", nonfinite, NONFINITE)
+    validate.one_of("padding", padding, PADDING)
+    validate.one_of("nonfinite", nonfinite, NONFINITE)
     return _DROP_IN.install(TARGETS, padding=padding, nonfinite=nonfinite)
 
 

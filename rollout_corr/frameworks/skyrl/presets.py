@@ -6,9 +6,9 @@ is left. Rejected tokens stay in SkyRL's denominators, so give the policy loss d
 
 from __future__ import annotations
 
-from rollout_corr.frameworks.checks import not_negative, one_of, positive
 from rollout_corr.frameworks.registry import recipe
 from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.validate import not_negative, one_of, positive
 
 REPORT = ("native", "skyrl")
 TIS_LEVELS = {"token": "token", "sequence": "product"}
@@ -39,7 +39,7 @@ def spec(
     if tis_ratio_type is not None:
         one_of("tis_ratio_type", tis_ratio_type, TIS_LEVELS, or_null=True)
         caps = {"token": token_tis_ratio_clip_high, "sequence": sequence_tis_ratio_clip_high}
-        cap = positive(f"{tis_ratio_type}_tis_ratio_clip_high", caps[tis_ratio_type])
+        cap = positive(f"{tis_ratio_type}_tis_ratio_clip_high", caps[tis_ratio_type], finite=False)
         weight = Weight(TIS_LEVELS[tis_ratio_type], upper=cap)
     criteria: list[Criterion] = []
     low = _bound("outlier_token_is_threshold_low", outlier_token_is_threshold_low)
@@ -64,7 +64,7 @@ def spec(
                 over="sequence",
                 reduce=reduce,
                 lower=_bound(f"{prefix}_mask_low", low),
-                upper=positive(f"{prefix}_mask_high", high),
+                upper=positive(f"{prefix}_mask_high", high, finite=False),
                 label=label,
             )
         )

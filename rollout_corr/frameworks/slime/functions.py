@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import SMALLEST_MEAN, correct
-from rollout_corr.frameworks import checks
 from rollout_corr.frameworks.dropin import DropIn
 from rollout_corr.frameworks.slime import presets as presets
+from rollout_corr.spec import validate
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 CHECKED = ("624b824",)
@@ -233,16 +233,16 @@ def _settings(args: Any) -> Settings | None:
     """The settings, or None where weights are off."""
     if not args.use_tis:
         return None
-    checks.one_of("tis_level", args.tis_level, LEVELS)
-    checks.one_of("tis_mode", args.tis_mode, MODES)
-    tis_upper = checks.positive("tis_upper_bound", args.tis_upper_bound)
+    validate.one_of("tis_level", args.tis_level, LEVELS)
+    validate.one_of("tis_mode", args.tis_mode, MODES)
+    tis_upper = validate.positive("tis_upper_bound", args.tis_upper_bound, finite=False)
     tis_lower = 1.0 / tis_upper if args.tis_lower_bound is None else args.tis_lower_bound
     return Settings(
         tis_level=args.tis_level,
         tis_mode=args.tis_mode,
         tis_lower=tis_lower,
         tis_upper=tis_upper,
-        rs_level=checks.one_of("rs_level", args.rs_level, LEVELS) if args.use_rs else None,
+        rs_level=validate.one_of("rs_level", args.rs_level, LEVELS) if args.use_rs else None,
         rs_lower=tis_lower if args.rs_lower_bound is None else args.rs_lower_bound,
         rs_upper=tis_upper if args.rs_upper_bound is None else args.rs_upper_bound,
         veto=args.rs_veto_threshold if args.use_rs else None,

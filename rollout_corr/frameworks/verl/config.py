@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout_corr.frameworks.checks import one_of
 from rollout_corr.frameworks.preset_table import expression
 from rollout_corr.frameworks.reading import boolean, fields_of, refuse_unknown
 from rollout_corr.frameworks.registry import warn_once
 from rollout_corr.frameworks.verl import options as verl_options
 from rollout_corr.frameworks.verl import presets
 from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.validate import one_of
 
 CAPS = ("tis_imp_ratio_cap", "imp_ratio_cap", "behav_imp_weight_cap")
 SHARED = ("rollout_is", "rollout_is_threshold")

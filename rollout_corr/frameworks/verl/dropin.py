@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.frameworks import checks
 from rollout_corr.frameworks.dropin import Installed, Target
 from rollout_corr.frameworks.verl import losses as verl_losses
 from rollout_corr.frameworks.verl import measures, options, v07
 from rollout_corr.frameworks.verl import metrics as report
 from rollout_corr.frameworks.verl import presets as presets
 from rollout_corr.frameworks.verl.shared import DROP_IN, add_to_batch, corrected, proto, same_shape, without_prefix
+from rollout_corr.spec import validate
 from rollout_corr.spec.correction import NONFINITE, Criterion, Spec
 
 HELPER = "verl.trainer.ppo.rollout_corr_helper"
@@ -72,11 +72,11 @@ def install(
         RuntimeError: This verl has other functions, or they take other arguments. Then nothing is replaced.
         ValueError: An unknown switch, named.
     """
-    checks.one_of("compat", compat, COMPAT)
-    checks.one_of("k1_bounds", k1_bounds, options.K1_BOUNDS)
-    checks.one_of("empty_rows", empty_rows, EMPTY_ROWS)
-    checks.one_of("empty_batch", empty_batch, EMPTY_BATCH)
-    checks.one_of("nonfinite", nonfinite, NONFINITE)
+    validate.one_of("compat", compat, COMPAT)
+    validate.one_of("k1_bounds", k1_bounds, options.K1_BOUNDS)
+    validate.one_of("empty_rows", empty_rows, EMPTY_ROWS)
+    validate.one_of("empty_batch", empty_batch, EMPTY_BATCH)
+    validate.one_of("nonfinite", nonfinite, NONFINITE)
     if not isinstance(losses, bool):
         raise TypeError(f"losses: expected True or False, got {type(losses).__name__} {losses!r}")
     targets = (TARGETS if compat == "0.9" else TARGETS_07) + (verl_losses.TARGETS if losses else ())

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from numbers import Real
 
-from rollout_corr.frameworks import checks
 from rollout_corr.frameworks.registry import warn_once
+from rollout_corr.spec import validate
 from rollout_corr.spec.correction import Criterion, Weight
 
 LEVELS = {"token": "token", "sequence": "product"}
@@ -51,7 +51,7 @@ def number(key: str, value: object) -> float:
         except ValueError:
             raise ValueError(f"{key}: expected a number, got {value!r}") from None
     else:
-        parsed = checks.number(key, value)
+        parsed = validate.number(key, value)
     if not 0.0 < parsed < math.inf:
         raise ValueError(f"{key}: expected a finite number > 0, got {value!r}")
     return parsed
@@ -124,14 +124,14 @@ def criteria(
             [1/upper, 1/lower]; "ratio" keeps ratios in [lower, upper], as verl's documentation says (verl#6377).
         key: What the threshold is called in messages.
     """
-    checks.one_of("k1_bounds", k1_bounds, K1_BOUNDS)
+    validate.one_of("k1_bounds", k1_bounds, K1_BOUNDS)
     if not isinstance(options, str):
         raise TypeError(f"rollout_rs: expected a comma-separated string, got {type(options).__name__} {options!r}")
     chosen = list(dict.fromkeys(option.strip() for option in options.split(",") if option.strip()))
     if not chosen:
         raise ValueError(f"rollout_rs: expected at least one of {sorted(RS_OPTIONS)}, got {options!r}")
     for option in chosen:
-        checks.one_of("rollout_rs", option, sorted(RS_OPTIONS))
+        validate.one_of("rollout_rs", option, sorted(RS_OPTIONS))
     each = _one_for_each(chosen, thresholds, key)
     return tuple(_criterion(option, value, k1_bounds, key) for option, value in zip(chosen, each, strict=True))
 

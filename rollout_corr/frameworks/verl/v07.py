@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.frameworks import checks
 from rollout_corr.frameworks.verl import metrics as report
 from rollout_corr.frameworks.verl import options
 from rollout_corr.frameworks.verl import presets as presets
 from rollout_corr.frameworks.verl.measures import of_weights
 from rollout_corr.frameworks.verl.shared import DROP_IN, add_to_batch, corrected, proto, same_shape
+from rollout_corr.spec import validate
 from rollout_corr.spec.correction import Criterion, Spec
 
 LEVELS = options.OLD_RS_LEVELS
@@ -126,17 +126,17 @@ def _settings(
     level: str | None, threshold: Any, normalize: bool, rs_level: str | None, rs_upper: Any, rs_lower: Any, veto: Any
 ) -> Settings:
     if level is not None and threshold is not None:
-        checks.one_of("rollout_is", level, options.LEVELS)
+        validate.one_of("rollout_is", level, options.LEVELS)
         threshold = options.number("rollout_is_threshold", threshold)
     else:
         level, threshold = None, 1.0
     lower, upper = 1.0, 1.0
     if rs_level is not None:
-        checks.one_of("rollout_rs", rs_level, LEVELS)
+        validate.one_of("rollout_rs", rs_level, LEVELS)
         if rs_upper is None:
             raise ValueError("rollout_rs_threshold: expected a threshold for rollout_rs, got None")
         upper = options.number("rollout_rs_threshold", rs_upper)
-        lower = 1.0 / upper if rs_lower is None else checks.not_negative("rollout_rs_threshold_lower", rs_lower)
+        lower = 1.0 / upper if rs_lower is None else validate.not_negative("rollout_rs_threshold_lower", rs_lower)
     if veto is not None:
         veto = options.number("rollout_token_veto_threshold", veto)
     return Settings(level, threshold, bool(normalize), rs_level, lower, upper, veto)

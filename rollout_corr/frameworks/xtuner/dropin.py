@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import correct
-from rollout_corr.frameworks import checks
 from rollout_corr.frameworks.dropin import DropIn, Installed, Target
 from rollout_corr.frameworks.reading import boolean
 from rollout_corr.frameworks.xtuner import metrics as report
 from rollout_corr.frameworks.xtuner import presets as presets
 from rollout_corr.metrics.statistics import Statistics
+from rollout_corr.spec import validate
 from rollout_corr.spec.correction import NONFINITE, Spec
 
 MODULE = "xtuner.v1.rl.rollout_is"
@@ -80,7 +80,7 @@ def install(
         RuntimeError: This xtuner has other functions, or they take other arguments. Then nothing is replaced.
         ValueError: An unknown switch, named.
     """
-    checks.one_of("merge", merge, MERGE)
+    validate.one_of("merge", merge, MERGE)
     switches = _checked({"mismatch_over": mismatch_over, "empty_rows": empty_rows, "nonfinite": nonfinite})
     merging = merge_rollout_is_metrics if merge == "xtuner" else pool_rollout_is_metrics
     targets = (*TARGETS, Target(MODULE, "merge_rollout_is_metrics", merging))
@@ -99,7 +99,7 @@ def installed() -> Installed:
 
 def _checked(switches: dict[str, Any]) -> dict[str, Any]:
     for name, value in switches.items():
-        checks.one_of(name, value, SWITCHES[name])
+        validate.one_of(name, value, SWITCHES[name])
     return switches
 
 

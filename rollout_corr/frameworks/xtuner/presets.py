@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollout_corr.frameworks.checks import not_negative, one_of
 from rollout_corr.frameworks.registry import recipe
 from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.validate import not_negative, one_of
 
 REPORT = ("native", "xtuner")
 # What a level is as a weight, and as the criterion of `rollout_is_mode` mask and both.

@@ -160,7 +160,7 @@ SKYRL_REFUSED = [
     (
         {"sequence_mask_metric": "geometric", "geo_mask_high": "1.01"},
         TypeError,
-        r"geo_mask_high: expected a number, got str",
+        r"geo_mask_high: expected a number, got the string",
     ),
     ({"sequence_mask_metric": "geometric", "geo_mask_low": 2.0}, ValueError, r"Criterion: expected lower <= upper"),
     (
