@@ -25,17 +25,17 @@ from rollout_corr.metrics.statistics import Statistics as Statistics
 from rollout_corr.spec.correction import Criterion as Criterion
 from rollout_corr.spec.correction import Spec as Spec
 from rollout_corr.spec.correction import Weight as Weight
-from rollout_corr.spec.loss import DPPO as DPPO
-from rollout_corr.spec.loss import DRO as DRO
-from rollout_corr.spec.loss import GMPO as GMPO
-from rollout_corr.spec.loss import GPG as GPG
-from rollout_corr.spec.loss import GSPO as GSPO
 from rollout_corr.spec.loss import KL as KL
-from rollout_corr.spec.loss import PPO as PPO
-from rollout_corr.spec.loss import SAPO as SAPO
-from rollout_corr.spec.loss import Reinforce as Reinforce
-from rollout_corr.spec.loss import Score as Score
 from rollout_corr.spec.loss import SquaredLogRatio as SquaredLogRatio
+from rollout_corr.spec.surrogates import DPPO as DPPO
+from rollout_corr.spec.surrogates import DRO as DRO
+from rollout_corr.spec.surrogates import GMPO as GMPO
+from rollout_corr.spec.surrogates import GPG as GPG
+from rollout_corr.spec.surrogates import GSPO as GSPO
+from rollout_corr.spec.surrogates import PPO as PPO
+from rollout_corr.spec.surrogates import SAPO as SAPO
+from rollout_corr.spec.surrogates import Reinforce as Reinforce
+from rollout_corr.spec.surrogates import Score as Score
 
 __all__ = [
     "DPPO",

@@ -12,20 +12,8 @@ import torch
 from torch import Tensor
 
 from rollout_corr.aot.variant import HUGE, LONG, LONGEST, MEDIUM, SHORT, TOKENS, placed
-from rollout_corr.spec.loss import (
-    DPPO,
-    DRO,
-    GMPO,
-    GPG,
-    GSPO,
-    KL,
-    PPO,
-    SAPO,
-    Objective,
-    Reinforce,
-    Score,
-    SquaredLogRatio,
-)
+from rollout_corr.spec.loss import KL, LossReduction, Objective, SquaredLogRatio
+from rollout_corr.spec.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, Reinforce, Score
 
 if TYPE_CHECKING:
     from rollout_corr.kernels.grid import Launch
@@ -126,7 +114,7 @@ class LossVariant:
         return (*launches, backward[1])
 
 
-_MEAN = "sequence_mean_token_mean"
+_MEAN: LossReduction = "sequence_mean_token_mean"
 _K3 = KL("k3", 0.01, gradient="k2", value_clamp=10.0, weight="ratio", weight_upper=2.0)
 
 _DECLARED = (

@@ -16,7 +16,9 @@ from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, 
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.metrics.statistics import Measured, Statistics
 from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.loss import DENOMINATORS, DPPO, DRO, GPG, KL, PPO, Objective, Score, SquaredLogRatio, Surrogate
+from rollout_corr.spec.loss import DENOMINATORS, KL, Denominator, LossReduction, Objective, SquaredLogRatio
+from rollout_corr.spec.surrogate import Surrogate
+from rollout_corr.spec.surrogates import DPPO, DRO, GPG, PPO, Score
 from rollout_corr.spec.validate import number
 
 BACKENDS = ("auto", "triton", "torch")
@@ -58,8 +60,8 @@ def policy_loss(
     kl: KL | None = None,
     ref_logp: LogProbs | None = None,
     regulariser: SquaredLogRatio | None = None,
-    reduction: str = "token_mean",
-    denominator: str | float | Tensor = "original",
+    reduction: LossReduction = "token_mean",
+    denominator: Denominator | float | Tensor = "original",
     max_length: float | None = None,
     external: Mapping[str, LogProbs] | None = None,
     backend: str = "auto",
@@ -200,15 +202,17 @@ def _read(
     return _Given(read, batch, old, rollout, ref, batch.advantages)
 
 
-def _denominator(given: object, reduction: object, device: torch.device) -> tuple[str, Tensor | float | None]:
+def _denominator(given: object, reduction: object, device: torch.device) -> tuple[Denominator, Tensor | float | None]:
     """What the loss counts, and what the caller has counted."""
     if reduction == "sum" and given != "original":
         raise ValueError(
             f"denominator: expected the default with reduction='sum', which divides by nothing, got {given!r}; "
             "token_mean with this denominator is a sum over it"
         )
-    if isinstance(given, str) and given in DENOMINATORS:
-        return given, None
+    if given == "original":
+        return "original", None
+    if given == "kept":
+        return "kept", None
     if isinstance(given, Tensor):
         if given.numel() != 1 or given.dtype == torch.bool or given.is_complex():
             got = f"{str(given.dtype).removeprefix('torch.')} of shape {list(given.shape)}"

@@ -1,146 +1,72 @@
-"""The policy loss, in plain torch: values, and by autograd of them the gradient.
+"""The policy loss in plain torch: its value, and by autograd of that its gradient.
 
-Read reference.py and tokens.py first; the same habits hold. Every formula of a token is a small function of tensors.
-What does not count is selected away before anything is computed from it, so that no gradient reaches it, whatever
-stands there.
+Read correction.py and tokens.py first; the same habits hold. The formula of a surrogate stands in its class in
+spec/surrogates.py, which reads its tokens through `TokensThatTrain`. Tokens that do not count are selected away before
+anything is computed from them, so that no gradient reaches them, whatever they hold.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from rollout_corr.definition import statistics as measures
+from rollout_corr.definition import tokens as formulas
 from rollout_corr.definition.sequences import Sequences
-from rollout_corr.definition.statistics import Named, outside
+from rollout_corr.definition.statistics import Named
 from rollout_corr.definition.thresholds import float32_at_least, float32_at_most, log_bound, log_of
-from rollout_corr.definition.tokens import (
-    LARGEST_D,
-    binary_kl,
-    extrema,
-    k3,
-    probability,
-    select,
-    sum_of_d,
-    sum_of_statistic,
-)
-from rollout_corr.spec.loss import DPPO, DRO, GMPO, GPG, GSPO, KL, PPO, SAPO, Objective, Reinforce, Score, Surrogate
-
-SMALLEST_WEIGHT = 1e-10
-
+from rollout_corr.definition.tokens import LARGEST_D, extrema, k3, select, sum_of_d, sum_of_statistic
+from rollout_corr.spec.loss import KL, Objective
+from rollout_corr.spec.surrogate import Surrogate, TokenLoss
 
 # --- one token ---
 
 
-@dataclass
-class Loss:
-    """A surrogate's loss per token, and which tokens it clipped."""
-
-    value: Tensor
-    low: Tensor | None = None
-    high: Tensor | None = None
-    dual: Tensor | None = None
-
-
-def ppo(surrogate: PPO, x: Tensor, advantages: Tensor) -> Loss:
-    """-min(r A, clip(r) A) is -A times r, cut from above where A > 0 and from below where A < 0."""
-    least, most, most_negative = surrogate.ratio_bounds
-    down = advantages < 0
-    above, far_above, below = over(x, most), over(x, most_negative), under(x, least)
-    ratio = torch.where(down & below, least, x.exp())
-    ratio = torch.where(down, torch.where(far_above, most_negative, ratio), torch.where(above, most, ratio))
-    return Loss(-advantages * ratio, low=down & below, high=(advantages > 0) & above, dual=down & far_above)
-
-
 def over(x: Tensor, bound: float) -> Tensor:
-    """Whether e^x is above a bound, decided in log space, where no exponential has a say. NaN is not."""
+    """Bool per token: e^x is above a bound, decided in log space, where rounding of exp cannot matter. NaN is not."""
     cut = log_of(bound)
     return x > (float32_at_most(cut) if x.dtype == torch.float32 else cut)
 
 
 def under(x: Tensor, bound: float) -> Tensor:
-    """Whether e^x is below a bound."""
+    """Bool per token: e^x is below a bound, decided in log space. NaN is not."""
     cut = log_of(bound)
     return x < (float32_at_least(cut) if x.dtype == torch.float32 else cut)
 
 
-def score(surrogate: Score, new: Tensor, x: Tensor, advantages: Tensor, own_ratio: bool) -> Loss:
-    """The gradient is the score function's, the ratio a constant; 1 where weights take its place."""
-    if not own_ratio:
-        return Loss(-advantages * new)
-    x = x.detach()
-    ratio = x.exp()
-    above, below = outside(x, log_bound(surrogate.lower), log_bound(surrogate.upper))
-    if surrogate.outside == "clamp":
-        if surrogate.lower is not None or surrogate.upper is not None:
-            ratio = ratio.clamp(surrogate.lower, surrogate.upper)
-    else:
-        ratio = torch.where(above | below, 0.0, ratio)
-    return Loss(-ratio * advantages * new, low=below, high=above)
-
-
-def dppo(surrogate: DPPO, new: Tensor, x: Tensor, advantages: Tensor, own_ratio: bool) -> Loss:
-    """`x` is not clamped yet: it leads from new to base, whose probability the divergence needs."""
-    stopped, d = new.detach(), x.detach()
-    p, q = probability(stopped - d), probability(stopped)
-    if surrogate.divergence == "tv":
-        moved = (q - p).abs()
-    else:
-        moved = binary_kl(stopped - d, stopped, d, surrogate.eps)
-    high = (advantages > 0) & (q > p) & (moved > surrogate.high)
-    low = (advantages < 0) & (q < p) & (moved > surrogate.low)
-    ratio, dual = torch.ones_like(d), None
-    if own_ratio:
-        clamped = d.clamp(-surrogate.clamp, surrogate.clamp)
-        ratio = clamped.exp()
-        if surrogate.upper is not None:
-            dual = over(clamped, surrogate.upper)
-            ratio = torch.where(dual, surrogate.upper, ratio)
-    return Loss(select(~(high | low), -ratio * advantages * new), low=low, high=high, dual=dual)
-
-
-def sapo(surrogate: SAPO, ratio: Tensor, advantages: Tensor) -> Loss:
-    """A gate that closes smoothly: its slope at r = 1 is that of -r A."""
-    positive, negative = ratio.new_full((), surrogate.positive), ratio.new_full((), surrogate.negative)
-    tau = torch.where(advantages > 0, positive, negative)
-    return Loss(-(4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0)) * advantages)
-
-
-def gmpo_log_ratio(surrogate: GMPO, x: Tensor, advantages: Tensor) -> Loss:
-    """The clipped log-ratio of a token, whose mean makes the sequence's loss."""
-    up, down = advantages > 0, advantages < 0
-    high, low = up & (x > surrogate.high), down & (x < -surrogate.low)
-    return Loss(
-        torch.where(up, x.clamp(max=surrogate.high), torch.where(down, x.clamp(min=-surrogate.low), x)),
-        low=low,
-        high=high,
-    )
+def saturated(x: Tensor) -> Tensor:
+    """Log-ratios clamped to +-1024, as they enter sums and squares."""
+    return x.clamp(-LARGEST_D, LARGEST_D)
 
 
 def kl(term: KL, k: Tensor) -> Tensor:
     """The penalty of a token; with `gradient` the value of one kind and the gradient of another."""
-    value = kl_value(term.kind, term, k)
+    k = saturated(k)
+    value = KL_VALUES[term.kind](term, k)
     if term.gradient is None or term.gradient == term.kind:
         return value
-    other = kl_value(term.gradient, term, k)
+    other = KL_VALUES[term.gradient](term, k)
     return value.detach() + (other - other.detach())
 
 
-def kl_value(kind: str, term: KL, k: Tensor) -> Tensor:
-    """k, |k|, k^2 / 2 or e^-k - 1 + k."""
-    k = k.clamp(-LARGEST_D, LARGEST_D)
-    if kind == "k1":
-        return k
-    if kind == "abs":
-        return k.abs()
-    if kind == "k2":
-        return 0.5 * k * k
+def kl_k3(term: KL, k: Tensor) -> Tensor:
+    """e^-k - 1 + k within the term's clamps."""
     k = k.clamp(-term.log_clamp, term.log_clamp)
-    # Both the value and its slope 1 - e^-k cancel where k is small, so each is given as it should come out.
+    # The value and its slope 1 - e^-k both cancel where k is small, so each is computed without cancellation.
     at = k.detach()
     value = k3(-at) - torch.expm1(-at) * (k - at)
     return value if term.value_clamp is None else value.clamp(max=term.value_clamp)
+
+
+KL_VALUES: dict[str, Callable[[KL, Tensor], Tensor]] = {
+    "k1": lambda term, k: k,
+    "abs": lambda term, k: k.abs(),
+    "k2": lambda term, k: 0.5 * k * k,
+    "k3": kl_k3,
+}
 
 
 # --- a batch of whole sequences ---
@@ -148,10 +74,7 @@ def kl_value(kind: str, term: KL, k: Tensor) -> Tensor:
 
 @dataclass
 class Operands:
-    """What the loss of some whole sequences is made of; [N] or [B, T] in the dtype that computes.
-
-    A mask of None says that all tokens count.
-    """
+    """Tensors of some whole sequences, [N] or [B, T] in the dtype that computes; a mask of None says all tokens."""
 
     sequences: Sequences
     n_valid: Tensor  # [S] int64
@@ -172,7 +95,7 @@ def both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 def finite(given: Operands, objective: Objective) -> Tensor:
-    """Bool per token: all that the loss needs of it is finite."""
+    """Bool per token: everything that the loss needs of it is finite."""
     new = given.new.detach()
     found = new.isfinite() if given.base is None else (new - given.base).isfinite()
     if objective.nonfinite == "neutral" and given.base is not None:
@@ -195,10 +118,10 @@ def log_ratio(given: Operands, new: Tensor, among: Tensor | None, objective: Obj
 
 def mean_of_d(x: Tensor, sequences: Sequences, n: Tensor, propagate: bool) -> Tensor:
     """The mean per sequence of selected log-ratios, at each token: exact sums, with the gradient of plain ones."""
-    saturated = x.clamp(-LARGEST_D, LARGEST_D)
-    total = sum_of_d(saturated.detach(), sequences, propagate, x.detach())
+    limited = saturated(x)
+    total = sum_of_d(limited.detach(), sequences, propagate, x.detach())
     if x.requires_grad:
-        total = sequences.with_gradient(total, saturated)
+        total = sequences.with_gradient(total, limited)
     return at_each_token(total, x, sequences, n)
 
 
@@ -207,38 +130,44 @@ def at_each_token(total: Tensor, like: Tensor, sequences: Sequences, n: Tensor) 
     return sequences.spread((total / n.clamp(min=1)).to(like.dtype)).expand(like.shape)
 
 
-def surrogate_loss(
-    objective: Objective, new: Tensor, x: Tensor, advantages: Tensor, sequences: Sequences, n: Tensor
-) -> tuple[Loss, Tensor]:
-    """The loss per token before weights, and the log-ratio that it used. All arguments are 0 where nothing counts."""
-    surrogate, own_ratio = objective.surrogate, not objective.weights_are_the_ratio
-    propagate = objective.nonfinite == "propagate"
-    if isinstance(surrogate, GSPO):
-        through_sequence = surrogate.through == "sequence"
-        mean = mean_of_d(x if through_sequence else x.detach(), sequences, n, propagate)
-        step = select(x.isfinite(), x)
-        x = mean if through_sequence else mean + (step - step.detach())
-    clamped = x.clamp(-surrogate.clamp, surrogate.clamp)
-    if isinstance(surrogate, PPO):
-        return ppo(surrogate, clamped, advantages), clamped
-    if isinstance(surrogate, Reinforce):
-        return Loss(-clamped.exp() * advantages), clamped
-    if isinstance(surrogate, Score):
-        return score(surrogate, new, clamped, advantages, own_ratio), clamped
-    if isinstance(surrogate, DPPO):
-        return dppo(surrogate, new, x, advantages, own_ratio), clamped
-    if isinstance(surrogate, SAPO):
-        return sapo(surrogate, clamped.exp(), advantages), clamped
-    if isinstance(surrogate, GMPO):
-        loss = gmpo_log_ratio(surrogate, clamped, advantages)
-        advantage = at_each_token(sum_of_statistic(advantages, sequences, propagate), x, sequences, n)
-        loss.value = -advantage * mean_of_d(loss.value, sequences, n, propagate).exp()
-        return loss, clamped
-    if isinstance(surrogate, DRO):
-        square = x.clamp(-LARGEST_D, LARGEST_D).square()
-        return Loss(-(advantages * new - 0.5 * surrogate.beta * square)), clamped
-    assert isinstance(surrogate, GPG), surrogate
-    return Loss(-advantages * new), clamped
+class TokensThatTrain:
+    """The tokens that train, 0 elsewhere, as a surrogate reads them: `LossTokens` of spec/surrogate.py."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        new: Tensor,
+        x: Tensor,
+        advantages: Tensor,
+        counted: Tensor | None,
+        sequences: Sequences,
+        n: Tensor,
+    ) -> None:
+        self.new, self.x, self.advantages = new, x, advantages
+        self.own_ratio = not objective.weights_are_the_ratio
+        self._counted, self._sequences, self._n = counted, sequences, n
+        self._propagate = objective.nonfinite == "propagate"
+        surrogate = objective.surrogate
+        self.clamped = surrogate.log_ratio(self).clamp(-surrogate.clamp, surrogate.clamp)
+
+    over = staticmethod(over)
+    under = staticmethod(under)
+    saturated = staticmethod(saturated)
+    probability = staticmethod(formulas.probability)
+    binary_kl = staticmethod(formulas.binary_kl)
+
+    def outside(self, x: Tensor, lower: float | None, upper: float | None) -> tuple[Tensor, Tensor]:
+        return measures.outside(x, log_bound(lower), log_bound(upper))
+
+    def mean(self, x: Tensor) -> Tensor:
+        return mean_of_d(x, self._sequences, self._n, self._propagate)
+
+    def mean_advantage(self) -> Tensor:
+        total = sum_of_statistic(self.advantages, self._sequences, self._propagate)
+        return at_each_token(total, self.x, self._sequences, self._n)
+
+    def trained(self, x: Tensor) -> Tensor:
+        return select(self._counted, x)
 
 
 def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple[Tensor, Named, Named]:
@@ -265,10 +194,11 @@ def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple
     advantages = select(counted, given.advantages)
     weights = None if given.weights is None else select(everywhere, given.weights)
 
-    loss, used = surrogate_loss(objective, select(counted, new), select(counted, x), advantages, sequences, n)
+    tokens = TokensThatTrain(objective, select(counted, new), select(counted, x), advantages, counted, sequences, n)
+    loss = objective.surrogate.loss(tokens)
     policy = loss.value
     if weights is not None:
-        policy = policy * effective(weights, counted, objective, sequences, n)
+        policy = policy * objective.surrogate.factor(tokens, weights)
     policy = total = select(counted, policy)
     more: Named = {}
     if objective.kl is not None and given.ref is not None:
@@ -279,26 +209,18 @@ def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple
         total = total + select(among, objective.kl.coef * penalty * factor)
     if objective.regulariser is not None:
         among = everywhere if objective.regulariser.scope == "all" else counted
-        square = x.clamp(-LARGEST_D, LARGEST_D).square()
+        square = saturated(x).square()
         more["log_ratio2"] = select(among, square.detach()).sum(dtype=torch.float64)
         total = total + select(among, objective.regulariser.coef * square)
-    if objective.reduction == "sequence_mean_token_mean":
+    if objective.reduced.averages:
         inner = (n if objective.denominator == "kept" else given.n_valid).clamp(min=1).double()
         total = total * sequences.spread((1.0 / inner).to(total.dtype))
-    sums, maxima = statistics(given, known, counted, n, policy, loss, x, used)
+    sums, maxima = statistics(given, known, counted, n, policy, loss, x, tokens.clamped)
     return total.sum(dtype=torch.float64), {**sums, **more}, maxima
 
 
-def effective(weights: Tensor, counted: Tensor | None, objective: Objective, sequences: Sequences, n: Tensor) -> Tensor:
-    """What multiplies a token's loss: its weight, or for GMPO the geometric mean of its sequence's."""
-    if not isinstance(objective.surrogate, GMPO):
-        return weights
-    log_weights = select(counted, weights.clamp(min=SMALLEST_WEIGHT).log())
-    return mean_of_d(log_weights, sequences, n, objective.nonfinite == "propagate").exp()
-
-
 def kl_factor(term: KL, x: Tensor, weights: Tensor | None, surrogate: Surrogate) -> Tensor | float:
-    """What multiplies a token's KL besides the coefficient."""
+    """The factor of a token's KL besides the coefficient."""
     if term.weight is None:
         return 1.0
     if term.weight == "weights":
@@ -316,7 +238,7 @@ def statistics(
     counted: Tensor | None,
     n: Tensor,
     policy: Tensor,
-    loss: Loss,
+    loss: TokenLoss,
     x: Tensor,
     used: Tensor,
 ) -> tuple[Named, Named]:
@@ -340,7 +262,7 @@ def statistics(
         "clip_low": count(loss.low, counted),
         "clip_high": count(loss.high, counted),
         "clip_dual": count(loss.dual, counted),
-        "ppo_d": x.clamp(-LARGEST_D, LARGEST_D).sum(dtype=torch.float64),
+        "ppo_d": saturated(x).sum(dtype=torch.float64),
         "ppo_ratio": excess.sum(dtype=torch.float64),
         "ppo_ratio2": excess.square().sum(dtype=torch.float64),
         "ppo_k3": beyond.sum(dtype=torch.float64),
@@ -350,8 +272,8 @@ def statistics(
 
 
 def divisor(sums: Named, objective: Objective) -> Tensor:
-    """What the sum is divided by: 0-d float64, from the statistics of the whole batch."""
-    if objective.reduction == "sum":
+    """The number that the sum is divided by: 0-d float64, from the statistics of the whole batch."""
+    unit = objective.reduced.unit
+    if unit is None:
         return torch.ones_like(sums["loss_policy"])
-    unit = "tokens" if objective.reduction == "token_mean" else "sequences"
     return sums[f"loss_{unit}" if objective.denominator == "kept" else f"loss_valid_{unit}"].double()

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.loss import KL, PPO, Surrogate
+from rollout_corr.spec.loss import KL, KLKind
+from rollout_corr.spec.surrogate import Surrogate
+from rollout_corr.spec.surrogates import PPO
 from rollout_corr.spec.validate import one_of
 
 SEQUENCES = "sequence_mean_token_mean"
@@ -52,7 +54,7 @@ def aggregation(key: str, mode: str, known: dict[str, str] = AGGREGATIONS) -> st
     return known[one_of(key, mode, known)]
 
 
-def penalty(coef: float | None, kind: str = "k3", **more: Any) -> KL | None:
+def penalty(coef: float | None, kind: KLKind = "k3", **more: Any) -> KL | None:
     """The KL term, where there is one."""
     return KL(kind, coef, **more) if coef else None
 

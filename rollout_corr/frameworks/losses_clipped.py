@@ -19,7 +19,9 @@ from rollout_corr.frameworks.call import (
     penalty,
     step,
 )
-from rollout_corr.spec.loss import DRO, GPG, GSPO, Score, Surrogate
+from rollout_corr.spec.loss import KLKind
+from rollout_corr.spec.surrogate import Surrogate
+from rollout_corr.spec.surrogates import DRO, GPG, GSPO, Score
 from rollout_corr.spec.validate import one_of
 
 
@@ -199,7 +201,7 @@ TUNIX_AGGREGATIONS = {
     "sequence-mean-token-scale": "token_sum_norm",
     "seq-mean-token-sum": "sequence_mean_token_sum",
 }
-TUNIX_KINDS = {"kl": "k1", "mse_kl": "k2", "low_var_kl": "k3"}
+TUNIX_KINDS: dict[str, KLKind] = {"kl": "k1", "mse_kl": "k2", "low_var_kl": "k3"}
 
 
 def _tunix(

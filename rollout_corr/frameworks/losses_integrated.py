@@ -7,7 +7,8 @@ from typing import Any
 
 from rollout_corr.frameworks import registry
 from rollout_corr.frameworks.call import BOTH, BYPASS, DECOUPLED, GLOBAL, SEQUENCES, Call, clip, fixed, penalty, step
-from rollout_corr.spec.loss import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, Reinforce, Score, Surrogate
+from rollout_corr.spec.surrogate import Surrogate
+from rollout_corr.spec.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, Divergence, Reinforce, Score
 
 # --- verl ---
 
@@ -45,7 +46,7 @@ def _verl_sapo(tau_pos: float = 1.0, tau_neg: float = 1.05) -> dict[str, Any]:
 
 
 def _verl_dppo(
-    divergence: str, clip_ratio_low: float = 0.2, clip_ratio_high: float = 0.2, clip_ratio_c: float = 3.0
+    divergence: Divergence, clip_ratio_low: float = 0.2, clip_ratio_high: float = 0.2, clip_ratio_c: float = 3.0
 ) -> dict[str, Any]:
     return step(DPPO(divergence, clip_ratio_low, clip_ratio_high, clip_ratio_c))
 
@@ -186,7 +187,8 @@ def calls() -> dict[str, Call]:
             found[name] = Call(partial(_xtuner, name), BOTH, GLOBAL + ", after rejection")
         elif framework == "swift":
             found[name] = Call(partial(_swift, name), BOTH, "weights multiply the KL term too")
-    for mode, divergence in (("dppo_tv", "tv"), ("dppo_kl", "kl")):
+    divergences: dict[str, Divergence] = {"dppo_tv": "tv", "dppo_kl": "kl"}
+    for mode, divergence in divergences.items():
         note = "clip_ratio_c is ActorConfig's 3.0; the function's own 20.0 never gets there"
         found[f"verl.{mode}"] = Call(partial(_verl_dppo, divergence), DECOUPLED, note)
     found |= {

@@ -7,7 +7,9 @@ from typing import Any
 
 from rollout_corr.frameworks import registry
 from rollout_corr.frameworks.call import BYPASS, DECOUPLED, GLOBAL, SEQUENCES, Call, clip, fixed, penalty, step
-from rollout_corr.spec.loss import DPPO, GPG, GSPO, PPO, Reinforce, Score, SquaredLogRatio, Surrogate
+from rollout_corr.spec.loss import SquaredLogRatio
+from rollout_corr.spec.surrogate import Surrogate
+from rollout_corr.spec.surrogates import DPPO, GPG, GSPO, PPO, Divergence, Reinforce, Score
 from rollout_corr.spec.validate import one_of
 
 PER_SEQUENCE = "sequence_mean_token_sum"
@@ -33,7 +35,7 @@ def _glm_double_sided(epsilon_low: float = 0.2, epsilon_high: float = 0.28) -> d
     return step(Score(1.0 - epsilon_low, 1.0 + epsilon_high, "zero", of="new/rollout"))
 
 
-def _dppo(divergence: str, delta: float, clip_ratio_c: float = 20.0) -> dict[str, Any]:
+def _dppo(divergence: Divergence, delta: float, clip_ratio_c: float = 20.0) -> dict[str, Any]:
     return step(DPPO(divergence, delta, delta, clip_ratio_c, of="new/rollout"))
 
 

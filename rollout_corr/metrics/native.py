@@ -11,7 +11,7 @@ from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.metrics import peers
 from rollout_corr.metrics.metric import Metric, Values, correlation_of, ess_of, extremum_of, ratio_of, std_of
 from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.loss import KL, PPO, Objective, SquaredLogRatio
+from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
 
 PERCENTILES = (1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99)
 
@@ -358,7 +358,7 @@ def markdown() -> str:
     from rollout_corr.spec.correction import Criterion, Weight
 
     weighted = Spec(weight=Weight("token", normalize="batch"), criteria=(Criterion("k3", upper=1.0, label="LABEL"),))
-    objective = Objective(PPO(), KL("k3", 0.001), SquaredLogRatio(0.001))
+    objective = Objective(kl=KL("k3", 0.001), regulariser=SquaredLogRatio(0.001))
     parts = [
         ("Always", table(Spec())),
         ("With a `Weight`", _weights(weighted)),

@@ -8,24 +8,12 @@ from functools import lru_cache
 from typing import Any
 
 from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.loss import (
-    DPPO,
-    DRO,
-    GMPO,
-    GPG,
-    GSPO,
-    KL,
-    PPO,
-    SAPO,
-    Objective,
-    Reinforce,
-    Score,
-    SquaredLogRatio,
-)
+from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
+from rollout_corr.spec.surrogates import SURROGATES
 from rollout_corr.spec.validate import Checked
 
 _OF_CORRECTION = (Spec, Weight, Criterion)
-_OF_LOSS = (Objective, KL, SquaredLogRatio, PPO, GSPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO)
+_OF_LOSS = (Objective, KL, SquaredLogRatio, *SURROGATES)
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_OF_CORRECTION, *_OF_LOSS)}
 _FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in _KINDS.values()}
 

@@ -14,7 +14,7 @@ from rollout_corr.aot.loss_variants import LOSS_FEW, LOSS_VARIANTS
 from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT
 from rollout_corr.backends.batch import LOGP_DTYPES, external_names
 from rollout_corr.kernels import grid
-from rollout_corr.spec import loss as surrogates
+from rollout_corr.spec import loss, surrogate, surrogates
 from rollout_corr.spec.encode import read, written
 from rollout_corr.spec.loss import Objective
 
@@ -236,12 +236,10 @@ USED = {
 
 def test_every_option_is_in_a_variant():
     """A new option, or a new value of one, is missed here until a variant has it."""
-    options = {name: set(x) for name, x in vars(surrogates).items() if name.isupper() and isinstance(x, tuple)}
+    choices = vars(surrogate) | vars(surrogates) | vars(loss)
+    options = {name: set(x) for name, x in choices.items() if name.isupper() and isinstance(x, tuple)}
+    assert options.pop("SURROGATES") == {type(x.surrogate) for x in OBJECTIVES}
     assert options == USED
-    kinds = {
-        kind for kind in vars(surrogates).values() if isinstance(kind, type) and issubclass(kind, surrogates.Surrogate)
-    }
-    assert kinds - {surrogates.Surrogate} == {type(x.surrogate) for x in OBJECTIVES}
     variants = LOSS_VARIANTS.values()
     assert {x.new for x in variants} == set(LOGP_DTYPES)
     for name in ("base", "ref", "weights", "trains", "mask"):

@@ -16,6 +16,7 @@ from builders.batches import GARBAGE, LAYOUTS, error
 from builders.loss_cases import SURROGATES, TENSORS, LaidLoss, only
 from oracles import loss as oracle_loss
 from rollout_corr.spec.loss import LOSS_REDUCTIONS
+from rollout_corr.spec.surrogate import Surrogate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -287,7 +288,7 @@ WRONG_TYPES = {
     "spec: expected a Spec or None, got dict": lambda: rc.policy_loss(z(2, 3), z(2), rollout_logp=z(2, 3), spec={}),
     "correction: expected what correct() gives, got tuple": lambda: rc.policy_loss(z(2, 3), z(2), correction=(1, 2)),
     "PPO.low: expected a number, got bool True": lambda: rc.PPO(True),
-    "Surrogate: expected one of its kinds": lambda: rc.spec.loss.Surrogate(),
+    "Surrogate: expected one of its kinds": lambda: Surrogate(),
 }
 
 

@@ -16,8 +16,7 @@ import torch
 import rollout_corr as rc
 from rollout_corr.frameworks.recipe_table import table
 from rollout_corr.metrics import native
-from rollout_corr.spec import correction
-from rollout_corr.spec import loss as surrogates
+from rollout_corr.spec import correction, loss, surrogate
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -29,7 +28,8 @@ CHOICES = {
     name: getattr(correction, name)
     for name in ("LEVELS", "OUTSIDE", "NORMALIZE", "STATS", "UNITS", "REDUCTIONS", "WHEN", "DROP", "REJECTED")
 } | {"NONFINITE": correction.NONFINITE, "SUMS_OVER": correction.SUMS_OVER}
-CHOICES |= {name: getattr(surrogates, name) for name in ("RATIOS", "LOSS_REDUCTIONS", "DENOMINATORS", "KINDS")}
+CHOICES |= {name: getattr(loss, name) for name in ("LOSS_REDUCTIONS", "DENOMINATORS", "KINDS")}
+CHOICES["RATIOS"] = surrogate.RATIOS
 
 
 class Block(NamedTuple):

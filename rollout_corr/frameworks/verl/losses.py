@@ -15,12 +15,14 @@ from torch import Tensor
 
 from rollout_corr.api.policy_loss import PolicyLoss, policy_loss
 from rollout_corr.frameworks.dropin import Target
-from rollout_corr.spec.loss import DPPO, DRO, GPG, GSPO, PPO, SAPO, Score, Surrogate
+from rollout_corr.spec.loss import LossReduction
+from rollout_corr.spec.surrogate import Surrogate
+from rollout_corr.spec.surrogates import DPPO, DRO, GPG, GSPO, PPO, SAPO, Divergence, Score
 
 MODULE = "verl.trainer.ppo.core_algos"
 
 # loss_agg_mode: the reduction, and which of `global_batch_info` counts for it.
-REDUCTIONS = {
+REDUCTIONS: dict[str, tuple[LossReduction, str | None]] = {
     "token-mean": ("token_mean", "batch_num_tokens"),
     "token-sum": ("sum", None),
     "seq-mean-token-sum": ("sequence_mean_token_sum", "global_batch_size"),
@@ -39,7 +41,7 @@ def _vanilla(config: Any) -> Surrogate:
     return PPO(low, high, dual=c)
 
 
-def _dppo(divergence: str) -> Callable[[Any], Surrogate]:
+def _dppo(divergence: Divergence) -> Callable[[Any], Surrogate]:
     def surrogate(config: Any) -> Surrogate:
         low, high = _bounds(config)
         return DPPO(divergence, low, high, config.get("clip_ratio_c", 20.0))

@@ -1,0 +1,156 @@
+"""The base class, the tokens that its formula reads, and the loss that it gives.
+
+Notation: x = new_logp - base is the log-ratio, where base is old_logp, rollout_logp or new_logp itself, detached;
+r = e^x; A is the advantage; sg() is a constant of the gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, field, fields
+from typing import ClassVar, Literal, Protocol, get_args
+
+from torch import Tensor
+
+from rollout_corr.spec.correction import LARGEST_CLAMP
+from rollout_corr.spec.validate import Checked, choice, number, positive
+
+RatioOf = Literal["new/old", "new/rollout"]
+# What becomes of weights in bypass mode, where the ratio new/rollout is the correction already.
+WeightUse = Literal["report", "replace_ratio", "multiply"]
+
+RATIOS: tuple[str, ...] = get_args(RatioOf)
+
+
+@dataclass
+class TokenLoss:
+    """The loss of every token before weights, and Bool per token where it was clipped; None: nowhere.
+
+    Attributes:
+        value: [N] or [B, T].
+        low, high: Clipped from below, from above.
+        dual: Cut by a bound of the ratio that holds on the far side: PPO's dual and delta, DPPO's upper.
+    """
+
+    value: Tensor
+    low: Tensor | None = None
+    high: Tensor | None = None
+    dual: Tensor | None = None
+
+
+class LossTokens(Protocol):
+    """The tokens that a formula reads, and the operations that have one definition: definition/loss.py provides it.
+
+    Tensors are [N] or [B, T], and 0 at tokens that do not train.
+    """
+
+    new: Tensor  # new_logp
+    x: Tensor  # the log-ratio of the token
+    clamped: Tensor  # `Surrogate.log_ratio`, clamped to +-clamp; not there yet when that is asked for
+    advantages: Tensor
+    own_ratio: bool  # False: weights take the place of the ratio, which is then 1
+
+    def over(self, x: Tensor, bound: float) -> Tensor:
+        """Bool: e^x > bound, decided in log space; NaN is not."""
+
+    def under(self, x: Tensor, bound: float) -> Tensor:
+        """Bool: e^x < bound, decided in log space; NaN is not."""
+
+    def outside(self, x: Tensor, lower: float | None, upper: float | None) -> tuple[Tensor, Tensor]:
+        """Bool: e^x not <= upper, and e^x not >= lower; NaN is neither."""
+
+    def saturated(self, x: Tensor) -> Tensor:
+        """Log-ratios clamped to +-1024, as they enter sums and squares."""
+
+    def probability(self, logp: Tensor) -> Tensor:
+        """Exp of log-probs."""
+
+    def binary_kl(self, log_p: Tensor, log_q: Tensor, d: Tensor, eps: float) -> Tensor:
+        """KL of {p, 1 - p} from {q, 1 - q}, where d = log q - log p."""
+
+    def mean(self, x: Tensor) -> Tensor:
+        """The mean of log-ratios over the sequence's tokens that train, at each of its tokens; it has a gradient."""
+
+    def mean_advantage(self) -> Tensor:
+        """The mean of A over the sequence's tokens that train, at each of its tokens."""
+
+    def trained(self, x: Tensor) -> Tensor:
+        """Values of tokens that train, 0 elsewhere."""
+
+
+@dataclass(frozen=True)
+class Surrogate(Checked):
+    """Base class of the surrogates.
+
+    Args:
+        of: The ratio: "new/old" or "new/rollout". None: new/old if `old_logp` is given, else new/rollout if
+            `rollout_logp` is, else new/new, which is 1 and has a gradient.
+        clamp: x is clamped to +-clamp before exp; no gradient flows beyond.
+
+    Attributes:
+        weights_in_bypass: The use of weights in bypass mode: "report", because the ratio itself corrects;
+            "replace_ratio", where the ratio is a constant that weights stand for; "multiply", without a ratio.
+        option: Name of the field that chooses between formulas, if any.
+    """
+
+    of: RatioOf | None = field(default=None, kw_only=True)
+    clamp: float = field(default=20.0, kw_only=True)
+
+    weights_in_bypass: ClassVar[WeightUse] = "report"
+    option: ClassVar[str | None] = None
+
+    def __post_init__(self) -> None:
+        if type(self) is Surrogate:
+            raise TypeError("Surrogate: expected one of its kinds, such as PPO(), got Surrogate itself")
+        if self.of is not None:
+            choice(f"{self._name}.of", self.of, RATIOS)
+        self._set(clamp=positive(f"{self._name}.clamp", self.clamp, LARGEST_CLAMP))
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _number(self, name: str, *, least: float = 0.0, most: float = math.inf) -> None:
+        value = number(f"{self._name}.{name}", getattr(self, name))
+        if not least <= value <= most:
+            limit = f">= {least:g}" + ("" if math.isinf(most) else f" and <= {most:g}")
+            raise ValueError(f"{self._name}.{name}: expected a number {limit}, got {value!r}")
+        self._set(**{name: value})
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers of the formula by name, 0 for None; `clamp` apart."""
+        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("of", "clamp")}
+        return {name: value or 0.0 for name, value in found.items() if not isinstance(value, str)}
+
+    @property
+    def cuts(self) -> dict[str, tuple[float | None, float | None]]:
+        """Bounds of the ratio, which are compared in log space, by name: lower and upper."""
+        return {}
+
+    @property
+    def has_own_bounds(self) -> bool:
+        """Whether it bounds a ratio in whose place bounded weights could stand."""
+        return False
+
+    def clips(self, own_ratio: bool) -> tuple[str, ...]:
+        """Name the masks of `TokenLoss` that can be set: some of "low", "high", "dual"."""
+        return ()
+
+    def log_ratio(self, tokens: LossTokens) -> Tensor:
+        """Give the log-ratio of each token at the level of the surrogate: its own x, or its sequence's."""
+        return tokens.x
+
+    # Not an ABC: it would refuse Surrogate() before __post_init__ can say what to write instead.
+    @abstractmethod
+    def loss(self, tokens: LossTokens) -> TokenLoss:
+        """Compute the loss of each token before weights."""
+
+    def factor(self, tokens: LossTokens, weights: Tensor) -> Tensor:
+        """Give the factor of each token's loss from the weights."""
+        return weights
+
+    @abstractmethod
+    def explain(self) -> str:
+        """Say the loss of a token in one line."""

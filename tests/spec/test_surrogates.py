@@ -1,0 +1,65 @@
+"""A surrogate is one class: nothing but its formula, its Triton branch and the frameworks that use it names it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import rollout_corr as rc
+from builders.loss_cases import SURROGATES as CASES
+from rollout_corr.spec import surrogates
+from rollout_corr.spec.surrogate import Surrogate
+from rollout_corr.spec.surrogates import SURROGATES
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = {kind.__name__ for kind in SURROGATES}
+MAY_NAME_ONE = (
+    "rollout_corr/__init__.py",
+    "rollout_corr/spec/surrogates.py",
+    "rollout_corr/frameworks/",
+    "rollout_corr/aot/",
+    "kernels/policy_loss/",
+    "rollout_corr/api/policy_loss.py",
+)
+
+
+def named(path):
+    """Names and strings of a module that are a surrogate's."""
+    tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    found = {node.id for node in tree if isinstance(node, ast.Name)}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.alias):
+            found.add(node.name.rpartition(".")[2])
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return found & NAMES
+
+
+def test_nothing_else_names_a_surrogate():
+    paths = [path for folder in ("rollout_corr", "kernels") for path in (ROOT / folder).rglob("*.py")]
+    paths = {path.resolve().relative_to(ROOT).as_posix(): path for path in paths}
+    assert len(paths) > 100
+    found = {name: named(path) for name, path in paths.items() if not name.startswith(MAY_NAME_ONE)}
+    assert not {name: some for name, some in found.items() if some}
+    assert named(ROOT / "rollout_corr" / "spec" / "surrogates.py") == NAMES
+
+
+def test_all_are_listed_exported_and_tried():
+    kinds = {kind for kind in vars(surrogates).values() if isinstance(kind, type) and issubclass(kind, Surrogate)}
+    assert kinds - {Surrogate} == set(SURROGATES) == {type(surrogate) for surrogate in CASES.values()}
+    assert all(getattr(rc, kind.__name__) is kind for kind in SURROGATES)
+    assert set(rc.__all__) >= NAMES
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_facts(name):
+    """What a class says of itself beside its formula; the kernels and `policy_loss` read nothing else."""
+    surrogate = CASES[name]
+    assert surrogate.explain()
+    assert set(surrogate.clips(own_ratio=True)) <= {"low", "high", "dual"}
+    assert set(surrogate.clips(own_ratio=False)) <= set(surrogate.clips(own_ratio=True))
+    assert all(isinstance(number, float) for number in surrogate.numbers.values())
