@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rollout_corr.definition.thresholds import cut_of, float32_at_least, float32_at_most, log_bound
+from rollout_corr.definition.thresholds import float32_at_least, float32_at_most, log_bound, threshold_of
 from rollout_corr.metrics import peers
 from rollout_corr.spec.correction import Criterion, Spec
 
@@ -25,7 +25,7 @@ def numbers_of(spec: Spec, double: bool) -> dict[str, float]:
         if weight.token_clamp is not None:
             numbers["token_clamp"] = weight.token_clamp
     for i, criterion in enumerate(spec.criteria):
-        cut, rounds = cut_of(criterion, spec.clamp), criterion.over == "token" and not double
+        cut, rounds = threshold_of(criterion), criterion.over == "token" and not double
         numbers |= _interval(f"{i}", cut.lower, cut.upper, rounds)
         if cut.hole is not None:
             hole = _interval(f"{i}/hole", cut.hole[1], cut.hole[0], rounds)
@@ -40,7 +40,7 @@ def _settings(prefix: str, criterion: Criterion) -> dict[str, float]:
     found = {}
     if criterion.token_clamp is not None:
         found[f"{prefix}/token_clamp"] = criterion.token_clamp
-    if criterion.stat.startswith("binary_kl"):
+    if criterion.statistic.has_eps:
         found[f"{prefix}/eps"] = criterion.eps
     return found
 

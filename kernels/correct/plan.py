@@ -10,14 +10,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from rollout_corr.definition.thresholds import cut_of
+from rollout_corr.definition.thresholds import threshold_of
 from rollout_corr.kernels.correct.numbers import indices, numbers_of
 from rollout_corr.metrics import peers
 from rollout_corr.metrics.schema import columns_of
 from rollout_corr.spec.correction import Spec
-
-# Statistics whose sums are sums of D: one limb on D's grid. Others have a whole part and a fraction.
-SUMS_OF_D = ("ratio", "k1", "abs")
+from rollout_corr.spec.statistics import STATISTICS
 
 # Tokens by the sign of their advantage and whether D has the same one: what `when` tells apart.
 CLASSES = ("negative_outward", "negative_inward", "positive_outward", "positive_inward")
@@ -125,7 +123,7 @@ class Plan(Tables):
         """How often a tile is halved, because a token takes so many registers that a thread should have fewer."""
         if self.double or (self.full and self.schemes):
             return 2
-        divergence = any(test.stat.startswith("binary_kl") for test in self.tests)
+        divergence = any(STATISTICS[test.stat].has_eps for test in self.tests)
         return 1 if self.full or self.schemes or divergence or len(self.tests) > 2 else 0
 
     @property
@@ -223,10 +221,10 @@ def plan_of(
         writes_mask: A new mask is handed back.
         edits_mask: It lacks what was rejected.
     """
-    tests, names = [], list(dict.fromkeys(c.name for c in spec.criteria if c.stat == "external"))
+    tests, names = [], list(dict.fromkeys(c.name for c in spec.criteria if c.name))
     pairs = pairs_of(spec)
     for i, criterion in enumerate(spec.criteria):
-        cut = cut_of(criterion, spec.clamp)
+        cut = threshold_of(criterion)
         tests.append(
             Test(
                 index=i,
@@ -238,7 +236,7 @@ def plan_of(
                 cut=cut.on,
                 holed=cut.hole is not None,
                 token_clamp=criterion.token_clamp is not None,
-                external=names.index(criterion.name) if criterion.stat == "external" else -1,
+                external=names.index(criterion.name) if criterion.name else -1,
                 pair=1 + pairs.index(criterion.of) if criterion.of in pairs else 0,
                 role=peers.role(criterion, spec),
             )
@@ -315,7 +313,7 @@ def _slot_columns(plan: Plan) -> dict[str, Any]:
         elif test.reduce in ("max", "min"):
             peaks.append(f"{test.index}/peak")
         elif test.sum != "d":
-            exact(f"{test.index}/sum", 1 if test.stat in SUMS_OF_D else 2, propagate or test.stat == "external")
+            exact(f"{test.index}/sum", 1 if STATISTICS[test.stat].one_limb else 2, propagate or test.external >= 0)
     if plan.drops_tokens:
         counts.append("alive")
     if plan.classes:

@@ -230,7 +230,7 @@ def read_batch(
 
 def external_names(spec: Spec) -> list[str]:
     """Names of the external tensors, each once, in the order in which the criteria name them."""
-    return list(dict.fromkeys(c.name for c in spec.criteria if c.stat == "external" and c.name is not None))
+    return list(dict.fromkeys(c.name for c in spec.criteria if c.name is not None))
 
 
 def _reshaped(restore: Callable[[Tensor], LogProbs], shape: torch.Size) -> Callable[[Tensor], LogProbs]:

@@ -1,8 +1,20 @@
-"""The definition, in plain torch. Read this first, beside tokens.py: docs/math.md links every formula to its function.
+"""The definition of a correction, in plain torch. Read this first, beside tokens.py; docs/math.md derives the formulas.
+
+In order:
+
+1. Validity, D = train - rollout, non-finite D: `read_tokens` in tokens.py.
+2. Token criteria: `statistic` of every token, `decide_tokens`.
+3. Sequence criteria: `value_of` aggregates the statistic, `decide_sequences`. With sums_over="kept", over the tokens
+   that pass the token criteria. `decide` runs all criteria; their order within 2 and within 3 has no effect.
+4. The weight: token clamp, aggregation, clamp to +-Spec.clamp, exp, bounds: `weigh`.
+5. What is handed back: `weights_of` zeroes, `kept_tokens` masks. Division by the batch's mean weight comes between,
+   where all blocks and ranks are known (api/correct.py).
 
 All of it runs in the dtype of the log-probs promoted to at least float32, so float64 log-probs make it an exact oracle.
 Per-sequence quantities are float64. Nothing is multiplied by a mask: what does not count is selected away (`where`),
 so that NaN behind a mask stays there.
+
+Shapes: a tensor "per token" is [N] (packed) or [B, T] (padded); S is the number of sequences.
 """
 
 from __future__ import annotations
@@ -13,7 +25,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.thresholds import cut_of, float32_at_least, float32_at_most, log_bound
+from rollout_corr.definition.thresholds import float32_at_least, float32_at_most, log_bound, threshold_of
 from rollout_corr.definition.tokens import (
     LARGEST_D,
     Tokens,
@@ -29,50 +41,69 @@ from rollout_corr.spec.correction import Criterion, Spec
 # --- one token ---
 
 
-def statistic(criterion: Criterion, tokens: Tokens, external: Mapping[str, Tensor]) -> Tensor:
-    """The per-token value of a criterion's `stat`; for "ratio" it is D, because ratios aggregate in log space."""
-    stat, d = criterion.stat, tokens.d
-    if criterion.token_clamp is not None:
-        d = d.clamp(-criterion.token_clamp, criterion.token_clamp)
-    if stat == "ratio":
-        return d
-    if stat == "k1":
-        return -d
-    if stat == "k2":
-        # The square of more would not be finite in float32.
-        d = d.clamp(-(2.0**60), 2.0**60)
-        return 0.5 * (d * d)
-    if stat == "abs":
-        return d.abs()
-    if stat == "external":
-        return select(tokens.measured, external[criterion.name or ""].to(d.dtype))
-    if stat in ("k3", "k3_reverse", "ratio_error", "ratio_deviation"):
-        d = tokens.clamped(criterion.token_clamp)
+class CriterionValues:
+    """What the formulas of spec/statistics.py read, for one criterion (see `TokenValues` there)."""
+
+    def __init__(self, criterion: Criterion, tokens: Tokens, external: Mapping[str, Tensor]) -> None:
+        self._criterion = criterion
+        self._tokens = tokens
+        self._external = external
+
+    @property
+    def d(self) -> Tensor:
+        """D after the criterion's token clamp."""
+        limit, d = self._criterion.token_clamp, self._tokens.d
+        return d if limit is None else d.clamp(-limit, limit)
+
+    @property
+    def clamped_d(self) -> Tensor:
+        """`d` within +-Spec.clamp."""
+        return self._tokens.clamped(self._criterion.token_clamp)
+
+    @property
+    def p(self) -> Tensor:
+        """exp(rollout_logp)."""
+        return probability(self._tokens.rollout)
+
+    @property
+    def q(self) -> Tensor:
+        """exp(train_logp)."""
+        return probability(self._tokens.train)
+
+    @property
+    def binary_kl(self) -> Tensor:
+        """KL(rollout || train) of {this token, any other}."""
+        tokens = self._tokens
+        return select(tokens.measured, binary_kl(tokens.rollout, tokens.train, tokens.d, self._criterion.eps))
+
+    @property
+    def binary_kl_reverse(self) -> Tensor:
+        """KL(train || rollout) of {this token, any other}."""
+        tokens = self._tokens
+        return select(tokens.measured, binary_kl(tokens.train, tokens.rollout, -tokens.d, self._criterion.eps))
+
+    @property
+    def external(self) -> Tensor:
+        """The caller's tensor."""
+        given = self._external[self._criterion.name or ""]
+        return select(self._tokens.measured, given.to(self._tokens.d.dtype))
+
+    def k3(self, x: Tensor) -> Tensor:
+        """e^x - 1 - x."""
         # Not tokens.k3: what decides must not depend on how large D is elsewhere in the block.
-        if stat == "k3":
-            return k3(d)
-        if stat == "k3_reverse":
-            return k3(-d)
-        if stat == "ratio_error":
-            return d.abs().exp()
-        return (d + k3(d)).abs()
-    if stat in ("prob_diff", "tv"):
-        difference = probability(tokens.train) - probability(tokens.rollout)
-        return difference if stat == "prob_diff" else difference.abs()
-    forth = (tokens.rollout, tokens.train, tokens.d, criterion.eps)
-    back = (tokens.train, tokens.rollout, -tokens.d, criterion.eps)
-    if stat == "binary_kl":
-        return select(tokens.measured, binary_kl(*forth))
-    if stat == "binary_kl_reverse":
-        return select(tokens.measured, binary_kl(*back))
-    return select(tokens.measured, torch.maximum(binary_kl(*forth), binary_kl(*back)))
+        return k3(x)
+
+
+def statistic(criterion: Criterion, tokens: Tokens, external: Mapping[str, Tensor]) -> Tensor:
+    """Per token, the value of a criterion's `stat`; a ratio as its logarithm D, because it aggregates in log space."""
+    return criterion.statistic.formula(CriterionValues(criterion, tokens, external))
 
 
 # --- one sequence ---
 
 
 def total_of_d(token_clamp: float | None, tokens: Tokens, among: Tensor | None) -> Tensor:
-    """[S] float64: the sum of D, after the token clamp, over some tokens."""
+    """[S] float64: the sum of D, after the token clamp, over the tokens `among` (bool per token; None: all)."""
     if token_clamp is None and among is tokens.measured:
         return tokens.sum_d
     d = tokens.d if token_clamp is None else tokens.d.clamp(-token_clamp, token_clamp)
@@ -83,16 +114,24 @@ def total_of_d(token_clamp: float | None, tokens: Tokens, among: Tensor | None) 
 def value_of(
     criterion: Criterion, tokens: Tokens, among: Tensor | None, n: Tensor, external: Mapping[str, Tensor]
 ) -> Tensor:
-    """[S] float64: a sequence's value, a ratio as its logarithm; 0 where no token counts (n = 0)."""
-    sequences = tokens.sequences
+    """[S] float64: a criterion's value of each sequence, a ratio as its logarithm; 0 where no token counts.
+
+    Args:
+        criterion: One with over="sequence".
+        tokens: The tokens.
+        among: Bool per token, which of them count; None: all.
+        n: [S] int64, how many count.
+        external: The caller's tensors by name.
+    """
+    row, sequences = criterion.statistic, tokens.sequences
     if criterion.reduce in ("sum", "mean"):
-        if criterion.stat == "ratio":
+        if row.log_space:
             total = total_of_d(criterion.token_clamp, tokens, among)
         else:
             x = select(among, statistic(criterion, tokens, external))
             # A NaN that the caller gave as an external statistic has to fail its sequence, not to vanish.
-            propagate = tokens.propagate or criterion.stat == "external"
-            if criterion.stat in ("k1", "abs"):
+            propagate = tokens.propagate or row.source == "caller"
+            if row.one_limb:
                 total = sum_of_d(x.clamp(-LARGEST_D, LARGEST_D), sequences, propagate, x)
             else:
                 total = sum_of_statistic(x, sequences, propagate)
@@ -104,8 +143,11 @@ def value_of(
     return torch.where(n > 0, sign * extremum.double(), 0.0)
 
 
+# --- bounds ---
+
+
 def limits(dtype: torch.dtype, lower: float | None, upper: float | None) -> tuple[float | None, float | None]:
-    """The bounds that values of a dtype are compared with."""
+    """The bounds, rounded so that comparing values of `dtype` with them is comparing with the bounds themselves."""
     if dtype != torch.float32:
         return lower, upper
     return (
@@ -123,28 +165,31 @@ def within(x: Tensor, lower: float | None, upper: float | None) -> Tensor:
 
 
 def passes(criterion: Criterion, x: Tensor, clamp: float) -> Tensor:
-    """Whether each value passes, compared where the threshold cuts (see cuts.py)."""
-    cut = cut_of(criterion, clamp)
-    if cut.on in ("abs_d", "clamped_abs_d"):
+    """Test values of the quantity that the criterion's threshold compares (see thresholds.py)."""
+    threshold = threshold_of(criterion)
+    if threshold.on in ("abs_d", "clamped_abs_d"):
         x = x.abs()
-    if cut.on.startswith("clamped"):
+    if threshold.on in ("clamped_d", "clamped_abs_d"):
         x = x.clamp(-clamp, clamp)
-    passed = within(x, cut.lower, cut.upper)
-    if cut.hole is not None:
-        passed = passed & (within(x, None, cut.hole[0]) | within(x, cut.hole[1], None))
+    passed = within(x, threshold.lower, threshold.upper)
+    if threshold.hole is not None:
+        passed = passed & (within(x, None, threshold.hole[0]) | within(x, threshold.hole[1], None))
     return passed
+
+
+# --- `when`: which units are tested ---
 
 
 @dataclass
 class Advantages:
-    """Advantages per token, [N] or [B, T], and per sequence, [S], when they were given so."""
+    """Advantages per token, and per sequence, [S], when they were given so."""
 
     token: Tensor
     sequence: Tensor | None
 
 
 def selected_tokens(when: str, tokens: Tokens, advantages: Tensor) -> Tensor:
-    """Bool per token: what `when` asks for. A NaN advantage is not selected, nor is 0."""
+    """Bool per token: those that `when` selects. A NaN advantage selects nothing, nor does 0."""
     if when == "outward":
         return advantages.sign() * tokens.d.sign() > 0
     wanted = advantages < 0 if when == "negative_advantage" else advantages > 0
@@ -152,7 +197,7 @@ def selected_tokens(when: str, tokens: Tokens, advantages: Tensor) -> Tensor:
 
 
 def selected_sequences(when: str, tokens: Tokens, advantages: Advantages) -> Tensor:
-    """[S] bool: the sign of the mean advantage over valid tokens; for "outward", holding an outward token."""
+    """[S] bool: by the sign of the mean advantage over valid tokens; for "outward", those with an outward token."""
     if when == "outward":
         return tokens.count(selected_tokens(when, tokens, advantages.token)) > 0
     if advantages.sequence is not None:
@@ -164,38 +209,39 @@ def selected_sequences(when: str, tokens: Tokens, advantages: Advantages) -> Ten
     return mean < 0 if when == "negative_advantage" else mean > 0
 
 
-# --- verdicts ---
+# --- decisions ---
 
 
 @dataclass
-class Verdict:
-    """What one criterion found."""
+class Outcome:
+    """The outcome of one criterion. Of `dropped` and `failed` one is set: tokens fall, or whole sequences."""
 
     criterion: Criterion
     value: Tensor  # the statistic per unit, [S] for sequences; a ratio as its logarithm
     among: Tensor | None  # which units were measured
-    dropped: Tensor | None  # bool per token, or None when only whole sequences fall
-    failed: Tensor | None  # [S] bool, or None when no sequence falls as a whole
-    struck: Tensor | None = None  # [S] bool, where sequences that fail lose the `selected` tokens alone
-    selected: Tensor | None = None
+    dropped: Tensor | None  # bool per token
+    failed: Tensor | None  # [S] bool
+    struck: Tensor | None = None  # [S] bool: sequences that failed and lose their `selected` tokens alone
+    selected: Tensor | None = None  # bool per token
 
 
 @dataclass
 class Decision:
-    """All verdicts together."""
+    """The outcome of all criteria together."""
 
     keep: Tensor  # [S] bool
     dropped: Tensor | None  # bool per token: dropped one by one, beyond whole sequences
     survivors: Tensor | None  # tokens that sequence sums run over where n > 0; None means all
     n: Tensor  # [S] int64, how many those are; 0 where a token criterion took the whole sequence
-    verdicts: list[Verdict] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
 
-    def apply(self, verdict: Verdict) -> None:
-        if verdict.failed is not None:
-            self.keep = self.keep & ~verdict.failed
-        if verdict.dropped is not None:
-            self.dropped = verdict.dropped if self.dropped is None else self.dropped | verdict.dropped
-        self.verdicts.append(verdict)
+    def add(self, outcome: Outcome) -> None:
+        """Let a further criterion reject."""
+        if outcome.failed is not None:
+            self.keep = self.keep & ~outcome.failed
+        if outcome.dropped is not None:
+            self.dropped = outcome.dropped if self.dropped is None else self.dropped | outcome.dropped
+        self.outcomes.append(outcome)
 
 
 def decide(
@@ -206,15 +252,15 @@ def decide(
     external: Mapping[str, Tensor],
     others: Mapping[str, Tokens] | None = None,
 ) -> Decision:
-    """Run every criterion. Token criteria come first, because with sums_over="kept" the others run over survivors.
+    """Run every criterion, those of tokens first, because with sums_over="kept" the others run over survivors.
 
     Args:
         tokens: train and rollout.
         n_measured: [S] int64, how many of them are measured.
-        spec: What to do.
+        spec: The Spec.
         advantages: For criteria with `when`.
         external: For criteria with stat="external".
-        others: The same tokens under other pairs of policies, by `Criterion.of`.
+        others: The tokens under other pairs of policies, by `Criterion.of`.
     """
     others = others or {}
     every = [tokens, *others.values()]
@@ -223,9 +269,9 @@ def decide(
     for criterion in spec.criteria:
         if criterion.over == "token":
             pair = others.get(criterion.of, tokens)
-            decision.apply(judge_tokens(criterion, pair, spec, advantages, external))
+            decision.add(decide_tokens(criterion, pair, spec, advantages, external))
     standing = dropped = None
-    if spec.sums_over == "kept" and decision.verdicts:
+    if spec.sums_over == "kept" and decision.outcomes:
         standing, dropped = decision.keep, decision.dropped
         decision.survivors, decision.n = survivors(tokens, dropped, standing)
     for criterion in spec.criteria:
@@ -234,8 +280,8 @@ def decide(
             pair = others.get(criterion.of, tokens)
             if pair is not tokens:
                 among, n = survivors(pair, dropped, standing)
-            decision.apply(judge_sequences(criterion, pair, among, n, spec, advantages, external))
-    if spec.nonfinite == "reject" and (spec.weight is not None or spec.criteria):
+            decision.add(decide_sequences(criterion, pair, among, n, spec, advantages, external))
+    if spec.rejects_nonfinite:
         for pair in every:
             if pair.nonfinite is not None:
                 decision.keep = decision.keep & (pair.nonfinite == 0)
@@ -245,8 +291,8 @@ def decide(
 def survivors(tokens: Tokens, dropped: Tensor | None, standing: Tensor | None) -> tuple[Tensor | None, Tensor]:
     """Which measured tokens sequence sums run over, and how many of each sequence; none of one that does not stand.
 
-    Such a sequence is taken out of the counts and not out of the tokens: what is summed must not depend on a verdict,
-    so that ranks which hold parts of sequences can sum before they judge (split.py).
+    Such a sequence is taken out of the counts and not out of the tokens: what is summed must not depend on a decision,
+    so that ranks which hold parts of sequences can sum before they decide (split.py).
     """
     among = tokens.measured
     if dropped is not None:
@@ -255,13 +301,13 @@ def survivors(tokens: Tokens, dropped: Tensor | None, standing: Tensor | None) -
     return among, n if standing is None else torch.where(standing, n, 0)
 
 
-def judge_tokens(
+def decide_tokens(
     criterion: Criterion, tokens: Tokens, spec: Spec, advantages: Advantages | None, external: Mapping[str, Tensor]
-) -> Verdict:
+) -> Outcome:
     """Test every measured token that `when` selects."""
     value = statistic(criterion, tokens, external)
     tested = value
-    if cut_of(criterion, spec.clamp).on != "value":
+    if threshold_of(criterion).on != "value":
         tested = statistic(replace(criterion, stat="ratio"), tokens, external)
     fails = ~passes(criterion, tested, spec.clamp)
     if tokens.measured is not None:
@@ -269,11 +315,11 @@ def judge_tokens(
     if criterion.when != "any" and advantages is not None:
         fails = fails & selected_tokens(criterion.when, tokens, advantages.token)
     if criterion.drop == "sequence":
-        return Verdict(criterion, value, tokens.measured, None, tokens.count(fails) > 0)
-    return Verdict(criterion, value, tokens.measured, fails, None)
+        return Outcome(criterion, value, tokens.measured, None, tokens.count(fails) > 0)
+    return Outcome(criterion, value, tokens.measured, fails, None)
 
 
-def judge_sequences(
+def decide_sequences(
     criterion: Criterion,
     tokens: Tokens,
     among: Tensor | None,
@@ -281,22 +327,22 @@ def judge_sequences(
     spec: Spec,
     advantages: Advantages | None,
     external: Mapping[str, Tensor],
-) -> Verdict:
+) -> Outcome:
     """Test every sequence that has a token to sum over (`n` of `among`) and that `when` selects."""
     sequences = tokens.sequences
     value = tested = value_of(criterion, tokens, among, n, external)
-    if cut_of(criterion, spec.clamp).on in ("abs_d", "clamped_abs_d"):
-        # k2 and ratio_error grow with |D|, so the extremum of |D| decides.
+    if threshold_of(criterion).on in ("abs_d", "clamped_abs_d"):
+        # The statistic grows with |D|, so the extremum of |D| decides.
         tested = value_of(replace(criterion, stat="abs"), tokens, among, n, external)
     failed = ~passes(criterion, tested, spec.clamp) & (n > 0)
-    if criterion.drop == "token":
+    if criterion.thins_sequences:
         selected = torch.ones_like(tokens.d, dtype=torch.bool) if tokens.measured is None else tokens.measured
         if criterion.when != "any" and advantages is not None:
             selected = selected_tokens(criterion.when, tokens, advantages.token)
-        return Verdict(criterion, value, n > 0, sequences.spread(failed) & selected, None, failed, selected)
+        return Outcome(criterion, value, n > 0, sequences.spread(failed) & selected, None, failed, selected)
     if criterion.when != "any" and advantages is not None:
         failed = failed & selected_sequences(criterion.when, tokens, advantages)
-    return Verdict(criterion, value, n > 0, None, failed)
+    return Outcome(criterion, value, n > 0, None, failed)
 
 
 # --- weights ---
@@ -309,16 +355,16 @@ class Weighing:
     log_ratio: Tensor  # clamped to +-Spec.clamp
     raw: Tensor  # ratio - 1 before the bounds, without cancellation
     bounded: Tensor  # ratio - 1 after the bounds
-    ratio: Tensor | None  # before the bounds; None at token level, where nobody asks for it
+    ratio: Tensor | None  # before the bounds; None at token level, where nothing reads it
     weight: Tensor
 
 
 def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
-    """The weight before batch normalisation and before anything is zeroed."""
+    """The weight before batch normalisation and before anything is zeroed; None without `Spec.weight`."""
     weight = spec.weight
     if weight is None:
         return None
-    if weight.level == "token":
+    if weight.per_token:
         log_ratio = tokens.clamped(weight.token_clamp)
         raw = tokens.excess if weight.token_clamp is None else log_ratio + k3(log_ratio)
     else:
@@ -330,7 +376,7 @@ def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
         raw = log_ratio.expm1()
     ratio = log_ratio.exp()
     lower, upper = weight.lower, weight.upper
-    if lower is None and upper is None:
+    if not weight.bounded:
         bounded, result = raw, ratio
     elif weight.outside == "clamp":
         bounds = (None if lower is None else lower - 1.0), (None if upper is None else upper - 1.0)
@@ -338,7 +384,10 @@ def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
     else:
         inside = within(log_ratio, log_bound(lower), log_bound(upper))
         bounded, result = torch.where(inside, raw, -1.0), torch.where(inside, ratio, 0.0)
-    return Weighing(log_ratio, raw, bounded, None if weight.level == "token" else ratio, result)
+    return Weighing(log_ratio, raw, bounded, None if weight.per_token else ratio, result)
+
+
+# --- what is handed back ---
 
 
 def weights_of(tokens: Tokens, decision: Decision, weighing: Weighing | None, spec: Spec) -> Tensor | None:
@@ -347,21 +396,19 @@ def weights_of(tokens: Tokens, decision: Decision, weighing: Weighing | None, sp
         return None
     if weighing is None:
         weights = torch.ones_like(tokens.d)
-    elif spec.weight is not None and spec.weight.level == "token":
+    elif spec.weighs_tokens:
         weights = weighing.weight
     else:
         weights = tokens.sequences.spread(weighing.weight.to(tokens.d.dtype)).expand(tokens.d.shape)
     weights = select(tokens.measured, weights)
-    zeroed = decision.keep if spec.rejected != "mask" else _without_nonfinite(tokens, decision, spec)
-    if zeroed is not None:
-        weights = select(tokens.sequences.spread(zeroed), weights)
+    # A sequence that a non-finite token rejects has no weight, whatever `rejected` says.
+    finite = None if tokens.nonfinite is None or spec.nonfinite != "reject" else tokens.nonfinite == 0
+    standing = decision.keep if spec.rejected != "mask" else finite
+    if standing is not None:
+        weights = select(tokens.sequences.spread(standing), weights)
     if spec.rejected != "mask" and decision.dropped is not None:
         weights = select(~decision.dropped, weights)
     return weights
-
-
-def _without_nonfinite(tokens: Tokens, decision: Decision, spec: Spec) -> Tensor | None:
-    return None if tokens.nonfinite is None or spec.nonfinite != "reject" else tokens.nonfinite == 0
 
 
 def kept_tokens(tokens: Tokens, decision: Decision) -> Tensor:

@@ -160,7 +160,7 @@ def sequence_facts(
         raw, bounded = sums[1] / n, sums[-1] / n
         ratio, weight, log_weight = 1.0 + raw, 1.0 + bounded, raw.log1p()
     criteria = []
-    for verdict in decision.verdicts:
+    for verdict in decision.outcomes:
         lost = torch.zeros_like(n_valid)
         if verdict.failed is not None:
             lost = torch.where(verdict.failed, n_valid, 0)
@@ -200,7 +200,7 @@ def tokens_kept(tokens: Tokens, n_valid: Tensor, decision: Decision) -> Tensor:
         return torch.where(decision.keep, n_valid, 0)
     left = [torch.ones_like(tokens.d, dtype=torch.bool) if tokens.valid is None else tokens.valid]
     choice = torch.zeros_like(n_valid)
-    for verdict in decision.verdicts:
+    for verdict in decision.outcomes:
         if verdict.struck is not None and verdict.selected is not None:
             choice = choice + verdict.struck * len(left)
             left += [which & ~verdict.selected for which in left]
@@ -251,7 +251,7 @@ def token_statistics(
         sums.update(dict(zip(("raw2", "weight2", "tokens_above", "tokens_below"), squares + counts, strict=True)))
         maxima["-min_raw"], maxima["max_raw"] = extrema(raw, among)
         maxima["-min_weight"], maxima["max_weight"] = extrema(bounded, among)
-    for verdict in decision.verdicts:
+    for verdict in decision.outcomes:
         if verdict.criterion.over == "token":
             units = n
             if verdict.among is not None and verdict.among is not measured:
@@ -340,10 +340,10 @@ def moments(
     criterion: Criterion, value: Tensor, among: Tensor | None, units: Tensor, spec: Spec, sums: Named, maxima: Named
 ) -> None:
     """A criterion's own statistic over its units: a ratio around 1, everything else around 0."""
-    if criterion.stat == "ratio":
+    if criterion.statistic.log_space:
         value = value.clamp(-spec.clamp, spec.clamp)
         value = value.expm1() if criterion.over == "sequence" else value + k3(value)
-    if criterion.stat == "external":
+    if criterion.statistic.source == "caller":
         finite = value.isfinite()
         among = finite if among is None else among & finite
     # Squares of what is larger would overflow float32.

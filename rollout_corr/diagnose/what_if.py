@@ -46,7 +46,7 @@ class Setting:
     def products(self) -> bool:
         """Whether the product over a sequence decides."""
         weighted = self.spec.weight is not None and self.spec.weight.level == "product"
-        return weighted or any(c.stat in ("ratio", "k1", "abs") and c.reduce == "sum" for c in self.spec.criteria)
+        return weighted or any(c.statistic.one_limb and c.reduce == "sum" for c in self.spec.criteria)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def presets(has_advantages: bool) -> tuple[list[Setting], dict[str, str]]:
         spec = registry.preset(name)
         if any(criterion.of != "train/rollout" for criterion in spec.criteria):
             left_out[name] = "compares with the policy that trains, inside of policy_loss"
-        elif any(criterion.stat == "external" for criterion in spec.criteria):
+        elif any(criterion.statistic.source == "caller" for criterion in spec.criteria):
             left_out[name] = "needs a tensor from outside"
         elif not has_advantages and any(criterion.when != "any" for criterion in spec.criteria):
             left_out[name] = "needs advantages, and the dump has none"

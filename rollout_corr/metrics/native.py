@@ -24,7 +24,7 @@ def table(spec: Spec) -> list[Metric]:
     if spec.weight is not None:
         rows += _weights(spec)
     for criterion in spec.criteria:
-        rows += _criterion(criterion.label, 1.0 if criterion.stat == "ratio" else 0.0, criterion.over)
+        rows += _criterion(criterion.label, 1.0 if criterion.statistic.log_space else 0.0, criterion.over)
     if spec.detail == "full":
         rows += _full()
     return rows

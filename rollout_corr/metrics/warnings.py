@@ -34,7 +34,7 @@ def warnings_of(values: Mapping[str, float], spec: Spec) -> list[str]:
         if ess < LOW_ESS:
             found.append(f"effective sample size is {100 * ess:.1f} % of the batch after the bounds")
     sequence_sums = spec.weight is not None and spec.weight.level == "product"
-    sequence_sums |= any(criterion.stat == "ratio" and criterion.reduce == "sum" for criterion in spec.criteria)
+    sequence_sums |= any(criterion.statistic.log_space and criterion.reduce == "sum" for criterion in spec.criteria)
     if sequence_sums and metrics["sum_d_abs_mean"] > NEAR_CLAMP * spec.clamp:
         found.append(
             f"T x KL: the mean |sum D| of a sequence is {metrics['sum_d_abs_mean']:.1f} nats, near the clamp of "

@@ -4,40 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
+from rollout_corr.spec.statistics import STATISTICS, Stat, Statistic
 from rollout_corr.spec.validate import Checked, arguments_of, bounds, choice, positive
 
-LEVELS = ("token", "product", "geometric")
-OUTSIDE = ("clamp", "zero")
-NORMALIZE = ("batch",)
-STATS = (
-    "ratio",
-    "k1",
-    "k2",
-    "k3",
-    "k3_reverse",
-    "abs",
-    "ratio_error",
-    "ratio_deviation",
-    "prob_diff",
-    "tv",
-    "binary_kl",
-    "binary_kl_reverse",
-    "binary_kl_symmetric",
-    "external",
-)
-SIGNED_STATS = ("k1", "prob_diff", "external")
-UNITS = ("token", "sequence")
-REDUCTIONS = ("sum", "mean", "max", "min")
-WHEN = ("any", "negative_advantage", "positive_advantage", "outward")
-DROP = ("unit", "sequence", "token")
-POLICIES = ("train/rollout", "new/rollout", "new/old")
-REJECTED = ("mask", "zero", "both")
-NONFINITE = ("reject", "neutral", "propagate")
-SUMS_OVER = ("valid", "kept")
-DETAIL = ("basic", "full")
-REPORTS = ("native", "verl", "xtuner", "skyrl")
+Level = Literal["token", "product", "geometric"]
+Outside = Literal["clamp", "zero"]
+Normalize = Literal["batch"]
+Unit = Literal["token", "sequence"]
+Reduce = Literal["sum", "mean", "max", "min"]
+When = Literal["any", "negative_advantage", "positive_advantage", "outward"]
+Drop = Literal["unit", "sequence", "token"]
+Of = Literal["train/rollout", "new/rollout", "new/old"]
+Rejected = Literal["mask", "zero", "both"]
+Nonfinite = Literal["reject", "neutral", "propagate"]
+SumsOver = Literal["valid", "kept"]
+Detail = Literal["basic", "full"]
+# The one place where the core knows the peers by name: whose metrics can be reported beside the native ones.
+Scheme = Literal["native", "verl", "xtuner", "skyrl"]
+
+LEVELS: tuple[Level, ...] = get_args(Level)
+OUTSIDE: tuple[Outside, ...] = get_args(Outside)
+NORMALIZE: tuple[Normalize, ...] = get_args(Normalize)
+STATS: tuple[Stat, ...] = get_args(Stat)
+UNITS: tuple[Unit, ...] = get_args(Unit)
+REDUCTIONS: tuple[Reduce, ...] = get_args(Reduce)
+WHEN: tuple[When, ...] = get_args(When)
+DROP: tuple[Drop, ...] = get_args(Drop)
+POLICIES: tuple[Of, ...] = get_args(Of)
+REJECTED: tuple[Rejected, ...] = get_args(Rejected)
+NONFINITE: tuple[Nonfinite, ...] = get_args(Nonfinite)
+SUMS_OVER: tuple[SumsOver, ...] = get_args(SumsOver)
+DETAIL: tuple[Detail, ...] = get_args(Detail)
+REPORTS: tuple[Scheme, ...] = get_args(Scheme)
 
 # exp(2 * clamp) has to be finite in float32, because chi2 squares a ratio.
 LARGEST_CLAMP = 40.0
@@ -73,6 +73,16 @@ class Weight(Checked):
         self._set(lower=lower, upper=upper)
         if self.token_clamp is not None:
             self._set(token_clamp=positive("Weight.token_clamp", self.token_clamp))
+
+    @property
+    def per_token(self) -> bool:
+        """Whether every token has a weight of its own, rather than its sequence's."""
+        return self.level == "token"
+
+    @property
+    def bounded(self) -> bool:
+        """Whether a bound is set."""
+        return self.lower is not None or self.upper is not None
 
 
 @dataclass(frozen=True)
@@ -114,7 +124,7 @@ class Criterion(Checked):
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        choice("Criterion.stat", self.stat, STATS)
+        choice("Criterion.stat", self.stat, tuple(STATISTICS))
         choice("Criterion.over", self.over, UNITS)
         choice("Criterion.when", self.when, WHEN)
         choice("Criterion.drop", self.drop, DROP)
@@ -125,10 +135,10 @@ class Criterion(Checked):
             if self.reduce is None:
                 raise ValueError(f"Criterion.reduce: expected one of {list(REDUCTIONS)} with over='sequence', got None")
             choice("Criterion.reduce", self.reduce, REDUCTIONS)
-        lower, upper = bounds("Criterion", self.lower, self.upper, signed=self.stat in SIGNED_STATS)
+        lower, upper = bounds("Criterion", self.lower, self.upper, signed=self.statistic.signed)
         if lower is None and upper is None:
             raise ValueError("Criterion: expected lower, upper or both, got neither (it could reject nothing)")
-        if self.stat == "external":
+        if self.statistic.source == "caller":
             if not isinstance(self.name, str) or not self.name:
                 raise ValueError(f"Criterion.name: expected the key of an external tensor, got {self.name!r}")
         elif self.name is not None:
@@ -152,9 +162,19 @@ class Criterion(Checked):
         return "_".join(word for word in words if word)
 
     @property
+    def statistic(self) -> Statistic:
+        """The row of `stat`."""
+        return STATISTICS[self.stat]
+
+    @property
     def drops_sequences(self) -> bool:
-        """Whether a failure is a verdict on the whole sequence."""
+        """Whether a failure rejects a whole sequence."""
         return self.drop == "sequence" or (self.drop == "unit" and self.over == "sequence")
+
+    @property
+    def thins_sequences(self) -> bool:
+        """Whether a sequence that fails loses only the tokens that `when` selects."""
+        return self.drop == "token" and self.over == "sequence"
 
 
 @dataclass(frozen=True)
@@ -209,6 +229,21 @@ class Spec(Checked):
             choice("Spec.report", scheme, REPORTS)
         report = tuple(scheme for scheme in REPORTS if scheme == "native" or scheme in self.report)
         self._set(criteria=criteria, clamp=positive("Spec.clamp", self.clamp, LARGEST_CLAMP), report=report)
+
+    @property
+    def weighs_tokens(self) -> bool:
+        """Whether there is a weight at token level."""
+        return self.weight is not None and self.weight.per_token
+
+    @property
+    def acts(self) -> bool:
+        """Whether there is anything to do but to measure."""
+        return self.weight is not None or bool(self.criteria)
+
+    @property
+    def rejects_nonfinite(self) -> bool:
+        """Whether a token whose D is not finite rejects its sequence."""
+        return self.nonfinite == "reject" and self.acts
 
     def explain(self) -> str:
         """Say in plain words what will happen, step by step."""

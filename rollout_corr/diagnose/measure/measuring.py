@@ -96,7 +96,7 @@ class Measured:
     def add(self, block: Block) -> None:
         """Add a block."""
         tokens = ValidTokens.of(block)
-        for name, spec in {"": BASE, **WEIGHTED}.items():
+        for name, spec in (("", BASE), *WEIGHTED.items()):
             found = ops.correct(block.train, block.rollout, block.mask, cu_seqlens=block.offsets, spec=spec).statistics
             self.statistics[name] = self.statistics[name] + found if name in self.statistics else found
         self.evidence.add(tokens)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.correction import Verdict
+from rollout_corr.definition.correction import Outcome
 from rollout_corr.definition.statistics import Block, Named, outside, totals
 from rollout_corr.definition.thresholds import log_bound
 from rollout_corr.definition.tokens import Tokens
@@ -87,7 +87,7 @@ def collect(block: Block, spec: Spec) -> tuple[Named, Named]:
     sums: Named = {}
     rows: Named = {}
     lost: Tensor | None = None  # what the token mask took from each sequence
-    for verdict, facts in zip(block.decision.verdicts, block.facts.criteria, strict=True):
+    for verdict, facts in zip(block.decision.outcomes, block.facts.criteria, strict=True):
         if not _is_mask(verdict.criterion):
             continue
         if verdict.criterion.label == "token_mask":
@@ -114,7 +114,7 @@ def collect(block: Block, spec: Spec) -> tuple[Named, Named]:
     return prefixed("skyrl", sums), {}
 
 
-def _beyond(verdict: Verdict, tokens: Tokens) -> list[Tensor]:
+def _beyond(verdict: Outcome, tokens: Tokens) -> list[Tensor]:
     """Two [S] bools: above the upper bound and below the lower one; of tokens, whether any is."""
     criterion = verdict.criterion
     found = outside(verdict.value, log_bound(criterion.lower), log_bound(criterion.upper))

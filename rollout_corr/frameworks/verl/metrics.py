@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from rollout_corr.definition.correction import Verdict
+from rollout_corr.definition.correction import Outcome
 from rollout_corr.definition.statistics import Block, Named, outside, totals
 from rollout_corr.definition.thresholds import log_bound
 from rollout_corr.definition.tokens import LARGEST_STATISTIC, extrema, select
@@ -132,7 +132,7 @@ def collect(block: Block, spec: Spec) -> tuple[Named, Named]:
     maxima["-min_log_ppl_diff"], maxima["max_log_ppl_diff"] = extrema(gap, some)
     if spec.weight is not None:
         _collect_weight(block, spec, spec.weight, sums, maxima, rows)
-    for verdict in block.decision.verdicts:
+    for verdict in block.decision.outcomes:
         if _is_option(verdict.criterion):
             of_units = _collect_tokens if verdict.criterion.over == "token" else _collect_sequences
             of_units(verdict, block, sums, maxima, rows)
@@ -165,7 +165,7 @@ def _collect_weight(block: Block, spec: Spec, weight: Weight, sums: Named, maxim
     maxima["-min_log_weight"], maxima["max_log_weight"] = extrema(unclamped, some)
 
 
-def _statistic(verdict: Verdict) -> tuple[Tensor, float | None, float | None]:
+def _statistic(verdict: Outcome) -> tuple[Tensor, float | None, float | None]:
     """A criterion's statistic as verl's k1, k2 or k3, and the bounds within which it is kept."""
     value = -verdict.value if verdict.criterion.stat == "ratio" else verdict.value
     return value, *_limits(verdict.criterion)
@@ -178,7 +178,7 @@ def _limits(criterion: Criterion) -> Interval:
     return criterion.lower if criterion.stat == "k1" else 0.0, criterion.upper
 
 
-def _collect_sequences(verdict: Verdict, block: Block, sums: Named, maxima: Named, rows: Named) -> None:
+def _collect_sequences(verdict: Outcome, block: Block, sums: Named, maxima: Named, rows: Named) -> None:
     stat, low, high = _statistic(verdict)
     label, n = verdict.criterion.label, block.n_measured
     clamped = stat.clamp(low, high)
@@ -187,7 +187,7 @@ def _collect_sequences(verdict: Verdict, block: Block, sums: Named, maxima: Name
         rows[f"{label}/{name}"] = select(verdict.among, n * x)
 
 
-def _collect_tokens(verdict: Verdict, block: Block, sums: Named, maxima: Named, rows: Named) -> None:
+def _collect_tokens(verdict: Outcome, block: Block, sums: Named, maxima: Named, rows: Named) -> None:
     stat, low, high = _statistic(verdict)
     label, measured, n = verdict.criterion.label, verdict.among, block.n_measured
     # Float64: what lies at the bound lies far from the centre, and its spread would drown in rounding.

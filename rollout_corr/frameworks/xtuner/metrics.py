@@ -164,7 +164,7 @@ def _collect_veto(block: Block, sums: Named, rows: Named) -> None:
     """Sequences that a veto took, and the tokens that it looks for (none where it tests a mean)."""
     vetoed = torch.zeros_like(block.decision.keep)
     catastrophic = torch.zeros((), dtype=torch.int64, device=vetoed.device)
-    for verdict in block.decision.verdicts:
+    for verdict in block.decision.outcomes:
         criterion = verdict.criterion
         if role(criterion) != "veto" or verdict.failed is None:
             continue

@@ -1,0 +1,307 @@
+"""The statistics that a criterion can test, one row each: everything else that depends on a statistic reads its row.
+
+Readers: the check of bounds (spec/correction.py), `Spec.explain`, the definition (definition/correction.py), the
+thresholds (definition/thresholds.py), the table in docs/math.md, and the plan of the kernels, which needs
+`Statistic.one_limb`, `log_space`, `has_eps` and `source` and has one Triton branch a statistic of its own.
+
+Notation: D = log q - log p, where p = exp(rollout_logp) and q = exp(train_logp).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Stat = Literal[
+    "ratio",
+    "k1",
+    "k2",
+    "k3",
+    "k3_reverse",
+    "abs",
+    "ratio_error",
+    "ratio_deviation",
+    "prob_diff",
+    "tv",
+    "binary_kl",
+    "binary_kl_reverse",
+    "binary_kl_symmetric",
+    "external",
+]
+
+# What a bound is compared with: the statistic itself, or D, |D|, and either of them within +-Spec.clamp.
+Compared = Literal["value", "d", "clamped_d", "abs_d", "clamped_abs_d"]
+
+
+class TokenValues(Protocol):
+    """What a formula may read of some tokens. Every tensor has their shape, [N] or [B, T]."""
+
+    @property
+    def d(self) -> Tensor:
+        """D, within +-token_clamp if the criterion has one."""
+
+    @property
+    def clamped_d(self) -> Tensor:
+        """`d` within +-Spec.clamp, so that its exp is finite."""
+
+    @property
+    def p(self) -> Tensor:
+        """The probability under the rollout policy."""
+
+    @property
+    def q(self) -> Tensor:
+        """The probability under the train policy."""
+
+    @property
+    def binary_kl(self) -> Tensor:
+        """KL({p, 1 - p} || {q, 1 - q}), with 1 - p and 1 - q floored at the criterion's eps."""
+
+    @property
+    def binary_kl_reverse(self) -> Tensor:
+        """KL({q, 1 - q} || {p, 1 - p}), with the same floor."""
+
+    @property
+    def external(self) -> Tensor:
+        """The tensor that the caller gave under the criterion's name."""
+
+    def k3(self, x: Tensor) -> Tensor:
+        """e^x - 1 - x without cancellation."""
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A quantity of a token that a criterion can test, alone or aggregated over a sequence.
+
+    Args:
+        name: `Criterion.stat`.
+        words: The name in `Spec.explain`, with the formula where that is short.
+        formula: The value per token; with `log_space` its logarithm.
+        unit: The unit of bounds; "given" is the caller's own.
+        source: What the formula reads: "d" (a token clamp applies), "probabilities" or the "caller"'s tensor.
+        signed: Bounds may be negative.
+        log_space: The formula gives the logarithm, which is what sequences aggregate; bounds are compared as logs.
+        one_limb: Sums are sums of D or of its magnitude: one integer on D's grid. Others take two.
+        has_eps: `Criterion.eps` matters.
+        compared: What a bound is compared with once `inverse` or `branches` has taken it back to D: at a token, and
+            with `inverse` for the maximum and minimum of a sequence too (in log space for everything).
+        inverse: For a statistic that grows with the quantity compared: its value there -> the quantity.
+        branches: For a statistic that falls and then grows with D: its value -> the two D that have it.
+        tex: The formula in docs/math.md.
+        estimates: What its mean over tokens of the rollout policy estimates, in docs/math.md.
+    """
+
+    name: Stat
+    words: str
+    formula: Callable[[TokenValues], Tensor]
+    tex: str
+    estimates: str
+    unit: Literal["ratio", "nats", "probability", "given"] = "nats"
+    source: Literal["d", "probabilities", "caller"] = "d"
+    signed: bool = False
+    log_space: bool = False
+    one_limb: bool = False
+    has_eps: bool = False
+    compared: Compared = "value"
+    inverse: Callable[[float], float] | None = None
+    branches: Callable[[float], tuple[float, float]] | None = None
+
+
+# --- inverses, on the host in float64 ---
+
+
+def log_of(bound: float) -> float:
+    """The logarithm; of 0 it is -inf."""
+    return math.log(bound) if bound > 0.0 else -math.inf
+
+
+def _where_k2_is(value: float) -> float:
+    return math.sqrt(2.0 * value)
+
+
+def _where_deviation_is(value: float) -> tuple[float, float]:
+    return (math.log1p(-value) if value < 1.0 else -math.inf), math.log1p(value)
+
+
+def _where_k3_is(value: float) -> tuple[float, float]:
+    if value == math.inf:
+        return -math.inf, math.inf
+
+    def root(outer: float) -> float:
+        inner = 0.0
+        for _ in range(200):
+            middle = 0.5 * (inner + outer)
+            if _k3(middle) <= value:
+                inner = middle
+            else:
+                outer = middle
+        return inner
+
+    return root(-value - 1.0), root(min(math.sqrt(2.0 * value), math.log1p(value) + 1.0))
+
+
+def _k3(d: float) -> float:
+    if abs(d) >= 0.5:
+        return math.exp(d) - 1.0 - d
+    term = total = 0.5 * d * d
+    for k in range(3, 24):
+        term *= d / k
+        total += term
+    return total
+
+
+def _where_k3_reverse_is(value: float) -> tuple[float, float]:
+    low, high = _where_k3_is(value)
+    return -high, -low
+
+
+# --- formulas that need a statement ---
+
+
+def _k2(x: TokenValues) -> Tensor:
+    # The square of more would not be finite in float32.
+    d = x.d.clamp(-(2.0**60), 2.0**60)
+    return 0.5 * (d * d)
+
+
+_ROWS = (
+    Statistic(
+        "ratio",
+        "ratio e^D",
+        lambda x: x.d,
+        r"$e^D$, aggregated as $D$",
+        r"1, if $\mu$ can sample whatever $\pi$ can",
+        unit="ratio",
+        log_space=True,
+        one_limb=True,
+        compared="d",
+        inverse=log_of,
+    ),
+    Statistic(
+        "k1",
+        "k1 = -D",
+        lambda x: -x.d,
+        "$-D$",
+        r"$\mathrm{KL}(\mu \Vert \pi)$, unbiased, of either sign",
+        signed=True,
+        one_limb=True,
+    ),
+    Statistic(
+        "k2",
+        "k2 = D^2 / 2",
+        _k2,
+        "$D^2 / 2$",
+        "neither KL, but near both where $D$ is small",
+        compared="abs_d",
+        inverse=_where_k2_is,
+    ),
+    Statistic(
+        "k3",
+        "k3 = e^D - 1 - D",
+        lambda x: x.k3(x.clamped_d),
+        "$e^D - 1 - D$",
+        r"$\mathrm{KL}(\mu \Vert \pi)$, unbiased, never negative",
+        compared="clamped_d",
+        branches=_where_k3_is,
+    ),
+    Statistic(
+        "k3_reverse",
+        "reverse k3 = e^-D - 1 + D",
+        lambda x: x.k3(-x.clamped_d),
+        "$e^{-D} - 1 + D$",
+        r"$\chi^2(\mu \Vert \pi) - \mathrm{KL}(\mu \Vert \pi)$; it would be $\mathrm{KL}(\pi \Vert \mu)$ over tokens "
+        r"of $\pi$",
+        compared="clamped_d",
+        branches=_where_k3_reverse_is,
+    ),
+    Statistic(
+        "abs",
+        "|D|",
+        lambda x: x.d.abs(),
+        r"$\lvert D \rvert$",
+        "the mean log-error",
+        one_limb=True,
+    ),
+    Statistic(
+        "ratio_error",
+        "ratio error e^|D|",
+        lambda x: x.clamped_d.abs().exp(),
+        r"$e^{\lvert D \rvert}$",
+        "the mean factor by which the two disagree",
+        unit="ratio",
+        compared="clamped_abs_d",
+        inverse=log_of,
+    ),
+    Statistic(
+        "ratio_deviation",
+        "ratio deviation |e^D - 1|",
+        lambda x: (x.clamped_d + x.k3(x.clamped_d)).abs(),
+        r"$\lvert e^D - 1 \rvert$",
+        r"twice the total variation of $\mu$ and $\pi$, unbiased",
+        unit="ratio",
+        compared="clamped_d",
+        branches=_where_deviation_is,
+    ),
+    Statistic(
+        "prob_diff",
+        "probability difference q - p",
+        lambda x: x.q - x.p,
+        "$q - p$",
+        "nothing: the signed change of this token's probability",
+        unit="probability",
+        source="probabilities",
+        signed=True,
+    ),
+    Statistic(
+        "tv",
+        "total variation |q - p|",
+        lambda x: (x.q - x.p).abs(),
+        r"$\lvert q - p \rvert$",
+        "total variation of {this token, any other}, at most that of the vocabulary",
+        unit="probability",
+        source="probabilities",
+    ),
+    Statistic(
+        "binary_kl",
+        "binary KL(rollout || train)",
+        lambda x: x.binary_kl,
+        r"$p \log \frac{p}{q} + (1 - p) \log \frac{1 - p}{1 - q}$",
+        "KL(rollout, train) of {this token, any other}, at most that of the vocabulary",
+        source="probabilities",
+        has_eps=True,
+    ),
+    Statistic(
+        "binary_kl_reverse",
+        "binary KL(train || rollout)",
+        lambda x: x.binary_kl_reverse,
+        "the same with $p$ and $q$ exchanged",
+        "the other direction",
+        source="probabilities",
+        has_eps=True,
+    ),
+    Statistic(
+        "binary_kl_symmetric",
+        "larger of the two binary KLs",
+        lambda x: x.binary_kl.maximum(x.binary_kl_reverse),
+        "the larger of the two, token by token",
+        "-",
+        source="probabilities",
+        has_eps=True,
+    ),
+    Statistic(
+        "external",
+        "external statistic",
+        lambda x: x.external,
+        "a tensor that the caller gives",
+        "whatever it is",
+        unit="given",
+        source="caller",
+        signed=True,
+    ),
+)
+
+STATISTICS: dict[str, Statistic] = {row.name: row for row in _ROWS}
