@@ -38,7 +38,6 @@ USED = {
     "OUTSIDE": {weight.outside for weight in WEIGHTS},
     "NORMALIZE": {weight.normalize for weight in WEIGHTS} - {None},
     "STATS": {criterion.stat for criterion in CRITERIA},
-    "SIGNED_STATS": {criterion.stat for criterion in CRITERIA} & set(correction.SIGNED_STATS),
     "UNITS": {criterion.over for criterion in CRITERIA},
     "REDUCTIONS": {criterion.reduce for criterion in CRITERIA} - {None},
     "WHEN": {criterion.when for criterion in CRITERIA},

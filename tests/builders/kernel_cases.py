@@ -35,7 +35,6 @@ from rollout_corr.backends import batch as reading
 from rollout_corr.kernels import grid
 from rollout_corr.kernels.grid import Shape
 from rollout_corr.metrics.statistics import layout as columns
-from rollout_corr.spec.correction import SIGNED_STATS
 
 C, W = rc.Criterion, rc.Weight
 
@@ -104,7 +103,7 @@ def fitted(spec, sequences):
             if criterion.lower is None
             else "lower"
         )
-        lower, upper = cut(values, sides, signed=criterion.stat in (*SIGNED_STATS, "ratio"))
+        lower, upper = cut(values, sides, signed=criterion.statistic.signed or criterion.statistic.log_space)
         if criterion.stat == "ratio":
             lower, upper = (None if bound is None else math.exp(bound) for bound in (lower, upper))
         done[i] = replace(criterion, lower=lower, upper=upper)

@@ -14,11 +14,11 @@ from rollout_corr.spec.correction import (
     OUTSIDE,
     REDUCTIONS,
     REJECTED,
-    SIGNED_STATS,
     STATS,
     SUMS_OVER,
     WHEN,
 )
+from rollout_corr.spec.statistics import STATISTICS
 
 ADVANTAGES = st.sampled_from((-2.0, -0.25, 0.0, 0.25, 1.0, 1.0))
 ODD = (0.0, -1e-12, -1e-6, -88.0, -200.0, -1100.0, -1e10)
@@ -56,7 +56,7 @@ def criteria(draw):
     reduce = draw(st.sampled_from((None, *REDUCTIONS)))
     around = {"ratio": 1.0, "ratio_error": 1.3}.get(stat, 0.0)
     bounds = sorted(draw(st.lists(st.floats(0.015625, 1.5, width=16), min_size=2, max_size=2)))
-    lower, upper = (around + (b - 0.5 if stat in SIGNED_STATS else b) for b in bounds)
+    lower, upper = (around + (b - 0.5 if STATISTICS[stat].signed else b) for b in bounds)
     lower -= around / 2
     side = draw(st.sampled_from(("lower", "upper", "both")))
     return rc.Criterion(
