@@ -19,6 +19,8 @@ TEST = [
     *PARQUET,
     *BENCH,
     "hypothesis>=6.100",
+    # For tests/package/test_typing.py. This version brings its program along and needs only Node on the machine.
+    "pyright>=1.1.414",
     # Triton 3.6 and older fail in the interpreter with NumPy 2.4, and torch decides which Triton it is.
     "numpy<2.4",
     "pytest>=8",

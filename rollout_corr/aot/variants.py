@@ -9,7 +9,8 @@ import torch
 
 from rollout_corr.aot.variant import HUGE, LONGEST, MEDIUM, SHORT, Variant
 from rollout_corr.frameworks.presets import preset
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.correction import Criterion, Reduce, Scheme, Spec, Weight
+from rollout_corr.spec.statistics import Stat
 
 TOKEN = Weight("token", upper=2.0)
 BOUNDED = Weight("token", lower=0.5, upper=2.0)
@@ -26,12 +27,12 @@ UPPER = {
 }  # fmt: skip
 
 
-def _tokens(*stats: str, **fields: Any) -> tuple[Criterion, ...]:
+def _tokens(*stats: Stat, **fields: Any) -> tuple[Criterion, ...]:
     """One criterion over tokens for each statistic."""
     return tuple(Criterion(stat, upper=UPPER[stat], label=stat, **fields) for stat in stats)
 
 
-def _sequences(reduce: str, *stats: str, **fields: Any) -> tuple[Criterion, ...]:
+def _sequences(reduce: Reduce, *stats: Stat, **fields: Any) -> tuple[Criterion, ...]:
     """One criterion over sequences for each statistic."""
     return tuple(
         Criterion(stat, "sequence", reduce, upper=UPPER[stat], label=f"{reduce}_{stat}", **fields) for stat in stats
@@ -48,9 +49,9 @@ def _bands(*criteria: Criterion) -> tuple[Criterion, ...]:
     return tuple(replace(criterion, lower=0.005, label=f"band_{criterion.label}") for criterion in criteria)
 
 
-_OF_D = ("ratio", "k1", "k2", "abs", "ratio_error", "ratio_deviation")
-_OF_EXP = ("k3", "k3_reverse", "prob_diff", "tv")
-_OF_PROBABILITIES = ("binary_kl", "binary_kl_reverse", "binary_kl_symmetric")
+_OF_D: tuple[Stat, ...] = ("ratio", "k1", "k2", "abs", "ratio_error", "ratio_deviation")
+_OF_EXP: tuple[Stat, ...] = ("k3", "k3_reverse", "prob_diff", "tv")
+_OF_PROBABILITIES: tuple[Stat, ...] = ("binary_kl", "binary_kl_reverse", "binary_kl_symmetric")
 _EXTERNAL = Criterion("external", lower=-1.0, upper=1.0, name="entropy", label="external")
 _EXTERNAL_MEAN = Criterion(
     "external", "sequence", "mean", lower=-0.3, upper=0.7, name="surprise", label="mean_external"
@@ -64,7 +65,7 @@ _LATE = (
     *_sequences("max", "abs", when="positive_advantage", drop="token"),
 )
 _LATE_ANY = _sequences("mean", "k3", drop="token")
-_REPORTS = ("verl", "xtuner", "skyrl")
+_REPORTS: tuple[Scheme, ...] = ("verl", "xtuner", "skyrl")
 
 _DECLARED = (
     # Measured only, in both layouts and for every length.

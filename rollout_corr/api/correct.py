@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from rollout_corr.spec.correction import Spec
 if TYPE_CHECKING:
     from rollout_corr.backends import split_kernels
 
-BACKENDS = ("auto", "triton", "torch", "compiled")
+BackendName = Literal["auto", "triton", "torch", "compiled"]
+BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
 
 # A batch whose mean weight is not above this is left as it is: dividing by it would blow up what is left.
 SMALLEST_MEAN = 1e-8
@@ -125,7 +126,7 @@ def correct(
     spec: Spec = Spec(),  # noqa: B008  (frozen)
     advantages: LogProbs | None = None,
     external: Mapping[str, LogProbs] | None = None,
-    backend: str = "auto",
+    backend: BackendName = "auto",
     validate: bool = False,
     batch_group: Any = None,
     sequence_group: Any = None,
@@ -197,7 +198,7 @@ def correct_async(
     spec: Spec = Spec(),  # noqa: B008  (frozen)
     advantages: LogProbs | None = None,
     external: Mapping[str, LogProbs] | None = None,
-    backend: str = "auto",
+    backend: BackendName = "auto",
     validate: bool = False,
     batch_group: Any = None,
     sequence_group: Any = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -21,7 +21,8 @@ from rollout_corr.spec.surrogate import Surrogate
 from rollout_corr.spec.surrogates import DPPO, DRO, GPG, PPO, Score
 from rollout_corr.spec.validate import number
 
-BACKENDS = ("auto", "triton", "torch")
+LossBackendName = Literal["auto", "triton", "torch"]
+BACKENDS: tuple[LossBackendName, ...] = get_args(LossBackendName)
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def policy_loss(
     denominator: Denominator | float | Tensor = "original",
     max_length: float | None = None,
     external: Mapping[str, LogProbs] | None = None,
-    backend: str = "auto",
+    backend: LossBackendName = "auto",
     validate: bool = False,
     batch_group: Any = None,
     sequence_group: Any = None,
@@ -267,7 +268,7 @@ def _corrected(
     read, new, rollout = given.read, given.batch.train, given.rollout
     if rollout is None:
         rollout = read.tensor("rollout_logp", None)
-    criteria, pairs = [], {}
+    criteria, pairs = [], dict[str, tuple[Tensor, Tensor]]()
     for criterion in spec.criteria:
         if criterion.of == "new/old" and given.old is None:
             raise ValueError(f"old_logp: expected log-probs for criterion {criterion.label!r} of new/old, got None")

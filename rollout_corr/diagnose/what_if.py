@@ -16,7 +16,7 @@ from rollout_corr.diagnose.read.block import Block, ValidTokens
 from rollout_corr.diagnose.read.reading import Dump
 from rollout_corr.frameworks import registry
 from rollout_corr.metrics.warnings import NEAR_CLAMP
-from rollout_corr.spec.correction import LEVELS, Criterion, Spec, Weight
+from rollout_corr.spec.correction import LEVELS, Criterion, Reduce, Spec, Weight
 
 # Bounds of ratios, which lie far from 1 for tokens and products, and next to it for geometric means.
 UPPERS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -103,7 +103,11 @@ def grid() -> list[Setting]:
     for upper in UPPERS:
         cut = Weight("token", lower=1.0 / upper, upper=upper, outside="zero")
         found.append(Setting(f"token weight, 0 beyond {upper:g}", Spec(cut), "token weight, 0 outside", upper))
-    for reduce, name, uppers in (("mean", "geometric", NEAR_ONE), ("sum", "product", UPPERS)):
+    aggregates: tuple[tuple[Reduce, str, tuple[float, ...]], ...] = (
+        ("mean", "geometric", NEAR_ONE),
+        ("sum", "product", UPPERS),
+    )
+    for reduce, name, uppers in aggregates:
         for upper in uppers:
             criterion = Criterion("ratio", over="sequence", reduce=reduce, lower=1.0 / upper, upper=upper)
             found.append(

@@ -7,12 +7,12 @@ zeroes the weight.
 from __future__ import annotations
 
 from rollout_corr.frameworks.registry import recipe
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.correction import Criterion, Reduce, Spec, Weight
 
 LIMIT = 30.0
 
 
-def _gated(reduce: str, low: float | None, high: float | None) -> Spec:
+def _gated(reduce: Reduce, low: float | None, high: float | None) -> Spec:
     criterion = Criterion("ratio", over="sequence", reduce=reduce, lower=low, upper=high, token_clamp=LIMIT)
     return Spec(
         weight=Weight("token", token_clamp=LIMIT),

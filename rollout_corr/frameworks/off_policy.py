@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rollout_corr.spec.correction import Criterion
+from rollout_corr.spec.correction import Criterion, Drop, Of
 
 
 def off_policy(
     delta: float,
-    of: str = "new/rollout",
-    drop: str = "unit",
+    of: Of = "new/rollout",
+    drop: Drop = "unit",
     token_clamp: float | None = None,
     label: str = "off_policy",
 ) -> Criterion:

@@ -7,12 +7,12 @@ its tests. D is clamped to +-10 per token. Rejection zeroes the weight.
 from __future__ import annotations
 
 from rollout_corr.frameworks.registry import recipe
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.correction import Criterion, Level, Spec, Weight
 
 TOKEN_CLAMP = 10.0
 
 
-def _spec(level: str, clamp_upper: float | None, criteria: tuple[Criterion, ...]) -> Spec:
+def _spec(level: Level, clamp_upper: float | None, criteria: tuple[Criterion, ...]) -> Spec:
     weight = Weight(level, upper=clamp_upper, token_clamp=TOKEN_CLAMP)
     return Spec(weight=weight, criteria=criteria, rejected="zero" if criteria else "mask")
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from rollout_corr.frameworks.off_policy import off_policy
 from rollout_corr.frameworks.registry import recipe
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.correction import Criterion, Reduce, Spec, Unit, Weight
 
 TOKEN_CLAMP = 20.0
 
 
-def _masked(over: str, reduce: str | None, threshold: float) -> Spec:
+def _masked(over: Unit, reduce: Reduce | None, threshold: float) -> Spec:
     criterion = Criterion("ratio", over=over, reduce=reduce, upper=threshold, token_clamp=TOKEN_CLAMP)
     return Spec(weight=Weight("token", token_clamp=TOKEN_CLAMP), criteria=(criterion,), rejected="zero")
 

@@ -57,11 +57,11 @@ class Weight(Checked):
         token_clamp: Clamp every D to +-token_clamp before anything else, or None.
     """
 
-    level: str
+    level: Level
     lower: float | None = None
     upper: float | None = None
-    outside: str = "clamp"
-    normalize: str | None = None
+    outside: Outside = "clamp"
+    normalize: Normalize | None = None
     token_clamp: float | None = None
 
     def __post_init__(self) -> None:
@@ -110,14 +110,14 @@ class Criterion(Checked):
         eps: Floor of 1-p and 1-q in the binary KLs.
     """
 
-    stat: str
-    over: str = "token"
-    reduce: str | None = None
+    stat: Stat
+    over: Unit = "token"
+    reduce: Reduce | None = None
     lower: float | None = None
     upper: float | None = None
-    when: str = "any"
-    drop: str = "unit"
-    of: str = "train/rollout"
+    when: When = "any"
+    drop: Drop = "unit"
+    of: Of = "train/rollout"
     label: str = ""
     name: str | None = None
     token_clamp: float | None = None
@@ -196,13 +196,13 @@ class Spec(Checked):
 
     weight: Weight | None = None
     criteria: tuple[Criterion, ...] = ()
-    rejected: str = "mask"
+    rejected: Rejected = "mask"
     clamp: float = 20.0
-    nonfinite: str = "reject"
-    sums_over: str = "valid"
-    detail: str = "basic"
+    nonfinite: Nonfinite = "reject"
+    sums_over: SumsOver = "valid"
+    detail: Detail = "basic"
     apply: bool = True
-    report: tuple[str, ...] = ("native",)
+    report: tuple[Scheme, ...] = ("native",)
 
     def __post_init__(self) -> None:
         if self.weight is not None and not isinstance(self.weight, Weight):

@@ -12,7 +12,7 @@ from rollout_corr.api.correct import Correction, correct
 from rollout_corr.frameworks.areal import presets as presets
 from rollout_corr.frameworks.dropin import DropIn, Installed, Target
 from rollout_corr.spec import validate
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.correction import Criterion, Reduce, Spec, Weight
 
 MODULE = "areal.utils.functional.functional"
 CHECKED = ("2.0.0",)
@@ -106,13 +106,13 @@ def _clamped(
 
 
 @lru_cache(maxsize=64)
-def _spec_of(level: str, action: str, metric: str, agg: str, upper: float, lower: float | None) -> Spec:
+def _spec_of(level: str, action: str, metric: str, agg: Reduce, upper: float, lower: float | None) -> Spec:
     validate.one_of("level", level, presets.LEVELS)
     validate.one_of("action", action, ACTIONS)
     validate.one_of("metric", metric, METRICS)
     validate.one_of("agg", agg, presets.AGGREGATIONS)
     if metric == "binary_kl":
-        over, reduce = ("token", None) if level == "token" else ("sequence", agg)
+        over, reduce = presets.unit(level, agg)
         criterion = Criterion("binary_kl_symmetric", over=over, reduce=reduce, lower=lower, upper=upper)
         spec = Spec(weight=Weight("token"), criteria=(criterion,), rejected="both")
     elif metric != "ratio":

@@ -7,15 +7,21 @@ denominator="original". With a ratio it reads non-finite D as 0; its KL metrics 
 from __future__ import annotations
 
 from rollout_corr.frameworks.registry import recipe
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.correction import Criterion, Level, Nonfinite, Reduce, Spec, Unit, Weight
+from rollout_corr.spec.statistics import Stat
 from rollout_corr.spec.validate import number, one_of
 
 LEVELS = ("token", "sequence")
-AGGREGATIONS = ("sum", "mean", "max")
+AGGREGATIONS: tuple[Reduce, ...] = ("sum", "mean", "max")
 METRICS = ("kl_k1", "kl_k2", "kl_k3")
 
 
-def _spec(level: str, criterion: Criterion, nonfinite: str) -> Spec:
+def unit(level: str, agg: Reduce) -> tuple[Unit, Reduce | None]:
+    """`Criterion.over` and `Criterion.reduce` for a level and its aggregation."""
+    return ("token", None) if level == "token" else ("sequence", agg)
+
+
+def _spec(level: Level, criterion: Criterion, nonfinite: Nonfinite) -> Spec:
     return Spec(weight=Weight(level), criteria=(criterion,), rejected="both", nonfinite=nonfinite)
 
 
@@ -26,7 +32,7 @@ def token_mask(lower: float | None = 0.5, upper: float | None = 5.0) -> Spec:
 
 
 @recipe("AReaL 1.0.4")
-def seq(upper: float | None = 5.0, lower: float | None = None, agg: str = "mean") -> Spec:
+def seq(upper: float | None = 5.0, lower: float | None = None, agg: Reduce = "mean") -> Spec:
     """w = exp(mean D), dropped for a sequence whose exp(agg of D) is outside the bounds."""
     one_of("agg", agg, AGGREGATIONS)
     return _spec("geometric", Criterion("ratio", over="sequence", reduce=agg, lower=lower, upper=upper), "neutral")
@@ -34,15 +40,15 @@ def seq(upper: float | None = 5.0, lower: float | None = None, agg: str = "mean"
 
 @recipe("AReaL 1.0.4")
 def kl(
-    metric: str = "kl_k3", level: str = "token", agg: str = "mean", upper: float = 5.0, lower: float | None = None
+    metric: str = "kl_k3", level: str = "token", agg: Reduce = "mean", upper: float = 5.0, lower: float | None = None
 ) -> Spec:
     """w = exp(D), dropped where D, D^2/2 or exp(-D) - 1 + D (kl_k1, kl_k2, kl_k3) is outside the bounds."""
     one_of("metric", metric, METRICS)
     one_of("level", level, LEVELS)
     one_of("agg", agg, AGGREGATIONS)
-    over, reduce = ("token", None) if level == "token" else ("sequence", agg)
+    over, reduce = unit(level, agg)
     if metric != "kl_k1":
-        stat = {"kl_k2": "k2", "kl_k3": "k3_reverse"}[metric]
+        stat: Stat = "k2" if metric == "kl_k2" else "k3_reverse"
         return _spec("token", Criterion(stat, over=over, reduce=reduce, lower=lower, upper=upper), "reject")
     # AReaL's k1 is D and ours is -D, so the bounds swap sides and a maximum becomes a minimum.
     if reduce == "max":

@@ -23,7 +23,7 @@ from rollout_corr.frameworks.skyrl import metrics as report
 from rollout_corr.frameworks.skyrl import presets as presets
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec import validate
-from rollout_corr.spec.correction import NONFINITE, Spec
+from rollout_corr.spec.correction import NONFINITE, Nonfinite, Spec
 
 MODULE = "skyrl.backends.skyrl_train.utils.off_policy_correction_utils"
 CHECKED = ("0.3.0",)
@@ -132,7 +132,7 @@ TARGETS = (
 
 
 @lru_cache(maxsize=64, typed=True)
-def _spec_of(values: tuple[Any, ...], nonfinite: str) -> Spec:
+def _spec_of(values: tuple[Any, ...], nonfinite: Nonfinite) -> Spec:
     return replace(presets.spec(**dict(zip(FIELDS, values, strict=True))), nonfinite=nonfinite)
 
 

@@ -7,13 +7,16 @@ is left. Rejected tokens stay in SkyRL's denominators, so give the policy loss d
 from __future__ import annotations
 
 from rollout_corr.frameworks.registry import recipe
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.correction import Criterion, Level, Reduce, Scheme, Spec, SumsOver, Weight
 from rollout_corr.spec.validate import not_negative, one_of, positive
 
-REPORT = ("native", "skyrl")
-TIS_LEVELS = {"token": "token", "sequence": "product"}
+REPORT: tuple[Scheme, ...] = ("native", "skyrl")
+TIS_LEVELS: dict[str, Level] = {"token": "token", "sequence": "product"}
 # sequence_mask_metric: reduction, and the label, which is the prefix of SkyRL's metrics.
-SEQUENCE_MASKS = {"geometric": ("mean", "geo_sequence_mask"), "product": ("sum", "product_sequence_mask")}
+SEQUENCE_MASKS: dict[str, tuple[Reduce, str]] = {
+    "geometric": ("mean", "geo_sequence_mask"),
+    "product": ("sum", "product_sequence_mask"),
+}
 
 
 def _bound(key: str, value: object) -> float | None:
@@ -51,7 +54,7 @@ def spec(
     # SkyRL wants both of these; one alone does nothing there.
     if low is not None and high is not None:
         criteria.append(Criterion("ratio", lower=low, upper=high, label="token_mask"))
-    sums_over = "kept" if criteria else "valid"
+    sums_over: SumsOver = "kept" if criteria else "valid"
     if sequence_mask_metric is not None:
         one_of("sequence_mask_metric", sequence_mask_metric, SEQUENCE_MASKS, or_null=True)
         geometric = sequence_mask_metric == "geometric"

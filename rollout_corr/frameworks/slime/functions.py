@@ -23,10 +23,10 @@ from rollout_corr.api.correct import SMALLEST_MEAN, correct
 from rollout_corr.frameworks.dropin import DropIn
 from rollout_corr.frameworks.slime import presets as presets
 from rollout_corr.spec import validate
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.correction import Criterion, Level, Reduce, Spec, Unit, Weight
 
 CHECKED = ("624b824",)
-LEVELS = {
+LEVELS: dict[str, tuple[Level, Unit, Reduce | None]] = {
     "token": ("token", "token", None),
     "sequence": ("product", "sequence", "sum"),
     "geometric": ("geometric", "sequence", "mean"),

@@ -10,20 +10,20 @@ from dataclasses import replace
 
 from rollout_corr.frameworks.off_policy import off_policy
 from rollout_corr.frameworks.registry import recipe
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.correction import Criterion, Level, Nonfinite, Reduce, Spec, Unit, Weight
 
 
-def truncate(level: str, clip_max: float | None, clip_min: float | None, nonfinite: str) -> Spec:
+def truncate(level: Level, clip_max: float | None, clip_min: float | None, nonfinite: Nonfinite) -> Spec:
     """The ratio clamped to [clip_min, clip_max]."""
     if clip_max is None and clip_min is None:
         raise ValueError("expected clip_max, clip_min or both, got neither (nothing would be truncated)")
     return Spec(weight=Weight(level, lower=clip_min, upper=clip_max), nonfinite=nonfinite)
 
 
-def mask(level: str, clip_max: float | None, clip_min: float | None, nonfinite: str) -> Spec:
+def mask(level: Level, clip_max: float | None, clip_min: float | None, nonfinite: Nonfinite) -> Spec:
     """The ratio itself inside [clip_min, clip_max], 0 outside."""
-    over, reduce = ("token", None) if level == "token" else ("sequence", "sum")
-    criterion = Criterion("ratio", over=over, reduce=reduce, lower=clip_min, upper=clip_max)
+    unit: tuple[Unit, Reduce | None] = ("token", None) if level == "token" else ("sequence", "sum")
+    criterion = Criterion("ratio", *unit, lower=clip_min, upper=clip_max)
     return Spec(weight=Weight(level), criteria=(criterion,), rejected="zero", nonfinite=nonfinite)
 
 

@@ -14,7 +14,7 @@ from rollout_corr.frameworks.reading import boolean, fields_of, refuse_unknown
 from rollout_corr.frameworks.registry import warn_once
 from rollout_corr.frameworks.verl import options as verl_options
 from rollout_corr.frameworks.verl import presets
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.correction import Criterion, Level, Spec, Weight
 from rollout_corr.spec.validate import one_of
 
 CAPS = ("tis_imp_ratio_cap", "imp_ratio_cap", "behav_imp_weight_cap")
@@ -37,7 +37,7 @@ OURS = ("rollout_is", "rollout_rs", "rollout_token_veto")
 
 LOSS_TYPES = ("ppo_clip", "reinforce")
 # rollout_is_level: the level of the weight, and the option of `rollout_rs` that rejects at that level.
-FLAT_LEVELS = {
+FLAT_LEVELS: dict[str, tuple[Level, str]] = {
     "token": ("token", "token_k1"),
     "sequence": ("product", "seq_sum_k1"),
     "geometric": ("geometric", "seq_mean_k1"),

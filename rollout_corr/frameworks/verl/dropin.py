@@ -25,7 +25,7 @@ from rollout_corr.frameworks.verl import metrics as report
 from rollout_corr.frameworks.verl import presets as presets
 from rollout_corr.frameworks.verl.shared import DROP_IN, add_to_batch, corrected, proto, same_shape, without_prefix
 from rollout_corr.spec import validate
-from rollout_corr.spec.correction import NONFINITE, Criterion, Spec
+from rollout_corr.spec.correction import NONFINITE, Criterion, Nonfinite, Spec
 
 HELPER = "verl.trainer.ppo.rollout_corr_helper"
 COMPAT = ("0.9", "0.7")
@@ -272,7 +272,7 @@ def _cached_spec(
     rollout_rs: str | None,
     rollout_rs_threshold: Any,
     k1_bounds: str,
-    nonfinite: str,
+    nonfinite: Nonfinite,
 ) -> Spec:
     weight = None
     criteria: tuple[Criterion, ...] = ()

@@ -12,16 +12,17 @@ from numbers import Real
 
 from rollout_corr.frameworks.registry import warn_once
 from rollout_corr.spec import validate
-from rollout_corr.spec.correction import Criterion, Weight
+from rollout_corr.spec.correction import Criterion, Level, Reduce, Unit, Weight
+from rollout_corr.spec.statistics import Stat
 
-LEVELS = {"token": "token", "sequence": "product"}
+LEVELS: dict[str, Level] = {"token": "token", "sequence": "product"}
 K1_BOUNDS = ("verl", "ratio")
 
 # verl clamps every log-ratio to this before it forms k1, k2 or k3, so also before it sums them.
 TOKEN_CLAMP = 20.0
 
 # option: statistic, unit, reduction. There is no seq_max_k1.
-RS_OPTIONS = {
+RS_OPTIONS: dict[str, tuple[Stat, Unit, Reduce | None]] = {
     "token_k1": ("k1", "token", None),
     "token_k2": ("k2", "token", None),
     "token_k3": ("k3", "token", None),

@@ -10,9 +10,9 @@ from __future__ import annotations
 from rollout_corr.frameworks.registry import old_name, recipe
 from rollout_corr.frameworks.verl import options
 from rollout_corr.frameworks.verl.options import Threshold
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.correction import Criterion, Scheme, Spec, Weight
 
-REPORT = ("native", "verl")
+REPORT: tuple[Scheme, ...] = ("native", "verl")
 
 
 def spec(weight: Weight | None = None, criteria: tuple[Criterion, ...] = ()) -> Spec:

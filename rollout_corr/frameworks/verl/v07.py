@@ -24,7 +24,7 @@ from rollout_corr.frameworks.verl import presets as presets
 from rollout_corr.frameworks.verl.measures import of_weights
 from rollout_corr.frameworks.verl.shared import DROP_IN, add_to_batch, corrected, proto, same_shape
 from rollout_corr.spec import validate
-from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.spec.correction import Criterion, Nonfinite, Spec
 
 LEVELS = options.OLD_RS_LEVELS
 SAFETY_BOUND = options.TOKEN_CLAMP
@@ -143,7 +143,7 @@ def _settings(
 
 
 @lru_cache(maxsize=64)
-def _spec_of(settings: Settings, nonfinite: str) -> Spec:
+def _spec_of(settings: Settings, nonfinite: Nonfinite) -> Spec:
     weight = None
     if settings.level is not None:
         weight = options.weight(settings.level, settings.upper, settings.normalize)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollout_corr.frameworks.registry import recipe
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.correction import Criterion, Level, Reduce, Scheme, Spec, Unit, Weight, When
 from rollout_corr.spec.validate import not_negative, one_of
 
-REPORT = ("native", "xtuner")
+REPORT: tuple[Scheme, ...] = ("native", "xtuner")
 # What a level is as a weight, and as the criterion of `rollout_is_mode` mask and both.
-LEVELS = {
+LEVELS: dict[str, tuple[Level, Unit, Reduce | None]] = {
     "token": ("token", "token", None),
     "sequence": ("product", "sequence", "sum"),
     "geometric": ("geometric", "sequence", "mean"),
@@ -78,7 +78,7 @@ def spec(
     return Spec(weight=weight, criteria=tuple(criteria), rejected="mask", report=REPORT)
 
 
-def _veto(threshold: object, level: str, when: str) -> list[Criterion]:
+def _veto(threshold: object, level: str, when: When) -> list[Criterion]:
     upper, lower = pair("rollout_is_veto_threshold", threshold)
     if level == "geometric":
         return [Criterion("ratio", over="sequence", reduce="mean", lower=lower, upper=upper, when=when, label="veto")]

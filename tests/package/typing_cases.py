@@ -1,0 +1,42 @@
+"""Right and wrong uses of the public types, for type checkers: each line marked `# wrong` has to be an error.
+
+test_typing.py runs the checkers on this file; nothing imports it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+import rollout_corr as rc
+
+x = torch.zeros(2, 3)
+
+# Right.
+rc.Weight("token", upper=2.0, outside="zero", normalize="batch")
+rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1, when="outward", drop="token", of="new/old")
+rc.Spec(rejected="both", nonfinite="neutral", sums_over="kept", detail="full", report=("native", "verl"))
+rc.Spec.from_dict({"weight": {"level": "token"}})
+rc.correct(x, x, spec=rc.Spec(), backend="compiled")
+rc.policy_loss(x, x, old_logp=x, surrogate=rc.PPO(), backend="torch", reduction="sum", denominator="kept")
+level: str = rc.Weight("product").level
+report: tuple[str, ...] = rc.Spec().report
+
+# Wrong.
+rc.Weight("sequense")  # wrong
+rc.Weight("token", outside="clip")  # wrong
+rc.Weight("token", normalize="mean")  # wrong
+rc.Weight("token", upper="2")  # wrong
+rc.Criterion("kl", upper=1.0)  # wrong
+rc.Criterion("k1", upper=1.0, over="row")  # wrong
+rc.Criterion("k1", over="sequence", reduce="avg", upper=1.0)  # wrong
+rc.Criterion("k1", upper=1.0, when="always")  # wrong
+rc.Criterion("k1", upper=1.0, drop="batch")  # wrong
+rc.Criterion("k1", upper=1.0, of="train/old")  # wrong
+rc.Spec(rejected="drop")  # wrong
+rc.Spec(nonfinite="raise")  # wrong
+rc.Spec(sums_over="all")  # wrong
+rc.Spec(detail="some")  # wrong
+rc.Spec(report=("trl",))  # wrong
+rc.Spec(weight="token")  # wrong
+rc.correct(x, x, spec=rc.Spec(), backend="gpu")  # wrong
+rc.policy_loss(x, x, old_logp=x, surrogate=rc.PPO(), backend="compiled")  # wrong
