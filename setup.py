@@ -63,7 +63,7 @@ setup(
         "test": TEST,
         "dev": [*TEST, *LINT],
     },
-    entry_points={"console_scripts": ["rollout-corr = rollout_corr.__main__:main"]},
+    entry_points={"console_scripts": ["rollout-corr = rollout_corr.cli.main:main"]},
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Science/Research",

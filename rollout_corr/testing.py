@@ -1,4 +1,4 @@
-"""Input builders shared by the tests, the benchmarks, the demo and users."""
+"""Example batches, for tests, benchmarks, the demo and users."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 class ExampleBatch(NamedTuple):
-    """A rollout batch, packed.
+    """A packed rollout batch of N tokens in S sequences.
 
     Attributes:
         train_logp: [N] float32.
-        rollout_logp: [N] float32, as a bfloat16 engine would have given them.
+        rollout_logp: [N] float32, rounded to bfloat16 as an engine in low precision returns them.
         mask: [N] bool, False at prompts.
         cu_seqlens: [S + 1] int64.
         lengths: [S] int64, prompt and response.
@@ -33,14 +33,14 @@ def example_batch(
     catastrophic: float = 1e-4,
     seed: int = 0,
 ) -> ExampleBatch:
-    """A batch as trainers see it: skewed lengths, sure tokens that agree, unsure tokens that do not, a few disasters.
+    """Make a realistic batch: skewed lengths, agreement on likely tokens, mismatch on unlikely ones, a few outliers.
 
     Args:
         sequences: Number of samples.
         median_length: Median of the lognormal lengths in tokens, prompt included; at most eight times as long.
         mismatch: Standard deviation of D for a token of probability 0; the error shrinks with 1 - p.
-        catastrophic: Fraction of tokens that the trainer finds next to impossible.
-        seed: Seed of a generator of its own.
+        catastrophic: Fraction of tokens to which the trainer gives a probability near 0.
+        seed: Seed of the batch; the global generator is left alone.
     """
     generator = torch.Generator().manual_seed(seed)
     scale = torch.randn(sequences, generator=generator).mul(0.7).exp()
@@ -61,7 +61,7 @@ def example_batch(
 
 
 def pad(x: Tensor, lengths: Tensor, fill: float = 0.0) -> Tensor:
-    """[N] packed -> [S, longest], right-padded with `fill`."""
+    """Turn packed [N] values into [S, longest] rows, right-padded with `fill`; `lengths` is [S] int64."""
     longest = int(lengths.max()) if lengths.numel() else 0
     inside = torch.arange(longest) < lengths[:, None]
     out = torch.full((lengths.shape[0], longest), fill, dtype=torch.float32).to(x.dtype)

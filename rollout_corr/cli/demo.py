@@ -1,4 +1,4 @@
-"""`python -m rollout_corr demo`: a realistic batch, corrected by several presets, in about a second."""
+"""`rollout-corr demo`: a realistic batch, corrected by several presets, in about a second."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
+from rollout_corr.cli.main import parser_of
 from rollout_corr.testing import ExampleBatch, example_batch, pad
 
 PRESETS = (
@@ -29,8 +30,8 @@ MISMATCH = (
 ROUNDS = 5
 
 
-def usual_way(train: Tensor, rollout: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """Token weights, geometric rejection and a dozen metrics the way trainers write them, on padded tensors."""
+def by_hand(train: Tensor, rollout: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """Compute token weights, geometric rejection and 12 metrics on padded tensors, as trainers write it by hand."""
     log_ratio = train - rollout
     weights = torch.exp(log_ratio.clamp(-20.0, 20.0)).clamp(max=2.0) * mask
     count = mask.sum(1).clamp(min=1)
@@ -58,7 +59,7 @@ def usual_way(train: Tensor, rollout: Tensor, mask: Tensor) -> tuple[Tensor, Ten
 
 
 def milliseconds(call: Callable[[], object], other: Callable[[], object]) -> tuple[float, float]:
-    """Medians of interleaved runs."""
+    """Time two functions in turns, so that both see the same load; medians, without the first round."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(ROUNDS + 1):
         for function, taken in zip((call, other), times, strict=True):
@@ -69,7 +70,7 @@ def milliseconds(call: Callable[[], object], other: Callable[[], object]) -> tup
 
 
 def rows(batch: ExampleBatch) -> list[list[str]]:
-    """A line per preset."""
+    """Correct the batch with each preset: one row of the table per preset."""
     lines = []
     for name in PRESETS:
         out = rc.correct(
@@ -91,8 +92,9 @@ def rows(batch: ExampleBatch) -> list[list[str]]:
     return lines
 
 
-def main() -> None:
-    """Print the tables."""
+def run(arguments: list[str]) -> int:
+    """Print the mismatch of an example batch, its correction by several presets, and how long one takes."""
+    parser_of("demo", "Correct an example batch with several presets and print the results.").parse_args(arguments)
     from rich.console import Console
     from rich.table import Table
 
@@ -102,7 +104,9 @@ def main() -> None:
     console.print(f"[bold]rollout-corr {rc.__version__}[/bold], torch {torch.__version__}")
     console.print(f"backend: [bold]{backend.name}[/bold] ({backend.reason}), {torch.get_num_threads()} threads")
     tokens = int(batch.mask.sum())
-    console.print(f"batch: {batch.lengths.numel()} sequences, {tokens:,} response tokens, rollout in bfloat16\n")
+    console.print(
+        f"batch: {batch.lengths.numel()} sequences, {tokens:,} response tokens, rollout log-probs rounded to bfloat16\n"
+    )
 
     out = rc.correct(
         batch.train_logp,
@@ -119,7 +123,7 @@ def main() -> None:
         mismatch.add_row(key, f"{metrics[key]:.5g}")
     console.print(mismatch)
 
-    table = Table(title="What presets make of it", title_justify="left")
+    table = Table(title="Corrected by several presets", title_justify="left")
     for i, column in enumerate(("preset", "weight mean", "max", "ESS", "tokens kept", "sequences kept", "warnings")):
         table.add_column(column, justify="right" if 0 < i < 6 else "left")
     for line in rows(batch):
@@ -133,15 +137,12 @@ def main() -> None:
         criteria=(rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.999, upper=1.001),),
     )
     count = len(rc.correct(train, rollout, mask, spec=spec).metrics())
-    ours, usual = milliseconds(
-        lambda: rc.correct(train, rollout, mask, spec=spec).metrics(), lambda: usual_way(train, rollout, mask)
+    ours, theirs = milliseconds(
+        lambda: rc.correct(train, rollout, mask, spec=spec).metrics(), lambda: by_hand(train, rollout, mask)
     )
     console.print(
-        f"\nToken weights and geometric rejection on the padded batch {list(mask.shape)}, medians of {ROUNDS} "
-        f"interleaved runs:\n{ours:.1f} ms with {count} metrics; {usual:.1f} ms as usually written in torch, with 12 "
-        f"metrics ({usual / ours:.1f}x)."
+        f"\nToken weights and geometric rejection on the padded batch {list(mask.shape)}, median time of {ROUNDS} "
+        f"runs:\n{ours:.1f} ms with {count} metrics; {theirs:.1f} ms written by hand in torch, with 12 metrics "
+        f"({theirs / ours:.1f}x)."
     )
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -1,5 +1,5 @@
-"""Looking at a dump of log-probs: report, doctor, what-if. docs/mismatch.md shows them.
+"""Diagnose a dump of log-probs: `report`, `doctor` and `what-if`; docs/mismatch.md shows them.
 
-`reading` streams a file in blocks of whole sequences; `measuring` adds up what merges over blocks; `page` and `summary`
-show it, `doctor` names causes, `what_if` tries other settings. None of it is imported with the package.
+`read` streams a file in chunks of whole sequences, `measure` adds up what merges over chunks, `doctor` names causes,
+`what_if` tries other corrections, `show` prints and draws. Nothing here is imported with the package.
 """

@@ -1,24 +1,23 @@
-"""Every preset and a grid of thresholds over the same dump: what each keeps, and what it costs."""
+"""Apply every preset and a grid of thresholds to one dump: how much each keeps, and its bias and variance."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from rollout_corr.api import correct as ops
+from rollout_corr.api.correct import correct
 from rollout_corr.definition.sequences import Packed
-from rollout_corr.diagnose.read.block import Block, ValidTokens
-from rollout_corr.diagnose.read.reading import Dump
+from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens
+from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.frameworks import registry
 from rollout_corr.metrics.warnings import NEAR_CLAMP
 from rollout_corr.spec.correction import LEVELS, Criterion, Reduce, Spec, Weight
 
-# Bounds of ratios, which lie far from 1 for tokens and products, and next to it for geometric means.
+# Bounds of ratios: those of tokens and products are far from 1, geometric means are close to it.
 UPPERS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 NEAR_ONE = (1.0003, 1.001, 1.003, 1.01, 1.03, 1.1)
 LOWERS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -26,14 +25,14 @@ LOWERS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
 @dataclass(frozen=True)
 class Setting:
-    """One correction that is tried.
+    """A correction that is tried.
 
     Attributes:
-        name: A preset's, or what it does.
-        spec: What it is.
-        family: The curve of the grid that it lies on; empty for a preset.
-        threshold: Its place on the curve.
-        same: Further presets whose Spec is the same.
+        name: Name of the preset, or a description.
+        spec: The correction.
+        family: Name of its curve in the grid; empty for a preset.
+        threshold: The threshold, which is its place on the curve.
+        same: Further presets with an equal Spec.
     """
 
     name: str
@@ -44,24 +43,24 @@ class Setting:
 
     @property
     def products(self) -> bool:
-        """Whether the product over a sequence decides."""
+        """True if a product over the sequence decides."""
         weighted = self.spec.weight is not None and self.spec.weight.level == "product"
         return weighted or any(c.statistic.one_limb and c.reduce == "sum" for c in self.spec.criteria)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a setting makes of a dump. The weight of a rejected token is 0, and of one without a weight 1.
+    """The result of a setting on a dump. Rejected tokens have weight 0; without a weight, kept tokens have weight 1.
 
     Attributes:
-        tokens_kept: Part of the valid tokens that train.
-        sequences_kept: Part of the non-empty sequences that hold one of them.
+        tokens_kept: Fraction of the valid tokens that train.
+        sequences_kept: Fraction of the non-empty sequences with a token that trains.
         weight_mean: Mean weight of valid tokens, rejected ones included.
         ess: (sum w)^2 / (n sum w^2) of those weights.
-        bias: Mean |w - r| over mean r, where r is the ratio that nothing cuts: exp(D) of the token, and under a
-            product weight exp(sum of D).
+        bias: Mean |w - r| over mean r, where r is the unbounded ratio: exp(D) of the token, or exp(sum of D) of its
+            sequence under a product weight.
         variance: Variance of w over its squared mean: 1 / ess - 1.
-        note: Why products over sequences should not decide here, or nothing.
+        note: A warning if products over these sequences are unreliable, else empty.
     """
 
     tokens_kept: float
@@ -75,7 +74,7 @@ class Outcome:
 
 @dataclass
 class _Tally:
-    """Sums over blocks: tokens, kept, sequences, kept, w, w^2, |w - r|, r."""
+    """Sums over chunks: tokens, kept tokens, sequences, kept sequences, w, w^2, |w - r|, r."""
 
     sums: Tensor = field(default_factory=lambda: torch.zeros(8, dtype=torch.float64))
 
@@ -94,12 +93,12 @@ class _Tally:
 
 
 def grid() -> list[Setting]:
-    """Truncated and cut weights, and rejections, over their thresholds."""
-    found = []
-    for level in LEVELS:
-        for upper in NEAR_ONE if level == "geometric" else UPPERS:
-            weight = Weight(level, upper=upper)
-            found.append(Setting(f"{level} weight <= {upper:g}", Spec(weight), f"{level} weight, truncated", upper))
+    """List weights with a bound, rejections and vetoes over their thresholds."""
+    found = [
+        Setting(f"{level} weight <= {upper:g}", Spec(Weight(level, upper=upper)), f"{level} weight, truncated", upper)
+        for level in LEVELS
+        for upper in (NEAR_ONE if level == "geometric" else UPPERS)
+    ]
     for upper in UPPERS:
         cut = Weight("token", lower=1.0 / upper, upper=upper, outside="zero")
         found.append(Setting(f"token weight, 0 beyond {upper:g}", Spec(cut), "token weight, 0 outside", upper))
@@ -109,10 +108,9 @@ def grid() -> list[Setting]:
     )
     for reduce, name, uppers in aggregates:
         for upper in uppers:
-            criterion = Criterion("ratio", over="sequence", reduce=reduce, lower=1.0 / upper, upper=upper)
-            found.append(
-                Setting(f"reject sequences by {name} {upper:g}", Spec(None, (criterion,)), f"{name} rejection", upper)
-            )
+            rejection = Criterion("ratio", over="sequence", reduce=reduce, lower=1.0 / upper, upper=upper)
+            named = f"reject sequences by {name} {upper:g}"
+            found.append(Setting(named, Spec(None, (rejection,)), f"{name} rejection", upper))
     for lower in LOWERS:
         veto = Criterion("ratio", over="sequence", reduce="min", lower=lower)
         found.append(Setting(f"veto below {lower:g}", Spec(None, (veto,)), "veto", lower))
@@ -120,27 +118,27 @@ def grid() -> list[Setting]:
 
 
 def presets(has_advantages: bool) -> tuple[list[Setting], dict[str, str]]:
-    """Every preset that a dump is enough for, equal ones together; and why the others are left out."""
+    """List the presets that can be tried, equal ones together, and the reason why each of the others cannot."""
     found: dict[Spec, list[str]] = {}
     left_out: dict[str, str] = {}
     for name in registry.names():
         spec = registry.preset(name)
         if any(criterion.of != "train/rollout" for criterion in spec.criteria):
-            left_out[name] = "compares with the policy that trains, inside of policy_loss"
+            left_out[name] = "it compares with the policy being trained, which only policy_loss has"
         elif any(criterion.statistic.source == "caller" for criterion in spec.criteria):
-            left_out[name] = "needs a tensor from outside"
+            left_out[name] = "it needs an external tensor"
         elif not has_advantages and any(criterion.when != "any" for criterion in spec.criteria):
-            left_out[name] = "needs advantages, and the dump has none"
+            left_out[name] = "it needs advantages, and the dump has none"
         else:
             found.setdefault(spec, []).append(name)
     return [Setting(names[0], spec, same=tuple(names[1:])) for spec, names in found.items()], left_out
 
 
 class WhatIf:
-    """The settings over a dump, block by block. Batch-normalised weights are divided by the mean of their block.
+    """All settings over a dump, chunk by chunk. Batch-normalised weights are divided by the mean of their chunk.
 
     Args:
-        has_advantages: Whether presets that look at advantages are tried.
+        has_advantages: Also try presets that look at advantages.
     """
 
     def __init__(self, has_advantages: bool) -> None:
@@ -149,9 +147,9 @@ class WhatIf:
         self._tallies = [_Tally() for _ in self.settings]
         self._sums = torch.zeros(2, dtype=torch.float64)
 
-    def add(self, block: Block) -> None:
-        """Add a block."""
-        tokens = ValidTokens.of(block)
+    def add(self, chunk: Chunk) -> None:
+        """Apply all settings to a chunk."""
+        tokens = ValidTokens.of(chunk)
         rejoined = Packed.of_lengths(tokens.lengths, tokens.d.numel())
         totals = rejoined.sum(tokens.d)
         self._sums += torch.tensor([float(totals.abs().sum()), float((tokens.lengths > 0).sum())])
@@ -170,8 +168,8 @@ class WhatIf:
         ratios: dict[str, Tensor],
         advantages: Tensor | None,
     ) -> None:
-        # Without what is masked, which would be skipped anew each time.
-        out = ops.correct(
+        # Only valid tokens are passed, so that masked ones are skipped once and not by every setting.
+        out = correct(
             tokens.train,
             tokens.rollout,
             cu_seqlens=offsets,
@@ -180,7 +178,7 @@ class WhatIf:
         )
         kept = out.mask
         if out.weights is not None:
-            # Rejection by "zero" hands the mask back as it came.
+            # Rejection by "zero" returns the mask unchanged.
             kept = kept if spec.rejected == "mask" else kept & (out.weights != 0)
             weights = out.weights.double().where(kept, 0.0)
         else:
@@ -198,48 +196,50 @@ class WhatIf:
         ).double()
 
     def outcomes(self) -> list[tuple[Setting, Outcome]]:
-        """Every setting with what it makes of the dump."""
+        """Return every setting with its result."""
         total, sequences = self._sums.tolist()
         mean = total / sequences if sequences else 0.0
         found = []
         for setting, tally in zip(self.settings, self._tallies, strict=True):
             note = ""
-            if setting.products and mean > NEAR_CLAMP * setting.spec.clamp:
-                note = f"T x KL: mean |sum D| is {mean:.1f} nats, near the clamp of {setting.spec.clamp:g}"
-            elif setting.products and mean > 1.0:
-                note = f"T x KL: mean |sum D| is {mean:.1f} nats; products differ by as many powers of e"
+            if setting.products and mean > 1.0:
+                note = f"T x KL: the mean |sum of D| of a sequence is {mean:.1f} nats, "
+                if mean > NEAR_CLAMP * setting.spec.clamp:
+                    note += f"near the clamp of {setting.spec.clamp:g}: products over these sequences are noise"
+                else:
+                    note += f"so products over a sequence differ by factors around e^{mean:.1f}"
             found.append((setting, tally.outcome(note)))
         return found
 
 
-def try_all(dump: Dump, each: Callable[[], Any] = lambda: None) -> WhatIf:
-    """Try every setting on a dump.
+def try_all(dump: Dump, each: Callable[[], object] = lambda: None) -> WhatIf:
+    """Read a dump once and apply every setting to it.
 
     Args:
         dump: The dump.
-        each: Called after every block.
+        each: Called after every chunk, to show progress.
     """
     found: WhatIf | None = None
-    for block in dump.blocks():
+    for chunk in dump.chunks():
         if found is None:
-            found = WhatIf("advantages" in block.columns)
-        found.add(_with_advantages(block, found))
+            found = WhatIf("advantages" in chunk.columns)
+        found.add(_with_advantages(chunk, found))
         each()
     assert found is not None  # a dump without sequences raises
     return found
 
 
-def _with_advantages(block: Block, what_if: WhatIf) -> Block:
-    """Records may lack advantages that others have; a 0 selects nothing."""
-    if "advantages" in block.columns:
-        block.columns["advantages"] = block.columns["advantages"].nan_to_num(0.0)
+def _with_advantages(chunk: Chunk, what_if: WhatIf) -> Chunk:
+    """Give records without advantages 0, which selects nothing, where other records have some."""
+    if "advantages" in chunk.columns:
+        chunk.columns["advantages"] = chunk.columns["advantages"].nan_to_num(0.0)
     elif any(c.when != "any" for setting in what_if.settings for c in setting.spec.criteria):
-        block.columns["advantages"] = torch.zeros_like(block.train, dtype=torch.float32)
-    return block
+        chunk.columns["advantages"] = torch.zeros_like(chunk.train, dtype=torch.float32)
+    return chunk
 
 
 def pareto(outcomes: Iterable[tuple[Setting, Outcome]]) -> list[str]:
-    """Names of the settings that no other beats in both bias and variance."""
+    """Name the Pareto-optimal settings: no other setting has lower bias and lower variance."""
     best, found = math.inf, []
     for setting, outcome in sorted(outcomes, key=lambda pair: (pair[1].bias, pair[1].variance)):
         if outcome.variance < best:

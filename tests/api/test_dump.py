@@ -10,7 +10,7 @@ import torch
 import rollout_corr as rc
 from builders.dumps import packed, padded, records
 from rollout_corr.api import dump as dumping
-from rollout_corr.diagnose.read.reading import Dump
+from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.testing import example_batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,7 +28,7 @@ def test_a_dump_is_read_back(name, tmp_path):
     more = {key: columns[key] for key in ("token_ids", "advantages")}
     assert dumped(tmp_path / name, columns, sequences=None, step=3, **more) == 12
     dump = Dump(tmp_path / name)
-    block = next(dump.blocks())
+    block = next(dump.chunks())
     for key, x in (("train_logp", block.train), ("rollout_logp", block.rollout), ("mask", block.mask)):
         assert torch.equal(x, columns[key]), key
     assert torch.equal(block.offsets, columns["cu_seqlens"])
@@ -54,7 +54,7 @@ def test_some_sequences_are_drawn(name, layout, tmp_path):
         done = rc.dump(tmp_path / name, *tensors, **given, sequences=5, step=step, which=torch.arange(40.0))
         assert done.result(timeout=60) == 5
     drawn = {0: [], 1: [], 2: []}
-    for block in Dump(tmp_path / name, by=("which",)).blocks():
+    for block in Dump(tmp_path / name, by=("which",)).chunks():
         for s in range(block.sequences):
             piece = slice(int(block.offsets[s]), int(block.offsets[s + 1]))
             which = int(block.columns["which"][piece][0])
@@ -92,7 +92,7 @@ def test_later_changes_do_not_reach_the_dump(tmp_path, monkeypatch):
     columns["cu_seqlens"].fill_(0)
     go.set()
     assert future.result(timeout=60) == 12
-    assert torch.equal(torch.cat([block.train for block in Dump(tmp_path / "x.jsonl").blocks()]), wanted)
+    assert torch.equal(torch.cat([block.train for block in Dump(tmp_path / "x.jsonl").chunks()]), wanted)
 
 
 def test_a_slow_disk_leaves_dumps_out_and_holds_nothing_up(tmp_path, monkeypatch):
@@ -173,7 +173,7 @@ def test_a_dump_from_a_device_waits_for_nothing(layout, device, tmp_path):
             torch.cuda.set_sync_debug_mode("default")
     assert future.result(timeout=60) == 5
     rows = [row["train_logp"] for row in records(columns)]
-    for block in Dump(tmp_path / "folder").blocks():
+    for block in Dump(tmp_path / "folder").chunks():
         for s in range(block.sequences):
             train = block.train[int(block.offsets[s]) : int(block.offsets[s + 1])]
             assert any(torch.equal(train[: row.numel()], row) for row in rows)

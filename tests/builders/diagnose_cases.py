@@ -1,6 +1,6 @@
 """Dumps with a known cause, and dumps that only look like it: what `doctor` is tested with.
 
-`python tests/mismatch_cases.py` writes the table of docs/mismatch.md.
+`python -m builders.diagnose_cases` writes the table of docs/mismatch.md.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ from builders.planted_dumps import (
     untrained_head,
     updated,
 )
-from rollout_corr.diagnose.doctor.doctor import SIGNATURES, diagnose
-from rollout_corr.diagnose.measure.measuring import Measured
-from rollout_corr.diagnose.read.arrays import ArrayFile, Loaded
+from rollout_corr.diagnose.doctor.diagnosis import CAUSES, diagnose
+from rollout_corr.diagnose.measure.measurement import Measurement
 from rollout_corr.diagnose.read.fields import Wanted
+from rollout_corr.diagnose.read.formats import Loaded
 from rollout_corr.diagnose.read.problems import Problems
+from rollout_corr.diagnose.read.tensor_files import TensorFile
 
 
 class Case(NamedTuple):
@@ -207,14 +208,14 @@ CASES = (
 
 # The thresholds were set while looking at seeds below 20.
 SEEDS = range(100, 105)
-BEGIN = "<!-- made by `python tests/mismatch_cases.py`; a test compares them -->"
+BEGIN = "<!-- made by `python -m builders.diagnose_cases`; a test compares them -->"
 END = "<!-- end of what is made -->"
 
 
-def measured(columns: dict[str, Tensor]) -> Measured:
+def measured(columns: dict[str, Tensor]) -> Measurement:
     """What a dump that holds these columns is measured as."""
-    found = Measured()
-    for block in ArrayFile(Loaded(columns), "dump", Wanted(), Problems()).blocks():
+    found = Measurement()
+    for block in TensorFile(Loaded(columns), "dump", Wanted(), Problems()).chunks():
         found.add(block)
     return found
 
@@ -234,7 +235,7 @@ def table() -> str:
     ]
     lines[-1] += " false alarms |"
     lines.append("|---|---|---|---|---|---|---|")
-    causes = [signature.__name__ for signature in SIGNATURES]
+    causes = [cause.name for cause in CAUSES]
     for cause in [*causes, None]:
         having = [found for case, found in named if case.verdict == cause]
         alike = [found for case, found in named if case.like == cause and case.verdict != cause and cause]

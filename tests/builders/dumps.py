@@ -139,7 +139,7 @@ def statistics(columns, spec=None):
 def sequences_of(dump):
     """Every sequence's valid tokens as plain data: (record, {name: values})."""
     found = []
-    for block in dump.blocks():
+    for block in dump.chunks():
         per_token = {"train_logp": block.train, "rollout_logp": block.rollout, **block.columns}
         bounds = block.offsets.tolist()
         assert bounds[0] == 0 and bounds[-1] == block.train.numel()

@@ -24,9 +24,9 @@ from builders.dumps import (
     write_jsonl,
 )
 from rollout_corr.diagnose.read import problems
+from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.read.fields import Wanted
 from rollout_corr.diagnose.read.problems import DumpError
-from rollout_corr.diagnose.read.reading import Dump
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def failing(path, **arguments):
     """The message that reading a dump ends with."""
     with pytest.raises(DumpError) as caught:
-        list(Dump(path, **arguments).blocks())
+        list(Dump(path, **arguments).chunks())
     return str(caught.value)
 
 
@@ -47,7 +47,7 @@ def test_a_missing_field_is_named(kind, tmp_path):
     columns = packed()
     columns["something"] = columns.pop("rollout_logp")
     message = failing(write(kind, tmp_path, columns))
-    assert str(tmp_path) in message and "field 'rollout_logp': none of its fields is known as rollout_logp" in message
+    assert str(tmp_path) in message and "field 'rollout_logp': no field has a known name for rollout_logp" in message
     assert "something" in message and "--field rollout_logp=NAME" in message
 
 
@@ -60,9 +60,9 @@ def test_an_empty_file_is_named(kind, tmp_path):
 
 def test_a_dump_without_sequences(tmp_path):
     (tmp_path / "x.jsonl").write_text("\n")
-    assert failing(tmp_path / "x.jsonl") == f"{tmp_path / 'x.jsonl'}: it holds no sequence"
+    assert failing(tmp_path / "x.jsonl") == f"{tmp_path / 'x.jsonl'}: no sequence in it"
     torch.save({"train_logp": torch.zeros(0, 4), "rollout_logp": torch.zeros(0, 4)}, tmp_path / "x.pt")
-    assert failing(tmp_path / "x.pt").endswith("it holds no sequence")
+    assert failing(tmp_path / "x.pt").endswith("no sequence in it")
     (tmp_path / "empty").mkdir()
     assert "expected files that end in .pt" in failing(tmp_path / "empty")
 
@@ -72,7 +72,7 @@ def test_a_file_with_its_directory_cut_off(kind, tmp_path):
     path = write(kind, tmp_path, packed())
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     message = failing(path)
-    assert message.startswith(f"{path}: ") and "nothing can be read" in message
+    assert message.startswith(f"{path}: ") and "is cut off cannot be read" in message
 
 
 @pytest.mark.parametrize("kind", ["safetensors padded", "safetensors packed"])
@@ -99,11 +99,11 @@ def test_a_safetensors_file_cut_off_before_a_field(tmp_path):
     path = write("safetensors packed", tmp_path, packed())
     data = path.read_bytes()
     path.write_bytes(data[: 8 + struct.unpack("<Q", data[:8])[0]])
-    assert "cut off: 0 of" in failing(path)
+    assert "cut off: the file holds 0 of" in failing(path)
     path.write_bytes(data[:20])
-    assert "it has no whole header (20 bytes in all)" in failing(path)
+    assert "no complete header in its 20 bytes" in failing(path)
     path.write_bytes(struct.pack("<Q", 4) + b"none and more")
-    assert "its header is no JSON" in failing(path)
+    assert "the header is not JSON" in failing(path)
 
 
 def test_a_cut_off_jsonl_file_gives_all_but_its_last_line(tmp_path):
@@ -114,7 +114,7 @@ def test_a_cut_off_jsonl_file_gives_all_but_its_last_line(tmp_path):
     assert sequences_of(dump) == wanted_of(columns)[:-1]
     assert dump.problems.count == 1
     assert dump.problems.shown[0].record == 11
-    assert "the file ends inside of it" in str(dump.problems.shown[0])
+    assert "the file ends within the line" in str(dump.problems.shown[0])
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_cut_off_jsonl_file_gives_all_but_its_last_line(tmp_path):
         ({"train_logp": [[-1.0]]}, "train_logp", "expected a flat list, got a list of list"),
         ({"train_logp": [-1.0, [-1.0]]}, "train_logp", "expected a list of numbers, got a list of float and list"),
         ({"train_logp": -1.0}, "train_logp", "expected a flat list, got float -1.0"),
-        ({"train_logp": None}, "train_logp", "none of its fields is known as train_logp"),
+        ({"train_logp": None}, "train_logp", "no field has a known name for train_logp"),
     ],
 )
 @pytest.mark.parametrize("writer", ["jsonl", "pt"])
@@ -167,7 +167,7 @@ def test_only_broken_records(tmp_path):
     write_jsonl(tmp_path / "x.jsonl", [{"train_logp": [-1.0], "rollout_logp": []}] * 30)
     dump = Dump(tmp_path / "x.jsonl")
     with pytest.raises(DumpError, match=r"record 0, field 'rollout_logp': expected 1 values"):
-        list(dump.blocks())
+        list(dump.chunks())
     assert dump.problems.count == 30 and len(dump.problems.shown) == problems.SHOWN
     write_jsonl(tmp_path / "x.jsonl", [[1.0]])
     assert "record 0: expected an object, got list" in failing(tmp_path / "x.jsonl")
@@ -210,13 +210,13 @@ def test_files_of_something_else(tmp_path):
     assert "field 'train_logp': expected numbers, got dtype <U1" in failing(tmp_path / "x.npz")
     (tmp_path / "x.csv").write_text("")
     assert "expected a name that ends in .pt" in failing(tmp_path / "x.csv")
-    assert "there is no such file" in failing(tmp_path / "y.pt")
+    assert "no such file" in failing(tmp_path / "y.pt")
 
 
 def test_an_object_in_a_pt_file_is_refused(tmp_path):
     """Loading it could run anything."""
     torch.save({"train_logp": Wanted()}, tmp_path / "x.pt")
-    assert "of tensors, lists and dicts alone" in failing(tmp_path / "x.pt").replace("\n", " ")
+    assert "holding only tensors, lists, dicts and numbers" in failing(tmp_path / "x.pt").replace("\n", " ")
 
 
 @pytest.mark.parametrize(

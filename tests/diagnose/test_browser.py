@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from builders import planted_dumps as mismatch_dumps
-from rollout_corr.__main__ import main
+from rollout_corr.cli.main import main
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("one_thread")]
 

@@ -12,10 +12,10 @@ import torch
 from builders import planted_dumps as mismatch_dumps
 from builders.diagnose_cases import CASES, measured, table, verdicts
 from builders.planted_dumps import Model, at, three
-from rollout_corr.__main__ import main
-from rollout_corr.diagnose.doctor.conditions import Condition
-from rollout_corr.diagnose.doctor.doctor import HIDES, SIGNATURES, diagnose, with_verdicts
-from rollout_corr.diagnose.doctor.verdict import SEVERITIES
+from rollout_corr.cli.main import main
+from rollout_corr.diagnose.doctor.cause import SEVERITIES
+from rollout_corr.diagnose.doctor.conditions import is_true
+from rollout_corr.diagnose.doctor.diagnosis import CAUSES, ON_POLICY, condition_values, diagnose
 from rollout_corr.diagnose.read.problems import DumpError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -37,7 +37,7 @@ def test_a_dump_is_named_by_its_cause(case):
 
 
 def test_every_signature_has_dumps_that_have_it_and_dumps_that_do_not():
-    causes = {signature.__name__ for signature in SIGNATURES}
+    causes = {cause.name for cause in CAUSES}
     assert {case.verdict for case in CASES} == causes | {None}
     # That the policies differ is said of whatever is left, and has no look-alikes.
     assert {case.like for case in CASES} == causes - {"different_policies"} | {None}
@@ -46,20 +46,20 @@ def test_every_signature_has_dumps_that_have_it_and_dumps_that_do_not():
 
 @pytest.mark.slow
 def test_the_table_is_fresh():
-    assert table() in (DOCS / "mismatch.md").read_text(encoding="utf-8"), "python tests/mismatch_cases.py"
+    assert table() in (DOCS / "mismatch.md").read_text(encoding="utf-8"), "python -m builders.diagnose_cases"
 
 
 def test_the_table_names_every_cause():
     text = (DOCS / "mismatch.md").read_text(encoding="utf-8")
-    for signature in SIGNATURES:
-        assert f"| `{signature.__name__}` |" in text
+    for cause in (*CAUSES, ON_POLICY):
+        assert f"| `{cause.name}` | {cause.looks_for} |" in text
 
 
 def test_a_cause_stands_before_what_it_hides():
     """Otherwise what is hidden would have been there already, and might hide its cause."""
-    order = [signature.__name__ for signature in SIGNATURES]
-    for cause, hidden in HIDES.items():
-        assert all(order.index(cause) < order.index(name) for name in hidden), cause
+    order = [cause.name for cause in CAUSES]
+    for cause in CAUSES:
+        assert all(order.index(cause.name) < order.index(name) for name in cause.hides), cause
 
 
 def test_two_passes_with_the_same_weights_have_to_agree():
@@ -148,29 +148,37 @@ VALUES = {"abs_logp_p99.9": 0.5, "token/weight_ess": 0.25, "tokens": 1e6, "zero"
     ],
 )
 def test_conditions(text, wanted):
-    assert Condition(text, VALUES).true is wanted
+    assert is_true(text, VALUES) is wanted
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "expected a metric or a number, got its end"),
-        ("tokens", "expected one of >, >=, <, <=, ==, !=, got its end"),
-        ("tokens >", "expected a metric or a number, got its end"),
-        ("tokens > 1 zero", "expected the end, 'and' or 'or', got 'zero'"),
-        ("tokens > 1 and", "expected a metric or a number, got its end"),
-        ("(tokens > 1", "expected ')', got its end"),
-        ("tokens = 1", "expected a metric, a number or a comparison, got '= 1'"),
+        ("", "expected comparisons such as 'kl_k3 > 0.01', joined by and, or, not and parentheses"),
+        ("tokens", "; cannot read 'tokens'"),
+        ("tokens >", "; cannot read 'tokens >'"),
+        ("tokens > 1 zero", "; cannot read 'zero'"),
+        ("tokens > 1 and", "expected comparisons"),
+        ("tokens > 1 zero > 1", "expected comparisons"),
+        ("0 < zero < 1", "; cannot read '< 1'"),
+        ("(tokens > 1", "expected comparisons"),
+        ("tokens > 1) or (zero > 1", "expected comparisons"),
+        ("zero > 1 (tokens > 1)", "expected comparisons"),
+        ("tokens > 1 or zero > 1 (tokens > 1)", "expected comparisons"),
+        ("(tokens) > 1", "; cannot read 'tokens) > 1'"),
+        ("()", "expected comparisons"),
+        ("True", "expected comparisons"),
+        ("tokens = 1", "; cannot read 'tokens = 1'"),
         ("token > 1", "there is no metric 'token', did you mean 'tokens'?"),
         ("zero > 1 and nothing_like_it > 1", "there is no metric 'nothing_like_it'"),
         ("tokens > 1 or nothing_like_it > 1", "there is no metric 'nothing_like_it'"),
-        ("__import__('os').system('true') > 1", "expected a metric, a number or a comparison, got \"'os'"),
-        ("tokens > and", "expected a metric or a number, got 'and'"),
+        ("__import__('os').system('true') > 1", "; cannot read \"__import__('os')"),
+        ("tokens > and", "; cannot read 'tokens > and'"),
     ],
 )
 def test_wrong_conditions_are_named(text, message):
     with pytest.raises(DumpError) as caught:
-        Condition(text, VALUES)
+        is_true(text, VALUES)
     assert message in str(caught.value) and str(caught.value).startswith(f"--fail-if {text!r}: ")
 
 
@@ -191,14 +199,14 @@ def moved(tmp_path):
 
 def test_a_healthy_dump_says_so(healthy, capsys):
     assert main(["doctor", healthy]) == 0
-    assert "healthy: no known signature of a bug" in capsys.readouterr().out
+    assert "healthy: no known sign of a bug" in capsys.readouterr().out
 
 
 def test_a_sick_dump_fails(moved, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["doctor", moved]) == 1
     text = capsys.readouterr().out
-    assert "1. error: the rollout log-probs come 1 token late [shifted]" in text
+    assert "1. error: the rollout log-probs are 1 token late [shifted]" in text
     assert "in 40 of 40 sequences" in text and "-> Logits at t" in text
     assert "failed: verdicts > 0" in text and "healthy" not in text
 
@@ -230,10 +238,10 @@ def test_doctor_as_json(moved, capsys):
 
 def test_what_a_condition_may_name():
     found = measured(mismatch_dumps.in_bfloat16(0))
-    values = with_verdicts(found.metrics(), diagnose(found), problems=3)
+    values = condition_values(found.metrics(), diagnose(found), problems=3)
     assert values["bfloat16"] == 1.0 and values["shifted"] == 0.0 and values["trainer_disagrees"] == 0.0
     assert values["verdicts"] == 0.0 and values["problems"] == 3.0
-    assert not set(found.metrics()) & {signature.__name__ for signature in SIGNATURES}
+    assert not set(found.metrics()) & {cause.name for cause in CAUSES}
 
 
 def test_on_policy_is_an_argument(tmp_path, capsys):

@@ -11,10 +11,10 @@ import torch
 
 from builders import planted_dumps as mismatch_dumps
 from builders.dumps import packed, plain, records, write_jsonl
-from rollout_corr.__main__ import main
-from rollout_corr.diagnose.doctor.doctor import diagnose
-from rollout_corr.diagnose.measure.measuring import measure
-from rollout_corr.diagnose.read.reading import Dump
+from rollout_corr.cli.main import main
+from rollout_corr.diagnose.doctor.diagnosis import diagnose
+from rollout_corr.diagnose.measure.measurement import measure
+from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.show.page import report_page, what_if_page
 from rollout_corr.diagnose.show.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Chart, spanning
 from rollout_corr.diagnose.what_if import try_all

@@ -11,11 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from builders.dumps import NAMES, WRITERS, packed, padded, sequences_of, wanted_of, write, write_jsonl, write_parquet
-from rollout_corr.diagnose.read import arrays
-from rollout_corr.diagnose.read import records as record_files
+from rollout_corr.diagnose.read import record_files, tensor_files
+from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.read.fields import ALIASES, Wanted, choose
 from rollout_corr.diagnose.read.problems import DumpError
-from rollout_corr.diagnose.read.reading import Dump
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -24,8 +23,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def blocks_of(request, monkeypatch):
     """The size of a block, which must not show."""
     if request.param is not None:
-        monkeypatch.setattr(arrays, "BLOCK", request.param)
-        monkeypatch.setattr(record_files, "BLOCK", request.param)
+        monkeypatch.setattr(tensor_files, "CHUNK_SLOTS", request.param)
+        monkeypatch.setattr(record_files, "CHUNK_SLOTS", request.param)
     return request.param
 
 
@@ -49,10 +48,10 @@ def test_a_limit_reads_the_first_sequences(kind, tmp_path, blocks_of):
 @pytest.mark.parametrize("kind", ["pt packed", "npz packed", "safetensors padded", "jsonl", "parquet"])
 def test_a_file_is_streamed(kind, tmp_path, monkeypatch):
     """The first block is there before most of the file was looked at."""
-    monkeypatch.setattr(arrays, "BLOCK", 40)
-    monkeypatch.setattr(record_files, "BLOCK", 40)
+    monkeypatch.setattr(tensor_files, "CHUNK_SLOTS", 40)
+    monkeypatch.setattr(record_files, "CHUNK_SLOTS", 40)
     dump = Dump(write(kind, tmp_path, packed(60)))
-    first = next(dump.blocks())
+    first = next(dump.chunks())
     assert first.sequences < 10 and 0.0 < dump.progress < 0.2
 
 
@@ -80,7 +79,7 @@ def test_low_precision_stays_as_it_is(tmp_path):
     columns = packed()
     columns["rollout_logp"] = columns["rollout_logp"].bfloat16()
     for kind in ("pt padded", "safetensors packed"):
-        block = next(Dump(write(kind, tmp_path, columns)).blocks())
+        block = next(Dump(write(kind, tmp_path, columns)).chunks())
         assert block.rollout.dtype == torch.bfloat16 and block.train.dtype == torch.float32
 
 
@@ -89,7 +88,7 @@ def test_lengths_are_the_mask_of_padded_rows(tmp_path):
     mask = rows.pop("mask")
     lengths = mask.long().sum(1)
     torch.save({name: rows[name] for name in ("train_logp", "rollout_logp")} | {"lengths": lengths}, tmp_path / "x.pt")
-    block = next(Dump(tmp_path / "x.pt").blocks())
+    block = next(Dump(tmp_path / "x.pt").chunks())
     assert block.mask.view(mask.shape).sum(1).tolist() == lengths.tolist()
 
 
@@ -100,12 +99,12 @@ def test_null_is_nan_and_a_missing_column_is_unknown(tmp_path):
         {"train_logp": [-1.0], "rollout_logp": [-3.0], "texts": ["a"]},
     ]
     write_jsonl(tmp_path / "x.jsonl", rows)
-    block = next(Dump(tmp_path / "x.jsonl").blocks())
+    block = next(Dump(tmp_path / "x.jsonl").chunks())
     assert block.train[:1].tolist() == [-1.0] and block.train[1].isnan()
     assert block.columns["versions"].tolist() == [4, 4, -1]
     assert block.texts == [None, ["a"]]
     write_jsonl(tmp_path / "x.jsonl", [rows[0] | {"version": [None, 4]}])
-    assert next(Dump(tmp_path / "x.jsonl").blocks()).columns["versions"].tolist() == [-1, 4]
+    assert next(Dump(tmp_path / "x.jsonl").chunks()).columns["versions"].tolist() == [-1, 4]
 
 
 @pytest.mark.parametrize("kind", ["pt packed", "npz packed", "safetensors packed"])
@@ -161,7 +160,7 @@ def test_the_user_has_the_last_word(tmp_path):
     columns = packed()
     columns["pi"] = columns["train_logp"] - 1.0
     dump = Dump(write("pt packed", tmp_path, columns), {"train_logp": "pi"})
-    train = torch.cat([block.train for block in dump.blocks()])
+    train = torch.cat([block.train for block in dump.chunks()])
     assert torch.equal(train, columns["pi"])
     assert dump.fields["train_logp"] == "pi"
 
@@ -169,7 +168,7 @@ def test_the_user_has_the_last_word(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"train_logp": "pi"}, "field 'pi': as train_logp: it is not there; there is train_logp, rollout_logp"),
+        ({"train_logp": "pi"}, "field 'pi': as train_logp: there is no such field; there are train_logp, rollout_logp"),
         ({"policy": "pi"}, "field 'policy': expected one of ['train_logp', "),
         ({"mask": "advantages"}, "field 'advantages': as mask: expected shape ["),
         (
@@ -180,22 +179,22 @@ def test_the_user_has_the_last_word(tmp_path):
 )
 def test_wrong_fields_are_named(fields, message, tmp_path):
     with pytest.raises(DumpError) as caught:
-        list(Dump(write("pt packed", tmp_path, packed()), fields).blocks())
+        list(Dump(write("pt packed", tmp_path, packed()), fields).chunks())
     assert message in str(caught.value)
 
 
 MEMORY = """
 import sys, torch
-from rollout_corr.diagnose.read.reading import Dump
-from rollout_corr.diagnose.measure.measuring import Measured
+from rollout_corr.diagnose.read.dump import Dump
+from rollout_corr.diagnose.measure.measurement import Measurement
 
 def anonymous():
     status = dict(line.split(":") for line in open("/proc/self/status"))
     return int(status["RssAnon"].split()[0]) / 1024
 
 torch.set_num_threads(1)
-measured, dump = Measured(), Dump(sys.argv[1])
-blocks = dump.blocks()
+measured, dump = Measurement(), Dump(sys.argv[1])
+blocks = dump.chunks()
 measured.add(next(blocks))
 start, most, slots = anonymous(), 0.0, 0
 for i, block in enumerate(blocks):

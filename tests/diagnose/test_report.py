@@ -11,11 +11,12 @@ import torch
 
 import rollout_corr as rc
 from builders.dumps import packed, plain, records, statistics, write, write_jsonl
-from rollout_corr.__main__ import main
-from rollout_corr.diagnose.measure.measuring import UPPER, WORST, measure
+from rollout_corr.cli.main import main
+from rollout_corr.diagnose.measure.measurement import UPPER, measure
 from rollout_corr.diagnose.measure.profiles import LARGE, PROBABILITY_EDGES
-from rollout_corr.diagnose.read import arrays, problems
-from rollout_corr.diagnose.read.reading import Dump
+from rollout_corr.diagnose.measure.worst_tokens import WORST
+from rollout_corr.diagnose.read import problems, tensor_files
+from rollout_corr.diagnose.read.dump import Dump
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,7 +61,7 @@ def tokens_of(columns):
 @pytest.fixture(params=[None, 100], ids=["one block", "small blocks"])
 def blocks_of(request, monkeypatch):
     if request.param is not None:
-        monkeypatch.setattr(arrays, "BLOCK", request.param)
+        monkeypatch.setattr(tensor_files, "CHUNK_SLOTS", request.param)
 
 
 def test_metrics_are_those_of_correct(tmp_path, blocks_of):
@@ -243,7 +244,7 @@ def test_report_as_json(tmp_path, capsys):
 def test_a_terminal_shows_how_far_it_is(tmp_path, capsys, monkeypatch):
     """On stderr, so that what is piped stays clean; and not with --json."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setattr(arrays, "BLOCK", 40)
+    monkeypatch.setattr(tensor_files, "CHUNK_SLOTS", 40)
     path = str(write("pt packed", tmp_path, packed()))
     assert main(["report", path, "--no-html"]) == 0
     out = capsys.readouterr()
@@ -257,16 +258,16 @@ def test_report_says_what_could_not_be_read(tmp_path, capsys, monkeypatch):
     path = write("jsonl", tmp_path, packed())
     path.write_bytes(path.read_bytes()[:-40])
     assert main(["report", str(path)]) == 0
-    assert "1 problems" in capsys.readouterr().out
+    assert "1 problem while reading; everything else was read" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["missing.pt"], "rollout-corr report: missing.pt: there is no such file\n"),
+        (["missing.pt"], "rollout-corr report: missing.pt: no such file\n"),
         (["FILE", "--field", "train_logp"], "--field: expected ROLE=NAME, got 'train_logp'"),
         (["FILE", "--field", "policy=x"], "field 'policy': expected one of"),
-        (["FILE", "--by", "reward"], "field 'reward': as reward: it is not there"),
+        (["FILE", "--by", "reward"], "field 'reward': as reward: there is no such field"),
         (["FILE", "--limit", "0"], "--limit: expected a number >= 1, got 0"),
     ],
 )

@@ -12,9 +12,9 @@ import torch
 import rollout_corr as rc
 from builders import planted_dumps as mismatch_dumps
 from builders.dumps import write_jsonl
-from rollout_corr.__main__ import main
-from rollout_corr.diagnose.read import arrays
-from rollout_corr.diagnose.read.reading import Dump
+from rollout_corr.cli.main import main
+from rollout_corr.diagnose.read import tensor_files
+from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.what_if import Outcome, Setting, grid, pareto, presets, try_all
 from rollout_corr.frameworks import registry
 
@@ -61,7 +61,7 @@ def test_settings_have_different_names():
 @pytest.mark.parametrize("block", [None, 500], ids=["one block", "small blocks"])
 def test_outcomes_are_those_of_plain_loops(block, tmp_path, monkeypatch):
     if block is not None:
-        monkeypatch.setattr(arrays, "BLOCK", block)
+        monkeypatch.setattr(tensor_files, "CHUNK_SLOTS", block)
     made = columns()
     found, _ = outcomes(tmp_path, made)
     bounds = made["cu_seqlens"].tolist()
@@ -171,7 +171,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert main(["what-if", "x.pt"]) == 0
     text = capsys.readouterr().out
     assert "verl.decoupled_token_is" in text and "token weight <= 2" in text and "page: x.pt.what-if.html" in text
-    assert "no other is better in both bias and variance: " in text
+    assert "lower bias and lower variance): " in text
     assert main(["what-if", "x.pt", "--json"]) == 0
 
     def refuse(name):

@@ -1,1 +1,1 @@
-"""Naming the causes of a mismatch."""
+"""Name the causes of a mismatch."""

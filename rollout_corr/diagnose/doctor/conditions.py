@@ -1,108 +1,69 @@
-"""`--fail-if`: comparisons of metrics with numbers, joined by and, or, not. Nothing in them is run as code."""
+"""The conditions of `--fail-if`: comparisons of metrics with numbers, joined by and, or, not and parentheses."""
 
 from __future__ import annotations
 
+import ast
 import difflib
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from rollout_corr.diagnose.read.problems import DumpError
 
-COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    ">": operator.gt,
+COMPARE = {
     ">=": operator.ge,
-    "<": operator.lt,
     "<=": operator.le,
     "==": operator.eq,
     "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
 }
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|(?P<name>[A-Za-z_][\w./]*)|(?P<sign>[<>=!]=|[<>()]))"
-)
+_NUMBER = r"(?:[-+]|(?<![\w./]))(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_NAME = r"(?<![\w./])(?!(?:and|or|not)\b)[A-Za-z_][\w./]*"
+_VALUE = f"(?:{_NUMBER}|{_NAME})"
+_COMPARISON = re.compile(rf"({_VALUE})\s*({'|'.join(COMPARE)})\s*({_VALUE})")
+_JOINED = re.compile(r"(?:\s|\(|\)|\b(?:and|or|not|True|False)\b)*")
 
 
-class Condition:
-    """A condition such as `abs_logp_p99 > 0.5 or (kl_k3 > 0.01 and not sequences < 100)`.
+def is_true(text: str, values: Mapping[str, float]) -> bool:
+    """Decide a condition such as `abs_logp_p99 > 0.5 or (kl_k3 > 0.01 and not sequences < 100)`.
 
-    `not` binds tighter than `and`, `and` tighter than `or`.
+    `not` binds tighter than `and`, and `and` tighter than `or`. The text is parsed and never run as code.
 
     Args:
         text: The condition.
         values: The metrics that it may name.
 
     Raises:
-        DumpError: It is not such a condition, or names a metric that there is not.
+        DumpError: The text is no condition, or it names an unknown metric.
     """
 
-    def __init__(self, text: str, values: Mapping[str, float]) -> None:
-        self.text, self.values = text, values
-        self.words = self._words()
-        self.at = 0
-        self.true = self._either()
-        if self.at < len(self.words):
-            raise self._error("the end, 'and' or 'or'")
+    def value(word: str) -> float:
+        if not (word[0].isalpha() or word[0] == "_"):
+            return float(word)
+        if word not in values:
+            close = difflib.get_close_matches(word, values, n=3)
+            hint = f", did you mean {' or '.join(map(repr, close))}?" if close else ""
+            raise DumpError(f"--fail-if {text!r}: there is no metric {word!r}{hint}")
+        return values[word]
 
-    def _words(self) -> list[str]:
-        words, place = [], 0
-        while self.text[place:].strip():
-            found = _TOKEN.match(self.text, place)
-            if found is None:
-                rest = self.text[place:].strip()
-                raise DumpError(f"--fail-if {self.text!r}: expected a metric, a number or a comparison, got {rest!r}")
-            words.append(found[0].strip())
-            place = found.end()
-        return words
+    def decided(node: ast.expr) -> bool:
+        if isinstance(node, ast.Constant):
+            return bool(node.value)
+        if isinstance(node, ast.UnaryOp):
+            return not decided(node.operand)
+        if isinstance(node, ast.BoolOp):
+            return (all if isinstance(node.op, ast.And) else any)([decided(value) for value in node.values])
+        raise SyntaxError
 
-    def _error(self, wanted: str) -> DumpError:
-        got = repr(self.words[self.at]) if self.at < len(self.words) else "its end"
-        return DumpError(f"--fail-if {self.text!r}: expected {wanted}, got {got}")
-
-    def _next(self, *words: str) -> str | None:
-        """The next word if it is one of these."""
-        if self.at < len(self.words) and self.words[self.at] in words:
-            self.at += 1
-            return self.words[self.at - 1]
-        return None
-
-    def _either(self) -> bool:
-        found = self._both()
-        while self._next("or"):
-            # Both sides are read, so that a wrong name is found whatever the other side says.
-            other = self._both()
-            found = found or other
-        return found
-
-    def _both(self) -> bool:
-        found = self._one()
-        while self._next("and"):
-            other = self._one()
-            found = found and other
-        return found
-
-    def _one(self) -> bool:
-        if self._next("not"):
-            return not self._one()
-        if self._next("("):
-            found = self._either()
-            if not self._next(")"):
-                raise self._error("')'")
-            return found
-        left = self._value()
-        sign = self._next(*COMPARISONS)
-        if sign is None:
-            raise self._error(f"one of {', '.join(COMPARISONS)}")
-        return COMPARISONS[sign](left, self._value())
-
-    def _value(self) -> float:
-        if self.at == len(self.words) or self.words[self.at] in ("and", "or", "not", "(", ")", *COMPARISONS):
-            raise self._error("a metric or a number")
-        word = self.words[self.at]
-        self.at += 1
-        if word[0].isalpha() or word[0] == "_":
-            if word not in self.values:
-                close = difflib.get_close_matches(word, self.values, n=3)
-                hint = f", did you mean {' or '.join(map(repr, close))}?" if close else ""
-                raise DumpError(f"--fail-if {self.text!r}: there is no metric {word!r}{hint}")
-            return self.values[word]
-        return float(word)
+    # All comparisons are made before they are joined, so an unknown name is found whatever the others say.
+    joined = _COMPARISON.sub(lambda found: f" {COMPARE[found[2]](value(found[1]), value(found[3]))} ", text)
+    rest = _JOINED.sub("", joined, count=1).strip()
+    try:
+        if rest or re.search(r"True|False", text):
+            raise SyntaxError
+        return decided(ast.parse(" ".join(joined.split()), mode="eval").body)
+    except SyntaxError:
+        got = f"; cannot read {rest!r}" if rest else ""
+        wanted = "comparisons such as 'kl_k3 > 0.01', joined by and, or, not and parentheses"
+        raise DumpError(f"--fail-if {text!r}: expected {wanted}{got}") from None

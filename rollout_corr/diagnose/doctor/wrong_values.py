@@ -1,66 +1,82 @@
-"""Signatures of values that are wrong: no log-probs, or those of other tokens, other sequences, other weights."""
+"""Causes of wrong values: no log-probs, or those of other tokens, other sequences, other weights."""
 
 from __future__ import annotations
 
-from rollout_corr.diagnose.doctor.verdict import MATTERS, TIMES, Verdict, percent
-from rollout_corr.diagnose.measure.evidence import FAR, OTHER_TURNS, SHIFTS
-from rollout_corr.diagnose.measure.measuring import Measured
+from rollout_corr.diagnose.doctor.cause import MATTERS, TIMES, Metrics, Signs, cause, counted, percent
+from rollout_corr.diagnose.measure.evidence import FAR, OTHER_TURNS, SHIFTS, SIDES
+from rollout_corr.diagnose.measure.measurement import Measurement
 
-# First tokens that differ by more than this from others as likely are other tokens; by less, it may be the text.
+# First tokens whose |D| is this many times that of equally likely tokens are other tokens; below, it may be the text.
 SURELY = 10.0
 
+# Causes that are computed from D and mean nothing where D itself is wrong.
+OF_D = (
+    *("renormalised", "temperature", "turn_starts", "sequence_starts", "positions", "different_policies"),
+    *("long_products", "not_the_sampler"),
+)
 
-def not_log_probs(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
-    """Values above 0, which no log-prob has."""
+
+@cause(
+    "error",
+    "values above 0: probabilities, or losses",
+    "Pass log-probs: the logarithm of probabilities, the negative of a loss. Where a value is missing, the mask has to "
+    "be 0.",
+    hides=(*OF_D, "wrong_weights", "shifted", "swapped", "filled"),
+)
+def not_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognise values above 0, which no log-prob has."""
     evidence = measured.evidence
-    for side in ("train", "rollout"):
+    for side in SIDES:
         positive, above = evidence.positive[side], evidence.above_one[side]
         share = positive / max(1, evidence.tokens)
         value, count = (evidence.repeated[side].most_common(1) or [(0.0, 0)])[0]
         if share <= 1e-3 or (share <= 0.5 and value > 0 and count > 0.9 * positive):
-            # One value above 0 is a filling.
+            # A single value above 0 is a placeholder: `filled` reports it.
             continue
-        kind = "some are no log-probs"
+        kind = "some values are no log-probs"
         if share > 0.5:
             kind = "negative log-likelihoods" if above > 0.05 * evidence.tokens else "probabilities"
-        return Verdict(
-            "not_log_probs",
-            "error",
+        return Signs(
             f"the {side} log-probs are not log-probs: {kind}",
             (f"{percent(share)} of the {side} values are above 0, {percent(above / evidence.tokens)} above 1",),
-            "Hand over log-probs: the logarithm of probabilities, the negative of a loss. Where a value is missing, "
-            "the mask has to be 0.",
             share,
         )
     return None
 
 
-def nonfinite(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
-    """NaN or infinite log-probs where the mask says that a token counts."""
-    evidence = measured.evidence
-    bad = metrics["tokens_nonfinite"]
+@cause(
+    "error",
+    "NaN or infinite log-probs at valid tokens, in whole sequences or in single tokens",
+    "Whole sequences mean broken logits (an overflow in low precision, a failed collective, an empty prompt): look at "
+    "the logits of one such sample. Single tokens mean a filtered token (top-p or top-k leave -inf) or a missing "
+    "value.",
+)
+def nonfinite(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognise NaN or infinite log-probs where the mask says that a token counts."""
+    evidence, bad = measured.evidence, metrics["tokens_nonfinite"]
     if not bad:
         return None
-    rows = f"{evidence.rows_all_bad} sequences have nothing else, {evidence.rows_bad - evidence.rows_all_bad} have some"
-    whole = evidence.rows_all_bad > 0
-    return Verdict(
-        "nonfinite",
-        "error",
+    whole = evidence.rows_all_bad
+    return Signs(
         "whole sequences are NaN or infinite" if whole else "some log-probs are NaN or infinite",
         (
-            f"{bad:.0f} of {metrics['tokens']:.0f} valid tokens: {evidence.bad['train']} in the trainer's, "
-            f"{evidence.bad['rollout']} in the engine's log-probs",
-            rows,
+            f"{bad:.0f} of {counted(metrics['tokens'], 'valid token')}: {evidence.bad['train']} of the train and "
+            f"{evidence.bad['rollout']} of the rollout log-probs",
+            f"{counted(whole, 'sequence')} entirely, {counted(evidence.rows_bad - whole, 'sequence')} in part",
         ),
-        "Whole rows mean broken logits (an overflow in low precision, a failed collective, an empty prompt): look at "
-        "the logits of one such sample. Single tokens mean a filtered token (top-p or top-k leave -inf) or a missing "
-        "value.",
         bad / max(1.0, metrics["tokens"]),
     )
 
 
-def filled(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
-    """One value that stands where the other policy says something else each time."""
+@cause(
+    "error",
+    "one value, again and again, where the other policy gives many: tokens of a tool, lost log-probs",
+    "These tokens were not sampled (output of a tool, a template, padding), or their log-probs were lost: mask them, "
+    "or fetch the log-probs. Greedy sampling looks like this too: its log-probs are all 0.",
+    hides=(*OF_D, "wrong_weights"),
+)
+def filled(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognise a placeholder: one value at many tokens to which the other policy gives many values."""
     evidence = measured.evidence
     for side in ("rollout", "train"):
         most = evidence.repeated[side].most_common(3)
@@ -69,109 +85,112 @@ def filled(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
         (value, count), third = most[0], most[2][1] if len(most) == 3 else 1
         if count < 5 or count < 0.05 * evidence.far or count < 8 * third:
             continue
-        other = "trainer" if side == "rollout" else "engine"
-        return Verdict(
-            "filled",
-            "error",
-            f"the {side} log-probs are filled with {value:g} where there were none",
+        share = count / max(1, evidence.tokens)
+        return Signs(
+            f"{value:g} stands in place of missing {side} log-probs",
             (
-                f"{count} of the {evidence.far} tokens with |D| > {FAR:g} have exactly {value:g}; the third most "
-                f"frequent value occurs {third} times",
-                f"{percent(count / max(1, evidence.tokens))} of all valid tokens, to which the {other} gives other "
-                "values",
+                f"{count} of the {counted(evidence.far, 'token')} with |D| > {FAR:g} have exactly {value:g}; the third "
+                f"most frequent value occurs {'once' if third == 1 else f'{third} times'}",
+                f"these are {percent(share)} of all valid tokens; the {'train' if side == 'rollout' else 'rollout'} "
+                "log-probs vary there",
             ),
-            "These tokens were not sampled (a tool's answer, a template, padding), or their log-probs got lost on "
-            "the way: mask them, or fetch them. Greedy sampling looks like this too: its log-probs are all 0.",
-            count / max(1, evidence.tokens),
+            share,
         )
     return None
 
 
-def copied(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
-    """Not one token differs."""
+@cause(
+    "note",
+    "both log-probs are the same bits: a note, for an engine that agrees bit by bit looks the same",
+    "Unless engine and trainer are built to agree bit by bit, one was copied from the other, and no correction has an "
+    "effect: check which policy each field holds, and whether a bypass mode is on.",
+)
+def copied(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognise log-probs of which not one differs."""
     evidence = measured.evidence
     if evidence.finite < 50 or evidence.equal < evidence.finite:
         return None
-    return Verdict(
-        "copied",
-        "note",
-        "both log-probs are the same bits",
-        (f"D is exactly 0 for all {evidence.finite} tokens",),
-        "Unless engine and trainer are built to agree bit by bit, one was copied from the other, and every "
-        "correction does nothing: check which policy each field holds, and bypass modes.",
-        1.0,
-    )
+    return Signs("both log-probs are the same bits", (f"D is exactly 0 for all {evidence.finite} tokens",), 1.0)
 
 
-def bfloat16(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
-    """Log-probs went through bfloat16."""
+@cause(
+    "note",
+    "log-probs were rounded to bfloat16: a note",
+    "This alone makes D wrong by up to 1/512 of the log-prob. Compute the log-softmax in float32 and store its result "
+    "in float32.",
+)
+def bfloat16(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognise log-probs that went through bfloat16."""
     evidence = measured.evidence
+    share = {side: evidence.in_bfloat16[side] / max(1, evidence.fractional[side]) for side in SIDES}
     coarse = [
-        side
-        for side in ("train", "rollout")
-        if evidence.fractional[side] >= 50 and evidence.in_bfloat16[side] > 0.99 * evidence.fractional[side]
+        s for s in SIDES if evidence.fractional[s] >= 50 and evidence.in_bfloat16[s] > 0.99 * evidence.fractional[s]
     ]
     if not coarse:
         return None
-    return Verdict(
-        "bfloat16",
-        "note",
+    return Signs(
         f"the {' and '.join(coarse)} log-probs were rounded to bfloat16",
-        tuple(
-            f"{percent(evidence.in_bfloat16[side] / evidence.fractional[side])} of the {side} log-probs are bfloat16 "
-            "numbers"
-            for side in coarse
-        ),
-        "That alone makes D wrong by up to 1/512 of the log-prob. Take the log-softmax in float32 and keep its "
-        "result so.",
+        tuple(f"{percent(share[side])} of the {side} log-probs are exact in bfloat16" for side in coarse),
         1.0,
     )
 
 
-def shifted(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
-    """The log-probs fit when one side is moved by a token or two."""
+@cause(
+    "error",
+    "the log-probs fit one or two tokens earlier or later",
+    "Logits at t predict token t + 1. Either the labels are shifted by one on one side only, or one side counts a "
+    "first token (BOS, the last of the prompt) that the other does not.",
+    hides=(*OF_D, "wrong_weights", "swapped"),
+)
+def shifted(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognise log-probs that fit when one side is moved by a token or two."""
     evidence = measured.evidence
     total = sum(evidence.shifted.values())
     if total < max(2, 0.05 * evidence.paired):
         return None
     shift = max((s for s in SHIFTS if s), key=lambda s: evidence.shifted[s])
-    where = f"{abs(shift)} token{'s' if abs(shift) > 1 else ''} {'late' if shift < 0 else 'early'}"
-    return Verdict(
-        "shifted",
-        "error",
-        f"the rollout log-probs come {where}",
+    by_shift = ", ".join(f"by {-s:+d} in {n}" for s, n in evidence.shifted.items() if s)
+    return Signs(
+        f"the rollout log-probs are {counted(abs(shift), 'token')} {'late' if shift < 0 else 'early'}",
         (
-            f"in {total} of {evidence.paired} sequences they fit train_logp better when moved "
-            f"({', '.join(f'{-s:+d}: {n}' for s, n in evidence.shifted.items() if s)})",
-            f"as they are, the two correlate by {evidence.log_prob_correlation():.2f} over all tokens",
+            f"in {total} of {counted(evidence.paired, 'sequence')} they fit train_logp better when moved ({by_shift})",
+            f"unmoved, the two log-probs correlate by {evidence.log_prob_correlation():.2f} over all tokens",
         ),
-        "Logits at t predict token t + 1: gather labels shifted by one on one side only, or a first token (BOS, the "
-        "last of the prompt) that one side counts and the other does not.",
         total / max(1, evidence.paired),
     )
 
 
-def swapped(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
-    """A sequence's log-probs stand beside another one's."""
+@cause(
+    "error",
+    "the log-probs fit another sequence",
+    "One side was sorted, shuffled or balanced over ranks after the log-probs were computed: join both sides by an id "
+    "before any reordering.",
+    hides=(*OF_D, "wrong_weights"),
+)
+def swapped(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognise rollout log-probs that belong to another sequence."""
     evidence = measured.evidence
     if evidence.swapped < max(2, 0.05 * evidence.swap_tested):
         return None
-    return Verdict(
-        "swapped",
-        "error",
-        "sequences stand beside the wrong partners",
+    return Signs(
+        "train and rollout log-probs of different sequences are paired",
         (
-            f"{evidence.swapped} of {evidence.swap_tested} sequences fit another one's rollout log-probs (correlation "
-            "above 0.9) and not their own (below 0.6)",
+            f"in {evidence.swapped} of {counted(evidence.swap_tested, 'sequence')} the train log-probs fit the rollout "
+            "log-probs of another sequence (correlation above 0.9) and not their own (below 0.6)",
         ),
-        "One side was sorted, shuffled or balanced over ranks after the log-probs were taken: join them by an id, "
-        "before any reordering.",
         evidence.swapped / evidence.swap_tested,
     )
 
 
-def wrong_weights(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
-    """Both are log-probs, of models that have nothing to do with one another."""
+@cause(
+    "error",
+    "log-probs that do not correlate, at any shift; a head that was not trained or tied",
+    "Compare the logits of one prompt in trainer and engine right after the weights are sent: parameters that were "
+    "skipped, a tied lm_head, another checkpoint, another chat template or tokenizer.",
+    hides=OF_D,
+)
+def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognise log-probs of two models that have nothing to do with one another."""
     evidence, fit = measured.evidence, measured.evidence.fit
     correlation = evidence.log_prob_correlation()
     if evidence.finite < 50 or metrics["d_abs_mean"] < 0.5 or correlation > 0.5:
@@ -183,58 +202,65 @@ def wrong_weights(measured: Measured, metrics: dict[str, float]) -> Verdict | No
     ]
     guess = "weights that were never loaded or synchronised"
     if flat:
-        guess = f"the {flat[0]} side is all but constant: a head that is not trained, or not tied to the embedding"
-    return Verdict(
-        "wrong_weights",
-        "error",
+        guess = f"the {flat[0]} log-probs hardly vary: a head that is not trained, or not tied to the embedding"
+    return Signs(
         f"the two policies are unrelated: {guess}",
         (
-            f"log-probs correlate by {correlation:.2f}, mean |D| is {metrics['d_abs_mean']:.2f} nats, the mean ratio "
-            f"of probabilities {metrics['ratio_mean']:.3g}",
-            f"standard deviation of the log-probs: train {fit['train_std']:.2f}, rollout {fit['rollout_std']:.2f}; "
-            f"mean train log-prob {fit['train_mean']:.2f}",
+            f"the log-probs correlate by {correlation:.2f}, mean |D| is {metrics['d_abs_mean']:.2f} nats, the mean "
+            f"ratio exp(D) is {metrics['ratio_mean']:.3g}",
+            f"the standard deviation of the train log-probs is {fit['train_std']:.2f}, of the rollout log-probs "
+            f"{fit['rollout_std']:.2f}; the mean train log-prob is {fit['train_mean']:.2f}",
             "no shift and no other sequence fits better",
         ),
-        "Compare one prompt's logits in trainer and engine right after the weights are sent: names that were "
-        "skipped, a tied lm_head, another checkpoint, another chat template or tokenizer.",
         1.0 - max(0.0, correlation),
     )
 
 
-def turn_starts(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
-    """Tokens right after a turn begins differ more than others as likely."""
+@cause(
+    "warning",
+    "the first tokens of later turns differ far more than equally likely ones: retokenisation, chat template",
+    "Keep the token ids that the engine sampled and append to them; do not decode a conversation and tokenize it "
+    "again.",
+    hides=("not_the_sampler", "different_policies", "long_products", "temperature", "renormalised", "positions"),
+)
+def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognise tokens right after the start of a turn that differ more than equally likely ones."""
     turns = measured.evidence.turns
     best, tokens = 0, 1.0
     times = 0.0
     for last in range(3):
-        of = list(range(last + 1))
-        if turns.tokens(of) < 20:
+        first = list(range(last + 1))
+        if turns.tokens(first) < 20:
             continue
-        found = turns.over(of, list(range(4, OTHER_TURNS + 1)))
+        found = turns.over(first, list(range(4, OTHER_TURNS + 1)))
         if found > times:
-            best, times, tokens = last + 1, found, turns.tokens(of)
+            best, times, tokens = last + 1, found, turns.tokens(first)
     count, magnitude = turns.table()
-    if times < 1.5 * TIMES or float(magnitude[:best].sum()) / tokens < 4 * MATTERS:
+    here = float(magnitude[:best].sum())
+    if times < 1.5 * TIMES or here / tokens < 4 * MATTERS:
         return None
     share = float(magnitude[:best].sum() / magnitude.sum())
-    return Verdict(
-        "turn_starts",
-        "error" if times >= SURELY else "warning",
+    return Signs(
         "turns begin with other tokens than the engine sampled: retokenisation or a chat template",
         (
-            f"the first {best} token{'s' if best > 1 else ''} of a turn after the first: mean |D| "
-            f"{float(magnitude[:best].sum()) / tokens:.3g}, {times:.1f} times that of later tokens of the same "
-            f"probability ({tokens:.0f} tokens)",
-            f"they are {percent(tokens / float(count.sum()))} of the tokens and have {percent(share)} of sum |D|",
+            f"the first {counted(best, 'token')} of each later turn: mean |D| {here / tokens:.3g}, {times:.1f} times "
+            f"that of equally likely later tokens ({counted(tokens, 'token')})",
+            f"{percent(tokens / float(count.sum()))} of the tokens, and {percent(share)} of sum |D|",
         ),
-        "Keep the token ids that the engine sampled, and append to them; do not decode a conversation and tokenize "
-        "it again.",
         share,
+        "error" if times >= SURELY else None,
     )
 
 
-def sequence_starts(measured: Measured, metrics: dict[str, float]) -> Verdict | None:
-    """The first token of a sequence differs more than others as likely."""
+@cause(
+    "warning",
+    "the first token of a sequence differs far more than equally likely ones: the end of the prompt",
+    "Compare the token ids of the prompts on both sides: a BOS that is added twice or never, a generation prompt that "
+    "the template adds on one side, a mask that begins one token early.",
+    hides=("not_the_sampler", "different_policies", "long_products", "temperature", "renormalised"),
+)
+def sequence_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognise first tokens of sequences that differ more than equally likely ones."""
     positions = measured.evidence.positions
     count, magnitude = positions.table()
     if positions.tokens([0]) < 20:
@@ -244,16 +270,13 @@ def sequence_starts(measured: Measured, metrics: dict[str, float]) -> Verdict | 
     if times < 1.5 * TIMES or here < 4 * MATTERS:
         return None
     share = float(magnitude[0].sum() / magnitude.sum())
-    return Verdict(
-        "sequence_starts",
-        "error" if times >= SURELY else "warning",
-        "sequences begin with a token that the two policies see differently: the end of the prompt",
+    return Signs(
+        "the two policies disagree on the first token of sequences: check the end of the prompt",
         (
-            f"mean |D| of first tokens is {here:.3g}, {times:.1f} times that of tokens from position 3 on of the same "
-            f"probability ({positions.tokens([0])} tokens)",
-            f"they have {percent(share)} of sum |D|",
+            f"first tokens: mean |D| {here:.3g}, {times:.1f} times that of equally likely tokens from position 3 on "
+            f"({counted(positions.tokens([0]), 'token')})",
+            f"they make up {percent(share)} of sum |D|",
         ),
-        "Compare the prompts' token ids on both sides: a BOS that is added twice or never, a generation prompt that "
-        "the template adds on one side, a mask that begins one token early.",
         share,
+        "error" if times >= SURELY else None,
     )

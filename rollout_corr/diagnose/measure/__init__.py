@@ -1,1 +1,1 @@
-"""Measuring a dump block by block, in sums that merge."""
+"""Measure a dump chunk by chunk, in sums that merge."""

@@ -1,41 +1,47 @@
-"""What the doctor looks at beside the report's numbers: what belongs to what, which values repeat, what is odd."""
+"""Tallies for the doctor alone: which tokens and sequences belong together, which values repeat, which are odd."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from rollout_corr.diagnose.measure.profiles import PROBABILITY_BINS, Profile, probability_bins
-from rollout_corr.diagnose.read.block import ValidTokens
+from rollout_corr.diagnose.read.chunk import ValidTokens
+
+# The two log-probs that are compared.
+Side = Literal["train", "rollout"]
+SIDES: tuple[Side, ...] = get_args(Side)
 
 # Shifts of the rollout log-probs that are tried, in tokens.
 SHIFTS = (-2, -1, 0, 1, 2)
-# A sequence says something about a shift from this many pairs on.
+# Shorter sequences, in pairs of tokens, are not tested for a shift.
 FEWEST_PAIRS = 24
-# Sequences of a block, and tokens of each, that are compared with one another for swapped rows.
+# Sequences of a chunk, and tokens of each, that are compared with one another to find swapped ones.
 SWAP_ROWS, SWAP_TOKENS = 64, 32
 
-# A log-prob may be above 0 by rounding, but not by this.
+# Rounding may lift a log-prob above 0, but not above this.
 ROUNDING = 1e-3
-# A token whose |D| is beyond this is far off: the other policy thinks less than a third as much of it.
+# Beyond this |D| one policy gives a token less than 1/e of the probability that the other gives it.
 FAR = 1.0
-# Values that repeat are counted among tokens that are far off; this many different ones are remembered.
+# Repeated values are counted among tokens with |D| > FAR; this many different ones are remembered.
 MOST_VALUES = 256
 
-# D is cut here where it enters averages that one token must not decide.
+# Values are clamped to +-CUT where one token must not decide an average.
 CUT = 20.0
 
+# Groups of tokens by their place in a turn: the first 8, all others; and all tokens of the first turn.
 TURN_OFFSETS = 8
 OTHER_TURNS, FIRST_TURN = TURN_OFFSETS, TURN_OFFSETS + 1
 
 
 class Excess:
-    """|D| of groups of tokens against what tokens of the same probability have elsewhere.
+    """Mean |D| of groups of tokens, compared at equal probability.
 
-    Unsure tokens differ more than sure ones, whatever the group. So a group is compared at equal probability.
+    Unlikely tokens differ more than likely ones in every group, so groups are only comparable at equal probability.
     """
 
     def __init__(self) -> None:
@@ -46,57 +52,67 @@ class Excess:
         self.profile.add(groups * PROBABILITY_BINS + probability_bins(rollout), d.clamp(-CUT, CUT))
 
     def table(self) -> tuple[Tensor, Tensor]:
-        """[groups, probabilities] tokens and sums of |D|."""
+        """Return counts of tokens and sums of |D|, both [groups, probability bins]."""
         sums = self.profile.sums
         groups = -(-sums.shape[0] // PROBABILITY_BINS)
         whole = torch.cat([sums, sums.new_zeros(groups * PROBABILITY_BINS - sums.shape[0], sums.shape[1])])
         whole = whole.view(groups, PROBABILITY_BINS, sums.shape[1])
         return whole[:, :, 0], whole[:, :, 2]
 
-    def over(self, of: list[int], base: list[int]) -> float:
-        """The groups' mean |D| over the base's at the same probabilities; 1 where there is nothing to compare."""
+    def over(self, groups: list[int], base: list[int]) -> float:
+        """Divide the mean |D| of some groups by that of others at equal probability; 1 if they cannot be compared."""
         count, magnitude = self.table()
-        of, base = ([i for i in some if i < count.shape[0]] for some in (of, base))
+        groups, base = ([i for i in some if i < count.shape[0]] for some in (groups, base))
         usual = magnitude[base].sum(0) / count[base].sum(0)
-        here, tokens = magnitude[of].sum(0), count[of].sum(0)
+        here, tokens = magnitude[groups].sum(0), count[groups].sum(0)
         known = usual.isfinite() & (tokens > 0)
         expected = float((usual * tokens)[known].sum())
         return float(here[known].sum()) / expected if expected > 0 else 1.0
 
-    def tokens(self, of: list[int]) -> int:
-        """How many tokens the groups have."""
+    def tokens(self, groups: list[int]) -> int:
+        """Count the tokens of some groups."""
         count, _ = self.table()
-        return int(count[[i for i in of if i < count.shape[0]]].sum())
+        return int(count[[i for i in groups if i < count.shape[0]]].sum())
 
 
 class Evidence:
-    """Tallies over blocks, for the doctor."""
+    """Tallies over chunks.
+
+    Attributes:
+        sequences: Sequences with a valid token.
+        tokens, finite, far, equal: Valid tokens; of these, with finite D, with |D| > FAR, with D = 0.
+        bad, positive, above_one: Per side, log-probs that are not finite, above 0, above 1.
+        fractional, in_bfloat16: Per side, finite log-probs that are no power of two, and those exact in bfloat16.
+        repeated: Per side, counts of the most frequent values at tokens with |D| > FAR.
+        rows_bad, rows_all_bad: Sequences with a non-finite D, and with no other.
+        paired, shifted: Sequences long enough to test for a shift; those that fit better after each shift.
+        swap_tested, swapped: Sequences tested for a swap; those that fit another one better.
+        moments: Sums of 1, m, D, m^2, D^2, m D, both log-probs and their squares; m is the mean of the log-probs.
+        by_mean: D by the probability bin of m.
+        turns, positions: |D| by place in the turn, and by octave of the position.
+        columns, values: |D| by group of a column, and the group of each value.
+        distances: Sums of |new - train| and |train - rollout| over tokens that have all three, and their count.
+    """
 
     def __init__(self) -> None:
-        self.sequences = 0
-        # Sequences in which the two log-probs could be compared, and those in which a shift fits better than none.
+        self.sequences = self.tokens = self.finite = self.far = self.equal = 0
+        self.bad, self.positive, self.above_one, self.fractional, self.in_bfloat16 = (
+            dict.fromkeys(SIDES, 0) for _ in range(5)
+        )
+        self.repeated: dict[Side, Counter[float]] = {side: Counter() for side in SIDES}
+        self.rows_bad = self.rows_all_bad = 0
         self.paired = 0
         self.shifted = dict.fromkeys(SHIFTS, 0)
         self.swap_tested = self.swapped = 0
-        # Sums of m, D, m^2, D^2, m D, where m is the mean of the two log-probs; and of both log-probs and squares.
         self.moments = torch.zeros(10, dtype=torch.float64)
         self.by_mean = Profile()
-        self.positive = {"train": 0, "rollout": 0}
-        self.above_one = {"train": 0, "rollout": 0}
-        self.in_bfloat16 = {"train": 0, "rollout": 0}
-        self.fractional = {"train": 0, "rollout": 0}
-        self.bad = {"train": 0, "rollout": 0}
-        self.rows_bad = self.rows_all_bad = 0
-        self.equal = 0
-        self.tokens = self.finite = self.far = 0
-        self.repeated: dict[str, Counter[float]] = {"train": Counter(), "rollout": Counter()}
         self.turns, self.positions = Excess(), Excess()
         self.columns = {"versions": Excess(), "steps": Excess()}
         self.values: dict[str, dict[int, int]] = {"versions": {}, "steps": {}}
-        self.policies: dict[str, float] = {}
+        self.distances = dict.fromkeys(("tokens", "new_train", "train_rollout"), 0.0)
 
     def add(self, tokens: ValidTokens) -> None:
-        """Add a block."""
+        """Add the tokens of a chunk."""
         self.sequences += int((tokens.lengths > 0).sum())
         self.tokens += tokens.d.numel()
         self._add_values(tokens)
@@ -104,7 +120,7 @@ class Evidence:
         self._add_swaps(tokens)
         self._add_moments(tokens)
         self._add_groups(tokens)
-        self._add_third(tokens)
+        self._add_distances(tokens)
 
     def _add_values(self, tokens: ValidTokens) -> None:
         finite, d = tokens.finite, tokens.d
@@ -112,21 +128,22 @@ class Evidence:
         self.equal += int((finite & (d == 0)).sum())
         far = finite & (d.abs() > FAR)
         self.far += int(far.sum())
-        for name, logp in (("train", tokens.train), ("rollout", tokens.rollout)):
-            self.bad[name] += int((~logp.isfinite()).sum())
-            self.positive[name] += int((logp > ROUNDING).sum())
-            self.above_one[name] += int((logp > 1.0 + ROUNDING).sum())
+        for side in SIDES:
+            logp = tokens.train if side == "train" else tokens.rollout
+            self.bad[side] += int((~logp.isfinite()).sum())
+            self.positive[side] += int((logp > ROUNDING).sum())
+            self.above_one[side] += int((logp > 1.0 + ROUNDING).sum())
             bits = logp.float().contiguous().view(torch.int32)
-            # A power of two says nothing about where it has been.
+            # A power of two is exact in every format, so it is no evidence for one.
             fractional = logp.isfinite() & ((bits & 0x7FFFFF) != 0)
-            self.fractional[name] += int(fractional.sum())
-            self.in_bfloat16[name] += int((fractional & ((bits & 0xFFFF) == 0)).sum())
+            self.fractional[side] += int(fractional.sum())
+            self.in_bfloat16[side] += int((fractional & ((bits & 0xFFFF) == 0)).sum())
             values, counts = logp[far].unique(return_counts=True)
             most = counts.topk(min(MOST_VALUES, counts.numel())).indices
-            tally = self.repeated[name]
+            tally = self.repeated[side]
             tally.update(dict(zip(values[most].tolist(), counts[most].tolist(), strict=True)))
             if len(tally) > 2 * MOST_VALUES:
-                self.repeated[name] = Counter(dict(tally.most_common(MOST_VALUES)))
+                self.repeated[side] = Counter(dict(tally.most_common(MOST_VALUES)))
         if not bool(finite.all()):
             count = tokens.lengths.shape[0]
             bad = torch.bincount(tokens.owner[~finite], minlength=count)
@@ -134,7 +151,7 @@ class Evidence:
             self.rows_all_bad += int(((bad == tokens.lengths) & (bad > 0)).sum())
 
     def _add_pairs(self, tokens: ValidTokens) -> None:
-        """Correlation within each sequence of train[t] and rollout[t - shift]."""
+        """Correlate train[t] with rollout[t - shift] within each sequence."""
         train, rollout = (x.double().clamp(-CUT, CUT).where(tokens.finite, 0.0) for x in (tokens.train, tokens.rollout))
         finite, owner, count = tokens.finite, tokens.owner, tokens.lengths.shape[0]
         found = {}
@@ -156,7 +173,7 @@ class Evidence:
                 self.shifted[shift] += int((usable & better).sum())
 
     def _add_swaps(self, tokens: ValidTokens) -> None:
-        """Whether sequences look like one another's partners rather than like their own."""
+        """Correlate the first tokens of every sequence with those of every other one in the chunk."""
         starts = tokens.lengths.cumsum(0) - tokens.lengths
         long = (tokens.lengths >= SWAP_TOKENS).nonzero().squeeze(1)[:SWAP_ROWS]
         if long.numel() < 2:
@@ -209,24 +226,24 @@ class Evidence:
             if groups.numel():
                 excess.add(groups[index], rollout[known], d[known])
 
-    def _add_third(self, tokens: ValidTokens) -> None:
+    def _add_distances(self, tokens: ValidTokens) -> None:
         new = tokens.column("new_logp")
         if new is None:
             return
         new = new.to(tokens.train.dtype)
         use = tokens.finite & new.isfinite()
         train, rollout, new = (x[use].double().clamp(-CUT, CUT) for x in (tokens.train, tokens.rollout, new))
-        found = {
-            "tokens": float(train.numel()),
-            "new_train": float((new - train).abs().sum()),
-            "new_rollout": float((new - rollout).abs().sum()),
-            "train_rollout": float((train - rollout).abs().sum()),
-        }
-        self.policies = {name: self.policies.get(name, 0.0) + value for name, value in found.items()}
+        self.distances["tokens"] += train.numel()
+        self.distances["new_train"] += float((new - train).abs().sum())
+        self.distances["train_rollout"] += float((train - rollout).abs().sum())
+
+    def mean_distance(self, pair: Literal["new_train", "train_rollout"]) -> float | None:
+        """Return the mean distance of two log-probs over tokens that have all three, or None without such tokens."""
+        return self.distances[pair] / self.distances["tokens"] if self.distances["tokens"] else None
 
     @property
     def fit(self) -> dict[str, float]:
-        """D against the mean of the two log-probs: correlation and slope; and the spread of both log-probs."""
+        """Return correlation and slope of D against the mean of the two log-probs, and the spread of both log-probs."""
         n, m, d, m2, d2, md, train, rollout, train2, rollout2 = self.moments.tolist()
         if n < 2:
             return dict.fromkeys(("slope", "correlation", "train_std", "rollout_std", "train_mean", "explained"), 0.0)
@@ -243,18 +260,18 @@ class Evidence:
         }
 
     def _explained(self) -> float:
-        """The part of D's second moment that its mean at each probability makes up."""
+        """Return the share of the mean square of D that its means by probability account for."""
         sums = self.by_mean.sums
         count, d, d2 = sums[:, 0], sums[:, 1], sums[:, 3]
         total = float(d2.sum())
         return float((d * d / count.clamp(min=1.0)).sum()) / total if total > 0 else 0.0
 
     def log_prob_correlation(self) -> float:
-        """Pearson correlation of the two log-probs."""
+        """Return the Pearson correlation of the two log-probs."""
         n, _, _, m2, _, _, train, rollout, train2, rollout2 = self.moments.tolist()
         if n < 2:
             return 0.0
-        # m^2 = (t^2 + 2 t r + r^2) / 4, so the sum of t r is known.
+        # m^2 = (t^2 + 2 t r + r^2) / 4 gives the sum of t r.
         product = 0.5 * (4.0 * m2 - train2 - rollout2)
         variances = (train2 / n - (train / n) ** 2) * (rollout2 / n - (rollout / n) ** 2)
         covariance = product / n - train * rollout / n**2
@@ -262,7 +279,7 @@ class Evidence:
 
 
 def _correlations(x: Tensor, y: Tensor, owner: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """[count] Pearson correlations within each sequence, NaN where one side is constant; and [count] pairs."""
+    """Return [count] Pearson correlations within each sequence, NaN where one side is constant; and [count] pairs."""
 
     def total(values: Tensor) -> Tensor:
         return torch.bincount(owner, values, minlength=count)

@@ -1,4 +1,4 @@
-"""D along an axis: by position, probability, length, turn, weight version. Tables that merge by + and max."""
+"""D by position, probability, length, turn, weight version: tables of bins that merge by + and max."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-# |D| beyond this is a ratio beyond 2.
+# Larger |D| is a ratio above 2 or below 1/2.
 LARGE = math.log(2.0)
 
-# Where the bins of a probability begin and end: narrow towards 0 and towards 1.
+# Edges of the bins of a probability: narrow towards 0 and towards 1.
 PROBABILITY_EDGES = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999)
 PROBABILITY_LABELS = (
     "< 0.0001",
@@ -25,17 +25,17 @@ PROBABILITY_BINS = len(PROBABILITY_LABELS)
 
 @dataclass(frozen=True)
 class Row:
-    """One bin of an axis.
+    """D of the tokens in one bin of an axis; on the axis of lengths, mean D of the sequences in it.
 
     Attributes:
-        label: What is in it.
+        label: Its range of values.
         at: Its place on the axis.
-        count: Tokens in it (sequences, on the axis of lengths).
+        count: Number of tokens or sequences.
         d_mean: Mean D.
         d_abs_mean: Mean |D|.
         d_std: Population standard deviation of D.
         d_abs_max: Largest |D|.
-        large_fraction: Part whose ratio is beyond 2 or below 1/2.
+        large_fraction: Fraction whose ratio is above 2 or below 1/2.
     """
 
     label: str
@@ -49,7 +49,7 @@ class Row:
 
 
 class Profile:
-    """Sums of D over the bins of one axis, which grow as further bins are seen."""
+    """Sums over the bins of one axis; bins are added when they are first seen."""
 
     def __init__(self) -> None:
         self.sums = torch.zeros(0, 5, dtype=torch.float64)
@@ -66,21 +66,18 @@ class Profile:
             return
         d = d.double()
         size = max(self.sums.shape[0], int(bins.max()) + 1)
-        self._grow(size)
+        more = size - self.sums.shape[0]
+        if more:
+            self.sums = torch.cat([self.sums, self.sums.new_zeros(more, 5)])
+            self.largest = torch.cat([self.largest, self.largest.new_zeros(more)])
         magnitude = d.abs()
         self.sums[:, 0] += torch.bincount(bins, minlength=size)
         for column, values in enumerate((d, magnitude, d * d, (magnitude > LARGE).double()), 1):
             self.sums[:, column] += torch.bincount(bins, values, minlength=size)
         self.largest.scatter_reduce_(0, bins, magnitude, "amax")
 
-    def _grow(self, size: int) -> None:
-        more = size - self.sums.shape[0]
-        if more > 0:
-            self.sums = torch.cat([self.sums, self.sums.new_zeros(more, 5)])
-            self.largest = torch.cat([self.largest, self.largest.new_zeros(more)])
-
     def rows(self, labels: Sequence[str], places: Sequence[float]) -> list[Row]:
-        """The bins that hold something."""
+        """Return the bins that are not empty, with the label and the place of each."""
         found = []
         for i, (sums, largest) in enumerate(zip(self.sums.tolist(), self.largest.tolist(), strict=True)):
             count, d, magnitude, squares, large = sums
@@ -93,9 +90,10 @@ class Profile:
 
 
 class ByValue:
-    """A profile over the values of a column, whatever they are; made of few different values, or cut into tenths.
+    """A profile by the values of a column: a bin per value, or ten bins cut at the quantiles of the first chunk.
 
-    Numbers that are not whole, or of which a block has too many, are cut at the quantiles of the first block.
+    Args:
+        discrete: Always use a bin per value. Otherwise a first chunk of more than 32 values is cut into tenths.
     """
 
     MOST_VALUES = 4096
@@ -107,7 +105,7 @@ class ByValue:
         self.edges: Tensor | None = None
 
     def add(self, values: Tensor, d: Tensor) -> None:
-        """Add tokens by the value that each has; NaN and -1 in integers say that it has none."""
+        """Add tokens by their values; those whose value is NaN, or -1 in an integer column, are left out."""
         known = values >= 0 if not values.is_floating_point() else values.isfinite()
         values, d = values[known], d[known]
         if not values.numel():
@@ -129,7 +127,7 @@ class ByValue:
         self.profile.add(torch.tensor(bins)[index], d)
 
     def rows(self) -> list[Row]:
-        """The bins in the order of their values; what came after too many different ones is one bin at the end."""
+        """Return the bins in the order of their values; beyond MOST_VALUES values, the rest is one bin at the end."""
         if self.edges is not None:
             edges = self.edges.tolist()
             labels = [f"<= {edges[0]:g}", *(f"{a:g} - {b:g}" for a, b in pairwise(edges))]
@@ -140,12 +138,12 @@ class ByValue:
 
 
 def geometric_bins(values: Tensor, per_octave: int) -> Tensor:
-    """The bin of each whole number >= 0 on a logarithmic axis."""
+    """Return the bin of each integer >= 0 on a logarithmic axis."""
     return ((values + 1).double().log2() * per_octave + 1e-9).long()
 
 
 def geometric_rows(profile: Profile, per_octave: int, offset: int) -> list[Row]:
-    """The rows of such an axis; `offset` is what the numbers have been made smaller by."""
+    """Return the rows of a profile by `geometric_bins`, whose numbers were reduced by `offset` before."""
     size = profile.sums.shape[0]
     lows = [math.ceil(2.0 ** (i / per_octave) - 1e-9) - 1 + offset for i in range(size + 1)]
     labels = [f"{a}" if b - a <= 1 else f"{a} - {b - 1}" for a, b in pairwise(lows)]
@@ -153,6 +151,6 @@ def geometric_rows(profile: Profile, per_octave: int, offset: int) -> list[Row]:
 
 
 def probability_bins(logp: Tensor) -> Tensor:
-    """The bin of each log-prob by its probability."""
+    """Return the bin of each log-prob by its probability."""
     edges = torch.tensor(PROBABILITY_EDGES, dtype=torch.float64).log().to(logp.dtype)
     return torch.bucketize(logp, edges, right=True)

@@ -1,1 +1,1 @@
-"""Reading dumps of log-probs in blocks of whole sequences."""
+"""Read dumps of log-probs: files of any known kind, as chunks of whole sequences."""

@@ -1,4 +1,4 @@
-"""Which field of a file plays which role: guessed from the names that frameworks use, or said by the user."""
+"""Choose the field of each role in a file: by the names that frameworks use, or as the user says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rollout_corr.diagnose.read.problems import DumpError, Problem
 
-# In order of preference: where a file has old and current log-probs, the old ones are what the correction compares.
+# By preference: of old and current log-probs, a correction compares the old ones.
 ALIASES: dict[str, tuple[str, ...]] = {
     "train_logp": (
         *("train_logp", "train_logps", "train_logprob", "train_logprobs", "train_log_prob", "train_log_probs"),
@@ -43,17 +43,17 @@ INTEGERS = ("token_ids", "turns", "versions", "steps")
 
 
 def last_part(name: str) -> str:
-    """The name of a nested field without the mappings around it."""
+    """Return the name of a nested field without its prefix of mappings."""
     return name.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user says about the fields.
+    """The fields that the user names.
 
     Attributes:
-        roles: Roles to names of fields, where guessing them goes wrong.
-        by: Further columns along which D is shown.
+        roles: Names of fields by role, where the guess is wrong.
+        by: Names of further columns by which D is shown.
     """
 
     roles: Mapping[str, str] = field(default_factory=dict)
@@ -71,23 +71,23 @@ def choose(
     file: str,
     fits: Callable[[str, str], bool] = lambda role, name: True,
 ) -> dict[str, str]:
-    """The field of each role that a file has.
+    """Choose the field of each role that a file has.
 
     Args:
-        names: The fields of the file; those inside of mappings with dots, `batch.old_log_probs`.
-        wanted: What the user says; the rest is guessed.
-        file: For messages.
-        fits: Whether a field can play a role; guesses pass over those that cannot.
+        names: The fields of the file; nested ones with dots, such as `batch.old_log_probs`.
+        wanted: The fields that the user names; the others are guessed.
+        file: Path of the file, for messages.
+        fits: Takes a role and a field; guesses skip fields for which it returns False.
 
     Raises:
-        DumpError: A field that the user names is not there, or a required role stays empty.
+        DumpError: A field that the user names is missing, or no field is known for a required role.
     """
     names = list(names)
     chosen: dict[str, str] = {}
     for role, name in (*wanted.roles.items(), *zip(wanted.by, wanted.by, strict=True)):
         found = [known for known in names if name in (known, last_part(known))]
         if not found:
-            raise Problem(file, None, name, f"as {role}: it is not there; there is {', '.join(names)}").error()
+            raise Problem(file, None, name, f"as {role}: there is no such field; there are {', '.join(names)}").error()
         chosen[role] = found[0]
     for role, aliases in ALIASES.items():
         if role in chosen or (role in OFFSETS and any(other in chosen for other in OFFSETS)):
@@ -102,7 +102,7 @@ def choose(
     for role in REQUIRED:
         if role not in chosen:
             what = (
-                f"none of its fields is known as {role}; name one with --field {role}=NAME. It has "
+                f"no field has a known name for {role}; name one with --field {role}=NAME. There are "
                 f"{', '.join(names) or 'no fields'}"
             )
             raise Problem(file, None, role, what).error()

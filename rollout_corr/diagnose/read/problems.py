@@ -1,4 +1,4 @@
-"""What is wrong with a dump: fatal as an exception, or noted while the rest is read."""
+"""Problems of a dump: raised if nothing can be read, else noted while the rest is read."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from importlib import import_module
 from types import ModuleType
 from typing import NamedTuple
 
-# Each kind of problem is kept this often with its record; all are counted.
+# So many problems are kept to be shown; all are counted.
 SHOWN = 20
 
 
 class DumpError(ValueError):
-    """A file out of which nothing can be read; the message names the file, the record and the field.
+    """Nothing can be read or done; the message names the file, the record and the field, or the argument.
 
     Args:
-        message: What is wrong.
-        problem: The same in parts, where it has them.
+        message: The problem in one sentence.
+        problem: Its parts, for a problem of a record or a field.
     """
 
     def __init__(self, message: str, problem: Problem | None = None) -> None:
@@ -25,13 +25,13 @@ class DumpError(ValueError):
 
 
 class Problem(NamedTuple):
-    """Something that could not be read.
+    """A part of a dump that cannot be read.
 
     Attributes:
-        file: The file.
-        record: Number of the sequence or line in it, from 0; None where the file as a whole is meant.
-        field: Name of the field, or None.
-        what: What was expected and what came.
+        file: Path of the file.
+        record: Number of the sequence or line in it, from 0; None for the whole file.
+        field: Name of the field; None for the whole record.
+        what: What was expected, and what was found.
     """
 
     file: str
@@ -44,22 +44,27 @@ class Problem(NamedTuple):
         return f"{self.file}{where}{'' if self.field is None else f', field {self.field!r}'}: {self.what}"
 
     def error(self) -> DumpError:
-        """The same as an exception."""
+        """Make an exception of it."""
         return DumpError(str(self), self)
 
 
 @dataclass
 class Problems:
-    """What could not be read while the rest was."""
+    """Problems that were noted while the rest of a dump was read."""
 
     shown: list[Problem] = field(default_factory=list)
     count: int = 0
 
     def add(self, problem: Problem) -> None:
-        """Note one."""
+        """Note a problem."""
         self.count += 1
         if len(self.shown) < SHOWN:
             self.shown.append(problem)
+
+
+def cut_off(suffix: str) -> str:
+    """Say why nothing can be read from a cut-off file of a kind that has its index at the end."""
+    return f"a {suffix} file that is cut off cannot be read, because its index is at the end of the file"
 
 
 def extra(module: str, name: str, purpose: str) -> ModuleType:
@@ -68,7 +73,7 @@ def extra(module: str, name: str, purpose: str) -> ModuleType:
     Args:
         module: What to import.
         name: The extra of this distribution that requires it.
-        purpose: What it is needed for.
+        purpose: What needs it, as the beginning of the message.
     """
     try:
         return import_module(module)

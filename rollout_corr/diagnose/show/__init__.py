@@ -1,1 +1,1 @@
-"""Showing what was measured: text, tables, pages."""
+"""Show results: in the terminal, as JSON, as HTML pages."""

@@ -1,4 +1,4 @@
-"""The charts of a report: each shows one dump, or two side by side for before and after."""
+"""The charts of the pages; those of a report show one dump, or two for before and after."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from rollout_corr.definition.histogram import HISTOGRAM, HISTOGRAM_BINS, bin_edges
-from rollout_corr.diagnose.measure.measuring import CELLS, LOWEST_LOGP, Measured
+from rollout_corr.diagnose.measure.measurement import CELLS, LOWEST_LOGP, Measurement
 from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.show.svg import WIDTH, Axis, Chart, spanning
 from rollout_corr.diagnose.what_if import Outcome, Setting
 
 HALF = HISTOGRAM_BINS // 2
-# |D| below this is one bin in the middle of the histogram; beyond the other it is one at each end.
+# Smaller |D| is one bin in the middle of the histogram, larger |D| one at each end.
 SMALLEST, LARGEST = 2.0**-16, 32.0
+# Ratios that the histogram marks.
 RATIOS = (2.0, 5.0)
 
-Named = Sequence[tuple[str, Measured]]
-# Classes of the first and of the second dump.
+Named = Sequence[tuple[str, Measurement]]
+# CSS classes of the first and of the second dump.
 KINDS = ("a", "b")
 
 
 def _signed(d: float) -> float:
-    """The place of D on an axis that is logarithmic to both sides: 1 is SMALLEST, and 0 is 0."""
+    """Return the place of D on an axis that is logarithmic to both sides: 1 is SMALLEST, 0 is 0."""
     if abs(d) <= SMALLEST:
         return d / SMALLEST
     return math.copysign(1.0 + math.log2(min(abs(d), LARGEST) / SMALLEST), d)
 
 
 def _bars(counts: Sequence[float]) -> list[tuple[float, float, float, str]]:
-    """Bins of the signed histogram as bars of fractions; those of a quarter of an octave together."""
+    """Make bars (from, to, fraction, tooltip) of the signed histogram, two to an octave."""
     total = sum(counts) or 1.0
     found: dict[tuple[float, float], float] = {}
     for i, count in enumerate(counts):
@@ -39,9 +40,8 @@ def _bars(counts: Sequence[float]) -> list[tuple[float, float, float, str]]:
             continue
         low, high = bin_edges(i % HALF)
         sign = -1.0 if i >= HALF else 1.0
-        edge = 1.0 + math.log2(SMALLEST / SMALLEST)
         if high <= SMALLEST:
-            key = (-edge, edge)
+            key = (-1.0, 1.0)
         else:
             start = math.floor(2.0 * _signed(low) + 1e-9) / 2.0
             key = (start, start + 0.5) if sign > 0 else (-start - 0.5, -start)
@@ -50,6 +50,11 @@ def _bars(counts: Sequence[float]) -> list[tuple[float, float, float, str]]:
         (low, high, count / total, f"{count:.0f} ({100 * count / total:.3g} %)")
         for (low, high), count in sorted(found.items())
     ]
+
+
+def _of(name: str, several: bool) -> str:
+    """Return what tells the dumps of a chart apart, if there are several."""
+    return f", {name}" if several else ""
 
 
 def _histogram_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[float]]]) -> str:
@@ -67,11 +72,8 @@ def _histogram_chart(title: str, label: str, series: Sequence[tuple[str, Sequenc
 
 
 def histograms(dumps: Named) -> list[str]:
-    """D of tokens, and mean D of sequences."""
-    tokens = []
-    for name, measured in dumps:
-        raw = measured.raw()
-        tokens.append((name, [raw[key] for key in HISTOGRAM]))
+    """Draw the histograms of D of tokens, and of mean D of sequences."""
+    tokens = [(name, _histogram_of(measured)) for name, measured in dumps]
     sequences = [(name, measured.sequence_means.tolist()) for name, measured in dumps]
     return [
         _histogram_chart("D = train - rollout of tokens", "D, nats (logarithmic to both sides)", tokens),
@@ -79,8 +81,14 @@ def histograms(dumps: Named) -> list[str]:
     ]
 
 
+def _histogram_of(measured: Measurement) -> list[float]:
+    """Return the histogram of D of tokens."""
+    raw = measured.raw()
+    return [raw[key] for key in HISTOGRAM]
+
+
 def densities(dumps: Named) -> list[str]:
-    """Train against rollout, as log-probs and as probabilities."""
+    """Draw the densities of train against rollout, as log-probs and as probabilities."""
     charts = []
     for name, measured in dumps:
         of = f": {name}" if len(dumps) > 1 else ""
@@ -101,62 +109,64 @@ def _density(title: str, counts: Tensor, low: float, high: float) -> str:
     return chart.svg()
 
 
+def _rows_of(series: Sequence[tuple[str, Sequence[Row]]]) -> list[Row]:
+    return [row for _, rows in series for row in rows]
+
+
+def _nats(rows: Sequence[Row]) -> Axis:
+    """Make an axis on which mean D and mean |D| of the rows fit."""
+    return spanning("nats", [value for row in rows for value in (row.d_abs_mean, row.d_mean)], zero=True)
+
+
 def axis_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[Row]]], log: bool) -> str:
-    """Mean |D| and mean D along an axis whose bins are numbers."""
-    rows = [row for _, some in series for row in some]
+    """Draw mean |D| and mean D along an axis whose bins are numbers."""
+    rows = _rows_of(series)
     # On a logarithmic axis the first position is 1.
     shift = 1.0 if log and min(row.at for row in rows) < 1.0 else 0.0
-    x = spanning(label, [row.at + shift for row in rows], log=log)
-    chart = Chart(title, x, spanning("nats", [v for row in rows for v in (row.d_abs_mean, row.d_mean)], zero=True))
+    chart = Chart(title, spanning(label, [row.at + shift for row in rows], log=log), _nats(rows))
     for kind, (name, some) in zip(KINDS, series, strict=False):
-        of = f", {name}" if len(series) > 1 else ""
+        of = _of(name, len(series) > 1)
         chart.line([(row.at + shift, row.d_abs_mean) for row in some], kind, f"mean |D|{of}")
         chart.line([(row.at + shift, row.d_mean) for row in some], f"{kind} thin", f"mean D{of}")
     return chart.svg()
 
 
 def category_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[Row]]]) -> str:
-    """Mean |D| and mean D along an axis whose bins have names."""
-    places = sorted({(row.at, row.label) for _, some in series for row in some})
+    """Draw mean |D| and mean D along an axis whose bins have names."""
+    rows = _rows_of(series)
+    places = sorted({(row.at, row.label) for row in rows})
     index = {place: i for i, place in enumerate(places)}
     step = max(1, -(-len(places) // 5))
     ticks = [(float(i), text) for i, (_, text) in enumerate(places) if i % step == 0]
-    rows = [row for _, some in series for row in some]
-    y = spanning("nats", [v for row in rows for v in (row.d_abs_mean, row.d_mean)], zero=True)
-    chart = Chart(title, Axis(label, -0.6, len(places) - 0.4, ticks=ticks), y)
+    chart = Chart(title, Axis(label, -0.6, len(places) - 0.4, ticks=ticks), _nats(rows))
     width = 0.8 / len(series)
     for i, (kind, (name, some)) in enumerate(zip(KINDS, series, strict=False)):
-        of = f", {name}" if len(series) > 1 else ""
+        of = _of(name, len(series) > 1)
         bars = []
         for row in some:
             left = index[row.at, row.label] - 0.4 + i * width
-            bars.append(
-                (left, left + width, row.d_abs_mean, f"{row.label}: mean |D| {row.d_abs_mean:.4g}, {row.count}")
-            )
+            says = f"{row.label}: mean |D| {row.d_abs_mean:.4g}, {row.count}"
+            bars.append((left, left + width, row.d_abs_mean, says))
         chart.bars(bars, kind, f"mean |D|{of}")
         chart.line([(index[row.at, row.label], row.d_mean) for row in some], f"{kind} thin", f"mean D{of}")
     return chart.svg()
 
 
 def kept(dumps: Named) -> str:
-    """What a bound on the ratio would keep: tokens by their own, sequences by their geometric mean."""
-    series = []
-    for name, measured in dumps:
-        raw = measured.raw()
-        of = f", {name}" if len(dumps) > 1 else ""
-        series.append((f"tokens{of}", _below([raw[key] for key in HISTOGRAM])))
-        series.append((f"sequences{of}", _below(measured.sequence_means.tolist())))
-    x = Axis("|log ratio| allowed, nats", SMALLEST, LARGEST, log=True)
+    """Draw how much a bound on the ratio keeps: tokens by their own, sequences by their geometric mean."""
+    x = Axis("largest |log ratio| that is kept, nats", SMALLEST, LARGEST, log=True)
     chart = Chart("kept within a bound of the ratio", x, Axis("fraction", 0.0, 1.0))
-    for i, (name, points) in enumerate(series):
-        chart.line(points, f"{KINDS[i // 2]}{' thin' if i % 2 else ''}", name, dots=False)
+    for kind, (name, measured) in zip(KINDS, dumps, strict=False):
+        of = _of(name, len(dumps) > 1)
+        chart.line(_below(_histogram_of(measured)), kind, f"tokens{of}", dots=False)
+        chart.line(_below(measured.sequence_means.tolist()), f"{kind} thin", f"sequences{of}", dots=False)
     for bound, text in ((1e-3, "1.001"), (1e-2, "1.01"), (0.1, "1.1"), (math.log(2.0), "2")):
         chart.vertical(bound, text)
     return chart.svg()
 
 
 def _below(counts: Sequence[float]) -> list[tuple[float, float]]:
-    """(bound, fraction of values within it), by the bins of a histogram."""
+    """Return (bound, fraction of values within it) at the edges of a histogram."""
     total, seen, points = sum(counts), 0.0, []
     if not total:
         return []
@@ -168,36 +178,37 @@ def _below(counts: Sequence[float]) -> list[tuple[float, float]]:
     return points
 
 
-def trade(outcomes: Sequence[tuple[Setting, Outcome]], best: Sequence[str]) -> str:
-    """Bias against variance of every setting."""
+def trade_off(outcomes: Sequence[tuple[Setting, Outcome]], best: Sequence[str]) -> str:
+    """Draw bias against variance of every setting; the best ones are large."""
+    # A logarithmic axis has no 0.
     floor = 1e-5
-    places = [(max(o.bias, floor), max(o.variance, floor)) for _, o in outcomes if math.isfinite(o.variance)]
+    finite = [
+        (setting, outcome, max(outcome.bias, floor), max(outcome.variance, floor))
+        for setting, outcome in outcomes
+        if math.isfinite(outcome.variance)
+    ]
     chart = Chart(
         "bias against variance: lower and further left is better",
-        spanning("bias", [bias for bias, _ in places], log=True),
-        spanning("variance", [variance for _, variance in places], log=True),
+        spanning("bias", [bias for _, _, bias, _ in finite], log=True),
+        spanning("variance", [variance for *_, variance in finite], log=True),
         2 * WIDTH,
     )
-    for setting, outcome in outcomes:
-        if not math.isfinite(outcome.variance):
-            continue
-        kind = "b" if setting.family else "a"
+    for setting, outcome, bias, variance in finite:
         says = f"{setting.name}: bias {outcome.bias:.3g}, variance {outcome.variance:.3g}, ESS {outcome.ess:.3g}"
-        radius = 4.5 if setting.name in best else 2.6
-        chart.dot(max(outcome.bias, floor), max(outcome.variance, floor), kind, says, radius)
-    chart.legend += [("a", "presets"), ("b", "grid"), ("", "large: no other is better in both")]
+        chart.dot(bias, variance, "b" if setting.family else "a", says, 4.5 if setting.name in best else 2.6)
+    chart.legend += [("a", "presets"), ("b", "grid"), ("", "large: Pareto-optimal")]
     return chart.svg()
 
 
 def thresholds(outcomes: Sequence[tuple[Setting, Outcome]]) -> list[str]:
-    """Kept tokens and effective sample size along every family of the grid."""
+    """Draw kept tokens and effective sample size along every family of the grid."""
     families: dict[str, list[tuple[float, Outcome]]] = {}
     for setting, outcome in outcomes:
         if setting.family:
             families.setdefault(setting.family, []).append((setting.threshold, outcome))
     charts = []
     for family, points in families.items():
-        # A veto's bound is small, the others are above 1 by more or less.
+        # A veto has a small lower bound; the others have upper bounds above 1, whose distance to 1 is drawn.
         above = 0.0 if family == "veto" else 1.0
         label = "lower bound of the ratio" if family == "veto" else "bound of the ratio, minus 1"
         chart = Chart(family, spanning(label, [at - above for at, _ in points], log=True), Axis("fraction", 0.0, 1.05))

@@ -1,32 +1,38 @@
-"""One HTML page that stands alone: no script, no font, no picture from elsewhere."""
+"""HTML pages that load nothing: no script, no font, no picture."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import Literal
 
-from rollout_corr.diagnose.doctor.verdict import Verdict
-from rollout_corr.diagnose.measure.measuring import UPPER, Measured, WorstToken
+from rollout_corr.diagnose.doctor.cause import Finding
+from rollout_corr.diagnose.doctor.diagnosis import is_healthy
+from rollout_corr.diagnose.measure.measurement import UPPER, Measurement
 from rollout_corr.diagnose.measure.profiles import Row
-from rollout_corr.diagnose.read.reading import Dump
+from rollout_corr.diagnose.measure.worst_tokens import WorstToken
+from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.show import charts
-from rollout_corr.diagnose.show.style import STYLE
-from rollout_corr.diagnose.show.summary import (
+from rollout_corr.diagnose.show.content import (
+    ABOUT_D,
     AXES,
     HEALTHY,
     KEYS,
     LEVEL_KEYS,
     OUTCOME_HEADS,
+    fields_of,
     level_key,
     number,
     outcome_cells,
+    problems_title,
 )
+from rollout_corr.diagnose.show.style import STYLE
 from rollout_corr.diagnose.what_if import WhatIf, pareto
 from rollout_corr.spec.correction import LEVELS
 
 
 def page(title: str, of: str, parts: Iterable[str]) -> str:
-    """A whole page."""
+    """Return a whole page: a title, a line that says what it is about, and its parts."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -36,28 +42,28 @@ def page(title: str, of: str, parts: Iterable[str]) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """A heading and what stands below it."""
+    """Return a heading and its content."""
     return f"<section>\n<h2>{escape(title)}</h2>\n" + "\n".join(parts) + "\n</section>"
 
 
 def drawn(figures: Iterable[str]) -> str:
-    """Charts side by side where there is room."""
+    """Return charts, side by side where there is room."""
     return '<div class="charts">' + "\n".join(figures) + "</div>"
 
 
 def table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], text: int = 1, best: frozenset[int] = frozenset()
 ) -> str:
-    """A table.
+    """Return a table.
 
     Args:
-        heads: Of its columns.
-        rows: Its cells.
-        text: How many columns from the left are text.
-        best: Rows that stand out.
+        heads: Names of the columns.
+        rows: Cells.
+        text: Number of columns, from the left, that are text and no numbers.
+        best: Indices of rows to emphasise.
     """
 
-    def cells(kind: str, row: Sequence[str]) -> str:
+    def cells(kind: Literal["th", "td"], row: Sequence[str]) -> str:
         mark = ' class="text"'
         return "".join(f"<{kind}{mark if i < text else ''}>{escape(cell)}</{kind}>" for i, cell in enumerate(row))
 
@@ -66,7 +72,7 @@ def table(
 
 
 def _wide(heads: str, body: str) -> str:
-    """A table that scrolls by itself where the page is narrow."""
+    """Return a table that scrolls sideways where the page is narrow."""
     return f'<div class="wide"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}</tbody></table></div>'
 
 
@@ -74,25 +80,26 @@ def _problems(dump: Dump) -> str:
     if not dump.problems.count:
         return ""
     items = "".join(f"<li>{escape(str(problem))}</li>" for problem in dump.problems.shown)
-    return (
-        f'<div class="card error"><b>{dump.problems.count} problems while reading; what else is there was read</b>'
-        f"<ul>{items}</ul></div>"
-    )
+    return f'<div class="card error"><b>{problems_title(dump)}</b><ul>{items}</ul></div>'
 
 
-def verdict_cards(verdicts: Sequence[Verdict], name: str = "") -> str:
-    """What the doctor recognised, in the dump of a name where there are two."""
+def finding_cards(findings: Sequence[Finding], name: str = "") -> str:
+    """Return a card for every finding of the doctor; `name` is the dump's, where the page has two."""
     of = f"{escape(name)}: " if name else ""
     cards = []
-    if all(verdict.severity == "note" for verdict in verdicts):
+    if is_healthy(findings):
         cards.append(f'<div class="card good">{of}<b>healthy</b>: {HEALTHY}</div>')
-    for verdict in verdicts:
-        evidence = "".join(f"<li>{escape(line)}</li>" for line in verdict.evidence)
+    for finding in findings:
+        evidence = "".join(f"<li>{escape(line)}</li>" for line in finding.evidence)
         cards.append(
-            f'<div class="card {verdict.severity}">{of}<b>{verdict.severity}: {escape(verdict.title)}</b> '
-            f"<code>{verdict.name}</code><ul>{evidence}</ul>{escape(verdict.advice)}</div>"
+            f'<div class="card {finding.severity}">{of}<b>{finding.severity}: {escape(finding.title)}</b> '
+            f"<code>{finding.name}</code><ul>{evidence}</ul>{escape(finding.advice)}</div>"
         )
     return "\n".join(cards)
+
+
+def _card(text: str) -> str:
+    return f'<div class="card warning">{escape(text)}</div>'
 
 
 def _numbers(dumps: charts.Named, keys: Iterable[str]) -> str:
@@ -103,8 +110,8 @@ def _numbers(dumps: charts.Named, keys: Iterable[str]) -> str:
         if len(metrics) == 2:
             row.append(number(metrics[1][key] - metrics[0][key]))
         rows.append(row)
-    heads = ["metric", *(name for name, _ in dumps)] if len(dumps) > 1 else ["metric", "value"]
-    return table([*heads, "change"] if len(dumps) > 1 else heads, rows)
+    heads = ["value"] if len(dumps) == 1 else [*(name for name, _ in dumps), "change"]
+    return table(["metric", *heads], rows)
 
 
 def _levels(dumps: charts.Named) -> str:
@@ -119,7 +126,7 @@ def _levels(dumps: charts.Named) -> str:
 
 
 def _axes(dumps: charts.Named) -> list[str]:
-    """A chart for every axis that one of the dumps has."""
+    """Draw D along every axis that one of the dumps has."""
     profiles = [(name, measured.profiles()) for name, measured in dumps]
     figures = []
     for axis in dict.fromkeys(axis for _, found in profiles for axis in found):
@@ -135,7 +142,7 @@ def _axes(dumps: charts.Named) -> list[str]:
 
 
 def _worst(tokens: Sequence[WorstToken]) -> str:
-    """The worst tokens; those around them are shaded by |D|."""
+    """Return a table of the worst tokens among their neighbours, shaded by |D|."""
     rows = []
     for token in tokens:
         shown = token.tokens or tuple("nan" if d is None else f"{d:+.2g}" for d in token.context)
@@ -160,18 +167,17 @@ def _worst(tokens: Sequence[WorstToken]) -> str:
     return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
-def report_page(found: Sequence[tuple[Dump, Measured, Sequence[Verdict]]]) -> str:
-    """The report of a dump, or of two side by side."""
-    dump, measured, _ = found[0]
-    names = [one.path.name for one, _, _ in found]
+def report_page(reported: Sequence[tuple[Dump, Measurement, Sequence[Finding]]]) -> str:
+    """Return the page of `report`: one dump, or two side by side."""
+    dump, measured, _ = reported[0]
+    names = [one.path.name for one, _, _ in reported]
     if len(set(names)) < len(names):
-        names = [str(one.path) for one, _, _ in found]
-    dumps = [(name, each) for name, (_, each, _) in zip(names, found, strict=True)]
-    fields = ", ".join(role if role == name else f"{role} = {name}" for role, name in dump.fields.items())
+        names = [str(one.path) for one, _, _ in reported]
+    dumps = [(name, each) for name, (_, each, _) in zip(names, reported, strict=True)]
     parts = []
-    for name, (one, each, verdicts) in zip(names, found, strict=True):
-        parts += [_problems(one), verdict_cards(verdicts, name if len(found) > 1 else "")]
-        parts += [f'<div class="card warning">{escape(warning)}</div>' for warning in each.warnings()]
+    for name, (one, each, findings) in zip(names, reported, strict=True):
+        parts += [_problems(one), finding_cards(findings, name if len(reported) > 1 else "")]
+        parts += map(_card, each.warnings())
     parts += [
         section("Mismatch", _numbers(dumps, KEYS)),
         section("Distribution of D", drawn(charts.histograms(dumps))),
@@ -183,12 +189,12 @@ def report_page(found: Sequence[tuple[Dump, Measured, Sequence[Verdict]]]) -> st
         if each.worst:
             parts.append(section(f"Worst tokens{f': {name}' if len(dumps) > 1 else ''}", _worst(each.worst)))
     parts.append(f"<details><summary>All metrics</summary>{_numbers(dumps, measured.metrics())}</details>")
-    paths = " against ".join(str(one.path) for one, _, _ in found)
-    return page("Train against rollout", f"{paths} ({fields})", parts)
+    paths = " against ".join(str(one.path) for one, _, _ in reported)
+    return page("Train against rollout", f"{paths} ({fields_of(dump)}). {ABOUT_D}", parts)
 
 
 def what_if_page(dump: Dump, what_if: WhatIf) -> str:
-    """What every setting makes of a dump."""
+    """Return the page of `what-if`: the result of every setting."""
     outcomes = what_if.outcomes()
     best = pareto(outcomes)
     rows = [
@@ -197,16 +203,16 @@ def what_if_page(dump: Dump, what_if: WhatIf) -> str:
     ]
     marked = frozenset(i for i, (setting, _) in enumerate(outcomes) if setting.name in best)
     notes = dict.fromkeys(outcome.note for _, outcome in outcomes if outcome.note)
-    left_out = table(("preset", "left out, because it"), list(what_if.left_out.items()), text=2)
+    left_out = table(("preset", "not tried, because"), list(what_if.left_out.items()), text=2)
     return page(
         "What if",
-        str(dump.path),
+        f"{dump.path}. {ABOUT_D}",
         [
             _problems(dump),
-            *(f'<div class="card warning">{escape(note)}</div>' for note in notes),
-            section("Bias and variance", drawn([charts.trade(outcomes, best)])),
+            *map(_card, notes),
+            section("Bias and variance", drawn([charts.trade_off(outcomes, best)])),
             section("Thresholds", drawn(charts.thresholds(outcomes))),
             section("Every setting", table(OUTCOME_HEADS, rows, best=marked)),
-            f"<details><summary>Presets that need more than the dump</summary>{left_out}</details>",
+            f"<details><summary>Presets that were not tried</summary>{left_out}</details>",
         ],
     )

@@ -1,4 +1,4 @@
-"""How the pages look; light or dark, as the reader's machine is."""
+"""The style sheet of the pages, light or dark as the reader's system is."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2530; --soft: #5b6675; --line: #d5dbe3; --paper: #ffffff; --card: #f5f7fa;

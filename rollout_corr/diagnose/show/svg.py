@@ -1,4 +1,4 @@
-"""Charts as inline SVG: lines, bars, points, densities; on linear or logarithmic axes, in the colours of the page."""
+"""Charts as inline SVG: lines, bars, dots and densities on linear or logarithmic axes, in the colours of the page."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Axis:
     """One axis of a chart.
 
     Attributes:
-        label: What it shows.
+        label: Its name.
         low: Its first value.
         high: Its last value; above `low`.
-        log: Whether it is logarithmic; `low` has to be above 0 then.
-        ticks: Places and what stands there; None: round numbers.
+        log: A logarithmic axis; needs `low` above 0.
+        ticks: Places and their labels; None: round numbers.
     """
 
     label: str
@@ -30,27 +30,27 @@ class Axis:
     ticks: Sequence[tuple[float, str]] | None = None
 
     def at(self, value: float) -> float:
-        """Where a value lies, 0 to 1; beyond the ends at the ends."""
+        """Return the place of a value, 0 to 1; values beyond an end are placed at that end."""
         low, high = self.low, self.high
         if self.log:
             low, high, value = math.log(low), math.log(high), math.log(max(value, self.low))
         return min(1.0, max(0.0, (value - low) / (high - low)))
 
     def marks(self) -> Sequence[tuple[float, str]]:
-        """Ticks within the axis."""
+        """Return the ticks within the axis and their labels."""
         if self.ticks is not None:
             return self.ticks
         return _decades(self.low, self.high) if self.log else _round(self.low, self.high)
 
 
 def spanning(label: str, values: Sequence[float], *, log: bool = False, zero: bool = False) -> Axis:
-    """An axis that all finite values fit on.
+    """Make an axis on which all finite values fit.
 
     Args:
-        label: What it shows.
-        values: What has to fit.
-        log: Whether it is logarithmic; values that are not above 0 are then left out.
-        zero: Whether 0 has to be on it.
+        label: Its name.
+        values: Values that have to fit.
+        log: Make it logarithmic, and leave out values that are not above 0.
+        zero: Include 0.
     """
     known = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
     if log:
@@ -60,7 +60,7 @@ def spanning(label: str, values: Sequence[float], *, log: bool = False, zero: bo
         known = [*known, 0.0]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
     room = 0.05 * (high - low) or 0.5 * abs(high) or 0.5
-    # An end at 0 stays there, unless both are: then there is nothing to show, and the axis needs some length.
+    # An end at 0 stays there; if both are at 0, the axis still needs some length.
     stays = zero and low != high
     return Axis(label, low if stays and low == 0 else low - room, high if stays and high == 0 else high + room)
 
@@ -85,12 +85,16 @@ def _decades(low: float, high: float) -> list[tuple[float, str]]:
 
 @dataclass
 class Chart:
-    """A chart that is drawn upon.
+    """A chart; its methods draw on it.
 
     Args:
-        title: What it shows, in a few words.
+        title: Its caption.
         x: The horizontal axis.
         y: The vertical axis.
+        width: In units of the view box.
+        height: In units of the view box.
+        parts: SVG elements drawn so far.
+        legend: CSS class and name of each entry.
     """
 
     title: str
@@ -108,7 +112,7 @@ class Chart:
         return self.height - BOTTOM - self.y.at(value) * (self.height - TOP - BOTTOM)
 
     def line(self, points: Sequence[tuple[float, float]], kind: str, name: str = "", dots: bool = True) -> None:
-        """A line through points; where they are few, each has a dot that says what it is."""
+        """Draw a line through points; up to 100 points get a dot with a tooltip."""
         points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
         if not points:
             return
@@ -121,14 +125,14 @@ class Chart:
             self.legend.append((kind, name))
 
     def dot(self, x: float, y: float, kind: str, says: str, radius: float = 2.6) -> None:
-        """A point with a tooltip."""
+        """Draw a dot with a tooltip."""
         self.parts.append(
             f'<circle class="dot {kind}" cx="{self.px(x):.1f}" cy="{self.py(y):.1f}" r="{radius:g}">'
             f"<title>{escape(says)}</title></circle>"
         )
 
     def bars(self, edges: Sequence[tuple[float, float, float, str]], kind: str, name: str = "") -> None:
-        """Bars from the horizontal axis: (from, to, height, tooltip)."""
+        """Draw bars that stand on the horizontal axis: (from, to, height, tooltip)."""
         floor = self.py(self.y.low if self.y.log else 0.0)
         for low, high, value, says in edges:
             a, b, top = self.px(low), self.px(high), self.py(value)
@@ -141,7 +145,7 @@ class Chart:
             self.legend.append((kind, name))
 
     def vertical(self, value: float, says: str) -> None:
-        """A dashed line at a value, with its name on top."""
+        """Draw a dashed vertical line at a value, with its name on top."""
         if self.x.low <= value <= self.x.high:
             x = self.px(value)
             self.parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{self.height - BOTTOM}"/>')
@@ -150,7 +154,7 @@ class Chart:
             )
 
     def diagonal(self) -> None:
-        """The line on which both axes agree."""
+        """Draw the line on which both axes have the same value."""
         low, high = max(self.x.low, self.y.low), min(self.x.high, self.y.high)
         self.parts.append(
             f'<line class="mark" x1="{self.px(low):.1f}" y1="{self.py(low):.1f}" '
@@ -158,7 +162,7 @@ class Chart:
         )
 
     def cells(self, counts: Sequence[Sequence[int]], says: Callable[[int, int, int], str]) -> None:
-        """A density: counts[row][column] over equal parts of both axes, row 0 below; shaded by its logarithm."""
+        """Draw a density: counts[row][column] over equal parts of both axes, row 0 below, shaded by log(count)."""
         most = max((max(row) for row in counts), default=0)
         rows, columns = len(counts), len(counts[0])
         w, h = (self.width - LEFT - RIGHT) / columns, (self.height - TOP - BOTTOM) / rows
@@ -174,7 +178,7 @@ class Chart:
                 )
 
     def svg(self) -> str:
-        """The chart as an element."""
+        """Return the chart as an HTML figure."""
         right, bottom = self.width - RIGHT, self.height - BOTTOM
         frame = []
         for value, text in self.x.marks():

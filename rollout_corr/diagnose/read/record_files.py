@@ -1,28 +1,28 @@
-"""Files of one record per sample: .jsonl, .parquet, and lists inside of .pt files."""
+"""Dumps of one record per sequence (.jsonl, .parquet, lists in .pt files) as chunks."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from rollout_corr.diagnose.read.block import BLOCK, MISSING_INTEGER, Block
+from rollout_corr.diagnose.read.chunk import CHUNK_SLOTS, MISSING_INTEGER, Chunk
 from rollout_corr.diagnose.read.fields import INTEGERS, LOG_PROBS, OFFSETS, REQUIRED, Wanted, choose
-from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems, extra
+from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems, cut_off, extra
 
-# A record, or what is wrong with it; and how far in the file it lies, 0 to 1.
+# Number of a record; the record, or the problem with it; the share of the file read so far.
 Numbered = tuple[int, Mapping[str, Any] | str, float]
 
-# Rows of a .parquet file that are in memory at a time.
+# Rows of a .parquet file that are in memory at once.
 PARQUET_ROWS = 64
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A record with the fields of inner mappings under dotted names."""
+    """Flatten a record: fields of nested mappings get dotted names."""
     found: dict[str, Any] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
@@ -33,7 +33,7 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def json_lines(path: Path) -> Iterator[Numbered]:
-    """The records of a .jsonl file; their numbers count lines, from 0."""
+    """Read the records of a .jsonl file; their numbers count lines, from 0."""
     size = max(1, path.stat().st_size)
     seen = 0
     with path.open("rb") as file:
@@ -44,24 +44,26 @@ def json_lines(path: Path) -> Iterator[Numbered]:
             try:
                 record = json.loads(line)
             except ValueError as error:
-                cut = "" if line.endswith(b"\n") else "; the file ends inside of it"
+                cut = "" if line.endswith(b"\n") else "; the file ends within the line"
                 yield number, f"line {number + 1} is not JSON ({error}){cut}", seen / size
                 continue
-            whole = isinstance(record, dict)
-            yield number, flat(record) if whole else f"expected an object, got {type(record).__name__}", seen / size
+            yield number, _flat_or_problem(record, dict, "an object"), seen / size
+
+
+def _flat_or_problem(record: Any, kind: type, expected: str) -> dict[str, Any] | str:
+    if isinstance(record, kind):
+        return flat(cast("Mapping[str, Any]", record))
+    return f"expected {expected}, got {type(record).__name__}"
 
 
 def parquet_rows(path: Path, problems: Problems) -> Iterator[Numbered]:
-    """The rows of a .parquet file."""
+    """Read the rows of a .parquet file."""
     pyarrow = extra("pyarrow", "parquet", "reading .parquet files")
     parquet = extra("pyarrow.parquet", "parquet", "reading .parquet files")
     try:
         file = parquet.ParquetFile(path)
     except (pyarrow.ArrowInvalid, OSError) as error:
-        raise DumpError(
-            f"{path}: not a whole .parquet file ({error}); of a file that is cut off nothing can be read, for its "
-            "directory stands at its end"
-        ) from error
+        raise DumpError(f"{path}: not a complete .parquet file ({error}); {cut_off('.parquet')}") from error
     rows, number = max(1, file.metadata.num_rows), 0
     try:
         for batch in file.iter_batches(batch_size=PARQUET_ROWS):
@@ -77,7 +79,7 @@ def parquet_rows(path: Path, problems: Problems) -> Iterator[Numbered]:
 
 
 def _cell(scalar: Any, pyarrow: Any) -> Any:
-    """A cell as an array if it is a list of numbers, as plain Python otherwise."""
+    """Return a cell as a tensor if it is a list of numbers, else as plain Python."""
     if isinstance(scalar, pyarrow.ListScalar) and scalar.is_valid:
         kind = scalar.type.value_type
         if pyarrow.types.is_floating(kind) or pyarrow.types.is_integer(kind) or pyarrow.types.is_boolean(kind):
@@ -86,21 +88,30 @@ def _cell(scalar: Any, pyarrow: Any) -> Any:
 
 
 def listed(found: Sequence[Any]) -> Iterator[Numbered]:
-    """The records of a list inside of a .pt file."""
+    """Return the records of a list in a .pt file."""
     for number, record in enumerate(found):
-        whole = isinstance(record, Mapping)
-        got = flat(record) if whole else f"expected a mapping, got {type(record).__name__}"
-        yield number, got, (number + 1) / len(found)
+        yield number, _flat_or_problem(record, Mapping, "a mapping"), (number + 1) / len(found)
 
 
 def transposed(fields: Mapping[str, Any], count: int) -> Iterator[Numbered]:
-    """Records out of one list per field."""
+    """Make records of one list per field, each of `count` items."""
     for number in range(count):
         yield number, {name: value[number] for name, value in fields.items()}, (number + 1) / count
 
 
 class RecordFile:
-    """The blocks of a file of records. A record that cannot be read is noted and left out."""
+    """A file of records. One that cannot be read is noted and skipped.
+
+    Args:
+        records: The records, numbered.
+        file: Path of the file, for messages.
+        wanted: The fields that the user names.
+        problems: Takes what cannot be read.
+
+    Attributes:
+        fields: The field of each role in the first record.
+        progress: How much was read, 0 to 1.
+    """
 
     def __init__(self, records: Iterator[Numbered], file: str, wanted: Wanted, problems: Problems) -> None:
         self.records, self.file, self.wanted, self.problems = records, file, wanted, problems
@@ -108,8 +119,8 @@ class RecordFile:
         self.fields: dict[str, str] = {}
         self._chosen: dict[tuple[str, ...], dict[str, str]] = {}
 
-    def blocks(self) -> Iterator[Block]:
-        """Block by block."""
+    def chunks(self) -> Iterator[Chunk]:
+        """Read chunk by chunk."""
         waiting: list[_Read] = []
         slots = 0
         for number, record, done in self.records:
@@ -117,16 +128,16 @@ class RecordFile:
             read = self._read(number, record)
             if read is None:
                 continue
-            if waiting and slots + read.train.numel() > BLOCK:
-                yield self._block(waiting)
+            if waiting and slots + read.train.numel() > CHUNK_SLOTS:
+                yield self._chunk(waiting)
                 waiting, slots = [], 0
             waiting.append(read)
             slots += read.train.numel()
         if waiting:
-            yield self._block(waiting)
+            yield self._chunk(waiting)
 
     def _roles(self, record: Mapping[str, Any]) -> dict[str, str]:
-        """The fields of a record by role; records may have different ones."""
+        """Return the fields of a record by role; records may have different ones."""
         names = tuple(name for name, value in record.items() if value is not None)
         if names not in self._chosen:
             self._chosen[names] = choose(names, self.wanted, self.file)
@@ -156,14 +167,14 @@ class RecordFile:
                 return None
         return read
 
-    def _block(self, reads: Sequence[_Read]) -> Block:
+    def _chunk(self, reads: Sequence[_Read]) -> Chunk:
         lengths = torch.tensor([0, *(read.train.numel() for read in reads)])
         columns: dict[str, Tensor] = {}
         for role in dict.fromkeys(role for read in reads for role in read.columns):
             columns[role] = torch.cat([read.column(role) for read in reads])
         masked = any(read.mask is not None for read in reads)
         texts: list[Sequence[str] | None] = [read.texts for read in reads]
-        return Block(
+        return Chunk(
             train=torch.cat([read.train for read in reads]),
             rollout=torch.cat([read.rollout for read in reads]),
             mask=torch.cat([read.known_mask() for read in reads]) if masked else None,
@@ -176,7 +187,7 @@ class RecordFile:
 
 
 class _Read:
-    """The tensors of one record."""
+    """The values of one record, taken field by field."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -186,7 +197,7 @@ class _Read:
         self.texts: list[str] | None = None
 
     def take(self, role: str, value: Any) -> str | None:
-        """Take a field; what is wrong with it, or None. Train log-probs come first, and the others are as many."""
+        """Take the field of a role; return the problem with it, or None. Train log-probs have to come first."""
         if role == "texts":
             return self._take_texts(value)
         try:
@@ -200,10 +211,9 @@ class _Read:
             return f"expected a flat list, got {_got(value)}"
         if role != "train_logp" and values.numel() != self.train.numel():
             return f"expected {self.train.numel()} values, as many as train log-probs, got {values.numel()}"
-        if role == "train_logp":
-            self.train = values.float() if not values.is_floating_point() else values
-        elif role == "rollout_logp":
-            self.rollout = values.float() if not values.is_floating_point() else values
+        if role in REQUIRED:
+            values = values if values.is_floating_point() else values.float()
+            setattr(self, "train" if role == "train_logp" else "rollout", values)
         elif role == "mask":
             self.mask = values != 0
         else:
@@ -230,7 +240,7 @@ class _Read:
 
 
 def _numbers(value: Any, dtype: torch.dtype) -> Tensor:
-    """A list of numbers, with NaN for null; a number as 0-d."""
+    """Return a list of numbers as a tensor, null as NaN; a single number as a 0-d tensor."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, (str, bytes)) or value is None:
@@ -238,7 +248,7 @@ def _numbers(value: Any, dtype: torch.dtype) -> Tensor:
     try:
         return torch.tensor(value, dtype=dtype)
     except TypeError:
-        # A NaN that went through a strict JSON writer came out as null.
+        # Strict JSON writers turn NaN into null.
         return torch.tensor([torch.nan if item is None else item for item in value], dtype=dtype)
 
 

@@ -1,4 +1,4 @@
-"""Opening a dump: a file or a folder of them, of any kind that is read, as blocks of whole sequences."""
+"""A dump: a file or a folder of files, of any known kind, read as chunks of whole sequences."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from rollout_corr.diagnose.read.arrays import ArrayFile, Loaded, Npz, SafeTensors, load_pt
-from rollout_corr.diagnose.read.block import Block
+from rollout_corr.diagnose.read.chunk import Chunk
 from rollout_corr.diagnose.read.fields import Wanted, choose
+from rollout_corr.diagnose.read.formats import Loaded, Npz, SafeTensors, load_pt
 from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems
-from rollout_corr.diagnose.read.records import RecordFile, flat, json_lines, listed, parquet_rows, transposed
+from rollout_corr.diagnose.read.record_files import RecordFile, flat, json_lines, listed, parquet_rows, transposed
+from rollout_corr.diagnose.read.tensor_files import TensorFile
 
 SUFFIXES = (".pt", ".pth", ".safetensors", ".npz", ".jsonl", ".parquet")
 
@@ -22,15 +23,15 @@ class Dump:
     """A dump of log-probs.
 
     Args:
-        path: A file, or a folder whose files of a known kind are read in the order of their names.
-        fields: Roles to names of fields, where guessing them goes wrong: `{"train_logp": "pi_old"}`.
-        by: Further columns to read, numbers per token or per sequence.
-        limit: Read at most this many sequences.
+        path: A file, or a folder whose files of known kinds are read in the order of their names.
+        fields: Names of fields by role, where the guess is wrong: `{"train_logp": "pi_old"}`.
+        by: Names of further columns to read, numbers per token or per sequence.
+        limit: Read at most so many sequences.
 
     Attributes:
-        problems: What could not be read so far.
+        problems: Problems that were noted so far.
         fields: The field of each role in the first file, once it was opened.
-        progress: How much of the dump was read, 0 to 1.
+        progress: How much was read, 0 to 1.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Dump:
 
     def _files(self) -> list[Path]:
         if not self.path.exists():
-            raise DumpError(f"{self.path}: there is no such file")
+            raise DumpError(f"{self.path}: no such file")
         if self.path.is_dir():
             found = sorted(file for file in self.path.rglob("*") if file.suffix in SUFFIXES)
             if not found:
@@ -59,31 +60,31 @@ class Dump:
             raise DumpError(f"{self.path}: expected a name that ends in {', '.join(SUFFIXES)}")
         return [self.path]
 
-    def blocks(self) -> Iterator[Block]:
-        """Whole sequences, block by block.
+    def chunks(self) -> Iterator[Chunk]:
+        """Read the dump chunk by chunk.
 
         Raises:
-            DumpError: Not one sequence could be read.
+            DumpError: No sequence can be read.
         """
         sequences = 0
         for i, path in enumerate(self.files):
             try:
                 file = self._open(path)
             except DumpError as error:
-                # A folder's other files may be whole; of a file alone nothing is left to read.
+                # The other files of a folder may be readable.
                 if len(self.files) == 1:
                     raise
-                whole = Problem(str(path), None, None, str(error).removeprefix(f"{path}: "))
-                self.problems.add(error.problem or whole)
+                unread = Problem(str(path), None, None, str(error).removeprefix(f"{path}: "))
+                self.problems.add(error.problem or unread)
                 continue
-            for block in file.blocks():
+            for chunk in file.chunks():
                 self.fields = self.fields or file.fields
                 self.progress = (i + file.progress) / len(self.files)
-                if self.limit is not None and sequences + block.sequences > self.limit:
-                    block = _first(block, self.limit - sequences)
-                sequences += block.sequences
-                if block.sequences:
-                    yield block
+                if self.limit is not None and sequences + chunk.sequences > self.limit:
+                    chunk = _first(chunk, self.limit - sequences)
+                sequences += chunk.sequences
+                if chunk.sequences:
+                    yield chunk
                 if self.limit is not None and sequences >= self.limit:
                     self.progress = 1.0
                     return
@@ -91,21 +92,21 @@ class Dump:
         if sequences == 0:
             if self.problems.shown:
                 raise self.problems.shown[0].error()
-            raise DumpError(f"{self.path}: it holds no sequence")
+            raise DumpError(f"{self.path}: no sequence in it")
 
-    def _open(self, path: Path) -> ArrayFile | RecordFile:
+    def _open(self, path: Path) -> TensorFile | RecordFile:
         file = str(path)
         if path.suffix == ".jsonl":
             return RecordFile(json_lines(path), file, self.wanted, self.problems)
         if path.suffix == ".parquet":
             return RecordFile(parquet_rows(path, self.problems), file, self.wanted, self.problems)
         if path.suffix == ".safetensors":
-            return ArrayFile(SafeTensors(path), file, self.wanted, self.problems)
+            return TensorFile(SafeTensors(path), file, self.wanted, self.problems)
         if path.suffix == ".npz":
-            return ArrayFile(Npz(path), file, self.wanted, self.problems)
+            return TensorFile(Npz(path), file, self.wanted, self.problems)
         return self._open_pt(load_pt(path), file)
 
-    def _open_pt(self, found: Any, file: str) -> ArrayFile | RecordFile:
+    def _open_pt(self, found: Any, file: str) -> TensorFile | RecordFile:
         if isinstance(found, Mapping):
             records = [value for value in found.values() if isinstance(value, list) and value]
             if len(records) == 1 and isinstance(records[0][0], Mapping):
@@ -120,24 +121,24 @@ class Dump:
             same = {name: x for name, x in fields.items() if hasattr(x, "__len__") and len(x) == len(train)}
             return RecordFile(transposed(same, len(train)), file, self.wanted, self.problems)
         tensors = {name: x for name, x in fields.items() if isinstance(x, Tensor)}
-        return ArrayFile(Loaded(tensors), file, self.wanted, self.problems)
+        return TensorFile(Loaded(tensors), file, self.wanted, self.problems)
 
 
 def _rows(value: Any) -> Any:
-    """A jagged tensor as the list of its rows."""
+    """Return a jagged tensor as the list of its rows, and anything else unchanged."""
     return list(value.unbind()) if isinstance(value, Tensor) and value.is_nested else value
 
 
-def _first(block: Block, count: int) -> Block:
-    """The first sequences of a block."""
-    tokens = int(block.offsets[count])
+def _first(chunk: Chunk, count: int) -> Chunk:
+    """Return the first sequences of a chunk."""
+    tokens = int(chunk.offsets[count])
     return replace(
-        block,
-        train=block.train[:tokens],
-        rollout=block.rollout[:tokens],
-        mask=None if block.mask is None else block.mask[:tokens],
-        offsets=block.offsets[: count + 1],
-        records=block.records[:count],
-        columns={name: values[:tokens] for name, values in block.columns.items()},
-        texts=None if block.texts is None else block.texts[:count],
+        chunk,
+        train=chunk.train[:tokens],
+        rollout=chunk.rollout[:tokens],
+        mask=None if chunk.mask is None else chunk.mask[:tokens],
+        offsets=chunk.offsets[: count + 1],
+        records=chunk.records[:count],
+        columns={name: values[:tokens] for name, values in chunk.columns.items()},
+        texts=None if chunk.texts is None else chunk.texts[:count],
     )

@@ -1,0 +1,109 @@
+"""A cause of mismatch, the signs that it is recognised by, and the finding that the user reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from rollout_corr.diagnose.measure.measurement import Measurement
+
+# error: certainly a bug; warning: worth a look, and fails a gate; note: worth knowing.
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+
+Metrics = dict[str, float]
+
+# k3 of a healthy engine stays below this (docs/metrics.md), and |sum of D| of a sequence below this many nats.
+HEALTHY_K3, HEALTHY_SUM = 0.01, 2.0
+
+# A group of tokens is suspect if its mean |D| is TIMES that of equally likely tokens and at least MATTERS nats.
+TIMES, MATTERS = 2.0, 5e-3
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What a dump shows of a cause.
+
+    Attributes:
+        title: The cause in one line.
+        evidence: The numbers behind it, in sentences.
+        strength: How much of the dump shows it, 0 to 1.
+        severity: Replaces the severity of the cause.
+    """
+
+    title: str
+    evidence: tuple[str, ...]
+    strength: float
+    severity: Severity | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cause that was recognised in a dump.
+
+    Attributes:
+        name: Of the cause; conditions of `--fail-if` use it.
+        severity: How bad it is.
+        title: The cause in one line.
+        evidence: The numbers behind it, in sentences.
+        advice: What to do about it.
+        strength: How much of the dump shows it, 0 to 1; findings of one severity are ranked by it.
+    """
+
+    name: str
+    severity: Severity
+    title: str
+    evidence: tuple[str, ...]
+    advice: str
+    strength: float
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A cause of mismatch that the doctor knows.
+
+    Attributes:
+        name: Short, for gates.
+        severity: How bad it is, unless its signs say otherwise.
+        looks_for: What a dump with it shows; docs/mismatch.md has the same words.
+        advice: What to do about it.
+        hides: Names of later causes that are only consequences of this one, and not reported beside it.
+        recognise: Returns the signs of the cause in what was measured, or None.
+    """
+
+    name: str
+    severity: Severity
+    looks_for: str
+    advice: str
+    hides: Sequence[str]
+    recognise: Callable[[Measurement, Metrics], Signs | None]
+
+    def find(self, measured: Measurement, metrics: Metrics) -> Finding | None:
+        """Look for the cause; `metrics` are those of `measured`."""
+        signs = self.recognise(measured, metrics)
+        if signs is None:
+            return None
+        severity = signs.severity or self.severity
+        return Finding(self.name, severity, signs.title, signs.evidence, self.advice, signs.strength)
+
+
+def cause(
+    severity: Severity, looks_for: str, advice: str, hides: Sequence[str] = ()
+) -> Callable[[Callable[[Measurement, Metrics], Signs | None]], Cause]:
+    """Turn a function that recognises a cause into that `Cause`, named like the function."""
+
+    def made(recognise: Callable[[Measurement, Metrics], Signs | None]) -> Cause:
+        return Cause(recognise.__name__, severity, looks_for, advice, hides, recognise)
+
+    return made
+
+
+def percent(share: float) -> str:
+    """Format a fraction as a percentage."""
+    return f"{100 * share:.3g} %"
+
+
+def counted(count: float, noun: str) -> str:
+    """Format a count with its noun, in the plural where it has to be."""
+    return f"{count:,.0f} {noun}{'' if count == 1 else 's'}"

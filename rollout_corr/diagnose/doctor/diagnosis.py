@@ -1,0 +1,65 @@
+"""Name the causes of a mismatch: every known cause is looked for, and consequences of another one are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollout_corr.diagnose.doctor import wrong_policies, wrong_values
+from rollout_corr.diagnose.doctor.cause import SEVERITIES, Cause, Finding, Metrics
+from rollout_corr.diagnose.measure.measurement import Measurement
+
+# A cause stands before those that it hides.
+CAUSES: tuple[Cause, ...] = (
+    wrong_values.not_log_probs,
+    wrong_values.nonfinite,
+    wrong_values.filled,
+    wrong_values.shifted,
+    wrong_values.swapped,
+    wrong_values.wrong_weights,
+    wrong_values.turn_starts,
+    wrong_values.sequence_starts,
+    wrong_policies.renormalised,
+    wrong_policies.temperature,
+    wrong_policies.stale,
+    wrong_policies.drift,
+    wrong_policies.positions,
+    wrong_policies.engine_alone,
+    wrong_policies.not_the_sampler,
+    wrong_policies.different_policies,
+    wrong_values.copied,
+    wrong_values.bfloat16,
+    wrong_policies.long_products,
+)
+# Asked for by --on-policy alone: the numbers cannot tell whether two passes used the same weights.
+ON_POLICY = wrong_policies.trainer_disagrees
+
+
+def diagnose(measured: Measurement, on_policy: bool = False) -> list[Finding]:
+    """List the causes that are recognised, the gravest first; an empty list means healthy.
+
+    Args:
+        measured: The measurement of a dump.
+        on_policy: `new_logp` and `train_logp` come from the same weights, so they have to be equal.
+    """
+    metrics = measured.metrics()
+    findings: list[Finding] = []
+    hidden: set[str] = set()
+    for cause in (*CAUSES, *([ON_POLICY] if on_policy else [])):
+        finding = cause.find(measured, metrics)
+        if finding is not None and finding.name not in hidden:
+            findings.append(finding)
+            hidden.update(cause.hides)
+    return sorted(findings, key=lambda finding: (SEVERITIES.index(finding.severity), -finding.strength))
+
+
+def is_healthy(findings: Sequence[Finding]) -> bool:
+    """Return whether nothing worse than a note was found."""
+    return all(finding.severity == "note" for finding in findings)
+
+
+def condition_values(metrics: Metrics, findings: Sequence[Finding], problems: int) -> Metrics:
+    """Return the names that a condition may use: metrics, each cause as 0 or 1, `verdicts` and `problems`."""
+    found = {finding.name for finding in findings}
+    causes = {cause.name: float(cause.name in found) for cause in (*CAUSES, ON_POLICY)}
+    grave = sum(finding.severity != "note" for finding in findings)
+    return metrics | causes | {"verdicts": float(grave), "problems": float(problems)}

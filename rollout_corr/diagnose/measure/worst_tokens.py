@@ -1,0 +1,96 @@
+"""The tokens with the largest |D| of a dump, each among its neighbours."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from rollout_corr.diagnose.read.chunk import ValidTokens
+
+# Tokens that are kept, and neighbours that are shown to each side.
+WORST, CONTEXT = 20, 6
+
+
+@dataclass(frozen=True)
+class WorstToken:
+    """A token with a large |D|, among its neighbours.
+
+    Attributes:
+        file: Path of the file.
+        record: Number of its sequence in the file, from 0.
+        position: Number of valid tokens of the sequence before it.
+        d: train_logp - rollout_logp.
+        train_logp: Log-prob of the trainer.
+        rollout_logp: Log-prob of the engine.
+        at: Index of the token in `context`.
+        context: D of the valid tokens around it, in order; None where it is not finite.
+        tokens: Texts or ids of the tokens in `context`, if the dump has them.
+        turn: Number of its turn, from 0.
+        version: Its weight version, if the dump has them.
+    """
+
+    file: str
+    record: int
+    position: int
+    d: float
+    train_logp: float
+    rollout_logp: float
+    at: int
+    context: tuple[float | None, ...]
+    tokens: tuple[str, ...] | None
+    turn: int
+    version: int | None
+
+
+class WorstTokens:
+    """The worst tokens seen so far."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, WorstToken]] = []
+        self._seen = 0
+
+    def add(self, tokens: ValidTokens) -> None:
+        """Add the tokens of a chunk."""
+        magnitude = tokens.d.abs()
+        largest = magnitude.topk(min(WORST, magnitude.numel()))
+        for value, i in zip(largest.values.tolist(), largest.indices.tolist(), strict=True):
+            full = len(self._heap) == WORST
+            if value <= (self._heap[0][0] if full else 0.0):
+                break
+            # The number breaks ties: two tokens cannot be compared.
+            self._seen += 1
+            entry = (value, -self._seen, _in_context(tokens, i))
+            (heapq.heappushpop if full else heapq.heappush)(self._heap, entry)
+
+    def ranked(self) -> list[WorstToken]:
+        """List the tokens, the worst first."""
+        return [token for _, _, token in sorted(self._heap, reverse=True)]
+
+
+def _in_context(tokens: ValidTokens, i: int) -> WorstToken:
+    """Describe valid token i of a chunk."""
+    owner, chunk = int(tokens.owner[i]), tokens.chunk
+    before = int(tokens.position[i])
+    begin = i - min(before, CONTEXT)
+    end = min(i + CONTEXT + 1, i - before + int(tokens.lengths[owner]))
+    around = zip(tokens.d[begin:end].tolist(), tokens.finite[begin:end].tolist(), strict=True)
+    ids, versions = tokens.column("token_ids"), tokens.column("versions")
+    texts = None if chunk.texts is None else chunk.texts[owner]
+    shown = None
+    if texts is not None:
+        shown = tuple(texts[slot - int(chunk.offsets[owner])] for slot in tokens.slots[begin:end].tolist())
+    elif ids is not None:
+        shown = tuple(str(token) for token in ids[begin:end].tolist())
+    return WorstToken(
+        file=chunk.file,
+        record=int(chunk.records[owner]),
+        position=before,
+        d=float(tokens.d[i]),
+        train_logp=float(tokens.train[i]),
+        rollout_logp=float(tokens.rollout[i]),
+        at=i - begin,
+        context=tuple(value if finite else None for value, finite in around),
+        tokens=shown,
+        turn=int(tokens.turns[i]),
+        version=None if versions is None else int(versions[i]),
+    )

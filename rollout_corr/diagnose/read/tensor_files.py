@@ -1,0 +1,170 @@
+"""Dumps of whole tensors (.pt, .safetensors, .npz), padded or packed, as chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from rollout_corr.diagnose.read.chunk import CHUNK_SLOTS, Chunk
+from rollout_corr.diagnose.read.fields import INTEGERS, LOG_PROBS, OFFSETS, Wanted, choose
+from rollout_corr.diagnose.read.formats import Format
+from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems
+
+
+class TensorFile:
+    """A file of whole tensors.
+
+    Args:
+        tensors: Access to their rows.
+        file: Path of the file, for messages.
+        wanted: The fields that the user names.
+        problems: Takes what cannot be read.
+
+    Attributes:
+        fields: The field of each role.
+        progress: How much was read, 0 to 1.
+
+    Raises:
+        DumpError: A field is missing, or has a shape, a dtype or offsets that cannot be.
+    """
+
+    def __init__(self, tensors: Format, file: str, wanted: Wanted, problems: Problems) -> None:
+        self.tensors, self.file, self.problems = tensors, file, problems
+        self.progress = 0.0
+        shapes = {name: shape for name, shape in tensors.shapes.items() if shape}
+        first = choose(shapes, wanted, file)
+        shape = shapes[first["train_logp"]]
+        has_offsets = any(role in first for role in OFFSETS)
+        self.one_row = len(shape) == 2 and shape[0] == 1 and has_offsets
+        self.padded = len(shape) == 2 and not self.one_row
+        if len(shape) not in (1, 2):
+            raise self._error(first["train_logp"], f"expected shape [N] or [B, T], got {list(shape)}")
+        if not (self.padded or has_offsets):
+            raise self._error(
+                first["train_logp"],
+                f"1-D log-probs of shape {list(shape)} need a field cu_seqlens or lengths, and the file has neither",
+            )
+        self.offsets = None if self.padded else self._offsets(first, shape[-1])
+        self.count = shape[0] if self.offsets is None else self.offsets.shape[0] - 1
+        self.shape = shape
+        self.fields = choose(shapes, wanted, file, self._fits)
+        for role, name in self.fields.items():
+            if role not in OFFSETS and not self._fits(role, name):
+                raise self._error(
+                    name,
+                    f"as {role}: expected shape {list(shape)}, that of {self.fields['train_logp']}, got "
+                    f"{list(shapes[name])}",
+                )
+        for role in LOG_PROBS:
+            if role not in self.fields:
+                continue
+            name = self.fields[role]
+            dtype = self._take(name, 0, 0).dtype
+            if not dtype.is_floating_point:
+                raise self._error(name, f"as {role}: expected floating log-probs, got {dtype!s}")
+
+    def _error(self, name: str, what: str) -> DumpError:
+        return Problem(self.file, None, name, what).error()
+
+    def _fits(self, role: str, name: str) -> bool:
+        shape = self.tensors.shapes[name]
+        if role in OFFSETS:
+            return len(shape) == 1
+        if shape == self.shape or (self.one_row and shape == self.shape[1:]):
+            return True
+        return role not in (*LOG_PROBS, "mask") and shape in (
+            (self.count,),
+            (self.count, 1),
+        )
+
+    def _take(self, name: str, start: int, stop: int) -> Tensor:
+        """Read rows of a padded field, or tokens of a packed one."""
+        if self.one_row and len(self.tensors.shapes[name]) == 2:
+            return self.tensors.read(name, 0, 1)[0, start:stop] if stop > start else self.tensors.read(name, 0, 0)[:0]
+        return self.tensors.read(name, start, stop)
+
+    def _offsets(self, fields: Mapping[str, str], tokens: int) -> Tensor:
+        """Read the offsets of a packed file, or add up its lengths: [S + 1] int64."""
+        role = "cu_seqlens" if "cu_seqlens" in fields else "lengths"
+        name = fields[role]
+        whole, rows = self.tensors.shapes[name][0], self.tensors.rows(name)
+        found = self.tensors.read(name, 0, rows).reshape(-1).to(torch.int64)
+        if role == "lengths":
+            found = torch.cat([found.new_zeros(1), found.cumsum(0)])
+        falls = (found.diff() < 0).nonzero()
+        if falls.numel():
+            record = int(falls[0])
+            raise Problem(self.file, record, name, "expected offsets that do not decrease, and these do").error()
+        if rows == whole and found.numel() and (int(found[0]) < 0 or int(found[-1]) > tokens):
+            raise self._error(
+                name, f"expected offsets within [0, {tokens}] tokens, got {int(found[0])} to {int(found[-1])}"
+            )
+        return found
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Read chunk by chunk; rows that a cut-off file lacks are noted."""
+        limit = self._readable()
+        if self.padded:
+            width = self.shape[1]
+            step = max(1, CHUNK_SLOTS // max(1, width))
+            for start in range(0, limit, step):
+                stop = min(limit, start + step)
+                yield self._chunk(start, stop, start, stop, torch.arange(stop - start + 1) * width)
+            return
+        assert self.offsets is not None  # packed
+        offsets = self.offsets.tolist()
+        first = 0
+        while first < limit:
+            last = first + 1
+            while last < limit and offsets[last + 1] - offsets[first] <= CHUNK_SLOTS:
+                last += 1
+            own = self.offsets[first : last + 1] - offsets[first]
+            yield self._chunk(first, last, offsets[first], offsets[last], own)
+            first = last
+
+    def _readable(self) -> int:
+        """Count the sequences that are complete in every field, and note the fields that are cut off."""
+        limit = self.count
+        for role, name in self.fields.items():
+            shape, rows = self.tensors.shapes[name], self.tensors.rows(name)
+            if role in OFFSETS or rows == shape[0]:
+                continue
+            whole = rows
+            if self.offsets is not None and shape == self.shape:
+                whole = int((self.offsets[1:] <= rows).sum())
+            what = f"cut off: the file holds {rows} of {shape[0]} rows"
+            self.problems.add(Problem(self.file, whole, name, what))
+            limit = min(limit, whole)
+        return limit
+
+    def _chunk(self, first: int, last: int, start: int, stop: int, offsets: Tensor) -> Chunk:
+        """Read sequences first to last, which lie in rows (packed: tokens) start to stop."""
+        columns: dict[str, Tensor] = {}
+        for role, name in self.fields.items():
+            if role in (*OFFSETS, "texts"):
+                continue
+            shape = self.tensors.shapes[name]
+            if shape == self.shape or (self.one_row and shape == self.shape[1:]):
+                values = self._take(name, start, stop).reshape(-1)
+            else:
+                values = self.tensors.read(name, first, last).reshape(-1).repeat_interleave(offsets.diff())
+            if role in LOG_PROBS:
+                columns[role] = values
+            else:
+                columns[role] = values.to(torch.int64 if role in INTEGERS else torch.float32)
+        mask = columns.pop("mask", None)
+        if mask is None and self.padded and "lengths" in self.fields:
+            lengths = self.tensors.read(self.fields["lengths"], first, last).reshape(-1, 1)
+            mask = (torch.arange(self.shape[1]) < lengths).reshape(-1)
+        self.progress = last / max(1, self.count)
+        return Chunk(
+            train=columns.pop("train_logp"),
+            rollout=columns.pop("rollout_logp"),
+            mask=None if mask is None else mask != 0,
+            offsets=offsets,
+            records=torch.arange(first, last),
+            file=self.file,
+            columns=columns,
+        )

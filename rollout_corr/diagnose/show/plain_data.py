@@ -1,0 +1,72 @@
+"""Results as plain data, for `--json`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rollout_corr.diagnose.doctor.cause import Finding
+from rollout_corr.diagnose.doctor.diagnosis import is_healthy
+from rollout_corr.diagnose.measure.measurement import Measurement
+from rollout_corr.diagnose.read.dump import Dump
+from rollout_corr.diagnose.what_if import WhatIf, pareto
+
+
+def _plain(value: Any) -> Any:
+    """Convert to what JSON has: NaN and infinity become None, tuples become lists."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _data(dump: Dump, **found: Any) -> dict[str, Any]:
+    """Return results beside what was read and what could not be read."""
+    problems = {"count": dump.problems.count, "shown": [problem._asdict() for problem in dump.problems.shown]}
+    return dict(_plain({"file": str(dump.path), "fields": dump.fields, "problems": problems, **found}))
+
+
+def report(dump: Dump, measured: Measurement, findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return all results of `report`."""
+    return _data(
+        dump,
+        metrics=measured.metrics(),
+        warnings=measured.warnings(),
+        verdicts=[asdict(finding) for finding in findings],
+        profiles={axis: [asdict(row) for row in rows] for axis, rows in measured.profiles().items()},
+        worst=[asdict(token) for token in measured.worst],
+    )
+
+
+def doctor(dump: Dump, measured: Measurement, findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return all results of `doctor`, with the metrics that conditions may name."""
+    return _data(
+        dump,
+        healthy=is_healthy(findings),
+        verdicts=[asdict(finding) for finding in findings],
+        metrics=measured.metrics(),
+    )
+
+
+def what_if(dump: Dump, tried: WhatIf) -> dict[str, Any]:
+    """Return all results of `what-if`."""
+    outcomes = tried.outcomes()
+    best = pareto(outcomes)
+    settings = [
+        {
+            "name": setting.name,
+            "same": setting.same,
+            "family": setting.family,
+            "threshold": setting.threshold,
+            "spec": setting.spec.to_dict(),
+            "best": setting.name in best,
+            **asdict(outcome),
+        }
+        for setting, outcome in outcomes
+    ]
+    return _data(dump, settings=settings, left_out=tried.left_out)
