@@ -1,0 +1,170 @@
+"""The map in rollout_corr/README.md holds: who may import whom, without a circle, and no peer's name in the core.
+
+The table of the map is the list that is checked. Imports inside functions and for type checkers count too.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MAP = ROOT / "rollout_corr" / "README.md"
+CORE = ("spec", "definition", "metrics", "kernels", "backends", "api")
+
+# Files of the core that may name a peer, or import a module by a computed name.
+NAMED_SLOTS = {
+    "rollout_corr/spec/correction.py": "the names that Spec.report takes",
+    "rollout_corr/spec/loss.py": "docs: which framework calls an argument what",
+    "rollout_corr/metrics/schema.py": "a column that one framework's report adds per rank",
+    "rollout_corr/backends/batch.py": "an error: the switch by which each framework returns log-probs",
+    "rollout_corr/backends/blocks.py": "a comment: what a block size was measured beside",
+    "rollout_corr/api/groups.py": "docs: whose convention an argument is",
+    "kernels/correct/peers.py": "the peers' statistics, computed in the kernels",
+    "kernels/correct/plan.py": "which of those columns a Spec asks for",
+    "kernels/correct/apply.py": "where the peers' columns join the others",
+}
+COMPUTED_IMPORTS = {
+    "rollout_corr/metrics/peers.py": "loads rollout_corr.frameworks.NAME.metrics for the names in Spec.report",
+}
+# Modules of one room that import each other, the second inside a function.
+KNOWN_CIRCLES = {("spec.correction", "spec.explain"), ("backends.loss_operators", "backends.loss_blocks")}
+
+PEERS = re.compile(
+    r"(?<![a-z])(areal|flash_?rl|megatron|miles|molt|nemo|open_?instruct|openrlhf|prime_?rl|rlinf|roll|skyrl|slime|"
+    r"swift|trl|tunix|unsloth|verl|xtuner)(?![a-z])",
+    re.IGNORECASE,
+)
+
+
+def rooms() -> dict[str, list[str]]:
+    """Room by room, from the floor up, what it may import: rooms, or single modules such as `definition.thresholds`."""
+    rows = re.findall(r"^\| `([\w.]+)` \|[^|]*\| ([^|]*) \|$", MAP.read_text(encoding="utf-8"), re.MULTILINE)
+    return {room: re.findall(r"`([\w.]+)`", allowed) for room, allowed in rows}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module by its name below `rollout_corr`; the package itself is `__init__`."""
+    found = {}
+    for folder, prefix in ((ROOT / "rollout_corr", ""), (ROOT / "kernels", "kernels.")):
+        for path in folder.rglob("*.py"):
+            inside = path.relative_to(folder)
+            if prefix or inside.parts[0] != "kernels":
+                name = prefix + ".".join(inside.with_suffix("").parts)
+                found[name if name == "__init__" else name.removesuffix(".__init__")] = path
+    return found
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    """The modules of this package that `module` imports, anywhere in its file."""
+    found = set()
+    for node in ast.walk(ast.parse(modules()[module].read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: a relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            head, _, inside = name.partition(".")
+            while head == "rollout_corr" and inside and inside not in modules():
+                inside = inside.rpartition(".")[0]
+            if head == "rollout_corr":
+                found.add(inside or "__init__")
+    return frozenset(found - {module})
+
+
+def room_of(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def test_the_map_has_every_room_and_points_down():
+    chart = rooms()
+    assert set(chart) == {room_of(module) for module in modules()}
+    above: list[str] = []
+    for room, allowed in chart.items():
+        assert {room_of(name) for name in allowed} <= set(above), f"{room} may import only rooms above it in the table"
+        assert set(allowed) <= set(modules()) | set(chart), room
+        above.append(room)
+    assert not {"definition", "kernels"} & ({*chart["definition"], *chart["kernels"]})
+
+
+def test_imports_follow_the_map():
+    chart, used = rooms(), set()
+    for module in modules():
+        room = room_of(module)
+        for target in imports(module):
+            if room_of(target) == room:
+                continue
+            way = [name for name in chart[room] if target == name or target.startswith(f"{name}.")]
+            assert way, f"{module} imports {target}; {room} may import {chart[room]}"
+            used |= {(room, name) for name in way}
+    unused = {(room, name) for room, allowed in chart.items() for name in allowed} - used
+    assert not unused, f"on the map, but imported by nobody: {sorted(unused)}"
+
+
+def test_no_circle():
+    done: set[str] = set()
+
+    def visit(module: str, way: tuple[str, ...]) -> None:
+        assert module not in way, " -> ".join([*way[way.index(module) :], module])
+        if module not in done:
+            for target in imports(module) - {second for first, second in KNOWN_CIRCLES if first == module}:
+                visit(target, (*way, module))
+            done.add(module)
+
+    for module in modules():
+        visit(module, ())
+
+
+@pytest.mark.parametrize("room", CORE)
+def test_the_core_knows_no_peer(room):
+    named, computed = set(), set()
+    for module, path in modules().items():
+        if room_of(module) != room:
+            continue
+        name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+        found = sorted(set(PEERS.findall(text)))
+        if found:
+            named.add(name)
+            assert name in NAMED_SLOTS, f"{name} names {found}"
+        if re.search(r"import_module\(|__import__\(", text):
+            computed.add(name)
+    folder = "kernels/" if room == "kernels" else f"rollout_corr/{room}/"
+    assert named == {name for name in NAMED_SLOTS if name.startswith(folder)}, "a slot that no longer names a peer"
+    assert computed == {name for name in COMPUTED_IMPORTS if name.startswith(folder)}
+
+
+def test_every_framework_is_known_as_a_peer():
+    folders = {path.name for path in (ROOT / "rollout_corr" / "frameworks").iterdir() if (path / "__init__.py").exists()}
+    assert folders
+    assert not {name for name in folders if not PEERS.fullmatch(name)}
+
+
+def test_every_room_says_what_it_holds():
+    """Ten lines or so: what lives here, who may call it, which file to read first."""
+    for folder in [path.parent for path in modules().values() if path.name == "__init__.py"]:
+        if folder.parent in (ROOT, ROOT / "rollout_corr") and folder != ROOT / "rollout_corr":
+            text = (folder / "README.md").read_text(encoding="utf-8")
+            assert len(text.splitlines()) <= 20, folder
+            assert "Read first" in text, folder
+
+
+def trail(page: Path) -> list[tuple[Path, str]]:
+    """The files and names of the trail to follow, as a page has them."""
+    rows = re.findall(r"^\| Where .*\| \[[^\]]*\]\(([^)]+)\) \| `(\w+)` \|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [((page.parent / link).resolve(), name) for link, name in rows]
+
+
+def test_the_trail_leads_there():
+    found = trail(MAP)
+    assert len(found) == 4
+    assert trail(ROOT / "CONTRIBUTING.md") == found
+    for path, name in found:
+        assert re.search(rf"^(def {name}\(|{name}\b.*=)", path.read_text(encoding="utf-8"), re.MULTILINE), (path, name)
