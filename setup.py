@@ -1,10 +1,15 @@
 """The distribution. pyproject.toml holds the build system and the tools' settings."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).resolve().parent
+
+# The one place of the version. It is read as text, because torch may not be there when this runs.
+FACADE = (HERE / "rollout_corr" / "__init__.py").read_text(encoding="utf-8")
+(VERSION,) = re.findall(r'^__version__ = "([^"]+)"$', FACADE, re.MULTILINE)
 
 DEMO = ["rich>=13"]
 # What examples/mismatch_rl.py shows and draws with.
@@ -36,7 +41,7 @@ LINT = ["build>=1.2", "mypy>=1.19", "ruff"]
 
 setup(
     name="rollout-corr",
-    version="0.1.0",
+    version=VERSION,
     description="Rollout correction for LLM reinforcement learning: importance weights, rejection, metrics in one pass",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

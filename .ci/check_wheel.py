@@ -7,11 +7,11 @@ from collections import Counter
 
 
 def tracked() -> list[str]:
-    """Where each tracked file of the package belongs in a wheel."""
+    """Where each tracked file of the package belongs in a wheel; READMEs are for readers of the checkout."""
     listed = subprocess.run(
         ["git", "ls-files", "rollout_corr", "kernels"], check=True, capture_output=True, text=True
     ).stdout.splitlines()
-    files = [name for name in listed if name != "rollout_corr/kernels"]
+    files = [name for name in listed if name != "rollout_corr/kernels" and not name.endswith(".md")]
     return [f"rollout_corr/{name}" if name.startswith("kernels/") else name for name in files]
 
 

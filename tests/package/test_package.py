@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 
 import rollout_corr as rc
 
@@ -176,8 +177,24 @@ def test_kernels_are_refused_from_the_root_of_a_checkout():
     assert "ImportError: this folder is rollout_corr.kernels" in done.stderr
 
 
-def test_version():
+def test_one_version():
+    """rollout_corr/__init__.py has it; the distribution, the changelog, the citation and a tag of this commit agree."""
     assert rc.__version__ == metadata.version("rollout-corr")
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    latest = re.search(r"^## (\S+) \((.+)\)$", changelog, re.MULTILINE)
+    assert latest is not None and latest[1] == rc.__version__
+    assert f"\nversion: {rc.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    tags = subprocess.run(["git", "tag", "--points-at", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)
+    for tag in re.findall(r"^v\d.*$", tags.stdout, re.MULTILINE):
+        assert tag == f"v{rc.__version__}" and re.fullmatch(r"\d{4}-\d\d-\d\d", latest[2]), tag
+
+
+@pytest.mark.parametrize("name", [".pre-commit-config.yaml", "CITATION.cff", ".github"])
+def test_settings_are_yaml(name):
+    """Nothing else reads these files before they are pushed."""
+    path = ROOT / name
+    for file in path.rglob("*.yml") if path.is_dir() else [path]:
+        assert yaml.safe_load(file.read_text(encoding="utf-8")), file
 
 
 def test_requirements():
