@@ -1,34 +1,39 @@
 # Two commands do everything on a fresh machine with Python >= 3.10: `make demo` and `make test`.
 #
-#   make demo         the demonstration
-#   make example      the training run of docs/examples.md, with its picture and tables: some minutes
-#   make test         the tests that need nothing but a CPU
+#   make demo         run the demonstration
+#   make example      run the training of docs/examples.md and redraw its picture and tables: some minutes
+#   make quick        the definition, and one case for each test of the kernels: under a minute
+#   make test         every test that needs nothing but a CPU, on all cores
 #   make test-all     the slow ones too
-#   make test-gpu     the ones that need a GPU
-#   make test-peers   the ones that compare with the peers themselves, in an environment of their own (or: conformance)
-#   make test-browser the pages in a headless Chromium, which has to be there
-#   make test-wheel   builds the wheel and tests it from outside the checkout
-#   make kernels      compiles the kernels for GPUs that are not there, and reports
+#   make test-gpu     the tests that need a GPU
+#   make test-peers   the tests that compare with verl and TRL themselves, in an environment of their own (or: conformance)
+#   make test-browser the HTML pages in a headless Chromium, which has to be installed
+#   make test-wheel   build the wheel and test it from outside the checkout
+#   make kernels      compile some of the kernels for five GPUs, without one, and report registers and spills
 #   make lint         ruff, ruff format, mypy
-#   make format       lets ruff rewrite what it can
+#   make format       let ruff rewrite what it can
 #   make bench        the benchmark: of the GPU where there is one, else of the CPU, beside verl
 #   make bench-tiny   the benchmarks once, on sizes that show only that they work
 #   make gpu-report   on a machine with a GPU: tests, checks, sanitizer and benchmark, in nine minutes, into two files
-#   make clean        takes away what the others made
+#   make clean        delete environments, builds and caches
 #
 # PYTHON is the interpreter that environments are made with, VENV the environment, CONSTRAINTS the file with the
-# versions, ARGS what to pass on:
-#   make test PYTHON=python3.12 VENV=.venv-3.12 ARGS="-k layout -x"
+# versions, WORKERS the number of test processes (0: in this one, for a debugger), ARGS what to pass on:
+#   make test PYTHON=python3.12 VENV=.venv-3.12 WORKERS=0 ARGS="-k layout -x"
 # gpu-report takes PYTHON as it is, with the torch, Triton and pytest that it has, and installs nothing but this package.
 
 PYTHON ?= python3
 VENV ?= .venv
 PEERS_VENV ?= $(VENV)-peers
 CONSTRAINTS ?= constraints.txt
+WORKERS ?= auto
 ARGS ?=
 
 PIP = python -m pip install --disable-pip-version-check --quiet
 SOURCES = setup.py pyproject.toml $(CONSTRAINTS)
+# A worker that has run out of tests takes some of another's, so that a long file does not end on one core.
+PARALLEL = --numprocesses $(WORKERS) --dist worksteal
+QUICK = tests/spec tests/definition tests/kernels tests/package/test_layers.py
 
 # verl asks for a dozen packages that its correction never imports, and for older versions of others. So the peers
 # come without their requirements, and what they really import is named. constraints.txt has the versions.
@@ -37,7 +42,7 @@ PEERS_NEED = accelerate cloudpickle codetiming datasets jinja2 omegaconf orjson 
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
-.PHONY: demo example test test-all test-gpu test-peers conformance test-browser test-wheel kernels lint format bench bench-tiny gpu-report clean
+.PHONY: demo example quick test test-all test-gpu test-peers conformance test-browser test-wheel kernels lint format bench bench-tiny gpu-report clean
 
 demo: $(VENV)/installed-demo
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
@@ -45,11 +50,14 @@ demo: $(VENV)/installed-demo
 example: $(VENV)/installed-example
 	$(VENV)/bin/python examples/mismatch_rl.py --out docs/mismatch_rl $(ARGS)
 
+quick: $(VENV)/installed-test
+	$(VENV)/bin/pytest --quick $(PARALLEL) $(QUICK) $(ARGS)
+
 test: $(VENV)/installed-test
-	$(VENV)/bin/pytest $(ARGS)
+	$(VENV)/bin/pytest $(PARALLEL) $(ARGS)
 
 test-all: $(VENV)/installed-test
-	$(VENV)/bin/pytest -m "not gpu and not peers and not browser" $(ARGS)
+	$(VENV)/bin/pytest -m "not gpu and not peers and not browser" $(PARALLEL) $(ARGS)
 
 test-gpu: $(VENV)/installed-test
 	$(VENV)/bin/pytest -m gpu $(ARGS)

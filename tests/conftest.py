@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import warnings
@@ -29,40 +30,40 @@ def on_gpu(config):
     return re.search(r"(?<!not )\bgpu\b", config.getoption("markexpr")) is not None
 
 
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true", help="run only the first case of each test (make quick)")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """With --quick, leave out every case of a test but the first that the markers have left."""
+    if not config.getoption("quick"):
+        return
+    first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
+    left_out = [item for item in items if first[item.nodeid.partition("[")[0]] is not item]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if first[item.nodeid.partition("[")[0]] is item]
+
+
 def pytest_configure(config):
     # Triton decides when a kernel is defined whether it will be interpreted, so before anything can import one.
     os.environ["TRITON_INTERPRET"] = "0" if on_gpu(config) else "1"
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # One process a core: more threads would only wait for each other. Read when torch is first imported.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
-def patched_once(request):
-    """Triton's interpreter exchanges all of triton.language at every call of a function; once a launch is enough.
+def quick_interpreter(request):
+    """The interpreter of kernels without its repeated work; nothing where kernels are compiled."""
+    from builders import interpreter
 
-    That would be half of the time of these tests. Where another Triton does it otherwise, they are slower.
-    """
-    from triton.runtime import interpreter
-
-    if on_gpu(request.config) or not hasattr(interpreter, "_patch_lang"):
-        yield
-        return
-    patch, done = interpreter._patch_lang, set()
-
-    def once(fn):
-        if id(fn.__globals__) in done:
-            return None
-        scope = patch(fn)
-        if not done:
-            restore = scope.restore
-            scope.restore = lambda: (done.clear(), restore())
-        done.add(id(fn.__globals__))
-        return scope
-
-    with mock.patch.object(interpreter, "_patch_lang", once):
+    with contextlib.nullcontext() if on_gpu(request.config) else interpreter.quick():
         yield
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request, patched_once):
+def device(request, quick_interpreter):
     """Where a test of the kernels puts its tensors. Each run takes one of the two: `make test`, `make test-gpu`."""
     from rollout_corr.backends import operators
 

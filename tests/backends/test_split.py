@@ -111,7 +111,7 @@ SENT = {
 }
 
 
-@pytest.mark.usefixtures("patched_once")
+@pytest.mark.usefixtures("quick_interpreter")
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("name", SENT)
 def test_what_a_sequence_sends(name, backend):
@@ -130,7 +130,7 @@ def alone():
     dist.destroy_process_group()
 
 
-@pytest.mark.usefixtures("patched_once")
+@pytest.mark.usefixtures("quick_interpreter")
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_warmup_compiles_what_a_split_batch_launches(layout, alone, monkeypatch):
     monkeypatch.setattr(grid, "SHAPES", ((32, Shape(1, 16, 2, 2, 2, 1)), (0, Shape(4, 16, 2, 2, 2, 1))))

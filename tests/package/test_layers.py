@@ -142,7 +142,9 @@ def test_the_core_knows_no_peer(room):
 
 
 def test_every_framework_is_known_as_a_peer():
-    folders = {path.name for path in (ROOT / "rollout_corr" / "frameworks").iterdir() if (path / "__init__.py").exists()}
+    folders = {
+        path.name for path in (ROOT / "rollout_corr" / "frameworks").iterdir() if (path / "__init__.py").exists()
+    }
     assert folders
     assert not {name for name in folders if not PEERS.fullmatch(name)}
 
@@ -158,7 +160,9 @@ def test_every_room_says_what_it_holds():
 
 def trail(page: Path) -> list[tuple[Path, str]]:
     """The files and names of the trail to follow, as a page has them."""
-    rows = re.findall(r"^\| Where .*\| \[[^\]]*\]\(([^)]+)\) \| `(\w+)` \|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| Where .*\| \[[^\]]*\]\(([^)]+)\) \| `(\w+)` \|$", page.read_text(encoding="utf-8"), re.MULTILINE
+    )
     return [((page.parent / link).resolve(), name) for link, name in rows]
 
 
