@@ -17,7 +17,7 @@ from torch import Tensor
 import rollout_corr as rc
 from benchmarks import baseline
 from benchmarks.cases import Inputs, Workload
-from rollout_corr.api.correct import BACKENDS
+from rollout_corr.backends.choose import BACKENDS
 
 ROOT = Path(__file__).resolve().parent.parent
 

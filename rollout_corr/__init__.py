@@ -3,10 +3,8 @@
 Importing needs torch alone: no GPU, no Triton, no driver query.
 """
 
-from rollout_corr.api.correct import Backend as Backend
 from rollout_corr.api.correct import Correction as Correction
 from rollout_corr.api.correct import PendingCorrection as PendingCorrection
-from rollout_corr.api.correct import backend_for as backend_for
 from rollout_corr.api.correct import correct as correct
 from rollout_corr.api.correct import correct_async as correct_async
 from rollout_corr.api.dump import dump as dump
@@ -15,6 +13,8 @@ from rollout_corr.api.groups import filter_groups as filter_groups
 from rollout_corr.api.policy_loss import PolicyLoss as PolicyLoss
 from rollout_corr.api.policy_loss import policy_loss as policy_loss
 from rollout_corr.api.warmup import warmup as warmup
+from rollout_corr.backends.choose import Backend as Backend
+from rollout_corr.backends.choose import backend_for as backend_for
 from rollout_corr.frameworks import presets as presets
 from rollout_corr.frameworks.config import from_config as from_config
 from rollout_corr.frameworks.presets import preset as preset

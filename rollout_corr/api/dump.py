@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import MASK_DTYPES, LogProbs, reader
+from rollout_corr.backends.batch import MASK_DTYPES, reader
+from rollout_corr.backends.layouts import LogProbs
 
 # Dumps that may wait for the disk. A further one is left out: it would only pile up memory.
 MOST_WAITING = 4

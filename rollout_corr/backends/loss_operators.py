@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends import loss_blocks
-from rollout_corr.backends.batch import Batch
-from rollout_corr.backends.loss_blocks import Done, Tensors
+from rollout_corr.backends.loss_blocks import Done, LossTask
 from rollout_corr.backends.operators import LIBRARY
 from rollout_corr.spec.encode import read, written, written_once
-from rollout_corr.spec.loss import Objective
 
 LIBRARY.define(
     "policy_loss(Tensor new_logp, Tensor? base, Tensor? ref, Tensor advantages, bool per_sequence, Tensor? weights, "
@@ -32,16 +30,17 @@ LIBRARY.define(
 Found = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def run_fused(batch: Batch, tensors: Tensors, wanted: Objective, differentiable: bool, divisor: Tensor | None) -> Done:
-    """The operator on a batch, whatever the device."""
+def run_fused(task: LossTask) -> Done:
+    """Run the operator on a batch, whatever the device."""
+    batch, wanted = task.batch, task.objective
     operands = (
-        batch.train, tensors.base, tensors.ref, tensors.advantages, batch.per_sequence, tensors.weights, tensors.trains,
-        batch.mask, batch.offsets, divisor, batch.dtype == torch.float64, differentiable,
+        batch.train, task.base, task.ref, task.advantages, batch.per_sequence, task.weights, task.trains,
+        batch.mask, batch.offsets, task.divisor, batch.dtype == torch.float64, task.differentiable,
     )  # fmt: skip
     text = written(wanted) if torch.compiler.is_compiling() else written_once(wanted)
     found = torch.ops.rollout_corr.policy_loss(*operands, *text)
     value, gradient, inners, counted, statistics = found
-    return Done(value, gradient if differentiable else None, inners, counted, statistics)
+    return Done(value, gradient if task.differentiable else None, inners, counted, statistics)
 
 
 def scaled(
@@ -100,7 +99,7 @@ def _shapes(
     wanted = read(text, numbers)
     kind = torch.float64 if double else torch.float32
     sequences = new.shape[0] if offsets is None else offsets.shape[0] - 1
-    averages = wanted.reduction == "sequence_mean_token_mean"
+    averages = wanted.reduced.averages
 
     def empty(*size: int, dtype: torch.dtype = kind) -> Tensor:
         return torch.empty(size, dtype=dtype, device=new.device)

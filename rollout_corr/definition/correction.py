@@ -8,7 +8,7 @@ In order:
    that pass the token criteria. `decide` runs all criteria; their order within 2 and within 3 has no effect.
 4. The weight: token clamp, aggregation, clamp to +-Spec.clamp, exp, bounds: `weigh`.
 5. What is handed back: `weights_of` zeroes, `kept_tokens` masks. Division by the batch's mean weight comes between,
-   where all blocks and ranks are known (api/correct.py).
+   where all blocks and ranks are known (backends/run.py).
 
 All of it runs in the dtype of the log-probs promoted to at least float32, so float64 log-probs make it an exact oracle.
 Per-sequence quantities are float64. Nothing is multiplied by a mask: what does not count is selected away (`where`),

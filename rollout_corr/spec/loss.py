@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from rollout_corr.spec.correction import LARGEST_CLAMP
-from rollout_corr.spec.surrogate import Surrogate
+from rollout_corr.spec.surrogate import Surrogate, checked_surrogate
 from rollout_corr.spec.surrogates import DEFAULT_SURROGATE
 from rollout_corr.spec.validate import Checked, choice, number, positive
 
@@ -146,8 +146,7 @@ class Objective(Checked):
         return REDUCTIONS[self.reduction]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.surrogate, Surrogate):
-            raise TypeError(f"surrogate: expected a surrogate such as PPO(), got {type(self.surrogate).__name__}")
+        checked_surrogate(self.surrogate)
         if self.kl is not None and not isinstance(self.kl, KL):
             raise TypeError(f"kl: expected a KL or None, got {type(self.kl).__name__}")
         if self.regulariser is not None and not isinstance(self.regulariser, SquaredLogRatio):

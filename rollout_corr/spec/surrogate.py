@@ -154,3 +154,10 @@ class Surrogate(Checked):
     @abstractmethod
     def explain(self) -> str:
         """Say the loss of a token in one line."""
+
+
+def checked_surrogate(surrogate: object) -> Surrogate:
+    """Refuse everything but a surrogate."""
+    if not isinstance(surrogate, Surrogate):
+        raise TypeError(f"surrogate: expected a surrogate such as PPO(), got {type(surrogate).__name__}")
+    return surrogate

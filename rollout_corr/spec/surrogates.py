@@ -15,13 +15,12 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from rollout_corr.spec.correction import OUTSIDE
+from rollout_corr.spec.correction import OUTSIDE, Outside
 from rollout_corr.spec.surrogate import LossTokens, Surrogate, TokenLoss, WeightUse
 from rollout_corr.spec.validate import bounds, choice, positive
 
 Through = Literal["sequence", "token"]
 Divergence = Literal["tv", "kl"]
-Outside = Literal["clamp", "zero"]
 
 THROUGH: tuple[str, ...] = get_args(Through)
 DIVERGENCES: tuple[str, ...] = get_args(Divergence)

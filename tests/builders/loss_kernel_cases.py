@@ -13,7 +13,8 @@ from builders.kernel_cases import fenced, watched
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.backends import loss_blocks
 from rollout_corr.backends.batch import Batch
-from rollout_corr.backends.loss_blocks import Tensors
+from rollout_corr.backends.differentiable import scaled
+from rollout_corr.backends.loss_blocks import LossTask
 from rollout_corr.kernels.policy_loss import launch as kernels
 from rollout_corr.metrics import loss as loss_metrics
 
@@ -80,9 +81,9 @@ def by_reference(given, wanted, dtype, differentiable=True):
     offsets = None if given.offsets is None else given.offsets.long()
     batch = Batch(cast["new"], cast["new"], given.mask, offsets, count, lambda x: x, given.mask)
     batch.advantages, batch.per_sequence = cast["advantages"], given.per_sequence
-    tensors = Tensors(cast["advantages"], cast["base"], cast["weights"], cast["ref"], given.trains)
-    done = loss_blocks.run_whole(batch, tensors, wanted, differentiable, given.divisor)
-    slope = None if done.gradient is None else loss_blocks.scaled(done.gradient, torch.ones(()), done.divisor, dtype)
+    tensors = cast["advantages"], cast["base"], cast["weights"], cast["ref"], given.trains
+    done = loss_blocks.run_whole(LossTask(cast["new"], batch, *tensors, wanted, differentiable, given.divisor))
+    slope = None if done.gradient is None else scaled(done.gradient, torch.ones(()), done.divisor, dtype)
     return done, slope
 
 

@@ -21,7 +21,6 @@ MAY_NAME_ONE = (
     "rollout_corr/frameworks/",
     "rollout_corr/aot/",
     "kernels/policy_loss/",
-    "rollout_corr/api/policy_loss.py",
 )
 
 

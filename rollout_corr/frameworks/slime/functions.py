@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import SMALLEST_MEAN, correct
+from rollout_corr.api.correct import correct
+from rollout_corr.backends.run import SMALLEST_MEAN
 from rollout_corr.frameworks.dropin import DropIn
 from rollout_corr.frameworks.slime import presets as presets
 from rollout_corr.spec import validate

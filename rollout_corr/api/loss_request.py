@@ -1,0 +1,272 @@
+"""A call of `policy_loss`, read and checked from metadata before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rollout_corr.api.correct import Correction
+from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, Reader, reader
+from rollout_corr.backends.choose import LOSS_BACKENDS, Groups, chosen_backend
+from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
+from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.loss import DENOMINATORS, KL, Denominator, LossReduction, Objective, SquaredLogRatio
+from rollout_corr.spec.surrogate import Surrogate, WeightUse, checked_surrogate
+from rollout_corr.spec.validate import number
+
+# --- the mode ---
+
+ModeName = Literal["decoupled", "bypass", "on-policy"]
+
+
+class Mode(NamedTuple):
+    """The log-probs that the surrogate's ratio compares new_logp with, and the use of weights that follows.
+
+    Attributes:
+        name: "decoupled" (new/old), "bypass" (new/rollout), "on-policy" (new/new).
+        base: The log-probs that new_logp is compared with; None: its own, detached.
+        weights: A key of USES.
+    """
+
+    name: ModeName
+    base: Tensor | None
+    weights: WeightUse
+
+
+class Use(NamedTuple):
+    """How the weights and the rejections of a correction enter the loss.
+
+    Attributes:
+        multiply: Weights multiply the surrogate's loss, 0 where the Spec zeroes rejected tokens. Where they do not,
+            ready weights are refused, a Spec's are only handed back, and zeroed tokens have the factor 0, others 1.
+        replace_ratio: The surrogate's own ratio is 1, because the weights take its place.
+    """
+
+    multiply: bool
+    replace_ratio: bool
+
+
+USES: dict[WeightUse, Use] = {
+    "multiply": Use(multiply=True, replace_ratio=False),
+    "replace_ratio": Use(multiply=True, replace_ratio=True),
+    "report": Use(multiply=False, replace_ratio=False),
+}
+
+
+def mode_of(surrogate: Surrogate, old: Tensor | None, rollout: Tensor | None) -> Mode:
+    """Find the mode from the log-probs that are there, unless `Surrogate.of` names it.
+
+    In bypass mode the ratio new/rollout is a correction already, so the surrogate says what weights are for. Everywhere
+    else they multiply.
+    """
+    of = surrogate.of
+    if of is None:
+        of = "new/old" if old is not None or rollout is None else "new/rollout"
+        if old is None and rollout is None:
+            return Mode("on-policy", None, "multiply")
+    name, base = ("old_logp", old) if of == "new/old" else ("rollout_logp", rollout)
+    if base is None:
+        raise ValueError(f"{name}: expected log-probs for a surrogate with of={of!r}, got None")
+    if of == "new/old":
+        return Mode("decoupled", base, "multiply")
+    return Mode("bypass", base, surrogate.weights_in_bypass)
+
+
+# --- the tensors ---
+
+
+class LossTensors(NamedTuple):
+    """The tensors of a call, in the shape of the batch; those of `ready` weights apart.
+
+    Attributes:
+        read: Reads further arguments. `read.first` is new_logp, which may require grad.
+        batch: Mask, offsets and advantages; `batch.train` is new_logp, detached.
+        old, rollout, ref: Log-probs, or None.
+        advantages: Per token, or [S] where `batch.per_sequence`.
+    """
+
+    read: Reader
+    batch: Batch
+    old: Tensor | None
+    rollout: Tensor | None
+    ref: Tensor | None
+    advantages: Tensor
+
+
+def read_tensors(
+    new_logp: LogProbs,
+    advantages: LogProbs,
+    mask: LogProbs | None,
+    old_logp: LogProbs | None,
+    rollout_logp: LogProbs | None,
+    ref_logp: LogProbs | None,
+    cu_seqlens: Tensor | None,
+    validate: bool,
+) -> LossTensors:
+    """Check and open the tensors that every call may have."""
+    read = reader("new_logp", new_logp, cu_seqlens, validate)
+    old = read.optional("old_logp", old_logp)
+    rollout = read.optional("rollout_logp", rollout_logp)
+    ref = read.optional("ref_logp", ref_logp)
+    new, flat_mask = read.first.detach(), read.optional("mask", mask, MASK_DTYPES)
+    # The batch computes in the widest of its two dtypes, so the widest of the other log-probs stands beside new_logp.
+    beside = new
+    for x in (old, rollout, ref):
+        if x is not None and x.element_size() > beside.element_size():
+            beside = x
+    batch = Batch(new, beside, flat_mask, read.offsets, read.count, read.layout.give_back, mask)
+    if advantages is None:
+        raise ValueError("advantages: expected one per token or per sequence, got None")
+    batch.advantages, batch.per_sequence = read.advantages(advantages, batch.dtype)
+    return LossTensors(read, batch, old, rollout, ref, batch.advantages)
+
+
+class ReadyWeights(NamedTuple):
+    """Weights and training mask that the caller brings, in the shape of the batch, or None."""
+
+    weights: Tensor | None = None
+    train_mask: Tensor | None = None
+
+
+def read_ready(
+    tensors: LossTensors,
+    spec: object,
+    correction: object,
+    weights: LogProbs | None,
+    train_mask: LogProbs | None,
+) -> ReadyWeights:
+    """Check and open ready weights and masks, which exclude a Spec and each other's sources."""
+    if spec is not None:
+        for name, ready in (("correction", correction), ("weights", weights), ("train_mask", train_mask)):
+            if ready is not None:
+                raise ValueError(f"spec: expected None beside ready {name}, or no {name}; got both")
+        return ReadyWeights()
+    if correction is not None:
+        if not isinstance(correction, Correction):
+            raise TypeError(f"correction: expected what correct() gives, got {type(correction).__name__}")
+        if weights is not None or train_mask is not None:
+            raise ValueError("correction: expected None beside weights or train_mask, got both")
+        weights, train_mask = correction.weights, correction.mask
+    if train_mask is tensors.batch.given_mask:
+        train_mask = None
+    read = tensors.read
+    return ReadyWeights(
+        read.optional("weights", weights, FLOATS_OR_INTEGERS), read.optional("train_mask", train_mask, MASK_DTYPES)
+    )
+
+
+def read_denominator(given: object, reduction: object, device: torch.device) -> tuple[Denominator, Tensor | None]:
+    """Read what the loss counts, and the 0-d float64 count that the caller brings, if any."""
+    if reduction == "sum" and given != "original":
+        raise ValueError(
+            f"denominator: expected the default with reduction='sum', which divides by nothing, got {given!r}; "
+            "token_mean with this denominator is a sum over it"
+        )
+    if isinstance(given, str) and given in DENOMINATORS:
+        return ("kept" if given == "kept" else "original"), None
+    if isinstance(given, Tensor):
+        if given.numel() != 1 or given.dtype == torch.bool or given.is_complex():
+            got = f"{dtype_of(given)} of shape {shape_of(given)}"
+            raise ValueError(f"denominator: expected a tensor that holds one number, got {got}")
+        return "original", given.detach().reshape(()).to(device=device, dtype=torch.float64, non_blocking=True)
+    if isinstance(given, Real) and not isinstance(given, bool):
+        value = number("denominator", given)
+        if not 0.0 <= value < float("inf"):
+            raise ValueError(f"denominator: expected a finite number >= 0, got {value!r}")
+        return "original", torch.full((), value, dtype=torch.float64, device=device)
+    raise ValueError(f"denominator: expected one of {list(DENOMINATORS)}, a number or a 0-d tensor, got {given!r}")
+
+
+# --- all of it ---
+
+
+@dataclass(frozen=True)
+class LossRequest:
+    """A call of `policy_loss`, checked; `mode`, `use`, `objective` and `runs_on` follow from the rest.
+
+    Attributes:
+        tensors: Log-probs, mask and advantages.
+        surrogate, kl, regulariser, reduction, max_length: As for `policy_loss`.
+        counted: "original" or "kept".
+        divisor: The count that the caller brings, 0-d float64; None: the loss counts.
+        ready: Ready weights and training mask.
+        spec: The Spec to correct by in the same call, or None.
+        external: Per-token statistics by name, as the caller gave them.
+        backend: The backend as the caller named it.
+        groups: The process groups.
+        mode: The mode.
+        use: How weights and rejections enter the loss.
+        objective: Everything that is fixed about the loss.
+        runs_on: The backend that runs: "triton" or "torch".
+    """
+
+    tensors: LossTensors
+    surrogate: Surrogate
+    kl: KL | None
+    regulariser: SquaredLogRatio | None
+    reduction: LossReduction
+    counted: Denominator
+    max_length: float | None
+    divisor: Tensor | None
+    ready: ReadyWeights
+    spec: Spec | None
+    external: Mapping[str, LogProbs] | None
+    backend: str
+    groups: Groups
+    mode: Mode = field(init=False)
+    use: Use = field(init=False)
+    objective: Objective = field(init=False)
+    runs_on: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        tensors, spec = self.tensors, self.spec
+        if not isinstance(self.backend, str) or self.backend not in LOSS_BACKENDS:
+            raise ValueError(f"backend: expected one of {list(LOSS_BACKENDS)} for policy_loss, got {self.backend!r}")
+        if self.groups.sequence is not None and self.backend == "triton":
+            raise ValueError("backend: expected 'auto' or 'torch' for a loss beside a sequence_group, got 'triton'")
+        if spec is not None and not isinstance(spec, Spec):
+            raise TypeError(f"spec: expected a Spec or None, got {type(spec).__name__}")
+        if (self.kl is None) != (tensors.ref is None):
+            missing, there = ("ref_logp", "kl") if tensors.ref is None else ("kl", "ref_logp")
+            raise ValueError(f"{missing}: expected one beside {there}, got None")
+        mode = mode_of(checked_surrogate(self.surrogate), tensors.old, tensors.rollout)
+        use = USES[mode.weights]
+        self._check_weights(use)
+        objective = Objective(
+            self.surrogate,
+            self.kl,
+            self.regulariser,
+            self.reduction,
+            self.counted,
+            self.max_length,
+            self._replaces_ratio(use),
+            "reject" if spec is None else spec.nonfinite,
+        )
+        runs_on = chosen_backend(tensors.read.first, self.backend)
+        for name, value in (("mode", mode), ("use", use), ("objective", objective), ("runs_on", runs_on)):
+            object.__setattr__(self, name, value)
+
+    def _replaces_ratio(self, use: Use) -> bool:
+        """Whether there are weights that take the place of the surrogate's ratio."""
+        spec = self.spec
+        has_weights = self.ready.weights is not None if spec is None else spec.apply and spec.weight is not None
+        return use.replace_ratio and has_weights
+
+    def _check_weights(self, use: Use) -> None:
+        """Refuse weights that would correct twice, and two bounds of one ratio."""
+        if self.ready.weights is not None and not use.multiply:
+            raise ValueError(
+                f"weights: expected None in bypass mode, where {type(self.surrogate).__name__}'s own ratio new/rollout "
+                "is the correction and a weight would correct twice; pass train_mask alone, or old_logp too, or a "
+                "Spec, which rejects and reports the weight"
+            )
+        if self._replaces_ratio(use) and self.surrogate.has_own_bounds:
+            raise ValueError(
+                f"surrogate: expected {type(self.surrogate).__name__}() without bounds of its own where weights take "
+                f"the place of its ratio, got {self.surrogate!r}"
+            )

@@ -1,0 +1,98 @@
+"""The backend that runs a call, and the process groups that it runs over."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, get_args
+
+from torch import Tensor
+
+from rollout_corr.backends import operators
+from rollout_corr.backends.batch import Batch
+
+BackendName = Literal["auto", "triton", "torch", "compiled"]
+LossBackendName = Literal["auto", "triton", "torch"]
+
+BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
+LOSS_BACKENDS: tuple[LossBackendName, ...] = get_args(LossBackendName)
+
+
+class Backend(NamedTuple):
+    """A backend and the reason why it was chosen."""
+
+    name: str
+    reason: str
+
+
+def backend_for(tensor: Tensor) -> Backend:
+    """Say which backend `backend="auto"` takes for this tensor, and why.
+
+    Args:
+        tensor: Any tensor on the device in question.
+    """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"tensor: expected a tensor, got {type(tensor).__name__}")
+    where = tensor.device.type
+    if where not in operators.DEVICES:
+        return Backend("torch", f"tensors on {where} run on the plain-torch reference")
+    reason = operators.why_not(tensor.device)
+    if reason is not None:
+        return Backend("torch", reason)
+    return Backend("triton", f"tensors on {where} run on the Triton kernels")
+
+
+def chosen_backend(tensor: Tensor, backend: str) -> str:
+    """Name the backend that runs for a tensor; raise if the one asked for cannot."""
+    chosen = backend_for(tensor).name if backend == "auto" else backend
+    if chosen == "triton" and (reason := operators.why_not(tensor.device)) is not None:
+        raise ValueError(f"backend: expected 'auto' or 'torch' for {tensor.device} tensors, got 'triton': {reason}")
+    if chosen == "compiled" and tensor.device.type != "cpu":
+        raise ValueError(f"backend: 'compiled' runs on CPU tensors, got tensors on {tensor.device}")
+    return chosen
+
+
+class Groups(NamedTuple):
+    """The process groups of a call; None: this rank alone.
+
+    Attributes:
+        batch: Ranks over which means and counts of the batch are taken.
+        sequence: Ranks over which the tokens of each sequence are split.
+    """
+
+    batch: Any = None
+    sequence: Any = None
+
+    def check(self, batch: Batch, leader: object, advantages: object, validate: bool) -> None:
+        """Refuse an object that is no group, ambiguous advantages, and, on request, unequal numbers of sequences.
+
+        Args:
+            batch: The batch as it was read.
+            leader, advantages: Log-probs and advantages as the caller gave them.
+            validate: Compare the numbers of sequences, by a collective.
+        """
+        if self.batch is None and self.sequence is None:
+            return
+        from rollout_corr.backends import split
+
+        split.check_group("batch_group", self.batch)
+        split.check_group("sequence_group", self.sequence)
+        if self.sequence is not None:
+            split.check_advantages(advantages, leader, batch.per_sequence, batch.offsets is not None)
+            if validate:
+                split.check_count(batch.count, self.sequence, batch.train.device)
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank adds the statistics of whole sequences, which all ranks of the sequence group know."""
+        if self.sequence is None:
+            return True
+        from rollout_corr.backends import split
+
+        return split.is_first(self.sequence)
+
+    def sum(self, totals: Tensor) -> Tensor:
+        """Add totals up over the batch group; ranks that share sequences count once."""
+        if self.batch is None:
+            return totals
+        from rollout_corr.backends import split
+
+        return split.sum_over(totals, self.batch, self.sequence)

@@ -1,0 +1,59 @@
+"""The gradient of the policy loss in autograd: it was computed in the forward pass, so backward only scales it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollout_corr.backends import loss_operators
+
+
+def scaled(gradient: Tensor, upstream: Tensor, divisor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Multiply the gradient by the one that arrives from upstream, and divide it by the divisor."""
+    return (gradient * (upstream.double() / divisor).to(gradient.dtype)).to(dtype)
+
+
+class Differentiable(torch.autograd.Function):
+    """A value whose gradient is known."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        new: Tensor,
+        value: Tensor,
+        gradient: Tensor,
+        inners: Tensor | None,
+        divisor: Tensor,
+        offsets: Tensor | None,
+    ) -> Tensor:
+        """Give the value a gradient.
+
+        Args:
+            ctx: Autograd's context.
+            new: new_logp in the shape of the batch.
+            value: 0-d.
+            gradient: d(value * divisor) / d(new), but for `inners`.
+            inners: From the kernels: [S], the factor of each sequence's gradient, or empty. None: plain torch made it.
+            divisor: 0-d.
+            offsets: Offsets of a packed batch.
+        """
+        ctx.save_for_backward(gradient, inners, divisor, offsets)
+        ctx.dtype = new.dtype
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        """Scale the gradient."""
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "policy_loss: expected a backward pass without create_graph=True; its gradient is made in the forward "
+                "pass and has no derivative of its own"
+            )
+        gradient, inners, divisor, offsets = ctx.saved_tensors
+        if inners is None:
+            found = scaled(gradient, grad_outputs[0], divisor, ctx.dtype)
+        else:
+            found = loss_operators.scaled(gradient, inners, grad_outputs[0], divisor, offsets, ctx.dtype)
+        return found, None, None, None, None, None

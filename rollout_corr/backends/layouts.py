@@ -1,0 +1,213 @@
+"""Layouts of log-probs: packed, padded, jagged and lists, each read as one plain tensor and given back as it came.
+
+A layout is recognised by the first argument of a call, checks it, opens every further argument to the same shape, and
+gives results back. Every check reads metadata only, except that offsets on the CPU are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LogProbs = Tensor | Sequence[Tensor]
+
+
+def shape_of(x: Tensor) -> list[int]:
+    """The shape as messages show it."""
+    return list(x.shape)
+
+
+def dtype_of(x: Tensor) -> str:
+    """The dtype as messages show it: without "torch."."""
+    return str(x.dtype).removeprefix("torch.")
+
+
+def described(x: object) -> str:
+    """Dtype and shape of a tensor in any layout, from metadata alone: "float32[3, 8]", "list of 3 float32"."""
+    if isinstance(x, (list, tuple)):
+        return f"list of {len(x)}" + (f" {dtype_of(x[0])}" if x else "")
+    if not isinstance(x, Tensor):
+        return repr(x)
+    return f"{dtype_of(x)}[{x.shape[0]}, ragged]" if x.is_nested else f"{dtype_of(x)}{shape_of(x)}"
+
+
+def _got(x: object) -> str:
+    return f"got shape {shape_of(x)}" if isinstance(x, Tensor) else f"got {type(x).__name__}"
+
+
+def _ragged(x: Tensor) -> Any:
+    """A jagged nested tensor, whose methods the type stubs of Tensor do not know."""
+    return x
+
+
+class Layout:
+    """The layout of the arguments of one call; constructing it checks the first of them, called `leader`.
+
+    Attributes:
+        offsets: [S + 1] offsets of the sequences in one row of tokens; None where each row is a sequence.
+        plain: Arguments are plain tensors, and neither jagged nor lists.
+    """
+
+    offsets: Tensor | None = None
+    plain = True
+
+    def __init__(self, leader: str, logp: Any, cu_seqlens: Tensor | None) -> None:
+        raise NotImplementedError
+
+    @staticmethod
+    def recognises(logp: object, cu_seqlens: object) -> bool:
+        """Whether log-probs have this layout."""
+        raise NotImplementedError
+
+    def open(self, name: str, x: object) -> object:
+        """Give an argument as one tensor; an object that has no layout is left to `checked_tensor` to refuse."""
+        return x
+
+    def give_back(self, x: Tensor) -> LogProbs:
+        """Give a result as the caller's layout has it."""
+        return x
+
+
+class PaddedLayout(Layout):
+    """[B, T], each row a sequence."""
+
+    def __init__(self, leader: str, logp: Any, cu_seqlens: Tensor | None) -> None:
+        if cu_seqlens is not None:
+            raise ValueError(
+                f"cu_seqlens: expected None with padded log-probs of shape {shape_of(logp)} (each row is a "
+                f"sequence), {_got(cu_seqlens)}"
+            )
+
+    @staticmethod
+    def recognises(logp: object, cu_seqlens: object) -> bool:
+        """Whether there are two dimensions."""
+        return isinstance(logp, Tensor) and logp.dim() == 2
+
+
+class PackedLayout(Layout):
+    """[N] or [1, N] with the offsets of its sequences."""
+
+    def __init__(self, leader: str, logp: Any, cu_seqlens: Tensor | None) -> None:
+        if cu_seqlens is None:
+            raise ValueError(
+                "cu_seqlens: expected the offsets of the packed sequences for 1-D log-probs of shape "
+                f"{shape_of(logp)}, got None"
+            )
+        self.offsets = cu_seqlens
+        self._shape = logp.shape
+
+    @staticmethod
+    def recognises(logp: object, cu_seqlens: object) -> bool:
+        """Whether there is one row of tokens; [1, N] without offsets is a padded sequence."""
+        if not isinstance(logp, Tensor):
+            return False
+        return logp.dim() == 1 or (logp.dim() == 2 and logp.shape[0] == 1 and cu_seqlens is not None)
+
+    def give_back(self, x: Tensor) -> LogProbs:
+        """Give a result as [N] or [1, N]."""
+        return x if len(self._shape) == 1 else x.view(self._shape)
+
+
+class JaggedLayout(Layout):
+    """A nested tensor [S, ragged] of layout torch.jagged."""
+
+    offsets: Tensor
+    plain = False
+
+    def __init__(self, leader: str, logp: Any, cu_seqlens: Tensor | None) -> None:
+        if logp.layout != torch.jagged:
+            raise ValueError(f"{leader}: expected a nested tensor of layout torch.jagged, got {logp.layout}")
+        if cu_seqlens is not None:
+            raise ValueError(f"cu_seqlens: expected None with a nested tensor (its rows say it), {_got(cu_seqlens)}")
+        if logp.dim() != 2 or logp.lengths() is not None:
+            raise ValueError(
+                f"{leader}: expected a contiguous jagged tensor [S, ragged], got {logp.dim()} dimensions"
+                f"{'' if logp.lengths() is None else ' and holes between its rows (call .contiguous())'}"
+            )
+        self._leader, self._logp = leader, logp
+        self.offsets = logp.offsets()
+
+    @staticmethod
+    def recognises(logp: object, cu_seqlens: object) -> bool:
+        """Whether it is a nested tensor."""
+        return isinstance(logp, Tensor) and logp.is_nested
+
+    def open(self, name: str, x: object) -> object:
+        """Give the values of a nested tensor with the same rows."""
+        if not isinstance(x, Tensor):
+            return x
+        leader, logp, offsets = self._leader, self._logp, self.offsets
+        if not x.is_nested:
+            raise ValueError(f"{name}: expected a jagged nested tensor like {leader}, got shape {shape_of(x)}")
+        if x.size(0) != logp.size(0) or x.values().shape != logp.values().shape:
+            raise ValueError(
+                f"{name}: expected {logp.size(0)} rows and {logp.values().shape[0]} tokens (of "
+                f"{leader}), got {x.size(0)} and {x.values().shape[0]}"
+            )
+        theirs = _ragged(x).offsets()
+        if theirs is not offsets and theirs.device.type == "cpu" and not torch.equal(theirs, offsets.cpu()):
+            got, wanted = (o.diff().tolist()[:8] for o in (theirs, offsets))
+            raise ValueError(f"{name}: expected rows of lengths {wanted} (of {leader}), got {got}")
+        return x.values()
+
+    def give_back(self, x: Tensor) -> LogProbs:
+        """Give a result as a nested tensor with the same rows."""
+        return torch.nested.nested_tensor_from_jagged(x, self.offsets)
+
+
+class ListLayout(Layout):
+    """A list of 1-D tensors, one a sample; opening one copies it."""
+
+    plain = False
+
+    def __init__(self, leader: str, logp: Any, cu_seqlens: Tensor | None) -> None:
+        if cu_seqlens is not None:
+            raise ValueError(f"cu_seqlens: expected None with a list of samples, each a sequence, {_got(cu_seqlens)}")
+        for i, sample in enumerate(logp):
+            if not isinstance(sample, Tensor) or sample.dim() != 1:
+                got = f"shape {shape_of(sample)}" if isinstance(sample, Tensor) else type(sample).__name__
+                raise ValueError(f"{leader}[{i}]: expected a 1-D tensor, got {got}")
+        self._leader = leader
+        self._lengths = [sample.shape[0] for sample in logp]
+        self.offsets = torch.tensor([0, *self._lengths], dtype=torch.int64).cumsum(0)
+
+    @staticmethod
+    def recognises(logp: object, cu_seqlens: object) -> bool:
+        """Whether it is a list."""
+        return isinstance(logp, (list, tuple))
+
+    def open(self, name: str, x: object) -> object:
+        """Concatenate tensors of the same lengths."""
+        leader, lengths = self._leader, self._lengths
+        if x is None:
+            return x
+        if not isinstance(x, (list, tuple)):
+            raise TypeError(f"{name}: expected a list of 1-D tensors like {leader}, got {type(x).__name__}")
+        got = [item.shape[0] if isinstance(item, Tensor) and item.dim() == 1 else None for item in x]
+        if got != lengths:
+            raise ValueError(f"{name}: expected a list of 1-D tensors of lengths {lengths} (of {leader}), got {got}")
+        for i, item in enumerate(x):
+            if (item.dtype, item.device) != (x[0].dtype, x[0].device):
+                wanted = f"{dtype_of(x[0])} on {x[0].device} (of {name}[0])"
+                raise ValueError(f"{name}[{i}]: expected {wanted}, got {dtype_of(item)} on {item.device}")
+        return torch.cat(list(x)) if x else torch.zeros(0)
+
+    def give_back(self, x: Tensor) -> LogProbs:
+        """Give a result as a list."""
+        return list(x.split(self._lengths))
+
+
+LAYOUTS: tuple[type[Layout], ...] = (JaggedLayout, ListLayout, PackedLayout, PaddedLayout)
+
+
+def layout_of(leader: str, logp: object, cu_seqlens: Tensor | None) -> Layout:
+    """Recognise the layout of the log-probs called `leader`."""
+    for layout in LAYOUTS:
+        if layout.recognises(logp, cu_seqlens):
+            return layout(leader, logp, cu_seqlens)
+    if isinstance(logp, Tensor):
+        raise ValueError(f"{leader}: expected shape [N], [1, N] or [B, T], got {shape_of(logp)}")
+    raise TypeError(f"{leader}: expected a tensor, got {type(logp).__name__}")

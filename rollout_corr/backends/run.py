@@ -1,0 +1,128 @@
+"""A correction from a batch that has been read to its result: backend, exchange between ranks, batch normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rollout_corr.backends import blocks, operators
+from rollout_corr.backends.batch import Batch
+from rollout_corr.backends.choose import Groups, chosen_backend
+from rollout_corr.metrics import peers, schema
+from rollout_corr.metrics.statistics import Statistics
+from rollout_corr.spec.correction import Spec
+
+if TYPE_CHECKING:
+    from rollout_corr.backends import split_kernels
+
+# A batch whose mean weight is not above this is not normalised: the division would inflate the remaining weights.
+SMALLEST_MEAN = 1e-8
+
+
+@dataclass(frozen=True)
+class CorrectionRequest:
+    """A correction to run.
+
+    Attributes:
+        batch: The batch as it was read.
+        spec: The Spec.
+        backend: A backend by name, or "auto".
+        groups: The process groups.
+    """
+
+    batch: Batch
+    spec: Spec
+    backend: str
+    groups: Groups
+
+
+class RunningCorrection:
+    """A correction that has begun: done, or with the sums of its sequences on their way to the other ranks."""
+
+    def __init__(self, request: CorrectionRequest) -> None:
+        chosen = chosen_backend(request.batch.train, request.backend)
+        group = request.groups.sequence
+        if group is not None and chosen == "compiled":
+            raise ValueError("backend: expected 'auto', 'torch' or 'triton' beside a sequence_group, got 'compiled'")
+        peers.load(request.spec)
+        self._request = request
+        self._found: blocks.Result | None = None
+        with torch.no_grad():
+            if group is None:
+                run = _runner(request.batch, request.spec, chosen)
+                self._found = _normalized(run(request.batch, request.spec), request)
+            else:
+                self._exchange = _exchange(request.batch, request.spec, chosen, group)
+
+    def done(self) -> bool:
+        """Whether `result` would return without waiting for another rank."""
+        return self._found is not None or self._exchange.done()
+
+    def result(self) -> blocks.Result:
+        """Wait for the other ranks and give the result, in the shape of the batch."""
+        if self._found is None:
+            with torch.no_grad():
+                self._found = _normalized(self._exchange.finish(), self._request)
+                if not self._request.groups.first:
+                    self._found.statistics = self._found.statistics.of_tokens()
+        return self._found
+
+
+def _runner(batch: Batch, spec: Spec, backend: str) -> Callable[[Batch, Spec], blocks.Result]:
+    """Choose how a batch runs without a sequence group; what the kernels cannot do runs on plain torch."""
+    on_cpu, compiling = batch.train.device.type == "cpu", torch.compiler.is_compiling()
+    if operators.beyond_kernels(spec) and (not on_cpu or compiling):
+        return blocks.run_whole
+    if backend == "compiled":
+        from rollout_corr.backends.compiled import run_compiled
+
+        return run_compiled
+    if backend == "triton" or (on_cpu and compiling):
+        return operators.run_fused
+    return blocks.run_blocks if on_cpu else blocks.run_whole
+
+
+def _exchange(batch: Batch, spec: Spec, backend: str, group: Any) -> blocks.Started | split_kernels.Started:
+    """Compute the sums of this rank's tokens and start to add them up over the group."""
+    if backend == "triton" and operators.beyond_kernels(spec) is None:
+        from rollout_corr.backends import split_kernels
+
+        return split_kernels.Started(batch, spec, group)
+    return blocks.Started(batch, spec, group)
+
+
+def _normalized(result: blocks.Result, request: CorrectionRequest) -> blocks.Result:
+    """Divide the weights by their mean where the Spec says so."""
+    spec, weights = request.spec, result.weights
+    if weights is not None and spec.weight is not None and spec.weight.normalize == "batch":
+        mean = _batch_mean(result.statistics, spec, request.groups).to(weights.dtype)
+        if spec.nonfinite == "propagate":
+            # A NaN mean poisons the weights, but not the 0 at invalid tokens.
+            result.weights = torch.where(weights == 0, weights, weights / mean)
+        else:
+            weights.div_(mean)
+    return result
+
+
+def _batch_mean(statistics: Statistics, spec: Spec, groups: Groups) -> Tensor:
+    """0-d: the mean weight of the batch, or 1 where it is too small to divide by."""
+    names = schema.sum_names(spec)
+    level = "" if spec.weighs_tokens else "sequence_"
+    units = "tokens_measured" if not level else "sequences_measured"
+    pair = torch.stack([statistics.sums[names.index(name)] for name in (f"{level}weight", units)])
+    pair = groups.sum(pair)
+    mean = 1.0 + pair[0] / pair[1].clamp(min=1.0)
+    return torch.where(mean <= SMALLEST_MEAN, 1.0, mean)
+
+
+def mask_back(batch: Batch, edited: Tensor | None) -> Any:
+    """The mask in the caller's layout; the very object that was given where nothing was edited."""
+    if edited is not None:
+        return batch.restore(edited)
+    if batch.given_mask is not None:
+        return batch.given_mask
+    return batch.restore(blocks.inside(batch))
