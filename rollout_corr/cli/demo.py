@@ -105,8 +105,9 @@ def run(arguments: list[str]) -> int:
     console.print(f"backend: [bold]{backend.name}[/bold] ({backend.reason}), {torch.get_num_threads()} threads")
     tokens = int(batch.mask.sum())
     console.print(
-        f"batch: {batch.lengths.numel()} sequences, {tokens:,} response tokens, rollout log-probs rounded to bfloat16\n"
+        f"batch: {batch.lengths.numel()} sequences, {tokens:,} response tokens, rollout log-probs rounded to bfloat16"
     )
+    console.print("D, here in the names d_mean and others, is the log-ratio train_logp - rollout_logp of a token.\n")
 
     out = rc.correct(
         batch.train_logp,

@@ -21,11 +21,21 @@ MADE = ROOT / "docs" / "mismatch_rl"
 
 
 @pytest.fixture(scope="module")
-def example():
-    """examples/mismatch_rl.py, as a module."""
+def load():
+    """Imports an example as a module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "examples")
-        yield importlib.import_module("mismatch_rl")
+        yield importlib.import_module
+
+
+@pytest.fixture(scope="module")
+def example(load):
+    return load("mismatch_rl")
+
+
+@pytest.fixture(scope="module")
+def results(load):
+    return load("mismatch_results")
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +46,17 @@ def curves(example):
 
 def test_a_seed_gives_one_curve(example, curves):
     """Whatever the global generator holds, which stays as it was."""
-    example.taught.cache_clear()
+    example.warm_start.cache_clear()
     for arm, spec in example.ARMS.items():
         torch.manual_seed(len(arm))
         state = torch.random.get_rng_state()
         again = list(example.train(spec, 0, example.TINY, arm != "no mismatch"))
         assert again == curves[arm], arm
         assert torch.equal(state, torch.random.get_rng_state())
-    other = list(example.train(example.ARMS["uncorrected"], 1, example.TINY))
-    assert other != curves["uncorrected"]
+    # Few lessons: they only have to make two starts.
+    short = replace(example.TINY, lessons=3)
+    one, other = (list(example.train(example.ARMS["uncorrected"], seed, short)) for seed in (0, 1))
+    assert one != other
 
 
 def test_measuring_more_often_changes_no_run(example, curves):
@@ -64,6 +76,21 @@ def test_uncorrected_is_a_correction_switched_off(example, curves):
             rest = [{name: x for name, x in point.items() if name != "kept"} for point in off]
             assert rest == [{k: x for k, x in point.items() if k != "kept"} for point in curves["uncorrected"]], arm
             assert curves[arm] != off, f"{arm} changes nothing, so switching it off shows nothing"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arms", "none"], "--arms: expected some of ['no mismatch', 'uncorrected',"),
+        (["--arms", "none"], "got ['none']"),
+        (["--steps", "1"], "--steps >= 2, --bits >= 2"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message, example, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["mismatch_rl.py", "--tiny", *arguments])
+    with pytest.raises(SystemExit):
+        example.main()
+    assert message in capsys.readouterr().err
 
 
 def test_what_is_measured_makes_sense(curves):
@@ -89,7 +116,7 @@ def test_rollouts_are_as_old_as_they_should_be(example):
 
 
 def test_the_sampler_says_what_it_sampled_with(example):
-    policy = example.taught(0, 32, 60, (1, 2))
+    policy = example.warm_start(0, 32, 60, (1, 2))
     generator = torch.Generator().manual_seed(3)
     prompt, wanted = example.draw(64, generator, (1, 8))
     answer, logp, mask = example.sample(policy, prompt, generator)
@@ -117,15 +144,15 @@ def test_rounded(example, bits):
     assert example.rounded(vector, bits) is vector
 
 
-def test_chance(example):
+def test_the_p_value(results):
     """All signs, counted by hand."""
-    assert example.chance([1.0, 2.0, 3.0]) == 2 / 8
-    assert example.chance([1.0, -1.0]) == 1.0
-    assert example.chance([3.0, 1.0, -1.0]) == 4 / 8 + 2 / 8
-    assert example.chance([0.0, 0.0]) == 1.0
+    assert results.p_value([1.0, 2.0, 3.0]) == 2 / 8
+    assert results.p_value([1.0, -1.0]) == 1.0
+    assert results.p_value([3.0, 1.0, -1.0]) == 4 / 8 + 2 / 8
+    assert results.p_value([0.0, 0.0]) == 1.0
 
 
-def test_the_table(example):
+def test_the_table(results):
     """Last quarters, standard errors and signs, of curves that are easy to add up."""
 
     def runs(*ends):
@@ -133,12 +160,12 @@ def test_the_table(example):
         return [[{"step": i, "reward": end if i >= 6 else 9.0, **flat} for i in range(8)] for end in ends]
 
     found = {"uncorrected": runs(0.1, 0.3), "token truncation": runs(0.3, 0.4)}
-    plain, better = example.rows_of(found)
+    plain, better = results.rows_of(found)
     assert plain == ["uncorrected", "0.200 +- 0.100", "-", "0.500", "0.250", "1.000"]
     assert better[1:3] == ["0.350 +- 0.050", "+0.150 (within noise, p = 0.500, better in 2 of 2 seeds)"]
     six = {"uncorrected": runs(*[0.1] * 6), "token truncation": runs(*[0.2] * 6)}
-    assert example.rows_of(six)[1][2] == "+0.100 (p = 0.031, better in 6 of 6 seeds)"
-    assert math.isclose(example.spread([1.0, 2.0, 3.0]), math.sqrt(1 / 3))
+    assert results.rows_of(six)[1][2] == "+0.100 (p = 0.031, better in 6 of 6 seeds)"
+    assert math.isclose(results.standard_error([1.0, 2.0, 3.0]), math.sqrt(1 / 3))
 
 
 def test_arms_are_the_recipes(example):
@@ -157,28 +184,28 @@ def made():
     return json.loads((MADE / "results.json").read_text(encoding="utf-8"))
 
 
-def test_the_committed_table_is_the_committed_numbers(example, made):
+def test_the_committed_table_is_the_committed_numbers(example, results, made):
     """On every page that shows it; the numbers are those of the setting that is the default today."""
     table = (MADE / "results.md").read_text(encoding="utf-8")
-    assert table == example.table_of(made)
+    assert table == results.table_of(made)
     assert all(table in (ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/examples.md"))
     assert made["about"]["setting"] == json.loads(json.dumps(asdict(example.Setting())))
     assert made["about"]["version"].startswith("commit ") and list(made["curves"]) == list(example.ARMS)
 
 
-def test_what_the_page_says_of_the_committed_numbers(example, made):
-    end = {arm: [example.ended(run, "reward") for run in runs] for arm, runs in made["curves"].items()}
+def test_what_the_page_says_of_the_committed_numbers(example, results, made):
+    end = {arm: [results.at_end(run, "reward") for run in runs] for arm, runs in made["curves"].items()}
     end["start"] = made["start"]
 
     def apart(a, b):
         """The difference of the means, and how likely it is by chance."""
         gains = [x - y for x, y in zip(end[a], end[b], strict=True)]
-        return sum(gains) / len(gains), example.chance(gains)
+        return sum(gains) / len(gains), results.p_value(gains)
 
     for corrected in ("token truncation", "geometric masking"):
         assert apart(corrected, "uncorrected")[0] > 0 and apart(corrected, "uncorrected")[1] < 0.05
     rejected = [x - y for x, y in zip(end["sequence rejection"], end["uncorrected"], strict=True)]
-    assert sum(rejected) > 0 and example.chance(rejected) > 0.05 and sum(x < 0 for x in rejected) == 1
+    assert sum(rejected) > 0 and results.p_value(rejected) > 0.05 and sum(x < 0 for x in rejected) == 1
     assert apart("uncorrected", "start")[1] > 0.05
     for arm in set(end) - {"no mismatch"}:
         assert apart("no mismatch", arm)[0] > 0 and apart("no mismatch", arm)[1] < 0.05, arm
@@ -188,24 +215,17 @@ def test_what_the_page_says_of_the_committed_numbers(example, made):
     first = [run[0]["reward"] for run in made["curves"]["uncorrected"]]
     assert sum(first) < sum(made["start"])
     for arm in ("sequence rejection", "geometric masking"):
-        kept = [example.ended(run, "kept") for run in made["curves"][arm]]
+        kept = [results.at_end(run, "kept") for run in made["curves"][arm]]
         assert 0.5 < sum(kept) / len(kept) < 0.6
-    kl = {arm: sum(example.ended(run, "kl") for run in runs) for arm, runs in made["curves"].items()}
+    kl = {arm: sum(results.at_end(run, "kl") for run in runs) for arm, runs in made["curves"].items()}
     assert all(kl["uncorrected"] > 1.4 * kl[arm] for arm in corrections)
     count = sum(x.numel() for x in example.Policy(example.Setting().width).parameters())
     assert round(count, -3) == 58_000, count
 
 
-@pytest.fixture(scope="module")
-def sweep(example):
-    """examples/mismatch_sweep.py, as a module, once the module that it imports is there."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "examples")
-        yield importlib.import_module("mismatch_sweep")
-
-
-def test_the_committed_sweep(example, sweep):
+def test_the_committed_sweep(load, example, results):
     """Its table is on the page, and what the page says of it is so."""
+    sweep = load("mismatch_sweep")
     found = json.loads((MADE / "sweep.json").read_text(encoding="utf-8"))
     table = (MADE / "sweep.md").read_text(encoding="utf-8")
     assert table == sweep.table_of(found) and table in (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
@@ -213,7 +233,7 @@ def test_the_committed_sweep(example, sweep):
     assert [(cell["bits"], cell["stale"]) for cell in found["cells"]] == sweep.CELLS
     end = {
         (cell["bits"], cell["stale"]): {
-            arm: [example.ended(run, "reward") for run in runs] for arm, runs in cell["curves"].items()
+            arm: [results.at_end(run, "reward") for run in runs] for arm, runs in cell["curves"].items()
         }
         for cell in found["cells"]
     }
@@ -221,7 +241,7 @@ def test_the_committed_sweep(example, sweep):
     def gains(cell, arm):
         return [x - y for x, y in zip(end[cell][arm], end[cell]["uncorrected"], strict=True)]
 
-    best = sum(example.ended(run, "reward") for run in found["curves"]["no mismatch"])
+    best = sum(results.at_end(run, "reward") for run in found["curves"]["no mismatch"])
     cost = {cell: best - sum(arms["uncorrected"]) for cell, arms in end.items()}
     assert 0.8 < cost[8, 4] / cost[4, 4] < 1.25 and cost[4, 0] < cost[4, 4] / 4
     assert min(cost[4, 8], cost[3, 4]) > cost[4, 4]
@@ -229,9 +249,9 @@ def test_the_committed_sweep(example, sweep):
     assert all(min(gains(cell, "token truncation")) > 0 for cell in end)
 
 
-def test_the_committed_picture_is_of_the_committed_numbers(example, made):
+def test_the_committed_picture_is_of_the_committed_numbers(results, made):
     drawn = (MADE / "curves.svg").read_text(encoding="utf-8")
-    assert len(drawn) < 150_000 and example.caption_of(made) in drawn
+    assert len(drawn) < 150_000 and results.caption_of(made) in drawn
     assert all(name in drawn for name in made["curves"])
     for page in ("README.md", "docs/examples.md"):
         assert "mismatch_rl/curves.svg)" in (ROOT / page).read_text(encoding="utf-8")
