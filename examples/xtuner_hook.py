@@ -22,7 +22,7 @@ try:
 except ModuleNotFoundError as missing:
     raise SystemExit(f"{missing}: install rollout-corr, and xtuner from its source at b934f46") from None
 
-from rollout_corr.frameworks.xtuner.dropin import RolloutImportanceSampling
+from rollout_corr.frameworks.xtuner import RolloutImportanceSampling
 from rollout_corr.testing import example_batch
 
 # Pairs are (upper, lower).

@@ -1,7 +1,10 @@
 """Everything after the log-probs in LLM reinforcement learning: weights, rejection, statistics.
 
-Importing needs torch alone: no GPU, no Triton, no driver query.
+Importing needs torch alone: no GPU, no Triton, no driver query. Presets and recipes are imported when first used.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from rollout_corr.api.correct import Correction as Correction
 from rollout_corr.api.correct import PendingCorrection as PendingCorrection
@@ -15,11 +18,6 @@ from rollout_corr.api.policy_loss import policy_loss as policy_loss
 from rollout_corr.api.warmup import warmup as warmup
 from rollout_corr.backends.choose import Backend as Backend
 from rollout_corr.backends.choose import backend_for as backend_for
-from rollout_corr.frameworks import presets as presets
-from rollout_corr.frameworks.config import from_config as from_config
-from rollout_corr.frameworks.presets import preset as preset
-from rollout_corr.frameworks.recipes import recipe as recipe
-from rollout_corr.frameworks.recipes import recipe_names as recipe_names
 from rollout_corr.metrics.statistics import PendingMetrics as PendingMetrics
 from rollout_corr.metrics.statistics import Statistics as Statistics
 from rollout_corr.spec.correction import Criterion as Criterion
@@ -36,6 +34,16 @@ from rollout_corr.spec.surrogates import PPO as PPO
 from rollout_corr.spec.surrogates import SAPO as SAPO
 from rollout_corr.spec.surrogates import Reinforce as Reinforce
 from rollout_corr.spec.surrogates import Score as Score
+
+if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
+    from rollout_corr.frameworks.shared import presets as presets
+    from rollout_corr.frameworks.shared.lookup import from_config as from_config
+    from rollout_corr.frameworks.shared.lookup import preset as preset
+    from rollout_corr.frameworks.shared.lookup import recipe as recipe
+    from rollout_corr.frameworks.shared.lookup import recipe_names as recipe_names
+
+# setup.py reads this line.
+__version__ = "0.1.0"
 
 __all__ = [
     "DPPO",
@@ -73,4 +81,14 @@ __all__ = [
     "warmup",
 ]
 
-__version__ = "0.1.0"
+
+def __getattr__(name: str) -> object:
+    if name == "presets":
+        return import_module("rollout_corr.frameworks.shared.presets")
+    if name in ("from_config", "preset", "recipe", "recipe_names"):
+        return getattr(import_module("rollout_corr.frameworks.shared.lookup"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

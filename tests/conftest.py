@@ -104,9 +104,9 @@ def benchmarks():
 @pytest.fixture
 def nothing_said_yet(monkeypatch):
     """What is said once in a process is said once in a test."""
-    from rollout_corr.frameworks import registry
+    from rollout_corr.frameworks.shared import preset
 
-    monkeypatch.setattr(registry, "_warned", set())
+    monkeypatch.setattr(preset, "_warned", set())
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rollout_corr.aot.variant import HUGE, LONGEST, MEDIUM, SHORT, Variant
-from rollout_corr.frameworks.presets import preset
+from rollout_corr.frameworks.shared.lookup import preset
 from rollout_corr.spec.correction import Criterion, Reduce, Scheme, Spec, Weight
 from rollout_corr.spec.statistics import Stat
 

@@ -13,7 +13,7 @@ from rollout_corr.api.correct import correct
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens
 from rollout_corr.diagnose.read.dump import Dump
-from rollout_corr.frameworks import registry
+from rollout_corr.frameworks.shared import lookup
 from rollout_corr.metrics.warnings import NEAR_CLAMP
 from rollout_corr.spec.correction import LEVELS, Criterion, Reduce, Spec, Weight
 
@@ -121,8 +121,8 @@ def presets(has_advantages: bool) -> tuple[list[Setting], dict[str, str]]:
     """List the presets that can be tried, equal ones together, and the reason why each of the others cannot."""
     found: dict[Spec, list[str]] = {}
     left_out: dict[str, str] = {}
-    for name in registry.names():
-        spec = registry.preset(name)
+    for name in lookup.names():
+        spec = lookup.preset(name)
         if any(criterion.of != "train/rollout" for criterion in spec.criteria):
             left_out[name] = "it compares with the policy being trained, which only policy_loss has"
         elif any(criterion.statistic.source == "caller" for criterion in spec.criteria):

@@ -1,5 +1,5 @@
-"""Everything that is named after a framework: its presets, configuration, losses, metrics and drop-in.
+"""Everything named after a framework, one folder or file each: presets, configuration, losses, metrics and drop-in.
 
 `rollout_corr.frameworks.NAME.install()` replaces the framework's own functions by ones with the same names, arguments
-and results. Importing a framework's package changes nothing and imports nothing of the framework.
+and results. Importing a framework's folder changes nothing and imports nothing of the framework.
 """

@@ -2,9 +2,9 @@
 
 import sys
 
-from rollout_corr.frameworks import preset_table, recipe_table
+from rollout_corr.frameworks.shared import tables
 
-TABLES = {"presets": preset_table.table, "losses": recipe_table.table}
+TABLES = {"presets": tables.presets, "losses": tables.losses}
 
 if __name__ == "__main__":
     sys.stdout.write(TABLES[sys.argv[1]]())

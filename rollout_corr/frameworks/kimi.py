@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from rollout_corr.frameworks.registry import recipe
+from rollout_corr.frameworks.shared.preset import preset_of
+from rollout_corr.frameworks.shared.recipe import BYPASS, anchor, recipe
 from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.spec.surrogates import Reinforce
 
 
-@recipe("Kimi K2.5 (2026-02), arXiv 2602.02276")
+@preset_of("Kimi K2.5 (2026-02), arXiv 2602.02276")
 def interval(lower: float = 0.5, upper: float = 2.0) -> Spec:
     """0 for a token whose ratio new/rollout is outside [lower, upper]; the report gives no bounds, these are ours."""
     criterion = Criterion("ratio", lower=lower, upper=upper, of="new/rollout", label="interval")
     return Spec(criteria=(criterion,), rejected="zero")
+
+
+# Kimi K2.5's report, equation 1, gives no number: tau is prime-rl's, the interval ours.
+RECIPES = {
+    "k25": recipe(
+        Reinforce(of="new/rollout"),
+        BYPASS,
+        "outside the interval its Clip has a value, ours is 0: no gradient in either",
+        spec="kimi.interval",
+        regulariser=anchor("all", tau=1e-3),
+    ),
+}

@@ -1,4 +1,4 @@
-"""prime-rl's recipes, for `policy_loss`: it compares the policy that trains with the one that sampled; no weight.
+"""prime-rl, for `policy_loss`: masks of the ratio of the policy that trains to the one that sampled; no weight.
 
 Its loss is REINFORCE with a differentiable ratio. Rejected tokens stay in its denominator and, by `kl_tau`, anchored;
 only its IcePop has no `kl_tau`.
@@ -6,8 +6,10 @@ only its IcePop has no `kl_tau`.
 
 from __future__ import annotations
 
-from rollout_corr.frameworks.registry import recipe
+from rollout_corr.frameworks.shared.preset import preset_of
+from rollout_corr.frameworks.shared.recipe import BYPASS, GLOBAL, anchor, of_presets, recipe
 from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.spec.surrogates import Reinforce
 from rollout_corr.spec.validate import positive
 
 
@@ -15,7 +17,7 @@ def _spec(criterion: Criterion) -> Spec:
     return Spec(criteria=(criterion,), rejected="zero")
 
 
-@recipe("prime-rl 559b447 (2026-08)")
+@preset_of("prime-rl 559b447 (2026-08)")
 def default(dppo_mask_low: float = 0.2, dppo_mask_high: float = 0.2) -> Spec:
     """0 for a token whose probability has moved with its advantage by more than dppo_mask_high, up, or _low, down."""
     low = positive("dppo_mask_low", dppo_mask_low, finite=False)
@@ -23,26 +25,38 @@ def default(dppo_mask_low: float = 0.2, dppo_mask_high: float = 0.2) -> Spec:
     return _spec(Criterion("prob_diff", lower=-low, upper=high, when="outward", of="new/rollout", label="dppo"))
 
 
-@recipe("prime-rl 559b447 (2026-08)")
+@preset_of("prime-rl 559b447 (2026-08)")
 def ipo(ipo_threshold: float = 0.1) -> Spec:
     """0 for a token whose probability has moved by more than ipo_threshold."""
     return _spec(Criterion("tv", upper=ipo_threshold, of="new/rollout", label="ipo"))
 
 
-@recipe("prime-rl PR #3526 (2026-09)")
+@preset_of("prime-rl PR #3526 (2026-09)")
 def icepop(low: float = 0.2, high: float = 5.0) -> Spec:
     """0 for a token whose ratio new/rollout is outside [low, high]."""
     return _spec(Criterion("ratio", lower=low, upper=high, of="new/rollout", label="icepop"))
 
 
-@recipe("prime-rl PR #3283")
+@preset_of("prime-rl PR #3283")
 def kpop(upper: float = 0.1) -> Spec:
     """0 for a token whose binary KL between new and rollout exceeds upper in either direction (KPop)."""
     return _spec(Criterion("binary_kl_symmetric", upper=upper, of="new/rollout", label="kpop"))
 
 
-@recipe("prime-rl 559b447 (2026-08)")
+@preset_of("prime-rl 559b447 (2026-08)")
 def ref_kl(threshold: float = 0.2) -> Spec:
     """0 for a token whose probability has fallen by more than threshold (its distillation loss)."""
     lower = -positive("threshold", threshold, finite=False)
     return _spec(Criterion("prob_diff", lower=lower, of="new/rollout", label="ref_kl"))
+
+
+RECIPES = of_presets("prime_rl", Reinforce(), BYPASS, GLOBAL, regulariser=anchor("all", kl_tau=1e-3)) | {
+    "icepop": recipe(Reinforce(), BYPASS, GLOBAL, spec="prime_rl.icepop"),
+    "ref_kl": recipe(
+        Reinforce(),
+        BYPASS,
+        "the advantages are ref_logp - new_logp, detached",
+        spec="prime_rl.ref_kl",
+        regulariser=anchor("all", kl_tau=1e-3),
+    ),
+}

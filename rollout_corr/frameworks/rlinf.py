@@ -1,12 +1,35 @@
-"""RLinf's recipe: `behave_weight_threshold` of its decoupled PPO."""
+"""RLinf: `behave_weight_threshold` of its decoupled PPO."""
 
 from __future__ import annotations
 
-from rollout_corr.frameworks.registry import recipe
+from typing import Any
+
+from rollout_corr.frameworks.shared.preset import preset_of
+from rollout_corr.frameworks.shared.recipe import BOTH, DECOUPLED, Named, clip, penalty, preset_with, recipe, reduction
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 
-@recipe("RLinf a3816b5 (2026-08-22)")
+@preset_of("RLinf a3816b5 (2026-08-22)")
 def decoupled(threshold: float = 2.0) -> Spec:
     """w = exp(D); tokens above threshold (2 or 5 in its recipes) masked, and out of the denominator."""
     return Spec(weight=Weight("token"), criteria=(Criterion("ratio", upper=threshold),), rejected="mask")
+
+
+# Of a3816b5: `loss_type=actor`; `importance_sampling_fix`, which multiplies the advantages: a weight.
+_CLIP = Named(clip, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0)
+_ACTOR: dict[str, Any] = {
+    "reduction": reduction(loss_agg_func="token-mean"),
+    "kl": penalty(value_clamp=10.0, kl_beta=0.0),
+}
+
+RECIPES = {
+    "actor": recipe(_CLIP, DECOUPLED, "the KL of its Megatron actor; the FSDP actor swaps the two policies", **_ACTOR),
+    "importance_sampling_fix": recipe(
+        _CLIP,
+        BOTH,
+        "the clip has no default in RLinf, its examples say 1 or 2",
+        spec=preset_with("megatron.tis", importance_sampling_clip=("coef", 2.0)),
+        **_ACTOR,
+    ),
+    "decoupled": recipe(_CLIP, BOTH, spec="rlinf.decoupled", denominator="kept"),
+}

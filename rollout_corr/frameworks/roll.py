@@ -1,13 +1,37 @@
-"""ROLL's recipe: `train_infer_correction` with the defaults of its weight and of its filter, both switched on."""
+"""ROLL: `train_infer_correction` with the defaults of its weight and of its filter, both switched on."""
 
 from __future__ import annotations
 
-from rollout_corr.frameworks.registry import recipe
+from rollout_corr.frameworks.shared.preset import preset_of
+from rollout_corr.frameworks.shared.recipe import BOTH, DECOUPLED, SEQUENCES, Named, around_one, recipe, reduction
 from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.surrogates import DRO, GPG, PPO, Score
 
 
-@recipe("ROLL 8eb27cc (2026-08-18)")
+@preset_of("ROLL 8eb27cc (2026-08-18)")
 def default(upper_bound: float | None = 1.2, ratio_low: float | None = 0.8, ratio_high: float | None = 1.2) -> Spec:
     """w = exp(D) clamped to [0, upper_bound]; tokens outside [ratio_low, ratio_high] masked."""
     criterion = Criterion("ratio", lower=ratio_low, upper=ratio_high)
     return Spec(weight=Weight("token", lower=0.0, upper=upper_bound), criteria=(criterion,), rejected="mask")
+
+
+def _clip(both: float, low: float | None, high: float | None, dual: bool) -> PPO:
+    # The dual clip has no setting of its own.
+    return PPO(both if low is None else low, both if high is None else high, 1.0 + 2.0 * both if dual else None)
+
+
+# `pg_variant` of ROLL's agentic pipeline; PPO elsewhere.
+RECIPES = {
+    "default": recipe(
+        Named(_clip, pg_clip=0.2, pg_clip_low=None, pg_clip_high=None, dual_clip_loss=False),
+        BOTH,
+        spec="roll.default",
+        reduction=reduction(loss_agg_mode="seq-mean-token-mean"),
+    ),
+    "vanilla": recipe(GPG(), (), reduction=SEQUENCES),
+    "tis": recipe(Named(Score, tis_lower_bound=0.0, tis_upper_bound=1.0), DECOUPLED, reduction=SEQUENCES),
+    "cispo": recipe(Named(around_one, cispo_epsilon_low=0.1, cispo_epsilon_high=0.1), DECOUPLED, reduction=SEQUENCES),
+    "kimi15": recipe(
+        Named(DRO, kimi15_tau=0.1), DECOUPLED, "Kimi K1.5's regulariser, token by token", reduction=SEQUENCES
+    ),
+}

@@ -1,4 +1,4 @@
-"""ms-swift's recipes: `rollout_importance_sampling_mode` with its threshold.
+"""ms-swift: `rollout_importance_sampling_mode` with its threshold.
 
 swift's "sequence" is the geometric mean. D is clamped to +-20 per token. swift's weight also multiplies the KL term.
 Rejection zeroes the weight.
@@ -6,9 +6,13 @@ Rejection zeroes the weight.
 
 from __future__ import annotations
 
-from rollout_corr.frameworks.off_policy import off_policy
-from rollout_corr.frameworks.registry import recipe
+from typing import Any
+
+from rollout_corr.frameworks.shared.preset import preset_of
+from rollout_corr.frameworks.shared.recipe import BOTH, SEQUENCES, Named, of_presets, penalty, recipe
+from rollout_corr.frameworks.shared.specs import off_policy
 from rollout_corr.spec.correction import Criterion, Reduce, Spec, Unit, Weight
+from rollout_corr.spec.surrogates import PPO
 
 TOKEN_CLAMP = 20.0
 
@@ -18,31 +22,31 @@ def _masked(over: Unit, reduce: Reduce | None, threshold: float) -> Spec:
     return Spec(weight=Weight("token", token_clamp=TOKEN_CLAMP), criteria=(criterion,), rejected="zero")
 
 
-@recipe("ms-swift 3602360 (2026-08-22)")
+@preset_of("ms-swift 3602360 (2026-08-22)")
 def token_truncate(threshold: float = 2.0) -> Spec:
     """w = min(exp(D), threshold)."""
     return Spec(weight=Weight("token", upper=threshold, token_clamp=TOKEN_CLAMP))
 
 
-@recipe("ms-swift 3602360 (2026-08-22)")
+@preset_of("ms-swift 3602360 (2026-08-22)")
 def token_mask(threshold: float = 2.0) -> Spec:
     """w = exp(D) up to threshold, else 0."""
     return _masked("token", None, threshold)
 
 
-@recipe("ms-swift 3602360 (2026-08-22)")
+@preset_of("ms-swift 3602360 (2026-08-22)")
 def sequence_truncate(threshold: float = 2.0) -> Spec:
     """w = min(exp(mean D), threshold)."""
     return Spec(weight=Weight("geometric", upper=threshold, token_clamp=TOKEN_CLAMP))
 
 
-@recipe("ms-swift 3602360 (2026-08-22)")
+@preset_of("ms-swift 3602360 (2026-08-22)")
 def sequence_mask(threshold: float = 2.0) -> Spec:
     """w = exp(D), and 0 for a sequence whose exp(mean D) is above threshold."""
     return _masked("sequence", "mean", threshold)
 
 
-@recipe("ms-swift 3602360 (2026-08-22)")
+@preset_of("ms-swift 3602360 (2026-08-22)")
 def opsm(delta: float = 0.1, threshold: float = 2.0) -> Spec:
     """token_truncate, and a sequence with A < 0 whose mean(rollout - new) exceeds delta leaves the mask.
 
@@ -50,3 +54,14 @@ def opsm(delta: float = 0.1, threshold: float = 2.0) -> Spec:
     """
     criterion = off_policy(delta, token_clamp=TOKEN_CLAMP)
     return Spec(weight=Weight("token", upper=threshold, token_clamp=TOKEN_CLAMP), criteria=(criterion,))
+
+
+_LOSS: dict[str, Any] = {
+    "surrogate": Named(lambda epsilon: PPO(epsilon, epsilon), epsilon=0.2),
+    "needs": BOTH,
+    "note": "weights multiply the KL term too",
+    "reduction": SEQUENCES,
+    "kl": penalty(weight="weights", beta=0.0),
+}
+
+RECIPES = of_presets("swift", **_LOSS) | {"opsm": recipe(spec="swift.opsm", denominator="kept", **_LOSS)}

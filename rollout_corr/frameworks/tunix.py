@@ -1,12 +1,91 @@
-"""Tunix's recipe: `sampler_is="token"`."""
+"""Tunix: `sampler_is="token"`."""
 
 from __future__ import annotations
 
-from rollout_corr.frameworks.registry import recipe
+from functools import partial
+from typing import Any
+
+from rollout_corr.frameworks.shared.preset import preset_of
+from rollout_corr.frameworks.shared.recipe import (
+    BOTH,
+    BYPASS,
+    DECOUPLED,
+    NO_LOWER_CLAMP,
+    SEQUENCES,
+    Named,
+    Recipe,
+    aggregation,
+    arguments,
+    as_wide,
+    clip,
+    recipe,
+)
 from rollout_corr.spec.correction import Spec, Weight
+from rollout_corr.spec.loss import KL, KLKind, LossReduction
+from rollout_corr.spec.surrogate import Surrogate
+from rollout_corr.spec.surrogates import GSPO, PPO
+from rollout_corr.spec.validate import one_of
 
 
-@recipe("Tunix 0.1.7")
+@preset_of("Tunix 0.1.7")
 def tis(threshold: float = 2.0) -> Spec:
     """w = min(exp(D), threshold), D clamped to +-20."""
     return Spec(weight=Weight("token", upper=threshold, token_clamp=20.0))
+
+
+# Tunix 0.1.7 and c7d8950 (2026-08-21).
+AGGREGATIONS: dict[str, LossReduction] = {
+    "token-mean": "token_mean",
+    "sequence-mean-token-mean": SEQUENCES,
+    "sequence-mean-token-scale": "token_sum_norm",
+    "seq-mean-token-sum": "sequence_mean_token_sum",
+}
+KL_KINDS: dict[str, KLKind] = {"kl": "k1", "mse_kl": "k2", "low_var_kl": "k3"}
+GRPO_NEEDS = (*BYPASS, "ref_logp")
+ROLLED_OUT = "its old log-probs are the rollout's unless use_rollout_logps is off"
+
+
+def _grpo(
+    loss_agg_mode: str = "sequence-mean-token-mean",
+    loss_algo: str = "grpo",
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    epsilon_c: float | None = None,
+    beta: float | None = 0.04,
+    kl_loss_mode: str = "kl",
+    max_tokens_to_generate: float = 64.0,
+) -> dict[str, Any]:
+    """`policy_loss_fn=grpo`. The scale of sequence-mean-token-scale is the width of the batch."""
+    surrogate: Surrogate = clip(epsilon, epsilon_high, epsilon_c)
+    if one_of("loss_algo", loss_algo, ("grpo", "gspo-token")) == "gspo-token":
+        surrogate = as_wide(partial(GSPO, through="token", clamp=10.0))(epsilon, epsilon_high, epsilon_c)
+    reduction = aggregation("loss_agg_mode", AGGREGATIONS, loss_agg_mode)
+    kind = KL_KINDS[one_of("kl_loss_mode", kl_loss_mode, KL_KINDS)]
+    return arguments(
+        surrogate,
+        reduction=reduction,
+        kl=KL(kind, beta) if beta else None,
+        max_length=max_tokens_to_generate if reduction == "token_sum_norm" else None,
+    )
+
+
+def _with_tis(sampler_is_threshold: float = 2.0, **settings: Any) -> dict[str, Any]:
+    """`sampler_is=token`."""
+    return _grpo(**settings) | {"spec": tis(sampler_is_threshold)}
+
+
+def _sides(both: float, low: float | None, high: float | None, dual: float | None) -> PPO:
+    return PPO(both if low is None else low, both if high is None else high, dual)
+
+
+# The KL of `policy_loss_fn=ppo` goes into the rewards.
+RECIPES = {
+    "grpo": Recipe(_grpo, GRPO_NEEDS, ROLLED_OUT),
+    "gspo_token": Recipe(partial(_grpo, loss_algo="gspo-token"), GRPO_NEEDS, NO_LOWER_CLAMP),
+    "dapo": Recipe(partial(_grpo, "token-mean", epsilon_high=0.28, beta=None), BYPASS, ROLLED_OUT),
+    "drgrpo": Recipe(
+        partial(_grpo, "sequence-mean-token-scale"), GRPO_NEEDS, "max_tokens_to_generate is the rollout's"
+    ),
+    "tis": Recipe(_with_tis, (*BOTH, "ref_logp")),
+    "ppo": recipe(Named(_sides, epsilon=0.2, epsilon_low=None, epsilon_high=None, epsilon_c=None), DECOUPLED),
+}

@@ -16,7 +16,7 @@ from rollout_corr.cli.main import main
 from rollout_corr.diagnose.read import tensor_files
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.what_if import Outcome, Setting, grid, pareto, presets, try_all
-from rollout_corr.frameworks import registry
+from rollout_corr.frameworks.shared import lookup
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -39,13 +39,13 @@ def test_every_preset_is_tried_or_left_out_for_a_reason():
     for has_advantages in (False, True):
         tried, left_out = presets(has_advantages)
         named = [name for setting in tried for name in (setting.name, *setting.same)]
-        assert sorted([*named, *left_out]) == registry.names()
+        assert sorted([*named, *left_out]) == lookup.names()
         assert len(named) > 50
         for setting in tried:
             for name in (setting.name, *setting.same):
-                assert registry.preset(name) == setting.spec
+                assert lookup.preset(name) == setting.spec
         for name, reason in left_out.items():
-            criteria = registry.preset(name).criteria
+            criteria = lookup.preset(name).criteria
             if "advantages" in reason:
                 assert not has_advantages and any(criterion.when != "any" for criterion in criteria)
             else:

@@ -12,8 +12,8 @@ import torch
 
 from builders.config_cases import VERL, XTUNER, ratio
 from rollout_corr.api.correct import correct
-from rollout_corr.frameworks import presets
-from rollout_corr.frameworks.config import from_config
+from rollout_corr.frameworks.shared import presets
+from rollout_corr.frameworks.shared.lookup import from_config
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")
@@ -124,7 +124,7 @@ def test_options_are_checked():
         from_config("verl", {}, version="0.7")
     with pytest.raises(TypeError, match=r"from_config\('xtuner'\): .*k1_bounds"):
         from_config("xtuner", {}, k1_bounds="ratio")
-    with pytest.raises(ValueError, match=r"from_config: expected one of \['verl', 'xtuner', 'skyrl'\], got 'trl'"):
+    with pytest.raises(ValueError, match=r"from_config: expected one of \['skyrl', 'verl', 'xtuner'\], got 'trl'"):
         from_config("trl", {})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import pickle
@@ -18,9 +17,9 @@ import torch
 
 from builders.preset_cases import EXPECTED, OLD, WITH_ARGUMENTS
 from rollout_corr.api.correct import correct
-from rollout_corr.frameworks import presets
-from rollout_corr.frameworks.preset_table import BEGIN, END, expression, table
-from rollout_corr.frameworks.registry import OLD_NAMES, RECIPES, preset
+from rollout_corr.frameworks.shared import presets, tables
+from rollout_corr.frameworks.shared.lookup import every_preset, frameworks, preset
+from rollout_corr.frameworks.shared.tables import END, expression
 from rollout_corr.frameworks.verl import options as verl_options
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 
@@ -31,7 +30,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 def test_every_recipe_is_expected():
     assert presets.names() == sorted(EXPECTED)
-    assert sorted(OLD_NAMES) == sorted(OLD)
+    assert [found.name for found in every_preset(old=True)] == sorted(OLD)
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
@@ -64,11 +63,10 @@ def test_specs_are_plain_values(name):
     assert len({spec, preset(name)}) == 1
 
 
-@pytest.mark.parametrize("name", sorted({**RECIPES, **OLD_NAMES}))
-def test_documented(name):
-    entry = {**RECIPES, **OLD_NAMES}[name]
-    assert entry.matches
-    assert (entry.build.__doc__ or "").strip()
+def test_documented():
+    for found in [*every_preset(), *every_preset(old=True)]:
+        assert found.matches, found.name
+        assert (found.build.__doc__ or "").strip().endswith("."), found.name
 
 
 def test_names_are_sorted_strings_without_old_ones():
@@ -337,15 +335,16 @@ def test_expression_builds_what_it_says():
 
 def test_table_in_the_docs_is_up_to_date():
     text = (DOCS / "presets.md").read_text(encoding="utf-8")
-    assert text.count(BEGIN) == text.count(END) == 1
-    written = text[text.index(BEGIN) : text.index(END) + len(END)]
-    assert written == table().rstrip("\n"), (
+    begin = tables.BEGIN.format("presets")
+    assert text.count(begin) == text.count(END) == 1
+    written = text[text.index(begin) : text.index(END) + len(END)]
+    assert written == tables.presets().rstrip("\n"), (
         "run: python -m rollout_corr.frameworks presets, and put it into docs/presets.md"
     )
 
 
 def test_table_says_everything():
-    text = table()
+    text = tables.presets()
     for name in [*EXPECTED, *OLD]:
         assert f"| `{name}(" in text
     for line in text.splitlines():
@@ -353,24 +352,47 @@ def test_table_says_everything():
             assert len(re.findall(r"(?<!\\)\|", line)) == 5
 
 
-def test_module_prints_the_table():
-    command = [sys.executable, "-m", "rollout_corr.frameworks", "presets"]
+@pytest.mark.parametrize("table", ["presets", "losses"])
+def test_module_prints_the_tables(table):
+    command = [sys.executable, "-m", "rollout_corr.frameworks", table]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=DOCS.parent)
-    assert done.stdout == table()
+    assert done.stdout == getattr(tables, table)()
 
 
-def test_recipes_need_no_tensors():
+def test_presets_and_configurations_need_no_torch():
     code = (
         "import sys, types\n"
         "package = types.ModuleType('rollout_corr')\n"
         f"package.__path__ = [{str(DOCS.parent / 'rollout_corr')!r}]\n"
         "sys.modules['rollout_corr'] = package\n"
-        "import rollout_corr.frameworks.presets, rollout_corr.frameworks.config\n"
+        "from rollout_corr.frameworks.shared import lookup\n"
+        "lookup.names(), lookup.recipe_names()\n"
+        "[lookup.from_config(name, {}) for name in ('verl', 'xtuner', 'skyrl')]\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_modules_can_be_imported_one_by_one():
-    for name in {name.split(".")[0] for name in EXPECTED}:
-        assert importlib.import_module(f"rollout_corr.frameworks.{name}").__doc__
+def test_a_name_imports_its_framework_alone():
+    code = (
+        "import sys\n"
+        "import rollout_corr as rc\n"
+        "def loaded():\n"
+        "    modules = (name.split('.') for name in sys.modules if name.startswith('rollout_corr.frameworks.'))\n"
+        "    return {parts[2] for parts in modules} - {'shared'}\n"
+        "assert not loaded(), loaded()\n"
+        "rc.preset('glm.icepop'); rc.recipe('glm.double_sided'); rc.presets.areal.token_mask()\n"
+        "assert loaded() == {'glm', 'areal'}, loaded()\n"
+        "assert 'rollout_corr.frameworks.areal.dropin' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_type_checkers_see_every_framework_with_presets():
+    """Editors complete `rc.presets.`; at run time frameworks are found by their folders."""
+    source = Path(presets.__file__).read_text(encoding="utf-8")
+    named = re.findall(r"^    from rollout_corr\.frameworks\S* import \w+ as (\w+)$", source, re.MULTILINE)
+    assert sorted([*named, "names", "preset"]) == dir(presets)
+    for name in dir(presets):
+        assert getattr(presets, name).__doc__
+    assert not hasattr(presets, "tinker") and "tinker" in frameworks()

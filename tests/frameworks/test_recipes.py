@@ -6,9 +6,6 @@ Numbers are those of the frameworks' own defaults.
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -36,8 +33,7 @@ from oracles.published import (
     with_kl,
     within,
 )
-from rollout_corr.frameworks import recipes
-from rollout_corr.frameworks.recipe_table import table
+from rollout_corr.frameworks.shared.lookup import every_recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -87,7 +83,7 @@ def test_every_recipe_is_restated():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_recipe_is_what_is_published(name):
-    assert_published(name, PUBLISHED[name], recipes.calls()[name].needs)
+    assert_published(name, PUBLISHED[name], every_recipe()[name].needs)
 
 
 def test_options_by_the_frameworks_names():
@@ -204,12 +200,6 @@ def test_clips_by_the_frameworks_names():
         "reduction": "token_mean",
         "denominator": "original",
     }
-
-
-def test_module_prints_the_tables():
-    command = [sys.executable, "-m", "rollout_corr.frameworks", "losses"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).resolve().parents[2])
-    assert done.stdout == table()
 
 
 def test_wrong_names_and_options():

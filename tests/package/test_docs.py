@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from rollout_corr.frameworks.recipe_table import table
+from rollout_corr.frameworks.shared.tables import losses
 from rollout_corr.metrics import native
 from rollout_corr.spec import correction, loss, surrogate
 
@@ -109,7 +109,7 @@ def test_metrics_page_is_fresh():
 
 def test_losses_page_is_fresh():
     text = (DOCS / "losses.md").read_text(encoding="utf-8")
-    assert table() in text, "python -m rollout_corr.frameworks losses makes the part between the comments"
+    assert losses() in text, "python -m rollout_corr.frameworks losses makes the part between the comments"
 
 
 @pytest.mark.parametrize("path", RUN, ids=lambda path: path.name)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rollout_corr.api.correct import Correction, correct
 from rollout_corr.frameworks.areal import presets as presets
-from rollout_corr.frameworks.dropin import DropIn, Installed, Target
+from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
 from rollout_corr.spec import validate
 from rollout_corr.spec.correction import Criterion, Reduce, Spec, Weight
 

@@ -1,4 +1,4 @@
-"""AReaL's recipes: `rejection_sampling` with action "mask", by its metric.
+"""AReaL: `rejection_sampling` with action "mask", by its metric.
 
 AReaL edits the mask and zeroes the weight, but keeps the original token count as denominator, so give the policy loss
 denominator="original". With a ratio it reads non-finite D as 0; its KL metrics are not cleaned, so there a NaN fails.
@@ -6,7 +6,8 @@ denominator="original". With a ratio it reads non-finite D as 0; its KL metrics 
 
 from __future__ import annotations
 
-from rollout_corr.frameworks.registry import recipe
+from rollout_corr.frameworks.shared.preset import preset_of
+from rollout_corr.frameworks.shared.recipe import BOTH, GLOBAL, Named, clip, of_presets
 from rollout_corr.spec.correction import Criterion, Level, Nonfinite, Reduce, Spec, Unit, Weight
 from rollout_corr.spec.statistics import Stat
 from rollout_corr.spec.validate import number, one_of
@@ -25,20 +26,20 @@ def _spec(level: Level, criterion: Criterion, nonfinite: Nonfinite) -> Spec:
     return Spec(weight=Weight(level), criteria=(criterion,), rejected="both", nonfinite=nonfinite)
 
 
-@recipe("AReaL 1.0.4")
+@preset_of("AReaL 1.0.4")
 def token_mask(lower: float | None = 0.5, upper: float | None = 5.0) -> Spec:
     """w = exp(D) inside [lower, upper], else dropped (IcePop); AReaL's own default leaves the lower side open."""
     return _spec("token", Criterion("ratio", lower=lower, upper=upper), "neutral")
 
 
-@recipe("AReaL 1.0.4")
+@preset_of("AReaL 1.0.4")
 def seq(upper: float | None = 5.0, lower: float | None = None, agg: Reduce = "mean") -> Spec:
     """w = exp(mean D), dropped for a sequence whose exp(agg of D) is outside the bounds."""
     one_of("agg", agg, AGGREGATIONS)
     return _spec("geometric", Criterion("ratio", over="sequence", reduce=agg, lower=lower, upper=upper), "neutral")
 
 
-@recipe("AReaL 1.0.4")
+@preset_of("AReaL 1.0.4")
 def kl(
     metric: str = "kl_k3", level: str = "token", agg: Reduce = "mean", upper: float = 5.0, lower: float | None = None
 ) -> Spec:
@@ -57,7 +58,10 @@ def kl(
     return _spec("token", Criterion("k1", over=over, reduce=reduce, lower=lowest, upper=highest), "reject")
 
 
-@recipe("AReaL cbff54d (2026-08-22)")
+@preset_of("AReaL cbff54d (2026-08-22)")
 def kpop(upper: float = 2.0) -> Spec:
     """w = exp(D), dropped for a token whose binary KL is above upper in either direction (KPop; its paper says 0.1)."""
     return _spec("token", Criterion("binary_kl_symmetric", upper=upper), "reject")
+
+
+RECIPES = of_presets("areal", Named(clip, eps_clip=0.2, eps_clip_higher=None, c_clip=None), BOTH, GLOBAL)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from rollout_corr.frameworks.reading import boolean, fields_of, refuse_unknown
-from rollout_corr.frameworks.registry import warn_once
+from rollout_corr.frameworks.shared.preset import warn_once
+from rollout_corr.frameworks.shared.settings import boolean, fields_of, refuse_unknown
 from rollout_corr.frameworks.skyrl import presets
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.validate import positive

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import correct
-from rollout_corr.frameworks.dropin import DropIn, Installed, Target
+from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
 from rollout_corr.frameworks.skyrl import metrics as report
 from rollout_corr.frameworks.skyrl import presets as presets
 from rollout_corr.metrics.statistics import Statistics

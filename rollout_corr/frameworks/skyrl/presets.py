@@ -1,4 +1,4 @@
-"""SkyRL's recipes: what its page on off-policy correction shows, by the names of its options.
+"""SkyRL: the corrections of its page on off-policy correction, by the names of its options.
 
 SkyRL masks sequences with an outlier first, then tokens, then computes sequence weights and the sequence mask from what
 is left. Rejected tokens stay in SkyRL's denominators, so give the policy loss denominator="original".
@@ -6,8 +6,22 @@ is left. Rejected tokens stay in SkyRL's denominators, so give the policy loss d
 
 from __future__ import annotations
 
-from rollout_corr.frameworks.registry import recipe
+from functools import partial
+
+from rollout_corr.frameworks.shared.preset import preset_of
+from rollout_corr.frameworks.shared.recipe import (
+    BOTH,
+    BYPASS,
+    DECOUPLED,
+    NO_LOWER_CLAMP,
+    Named,
+    around_one,
+    of_presets,
+    preset_with,
+    recipe,
+)
 from rollout_corr.spec.correction import Criterion, Level, Reduce, Scheme, Spec, SumsOver, Weight
+from rollout_corr.spec.surrogates import GSPO, PPO, SAPO, Reinforce
 from rollout_corr.spec.validate import not_negative, one_of, positive
 
 REPORT: tuple[Scheme, ...] = ("native", "skyrl")
@@ -74,7 +88,7 @@ def spec(
     return Spec(weight=weight, criteria=tuple(criteria), rejected="mask", sums_over=sums_over, report=REPORT)
 
 
-@recipe("SkyRL a956457 (2026-08-21)")
+@preset_of("SkyRL a956457 (2026-08-21)")
 def tldr(geo_mask_low: float = 0.99, geo_mask_high: float = 1.01, token_tis_ratio_clip_high: float = 2.0) -> Spec:
     """All that the page recommends: geometric sequence mask, token TIS, token mask [0.5, 2], outliers [1e-4, 100]."""
     return spec(
@@ -90,31 +104,31 @@ def tldr(geo_mask_low: float = 0.99, geo_mask_high: float = 1.01, token_tis_rati
     )
 
 
-@recipe("SkyRL a956457 (2026-08-21)")
+@preset_of("SkyRL a956457 (2026-08-21)")
 def token_tis(clip_high: float = 2.0) -> Spec:
     """Token TIS: w = min(exp(D), clip_high)."""
     return spec(tis_ratio_type="token", token_tis_ratio_clip_high=clip_high)
 
 
-@recipe("SkyRL a956457 (2026-08-21)")
+@preset_of("SkyRL a956457 (2026-08-21)")
 def sequence_tis(clip_high: float = 5.0) -> Spec:
     """Sequence TIS: w = min(exp(sum D), clip_high)."""
     return spec(tis_ratio_type="sequence", sequence_tis_ratio_clip_high=clip_high)
 
 
-@recipe("SkyRL a956457 (2026-08-21)")
+@preset_of("SkyRL a956457 (2026-08-21)")
 def geometric_mask(low: float = 0.99, high: float = 1.01) -> Spec:
     """Keep a sequence iff exp(mean D) lies within [low, high]."""
     return spec(sequence_mask_metric="geometric", geo_mask_low=low, geo_mask_high=high)
 
 
-@recipe("SkyRL a956457 (2026-08-21)")
+@preset_of("SkyRL a956457 (2026-08-21)")
 def product_mask(low: float = 0.5, high: float = 2.0) -> Spec:
     """Keep a sequence iff exp(sum D) lies within [low, high]."""
     return spec(sequence_mask_metric="product", product_mask_low=low, product_mask_high=high)
 
 
-@recipe("SkyRL a956457 (2026-08-21)")
+@preset_of("SkyRL a956457 (2026-08-21)")
 def token_mask(low: float = 0.5, high: float = 2.0) -> Spec:
     """Keep a token iff exp(D) lies within [low, high]."""
     for key, value in (("low", low), ("high", high)):
@@ -123,7 +137,36 @@ def token_mask(low: float = 0.5, high: float = 2.0) -> Spec:
     return spec(token_mask_is_threshold_low=low, token_mask_is_threshold_high=high)
 
 
-@recipe("SkyRL a956457 (2026-08-21)")
+@preset_of("SkyRL a956457 (2026-08-21)")
 def outlier_mask(low: float | None = 1e-4, high: float | None = 100.0) -> Spec:
     """A token outside [low, high] rejects its whole sequence."""
     return spec(outlier_token_is_threshold_low=low, outlier_token_is_threshold_high=high)
+
+
+_CLIP = Named(PPO, eps_clip_low=0.2, eps_clip_high=0.2)
+
+RECIPES = of_presets("skyrl", _CLIP, BOTH, "its KL loss is a mean over rows: a call of its own") | {
+    "regular": recipe(_CLIP, DECOUPLED),
+    "dual_clip": recipe(Named(PPO, eps_clip_low=0.2, eps_clip_high=0.2, clip_ratio_c=3.0), DECOUPLED),
+    "cispo": recipe(
+        Named(around_one, cispo_eps_clip_low=1.0, cispo_eps_clip_high=4.0),
+        DECOUPLED,
+        'cispo_anchor: Score(of="new/rollout")',
+    ),
+    "gspo": recipe(
+        Named(partial(GSPO, through="token", clamp=10.0), eps_clip_low=0.2, eps_clip_high=0.2),
+        DECOUPLED,
+        NO_LOWER_CLAMP,
+    ),
+    "sapo": recipe(SAPO(), DECOUPLED),
+    "rollout_is": recipe(
+        Named(partial(around_one, outside="zero", of="new/rollout"), eps_clip_low=0.2, eps_clip_high=0.2),
+        BYPASS,
+        "its bounds exclude their ends, ours include them",
+    ),
+    "dppo": recipe(
+        Reinforce(of="new/rollout"),
+        BYPASS,
+        spec=preset_with("prime_rl.default", delta_low=("dppo_mask_low", 0.2), delta_high=("dppo_mask_high", 0.2)),
+    ),
+}

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rollout_corr.api.correct import correct
 from rollout_corr.backends.run import SMALLEST_MEAN
-from rollout_corr.frameworks.dropin import DropIn
+from rollout_corr.frameworks.shared.dropin import DropIn
 from rollout_corr.frameworks.slime import presets as presets
 from rollout_corr.spec import validate
 from rollout_corr.spec.correction import Criterion, Level, Reduce, Spec, Unit, Weight

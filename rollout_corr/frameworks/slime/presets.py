@@ -1,33 +1,33 @@
-"""slime's recipes: `--use-tis` with the built-in functions, and its example `train_infer_mismatch_helper` (MIS).
+"""slime and miles: `--use-tis` with the built-in functions, and its example `train_infer_mismatch_helper` (MIS).
 
 MIS edits the mask and leaves the weights. slime keeps the original token counts as denominators.
 """
 
 from __future__ import annotations
 
-from rollout_corr.frameworks.off_policy import off_policy
-from rollout_corr.frameworks.registry import recipe
+from rollout_corr.frameworks.shared.preset import preset_of
+from rollout_corr.frameworks.shared.recipe import BOTH, SEQUENCES, Named, clip, of_presets
+from rollout_corr.frameworks.shared.specs import gated, off_policy
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 
-@recipe("slime 624b824 (2026-08-21)")
+@preset_of("slime 624b824 (2026-08-21)")
 def tis(tis_clip: float | None = 2.0, tis_clip_low: float | None = 0.0) -> Spec:
     """w = exp(D) clamped to [tis_clip_low, tis_clip]."""
     return Spec(weight=Weight("token", lower=tis_clip_low, upper=tis_clip))
 
 
-@recipe("slime 624b824 (2026-08-21)")
+@preset_of("slime 624b824 (2026-08-21)")
 def icepop(tis_clip: float | None = 2.0, tis_clip_low: float | None = 0.0) -> Spec:
     """w = exp(D) inside [tis_clip_low, tis_clip], else 0."""
-    criterion = Criterion("ratio", lower=tis_clip_low, upper=tis_clip)
-    return Spec(weight=Weight("token"), criteria=(criterion,), rejected="zero")
+    return gated(Criterion("ratio", lower=tis_clip_low, upper=tis_clip))
 
 
 def _veto(threshold: float | None) -> tuple[Criterion, ...]:
     return () if threshold is None else (Criterion("ratio", lower=threshold, drop="sequence", label="veto"),)
 
 
-@recipe("slime 624b824 (2026-08-21)")
+@preset_of("slime 624b824 (2026-08-21)")
 def mis(
     tis_upper_bound: float = 2.0,
     rs_lower_bound: float = 0.5,
@@ -41,7 +41,7 @@ def mis(
     return Spec(weight=weight, criteria=(rejection, *_veto(rs_veto_threshold)), rejected="mask")
 
 
-@recipe("slime 624b824 (2026-08-21)")
+@preset_of("slime 624b824 (2026-08-21)")
 def mis_geo(
     tis_upper_bound: float = 2.0,
     rs_lower_bound: float = 0.9999,
@@ -54,7 +54,7 @@ def mis_geo(
     return Spec(weight=weight, criteria=(rejection, *_veto(rs_veto_threshold)), rejected="mask")
 
 
-@recipe("slime 624b824 (2026-08-21)")
+@preset_of("slime 624b824 (2026-08-21)")
 def opsm(delta: float = 1e-4) -> Spec:
     """0 for the tokens with A < 0 of a sequence whose mean(old - new) exceeds delta (`--use-opsm`).
 
@@ -62,3 +62,6 @@ def opsm(delta: float = 1e-4) -> Spec:
     """
     criterion = off_policy(delta, of="new/old", drop="token", label="opsm")
     return Spec(criteria=(criterion,), rejected="zero")
+
+
+RECIPES = of_presets("slime", Named(clip, eps_clip=0.2, eps_clip_high=None, eps_clip_c=None), BOTH, reduction=SEQUENCES)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import correct
-from rollout_corr.frameworks.dropin import DropIn, Installed, Target
-from rollout_corr.frameworks.registry import preset
+from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
+from rollout_corr.frameworks.shared.lookup import preset
 from rollout_corr.spec.correction import Spec
 
 MODULE = "trl.trainer.grpo_trainer"

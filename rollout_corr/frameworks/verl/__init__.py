@@ -1,18 +1,12 @@
 """verl: presets, configuration, metrics, losses and drop-in."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rollout_corr.frameworks.shared.lazy import lazily
 
 if TYPE_CHECKING:
     from rollout_corr.frameworks.verl.dropin import install as install
     from rollout_corr.frameworks.verl.dropin import installed as installed
     from rollout_corr.frameworks.verl.dropin import uninstall as uninstall
 
-PUBLIC = ("install", "installed", "uninstall")
-
-
-def __getattr__(name: str) -> Any:
-    # Loaded when asked for: a preset needs neither torch nor the drop-in.
-    if name in PUBLIC:
-        return getattr(import_module(f"{__name__}.dropin"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazily(__name__, dropin=("install", "installed", "uninstall"))

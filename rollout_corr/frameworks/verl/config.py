@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout_corr.frameworks.preset_table import expression
-from rollout_corr.frameworks.reading import boolean, fields_of, refuse_unknown
-from rollout_corr.frameworks.registry import warn_once
+from rollout_corr.frameworks.shared.preset import warn_once
+from rollout_corr.frameworks.shared.settings import boolean, fields_of, refuse_unknown
+from rollout_corr.frameworks.shared.tables import expression
 from rollout_corr.frameworks.verl import options as verl_options
 from rollout_corr.frameworks.verl import presets
 from rollout_corr.spec.correction import Criterion, Level, Spec, Weight

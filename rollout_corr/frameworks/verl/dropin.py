@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.frameworks.dropin import Installed, Target
+from rollout_corr.frameworks.shared.dropin import Installed, Target
 from rollout_corr.frameworks.verl import losses as verl_losses
 from rollout_corr.frameworks.verl import measures, options, v07
 from rollout_corr.frameworks.verl import metrics as report

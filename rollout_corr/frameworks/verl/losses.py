@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.policy_loss import PolicyLoss, policy_loss
-from rollout_corr.frameworks.dropin import Target
+from rollout_corr.frameworks.shared.dropin import Target
 from rollout_corr.spec.loss import LossReduction
 from rollout_corr.spec.surrogate import Surrogate
 from rollout_corr.spec.surrogates import DPPO, DRO, GPG, GSPO, PPO, SAPO, Divergence, Score

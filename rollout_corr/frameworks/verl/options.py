@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from numbers import Real
 
-from rollout_corr.frameworks.registry import warn_once
+from rollout_corr.frameworks.shared.preset import warn_once
 from rollout_corr.spec import validate
 from rollout_corr.spec.correction import Criterion, Level, Reduce, Unit, Weight
 from rollout_corr.spec.statistics import Stat

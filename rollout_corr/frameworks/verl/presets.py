@@ -1,170 +1,96 @@
-"""verl's recipes, by the names of `RolloutCorrectionConfig`'s classmethods.
+"""verl: the corrections of `RolloutCorrectionConfig`, by the names of its classmethods, and its policy losses.
 
-Every recipe edits the mask where it rejects, and asks for verl's own metrics. A recipe of bypass mode is given the
-current policy, detached, as `train_logp`; which loss it feeds is the business of the policy loss. In bypass mode PPO
-does not multiply by the weight.
+Every preset edits the mask where it rejects, and asks for verl's own metrics. A preset of bypass mode is given the
+current policy, detached, as `train_logp`. In bypass mode PPO does not multiply by the weight.
 """
 
 from __future__ import annotations
 
-from rollout_corr.frameworks.registry import old_name, recipe
+import inspect
+from collections.abc import Callable
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from rollout_corr.frameworks.shared import lookup
+from rollout_corr.frameworks.shared.preset import preset_of, registered
+from rollout_corr.frameworks.shared.recipe import (
+    BOTH,
+    BYPASS,
+    DECOUPLED,
+    NO_LOWER_CLAMP,
+    SEQUENCES,
+    Named,
+    Recipe,
+    arguments,
+    around_one,
+    recipe,
+)
 from rollout_corr.frameworks.verl import options
 from rollout_corr.frameworks.verl.options import Threshold
 from rollout_corr.spec.correction import Criterion, Scheme, Spec, Weight
+from rollout_corr.spec.loss import KL
+from rollout_corr.spec.surrogate import Surrogate
+from rollout_corr.spec.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, Divergence, Score
 
 REPORT: tuple[Scheme, ...] = ("native", "verl")
 
+Criteria = tuple[Criterion, ...]
 
-def spec(weight: Weight | None = None, criteria: tuple[Criterion, ...] = ()) -> Spec:
-    """What all of verl's recipes share."""
+
+def spec(weight: Weight | None = None, criteria: Criteria = ()) -> Spec:
+    """Return a Spec that edits the mask and reports verl's metrics."""
     return Spec(weight=weight, criteria=criteria, rejected="mask", report=REPORT)
 
 
-def _is(level: str, threshold: object, key: str = "is_threshold") -> Weight:
-    return options.weight(level, threshold, key=key)
+# --- the parts: a preset is a weight, a rejection or both; it has their arguments, and their docstrings are its own ---
 
 
-def _rs(option: str, threshold: object, k1_bounds: str = "verl") -> tuple[Criterion, ...]:
-    return options.criteria(option, threshold, k1_bounds, key="rs_threshold")
-
-
-def _icepop(threshold: object, threshold_lower: object) -> Weight:
-    lower = options.number("threshold_lower", threshold_lower)
-    upper = options.number("threshold", threshold)
-    return options.weight("token", (lower, upper), key="threshold")
-
-
-@recipe("verl 0.9.1")
-def decoupled_token_is(threshold: Threshold = 2.0) -> Spec:
+def _token(threshold: Threshold = 2.0) -> Weight:
     """Token TIS: w = min(exp(D), threshold)."""
-    return spec(_is("token", threshold, "threshold"))
+    return options.weight("token", threshold, key="threshold")
 
 
-@recipe("verl 0.9.1")
-def decoupled_seq_is(threshold: Threshold = 2.0) -> Spec:
+def _sequence(threshold: Threshold = 2.0) -> Weight:
     """Sequence TIS: w = min(exp(sum D), threshold)."""
-    return spec(_is("sequence", threshold, "threshold"))
+    return options.weight("sequence", threshold, key="threshold")
 
 
-@recipe("verl 0.9.1")
-def decoupled_token_icepop(threshold: float = 5.0, threshold_lower: float = 0.5) -> Spec:
+def _icepop(threshold: float = 5.0, threshold_lower: float = 0.5) -> Weight:
     """Token IcePop: w = exp(D) inside [threshold_lower, threshold], else 0."""
-    return spec(_icepop(threshold, threshold_lower))
+    lower = options.number("threshold_lower", threshold_lower)
+    return options.weight("token", (lower, options.number("threshold", threshold)), key="threshold")
 
 
-@recipe("verl 0.9.1")
-def decoupled_seq_is_rs(
-    is_threshold: Threshold = 2.0, rs_threshold: Threshold = "0.5_2.0", k1_bounds: str = "verl"
-) -> Spec:
-    """Sequence TIS, and keep a sequence iff its summed -D lies within log of the bounds (seq_sum_k1)."""
-    return spec(_is("sequence", is_threshold), _rs("seq_sum_k1", rs_threshold, k1_bounds))
+def _token_is(is_threshold: Threshold = 2.0) -> Weight:
+    """Token TIS: w = min(exp(D), is_threshold)."""
+    return options.weight("token", is_threshold, key="is_threshold")
 
 
-@recipe("verl 0.9.1")
-def decoupled_geo_rs(rs_threshold: Threshold = "0.999_1.001", k1_bounds: str = "verl") -> Spec:
-    """No weight; keep a sequence iff its mean -D lies within log of the bounds (seq_mean_k1)."""
-    return spec(None, _rs("seq_mean_k1", rs_threshold, k1_bounds))
+def _sequence_is(is_threshold: Threshold = 2.0) -> Weight:
+    """Sequence TIS: w = min(exp(sum D), is_threshold)."""
+    return options.weight("sequence", is_threshold, key="is_threshold")
 
 
-@recipe("verl 0.9.1")
-def decoupled_geo_rs_seq_tis(
-    is_threshold: Threshold = 2.0, rs_threshold: Threshold = "0.999_1.001", k1_bounds: str = "verl"
-) -> Spec:
-    """Sequence TIS and seq_mean_k1."""
-    return spec(_is("sequence", is_threshold), _rs("seq_mean_k1", rs_threshold, k1_bounds))
+def _sum_k1(rs_threshold: Threshold = "0.5_2.0", k1_bounds: str = "verl") -> Criteria:
+    """Keep a sequence iff its sum of -D lies within log of the bounds (seq_sum_k1)."""
+    return options.criteria("seq_sum_k1", rs_threshold, k1_bounds, key="rs_threshold")
 
 
-@recipe("verl 0.9.1")
-def decoupled_geo_rs_token_tis(
-    is_threshold: Threshold = 2.0, rs_threshold: Threshold = "0.999_1.001", k1_bounds: str = "verl"
-) -> Spec:
-    """Token TIS and seq_mean_k1."""
-    return spec(_is("token", is_threshold), _rs("seq_mean_k1", rs_threshold, k1_bounds))
+def _mean_k1(rs_threshold: Threshold = "0.999_1.001", k1_bounds: str = "verl") -> Criteria:
+    """Keep a sequence iff its mean of -D lies within log of the bounds (seq_mean_k1)."""
+    return options.criteria("seq_mean_k1", rs_threshold, k1_bounds, key="rs_threshold")
 
 
-@recipe("verl 0.9.1")
-def decoupled_k3_rs(rs_threshold: float = 0.01) -> Spec:
-    """No weight; keep a sequence iff its mean of exp(D) - 1 - D is at most rs_threshold (seq_mean_k3)."""
-    return spec(None, _rs("seq_mean_k3", rs_threshold))
+def _mean_k3(rs_threshold: float = 0.01) -> Criteria:
+    """Keep a sequence iff its mean of exp(D) - 1 - D is at most rs_threshold (seq_mean_k3)."""
+    return options.criteria("seq_mean_k3", rs_threshold, key="rs_threshold")
 
 
-@recipe("verl 0.9.1")
-def decoupled_k3_rs_seq_tis(is_threshold: Threshold = 2.0, rs_threshold: float = 0.01) -> Spec:
-    """Sequence TIS and seq_mean_k3."""
-    return spec(_is("sequence", is_threshold), _rs("seq_mean_k3", rs_threshold))
+# Up to 0.7.0 verl tested the ratio itself, with 1/upper as the lower bound if none was given, and had a veto.
 
 
-@recipe("verl 0.9.1")
-def decoupled_k3_rs_token_tis(is_threshold: Threshold = 2.0, rs_threshold: float = 0.01) -> Spec:
-    """Token TIS and seq_mean_k3."""
-    return spec(_is("token", is_threshold), _rs("seq_mean_k3", rs_threshold))
-
-
-@recipe("verl 0.9.1")
-def bypass_ppo_clip() -> Spec:
-    """Bypass, PPO: the surrogate's own ratio is the correction; metrics only here."""
-    return spec()
-
-
-@recipe("verl 0.9.1")
-def bypass_ppo_clip_geo_rs(rs_threshold: Threshold = "0.999_1.001", k1_bounds: str = "verl") -> Spec:
-    """Bypass, PPO, and seq_mean_k1."""
-    return spec(None, _rs("seq_mean_k1", rs_threshold, k1_bounds))
-
-
-@recipe("verl 0.9.1")
-def bypass_ppo_clip_k3_rs(rs_threshold: float = 0.01) -> Spec:
-    """Bypass, PPO, and seq_mean_k3."""
-    return spec(None, _rs("seq_mean_k3", rs_threshold))
-
-
-@recipe("verl 0.9.1")
-def bypass_pg_is(threshold: Threshold = 2.0) -> Spec:
-    """Bypass, REINFORCE with sequence TIS."""
-    return spec(_is("sequence", threshold, "threshold"))
-
-
-@recipe("verl 0.9.1")
-def bypass_pg_token_icepop(threshold: float = 5.0, threshold_lower: float = 0.5) -> Spec:
-    """Bypass, REINFORCE with token IcePop."""
-    return spec(_icepop(threshold, threshold_lower))
-
-
-@recipe("verl 0.9.1")
-def bypass_pg_geo_rs(rs_threshold: Threshold = "0.999_1.001", k1_bounds: str = "verl") -> Spec:
-    """Bypass, REINFORCE without weight, and seq_mean_k1."""
-    return spec(None, _rs("seq_mean_k1", rs_threshold, k1_bounds))
-
-
-@recipe("verl 0.9.1")
-def bypass_pg_geo_rs_seq_tis(
-    is_threshold: Threshold = 2.0, rs_threshold: Threshold = "0.999_1.001", k1_bounds: str = "verl"
-) -> Spec:
-    """Bypass, REINFORCE with sequence TIS, and seq_mean_k1."""
-    return spec(_is("sequence", is_threshold), _rs("seq_mean_k1", rs_threshold, k1_bounds))
-
-
-@recipe("verl 0.9.1")
-def bypass_pg_geo_rs_token_tis(
-    is_threshold: Threshold = 2.0, rs_threshold: Threshold = "0.999_1.001", k1_bounds: str = "verl"
-) -> Spec:
-    """Bypass, REINFORCE with token TIS, and seq_mean_k1."""
-    return spec(_is("token", is_threshold), _rs("seq_mean_k1", rs_threshold, k1_bounds))
-
-
-@recipe("verl 0.9.1")
-def disabled() -> Spec:
-    """Metrics only."""
-    return spec()
-
-
-# The old names. Up to 0.7.0 verl tested the ratio itself, with 1/upper as the lower bound if none was given, and many
-# recipes had a veto.
-
-_EARLY = "verl before 0.6.1"
-
-
-def _old_rs(option: str, upper: object, lower: object) -> Criterion:
+def _ratio(option: str, upper: object, lower: object) -> Criterion:
     least, most = options.ratio_bounds("rs_threshold", upper)
     if lower is not None:
         # seq_mis leaves the lower side open by writing 0.
@@ -172,115 +98,172 @@ def _old_rs(option: str, upper: object, lower: object) -> Criterion:
     return options.ratio_criterion(option, least, most)
 
 
-def _with_veto(weight: Weight | None, option: str, upper: object, lower: object, veto_threshold: float | None) -> Spec:
-    criteria: tuple[Criterion, ...] = (_old_rs(option, upper, lower),)
-    if veto_threshold is not None:
-        criteria = (*criteria, options.veto(veto_threshold, "veto_threshold"))
-    return spec(weight, criteria)
-
-
-@old_name(_EARLY, "verl.decoupled_token_is(threshold=...)")
-def token_is(threshold: float = 2.0) -> Spec:
-    """Now decoupled_token_is."""
-    return spec(_is("token", threshold, "threshold"))
-
-
-@old_name(_EARLY, "verl.decoupled_token_is(threshold=...)")
-def token_tis(threshold: float = 2.0) -> Spec:
-    """Now decoupled_token_is."""
-    return spec(_is("token", threshold, "threshold"))
-
-
-@old_name(_EARLY, "verl.decoupled_seq_is(threshold=...)")
-def seq_is(threshold: float = 2.0) -> Spec:
-    """Now decoupled_seq_is."""
-    return spec(_is("sequence", threshold, "threshold"))
-
-
-@old_name(_EARLY, 'verl.decoupled_seq_is_rs(is_threshold=..., rs_threshold="lower_upper", k1_bounds="ratio")')
-def seq_is_rs(is_threshold: float = 2.0, rs_threshold: float = 2.0, rs_threshold_lower: float | None = None) -> Spec:
-    """Now decoupled_seq_is_rs: the same Spec where the bounds are reciprocal, so that the sign of k1 is no matter."""
-    weight = _is("sequence", is_threshold)
+def _sum_ratio(rs_threshold: float = 2.0, rs_threshold_lower: float | None = None) -> Criteria:
+    """Keep a sequence iff exp(sum D) lies within the bounds."""
     if rs_threshold_lower is None:
-        return spec(weight, _rs("seq_sum_k1", rs_threshold))
-    return spec(weight, (_old_rs("seq_sum_k1", rs_threshold, rs_threshold_lower),))
+        # Between reciprocal bounds the sign of k1 does not matter: the Spec of decoupled_seq_is_rs.
+        return _sum_k1(rs_threshold)
+    return (_ratio("seq_sum_k1", rs_threshold, rs_threshold_lower),)
 
 
-@old_name(
+def _mean_ratio(
+    rs_threshold: float = 1.001, rs_threshold_lower: float | None = None, veto_threshold: float | None = 1e-4
+) -> Criteria:
+    """Keep a sequence iff exp(mean D) lies within the bounds and no token's ratio is below veto_threshold."""
+    kept = _ratio("seq_mean_k1", rs_threshold, rs_threshold_lower)
+    return (kept,) if veto_threshold is None else (kept, options.veto(veto_threshold, "veto_threshold"))
+
+
+def _mean_ratio_lower(
+    rs_threshold: float = 1.001, rs_threshold_lower: float = 0.999, veto_threshold: float | None = 1e-4
+) -> Criteria:
+    return _mean_ratio(rs_threshold, rs_threshold_lower, veto_threshold)
+
+
+_mean_ratio_lower.__doc__ = _mean_ratio.__doc__
+
+BYPASSES = {"bypass_ppo_clip": "Bypass mode with PPO.", "bypass_pg": "Bypass mode with REINFORCE."}
+
+
+def _preset(
+    name: str,
+    weight: Callable[..., Weight] | None = None,
+    rejection: Callable[..., Criteria] | None = None,
+    *,
+    matches: str = "verl 0.9.1",
+    write: str = "",
+) -> Callable[..., Spec]:
+    """Register a preset, or with `write` an old name, that has the arguments of its parts."""
+    parts = [part for part in (weight, rejection) if part is not None]
+    parameters = chain.from_iterable(inspect.signature(part).parameters.values() for part in parts)
+    signature = inspect.Signature([*parameters], return_annotation="Spec")
+
+    def build(*args: Any, **kwargs: Any) -> Spec:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+
+        def made(part: Callable[..., Any]) -> Any:
+            return part(**{name: bound.arguments[name] for name in inspect.signature(part).parameters})
+
+        return spec(None if weight is None else made(weight), () if rejection is None else made(rejection))
+
+    does = [text for start, text in BYPASSES.items() if name.startswith(start)]
+    if weight is None:
+        does.append("No weight." if rejection else "Metrics only.")
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = " ".join([*does, *(part.__doc__ or "" for part in parts)])
+    build.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect.signature
+    return preset_of(matches, write=write)(build)
+
+
+# --- the presets ---
+
+decoupled_token_is = _preset("decoupled_token_is", _token)
+decoupled_seq_is = _preset("decoupled_seq_is", _sequence)
+decoupled_token_icepop = _preset("decoupled_token_icepop", _icepop)
+decoupled_seq_is_rs = _preset("decoupled_seq_is_rs", _sequence_is, _sum_k1)
+decoupled_geo_rs = _preset("decoupled_geo_rs", None, _mean_k1)
+decoupled_geo_rs_seq_tis = _preset("decoupled_geo_rs_seq_tis", _sequence_is, _mean_k1)
+decoupled_geo_rs_token_tis = _preset("decoupled_geo_rs_token_tis", _token_is, _mean_k1)
+decoupled_k3_rs = _preset("decoupled_k3_rs", None, _mean_k3)
+decoupled_k3_rs_seq_tis = _preset("decoupled_k3_rs_seq_tis", _sequence_is, _mean_k3)
+decoupled_k3_rs_token_tis = _preset("decoupled_k3_rs_token_tis", _token_is, _mean_k3)
+bypass_ppo_clip = _preset("bypass_ppo_clip")
+bypass_ppo_clip_geo_rs = _preset("bypass_ppo_clip_geo_rs", None, _mean_k1)
+bypass_ppo_clip_k3_rs = _preset("bypass_ppo_clip_k3_rs", None, _mean_k3)
+bypass_pg_is = _preset("bypass_pg_is", _sequence)
+bypass_pg_token_icepop = _preset("bypass_pg_token_icepop", _icepop)
+bypass_pg_geo_rs = _preset("bypass_pg_geo_rs", None, _mean_k1)
+bypass_pg_geo_rs_seq_tis = _preset("bypass_pg_geo_rs_seq_tis", _sequence_is, _mean_k1)
+bypass_pg_geo_rs_token_tis = _preset("bypass_pg_geo_rs_token_tis", _token_is, _mean_k1)
+disabled = _preset("disabled")
+
+# --- the old names: parts, versions, the line to write now ---
+
+_EARLY, _061, _070 = "verl before 0.6.1", "verl 0.6.1", "verl 0.7.0"
+_NOW_TOKEN = "verl.decoupled_token_is(threshold=...)"
+_NOW_PG = "verl.bypass_pg_is(threshold=...)"
+_RATIO = 'rs_threshold="lower_upper", k1_bounds="ratio")'
+_NO_VETO = f"{_RATIO}; the veto has no new name"
+
+token_is = _preset("token_is", _token, matches=_EARLY, write=_NOW_TOKEN)
+token_tis = _preset("token_tis", _token, matches=_EARLY, write=_NOW_TOKEN)
+seq_is = _preset("seq_is", _sequence, matches=_EARLY, write="verl.decoupled_seq_is(threshold=...)")
+seq_is_rs = _preset(
+    "seq_is_rs", _sequence_is, _sum_ratio, matches=_EARLY, write=f"verl.decoupled_seq_is_rs(is_threshold=..., {_RATIO}"
+)
+geo_rs = _preset("geo_rs", None, _mean_ratio, matches=_EARLY, write=f"verl.decoupled_geo_rs({_NO_VETO}")
+geo_mis = _preset("geo_mis", None, _mean_ratio_lower, matches=_EARLY, write=f"verl.decoupled_geo_rs({_NO_VETO}")
+ppo_is_bypass = _preset("ppo_is_bypass", _token, matches=_061, write="verl.bypass_ppo_clip()")
+pure_is = _preset("pure_is", _sequence, matches=_EARLY, write=_NOW_PG)
+pg_is = _preset("pg_is", _sequence, matches=_061, write=_NOW_PG)
+pg_rs = _preset("pg_rs", None, _mean_ratio, matches=_061, write=f"verl.bypass_pg_geo_rs({_NO_VETO}")
+bypass_pg_rs = _preset("bypass_pg_rs", None, _mean_ratio, matches=_070, write=f"verl.bypass_pg_geo_rs({_NO_VETO}")
+geo_rs_seq_tis = _preset(
+    "geo_rs_seq_tis",
+    _sequence_is,
+    _mean_ratio,
+    matches=_070,
+    write=f"verl.decoupled_geo_rs_seq_tis(is_threshold=..., {_NO_VETO}",
+)
+
+
+@preset_of(
     _EARLY,
-    'Spec(weight=Weight("product", upper=...), criteria=(Criterion("ratio", over="sequence", reduce="sum", '
+    write='Spec(weight=Weight("product", upper=...), criteria=(Criterion("ratio", over="sequence", reduce="sum", '
     "upper=...),))",
 )
 def seq_mis(threshold: float = 2.0) -> Spec:
-    """seq_is_rs with one threshold for both and an open lower side."""
-    return spec(_is("sequence", threshold, "threshold"), (_old_rs("seq_sum_k1", threshold, 0),))
+    """Sequence TIS: w = min(exp(sum D), threshold); keep a sequence iff exp(sum D) is at most threshold."""
+    return spec(_sequence(threshold), (_ratio("seq_sum_k1", threshold, 0),))
 
 
-@old_name(_EARLY, 'verl.decoupled_geo_rs(rs_threshold="lower_upper", k1_bounds="ratio"); the veto has no new name')
-def geo_rs(
-    rs_threshold: float = 1.001, rs_threshold_lower: float | None = None, veto_threshold: float | None = 1e-4
-) -> Spec:
-    """decoupled_geo_rs with the veto that it had up to 0.7.0."""
-    return _with_veto(None, "seq_mean_k1", rs_threshold, rs_threshold_lower, veto_threshold)
+# --- the losses ---
 
 
-@old_name(_EARLY, 'verl.decoupled_geo_rs(rs_threshold="lower_upper", k1_bounds="ratio"); the veto has no new name')
-def geo_mis(
-    rs_threshold: float = 1.001, rs_threshold_lower: float = 0.999, veto_threshold: float | None = 1e-4
-) -> Spec:
-    """geo_rs with a lower bound of its own."""
-    return _with_veto(None, "seq_mean_k1", rs_threshold, rs_threshold_lower, veto_threshold)
+def _loss(
+    preset: str,
+    clip_ratio_low: float = 0.2,
+    clip_ratio_high: float = 0.2,
+    clip_ratio_c: float = 3.0,
+    kl_loss_coef: float = 0.0,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Return `loss_mode=vanilla`; for bypass with REINFORCE -w A log pi, and without a weight -A log pi."""
+    correction = lookup.preset(preset, **settings)
+    surrogate: Surrogate = PPO(clip_ratio_low, clip_ratio_high, dual=clip_ratio_c)
+    if preset.startswith("verl.bypass_pg"):
+        surrogate = GPG() if correction.weight is None else Score()
+    return arguments(surrogate, correction, kl=KL("k3", kl_loss_coef, value_clamp=10.0) if kl_loss_coef else None)
 
 
-@old_name("verl 0.6.1", "verl.bypass_ppo_clip()")
-def ppo_is_bypass(threshold: float = 2.0) -> Spec:
-    """Bypass, PPO; the token weight is there for its metrics, the loss never multiplied by it."""
-    return spec(_is("token", threshold, "threshold"))
+def _vanilla(preset: str) -> Recipe:
+    needs = BYPASS if preset.startswith("verl.bypass") else BOTH
+    return Recipe(partial(_loss, preset), needs, "counts before rejection, as its engines do")
 
 
-@old_name(_EARLY, "verl.bypass_pg_is(threshold=...)")
-def pure_is(threshold: float = 2.0) -> Spec:
-    """Now bypass_pg_is."""
-    return spec(_is("sequence", threshold, "threshold"))
+def _dppo(divergence: Divergence) -> Recipe:
+    surrogate = Named(partial(DPPO, divergence), clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0)
+    return recipe(surrogate, DECOUPLED, "clip_ratio_c is ActorConfig's 3.0; the function's own 20.0 never gets there")
 
 
-@old_name("verl 0.6.1", "verl.bypass_pg_is(threshold=...)")
-def pg_is(threshold: float = 2.0) -> Spec:
-    """Now bypass_pg_is."""
-    return spec(_is("sequence", threshold, "threshold"))
-
-
-@old_name(
-    "verl 0.6.1", 'verl.bypass_pg_geo_rs(rs_threshold="lower_upper", k1_bounds="ratio"); the veto has no new name'
-)
-def pg_rs(
-    rs_threshold: float = 1.001, rs_threshold_lower: float | None = None, veto_threshold: float | None = 1e-4
-) -> Spec:
-    """bypass_pg_geo_rs with the veto that it had up to 0.7.0."""
-    return _with_veto(None, "seq_mean_k1", rs_threshold, rs_threshold_lower, veto_threshold)
-
-
-@old_name(
-    "verl 0.7.0", 'verl.bypass_pg_geo_rs(rs_threshold="lower_upper", k1_bounds="ratio"); the veto has no new name'
-)
-def bypass_pg_rs(
-    rs_threshold: float = 1.001, rs_threshold_lower: float | None = None, veto_threshold: float | None = 1e-4
-) -> Spec:
-    """bypass_pg_geo_rs with the veto that it had up to 0.7.0."""
-    return _with_veto(None, "seq_mean_k1", rs_threshold, rs_threshold_lower, veto_threshold)
-
-
-@old_name(
-    "verl 0.7.0",
-    'verl.decoupled_geo_rs_seq_tis(is_threshold=..., rs_threshold="lower_upper", k1_bounds="ratio"); '
-    "the veto has no new name",
-)
-def geo_rs_seq_tis(
-    is_threshold: float = 2.0,
-    rs_threshold: float = 1.001,
-    rs_threshold_lower: float | None = None,
-    veto_threshold: float | None = 1e-4,
-) -> Spec:
-    """decoupled_geo_rs_seq_tis with the veto that it had in 0.7.0."""
-    weight = _is("sequence", is_threshold)
-    return _with_veto(weight, "seq_mean_k1", rs_threshold, rs_threshold_lower, veto_threshold)
+RECIPES = {found.name.partition(".")[2]: _vanilla(found.name) for found in registered("verl") if not found.write} | {
+    "dppo_tv": _dppo("tv"),
+    "dppo_kl": _dppo("kl"),
+    "cispo": recipe(Named(around_one, clip_ratio_low=0.2, clip_ratio_high=0.2), DECOUPLED),
+    "gspo": recipe(
+        Named(partial(GSPO, through="token", clamp=10.0), clip_ratio_low=0.2, clip_ratio_high=0.2),
+        DECOUPLED,
+        NO_LOWER_CLAMP,
+        reduction=SEQUENCES,
+    ),
+    "geo_mean": recipe(
+        Named(GMPO, clip_ratio_low=0.2, clip_ratio_high=0.2),
+        DECOUPLED,
+        "its mean is over all rows, ours over non-empty ones",
+        reduction=SEQUENCES,
+    ),
+    "sapo": recipe(Named(SAPO, tau_pos=1.0, tau_neg=1.05), DECOUPLED, reduction=SEQUENCES),
+    "gpg": recipe(GPG(), ()),
+    "dro": recipe(Named(DRO, dro_beta=0.1), DECOUPLED, "dro_beta has no default in verl"),
+}

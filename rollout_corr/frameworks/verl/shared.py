@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import Correction, correct
-from rollout_corr.frameworks.dropin import DropIn
+from rollout_corr.frameworks.shared.dropin import DropIn
 from rollout_corr.frameworks.verl import metrics as report
 from rollout_corr.spec.correction import Spec
 

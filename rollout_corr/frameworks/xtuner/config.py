@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_corr.frameworks.reading import boolean, fields_of, refuse_unknown
+from rollout_corr.frameworks.shared.settings import boolean, fields_of, refuse_unknown
 from rollout_corr.frameworks.xtuner import presets
 from rollout_corr.spec.correction import Spec
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import correct
-from rollout_corr.frameworks.dropin import DropIn, Installed, Target
-from rollout_corr.frameworks.reading import boolean
+from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
+from rollout_corr.frameworks.shared.settings import boolean
 from rollout_corr.frameworks.xtuner import metrics as report
 from rollout_corr.frameworks.xtuner import presets as presets
 from rollout_corr.metrics.statistics import Statistics
@@ -81,7 +81,7 @@ def install(
         ValueError: An unknown switch, named.
     """
     validate.one_of("merge", merge, MERGE)
-    switches = _checked({"mismatch_over": mismatch_over, "empty_rows": empty_rows, "nonfinite": nonfinite})
+    switches = checked({"mismatch_over": mismatch_over, "empty_rows": empty_rows, "nonfinite": nonfinite})
     merging = merge_rollout_is_metrics if merge == "xtuner" else pool_rollout_is_metrics
     targets = (*TARGETS, Target(MODULE, "merge_rollout_is_metrics", merging))
     return _DROP_IN.install(targets, **switches)
@@ -97,7 +97,8 @@ def installed() -> Installed:
     return _DROP_IN.installed()
 
 
-def _checked(switches: dict[str, Any]) -> dict[str, Any]:
+def checked(switches: dict[str, Any]) -> dict[str, Any]:
+    """Return switches of one pack unless one has an unknown value."""
     for name, value in switches.items():
         validate.one_of(name, value, SWITCHES[name])
     return switches
@@ -238,48 +239,6 @@ TARGETS = (
     ),
     Target(MODULE, "compute_rollout_importance_weights", compute_rollout_importance_weights),
 )
-
-
-def __getattr__(name: str) -> Any:
-    if name != "RolloutImportanceSampling":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    made = _subclass()
-    globals()[name] = made
-    return made
-
-
-def _subclass() -> type:
-    """xtuner's configuration with our method; a pickle of it is a reference to this module's attribute."""
-    from xtuner.v1.rl.rollout_is import RolloutImportanceSampling
-
-    def compute(
-        self: Any,
-        old_log_prob: Tensor,
-        rollout_log_prob: Tensor,
-        num_tokens: Tensor | Sequence[int],
-        response_mask: Tensor,
-        advantages: Tensor | None = None,
-    ) -> Any:
-        switches = _checked({name: getattr(self, name) for name in SWITCHES})
-        given = (old_log_prob, rollout_log_prob, num_tokens, response_mask, advantages)
-        return compute_rollout_importance_weights_and_metrics(self, *given, **switches)
-
-    fields = {
-        "rollout_is_veto_level": "max",
-        "rollout_is_veto_negative_adv_only": False,
-        "mismatch_over": "pack",
-        "empty_rows": "xtuner",
-        "nonfinite": "reject",
-    }
-    space = {
-        "__module__": __name__,
-        "__qualname__": "RolloutImportanceSampling",
-        "__doc__": "xtuner's RolloutImportanceSampling, computed by rollout-corr.",
-        "__annotations__": {name: type(default) for name, default in fields.items()},
-        "compute_rollout_importance_weights_and_metrics": compute,
-        **fields,
-    }
-    return type(RolloutImportanceSampling)("RolloutImportanceSampling", (RolloutImportanceSampling,), space)
 
 
 # --- how they are computed ---

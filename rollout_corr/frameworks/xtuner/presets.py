@@ -1,4 +1,4 @@
-"""xtuner's recipes: the values of `RolloutImportanceSampling` in the configurations that it ships.
+"""xtuner: the values of `RolloutImportanceSampling` in the configurations that it ships.
 
 Pairs of bounds are (upper, lower), as in xtuner.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollout_corr.frameworks.registry import recipe
+from rollout_corr.frameworks.shared.preset import preset_of
+from rollout_corr.frameworks.shared.recipe import BOTH, GLOBAL, Named, of_presets, penalty
 from rollout_corr.spec.correction import Criterion, Level, Reduce, Scheme, Spec, Unit, Weight, When
+from rollout_corr.spec.surrogates import PPO
 from rollout_corr.spec.validate import not_negative, one_of
 
 REPORT: tuple[Scheme, ...] = ("native", "xtuner")
@@ -93,7 +95,7 @@ def _veto(threshold: object, level: str, when: When) -> list[Criterion]:
     ]
 
 
-@recipe("xtuner b934f46 (2026-08-21)")
+@preset_of("xtuner b934f46 (2026-08-21)")
 def reasoning(
     threshold: Pair = (5.0, 0.5), mask_threshold: Pair | None = (5.0, 0.5), veto_threshold: Pair | None = (20.0, 0.0)
 ) -> Spec:
@@ -101,9 +103,19 @@ def reasoning(
     return spec("token", "both", threshold, mask_threshold, veto_threshold)
 
 
-@recipe("xtuner b934f46 (2026-08-21)")
+@preset_of("xtuner b934f46 (2026-08-21)")
 def agentic(
     threshold: Pair = (5.0, 0.0), mask_threshold: Pair | None = (5.0, 0.5), veto_threshold: Pair | None = (20.0, 0.0)
 ) -> Spec:
     """As reasoning, with the weight's lower side open."""
     return spec("token", "both", threshold, mask_threshold, veto_threshold)
+
+
+RECIPES = of_presets(
+    "xtuner",
+    Named(PPO, cliprange_low=0.2, cliprange_high=0.2, clip_ratio_c=3.0),
+    BOTH,
+    GLOBAL + ", after rejection",
+    denominator="kept",
+    kl=penalty(value_clamp=10.0, kl_loss_coef=0.0),
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders.config_cases import SKYRL, ratio
-from rollout_corr.frameworks.config import from_config
+from rollout_corr.frameworks.shared.lookup import from_config
 from rollout_corr.spec.correction import Spec, Weight
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")

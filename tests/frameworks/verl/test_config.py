@@ -11,8 +11,8 @@ import yaml
 
 from builders.config_cases import VERL, flat, ratio
 from rollout_corr.api.correct import correct
-from rollout_corr.frameworks import presets
-from rollout_corr.frameworks.config import from_config
+from rollout_corr.frameworks.shared import presets
+from rollout_corr.frameworks.shared.lookup import from_config
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from builders.config_cases import VERL, flat
-from rollout_corr.frameworks.config import from_config
+from rollout_corr.frameworks.shared.lookup import from_config
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")

@@ -13,6 +13,7 @@ import torch
 
 from oracles import peers as oracle_reports
 from oracles.xtuner import Fields, by_hand, rows_of
+from rollout_corr.frameworks import xtuner
 from rollout_corr.frameworks.xtuner import dropin
 
 LENGTHS = [7, 0, 5, 9, 4]
@@ -43,7 +44,7 @@ def theirs(monkeypatch):
     monkeypatch.setitem(sys.modules, dropin.MODULE, module)
     yield module
     dropin.uninstall()
-    vars(dropin).pop("RolloutImportanceSampling", None)
+    sys.modules.pop("rollout_corr.frameworks.xtuner.subclass", None)
 
 
 def pack(seed=0, dtype=torch.float32, mask_dtype=torch.bool, lengths=LENGTHS, pads=(4,)):
@@ -281,14 +282,14 @@ def test_unknown_switch(switch):
 
 def test_subclass(theirs):
     """xtuner's configuration with our method and the switches as fields; nothing is replaced."""
-    made = dropin.RolloutImportanceSampling(**SHIPPED, mismatch_over="sequence", empty_rows="skip")
-    assert isinstance(made, theirs.RolloutImportanceSampling) and dropin.RolloutImportanceSampling is type(made)
+    made = xtuner.RolloutImportanceSampling(**SHIPPED, mismatch_over="sequence", empty_rows="skip")
+    assert isinstance(made, theirs.RolloutImportanceSampling) and xtuner.RolloutImportanceSampling is type(made)
     assert pickle.loads(pickle.dumps(type(made))) is type(made)
     found = made.compute_rollout_importance_weights_and_metrics(*pack())
     expected = run(pack(), **SHIPPED, mismatch_over="sequence", empty_rows="skip")
     assert torch.equal(found[0], expected[0]) and found[2:] == expected[2:]
     with pytest.raises(ValueError, match="mismatch_over: expected one of"):
-        dropin.RolloutImportanceSampling(mismatch_over="word").compute_rollout_importance_weights_and_metrics(*pack())
+        xtuner.RolloutImportanceSampling(mismatch_over="word").compute_rollout_importance_weights_and_metrics(*pack())
 
 
 @pytest.mark.parametrize("level", ["max", "geometric", "kl3"])
@@ -298,9 +299,9 @@ def test_vetoes_of_the_pull_request(theirs, level):
     advantages = torch.tensor([-1.0, 1.0, 1.0, -1.0, 1.0], dtype=torch.float64)
     bounds = {"max": (1.4, 0.7), "geometric": (1.02, 0.98), "kl3": (0.02, 0.0)}[level]
     fields = {"rollout_is_threshold": (5.0, 0.1), "rollout_is_veto_threshold": bounds, "rollout_is_veto_level": level}
-    only = dropin.RolloutImportanceSampling(**fields, rollout_is_veto_negative_adv_only=True)
+    only = xtuner.RolloutImportanceSampling(**fields, rollout_is_veto_negative_adv_only=True)
     mask = only.compute_rollout_importance_weights_and_metrics(*given, advantages=advantages)[1]
-    everyone = dropin.RolloutImportanceSampling(**fields).compute_rollout_importance_weights_and_metrics(*given)[1]
+    everyone = xtuner.RolloutImportanceSampling(**fields).compute_rollout_importance_weights_and_metrics(*given)[1]
     upper, lower = bounds
     vetoed = []
     for row in oracle_reports.deltas(rows_of(*given)):

@@ -13,7 +13,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from rollout_corr.frameworks.after_import import forget, when_imported
+from rollout_corr.frameworks.shared.after_import import forget, when_imported
 
 LOGGER = logging.getLogger("rollout_corr")
 

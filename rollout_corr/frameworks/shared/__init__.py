@@ -1,0 +1,1 @@
+"""What the folders of the frameworks are built with: lookup by name, settings, recipes, drop-ins and tables."""

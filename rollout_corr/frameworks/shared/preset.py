@@ -1,0 +1,90 @@
+"""Registration of presets: a name, the framework's version whose numbers it gives, and the function that builds it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ParamSpec
+
+from rollout_corr.spec.correction import Spec
+
+P = ParamSpec("P")
+
+PACKAGE = __name__.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A registered preset.
+
+    Args:
+        name: "framework.preset".
+        build: Makes the Spec.
+        matches: The version of the framework whose numbers it gives.
+        write: For an old name, the line to write now; empty for a current one.
+    """
+
+    name: str
+    build: Callable[..., Spec]
+    matches: str
+    write: str = ""
+
+
+# Filled when the module of a framework is imported; `lookup` imports the one that a name asks for.
+PRESETS: dict[str, Preset] = {}
+
+
+def registered(framework: str) -> list[Preset]:
+    """The presets that a framework's module has registered so far, old names included."""
+    return [found for found in PRESETS.values() if found.name.partition(".")[0] == framework]
+
+
+_warned: set[tuple[str, ...]] = set()
+
+
+def warn_once(key: tuple[str, ...], message: str) -> None:
+    """Warn the first time that `key` comes by in this process: a training loop may read its settings every step."""
+    if key in _warned:
+        return
+    _warned.add(key)
+    # The warning points at the caller's line, which has to change. Python 3.12 has `skip_file_prefixes` for this.
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)
+
+
+def preset_of(matches: str, *, write: str = "") -> Callable[[Callable[P, Spec]], Callable[P, Spec]]:
+    """Register a function as the preset "framework.function" and name the preset in its errors.
+
+    Args:
+        matches: The version of the framework whose numbers it gives; for an old name, the versions that had it.
+        write: For an old name, the line to write now. An old name works, warns once and is not listed.
+    """
+
+    def register(function: Callable[P, Spec]) -> Callable[P, Spec]:
+        # The module is rollout_corr.frameworks.NAME, or NAME.presets.
+        name = f"{function.__module__.split('.')[2]}.{function.__name__}"
+
+        @functools.wraps(function)
+        def build(*args: P.args, **kwargs: P.kwargs) -> Spec:
+            if write:
+                warn_once(("preset", name), f"preset {name} is an old name ({matches}); write {write}")
+            try:
+                return function(*args, **kwargs)
+            except (TypeError, ValueError) as error:
+                given = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())])
+                raise same_kind(error, f"preset {name}({given}): {error}") from error
+
+        PRESETS[name] = Preset(name, build, matches, write)
+        return build
+
+    return register
+
+
+def same_kind(error: Exception, message: str) -> Exception:
+    """Return a TypeError or a ValueError, as the error is, with another message."""
+    return TypeError(message) if isinstance(error, TypeError) else ValueError(message)
