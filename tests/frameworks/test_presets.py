@@ -359,20 +359,6 @@ def test_module_prints_the_tables(table):
     assert done.stdout == getattr(tables, table)()
 
 
-def test_presets_and_configurations_need_no_torch():
-    code = (
-        "import sys, types\n"
-        "package = types.ModuleType('rollout_corr')\n"
-        f"package.__path__ = [{str(DOCS.parent / 'rollout_corr')!r}]\n"
-        "sys.modules['rollout_corr'] = package\n"
-        "from rollout_corr.frameworks.shared import lookup\n"
-        "lookup.names(), lookup.recipe_names()\n"
-        "[lookup.from_config(name, {}) for name in ('verl', 'xtuner', 'skyrl')]\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_a_name_imports_its_framework_alone():
     code = (
         "import sys\n"
