@@ -8,10 +8,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.preset import registered
-from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.correction import Outside, Spec
 from rollout_corr.spec.loss import KL, Denominator, KLKind, KLWeight, LossReduction, Scope, SquaredLogRatio
 from rollout_corr.spec.surrogate import RatioOf, Surrogate
-from rollout_corr.spec.surrogates import PPO, Outside, Score
+from rollout_corr.spec.surrogates import PPO, Score
 from rollout_corr.spec.validate import one_of
 
 T_co = TypeVar("T_co", covariant=True)
