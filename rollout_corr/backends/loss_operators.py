@@ -12,7 +12,7 @@ from torch import Tensor
 from rollout_corr.backends import loss_blocks
 from rollout_corr.backends.loss_blocks import Done, LossTask
 from rollout_corr.backends.operators import LIBRARY
-from rollout_corr.spec.encode import read, written, written_once
+from rollout_corr.spec.encode import decode, encode, encode_once
 
 LIBRARY.define(
     "policy_loss(Tensor new_logp, Tensor? base, Tensor? ref, Tensor advantages, bool per_sequence, Tensor? weights, "
@@ -37,7 +37,7 @@ def run_fused(task: LossTask) -> Done:
         batch.train, task.base, task.ref, task.advantages, batch.per_sequence, task.weights, task.trains,
         batch.mask, batch.offsets, task.divisor, batch.dtype == torch.float64, task.differentiable,
     )  # fmt: skip
-    text = written(wanted) if torch.compiler.is_compiling() else written_once(wanted)
+    text = encode(wanted) if torch.compiler.is_compiling() else encode_once(wanted)
     found = torch.ops.rollout_corr.policy_loss(*operands, *text)
     value, gradient, inners, counted, statistics = found
     return Done(value, gradient if task.differentiable else None, inners, counted, statistics)
@@ -75,7 +75,7 @@ def _kernels(
     if offsets is not None:
         offsets = offsets.to(new.device)
     given = LossGiven(new, base, ref, advantages, per_sequence, weights, trains, mask, offsets, divisor, double)
-    found = run(given, read(text, numbers), differentiable)
+    found = run(given, decode(text, numbers), differentiable)
     gradient, inners = (new.new_empty(0) if x is None else x for x in (found.gradient, found.inners))
     return found.value, gradient, inners, found.divisor, found.statistics
 
@@ -96,7 +96,7 @@ def _shapes(
     text: str,
     numbers: list[float],
 ) -> Found:
-    wanted = read(text, numbers)
+    wanted = decode(text, numbers)
     kind = torch.float64 if double else torch.float32
     sequences = new.shape[0] if offsets is None else offsets.shape[0] - 1
     averages = wanted.reduced.averages

@@ -17,7 +17,7 @@ from rollout_corr.backends.batch import Batch, checked_offsets, external_names
 from rollout_corr.metrics import schema
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.encode import read, written, written_once
+from rollout_corr.spec.encode import decode, encode, encode_once
 
 # The first Triton with functions of constants, by which the kernels find their columns.
 OLDEST_TRITON = (3, 5)
@@ -83,9 +83,9 @@ def run_fused(batch: Batch, spec: Spec) -> blocks.Result:
     operands = operands_of(batch, spec)
     if batch.train.device.type == "cpu" and not torch.compiler.is_compiling():
         # The operator on the CPU is the reference; the kernels were asked for by name.
-        found = _kernels(*operands, *written_once(spec))
+        found = _kernels(*operands, *encode_once(spec))
     else:
-        text = written(spec) if torch.compiler.is_compiling() else written_once(spec)
+        text = encode(spec) if torch.compiler.is_compiling() else encode_once(spec)
         found = torch.ops.rollout_corr.correct(*operands, *text)
     weights, mask, keep, statistics = found
     return blocks.Result(
@@ -159,7 +159,7 @@ def _kernels(
 ) -> Found:
     from rollout_corr.kernels.correct.launch import Given, run
 
-    spec = read(text, numbers)
+    spec = decode(text, numbers)
     if offsets is not None:
         offsets = offsets.to(train.device)
     given = Given(train, rollout, mask, offsets, advantages, per_sequence, external, new)
@@ -186,7 +186,7 @@ def _reference(
     text: str,
     numbers: list[float],
 ) -> Found:
-    spec = read(text, numbers)
+    spec = decode(text, numbers)
     if offsets is not None:
         offsets = checked_offsets(offsets, train, False)
     count = train.shape[0] if offsets is None else offsets.shape[0] - 1
@@ -218,7 +218,7 @@ def _shapes(
     text: str,
     numbers: list[float],
 ) -> Found:
-    spec = read(text, numbers)
+    spec = decode(text, numbers)
     kind = torch.promote_types(torch.promote_types(train.dtype, rollout.dtype), torch.float32)
     sequences = train.shape[0] if offsets is None else offsets.shape[0] - 1
     mask_kind = torch.bool if mask is None else mask.dtype

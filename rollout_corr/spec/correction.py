@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from rollout_corr.spec.checked import Checked, arguments_of
+from rollout_corr.spec.explain import explain
 from rollout_corr.spec.statistics import STATISTICS, Stat, Statistic
-from rollout_corr.spec.validate import Checked, arguments_of, bounds, choice, positive
+from rollout_corr.spec.validate import bounds, choice, positive
 
 Level = Literal["token", "product", "geometric"]
 Outside = Literal["clamp", "zero"]
@@ -43,7 +45,7 @@ REPORTS: tuple[Scheme, ...] = get_args(Scheme)
 LARGEST_CLAMP = 40.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Weight(Checked):
     """An importance weight: which ratio, and what becomes of it.
 
@@ -85,7 +87,7 @@ class Weight(Checked):
         return self.lower is not None or self.upper is not None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Criterion(Checked):
     """A test that a token or a sequence must pass: keep iff lower <= value <= upper, both inclusive.
 
@@ -151,6 +153,9 @@ class Criterion(Checked):
         if not self.label:
             self._set(label=self._default_label())
 
+    def _defaults(self) -> dict[str, object]:
+        return {**super()._defaults(), "label": self._default_label()}
+
     def _default_label(self) -> str:
         words = [self.over, self.reduce, self.name or self.stat]
         if self.of != "train/rollout":
@@ -177,7 +182,7 @@ class Criterion(Checked):
         return self.drop == "token" and self.over == "sequence"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Spec(Checked):
     """A whole correction. `Spec()` measures and changes nothing.
 
@@ -247,8 +252,6 @@ class Spec(Checked):
 
     def explain(self) -> str:
         """Say in plain words what will happen, step by step."""
-        from rollout_corr.spec.explain import explain
-
         return explain(self)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Frozen types as an operator of torch can take them: a string for the structure, and a list of numbers."""
+"""Frozen types as arguments of a torch operator: a string for the structure, and a list of numbers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
+from rollout_corr.spec.checked import Checked
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
 from rollout_corr.spec.surrogates import SURROGATES
-from rollout_corr.spec.validate import Checked
 
 _OF_CORRECTION = (Spec, Weight, Criterion)
 _OF_LOSS = (Objective, KL, SquaredLogRatio, *SURROGATES)
@@ -18,11 +18,11 @@ _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_OF_CORRECTION
 _FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in _KINDS.values()}
 
 
-def written(value: Checked) -> tuple[str, list[float]]:
-    """Its structure as JSON, with {"number": i} for the i-th of its numbers, and the numbers.
+def encode(value: Checked) -> tuple[str, list[float]]:
+    """The structure of a frozen type as JSON, with {"number": i} for the i-th of its numbers, and the numbers.
 
-    In operations that a compiler can trace: what is made inside a compiled function exists only there, and its
-    numbers may be symbols.
+    Uses only operations that a compiler can trace, because a value made inside a compiled function exists only there
+    and its numbers may be symbols.
     """
     numbers: list[float] = []
     return _json(value, numbers), numbers
@@ -48,18 +48,18 @@ def _json(value: object, numbers: list[float]) -> str:
 
 
 @lru_cache(maxsize=512)
-def written_once(value: Checked) -> tuple[str, list[float]]:
-    """The same for what is made once and used many times."""
-    return written(value)
+def encode_once(value: Checked) -> tuple[str, list[float]]:
+    """`encode` with its answers kept, for a value that is made once and used many times."""
+    return encode(value)
 
 
-def read(text: str, numbers: list[float]) -> Any:
-    """What was written."""
-    return _read(text, tuple(numbers))
+def decode(text: str, numbers: list[float]) -> Any:
+    """The value that `encode` was given."""
+    return _decoded(text, tuple(numbers))
 
 
 @lru_cache(maxsize=512)
-def _read(text: str, numbers: tuple[float, ...]) -> Any:
+def _decoded(text: str, numbers: tuple[float, ...]) -> Any:
     def made(item: dict[str, Any]) -> Any:
         return _KINDS[item.pop("is")](**item) if "is" in item else numbers[item["number"]]
 

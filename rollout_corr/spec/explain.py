@@ -1,119 +1,106 @@
-"""`Spec.explain()`: a Spec in plain words."""
+"""`Spec.explain()`: a Spec in plain words, one numbered step a line, in the order in which things happen."""
 
 from __future__ import annotations
 
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from rollout_corr.spec.correction import Criterion, Spec, Weight
+
+# Per level: the ratio, and what is clamped before exp.
 _LEVELS = {
-    "token": "every token's own ratio exp(D)",
-    "product": "the product of its sequence's ratios, exp(sum of D)",
-    "geometric": "the geometric mean of its sequence's ratios, exp(mean of D)",
+    "token": ("its own ratio, exp(D)", "D"),
+    "product": ("the product of its sequence's ratios, exp(sum of D)", "the sum"),
+    "geometric": ("the geometric mean of its sequence's ratios, exp(mean of D)", "the mean"),
 }
-_STATS = {
-    "ratio": "ratio train/rollout",
-    "k1": "k1 = -D",
-    "k2": "k2 = D^2 / 2",
-    "k3": "k3 = e^D - 1 - D",
-    "k3_reverse": "reverse k3 = e^-D - 1 + D",
-    "abs": "|D|",
-    "ratio_error": "ratio error e^|D|",
-    "ratio_deviation": "ratio deviation |e^D - 1|",
-    "prob_diff": "probability difference q - p",
-    "tv": "total variation |q - p|",
-    "binary_kl": "binary KL(rollout || train)",
-    "binary_kl_reverse": "binary KL(train || rollout)",
-    "binary_kl_symmetric": "larger of the two binary KLs",
-}
-# The others read probabilities, or what the caller gives, which no clamp of D touches.
-_OF_D = ("ratio", "k1", "k2", "k3", "k3_reverse", "abs", "ratio_error", "ratio_deviation")
-_REDUCED = {
-    "sum": "sum",
-    "mean": "mean",
-    "max": "maximum",
-    "min": "minimum",
-}
-_RATIO_REDUCED = {"sum": "product", "mean": "geometric mean", "max": "maximum", "min": "minimum"}
+_AGGREGATES = {"sum": "sum", "mean": "mean", "max": "maximum", "min": "minimum"}
+# Adding logarithms multiplies ratios.
+_AGGREGATES_OF_LOGS = {**_AGGREGATES, "sum": "product", "mean": "geometric mean"}
 _WHEN = {
     "any": "",
     "negative_advantage": " with a negative advantage",
     "positive_advantage": " with a positive advantage",
-    "outward": " whose advantage and D pull the same way",
+    "outward": " whose advantage and D have the same sign",
 }
 _NONFINITE = {
-    "reject": "the whole sequence is rejected: weight 0, keep False",
-    "neutral": "the token is read as D = 0",
-    "propagate": "NaN and infinity flow into the results",
+    "reject": "the whole sequence is rejected (weight 0, keep False)",
+    "neutral": "D is replaced by 0",
+    "propagate": "the NaN or infinity goes into the results",
+}
+_REJECTED = {
+    "mask": "Rejected tokens are 0 in the returned mask, so the loss's denominator may shrink. Weights do not change.",
+    "zero": "Rejected tokens get weight 0. The mask does not change, so they still count in the loss's denominator.",
+    "both": "Rejected tokens get weight 0 and are 0 in the returned mask.",
+}
+_DETAIL = {
+    "basic": "the basic set",
+    "full": "the full set, with percentiles, probabilities and correlation",
 }
 
 
 def explain(spec: Spec) -> str:
-    """One step a line, in the order in which things happen."""
-    steps = ["D = train_logp - rollout_logp, in float32 or float64, at valid tokens only."]
-    acts = spec.weight is not None or bool(spec.criteria)
+    """The steps of a Spec, numbered."""
+    steps = ["D = train_logp - rollout_logp, in float32 or float64, at every valid token."]
     nonfinite = _NONFINITE[spec.nonfinite]
-    if spec.nonfinite == "reject" and not acts:
+    if spec.nonfinite == "reject" and not spec.acts:
         nonfinite = "it is only counted, because this Spec changes nothing"
-    steps.append(f"Where D is NaN or infinite, {nonfinite}.")
+    steps.append(f"If D is NaN or infinite, {nonfinite}.")
     if spec.weight is not None:
-        steps.append(_weight(spec.weight, spec))
+        steps += _weight(spec.weight, spec)
     steps += [_criterion(criterion, spec) for criterion in spec.criteria]
     if spec.criteria:
-        steps.append(_rejection(spec))
+        steps.append(_REJECTED[spec.rejected])
     elif spec.weight is None:
-        steps.append("No weight and no criterion: everything is measured, nothing is changed.")
+        steps.append("There is no weight and no criterion: everything is measured, nothing is changed.")
     if not spec.apply:
-        steps.append("Dry run: all of this is reported, no weights are handed back and the mask stays as given.")
-    detail = "with percentiles, probabilities and correlation" if spec.detail == "full" else "basic"
-    steps.append(f"Metrics: {detail}, under the names of {', '.join(spec.report)}.")
+        steps.append("Dry run: all of this is reported, but no weights are returned and the mask stays as given.")
+    peers = [scheme for scheme in spec.report if scheme != "native"]
+    steps.append(f"Metrics: {_DETAIL[spec.detail]}" + (f"; also those of {' and '.join(peers)}." if peers else "."))
     return "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1))
+
+
+def _weight(weight: Weight, spec: Spec) -> list[str]:
+    ratio, clamped = _LEVELS[weight.level]
+    over = " over the tokens that pass the token criteria" if spec.sums_over == "kept" and not weight.per_token else ""
+    token = "" if weight.token_clamp is None else f"each D is first clamped to +-{weight.token_clamp:g}, and "
+    steps = [f"The weight of a token is {ratio}{over}; {token}{clamped} is clamped to +-{spec.clamp:g} before exp."]
+    if weight.bounded:
+        sides = (("below", weight.lower), ("above", weight.upper))
+        if weight.outside == "zero":
+            outside = " or ".join(f"{side} {bound:g}" for side, bound in sides if bound is not None)
+            steps.append(f"A weight {outside} becomes 0.")
+        else:
+            moved = [f"{side} {bound:g} becomes {bound:g}" for side, bound in sides if bound is not None]
+            steps.append(f"A weight {' and one '.join(moved)}.")
+    if weight.normalize == "batch":
+        units = "valid tokens" if weight.per_token else "non-empty sequences"
+        steps.append(f"Weights are divided by their mean over the batch's {units}, rejected ones included.")
+    return steps
+
+
+def _criterion(criterion: Criterion, spec: Spec) -> str:
+    row = criterion.statistic
+    value = row.words if criterion.name is None else f"{row.words} {criterion.name!r}"
+    if criterion.of != "train/rollout":
+        value += f" of {criterion.of}"
+    if criterion.token_clamp is not None and row.source == "d":
+        value += f" (D clamped to +-{criterion.token_clamp:g})"
+    if criterion.over == "sequence" and criterion.reduce is not None:
+        aggregate = (_AGGREGATES_OF_LOGS if row.log_space else _AGGREGATES)[criterion.reduce]
+        among = "the tokens that pass the token criteria" if spec.sums_over == "kept" else "its valid tokens"
+        value = f"the {aggregate} of {value} over {among}"
+    unit, rejected = f"{criterion.over}{_WHEN[criterion.when]}", f"the {criterion.over} is"
+    if criterion.drop == "sequence":
+        rejected = "the whole sequence is"
+    elif criterion.thins_sequences and criterion.when == "any":
+        rejected = "its valid tokens are"
+    elif criterion.thins_sequences:
+        unit, rejected = f"sequence with a token{_WHEN[criterion.when]}", "its tokens of that kind are"
+    bounds = _range(criterion.lower, criterion.upper)
+    return f"Criterion {criterion.label!r}: for each {unit}, {value} must be {bounds}, else {rejected} rejected."
 
 
 def _range(lower: float | None, upper: float | None) -> str:
     if lower is None:
         return f"at most {upper:g}"
     return f"at least {lower:g}" if upper is None else f"between {lower:g} and {upper:g}"
-
-
-def _weight(weight: Weight, spec: Spec) -> str:
-    clamp = f"; D is clamped to +-{weight.token_clamp:g} first" if weight.token_clamp is not None else ""
-    if weight.level != "token" and spec.sums_over == "kept":
-        clamp = f" over the tokens that survive token criteria{clamp}"
-    text = f"A token's weight is {_LEVELS[weight.level]}{clamp}, its logarithm clamped to +-{spec.clamp:g}"
-    if weight.lower is not None or weight.upper is not None:
-        bounds = _range(weight.lower, weight.upper)
-        text += f", truncated to {bounds}" if weight.outside == "clamp" else f", and 0 unless it is {bounds}"
-    if weight.normalize == "batch":
-        over = "valid tokens" if weight.level == "token" else "non-empty sequences"
-        text += f", then divided by the batch's mean weight over {over}, rejected ones included"
-    return text + "."
-
-
-def _criterion(criterion: Criterion, spec: Spec) -> str:
-    stat = f"external statistic {criterion.name!r}" if criterion.stat == "external" else _STATS[criterion.stat]
-    if criterion.of != "train/rollout":
-        stat += f" of {criterion.of}"
-    if criterion.token_clamp is not None and criterion.stat in _OF_D:
-        stat += f" (D clamped to +-{criterion.token_clamp:g})"
-    if criterion.over == "token":
-        unit, value = "token", stat
-    else:
-        names = _RATIO_REDUCED if criterion.stat == "ratio" else _REDUCED
-        kept = "surviving" if spec.sums_over == "kept" else "valid"
-        unit, value = "sequence", f"{names[criterion.reduce or '']} of the {stat} over {kept} tokens"
-    loses = {
-        "unit": f"the {unit} is rejected",
-        "sequence": "its whole sequence is rejected",
-        "token": "only the tokens selected are rejected" if unit == "sequence" else "the token is rejected",
-    }[criterion.drop]
-    bounds = _range(criterion.lower, criterion.upper)
-    return f"{criterion.label}: each {unit}{_WHEN[criterion.when]} needs a {value} {bounds}, or {loses}."
-
-
-def _rejection(spec: Spec) -> str:
-    mask = "are 0 in the mask handed back, so the loss's denominator may shrink with them"
-    zero = "get weight 0, and the mask stays as given, so they still count in the denominator"
-    return {
-        "mask": f"Rejected tokens {mask}; weights stay.",
-        "zero": f"Rejected tokens {zero}.",
-        "both": "Rejected tokens get weight 0 and are 0 in the mask handed back.",
-    }[spec.rejected]

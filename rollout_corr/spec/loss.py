@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
+from rollout_corr.spec.checked import Checked
 from rollout_corr.spec.correction import LARGEST_CLAMP
 from rollout_corr.spec.surrogate import Surrogate, checked_surrogate
 from rollout_corr.spec.surrogates import DEFAULT_SURROGATE
-from rollout_corr.spec.validate import Checked, choice, number, positive
+from rollout_corr.spec.validate import choice, number, positive
 
 KLKind = Literal["k1", "k2", "k3", "abs"]
 KLWeight = Literal["ratio", "stopped_ratio", "weights"]

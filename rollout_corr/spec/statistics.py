@@ -79,7 +79,7 @@ class Statistic:
 
     Args:
         name: `Criterion.stat`.
-        words: The name in `Spec.explain`, with the formula where that is short.
+        words: The name in `Spec.explain`, with its article, and the formula where that is short.
         formula: The value per token; with `log_space` its logarithm.
         unit: The unit of bounds; "given" is the caller's own.
         source: What the formula reads: "d" (a token clamp applies), "probabilities" or the "caller"'s tensor.
@@ -171,7 +171,7 @@ def _k2(x: TokenValues) -> Tensor:
 _ROWS = (
     Statistic(
         "ratio",
-        "ratio e^D",
+        "the ratio e^D",
         lambda x: x.d,
         r"$e^D$, aggregated as $D$",
         r"1, if $\mu$ can sample whatever $\pi$ can",
@@ -210,7 +210,7 @@ _ROWS = (
     ),
     Statistic(
         "k3_reverse",
-        "reverse k3 = e^-D - 1 + D",
+        "the reverse k3 = e^-D - 1 + D",
         lambda x: x.k3(-x.clamped_d),
         "$e^{-D} - 1 + D$",
         r"$\chi^2(\mu \Vert \pi) - \mathrm{KL}(\mu \Vert \pi)$; it would be $\mathrm{KL}(\pi \Vert \mu)$ over tokens "
@@ -228,7 +228,7 @@ _ROWS = (
     ),
     Statistic(
         "ratio_error",
-        "ratio error e^|D|",
+        "the ratio error e^|D|",
         lambda x: x.clamped_d.abs().exp(),
         r"$e^{\lvert D \rvert}$",
         "the mean factor by which the two disagree",
@@ -238,7 +238,7 @@ _ROWS = (
     ),
     Statistic(
         "ratio_deviation",
-        "ratio deviation |e^D - 1|",
+        "the ratio deviation |e^D - 1|",
         lambda x: (x.clamped_d + x.k3(x.clamped_d)).abs(),
         r"$\lvert e^D - 1 \rvert$",
         r"twice the total variation of $\mu$ and $\pi$, unbiased",
@@ -248,7 +248,7 @@ _ROWS = (
     ),
     Statistic(
         "prob_diff",
-        "probability difference q - p",
+        "the probability difference q - p",
         lambda x: x.q - x.p,
         "$q - p$",
         "nothing: the signed change of this token's probability",
@@ -258,7 +258,7 @@ _ROWS = (
     ),
     Statistic(
         "tv",
-        "total variation |q - p|",
+        "the total variation |q - p|",
         lambda x: (x.q - x.p).abs(),
         r"$\lvert q - p \rvert$",
         "total variation of {this token, any other}, at most that of the vocabulary",
@@ -267,7 +267,7 @@ _ROWS = (
     ),
     Statistic(
         "binary_kl",
-        "binary KL(rollout || train)",
+        "the binary KL(rollout || train)",
         lambda x: x.binary_kl,
         r"$p \log \frac{p}{q} + (1 - p) \log \frac{1 - p}{1 - q}$",
         "KL(rollout, train) of {this token, any other}, at most that of the vocabulary",
@@ -276,7 +276,7 @@ _ROWS = (
     ),
     Statistic(
         "binary_kl_reverse",
-        "binary KL(train || rollout)",
+        "the binary KL(train || rollout)",
         lambda x: x.binary_kl_reverse,
         "the same with $p$ and $q$ exchanged",
         "the other direction",
@@ -285,7 +285,7 @@ _ROWS = (
     ),
     Statistic(
         "binary_kl_symmetric",
-        "larger of the two binary KLs",
+        "the larger of the two binary KLs",
         lambda x: x.binary_kl.maximum(x.binary_kl_reverse),
         "the larger of the two, token by token",
         "-",
@@ -294,7 +294,7 @@ _ROWS = (
     ),
     Statistic(
         "external",
-        "external statistic",
+        "the external statistic",
         lambda x: x.external,
         "a tensor that the caller gives",
         "whatever it is",

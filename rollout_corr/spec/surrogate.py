@@ -13,8 +13,9 @@ from typing import ClassVar, Literal, Protocol, get_args
 
 from torch import Tensor
 
+from rollout_corr.spec.checked import Checked
 from rollout_corr.spec.correction import LARGEST_CLAMP
-from rollout_corr.spec.validate import Checked, choice, number, positive
+from rollout_corr.spec.validate import choice, number, positive
 
 RatioOf = Literal["new/old", "new/rollout"]
 # What becomes of weights in bypass mode, where the ratio new/rollout is the correction already.

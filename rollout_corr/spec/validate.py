@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, fields
+from collections.abc import Iterable
 from numbers import Real
-from typing import Any, ClassVar, TypeVar
+from typing import TypeVar
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -84,52 +83,3 @@ def _bound(name: str, value: object) -> float:
         hint = "('low_high' strings are a framework's grammar: use rc.from_config)"
         raise TypeError(f"{name}: expected a number, got the string {value!r} {hint}")
     return number(name, value)
-
-
-class Checked:
-    """Shared by the types: set a field of a frozen instance, and the plain-dict form."""
-
-    # Every subclass is a dataclass.
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    def _set(self, **values: object) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields that differ from their defaults, as plain numbers, strings, lists and dicts (JSON, YAML)."""
-        plain: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.default is MISSING or value != field.default:
-                plain[field.name] = _plain(value)
-        return plain
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Checked):
-        return value.to_dict()
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
-
-
-def arguments_of(cls: type, mapping: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """A mapping as arguments of a dataclass, whose bounds may come as a pair."""
-    if not isinstance(mapping, Mapping):
-        raise TypeError(f"{owner}: expected a mapping, got {type(mapping).__name__} {mapping!r}")
-    known = [field.name for field in fields(cls)]
-    with_pair = [*known, "bounds"] if "lower" in known else known
-    unknown = [key for key in mapping if key not in with_pair]
-    if unknown:
-        raise ValueError(f"{owner}: unknown key {unknown[0]!r}, expected some of {with_pair}")
-    arguments = dict(mapping)
-    if "bounds" in arguments:
-        if "lower" in arguments or "upper" in arguments:
-            raise ValueError(f"{owner}.bounds: expected either bounds or lower and upper, got both")
-        pair = arguments.pop("bounds")
-        if isinstance(pair, str) or not isinstance(pair, Iterable) or len(pair := list(pair)) != 2:
-            raise ValueError(f"{owner}.bounds: expected a pair [lower, upper], got {pair!r}")
-        arguments["lower"], arguments["upper"] = pair
-    missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in arguments]
-    if missing:
-        raise ValueError(f"{owner}: expected the key {missing[0]!r}, got {sorted(arguments)}")
-    return arguments

@@ -15,7 +15,7 @@ from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT
 from rollout_corr.backends.batch import LOGP_DTYPES, external_names
 from rollout_corr.kernels import grid
 from rollout_corr.spec import loss, surrogate, surrogates
-from rollout_corr.spec.encode import read, written
+from rollout_corr.spec.encode import decode, encode
 from rollout_corr.spec.loss import Objective
 
 PPO = Objective(rc.PPO(0.2, 0.28))
@@ -43,13 +43,13 @@ def test_an_objective_survives_the_operator(name):
         Objective(SURROGATES[name], rc.KL("k3", 0.1, weight="ratio"), rc.SquaredLogRatio(0.5), "token_sum_norm",
                   max_length=7.0, nonfinite="neutral"),
     ):  # fmt: skip
-        assert read(*written(objective)) == objective
+        assert decode(*encode(objective)) == objective
 
 
 @pytest.mark.parametrize("objective", [PPO, AVERAGED])
 def test_operators_keep_their_promises(objective):
     new, old, advantages, mask, offsets = inputs()
-    text = written(objective)
+    text = encode(objective)
     ref = old if objective.kl else None
     packed = (new.detach(), old, ref, advantages, False, None, None, mask, offsets, None, False, True, *text)
     padded = tuple(x.view(4, 10) if isinstance(x, torch.Tensor) and x.shape == (40,) else x for x in packed)

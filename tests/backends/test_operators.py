@@ -14,7 +14,7 @@ from rollout_corr.backends.batch import external_names
 from rollout_corr.kernels import grid
 from rollout_corr.kernels.correct import launch as kernels
 from rollout_corr.metrics import schema
-from rollout_corr.spec.encode import read, written
+from rollout_corr.spec.encode import decode, encode
 
 C = rc.Criterion
 GEOMETRIC = C("ratio", over="sequence", reduce="mean", lower=0.9, upper=1.1)
@@ -55,13 +55,13 @@ def prepared(spec, **batch):
 
 @pytest.mark.parametrize("name", SPECS)
 def test_a_spec_survives_the_operator(name):
-    assert read(*written(SPECS[name])) == SPECS[name]
+    assert decode(*encode(SPECS[name])) == SPECS[name]
 
 
 def test_every_preset_survives_the_operator():
     for name in rc.presets.names():
         spec = rc.preset(name)
-        assert read(*written(spec)) == spec
+        assert decode(*encode(spec)) == spec
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -69,7 +69,7 @@ def test_operator_keeps_its_promises(name):
     train, rollout, mask, offsets = inputs()
     spec = SPECS[name]
     external = [torch.zeros(40) for _ in external_names(spec)]
-    text = written(spec)
+    text = encode(spec)
     rows = [x.view(4, 10) for x in (train, rollout, *external)]
     for arguments in (
         (train, rollout, mask, offsets, None, False, external, None, *text),

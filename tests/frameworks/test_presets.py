@@ -19,8 +19,9 @@ from builders.preset_cases import EXPECTED, OLD, WITH_ARGUMENTS
 from rollout_corr.api.correct import correct
 from rollout_corr.frameworks.shared import presets, tables
 from rollout_corr.frameworks.shared.lookup import every_preset, frameworks, preset
-from rollout_corr.frameworks.shared.tables import END, expression
+from rollout_corr.frameworks.shared.tables import END
 from rollout_corr.frameworks.verl import options as verl_options
+from rollout_corr.spec.checked import expression
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields, replace
 from itertools import groupby
 
 from rollout_corr.frameworks.shared.lookup import every_preset, every_recipe
 from rollout_corr.frameworks.shared.preset import Preset
-from rollout_corr.spec.correction import Criterion, Spec
-from rollout_corr.spec.validate import Checked
+from rollout_corr.spec.checked import expression
+from rollout_corr.spec.correction import Spec
 
 BEGIN = "<!-- made by `python -m rollout_corr.frameworks {}`; a test compares them -->"
 END = "<!-- end of what is made -->"
-
-
-def expression(value: object) -> str:
-    """Return a Spec, or anything else that is checked, as the Python that builds it, without defaults."""
-    if isinstance(value, tuple):
-        return f"({', '.join(map(expression, value))}{',' if len(value) == 1 else ''})"
-    if not isinstance(value, Checked):
-        return f'"{value}"' if isinstance(value, str) else repr(value)
-    words = []
-    for position, field in enumerate(fields(value)):
-        current, default = getattr(value, field.name), field.default
-        if isinstance(value, Criterion) and field.name == "label":
-            default = replace(value, label="").label
-        if current != default:
-            named = position > 0 or isinstance(value, Spec)
-            words.append(f"{field.name}={expression(current)}" if named else expression(current))
-    return f"{type(value).__name__}({', '.join(words)})"
 
 
 def presets() -> str:

@@ -11,9 +11,9 @@ from typing import Any
 
 from rollout_corr.frameworks.shared.preset import warn_once
 from rollout_corr.frameworks.shared.settings import boolean, fields_of, refuse_unknown
-from rollout_corr.frameworks.shared.tables import expression
 from rollout_corr.frameworks.verl import options as verl_options
 from rollout_corr.frameworks.verl import presets
+from rollout_corr.spec.checked import expression
 from rollout_corr.spec.correction import Criterion, Level, Spec, Weight
 from rollout_corr.spec.validate import one_of
 

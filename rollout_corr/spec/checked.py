@@ -1,0 +1,85 @@
+"""The base of the frozen types: as plain data for JSON and YAML, and as the Python that builds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, fields
+from typing import Any, ClassVar
+
+
+class Checked:
+    """Base of the frozen types: their fields as plain data, and as the Python that builds them."""
+
+    # Every subclass is a dataclass.
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __repr__(self) -> str:
+        """The Python that builds an equal value, defaults left out: `Spec()`, `Weight("token", upper=2.0)`."""
+        return expression(self)
+
+    def _set(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _defaults(self) -> dict[str, object]:
+        """The values that fields take when they are left out; MISSING for a field that has to be given."""
+        return {field.name: field.default for field in fields(self)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, as plain numbers, strings, lists and dicts (JSON, YAML)."""
+        plain: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.default is MISSING or value != field.default:
+                plain[field.name] = _plain(value)
+        return plain
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Checked):
+        return value.to_dict()
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def expression(value: object) -> str:
+    """The Python that builds a frozen type, or what its fields hold; defaults are left out."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(expression, value))}{',' if len(value) == 1 else ''})"
+    if not isinstance(value, Checked):
+        return f'"{value}"' if isinstance(value, str) else repr(value)
+    words = []
+    for position, (name, default) in enumerate(value._defaults().items()):
+        current = getattr(value, name)
+        if current != default:
+            named = position > 0 or default is not MISSING
+            words.append(f"{name}={expression(current)}" if named else expression(current))
+    return f"{type(value).__name__}({', '.join(words)})"
+
+
+def arguments_of(cls: type, mapping: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """The arguments of a dataclass from a mapping, in which `bounds: [lower, upper]` may stand for both.
+
+    Args:
+        cls: The dataclass.
+        mapping: Its fields by name.
+        owner: The name that errors give the mapping.
+    """
+    if not isinstance(mapping, Mapping):
+        raise TypeError(f"{owner}: expected a mapping, got {type(mapping).__name__} {mapping!r}")
+    known = [field.name for field in fields(cls)]
+    with_pair = [*known, "bounds"] if "lower" in known else known
+    unknown = [key for key in mapping if key not in with_pair]
+    if unknown:
+        raise ValueError(f"{owner}: unknown key {unknown[0]!r}, expected some of {with_pair}")
+    arguments = dict(mapping)
+    if "bounds" in arguments:
+        if "lower" in arguments or "upper" in arguments:
+            raise ValueError(f"{owner}.bounds: expected either bounds or lower and upper, got both")
+        pair = arguments.pop("bounds")
+        if isinstance(pair, str) or not isinstance(pair, Iterable) or len(pair := list(pair)) != 2:
+            raise ValueError(f"{owner}.bounds: expected a pair [lower, upper], got {pair!r}")
+        arguments["lower"], arguments["upper"] = pair
+    missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in arguments]
+    if missing:
+        raise ValueError(f"{owner}: expected the key {missing[0]!r}, got {sorted(arguments)}")
+    return arguments
