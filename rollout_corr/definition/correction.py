@@ -20,7 +20,7 @@ Shapes: a tensor "per token" is [N] (packed) or [B, T] (padded); S is the number
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -137,10 +137,15 @@ def value_of(
                 total = sum_of_statistic(x, sequences, propagate)
         total = torch.where(n > 0, total, 0.0)
         return total if criterion.reduce == "sum" else total / n.clamp(min=1)
-    sign = 1.0 if criterion.reduce == "max" else -1.0
-    signed = sign * statistic(criterion, tokens, external)
-    extremum = sequences.max(signed if among is None else torch.where(among, signed, -torch.inf))
-    return torch.where(n > 0, sign * extremum.double(), 0.0)
+    return extremum(statistic(criterion, tokens, external), criterion.reduce == "max", tokens, among, n)
+
+
+def extremum(x: Tensor, largest: bool, tokens: Tokens, among: Tensor | None, n: Tensor) -> Tensor:
+    """[S] float64: the largest or smallest x of the tokens `among`, of which a sequence has n; 0 where n = 0."""
+    sign = 1.0 if largest else -1.0
+    signed = sign * x
+    found = tokens.sequences.max(signed if among is None else torch.where(among, signed, -torch.inf))
+    return torch.where(n > 0, sign * found.double(), 0.0)
 
 
 # --- bounds ---
@@ -308,7 +313,7 @@ def decide_tokens(
     value = statistic(criterion, tokens, external)
     tested = value
     if threshold_of(criterion).on != "value":
-        tested = statistic(replace(criterion, stat="ratio"), tokens, external)
+        tested = CriterionValues(criterion, tokens, external).d
     fails = ~passes(criterion, tested, spec.clamp)
     if tokens.measured is not None:
         fails = fails & tokens.measured
@@ -331,9 +336,13 @@ def decide_sequences(
     """Test every sequence that has a token to sum over (`n` of `among`) and that `when` selects."""
     sequences = tokens.sequences
     value = tested = value_of(criterion, tokens, among, n, external)
-    if threshold_of(criterion).on in ("abs_d", "clamped_abs_d"):
-        # The statistic grows with |D|, so the extremum of |D| decides.
-        tested = value_of(replace(criterion, stat="abs"), tokens, among, n, external)
+    on = threshold_of(criterion).on
+    if on != "value" and not criterion.statistic.log_space:
+        # The statistic grows with D or |D|, so the extremum of that decides.
+        d = CriterionValues(criterion, tokens, external).d
+        tested = extremum(
+            d.abs() if on in ("abs_d", "clamped_abs_d") else d, criterion.reduce == "max", tokens, among, n
+        )
     failed = ~passes(criterion, tested, spec.clamp) & (n > 0)
     if criterion.thins_sequences:
         selected = torch.ones_like(tokens.d, dtype=torch.bool) if tokens.measured is None else tokens.measured

@@ -4,7 +4,7 @@ Readers: the check of bounds (spec/correction.py), `Spec.explain`, the definitio
 thresholds (definition/thresholds.py), the table in docs/math.md, and the plan of the kernels, which needs
 `Statistic.one_limb`, `log_space`, `has_eps` and `source` and has one Triton branch a statistic of its own.
 
-Notation: D = log q - log p, where p = exp(rollout_logp) and q = exp(train_logp).
+How to add one: CONTRIBUTING.md. Notation: D = log q - log p, where p = exp(rollout_logp) and q = exp(train_logp).
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ _ROWS = (
         "binary_kl_reverse",
         "the binary KL(train || rollout)",
         lambda x: x.binary_kl_reverse,
-        "the same with $p$ and $q$ exchanged",
+        "that of `binary_kl` with $p$ and $q$ exchanged",
         "the other direction",
         source="probabilities",
         has_eps=True,
@@ -305,3 +305,13 @@ _ROWS = (
 )
 
 STATISTICS: dict[str, Statistic] = {row.name: row for row in _ROWS}
+
+
+def table() -> str:
+    """The table of docs/math.md."""
+    rows = [f'| `"{row.name}"` | {row.tex} | {row.unit} | {row.estimates} |' for row in STATISTICS.values()]
+    head = [
+        "| `stat` | per token | unit | what its mean estimates, over tokens that $\\mu$ sampled |",
+        "|---|---|---|---|",
+    ]
+    return "\n".join([*head, *rows])

@@ -8,7 +8,6 @@ from itertools import groupby
 from rollout_corr.frameworks.shared.lookup import every_preset, every_recipe
 from rollout_corr.frameworks.shared.preset import Preset
 from rollout_corr.spec.checked import expression
-from rollout_corr.spec.correction import Spec
 
 BEGIN = "<!-- made by `python -m rollout_corr.frameworks {}`; a test compares them -->"
 END = "<!-- end of what is made -->"
