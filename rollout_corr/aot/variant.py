@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rollout_corr.backends import blocks, operators
+from rollout_corr.backends import operators
 from rollout_corr.backends.batch import external_names
+from rollout_corr.backends.result import edits_mask, writes_weights
 from rollout_corr.kernels.correct.plan import pairs_of
 from rollout_corr.spec.correction import Spec
 
@@ -135,5 +136,5 @@ class Variant:
         given = self.given(self.tokens, self.tokens // self.length) if given is None else given
         spec = self.spec
         writes_mask = operators.writes_mask(spec, given.mask, given.offsets)
-        wanted = operators.writes_weights(spec), writes_mask, blocks.edits_mask(spec)
+        wanted = writes_weights(spec), writes_mask, edits_mask(spec)
         return prepare(given, spec, *wanted, split=self.split)[1]

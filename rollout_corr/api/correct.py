@@ -12,12 +12,12 @@ from rollout_corr.backends.batch import Batch, read_batch
 from rollout_corr.backends.choose import BACKENDS, BackendName, Groups
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back
-from rollout_corr.metrics.statistics import Measured, Statistics
+from rollout_corr.metrics.statistics import HasStatistics, Statistics
 from rollout_corr.spec.correction import Spec
 
 
 @dataclass(frozen=True)
-class Correction(Measured):
+class Correction(HasStatistics):
     """The result of `correct`; nothing in it requires grad, and reading the tensors waits for nothing.
 
     Attributes:

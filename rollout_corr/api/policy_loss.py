@@ -16,15 +16,16 @@ from rollout_corr.api.loss_request import (
     read_ready,
     read_tensors,
 )
-from rollout_corr.backends import blocks, loss_blocks, loss_operators, operators
+from rollout_corr.backends import loss_blocks, loss_operators, operators, whole
 from rollout_corr.backends.batch import Batch, external_names
 from rollout_corr.backends.choose import Groups, LossBackendName
 from rollout_corr.backends.differentiable import Differentiable
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.loss_blocks import Done, LossTask
+from rollout_corr.backends.result import Result
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back
 from rollout_corr.metrics import loss as loss_metrics
-from rollout_corr.metrics.statistics import Measured, Statistics
+from rollout_corr.metrics.statistics import HasStatistics, Statistics
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import KL, Denominator, LossReduction, SquaredLogRatio
 from rollout_corr.spec.surrogate import Surrogate
@@ -32,7 +33,7 @@ from rollout_corr.spec.surrogates import DEFAULT_SURROGATE
 
 
 @dataclass(frozen=True)
-class PolicyLoss(Measured):
+class PolicyLoss(HasStatistics):
     """The result of `policy_loss`.
 
     Attributes:
@@ -166,7 +167,7 @@ class InnerCorrection(NamedTuple):
 
     factors: Tensor | None
     trains: Tensor | None
-    result: blocks.Result
+    result: Result
 
 
 def _correct_inside(request: LossRequest, spec: Spec) -> InnerCorrection:
@@ -196,7 +197,7 @@ def _correct_inside(request: LossRequest, spec: Spec) -> InnerCorrection:
     if not request.use.multiply:
         factors = None if spec.rejected == "mask" or trains is None else (trains != 0).to(batch.dtype)
         trains = None if spec.rejected == "zero" else trains
-    return InnerCorrection(factors, trains, blocks.Result(found.weights, trains, found.keep, statistics))
+    return InnerCorrection(factors, trains, Result(found.weights, trains, found.keep, statistics))
 
 
 def _spec_to_run(spec: Spec, has_old: bool, multiply: bool) -> Spec:
@@ -276,5 +277,5 @@ def _within(batch: Batch, train_mask: Tensor | None) -> Tensor | None:
     if train_mask is None:
         return None
     if batch.mask is None:
-        return (train_mask != 0) & blocks.inside(batch)
+        return (train_mask != 0) & whole.inside(batch)
     return torch.where(train_mask != 0, batch.mask, 0).to(batch.mask.dtype)

@@ -1,8 +1,8 @@
 """The definition under torch.compile, for CPU tensors, when asked for by name.
 
-The same functions as everywhere, on [rows, width] pieces of the batch with their masks, fused into one pass by the
-compiler. No length is in a compile key. The first call with a Spec takes some seconds and needs a C++ compiler, which
-is why `backend="auto"` never chooses this.
+The functions are those of every backend, on blocks of rows, [rows, width] with their masks; the compiler fuses them
+into one pass. No length is in a compile key. The first call with a Spec takes some seconds and needs a C++ compiler,
+which is why `backend="auto"` never chooses this.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import lru_cache
 from itertools import count
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,29 +18,29 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rollout_corr.backends.batch import Batch
-from rollout_corr.backends.blocks import Collected, Result, answer, edits_mask, new_outputs, tokens_outside
-from rollout_corr.definition import correction
-from rollout_corr.definition.correction import Advantages
+from rollout_corr.backends.blocks import new_outputs, spans, tokens_outside
+from rollout_corr.backends.result import Result, edits_mask
+from rollout_corr.definition.correction import Advantages, kept_tokens
+from rollout_corr.definition.findings import CriterionFacts, SequenceFacts, evaluate
 from rollout_corr.definition.sequences import Rows
-from rollout_corr.definition.statistics import CriterionFacts, SequenceFacts
+from rollout_corr.metrics import collect
 from rollout_corr.spec.correction import Spec
 
-# Slots in a piece: large enough to make the call's overhead vanish, small enough for its outputs to stay in cache.
-PIECE = 1 << 21
-
+# Slots in a block: large enough to make the call's overhead vanish, small enough for its outputs to stay in cache.
+BLOCK = 1 << 21
 
 # By name: torch 2.11's compiler cannot follow vars().
 OF_CRITERION = tuple(item.name for item in fields(CriterionFacts))
 OF_SEQUENCE = tuple(item.name for item in fields(SequenceFacts) if item.name != "criteria")
 
 
-class Piece(NamedTuple):
-    """Some whole sequences as rows. Every tensor is [rows, width] unless said otherwise."""
+class RowBlock(NamedTuple):
+    """Consecutive whole sequences as rows. Every tensor is [rows, width] unless said otherwise."""
 
     train: Tensor
     rollout: Tensor
     mask: Tensor | None
-    inside: Tensor | None  # which slots are tokens at all; None: all
+    inside: Tensor | None  # bool, which slots are tokens at all; None: all
     advantages: Tensor | None
     per_sequence: Tensor | None  # [rows]
     external: dict[str, Tensor]
@@ -50,28 +49,29 @@ class Piece(NamedTuple):
 Outputs = tuple[Tensor | None, Tensor | None]
 
 
-def _corrected(piece: Piece, outputs: Outputs, spec: Spec) -> tuple[Any, ...]:
-    """Everything a piece contributes, as plain tensors; weights and mask go into `outputs` where there are any."""
-    dtype = torch.promote_types(torch.promote_types(piece.train.dtype, piece.rollout.dtype), torch.float32)
-    valid = piece.inside
-    if piece.mask is not None:
-        valid = piece.mask != 0 if valid is None else valid & (piece.mask != 0)
-    sequences = Rows(piece.train.shape[0])
-    every = torch.ones(piece.train.shape, dtype=torch.bool)
+def _corrected(block: RowBlock, outputs: Outputs, spec: Spec) -> tuple[Any, ...]:
+    """Everything that a block contributes, as plain tensors; weights and mask go into `outputs` where there are any."""
+    dtype = torch.promote_types(torch.promote_types(block.train.dtype, block.rollout.dtype), torch.float32)
+    valid = block.inside
+    if block.mask is not None:
+        valid = block.mask != 0 if valid is None else valid & (block.mask != 0)
+    sequences = Rows(block.train.shape[0])
+    every = torch.ones(block.train.shape, dtype=torch.bool)
     n_valid = sequences.sum_integers(every if valid is None else valid)
     advantages = None
-    if piece.per_sequence is not None:
-        spread = piece.per_sequence[:, None].expand(piece.train.shape)
-        advantages = Advantages(spread, piece.per_sequence)
-    elif piece.advantages is not None:
-        advantages = Advantages(piece.advantages.to(dtype), None)
-    train, rollout = piece.train.to(dtype), piece.rollout.to(dtype)
-    found = answer(train, rollout, valid, sequences, n_valid, spec, advantages, piece.external)
+    if block.per_sequence is not None:
+        spread = block.per_sequence[:, None].expand(block.train.shape)
+        advantages = Advantages(spread, block.per_sequence)
+    elif block.advantages is not None:
+        advantages = Advantages(block.advantages.to(dtype), None)
+    train, rollout = block.train.to(dtype), block.rollout.to(dtype)
+    found = evaluate(train, rollout, valid, sequences, n_valid, spec, advantages, block.external)
+    sums, maxima = collect.of_block(found)
     mask = None
     if edits_mask(spec):
-        mask = correction.kept_tokens(found.tokens, found.decision)
-        if piece.mask is not None:
-            mask = torch.where(mask, piece.mask, 0).to(piece.mask.dtype)
+        mask = kept_tokens(found.tokens, found.decision)
+        if block.mask is not None:
+            mask = torch.where(mask, block.mask, 0).to(block.mask.dtype)
     criteria = [[getattr(item, name) for name in OF_CRITERION] for item in found.facts.criteria]
     facts = [getattr(found.facts, name) for name in OF_SEQUENCE]
     results = [found.weights, mask]
@@ -79,119 +79,92 @@ def _corrected(piece: Piece, outputs: Outputs, spec: Spec) -> tuple[Any, ...]:
         if out is not None and result is not None:
             out.copy_(result)
             results[i] = None
-    return *results, found.decision.keep, facts, criteria, found.sums, found.maxima
+    return *results, found.decision.keep, facts, criteria, sums, maxima
 
 
 @lru_cache(maxsize=64)
-def _compiled(spec: Spec) -> Callable[[Piece, Outputs], tuple[Any, ...]]:
-    def corrected(piece: Piece, outputs: Outputs) -> tuple[Any, ...]:
-        return _corrected(piece, outputs, spec)
+def _compiled(spec: Spec) -> Callable[[RowBlock, Outputs], tuple[Any, ...]]:
+    def corrected(block: RowBlock, outputs: Outputs) -> tuple[Any, ...]:
+        return _corrected(block, outputs, spec)
 
-    # The compiler counts recompilations per code object and remembers by name which numbers varied; every Spec gets
-    # code of its own, so that its numbers stay constants. Not dynamic=True, for the same reason: sizes are marked.
-    code = corrected.__code__.replace(co_name=f"corrected_{next(_SERIAL)}")
-    return torch.compile(FunctionType(code, globals(), None, None, corrected.__closure__), fullgraph=True)
+    # The compiler limits recompilations per code object, and takes numbers that differed between calls of code of one
+    # name for variables. A closure shares its code with those of other Specs; with code of its own under a name of its
+    # own no Spec uses up another's recompilations, and its thresholds stay constants. Not dynamic=True, which would
+    # make variables of them too: sizes are marked instead.
+    corrected.__code__ = corrected.__code__.replace(co_name=f"corrected_{next(_SERIAL)}")
+    return torch.compile(corrected, fullgraph=True)
 
 
 _SERIAL = count()
 
 
 def run_compiled(batch: Batch, spec: Spec) -> Result:
-    """Piece by piece through the compiled definition."""
+    """Correct block by block, through the compiled definition."""
     function = _compiled(spec)
     weights, mask = new_outputs(batch, spec)
-    collected, keep = Collected(), []
-    for rows, slots, piece in _pieces(batch):
+    collector, keep = collect.Collector(spec), []
+    for rows, slots, block in _row_blocks(batch):
         n = rows.stop - rows.start
-        enlarged = _at_least_two(piece)
+        enlarged = _at_least_two(block)
         # Rows of the batch itself are written in place by the compiled loop.
-        in_place = batch.offsets is None and enlarged is piece
+        in_place = batch.offsets is None and enlarged is block
         outputs = tuple(out[slots] if in_place and out is not None else None for out in (weights, mask))
         found = function(_lengths_vary(enlarged), _lengths_vary(outputs))
-        piece_weights, piece_mask, piece_keep, facts, criteria, sums, maxima = found
+        block_weights, block_mask, block_keep, facts, criteria, sums, maxima = found
         of_criteria = [CriterionFacts(*(x[:n] for x in item)) for item in criteria]
-        of_sequences = SequenceFacts(of_criteria, *(x[:n] for x in facts))
-        collected.add(of_sequences, sums, maxima)
-        keep.append(piece_keep[:n])
-        for out, part in ((weights, piece_weights), (mask, piece_mask)):
+        collector.add(SequenceFacts(of_criteria, *(x[:n] for x in facts)), sums, maxima)
+        keep.append(block_keep[:n])
+        for out, part in ((weights, block_weights), (mask, block_mask)):
             if out is not None and part is not None:
-                _put(out[slots], part[:n], piece)
-    return Result(weights, mask, torch.cat(keep), collected.statistics(tokens_outside(batch), batch, spec))
+                _put(out[slots], part[:n], block)
+    statistics = collector.statistics(tokens_outside(batch), batch.count, batch.train.numel())
+    return Result(weights, mask, torch.cat(keep), statistics)
 
 
-def _put(out: Tensor, part: Tensor, piece: Piece) -> None:
-    part = part[:, : piece.train.shape[1]]
-    out.copy_(part if piece.inside is None else part[piece.inside])
+def _put(out: Tensor, part: Tensor, block: RowBlock) -> None:
+    """Write rows to where they belong in a block's slots."""
+    part = part[:, : block.train.shape[1]]
+    out.copy_(part if block.inside is None else part[block.inside])
 
 
-def _pieces(batch: Batch) -> Iterator[tuple[slice, slice, Piece]]:
-    """(sequences, slots, piece), whole sequences each; packed sequences are gathered into rows."""
-    given = batch.advantages if batch.per_sequence else None
-    per_token = None if batch.per_sequence else batch.advantages
-    if batch.offsets is None:
-        rows, width = batch.train.shape
-        step = max(1, PIECE // max(1, width))
-        for i in range(0, max(1, rows), step):
-            part = slice(i, min(rows, i + step))
-            yield (
-                part,
-                part,
-                Piece(
-                    batch.train[part],
-                    batch.rollout[part],
-                    None if batch.mask is None else batch.mask[part],
-                    None,
-                    None if per_token is None else per_token[part],
-                    None if given is None else given[part],
-                    {name: x[part] for name, x in batch.external.items()},
-                ),
-            )
-        return
-    offsets = batch.offsets.tolist()
-    first, end = 0, len(offsets) - 1
-    while first == 0 or first < end:
-        last = min(first + 1, end)
-        width = max([offsets[i + 1] - offsets[i] for i in range(first, last)], default=0)
-        while last < end and max(width, offsets[last + 1] - offsets[last]) * (last + 1 - first) <= PIECE:
-            width = max(width, offsets[last + 1] - offsets[last])
-            last += 1
-        members, slots = slice(first, last), slice(offsets[first], offsets[last])
-        lengths = batch.offsets[first : last + 1].diff()
-        column = torch.arange(width)
-        inside = column < lengths[:, None]
-        position = (batch.offsets[members][:, None] + column).clamp_(max=max(batch.train.numel() - 1, 0))
-        mask = None if batch.mask is None else batch.mask[position]
-        yield (
-            members,
-            slots,
-            Piece(
-                batch.train[position],
-                batch.rollout[position],
-                mask,
-                inside,
-                None if per_token is None else per_token[position],
-                None if given is None else given[members],
-                {name: x[position] for name, x in batch.external.items()},
-            ),
+def _row_blocks(batch: Batch) -> Iterator[tuple[slice, slice, RowBlock]]:
+    """Cut a batch into (sequences, slots, rows); packed sequences are gathered into rows."""
+    for members, slots in spans(batch, BLOCK, as_rows=True):
+        where: slice | Tensor = slots
+        inside = None
+        if batch.offsets is not None:
+            lengths = batch.offsets[members.start : members.stop + 1].diff()
+            column = torch.arange(int(lengths.amax()) if lengths.numel() else 0)
+            inside = column < lengths[:, None]
+            where = (batch.offsets[members][:, None] + column).clamp_(max=max(batch.train.numel() - 1, 0))
+        given = batch.advantages
+        rows = RowBlock(
+            batch.train[where],
+            batch.rollout[where],
+            None if batch.mask is None else batch.mask[where],
+            inside,
+            None if given is None or batch.per_sequence else given[where],
+            None if given is None or not batch.per_sequence else given[members],
+            {name: x[where] for name, x in batch.external.items()},
         )
-        first = max(last, 1)
+        yield members, slots, rows
 
 
-def _at_least_two(piece: Piece) -> Piece:
-    """Rows and width of at least 2: the compiler makes a variant of its own for every size of 0 or 1."""
-    rows, width = piece.train.shape
+def _at_least_two(block: RowBlock) -> RowBlock:
+    """Pad rows and width to at least 2: the compiler makes a variant of its own for every size of 0 or 1."""
+    rows, width = block.train.shape
     more = (0, max(0, 2 - width), 0, max(0, 2 - rows))
     if more == (0, 0, 0, 0):
-        return piece
-    inside = torch.ones(rows, width, dtype=torch.bool) if piece.inside is None else piece.inside
-    return Piece(
-        pad(piece.train, more),
-        pad(piece.rollout, more),
-        None if piece.mask is None else pad(piece.mask, more),
+        return block
+    inside = torch.ones(rows, width, dtype=torch.bool) if block.inside is None else block.inside
+    return RowBlock(
+        pad(block.train, more),
+        pad(block.rollout, more),
+        None if block.mask is None else pad(block.mask, more),
         pad(inside, more),
-        None if piece.advantages is None else pad(piece.advantages, more),
-        None if piece.per_sequence is None else pad(piece.per_sequence, more[2:]),
-        {name: pad(x, more) for name, x in piece.external.items()},
+        None if block.advantages is None else pad(block.advantages, more),
+        None if block.per_sequence is None else pad(block.per_sequence, more[2:]),
+        {name: pad(x, more) for name, x in block.external.items()},
     )
 
 

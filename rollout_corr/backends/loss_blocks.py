@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.backends import blocks
+from rollout_corr.backends import blocks, whole
 from rollout_corr.backends.batch import Batch
 from rollout_corr.definition import loss
+from rollout_corr.definition.findings import Named
 from rollout_corr.definition.loss import Operands
 from rollout_corr.definition.sequences import Sequences
-from rollout_corr.definition.statistics import Named
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.spec.loss import Objective
 
@@ -82,27 +82,27 @@ def width_of(wanted: Objective) -> int:
 def run_blocks(task: LossTask) -> Done:
     """Run block by block, with compaction. CPU tensors only."""
     batch = task.batch
-    gradient = blocks.room(batch, batch.dtype) if task.differentiable else None
+    gradient = blocks.new_output(batch, batch.dtype) if task.differentiable else None
     totals, sums, maxima = [], [], []
-    for piece in blocks.pieces(batch, blocks.BLOCK):
+    for block in blocks.blocks_of(batch, blocks.BLOCK):
 
-        def take(x: Tensor | None, piece: blocks.Piece = piece) -> Tensor | None:
-            return None if x is None else piece.take(x).to(batch.dtype)
+        def take(x: Tensor | None, block: blocks.Block = block) -> Tensor | None:
+            return None if x is None else block.take(x).to(batch.dtype)
 
         operands = Operands(
-            sequences=piece.sequences,
-            n_valid=piece.n_valid,
-            new=piece.take(batch.train).to(batch.dtype),
+            sequences=block.sequences,
+            n_valid=block.n_valid,
+            new=block.take(batch.train).to(batch.dtype),
             base=take(task.base),
-            advantages=piece.advantages(task.advantages).token,
+            advantages=block.advantages(task.advantages).token,
             weights=take(task.weights),
             ref=take(task.ref),
             valid=None,
-            trains=None if task.trains is None else piece.take(task.trains) != 0,
+            trains=None if task.trains is None else block.take(task.trains) != 0,
         )
         total, slope, more_sums, more_maxima = _with_gradient(operands, task, look=True)
         if gradient is not None and slope is not None:
-            piece.compaction.put(gradient[piece.slots], slope)
+            block.compaction.put(gradient[block.slots], slope)
         totals.append(total)
         sums.append(more_sums)
         maxima.append(more_maxima)
@@ -113,7 +113,7 @@ def run_blocks(task: LossTask) -> Done:
 
 def run_whole(task: LossTask) -> Done:
     """Run all sequences at once, without compaction: no host sync, on any device."""
-    return _done(_with_gradient(_operands(task, task.batch.train, *blocks.whole(task.batch)), task), task)
+    return _done(_with_gradient(_operands(task, task.batch.train, *whole.sequences_of(task.batch)), task), task)
 
 
 def run_split(task: LossTask) -> Done:
@@ -121,7 +121,7 @@ def run_split(task: LossTask) -> Done:
 
     The value is that of this rank's tokens; its divisor and the gradient are of whole sequences.
     """
-    sequences, valid = blocks.split(task.batch, task.group)
+    sequences, valid = whole.split_sequences_of(task.batch, task.group)
     with torch.no_grad():
         loss.evaluate(_operands(task, task.batch.train, sequences, valid), task.objective)
     sequences.start()
@@ -131,13 +131,13 @@ def run_split(task: LossTask) -> Done:
 
 def run_traced(task: LossTask) -> Done:
     """Run under a compiler, which takes the derivative of the graph from `task.new` itself."""
-    operands = _operands(task, task.new, *blocks.whole(task.batch))
+    operands = _operands(task, task.new, *whole.sequences_of(task.batch))
     total, sums, maxima = loss.evaluate(operands, task.objective)
     return _done((total, None, sums, maxima), task)
 
 
 def _operands(task: LossTask, new: Tensor, sequences: Sequences, valid: Tensor | None) -> Operands:
-    """The whole batch as one piece."""
+    """The whole batch as one block."""
     batch = task.batch
 
     def cast(x: Tensor | None) -> Tensor | None:
@@ -145,10 +145,10 @@ def _operands(task: LossTask, new: Tensor, sequences: Sequences, valid: Tensor |
 
     return Operands(
         sequences=sequences,
-        n_valid=blocks.count_valid(batch, sequences, valid),
+        n_valid=whole.count_valid(batch, sequences, valid),
         new=new.to(batch.dtype),
         base=cast(task.base),
-        advantages=blocks.whole_advantages(batch, task.advantages, sequences).token,
+        advantages=whole.advantages_of(batch, task.advantages, sequences).token,
         weights=cast(task.weights),
         ref=cast(task.ref),
         valid=valid,

@@ -12,8 +12,9 @@ from importlib import metadata
 import torch
 from torch import Tensor
 
-from rollout_corr.backends import blocks
+from rollout_corr.backends import blocks, whole
 from rollout_corr.backends.batch import Batch, checked_offsets, external_names
+from rollout_corr.backends.result import Result, edits_mask, writes_weights
 from rollout_corr.metrics import schema
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.correction import Spec
@@ -78,7 +79,7 @@ def why_not(device: torch.device) -> str | None:
     return f"the kernels run on {' and '.join(DEVICES)} tensors{also}"
 
 
-def run_fused(batch: Batch, spec: Spec) -> blocks.Result:
+def run_fused(batch: Batch, spec: Spec) -> Result:
     """The operator on a batch, whatever the device."""
     operands = operands_of(batch, spec)
     if batch.train.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -88,7 +89,7 @@ def run_fused(batch: Batch, spec: Spec) -> blocks.Result:
         text = encode(spec) if torch.compiler.is_compiling() else encode_once(spec)
         found = torch.ops.rollout_corr.correct(*operands, *text)
     weights, mask, keep, statistics = found
-    return blocks.Result(
+    return Result(
         weights if writes_weights(spec) else None,
         mask if writes_mask(spec, batch.mask, batch.offsets) else None,
         keep,
@@ -129,17 +130,13 @@ def beyond_kernels(spec: Spec) -> str | None:
 
 def counts(spec: Spec) -> tuple[int, int]:
     """How many sums and maxima the statistics have."""
-    return len(schema.sum_names(spec)), len(schema.max_names(spec))
-
-
-def writes_weights(spec: Spec) -> bool:
-    """Whether weights are handed back."""
-    return spec.apply and (spec.weight is not None or spec.rejected != "mask")
+    sums, maxima = schema.layout(spec)
+    return len(sums), len(maxima)
 
 
 def writes_mask(spec: Spec, mask: Tensor | None, offsets: Tensor | None) -> bool:
     """Whether a new mask is written; one of all ones is not, but one that ends where the sequences do is."""
-    return blocks.edits_mask(spec) or (mask is None and offsets is not None)
+    return edits_mask(spec) or (mask is None and offsets is not None)
 
 
 # --- the operator ---
@@ -163,7 +160,7 @@ def _kernels(
     if offsets is not None:
         offsets = offsets.to(train.device)
     given = Given(train, rollout, mask, offsets, advantages, per_sequence, external, new)
-    wanted = writes_weights(spec), writes_mask(spec, mask, offsets), blocks.edits_mask(spec)
+    wanted = writes_weights(spec), writes_mask(spec, mask, offsets), edits_mask(spec)
     found = run(given, spec, *wanted)
     nothing = train.new_empty(0)
     return (
@@ -197,7 +194,7 @@ def _reference(
     result = blocks.run_blocks(batch, spec)
     edited = result.mask
     if edited is None and writes_mask(spec, mask, offsets):
-        edited = blocks.inside(batch)
+        edited = whole.inside(batch)
     return (
         train.new_empty(0) if result.weights is None else result.weights,
         train.new_empty(0) if edited is None else edited,

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rollout_corr.backends import blocks, operators
+from rollout_corr.backends import blocks, operators, whole
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.choose import Groups, chosen_backend
-from rollout_corr.metrics import peers, schema
+from rollout_corr.backends.result import Result
+from rollout_corr.metrics import native, peers, schema
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.correction import Spec
 
@@ -50,7 +51,7 @@ class RunningCorrection:
             raise ValueError("backend: expected 'auto', 'torch' or 'triton' beside a sequence_group, got 'compiled'")
         peers.load(request.spec)
         self._request = request
-        self._found: blocks.Result | None = None
+        self._found: Result | None = None
         with torch.no_grad():
             if group is None:
                 run = _runner(request.batch, request.spec, chosen)
@@ -62,40 +63,40 @@ class RunningCorrection:
         """Whether `result` would return without waiting for another rank."""
         return self._found is not None or self._exchange.done()
 
-    def result(self) -> blocks.Result:
+    def result(self) -> Result:
         """Wait for the other ranks and give the result, in the shape of the batch."""
         if self._found is None:
             with torch.no_grad():
-                self._found = _normalized(self._exchange.finish(), self._request)
+                self._found = _normalized(self._exchange.result(), self._request)
                 if not self._request.groups.first:
                     self._found.statistics = self._found.statistics.of_tokens()
         return self._found
 
 
-def _runner(batch: Batch, spec: Spec, backend: str) -> Callable[[Batch, Spec], blocks.Result]:
+def _runner(batch: Batch, spec: Spec, backend: str) -> Callable[[Batch, Spec], Result]:
     """Choose how a batch runs without a sequence group; what the kernels cannot do runs on plain torch."""
     on_cpu, compiling = batch.train.device.type == "cpu", torch.compiler.is_compiling()
     if operators.beyond_kernels(spec) and (not on_cpu or compiling):
-        return blocks.run_whole
+        return whole.run_whole
     if backend == "compiled":
         from rollout_corr.backends.compiled import run_compiled
 
         return run_compiled
     if backend == "triton" or (on_cpu and compiling):
         return operators.run_fused
-    return blocks.run_blocks if on_cpu else blocks.run_whole
+    return blocks.run_blocks if on_cpu else whole.run_whole
 
 
-def _exchange(batch: Batch, spec: Spec, backend: str, group: Any) -> blocks.Started | split_kernels.Started:
+def _exchange(batch: Batch, spec: Spec, backend: str, group: Any) -> whole.PendingSplit | split_kernels.PendingKernels:
     """Compute the sums of this rank's tokens and start to add them up over the group."""
     if backend == "triton" and operators.beyond_kernels(spec) is None:
         from rollout_corr.backends import split_kernels
 
-        return split_kernels.Started(batch, spec, group)
-    return blocks.Started(batch, spec, group)
+        return split_kernels.PendingKernels(batch, spec, group)
+    return whole.PendingSplit(batch, spec, group)
 
 
-def _normalized(result: blocks.Result, request: CorrectionRequest) -> blocks.Result:
+def _normalized(result: Result, request: CorrectionRequest) -> Result:
     """Divide the weights by their mean where the Spec says so."""
     spec, weights = request.spec, result.weights
     if weights is not None and spec.weight is not None and spec.weight.normalize == "batch":
@@ -110,10 +111,8 @@ def _normalized(result: blocks.Result, request: CorrectionRequest) -> blocks.Res
 
 def _batch_mean(statistics: Statistics, spec: Spec, groups: Groups) -> Tensor:
     """0-d: the mean weight of the batch, or 1 where it is too small to divide by."""
-    names = schema.sum_names(spec)
-    level = "" if spec.weighs_tokens else "sequence_"
-    units = "tokens_measured" if not level else "sequences_measured"
-    pair = torch.stack([statistics.sums[names.index(name)] for name in (f"{level}weight", units)])
+    names, _ = schema.layout(spec)
+    pair = torch.stack([statistics.sums[names.index(name)] for name in native.batch_mean(spec)])
     pair = groups.sum(pair)
     mean = 1.0 + pair[0] / pair[1].clamp(min=1.0)
     return torch.where(mean <= SMALLEST_MEAN, 1.0, mean)
@@ -125,4 +124,4 @@ def mask_back(batch: Batch, edited: Tensor | None) -> Any:
         return batch.restore(edited)
     if batch.given_mask is not None:
         return batch.given_mask
-    return batch.restore(blocks.inside(batch))
+    return batch.restore(whole.inside(batch))

@@ -7,24 +7,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout_corr.backends import blocks
 from rollout_corr.backends.batch import Batch
-from rollout_corr.backends.operators import operands_of, statistics_of, writes_mask, writes_weights
+from rollout_corr.backends.operators import operands_of, statistics_of, writes_mask
+from rollout_corr.backends.result import Result, edits_mask, writes_weights
 from rollout_corr.backends.split import Tables
 from rollout_corr.kernels.correct.launch import Given, prepare
 from rollout_corr.kernels.grid import current
 from rollout_corr.spec.correction import Spec
 
 
-class Started:
-    """A correction whose sums are on their way to the other ranks; see blocks.Started."""
+class PendingKernels:
+    """A correction of parts of sequences by the kernels, awaiting the sequence group's all-reduce."""
 
     def __init__(self, batch: Batch, spec: Spec, group: Any) -> None:
         self._batch, self._spec = batch, spec
         given = Given(*operands_of(batch, spec))
         if given.offsets is not None:
             given.offsets = given.offsets.to(given.train.device)
-        wanted = writes_weights(spec), writes_mask(spec, given.mask, given.offsets), blocks.edits_mask(spec)
+        wanted = writes_weights(spec), writes_mask(spec, given.mask, given.offsets), edits_mask(spec)
         with current(given.train.device):
             self._found, launches = prepare(given, spec, *wanted, split=True)
             self._later = launches[2:]
@@ -39,11 +39,11 @@ class Started:
         self._tables = Tables(integers, tables.floats[:, inner], peaks, group)
         self.done = self._tables.done
 
-    def finish(self) -> blocks.Result:
-        """Wait for the others, judge, apply."""
+    def result(self) -> Result:
+        """Wait for the other ranks and complete the correction: decide, then apply."""
         self._tables.finish()
         with current(self._batch.train.device):
             for launch in self._later:
                 launch.run()
         found = self._found
-        return blocks.Result(found.weights, found.mask, found.keep, statistics_of(found.statistics, self._spec))
+        return Result(found.weights, found.mask, found.keep, statistics_of(found.statistics, self._spec))

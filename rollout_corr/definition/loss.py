@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_corr.definition import statistics as measures
+from rollout_corr.definition import findings
 from rollout_corr.definition import tokens as formulas
+from rollout_corr.definition.findings import Named
 from rollout_corr.definition.sequences import Sequences
-from rollout_corr.definition.statistics import Named
 from rollout_corr.definition.thresholds import float32_at_least, float32_at_most, log_bound, log_of
 from rollout_corr.definition.tokens import LARGEST_D, extrema, k3, select, sum_of_d, sum_of_statistic
 from rollout_corr.spec.loss import KL, Objective
@@ -157,7 +157,7 @@ class TokensThatTrain:
     binary_kl = staticmethod(formulas.binary_kl)
 
     def outside(self, x: Tensor, lower: float | None, upper: float | None) -> tuple[Tensor, Tensor]:
-        return measures.outside(x, log_bound(lower), log_bound(upper))
+        return findings.outside(x, log_bound(lower), log_bound(upper))
 
     def mean(self, x: Tensor) -> Tensor:
         return mean_of_d(x, self._sequences, self._n, self._propagate)

@@ -10,12 +10,12 @@ import math
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.statistics import Block, Named
+from rollout_corr.definition.findings import Findings, Named
 from rollout_corr.definition.tokens import LARGEST_D, LARGEST_LOG_PERPLEXITY, Tokens, k3, select
 from rollout_corr.spec.correction import Spec
 
 
-def log_difference(block: Block) -> Tensor:
+def log_difference(block: Findings) -> Tensor:
     """[S] float64: the sum of rollout_logp - train_logp, with every token in full: D's native sum saturates."""
     tokens = block.tokens
     if tokens.largest is not None and tokens.largest <= LARGEST_D:
@@ -35,7 +35,7 @@ def perplexity(log_perplexity: Tensor) -> Tensor:
     return log_perplexity.clamp(max=LARGEST_LOG_PERPLEXITY).exp()
 
 
-def log_weight(block: Block, spec: Spec) -> Tensor:
+def log_weight(block: Findings, spec: Spec) -> Tensor:
     """[S] float64: the logarithm of a product or geometric weight without Spec.clamp; 0 for an empty sequence."""
     if spec.weight is None or block.weighing is None:
         raise ValueError("spec: expected one with a weight")

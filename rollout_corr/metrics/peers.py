@@ -1,26 +1,23 @@
-"""Metrics under other frameworks' names, by their formulas. A scheme is a module of this package.
+"""Metrics under other frameworks' names, by their formulas: the core's one slot for peers.
 
-Each has `columns(spec, names)`, its statistics by name (prefixed with its own name and a slash); `collect(block, spec)`
-giving those for some whole sequences; and `finish(values, spec)` giving the framework's keys. What a framework computes
-per call rather than per token or sequence is added by `per_call(sums, maxima, spec)`. The kernels also need to know
-what a criterion is to the scheme, `role(criterion)`, and `intervals(spec, names)`, the bounds that it counts beyond.
+A scheme of names is a module with the functions of `Scheme`. It is imported by the first Spec whose `report` asks for
+it. Its statistics stand behind the native ones, and the native ones are its to read too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 from torch import Tensor
 
+from rollout_corr.definition.findings import Findings, Named
 from rollout_corr.spec.correction import Criterion, Spec
 
-if TYPE_CHECKING:
-    from rollout_corr.definition.statistics import Block
+# The module of each scheme.
+SCHEMES = {name: f"rollout_corr.frameworks.{name}.metrics" for name in ("verl", "xtuner", "skyrl")}
 
-Named = dict[str, Tensor]
 Interval = tuple[float | None, float | None]
 
 
@@ -35,31 +32,66 @@ class Columns(NamedTuple):
     call_maxima: tuple[str, ...] = ()
 
     def joined(self, other: Columns) -> Columns:
-        """These and then the other's, each where it is taken."""
+        """Put the other's behind these, each where it is taken."""
         return Columns(*(mine + more for mine, more in zip(self, other, strict=True)))
 
     def prefixed(self, scheme: str) -> Columns:
-        """Names as they stand in the statistics."""
+        """The names as they stand in the statistics."""
         return Columns(*(tuple(f"{scheme}/{name}" for name in names) for names in self))
 
 
-_LOADED: dict[str, ModuleType] = {}
+class Scheme(Protocol):
+    """A framework's metrics. All names of its statistics begin with its own name and a slash.
+
+    Attributes:
+        LOCAL_SUMS: Those of its sums of sequences and calls that every rank of a sequence group counts where its
+            tokens lie. Of all others beside the sums of tokens only the first rank's count.
+    """
+
+    LOCAL_SUMS: tuple[str, ...]
+
+    def columns(self, spec: Spec, names: Sequence[str]) -> Columns:
+        """Names of its statistics; `names` is what the criteria are called in them, in the order of the Spec."""
+
+    def role(self, criterion: Criterion) -> str | None:
+        """What a criterion, known by its label, is to the scheme; None: nothing special. The kernels branch on it."""
+
+    def intervals(self, spec: Spec, names: Sequence[str]) -> dict[str, Interval]:
+        """The bounds that its statistics count beyond, by name; None: that side is open. The kernels need them."""
+
+    def collect(self, found: Findings, spec: Spec) -> tuple[Named, Named]:
+        """Sums and maxima over tokens and sequences of some whole sequences, 0-d each."""
+
+    def per_call(self, sums: Named, maxima: Named, spec: Spec) -> tuple[Named, Named]:
+        """Sums and maxima to add once a call.
+
+        Args:
+            sums: All sums of the call so far, with "rows" and "slots", the sizes of the batch.
+            maxima: All maxima of the call so far.
+            spec: What was done.
+        """
+
+    def metrics(self, values: Mapping[str, float], spec: Spec) -> dict[str, float]:
+        """The framework's keys, from merged statistics by name."""
+
+
+_LOADED: dict[str, Scheme] = {}
 
 
 def load(spec: Spec) -> None:
     """Import the schemes that a Spec asks for; apart from `schemes`, because a compiled region cannot import."""
     for name in spec.report:
-        if name != "native" and name not in _LOADED:
-            _LOADED[name] = import_module(f"rollout_corr.frameworks.{name}.metrics")
+        if name in SCHEMES and name not in _LOADED:
+            _LOADED[name] = cast(Scheme, import_module(SCHEMES[name]))
 
 
-def schemes(spec: Spec) -> list[ModuleType]:
-    """The modules of the schemes that a Spec asks for beside the native one, once loaded."""
-    return [_LOADED[name] for name in spec.report if name != "native"]
+def schemes(spec: Spec) -> list[Scheme]:
+    """The schemes that a Spec asks for beside the native one, once loaded."""
+    return [_LOADED[name] for name in spec.report if name in SCHEMES]
 
 
 def columns(spec: Spec, names: Sequence[str]) -> Columns:
-    """All schemes' statistics.
+    """Names of all schemes' statistics.
 
     Args:
         spec: What to do.
@@ -70,6 +102,12 @@ def columns(spec: Spec, names: Sequence[str]) -> Columns:
     for scheme in schemes(spec):
         found = found.joined(scheme.columns(spec, names))
     return found
+
+
+def local_sums(spec: Spec) -> set[str]:
+    """All schemes' sums that every rank of a sequence group counts where its tokens lie."""
+    load(spec)
+    return {name for scheme in schemes(spec) for name in scheme.LOCAL_SUMS}
 
 
 def role(criterion: Criterion, spec: Spec) -> str | None:
@@ -87,29 +125,29 @@ def intervals(spec: Spec, names: Sequence[str]) -> dict[str, Interval]:
     return found
 
 
-def collect(block: Block, spec: Spec) -> tuple[Named, Named]:
+def collect(found: Findings, spec: Spec) -> tuple[Named, Named]:
     """All schemes' sums and maxima over some whole sequences."""
     sums: Named = {}
     maxima: Named = {}
     for scheme in schemes(spec):
-        more_sums, more_maxima = scheme.collect(block, spec)
+        more_sums, more_maxima = scheme.collect(found, spec)
         sums.update(more_sums)
         maxima.update(more_maxima)
     return sums, maxima
 
 
-def per_call(sums: Named, maxima: Named, spec: Spec) -> tuple[Named, Named]:
-    """What schemes add once per call, from the call's own sums."""
+def per_call(sums: Mapping[str, Tensor], maxima: Mapping[str, Tensor], spec: Spec) -> tuple[Named, Named]:
+    """All schemes' sums and maxima that are added once a call."""
     more_sums: Named = {}
     more_maxima: Named = {}
     for scheme in schemes(spec):
-        found = scheme.per_call(sums, maxima, spec)
+        found = scheme.per_call(dict(sums), dict(maxima), spec)
         more_sums.update(found[0])
         more_maxima.update(found[1])
     return more_sums, more_maxima
 
 
-def finish(values: Mapping[str, float], spec: Spec, names: str) -> dict[str, float]:
-    """A scheme's metrics from raw statistics."""
-    finished: dict[str, float] = import_module(f"rollout_corr.frameworks.{names}.metrics").finish(values, spec)
-    return finished
+def metrics(values: Mapping[str, float], spec: Spec, name: str) -> dict[str, float]:
+    """A scheme's metrics from merged statistics by name."""
+    load(spec)
+    return _LOADED[name].metrics(values, spec)

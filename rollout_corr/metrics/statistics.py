@@ -4,46 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.histogram import HISTOGRAM
-from rollout_corr.metrics import loss as loss_metrics
-from rollout_corr.metrics import schema
+from rollout_corr.metrics import loss, native, peers, schema
+from rollout_corr.metrics.warnings import warnings_of
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import Objective
 
-
-@lru_cache(maxsize=256)
-def layout(spec: Spec | None, objective: Objective | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the sums and of the maxima, in order: of a correction, then of a policy loss."""
-    sums: tuple[str, ...] = ()
-    maxima: tuple[str, ...] = ()
-    if spec is not None:
-        sums, maxima = schema.sum_names(spec), schema.max_names(spec)
-    if objective is not None:
-        sums, maxima = sums + loss_metrics.sum_names(objective), maxima + loss_metrics.max_names()
-    return sums, maxima
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
-def assemble(spec: Spec, sums: dict[str, Tensor], maxima: dict[str, Tensor]) -> Statistics:
-    """Put named scalars into the two vectors."""
-    sum_names, max_names = layout(spec)
-    if spec.detail == "full":
-        sums = sums | dict(zip(HISTOGRAM, sums["histogram"].unbind(), strict=True))
-    return Statistics(
-        spec=spec,
-        sums=torch.stack([sums[name].double() for name in sum_names]),
-        maxima=torch.stack([maxima[name].double() for name in max_names]),
-    )
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Statistics:
-    """What a batch adds to the metrics.
+    """The sums and maxima that the metrics of a batch are computed from.
 
     Attributes:
         spec: The Spec under which they were taken; None for a policy loss without one. Only statistics of equal Specs
@@ -58,8 +35,14 @@ class Statistics:
     maxima: Tensor
     objective: Objective | None = None
 
+    def __repr__(self) -> str:
+        """Name no value: reading one would wait for the device."""
+        schemes = "policy_loss" if self.spec is None else "/".join(self.spec.report)
+        sums, maxima = self.sums.shape[0], self.maxima.shape[0]
+        return f"Statistics({sums} sums, {maxima} maxima, {schemes}, device={str(self.sums.device)!r})"
+
     def merge(self, other: Statistics) -> Statistics:
-        """The statistics of both batches together."""
+        """Add the statistics of another batch."""
         if not isinstance(other, Statistics):
             raise TypeError(f"other: expected Statistics, got {type(other).__name__}")
         if other.spec != self.spec:
@@ -71,7 +54,7 @@ class Statistics:
         return replace(self, sums=self.sums + other.sums, maxima=torch.maximum(self.maxima, other.maxima))
 
     def join(self, loss: Statistics) -> Statistics:
-        """A correction's statistics with those of the policy loss of the same tokens."""
+        """Put the statistics of the policy loss of the same tokens behind a correction's."""
         sums, maxima = torch.cat([self.sums, loss.sums]), torch.cat([self.maxima, loss.maxima])
         return Statistics(self.spec, sums, maxima, loss.objective)
 
@@ -93,14 +76,14 @@ class Statistics:
     def nothing(
         spec: Spec | None, objective: Objective | None = None, device: torch.device | str = "cpu"
     ) -> Statistics:
-        """The statistics of no batch at all: what a rank without a micro-batch merges with the others.
+        """Make the statistics of no batch at all, for a rank that has no micro-batch to merge with the other ranks.
 
         Args:
             spec: The Spec of the other ranks.
             objective: `objective` of their statistics, where they have one.
             device: Where collectives are to run.
         """
-        sums, maxima = (len(names) for names in layout(spec, objective))
+        sums, maxima = (len(names) for names in schema.layout(spec, objective))
         return Statistics(
             spec,
             torch.zeros(sums, dtype=torch.float64, device=device),
@@ -109,7 +92,7 @@ class Statistics:
         )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Statistics:
-        """The same statistics on another device."""
+        """Copy to another device."""
         return replace(
             self,
             sums=self.sums.to(device, non_blocking=non_blocking),
@@ -117,18 +100,18 @@ class Statistics:
         )
 
     def of_tokens(self) -> Statistics:
-        """What a rank adds that is not the first of its sequence group: that one adds what whole sequences give."""
+        """Zero the statistics of whole sequences, which the first rank of a sequence group alone contributes."""
         if self.spec is None:
             raise ValueError("spec: expected statistics of a correction, got those of a policy loss alone")
-        places = schema.places_of_sequences(self.spec)
+        whole = schema.of_whole_sequences(self.spec)
         sums, maxima = self.sums.clone(), self.maxima.clone()
-        for first, last in places.sums:
+        for first, last in whole.sums:
             sums[first:last] = 0.0
-        for first, last in places.maxima:
+        for first, last in whole.maxima:
             maxima[first:last] = -torch.inf
         return replace(self, sums=sums, maxima=maxima)
 
-    def all_reduce(self, group: Any = None) -> Statistics:
+    def all_reduce(self, group: ProcessGroup | None = None) -> Statistics:
         """Merge over the ranks of a process group: two collectives, whatever the number of metrics.
 
         Args:
@@ -143,7 +126,7 @@ class Statistics:
         return replace(self, sums=sums, maxima=maxima)
 
     def metrics(self, names: str = "native") -> dict[str, float]:
-        """Named floats, computed in float64 on the host from one device-to-host copy.
+        """Compute named floats, in float64 on the host, from one device-to-host copy.
 
         Args:
             names: A naming scheme that `Spec.report` asked for.
@@ -151,7 +134,7 @@ class Statistics:
         return self.metrics_async().result(names)
 
     def warnings(self) -> list[str]:
-        """What deserves a look, in plain words; read from the same copy as the metrics, never printed."""
+        """Say in plain words which metrics deserve a look; never printed."""
         return self.metrics_async().warnings()
 
     def metrics_async(self) -> PendingMetrics:
@@ -165,8 +148,7 @@ class PendingMetrics:
     def __init__(self, statistics: Statistics) -> None:
         self._spec, self._objective = statistics.spec, statistics.objective
         packed = torch.cat([statistics.sums, statistics.maxima])
-        self._split = statistics.sums.shape[0]
-        self._event: Any = None
+        self._event: torch.cuda.Event | None = None
         if packed.is_cuda:
             self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
             self._host.copy_(packed, non_blocking=True)
@@ -176,36 +158,45 @@ class PendingMetrics:
             self._host = packed.cpu()
 
     def done(self) -> bool:
-        """Whether `result` would return without waiting."""
+        """Tell whether `result` would return without waiting."""
         return self._event is None or bool(self._event.query())
 
     def values(self) -> dict[str, float]:
-        """The raw statistics by name."""
+        """Read the statistics by name; waits for the copy if it is still under way."""
         if self._event is not None:
             self._event.synchronize()
-        sum_names, max_names = layout(self._spec, self._objective)
+        sum_names, max_names = schema.layout(self._spec, self._objective)
         return dict(zip((*sum_names, *max_names), self._host.tolist(), strict=True))
 
     def result(self, names: str = "native") -> dict[str, float]:
-        """The metrics; waits for the copy if it is still under way."""
-        from rollout_corr.metrics.native import finish
+        """Compute the metrics of one naming scheme; waits for the copy if it is still under way.
 
-        return finish(self.values(), self._spec, self._objective, names)
+        Args:
+            names: A naming scheme that `Spec.report` asked for. Those of a policy loss go by their native names.
+        """
+        spec, values = self._spec, self.values()
+        schemes = ("native",) if spec is None else spec.report
+        if names not in schemes:
+            raise ValueError(f"names: expected one of {list(schemes)} (Spec.report), got {names!r}")
+        if spec is not None and names != "native":
+            return peers.metrics(values, spec, names)
+        rows = [] if spec is None else native.metrics_of(spec)
+        if self._objective is not None:
+            rows += loss.metrics_of(self._objective)
+        return {row.key: row.read(values) for row in rows}
 
     def warnings(self) -> list[str]:
-        """What deserves a look, in plain words."""
-        from rollout_corr.metrics.warnings import warnings_of
-
+        """Say in plain words which metrics deserve a look."""
         return [] if self._spec is None else warnings_of(self.values(), self._spec)
 
 
-class Measured:
-    """What carries statistics, and what is read from them."""
+class HasStatistics:
+    """A result that carries statistics, and the reading of metrics from them."""
 
     statistics: Statistics
 
     def metrics(self, names: str = "native") -> dict[str, float]:
-        """Named floats from one device-to-host copy; see docs/metrics.md."""
+        """Compute named floats from one device-to-host copy; see docs/metrics.md."""
         return self.statistics.metrics(names)
 
     def metrics_async(self) -> PendingMetrics:
@@ -213,5 +204,5 @@ class Measured:
         return self.statistics.metrics_async()
 
     def warnings(self) -> list[str]:
-        """What deserves a look, in plain words."""
+        """Say in plain words which metrics deserve a look."""
         return self.statistics.warnings()

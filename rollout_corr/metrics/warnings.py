@@ -1,20 +1,25 @@
-"""`warnings()`: what in the metrics deserves a look, in plain words."""
+"""`warnings()`: sentences about metrics that deserve a look."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rollout_corr.metrics.native import native
+from rollout_corr.metrics.native import metrics_of
 from rollout_corr.spec.correction import Spec
 
 LOW_KEPT, LOW_ESS = 0.5, 0.3
-# A sequence's |sum D| is near the clamp from this part of it on.
+# From this part of the clamp on, a sequence's |sum D| is near it.
 NEAR_CLAMP = 0.5
 
 
 def warnings_of(values: Mapping[str, float], spec: Spec) -> list[str]:
-    """What deserves a look, in plain words."""
-    metrics = native(values, spec)
+    """Say in plain words which metrics deserve a look.
+
+    Args:
+        values: Merged statistics by name.
+        spec: The Spec under which they were taken.
+    """
+    metrics = {row.key: row.read(values) for row in metrics_of(spec)}
     found = []
     if metrics["tokens_nonfinite"]:
         found.append(

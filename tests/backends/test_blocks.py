@@ -15,8 +15,10 @@ from torch import Tensor
 import rollout_corr as rc
 from rollout_corr.backends import blocks, compiled, operators
 from rollout_corr.backends.batch import read_batch
-from rollout_corr.backends.compaction import Compaction
-from rollout_corr.definition import sequences, statistics
+from rollout_corr.backends.blocks import Compaction
+from rollout_corr.backends.result import Result
+from rollout_corr.backends.whole import run_whole
+from rollout_corr.definition import findings, sequences
 from rollout_corr.definition.sequences import Packed, Rows
 from rollout_corr.definition.tokens import few_above, k3
 from rollout_corr.testing import example_batch, pad
@@ -75,7 +77,7 @@ def assert_same_metrics(got: rc.Correction, wanted: rc.Correction, relative: flo
         assert not wrong, wrong
 
 
-def whole(given: dict[str, Tensor | None], spec: rc.Spec) -> blocks.Result:
+def whole(given: dict[str, Tensor | None], spec: rc.Spec) -> Result:
     batch = read_batch(
         given["train_logp"],
         given["rollout_logp"],
@@ -86,7 +88,7 @@ def whole(given: dict[str, Tensor | None], spec: rc.Spec) -> blocks.Result:
         None,
         False,
     )
-    return blocks.run_whole(batch, spec)
+    return run_whole(batch, spec)
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
@@ -339,9 +341,9 @@ def test_few_tokens_beyond_the_bounds_are_counted_like_many(outside: str, beyond
     given: dict[str, Tensor | None] = {"train_logp": train, "rollout_logp": rollout, "mask": mask}
     given |= {"cu_seqlens": None, "advantages": None}
     spec = rc.Spec(weight=rc.Weight("token", lower=0.3, upper=2.0, outside=outside))
-    with mock.patch.object(statistics, "few_beyond", wraps=statistics.few_beyond) as looked:
+    with mock.patch.object(findings, "few_beyond", wraps=findings.few_beyond) as looked:
         found = rc.correct(**given, spec=spec)
-    few = [call for call in looked.call_args_list if statistics.few_beyond(*call.args) is not None]
+    few = [call for call in looked.call_args_list if findings.few_beyond(*call.args) is not None]
     assert len(few) == (beyond < 2000)
     wanted = rc.Correction(None, None, found.keep, whole(given, spec).statistics)
     # Measured: 2e-7, because float32 sums have another order; e^20 adds 1e-8.

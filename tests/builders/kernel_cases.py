@@ -34,7 +34,7 @@ from oracles import correction as oracle
 from rollout_corr.backends import batch as reading
 from rollout_corr.kernels import grid
 from rollout_corr.kernels.grid import Shape
-from rollout_corr.metrics.statistics import layout as columns
+from rollout_corr.metrics.schema import layout as columns
 
 C, W = rc.Criterion, rc.Weight
 

@@ -14,7 +14,7 @@ import rollout_corr as rc
 from builders.peer_metrics_cases import ALL, CASES, batch, tensors
 from rollout_corr.kernels import grid
 from rollout_corr.kernels.correct.plan import plan_of
-from rollout_corr.metrics.statistics import layout
+from rollout_corr.metrics.schema import layout
 
 C = rc.Criterion
 NAN, INF = math.nan, math.inf

@@ -15,9 +15,10 @@ import rollout_corr as rc
 from builders.peer_metrics_cases import ALL, CASES, K1, OTHERS, batch, cast, correct, tensors, verl
 from rollout_corr.backends import blocks
 from rollout_corr.backends.batch import read_batch
+from rollout_corr.backends.whole import run_whole
 from rollout_corr.frameworks.verl import metrics as verl_scheme
 from rollout_corr.metrics import peers
-from rollout_corr.metrics.statistics import layout
+from rollout_corr.metrics.schema import layout
 
 INF = math.inf
 LOG = math.log
@@ -105,9 +106,9 @@ def test_packed_and_whole(scheme, name):
     packed = rc.correct(old, rollout, valid, cu_seqlens=offsets, spec=spec)
     assert_equal(packed.metrics(scheme), oracle(rows))
     given = read_batch(old, rollout, valid, offsets, spec, None, None, False)
-    assert_equal(blocks.run_whole(given, spec).statistics.metrics(scheme), oracle(rows))
+    assert_equal(run_whole(given, spec).statistics.metrics(scheme), oracle(rows))
     padded = read_batch(*tensors(batch(5)), None, spec, None, None, False)
-    assert_equal(blocks.run_whole(padded, spec).statistics.metrics(scheme), oracle(batch(5)))
+    assert_equal(run_whole(padded, spec).statistics.metrics(scheme), oracle(batch(5)))
 
 
 def test_xtuner_packs_are_averaged():
@@ -311,4 +312,4 @@ def test_no_value_is_read_back(scheme, name):
     peers.load(spec)
     with FakeTensorMode():
         given = read_batch(torch.zeros(3, 4), torch.zeros(3, 4), torch.ones(3, 4), None, spec, None, None, False)
-        assert blocks.run_whole(given, spec).statistics.sums.shape == (len(layout(spec)[0]),)
+        assert run_whole(given, spec).statistics.sums.shape == (len(layout(spec)[0]),)

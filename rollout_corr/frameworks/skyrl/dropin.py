@@ -140,7 +140,7 @@ def _metrics(statistics: Statistics, switches: Mapping[str, str]) -> dict[str, f
     values = statistics.metrics_async().values()
     if switches.get("padding") == "skip":
         values["skyrl/rows"], values["skyrl/slots"] = values["sequences_measured"], values["tokens_measured"]
-    return report.finish(values, statistics.spec or Spec())
+    return report.metrics(values, statistics.spec or Spec())
 
 
 def _say(spec: Spec, values: tuple[Any, ...]) -> None:

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from rollout_corr.definition.correction import Outcome
-from rollout_corr.definition.statistics import Block, Named, outside, totals
+from rollout_corr.definition.findings import Findings, Named, outside
 from rollout_corr.definition.thresholds import log_bound
 from rollout_corr.definition.tokens import Tokens
+from rollout_corr.metrics.collect import totals
 from rollout_corr.metrics.moments import mean, prefixed, unbiased_std
 from rollout_corr.metrics.peers import Columns, Interval
 from rollout_corr.spec.correction import Criterion, Spec
@@ -28,6 +29,9 @@ from rollout_corr.spec.correction import Criterion, Spec
 SEQUENCE_MASKS = ("geo_sequence_mask", "product_sequence_mask")
 MASKS = ("outlier", "token_mask", *SEQUENCE_MASKS)
 SIDES = ("over_high", "under_low")
+
+# Every rank of a sequence group counts its own slots.
+LOCAL_SUMS = ("skyrl/slots",)
 
 Values = Mapping[str, float]
 
@@ -82,8 +86,8 @@ def intervals(spec: Spec, names: Sequence[str]) -> dict[str, Interval]:
 # --- on the device ---
 
 
-def collect(block: Block, spec: Spec) -> tuple[Named, Named]:
-    """Sums of some whole sequences. Only those with a measured token: `finish` knows what the others add."""
+def collect(block: Findings, spec: Spec) -> tuple[Named, Named]:
+    """Sums of some whole sequences. Only of those with a measured token: `metrics` adds the others."""
     sums: Named = {}
     rows: Named = {}
     lost: Tensor | None = None  # what the token mask took from each sequence
@@ -130,7 +134,7 @@ def per_call(sums: Named, maxima: Named, spec: Spec) -> tuple[Named, Named]:
 # --- on the host ---
 
 
-def finish(values: Values, spec: Spec) -> dict[str, float]:
+def metrics(values: Values, spec: Spec) -> dict[str, float]:
     """SkyRL's keys, as its correction returns them: without the prefix that its trainer puts before them."""
     v, n, rows, slots = values, values["tokens_measured"], values["skyrl/rows"], values["skyrl/slots"]
     # A masked slot has the ratio 0, which lies 1 below the centre.

@@ -20,9 +20,10 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from rollout_corr.definition.correction import Outcome
-from rollout_corr.definition.statistics import Block, Named, outside, totals
+from rollout_corr.definition.findings import Findings, Named, outside
 from rollout_corr.definition.thresholds import log_bound
 from rollout_corr.definition.tokens import LARGEST_STATISTIC, extrema, select
+from rollout_corr.metrics.collect import totals
 from rollout_corr.metrics.moments import (
     count,
     exp,
@@ -48,6 +49,8 @@ OPTIONS |= {f"seq_max_{stat}": ("sequence", "max", stat) for stat in ("k2", "k3"
 
 # verl's guard against dividing by 0, in the effective sample size and in batch normalisation.
 EPSILON = 1e-8
+
+LOCAL_SUMS: tuple[str, ...] = ()
 
 Values = Mapping[str, float]
 
@@ -121,8 +124,8 @@ def _bounds(weight: Weight) -> tuple[float | None, float | None]:
 # --- on the device ---
 
 
-def collect(block: Block, spec: Spec) -> tuple[Named, Named]:
-    """Sums and maxima of some whole sequences. Only those with a measured token: `finish` knows what the others add."""
+def collect(block: Findings, spec: Spec) -> tuple[Named, Named]:
+    """Sums and maxima of some whole sequences. Only of those with a measured token: `metrics` adds the others."""
     some, n, difference = block.n_measured > 0, block.n_measured, log_difference(block)
     gap = difference / n.clamp(min=1)
     sums: Named = {"k3_beyond": k3_beyond_clamp(block.tokens)}
@@ -147,7 +150,7 @@ def per_call(sums: Named, maxima: Named, spec: Spec) -> tuple[Named, Named]:
     return {"verl/rows": sums["rows"]}, {}
 
 
-def _collect_weight(block: Block, spec: Spec, weight: Weight, sums: Named, maxima: Named, rows: Named) -> None:
+def _collect_weight(block: Findings, spec: Spec, weight: Weight, sums: Named, maxima: Named, rows: Named) -> None:
     tokens, weighing, some = block.tokens, block.weighing, block.n_measured > 0
     if weighing is None:
         return
@@ -178,7 +181,7 @@ def _limits(criterion: Criterion) -> Interval:
     return criterion.lower if criterion.stat == "k1" else 0.0, criterion.upper
 
 
-def _collect_sequences(verdict: Outcome, block: Block, sums: Named, maxima: Named, rows: Named) -> None:
+def _collect_sequences(verdict: Outcome, block: Findings, sums: Named, maxima: Named, rows: Named) -> None:
     stat, low, high = _statistic(verdict)
     label, n = verdict.criterion.label, block.n_measured
     clamped = stat.clamp(low, high)
@@ -187,7 +190,7 @@ def _collect_sequences(verdict: Outcome, block: Block, sums: Named, maxima: Name
         rows[f"{label}/{name}"] = select(verdict.among, n * x)
 
 
-def _collect_tokens(verdict: Outcome, block: Block, sums: Named, maxima: Named, rows: Named) -> None:
+def _collect_tokens(verdict: Outcome, block: Findings, sums: Named, maxima: Named, rows: Named) -> None:
     stat, low, high = _statistic(verdict)
     label, measured, n = verdict.criterion.label, verdict.among, block.n_measured
     # Float64: what lies at the bound lies far from the centre, and its spread would drown in rounding.
@@ -213,7 +216,7 @@ def _collect_rows(
 # --- on the host ---
 
 
-def finish(values: Values, spec: Spec) -> dict[str, float]:
+def metrics(values: Values, spec: Spec) -> dict[str, float]:
     """verl's keys."""
     found: dict[str, float] = {}
     if spec.weight is not None:

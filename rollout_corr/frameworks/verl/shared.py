@@ -51,7 +51,7 @@ def _metrics(out: Correction, switches: Mapping[str, str]) -> dict[str, float]:
         raise ValueError("response_mask must contain at least one valid token (1).")
     if switches.get("empty_rows") == "skip":
         values["verl/rows"] = values["sequences_measured"]
-    return report.finish(values, out.statistics.spec or Spec())
+    return report.metrics(values, out.statistics.spec or Spec())
 
 
 def world() -> Any:

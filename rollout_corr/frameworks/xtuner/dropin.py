@@ -322,7 +322,7 @@ def _metrics(statistics: Statistics, switches: Mapping[str, str]) -> dict[str, A
     values = pending.values()
     if switches.get("empty_rows") == "skip":
         values["xtuner/rows"] = values["sequences_measured"]
-    found: dict[str, Any] = report.finish(values, statistics.spec or Spec())
+    found: dict[str, Any] = report.metrics(values, statistics.spec or Spec())
     if switches.get("mismatch_over") == "sequence":
         native = pending.result()
         found |= {f"{report.PREFIX}mismatch_{key}": native[name] for key, name in OF_SEQUENCES.items()}

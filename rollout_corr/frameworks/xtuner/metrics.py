@@ -21,9 +21,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from rollout_corr.definition.statistics import Block, Named, outside, totals
+from rollout_corr.definition.findings import Findings, Named, outside
 from rollout_corr.definition.thresholds import log_bound
 from rollout_corr.definition.tokens import extrema, select
+from rollout_corr.metrics.collect import totals
 from rollout_corr.metrics.moments import (
     count,
     exp,
@@ -43,6 +44,8 @@ PREFIX = "mismatch/"
 
 # xtuner's guard against dividing by 0 in the effective sample size.
 EPSILON = 1e-8
+
+LOCAL_SUMS: tuple[str, ...] = ()
 
 Values = Mapping[str, float]
 
@@ -118,8 +121,8 @@ def _mask(spec: Spec) -> Criterion | None:
 # --- on the device ---
 
 
-def collect(block: Block, spec: Spec) -> tuple[Named, Named]:
-    """Sums and maxima of some whole sequences. Only those with a measured token: `finish` knows what the others add."""
+def collect(block: Findings, spec: Spec) -> tuple[Named, Named]:
+    """Sums and maxima of some whole sequences. Only of those with a measured token: `metrics` adds the others."""
     tokens = block.tokens
     sums: Named = {"k3_beyond": k3_beyond_clamp(tokens), "abs_d": tokens.d.abs().sum()}
     maxima: Named = {}
@@ -131,7 +134,7 @@ def collect(block: Block, spec: Spec) -> tuple[Named, Named]:
     return prefixed("xtuner", sums), prefixed("xtuner", maxima)
 
 
-def _collect_weight(block: Block, spec: Spec, weight: Weight, sums: Named, maxima: Named, rows: Named) -> None:
+def _collect_weight(block: Findings, spec: Spec, weight: Weight, sums: Named, maxima: Named, rows: Named) -> None:
     weighing, measured, n = block.weighing, block.tokens.measured, block.n_measured
     if weighing is None:
         return
@@ -160,7 +163,7 @@ def _collect_weight(block: Block, spec: Spec, weight: Weight, sums: Named, maxim
     maxima["-min_log_weight"], maxima["max_log_weight"] = extrema(unclamped, some)
 
 
-def _collect_veto(block: Block, sums: Named, rows: Named) -> None:
+def _collect_veto(block: Findings, sums: Named, rows: Named) -> None:
     """Sequences that a veto took, and the tokens that it looks for (none where it tests a mean)."""
     vetoed = torch.zeros_like(block.decision.keep)
     catastrophic = torch.zeros((), dtype=torch.int64, device=vetoed.device)
@@ -201,7 +204,7 @@ def per_call(sums: Named, maxima: Named, spec: Spec) -> tuple[Named, Named]:
 # --- on the host ---
 
 
-def finish(values: Values, spec: Spec) -> dict[str, float]:
+def metrics(values: Values, spec: Spec) -> dict[str, float]:
     """xtuner's keys: of the mismatch, and of the weights where there are any."""
     found = _mismatch(values)
     if spec.weight is not None:

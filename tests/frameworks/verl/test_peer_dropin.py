@@ -46,10 +46,10 @@ def test_verls_own_tests(tmp_path):
     from rollout_corr.frameworks.verl import dropin as verl
     from rollout_corr.frameworks.verl import measures as verl_measures
     from rollout_corr.frameworks.verl import shared as verl_shared
-    from rollout_corr.metrics.peers import verl as report
+    from rollout_corr.frameworks.verl import metrics as scheme
 
     calls = []
-    for module, name in ((report, "finish"), (verl_measures, "_of_rows")):
+    for module, name in ((scheme, "metrics"), (verl_measures, "_of_rows")):
         original = getattr(module, name)
         setattr(module, name, lambda *given, original=original, name=name: calls.append(name) or original(*given))
     verl.install()
@@ -58,7 +58,7 @@ def test_verls_own_tests(tmp_path):
     status = verl.installed()
     assert code == 0 and status.active
     assert "tests.trainer.ppo.test_rollout_corr.compute_is_metrics" in status.replaced
-    assert calls.count("finish") > 30 and "_of_rows" in calls
+    assert calls.count("metrics") > 30 and "_of_rows" in calls
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True, timeout=300

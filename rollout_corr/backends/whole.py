@@ -1,0 +1,134 @@
+"""The definition on a whole batch at once: on any device, without a host sync, also beside ranks with the other parts.
+
+There are no blocks and no compaction, because both need values. `blocks.py` is the way for CPU tensors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rollout_corr.backends.batch import Batch
+from rollout_corr.backends.result import Result, edits_mask
+from rollout_corr.definition.correction import Advantages, kept_tokens
+from rollout_corr.definition.findings import Findings, evaluate
+from rollout_corr.definition.sequences import Packed, Rows, Sequences
+from rollout_corr.metrics import collect
+from rollout_corr.spec.correction import Spec
+
+if TYPE_CHECKING:
+    from rollout_corr.backends.split import Split
+
+
+def inside(batch: Batch) -> Tensor:
+    """Bool per token: whether it belongs to a sequence."""
+    if batch.offsets is None:
+        return torch.ones(batch.train.shape, dtype=torch.bool, device=batch.train.device)
+    offsets = _offsets(batch)
+    if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
+        found = torch.zeros(batch.train.shape, dtype=torch.bool)
+        found[int(offsets[0]) : int(offsets[-1])] = True
+        return found
+    position = torch.arange(batch.train.numel(), device=offsets.device)
+    return (position >= offsets[0]) & (position < offsets[-1])
+
+
+def _offsets(batch: Batch) -> Tensor:
+    """The offsets of a packed batch beside its tokens. On a device nobody has checked them, so they are made to fit."""
+    offsets = torch.zeros(1) if batch.offsets is None else batch.offsets
+    offsets = offsets.to(batch.train.device, torch.int64)
+    return offsets if offsets.device.type == "cpu" else offsets.clamp(0, batch.train.numel()).cummax(0).values
+
+
+def sequences_of(batch: Batch) -> tuple[Rows | Packed, Tensor | None]:
+    """The sequences of a batch, and bool per token which are valid; None: all."""
+    valid = None if batch.mask is None else batch.mask != 0
+    if batch.offsets is None:
+        return Rows(batch.train.shape[0]), valid
+    return Packed(_offsets(batch), batch.train.numel()), inside(batch) if valid is None else valid & inside(batch)
+
+
+def split_sequences_of(batch: Batch, group: Any) -> tuple[Split, Tensor]:
+    """The sequences of a batch that holds parts of them, and bool per token which are valid.
+
+    All ranks of the group have to exchange equally many sums, so all have a mask.
+    """
+    from rollout_corr.backends.split import Split
+
+    part, valid = sequences_of(batch)
+    return Split(part, group), inside(batch) if valid is None else valid
+
+
+def count_valid(batch: Batch, sequences: Sequences, valid: Tensor | None) -> Tensor:
+    """[S] int64: the valid tokens of each sequence."""
+    if valid is None:
+        return torch.ones_like(batch.train, dtype=torch.int64).sum(1)
+    return sequences.sum_integers(valid)
+
+
+def advantages_of(batch: Batch, given: Tensor, sequences: Sequences) -> Advantages:
+    """Advantages per token from those given, per token or per sequence."""
+    if not batch.per_sequence:
+        return Advantages(given.to(batch.dtype), None)
+    return Advantages(sequences.spread(given).expand(batch.train.shape), given)
+
+
+def run_whole(batch: Batch, spec: Spec) -> Result:
+    """Correct all sequences at once."""
+    return _result(batch, spec, *sequences_of(batch))
+
+
+class PendingSplit:
+    """A correction of parts of sequences, awaiting the sequence group's all-reduce.
+
+    Everything is computed twice: before the all-reduce to record the sums that it needs, after it from the totals. The
+    statistics are then those of whole sequences, and of the tokens that this rank holds.
+    """
+
+    def __init__(self, batch: Batch, spec: Spec, group: Any) -> None:
+        self._batch, self._spec = batch, spec
+        self._sequences, self._valid = split_sequences_of(batch, group)
+        collect.of_block(_evaluate(batch, spec, self._sequences, self._valid))
+        self._sequences.start()
+
+    def done(self) -> bool:
+        """Tell whether `result` would return without waiting."""
+        return self._sequences.done()
+
+    def result(self) -> Result:
+        """Wait for the other ranks and complete the correction."""
+        self._sequences.wait()
+        return _result(self._batch, self._spec, self._sequences, self._valid)
+
+
+def _evaluate(batch: Batch, spec: Spec, sequences: Sequences, valid: Tensor | None) -> Findings:
+    dtype = batch.dtype
+    advantages = None if batch.advantages is None else advantages_of(batch, batch.advantages, sequences)
+    return evaluate(
+        batch.train.to(dtype),
+        batch.rollout.to(dtype),
+        valid,
+        sequences,
+        count_valid(batch, sequences, valid),
+        spec,
+        advantages,
+        batch.external,
+        pairs={of: (one.to(dtype), other.to(dtype)) for of, (one, other) in batch.pairs.items()},
+    )
+
+
+def _result(batch: Batch, spec: Spec, sequences: Sequences, valid: Tensor | None) -> Result:
+    found = _evaluate(batch, spec, sequences, valid)
+    collector = collect.Collector(spec)
+    collector.add(found.facts, *collect.of_block(found))
+    mask = None
+    if edits_mask(spec):
+        kept = kept_tokens(found.tokens, found.decision)
+        mask = kept if batch.mask is None else torch.where(kept, batch.mask, 0).to(batch.mask.dtype)
+    outside = torch.zeros((), dtype=torch.int64, device=batch.train.device)
+    if batch.offsets is not None and valid is not None:
+        outside = (outside + batch.train.numel() if batch.mask is None else (batch.mask != 0).sum()) - valid.sum()
+    statistics = collector.statistics(outside, batch.count, batch.train.numel())
+    return Result(found.weights, mask, found.decision.keep, statistics)

@@ -1,0 +1,104 @@
+"""Taking statistics: from each block of whole sequences, then once from the facts of all of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rollout_corr.definition.findings import Findings, Named, SequenceFacts, concatenate
+from rollout_corr.definition.histogram import HISTOGRAM, histogram
+from rollout_corr.definition.tokens import select
+from rollout_corr.metrics import peers, schema
+from rollout_corr.metrics.native import AllSequences, aggregates_of
+from rollout_corr.metrics.statistics import Statistics
+from rollout_corr.spec.correction import Spec
+
+
+def of_block(found: Findings) -> tuple[Named, Named]:
+    """Sums and maxima of some whole sequences, 0-d each by name; "histogram" is [512]."""
+    spec = found.spec
+    sums: Named = {}
+    maxima: Named = {}
+    for row in aggregates_of(spec):
+        if row.at in ("tokens", "blocks"):
+            values = row.value(found)
+            sums.update(zip(row.sums, values, strict=False))
+            maxima.update(zip(row.maxima, values[len(row.sums) :], strict=True))
+    if spec.detail == "full":
+        sums["histogram"] = histogram(found.tokens.d, found.tokens.measured)
+    if len(spec.report) > 1:
+        more_sums, more_maxima = peers.collect(found, spec)
+        sums.update(more_sums)
+        maxima.update(more_maxima)
+    return sums, maxima
+
+
+def of_sequences(facts: SequenceFacts, tokens_outside: Tensor, spec: Spec) -> tuple[Named, Named]:
+    """Sums and maxima over all sequences of a batch, each counting once."""
+    view = AllSequences(facts, tokens_outside, spec)
+    sums: Named = {}
+    maxima: Named = {}
+    per_sequence: dict[str, Named] = {"sequences": {}, "measured": {}}
+    for row in aggregates_of(spec):
+        if row.at in per_sequence:
+            values = row.value(view)
+            for name, value in zip(row.sums, values, strict=False):
+                (per_sequence[row.at] if value.dim() else sums)[name] = value
+            maxima.update(zip(row.maxima, values[len(row.sums) :], strict=True))
+    for at, among in (("sequences", None), ("measured", view.measured)):
+        sums.update(totals(per_sequence[at], among))
+    return sums, maxima
+
+
+def totals(per_sequence: Named, among: Tensor | None) -> Named:
+    """The sum of each [S] tensor over the chosen sequences, in float64."""
+    stacked = select(among, torch.stack([x.double() for x in per_sequence.values()]))
+    return dict(zip(per_sequence, stacked.sum(1).unbind(), strict=True))
+
+
+class Collector:
+    """The statistics of consecutive blocks, added up."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._facts: list[SequenceFacts] = []
+        self._names: tuple[list[str], list[str]] = [], []
+        self._sums: list[Tensor] = []
+        self._maxima: list[Tensor] = []
+        self._histograms: list[Tensor] = []
+
+    def add(self, facts: SequenceFacts, sums: Named, maxima: Named) -> None:
+        """Take in a block: its facts, and what `of_block` gave."""
+        self._facts.append(facts)
+        if "histogram" in sums:
+            self._histograms.append(sums.pop("histogram"))
+        self._names = list(sums), list(maxima)
+        self._sums.append(torch.stack([value.double() for value in sums.values()]))
+        self._maxima.append(torch.stack([value.double() for value in maxima.values()]))
+
+    def statistics(self, tokens_outside: Tensor, rows: int, slots: int) -> Statistics:
+        """Give the statistics of the batch.
+
+        Args:
+            tokens_outside: 0-d, valid tokens in no sequence.
+            rows: The sequences of the batch, empty ones included.
+            slots: Its tokens, invalid ones included.
+        """
+        spec = self._spec
+        sums = dict(zip(self._names[0], torch.stack(self._sums).sum(0).unbind(), strict=True))
+        maxima = dict(zip(self._names[1], torch.stack(self._maxima).amax(0).unbind(), strict=True))
+        more_sums, more_maxima = of_sequences(concatenate(self._facts), tokens_outside, spec)
+        sums, maxima = sums | more_sums, maxima | more_maxima
+        if len(spec.report) > 1:
+            sizes = {"rows": rows, "slots": slots}
+            counts = {name: torch.full((), size, device=tokens_outside.device) for name, size in sizes.items()}
+            more_sums, more_maxima = peers.per_call(sums | counts, maxima, spec)
+            sums, maxima = sums | more_sums, maxima | more_maxima
+        if self._histograms:
+            sums |= zip(HISTOGRAM, torch.stack(self._histograms).sum(0).unbind(), strict=True)
+        sum_names, max_names = schema.layout(spec)
+        return Statistics(
+            spec=spec,
+            sums=torch.stack([sums[name].double() for name in sum_names]),
+            maxima=torch.stack([maxima[name].double() for name in max_names]),
+        )

@@ -1,0 +1,137 @@
+"""The kinds of row that statistics and metrics are made of, and the formulas that metrics share.
+
+A statistic is taken on the device and lies in `Statistics`. A metric is computed from merged statistics on the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+Values = Mapping[str, float]
+
+# Where statistics are taken:
+# "tokens": in every block, over its tokens. Each rank of a sequence group adds those of the tokens that it holds.
+# "blocks": in every block, over its whole sequences.
+# "sequences", "measured": once a call, over all non-empty sequences, or over those with a measured token.
+# What is taken over whole sequences only the first rank of a sequence group adds.
+At = Literal["tokens", "blocks", "sequences", "measured"]
+
+
+def always(_: Any) -> bool:
+    """Take a statistic whatever is asked for."""
+    return True
+
+
+class Aggregate(NamedTuple):
+    """A sum or an extremum in `Statistics`, or several that share temporaries.
+
+    Attributes:
+        sums: Names of the sums.
+        maxima: Names of the maxima. A minimum travels as the maximum of the negated value, under "-min_...".
+        at: Where they are taken.
+        value: Gives the sums and then the maxima from `Findings`, those of all sequences from `AllSequences`: each 0-d,
+            or a sum per sequence, [S], to be added up in float64.
+        when: Whether a Spec needs them.
+        local: Counted by every rank of a sequence group, although sequences are what it is taken over.
+    """
+
+    sums: tuple[str, ...]
+    maxima: tuple[str, ...]
+    at: At
+    value: Callable[[Any], tuple[Tensor, ...]]
+    when: Callable[[Any], bool] = always
+    local: bool = False
+
+
+def total(
+    name: str, at: At, value: Callable[[Any], Tensor], when: Callable[[Any], bool] = always, local: bool = False
+) -> Aggregate:
+    """Make the row of a sum."""
+    return Aggregate((name,), (), at, lambda view: (value(view),), when, local)
+
+
+def extremes(
+    name: str, at: At, value: Callable[[Any], tuple[Tensor, Tensor]], when: Callable[[Any], bool] = always
+) -> Aggregate:
+    """Make the row of a maximum and a minimum; `value` gives (-minimum, maximum)."""
+    return Aggregate((), (f"max_{name}", f"-min_{name}"), at, lambda view: value(view)[::-1], when)
+
+
+class Over(NamedTuple):
+    """What a metric is taken over: words for the docs, and the sum that counts it."""
+
+    words: str
+    units: str | None
+
+
+class Metric(NamedTuple):
+    """A metric, and its line in docs/metrics.md.
+
+    Attributes:
+        key: Its key in `metrics()`.
+        formula: Its definition in words.
+        unit: The unit of its value.
+        over: What it is taken over.
+        healthy: Its range in a healthy run.
+        value: Gives it from the statistics by name and the count of what it is taken over.
+    """
+
+    key: str
+    formula: str
+    unit: str
+    over: Over
+    healthy: str
+    value: Callable[[Values, float], float]
+
+    def read(self, values: Values) -> float:
+        """The metric from merged statistics by name."""
+        return self.value(values, 0.0 if self.over.units is None else values[self.over.units])
+
+
+# --- formulas of metrics ---
+
+Formula = Callable[[Values, float], float]
+
+
+def ratio_of(total: float, count: float) -> float:
+    """total / count, and 0 for 0 of 0."""
+    return total / count if count else 0.0
+
+
+def plain(name: str) -> Formula:
+    """A sum as it is."""
+    return lambda v, n: v[name]
+
+
+def mean(name: str) -> Formula:
+    """The mean, from a sum."""
+    return lambda v, n: ratio_of(v[name], n)
+
+
+def mean_around(centre: float, name: str) -> Formula:
+    """The mean, from a sum of differences from a centre."""
+    return lambda v, n: ratio_of(v[name] + centre * n, n)
+
+
+def std(name: str) -> Formula:
+    """Population standard deviation, from the sums NAME and NAME2 around any centre near the mean."""
+
+    def formula(v: Values, n: float) -> float:
+        average = ratio_of(v[name], n)
+        return math.sqrt(max(ratio_of(v[f"{name}2"], n) - average * average, 0.0)) if n else 0.0
+
+    return formula
+
+
+def minimum(name: str, centre: float = 0.0) -> Formula:
+    """The minimum, from its difference from a centre; 0 of nothing."""
+    return lambda v, n: -v[f"-min_{name}"] + centre if n else 0.0
+
+
+def maximum(name: str, centre: float = 0.0) -> Formula:
+    """The maximum, from its difference from a centre; 0 of nothing."""
+    return lambda v, n: v[f"max_{name}"] + centre if n else 0.0
