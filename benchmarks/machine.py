@@ -1,8 +1,9 @@
-"""Where a run took place, in words that say nothing about whose machine it is."""
+"""Where and when a run took place, in words that say nothing about whose machine it is, and its result file."""
 
 from __future__ import annotations
 
 import ctypes
+import datetime
 import os
 import platform
 import subprocess
@@ -10,19 +11,33 @@ import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from benchmarks import tables
+
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 
 # What can change a number of a run.
-MEASURED = ("rollout_corr", "kernels", "benchmarks/*.py")
-# glibc decides with these whether a temporary comes from fresh pages.
+MEASURED = ("rollout_corr", "kernels", "benchmarks", ":!benchmarks/results")
+# With these glibc decides whether a temporary comes from fresh pages.
 ALLOCATOR = ("MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "LD_PRELOAD")
 
 
+def head() -> dict[str, Any]:
+    """Return date and commit of a run, and whether a file that is measured differs from the commit."""
+    sha, dirty = commit()
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "commit": sha,
+        "dirty": dirty,
+    }
+
+
 def describe() -> dict[str, object]:
-    """Processor, caches, versions."""
+    """Return processor, caches and versions."""
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
@@ -36,10 +51,23 @@ def describe() -> dict[str, object]:
     }
 
 
+def write(path: Path, results: dict[str, Any]) -> None:
+    """Write results at once, so that a reader finds the old file or the new one, without folders of this machine."""
+    write_text(path, tables.to_json(results))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text at once, without folders of this machine."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".new")
+    beside.write_text(without_places(text), encoding="utf-8")
+    beside.replace(path)
+
+
 def without_places(text: str) -> str:
-    """A text that may hold tracebacks, without where on this machine things lie."""
+    """Return a text, which may hold tracebacks, without the folders of this machine."""
     places = {str(Path.home()): "~", tempfile.gettempdir(): "<tmp>", sys.prefix: "<python>", str(ROOT): "."}
-    # The one that lies inside of another first.
+    # Longest first, because one folder may be inside another.
     for place in sorted(places, key=len, reverse=True):
         if place not in ("/", "/usr"):
             text = text.replace(place, places[place])
@@ -47,17 +75,15 @@ def without_places(text: str) -> str:
 
 
 def commit() -> tuple[str, bool]:
-    """(commit, whether a file that is measured differs from it); ("unknown", True) outside a checkout."""
+    """Return (commit, whether a file that is measured differs from it); ("unknown", True) outside a checkout."""
     try:
-        head = _git("rev-parse", "HEAD")
-        changes = _git("status", "--porcelain", "--", *MEASURED)
+        return _git("rev-parse", "HEAD"), bool(_git("status", "--porcelain", "--", *MEASURED))
     except (OSError, subprocess.CalledProcessError):
         return "unknown", True
-    return head, bool(changes)
 
 
 def import_seconds(times: int = 7) -> list[float]:
-    """What `import rollout_corr` adds to `import torch`, each in a fresh process that finds bytecode."""
+    """Time what `import rollout_corr` adds to `import torch`, each in a fresh process that finds bytecode."""
     code = "import time, torch; t = time.perf_counter(); import rollout_corr; print(time.perf_counter() - t)"
     command = [sys.executable, "-c", code]
     taken = [
@@ -68,10 +94,10 @@ def import_seconds(times: int = 7) -> list[float]:
 
 
 def keep_pages() -> bool:
-    """Make glibc's allocator give nothing back to the system from now on; False where there is no glibc.
+    """Make glibc's allocator keep all memory from now on; False where there is no glibc.
 
     By default it takes fresh pages for everything above 32 MiB, and below that the process's past decides. This is the
-    one extreme that can be had on purpose.
+    extreme that can be set on purpose.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -85,6 +111,7 @@ def _git(*arguments: str) -> str:
 
 
 def version(name: str) -> str | None:
+    """Return the version of an installed package."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -95,13 +122,13 @@ def _cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return platform.processor() or "unknown"
+        lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or "unknown"
 
 
 def _caches() -> dict[str, str]:
-    """{"L2": "1024K", ...} of the first core, where the system says."""
+    """Return {"L2": "1024K", ...} of the first core, where the system tells."""
     found = {}
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level, kind, size = ((index / name).read_text(encoding="utf-8").strip() for name in ("level", "type", "size"))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from benchmarks import report
-from benchmarks.curves import PICTURES, scaling, speedups
+from benchmarks.gpu.tables import AXES, PICTURES, scaling, speedups
 from benchmarks.gpu_report.page import benchmark_of
+from benchmarks.tables import Found
 
 
-def draw(results: Mapping[str, Any], caption: str) -> dict[str, Any]:
-    """{name of a picture: figure}, those for which there are numbers."""
+def draw(results: Found, caption: str) -> dict[str, Any]:
+    """Return {name of a picture: figure} of the pictures for which there are numbers."""
     from matplotlib import pyplot
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -22,12 +22,12 @@ def draw(results: Mapping[str, Any], caption: str) -> dict[str, Any]:
     panels = scaling(results)
     if panels:
         figure, axes = pyplot.subplots(1, len(panels), figsize=(3.4 * len(panels), 2.6), squeeze=False)
-        for panel, ax in zip(panels, axes[0], strict=True):
-            for name, points in panel.lines.items():
+        for (axis, lines), ax in zip(panels.items(), axes[0], strict=True):
+            for name, points in lines.items():
                 ax.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
-            if panel.logarithmic:
+            if axis != "skew":
                 ax.set_xscale("log")
-            ax.set(xlabel=panel.x)
+            ax.set(xlabel=AXES[axis])
             ax.set_ylim(bottom=0.0)
             ax.grid(alpha=0.3)
         axes[0][0].set_ylabel("part of a copy's bandwidth")
@@ -55,8 +55,8 @@ def draw(results: Mapping[str, Any], caption: str) -> dict[str, Any]:
     return figures
 
 
-def write(found: Mapping[str, Any]) -> list[str]:
-    """Draw a report, and give the names of the files."""
+def write(found: Found) -> list[str]:
+    """Draw a report, and return the names of the files."""
     results = benchmark_of(found)
     if results is None:
         return []
@@ -70,7 +70,7 @@ def write(found: Mapping[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Writes the pictures of the committed report."""
+    """Write the pictures of the committed report."""
     found = report.load(report.GPU_RESULTS)
     if found is None:
         sys.exit(f"plots: there is no {report.GPU_RESULTS.relative_to(report.ROOT)} to draw")

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from benchmarks import front
-from benchmarks.cpu_tables import DISTURBED, absent, all_tables
+from benchmarks.cpu.tables import DISTURBED, absent, all_tables, readme
 from benchmarks.gpu_report import page as gpu_page
-from benchmarks.tables import markdown
+from benchmarks.machine import RESULTS, ROOT
+from benchmarks.tables import Found, markdown
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
-GPU_RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
+CPU_RESULTS, GPU_RESULTS = RESULTS / "cpu.json", RESULTS / "gpu.json"
 PAGE = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
-
-Results = Mapping[str, Any]
 
 METHOD = """\
 # Benchmarks
@@ -61,7 +55,7 @@ rejection of sequences by the geometric mean of their ratios within 0.999 to 1.0
   the time.
 - *rollout-corr, verl's metrics*: the same as the first, with verl's own keys by verl's own formulas, on top of ours.
 - *torch by hand*: the same weights, mask and native metrics by one torch op after the other over the whole batch
-  (`benchmarks/baseline.py`).
+  (`benchmarks/peers/by_hand.py`).
 - *verl*: `compute_rollout_correction_and_rejection_mask` of verl 0.9.1. It has no packed form: beside packed rows
   stands its time for the same tokens padded.
 
@@ -94,8 +88,8 @@ returns is an output from its first moment on.
 NO_GPU_YET = "No result of a GPU is committed yet: nothing on this page, and nothing elsewhere, was measured on one.\n"
 
 
-def page(results: Results | None, of_gpu: Results | None) -> str:
-    """docs/benchmarks.md.
+def page(results: Found | None, of_gpu: Found | None) -> str:
+    """Return docs/benchmarks.md.
 
     Args:
         results: Of the CPU, None before there are any.
@@ -114,27 +108,27 @@ def page(results: Results | None, of_gpu: Results | None) -> str:
     state = " with uncommitted changes" if results["dirty"] else ""
     verl = "without verl" if about["verl"] is None else f"verl {about['verl']}"
     setting = ", ".join(f"{name}={value}" for name, value in about["allocator"].items()) or "the defaults"
+    missing = [f"{line}." for line in absent(results)]
     facts = [
         f"**This run:** {results['date']}, commit {results['commit'][:12]}{state}.",
         f"{about['cpu']}, {about['cores']} cores, caches {caches}, {about['vectors']}; {about['system']}, Python "
         f"{about['python']}, torch {about['torch']}, {verl}; allocator settings: {setting}.",
         "",
-        *(f"{line}." for line in absent(results)),
-        *([""] if absent(results) else []),
+        *([*missing, ""] if missing else []),
     ]
     return "\n".join([text, *facts, *markdown(all_tables(results))]).rstrip() + "\n"
 
 
-def load(path: Path = RESULTS) -> Results | None:
-    """The committed results, None before there are any."""
+def load(path: Path = CPU_RESULTS) -> Found | None:
+    """Return committed results, None before there are any."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def main() -> None:
-    """Writes the page, and the table in README."""
+    """Write the page, and the table in README."""
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text(page(load(), load(GPU_RESULTS)), encoding="utf-8")
-    README.write_text(front.put(README.read_text(encoding="utf-8"), load()), encoding="utf-8")
+    README.write_text(readme(README.read_text(encoding="utf-8"), load()), encoding="utf-8")
 
 
 if __name__ == "__main__":

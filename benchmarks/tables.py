@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Found = Mapping[str, Any]
 
 
 class Table(NamedTuple):
@@ -17,8 +19,20 @@ class Table(NamedTuple):
     left: int = 1
 
 
-def to_json(results: Mapping[str, object]) -> str:
-    """Indented, but every list of numbers on one line."""
+def table(
+    title: str,
+    words: Sequence[str],
+    where: Callable[[Any], Sequence[str]],
+    columns: Mapping[str, Callable[[Any], str]],
+    found: Iterable[Any],
+) -> Table:
+    """Make a table with a row for each thing found: columns of words from `where`, then a function for each column."""
+    rows = [[*where(one), *(cell(one) for cell in columns.values())] for one in found]
+    return Table(title, [*words, *columns], rows, len(words))
+
+
+def to_json(results: Found) -> str:
+    """Write results indented, with every list of numbers on one line."""
     return _write(results, 0) + "\n"
 
 
@@ -51,33 +65,35 @@ def mebibytes(size: int) -> str:
     return f"{size / 2**20:.1f}"
 
 
-def met(is_so: bool) -> str:
-    return "yes" if is_so else "no"
+def met(reached: bool) -> str:
+    return "yes" if reached else "no"
+
+
+def markdown_rows(lines: Iterable[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(line) + " |" for line in lines]
 
 
 def markdown(tables: Sequence[Table]) -> list[str]:
     """Lines of Markdown."""
     lines: list[str] = []
-    for table in tables:
-        rule = [":--"] * table.left + ["--:"] * (len(table.head) - table.left)
-        lines += [f"## {table.title}", ""]
-        lines += ["| " + " | ".join(row) + " |" for row in (table.head, rule, *table.rows)]
-        lines.append("")
+    for one in tables:
+        rule = [":--"] * one.left + ["--:"] * (len(one.head) - one.left)
+        lines += [f"## {one.title}", "", *markdown_rows([one.head, rule, *one.rows]), ""]
     return lines
 
 
 def drawn(tables: Sequence[Table], notes: Sequence[str]) -> str:
-    """For a terminal: with rich where it is installed, else columns of plain text."""
+    """Draw tables for a terminal: with rich where it is installed, else in columns of plain text."""
     said = "\n".join(notes)
     try:
         from rich.console import Console
         from rich.table import Table as RichTable
     except ModuleNotFoundError:
-        return "\n".join([*(_plain(table) for table in tables), said])
+        return "\n".join([*(plain(one) for one in tables), said])
     console = Console(file=io.StringIO(), width=200)
-    for table in tables:
-        lines = RichTable(*table.head, title=table.title, title_justify="left")
-        for row in table.rows:
+    for one in tables:
+        lines = RichTable(*one.head, title=one.title, title_justify="left")
+        for row in one.rows:
             lines.add_row(*row)
         console.print(lines)
     console.print(said)
@@ -85,8 +101,9 @@ def drawn(tables: Sequence[Table], notes: Sequence[str]) -> str:
     return console.file.getvalue()
 
 
-def _plain(table: Table) -> str:
-    lines = [table.head, *table.rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(table.head))]
+def plain(one: Table) -> str:
+    """Draw a table in columns of plain text."""
+    lines = [one.head, *one.rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(one.head))]
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([table.title, *text, ""])
+    return "\n".join([one.title, *text, ""])

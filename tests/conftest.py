@@ -92,15 +92,6 @@ def launched(request):
     assert count, "no kernel was launched on a GPU"
 
 
-@pytest.fixture(scope="module")
-def benchmarks():
-    """The folder of benchmarks, as a package."""
-    from builders import benchmark_folder
-
-    with benchmark_folder.imported() as package:
-        yield package
-
-
 @pytest.fixture
 def nothing_said_yet(monkeypatch):
     """What is said once in a process is said once in a test."""

@@ -1,1 +1,1 @@
-"""One command for a machine with a GPU: `python -m benchmarks.gpu_report`, described in docs/benchmarks.md."""
+"""The report of a GPU about a commit: `python -m benchmarks.gpu_report`."""

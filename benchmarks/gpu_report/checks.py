@@ -1,7 +1,7 @@
-"""What must hold on a GPU beside the tests: `python -m benchmarks.gpu_report.checks GROUP --json x.json`.
+"""Checks that must hold on a GPU beside the tests: `python -m benchmarks.gpu_report.checks GROUP --json x.json`.
 
-Each check raises `Broken`, or says in a sentence what it saw. The file is written after every check. On the CPU they
-run in sizes that show nothing, and what needs a GPU does not hold.
+Each check raises `Broken`, or returns a sentence about what it saw. The file is written after every check. On the CPU
+they run in sizes that show nothing, and a check that needs a GPU does not hold.
 """
 
 from __future__ import annotations
@@ -19,20 +19,17 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
-from benchmarks import batches, operations
-from benchmarks.batches import Batch
-from benchmarks.contenders import OURS
-from benchmarks.device import Cuda, Host
-from benchmarks.device_contender import EAGER
-from benchmarks.device_contenders import contenders
-from benchmarks.device_gate import check as gate
-from benchmarks.gate import WrongResult
-from benchmarks.gpu import KEPT_LINES, write
-from benchmarks.gpu_report.compare import Broken, case_of, hold, named, same, tensors, wanted
+from benchmarks import machine
+from benchmarks.cases import gate, operations
+from benchmarks.cases.batches import Batch, make, offsets_of
+from benchmarks.cases.contender import EAGER, OURS
+from benchmarks.cases.contenders import contenders
+from benchmarks.cases.operations import BOTH, PRODUCT, SKYRL, SKYRL_STEP, SURROGATE, TOKEN, XTUNER
+from benchmarks.gpu.__main__ import INCOMPLETE, KEPT_LINES
+from benchmarks.gpu.device import Cuda, Host
+from benchmarks.gpu.measure import first_line
+from benchmarks.gpu_report.compare import Broken, case_of, hold, ours, planned, same, tensors
 from benchmarks.gpu_report.sizes import many_sequences, many_tokens
-from benchmarks.gpu_report.steps import DOES_NOT_HOLD
-from benchmarks.measure import first_line
-from benchmarks.operations import BOTH, PRODUCT, SKYRL, SKYRL_STEP, SURROGATE, TOKEN, XTUNER
 
 # Of `correct` without metrics; of PPO three forward, one backward, and torch's own that makes the 1 which a backward
 # starts from.
@@ -40,8 +37,10 @@ MOST_LAUNCHES = {TOKEN.name: 3, PRODUCT.name: 3, BOTH.name: 5}
 SMALL = ("32k in 256", "xtuner's pack", "SkyRL's row", "1M")
 REPEATS = 10
 
+Found = dict[str, Any]
 
-# --- the checks ---
+
+# --- the checks -------------------------------------------------------------------------------------------------------
 
 
 def agrees(where: Host, names: Sequence[str] = SMALL) -> str:
@@ -49,17 +48,13 @@ def agrees(where: Host, names: Sequence[str] = SMALL) -> str:
     here = rc.backend_for(torch.empty(1, device=where.name))
     hold(here.name == ("triton" if where.name == "cuda" else "torch"), f"backend_for says {here}")
     seen = 0
-    for name in names:
-        for batch, operation in wanted(where, name):
-            reference = next((who for who in contenders(batch, operation) if who.name == EAGER), None)
-            whole = named(batch, operation, OURS).whole
-            if reference is None or reference.whole is None or whole is None:
-                continue
-            try:
-                gate(batch, operation, {OURS: whole(), EAGER: reference.whole()})
-            except WrongResult as problem:
-                raise Broken(f"{name}, {operation.name}: {problem}") from problem
-            seen += 1
+    for said, batch, operation in planned(where, names):
+        calls = {who.name: who.whole for who in contenders(batch, operation) if who.name in (OURS, EAGER)}
+        try:
+            gate.check(batch, operation, {name: call() for name, call in calls.items() if call is not None})
+        except gate.WrongResult as problem:
+            raise Broken(f"{said}: {problem}") from problem
+        seen += 1
     hold(seen > 0 or where.name == "cpu", "nothing was compared")
     return f"{seen} operations equal the reference; {here.reason}"
 
@@ -67,43 +62,33 @@ def agrees(where: Host, names: Sequence[str] = SMALL) -> str:
 def repeats(where: Host, names: Sequence[str] = ("32k in 256", "1M", "16M in 100,000")) -> str:
     """The same call gives the same bits."""
     seen = 0
-    for name in names:
-        for batch, operation in wanted(where, name):
-            call = named(batch, operation, OURS).on_device
-            assert call is not None
-            first = [x.clone() for x in tensors(call())]
-            for _ in range(REPEATS):
-                hold(same(first, tensors(call())), f"{name}, {operation.name}: a second call gave other bits")
-            seen += len(first)
+    for said, batch, operation in planned(where, names):
+        call, _ = ours(batch, operation)
+        first = [x.clone() for x in tensors(call())]
+        for _ in range(REPEATS):
+            hold(same(first, tensors(call())), f"{said}: a second call gave other bits")
+        seen += len(first)
     return f"{seen} tensors, {REPEATS} more times each, bit by bit"
 
 
 def repacked(batch: Batch, order: Tensor, gap: int) -> tuple[Batch, Tensor]:
-    """The sequences in another order behind `gap` tokens of none, and where each of their tokens was."""
+    """Return the sequences in another order behind `gap` tokens of no sequence, and where each token was before."""
     device = batch.old.device
-    assert batch.cu_seqlens is not None and batch.mask is not None
+    assert batch.cu_seqlens is not None
     starts = batch.cu_seqlens.cpu().long()
     came = torch.cat([torch.arange(int(starts[s]), int(starts[s + 1])) for s in order.tolist()]).to(device)
-    lengths = starts.diff()[order]
-    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]) + gap
-
-    def moved(x: Tensor) -> Tensor:
-        return torch.cat([x.new_ones(gap), x[came]])
-
-    return replace(
-        batch,
-        old=moved(batch.old),
-        rollout=moved(batch.rollout),
-        mask=moved(batch.mask),
-        cu_seqlens=offsets.to(device, torch.int32),
-    ), came
+    offsets = (offsets_of(starts.diff()[order]) + gap).to(device, torch.int32)
+    moved = {
+        name: torch.cat([x.new_ones(gap), x[came]])
+        for name, x in (("old", batch.old), ("rollout", batch.rollout), ("mask", batch.valid))
+    }
+    return replace(batch, cu_seqlens=offsets, **moved), came
 
 
 def packs(where: Host, name: str = "32k in 256") -> str:
     """A sequence's weights, mask and verdict do not depend on what is packed around it, nor where it starts."""
-    batch = batches.make(case_of(where, name), where.name)
-    assert batch.cu_seqlens is not None
-    many = batch.case.sequences
+    case = case_of(where, name)
+    batch, many = make(case, where.name), case.sequences
     generator = torch.Generator().manual_seed(0)
     layouts = [(torch.randperm(many, generator=generator), gap) for gap in (0, 1, 7, 4096)]
     layouts += [(torch.tensor([s]), 3) for s in range(0, many, max(1, many // 8))]
@@ -128,44 +113,32 @@ def packs(where: Host, name: str = "32k in 256") -> str:
 def launches(where: Host, names: Sequence[str] = ("32k in 256", "16M in 100,000", "1M in 1", "1M")) -> str:
     """No wait of the host before metrics, and as many launches for one sequence as for 100,000."""
     seen: dict[str, set[int]] = {}
-    for name in names:
-        for batch, operation in wanted(where, name):
-            if operation.name not in MOST_LAUNCHES:
-                continue
-            who = named(batch, operation, OURS)
-            assert who.on_device is not None and who.whole is not None
-            who.whole()
-            alone, whole = where.counts(who.on_device), where.counts(who.whole)
-            hold(alone is not None and whole is not None, "the profiler saw no device")
-            assert alone is not None and whole is not None
-            where_ = f"{name}, {operation.name}"
-            hold(alone.syncs == 0, f"{where_}: the host waits {alone.syncs} times before metrics")
-            hold(whole.syncs <= 1, f"{where_}: the host waits {whole.syncs} times with metrics")
-            most = MOST_LAUNCHES[operation.name]
-            hold(0 < alone.kernels <= most, f"{where_}: {alone.kernels} kernels, at most {most} were promised")
-            seen.setdefault(operation.name, set()).add(alone.kernels)
-    for operation_name, counts in seen.items():
-        hold(len(counts) == 1, f"{operation_name}: {sorted(counts)} kernels, and the number of sequences decides")
+    for said, batch, operation in planned(where, names):
+        if operation.name not in MOST_LAUNCHES:
+            continue
+        on_device, whole = ours(batch, operation)
+        whole()
+        alone, with_metrics = where.counts(on_device), where.counts(whole)
+        if alone is None or with_metrics is None:
+            raise Broken("the profiler saw no device")
+        hold(alone.syncs == 0, f"{said}: the host waits {alone.syncs} times before metrics")
+        hold(with_metrics.syncs <= 1, f"{said}: the host waits {with_metrics.syncs} times with metrics")
+        most = MOST_LAUNCHES[operation.name]
+        hold(0 < alone.kernels <= most, f"{said}: {alone.kernels} kernels, at most {most} were promised")
+        seen.setdefault(operation.name, set()).add(alone.kernels)
+    for name, counts in seen.items():
+        hold(len(counts) == 1, f"{name}: {sorted(counts)} kernels, and the number of sequences decides")
     return "; ".join(f"{name}: {counts.pop()} kernels" for name, counts in seen.items())
 
 
 def no_waits(where: Host) -> str:
-    """torch itself raises where the host would wait."""
+    """The host does not wait in a call: torch itself would raise."""
     seen = 0
-    for name in SMALL:
-        for batch, operation in wanted(where, name):
-            call = named(batch, operation, OURS).on_device
-            assert call is not None
-            call()
-            where.synchronize()
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                call()
-            except RuntimeError as problem:
-                raise Broken(f"{name}, {operation.name}: {problem}") from problem
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-            seen += 1
+    for said, batch, operation in planned(where, SMALL):
+        call, _ = ours(batch, operation)
+        call()
+        hold(not where.waits(call), f"{said}: the host waits")
+        seen += 1
     return f"{seen} operations under set_sync_debug_mode('error')"
 
 
@@ -173,27 +146,21 @@ def graphs(where: Host) -> str:
     """Captured, and replayed on other numbers, the bits are those of a call."""
     for operation in (TOKEN, PRODUCT, BOTH, SKYRL_STEP):
         case = case_of(where, "SkyRL's row" if operation is SKYRL_STEP else "32k in 256")
-        batch = batches.make(case, where.name)
-        call = named(batch, operation, OURS).on_device
-        assert call is not None
+        batch = make(case, where.name)
+        call, _ = ours(batch, operation)
         call()
         replay = where.graph([call])
-        hold(replay is not None, "there are no graphs here")
-        assert replay is not None
+        if replay is None:
+            raise Broken("there are no graphs here")
         for seed in (1, 2):
-            other = batches.make(case, where.name, seed)
+            other = make(case, where.name, seed)
             with torch.no_grad():
-                for name in ("new", "old", "rollout", "advantages", "mask"):
-                    getattr(batch, name).copy_(getattr(other, name))
-                if batch.cu_seqlens is not None and other.cu_seqlens is not None:
-                    batch.cu_seqlens.copy_(other.cu_seqlens)
-            # A replay gives a list of what its calls gave.
+                for name in ("new", "old", "rollout", "advantages", "mask", "cu_seqlens"):
+                    if getattr(batch, name) is not None:
+                        getattr(batch, name).copy_(getattr(other, name))
             replayed = replay()
             where.synchronize()
-            hold(
-                same(tensors(tuple(replayed)), tensors(call())),
-                f"{operation.name}: the replay gave other bits than a call",
-            )
+            hold(same(tensors(replayed), tensors(call())), f"{operation.name}: the replay gave other bits than a call")
     return "four operations, two replays each on other numbers, bit by bit"
 
 
@@ -218,14 +185,12 @@ def compiles(where: Host) -> str:
 
     compiled = torch.compile(step, fullgraph=True)
     for name in ("32k in 256", "1M"):
-        batch = batches.make(case_of(where, name), where.name)
-        assert batch.mask is not None and batch.cu_seqlens is not None
+        batch = make(case_of(where, name), where.name)
         given = (batch.new, batch.old, batch.rollout, batch.advantages, batch.mask, batch.cu_seqlens)
         found = []
         for call in (step, compiled):
             out = call(*given)
-            (gradient,) = torch.autograd.grad(out[4], batch.new)
-            found.append([*(x.detach() for x in out), gradient])
+            found.append([*(x.detach() for x in out), *torch.autograd.grad(out[4], batch.new)])
         hold(same(*found), f"{name}: the compiled step gave other bits")
     return "a step of correct and policy_loss, forward and backward, no graph break, bit by bit"
 
@@ -233,21 +198,17 @@ def compiles(where: Host) -> str:
 def sanitized(where: Host) -> str:
     """Every kind of kernel once, on small batches, aligned and not: for compute-sanitizer to watch."""
     seen = 0
-    for name, wanted_here in operations.PLAN:
-        batch = batches.make(batches.named(name).tiny(), where.name)
-        for operation in wanted_here:
-            if operation in (TOKEN, PRODUCT, BOTH, XTUNER, SKYRL):
-                whole = named(batch, operation, OURS).whole
-                assert whole is not None
-                whole()
-                seen += 1
-    batch = batches.make(batches.named("32k in 256").tiny(), where.name)
-    shifted, _ = repacked(batch, torch.arange(batch.case.sequences), 1)
-    cut = [x[1:] for x in (shifted.old, shifted.rollout, shifted.mask) if x is not None]
+    for case, operation in operations.planned(tiny=True):
+        if operation in (TOKEN, PRODUCT, BOTH, XTUNER, SKYRL):
+            ours(make(case, where.name), operation)[1]()
+            seen += 1
+    case = operations.CASES["32k in 256"].tiny()
+    shifted, _ = repacked(make(case, where.name), torch.arange(case.sequences), 1)
     assert shifted.cu_seqlens is not None
+    cut = [x[1:] for x in (shifted.old, shifted.rollout, shifted.valid)]
     layouts = [shifted.cu_seqlens - 1]
     if where.name == "cuda":
-        # Offsets that a CPU refuses. On a device nobody looks at them, and the numbers are wrong.
+        # Offsets that a CPU refuses. On a device they are not checked, and the numbers are wrong.
         garbage = torch.tensor([7, -5, 1 << 30, 3, 3, 900, 0, -(1 << 30)], dtype=torch.int32, device=where.name)
         layouts += [garbage, garbage.long() << 20]
     for offsets in layouts:
@@ -256,6 +217,8 @@ def sanitized(where: Host) -> str:
     where.synchronize()
     return f"{seen} calls of the plan, {2 * len(layouts)} with other offsets"
 
+
+# --- running them -----------------------------------------------------------------------------------------------------
 
 Check = Callable[[Host], str]
 
@@ -269,18 +232,15 @@ GROUPS: dict[str, tuple[Check, ...]] = {
 
 
 def run(
-    where: Host,
-    checks: Sequence[Check],
-    save: Callable[[dict[str, Any]], None],
-    before: Mapping[str, dict[str, Any]] | None = None,
+    where: Host, checks: Sequence[Check], save: Callable[[Found], None], before: Mapping[str, Found] | None = None
 ) -> bool:
-    """Run them all, save after each, and say whether all held.
+    """Run checks, and return whether all held.
 
     Args:
         where: The device.
-        checks: Which.
-        save: Called with what is known, before and after each.
-        before: What a run that ended early had saved: what it was in the middle of did not hold, the rest stands.
+        checks: The checks.
+        save: Called with all answers so far, before and after each check.
+        before: Answers of a run that died: the check in which it died does not hold, the others stand.
     """
     found = {name: dict(one) for name, one in (before or {}).items()}
     for one in found.values():
@@ -290,27 +250,27 @@ def run(
     for check in checks:
         if check.__name__ in found:
             continue
-        found[check.__name__] = {"what": (check.__doc__ or "").splitlines()[0], "held": None, "said": "under way"}
+        answer: Found = {"what": (check.__doc__ or "").splitlines()[0], "held": None, "said": "under way"}
+        found[check.__name__] = answer
         save(found)
         try:
-            held, said = True, check(where)
+            answer |= {"said": check(where), "held": True}
         except Broken as problem:
-            held, said = False, str(problem)
+            answer |= {"said": str(problem), "held": False}
         except Exception as problem:  # noqa: BLE001  (said below)
-            # A check that breaks in whatever way must not lose those behind it: it counts as not held, stands in the
-            # report with its message, is printed with its traceback, and makes the exit status tell.
+            # A check that fails in whatever way must not lose those behind it: it does not hold, is in the report with
+            # its message, is printed with its traceback, and the exit status tells.
             traceback.print_exc()
-            held, said = False, first_line(problem)
-            found[check.__name__]["traceback"] = traceback.format_exc().splitlines()[-KEPT_LINES:]
-        found[check.__name__] |= {"held": held, "said": said}
+            end = traceback.format_exc().splitlines()[-KEPT_LINES:]
+            answer |= {"said": first_line(problem), "held": False, "traceback": end}
         save(found)
-        print(f"{check.__name__}: {'holds' if held else 'BROKEN'}: {said}", flush=True)
+        print(f"{check.__name__}: {'holds' if answer['held'] else 'BROKEN'}: {answer['said']}", flush=True)
         where.free()
     return all(one["held"] for one in found.values())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a group; the exit status says whether all of it holds."""
+    """Run a group; the exit status tells whether all of it holds."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_report.checks")
     parser.add_argument("group", choices=GROUPS)
     parser.add_argument("--json", type=Path, required=True)
@@ -321,8 +281,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit("checks: torch sees no GPU here")
     before = json.loads(options.json.read_text(encoding="utf-8")) if options.resume and options.json.exists() else {}
     where = Cuda() if options.device == "cuda" else Host()
-    if not run(where, GROUPS[options.group], lambda found: write(options.json, found), before):
-        sys.exit(DOES_NOT_HOLD)
+    if not run(where, GROUPS[options.group], lambda found: machine.write(options.json, found), before):
+        sys.exit(INCOMPLETE)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""What the checks of a GPU have in common: their cases, and when two results are the same."""
+"""Shared parts of the checks on a GPU: their cases, and the comparison of results bit by bit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 import rollout_corr as rc
-from benchmarks import batches, operations
-from benchmarks.batches import Batch, Case
-from benchmarks.device import Host
-from benchmarks.device_contender import Contender
-from benchmarks.device_contenders import contenders
-from benchmarks.operations import Operation
+from benchmarks.cases import operations
+from benchmarks.cases.batches import CASES, Batch, Case, make
+from benchmarks.cases.contender import OURS, Contender, Outcome
+from benchmarks.cases.contenders import contenders
+from benchmarks.cases.operations import Operation
+from benchmarks.gpu.device import Host
 
 
 class Broken(Exception):
@@ -21,45 +21,43 @@ class Broken(Exception):
 
 
 def hold(so: bool, otherwise: str) -> None:
-    """Raise unless it is so."""
+    """Raise Broken unless a condition is true."""
     if not so:
         raise Broken(otherwise)
 
 
-def named(batch: Batch, operation: Operation, name: str) -> Contender:
-    """A contender that is there."""
-    found = next((who for who in contenders(batch, operation) if who.name == name), None)
-    hold(found is not None and found.on_device is not None, f"{name} does not run {operation.name} here")
-    assert found is not None
-    return found
+def ours(batch: Batch, operation: Operation) -> tuple[Callable[[], object], Callable[[], Outcome]]:
+    """Return our call on the device, and the whole one with metrics."""
+    who: Contender = next(one for one in contenders(batch, operation) if one.name == OURS)
+    assert who.on_device is not None and who.whole is not None
+    return who.on_device, who.whole
 
 
 def case_of(where: Host, name: str) -> Case:
-    """A case by its name."""
-    case = batches.named(name)
-    return case if where.name == "cuda" else case.tiny()
+    """Return a case by its name, tiny on a CPU."""
+    return CASES[name] if where.name == "cuda" else CASES[name].tiny()
 
 
-def wanted(where: Host, case: str) -> list[tuple[Batch, Operation]]:
-    """The operations that the plan has for a case."""
-    batch = batches.make(case_of(where, case), where.name)
-    return [(batch, operation) for name, some in operations.PLAN if name == case for operation in some]
+def planned(where: Host, names: Sequence[str]) -> Iterator[tuple[str, Batch, Operation]]:
+    """Yield (words for a message, batch, operation) of everything that the plan has for some cases."""
+    for name in names:
+        batch = make(case_of(where, name), where.name)
+        for case, some in operations.PLAN:
+            if case == name:
+                yield from ((f"{name}, {operation.name}", batch, operation) for operation in some)
 
 
 def tensors(out: object) -> list[Tensor]:
-    """Every tensor in what a contender's call on the device gives."""
+    """Return every tensor in the result of a call on the device."""
     if isinstance(out, Tensor):
         return [out]
     if isinstance(out, rc.Correction):
-        parts = (out.weights, out.mask, out.keep, out.statistics.sums, out.statistics.maxima)
-        return [x for x in parts if isinstance(x, Tensor)]
-    if isinstance(out, tuple):
-        return [x for part in out for x in tensors(part)]
-    return []
+        return tensors((out.weights, out.mask, out.keep, out.statistics.sums, out.statistics.maxima))
+    return [x for part in out for x in tensors(part)] if isinstance(out, (tuple, list)) else []
 
 
 def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """Bit by bit; a NaN equals the same NaN."""
+    """Compare bit by bit, so that a NaN equals the same NaN."""
 
     def bits(x: Tensor) -> Tensor:
         return x.detach().reshape(-1).view(torch.uint8)

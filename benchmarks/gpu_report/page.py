@@ -1,16 +1,12 @@
-"""A report as Markdown: of itself, and as the part of docs/benchmarks.md that is about GPUs."""
+"""The GPU report as Markdown: a file of its own, and the part of docs/benchmarks.md about GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from benchmarks import curves, gpu_tables
+from benchmarks.gpu import tables as gpu_tables
 from benchmarks.gpu_report.steps import UNDER_WAY
-from benchmarks.tables import Table, markdown
-
-Report = Mapping[str, Any]
-Said = Mapping[str, Any]
+from benchmarks.tables import Found, Table, markdown
 
 METHOD = """\
 **How.** In each measurement everybody's result is compared with ours first, and ours with the reference: a wrong one
@@ -22,56 +18,55 @@ could fill. *Call ms* is the host's clock from the call until the device is done
 Launches, copies and waits of the host are counted by torch's profiler, extra memory by torch's allocator: its peak
 beyond inputs and outputs. *GB/s* is the required bytes (each input read once, each output written once) over GPU ms,
 *of a copy* its part of what the copy in the same rounds reached. "Restated" are the operations of a framework in its
-order, written by us (`benchmarks/restated.py`). torch.compile has rounds of its own with ours beside it, since
+order, written by us (`benchmarks/peers/restated.py`). torch.compile has rounds of its own with ours beside it, since
 compiling may take longer than all the rest. It is told the shapes (`dynamic=False`), and its *first call* finds the
 cache on disk that an earlier step has filled.
 """
 
 
-def tests_of(step: Said) -> dict[str, Any] | None:
-    """What all shards of the tests said together."""
+def tests_of(step: Found) -> dict[str, int] | None:
+    """Return the counts of all processes of a step of tests together."""
     found = [part["found"] for part in step["parts"] if part["found"]]
     if not found or "selected" not in found[0]:
         return None
     added = {name: sum(one[name] for one in found) for name in ("selected", "passed", "not_run")}
-    return {**added, "failed": [name for one in found for name in one["failed"]]}
+    return {**added, "failed": sum(len(one["failed"]) for one in found)}
 
 
-def saying(step: Said) -> str:
-    """One sentence on a step."""
+def saying(step: Found) -> str:
+    """Return one sentence on the result of a step."""
     if "why" in step:
         return str(step["why"])
     tests = tests_of(step)
     if tests is not None:
-        failed = len(tests["failed"])
-        return f"{tests['passed']} of {tests['selected']} passed, {failed} failed, {tests['not_run']} not reached"
+        said = "{passed} of {selected} passed, {failed} failed, {not_run} not reached"
+        return said.format(**tests)
     found = step["parts"][0]["found"] if step["parts"] else None
     if isinstance(found, Mapping) and "measured" in found:
         words = {"measured": "timed", "traced": "beside torch.compile", "scaling": "on curves", "profiled": "profiled"}
-        some = [f"{len(gpu_tables.without_problem(found[name]))} {word}" for name, word in words.items() if found[name]]
-        others = {"with a problem": len(gpu_tables.problems(found)), "not reached": len(found["not_reached"])}
-        return ", ".join([*some, *(f"{many} {what}" for what, many in others.items() if many)])
+        many = {word: sum("problem" not in one for one in found[name]) for name, word in words.items() if found[name]}
+        many |= {"with a problem": len(gpu_tables.problems(found)), "not reached": len(found["not_reached"])}
+        return ", ".join(f"{count} {word}" for word, count in many.items() if count or word in words.values())
     if isinstance(found, Mapping):
-        held = sum(one["held"] is True for one in found.values())
-        return f"{held} of {len(found)} hold"
+        return f"{sum(one['held'] is True for one in found.values())} of {len(found)} hold"
     return ""
 
 
-def one_line(step: Said) -> str:
+def one_line(step: Found) -> str:
     """Progress."""
     return f"{step['name']}: {step['status']} after {step['seconds']:.0f} s; {saying(step)}"
 
 
-def steps_table(report: Report) -> Table:
-    """Every step and its end."""
+def steps_table(report: Found) -> Table:
+    """Every step and how it ended."""
     rows = [
         [step["name"], step["what"], step["status"], saying(step), f"{step['seconds']:.0f}"] for step in report["steps"]
     ]
     return Table("Steps", ["step", "what it shows", "status", "", "seconds"], rows, 4)
 
 
-def checks_table(report: Report) -> Table:
-    """Every check of every step, and what it said."""
+def checks_table(report: Found) -> Table:
+    """Every check of every step, and its answer."""
     rows = []
     for step in report["steps"]:
         for part in step["parts"]:
@@ -83,8 +78,8 @@ def checks_table(report: Report) -> Table:
     return Table("Checks", ["step", "check", "holds", "what was seen"], rows, 4)
 
 
-def benchmark_of(report: Report) -> Report | None:
-    """The results of the parts of the benchmark as those of one, None if none was written."""
+def benchmark_of(report: Found) -> Found | None:
+    """Return the results of all parts of the benchmark together, None if there are none."""
     found = [
         step["parts"][0]["found"]
         for step in report["steps"]
@@ -95,9 +90,9 @@ def benchmark_of(report: Report) -> Report | None:
     return None if not found else {**found[0], **{name: [x for part in found for x in part[name]] for name in lists}}
 
 
-def facts(report: Report) -> list[str]:
-    """Machine, versions, commit, date."""
-    states = {True: " with uncommitted changes", False: "", None: " (a copy without git; whoever started it said so)"}
+def facts(report: Found) -> list[str]:
+    """Return date, commit, versions and machine."""
+    states = {True: " with uncommitted changes", False: "", None: " (of a copy without git, as its caller says)"}
     state = states[report["dirty"]]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items() if version)
     lines = ["A rehearsal on a CPU: nothing here says anything about a GPU.", ""] if "rehearsal" in report else []
@@ -108,15 +103,15 @@ def facts(report: Report) -> list[str]:
     return lines
 
 
-def pictures(results: Report) -> list[str]:
-    """Links to what is drawn of these results."""
-    there = {"scaling": curves.scaling(results), "speedup": curves.speedups(results)}
+def pictures(results: Found) -> list[str]:
+    """Return links to the pictures for which there are numbers."""
+    there = {"scaling": gpu_tables.scaling(results), "speedup": gpu_tables.speedups(results)}
     texts = {"scaling": "Bandwidth against tokens, sequences and skew", "speedup": "Speed-ups of whole calls"}
-    return [f"![{texts[name]}]({curves.PICTURES[name]})" for name, drawn in there.items() if drawn]
+    return [f"![{texts[name]}]({gpu_tables.PICTURES[name]})" for name, drawn in there.items() if drawn]
 
 
-def body(report: Report) -> list[str]:
-    """Facts, method, tables, and what was not timed."""
+def body(report: Found) -> list[str]:
+    """Return facts, method, tables, and a list of what was not timed."""
     lines = [*facts(report), "", METHOD]
     shown = [steps_table(report), checks_table(report)]
     results = benchmark_of(report)
@@ -128,8 +123,8 @@ def body(report: Report) -> list[str]:
     return lines
 
 
-def report(found: Report) -> str:
-    """The whole report, with the output of what did not pass."""
+def report(found: Found) -> str:
+    """Return the whole report, with the output of steps that did not pass."""
     lines = ["# A commit on a GPU", "", *body(found)]
     early = [step["name"] for step in found["steps"] if step["status"] == UNDER_WAY]
     if early:
@@ -137,6 +132,6 @@ def report(found: Report) -> str:
     for step in found["steps"]:
         for part in step["parts"]:
             if part.get("output"):
-                lines += [f"## The end of what {step['name']} said ({part['status']})", "", "```"]
+                lines += [f"## End of the output of {step['name']} ({part['status']})", "", "```"]
                 lines += [*part["output"], "```", ""]
     return "\n".join(lines).rstrip() + "\n"

@@ -1,7 +1,8 @@
-"""Steps in processes of their own, each with its own time: one that fails or hangs loses nothing of the rest.
+"""Steps of the GPU report: each a process with a time limit, so one that fails or hangs loses nothing of the others.
 
-Steps are run in waves: those of a wave at the same time, one wave after the other. What a wave leaves of its time the
-next one has too, and the report is saved while a step runs, not only behind it.
+Waves of steps run one after the other, the steps of a wave at the same time. A wave ends at the latest when the sum of
+its seconds and of those before it is over, so it may use what the others left. What steps have written is saved while
+they run.
 """
 
 from __future__ import annotations
@@ -13,275 +14,181 @@ import signal
 import subprocess
 import sys
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import INCOMPLETE
-from benchmarks.measure import Budget
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from benchmarks.gpu.__main__ import INCOMPLETE
+from benchmarks.machine import ROOT
 
 UNDER_WAY, PASSED, FAILED, OUT_OF_TIME, NOT_RUN = "under way", "passed", "failed", "out of time", "not run"
-# The exit status of a command that ended as it should and says that something is wrong: it is not run again.
-DOES_NOT_HOLD = INCOMPLETE
 
-# Lines of output that are kept of a step that did not pass. Seconds that a process may take to end when told to,
-# between two looks at the processes, and between two reports of what they have written so far.
+# Lines of output that are kept of a process that did not pass. Seconds that a process may take to end when told to,
+# between two looks at the processes, and between two saves of what they have written so far.
 KEPT_LINES, GRACE, LOOK, SHOW = 40, 3.0, 0.2, 10.0
-# Seconds in which Python and torch start, which a command does not count that is told how many it has.
+# Seconds in which Python and torch start, subtracted from the time that a command is told.
 STARTS = 8.0
 
-# A group of its own, so that what a step starts ends with it. Not a session where Python can do without: whoever ends
-# all processes of our session shall find these too.
+# A group of its own, so that everything that a step starts ends with it; not a new session where Python allows it, so
+# that ending our session ends the steps too.
 GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
-
-
-@dataclass(frozen=True)
-class Step:
-    """A part of the report.
-
-    Args:
-        name: What it is called, and the stem of its files.
-        what: What it shows, in words.
-        commands: Run at the same time; "{json}" in an argument is the file that a command may write, "{seconds}" the
-            time that it has once it has started.
-        limit: Seconds.
-        program: Must be installed, or the step is not run.
-        again: Added to a command that is run again because it ended with an error, or was ended because it hung, while
-            time was left and its file had changed; None: never.
-        patience: Seconds without a change of its file after which a command that can be run again counts as hung.
-        environment: On top of that of the report.
-    """
-
-    name: str
-    what: str
-    commands: Sequence[Sequence[str]]
-    limit: float
-    program: str | None = None
-    again: str | None = None
-    patience: float = float("inf")
-    environment: Mapping[str, str] = field(default_factory=dict)
-
 
 Said = dict[str, Any]
 
 
-class Part:
-    """One command of a step: its process, its files, and how it ended."""
+@dataclass(frozen=True)
+class Step:
+    """A step of the report.
 
-    def __init__(self, step: Step, which: int, folder: Path, budget: Budget) -> None:
-        stem = step.name.replace(" ", "-") + (f"-{which}" if len(step.commands) > 1 else "")
-        self.step, self.which, self.budget = step, which, budget
-        self.json, self.log = folder / f"{stem}.json", folder / f"{stem}.log"
-        self.json.unlink(missing_ok=True)
-        self.status = UNDER_WAY
-        self._ending: Budget | None = None
-        self._start("wb")
+    Args:
+        name: Its name, and the stem of its files.
+        what: What it shows, in words.
+        command: The command; the word "{json}" stands for the file that it may write, "{seconds}" for the time that it
+            has once it has started, "{part}" for "I/N" of the I-th of N processes.
+        needs: A program that must be installed, or the step is not run.
+        processes: How many run the command at the same time.
+        resumes: Run again with `--resume` when it died after its file had changed.
+        environment: Added to that of the report.
+    """
 
-    def _start(self, mode: str, *more: str) -> None:
-        words = [*self.step.commands[self.which], *more]
-        left = f"{max(1.0, self.budget.left() - STARTS):.0f}"
-        command = [word.replace("{json}", str(self.json)).replace("{seconds}", left) for word in words]
-        self._before = self._seen = self._stamp()
-        self._changed, self._ending = Budget(self.step.patience), None
-        with self.log.open(mode) as out:
-            try:
-                self._process = subprocess.Popen(
-                    command,
-                    cwd=ROOT,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    stdin=subprocess.DEVNULL,
-                    env=os.environ | dict(self.step.environment),
-                    **GROUP,
-                )
-            except OSError as problem:
-                out.write(f"{problem}\n".encode())
-                self.status = FAILED
+    name: str
+    what: str
+    command: Sequence[str]
+    needs: str | None = None
+    processes: int = 1
+    resumes: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
 
-    def _stamp(self) -> int | None:
-        """Of what the file says: one that is written again as it was has got nowhere."""
-        return zlib.crc32(self.json.read_bytes()) if self.json.exists() else None
 
-    def look(self) -> bool:
-        """See how it goes, end it when its time is over, run it again where that helps; True when it is over.
+Wave = tuple[float, Sequence[Step]]  # seconds, steps
 
-        It never waits: a process that takes its time to end holds up none of the others.
-        """
-        if self.status != UNDER_WAY:
-            return True
-        now = self._stamp()
-        if now != self._seen:
-            self._seen, self._changed = now, Budget(self.step.patience)
-        code = self._process.poll()
-        if code is None and self._ending is None:
-            hangs = self.step.again is not None and self._changed.left() <= 0.0
-            if hangs or self.budget.left() <= 0.0:
-                self.tell(signal.SIGTERM)
-                self._ending = Budget(GRACE)
-        elif code is None and self._ending is not None:
-            if self._ending.left() <= 0.0:
-                # It may be left behind even so, waiting for a device that does not answer.
-                self.tell(signal.SIGKILL)
-                self._over(None)
-        elif code == 0 and self._ending is None:
-            self.status = PASSED
-        else:
-            # What it started may not have listened.
-            self.tell(signal.SIGKILL)
-            self._over(code)
-        return self.status != UNDER_WAY
 
-    def _over(self, code: int | None) -> None:
-        """It failed, hung or was too slow: run it again, unless it would not get anywhere."""
-        if self.budget.left() <= 0.0 and self._ending is not None:
-            self.status = OUT_OF_TIME
+class Process:
+    """A process of a step, its files, and how it ended."""
+
+    def __init__(self, step: Step, part: int, folder: Path, end: float) -> None:
+        self.step, self.end, self.status = step, end, UNDER_WAY
+        self.began = self.ended = time.monotonic()
+        self.json, self.log = (folder / f"{step.name}-{part}.{kind}" for kind in ("json", "log"))
+        self.words = {"{json}": str(self.json), "{part}": f"{part}/{step.processes}"}
+        self.start()
+
+    def start(self, *more: str) -> None:
+        left = f"{max(1.0, self.end - time.monotonic() - STARTS):.0f}"
+        words = self.words | {"{seconds}": left}
+        self.before = self.written()
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [words.get(word, word) for word in (*self.step.command, *more)],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=os.environ | dict(self.step.environment),
+                **GROUP,
+            )
+
+    def written(self) -> bytes | None:
+        return self.json.read_bytes() if self.json.exists() else None
+
+    def look(self) -> None:
+        """Note how the process ended, or run it again if that gets further."""
+        code = self.process.poll()
+        if self.status != UNDER_WAY or code is None:
             return
-        moved = self._seen is not None and self._seen != self._before
-        if self.step.again is not None and moved and code != DOES_NOT_HOLD and self.budget.left() >= 1.0:
-            self._start("ab", self.step.again)
-        else:
-            self.status = FAILED
+        self.signal(signal.SIGKILL)  # to its children, which may still run
+        if self.step.resumes and code not in (0, INCOMPLETE) and self.written() != self.before:
+            self.start("--resume")
+            return
+        self.status, self.ended = PASSED if code == 0 else FAILED, time.monotonic()
 
-    def tell(self, how: signal.Signals) -> None:
-        """Send a signal to the process and all that it started, unless it is over."""
-        if self.status == UNDER_WAY:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, how)
-
-    def wait(self, seconds: float) -> None:
-        """Until it has ended, or the seconds are over."""
-        if self.status == UNDER_WAY:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(seconds)
+    def signal(self, which: signal.Signals) -> None:
+        """Send a signal to the process and all that it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, which)
 
     def said(self) -> Said:
-        """What it wrote, and unless it passed the end of its output."""
-        part: Said = {"found": read(self.json)}
+        """Return what it wrote, and the end of its output unless it passed."""
+        try:
+            part: Said = {"found": json.loads(self.written() or b"null")}
+        except ValueError:  # ended while it was writing
+            part = {"found": None}
         if self.status not in (PASSED, UNDER_WAY):
             lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
             part |= {"status": self.status, "output": lines[-KEPT_LINES:]}
         return part
 
 
-class Running:
-    """A step that has been started."""
-
-    def __init__(self, step: Step, folder: Path, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.step, self._clock, self._from = step, clock, clock()
-        self._took: float | None = None
-        limit = min(step.limit, seconds)
-        self._why: Said = {}
-        self.parts: list[Part] = []
-        if step.program is not None and shutil.which(step.program) is None:
-            self._why = {"why": f"{step.program} is not installed"}
-        elif limit < 1.0:
-            self._why = {"why": "no time was left"}
-        else:
-            budget = Budget(limit, clock)
-            self.parts = [Part(step, which, folder, budget) for which in range(len(step.commands))]
-
-    def look(self) -> bool:
-        """True when it is over."""
-        over = sum(part.look() for part in self.parts) == len(self.parts)
-        if over and self._took is None:
-            self._took = self._clock() - self._from
-        return over
-
-    def said(self) -> Said:
-        """What the report says of it.
-
-        name, what, status, seconds, and of each command what it wrote to its file; of one that did not pass, the end
-        of its output.
-        """
-        statuses = [part.status for part in self.parts]
-        order = (UNDER_WAY, FAILED, OUT_OF_TIME, PASSED)
-        status = next((one for one in order if one in statuses), NOT_RUN)
-        taken = 0.0 if not self.parts else (self._clock() - self._from if self._took is None else self._took)
-        said = {"name": self.step.name, "what": self.step.what, "status": status, "seconds": round(taken, 1)}
-        return {**said, "parts": [part.said() for part in self.parts], **self._why}
+def stop(processes: Sequence[Process]) -> None:
+    """End processes: first ask, then kill. A process may remain, waiting for a device that does not answer."""
+    for which in (signal.SIGTERM, signal.SIGKILL):
+        for one in processes:
+            one.signal(which)
+        patience = time.monotonic() + GRACE
+        while time.monotonic() < patience and any(one.process.poll() is None for one in processes):
+            time.sleep(LOOK / 10)
 
 
-def run_wave(
-    steps: Sequence[Step],
-    folder: Path,
-    seconds: float,
-    show: Callable[[list[Said]], None],
-    clock: Callable[[], float] = time.monotonic,
-) -> list[Said]:
-    """Run steps at the same time.
+def said(step: Step, processes: Sequence[Process], why: str | None) -> Said:
+    """Return the entry of a step in the report: name, what, status, seconds, and what each process wrote."""
+    statuses = [one.status for one in processes]
+    status = next((one for one in (UNDER_WAY, FAILED, OUT_OF_TIME, PASSED) if one in statuses), NOT_RUN)
+    now = time.monotonic()
+    taken = max(((now if one.status == UNDER_WAY else one.ended) - one.began for one in processes), default=0.0)
+    entry = {"name": step.name, "what": step.what, "status": status, "seconds": round(taken, 1)}
+    return {**entry, "parts": [one.said() for one in processes], **({} if why is None else {"why": why})}
 
-    Args:
-        steps: Which.
-        folder: For their files.
-        seconds: What is left for them; the limit of each holds too.
-        show: Called with what they said so far, now and then and whenever one of them is over.
-        clock: In seconds.
 
-    Returns:
-        What they said in the end, in order.
+def run_wave(steps: Sequence[Step], folder: Path, end: float, show: Callable[[list[Said]], None]) -> list[Said]:
+    """Run steps at the same time, until `end` of the monotonic clock; return their entries in the report.
+
+    `show` is called with the entries so far, every SHOW seconds and when a process has ended.
     """
-    running: list[Running] = []
+    running: list[tuple[Step, list[Process], str | None]] = []
+    everything: list[Process] = []
+
+    def entries() -> list[Said]:
+        return [said(*one) for one in running]
+
     try:
-        running += [Running(step, folder, seconds, clock) for step in steps]
-        over, shown = -1, Budget(0.0, clock)
-        while True:
-            now = sum(one.look() for one in running)
-            if now != over or shown.left() <= 0.0:
-                over, shown = now, Budget(SHOW, clock)
-                show([one.said() for one in running])
-            if now == len(running):
-                return [one.said() for one in running]
+        for step in steps:
+            why = f"{step.needs} is not installed" if step.needs and shutil.which(step.needs) is None else None
+            why = why or ("no time was left" if end - time.monotonic() < 1.0 else None)
+            running.append((step, [], why))
+            for part in range(0 if why else step.processes):
+                everything.append(Process(step, part, folder, end))
+                running[-1][1].append(everything[-1])
+        shown, seen = 0.0, None
+        while any(one.status == UNDER_WAY for one in everything) and time.monotonic() < end:
+            for one in everything:
+                one.look()
+            statuses = [one.status for one in everything]
+            if statuses != seen or time.monotonic() > shown + SHOW:
+                shown, seen = time.monotonic(), statuses
+                show(entries())
             time.sleep(LOOK)
     finally:
-        # Whoever ended us ends them: of what is over, nothing is left to end.
-        parts = [part for one in running for part in one.parts]
-        for how in (signal.SIGTERM, signal.SIGKILL):
-            patience = Budget(GRACE)
-            for part in parts:
-                part.tell(how)
-            for part in parts:
-                part.wait(patience.left())
+        # Also when the report is ended from outside.
+        stop([one for one in everything if one.status == UNDER_WAY])
+    for one in everything:
+        if one.status == UNDER_WAY:
+            one.status, one.ended = OUT_OF_TIME, time.monotonic()
+    return entries()
 
 
-def read(path: Path) -> Any:
-    """What a step wrote, None if that is nothing that can be read."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+def run_all(waves: Sequence[Wave], report: Said, folder: Path, save: Callable[[Said], None]) -> None:
+    """Run waves in order, and save the report with the steps' entries while they run."""
+    done: list[Said] = []
+    end = time.monotonic()
+    for seconds, steps in waves:
+        end += seconds
 
-
-Wave = Callable[[Sequence[Step], Path, float, Callable[[list[Said]], None]], list[Said]]
-
-
-def run_all(
-    waves: Sequence[Sequence[Step]],
-    report: Said,
-    folder: Path,
-    budget: Budget,
-    save: Callable[[Said], None],
-    run: Wave = run_wave,
-) -> None:
-    """Run the waves in order, and save the report as they go on; what was not used of a limit the next ones may use."""
-    spared, done = 0.0, []
-    for wave in waves:
-        longest, before = max(step.limit for step in wave), budget.left()
-
-        def show(said: list[Said], done: list[Said] = done) -> None:
-            report["steps"] = [*done, *said]
+        def show(entries: list[Said], done: list[Said] = done) -> None:
+            report["steps"] = [*done, *entries]
             save(report)
 
-        said = run([_longer(step, spared) for step in wave], folder, before, show)
-        done = [*done, *said]
-        spared = max(0.0, spared + longest - (before - budget.left()))
+        done = [*done, *run_wave(steps, folder, end, show)]
     report["steps"] = done
     save(report)
-
-
-def _longer(step: Step, seconds: float) -> Step:
-    return replace(step, limit=step.limit + seconds)

@@ -1,0 +1,1 @@
+"""Cases of both benchmarks: batches, operations, the contenders that compute them, and the comparison of results."""

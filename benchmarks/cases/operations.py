@@ -1,0 +1,149 @@
+"""Operations on a batch, the order in which a GPU is asked for them, and the bytes that each must move."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import rollout_corr as rc
+from benchmarks.cases.batches import CASES, Batch, Case
+from rollout_corr import Criterion, Spec, Weight
+
+# verl's own defaults.
+SURROGATE = rc.PPO(low=0.2, high=0.2, dual=3.0)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A call of `correct` or of `policy_loss`.
+
+    Args:
+        name: Its name in tables.
+        spec: The correction; of a loss, the one that its weights come from.
+        part: "" for `correct`; of `policy_loss` the forward (with the gradient wanted), the backward, or both.
+        scheme: Names of the metrics that are read.
+        fused: Whether the loss corrects in the same call.
+        surrogate: Surrogate of a loss.
+        denominator: Of a loss that is not fused; a fused one is a plain sum, as SkyRL's is.
+    """
+
+    name: str
+    spec: Spec
+    part: Literal["", "forward", "backward", "both"] = ""
+    scheme: str = "native"
+    fused: bool = False
+    surrogate: rc.PPO = SURROGATE
+    denominator: str = "kept"
+
+    @property
+    def clip(self) -> tuple[float, float, float]:
+        """PPO's low, high and dual, infinite where that is off."""
+        dual = self.surrogate.dual
+        return self.surrogate.low, self.surrogate.high, math.inf if dual is None else dual
+
+
+# verl compares -D with [log 0.999, log 1.001], so the ratios that it keeps lie in [1/1.001, 1/0.999].
+GEOMETRIC = Criterion(
+    "ratio", over="sequence", reduce="mean", lower=1.0 / 1.001, upper=1.0 / 0.999, label="seq_mean_k1"
+)
+TOKEN_SPEC = Spec(weight=Weight("token", upper=2.0), criteria=(GEOMETRIC,))
+
+METRICS = Operation("metrics only", Spec())
+TOKEN = Operation("token weights, rejection", TOKEN_SPEC)
+PRODUCT = Operation("product weights", Spec(weight=Weight("product", upper=2.0)))
+FULL = Operation("token weights, rejection, full", Spec(TOKEN_SPEC.weight, TOKEN_SPEC.criteria, detail="full"))
+XTUNER = Operation("xtuner's shipped recipe", rc.preset("xtuner.reasoning"), scheme="xtuner")
+SKYRL = Operation("SkyRL's recommended recipe", rc.preset("skyrl.tldr"), scheme="skyrl")
+TRL = Operation("TRL's default correction", rc.preset("trl.default"))
+FORWARD = Operation("PPO loss, forward", TOKEN_SPEC, "forward")
+BACKWARD = Operation("PPO loss, backward", TOKEN_SPEC, "backward")
+BOTH = Operation("PPO loss, forward + backward", TOKEN_SPEC, "both")
+SKYRL_STEP = Operation("SkyRL's step, forward + backward", SKYRL.spec, "both", "skyrl", fused=True)
+# xtuner and TRL correct a whole batch once, and hand the results to their loss.
+XTUNER_LOSS = Operation("xtuner's loss, forward + backward", XTUNER.spec, "both")
+TRL_LOSS = Operation(
+    "TRL's loss, forward + backward", TRL.spec, "both", surrogate=rc.PPO(0.2, 0.2), denominator="original"
+)
+
+# Of the CPU benchmark.
+WORKLOADS = (METRICS, replace(TOKEN, name="weights + rejection"))
+
+# Operations by case in the order in which a GPU is asked for them: first what has a promise.
+Plan = tuple[tuple[str, tuple[Operation, ...]], ...]
+PLAN: Plan = (
+    ("32k in 256", (TOKEN, BOTH, XTUNER)),
+    ("16M", (TOKEN, BOTH, PRODUCT, METRICS)),
+    ("16M, bf16", (TOKEN,)),
+    ("16M in 100,000", (TOKEN,)),
+    ("64M", (TOKEN,)),
+    ("xtuner's pack", (XTUNER, XTUNER_LOSS)),
+    ("SkyRL's row", (SKYRL, SKYRL_STEP)),
+    ("TRL's batch", (TRL, TRL_LOSS)),
+    ("1024 x 8192 at 25 %", (TOKEN, METRICS)),
+    ("64M", (BOTH,)),
+    ("1M in 1", (TOKEN, PRODUCT)),
+    ("1M", (TOKEN, BOTH)),
+    ("2048 x 8192, int64", (TOKEN, BOTH)),
+    ("16M", (FORWARD, BACKWARD, FULL)),
+    ("16M, bf16", (PRODUCT, BOTH)),
+    ("16M in 100,000", (PRODUCT,)),
+    ("32k in 256", (METRICS, PRODUCT, FORWARD, BACKWARD)),
+)
+# Timed beside torch.compile of our reference, which takes tens of seconds each where nothing is cached.
+TRACED: Plan = (("32k in 256", (TOKEN, BOTH)), ("16M", (TOKEN, BOTH)))
+
+
+def planned(tiny: bool, cases: Sequence[str] | None = None, plan: Plan = PLAN) -> Iterator[tuple[Case, Operation]]:
+    """Yield the cases and operations of a plan in order, of all cases or the named ones."""
+    for name, wanted in plan:
+        if cases is None or name in cases:
+            case = CASES[name]
+            yield from ((case.tiny() if tiny else case, operation) for operation in wanted)
+
+
+def bytes_per_slot(batch: Batch, operation: Operation) -> int:
+    """Bytes of one slot with each input read once and each output written once.
+
+    Anything smaller than one number a slot is left out. Padding counts: its mask has to be read and its outputs have to
+    be written. A separate backward reads the gradient that the forward left, and writes it scaled.
+    """
+    logp = batch.old.element_size()
+    mask = 0 if batch.mask is None else batch.mask.element_size()
+    spec = operation.spec
+    if operation.part == "backward":
+        return 2 * logp
+    if operation.part:
+        # new, old and advantages; weights and a training mask if they are given, or the engine's log-probs.
+        read = 2 * logp + 4 + mask + (logp if operation.fused else 4 + max(mask, 1))
+        return read + (logp if operation.part == "both" else 0)
+    written = (4 if spec.weight is not None else 0) + (max(mask, 1) if spec.criteria else 0)
+    return 2 * logp + mask + written
+
+
+def required_bytes(batch: Batch, operation: Operation) -> int:
+    """Bytes of the whole batch, see `bytes_per_slot`."""
+    return batch.slots * bytes_per_slot(batch, operation)
+
+
+def log_bounds(criterion: Criterion) -> tuple[float, float]:
+    """Return a ratio criterion's bounds in log space."""
+    low = -math.inf if not criterion.lower else math.log(criterion.lower)
+    return low, math.inf if criterion.upper is None else math.log(criterion.upper)
+
+
+# What verl's compute_rollout_correction_and_rejection_mask is given for a spec, and the preset of the same name as its
+# classmethod, whose metrics are verl's.
+IN_VERL: Mapping[Spec, tuple[Mapping[str, object], str]] = {
+    METRICS.spec: ({"rollout_is": None, "rollout_rs": None}, "verl.disabled"),
+    TOKEN.spec: (
+        {
+            "rollout_is": "token",
+            "rollout_is_threshold": 2.0,
+            "rollout_rs": "seq_mean_k1",
+            "rollout_rs_threshold": "0.999_1.001",
+        },
+        "verl.decoupled_geo_rs_token_tis",
+    ),
+}

@@ -1,0 +1,1 @@
+"""The CPU benchmark: `python -m benchmarks.cpu`."""

@@ -1,0 +1,224 @@
+"""Tables of the CPU benchmark, from its results."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from benchmarks.cases.contender import BY_HAND, COMPILED, ORDER, OURS, VERL, VERL_METRICS
+from benchmarks.tables import Found, Table, markdown_rows, mebibytes, met, number, table, times
+
+# A round whose calibration took this much longer than the fastest one of the run was disturbed.
+DISTURBED = 1.15
+
+# Promised speeds, padded, one thread: (who, shape, workload, at least so many times as fast as verl's own function).
+SMALL, LARGE = (256, 2048), (2048, 8192)
+PROMISES = (
+    (OURS, SMALL, "metrics only", 3.5),
+    (OURS, SMALL, "weights + rejection", 6.0),
+    (OURS, LARGE, "metrics only", 6.0),
+    (OURS, LARGE, "weights + rejection", 10.0),
+    (COMPILED, LARGE, "metrics only", 20.0),
+    (COMPILED, LARGE, "weights + rejection", 20.0),
+)
+# Temporaries at 2048 x 8192 as a part of verl's, and the time of an import.
+MOST_TEMPORARIES = 0.1
+MOST_IMPORT_MS = 50.0
+
+# README's table.
+BEGIN, END = "<!-- made by `python -m benchmarks.report`; a test compares them -->\n", "<!-- end of what is made -->"
+IN_README = (VERL, BY_HAND, OURS, COMPILED)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def row_of(case: Found, name: str) -> Found | None:
+    """A contender's row, None when it was absent."""
+    return next((row for row in case["rows"] if row["name"] == name and "wall_ms" in row), None)
+
+
+def median(case: Found, name: str, what: str = "wall_ms") -> float | None:
+    """A contender's median in milliseconds."""
+    row = row_of(case, name)
+    return None if row is None else statistics.median(row[what])
+
+
+def speedup(case: Found, name: str, over: str, what: str = "wall_ms") -> float | None:
+    """Ratio of the medians of `over` and `name`."""
+    mine, theirs = median(case, name, what), median(case, over, what)
+    return None if mine is None or theirs is None or not mine else theirs / mine
+
+
+def usual(results: Found, threads: int | None = None) -> list[Found]:
+    """The cases under the allocator as it is; by default those with the fewest threads that were used."""
+    found = [case for case in results["cases"] if case["pages"] == "default"]
+    if threads is None:
+        threads = min(case["threads"] for case in found)
+    return [case for case in found if case["threads"] == threads]
+
+
+def disturbed(results: Found, case: Found) -> float:
+    """The fraction of a case's rounds that were disturbed."""
+    same = [other["calibration_ms"] for other in results["cases"] if other["threads"] == case["threads"]]
+    limit = DISTURBED * min(value for taken in same for value in taken)
+    return sum(value > limit for value in case["calibration_ms"]) / len(case["calibration_ms"])
+
+
+def present(results: Found) -> list[str]:
+    """Contenders that ran at least once, in order."""
+    return [name for name in ORDER if any(row_of(case, name) for case in results["cases"])]
+
+
+def absent(results: Found) -> list[str]:
+    """'who: why' of those that never ran."""
+    notes = {row["name"]: row["note"] for case in results["cases"] for row in case["rows"]}
+    return [f"{name}: {notes[name]}" for name in ORDER if name in notes and name not in present(results)]
+
+
+def said_threads(threads: int) -> str:
+    return f"{threads} thread{'s' * (threads > 1)}"
+
+
+def size(case: Found) -> str:
+    return f"{case['shape'][0]} x {case['shape'][1]}"
+
+
+def one_line(case: Found) -> str:
+    """Progress."""
+    taken = [f"{name} {median(case, name):.2f}" for name in ORDER if median(case, name) is not None]
+    pages = ", pages kept" if case["pages"] == "kept" else ""
+    where = f"{size(case)} {case['layout']}, {case['workload']}, {said_threads(case['threads'])}{pages}"
+    return f"{where}: {', '.join(taken)} ms"
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _by_case(title: str, columns: dict[str, Callable[[Found], str]], cases: Sequence[Found]) -> Table:
+    def where(case: Found) -> list[str]:
+        return [size(case), case["layout"], case["workload"]]
+
+    return table(title, ["size", "layout", "workload"], where, columns, cases)
+
+
+def time_table(results: Found, threads: int) -> Table:
+    columns: dict[str, Callable[[Found], str]] = {
+        name: lambda case, name=name: number(median(case, name)) for name in present(results)
+    }
+    columns |= {
+        "ours, GB/s": lambda case: number((mine := median(case, OURS)) and case["required_bytes"] / mine / 1e6),
+        "rounds": lambda case: str(len(case["calibration_ms"])),
+        "disturbed": lambda case: f"{disturbed(results, case):.0%}",
+    }
+    return _by_case(f"Milliseconds a call, {said_threads(threads)}", columns, usual(results, threads))
+
+
+def speed_table(results: Found, title: str, cases: Sequence[Found]) -> Table:
+    pairs = [
+        (OURS, VERL, "ours over verl", "wall_ms"),
+        (OURS, VERL, "in CPU time", "cpu_ms"),
+        (VERL_METRICS, VERL, "with verl's metrics over verl", "wall_ms"),
+        (COMPILED, VERL, "compiled over verl", "wall_ms"),
+        (OURS, BY_HAND, "ours over torch by hand", "wall_ms"),
+        (COMPILED, BY_HAND, "compiled over torch by hand", "wall_ms"),
+    ]
+    there = present(results)
+    columns = {
+        head: lambda case, who=who, over=over, what=what: times(speedup(case, who, over, what))
+        for who, over, head, what in pairs
+        if who in there and over in there
+    }
+    return _by_case(title, columns, cases)
+
+
+def row_table(results: Found, title: str, cell: Callable[[Found], str]) -> Table:
+    """Make a table with a cell for each contender's row."""
+
+    def of(case: Found, name: str) -> str:
+        row = row_of(case, name)
+        return "-" if row is None else cell(row)
+
+    return _by_case(title, {name: partial(of, name=name) for name in present(results)}, usual(results))
+
+
+def block_table(results: Found) -> Table:
+    title = "Milliseconds by slots in a block (twice as many without weights), ours, padded, 1 thread"
+    found = [(one, workload) for one in results["blocks"] for workload in one["wall_ms"]]
+    sizes, chosen = (results["blocks"][0][key] for key in ("slots", "block")) if found else ([], None)
+    columns = {
+        f"{slots // 1024}k{' (default)' if slots == chosen else ''}": lambda one, i=i: number(
+            one[0]["wall_ms"][one[1]][i]
+        )
+        for i, slots in enumerate(sizes)
+    }
+    return table(title, ["size", "workload"], lambda one: [size(one[0]), one[1]], columns, found)
+
+
+def promise_table(results: Found) -> Table:
+    rows = []
+    one = [case for case in usual(results, 1) if case["layout"] == "padded"]
+    for who, shape, workload, least in PROMISES:
+        for case in one:
+            reached = speedup(case, who, VERL)
+            if tuple(case["shape"]) == shape and case["workload"] == workload and reached is not None:
+                what = f"{who}, {workload}, {size(case)}"
+                rows.append([what, f">= {least:g} x verl", times(reached), met(reached >= least)])
+    for case in one:
+        ours, verl = row_of(case, OURS), row_of(case, VERL)
+        if tuple(case["shape"]) == LARGE and ours is not None and verl is not None:
+            share = ours["temporaries"] / verl["temporaries"]
+            what, wanted = f"peak temporaries, {case['workload']}, {size(case)}", f"<= {MOST_TEMPORARIES:g} of verl's"
+            rows.append([what, wanted, f"{share:.3f}", met(share <= MOST_TEMPORARIES)])
+    taken = statistics.median(results["import_ms"])
+    wanted = f"<= {MOST_IMPORT_MS:g} ms"
+    rows.append(["import rollout_corr, after torch", wanted, f"{taken:.0f} ms", met(taken <= MOST_IMPORT_MS)])
+    return Table("Promised and reached (padded, 1 thread)", ["what", "promised", "reached", "met"], rows)
+
+
+def all_tables(results: Found) -> list[Table]:
+    """Every table that has rows."""
+    found = [promise_table(results)]
+    for threads in sorted({case["threads"] for case in results["cases"]}):
+        title = f"How many times as fast, {said_threads(threads)}"
+        found += [time_table(results, threads), speed_table(results, title, usual(results, threads))]
+    kept = [case for case in results["cases"] if case["pages"] == "kept"]
+    few = said_threads(usual(results)[0]["threads"])
+    found += [
+        speed_table(results, "How many times as fast, 1 thread, pages kept", kept),
+        row_table(
+            results,
+            "Peak temporaries + outputs, MiB",
+            lambda row: f"{mebibytes(row['temporaries'])} + {mebibytes(row['outputs'])}",
+        ),
+        row_table(
+            results,
+            f"Page faults a call (ms in the kernel), {few}",
+            lambda row: f"{row['faults']} ({number(row['system_ms'])})",
+        ),
+        block_table(results),
+    ]
+    return [one for one in found if one.rows]
+
+
+def readme(page: str, results: Found | None) -> str:
+    """Return README with its table of speed: milliseconds of padded batches with the fewest threads that were used."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"page: expected {BEGIN.strip()} and then {END}, got a page without them")
+    made = ""
+    if results is not None:
+        cases = usual(results)
+        lines = [[f"milliseconds a call, {said_threads(cases[0]['threads'])}", *IN_README]]
+        lines += [[":--", *["--:"] * len(IN_README)]]
+        for case in cases:
+            if case["layout"] == "padded" and tuple(case["shape"]) in (SMALL, LARGE):
+                taken = [number(median(case, name)) for name in IN_README]
+                lines.append([f"{size(case)}, {case['workload']}", *taken])
+        about: dict[str, Any] = results["machine"]
+        where = f"{about['cpu']}, torch {about['torch']}, {results['date']}, commit {results['commit'][:12]}."
+        made = "\n".join([*markdown_rows(lines), "", where]) + "\n"
+    return "\n".join([before + BEGIN, made, END + after])

@@ -1,0 +1,97 @@
+"""Interleaved rounds on a CPU: clocks, page faults, and a calibration that tells a quiet machine from a busy one."""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+try:
+    import resource
+except ModuleNotFoundError:  # Windows has none
+    resource = None  # type: ignore[assignment]  # a module, or None where the system has none
+
+# A few rounds are better than none, and more than these change no median.
+FEWEST, MOST = 5, 101
+
+
+@dataclass
+class Samples:
+    """Rounds of one contender."""
+
+    wall: list[float] = field(default_factory=list)  # seconds
+    cpu: list[float] = field(default_factory=list)  # seconds, of all threads
+    system: list[float] = field(default_factory=list)  # seconds of `cpu` spent in the kernel
+    faults: list[int] = field(default_factory=list)  # minor page faults
+
+    def add(self, call: Callable[[], object]) -> None:
+        """Time one call, and free its result after the clocks have stopped."""
+        before = _usage()
+        cpu, wall = time.process_time(), time.perf_counter()
+        result = call()
+        self.wall.append(time.perf_counter() - wall)
+        self.cpu.append(time.process_time() - cpu)
+        after = _usage()
+        del result
+        self.system.append(after[0] - before[0])
+        self.faults.append(after[1] - before[1])
+
+
+def _usage() -> tuple[float, int]:
+    """Return (seconds in the kernel, minor page faults) of this process so far."""
+    if resource is None:
+        return 0.0, 0
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_stime, usage.ru_minflt
+
+
+class Calibration:
+    """exp of 4 MiB into an existing tensor: one core's arithmetic and cache, no allocation."""
+
+    def __init__(self) -> None:
+        self.given = -torch.rand(1 << 20)
+        self.out = torch.empty_like(self.given)
+
+    def __call__(self) -> None:
+        torch.exp(self.given, out=self.out)
+
+
+def rounds_for(seconds: float, budget: float) -> int:
+    """Return how many rounds of this length fit."""
+    return min(MOST, max(FEWEST, math.floor(budget / max(seconds, 1e-9))))
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Collect garbage once, and then not until the end of the block."""
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def take_turns(calls: Sequence[Callable[[], object]], rounds: int, calibrate: Callable[[], object]) -> list[Samples]:
+    """Return samples of every call, and of the calibration as the last entry; every round in another order.
+
+    In a fixed order, rotated or not, a call would always follow the same neighbour and find the heap as that left it.
+    """
+    order = list(range(len(calls)))
+    shuffle = random.Random(0).shuffle
+    samples = [Samples() for _ in range(len(calls) + 1)]
+    with without_collector():
+        for _ in range(rounds):
+            samples[-1].add(calibrate)
+            shuffle(order)
+            for which in order:
+                samples[which].add(calls[which])
+    return samples

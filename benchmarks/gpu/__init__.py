@@ -1,0 +1,1 @@
+"""The benchmark of a GPU: `python -m benchmarks.gpu`."""

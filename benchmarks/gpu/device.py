@@ -1,0 +1,223 @@
+"""Clocks, memory and profiles of a device: a GPU by its events, the host by its clock."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from benchmarks.cpu import memory
+from benchmarks.cpu.memory import Memory
+from benchmarks.gpu import trace
+
+Call = Callable[[], object]
+Seconds = Callable[[], float]
+# Replays captured calls, and returns what they returned at the capture, with new numbers in it.
+Replay = Callable[[], list[object]]
+
+
+class Host:
+    """The CPU, where calls are over when they return."""
+
+    name = "cpu"
+    # How a call that is in no graph is timed.
+    by = "clock"
+    # Bytes of the copy that measures bandwidth, and of the write that empties the caches.
+    COPY, EVICT = 1 << 26, 1 << 26
+
+    def __init__(self) -> None:
+        self._from = torch.ones(self.COPY, dtype=torch.uint8)
+        self._to = torch.empty_like(self._from)
+        self._evicting = torch.empty(self.EVICT, dtype=torch.uint8)
+
+    def facts(self) -> dict[str, Any]:
+        """Return facts for the head of a table."""
+        return {"threads": torch.get_num_threads()}
+
+    def copy(self) -> None:
+        """Copy COPY bytes within the device."""
+        self._to.copy_(self._from)
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes read and written by `copy`."""
+        return 2 * self.COPY
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+
+    def evict(self) -> None:
+        """Overwrite the caches."""
+        self._evicting.zero_()
+
+    def timed(self, call: Call) -> Seconds:
+        """Run a call from cold caches; the time on the device can be read after `synchronize`."""
+        self.evict()
+        taken = self.wall(call)
+        return lambda: taken
+
+    def wall(self, call: Call) -> float:
+        """Time a call until the device is done; its result is freed after the clock has stopped."""
+        self.synchronize()
+        start = time.perf_counter()
+        result = call()
+        self.synchronize()
+        taken = time.perf_counter() - start
+        del result
+        return taken
+
+    def graph(self, calls: Sequence[Call]) -> Replay | None:
+        """Capture calls, to be replayed without the host; None where a device has no graphs."""
+        return None
+
+    def waits(self, call: Call) -> bool:
+        """Return whether the host waits for the device inside a call."""
+        call()
+        return False
+
+    def memory(self, call: Call) -> Memory:
+        """Return peak temporaries and outputs of a call."""
+        return memory.measure(call)
+
+    def counts(self, call: Call) -> trace.Counts | None:
+        """Count what a call launches; None where nothing is launched."""
+        return None
+
+    def free(self) -> None:
+        """Free cached memory between cases."""
+        gc.collect()
+
+
+class Cuda(Host):
+    """The current GPU."""
+
+    name, by = "cuda", "events"
+    COPY = 1 << 30
+
+    def __init__(self) -> None:
+        self._about = torch.cuda.get_device_properties(torch.cuda.current_device())
+        size = max(4 * self._about.L2_cache_size, 256 << 20)
+        self._from = torch.randint(256, (self.COPY,), dtype=torch.uint8, device="cuda")
+        self._to = torch.empty_like(self._from)
+        self._evicting = torch.empty(size, dtype=torch.uint8, device="cuda")
+
+    def facts(self) -> dict[str, Any]:
+        about = self._about
+        return {
+            "gpu": about.name,
+            "capability": f"{about.major}.{about.minor}",
+            "multiprocessors": about.multi_processor_count,
+            "memory_bytes": about.total_memory,
+            "l2_bytes": about.L2_cache_size,
+            "cuda": torch.version.cuda,
+            **driver(),
+        }
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def timed(self, call: Call) -> Seconds:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        # While the device overwrites its cache the host gets ahead, so the call is queued when the device is free.
+        self.evict()
+        start.record()
+        call()
+        end.record()
+        return lambda: start.elapsed_time(end) / 1e3
+
+    def graph(self, calls: Sequence[Call]) -> Replay | None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                for call in calls:
+                    call()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, stream=stream):
+                # Kept, so that no call writes into another one's result.
+                results = [call() for call in calls]
+        except RuntimeError:
+            # A failed capture leaves its own stream as the current one.
+            torch.cuda.set_stream(before)
+            raise
+
+        def replay() -> list[object]:
+            graph.replay()
+            return results
+
+        return replay
+
+    def waits(self, call: Call) -> bool:
+        self.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            call()
+        except RuntimeError as problem:
+            if "synchronizing" not in str(problem):
+                raise
+            return True
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return False
+
+    def memory(self, call: Call) -> Memory:
+        self.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = call()
+        self.synchronize()
+        outputs = torch.cuda.memory_allocated() - before
+        temporaries = torch.cuda.max_memory_allocated() - before - outputs
+        del result
+        return Memory(temporaries, outputs)
+
+    def counts(self, call: Call) -> trace.Counts | None:
+        self.synchronize()
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as run:
+            with record_function(trace.LABEL):
+                result = call()
+            self.synchronize()
+        del result
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            run.export_chrome_trace(str(path))
+            events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        return trace.counts(events)
+
+    def free(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def driver() -> dict[str, str]:
+    """Return {"driver": version, "clocks": clocks and power limit} from nvidia-smi, empty where it does not answer."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {}
+    query = ["driver_version", "clocks.sm", "clocks.mem", "power.limit"]
+    command = [program, f"--query-gpu={','.join(query)}", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except subprocess.TimeoutExpired:
+        return {}
+    if answer.returncode:
+        return {}
+    version, *rest = answer.stdout.splitlines()[0].split(", ")
+    return {"driver": version, "clocks": ", ".join(rest)}
+
+
+def present() -> Host:
+    """Return the GPU if there is one, else the host."""
+    return Cuda() if torch.cuda.is_available() else Host()

@@ -1,0 +1,380 @@
+"""Tables and curves of the benchmark of a GPU, from its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from benchmarks.cases import operations as op
+from benchmarks.cases.contender import BY_HAND, ORDER, OURS, SKYRL, TRACED, TRL, VERL, XTUNER, XTUNER_ONCE
+from benchmarks.tables import Found, Table, mebibytes, met, number, table, times
+
+WHERE = ("case", "operation")
+PEERS = (BY_HAND, VERL, XTUNER, XTUNER_ONCE, SKYRL, TRL)
+
+Column = Callable[[Found], str]
+
+
+class Promise(NamedTuple):
+    """A promise about a measurement of ours.
+
+    Args:
+        case: The case.
+        operation: The operation.
+        what: The promise in words.
+        kind: The value that is compared, see `value_of`.
+        least: The value has to be at least this, or None.
+        most: The value may be at most this, or None.
+    """
+
+    case: str
+    operation: str
+    what: str
+    kind: str
+    least: float | None = None
+    most: float | None = None
+
+
+PROMISES = (
+    Promise("16M", op.TOKEN.name, ">= 90 % of the copy bandwidth", "share", least=0.9),
+    Promise("64M", op.TOKEN.name, ">= 90 % of the copy bandwidth", "share", least=0.9),
+    Promise("16M, bf16", op.TOKEN.name, ">= 75 % of the copy bandwidth", "share", least=0.75),
+    Promise("16M", op.PRODUCT.name, ">= 80 % of the copy bandwidth", "share", least=0.8),
+    Promise("16M in 100,000", op.TOKEN.name, "<= 1.5 x the time of long sequences", "over long", most=1.5),
+    Promise("32k in 256", op.TOKEN.name, "GPU time <= 20 us", "microseconds", most=20.0),
+    Promise("32k in 256", op.TOKEN.name, ">= 20 x the fastest peer, whole calls", "peers", least=20.0),
+    Promise("32k in 256", op.XTUNER.name, ">= 20 x the fastest peer, whole calls", "peers", least=20.0),
+    Promise("32k in 256", op.TOKEN.name, ">= 3 x torch.compile of our reference, no metrics", "traced", least=3.0),
+    Promise("16M", op.TOKEN.name, "extra memory <= 2 % of inputs and outputs", "memory", most=0.02),
+    Promise("16M", op.BOTH.name, "<= 1.45 x the time of the required bytes", "over bytes", most=1.45),
+    Promise("32k in 256", op.BOTH.name, ">= 5 x torch.compile of our reference, no metrics", "traced", least=5.0),
+)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def timed(found: Found) -> list[Found]:
+    """The rows of those who were timed, in order."""
+    rows = [row for row in found.get("rows", ()) if "device_ms" in row]
+    return sorted(rows, key=lambda row: ORDER.index(row["name"]))
+
+
+def row_of(found: Found, name: str) -> Found | None:
+    """A contender's row, None when it was not timed."""
+    return next((row for row in timed(found) if row["name"] == name), None)
+
+
+def gigabytes(found: Found, row: Found) -> float:
+    """GB/s of the required bytes, by the time of one call from cold caches."""
+    return float(found["required_bytes"] / row["device_ms"]["median"] / 1e6)
+
+
+def copied(found: Found) -> float:
+    """GB/s of the copy that was timed in the same rounds, bytes read and bytes written."""
+    return float(found["copy_bytes"] / found["copy_ms"]["median"] / 1e6)
+
+
+def speedup(found: Found, over: str, what: str = "wall_ms") -> float | None:
+    """Ratio of the medians of another contender and ours."""
+    mine, theirs = row_of(found, OURS), row_of(found, over)
+    return None if mine is None or theirs is None else float(theirs[what]["median"] / mine[what]["median"])
+
+
+def one_line(found: Found) -> str:
+    """Progress."""
+    rows = ", ".join(f"{row['name']} {row['device_ms']['median']}" for row in timed(found))
+    return f"{', '.join(_where(found))}: {found.get('problem', f'{rows} ms')}"
+
+
+def facts(results: Found) -> list[str]:
+    """Date, commit, versions and machine, for the head of a table."""
+    about = results["machine"]
+    state = " with uncommitted changes" if results["dirty"] else ""
+    versions = f"Python {about['python']}, torch {about['torch']}, Triton {about['triton']}"
+    lines = [f"{results['date']}, commit {results['commit'][:12]}{state}; {versions}.", processor(about)]
+    return [*lines, "Tiny sizes: they show that everything works, and nothing else."] if results["tiny"] else lines
+
+
+def processor(about: Found) -> str:
+    """The device in a sentence."""
+    host = f"{about['cores']} cores of {about['cpu']}"
+    if "gpu" not in about:
+        return f"No GPU; {host}, {about['threads']} threads."
+    return (
+        f"{about['gpu']}, {about['multiprocessors']} multiprocessors, L2 {about['l2_bytes'] / 2**20:.0f} MiB, "
+        f"memory {about['memory_bytes'] / 2**30:.0f} GiB, driver {about.get('driver', 'unknown')}, "
+        f"CUDA {about['cuda']}; {host}."
+    )
+
+
+def measured(results: Found, which: str = "measured") -> list[Found]:
+    """The entries of a list of the results that have times."""
+    return [found for found in results[which] if timed(found)]
+
+
+def problems(results: Found) -> list[Found]:
+    """The entries of all lists that have a problem in place of times."""
+    everything = [found for name in ("measured", "traced", "scaling", "profiled") for found in results[name]]
+    return [found for found in everything if "problem" in found]
+
+
+def notes(results: Found) -> list[str]:
+    """What was not timed, and why."""
+    said = [f"{', '.join(_where(found))}: not timed: {found['problem']}" for found in problems(results)]
+    said += [f"{case}, {operation}: no time was left" for case, operation in results["not_reached"]]
+    for found in (*results["measured"], *results["traced"]):
+        for row in found.get("rows", ()):
+            if "device_ms" not in row and row["note"] and "problem" not in found:
+                said.append(f"{', '.join(_where(found))}: {row['name']} {row['note']}")
+    return list(dict.fromkeys(said))
+
+
+def _where(found: Found) -> tuple[str, str]:
+    return found["case"], found["operation"]
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _by_case(title: str, columns: dict[str, Column], found: Iterable[Found]) -> Table:
+    return table(title, WHERE, _where, columns, found)
+
+
+def _median(row: Found | None, what: str) -> str:
+    return number(None if row is None or what not in row else row[what]["median"])
+
+
+def case_table(results: Found) -> Table:
+    def grouped(name: str) -> Column:
+        return lambda found: f"{found[name]:,}"
+
+    columns: dict[str, Column] = {
+        "valid tokens": grouped("tokens"),
+        "slots": grouped("slots"),
+        "sequences": grouped("sequences"),
+        "B/slot": grouped("bytes_per_slot"),
+        "MB": lambda found: f"{found['required_bytes'] / 1e6:,.2f}",
+    }
+    words = (*WHERE, "layout", "log-probs", "mask")
+    what = ("case", "operation", "layout", "logp", "mask")
+    title = "Cases and the bytes that they require"
+    return table(title, words, lambda found: [found[name] for name in what], columns, measured(results))
+
+
+def our_table(results: Found) -> Table:
+    def ours(cell: Column) -> Column:
+        return lambda found: cell(row_of(found, OURS) or {})
+
+    def counted(which: str, *names: str) -> Column:
+        def cell(found: Found) -> str:
+            profiles = [other for other in results["profiled"] if _where(other) == _where(found)]
+            for row in profiles[0].get("rows", ()) if profiles else ():
+                if row["name"] == OURS and "on_device" in row and "whole" in row:
+                    return str(sum(row[which][name] for name in names))
+            return "-"
+
+        return cell
+
+    def speed(found: Found) -> float:
+        return gigabytes(found, row_of(found, OURS) or {})
+
+    columns: dict[str, Column] = {
+        "GPU ms": ours(partial(_median, what="device_ms")),
+        "in a row ms": ours(partial(_median, what="row_ms")),
+        "call ms": ours(partial(_median, what="call_ms")),
+        "whole ms": ours(partial(_median, what="wall_ms")),
+        "launches": counted("on_device", "kernels", "fills"),
+        "waits": counted("on_device", "syncs"),
+        "waits, whole": counted("whole", "syncs"),
+        "extra MiB": ours(lambda row: mebibytes(row["temporaries"])),
+        "GB/s": lambda found: number(speed(found)),
+        "of a copy": lambda found: f"{speed(found) / copied(found):.0%}",
+    }
+    return _by_case("rollout-corr", columns, [found for found in measured(results) if row_of(found, OURS)])
+
+
+def everybody_table(results: Found, title: str, cell: Column) -> Table:
+    """Make a table with a cell for the row of each contender."""
+    names = [name for name in ORDER if any(row_of(found, name) for found in measured(results))]
+
+    def of(found: Found, name: str) -> str:
+        row = row_of(found, name)
+        return "-" if row is None else cell(row)
+
+    return _by_case(title, {name: partial(of, name=name) for name in names}, measured(results))
+
+
+def _spread(row: Found, what: str) -> str:
+    taken = row[what]
+    mark = {"events": " e", "clock": " c"}.get(row["how"], "") if what == "device_ms" else ""
+    return f"{number(taken['median'])} ({number(taken['low'])}-{number(taken['high'])}){mark}"
+
+
+def speed_table(results: Found, what: str, title: str) -> Table:
+    names = [name for name in ORDER if name != OURS and any(row_of(found, name) for found in measured(results))]
+    columns: dict[str, Column] = {
+        f"over {name}": lambda found, name=name: times(speedup(found, name, what))  # type: ignore[misc]  # a default binds
+        for name in names
+    }
+    return _by_case(title, columns, measured(results))
+
+
+def evidence_table(results: Found) -> Table:
+    """Counts of the profiler, of everybody."""
+    head = [*WHERE, "who", "kernels", "fills", "copies", "waits", "busy ms"]
+    rows = []
+    for found in results["profiled"]:
+        for row in sorted(found.get("rows", ()), key=lambda row: ORDER.index(row["name"])):
+            if "on_device" in row:
+                seen = row["on_device"]
+                cells = [str(seen[name]) for name in ("kernels", "fills", "copies", "syncs")]
+                rows.append([*_where(found), row["name"], *cells, number(seen["busy_ms"])])
+    return Table("What the profiler counted in a call", head, rows, 3)
+
+
+def kernel_table(results: Found) -> Table:
+    rows = []
+    for found in results["profiled"]:
+        for row in found.get("rows", ()):
+            if row["name"] == OURS and "on_device" in row:
+                for kernel, (many, taken) in row["on_device"]["longest"].items():
+                    rows.append([*_where(found), kernel.partition("<")[0][:60], str(many), number(1e3 * taken)])
+    return Table("Kernels of a call of ours, as the profiler saw them", [*WHERE, "kernel", "times", "us"], rows, 3)
+
+
+def traced_table(results: Found) -> Table:
+    """Ours beside our compiled reference, which is measured apart because compiling takes long."""
+    head = [*WHERE, "first call s", "GPU ms", "ours", "times as fast", "call ms", "ours", "times as fast"]
+    rows = []
+    for found in measured(results, "traced"):
+        mine, theirs = row_of(found, OURS), row_of(found, TRACED)
+        if mine is not None and theirs is not None:
+            cells = [number(theirs["first_s"])]
+            for what in ("device_ms", "call_ms"):
+                cells += [_median(theirs, what), _median(mine, what), times(speedup(found, TRACED, what))]
+            rows.append([*_where(found), *cells])
+    return Table("torch.compile of our reference, without metrics", head, rows, 2)
+
+
+def scaling_table(results: Found) -> Table:
+    head = ["axis", "case", "tokens", "sequences", "GPU ms", "in a row ms", "GB/s", "of a copy", "over torch by hand"]
+    rows = []
+    for found in results["scaling"]:
+        row = row_of(found, OURS)
+        if row is not None:
+            speed = gigabytes(found, row)
+            cells = [
+                f"{found['slots']:,}",
+                f"{found['sequences']:,}",
+                _median(row, "device_ms"),
+                _median(row, "row_ms"),
+            ]
+            cells += [number(speed), f"{speed / copied(found):.0%}", times(speedup(found, BY_HAND, "device_ms"))]
+            rows.append([found["axis"], found["case"], *cells])
+    return Table("Scaling: token weights, rejection, packed", head, rows, 2)
+
+
+def value_of(promise: Promise, found: Found, everything: Iterable[Found]) -> float | None:
+    """Return the value that a promise is about; None where it was not measured."""
+    row = row_of(found, OURS)
+    if row is None:
+        return None
+    if promise.kind in ("share", "over bytes"):
+        share = gigabytes(found, row) / copied(found)
+        return share if promise.kind == "share" else 1.0 / share
+    if promise.kind == "microseconds":
+        # Of calls in a row where that is known, whose gaps no host can fill, else of one call.
+        return 1e3 * float(row.get("row_ms", row["device_ms"])["median"])
+    if promise.kind == "memory":
+        # The required bytes are the inputs and outputs.
+        return float(row["temporaries"] / found["required_bytes"])
+    if promise.kind == "traced":
+        return speedup(found, TRACED, "call_ms")
+    if promise.kind == "peers":
+        ratios = [ratio for ratio in (speedup(found, name) for name in PEERS) if ratio is not None]
+        return min(ratios, default=None)
+    assert promise.kind == "over long"
+    long = next((row_of(one, OURS) for one in everything if _where(one) == ("16M", promise.operation)), None)
+    return None if long is None else float(row["device_ms"]["median"] / long["device_ms"]["median"])
+
+
+def promise_table(results: Found) -> Table:
+    """Promised and reached; a tiny run reaches nothing."""
+    rows: list[list[str]] = []
+    for promise in () if results["tiny"] else PROMISES:
+        for found in measured(results, "traced" if promise.kind == "traced" else "measured"):
+            if _where(found) != (promise.case, promise.operation):
+                continue
+            value = value_of(promise, found, measured(results))
+            if value is not None:
+                good = (promise.least is None or value >= promise.least) and (
+                    promise.most is None or value <= promise.most
+                )
+                rows.append([promise.case, promise.operation, promise.what, f"{value:.3g}", met(good)])
+    return Table("Promised and reached", [*WHERE, "promised", "reached", "met"], rows, 3)
+
+
+def all_tables(results: Found) -> list[Table]:
+    """Every table that has rows."""
+    median = "median (10 % - 90 %)"
+    found: Sequence[Table] = [
+        promise_table(results),
+        our_table(results),
+        speed_table(results, "wall_ms", "How many times as fast: whole calls, metrics on the host"),
+        speed_table(results, "device_ms", "How many times as fast: on the GPU"),
+        traced_table(results),
+        everybody_table(
+            results,
+            f"Milliseconds of a whole call, metrics on the host: {median}",
+            partial(_spread, what="wall_ms"),
+        ),
+        everybody_table(results, f"Milliseconds on the GPU: {median}", partial(_spread, what="device_ms")),
+        everybody_table(results, "Peak extra memory, MiB", lambda row: mebibytes(row["temporaries"])),
+        evidence_table(results),
+        kernel_table(results),
+        case_table(results),
+        scaling_table(results),
+    ]
+    return [one for one in found if one.rows]
+
+
+# --- curves, which benchmarks.plots draws -----------------------------------------------------------------------------
+
+PICTURES = {"scaling": "gpu-scaling.svg", "speedup": "gpu-speedup.svg"}
+AXES = {
+    "tokens": "tokens, in sequences of 512 on average",
+    "sequences": "sequences, tokens unchanged",
+    "skew": "skew of lengths: standard deviation of their logarithm",
+}
+
+Line = list[tuple[float, float]]
+
+
+def scaling(results: Found) -> dict[str, dict[str, Line]]:
+    """{axis: {name of a line: [(x, share of the copy bandwidth)]}}, of one call and of calls in a row."""
+    panels: dict[str, dict[str, Line]] = {}
+    for found in results["scaling"]:
+        ours, axis = row_of(found, OURS), found["axis"]
+        if ours is None:
+            continue
+        x = float(found["case"].removeprefix("skew ") if axis == "skew" else found[{"tokens": "slots"}.get(axis, axis)])
+        lines = panels.setdefault(axis, {})
+        for name, what in (("one call, cold caches", "device_ms"), ("calls in a row", "row_ms")):
+            if what in ours:
+                speed = found["required_bytes"] / ours[what]["median"] / 1e6
+                lines.setdefault(name, []).append((x, speed / copied(found)))
+    return panels
+
+
+def speedups(results: Found) -> dict[str, list[tuple[str, float]]]:
+    """{contender: [(case, how many times as fast ours is)]} of token weights, whole calls."""
+    bars: dict[str, list[tuple[str, float]]] = {}
+    for found in measured(results):
+        if found["operation"] == op.TOKEN.name:
+            for row in timed(found):
+                ratio = speedup(found, row["name"])
+                if row["name"] != OURS and ratio is not None:
+                    bars.setdefault(row["name"], []).append((found["case"], ratio))
+    return bars

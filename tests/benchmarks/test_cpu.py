@@ -1,0 +1,219 @@
+"""The CPU benchmark, its page and README's table, and the drop-ins. Nothing here measures a time."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+
+import pytest
+import torch
+
+from benchmarks import machine, report, tables
+from benchmarks.cases import gate
+from benchmarks.cases.batches import both_layouts
+from benchmarks.cases.contender import BY_HAND, COMPILED, OURS, VERL, Contender
+from benchmarks.cases.contenders import on_cpu
+from benchmarks.cases.operations import WORKLOADS
+from benchmarks.cpu import __main__ as cpu
+from benchmarks.cpu import memory, turns
+from benchmarks.cpu import tables as cpu_tables
+from benchmarks.peers import dropins
+from builders.batches import one_thread
+from builders.benchmark_results import results_of_cpu
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def test_account_by_hand():
+    """A survives, B overlaps C, C's address is used again by D, and something older is freed."""
+    events = [
+        (0, 0xA, 100),  # survives
+        (1, 0xB, 10),
+        (2, 0xC, 20),
+        (3, 0xC, -20),
+        (4, 0xF, -500),  # was there before the call
+        (5, 0xC, 25),  # reuses the address: 10 + 25 is the peak
+        (6, 0xB, -10),
+        (7, 0xC, -25),
+        (8, 0xC, 5),  # survives, at an address that was a temporary's
+    ]
+    expected = memory.Memory(temporaries=35, outputs=105)
+    assert memory.account(memory.Allocation(*event) for event in events) == expected
+    assert memory.account([memory.Allocation(*events[i]) for i in (4, 8, 0, 6, 2, 1, 7, 3, 5)]) == expected
+    assert memory.account([]) == memory.Memory(0, 0)
+
+
+def test_memory_sees_what_an_op_allocates():
+    """Two temporaries of 4 MiB at a time, one output of 1 MiB; nothing of what was there before."""
+    given = torch.ones(1 << 20)
+
+    def call():
+        a = given * 2.0
+        b = a + 1.0
+        del a
+        return (b * 3.0)[: 1 << 18].clone()
+
+    found = memory.measure(call)
+    assert found.outputs == 1 << 20 and 8 << 20 <= found.temporaries < (8 << 20) + 4096
+    assert memory.measure(lambda: given) == memory.Memory(0, 0)
+
+
+@pytest.mark.parametrize("wrong", ["a peer", "ours", "nothing is rejected"])
+def test_nothing_is_timed_after_a_wrong_result(wrong, monkeypatch):
+    workload = WORKLOADS[1]
+
+    def two(batch, operation):
+        ours, by_hand = (who for who in on_cpu(batch, operation) if who.name in (OURS, BY_HAND))
+        spoiled = {"a peer": by_hand, "ours": ours}.get(wrong)
+
+        def off():
+            out = spoiled.whole()
+            return out._replace(weights=out.weights * 1.001)
+
+        return [Contender(who.name, off, off) if who is spoiled else who for who in (ours, by_hand)]
+
+    def timed(*_):
+        raise AssertionError("timed")
+
+    monkeypatch.setattr(cpu, "on_cpu", two)
+    monkeypatch.setattr(cpu, "take_turns", timed)
+    batch = both_layouts(24, 300)["padded"]
+    if wrong == "nothing is rejected":
+        batch.rollout.copy_(batch.old)
+    with pytest.raises(gate.WrongResult):
+        cpu.one_case(batch, workload, torch.get_num_threads(), None, rounds=1, budget=1.0, memories={})
+
+
+def test_one_case(monkeypatch):
+    """Every present contender has rounds, memory and a first call; the calibration is not one of them."""
+    monkeypatch.setattr(cpu, "on_cpu", lambda *given: [who for who in on_cpu(*given) if who.name != COMPILED])
+    packed, memories = both_layouts(24, 300)["packed"], {VERL: memory.Memory(1, 2), OURS: memory.Memory(3, 4)}
+    with one_thread():
+        case = cpu.one_case(packed, WORKLOADS[0], 1, turns.Calibration(), rounds=2, budget=1.0, memories=memories)
+    assert (case["shape"], case["layout"], case["slots"]) == ([24, 300], "packed", 7200)
+    assert case["tokens"] == packed.slots and case["required_bytes"] == 8 * packed.slots
+    ours = case["rows"][0]
+    assert ours["name"] == OURS and (ours["temporaries"], ours["outputs"]) == (3, 4) and BY_HAND in memories
+    assert all(len(row["wall_ms"]) == 2 and row["first_ms"] > 0.0 for row in case["rows"] if "wall_ms" in row)
+
+
+def test_nobody_always_follows_the_same_neighbour():
+    order = []
+    calls = [lambda name=name: order.append(name) for name in "abc"]
+    samples = turns.take_turns(calls, 40, lambda: order.append("-"))
+    rounds = "".join(order).split("-")[1:]
+    assert all(sorted(one) == ["a", "b", "c"] for one in rounds) and len(set(rounds)) == 6
+    assert [len(taken.wall) for taken in samples] == [40] * 4
+
+
+def test_rounds_fit_the_budget():
+    assert turns.rounds_for(1.0, 12.5) == 12
+    assert turns.rounds_for(100.0, 20.0) == turns.FEWEST and turns.rounds_for(0.0, 20.0) == turns.MOST
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_tables_say_medians_and_ratios():
+    page = report.page(results_of_cpu(), None)
+    for line in (
+        "| 2048 x 8192 | padded | metrics only | 2.00 | 6.00 | 20.0 | 2.00 | 3 | 33% |",
+        "| 2048 x 8192 | padded | metrics only | 10.0 x | 10.0 x | 3.0 x |",
+        "| rollout-corr, metrics only, 2048 x 8192 | >= 6 x verl | 10.0 x | yes |",
+        "| peak temporaries, metrics only, 2048 x 8192 | <= 0.1 of verl's | 0.200 | no |",
+        "| import rollout_corr, after torch | <= 50 ms | 30 ms | yes |",
+        "rollout-corr, compiled: absent: no compiler.",
+        f"commit {'c' * 12} with uncommitted changes",
+    ):
+        assert line in page
+
+
+def test_without_verl():
+    """Its column is missing, nothing else is."""
+    results = results_of_cpu()
+    results["cases"][0]["rows"][-1] = {"name": VERL, "note": "absent: verl is not installed"}
+    page = report.page(results, None)
+    assert "verl: absent: verl is not installed." in page and ">= 6 x verl" not in page
+    assert "| 2048 x 8192 | padded | metrics only | 2.00 | 6.00 | 2.00 | 3 | 33% |" in page
+
+
+def test_pages_kept_is_a_table_of_its_own():
+    """It repeats a case; neither the promises nor the other tables count it."""
+    results = results_of_cpu()
+    case = results["cases"][0]
+    rows = [*case["rows"][:3], {**case["rows"][3], "wall_ms": [8.0]}]
+    results["cases"].append({**case, "pages": "kept", "rows": rows})
+    before, after = report.page(results_of_cpu(), None), report.page(results, None)
+    title = "## How many times as fast, 1 thread, pages kept"
+    kept = after.partition(title)[2].partition("##")[0]
+    assert title not in before and "| 2048 x 8192 | padded | metrics only | 4.0 x |" in kept
+    assert after.replace(title + kept, "") == before
+
+
+def test_terminal_without_rich(monkeypatch):
+    results = results_of_cpu()
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    plain = tables.drawn(cpu_tables.all_tables(results), cpu_tables.absent(results))
+    assert "2048 x 8192  padded  metrics only  2.00" in plain
+    assert "rollout-corr, compiled: absent: no compiler" in plain
+
+
+def test_results_come_back_from_their_file(tmp_path):
+    machine.write(tmp_path / "folder" / "cpu.json", results_of_cpu())
+    assert report.load(tmp_path / "folder" / "cpu.json") == results_of_cpu()
+    assert report.load(tmp_path / "none.json") is None
+
+
+def test_page_is_made_from_the_results():
+    page = report.PAGE.read_text(encoding="utf-8")
+    assert page == report.page(report.load(), report.load(report.GPU_RESULTS)), "run python -m benchmarks.report"
+    shown = re.findall(r"!\[[^]]*\]\(([^)]+)\)", page)
+    assert [name for name in shown if not (report.PAGE.parent / name).exists()] == [], "run python -m benchmarks.plots"
+
+
+def test_readme_has_the_committed_speeds():
+    page = report.README.read_text(encoding="utf-8")
+    assert cpu_tables.readme(page, report.load()) == page, "run python -m benchmarks.report"
+    made = cpu_tables.readme(f"before\n{cpu_tables.BEGIN}old\n{cpu_tables.END}\nafter", results_of_cpu())
+    assert "| 2048 x 8192, metrics only | 20.0 | 6.00 | 2.00 | - |" in made and f"commit {'c' * 12}." in made
+    assert "| milliseconds a call, 1 thread | verl |" in made and "old" not in made
+    assert made.startswith("before\n") and made.endswith("\nafter")
+    with pytest.raises(ValueError, match="page: expected <!-- made by"):
+        cpu_tables.readme("no comments", results_of_cpu())
+
+
+# --- the drop-ins -----------------------------------------------------------------------------------------------------
+
+
+def test_dropins_name_who_is_absent(monkeypatch, capsys, caplog):
+    """A framework that cannot be imported is named; one that can has a line with both times."""
+    caplog.set_level(logging.NOTSET, logger="rollout_corr")  # the command sets it, and this sets it back
+    calls = []
+
+    def present(padded, packed):
+        yield dropins.Row("toy", "a call", lambda: calls.append("theirs"), lambda: calls.append("ours"))
+
+    def absent(padded, packed):
+        raise ImportError("No module named 'gone'")
+        yield
+
+    monkeypatch.setattr(dropins, "FRAMEWORKS", {"toy": present, "gone": absent})
+    with one_thread():
+        dropins.main(["--sequences", "2", "--width", "8", "--rounds", "3"])
+    printed = capsys.readouterr().out
+    assert "gone: absent, No module named 'gone'" in printed and "| toy | a call |" in printed
+    assert calls.count("theirs") == calls.count("ours") == 4
+
+
+def test_dropins_call_both(monkeypatch):
+    """The same arguments for the framework's function and for ours; the framework's own comes first."""
+    given = []
+    theirs = type("Functions", (), {"apply_rejection_sampling": staticmethod(lambda *args: given.append(args))})
+    monkeypatch.setattr(dropins.importlib, "import_module", lambda name: theirs)
+    monkeypatch.setattr(dropins.areal, "apply_rejection_sampling", lambda *args: given.append(args))
+    rows = list(dropins.of_areal(*both_layouts(4, 32).values()))
+    assert [row.what for row in rows] == ["ratio, token", "ratio, sequence"]
+    rows[1].theirs()
+    rows[1].ours()
+    assert len(given) == 2 and all(a is b for a, b in zip(*given, strict=True)) and given[0][-1].level == "sequence"
