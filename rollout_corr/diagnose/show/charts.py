@@ -10,6 +10,7 @@ from torch import Tensor
 from rollout_corr.definition.histogram import HISTOGRAM, HISTOGRAM_BINS, bin_edges
 from rollout_corr.diagnose.measure.measurement import CELLS, LOWEST_LOGP, Measurement
 from rollout_corr.diagnose.measure.profiles import Row
+from rollout_corr.diagnose.show.content import Named
 from rollout_corr.diagnose.show.svg import WIDTH, Axis, Chart, spanning
 from rollout_corr.diagnose.what_if import Outcome, Setting
 
@@ -19,7 +20,6 @@ SMALLEST, LARGEST = 2.0**-16, 32.0
 # Ratios that the histogram marks.
 RATIOS = (2.0, 5.0)
 
-Named = Sequence[tuple[str, Measurement]]
 # CSS classes of the first and of the second dump.
 KINDS = ("a", "b")
 

@@ -1,12 +1,20 @@
-"""Rows, columns and phrases that the terminal and the pages share."""
+"""Tables and phrases that the terminal and the pages share."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from rollout_corr.diagnose.doctor.cause import counted
+from rollout_corr.diagnose.doctor.cause import Finding, counted
+from rollout_corr.diagnose.measure.measurement import UPPER, Measurement
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.what_if import Outcome, Setting
+from rollout_corr.spec.correction import LEVELS
+
+# A dump with what was measured and found; and measurements by the name of their dump.
+Reported = tuple[Dump, Measurement, Sequence[Finding]]
+Named = Sequence[tuple[str, Measurement]]
 
 ABOUT_D = "D is the log-ratio train_logp - rollout_logp of a token."
 HEALTHY = "no known sign of a bug, and the policies agree"
@@ -31,16 +39,54 @@ OUTCOME_HEADS = ("setting", "tokens kept", "sequences kept", "mean weight", "ESS
 PARETO = "Pareto-optimal (no other setting has lower bias and lower variance)"
 
 
-def level_key(level: str, key: str) -> str:
-    """Return the name of a metric of a level's own units: tokens, or sequences."""
-    return f"{level}/{key}" if level == "token" else f"{level}/sequence_{key}"
+class Table(NamedTuple):
+    """A table.
+
+    Attributes:
+        heads: Names of the columns.
+        rows: Cells.
+        text: Number of columns, from the left, that are text and no numbers.
+    """
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text: int = 1
 
 
 def number(value: float) -> str:
-    """Format a number for a page."""
+    """Format a number."""
     if not math.isfinite(value):
         return "-"
     return f"{value:,.0f}" if value == int(value) and abs(value) >= 1000 else f"{value:.4g}"
+
+
+def named(reported: Sequence[Reported]) -> Named:
+    """Return the measurements by the file names of their dumps, or by their paths if the names are equal."""
+    names = [dump.path.name for dump, _, _ in reported]
+    if len(set(names)) < len(names):
+        names = [str(dump.path) for dump, _, _ in reported]
+    return [(name, measured) for name, (_, measured, _) in zip(names, reported, strict=True)]
+
+
+def metrics_table(dumps: Named, keys: Iterable[str]) -> Table:
+    """Return some metrics of one dump, or of two and their change."""
+    metrics = [measured.metrics() for _, measured in dumps]
+    if len(dumps) == 1:
+        return Table(("metric", "value"), [(key, number(metrics[0][key])) for key in keys])
+    rows = [(key, *(number(each[key]) for each in metrics), number(metrics[1][key] - metrics[0][key])) for key in keys]
+    return Table(("metric", *(name for name, _ in dumps), "change"), rows)
+
+
+def levels_table(dumps: Named) -> Table:
+    """Return weights and effective sample size of each level, in its own units: tokens, or sequences."""
+    rows = []
+    for name, measured in dumps:
+        metrics = measured.metrics()
+        for level in LEVELS:
+            unit = "" if level == "token" else "sequence_"
+            values = (number(metrics[f"{level}/{unit}{key}"]) for key in LEVEL_KEYS)
+            rows.append([f"{level}, {name}" if len(dumps) > 1 else level, *values])
+    return Table(("level", "mean weight", "largest", "ESS", f"ESS, truncated at {UPPER:g}", f"above {UPPER:g}"), rows)
 
 
 def outcome_cells(setting: Setting, outcome: Outcome) -> list[str]:

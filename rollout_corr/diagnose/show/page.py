@@ -8,7 +8,6 @@ from typing import Literal
 
 from rollout_corr.diagnose.doctor.cause import Finding
 from rollout_corr.diagnose.doctor.diagnosis import is_healthy
-from rollout_corr.diagnose.measure.measurement import UPPER, Measurement
 from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.measure.worst_tokens import WorstToken
 from rollout_corr.diagnose.read.dump import Dump
@@ -18,17 +17,19 @@ from rollout_corr.diagnose.show.content import (
     AXES,
     HEALTHY,
     KEYS,
-    LEVEL_KEYS,
     OUTCOME_HEADS,
+    Named,
+    Reported,
+    Table,
     fields_of,
-    level_key,
-    number,
+    levels_table,
+    metrics_table,
+    named,
     outcome_cells,
     problems_title,
 )
 from rollout_corr.diagnose.show.style import STYLE
 from rollout_corr.diagnose.what_if import WhatIf, pareto
-from rollout_corr.spec.correction import LEVELS
 
 
 def page(title: str, of: str, parts: Iterable[str]) -> str:
@@ -51,24 +52,15 @@ def drawn(figures: Iterable[str]) -> str:
     return '<div class="charts">' + "\n".join(figures) + "</div>"
 
 
-def table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], text: int = 1, best: frozenset[int] = frozenset()
-) -> str:
-    """Return a table.
-
-    Args:
-        heads: Names of the columns.
-        rows: Cells.
-        text: Number of columns, from the left, that are text and no numbers.
-        best: Indices of rows to emphasise.
-    """
+def table(content: Table, best: frozenset[int] = frozenset()) -> str:
+    """Return a table; `best` are the indices of rows to emphasise."""
 
     def cells(kind: Literal["th", "td"], row: Sequence[str]) -> str:
         mark = ' class="text"'
-        return "".join(f"<{kind}{mark if i < text else ''}>{escape(cell)}</{kind}>" for i, cell in enumerate(row))
+        return "".join(f"<{kind}{mark if i < content.text else ''}>{escape(x)}</{kind}>" for i, x in enumerate(row))
 
-    body = "".join(f"<tr{' class=best' if i in best else ''}>{cells('td', row)}</tr>\n" for i, row in enumerate(rows))
-    return _wide(cells("th", heads), body)
+    rows = (f"<tr{' class=best' if i in best else ''}>{cells('td', row)}</tr>\n" for i, row in enumerate(content.rows))
+    return _wide(cells("th", content.heads), "".join(rows))
 
 
 def _wide(heads: str, body: str) -> str:
@@ -102,30 +94,7 @@ def _card(text: str) -> str:
     return f'<div class="card warning">{escape(text)}</div>'
 
 
-def _numbers(dumps: charts.Named, keys: Iterable[str]) -> str:
-    metrics = [measured.metrics() for _, measured in dumps]
-    rows = []
-    for key in keys:
-        row = [key, *(number(found[key]) for found in metrics)]
-        if len(metrics) == 2:
-            row.append(number(metrics[1][key] - metrics[0][key]))
-        rows.append(row)
-    heads = ["value"] if len(dumps) == 1 else [*(name for name, _ in dumps), "change"]
-    return table(["metric", *heads], rows)
-
-
-def _levels(dumps: charts.Named) -> str:
-    rows = []
-    for name, measured in dumps:
-        metrics = measured.metrics()
-        for level in LEVELS:
-            values = (number(metrics[level_key(level, key)]) for key in LEVEL_KEYS)
-            rows.append([f"{level}, {name}" if len(dumps) > 1 else level, *values])
-    heads = ("level", "mean weight", "largest", "ESS", f"ESS, truncated at {UPPER:g}", f"fraction above {UPPER:g}")
-    return table(heads, rows)
-
-
-def _axes(dumps: charts.Named) -> list[str]:
+def _axes(dumps: Named) -> list[str]:
     """Draw D along every axis that one of the dumps has."""
     profiles = [(name, measured.profiles()) for name, measured in dumps]
     figures = []
@@ -167,28 +136,25 @@ def _worst(tokens: Sequence[WorstToken]) -> str:
     return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
-def report_page(reported: Sequence[tuple[Dump, Measurement, Sequence[Finding]]]) -> str:
+def report_page(reported: Sequence[Reported]) -> str:
     """Return the page of `report`: one dump, or two side by side."""
     dump, measured, _ = reported[0]
-    names = [one.path.name for one, _, _ in reported]
-    if len(set(names)) < len(names):
-        names = [str(one.path) for one, _, _ in reported]
-    dumps = [(name, each) for name, (_, each, _) in zip(names, reported, strict=True)]
+    dumps = named(reported)
     parts = []
-    for name, (one, each, findings) in zip(names, reported, strict=True):
+    for (name, each), (one, _, findings) in zip(dumps, reported, strict=True):
         parts += [_problems(one), finding_cards(findings, name if len(reported) > 1 else "")]
         parts += map(_card, each.warnings())
     parts += [
-        section("Mismatch", _numbers(dumps, KEYS)),
+        section("Mismatch", table(metrics_table(dumps, KEYS))),
         section("Distribution of D", drawn(charts.histograms(dumps))),
         section("Train against rollout", drawn(charts.densities(dumps))),
         section("Where it differs", drawn(_axes(dumps))),
-        section("Weights and rejection", _levels(dumps), drawn([charts.kept(dumps)])),
+        section("Weights and rejection", table(levels_table(dumps)), drawn([charts.kept(dumps)])),
     ]
     for name, each in dumps:
         if each.worst:
             parts.append(section(f"Worst tokens{f': {name}' if len(dumps) > 1 else ''}", _worst(each.worst)))
-    parts.append(f"<details><summary>All metrics</summary>{_numbers(dumps, measured.metrics())}</details>")
+    parts.append(f"<details><summary>All metrics</summary>{table(metrics_table(dumps, measured.metrics()))}</details>")
     paths = " against ".join(str(one.path) for one, _, _ in reported)
     return page("Train against rollout", f"{paths} ({fields_of(dump)}). {ABOUT_D}", parts)
 
@@ -203,7 +169,7 @@ def what_if_page(dump: Dump, what_if: WhatIf) -> str:
     ]
     marked = frozenset(i for i, (setting, _) in enumerate(outcomes) if setting.name in best)
     notes = dict.fromkeys(outcome.note for _, outcome in outcomes if outcome.note)
-    left_out = table(("preset", "not tried, because"), list(what_if.left_out.items()), text=2)
+    left_out = table(Table(("preset", "not tried, because"), list(what_if.left_out.items()), text=2))
     return page(
         "What if",
         f"{dump.path}. {ABOUT_D}",
@@ -212,7 +178,7 @@ def what_if_page(dump: Dump, what_if: WhatIf) -> str:
             *map(_card, notes),
             section("Bias and variance", drawn([charts.trade_off(outcomes, best)])),
             section("Thresholds", drawn(charts.thresholds(outcomes))),
-            section("Every setting", table(OUTCOME_HEADS, rows, best=marked)),
+            section("Every setting", table(Table(OUTCOME_HEADS, rows), best=marked)),
             f"<details><summary>Presets that were not tried</summary>{left_out}</details>",
         ],
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rollout_corr.diagnose.doctor.cause import Finding, Severity, counted
 from rollout_corr.diagnose.doctor.diagnosis import is_healthy
-from rollout_corr.diagnose.measure.measurement import UPPER, Measurement
+from rollout_corr.diagnose.measure.measurement import Measurement
 from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.read.problems import extra
@@ -16,15 +16,17 @@ from rollout_corr.diagnose.show.content import (
     AXES,
     HEALTHY,
     KEYS,
-    LEVEL_KEYS,
     PARETO,
+    Reported,
+    Table,
     fields_of,
-    level_key,
+    levels_table,
+    metrics_table,
+    named,
     outcome_cells,
     problems_title,
 )
 from rollout_corr.diagnose.what_if import WhatIf, pareto
-from rollout_corr.spec.correction import LEVELS
 
 # Longer axes are thinned out in the terminal; the page and --json have all rows.
 MOST_ROWS = 16
@@ -47,22 +49,14 @@ def console(stderr: bool = False) -> Any:
     return _rich("console").Console(stderr=stderr, highlight=False)
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Any:
-    """Return a rich table.
-
-    Args:
-        title: Its title.
-        columns: Names of the columns.
-        rows: Cells.
-        left: Number of columns, from the left, that are text and no numbers.
-    """
+def _print_table(out: Any, title: str, content: Table) -> None:
     box = _rich("box").SIMPLE_HEAD
     made = _rich("table").Table(title=title, title_justify="left", title_style="bold", box=box, padding=(0, 1, 0, 0))
-    for i, column in enumerate(columns):
-        made.add_column(column, justify="left" if i < left else "right", overflow="fold")
-    for row in rows:
+    for i, head in enumerate(content.heads):
+        made.add_column(head, justify="left" if i < content.text else "right", overflow="fold")
+    for row in content.rows:
         made.add_row(*map(_rich("markup").escape, row))
-    return made
+    out.print(made)
 
 
 def _print_read(out: Any, dump: Dump) -> None:
@@ -74,25 +68,21 @@ def _print_read(out: Any, dump: Dump) -> None:
             out.print(f"  {problem}", markup=False, style="red")
 
 
-def print_report(out: Any, reported: Sequence[tuple[Dump, Measurement, Sequence[Finding]]]) -> None:
+def print_report(out: Any, reported: Sequence[Reported]) -> None:
     """Print the report of a dump. Of two dumps only the metrics are printed, side by side; the page has the rest."""
     for dump, _, _ in reported:
         _print_read(out, dump)
     out.print(ABOUT_D)
     measured = reported[0][1]
-    metrics = measured.metrics()
-    if len(reported) == 2:
-        after = reported[1][1].metrics()
-        cells = [(key, f"{metrics[key]:.5g}", f"{after[key]:.5g}", f"{after[key] - metrics[key]:+.3g}") for key in KEYS]
-        heads = ("metric", *(str(dump.path) for dump, _, _ in reported), "change")
-        out.print(table("Mismatch", heads, cells))
-    else:
-        out.print(table("Mismatch", ("metric", "value"), [(key, f"{metrics[key]:.5g}") for key in KEYS]))
-        out.print(_levels_table(metrics))
+    dumps = named(reported)
+    _print_table(out, "Mismatch", metrics_table(dumps, KEYS))
+    if len(reported) == 1:
+        _print_table(out, "Importance weights", levels_table(dumps))
         for axis, rows in measured.profiles().items():
-            out.print(_axis_table(AXES.get(axis, axis), rows))
+            title = AXES.get(axis, axis)
+            _print_table(out, f"|D| by {title}", _axis_table(title, rows))
         if measured.worst:
-            out.print(_worst_table(measured))
+            _print_table(out, "Worst tokens", _worst_table(measured))
         for warning in measured.warnings():
             out.print(f"! {warning}", markup=False, style="yellow")
     for dump, _, findings in reported:
@@ -105,12 +95,6 @@ def _print_title(out: Any, finding: Finding, before: str) -> None:
     out.print(title, markup=False, style=STYLES[finding.severity])
 
 
-def _levels_table(metrics: dict[str, float]) -> Any:
-    heads = ("level", "mean weight", "largest", "ESS", f"ESS, truncated at {UPPER:g}", f"above {UPPER:g}")
-    rows = [[level, *(f"{metrics[level_key(level, key)]:.4g}" for key in LEVEL_KEYS)] for level in LEVELS]
-    return table("Importance weights", heads, rows)
-
-
 def _thinned(rows: Sequence[Row]) -> Sequence[Row]:
     """Return at most MOST_ROWS rows, evenly spread, with the first and the last."""
     if len(rows) <= MOST_ROWS:
@@ -118,17 +102,17 @@ def _thinned(rows: Sequence[Row]) -> Sequence[Row]:
     return [rows[round(i * (len(rows) - 1) / (MOST_ROWS - 1))] for i in range(MOST_ROWS)]
 
 
-def _axis_table(title: str, rows: Sequence[Row]) -> Any:
+def _axis_table(title: str, rows: Sequence[Row]) -> Table:
     most = max(row.d_abs_mean for row in rows)
     cells = []
     for row in _thinned(rows):
         bar = "#" * round(BAR * row.d_abs_mean / most) if most else ""
         values = (f"{value:.3g}" for value in (row.d_abs_mean, row.d_mean, row.d_abs_max))
         cells.append((row.label, bar, *values, str(row.count)))
-    return table(f"|D| by {title}", (title, "mean |D|", "", "mean D", "max |D|", "count"), cells, left=2)
+    return Table((title, "mean |D|", "", "mean D", "max |D|", "count"), cells, text=2)
 
 
-def _worst_table(measured: Measurement) -> Any:
+def _worst_table(measured: Measurement) -> Table:
     rows = []
     for token in measured.worst[:MOST_WORST]:
         shown = token.tokens or ["nan" if d is None else f"{d:.2g}" for d in token.context]
@@ -136,7 +120,7 @@ def _worst_table(measured: Measurement) -> Any:
         values = (f"{value:.4g}" for value in (token.d, token.train_logp, token.rollout_logp))
         rows.append((f"{token.record}:{token.position}", context, *values))
     around = "tokens" if any(token.tokens for token in measured.worst) else "D around it"
-    return table("Worst tokens", ("record:position", around, "D", "train", "rollout"), rows, left=2)
+    return Table(("record:position", around, "D", "train", "rollout"), rows, text=2)
 
 
 def print_findings(out: Any, dump: Dump, measured: Measurement, findings: Sequence[Finding]) -> None:
@@ -163,13 +147,8 @@ def print_what_if(out: Any, dump: Dump, tried: WhatIf) -> None:
     """Print the result of every setting."""
     outcomes = tried.outcomes()
     _print_read(out, dump)
-    out.print(
-        table(
-            "Kept tokens and sequences, weights, bias and variance",
-            SHORT_HEADS,
-            (outcome_cells(*one) for one in outcomes),
-        )
-    )
+    rows = [outcome_cells(*one) for one in outcomes]
+    _print_table(out, "Kept tokens and sequences, weights, bias and variance", Table(SHORT_HEADS, rows))
     for setting, _ in outcomes:
         if setting.same:
             out.print(f"{setting.name} is also {', '.join(setting.same)}", markup=False)
