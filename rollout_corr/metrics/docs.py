@@ -7,6 +7,7 @@ import sys
 from rollout_corr.metrics import loss, native
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
+from rollout_corr.spec.surrogates import DEFAULT_SURROGATE
 
 HEAD = """\
 # Native metrics
@@ -22,7 +23,7 @@ nothing are 0. All are population statistics, merged over any split of the batch
 def markdown() -> str:
     """The page: a table for each group of metrics."""
     criterion = Criterion("k3", over="sequence", reduce="mean", upper=1.0, label="LABEL")
-    objective = Objective(kl=KL("k3", 0.001), regulariser=SquaredLogRatio(0.001))
+    objective = Objective(DEFAULT_SURROGATE, KL("k3", 0.001), SquaredLogRatio(0.001))
     parts = {
         "Always": native.ALWAYS,
         "With a `Weight`": native.weight_metrics(Spec(weight=Weight("token", normalize="batch"))),

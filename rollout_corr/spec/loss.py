@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple, get_args
 from rollout_corr.spec.checked import Checked
 from rollout_corr.spec.correction import LARGEST_CLAMP
 from rollout_corr.spec.surrogate import Surrogate, checked_surrogate
-from rollout_corr.spec.surrogates import DEFAULT_SURROGATE
 from rollout_corr.spec.validate import choice, number, positive
 
 KLKind = Literal["k1", "k2", "k3", "abs"]
@@ -132,7 +131,7 @@ class Objective(Checked):
             counted, unless this is "propagate"; "neutral" reads a base that is not finite as new_logp.
     """
 
-    surrogate: Surrogate = DEFAULT_SURROGATE
+    surrogate: Surrogate
     kl: KL | None = None
     regulariser: SquaredLogRatio | None = None
     reduction: LossReduction = "token_mean"
