@@ -47,7 +47,7 @@ REDUCTIONS: dict[str, Reduction] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class KL(Checked):
     """A penalty for leaving a reference policy, from k = new_logp - ref_logp per token.
 
@@ -89,7 +89,7 @@ class KL(Checked):
         choice("KL.scope", self.scope, SCOPES)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SquaredLogRatio(Checked):
     """The squared log-ratio regulariser, coef * x^2 per token (Kimi, prime-rl). x is saturated at +-1024.
 
@@ -114,7 +114,7 @@ def _coefficient(name: str, of: KL | SquaredLogRatio) -> None:
     object.__setattr__(of, "coef", value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Objective(Checked):
     """Everything that is fixed about a policy loss: the arguments of `policy_loss` that are not tensors.
 

@@ -80,7 +80,7 @@ class LossTokens(Protocol):
         """Values of tokens that train, 0 elsewhere."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Surrogate(Checked):
     """Base class of the surrogates.
 

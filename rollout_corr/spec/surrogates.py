@@ -29,7 +29,7 @@ DIVERGENCES: tuple[str, ...] = get_args(Divergence)
 SMALLEST_WEIGHT = 1e-10
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PPO(Surrogate):
     """PPO's clip: -min(r A, clip(r, 1 - low, 1 + high) A).
 
@@ -94,7 +94,7 @@ class PPO(Surrogate):
         return text if self.dual is None else f"{text}, at most {self.dual:g} |A| where A < 0"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GSPO(PPO):
     """PPO's clip of the sequence's geometric ratio, exp(mean of x over the tokens that train), at each of its tokens.
 
@@ -142,7 +142,7 @@ class Reinforce(Surrogate):
         return "-r A"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Score(Surrogate):
     """The score function with a stopped ratio: -sg(bounded r) A new_logp (CISPO, truncated policy gradient).
 
@@ -203,7 +203,7 @@ class Score(Surrogate):
         return f"-sg(r) A new_logp, r {becomes} [{lower:g}, {upper:g}]"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DPPO(Surrogate):
     """-sg(min(r, upper)) A new_logp, and 0 where the update pushes a token further than a divergence allows.
 
@@ -276,7 +276,7 @@ class DPPO(Surrogate):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SAPO(Surrogate):
     """A soft gate instead of a clip: -(4 / tau) sigmoid(tau (r - 1)) A.
 
@@ -305,7 +305,7 @@ class SAPO(Surrogate):
         return f"-(4 / tau) sigmoid(tau (r - 1)) A, tau = {self.positive:g} where A > 0, else {self.negative:g}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GMPO(Surrogate):
     """The geometric mean of a sequence's ratios, clipped one by one in log space, times its mean advantage.
 
@@ -360,7 +360,7 @@ class GPG(Surrogate):
         return "-A new_logp"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DRO(Surrogate):
     """Direct reward optimisation: -(A new_logp - beta / 2 x^2). It has no ratio, so weights multiply it in every mode.
 
