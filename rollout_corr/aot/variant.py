@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rollout_corr.backends import operators
 from rollout_corr.backends.batch import external_names
-from rollout_corr.backends.result import edits_mask, writes_weights
+from rollout_corr.definition.tokens import compute_dtype
 from rollout_corr.kernels.correct.plan import pairs_of
 from rollout_corr.spec.correction import Spec
 
@@ -82,7 +82,7 @@ class Variant:
     @property
     def computes(self) -> torch.dtype:
         """The dtype that computes."""
-        return torch.promote_types(torch.promote_types(self.train, self.rollout), torch.float32)
+        return compute_dtype(self.train, self.rollout)
 
     @property
     def wide_bytes(self) -> int:
@@ -136,5 +136,5 @@ class Variant:
         given = self.given(self.tokens, self.tokens // self.length) if given is None else given
         spec = self.spec
         writes_mask = operators.writes_mask(spec, given.mask, given.offsets)
-        wanted = writes_weights(spec), writes_mask, edits_mask(spec)
+        wanted = spec.returns_weights, writes_mask, spec.edits_mask
         return prepare(given, spec, *wanted, split=self.split)[1]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends.layouts import Layout, LogProbs, dtype_of, layout_of, shape_of
+from rollout_corr.definition.tokens import compute_dtype
 from rollout_corr.spec.correction import Spec
 
 LOGP_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -76,7 +77,7 @@ class Batch:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype that computes."""
-        return torch.promote_types(torch.promote_types(self.train.dtype, self.rollout.dtype), torch.float32)
+        return compute_dtype(self.train.dtype, self.rollout.dtype)
 
     def of(self, train: Tensor, rollout: Tensor, pairs: dict[str, tuple[Tensor, Tensor]]) -> Batch:
         """Give the batch with other policies. Not by `dataclasses.replace`, which older compilers cannot follow."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends.batch import Batch
-from rollout_corr.backends.result import Result, edits_mask, writes_weights
+from rollout_corr.backends.result import Result
 from rollout_corr.definition.correction import Advantages, kept_tokens
 from rollout_corr.definition.findings import Findings, evaluate
 from rollout_corr.definition.sequences import Packed
@@ -161,9 +161,9 @@ def blocks_of(batch: Batch, size: int) -> Iterator[Block]:
 
 def new_outputs(batch: Batch, spec: Spec) -> tuple[Tensor | None, Tensor | None]:
     """Make room for the weights and the mask of a batch on the CPU; None for what the Spec does not hand back."""
-    weights = new_output(batch, batch.dtype) if writes_weights(spec) else None
+    weights = new_output(batch, batch.dtype) if spec.returns_weights else None
     mask_dtype = torch.bool if batch.mask is None else batch.mask.dtype
-    return weights, new_output(batch, mask_dtype) if edits_mask(spec) else None
+    return weights, new_output(batch, mask_dtype) if spec.edits_mask else None
 
 
 def new_output(batch: Batch, dtype: torch.dtype) -> Tensor:

@@ -19,10 +19,11 @@ from torch.nn.functional import pad
 
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.blocks import new_outputs, spans, tokens_outside
-from rollout_corr.backends.result import Result, edits_mask
+from rollout_corr.backends.result import Result
 from rollout_corr.definition.correction import Advantages, kept_tokens
 from rollout_corr.definition.findings import CriterionFacts, SequenceFacts, evaluate
 from rollout_corr.definition.sequences import Rows
+from rollout_corr.definition.tokens import compute_dtype
 from rollout_corr.metrics import collect
 from rollout_corr.spec.correction import Spec
 
@@ -51,7 +52,7 @@ Outputs = tuple[Tensor | None, Tensor | None]
 
 def _corrected(block: RowBlock, outputs: Outputs, spec: Spec) -> tuple[Any, ...]:
     """Everything that a block contributes, as plain tensors; weights and mask go into `outputs` where there are any."""
-    dtype = torch.promote_types(torch.promote_types(block.train.dtype, block.rollout.dtype), torch.float32)
+    dtype = compute_dtype(block.train.dtype, block.rollout.dtype)
     valid = block.inside
     if block.mask is not None:
         valid = block.mask != 0 if valid is None else valid & (block.mask != 0)
@@ -68,7 +69,7 @@ def _corrected(block: RowBlock, outputs: Outputs, spec: Spec) -> tuple[Any, ...]
     found = evaluate(train, rollout, valid, sequences, n_valid, spec, advantages, block.external)
     sums, maxima = collect.of_block(found)
     mask = None
-    if edits_mask(spec):
+    if spec.edits_mask:
         mask = kept_tokens(found.tokens, found.decision)
         if block.mask is not None:
             mask = torch.where(mask, block.mask, 0).to(block.mask.dtype)

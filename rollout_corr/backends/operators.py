@@ -14,7 +14,8 @@ from torch import Tensor
 
 from rollout_corr.backends import blocks, whole
 from rollout_corr.backends.batch import Batch, checked_offsets, external_names
-from rollout_corr.backends.result import Result, edits_mask, writes_weights
+from rollout_corr.backends.result import Result
+from rollout_corr.definition.tokens import compute_dtype
 from rollout_corr.metrics import schema
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.correction import Spec
@@ -90,7 +91,7 @@ def run_fused(batch: Batch, spec: Spec) -> Result:
         found = torch.ops.rollout_corr.correct(*operands, *text)
     weights, mask, keep, statistics = found
     return Result(
-        weights if writes_weights(spec) else None,
+        weights if spec.returns_weights else None,
         mask if writes_mask(spec, batch.mask, batch.offsets) else None,
         keep,
         statistics_of(statistics, spec),
@@ -121,7 +122,7 @@ def beyond_kernels(spec: Spec) -> str | None:
     """
     for criterion in spec.criteria:
         if criterion.of != "train/rollout":
-            late = criterion.over == "sequence" and criterion.drop == "token"
+            late = criterion.thins_sequences
             if late or len(spec.report) > 1:
                 why = "drops single tokens of sequences" if late else "stands beside a peer's metrics"
                 return f"criterion {criterion.label!r} of {criterion.of} {why}"
@@ -136,7 +137,7 @@ def counts(spec: Spec) -> tuple[int, int]:
 
 def writes_mask(spec: Spec, mask: Tensor | None, offsets: Tensor | None) -> bool:
     """Whether a new mask is written; one of all ones is not, but one that ends where the sequences do is."""
-    return edits_mask(spec) or (mask is None and offsets is not None)
+    return spec.edits_mask or (mask is None and offsets is not None)
 
 
 # --- the operator ---
@@ -160,7 +161,7 @@ def _kernels(
     if offsets is not None:
         offsets = offsets.to(train.device)
     given = Given(train, rollout, mask, offsets, advantages, per_sequence, external, new)
-    wanted = writes_weights(spec), writes_mask(spec, mask, offsets), edits_mask(spec)
+    wanted = spec.returns_weights, writes_mask(spec, mask, offsets), spec.edits_mask
     found = run(given, spec, *wanted)
     nothing = train.new_empty(0)
     return (
@@ -216,7 +217,7 @@ def _shapes(
     numbers: list[float],
 ) -> Found:
     spec = decode(text, numbers)
-    kind = torch.promote_types(torch.promote_types(train.dtype, rollout.dtype), torch.float32)
+    kind = compute_dtype(train.dtype, rollout.dtype)
     sequences = train.shape[0] if offsets is None else offsets.shape[0] - 1
     mask_kind = torch.bool if mask is None else mask.dtype
 
@@ -224,7 +225,7 @@ def _shapes(
         return torch.empty(train.shape, dtype=dtype, device=train.device) if wanted else train.new_empty(0)
 
     return (
-        like_tokens(writes_weights(spec), kind),
+        like_tokens(spec.returns_weights, kind),
         like_tokens(writes_mask(spec, mask, offsets), mask_kind),
         torch.empty(sequences, dtype=torch.bool, device=train.device),
         torch.empty(sum(counts(spec)), dtype=torch.float64, device=train.device),

@@ -9,7 +9,7 @@ from typing import Any
 
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.operators import operands_of, statistics_of, writes_mask
-from rollout_corr.backends.result import Result, edits_mask, writes_weights
+from rollout_corr.backends.result import Result
 from rollout_corr.backends.split import Tables
 from rollout_corr.kernels.correct.launch import Given, prepare
 from rollout_corr.kernels.grid import current
@@ -24,7 +24,7 @@ class PendingKernels:
         given = Given(*operands_of(batch, spec))
         if given.offsets is not None:
             given.offsets = given.offsets.to(given.train.device)
-        wanted = writes_weights(spec), writes_mask(spec, given.mask, given.offsets), edits_mask(spec)
+        wanted = spec.returns_weights, writes_mask(spec, given.mask, given.offsets), spec.edits_mask
         with current(given.train.device):
             self._found, launches = prepare(given, spec, *wanted, split=True)
             self._later = launches[2:]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends.batch import Batch
-from rollout_corr.backends.result import Result, edits_mask
+from rollout_corr.backends.result import Result
 from rollout_corr.definition.correction import Advantages, kept_tokens
 from rollout_corr.definition.findings import Findings, evaluate
 from rollout_corr.definition.sequences import Packed, Rows, Sequences
@@ -124,7 +124,7 @@ def _result(batch: Batch, spec: Spec, sequences: Sequences, valid: Tensor | None
     collector = collect.Collector(spec)
     collector.add(found.facts, *collect.of_block(found))
     mask = None
-    if edits_mask(spec):
+    if spec.edits_mask:
         kept = kept_tokens(found.tokens, found.decision)
         mask = kept if batch.mask is None else torch.where(kept, batch.mask, 0).to(batch.mask.dtype)
     outside = torch.zeros((), dtype=torch.int64, device=batch.train.device)

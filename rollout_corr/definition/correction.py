@@ -401,7 +401,7 @@ def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
 
 def weights_of(tokens: Tokens, decision: Decision, weighing: Weighing | None, spec: Spec) -> Tensor | None:
     """The weights handed back, per token, before batch normalisation; None when the Spec hands none back."""
-    if not spec.apply or (weighing is None and spec.rejected == "mask"):
+    if not spec.returns_weights:
         return None
     if weighing is None:
         weights = torch.ones_like(tokens.d)

@@ -140,6 +140,11 @@ def _finite(x: Tensor, propagate: bool) -> Tensor:
 # --- reading ---
 
 
+def compute_dtype(one: torch.dtype, other: torch.dtype) -> torch.dtype:
+    """The dtype that computes, from the dtypes of the two log-probs: the wider one, float32 at least."""
+    return torch.promote_types(torch.promote_types(one, other), torch.float32)
+
+
 @dataclass
 class Tokens:
     """The tokens of some sequences, read under a Spec: what is not measured is 0.

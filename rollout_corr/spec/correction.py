@@ -250,6 +250,21 @@ class Spec(Checked):
         """Whether a token whose D is not finite rejects its sequence."""
         return self.nonfinite == "reject" and self.acts
 
+    @property
+    def rejects(self) -> bool:
+        """Whether anything can be rejected."""
+        return bool(self.criteria) or self.rejects_nonfinite
+
+    @property
+    def edits_mask(self) -> bool:
+        """Whether the mask handed back can differ from the one given."""
+        return self.apply and self.rejected != "zero" and self.rejects
+
+    @property
+    def returns_weights(self) -> bool:
+        """Whether weights are handed back: those of `weight`, or the 0 and 1 of rejection."""
+        return self.apply and (self.weight is not None or self.rejected != "mask")
+
     def explain(self) -> str:
         """Say in plain words what will happen, step by step."""
         return explain(self)

@@ -10,7 +10,6 @@ import torch
 import rollout_corr as rc
 from builders.launches import FREE, Operations, key
 from rollout_corr.backends.batch import external_names
-from rollout_corr.backends.result import writes_weights
 from rollout_corr.kernels import grid
 from rollout_corr.kernels.correct import launch as kernels
 from rollout_corr.metrics import schema
@@ -50,7 +49,7 @@ def given(spec, device="cpu", tokens=40, sequences=4, packed=True):
 
 
 def prepared(spec, **batch):
-    return kernels.prepare(given(spec, **batch), spec, writes_weights(spec), True, True)[1]
+    return kernels.prepare(given(spec, **batch), spec, spec.returns_weights, True, True)[1]
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -9,6 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from rollout_corr.definition.tokens import compute_dtype
+
 # Tokens in a chunk, valid or not; a longer sequence is a chunk of its own.
 CHUNK_SLOTS = 262_144
 
@@ -84,7 +86,7 @@ class ValidTokens:
         owner = owners[slots]
         lengths = torch.bincount(owner, minlength=chunk.sequences)
         position = torch.arange(slots.shape[0]) - (lengths.cumsum(0) - lengths)[owner]
-        dtype = torch.promote_types(torch.promote_types(chunk.train.dtype, chunk.rollout.dtype), torch.float32)
+        dtype = compute_dtype(chunk.train.dtype, chunk.rollout.dtype)
         train, rollout = chunk.train[slots].to(dtype), chunk.rollout[slots].to(dtype)
         d = train - rollout
         finite = d.isfinite()

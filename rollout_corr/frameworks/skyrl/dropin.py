@@ -145,7 +145,7 @@ def _metrics(statistics: Statistics, switches: Mapping[str, str]) -> dict[str, f
 
 def _say(spec: Spec, values: tuple[Any, ...]) -> None:
     given = {name: value for name, value in zip(FIELDS, values, strict=True) if value != FIELDS[name]}
-    if spec.weight is not None or spec.criteria:
+    if spec.acts:
         _DROP_IN.say(True, ", ".join(f"{name}={value!r}" for name, value in given.items()))
         return
     half = [name for name in given if name.startswith("token_mask_is_threshold")]

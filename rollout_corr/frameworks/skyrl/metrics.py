@@ -107,7 +107,7 @@ def collect(block: Findings, spec: Spec) -> tuple[Named, Named]:
     if block.weighing is not None and spec.weight is not None and spec.weight.upper is not None:
         above, survivors = log_bound(spec.weight.upper), block.decision.n
         clipped = outside(block.weighing.log_ratio, None, above)[0]
-        if spec.weight.level == "token":
+        if spec.weight.per_token:
             among = block.decision.survivors
             found = block.tokens.count(clipped if among is None else clipped & among)
             rows["clipped"], rows["clippable"] = torch.where(survivors > 0, found, 0), survivors
@@ -164,7 +164,7 @@ def metrics(values: Values, spec: Spec) -> dict[str, float]:
         found[f"{name}_under_low_ratio"] = mean(below, rows)
     if spec.weight is not None and spec.weight.upper is not None:
         clipped, clippable = v["skyrl/clipped"], v["skyrl/clippable"]
-        if spec.weight.level == "token":
+        if spec.weight.per_token:
             found["tis_token_clip_high_ratio"] = mean(clipped, clippable)
         else:
             clipped += (rows - clippable) * (spec.weight.upper < 1.0)

@@ -61,7 +61,7 @@ def columns(spec: Spec, names: Sequence[str]) -> Columns:
     token_maxima, sequence_maxima = [], ["max_log_ppl_diff", "-min_log_ppl_diff"]
     if spec.weight is not None:
         of_sequences += ["means_above", "means_below"]
-        if spec.weight.level == "token":
+        if spec.weight.per_token:
             of_tokens += ["weight2", "tokens_below"]
         else:
             of_sequences += ["rows_above", "rows_below"]
@@ -157,7 +157,7 @@ def _collect_weight(block: Findings, spec: Spec, weight: Weight, sums: Named, ma
     low, high = (log_bound(bound) for bound in _bounds(weight))
     for name, which in zip(("means_above", "means_below"), outside(block.facts.log_weight, low, high), strict=True):
         rows[name] = which & some
-    if weight.level == "token":
+    if weight.per_token:
         w = select(tokens.measured, weighing.weight)
         sums["weight2"] = (w * w).sum()
         sums["tokens_below"] = count(outside(weighing.log_ratio, low, None)[1], tokens.measured)
@@ -246,7 +246,7 @@ def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
     n, rows, empty = v["tokens_measured"], v["verl/rows"], _empty(v)
     lower, upper = _bounds(weight)
     found: dict[str, float] = {}
-    if weight.level == "token":
+    if weight.per_token:
         average, square = 1.0 + mean(v["weight"], n), mean(v["verl/weight2"], n)
         found["rollout_is_max"] = 1.0 + v["max_weight"]
         found["rollout_is_min"] = 1.0 - v["-min_weight"]
@@ -278,7 +278,7 @@ def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
         found["rollout_is_oob_ratio"] = mean(v["tokens_above"] + v["tokens_below"], n)
     if weight.normalize == "batch":
         by_row = mean(v["sequence_weight_plain"], v["sequences_measured"])
-        factor = average if weight.level == "token" else by_row
+        factor = average if weight.per_token else by_row
         found["rollout_is_batch_norm_factor"] = factor if factor > EPSILON else 1.0
     return found
 

@@ -67,9 +67,9 @@ def columns(spec: Spec, names: Sequence[str]) -> Columns:
     if spec.weight is not None:
         of_tokens += ["catastrophic"]
         of_sequences += ["means_above", "means_below", "vetoed"]
-        units = of_tokens if spec.weight.level == "token" else of_sequences
+        units = of_tokens if spec.weight.per_token else of_sequences
         units += ["clamped", "clamped2", "weight2", "tokens_above", "tokens_below"]
-        if spec.weight.level != "token":
+        if not spec.weight.per_token:
             of_sequences += ["rows_above", "rows_below"]
             maxima += ["max_log_weight", "-min_log_weight"]
     found = Columns(
@@ -107,7 +107,7 @@ def _looks_for_tokens(criterion: Criterion) -> bool:
 def _bounds(spec: Spec, weight: Weight) -> tuple[float | None, float | None]:
     """`rollout_is_threshold`, lower first."""
     mask = _mask(spec)
-    if (weight.lower, weight.upper) == (None, None) and mask is not None:
+    if not weight.bounded and mask is not None:
         return mask.lower, mask.upper
     return weight.lower, weight.upper
 
@@ -148,7 +148,7 @@ def _collect_weight(block: Findings, spec: Spec, weight: Weight, sums: Named, ma
     some = n > 0
     for name, which in zip(("means_above", "means_below"), outside(block.facts.log_weight, low, high), strict=True):
         rows[name] = which & some
-    if weight.level == "token":
+    if weight.per_token:
         clamped, bounded = select(measured, clamped), select(measured, bounded)
         sums.update(
             {"clamped": clamped.sum(), "clamped2": (clamped * clamped).sum(), "weight2": (bounded * bounded).sum()}
@@ -232,7 +232,7 @@ def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
     lower, upper = _bounds(spec, weight)
     above, below = v["xtuner/tokens_above"], v["xtuner/tokens_below"]
     units = n
-    if weight.level == "token":
+    if weight.per_token:
         largest, smallest = (1.0 + v["max_raw"], 1.0 - v["-min_raw"]) if n else (-math.inf, math.inf)
     else:
         high, low = v["xtuner/max_log_weight"], -v["xtuner/-min_log_weight"]
