@@ -52,7 +52,14 @@ def test_gradcheck(name):
     assert torch.autograd.gradcheck(value, (new,), atol=1e-8, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", SURROGATES)
+def one_of_each_class():
+    """Every surrogate; all but the first of a class are slow, because each is compiled."""
+    classes = [type(surrogate) for surrogate in SURROGATES.values()]
+    for i, name in enumerate(SURROGATES):
+        yield pytest.param(name, marks=[pytest.mark.slow] if classes[i] in classes[:i] else [])
+
+
+@pytest.mark.parametrize("name", one_of_each_class())
 def test_the_gradient_is_the_definitions(name):
     """Block by block as all at once, and as autograd finds it in what a compiler traces."""
     new, old, _, advantages, mask = inputs()
