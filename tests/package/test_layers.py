@@ -19,7 +19,6 @@ CORE = ("spec", "definition", "metrics", "kernels", "backends", "api")
 # Files of the core that may name a peer, or import a module by a computed name.
 NAMED_SLOTS = {
     "rollout_corr/spec/correction.py": "the names that Spec.report takes",
-    "rollout_corr/spec/loss.py": "docs: which framework calls an argument what",
     "rollout_corr/metrics/schema.py": "a column that one framework's report adds per rank",
     "rollout_corr/backends/batch.py": "an error: the switch by which each framework returns log-probs",
     "rollout_corr/backends/blocks.py": "a comment: what a block size was measured beside",
@@ -31,8 +30,8 @@ NAMED_SLOTS = {
 COMPUTED_IMPORTS = {
     "rollout_corr/metrics/peers.py": "loads rollout_corr.frameworks.NAME.metrics for the names in Spec.report",
 }
-# Modules of one room that import each other, the second inside a function.
-KNOWN_CIRCLES = {("spec.correction", "spec.explain"), ("backends.loss_operators", "backends.loss_blocks")}
+# (module, what it imports inside a function): a way back within one room.
+KNOWN_CIRCLES = {("spec.correction", "spec.explain")}
 
 PEERS = re.compile(
     r"(?<![a-z])(areal|flash_?rl|megatron|miles|molt|nemo|open_?instruct|openrlhf|prime_?rl|rlinf|roll|skyrl|slime|"
@@ -61,8 +60,8 @@ def modules() -> dict[str, Path]:
 
 
 @cache
-def imports(module: str) -> frozenset[str]:
-    """The modules of this package that `module` imports, anywhere in its file."""
+def imports(module: str, strings: bool = True) -> frozenset[str]:
+    """The modules of this package that `module` imports, or names in strings for a loader, anywhere in its file."""
     found = set()
     for node in ast.walk(ast.parse(modules()[module].read_text(encoding="utf-8"))):
         names = []
@@ -71,11 +70,14 @@ def imports(module: str) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}: a relative import"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif strings and isinstance(node, ast.Constant) and isinstance(node.value, str):
+            # Such as "rollout_corr.aot.report:main".
+            names = re.findall(r"^(rollout_corr(?:\.\w+)+)(?::\w+)?$", node.value)
         for name in names:
             head, _, inside = name.partition(".")
             while head == "rollout_corr" and inside and inside not in modules():
                 inside = inside.rpartition(".")[0]
-            if head == "rollout_corr":
+            if head == "rollout_corr" and (inside or not isinstance(node, ast.Constant)):
                 found.add(inside or "__init__")
     return frozenset(found - {module})
 
@@ -115,7 +117,7 @@ def test_no_circle():
     def visit(module: str, way: tuple[str, ...]) -> None:
         assert module not in way, " -> ".join([*way[way.index(module) :], module])
         if module not in done:
-            for target in imports(module) - {second for first, second in KNOWN_CIRCLES if first == module}:
+            for target in imports(module, strings=False) - {second for first, second in KNOWN_CIRCLES if first == module}:
                 visit(target, (*way, module))
             done.add(module)
 
