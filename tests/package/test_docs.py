@@ -6,7 +6,6 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 MATH, GUIDE = DOCS / "math.md", DOCS / "guide.md"
 RUN = [path for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))) if path.exists()]
-LINKED = [*RUN, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+MAPS = [ROOT / "kernels" / "README.md", *sorted((ROOT / "rollout_corr").glob("**/README.md"))]
+LINKED = [*RUN, *MAPS, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"))]
 
 CHOICES = {
     name: getattr(correction, name)
@@ -134,7 +134,7 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("path", LINKED, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", LINKED, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_relative_links_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
         if re.match(r"[a-z]+:", target):
@@ -199,7 +199,7 @@ def test_math_survives_markdown():
             assert not re.match(r"[\w\-$]", before) and not re.match(r"\w", after), f"{before}${formula}${after}"
 
 
-# --- guide.md ---------------------------------------------------------------------------------------------------------
+# --- names ------------------------------------------------------------------------------------------------------------
 
 
 def metric_keys() -> set[str]:
@@ -207,40 +207,22 @@ def metric_keys() -> set[str]:
     return set(re.findall(r"^\| `([^`]+)` \|", metrics_page.markdown(), re.MULTILINE))
 
 
-def known_names() -> set[str]:
-    """What the package itself calls something: its names, fields, arguments and choices."""
-    names = {*rc.__all__, *rc.presets.names(), "None", "cu_seqlens", "rollout_corr"}
-    for kind in (rc.Spec, rc.Weight, rc.Criterion):
-        names |= {field.name for field in fields(kind)}
-    names |= set(inspect.signature(rc.policy_loss).parameters)
-    names |= {"rollout_logp", "train_logp", *inspect.signature(rc.correct).parameters}
-    names |= set(inspect.signature(rc.filter_groups).parameters)
-    for kind in (rc.Statistics, rc.Correction, rc.FilteredGroups):
-        names |= {name for name in dir(kind) if not name.startswith("_")}
-    return names | {value for values in CHOICES.values() for value in values}
+@pytest.mark.parametrize("path", [ROOT / "README.md", GUIDE], ids=lambda path: path.name)
+def test_names_in_backticks_exist(path):
+    """A plain or dotted word in backticks is a metric, or each of its parts is a word of the package's source."""
+    metrics = metric_keys()
+    assert "chi2_token" in metrics and "LABEL/rejected_tokens_fraction" in metrics
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "rollout_corr").rglob("*.py")]
+    words = set(re.findall(r"\w+", "".join(sources))) | {"create_graph", "retain_graph"}
+    named = set(re.findall(r"(?<!`)`([A-Za-z_][\w.]*(?:/\w+)?)`(?!`)", prose(path)))
+    assert path != GUIDE or len(named & metrics) > 20
+    for name in named - metrics:
+        _, slash, key = name.rpartition("/")
+        assert (f"LABEL/{key}" in metrics) if slash else words.issuperset(name.split(".")), f"{path.name}: {name}"
 
 
-def test_guide_names_only_metrics_that_exist():
-    """A word in backticks is a metric, a name of the package, or not a plain word."""
-    metric = metric_keys()
-    assert "chi2_token" in metric and "LABEL/rejected_tokens_fraction" in metric
-    named = set(re.findall(r"(?<!`)`([A-Za-z0-9_.]+(?:/\w+)?)`(?!`)", prose(GUIDE)))
-    of_criteria = {"veto"}  # labels that the page's own Specs give
-    unknown = set()
-    for word in named - metric - known_names():
-        label, slash, key = word.partition("/")
-        if slash and label in of_criteria and f"LABEL/{key}" in metric:
-            continue
-        if not slash and re.fullmatch(r"(out|loss|rc|groups|torch)\.\w+", word):
-            continue
-        unknown.add(word)
-    assert unknown <= {"0.6_1.4", "create_graph", "retain_graph"}, sorted(unknown)
-    assert len(named & metric) > 20
-
-
-def test_guide_dotted_names_exist():
+def test_attributes_in_the_guide_exist():
     owners = {"rc": rc, "out": rc.Correction, "loss": rc.PolicyLoss, "groups": rc.FilteredGroups, "torch": torch}
-    annotated = {kind: {field.name for field in fields(owners[kind])} for kind in ("out", "loss")}
-    annotated |= {"groups": set(rc.FilteredGroups._fields)}
     for owner, name in re.findall(r"\b(rc|out|loss|groups|torch)\.(\w+)", prose(GUIDE)):
-        assert hasattr(owners[owner], name) or name in annotated.get(owner, ()), f"{owner}.{name}"
+        fields = getattr(owners[owner], "__annotations__", {})
+        assert hasattr(owners[owner], name) or name in fields, f"{owner}.{name}"

@@ -117,7 +117,9 @@ def test_no_circle():
     def visit(module: str, way: tuple[str, ...]) -> None:
         assert module not in way, " -> ".join([*way[way.index(module) :], module])
         if module not in done:
-            for target in imports(module, strings=False) - {second for first, second in KNOWN_CIRCLES if first == module}:
+            for target in imports(module, strings=False) - {
+                second for first, second in KNOWN_CIRCLES if first == module
+            }:
                 visit(target, (*way, module))
             done.add(module)
 
