@@ -1,14 +1,16 @@
-"""Contenders for a correction: ours, our reference, torch by hand, verl, and restated frameworks."""
+"""Contenders for corrections and policy losses: ours, our reference, torch by hand, verl, and restated frameworks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import rollout_corr as rc
-from benchmarks.cases import losses, operations
+from benchmarks.cases import operations
 from benchmarks.cases.batches import Batch
 from benchmarks.cases.contender import (
     BY_HAND,
@@ -27,36 +29,24 @@ from benchmarks.cases.contender import (
     Outcome,
     absent,
 )
-from benchmarks.cases.operations import IN_VERL, Operation
+from benchmarks.cases.operations import IN_VERL, TRL_LOSS, XTUNER_LOSS, Operation
 from benchmarks.peers import by_hand, restated
-from benchmarks.peers.installed import verl_function
+from benchmarks.peers.installed import verl_function, verl_loss
 from rollout_corr.metrics.statistics import Statistics
+from rollout_corr.spec.loss import Objective
 
 
 def contenders(batch: Batch, operation: Operation) -> list[Contender]:
-    """Return all contenders for an operation of the GPU benchmark, absent ones too, but those by torch.compile."""
-    if operation.part:
-        found = losses.losses(batch, operation)
-    else:
-        found = [_correct(OURS, batch, operation), _reference(batch, operation)]
-        if not batch.old.is_cuda:
-            found += [_correct(COMPILED, batch, operation, "compiled", slow=True)]
-        if operation.spec in IN_VERL:
-            found += [_by_hand(batch, operation), _verl(batch, operation)]
-        if operation is operations.XTUNER:
-            found += [_xtuner(batch, once) for once in (False, True)]
-        if operation is operations.SKYRL:
-            found += [_skyrl(batch)]
-        if operation is operations.TRL:
-            found += [_trl(batch)]
+    """Return all contenders of the GPU benchmark for an operation, absent ones too, but those by torch.compile."""
+    found = _losses(batch, operation) if operation.part else _corrections(batch, operation)
     return sorted(found, key=lambda who: ORDER.index(who.name))
 
 
 def with_compiler(batch: Batch, operation: Operation) -> list[Contender]:
     """Return ours, and our reference as it is and under torch.compile."""
-    if operation.part:
-        return losses.with_compiler(batch, operation)
-    return [_correct(OURS, batch, operation), _reference(batch, operation), traced_correct(batch, operation)]
+    traced = traced_loss if operation.part else traced_correct
+    both = [who for who in contenders(batch, operation) if who.name in (OURS, EAGER)]
+    return [*both, traced(batch, operation)]
 
 
 def on_cpu(batch: Batch, operation: Operation) -> list[Contender]:
@@ -65,36 +55,46 @@ def on_cpu(batch: Batch, operation: Operation) -> list[Contender]:
     return [
         _correct(OURS, batch, operation),
         _correct(COMPILED, batch, operation, "compiled", slow=True),
-        _correct(VERL_METRICS, batch, operation, spec=verls, scheme="verl"),
+        _correct(VERL_METRICS, batch, Operation(operation.name, verls, scheme="verl")),
         _by_hand(batch, operation),
         _verl(batch, operation),
     ]
 
 
-def _correct(
-    name: str,
-    batch: Batch,
-    operation: Operation,
-    backend: str = "auto",
-    *,
-    spec: rc.Spec | None = None,
-    scheme: str | None = None,
-    **about: Any,
-) -> Contender:
-    spec, scheme = spec or operation.spec, scheme or operation.scheme
-
-    def on_device() -> rc.Correction:
-        return rc.correct(batch.old, batch.rollout, batch.mask, cu_seqlens=batch.cu_seqlens, spec=spec, backend=backend)
-
-    def whole() -> Outcome:
-        out = on_device()
-        return Outcome(out.weights, out.mask, metrics=out.metrics(scheme))
-
-    return Contender(name, on_device, whole, **about)
+def _of(name: str, call: Callable[[], Any], outcome: Callable[[Any], Outcome], **about: Any) -> Contender:
+    return Contender(name, call, lambda: outcome(call()), **about)
 
 
-def _reference(batch: Batch, operation: Operation) -> Contender:
-    return _correct(EAGER, batch, operation, "torch", capturable=False)
+# --- corrections ------------------------------------------------------------------------------------------------------
+
+
+def _corrections(batch: Batch, operation: Operation) -> list[Contender]:
+    found = [_correct(OURS, batch, operation), _correct(EAGER, batch, operation, "torch", capturable=False)]
+    if not batch.old.is_cuda:
+        found += [_correct(COMPILED, batch, operation, "compiled", slow=True)]
+    if operation.spec in IN_VERL:
+        found += [_by_hand(batch, operation), _verl(batch, operation)]
+    if operation is operations.XTUNER:
+        found += [_xtuner(batch, once) for once in (False, True)]
+    if operation is operations.SKYRL:
+        found += [_skyrl(batch)]
+    if operation is operations.TRL:
+        found += [_trl(batch)]
+    return found
+
+
+def corrected(batch: Batch, spec: rc.Spec, backend: str = "auto") -> rc.Correction:
+    """Correct a batch."""
+    return rc.correct(batch.old, batch.rollout, batch.mask, cu_seqlens=batch.cu_seqlens, spec=spec, backend=backend)
+
+
+def _correct(name: str, batch: Batch, operation: Operation, backend: str = "auto", **about: Any) -> Contender:
+    return _of(
+        name,
+        lambda: corrected(batch, operation.spec, backend),
+        lambda out: Outcome(out.weights, out.mask, metrics=out.metrics(operation.scheme)),
+        **about,
+    )
 
 
 def traced_correct(batch: Batch, operation: Operation, **how: Any) -> Contender:
@@ -105,28 +105,23 @@ def traced_correct(batch: Batch, operation: Operation, **how: Any) -> Contender:
         out = rc.correct(old, rollout, mask, cu_seqlens=cu_seqlens, spec=spec, backend="torch")
         return out.weights, out.mask, out.statistics.sums, out.statistics.maxima
 
-    # Compiled for its own shapes, whatever was compiled before: as fast as it can be.
-    compiled = torch.compile(step, dynamic=False, **how)
-
-    def on_device() -> tuple[Any, ...]:
-        return compiled(batch.old, batch.rollout, batch.mask, batch.cu_seqlens)
-
-    def whole() -> Outcome:
-        weights, mask, sums, maxima = on_device()
+    def outcome(found: tuple[Any, ...]) -> Outcome:
+        weights, mask, sums, maxima = found
         return Outcome(weights, mask, metrics=Statistics(spec, sums, maxima).metrics(operation.scheme))
 
-    return Contender(TRACED, on_device, whole, slow=True)
+    # Compiled for its own shapes, whatever was compiled before: as fast as it can be.
+    compiled = torch.compile(step, dynamic=False, **how)
+    given = (batch.old, batch.rollout, batch.mask, batch.cu_seqlens)
+    return _of(TRACED, lambda: compiled(*given), outcome, slow=True)
 
 
 def _by_hand(batch: Batch, operation: Operation) -> Contender:
-    def on_device() -> tuple[Tensor | None, Tensor | None, by_hand.Metrics]:
-        return by_hand.correct(batch.old, batch.rollout, batch.mask, batch.cu_seqlens, operation.spec)
-
-    def whole() -> Outcome:
-        weights, mask, metrics = on_device()
-        return Outcome(weights, mask, metrics=by_hand.on_host(metrics))
-
-    return Contender(BY_HAND, on_device, whole)
+    given = (batch.old, batch.rollout, batch.mask, batch.cu_seqlens, operation.spec)
+    return _of(
+        BY_HAND,
+        lambda: by_hand.correct(*given),
+        lambda out: Outcome(out[0], out[1], metrics=by_hand.on_host(out[2])),
+    )
 
 
 def _verl(batch: Batch, operation: Operation) -> Contender:
@@ -137,52 +132,163 @@ def _verl(batch: Batch, operation: Operation) -> Contender:
     if given is None:
         return absent(VERL, "it has no packed form")
 
-    def whole() -> Outcome:
-        weights, mask, metrics = function(given.old, given.rollout, given.mask, **IN_VERL[operation.spec][0])
+    def outcome(out: tuple[Any, Tensor, Mapping[str, float]]) -> Outcome:
+        weights, mask, metrics = out
         return Outcome(None if weights is None else weights.batch["rollout_is_weights"], mask, metrics=metrics)
 
+    tensors, how = (given.old, given.rollout, given.mask), IN_VERL[operation.spec][0]
     note = "" if given is batch else "on the padded tensors: it has no packed form"
-    return Contender(VERL, whole, whole, note, capturable=False)
+    return _of(VERL, lambda: function(*tensors, **how), outcome, note=note, capturable=False)
 
 
 def _xtuner(batch: Batch, once: bool) -> Contender:
     """Restated xtuner, which reads the lengths of a pack many times, or once."""
     assert batch.cu_seqlens is not None and batch.mask is not None
-    mask, num_tokens = batch.mask[None], batch.cu_seqlens.diff()
-    old, rollout = batch.old[None], batch.rollout[None]
-
-    def whole() -> Outcome:
-        lengths = num_tokens.tolist() if once else num_tokens
-        weights, kept, metrics = restated.xtuner(old, rollout, lengths, mask, **restated.XTUNER_REASONING)
-        return Outcome(weights[0], kept[0], metrics=metrics)
-
-    name, note = (XTUNER_ONCE, "with one line changed") if once else (XTUNER, "")
-    return Contender(name, whole, whole, note, capturable=False)
+    old, rollout, mask, lengths = batch.old[None], batch.rollout[None], batch.mask[None], batch.cu_seqlens.diff()
+    return _of(
+        XTUNER_ONCE if once else XTUNER,
+        lambda: restated.xtuner(old, rollout, lengths.tolist() if once else lengths, mask, **restated.XTUNER_REASONING),
+        lambda out: Outcome(out[0][0], out[1][0], metrics=out[2]),
+        note="with one line changed" if once else "",
+        capturable=False,
+    )
 
 
 def _skyrl(batch: Batch) -> Contender:
-    assert batch.mask is not None
-    mask = batch.mask
-
-    def on_device() -> tuple[Tensor, Tensor, dict[str, float]]:
-        return restated.skyrl(batch.old, batch.rollout, mask, **restated.SKYRL_TLDR)
-
-    def whole() -> Outcome:
-        weights, kept, metrics = on_device()
-        return Outcome(torch.where(mask != 0, weights, 0.0), kept, metrics=metrics)
-
-    return Contender(SKYRL, on_device, whole, capturable=False)
+    given = (batch.old, batch.rollout, batch.mask)
+    return _of(
+        SKYRL,
+        lambda: restated.skyrl(*given, **restated.SKYRL_TLDR),
+        lambda out: Outcome(torch.where(batch.valid, out[0], 0.0), out[1], metrics=out[2]),
+        capturable=False,
+    )
 
 
 def _trl(batch: Batch) -> Contender:
-    assert batch.mask is not None
-    mask = batch.mask
+    given = (batch.old, batch.rollout, batch.mask)
+    return _of(
+        TRL,
+        lambda: restated.trl(*given, clip_max=3.0),
+        lambda out: Outcome(torch.where(batch.valid, out[0], 0.0), batch.mask, metrics=out[1]),
+        capturable=False,
+    )
 
-    def on_device() -> tuple[Tensor, dict[str, float]]:
-        return restated.trl(batch.old, batch.rollout, mask, clip_max=3.0)
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+# A loss with its graph, and what its metrics are read from.
+Forward = Callable[[], tuple[Tensor, Any]]
+
+
+def _losses(batch: Batch, operation: Operation) -> list[Contender]:
+    tensors, mask, clip = (batch.new, batch.old, batch.advantages), batch.mask, operation.clip
+    if operation.fused:
+        how = {"rollout_logp": batch.rollout, "spec": operation.spec, "reduction": "sum"}
+        given = (batch.new, batch.old, batch.rollout, batch.advantages, mask, clip)
+        skyrl = partial(restated.skyrl_loss, *given, **restated.SKYRL_TLDR)
+        return [*_ours(batch, operation, how), of_part(SKYRL, batch, operation, skyrl, capturable=False)]
+    correction = corrected(batch, operation.spec, "torch")
+    given = (*tensors, correction.mask, correction.weights, clip)
+    hand = partial(by_hand.policy_loss, *given)
+    found = _ours(batch, operation, {"correction": correction, "denominator": operation.denominator})
+    found += [of_part(BY_HAND, batch, operation, hand, by_hand.on_host), _verl_loss(batch, operation, correction)]
+    if operation is XTUNER_LOSS:
+        found += [of_part(XTUNER, batch, operation, partial(restated.xtuner_loss, *given), by_hand.on_host)]
+    if operation is TRL_LOSS:
+        assert mask is not None
+        trl = (*tensors, mask, correction.weights, mask.sum().float(), *clip[:2])
+        found += [of_part(TRL, batch, operation, partial(restated.trl_loss, *trl), capturable=False)]
+    return found
+
+
+def of_part(
+    name: str,
+    batch: Batch,
+    operation: Operation,
+    forward: Forward,
+    read: Callable[[Any], Mapping[str, float]] = dict,
+    **about: Any,
+) -> Contender:
+    """Return a contender for the part of a loss that the operation names: forward, backward, or both.
+
+    Args:
+        name: Its name.
+        batch: With `new`, which receives the gradient.
+        operation: The loss.
+        forward: Gives the value with its graph, and what `read` makes metrics of.
+        read: Gives metrics on the host.
+        **about: More fields of the contender.
+    """
+
+    def gradient(value: Tensor, keep: bool = False) -> Tensor:
+        return torch.autograd.grad(value, batch.new, retain_graph=keep)[0]
+
+    def both() -> tuple[Tensor, Tensor]:
+        value, _ = forward()
+        return value, gradient(value)
 
     def whole() -> Outcome:
-        ratio, metrics = on_device()
-        return Outcome(torch.where(mask != 0, ratio, 0.0), mask, metrics=metrics)
+        value, metrics = forward()
+        found = None if operation.part == "forward" else gradient(value)
+        return Outcome(value=value.detach(), gradient=found, metrics=read(metrics))
 
-    return Contender(TRL, on_device, whole, capturable=False)
+    if operation.part != "backward":
+        return Contender(name, both if operation.part == "both" else forward, whole, **about)
+    graph: list[Tensor] = []
+
+    def backward() -> Tensor:
+        # The first call, which is not timed, makes the graph.
+        if not graph:
+            graph.append(forward()[0])
+        return gradient(graph[0], keep=True)
+
+    # autograd runs a backward on the stream of its forward, which is not the one that captures.
+    return Contender(name, backward, whole, **{**about, "capturable": False})
+
+
+def loss_of(batch: Batch, operation: Operation, new: Tensor | None, **more: Any) -> rc.PolicyLoss:
+    """Compute our loss of a batch."""
+    given = {"old_logp": batch.old, "cu_seqlens": batch.cu_seqlens, "surrogate": operation.surrogate}
+    return rc.policy_loss(new, batch.advantages, batch.mask, **given, **more)
+
+
+def _ours(batch: Batch, operation: Operation, how: dict[str, Any]) -> list[Contender]:
+    """Our loss, and our reference."""
+
+    def one(name: str, backend: str) -> Contender:
+        def forward() -> tuple[Tensor, rc.PolicyLoss]:
+            out = loss_of(batch, operation, batch.new, backend=backend, **how)
+            return out.value, out
+
+        return of_part(
+            name, batch, operation, forward, lambda out: out.metrics(operation.scheme), capturable=name != EAGER
+        )
+
+    return [one(OURS, "auto"), one(EAGER, "torch")]
+
+
+def traced_loss(batch: Batch, operation: Operation, **how: Any) -> Contender:
+    """Return our reference under torch.compile, which is given `how`."""
+    correction = corrected(batch, operation.spec, "torch")
+
+    def step(new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        given = {"weights": correction.weights, "train_mask": correction.mask, "denominator": operation.denominator}
+        out = loss_of(batch, operation, new, backend="torch", **given)
+        return out.value, out.statistics.sums, out.statistics.maxima
+
+    objective = Objective(operation.surrogate, None, None, "token_mean", operation.denominator, None)
+    compiled = torch.compile(step, dynamic=False, **how)
+
+    def forward() -> tuple[Tensor, Statistics]:
+        value, sums, maxima = compiled(batch.new)
+        return value, Statistics(None, sums, maxima, objective)
+
+    return of_part(TRACED, batch, operation, forward, lambda found: found.metrics(), slow=True)
+
+
+def _verl_loss(batch: Batch, operation: Operation, correction: rc.Correction) -> Contender:
+    function, reason = verl_function()
+    if function is None or batch.cu_seqlens is not None:
+        return absent(VERL, reason or "it has no packed form")
+    loss, given = verl_loss(operation.clip), (batch.old, batch.new, batch.advantages, correction.mask)
+    return of_part(VERL, batch, operation, lambda: loss(*given, correction.weights), capturable=False)

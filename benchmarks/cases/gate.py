@@ -26,31 +26,22 @@ GRADIENT_ERROR = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3
 VALUE_RTOL = 1e-3
 
 # verl's keys and ours, where both mean the same as long as no row is empty and nothing is clamped.
-VERL_KEYS = {
+EQUAL = ("rollout_ppl", "rollout_log_ppl", "ppl_ratio", "chi2_token")
+EQUAL += ("log_ppl_diff", "log_ppl_abs_diff", "log_ppl_diff_max", "log_ppl_diff_min")
+VERL_KEYS = {key: key for key in EQUAL} | {
     "training_ppl": "train_ppl",
     "training_log_ppl": "train_log_ppl",
-    "rollout_ppl": "rollout_ppl",
-    "rollout_log_ppl": "rollout_log_ppl",
-    "log_ppl_diff": "log_ppl_diff",
-    "log_ppl_abs_diff": "log_ppl_abs_diff",
-    "log_ppl_diff_max": "log_ppl_diff_max",
-    "log_ppl_diff_min": "log_ppl_diff_min",
-    "ppl_ratio": "ppl_ratio",
     "kl": "kl_k1",
     "k3_kl": "kl_k3",
-    "chi2_token": "chi2_token",
     "chi2_seq": "chi2_sequence",
 }
+MOMENTS = {"rollout_is": "weight", "rollout_is_seq": "sequence_weight"}
 VERL_WEIGHT_KEYS = {
-    "rollout_is_mean": "weight_mean",
-    "rollout_is_min": "weight_min",
-    "rollout_is_max": "weight_max",
+    f"{key}_{x}": f"{native}_{x}" for key, native in MOMENTS.items() for x in ("mean", "min", "max")
+} | {
     "rollout_is_std": "weight_std",
     "rollout_is_eff_sample_size": "weight_ess",
     "rollout_is_ratio_fraction_high": "weight_above_fraction",
-    "rollout_is_seq_mean": "sequence_weight_mean",
-    "rollout_is_seq_min": "sequence_weight_min",
-    "rollout_is_seq_max": "sequence_weight_max",
 }
 VERL_REJECTION_KEYS = {
     "rollout_rs_masked_fraction": "seq_mean_k1/rejected_tokens_fraction",

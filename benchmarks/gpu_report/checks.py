@@ -23,7 +23,7 @@ from benchmarks import machine
 from benchmarks.cases import gate, operations
 from benchmarks.cases.batches import Batch, make, offsets_of
 from benchmarks.cases.contender import EAGER, OURS
-from benchmarks.cases.contenders import contenders
+from benchmarks.cases.contenders import contenders, corrected
 from benchmarks.cases.operations import BOTH, PRODUCT, SKYRL, SKYRL_STEP, SURROGATE, TOKEN, XTUNER
 from benchmarks.gpu.__main__ import INCOMPLETE, KEPT_LINES
 from benchmarks.gpu.device import Cuda, Host
@@ -93,14 +93,10 @@ def packs(where: Host, name: str = "32k in 256") -> str:
     layouts = [(torch.randperm(many, generator=generator), gap) for gap in (0, 1, 7, 4096)]
     layouts += [(torch.tensor([s]), 3) for s in range(0, many, max(1, many // 8))]
     for operation in (TOKEN, PRODUCT, XTUNER):
-
-        def corrected(given: Batch, spec: rc.Spec = operation.spec) -> rc.Correction:
-            return rc.correct(given.old, given.rollout, given.mask, cu_seqlens=given.cu_seqlens, spec=spec)
-
-        whole = corrected(batch)
+        whole = corrected(batch, operation.spec)
         for order, gap in layouts:
             other, came = repacked(batch, order, gap)
-            out = corrected(other)
+            out = corrected(other, operation.spec)
             hold(
                 same([whole.weights[came], whole.mask[came]], [out.weights[gap:], out.mask[gap:]])
                 and torch.equal(whole.keep.cpu()[order], out.keep.cpu()),

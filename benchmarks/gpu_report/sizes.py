@@ -9,28 +9,16 @@ from torch import Tensor
 
 import rollout_corr as rc
 from benchmarks.cases.batches import Batch, Case, make
-from benchmarks.cases.operations import PRODUCT, SURROGATE, TOKEN
+from benchmarks.cases.contenders import corrected, loss_of
+from benchmarks.cases.operations import BOTH, PRODUCT, TOKEN
 from benchmarks.gpu.device import Host
 from benchmarks.gpu_report.compare import Broken, hold, same
 
 
 def _loss(batch: Batch, reduction: str, backend: str = "auto") -> tuple[Tensor, Tensor]:
     """Return value and gradient of a loss."""
-    loss = rc.policy_loss(
-        batch.new,
-        batch.advantages,
-        batch.mask,
-        old_logp=batch.old,
-        cu_seqlens=batch.cu_seqlens,
-        surrogate=SURROGATE,
-        reduction=reduction,
-        backend=backend,
-    )
+    loss = loss_of(batch, BOTH, batch.new, reduction=reduction, backend=backend)
     return loss.value.detach().double(), torch.autograd.grad(loss.value, batch.new)[0]
-
-
-def _correct(batch: Batch, spec: rc.Spec, backend: str = "auto") -> rc.Correction:
-    return rc.correct(batch.old, batch.rollout, batch.mask, cu_seqlens=batch.cu_seqlens, spec=spec, backend=backend)
 
 
 def many_sequences(where: Host, sequences: int | None = None) -> str:
@@ -39,7 +27,7 @@ def many_sequences(where: Host, sequences: int | None = None) -> str:
         sequences = 1_000_000 if where.name == "cuda" else 1000
     batch = make(Case("", 8 * sequences, sequences, skew=0.3), where.name)
     for operation in (TOKEN, PRODUCT):
-        out, expected = (_correct(batch, operation.spec, backend) for backend in ("auto", "torch"))
+        out, expected = (corrected(batch, operation.spec, backend) for backend in ("auto", "torch"))
         hold(torch.equal(out.keep, expected.keep), f"{operation.name}: verdicts differ from the reference")
         hold(torch.equal(out.mask, expected.mask), f"{operation.name}: the mask differs from the reference")
         hold(torch.allclose(out.weights, expected.weights, rtol=1e-6, atol=0.0), f"{operation.name}: weights differ")
@@ -78,7 +66,7 @@ def many_tokens(where: Host, copies: int | None = None, tokens: int | None = Non
 
 
 def _many_corrected(batch: Batch, copies: int, offsets: Tensor, parts: Sequence[slice]) -> None:
-    one = _correct(batch, TOKEN.spec)
+    one = corrected(batch, TOKEN.spec)
     old, rollout, mask = (x.repeat(copies) for x in (batch.old, batch.rollout, batch.valid))
     out = rc.correct(old, rollout, mask, cu_seqlens=offsets, spec=TOKEN.spec)
     for part in parts:

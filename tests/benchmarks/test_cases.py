@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from benchmarks.cases import batches, gate, losses, operations
+from benchmarks.cases import batches, gate, operations
 from benchmarks.cases import contender as names
 from benchmarks.cases import contenders as everybody
 from benchmarks.cases.batches import CASES, Case, both_layouts, lengths_of, make
@@ -208,8 +208,8 @@ def test_our_reference_compiles_whole():
     tensors = {name: getattr(held, name).to("meta") for name in ("old", "rollout", "mask", "cu_seqlens")}
     weights, mask, *_ = everybody.traced_correct(replace(held, **tensors), TOKEN, **how).on_device()
     assert weights.shape == held.old.shape and mask.dtype == torch.bool
-    traced = losses.traced_loss(held, BOTH, losses.corrected(held, BOTH), **how)
-    ours = next(who for who in losses.losses(held, BOTH) if who.name == OURS)
+    traced = everybody.traced_loss(held, BOTH, **how)
+    ours = everybody.contenders(held, BOTH)[0]
     assert gate.check(held, BOTH, {OURS: ours.whole(), names.TRACED: traced.whole()}) == {}
 
 
@@ -283,7 +283,10 @@ def loss_of_trl(batch, correction):
 def test_the_restated_loss_is_trls():
     operation = operations.TRL_LOSS
     for batch in (tiny("TRL's batch"), wild(packed=False)):
-        theirs, mine = loss_of_trl(batch, losses.corrected(batch, operation)), outcomes(batch, operation)[names.TRL]
+        theirs, mine = (
+            loss_of_trl(batch, everybody.corrected(batch, operation.spec)),
+            outcomes(batch, operation)[names.TRL],
+        )
         assert theirs.value.item() == pytest.approx(mine.value.item())
         torch.testing.assert_close(theirs.gradient, mine.gradient)
         assert theirs.metrics.pop("entropy") == 0.0 and theirs.metrics == pytest.approx(mine.metrics)
