@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
-
 import torch
-from torch import Tensor
 
 import rollout_corr as rc
 from rollout_corr.cli.main import parser_of
-from rollout_corr.testing import ExampleBatch, example_batch, pad
+from rollout_corr.testing import ExampleBatch, example_batch
 
 PRESETS = (
     "verl.disabled",
@@ -27,46 +22,6 @@ MISMATCH = (
     *("d_mean", "d_abs_mean", "d_min", "d_max", "d_p1", "d_p50", "d_p99", "d_p99.99", "kl_k3", "chi2_token"),
     *("chi2_sequence", "sum_d_abs_mean", "train_ppl", "rollout_ppl", "prob_correlation"),
 )
-ROUNDS = 5
-
-
-def by_hand(train: Tensor, rollout: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """Compute token weights, geometric rejection and 12 metrics on padded tensors, as trainers write it by hand."""
-    log_ratio = train - rollout
-    weights = torch.exp(log_ratio.clamp(-20.0, 20.0)).clamp(max=2.0) * mask
-    count = mask.sum(1).clamp(min=1)
-    mean = (log_ratio * mask).sum(1) / count
-    keep = (mean >= torch.log(torch.tensor(0.999))) & (mean <= torch.log(torch.tensor(1.001)))
-    new_mask = mask * keep[:, None]
-    tokens = mask.sum()
-    k3 = torch.exp(log_ratio) - 1.0 - log_ratio
-    train_mean, rollout_mean = (train * mask).sum(1) / count, (rollout * mask).sum(1) / count
-    metrics = {
-        "kl": ((-log_ratio * mask).sum() / tokens).item(),
-        "k3": ((k3 * mask).sum() / tokens).item(),
-        "abs": ((log_ratio.abs() * mask).sum() / tokens).item(),
-        "max": (log_ratio.abs() * mask).max().item(),
-        "chi2": ((torch.exp(2.0 * log_ratio) * mask).sum() / tokens - 1.0).item(),
-        "train_ppl": torch.exp(-train_mean).mean().item(),
-        "rollout_ppl": torch.exp(-rollout_mean).mean().item(),
-        "log_ppl_diff": (rollout_mean - train_mean).mean().item(),
-        "weight_mean": (weights.sum() / tokens).item(),
-        "weight_std": (((weights - 1.0) ** 2 * mask).sum() / tokens).sqrt().item(),
-        "ess": (weights.sum() ** 2 / (tokens * (weights**2).sum())).item(),
-        "kept": (new_mask.sum() / tokens).item(),
-    }
-    return weights, new_mask, metrics
-
-
-def milliseconds(call: Callable[[], object], other: Callable[[], object]) -> tuple[float, float]:
-    """Time two functions in turns, so that both see the same load; medians, without the first round."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(ROUNDS + 1):
-        for function, taken in zip((call, other), times, strict=True):
-            start = time.perf_counter()
-            function()
-            taken.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times[0][1:]), statistics.median(times[1][1:])
 
 
 def rows(batch: ExampleBatch) -> list[list[str]]:
@@ -77,23 +32,18 @@ def rows(batch: ExampleBatch) -> list[list[str]]:
             batch.train_logp, batch.rollout_logp, batch.mask, cu_seqlens=batch.cu_seqlens, spec=rc.preset(name)
         )
         metrics = out.metrics()
-        weighted = "weight_mean" in metrics
-        lines.append(
-            [
-                name,
-                f"{metrics['weight_mean']:.4f}" if weighted else "-",
-                f"{metrics['weight_max']:.3g}" if weighted else "-",
-                f"{metrics['weight_ess']:.3f}" if weighted else "-",
-                f"{100 * metrics['tokens_kept_fraction']:.2f} %",
-                f"{metrics['sequences_kept']:.0f} of {metrics['sequences']:.0f}",
-                "; ".join(out.warnings()) or "-",
-            ]
-        )
+        weights = ["-"] * 3
+        if "weight_mean" in metrics:
+            shown = {"weight_mean": ".4f", "weight_max": ".3g", "weight_ess": ".3f"}
+            weights = [format(metrics[key], form) for key, form in shown.items()]
+        kept = f"{100 * metrics['tokens_kept_fraction']:.2f} %"
+        sequences = f"{metrics['sequences_kept']:.0f} of {metrics['sequences']:.0f}"
+        lines.append([name, *weights, kept, sequences, "; ".join(out.warnings()) or "-"])
     return lines
 
 
 def run(arguments: list[str]) -> int:
-    """Print the mismatch of an example batch, its correction by several presets, and how long one takes."""
+    """Print the mismatch of an example batch and its correction by several presets."""
     parser_of("demo", "Correct an example batch with several presets and print the results.").parse_args(arguments)
     from rich.console import Console
     from rich.table import Table
@@ -130,20 +80,4 @@ def run(arguments: list[str]) -> int:
     for line in rows(batch):
         table.add_row(*line)
     console.print(table)
-
-    train, rollout = (pad(x, batch.lengths) for x in (batch.train_logp, batch.rollout_logp))
-    mask = pad(batch.mask.long(), batch.lengths)
-    spec = rc.Spec(
-        weight=rc.Weight("token", upper=2.0),
-        criteria=(rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.999, upper=1.001),),
-    )
-    count = len(rc.correct(train, rollout, mask, spec=spec).metrics())
-    ours, theirs = milliseconds(
-        lambda: rc.correct(train, rollout, mask, spec=spec).metrics(), lambda: by_hand(train, rollout, mask)
-    )
-    console.print(
-        f"\nToken weights and geometric rejection on the padded batch {list(mask.shape)}, median time of {ROUNDS} "
-        f"runs:\n{ours:.1f} ms with {count} metrics; {theirs:.1f} ms written by hand in torch, with 12 metrics "
-        f"({theirs / ours:.1f}x)."
-    )
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -72,26 +72,6 @@ class Outcome:
     note: str = ""
 
 
-@dataclass
-class _Tally:
-    """Sums over chunks: tokens, kept tokens, sequences, kept sequences, w, w^2, |w - r|, r."""
-
-    sums: Tensor = field(default_factory=lambda: torch.zeros(8, dtype=torch.float64))
-
-    def outcome(self, note: str) -> Outcome:
-        n, kept, sequences, kept_sequences, w, w2, apart, r = self.sums.tolist()
-        mean, ess = (w / n, w * w / (n * w2) if w2 else 0.0) if n else (0.0, 0.0)
-        return Outcome(
-            tokens_kept=kept / n if n else 0.0,
-            sequences_kept=kept_sequences / sequences if sequences else 0.0,
-            weight_mean=mean,
-            ess=ess,
-            bias=apart / r if r else 0.0,
-            variance=max(0.0, 1.0 / ess - 1.0) if ess else math.inf,
-            note=note,
-        )
-
-
 def grid() -> list[Setting]:
     """List weights with a bound, rejections and vetoes over their thresholds."""
     found = [
@@ -144,7 +124,9 @@ class WhatIf:
     def __init__(self, has_advantages: bool) -> None:
         tried, self.left_out = presets(has_advantages)
         self.settings = [Setting("no correction", Spec()), *tried, *grid()]
-        self._tallies = [_Tally() for _ in self.settings]
+        # Per setting: tokens, kept tokens, sequences, kept sequences, w, w^2, |w - r|, r.
+        self._tallies = torch.zeros(len(self.settings), 8, dtype=torch.float64)
+        # |sum of D| of sequences, and their number.
         self._sums = torch.zeros(2, dtype=torch.float64)
 
     def add(self, chunk: Chunk) -> None:
@@ -157,50 +139,14 @@ class WhatIf:
         ratios["product"] = rejoined.spread(totals.clamp(-20.0, 20.0).exp())
         advantages = tokens.column("advantages")
         for setting, tally in zip(self.settings, self._tallies, strict=True):
-            self._try(setting.spec, tally, tokens, rejoined.offsets, ratios, advantages)
-
-    def _try(
-        self,
-        spec: Spec,
-        tally: _Tally,
-        tokens: ValidTokens,
-        offsets: Tensor,
-        ratios: dict[str, Tensor],
-        advantages: Tensor | None,
-    ) -> None:
-        # Only valid tokens are passed, so that masked ones are skipped once and not by every setting.
-        out = correct(
-            tokens.train,
-            tokens.rollout,
-            cu_seqlens=offsets,
-            spec=spec,
-            advantages=advantages if any(criterion.when != "any" for criterion in spec.criteria) else None,
-        )
-        kept = out.mask
-        if out.weights is not None:
-            # Rejection by "zero" returns the mask unchanged.
-            kept = kept if spec.rejected == "mask" else kept & (out.weights != 0)
-            weights = out.weights.double().where(kept, 0.0)
-        else:
-            weights = kept.double()
-        level = "product" if spec.weight is not None and spec.weight.level == "product" else "token"
-        ratio, finite = ratios[level], tokens.finite
-        alive = torch.bincount(tokens.owner[kept], minlength=tokens.lengths.shape[0]) > 0
-        tally.sums += torch.stack(
-            [
-                *(torch.tensor(float(x)) for x in (kept.numel(), kept.sum(), (tokens.lengths > 0).sum(), alive.sum())),
-                *(x.sum() for x in (weights, weights * weights)),
-                (weights - ratio).abs().where(finite, 0.0).sum(),
-                ratio.where(finite, 0.0).sum(),
-            ]
-        ).double()
+            tally += _sums_of(setting.spec, tokens, rejoined.offsets, ratios, advantages)
 
     def outcomes(self) -> list[tuple[Setting, Outcome]]:
         """Return every setting with its result."""
         total, sequences = self._sums.tolist()
         mean = total / sequences if sequences else 0.0
         found = []
-        for setting, tally in zip(self.settings, self._tallies, strict=True):
+        for setting, tally in zip(self.settings, self._tallies.tolist(), strict=True):
             note = ""
             if setting.products and mean > 1.0:
                 note = f"T x KL: the mean |sum of D| of a sequence is {mean:.1f} nats, "
@@ -208,8 +154,58 @@ class WhatIf:
                     note += f"near the clamp of {setting.spec.clamp:g}: products over these sequences are noise"
                 else:
                     note += f"so products over a sequence differ by factors around e^{mean:.1f}"
-            found.append((setting, tally.outcome(note)))
+            found.append((setting, _outcome(tally, note)))
         return found
+
+
+def _sums_of(
+    spec: Spec,
+    tokens: ValidTokens,
+    offsets: Tensor,
+    ratios: dict[str, Tensor],
+    advantages: Tensor | None,
+) -> Tensor:
+    """Apply a setting to the valid tokens of a chunk; return the sums of `WhatIf`, [8] float64."""
+    # Only valid tokens are passed, so that masked ones are skipped once and not by every setting.
+    out = correct(
+        tokens.train,
+        tokens.rollout,
+        cu_seqlens=offsets,
+        spec=spec,
+        advantages=advantages if any(criterion.when != "any" for criterion in spec.criteria) else None,
+    )
+    kept = out.mask
+    if out.weights is not None:
+        # Rejection by "zero" returns the mask unchanged.
+        kept = kept if spec.rejected == "mask" else kept & (out.weights != 0)
+        weights = out.weights.double().where(kept, 0.0)
+    else:
+        weights = kept.double()
+    level = "product" if spec.weight is not None and spec.weight.level == "product" else "token"
+    ratio, finite = ratios[level], tokens.finite
+    alive = torch.bincount(tokens.owner[kept], minlength=tokens.lengths.shape[0]) > 0
+    return torch.stack(
+        [
+            *(torch.tensor(float(x)) for x in (kept.numel(), kept.sum(), (tokens.lengths > 0).sum(), alive.sum())),
+            *(x.sum() for x in (weights, weights * weights)),
+            (weights - ratio).abs().where(finite, 0.0).sum(),
+            ratio.where(finite, 0.0).sum(),
+        ]
+    ).double()
+
+
+def _outcome(tally: list[float], note: str) -> Outcome:
+    n, kept, sequences, kept_sequences, w, w2, apart, r = tally
+    ess = w * w / (n * w2) if w2 else 0.0
+    return Outcome(
+        tokens_kept=kept / n if n else 0.0,
+        sequences_kept=kept_sequences / sequences if sequences else 0.0,
+        weight_mean=w / n if n else 0.0,
+        ess=ess,
+        bias=apart / r if r else 0.0,
+        variance=max(0.0, 1.0 / ess - 1.0) if ess else math.inf,
+        note=note,
+    )
 
 
 def try_all(dump: Dump, each: Callable[[], object] = lambda: None) -> WhatIf:

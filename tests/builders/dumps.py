@@ -1,7 +1,8 @@
-"""Dumps of log-probs on disk, in every layout that is read."""
+"""Dumps of log-probs on disk, in every kind and layout that is read, and what a test asks of them."""
 
 from __future__ import annotations
 
+import importlib
 import json
 from itertools import pairwise
 
@@ -12,13 +13,14 @@ import torch
 from safetensors.torch import save_file
 
 import rollout_corr as rc
+from rollout_corr.diagnose.read import problems
 from rollout_corr.testing import example_batch, pad
 
 NAMES = ("train_logp", "rollout_logp", "mask", "token_ids", "advantages")
 
 
 def packed(sequences=12, seed=0, median_length=20):
-    """Columns of a small batch, packed, with `cu_seqlens`; advantages are per sequence."""
+    """Make the columns of a small packed batch with `cu_seqlens`; advantages are per sequence."""
     batch = example_batch(sequences, median_length, seed=seed)
     ids = torch.randint(0, 1000, batch.mask.shape, generator=torch.Generator().manual_seed(seed))
     return {
@@ -32,14 +34,14 @@ def packed(sequences=12, seed=0, median_length=20):
 
 
 def padded(columns):
-    """The same, [B, T]."""
+    """Pad packed columns to [B, T]."""
     lengths = columns["cu_seqlens"].diff()
     per_token = {name: x for name, x in columns.items() if name not in ("cu_seqlens", "advantages")}
     return {name: pad(x, lengths) for name, x in per_token.items()} | {"advantages": columns["advantages"]}
 
 
 def records(columns):
-    """The same, one mapping of tensors and numbers a sequence."""
+    """Cut packed columns into records: one mapping of tensors and numbers per sequence."""
     bounds = columns["cu_seqlens"].tolist()
     found = []
     for i, (start, stop) in enumerate(pairwise(bounds)):
@@ -86,7 +88,7 @@ def jagged(columns):
     return per_token | {"advantages": columns["advantages"]}
 
 
-# A suffix and a writer for each.
+# Suffix and writer of each kind of dump.
 WRITERS = {
     "pt padded": (".pt", lambda path, columns: torch.save(padded(columns), path)),
     "pt packed": (".pt", lambda path, columns: torch.save(columns, path)),
@@ -120,7 +122,7 @@ WRITERS = {
 
 
 def write(kind, folder, columns, name="dump"):
-    """Write a dump; its path."""
+    """Write a dump and return its path."""
     suffix, writer = WRITERS[kind]
     path = folder / f"{name}{suffix}"
     writer(path, columns)
@@ -128,7 +130,7 @@ def write(kind, folder, columns, name="dump"):
 
 
 def statistics(columns, spec=None):
-    """What `correct` says of the whole."""
+    """Run `correct` on the whole batch and return its statistics."""
     return rc.correct(
         *(columns[name] for name in NAMES[:3]),
         cu_seqlens=columns["cu_seqlens"],
@@ -137,7 +139,7 @@ def statistics(columns, spec=None):
 
 
 def sequences_of(dump):
-    """Every sequence's valid tokens as plain data: (record, {name: values})."""
+    """Return the valid tokens of every sequence as plain data: (record, {name: values})."""
     found = []
     for block in dump.chunks():
         per_token = {"train_logp": block.train, "rollout_logp": block.rollout, **block.columns}
@@ -161,3 +163,23 @@ def wanted_of(columns):
         values["advantages"] = [float(columns["advantages"][s])] * len(values["token_ids"])
         found.append((s, values))
     return found
+
+
+def json_of(text):
+    """Parse JSON strictly: NaN and infinity are not JSON."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def without(monkeypatch, module):
+    """Make an optional requirement of the readers and printers look not installed."""
+
+    def refuse(wanted):
+        if wanted.partition(".")[0] == module:
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+        return importlib.import_module(wanted)
+
+    monkeypatch.setattr(problems, "import_module", refuse)

@@ -1,8 +1,7 @@
-"""Broken dumps: the file, the record and the field are named, and what is whole is read."""
+"""Broken dumps: file, record and field are named, and everything that is complete is read."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import struct
 
@@ -20,6 +19,7 @@ from builders.dumps import (
     sequences_of,
     wanted_of,
     with_lengths,
+    without,
     write,
     write_jsonl,
 )
@@ -32,14 +32,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def failing(path, **arguments):
-    """The message that reading a dump ends with."""
+    """Read a dump that cannot be read, and return the message."""
     with pytest.raises(DumpError) as caught:
         list(Dump(path, **arguments).chunks())
     return str(caught.value)
-
-
-def without(columns, *names):
-    return {name: x for name, x in columns.items() if name not in names}
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -182,7 +178,10 @@ def test_only_broken_records(tmp_path):
         ),
         (lambda c: c | {"cu_seqlens": c["cu_seqlens"].flip(0)}, "record 0, field 'cu_seqlens': expected offsets that"),
         (lambda c: c | {"cu_seqlens": c["cu_seqlens"] + 5}, "field 'cu_seqlens': expected offsets within [0, "),
-        (lambda c: without(c, "cu_seqlens"), "field 'train_logp': 1-D log-probs of shape ["),
+        (
+            lambda c: {name: x for name, x in c.items() if name != "cu_seqlens"},
+            "field 'train_logp': 1-D log-probs of shape [",
+        ),
         (lambda c: c | {"train_logp": c["train_logp"].long()}, "field 'train_logp': as train_logp: expected floating"),
         (lambda c: c | {"train_logp": c["train_logp"][None, None]}, "expected shape [N] or [B, T], got [1, 1, "),
     ],
@@ -224,13 +223,7 @@ def test_an_object_in_a_pt_file_is_refused(tmp_path):
 )
 def test_a_missing_extra_is_named(kind, module, name, tmp_path, monkeypatch):
     path = write(kind, tmp_path, packed())
-
-    def refuse(wanted):
-        if wanted.partition(".")[0] == module:
-            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
-        return importlib.import_module(wanted)
-
-    monkeypatch.setattr(problems, "import_module", refuse)
+    without(monkeypatch, module)
     assert f"needs {module}: pip install 'rollout-corr[{name}]'" in failing(path)
 
 

@@ -14,7 +14,7 @@ import subprocess
 import pytest
 import torch
 
-from builders import planted_dumps as mismatch_dumps
+from builders import planted_dumps
 from rollout_corr.cli.main import main
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("one_thread")]
@@ -96,10 +96,10 @@ def ask(page, width, *options):
 def pages(tmp_path_factory):
     """Three pages as the commands write them."""
     folder = tmp_path_factory.mktemp("pages")
-    turns = mismatch_dumps.retokenised(0, 2)
+    turns = planted_dumps.retokenised(0, 2)
     n = turns["mask"].numel()
     torch.save(turns | {"versions": torch.arange(n) % 3, "steps": torch.arange(n) // 200}, folder / "turns.pt")
-    torch.save(mismatch_dumps.renormalised(0, top_p=0.8), folder / "truncated.pt")
+    torch.save(planted_dumps.renormalised(0, top_p=0.8), folder / "truncated.pt")
     made = {name: folder / f"{name}.html" for name in ("report", "compare", "what-if")}
     one, two = str(folder / "turns.pt"), str(folder / "truncated.pt")
     assert main(["report", one, "--html", str(made["report"])]) == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from builders import planted_dumps as mismatch_dumps
+from builders import planted_dumps
 from builders.diagnose_cases import CASES, measured, table, verdicts
 from builders.planted_dumps import Model, at, three
 from rollout_corr.cli.main import main
@@ -108,7 +108,7 @@ def test_pairs_do_not_reach_into_the_next_sequence(length, paired):
 def test_the_cases_are_what_they_say():
     """Importance ratios of the healthy model average to 1, those after top-p to the mass that it kept."""
     model = Model(3, sequences=60)
-    rollout = mismatch_dumps.truncated(model.engine, top_p=0.8)
+    rollout = planted_dumps.truncated(model.engine, top_p=0.8)
     kept = model.logits.softmax(1).where(rollout > -torch.inf, 0.0).sum(1)
     assert float(kept.min()) + 0.05 >= 0.8 and float(kept.max()) <= 1.0 + 1e-6
     sampled = model.sample(rollout)
@@ -193,7 +193,7 @@ def healthy(tmp_path):
 
 @pytest.fixture
 def moved(tmp_path):
-    torch.save(mismatch_dumps.shifted(0, 1), tmp_path / "moved.pt")
+    torch.save(planted_dumps.shifted(0, 1), tmp_path / "moved.pt")
     return str(tmp_path / "moved.pt")
 
 
@@ -222,7 +222,7 @@ def test_a_gate_replaces_the_default(moved, healthy, capsys):
 
 
 def test_a_note_does_not_fail(tmp_path, capsys):
-    torch.save(mismatch_dumps.in_bfloat16(0), tmp_path / "x.pt")
+    torch.save(planted_dumps.in_bfloat16(0), tmp_path / "x.pt")
     assert main(["doctor", str(tmp_path / "x.pt")]) == 0
     text = capsys.readouterr().out
     assert "healthy" in text and "[bfloat16]" in text
@@ -237,7 +237,7 @@ def test_doctor_as_json(moved, capsys):
 
 
 def test_what_a_condition_may_name():
-    found = measured(mismatch_dumps.in_bfloat16(0))
+    found = measured(planted_dumps.in_bfloat16(0))
     values = condition_values(found.metrics(), diagnose(found), problems=3)
     assert values["bfloat16"] == 1.0 and values["shifted"] == 0.0 and values["trainer_disagrees"] == 0.0
     assert values["verdicts"] == 0.0 and values["problems"] == 3.0

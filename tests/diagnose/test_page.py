@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
-from builders import planted_dumps as mismatch_dumps
+from builders import planted_dumps
 from builders.dumps import packed, plain, records, write_jsonl
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.doctor.diagnosis import diagnose
@@ -101,16 +101,16 @@ def report(*paths, by=()):
 def folder(tmp_path_factory):
     """Dumps that between them have every axis and every kind of verdict."""
     path = tmp_path_factory.mktemp("dumps")
-    turns = mismatch_dumps.retokenised(0, 2)
+    turns = planted_dumps.retokenised(0, 2)
     n = turns["mask"].numel()
     more = {"versions": torch.arange(n) % 3, "entropy": torch.rand(n), "steps": torch.arange(n) // 1000}
     torch.save(turns | more, path / "turns.pt")
-    torch.save(mismatch_dumps.over_steps(0, lambda step: 0.02 + 0.01 * step, steps=40), path / "steps.pt")
-    torch.save(mismatch_dumps.renormalised(0, top_p=0.8), path / "truncated.pt")
-    torch.save(mismatch_dumps.Model(0).healthy(), path / "healthy.pt")
-    torch.save(mismatch_dumps.broken(0, rows=1.0), path / "broken.pt")
-    torch.save(mismatch_dumps.copied(0), path / "copied.pt")
-    torch.save(mismatch_dumps.filled(0, -9999.0), path / "filled.pt")
+    torch.save(planted_dumps.over_steps(0, lambda step: 0.02 + 0.01 * step, steps=40), path / "steps.pt")
+    torch.save(planted_dumps.renormalised(0, top_p=0.8), path / "truncated.pt")
+    torch.save(planted_dumps.Model(0).healthy(), path / "healthy.pt")
+    torch.save(planted_dumps.broken(0, rows=1.0), path / "broken.pt")
+    torch.save(planted_dumps.copied(0), path / "copied.pt")
+    torch.save(planted_dumps.filled(0, -9999.0), path / "filled.pt")
     one = {"train_logp": torch.tensor([-1.0]), "rollout_logp": torch.tensor([-1.25]), "lengths": torch.tensor([1])}
     torch.save(one, path / "one.pt")
     return path

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 import math
 
 import pytest
 import torch
 
 import rollout_corr as rc
-from builders.dumps import packed, plain, records, statistics, write, write_jsonl
+from builders.dumps import json_of, packed, plain, records, statistics, without, write, write_jsonl
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.measure.measurement import UPPER, measure
 from rollout_corr.diagnose.measure.profiles import LARGE, PROBABILITY_EDGES
 from rollout_corr.diagnose.measure.worst_tokens import WORST
-from rollout_corr.diagnose.read import problems, tensor_files
+from rollout_corr.diagnose.read import tensor_files
 from rollout_corr.diagnose.read.dump import Dump
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -228,12 +226,8 @@ def test_report_as_json(tmp_path, capsys):
     rows[2]["train_logp"][3] = math.nan
     write_jsonl(tmp_path / "x.jsonl", rows)
     assert main(["report", str(tmp_path / "x.jsonl"), "--json"]) == 0
-
-    def refuse(name):
-        raise AssertionError(f"{name} is not JSON")
-
     out = capsys.readouterr()
-    found = json.loads(out.out, parse_constant=refuse)
+    found = json_of(out.out)
     assert out.err == ""
     assert set(found) == {"file", "fields", "problems", "metrics", "warnings", "verdicts", "profiles", "worst"}
     assert found["problems"]["count"] == 1 and found["problems"]["shown"][0]["record"] == 1
@@ -280,13 +274,7 @@ def test_wrong_arguments_are_named_on_stderr(arguments, message, tmp_path, capsy
 
 def test_without_rich_the_extra_is_named_and_json_works(tmp_path, capsys, monkeypatch):
     path = write("pt packed", tmp_path, packed())
-
-    def refuse(wanted):
-        if wanted.partition(".")[0] == "rich":
-            raise ModuleNotFoundError("No module named 'rich'", name="rich")
-        return importlib.import_module(wanted)
-
-    monkeypatch.setattr(problems, "import_module", refuse)
+    without(monkeypatch, "rich")
     assert main(["report", str(path)]) == 2
     assert "needs rich: pip install 'rollout-corr[report]'" in capsys.readouterr().err
     assert main(["report", str(path), "--json"]) == 0

@@ -1,8 +1,7 @@
-"""What-if: every preset is tried or left out for a reason, and what each setting keeps and costs is what loops say."""
+"""What-if: every preset is tried or left out for a reason, and the result of each setting is that of plain loops."""
 
 from __future__ import annotations
 
-import json
 import math
 from itertools import pairwise
 
@@ -10,29 +9,40 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders import planted_dumps as mismatch_dumps
-from builders.dumps import write_jsonl
+from builders import planted_dumps
+from builders.dumps import json_of, write_jsonl
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.read import tensor_files
 from rollout_corr.diagnose.read.dump import Dump
-from rollout_corr.diagnose.what_if import Outcome, Setting, grid, pareto, presets, try_all
+from rollout_corr.diagnose.read.fields import Wanted
+from rollout_corr.diagnose.read.formats import Loaded
+from rollout_corr.diagnose.read.problems import Problems
+from rollout_corr.diagnose.read.tensor_files import TensorFile
+from rollout_corr.diagnose.what_if import Outcome, Setting, WhatIf, grid, pareto, presets, try_all
 from rollout_corr.frameworks.shared import lookup
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def columns():
-    """Sequences of which thresholds keep some and drop some, and a mask with holes."""
-    made = mismatch_dumps.updated(0, 0.3, sequences=16, median=60)
+    """Make sequences of which thresholds keep some and reject some, and a mask with holes."""
+    made = planted_dumps.updated(0, 0.3, sequences=16, median=60)
     made["mask"] = torch.arange(made["token_ids"].numel()) % 7 != 3
     made["advantages"] = torch.tensor([(-1.0) ** s * (1 + s % 3) for s in range(16)])
     return made
 
 
-def outcomes(folder, made):
-    torch.save(made, folder / "x.pt")
-    tried = try_all(Dump(folder / "x.pt"))
-    return {setting.name: (setting, outcome) for setting, outcome in tried.outcomes()}, tried
+def outcomes(made):
+    """Try all settings on columns: {name: (setting, outcome)}."""
+    tried = WhatIf("advantages" in made)
+    for chunk in TensorFile(Loaded(made), "dump", Wanted(), Problems()).chunks():
+        tried.add(chunk)
+    return {setting.name: (setting, outcome) for setting, outcome in tried.outcomes()}
+
+
+@pytest.fixture(scope="module")
+def tried():
+    return outcomes(columns())
 
 
 def test_every_preset_is_tried_or_left_out_for_a_reason():
@@ -59,11 +69,12 @@ def test_settings_have_different_names():
 
 
 @pytest.mark.parametrize("block", [None, 500], ids=["one block", "small blocks"])
-def test_outcomes_are_those_of_plain_loops(block, tmp_path, monkeypatch):
+def test_outcomes_are_those_of_plain_loops(block, tried, monkeypatch):
+    made = columns()
+    found = tried
     if block is not None:
         monkeypatch.setattr(tensor_files, "CHUNK_SLOTS", block)
-    made = columns()
-    found, _ = outcomes(tmp_path, made)
+        found = outcomes(made)
     bounds = made["cu_seqlens"].tolist()
     valid = [[i for i in range(a, b) if made["mask"][i]] for a, b in pairwise(bounds)]
     d = (made["train_logp"].double() - made["rollout_logp"].double()).tolist()
@@ -94,11 +105,10 @@ def test_outcomes_are_those_of_plain_loops(block, tmp_path, monkeypatch):
         assert setting.name != "no correction" or (outcome.variance, outcome.weight_mean) == (0.0, 1.0)
 
 
-def test_thresholds_order_what_is_kept(tmp_path):
+def test_thresholds_order_what_is_kept(tried):
     """Along a family, a wider bound keeps more and costs less bias."""
-    found, _ = outcomes(tmp_path, columns())
     families = {}
-    for setting, outcome in found.values():
+    for setting, outcome in tried.values():
         families.setdefault(setting.family, []).append((setting.threshold, outcome))
     del families[""]
     assert len(families) == 7
@@ -113,33 +123,31 @@ def test_thresholds_order_what_is_kept(tmp_path):
         assert len({outcome.tokens_kept for _, outcome in families[family]}) > 3
 
 
-def test_products_over_long_sequences_are_warned_of(tmp_path):
-    found, _ = outcomes(tmp_path, mismatch_dumps.long_sequences(0, 12000, 0.05, 0.002))
+def test_products_over_long_sequences_are_warned_of():
+    found = outcomes(planted_dumps.long_sequences(0, 3000, 0.05, 0.008))
     noted = {name for name, (_, outcome) in found.items() if outcome.note}
     assert noted == {name for name, (setting, _) in found.items() if setting.products}
     assert {"product weight <= 2", "reject sequences by product 2", "trl.default"} <= noted
     assert not any("token" in name or "geometric" in name for name in noted)
     assert "near the clamp of 20" in found["product weight <= 2"][1].note
-    found, _ = outcomes(tmp_path, mismatch_dumps.long_sequences(0, 300, 0.01, 0.0))
+    found = outcomes(planted_dumps.long_sequences(0, 300, 0.01, 0.0))
     assert not any(outcome.note for _, outcome in found.values())
 
 
-def test_broken_tokens_are_rejected_and_count_in_no_bias(tmp_path):
+def test_broken_tokens_are_rejected_and_count_in_no_bias(tried):
     made = columns()
-    clean, _ = outcomes(tmp_path, made)
-    made["train_logp"] = made["train_logp"].clone()
     made["train_logp"][1] = torch.nan
-    broken, _ = outcomes(tmp_path, made)
+    broken = outcomes(made)
     for name in ("token weight <= 2", "reject sequences by geometric 1.1"):
-        assert broken[name][1].tokens_kept < clean[name][1].tokens_kept
+        assert broken[name][1].tokens_kept < tried[name][1].tokens_kept
         assert math.isfinite(broken[name][1].bias)
-    assert broken["no correction"][1].bias == pytest.approx(clean["no correction"][1].bias, rel=1e-2)
+    assert broken["no correction"][1].bias == pytest.approx(tried["no correction"][1].bias, rel=1e-2)
 
 
-def test_nothing_valid(tmp_path):
+def test_nothing_valid():
     made = columns()
     made["mask"][:] = False
-    found, _ = outcomes(tmp_path, made)
+    found = outcomes(made)
     assert all(outcome.tokens_kept == 0.0 and outcome.bias == 0.0 for _, outcome in found.values())
 
 
@@ -173,11 +181,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert "verl.decoupled_token_is" in text and "token weight <= 2" in text and "page: x.pt.what-if.html" in text
     assert "lower bias and lower variance): " in text
     assert main(["what-if", "x.pt", "--json"]) == 0
-
-    def refuse(name):
-        raise AssertionError(f"{name} is not JSON")
-
-    found = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    found = json_of(capsys.readouterr().out)
     assert {"name", "spec", "tokens_kept", "sequences_kept", "ess", "bias", "variance", "note"} <= set(
         found["settings"][0]
     )

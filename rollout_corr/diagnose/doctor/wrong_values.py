@@ -149,7 +149,7 @@ def shifted(measured: Measurement, metrics: Metrics) -> Signs | None:
     if total < max(2, 0.05 * evidence.paired):
         return None
     shift = max((s for s in SHIFTS if s), key=lambda s: evidence.shifted[s])
-    by_shift = ", ".join(f"by {-s:+d} in {n}" for s, n in evidence.shifted.items() if s)
+    by_shift = ", ".join(f"by {-s:+d} in {n}" for s, n in evidence.shifted.items() if n)
     return Signs(
         f"the rollout log-probs are {counted(abs(shift), 'token')} {'late' if shift < 0 else 'early'}",
         (
@@ -240,10 +240,11 @@ def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
     if times < 1.5 * TIMES or here / tokens < 4 * MATTERS:
         return None
     share = float(magnitude[:best].sum() / magnitude.sum())
+    which = "token" if best == 1 else f"{best} tokens"
     return Signs(
         "turns begin with other tokens than the engine sampled: retokenisation or a chat template",
         (
-            f"the first {counted(best, 'token')} of each later turn: mean |D| {here / tokens:.3g}, {times:.1f} times "
+            f"the first {which} of each later turn: mean |D| {here / tokens:.3g}, {times:.1f} times "
             f"that of equally likely later tokens ({counted(tokens, 'token')})",
             f"{percent(tokens / float(count.sum()))} of the tokens, and {percent(share)} of sum |D|",
         ),
