@@ -1,36 +1,39 @@
-"""How work is cut and launched: what the launchers of all operators share."""
+"""Divide a batch into programs and launch kernels: the host side that the launchers of all operations share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rollout_corr.kernels.slots import WAYS
+from rollout_corr.kernels.slots import WAYS, Tiling
+
+# Threads of a program over sequences, and partial results that a program adds up at a time.
+SEQUENCE_THREADS, FINISH_CHUNK = 128, 256
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How work is cut. All of it is in a compile key, so there are only these few."""
+    """How work is divided. It is part of compile keys, so there are only these few."""
 
-    rows: int  # slots a program
-    tile: int  # tokens a slot
-    lanes: int  # threads that share a row: at most a warp, so that its sums need no other
-    sequences: int  # a program of `judge`
-    chunk: int  # slots of each that it adds up at a time
+    rows: int  # slots of a program
+    tile: int  # tokens of a slot
+    lanes: int  # threads that share a row: at most a warp, so that sums over a row stay within one
+    sequences: int  # sequences of a program that passes over sequences
+    chunk: int  # slots of each sequence that such a program adds up at a time
     warps: int  # of 32 threads
 
 
-# For sequences of at least so many tokens on average. A thread has 16 tokens in all of them. Of a tile that a sequence
-# fills in part the rest is idle; of a small one the sums of its slot cost more, and there are more slots to add up.
-# Instructions counted for metrics alone, packed, a token of a sequence, by tile: at 160 tokens a sequence 163 (64), 206
-# (128), 242 (256); at 400 tokens 135 (64), 151 (128), 153 (256), 193 (512); at 1,000 tokens 124 (64), 129 (128), 117
-# (256), 128 (512); in long sequences about 80 (512).
+# (least mean length of the sequences, shape). A thread has 16 tokens in all of them. Tokens of a tile that the sequence
+# does not fill are idle; a smaller tile spends more on the sums of its slot, and leaves more slots to add up.
+# Instructions per token counted for metrics alone, packed, by tile: mean length 160: 163 (64), 206 (128), 242 (256);
+# 400: 135 (64), 151 (128), 153 (256), 193 (512); 1,000: 124 (64), 129 (128), 117 (256), 128 (512); longest: 80 (512).
 SHAPES = (
     (16384, Shape(rows=4, tile=512, lanes=32, sequences=4, chunk=64, warps=4)),
     (1024, Shape(rows=4, tile=512, lanes=32, sequences=32, chunk=8, warps=4)),
@@ -40,14 +43,26 @@ SHAPES = (
 
 
 def shape_for(tokens: int, sequences: int, halvings: int) -> Shape:
-    """The shape for a batch, from its sizes alone; a smaller tile where a token takes many registers."""
+    """Choose the shape for a batch from its sizes alone, with the tile halved so many times."""
     mean = tokens // max(1, sequences)
-    shape = next(shape for least, shape in SHAPES if mean >= least)
-    return replace(shape, tile=shape.tile >> halvings)
+    return _halved(next(shape for least, shape in SHAPES if mean >= least), halvings)
 
 
+@lru_cache(maxsize=64)
+def _halved(shape: Shape, times: int) -> Shape:
+    return replace(shape, tile=shape.tile >> times)
+
+
+@lru_cache(maxsize=256)
+def _tiling(shape: Shape, element: int, unit: bool, aligned: bool) -> Tiling:
+    """Divide tiles among threads so that one loads 16 bytes of the smallest log-prob at a time."""
+    vec = min(16 // element, shape.tile)
+    return Tiling(shape.rows, shape.tile, min(shape.lanes, shape.tile // vec), vec, unit, aligned)
+
+
+@lru_cache(maxsize=256)
 def search_steps(sequences: int, ways: int) -> int:
-    """How many steps of that many ways find a slot's sequence."""
+    """Count the steps in which a search with so many ways finds the owner of a slot."""
     steps, span = 0, sequences + 1
     while span > 0:
         steps, span = steps + 1, span // ways
@@ -55,76 +70,91 @@ def search_steps(sequences: int, ways: int) -> int:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How a batch is cut into programs."""
+class Grid:
+    """How a batch is divided into programs."""
 
     shape: Shape
+    tiling: Tiling
     tokens: int
     sequences: int
     width: int  # of a row; 0 for a packed batch
-    tiles: int  # of a row
+    tiles: int  # of a row; 0 for a packed batch
     slots: int
-    readers: int  # programs that pass over tokens
-    judges: int  # programs that pass over sequences
-    steps: int  # of the search for the sequence of a slot
-    unit: bool  # neighbouring tokens lie side by side in all tensors
-    aligned: bool
-    constants: dict[str, Any]  # of a kernel that passes over tokens
+    token_programs: int
+    sequence_programs: int
+    steps: int  # of the search for the owner of a slot
+
+    @property
+    def threads(self) -> int:
+        """Threads of a program over tokens."""
+        return 32 * self.shape.warps
 
 
-def cut_of(like: Tensor, offsets: Tensor | None, lines: Sequence[Tensor], element: int, halvings: int) -> Cut:
-    """How to cut a batch, from metadata alone.
+def grid_for(like: Tensor, offsets: Tensor | None, tensors: Sequence[Tensor], element: int, halvings: int) -> Grid:
+    """Divide a batch from metadata alone.
 
     Args:
-        like: Any of its tensors, [N] or [B, T].
-        offsets: Of a packed batch.
-        lines: All tensors that are read with strides of their own.
+        like: Any of its per-token tensors, [N] or [B, T].
+        offsets: [S + 1], of a packed batch.
+        tensors: All per-token tensors that are read with strides of their own.
         element: Bytes of the smallest log-prob.
         halvings: How often a tile is halved.
     """
     packed = offsets is not None
     sequences = like.shape[0] if offsets is None else offsets.shape[0] - 1
     tokens, width = like.numel(), 0 if packed else like.shape[1]
-    unit = all(x.stride(-1) == 1 or x.shape[-1] <= 1 for x in lines)
-    aligned = unit and all(_is_aligned(x, packed) for x in lines) and (packed or width % 16 == 0 or like.shape[0] <= 1)
-    # Where each token is loaded by itself, its address takes registers too. A part of a tile has no fewer tokens than
+    unit = all(x.stride(-1) == 1 or x.shape[-1] <= 1 for x in tensors)
+    aligned = unit and all(_is_aligned(x, packed) for x in tensors)
+    aligned = aligned and (packed or width % 16 == 0 or like.shape[0] <= 1)
+    # Where tokens are loaded one by one, addresses take registers too. A part of a tile has no fewer tokens than
     # threads: 64 of a tile of 512 where all are float64, else 128.
     shape = shape_for(tokens, sequences, min(3 if element == 8 else 2, halvings + (not aligned)))
     tiles = 0 if packed else max(1, -(-width // shape.tile))
     slots = tokens // shape.tile + sequences + 2 if packed else tiles * sequences
-    readers = max(1, -(-slots // shape.rows))
-    vec = min(16 // element, shape.tile)
-    lanes = min(shape.lanes, shape.tile // vec)
-    return Cut(
+    token_programs = max(1, -(-slots // shape.rows))
+    return Grid(
         shape=shape,
+        tiling=_tiling(shape, element, unit, aligned),
         tokens=tokens,
         sequences=sequences,
         width=width,
         tiles=tiles,
-        slots=readers * shape.rows,
-        readers=readers,
-        judges=max(1, -(-(sequences + 2 * packed) // shape.sequences)),
+        slots=token_programs * shape.rows,
+        token_programs=token_programs,
+        sequence_programs=max(1, -(-(sequences + 2 * packed) // shape.sequences)),
         steps=search_steps(sequences, WAYS.value),
-        unit=unit,
-        aligned=aligned,
-        constants={"ROWS": shape.rows, "TILE": shape.tile, "LANES": lanes, "VEC": vec, "ALIGNED": aligned},
     )
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch, ready to run or to be compiled for a device that is not there."""
+    """A kernel launch, ready to run or to be compiled ahead of time."""
 
     kernel: Any
     programs: int
-    arguments: tuple[Any, ...]
-    constants: dict[str, Any]
     threads: int
+    arguments: dict[str, Any]  # every parameter of the kernel by name
+
+    @classmethod
+    def by_name(cls, kernel: Any, programs: int, threads: int, values: Mapping[str, Any]) -> Launch:
+        """Launch a kernel with those of the values that its parameters name."""
+        return cls(kernel, programs, threads, {name: values[name] for name in parameters_of(kernel)})
 
     def run(self) -> None:
         """Launch it on the current stream."""
-        warps = max(1, self.threads // warp_size(self.arguments[0].device))
-        self.kernel[(self.programs,)](*self.arguments, **self.constants, num_warps=warps)
+        warps = max(1, self.threads // warp_size(self.device))
+        self.kernel[(self.programs,)](**self.arguments, num_warps=warps)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are; the first parameter of every kernel is one."""
+        return next(iter(self.arguments.values())).device
+
+
+@lru_cache(maxsize=64)
+def parameters_of(kernel: Any) -> tuple[str, ...]:
+    """Name the parameters of a kernel in order."""
+    return tuple(signature(kernel.fn).parameters)
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
@@ -135,28 +165,30 @@ def current(device: torch.device) -> AbstractContextManager[object]:
 
 @lru_cache(maxsize=16)
 def warp_size(device: torch.device) -> int:
-    """Threads of a warp: 32, or 64 on some of AMD's."""
+    """Count the threads of a warp: 32, or 64 on some of AMD's GPUs."""
     return torch.cuda.get_device_properties(device).warp_size if device.type == "cuda" else 32
 
 
 def as_bytes(x: Tensor | None) -> Tensor | None:
-    """A bool as the byte it is: one that holds 2 is valid too."""
+    """View a bool tensor as the bytes it holds: a byte of 2 is valid too."""
     return x.view(torch.uint8) if x is not None and x.dtype == torch.bool else x
 
 
 def _is_aligned(x: Tensor, packed: bool) -> bool:
-    """Whether every row starts at a multiple of 16 elements behind a multiple of 16 bytes."""
+    """Test that every row starts at a multiple of 16 elements behind a multiple of 16 bytes."""
     return x.data_ptr() % 16 == 0 and (packed or x.stride(0) % 16 == 0 or x.shape[0] <= 1)
 
 
-def strides_of(x: Tensor | None, packed: bool) -> tuple[int, int]:
-    """From one row to the next, and from one token to the next."""
+def strides_of(name: str, x: Tensor | None, packed: bool) -> dict[str, int]:
+    """Name the distances from one row and from one token to the next as the kernels do."""
     if x is None:
-        return 0, 1
-    return (0, x.stride(0)) if packed else (x.stride(0), x.stride(1))
+        row, step = 0, 1
+    else:
+        row, step = (0, x.stride(0)) if packed else (x.stride(0), x.stride(1))
+    return {f"{name}_row": row, f"{name}_step": step}
 
 
 def on_device(numbers: tuple[float, ...], device: torch.device) -> Tensor:
-    """Numbers that kernels read, in float64; the copy waits for nothing."""
+    """Copy numbers to the device in float64; nothing waits for the copy."""
     host = torch.tensor(numbers, dtype=torch.float64)
     return host.to(device) if device.type in ("cpu", "meta") else host.pin_memory().to(device, non_blocking=True)

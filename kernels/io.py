@@ -1,105 +1,93 @@
-"""What `read` loads and stores: the tensors of a tile, part by part."""
+"""Load and store what a program has of per-token and per-sequence tensors."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.correct.plan import Plan, Test
-from rollout_corr.kernels.slots import addresses, fetch, positions, write
-from rollout_corr.kernels.tokens import real
+from rollout_corr.kernels.slots import Extents, Stretch, inside_of, parts_of, positions
+
+
+class PerToken(NamedTuple):
+    """A tensor with an entry for every token, [N] or [B, T], and the distances of its entries."""
+
+    pointer: tl.tensor
+    row: tl.tensor  # from one row to the next, int64
+    step: tl.tensor  # from one token to the next, int64; None where they lie side by side
 
 
 @triton.jit
-def external_of(externals, default, sequence, tile, width, place, inside, full, TEST: tl.constexpr,
-                PLAN: tl.constexpr, TILE: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
-    """The tensor that a criterion brings along; without one, anything."""
-    if TEST.external >= 0:
-        return token_tensor(
-            externals, external_at(TEST), sequence, tile, width, place, inside, full, PLAN, TILE, ALIGNED
-        )
+def strided(pointer: tl.tensor, row: tl.tensor, step: tl.tensor, TILING: tl.constexpr) -> PerToken:
+    """A tensor with strides of its own."""
+    if TILING.unit:
+        return PerToken(pointer, row, None)
     else:
-        return default
+        return PerToken(pointer, row, step)
 
 
 @triton.jit
-def token_tensor(externals, WHICH: tl.constexpr, sequence, tile, width, place, inside, full, PLAN: tl.constexpr,
-                 TILE: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
-    """One of the tensors that are brought along, behind the external ones the log-probs of the policy that trains."""
-    where = addresses(externals[WHICH], sequence, tile, width, 1, place, PLAN, TILE, True, ALIGNED)
-    return fetch(where, inside, full).to(real(PLAN))
-
-
-@triton.constexpr_function
-def external_at(criterion: Test) -> int:
-    """Which of the external tensors a criterion brings along."""
-    return criterion.external
-
-
-@triton.constexpr_function
-def size_of_externals(plan: Plan) -> int:
-    """How many of them there are."""
-    return plan.externals
+def contiguous(pointer: tl.tensor, extents: Extents) -> PerToken:
+    """A contiguous tensor."""
+    return PerToken(pointer, extents.width, None)
 
 
 @triton.jit
-def fetch_parts(train_logp, rollout_logp, mask, sequence, tile, start, end, train_row, train_step, rollout_row,
-                rollout_step, mask_row, mask_step, PLAN: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
-                VEC: tl.constexpr, UNIT: tl.constexpr, ALIGNED: tl.constexpr, FULL: tl.constexpr,
-                WHOLE: tl.constexpr):  # fmt: skip
-    """Log-probs and mask of all parts, one after the other; the mask is 0 at tokens of others.
-
-    FULL: every slot fills its tile. WHOLE: every tile lies within the batch, so that it can be loaded whole, without a
-    mask that would make accesses narrow.
-    """
-    found = ()
-    for first in tl.static_range(0, TILE, LANES * VEC):
-        place = positions(first, LANES, VEC)
-        inside = (place >= start) & (place < end)
-        trains = addresses(train_logp, sequence, tile, train_row, train_step, place, PLAN, TILE, UNIT, ALIGNED)
-        rollouts = addresses(rollout_logp, sequence, tile, rollout_row, rollout_step, place, PLAN, TILE, UNIT, ALIGNED)
-        if WHOLE:
-            found = found + (tl.load(trains), tl.load(rollouts))
-        else:
-            found = found + (tl.load(trains, mask=inside, other=0), tl.load(rollouts, mask=inside, other=0))
-        given = inside.to(tl.int8)
-        if PLAN.masked:
-            masks = addresses(mask, sequence, tile, mask_row, mask_step, place, PLAN, TILE, UNIT, ALIGNED)
-            if WHOLE:
-                given = tl.load(masks)
-            else:
-                given = tl.load(masks, mask=inside, other=0)
-            if WHOLE and not FULL:
-                given = tl.where(inside, given, 0).to(given.dtype)
-        elif FULL:
-            given = tl.full(given.shape, 1, tl.int8)
-        found = found + (given,)
-    return found
-
-
-@triton.constexpr_function
-def writes_token_weights(plan: Plan) -> bool:
-    """Whether weights are written here."""
-    return plan.writes_weights and (plan.marks or not plan.spreads)
-
-
-@triton.constexpr_function
-def written_at(plan: Plan, part: int, mask: bool) -> int:
-    """Where the weights or the mask of a part stand in what is to be written."""
-    weights = plan.writes_weights and (plan.marks or not plan.spreads)
-    return part * (weights + plan.writes_mask) + (weights and mask)
+def addresses(
+    tensor: PerToken, stretch: Stretch, place: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
+) -> tl.tensor:
+    """Find where the tokens of a part lie: [ROWS, LANES, VEC] pointers."""
+    first = stretch.tile.to(tl.int64) * TILING.tile
+    if tensor.step is None:
+        if not PLAN.packed:
+            rows = stretch.sequence.to(tl.int64) * tensor.row
+            if TILING.aligned:
+                # The compiler cannot know it of a number that is data, and needs it for accesses of 16 bytes.
+                rows = tl.multiple_of(rows, 16)
+            first += rows
+        return tensor.pointer + (first[:, None, None] + place)
+    else:
+        where = (first[:, None, None] + place) * tensor.step
+        if not PLAN.packed:
+            where += (stretch.sequence.to(tl.int64) * tensor.row)[:, None, None]
+        return tensor.pointer + where
 
 
 @triton.jit
-def write_parts(written, weights, mask_out, sequence, tile, start, end, width, PLAN: tl.constexpr, TILE: tl.constexpr,
-                LANES: tl.constexpr, VEC: tl.constexpr, ALIGNED: tl.constexpr, FULL: tl.constexpr):  # fmt: skip
-    """Write token weights and the mask of all parts."""
-    for part in tl.static_range(TILE // (LANES * VEC)):
-        place = positions(part * LANES * VEC, LANES, VEC)
-        inside = (place >= start) & (place < end)
-        if writes_token_weights(PLAN):
-            where = addresses(weights, sequence, tile, width, 1, place, PLAN, TILE, True, ALIGNED)
-            write(where, written[written_at(PLAN, part, False)], inside, FULL)
-        if PLAN.writes_mask:
-            where = addresses(mask_out, sequence, tile, width, 1, place, PLAN, TILE, True, ALIGNED)
-            write(where, written[written_at(PLAN, part, True)].to(mask_out.dtype.element_ty), inside, FULL)
+def load_tokens(pointers: tl.tensor, inside: tl.tensor, interior: tl.tensor) -> tl.tensor:
+    """Load a part; without a mask where every slot fills its tile, so that the access can be wide."""
+    if interior:
+        x = tl.load(pointers)
+    else:
+        x = tl.load(pointers, mask=inside, other=0)
+    return x
+
+
+@triton.jit
+def store_tokens(pointers: tl.tensor, x: tl.tensor, inside: tl.tensor, interior: tl.tensor) -> None:
+    """Store a part; without a mask where every slot fills its tile."""
+    x = x.to(pointers.dtype.element_ty)
+    if interior:
+        tl.store(pointers, x)
+    else:
+        tl.store(pointers, x, mask=inside)
+
+
+@triton.jit
+def store_parts(
+    tensor: PerToken, parts: tl.tuple, stretch: Stretch, PLAN: tl.constexpr, TILING: tl.constexpr, FULL: tl.constexpr
+) -> None:
+    """Store all parts of a tile, each [ROWS, LANES, VEC]. FULL: every slot fills its tile."""
+    for part in tl.static_range(parts_of(TILING)):
+        place = positions(part * TILING.part, TILING.lanes, TILING.vec)
+        where = addresses(tensor, stretch, place, PLAN, TILING)
+        store_tokens(where, parts[part], inside_of(stretch, place), FULL)
+
+
+@triton.jit
+def of_sequence(table: tl.tensor, stretch: Stretch, extents: Extents, like: tl.tensor) -> tl.tensor:
+    """Load a per-sequence tensor, [S], for the tokens of a part: shape and dtype of `like`; 0 outside sequences."""
+    known = (stretch.sequence >= 0) & (stretch.sequence < extents.sequences)
+    each = tl.load(table + stretch.sequence, mask=known, other=0.0)
+    return each.to(like.dtype)[:, None, None] + tl.zeros_like(like)

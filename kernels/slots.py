@@ -1,22 +1,68 @@
-"""Slots: which tokens a program has, and where they lie.
+"""Slots: which tokens a program has, and whose they are.
 
-A slot is one sequence's part of one aligned stretch of TILE tokens: slot (sequence s, tile t) has number s + t, so that
-`N // TILE + S` slots cover any packing and a search over `offsets[s] // TILE + s`, of 128 ways a step, finds a slot's
-owner, without a prefix sum. Rows of a padded batch have equally many each.
+A slot is the part of one aligned tile of TILE tokens that belongs to one sequence. In a packed batch slot
+(sequence s, tile t) has number s + t, so `N // TILE + S` slots cover any packing, and a search over
+`offsets[s] // TILE + s` finds the owner of a slot: no prefix sum, no map on the host. Each step of the search looks at
+128 sequences. Tokens before the first sequence and behind the last belong to two more owners, 0 and S + 1. The rows of
+a padded batch have equally many slots each.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-# Sequences that each step of the search for a slot's owner looks at.
+# Sequences that each step of the search for the owner of a slot looks at.
 WAYS = tl.constexpr(128)
 
 
+@dataclass(frozen=True)
+class Tiling:
+    """How a program over tokens divides them; a compile-time constant."""
+
+    rows: int  # slots of a program
+    tile: int  # tokens of a slot
+    lanes: int  # threads that share a row of a part
+    vec: int  # neighbouring tokens of a thread
+    unit: bool  # in all tensors neighbouring tokens lie side by side
+    aligned: bool  # every row starts at a multiple of 16 elements behind a multiple of 16 bytes
+
+    @property
+    def part(self) -> int:
+        """Tokens of a row that are worked on at a time."""
+        return self.lanes * self.vec
+
+
+@triton.constexpr_function
+def parts_of(tiling: Tiling) -> int:
+    """Count the parts of a tile; a plain attribute would be no constexpr, which `tl.static_range` asks for."""
+    return tiling.tile // tiling.part
+
+
+class Extents(NamedTuple):
+    """Sizes of a batch: int64 scalars, in no compile key."""
+
+    tokens: tl.tensor
+    sequences: tl.tensor
+    width: tl.tensor  # of a row; 0 for a packed batch
+    tiles: tl.tensor  # of a row; 0 for a packed batch
+
+
+class Stretch(NamedTuple):
+    """The slots of a program: each is the tokens from start to end of a tile."""
+
+    sequence: tl.tensor  # [ROWS] int64; -1 and S are no sequence
+    tile: tl.tensor  # [ROWS] int64, of the batch if packed, else of the row
+    start: tl.tensor  # [ROWS, 1, 1] int32, in [0, TILE]
+    end: tl.tensor  # [ROWS, 1, 1] int32, in [0, TILE]
+
+
 @triton.jit
-def edge(offsets, v, sequences, tokens):
-    """Where sequence v of a packed batch begins: 0 is what lies before the first, `sequences` + 1 what lies behind.
+def edge(offsets: tl.tensor, v: tl.tensor, sequences: tl.tensor, tokens: tl.tensor) -> tl.tensor:
+    """Find where owner v of a packed batch begins: owner 0 is before the first sequence, S + 1 behind the last.
 
     Offsets are clamped into the batch, so that wrong ones cannot lead out of it.
     """
@@ -27,17 +73,22 @@ def edge(offsets, v, sequences, tokens):
 
 
 @triton.jit
-def reached(offsets, v, slot, sequences, tokens, TILE: tl.constexpr):
-    """Whether the slots of sequence v begin at this slot or before it."""
+def reached(
+    offsets: tl.tensor, v: tl.tensor, slot: tl.tensor, sequences: tl.tensor, tokens: tl.tensor, TILE: tl.constexpr
+) -> tl.tensor:
+    """Test whether the slots of owner v begin at this slot or before it."""
     return edge(offsets, v, sequences, tokens) // TILE + v <= slot
 
 
 @triton.jit
-def owners_of(offsets, slot, sequences, tokens, steps, ROWS: tl.constexpr, TILE: tl.constexpr, WAYS: tl.constexpr):
-    """[ROWS], the sequences (as `edge` counts) to which consecutive slots of a packed batch belong.
+def owners_of(
+    offsets: tl.tensor, slot: tl.tensor, sequences: tl.tensor, tokens: tl.tensor, steps: tl.tensor,
+    ROWS: tl.constexpr, TILE: tl.constexpr, WAYS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Find the owners of consecutive slots of a packed batch: [ROWS], as `edge` counts them.
 
-    Every step of the search for the first of them looks at WAYS sequences at once: its loads are what takes time. Of
-    those that have begun the last is taken, not their number: so unsorted offsets leave no token to nobody either.
+    Every step of the search for the first owner looks at WAYS of them at once, because its loads are what takes time.
+    It takes the last that has begun, not their number, so that unsorted offsets leave no token without an owner either.
     """
     first = tl.min(slot, 0)
     low, span = first * 0, sequences + 1
@@ -48,7 +99,7 @@ def owners_of(offsets, slot, sequences, tokens, steps, ROWS: tl.constexpr, TILE:
         forward = tl.max(tl.where(hits, way, 0), 0) * step
         low += forward
         span = tl.minimum(step - 1, span - forward)
-    # From one slot to the next, either the tile or the sequence is the next one.
+    # From one slot to the next, either the tile or the owner is the next one.
     ahead = 1 + tl.arange(0, ROWS)[None, :]
     known = low + ahead <= sequences + 1
     hits = known & reached(offsets, low + ahead, slot[:, None], sequences, tokens, TILE)
@@ -56,91 +107,63 @@ def owners_of(offsets, slot, sequences, tokens, steps, ROWS: tl.constexpr, TILE:
 
 
 @triton.jit
-def slots_of_program(offsets, sequences, tokens, steps, PLAN: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr):
-    """[ROWS], the slots of a program, whose they are, and which of them are nobody's."""
-    slot = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+def slots_of_program(
+    offsets: tl.tensor, extents: Extents, steps: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Number the slots of a program, find their owners (both [ROWS]), and those of no sequence ([ROWS, 1, 1])."""
+    slot = tl.program_id(0).to(tl.int64) * TILING.rows + tl.arange(0, TILING.rows)
     owner = slot
     outside = (slot < 0)[:, None, None]
     if PLAN.packed:
-        owner = owners_of(offsets, slot, sequences, tokens, steps, ROWS, TILE, WAYS)
-        outside = ((owner == 0) | (owner == sequences + 1))[:, None, None]
+        owner = owners_of(offsets, slot, extents.sequences, extents.tokens, steps, TILING.rows, TILING.tile, WAYS)
+        outside = ((owner == 0) | (owner == extents.sequences + 1))[:, None, None]
     return slot, owner, outside
 
 
 @triton.jit
-def coverage(tile, start, end, tokens, PLAN: tl.constexpr, TILE: tl.constexpr):
-    """Whether every slot of a program fills its tile, and whether every tile lies within the batch."""
-    full = tl.min(tl.min(end - start, 0)) == TILE
+def stretch_of(
+    offsets: tl.tensor, owner: tl.tensor, slot: tl.tensor, extents: Extents, PLAN: tl.constexpr, TILE: tl.constexpr
+) -> Stretch:
+    """Find the sequence of each slot, its tile, and which part of the tile is the sequence's."""
+    if PLAN.packed:
+        tile = slot - owner
+        start = edge(offsets, owner, extents.sequences, extents.tokens) - tile * TILE
+        end = edge(offsets, owner + 1, extents.sequences, extents.tokens) - tile * TILE
+        sequence = owner - 1
+    else:
+        sequence = slot // extents.tiles
+        tile = slot % extents.tiles
+        start = slot * 0
+        end = tl.where(sequence < extents.sequences, extents.width - tile * TILE, 0)
+    start = tl.minimum(tl.maximum(start, 0), TILE)
+    end = tl.minimum(tl.maximum(end, 0), TILE)
+    return Stretch(sequence, tile, start.to(tl.int32)[:, None, None], end.to(tl.int32)[:, None, None])
+
+
+@triton.jit
+def is_full(stretch: Stretch, TILE: tl.constexpr) -> tl.tensor:
+    """Test whether every slot of a program fills its tile."""
+    return tl.min(tl.min(stretch.end - stretch.start, 0)) == TILE
+
+
+@triton.jit
+def coverage(stretch: Stretch, extents: Extents, PLAN: tl.constexpr, TILE: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Test whether every slot of a program fills its tile, and whether every tile lies within the batch."""
+    full = is_full(stretch, TILE)
     whole = full
     if PLAN.packed:
-        whole = (tl.min(tile, 0) >= 0) & ((tl.max(tile, 0) + 1) * TILE <= tokens)
+        whole = (tl.min(stretch.tile, 0) >= 0) & ((tl.max(stretch.tile, 0) + 1) * TILE <= extents.tokens)
     return full, whole
 
 
 @triton.jit
-def stretch_of(offsets, owner, slot, sequences, tokens, width, tiles, PLAN: tl.constexpr, TILE: tl.constexpr):
-    """The sequence of a slot, its tile, and which part of the tile is the sequence's."""
-    if PLAN.packed:
-        tile = slot - owner
-        start = edge(offsets, owner, sequences, tokens) - tile * TILE
-        end = edge(offsets, owner + 1, sequences, tokens) - tile * TILE
-        sequence = owner - 1
-    else:
-        sequence = slot // tiles
-        tile = slot % tiles
-        start = slot * 0
-        end = tl.where(sequence < sequences, width - tile * TILE, 0)
-    start = tl.minimum(tl.maximum(start, 0), TILE)
-    end = tl.minimum(tl.maximum(end, 0), TILE)
-    return sequence, tile, start.to(tl.int32)[:, None, None], end.to(tl.int32)[:, None, None]
-
-
-@triton.jit
-def positions(first: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr):
-    """[1, LANES, VEC], the place in its tile of each token from the first on."""
+def positions(FIRST: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr) -> tl.tensor:
+    """Number the tokens of a part in their tile: [1, LANES, VEC], from the first on."""
     lane = tl.arange(0, LANES)[None, :, None]
-    return first + lane * VEC + tl.arange(0, VEC)[None, None, :]
+    return FIRST + lane * VEC + tl.arange(0, VEC)[None, None, :]
 
 
 @triton.jit
-def row_start(sequence, tile, stride, PLAN: tl.constexpr, TILE: tl.constexpr, ALIGNED: tl.constexpr):
-    """[ROWS, 1, 1] int64, where a slot's tile begins in a tensor whose rows are `stride` apart."""
-    start = tile.to(tl.int64) * TILE
-    if not PLAN.packed:
-        rows = sequence.to(tl.int64) * stride
-        if ALIGNED:
-            rows = tl.multiple_of(rows, 16)
-        start += rows
-    return start[:, None, None]
-
-
-@triton.jit
-def addresses(pointer, sequence, tile, stride, step, place, PLAN: tl.constexpr, TILE: tl.constexpr,
-              UNIT: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
-    """Where the tokens of a tile lie in a per-token tensor with these strides."""
-    if UNIT:
-        return pointer + (row_start(sequence, tile, stride, PLAN, TILE, ALIGNED) + place)
-    else:
-        where = ((tile.to(tl.int64) * TILE)[:, None, None] + place) * step
-        if not PLAN.packed:
-            where += (sequence.to(tl.int64) * stride)[:, None, None]
-        return pointer + where
-
-
-@triton.jit
-def fetch(pointers, inside, interior):
-    """Load a tile; without a mask where every slot fills its tile, so that the access can be wide."""
-    if interior:
-        x = tl.load(pointers)
-    else:
-        x = tl.load(pointers, mask=inside, other=0)
-    return x
-
-
-@triton.jit
-def write(pointers, x, inside, interior):
-    """Store a tile."""
-    if interior:
-        tl.store(pointers, x)
-    else:
-        tl.store(pointers, x, mask=inside)
+def inside_of(stretch: Stretch, place: tl.tensor) -> tl.tensor:
+    """Test which tokens of a tile belong to the slot: [ROWS, LANES, VEC]."""
+    return (place >= stretch.start) & (place < stretch.end)

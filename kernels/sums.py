@@ -1,8 +1,10 @@
-"""What a program of `read` adds up: one accumulator for every column of its tables, kept in registers to the end.
+"""Accumulators of a pass over tokens: one for every column of the plan's tables, kept in registers to the end.
 
-A tile is read in parts of [ROWS, LANES, VEC] tokens: VEC neighbours belong to one thread, LANES of them make a row's
-part. What a part finds is summed over its neighbours at once and added to what the parts before it found; threads
-talk to each other only in the end, for up to eight columns at a time.
+A tile is worked on in parts of [ROWS, LANES, VEC] tokens: VEC neighbours belong to one thread, LANES threads to a row.
+What a part finds is summed over its neighbours at once ([ROWS, LANES]) and added to what earlier parts found. Threads
+exchange sums only at the end, for up to eight columns at a time.
+
+`found` is the tuple of all accumulators in the order of `Tables.recorded`, with the histogram behind them.
 """
 
 from __future__ import annotations
@@ -27,53 +29,58 @@ from rollout_corr.kernels.tokens import (
 
 @triton.constexpr_function
 def first_of(plan: Tables, table: str) -> int:
-    """The place of a table's first column."""
-    return [kept for kept, _ in plan.recorded].index(table)
+    """Find the accumulator of a table's first column; anything for a table without columns."""
+    return next((place for place, (kept, _) in enumerate(plan.recorded) if kept == table), -1)
 
 
 @triton.constexpr_function
 def place_of(plan: Tables, table: str, name: str) -> int:
-    """The place of a column."""
+    """Find the accumulator of a column."""
     return plan.recorded.index((table, name))
 
 
 @triton.constexpr_function
 def places(plan: Tables) -> int:
-    """How many columns are kept; the histogram comes behind the others."""
+    """Count the accumulators, the histogram included."""
     return len(plan.recorded) + plan.full
 
 
 @triton.constexpr_function
 def is_extremum(plan: Tables, place: int) -> bool:
-    """Whether a column keeps the largest, and not the sum."""
+    """Test whether an accumulator keeps the largest and not the sum."""
     return place < len(plan.recorded) and plan.recorded[place][0] in ("peaks", "token_maxima")
 
 
 @triton.constexpr_function
+def group_sizes(many: int) -> tuple[int, ...]:
+    """Divide so many columns into groups of 8, 4, 2 and 1, the powers of two that a join can make."""
+    return (8,) * (many // 8) + tuple(size for size in (4, 2, 1) if many % 8 & size)
+
+
+@triton.constexpr_function
 def group_count(many: int) -> int:
-    """How many groups of 8, 4, 2 and 1 columns make so many."""
-    return many // 8 + (many % 8).bit_count()
+    """Count the groups of so many columns."""
+    return len(group_sizes(many))
 
 
 @triton.constexpr_function
 def group_first(many: int, i: int) -> int:
-    """The first column of a group."""
-    sizes = [8] * (many // 8) + [size for size in (4, 2, 1) if many % 8 & size]
-    return sum(sizes[:i])
+    """Find the first column of a group."""
+    return sum(group_sizes(many)[:i])
 
 
 @triton.constexpr_function
 def group_size(many: int, i: int) -> int:
-    """How many columns a group has."""
-    return ([8] * (many // 8) + [size for size in (4, 2, 1) if many % 8 & size])[i]
+    """Count the columns of a group."""
+    return group_sizes(many)[i]
 
 
 # --- one part of a tile ---
 
 
 @triton.jit
-def nothing(PLAN: tl.constexpr):
-    """No column found yet. One that stays so fails to compile."""
+def nothing(PLAN: tl.constexpr) -> tl.tuple:
+    """Fill all accumulators with placeholders; one that is never recorded fails to compile."""
     found = ()
     for _ in tl.static_range(places(PLAN)):
         found = found + (0,)
@@ -81,8 +88,10 @@ def nothing(PLAN: tl.constexpr):
 
 
 @triton.jit
-def record(found, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, x):
-    """Put the sum over neighbours, or the largest of them, into a column, if the plan has it."""
+def record(
+    found: tl.tuple, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, x: tl.tensor
+) -> tl.tuple:  # fmt: skip
+    """Put the sum of a part over neighbours, or the largest of them, into a column, if the plan has it."""
     if has(PLAN, TABLE, name):
         if TABLE == "peaks" or TABLE == "token_maxima":
             x = tl.max(x, 2)
@@ -93,14 +102,16 @@ def record(found, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, x
 
 
 @triton.jit
-def record_count(found, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, which):
-    """How many tokens."""
-    return record(found, PLAN, TABLE, name, which.to(tl.int32))
+def record_count(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, which: tl.tensor) -> tl.tuple:
+    """Count tokens of a slot."""
+    return record(found, PLAN, "counts", name, which.to(tl.int32))
 
 
 @triton.jit
-def record_sum(found, PLAN: tl.constexpr, name: tl.constexpr, x, TAME: tl.constexpr):
-    """A sum of D or of something bounded like it: exact on D's grid, saturated; plain in float64."""
+def record_sum(
+    found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor, TAME: tl.constexpr
+) -> tl.tuple:  # fmt: skip
+    """Sum D or something bounded like it: saturated and exact on D's grid; plainly in float64."""
     finite = x
     if has(PLAN, "floats", named(name, "rest")):
         finite = x if TAME else tl.where(is_finite(x), x, 0.0)
@@ -114,8 +125,8 @@ def record_sum(found, PLAN: tl.constexpr, name: tl.constexpr, x, TAME: tl.conste
 
 
 @triton.jit
-def record_statistic(found, PLAN: tl.constexpr, name: tl.constexpr, x):
-    """A sum of another statistic, exact in two limbs; plain in float64."""
+def record_statistic(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> tl.tuple:
+    """Sum another statistic: saturated and exact in two limbs; plainly in float64."""
     finite = x
     if has(PLAN, "floats", named(name, "rest")):
         finite = tl.where(is_finite(x), x, 0.0)
@@ -131,8 +142,10 @@ def record_statistic(found, PLAN: tl.constexpr, name: tl.constexpr, x):
 
 
 @triton.jit
-def record_extrema(found, PLAN: tl.constexpr, low: tl.constexpr, high: tl.constexpr, x, among):
-    """The largest of -x and of x among some; a NaN, where there may be one, is larger than anything."""
+def record_extrema(
+    found: tl.tuple, PLAN: tl.constexpr, low: tl.constexpr, high: tl.constexpr, x: tl.tensor, among: tl.tensor
+) -> tl.tuple:
+    """Keep the largest of -x and of x among some tokens; a NaN, where there may be one, is larger than anything."""
     if has(PLAN, "token_maxima", high):
         found = record(found, PLAN, "token_maxima", high, ordered(tl.where(among, x, float("-inf")), PLAN))
     if has(PLAN, "token_maxima", low):
@@ -141,8 +154,8 @@ def record_extrema(found, PLAN: tl.constexpr, low: tl.constexpr, high: tl.conste
 
 
 @triton.jit
-def ordered(x, PLAN: tl.constexpr):
-    """x, as a key if it can be NaN."""
+def ordered(x: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Encode x as a key if it can be NaN."""
     if PLAN.nonfinite == "propagate":
         return key_of(x)
     else:
@@ -150,14 +163,14 @@ def ordered(x, PLAN: tl.constexpr):
 
 
 @triton.jit
-def to_grid(x, grid):
+def to_grid(x: tl.tensor, grid: tl.constexpr) -> tl.tensor:
     """Round to a multiple of 1/grid, as int64."""
     return (x * grid + tl.where(x < 0.0, -0.5, 0.5).to(x.dtype)).to(tl.int64)
 
 
 @triton.jit
-def merged(found, more, PLAN: tl.constexpr):
-    """What two parts found."""
+def merged(found: tl.tuple, more: tl.tuple, PLAN: tl.constexpr) -> tl.tuple:
+    """Merge the accumulators of two parts."""
     both = ()
     for place in tl.static_range(len(found)):
         if is_extremum(PLAN, place):
@@ -171,8 +184,8 @@ def merged(found, more, PLAN: tl.constexpr):
 
 
 @triton.jit
-def widest(found, FIRST: tl.constexpr, SIZE: tl.constexpr):
-    """Something of the dtype to which some columns promote."""
+def widest(found: tl.tuple, FIRST: tl.constexpr, SIZE: tl.constexpr) -> tl.tensor:
+    """Promote some columns to their common dtype; the value is not used."""
     x = found[FIRST]
     for i in tl.static_range(1, SIZE):
         x = x + found[FIRST + i]
@@ -180,8 +193,8 @@ def widest(found, FIRST: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def joined(found, FIRST: tl.constexpr, SIZE: tl.constexpr):
-    """[ROWS, LANES, 1 or 2, ...], columns side by side in the order in which they are named."""
+def joined(found: tl.tuple, FIRST: tl.constexpr, SIZE: tl.constexpr) -> tl.tensor:
+    """Join columns side by side in the order of their names: [ROWS, LANES, 1 or 2, ...]."""
     kind = widest(found, FIRST, SIZE).dtype
     if SIZE == 8:
         even = tl.join(pair(found, FIRST, 4, kind), pair(found, FIRST + 2, 4, kind))
@@ -195,65 +208,76 @@ def joined(found, FIRST: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def pair(found, FIRST: tl.constexpr, STEP: tl.constexpr, kind: tl.constexpr):
-    """Two columns side by side."""
+def pair(found: tl.tuple, FIRST: tl.constexpr, STEP: tl.constexpr, kind: tl.constexpr) -> tl.tensor:
+    """Join two columns."""
     return tl.join(found[FIRST].to(kind), found[FIRST + STEP].to(kind))
 
 
 @triton.jit
-def of_rows(found, FIRST: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr):
-    """[ROWS, SIZE], columns added up (or the largest) over each row."""
+def of_rows(found: tl.tuple, FIRST: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr) -> tl.tensor:
+    """Add columns up, or take the largest, over each row: [ROWS, SIZE]."""
     together = joined(found, FIRST, SIZE)
     together = tl.max(together, 1) if LARGEST else tl.sum(together, 1)
     return tl.reshape(together, [together.shape[0], SIZE])
 
 
 @triton.jit
-def of_program(found, FIRST: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr):
-    """[SIZE], columns added up (or the largest) over everything: a thread's own rows first."""
+def of_program(found: tl.tuple, FIRST: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr) -> tl.tensor:
+    """Add columns up, or take the largest, over a program, a thread's own rows first: [SIZE]."""
     together = joined(found, FIRST, SIZE)
     together = tl.reshape(together, [together.shape[0] * together.shape[1], SIZE])
     return tl.max(together, 0) if LARGEST else tl.sum(together, 0)
 
 
 @triton.jit
-def put_slots(found, table, slots, slot, PLAN: tl.constexpr, TABLE: tl.constexpr):
-    """Store the columns of a table of slots."""
-    for i in tl.static_range(group_count(size(PLAN, TABLE))):
-        put_slot_group(found, table, slots, slot, PLAN, TABLE, group_first(size(PLAN, TABLE), i),
-                       group_size(size(PLAN, TABLE), i))  # fmt: skip
+def put_slots(
+    found: tl.tuple, table: tl.tensor, slots: tl.tensor, slot: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr
+) -> None:
+    """Store the columns of a table of slots, [columns, slots]."""
+    many: tl.constexpr = size(PLAN, TABLE)
+    for i in tl.static_range(group_count(many)):
+        put_slot_group(found, table, slots, slot, first_of(PLAN, TABLE) + group_first(many, i), group_first(many, i),
+                       group_size(many, i), TABLE == "peaks")  # fmt: skip
 
 
 @triton.jit
-def put_slot_group(found, table, slots, slot, PLAN: tl.constexpr, TABLE: tl.constexpr, FIRST: tl.constexpr,
-                   SIZE: tl.constexpr):  # fmt: skip
-    """Store some of them."""
-    x = of_rows(found, first_of(PLAN, TABLE) + FIRST, SIZE, TABLE == "peaks")
-    column = FIRST + tl.arange(0, SIZE).to(tl.int64)
+def put_slot_group(
+    found: tl.tuple, table: tl.tensor, slots: tl.tensor, slot: tl.tensor,
+    PLACE: tl.constexpr, COLUMN: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr,
+) -> None:  # fmt: skip
+    """Store SIZE accumulators from PLACE on into the columns from COLUMN on."""
+    x = of_rows(found, PLACE, SIZE, LARGEST)
+    column = COLUMN + tl.arange(0, SIZE).to(tl.int64)
     tl.store(table + (column[None, :] * slots + slot[:, None]), x.to(table.dtype.element_ty))
 
 
 @triton.jit
-def put_sums(found, sums, PLAN: tl.constexpr):
-    """Store what the program adds to the sums of the batch."""
-    many: tl.constexpr = size(PLAN, "token_sums")
-    for i in tl.static_range(group_count(many)):
-        put_group(found, sums, first_of(PLAN, "token_sums") + group_first(many, i), group_first(many, i),
-                  group_size(many, i), False)  # fmt: skip
+def put_sums(found: tl.tuple, table: tl.tensor, PLAN: tl.constexpr) -> None:
+    """Store what the program adds to the sums of the batch, [columns, programs]."""
+    put_groups(found, table, first_of(PLAN, "token_sums"), size(PLAN, "token_sums"), False)
 
 
 @triton.jit
-def put_maxima(found, maxima, PLAN: tl.constexpr):
-    """Store the extrema of the program's tokens, without those that follow from others."""
-    many: tl.constexpr = size(PLAN, "token_maxima") - PLAN.derived
-    for i in tl.static_range(group_count(many)):
-        put_group(found, maxima, first_of(PLAN, "token_maxima") + group_first(many, i), group_first(many, i),
-                  group_size(many, i), True)  # fmt: skip
+def put_maxima(found: tl.tuple, table: tl.tensor, PLAN: tl.constexpr) -> None:
+    """Store the extrema of the program's tokens, [columns, programs], without those that follow from others."""
+    put_groups(found, table, first_of(PLAN, "token_maxima"), size(PLAN, "token_maxima") - PLAN.derived, True)
 
 
 @triton.jit
-def put_group(found, table, PLACE: tl.constexpr, COLUMN: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr):
-    """Store what stands from PLACE on into the columns from COLUMN on."""
+def put_groups(
+    found: tl.tuple, table: tl.tensor, PLACE: tl.constexpr, MANY: tl.constexpr, LARGEST: tl.constexpr
+) -> None:  # fmt: skip
+    """Store MANY accumulators from PLACE on."""
+    for i in tl.static_range(group_count(MANY)):
+        put_group(found, table, PLACE + group_first(MANY, i), group_first(MANY, i), group_size(MANY, i), LARGEST)
+
+
+@triton.jit
+def put_group(
+    found: tl.tuple, table: tl.tensor,
+    PLACE: tl.constexpr, COLUMN: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr,
+) -> None:  # fmt: skip
+    """Store SIZE accumulators from PLACE on into the columns from COLUMN on."""
     x = of_program(found, PLACE, SIZE, LARGEST)
     if LARGEST:
         x = unordered(x)
@@ -262,8 +286,8 @@ def put_group(found, table, PLACE: tl.constexpr, COLUMN: tl.constexpr, SIZE: tl.
 
 
 @triton.jit
-def unordered(x):
-    """The float of what may be a key."""
+def unordered(x: tl.tensor) -> tl.tensor:
+    """Decode what may be a key."""
     if x.dtype == tl.int32 or x.dtype == tl.int64:
         return of_key(x)
     else:

@@ -1,8 +1,13 @@
-"""What the kernels compute of one token: the same formulas as in rollout_corr/definition/tokens.py."""
+"""Formulas of a token, and how kernels find the columns and numbers of their plan.
+
+The formulas are those of rollout_corr/definition/tokens.py, written once more so that one error cannot be in both.
+`x` is a block of tokens, [ROWS, LANES, VEC], of the dtype that computes, unless it says otherwise.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -19,72 +24,66 @@ NAN_KEY_32 = tl.constexpr(0x7FC00000)
 NAN_KEY_64 = tl.constexpr(0x7FF8000000000000)
 
 
-# --- what is known when a kernel is compiled ---
+# --- known at compile time ---
 
 
 @triton.constexpr_function
 def has(plan: Tables, table: str, name: str) -> bool:
-    """Whether a table of the plan has this column."""
+    """Test whether a table of the plan has this column."""
     return name in getattr(plan, table)
 
 
 @triton.constexpr_function
 def at(plan: Tables, table: str, name: str) -> int:
-    """The column of a table."""
+    """Find the column of a table."""
     return getattr(plan, table).index(name)
 
 
 @triton.constexpr_function
-def size(plan: Tables, table: str) -> int:
-    """How many columns a table has."""
+def size(plan: Any, table: str) -> int:
+    """Count the columns of a table, or the entries of another tuple of the plan."""
     return len(getattr(plan, table))
 
 
 @triton.constexpr_function
 def test(plan: Plan, i: int) -> Test:
-    """The i-th criterion."""
+    """Take the i-th criterion."""
     return plan.tests[i]
 
 
 @triton.constexpr_function
 def named(prefix: object, name: str) -> str:
-    """A column that belongs to a criterion or to another column."""
+    """Name a column that belongs to a criterion or to another column."""
     return f"{prefix}/{name}"
 
 
 @triton.constexpr_function
 def of_pair(pair: int, name: str) -> str:
-    """A column of a pair of policies."""
+    """Name a column of a pair of policies; the first pair, train and rollout, has plain names."""
     return f"pair{pair}/{name}" if pair else name
 
 
 @triton.constexpr_function
-def pair_of(plan: Plan, i: int) -> int:
-    """Which pair of policies the i-th criterion compares."""
-    return plan.tests[i].pair
-
-
-@triton.constexpr_function
-def has_classes(plan: Plan, pair: int) -> bool:
-    """Whether tokens of a pair of policies have to be counted by `when`."""
-    return plan.classes_of(pair)
-
-
-@triton.constexpr_function
 def of_test(side: str, i: int) -> str:
-    """The column of a criterion's largest or smallest value."""
+    """Name the column of a criterion's largest ("max") or negated smallest ("-min") value."""
     return f"{side}_{i}/value"
 
 
 @triton.constexpr_function
 def class_name(i: int) -> str:
-    """The name of a class of tokens."""
+    """Name the i-th class of tokens; see plan.CLASSES."""
     return CLASSES[i]
 
 
 @triton.constexpr_function
+def has_classes(plan: Plan, pair: int) -> bool:
+    """Test whether tokens of a pair of policies have to be counted by class."""
+    return plan.classes_of(pair)
+
+
+@triton.constexpr_function
 def real(plan: Tables) -> tl.dtype:
-    """The type that computes."""
+    """Choose the dtype that computes."""
     return tl.float64 if plan.double else tl.float32
 
 
@@ -95,8 +94,8 @@ def over_factorial(k: int) -> float:
 
 
 @triton.jit
-def thresholds(numbers, PLAN: tl.constexpr):
-    """All thresholds, in float64. Once for a program: behind a store they would be loaded again."""
+def thresholds(numbers: tl.tensor, PLAN: tl.constexpr) -> tl.tuple:
+    """Load all numbers, in float64. Once for a program: behind a store they would be loaded again."""
     found = ()
     for i in tl.static_range(size(PLAN, "numbers")):
         found = found + (tl.load(numbers + i),)
@@ -104,8 +103,8 @@ def thresholds(numbers, PLAN: tl.constexpr):
 
 
 @triton.jit
-def number(numbers, PLAN: tl.constexpr, name: tl.constexpr):
-    """One of them."""
+def number(numbers: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr) -> tl.tensor:
+    """Take one of the loaded numbers."""
     return numbers[at(PLAN, "numbers", name)]
 
 
@@ -113,8 +112,8 @@ def number(numbers, PLAN: tl.constexpr, name: tl.constexpr):
 
 
 @triton.jit
-def limited(x, low, high, PLAN: tl.constexpr):
-    """x clamped to [low, high]; a NaN, where it may pass, stays one."""
+def limited(x: tl.tensor, low: tl.tensor, high: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Clamp x to [low, high]; a NaN stays one where it may pass."""
     if PLAN.nonfinite == "propagate":
         return tl.where(x > high, high, tl.where(x < low, low, x))
     else:
@@ -122,8 +121,8 @@ def limited(x, low, high, PLAN: tl.constexpr):
 
 
 @triton.jit
-def exponential(x, PLAN: tl.constexpr):
-    """e^x, e^x - 1 and e^x - 1 - x for |x| <= 60, none of which cancels.
+def exponential(x: tl.tensor, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Compute e^x, e^x - 1 and e^x - 1 - x for |x| <= 60, none of which cancels.
 
     The device's own exponential rounds x * log2(e), which costs a relative 1e-6 at |x| = 20. So x is taken to
     [-ln 2 / 2, ln 2 / 2] first, by a ln 2 in two parts whose first has few enough bits for exact products.
@@ -147,14 +146,14 @@ def exponential(x, PLAN: tl.constexpr):
 
 
 @triton.jit
-def constant(x, value: tl.constexpr):
+def constant(x: tl.tensor, value: tl.constexpr) -> tl.tensor:
     """A number in the shape and the dtype of x."""
     return tl.full(x.shape, value, x.dtype)
 
 
 @triton.jit
-def series(d, TERMS: tl.constexpr):
-    """The first terms of 1/2! + D/3! + D^2/4! + ..."""
+def series(d: tl.tensor, TERMS: tl.constexpr) -> tl.tensor:
+    """Sum the first terms of 1/2! + D/3! + D^2/4! + ..."""
     total = tl.fma(d, constant(d, over_factorial(TERMS + 1)), constant(d, over_factorial(TERMS)))
     for i in tl.static_range(TERMS - 2):
         total = tl.fma(total, d, constant(d, over_factorial(TERMS - 1 - i)))
@@ -162,40 +161,42 @@ def series(d, TERMS: tl.constexpr):
 
 
 @triton.jit
-def k3_of(d, e):
-    """e^D - 1 - D in float64 without cancellation, where e is e^D."""
+def k3_of(d: tl.tensor, e: tl.tensor) -> tl.tensor:
+    """Compute e^D - 1 - D in float64 without cancellation, where e is e^D."""
     near = tl.minimum(tl.maximum(d, -0.5), 0.5)
     return tl.where(tl.abs(d) <= 0.5, series(near, 14) * (near * near), e - 1.0 - d)
 
 
 @triton.jit
-def expm1(x):
-    """e^x - 1 in float64."""
+def expm1(x: tl.tensor) -> tl.tensor:
+    """Compute e^x - 1 in float64."""
     return x + k3_of(x, tl.exp(x))
 
 
 @triton.jit
-def perplexity(log_perplexity):
-    """exp, capped."""
+def perplexity(log_perplexity: tl.tensor) -> tl.tensor:
+    """Compute exp of a log-perplexity, capped."""
     return tl.exp(tl.where(log_perplexity > LARGEST_LOG_PERPLEXITY, LARGEST_LOG_PERPLEXITY, log_perplexity))
 
 
 @triton.jit
-def probability(logp):
-    """exp of a log-prob; one above 0 is read as 0. A NaN stays one."""
+def probability(logp: tl.tensor) -> tl.tensor:
+    """Compute exp of a log-prob; one above 0 is read as 0. A NaN stays one."""
     return tl.exp(tl.where(logp > 0.0, 0.0, logp))
 
 
 @triton.jit
-def complement(logp, PLAN: tl.constexpr):
-    """1 - exp of a log-prob, without cancellation."""
+def complement(logp: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Compute 1 - exp of a log-prob without cancellation."""
     _, minus_one, _ = exponential(limited(logp, -60.0, 0.0, PLAN), PLAN)
     return -minus_one
 
 
 @triton.jit
-def binary_kl(log_p, log_q, d, eps, PLAN: tl.constexpr):
-    """KL(p || q) of the distributions {p, 1-p} and {q, 1-q}, where d = log q - log p."""
+def binary_kl(
+    log_p: tl.tensor, log_q: tl.tensor, d: tl.tensor, eps: tl.tensor, PLAN: tl.constexpr
+) -> tl.tensor:  # fmt: skip
+    """Compute KL(p || q) of the distributions {p, 1-p} and {q, 1-q}, where d = log q - log p."""
     not_p, not_q = complement(log_p, PLAN), complement(log_q, PLAN)
     not_p = tl.where(not_p < eps, eps, not_p)
     not_q = tl.where(not_q < eps, eps, not_q)
@@ -203,25 +204,25 @@ def binary_kl(log_p, log_q, d, eps, PLAN: tl.constexpr):
 
 
 @triton.jit
-def is_finite(x):
-    """Neither NaN nor infinite."""
+def is_finite(x: tl.tensor) -> tl.tensor:
+    """Test for neither NaN nor infinite."""
     return tl.abs(x) < float("inf")
 
 
 @triton.jit
-def within(x, numbers, PLAN: tl.constexpr, prefix: tl.constexpr):
-    """Between a pair of thresholds, inclusive; NaN is not."""
+def within(x: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr, prefix: tl.constexpr) -> tl.tensor:
+    """Test for lying between a pair of thresholds, inclusive; NaN does not."""
     lower = number(numbers, PLAN, named(prefix, "lower")).to(x.dtype)
     upper = number(numbers, PLAN, named(prefix, "upper")).to(x.dtype)
     return (x >= lower) & (x <= upper)
 
 
-# --- comparing and storing ---
+# --- maxima without order ---
 
 
 @triton.jit
-def key_of(x):
-    """An integer that orders like x, with NaN above everything: its maximum needs no order and loses no NaN."""
+def key_of(x: tl.tensor) -> tl.tensor:
+    """Encode floats as integers of the same order, NaN above everything: their maximum needs no order, loses no NaN."""
     if x.dtype == tl.float64:
         bits = x.to(tl.int64, bitcast=True)
         return tl.where(x != x, NAN_KEY_64, bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF))
@@ -231,17 +232,9 @@ def key_of(x):
 
 
 @triton.jit
-def of_key(key):
-    """The float that `key_of` took."""
+def of_key(key: tl.tensor) -> tl.tensor:
+    """Decode what `key_of` encoded."""
     if key.dtype == tl.int64:
         return (key ^ ((key >> 63) & 0x7FFFFFFFFFFFFFFF)).to(tl.float64, bitcast=True)
     else:
         return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def put(table, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, stride, where, x):
-    """Store x into a column, if the plan has it."""
-    if has(PLAN, TABLE, name):
-        column = at(PLAN, TABLE, name)
-        tl.store(table + (stride * column + where), x.to(table.dtype.element_ty))

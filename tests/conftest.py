@@ -84,7 +84,7 @@ def launched(request):
 
     def counted(self):
         nonlocal count
-        count += self.arguments[0].is_cuda and not operators.interprets()
+        count += self.device.type == "cuda" and not operators.interprets()
         run(self)
 
     with mock.patch.object(Launch, "run", counted):

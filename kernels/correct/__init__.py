@@ -1,1 +1,1 @@
-"""The kernels of `correct`: read, judge, apply, and their launch."""
+"""The kernels of `correct`: read, decide, apply, and their launch."""

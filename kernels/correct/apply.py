@@ -1,29 +1,29 @@
-"""The apply phase: verdicts and sequence weights reach the tokens, and what all programs added becomes the statistics.
+"""Phase 3 of 3: bring rejections and weights of sequences to their tokens, and finish the statistics.
 
-Token weights and most masks were written when the tokens were read. Here only rejected sequences are touched again,
-unless the weight is the sequence's own.
+`read` has written token weights and most of the mask. Unless weights are of sequences, only rejected sequences are
+touched again.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from rollout_corr.kernels.correct.criteria import selected
-from rollout_corr.kernels.correct.judge import REJECTED, WEIGHTLESS, late_bit
-from rollout_corr.kernels.correct.measures import BINS, COPIES, weight_of
-from rollout_corr.kernels.correct.peers import put_call, report_pack
-from rollout_corr.kernels.correct.plan import Plan
-from rollout_corr.kernels.slots import addresses, fetch, positions, stretch_of, write
+from rollout_corr.kernels.correct.decide import REJECTED, WEIGHTLESS, late_bit
+from rollout_corr.kernels.correct.measures import BINS, COPIES, Ratio, weight_of
+from rollout_corr.kernels.correct.peers import finish_call
+from rollout_corr.kernels.io import PerToken, addresses, contiguous, load_tokens, of_sequence, store_tokens, strided
+from rollout_corr.kernels.partials import add_up, largest
+from rollout_corr.kernels.slots import Extents, Stretch, inside_of, is_full, positions, stretch_of
 from rollout_corr.kernels.tokens import (
     at,
     exponential,
-    has,
     is_finite,
-    key_of,
     limited,
     number,
-    of_key,
     real,
     size,
     test,
@@ -31,83 +31,63 @@ from rollout_corr.kernels.tokens import (
 )
 
 
-@triton.constexpr_function
-def is_late(plan: Plan, i: int) -> bool:
-    """Whether a criterion of sequences drops tokens."""
-    return plan.tests[i].over == "sequence" and plan.tests[i].drop == "token"
+class Results(NamedTuple):
+    """What programs have left of the statistics, and where these go; float64 but for the histogram."""
+
+    token_sums: tl.tensor  # [token_sums, token programs]
+    sequence_sums: tl.tensor  # [sequence_sums, sequence programs]
+    histogram: tl.tensor  # [COPIES, BINS] int64
+    token_maxima: tl.tensor  # [token_maxima - derived, token programs]
+    sequence_maxima: tl.tensor  # [sequence_maxima, sequence programs]
+    statistics: tl.tensor  # [sums and maxima]
+
+
+class Inputs(NamedTuple):
+    """The tensors of a call that tokens are decided by."""
+
+    train: PerToken
+    rollout: PerToken
+    mask: PerToken
+    advantages: tl.tensor  # [N], [B, T] or [S]
+
+
+# --- the statistics ---
 
 
 @triton.jit
-def add_up(column, rows, CHUNK: tl.constexpr):
-    """The sum of a column of partial sums, always in the same order."""
-    found = tl.zeros((CHUNK,), tl.float64)
-    for start in range(0, rows, CHUNK):
-        each = start + tl.arange(0, CHUNK)
-        found += tl.load(column + each, mask=each < rows, other=0.0)
-    return tl.sum(found, 0)
+def derived_maximum(
+    k: tl.tensor, token_maxima: tl.tensor, numbers: tl.tuple, programs: tl.tensor, PLAN: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Compute the k-th extremum of token weights from those of D, even k from above: a weight grows with D.
 
-
-@triton.jit
-def largest(column, rows, CHUNK: tl.constexpr):
-    """The largest of a column; NaN if there is one."""
-    found = tl.full((CHUNK,), float("-inf"), tl.float64)
-    found = key_of(found)
-    for start in range(0, rows, CHUNK):
-        each = start + tl.arange(0, CHUNK)
-        found = tl.maximum(found, key_of(tl.load(column + each, mask=each < rows, other=float("-inf"))))
-    return of_key(tl.max(found, 0))
-
-
-@triton.jit
-def total_of(name: tl.constexpr, sequence_sums, judges, PLAN: tl.constexpr, CHUNK: tl.constexpr):
-    """A finished sum of sequences."""
-    return add_up(sequence_sums + tl.cast(judges, tl.int64) * at(PLAN, "sequence_sums", name), judges, CHUNK)
-
-
-@triton.jit
-def finish_call(sums, maxima, sequence_sums, tokens, sequences, judges, PLAN: tl.constexpr, CHUNK: tl.constexpr):
-    """The statistics of the call as a whole: how large it is, and xtuner's packs."""
-    put_call(sums, PLAN, "verl/rows", sequences)
-    put_call(sums, PLAN, "xtuner/rows", sequences)
-    put_call(sums, PLAN, "skyrl/rows", sequences)
-    put_call(sums, PLAN, "skyrl/slots", tokens)
-    if has(PLAN, "schemes", "xtuner"):
-        n = total_of("tokens_measured", sequence_sums, judges, PLAN, CHUNK)
-        train = total_of("xtuner/train", sequence_sums, judges, PLAN, CHUNK)
-        rollout = total_of("xtuner/rollout", sequence_sums, judges, PLAN, CHUNK)
-        difference = total_of("xtuner/log_difference", sequence_sums, judges, PLAN, CHUNK)
-        report_pack(train, rollout, difference, n, sums, maxima, PLAN)
-
-
-@triton.jit
-def derived_maximum(k, token_maxima, numbers, readers, PLAN: tl.constexpr, CHUNK: tl.constexpr):
-    """The k-th extremum of token weights, those with even k from above: a weight grows with D.
-
-    One that becomes 0 outside its bounds does not: only its raw ratio stands here.
+    One that becomes 0 outside its bounds does not: of it only the raw ratio is derived.
     """
     side = k % 2
-    columns = token_maxima + tl.cast(at(PLAN, "token_maxima", "max_d") - PLAN.derived, tl.int64) * readers
-    extremum = largest(columns + tl.cast(side, tl.int64) * readers, readers, CHUNK).to(real(PLAN))
+    column = at(PLAN, "token_maxima", "max_d") - PLAN.derived
+    extremum = largest(token_maxima, column + side, programs, CHUNK).to(real(PLAN))
     none = extremum == float("-inf")
     if PLAN.nonfinite == "propagate":
         # An infinite D is the extremum of one side alone; where there is no token both are -inf.
-        other = largest(columns + tl.cast(1 - side, tl.int64) * readers, readers, CHUNK)
+        other = largest(token_maxima, column + (1 - side), programs, CHUNK)
         none = none & (other == float("-inf"))
     d = tl.where(side == 0, extremum, -extremum)
     clamp = number(numbers, PLAN, "clamp").to(d.dtype)
     log_ratio = limited(d, -clamp, clamp, PLAN)
-    e, excess, _ = exponential(log_ratio, PLAN)
-    _, raw, bounded, _ = weight_of(d, log_ratio, e, excess, numbers, PLAN)
+    e, excess, k3 = exponential(log_ratio, PLAN)
+    _, raw, bounded, _ = weight_of(Ratio(log_ratio, e, excess, k3), numbers, PLAN)
     found = tl.where(k < 2, raw, bounded)
     return tl.where(none, extremum, tl.where(side == 0, found, -found))
 
 
 @triton.jit
-def finish(k, token_sums, sequence_sums, histogram, token_maxima, sequence_maxima, statistics, numbers, tokens,
-           sequences, readers, judges, PLAN: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """The k-th of the statistics: sums of tokens, of sequences, histogram, of the call, maxima in the same order.
+def finish(
+    k: tl.tensor, results: Results, numbers: tl.tensor, extents: Extents, token_programs: tl.tensor,
+    sequence_programs: tl.tensor, PLAN: tl.constexpr, CHUNK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Finish the k-th statistic: sums of tokens, of sequences, histogram, of the call; maxima in the same order.
 
-    What is the call's own, its maxima too, is left to the first of its sums.
+    The first sum of the call finishes all that is the call's own, its maxima too.
     """
     of_sequences: tl.constexpr = size(PLAN, "token_sums")
     of_bins: tl.constexpr = of_sequences + size(PLAN, "sequence_sums")
@@ -115,38 +95,116 @@ def finish(k, token_sums, sequence_sums, histogram, token_maxima, sequence_maxim
     maxima: tl.constexpr = of_call + size(PLAN, "call_sums")
     last: tl.constexpr = maxima + size(PLAN, "token_maxima")
     row = k.to(tl.int64)
+    out = results.statistics
     if k < of_sequences:
-        tl.store(statistics + row, add_up(token_sums + row * readers, readers, CHUNK))
+        tl.store(out + row, add_up(results.token_sums, row, token_programs, CHUNK))
     elif k < of_bins:
-        tl.store(statistics + row, add_up(sequence_sums + (row - of_sequences) * judges, judges, CHUNK))
+        tl.store(out + row, add_up(results.sequence_sums, row - of_sequences, sequence_programs, CHUNK))
     elif k < of_call:
         if PLAN.full:
-            copies = tl.load(histogram + tl.arange(0, COPIES) * BINS + (row - of_bins))
-            tl.store(statistics + row, tl.sum(copies, 0).to(tl.float64))
+            copies = tl.load(results.histogram + tl.arange(0, COPIES) * BINS + (row - of_bins))
+            tl.store(out + row, tl.sum(copies, 0).to(tl.float64))
     elif k < maxima:
         if k == of_call:
-            finish_call(statistics + of_call, statistics + (last + size(PLAN, "sequence_maxima")), sequence_sums,
-                        tokens, sequences, judges, PLAN, CHUNK)  # fmt: skip
+            finish_call(out + of_call, out + (last + size(PLAN, "sequence_maxima")), results.sequence_sums,
+                        extents.tokens, extents.sequences, sequence_programs, PLAN, CHUNK)  # fmt: skip
     elif k < maxima + PLAN.derived:
         if PLAN.derived > 0:
-            found = derived_maximum(k - maxima, token_maxima, thresholds(numbers, PLAN), readers, PLAN, CHUNK)
-            tl.store(statistics + row, found)
+            loaded = thresholds(numbers, PLAN)
+            tl.store(out + row, derived_maximum(k - maxima, results.token_maxima, loaded, token_programs, PLAN, CHUNK))
     elif k < last:
-        tl.store(statistics + row, largest(token_maxima + (row - maxima - PLAN.derived) * readers, readers, CHUNK))
+        tl.store(out + row, largest(results.token_maxima, row - maxima - PLAN.derived, token_programs, CHUNK))
     else:
-        tl.store(statistics + row, largest(sequence_maxima + (row - last) * judges, judges, CHUNK))
+        tl.store(out + row, largest(results.sequence_maxima, row - last, sequence_programs, CHUNK))
+
+
+# --- the tokens ---
 
 
 @triton.jit
-def zero(pointers, where):
+def zero(pointers: tl.tensor, where: tl.tensor) -> None:
     """Store 0 at some tokens."""
     tl.store(pointers, tl.zeros(where.shape, pointers.dtype.element_ty), mask=where)
+
+
+@triton.jit
+def load_at(
+    tensor: PerToken, stretch: Stretch, place: tl.tensor, interior: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
+) -> tl.tensor:
+    """Load a tile of a per-token tensor."""
+    return load_tokens(addresses(tensor, stretch, place, PLAN, TILING), inside_of(stretch, place), interior)
+
+
+@triton.jit
+def dropped_late(
+    inputs: Inputs, valid: tl.tensor, states: tl.tensor, stretch: Stretch, extents: Extents, place: tl.tensor,
+    interior: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Find the tokens that failed criteria of their sequence drop one by one; states are [ROWS, 1, 1]."""
+    d = load_at(inputs.train, stretch, place, interior, PLAN, TILING).to(real(PLAN))
+    d -= load_at(inputs.rollout, stretch, place, interior, PLAN, TILING).to(real(PLAN))
+    measured = valid
+    if PLAN.nonfinite == "reject":
+        measured = valid & is_finite(d)
+    elif PLAN.nonfinite == "neutral":
+        d = tl.where(is_finite(d), d, 0.0)
+    advantage = d
+    if PLAN.advantages == "token":
+        advantages = contiguous(inputs.advantages, extents)
+        advantage = load_at(advantages, stretch, place, interior, PLAN, TILING).to(real(PLAN))
+    elif PLAN.advantages == "sequence":
+        advantage = of_sequence(inputs.advantages, stretch, extents, d)
+    lost = inside_of(stretch, place) & (states < 0)
+    for i in tl.static_range(size(PLAN, "tests")):
+        if test(PLAN, i).late:
+            failed = (states & late_bit(PLAN, i)) != 0
+            lost = lost | (failed & selected(d, advantage, measured, test(PLAN, i)))
+    return lost
+
+
+@triton.jit
+def apply_to_tokens(
+    inputs: Inputs, weights: tl.tensor, mask_out: tl.tensor, sequence_weights: tl.tensor, state: tl.tensor,
+    stretch: Stretch, extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr,
+) -> None:  # fmt: skip
+    """Write weights of sequences to their tokens, and zero weights and mask of what is rejected. state: [ROWS]."""
+    place = positions(0, TILING.tile // TILING.vec, TILING.vec)
+    inside = inside_of(stretch, place)
+    interior = is_full(stretch, TILING.tile)
+    late: tl.constexpr = size(PLAN, "late_drops") > 0
+    states = state[:, None, None]
+    lost = inside & (states < 0)
+    valid = inside
+    if PLAN.masked and ((PLAN.spreads and not PLAN.marks) or late):
+        valid = load_at(inputs.mask, stretch, place, interior, PLAN, TILING) != 0
+    if late:
+        lost = dropped_late(inputs, valid, states, stretch, extents, place, interior, PLAN, TILING)
+    if PLAN.spreads:
+        where = addresses(contiguous(weights, extents), stretch, place, PLAN, TILING)
+        if PLAN.marks:
+            valid = load_tokens(where, inside, interior) != 0
+        if PLAN.rejected != "mask":
+            valid = valid & (lost == 0)
+        known = (stretch.sequence >= 0) & (stretch.sequence < extents.sequences)
+        each = tl.load(sequence_weights + stretch.sequence, mask=known, other=0.0)
+        store_tokens(where, tl.where(valid, each[:, None, None], 0.0), inside, interior)
+    elif PLAN.zeroes_weights:
+        gone = inside & ((states & WEIGHTLESS) != 0)
+        if PLAN.rejected != "mask":
+            gone = gone | lost
+        zero(addresses(contiguous(weights, extents), stretch, place, PLAN, TILING), gone)
+    if PLAN.zeroes_mask:
+        where = addresses(contiguous(mask_out, extents), stretch, place, PLAN, TILING)
+        zero(where, lost | (inside & ((states & REJECTED) != 0)))
+
+
+# --- the kernel ---
 
 
 @triton.jit(
     do_not_specialize=[
         "tokens", "sequences", "width", "tiles", "train_row", "train_step", "rollout_row", "rollout_step",
-        "mask_row", "mask_step", "token_programs", "readers", "judges",
+        "mask_row", "mask_step", "apply_programs", "token_programs", "sequence_programs",
     ]
 )  # fmt: skip
 def apply_kernel(
@@ -155,71 +213,28 @@ def apply_kernel(
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64,
     train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
     mask_row: tl.int64, mask_step: tl.int64,
-    token_programs: tl.int32, readers: tl.int32, judges: tl.int32,
-    PLAN: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, VEC: tl.constexpr,
-    UNIT: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
+    apply_programs: tl.int32, token_programs: tl.int32, sequence_programs: tl.int32,
+    PLAN: tl.constexpr, TILING: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The first programs own the same slots as those of `read`; each of the others finishes one statistic."""
+    """Apply to tokens in the first programs, which own the slots of `read`; finish one statistic in each other."""
     program = tl.program_id(0)
-    if program >= token_programs:
-        finish(program - token_programs, token_sums, sequence_sums, histogram, token_maxima, sequence_maxima,
-               statistics, numbers, tokens, sequences, readers, judges, PLAN, CHUNK)  # fmt: skip
+    extents = Extents(tokens, sequences, width, tiles)
+    if program >= apply_programs:
+        results = Results(token_sums, sequence_sums, histogram, token_maxima, sequence_maxima, statistics)
+        finish(program - apply_programs, results, numbers, extents, token_programs, sequence_programs, PLAN, CHUNK)
     elif PLAN.applies:
-        slot = program.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        slot = program.to(tl.int64) * TILING.rows + tl.arange(0, TILING.rows)
         owner = slot
         if PLAN.packed:
             owner = tl.load(owners + slot).to(tl.int64)
-        sequence, tile, start, end = stretch_of(offsets, owner, slot, sequences, tokens, width, tiles, PLAN, TILE)
-        known = (sequence >= 0) & (sequence < sequences)
-        state = tl.load(states + sequence, mask=known, other=0)
-        late: tl.constexpr = size(PLAN, "late_drops") > 0
+        stretch = stretch_of(offsets, owner, slot, extents, PLAN, TILING.tile)
+        known = (stretch.sequence >= 0) & (stretch.sequence < sequences)
+        state = tl.load(states + stretch.sequence, mask=known, other=0)
         if PLAN.spreads or tl.max(state, 0) > 0:
-            place = positions(0, TILE // VEC, VEC)
-            inside = (place >= start) & (place < end)
-            interior = tl.min(tl.min(end - start, 0)) == TILE
-            rows = state[:, None, None]
-            lost = inside & (rows < 0)
-            valid = inside
-            if PLAN.masked and ((PLAN.spreads and not PLAN.marks) or late):
-                where = addresses(mask, sequence, tile, mask_row, mask_step, place, PLAN, TILE, UNIT, ALIGNED)
-                valid = fetch(where, inside, interior) != 0
-            if late:
-                where = addresses(train_logp, sequence, tile, train_row, train_step, place, PLAN, TILE, UNIT, ALIGNED)
-                d = fetch(where, inside, interior).to(real(PLAN))
-                where = addresses(rollout_logp, sequence, tile, rollout_row, rollout_step, place, PLAN, TILE, UNIT,
-                                  ALIGNED)  # fmt: skip
-                d -= fetch(where, inside, interior).to(real(PLAN))
-                measured = valid
-                if PLAN.nonfinite == "reject":
-                    measured = valid & is_finite(d)
-                elif PLAN.nonfinite == "neutral":
-                    d = tl.where(is_finite(d), d, 0.0)
-                advantage = d
-                if PLAN.advantages == "token":
-                    where = addresses(advantages, sequence, tile, width, 1, place, PLAN, TILE, True, ALIGNED)
-                    advantage = fetch(where, inside, interior).to(real(PLAN))
-                elif PLAN.advantages == "sequence":
-                    each = tl.load(advantages + sequence, mask=known, other=0.0)
-                    advantage = each.to(real(PLAN))[:, None, None] + tl.zeros_like(d)
-                for i in tl.static_range(size(PLAN, "tests")):
-                    if is_late(PLAN, i):
-                        taken = (rows & late_bit(PLAN, i)) != 0
-                        lost = lost | (taken & selected(d, advantage, measured, test(PLAN, i)))
-            if PLAN.spreads:
-                where = addresses(weights, sequence, tile, width, 1, place, PLAN, TILE, True, ALIGNED)
-                if PLAN.marks:
-                    valid = fetch(where, inside, interior) != 0
-                if PLAN.rejected != "mask":
-                    valid = valid & (lost == 0)
-                each = tl.load(sequence_weights + sequence, mask=known, other=0.0)
-                spread = tl.where(valid, each[:, None, None], 0.0)
-                write(where, spread, inside, interior)
-            elif PLAN.zeroes_weights:
-                where = addresses(weights, sequence, tile, width, 1, place, PLAN, TILE, True, ALIGNED)
-                gone = inside & ((rows & WEIGHTLESS) != 0)
-                if PLAN.rejected != "mask":
-                    gone = gone | lost
-                zero(where, gone)
-            if PLAN.zeroes_mask:
-                where = addresses(mask_out, sequence, tile, width, 1, place, PLAN, TILE, True, ALIGNED)
-                zero(where, lost | (inside & ((rows & REJECTED) != 0)))
+            inputs = Inputs(
+                strided(train_logp, train_row, train_step, TILING),
+                strided(rollout_logp, rollout_row, rollout_step, TILING),
+                strided(mask, mask_row, mask_step, TILING),
+                advantages,
+            )
+            apply_to_tokens(inputs, weights, mask_out, sequence_weights, state, stretch, extents, PLAN, TILING)

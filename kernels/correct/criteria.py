@@ -1,6 +1,8 @@
-"""Criteria where the tokens are: the statistic of each token, whom it tests, what it drops."""
+"""Criteria at the tokens: the statistic of each, which tokens a criterion selects, which of them fail."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -23,12 +25,22 @@ from rollout_corr.kernels.tokens import (
 )
 
 
+class Pair(NamedTuple):
+    """Two policies compared, [ROWS, LANES, VEC] each; log-probs and D are 0 at tokens that are not measured."""
+
+    d: tl.tensor  # logp - base
+    logp: tl.tensor  # of the policy in the numerator: train, or new
+    base: tl.tensor  # of the policy in the denominator: rollout, or train
+    measured: tl.tensor  # tokens that are valid and, but for nonfinite="propagate", finite or read as D = 0
+    nonfinite: tl.tensor  # valid tokens whose D is not finite
+
+
 @triton.jit
-def passes(x, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
-    """Whether a value passes, compared where the threshold cuts."""
-    if TEST.cut == "abs_d" or TEST.cut == "clamped_abs_d":
+def passes(x: tl.tensor, numbers: tl.tuple, TEST: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
+    """Test whether values pass, compared in the form in which the thresholds are (`Test.compared`)."""
+    if TEST.compared == "abs_d" or TEST.compared == "clamped_abs_d":
         x = tl.abs(x)
-    if TEST.cut == "clamped_d" or TEST.cut == "clamped_abs_d":
+    if TEST.compared == "clamped_d" or TEST.compared == "clamped_abs_d":
         clamp = number(numbers, PLAN, "clamp").to(x.dtype)
         x = limited(x, -clamp, clamp, PLAN)
     passed = within(x, numbers, PLAN, TEST.index)
@@ -40,8 +52,8 @@ def passes(x, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
 
 
 @triton.jit
-def log_ratio_of(d, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
-    """D after the criterion's token clamp."""
+def log_ratio_of(d: tl.tensor, numbers: tl.tuple, TEST: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
+    """Apply the criterion's token clamp to D."""
     if TEST.token_clamp:
         most = number(numbers, PLAN, named(TEST.index, "token_clamp")).to(d.dtype)
         return limited(d, -most, most, PLAN)
@@ -50,8 +62,14 @@ def log_ratio_of(d, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
 
 
 @triton.jit
-def statistic(d, train, rollout, measured, external, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
-    """The per-token value of a criterion; for "ratio" it is D, because ratios aggregate in log space."""
+def statistic(
+    pair: Pair, measured: tl.tensor, external: tl.tensor, numbers: tl.tuple, TEST: tl.constexpr, PLAN: tl.constexpr
+) -> tl.tensor:
+    """Compute a criterion's value per token; for "ratio" it is D, because ratios aggregate in log space.
+
+    A new statistic gets its branch here; its row in spec/statistics.py says the rest.
+    """
+    d, logp, base = pair.d, pair.logp, pair.base
     x = log_ratio_of(d, numbers, TEST, PLAN)
     if TEST.stat == "external":
         x = tl.where(measured, external, 0.0)
@@ -63,9 +81,9 @@ def statistic(d, train, rollout, measured, external, numbers, TEST: tl.constexpr
         x = limited(x, -LARGEST_SQUARED, LARGEST_SQUARED, PLAN)
         x = 0.5 * (x * x)
     elif TEST.stat == "prob_diff":
-        x = probability(train) - probability(rollout)
+        x = probability(logp) - probability(base)
     elif TEST.stat == "tv":
-        x = tl.abs(probability(train) - probability(rollout))
+        x = tl.abs(probability(logp) - probability(base))
     elif TEST.stat == "ratio_error":
         clamp = number(numbers, PLAN, "clamp").to(d.dtype)
         x, _, _ = exponential(tl.abs(limited(x, -clamp, clamp, PLAN)), PLAN)
@@ -79,20 +97,21 @@ def statistic(d, train, rollout, measured, external, numbers, TEST: tl.constexpr
     elif TEST.stat != "ratio":
         eps = number(numbers, PLAN, named(TEST.index, "eps")).to(d.dtype)
         if TEST.stat == "binary_kl":
-            x = binary_kl(rollout, train, d, eps, PLAN)
+            x = binary_kl(base, logp, d, eps, PLAN)
         elif TEST.stat == "binary_kl_reverse":
-            x = binary_kl(train, rollout, -d, eps, PLAN)
+            x = binary_kl(logp, base, -d, eps, PLAN)
         else:
-            one = binary_kl(rollout, train, d, eps, PLAN)
-            other = binary_kl(train, rollout, -d, eps, PLAN)
+            one = binary_kl(base, logp, d, eps, PLAN)
+            other = binary_kl(logp, base, -d, eps, PLAN)
             x = tl.where((one > other) | (one != one), one, other)
         x = tl.where(measured, x, 0.0)
     return x
 
 
 @triton.jit
-def class_of(d, advantage, measured, WHICH: tl.constexpr):
-    """Tokens of one class of `when`; see plan.CLASSES."""
+def class_of(pair: Pair, advantage: tl.tensor, WHICH: tl.constexpr) -> tl.tensor:
+    """Select the measured tokens of one class; see plan.CLASSES."""
+    d, measured = pair.d, pair.measured
     if WHICH == "negative_outward":
         return measured & (advantage < 0) & (d < 0)
     elif WHICH == "negative_inward":
@@ -104,8 +123,8 @@ def class_of(d, advantage, measured, WHICH: tl.constexpr):
 
 
 @triton.jit
-def selected(d, advantage, measured, TEST: tl.constexpr):
-    """What `when` asks for. A NaN advantage is not selected, nor is 0."""
+def selected(d: tl.tensor, advantage: tl.tensor, measured: tl.tensor, TEST: tl.constexpr) -> tl.tensor:
+    """Select the measured tokens that `when` asks for. A NaN advantage is not selected, nor is 0."""
     if TEST.when == "any":
         return measured
     elif TEST.when == "negative_advantage":
@@ -117,16 +136,19 @@ def selected(d, advantage, measured, TEST: tl.constexpr):
 
 
 @triton.jit
-def judge_tokens(found, d, train, rollout, measured, advantage, external, dropped, numbers, TEST: tl.constexpr,
-                 PLAN: tl.constexpr):  # fmt: skip
-    """Test every measured token that `when` selects; gives back also what is dropped so far."""
-    value = statistic(d, train, rollout, measured, external, numbers, TEST, PLAN)
-    if TEST.cut == "value":
+def test_tokens(
+    found: tl.tuple, pair: Pair, advantage: tl.tensor, external: tl.tensor, dropped: tl.tensor, numbers: tl.tuple,
+    TEST: tl.constexpr, PLAN: tl.constexpr,
+) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
+    """Test every measured token that `when` selects; return the accumulators and all tokens dropped so far."""
+    d, measured = pair.d, pair.measured
+    value = statistic(pair, measured, external, numbers, TEST, PLAN)
+    if TEST.compared == "value":
         tested = value
     else:
         tested = log_ratio_of(d, numbers, TEST, PLAN)
     fails = selected(d, advantage, measured, TEST) & (passes(tested, numbers, TEST, PLAN) == 0)
-    found = record_count(found, PLAN, "counts", named(TEST.index, "lost"), fails)
+    found = record_count(found, PLAN, named(TEST.index, "lost"), fails)
     among = measured
     if TEST.stat == "ratio":
         clamp = number(numbers, PLAN, "clamp").to(d.dtype)
@@ -143,20 +165,22 @@ def judge_tokens(found, d, train, rollout, measured, advantage, external, droppe
 
 
 @triton.jit
-def aggregate_tokens(found, d, train, rollout, among, external, numbers, TEST: tl.constexpr, PLAN: tl.constexpr,
-                     TAME: tl.constexpr):  # fmt: skip
-    """What a criterion over sequences needs of a slot."""
+def aggregate_tokens(
+    found: tl.tuple, pair: Pair, among: tl.tensor, external: tl.tensor, numbers: tl.tuple,
+    TEST: tl.constexpr, PLAN: tl.constexpr, TAME: tl.constexpr,
+) -> tl.tuple:  # fmt: skip
+    """Record what a criterion over sequences needs of a slot: a sum or an extremum among some tokens."""
     if has(PLAN, "peaks", named(TEST.index, "peak")):
-        if TEST.cut == "abs_d" or TEST.cut == "clamped_abs_d":
+        if TEST.compared == "abs_d" or TEST.compared == "clamped_abs_d":
             # These statistics grow with |D|, so its extremum decides, and gives theirs.
-            x = tl.abs(log_ratio_of(d, numbers, TEST, PLAN))
+            x = tl.abs(log_ratio_of(pair.d, numbers, TEST, PLAN))
         else:
-            x = statistic(d, train, rollout, among, external, numbers, TEST, PLAN)
+            x = statistic(pair, among, external, numbers, TEST, PLAN)
         x = x if TEST.reduce == "max" else -x
         found = record(found, PLAN, "peaks", named(TEST.index, "peak"), key_of(tl.where(among, x, float("-inf"))))
     elif TEST.sum != "d":
-        x = tl.where(among, statistic(d, train, rollout, among, external, numbers, TEST, PLAN), 0.0)
-        if TEST.stat == "ratio" or TEST.stat == "k1" or TEST.stat == "abs":
+        x = tl.where(among, statistic(pair, among, external, numbers, TEST, PLAN), 0.0)
+        if TEST.one_limb:
             found = record_sum(found, PLAN, named(TEST.index, "sum"), x, TAME)
         else:
             found = record_statistic(found, PLAN, named(TEST.index, "sum"), x)

@@ -1,7 +1,7 @@
-"""`correct` on Triton: three launches, whatever the number of tokens and of sequences.
+"""Launch `correct` on Triton: three launches, whatever the number of tokens and of sequences.
 
-`read` takes every log-prob once and leaves per-slot sums, `judge` turns them into verdicts and weights of sequences,
-`apply` brings those to the tokens and adds the statistics up. Only stream order hands anything over.
+`read` takes every log-prob once and leaves sums of every slot, `decide` turns them into rejections and weights of
+sequences, `apply` brings those to the tokens and finishes the statistics. Only stream order hands anything over.
 """
 
 from __future__ import annotations
@@ -15,19 +15,41 @@ from torch import Tensor
 
 from rollout_corr.definition.histogram import HISTOGRAM_BINS
 from rollout_corr.kernels.correct.apply import apply_kernel
-from rollout_corr.kernels.correct.judge import judge_kernel
+from rollout_corr.kernels.correct.decide import decide_kernel
 from rollout_corr.kernels.correct.measures import COPIES
 from rollout_corr.kernels.correct.numbers import numbers_of
-from rollout_corr.kernels.correct.plan import plan_of
+from rollout_corr.kernels.correct.plan import Plan
+from rollout_corr.kernels.correct.planner import plan_of
 from rollout_corr.kernels.correct.read import read_kernel
 from rollout_corr.kernels.gather import gather_kernel
-from rollout_corr.kernels.grid import Launch, as_bytes, current, cut_of, on_device, strides_of
+from rollout_corr.kernels.grid import (
+    FINISH_CHUNK,
+    SEQUENCE_THREADS,
+    Grid,
+    Launch,
+    as_bytes,
+    current,
+    grid_for,
+    on_device,
+    strides_of,
+)
 from rollout_corr.spec.correction import Spec
 
 
 @dataclass
 class Given:
-    """A batch as the kernels take it: [N] with offsets, or [B, T] without. No mask of zeros and ones is needed."""
+    """A batch as the kernels take it: per-token tensors are [N] with offsets, or [B, T] without.
+
+    Attributes:
+        train: The trainer's log-probs.
+        rollout: The engine's log-probs.
+        mask: Non-zero at valid tokens, any dtype.
+        offsets: [S + 1] int32 or int64, of a packed batch.
+        advantages: Per token, or [S].
+        per_sequence: Whether advantages are [S].
+        externals: Per-token tensors of criteria over external statistics.
+        new: Log-probs of the policy that trains, for criteria that compare it.
+    """
 
     train: Tensor
     rollout: Tensor
@@ -36,20 +58,57 @@ class Given:
     advantages: Tensor | None
     per_sequence: bool
     externals: Sequence[Tensor]
-    new: Tensor | None = None  # of the policy that trains, for criteria that compare it
+    new: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is handed back.
+
+    Attributes:
+        weights: Weights.
+        mask: A new mask.
+        edits_mask: The new mask lacks what was rejected.
+    """
+
+    weights: bool
+    mask: bool
+    edits_mask: bool
 
 
 @dataclass
-class BySequence:
-    """What the slots left behind, added up by sequence: [columns, S], of a packed batch [columns, 1 + S + 1].
+class SlotTables:
+    """What slots or sequences left behind: [columns, slots], or by owner [columns, S], if packed [columns, 1 + S + 1].
 
-    The first and the last column of a packed batch are what belongs to no sequence.
+    By owner, the first and the last column of a packed batch are of no sequence.
     """
 
-    counts: Tensor  # int64
+    counts: Tensor  # int32, by owner int64
     integers: Tensor | None  # int64
-    floats: Tensor  # float64
+    floats: Tensor  # the dtype that computes, by owner float64
     peaks: Tensor | None  # int32 or int64: floats as integers of the same order
+
+
+@dataclass
+class Buffers:
+    """What the kernels write besides slot tables, each by the name of the parameter that takes it.
+
+    Several allocations and not slices of one: whether a pointer is aligned is part of a compile key, and must not
+    depend on the number of programs.
+    """
+
+    weights: Tensor | None
+    mask_out: Tensor | None
+    keep_out: Tensor  # [S] bool
+    owners: Tensor | None  # [slots] int32, the owner of each slot of a packed batch
+    states: Tensor | None  # [S] int32, bits; see decide.py
+    sequence_weights: Tensor | None  # [S]
+    token_sums: Tensor  # [columns, token programs] float64, and so on
+    token_maxima: Tensor
+    sequence_sums: Tensor
+    sequence_maxima: Tensor
+    histogram: Tensor | None  # [COPIES * BINS] int64
+    statistics: Tensor  # float64, the sums and then the maxima
 
 
 @dataclass
@@ -58,40 +117,30 @@ class Found:
 
     weights: Tensor | None
     mask: Tensor | None
-    keep: Tensor
+    keep: Tensor  # [S] bool
     statistics: Tensor  # float64, the sums and then the maxima
-    tables: BySequence | None = None
+    by_owner: SlotTables | None = None  # of a split batch: what the ranks have to add up
 
 
 @lru_cache(maxsize=256)
 def _numbers(spec: Spec, double: bool, device: torch.device) -> Tensor:
-    """The thresholds on the device; copied once, and again only when one changes."""
+    """Copy the thresholds to the device; once, and again only when one changes."""
     return on_device(tuple(numbers_of(spec, double).values()), device)
 
 
-def run(given: Given, spec: Spec, writes_weights: bool, writes_mask: bool, edits_mask: bool) -> Found:
-    """Run the kernels on tensors that `layout.read_batch` has checked.
-
-    Args:
-        given: The batch.
-        spec: What to do.
-        writes_weights: Weights are handed back.
-        writes_mask: A new mask is handed back.
-        edits_mask: It lacks what was rejected.
-    """
+def run(given: Given, spec: Spec, wanted: Wanted) -> Found:
+    """Run the kernels on tensors that `backends.batch.read_batch` has checked."""
     with current(given.train.device):
-        found, launches = prepare(given, spec, writes_weights, writes_mask, edits_mask)
+        found, launches = prepare(given, spec, wanted)
         for launch in launches:
             launch.run()
     return found
 
 
-def prepare(
-    given: Given, spec: Spec, writes_weights: bool, writes_mask: bool, edits_mask: bool, split: bool = False
-) -> tuple[Found, tuple[Launch, ...]]:
-    """Allocate everything and say what has to be launched, from metadata alone; see `run`.
+def prepare(given: Given, spec: Spec, wanted: Wanted, split: bool = False) -> tuple[Found, tuple[Launch, ...]]:
+    """Allocate everything and list what has to be launched, from metadata alone.
 
-    With `split` there is a launch more, the second, which leaves `Found.tables`: what ranks that hold parts of
+    With `split` there is one more launch, the second, which fills `Found.by_owner`: what ranks that hold parts of
     sequences have to add up before the third.
     """
     train, device, packed = given.train, given.train.device, given.offsets is not None
@@ -102,87 +151,104 @@ def prepare(
         packed=packed,
         masked=given.mask is not None,
         advantages=None if given.advantages is None else ("sequence" if given.per_sequence else "token"),
-        writes_weights=writes_weights,
-        writes_mask=writes_mask,
-        edits_mask=edits_mask,
+        writes_weights=wanted.weights,
+        writes_mask=wanted.mask,
+        edits_mask=wanted.edits_mask,
     )
     mask = as_bytes(given.mask)
-    lines = [x for x in (train, given.rollout, mask) if x is not None]
-    cut = cut_of(train, given.offsets, lines, min(train.element_size(), given.rollout.element_size()), plan.halvings)
-    shape, sequences, slots, readers, judges = cut.shape, cut.sequences, cut.slots, cut.readers, cut.judges
+    strided = [x for x in (train, given.rollout, mask) if x is not None]
+    element = min(train.element_size(), given.rollout.element_size())
+    grid = grid_for(train, given.offsets, strided, element, plan.halvings)
+    buffers = _allocate(given, plan, grid, kind)
+    slots = _slot_tables(plan, grid.slots, kind, torch.int32, device)
+    advantages = given.advantages.contiguous() if plan.advantages and given.advantages is not None else None
+    extras = given.externals if given.new is None else (*given.externals, given.new)
+    apply_programs = grid.token_programs if plan.applies else 0
+    finishers = buffers.statistics.shape[0] - len(plan.call_maxima)
 
-    def empty(*size: int, dtype: torch.dtype) -> Tensor:
+    values = {
+        **vars(buffers),
+        **vars(slots),
+        "mask_out": as_bytes(buffers.mask_out),
+        "keep_out": as_bytes(buffers.keep_out),
+        "train_logp": train,
+        "rollout_logp": given.rollout,
+        "mask": mask,
+        "advantages": advantages,
+        "externals": tuple(x.contiguous() for x in extras),
+        "offsets": given.offsets,
+        "numbers": _numbers(spec, plan.double, device),
+        "tokens": grid.tokens,
+        "sequences": grid.sequences,
+        "width": grid.width,
+        "tiles": grid.tiles,
+        "slots": grid.slots,
+        "steps": grid.steps,
+        **strides_of("train", train, packed),
+        **strides_of("rollout", given.rollout, packed),
+        **strides_of("mask", mask, packed),
+        "apply_programs": apply_programs,
+        "token_programs": grid.token_programs,
+        "sequence_programs": grid.sequence_programs,
+        "PLAN": plan,
+        "TILING": grid.tiling,
+        "SHAPE": grid.shape,
+        "CHUNK": FINISH_CHUNK,
+    }
+    read = Launch.by_name(read_kernel, grid.token_programs, grid.threads, values)
+    apply = Launch.by_name(apply_kernel, apply_programs + finishers, grid.threads, values)
+    found = Found(buffers.weights, buffers.mask_out, buffers.keep_out, buffers.statistics)
+    if plan.advantages != "sequence":
+        # `decide` does not look at those of tokens, whose dtype would be part of its compile key.
+        values["advantages"] = None
+    if split:
+        owners = grid.sequences + 2 * packed
+        found.by_owner = _slot_tables(plan, owners, torch.float64, torch.int64, device)
+        values |= {"owner_count": owners} | {f"{name}_out": x for name, x in vars(found.by_owner).items()}
+        gather = Launch.by_name(gather_kernel, grid.sequence_programs, SEQUENCE_THREADS, values)
+        # To `decide` it is a batch without tokens, whose every sequence has one slot.
+        values |= vars(found.by_owner) | {"tokens": 0, "tiles": 1, "slots": owners}
+        values["offsets"] = None if given.offsets is None else torch.zeros_like(given.offsets)
+    decide = Launch.by_name(decide_kernel, grid.sequence_programs, SEQUENCE_THREADS, values)
+    return found, (read, gather, decide, apply) if split else (read, decide, apply)
+
+
+def _slot_tables(plan: Plan, many: int, kind: torch.dtype, count: torch.dtype, device: torch.device) -> SlotTables:
+    """Allocate tables of so many slots or owners; those that may lack columns are None without any."""
+
+    def table(columns: tuple[str, ...], dtype: torch.dtype) -> Tensor | None:
+        return torch.empty((len(columns), many), dtype=dtype, device=device) if columns else None
+
+    keys = torch.int64 if plan.double else torch.int32
+    return SlotTables(
+        counts=torch.empty((len(plan.counts), many), dtype=count, device=device),
+        integers=table(plan.integers, torch.int64),
+        floats=torch.empty((len(plan.floats), many), dtype=kind, device=device),
+        peaks=table(plan.peaks, keys),
+    )
+
+
+def _allocate(given: Given, plan: Plan, grid: Grid, kind: torch.dtype) -> Buffers:
+    device, shape, packed = given.train.device, given.train.shape, given.offsets is not None
+
+    def empty(*size: int, dtype: torch.dtype = torch.float64) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
 
-    weights = empty(*train.shape, dtype=kind) if writes_weights else None
-    mask_out = None
-    if writes_mask:
-        mask_out = empty(*train.shape, dtype=torch.bool if given.mask is None else given.mask.dtype)
-    keep = empty(sequences, dtype=torch.bool)
-    counts = empty(len(plan.counts), slots, dtype=torch.int32)
-    integers = empty(len(plan.integers), slots, dtype=torch.int64) if plan.integers else None
-    floats = empty(len(plan.floats), slots, dtype=kind)
-    keys = torch.int64 if plan.double else torch.int32
-    peaks = empty(len(plan.peaks), slots, dtype=keys) if plan.peaks else None
-    # Four allocations and not slices of one: how a pointer is aligned is part of a compile key, and must not hang on
-    # the number of programs.
-    token_sums = empty(len(plan.token_sums), readers, dtype=torch.float64)
-    token_maxima = empty(len(plan.token_maxima) - plan.derived, readers, dtype=torch.float64)
-    sequence_sums = empty(len(plan.sequence_sums), judges, dtype=torch.float64)
-    sequence_maxima = empty(len(plan.sequence_maxima), judges, dtype=torch.float64)
     bins = HISTOGRAM_BINS if plan.full else 0
-    histogram = torch.zeros(COPIES.value * bins, dtype=torch.int64, device=device) if plan.full else None
-    columns = plan.token_sums, plan.sequence_sums, plan.call_sums, plan.token_maxima, plan.sequence_maxima
-    finishers = sum(map(len, columns)) + bins
-    statistics = empty(finishers + len(plan.call_maxima), dtype=torch.float64)
-    owners = empty(slots, dtype=torch.int32) if packed and plan.applies else None
-    states = empty(sequences, dtype=torch.int32) if plan.applies else None
-    sequence_weights = empty(sequences, dtype=kind) if plan.spreads else None
-
-    strides = [stride for x in (train, given.rollout, mask) for stride in strides_of(x, packed)]
-    extents = (cut.tokens, sequences, cut.width, cut.tiles)
-    offsets, numbers = given.offsets, _numbers(spec, plan.double, device)
-    advantages = given.advantages.contiguous() if plan.advantages and given.advantages is not None else None
-    # Read like one more external tensor.
-    new = () if given.new is None else (given.new,)
-    externals = tuple(x.contiguous() for x in (*given.externals, *new))
-    mask_bytes, keep_bytes = as_bytes(mask_out), as_bytes(keep)
-    read = (
-        train, given.rollout, mask, advantages, externals, offsets, numbers,
-        weights, mask_bytes, owners, counts, integers, floats, peaks, token_sums, token_maxima, histogram,
-        *extents, cut.steps, *strides,
-    )  # fmt: skip
-    slotted, of_slots = (counts, integers, floats, peaks), (cut.tokens, sequences, cut.tiles, slots)
-    judged, judged_offsets, of_judged = slotted, offsets, of_slots
-    tables, many = None, sequences + 2 * packed
-    if split:
-        tables = BySequence(
-            empty(len(plan.counts), many, dtype=torch.int64),
-            empty(len(plan.integers), many, dtype=torch.int64) if plan.integers else None,
-            empty(len(plan.floats), many, dtype=torch.float64),
-            empty(len(plan.peaks), many, dtype=keys) if plan.peaks else None,
-        )
-        # To `judge` a batch without tokens, whose every sequence has one slot.
-        judged = (tables.counts, tables.integers, tables.floats, tables.peaks)
-        judged_offsets, of_judged = None if offsets is None else torch.zeros_like(offsets), (0, sequences, 1, many)
-    judge = (
-        numbers, advantages if plan.advantages == "sequence" else None, judged_offsets, *judged,
-        keep_bytes, states, sequence_weights, sequence_sums, sequence_maxima, *of_judged,
-    )  # fmt: skip
-    spreaders = readers if plan.applies else 0
-    apply = (
-        train, given.rollout, mask, advantages, offsets, numbers, owners, states, sequence_weights, weights, mask_bytes,
-        token_sums, sequence_sums, histogram, token_maxima, sequence_maxima, statistics,
-        *extents, *strides, spreaders, readers, judges,
-    )  # fmt: skip
-    threads = 32 * shape.warps
-    of_read = {"PLAN": plan, **cut.constants, "UNIT": cut.unit}
-    of_judge = {"PLAN": plan, "SEQUENCES": shape.sequences, "CHUNK": shape.chunk, "TILE": shape.tile}
-    of_apply = {name: x for name, x in of_read.items() if name != "LANES"} | {"CHUNK": 256}
-    gather = Launch(gather_kernel, judges, (*slotted, *judged, offsets, *of_slots, many), of_judge, 128)
-    return Found(weights, mask_out, keep, statistics, tables), (
-        Launch(read_kernel, readers, read, of_read, threads),
-        *([gather] if split else []),
-        Launch(judge_kernel, judges, judge, of_judge, 128),
-        Launch(apply_kernel, spreaders + finishers, apply, of_apply, threads),
+    sums = len(plan.token_sums) + len(plan.sequence_sums) + bins + len(plan.call_sums)
+    maxima = len(plan.token_maxima) + len(plan.sequence_maxima) + len(plan.call_maxima)
+    mask_kind = torch.bool if given.mask is None else given.mask.dtype
+    return Buffers(
+        weights=empty(*shape, dtype=kind) if plan.writes_weights else None,
+        mask_out=empty(*shape, dtype=mask_kind) if plan.writes_mask else None,
+        keep_out=empty(grid.sequences, dtype=torch.bool),
+        owners=empty(grid.slots, dtype=torch.int32) if packed and plan.applies else None,
+        states=empty(grid.sequences, dtype=torch.int32) if plan.applies else None,
+        sequence_weights=empty(grid.sequences, dtype=kind) if plan.spreads else None,
+        token_sums=empty(len(plan.token_sums), grid.token_programs),
+        token_maxima=empty(len(plan.token_maxima) - plan.derived, grid.token_programs),
+        sequence_sums=empty(len(plan.sequence_sums), grid.sequence_programs),
+        sequence_maxima=empty(len(plan.sequence_maxima), grid.sequence_programs),
+        histogram=torch.zeros(COPIES.value * bins, dtype=torch.int64, device=device) if bins else None,
+        statistics=empty(sums + maxima),
     )

@@ -1,40 +1,96 @@
-"""What every Spec reports of its tokens and of their weights."""
+"""Statistics of tokens, of sequences and of their weights, as every Spec reports them."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
+from rollout_corr.kernels.correct.criteria import Pair
+from rollout_corr.kernels.gather import Gathered, exact, plain
+from rollout_corr.kernels.partials import Partials, add, put_extrema
 from rollout_corr.kernels.sums import record, record_extrema
-from rollout_corr.kernels.tokens import LARGEST_D, exponential, is_finite, limited, number, probability, within
+from rollout_corr.kernels.tokens import (
+    LARGEST_D,
+    LARGEST_STATISTIC,
+    expm1,
+    exponential,
+    is_finite,
+    limited,
+    named,
+    number,
+    of_test,
+    perplexity,
+    probability,
+    within,
+)
 
-# Programs add their histograms into this many copies, so that they do not all wait for the same few bins.
+# Programs add their histograms to this many copies, so that they do not all wait for the same few bins.
 COPIES = tl.constexpr(16)
 BINS = tl.constexpr(512)
 FIRST_BIN = tl.constexpr((127 - 24) << 3)
 
 
+class Ratio(NamedTuple):
+    """The ratio of a token, without cancellation where it is next to 1: [ROWS, LANES, VEC] each."""
+
+    log_ratio: tl.tensor  # D, clamped
+    e: tl.tensor  # e^D
+    excess: tl.tensor  # e^D - 1
+    k3: tl.tensor  # e^D - 1 - D
+
+
+class Rows(NamedTuple):
+    """The sequences of a program over sequences, once token criteria have decided: [SEQUENCES] each."""
+
+    valid: tl.tensor  # valid tokens, int64; 0 outside sequences
+    nonfinite: tl.tensor  # valid tokens whose D is not finite, int64
+    n: tl.tensor  # measured tokens, int64
+    n_among: tl.tensor  # tokens that sums over the sequence run over, int64
+    sum_d: tl.tensor  # float64, as the following
+    train: tl.tensor  # sums of log-probs
+    rollout: tl.tensor
+
+
+class SequenceWeights(NamedTuple):
+    """The weights of sequences, at token level the means over their tokens: [SEQUENCES] float64 each."""
+
+    log_ratio: tl.tensor
+    raw: tl.tensor  # ratio - 1
+    ratio: tl.tensor
+    bounded: tl.tensor  # weight - 1
+    weight: tl.tensor
+
+
+# --- tokens ---
+
+
 @triton.jit
-def measure_tokens(found, d, excess, k3, measured, clamp, PLAN: tl.constexpr, TAME: tl.constexpr):
-    """What every Spec reports of its tokens."""
+def measure_tokens(
+    found: tl.tuple, pair: Pair, ratio: Ratio, clamp: tl.tensor, PLAN: tl.constexpr, TAME: tl.constexpr
+) -> tl.tuple:
+    """Record the statistics of D and of its exponential."""
+    d, excess = pair.d, ratio.excess
     saturated = d if TAME else limited(d, -LARGEST_D, LARGEST_D, PLAN)
     found = record(found, PLAN, "token_sums", "abs_d", tl.abs(saturated))
     found = record(found, PLAN, "token_sums", "d2", saturated * saturated)
-    found = record(found, PLAN, "token_sums", "k3", k3)
+    found = record(found, PLAN, "token_sums", "k3", ratio.k3)
     found = record(found, PLAN, "token_sums", "ratio", excess)
     found = record(found, PLAN, "token_sums", "ratio2", excess * excess)
     clamped = tl.zeros_like(d)
     if not TAME:
         clamped = tl.where(tl.abs(d) <= clamp, clamped, 1.0)
     found = record(found, PLAN, "token_sums", "tokens_clamped", clamped)
-    return record_extrema(found, PLAN, "-min_d", "max_d", d, measured)
+    return record_extrema(found, PLAN, "-min_d", "max_d", d, pair.measured)
 
 
 @triton.jit
-def measure_probabilities(found, train, rollout, measured, PLAN: tl.constexpr):
-    """What only detail="full" reports, but for the histogram."""
-    p = tl.where(measured, probability(rollout) - 1.0, 0.0)
-    q = tl.where(measured, probability(train) - 1.0, 0.0)
+def measure_probabilities(found: tl.tuple, pair: Pair, PLAN: tl.constexpr) -> tl.tuple:
+    """Record what only detail="full" reports, but for the histogram."""
+    measured = pair.measured
+    p = tl.where(measured, probability(pair.base) - 1.0, 0.0)
+    q = tl.where(measured, probability(pair.logp) - 1.0, 0.0)
     gap = tl.abs(p - q)
     found = record(found, PLAN, "token_sums", "abs_prob_diff", gap)
     found = record_extrema(found, PLAN, "", "max_abs_prob_diff", gap, measured)
@@ -47,16 +103,16 @@ def measure_probabilities(found, train, rollout, measured, PLAN: tl.constexpr):
 
 
 @triton.jit
-def histogram_of(d, measured):
-    """[BINS], how many D are in each bin."""
+def histogram_of(d: tl.tensor, measured: tl.tensor) -> tl.tensor:
+    """Count the D in each bin: [BINS] int32."""
     bits = d.to(tl.float32).to(tl.int32, bitcast=True)
     bins = tl.minimum(tl.maximum(((bits & 0x7FFFFFFF) >> 20) - FIRST_BIN, 0), 255) + tl.where(bits < 0, 256, 0)
     return tl.histogram(tl.ravel(bins), BINS, mask=tl.ravel(measured & is_finite(d)))
 
 
 @triton.jit
-def between(x, lower, upper, PLAN: tl.constexpr):
-    """x clamped to the bounds that a weight has."""
+def bounded_by(x: tl.tensor, lower: tl.tensor, upper: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Clamp x to the bounds that a weight has."""
     if PLAN.has_lower:
         lower = lower.to(x.dtype)
         x = tl.where(x < lower, lower, x) if PLAN.nonfinite == "propagate" else tl.maximum(x, lower)
@@ -67,25 +123,29 @@ def between(x, lower, upper, PLAN: tl.constexpr):
 
 
 @triton.jit
-def bound(log_ratio, raw, ratio, numbers, PLAN: tl.constexpr):
-    """Ratio - 1 and the ratio itself, after the bounds that a weight has."""
+def bound(
+    log_ratio: tl.tensor, raw: tl.tensor, ratio: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Apply the bounds of a weight to ratio - 1 and to the ratio itself."""
     if PLAN.bounded:
         if PLAN.outside == "zero":
             inside = within(log_ratio, numbers, PLAN, "log")
             raw, ratio = tl.where(inside, raw, -1.0), tl.where(inside, ratio, 0.0)
         else:
             lower, upper = number(numbers, PLAN, "lower"), number(numbers, PLAN, "upper")
-            raw = between(raw, lower - 1.0, upper - 1.0, PLAN)
-            ratio = between(ratio, lower, upper, PLAN)
+            raw = bounded_by(raw, lower - 1.0, upper - 1.0, PLAN)
+            ratio = bounded_by(ratio, lower, upper, PLAN)
     return raw, ratio
 
 
 @triton.jit
-def weight_of(d, log_ratio, e, excess, numbers, PLAN: tl.constexpr):
-    """The log-ratio of a weight, ratio - 1 before and after the bounds, and the weight."""
-    raw = excess
+def weight_of(
+    ratio: Ratio, numbers: tl.tuple, PLAN: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """Compute a token's weight: its log-ratio, ratio - 1 before and after the bounds, and the weight."""
+    log_ratio, e, raw = ratio.log_ratio, ratio.e, ratio.excess
     if PLAN.token_clamp:
-        most = number(numbers, PLAN, "token_clamp").to(d.dtype)
+        most = number(numbers, PLAN, "token_clamp").to(log_ratio.dtype)
         log_ratio = limited(log_ratio, -most, most, PLAN)
         e, raw, _ = exponential(log_ratio, PLAN)
     bounded, weight = bound(log_ratio, raw, e, numbers, PLAN)
@@ -93,8 +153,11 @@ def weight_of(d, log_ratio, e, excess, numbers, PLAN: tl.constexpr):
 
 
 @triton.jit
-def measure_weights(found, measured, log_ratio, raw, bounded, numbers, PLAN: tl.constexpr):
-    """What a token weight reports."""
+def measure_weights(
+    found: tl.tuple, measured: tl.tensor, log_ratio: tl.tensor, raw: tl.tensor, bounded: tl.tensor, numbers: tl.tuple,
+    PLAN: tl.constexpr,
+) -> tl.tuple:  # fmt: skip
+    """Record the statistics of token weights."""
     bounded = tl.where(measured, bounded, 0.0)
     found = record(found, PLAN, "floats", "raw", raw)
     found = record(found, PLAN, "floats", "bounded", bounded)
@@ -112,3 +175,114 @@ def measure_weights(found, measured, log_ratio, raw, bounded, numbers, PLAN: tl.
     if PLAN.outside == "zero":
         found = record_extrema(found, PLAN, "-min_weight", "max_weight", bounded, measured)
     return found
+
+
+# --- sequences ---
+
+
+@triton.jit
+def measure_sequences(rows: Rows, out: Partials, numbers: tl.tuple, PLAN: tl.constexpr) -> None:
+    """Report the perplexities and the sums of D of sequences."""
+    sum_d, some, each = rows.sum_d, rows.n > 0, tl.maximum(rows.n, 1).to(tl.float64)
+    train, rollout, gap = -rows.train / each, -rows.rollout / each, -sum_d / each
+    clamp = number(numbers, PLAN, "clamp")
+    size_of_sum = tl.abs(sum_d)
+    chi2 = expm1(2.0 * limited(sum_d, -clamp, clamp, PLAN))
+    add(out.sums, PLAN, "d", tl.where(some, sum_d, 0.0))
+    add(out.sums, PLAN, "train_ppl", tl.where(some, perplexity(train), 0.0))
+    add(out.sums, PLAN, "rollout_ppl", tl.where(some, perplexity(rollout), 0.0))
+    add(out.sums, PLAN, "train_log_ppl", tl.where(some, train, 0.0))
+    add(out.sums, PLAN, "rollout_log_ppl", tl.where(some, rollout, 0.0))
+    add(out.sums, PLAN, "log_ppl_diff", tl.where(some, gap, 0.0))
+    add(out.sums, PLAN, "log_ppl_abs_diff", tl.where(some, tl.abs(gap), 0.0))
+    add(out.sums, PLAN, "ppl_ratio", tl.where(some, perplexity(gap), 0.0))
+    add(out.sums, PLAN, "chi2_sequence", tl.where(some, chi2, 0.0))
+    add(out.sums, PLAN, "abs_sum_d", tl.where(some, size_of_sum, 0.0))
+    add(out.sums, PLAN, "sequences_clamped", some & (size_of_sum > clamp))
+    put_extrema(out.maxima, PLAN, "-min_log_ppl_diff", "max_log_ppl_diff", gap, some)
+    put_extrema(out.maxima, PLAN, "", "max_abs_sum_d", size_of_sum, some)
+
+
+@triton.jit
+def measure_criterion(
+    value: tl.tensor, among: tl.tensor, out: Partials, numbers: tl.tuple, TEST: tl.constexpr, PLAN: tl.constexpr
+) -> None:
+    """Report a criterion over sequences: the units it tested, and its values."""
+    if TEST.stat == "ratio":
+        clamp = number(numbers, PLAN, "clamp")
+        value = expm1(limited(value, -clamp, clamp, PLAN))
+    add(out.sums, PLAN, named(TEST.index, "units"), among)
+    if TEST.stat == "external":
+        among = among & is_finite(value)
+    counted = limited(tl.where(among, value, 0.0), -LARGEST_STATISTIC, LARGEST_STATISTIC, PLAN)
+    add(out.sums, PLAN, named(TEST.index, "value"), counted)
+    add(out.sums, PLAN, named(TEST.index, "value2"), counted * counted)
+    put_extrema(out.maxima, PLAN, of_test("-min", TEST.index), of_test("max", TEST.index), value, among)
+
+
+@triton.jit
+def weigh_sequences(found: Gathered, rows: Rows, numbers: tl.tuple, PLAN: tl.constexpr) -> SequenceWeights:
+    """Compute the weight of every sequence, at token level the mean of its tokens' weights."""
+    n, n_among = rows.n, rows.n_among
+    if PLAN.level == "token":
+        each = tl.maximum(n, 1).to(tl.float64)
+        raw, bounded = plain(found, PLAN, "raw") / each, plain(found, PLAN, "bounded") / each
+        ratio, weight, log_ratio = 1.0 + raw, 1.0 + bounded, tl.log(1.0 + raw)
+    else:
+        if PLAN.token_clamp:
+            log_ratio = exact(found, PLAN, "weight", True)
+        elif PLAN.kept:
+            log_ratio = exact(found, PLAN, "d_kept", True)
+        else:
+            log_ratio = rows.sum_d
+        if PLAN.kept:
+            log_ratio = tl.where(n_among > 0, log_ratio, 0.0)
+        if PLAN.level == "geometric":
+            log_ratio = log_ratio / tl.maximum(n_among, 1).to(tl.float64)
+        clamp = number(numbers, PLAN, "clamp")
+        log_ratio = limited(log_ratio, -clamp, clamp, PLAN)
+        raw, ratio = expm1(log_ratio), tl.exp(log_ratio)
+        bounded, weight = bound(log_ratio, raw, ratio, numbers, PLAN)
+    return SequenceWeights(log_ratio, raw, ratio, bounded, weight)
+
+
+@triton.jit
+def measure_sequence_weights(
+    rows: Rows, weights: SequenceWeights, out: Partials, numbers: tl.tuple, PLAN: tl.constexpr
+) -> None:
+    """Report the weights of sequences; those of tokens have been reported by `read`, but for their sums."""
+    n, some = rows.n, rows.n > 0
+    log_ratio, raw, ratio, bounded, weight = weights
+    above, below = tl.zeros_like(some), tl.zeros_like(some)
+    if PLAN.has_upper:
+        above = some & ((log_ratio <= number(numbers, PLAN, "log/upper")) == 0)
+    if PLAN.has_lower:
+        below = some & ((log_ratio >= number(numbers, PLAN, "log/lower")) == 0)
+    tokens = tl.where(some, n, 0).to(tl.float64)
+    raw_some, bounded_some = tl.where(some, raw, 0.0), tl.where(some, bounded, 0.0)
+    ratio_some, weight_some = tl.where(some, ratio, 0.0), tl.where(some, weight, 0.0)
+    add(out.sums, PLAN, "raw", tokens * raw_some)
+    add(out.sums, PLAN, "weight", tokens * bounded_some)
+    add(out.sums, PLAN, "sequence_raw", raw_some)
+    add(out.sums, PLAN, "sequence_raw2", raw_some * raw_some)
+    add(out.sums, PLAN, "sequence_weight", bounded_some)
+    add(out.sums, PLAN, "sequence_weight2", bounded_some * bounded_some)
+    add(out.sums, PLAN, "sequences_above", above)
+    add(out.sums, PLAN, "sequences_below", below)
+    add(out.sums, PLAN, "sequence_raw_plain", ratio_some)
+    add(out.sums, PLAN, "sequence_raw_plain2", ratio_some * ratio_some)
+    add(out.sums, PLAN, "sequence_weight_plain", weight_some)
+    add(out.sums, PLAN, "sequence_weight_plain2", weight_some * weight_some)
+    put_extrema(out.maxima, PLAN, "-min_sequence_raw", "max_sequence_raw", raw, some)
+    put_extrema(out.maxima, PLAN, "-min_sequence_weight", "max_sequence_weight", bounded, some)
+    if PLAN.level != "token":
+        add(out.sums, PLAN, "raw2", tokens * raw_some * raw_some)
+        add(out.sums, PLAN, "weight2", tokens * bounded_some * bounded_some)
+        add(out.sums, PLAN, "tokens_above", tl.where(above, n, 0))
+        add(out.sums, PLAN, "tokens_below", tl.where(below, n, 0))
+        add(out.sums, PLAN, "raw_plain", tokens * ratio_some)
+        add(out.sums, PLAN, "raw_plain2", tokens * ratio_some * ratio_some)
+        add(out.sums, PLAN, "weight_plain", tokens * weight_some)
+        add(out.sums, PLAN, "weight_plain2", tokens * weight_some * weight_some)
+        put_extrema(out.maxima, PLAN, "-min_raw", "max_raw", raw, some)
+        put_extrema(out.maxima, PLAN, "-min_weight", "max_weight", bounded, some)

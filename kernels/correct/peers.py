@@ -1,17 +1,21 @@
-"""What the peers' naming schemes report beside the native statistics; the same formulas as in rollout_corr/reports.
+"""Statistics that the peers' naming schemes report beside the native ones, by the formulas of frameworks/*/metrics.py.
 
-Each name stands in the plan if its scheme was asked for; `put` leaves out what does not. What a criterion is to a
-scheme is its `role`.
+This is the one file of the kernels that knows peers by name. A statistic is in the plan if its scheme was asked for;
+`record`, `add` and `put_extrema` leave out what is not. What a criterion is to a scheme is its `role`.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.correct.criteria import statistic
+from rollout_corr.kernels.correct.criteria import Pair, statistic
+from rollout_corr.kernels.correct.measures import Ratio, Rows, SequenceWeights
 from rollout_corr.kernels.correct.plan import Plan, Test
-from rollout_corr.kernels.gather import integer, plain
+from rollout_corr.kernels.gather import Gathered, integer, plain
+from rollout_corr.kernels.partials import Partials, add, add_up, put_extrema
 from rollout_corr.kernels.sums import record, record_count, record_extrema
 from rollout_corr.kernels.tokens import (
     LARGEST_D,
@@ -20,33 +24,52 @@ from rollout_corr.kernels.tokens import (
     exponential,
     has,
     k3_of,
-    key_of,
     limited,
     named,
     number,
-    of_key,
     perplexity,
-    put,
     size,
     test,
 )
 
 
+class SlotColumns(NamedTuple):
+    """Columns of the slot tables."""
+
+    counts: tuple[str, ...]
+    floats: tuple[str, ...]
+
+
+def slot_columns(plan: Plan) -> SlotColumns:
+    """Name what `read` leaves of every slot for the schemes of a plan."""
+    counts = [
+        f"skyrl/{test.index}/{side}"
+        for test in plan.tests
+        if test.role == "outlier"
+        for side in ("over_high", "under_low")
+    ]
+    if "skyrl" in plan.schemes and plan.level == "token" and plan.has_upper:
+        counts.append("skyrl/clipped")
+    floats = ["d_beyond"] if {"verl", "xtuner"} & {*plan.schemes} else []
+    floats += [f"verl/{test.index}/row" for test in plan.tests if test.role == "option" and test.over == "token"]
+    return SlotColumns(tuple(counts), tuple(floats))
+
+
 @triton.constexpr_function
 def of_option(criterion: Test, name: str) -> str:
-    """A statistic of verl's for a criterion."""
+    """Name a statistic of verl's for a criterion."""
     return f"verl/{criterion.index}/{name}"
 
 
 @triton.constexpr_function
 def option_of_tokens(plan: Plan, i: int) -> bool:
-    """Whether a criterion is an option of verl's `rollout_rs` that tests tokens."""
+    """Test whether a criterion is an option of verl's `rollout_rs` that tests tokens."""
     return plan.tests[i].role == "option" and plan.tests[i].over == "token"
 
 
 @triton.constexpr_function
 def looks_for(plan: Plan, i: int) -> bool:
-    """Whether a criterion is a veto of xtuner's that counts catastrophic tokens."""
+    """Test whether a criterion is a veto of xtuner's that counts catastrophic tokens."""
     prefix = f"xtuner/{plan.tests[i].index}"
     return f"{prefix}/lower" in plan.numbers or f"{prefix}/upper" in plan.numbers
 
@@ -55,8 +78,8 @@ def looks_for(plan: Plan, i: int) -> bool:
 
 
 @triton.jit
-def above(x, among, numbers, PLAN: tl.constexpr, prefix: tl.constexpr):
-    """Beyond the upper bound, if there is one; NaN is."""
+def above(x: tl.tensor, among: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr, prefix: tl.constexpr) -> tl.tensor:
+    """Test for lying beyond the upper bound, if there is one; NaN does."""
     if has(PLAN, "numbers", named(prefix, "upper")):
         return among & ((x <= number(numbers, PLAN, named(prefix, "upper")).to(x.dtype)) == 0)
     else:
@@ -64,8 +87,8 @@ def above(x, among, numbers, PLAN: tl.constexpr, prefix: tl.constexpr):
 
 
 @triton.jit
-def below(x, among, numbers, PLAN: tl.constexpr, prefix: tl.constexpr):
-    """Beyond the lower bound, if there is one; NaN is."""
+def below(x: tl.tensor, among: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr, prefix: tl.constexpr) -> tl.tensor:
+    """Test for lying beyond the lower bound, if there is one; NaN does."""
     if has(PLAN, "numbers", named(prefix, "lower")):
         return among & ((x >= number(numbers, PLAN, named(prefix, "lower")).to(x.dtype)) == 0)
     else:
@@ -73,8 +96,8 @@ def below(x, among, numbers, PLAN: tl.constexpr, prefix: tl.constexpr):
 
 
 @triton.jit
-def between(x, centre, numbers, PLAN: tl.constexpr, prefix: tl.constexpr):
-    """x, measured from the centre, clamped to the bounds that there are."""
+def between(x: tl.tensor, centre: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr, prefix: tl.constexpr) -> tl.tensor:
+    """Clamp x, measured from the centre, to the bounds that there are."""
     low, high = float("-inf"), float("inf")
     if has(PLAN, "numbers", named(prefix, "lower")):
         low = (number(numbers, PLAN, named(prefix, "lower")) - centre).to(x.dtype)
@@ -83,44 +106,18 @@ def between(x, centre, numbers, PLAN: tl.constexpr, prefix: tl.constexpr):
     return limited(x, low, high, PLAN)
 
 
-# --- adding up ---
-
-
-@triton.jit
-def put_part(table, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, x):
-    """What a program adds to a column."""
-    put(table, PLAN, TABLE, name, tl.num_programs(0), tl.program_id(0), x)
-
-
-@triton.jit
-def count_tokens(found, PLAN: tl.constexpr, name: tl.constexpr, which):
-    """How many tokens of the batch."""
-    return record(found, PLAN, "token_sums", name, which.to(tl.float32))
-
-
-@triton.jit
-def add_rows(sums, PLAN: tl.constexpr, name: tl.constexpr, x):
-    """The sum of x over sequences; x is 0 at those that do not count."""
-    if has(PLAN, "sequence_sums", name):
-        put_part(sums, PLAN, "sequence_sums", name, tl.sum(x.to(tl.float64), 0))
-
-
-@triton.jit
-def put_row_extrema(maxima, PLAN: tl.constexpr, low: tl.constexpr, high: tl.constexpr, x, among):
-    """The largest of -x and of x among some sequences."""
-    if has(PLAN, "sequence_maxima", high):
-        least = of_key(tl.max(key_of(tl.where(among, -x, float("-inf"))), 0))
-        most = of_key(tl.max(key_of(tl.where(among, x, float("-inf"))), 0))
-        put_part(maxima, PLAN, "sequence_maxima", low, least)
-        put_part(maxima, PLAN, "sequence_maxima", high, most)
-
-
 # --- tokens ---
 
 
 @triton.jit
-def k3_in_full(d, PLAN: tl.constexpr):
-    """k3 without any clamp: infinite where e^D is."""
+def count_tokens(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, which: tl.tensor) -> tl.tuple:
+    """Count tokens of the batch."""
+    return record(found, PLAN, "token_sums", name, which.to(tl.float32))
+
+
+@triton.jit
+def k3_in_full(d: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Compute k3 without any clamp: infinite where e^D is."""
     if PLAN.double:
         return k3_of(d, tl.exp(d))
     else:
@@ -131,22 +128,25 @@ def k3_in_full(d, PLAN: tl.constexpr):
 
 
 @triton.jit
-def report_tokens(found, d, train, rollout, measured, among, log_ratio, e, excess, k3, weight, numbers,
-                  PLAN: tl.constexpr):  # fmt: skip
-    """What the schemes add where the tokens are. `among`: the tokens that sums of sequences run over."""
+def report_tokens(
+    found: tl.tuple, pair: Pair, among: tl.tensor, ratio: Ratio, weight: tl.tensor, numbers: tl.tuple,
+    PLAN: tl.constexpr,
+) -> tl.tuple:  # fmt: skip
+    """Record what the schemes report of tokens. `among`: the tokens that sums over a sequence run over."""
+    d, measured = pair.d, pair.measured
     if has(PLAN, "floats", "d_beyond"):
         found = record(found, PLAN, "floats", "d_beyond", d - limited(d, -LARGEST_D, LARGEST_D, PLAN))
         clamp = number(numbers, PLAN, "clamp").to(d.dtype)
-        more = tl.where(tl.abs(d) > clamp, k3_in_full(d, PLAN) - k3, 0.0)
+        more = tl.where(tl.abs(d) > clamp, k3_in_full(d, PLAN) - ratio.k3, 0.0)
         found = record(found, PLAN, "token_sums", "verl/k3_beyond", more)
         found = record(found, PLAN, "token_sums", "xtuner/k3_beyond", more)
         found = record(found, PLAN, "token_sums", "xtuner/abs_d", tl.abs(d))
     if PLAN.level == "token":
-        found = report_token_weights(found, measured, among, log_ratio, e, excess, weight, numbers, PLAN)
+        found = report_token_weights(found, measured, among, ratio, weight, numbers, PLAN)
     catastrophic = tl.zeros_like(measured).to(tl.int32)
     for i in tl.static_range(size(PLAN, "tests")):
         if option_of_tokens(PLAN, i):
-            found = report_option(found, d, train, rollout, measured, numbers, test(PLAN, i), PLAN)
+            found = report_option(found, pair, numbers, test(PLAN, i), PLAN)
         if test(PLAN, i).role == "outlier":
             value = d
             if test(PLAN, i).token_clamp:
@@ -154,8 +154,8 @@ def report_tokens(found, d, train, rollout, measured, among, log_ratio, e, exces
                 value = limited(d, -most, most, PLAN)
             over = above(value, measured, numbers, PLAN, named(named("skyrl", i), "token"))
             under = below(value, measured, numbers, PLAN, named(named("skyrl", i), "token"))
-            found = record_count(found, PLAN, "counts", named(named("skyrl", i), "over_high"), over)
-            found = record_count(found, PLAN, "counts", named(named("skyrl", i), "under_low"), under)
+            found = record_count(found, PLAN, named(named("skyrl", i), "over_high"), over)
+            found = record_count(found, PLAN, named(named("skyrl", i), "under_low"), under)
         if looks_for(PLAN, i):
             catastrophic += above(d, measured, numbers, PLAN, named(named("xtuner", i), "token")).to(tl.int32)
             catastrophic += below(d, measured, numbers, PLAN, named(named("xtuner", i), "token")).to(tl.int32)
@@ -163,8 +163,12 @@ def report_tokens(found, d, train, rollout, measured, among, log_ratio, e, exces
 
 
 @triton.jit
-def report_token_weights(found, measured, among, log_ratio, e, excess, weight, numbers, PLAN: tl.constexpr):
-    """What the schemes add of token weights."""
+def report_token_weights(
+    found: tl.tuple, measured: tl.tensor, among: tl.tensor, ratio: Ratio, weight: tl.tensor, numbers: tl.tuple,
+    PLAN: tl.constexpr,
+) -> tl.tuple:  # fmt: skip
+    """Record what the schemes report of token weights."""
+    log_ratio, e, excess = ratio.log_ratio, ratio.e, ratio.excess
     if PLAN.token_clamp:
         most = number(numbers, PLAN, "token_clamp").to(log_ratio.dtype)
         log_ratio = limited(log_ratio, -most, most, PLAN)
@@ -184,14 +188,17 @@ def report_token_weights(found, measured, among, log_ratio, e, excess, weight, n
         found = count_tokens(found, PLAN, "xtuner/tokens_below", under)
     if has(PLAN, "counts", "skyrl/clipped"):
         clipped = above(log_ratio, among, numbers, PLAN, "skyrl/log/token")
-        found = record_count(found, PLAN, "counts", "skyrl/clipped", clipped)
+        found = record_count(found, PLAN, "skyrl/clipped", clipped)
     return found
 
 
 @triton.jit
-def report_option(found, d, train, rollout, measured, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
-    """What verl reports of a criterion over tokens."""
-    value = statistic(d, train, rollout, measured, train, numbers, TEST, PLAN)
+def report_option(
+    found: tl.tuple, pair: Pair, numbers: tl.tuple, TEST: tl.constexpr, PLAN: tl.constexpr
+) -> tl.tuple:  # fmt: skip
+    """Record what verl reports of a criterion over tokens."""
+    measured = pair.measured
+    value = statistic(pair, measured, pair.d, numbers, TEST, PLAN)
     if TEST.stat == "ratio":
         value = -value
     bounds: tl.constexpr = named("verl", TEST.index)
@@ -212,141 +219,181 @@ def report_option(found, d, train, rollout, measured, numbers, TEST: tl.constexp
 
 
 @triton.jit
-def report_option_rows(row, some, sums, maxima, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
-    """What verl reports of a criterion's values of sequences."""
+def report_option_rows(
+    row: tl.tensor, some: tl.tensor, out: Partials, numbers: tl.tuple, TEST: tl.constexpr, PLAN: tl.constexpr
+) -> None:
+    """Report a criterion's values of sequences as verl does."""
     bounds: tl.constexpr = named("verl", TEST.index)
     counted = tl.where(some, row, 0.0)
-    add_rows(sums, PLAN, of_option(TEST, "row"), counted)
-    add_rows(sums, PLAN, of_option(TEST, "row2"), counted * counted)
-    add_rows(sums, PLAN, of_option(TEST, "row_above"), above(row, some, numbers, PLAN, bounds))
-    add_rows(sums, PLAN, of_option(TEST, "row_below"), below(row, some, numbers, PLAN, bounds))
-    put_row_extrema(maxima, PLAN, of_option(TEST, "-min_row"), of_option(TEST, "max_row"), row, some)
+    add(out.sums, PLAN, of_option(TEST, "row"), counted)
+    add(out.sums, PLAN, of_option(TEST, "row2"), counted * counted)
+    add(out.sums, PLAN, of_option(TEST, "row_above"), above(row, some, numbers, PLAN, bounds))
+    add(out.sums, PLAN, of_option(TEST, "row_below"), below(row, some, numbers, PLAN, bounds))
+    put_extrema(out.maxima, PLAN, of_option(TEST, "-min_row"), of_option(TEST, "max_row"), row, some)
 
 
 @triton.jit
-def report_criterion(value, failed, vetoed, n, n_among, sums, maxima, numbers, TEST: tl.constexpr, PLAN: tl.constexpr):
-    """What the schemes add of a criterion over sequences; gives back what is vetoed so far."""
-    some = n_among > 0
+def report_criterion(
+    value: tl.tensor, failed: tl.tensor, vetoed: tl.tensor, rows: Rows, out: Partials, numbers: tl.tuple,
+    TEST: tl.constexpr, PLAN: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Report a criterion over sequences as the schemes do, and return what is vetoed so far."""
+    n, some = rows.n, rows.n_among > 0
     if TEST.role == "option":
         if TEST.stat == "ratio":
             value = -value
-        report_option_rows(value, some, sums, maxima, numbers, TEST, PLAN)
+        report_option_rows(value, some, out, numbers, TEST, PLAN)
         clamped = between(value, 0.0, numbers, PLAN, named("verl", TEST.index))
-        add_rows(sums, PLAN, of_option(TEST, "stat"), tl.where(some, n * value, 0.0))
-        add_rows(sums, PLAN, of_option(TEST, "clamped"), tl.where(some, n * clamped, 0.0))
-        add_rows(sums, PLAN, of_option(TEST, "clamped2"), tl.where(some, n * clamped * clamped, 0.0))
+        add(out.sums, PLAN, of_option(TEST, "stat"), tl.where(some, n * value, 0.0))
+        add(out.sums, PLAN, of_option(TEST, "clamped"), tl.where(some, n * clamped, 0.0))
+        add(out.sums, PLAN, of_option(TEST, "clamped2"), tl.where(some, n * clamped * clamped, 0.0))
     if TEST.role == "sequence_mask":
         mask: tl.constexpr = named("skyrl", TEST.index)
-        add_rows(sums, PLAN, named(mask, "over_high"), above(value, some, numbers, PLAN, mask))
-        add_rows(sums, PLAN, named(mask, "under_low"), below(value, some, numbers, PLAN, mask))
+        add(out.sums, PLAN, named(mask, "over_high"), above(value, some, numbers, PLAN, mask))
+        add(out.sums, PLAN, named(mask, "under_low"), below(value, some, numbers, PLAN, mask))
     if TEST.role == "veto":
         vetoed = vetoed | failed
     return vetoed
 
 
 @triton.jit
-def report_weights(found, sum_d, log_ratio, raw, ratio, n, n_among, sums, maxima, numbers, PLAN: tl.constexpr):
-    """What the schemes add of the weights of sequences; at token level of their means."""
+def report_weights(
+    found: Gathered, rows: Rows, weights: SequenceWeights, out: Partials, numbers: tl.tuple, PLAN: tl.constexpr
+) -> None:
+    """Report the weights of sequences, at token level their means, as the schemes do."""
+    n, n_among, sum_d = rows.n, rows.n_among, rows.sum_d
+    log_ratio, raw, ratio = weights.log_ratio, weights.raw, weights.ratio
     some, measured, survivors = n > 0, n.to(tl.float64), n_among > 0
-    add_rows(sums, PLAN, "verl/means_above", above(log_ratio, some, numbers, PLAN, "verl/log"))
-    add_rows(sums, PLAN, "verl/means_below", below(log_ratio, some, numbers, PLAN, "verl/log"))
-    add_rows(sums, PLAN, "xtuner/means_above", above(log_ratio, some, numbers, PLAN, "xtuner/log"))
-    add_rows(sums, PLAN, "xtuner/means_below", below(log_ratio, some, numbers, PLAN, "xtuner/log"))
+    add(out.sums, PLAN, "verl/means_above", above(log_ratio, some, numbers, PLAN, "verl/log"))
+    add(out.sums, PLAN, "verl/means_below", below(log_ratio, some, numbers, PLAN, "verl/log"))
+    add(out.sums, PLAN, "xtuner/means_above", above(log_ratio, some, numbers, PLAN, "xtuner/log"))
+    add(out.sums, PLAN, "xtuner/means_below", below(log_ratio, some, numbers, PLAN, "xtuner/log"))
     if PLAN.level == "token":
         if has(PLAN, "counts", "skyrl/clipped"):
             # Tokens of a sequence that fell as a whole do not survive either.
             clipped = tl.where(survivors, integer(found, PLAN, "skyrl/clipped"), 0)
-            add_rows(sums, PLAN, "skyrl/clipped", clipped)
-            add_rows(sums, PLAN, "skyrl/clippable", n_among)
+            add(out.sums, PLAN, "skyrl/clipped", clipped)
+            add(out.sums, PLAN, "skyrl/clippable", n_among)
     else:
-        add_rows(sums, PLAN, "skyrl/clipped", above(log_ratio, survivors, numbers, PLAN, "skyrl/log"))
-        add_rows(sums, PLAN, "skyrl/clippable", survivors)
+        add(out.sums, PLAN, "skyrl/clipped", above(log_ratio, survivors, numbers, PLAN, "skyrl/log"))
+        add(out.sums, PLAN, "skyrl/clippable", survivors)
         # Without Spec.clamp, as far as the sum is D's own.
         full = log_ratio
         if not (PLAN.token_clamp or PLAN.kept):
             full = sum_d
             if PLAN.level == "geometric":
                 full = sum_d / tl.maximum(n, 1).to(tl.float64)
-        add_rows(sums, PLAN, "verl/rows_above", above(full, some, numbers, PLAN, "verl/log"))
-        add_rows(sums, PLAN, "verl/rows_below", below(full, some, numbers, PLAN, "verl/log"))
-        put_row_extrema(maxima, PLAN, "verl/-min_log_weight", "verl/max_log_weight", full, some)
-        put_row_extrema(maxima, PLAN, "xtuner/-min_log_weight", "xtuner/max_log_weight", full, some)
+        add(out.sums, PLAN, "verl/rows_above", above(full, some, numbers, PLAN, "verl/log"))
+        add(out.sums, PLAN, "verl/rows_below", below(full, some, numbers, PLAN, "verl/log"))
+        put_extrema(out.maxima, PLAN, "verl/-min_log_weight", "verl/max_log_weight", full, some)
+        put_extrema(out.maxima, PLAN, "xtuner/-min_log_weight", "xtuner/max_log_weight", full, some)
         over = above(full, some, numbers, PLAN, "xtuner/log")
         under = below(full, some, numbers, PLAN, "xtuner/log")
-        add_rows(sums, PLAN, "xtuner/rows_above", over)
-        add_rows(sums, PLAN, "xtuner/rows_below", under)
-        add_rows(sums, PLAN, "xtuner/tokens_above", tl.where(over, n, 0))
-        add_rows(sums, PLAN, "xtuner/tokens_below", tl.where(under, n, 0))
+        add(out.sums, PLAN, "xtuner/rows_above", over)
+        add(out.sums, PLAN, "xtuner/rows_below", under)
+        add(out.sums, PLAN, "xtuner/tokens_above", tl.where(over, n, 0))
+        add(out.sums, PLAN, "xtuner/tokens_below", tl.where(under, n, 0))
         clamped = between(raw, 1.0, numbers, PLAN, "xtuner/ratio")
         bounded = between(ratio, 0.0, numbers, PLAN, "xtuner/ratio")
-        add_rows(sums, PLAN, "xtuner/clamped", measured * clamped)
-        add_rows(sums, PLAN, "xtuner/clamped2", measured * clamped * clamped)
-        add_rows(sums, PLAN, "xtuner/weight2", measured * bounded * bounded)
+        add(out.sums, PLAN, "xtuner/clamped", measured * clamped)
+        add(out.sums, PLAN, "xtuner/clamped2", measured * clamped * clamped)
+        add(out.sums, PLAN, "xtuner/weight2", measured * bounded * bounded)
 
 
 @triton.jit
-def report_sequences(found, sum_d, train, rollout, valid, n, kept, vetoed, sums, maxima, numbers, PLAN: tl.constexpr):
-    """What the schemes add of sequences once every criterion has spoken."""
+def report_sequences(
+    found: Gathered, rows: Rows, kept: tl.tensor, vetoed: tl.tensor, out: Partials, numbers: tl.tuple,
+    PLAN: tl.constexpr,
+) -> None:  # fmt: skip
+    """Report sequences as the schemes do, once every criterion has decided. kept: tokens kept of each."""
+    sum_d, valid, n = rows.sum_d, rows.valid, rows.n
     some, each = n > 0, tl.maximum(n, 1).to(tl.float64)
     if has(PLAN, "floats", "d_beyond"):
         difference = -sum_d - plain(found, PLAN, "d_beyond")
         gap = difference / each
-        add_rows(sums, PLAN, "verl/log_difference", difference)
-        add_rows(sums, PLAN, "verl/log_ppl_diff", gap)
-        add_rows(sums, PLAN, "verl/log_ppl_abs_diff", tl.abs(gap))
-        add_rows(sums, PLAN, "verl/ppl_ratio", tl.where(some, perplexity(gap), 0.0))
-        put_row_extrema(maxima, PLAN, "verl/-min_log_ppl_diff", "verl/max_log_ppl_diff", gap, some)
-        add_rows(sums, PLAN, "verl/rows_rejected", kept < valid)
-        add_rows(sums, PLAN, "xtuner/log_difference", difference)
-        add_rows(sums, PLAN, "xtuner/train", train)
-        add_rows(sums, PLAN, "xtuner/rollout", rollout)
+        add(out.sums, PLAN, "verl/log_difference", difference)
+        add(out.sums, PLAN, "verl/log_ppl_diff", gap)
+        add(out.sums, PLAN, "verl/log_ppl_abs_diff", tl.abs(gap))
+        add(out.sums, PLAN, "verl/ppl_ratio", tl.where(some, perplexity(gap), 0.0))
+        put_extrema(out.maxima, PLAN, "verl/-min_log_ppl_diff", "verl/max_log_ppl_diff", gap, some)
+        add(out.sums, PLAN, "verl/rows_rejected", kept < valid)
+        add(out.sums, PLAN, "xtuner/log_difference", difference)
+        add(out.sums, PLAN, "xtuner/train", rows.train)
+        add(out.sums, PLAN, "xtuner/rollout", rows.rollout)
     outlying = tl.zeros_like(some)
     for i in tl.static_range(size(PLAN, "tests")):
         if option_of_tokens(PLAN, i):
             row = plain(found, PLAN, of_option(test(PLAN, i), "row"))
-            add_rows(sums, PLAN, of_option(test(PLAN, i), "stat"), row)
-            report_option_rows(row / each, some, sums, maxima, numbers, test(PLAN, i), PLAN)
+            add(out.sums, PLAN, of_option(test(PLAN, i), "stat"), row)
+            report_option_rows(row / each, some, out, numbers, test(PLAN, i), PLAN)
         if test(PLAN, i).role == "veto" and test(PLAN, i).over == "token":
             vetoed = vetoed | (integer(found, PLAN, named(i, "lost")) > 0)
         if test(PLAN, i).role == "outlier":
             over = integer(found, PLAN, named(named("skyrl", i), "over_high")) > 0
             under = integer(found, PLAN, named(named("skyrl", i), "under_low")) > 0
-            add_rows(sums, PLAN, named(named("skyrl", i), "over_high"), over)
-            add_rows(sums, PLAN, named(named("skyrl", i), "under_low"), under)
+            add(out.sums, PLAN, named(named("skyrl", i), "over_high"), over)
+            add(out.sums, PLAN, named(named("skyrl", i), "under_low"), under)
             outlying = integer(found, PLAN, named(i, "lost")) > 0
-    add_rows(sums, PLAN, "xtuner/vetoed", vetoed)
-    add_rows(sums, PLAN, "skyrl/outlier", outlying)
+    add(out.sums, PLAN, "xtuner/vetoed", vetoed)
+    add(out.sums, PLAN, "skyrl/outlier", outlying)
     for i in tl.static_range(size(PLAN, "tests")):
         if test(PLAN, i).role == "token_mask":
             lost = integer(found, PLAN, named(i, "lost"))
             if test(PLAN, i).drop == "sequence":
                 lost = tl.where(lost > 0, valid, 0)
-            add_rows(sums, PLAN, "skyrl/token_mask", tl.where(outlying, 0, lost))
-            add_rows(sums, PLAN, "skyrl/token_mask_tested", tl.where(outlying, 0, n))
+            add(out.sums, PLAN, "skyrl/token_mask", tl.where(outlying, 0, lost))
+            add(out.sums, PLAN, "skyrl/token_mask_tested", tl.where(outlying, 0, n))
 
 
 # --- the call ---
 
 
 @triton.jit
-def put_call(sums, PLAN: tl.constexpr, name: tl.constexpr, x):
-    """Store a statistic of the call, if the plan has it."""
+def put_call(sums: tl.tensor, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> None:
+    """Store a sum of the call, if the plan has it."""
     if has(PLAN, "call_sums", name):
         tl.store(sums + at(PLAN, "call_sums", name), tl.cast(x, tl.float64))
 
 
 @triton.jit
-def report_pack(train, rollout, difference, n, sums, maxima, PLAN: tl.constexpr):
-    """xtuner takes a pack, a call here, as one sequence; one without a measured token adds nothing."""
-    some, each = n > 0, tl.maximum(n, 1.0)
-    train, rollout, gap = -train / each, -rollout / each, difference / each
-    put_call(sums, PLAN, "xtuner/packs", some)
-    put_call(sums, PLAN, "xtuner/training_ppl", tl.where(some, perplexity(train), 0.0))
-    put_call(sums, PLAN, "xtuner/training_log_ppl", tl.where(some, train, 0.0))
-    put_call(sums, PLAN, "xtuner/rollout_ppl", tl.where(some, perplexity(rollout), 0.0))
-    put_call(sums, PLAN, "xtuner/rollout_log_ppl", tl.where(some, rollout, 0.0))
-    put_call(sums, PLAN, "xtuner/log_ppl_diff", tl.where(some, gap, 0.0))
-    put_call(sums, PLAN, "xtuner/log_ppl_abs_diff", tl.where(some, tl.abs(gap), 0.0))
-    put_call(sums, PLAN, "xtuner/ppl_ratio", tl.where(some, perplexity(gap), 0.0))
-    tl.store(maxima + at(PLAN, "call_maxima", "xtuner/max_log_ppl_diff"), tl.where(some, gap, float("-inf")))
-    tl.store(maxima + at(PLAN, "call_maxima", "xtuner/-min_log_ppl_diff"), tl.where(some, -gap, float("-inf")))
+def put_call_maximum(maxima: tl.tensor, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> None:
+    """Store a maximum of the call."""
+    tl.store(maxima + at(PLAN, "call_maxima", name), x)
+
+
+@triton.jit
+def total(
+    name: tl.constexpr, table: tl.tensor, programs: tl.tensor, PLAN: tl.constexpr, CHUNK: tl.constexpr
+) -> tl.tensor:
+    """Add up a sum of sequences over all programs."""
+    return add_up(table, at(PLAN, "sequence_sums", name), programs, CHUNK)
+
+
+@triton.jit
+def finish_call(
+    sums: tl.tensor, maxima: tl.tensor, sequence_sums: tl.tensor, tokens: tl.tensor, sequences: tl.tensor,
+    programs: tl.tensor, PLAN: tl.constexpr, CHUNK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Store the statistics of the call as a whole: its size, and xtuner's packs."""
+    put_call(sums, PLAN, "verl/rows", sequences)
+    put_call(sums, PLAN, "xtuner/rows", sequences)
+    put_call(sums, PLAN, "skyrl/rows", sequences)
+    put_call(sums, PLAN, "skyrl/slots", tokens)
+    if has(PLAN, "schemes", "xtuner"):
+        # xtuner takes a pack, which is a call here, as one sequence; one without a measured token adds nothing.
+        n = total("tokens_measured", sequence_sums, programs, PLAN, CHUNK)
+        train = total("xtuner/train", sequence_sums, programs, PLAN, CHUNK)
+        rollout = total("xtuner/rollout", sequence_sums, programs, PLAN, CHUNK)
+        difference = total("xtuner/log_difference", sequence_sums, programs, PLAN, CHUNK)
+        some, each = n > 0, tl.maximum(n, 1.0)
+        train, rollout, gap = -train / each, -rollout / each, difference / each
+        put_call(sums, PLAN, "xtuner/packs", some)
+        put_call(sums, PLAN, "xtuner/training_ppl", tl.where(some, perplexity(train), 0.0))
+        put_call(sums, PLAN, "xtuner/training_log_ppl", tl.where(some, train, 0.0))
+        put_call(sums, PLAN, "xtuner/rollout_ppl", tl.where(some, perplexity(rollout), 0.0))
+        put_call(sums, PLAN, "xtuner/rollout_log_ppl", tl.where(some, rollout, 0.0))
+        put_call(sums, PLAN, "xtuner/log_ppl_diff", tl.where(some, gap, 0.0))
+        put_call(sums, PLAN, "xtuner/log_ppl_abs_diff", tl.where(some, tl.abs(gap), 0.0))
+        put_call(sums, PLAN, "xtuner/ppl_ratio", tl.where(some, perplexity(gap), 0.0))
+        put_call_maximum(maxima, PLAN, "xtuner/max_log_ppl_diff", tl.where(some, gap, float("-inf")))
+        put_call_maximum(maxima, PLAN, "xtuner/-min_log_ppl_diff", tl.where(some, -gap, float("-inf")))

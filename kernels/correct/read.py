@@ -1,17 +1,20 @@
-"""The reduce phase: every log-prob is read here, once.
+"""Phase 1 of 3: read every log-prob, once, and leave what sequences and the batch need of it.
 
-A program takes ROWS consecutive slots, part by part; see slots.py for what a slot is and sums.py for how parts add up.
+A program takes ROWS consecutive slots, part by part; slots.py says what a slot is, sums.py how parts add up.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.correct.criteria import aggregate_tokens, class_of, judge_tokens
+from rollout_corr.kernels.correct.criteria import Pair, aggregate_tokens, class_of, test_tokens
 from rollout_corr.kernels.correct.measures import (
     BINS,
     COPIES,
+    Ratio,
     histogram_of,
     measure_probabilities,
     measure_tokens,
@@ -21,14 +24,24 @@ from rollout_corr.kernels.correct.measures import (
 from rollout_corr.kernels.correct.peers import report_tokens
 from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.io import (
-    external_of,
-    fetch_parts,
-    size_of_externals,
-    token_tensor,
-    write_parts,
-    writes_token_weights,
+    PerToken,
+    addresses,
+    contiguous,
+    load_tokens,
+    of_sequence,
+    store_parts,
+    strided,
 )
-from rollout_corr.kernels.slots import addresses, coverage, fetch, positions, slots_of_program, stretch_of
+from rollout_corr.kernels.slots import (
+    Extents,
+    Stretch,
+    coverage,
+    inside_of,
+    parts_of,
+    positions,
+    slots_of_program,
+    stretch_of,
+)
 from rollout_corr.kernels.sums import (
     merged,
     nothing,
@@ -50,7 +63,6 @@ from rollout_corr.kernels.tokens import (
     named,
     number,
     of_pair,
-    pair_of,
     real,
     size,
     test,
@@ -58,16 +70,111 @@ from rollout_corr.kernels.tokens import (
 )
 
 
+class Inputs(NamedTuple):
+    """The tensors of every part."""
+
+    train: PerToken
+    rollout: PerToken
+    mask: PerToken
+
+
+class Part(NamedTuple):
+    """What was loaded of a part of a tile: [ROWS, LANES, VEC] each."""
+
+    train: tl.tensor
+    rollout: tl.tensor
+    mask: tl.tensor  # as it was given; 0 at tokens of other slots
+
+
+class Shared(NamedTuple):
+    """What all parts of a program share."""
+
+    stretch: Stretch
+    extents: Extents
+    full: tl.tensor  # every slot fills its tile
+    outside: tl.tensor  # [ROWS, 1, 1], slots of no sequence
+    advantages: tl.tensor  # [N], [B, T] or [S]
+    externals: tl.tuple  # per-token tensors: those of the criteria, then new_logp
+    numbers: tl.tuple
+
+
 @triton.constexpr_function
 def compares_with_rollout(plan: Plan, k: int) -> bool:
-    """Whether the k-th further pair is of the policy that trains and the engine's."""
+    """Test whether the k-th further pair is new/rollout and not new/old."""
     return plan.pairs[k] == "new/rollout"
 
 
+# --- loading ---
+
+
 @triton.jit
-def compared(train, rollout, valid, PLAN: tl.constexpr, TAME: tl.constexpr):
-    """D of two policies, their log-probs, which tokens are measured, and which are not finite. 0 where not measured."""
-    d = train - rollout
+def load_parts(
+    inputs: Inputs, stretch: Stretch, PLAN: tl.constexpr, TILING: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr
+) -> tl.tuple:
+    """Load all parts.
+
+    FULL: every slot fills its tile. WHOLE: every tile lies within the batch, so that it can be loaded whole, without a
+    mask that would make accesses narrow.
+    """
+    parts = ()
+    for i in tl.static_range(parts_of(TILING)):
+        place = positions(i * TILING.part, TILING.lanes, TILING.vec)
+        inside = inside_of(stretch, place)
+        train = load_tokens(addresses(inputs.train, stretch, place, PLAN, TILING), inside, WHOLE)
+        rollout = load_tokens(addresses(inputs.rollout, stretch, place, PLAN, TILING), inside, WHOLE)
+        given = inside.to(tl.int8)
+        if PLAN.masked:
+            given = load_tokens(addresses(inputs.mask, stretch, place, PLAN, TILING), inside, WHOLE)
+            if WHOLE and not FULL:
+                given = tl.where(inside, given, 0).to(given.dtype)
+        elif FULL:
+            given = tl.full(given.shape, 1, tl.int8)
+        parts = parts + (Part(train, rollout, given),)
+    return parts
+
+
+@triton.jit
+def token_tensor(
+    shared: Shared, WHICH: tl.constexpr, place: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
+) -> tl.tensor:  # fmt: skip
+    """Load extra input WHICH: the external tensors come first, then new_logp."""
+    tensor = contiguous(shared.externals[WHICH], shared.extents)
+    where = addresses(tensor, shared.stretch, place, PLAN, TILING)
+    return load_tokens(where, inside_of(shared.stretch, place), shared.full).to(real(PLAN))
+
+
+@triton.jit
+def external_of(
+    shared: Shared, default: tl.tensor, place: tl.tensor, TEST: tl.constexpr, PLAN: tl.constexpr, TILING: tl.constexpr
+) -> tl.tensor:
+    """Load the external tensor of a criterion; without one return the default, which is not looked at."""
+    if TEST.external >= 0:
+        return token_tensor(shared, TEST.external, place, PLAN, TILING)
+    else:
+        return default
+
+
+@triton.jit
+def advantage_of(
+    shared: Shared, like: tl.tensor, place: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
+) -> tl.tensor:
+    """Load the advantages of a part; without any return `like`, which is not looked at."""
+    advantage = like
+    if PLAN.advantages == "token":
+        where = addresses(contiguous(shared.advantages, shared.extents), shared.stretch, place, PLAN, TILING)
+        advantage = load_tokens(where, inside_of(shared.stretch, place), shared.full).to(real(PLAN))
+    elif PLAN.advantages == "sequence":
+        advantage = of_sequence(shared.advantages, shared.stretch, shared.extents, like)
+    return advantage
+
+
+# --- comparing ---
+
+
+@triton.jit
+def compare(logp: tl.tensor, base: tl.tensor, valid: tl.tensor, PLAN: tl.constexpr, TAME: tl.constexpr) -> Pair:
+    """Compare two policies at valid tokens."""
+    d = logp - base
     bad = tl.zeros_like(valid)
     if not TAME:
         bad = valid & (is_finite(d) == 0)
@@ -75,17 +182,17 @@ def compared(train, rollout, valid, PLAN: tl.constexpr, TAME: tl.constexpr):
     if PLAN.nonfinite == "reject":
         measured = valid & (bad == 0)
     elif PLAN.nonfinite == "neutral":
-        train, rollout, d = tl.where(bad, 0.0, train), tl.where(bad, 0.0, rollout), tl.where(bad, 0.0, d)
-    train, rollout = tl.where(measured, train, 0.0), tl.where(measured, rollout, 0.0)
-    return tl.where(measured, d, 0.0), train, rollout, measured, bad
+        logp, base, d = tl.where(bad, 0.0, logp), tl.where(bad, 0.0, base), tl.where(bad, 0.0, d)
+    logp, base = tl.where(measured, logp, 0.0), tl.where(measured, base, 0.0)
+    return Pair(tl.where(measured, d, 0.0), logp, base, measured, bad)
 
 
 @triton.jit
-def largest_gap(parts, outside, PLAN: tl.constexpr):
-    """The largest |D| of a program's valid tokens; NaN, as an integer, is above all."""
-    largest = tl.abs(gap_of(parts, 0, outside, PLAN))
-    for first in tl.static_range(3, len(parts), 3):
-        gap = tl.abs(gap_of(parts, first, outside, PLAN))
+def largest_gap(parts: tl.tuple, outside: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Find the largest |D| of a program's valid tokens, as the integer of its bits, by which NaN is above all."""
+    largest = tl.abs(gap_of(parts[0], outside, PLAN))
+    for i in tl.static_range(1, len(parts)):
+        gap = tl.abs(gap_of(parts[i], outside, PLAN))
         largest = tl.maximum(largest, gap, propagate_nan=tl.PropagateNan.ALL)
     if PLAN.double:
         return tl.max(tl.ravel(largest.to(tl.int64, bitcast=True)), 0)
@@ -94,152 +201,174 @@ def largest_gap(parts, outside, PLAN: tl.constexpr):
 
 
 @triton.jit
-def gap_of(parts, FIRST: tl.constexpr, outside, PLAN: tl.constexpr):
-    """D of a part, 0 where it is not valid."""
-    valid = parts[FIRST + 2] != 0
+def gap_of(part: Part, outside: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Compute D of a part, 0 where it is not valid."""
+    valid = part.mask != 0
     if PLAN.packed:
         valid = valid & (outside == 0)
-    return tl.where(valid, parts[FIRST].to(real(PLAN)) - parts[FIRST + 1].to(real(PLAN)), 0.0)
+    return tl.where(valid, part.train.to(real(PLAN)) - part.rollout.to(real(PLAN)), 0.0)
+
+
+# --- a part ---
 
 
 @triton.jit
-def read_part(train, rollout, given, advantages, externals, sequence, tile, place, inside, full, outside, width,
-              sequences, numbers, PLAN: tl.constexpr, TILE: tl.constexpr, ALIGNED: tl.constexpr,
-              TAME: tl.constexpr):  # fmt: skip
-    """Measure and test one part of the tile; gives back what was found, and then the weights and mask to write.
+def read_part(
+    part: Part, place: tl.tensor, shared: Shared, PLAN: tl.constexpr, TILING: tl.constexpr, TAME: tl.constexpr
+) -> tuple[tl.tuple, tl.tuple, tl.tuple]:
+    """Measure and test one part of the tile; return what was found, and the weights and the mask to write, if any.
 
     TAME: D is finite and within the clamp at every valid token, which spares a sixth to a fifth of the work.
     """
-    train, rollout = train.to(real(PLAN)), rollout.to(real(PLAN))
+    numbers = shared.numbers
+    train, rollout = part.train.to(real(PLAN)), part.rollout.to(real(PLAN))
     found = nothing(PLAN)
-    valid = given != 0
-    found = record_count(found, PLAN, "counts", "valid", valid)
+    valid = part.mask != 0
+    found = record_count(found, PLAN, "valid", valid)
     if PLAN.packed:
-        # Counted, and from here on as if they were not there.
-        valid = valid & (outside == 0)
-    advantage = train
-    if PLAN.advantages == "token":
-        where = addresses(advantages, sequence, tile, width, 1, place, PLAN, TILE, True, ALIGNED)
-        advantage = fetch(where, inside, full).to(real(PLAN))
-    elif PLAN.advantages == "sequence":
-        known = (sequence >= 0) & (sequence < sequences)
-        each = tl.load(advantages + sequence, mask=known, other=0.0)
-        advantage = each.to(real(PLAN))[:, None, None] + tl.zeros_like(train)
+        # Tokens outside of sequences are counted, and from here on as if they were not there.
+        valid = valid & (shared.outside == 0)
+    advantage = advantage_of(shared, train, place, PLAN, TILING)
 
-    views = compared(train, rollout, valid, PLAN, TAME)
+    pair = compare(train, rollout, valid, PLAN, TAME)
+    pairs = (pair,)
     for k in tl.static_range(size(PLAN, "pairs")):
-        new = token_tensor(externals, size_of_externals(PLAN), sequence, tile, width, place, inside, full, PLAN, TILE,
-                           ALIGNED)  # fmt: skip
+        new = token_tensor(shared, PLAN.externals, place, PLAN, TILING)
         if compares_with_rollout(PLAN, k):
-            views = views + compared(new, rollout, valid, PLAN, False)
+            pairs = pairs + (compare(new, rollout, valid, PLAN, False),)
         else:
-            views = views + compared(new, train, valid, PLAN, False)
-        found = record_count(found, PLAN, "counts", of_pair(k + 1, "nonfinite"), views[5 * k + 9])
-    d, train, rollout, measured = views[0], views[1], views[2], views[3]
-    found = record_count(found, PLAN, "counts", "nonfinite", views[4])
+            pairs = pairs + (compare(new, train, valid, PLAN, False),)
+        found = record_count(found, PLAN, of_pair(k + 1, "nonfinite"), pairs[k + 1].nonfinite)
+    found = record_count(found, PLAN, "nonfinite", pair.nonfinite)
 
-    clamp = number(numbers, PLAN, "clamp").to(d.dtype)
-    log_ratio = d if TAME else limited(d, -clamp, clamp, PLAN)
+    clamp = number(numbers, PLAN, "clamp").to(pair.d.dtype)
+    log_ratio = pair.d if TAME else limited(pair.d, -clamp, clamp, PLAN)
     e, excess, k3 = exponential(log_ratio, PLAN)
-    found = record(found, PLAN, "floats", "train", train)
-    found = record(found, PLAN, "floats", "rollout", rollout)
-    found = record_sum(found, PLAN, "d", d, TAME)
-    found = measure_tokens(found, d, excess, k3, measured, clamp, PLAN, TAME)
+    ratio = Ratio(log_ratio, e, excess, k3)
+    found = record(found, PLAN, "floats", "train", pair.logp)
+    found = record(found, PLAN, "floats", "rollout", pair.base)
+    found = record_sum(found, PLAN, "d", pair.d, TAME)
+    found = measure_tokens(found, pair, ratio, clamp, PLAN, TAME)
     if PLAN.full:
-        found = measure_probabilities(found, train, rollout, measured, PLAN)
-        found = found[: places(PLAN) - 1] + (histogram_of(d, measured),)
-    weight = tl.full(d.shape, 1.0, d.dtype)
+        found = measure_probabilities(found, pair, PLAN)
+        found = found[: places(PLAN) - 1] + (histogram_of(pair.d, pair.measured),)
+    weight = tl.full(pair.d.shape, 1.0, pair.d.dtype)
     if PLAN.level == "token":
-        log_weight, raw, bounded, weight = weight_of(d, log_ratio, e, excess, numbers, PLAN)
-        found = measure_weights(found, measured, log_weight, raw, bounded, numbers, PLAN)
+        log_weight, raw, bounded, weight = weight_of(ratio, numbers, PLAN)
+        found = measure_weights(found, pair.measured, log_weight, raw, bounded, numbers, PLAN)
 
-    dropped = tl.zeros_like(measured)
+    dropped = tl.zeros_like(valid)
     for i in tl.static_range(size(PLAN, "tests")):
         if test(PLAN, i).over == "token":
-            external = external_of(externals, train, sequence, tile, width, place, inside, full, test(PLAN, i), PLAN,
-                                   TILE, ALIGNED)  # fmt: skip
-            found, dropped = judge_tokens(found, views[5 * pair_of(PLAN, i)], views[5 * pair_of(PLAN, i) + 1],
-                                          views[5 * pair_of(PLAN, i) + 2], views[5 * pair_of(PLAN, i) + 3], advantage,
-                                          external, dropped, numbers, test(PLAN, i), PLAN)  # fmt: skip
-    among = measured
-    if PLAN.kept:
-        among = measured & (dropped == 0)
-        found = record_count(found, PLAN, "counts", "survivors", among)
-        found = record_sum(found, PLAN, "d_kept", tl.where(among, d, 0.0), TAME)
-    others = ()
-    for k in tl.static_range(size(PLAN, "pairs")):
-        if PLAN.kept:
-            others = others + (views[5 * k + 8] & (dropped == 0),)
-            found = record_count(found, PLAN, "counts", of_pair(k + 1, "survivors"), others[k])
-        else:
-            others = others + (views[5 * k + 8],)
-    if PLAN.level != "token" and PLAN.token_clamp:
-        most = number(numbers, PLAN, "token_clamp").to(d.dtype)
-        found = record_sum(found, PLAN, "weight", tl.where(among, limited(d, -most, most, PLAN), 0.0), TAME)
-    for i in tl.static_range(size(PLAN, "tests")):
-        if test(PLAN, i).over == "sequence":
-            external = external_of(externals, train, sequence, tile, width, place, inside, full, test(PLAN, i), PLAN,
-                                   TILE, ALIGNED)  # fmt: skip
-            if pair_of(PLAN, i) == 0:
-                found = aggregate_tokens(found, d, train, rollout, among, external, numbers, test(PLAN, i), PLAN, TAME)
-            else:
-                found = aggregate_tokens(found, views[5 * pair_of(PLAN, i)], views[5 * pair_of(PLAN, i) + 1],
-                                         views[5 * pair_of(PLAN, i) + 2], others[pair_of(PLAN, i) - 1], external,
-                                         numbers, test(PLAN, i), PLAN, False)  # fmt: skip
+            external = external_of(shared, pair.logp, place, test(PLAN, i), PLAN, TILING)
+            found, dropped = test_tokens(found, pairs[test(PLAN, i).pair], advantage, external, dropped, numbers,
+                                         test(PLAN, i), PLAN)  # fmt: skip
+    found = aggregate_part(found, pairs, place, dropped, shared, PLAN, TILING, TAME)
     if size(PLAN, "schemes") > 0:
-        found = report_tokens(found, d, train, rollout, measured, among, log_ratio, e, excess, k3, weight, numbers,
-                              PLAN)  # fmt: skip
-    if PLAN.drops_tokens:
-        found = record_count(found, PLAN, "counts", "alive", valid & (dropped == 0))
-    if PLAN.classes:
-        for c in tl.static_range(4):
-            which = class_of(d, advantage, measured, class_name(c))
-            found = record_count(found, PLAN, "counts", class_name(c), which)
-            if PLAN.drops_tokens:
-                found = record_count(found, PLAN, "counts", named("alive", class_name(c)), which & (dropped == 0))
-    for k in tl.static_range(size(PLAN, "pairs")):
-        if has_classes(PLAN, k + 1):
-            for c in tl.static_range(4):
-                which = class_of(views[5 * k + 5], advantage, views[5 * k + 8], class_name(c))
-                found = record_count(found, PLAN, "counts", of_pair(k + 1, class_name(c)), which)
+        found = report_tokens(found, pair, survivors(pair, dropped, PLAN), ratio, weight, numbers, PLAN)
+    found = count_classes(found, pairs, advantage, valid, dropped, PLAN)
     if PLAN.averages_advantages:
         counted = tl.where(valid & is_finite(advantage), advantage, 0.0)
         found = record_statistic(found, PLAN, "advantage", counted)
 
-    if writes_token_weights(PLAN):
-        carries = measured
+    weights, mask = (), ()
+    if PLAN.writes_token_weights:
+        carries = pair.measured
         if PLAN.rejected != "mask" and PLAN.drops_tokens:
-            carries = measured & (dropped == 0)
-        found = found + (tl.where(carries, weight, 0.0),)
+            carries = pair.measured & (dropped == 0)
+        weights = (tl.where(carries, weight, 0.0),)
     if PLAN.writes_mask:
         kept = valid
         if PLAN.edits_mask and PLAN.drops_tokens:
             kept = valid & (dropped == 0)
-        found = found + (tl.where(kept, given, 0).to(given.dtype),)
+        mask = (tl.where(kept, part.mask, 0).to(part.mask.dtype),)
+    return found, weights, mask
+
+
+@triton.jit
+def survivors(pair: Pair, dropped: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Select the tokens that sums over a sequence run over."""
+    if PLAN.kept:
+        return pair.measured & (dropped == 0)
+    else:
+        return pair.measured
+
+
+@triton.jit
+def aggregate_part(
+    found: tl.tuple, pairs: tl.tuple, place: tl.tensor, dropped: tl.tensor, shared: Shared,
+    PLAN: tl.constexpr, TILING: tl.constexpr, TAME: tl.constexpr,
+) -> tl.tuple:  # fmt: skip
+    """Record what sequences need: sums of D for their weights, sums and extrema for their criteria."""
+    pair = pairs[0]
+    among = survivors(pair, dropped, PLAN)
+    if PLAN.kept:
+        found = record_count(found, PLAN, "survivors", among)
+        found = record_sum(found, PLAN, "d_kept", tl.where(among, pair.d, 0.0), TAME)
+        for k in tl.static_range(1, len(pairs)):
+            found = record_count(found, PLAN, of_pair(k, "survivors"), survivors(pairs[k], dropped, PLAN))
+    if PLAN.level != "token" and PLAN.token_clamp:
+        most = number(shared.numbers, PLAN, "token_clamp").to(pair.d.dtype)
+        found = record_sum(found, PLAN, "weight", tl.where(among, limited(pair.d, -most, most, PLAN), 0.0), TAME)
+    for i in tl.static_range(size(PLAN, "tests")):
+        if test(PLAN, i).over == "sequence":
+            compared = pairs[test(PLAN, i).pair]
+            external = external_of(shared, pair.logp, place, test(PLAN, i), PLAN, TILING)
+            found = aggregate_tokens(found, compared, survivors(compared, dropped, PLAN), external, shared.numbers,
+                                     test(PLAN, i), PLAN, TAME and test(PLAN, i).pair == 0)  # fmt: skip
     return found
 
 
 @triton.jit
-def read_parts(parts, advantages, externals, sequence, tile, start, end, full, outside, width, sequences, numbers,
-               PLAN: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr, ALIGNED: tl.constexpr,
-               TAME: tl.constexpr):  # fmt: skip
-    """What all parts found together, and then what each wants to write."""
-    found, written = (), ()
-    for part in tl.static_range(TILE // (LANES * VEC)):
-        place = positions(part * LANES * VEC, LANES, VEC)
-        inside = (place >= start) & (place < end)
-        more = read_part(parts[3 * part], parts[3 * part + 1], parts[3 * part + 2], advantages, externals, sequence,
-                         tile, place, inside, full, outside, width, sequences, numbers, PLAN, TILE, ALIGNED,
-                         TAME)  # fmt: skip
-        written = written + more[places(PLAN) :]
-        if part == 0:
-            found = more[: places(PLAN)]
+def count_classes(
+    found: tl.tuple, pairs: tl.tuple, advantage: tl.tensor, valid: tl.tensor, dropped: tl.tensor, PLAN: tl.constexpr
+) -> tl.tuple:
+    """Count the tokens that are not dropped, and the tokens of each class that a criterion over sequences asks for."""
+    if PLAN.drops_tokens:
+        found = record_count(found, PLAN, "alive", valid & (dropped == 0))
+    for k in tl.static_range(len(pairs)):
+        if has_classes(PLAN, k):
+            for c in tl.static_range(4):
+                which = class_of(pairs[k], advantage, class_name(c))
+                found = record_count(found, PLAN, of_pair(k, class_name(c)), which)
+                if k == 0 and PLAN.drops_tokens:
+                    found = record_count(found, PLAN, named("alive", class_name(c)), which & (dropped == 0))
+    return found
+
+
+@triton.jit
+def read_parts(
+    parts: tl.tuple, shared: Shared, PLAN: tl.constexpr, TILING: tl.constexpr, TAME: tl.constexpr
+) -> tuple[tl.tuple, tl.tuple, tl.tuple]:
+    """Return what all parts found together, and the weights and the masks of each, if they are written."""
+    found, weights, masks = (), (), ()
+    for i in tl.static_range(parts_of(TILING)):
+        place = positions(i * TILING.part, TILING.lanes, TILING.vec)
+        more, weight, mask = read_part(parts[i], place, shared, PLAN, TILING, TAME)
+        weights, masks = weights + weight, masks + mask
+        if i == 0:
+            found = more
         else:
-            found = merged(found, more[: places(PLAN)], PLAN)
-    return found + written
+            found = merged(found, more, PLAN)
+    return found, weights, masks
 
 
-# No length and no stride in a key: annotated, and not specialised on.
+# --- the kernel ---
+
+
+@triton.jit
+def write_parts(
+    weights: tl.tensor, mask: tl.tensor, new_weights: tl.tuple, new_masks: tl.tuple, shared: Shared,
+    PLAN: tl.constexpr, TILING: tl.constexpr, FULL: tl.constexpr,
+) -> None:  # fmt: skip
+    """Write token weights and the mask of all parts."""
+    if PLAN.writes_token_weights:
+        store_parts(contiguous(weights, shared.extents), new_weights, shared.stretch, PLAN, TILING, FULL)
+    if PLAN.writes_mask:
+        store_parts(contiguous(mask, shared.extents), new_masks, shared.stretch, PLAN, TILING, FULL)
+
+
+# No length and no stride is in a compile key: they are annotated, and not specialised on.
 RUNTIME = ["tokens", "sequences", "width", "tiles", "steps", "train_row", "train_step", "rollout_row", "rollout_step",
            "mask_row", "mask_step"]  # fmt: skip
 
@@ -247,59 +376,54 @@ RUNTIME = ["tokens", "sequences", "width", "tiles", "steps", "train_row", "train
 @triton.jit(do_not_specialize=RUNTIME)
 def read_kernel(
     train_logp, rollout_logp, mask, advantages, externals, offsets, numbers,
-    weights, mask_out, owners, counts, integers, floats, peaks, sums, maxima, histogram,
+    weights, mask_out, owners, counts, integers, floats, peaks, token_sums, token_maxima, histogram,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, steps: tl.int32,
     train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
     mask_row: tl.int64, mask_step: tl.int64,
-    PLAN: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr,
-    UNIT: tl.constexpr, ALIGNED: tl.constexpr,
+    PLAN: tl.constexpr, TILING: tl.constexpr,
 ):  # fmt: skip
-    """Read ROWS slots: what their sequences need goes to the slot tables, what the batch reports to sums and maxima.
+    """Read TILING.rows slots: what their sequences need goes to the slot tables, the rest to sums and maxima.
 
-    Writes token weights and the mask as far as they do not hang on a sequence's verdict, which `apply` adds.
+    Writes token weights and the mask as far as tokens decide about them; `apply` adds what sequences decide.
     """
+    extents = Extents(tokens, sequences, width, tiles)
     numbers = thresholds(numbers, PLAN)
-    slots = tl.num_programs(0).to(tl.int64) * ROWS
-    slot, owner, outside = slots_of_program(offsets, sequences, tokens, steps, PLAN, ROWS, TILE)
+    slots = tl.num_programs(0).to(tl.int64) * TILING.rows
+    slot, owner, outside = slots_of_program(offsets, extents, steps, PLAN, TILING)
     if PLAN.packed and PLAN.applies:
         tl.store(owners + slot, owner.to(tl.int32))
-    sequence, tile, start, end = stretch_of(offsets, owner, slot, sequences, tokens, width, tiles, PLAN, TILE)
-    full, whole = coverage(tile, start, end, tokens, PLAN, TILE)
-    # One branch for all, so that all are under way before the first is needed.
+    stretch = stretch_of(offsets, owner, slot, extents, PLAN, TILING.tile)
+    full, whole = coverage(stretch, extents, PLAN, TILING.tile)
+    inputs = Inputs(
+        strided(train_logp, train_row, train_step, TILING),
+        strided(rollout_logp, rollout_row, rollout_step, TILING),
+        strided(mask, mask_row, mask_step, TILING),
+    )
+    # One branch around all loads, so that all are under way before the first is needed.
     if full:
-        parts = fetch_parts(train_logp, rollout_logp, mask, sequence, tile, start, end, train_row, train_step,
-                            rollout_row, rollout_step, mask_row, mask_step, PLAN, TILE, LANES, VEC, UNIT, ALIGNED,
-                            True, True)  # fmt: skip
+        parts = load_parts(inputs, stretch, PLAN, TILING, True, True)
     elif whole:
-        parts = fetch_parts(train_logp, rollout_logp, mask, sequence, tile, start, end, train_row, train_step,
-                            rollout_row, rollout_step, mask_row, mask_step, PLAN, TILE, LANES, VEC, UNIT, ALIGNED,
-                            False, True)  # fmt: skip
+        parts = load_parts(inputs, stretch, PLAN, TILING, False, True)
     else:
-        parts = fetch_parts(train_logp, rollout_logp, mask, sequence, tile, start, end, train_row, train_step,
-                            rollout_row, rollout_step, mask_row, mask_step, PLAN, TILE, LANES, VEC, UNIT, ALIGNED,
-                            False, False)  # fmt: skip
+        parts = load_parts(inputs, stretch, PLAN, TILING, False, False)
     largest = largest_gap(parts, outside, PLAN)
     clamp = number(numbers, PLAN, "clamp").to(real(PLAN))
+    shared = Shared(stretch, extents, full, outside, advantages, externals, numbers)
     if largest <= clamp.to(largest.dtype, bitcast=True):
-        found = read_parts(parts, advantages, externals, sequence, tile, start, end, full, outside, width, sequences,
-                           numbers, PLAN, TILE, LANES, VEC, ALIGNED, True)  # fmt: skip
+        found, new_weights, new_masks = read_parts(parts, shared, PLAN, TILING, True)
     else:
-        found = read_parts(parts, advantages, externals, sequence, tile, start, end, full, outside, width, sequences,
-                           numbers, PLAN, TILE, LANES, VEC, ALIGNED, False)  # fmt: skip
-    if writes_token_weights(PLAN) or PLAN.writes_mask:
-        written = found[places(PLAN) :]
+        found, new_weights, new_masks = read_parts(parts, shared, PLAN, TILING, False)
+    if PLAN.writes_token_weights or PLAN.writes_mask:
         if full:
-            write_parts(written, weights, mask_out, sequence, tile, start, end, width, PLAN, TILE, LANES, VEC, ALIGNED,
-                        True)  # fmt: skip
+            write_parts(weights, mask_out, new_weights, new_masks, shared, PLAN, TILING, True)
         else:
-            write_parts(written, weights, mask_out, sequence, tile, start, end, width, PLAN, TILE, LANES, VEC, ALIGNED,
-                        False)  # fmt: skip
-    put_sums(found, sums, PLAN)
+            write_parts(weights, mask_out, new_weights, new_masks, shared, PLAN, TILING, False)
+    put_sums(found, token_sums, PLAN)
     put_slots(found, counts, slots, slot, PLAN, "counts")
     put_slots(found, floats, slots, slot, PLAN, "floats")
     put_slots(found, integers, slots, slot, PLAN, "integers")
     put_slots(found, peaks, slots, slot, PLAN, "peaks")
-    put_maxima(found, maxima, PLAN)
+    put_maxima(found, token_maxima, PLAN)
     if PLAN.full:
         bins = found[places(PLAN) - 1]
         copy = (tl.program_id(0) % COPIES) * BINS

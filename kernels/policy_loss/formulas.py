@@ -1,15 +1,16 @@
-"""What the kernels compute of one token's loss: the formulas of rollout_corr/definition/loss.py with their derivatives.
+"""The loss of one token: the formulas of rollout_corr/definition/loss.py, each with its derivative.
 
-Everything is computed wherever it may be asked for and selected at the end. A derivative is 0 where a clamp or a bound
-holds, as autograd has it.
+Everything is computed at every token and selected at the end. A derivative is 0 where a clamp or a bound holds, as in
+autograd. Tensors are [ROWS, LANES, VEC] of the dtype that computes unless said otherwise.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.policy_loss.plan import LossPlan
 from rollout_corr.kernels.tokens import (
     LARGEST_D,
     binary_kl,
@@ -20,21 +21,45 @@ from rollout_corr.kernels.tokens import (
 )
 
 
-@triton.constexpr_function
-def clips(plan: LossPlan) -> bool:
-    """Whether the surrogate is PPO's, at whatever level."""
-    return plan.surrogate in ("PPO", "GSPO")
+class Token(NamedTuple):
+    """What the loss of a token is computed from."""
+
+    new: tl.tensor  # new_logp
+    x: tl.tensor  # its log-ratio
+    advantage: tl.tensor
+    weight: tl.tensor  # what multiplies the loss
+    level: tl.tensor  # the mean log-ratio of its sequence, where the surrogate needs it
+    pull: tl.tensor  # GMPO: the loss of the sequence; GSPO through the sequence: its derivative. Weights are in both
 
 
-@triton.constexpr_function
-def kind_of(plan: LossPlan, of_gradient: bool) -> str | None:
-    """The kind of the KL's value or of its gradient."""
-    return plan.kl_gradient if of_gradient else plan.kl
+class Clipped(NamedTuple):
+    """PPO's bounded ratio and the tokens at which it is bounded."""
+
+    ratio: tl.tensor
+    held: tl.tensor
+    low: tl.tensor  # bounded from below
+    high: tl.tensor  # from above
+    far: tl.tensor  # from far above, where the advantage is negative
+
+
+class Term(NamedTuple):
+    """The loss of a token and what is reported of it."""
+
+    value: tl.tensor
+    slope: tl.tensor  # d(value) / d(new_logp)
+    low: tl.tensor  # where a bound held from below
+    high: tl.tensor
+    dual: tl.tensor
+    used: tl.tensor  # the clamped log-ratio
+    excess: tl.tensor  # e^used - 1
+    k3: tl.tensor  # e^used - 1 - used
 
 
 @triton.jit
-def clipped(ratio, clamped, advantage, numbers, PLAN: tl.constexpr):
-    """PPO's bounded ratio, where it is bounded, and where from below, from above, and from far above."""
+def clipped(
+    ratio: tl.tensor, clamped: tl.tensor, advantage: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
+) -> Clipped:
+    """Bound a ratio as PPO does. clamped: its logarithm, clamped. Any shape."""
     down = advantage < 0
     above = clamped > number(numbers, PLAN, "clip/upper").to(clamped.dtype)
     low, far = tl.zeros_like(down), tl.zeros_like(down)
@@ -45,34 +70,24 @@ def clipped(ratio, clamped, advantage, numbers, PLAN: tl.constexpr):
     if PLAN.has_upper:
         far = down & (clamped > number(numbers, PLAN, "far/upper").to(clamped.dtype))
         bounded = tl.where(far, number(numbers, PLAN, "furthest").to(ratio.dtype), bounded)
-    return bounded, low | far | (above & (down == 0)), low, (advantage > 0) & above, far
+    return Clipped(bounded, low | far | (above & (down == 0)), low, (advantage > 0) & above, far)
 
 
 @triton.jit
-def policy(new, x, level, pull, advantage, weight, numbers, PLAN: tl.constexpr):
-    """The surrogate's loss of a token times its weight, its derivative by new_logp, what it clipped, and its ratio.
-
-    Args:
-        new: new_logp.
-        x: The token's log-ratio.
-        level: The mean of its sequence's, where the surrogate needs it.
-        pull: For GMPO the loss of the sequence, for GSPO through the sequence its derivative; weights are in it.
-        advantage: A.
-        weight: What multiplies the loss.
-
-    Returns:
-        Loss, derivative; low, high, dual; the clamped log-ratio, e^it - 1 and e^it - 1 - it.
-    """
-    used = level if PLAN.levels else x
+def policy(token: Token, numbers: tl.tuple, PLAN: tl.constexpr) -> Term:
+    """Compute the surrogate's loss of a token times its weight. A new surrogate gets its branch here."""
+    new, x, advantage, weight = token.new, token.x, token.advantage, token.weight
+    used = token.level if PLAN.levels else x
     clamp = number(numbers, PLAN, "clamp").to(x.dtype)
     free = tl.abs(used) <= clamp
     clamped = limited(used, -clamp, clamp, PLAN)
     ratio, excess, k3 = exponential(clamped, PLAN)
     low, high, dual = tl.zeros_like(free), tl.zeros_like(free), tl.zeros_like(free)
-    if clips(PLAN):
-        bounded, held, low, high, dual = clipped(ratio, clamped, advantage, numbers, PLAN)
-        value, slope = -advantage * bounded, -advantage * ratio
-        free = free & (held == 0)
+    if PLAN.clips:
+        bound = clipped(ratio, clamped, advantage, numbers, PLAN)
+        low, high, dual = bound.low, bound.high, bound.far
+        value, slope = -advantage * bound.ratio, -advantage * ratio
+        free = free & (bound.held == 0)
     elif PLAN.surrogate == "Reinforce":
         value, slope = -ratio * advantage, -ratio * advantage
     elif PLAN.surrogate == "SAPO":
@@ -83,7 +98,7 @@ def policy(new, x, level, pull, advantage, weight, numbers, PLAN: tl.constexpr):
     elif PLAN.surrogate == "GMPO":
         high = (advantage > 0) & (clamped > number(numbers, PLAN, "high").to(x.dtype))
         low = (advantage < 0) & (clamped < -number(numbers, PLAN, "low").to(x.dtype))
-        value, slope = pull, pull
+        value, slope = token.pull, token.pull
         free = free & ((low | high) == 0)
     elif PLAN.surrogate == "DRO":
         beta, saturated = number(numbers, PLAN, "beta").to(x.dtype), limited(x, -LARGEST_D, LARGEST_D, PLAN)
@@ -104,13 +119,15 @@ def policy(new, x, level, pull, advantage, weight, numbers, PLAN: tl.constexpr):
     if PLAN.weighted and PLAN.surrogate != "GMPO":
         value, slope = value * weight, slope * weight
     if PLAN.surrogate == "GSPO" and PLAN.option == "sequence":
-        slope, free = pull, tl.abs(x) <= LARGEST_D
-    return value, tl.where(free, slope, 0.0), low, high, dual, clamped, excess, k3
+        slope, free = token.pull, tl.abs(x) <= LARGEST_D
+    return Term(value, tl.where(free, slope, 0.0), low, high, dual, clamped, excess, k3)
 
 
 @triton.jit
-def stopped_ratio(ratio, clamped, numbers, PLAN: tl.constexpr):
-    """The bounded ratio of Score and of DPPO; what was below and above, and for DPPO above its `upper`."""
+def stopped_ratio(
+    ratio: tl.tensor, clamped: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Bound the ratio of Score or DPPO: the ratio; tokens below, above, and for DPPO above its `upper`."""
     known = ratio == ratio
     below, above, dual = tl.zeros_like(known), tl.zeros_like(known), tl.zeros_like(known)
     if PLAN.surrogate == "DPPO":
@@ -135,8 +152,10 @@ def stopped_ratio(ratio, clamped, numbers, PLAN: tl.constexpr):
 
 
 @triton.jit
-def pushed_far(new, x, advantage, numbers, PLAN: tl.constexpr):
-    """DPPO: whether a token has moved with its advantage, down or up, and further than allowed."""
+def pushed_far(
+    new: tl.tensor, x: tl.tensor, advantage: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Find DPPO's tokens that moved with their advantage, down or up, and further than allowed."""
     base = new - x
     p, q = probability(base), probability(new)
     if PLAN.option == "tv":
@@ -149,8 +168,8 @@ def pushed_far(new, x, advantage, numbers, PLAN: tl.constexpr):
 
 
 @triton.jit
-def penalty(k, KIND: tl.constexpr, numbers, PLAN: tl.constexpr):
-    """A KL penalty of one kind, and its derivative."""
+def penalty(k: tl.tensor, KIND: tl.constexpr, numbers: tl.tuple, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Compute a KL penalty of one kind and its derivative; k is new_logp less the reference policy's."""
     saturated, flows = limited(k, -LARGEST_D, LARGEST_D, PLAN), tl.abs(k) <= LARGEST_D
     if KIND == "k1":
         value, slope = saturated, tl.full(k.shape, 1.0, k.dtype)
@@ -171,8 +190,10 @@ def penalty(k, KIND: tl.constexpr, numbers, PLAN: tl.constexpr):
 
 
 @triton.jit
-def penalty_factor(x, weight, numbers, PLAN: tl.constexpr):
-    """What multiplies a token's KL besides the coefficient, and its derivative."""
+def penalty_factor(
+    x: tl.tensor, weight: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Compute what multiplies a token's KL besides the coefficient, and its derivative."""
     factor, slope = tl.full(x.shape, 1.0, x.dtype), tl.full(x.shape, 0.0, x.dtype)
     if PLAN.kl_weight == "weights":
         if PLAN.weighted:

@@ -1,21 +1,40 @@
-"""The policy loss over tokens: every input is read here, the gradient written, and what is reported added up.
+"""The policy loss over tokens: read every input, write the gradient, add up what is reported.
 
-See slots.py for what a program has and sums.py for how its parts add up. A surrogate whose gradient hangs on whole
-sequences takes two passes, the first of which writes nothing.
+slots.py says what a program has, sums.py how its parts add up. A surrogate whose gradient depends on whole sequences
+takes two passes over the tokens, the first of which writes nothing; see `LossPlan.phase`.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.policy_loss.formulas import kind_of, penalty, penalty_factor, policy
-from rollout_corr.kernels.policy_loss.plan import LossPlan
-from rollout_corr.kernels.slots import addresses, coverage, fetch, positions, slots_of_program, stretch_of, write
+from rollout_corr.kernels.io import (
+    PerToken,
+    addresses,
+    contiguous,
+    load_tokens,
+    of_sequence,
+    store_parts,
+    store_tokens,
+    strided,
+)
+from rollout_corr.kernels.policy_loss.formulas import Token, penalty, penalty_factor, policy
+from rollout_corr.kernels.slots import (
+    Extents,
+    Stretch,
+    coverage,
+    inside_of,
+    parts_of,
+    positions,
+    slots_of_program,
+    stretch_of,
+)
 from rollout_corr.kernels.sums import (
     merged,
     nothing,
-    places,
     put_maxima,
     put_slots,
     put_sums,
@@ -29,66 +48,102 @@ from rollout_corr.kernels.tokens import LARGEST_D, is_finite, limited, number, r
 
 SMALLEST_WEIGHT = tl.constexpr(1e-10)
 
-# Tensors of a part, in the order in which they are fetched.
-INPUTS = ("new", "base", "ref", "weights", "trains", "mask", "advantages")
+
+class Inputs(NamedTuple):
+    """The tensors of a pass; one that the plan lacks is never looked at."""
+
+    new: PerToken
+    base: PerToken
+    ref: PerToken
+    weights: PerToken
+    trains: PerToken
+    mask: PerToken
+    advantages: PerToken
 
 
-@triton.constexpr_function
-def there(plan: LossPlan, i: int) -> bool:
-    """Whether the i-th of the inputs is given per token."""
-    given = (True, plan.based, plan.referred, plan.weighted, plan.trained, plan.masked, plan.advantages == "token")
-    return given[i]
+class Part(NamedTuple):
+    """What was loaded of a part of a tile, [ROWS, LANES, VEC] each; what the plan lacks may be anything."""
+
+    new: tl.tensor
+    base: tl.tensor
+    ref: tl.tensor
+    weights: tl.tensor
+    trains: tl.tensor
+    advantages: tl.tensor
+    valid: tl.tensor  # bool; False at tokens of other slots
+
+
+class Shared(NamedTuple):
+    """What all parts of a program share."""
+
+    outside: tl.tensor  # [ROWS, 1, 1], slots of no sequence
+    advantage: tl.tensor  # of sequences, spread like the following: [ROWS, LANES, VEC]
+    level: tl.tensor  # the mean log-ratio of a sequence
+    pull: tl.tensor  # what a sequence contributes to its tokens; see formulas.Token
+    inner: tl.tensor  # what each sequence is multiplied by
+    numbers: tl.tuple
+
+
+# --- loading ---
 
 
 @triton.jit
-def fetch_parts(pointers, rows, steps, sequence, tile, start, end, width, PLAN: tl.constexpr, TILE: tl.constexpr,
-                LANES: tl.constexpr, VEC: tl.constexpr, UNIT: tl.constexpr, ALIGNED: tl.constexpr,
-                FULL: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """All inputs of all parts, one part after the other, and behind them which tokens are the sequence's and valid.
+def load_input(
+    tensor: PerToken, stretch: Stretch, place: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr,
+    GIVEN: tl.constexpr, WHOLE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Load a part of a tensor if it is given; else return anything."""
+    inside = inside_of(stretch, place)
+    if GIVEN:
+        return load_tokens(addresses(tensor, stretch, place, PLAN, TILING), inside, WHOLE)
+    else:
+        return inside
+
+
+@triton.jit
+def load_parts(
+    inputs: Inputs, stretch: Stretch, PLAN: tl.constexpr, TILING: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr
+) -> tl.tuple:
+    """Load all parts.
 
     FULL: every slot fills its tile. WHOLE: every tile lies within the batch, so that it can be loaded whole.
     """
-    found = ()
-    for first in tl.static_range(0, TILE, LANES * VEC):
-        place = positions(first, LANES, VEC)
-        inside = (place >= start) & (place < end)
-        for i in tl.static_range(len(pointers)):
-            if there(PLAN, i):
-                where = addresses(pointers[i], sequence, tile, rows[i], steps[i], place, PLAN, TILE, UNIT, ALIGNED)
-                found = found + (fetch(where, inside, WHOLE),)
-            else:
-                # Never looked at.
-                found = found + (inside,)
-        if PLAN.masked and not FULL:
-            found = found + ((found[len(found) - 2] != 0) & inside,)
-        elif PLAN.masked:
-            found = found + (found[len(found) - 2] != 0,)
-        else:
-            found = found + (inside,)
-    return found
+    parts = ()
+    for i in tl.static_range(parts_of(TILING)):
+        place = positions(i * TILING.part, TILING.lanes, TILING.vec)
+        new = load_input(inputs.new, stretch, place, PLAN, TILING, True, WHOLE)
+        base = load_input(inputs.base, stretch, place, PLAN, TILING, PLAN.based, WHOLE)
+        ref = load_input(inputs.ref, stretch, place, PLAN, TILING, PLAN.referred, WHOLE)
+        weights = load_input(inputs.weights, stretch, place, PLAN, TILING, PLAN.weighted, WHOLE)
+        trains = load_input(inputs.trains, stretch, place, PLAN, TILING, PLAN.trained, WHOLE)
+        valid = load_input(inputs.mask, stretch, place, PLAN, TILING, PLAN.masked, WHOLE)
+        advantages = load_input(inputs.advantages, stretch, place, PLAN, TILING, PLAN.advantages == "token", WHOLE)
+        if PLAN.masked:
+            valid = valid != 0
+            if not FULL:
+                valid = valid & inside_of(stretch, place)
+        parts = parts + (Part(new, base, ref, weights, trains, advantages, valid),)
+    return parts
+
+
+# --- a part ---
 
 
 @triton.jit
-def of_sequence(table, sequence, sequences, like):
-    """What a tensor has for the sequences of a program's slots, at their tokens."""
-    known = (sequence >= 0) & (sequence < sequences)
-    return tl.load(table + sequence, mask=known, other=0.0).to(like.dtype)[:, None, None] + tl.zeros_like(like)
-
-
-@triton.jit
-def loss_of_part(parts, FIRST: tl.constexpr, outside, level, pull, inner, advantage, numbers, PLAN: tl.constexpr):
-    """What one part of the tile adds up, and behind it the gradient."""
+def loss_of_part(part: Part, shared: Shared, PLAN: tl.constexpr) -> tuple[tl.tuple, tl.tensor]:
+    """Return what one part of the tile adds up, and its gradient."""
     found = nothing(PLAN)
-    new = parts[FIRST].to(real(PLAN))
-    valid = parts[FIRST + 7]
+    new = part.new.to(real(PLAN))
+    valid = part.valid
     if PLAN.packed:
-        valid = valid & (outside == 0)
+        valid = valid & (shared.outside == 0)
+    advantage = shared.advantage
     if PLAN.advantages == "token":
-        advantage = parts[FIRST + 6].to(real(PLAN))
+        advantage = part.advantages.to(real(PLAN))
     known = is_finite(new)
     x = tl.zeros_like(new)
     if PLAN.based:
-        x = new - parts[FIRST + 1].to(real(PLAN))
+        x = new - part.base.to(real(PLAN))
         whole = is_finite(x)
         if PLAN.nonfinite == "neutral":
             # A base that is not finite is read as new_logp.
@@ -99,29 +154,33 @@ def loss_of_part(parts, FIRST: tl.constexpr, outside, level, pull, inner, advant
     known = known & is_finite(advantage)
     weight, k = new, new
     if PLAN.weighted:
-        weight = parts[FIRST + 3].to(real(PLAN))
+        weight = part.weights.to(real(PLAN))
         known = known & is_finite(weight)
     if PLAN.referred:
-        k = new - parts[FIRST + 2].to(real(PLAN))
+        k = new - part.ref.to(real(PLAN))
         known = known & is_finite(k)
     among = valid
     if PLAN.nonfinite != "propagate":
         among = valid & known
     counted = among
     if PLAN.trained:
-        counted = among & (parts[FIRST + 4] != 0)
-    found = record_count(found, PLAN, "counts", "valid", valid)
-    found = record_count(found, PLAN, "counts", "counted", counted)
+        counted = among & (part.trains != 0)
+    found = record_count(found, PLAN, "valid", valid)
+    found = record_count(found, PLAN, "counted", counted)
+    token = Token(new, x, advantage, weight, shared.level, shared.pull)
     if PLAN.phase == "sum":
-        return sum_of_sequence(found, x, advantage, weight, counted, numbers, PLAN) + (x,)
+        return sum_of_sequence(found, token, counted, shared.numbers, PLAN), x
     else:
-        return loss_of_tokens(found, new, x, k, advantage, weight, level, pull, inner, valid & (known == 0), among,
-                              counted, numbers, PLAN)  # fmt: skip
+        broken = valid & (known == 0)
+        return loss_of_tokens(found, token, k, broken, among, counted, shared, PLAN)
 
 
 @triton.jit
-def sum_of_sequence(found, x, advantage, weight, counted, numbers, PLAN: tl.constexpr):
-    """What a sequence's loss is made of, where it is one loss."""
+def sum_of_sequence(
+    found: tl.tuple, token: Token, counted: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
+) -> tl.tuple:  # fmt: skip
+    """Record what the loss of a whole sequence is made of."""
+    x, advantage, weight = token.x, token.advantage, token.weight
     if PLAN.surrogate == "GMPO":
         clamp = number(numbers, PLAN, "clamp").to(x.dtype)
         x = limited(x, -clamp, clamp, PLAN)
@@ -143,28 +202,42 @@ def sum_of_sequence(found, x, advantage, weight, counted, numbers, PLAN: tl.cons
 
 
 @triton.jit
-def loss_of_tokens(found, new, x, k, advantage, weight, level, pull, inner, broken, among, counted, numbers,
-                   PLAN: tl.constexpr):  # fmt: skip
-    """The loss, its statistics and its gradient."""
-    value, slope, low, high, dual, used, excess, k3 = policy(new, x, level, pull, advantage, weight, numbers, PLAN)
-    total, gradient = tl.where(counted, value, 0.0), tl.where(counted, slope, 0.0)
+def loss_of_tokens(
+    found: tl.tuple, token: Token, k: tl.tensor, broken: tl.tensor, among: tl.tensor, counted: tl.tensor,
+    shared: Shared, PLAN: tl.constexpr,
+) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
+    """Record the loss and its statistics, and return its gradient.
+
+    Args:
+        found: The accumulators.
+        token: What the loss is computed from.
+        k: new_logp less the reference policy's.
+        broken: Valid tokens with an input that is not finite.
+        among: Valid tokens that are read; with nonfinite="propagate" all valid ones.
+        counted: Those of them that train.
+        shared: What all parts share.
+        PLAN: The plan.
+    """
+    numbers, new, x = shared.numbers, token.new, token.x
+    term = policy(token, numbers, PLAN)
+    total, gradient = tl.where(counted, term.value, 0.0), tl.where(counted, term.slope, 0.0)
     found = record(found, PLAN, "token_sums", "loss_tokens_nonfinite", tl.where(broken, 1.0, 0.0).to(new.dtype))
     found = record(found, PLAN, "token_sums", "loss_policy", total)
-    found = record(found, PLAN, "token_sums", "clip_low", tl.where(low & counted, 1.0, 0.0).to(new.dtype))
-    found = record(found, PLAN, "token_sums", "clip_high", tl.where(high & counted, 1.0, 0.0).to(new.dtype))
-    found = record(found, PLAN, "token_sums", "clip_dual", tl.where(dual & counted, 1.0, 0.0).to(new.dtype))
+    found = record(found, PLAN, "token_sums", "clip_low", tl.where(term.low & counted, 1.0, 0.0).to(new.dtype))
+    found = record(found, PLAN, "token_sums", "clip_high", tl.where(term.high & counted, 1.0, 0.0).to(new.dtype))
+    found = record(found, PLAN, "token_sums", "clip_dual", tl.where(term.dual & counted, 1.0, 0.0).to(new.dtype))
     found = record(found, PLAN, "token_sums", "ppo_d", tl.where(counted, limited(x, -LARGEST_D, LARGEST_D, PLAN), 0.0))
-    excess = tl.where(counted, excess, 0.0)
+    excess = tl.where(counted, term.excess, 0.0)
     found = record(found, PLAN, "token_sums", "ppo_ratio", excess)
     found = record(found, PLAN, "token_sums", "ppo_ratio2", excess * excess)
-    found = record(found, PLAN, "token_sums", "ppo_k3", tl.where(counted, k3, 0.0))
-    found = record_extrema(found, PLAN, "-min_ppo_log_ratio", "max_ppo_log_ratio", used, counted)
+    found = record(found, PLAN, "token_sums", "ppo_k3", tl.where(counted, term.k3, 0.0))
+    found = record_extrema(found, PLAN, "-min_ppo_log_ratio", "max_ppo_log_ratio", term.used, counted)
     if PLAN.kl is not None:
         held = among if PLAN.kl_everywhere else counted
-        value, slope = penalty(k, kind_of(PLAN, False), numbers, PLAN)
+        value, slope = penalty(k, PLAN.kl, numbers, PLAN)
         if PLAN.kl_gradient != PLAN.kl:
-            _, slope = penalty(k, kind_of(PLAN, True), numbers, PLAN)
-        factor, factor_slope = penalty_factor(x, weight, numbers, PLAN)
+            _, slope = penalty(k, PLAN.kl_gradient, numbers, PLAN)
+        factor, factor_slope = penalty_factor(x, token.weight, numbers, PLAN)
         coefficient = number(numbers, PLAN, "kl").to(new.dtype)
         total += tl.where(held, coefficient * value * factor, 0.0)
         gradient += tl.where(held, coefficient * (slope * factor + value * factor_slope), 0.0)
@@ -177,13 +250,15 @@ def loss_of_tokens(found, new, x, k, advantage, weight, level, pull, inner, brok
         gradient += tl.where(held & flows, 2.0 * coefficient * saturated, 0.0)
         found = record(found, PLAN, "token_sums", "log_ratio2", tl.where(held, saturated * saturated, 0.0))
     if PLAN.averages and PLAN.phase == "write":
-        total = total * inner
+        total = total * shared.inner
     found = record(found, PLAN, "token_sums", "total", total)
-    found = record(found, PLAN, "floats", "total", total)
-    return found + (gradient,)
+    return record(found, PLAN, "floats", "total", total), gradient
 
 
-# No length and no stride in a key: annotated, and not specialised on.
+# --- the kernels ---
+
+
+# No length and no stride is in a compile key: they are annotated, and not specialised on.
 RUNTIME = ["tokens", "sequences", "width", "tiles", "steps", "new_row", "new_step", "base_row", "base_step", "ref_row",
            "ref_step", "weights_row", "weights_step", "trains_row", "trains_step", "mask_row", "mask_step"]  # fmt: skip
 
@@ -191,105 +266,96 @@ RUNTIME = ["tokens", "sequences", "width", "tiles", "steps", "new_row", "new_ste
 @triton.jit(do_not_specialize=RUNTIME)
 def gradient_kernel(
     new_logp, base_logp, ref_logp, weights, trains, mask, advantages, offsets, numbers, levels, pulls, inners,
-    gradient, counts, integers, floats, sums, maxima,
+    gradient, counts, integers, floats, token_sums, token_maxima,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, steps: tl.int32,
     new_row: tl.int64, new_step: tl.int64, base_row: tl.int64, base_step: tl.int64,
     ref_row: tl.int64, ref_step: tl.int64, weights_row: tl.int64, weights_step: tl.int64,
     trains_row: tl.int64, trains_step: tl.int64, mask_row: tl.int64, mask_step: tl.int64,
-    PLAN: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr,
-    UNIT: tl.constexpr, ALIGNED: tl.constexpr,
+    PLAN: tl.constexpr, TILING: tl.constexpr,
 ):  # fmt: skip
-    """One pass over ROWS slots: the gradient before it is divided, what it reports, and what sequences need of it."""
+    """Pass over TILING.rows slots: the gradient before it is divided, what it reports, what sequences need of it."""
+    extents = Extents(tokens, sequences, width, tiles)
     numbers = thresholds(numbers, PLAN)
-    slots = tl.num_programs(0).to(tl.int64) * ROWS
-    slot, owner, outside = slots_of_program(offsets, sequences, tokens, steps, PLAN, ROWS, TILE)
-    sequence, tile, start, end = stretch_of(offsets, owner, slot, sequences, tokens, width, tiles, PLAN, TILE)
-    full, whole = coverage(tile, start, end, tokens, PLAN, TILE)
-    pointers = (new_logp, base_logp, ref_logp, weights, trains, mask, advantages)
-    rows = (new_row, base_row, ref_row, weights_row, trains_row, mask_row, width)
-    steps_of = (new_step, base_step, ref_step, weights_step, trains_step, mask_step, 1)
-    # One branch for all, so that all are under way before the first is needed.
+    slots = tl.num_programs(0).to(tl.int64) * TILING.rows
+    slot, owner, outside = slots_of_program(offsets, extents, steps, PLAN, TILING)
+    stretch = stretch_of(offsets, owner, slot, extents, PLAN, TILING.tile)
+    full, whole = coverage(stretch, extents, PLAN, TILING.tile)
+    inputs = Inputs(
+        strided(new_logp, new_row, new_step, TILING),
+        strided(base_logp, base_row, base_step, TILING),
+        strided(ref_logp, ref_row, ref_step, TILING),
+        strided(weights, weights_row, weights_step, TILING),
+        strided(trains, trains_row, trains_step, TILING),
+        strided(mask, mask_row, mask_step, TILING),
+        contiguous(advantages, extents),
+    )
+    # One branch around all loads, so that all are under way before the first is needed.
     if full:
-        parts = fetch_parts(pointers, rows, steps_of, sequence, tile, start, end, width, PLAN, TILE, LANES, VEC, UNIT,
-                            ALIGNED, True, True)  # fmt: skip
+        parts = load_parts(inputs, stretch, PLAN, TILING, True, True)
     elif whole:
-        parts = fetch_parts(pointers, rows, steps_of, sequence, tile, start, end, width, PLAN, TILE, LANES, VEC, UNIT,
-                            ALIGNED, False, True)  # fmt: skip
+        parts = load_parts(inputs, stretch, PLAN, TILING, False, True)
     else:
-        parts = fetch_parts(pointers, rows, steps_of, sequence, tile, start, end, width, PLAN, TILE, LANES, VEC, UNIT,
-                            ALIGNED, False, False)  # fmt: skip
-    like = parts[0].to(real(PLAN))
+        parts = load_parts(inputs, stretch, PLAN, TILING, False, False)
+    like = parts[0].new.to(real(PLAN))
     advantage, level, pull, inner = like, like, like, like
     if PLAN.advantages == "sequence":
-        advantage = of_sequence(advantages, sequence, sequences, like)
+        advantage = of_sequence(advantages, stretch, extents, like)
     if PLAN.phase == "write":
         if PLAN.levels:
-            level = of_sequence(levels, sequence, sequences, like)
+            level = of_sequence(levels, stretch, extents, like)
         if PLAN.pulls:
-            pull = of_sequence(pulls, sequence, sequences, like)
+            pull = of_sequence(pulls, stretch, extents, like)
         if PLAN.averages:
-            inner = of_sequence(inners, sequence, sequences, like)
+            inner = of_sequence(inners, stretch, extents, like)
+    shared = Shared(outside, advantage, level, pull, inner, numbers)
     found, slopes = (), ()
-    for part in tl.static_range(TILE // (LANES * VEC)):
-        more = loss_of_part(parts, 8 * part, outside, level, pull, inner, advantage, numbers, PLAN)
-        slopes = slopes + (more[places(PLAN)],)
-        if part == 0:
-            found = more[: places(PLAN)]
+    for i in tl.static_range(parts_of(TILING)):
+        more, slope = loss_of_part(parts[i], shared, PLAN)
+        slopes = slopes + (slope,)
+        if i == 0:
+            found = more
         else:
-            found = merged(found, more[: places(PLAN)], PLAN)
+            found = merged(found, more, PLAN)
     if PLAN.writes and PLAN.differentiable:
         if full:
-            write_parts(slopes, gradient, sequence, tile, start, end, width, PLAN, TILE, LANES, VEC, ALIGNED, True)
+            store_parts(contiguous(gradient, extents), slopes, stretch, PLAN, TILING, True)
         else:
-            write_parts(slopes, gradient, sequence, tile, start, end, width, PLAN, TILE, LANES, VEC, ALIGNED, False)
-    put_sums(found, sums, PLAN)
+            store_parts(contiguous(gradient, extents), slopes, stretch, PLAN, TILING, False)
+    put_sums(found, token_sums, PLAN)
     put_slots(found, counts, slots, slot, PLAN, "counts")
     put_slots(found, floats, slots, slot, PLAN, "floats")
     put_slots(found, integers, slots, slot, PLAN, "integers")
-    put_maxima(found, maxima, PLAN)
+    put_maxima(found, token_maxima, PLAN)
 
 
 @triton.jit
-def write_parts(slopes, gradient, sequence, tile, start, end, width, PLAN: tl.constexpr, TILE: tl.constexpr,
-                LANES: tl.constexpr, VEC: tl.constexpr, ALIGNED: tl.constexpr, FULL: tl.constexpr):  # fmt: skip
-    """Write the gradient of all parts."""
-    for part in tl.static_range(len(slopes)):
-        place = positions(part * LANES * VEC, LANES, VEC)
-        where = addresses(gradient, sequence, tile, width, 1, place, PLAN, TILE, True, ALIGNED)
-        write(where, slopes[part], (place >= start) & (place < end), FULL)
+def scale_parts(
+    gradient: tl.tensor, scaled: tl.tensor, upstream: tl.tensor, divisor: tl.tensor, inners: tl.tensor,
+    stretch: Stretch, extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr, FULL: tl.constexpr,
+) -> None:  # fmt: skip
+    """Scale all parts of a tile."""
+    factor = (tl.load(upstream).to(tl.float64) / tl.load(divisor)).to(gradient.dtype.element_ty)
+    for i in tl.static_range(parts_of(TILING)):
+        place = positions(i * TILING.part, TILING.lanes, TILING.vec)
+        inside = inside_of(stretch, place)
+        x = load_tokens(addresses(contiguous(gradient, extents), stretch, place, PLAN, TILING), inside, FULL)
+        if PLAN.averages:
+            x = x * of_sequence(inners, stretch, extents, x)
+        store_tokens(addresses(contiguous(scaled, extents), stretch, place, PLAN, TILING), x * factor, inside, FULL)
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width", "tiles", "steps"])
 def scale_kernel(
     gradient, inners, upstream, divisor, offsets, scaled,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, steps: tl.int32,
-    PLAN: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    PLAN: tl.constexpr, TILING: tl.constexpr,
 ):  # fmt: skip
-    """Backward: the gradient times what comes from upstream, over the divisor and over each sequence's own length."""
-    slot, owner, _ = slots_of_program(offsets, sequences, tokens, steps, PLAN, ROWS, TILE)
-    sequence, tile, start, end = stretch_of(offsets, owner, slot, sequences, tokens, width, tiles, PLAN, TILE)
-    full, _ = coverage(tile, start, end, tokens, PLAN, TILE)
+    """Backward: multiply the gradient by what comes from upstream and by `inners`, and divide it by the divisor."""
+    extents = Extents(tokens, sequences, width, tiles)
+    slot, owner, _ = slots_of_program(offsets, extents, steps, PLAN, TILING)
+    stretch = stretch_of(offsets, owner, slot, extents, PLAN, TILING.tile)
+    full, _ = coverage(stretch, extents, PLAN, TILING.tile)
     if full:
-        scale_parts(gradient, inners, upstream, divisor, scaled, sequence, tile, start, end, sequences, width, PLAN,
-                    TILE, LANES, VEC, ALIGNED, True)  # fmt: skip
+        scale_parts(gradient, scaled, upstream, divisor, inners, stretch, extents, PLAN, TILING, True)
     else:
-        scale_parts(gradient, inners, upstream, divisor, scaled, sequence, tile, start, end, sequences, width, PLAN,
-                    TILE, LANES, VEC, ALIGNED, False)  # fmt: skip
-
-
-@triton.jit
-def scale_parts(gradient, inners, upstream, divisor, scaled, sequence, tile, start, end, sequences, width,
-                PLAN: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr,
-                ALIGNED: tl.constexpr, FULL: tl.constexpr):  # fmt: skip
-    """Scale all parts of a tile."""
-    factor = (tl.load(upstream).to(tl.float64) / tl.load(divisor)).to(gradient.dtype.element_ty)
-    for first in tl.static_range(0, TILE, LANES * VEC):
-        place = positions(first, LANES, VEC)
-        inside = (place >= start) & (place < end)
-        where = addresses(gradient, sequence, tile, width, 1, place, PLAN, TILE, True, ALIGNED)
-        x = fetch(where, inside, FULL)
-        if PLAN.averages:
-            x = x * of_sequence(inners, sequence, sequences, x)
-        where = addresses(scaled, sequence, tile, width, 1, place, PLAN, TILE, True, ALIGNED)
-        write(where, (x * factor).to(scaled.dtype.element_ty), inside, FULL)
+        scale_parts(gradient, scaled, upstream, divisor, inners, stretch, extents, PLAN, TILING, False)

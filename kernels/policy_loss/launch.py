@@ -1,7 +1,7 @@
-"""`policy_loss` on Triton: three launches for its value, its statistics and its gradient, one for backward.
+"""Launch `policy_loss` on Triton: three launches for value, statistics and gradient, one for backward.
 
-A pass over the tokens writes the gradient before it is divided, one over the sequences counts, one program for each
-number ends it. GSPO and GMPO, whose gradient hangs on whole sequences, pass over the tokens twice.
+A pass over the tokens writes the gradient before it is divided, a pass over the sequences counts, and one program for
+each number finishes it. GSPO and GMPO, whose gradient depends on whole sequences, pass over the tokens twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from rollout_corr.kernels.grid import Launch, as_bytes, current, cut_of, on_device, strides_of
+from rollout_corr.kernels.grid import (
+    FINISH_CHUNK,
+    SEQUENCE_THREADS,
+    Launch,
+    as_bytes,
+    current,
+    grid_for,
+    on_device,
+    strides_of,
+)
 from rollout_corr.kernels.policy_loss.gradient import gradient_kernel, scale_kernel
 from rollout_corr.kernels.policy_loss.plan import LossPlan, Scaling, numbers_of, plans_of
 from rollout_corr.kernels.policy_loss.sequences import finish_kernel, sequences_kernel
@@ -21,9 +30,20 @@ from rollout_corr.spec.loss import Objective
 
 @dataclass
 class LossGiven:
-    """A batch as the kernels take it: [N] with offsets, or [B, T] without.
+    """A batch as the kernels take it: per-token tensors are [N] with offsets, or [B, T] without.
 
-    `divisor` is a 0-d float64 tensor where the caller has counted, `double` says that float64 computes.
+    Attributes:
+        new: new_logp.
+        base: The log-probs that it is compared with.
+        ref: Log-probs of the reference policy.
+        advantages: Per token, or [S].
+        per_sequence: Whether advantages are [S].
+        weights: What multiplies the loss.
+        trains: Non-zero at tokens that train.
+        mask: Non-zero at valid tokens.
+        offsets: [S + 1] int32 or int64, of a packed batch.
+        divisor: 0-d float64, where the caller has counted.
+        double: float64 computes.
     """
 
     new: Tensor
@@ -40,6 +60,25 @@ class LossGiven:
 
 
 @dataclass
+class Buffers:
+    """What the kernels write, each by the name of the parameter that takes it; None where the plan does without."""
+
+    gradient: Tensor | None
+    levels: Tensor | None  # [S], and so are pulls and inners; see gradient.Shared
+    pulls: Tensor | None
+    inners: Tensor | None
+    counts: Tensor | None  # [columns, slots] int32
+    integers: Tensor | None  # [columns, slots] int64
+    floats: Tensor | None  # [columns, slots] in the dtype that computes
+    token_sums: Tensor | None  # [columns, token programs] float64
+    token_maxima: Tensor | None  # [columns, token programs] float64
+    sequence_sums: Tensor | None  # [columns, sequence programs] float64
+    value: Tensor  # [1]
+    divisor: Tensor  # [1] float64
+    statistics: Tensor  # float64, the sums and then the maxima
+
+
+@dataclass
 class LossFound:
     """What the kernels give back."""
 
@@ -52,7 +91,7 @@ class LossFound:
 
 @lru_cache(maxsize=256)
 def _numbers(objective: Objective, double: bool, device: torch.device) -> Tensor:
-    """All numbers on the device; copied once, and again only when one changes."""
+    """Copy all numbers to the device; once, and again only when one changes."""
     return on_device(tuple(numbers_of(objective, double).values()), device)
 
 
@@ -72,7 +111,7 @@ def run(given: LossGiven, objective: Objective, differentiable: bool) -> LossFou
 
 
 def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tuple[LossFound, tuple[Launch, ...]]:
-    """Allocate everything and say what has to be launched, from metadata alone; see `run`."""
+    """Allocate everything and list what has to be launched, from metadata alone; see `run`."""
     new, device, packed = given.new, given.new.device, given.offsets is not None
     kind = torch.float64 if given.double else torch.float32
     plans = plans_of(
@@ -89,10 +128,17 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
         differentiable=differentiable,
     )
     first, last = plans[0], plans[-1]
-    inputs = (new, given.base, given.ref, given.weights, as_bytes(given.trains), as_bytes(given.mask))
+    inputs = {
+        "new": new,
+        "base": given.base,
+        "ref": given.ref,
+        "weights": given.weights,
+        "trains": as_bytes(given.trains),
+        "mask": as_bytes(given.mask),
+    }
+    strided = [x for x in inputs.values() if x is not None]
     element = min(x.element_size() for x in (new, given.base) if x is not None)
-    cut = cut_of(new, given.offsets, [x for x in inputs if x is not None], element, last.halvings)
-    shape, threads = cut.shape, 32 * cut.shape.warps
+    grid = grid_for(new, given.offsets, strided, element, last.halvings)
 
     def empty(*size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
@@ -101,50 +147,71 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
         return empty(len(columns), rows, dtype=dtype) if columns else None
 
     def of_sequences(wanted: bool) -> Tensor | None:
-        return empty(cut.sequences, dtype=kind) if wanted else None
+        return empty(grid.sequences, dtype=kind) if wanted else None
 
-    gradient = empty(*new.shape, dtype=kind) if differentiable else None
-    levels, pulls, inners = map(of_sequences, (last.levels, last.pulls, last.averages))
-    counts = table(first.counts, cut.slots, torch.int32)
-    integers, floats = table(first.integers, cut.slots, torch.int64), table(first.floats, cut.slots, kind)
-    sums, maxima = (table(x, cut.readers, torch.float64) for x in (last.token_sums, last.token_maxima))
-    sequence_sums = table(first.sequence_sums, cut.judges, torch.float64)
-    value, divisor = empty(1, dtype=kind), empty(1, dtype=torch.float64)
-    statistics = empty(len(last.sums) + len(last.maxima), dtype=torch.float64)
-
-    numbers, offsets = _numbers(objective, last.double, device), given.offsets
-    advantages = given.advantages.contiguous()
-    extents = (cut.tokens, cut.sequences, cut.width, cut.tiles)
-    strides = [stride for x in inputs for stride in strides_of(x, packed)]
-
-    # One that is not there is never looked at: Triton 3.5 and 3.6 know no None within a tuple.
-    pointers = [new if x is None else x for x in inputs]
+    buffers = Buffers(
+        gradient=empty(*new.shape, dtype=kind) if differentiable else None,
+        levels=of_sequences(last.levels),
+        pulls=of_sequences(last.pulls),
+        inners=of_sequences(last.averages),
+        counts=table(first.counts, grid.slots, torch.int32),
+        integers=table(first.integers, grid.slots, torch.int64),
+        floats=table(first.floats, grid.slots, kind),
+        token_sums=table(last.token_sums, grid.token_programs, torch.float64),
+        token_maxima=table(last.token_maxima, grid.token_programs, torch.float64),
+        sequence_sums=table(first.sequence_sums, grid.sequence_programs, torch.float64),
+        value=empty(1, dtype=kind),
+        divisor=empty(1, dtype=torch.float64),
+        statistics=empty(len(last.sums) + len(last.maxima), dtype=torch.float64),
+    )
+    values = {
+        **vars(buffers),
+        **inputs,
+        "new_logp": new,
+        "base_logp": given.base,
+        "ref_logp": given.ref,
+        "advantages": given.advantages.contiguous(),
+        "offsets": given.offsets,
+        "numbers": _numbers(objective, last.double, device),
+        "given": given.divisor,
+        "tokens": grid.tokens,
+        "sequences": grid.sequences,
+        "width": grid.width,
+        "tiles": grid.tiles,
+        "slots": grid.slots,
+        "steps": grid.steps,
+        **{name: stride for key, x in inputs.items() for name, stride in strides_of(key, x, packed).items()},
+        "token_programs": grid.token_programs,
+        "sequence_programs": grid.sequence_programs,
+        "TILING": grid.tiling,
+        "SHAPE": grid.shape,
+        "CHUNK": FINISH_CHUNK,
+    }
 
     def over_tokens(plan: LossPlan) -> Launch:
-        # A pass that keeps no slots, or writes nothing, is not given where.
-        keeps, writes = plan.phase != "write", plan.writes
-        arguments = (
-            *pointers, advantages, offsets, numbers, *((levels, pulls, inners) if not keeps else (None, None, None)),
-            gradient if writes else None, *((counts, integers, floats) if keeps else (None, None, None)),
-            *((sums, maxima) if writes else (None, None)), *extents, cut.steps, *strides,
-        )  # fmt: skip
-        return Launch(
-            gradient_kernel, cut.readers, arguments, {"PLAN": plan, **cut.constants, "UNIT": cut.unit}, threads
-        )
+        unused = [*(OF_SLOTS if plan.phase == "write" else OF_SECOND_PASS), *(() if plan.writes else OF_LAST_PASS)]
+        needed = values | {"PLAN": plan} | dict.fromkeys(unused)
+        return Launch.by_name(gradient_kernel, grid.token_programs, grid.threads, needed)
 
-    over_sequences = (
-        numbers, offsets, counts, integers, floats, levels, pulls, inners, sequence_sums,
-        cut.tokens, cut.sequences, cut.tiles, cut.slots,
-    )  # fmt: skip
-    end = (numbers, sums, sequence_sums, maxima, given.divisor, value, divisor, statistics, cut.readers, cut.judges)
-    of_sequences_kernel = {"PLAN": first, "SEQUENCES": shape.sequences, "CHUNK": shape.chunk, "TILE": shape.tile}
+    of_sequences_pass = values | {"PLAN": first}
+    finishing = values | {"PLAN": last}
     finishers = 1 + len(last.sums) + len(last.maxima)
-    return LossFound(value.view(()), gradient, inners, divisor.view(()), statistics), (
-        over_tokens(first),
-        Launch(sequences_kernel, cut.judges, over_sequences, of_sequences_kernel, 128),
-        *map(over_tokens, plans[1:]),
-        Launch(finish_kernel, finishers, end, {"PLAN": last, "CHUNK": 256}, 128),
+    found = LossFound(
+        buffers.value.view(()), buffers.gradient, buffers.inners, buffers.divisor.view(()), buffers.statistics
     )
+    return found, (
+        over_tokens(first),
+        Launch.by_name(sequences_kernel, grid.sequence_programs, SEQUENCE_THREADS, of_sequences_pass),
+        *map(over_tokens, plans[1:]),
+        Launch.by_name(finish_kernel, finishers, SEQUENCE_THREADS, finishing),
+    )
+
+
+# Parameters of `gradient_kernel` that only one of two passes over the tokens looks at. The other pass gets None: their
+# dtype and alignment would be part of its compile key.
+OF_SECOND_PASS = ("levels", "pulls", "inners")
+OF_SLOTS = ("counts", "integers", "floats")
+OF_LAST_PASS = ("gradient", "token_sums", "token_maxima")
 
 
 def scale(
@@ -179,15 +246,26 @@ def prepare_scale(
     offsets: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Launch]:
-    """Allocate the result of `scale` and say what has to be launched."""
+    """Allocate the result of `scale` and say what has to be launched; see there."""
     # Where sequences do not matter, all tokens are one row.
     flat = gradient if inners is not None else gradient.view(1, -1)
     offsets = offsets if inners is not None else None
     scaled = torch.empty(gradient.shape, dtype=dtype, device=gradient.device)
-    cut = cut_of(flat, offsets, [flat], min(gradient.element_size(), scaled.element_size()), 0)
-    arguments = (
-        gradient, inners, upstream, divisor, offsets, scaled,
-        cut.tokens, cut.sequences, cut.width, cut.tiles, cut.steps,
-    )  # fmt: skip
-    constants = {"PLAN": Scaling(offsets is not None, inners is not None), **cut.constants}
-    return scaled, Launch(scale_kernel, cut.readers, arguments, constants, 32 * cut.shape.warps)
+    element = min(gradient.element_size(), scaled.element_size())
+    grid = grid_for(flat, offsets, [flat], element, 0)
+    values = {
+        "gradient": gradient,
+        "inners": inners,
+        "upstream": upstream,
+        "divisor": divisor,
+        "offsets": offsets,
+        "scaled": scaled,
+        "tokens": grid.tokens,
+        "sequences": grid.sequences,
+        "width": grid.width,
+        "tiles": grid.tiles,
+        "steps": grid.steps,
+        "PLAN": Scaling(offsets is not None, inners is not None),
+        "TILING": grid.tiling,
+    }
+    return scaled, Launch(scale_kernel, grid.token_programs, grid.threads, values)

@@ -1,4 +1,4 @@
-"""What a policy loss asks of the kernels: its structure as a compile-time constant, its numbers as data."""
+"""The plan of a policy loss: its structure as a compile-time constant of the kernels, its numbers as data."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SEQUENCE_SUMS = ("loss_valid_tokens", "loss_valid_sequences", "loss_tokens", "lo
 
 @dataclass(frozen=True)
 class LossPlan(Tables):
-    """What the kernels branch on, all of it known when they are compiled.
+    """Everything the kernels of `policy_loss` branch on.
 
-    Where the gradient of a token hangs on its sequence, a first pass over the tokens sums up ("sum") and a second one
-    writes ("write"); otherwise one pass does everything ("whole").
+    Where the gradient of a token depends on its sequence, a first pass over the tokens adds up (phase "sum") and a
+    second one writes ("write"); otherwise one pass does everything ("whole").
     """
 
     phase: str
@@ -64,32 +64,37 @@ class LossPlan(Tables):
     _hash: int = field(default=0, compare=False, repr=False)
 
     def __hash__(self) -> int:
-        """Computed once: every launch looks the plan up."""
+        """Return the hash computed at construction: every launch looks the plan up."""
         return self._hash
 
     @property
     def averages(self) -> bool:
-        """Whether every sequence is divided by its own length."""
+        """Test whether every sequence is divided by its own length."""
         return self.reduction == "sequence_mean_token_mean"
 
     @property
+    def clips(self) -> bool:
+        """Test whether the surrogate clips as PPO does."""
+        return self.surrogate in ("PPO", "GSPO")
+
+    @property
     def levels(self) -> bool:
-        """Whether a token needs its sequence's mean log-ratio."""
+        """Test whether a token needs the mean log-ratio of its sequence."""
         return self.surrogate == "GSPO"
 
     @property
     def pulls(self) -> bool:
-        """Whether a token's gradient is its sequence's."""
+        """Test whether the gradient of a token is computed for its sequence."""
         return self.surrogate == "GMPO" or (self.surrogate == "GSPO" and self.option == "sequence")
 
     @property
     def halvings(self) -> int:
-        """How often a tile is halved, because a token takes so many registers that a thread should have fewer."""
+        """Count how often a tile is halved: a token takes so many registers that a thread should have fewer."""
         return 2 if self.double else 1
 
     @property
     def writes(self) -> bool:
-        """Whether this pass writes the gradient and adds up the loss."""
+        """Test whether this pass writes the gradient and adds up the loss."""
         return self.phase != "sum"
 
 

@@ -101,11 +101,11 @@ def source_of(launch: Launch, device: GPUTarget) -> ASTSource:
     for i, parameter in enumerate(launch.kernel.params):
         if parameter.is_constexpr:
             signature[parameter.name] = "constexpr"
-            constants[(i,)] = launch.constants[parameter.name]
+            constants[(i,)] = launch.arguments[parameter.name]
         elif parameter.annotation_type:
             signature[parameter.name] = parameter.annotation_type
         else:
-            signature[parameter.name] = type_of(launch.arguments[i], (i,))
+            signature[parameter.name] = type_of(launch.arguments[parameter.name], (i,))
     return ASTSource(launch.kernel, signature, constants, promises)
 
 

@@ -33,7 +33,7 @@ MOST_SPILLED = 16
 
 # Of both operators.
 EVERY: dict[str, Variant | LossVariant] = {**VARIANTS, **OF_NEW_VARIANTS, **SPLIT_VARIANTS, **LOSS_VARIANTS}
-OF_SEQUENCES = ("gather", "judge", "sequences", "finish")
+OF_SEQUENCES = ("gather", "decide", "sequences", "finish")
 
 NUMBERS = ("registers", "spilled", "shared", "instructions", "a token")
 COLUMNS = ("variant", "target", "kernel", *NUMBERS, "loads", "stores")
@@ -46,7 +46,7 @@ class Row:
     Attributes:
         variant: Its name.
         target: The GPU.
-        kernel: "read", "judge" or "apply" of `correct`; "gradient", "sequences", "finish" or "scale" of `policy_loss`.
+        kernel: "read", "decide" or "apply" of `correct`; "gradient", "sequences", "finish" or "scale" of `policy_loss`.
         shared: Bytes of shared memory of a program.
         tokens: How many tokens a thread has; 0 if the kernel looks at none.
         code: What the disassembly says.
@@ -140,9 +140,9 @@ def compile_one(name: str, target: str) -> list[Row]:
     rows = []
     for launch in EVERY[name].launches():
         binary = compile_launch(launch, target)
-        kernel, constants = launch.kernel.__name__.removesuffix("_kernel"), launch.constants
+        kernel, constants = launch.kernel.__name__.removesuffix("_kernel"), launch.arguments
         looks = kernel not in OF_SEQUENCES and (kernel != "apply" or constants["PLAN"].applies)
-        tokens = constants["ROWS"] * constants["TILE"] // binary.threads if looks else 0
+        tokens = constants["TILING"].rows * constants["TILING"].tile // binary.threads if looks else 0
         rows.append(Row(name, target, kernel, binary.shared, tokens, read_machine_code(binary.text)))
     return rows
 

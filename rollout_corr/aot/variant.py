@@ -131,10 +131,10 @@ class Variant:
         Args:
             given: The batch; by default one on the meta device.
         """
-        from rollout_corr.kernels.correct.launch import prepare
+        from rollout_corr.kernels.correct.launch import Wanted, prepare
 
         given = self.given(self.tokens, self.tokens // self.length) if given is None else given
         spec = self.spec
         writes_mask = operators.writes_mask(spec, given.mask, given.offsets)
-        wanted = spec.returns_weights, writes_mask, spec.edits_mask
-        return prepare(given, spec, *wanted, split=self.split)[1]
+        wanted = Wanted(spec.returns_weights, writes_mask, spec.edits_mask)
+        return prepare(given, spec, wanted, split=self.split)[1]

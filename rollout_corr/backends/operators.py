@@ -155,14 +155,14 @@ def _kernels(
     text: str,
     numbers: list[float],
 ) -> Found:
-    from rollout_corr.kernels.correct.launch import Given, run
+    from rollout_corr.kernels.correct.launch import Given, Wanted, run
 
     spec = decode(text, numbers)
     if offsets is not None:
         offsets = offsets.to(train.device)
     given = Given(train, rollout, mask, offsets, advantages, per_sequence, external, new)
-    wanted = spec.returns_weights, writes_mask(spec, mask, offsets), spec.edits_mask
-    found = run(given, spec, *wanted)
+    wanted = Wanted(spec.returns_weights, writes_mask(spec, mask, offsets), spec.edits_mask)
+    found = run(given, spec, wanted)
     nothing = train.new_empty(0)
     return (
         nothing if found.weights is None else found.weights,

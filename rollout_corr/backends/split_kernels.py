@@ -1,6 +1,6 @@
 """The kernels of `correct` where sequences lie on several ranks: four launches, and between them an all-reduce.
 
-`read` and `gather` leave sums by sequence; ranks add these up; for `judge` and `apply` they are a batch's own.
+`read` and `gather` leave sums by sequence; ranks add these up; for `decide` and `apply` they are a batch's own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.operators import operands_of, statistics_of, writes_mask
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.split import Tables
-from rollout_corr.kernels.correct.launch import Given, prepare
+from rollout_corr.kernels.correct.launch import Given, Wanted, prepare
 from rollout_corr.kernels.grid import current
 from rollout_corr.spec.correction import Spec
 
@@ -24,13 +24,13 @@ class PendingKernels:
         given = Given(*operands_of(batch, spec))
         if given.offsets is not None:
             given.offsets = given.offsets.to(given.train.device)
-        wanted = spec.returns_weights, writes_mask(spec, given.mask, given.offsets), spec.edits_mask
+        wanted = Wanted(spec.returns_weights, writes_mask(spec, given.mask, given.offsets), spec.edits_mask)
         with current(given.train.device):
-            self._found, launches = prepare(given, spec, *wanted, split=True)
+            self._found, launches = prepare(given, spec, wanted, split=True)
             self._later = launches[2:]
             for launch in launches[:2]:
                 launch.run()
-        tables = self._found.tables
+        tables = self._found.by_owner
         assert tables is not None
         # What belongs to no sequence of a packed batch is no other rank's business.
         inner = slice(None) if given.offsets is None else slice(1, -1)

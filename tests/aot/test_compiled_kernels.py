@@ -112,18 +112,18 @@ def test_every_kind_of_tensor_is_in_a_variant():
 @pytest.mark.parametrize("name", [*VARIANTS, *OF_NEW_VARIANTS])
 def test_a_variant_makes_its_launches_from_metadata(name):
     variant = (VARIANTS | OF_NEW_VARIANTS)[name]
-    read, judge, apply = variant.launches()
-    assert [x.kernel.__name__ for x in (read, judge, apply)] == ["read_kernel", "judge_kernel", "apply_kernel"]
-    assert read.constants["UNIT"] == variant.unit
-    assert read.constants["ALIGNED"] == (variant.aligned and variant.unit)
-    tensors = [x for x in read.arguments if isinstance(x, torch.Tensor)]
+    read, decide, apply = variant.launches()
+    assert [x.kernel.__name__ for x in (read, decide, apply)] == ["read_kernel", "decide_kernel", "apply_kernel"]
+    assert read.arguments["TILING"].unit == variant.unit
+    assert read.arguments["TILING"].aligned == (variant.aligned and variant.unit)
+    tensors = [x for x in read.arguments.values() if isinstance(x, torch.Tensor)]
     assert all(x.device.type == "meta" for x in tensors)
 
 
 @pytest.mark.parametrize("name", SPLIT_VARIANTS)
 def test_split_sequences_take_a_launch_more(name):
     launches = SPLIT_VARIANTS[name].launches()
-    names = ["read_kernel", "gather_kernel", "judge_kernel", "apply_kernel"]
+    names = ["read_kernel", "gather_kernel", "decide_kernel", "apply_kernel"]
     assert [x.kernel.__name__ for x in launches] == names
 
 
@@ -231,13 +231,13 @@ def exit_code(rows, failures, tmp_path, capsys) -> tuple[int, str, dict]:
 
 
 def test_a_good_report(tmp_path, capsys):
-    rows = [row(), row(kernel="judge", wide=0), row(kernel="apply", wide=0)]
+    rows = [row(), row(kernel="decide", wide=0), row(kernel="apply", wide=0)]
     code, out, report = exit_code(rows, [], tmp_path, capsys)
     assert code == 0
     lines = out.splitlines()
     assert lines[0].split()[:4] == ["variant", "target", "kernel", "registers"]
     assert re.sub(" +", " ", lines[1]) == "metrics_packed sm_90 read 120 0 32 2000 125 8x128 4x32 13x64"
-    assert re.sub(" +", " ", lines[2]) == "metrics_packed sm_90 judge 120 0 32 2000 - 36x32 13x64"
+    assert re.sub(" +", " ", lines[2]) == "metrics_packed sm_90 decide 120 0 32 2000 - 36x32 13x64"
     assert report["failures"] == report["problems"] == []
     assert report["kernels"][0] == {
         "variant": "metrics_packed",
@@ -268,7 +268,7 @@ def test_a_failed_target(tmp_path, capsys):
         ("token_bf16", "read", 16, True),
         ("token_bf16", "read", 17, False),
         ("token_unaligned", "apply", 24, False),
-        ("token_unaligned", "judge", 24, True),
+        ("token_unaligned", "decide", 24, True),
         ("token_fp64", "read", 24, False),
     ],
 )
@@ -317,7 +317,7 @@ def test_the_command(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     found = [(x["variant"], x["target"], x["kernel"]) for x in report["kernels"]]
-    assert found == [("metrics_short", gpu, x) for gpu in ("sm_90", "gfx942") for x in ("read", "judge", "apply")]
+    assert found == [("metrics_short", gpu, x) for gpu in ("sm_90", "gfx942") for x in ("read", "decide", "apply")]
     for gpu in ("sm_90", "gfx942"):
         read = next(x for x in report["kernels"] if x["target"] == gpu)
         assert read["tokens_per_thread"] == 16

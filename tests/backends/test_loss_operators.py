@@ -139,7 +139,7 @@ def test_memory_is_the_gradient_and_little_else():
     tokens = 1 << 20
     given = variant.given(tokens, 256)
     launches = variant.launches(given)
-    arguments = [x for launch in launches for x in launch.arguments if isinstance(x, torch.Tensor)]
+    arguments = [x for launch in launches for x in launch.arguments.values() if isinstance(x, torch.Tensor)]
     mine = [getattr(given, field.name) for field in dataclasses.fields(given)]
     known = {x.untyped_storage()._cdata for x in mine if isinstance(x, torch.Tensor)}
     others = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in arguments}
@@ -153,8 +153,8 @@ def test_sizes_beyond_32_bits():
         for name in ("ppo_packed", "gspo"):
             launches = LOSS_VARIANTS[name].launches(LOSS_VARIANTS[name].given(tokens, sequences))
             assert all(0 < launch.programs < 2**31 for launch in launches)
-            constants = launches[0].constants
-            assert launches[0].programs * constants["ROWS"] >= tokens // constants["TILE"] + sequences + 2
+            tiling = launches[0].arguments["TILING"]
+            assert launches[0].programs * tiling.rows >= tokens // tiling.tile + sequences + 2
 
 
 @pytest.mark.parametrize("name", ["ppo_packed", "ppo_padded", "gspo", "ppo_short"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -48,8 +49,11 @@ def given(spec, device="cpu", tokens=40, sequences=4, packed=True):
     return kernels.Given(empty, empty, mask, offsets, None, False, [empty for _ in external_names(spec)])
 
 
+EVERYTHING = kernels.Wanted(weights=True, mask=True, edits_mask=True)
+
+
 def prepared(spec, **batch):
-    return kernels.prepare(given(spec, **batch), spec, spec.returns_weights, True, True)[1]
+    return kernels.prepare(given(spec, **batch), spec, replace(EVERYTHING, weights=spec.returns_weights))[1]
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -122,19 +126,19 @@ def test_three_launches_and_nothing_else(name):
             if not packed:
                 tokens, sequences = 64, sequences
             batch = given(spec, "meta", tokens, sequences, packed)
-            kernels.prepare(batch, spec, True, True, True)  # the thresholds are on the device from here on
+            kernels.prepare(batch, spec, EVERYTHING)  # the thresholds are on the device from here on
             with Operations() as operations:
-                launches = kernels.prepare(batch, spec, True, True, True)[1]
-            assert [launch.kernel.__name__ for launch in launches] == ["read_kernel", "judge_kernel", "apply_kernel"]
+                launches = kernels.prepare(batch, spec, EVERYTHING)[1]
+            assert [launch.kernel.__name__ for launch in launches] == ["read_kernel", "decide_kernel", "apply_kernel"]
             assert set(operations.names) - FREE <= ({"zeros", "zero_"} if spec.detail == "full" else set())
 
 
 def test_sizes_beyond_32_bits():
     """More than 2^31 tokens, and more sequences than a second grid axis would hold, in one axis."""
     for tokens, sequences in ((3 << 30, 7), (1 << 31, 1 << 20)):
-        read, judge, apply = prepared(SPECS["token"], device="meta", tokens=tokens, sequences=sequences)
-        assert all(0 < launch.programs < 2**31 for launch in (read, judge, apply))
-        assert read.programs * read.constants["ROWS"] >= tokens // read.constants["TILE"] + sequences + 2
+        read, decide, apply = prepared(SPECS["token"], device="meta", tokens=tokens, sequences=sequences)
+        assert all(0 < launch.programs < 2**31 for launch in (read, decide, apply))
+        assert read.programs * read.arguments["TILING"].rows >= tokens // read.arguments["TILING"].tile + sequences + 2
         assert read.programs == apply.programs - len(schema.sum_names(SPECS["token"])) - len(
             schema.max_names(SPECS["token"])
         )

@@ -60,14 +60,14 @@ def test_trace():
         event("cuda_runtime", "cudaDeviceSynchronize", 160.0),  # the profile's own
         event("kernel", "read_kernel", 130.0, 6.0),
         event("kernel", "read_kernel", 140.0, 4.0),
-        event("kernel", "judge_kernel", 170.0, 2.5),  # runs after the call has returned
+        event("kernel", "decide_kernel", 170.0, 2.5),  # runs after the call has returned
         event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 180.0, 1.5),
         event("gpu_memset", "Memset (Device)", 181.0, 1.0),
     ]
     found = trace.counts(given)
     assert (found.kernels, found.copies, found.fills, found.syncs) == (3, 1, 1, 2)
     assert found.busy_ms == pytest.approx(0.015)
-    assert found.longest == {"read_kernel": (2, 0.01), "judge_kernel": (1, 0.0025)}
+    assert found.longest == {"read_kernel": (2, 0.01), "decide_kernel": (1, 0.0025)}
     assert list(trace.counts(given, most=1).longest) == ["read_kernel"]
     assert trace.counts([mark]) is None
     for marks in ([], [mark, mark]):

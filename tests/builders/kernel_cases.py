@@ -176,7 +176,7 @@ def within_tensors():
     load, store = builder.create_masked_load, builder.create_masked_store
 
     def launched(launch):
-        extents[:] = [extent_of(x) for x in tensors_in(launch.arguments)]
+        extents[:] = [extent_of(x) for x in tensors_in(tuple(launch.arguments.values()))]
         run(launch)
 
     def check_addresses(pointers, mask):

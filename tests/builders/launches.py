@@ -29,4 +29,6 @@ def key(launch):
             return x.dtype, x.data_ptr() % 16
         return tuple(map(kind, x)) if isinstance(x, tuple) else type(x)
 
-    return launch.kernel.__name__, tuple(launch.constants.items()), tuple(map(kind, launch.arguments))
+    constants = {name: x for name, x in launch.arguments.items() if name.isupper()}
+    others = {name: kind(x) for name, x in launch.arguments.items() if not name.isupper()}
+    return launch.kernel.__name__, tuple(constants.items()), tuple(others.items())

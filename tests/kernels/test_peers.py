@@ -13,7 +13,7 @@ from torch import Tensor
 import rollout_corr as rc
 from builders.peer_metrics_cases import ALL, CASES, batch, tensors
 from rollout_corr.kernels import grid
-from rollout_corr.kernels.correct.plan import plan_of
+from rollout_corr.kernels.correct.planner import plan_of
 from rollout_corr.metrics.schema import layout
 
 C = rc.Criterion
@@ -70,7 +70,7 @@ def assert_equal(spec: rc.Spec, given: dict[str, Tensor]) -> rc.Correction:
 
 @pytest.mark.parametrize(("scheme", "name"), ALL)
 def test_cases(scheme: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows with holes, two of them without a valid token; two programs that judge."""
+    """Rows with holes, two of them without a valid token; two programs that decide."""
     of_shape(monkeypatch, 8, 16, 4)
     assert_equal(CASES[scheme][name][0], padded(batch(3)))
 

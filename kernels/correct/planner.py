@@ -1,0 +1,127 @@
+"""Make the plan of a Spec: what the kernels branch on, and the columns of their tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from rollout_corr.definition.thresholds import threshold_of
+from rollout_corr.kernels.correct import peers as peers_kernels
+from rollout_corr.kernels.correct.numbers import indices, numbers_of
+from rollout_corr.kernels.correct.plan import CLASSES, Plan, Test, pairs_of
+from rollout_corr.kernels.tokens import of_pair
+from rollout_corr.metrics import peers
+from rollout_corr.metrics.schema import columns_of
+from rollout_corr.spec.correction import Spec
+
+
+@lru_cache(maxsize=256)
+def plan_of(
+    spec: Spec,
+    *,
+    double: bool,
+    packed: bool,
+    masked: bool,
+    advantages: str | None,
+    writes_weights: bool,
+    writes_mask: bool,
+    edits_mask: bool,
+) -> Plan:
+    """Make the plan of a Spec for one kind of batch.
+
+    Args:
+        spec: What to do.
+        double: Compute in float64.
+        packed: Sequences are given by offsets, not as rows.
+        masked: A mask is given.
+        advantages: "token", "sequence" or None.
+        writes_weights: Weights are handed back.
+        writes_mask: A new mask is handed back.
+        edits_mask: The new mask lacks what was rejected.
+    """
+    weight = spec.weight
+    tests = _tests(spec)
+    plan = Plan(
+        level=None if weight is None else weight.level,
+        outside="clamp" if weight is None else weight.outside,
+        bounded=weight is not None and (weight.lower, weight.upper) != (None, None),
+        has_lower=weight is not None and weight.lower is not None,
+        has_upper=weight is not None and weight.upper is not None,
+        token_clamp=weight is not None and weight.token_clamp is not None,
+        tests=tests,
+        rejected=spec.rejected,
+        nonfinite=spec.nonfinite,
+        kept=spec.sums_over == "kept" and any(test.over == "token" for test in tests),
+        full=spec.detail == "full",
+        double=double,
+        packed=packed,
+        masked=masked,
+        advantages=advantages if any(test.when != "any" for test in tests) else None,
+        externals=1 + max((test.external for test in tests), default=-1),
+        writes_weights=writes_weights,
+        writes_mask=writes_mask,
+        edits_mask=edits_mask,
+        schemes=tuple(name for name in spec.report if name != "native"),
+        pairs=pairs_of(spec),
+    )
+    tables = columns_of(spec, indices(spec))._asdict() | _slot_tables(plan)
+    plan = replace(plan, **tables, numbers=tuple(numbers_of(spec, double)))
+    return replace(plan, _hash=hash(repr(plan)))
+
+
+def _tests(spec: Spec) -> tuple[Test, ...]:
+    names = list(dict.fromkeys(c.name for c in spec.criteria if c.name))
+    pairs = ("train/rollout", *pairs_of(spec))
+    tests = []
+    for i, criterion in enumerate(spec.criteria):
+        threshold = threshold_of(criterion)
+        tests.append(
+            Test(
+                index=i,
+                stat=criterion.stat,
+                over=criterion.over,
+                reduce=criterion.reduce,
+                when=criterion.when,
+                drop=criterion.drop,
+                compared=threshold.on,
+                holed=threshold.hole is not None,
+                token_clamp=criterion.token_clamp is not None,
+                external=names.index(criterion.name) if criterion.name else -1,
+                pair=pairs.index(criterion.of),
+                role=peers.role(criterion, spec),
+            )
+        )
+    return tuple(tests)
+
+
+def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
+    """Name what `read` leaves of every slot: counts, integers and floats to add, peaks to take the largest of."""
+    propagate = plan.nonfinite == "propagate"
+    of_peers = peers_kernels.slot_columns(plan)
+    sums = [test for test in plan.tests if test.over == "sequence" and test.sum not in (None, "d")]
+    # Sums that decide: name, number of limbs, whether a non-finite value can reach them. A list times False is empty.
+    exact = [("d", 1, propagate)]
+    exact += [("d_kept", 1, propagate)] * plan.kept
+    exact += [("weight", 1, propagate)] * (plan.level in ("product", "geometric") and plan.token_clamp)
+    exact += [(str(t.sum), 1 if t.one_limb else 2, propagate or t.external >= 0) for t in sums]
+    exact += [("advantage", 2, False)] * plan.averages_advantages
+    limbs = [limb for name, many, _ in exact for limb in (name, f"{name}/fraction")[:many]]
+    floats = ["train", "rollout", *["raw", "bounded"] * (plan.level == "token")]
+    for name, _, poisoned in exact:
+        floats += [name] * plan.double + [f"{name}/rest"] * poisoned
+
+    counts = ["valid", "nonfinite"]
+    counts += ["survivors"] * plan.kept
+    counts += [f"{test.index}/lost" for test in plan.tests if test.over == "token"]
+    counts += ["alive"] * plan.drops_tokens
+    counts += CLASSES * plan.classes_of(0)
+    counts += [f"alive/{name}" for name in CLASSES] * (plan.classes_of(0) and plan.drops_tokens)
+    for k in range(1, 1 + len(plan.pairs)):
+        names = ["nonfinite", *["survivors"] * plan.kept, *CLASSES * plan.classes_of(k)]
+        counts += [of_pair(k, name) for name in names]
+    return {
+        "counts": (*counts, *of_peers.counts),
+        "integers": () if plan.double else tuple(limbs),
+        "floats": (*floats, *of_peers.floats),
+        "peaks": tuple(f"{test.index}/peak" for test in plan.tests if test.over == "sequence" and test.sum is None),
+    }
