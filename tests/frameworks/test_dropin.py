@@ -74,7 +74,7 @@ def toy(tmp_path, monkeypatch):
 
 @pytest.fixture
 def drop_in(toy):
-    made = DropIn("toy", "no-distribution-of-this-name", ("1.0",))
+    made = DropIn("toy", ("1.0",))
     yield made
     made.uninstall()
 
@@ -189,7 +189,7 @@ def test_somebody_else_replaced_it(drop_in):
 
 def test_missing_framework(monkeypatch):
     with pytest.raises(ImportError, match="expected the package 'no_such_framework' in this environment"):
-        DropIn("no_such_framework", "none", ()).install(HELPER)
+        DropIn("no_such_framework", ()).install(HELPER)
 
 
 @pytest.mark.parametrize(

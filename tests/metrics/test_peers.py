@@ -266,7 +266,7 @@ def test_other_criteria_have_no_keys_of_their_own():
 
 
 def test_option_names_are_verls():
-    assert sorted(verl_scheme.OPTIONS) == sorted(name for name, _, _ in (*K1, *OTHERS))
+    assert sorted(verl_scheme.RS_OPTIONS) == sorted(name for name, _, _ in (*K1, *OTHERS))
 
 
 @pytest.mark.parametrize(("scheme", "name"), ALL)

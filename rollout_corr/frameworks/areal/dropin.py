@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,15 +10,16 @@ from torch import Tensor
 from rollout_corr.api.correct import Correction, correct
 from rollout_corr.frameworks.areal import presets as presets
 from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
+from rollout_corr.frameworks.shared.settings import cached_spec
 from rollout_corr.spec import validate
 from rollout_corr.spec.correction import Criterion, Reduce, Spec, Weight
 
 MODULE = "areal.utils.functional.functional"
-CHECKED = ("2.0.0",)
 ACTIONS = ("mask", "clamp")
 METRICS = ("ratio", *presets.METRICS, "binary_kl")
 
-_DROP_IN = DropIn("areal", "areal", CHECKED)
+DROP_IN = DropIn("areal", checked=("2.0.0",))
+installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 
 def install() -> Installed:
@@ -32,17 +32,7 @@ def install() -> Installed:
         ImportError: AReaL is not installed.
         RuntimeError: This AReaL has another function, or it takes other arguments. Then nothing is replaced.
     """
-    return _DROP_IN.install(TARGETS)
-
-
-def uninstall() -> None:
-    """Give AReaL its own function back. Nothing happens if it was not replaced."""
-    _DROP_IN.uninstall()
-
-
-def installed() -> Installed:
-    """What is replaced in this process at this moment."""
-    return _DROP_IN.installed()
+    return DROP_IN.install(TARGETS)
 
 
 def apply_rejection_sampling(
@@ -69,7 +59,7 @@ def apply_rejection_sampling(
             raise ValueError("cu_seqlens: expected the offsets of packed sequences at the level sequence, got None")
         cu_seqlens = torch.tensor([0, proximal_logprobs.shape[0]])
     spec = _spec_of(level, action, config.metric, config.agg, config.upper, config.lower)
-    _DROP_IN.say(True, f"{config.metric} at the level {level}, {action}, bounds [{config.lower}, {config.upper}]")
+    DROP_IN.say(True, f"{config.metric} at the level {level}, {action}, bounds [{config.lower}, {config.upper}]")
     out = correct(proximal_logprobs, old_logprobs, loss_mask, cu_seqlens=cu_seqlens, spec=spec)
     values = out.statistics.metrics_async().values()
     tokens = max(values["tokens"], 1.0)
@@ -105,7 +95,7 @@ def _clamped(
     return torch.where(failed.repeat_interleave(lengths, output_size=weights.numel()), clamped, weights)
 
 
-@lru_cache(maxsize=64)
+@cached_spec
 def _spec_of(level: str, action: str, metric: str, agg: Reduce, upper: float, lower: float | None) -> Spec:
     validate.one_of("level", level, presets.LEVELS)
     validate.one_of("action", action, ACTIONS)

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from rollout_corr.frameworks.shared.after_import import forget, when_imported
+from rollout_corr.spec.validate import one_of
 
 LOGGER = logging.getLogger("rollout_corr")
 
@@ -66,13 +67,13 @@ class DropIn:
     """The replaced functions of one framework.
 
     Args:
-        framework: Name of its package.
-        distribution: Name that its version goes by.
+        framework: Name of its package, and of the distribution that has its version.
         checked: Versions against which its functions were compared.
+        switches: The values that each switch of `install` may have, if it is a choice.
     """
 
-    def __init__(self, framework: str, distribution: str, checked: tuple[str, ...]):
-        self.framework, self.distribution, self.checked = framework, distribution, checked
+    def __init__(self, framework: str, checked: tuple[str, ...], switches: Mapping[str, tuple[str, ...]] | None = None):
+        self.framework, self.checked, self.choices = framework, checked, switches or {}
         self.targets: tuple[Target, ...] = ()
         self._lock = threading.RLock()
         self._switches: dict[str, object] | None = None
@@ -86,7 +87,7 @@ class DropIn:
     def version(self) -> str | None:
         """The version that is installed; None where nothing says it."""
         try:
-            return metadata.version(self.distribution)
+            return metadata.version(self.framework)
         except metadata.PackageNotFoundError:
             found = getattr(sys.modules.get(self.framework), "__version__", None)
             return found if isinstance(found, str) else None
@@ -110,7 +111,9 @@ class DropIn:
         Raises:
             ImportError: The framework is not installed.
             RuntimeError: A function is missing or takes other arguments than ours; then nothing is replaced.
+            ValueError: A switch has an unknown value.
         """
+        self.check(switches)
         with self._lock:
             if switches == self._switches and targets == self.targets:
                 return self.installed()
@@ -134,8 +137,14 @@ class DropIn:
             LOGGER.info("rollout-corr: %s", status.why)
             return status
 
+    def check(self, switches: Mapping[str, object]) -> None:
+        """Raise ValueError if a switch has an unknown value."""
+        for name, value in switches.items():
+            if name in self.choices:
+                one_of(name, value, self.choices[name])
+
     def uninstall(self) -> None:
-        """Give back every function that was replaced, wherever it has got to since. Nothing happens if none was."""
+        """Restore the framework's own functions wherever they are imported by now; nothing if none is replaced."""
         with self._lock:
             for name in self._modules():
                 forget(name, self._replace)
@@ -149,7 +158,7 @@ class DropIn:
             self.targets, self._switches = (), None
 
     def installed(self) -> Installed:
-        """What is replaced at this moment."""
+        """Look up what is replaced in this process at this moment."""
         with self._lock:
             ours = {id(function): function for function in self._replacements.values()}
             replaced = [place.name for place in _places(ours, self.framework)]

@@ -1,10 +1,14 @@
-"""Reading a framework's configuration, whatever kind of object it is."""
+"""Reading of a framework's settings, whatever kind of object holds them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import lru_cache, wraps
 from typing import Any
+
+from rollout_corr.spec.correction import Spec
 
 
 def fields_of(config: object, what: str = "config") -> dict[str, Any]:
@@ -43,3 +47,25 @@ def boolean(key: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{key}: expected true or false, got {type(value).__name__} {value!r}")
     return value
+
+
+def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return a function's settings: its parameters with a default, and that default."""
+    parameters = inspect.signature(function).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty}
+
+
+def cached_spec(build: Callable[..., Spec]) -> Callable[..., Spec]:
+    """Cache the Specs of the last 64 settings: every step of a training comes with the same. Lists count as tuples."""
+    cached = lru_cache(maxsize=64, typed=True)(build)
+
+    @wraps(build)
+    def spec_of(*settings: Any) -> Spec:
+        return cached(*[_hashable(setting) for setting in settings])
+
+    return spec_of
+
+
+def _hashable(setting: Any) -> Any:
+    is_list = isinstance(setting, Sequence) and not isinstance(setting, (str, tuple))
+    return tuple(setting) if is_list else setting

@@ -8,10 +8,8 @@ these functions are named, so a worker that has run `install()` before uses ours
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,20 +17,19 @@ from torch import Tensor
 
 from rollout_corr.api.correct import correct
 from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
+from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
+from rollout_corr.frameworks.skyrl import config
 from rollout_corr.frameworks.skyrl import metrics as report
-from rollout_corr.frameworks.skyrl import presets as presets
 from rollout_corr.metrics.statistics import Statistics
-from rollout_corr.spec import validate
 from rollout_corr.spec.correction import NONFINITE, Nonfinite, Spec
 
 MODULE = "skyrl.backends.skyrl_train.utils.off_policy_correction_utils"
-CHECKED = ("0.3.0",)
-PADDING = ("skyrl", "skip")
 
 # The fields of SkyRL's configuration, with its defaults.
-FIELDS = {name: parameter.default for name, parameter in inspect.signature(presets.spec).parameters.items()}
+FIELDS = defaults_of(config.spec)
 
-_DROP_IN = DropIn("skyrl", "skyrl", CHECKED)
+DROP_IN = DropIn("skyrl", checked=("0.3.0",), switches={"padding": ("skyrl", "skip"), "nonfinite": NONFINITE})
+installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 
 def install(*, padding: str = "skyrl", nonfinite: str = "reject") -> Installed:
@@ -52,19 +49,7 @@ def install(*, padding: str = "skyrl", nonfinite: str = "reject") -> Installed:
         RuntimeError: This SkyRL has other functions, or they take other arguments. Then nothing is replaced.
         ValueError: An unknown switch, named.
     """
-    validate.one_of("padding", padding, PADDING)
-    validate.one_of("nonfinite", nonfinite, NONFINITE)
-    return _DROP_IN.install(TARGETS, padding=padding, nonfinite=nonfinite)
-
-
-def uninstall() -> None:
-    """Give SkyRL its own functions back. Nothing happens if they were not replaced."""
-    _DROP_IN.uninstall()
-
-
-def installed() -> Installed:
-    """What is replaced in this process at this moment."""
-    return _DROP_IN.installed()
+    return DROP_IN.install(TARGETS, padding=padding, nonfinite=nonfinite)
 
 
 # --- SkyRL's functions ---
@@ -88,7 +73,7 @@ def compute_off_policy_correction(
         multiply it by a mask of its own, else in its own dtype.
     """
     values = tuple(getattr(off_policy_correction, name, default) for name, default in FIELDS.items())
-    spec = _spec_of(values, switches.get("nonfinite", "reject"))
+    spec = _spec_of(switches.get("nonfinite", "reject"), *values)
     _say(spec, values)
     if spec.weight is None and not spec.criteria:
         return None, {}, loss_mask
@@ -114,7 +99,7 @@ def apply_off_policy_correction(
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """The loss of each token times its weight, the mask and the metrics; all as they are without `rollout_logprobs`."""
     if rollout_logprobs is None:
-        _DROP_IN.say(False, "the batch has no rollout_logprobs: set generator.sampling_params.logprobs=0")
+        DROP_IN.say(False, "the batch has no rollout_logprobs: set generator.sampling_params.logprobs=0")
         return loss, loss_mask, {}
     weights, metrics, mask = compute_off_policy_correction(
         old_log_probs, rollout_logprobs, loss_mask, off_policy_correction, **switches
@@ -131,9 +116,9 @@ TARGETS = (
 # --- how they are computed ---
 
 
-@lru_cache(maxsize=64, typed=True)
-def _spec_of(values: tuple[Any, ...], nonfinite: Nonfinite) -> Spec:
-    return replace(presets.spec(**dict(zip(FIELDS, values, strict=True))), nonfinite=nonfinite)
+@cached_spec
+def _spec_of(nonfinite: Nonfinite, *values: Any) -> Spec:
+    return replace(config.spec(*values), nonfinite=nonfinite)
 
 
 def _metrics(statistics: Statistics, switches: Mapping[str, str]) -> dict[str, float]:
@@ -146,8 +131,8 @@ def _metrics(statistics: Statistics, switches: Mapping[str, str]) -> dict[str, f
 def _say(spec: Spec, values: tuple[Any, ...]) -> None:
     given = {name: value for name, value in zip(FIELDS, values, strict=True) if value != FIELDS[name]}
     if spec.acts:
-        _DROP_IN.say(True, ", ".join(f"{name}={value!r}" for name, value in given.items()))
+        DROP_IN.say(True, ", ".join(f"{name}={value!r}" for name, value in given.items()))
         return
     half = [name for name in given if name.startswith("token_mask_is_threshold")]
     why = f"{half[0]} works only together with the other bound" if half else "off_policy_correction switches nothing on"
-    _DROP_IN.say(False, why)
+    DROP_IN.say(False, why)

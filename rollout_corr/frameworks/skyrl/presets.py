@@ -20,72 +20,9 @@ from rollout_corr.frameworks.shared.recipe import (
     preset_with,
     recipe,
 )
-from rollout_corr.spec.correction import Criterion, Level, Reduce, Scheme, Spec, SumsOver, Weight
+from rollout_corr.frameworks.skyrl.config import spec
+from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.surrogates import GSPO, PPO, SAPO, Reinforce
-from rollout_corr.spec.validate import not_negative, one_of, positive
-
-REPORT: tuple[Scheme, ...] = ("native", "skyrl")
-TIS_LEVELS: dict[str, Level] = {"token": "token", "sequence": "product"}
-# sequence_mask_metric: reduction, and the label, which is the prefix of SkyRL's metrics.
-SEQUENCE_MASKS: dict[str, tuple[Reduce, str]] = {
-    "geometric": ("mean", "geo_sequence_mask"),
-    "product": ("sum", "product_sequence_mask"),
-}
-
-
-def _bound(key: str, value: object) -> float | None:
-    return None if value is None else not_negative(key, value)
-
-
-def spec(
-    tis_ratio_type: str | None = None,
-    token_tis_ratio_clip_high: float = 2.0,
-    sequence_tis_ratio_clip_high: float = 5.0,
-    sequence_mask_metric: str | None = None,
-    geo_mask_high: float = 1.01,
-    geo_mask_low: float = 0.99,
-    product_mask_high: float = 2.0,
-    product_mask_low: float = 0.5,
-    outlier_token_is_threshold_low: float | None = None,
-    outlier_token_is_threshold_high: float | None = None,
-    token_mask_is_threshold_low: float | None = None,
-    token_mask_is_threshold_high: float | None = None,
-) -> Spec:
-    """`OffPolicyCorrectionConfig` as a Spec; the arguments are its fields, with its defaults."""
-    weight = None
-    if tis_ratio_type is not None:
-        one_of("tis_ratio_type", tis_ratio_type, TIS_LEVELS, or_null=True)
-        caps = {"token": token_tis_ratio_clip_high, "sequence": sequence_tis_ratio_clip_high}
-        cap = positive(f"{tis_ratio_type}_tis_ratio_clip_high", caps[tis_ratio_type], finite=False)
-        weight = Weight(TIS_LEVELS[tis_ratio_type], upper=cap)
-    criteria: list[Criterion] = []
-    low = _bound("outlier_token_is_threshold_low", outlier_token_is_threshold_low)
-    high = _bound("outlier_token_is_threshold_high", outlier_token_is_threshold_high)
-    if low is not None or high is not None:
-        criteria.append(Criterion("ratio", lower=low, upper=high, drop="sequence", label="outlier"))
-    low = _bound("token_mask_is_threshold_low", token_mask_is_threshold_low)
-    high = _bound("token_mask_is_threshold_high", token_mask_is_threshold_high)
-    # SkyRL wants both of these; one alone does nothing there.
-    if low is not None and high is not None:
-        criteria.append(Criterion("ratio", lower=low, upper=high, label="token_mask"))
-    sums_over: SumsOver = "kept" if criteria else "valid"
-    if sequence_mask_metric is not None:
-        one_of("sequence_mask_metric", sequence_mask_metric, SEQUENCE_MASKS, or_null=True)
-        geometric = sequence_mask_metric == "geometric"
-        low, high = (geo_mask_low, geo_mask_high) if geometric else (product_mask_low, product_mask_high)
-        prefix = "geo" if geometric else "product"
-        reduce, label = SEQUENCE_MASKS[sequence_mask_metric]
-        criteria.append(
-            Criterion(
-                "ratio",
-                over="sequence",
-                reduce=reduce,
-                lower=_bound(f"{prefix}_mask_low", low),
-                upper=positive(f"{prefix}_mask_high", high, finite=False),
-                label=label,
-            )
-        )
-    return Spec(weight=weight, criteria=tuple(criteria), rejected="mask", sums_over=sums_over, report=REPORT)
 
 
 @preset_of("SkyRL a956457 (2026-08-21)")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -22,16 +21,12 @@ from torch import Tensor
 from rollout_corr.api.correct import correct
 from rollout_corr.backends.run import SMALLEST_MEAN
 from rollout_corr.frameworks.shared.dropin import DropIn
+from rollout_corr.frameworks.shared.settings import cached_spec
+from rollout_corr.frameworks.shared.specs import LEVELS
 from rollout_corr.frameworks.slime import presets as presets
 from rollout_corr.spec import validate
-from rollout_corr.spec.correction import Criterion, Level, Reduce, Spec, Unit, Weight
+from rollout_corr.spec.correction import Criterion, Spec, Weight
 
-CHECKED = ("624b824",)
-LEVELS: dict[str, tuple[Level, Unit, Reduce | None]] = {
-    "token": ("token", "token", None),
-    "sequence": ("product", "sequence", "sum"),
-    "geometric": ("geometric", "sequence", "mean"),
-}
 MODES = ("truncate", "clip", "mask")
 
 # Which of the two frameworks runs is told by which has loaded its tools for context parallelism.
@@ -40,7 +35,7 @@ CONTEXT_PARALLEL = tuple(f"{name}.backends.megatron_utils.cp_utils" for name in 
 Given = Sequence[Tensor]
 Corrected = tuple[Tensor, list[Tensor], dict[str, Tensor]]
 
-_DROP_IN = DropIn("slime", "slime", CHECKED)
+DROP_IN = DropIn("slime", checked=("624b824",))
 
 
 def _per_token(name: str, what: str, preset: Callable[..., Spec]) -> Callable[..., Corrected]:
@@ -58,7 +53,7 @@ def _per_token(name: str, what: str, preset: Callable[..., Spec]) -> Callable[..
         **kwargs: Any,
     ) -> Corrected:
         spec = preset(tis_clip=args.tis_clip, tis_clip_low=args.tis_clip_low)
-        _DROP_IN.say(True, repr(spec.weight) + (f" and {spec.criteria[0]!r}" if spec.criteria else ""))
+        DROP_IN.say(True, repr(spec.weight) + (f" and {spec.criteria[0]!r}" if spec.criteria else ""))
         tools, masks = _context_parallel(), list(loss_masks)
         if tools is not None:
             cut = zip(masks, total_lengths, response_lengths, strict=True)
@@ -121,9 +116,9 @@ def mis(
     metrics = _mismatch(whole)
     masks = list(loss_masks)
     if settings is None:
-        _DROP_IN.say(False, "metrics only: --use-tis is off")
+        DROP_IN.say(False, "metrics only: --use-tis is off")
     else:
-        _DROP_IN.say(True, f"mis with {settings}")
+        DROP_IN.say(True, f"mis with {settings}")
         out = correct(list(whole.train), list(whole.rollout), list(whole.masks), spec=_spec_of(settings))
         masks = [mask.to(torch.promote_types(mask.dtype, torch.float32)) for mask in out.mask]
         flat = whole.flat(out.weights)
@@ -251,7 +246,7 @@ def _settings(args: Any) -> Settings | None:
     )
 
 
-@lru_cache(maxsize=64)
+@cached_spec
 def _spec_of(settings: Settings) -> Spec:
     level, over, reduce = LEVELS[settings.tis_level]
     lower = {"truncate": 0.0, "clip": settings.tis_lower, "mask": None}[settings.tis_mode]

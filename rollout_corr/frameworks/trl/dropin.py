@@ -7,7 +7,6 @@ returns is ours, by the trainer's `vllm_importance_sampling_mode` or by any Spec
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,13 +15,14 @@ from torch import Tensor
 from rollout_corr.api.correct import correct
 from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
 from rollout_corr.frameworks.shared.lookup import preset
+from rollout_corr.frameworks.shared.settings import cached_spec
 from rollout_corr.spec.correction import Spec
 
 MODULE = "trl.trainer.grpo_trainer"
-CHECKED = ("1.16.0",)
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
-_DROP_IN = DropIn("trl", "trl", CHECKED)
+DROP_IN = DropIn("trl", checked=("1.16.0",))
+installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 
 def install(*, spec: Spec | None = None) -> Installed:
@@ -42,17 +42,7 @@ def install(*, spec: Spec | None = None) -> Installed:
     """
     if spec is not None and not isinstance(spec, Spec):
         raise TypeError(f"spec: expected a Spec or None, got {type(spec).__name__}")
-    return _DROP_IN.install(TARGETS, spec=spec)
-
-
-def uninstall() -> None:
-    """Give TRL its own methods back. Nothing happens if they were not replaced."""
-    _DROP_IN.uninstall()
-
-
-def installed() -> Installed:
-    """What is replaced in this process at this moment."""
-    return _DROP_IN.installed()
+    return DROP_IN.install(TARGETS, spec=spec)
 
 
 # --- what stands in ---
@@ -129,12 +119,12 @@ def _replaced(original: Callable[..., Any], spec: Spec | None = None) -> Callabl
         output = original(self, inputs)
         if "importance_sampling_ratio" not in output:
             why = "vllm_importance_sampling_correction is off" if self.use_vllm else "use_vllm is off"
-            _DROP_IN.say(False, why)
+            DROP_IN.say(False, why)
             return output
         mode = self.vllm_importance_sampling_mode
         clip_max, clip_min = self.vllm_importance_sampling_clip_max, self.vllm_importance_sampling_clip_min
         described = f"vllm_importance_sampling_mode {mode!r}, clip_max {clip_max!r}, clip_min {clip_min!r}"
-        _DROP_IN.say(True, described if spec is None else f"{spec!r}")
+        DROP_IN.say(True, described if spec is None else f"{spec!r}")
         mask = output["completion_mask"]
         if "tool_mask" in output:
             mask = mask * output["tool_mask"]
@@ -152,7 +142,7 @@ TARGETS = (
 )
 
 
-@lru_cache(maxsize=64)
+@cached_spec
 def _spec_of(mode: str, clip_max: float | None, clip_min: float | None) -> Spec:
     if mode not in MODES:
         raise ValueError(f"vllm_importance_sampling_mode: expected one of {list(MODES)}, got {mode!r}")

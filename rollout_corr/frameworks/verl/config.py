@@ -11,10 +11,11 @@ from typing import Any
 
 from rollout_corr.frameworks.shared.preset import warn_once
 from rollout_corr.frameworks.shared.settings import boolean, fields_of, refuse_unknown
+from rollout_corr.frameworks.shared.specs import LEVELS
 from rollout_corr.frameworks.verl import options as verl_options
 from rollout_corr.frameworks.verl import presets
 from rollout_corr.spec.checked import expression
-from rollout_corr.spec.correction import Criterion, Level, Spec, Weight
+from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.validate import one_of
 
 CAPS = ("tis_imp_ratio_cap", "imp_ratio_cap", "behav_imp_weight_cap")
@@ -36,12 +37,6 @@ OF_ALGORITHM = ("adv_estimator", "gamma", "lam", "kl_ctrl", "use_kl_in_reward", 
 OURS = ("rollout_is", "rollout_rs", "rollout_token_veto")
 
 LOSS_TYPES = ("ppo_clip", "reinforce")
-# rollout_is_level: the level of the weight, and the option of `rollout_rs` that rejects at that level.
-FLAT_LEVELS: dict[str, tuple[Level, str]] = {
-    "token": ("token", "token_k1"),
-    "sequence": ("product", "seq_sum_k1"),
-    "geometric": ("geometric", "seq_mean_k1"),
-}
 FLAT_MODES = ("truncate", "mask", "clip")
 FLAT_VETO = 1e-4
 OFF = "leave it out: it is off"
@@ -122,7 +117,7 @@ def _cap(given: dict[str, Any]) -> Spec:
 
 
 def _flat(given: dict[str, Any], version: str | None) -> Spec:
-    level = one_of("rollout_is_level", given.get("rollout_is_level", "token"), FLAT_LEVELS)
+    level = one_of("rollout_is_level", given.get("rollout_is_level", "token"), LEVELS)
     mode = one_of("rollout_is_mode", given.get("rollout_is_mode", "truncate"), FLAT_MODES)
     applied = boolean("rollout_is", given.get("rollout_is"))
     old = [key for key in given if key in FLAT] or [f"rollout_is: {str(applied).lower()}"]
@@ -133,7 +128,7 @@ def _flat(given: dict[str, Any], version: str | None) -> Spec:
     lower = _lower("rollout_is_threshold_lower", given.get("rollout_is_threshold_lower"), upper)
     veto = given.get("rollout_is_veto_threshold", FLAT_VETO)
     criteria = () if veto is None else (verl_options.veto(veto, "rollout_is_veto_threshold"),)
-    weight_level, option = FLAT_LEVELS[level]
+    weight_level, option = LEVELS[level][0], verl_options.OLD_RS_LEVELS[level]
     zeroes = mode == "clip" or version == "0.6.0"
     if mode == "truncate":
         weight = Weight(weight_level, upper=upper)

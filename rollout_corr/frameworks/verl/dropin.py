@@ -12,28 +12,28 @@ switch: docs/integrations.md has the table.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rollout_corr.frameworks.shared.dropin import Installed, Target
+from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
 from rollout_corr.frameworks.verl import losses as verl_losses
 from rollout_corr.frameworks.verl import measures, options, v07
 from rollout_corr.frameworks.verl import metrics as report
 from rollout_corr.frameworks.verl import presets as presets
 from rollout_corr.frameworks.verl.shared import DROP_IN, add_to_batch, corrected, proto, same_shape, without_prefix
 from rollout_corr.spec import validate
-from rollout_corr.spec.correction import NONFINITE, Criterion, Nonfinite, Spec
+from rollout_corr.spec.correction import Criterion, Nonfinite, Spec
 
 HELPER = "verl.trainer.ppo.rollout_corr_helper"
 COMPAT = ("0.9", "0.7")
-EMPTY_ROWS = ("verl", "skip")
-EMPTY_BATCH = ("zeros", "raise")
 SAFETY_BOUND = options.TOKEN_CLAMP
 SUPPORTED_ROLLOUT_RS_OPTIONS = set(options.RS_OPTIONS)
 TOKEN_LEVEL_ROLLOUT_RS_OPTIONS = {option for option in options.RS_OPTIONS if option.startswith("token")}
+
+installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 Threshold = options.Threshold | None
 
@@ -73,26 +73,12 @@ def install(
         ValueError: An unknown switch, named.
     """
     validate.one_of("compat", compat, COMPAT)
-    validate.one_of("k1_bounds", k1_bounds, options.K1_BOUNDS)
-    validate.one_of("empty_rows", empty_rows, EMPTY_ROWS)
-    validate.one_of("empty_batch", empty_batch, EMPTY_BATCH)
-    validate.one_of("nonfinite", nonfinite, NONFINITE)
     if not isinstance(losses, bool):
         raise TypeError(f"losses: expected True or False, got {type(losses).__name__} {losses!r}")
     targets = (TARGETS if compat == "0.9" else TARGETS_07) + (verl_losses.TARGETS if losses else ())
     return DROP_IN.install(
         targets, k1_bounds=k1_bounds, empty_rows=empty_rows, empty_batch=empty_batch, nonfinite=nonfinite
     )
-
-
-def uninstall() -> None:
-    """Give verl its own functions back. Nothing happens if they were not replaced."""
-    DROP_IN.uninstall()
-
-
-def installed() -> Installed:
-    """What is replaced in this process at this moment."""
-    return DROP_IN.installed()
 
 
 # --- verl's functions ---
@@ -129,9 +115,8 @@ def compute_rollout_correction_and_rejection_mask(
         floats, by verl's keys.
     """
     same_shape(old_log_prob, rollout_log_prob, response_mask)
-    spec = _spec_of(
-        rollout_is, rollout_is_threshold, rollout_is_batch_normalize, rollout_rs, rollout_rs_threshold, switches
-    )
+    settings = rollout_is, rollout_is_threshold, rollout_is_batch_normalize, rollout_rs, rollout_rs_threshold
+    spec = _spec_of(*_of(switches), *settings)
     _say(spec, rollout_is, rollout_is_threshold, rollout_rs, rollout_rs_threshold)
     weights, mask, metrics, _ = corrected(old_log_prob, rollout_log_prob, response_mask, spec, switches)
     return proto(weights), mask, metrics
@@ -146,7 +131,7 @@ def compute_rollout_correction_weights(
     **switches: str,
 ) -> tuple[Tensor, dict[str, float]]:
     """The weights alone, from log-ratios, and their metrics without a prefix."""
-    spec = _spec_of(rollout_is, rollout_is_threshold, rollout_is_batch_normalize, None, None, switches)
+    spec = _spec_of(*_of(switches), rollout_is, rollout_is_threshold, rollout_is_batch_normalize)
     if spec.weight is None:
         raise ValueError(f"rollout_is: expected 'token' or 'sequence' with a threshold, got {rollout_is!r}")
     weights, _, metrics, _ = corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
@@ -164,7 +149,7 @@ def compute_rollout_rejection_mask(
     """The mask alone, from log-ratios, and the metrics of rejection without a prefix."""
     if rollout_rs is None:
         raise ValueError(f"rollout_rs: expected at least one of {sorted(SUPPORTED_ROLLOUT_RS_OPTIONS)}, got None")
-    spec = _spec_of(None, None, False, rollout_rs, rollout_rs_threshold, switches)
+    spec = _spec_of(*_of(switches), None, None, False, rollout_rs, rollout_rs_threshold)
     _, mask, metrics, _ = corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
     return mask, without_prefix(metrics, "rollout_rs_")
 
@@ -174,7 +159,7 @@ def compute_offpolicy_metrics(
 ) -> dict[str, float]:
     """Perplexities and divergences without a prefix; without `rollout_log_prob` only those of the trainer."""
     rollout = old_log_prob if rollout_log_prob is None else rollout_log_prob
-    spec = _spec_of(None, None, False, None, None, switches)
+    spec = _spec_of(*_of(switches))
     _, _, metrics, _ = corrected(old_log_prob, rollout, response_mask, spec, switches)
     found = without_prefix(metrics, "")
     if rollout_log_prob is None:
@@ -190,14 +175,8 @@ def compute_rollout_corr_metrics_from_logprobs(
     return {f"{report.PREFIX}{key}": value for key, value in found.items()}
 
 
-# What a configuration that does not say is read as.
-DEFAULTS = {
-    "rollout_is": None,
-    "rollout_is_threshold": 2.0,
-    "rollout_is_batch_normalize": False,
-    "rollout_rs": None,
-    "rollout_rs_threshold": None,
-}
+# A configuration that lacks a setting is read as this.
+DEFAULTS = defaults_of(compute_rollout_correction_and_rejection_mask)
 
 
 def compute_rollout_correction_and_add_to_batch(
@@ -246,33 +225,15 @@ TARGETS_07 = tuple(
 # --- how they are computed ---
 
 
+@cached_spec
 def _spec_of(
-    rollout_is: str | None,
-    rollout_is_threshold: Threshold,
-    normalize: bool,
-    rollout_rs: str | None,
-    rollout_rs_threshold: Threshold,
-    switches: Mapping[str, str],
-) -> Spec:
-    thresholds = (_frozen(rollout_is_threshold), _frozen(rollout_rs_threshold))
-    k1_bounds, nonfinite = switches.get("k1_bounds", "verl"), switches.get("nonfinite", "reject")
-    return _cached_spec(rollout_is, thresholds[0], normalize, rollout_rs, thresholds[1], k1_bounds, nonfinite)
-
-
-def _frozen(threshold: Any) -> Any:
-    """A threshold that can be a key: a list of a configuration as a tuple."""
-    return threshold if threshold is None or isinstance(threshold, (str, float, int)) else tuple(threshold)
-
-
-@lru_cache(maxsize=64, typed=True)
-def _cached_spec(
-    rollout_is: str | None,
-    rollout_is_threshold: Any,
-    normalize: bool,
-    rollout_rs: str | None,
-    rollout_rs_threshold: Any,
     k1_bounds: str,
     nonfinite: Nonfinite,
+    rollout_is: str | None = None,
+    rollout_is_threshold: Any = None,
+    normalize: bool = False,
+    rollout_rs: str | None = None,
+    rollout_rs_threshold: Any = None,
 ) -> Spec:
     weight = None
     criteria: tuple[Criterion, ...] = ()
@@ -285,6 +246,11 @@ def _cached_spec(
     if rollout_rs is not None:
         criteria = options.criteria(rollout_rs, rollout_rs_threshold, k1_bounds)
     return Spec(weight=weight, criteria=criteria, nonfinite=nonfinite, report=presets.REPORT)
+
+
+def _of(switches: Mapping[str, str]) -> tuple[str, str]:
+    """The switches that change the Spec."""
+    return switches.get("k1_bounds", "verl"), switches.get("nonfinite", "reject")
 
 
 def _say(spec: Spec, rollout_is: Any, is_threshold: Any, rollout_rs: Any, rs_threshold: Any) -> None:

@@ -23,6 +23,7 @@ from rollout_corr.definition.correction import Outcome
 from rollout_corr.definition.findings import Findings, Named, outside
 from rollout_corr.definition.thresholds import log_bound
 from rollout_corr.definition.tokens import LARGEST_STATISTIC, extrema, select
+from rollout_corr.frameworks.verl.options import RS_OPTIONS
 from rollout_corr.metrics.collect import totals
 from rollout_corr.metrics.moments import (
     count,
@@ -41,11 +42,6 @@ from rollout_corr.metrics.peers import Columns, Interval
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 PREFIX = "rollout_corr/"
-
-# Options of `rollout_rs`: unit and reduction, statistic.
-UNITS = {"token": ("token", None), "seq_sum": ("sequence", "sum"), "seq_mean": ("sequence", "mean")}
-OPTIONS = {f"{name}_{stat}": (*unit, stat) for name, unit in UNITS.items() for stat in ("k1", "k2", "k3")}
-OPTIONS |= {f"seq_max_{stat}": ("sequence", "max", stat) for stat in ("k2", "k3")}
 
 # verl's guard against dividing by 0, in the effective sample size and in batch normalisation.
 EPSILON = 1e-8
@@ -110,7 +106,7 @@ def _options(spec: Spec) -> list[Criterion]:
 
 def _is_option(criterion: Criterion) -> bool:
     stat = "k1" if criterion.stat == "ratio" else criterion.stat
-    return OPTIONS.get(criterion.label) == (criterion.over, criterion.reduce, stat)
+    return RS_OPTIONS.get(criterion.label) == (stat, criterion.over, criterion.reduce)
 
 
 def _bounds(weight: Weight) -> tuple[float | None, float | None]:

@@ -22,18 +22,18 @@ K1_BOUNDS = ("verl", "ratio")
 TOKEN_CLAMP = 20.0
 
 # option: statistic, unit, reduction. There is no seq_max_k1.
+_UNITS: dict[str, tuple[Unit, Reduce | None]] = {
+    "token": ("token", None),
+    "seq_sum": ("sequence", "sum"),
+    "seq_mean": ("sequence", "mean"),
+    "seq_max": ("sequence", "max"),
+}
+_STATS: tuple[Stat, ...] = ("k1", "k2", "k3")
 RS_OPTIONS: dict[str, tuple[Stat, Unit, Reduce | None]] = {
-    "token_k1": ("k1", "token", None),
-    "token_k2": ("k2", "token", None),
-    "token_k3": ("k3", "token", None),
-    "seq_sum_k1": ("k1", "sequence", "sum"),
-    "seq_sum_k2": ("k2", "sequence", "sum"),
-    "seq_sum_k3": ("k3", "sequence", "sum"),
-    "seq_mean_k1": ("k1", "sequence", "mean"),
-    "seq_mean_k2": ("k2", "sequence", "mean"),
-    "seq_mean_k3": ("k3", "sequence", "mean"),
-    "seq_max_k2": ("k2", "sequence", "max"),
-    "seq_max_k3": ("k3", "sequence", "max"),
+    f"{name}_{stat}": (stat, *unit)
+    for name, unit in _UNITS.items()
+    for stat in _STATS
+    if (name, stat) != ("seq_max", "k1")
 }
 
 # What `rollout_rs` was called up to verl 0.7.0, where it tested the ratio itself.

@@ -11,9 +11,19 @@ from torch import Tensor
 from rollout_corr.api.correct import Correction, correct
 from rollout_corr.frameworks.shared.dropin import DropIn
 from rollout_corr.frameworks.verl import metrics as report
-from rollout_corr.spec.correction import Spec
+from rollout_corr.frameworks.verl import options
+from rollout_corr.spec.correction import NONFINITE, Spec
 
-DROP_IN = DropIn("verl", "verl", ("0.7.0", "0.9.0", "0.9.1"))
+DROP_IN = DropIn(
+    "verl",
+    checked=("0.7.0", "0.9.0", "0.9.1"),
+    switches={
+        "k1_bounds": options.K1_BOUNDS,
+        "empty_rows": ("verl", "skip"),
+        "empty_batch": ("zeros", "raise"),
+        "nonfinite": NONFINITE,
+    },
+)
 
 
 def same_shape(old_log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Tensor) -> None:

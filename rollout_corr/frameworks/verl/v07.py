@@ -12,12 +12,12 @@ from tensors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
 from rollout_corr.frameworks.verl import metrics as report
 from rollout_corr.frameworks.verl import options
 from rollout_corr.frameworks.verl import presets as presets
@@ -102,16 +102,8 @@ def compute_rollout_correction_and_rejection_mask(
     return proto(weights), mask, {report.PREFIX + key: value for key, value in kept.items()}
 
 
-# What a configuration that does not say is read as.
-DEFAULTS = {
-    "rollout_is": None,
-    "rollout_is_threshold": 2.0,
-    "rollout_rs": None,
-    "rollout_rs_threshold": None,
-    "rollout_rs_threshold_lower": None,
-    "rollout_token_veto_threshold": None,
-    "rollout_is_batch_normalize": False,
-}
+# A configuration that lacks a setting is read as this.
+DEFAULTS = defaults_of(compute_rollout_correction_and_rejection_mask) | {"rollout_rs_threshold": None}
 
 
 def compute_rollout_correction_and_add_to_batch(
@@ -142,7 +134,7 @@ def _settings(
     return Settings(level, threshold, bool(normalize), rs_level, lower, upper, veto)
 
 
-@lru_cache(maxsize=64)
+@cached_spec
 def _spec_of(settings: Settings, nonfinite: Nonfinite) -> Spec:
     weight = None
     if settings.level is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,19 +19,19 @@ from torch import Tensor
 
 from rollout_corr.api.correct import correct
 from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
-from rollout_corr.frameworks.shared.settings import boolean
+from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
+from rollout_corr.frameworks.xtuner import config
 from rollout_corr.frameworks.xtuner import metrics as report
-from rollout_corr.frameworks.xtuner import presets as presets
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec import validate
-from rollout_corr.spec.correction import NONFINITE, Spec
+from rollout_corr.spec.correction import NONFINITE, Nonfinite, Spec
 
 MODULE = "xtuner.v1.rl.rollout_is"
-CHECKED = ("0.2.0",)
-MISMATCH_OVER = ("pack", "sequence")
-EMPTY_ROWS = ("xtuner", "skip")
 MERGE = ("xtuner", "pooled")
-SWITCHES = {"mismatch_over": MISMATCH_OVER, "empty_rows": EMPTY_ROWS, "nonfinite": NONFINITE}
+SWITCHES = {"mismatch_over": ("pack", "sequence"), "empty_rows": ("xtuner", "skip"), "nonfinite": NONFINITE}
+
+# The fields of xtuner's configuration, with its defaults.
+FIELDS = defaults_of(config.spec)
 
 # What xtuner takes over a pack as if it were one sequence, and the native metric that takes it over sequences.
 OF_SEQUENCES = {
@@ -46,7 +46,8 @@ OF_SEQUENCES = {
     "ppl_ratio": "ppl_ratio",
 }
 
-_DROP_IN = DropIn("xtuner", "xtuner", CHECKED)
+DROP_IN = DropIn("xtuner", checked=("0.2.0",), switches=SWITCHES)
+installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 
 class Metrics(dict[str, Any]):
@@ -81,27 +82,9 @@ def install(
         ValueError: An unknown switch, named.
     """
     validate.one_of("merge", merge, MERGE)
-    switches = checked({"mismatch_over": mismatch_over, "empty_rows": empty_rows, "nonfinite": nonfinite})
     merging = merge_rollout_is_metrics if merge == "xtuner" else pool_rollout_is_metrics
     targets = (*TARGETS, Target(MODULE, "merge_rollout_is_metrics", merging))
-    return _DROP_IN.install(targets, **switches)
-
-
-def uninstall() -> None:
-    """Give xtuner its own functions back. Nothing happens if they were not replaced."""
-    _DROP_IN.uninstall()
-
-
-def installed() -> Installed:
-    """What is replaced in this process at this moment."""
-    return _DROP_IN.installed()
-
-
-def checked(switches: dict[str, Any]) -> dict[str, Any]:
-    """Return switches of one pack unless one has an unknown value."""
-    for name, value in switches.items():
-        validate.one_of(name, value, SWITCHES[name])
-    return switches
+    return DROP_IN.install(targets, mismatch_over=mismatch_over, empty_rows=empty_rows, nonfinite=nonfinite)
 
 
 # --- xtuner's functions ---
@@ -131,23 +114,8 @@ def compute_rollout_importance_weights_and_metrics(
         Weights [1, S], or None without `rollout_is_threshold`; the mask in float32 with 0 where rejected, or the very
         mask given without threshold; metrics of the mismatch; metrics of the weights.
     """
-    specs = _spec_of(
-        self.rollout_is_level,
-        self.rollout_is_mode,
-        self.rollout_is_threshold,
-        self.rollout_is_mask_threshold,
-        self.rollout_is_veto_threshold,
-        getattr(self, "rollout_is_veto_level", "max"),
-        boolean("rollout_is_veto_negative_adv_only", getattr(self, "rollout_is_veto_negative_adv_only", False)),
-        switches.get("nonfinite", "reject"),
-    )
-    weights, mask, statistics = _corrected(
-        old_log_prob, rollout_log_prob, num_tokens, response_mask, advantages, *specs
-    )
-    mismatch, importance = _split(_metrics(statistics, switches))
-    if weights is None:
-        importance = {}
-    return weights, mask, Metrics(mismatch, statistics, switches), Metrics(importance, statistics, switches)
+    settings = {name: getattr(self, name, default) for name, default in FIELDS.items()}
+    return _pack(settings, switches, old_log_prob, rollout_log_prob, num_tokens, response_mask, advantages)
 
 
 def compute_rollout_importance_weights(
@@ -168,20 +136,18 @@ def compute_rollout_importance_weights(
     """Weights, mask and the metrics of the weights, by arguments. Pairs are (upper, lower)."""
     if rollout_is_threshold is None:
         return None, response_mask, {}
-    specs = _spec_of(
-        rollout_is_level,
-        rollout_is_mode,
-        rollout_is_threshold,
-        rollout_is_mask_threshold,
-        rollout_is_veto_threshold,
-        rollout_is_veto_level,
-        rollout_is_veto_negative_adv_only,
-        switches.get("nonfinite", "reject"),
-    )
-    weights, mask, statistics = _corrected(
-        old_log_prob, rollout_log_prob, num_tokens, response_mask, advantages, *specs
-    )
-    return weights, mask, Metrics(_split(_metrics(statistics, switches))[1], statistics, switches)
+    settings = {
+        "rollout_is_level": rollout_is_level,
+        "rollout_is_mode": rollout_is_mode,
+        "rollout_is_threshold": rollout_is_threshold,
+        "rollout_is_mask_threshold": rollout_is_mask_threshold,
+        "rollout_is_veto_threshold": rollout_is_veto_threshold,
+        "rollout_is_veto_level": rollout_is_veto_level,
+        "rollout_is_veto_negative_adv_only": rollout_is_veto_negative_adv_only,
+    }
+    given = old_log_prob, rollout_log_prob, num_tokens, response_mask, advantages
+    weights, mask, _, importance = _pack(settings, switches, *given)
+    return weights, mask, importance
 
 
 def merge_rollout_is_metrics(
@@ -244,38 +210,46 @@ TARGETS = (
 # --- how they are computed ---
 
 
-def _spec_of(
-    level: str,
-    mode: str,
-    threshold: Any,
-    mask_threshold: Any,
-    veto_threshold: Any,
-    veto_level: str,
-    negative_only: bool,
-    nonfinite: str,
-) -> tuple[Spec, Spec]:
-    """What is done, and what is reported of it.
+def _pack(
+    settings: dict[str, Any],
+    switches: Mapping[str, str],
+    old: Tensor,
+    rollout: Tensor,
+    num_tokens: Tensor | Sequence[int],
+    mask: Tensor,
+    advantages: Tensor | None,
+) -> tuple[Tensor | None, Tensor, Metrics, Metrics]:
+    """Correct a pack: weights, mask, metrics of the mismatch, metrics of the weights (none without weights)."""
+    specs = _specs(settings, switches.get("nonfinite", "reject"))
+    weights, mask, statistics = _corrected(old, rollout, num_tokens, mask, advantages, *specs)
+    mismatch, importance = _split(_metrics(statistics, switches))
+    if weights is None:
+        importance = {}
+    return weights, mask, Metrics(mismatch, statistics, switches), Metrics(importance, statistics, switches)
+
+
+def _specs(settings: dict[str, Any], nonfinite: str) -> tuple[Spec, Spec]:
+    """Return the Spec that is run, and the Spec whose metrics are reported.
 
     They differ in one case. In mode "mask" the weight has no bounds, but xtuner's spreads, effective sample size and
     fractions are of `rollout_is_threshold` all the same: those are the metrics of mode "both".
     """
-    pairs = (tuple(pair) if isinstance(pair, list) else pair for pair in (threshold, mask_threshold, veto_threshold))
-    threshold, mask_threshold, veto_threshold = pairs
-    more = (threshold, mask_threshold, veto_threshold, veto_level, negative_only, nonfinite)
-    spec = reported = _cached_spec(level, mode, *more)
+    settings = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+    level, mode, threshold, mask_threshold, veto, *_ = settings.values()
+    spec = reported = _spec_of(nonfinite, *settings.values())
     if mode == "mask" and mask_threshold not in (None, threshold):
-        reported = _cached_spec(level, "both", *more)
+        reported = _spec_of(nonfinite, *(settings | {"rollout_is_mode": "both"}).values())
     if threshold is None:
-        _DROP_IN.say(False, "metrics only: rollout_is_threshold is None, which switches the mask and the veto off too")
+        DROP_IN.say(False, "metrics only: rollout_is_threshold is None, which switches the mask and the veto off too")
     else:
-        veto = "" if veto_threshold is None else f", veto {veto_threshold!r}"
-        _DROP_IN.say(True, f"rollout_is_level {level!r}, rollout_is_mode {mode!r}, threshold {threshold!r}{veto}")
+        with_veto = "" if veto is None else f", veto {veto!r}"
+        DROP_IN.say(True, f"rollout_is_level {level!r}, rollout_is_mode {mode!r}, threshold {threshold!r}{with_veto}")
     return spec, reported
 
 
-@lru_cache(maxsize=64, typed=True)
-def _cached_spec(*given: Any) -> Spec:
-    return replace(presets.spec(*given[:-1]), nonfinite=given[-1])
+@cached_spec
+def _spec_of(nonfinite: Nonfinite, *settings: Any) -> Spec:
+    return replace(config.spec(*settings), nonfinite=nonfinite)
 
 
 def _corrected(

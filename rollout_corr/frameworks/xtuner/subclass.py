@@ -29,6 +29,7 @@ class RolloutImportanceSampling(Theirs):  # type: ignore[misc]  # xtuner is not 
         advantages: Tensor | None = None,
     ) -> Any:
         """Return weights, mask and both groups of metrics of a pack; see `dropin`."""
-        switches = dropin.checked({name: getattr(self, name) for name in dropin.SWITCHES})
+        switches = {name: getattr(self, name) for name in dropin.SWITCHES}
+        dropin.DROP_IN.check(switches)
         given = (old_log_prob, rollout_log_prob, num_tokens, response_mask, advantages)
         return dropin.compute_rollout_importance_weights_and_metrics(self, *given, **switches)

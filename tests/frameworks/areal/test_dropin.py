@@ -44,7 +44,7 @@ def theirs(monkeypatch):
         modules[name].apply_rejection_sampling = apply_rejection_sampling
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(dropin._DROP_IN, "_said", set())
+    monkeypatch.setattr(dropin.DROP_IN, "_said", set())
     yield modules
     dropin.uninstall()
 

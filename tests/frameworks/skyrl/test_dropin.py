@@ -194,7 +194,7 @@ def test_install(monkeypatch):
     module, losses, root = ModuleType(dropin.MODULE), ModuleType("skyrl.losses"), ModuleType("skyrl")
     module.compute_off_policy_correction = compute
     module.apply_off_policy_correction = losses.apply_off_policy_correction = apply
-    root.__version__ = dropin.CHECKED[0]
+    root.__version__ = dropin.DROP_IN.checked[0]
     for name, held in (("skyrl", root), (dropin.MODULE, module), ("skyrl.losses", losses)):
         monkeypatch.setitem(sys.modules, name, held)
     given, config = batch(), configuration(**fields_of("token", None, True, False))
@@ -209,7 +209,7 @@ def test_install(monkeypatch):
 
 def test_says_what_it_does(caplog, monkeypatch):
     """One bound of the token mask without the other, and a batch without log-probs, are SkyRL's silent no."""
-    monkeypatch.setattr(dropin._DROP_IN, "_said", set())
+    monkeypatch.setattr(dropin.DROP_IN, "_said", set())
     old, rollout, mask = batch()
     for _ in range(2):
         dropin.compute_off_policy_correction(old, rollout, mask, configuration(tis_ratio_type="token"))

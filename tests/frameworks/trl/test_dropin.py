@@ -108,7 +108,7 @@ class Trainer:
 def trainer(monkeypatch):
     module, root = ModuleType(dropin.MODULE), ModuleType("trl")
     module.GRPOTrainer = type("GRPOTrainer", (), dict(vars(Trainer)))
-    root.__version__ = dropin.CHECKED[0]
+    root.__version__ = dropin.DROP_IN.checked[0]
     monkeypatch.setitem(sys.modules, "trl", root)
     monkeypatch.setitem(sys.modules, dropin.MODULE, module)
     yield module.GRPOTrainer()
@@ -147,7 +147,7 @@ def test_install(trainer):
 
 def test_says_what_it_does(trainer, caplog, monkeypatch):
     """No engine, and an engine whose correction is off, are logged."""
-    monkeypatch.setattr(dropin._DROP_IN, "_said", set())
+    monkeypatch.setattr(dropin.DROP_IN, "_said", set())
     old, sampling, mask = batch()
     dropin.install()
     given = {"old_per_token_logps": old, "sampling_per_token_logps": sampling, "completion_mask": mask}

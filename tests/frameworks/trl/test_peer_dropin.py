@@ -127,7 +127,7 @@ def test_trains_the_same(settings, tmp_path, calls):
     """Ten steps with and without; the path has to have been ours."""
     theirs, their_parameters = train(tmp_path, **settings)
     assert not calls
-    assert drop_in.install().version in drop_in.CHECKED
+    assert drop_in.install().version in drop_in.DROP_IN.checked
     ours, our_parameters = train(tmp_path, **settings)
     status = drop_in.installed()
     assert status.active and "trl.trainer.grpo_trainer.GRPOTrainer.get_off_policy_mask" in status.replaced

@@ -322,7 +322,7 @@ def test_vetoes_of_the_pull_request(theirs, level):
 
 
 def test_says_what_it_does(caplog, monkeypatch):
-    monkeypatch.setattr(dropin._DROP_IN, "_said", set())
+    monkeypatch.setattr(dropin.DROP_IN, "_said", set())
     for _ in range(2):
         run(pack(), **SHIPPED)
         run(pack(), rollout_is_veto_threshold=(20.0, 0.0))
