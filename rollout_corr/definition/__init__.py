@@ -1,1 +1,1 @@
-"""What it means, in plain torch: the specification of every backend. Start with correction.py and tokens.py."""
+"""The meaning of every Spec and loss in plain torch, which all backends must match. Read correction.py first."""

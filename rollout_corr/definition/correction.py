@@ -42,7 +42,7 @@ from rollout_corr.spec.correction import Criterion, Spec
 
 
 class CriterionValues:
-    """What the formulas of spec/statistics.py read, for one criterion (see `TokenValues` there)."""
+    """The quantities that formulas in spec/statistics.py read (`TokenValues` there), for one criterion."""
 
     def __init__(self, criterion: Criterion, tokens: Tokens, external: Mapping[str, Tensor]) -> None:
         self._criterion = criterion

@@ -17,10 +17,10 @@ FIRST = (127 - 24) << 3
 
 
 def histogram(d: Tensor, measured: Tensor | None) -> Tensor:
-    """[512] int64: how often each sign, exponent and top three mantissa bits of D occur.
+    """Count how often each sign, exponent and top three mantissa bits of D occur: [512] int64.
 
     256 bins a sign. Bin 0 holds |D| < 2^-24 * 1.125, bin 255 |D| >= 2^8 * 0.9375; between them every power of two is
-    cut into 8 equal parts. Equal on every backend, because only bits are looked at.
+    cut into 8 equal parts. Counts are equal on every backend, because only bits of D decide.
     """
     bits = d.float().contiguous().view(torch.int32)
     bins = (((bits & 0x7FFFFFFF) >> 20) - FIRST).clamp(0, 255) + (bits < 0) * 256
@@ -30,7 +30,7 @@ def histogram(d: Tensor, measured: Tensor | None) -> Tensor:
 
 
 def bin_edges(k: int) -> tuple[float, float]:
-    """The magnitudes that bin k (0 to 255) of the histogram holds: low <= |D| < high."""
+    """The bounds of bin k (0 to 255): it holds low <= |D| < high."""
 
     def edge(i: int) -> float:
         return float(struct.unpack("f", struct.pack("I", (i + FIRST) << 20))[0])
@@ -40,7 +40,12 @@ def bin_edges(k: int) -> tuple[float, float]:
 
 
 def percentile(v: Mapping[str, float], percent: float) -> float:
-    """A percentile of D from the histogram: linear inside a bin, never beyond the extrema seen."""
+    """Interpolate a percentile of D: linear inside a bin, never beyond the extrema seen.
+
+    Args:
+        v: The statistics by name: the bins, "-min_d" and "max_d".
+        percent: 0 to 100.
+    """
     half = HISTOGRAM_BINS // 2
     order = [*range(HISTOGRAM_BINS - 1, half - 1, -1), *range(half)]
     total = sum(v[name] for name in HISTOGRAM)

@@ -1,6 +1,6 @@
-"""Which tokens belong together. Two shapes, one set of questions: `Rows` for [B, T], `Packed` for [N] and offsets.
+"""Per-sequence reductions over padded rows (`Rows`, [B, T]) or packed tokens with offsets (`Packed`, [N]).
 
-A third answers the same questions where the tokens of a sequence lie on several ranks: `Split` in split.py.
+`Split` in backends/split.py serves sequences whose tokens lie on several ranks. So there is one definition for all.
 """
 
 from __future__ import annotations
@@ -13,44 +13,44 @@ from torch import Tensor
 
 
 class Sequences(Protocol):
-    """The questions. Tokens are [N] or [B, T], answers [S]."""
+    """Sums and maxima of tokens, [N] or [B, T], per sequence, [S], and the way back."""
 
     count: int
 
     def sum(self, x: Tensor) -> Tensor:
-        """Floating -> [S] float64."""
+        """Add floating x up: [S] float64."""
 
     def sum_integers(self, x: Tensor) -> Tensor:
-        """Int64 (may be overwritten) or bool -> [S] int64, exact whatever the order."""
+        """Add int64 (may be overwritten) or bool x up: [S] int64, exact whatever the order."""
 
     def max(self, x: Tensor) -> Tensor:
-        """Floating -> [S]; -inf for a sequence without tokens."""
+        """Find the largest floating x: [S]; -inf for a sequence without tokens."""
 
     def spread(self, per_sequence: Tensor) -> Tensor:
-        """[S] -> what broadcasts over the tokens."""
+        """Give every token its sequence's value: [S] -> a shape that broadcasts over the tokens."""
 
     def with_gradient(self, total: Tensor, x: Tensor) -> Tensor:
-        """A total of x by other means, with the gradient of `sum(x)`."""
+        """Give a total of x that was computed by other means, [S] float64, the gradient of `sum(x)`."""
 
     def gradient(self, value: Tensor, new: Tensor) -> Tensor:
-        """d(value) / d(new) of a 0-d value, through what `with_gradient` gave too; 0 where there was nothing to sum."""
+        """Differentiate a 0-d value by `new`, also through a total of `with_gradient`; 0 if nothing was summed."""
 
 
 class Whole:
-    """What is the same for all sequences that lie here whole."""
+    """Gradients for sequences of which no rank holds only a part."""
 
     def with_gradient(self: Sequences, total: Tensor, x: Tensor) -> Tensor:
-        """[S] float64 -> the same with a graph to x."""
+        """Give a total, [S] float64, the gradient of `sum(x)`."""
         plain = self.sum(x)
         return total + (plain - plain.detach())
 
     def gradient(self, value: Tensor, new: Tensor) -> Tensor:
-        """By autograd."""
+        """Differentiate by autograd."""
         return torch.autograd.grad(value, new)[0] if value.requires_grad else torch.zeros_like(new)
 
 
 class Rows(Whole):
-    """Every row of a [B, T] tensor is a sequence."""
+    """Each row of a [B, T] tensor is a sequence."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -81,7 +81,7 @@ class Packed(Whole):
 
     Args:
         offsets: [S + 1] int64, not decreasing, within [0, N]. Tokens outside belong to no sequence: their statistics
-            must be 0, and what `spread` puts there means nothing.
+            must be 0, and the values that `spread` gives them have no meaning.
         size: N.
     """
 
@@ -95,7 +95,7 @@ class Packed(Whole):
 
     @classmethod
     def of_lengths(cls, lengths: Tensor, size: int) -> Packed:
-        """Sequences that follow one another without gaps; [S] lengths that sum to N."""
+        """Build from [S] lengths that sum to N, for sequences without gaps between them."""
         packed = cls(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), size)
         packed._lengths = lengths
         return packed
@@ -114,7 +114,7 @@ class Packed(Whole):
         )
 
     def _cut(self) -> list[tuple[slice, Tensor]]:
-        """The tokens of consecutive sequences, about PART in a part, and the offsets in it."""
+        """Cut into parts of consecutive sequences, about PART tokens each: their tokens and the offsets inside."""
         marks = torch.arange(1, self.size // PART + 1, device=self.offsets.device) * PART
         cuts = [0, *torch.searchsorted(self.offsets[1:], marks).tolist(), self.count]
         parts = []
@@ -128,8 +128,8 @@ class Packed(Whole):
     def sum_integers(self, x: Tensor) -> Tensor:
         """[N] int64 or bool -> [S] int64, exact. Overwrites int64 x, which is as large as two of the log-probs.
 
-        Differences of a running sum. It may wrap around, they do not; with floats a sequence would feel its
-        neighbours' rounding.
+        Takes differences of a running sum: the sum may wrap around, its differences do not. With floats a sequence
+        would take part in its neighbours' rounding.
         """
         if not self.size:
             return self.offsets.new_zeros(self.count)
@@ -161,5 +161,5 @@ class Packed(Whole):
         return self._ids
 
     def of(self, places: Tensor) -> Tensor:
-        """[k] int64, places of tokens -> [k] int64, the sequence of each."""
+        """The sequence, [k] int64, of each token at `places`, [k] int64."""
         return torch.searchsorted(self.offsets[1:], places, right=True)

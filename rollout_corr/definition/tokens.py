@@ -1,4 +1,9 @@
-"""What is known of tokens: their formulas, how sums that decide add them up, and how they are read under a Spec."""
+"""Tokens: formulas, exact sums, and reading log-probs under a Spec. Read this beside correction.py.
+
+1. `read_tokens` subtracts the log-probs, applies `Spec.nonfinite` and gives `Tokens`, where what is not measured is 0.
+2. `k3`, `probability`, `binary_kl`: formulas of a token that do not cancel.
+3. `sum_of_d`, `sum_of_statistic`: sums that decide, as sums of integers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from rollout_corr.spec.correction import Spec
 GRID_OF_D, LARGEST_D = 2.0**28, 2.0**10
 GRID_OF_FRACTION, LARGEST_STATISTIC = 2.0**38, 2.0**37
 
-# Neighbours that are looked at together where something rare is searched for.
+# Neighbours that `few_above` looks at together.
 STRETCH = 64
 
 # exp of a mean log-prob (a perplexity) is capped, so that log-probs of -1e10 leave it finite.
@@ -35,8 +40,10 @@ def select(keep: Tensor | None, x: Tensor) -> Tensor:
 def k3(d: Tensor, largest: float | None = None) -> Tensor:
     """e^D - 1 - D without cancellation: a Taylor polynomial for |D| <= 1/2, the formula beyond.
 
-    A caller who knows the largest |D| spares tokens with |D| <= 1/8 the exp and half of the polynomial. Which terms a
-    token gets depends on its own D alone, so that what stands beside it changes no bit.
+    Args:
+        d: Floating, any shape.
+        largest: The largest |D|, if known: then tokens with |D| <= 1/8 are computed without exp and with half of the
+            polynomial. The terms that a token gets depend on its own D alone, so its neighbours change no bit.
     """
     double = d.dtype == torch.float64
     if largest is not None:
@@ -52,7 +59,7 @@ def k3(d: Tensor, largest: float | None = None) -> Tensor:
 
 
 def _k3_series(d: Tensor, terms: int) -> Tensor:
-    """The first terms of D^2/2! + D^3/3! + ...; callers take so many that the next one is below a rounding."""
+    """D^2/2! + D^3/3! + ..., the first `terms` terms; callers take so many that the next is below a rounding."""
     series = d * (1.0 / math.factorial(terms + 1)) + 1.0 / math.factorial(terms)
     for k in range(terms - 1, 1, -1):
         series = series.mul_(d).add_(1.0 / math.factorial(k))
@@ -60,7 +67,7 @@ def _k3_series(d: Tensor, terms: int) -> Tensor:
 
 
 def few_above(x: Tensor, bound: float) -> Tensor | None:
-    """[k] int64, where [N] x is above a bound; None where that is in many places. Reads values.
+    """Find the places where x, [N], is above a bound: [k] int64, or None if there are many. Reads values.
 
     A maximum costs a quarter of a comparison, so the maxima of stretches tell where to compare.
     """
@@ -85,12 +92,12 @@ def extrema(x: Tensor, among: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def probability(logp: Tensor) -> Tensor:
-    """exp of a log-prob; one above 0 is read as 0, so that garbage stays finite."""
+    """exp of a log-prob; a log-prob above 0 is read as 0, so that the result is at most 1."""
     return logp.clamp(max=0.0).exp()
 
 
 def complement(logp: Tensor) -> Tensor:
-    """1 - exp of a log-prob, without cancellation: most tokens are nearly certain."""
+    """1 - exp of a log-prob, without the cancellation that most tokens, being nearly certain, would suffer."""
     return -logp.clamp(max=0.0).expm1()
 
 
@@ -104,14 +111,21 @@ def binary_kl(log_p: Tensor, log_q: Tensor, d: Tensor, eps: float) -> Tensor:
 
 
 def to_grid(x: Tensor, grid: float) -> Tensor:
-    """Round to a multiple of 1/grid, as int64: the cast truncates. NaN and inf have to be selected away before."""
+    """Round to a multiple of 1/grid, as int64: the cast truncates. The caller has removed NaN and infinity."""
     half = torch.full((), 0.5, dtype=x.dtype, device=x.device)
     # grid * x is exact, so that it is rounded once, whether the two steps are fused or not.
     return torch.copysign(half, x).add_(x, alpha=grid).to(torch.int64)
 
 
 def sum_of_d(saturated: Tensor, sequences: Sequences, propagate: bool, d: Tensor) -> Tensor:
-    """[S] float64: the sum of D (or of |D|) saturated at +-1024, exact and so independent of any order."""
+    """[S] float64: the sum of D, -D or |D| saturated at +-1024, exact and so independent of any order.
+
+    Args:
+        saturated: Per token, within +-1024; 0 where a token does not count.
+        sequences: Which tokens belong together.
+        propagate: Let NaN and infinity of `d` into the sum.
+        d: Per token, before saturation.
+    """
     finite = _finite(saturated, propagate)
     if d.dtype == torch.float64:
         total = sequences.sum(finite)
@@ -121,7 +135,7 @@ def sum_of_d(saturated: Tensor, sequences: Sequences, propagate: bool, d: Tensor
 
 
 def sum_of_statistic(x: Tensor, sequences: Sequences, propagate: bool) -> Tensor:
-    """[S] float64: the sum of another statistic, each saturated at +-2^37, exact in two limbs."""
+    """[S] float64: the sum of any other statistic, saturated per token at +-2^37, exact in two limbs."""
     x_finite = _finite(x, propagate).clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
     if x.dtype == torch.float64:
         total = sequences.sum(x_finite)
@@ -147,9 +161,10 @@ def compute_dtype(one: torch.dtype, other: torch.dtype) -> torch.dtype:
 
 @dataclass
 class Tokens:
-    """The tokens of some sequences, read under a Spec: what is not measured is 0.
+    """The tokens of some sequences, read under a Spec. Tensors are per token, [N] or [B, T], unless they say [S].
 
-    A mask of None says that all tokens count.
+    `valid` (the mask is not 0) and `measured` (valid, and D finite or taken as it is) are bool, or None if all are.
+    Log-probs and D are 0 where a token is not measured.
     """
 
     sequences: Sequences
@@ -161,11 +176,11 @@ class Tokens:
     nonfinite: Tensor | None  # [S] int64: valid tokens whose D is NaN or infinite; None: there is none
     clamp: float
     propagate: bool
-    largest: float | None = None  # the largest |D|, when the caller has looked
+    largest: float | None = None  # the largest |D|, if `read_tokens` looked
     _known: dict[str, Tensor] = field(default_factory=dict)
 
     def count(self, which: Tensor) -> Tensor:
-        """[S] int64, how many tokens of each sequence."""
+        """[S] int64: how many tokens of each sequence are True in `which`."""
         return self.sequences.sum_integers(which)
 
     def clamped(self, token_clamp: float | None = None) -> Tensor:
@@ -176,7 +191,7 @@ class Tokens:
 
     @property
     def saturated(self) -> Tensor:
-        """D as it enters every sum."""
+        """D within +-1024, as it enters every sum."""
         return self._once("saturated", lambda: self._limited(LARGEST_D))
 
     @property
@@ -218,15 +233,15 @@ def read_tokens(
     spec: Spec,
     look: bool = False,
 ) -> Tokens:
-    """Subtract, find what is not finite, apply `Spec.nonfinite`.
+    """Subtract the log-probs, find what is not finite and apply `Spec.nonfinite`.
 
     Args:
         train, rollout: [N] or [B, T], log-probs in the dtype that computes.
         valid: Bool of the same shape, or None when all tokens are valid.
         sequences: Which tokens belong together.
-        spec: What to do.
-        look: Find the largest |D| and leave out what it makes unnecessary. Reads a value, so CPU tensors only, and
-            all of them valid.
+        spec: The Spec; its `nonfinite` and `clamp` are read.
+        look: Find the largest |D| and skip what it makes unnecessary. Reads a value, so it is for CPU tensors, and only
+            where all tokens are valid.
     """
     d = train - rollout
     if look and d.numel():

@@ -1,1 +1,1 @@
-"""What may be asked: the frozen, checked types that say what a correction and a loss do."""
+"""The frozen, checked types that describe a correction and a loss. Imports nothing else of the package."""

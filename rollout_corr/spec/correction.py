@@ -1,4 +1,8 @@
-"""What a correction does: `Spec`, `Weight`, `Criterion`. Frozen, hashable, picklable, checked when constructed."""
+"""The description of a correction: `Spec`, made of a `Weight` and of `Criterion`s.
+
+They are frozen, hashable, picklable and checked when constructed. Each choice is a `Literal`, so that editors complete
+it and type checkers refuse a misspelling; the tuples of its values are for checks at run time.
+"""
 
 from __future__ import annotations
 
@@ -47,16 +51,16 @@ LARGEST_CLAMP = 40.0
 
 @dataclass(frozen=True, repr=False)
 class Weight(Checked):
-    """An importance weight: which ratio, and what becomes of it.
+    """An importance weight: a ratio of probabilities, bounded and perhaps normalised.
 
     Args:
         level: "token" exp(D); "product" exp(sum of D) per sequence; "geometric" exp(mean of D) per sequence.
         lower: Lower bound of the ratio, or None for an open side.
         upper: Upper bound of the ratio, or None for an open side.
-        outside: What a ratio outside the bounds becomes: "clamp" the bound (truncation), "zero" 0 (IcePop).
-        normalize: None, or "batch" to divide by the mean weight over all valid tokens (at sequence levels: over all
-            non-empty sequences, each counting once). A normalised weight may exceed `upper`.
-        token_clamp: Clamp every D to +-token_clamp before anything else, or None.
+        outside: A ratio outside the bounds becomes the bound ("clamp": truncation) or 0 ("zero": IcePop).
+        normalize: "batch" divides by the mean weight over all valid tokens (at sequence levels: over all non-empty
+            sequences, each counting once), so that a weight may exceed `upper`. None does not.
+        token_clamp: Every D is clamped to +-token_clamp before anything else; None: it is not.
     """
 
     level: Level
@@ -78,12 +82,12 @@ class Weight(Checked):
 
     @property
     def per_token(self) -> bool:
-        """Whether every token has a weight of its own, rather than its sequence's."""
+        """True if every token has a weight of its own, rather than its sequence's."""
         return self.level == "token"
 
     @property
     def bounded(self) -> bool:
-        """Whether a bound is set."""
+        """True if a bound is set."""
         return self.lower is not None or self.upper is not None
 
 
@@ -92,24 +96,24 @@ class Criterion(Checked):
     """A test that a token or a sequence must pass: keep iff lower <= value <= upper, both inclusive.
 
     Args:
-        stat: What is measured per token, from D, p = exp(rollout_logp) and q = exp(train_logp): "ratio" (bounds in
-            ratio space, aggregated in log space), "k1" -D, "k2" D^2/2, "k3" e^D-1-D, "k3_reverse" e^-D-1+D,
+        stat: The statistic of a token, from D, p = exp(rollout_logp) and q = exp(train_logp): "ratio" (bounds in ratio
+            space, aggregated in log space), "k1" -D, "k2" D^2/2, "k3" e^D-1-D, "k3_reverse" e^-D-1+D,
             "abs" |D|, "ratio_error" e^|D|, "ratio_deviation" |e^D-1|, "prob_diff" q-p, "tv" |q-p|, "binary_kl",
             "binary_kl_reverse", "binary_kl_symmetric", or "external": a tensor given to the call under `name`.
         over: The unit that is tested, "token" or "sequence".
-        reduce: How a sequence's tokens become its value: "sum", "mean", "max" or "min". Only with over="sequence".
+        reduce: The "sum", "mean", "max" or "min" of a sequence's tokens is its value. Only with over="sequence".
         lower: Lowest value kept, or None for an open side.
         upper: Highest value kept, or None for an open side.
-        when: Which units are tested. "negative_advantage", "positive_advantage" and "outward" (advantage and D have
+        when: The units that are tested. "negative_advantage", "positive_advantage" and "outward" (advantage and D have
             the same sign) need `advantages`. A sequence is selected by its mean advantage over valid tokens; for
             "outward" by holding an outward token. With drop="token" a sequence is tested if it holds a selected token.
-        drop: What a failure takes out: "unit" what was tested, "sequence" all tokens of its sequence, "token" only the
-            tokens that `when` selects.
+        drop: A failure rejects the "unit" that was tested, all tokens of its "sequence", or only those tokens of the
+            sequence that `when` selects ("token").
         of: The two policies compared. "new/rollout" and "new/old" exist only inside `policy_loss`.
-        label: Prefix of this criterion's metrics; made from over, reduce and stat by default.
-        name: Key of the tensor in `external={name: tensor}`. Only with stat="external".
-        token_clamp: Clamp every D to +-token_clamp first, or None.
-        eps: Floor of 1-p and 1-q in the binary KLs.
+        label: The prefix of this criterion's metrics; by default made from the other fields.
+        name: The key of the tensor in `external={name: tensor}`. Only with stat="external".
+        token_clamp: Every D is clamped to +-token_clamp first; None: it is not.
+        eps: The floor of 1-p and 1-q in the binary KLs.
     """
 
     stat: Stat
@@ -173,12 +177,12 @@ class Criterion(Checked):
 
     @property
     def drops_sequences(self) -> bool:
-        """Whether a failure rejects a whole sequence."""
+        """True if a failure rejects a whole sequence."""
         return self.drop == "sequence" or (self.drop == "unit" and self.over == "sequence")
 
     @property
     def thins_sequences(self) -> bool:
-        """Whether a sequence that fails loses only the tokens that `when` selects."""
+        """True if a sequence that fails loses only the tokens that `when` selects."""
         return self.drop == "token" and self.over == "sequence"
 
 
@@ -189,14 +193,16 @@ class Spec(Checked):
     Args:
         weight: The importance weight, or None.
         criteria: Criteria that must all pass; their order has no effect.
-        rejected: What rejection does: "mask" edits the mask handed back, "zero" zeroes the weight, "both".
+        rejected: Rejection removes a token from the "mask" handed back, makes its weight "zero", or does "both".
         clamp: The aggregated log-ratio is clamped to +-clamp before exp; so is D in the exp-based statistics.
-        nonfinite: A valid token whose D is NaN or infinite: "reject" its sequence (weight 0, keep False), "neutral"
-            read it as D = 0 (both its log-probs as 0), "propagate" let it poison what it touches. Always counted.
+        nonfinite: For a valid token whose D is NaN or infinite: "reject" its sequence (weight 0, keep False), read it
+            as D = 0 and both its log-probs as 0 ("neutral"), or let NaN and infinity into the results ("propagate").
+            Such tokens are counted in every case.
         sums_over: Sequence weights and criteria run over the "valid" tokens, or over those "kept" by token criteria.
         detail: "full" adds the histogram of D (percentiles), the probability and the correlation metrics.
-        apply: False makes a dry run: all is computed and reported, `weights` is None, the mask comes back as given.
-        report: Naming schemes whose metrics are wanted; "native" is always among them.
+        apply: False makes a dry run: everything is computed and reported, but `weights` is None and the mask is the
+            one given.
+        report: The naming schemes whose metrics are wanted; "native" is always among them.
     """
 
     weight: Weight | None = None
@@ -237,36 +243,36 @@ class Spec(Checked):
 
     @property
     def weighs_tokens(self) -> bool:
-        """Whether there is a weight at token level."""
+        """True if there is a weight at token level."""
         return self.weight is not None and self.weight.per_token
 
     @property
     def acts(self) -> bool:
-        """Whether there is anything to do but to measure."""
+        """True if there is a weight or a criterion, and so something to do besides measuring."""
         return self.weight is not None or bool(self.criteria)
 
     @property
     def rejects_nonfinite(self) -> bool:
-        """Whether a token whose D is not finite rejects its sequence."""
+        """True if a token whose D is not finite rejects its sequence."""
         return self.nonfinite == "reject" and self.acts
 
     @property
     def rejects(self) -> bool:
-        """Whether anything can be rejected."""
+        """True if anything can be rejected."""
         return bool(self.criteria) or self.rejects_nonfinite
 
     @property
     def edits_mask(self) -> bool:
-        """Whether the mask handed back can differ from the one given."""
+        """True if the mask handed back can differ from the one given."""
         return self.apply and self.rejected != "zero" and self.rejects
 
     @property
     def returns_weights(self) -> bool:
-        """Whether weights are handed back: those of `weight`, or the 0 and 1 of rejection."""
+        """True if weights are handed back: those of `weight`, or the 0 and 1 of rejection."""
         return self.apply and (self.weight is not None or self.rejected != "mask")
 
     def explain(self) -> str:
-        """Say in plain words what will happen, step by step."""
+        """Describe in plain words what will happen, step by step."""
         return explain(self)
 
     @classmethod

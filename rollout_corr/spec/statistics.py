@@ -39,7 +39,7 @@ Compared = Literal["value", "d", "clamped_d", "abs_d", "clamped_abs_d"]
 
 
 class TokenValues(Protocol):
-    """What a formula may read of some tokens. Every tensor has their shape, [N] or [B, T]."""
+    """The quantities of tokens that a formula may read: tensors of one shape, [N] or [B, T]."""
 
     @property
     def d(self) -> Tensor:

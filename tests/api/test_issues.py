@@ -1,4 +1,4 @@
-"""What users reported to the frameworks, each as a test that carries the thread's number.
+"""Bugs that users reported to the frameworks, each as a test that carries the thread's number.
 
 These belong to the policy loss and come with it: the denominator after rejection (slime#657, 0.49 or 1.23), phantom
 tokens of masked samples (miles#2796), the stride-0 gradient of an expanded loss (TransformerEngine#623), and the
@@ -163,7 +163,7 @@ def test_trl_7120_product_and_geometric_mean_of_300_small_steps():
 
 
 def test_trl_7120_product_of_300_ratios_of_0_7_does_not_underflow():
-    """0.7^300 is 3e-47, 0 in fp32: verdicts are taken in log space and the weight ends at exp(-20)."""
+    """0.7^300 is 3e-47, 0 in fp32: criteria decide in log space and the weight ends at exp(-20)."""
     rollout = torch.full((1, 300), -1.0)
     train = rollout + math.log(0.7)
     assert rc.correct(train, rollout, spec=rc.Spec(rc.Weight("product"))).weights[0, 0] == pytest.approx(
@@ -359,7 +359,7 @@ def test_verl_4544_groups_need_not_be_neighbours():
 
 
 def test_verl_6310_keep_of_a_batch_feeds_the_groups():
-    """Empty responses keep True and count in nothing; the verdict of `correct` is what `filter_groups` takes."""
+    """Empty responses keep True and count in nothing; the `keep` of `correct` is what `filter_groups` takes."""
     spec = rc.Spec(criteria=(rc.Criterion("abs", over="sequence", reduce="max", upper=1.0),))
     out = rows([[-1.0], [-9.0], [NAN]], [[-1.0]] * 3, [[1], [1], [0]], spec)
     assert out.keep.tolist() == [True, False, True]

@@ -280,7 +280,7 @@ def check(
     metric_tolerance=1e-12,
     whole=False,
 ):
-    """Compare `rc.correct` with the oracle in one layout: verdicts and masks exactly, weights and metrics within.
+    """Compare `rc.correct` with the oracle in one layout: decisions and masks exactly, weights and metrics within.
 
     `whole` takes the way that other devices go, all sequences at once. Returns the correction and the oracle's answer.
     """
@@ -344,7 +344,7 @@ def compare_metrics(laid, got, expected, spec, tolerance, case):
 
 
 def outcome(laid, out):
-    """Bits of weights, mask and verdicts per sequence, and the statistics."""
+    """Bits of weights, mask and decisions per sequence, and the statistics."""
     weights = None if out.weights is None else in_hex(laid.read(out.weights))
     return weights, laid.read(out.mask), out.keep.tolist(), out.statistics
 

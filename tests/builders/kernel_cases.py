@@ -92,7 +92,7 @@ def fitted(spec, sequences):
         answer = oracle.correct(
             sequences, replace(spec, criteria=(*before, replace(criterion, lower=None, upper=math.inf)))
         )
-        values, tested = answer.verdicts[-1].values, answer.verdicts[-1].tested
+        values, tested = answer.outcomes[-1].values, answer.outcomes[-1].tested
         if criterion.over == "token":
             values, tested = (list(itertools.chain(*rows)) for rows in (values, tested))
         values = list(itertools.compress(values, tested))
@@ -310,7 +310,7 @@ def same_bits(one, other):
 
 
 def same_but_for_order(one, other):
-    """Whether weights, masks and verdicts are the same to the bit, and statistics but for the order of sums."""
+    """Whether weights, masks and decisions are the same to the bit, and statistics but for the order of sums."""
     a, b = ([*flat(x.weights), *flat(x.mask), x.keep] for x in (one, other))
     for name in ("sums", "maxima"):
         got, wanted = (getattr(x.statistics, name) for x in (one, other))

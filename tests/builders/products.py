@@ -29,7 +29,7 @@ def fit(sequences, spec, arguments, pattern):
     """The criterion with bounds that cut this batch."""
     open_ended = rc.Criterion(**arguments, upper=math.inf, label="fit")
     answer = oracle.correct(sequences, rc.Spec(**{**spec, "criteria": (*spec.get("criteria", ()), open_ended)}))
-    values = answer.verdicts[-1].values
+    values = answer.outcomes[-1].values
     flat = [v for row in values for v in row] if open_ended.over == "token" else values
     in_logs = arguments["stat"] == "ratio"
     lower, upper = cut(flat, pattern, signed=in_logs or arguments["stat"] in ("k1", "prob_diff", "external"))

@@ -94,7 +94,7 @@ def together(parts, sequences, way, ranks):
 
 
 def joined(outcomes, sequences, way, ranks):
-    """Outcomes of the ranks as one: all agree on the verdicts, statistics are merged."""
+    """Outcomes of the ranks as one: all agree on the decisions, statistics are merged."""
     weights, masks, keeps, statistics = zip(*outcomes, strict=True)
     assert all(keep == keeps[0] for keep in keeps)
     merged = rc.Statistics.sum(statistics)

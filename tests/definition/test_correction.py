@@ -1,6 +1,6 @@
 """`correct` against the third oracle: every layout, weight, criterion, policy and dtype on small random batches.
 
-Verdicts and masks are compared exactly, weights and metrics in float64 to 1e-12. Bounds are drawn from the batch,
+Decisions and masks are compared exactly, weights and metrics in float64 to 1e-12. Bounds are drawn from the batch,
 in the middle of gaps, so that some units pass and some fail and none lies within 1e-6 of a bound.
 """
 
@@ -47,7 +47,7 @@ def test_criteria_cross_product(stat):
     failed = set()
     for sequences, spec, layout, whole in criteria_product(stat):
         _, answer = check(sequences, spec, layout, whole=whole)
-        rows = answer.verdicts[0].failed
+        rows = answer.outcomes[0].failed
         failed.update(x for row in rows for x in (row if isinstance(row, list) else [row]))
     assert failed == {True, False}, "every unit passed, or every unit failed: the bounds cut nothing"
 
@@ -94,7 +94,7 @@ def test_layouts_and_mask_dtypes(layout):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_low_precision_log_probs(dtype):
-    """Verdicts, keep and masks as the oracle has them for the same upcast inputs; weights within the measured error."""
+    """Decisions and masks as the oracle has them for the same upcast inputs; weights within the measured error."""
     # Every other pair: each seed meets half of the layouts, each layout half of the seeds.
     for seed, layout in itertools.islice(itertools.product(range(8), LAYOUTS), 0, None, 2):
         sequences = random_sequences(seed, (5, 1, 7, 0, 4, 6, 30), scale=0.3)

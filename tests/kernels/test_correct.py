@@ -76,8 +76,8 @@ def test_variants(name, device):
     with shaped(SHAPES[variant.length]):
         layout = "packed_gaps" if variant.packed else "padded_left"
         _, expected = check(sequences, spec, layout, device, place=variant.place, **others)
-    for criterion, verdict in zip(spec.criteria, expected.verdicts, strict=True):
-        rows = [row if isinstance(row, list) else [row] for row in verdict.failed]
+    for criterion, outcome in zip(spec.criteria, expected.outcomes, strict=True):
+        rows = [row if isinstance(row, list) else [row] for row in outcome.failed]
         assert {failed for row in rows for failed in row} == {True, False}, criterion
 
 

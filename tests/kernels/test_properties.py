@@ -1,4 +1,4 @@
-"""What must not change where the kernels run: bits of weights, masks and verdicts, whatever lies around a sequence.
+"""What must not change where the kernels run: bits of weights, masks and decisions, whatever lies around a sequence.
 
 The interpreter is slow, so `make test` sees a few batches of each; `make test-all` many, and Specs of every kind.
 """

@@ -1,7 +1,7 @@
-"""The third oracle: the definition once more, as loops over Python floats.
+"""The oracle: the definition once more, as loops over Python floats.
 
 It shares no code with the package beyond the `Spec` it is given, and no cleverness: a sequence is a list of tokens,
-a sum is `math.fsum`, an exponential is `math.exp`. Read it beside the definition. Metrics are in `oracle_metrics.py`.
+a sum is `math.fsum`, an exponential is `math.exp`. Read it beside the definition. Metrics are in `metrics.py`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Token:
 
 
 @dataclass
-class Verdict:
-    """What one criterion said: per unit the value, whether it was tested, whether it failed, and the tokens dropped."""
+class Outcome:
+    """The outcome of one criterion: per unit its value, whether it was tested and failed, and the tokens dropped."""
 
     values: list  # per sequence: a value (or None), or a list of values (None at tokens not measured)
     tested: list
@@ -61,7 +61,7 @@ class Answer:
     rejected: list  # per sequence, a bool per token
     raw: list  # per sequence, the weight before the bounds at each token (None where not defined)
     bounded: list  # the same after the bounds, before normalisation
-    verdicts: list
+    outcomes: list
     tokens: list  # per sequence, a Token or None
 
 
@@ -250,7 +250,7 @@ def advantage_at(sequence, t):
 
 
 def selects(criterion, sequence, token, t):
-    """Whether `when` selects a valid token."""
+    """True if `when` selects a valid token."""
     if criterion.when == "any":
         return True
     advantage = advantage_at(sequence, t)
@@ -262,7 +262,7 @@ def selects(criterion, sequence, token, t):
 
 
 def selects_sequence(criterion, sequence, tokens):
-    """Whether `when` selects a sequence as a unit."""
+    """True if `when` selects a sequence as a unit."""
     if criterion.when in ("any", "outward") or criterion.drop == "token":
         return any(t is not None and t.measured and selects(criterion, sequence, t, i) for i, t in enumerate(tokens))
     valid = [i for i, t in enumerate(tokens) if t is not None]
@@ -270,9 +270,9 @@ def selects_sequence(criterion, sequence, tokens):
     return mean < 0 if criterion.when == "negative_advantage" else mean > 0
 
 
-def judge(criterion, spec, sequences, tokens, survives):
+def decide(criterion, spec, sequences, tokens, survives):
     """One criterion over the whole batch."""
-    verdict = Verdict([], [], [], [])
+    outcome = Outcome([], [], [], [])
     for sequence, row, alive in zip(sequences, tokens, survives, strict=True):
         values = [
             None
@@ -293,10 +293,10 @@ def judge(criterion, spec, sequences, tokens, survives):
         ]
         if criterion.over == "token":
             failed = [chosen[t] and not passes(criterion, values[t]) for t in range(len(row))]
-            verdict.values.append(values)
-            verdict.tested.append(chosen)
-            verdict.failed.append(failed)
-            verdict.dropped.append(
+            outcome.values.append(values)
+            outcome.tested.append(chosen)
+            outcome.failed.append(failed)
+            outcome.dropped.append(
                 [token is not None and any(failed) for token in row] if criterion.drop == "sequence" else failed
             )
             continue
@@ -314,13 +314,13 @@ def judge(criterion, spec, sequences, tokens, survives):
                 value /= len(counted)
         tested = value is not None and selects_sequence(criterion, sequence, row)
         failed = tested and not passes(criterion, value)
-        verdict.values.append(value)
-        verdict.tested.append(tested)
-        verdict.failed.append(failed)
-        verdict.dropped.append(
+        outcome.values.append(value)
+        outcome.tested.append(tested)
+        outcome.failed.append(failed)
+        outcome.dropped.append(
             [failed and (chosen[t] if criterion.drop == "token" else row[t] is not None) for t in range(len(row))]
         )
-    return verdict
+    return outcome
 
 
 # --- the whole -------------------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def correct(sequences, spec):
     """Everything that `rollout_corr.correct` computes, from a list of Sequence."""
     tokens = [read_tokens(sequence, spec) for sequence in sequences]
     everything = [[True] * len(row) for row in tokens]
-    over_tokens = [judge(c, spec, sequences, tokens, everything) if c.over == "token" else None for c in spec.criteria]
+    over_tokens = [decide(c, spec, sequences, tokens, everything) if c.over == "token" else None for c in spec.criteria]
 
     survives = everything
     if spec.sums_over == "kept":
@@ -338,8 +338,8 @@ def correct(sequences, spec):
             [not any(v.dropped[s][t] for v in over_tokens if v is not None) for t in range(len(row))]
             for s, row in enumerate(tokens)
         ]
-    verdicts = [
-        judge(c, spec, sequences, tokens, survives) if early is None else early
+    outcomes = [
+        decide(c, spec, sequences, tokens, survives) if early is None else early
         for c, early in zip(spec.criteria, over_tokens, strict=True)
     ]
 
@@ -350,13 +350,13 @@ def correct(sequences, spec):
     keep, rejected = [], []
     for s, row in enumerate(tokens):
         sequence_fails = broken[s]
-        for criterion, verdict in zip(spec.criteria, verdicts, strict=True):
+        for criterion, outcome in zip(spec.criteria, outcomes, strict=True):
             if criterion.drops_sequences:
-                failed = verdict.failed[s]
+                failed = outcome.failed[s]
                 sequence_fails = sequence_fails or (any(failed) if isinstance(failed, list) else failed)
         keep.append(not sequence_fails)
         rejected.append(
-            [t is not None and (sequence_fails or any(v.dropped[s][i] for v in verdicts)) for i, t in enumerate(row)]
+            [t is not None and (sequence_fails or any(v.dropped[s][i] for v in outcomes)) for i, t in enumerate(row)]
         )
 
     raw = bounded = [[None] * len(row) for row in tokens]
@@ -376,4 +376,4 @@ def correct(sequences, spec):
     edits = spec.apply and spec.rejected in ("mask", "both")
     edits = edits and (len(spec.criteria) > 0 or (spec.weight is not None and spec.nonfinite == "reject"))
     mask = [[0 if edits and rejected[s][t] else m for t, m in enumerate(q.mask)] for s, q in enumerate(sequences)]
-    return Answer(weights, mask, not edits, keep, rejected, raw, bounded, verdicts, tokens)
+    return Answer(weights, mask, not edits, keep, rejected, raw, bounded, outcomes, tokens)

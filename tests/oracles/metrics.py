@@ -49,8 +49,8 @@ def metrics(answer, spec):
     found.update(perplexities(rows))
     if spec.weight is not None:
         found.update(of_weights(answer, spec))
-    for criterion, verdict in zip(spec.criteria, answer.verdicts, strict=True):
-        found.update(of_criterion(answer, spec, criterion, verdict, valid))
+    for criterion, outcome in zip(spec.criteria, answer.outcomes, strict=True):
+        found.update(of_criterion(answer, spec, criterion, outcome, valid))
     if spec.detail == "full":
         found.update(of_probabilities(rows))
     return found
@@ -148,15 +148,15 @@ def of_weights(answer, spec):
     return found
 
 
-def of_criterion(answer, spec, criterion, verdict, valid):
+def of_criterion(answer, spec, criterion, outcome, valid):
     if criterion.over == "token":
-        values = [v for row in verdict.values for v in row if v is not None]
+        values = [v for row in outcome.values for v in row if v is not None]
     else:
-        values = [v for v in verdict.values if v is not None]
+        values = [v for v in outcome.values if v is not None]
     if criterion.stat == "ratio":
         values = [exp(clamp(v, spec.clamp)) for v in values]
     summed = [clamp(v, STAT_RANGE) for v in values]
-    lost = [sum(row) for row in verdict.dropped]
+    lost = [sum(row) for row in outcome.dropped]
     tokens, sequences = sum(len(row) for row in valid), sum(bool(row) for row in valid)
     found = {
         "rejected_tokens_fraction": sum(lost) / tokens if tokens else 0.0,
