@@ -11,7 +11,6 @@ from rollout_corr.definition.thresholds import float32_at_least, float32_at_most
 from rollout_corr.kernels.correct.plan import Tables
 from rollout_corr.metrics.loss import max_names, sum_names
 from rollout_corr.spec.loss import Objective
-from rollout_corr.spec.surrogates import DPPO, DRO, GMPO, GSPO, PPO, SAPO, Score
 
 # What is counted of whole sequences, before anything is divided.
 SEQUENCE_SUMS = ("loss_valid_tokens", "loss_valid_sequences", "loss_tokens", "loss_sequences")
@@ -27,7 +26,7 @@ class LossPlan(Tables):
 
     phase: str
     surrogate: str
-    option: str | None  # GSPO.through, DPPO.divergence, Score.outside
+    option: str | None  # the value of the field that `Surrogate.option` names
     has_lower: bool
     has_upper: bool  # for PPO: a bound where A < 0
     own_ratio: bool
@@ -58,6 +57,7 @@ class LossPlan(Tables):
     token_maxima: tuple[str, ...] = ()
     sequence_sums: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
+    clip_counts: tuple[str, ...] = ()  # clips that can happen
     sums: tuple[str, ...] = ()  # the statistics, in the order in which they are handed out
     maxima: tuple[str, ...] = ()
     full: bool = False
@@ -137,16 +137,15 @@ def plans_of(
         differentiable: The gradient is handed back.
     """
     surrogate, kl, regulariser = objective.surrogate, objective.kl, objective.regulariser
-    least, _, furthest = surrogate.ratio_bounds if isinstance(surrogate, PPO) else (0.0, 0.0, math.inf)
-    option = {GSPO: "through", DPPO: "divergence", Score: "outside"}.get(type(surrogate))
-    bounds = tuple(getattr(surrogate, name, None) is not None for name in ("lower", "upper"))
+    cuts, own_ratio = list(surrogate.cuts.values()), not objective.weights_are_the_ratio
     plan = LossPlan(
         phase="whole",
         surrogate=type(surrogate).__name__,
-        option=None if option is None else getattr(surrogate, option),
-        has_lower=bounds[0] or least > 0.0,
-        has_upper=bounds[1] or furthest < math.inf,
-        own_ratio=not objective.weights_are_the_ratio,
+        option=None if surrogate.option is None else getattr(surrogate, surrogate.option),
+        has_lower=any(lower is not None for lower, _ in cuts),
+        has_upper=bool(cuts) and cuts[-1][1] is not None,
+        own_ratio=own_ratio,
+        clip_counts=tuple(f"clip_{side}" for side in surrogate.clips(own_ratio)),
         kl=None if kl is None else kl.kind,
         kl_gradient=None if kl is None else kl.gradient or kl.kind,
         kl_weight=None if kl is None else kl.weight,
@@ -184,16 +183,7 @@ def _columns(plan: LossPlan) -> dict[str, Any]:
     counts = () if plan.phase == "write" else ("valid", "counted")
     if not plan.writes:
         return {"counts": counts, "sequence_sums": of_sequences} | _of_sequences(plan)
-    clips = {"clip_low": plan.has_lower, "clip_high": plan.has_upper, "clip_dual": False}
-    if plan.surrogate in ("PPO", "GSPO"):
-        clips = {"clip_low": plan.has_lower, "clip_high": True, "clip_dual": plan.has_upper}
-    elif plan.surrogate == "DPPO":
-        clips = {"clip_low": True, "clip_high": True, "clip_dual": plan.has_upper}
-    elif plan.surrogate == "GMPO":
-        clips = {"clip_low": True, "clip_high": True, "clip_dual": False}
-    empty = {name for name, there in clips.items() if not there}
-    if not plan.own_ratio:
-        empty |= {"clip_dual"} if plan.surrogate == "DPPO" else set(clips)
+    empty = {"clip_low", "clip_high", "clip_dual"} - set(plan.clip_counts)
     measured = [name for name in plan.sums if name not in SEQUENCE_SUMS and name not in empty]
     total_of_slots = plan.averages and plan.phase == "whole"
     return {
@@ -223,7 +213,7 @@ def _of_sequences(plan: LossPlan) -> dict[str, Any]:
 def numbers_of(objective: Objective, double: bool) -> dict[str, float]:
     """All numbers by name; logarithms so that a float32 compared with one is compared with the bound itself."""
     surrogate, kl = objective.surrogate, objective.kl
-    numbers = {"clamp": surrogate.clamp, "max_length": objective.max_length or 1.0}
+    numbers = {"clamp": surrogate.clamp, "max_length": objective.max_length or 1.0} | surrogate.numbers
 
     def cut(name: str, lower: float | None, upper: float | None) -> None:
         low = -math.inf if lower is None else log_of(lower)
@@ -231,23 +221,8 @@ def numbers_of(objective: Objective, double: bool) -> dict[str, float]:
         numbers[f"{name}/lower"] = low if double else float32_at_least(low)
         numbers[f"{name}/upper"] = high if double else float32_at_most(high)
 
-    if isinstance(surrogate, PPO):
-        least, most, furthest = surrogate.ratio_bounds
-        numbers |= {"least": least, "most": most, "furthest": furthest}
-        cut("clip", least, most)
-        cut("far", None, furthest)
-    elif isinstance(surrogate, Score):
-        numbers |= {"lower": surrogate.lower or 0.0, "upper": surrogate.upper or 0.0}
-        cut("score", surrogate.lower, surrogate.upper)
-    elif isinstance(surrogate, DPPO):
-        numbers |= {"low": surrogate.low, "high": surrogate.high, "eps": surrogate.eps, "upper": surrogate.upper or 0.0}
-        cut("score", None, surrogate.upper)
-    elif isinstance(surrogate, SAPO):
-        numbers |= {"positive": surrogate.positive, "negative": surrogate.negative}
-    elif isinstance(surrogate, GMPO):
-        numbers |= {"low": surrogate.low, "high": surrogate.high}
-    elif isinstance(surrogate, DRO):
-        numbers |= {"beta": surrogate.beta}
+    for name, (lower, upper) in surrogate.cuts.items():
+        cut(name, lower, upper)
     if kl is not None:
         numbers |= {"kl": kl.coef, "kl_log_clamp": kl.log_clamp, "kl_value_clamp": kl.value_clamp or 0.0}
         numbers |= {"kl_weight_upper": kl.weight_upper or 0.0}

@@ -13,15 +13,13 @@ from rollout_corr.backends import blocks, operators, whole
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.choose import Groups, chosen_backend
 from rollout_corr.backends.result import Result
+from rollout_corr.definition.correction import SMALLEST_MEAN
 from rollout_corr.metrics import native, peers, schema
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.correction import Spec
 
 if TYPE_CHECKING:
     from rollout_corr.backends import split_kernels
-
-# A batch whose mean weight is not above this is not normalised: the division would inflate the remaining weights.
-SMALLEST_MEAN = 1e-8
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,10 @@ from rollout_corr.definition.tokens import (
 )
 from rollout_corr.spec.correction import Criterion, Spec
 
+# A batch whose mean weight is not above this is not normalised: the division would inflate the remaining weights.
+SMALLEST_MEAN = 1e-8
+
+
 # --- one token ---
 
 

@@ -249,7 +249,7 @@ class Spec(Checked):
     @property
     def acts(self) -> bool:
         """True if there is a weight or a criterion, and so something to do besides measuring."""
-        return self.weight is not None or bool(self.criteria)
+        return self.weight is not None or len(self.criteria) > 0
 
     @property
     def rejects_nonfinite(self) -> bool:
@@ -259,7 +259,7 @@ class Spec(Checked):
     @property
     def rejects(self) -> bool:
         """True if anything can be rejected."""
-        return bool(self.criteria) or self.rejects_nonfinite
+        return len(self.criteria) > 0 or self.rejects_nonfinite
 
     @property
     def edits_mask(self) -> bool:

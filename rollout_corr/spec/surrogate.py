@@ -127,7 +127,7 @@ class Surrogate(Checked):
 
     @property
     def cuts(self) -> dict[str, tuple[float | None, float | None]]:
-        """Bounds of the ratio, which are compared in log space, by name: lower and upper."""
+        """Lower and upper bound of the ratio by name, compared in log space; the outermost upper bound comes last."""
         return {}
 
     @property

@@ -68,9 +68,9 @@ class PPO(Surrogate):
 
     @property
     def cuts(self) -> dict[str, tuple[float | None, float | None]]:
-        """The same bounds: the clip, and the far side."""
+        """The same bounds where they are set: the clip, and the far side."""
         least, most, furthest = self.ratio_bounds
-        return {"clip": (least, most), "far": (None, furthest)}
+        return {"clip": (least or None, most), "far": (None, furthest if furthest < math.inf else None)}
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
         """Name the clips: from below and on the far side only where there is a bound."""

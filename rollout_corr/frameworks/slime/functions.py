@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import correct
-from rollout_corr.backends.run import SMALLEST_MEAN
+from rollout_corr.definition.correction import SMALLEST_MEAN
 from rollout_corr.frameworks.shared.dropin import DropIn
 from rollout_corr.frameworks.shared.settings import cached_spec
 from rollout_corr.frameworks.shared.specs import LEVELS
