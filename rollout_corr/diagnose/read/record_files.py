@@ -121,18 +121,18 @@ class RecordFile:
 
     def chunks(self) -> Iterator[Chunk]:
         """Read chunk by chunk."""
-        waiting: list[_Read] = []
+        waiting: list[_Values] = []
         slots = 0
         for number, record, done in self.records:
             self.progress = done
             read = self._read(number, record)
             if read is None:
                 continue
-            if waiting and slots + read.train.numel() > CHUNK_SLOTS:
+            if waiting and slots + read.tokens > CHUNK_SLOTS:
                 yield self._chunk(waiting)
                 waiting, slots = [], 0
             waiting.append(read)
-            slots += read.train.numel()
+            slots += read.tokens
         if waiting:
             yield self._chunk(waiting)
 
@@ -144,7 +144,8 @@ class RecordFile:
             self.fields = self.fields or self._chosen[names]
         return self._chosen[names]
 
-    def _read(self, number: int, record: Mapping[str, Any] | str) -> _Read | None:
+    def _read(self, number: int, record: Mapping[str, Any] | str) -> _Values | None:
+        """Read a record, or note why it cannot be read."""
         if isinstance(record, str):
             self.problems.add(Problem(self.file, number, None, record))
             return None
@@ -154,11 +155,9 @@ class RecordFile:
             found = error.problem or Problem(self.file, None, None, str(error))
             self.problems.add(found._replace(record=number))
             return None
-        read = _Read(number)
+        read = _Values(number)
         for role, name in roles.items():
-            if role in OFFSETS:
-                continue
-            what = read.take(role, record[name])
+            what = None if role in OFFSETS else read.take(role, record[name])
             if what is None:
                 continue
             essential = role in (*REQUIRED, "mask")
@@ -167,76 +166,67 @@ class RecordFile:
                 return None
         return read
 
-    def _chunk(self, reads: Sequence[_Read]) -> Chunk:
-        lengths = torch.tensor([0, *(read.train.numel() for read in reads)])
-        columns: dict[str, Tensor] = {}
-        for role in dict.fromkeys(role for read in reads for role in read.columns):
-            columns[role] = torch.cat([read.column(role) for read in reads])
-        masked = any(read.mask is not None for read in reads)
-        texts: list[Sequence[str] | None] = [read.texts for read in reads]
+    def _chunk(self, reads: Sequence[_Values]) -> Chunk:
+        roles = dict.fromkeys(role for read in reads for role in read.values)
+        columns = {role: torch.cat([read.column(role) for read in reads]) for role in roles}
         return Chunk(
-            train=torch.cat([read.train for read in reads]),
-            rollout=torch.cat([read.rollout for read in reads]),
-            mask=torch.cat([read.known_mask() for read in reads]) if masked else None,
-            offsets=lengths.cumsum(0),
+            train=columns.pop("train_logp"),
+            rollout=columns.pop("rollout_logp"),
+            mask=columns.pop("mask", None),
+            offsets=torch.tensor([0, *(read.tokens for read in reads)]).cumsum(0),
             records=torch.tensor([read.number for read in reads]),
             file=self.file,
             columns=columns,
-            texts=texts if any(text is not None for text in texts) else None,
+            texts=[read.texts for read in reads] if any(read.texts is not None for read in reads) else None,
         )
 
 
-class _Read:
-    """The values of one record, taken field by field."""
+class _Values:
+    """The values of one record by role. Train log-probs come first, and all others are as many."""
 
     def __init__(self, number: int) -> None:
-        self.number = number
-        self.train = self.rollout = torch.zeros(0)
-        self.mask: Tensor | None = None
-        self.columns: dict[str, Tensor] = {}
-        self.texts: list[str] | None = None
+        self.number, self.tokens = number, 0
+        self.values: dict[str, Tensor] = {}
+        self.texts: Sequence[str] | None = None
 
     def take(self, role: str, value: Any) -> str | None:
-        """Take the field of a role; return the problem with it, or None. Train log-probs have to come first."""
+        """Take the field of a role; return the problem with it, or None."""
         if role == "texts":
-            return self._take_texts(value)
+            if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
+                return f"expected a list of strings, got {_got(value)}"
+            self.texts = value if len(value) == self.tokens else None
+            return self._wrong_count(len(value))
         try:
             values = _numbers(value, torch.float64 if role in INTEGERS else torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:
             return f"expected a list of numbers, got {_got(value)} ({str(error).partition(chr(10))[0]})"
-        per_sequence = values.dim() == 0 and role not in (*LOG_PROBS, "mask")
-        if per_sequence:
-            values = values.expand(self.train.numel())
+        if values.dim() == 0 and role not in (*LOG_PROBS, "mask"):
+            values = values.expand(self.tokens)
         if values.dim() != 1:
             return f"expected a flat list, got {_got(value)}"
-        if role != "train_logp" and values.numel() != self.train.numel():
-            return f"expected {self.train.numel()} values, as many as train log-probs, got {values.numel()}"
-        if role in REQUIRED:
-            values = values if values.is_floating_point() else values.float()
-            setattr(self, "train" if role == "train_logp" else "rollout", values)
-        elif role == "mask":
-            self.mask = values != 0
-        else:
-            self.columns[role] = values
-        return None
+        if role == "train_logp":
+            self.tokens = values.numel()
+        wrong = self._wrong_count(values.numel())
+        if wrong is None:
+            self.values[role] = values
+        return wrong
 
-    def _take_texts(self, value: Any) -> str | None:
-        if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
-            return f"expected a list of strings, got {_got(value)}"
-        if len(value) != self.train.numel():
-            return f"expected {self.train.numel()} values, as many as train log-probs, got {len(value)}"
-        self.texts = list(value)
-        return None
-
-    def known_mask(self) -> Tensor:
-        return torch.ones(self.train.shape, dtype=torch.bool) if self.mask is None else self.mask
+    def _wrong_count(self, count: int) -> str | None:
+        return (
+            None if count == self.tokens else f"expected {self.tokens} values, as many as train log-probs, got {count}"
+        )
 
     def column(self, role: str) -> Tensor:
-        dtype = torch.int64 if role in INTEGERS else torch.float32
-        found = self.columns.get(role)
-        if found is None:
-            return torch.full(self.train.shape, MISSING_INTEGER if role in INTEGERS else torch.nan, dtype=dtype)
-        return found.nan_to_num(MISSING_INTEGER).to(dtype) if role in INTEGERS else found.to(dtype)
+        """Return the values of a role for all tokens of the record, with the missing value if it has none."""
+        found = self.values.get(role)
+        if role == "mask":
+            return torch.ones(self.tokens, dtype=torch.bool) if found is None else found != 0
+        if role in INTEGERS:
+            found = torch.full((self.tokens,), MISSING_INTEGER) if found is None else found.nan_to_num(MISSING_INTEGER)
+            return found.to(torch.int64)
+        found = torch.full((self.tokens,), torch.nan) if found is None else found
+        # Log-probs keep their precision.
+        return found if role in REQUIRED and found.is_floating_point() else found.to(torch.float32)
 
 
 def _numbers(value: Any, dtype: torch.dtype) -> Tensor:
