@@ -1,4 +1,4 @@
-"""Dumps with a known cause, and dumps that only look like it: what `doctor` is tested with.
+"""Dumps with a known cause, and dumps that only look like it, for the tests of `doctor`.
 
 `python -m builders.diagnose_cases` writes the table of docs/mismatch.md.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from builders import planted_dumps as planted
 from rollout_corr.diagnose.doctor.diagnosis import CAUSES, diagnose
 from rollout_corr.diagnose.measure.measurement import Measurement
+from rollout_corr.diagnose.read.chunk import Chunk
 from rollout_corr.diagnose.read.fields import Wanted
 from rollout_corr.diagnose.read.formats import Loaded
 from rollout_corr.diagnose.read.problems import Problems
@@ -23,18 +24,18 @@ from rollout_corr.diagnose.read.tensor_files import TensorFile
 
 
 class Case(NamedTuple):
-    """One kind of dump.
+    """A kind of dump.
 
     Attributes:
-        name: What it is.
-        verdict: The cause that the doctor has to name first; None: the dump is healthy.
-        like: The cause that it looks like, for a dump that does not have it.
-        make: Makes it from a seed.
-        also: Further verdicts that are right.
+        name: Its description.
+        cause: The cause that the doctor has to name first; None: the dump is healthy.
+        like: A cause that it resembles without having it.
+        make: Makes the columns from a seed.
+        also: Further causes that may be named.
     """
 
     name: str
-    verdict: str | None
+    cause: str | None
     like: str | None
     make: Callable[[int], dict[str, Tensor]]
     also: tuple[str, ...] = ()
@@ -42,14 +43,14 @@ class Case(NamedTuple):
 
 def case(
     name: str,
-    verdict: str | None,
+    cause: str | None,
     make: Callable[..., dict[str, Tensor]],
     *arguments: object,
     like: str | None = None,
     also: tuple[str, ...] = (),
     **keywords: object,
 ) -> Case:
-    return Case(name, verdict, like, lambda seed: make(seed, *arguments, **keywords), also)
+    return Case(name, cause, like, lambda seed: make(seed, *arguments, **keywords), also)
 
 
 def constant(value: float) -> Callable[[Tensor], Tensor]:
@@ -196,7 +197,6 @@ CASES = (
 
 
 # --- the table
-# ---------------------------------------------------------------------------------------------------------
 
 # The thresholds were set while looking at seeds below 20.
 SEEDS = range(100, 105)
@@ -204,61 +204,48 @@ BEGIN = "<!-- made by `python -m builders.diagnose_cases`; a test compares them 
 END = "<!-- end of what is made -->"
 
 
+def chunks_of(columns: dict[str, Tensor]) -> Iterator[Chunk]:
+    """Read columns as the chunks of a dump."""
+    return TensorFile(Loaded(columns), "dump", Wanted(), Problems()).chunks()
+
+
 def measured(columns: dict[str, Tensor]) -> Measurement:
-    """What a dump that holds these columns is measured as."""
+    """Measure a dump of these columns."""
     found = Measurement()
-    for block in TensorFile(Loaded(columns), "dump", Wanted(), Problems()).chunks():
-        found.add(block)
+    for chunk in chunks_of(columns):
+        found.add(chunk)
     return found
 
 
-def verdicts(columns: dict[str, Tensor]) -> list[str]:
-    """The causes that the doctor names, the gravest first."""
-    return [verdict.name for verdict in diagnose(measured(columns))]
+def causes_of(columns: dict[str, Tensor]) -> list[str]:
+    """Return the names of the causes that the doctor finds, the gravest first."""
+    return [finding.name for finding in diagnose(measured(columns))]
 
 
 def table() -> str:
-    """Hits and false alarms of every signature, over `SEEDS`."""
-    named = [(case, verdicts(case.make(seed))) for case in CASES for seed in SEEDS]
-    lines = [
-        BEGIN,
-        "",
-        "| cause | dumps that have it | named first | dumps that look like it | false alarms | others |",
-    ]
-    lines[-1] += " false alarms |"
-    lines.append("|---|---|---|---|---|---|---|")
-    causes = [cause.name for cause in CAUSES]
-    for cause in [*causes, None]:
-        having = [found for case, found in named if case.verdict == cause]
-        alike = [found for case, found in named if case.like == cause and case.verdict != cause and cause]
-        rest = [
-            found
-            for case, found in named
-            if cause not in (case.verdict, case.like) and cause not in case.also and cause
-        ]
-        first = sum(found[:1] == ([] if cause is None else [cause]) for found in having)
-        false = [sum(cause in found for found in some) for some in (alike, rest)]
-        cells = [
-            f"`{cause}`" if cause else "none: healthy",
-            len(having),
-            first,
-            len(alike),
-            false[0],
-            len(rest),
-            false[1],
-        ]
-        lines.append("| " + " | ".join(map(str, cells if cause else [*cells[:3], *("-",) * 4])) + " |")
-    return "\n".join([*lines, "", noisier(), "", END])
+    """Return the table of hits and false alarms of every cause, over `SEEDS`."""
+    named = [(case, causes_of(case.make(seed))) for case in CASES for seed in SEEDS]
+    heads = ("cause", "dumps that have it", "named first", "dumps that look like it", "false alarms", "others")
+    rows = [(*heads, "false alarms"), ("---",) * 7]
+    for cause in (cause.name for cause in CAUSES):
+        having = [found[:1] == [cause] for case, found in named if case.cause == cause]
+        alike = [cause in found for case, found in named if case.like == cause and case.cause != cause]
+        rest = [cause in found for case, found in named if cause not in (case.cause, case.like, *case.also)]
+        rows.append((f"`{cause}`", *(f(x) for x in (having, alike, rest) for f in (len, sum))))
+    healthy = [found == [] for case, found in named if case.cause is None]
+    rows.append(("none: healthy", len(healthy), sum(healthy), *"----"))
+    lines = ("| " + " | ".join(map(str, row)) + " |" for row in rows)
+    return "\n".join([BEGIN, "", *lines, "", noisier(), "", END]).replace("| --- ", "|---").replace("--- |", "---|")
 
 
 def noisier() -> str:
-    """How the signatures fare when the engine's noise is three times as large."""
+    """Return a sentence on the hits if the noise of the engine is three times as large."""
     with mock.patch.object(planted, "NOISE", 0.1):
-        named = [(case, verdicts(case.make(seed))) for case in CASES if case.verdict for seed in SEEDS]
-    # That much noise is itself worth a remark.
+        named = [(case, causes_of(case.make(seed))) for case in CASES if case.cause for seed in SEEDS]
+    # With so much noise these causes are true as well.
     remarks = ("different_policies", "long_products")
-    missed = [case for case, found in named if case.verdict not in found]
-    wrong = sum(bool({*found} - {case.verdict, *case.also, *remarks}) for case, found in named)
+    missed = [case for case, found in named if case.cause not in found]
+    wrong = sum(bool({*found} - {case.cause, *case.also, *remarks}) for case, found in named)
     names = ", ".join(f"{one.name} ({missed.count(one)})" for one in dict.fromkeys(missed))
     return (
         f"With an engine whose noise is three times as large, {len(named) - len(missed)} of {len(named)} dumps are "

@@ -1,4 +1,4 @@
-"""A small language model that samples dumps: logits per token, noise of the engine, and one thing done wrong.
+"""Dumps with planted bugs: a small language model samples them, an engine adds noise, and one thing is done wrong.
 
 So ratios, probabilities and their averages relate to one another as they do in a real run.
 """
@@ -19,7 +19,7 @@ NOISE = 0.03
 
 
 class Model:
-    """Logits of every token, and what an engine with a little noise makes of them.
+    """Logits of every token, those of the trainer and those of an engine with a little noise.
 
     Args:
         seed: Of everything drawn.
@@ -66,7 +66,7 @@ class Model:
         return torch.multinomial(logp.exp(), 1, generator=self.generator).squeeze(1)
 
     def columns(self, sampled: Tensor, train: Tensor, rollout: Tensor, **more: Tensor) -> dict[str, Tensor]:
-        """A dump of the log-probs of what was sampled, from the log-probs of the whole vocabulary."""
+        """Make a dump of sampled tokens from log-probs of the whole vocabulary, [tokens, VOCABULARY]."""
         return {
             "train_logp": at(train, sampled),
             "rollout_logp": at(rollout, sampled),
@@ -76,7 +76,7 @@ class Model:
         }
 
     def healthy(self, **more: Tensor) -> dict[str, Tensor]:
-        """The engine's noise and nothing else."""
+        """Make a dump with the engine's noise and no bug."""
         rollout = self.engine.log_softmax(1)
         return self.columns(self.sample(rollout), self.logits.log_softmax(1), rollout, **more)
 
@@ -86,7 +86,7 @@ def at(logp: Tensor, sampled: Tensor) -> Tensor:
 
 
 def truncated(logits: Tensor, top_p: float = 1.0, top_k: int = VOCABULARY) -> Tensor:
-    """Log-probs after top-k and top-p, renormalised."""
+    """Return renormalised log-probs after top-k and top-p."""
     logp = logits.log_softmax(1)
     ordered, order = logp.sort(1, descending=True)
     before = ordered.exp().cumsum(1) - ordered.exp()
@@ -96,7 +96,6 @@ def truncated(logits: Tensor, top_p: float = 1.0, top_k: int = VOCABULARY) -> Te
 
 
 # --- the log-probs are of different distributions
-# ----------------------------------------------------------------------
 
 
 def renormalised(seed: int, **limits: Any) -> dict[str, Tensor]:
@@ -112,7 +111,7 @@ def temperature(seed: int, engine: float, reported: float, trainer: float) -> di
 
 
 def updated(seed: int, step: float, **model_arguments: Any) -> dict[str, Tensor]:
-    """The trainer is some updates ahead."""
+    """Put the trainer some updates ahead."""
     model = Model(seed, **model_arguments)
     rollout = model.engine.log_softmax(1)
     ahead = model.logits + step * model.normal(model.count, VOCABULARY)
@@ -120,7 +119,7 @@ def updated(seed: int, step: float, **model_arguments: Any) -> dict[str, Tensor]
 
 
 def sharpened(seed: int, factor: float) -> dict[str, Tensor]:
-    """The trainer has become surer of the likeliest token in some contexts, as training does."""
+    """Make the trainer surer of the likeliest token in some contexts, as training does."""
     model = Model(seed)
     rollout = model.engine.log_softmax(1)
     some = (model.uniform(model.count) < 0.3).float()[:, None]
@@ -129,7 +128,7 @@ def sharpened(seed: int, factor: float) -> dict[str, Tensor]:
 
 
 def rare_tokens_biased(seed: int, bias: float) -> dict[str, Tensor]:
-    """The engine thinks too much of rare tokens, as low precision does."""
+    """Let the engine overrate rare tokens, as low precision does."""
     model = Model(seed)
     logp = model.engine.log_softmax(1)
     rollout = (logp + bias * (1.0 - logp.exp()) * model.normal(model.count, VOCABULARY).abs()).log_softmax(1)
@@ -151,13 +150,12 @@ def untrained_head(seed: int) -> dict[str, Tensor]:
 
 
 def coarse(seed: int) -> dict[str, Tensor]:
-    """Unrelated policies whose log-probs have few different values."""
+    """Make unrelated policies whose log-probs have few different values."""
     columns = other_weights(seed)
     return columns | {name: columns[name].mul(2.0).round().div(2.0) for name in ("train_logp", "rollout_logp")}
 
 
 # --- the log-probs are of different tokens
-# ------------------------------------------------------------------------------
 
 
 def shifted(seed: int, by: int, share: float = 1.0, **model_arguments: Any) -> dict[str, Tensor]:
@@ -170,7 +168,7 @@ def shifted(seed: int, by: int, share: float = 1.0, **model_arguments: Any) -> d
 
 
 def swapped(seed: int) -> dict[str, Tensor]:
-    """Rows of a padded batch of which one side was shuffled."""
+    """Shuffle the rows of a padded batch on one side."""
     model = Model(seed, median=100)
     columns = model.healthy()
     width = int(model.lengths.max())
@@ -184,7 +182,7 @@ def swapped(seed: int) -> dict[str, Tensor]:
 
 
 def siblings(seed: int) -> dict[str, Tensor]:
-    """Groups of four samples that begin with the same hundred tokens, as a common prompt would make them."""
+    """Let groups of four samples begin with the same hundred tokens, as a common prompt would."""
     model = Model(seed, median=200)
     columns = model.healthy()
     first = model.offsets[:-1][torch.arange(len(model.lengths)) // 4 * 4][model.owner] + model.position
@@ -195,7 +193,7 @@ def siblings(seed: int) -> dict[str, Tensor]:
 
 
 def retokenised(seed: int, tokens: int, harder: float | None = None, first: bool = False) -> dict[str, Tensor]:
-    """Turns of 30 tokens with 10 of a tool between them, whose first tokens the trainer reads as others."""
+    """Make turns of 30 tokens, with 10 of a tool between them, whose first tokens the trainer reads as others."""
     start_of = lambda position: (position % 40 < 3) & (position >= 40)  # noqa: E731
     certainty = None
     if harder is not None:
@@ -211,12 +209,11 @@ def retokenised(seed: int, tokens: int, harder: float | None = None, first: bool
     return columns
 
 
-# --- the log-probs are none
-# --------------------------------------------------------------------------------------------
+# --- the values are no log-probs
 
 
 def filled(seed: int, value: float, share: float = 0.1, side: str = "rollout_logp") -> dict[str, Tensor]:
-    """Runs of ten tokens that the mask lets through hold a filling."""
+    """Fill runs of ten valid tokens with one value."""
     model = Model(seed)
     columns = model.healthy()
     runs = (model.uniform(model.count // 10 + 1) < share).repeat_interleave(10)[: model.count]
@@ -260,12 +257,11 @@ def copied(seed: int, share: float = 1.0) -> dict[str, Tensor]:
     return columns
 
 
-# --- it grows
-# ----------------------------------------------------------------------------------------------------------
+# --- the mismatch grows
 
 
 def over(seed: int, noise: Callable[[Model], Tensor], **model_arguments: Any) -> tuple[Model, dict[str, Tensor]]:
-    """The trainer's noise in every logit of a token, by whatever it depends on."""
+    """Add noise to every logit of the trainer, of a size that depends on the token."""
     model = Model(seed, **model_arguments)
     rollout = model.engine.log_softmax(1)
     train = model.logits + noise(model)[:, None] * model.normal(model.count, VOCABULARY)
@@ -283,7 +279,7 @@ def over_positions(seed: int, noise: Callable[[Tensor], Tensor], **more: object)
 
 
 def over_versions(seed: int, noise: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """Four weight versions, of which the last is the trainer's."""
+    """Make tokens of four weight versions, of which the last is the trainer's."""
 
     def version(model: Model) -> Tensor:
         return model.owner % 4
@@ -294,7 +290,7 @@ def over_versions(seed: int, noise: Callable[[Tensor], Tensor]) -> dict[str, Ten
 
 
 def long_sequences(seed: int, median: int, noise: float, bias: float) -> dict[str, Tensor]:
-    """Long sequences straight from D: a vocabulary for each token would take too long."""
+    """Make long sequences directly from D: a whole vocabulary for each token would take too long."""
     generator = torch.Generator().manual_seed(seed)
     lengths = (median * torch.randn(12, generator=generator).mul(0.2).exp()).long()
     n = int(lengths.sum())
@@ -304,11 +300,10 @@ def long_sequences(seed: int, median: int, noise: float, bias: float) -> dict[st
 
 
 # --- three policies
-# ----------------------------------------------------------------------------------------------------
 
 
 def three(seed: int, engine: float, again: float) -> dict[str, Tensor]:
-    """Another pass of the trainer with a noise of its own, beside an engine with its."""
+    """Add a second pass of the trainer, with noise of its own."""
     model = Model(seed, noise=engine)
     columns = model.healthy()
     second = model.logits + again * model.normal(model.count, VOCABULARY)

@@ -73,7 +73,7 @@ def test_a_file_with_its_directory_cut_off(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", ["safetensors padded", "safetensors packed"])
 def test_a_cut_off_safetensors_file_gives_what_is_whole(kind, tmp_path):
-    """Tensors lie one after another, so the last field decides what is whole."""
+    """Tensors follow one another in the file, so a cut shortens only the last field."""
     columns = packed()
     path = write(kind, tmp_path, columns)
     data = path.read_bytes()
@@ -213,7 +213,7 @@ def test_files_of_something_else(tmp_path):
 
 
 def test_an_object_in_a_pt_file_is_refused(tmp_path):
-    """Loading it could run anything."""
+    """Unpickling an object could run any code."""
     torch.save({"train_logp": Wanted()}, tmp_path / "x.pt")
     assert "holding only tensors, lists, dicts and numbers" in failing(tmp_path / "x.pt").replace("\n", " ")
 
@@ -228,6 +228,6 @@ def test_a_missing_extra_is_named(kind, module, name, tmp_path, monkeypatch):
 
 
 def test_ragged_lists_and_lengths_agree(tmp_path):
-    """Two more ways to write the same dump: neither is the other's by accident."""
+    """Ragged lists and lengths are independent ways to write a dump, and give equal sequences."""
     columns = packed()
     assert len(ragged(columns)["train_logp"]) == with_lengths(columns)["lengths"].numel() == 12

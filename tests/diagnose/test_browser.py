@@ -1,4 +1,4 @@
-"""The pages in a real browser: nothing sticks out, nothing lies on top of another, nothing is asked of a network.
+"""The pages in a real browser: nothing overflows, nothing overlaps, nothing is requested from a network.
 
 `make test-browser` runs this; it needs a Chromium (any of `BROWSERS`, or $BROWSER).
 """
@@ -70,14 +70,14 @@ window.addEventListener("load", () => {
 
 
 def browser():
-    """The browser's path. There is no test without one: the target is asked for by name."""
+    """Return the path of a browser. Without one the test fails: whoever runs it asked for a browser."""
     found = os.environ.get("BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
     assert found, f"no browser: install one of {', '.join(BROWSERS)}, or set BROWSER to the path of one"
     return found
 
 
 def ask(page, width, *options):
-    """What the browser answers about a page, and what it wrote on stderr."""
+    """Open a page in the browser and return its answers to `QUESTIONS`."""
     asked = page.with_suffix(".asked.html")
     text = page.read_text(encoding="utf-8")
     assert text.count("</body>") == 1
@@ -94,7 +94,7 @@ def ask(page, width, *options):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Three pages as the commands write them."""
+    """Write three pages by the commands."""
     folder = tmp_path_factory.mktemp("pages")
     turns = planted_dumps.retokenised(0, 2)
     n = turns["mask"].numel()

@@ -1,4 +1,4 @@
-"""The doctor: every signature on dumps that have it and on dumps that only look like it; conditions; exit codes."""
+"""The doctor: every cause on dumps that have it and on dumps that only look like it; conditions; exit codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from builders import planted_dumps
-from builders.diagnose_cases import CASES, measured, table, verdicts
+from builders.diagnose_cases import CASES, causes_of, measured, table
 from builders.planted_dumps import Model, at, three
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.doctor.cause import SEVERITIES
@@ -27,18 +27,18 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_dump_is_named_by_its_cause(case):
     found = diagnose(measured(case.make(0)))
-    names = [verdict.name for verdict in found]
-    assert names[:1] == ([] if case.verdict is None else [case.verdict])
+    names = [finding.name for finding in found]
+    assert names[:1] == ([] if case.cause is None else [case.cause])
     assert set(names[1:]) <= set(case.also)
-    for verdict in found:
-        assert verdict.severity in SEVERITIES and 0.0 <= verdict.strength <= 1.0
-        assert verdict.evidence and all(re.search(r"\d|no shift", line) for line in verdict.evidence)
-        assert verdict.advice.endswith(".") and not verdict.title.endswith(".")
+    for finding in found:
+        assert finding.severity in SEVERITIES and 0.0 <= finding.strength <= 1.0
+        assert finding.evidence and all(re.search(r"\d|no shift", line) for line in finding.evidence)
+        assert finding.advice.endswith(".") and not finding.title.endswith(".")
 
 
 def test_every_signature_has_dumps_that_have_it_and_dumps_that_do_not():
     causes = {cause.name for cause in CAUSES}
-    assert {case.verdict for case in CASES} == causes | {None}
+    assert {case.cause for case in CASES} == causes | {None}
     # That the policies differ is said of whatever is left, and has no look-alikes.
     assert {case.like for case in CASES} == causes - {"different_policies"} | {None}
     assert len({case.name for case in CASES}) == len(CASES)
@@ -56,17 +56,17 @@ def test_the_table_names_every_cause():
 
 
 def test_a_cause_stands_before_what_it_hides():
-    """Otherwise what is hidden would have been there already, and might hide its cause."""
+    """In another order the consequence would be reported before its cause is known."""
     order = [cause.name for cause in CAUSES]
     for cause in CAUSES:
         assert all(order.index(cause.name) < order.index(name) for name in cause.hides), cause
 
 
 def test_two_passes_with_the_same_weights_have_to_agree():
-    """Whether they are of the same weights nobody can see in the numbers: --on-policy says it."""
+    """The numbers cannot tell whether two passes used the same weights; --on-policy does."""
     apart = measured(three(0, 0.03, 0.03))
     assert diagnose(apart) == []
-    assert [verdict.name for verdict in diagnose(apart, on_policy=True)] == ["trainer_disagrees"]
+    assert [finding.name for finding in diagnose(apart, on_policy=True)] == ["trainer_disagrees"]
     assert diagnose(measured(three(0, 0.03, 0.0)), on_policy=True) == []
 
 
@@ -76,7 +76,7 @@ def test_verdicts_are_ranked_by_severity_then_by_strength():
     columns["train_logp"][::50] = torch.nan
     columns["rollout_logp"] = columns["rollout_logp"].roll(1).bfloat16().float()
     found = diagnose(measured(columns))
-    assert [verdict.name for verdict in found] == ["shifted", "nonfinite", "bfloat16"]
+    assert [finding.name for finding in found] == ["shifted", "nonfinite", "bfloat16"]
     assert found[0].strength > found[1].strength
 
 
@@ -94,12 +94,12 @@ def test_small_and_empty_dumps_get_no_false_verdict(columns):
         "all invalid": one | {"mask": torch.zeros_like(one["token_ids"])},
         "all NaN": one | {"train_logp": torch.full_like(one["train_logp"], torch.nan)},
     }[columns]
-    assert verdicts(made) == (["nonfinite"] if columns == "all NaN" else [])
+    assert causes_of(made) == (["nonfinite"] if columns == "all NaN" else [])
 
 
 @pytest.mark.parametrize(("length", "paired"), [(25, 0), (26, 8)])
 def test_pairs_do_not_reach_into_the_next_sequence(length, paired):
-    """Moved by two, 26 tokens make the 24 pairs that are needed, and 25 do not."""
+    """Moved by two, 26 tokens make the 24 pairs that are needed; 25 tokens do not."""
     logp = -torch.rand(8 * length, generator=torch.Generator().manual_seed(0))
     made = {"train_logp": logp, "rollout_logp": logp - 0.01, "lengths": torch.full((8,), length)}
     assert measured(made).evidence.paired == paired
@@ -232,7 +232,7 @@ def test_doctor_as_json(moved, capsys):
     assert main(["doctor", moved, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["healthy"] is False and found["failed"] == ["verdicts > 0"]
-    assert [verdict["name"] for verdict in found["verdicts"]] == ["shifted"]
+    assert [finding["name"] for finding in found["verdicts"]] == ["shifted"]
     assert found["metrics"]["tokens"] > 1000
 
 

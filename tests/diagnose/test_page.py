@@ -1,4 +1,4 @@
-"""The pages: whole, without anything from elsewhere, everything inside of its chart, and what the file says escaped."""
+"""The pages: well-formed, loading nothing, all shapes inside their chart, all text of a dump escaped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ELSEWHERE = re.compile(r"https?://|//[a-z]|url\(|@import|javascript:", re.IGNORE
 
 
 class Page(HTMLParser):
-    """A page in which every element is closed, and what it holds."""
+    """Parse a page, in which every element has to be closed, and keep its elements and texts."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
@@ -57,7 +57,7 @@ class Page(HTMLParser):
 
 
 def checked(text):
-    """Parse a page and check what has to hold for every one."""
+    """Parse a page and check what holds for every page."""
     page = Page(text)
     tags = {tag for tag, _, _ in page.elements}
     assert not tags & {"script", "link", "img", "iframe", "object", "embed", "audio", "video", "base", "form"}
@@ -99,7 +99,7 @@ def report(*paths, by=()):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Dumps that between them have every axis and every kind of verdict."""
+    """Write dumps that together have every axis and every severity."""
     path = tmp_path_factory.mktemp("dumps")
     turns = planted_dumps.retokenised(0, 2)
     n = turns["mask"].numel()
@@ -185,7 +185,7 @@ def test_bars_of_the_histogram_add_up(folder):
 
 
 def test_what_a_file_says_is_escaped(tmp_path):
-    """Names and texts come from the file, and a page is opened by whoever gets it."""
+    """Names and texts come from a file that others may have written."""
     bad = "</td><script>alert(1)</script>"
     rows = [plain(record) for record in records(packed(6))]
     for row in rows:

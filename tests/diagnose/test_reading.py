@@ -1,4 +1,4 @@
-"""Reading dumps: every format and layout gives the same sequences; what is broken is named and the rest is read."""
+"""Reading dumps: every kind and layout gives the same sequences, in bounded memory; fields are found by their names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(params=[None, 40], ids=["one block", "small blocks"])
 def blocks_of(request, monkeypatch):
-    """The size of a block, which must not show."""
+    """Change the size of a chunk, which must not change any result."""
     if request.param is not None:
         monkeypatch.setattr(tensor_files, "CHUNK_SLOTS", request.param)
         monkeypatch.setattr(record_files, "CHUNK_SLOTS", request.param)
@@ -47,7 +47,7 @@ def test_a_limit_reads_the_first_sequences(kind, tmp_path, blocks_of):
 
 @pytest.mark.parametrize("kind", ["pt packed", "npz packed", "safetensors padded", "jsonl", "parquet"])
 def test_a_file_is_streamed(kind, tmp_path, monkeypatch):
-    """The first block is there before most of the file was looked at."""
+    """The first chunk is returned before most of the file was read."""
     monkeypatch.setattr(tensor_files, "CHUNK_SLOTS", 40)
     monkeypatch.setattr(record_files, "CHUNK_SLOTS", 40)
     dump = Dump(write(kind, tmp_path, packed(60)))
@@ -93,7 +93,7 @@ def test_lengths_are_the_mask_of_padded_rows(tmp_path):
 
 
 def test_null_is_nan_and_a_missing_column_is_unknown(tmp_path):
-    """A strict JSON writer makes null of NaN; TRL#6166. Records may have different fields."""
+    """Strict JSON writers turn NaN into null, see TRL#6166. Records may have different fields."""
     rows = [
         {"train_logp": [-1.0, None], "rollout_logp": [-1.0, -2.0], "version": 4},
         {"train_logp": [-1.0], "rollout_logp": [-3.0], "texts": ["a"]},
@@ -109,7 +109,7 @@ def test_null_is_nan_and_a_missing_column_is_unknown(tmp_path):
 
 @pytest.mark.parametrize("kind", ["pt packed", "npz packed", "safetensors packed"])
 def test_offsets_may_leave_tokens_out(kind, tmp_path, blocks_of):
-    """Before the first sequence and after the last one."""
+    """Tokens before the first sequence and after the last one are left out."""
     columns = packed()
     columns["cu_seqlens"] = columns["cu_seqlens"][2:-1]
     columns["advantages"] = columns["advantages"][2:-1]
@@ -150,7 +150,7 @@ def test_names_of_frameworks_are_known(names, train, rollout, more):
 
 
 def test_every_alias_belongs_to_one_role_alone():
-    """Except for the current log-probs, which are the trainer's where there are no older ones."""
+    """The current log-probs are an exception: without older ones they are the trainer's."""
     required = [name for role, names in ALIASES.items() if role != "new_logp" for name in names]
     assert len(required) == len(set(required))
     assert all(name == name.lower() for names in ALIASES.values() for name in names)
@@ -214,7 +214,7 @@ def plain_rows(made, rows):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pt packed", "safetensors padded", "npz compressed", "jsonl", "parquet"])
 def test_memory_does_not_grow_with_the_file(kind, tmp_path):
-    """Files of 16 million tokens (4 million as text), 290 MB as tensors: a few blocks' worth is in memory at a time."""
+    """Of 16 million tokens (4 million as text), 290 MB as tensors, only a few chunks are in memory at once."""
     tokens = (1 << 22) if kind in ("jsonl", "parquet") else (1 << 24)
     rows, train = tokens // 4096, -torch.rand(tokens)
     made = {"train_logp": train, "rollout_logp": train + 0.01, "token_ids": torch.arange(tokens)}

@@ -1,4 +1,4 @@
-"""One pass over a dump: the same numbers as `correct` and as plain loops, however it is cut into blocks."""
+"""The report: numbers equal to those of `correct` and of plain loops, whatever the chunks; the command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """Pages are written into the current folder."""
+    """Change to a temporary folder: pages are written into the current one."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -30,7 +30,7 @@ def measured(folder, columns, kind="pt packed", **arguments):
 
 
 def turned(sequences=9, seed=3):
-    """A batch of turns of 4 tokens with one of a tool between them, versions and steps."""
+    """Make turns of 4 tokens with a masked one between them, with versions and steps."""
     columns = packed(sequences, seed=seed, median_length=60)
     columns["mask"] = torch.cat([torch.arange(n) % 5 < 4 for n in columns["cu_seqlens"].diff().tolist()])
     columns["versions"] = torch.arange(columns["mask"].numel()) % 3 + 7
@@ -40,7 +40,7 @@ def turned(sequences=9, seed=3):
 
 
 def tokens_of(columns):
-    """Every valid token as a plain tuple: sequence, position, turn, D, train, rollout, version, step."""
+    """Return valid tokens as tuples: sequence, position, turn, D, train, rollout, version, step."""
     bounds, found = columns["cu_seqlens"].tolist(), []
     train, rollout, mask = (columns[name].tolist() for name in ("train_logp", "rollout_logp", "mask"))
     for s in range(len(bounds) - 1):
@@ -76,7 +76,7 @@ def test_metrics_are_those_of_correct(tmp_path, blocks_of):
 
 
 def check_rows(rows, tokens, key):
-    """A profile against plain loops over all tokens."""
+    """Compare a profile with plain loops over all tokens."""
     groups = {}
     for token in tokens:
         groups.setdefault(key(token), []).append(token[3])
@@ -115,7 +115,7 @@ def test_profiles_are_those_of_plain_loops(tmp_path, blocks_of):
 
 
 def test_turn_ids_say_where_turns_begin(tmp_path):
-    """Without them, holes in the mask do; ids count changes, whatever their numbers."""
+    """Turns change where the id changes, whatever its value; without ids, holes in the mask separate turns."""
     columns = packed(1, median_length=40)
     columns["mask"] = torch.ones_like(columns["mask"])
     n = columns["mask"].numel()
@@ -197,7 +197,7 @@ def test_nothing_valid_at_all(tmp_path):
 
 
 def test_percentiles_of_the_magnitude(tmp_path):
-    """Within the histogram's 1/8 of what sorting says."""
+    """Percentiles agree with sorting within 1/8, the width of a bin."""
     columns = packed(60, median_length=200)
     found = measured(tmp_path, columns).metrics()
     d = (columns["train_logp"] - columns["rollout_logp"])[columns["mask"]].abs().sort().values
@@ -219,7 +219,7 @@ def test_report_prints_tables(tmp_path, capsys, monkeypatch):
 
 
 def test_report_as_json(tmp_path, capsys):
-    """Only JSON, without NaN, and with everything."""
+    """The output is only JSON, has no NaN, and is complete."""
     columns = turned()
     rows = [plain(record) for record in records({k: columns[k] for k in packed(1)})]
     rows[1]["rollout_logp"].pop()
@@ -236,7 +236,7 @@ def test_report_as_json(tmp_path, capsys):
 
 
 def test_a_terminal_shows_how_far_it_is(tmp_path, capsys, monkeypatch):
-    """On stderr, so that what is piped stays clean; and not with --json."""
+    """The bar is on stderr, so that piped output stays clean; with --json there is none."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setattr(tensor_files, "CHUNK_SLOTS", 40)
     path = str(write("pt packed", tmp_path, packed()))

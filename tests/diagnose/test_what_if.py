@@ -10,14 +10,11 @@ import torch
 
 import rollout_corr as rc
 from builders import planted_dumps
+from builders.diagnose_cases import chunks_of
 from builders.dumps import json_of, write_jsonl
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.read import tensor_files
 from rollout_corr.diagnose.read.dump import Dump
-from rollout_corr.diagnose.read.fields import Wanted
-from rollout_corr.diagnose.read.formats import Loaded
-from rollout_corr.diagnose.read.problems import Problems
-from rollout_corr.diagnose.read.tensor_files import TensorFile
 from rollout_corr.diagnose.what_if import Outcome, Setting, WhatIf, grid, pareto, presets, try_all
 from rollout_corr.frameworks.shared import lookup
 
@@ -35,7 +32,7 @@ def columns():
 def outcomes(made):
     """Try all settings on columns: {name: (setting, outcome)}."""
     tried = WhatIf("advantages" in made)
-    for chunk in TensorFile(Loaded(made), "dump", Wanted(), Problems()).chunks():
+    for chunk in chunks_of(made):
         tried.add(chunk)
     return {setting.name: (setting, outcome) for setting, outcome in tried.outcomes()}
 
@@ -106,7 +103,7 @@ def test_outcomes_are_those_of_plain_loops(block, tried, monkeypatch):
 
 
 def test_thresholds_order_what_is_kept(tried):
-    """Along a family, a wider bound keeps more and costs less bias."""
+    """Along a family, a wider bound keeps more tokens and has less bias."""
     families = {}
     for setting, outcome in tried.values():
         families.setdefault(setting.family, []).append((setting.threshold, outcome))
@@ -162,7 +159,7 @@ def test_the_best_are_those_that_nothing_beats():
 
 
 def test_records_without_advantages_beside_others_with_them(tmp_path):
-    """An advantage that is not there is 0, which selects nothing."""
+    """A missing advantage counts as 0, which selects nothing."""
     rows = [{"train_logp": [-0.1, -2.0], "rollout_logp": [-9.0, -1.5]} | more for more in ({"advantages": 1.0}, {})]
     write_jsonl(tmp_path / "x.jsonl", rows)
     tried = try_all(Dump(tmp_path / "x.jsonl"))

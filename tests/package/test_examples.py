@@ -1,4 +1,4 @@
-"""The examples, as a new user has them: one file in an empty folder, and nothing but what its first lines name."""
+"""The examples as a new user runs them: in an empty folder, with only the packages that their first lines name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOOKS = ("skyrl_hook.py", "trl_hook.py", "verl_hook.py", "xtuner_hook.py")
 
 @pytest.fixture
 def run(tmp_path):
-    """Copies an example, and the files it needs beside it, to an empty folder; runs it there; returns its output."""
+    """Return a function that runs a copy of an example, and of files beside it, in an empty folder for its output."""
 
     def runs(name, *command, arguments=(), path=(), beside=(), fails=False):
         for file in (name, *beside):
@@ -51,12 +51,12 @@ def run(tmp_path):
 
 
 def numbers(text):
-    """Every number of a text."""
+    """Return every number of a text."""
     return [float(x) for x in re.findall(r"-?\d+(?:\.\d+)?(?:e[-+]\d+)?(?![\w.])", text)]
 
 
 def test_plain_torch(run):
-    """Both modes learn the toy, padded and packed alike, and the broken sequence of each batch does not train."""
+    """Both modes learn the toy, padded and packed; the broken sequence of each batch does not train."""
     found = {line.partition(": ")[0]: numbers(line) for line in run("plain_torch.py").splitlines()}
     assert list(found) == ["decoupled, padded", "decoupled, packed", "bypass, padded", "bypass, packed"]
     for before, after, mismatch, fewest, most, sequences in found.values():
@@ -75,7 +75,7 @@ def test_context_parallel(run):
 
 
 def test_mismatch_rl(run, tmp_path):
-    """A pipe gets a line per seed and the table, and no control codes; the files are where they were asked for."""
+    """A pipe gets a line per seed and the table, and no control codes; --out is where the files are."""
     said = run("mismatch_rl.py", beside=RESULTS, arguments=("--tiny", "--out", "made"))
     table = (tmp_path / "made" / "results.md").read_text(encoding="utf-8")
     lines = said.splitlines()
@@ -99,7 +99,7 @@ def test_mismatch_sweep(run, tmp_path):
 
 
 def test_slime(run):
-    """What is kept and rejected is what loops say; the weights of the rest are slime's."""
+    """Plain loops keep and reject the same sequences, and give the same weights."""
     batch = example_batch(sequences=32, median_length=200, mismatch=0.5, catastrophic=1e-3)
     columns = (batch.train_logp, batch.rollout_logp, batch.mask)
     tokens = list(zip(*(x.tolist() for x in columns), strict=True))
@@ -120,7 +120,7 @@ def test_slime(run):
 
 
 def agrees(said, metrics):
-    """A comparison that was printed: masks, weights, the names of so many metrics, and the values of some."""
+    """Check a printed comparison: masks, weights, the names of `metrics` metrics, and the values of some."""
     assert "masks equal: True" in said and f"names of metrics equal: True {metrics}" in said, said
     (apart,) = re.findall(r"largest difference of a weight: (\S+)", said)
     assert float(apart) <= 1e-6, said
@@ -131,7 +131,7 @@ def agrees(said, metrics):
 
 @pytest.fixture
 def stand_ins():
-    """xtuner and SkyRL as far as the examples use them; and the loops that they are made of."""
+    """Return the folders of the stand-ins for xtuner and SkyRL, and of the loops that they use."""
     return TESTS / "stand_ins", TESTS
 
 
@@ -158,7 +158,7 @@ def test_skyrl(run, stand_ins):
 
 @pytest.mark.peers
 def test_verl(run):
-    """verl's own function in this process, and in a Ray worker that has run the hook."""
+    """The function is verl's own in this process, and ours in a Ray worker that has run the hook."""
     said = run("verl_hook.py")
     agrees(said, 44)
     assert re.search(r"^here: +no function of verl 0.9.1 is replaced: install\(\) was not called$", said, re.MULTILINE)
@@ -167,7 +167,7 @@ def test_verl(run):
 
 @pytest.mark.peers
 def test_trl(run):
-    """The losses of TRL's own ratio and of ours are the same; those of a Spec are others."""
+    """TRL's own ratio and ours give equal losses; a Spec gives others."""
     said = run("trl_hook.py").splitlines()
     assert said[0] == "trl 1.16.0 uses the functions of rollout-corr in 2 places"
     theirs, ours, spec = (numbers(line.partition(": ")[2]) for line in said[1:])
@@ -177,7 +177,7 @@ def test_trl(run):
 
 @pytest.mark.parametrize("name", HOOKS)
 def test_missing_framework(run, name, tmp_path):
-    """One line, which says what to install; the first lines say so too."""
+    """A missing framework gives one line that says what to install, as the first lines of the example do."""
     blocked = tmp_path / "blocked"
     blocked.mkdir()
     for module in ("datasets", "ray", "skyrl", "trl", "verl", "xtuner"):
@@ -192,7 +192,7 @@ def test_missing_framework(run, name, tmp_path):
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_first_lines_name_what_it_needs(path):
-    """What is imported outside a try is torch, this package, or named; a version that is named is the one tested."""
+    """Imports outside a try are torch, this package, or named in the docstring; named versions are the tested ones."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     first = ast.get_docstring(tree)
     needed = {

@@ -1,4 +1,4 @@
-"""The run that shows why, on a tiny setting: repeatable, and every arm is what it says."""
+"""The training run of docs/examples.md: repeatable, every arm does what its name says, the page has its numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MADE = ROOT / "docs" / "mismatch_rl"
 
 @pytest.fixture(scope="module")
 def load():
-    """Imports an example as a module."""
+    """Return a function that imports an example as a module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "examples")
         yield importlib.import_module
@@ -40,12 +40,12 @@ def results(load):
 
 @pytest.fixture(scope="module")
 def curves(example):
-    """The points of every arm, from one seed."""
+    """Train every arm from one seed, in the tiny setting."""
     return {arm: list(example.train(spec, 0, example.TINY, arm != "no mismatch")) for arm, spec in example.ARMS.items()}
 
 
 def test_a_seed_gives_one_curve(example, curves):
-    """Whatever the global generator holds, which stays as it was."""
+    """The global generator has no influence, and stays as it was."""
     example.warm_start.cache_clear()
     for arm, spec in example.ARMS.items():
         torch.manual_seed(len(arm))
@@ -107,7 +107,7 @@ def test_what_is_measured_makes_sense(curves):
 
 
 def test_rollouts_are_as_old_as_they_should_be(example):
-    """With integers of 20 bits the age is all that differs: nothing at first, and nothing ever where it is 0."""
+    """With 20-bit integers only the age matters: no mismatch in the first step, and never at age 0."""
     fine = replace(example.TINY, bits=20, every=1)
     spec = example.ARMS["uncorrected"]
     ages = {stale: [p["kl"] for p in example.train(spec, 0, replace(fine, stale=stale))] for stale in (0, 1, 2)}
@@ -145,7 +145,7 @@ def test_rounded(example, bits):
 
 
 def test_the_p_value(results):
-    """All signs, counted by hand."""
+    """Sign patterns are counted by hand."""
     assert results.p_value([1.0, 2.0, 3.0]) == 2 / 8
     assert results.p_value([1.0, -1.0]) == 1.0
     assert results.p_value([3.0, 1.0, -1.0]) == 4 / 8 + 2 / 8
@@ -153,7 +153,7 @@ def test_the_p_value(results):
 
 
 def test_the_table(results):
-    """Last quarters, standard errors and signs, of curves that are easy to add up."""
+    """Means of last quarters, standard errors and signs of curves that are easy to add up."""
 
     def runs(*ends):
         flat = {"kl": 0.5, "ess": 0.25, "kept": 1.0}
@@ -169,7 +169,7 @@ def test_the_table(results):
 
 
 def test_arms_are_the_recipes(example):
-    """What the page says they do."""
+    """The arms are what the page says."""
     arms = example.ARMS
     assert arms["no mismatch"] == arms["uncorrected"] and not arms["uncorrected"].criteria
     assert arms["uncorrected"].weight is None and arms["token truncation"].weight == rc.Weight("token", upper=2.0)
@@ -180,12 +180,12 @@ def test_arms_are_the_recipes(example):
 
 @pytest.fixture(scope="module")
 def made():
-    """The committed results."""
+    """Read the committed results."""
     return json.loads((MADE / "results.json").read_text(encoding="utf-8"))
 
 
 def test_the_committed_table_is_the_committed_numbers(example, results, made):
-    """On every page that shows it; the numbers are those of the setting that is the default today."""
+    """Every page shows the committed table, and its setting is today's default."""
     table = (MADE / "results.md").read_text(encoding="utf-8")
     assert table == results.table_of(made)
     assert all(table in (ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/examples.md"))
@@ -198,7 +198,7 @@ def test_what_the_page_says_of_the_committed_numbers(example, results, made):
     end["start"] = made["start"]
 
     def apart(a, b):
-        """The difference of the means, and how likely it is by chance."""
+        """Return the difference of the means and its p-value."""
         gains = [x - y for x, y in zip(end[a], end[b], strict=True)]
         return sum(gains) / len(gains), results.p_value(gains)
 
@@ -224,7 +224,7 @@ def test_what_the_page_says_of_the_committed_numbers(example, results, made):
 
 
 def test_the_committed_sweep(load, example, results):
-    """Its table is on the page, and what the page says of it is so."""
+    """The page shows the committed table, and its sentences hold."""
     sweep = load("mismatch_sweep")
     found = json.loads((MADE / "sweep.json").read_text(encoding="utf-8"))
     table = (MADE / "sweep.md").read_text(encoding="utf-8")

@@ -1,0 +1,52 @@
+"""The table of commands: every command loads, parses its own arguments, and returns an exit code."""
+
+from __future__ import annotations
+
+import pytest
+
+import rollout_corr as rc
+from rollout_corr.cli.main import COMMANDS, main
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_of_its_own(name, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([name, "--help"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: rollout-corr {name} ")
+
+
+def test_the_commands_are_listed(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert all(command.about in said for command in COMMANDS.values())
+
+
+@pytest.mark.parametrize("arguments", [[], ["unknown"], ["presets", "more"], ["explain"], ["demo", "--fast"]])
+def test_wrong_arguments_exit_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2 and "usage: rollout-corr" in capsys.readouterr().err
+
+
+def test_presets_and_explain(capsys):
+    assert main(["presets"]) == 0
+    names = capsys.readouterr().out.split()
+    assert "verl.decoupled_token_is" in names
+    assert main(["explain", "verl.decoupled_token_is"]) == 0
+    assert capsys.readouterr().out == rc.preset("verl.decoupled_token_is").explain() + "\n"
+    assert main(["explain", "verl.decoupled_token"]) == 2
+    out = capsys.readouterr()
+    assert out.out == "" and "verl.decoupled_token_is" in out.err
+
+
+def test_the_demo_shows_every_preset(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["demo"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "verl.decoupled_geo_rs_token_tis" in said and "kl_k3" in said and "log-ratio train_logp - rollout_logp" in said
+    )
