@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -10,6 +13,7 @@ from rollout_corr.definition.histogram import HISTOGRAM, histogram
 from rollout_corr.definition.tokens import select
 from rollout_corr.metrics import peers, schema
 from rollout_corr.metrics.native import AllSequences, aggregates_of
+from rollout_corr.metrics.rows import Aggregate, At
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.correction import Spec
 
@@ -17,13 +21,7 @@ from rollout_corr.spec.correction import Spec
 def of_block(found: Findings) -> tuple[Named, Named]:
     """Sums and maxima of some whole sequences, 0-d each by name; "histogram" is [512]."""
     spec = found.spec
-    sums: Named = {}
-    maxima: Named = {}
-    for row in aggregates_of(spec):
-        if row.at in ("tokens", "blocks"):
-            values = row.value(found)
-            sums.update(zip(row.sums, values, strict=False))
-            maxima.update(zip(row.maxima, values[len(row.sums) :], strict=True))
+    sums, maxima = _taken(_rows(spec, "tokens", "blocks"), found)
     if spec.detail == "full":
         sums["histogram"] = histogram(found.tokens.d, found.tokens.measured)
     if len(spec.report) > 1:
@@ -36,24 +34,37 @@ def of_block(found: Findings) -> tuple[Named, Named]:
 def of_sequences(facts: SequenceFacts, tokens_outside: Tensor, spec: Spec) -> tuple[Named, Named]:
     """Sums and maxima over all sequences of a batch, each counting once."""
     view = AllSequences(facts, tokens_outside, spec)
+    sums, maxima = _taken(_rows(spec, "call"), view)
+    sums |= totals({row.sums[0]: row.value(view)[0] for row in _rows(spec, "sequences")}, None)
+    sums |= totals({row.sums[0]: row.value(view)[0] for row in _rows(spec, "measured")}, view.measured)
+    return sums, maxima
+
+
+@lru_cache(maxsize=1024)
+def _rows(spec: Spec, *places: At) -> list[Aggregate]:
+    return [row for row in aggregates_of(spec) if row.at in places]
+
+
+def _taken(rows: list[Aggregate], view: Findings | AllSequences) -> tuple[Named, Named]:
+    """Sums and maxima by name, 0-d each."""
     sums: Named = {}
     maxima: Named = {}
-    per_sequence: dict[str, Named] = {"sequences": {}, "measured": {}}
-    for row in aggregates_of(spec):
-        if row.at in per_sequence:
-            values = row.value(view)
-            for name, value in zip(row.sums, values, strict=False):
-                (per_sequence[row.at] if value.dim() else sums)[name] = value
-            maxima.update(zip(row.maxima, values[len(row.sums) :], strict=True))
-    for at, among in (("sequences", None), ("measured", view.measured)):
-        sums.update(totals(per_sequence[at], among))
+    for row in rows:
+        values = row.value(view)
+        sums.update(zip(row.sums, values, strict=False))
+        maxima.update(zip(row.maxima, values[len(row.sums) :], strict=True))
     return sums, maxima
 
 
 def totals(per_sequence: Named, among: Tensor | None) -> Named:
     """The sum of each [S] tensor over the chosen sequences, in float64."""
-    stacked = select(among, torch.stack([x.double() for x in per_sequence.values()]))
+    stacked = select(among, _stack(per_sequence.values()))
     return dict(zip(per_sequence, stacked.sum(1).unbind(), strict=True))
+
+
+def _stack(values: Iterable[Tensor]) -> Tensor:
+    """Stack tensors of any dtypes in float64."""
+    return torch.stack([x if x.dtype == torch.float64 else x.double() for x in values])
 
 
 class Collector:
@@ -73,8 +84,8 @@ class Collector:
         if "histogram" in sums:
             self._histograms.append(sums.pop("histogram"))
         self._names = list(sums), list(maxima)
-        self._sums.append(torch.stack([value.double() for value in sums.values()]))
-        self._maxima.append(torch.stack([value.double() for value in maxima.values()]))
+        self._sums.append(_stack(sums.values()))
+        self._maxima.append(_stack(maxima.values()))
 
     def statistics(self, tokens_outside: Tensor, rows: int, slots: int) -> Statistics:
         """Give the statistics of the batch.
@@ -99,6 +110,6 @@ class Collector:
         sum_names, max_names = schema.layout(spec)
         return Statistics(
             spec=spec,
-            sums=torch.stack([sums[name].double() for name in sum_names]),
-            maxima=torch.stack([maxima[name].double() for name in max_names]),
+            sums=_stack(sums[name] for name in sum_names),
+            maxima=_stack(maxima[name] for name in max_names),
         )

@@ -6,8 +6,7 @@ Sums of ratios lie around 1, all others around 0, so that variances do not cance
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -129,7 +128,7 @@ AGGREGATES: list[Aggregate] = [
     extremes("d", "tokens", lambda f: f.tokens.extrema),
     # Sequences.
     total("tokens", "sequences", lambda s: s.facts.tokens),
-    total("tokens_outside", "sequences", lambda s: s.tokens_outside, local=True),
+    total("tokens_outside", "call", lambda s: s.tokens_outside, local=True),
     total("tokens_measured", "sequences", lambda s: s.facts.measured),
     total("tokens_nonfinite", "sequences", lambda s: s.facts.nonfinite),
     total("tokens_kept", "sequences", lambda s: s.facts.kept),
@@ -148,8 +147,8 @@ AGGREGATES: list[Aggregate] = [
     total("chi2_sequence", "measured", lambda s: (2.0 * s.facts.d.clamp(-s.spec.clamp, s.spec.clamp)).expm1()),
     total("abs_sum_d", "measured", lambda s: s.size),
     total("sequences_clamped", "measured", lambda s: s.size > s.spec.clamp),
-    extremes("log_ppl_diff", "measured", lambda s: extrema(s.gap, s.measured)),
-    Aggregate((), ("max_abs_sum_d",), "measured", lambda s: extrema(s.size, s.measured)[1:]),
+    extremes("log_ppl_diff", "call", lambda s: extrema(s.gap, s.measured)),
+    Aggregate((), ("max_abs_sum_d",), "call", lambda s: extrema(s.size, s.measured)[1:]),
     # Weights, over tokens and over sequences. Of token weights a sequence has the mean.
     total("raw", "measured", lambda s: s.facts.raw * s.facts.measured, weighted),
     total("weight", "measured", lambda s: s.facts.bounded * s.facts.measured, weighted),
@@ -164,8 +163,8 @@ AGGREGATES: list[Aggregate] = [
     total("sequence_raw_plain2", "measured", lambda s: s.facts.ratio * s.facts.ratio, weighted),
     total("sequence_weight_plain", "measured", lambda s: s.facts.weight, weighted),
     total("sequence_weight_plain2", "measured", lambda s: s.facts.weight * s.facts.weight, weighted),
-    extremes("sequence_raw", "measured", lambda s: extrema(s.facts.raw, s.measured), weighted),
-    extremes("sequence_weight", "measured", lambda s: extrema(s.facts.bounded, s.measured), weighted),
+    extremes("sequence_raw", "call", lambda s: extrema(s.facts.raw, s.measured), weighted),
+    extremes("sequence_weight", "call", lambda s: extrema(s.facts.bounded, s.measured), weighted),
     *_token_weights("blocks", "sequence"),
     total("raw_plain", "measured", lambda s: s.facts.measured * s.facts.ratio, by_sequence),
     total("raw_plain2", "measured", lambda s: s.facts.measured * s.facts.ratio * s.facts.ratio, by_sequence),
@@ -196,7 +195,7 @@ def criterion_aggregates(criterion: Criterion, own: str) -> list[Aggregate]:
         total(f"{own}/units", "sequences", lambda s: s.criteria[label].units),
         total(f"{own}/tokens", "sequences", lambda s: s.criteria[label].tokens),
         total(f"{own}/sequences", "sequences", lambda s: s.criteria[label].tokens > 0),
-        Aggregate(*names, "tokens" if criterion.over == "token" else "measured", over),
+        Aggregate(*names, "tokens" if criterion.over == "token" else "call", over),
     ]
 
 
@@ -234,14 +233,15 @@ FULL = [
 ]
 
 
-def aggregates_of(spec: Spec, names: Sequence[str] | None = None) -> list[Aggregate]:
+@lru_cache(maxsize=256)
+def aggregates_of(spec: Spec, names: tuple[str, ...] | None = None) -> list[Aggregate]:
     """The rows of the statistics under a Spec.
 
     Args:
         spec: What to do.
         names: What the criteria are called in names of statistics; None: by their labels.
     """
-    own = [criterion.label for criterion in spec.criteria] if names is None else names
+    own = tuple(criterion.label for criterion in spec.criteria) if names is None else names
     rows = [row for row in AGGREGATES if row.when(spec)]
     for criterion, name in zip(spec.criteria, own, strict=True):
         rows += criterion_aggregates(criterion, name)

@@ -16,9 +16,10 @@ Values = Mapping[str, float]
 # Where statistics are taken:
 # "tokens": in every block, over its tokens. Each rank of a sequence group adds those of the tokens that it holds.
 # "blocks": in every block, over its whole sequences.
-# "sequences", "measured": once a call, over all non-empty sequences, or over those with a measured token.
-# What is taken over whole sequences only the first rank of a sequence group adds.
-At = Literal["tokens", "blocks", "sequences", "measured"]
+# "sequences": once a call, as the sum of a value per sequence; "measured": over sequences with a measured token alone.
+# "call": once a call, over all sequences.
+# The first rank of a sequence group alone adds what is taken over whole sequences.
+At = Literal["tokens", "blocks", "sequences", "measured", "call"]
 
 
 def always(_: Any) -> bool:
@@ -33,8 +34,8 @@ class Aggregate(NamedTuple):
         sums: Names of the sums.
         maxima: Names of the maxima. A minimum travels as the maximum of the negated value, under "-min_...".
         at: Where they are taken.
-        value: Gives the sums and then the maxima from `Findings`, those of all sequences from `AllSequences`: each 0-d,
-            or a sum per sequence, [S], to be added up in float64.
+        value: Gives the sums and then the maxima, from the `Findings` of a block or from `AllSequences`: each 0-d, or
+            per sequence, [S], where they are added up ("sequences" and "measured", of one name each).
         when: Whether a Spec needs them.
         local: Counted by every rank of a sequence group, although sequences are what it is taken over.
     """

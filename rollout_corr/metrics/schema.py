@@ -24,7 +24,7 @@ def columns_of(spec: Spec, names: Sequence[str] | None = None) -> Columns:
         names: What the criteria are called in names of statistics; None: by their labels.
     """
     names = [criterion.label for criterion in spec.criteria] if names is None else names
-    rows = native.aggregates_of(spec, names)
+    rows = native.aggregates_of(spec, tuple(names))
     of_tokens, of_sequences = ([row for row in rows if (row.at == "tokens") == here] for here in (True, False))
     found = Columns(
         token_sums=tuple(name for row in of_tokens for name in row.sums),
