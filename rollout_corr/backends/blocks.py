@@ -17,7 +17,7 @@ from rollout_corr.backends.result import Result
 from rollout_corr.definition.correction import Advantages, kept_tokens
 from rollout_corr.definition.findings import Findings, evaluate
 from rollout_corr.definition.sequences import Packed
-from rollout_corr.metrics import collect
+from rollout_corr.metrics.collect import Collector
 from rollout_corr.spec.correction import Spec
 
 # Slots in a block with weights; without them it has fewer temporaries, and twice the slots. Chosen by measurement on
@@ -191,16 +191,14 @@ def tokens_outside(batch: Batch) -> Tensor:
 def run_blocks(batch: Batch, spec: Spec) -> Result:
     """Correct block by block, with compaction. CPU tensors only: how many tokens are valid decides the shapes."""
     weights, mask = new_outputs(batch, spec)
-    collector, keep = collect.Collector(spec), []
+    collector, keep = Collector(spec), []
     for block in blocks_of(batch, BLOCK if spec.weight is not None else 2 * BLOCK):
         keep.append(_run_block(block, spec, collector, weights, mask))
     statistics = collector.statistics(tokens_outside(batch), batch.count, batch.train.numel())
     return Result(weights, mask, torch.cat(keep), statistics)
 
 
-def _run_block(
-    block: Block, spec: Spec, collector: collect.Collector, weights: Tensor | None, mask: Tensor | None
-) -> Tensor:
+def _run_block(block: Block, spec: Spec, collector: Collector, weights: Tensor | None, mask: Tensor | None) -> Tensor:
     """Correct one block: add its statistics, write its weights and mask, return `keep`."""
     batch, slots, compaction = block.batch, block.slots, block.compaction
     train, rollout = (block.take(x).to(batch.dtype) for x in (batch.train, batch.rollout))
@@ -208,7 +206,7 @@ def _run_block(
     external = {name: block.take(x) for name, x in batch.external.items()}
     pairs = {of: (block.take(a).to(batch.dtype), block.take(b).to(batch.dtype)) for of, (a, b) in batch.pairs.items()}
     found = evaluate(train, rollout, None, block.sequences, block.n_valid, spec, advantages, external, True, pairs)
-    collector.add(found.facts, *collect.of_block(found))
+    collector.take(found)
     if weights is not None and found.weights is not None:
         compaction.put(weights[slots], found.weights)
     if mask is not None:

@@ -24,7 +24,8 @@ from rollout_corr.definition.correction import Advantages, kept_tokens
 from rollout_corr.definition.findings import CriterionFacts, SequenceFacts, evaluate
 from rollout_corr.definition.sequences import Rows
 from rollout_corr.definition.tokens import compute_dtype
-from rollout_corr.metrics import collect
+from rollout_corr.metrics.collect import Collector, of_block, rows_at
+from rollout_corr.metrics.rows import Aggregate
 from rollout_corr.spec.correction import Spec
 
 # Slots in a block: large enough to make the call's overhead vanish, small enough for its outputs to stay in cache.
@@ -50,7 +51,7 @@ class RowBlock(NamedTuple):
 Outputs = tuple[Tensor | None, Tensor | None]
 
 
-def _corrected(block: RowBlock, outputs: Outputs, spec: Spec) -> tuple[Any, ...]:
+def _corrected(block: RowBlock, outputs: Outputs, spec: Spec, statistics: list[Aggregate]) -> tuple[Any, ...]:
     """Everything that a block contributes, as plain tensors; weights and mask go into `outputs` where there are any."""
     dtype = compute_dtype(block.train.dtype, block.rollout.dtype)
     valid = block.inside
@@ -67,7 +68,7 @@ def _corrected(block: RowBlock, outputs: Outputs, spec: Spec) -> tuple[Any, ...]
         advantages = Advantages(block.advantages.to(dtype), None)
     train, rollout = block.train.to(dtype), block.rollout.to(dtype)
     found = evaluate(train, rollout, valid, sequences, n_valid, spec, advantages, block.external)
-    sums, maxima = collect.of_block(found)
+    sums, maxima = of_block(found, statistics)
     mask = None
     if spec.edits_mask:
         mask = kept_tokens(found.tokens, found.decision)
@@ -85,8 +86,10 @@ def _corrected(block: RowBlock, outputs: Outputs, spec: Spec) -> tuple[Any, ...]
 
 @lru_cache(maxsize=64)
 def _compiled(spec: Spec) -> Callable[[RowBlock, Outputs], tuple[Any, ...]]:
+    statistics = rows_at(spec, "tokens", "blocks")
+
     def corrected(block: RowBlock, outputs: Outputs) -> tuple[Any, ...]:
-        return _corrected(block, outputs, spec)
+        return _corrected(block, outputs, spec, statistics)
 
     # The compiler limits recompilations per code object, and takes numbers that differed between calls of code of one
     # name for variables. A closure shares its code with those of other Specs; with code of its own under a name of its
@@ -103,7 +106,7 @@ def run_compiled(batch: Batch, spec: Spec) -> Result:
     """Correct block by block, through the compiled definition."""
     function = _compiled(spec)
     weights, mask = new_outputs(batch, spec)
-    collector, keep = collect.Collector(spec), []
+    collector, keep = Collector(spec), []
     for rows, slots, block in _row_blocks(batch):
         n = rows.stop - rows.start
         enlarged = _at_least_two(block)

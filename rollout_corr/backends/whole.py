@@ -15,7 +15,7 @@ from rollout_corr.backends.result import Result
 from rollout_corr.definition.correction import Advantages, kept_tokens
 from rollout_corr.definition.findings import Findings, evaluate
 from rollout_corr.definition.sequences import Packed, Rows, Sequences
-from rollout_corr.metrics import collect
+from rollout_corr.metrics.collect import Collector
 from rollout_corr.spec.correction import Spec
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class PendingSplit:
     def __init__(self, batch: Batch, spec: Spec, group: Any) -> None:
         self._batch, self._spec = batch, spec
         self._sequences, self._valid = split_sequences_of(batch, group)
-        collect.of_block(_evaluate(batch, spec, self._sequences, self._valid))
+        Collector(spec).take(_evaluate(batch, spec, self._sequences, self._valid))
         self._sequences.start()
 
     def done(self) -> bool:
@@ -121,8 +121,8 @@ def _evaluate(batch: Batch, spec: Spec, sequences: Sequences, valid: Tensor | No
 
 def _result(batch: Batch, spec: Spec, sequences: Sequences, valid: Tensor | None) -> Result:
     found = _evaluate(batch, spec, sequences, valid)
-    collector = collect.Collector(spec)
-    collector.add(found.facts, *collect.of_block(found))
+    collector = Collector(spec)
+    collector.take(found)
     mask = None
     if spec.edits_mask:
         kept = kept_tokens(found.tokens, found.decision)

@@ -18,10 +18,21 @@ from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.correction import Spec
 
 
-def of_block(found: Findings) -> tuple[Named, Named]:
-    """Sums and maxima of some whole sequences, 0-d each by name; "histogram" is [512]."""
+@lru_cache(maxsize=1024)
+def rows_at(spec: Spec, *places: At) -> list[Aggregate]:
+    """The rows of a Spec that are taken at some places. Not for compiled regions, which cannot see the cache."""
+    return [row for row in aggregates_of(spec) if row.at in places]
+
+
+def of_block(found: Findings, rows: list[Aggregate]) -> tuple[Named, Named]:
+    """Sums and maxima of some whole sequences, 0-d each by name; "histogram" is [512].
+
+    Args:
+        found: The sequences.
+        rows: Those at "tokens" and "blocks".
+    """
     spec = found.spec
-    sums, maxima = _taken(_rows(spec, "tokens", "blocks"), found)
+    sums, maxima = _taken(rows, found)
     if spec.detail == "full":
         sums["histogram"] = histogram(found.tokens.d, found.tokens.measured)
     if len(spec.report) > 1:
@@ -34,15 +45,10 @@ def of_block(found: Findings) -> tuple[Named, Named]:
 def of_sequences(facts: SequenceFacts, tokens_outside: Tensor, spec: Spec) -> tuple[Named, Named]:
     """Sums and maxima over all sequences of a batch, each counting once."""
     view = AllSequences(facts, tokens_outside, spec)
-    sums, maxima = _taken(_rows(spec, "call"), view)
-    sums |= totals({row.sums[0]: row.value(view)[0] for row in _rows(spec, "sequences")}, None)
-    sums |= totals({row.sums[0]: row.value(view)[0] for row in _rows(spec, "measured")}, view.measured)
+    sums, maxima = _taken(rows_at(spec, "call"), view)
+    sums |= totals({row.sums[0]: row.value(view)[0] for row in rows_at(spec, "sequences")}, None)
+    sums |= totals({row.sums[0]: row.value(view)[0] for row in rows_at(spec, "measured")}, view.measured)
     return sums, maxima
-
-
-@lru_cache(maxsize=1024)
-def _rows(spec: Spec, *places: At) -> list[Aggregate]:
-    return [row for row in aggregates_of(spec) if row.at in places]
 
 
 def _taken(rows: list[Aggregate], view: Findings | AllSequences) -> tuple[Named, Named]:
@@ -72,14 +78,19 @@ class Collector:
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
+        self._rows = rows_at(spec, "tokens", "blocks")
         self._facts: list[SequenceFacts] = []
         self._names: tuple[list[str], list[str]] = [], []
         self._sums: list[Tensor] = []
         self._maxima: list[Tensor] = []
         self._histograms: list[Tensor] = []
 
+    def take(self, found: Findings) -> None:
+        """Take the statistics of the next block."""
+        self.add(found.facts, *of_block(found, self._rows))
+
     def add(self, facts: SequenceFacts, sums: Named, maxima: Named) -> None:
-        """Take in a block: its facts, and what `of_block` gave."""
+        """Add the next block's facts, and the sums and maxima of `of_block`."""
         self._facts.append(facts)
         if "histogram" in sums:
             self._histograms.append(sums.pop("histogram"))

@@ -1,0 +1,126 @@
+"""A metric is a row, and its sum another: nothing else knows a statistic's name."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.peer_metrics_cases import batch, correct, tensors
+from rollout_corr.backends import blocks
+from rollout_corr.backends.batch import read_batch
+from rollout_corr.backends.whole import run_whole
+from rollout_corr.metrics import collect, docs, loss, native, peers, schema
+from rollout_corr.metrics.rows import Metric, mean, total
+from rollout_corr.spec.correction import REPORTS
+
+PACKAGE = Path(rc.__file__).parent
+EVERYTHING = rc.Spec(weight=rc.Weight("product", upper=2.0), criteria=(rc.Criterion("k3", upper=1.0),), detail="full")
+TOKEN_WEIGHT = rc.Spec(weight=rc.Weight("token", upper=2.0))
+
+# Names of sums that are also a criterion's statistic or threshold, a field of a weight, or a word.
+WORDS = {"abs_d", "d", "k3", "p", "q", "ratio", "raw", "sequences", "tokens", "weight"}
+# The rows, and the reader of the histogram.
+NAMING = {"metrics/native.py", "definition/histogram.py"}
+
+
+def literals(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def test_only_its_row_names_a_sum():
+    names = {name for spec in (EVERYTHING, TOKEN_WEIGHT) for part in schema.columns_of(spec) for name in part}
+    assert len(names) > 60
+    metrics = {row.key for spec in (EVERYTHING, TOKEN_WEIGHT) for row in native.metrics_of(spec)}
+    # The extrema of D are known to the tokens, which have looked for them.
+    known = {"max_d", "-min_d"}
+    for room in ("spec", "definition", "metrics", "backends", "api"):
+        for path in (PACKAGE / room).rglob("*.py"):
+            if path.relative_to(PACKAGE).as_posix() not in NAMING:
+                found = literals(path) & (names - WORDS - metrics - known)
+                assert not found, (path, found)
+
+
+@pytest.fixture
+def another(monkeypatch):
+    """A sum over tokens, a sum over sequences and their metrics, added as rows and nowhere else."""
+
+    def forget():
+        native.aggregates_of.cache_clear()
+        collect.rows_at.cache_clear()
+        schema.layout.cache_clear()
+        schema.of_whole_sequences.cache_clear()
+
+    rows = [
+        total("d4", "tokens", lambda f: (f.tokens.saturated**4).sum()),
+        total("longest", "measured", lambda s: s.facts.measured * s.facts.measured),
+    ]
+    metrics = [
+        Metric("d_fourth", "mean D^4", "nats^4", native.TOKENS, "-", mean("d4")),
+        Metric("square_length", "mean n^2", "tokens^2", native.SEQUENCES, "-", mean("longest")),
+    ]
+    monkeypatch.setattr(native, "AGGREGATES", [*native.AGGREGATES, *rows])
+    monkeypatch.setattr(native, "ALWAYS", [*native.ALWAYS, *metrics])
+    forget()
+    yield metrics
+    forget()
+
+
+def test_a_row_is_all_that_a_metric_needs(another, monkeypatch):
+    """It is taken in blocks and at once, merged, kept apart under a sequence group, and documented."""
+    rows, spec = batch(3) + batch(4), rc.Spec()
+    found = correct(rows, spec)
+    d = [[train - rollout for train, rollout, valid in row if valid] for row in rows]
+    lengths = [len(row) for row in d if row]
+    wanted = {
+        "d_fourth": sum(x**4 for row in d for x in row) / sum(lengths),
+        "square_length": sum(n * n for n in lengths) / len(lengths),
+    }
+    monkeypatch.setattr(blocks, "BLOCK", 15)
+    parts = [correct(part, spec).statistics for part in (rows[:5], rows[5:])]
+    at_once = run_whole(read_batch(*tensors(rows), None, spec, None, None, False), spec).statistics
+    for statistics in (found.statistics, correct(rows, spec).statistics, rc.Statistics.sum(parts), at_once):
+        metrics = statistics.metrics()
+        assert {key: metrics[key] for key in wanted} == pytest.approx(wanted, rel=1e-12)
+    names, _ = schema.layout(spec)
+    of_tokens = dict(zip(names, found.statistics.of_tokens().sums.tolist(), strict=True))
+    assert of_tokens["d4"] > 0.0
+    assert of_tokens["longest"] == 0.0
+    assert "| `d_fourth` | mean D^4 | nats^4 | measured tokens | - |" in docs.markdown()
+
+
+@pytest.mark.parametrize("report", [(), REPORTS])
+@pytest.mark.parametrize("spec", [EVERYTHING, TOKEN_WEIGHT])
+def test_names_are_unique_and_each_is_filled(spec, report):
+    spec = rc.Spec(weight=spec.weight, criteria=spec.criteria, detail=spec.detail, report=report)
+    sums, maxima = schema.layout(spec)
+    assert len({*sums, *maxima}) == len(sums) + len(maxima)
+    statistics = correct(batch(1), spec).statistics
+    assert (len(sums), len(maxima)) == (statistics.sums.shape[0], statistics.maxima.shape[0])
+
+
+def test_every_metric_reads_what_is_there():
+    """Of no statistics each is finite: 0, or what a formula makes of nothing."""
+    objective = rc.policy_loss(
+        torch.zeros(1, 2, requires_grad=True), torch.ones(1), ref_logp=torch.zeros(1, 2), kl=rc.KL("k3", 0.1)
+    ).statistics.objective
+    nothing = rc.Statistics.nothing(EVERYTHING, objective).metrics()
+    assert [*nothing] == [row.key for row in (*native.metrics_of(EVERYTHING), *loss.metrics_of(objective))]
+    assert set(nothing.values()) == {0.0}
+
+
+def test_schemes_are_what_a_spec_may_report():
+    assert ("native", *peers.SCHEMES) == REPORTS
+
+
+def test_repr_reads_no_value():
+    """Meta tensors have none. A Spec is short in it, however many criteria there are."""
+    statistics = rc.Statistics.nothing(rc.Spec(report=("verl",)), device="meta")
+    sums, maxima = statistics.sums.shape[0], statistics.maxima.shape[0]
+    assert repr(statistics) == f"Statistics({sums} sums, {maxima} maxima, native/verl, device='meta')"
+    loss_alone = rc.policy_loss(torch.zeros(1, 2), torch.ones(1), old_logp=torch.zeros(1, 2)).statistics
+    assert repr(loss_alone) == "Statistics(13 sums, 2 maxima, policy_loss, device='cpu')"
