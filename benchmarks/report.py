@@ -25,17 +25,16 @@ Run it yourself from the root of a checkout:
 make bench ARGS=--quick                                           # on a CPU: a minute, and an environment with verl
 make bench ARGS="--blocks --json benchmarks/results/cpu.json"     # all of it
 make gpu-report ARGS="--out benchmarks/results"                   # on a GPU: everything, in nine minutes
-python -m benchmarks.gpu_report --rehearse --out /tmp             # its steps on a CPU, which shows no figure
+python -m benchmarks.gpu_report --rehearse --out /tmp             # its steps on a CPU: shows only that they work
 python -m benchmarks.report                                       # this page
 python -m benchmarks.plots                                        # its pictures, with matplotlib
 pytest benchmarks/                                                # small sizes under pytest-benchmark
 ```
 
 `make bench` is `python -m benchmarks` in an environment that has verl: the GPU's benchmark where torch sees one, else
-the CPU's. Where verl or TRL is not installed, its column is missing and the rest runs. `make gpu-report` uses the
-torch, Triton and pytest that `PYTHON` has, and needs no network. Each of its steps has its own time, ends with it, and
-may use what those before it left; both files are written as it goes on, so a run that is ended early has what it got
-to.
+the CPU's. Where verl is not installed, its column is missing. `make gpu-report` uses the torch, Triton and pytest that
+`PYTHON` has, and needs no network. Each of its steps has a time limit, and time that is left over goes to the steps
+behind it. Both files are written while the steps run, so a run that is ended early keeps what it has.
 
 # On a GPU
 
@@ -48,40 +47,38 @@ only metrics are wanted. So the CPU is measured too.
 **What runs.** *metrics only* is `Spec()` against verl's function with importance sampling and rejection off: verl
 computes its 13 metrics in every step of every run. *weights + rejection* is a token weight truncated at 2 and
 rejection of sequences by the geometric mean of their ratios within 0.999 to 1.001, which is verl's
-`decoupled_geo_rs_token_tis`. Everybody's time holds all outputs, and the metrics as Python floats.
+`decoupled_geo_rs_token_tis`. Every time includes all outputs, and the metrics as Python floats.
 
 - *rollout-corr*: `correct(...)` and `.metrics()`, default backend.
-- *rollout-corr, compiled*: the same with `backend="compiled"`. Compilation happens in the first call and is not in
-  the time.
-- *rollout-corr, verl's metrics*: the same as the first, with verl's own keys by verl's own formulas, on top of ours.
-- *torch by hand*: the same weights, mask and native metrics by one torch op after the other over the whole batch
+- *rollout-corr, compiled*: with `backend="compiled"`. Compilation happens in the first call and is not in the time.
+- *rollout-corr, verl's metrics*: the default backend with verl's own keys by verl's own formulas, on top of ours.
+- *torch by hand*: equal weights, mask and native metrics by one torch op after the other over the whole batch
   (`benchmarks/peers/by_hand.py`).
-- *verl*: `compute_rollout_correction_and_rejection_mask` of verl 0.9.1. It has no packed form: beside packed rows
-  stands its time for the same tokens padded.
+- *verl*: `compute_rollout_correction_and_rejection_mask` of verl 0.9.1. It has no packed form: in packed rows its
+  time is that for the same tokens padded.
 
 **Data.** Lengths uniform from 10 % to 100 % of the width, at 1024 x 8192 to 40 %, which fills a quarter. fp32
 log-probs, int64 mask. *packed* is the same tokens in one row with `cu_seqlens` and no mask. D has a standard deviation
 of 0.02, and of 1 at one token in 1000.
 
 **How.** One process. First all results are compared with ours: weights to 1e-5, masks equal except for sequences
-within 1e-6 of a bound, metrics to 2e-3. A wrong result is not timed. Then everybody runs once a round,
-in an order that changes at random. Times are medians of all rounds; what a call returns is freed after the clock has
-stopped, and the garbage collector is off. Sizes run in ascending order, so the C library's allocator has been warmed by
-smaller ones. Each round also times `torch.exp` of 4 MiB: *disturbed* is the share of rounds in which that took over
-{disturbed:.2f} times its fastest, so something else was running. *In CPU time* compares the processor time of the
-process instead of the clock.
+within 1e-6 of a bound, metrics to 2e-3. Nothing is timed after a wrong result. Then all run once a round, in random
+order. Times are medians of all rounds; the result of a call is freed after the clock has stopped, and the garbage
+collector is off. Sizes run in ascending order, so the C library's allocator has been warmed by smaller ones. Each round
+also times `torch.exp` of 4 MiB: *disturbed* is the share of rounds in which that took over {disturbed:.2f} times its
+fastest, so something else was running. *In CPU time* compares the processor time of the process instead of the clock.
 
 **Pages.** A good part of verl's time is page faults. glibc takes fresh pages for every temporary above 32 MiB, which is
 every full-size one at 2048 x 8192; below that, what the process did before decides whether pages are kept. The table
-of page faults says how many there were. *pages kept* is the other extreme: the same again in the same process, with
-glibc told to give nothing back, so that nobody has page faults; some other allocators come close to that.
+of page faults says how many there were. *pages kept* is the other extreme: another run in the same process with glibc
+told to keep all memory, so that there are no page faults; some other allocators come close to that.
 
-**Bytes.** *GB/s* is what cannot be avoided over the time: each input read once, each output written once. A padded
+**Bytes.** *GB/s* is the required bytes over the time: each input read once, each output written once. A padded
 slot has 8 bytes of log-probs and 8 of mask to read, and 4 of weight and 8 of mask to write.
 
-**Temporaries** are the peak of what a call holds beyond the inputs and the outputs that it hands back, from every
-event of torch's CPU allocator, as its profiler reports them, in a call of its own. What is still there when the call
-returns is an output from its first moment on.
+**Temporaries** are the peak of what a call holds beyond its inputs and the outputs that it returns, from every event of
+torch's CPU allocator, as its profiler reports them, in a separate call. Memory that is still allocated when the call
+returns counts as output from its allocation on.
 """
 
 

@@ -9,16 +9,16 @@ from benchmarks.gpu_report.steps import UNDER_WAY
 from benchmarks.tables import Found, Table, markdown
 
 METHOD = """\
-**How.** In each measurement everybody's result is compared with ours first, and ours with the reference: a wrong one
-is not timed. Then all run once a round in an order that changes at random, beside a copy of 1 GiB within the device.
-Before each call the L2 cache is overwritten. *GPU ms* is the time between two events around the replay of a CUDA graph
-that holds one call; where the host waits inside the call it cannot be captured, and the events stand around the call
-itself (marked e). *In a row* is one of 16 calls in one graph, each on inputs of its own, which has no gap that a host
-could fill. *Call ms* is the host's clock from the call until the device is done, *whole ms* the same with metrics read.
+**How.** In each measurement all results are compared with ours first, and ours with the reference: a wrong one is not
+timed. Then all run once a round in random order, beside a copy of 1 GiB within the device. Before each call the L2
+cache is overwritten. *GPU ms* is the time between two events around the replay of a CUDA graph that holds one call;
+where the host waits inside the call it cannot be captured, and the events are around the call itself (marked e). *In a
+row* is one of 16 calls in one graph, each on its own inputs, without gaps in which the device waits for the host. *Call
+ms* is the host's clock from the call until the device is done, *whole ms* includes reading the metrics.
 Launches, copies and waits of the host are counted by torch's profiler, extra memory by torch's allocator: its peak
 beyond inputs and outputs. *GB/s* is the required bytes (each input read once, each output written once) over GPU ms,
-*of a copy* its part of what the copy in the same rounds reached. "Restated" are the operations of a framework in its
-order, written by us (`benchmarks/peers/restated.py`). torch.compile has rounds of its own with ours beside it, since
+*of a copy* its part of what the copy in the same rounds reached. "Restated" means the operations of a framework in its
+order, written by us (`benchmarks/peers/restated.py`). torch.compile is measured apart with ours beside it, because
 compiling may take longer than all the rest. It is told the shapes (`dynamic=False`), and its *first call* finds the
 cache on disk that an earlier step has filled.
 """
