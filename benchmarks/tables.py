@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -46,15 +45,11 @@ def _write(value: object, depth: int) -> str:
     return json.dumps(value)
 
 
-def number(value: float | None, digits: int = 3) -> str:
+def number(value: float | None) -> str:
     """Three significant digits, never in scientific notation."""
-    if value is None:
-        return "-"
-    if value == 0.0:
-        return "0"
-    if value >= 10 ** (digits - 1):
-        return f"{value:.0f}"
-    return f"{value:#.{digits}g}".rstrip(".")
+    if value is None or value == 0.0:
+        return "-" if value is None else "0"
+    return f"{value:.0f}" if value >= 100.0 else f"{value:#.3g}".rstrip(".")
 
 
 def times(value: float | None) -> str:
@@ -83,22 +78,8 @@ def markdown(tables: Sequence[Table]) -> list[str]:
 
 
 def drawn(tables: Sequence[Table], notes: Sequence[str]) -> str:
-    """Draw tables for a terminal: with rich where it is installed, else in columns of plain text."""
-    said = "\n".join(notes)
-    try:
-        from rich.console import Console
-        from rich.table import Table as RichTable
-    except ModuleNotFoundError:
-        return "\n".join([*(plain(one) for one in tables), said])
-    console = Console(file=io.StringIO(), width=200)
-    for one in tables:
-        lines = RichTable(*one.head, title=one.title, title_justify="left")
-        for row in one.rows:
-            lines.add_row(*row)
-        console.print(lines)
-    console.print(said)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    """Draw tables and notes for a terminal, in columns of plain text."""
+    return "\n".join([*(plain(one) for one in tables), *notes])
 
 
 def plain(one: Table) -> str:

@@ -135,7 +135,7 @@ def no_waits(where: Host) -> str:
         call()
         hold(not where.waits(call), f"{said}: the host waits")
         seen += 1
-    return f"{seen} operations under set_sync_debug_mode('error')"
+    return f"{seen} operations, none of which waits"
 
 
 def graphs(where: Host) -> str:

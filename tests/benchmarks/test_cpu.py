@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 
 import pytest
 import torch
@@ -151,9 +150,8 @@ def test_pages_kept_is_a_table_of_its_own():
     assert after.replace(title + kept, "") == before
 
 
-def test_terminal_without_rich(monkeypatch):
+def test_terminal():
     results = results_of_cpu()
-    monkeypatch.setitem(sys.modules, "rich.console", None)
     plain = tables.drawn(cpu_tables.all_tables(results), cpu_tables.absent(results))
     assert "2048 x 8192  padded  metrics only  2.00" in plain
     assert "rollout-corr, compiled: absent: no compiler" in plain
