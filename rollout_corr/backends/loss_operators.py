@@ -1,4 +1,4 @@
-"""The kernels of the policy loss as operators of torch, forward and backward; see fused.py.
+"""The kernels of the policy loss as operators of torch, forward and backward; see operators.py.
 
 On the CPU too they are the kernels, in Triton's interpreter: an operator may run where autograd is switched off, and
 the reference needs it.
@@ -6,34 +6,60 @@ the reference needs it.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
 from rollout_corr.backends import loss_blocks
 from rollout_corr.backends.loss_blocks import Done, LossTask
-from rollout_corr.backends.operators import LIBRARY
-from rollout_corr.spec.encode import decode, encode, encode_once
+from rollout_corr.backends.registration import define
+from rollout_corr.spec.encode import encode, encode_once
+from rollout_corr.spec.loss import Objective
 
-LIBRARY.define(
-    "policy_loss(Tensor new_logp, Tensor? base, Tensor? ref, Tensor advantages, bool per_sequence, Tensor? weights, "
-    "Tensor? trains, Tensor? mask, Tensor? cu_seqlens, Tensor? divisor, bool double, bool differentiable, "
-    "str objective, float[] numbers) -> "
-    "(Tensor value, Tensor gradient, Tensor inners, Tensor divisor_out, Tensor statistics)",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-LIBRARY.define(
-    "scale_gradient(Tensor gradient, Tensor inners, Tensor upstream, Tensor divisor, Tensor? cu_seqlens, "
-    "ScalarType dtype) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
 
-Found = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+class Operands(NamedTuple):
+    """The operands of `torch.ops.rollout_corr.policy_loss`; an Objective comes behind them."""
+
+    new_logp: Tensor
+    base: Tensor | None
+    ref: Tensor | None
+    advantages: Tensor
+    per_sequence: bool
+    weights: Tensor | None
+    trains: Tensor | None
+    mask: Tensor | None
+    cu_seqlens: Tensor | None
+    divisor: Tensor | None
+    double: bool
+    differentiable: bool
+
+
+class Found(NamedTuple):
+    """The results of the operator; what is not wanted is empty, [0]."""
+
+    value: Tensor  # 0-d
+    gradient: Tensor  # of the value times its divisor
+    inners: Tensor  # [S], what each sequence is multiplied by
+    divisor_out: Tensor  # 0-d float64
+    statistics: Tensor  # float64, the sums and then the maxima
+
+
+class ScaleOperands(NamedTuple):
+    """The operands of `torch.ops.rollout_corr.scale_gradient`, which is backward."""
+
+    gradient: Tensor
+    inners: Tensor
+    upstream: Tensor  # 0-d
+    divisor: Tensor  # 0-d float64
+    cu_seqlens: Tensor | None
+    dtype: torch.dtype  # of the result
 
 
 def run_fused(task: LossTask) -> Done:
     """Run the operator on a batch, whatever the device."""
     batch, wanted = task.batch, task.objective
-    operands = (
+    operands = Operands(
         batch.train, task.base, task.ref, task.advantages, batch.per_sequence, task.weights, task.trains,
         batch.mask, batch.offsets, task.divisor, batch.dtype == torch.float64, task.differentiable,
     )  # fmt: skip
@@ -54,82 +80,47 @@ def scaled(
 # --- the operators ---
 
 
-def _kernels(
-    new: Tensor,
-    base: Tensor | None,
-    ref: Tensor | None,
-    advantages: Tensor,
-    per_sequence: bool,
-    weights: Tensor | None,
-    trains: Tensor | None,
-    mask: Tensor | None,
-    offsets: Tensor | None,
-    divisor: Tensor | None,
-    double: bool,
-    differentiable: bool,
-    text: str,
-    numbers: list[float],
-) -> Found:
+def _kernels(operands: Operands, objective: Objective) -> Found:
     from rollout_corr.kernels.policy_loss.launch import LossGiven, run
 
-    if offsets is not None:
-        offsets = offsets.to(new.device)
-    given = LossGiven(new, base, ref, advantages, per_sequence, weights, trains, mask, offsets, divisor, double)
-    found = run(given, decode(text, numbers), differentiable)
-    gradient, inners = (new.new_empty(0) if x is None else x for x in (found.gradient, found.inners))
-    return found.value, gradient, inners, found.divisor, found.statistics
+    of_batch: Any = operands[:-1]  # in the order of LossGiven
+    given = LossGiven(*of_batch)
+    if given.offsets is not None:
+        given.offsets = given.offsets.to(given.new.device)
+    found = run(given, objective, operands.differentiable)
+    gradient, inners = (given.new.new_empty(0) if x is None else x for x in (found.gradient, found.inners))
+    return Found(found.value, gradient, inners, found.divisor, found.statistics)
 
 
-def _shapes(
-    new: Tensor,
-    base: Tensor | None,
-    ref: Tensor | None,
-    advantages: Tensor,
-    per_sequence: bool,
-    weights: Tensor | None,
-    trains: Tensor | None,
-    mask: Tensor | None,
-    offsets: Tensor | None,
-    divisor: Tensor | None,
-    double: bool,
-    differentiable: bool,
-    text: str,
-    numbers: list[float],
-) -> Found:
-    wanted = decode(text, numbers)
-    kind = torch.float64 if double else torch.float32
+def _shapes(operands: Operands, objective: Objective) -> Found:
+    new, offsets = operands.new_logp, operands.cu_seqlens
+    kind = torch.float64 if operands.double else torch.float32
     sequences = new.shape[0] if offsets is None else offsets.shape[0] - 1
-    averages = wanted.reduced.averages
 
     def empty(*size: int, dtype: torch.dtype = kind) -> Tensor:
         return torch.empty(size, dtype=dtype, device=new.device)
 
-    return (
+    return Found(
         empty(),
-        empty(*new.shape) if differentiable else new.new_empty(0),
-        empty(sequences) if averages else new.new_empty(0),
+        empty(*new.shape) if operands.differentiable else new.new_empty(0),
+        empty(sequences) if objective.reduced.averages else new.new_empty(0),
         empty(dtype=torch.float64),
-        empty(loss_blocks.width_of(wanted), dtype=torch.float64),
+        empty(loss_blocks.width_of(objective), dtype=torch.float64),
     )
 
 
-def _scale_kernel(
-    gradient: Tensor, inners: Tensor, upstream: Tensor, divisor: Tensor, offsets: Tensor | None, dtype: torch.dtype
-) -> Tensor:
+def _scale(operands: ScaleOperands) -> Tensor:
     from rollout_corr.kernels.policy_loss.launch import scale
 
+    gradient, inners, upstream, divisor, offsets, dtype = operands
     if offsets is not None:
         offsets = offsets.to(gradient.device)
     return scale(gradient, inners if inners.numel() else None, upstream, divisor, offsets, dtype)
 
 
-def _like(
-    gradient: Tensor, inners: Tensor, upstream: Tensor, divisor: Tensor, offsets: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    return torch.empty_like(gradient, dtype=dtype)
+def _scaled_shape(operands: ScaleOperands) -> Tensor:
+    return torch.empty_like(operands.gradient, dtype=operands.dtype)
 
 
-for _name, _kernel, _fake in (("policy_loss", _kernels, _shapes), ("scale_gradient", _scale_kernel, _like)):
-    for _device in ("CUDA", "CPU"):
-        LIBRARY.impl(_name, _kernel, _device)
-    torch.library.register_fake(f"rollout_corr::{_name}", _fake, lib=LIBRARY)
+define("policy_loss", Operands, Found, cuda=_kernels, cpu=_kernels, fake=_shapes, encoded="objective")
+define("scale_gradient", ScaleOperands, None, cuda=_scale, cpu=_scale, fake=_scaled_shape)

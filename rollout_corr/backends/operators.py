@@ -8,33 +8,50 @@ from __future__ import annotations
 
 import re
 from importlib import metadata
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollout_corr.backends import blocks, whole
 from rollout_corr.backends.batch import Batch, checked_offsets, external_names
+from rollout_corr.backends.registration import define
 from rollout_corr.backends.result import Result
 from rollout_corr.definition.tokens import compute_dtype
 from rollout_corr.metrics import schema
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.encode import decode, encode, encode_once
+from rollout_corr.spec.encode import encode, encode_once
+
+if TYPE_CHECKING:
+    from rollout_corr.kernels.correct.launch import Given
 
 # The first Triton with functions of constants, by which the kernels find their columns.
 OLDEST_TRITON = (3, 5)
 
 DEVICES = ("cuda",)
 
-LIBRARY = torch.library.Library("rollout_corr", "DEF")
-LIBRARY.define(
-    "correct(Tensor train_logp, Tensor rollout_logp, Tensor? mask, Tensor? cu_seqlens, Tensor? advantages, "
-    "bool per_sequence, Tensor[] external, Tensor? new_logp, str spec, "
-    "float[] numbers) -> (Tensor weights, Tensor mask, Tensor keep, Tensor statistics)",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
 
-Found = tuple[Tensor, Tensor, Tensor, Tensor]
+class Operands(NamedTuple):
+    """The operands of `torch.ops.rollout_corr.correct` but for the Spec; per-token tensors are [N] or [B, T]."""
+
+    train_logp: Tensor
+    rollout_logp: Tensor
+    mask: Tensor | None
+    cu_seqlens: Tensor | None  # [S + 1], of a packed batch
+    advantages: Tensor | None  # per token, or [S]
+    per_sequence: bool  # advantages are [S]
+    external: list[Tensor]
+    new_logp: Tensor | None
+
+
+class Found(NamedTuple):
+    """The results of the operator; what is not wanted is empty, [0]."""
+
+    weights: Tensor
+    mask: Tensor
+    keep: Tensor  # [S] bool
+    statistics: Tensor  # float64, the sums and then the maxima
 
 
 def _missing_triton() -> str | None:
@@ -81,15 +98,14 @@ def why_not(device: torch.device) -> str | None:
 
 
 def run_fused(batch: Batch, spec: Spec) -> Result:
-    """The operator on a batch, whatever the device."""
+    """Run the operator on a batch, whatever the device."""
     operands = operands_of(batch, spec)
     if batch.train.device.type == "cpu" and not torch.compiler.is_compiling():
         # The operator on the CPU is the reference; the kernels were asked for by name.
-        found = _kernels(*operands, *encode_once(spec))
+        weights, mask, keep, statistics = _kernels(operands, spec)
     else:
         text = encode(spec) if torch.compiler.is_compiling() else encode_once(spec)
-        found = torch.ops.rollout_corr.correct(*operands, *text)
-    weights, mask, keep, statistics = found
+        weights, mask, keep, statistics = torch.ops.rollout_corr.correct(*operands, *text)
     return Result(
         weights if spec.returns_weights else None,
         mask if writes_mask(spec, batch.mask, batch.offsets) else None,
@@ -98,15 +114,22 @@ def run_fused(batch: Batch, spec: Spec) -> Result:
     )
 
 
-Operands = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, bool, list[Tensor], Tensor | None]
-
-
 def operands_of(batch: Batch, spec: Spec) -> Operands:
-    """A batch as the operator takes it."""
+    """Give a batch as the operator takes it."""
     external = [batch.external[name] for name in external_names(spec)]
     new = [one for one, _ in batch.pairs.values()]
     tensors = batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages
-    return *tensors, batch.per_sequence, external, new[0] if new else None
+    return Operands(*tensors, batch.per_sequence, external, new[0] if new else None)
+
+
+def given_of(operands: Operands) -> Given:
+    """Give a batch as the kernels take it, with offsets on its device."""
+    from rollout_corr.kernels.correct.launch import Given
+
+    given = Given(*operands)
+    if given.offsets is not None:
+        given.offsets = given.offsets.to(given.train.device)
+    return given
 
 
 def statistics_of(vector: Tensor, spec: Spec) -> Statistics:
@@ -143,48 +166,17 @@ def writes_mask(spec: Spec, mask: Tensor | None, offsets: Tensor | None) -> bool
 # --- the operator ---
 
 
-def _kernels(
-    train: Tensor,
-    rollout: Tensor,
-    mask: Tensor | None,
-    offsets: Tensor | None,
-    advantages: Tensor | None,
-    per_sequence: bool,
-    external: list[Tensor],
-    new: Tensor | None,
-    text: str,
-    numbers: list[float],
-) -> Found:
-    from rollout_corr.kernels.correct.launch import Given, Wanted, run
+def _kernels(operands: Operands, spec: Spec) -> Found:
+    from rollout_corr.kernels.correct.launch import Wanted, run
 
-    spec = decode(text, numbers)
-    if offsets is not None:
-        offsets = offsets.to(train.device)
-    given = Given(train, rollout, mask, offsets, advantages, per_sequence, external, new)
+    mask, offsets = operands.mask, operands.cu_seqlens
     wanted = Wanted(spec.returns_weights, writes_mask(spec, mask, offsets), spec.edits_mask)
-    found = run(given, spec, wanted)
-    nothing = train.new_empty(0)
-    return (
-        nothing if found.weights is None else found.weights,
-        train.new_empty(0) if found.mask is None else found.mask,
-        found.keep,
-        found.statistics,
-    )
+    found = run(given_of(operands), spec, wanted)
+    return _filled(operands, found.weights, found.mask, found.keep, found.statistics)
 
 
-def _reference(
-    train: Tensor,
-    rollout: Tensor,
-    mask: Tensor | None,
-    offsets: Tensor | None,
-    advantages: Tensor | None,
-    per_sequence: bool,
-    external: list[Tensor],
-    new: Tensor | None,
-    text: str,
-    numbers: list[float],
-) -> Found:
-    spec = decode(text, numbers)
+def _reference(operands: Operands, spec: Spec) -> Found:
+    train, rollout, mask, offsets, advantages, per_sequence, external, new = operands
     if offsets is not None:
         offsets = checked_offsets(offsets, train, False)
     count = train.shape[0] if offsets is None else offsets.shape[0] - 1
@@ -196,42 +188,33 @@ def _reference(
     edited = result.mask
     if edited is None and writes_mask(spec, mask, offsets):
         edited = whole.inside(batch)
-    return (
-        train.new_empty(0) if result.weights is None else result.weights,
-        train.new_empty(0) if edited is None else edited,
-        result.keep,
-        torch.cat([result.statistics.sums, result.statistics.maxima]),
-    )
+    statistics = torch.cat([result.statistics.sums, result.statistics.maxima])
+    return _filled(operands, result.weights, edited, result.keep, statistics)
 
 
-def _shapes(
-    train: Tensor,
-    rollout: Tensor,
-    mask: Tensor | None,
-    offsets: Tensor | None,
-    advantages: Tensor | None,
-    per_sequence: bool,
-    external: list[Tensor],
-    new: Tensor | None,
-    text: str,
-    numbers: list[float],
-) -> Found:
-    spec = decode(text, numbers)
-    kind = compute_dtype(train.dtype, rollout.dtype)
+def _shapes(operands: Operands, spec: Spec) -> Found:
+    train, mask, offsets = operands.train_logp, operands.mask, operands.cu_seqlens
+    kind = compute_dtype(train.dtype, operands.rollout_logp.dtype)
     sequences = train.shape[0] if offsets is None else offsets.shape[0] - 1
     mask_kind = torch.bool if mask is None else mask.dtype
+    edits = writes_mask(spec, mask, offsets)
 
-    def like_tokens(wanted: bool, dtype: torch.dtype) -> Tensor:
-        return torch.empty(train.shape, dtype=dtype, device=train.device) if wanted else train.new_empty(0)
+    def empty(*size: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=train.device)
 
-    return (
-        like_tokens(spec.returns_weights, kind),
-        like_tokens(writes_mask(spec, mask, offsets), mask_kind),
-        torch.empty(sequences, dtype=torch.bool, device=train.device),
-        torch.empty(sum(counts(spec)), dtype=torch.float64, device=train.device),
+    return _filled(
+        operands,
+        empty(*train.shape, dtype=kind) if spec.returns_weights else None,
+        empty(*train.shape, dtype=mask_kind) if edits else None,
+        empty(sequences, dtype=torch.bool),
+        empty(sum(counts(spec)), dtype=torch.float64),
     )
 
 
-LIBRARY.impl("correct", _kernels, "CUDA")
-LIBRARY.impl("correct", _reference, "CPU")
-torch.library.register_fake("rollout_corr::correct", _shapes, lib=LIBRARY)
+def _filled(operands: Operands, weights: Tensor | None, mask: Tensor | None, keep: Tensor, statistics: Tensor) -> Found:
+    """Put empty tensors in the place of what is not wanted: an operator cannot return None."""
+    nothing = operands.train_logp.new_empty
+    return Found(nothing(0) if weights is None else weights, nothing(0) if mask is None else mask, keep, statistics)
+
+
+define("correct", Operands, Found, cuda=_kernels, cpu=_reference, fake=_shapes, encoded="spec")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from rollout_corr.backends.batch import Batch
-from rollout_corr.backends.operators import operands_of, statistics_of, writes_mask
+from rollout_corr.backends.operators import given_of, operands_of, statistics_of, writes_mask
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.split import Tables
-from rollout_corr.kernels.correct.launch import Given, Wanted, prepare
+from rollout_corr.kernels.correct.launch import Wanted, prepare
 from rollout_corr.kernels.grid import current
 from rollout_corr.spec.correction import Spec
 
@@ -21,9 +21,7 @@ class PendingKernels:
 
     def __init__(self, batch: Batch, spec: Spec, group: Any) -> None:
         self._batch, self._spec = batch, spec
-        given = Given(*operands_of(batch, spec))
-        if given.offsets is not None:
-            given.offsets = given.offsets.to(given.train.device)
+        given = given_of(operands_of(batch, spec))
         wanted = Wanted(spec.returns_weights, writes_mask(spec, given.mask, given.offsets), spec.edits_mask)
         with current(given.train.device):
             self._found, launches = prepare(given, spec, wanted, split=True)

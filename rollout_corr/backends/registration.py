@@ -1,0 +1,65 @@
+"""Define operators of torch from one declaration each: a NamedTuple of operands gives schema, calls and fakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+import torch
+from torch import Tensor
+
+from rollout_corr.spec.encode import decode
+
+LIBRARY = torch.library.Library("rollout_corr", "DEF")
+
+# What an annotation of a field is in a schema.
+TYPES: dict[Any, str] = {
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    list[Tensor]: "Tensor[]",
+    bool: "bool",
+    torch.dtype: "ScalarType",
+}
+
+
+def define(
+    name: str,
+    operands: type[Any],
+    results: type[Any] | None,
+    *,
+    cuda: Callable[..., Any],
+    cpu: Callable[..., Any],
+    fake: Callable[..., Any],
+    encoded: str | None = None,
+) -> None:
+    """Define `torch.ops.rollout_corr.NAME`.
+
+    Args:
+        name: Its name.
+        operands: A NamedTuple with a field for each operand, in order; annotations are keys of `TYPES`.
+        results: A NamedTuple of tensors; None for a single tensor.
+        cuda: What runs on CUDA tensors, ROCm's too: (operands) -> results, and with `encoded` (operands, decoded).
+        cpu: What runs on CPU tensors.
+        fake: Gives results of the right shapes and dtypes without looking at values.
+        encoded: The name of one more operand, a Spec or an Objective, which travels as `spec.encode` encodes it.
+    """
+    fields = {field: TYPES[kind] for field, kind in get_type_hints(operands).items()}
+    fields |= {} if encoded is None else {encoded: "str", "numbers": "float[]"}
+    names, count = tuple(fields), len(operands._fields)
+    returned = "Tensor" if results is None else f"({', '.join(f'Tensor {x}' for x in results._fields)})"
+
+    def flat(run: Callable[..., Any]) -> Callable[..., Tensor | tuple[Tensor, ...]]:
+        def call(*args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, ...]:
+            given = (*args, *(kwargs[key] for key in names[len(args) :])) if kwargs else args
+            found = run(operands(*given[:count]), *([] if encoded is None else [decode(*given[count:])]))
+            return found if results is None else tuple(found)
+
+        return call
+
+    LIBRARY.define(
+        f"{name}({', '.join(f'{kind} {key}' for key, kind in fields.items())}) -> {returned}",
+        tags=(torch.Tag.pt2_compliant_tag,),
+    )
+    LIBRARY.impl(name, flat(cuda), "CUDA")
+    LIBRARY.impl(name, flat(cpu), "CPU")
+    torch.library.register_fake(f"rollout_corr::{name}", flat(fake), lib=LIBRARY)
