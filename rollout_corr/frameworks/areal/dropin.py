@@ -1,4 +1,4 @@
-"""AReaL: `apply_rejection_sampling` of its decoupled loss, padded or packed."""
+"""Drop-in for AReaL: `apply_rejection_sampling` of its decoupled loss, padded or packed."""
 
 from __future__ import annotations
 

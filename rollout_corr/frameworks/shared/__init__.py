@@ -1,1 +1,1 @@
-"""What the folders of the frameworks are built with: lookup by name, settings, recipes, drop-ins and tables."""
+"""Building blocks of the frameworks: lookup by name, presets, recipes, settings, drop-ins, tables of the docs."""

@@ -1,7 +1,7 @@
-"""Do something to a module when it is imported, without importing it now.
+"""Act on a module when it is imported, without importing it now.
 
 A worker of Ray runs its setup hook before it knows its GPUs. A framework that is imported there asks the driver for
-devices too early, and then sees all of them. So nothing is imported for the sake of being replaced.
+devices too early, and then sees all of them. So no module is imported in order to be replaced.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _waiting: dict[str, list[Act]] = {}
 
 
 def when_imported(name: str, act: Act) -> None:
-    """Call `act(module)` as soon as the module called `name` has been executed, before anyone can import from it."""
+    """Call `act(module)` right after the module called `name` is executed, before other code can import from it."""
     _waiting.setdefault(name, []).append(act)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 
 
 def forget(name: str, act: Act) -> None:
-    """Do not wait any longer; nothing happens if nobody waited."""
+    """Cancel `when_imported`; nothing happens if `act` is not waiting."""
     acts = _waiting.get(name, [])
     if act in acts:
         acts.remove(act)
@@ -37,7 +37,7 @@ def forget(name: str, act: Act) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Lets the other finders find a module that is waited for, and adds to what its loader does."""
+    """Find a module that is waited for with the other finders, and extend its loader."""
 
     def __init__(self) -> None:
         self._looking: set[str] = set()
@@ -58,7 +58,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """A loader, and then what waits for its module."""
+    """A loader that runs the waiting actions after its module."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -67,7 +67,7 @@ class _Loader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # Whoever looks at the module afterwards finds the loader that it would have had.
+        # Code that inspects the module afterwards finds the loader that it would have had.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

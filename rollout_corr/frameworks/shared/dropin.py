@@ -1,4 +1,4 @@
-"""How a framework's functions are replaced, restored and asked about: one mechanism for every framework."""
+"""Replacement of a framework's functions: install, uninstall and report, the same way for every framework."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Function = Callable[..., Any]
 
 
 class Target(NamedTuple):
-    """A function of the framework, and what stands in for it.
+    """A function of the framework and its replacement.
 
     Attributes:
         module: Where the framework defines it.
         name: Its name there; "Class.method" for a method.
         ours: Takes the framework's arguments by the same names, and the drop-in's switches as keywords.
-        takes_original: `ours` is a factory: it is given the framework's function and the switches, and returns what
-            stands in for it.
+        takes_original: `ours` is a factory: it is given the framework's function and the switches, and returns the
+            replacement.
     """
 
     module: str
@@ -39,16 +39,16 @@ class Target(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Where it is, as text."""
+        """Full name of the function."""
         return f"{self.module}.{self.name}"
 
 
 class Installed(NamedTuple):
-    """What `installed()` says.
+    """State of the replacement, as `installed()` returns it.
 
     Attributes:
         active: Whether every function of the framework that has been imported so far is replaced, and one is.
-        why: The same in words.
+        why: The reason for `active`, in words.
         version: The framework's version; None where it is not known.
         replaced: Every place that holds a function of ours, as "module.name".
         waiting: Modules that have not been imported yet; their functions are replaced when they are.
@@ -85,7 +85,7 @@ class DropIn:
     # --- what the framework is ---
 
     def version(self) -> str | None:
-        """The version that is installed; None where nothing says it."""
+        """Look up the installed version; None if it is unknown."""
         try:
             return metadata.version(self.framework)
         except metadata.PackageNotFoundError:
@@ -102,11 +102,11 @@ class DropIn:
     # --- installing ---
 
     def install(self, targets: tuple[Target, ...], **switches: object) -> Installed:
-        """Replace what has been imported, and what has not as soon as it is.
+        """Replace functions of imported modules now, and of other modules when they are imported.
 
         Args:
-            targets: What is replaced, by what.
-            **switches: What every function of ours is called with.
+            targets: The functions and their replacements.
+            **switches: Keywords that every function of ours is called with.
 
         Raises:
             ImportError: The framework is not installed.
@@ -174,7 +174,7 @@ class DropIn:
         if self._switches is None:
             return f"no function of {called} is replaced: install() was not called"
         if lost:
-            return f"not all functions of {called} are replaced: somebody else has put another in place of {lost}"
+            return f"not all functions of {called} are replaced: other code has replaced {lost}"
         if not replaced:
             return f"no function of {called} is replaced yet: {', '.join(waiting)} has not been imported"
         later = f"; not imported yet: {', '.join(waiting)}" if waiting else ""
@@ -197,7 +197,7 @@ class DropIn:
         )
 
     def _check(self, module: ModuleType, target: Target) -> None:
-        """Raise where replacing a function would break a call of it."""
+        """Raise if replacing a function would break a call of it."""
         owner, name = _owner(module, target.name)
         original = getattr(owner, name, None)
         if original is None:
@@ -214,7 +214,7 @@ class DropIn:
             )
 
     def _replace(self, module: ModuleType) -> None:
-        """Replace what one module defines, there and wherever it has been imported by name."""
+        """Replace the functions that a module defines, there and wherever they have been imported by name."""
         with self._lock:
             targets = [target for target in self.targets if target.module == module.__name__]
             for target in targets:
@@ -252,7 +252,7 @@ class DropIn:
     # --- what it does ---
 
     def say(self, active: bool, why: str) -> None:
-        """Log once, at the first call, whether the framework's data is corrected."""
+        """Log once, at the first call, whether the framework's batches are corrected."""
         if (active, why) in self._said:
             return
         self._said.add((active, why))
@@ -266,15 +266,15 @@ def _parameters(function: Function) -> list[str]:
 
 
 def _owner(module: ModuleType, name: str) -> tuple[Any, str]:
-    """The module, or the class in it, that has a function, and its name there."""
+    """Return the module, or the class in it, that holds a function, and the function's name there."""
     parent, _, last = name.rpartition(".")
     return (getattr(module, parent) if parent else module), last
 
 
 def _standing_in(original: Function, target: Target, switches: Mapping[str, object]) -> Function:
-    """A function that is made for this installation alone, so that every place that holds it can be found again.
+    """Make the replacement: a new function for each installation, so that every place that holds it can be found again.
 
-    It goes by the name of the original, so a pickle of it is a reference that means whatever the other process has.
+    It has the name of the original, so a pickle of it refers to whatever function the other process has there.
     """
     if isinstance(original, staticmethod):
         return staticmethod(_standing_in(original.__func__, target, switches))
@@ -302,7 +302,7 @@ class _Place(NamedTuple):
 
 
 def _places(wanted: Mapping[int, object], framework: str) -> Iterator[_Place]:
-    """Where objects are held by name, by their ids: in every module, and in the framework's module-level mappings."""
+    """Find what holds some objects: attributes of any module, and entries of the framework's module-level dicts."""
     if not wanted:
         return
     for name, module in list(sys.modules.items()):

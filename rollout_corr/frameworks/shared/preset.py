@@ -46,7 +46,7 @@ _warned: set[tuple[str, ...]] = set()
 
 
 def warn_once(key: tuple[str, ...], message: str) -> None:
-    """Warn the first time that `key` comes by in this process: a training loop may read its settings every step."""
+    """Warn once in a process for each key: a training loop may read its settings every step."""
     if key in _warned:
         return
     _warned.add(key)

@@ -12,9 +12,9 @@ from rollout_corr.spec.correction import Spec
 
 
 def fields_of(config: object, what: str = "config") -> dict[str, Any]:
-    """The fields of a mapping, a pydantic model, a dataclass, or any object with attributes.
+    """Return the fields of a mapping, a pydantic model, a dataclass, or any object with attributes.
 
-    Keys that begin with an underscore are left out: `_target_` and its kin are Hydra's.
+    Keys that begin with an underscore, such as Hydra's `_target_`, are left out.
     """
     found: Mapping[Any, Any] | None = None
     if isinstance(config, Mapping):
@@ -33,7 +33,7 @@ def fields_of(config: object, what: str = "config") -> dict[str, Any]:
 
 
 def refuse_unknown(given: Iterable[Any], known: Iterable[str]) -> None:
-    """Raise on the first key that the framework does not have."""
+    """Raise ValueError for the first key that the framework does not have."""
     known = list(known)
     for key in given:
         if key not in known:
@@ -41,7 +41,7 @@ def refuse_unknown(given: Iterable[Any], known: Iterable[str]) -> None:
 
 
 def boolean(key: str, value: object) -> bool:
-    """True or False; null is False."""
+    """Return True or False; null is False."""
     if value is None:
         return False
     if not isinstance(value, bool):

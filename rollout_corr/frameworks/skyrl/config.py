@@ -76,7 +76,7 @@ def spec(
 # The fields of OffPolicyCorrectionConfig.
 KNOWN = tuple(defaults_of(spec))
 AROUND = ("off_policy_correction", "use_tis", "tis_imp_ratio_cap")
-# Whoever hands over the whole of `trainer.algorithm` hands over these, and much that is none of our business.
+# These keys show that the whole of `trainer.algorithm` is given, with many keys that do not concern this package.
 OF_ALGORITHM = ("advantage_estimator", "policy_loss_type", "loss_reduction", "kl_loss_coef", "eps_clip_low")
 
 

@@ -1,4 +1,4 @@
-"""SkyRL: `compute_off_policy_correction` and `apply_off_policy_correction`, which its policy losses call.
+"""Drop-in for SkyRL: `compute_off_policy_correction` and `apply_off_policy_correction`, which its policy losses call.
 
 SkyRL's workers are Ray actors that call them in every micro-batch. Its losses come to a worker as pickles in which
 these functions are named, so a worker that has run `install()` before uses ours:

@@ -3,8 +3,8 @@
 SkyRL hands its losses to its workers through a registry, so nothing is replaced. Register ours where the training
 script starts, before SkyRL's configuration is checked, and choose one in it; the workers need this package installed.
 
-    from rollout_corr.frameworks.skyrl import losses as skyrl_losses
-    skyrl_losses.register()
+    from rollout_corr.frameworks.skyrl import losses
+    losses.register()
 
     trainer.algorithm.policy_loss_type=rollout_corr_regular
 """

@@ -27,7 +27,7 @@ from rollout_corr.spec.surrogates import GSPO, PPO, SAPO, Reinforce
 
 @preset_of("SkyRL a956457 (2026-08-21)")
 def tldr(geo_mask_low: float = 0.99, geo_mask_high: float = 1.01, token_tis_ratio_clip_high: float = 2.0) -> Spec:
-    """All that the page recommends: geometric sequence mask, token TIS, token mask [0.5, 2], outliers [1e-4, 100]."""
+    """All recommendations: geometric sequence mask, token TIS, token mask [0.5, 2], outlier mask [1e-4, 100]."""
     return spec(
         tis_ratio_type="token",
         token_tis_ratio_clip_high=token_tis_ratio_clip_high,

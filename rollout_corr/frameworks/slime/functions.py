@@ -212,7 +212,7 @@ def _same_lengths(train: Given, rollout: Given, masks: Given) -> None:
 
 
 class Settings(NamedTuple):
-    """What mis.yaml says, with its fallbacks filled in."""
+    """Settings of mis.yaml, checked, with defaults filled in."""
 
     tis_level: str
     tis_mode: str

@@ -1,4 +1,4 @@
-"""TRL: the ratio that GRPOTrainer multiplies its loss by, and its off-policy mask.
+"""Drop-in for TRL: the ratio that GRPOTrainer multiplies its loss by, and its off-policy mask.
 
 TRL forms the ratio in the middle of `_generate_and_score_completions`. That method still runs; the ratio in what it
 returns is ours, by the trainer's `vllm_importance_sampling_mode` or by any Spec. The loss stays TRL's.
@@ -45,7 +45,7 @@ def install(*, spec: Spec | None = None) -> Installed:
     return DROP_IN.install(TARGETS, spec=spec)
 
 
-# --- what stands in ---
+# --- the replacements ---
 
 
 def importance_sampling_ratio(
@@ -57,7 +57,7 @@ def importance_sampling_ratio(
     clip_min: float | None = None,
     spec: Spec | None = None,
 ) -> Tensor:
-    """The ratio that multiplies the loss of a token.
+    """Return the ratio that multiplies the loss of a token.
 
     Args:
         old_per_token_logps: [B, T] floating, the trainer's.
@@ -92,7 +92,7 @@ def get_off_policy_mask(
     off_policy_threshold: float,
     **switches: object,
 ) -> Tensor:
-    """Which sequences are kept: those with A >= 0, and those whose mean(sampling - current) is at most the threshold.
+    """Mark the sequences that are kept: A >= 0, or a mean(sampling - current) of at most the threshold.
 
     Args:
         advantages: [B, 1], or [B, T].
@@ -100,12 +100,12 @@ def get_off_policy_mask(
         sampling_per_token_logps: [B, T]; a token whose difference is NaN or infinite counts as 0.
         mask: [B, T], non-zero is valid.
         off_policy_threshold: `off_policy_mask_threshold`.
-        **switches: Those of `install`; none of them has a say here.
+        **switches: Those of `install`; none applies here.
 
     Returns:
         1 and 0 in the dtype of the mask: [B, 1], or [B, T] for advantages per token.
     """
-    # Four tensors and no statistics: `correct` would collect what nobody reads.
+    # Not by `correct`, which would collect statistics that are not needed here.
     chosen = mask != 0
     dtype = torch.promote_types(per_token_logps.dtype, torch.float32)
     gap = sampling_per_token_logps.to(dtype) - per_token_logps.detach().to(dtype)
@@ -150,7 +150,7 @@ def _spec_of(mode: str, clip_max: float | None, clip_min: float | None) -> Spec:
 
 
 def _bounded_one(mode: str, clip_max: float | None, clip_min: float | None) -> float:
-    """What becomes of the ratio 1 behind the mask, which TRL bounds like any other; VESPO takes its logarithm."""
+    """Return the bounded ratio of a masked token, 1 before its bounds, as in TRL; VESPO takes its logarithm."""
     low, high = 0.0 if clip_min is None else clip_min, float("inf") if clip_max is None else clip_max
     bounded = min(max(1.0, low), high)
     return 0.0 if mode.endswith("mask") and bounded != 1.0 else bounded

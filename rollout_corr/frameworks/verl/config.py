@@ -1,4 +1,4 @@
-"""verl's configuration, in the three generations that it has had.
+"""verl's configuration, in its three generations.
 
 cap      `actor.tis_imp_ratio_cap` and its kin (2025-08 to 2025-10): a cap on the token weight; -1 is off.
 flat     `algorithm.rollout_is_level`, `rollout_is_mode` and so on (0.6.0): one ratio weighs and rejects.
@@ -31,8 +31,8 @@ OLD_NESTED = (
 )
 KNOWN = (*SHARED, *NESTED, *OLD_NESTED, *FLAT, *CAPS)
 
-# Whoever hands over the whole of `algorithm` hands over these, and much that is none of our business. There, only what
-# begins like our keys can be a misspelt one.
+# These keys show that the whole of `algorithm` is given, with many keys that do not concern this package. Only
+# those that begin like ours are checked for spelling.
 OF_ALGORITHM = ("adv_estimator", "gamma", "lam", "kl_ctrl", "use_kl_in_reward", "norm_adv_by_std_in_grpo")
 OURS = ("rollout_is", "rollout_rs", "rollout_token_veto")
 
@@ -76,7 +76,7 @@ def read(config: object, *, k1_bounds: str = "verl", version: str | None = None)
 def _block(given: dict[str, Any]) -> dict[str, Any]:
     if "algorithm" in given or "actor_rollout_ref" in given:
         actor = _inner(_inner(given, "actor_rollout_ref"), "actor")
-        # A cap that is off stands in configurations that know better ones.
+        # Configurations of later versions still hold a cap that is off.
         caps = {key: actor[key] for key in CAPS if key in actor and not _is_off(actor[key])}
         return {**caps, **_of_algorithm(_inner(given, "algorithm"), whole=True)}
     whole = any(key in given for key in OF_ALGORITHM)
@@ -218,7 +218,7 @@ def _veto(given: dict[str, Any]) -> tuple[Criterion, ...]:
 
 
 def _check_bypass(given: dict[str, Any]) -> None:
-    """Which loss the Spec feeds is no part of it, but a wrong word here should not pass."""
+    """Check the keys that choose the loss: they are no part of the Spec, but a wrong value is an error."""
     boolean("bypass_mode", given.get("bypass_mode"))
     one_of("loss_type", given.get("loss_type", LOSS_TYPES[0]), LOSS_TYPES)
     key = "bypass_old_logprob_for_rollout"

@@ -1,11 +1,11 @@
-"""verl 0.9: the functions of `verl.trainer.ppo.rollout_corr_helper` and the driver's debug metrics.
+"""Drop-in for verl 0.9: the functions of `verl.trainer.ppo.rollout_corr_helper` and the driver's debug metrics.
 
 `install()` replaces them in the process that calls it. verl corrects inside Ray actors, so each of them has to call it:
 pass the hook of ray.init through verl's own configuration, and no line of a training script changes.
 
     +ray_kwargs.ray_init.runtime_env.worker_process_setup_hook=rollout_corr.frameworks.verl.install
 
-The arguments, results and metric keys are verl's. Of verl's mistakes some are mended and some are kept, each with its
+The arguments, results and metric keys are verl's. Some of verl's mistakes are fixed and some are kept, each with its
 switch: docs/integrations.md has the table.
 """
 
@@ -54,13 +54,13 @@ def install(
 
     Args:
         compat: "0.9", or "0.7" for the configuration of 0.6.1 and 0.7.0, in any verl: `rollout_rs` by level, its lower
-            bound, and the veto. See `integrations.verl_07`.
-        losses: Replace verl's policy losses too. See `integrations.verl_losses`.
+            bound, and the veto. See `v07`.
+        losses: Replace verl's policy losses too. See `losses`.
         k1_bounds: "verl" compares -log r with [log lower, log upper], as verl does; "ratio" keeps ratios within
-            [lower, upper], as its documentation says (verl#6377). No matter with compat="0.7", which tests ratios.
+            [lower, upper], as its documentation says (verl#6377). Has no effect with compat="0.7", which tests ratios.
         empty_rows: "verl" counts rows without a valid token in every metric that is a mean over rows, as verl does;
             "skip" leaves them out (verl#7771).
-        empty_batch: A batch without a valid token gives "zeros" as its metrics, or "raise"s as verl does.
+        empty_batch: A batch without a valid token gives "zeros" as its metrics, or "raise" raises as verl does.
         nonfinite: A token whose log-ratio is NaN or infinite: "reject" its sequence, "neutral" reads the ratio as 1,
             "propagate" lets it become NaN, as verl does.
 
@@ -95,7 +95,7 @@ def compute_rollout_correction_and_rejection_mask(
     rollout_rs_threshold: Threshold = None,
     **switches: str,
 ) -> tuple[Any, Tensor, dict[str, float]]:
-    """Weights, mask and metrics of a batch, as verl's function of this name gives them.
+    """Return weights, mask and metrics of a batch as verl's function of this name does.
 
     Args:
         old_log_prob: [B, T] floating; also [T], one sequence.
@@ -130,7 +130,7 @@ def compute_rollout_correction_weights(
     rollout_is_batch_normalize: bool = False,
     **switches: str,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The weights alone, from log-ratios, and their metrics without a prefix."""
+    """Return the weights alone, from log-ratios, and their metrics without a prefix."""
     spec = _spec_of(*_of(switches), rollout_is, rollout_is_threshold, rollout_is_batch_normalize)
     if spec.weight is None:
         raise ValueError(f"rollout_is: expected 'token' or 'sequence' with a threshold, got {rollout_is!r}")
@@ -146,7 +146,7 @@ def compute_rollout_rejection_mask(
     rollout_rs_threshold: Threshold = None,
     **switches: str,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The mask alone, from log-ratios, and the metrics of rejection without a prefix."""
+    """Return the mask alone, from log-ratios, and the metrics of rejection without a prefix."""
     if rollout_rs is None:
         raise ValueError(f"rollout_rs: expected at least one of {sorted(SUPPORTED_ROLLOUT_RS_OPTIONS)}, got None")
     spec = _spec_of(*_of(switches), None, None, False, rollout_rs, rollout_rs_threshold)
@@ -157,7 +157,7 @@ def compute_rollout_rejection_mask(
 def compute_offpolicy_metrics(
     old_log_prob: Tensor, rollout_log_prob: Tensor | None, response_mask: Tensor, **switches: str
 ) -> dict[str, float]:
-    """Perplexities and divergences without a prefix; without `rollout_log_prob` only those of the trainer."""
+    """Return perplexities and divergences without a prefix; without `rollout_log_prob` only those of the trainer."""
     rollout = old_log_prob if rollout_log_prob is None else rollout_log_prob
     spec = _spec_of(*_of(switches))
     _, _, metrics, _ = corrected(old_log_prob, rollout, response_mask, spec, switches)
@@ -170,7 +170,7 @@ def compute_offpolicy_metrics(
 def compute_rollout_corr_metrics_from_logprobs(
     log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Tensor, **switches: str
 ) -> dict[str, float]:
-    """The same under verl's prefix."""
+    """Return perplexities and divergences under verl's prefix."""
     found = compute_offpolicy_metrics(log_prob, rollout_log_prob, response_mask, **switches)
     return {f"{report.PREFIX}{key}": value for key, value in found.items()}
 
@@ -249,12 +249,12 @@ def _spec_of(
 
 
 def _of(switches: Mapping[str, str]) -> tuple[str, str]:
-    """The switches that change the Spec."""
+    """Return the switches that change the Spec."""
     return switches.get("k1_bounds", "verl"), switches.get("nonfinite", "reject")
 
 
 def _say(spec: Spec, rollout_is: Any, is_threshold: Any, rollout_rs: Any, rs_threshold: Any) -> None:
-    """Log once what is done to the batch, and why nothing is."""
+    """Log once how the batch is corrected, or why it is not."""
     done = [] if spec.weight is None else [f"rollout_is {rollout_is!r} with threshold {is_threshold!r}"]
     if spec.criteria:
         done.append(f"rollout_rs {rollout_rs!r} with threshold {rs_threshold!r}")

@@ -1,6 +1,6 @@
 """verl's policy losses by `rc.policy_loss`: value, gradient and metrics in one forward, one copy to the host.
 
-`integrations.verl.install(losses=True)` puts them in place of verl's, in its registry too. `bypass_mode` stays verl's
+`rollout_corr.frameworks.verl.install(losses=True)` installs them, in verl's registry too. `bypass_mode` stays verl's
 own function: it corrects and then calls two of these. `clip_cov` and `kl_cov` draw tokens at random or by quantile,
 `geo_mean` averages over all rows whatever it is told, and all three stay verl's.
 """
@@ -59,12 +59,12 @@ def _cispo(config: Any) -> Surrogate:
 
 
 class Kind(NamedTuple):
-    """One of verl's losses.
+    """Row of the table of verl's losses.
 
     Attributes:
         surrogate: From verl's ActorConfig.
         clipped: Our metrics whose sum is its `pg_clipfrac`; None: it reports none of clipping.
-        cut: Our metric that is its `pg_clipfrac_lower`; None: 0.
+        dual: Our metric that is its `pg_clipfrac_lower`; None: 0.
         mode: `loss_agg_mode` where none is given.
         forced: Whether that mode is taken whatever is given.
         reports_kl: Whether it reports `ppo_kl`.
@@ -72,17 +72,17 @@ class Kind(NamedTuple):
 
     surrogate: Callable[[Any], Surrogate]
     clipped: tuple[str, ...] | None = None
-    cut: str | None = None
+    dual: str | None = None
     mode: str = "token-mean"
     forced: bool = False
     reports_kl: bool = True
 
 
-CLIPPED, CUT, OF_ROWS = ("clip_fraction_low", "clip_fraction_high"), "clip_fraction_dual", "seq-mean-token-mean"
+CLIPPED, DUAL, OF_ROWS = ("clip_fraction_low", "clip_fraction_high"), "clip_fraction_dual", "seq-mean-token-mean"
 KINDS = {
-    "vanilla": Kind(_vanilla, CLIPPED, CUT),
-    "dppo_tv": Kind(_dppo("tv"), CLIPPED, CUT),
-    "dppo_kl": Kind(_dppo("kl"), CLIPPED, CUT),
+    "vanilla": Kind(_vanilla, CLIPPED, DUAL),
+    "dppo_tv": Kind(_dppo("tv"), CLIPPED, DUAL),
+    "dppo_kl": Kind(_dppo("kl"), CLIPPED, DUAL),
     "gspo": Kind(_gspo, CLIPPED, mode=OF_ROWS),
     "sapo": Kind(lambda config: SAPO(config.tau_pos, config.tau_neg), (), mode=OF_ROWS, forced=True),
     "gpg": Kind(lambda config: GPG(), reports_kl=False),
@@ -92,7 +92,7 @@ KINDS = {
 
 
 def _function(name: str, kind: Kind) -> Callable[..., Loss]:
-    """verl's function of a kind, by verl's name and with verl's arguments."""
+    """Make verl's function of a kind, with verl's name and arguments."""
 
     def loss(
         old_log_prob: Tensor,
@@ -114,7 +114,7 @@ def _function(name: str, kind: Kind) -> Callable[..., Loss]:
             loss_agg_mode: One of REDUCTIONS. SAPO takes the mean over sequences whatever it says, as in verl.
             config: verl's ActorConfig; read, never changed.
             rollout_is_weights: [B, T] or None.
-            **switches: Those of `install`; none of them has a say here.
+            **switches: Those of `install`; none applies here.
 
         Returns:
             The loss, and verl's metrics as floats.
@@ -125,7 +125,7 @@ def _function(name: str, kind: Kind) -> Callable[..., Loss]:
         found = {"actor/ppo_kl": ours["ppo_kl"]} if kind.reports_kl else {}
         if kind.clipped is not None:
             found["actor/pg_clipfrac"] = sum(ours[key] for key in kind.clipped)
-            found["actor/pg_clipfrac_lower"] = ours[kind.cut] if kind.cut else 0.0
+            found["actor/pg_clipfrac_lower"] = ours[kind.dual] if kind.dual else 0.0
         return value, found
 
     loss.__name__ = loss.__qualname__ = f"compute_policy_loss_{name}"
@@ -142,7 +142,7 @@ def compute_policy_loss_reinforce(
     rollout_is_weights: Tensor | None = None,
     **switches: str,
 ) -> Loss:
-    """-w A log pi, which `bypass_mode` calls; arguments as for the others, with the engine's log-probs."""
+    """Compute the loss -w A log pi, which `bypass_mode` calls; arguments as above, with the engine's log-probs."""
     given = (rollout_log_prob, log_prob, advantages, response_mask, rollout_is_weights)
     value, ours = _loss(GPG(), loss_agg_mode, config, *given)
     return value, {"actor/ppo_kl": ours["ppo_kl"]}
@@ -174,7 +174,7 @@ def _loss(
     mask: Tensor,
     weights: Tensor | None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss as verl scales it, and our metrics of it."""
+    """Compute the loss as verl scales it, and our metrics of it."""
     if loss_agg_mode not in REDUCTIONS:
         raise ValueError(f"loss_agg_mode: expected one of {list(REDUCTIONS)}, got {loss_agg_mode!r}")
     reduction, counted = REDUCTIONS[loss_agg_mode]

@@ -1,6 +1,6 @@
-"""verl's metrics of tensors that are handed in ready: its public functions for those who call them on their own.
+"""verl's public functions that compute metrics of given tensors, for code that calls them directly.
 
-The correction itself never comes by here, its metrics are made of its statistics. All of it computes in float64.
+The drop-in of the correction does not use them: its metrics come from statistics. Everything is computed in float64.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOGGER = logging.getLogger("rollout_corr")
 # verl's guard against dividing by 0.
 EPSILON = 1e-8
 
-# Tokens at a time, so that what a block needs stays in the cache of a core.
+# Tokens at a time, so that a block stays in the cache of a core.
 BLOCK = 1 << 16
 
 
@@ -33,7 +33,7 @@ def compute_is_metrics(
     rollout_is_threshold_lower: float | None = None,
     **switches: str,
 ) -> dict[str, float]:
-    """Metrics of ready weights.
+    """Compute metrics of given weights.
 
     Args:
         rollout_is_weights: [B, T] after truncation.
@@ -43,7 +43,7 @@ def compute_is_metrics(
         rollout_is: "token" or "sequence".
         rollout_is_threshold: Upper bound.
         rollout_is_threshold_lower: Lower bound; by default 1/upper, which only fractions are counted below.
-        **switches: Those of `install`; none of them has a say here.
+        **switches: Those of `install`; none applies here.
     """
     _some(response_mask)
     lower = 1.0 / rollout_is_threshold if rollout_is_threshold_lower is None else rollout_is_threshold_lower
@@ -66,15 +66,15 @@ def of_weights(
     mask: Tensor,
     bounds: tuple[float, float, float],
 ) -> dict[str, float]:
-    """verl's metrics of some weights.
+    """Compute verl's metrics of weights or ratios.
 
     Args:
-        prefix: What the keys begin with.
-        weights: [B, T] what means, extrema and spreads are of.
-        raw: [B, T] what is counted beyond the bounds.
-        log_ratios: [B, 1] where weights are of whole rows: their logarithms, not clamped.
+        prefix: Start of the keys.
+        weights: [B, T], for means, extrema and spreads.
+        raw: [B, T], counted beyond the bounds.
+        log_ratios: [B, 1] for weights of whole rows: their logarithms, not clamped. Else None.
         mask: [B, T], non-zero is valid.
-        bounds: What spreads are clamped to from below, and the lower and upper bound of the ratio.
+        bounds: Lower clamp of the spreads, lower and upper bound of the ratio.
     """
     floor, lower, upper = bounds
     over = _Masked(mask)
@@ -115,10 +115,10 @@ def compute_rs_metrics(
     apply_lower_threshold: bool,
     **switches: str,
 ) -> dict[str, float]:
-    """Metrics of a ready statistic that rejects.
+    """Compute metrics of a given rejection statistic.
 
     Args:
-        option_name: What the keys are named after.
+        option_name: Part of the keys.
         rs_statistic: [B, T].
         response_mask: [B, T], non-zero is valid.
         seq_valid_mask: [B] bool, rows with a valid token.
@@ -127,7 +127,7 @@ def compute_rs_metrics(
         rollout_rs_threshold: Upper bound.
         rollout_rs_threshold_lower: Lower bound.
         apply_lower_threshold: Whether there is a lower bound.
-        **switches: Those of `install`; none of them has a say here.
+        **switches: Those of `install`; none applies here.
     """
     _some(response_mask)
     over = _Masked(response_mask)
@@ -151,12 +151,12 @@ def compute_rs_metrics(
 
 
 def calculate_debug_metrics(data: Any, **switches: str) -> dict[str, float]:
-    """How far the two probabilities of the sampled tokens lie apart: maximum, mean and spread, and their correlation.
+    """Compare the two probabilities of the sampled tokens: maximum, mean and spread of the difference, and correlation.
 
     Args:
         data: A DataProto with "old_log_probs" and "rollout_log_probs" [B, T], "responses" [B, R], and as a mask
             "response_mask" or "attention_mask", of which the last R columns count.
-        **switches: Those of `install`; none of them has a say here.
+        **switches: Those of `install`; none applies here.
 
     Returns:
         verl's five keys. Without a valid token "..._valid" is 0 and the others are NaN, as in verl.
@@ -241,7 +241,7 @@ def _share(chosen: Tensor) -> float:
 
 
 def _of_rows(name: str, rows: Tensor, centre: float) -> dict[str, float]:
-    """What verl says of the values of rows; the spread is the unbiased one."""
+    """Compute verl's metrics of one value per row; the spread is the unbiased one."""
     if not rows.numel():
         return {f"{name}_{what}": 0.0 for what in ("mean", "std", "max", "min", "max_deviation")}
     return {

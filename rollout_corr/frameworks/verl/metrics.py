@@ -86,7 +86,7 @@ def columns(spec: Spec, names: Sequence[str]) -> Columns:
 
 
 def role(criterion: Criterion) -> str | None:
-    """Whether a criterion is an option of `rollout_rs`."""
+    """Return "option" for an option of `rollout_rs`, else None."""
     return "option" if _is_option(criterion) else None
 
 

@@ -1,6 +1,6 @@
 """verl's own grammar for thresholds and rejection options, read into Weight and Criterion.
 
-Three mistakes of verl's parser are mended: NaN and infinity pass there, "1_2_3" is read as 1 and 23 (Python's literals
+Three mistakes of verl's parser are fixed: NaN and infinity pass there, "1_2_3" is read as 1 and 23 (Python's literals
 allow underscores), and a bare 0 is a ZeroDivisionError.
 """
 
@@ -36,14 +36,14 @@ RS_OPTIONS: dict[str, tuple[Stat, Unit, Reduce | None]] = {
     if (name, stat) != ("seq_max", "k1")
 }
 
-# What `rollout_rs` was called up to verl 0.7.0, where it tested the ratio itself.
+# Values of `rollout_rs` up to verl 0.7.0, which tested the ratio itself: the option that they are now.
 OLD_RS_LEVELS = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
 
 Threshold = float | str | tuple[float, float] | list[float]
 
 
 def number(key: str, value: object) -> float:
-    """A finite number > 0 from a number, or from the text of one."""
+    """Read a finite number > 0 from a number or its text."""
     if isinstance(value, str):
         text = value.strip()
         try:
@@ -90,13 +90,13 @@ def _mangled(key: str, value: object) -> str:
 
 
 def weight(level: str, threshold: object, normalize: bool = False, key: str = "rollout_is_threshold") -> Weight:
-    """`rollout_is` with its threshold: a number truncates (TIS), "lower_upper" zeroes outside (IcePop).
+    """Read `rollout_is` with its threshold: a number truncates (TIS), "lower_upper" zeroes outside (IcePop).
 
     Args:
         level: "token" or "sequence"; verl's "sequence" is the product of the ratios.
         threshold: A number, its text, "lower_upper" or a pair (lower, upper).
         normalize: `rollout_is_batch_normalize`.
-        key: What the threshold is called in messages.
+        key: Name of the threshold in messages.
     """
     if not isinstance(level, str) or level not in LEVELS:
         hint = "; the geometric mean is rollout_corr.Weight('geometric')" if level == "geometric" else ""
@@ -116,14 +116,14 @@ def weight(level: str, threshold: object, normalize: bool = False, key: str = "r
 def criteria(
     options: str, thresholds: object, k1_bounds: str = "verl", key: str = "rollout_rs_threshold"
 ) -> tuple[Criterion, ...]:
-    """`rollout_rs` with `rollout_rs_threshold`: one criterion an option, labelled with the option's name.
+    """Read `rollout_rs` with `rollout_rs_threshold`: one criterion an option, labelled with the option's name.
 
     Args:
         options: Comma-separated options of RS_OPTIONS; duplicates collapse.
         thresholds: One for all options, or one for each: comma-separated text, a number, or for a single one a pair.
         k1_bounds: "verl" compares -log r with [log lower, log upper] as verl 0.9.1 does, which keeps ratios in
             [1/upper, 1/lower]; "ratio" keeps ratios in [lower, upper], as verl's documentation says (verl#6377).
-        key: What the threshold is called in messages.
+        key: Name of the threshold in messages.
     """
     validate.one_of("k1_bounds", k1_bounds, K1_BOUNDS)
     if not isinstance(options, str):
@@ -175,7 +175,7 @@ def _criterion(option: str, threshold: object, k1_bounds: str, key: str) -> Crit
 
 
 def ratio_bounds(key: str, threshold: object) -> tuple[float, float]:
-    """The bounds of a k1 option, in ratio space; a single `upper` means (1/upper, upper)."""
+    """Read the bounds of a k1 option, in ratio space; a single `upper` means (1/upper, upper)."""
     lower, upper = bounds(key, threshold)
     if lower is not None:
         return lower, upper
@@ -186,16 +186,16 @@ def ratio_bounds(key: str, threshold: object) -> tuple[float, float]:
 
 
 def ratio_criterion(option: str, lower: float, upper: float) -> Criterion:
-    """A k1 option as a test of the ratio itself: as verl did up to 0.7.0, and as k1_bounds="ratio" asks for."""
+    """Return a k1 option as a test of the ratio itself, as in verl up to 0.7.0 and with k1_bounds="ratio"."""
     _, over, reduce = RS_OPTIONS[option]
     return Criterion("ratio", over=over, reduce=reduce, lower=lower, upper=upper, label=option)
 
 
 def veto(threshold: object, key: str = "rollout_token_veto_threshold") -> Criterion:
-    """A token whose ratio is below the threshold rejects its whole sequence (verl up to 0.7.0)."""
+    """Reject the whole sequence of a token whose ratio is below the threshold (verl up to 0.7.0)."""
     return Criterion("ratio", lower=number(key, threshold), drop="sequence", label="veto")
 
 
 def text(lower: float, upper: float) -> str:
-    """Bounds as verl writes them, "lower_upper"."""
+    """Write bounds as verl does, "lower_upper"."""
     return f"{lower!r}_{upper!r}"

@@ -43,7 +43,7 @@ def spec(weight: Weight | None = None, criteria: Criteria = ()) -> Spec:
     return Spec(weight=weight, criteria=criteria, rejected="mask", report=REPORT)
 
 
-# --- the parts: a preset is a weight, a rejection or both; it has their arguments, and their docstrings are its own ---
+# --- parts: a preset is a weight, a rejection or both, and has the arguments and the docstrings of its parts ---
 
 
 def _token(threshold: Threshold = 2.0) -> Weight:

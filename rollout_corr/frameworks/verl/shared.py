@@ -1,4 +1,4 @@
-"""What the drop-ins for both generations of verl share: one call, verl's dtypes and verl's containers."""
+"""Parts of the drop-ins for both generations of verl: the call of `correct`, verl's dtypes and containers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DROP_IN = DropIn(
 
 
 def same_shape(old_log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Tensor) -> None:
-    """Raise where shapes differ, by the names that verl's callers know."""
+    """Raise ValueError if shapes differ, with verl's names of the arguments."""
     for name, x in (("rollout_log_prob", rollout_log_prob), ("response_mask", response_mask)):
         if x.shape != old_log_prob.shape:
             raise ValueError(f"{name}: expected shape {[*old_log_prob.shape]} (of old_log_prob), got {[*x.shape]}")
@@ -36,9 +36,9 @@ def same_shape(old_log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Te
 def corrected(
     old: Tensor, rollout: Tensor, mask: Tensor, spec: Spec, switches: Mapping[str, str]
 ) -> tuple[Tensor | None, Tensor, dict[str, float], Correction]:
-    """Weights, mask, metrics, and what they were made of.
+    """Return weights, mask, metrics and the Correction.
 
-    What is not [B, T] is rows all the same: verl sums over the last dimension.
+    Tensors of other shapes than [B, T] are read as rows of their last dimension, over which verl sums.
     """
     rows = [x if x.dim() == 2 else x.reshape(-1, x.shape[-1]) for x in (old, rollout, mask)]
     group = world() if spec.weight is not None and spec.weight.normalize is not None else None
@@ -55,7 +55,7 @@ def corrected(
 
 
 def _metrics(out: Correction, switches: Mapping[str, str]) -> dict[str, float]:
-    """verl's keys, from one copy to the host; what depends on that copy is decided after it."""
+    """Compute verl's metrics from one copy to the host; the switches that depend on values apply afterwards."""
     values = out.statistics.metrics_async().values()
     if not values["tokens"] and switches.get("empty_batch") == "raise":
         raise ValueError("response_mask must contain at least one valid token (1).")
@@ -65,14 +65,14 @@ def _metrics(out: Correction, switches: Mapping[str, str]) -> dict[str, float]:
 
 
 def world() -> Any:
-    """The default process group, over which verl takes the mean of the weights; None where there is none."""
+    """Return the default process group, over which verl takes the mean of the weights, or None."""
     import torch.distributed as dist
 
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
 
 def without_prefix(metrics: Mapping[str, float], start: str) -> dict[str, float]:
-    """Metrics whose names begin so, without verl's prefix."""
+    """Return the metrics whose names begin with `start`, without verl's prefix."""
     names = {key.removeprefix(report.PREFIX): value for key, value in metrics.items()}
     return {name: value for name, value in names.items() if name.startswith(start)}
 
@@ -90,7 +90,7 @@ def add_to_batch(
         correct: Takes the batch's log-probs and mask, the settings and the switches.
         batch: A DataProto with "old_log_probs", "rollout_log_probs" and "response_mask".
         config: Anything with `.get`; it is read, never changed.
-        defaults: The settings by name, as they are where the configuration has none.
+        defaults: The settings by name, with the values for those that the configuration lacks.
         switches: Those of `install`.
 
     Returns:
@@ -108,7 +108,7 @@ def add_to_batch(
 
 
 def proto(weights: Tensor | None) -> Any:
-    """A DataProto that holds the weights, or None."""
+    """Return a DataProto that holds the weights, or None."""
     if weights is None:
         return None
     from verl.protocol import DataProto

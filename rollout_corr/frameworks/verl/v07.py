@@ -1,12 +1,12 @@
-"""verl as it was in 0.6.1 and 0.7.0: `rollout_rs` by level, with a lower bound of its own, and the veto.
+"""Drop-in for the functions of verl 0.6.1 and 0.7.0: `rollout_rs` by level with a lower bound, and the veto.
 
-`integrations.verl.install(compat="0.7")` puts these functions in place of verl's, whichever verl it is. A configuration
+`rollout_corr.frameworks.verl.install(compat="0.7")` installs these functions in any verl. A configuration
 of 0.9 has no field for the lower bound and for the veto; add them to the block as new keys:
 
     +algorithm.rollout_correction.rollout_token_veto_threshold=1e-4
 
-Weights and masks are one pass. The metrics of that time are of the weights before they are truncated; those are taken
-from tensors.
+Weights and masks come from `correct`. The metrics of 0.7.0 are of the weights before truncation, which
+`correct` does not keep: they are computed from the tensors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAFETY_BOUND = options.TOKEN_CLAMP
 
 
 class Settings(NamedTuple):
-    """What the configuration says, with its fallbacks filled in."""
+    """Settings of 0.7, checked, with defaults filled in."""
 
     level: str | None
     upper: float
@@ -55,7 +55,7 @@ def compute_rollout_correction_and_rejection_mask(
     rollout_is_batch_normalize: bool = False,
     **switches: str,
 ) -> tuple[Any, Tensor, dict[str, float]]:
-    """Weights, mask and metrics of a batch, as verl 0.7.0 gave them.
+    """Return weights, mask and metrics of a batch as verl 0.7.0 does.
 
     Args:
         old_log_prob: [B, T] floating.
@@ -149,7 +149,7 @@ def _spec_of(settings: Settings, nonfinite: Nonfinite) -> Spec:
 
 
 def _measured(d: Tensor, mask: Tensor, settings: Settings, values: Mapping[str, float]) -> dict[str, float]:
-    """What 0.7.0 said of weights, of the ratios that reject, and of the veto; all 0 without a valid token."""
+    """Compute the metrics of weights, of rejecting ratios and of the veto; all 0 without a valid token."""
     d = torch.where((mask != 0) & d.isfinite(), d, 0.0)
     rows, some = values["verl/rows"], values["tokens"]
     found = {"rollout_is_veto_fraction": 0.0, "rollout_is_catastrophic_token_fraction": 0.0}

@@ -1,8 +1,8 @@
-"""xtuner: `RolloutImportanceSampling` and the merging of its metrics, packed as they come.
+"""Drop-in for xtuner: `RolloutImportanceSampling` and the merging of its metrics, on packed sequences.
 
-Two ways. `install()` replaces xtuner's method and functions. Or nothing is replaced, and the configuration holds the
-`RolloutImportanceSampling` of this module: a subclass of xtuner's that has the options of xtuner#2023 and the switches
-below as fields. It is made when it is first asked for, and travels to Ray workers like any other configuration.
+There are two ways to use it. `install()` replaces xtuner's method and functions. Or nothing is replaced, and the
+configuration holds `rollout_corr.frameworks.xtuner.RolloutImportanceSampling`: a subclass of xtuner's with the options
+of xtuner#2023 and the switches below as fields. Ray sends it to its workers like any other configuration.
 
 xtuner pads what it is given packed, at the price of six host syncs a sequence. Here a pack is one call.
 """
@@ -33,7 +33,7 @@ SWITCHES = {"mismatch_over": ("pack", "sequence"), "empty_rows": ("xtuner", "ski
 # The fields of xtuner's configuration, with its defaults.
 FIELDS = defaults_of(config.spec)
 
-# What xtuner takes over a pack as if it were one sequence, and the native metric that takes it over sequences.
+# Metrics that xtuner takes over a pack as if it were one sequence: the native metric that is taken over sequences.
 OF_SEQUENCES = {
     "training_ppl": "train_ppl",
     "training_log_ppl": "train_log_ppl",
@@ -51,7 +51,7 @@ installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 
 class Metrics(dict[str, Any]):
-    """xtuner's metrics of a pack, with the statistics that they were made of."""
+    """Metrics of a pack under xtuner's keys, with the statistics that they are computed from."""
 
     def __init__(self, metrics: Mapping[str, Any], statistics: Statistics, switches: Mapping[str, str]) -> None:
         super().__init__(metrics)
@@ -99,7 +99,7 @@ def compute_rollout_importance_weights_and_metrics(
     advantages: Tensor | None = None,
     **switches: str,
 ) -> tuple[Tensor | None, Tensor, dict[str, Any], dict[str, Any]]:
-    """The method of `RolloutImportanceSampling`: weights, mask and both groups of metrics, in one call.
+    """Return weights, mask and both groups of metrics: the method of `RolloutImportanceSampling`.
 
     Args:
         self: The configuration; read, never changed.
@@ -133,7 +133,7 @@ def compute_rollout_importance_weights(
     advantages: Tensor | None = None,
     **switches: str,
 ) -> tuple[Tensor | None, Tensor, dict[str, Any]]:
-    """Weights, mask and the metrics of the weights, by arguments. Pairs are (upper, lower)."""
+    """Return weights, mask and the metrics of the weights. Pairs are (upper, lower)."""
     if rollout_is_threshold is None:
         return None, response_mask, {}
     settings = {
@@ -153,12 +153,12 @@ def compute_rollout_importance_weights(
 def merge_rollout_is_metrics(
     rollout_is_metrics: Sequence[Mapping[str, float]], device: torch.device | str = "cuda", **switches: str
 ) -> dict[str, float]:
-    """xtuner's averages over the packs of all ranks, by two collectives instead of one per metric.
+    """Average metrics over the packs of all ranks, by two collectives instead of one per metric.
 
     Args:
         rollout_is_metrics: Metrics of this rank's packs, all with the same keys; so has every other rank.
         device: Where the collectives run.
-        **switches: Those of `install`; none of them has a say here.
+        **switches: Those of `install`; none applies here.
 
     Returns:
         The largest of what has "max" in its name, the smallest of what has "min", and the mean of the rest, over packs
@@ -183,7 +183,7 @@ def merge_rollout_is_metrics(
 def pool_rollout_is_metrics(
     rollout_is_metrics: Sequence[Mapping[str, float]], device: torch.device | str = "cuda", **switches: str
 ) -> dict[str, float]:
-    """Metrics of all ranks' tokens and sequences together, from the statistics that each pack's metrics carry."""
+    """Compute metrics of all ranks' tokens and sequences together, from the statistics in the packs' metrics."""
     keys = [key for key in rollout_is_metrics[0] if key != "mismatch/valid"]
     if not keys:
         return {}
@@ -304,7 +304,7 @@ def _metrics(statistics: Statistics, switches: Mapping[str, str]) -> dict[str, A
 
 
 def _split(found: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Metrics of the mismatch, and of the weights; both say whether a token was valid."""
+    """Split metrics into those of the mismatch and of the weights; both say whether a token was valid."""
     start = report.PREFIX + "rollout_is"
     valid = {report.PREFIX + "valid": found[report.PREFIX + "valid"]}
     mismatch = {key: value for key, value in found.items() if not key.startswith(start)}
@@ -312,7 +312,7 @@ def _split(found: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _reduced(x: Tensor, how: str, device: torch.device | str) -> list[float]:
-    """A vector reduced over all ranks, on the host; nothing for nothing."""
+    """Reduce a vector over all ranks, to the host; no collective for an empty one."""
     import torch.distributed as dist
 
     if not x.numel():

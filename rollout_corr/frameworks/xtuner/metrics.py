@@ -83,7 +83,7 @@ def columns(spec: Spec, names: Sequence[str]) -> Columns:
 
 
 def role(criterion: Criterion) -> str | None:
-    """Whether a criterion is part of the veto."""
+    """Return "veto" for a criterion of the veto, else None."""
     return "veto" if criterion.label.startswith("veto") and criterion.drops_sequences else None
 
 
@@ -100,7 +100,7 @@ def intervals(spec: Spec, names: Sequence[str]) -> dict[str, Interval]:
 
 
 def _looks_for_tokens(criterion: Criterion) -> bool:
-    """Whether a criterion is a veto of tokens, alone or by their extremum, and not of a mean."""
+    """Tell whether a veto looks at tokens, each alone or by their extremum, and not at a mean."""
     return role(criterion) == "veto" and criterion.stat == "ratio" and criterion.reduce in (None, "min", "max")
 
 
@@ -164,7 +164,7 @@ def _collect_weight(block: Findings, spec: Spec, weight: Weight, sums: Named, ma
 
 
 def _collect_veto(block: Findings, sums: Named, rows: Named) -> None:
-    """Sequences that a veto took, and the tokens that it looks for (none where it tests a mean)."""
+    """Count the vetoed sequences, and the tokens that the veto looks for (none if it tests a mean)."""
     vetoed = torch.zeros_like(block.decision.keep)
     catastrophic = torch.zeros((), dtype=torch.int64, device=vetoed.device)
     for verdict in block.decision.outcomes:

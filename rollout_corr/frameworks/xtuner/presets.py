@@ -24,7 +24,7 @@ def reasoning(
 def agentic(
     threshold: Pair = (5.0, 0.0), mask_threshold: Pair | None = (5.0, 0.5), veto_threshold: Pair | None = (20.0, 0.0)
 ) -> Spec:
-    """As reasoning, with the weight's lower side open."""
+    """Token weight clamped above; tokens outside mask_threshold masked; one outside veto_threshold vetoes."""
     return spec("token", "both", threshold, mask_threshold, veto_threshold)
 
 

@@ -1,0 +1,147 @@
+"""A framework is one folder: a toy one is found by name, and no other module imports a framework."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from rollout_corr import frameworks
+from rollout_corr.frameworks.shared import lookup, preset
+from rollout_corr.metrics import peers
+from rollout_corr.spec import correction
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PRESETS = '''
+from rollout_corr.frameworks.shared.preset import preset_of
+from rollout_corr.frameworks.shared.recipe import BOTH, Named, clip, of_presets
+from rollout_corr.spec.correction import Spec, Weight
+
+@preset_of("toy 1.0")
+def tis(cap: float = 2.0) -> Spec:
+    """w = min(exp(D), cap)."""
+    return Spec(weight=Weight("token", upper=cap))
+
+@preset_of("toy 0.9", write="toy.tis(cap=...)")
+def truncate(cap: float = 2.0) -> Spec:
+    """w = min(exp(D), cap)."""
+    return tis(cap)
+
+RECIPES = of_presets("toy", Named(clip, eps=0.2, eps_high=None), BOTH)
+'''
+CONFIG = """
+from rollout_corr.frameworks.shared.settings import fields_of
+from rollout_corr.frameworks.toy.presets import tis
+
+def read(config):
+    return tis(fields_of(config)["cap"])
+"""
+METRICS = """
+from rollout_corr.metrics.peers import Columns
+
+LOCAL_SUMS = ()
+
+def columns(spec, names):
+    return Columns(call_sums=("toy/rows",))
+
+def role(criterion):
+    return None
+
+def intervals(spec, names):
+    return {}
+
+def collect(findings, spec):
+    return {}, {}
+
+def per_call(sums, maxima, spec):
+    return {"toy/rows": sums["rows"]}, {}
+
+def metrics(values, spec):
+    return {"toy/mean_weight": 1.0 + values["weight"] / values["tokens"], "toy/rows": values["toy/rows"]}
+"""
+DROPIN = """
+def install():
+    return "installed"
+"""
+INIT = """
+from rollout_corr.frameworks.shared.lazy import lazily
+
+__getattr__ = lazily(__name__, dropin=("install",))
+"""
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """A folder called toy on the path of the frameworks, gone without a trace afterwards."""
+    folder = tmp_path / "toy"
+    folder.mkdir()
+    for name, source in {
+        "__init__": INIT,
+        "presets": PRESETS,
+        "config": CONFIG,
+        "metrics": METRICS,
+        "dropin": DROPIN,
+    }.items():
+        (folder / f"{name}.py").write_text(source)
+    monkeypatch.setattr(frameworks, "__path__", [*frameworks.__path__, str(tmp_path)])
+    monkeypatch.setattr(preset, "_warned", set())
+    yield
+    for name in [name for name in sys.modules if name.startswith("rollout_corr.frameworks.toy")]:
+        del sys.modules[name]
+    for name in [name for name in preset.PRESETS if name.startswith("toy.")]:
+        del preset.PRESETS[name]
+    lookup.part.cache_clear()
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_folder_is_a_framework():
+    spec = rc.Spec(weight=rc.Weight("token", upper=3.0))
+    assert rc.preset("toy.tis", cap=3.0) == rc.presets.toy.tis(3.0) == rc.from_config("toy", {"cap": 3.0}) == spec
+    assert rc.from_config("toy", "tis", cap=3.0) == spec
+    assert "toy.tis" in rc.presets.names() and "toy.tis" in rc.recipe_names() and "toy" in dir(rc.presets)
+    made = rc.recipe("toy.tis", eps=0.1, cap=3.0)
+    assert made["surrogate"] == rc.PPO(0.1, 0.1) and made["spec"] == spec
+    with pytest.warns(UserWarning, match=r"toy\.truncate is an old name \(toy 0\.9\); write toy\.tis\(cap=\.\.\.\)"):
+        assert rc.preset("toy.truncate", cap=3.0) == spec
+    with pytest.raises(ValueError, match=r"unknown name 'toy\.tiss', did you mean 'toy\.tis'"):
+        rc.preset("toy.tiss")
+    assert frameworks.toy.install() == "installed"
+
+
+@pytest.mark.usefixtures("toy")
+def test_its_metrics_need_its_name_in_two_lists(monkeypatch):
+    """Spec.report accepts the names of REPORTS; SCHEMES has their modules."""
+    monkeypatch.setattr(correction, "REPORTS", (*correction.REPORTS, "toy"))
+    monkeypatch.setattr(peers, "_LOADED", {})
+    monkeypatch.setitem(peers.SCHEMES, "toy", "rollout_corr.frameworks.toy.metrics")
+    spec = rc.Spec(weight=rc.Weight("token", upper=2.0), report=("native", "toy"))
+    out = rc.correct(torch.zeros(3, 4), torch.zeros(3, 4), spec=spec, backend="torch")
+    assert out.metrics("toy") == {"toy/mean_weight": 1.0, "toy/rows": 3.0}
+
+
+def imported(path):
+    """The modules that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def test_nothing_imports_a_framework_but_the_list_for_type_checkers():
+    names = set(lookup.frameworks())
+    found = {}
+    for path in [*(ROOT / "rollout_corr").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")]:
+        parts = path.relative_to(ROOT).parts
+        if (parts[:2] == ("rollout_corr", "frameworks") and Path(parts[2]).stem in names) or "kernels" in parts[1:2]:
+            continue
+        of = {name.split(".")[2] for name in imported(path) if name.startswith("rollout_corr.frameworks.")} & names
+        if of:
+            found["/".join(parts)] = of
+    assert list(found) == ["rollout_corr/frameworks/shared/presets.py"], found
