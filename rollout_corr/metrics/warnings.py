@@ -34,7 +34,7 @@ def warnings_of(values: Mapping[str, float], spec: Spec) -> list[str]:
             f"{100 * metrics['sequences_kept_fraction']:.1f} % of the sequences are kept"
         )
     if spec.weight is not None and metrics["tokens"]:
-        level = "" if spec.weight.level == "token" else "sequence_"
+        level = "" if spec.weight.per_token else "sequence_"
         ess = metrics[f"{level}weight_ess"]
         if ess < LOW_ESS:
             found.append(f"effective sample size is {100 * ess:.1f} % of the batch after the bounds")

@@ -91,16 +91,16 @@ def collect(block: Findings, spec: Spec) -> tuple[Named, Named]:
     sums: Named = {}
     rows: Named = {}
     lost: Tensor | None = None  # what the token mask took from each sequence
-    for verdict, facts in zip(block.decision.outcomes, block.facts.criteria, strict=True):
-        if not _is_mask(verdict.criterion):
+    for outcome, facts in zip(block.decision.outcomes, block.facts.criteria, strict=True):
+        if not _is_mask(outcome.criterion):
             continue
-        if verdict.criterion.label == "token_mask":
+        if outcome.criterion.label == "token_mask":
             lost = facts.tokens
             continue
-        if verdict.criterion.label == "outlier":
+        if outcome.criterion.label == "outlier":
             rows["outlier"] = facts.tokens > 0
-        for side, which in zip(SIDES, _beyond(verdict, block.tokens), strict=True):
-            rows[f"{verdict.criterion.label}/{side}"] = which
+        for side, which in zip(SIDES, _beyond(outcome, block.tokens), strict=True):
+            rows[f"{outcome.criterion.label}/{side}"] = which
     if lost is not None:
         for name, tokens in (("token_mask", lost), ("token_mask_tested", block.n_measured)):
             rows[name] = torch.where(rows["outlier"], 0, tokens) if "outlier" in rows else tokens
@@ -118,11 +118,11 @@ def collect(block: Findings, spec: Spec) -> tuple[Named, Named]:
     return prefixed("skyrl", sums), {}
 
 
-def _beyond(verdict: Outcome, tokens: Tokens) -> list[Tensor]:
+def _beyond(outcome: Outcome, tokens: Tokens) -> list[Tensor]:
     """Two [S] bools: above the upper bound and below the lower one; of tokens, whether any is."""
-    criterion = verdict.criterion
-    found = outside(verdict.value, log_bound(criterion.lower), log_bound(criterion.upper))
-    chosen = [which if verdict.among is None else which & verdict.among for which in found]
+    criterion = outcome.criterion
+    found = outside(outcome.value, log_bound(criterion.lower), log_bound(criterion.upper))
+    chosen = [which if outcome.among is None else which & outcome.among for which in found]
     return chosen if criterion.over == "sequence" else [tokens.count(which) > 0 for which in chosen]
 
 

@@ -131,10 +131,10 @@ def collect(block: Findings, spec: Spec) -> tuple[Named, Named]:
     maxima["-min_log_ppl_diff"], maxima["max_log_ppl_diff"] = extrema(gap, some)
     if spec.weight is not None:
         _collect_weight(block, spec, spec.weight, sums, maxima, rows)
-    for verdict in block.decision.outcomes:
-        if _is_option(verdict.criterion):
-            of_units = _collect_tokens if verdict.criterion.over == "token" else _collect_sequences
-            of_units(verdict, block, sums, maxima, rows)
+    for outcome in block.decision.outcomes:
+        if _is_option(outcome.criterion):
+            of_units = _collect_tokens if outcome.criterion.over == "token" else _collect_sequences
+            of_units(outcome, block, sums, maxima, rows)
     if spec.criteria:
         rows["rows_rejected"] = block.facts.kept < block.facts.tokens
     sums.update(totals(rows, None))
@@ -164,10 +164,10 @@ def _collect_weight(block: Findings, spec: Spec, weight: Weight, sums: Named, ma
     maxima["-min_log_weight"], maxima["max_log_weight"] = extrema(unclamped, some)
 
 
-def _statistic(verdict: Outcome) -> tuple[Tensor, float | None, float | None]:
+def _statistic(outcome: Outcome) -> tuple[Tensor, float | None, float | None]:
     """A criterion's statistic as verl's k1, k2 or k3, and the bounds within which it is kept."""
-    value = -verdict.value if verdict.criterion.stat == "ratio" else verdict.value
-    return value, *_limits(verdict.criterion)
+    value = -outcome.value if outcome.criterion.stat == "ratio" else outcome.value
+    return value, *_limits(outcome.criterion)
 
 
 def _limits(criterion: Criterion) -> Interval:
@@ -177,18 +177,18 @@ def _limits(criterion: Criterion) -> Interval:
     return criterion.lower if criterion.stat == "k1" else 0.0, criterion.upper
 
 
-def _collect_sequences(verdict: Outcome, block: Findings, sums: Named, maxima: Named, rows: Named) -> None:
-    stat, low, high = _statistic(verdict)
-    label, n = verdict.criterion.label, block.n_measured
+def _collect_sequences(outcome: Outcome, block: Findings, sums: Named, maxima: Named, rows: Named) -> None:
+    stat, low, high = _statistic(outcome)
+    label, n = outcome.criterion.label, block.n_measured
     clamped = stat.clamp(low, high)
-    _collect_rows(label, stat, verdict.among, low, high, maxima, rows)
+    _collect_rows(label, stat, outcome.among, low, high, maxima, rows)
     for name, x in (("stat", stat), ("clamped", clamped), ("clamped2", clamped * clamped)):
-        rows[f"{label}/{name}"] = select(verdict.among, n * x)
+        rows[f"{label}/{name}"] = select(outcome.among, n * x)
 
 
-def _collect_tokens(verdict: Outcome, block: Findings, sums: Named, maxima: Named, rows: Named) -> None:
-    stat, low, high = _statistic(verdict)
-    label, measured, n = verdict.criterion.label, verdict.among, block.n_measured
+def _collect_tokens(outcome: Outcome, block: Findings, sums: Named, maxima: Named, rows: Named) -> None:
+    stat, low, high = _statistic(outcome)
+    label, measured, n = outcome.criterion.label, outcome.among, block.n_measured
     # Float64: what lies at the bound lies far from the centre, and its spread would drown in rounding.
     counted, clamped = select(measured, stat), select(measured, stat.clamp(low, high)).double()
     counted = counted.clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)

@@ -167,11 +167,11 @@ def _collect_veto(block: Findings, sums: Named, rows: Named) -> None:
     """Count the vetoed sequences, and the tokens that the veto looks for (none if it tests a mean)."""
     vetoed = torch.zeros_like(block.decision.keep)
     catastrophic = torch.zeros((), dtype=torch.int64, device=vetoed.device)
-    for verdict in block.decision.outcomes:
-        criterion = verdict.criterion
-        if role(criterion) != "veto" or verdict.failed is None:
+    for outcome in block.decision.outcomes:
+        criterion = outcome.criterion
+        if role(criterion) != "veto" or outcome.failed is None:
             continue
-        vetoed = vetoed | verdict.failed
+        vetoed = vetoed | outcome.failed
         if _looks_for_tokens(criterion):
             for which in outside(block.tokens.d, log_bound(criterion.lower), log_bound(criterion.upper)):
                 catastrophic = catastrophic + count(which, block.tokens.measured)
