@@ -67,7 +67,8 @@ def statistic(
 ) -> tl.tensor:
     """Compute a criterion's value per token; for "ratio" it is D, because ratios aggregate in log space.
 
-    A new statistic gets its branch here; its row in spec/statistics.py says the rest.
+    A new statistic gets its branch here, and one with an `inverse` in `statistic_of_extremum` too; its row in
+    spec/statistics.py says the rest.
     """
     d, logp, base = pair.d, pair.logp, pair.base
     x = log_ratio_of(d, numbers, TEST, PLAN)
@@ -105,6 +106,18 @@ def statistic(
             other = binary_kl(logp, base, -d, eps, PLAN)
             x = tl.where((one > other) | (one != one), one, other)
         x = tl.where(measured, x, 0.0)
+    return x
+
+
+@triton.jit
+def statistic_of_extremum(x: tl.tensor, numbers: tl.tuple, TEST: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
+    """Compute the value from a sequence's extreme |D|, for a statistic that grows with |D|; else x is the value."""
+    if TEST.stat == "k2":
+        x = tl.where(x > LARGEST_SQUARED, LARGEST_SQUARED, x)
+        x = 0.5 * (x * x)
+    elif TEST.stat == "ratio_error":
+        clamp = number(numbers, PLAN, "clamp").to(x.dtype)
+        x, _, _ = exponential(tl.where(x > clamp, clamp, x), PLAN)
     return x
 
 

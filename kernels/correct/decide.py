@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.correct.criteria import passes
+from rollout_corr.kernels.correct.criteria import passes, statistic_of_extremum
 from rollout_corr.kernels.correct.measures import (
     Rows,
     measure_criterion,
@@ -19,12 +19,9 @@ from rollout_corr.kernels.gather import Gathered, SlotTables, column, exact, gat
 from rollout_corr.kernels.partials import Partials, add
 from rollout_corr.kernels.slots import Extents
 from rollout_corr.kernels.tokens import (
-    LARGEST_SQUARED,
     class_name,
-    exponential,
     has,
     named,
-    number,
     of_key,
     of_pair,
     size,
@@ -91,13 +88,7 @@ def value_of(
         peak = of_key(column(found.peaks, PLAN, "peaks", named(TEST.index, "peak")))
         if TEST.reduce == "min":
             peak = -peak
-        value = peak
-        if TEST.stat == "k2":
-            value = tl.where(peak > LARGEST_SQUARED, LARGEST_SQUARED, peak)
-            value = 0.5 * (value * value)
-        elif TEST.stat == "ratio_error":
-            clamp = number(numbers, PLAN, "clamp").to(peak.dtype)
-            value, _, _ = exponential(tl.where(peak > clamp, clamp, peak), PLAN)
+        value = statistic_of_extremum(peak, numbers, TEST, PLAN)
         value, tested = value.to(tl.float64), peak.to(tl.float64)
     else:
         if PLAN.kept and TEST.sum == "d":
