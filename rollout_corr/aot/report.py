@@ -1,4 +1,4 @@
-"""`python -m rollout_corr kernels`: compile the kernels for GPUs that are not there, and say what the compiler made.
+"""`rollout-corr kernels`: compile the kernels for several GPU models, without a GPU, and report what the compiler made.
 
 Three things have to hold, or the command fails:
 

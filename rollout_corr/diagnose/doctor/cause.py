@@ -23,7 +23,7 @@ TIMES, MATTERS = 2.0, 5e-3
 
 @dataclass(frozen=True)
 class Signs:
-    """What a dump shows of a cause.
+    """The signs of a cause in a dump.
 
     Attributes:
         title: The cause in one line.

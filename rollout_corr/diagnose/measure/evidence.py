@@ -79,7 +79,6 @@ class Evidence:
     """Tallies over chunks.
 
     Attributes:
-        sequences: Sequences with a valid token.
         tokens, finite, far, equal: Valid tokens; of these, with finite D, with |D| > FAR, with D = 0.
         bad, positive, above_one: Per side, log-probs that are not finite, above 0, above 1.
         fractional, in_bfloat16: Per side, finite log-probs that are no power of two, and those exact in bfloat16.
@@ -95,7 +94,7 @@ class Evidence:
     """
 
     def __init__(self) -> None:
-        self.sequences = self.tokens = self.finite = self.far = self.equal = 0
+        self.tokens = self.finite = self.far = self.equal = 0
         self.bad, self.positive, self.above_one, self.fractional, self.in_bfloat16 = (
             dict.fromkeys(SIDES, 0) for _ in range(5)
         )
@@ -113,7 +112,6 @@ class Evidence:
 
     def add(self, tokens: ValidTokens) -> None:
         """Add the tokens of a chunk."""
-        self.sequences += int((tokens.lengths > 0).sum())
         self.tokens += tokens.d.numel()
         self._add_values(tokens)
         self._add_pairs(tokens)
@@ -154,17 +152,15 @@ class Evidence:
         """Correlate train[t] with rollout[t - shift] within each sequence."""
         train, rollout = (x.double().clamp(-CUT, CUT).where(tokens.finite, 0.0) for x in (tokens.train, tokens.rollout))
         finite, owner, count = tokens.finite, tokens.owner, tokens.lengths.shape[0]
-        found = {}
-        n_least = None
+        found, counts = {}, []
         for shift in SHIFTS:
             a = slice(max(shift, 0), train.shape[0] + min(shift, 0))
             b = slice(max(-shift, 0), train.shape[0] - max(shift, 0))
             use = finite[a] & finite[b] & (owner[a] == owner[b])
             x, y, own = train[a][use], rollout[b][use], owner[a][use]
-            found[shift], n = _correlations(x, y, own, count)
-            n_least = n if n_least is None else torch.minimum(n_least, n)
-        assert n_least is not None  # there are shifts
-        usable = (n_least >= FEWEST_PAIRS) & torch.stack(list(found.values())).isfinite().all(0)
+            found[shift], pairs = _correlations(x, y, own, count)
+            counts.append(pairs)
+        usable = (torch.stack(counts).amin(0) >= FEWEST_PAIRS) & torch.stack(list(found.values())).isfinite().all(0)
         self.paired += int(usable.sum())
         for shift in SHIFTS:
             if shift:
