@@ -21,8 +21,8 @@ from rollout_corr.definition.correction import Outcome
 from rollout_corr.definition.findings import Findings, Named, outside
 from rollout_corr.definition.thresholds import log_bound
 from rollout_corr.definition.tokens import Tokens
+from rollout_corr.frameworks.shared.metrics import mean, prefixed, unbiased_std
 from rollout_corr.metrics.collect import totals
-from rollout_corr.metrics.moments import mean, prefixed, unbiased_std
 from rollout_corr.metrics.peers import Columns, Interval
 from rollout_corr.spec.correction import Criterion, Spec
 

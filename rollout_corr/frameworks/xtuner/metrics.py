@@ -24,8 +24,7 @@ import torch
 from rollout_corr.definition.findings import Findings, Named, outside
 from rollout_corr.definition.thresholds import log_bound
 from rollout_corr.definition.tokens import extrema, select
-from rollout_corr.metrics.collect import totals
-from rollout_corr.metrics.moments import (
+from rollout_corr.frameworks.shared.metrics import (
     count,
     exp,
     k3_beyond_clamp,
@@ -37,6 +36,7 @@ from rollout_corr.metrics.moments import (
     prefixed,
     unbiased_std,
 )
+from rollout_corr.metrics.collect import totals
 from rollout_corr.metrics.peers import Columns, Interval
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 

@@ -1,7 +1,4 @@
-"""What the peers' schemes share: sums without the native clamps, and how moments are finished.
-
-Moments of weights are sums around 1, so that a small spread does not cancel.
-"""
+"""Formulas that several frameworks' metrics share: sums without the native clamps, and moments in plain floats."""
 
 from __future__ import annotations
 
@@ -11,58 +8,57 @@ import torch
 from torch import Tensor
 
 from rollout_corr.definition.findings import Findings, Named
-from rollout_corr.definition.tokens import LARGEST_D, LARGEST_LOG_PERPLEXITY, Tokens, k3, select
+from rollout_corr.definition.tokens import LARGEST_D, Tokens, k3, select
+from rollout_corr.metrics.native import perplexity as perplexity
+from rollout_corr.metrics.rows import ratio_of
 from rollout_corr.spec.correction import Spec
 
+# --- on the device ---
 
-def log_difference(block: Findings) -> Tensor:
-    """[S] float64: the sum of rollout_logp - train_logp, with every token in full: D's native sum saturates."""
-    tokens = block.tokens
+
+def log_difference(found: Findings) -> Tensor:
+    """[S] float64: the sum of rollout_logp - train_logp, with every token in full; the native sum of D saturates."""
+    tokens = found.tokens
     if tokens.largest is not None and tokens.largest <= LARGEST_D:
-        return -block.facts.d
-    return -block.facts.d - tokens.sequences.sum(tokens.d - tokens.saturated)
+        return -found.facts.d
+    return -found.facts.d - tokens.sequences.sum(tokens.d - tokens.saturated)
 
 
 def k3_beyond_clamp(tokens: Tokens) -> Tensor:
-    """0-d: what the native sum of k3 lacks where |D| lies beyond Spec.clamp."""
+    """0-d: the part of the sum of k3 that the native one lacks, where |D| lies beyond Spec.clamp."""
     if tokens.largest is not None and tokens.largest <= tokens.clamp:
         return torch.zeros((), dtype=torch.float64)
     return select(tokens.d.abs() > tokens.clamp, k3(tokens.d) - tokens.k3).sum()
 
 
-def perplexity(log_perplexity: Tensor) -> Tensor:
-    """exp with the native cap."""
-    return log_perplexity.clamp(max=LARGEST_LOG_PERPLEXITY).exp()
-
-
-def log_weight(block: Findings, spec: Spec) -> Tensor:
+def log_weight(found: Findings, spec: Spec) -> Tensor:
     """[S] float64: the logarithm of a product or geometric weight without Spec.clamp; 0 for an empty sequence."""
-    if spec.weight is None or block.weighing is None:
+    if spec.weight is None or found.weighing is None:
         raise ValueError("spec: expected one with a weight")
-    if spec.weight.token_clamp is not None or block.decision.n is not block.n_measured:
+    if spec.weight.token_clamp is not None or found.decision.n is not found.n_measured:
         # Its sum is not D's own, and only the clamped one was kept.
-        return block.weighing.log_ratio
-    return block.facts.d if spec.weight.level == "product" else block.facts.d / block.n_measured.clamp(min=1)
+        return found.weighing.log_ratio
+    return found.facts.d if spec.weight.level == "product" else found.facts.d / found.n_measured.clamp(min=1)
 
 
 def count(which: Tensor, among: Tensor | None) -> Tensor:
-    """0-d int64: how many are true."""
+    """0-d int64: how many are true among some."""
     return torch.count_nonzero(which if among is None else which & among)
 
 
-def negated(bound: float | None) -> float | None:
-    """The bound of -x that `bound` is of x."""
-    return None if bound is None else -bound
-
-
 def prefixed(scheme: str, found: Named) -> Named:
-    """Names as they stand in the statistics."""
+    """The names as they stand in the statistics."""
     return {f"{scheme}/{name}": x for name, x in found.items()}
 
 
-def mean(total: float, units: float) -> float:
-    """total / units, and 0 for 0 of 0."""
-    return total / units if units else 0.0
+# --- on the host ---
+
+mean = ratio_of
+
+
+def negated(bound: float | None) -> float | None:
+    """The bound of -x, from one of x."""
+    return None if bound is None else -bound
 
 
 def population_std(total: float, squares: float, units: float) -> float:
@@ -73,7 +69,7 @@ def population_std(total: float, squares: float, units: float) -> float:
 
 
 def unbiased_std(total: float, squares: float, units: float) -> float:
-    """Standard deviation with units - 1 below, from sums of x and x^2 around any centre; 0 for a single one."""
+    """Standard deviation divided by units - 1, from sums of x and x^2 around any centre; 0 for a single one."""
     if units <= 1:
         return 0.0
     return math.sqrt(max(squares - total * total / units, 0.0) / (units - 1))
