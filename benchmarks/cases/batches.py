@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -139,10 +140,10 @@ class Case:
         return replace(self, sequences=sequences, pads=pads, tokens=sequences * width + pads * PAD)
 
 
-def _rows(name: str, tokens: int, sequences: int, **more: object) -> Case:
+def _rows(name: str, tokens: int, sequences: int, **more: Any) -> Case:
     """Padded rows without prompts, a quarter full, with an int64 mask."""
     given = {"packed": False, "prompt": 0.0, "fill": 0.25, "mask": torch.int64, **more}
-    return Case(name, tokens, sequences, **given)  # type: ignore[arg-type]  # keywords of Case by name
+    return Case(name, tokens, sequences, **given)
 
 
 CASES = {

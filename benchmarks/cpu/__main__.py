@@ -37,7 +37,7 @@ Found = dict[str, Any]
 
 
 def first_results(there: Sequence[Contender]) -> tuple[dict[str, Outcome], dict[str, float]]:
-    """Return everybody's result, and the seconds that the first call took (it compiles, or faults in its pages)."""
+    """Return all results, and the seconds that the first call took (it compiles, or faults in its pages)."""
     outcomes, seconds = {}, {}
     for who in there:
         assert who.whole is not None

@@ -1,4 +1,4 @@
-"""Peak of temporaries: the most that a call holds beyond the outputs that it hands back."""
+"""Peak of temporaries: the most that a call holds beyond the outputs that it returns."""
 
 from __future__ import annotations
 

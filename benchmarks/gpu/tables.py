@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -121,7 +121,7 @@ def problems(results: Found) -> list[Found]:
 
 
 def notes(results: Found) -> list[str]:
-    """What was not timed, and why."""
+    """Lines about everything that was not timed, and why."""
     said = [f"{', '.join(_where(found))}: not timed: {found['problem']}" for found in problems(results)]
     said += [f"{case}, {operation}: no time was left" for case, operation in results["not_reached"]]
     for found in (*results["measured"], *results["traced"]):
@@ -169,11 +169,9 @@ def our_table(results: Found) -> Table:
 
     def counted(which: str, *names: str) -> Column:
         def cell(found: Found) -> str:
-            profiles = [other for other in results["profiled"] if _where(other) == _where(found)]
-            for row in profiles[0].get("rows", ()) if profiles else ():
-                if row["name"] == OURS and "on_device" in row and "whole" in row:
-                    return str(sum(row[which][name] for name in names))
-            return "-"
+            rows = (row for where, row in _profiled(results) if where == _where(found) and row["name"] == OURS)
+            row = next(rows, None)
+            return "-" if row is None else str(sum(row[which][name] for name in names))
 
         return cell
 
@@ -214,33 +212,38 @@ def _spread(row: Found, what: str) -> str:
 
 def speed_table(results: Found, what: str, title: str) -> Table:
     names = [name for name in ORDER if name != OURS and any(row_of(found, name) for found in measured(results))]
-    columns: dict[str, Column] = {
-        f"over {name}": lambda found, name=name: times(speedup(found, name, what))  # type: ignore[misc]  # a default binds
-        for name in names
-    }
-    return _by_case(title, columns, measured(results))
+
+    def over(name: str) -> Column:
+        return lambda found: times(speedup(found, name, what))
+
+    return _by_case(title, {f"over {name}": over(name) for name in names}, measured(results))
 
 
-def evidence_table(results: Found) -> Table:
-    """Counts of the profiler, of everybody."""
-    head = [*WHERE, "who", "kernels", "fills", "copies", "waits", "busy ms"]
-    rows = []
+def _profiled(results: Found) -> Iterator[tuple[tuple[str, str], Found]]:
+    """Yield ((case, operation), row) of everything that was profiled."""
     for found in results["profiled"]:
         for row in sorted(found.get("rows", ()), key=lambda row: ORDER.index(row["name"])):
             if "on_device" in row:
-                seen = row["on_device"]
-                cells = [str(seen[name]) for name in ("kernels", "fills", "copies", "syncs")]
-                rows.append([*_where(found), row["name"], *cells, number(seen["busy_ms"])])
-    return Table("What the profiler counted in a call", head, rows, 3)
+                yield _where(found), row
+
+
+def evidence_table(results: Found) -> Table:
+    head = [*WHERE, "who", "kernels", "fills", "copies", "waits", "busy ms"]
+    rows = [
+        [*where, row["name"], *(str(seen[name]) for name in ("kernels", "fills", "copies", "syncs")), busy]
+        for where, row in _profiled(results)
+        for seen, busy in [(row["on_device"], number(row["on_device"]["busy_ms"]))]
+    ]
+    return Table("Counts of the profiler in a call", head, rows, 3)
 
 
 def kernel_table(results: Found) -> Table:
-    rows = []
-    for found in results["profiled"]:
-        for row in found.get("rows", ()):
-            if row["name"] == OURS and "on_device" in row:
-                for kernel, (many, taken) in row["on_device"]["longest"].items():
-                    rows.append([*_where(found), kernel.partition("<")[0][:60], str(many), number(1e3 * taken)])
+    rows = [
+        [*where, kernel.partition("<")[0][:60], str(many), number(1e3 * taken)]
+        for where, row in _profiled(results)
+        if row["name"] == OURS
+        for kernel, (many, taken) in row["on_device"]["longest"].items()
+    ]
     return Table("Kernels of a call of ours, as the profiler saw them", [*WHERE, "kernel", "times", "us"], rows, 3)
 
 

@@ -60,7 +60,7 @@ def agrees(where: Host, names: Sequence[str] = SMALL) -> str:
 
 
 def repeats(where: Host, names: Sequence[str] = ("32k in 256", "1M", "16M in 100,000")) -> str:
-    """The same call gives the same bits."""
+    """A call that is repeated gives the same bits."""
     seen = 0
     for said, batch, operation in planned(where, names):
         call, _ = ours(batch, operation)

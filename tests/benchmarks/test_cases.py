@@ -1,4 +1,4 @@
-"""What both benchmarks measure: batches, bytes, and the gate that refuses a wrong result."""
+"""Batches, bytes, contenders that agree, and the gate that refuses a wrong result."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_contenders_agree_beyond_all_bounds(name):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_our_reference_compiles_whole():
-    """What is timed as torch.compile of our reference has no graph break.
+    """Our reference under torch.compile, which is timed, has no graph break.
 
     A correction on the meta device takes the path of a GPU; on the CPU a compiler gets the operator instead.
     """

@@ -205,7 +205,7 @@ def test_dropins_name_who_is_absent(monkeypatch, capsys, caplog):
 
 
 def test_dropins_call_both(monkeypatch):
-    """The same arguments for the framework's function and for ours; the framework's own comes first."""
+    """The framework's function and ours get equal arguments; the framework's own comes first."""
     given = []
     theirs = type("Functions", (), {"apply_rejection_sampling": staticmethod(lambda *args: given.append(args))})
     monkeypatch.setattr(dropins.importlib, "import_module", lambda name: theirs)

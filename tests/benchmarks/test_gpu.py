@@ -1,4 +1,4 @@
-"""The benchmark of a GPU without a GPU: profiles, a driver and a clock of paper, its run, its tables and pictures."""
+"""The benchmark of a GPU without a GPU: a pretended driver and clock, its run, its tables and pictures."""
 
 from __future__ import annotations
 
@@ -84,30 +84,30 @@ def test_trace_of_a_real_profile(tmp_path):
     assert trace.counts(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) is None
 
 
-# --- the methods of a GPU, with a driver of paper ---------------------------------------------------------------------
+# --- the methods of a GPU, with a pretended driver --------------------------------------------------------------------
 
 
 class Stream:
-    def __init__(self, paper, name):
-        self.paper, self.name = paper, name
+    def __init__(self, driver, name):
+        self.driver, self.name = driver, name
 
     def wait_stream(self, other):
-        self.paper.log.append(f"{self.name} waits for {other.name}")
+        self.driver.log.append(f"{self.name} waits for {other.name}")
 
 
 class Event:
-    def __init__(self, paper):
-        self.paper = paper
+    def __init__(self, driver):
+        self.driver = driver
 
     def record(self):
-        self.paper.log.append("event")
-        self.at = self.paper.clock
+        self.driver.log.append("event")
+        self.at = self.driver.clock
 
     def elapsed_time(self, end):
         return 1e3 * (end.at - self.at)
 
 
-class Paper:
+class Driver:
     """Writes down in order what torch.cuda is asked for, and answers without a device."""
 
     def __init__(self, monkeypatch):
@@ -153,39 +153,39 @@ class Paper:
 
 
 @pytest.fixture
-def paper(monkeypatch):
-    return Paper(monkeypatch)
+def driver(monkeypatch):
+    return Driver(monkeypatch)
 
 
-def test_events_stand_around_the_call_and_behind_the_eviction(paper):
-    seconds = paper.gpu.timed(paper.call("call", 0.25))
-    assert paper.log == ["evict", "event", "call", "event"] and seconds() == pytest.approx(0.25)
+def test_events_stand_around_the_call_and_behind_the_eviction(driver):
+    seconds = driver.gpu.timed(driver.call("call", 0.25))
+    assert driver.log == ["evict", "event", "call", "event"] and seconds() == pytest.approx(0.25)
 
 
-def test_a_graph_is_warmed_up_captured_and_replayed(paper):
-    replay = paper.gpu.graph([paper.call("a"), paper.call("b")])
-    assert paper.log == [
+def test_a_graph_is_warmed_up_captured_and_replayed(driver):
+    replay = driver.gpu.graph([driver.call("a"), driver.call("b")])
+    assert driver.log == [
         *("side waits for default", "stream", "a", "b", "a", "b", "default waits for side", "synchronize"),
         *("capture", "a", "b"),
     ]
-    assert replay() == ["a", "b"] and paper.log[-1] == "replay" and paper.stream == "default"
-    paper.capture_fails = True
+    assert replay() == ["a", "b"] and driver.log[-1] == "replay" and driver.stream == "default"
+    driver.capture_fails = True
     with pytest.raises(RuntimeError, match="capture failed"):
-        paper.gpu.graph([lambda: None])
-    assert paper.stream == "default"
+        driver.gpu.graph([lambda: None])
+    assert driver.stream == "default"
 
 
-def test_who_waits(paper):
-    assert not paper.gpu.waits(paper.call("call"))
-    assert paper.gpu.waits(paper.call("call", error="called a synchronizing CUDA operation"))
+def test_who_waits(driver):
+    assert not driver.gpu.waits(driver.call("call"))
+    assert driver.gpu.waits(driver.call("call", error="called a synchronizing CUDA operation"))
     with pytest.raises(RuntimeError, match="illegal"):
-        paper.gpu.waits(paper.call("call", error="an illegal memory access was encountered"))
-    assert paper.log == ["synchronize", "debug error", "call", "debug default"] * 3
+        driver.gpu.waits(driver.call("call", error="an illegal memory access was encountered"))
+    assert driver.log == ["synchronize", "debug error", "call", "debug default"] * 3
 
 
-def test_memory_of_a_gpu(paper):
+def test_memory_of_a_gpu(driver):
     """100 were there; the call takes 70 at its worst and gives back 30."""
-    assert paper.gpu.memory(lambda: vars(paper).update(peak=170, held=130)) == Memory(temporaries=40, outputs=30)
+    assert driver.gpu.memory(lambda: vars(driver).update(peak=170, held=130)) == Memory(temporaries=40, outputs=30)
 
 
 def test_a_driver_that_does_not_answer(monkeypatch):
@@ -275,7 +275,7 @@ def somebody(device, name, seconds, value=1.0, **about):
 
 
 def measured(device, *everybody, left=1e6):
-    """What is found, and its rows by name."""
+    """Measure some contenders, and return the entry and its rows by name."""
     found = measure.measure(
         device, SMALL, FORWARD, seconds=0.0, budget=Budget(left, lambda: 0.0), everybody=lambda *_: list(everybody)
     )
@@ -316,7 +316,7 @@ def test_who_waits_or_cannot_be_captured_is_timed_by_events(device):
 
 
 def test_calls_in_a_row(device):
-    """Of ours, in batches that are not large, each with inputs of its own."""
+    """Only ours has calls in a row, only small batches do, and each call has its own inputs."""
     given = []
 
     def everybody(batch, operation):

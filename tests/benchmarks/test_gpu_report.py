@@ -64,7 +64,7 @@ def ran(wanted, folder, seconds=20.0):
 
 
 def gone(path):
-    """Whether the process of that number ends soon; a zombie has ended."""
+    """Return true if the process of that number ends soon; a zombie has ended."""
     stat = Path("/proc") / path.read_text() / "stat"
     for _ in range(100):
         try:
@@ -266,7 +266,7 @@ def test_a_page_that_cannot_be_made_loses_nothing(tmp_path):
 
 
 def test_files_do_not_say_where_things_are(tmp_path):
-    """Whatever a traceback names: the files are meant to be committed."""
+    """Tracebacks name folders, and the files are meant to be committed."""
     lines = [f'File "{ROOT}/benchmarks/x.py"', f'File "{sys.prefix}/lib/y.py"', str(tmp_path), "/usr/lib/z.py"]
     part = {"found": None, "status": "failed", "output": lines}
     failed = {"name": "bits", "what": "", "status": "failed", "seconds": 1.0, "parts": [part]}
@@ -327,7 +327,7 @@ def test_sample(tmp_path):
 
 @pytest.fixture
 def small():
-    """On the CPU the cases are of a size that it does in no time."""
+    """The CPU, where all cases are tiny."""
     return devices.Host()
 
 
@@ -617,7 +617,7 @@ exit 9
 
 @pytest.mark.slow
 def test_rehearsal(tmp_path):
-    """Every kind of step from end to end on the CPU, with a sanitizer of paper that finds an error at its end."""
+    """Every kind of step from end to end on the CPU, with a pretended sanitizer that finds an error at its end."""
     program = tmp_path / "bin" / "compute-sanitizer"
     program.parent.mkdir()
     program.write_text(SANITIZER)
@@ -640,9 +640,9 @@ def test_rehearsal(tmp_path):
 
 @pytest.mark.slow
 def test_rehearsal_without_what_may_be_missing(tmp_path):
-    """No compute-sanitizer, no hypothesis and no rich: what needs them says so, the rest runs."""
+    """Without compute-sanitizer and hypothesis, what needs them says so and the rest runs."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import sys\nfor name in ('hypothesis', 'rich', 'matplotlib', 'pyarrow'): sys.modules[name] = None\n"
+        "import sys\nfor name in ('hypothesis', 'matplotlib', 'pyarrow'): sys.modules[name] = None\n"
     )
     environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     running = rehearsal(tmp_path, "profile", "tests", "bits", "racecheck", **environment)
