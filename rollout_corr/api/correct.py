@@ -36,7 +36,7 @@ class Correction(HasStatistics):
     def __repr__(self) -> str:
         """Shapes and dtypes; nothing is read from the device."""
         found = ", ".join(f"{name}={described(getattr(self, name))}" for name in ("weights", "mask", "keep"))
-        return f"Correction({found}, on {self.keep.device})"
+        return f"Correction({found}, device='{self.keep.device}')"
 
 
 def correct(

@@ -1,4 +1,4 @@
-"""`dump`: a training loop's log-probs in a file that `rollout-corr report` reads, without holding the loop up."""
+"""`dump`: write a training loop's log-probs to a file for `rollout-corr report`, without holding the loop up."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from torch import Tensor
 from rollout_corr.backends.batch import MASK_DTYPES, reader
 from rollout_corr.backends.layouts import LogProbs
 
-# Dumps that may wait for the disk. A further one is left out: it would only pile up memory.
+# The number of dumps that may wait for the disk. A further one is left out, because it would only pile up memory.
 MOST_WAITING = 4
 
-TAKEN = ("train_logp", "rollout_logp", "mask", "cu_seqlens", "lengths", "step")
+RESERVED = ("train_logp", "rollout_logp", "mask", "cu_seqlens", "lengths", "step")
 
 _waiting = threading.BoundedSemaphore(MOST_WAITING)
 
@@ -41,10 +41,10 @@ def dump(
     seed: int | None = None,
     **columns: LogProbs,
 ) -> Future[int]:
-    """Write some sequences to a file for `rollout-corr report`, `doctor` and `what-if`; returns before it is written.
+    """Write some sequences to a file for `rollout-corr report`, `doctor` and `what-if`, in the background.
 
-    The sequences are drawn and their copies started here; a thread waits for the copies and writes. A call while
-    four others still wait for the disk writes nothing. Two processes must not write to one path.
+    The call draws the sequences and starts their copies; a thread waits for the copies and writes. A call while four
+    others still wait for the disk writes nothing. Two processes must not write to one path.
 
     Args:
         path: "x.jsonl", to which every call appends one line a sequence; or a folder, in which every call writes a
@@ -52,17 +52,17 @@ def dump(
         train_logp: As for `correct`: packed, padded, jagged or a list.
         rollout_logp: The same layout.
         mask: The same layout; None: every token is valid.
-        cu_seqlens: [S + 1] int32 or int64 offsets of packed log-probs. Where they are on a device, nobody may look at
-            them, so all sequences are copied and the drawing is left to the thread.
-        sequences: How many sequences to draw at most; None for all of them.
-        step: Written beside every sequence; drift over steps can then be seen.
-        seed: Of the drawing; None draws differently each time.
-        **columns: More of the same layout, or per sequence ([S]): `token_ids`, `advantages`, `turns`, `versions`,
-            `new_logp`, or whatever `report --by` is to be asked for.
+        cu_seqlens: [S + 1] int32 or int64 offsets of packed log-probs. Reading them from a device would wait, so there
+            all sequences are copied and the thread draws.
+        sequences: The largest number of sequences to draw; None for all of them.
+        step: Number of the step, written beside every sequence, so that the report can show drift over steps.
+        seed: Seed of the drawing; None draws differently each time.
+        **columns: More tensors of the same layout, or per sequence ([S]): `token_ids`, `advantages`, `turns`,
+            `versions`, `new_logp`, or any other that `report --by` is to group by.
 
     Returns:
-        A future of the number of sequences written, 0 where it was left out. An error while writing is kept in it,
-        and warned of once it happens.
+        A future of the number of sequences written, 0 where the call was left out. An error while writing is kept in
+        it, and a RuntimeWarning is raised when it happens.
 
     Raises:
         ValueError: A wrong shape, dtype, device or path, named.
@@ -91,7 +91,7 @@ def dump(
 
 @lru_cache(maxsize=1)
 def _writer(process: int) -> ThreadPoolExecutor:
-    """The thread that writes; a fork has none of its parent's threads. Python waits for it when it exits."""
+    """Start the thread that writes, one a process: a fork has none of its parent's. Python waits for it at exit."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout_corr.dump")
 
 
@@ -104,7 +104,7 @@ def _done(future: Future[int]) -> None:
 
 @dataclass
 class _Fields:
-    """What is written.
+    """The tensors to write.
 
     Attributes:
         tokens: By name, [N] beside offsets and [B, T] without.
@@ -119,7 +119,7 @@ class _Fields:
     count: int
 
     def each(self, change: Callable[[Tensor], Tensor]) -> _Fields:
-        """The same of every tensor."""
+        """Change every tensor."""
         tokens = {name: change(x) for name, x in self.tokens.items()}
         rows = {name: change(x) for name, x in self.rows.items()}
         return _Fields(tokens, rows, None if self.offsets is None else change(self.offsets), self.count)
@@ -132,29 +132,29 @@ def _fields(
     cu_seqlens: Tensor | None,
     columns: Mapping[str, LogProbs],
 ) -> _Fields:
-    """All arguments, checked."""
+    """Read and check all arguments."""
     read = reader("train_logp", train_logp, cu_seqlens, False)
     tokens = {"train_logp": read.first.detach(), "rollout_logp": read.tensor("rollout_logp", rollout_logp)}
     if mask is not None:
         tokens["mask"] = read.tensor("mask", mask, MASK_DTYPES)
     rows: dict[str, Tensor] = {}
     for name, values in columns.items():
-        if name in TAKEN:
-            raise ValueError(f"{name}: this name is taken; a column needs another one than {', '.join(TAKEN)}")
+        if name in RESERVED:
+            raise ValueError(f"{name}: this name is taken; a column needs another one than {', '.join(RESERVED)}")
         found, per_sequence = read.per_token_or_sequence(name, values)
         (rows if per_sequence else tokens)[name] = found
     return _Fields(tokens, rows, read.offsets, read.count)
 
 
 def _drawn(fields: _Fields, sequences: int | None, rng: random.Random) -> _Fields:
-    """Some of the sequences, still where they are; all of them where only a device knows their bounds."""
+    """Draw some of the sequences, on their device; all of them where only the device knows their bounds."""
     on_device = fields.offsets is not None and fields.offsets.device.type != "cpu"
     if sequences is None or sequences >= fields.count or on_device:
         return fields
     chosen = sorted(rng.sample(range(fields.count), sequences))
     index, device = torch.tensor(chosen), fields.tokens["train_logp"].device
     if device.type == "cuda":
-        # From pageable memory a copy would wait.
+        # A copy from pageable memory would wait.
         index = index.pin_memory().to(device, non_blocking=True)
     rows = {name: x.index_select(0, index) for name, x in fields.rows.items()}
     if fields.offsets is None:
@@ -168,7 +168,7 @@ def _drawn(fields: _Fields, sequences: int | None, rng: random.Random) -> _Field
 
 
 def _copied(fields: _Fields) -> tuple[_Fields, Any]:
-    """Copies on the CPU, and the event after which they are there; None: they are."""
+    """Start copies to the CPU; the event tells when they have arrived, None: at once."""
     if fields.tokens["train_logp"].device.type != "cuda":
         return fields.each(lambda x: x.to("cpu", copy=True)), None
 
@@ -184,7 +184,7 @@ def _copied(fields: _Fields) -> tuple[_Fields, Any]:
 
 
 def _write(target: Path, fields: _Fields, event: Any, sequences: int | None, step: int | None, seed: int | None) -> int:
-    """In the thread: wait for the copies, and write them."""
+    """Wait for the copies and write them, in the thread."""
     if event is not None:
         event.synchronize()
     fields = _drawn(fields, sequences, random.Random(seed))
@@ -198,7 +198,7 @@ def _write(target: Path, fields: _Fields, event: Any, sequences: int | None, ste
 
 
 def _append(target: Path, fields: _Fields) -> None:
-    """One line a sequence, all of them in one piece."""
+    """Append one line a sequence, by one write."""
     bounds = None if fields.offsets is None else fields.offsets.tolist()
     lines = []
     for i in range(fields.count):
@@ -211,7 +211,7 @@ def _append(target: Path, fields: _Fields) -> None:
 
 
 def _write_shard(folder: Path, fields: _Fields, step: int | None) -> None:
-    """A file of its own, which is whole from the moment when it has its name."""
+    """Write a file of its own under a temporary name first, so that the final name always holds a whole file."""
     folder.mkdir(parents=True, exist_ok=True)
     found = fields.tokens | fields.rows
     if fields.offsets is not None:

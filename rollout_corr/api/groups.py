@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from rollout_corr.definition.sequences import Packed
 
+Alone = Literal["reward", "zero"]
+
 
 class FilteredGroups(NamedTuple):
-    """Per sample, what a group-relative advantage needs.
+    """Statistics of each sample's group, as a group-relative advantage needs them.
 
     Attributes:
-        mean: [S] mean reward of the kept samples of the sample's group, its baseline; 0 where none is kept, and see
-            `alone`.
-        std: [S] population standard deviation of the same; 0 where fewer than two are kept.
-        size: [S] int64, how many samples of the group are kept.
+        mean: [S] mean reward of the kept samples of the sample's group, its baseline; 0 where none is kept, and where
+            `alone` says so.
+        std: [S] population standard deviation of these rewards; 0 where fewer than two are kept.
+        size: [S] int64, number of kept samples of the group.
         centred: [S] reward - mean for kept samples, 0 for rejected ones.
     """
 
@@ -27,30 +29,30 @@ class FilteredGroups(NamedTuple):
     centred: Tensor
 
 
-def filter_groups(rewards: Tensor, keep: Tensor, group_index: Tensor, alone: str = "reward") -> FilteredGroups:
-    """Group statistics of the rewards over kept samples only.
+def filter_groups(rewards: Tensor, keep: Tensor, group_index: Tensor, alone: Alone = "reward") -> FilteredGroups:
+    """Compute group statistics of the rewards over kept samples only.
 
     A rejected sample does not train, so its reward must not move its siblings' baseline: beside a rejected 100, rewards
     of 1 and -1 are +-1 away from their mean, not -32 and -34. Call it with `correct(...).keep` before advantages are
-    computed. Nothing waits for the device.
+    computed. It does not wait for the device.
 
     Args:
-        rewards: [S] floating, one per sample. Whatever a rejected sample holds (NaN too) is not read.
+        rewards: [S] floating, one per sample. The value of a rejected sample (NaN too) is not read.
         keep: [S] bool, as in `Correction.keep`.
         group_index: [S] int64 or int32, the group of each sample, from 0 to S - 1. Members of a group need not be
             neighbours, and numbers may be left out; numbers outside that range are an error on the CPU and undefined
             on a device.
-        alone: A sample that is the only one kept of its group has no sibling to compare with: "reward" leaves its
-            reward as it is (baseline 0, verl's convention), "zero" centres it on itself.
+        alone: Treatment of a sample that is the only one kept of its group and so has no sibling to compare with:
+            "reward" leaves its reward as it is (baseline 0, as frameworks do), "zero" centres it on itself.
 
     Returns:
         A `FilteredGroups` in the dtype of `rewards` promoted to at least float32.
 
     Raises:
         ValueError: Shapes, dtypes or devices that do not fit together.
-        TypeError: Something that is not a tensor.
+        TypeError: An argument that is not a tensor.
     """
-    if alone not in ("reward", "zero"):
+    if alone not in get_args(Alone):
         raise ValueError(f"alone: expected 'reward' or 'zero', got {alone!r}")
     for name, x in (("rewards", rewards), ("keep", keep), ("group_index", group_index)):
         if not isinstance(x, Tensor):

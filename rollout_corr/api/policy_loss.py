@@ -53,7 +53,7 @@ class PolicyLoss(HasStatistics):
     def __repr__(self) -> str:
         """Shapes and dtypes; nothing is read from the device."""
         found = ", ".join(f"{name}={described(getattr(self, name))}" for name in ("value", "mask", "weights", "keep"))
-        return f"PolicyLoss({found}, on {self.value.device})"
+        return f"PolicyLoss({found}, device='{self.value.device}')"
 
 
 def policy_loss(

@@ -1,10 +1,10 @@
-"""Compiling ahead of a training loop, by small batches of every kind that it will have."""
+"""`warmup`: compile the kernels of a training loop before its first step, by running small batches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from rollout_corr.backends import operators
 from rollout_corr.backends.batch import external_names
 from rollout_corr.spec.correction import Spec
 
+LayoutName = Literal["packed", "padded"]
+AdvantageUnit = Literal["token", "sequence"]
+
 
 def warmup(
     device: torch.device | str,
@@ -22,33 +25,33 @@ def warmup(
     *,
     loss: Mapping[str, Any] | None = None,
     decoupled: bool = True,
-    layouts: Sequence[str] = ("packed", "padded"),
+    layouts: Sequence[LayoutName] = ("packed", "padded"),
     logp_dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32),
     mask_dtype: torch.dtype | None = torch.bool,
     cu_seqlens_dtype: torch.dtype = torch.int32,
-    advantages: str | None = None,
+    advantages: AdvantageUnit | None = None,
     sequence_group: Any = None,
 ) -> int:
-    """Compile what a training loop will need, before its first step and before a CUDA graph is captured.
+    """Compile the kernels of a training loop, before its first step and before a CUDA graph is captured.
 
-    Small batches of every shape of the kernels, aligned and not, are run and thrown away. What decides about a
-    compilation is the Spec and the loss without their numbers, the layout and the dtypes; never a length or a count.
+    Small batches of every shape of the kernels, aligned and not, are run and thrown away. A compilation depends on the
+    structure of the Spec and of the loss, the layout and the dtypes; never on a number, a length or a count.
 
     Args:
-        device: Where the loop's tensors are. Nothing is compiled where the backend would be torch.
-        spec: What `correct` does in the loop; None for a loop that does not call it.
+        device: Device of the loop's tensors. Nothing is compiled where the backend would be torch.
+        spec: The Spec of `correct` in the loop; None for a loop that does not call it.
         loss: Arguments of `policy_loss` besides tensors, such as a recipe: it is compiled too, forward and backward.
             Where it brings no Spec, a decoupled one gets the correction of `spec`.
-        decoupled: The loss gets `old_logp`, and not `rollout_logp` alone.
+        decoupled: Pass `old_logp` to the loss, and not `rollout_logp` alone.
         layouts: Some of "packed" and "padded".
-        logp_dtypes: Of train_logp (and new_logp, old_logp, ref_logp), and of rollout_logp.
-        mask_dtype: Of the mask; None for calls without one.
+        logp_dtypes: Dtype of train_logp (and new_logp, old_logp, ref_logp), and of rollout_logp.
+        mask_dtype: Dtype of the mask; None for calls without one.
         cu_seqlens_dtype: int32 or int64.
         advantages: "token", "sequence" or None, as the loop passes them; a loss without them gets "token".
         sequence_group: As the loop passes it. Its ranks exchange the sums of these batches: all have to call.
 
     Returns:
-        How many batches were run: 0 where there is nothing to compile.
+        The number of batches that were run: 0 where there is nothing to compile.
     """
     device = torch.device(device)
     if spec is not None and not isinstance(spec, Spec):
@@ -56,9 +59,9 @@ def warmup(
     if loss is not None and not isinstance(loss, Mapping):
         raise TypeError(f"loss: expected a mapping of arguments or None, got {type(loss).__name__}")
     for layout in layouts:
-        if layout not in ("packed", "padded"):
-            raise ValueError(f"layouts: expected some of ['packed', 'padded'], got {layout!r}")
-    if advantages not in (None, "token", "sequence"):
+        if layout not in get_args(LayoutName):
+            raise ValueError(f"layouts: expected some of {list(get_args(LayoutName))}, got {layout!r}")
+    if advantages not in (None, *get_args(AdvantageUnit)):
         raise ValueError(f"advantages: expected 'token', 'sequence' or None, got {advantages!r}")
     if operators.why_not(device) is not None:
         return 0
@@ -100,7 +103,7 @@ def _step(
     advantages: Tensor | None,
     options: dict[str, Any],
 ) -> None:
-    """What a loop does with a batch."""
+    """Run one step of a loop: `correct`, then the loss forward and backward."""
     train, rollout = log_probs
 
     def external(of: Spec) -> dict[str, Tensor]:
@@ -112,7 +115,7 @@ def _step(
         if decoupled and arguments.get("spec") is None:
             arguments["correction"] = found
     if loss is None or options["sequence_group"] is not None:
-        return  # a loss of split sequences runs on plain torch
+        return  # The loss of split sequences runs on plain torch.
     if arguments.get("spec") is not None:
         arguments["external"] = external(arguments["spec"])
     if arguments.get("kl") is not None:

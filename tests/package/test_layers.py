@@ -22,7 +22,6 @@ NAMED_SLOTS = {
     "rollout_corr/metrics/schema.py": "a column that one framework's report adds per rank",
     "rollout_corr/backends/batch.py": "an error: the switch by which each framework returns log-probs",
     "rollout_corr/backends/blocks.py": "a comment: what a block size was measured beside",
-    "rollout_corr/api/groups.py": "docs: whose convention an argument is",
     "kernels/correct/peers.py": "the peers' statistics, computed in the kernels",
     "kernels/correct/plan.py": "which of those columns a Spec asks for",
     "kernels/correct/apply.py": "where the peers' columns join the others",

@@ -18,6 +18,13 @@ rc.Spec(rejected="both", nonfinite="neutral", sums_over="kept", detail="full", r
 rc.Spec.from_dict({"weight": {"level": "token"}})
 rc.correct(x, x, spec=rc.Spec(), backend="compiled")
 rc.policy_loss(x, x, old_logp=x, surrogate=rc.PPO(), backend="torch", reduction="sum", denominator="kept")
+rc.filter_groups(x[0], x[0] > 0, x[0].long(), alone="zero")
+rc.warmup("cpu", None, layouts=("packed",), advantages="sequence")
+rc.GSPO(through="token", of="new/rollout")
+rc.Score(upper=2.0, outside="zero")
+rc.DPPO("kl")
+rc.KL("k3", 0.1, gradient="k2", weight="ratio", scope="all")
+rc.SquaredLogRatio(0.1, "kept")
 level: str = rc.Weight("product").level
 report: tuple[str, ...] = rc.Spec().report
 
@@ -40,3 +47,17 @@ rc.Spec(report=("trl",))  # wrong
 rc.Spec(weight="token")  # wrong
 rc.correct(x, x, spec=rc.Spec(), backend="gpu")  # wrong
 rc.policy_loss(x, x, old_logp=x, surrogate=rc.PPO(), backend="compiled")  # wrong
+rc.policy_loss(x, x, old_logp=x, reduction="mean")  # wrong
+rc.policy_loss(x, x, old_logp=x, denominator="all")  # wrong
+rc.policy_loss(x, x, old_logp=x, surrogate="ppo")  # wrong
+rc.filter_groups(x[0], x[0] > 0, x[0].long(), alone="mean")  # wrong
+rc.warmup("cpu", None, layouts=("jagged",))  # wrong
+rc.warmup("cpu", None, advantages="row")  # wrong
+rc.PPO(of="old")  # wrong
+rc.GSPO(through="both")  # wrong
+rc.Score(outside="clip")  # wrong
+rc.DPPO("js")  # wrong
+rc.KL("full", 0.1)  # wrong
+rc.KL("k1", 0.1, gradient="k5")  # wrong
+rc.KL("k1", 0.1, weight="weight")  # wrong
+rc.SquaredLogRatio(0.1, "some")  # wrong

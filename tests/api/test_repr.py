@@ -1,0 +1,34 @@
+"""Results print their shapes and dtypes, and nothing that would have to be read from a device."""
+
+from __future__ import annotations
+
+import torch
+
+import rollout_corr as rc
+
+SPEC = rc.Spec(rc.Weight("token"))
+
+
+def test_each_layout():
+    x = torch.zeros(2, 3)
+    rows = [torch.zeros(3), torch.zeros(2)]
+    nested = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    shown = {
+        repr(rc.correct(x, x)): "weights=None, mask=bool[2, 3], keep=bool[2]",
+        repr(rc.correct(x.double(), x, x.int(), spec=SPEC)): "weights=float64[2, 3], mask=int32[2, 3], keep=bool[2]",
+        repr(rc.correct(rows, rows, spec=SPEC)): "weights=list of 2 float32, mask=list of 2 bool, keep=bool[2]",
+        repr(rc.correct([], [], spec=SPEC)): "weights=list of 0, mask=list of 0, keep=bool[0]",
+        repr(rc.correct(nested, nested, spec=SPEC)): "weights=float32[2, ragged], mask=bool[2, ragged], keep=bool[2]",
+    }
+    for got, wanted in shown.items():
+        assert got == f"Correction({wanted}, device='cpu')"
+    assert repr(rc.policy_loss(x, x)) == (
+        "PolicyLoss(value=float32[], mask=bool[2, 3], weights=None, keep=None, device='cpu')"
+    )
+
+
+def test_nothing_is_read():
+    """Tensors on the meta device have no values."""
+    out = rc.correct(torch.zeros(2, 3), torch.zeros(2, 3), spec=SPEC)
+    meta = rc.Correction(out.weights.to("meta"), out.mask.to("meta"), out.keep.to("meta"), out.statistics)
+    assert repr(meta) == "Correction(weights=float32[2, 3], mask=bool[2, 3], keep=bool[2], device='meta')"
