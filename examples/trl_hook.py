@@ -42,7 +42,7 @@ SPEC = rc.Spec(
 
 @torch.no_grad()
 def sample(prompts, trainer):
-    """What an engine gives for prompts of one token: eight more for each, and their log-probs."""
+    """Sample as an engine would, from prompts of one token: eight more tokens each, and their log-probs."""
     made = torch.Generator().manual_seed(trainer.state.global_step)
     prompt_ids = trainer.processing_class(prompts)["input_ids"]
     tokens, logps = torch.tensor(prompt_ids), torch.empty(len(prompts), 0)

@@ -29,7 +29,7 @@ HOOK = "rollout_corr.frameworks.verl.install"
 
 
 def corrected():
-    """What verl's trainers call once a step, and what stands behind its function in this process."""
+    """Call the function that verl's trainers call once a step, and return what it is in this process."""
     batch = example_batch(sequences=64, median_length=200, mismatch=0.5, catastrophic=1e-3)
     columns = (batch.train_logp, batch.rollout_logp, batch.mask.long())
     names = ("old_log_probs", "rollout_log_probs", "response_mask")

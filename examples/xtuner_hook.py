@@ -1,4 +1,4 @@
-"""xtuner: the correction as a subclass that stands in the configuration. Nothing is replaced.
+"""xtuner: the correction as a subclass in the configuration. Nothing is replaced.
 
     pip install rollout-corr, and xtuner from its source at b934f46 (the 0.2.0 of package indexes has no rollout_is)
     python xtuner_hook.py

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
+import pytest
+import yaml
+
 from rollout_corr.spec.correction import Criterion
 
 VERL = {"report": ("native", "verl")}
@@ -24,3 +30,25 @@ def flat(**changes: object) -> dict[str, object]:
         "rollout_is_mode": "truncate",
         "rollout_is_veto_threshold": 1e-4,
     } | changes
+
+
+def cases(table: str, *, pairs: bool = False) -> list[Any]:
+    """Read a table of configurations and messages: rows `CONFIG | MESSAGE` or `CONFIG | TypeError MESSAGE`.
+
+    A row may go on in an indented line. CONFIG is YAML, `flat CONFIG` a change of `flat()`; with `pairs` its lists are
+    tuples. In MESSAGE "..." stands for anything, and "$" for the end. Each case is (config, kind of error, regex).
+    """
+    found = []
+    for row in re.sub(r"\n +", " ", table.strip()).splitlines():
+        given, _, message = row.partition(" | ")
+        kind, _, rest = message.partition(" ")
+        kinds = {"ValueError": ValueError, "TypeError": TypeError}
+        text = (rest if kind in kinds else message).strip()
+        pattern = ".*".join(map(re.escape, text.removesuffix("$").split("..."))) + "$" * text.endswith("$")
+        config = yaml.safe_load(given.removeprefix("flat "))
+        if pairs:
+            config = {key: tuple(value) if isinstance(value, list) else value for key, value in config.items()}
+        if given.startswith("flat "):
+            config = flat(**config)
+        found.append(pytest.param(config, kinds.get(kind), pattern, id=given[:60]))
+    return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from builders.config_cases import VERL, XTUNER, ratio
+from builders.config_cases import VERL, XTUNER, cases, ratio
 from rollout_corr.api.correct import correct
 from rollout_corr.frameworks.shared import presets
 from rollout_corr.frameworks.shared.lookup import from_config
@@ -220,62 +220,30 @@ def test_xtuner_selects_by_the_mean_advantage():
     assert out.keep.tolist() == [True, False]
 
 
-XTUNER_REFUSED = [
-    (
-        {"rollout_is_treshold": (2, 1)},
-        ValueError,
-        r"unknown key 'rollout_is_treshold', expected some of \['rollout_is_level'",
-    ),
-    ({"rollout_is": {"typo": 1}}, ValueError, r"unknown key 'typo'"),
-    ({"rollout_is": "both"}, TypeError, r"rollout_is: expected a mapping or a config object, got str 'both'"),
-    (
-        {"rollout_is_level": "turn"},
-        ValueError,
-        r"rollout_is_level: expected one of \['token', 'sequence', 'geometric'\]",
-    ),
-    ({"rollout_is_mode": "clip"}, ValueError, r"rollout_is_mode: expected one of \['truncate', 'mask', 'both'\]"),
-    (
-        {"rollout_is_veto_level": "mean"},
-        ValueError,
-        r"rollout_is_veto_level: expected one of \['max', 'geometric', 'kl3'\]",
-    ),
-    (
-        {"rollout_is_veto_negative_adv_only": "yes"},
-        TypeError,
-        r"rollout_is_veto_negative_adv_only: expected true or false",
-    ),
-    (
-        {"rollout_is_threshold": (0.8, 1.2)},
-        ValueError,
-        r"rollout_is_threshold: expected \(upper, lower\).*\(0\.8, 1\.2\)",
-    ),
-    (
-        {"rollout_is_threshold": (1, 1)},
-        ValueError,
-        r"rollout_is_threshold: expected \(upper, lower\) with upper > lower",
-    ),
-    ({"rollout_is_threshold": 5}, TypeError, r"rollout_is_threshold: expected a pair \(upper, lower\), got int 5"),
-    ({"rollout_is_threshold": "5_0.5"}, TypeError, r"rollout_is_threshold: expected a pair \(upper, lower\), got str"),
-    ({"rollout_is_threshold": (5,)}, ValueError, r"rollout_is_threshold: expected a pair \(upper, lower\), got \(5,\)"),
-    ({"rollout_is_threshold": (5, -1)}, ValueError, r"rollout_is_threshold: expected a number >= 0, got -1"),
-    ({"rollout_is_threshold": (5, math.nan)}, ValueError, r"rollout_is_threshold: expected a number, got nan"),
-    ({"rollout_is_threshold": (5, True)}, TypeError, r"rollout_is_threshold: expected a number, got bool True"),
-    (
-        {"rollout_is_threshold": (5, 0.5), "rollout_is_mode": "mask", "rollout_is_mask_threshold": (0.5, 5)},
-        ValueError,
-        r"rollout_is_mask_threshold: expected \(upper, lower\)",
-    ),
-    (
-        {"rollout_is_threshold": (5, 0.5), "rollout_is_veto_threshold": (0, 20)},
-        ValueError,
-        r"rollout_is_veto_threshold: expected \(upper, lower\)",
-    ),
-]
+XTUNER_REFUSED = """
+{rollout_is_treshold: [2, 1]} | ValueError unknown key 'rollout_is_treshold', expected some of ['rollout_is_level'
+{rollout_is: {typo: 1}} | ValueError unknown key 'typo'
+{rollout_is: both} | TypeError rollout_is: expected a mapping or a config object, got str 'both'
+{rollout_is_level: turn} | ValueError rollout_is_level: expected one of ['token', 'sequence', 'geometric']
+{rollout_is_mode: clip} | ValueError rollout_is_mode: expected one of ['truncate', 'mask', 'both']
+{rollout_is_veto_level: mean} | ValueError rollout_is_veto_level: expected one of ['max', 'geometric', 'kl3']
+{rollout_is_veto_negative_adv_only: 'yes'} | TypeError rollout_is_veto_negative_adv_only: expected true or false
+{rollout_is_threshold: [0.8, 1.2]} | ValueError rollout_is_threshold: expected (upper, lower)...(0.8, 1.2)
+{rollout_is_threshold: [1, 1]} | ValueError rollout_is_threshold: expected (upper, lower) with upper > lower
+{rollout_is_threshold: 5} | TypeError rollout_is_threshold: expected a pair (upper, lower), got int 5
+{rollout_is_threshold: '5_0.5'} | TypeError rollout_is_threshold: expected a pair (upper, lower), got str
+{rollout_is_threshold: [5]} | ValueError rollout_is_threshold: expected a pair (upper, lower), got (5,)
+{rollout_is_threshold: [5, -1]} | ValueError rollout_is_threshold: expected a number >= 0, got -1
+{rollout_is_threshold: [5, .nan]} | ValueError rollout_is_threshold: expected a number, got nan
+{rollout_is_threshold: [5, true]} | TypeError rollout_is_threshold: expected a number, got bool True
+{rollout_is_threshold: [5, 0.5], rollout_is_mode: mask, rollout_is_mask_threshold: [0.5, 5]} |
+    ValueError rollout_is_mask_threshold: expected (upper, lower)
+{rollout_is_threshold: [5, 0.5], rollout_is_veto_threshold: [0, 20]} |
+    ValueError rollout_is_veto_threshold: expected (upper, lower)
+"""
 
 
-@pytest.mark.parametrize(
-    ("config", "kind", "message"), XTUNER_REFUSED, ids=[str(case[0])[:60] for case in XTUNER_REFUSED]
-)
+@pytest.mark.parametrize(("config", "kind", "message"), cases(XTUNER_REFUSED, pairs=True))
 def test_xtuner_refuses(config, kind, message):
     with pytest.raises(kind, match=r"^from_config\('xtuner'\): " + message):
         from_config("xtuner", config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builders.config_cases import SKYRL, ratio
+from builders.config_cases import SKYRL, cases, ratio
 from rollout_corr.frameworks.shared.lookup import from_config
 from rollout_corr.spec.correction import Spec, Weight
 
@@ -121,59 +121,27 @@ def test_skyrl_token_mask_needs_both_bounds_and_says_so():
     assert len(caught) == 1
 
 
-SKYRL_REFUSED = [
-    ({"tis_type": "token"}, ValueError, r"unknown key 'tis_type', expected some of \['tis_ratio_type', "),
-    (
-        {"use_tis": True, "typo": 1},
-        ValueError,
-        r"unknown key 'typo', expected some of \['off_policy_correction', 'use_tis'",
-    ),
-    ({"off_policy_correction": {"typo": 1}}, ValueError, r"unknown key 'typo'"),
-    (
-        {"off_policy_correction": "token"},
-        TypeError,
-        r"off_policy_correction: expected a mapping or a config object, got str",
-    ),
-    ({"tis_ratio_type": "geometric"}, ValueError, r"tis_ratio_type: expected null or one of \['token', 'sequence'\]"),
-    (
-        {"sequence_mask_metric": "geo"},
-        ValueError,
-        r"sequence_mask_metric: expected null or one of \['geometric', 'product'\]",
-    ),
-    (
-        {"tis_ratio_type": "token", "token_tis_ratio_clip_high": -1.0},
-        ValueError,
-        r"token_tis_ratio_clip_high: expected a number > 0, got -1\.0",
-    ),
-    (
-        {"tis_ratio_type": "sequence", "sequence_tis_ratio_clip_high": None},
-        TypeError,
-        r"sequence_tis_ratio_clip_high: expected a number, got NoneType None",
-    ),
-    ({"use_tis": True}, ValueError, r"tis_imp_ratio_cap, which use_tis needs: expected a number > 0, got -1\.0"),
-    (
-        {"use_tis": True, "tis_imp_ratio_cap": None},
-        TypeError,
-        r"tis_imp_ratio_cap, which use_tis needs: expected a number",
-    ),
-    ({"use_tis": 1}, TypeError, r"use_tis: expected true or false, got int 1"),
-    (
-        {"sequence_mask_metric": "geometric", "geo_mask_high": "1.01"},
-        TypeError,
-        r"geo_mask_high: expected a number, got the string",
-    ),
-    ({"sequence_mask_metric": "geometric", "geo_mask_low": 2.0}, ValueError, r"Criterion: expected lower <= upper"),
-    (
-        {"outlier_token_is_threshold_low": -1},
-        ValueError,
-        r"outlier_token_is_threshold_low: expected a number >= 0, got -1",
-    ),
-]
+SKYRL_REFUSED = """
+{tis_type: token} | ValueError unknown key 'tis_type', expected some of ['tis_ratio_type',
+{use_tis: true, typo: 1} | ValueError unknown key 'typo', expected some of ['off_policy_correction', 'use_tis'
+{off_policy_correction: {typo: 1}} | ValueError unknown key 'typo'
+{off_policy_correction: token} | TypeError off_policy_correction: expected a mapping or a config object, got str
+{tis_ratio_type: geometric} | ValueError tis_ratio_type: expected null or one of ['token', 'sequence']
+{sequence_mask_metric: geo} | ValueError sequence_mask_metric: expected null or one of ['geometric', 'product']
+{tis_ratio_type: token, token_tis_ratio_clip_high: -1.0} |
+    ValueError token_tis_ratio_clip_high: expected a number > 0, got -1.0
+{tis_ratio_type: sequence, sequence_tis_ratio_clip_high: null} |
+    TypeError sequence_tis_ratio_clip_high: expected a number, got NoneType None
+{use_tis: true} | ValueError tis_imp_ratio_cap, which use_tis needs: expected a number > 0, got -1.0
+{use_tis: true, tis_imp_ratio_cap: null} | TypeError tis_imp_ratio_cap, which use_tis needs: expected a number
+{use_tis: 1} | TypeError use_tis: expected true or false, got int 1
+{sequence_mask_metric: geometric, geo_mask_high: '1.01'} | TypeError geo_mask_high: expected a number, got the string
+{sequence_mask_metric: geometric, geo_mask_low: 2.0} | ValueError Criterion: expected lower <= upper
+{outlier_token_is_threshold_low: -1} | ValueError outlier_token_is_threshold_low: expected a number >= 0, got -1
+"""
 
 
-@pytest.mark.parametrize(
-    ("config", "kind", "message"), SKYRL_REFUSED, ids=[str(case[0])[:60] for case in SKYRL_REFUSED]
-)
+@pytest.mark.parametrize(("config", "kind", "message"), cases(SKYRL_REFUSED))
 def test_skyrl_refuses(config, kind, message):
     with pytest.raises(kind, match=r"^from_config\('skyrl'\): " + message):
         from_config("skyrl", config)
