@@ -159,7 +159,7 @@ class Tables:
         self._sum = Sum(torch.cat(parts), group)
         self.done = self._sum.done
 
-    def finish(self) -> None:
+    def complete(self) -> None:
         """Wait, and write the totals where the rank's own sums were."""
         integers, floats, peaks = self._own
         table = self._sum.wait()

@@ -39,7 +39,7 @@ class PendingKernels:
 
     def result(self) -> Result:
         """Wait for the other ranks and complete the correction: decide, then apply."""
-        self._tables.finish()
+        self._tables.complete()
         with current(self._batch.train.device):
             for launch in self._later:
                 launch.run()

@@ -6,7 +6,9 @@ Sums of ratios lie around 1, all others around 0, so that variances do not cance
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache, partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -54,9 +56,19 @@ class AllSequences:
         self.criteria = {criterion.label: found for criterion, found in zip(run, facts.criteria, strict=True)}
 
 
-def weighted(spec: Spec, level: str = "") -> bool:
-    """Whether there is a weight, of the tokens or of the sequences if `level` says so."""
-    return spec.weight is not None and (not level or spec.weight.per_token == (level == "token"))
+def weighted(spec: Spec) -> bool:
+    """Tell whether there is a weight."""
+    return spec.weight is not None
+
+
+def weighs_tokens(spec: Spec) -> bool:
+    """Tell whether every token has a weight of its own."""
+    return spec.weighs_tokens
+
+
+def weighs_sequences(spec: Spec) -> bool:
+    """Tell whether all tokens of a sequence have its weight."""
+    return spec.weight is not None and not spec.weighs_tokens
 
 
 def squares(x: Tensor) -> Tensor:
@@ -78,14 +90,15 @@ def _token_squares(f: Findings, x: Tensor) -> Tensor:
     """0-d: the sum over measured tokens of the square of a weight's ratio - 1."""
     if x is f.tokens.excess:
         return f.excess2
-    return (f.n_measured * x * x).sum() if weighted(f.spec, "sequence") else squares(select(f.tokens.measured, x))
+    return (f.n_measured * x * x).sum() if weighs_sequences(f.spec) else squares(select(f.tokens.measured, x))
 
 
 def _token_extrema(f: Findings, x: Tensor) -> tuple[Tensor, Tensor]:
-    return extrema(x, f.n_measured > 0 if weighted(f.spec, "sequence") else f.tokens.measured)
+    """(-minimum, maximum) of a weight's ratio - 1, over measured tokens or over the sequences that have one."""
+    return extrema(x, f.n_measured > 0 if weighs_sequences(f.spec) else f.tokens.measured)
 
 
-def _count_outside(f: Findings, side: str) -> Tensor:
+def _count_outside(f: Findings, side: Literal["above", "below"]) -> Tensor:
     """0-d: measured tokens whose raw weight lies "above" or "below" the bound."""
     weight, weighing = f.spec.weight, f.weighing
     assert weight is not None
@@ -101,9 +114,8 @@ def _count_outside(f: Findings, side: str) -> Tensor:
     return torch.count_nonzero(which if f.tokens.measured is None else which & f.tokens.measured)
 
 
-def _token_weights(at: At, level: str) -> list[Aggregate]:
-    """Statistics of weights over tokens, taken where the weights are: at token level or once a sequence."""
-    when = partial(weighted, level=level)
+def _token_weights(at: At, when: Callable[[Spec], bool]) -> list[Aggregate]:
+    """Rows of weights over tokens, taken where the weights are: of every token, or of its sequence."""
     return [
         total("raw2", at, lambda f: _token_squares(f, f.weighing.raw), when),
         total("weight2", at, lambda f: _token_squares(f, f.weighing.bounded), when),
@@ -114,9 +126,8 @@ def _token_weights(at: At, level: str) -> list[Aggregate]:
     ]
 
 
-by_sequence = partial(weighted, level="sequence")
-
-# Before the criteria's. In the order of `Statistics`, apart for tokens and sequences, and for sums and maxima.
+# In the order of `Statistics`, where sums and maxima, and those of tokens and of sequences, are stretches of their own.
+# The rows of criteria follow, then those of FULL.
 AGGREGATES: list[Aggregate] = [
     total("abs_d", "tokens", lambda f: f.tokens.saturated.abs().sum()),
     total("d2", "tokens", lambda f: squares(f.tokens.saturated)),
@@ -124,7 +135,7 @@ AGGREGATES: list[Aggregate] = [
     total("ratio", "tokens", lambda f: f.tokens.excess.sum()),
     total("ratio2", "tokens", lambda f: f.excess2),
     total("tokens_clamped", "tokens", _tokens_clamped),
-    *_token_weights("tokens", "token"),
+    *_token_weights("tokens", weighs_tokens),
     extremes("d", "tokens", lambda f: f.tokens.extrema),
     # Sequences.
     total("tokens", "sequences", lambda s: s.facts.tokens),
@@ -165,11 +176,11 @@ AGGREGATES: list[Aggregate] = [
     total("sequence_weight_plain2", "measured", lambda s: s.facts.weight * s.facts.weight, weighted),
     extremes("sequence_raw", "call", lambda s: extrema(s.facts.raw, s.measured), weighted),
     extremes("sequence_weight", "call", lambda s: extrema(s.facts.bounded, s.measured), weighted),
-    *_token_weights("blocks", "sequence"),
-    total("raw_plain", "measured", lambda s: s.facts.measured * s.facts.ratio, by_sequence),
-    total("raw_plain2", "measured", lambda s: s.facts.measured * s.facts.ratio * s.facts.ratio, by_sequence),
-    total("weight_plain", "measured", lambda s: s.facts.measured * s.facts.weight, by_sequence),
-    total("weight_plain2", "measured", lambda s: s.facts.measured * s.facts.weight * s.facts.weight, by_sequence),
+    *_token_weights("blocks", weighs_sequences),
+    total("raw_plain", "measured", lambda s: s.facts.measured * s.facts.ratio, weighs_sequences),
+    total("raw_plain2", "measured", lambda s: s.facts.measured * s.facts.ratio * s.facts.ratio, weighs_sequences),
+    total("weight_plain", "measured", lambda s: s.facts.measured * s.facts.weight, weighs_sequences),
+    total("weight_plain2", "measured", lambda s: s.facts.measured * s.facts.weight * s.facts.weight, weighs_sequences),
 ]
 
 
@@ -221,7 +232,7 @@ def _probabilities(f: Findings) -> tuple[Tensor, ...]:
     return p.sum(), q.sum(), squares(p), squares(q), (p * q).sum(), gap.sum(), largest
 
 
-# After the criteria's. The histogram of D, of which every bin is a sum, stands apart in schema.py.
+# After the criteria's rows. The histogram of D, of which every bin is a sum, has its place in schema.py.
 FULL = [
     Aggregate(
         ("p", "q", "p2", "q2", "pq", "abs_prob_diff"),

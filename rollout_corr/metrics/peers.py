@@ -54,7 +54,7 @@ class Scheme(Protocol):
         """Names of its statistics; `names` is what the criteria are called in them, in the order of the Spec."""
 
     def role(self, criterion: Criterion) -> str | None:
-        """What a criterion, known by its label, is to the scheme; None: nothing special. The kernels branch on it."""
+        """Name the part that a criterion, known by its label, plays in the scheme, for the kernels; None: no part."""
 
     def intervals(self, spec: Spec, names: Sequence[str]) -> dict[str, Interval]:
         """The bounds that its statistics count beyond, by name; None: that side is open. The kernels need them."""
@@ -111,7 +111,7 @@ def local_sums(spec: Spec) -> set[str]:
 
 
 def role(criterion: Criterion, spec: Spec) -> str | None:
-    """What a criterion is to one of the schemes; its label says it, and no label says two things."""
+    """Name the part that a criterion plays in one of the schemes. Labels decide it, and no label has two parts."""
     load(spec)
     return next((found for scheme in schemes(spec) if (found := scheme.role(criterion)) is not None), None)
 

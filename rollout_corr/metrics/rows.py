@@ -63,7 +63,7 @@ def extremes(
 
 
 class Over(NamedTuple):
-    """What a metric is taken over: words for the docs, and the sum that counts it."""
+    """The units that a metric is taken over: words for the docs, and the name of the sum that counts them."""
 
     words: str
     units: str | None
@@ -76,9 +76,9 @@ class Metric(NamedTuple):
         key: Its key in `metrics()`.
         formula: Its definition in words.
         unit: The unit of its value.
-        over: What it is taken over.
+        over: The units that it is taken over.
         healthy: Its range in a healthy run.
-        value: Gives it from the statistics by name and the count of what it is taken over.
+        value: Gives it from the statistics by name and the count of those units.
     """
 
     key: str

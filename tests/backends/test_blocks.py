@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
-from decimal import Decimal, localcontext
 from unittest import mock
 
 import pytest
@@ -13,14 +11,12 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
-from rollout_corr.backends import blocks, compiled, operators
+from rollout_corr.backends import blocks, compiled
 from rollout_corr.backends.batch import read_batch
 from rollout_corr.backends.blocks import Compaction
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.whole import run_whole
-from rollout_corr.definition import findings, sequences
-from rollout_corr.definition.sequences import Packed, Rows
-from rollout_corr.definition.tokens import few_above, k3
+from rollout_corr.definition import findings
 from rollout_corr.testing import example_batch, pad
 
 C = rc.Criterion
@@ -176,51 +172,6 @@ def test_no_length_is_in_a_compile_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("installed", "why"),
-    [
-        ({"triton": "3.5.0"}, None),
-        ({"pytorch-triton-rocm": "10.0.1+git0bcc8265"}, None),
-        ({"triton": "3.4.9"}, "the kernels need Triton >= 3.5, and 3.4.9 is installed"),
-        ({"triton": "main"}, "the kernels need Triton >= 3.5, and main is installed"),
-        ({}, "the kernels need Triton >= 3.5, and none is installed"),
-    ],
-)
-def test_which_triton_will_do(installed: dict[str, str], why: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked at the import, so no version may break that."""
-
-    def version(name: str) -> str:
-        if name not in installed:
-            raise operators.metadata.PackageNotFoundError(name)
-        return installed[name]
-
-    monkeypatch.setattr(operators.metadata, "version", version)
-    assert operators._missing_triton() == why
-    monkeypatch.setattr(operators, "MISSING_TRITON", why)
-    assert why is None or operators.why_not(torch.device("cuda")) == why
-
-
-def test_explicit_choices_do_not_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "interprets", lambda: False)
-    logp = torch.zeros(2, 3)
-    with pytest.raises(ValueError, match=r"backend: expected one of .*'compiled'.*got 'cuda'"):
-        rc.correct(logp, logp, backend="cuda")
-    with pytest.raises(
-        ValueError, match=r"backend: expected 'auto' or 'torch' for cpu tensors, got 'triton': the kernels run on cuda"
-    ):
-        rc.correct(logp, logp, backend="triton")
-    with pytest.raises(ValueError, match=r"backend: 'compiled' runs on CPU tensors, got tensors on meta"):
-        rc.correct(logp.to("meta"), logp.to("meta"), backend="compiled")
-
-
-def test_backend_for_says_which_and_why() -> None:
-    name, reason = rc.backend_for(torch.zeros(1))
-    assert name == "torch"
-    assert "cpu" in reason
-    with pytest.raises(TypeError, match="tensor: expected a tensor, got int"):
-        rc.backend_for(3)  # type: ignore[arg-type]  # the wrong type is the point
-
-
-@pytest.mark.parametrize(
     ("mask", "runs"),
     [
         ([[1, 1, 0, 0], [1, 1, 1, 0]], True),
@@ -281,52 +232,6 @@ def test_every_slot_is_written(
     assert (new.grad[~(inside & (given != 0))] == 0.0).all()
 
 
-def test_sequences_answer_alike() -> None:
-    """`Rows` and `Packed` are two shapes of the same questions, gaps and empty sequences included."""
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(6, 70, generator=generator)
-    rows, packed = Rows(6), Packed(torch.arange(7) * 70, 420)
-    integers = (x * 1000).long()
-    assert torch.equal(rows.sum_integers(integers), packed.sum_integers(integers.flatten().clone()))
-    assert torch.equal(rows.max(x), packed.max(x.flatten()))
-    assert torch.allclose(rows.sum(x), packed.sum(x.flatten()), rtol=1e-12)
-    gaps = Packed(torch.tensor([3, 3, 40, 41, 41, 400]), 420)
-    flat = integers.flatten()
-    wanted = [flat[a:b].sum() for a, b in ((3, 3), (3, 40), (40, 41), (41, 41), (41, 400))]
-    assert torch.equal(gaps.sum_integers(flat.clone()), torch.stack(wanted))
-    assert gaps.max(x.flatten())[0] == -torch.inf
-    assert torch.equal(gaps.spread(torch.arange(5))[3:400], torch.tensor([1] * 37 + [2] + [4] * 359))
-
-
-def test_sums_are_taken_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequences longer than a part, empty ones where parts meet, a gap before and after."""
-    monkeypatch.setattr(sequences, "PART", 16)
-    ends = [5, 5, 21, 21, 22, 37, 37, 37, 90, 91, 101, 101]
-    x = torch.randn(110, generator=torch.Generator().manual_seed(4)) * 1e3
-    wanted = [math.fsum(x[a:b].tolist()) for a, b in itertools.pairwise(ends)]
-    packed = Packed(torch.tensor(ends), 110)
-    found = packed.sum(x)
-    assert found.dtype == torch.float64
-    assert found.tolist() == pytest.approx(wanted, rel=1e-14, abs=0)
-    assert len(packed._parts or []) > 3
-
-
-@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 5000])
-@pytest.mark.parametrize("places", [[], [0], [-1], [0, 1, 62], [10, 63, -1]])
-def test_few_are_found_where_they_are(size: int, places: list[int]) -> None:
-    x = -torch.rand(size, generator=torch.Generator().manual_seed(6)).double()
-    for place in places:
-        if -size <= place < size:
-            x[place] = 0.5
-    for bound in (0.0, 0.5):
-        found = few_above(x, bound)
-        if found is not None:
-            assert torch.equal(found, (x > bound).nonzero().squeeze(1))
-    assert few_above(x, 0.5) is not None
-    assert few_above(x, 0.0) is not None or 64 <= size < 5000
-    assert few_above(x, -2.0) is None or size < 64
-
-
 @pytest.mark.parametrize("outside", ["clamp", "zero"])
 @pytest.mark.parametrize("beyond", [0, 3, 2000])
 def test_few_tokens_beyond_the_bounds_are_counted_like_many(outside: str, beyond: int) -> None:
@@ -352,23 +257,6 @@ def test_few_tokens_beyond_the_bounds_are_counted_like_many(outside: str, beyond
     metrics = found.metrics()
     assert metrics["weight_above_fraction"] == sum(x > math.log(2.0) for x in ratios) / len(ratios)
     assert metrics["weight_below_fraction"] == sum(x < math.log(0.3) for x in ratios) / len(ratios)
-
-
-@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 5e-7), (torch.float64, 1e-15)])
-def test_k3_is_accurate_and_knows_no_neighbours(dtype: torch.dtype, within: float) -> None:
-    """Against 60 decimal digits; measured: 4.2e-7 just above |D| = 1/2 in float32, 7.4e-16 in float64."""
-    steps = [sign * 10.0 ** (i / 40) for i in range(-320, 52) for sign in (-1, 1)]
-    d = torch.tensor([*steps, *(i / 1000 for i in range(-600, 601)), 0.0], dtype=dtype)
-    with localcontext() as context:
-        context.prec = 60
-        exact = [float(Decimal(x).exp() - 1 - Decimal(x)) for x in d.tolist()]
-    wanted = torch.tensor(exact, dtype=torch.float64)
-    crowd = torch.cat([d, torch.zeros(20 * d.shape[0], dtype=dtype)])
-    for found in (k3(d), k3(d, float(d.abs().max())), k3(crowd, float(d.abs().max()))[: d.shape[0]]):
-        assert ((found.double() - wanted).abs() <= within * wanted).all()
-    alone = torch.cat([k3(x[None], float(x.abs())) for x in d])
-    assert torch.equal(alone, k3(d, float(d.abs().max())))
-    assert torch.equal(alone, k3(crowd, float(d.abs().max()))[: d.shape[0]])
 
 
 def test_metrics_can_be_read_later() -> None:
