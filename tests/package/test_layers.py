@@ -19,22 +19,19 @@ CORE = ("spec", "definition", "metrics", "kernels", "backends", "api")
 # Files of the core that may name a peer, or import a module by a computed name.
 NAMED_SLOTS = {
     "rollout_corr/spec/correction.py": "the names that Spec.report takes",
-    "rollout_corr/metrics/schema.py": "a column that one framework's report adds per rank",
+    "rollout_corr/metrics/peers.py": "where the metrics of each of these frameworks are",
     "rollout_corr/backends/batch.py": "an error: the switch by which each framework returns log-probs",
     "rollout_corr/backends/blocks.py": "a comment: what a block size was measured beside",
     "kernels/correct/peers.py": "the peers' statistics, computed in the kernels",
-    "kernels/correct/plan.py": "which of those columns a Spec asks for",
-    "kernels/correct/apply.py": "where the peers' columns join the others",
+    "kernels/correct/decide.py": "docs: whose veto is a bit of its own",
 }
 COMPUTED_IMPORTS = {
     "rollout_corr/metrics/peers.py": "loads rollout_corr.frameworks.NAME.metrics for the names in Spec.report",
 }
-# (module, what it imports inside a function): a way back within one room.
-KNOWN_CIRCLES = {("spec.correction", "spec.explain")}
 
 PEERS = re.compile(
-    r"(?<![a-z])(areal|flash_?rl|megatron|miles|molt|nemo|open_?instruct|openrlhf|prime_?rl|rlinf|roll|skyrl|slime|"
-    r"swift|trl|tunix|unsloth|verl|xtuner)(?![a-z])",
+    r"(?<![a-z])(areal|fast_?llm|flash_?rl|megatron|miles|molt|nemo|open_?instruct|openrlhf|pipeline_?rl|prime_?rl|"
+    r"rlinf|rllm|roll|skyrl|slime|swift|tinker|torchforge|trinity|trl|tunix|unsloth|verl|xtuner)(?![a-z])",
     re.IGNORECASE,
 )
 
@@ -59,17 +56,25 @@ def modules() -> dict[str, Path]:
 
 
 @cache
-def imports(module: str, strings: bool = True) -> frozenset[str]:
-    """The modules of this package that `module` imports, or names in strings for a loader, anywhere in its file."""
+def imports(module: str, running: bool = False) -> frozenset[str]:
+    """The modules of this package that `module` imports, anywhere in its file.
+
+    With `running` those that it imports when it runs; without, also for type checkers and by strings for a loader.
+    """
+    tree = ast.parse(modules()[module].read_text(encoding="utf-8"))
+    checking = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    left_out = {id(inner) for node in checking for inner in ast.walk(node)} if running else set()
     found = set()
-    for node in ast.walk(ast.parse(modules()[module].read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         names = []
+        if id(node) in left_out:
+            continue
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}: a relative import"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif strings and isinstance(node, ast.Constant) and isinstance(node.value, str):
+        elif not running and isinstance(node, ast.Constant) and isinstance(node.value, str):
             # Such as "rollout_corr.aot.report:main".
             names = re.findall(r"^(rollout_corr(?:\.\w+)+)(?::\w+)?$", node.value)
         for name in names:
@@ -116,9 +121,7 @@ def test_no_circle():
     def visit(module: str, way: tuple[str, ...]) -> None:
         assert module not in way, " -> ".join([*way[way.index(module) :], module])
         if module not in done:
-            for target in imports(module, strings=False) - {
-                second for first, second in KNOWN_CIRCLES if first == module
-            }:
+            for target in imports(module, running=True):
                 visit(target, (*way, module))
             done.add(module)
 
@@ -145,10 +148,9 @@ def test_the_core_knows_no_peer(room):
 
 
 def test_every_framework_is_known_as_a_peer():
-    folders = {
-        path.name for path in (ROOT / "rollout_corr" / "frameworks").iterdir() if (path / "__init__.py").exists()
-    }
-    assert folders
+    frameworks = ROOT / "rollout_corr" / "frameworks"
+    folders = {path.parent.name for path in frameworks.glob("*/__init__.py")} - {"shared"}
+    assert len(folders) > 5
     assert not {name for name in folders if not PEERS.fullmatch(name)}
 
 
@@ -175,3 +177,14 @@ def test_the_trail_leads_there():
     assert trail(ROOT / "CONTRIBUTING.md") == found
     for path, name in found:
         assert re.search(rf"^(def {name}\(|{name}\b.*=)", path.read_text(encoding="utf-8"), re.MULTILINE), (path, name)
+
+
+def test_the_pictures_name_files_that_exist():
+    pictures = "".join(re.findall(r"```text\n(.*?)```", MAP.read_text(encoding="utf-8"), re.DOTALL))
+    named = re.findall(r"(\w+)/(\w+\.py)((?:, \w+\.py)*)", pictures)
+    assert len(named) > 15
+    for room, first, more in named:
+        for file in (first, *re.findall(r"\w+\.py", more)):
+            assert (MAP.parent / room / file).exists(), f"{room}/{file}"
+    for folder in re.findall(r"kernels/\w+/", pictures):
+        assert (ROOT / folder).is_dir(), folder
