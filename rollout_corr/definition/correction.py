@@ -28,10 +28,9 @@ from torch import Tensor
 from rollout_corr.definition.thresholds import float32_at_least, float32_at_most, log_bound, threshold_of
 from rollout_corr.definition.tokens import (
     LARGEST_D,
+    CriterionValues,
     Tokens,
-    binary_kl,
     k3,
-    probability,
     select,
     sum_of_d,
     sum_of_statistic,
@@ -43,59 +42,6 @@ SMALLEST_MEAN = 1e-8
 
 
 # --- one token ---
-
-
-class CriterionValues:
-    """The quantities that formulas in spec/statistics.py read (`TokenValues` there), for one criterion."""
-
-    def __init__(self, criterion: Criterion, tokens: Tokens, external: Mapping[str, Tensor]) -> None:
-        self._criterion = criterion
-        self._tokens = tokens
-        self._external = external
-
-    @property
-    def d(self) -> Tensor:
-        """D after the criterion's token clamp."""
-        limit, d = self._criterion.token_clamp, self._tokens.d
-        return d if limit is None else d.clamp(-limit, limit)
-
-    @property
-    def clamped_d(self) -> Tensor:
-        """`d` within +-Spec.clamp."""
-        return self._tokens.clamped(self._criterion.token_clamp)
-
-    @property
-    def p(self) -> Tensor:
-        """exp(rollout_logp)."""
-        return probability(self._tokens.rollout)
-
-    @property
-    def q(self) -> Tensor:
-        """exp(train_logp)."""
-        return probability(self._tokens.train)
-
-    @property
-    def binary_kl(self) -> Tensor:
-        """KL(rollout || train) of {this token, any other}."""
-        tokens = self._tokens
-        return select(tokens.measured, binary_kl(tokens.rollout, tokens.train, tokens.d, self._criterion.eps))
-
-    @property
-    def binary_kl_reverse(self) -> Tensor:
-        """KL(train || rollout) of {this token, any other}."""
-        tokens = self._tokens
-        return select(tokens.measured, binary_kl(tokens.train, tokens.rollout, -tokens.d, self._criterion.eps))
-
-    @property
-    def external(self) -> Tensor:
-        """The caller's tensor."""
-        given = self._external[self._criterion.name or ""]
-        return select(self._tokens.measured, given.to(self._tokens.d.dtype))
-
-    def k3(self, x: Tensor) -> Tensor:
-        """e^x - 1 - x."""
-        # Not tokens.k3: what decides must not depend on how large D is elsewhere in the block.
-        return k3(x)
 
 
 def statistic(criterion: Criterion, tokens: Tokens, external: Mapping[str, Tensor]) -> Tensor:
@@ -230,7 +176,7 @@ class Outcome:
     among: Tensor | None  # which units were measured
     dropped: Tensor | None  # bool per token
     failed: Tensor | None  # [S] bool
-    struck: Tensor | None = None  # [S] bool: sequences that failed and lose their `selected` tokens alone
+    thinned: Tensor | None = None  # [S] bool: sequences that failed and lose their `selected` tokens alone
     selected: Tensor | None = None  # bool per token
 
 

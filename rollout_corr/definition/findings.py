@@ -211,8 +211,8 @@ def tokens_lost(outcome: Outcome, tokens: Tokens, n_valid: Tensor) -> Tensor:
     """[S] int64: valid tokens that one criterion rejected."""
     if outcome.failed is not None:
         return torch.where(outcome.failed, n_valid, 0)
-    if outcome.struck is not None and outcome.selected is not None:
-        return torch.where(outcome.struck, tokens.count(outcome.selected), 0)
+    if outcome.thinned is not None and outcome.selected is not None:
+        return torch.where(outcome.thinned, tokens.count(outcome.selected), 0)
     return torch.zeros_like(n_valid) if outcome.dropped is None else tokens.count(outcome.dropped)
 
 
@@ -227,8 +227,8 @@ def tokens_kept(tokens: Tokens, n_valid: Tensor, decision: Decision) -> Tensor:
     left = [torch.ones_like(tokens.d, dtype=torch.bool) if tokens.valid is None else tokens.valid]
     choice = torch.zeros_like(n_valid)
     for outcome in decision.outcomes:
-        if outcome.struck is not None and outcome.selected is not None:
-            choice = choice + outcome.struck * len(left)
+        if outcome.thinned is not None and outcome.selected is not None:
+            choice = choice + outcome.thinned * len(left)
             left += [which & ~outcome.selected for which in left]
         elif outcome.dropped is not None:
             left = [which & ~outcome.dropped for which in left]

@@ -3,19 +3,20 @@
 1. `read_tokens` subtracts the log-probs, applies `Spec.nonfinite` and gives `Tokens`, where what is not measured is 0.
 2. `k3`, `probability`, `binary_kl`: formulas of a token that do not cancel.
 3. `sum_of_d`, `sum_of_statistic`: sums that decide, as sums of integers.
+4. `CriterionValues`: the quantities that the formulas of spec/statistics.py read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from rollout_corr.definition.sequences import Sequences
-from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.correction import Criterion, Spec
 
 # Sums that decide are integer sums, so that order cannot matter. D: one limb on a 2^-28 grid, saturated at 2^10, which
 # leaves room for 2^25 tokens a sequence. Other statistics: two limbs, whole part (saturated at 2^37) and fraction.
@@ -260,3 +261,59 @@ def read_tokens(
     train, rollout, d = (select(measured, x) for x in (train, rollout, d))
     propagate = spec.nonfinite == "propagate"
     return Tokens(sequences, train, rollout, d, valid, measured, nonfinite, spec.clamp, propagate)
+
+
+# --- what formulas read ---
+
+
+class CriterionValues:
+    """The quantities that formulas in spec/statistics.py read (`TokenValues` there), for one criterion."""
+
+    def __init__(self, criterion: Criterion, tokens: Tokens, external: Mapping[str, Tensor]) -> None:
+        self._criterion = criterion
+        self._tokens = tokens
+        self._external = external
+
+    @property
+    def d(self) -> Tensor:
+        """D after the criterion's token clamp."""
+        limit, d = self._criterion.token_clamp, self._tokens.d
+        return d if limit is None else d.clamp(-limit, limit)
+
+    @property
+    def clamped_d(self) -> Tensor:
+        """`d` within +-Spec.clamp."""
+        return self._tokens.clamped(self._criterion.token_clamp)
+
+    @property
+    def p(self) -> Tensor:
+        """exp(rollout_logp)."""
+        return probability(self._tokens.rollout)
+
+    @property
+    def q(self) -> Tensor:
+        """exp(train_logp)."""
+        return probability(self._tokens.train)
+
+    @property
+    def binary_kl(self) -> Tensor:
+        """KL(rollout || train) of {this token, any other}."""
+        tokens = self._tokens
+        return select(tokens.measured, binary_kl(tokens.rollout, tokens.train, tokens.d, self._criterion.eps))
+
+    @property
+    def binary_kl_reverse(self) -> Tensor:
+        """KL(train || rollout) of {this token, any other}."""
+        tokens = self._tokens
+        return select(tokens.measured, binary_kl(tokens.train, tokens.rollout, -tokens.d, self._criterion.eps))
+
+    @property
+    def external(self) -> Tensor:
+        """The caller's tensor."""
+        given = self._external[self._criterion.name or ""]
+        return select(self._tokens.measured, given.to(self._tokens.d.dtype))
+
+    def k3(self, x: Tensor) -> Tensor:
+        """e^x - 1 - x."""
+        # Not tokens.k3: what decides must not depend on how large D is elsewhere in the block.
+        return k3(x)
