@@ -11,7 +11,7 @@ import torch
 from benchmarks import machine, report, tables
 from benchmarks.cases import gate
 from benchmarks.cases.batches import both_layouts
-from benchmarks.cases.contender import BY_HAND, COMPILED, OURS, VERL, Contender
+from benchmarks.cases.contender import BY_HAND, COMPILED, OURS, VERL, VERL_METRICS, Contender
 from benchmarks.cases.contenders import on_cpu
 from benchmarks.cases.operations import WORKLOADS
 from benchmarks.cpu import __main__ as cpu
@@ -62,20 +62,20 @@ def test_memory_sees_what_an_op_allocates():
 def test_nothing_is_timed_after_a_wrong_result(wrong, monkeypatch):
     workload = WORKLOADS[1]
 
-    def two(batch, operation):
-        ours, by_hand = (who for who in on_cpu(batch, operation) if who.name in (OURS, BY_HAND))
-        spoiled = {"a peer": by_hand, "ours": ours}.get(wrong)
+    def three(batch, operation):
+        spoiled = {"a peer": BY_HAND, "ours": OURS}.get(wrong)
+        found = {who.name: who for who in on_cpu(batch, operation)}
 
         def off():
-            out = spoiled.whole()
+            out = found[spoiled].whole()
             return out._replace(weights=out.weights * 1.001)
 
-        return [Contender(who.name, off, off) if who is spoiled else who for who in (ours, by_hand)]
+        return [Contender(x, off, off) if x == spoiled else found[x] for x in (OURS, VERL_METRICS, BY_HAND)]
 
     def timed(*_):
         raise AssertionError("timed")
 
-    monkeypatch.setattr(cpu, "on_cpu", two)
+    monkeypatch.setattr(cpu, "on_cpu", three)
     monkeypatch.setattr(cpu, "take_turns", timed)
     batch = both_layouts(24, 300)["padded"]
     if wrong == "nothing is rejected":
