@@ -43,7 +43,7 @@ def saturated(x: Tensor) -> Tensor:
 
 
 def kl(term: KL, k: Tensor) -> Tensor:
-    """The penalty of a token; with `gradient` the value of one kind and the gradient of another."""
+    """Compute the penalty of a token; with `gradient` it has the value of one kind and the gradient of another."""
     k = saturated(k)
     value = KL_VALUES[term.kind](term, k)
     if term.gradient is None or term.gradient == term.kind:
@@ -53,7 +53,7 @@ def kl(term: KL, k: Tensor) -> Tensor:
 
 
 def kl_k3(term: KL, k: Tensor) -> Tensor:
-    """e^-k - 1 + k within the term's clamps."""
+    """Compute e^-k - 1 + k within the term's clamps."""
     k = k.clamp(-term.log_clamp, term.log_clamp)
     # The value and its slope 1 - e^-k both cancel where k is small, so each is computed without cancellation.
     at = k.detach()
@@ -88,7 +88,7 @@ class Operands:
 
 
 def both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """The intersection of two masks."""
+    """Intersect two masks."""
     if one is None or other is None:
         return one if other is None else other
     return one & other
@@ -107,7 +107,7 @@ def finite(given: Operands, objective: Objective) -> Tensor:
 
 
 def log_ratio(given: Operands, new: Tensor, among: Tensor | None, objective: Objective) -> Tensor:
-    """x per token, 0 where it does not count."""
+    """x per token, 0 at tokens that do not count."""
     if given.base is None:
         return new - new.detach()
     base = given.base
@@ -117,7 +117,7 @@ def log_ratio(given: Operands, new: Tensor, among: Tensor | None, objective: Obj
 
 
 def mean_of_d(x: Tensor, sequences: Sequences, n: Tensor, propagate: bool) -> Tensor:
-    """The mean per sequence of selected log-ratios, at each token: exact sums, with the gradient of plain ones."""
+    """Average selected log-ratios per sequence, at each of its tokens: exact sums, with the gradient of plain ones."""
     limited = saturated(x)
     total = sum_of_d(limited.detach(), sequences, propagate, x.detach())
     if x.requires_grad:
@@ -126,7 +126,7 @@ def mean_of_d(x: Tensor, sequences: Sequences, n: Tensor, propagate: bool) -> Te
 
 
 def at_each_token(total: Tensor, like: Tensor, sequences: Sequences, n: Tensor) -> Tensor:
-    """Sums per sequence as means at its tokens."""
+    """Divide sums per sequence into means, at each of its tokens."""
     return sequences.spread((total / n.clamp(min=1)).to(like.dtype)).expand(like.shape)
 
 
@@ -171,11 +171,11 @@ class TokensThatTrain:
 
 
 def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple[Tensor, Named, Named]:
-    """The loss summed over some whole sequences, before it is divided, and its statistics.
+    """Sum the loss over some whole sequences, before it is divided, and collect its statistics.
 
     Args:
         given: The sequences.
-        objective: What to compute.
+        objective: Everything that is fixed about the loss.
         look: Leave out selections that select everything. Reads a value, so CPU tensors only.
 
     Returns:
