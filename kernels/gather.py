@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.correct.plan import Tables
+from rollout_corr.kernels.io import either
 from rollout_corr.kernels.slots import Extents, edge
 from rollout_corr.kernels.tokens import GRID_OF_D, GRID_OF_FRACTION, at, has, named, size
 
@@ -32,6 +33,12 @@ class Gathered(NamedTuple):
     integers: tl.tensor  # int64
     floats: tl.tensor  # float64
     peaks: tl.tensor  # int32 or int64, keys of floats
+
+
+@triton.jit
+def slot_tables(counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, peaks: tl.tensor) -> SlotTables:
+    """Group the slot tables; in the place of one that is None stands the first, which is not looked at."""
+    return SlotTables(counts, either(integers, counts), either(floats, counts), either(peaks, counts))
 
 
 @triton.constexpr_function
@@ -157,7 +164,7 @@ def gather_kernel(
     """Write all tables by owner, [columns, owner_count]; the first and last owner of a packed batch are no sequence."""
     owner = tl.program_id(0).to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
     _, first, many = slots_of(offsets, owner, Extents(tokens, sequences, 0, tiles), PLAN, SHAPE.tile)
-    found = gathered(SlotTables(counts, integers, floats, peaks), first, many, slots, PLAN, SHAPE)
+    found = gathered(slot_tables(counts, integers, floats, peaks), first, many, slots, PLAN, SHAPE)
     put_columns(counts_out, found.counts, owner, owner_count, PLAN, "counts")
     if size(PLAN, "integers") > 0:
         put_columns(integers_out, found.integers, owner, owner_count, PLAN, "integers")

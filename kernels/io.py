@@ -15,31 +15,31 @@ class PerToken(NamedTuple):
 
     pointer: tl.tensor
     row: tl.tensor  # from one row to the next, int64
-    step: tl.tensor  # from one token to the next, int64; None where they lie side by side
+    step: tl.tensor  # from one token to the next, int64; not looked at where all lie side by side (UNIT)
 
 
 @triton.jit
-def strided(pointer: tl.tensor, row: tl.tensor, step: tl.tensor, TILING: tl.constexpr) -> PerToken:
-    """A tensor with strides of its own."""
-    if TILING.unit:
-        return PerToken(pointer, row, None)
+def either(x: tl.tensor, other: tl.tensor) -> tl.tensor:
+    """Return x, or the other where x is None: Triton 3.5 and 3.6 take no None into a tuple."""
+    if x is None:
+        return other
     else:
-        return PerToken(pointer, row, step)
+        return x
 
 
 @triton.jit
 def contiguous(pointer: tl.tensor, extents: Extents) -> PerToken:
-    """A contiguous tensor."""
-    return PerToken(pointer, extents.width, None)
+    """A contiguous tensor, for UNIT accesses."""
+    return PerToken(pointer, extents.width, extents.width)
 
 
 @triton.jit
 def addresses(
-    tensor: PerToken, stretch: Stretch, place: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
+    tensor: PerToken, stretch: Stretch, place: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr
 ) -> tl.tensor:
-    """Find where the tokens of a part lie: [ROWS, LANES, VEC] pointers."""
+    """Find where the tokens of a part lie: [ROWS, LANES, VEC] pointers. UNIT: neighbours lie side by side."""
     first = stretch.tile.to(tl.int64) * TILING.tile
-    if tensor.step is None:
+    if UNIT:
         if not PLAN.packed:
             rows = stretch.sequence.to(tl.int64) * tensor.row
             if TILING.aligned:
@@ -78,10 +78,10 @@ def store_tokens(pointers: tl.tensor, x: tl.tensor, inside: tl.tensor, interior:
 def store_parts(
     tensor: PerToken, parts: tl.tuple, stretch: Stretch, PLAN: tl.constexpr, TILING: tl.constexpr, FULL: tl.constexpr
 ) -> None:
-    """Store all parts of a tile, each [ROWS, LANES, VEC]. FULL: every slot fills its tile."""
+    """Store all parts of a tile of a contiguous tensor, each [ROWS, LANES, VEC]. FULL: every slot fills its tile."""
     for part in tl.static_range(parts_of(TILING)):
         place = positions(part * TILING.part, TILING.lanes, TILING.vec)
-        where = addresses(tensor, stretch, place, PLAN, TILING)
+        where = addresses(tensor, stretch, place, PLAN, TILING, True)
         store_tokens(where, parts[part], inside_of(stretch, place), FULL)
 
 

@@ -15,7 +15,7 @@ from rollout_corr.kernels.correct.criteria import selected
 from rollout_corr.kernels.correct.decide import REJECTED, WEIGHTLESS, late_bit
 from rollout_corr.kernels.correct.measures import BINS, COPIES, Ratio, weight_of
 from rollout_corr.kernels.correct.peers import finish_call
-from rollout_corr.kernels.io import PerToken, addresses, contiguous, load_tokens, of_sequence, store_tokens, strided
+from rollout_corr.kernels.io import PerToken, addresses, contiguous, either, load_tokens, of_sequence, store_tokens
 from rollout_corr.kernels.partials import add_up, largest
 from rollout_corr.kernels.slots import Extents, Stretch, inside_of, is_full, positions, stretch_of
 from rollout_corr.kernels.tokens import (
@@ -129,10 +129,11 @@ def zero(pointers: tl.tensor, where: tl.tensor) -> None:
 
 @triton.jit
 def load_at(
-    tensor: PerToken, stretch: Stretch, place: tl.tensor, interior: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
-) -> tl.tensor:
+    tensor: PerToken, stretch: Stretch, place: tl.tensor, interior: tl.tensor,
+    PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """Load a tile of a per-token tensor."""
-    return load_tokens(addresses(tensor, stretch, place, PLAN, TILING), inside_of(stretch, place), interior)
+    return load_tokens(addresses(tensor, stretch, place, PLAN, TILING, UNIT), inside_of(stretch, place), interior)
 
 
 @triton.jit
@@ -141,8 +142,8 @@ def dropped_late(
     interior: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Find the tokens that failed criteria of their sequence drop one by one; states are [ROWS, 1, 1]."""
-    d = load_at(inputs.train, stretch, place, interior, PLAN, TILING).to(real(PLAN))
-    d -= load_at(inputs.rollout, stretch, place, interior, PLAN, TILING).to(real(PLAN))
+    d = load_at(inputs.train, stretch, place, interior, PLAN, TILING, TILING.unit).to(real(PLAN))
+    d -= load_at(inputs.rollout, stretch, place, interior, PLAN, TILING, TILING.unit).to(real(PLAN))
     measured = valid
     if PLAN.nonfinite == "reject":
         measured = valid & is_finite(d)
@@ -151,7 +152,7 @@ def dropped_late(
     advantage = d
     if PLAN.advantages == "token":
         advantages = contiguous(inputs.advantages, extents)
-        advantage = load_at(advantages, stretch, place, interior, PLAN, TILING).to(real(PLAN))
+        advantage = load_at(advantages, stretch, place, interior, PLAN, TILING, True).to(real(PLAN))
     elif PLAN.advantages == "sequence":
         advantage = of_sequence(inputs.advantages, stretch, extents, d)
     lost = inside_of(stretch, place) & (states < 0)
@@ -176,11 +177,11 @@ def apply_to_tokens(
     lost = inside & (states < 0)
     valid = inside
     if PLAN.masked and ((PLAN.spreads and not PLAN.marks) or late):
-        valid = load_at(inputs.mask, stretch, place, interior, PLAN, TILING) != 0
+        valid = load_at(inputs.mask, stretch, place, interior, PLAN, TILING, TILING.unit) != 0
     if late:
         lost = dropped_late(inputs, valid, states, stretch, extents, place, interior, PLAN, TILING)
     if PLAN.spreads:
-        where = addresses(contiguous(weights, extents), stretch, place, PLAN, TILING)
+        where = addresses(contiguous(weights, extents), stretch, place, PLAN, TILING, True)
         if PLAN.marks:
             valid = load_tokens(where, inside, interior) != 0
         if PLAN.rejected != "mask":
@@ -192,9 +193,9 @@ def apply_to_tokens(
         gone = inside & ((states & WEIGHTLESS) != 0)
         if PLAN.rejected != "mask":
             gone = gone | lost
-        zero(addresses(contiguous(weights, extents), stretch, place, PLAN, TILING), gone)
+        zero(addresses(contiguous(weights, extents), stretch, place, PLAN, TILING, True), gone)
     if PLAN.zeroes_mask:
-        where = addresses(contiguous(mask_out, extents), stretch, place, PLAN, TILING)
+        where = addresses(contiguous(mask_out, extents), stretch, place, PLAN, TILING, True)
         zero(where, lost | (inside & ((states & REJECTED) != 0)))
 
 
@@ -220,7 +221,8 @@ def apply_kernel(
     program = tl.program_id(0)
     extents = Extents(tokens, sequences, width, tiles)
     if program >= apply_programs:
-        results = Results(token_sums, sequence_sums, histogram, token_maxima, sequence_maxima, statistics)
+        bins = either(histogram, token_sums)
+        results = Results(token_sums, sequence_sums, bins, token_maxima, sequence_maxima, statistics)
         finish(program - apply_programs, results, numbers, extents, token_programs, sequence_programs, PLAN, CHUNK)
     elif PLAN.applies:
         slot = program.to(tl.int64) * TILING.rows + tl.arange(0, TILING.rows)
@@ -232,9 +234,9 @@ def apply_kernel(
         state = tl.load(states + stretch.sequence, mask=known, other=0)
         if PLAN.spreads or tl.max(state, 0) > 0:
             inputs = Inputs(
-                strided(train_logp, train_row, train_step, TILING),
-                strided(rollout_logp, rollout_row, rollout_step, TILING),
-                strided(mask, mask_row, mask_step, TILING),
-                advantages,
+                PerToken(train_logp, train_row, train_step),
+                PerToken(rollout_logp, rollout_row, rollout_step),
+                PerToken(either(mask, train_logp), mask_row, mask_step),
+                either(advantages, train_logp),
             )
             apply_to_tokens(inputs, weights, mask_out, sequence_weights, state, stretch, extents, PLAN, TILING)

@@ -15,7 +15,7 @@ from rollout_corr.kernels.correct.measures import (
 )
 from rollout_corr.kernels.correct.peers import report_criterion, report_sequences, report_weights
 from rollout_corr.kernels.correct.plan import Plan, Test
-from rollout_corr.kernels.gather import Gathered, SlotTables, column, exact, gathered, integer, plain, slots_of
+from rollout_corr.kernels.gather import Gathered, column, exact, gathered, integer, plain, slot_tables, slots_of
 from rollout_corr.kernels.partials import Partials, add
 from rollout_corr.kernels.slots import Extents
 from rollout_corr.kernels.tokens import (
@@ -150,7 +150,7 @@ def decide_by_sequences(
     found: Gathered, rows: Rows, advantage: tl.tensor, keep: tl.tensor, out: Partials, numbers: tl.tuple,
     PLAN: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """Test sequences by their own criteria: `keep`, the bits of what drops tokens, what xtuner's veto rejected."""
+    """Test sequences by their own criteria: `keep`, the bits of what drops tokens, what a veto rejected."""
     kept_by_tokens = keep
     state = tl.zeros_like(rows.valid).to(tl.int32)
     vetoed = tl.zeros_like(keep)
@@ -272,7 +272,7 @@ def decide_kernel(
     owner = tl.program_id(0).to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
     sequence, first, many = slots_of(offsets, owner, Extents(tokens, sequences, 0, tiles), PLAN, SHAPE.tile)
     known = (sequence >= 0) & (sequence < sequences)
-    found = gathered(SlotTables(counts, integers, floats, peaks), first, many, slots, PLAN, SHAPE)
+    found = gathered(slot_tables(counts, integers, floats, peaks), first, many, slots, PLAN, SHAPE)
 
     valid, nonfinite = integer(found, PLAN, "valid"), integer(found, PLAN, "nonfinite")
     if PLAN.packed:

@@ -27,10 +27,10 @@ from rollout_corr.kernels.io import (
     PerToken,
     addresses,
     contiguous,
+    either,
     load_tokens,
     of_sequence,
     store_parts,
-    strided,
 )
 from rollout_corr.kernels.slots import (
     Extents,
@@ -98,6 +98,21 @@ class Shared(NamedTuple):
     numbers: tl.tuple
 
 
+# In Triton 3.5 and 3.6 a tuple that grows forgets the names within its entries; these two restore them.
+
+
+@triton.jit
+def part_of(x: tl.tuple) -> Part:
+    """Name the entries of a part."""
+    return Part(x[0], x[1], x[2])
+
+
+@triton.jit
+def pair_of(x: tl.tuple) -> Pair:
+    """Name the entries of a pair."""
+    return Pair(x[0], x[1], x[2], x[3], x[4])
+
+
 @triton.constexpr_function
 def compares_with_rollout(plan: Plan, k: int) -> bool:
     """Test whether the k-th further pair is new/rollout and not new/old."""
@@ -120,11 +135,11 @@ def load_parts(
     for i in tl.static_range(parts_of(TILING)):
         place = positions(i * TILING.part, TILING.lanes, TILING.vec)
         inside = inside_of(stretch, place)
-        train = load_tokens(addresses(inputs.train, stretch, place, PLAN, TILING), inside, WHOLE)
-        rollout = load_tokens(addresses(inputs.rollout, stretch, place, PLAN, TILING), inside, WHOLE)
+        train = load_tokens(addresses(inputs.train, stretch, place, PLAN, TILING, TILING.unit), inside, WHOLE)
+        rollout = load_tokens(addresses(inputs.rollout, stretch, place, PLAN, TILING, TILING.unit), inside, WHOLE)
         given = inside.to(tl.int8)
         if PLAN.masked:
-            given = load_tokens(addresses(inputs.mask, stretch, place, PLAN, TILING), inside, WHOLE)
+            given = load_tokens(addresses(inputs.mask, stretch, place, PLAN, TILING, TILING.unit), inside, WHOLE)
             if WHOLE and not FULL:
                 given = tl.where(inside, given, 0).to(given.dtype)
         elif FULL:
@@ -139,7 +154,7 @@ def token_tensor(
 ) -> tl.tensor:  # fmt: skip
     """Load extra input WHICH: the external tensors come first, then new_logp."""
     tensor = contiguous(shared.externals[WHICH], shared.extents)
-    where = addresses(tensor, shared.stretch, place, PLAN, TILING)
+    where = addresses(tensor, shared.stretch, place, PLAN, TILING, True)
     return load_tokens(where, inside_of(shared.stretch, place), shared.full).to(real(PLAN))
 
 
@@ -161,7 +176,7 @@ def advantage_of(
     """Load the advantages of a part; without any return `like`, which is not looked at."""
     advantage = like
     if PLAN.advantages == "token":
-        where = addresses(contiguous(shared.advantages, shared.extents), shared.stretch, place, PLAN, TILING)
+        where = addresses(contiguous(shared.advantages, shared.extents), shared.stretch, place, PLAN, TILING, True)
         advantage = load_tokens(where, inside_of(shared.stretch, place), shared.full).to(real(PLAN))
     elif PLAN.advantages == "sequence":
         advantage = of_sequence(shared.advantages, shared.stretch, shared.extents, like)
@@ -190,9 +205,9 @@ def compare(logp: tl.tensor, base: tl.tensor, valid: tl.tensor, PLAN: tl.constex
 @triton.jit
 def largest_gap(parts: tl.tuple, outside: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
     """Find the largest |D| of a program's valid tokens, as the integer of its bits, by which NaN is above all."""
-    largest = tl.abs(gap_of(parts[0], outside, PLAN))
+    largest = tl.abs(gap_of(part_of(parts[0]), outside, PLAN))
     for i in tl.static_range(1, len(parts)):
-        gap = tl.abs(gap_of(parts[i], outside, PLAN))
+        gap = tl.abs(gap_of(part_of(parts[i]), outside, PLAN))
         largest = tl.maximum(largest, gap, propagate_nan=tl.PropagateNan.ALL)
     if PLAN.double:
         return tl.max(tl.ravel(largest.to(tl.int64, bitcast=True)), 0)
@@ -238,7 +253,7 @@ def read_part(
             pairs = pairs + (compare(new, rollout, valid, PLAN, False),)
         else:
             pairs = pairs + (compare(new, train, valid, PLAN, False),)
-        found = record_count(found, PLAN, of_pair(k + 1, "nonfinite"), pairs[k + 1].nonfinite)
+        found = record_count(found, PLAN, of_pair(k + 1, "nonfinite"), pair_of(pairs[k + 1]).nonfinite)
     found = record_count(found, PLAN, "nonfinite", pair.nonfinite)
 
     clamp = number(numbers, PLAN, "clamp").to(pair.d.dtype)
@@ -261,8 +276,9 @@ def read_part(
     for i in tl.static_range(size(PLAN, "tests")):
         if test(PLAN, i).over == "token":
             external = external_of(shared, pair.logp, place, test(PLAN, i), PLAN, TILING)
-            found, dropped = test_tokens(found, pairs[test(PLAN, i).pair], advantage, external, dropped, numbers,
-                                         test(PLAN, i), PLAN)  # fmt: skip
+            compared = pair_of(pairs[test(PLAN, i).pair])
+            found, dropped = test_tokens(found, compared, advantage, external, dropped, numbers, test(PLAN, i),
+                                         PLAN)  # fmt: skip
     found = aggregate_part(found, pairs, place, dropped, shared, PLAN, TILING, TAME)
     if size(PLAN, "schemes") > 0:
         found = report_tokens(found, pair, survivors(pair, dropped, PLAN), ratio, weight, numbers, PLAN)
@@ -300,19 +316,19 @@ def aggregate_part(
     PLAN: tl.constexpr, TILING: tl.constexpr, TAME: tl.constexpr,
 ) -> tl.tuple:  # fmt: skip
     """Record what sequences need: sums of D for their weights, sums and extrema for their criteria."""
-    pair = pairs[0]
+    pair = pair_of(pairs[0])
     among = survivors(pair, dropped, PLAN)
     if PLAN.kept:
         found = record_count(found, PLAN, "survivors", among)
         found = record_sum(found, PLAN, "d_kept", tl.where(among, pair.d, 0.0), TAME)
         for k in tl.static_range(1, len(pairs)):
-            found = record_count(found, PLAN, of_pair(k, "survivors"), survivors(pairs[k], dropped, PLAN))
+            found = record_count(found, PLAN, of_pair(k, "survivors"), survivors(pair_of(pairs[k]), dropped, PLAN))
     if PLAN.level != "token" and PLAN.token_clamp:
         most = number(shared.numbers, PLAN, "token_clamp").to(pair.d.dtype)
         found = record_sum(found, PLAN, "weight", tl.where(among, limited(pair.d, -most, most, PLAN), 0.0), TAME)
     for i in tl.static_range(size(PLAN, "tests")):
         if test(PLAN, i).over == "sequence":
-            compared = pairs[test(PLAN, i).pair]
+            compared = pair_of(pairs[test(PLAN, i).pair])
             external = external_of(shared, pair.logp, place, test(PLAN, i), PLAN, TILING)
             found = aggregate_tokens(found, compared, survivors(compared, dropped, PLAN), external, shared.numbers,
                                      test(PLAN, i), PLAN, TAME and test(PLAN, i).pair == 0)  # fmt: skip
@@ -329,7 +345,7 @@ def count_classes(
     for k in tl.static_range(len(pairs)):
         if has_classes(PLAN, k):
             for c in tl.static_range(4):
-                which = class_of(pairs[k], advantage, class_name(c))
+                which = class_of(pair_of(pairs[k]), advantage, class_name(c))
                 found = record_count(found, PLAN, of_pair(k, class_name(c)), which)
                 if k == 0 and PLAN.drops_tokens:
                     found = record_count(found, PLAN, named("alive", class_name(c)), which & (dropped == 0))
@@ -344,7 +360,7 @@ def read_parts(
     found, weights, masks = (), (), ()
     for i in tl.static_range(parts_of(TILING)):
         place = positions(i * TILING.part, TILING.lanes, TILING.vec)
-        more, weight, mask = read_part(parts[i], place, shared, PLAN, TILING, TAME)
+        more, weight, mask = read_part(part_of(parts[i]), place, shared, PLAN, TILING, TAME)
         weights, masks = weights + weight, masks + mask
         if i == 0:
             found = more
@@ -395,9 +411,9 @@ def read_kernel(
     stretch = stretch_of(offsets, owner, slot, extents, PLAN, TILING.tile)
     full, whole = coverage(stretch, extents, PLAN, TILING.tile)
     inputs = Inputs(
-        strided(train_logp, train_row, train_step, TILING),
-        strided(rollout_logp, rollout_row, rollout_step, TILING),
-        strided(mask, mask_row, mask_step, TILING),
+        PerToken(train_logp, train_row, train_step),
+        PerToken(rollout_logp, rollout_row, rollout_step),
+        PerToken(either(mask, train_logp), mask_row, mask_step),
     )
     # One branch around all loads, so that all are under way before the first is needed.
     if full:
@@ -408,7 +424,7 @@ def read_kernel(
         parts = load_parts(inputs, stretch, PLAN, TILING, False, False)
     largest = largest_gap(parts, outside, PLAN)
     clamp = number(numbers, PLAN, "clamp").to(real(PLAN))
-    shared = Shared(stretch, extents, full, outside, advantages, externals, numbers)
+    shared = Shared(stretch, extents, full, outside, either(advantages, train_logp), externals, numbers)
     if largest <= clamp.to(largest.dtype, bitcast=True):
         found, new_weights, new_masks = read_parts(parts, shared, PLAN, TILING, True)
     else:

@@ -15,11 +15,11 @@ from rollout_corr.kernels.io import (
     PerToken,
     addresses,
     contiguous,
+    either,
     load_tokens,
     of_sequence,
     store_parts,
     store_tokens,
-    strided,
 )
 from rollout_corr.kernels.policy_loss.formulas import Token, penalty, penalty_factor, policy
 from rollout_corr.kernels.slots import (
@@ -73,6 +73,12 @@ class Part(NamedTuple):
     valid: tl.tensor  # bool; False at tokens of other slots
 
 
+@triton.jit
+def part_of(x: tl.tuple) -> Part:
+    """Name the entries of a part: in Triton 3.5 and 3.6 a tuple that grows forgets the names within its entries."""
+    return Part(x[0], x[1], x[2], x[3], x[4], x[5], x[6])
+
+
 class Shared(NamedTuple):
     """What all parts of a program share."""
 
@@ -90,12 +96,12 @@ class Shared(NamedTuple):
 @triton.jit
 def load_input(
     tensor: PerToken, stretch: Stretch, place: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr,
-    GIVEN: tl.constexpr, WHOLE: tl.constexpr,
+    UNIT: tl.constexpr, GIVEN: tl.constexpr, WHOLE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Load a part of a tensor if it is given; else return anything."""
     inside = inside_of(stretch, place)
     if GIVEN:
-        return load_tokens(addresses(tensor, stretch, place, PLAN, TILING), inside, WHOLE)
+        return load_tokens(addresses(tensor, stretch, place, PLAN, TILING, UNIT), inside, WHOLE)
     else:
         return inside
 
@@ -111,13 +117,14 @@ def load_parts(
     parts = ()
     for i in tl.static_range(parts_of(TILING)):
         place = positions(i * TILING.part, TILING.lanes, TILING.vec)
-        new = load_input(inputs.new, stretch, place, PLAN, TILING, True, WHOLE)
-        base = load_input(inputs.base, stretch, place, PLAN, TILING, PLAN.based, WHOLE)
-        ref = load_input(inputs.ref, stretch, place, PLAN, TILING, PLAN.referred, WHOLE)
-        weights = load_input(inputs.weights, stretch, place, PLAN, TILING, PLAN.weighted, WHOLE)
-        trains = load_input(inputs.trains, stretch, place, PLAN, TILING, PLAN.trained, WHOLE)
-        valid = load_input(inputs.mask, stretch, place, PLAN, TILING, PLAN.masked, WHOLE)
-        advantages = load_input(inputs.advantages, stretch, place, PLAN, TILING, PLAN.advantages == "token", WHOLE)
+        new = load_input(inputs.new, stretch, place, PLAN, TILING, TILING.unit, True, WHOLE)
+        base = load_input(inputs.base, stretch, place, PLAN, TILING, TILING.unit, PLAN.based, WHOLE)
+        ref = load_input(inputs.ref, stretch, place, PLAN, TILING, TILING.unit, PLAN.referred, WHOLE)
+        weights = load_input(inputs.weights, stretch, place, PLAN, TILING, TILING.unit, PLAN.weighted, WHOLE)
+        trains = load_input(inputs.trains, stretch, place, PLAN, TILING, TILING.unit, PLAN.trained, WHOLE)
+        valid = load_input(inputs.mask, stretch, place, PLAN, TILING, TILING.unit, PLAN.masked, WHOLE)
+        advantages = load_input(inputs.advantages, stretch, place, PLAN, TILING, True, PLAN.advantages == "token",
+                                WHOLE)  # fmt: skip
         if PLAN.masked:
             valid = valid != 0
             if not FULL:
@@ -281,12 +288,12 @@ def gradient_kernel(
     stretch = stretch_of(offsets, owner, slot, extents, PLAN, TILING.tile)
     full, whole = coverage(stretch, extents, PLAN, TILING.tile)
     inputs = Inputs(
-        strided(new_logp, new_row, new_step, TILING),
-        strided(base_logp, base_row, base_step, TILING),
-        strided(ref_logp, ref_row, ref_step, TILING),
-        strided(weights, weights_row, weights_step, TILING),
-        strided(trains, trains_row, trains_step, TILING),
-        strided(mask, mask_row, mask_step, TILING),
+        PerToken(new_logp, new_row, new_step),
+        PerToken(either(base_logp, new_logp), base_row, base_step),
+        PerToken(either(ref_logp, new_logp), ref_row, ref_step),
+        PerToken(either(weights, new_logp), weights_row, weights_step),
+        PerToken(either(trains, new_logp), trains_row, trains_step),
+        PerToken(either(mask, new_logp), mask_row, mask_step),
         contiguous(advantages, extents),
     )
     # One branch around all loads, so that all are under way before the first is needed.
@@ -296,7 +303,7 @@ def gradient_kernel(
         parts = load_parts(inputs, stretch, PLAN, TILING, False, True)
     else:
         parts = load_parts(inputs, stretch, PLAN, TILING, False, False)
-    like = parts[0].new.to(real(PLAN))
+    like = part_of(parts[0]).new.to(real(PLAN))
     advantage, level, pull, inner = like, like, like, like
     if PLAN.advantages == "sequence":
         advantage = of_sequence(advantages, stretch, extents, like)
@@ -310,7 +317,7 @@ def gradient_kernel(
     shared = Shared(outside, advantage, level, pull, inner, numbers)
     found, slopes = (), ()
     for i in tl.static_range(parts_of(TILING)):
-        more, slope = loss_of_part(parts[i], shared, PLAN)
+        more, slope = loss_of_part(part_of(parts[i]), shared, PLAN)
         slopes = slopes + (slope,)
         if i == 0:
             found = more
@@ -338,10 +345,12 @@ def scale_parts(
     for i in tl.static_range(parts_of(TILING)):
         place = positions(i * TILING.part, TILING.lanes, TILING.vec)
         inside = inside_of(stretch, place)
-        x = load_tokens(addresses(contiguous(gradient, extents), stretch, place, PLAN, TILING), inside, FULL)
+        where = addresses(contiguous(gradient, extents), stretch, place, PLAN, TILING, True)
+        x = load_tokens(where, inside, FULL)
         if PLAN.averages:
             x = x * of_sequence(inners, stretch, extents, x)
-        store_tokens(addresses(contiguous(scaled, extents), stretch, place, PLAN, TILING), x * factor, inside, FULL)
+        where = addresses(contiguous(scaled, extents), stretch, place, PLAN, TILING, True)
+        store_tokens(where, x * factor, inside, FULL)
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width", "tiles", "steps"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.gather import Gathered, SlotTables, exact, gathered, integer, plain, slots_of
+from rollout_corr.kernels.gather import Gathered, exact, gathered, integer, plain, slot_tables, slots_of
 from rollout_corr.kernels.partials import add, add_up, largest
 from rollout_corr.kernels.policy_loss.formulas import clipped
 from rollout_corr.kernels.policy_loss.plan import LossPlan
@@ -60,7 +60,7 @@ def sequences_kernel(
     owner = tl.program_id(0).to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
     sequence, first, many = slots_of(offsets, owner, Extents(tokens, sequences, 0, tiles), PLAN, SHAPE.tile)
     known = (sequence >= 0) & (sequence < sequences)
-    found = gathered(SlotTables(counts, integers, floats, None), first, many, slots, PLAN, SHAPE)
+    found = gathered(slot_tables(counts, integers, floats, None), first, many, slots, PLAN, SHAPE)
     valid = tl.where(known, integer(found, PLAN, "valid"), 0)
     n = tl.where(known, integer(found, PLAN, "counted"), 0)
     add(sequence_sums, PLAN, "loss_valid_tokens", valid)

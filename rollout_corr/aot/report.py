@@ -1,4 +1,4 @@
-"""`rollout-corr kernels`: compile the kernels for several GPU models, without a GPU, and report what the compiler made.
+"""`rollout-corr kernels`: compile the kernels ahead of time for GPU targets, and report registers and spills.
 
 Three things have to hold, or the command fails:
 
@@ -20,9 +20,9 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rollout_corr.aot.loss_variants import LOSS_FEW, LOSS_VARIANTS, LossVariant
+from rollout_corr.aot.loss_variants import LOSS_FEW, LOSS_VARIANTS
 from rollout_corr.aot.machine_code import MachineCode, read_machine_code
-from rollout_corr.aot.variant import Variant
+from rollout_corr.aot.variant import LossVariant, Variant
 from rollout_corr.aot.variants import FEW, OF_NEW_VARIANTS, SPLIT_VARIANTS, VARIANTS
 from rollout_corr.backends import operators
 

@@ -1,12 +1,12 @@
-"""What a variant of `correct`'s kernels is, and how its tensors lie in memory.
+"""Variants of the kernels: what a compile key is made of, and batches without values that have such a key.
 
-A variant is all that a compile key is made of: the Spec, the layout, the dtypes, how the tensors lie in memory, and
-how long sequences are. Lengths and thresholds are in no key.
+A key holds the structure of the Spec or Objective, the layout, the dtypes, how the tensors lie in memory, and how long
+sequences are on average. Lengths and thresholds are in no key.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,13 +14,14 @@ from torch import Tensor
 
 from rollout_corr.backends import operators
 from rollout_corr.backends.batch import external_names
-from rollout_corr.definition.tokens import compute_dtype
 from rollout_corr.kernels.correct.plan import pairs_of
 from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.loss import Objective
 
 if TYPE_CHECKING:
     from rollout_corr.kernels.correct.launch import Given
     from rollout_corr.kernels.grid import Launch
+    from rollout_corr.kernels.policy_loss.launch import LossGiven
 
 # Mean lengths, one for each of `grid.SHAPES`.
 LONGEST, LONG, MEDIUM, SHORT = 1 << 20, 4096, 512, 64
@@ -30,7 +31,7 @@ TOKENS, HUGE = 1 << 20, 1 << 31
 
 
 def placed(x: Tensor, aligned: bool, unit: bool) -> Tensor:
-    """The same values, lying in memory as a variant has them.
+    """Copy a tensor to memory that is aligned and contiguous or not.
 
     Args:
         x: [N] or [B, T] of any dtype, on any device.
@@ -44,32 +45,23 @@ def placed(x: Tensor, aligned: bool, unit: bool) -> Tensor:
     return lying
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One variant.
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How the batch of a variant is laid out.
 
     Args:
-        name: How a report calls it.
-        spec: What is done.
         packed: Sequences by offsets, or the rows of [B, T].
-        train: Dtype of the trainer's log-probs.
-        rollout: Dtype of the engine's log-probs.
         mask: Dtype of the mask, None without one.
         offsets: Dtype of the offsets of a packed batch.
         advantages: "token", "sequence" or None.
-        aligned: Log-probs and mask begin at a multiple of 16 bytes, and so do all their rows. Otherwise they begin one
+        aligned: Log-probs and masks begin at a multiple of 16 bytes, and so do all their rows. Otherwise they begin one
             element behind, like a slice without the first token.
         unit: Neighbouring tokens lie side by side. Otherwise there is one element between them.
         length: Tokens of a sequence on average, which chooses the shape.
         tokens: Tokens of the batch that is compiled for.
-        split: Sequences lie on several ranks.
     """
 
-    name: str
-    spec: Spec = Spec()  # noqa: RUF009  (frozen)
     packed: bool = True
-    train: torch.dtype = torch.float32
-    rollout: torch.dtype = torch.float32
     mask: torch.dtype | None = torch.bool
     offsets: torch.dtype = torch.int32
     advantages: str | None = None
@@ -77,27 +69,48 @@ class Variant:
     unit: bool = True
     length: int = LONG
     tokens: int = TOKENS
-    split: bool = False
 
     @property
-    def computes(self) -> torch.dtype:
-        """The dtype that computes."""
-        return compute_dtype(self.train, self.rollout)
+    def wide(self) -> bool:
+        """Test whether tensors lie so that the compiler can load 128 bits at a time."""
+        return self.aligned and self.unit
+
+    def place(self, x: Tensor) -> Tensor:
+        """Copy a tensor to memory as this variant has its log-probs and its masks."""
+        return placed(x, self.aligned, self.unit)
+
+    def _shape(self, tokens: int, sequences: int) -> tuple[int, ...]:
+        return (tokens,) if self.packed else (sequences, tokens // sequences)
+
+
+@dataclass(frozen=True)
+class Variant(Layout):
+    """A variant of `correct`.
+
+    Args:
+        name: How a report calls it.
+        spec: What is done.
+        train: Dtype of the trainer's log-probs.
+        rollout: Dtype of the engine's log-probs.
+        split: Sequences lie on several ranks.
+    """
+
+    name: str
+    spec: Spec = Spec()  # noqa: RUF009  (frozen)
+    train: torch.dtype = field(default=torch.float32, kw_only=True)
+    rollout: torch.dtype = field(default=torch.float32, kw_only=True)
+    split: bool = field(default=False, kw_only=True)
 
     @property
     def wide_bytes(self) -> int:
-        """Bytes a token that the compiler has to load 128 bits at a time; 0 where they do not lie well."""
-        if not (self.train == self.rollout == torch.float32 and self.aligned and self.unit):
+        """Bytes a token that the compiler has to load 128 bits at a time."""
+        if not (self.train == self.rollout == torch.float32 and self.wide):
             return 0
         of_mask = 0 if self.mask is None else self.mask.itemsize
         return 4 + 4 + (of_mask if of_mask >= 4 else 0)
 
-    def place(self, x: Tensor) -> Tensor:
-        """The same values, lying in memory as this variant has its log-probs and its mask."""
-        return placed(x, self.aligned, self.unit)
-
     def given(self, tokens: int, sequences: int, device: str | torch.device = "meta") -> Given:
-        """A batch of this variant without values in it.
+        """Make a batch of this variant without values in it.
 
         Args:
             tokens: How many; of a padded batch as many as fit into rows of equal width.
@@ -106,14 +119,15 @@ class Variant:
         """
         from rollout_corr.kernels.correct.launch import Given
 
-        shape = (tokens,) if self.packed else (sequences, tokens // sequences)
+        shape = self._shape(tokens, sequences)
+        computes = torch.promote_types(torch.promote_types(self.train, self.rollout), torch.float32)
 
         def empty(dtype: torch.dtype, *size: int) -> Tensor:
             return torch.empty(size, dtype=dtype, device=device)
 
         advantages = None
         if self.advantages is not None:
-            advantages = empty(self.computes, *(shape if self.advantages == "token" else (sequences,)))
+            advantages = empty(computes, *(shape if self.advantages == "token" else (sequences,)))
         return Given(
             train=self.place(empty(self.train, *shape)),
             rollout=self.place(empty(self.rollout, *shape)),
@@ -126,11 +140,7 @@ class Variant:
         )
 
     def launches(self, given: Given | None = None) -> tuple[Launch, ...]:
-        """What `correct` would launch.
-
-        Args:
-            given: The batch; by default one on the meta device.
-        """
+        """List what `correct` would launch for a batch, by default one on the meta device."""
         from rollout_corr.kernels.correct.launch import Wanted, prepare
 
         given = self.given(self.tokens, self.tokens // self.length) if given is None else given
@@ -138,3 +148,78 @@ class Variant:
         writes_mask = operators.writes_mask(spec, given.mask, given.offsets)
         wanted = Wanted(spec.returns_weights, writes_mask, spec.edits_mask)
         return prepare(given, spec, wanted, split=self.split)[1]
+
+
+@dataclass(frozen=True)
+class LossVariant(Layout):
+    """A variant of `policy_loss`.
+
+    Args:
+        name: How a report calls it.
+        objective: What is computed.
+        new: Dtype of new_logp.
+        base: Dtype of the log-probs that it is compared with, None without.
+        ref: Dtype of the reference policy's log-probs, None without.
+        weights: Dtype of the weights, None without.
+        trains: Dtype of the training mask, None without.
+        counted: The caller gives the denominator.
+        differentiable: The gradient is wanted.
+    """
+
+    name: str
+    objective: Objective
+    new: torch.dtype = field(default=torch.float32, kw_only=True)
+    base: torch.dtype | None = field(default=torch.float32, kw_only=True)
+    ref: torch.dtype | None = field(default=None, kw_only=True)
+    weights: torch.dtype | None = field(default=torch.float32, kw_only=True)
+    trains: torch.dtype | None = field(default=None, kw_only=True)
+    advantages: str = field(default="token", kw_only=True)
+    counted: bool = field(default=False, kw_only=True)
+    differentiable: bool = field(default=True, kw_only=True)
+
+    @property
+    def wide_bytes(self) -> int:
+        """Bytes a token that the compiler has to load 128 bits at a time."""
+        if not (self.new == self.base == torch.float32 and self.wide):
+            return 0
+        return 8 + sum(x.itemsize for x in (self.ref, self.weights) if x == torch.float32)
+
+    def given(self, tokens: int, sequences: int, device: str | torch.device = "meta") -> LossGiven:
+        """Make a batch of this variant without values in it; see `Variant.given`."""
+        from rollout_corr.kernels.policy_loss.launch import LossGiven
+
+        shape = self._shape(tokens, sequences)
+        double = torch.float64 in (self.new, self.base, self.ref)
+
+        def empty(dtype: torch.dtype, *size: int) -> Tensor:
+            return torch.empty(size, dtype=dtype, device=device)
+
+        def line(dtype: torch.dtype | None) -> Tensor | None:
+            return None if dtype is None else self.place(empty(dtype, *shape))
+
+        kind = torch.float64 if double else torch.float32
+        return LossGiven(
+            new=self.place(empty(self.new, *shape)),
+            base=line(self.base),
+            ref=line(self.ref),
+            advantages=empty(kind, *(shape if self.advantages == "token" else (sequences,))),
+            per_sequence=self.advantages == "sequence",
+            weights=line(self.weights),
+            trains=line(self.trains),
+            mask=line(self.mask),
+            offsets=empty(self.offsets, sequences + 1) if self.packed else None,
+            divisor=empty(torch.float64) if self.counted else None,
+            double=double,
+        )
+
+    def launches(self, given: LossGiven | None = None) -> tuple[Launch, ...]:
+        """List what a forward and a backward would launch for a batch, by default one on the meta device."""
+        from rollout_corr.kernels.policy_loss.launch import prepare, prepare_scale
+
+        given = self.given(self.tokens, self.tokens // self.length) if given is None else given
+        found, launches = prepare(given, self.objective, self.differentiable)
+        if found.gradient is None:
+            return launches
+        upstream = torch.empty((), dtype=found.value.dtype, device=given.new.device)
+        backward = prepare_scale(found.gradient, found.inners, upstream, found.divisor, given.offsets, given.new.dtype)
+        return (*launches, backward[1])

@@ -12,6 +12,9 @@ from rollout_corr.frameworks.shared.lookup import preset
 from rollout_corr.spec.correction import Criterion, Reduce, Scheme, Spec, Weight
 from rollout_corr.spec.statistics import Stat
 
+FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+U8, I8, I16, I32, I64 = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
+
 TOKEN = Weight("token", upper=2.0)
 BOUNDED = Weight("token", lower=0.5, upper=2.0)
 PRODUCT = Weight("product", upper=2.0)
@@ -28,24 +31,24 @@ UPPER = {
 
 
 def _tokens(*stats: Stat, **fields: Any) -> tuple[Criterion, ...]:
-    """One criterion over tokens for each statistic."""
+    """Make a criterion over tokens for each statistic."""
     return tuple(Criterion(stat, upper=UPPER[stat], label=stat, **fields) for stat in stats)
 
 
 def _sequences(reduce: Reduce, *stats: Stat, **fields: Any) -> tuple[Criterion, ...]:
-    """One criterion over sequences for each statistic."""
+    """Make a criterion over sequences for each statistic."""
     return tuple(
         Criterion(stat, "sequence", reduce, upper=UPPER[stat], label=f"{reduce}_{stat}", **fields) for stat in stats
     )
 
 
 def _clamped(*criteria: Criterion) -> tuple[Criterion, ...]:
-    """The same after a token clamp."""
+    """Clamp D at tokens first."""
     return tuple(replace(criterion, token_clamp=0.6, label=f"clamped_{criterion.label}") for criterion in criteria)
 
 
 def _bands(*criteria: Criterion) -> tuple[Criterion, ...]:
-    """The same with a lower bound, which makes a hole in what |D| may be."""
+    """Give criteria a lower bound too, which makes a hole in what |D| may be."""
     return tuple(replace(criterion, lower=0.005, label=f"band_{criterion.label}") for criterion in criteria)
 
 
@@ -70,17 +73,17 @@ _REPORTS: tuple[Scheme, ...] = ("verl", "xtuner", "skyrl")
 _DECLARED = (
     # Measured only, in both layouts and for every length.
     Variant("metrics_packed", mask=None),
-    Variant("metrics_short", mask=torch.uint8, length=SHORT, offsets=torch.int64),
-    Variant("metrics_padded", Spec(clamp=0.25), packed=False, mask=torch.int64, length=MEDIUM),
+    Variant("metrics_short", mask=U8, length=SHORT, offsets=I64),
+    Variant("metrics_padded", Spec(clamp=0.25), packed=False, mask=I64, length=MEDIUM),
     Variant("metrics_huge", tokens=HUGE, length=LONGEST),
-    Variant("full_packed", Spec(detail="full"), train=torch.bfloat16, rollout=torch.bfloat16),
-    Variant("full_padded", Spec(TOKEN, (GEOMETRIC,), detail="full", report=_REPORTS), packed=False, mask=torch.int64),
+    Variant("full_packed", Spec(detail="full"), train=BF16, rollout=BF16),
+    Variant("full_padded", Spec(TOKEN, (GEOMETRIC,), detail="full", report=_REPORTS), packed=False, mask=I64),
     # Weights by level.
-    Variant("token_bf16", Spec(BOUNDED), train=torch.bfloat16, rollout=torch.bfloat16),
-    Variant("token_bf16_rollout", Spec(TOKEN, (GEOMETRIC,)), rollout=torch.bfloat16, mask=torch.int32),
-    Variant("token_fp16", Spec(TOKEN), packed=False, train=torch.float16, rollout=torch.float16, mask=torch.float16),
-    Variant("token_fp64", Spec(BOUNDED, (GEOMETRIC,)), train=torch.float64, rollout=torch.float64, mask=torch.float64),
-    Variant("token_unaligned", Spec(TOKEN, (GEOMETRIC, VETO)), packed=False, mask=torch.int64, aligned=False),
+    Variant("token_bf16", Spec(BOUNDED), train=BF16, rollout=BF16),
+    Variant("token_bf16_rollout", Spec(TOKEN, (GEOMETRIC,)), rollout=BF16, mask=I32),
+    Variant("token_fp16", Spec(TOKEN), packed=False, train=FP16, rollout=FP16, mask=FP16),
+    Variant("token_fp64", Spec(BOUNDED, (GEOMETRIC,)), train=FP64, rollout=FP64, mask=FP64),
+    Variant("token_unaligned", Spec(TOKEN, (GEOMETRIC, VETO)), packed=False, mask=I64, aligned=False),
     Variant(
         "token_strided",
         Spec(
@@ -90,7 +93,7 @@ _DECLARED = (
             clamp=0.25,
         ),
         packed=False,
-        mask=torch.int8,
+        mask=I8,
         unit=False,
     ),
     Variant(
@@ -98,8 +101,8 @@ _DECLARED = (
         Spec(Weight("token", 0.8, 1.2, outside="zero"), (GEOMETRIC, VETO), rejected="both", detail="full"),
         length=SHORT,
     ),
-    Variant("token_propagate", Spec(BOUNDED, (VETO,), nonfinite="propagate"), mask=torch.int16, unit=False),
-    Variant("product_geometric_padded", Spec(PRODUCT, (GEOMETRIC,)), packed=False, mask=torch.int64),
+    Variant("token_propagate", Spec(BOUNDED, (VETO,), nonfinite="propagate"), mask=I16, unit=False),
+    Variant("product_geometric_padded", Spec(PRODUCT, (GEOMETRIC,)), packed=False, mask=I64),
     Variant(
         "product_kept",
         Spec(
@@ -116,7 +119,7 @@ _DECLARED = (
         ),
         packed=False,
         advantages="sequence",
-        mask=torch.float32,
+        mask=FP32,
         length=MEDIUM,
     ),
     Variant(
@@ -138,15 +141,15 @@ _DECLARED = (
             rejected="zero",
             nonfinite="neutral",
         ),
-        mask=torch.bfloat16,
+        mask=BF16,
         length=MEDIUM,
     ),
     Variant(
         "geometric_mixed",
         Spec(Weight("geometric"), (_EXTERNAL, *_LATE, *_LATE_ANY), rejected="both", sums_over="kept"),
         advantages="token",
-        train=torch.bfloat16,
-        rollout=torch.float64,
+        train=BF16,
+        rollout=FP64,
     ),
     Variant(
         "dry_run",
@@ -212,7 +215,7 @@ _DECLARED = (
         ),
         length=SHORT,
     ),
-    # Whom a criterion tests, and what it takes out.
+    # Which units a criterion tests, and what it drops.
     Variant(
         "when_tokens",
         Spec(
@@ -237,7 +240,7 @@ _DECLARED = (
                 *_sequences("max", "ratio", when="outward", drop="sequence"),
                 *_sequences("mean", "k3", when="outward", drop="token"),
                 *_sequences("sum", "abs", drop="token"),
-            ),
+            )
         ),
         packed=False,
         advantages="sequence",
@@ -256,14 +259,12 @@ _DECLARED = (
         length=MEDIUM,
     ),
     # Recipes of the frameworks, in the layouts and dtypes in which they come.
-    Variant(
-        "verl.decoupled_seq_is_rs", preset("verl.decoupled_seq_is_rs"), packed=False, mask=torch.int64, aligned=False
-    ),
-    Variant("verl.decoupled_k3_rs_token_tis", preset("verl.decoupled_k3_rs_token_tis"), packed=False, mask=torch.int64),
+    Variant("verl.decoupled_seq_is_rs", preset("verl.decoupled_seq_is_rs"), packed=False, mask=I64, aligned=False),
+    Variant("verl.decoupled_k3_rs_token_tis", preset("verl.decoupled_k3_rs_token_tis"), packed=False, mask=I64),
     Variant("xtuner.agentic", preset("xtuner.agentic")),
-    Variant("skyrl.tldr", preset("skyrl.tldr"), packed=False, mask=torch.float32, rollout=torch.bfloat16),
+    Variant("skyrl.tldr", preset("skyrl.tldr"), packed=False, mask=FP32, rollout=BF16),
     Variant("slime.mis", preset("slime.mis"), aligned=False),
-    Variant("areal.kpop", preset("areal.kpop"), mask=torch.int32, length=MEDIUM),
+    Variant("areal.kpop", preset("areal.kpop"), mask=I32, length=MEDIUM),
     Variant("open_instruct.vaco", preset("open_instruct.vaco"), packed=False, advantages="token"),
 )
 
@@ -279,7 +280,7 @@ _OF_NEW = (
 OF_NEW_VARIANTS = {
     "of_new": Variant("of_new", Spec(TOKEN, _OF_NEW), advantages="token"),
     "of_new_kept": Variant(
-        "of_new_kept", Spec(PRODUCT, _OF_NEW, sums_over="kept"), packed=False, advantages="sequence", mask=torch.int64
+        "of_new_kept", Spec(PRODUCT, _OF_NEW, sums_over="kept"), packed=False, advantages="sequence", mask=I64
     ),
 }
 
@@ -289,12 +290,10 @@ SPLIT_VARIANTS = {
     "split_padded": Variant(
         "split_padded", Spec(BOUNDED, _sequences("mean", "k3")), packed=False, length=MEDIUM, split=True
     ),
-    "split_fp64": Variant(
-        "split_fp64", Spec(PRODUCT, (VETO,)), train=torch.float64, rollout=torch.float64, length=SHORT, split=True
-    ),
+    "split_fp64": Variant("split_fp64", Spec(PRODUCT, (VETO,)), train=FP64, rollout=FP64, length=SHORT, split=True),
 }
 
-# What stands for all where there is no time for all: every level and layout, low precision, a slice, late drops.
+# The few that stand for all where there is no time for all: every level and layout, low precision, a slice, late drops.
 FEW = (
     "metrics_short",
     "full_padded",
