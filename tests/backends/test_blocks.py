@@ -12,7 +12,7 @@ from torch import Tensor
 
 import rollout_corr as rc
 from rollout_corr.backends import blocks, compiled
-from rollout_corr.backends.batch import read_batch
+from rollout_corr.backends.batch import Batch, read_batch
 from rollout_corr.backends.blocks import Compaction
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.whole import run_whole
@@ -278,3 +278,21 @@ def test_outputs_never_require_grad_and_inputs_stay() -> None:
     assert out.weights.grad_fn is None
     for name, x in copies.items():
         assert torch.equal(given[name].detach().nan_to_num(7.0), x.nan_to_num(7.0)), name
+
+
+@pytest.mark.parametrize("size", [1, 6, 12, 1000])
+@pytest.mark.parametrize("lengths", [[], [0, 0], [5, 1, 0, 7, 20, 0, 3, 3, 3, 2]])
+def test_spans_are_as_large_as_they_may_be(lengths: list[int], size: int) -> None:
+    """Every sequence is in one span; a further one would be too much, in tokens or as rows of the longest width."""
+    offsets = torch.tensor([4, *lengths]).cumsum(0)
+    batch = Batch(torch.zeros(60), torch.zeros(60), None, offsets, len(lengths), lambda x: x, None)
+    costs = {False: sum, True: lambda span: max(span, default=0) * len(span)}
+    for as_rows, cost in costs.items():
+        found = list(blocks.spans(batch, size, as_rows))
+        assert [i for rows, _ in found for i in range(rows.start, rows.stop)] == [*range(len(lengths))]
+        assert len(found) == 1 or all(rows.stop > rows.start for rows, _ in found)
+        for rows, slots in found:
+            span, longer = lengths[rows], lengths[rows.start : rows.stop + 1]
+            assert slots == slice(int(offsets[rows.start]), int(offsets[rows.stop]))
+            assert cost(span) <= size or len(span) == 1
+            assert rows.stop == len(lengths) or cost(longer) > size
