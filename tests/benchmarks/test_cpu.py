@@ -58,7 +58,7 @@ def test_memory_sees_what_an_op_allocates():
     assert memory.measure(lambda: given) == memory.Memory(0, 0)
 
 
-@pytest.mark.parametrize("wrong", ["a peer", "ours", "nothing is rejected"])
+@pytest.mark.parametrize("wrong", ["a peer", "ours", "nothing is rejected", "all is rejected"])
 def test_nothing_is_timed_after_a_wrong_result(wrong, monkeypatch):
     workload = WORKLOADS[1]
 
@@ -78,8 +78,8 @@ def test_nothing_is_timed_after_a_wrong_result(wrong, monkeypatch):
     monkeypatch.setattr(cpu, "on_cpu", three)
     monkeypatch.setattr(cpu, "take_turns", timed)
     batch = both_layouts(24, 300)["padded"]
-    if wrong == "nothing is rejected":
-        batch.rollout.copy_(batch.old)
+    if "rejected" in wrong:
+        batch.rollout.copy_(batch.old - (wrong == "all is rejected"))
     with pytest.raises(gate.WrongResult):
         cpu.one_case(batch, workload, torch.get_num_threads(), None, rounds=1, budget=1.0, memories={})
 
