@@ -145,3 +145,11 @@ def test_nothing_imports_a_framework_but_the_list_for_type_checkers():
         if of:
             found["/".join(parts)] = of
     assert list(found) == ["rollout_corr/frameworks/shared/presets.py"], found
+
+
+def test_facade_shows_its_surface_alone():
+    assert dir(rc) == sorted([*rc.__all__, "__version__"])
+    for name in rc.__all__:
+        assert getattr(rc, name) is not None
+    with pytest.raises(AttributeError, match="module 'rollout_corr' has no attribute 'perset'"):
+        rc.perset  # noqa: B018  # looked up, not used
