@@ -79,7 +79,7 @@ def test_nothing_is_timed_after_a_wrong_result(wrong, monkeypatch):
     monkeypatch.setattr(cpu, "take_turns", timed)
     batch = both_layouts(24, 300)["padded"]
     if "rejected" in wrong:
-        batch.rollout.copy_(batch.old - (wrong == "all is rejected"))
+        batch.rollout.copy_(batch.old - 0.01 * (wrong == "all is rejected"))
     with pytest.raises(gate.WrongResult):
         cpu.one_case(batch, workload, torch.get_num_threads(), None, rounds=1, budget=1.0, memories={})
 
