@@ -13,7 +13,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.histogram import HISTOGRAM_BINS
 from rollout_corr.kernels.correct.apply import apply_kernel
 from rollout_corr.kernels.correct.decide import decide_kernel
 from rollout_corr.kernels.correct.measures import COPIES
@@ -33,6 +32,7 @@ from rollout_corr.kernels.grid import (
     on_device,
     strides_of,
 )
+from rollout_corr.metrics.histogram import HISTOGRAM_BINS
 from rollout_corr.spec.correction import Spec
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from rollout_corr.definition.thresholds import float32_at_least, float32_at_most, log_bound, threshold_of
 from rollout_corr.metrics import peers
 from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound, threshold_of
 
 
 def indices(spec: Spec) -> list[str]:

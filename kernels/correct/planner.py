@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from rollout_corr.definition.thresholds import threshold_of
 from rollout_corr.kernels.correct import peers as peers_kernels
 from rollout_corr.kernels.correct.numbers import indices, numbers_of
 from rollout_corr.kernels.correct.plan import CLASSES, Plan, Test, pairs_of
@@ -13,6 +12,7 @@ from rollout_corr.kernels.tokens import of_pair
 from rollout_corr.metrics import peers
 from rollout_corr.metrics.schema import columns_of
 from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.thresholds import threshold_of
 
 
 @lru_cache(maxsize=256)

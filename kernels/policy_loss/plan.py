@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from rollout_corr.definition.thresholds import float32_at_least, float32_at_most, log_of
 from rollout_corr.kernels.correct.plan import Tables
 from rollout_corr.metrics.loss import max_names, sum_names
 from rollout_corr.spec.loss import Objective
+from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_of
 
 # What is counted of whole sequences, before anything is divided.
 SEQUENCE_SUMS = ("loss_valid_tokens", "loss_valid_sequences", "loss_tokens", "loss_sequences")

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.thresholds import float32_at_least, float32_at_most, log_bound, threshold_of
 from rollout_corr.definition.tokens import (
     LARGEST_D,
     CriterionValues,
@@ -36,6 +35,7 @@ from rollout_corr.definition.tokens import (
     sum_of_statistic,
 )
 from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound, threshold_of
 
 # A batch whose mean weight is not above this is not normalised: the division would inflate the remaining weights.
 SMALLEST_MEAN = 1e-8

@@ -12,9 +12,9 @@ from torch import Tensor
 from rollout_corr.definition import correction
 from rollout_corr.definition.correction import Advantages, Decision, Outcome, Weighing
 from rollout_corr.definition.sequences import Packed, Sequences
-from rollout_corr.definition.thresholds import log_bound
 from rollout_corr.definition.tokens import LARGEST_D, Tokens, few_above, read_tokens, select
 from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.thresholds import log_bound
 
 Named = dict[str, Tensor]
 

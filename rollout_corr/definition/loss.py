@@ -17,10 +17,10 @@ from rollout_corr.definition import findings
 from rollout_corr.definition import tokens as formulas
 from rollout_corr.definition.findings import Named
 from rollout_corr.definition.sequences import Sequences
-from rollout_corr.definition.thresholds import float32_at_least, float32_at_most, log_bound, log_of
 from rollout_corr.definition.tokens import LARGEST_D, extrema, k3, select, sum_of_d, sum_of_statistic
 from rollout_corr.spec.loss import KL, Objective
 from rollout_corr.spec.surrogate import Surrogate, TokenLoss
+from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound, log_of
 
 # --- one token ---
 

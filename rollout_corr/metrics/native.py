@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from rollout_corr.definition.findings import Findings, SequenceFacts, above, below
-from rollout_corr.definition.histogram import percentile
-from rollout_corr.definition.thresholds import log_bound
 from rollout_corr.definition.tokens import LARGEST_LOG_PERPLEXITY, LARGEST_STATISTIC, extrema, k3, probability, select
+from rollout_corr.metrics.histogram import percentile
 from rollout_corr.metrics.rows import (
     Aggregate,
     At,
@@ -34,6 +33,7 @@ from rollout_corr.metrics.rows import (
     total,
 )
 from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.spec.thresholds import log_bound
 
 PERCENTILES = (1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99)
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from rollout_corr.definition.histogram import HISTOGRAM
 from rollout_corr.metrics import loss, native, peers
+from rollout_corr.metrics.histogram import HISTOGRAM
 from rollout_corr.metrics.peers import Columns
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import Objective

@@ -1,7 +1,7 @@
 """The statistics that a criterion can test, one row each: everything else that depends on a statistic reads its row.
 
 Readers: the check of bounds (spec/correction.py), `Spec.explain`, the definition (definition/correction.py), the
-thresholds (definition/thresholds.py), the table in docs/math.md, and the plan of the kernels, which needs
+thresholds (spec/thresholds.py), the table in docs/math.md, and the plan of the kernels, which needs
 `Statistic.one_limb`, `log_space`, `has_eps` and `source` and has one Triton branch a statistic of its own.
 
 How to add one: CONTRIBUTING.md. Notation: D = log q - log p, where p = exp(rollout_logp) and q = exp(train_logp).

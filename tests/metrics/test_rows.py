@@ -24,7 +24,7 @@ TOKEN_WEIGHT = rc.Spec(weight=rc.Weight("token", upper=2.0))
 # Names of sums that are also a criterion's statistic or threshold, a field of a weight, or a word.
 WORDS = {"abs_d", "d", "k3", "p", "q", "ratio", "raw", "sequences", "tokens", "weight"}
 # The rows, and the reader of the histogram.
-NAMING = {"metrics/native.py", "definition/histogram.py"}
+NAMING = {"metrics/native.py", "metrics/histogram.py"}
 
 
 def literals(path: Path) -> set[str]:

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from rollout_corr.definition.thresholds import Threshold, threshold_of
 from rollout_corr.spec import statistics
 from rollout_corr.spec.correction import STATS
 from rollout_corr.spec.statistics import STATISTICS, Statistic
+from rollout_corr.spec.thresholds import Threshold, threshold_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ("spec", "definition", "metrics", "backends", "api")

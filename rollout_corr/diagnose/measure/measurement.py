@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import correct
-from rollout_corr.definition.histogram import HISTOGRAM, HISTOGRAM_BINS, histogram, percentile
 from rollout_corr.diagnose.measure.evidence import Evidence
 from rollout_corr.diagnose.measure.profiles import (
     PROBABILITY_LABELS,
@@ -23,6 +22,7 @@ from rollout_corr.diagnose.measure.profiles import (
 from rollout_corr.diagnose.measure.worst_tokens import WorstToken, WorstTokens
 from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens
 from rollout_corr.diagnose.read.dump import Dump
+from rollout_corr.metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, histogram, percentile
 from rollout_corr.metrics.native import PERCENTILES
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.metrics.warnings import warnings_of

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from rollout_corr.definition.histogram import HISTOGRAM, HISTOGRAM_BINS, bin_edges
 from rollout_corr.diagnose.measure.measurement import CELLS, LOWEST_LOGP, Measurement
 from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.show.content import Named
 from rollout_corr.diagnose.show.svg import WIDTH, Axis, Chart, spanning
 from rollout_corr.diagnose.what_if import Outcome, Setting
+from rollout_corr.metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, bin_edges
 
 HALF = HISTOGRAM_BINS // 2
 # Smaller |D| is one bin in the middle of the histogram, larger |D| one at each end.

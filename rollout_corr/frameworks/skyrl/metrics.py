@@ -19,12 +19,12 @@ from torch import Tensor
 
 from rollout_corr.definition.correction import Outcome
 from rollout_corr.definition.findings import Findings, Named, outside
-from rollout_corr.definition.thresholds import log_bound
 from rollout_corr.definition.tokens import Tokens
 from rollout_corr.frameworks.shared.metrics import mean, prefixed, unbiased_std
 from rollout_corr.metrics.collect import totals
 from rollout_corr.metrics.peers import Columns, Interval
 from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.spec.thresholds import log_bound
 
 SEQUENCE_MASKS = ("geo_sequence_mask", "product_sequence_mask")
 MASKS = ("outlier", "token_mask", *SEQUENCE_MASKS)

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from rollout_corr.definition.correction import Outcome
 from rollout_corr.definition.findings import Findings, Named, outside
-from rollout_corr.definition.thresholds import log_bound
 from rollout_corr.definition.tokens import LARGEST_STATISTIC, extrema, select
 from rollout_corr.frameworks.shared.metrics import (
     count,
@@ -40,6 +39,7 @@ from rollout_corr.frameworks.verl.options import RS_OPTIONS
 from rollout_corr.metrics.collect import totals
 from rollout_corr.metrics.peers import Columns, Interval
 from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.thresholds import log_bound
 
 PREFIX = "rollout_corr/"
 

@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from rollout_corr.definition.findings import Findings, Named, outside
-from rollout_corr.definition.thresholds import log_bound
 from rollout_corr.definition.tokens import extrema, select
 from rollout_corr.frameworks.shared.metrics import (
     count,
@@ -39,6 +38,7 @@ from rollout_corr.frameworks.shared.metrics import (
 from rollout_corr.metrics.collect import totals
 from rollout_corr.metrics.peers import Columns, Interval
 from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.thresholds import log_bound
 
 PREFIX = "mismatch/"
 
