@@ -63,7 +63,8 @@ def as_declared(name, **others):
     if number % 4 == 3 or variant.spec.nonfinite != "reject":
         sequences = spoil(sequences, number)
     dtypes = (variant.train, variant.rollout)
-    sequences = cast(sequences, dtypes, variant.computes)
+    computes = torch.promote_types(torch.promote_types(*dtypes), torch.float32)
+    sequences = cast(sequences, dtypes, computes)
     spec = fitted(variant.spec, sequences)
     return sequences, spec, {"dtype": dtypes, "mask_dtype": variant.mask, "offsets": variant.offsets}
 
