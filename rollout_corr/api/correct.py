@@ -1,4 +1,4 @@
-"""`correct` and `correct_async`: weights, mask, verdicts and statistics from two log-probs."""
+"""`correct` and `correct_async`: weights, mask, keep and statistics from two log-probs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def correct(
     batch_group: Any = None,
     sequence_group: Any = None,
 ) -> Correction:
-    """Correct a rollout: weights, mask, verdicts and statistics from the two log-probs.
+    """Correct a rollout: weights, mask, keep and statistics from the two log-probs.
 
     The shapes alone tell the layout. Inputs are detached and never modified.
 
@@ -110,7 +110,7 @@ class PendingCorrection:
         self._found: Correction | None = None
 
     def done(self) -> bool:
-        """Whether `result` would return without waiting for another rank."""
+        """Tell whether `result` would return without waiting for another rank."""
         return self._running.done()
 
     def result(self) -> Correction:

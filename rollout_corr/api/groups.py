@@ -1,4 +1,4 @@
-"""Group baselines (GRPO, RLOO) that rejected samples do not poison."""
+"""Group baselines (GRPO, RLOO) from the samples that are kept."""
 
 from __future__ import annotations
 

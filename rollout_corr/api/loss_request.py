@@ -39,7 +39,7 @@ class Mode(NamedTuple):
 
 
 class Use(NamedTuple):
-    """How the weights and the rejections of a correction enter the loss.
+    """The way in which the weights and the rejections of a correction enter the loss.
 
     Attributes:
         multiply: Weights multiply the surrogate's loss, 0 where the Spec zeroes rejected tokens. Where they do not,
@@ -252,7 +252,7 @@ class LossRequest:
             object.__setattr__(self, name, value)
 
     def _replaces_ratio(self, use: Use) -> bool:
-        """Whether there are weights that take the place of the surrogate's ratio."""
+        """Tell whether there are weights that take the place of the surrogate's ratio."""
         spec = self.spec
         has_weights = self.ready.weights is not None if spec is None else spec.apply and spec.weight is not None
         return use.replace_ratio and has_weights

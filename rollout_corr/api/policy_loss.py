@@ -162,7 +162,7 @@ class InnerCorrection(NamedTuple):
     Attributes:
         factors: Factors of the surrogate's loss, in the shape of the batch, or None.
         trains: Non-zero at tokens that train, or None for all valid ones.
-        result: Weights, mask and verdicts that the caller gets to see, and the statistics.
+        result: Weights, mask, keep and statistics that the caller gets.
     """
 
     factors: Tensor | None
@@ -203,8 +203,8 @@ def _correct_inside(request: LossRequest, spec: Spec) -> InnerCorrection:
 def _spec_to_run(spec: Spec, has_old: bool, multiply: bool) -> Spec:
     """Derive the Spec of the correction inside the loss.
 
-    Without old_logp, new/rollout is train/rollout. Where weights do not multiply, they cannot carry the verdicts to the
-    loss, so these are written into a mask even if the Spec only zeroes weights.
+    Without old_logp, new/rollout is train/rollout. Where weights do not multiply, zero weights cannot reject, so
+    rejections are written into a mask even if the Spec only zeroes weights.
     """
     criteria = [
         replace(criterion, of="train/rollout") if criterion.of == "new/rollout" and not has_old else criterion

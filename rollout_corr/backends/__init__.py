@@ -1,1 +1,1 @@
-"""How a batch is run: reading tensors, blocks on the CPU, torch.compile, operators, ranks."""
+"""Running a batch: reading tensors, blocks on the CPU, torch.compile, operators, ranks."""

@@ -31,8 +31,8 @@ MASK_DTYPES = (
 )
 FLOATS_OR_INTEGERS = (*LOGP_DTYPES, torch.int64, torch.int32)
 
-# The one place of the core that knows frameworks by name: where each is told to return the rollout engine's log-probs.
-# A missing `rollout_logp` nearly always means that it was not, so the error names the switch.
+# The switch of each framework that makes it return the rollout engine's log-probs. A missing `rollout_logp` nearly
+# always means that it is off, so the error names it.
 ROLLOUT_SWITCHES = {
     "verl": "actor_rollout_ref.rollout.calculate_log_probs=True",
     "xtuner": "RolloutConfig return_logprob=True",

@@ -61,7 +61,7 @@ class Compaction:
 
 
 def _index_of_runs(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor, total: int) -> Tensor | None:
-    """Where the valid tokens are, if each sequence has one run of them that touches an end of it; else None.
+    """The places of the valid tokens, if each sequence has one run of them that touches an end of it; else None.
 
     Most masks are so: right padding, left padding, a prompt before a response. This costs half of looking at all slots.
     """

@@ -82,7 +82,7 @@ class Groups(NamedTuple):
 
     @property
     def first(self) -> bool:
-        """Whether this rank adds the statistics of whole sequences, which all ranks of the sequence group know."""
+        """True if this rank adds the statistics of whole sequences, which all ranks of the sequence group know."""
         if self.sequence is None:
             return True
         from rollout_corr.backends import split
@@ -90,7 +90,7 @@ class Groups(NamedTuple):
         return split.is_first(self.sequence)
 
     def sum(self, totals: Tensor) -> Tensor:
-        """Add totals up over the batch group; ranks that share sequences count once."""
+        """Add up totals over the batch group; ranks that share sequences count once."""
         if self.batch is None:
             return totals
         from rollout_corr.backends import split

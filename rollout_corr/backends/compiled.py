@@ -42,7 +42,7 @@ class RowBlock(NamedTuple):
     train: Tensor
     rollout: Tensor
     mask: Tensor | None
-    inside: Tensor | None  # bool, which slots are tokens at all; None: all
+    inside: Tensor | None  # bool: the slot holds a token of its sequence; None: all do
     advantages: Tensor | None
     per_sequence: Tensor | None  # [rows]
     external: dict[str, Tensor]

@@ -59,7 +59,7 @@ class Layout:
 
     @staticmethod
     def recognises(logp: object, cu_seqlens: object) -> bool:
-        """Whether log-probs have this layout."""
+        """Tell whether log-probs have this layout."""
         raise NotImplementedError
 
     def open(self, name: str, x: object) -> object:
@@ -83,7 +83,7 @@ class PaddedLayout(Layout):
 
     @staticmethod
     def recognises(logp: object, cu_seqlens: object) -> bool:
-        """Whether there are two dimensions."""
+        """Tell whether there are two dimensions."""
         return isinstance(logp, Tensor) and logp.dim() == 2
 
 
@@ -101,7 +101,7 @@ class PackedLayout(Layout):
 
     @staticmethod
     def recognises(logp: object, cu_seqlens: object) -> bool:
-        """Whether there is one row of tokens; [1, N] without offsets is a padded sequence."""
+        """Tell whether there is one row of tokens; [1, N] without offsets is a padded sequence."""
         if not isinstance(logp, Tensor):
             return False
         return logp.dim() == 1 or (logp.dim() == 2 and logp.shape[0] == 1 and cu_seqlens is not None)
@@ -132,7 +132,7 @@ class JaggedLayout(Layout):
 
     @staticmethod
     def recognises(logp: object, cu_seqlens: object) -> bool:
-        """Whether it is a nested tensor."""
+        """Tell whether it is a nested tensor."""
         return isinstance(logp, Tensor) and logp.is_nested
 
     def open(self, name: str, x: object) -> object:
@@ -176,7 +176,7 @@ class ListLayout(Layout):
 
     @staticmethod
     def recognises(logp: object, cu_seqlens: object) -> bool:
-        """Whether it is a list."""
+        """Tell whether it is a list or a tuple."""
         return isinstance(logp, (list, tuple))
 
     def open(self, name: str, x: object) -> object:

@@ -40,7 +40,7 @@ class Found(NamedTuple):
 
     value: Tensor  # 0-d
     gradient: Tensor  # of the value times its divisor
-    inners: Tensor  # [S], what each sequence is multiplied by
+    inners: Tensor  # [S], the factor of each sequence's gradient
     divisor_out: Tensor  # 0-d float64
     statistics: Tensor  # float64, the sums and then the maxima
 
@@ -72,7 +72,7 @@ def run_fused(task: LossTask) -> Done:
 def scaled(
     gradient: Tensor, inners: Tensor, upstream: Tensor, divisor: Tensor, offsets: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Backward, whatever the device."""
+    """Scale the gradient in backward, whatever the device."""
     found: Tensor = torch.ops.rollout_corr.scale_gradient(gradient, inners, upstream, divisor, offsets, dtype)
     return found
 

@@ -75,7 +75,7 @@ _INTERPRETS: list[bool] = []
 
 
 def interprets() -> bool:
-    """Whether Triton runs in its interpreter (TRITON_INTERPRET=1 before the first kernel was imported)."""
+    """Tell whether Triton runs in its interpreter (TRITON_INTERPRET=1 before the first kernel was imported)."""
     if not _INTERPRETS:
         from triton.runtime.interpreter import InterpretedFunction
 
@@ -86,7 +86,7 @@ def interprets() -> bool:
 
 
 def why_not(device: torch.device) -> str | None:
-    """Why the kernels cannot run on a device; None if they can."""
+    """Say why the kernels cannot run on a device; None if they can."""
     if MISSING_TRITON is not None:
         return MISSING_TRITON
     if device.type in DEVICES:
@@ -141,7 +141,8 @@ def statistics_of(vector: Tensor, spec: Spec) -> Statistics:
 def beyond_kernels(spec: Spec) -> str | None:
     """The criterion that the kernels leave to plain torch, in words; None without one.
 
-    What a criterion of sequences drops token by token is counted by the sign of one D; peers' metrics are of one too.
+    The kernels know one D in two places: where they count the tokens that a failed sequence drops one by one, and in
+    the metrics of frameworks.
     """
     for criterion in spec.criteria:
         if criterion.of != "train/rollout":
@@ -153,13 +154,13 @@ def beyond_kernels(spec: Spec) -> str | None:
 
 
 def counts(spec: Spec) -> tuple[int, int]:
-    """How many sums and maxima the statistics have."""
+    """Count the sums and the maxima of the statistics."""
     sums, maxima = schema.layout(spec)
     return len(sums), len(maxima)
 
 
 def writes_mask(spec: Spec, mask: Tensor | None, offsets: Tensor | None) -> bool:
-    """Whether a new mask is written; one of all ones is not, but one that ends where the sequences do is."""
+    """Tell whether a new mask is written: where the Spec edits it, or where none is given and sequences are packed."""
     return spec.edits_mask or (mask is None and offsets is not None)
 
 

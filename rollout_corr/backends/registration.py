@@ -12,7 +12,7 @@ from rollout_corr.spec.encode import decode
 
 LIBRARY = torch.library.Library("rollout_corr", "DEF")
 
-# What an annotation of a field is in a schema.
+# The type in a schema by the annotation of a field.
 TYPES: dict[Any, str] = {
     Tensor: "Tensor",
     Tensor | None: "Tensor?",
@@ -38,8 +38,8 @@ def define(
         name: Its name.
         operands: A NamedTuple with a field for each operand, in order; annotations are keys of `TYPES`.
         results: A NamedTuple of tensors; None for a single tensor.
-        cuda: What runs on CUDA tensors, ROCm's too: (operands) -> results, and with `encoded` (operands, decoded).
-        cpu: What runs on CPU tensors.
+        cuda: Runs on CUDA tensors, ROCm's too: (operands) -> results, and with `encoded` (operands, decoded).
+        cpu: Runs on CPU tensors.
         fake: Gives results of the right shapes and dtypes without looking at values.
         encoded: The name of one more operand, a Spec or an Objective, which travels as `spec.encode` encodes it.
     """

@@ -1,4 +1,4 @@
-"""A backend's result."""
+"""The result of a correction by any backend."""
 
 from __future__ import annotations
 

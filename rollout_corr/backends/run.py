@@ -58,7 +58,7 @@ class RunningCorrection:
                 self._exchange = _exchange(request.batch, request.spec, chosen, group)
 
     def done(self) -> bool:
-        """Whether `result` would return without waiting for another rank."""
+        """Tell whether `result` would return without waiting for another rank."""
         return self._found is not None or self._exchange.done()
 
     def result(self) -> Result:
@@ -100,7 +100,7 @@ def _normalized(result: Result, request: CorrectionRequest) -> Result:
     if weights is not None and spec.weight is not None and spec.weight.normalize == "batch":
         mean = _batch_mean(result.statistics, spec, request.groups).to(weights.dtype)
         if spec.nonfinite == "propagate":
-            # A NaN mean poisons the weights, but not the 0 at invalid tokens.
+            # A NaN mean makes the weights NaN, but not the 0 at invalid tokens.
             result.weights = torch.where(weights == 0, weights, weights / mean)
         else:
             weights.div_(mean)

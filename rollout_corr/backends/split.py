@@ -3,8 +3,8 @@
 The definition asks its sequences for sums and extrema and for nothing else that another rank could change. `Split`
 stands in the place of `Rows` or `Packed`: during the first run it notes what this rank's tokens give, then all ranks'
 tables are added up, and during the second run it answers with the totals. So there is one definition for one rank and
-for many. It has to keep one rule: what is summed must not depend on an earlier sum (reference.survivors and
-measures.tokens_kept are written as they are for this).
+for many. It has to keep one rule: what is summed must not depend on an earlier sum (`survivors` in
+definition/correction.py and `tokens_kept` in definition/findings.py are written as they are for this).
 
 Everything in the table is an integer, so ranks may be added in any order and all of them get the same bits. Sums that
 decide are integers already. Other sums travel as three limbs and a count of what is not finite; extrema as their bits,
@@ -36,7 +36,7 @@ class Sum:
         self._work = dist.all_reduce(table, group=group, async_op=True)
 
     def done(self) -> bool:
-        """Whether `wait` would not wait."""
+        """Tell whether `wait` would return at once."""
         return bool(self._work.is_completed())
 
     def wait(self) -> Tensor:
@@ -67,15 +67,15 @@ class Split:
     # --- between the runs ---
 
     def start(self) -> None:
-        """After the first run: start to add up all ranks' tables."""
+        """Start to add up all ranks' tables, after the first run."""
         self._sum = Sum(torch.stack(self._noted), self.group)
 
     def done(self) -> bool:
-        """Whether the second run could begin without waiting."""
+        """Tell whether the second run could begin without waiting."""
         return self._sum is not None and self._sum.done()
 
     def wait(self) -> None:
-        """Before the second run."""
+        """Wait for the totals, before the second run."""
         if self._sum is None:
             raise RuntimeError("wait: expected a start before")
         self._table = self._sum.wait()
@@ -91,26 +91,26 @@ class Split:
     # --- what the definition asks ---
 
     def sum(self, x: Tensor) -> Tensor:
-        """As Rows and Packed do."""
+        """Add floating x up over all ranks: [S] float64."""
         return from_limbs(self._totals(to_limbs(self.part.sum(x), self.ranks)))
 
     def sum_integers(self, x: Tensor) -> Tensor:
-        """As Rows and Packed do."""
+        """Add int64 or bool x up over all ranks: [S] int64."""
         return self._totals(self.part.sum_integers(x)[None])[0]
 
     def max(self, x: Tensor) -> Tensor:
-        """As Rows and Packed do."""
+        """Find the largest floating x over all ranks: [S]; -inf for a sequence without tokens."""
         here = self.part.max(x).double().view(torch.int64)
         return self._totals(apart(here, self.rank, self.ranks)).view(torch.float64).amax(0).to(x.dtype)
 
     def spread(self, per_sequence: Tensor) -> Tensor:
-        """To the tokens that lie here."""
+        """Give every token of this rank its sequence's value."""
         return self.part.spread(per_sequence)
 
     # --- the gradient ---
 
     def with_gradient(self, total: Tensor, x: Tensor) -> Tensor:
-        """As Rows and Packed do; what arrives at the total is added up over the ranks by `gradient`."""
+        """Give a total the gradient of `sum(x)`; `gradient` adds up over the ranks what arrives at the total."""
         leaf = total.detach().requires_grad_()
         self._leaves.append((leaf, self.part.sum(x)))
         return leaf
@@ -141,7 +141,7 @@ class Split:
 
 
 class Tables:
-    """Sums and extrema by sequence, on their way to the other ranks.
+    """Sums and maxima per sequence, on their way to the other ranks.
 
     Args:
         integers: [K, S] int64, sums; tables below each other.
@@ -174,7 +174,7 @@ class Tables:
 
 
 def apart(here: Tensor, rank: int, ranks: int) -> Tensor:
-    """[ranks, ...], of which all but this rank's own is 0: what is not added up crosses by itself."""
+    """[ranks, ...], 0 but for this rank's own entry: a sum over ranks then hands over every rank's values unchanged."""
     every = here.new_zeros(ranks, *here.shape)
     every[rank] = here
     return every
@@ -235,8 +235,8 @@ def check_advantages(given: object, leader: object, per_sequence: bool, packed: 
     Args:
         given: As they came.
         leader: The log-probs beside them, as they came.
-        per_sequence: What they were taken for.
-        packed: Whether the log-probs are [N] or [1, N].
+        per_sequence: True if they were read as [S].
+        packed: True if the log-probs are [N] or [1, N].
     """
     if not per_sequence or not isinstance(given, Tensor) or not isinstance(leader, Tensor) or leader.is_nested:
         return
@@ -251,14 +251,14 @@ def check_advantages(given: object, leader: object, per_sequence: bool, packed: 
 
 
 def is_first(group: Any) -> bool:
-    """Whether this rank is a group's first."""
+    """Tell whether this rank is a group's first."""
     return dist.get_rank(group) == 0
 
 
 def sum_over(totals: Tensor, batch_group: Any, sequence_group: Any) -> Tensor:
     """Totals of sequences, added up over a batch group.
 
-    All ranks of a sequence group know the same totals. Those of them that meet in the batch group count once.
+    All ranks of a sequence group know the same totals. Those of them that are in the batch group too count once.
     """
     counts = True
     if sequence_group is not None:

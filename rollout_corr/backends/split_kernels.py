@@ -30,7 +30,7 @@ class PendingKernels:
                 launch.run()
         tables = self._found.by_owner
         assert tables is not None
-        # What belongs to no sequence of a packed batch is no other rank's business.
+        # The first and last column of a packed batch count tokens outside every sequence, which stay on this rank.
         inner = slice(None) if given.offsets is None else slice(1, -1)
         integers = [x[:, inner] for x in (tables.counts, tables.integers) if x is not None]
         peaks = None if tables.peaks is None else tables.peaks[:, inner]

@@ -1,6 +1,6 @@
-"""The definition on a whole batch at once: on any device, without a host sync, also beside ranks with the other parts.
+"""The definition on a whole batch at once: any device, no host sync, also where ranks hold parts of sequences.
 
-There are no blocks and no compaction, because both need values. `blocks.py` is the way for CPU tensors.
+There are no blocks and no compaction, because both need values. CPU tensors go through blocks.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def inside(batch: Batch) -> Tensor:
-    """Bool per token: whether it belongs to a sequence."""
+    """Bool per token: it belongs to a sequence."""
     if batch.offsets is None:
         return torch.ones(batch.train.shape, dtype=torch.bool, device=batch.train.device)
     offsets = _offsets(batch)
@@ -36,7 +36,7 @@ def inside(batch: Batch) -> Tensor:
 
 
 def _offsets(batch: Batch) -> Tensor:
-    """The offsets of a packed batch beside its tokens. On a device nobody has checked them, so they are made to fit."""
+    """The offsets of a packed batch beside its tokens. On a device they are unchecked, so they are made to fit."""
     offsets = torch.zeros(1) if batch.offsets is None else batch.offsets
     offsets = offsets.to(batch.train.device, torch.int64)
     return offsets if offsets.device.type == "cpu" else offsets.clamp(0, batch.train.numel()).cummax(0).values

@@ -169,11 +169,11 @@ def selected_sequences(when: str, tokens: Tokens, advantages: Advantages) -> Ten
 
 @dataclass
 class Outcome:
-    """The outcome of one criterion. Of `dropped` and `failed` one is set: tokens fall, or whole sequences."""
+    """The outcome of one criterion: `dropped` where it rejects single tokens, else `failed` for whole sequences."""
 
     criterion: Criterion
     value: Tensor  # the statistic per unit, [S] for sequences; a ratio as its logarithm
-    among: Tensor | None  # which units were measured
+    among: Tensor | None  # bool per unit: measured; None: all
     dropped: Tensor | None  # bool per token
     failed: Tensor | None  # [S] bool
     thinned: Tensor | None = None  # [S] bool: sequences that failed and lose their `selected` tokens alone
@@ -244,10 +244,10 @@ def decide(
 
 
 def survivors(tokens: Tokens, dropped: Tensor | None, standing: Tensor | None) -> tuple[Tensor | None, Tensor]:
-    """Which measured tokens sequence sums run over, and how many of each sequence; none of one that does not stand.
+    """The measured tokens that sequence sums run over, and how many each sequence has; 0 where `standing` is False.
 
-    Such a sequence is taken out of the counts and not out of the tokens: what is summed must not depend on a decision,
-    so that ranks which hold parts of sequences can sum before they decide (split.py).
+    A rejected sequence is taken out of the counts and not out of the tokens: what is summed must not depend on a
+    decision, so that ranks which hold parts of sequences can sum before they decide (backends/split.py).
     """
     among = tokens.measured
     if dropped is not None:

@@ -30,7 +30,7 @@ class Beyond(NamedTuple):
 
 @dataclass
 class CriterionFacts:
-    """Per sequence, what one criterion measured and rejected."""
+    """The measurements and the rejections of one criterion, per sequence."""
 
     value: Tensor  # [S] the sequence's value; [0] for token criteria
     units: Tensor  # [S] bool, whether it has a value; for token criteria int64, the tokens that have one
@@ -100,7 +100,7 @@ def evaluate(
         valid: Bool of the same shape; None: all tokens are valid.
         sequences: Which tokens belong together.
         n_valid: [S] int64, the valid tokens of each sequence.
-        spec: What to do.
+        spec: The Spec.
         advantages: For criteria with `when`.
         external: For criteria with stat="external", by name.
         look: Read values to leave out what they make unnecessary: CPU tensors only, and all of them valid.
@@ -219,7 +219,7 @@ def tokens_lost(outcome: Outcome, tokens: Tokens, n_valid: Tensor) -> Tensor:
 def tokens_kept(tokens: Tokens, n_valid: Tensor, decision: Decision) -> Tensor:
     """[S] int64: valid tokens that are not rejected.
 
-    What is counted must not depend on an outcome (see correction.survivors). So where failed sequences lose some of
+    The counts must not depend on an outcome (see correction.survivors). So where failed sequences lose some of
     their tokens, tokens are counted for every combination of failures, and the outcomes choose among the counts.
     """
     if decision.dropped is None:

@@ -1,6 +1,6 @@
 """The policy loss in plain torch: its value, and by autograd of that its gradient.
 
-Read correction.py and tokens.py first; the same habits hold. The formula of a surrogate stands in its class in
+Read correction.py and tokens.py first; their conventions hold here too. The formula of a surrogate is in its class in
 spec/surrogates.py, which reads its tokens through `TokensThatTrain`. Tokens that do not count are selected away before
 anything is computed from them, so that no gradient reaches them, whatever they hold.
 """
@@ -74,7 +74,7 @@ KL_VALUES: dict[str, Callable[[KL, Tensor], Tensor]] = {
 
 @dataclass
 class Operands:
-    """Tensors of some whole sequences, [N] or [B, T] in the dtype that computes; a mask of None says all tokens."""
+    """Tensors of some whole sequences, [N] or [B, T] in the dtype that computes; a mask of None is True everywhere."""
 
     sequences: Sequences
     n_valid: Tensor  # [S] int64

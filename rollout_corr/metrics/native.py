@@ -189,7 +189,7 @@ def criterion_aggregates(criterion: Criterion, own: str) -> list[Aggregate]:
 
     Args:
         criterion: The criterion.
-        own: What it is called in names of statistics.
+        own: The name of the criterion in names of statistics.
     """
     label, value = criterion.label, f"{own}/value"
     names = (value, f"{value}2"), (f"max_{value}", f"-min_{value}")
@@ -249,8 +249,8 @@ def aggregates_of(spec: Spec, names: tuple[str, ...] | None = None) -> list[Aggr
     """The rows of the statistics under a Spec.
 
     Args:
-        spec: What to do.
-        names: What the criteria are called in names of statistics; None: by their labels.
+        spec: The Spec.
+        names: The names of the criteria in names of statistics; None: their labels.
     """
     own = tuple(criterion.label for criterion in spec.criteria) if names is None else names
     rows = [row for row in AGGREGATES if row.when(spec)]

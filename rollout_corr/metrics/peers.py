@@ -1,7 +1,7 @@
 """Metrics under other frameworks' names, by their formulas: the core's one slot for peers.
 
 A scheme of names is a module with the functions of `Scheme`. It is imported by the first Spec whose `report` asks for
-it. Its statistics stand behind the native ones, and the native ones are its to read too.
+it. Its statistics follow the native ones, and its metrics may read both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Columns(NamedTuple):
     call_maxima: tuple[str, ...] = ()
 
     def joined(self, other: Columns) -> Columns:
-        """Put the other's behind these, each where it is taken."""
+        """Append the names of another scheme to these, field by field."""
         return Columns(*(mine + more for mine, more in zip(self, other, strict=True)))
 
     def prefixed(self, scheme: str) -> Columns:
@@ -51,7 +51,7 @@ class Scheme(Protocol):
     LOCAL_SUMS: tuple[str, ...]
 
     def columns(self, spec: Spec, names: Sequence[str]) -> Columns:
-        """Names of its statistics; `names` is what the criteria are called in them, in the order of the Spec."""
+        """Names of its statistics; `names` are those of the criteria in them, in the order of the Spec."""
 
     def role(self, criterion: Criterion) -> str | None:
         """Name the part that a criterion, known by its label, plays in the scheme, for the kernels; None: no part."""
@@ -68,7 +68,7 @@ class Scheme(Protocol):
         Args:
             sums: All sums of the call so far, with "rows" and "slots", the sizes of the batch.
             maxima: All maxima of the call so far.
-            spec: What was done.
+            spec: The Spec.
         """
 
     def metrics(self, values: Mapping[str, float], spec: Spec) -> dict[str, float]:
@@ -94,8 +94,8 @@ def columns(spec: Spec, names: Sequence[str]) -> Columns:
     """Names of all schemes' statistics.
 
     Args:
-        spec: What to do.
-        names: What the criteria are called in names of statistics.
+        spec: The Spec.
+        names: The names of the criteria in names of statistics.
     """
     load(spec)
     found = Columns()

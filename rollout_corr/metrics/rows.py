@@ -36,8 +36,8 @@ class Aggregate(NamedTuple):
         at: Where they are taken.
         value: Gives the sums and then the maxima, from the `Findings` of a block or from `AllSequences`: each 0-d, or
             per sequence, [S], where they are added up ("sequences" and "measured", of one name each).
-        when: Whether a Spec needs them.
-        local: Counted by every rank of a sequence group, although sequences are what it is taken over.
+        when: Tells from a Spec if it needs them.
+        local: Counted by every rank of a sequence group, although it is taken over sequences.
     """
 
     sums: tuple[str, ...]

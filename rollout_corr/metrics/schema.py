@@ -20,8 +20,8 @@ def columns_of(spec: Spec, names: Sequence[str] | None = None) -> Columns:
     """All statistics without the histogram, the native ones first in each stretch.
 
     Args:
-        spec: What to do.
-        names: What the criteria are called in names of statistics; None: by their labels.
+        spec: The Spec.
+        names: The names of the criteria in names of statistics; None: their labels.
     """
     names = [criterion.label for criterion in spec.criteria] if names is None else names
     rows = native.aggregates_of(spec, tuple(names))

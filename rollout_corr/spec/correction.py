@@ -27,7 +27,7 @@ Rejected = Literal["mask", "zero", "both"]
 Nonfinite = Literal["reject", "neutral", "propagate"]
 SumsOver = Literal["valid", "kept"]
 Detail = Literal["basic", "full"]
-# The one place where the core knows the peers by name: whose metrics can be reported beside the native ones.
+# Frameworks whose metrics can be reported beside the native ones; metrics/peers.py loads them.
 Scheme = Literal["native", "verl", "xtuner", "skyrl"]
 
 LEVELS: tuple[Level, ...] = get_args(Level)

@@ -25,7 +25,7 @@ DENOMINATORS: tuple[str, ...] = get_args(Denominator)
 
 
 class Reduction(NamedTuple):
-    """How the losses of tokens become one number.
+    """The steps from the losses of tokens to one number.
 
     Attributes:
         unit: What the sum is divided by the number of: "tokens", "sequences", or None for nothing.

@@ -1,4 +1,4 @@
-"""The base class, the tokens that its formula reads, and the loss that it gives.
+"""The base class of surrogates, the tokens that a surrogate's formula reads, and the loss that it gives.
 
 Notation: x = new_logp - base is the log-ratio, where base is old_logp, rollout_logp or new_logp itself, detached;
 r = e^x; A is the advantage; sg() is a constant of the gradient.
@@ -59,7 +59,7 @@ class LossTokens(Protocol):
         """Bool: e^x < bound, decided in log space; NaN is not."""
 
     def outside(self, x: Tensor, lower: float | None, upper: float | None) -> tuple[Tensor, Tensor]:
-        """Bool: e^x not <= upper, and e^x not >= lower; NaN is neither."""
+        """Bool: e^x above upper, and e^x below lower; NaN is beyond every bound that is set."""
 
     def saturated(self, x: Tensor) -> Tensor:
         """Log-ratios clamped to +-1024, as they enter sums and squares."""
@@ -91,7 +91,7 @@ class Surrogate(Checked):
 
     Attributes:
         weights_in_bypass: The use of weights in bypass mode: "report", because the ratio itself corrects;
-            "replace_ratio", where the ratio is a constant that weights stand for; "multiply", without a ratio.
+            "replace_ratio", where the ratio is a constant that weights replace; "multiply", without a ratio.
         option: Name of the field that chooses between formulas, if any.
     """
 
@@ -132,7 +132,7 @@ class Surrogate(Checked):
 
     @property
     def has_own_bounds(self) -> bool:
-        """Whether it bounds a ratio in whose place bounded weights could stand."""
+        """True if it bounds a ratio that weights, which have bounds of their own, could replace."""
         return False
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ class PPO(Surrogate):
 
     @property
     def cuts(self) -> dict[str, tuple[float | None, float | None]]:
-        """The same bounds where they are set: the clip, and the far side."""
+        """The bounds that are set, of the clip and of the far side: where A < 0 and the ratio is above 1."""
         least, most, furthest = self.ratio_bounds
         return {"clip": (least or None, most), "far": (None, furthest if furthest < math.inf else None)}
 
@@ -78,7 +78,7 @@ class PPO(Surrogate):
         return (*(["low"] if least > 0.0 else []), "high", *(["dual"] if furthest < math.inf else []))
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
-        """Compute -A times r, cut from above where A > 0 and from below where A < 0: the same as the minimum."""
+        """Compute -A times r, cut from above where A > 0 and from below where A < 0, which equals the minimum."""
         least, most, most_negative = self.ratio_bounds
         x, advantages = tokens.clamped, tokens.advantages
         down = advantages < 0
@@ -172,7 +172,7 @@ class Score(Surrogate):
 
     @property
     def has_own_bounds(self) -> bool:
-        """Whether either bound is given."""
+        """True if either bound is given."""
         return self.lower is not None or self.upper is not None
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:

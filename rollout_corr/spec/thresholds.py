@@ -1,4 +1,4 @@
-"""Where a threshold cuts: bounds taken to the quantity that is compared, once, on the host, in float64."""
+"""Thresholds: the bounds of a criterion taken to the quantity that is compared, once, on the host, in float64."""
 
 from __future__ import annotations
 
