@@ -1,23 +1,53 @@
-"""What the tests of configurations share: the Specs that they expect, written short."""
+"""Tables of cases for the tests of configurations and presets, and short words for the Specs that they expect."""
 
 from __future__ import annotations
 
+import math
 import re
+from functools import partial
 from typing import Any
 
 import pytest
 import yaml
 
-from rollout_corr.spec.correction import Criterion
+from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 VERL = {"report": ("native", "verl")}
 XTUNER = {"report": ("native", "xtuner")}
 SKYRL = {"report": ("native", "skyrl")}
 
 
-def ratio(lower: float | None, upper: float | None, reduce: str | None = None, **more: object) -> Criterion:
+def ratio(
+    lower: float | None = None, upper: float | None = None, reduce: str | None = None, **more: object
+) -> Criterion:
     over = "token" if reduce is None else "sequence"
     return Criterion("ratio", over=over, reduce=reduce, lower=lower, upper=upper, **more)
+
+
+def option(label: str, lower: float | None = None, upper: float | None = None) -> Criterion:
+    """One of verl's rejection options, in the statistic's own space, its parts read off its name."""
+    over, *reduce, stat = label.split("_")
+    return Criterion(
+        stat,
+        over="token" if over == "token" else "sequence",
+        reduce=reduce[0] if reduce else None,
+        lower=lower,
+        upper=upper,
+        label=label,
+        token_clamp=20.0,
+    )
+
+
+def k1(label: str, lower: float, upper: float) -> Criterion:
+    """A k1 option of verl, its bounds given as ratios."""
+    return option(label, math.log(lower), math.log(upper))
+
+
+VETO = ratio(1e-4, drop="sequence", label="veto")
+
+# The words of an expected Spec in a table.
+WORDS = {"Spec": Spec, "Weight": Weight, "Criterion": Criterion, "VETO": VETO}
+WORDS |= {"ratio": ratio, "option": option, "k1": k1}
 
 
 def flat(**changes: object) -> dict[str, object]:
@@ -32,23 +62,45 @@ def flat(**changes: object) -> dict[str, object]:
     } | changes
 
 
-def cases(table: str, *, pairs: bool = False) -> list[Any]:
-    """Read a table of configurations and messages: rows `CONFIG | MESSAGE` or `CONFIG | TypeError MESSAGE`.
+def rows(table: str) -> list[list[str]]:
+    """Split a table into rows, and rows at " | " into columns. A row may go on in indented lines."""
+    return [row.split(" | ") for row in re.sub(r"\n +", " ", table.strip()).splitlines()]
 
-    A row may go on in an indented line. CONFIG is YAML, `flat CONFIG` a change of `flat()`; with `pairs` its lists are
-    tuples. In MESSAGE "..." stands for anything, and "$" for the end. Each case is (config, kind of error, regex).
+
+def error(text: str) -> tuple[type[Exception] | None, str]:
+    """Read `TypeError MESSAGE` or `MESSAGE`: the kind of error, and a regex; "..." is anything, "$" the end."""
+    kind, _, rest = text.partition(" ")
+    kinds = {"ValueError": ValueError, "TypeError": TypeError}
+    text = (rest if kind in kinds else text).strip()
+    return kinds.get(kind), ".*".join(map(re.escape, text.removesuffix("$").split("..."))) + "$" * text.endswith("$")
+
+
+def cases(table: str, *, pairs: bool = False) -> list[Any]:
+    """Read a table of configurations and messages: rows `CONFIG | ERROR` make cases (config, kind of error, regex).
+
+    CONFIG is YAML, `flat CONFIG` a change of `flat()`; with `pairs` its lists are tuples.
     """
     found = []
-    for row in re.sub(r"\n +", " ", table.strip()).splitlines():
-        given, _, message = row.partition(" | ")
-        kind, _, rest = message.partition(" ")
-        kinds = {"ValueError": ValueError, "TypeError": TypeError}
-        text = (rest if kind in kinds else message).strip()
-        pattern = ".*".join(map(re.escape, text.removesuffix("$").split("..."))) + "$" * text.endswith("$")
+    for given, message in rows(table):
         config = yaml.safe_load(given.removeprefix("flat "))
         if pairs:
             config = {key: tuple(value) if isinstance(value, list) else value for key, value in config.items()}
         if given.startswith("flat "):
             config = flat(**config)
-        found.append(pytest.param(config, kinds.get(kind), pattern, id=given[:60]))
+        found.append(pytest.param(config, *error(message), id=given[:60]))
     return found
+
+
+def specs(table: str, report: dict[str, Any], **words: object) -> list[Any]:
+    """Read a table of configurations and Specs: rows `NAME | CONFIG | SPEC` make cases (config, Spec).
+
+    CONFIG is YAML, SPEC Python, in which `Spec` has the given report.
+    """
+    words = {**WORDS, "Spec": partial(Spec, **report), **words}
+    return [pytest.param(yaml.safe_load(given), eval(spec, words), id=name) for name, given, spec in rows(table)]
+
+
+def call(text: str) -> tuple[str, dict[str, Any]]:
+    """Read `name(argument=value)`: the name, and the arguments."""
+    name, _, arguments = text.partition("(")
+    return name, eval(f"dict({arguments}", {"nan": math.nan})

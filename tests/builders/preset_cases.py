@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
-from builders.config_cases import SKYRL, VERL, XTUNER
+import pytest
+
+from builders.config_cases import SKYRL, VERL, VETO, WORDS, XTUNER, call, k1, option, ratio, rows
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 
-
-def k1(label: str, reduce: str, lower: float, upper: float) -> Criterion:
-    return Criterion(
-        "k1", over="sequence", reduce=reduce, lower=math.log(lower), upper=math.log(upper), label=label, token_clamp=20
-    )
-
-
-GEO = k1("seq_mean_k1", "mean", 0.999, 1.001)
-K3 = Criterion("k3", over="sequence", reduce="mean", upper=0.01, label="seq_mean_k3", token_clamp=20)
+GEO = k1("seq_mean_k1", 0.999, 1.001)
+OLD_GEO = ratio(1 / 1.001, 1.001, "mean", label="seq_mean_k1")
+K3 = option("seq_mean_k3", None, 0.01)
 TOKEN_TIS, SEQ_TIS = Weight("token", upper=2), Weight("product", upper=2)
 ICEPOP = Weight("token", lower=0.5, upper=5, outside="zero")
-VETO = Criterion("ratio", lower=1e-4, drop="sequence", label="veto")
-
-
-def ratio(lower: float | None = None, upper: float | None = None, over: str = "token", **more: object) -> Criterion:
-    return Criterion("ratio", lower=lower, upper=upper, over=over, **more)
-
-
-def mean_ratio(lower: float | None, upper: float | None, **more: object) -> Criterion:
-    return ratio(lower, upper, "sequence", reduce="mean", **more)
 
 
 def opsm(delta: float, of: str, **more: object) -> Criterion:
@@ -42,7 +29,7 @@ EXPECTED = {
     "verl.decoupled_token_is": Spec(TOKEN_TIS, **VERL),
     "verl.decoupled_seq_is": Spec(SEQ_TIS, **VERL),
     "verl.decoupled_token_icepop": Spec(ICEPOP, **VERL),
-    "verl.decoupled_seq_is_rs": Spec(SEQ_TIS, (k1("seq_sum_k1", "sum", 0.5, 2),), **VERL),
+    "verl.decoupled_seq_is_rs": Spec(SEQ_TIS, (k1("seq_sum_k1", 0.5, 2),), **VERL),
     "verl.decoupled_geo_rs": Spec(None, (GEO,), **VERL),
     "verl.decoupled_geo_rs_seq_tis": Spec(SEQ_TIS, (GEO,), **VERL),
     "verl.decoupled_geo_rs_token_tis": Spec(TOKEN_TIS, (GEO,), **VERL),
@@ -73,51 +60,49 @@ EXPECTED = {
         (
             ratio(1e-4, 100, drop="sequence", label="outlier"),
             ratio(0.5, 2, label="token_mask"),
-            mean_ratio(0.99, 1.01, label="geo_sequence_mask"),
+            ratio(0.99, 1.01, "mean", label="geo_sequence_mask"),
         ),
         sums_over="kept",
         **SKYRL,
     ),
     "skyrl.token_tis": Spec(Weight("token", upper=2), **SKYRL),
     "skyrl.sequence_tis": Spec(Weight("product", upper=5), **SKYRL),
-    "skyrl.geometric_mask": Spec(None, (mean_ratio(0.99, 1.01, label="geo_sequence_mask"),), **SKYRL),
-    "skyrl.product_mask": Spec(
-        None, (ratio(0.5, 2, "sequence", reduce="sum", label="product_sequence_mask"),), **SKYRL
-    ),
+    "skyrl.geometric_mask": Spec(None, (ratio(0.99, 1.01, "mean", label="geo_sequence_mask"),), **SKYRL),
+    "skyrl.product_mask": Spec(None, (ratio(0.5, 2, "sum", label="product_sequence_mask"),), **SKYRL),
     "skyrl.token_mask": Spec(None, (ratio(0.5, 2, label="token_mask"),), sums_over="kept", **SKYRL),
     "skyrl.outlier_mask": Spec(None, (ratio(1e-4, 100, drop="sequence", label="outlier"),), sums_over="kept", **SKYRL),
     "openrlhf.tis": Spec(Weight("token", lower=0.5, upper=5)),
     "openrlhf.icepop": Spec(Weight("token"), (ratio(0.5, 5),), "zero"),
-    "openrlhf.seq_mask_tis": Spec(Weight("token"), (mean_ratio(0.5, 5),), "zero"),
+    "openrlhf.seq_mask_tis": Spec(Weight("token"), (ratio(0.5, 5, "mean"),), "zero"),
     "openrlhf.flash_reinforce": Spec(
         Weight("token"), (Criterion("binary_kl", over="sequence", reduce="mean", upper=0.003, eps=1e-6),), "zero"
     ),
     "openrlhf.dppo_like": Spec(Weight("token"), (Criterion("binary_kl", upper=0.05, eps=1e-6),), "zero"),
     "molt.seq": Spec(
         Weight("token", token_clamp=30),
-        (ratio(0.5, 5, "sequence", reduce="sum", token_clamp=30),),
+        (ratio(0.5, 5, "sum", token_clamp=30),),
         "zero",
         clamp=30,
         nonfinite="neutral",
     ),
     "molt.geo": Spec(
         Weight("token", token_clamp=30),
-        (mean_ratio(0.99, 1.01, token_clamp=30),),
+        (ratio(0.99, 1.01, "mean", token_clamp=30),),
         "zero",
         clamp=30,
         nonfinite="neutral",
     ),
     "areal.token_mask": Spec(Weight("token"), (ratio(0.5, 5),), "both", nonfinite="neutral"),
-    "areal.seq": Spec(Weight("geometric"), (mean_ratio(None, 5),), "both", nonfinite="neutral"),
+    "areal.seq": Spec(Weight("geometric"), (ratio(None, 5, "mean"),), "both", nonfinite="neutral"),
     "areal.kl": Spec(Weight("token"), (Criterion("k3_reverse", upper=5),), "both"),
     "areal.kpop": Spec(Weight("token"), (Criterion("binary_kl_symmetric", upper=2, eps=1e-8),), "both"),
     "slime.tis": Spec(Weight("token", lower=0, upper=2)),
     "slime.icepop": Spec(Weight("token"), (ratio(0, 2),), "zero"),
     "slime.mis": Spec(Weight("token", lower=0, upper=2, normalize="batch"), (ratio(0.5, 2), VETO), "mask"),
-    "slime.mis_geo": Spec(Weight("token", lower=0, upper=2), (mean_ratio(0.9999, 1.0001), VETO), "mask"),
+    "slime.mis_geo": Spec(Weight("token", lower=0, upper=2), (ratio(0.9999, 1.0001, "mean"), VETO), "mask"),
     "nemo.tis": Spec(Weight("token", upper=2)),
     "nemo.icepop": Spec(Weight("token"), (ratio(0.5, 5),), "zero"),
-    "nemo.seq_mask_tis": Spec(Weight("token"), (mean_ratio(0.999, 1.002),), "zero"),
+    "nemo.seq_mask_tis": Spec(Weight("token"), (ratio(0.999, 1.002, "mean"),), "zero"),
     "nemo.gspo_is": Spec(Weight("product")),
     "nemo.mult_err": Spec(None, (Criterion("ratio_error", over="sequence", reduce="mean", upper=2),)),
     "roll.default": Spec(Weight("token", lower=0, upper=1.2), (ratio(0.8, 1.2),), "mask"),
@@ -127,7 +112,7 @@ EXPECTED = {
     "open_instruct.default": Spec(Weight("token", upper=2, token_clamp=10)),
     "open_instruct.icepop": Spec(Weight("token", upper=2, token_clamp=10), (ratio(0.5, 2, token_clamp=10),), "zero"),
     "open_instruct.seq": Spec(
-        Weight("geometric", upper=2, token_clamp=10), (mean_ratio(0.5, 2, token_clamp=10),), "zero"
+        Weight("geometric", upper=2, token_clamp=10), (ratio(0.5, 2, "mean", token_clamp=10),), "zero"
     ),
     "open_instruct.vaco": Spec(
         Weight("token", upper=2, token_clamp=10),
@@ -147,11 +132,11 @@ EXPECTED = {
     "swift.token_truncate": Spec(Weight("token", upper=2, token_clamp=20)),
     "swift.token_mask": Spec(Weight("token", token_clamp=20), (ratio(None, 2, token_clamp=20),), "zero"),
     "swift.sequence_truncate": Spec(Weight("geometric", upper=2, token_clamp=20)),
-    "swift.sequence_mask": Spec(Weight("token", token_clamp=20), (mean_ratio(None, 2, token_clamp=20),), "zero"),
+    "swift.sequence_mask": Spec(Weight("token", token_clamp=20), (ratio(None, 2, "mean", token_clamp=20),), "zero"),
     "rlinf.decoupled": Spec(Weight("token"), (ratio(None, 2),), "mask"),
     "trl.opsm": Spec(
         Weight("product"),
-        (ratio(None, 3, "sequence", reduce="sum"), opsm(0.1, "new/rollout", label="off_policy")),
+        (ratio(None, 3, "sum"), opsm(0.1, "new/rollout", label="off_policy")),
         "zero",
         nonfinite="neutral",
     ),
@@ -171,7 +156,7 @@ EXPECTED = {
     "glm.icepop": Spec(Weight("token"), (ratio(0.5, 2),), "zero"),
 }
 for framework, policy in (("trl", "neutral"), ("unsloth", "reject")):
-    product = Spec(Weight("product"), (ratio(None, 3, "sequence", reduce="sum"),), "zero", nonfinite=policy)
+    product = Spec(Weight("product"), (ratio(None, 3, "sum"),), "zero", nonfinite=policy)
     EXPECTED |= {
         f"{framework}.default": product,
         f"{framework}.sequence_mask": product,
@@ -184,139 +169,71 @@ OLD = {
     "verl.token_is": Spec(TOKEN_TIS, **VERL),
     "verl.token_tis": Spec(TOKEN_TIS, **VERL),
     "verl.seq_is": Spec(SEQ_TIS, **VERL),
-    "verl.seq_is_rs": Spec(SEQ_TIS, (k1("seq_sum_k1", "sum", 0.5, 2),), **VERL),
-    "verl.seq_mis": Spec(SEQ_TIS, (ratio(0, 2, "sequence", reduce="sum", label="seq_sum_k1"),), **VERL),
-    "verl.geo_rs": Spec(None, (mean_ratio(1 / 1.001, 1.001, label="seq_mean_k1"), VETO), **VERL),
-    "verl.geo_mis": Spec(None, (mean_ratio(0.999, 1.001, label="seq_mean_k1"), VETO), **VERL),
+    "verl.seq_is_rs": Spec(SEQ_TIS, (k1("seq_sum_k1", 0.5, 2),), **VERL),
+    "verl.seq_mis": Spec(SEQ_TIS, (ratio(0, 2, "sum", label="seq_sum_k1"),), **VERL),
+    "verl.geo_rs": Spec(None, (OLD_GEO, VETO), **VERL),
+    "verl.geo_mis": Spec(None, (ratio(0.999, 1.001, "mean", label="seq_mean_k1"), VETO), **VERL),
     "verl.ppo_is_bypass": Spec(TOKEN_TIS, **VERL),
     "verl.pure_is": Spec(SEQ_TIS, **VERL),
     "verl.pg_is": Spec(SEQ_TIS, **VERL),
-    "verl.pg_rs": Spec(None, (mean_ratio(1 / 1.001, 1.001, label="seq_mean_k1"), VETO), **VERL),
-    "verl.bypass_pg_rs": Spec(None, (mean_ratio(1 / 1.001, 1.001, label="seq_mean_k1"), VETO), **VERL),
-    "verl.geo_rs_seq_tis": Spec(SEQ_TIS, (mean_ratio(1 / 1.001, 1.001, label="seq_mean_k1"), VETO), **VERL),
+    "verl.pg_rs": Spec(None, (OLD_GEO, VETO), **VERL),
+    "verl.bypass_pg_rs": Spec(None, (OLD_GEO, VETO), **VERL),
+    "verl.geo_rs_seq_tis": Spec(SEQ_TIS, (OLD_GEO, VETO), **VERL),
 }
 
-# Arguments that change something, and what they change it into.
-WITH_ARGUMENTS = [
-    ("verl.decoupled_token_is", {"threshold": 3}, Spec(Weight("token", upper=3), **VERL)),
-    ("verl.decoupled_token_is", {"threshold": "0.5_3"}, Spec(Weight("token", 0.5, 3, "zero"), **VERL)),
-    ("verl.decoupled_seq_is", {"threshold": (0.5, 3)}, Spec(Weight("product", 0.5, 3, "zero"), **VERL)),
-    (
-        "verl.decoupled_token_icepop",
-        {"threshold": 4, "threshold_lower": 0.25},
-        Spec(Weight("token", 0.25, 4, "zero"), **VERL),
-    ),
-    (
-        "verl.decoupled_seq_is_rs",
-        {"is_threshold": 5, "rs_threshold": "0.6_1.6"},
-        Spec(Weight("product", upper=5), (k1("seq_sum_k1", "sum", 0.6, 1.6),), **VERL),
-    ),
-    (
-        "verl.decoupled_seq_is_rs",
-        {"rs_threshold": "0.6_1.6", "k1_bounds": "ratio"},
-        Spec(SEQ_TIS, (ratio(0.6, 1.6, "sequence", reduce="sum", label="seq_sum_k1"),), **VERL),
-    ),
-    (
-        "verl.bypass_pg_geo_rs_token_tis",
-        {"is_threshold": 3, "rs_threshold": 1.01},
-        Spec(Weight("token", upper=3), (k1("seq_mean_k1", "mean", 1 / 1.01, 1.01),), **VERL),
-    ),
-    (
-        "verl.decoupled_k3_rs",
-        {"rs_threshold": "0.02"},
-        Spec(
-            None,
-            (Criterion("k3", over="sequence", reduce="mean", upper=0.02, label="seq_mean_k3", token_clamp=20),),
-            **VERL,
-        ),
-    ),
-    (
-        "xtuner.reasoning",
-        {"threshold": (4, 0.25), "mask_threshold": None, "veto_threshold": None},
-        Spec(Weight("token", 0.25, 4), (ratio(0.25, 4, label="mask"),), **XTUNER),
-    ),
-    (
-        "skyrl.tldr",
-        {"geo_mask_low": 0.9, "geo_mask_high": 1.1, "token_tis_ratio_clip_high": 4},
-        Spec(
-            Weight("token", upper=4),
-            (
-                ratio(1e-4, 100, drop="sequence", label="outlier"),
-                ratio(0.5, 2, label="token_mask"),
-                mean_ratio(0.9, 1.1, label="geo_sequence_mask"),
-            ),
-            sums_over="kept",
-            **SKYRL,
-        ),
-    ),
-    (
-        "skyrl.outlier_mask",
-        {"low": None},
-        Spec(None, (ratio(None, 100, drop="sequence", label="outlier"),), sums_over="kept", **SKYRL),
-    ),
-    (
-        "trl.token_truncate",
-        {"clip_max": None, "clip_min": 0.5},
-        Spec(Weight("token", lower=0.5), nonfinite="neutral"),
-    ),
-    (
-        "trl.sequence_mask",
-        {"clip_max": 5, "clip_min": 0.1},
-        Spec(Weight("product"), (ratio(0.1, 5, "sequence", reduce="sum"),), "zero", nonfinite="neutral"),
-    ),
-    ("openrlhf.tis", {"low": None, "high": 2}, Spec(Weight("token", upper=2))),
-    (
-        "openrlhf.dppo_like",
-        {"gating": "tv", "delta": 0.1},
-        Spec(Weight("token"), (Criterion("tv", upper=0.1),), "zero"),
-    ),
-    (
-        "areal.token_mask",
-        {"lower": None},
-        Spec(Weight("token"), (ratio(None, 5),), "both", nonfinite="neutral"),
-    ),
-    (
-        "areal.seq",
-        {"agg": "max", "upper": 2, "lower": 0.5},
-        Spec(Weight("geometric"), (ratio(0.5, 2, "sequence", reduce="max"),), "both", nonfinite="neutral"),
-    ),
-    (
-        "areal.kl",
-        {"metric": "kl_k1", "upper": 0.5, "lower": -0.25},
-        Spec(Weight("token"), (Criterion("k1", lower=-0.5, upper=0.25),), "both"),
-    ),
-    (
-        "areal.kl",
-        {"metric": "kl_k1", "level": "sequence", "agg": "max", "upper": 0.5},
-        Spec(Weight("token"), (Criterion("k1", over="sequence", reduce="min", lower=-0.5),), "both"),
-    ),
-    (
-        "areal.kl",
-        {"metric": "kl_k1", "level": "sequence", "agg": "sum", "upper": 0.5},
-        Spec(Weight("token"), (Criterion("k1", over="sequence", reduce="sum", lower=-0.5),), "both"),
-    ),
-    (
-        "areal.kl",
-        {"metric": "kl_k2", "level": "sequence", "agg": "max", "upper": 0.5},
-        Spec(Weight("token"), (Criterion("k2", over="sequence", reduce="max", upper=0.5),), "both"),
-    ),
-    ("areal.kpop", {"upper": 0.1}, Spec(Weight("token"), (Criterion("binary_kl_symmetric", upper=0.1),), "both")),
-    ("slime.tis", {"tis_clip_low": 0.1, "tis_clip": 5}, Spec(Weight("token", 0.1, 5))),
-    (
-        "slime.mis",
-        {"tis_batch_normalize": False, "rs_veto_threshold": None, "rs_upper_bound": 3},
-        Spec(Weight("token", lower=0, upper=2), (ratio(0.5, 3),), "mask"),
-    ),
-    ("nemo.tis", {"ratio": 5, "ratio_min": 0.2}, Spec(Weight("token", 0.2, 5))),
-    ("roll.default", {"upper_bound": None}, Spec(Weight("token", lower=0), (ratio(0.8, 1.2),), "mask")),
-    ("flash_rl.tis", {"imp_ratio_cap": 8}, Spec(Weight("token", upper=8))),
-    ("open_instruct.default", {"clamp_upper": 5}, Spec(Weight("token", upper=5, token_clamp=10))),
-    ("rlinf.decoupled", {"threshold": 5}, Spec(Weight("token"), (ratio(None, 5),), "mask")),
-    ("verl.seq_is", {"threshold": 3}, Spec(Weight("product", upper=3), **VERL)),
-    (
-        "verl.seq_is_rs",
-        {"rs_threshold_lower": 0.25},
-        Spec(SEQ_TIS, (ratio(0.25, 2, "sequence", reduce="sum", label="seq_sum_k1"),), **VERL),
-    ),
-    ("verl.geo_rs", {"veto_threshold": None}, Spec(None, (mean_ratio(1 / 1.001, 1.001, label="seq_mean_k1"),), **VERL)),
-]
+# Arguments that change something, and what they change it into: CALL | SPEC.
+WITH_ARGUMENTS = """
+verl.decoupled_token_is(threshold=3) | Spec(Weight("token", upper=3), **VERL)
+verl.decoupled_token_is(threshold="0.5_3") | Spec(Weight("token", 0.5, 3, "zero"), **VERL)
+verl.decoupled_seq_is(threshold=(0.5, 3)) | Spec(Weight("product", 0.5, 3, "zero"), **VERL)
+verl.decoupled_token_icepop(threshold=4, threshold_lower=0.25) | Spec(Weight("token", 0.25, 4, "zero"), **VERL)
+verl.decoupled_seq_is_rs(is_threshold=5, rs_threshold="0.6_1.6") |
+    Spec(Weight("product", upper=5), (k1("seq_sum_k1", 0.6, 1.6),), **VERL)
+verl.decoupled_seq_is_rs(rs_threshold="0.6_1.6", k1_bounds="ratio") |
+    Spec(SEQ_TIS, (ratio(0.6, 1.6, "sum", label="seq_sum_k1"),), **VERL)
+verl.bypass_pg_geo_rs_token_tis(is_threshold=3, rs_threshold=1.01) |
+    Spec(Weight("token", upper=3), (k1("seq_mean_k1", 1 / 1.01, 1.01),), **VERL)
+verl.decoupled_k3_rs(rs_threshold="0.02") |
+    Spec(None, (option("seq_mean_k3", None, 0.02),), **VERL)
+xtuner.reasoning(threshold=(4, 0.25), mask_threshold=None, veto_threshold=None) |
+    Spec(Weight("token", 0.25, 4), (ratio(0.25, 4, label="mask"),), **XTUNER)
+skyrl.tldr(geo_mask_low=0.9, geo_mask_high=1.1, token_tis_ratio_clip_high=4) |
+    Spec(Weight("token", upper=4), (ratio(1e-4, 100, drop="sequence", label="outlier"),
+    ratio(0.5, 2, label="token_mask"), ratio(0.9, 1.1, "mean", label="geo_sequence_mask")), sums_over="kept", **SKYRL)
+skyrl.outlier_mask(low=None) |
+    Spec(None, (ratio(None, 100, drop="sequence", label="outlier"),), sums_over="kept", **SKYRL)
+trl.token_truncate(clip_max=None, clip_min=0.5) | Spec(Weight("token", lower=0.5), nonfinite="neutral")
+trl.sequence_mask(clip_max=5, clip_min=0.1) |
+    Spec(Weight("product"), (ratio(0.1, 5, "sum"),), "zero", nonfinite="neutral")
+openrlhf.tis(low=None, high=2) | Spec(Weight("token", upper=2))
+openrlhf.dppo_like(gating="tv", delta=0.1) | Spec(Weight("token"), (Criterion("tv", upper=0.1),), "zero")
+areal.token_mask(lower=None) | Spec(Weight("token"), (ratio(None, 5),), "both", nonfinite="neutral")
+areal.seq(agg="max", upper=2, lower=0.5) |
+    Spec(Weight("geometric"), (ratio(0.5, 2, "max"),), "both", nonfinite="neutral")
+areal.kl(metric="kl_k1", upper=0.5, lower=-0.25) |
+    Spec(Weight("token"), (Criterion("k1", lower=-0.5, upper=0.25),), "both")
+areal.kl(metric="kl_k1", level="sequence", agg="max", upper=0.5) |
+    Spec(Weight("token"), (Criterion("k1", over="sequence", reduce="min", lower=-0.5),), "both")
+areal.kl(metric="kl_k1", level="sequence", agg="sum", upper=0.5) |
+    Spec(Weight("token"), (Criterion("k1", over="sequence", reduce="sum", lower=-0.5),), "both")
+areal.kl(metric="kl_k2", level="sequence", agg="max", upper=0.5) |
+    Spec(Weight("token"), (Criterion("k2", over="sequence", reduce="max", upper=0.5),), "both")
+areal.kpop(upper=0.1) | Spec(Weight("token"), (Criterion("binary_kl_symmetric", upper=0.1),), "both")
+slime.tis(tis_clip_low=0.1, tis_clip=5) | Spec(Weight("token", 0.1, 5))
+slime.mis(tis_batch_normalize=False, rs_veto_threshold=None, rs_upper_bound=3) |
+    Spec(Weight("token", lower=0, upper=2), (ratio(0.5, 3),), "mask")
+nemo.tis(ratio=5, ratio_min=0.2) | Spec(Weight("token", 0.2, 5))
+roll.default(upper_bound=None) | Spec(Weight("token", lower=0), (ratio(0.8, 1.2),), "mask")
+flash_rl.tis(imp_ratio_cap=8) | Spec(Weight("token", upper=8))
+open_instruct.default(clamp_upper=5) | Spec(Weight("token", upper=5, token_clamp=10))
+rlinf.decoupled(threshold=5) | Spec(Weight("token"), (ratio(None, 5),), "mask")
+verl.seq_is(threshold=3) | Spec(Weight("product", upper=3), **VERL)
+verl.seq_is_rs(rs_threshold_lower=0.25) | Spec(SEQ_TIS, (ratio(0.25, 2, "sum", label="seq_sum_k1"),), **VERL)
+verl.geo_rs(veto_threshold=None) | Spec(None, (OLD_GEO,), **VERL)
+"""
+
+
+def with_arguments() -> list[Any]:
+    """The rows of WITH_ARGUMENTS as cases (name, arguments, Spec)."""
+    words = WORDS | {"SEQ_TIS": SEQ_TIS, "OLD_GEO": OLD_GEO, "VERL": VERL, "XTUNER": XTUNER, "SKYRL": SKYRL}
+    return [pytest.param(*call(made), eval(spec, words), id=made) for made, spec in rows(WITH_ARGUMENTS)]

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from builders.preset_cases import EXPECTED, OLD, WITH_ARGUMENTS
+from builders.config_cases import call, error, k1, option, rows
+from builders.preset_cases import EXPECTED, OLD, with_arguments
+from builders.verl_cases import arguments, verls
 from rollout_corr.api.correct import correct
 from rollout_corr.frameworks.shared import presets, tables
 from rollout_corr.frameworks.shared.lookup import every_preset, frameworks, preset
@@ -51,7 +53,7 @@ def test_old_name_makes_the_spec_of_its_time(name):
 
 
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize(("name", "arguments", "expected"), WITH_ARGUMENTS)
+@pytest.mark.parametrize(("name", "arguments", "expected"), with_arguments())
 def test_arguments(name, arguments, expected):
     assert preset(name, **arguments) == expected
 
@@ -114,59 +116,41 @@ def test_name_that_is_no_text():
         preset(3)
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "kind", "message"),
-    [
-        ("verl.decoupled_token_is", {"threshold": -1}, ValueError, r"\(threshold=-1\): threshold: "),
-        ("verl.decoupled_token_is", {"threshold": True}, TypeError, r"threshold: expected a number, got bool True"),
-        ("verl.decoupled_token_is", {"threshold": None}, TypeError, r"threshold: expected a number, got NoneType None"),
-        ("verl.decoupled_token_is", {"treshold": 2}, TypeError, r"unexpected keyword argument 'treshold'"),
-        ("verl.decoupled_token_icepop", {"threshold_lower": 6}, ValueError, r"threshold: expected lower <= upper"),
-        (
-            "verl.decoupled_seq_is_rs",
-            {"k1_bounds": "right"},
-            ValueError,
-            r"k1_bounds: expected one of \['verl', 'ratio'\]",
-        ),
-        (
-            "verl.decoupled_geo_rs",
-            {"rs_threshold": 0.52},
-            ValueError,
-            r"rs_threshold of seq_mean_k1: .*quote it: '0.5_2'",
-        ),
-        ("verl.decoupled_geo_rs", {"rs_threshold": "2_0.5"}, ValueError, r"expected lower <= upper, got '2_0.5'"),
-        ("verl.decoupled_k3_rs", {"rs_threshold": "0.1_0.2"}, ValueError, r"seq_mean_k3: expected one upper bound"),
-        ("verl.decoupled_k3_rs", {"rs_threshold": (0.1, 0.2)}, ValueError, r"seq_mean_k3: expected one upper bound"),
-        ("xtuner.reasoning", {"threshold": (0.5, 5)}, ValueError, r"rollout_is_threshold: .*xtuner begins with upper"),
-        ("xtuner.reasoning", {"threshold": 5}, TypeError, r"rollout_is_threshold: expected a pair \(upper, lower\)"),
-        (
-            "skyrl.token_tis",
-            {"clip_high": -1.0},
-            ValueError,
-            r"token_tis_ratio_clip_high: expected a number > 0, got -1",
-        ),
-        ("skyrl.token_mask", {"low": None}, ValueError, r"low: expected a number, got None; .*needs both"),
-        (
-            "skyrl.geometric_mask",
-            {"high": "1.01"},
-            TypeError,
-            r"geo_mask_high: expected a number, got the string '1.01'",
-        ),
-        ("trl.token_truncate", {"clip_max": None}, ValueError, r"\(clip_max=None\): .*got neither"),
-        ("trl.token_mask", {"clip_max": None}, ValueError, r"got neither"),
-        ("trl.token_mask", {"clip_max": 1, "clip_min": 2}, ValueError, r"lower <= upper"),
-        ("openrlhf.dppo_like", {"gating": "ratio"}, ValueError, r"gating: expected one of \['binary_kl', 'tv'\]"),
-        ("areal.kl", {"metric": "k3"}, ValueError, r"metric: expected one of \['kl_k1', 'kl_k2', 'kl_k3'\], got 'k3'"),
-        ("areal.kl", {"level": "seq"}, ValueError, r"level: expected one of"),
-        ("areal.kl", {"agg": "median"}, ValueError, r"agg: expected one of"),
-        ("areal.kl", {"metric": "kl_k1", "upper": "5"}, TypeError, r"upper: expected a number, got the string '5'"),
-        ("areal.seq", {"agg": "median"}, ValueError, r"agg: expected one of"),
-        ("slime.tis", {"tis_clip": math.nan}, ValueError, r"\(tis_clip=nan\): Weight\.upper: "),
-        ("nemo.mult_err", {"threshold": 0}, ValueError, r"Criterion\.upper: expected a number > 0"),
-    ],
-)
-def test_wrong_arguments_name_the_recipe_and_the_argument(name, arguments, kind, message):
-    with pytest.raises(kind, match=f"^preset {re.escape(name)}.*{message}"):
+WRONG_ARGUMENTS = """
+verl.decoupled_token_is(threshold=-1) | ValueError (threshold=-1): threshold:
+verl.decoupled_token_is(threshold=True) | TypeError threshold: expected a number, got bool True
+verl.decoupled_token_is(threshold=None) | TypeError threshold: expected a number, got NoneType None
+verl.decoupled_token_is(treshold=2) | TypeError unexpected keyword argument 'treshold'
+verl.decoupled_token_icepop(threshold_lower=6) | ValueError threshold: expected lower <= upper
+verl.decoupled_seq_is_rs(k1_bounds="right") | ValueError k1_bounds: expected one of ['verl', 'ratio']
+verl.decoupled_geo_rs(rs_threshold=0.52) | ValueError rs_threshold of seq_mean_k1: ...quote it: '0.5_2'
+verl.decoupled_geo_rs(rs_threshold="2_0.5") | ValueError expected lower <= upper, got '2_0.5'
+verl.decoupled_k3_rs(rs_threshold="0.1_0.2") | ValueError seq_mean_k3: expected one upper bound
+verl.decoupled_k3_rs(rs_threshold=(0.1, 0.2)) | ValueError seq_mean_k3: expected one upper bound
+xtuner.reasoning(threshold=(0.5, 5)) | ValueError rollout_is_threshold: ...xtuner begins with upper
+xtuner.reasoning(threshold=5) | TypeError rollout_is_threshold: expected a pair (upper, lower)
+skyrl.token_tis(clip_high=-1.0) | ValueError token_tis_ratio_clip_high: expected a number > 0, got -1
+skyrl.token_mask(low=None) | ValueError low: expected a number, got None; ...needs both
+skyrl.geometric_mask(high="1.01") | TypeError geo_mask_high: expected a number, got the string '1.01'
+trl.token_truncate(clip_max=None) | ValueError (clip_max=None): ...got neither
+trl.token_mask(clip_max=None) | ValueError got neither
+trl.token_mask(clip_max=1, clip_min=2) | ValueError lower <= upper
+openrlhf.dppo_like(gating="ratio") | ValueError gating: expected one of ['binary_kl', 'tv']
+areal.kl(metric="k3") | ValueError metric: expected one of ['kl_k1', 'kl_k2', 'kl_k3'], got 'k3'
+areal.kl(level="seq") | ValueError level: expected one of
+areal.kl(agg="median") | ValueError agg: expected one of
+areal.kl(metric="kl_k1", upper="5") | TypeError upper: expected a number, got the string '5'
+areal.seq(agg="median") | ValueError agg: expected one of
+slime.tis(tis_clip=nan) | ValueError (tis_clip=nan): Weight.upper:
+nemo.mult_err(threshold=0) | ValueError Criterion.upper: expected a number > 0
+"""
+
+
+@pytest.mark.parametrize(("made", "message"), rows(WRONG_ARGUMENTS))
+def test_wrong_arguments_name_the_recipe_and_the_argument(made, message):
+    name, arguments = call(made)
+    kind, pattern = error(message)
+    with pytest.raises(kind, match=f"^preset {re.escape(name)}.*{pattern}"):
         preset(name, **arguments)
 
 
@@ -220,26 +204,12 @@ def test_threshold_grammar_refuses(value, kind, message):
 
 
 def test_every_rejection_option_of_verl():
-    options = {
-        "token_k1": ("k1", "token", None),
-        "token_k2": ("k2", "token", None),
-        "token_k3": ("k3", "token", None),
-        "seq_sum_k1": ("k1", "sequence", "sum"),
-        "seq_sum_k2": ("k2", "sequence", "sum"),
-        "seq_sum_k3": ("k3", "sequence", "sum"),
-        "seq_mean_k1": ("k1", "sequence", "mean"),
-        "seq_mean_k2": ("k2", "sequence", "mean"),
-        "seq_mean_k3": ("k3", "sequence", "mean"),
-        "seq_max_k2": ("k2", "sequence", "max"),
-        "seq_max_k3": ("k3", "sequence", "max"),
-    }
-    assert sorted(verl_options.RS_OPTIONS) == sorted(options)
-    for option, (stat, over, reduce) in options.items():
-        (criterion,) = verl_options.criteria(option, 2.0)
-        lower, upper = (math.log(0.5), math.log(2)) if stat == "k1" else (None, 2.0)
-        assert criterion == Criterion(
-            stat, over=over, reduce=reduce, lower=lower, upper=upper, label=option, token_clamp=20.0
-        )
+    names = [f"{over}_{stat}" for over in ("token", "seq_sum", "seq_mean", "seq_max") for stat in ("k1", "k2", "k3")]
+    names.remove("seq_max_k1")
+    assert sorted(verl_options.RS_OPTIONS) == sorted(names)
+    for name in names:
+        expected = k1(name, 0.5, 2) if name.endswith("k1") else option(name, None, 2.0)
+        assert verl_options.criteria(name, 2.0) == (expected,)
 
 
 def verdicts(train: torch.Tensor, rollout: torch.Tensor, spec: Spec, **more: object):
@@ -247,7 +217,7 @@ def verdicts(train: torch.Tensor, rollout: torch.Tensor, spec: Spec, **more: obj
     return correct(train, rollout, spec=replace(spec, report=()), **more)
 
 
-def rows(*log_ratios: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
+def log_probs(*log_ratios: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
     """Train and rollout log-probs whose differences are the given ones, all probabilities small enough."""
     d = torch.tensor(log_ratios, dtype=torch.float64)
     rollout = torch.full_like(d, -3.0)
@@ -256,7 +226,7 @@ def rows(*log_ratios: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_k1_bounds_as_verl_compares_them_and_as_its_documentation_says():
     # verl#6377: with 0.6_1.4 verl keeps a ratio of 1.5, and rejects one of 0.65.
-    train, rollout = rows([math.log(1.5)], [math.log(0.65)], [math.log(1.0)], [math.log(1.7)])
+    train, rollout = log_probs([math.log(1.5)], [math.log(0.65)], [math.log(1.0)], [math.log(1.7)])
     verl = presets.verl.decoupled_geo_rs("0.6_1.4")
     mended = presets.verl.decoupled_geo_rs("0.6_1.4", k1_bounds="ratio")
     assert verdicts(train, rollout, verl).keep.tolist() == [True, False, True, False]
@@ -266,14 +236,14 @@ def test_k1_bounds_as_verl_compares_them_and_as_its_documentation_says():
 @pytest.mark.parametrize(("agg", "kept"), [("sum", [False, True]), ("mean", [True, True]), ("max", [False, True])])
 def test_areal_k1_is_d(agg, kept):
     # AReaL: keep iff the aggregate of D is at most upper.
-    train, rollout = rows([0.6, 0.1], [-0.6, -0.1])
+    train, rollout = log_probs([0.6, 0.1], [-0.6, -0.1])
     spec = presets.areal.kl("kl_k1", "sequence", agg, upper=0.5)
     assert verdicts(train, rollout, spec).keep.tolist() == kept
 
 
 def test_skyrl_sums_run_over_what_is_left():
     # The second token goes by the token mask, so the product of the first alone is the weight and is tested.
-    train, rollout = rows([0.1, 3.0])
+    train, rollout = log_probs([0.1, 3.0])
     spec = presets.skyrl.tldr(geo_mask_low=0.5, geo_mask_high=1.2)
     out = verdicts(train, rollout, spec, mask=torch.ones(1, 2, dtype=torch.bool))
     assert out.keep.tolist() == [True] and out.mask.tolist() == [[True, False]]
@@ -282,14 +252,14 @@ def test_skyrl_sums_run_over_what_is_left():
 
 
 def test_vaco_drops_the_outward_tokens_only():
-    train, rollout = rows([2.0, -2.0])
+    train, rollout = log_probs([2.0, -2.0])
     out = verdicts(train, rollout, presets.open_instruct.vaco(mask_upper=0.5), advantages=torch.tensor([1.0]))
     assert out.weights[0].tolist() == pytest.approx([0.0, math.exp(-2.0)])
     assert out.keep.tolist() == [True]
 
 
 def test_trl_reads_nan_as_one_and_unsloth_rejects():
-    train, rollout = rows([math.nan, 0.5])
+    train, rollout = log_probs([math.nan, 0.5])
     assert verdicts(train, rollout, presets.trl.token_truncate()).weights[0].tolist() == pytest.approx(
         [1.0, math.exp(0.5)]
     )
@@ -300,7 +270,7 @@ def test_trl_reads_nan_as_one_and_unsloth_rejects():
 @pytest.mark.parametrize("name", [name for name in sorted(EXPECTED) if name.startswith("verl.")])
 def test_verl_itself_makes_the_same_of_a_batch(name):
     from verl.trainer.config.algorithm import RolloutCorrectionConfig
-    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+    from verl.trainer.ppo import rollout_corr_helper
 
     generator = torch.Generator().manual_seed(0)
     d = torch.randn(32, 16, generator=generator) * 0.2
@@ -308,23 +278,14 @@ def test_verl_itself_makes_the_same_of_a_batch(name):
     rollout = -torch.rand(32, 16, generator=generator) * 3
     mask = (torch.rand(32, 16, generator=generator) < 0.7).long()
     mask[:, 0] = 1
-    config = getattr(RolloutCorrectionConfig, name.split(".")[1])()
-    theirs, their_mask, _ = compute_rollout_correction_and_rejection_mask(
-        rollout + d,
-        rollout,
-        mask,
-        config.rollout_is,
-        config.rollout_is_threshold,
-        config.rollout_is_batch_normalize,
-        config.rollout_rs,
-        config.rollout_rs_threshold,
-    )
+    config = arguments(getattr(RolloutCorrectionConfig, name.split(".")[1])())
+    theirs, their_mask, _ = verls(rollout_corr_helper, (rollout + d, rollout, mask), **config)
     out = verdicts(rollout + d, rollout, preset(name), mask=mask)
     assert torch.equal(out.mask, their_mask)
     if theirs is None:
         assert out.weights is None
     else:
-        torch.testing.assert_close(out.weights, theirs.batch["rollout_is_weights"], rtol=1e-5, atol=1e-9)
+        torch.testing.assert_close(out.weights, theirs, rtol=1e-5, atol=1e-9)
 
 
 def test_expression_builds_what_it_says():

@@ -4,80 +4,41 @@ from __future__ import annotations
 
 import pytest
 
-from builders.config_cases import SKYRL, cases, ratio
+from builders.config_cases import SKYRL, cases, specs
 from rollout_corr.frameworks.shared.lookup import from_config
 from rollout_corr.spec.correction import Spec, Weight
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")
 
-SKYRL_BLOCKS = {
-    "nothing": ({}, Spec(**SKYRL)),
-    "the defaults": (
-        {
-            "tis_ratio_type": None,
-            "token_tis_ratio_clip_high": 2.0,
-            "sequence_tis_ratio_clip_high": 5.0,
-            "sequence_mask_metric": None,
-            "geo_mask_high": 1.01,
-            "geo_mask_low": 0.99,
-            "product_mask_high": 2.0,
-            "product_mask_low": 0.5,
-            "outlier_token_is_threshold_low": None,
-            "outlier_token_is_threshold_high": None,
-            "token_mask_is_threshold_low": None,
-            "token_mask_is_threshold_high": None,
-        },
-        Spec(**SKYRL),
-    ),
-    "token": ({"tis_ratio_type": "token"}, Spec(Weight("token", upper=2), **SKYRL)),
-    "token cap": (
-        {"tis_ratio_type": "token", "token_tis_ratio_clip_high": 4, "sequence_tis_ratio_clip_high": 7},
-        Spec(Weight("token", upper=4), **SKYRL),
-    ),
-    "sequence": ({"tis_ratio_type": "sequence"}, Spec(Weight("product", upper=5), **SKYRL)),
-    "geometric": (
-        {"sequence_mask_metric": "geometric"},
-        Spec(None, (ratio(0.99, 1.01, "mean", label="geo_sequence_mask"),), **SKYRL),
-    ),
-    "product": (
-        {"sequence_mask_metric": "product", "product_mask_high": 3, "product_mask_low": 0},
-        Spec(None, (ratio(0, 3, "sum", label="product_sequence_mask"),), **SKYRL),
-    ),
-    "one outlier threshold": (
-        {"outlier_token_is_threshold_low": 1e-4},
-        Spec(None, (ratio(1e-4, None, drop="sequence", label="outlier"),), sums_over="kept", **SKYRL),
-    ),
-    "the page's TLDR": (
-        {
-            "sequence_mask_metric": "geometric",
-            "geo_mask_low": 0.99,
-            "geo_mask_high": 1.01,
-            "tis_ratio_type": "token",
-            "token_tis_ratio_clip_high": 2.0,
-            "token_mask_is_threshold_low": 0.5,
-            "token_mask_is_threshold_high": 2.0,
-            "outlier_token_is_threshold_low": 1e-4,
-            "outlier_token_is_threshold_high": 100,
-        },
-        Spec(
-            Weight("token", upper=2),
-            (
-                ratio(1e-4, 100, drop="sequence", label="outlier"),
-                ratio(0.5, 2, label="token_mask"),
-                ratio(0.99, 1.01, "mean", label="geo_sequence_mask"),
-            ),
-            "mask",
-            sums_over="kept",
-            **SKYRL,
-        ),
-    ),
-}
+SKYRL_BLOCKS = """
+nothing | {} | Spec()
+the defaults |
+    {tis_ratio_type: null, token_tis_ratio_clip_high: 2.0, sequence_tis_ratio_clip_high: 5.0,
+    sequence_mask_metric: null, geo_mask_high: 1.01, geo_mask_low: 0.99, product_mask_high: 2.0, product_mask_low: 0.5,
+    outlier_token_is_threshold_low: null, outlier_token_is_threshold_high: null,
+    token_mask_is_threshold_low: null, token_mask_is_threshold_high: null} | Spec()
+token | {tis_ratio_type: token} | Spec(Weight("token", upper=2))
+token cap | {tis_ratio_type: token, token_tis_ratio_clip_high: 4, sequence_tis_ratio_clip_high: 7} |
+    Spec(Weight("token", upper=4))
+sequence | {tis_ratio_type: sequence} | Spec(Weight("product", upper=5))
+geometric | {sequence_mask_metric: geometric} |
+    Spec(None, (ratio(0.99, 1.01, "mean", label="geo_sequence_mask"),))
+product | {sequence_mask_metric: product, product_mask_high: 3, product_mask_low: 0} |
+    Spec(None, (ratio(0, 3, "sum", label="product_sequence_mask"),))
+one outlier threshold | {outlier_token_is_threshold_low: 1.0e-4} |
+    Spec(None, (ratio(1e-4, None, drop="sequence", label="outlier"),), sums_over="kept")
+the page's TLDR |
+    {sequence_mask_metric: geometric, geo_mask_low: 0.99, geo_mask_high: 1.01, tis_ratio_type: token,
+    token_tis_ratio_clip_high: 2.0, token_mask_is_threshold_low: 0.5, token_mask_is_threshold_high: 2.0,
+    outlier_token_is_threshold_low: 1.0e-4, outlier_token_is_threshold_high: 100} |
+    Spec(Weight("token", upper=2), (ratio(1e-4, 100, drop="sequence", label="outlier"),
+    ratio(0.5, 2, label="token_mask"), ratio(0.99, 1.01, "mean", label="geo_sequence_mask")), sums_over="kept")
+"""
 
 
 @pytest.mark.usefixtures("strict")
-@pytest.mark.parametrize("case", SKYRL_BLOCKS)
-def test_skyrl(case):
-    block, expected = SKYRL_BLOCKS[case]
+@pytest.mark.parametrize(("block", "expected"), specs(SKYRL_BLOCKS, SKYRL))
+def test_skyrl(block, expected):
     assert from_config("skyrl", block) == expected
     assert from_config("skyrl", {"off_policy_correction": block}) == expected
     algorithm = {

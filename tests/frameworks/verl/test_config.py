@@ -7,126 +7,59 @@ from dataclasses import replace
 
 import pytest
 import torch
-import yaml
 
-from builders.config_cases import VERL, flat, ratio
+from builders.config_cases import VERL, VETO, flat, k1, option, ratio, specs
 from rollout_corr.api.correct import correct
 from rollout_corr.frameworks.shared import presets
 from rollout_corr.frameworks.shared.lookup import from_config
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.correction import Spec, Weight
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")
 
-VETO = Criterion("ratio", lower=1e-4, drop="sequence", label="veto")
-
-
-def option(label: str, lower: float | None = None, upper: float | None = None) -> Criterion:
-    """One of verl's rejection options, in the statistic's own space, its parts read off its name."""
-    over, *reduce, stat = label.split("_")
-    return Criterion(
-        stat,
-        over="token" if over == "token" else "sequence",
-        reduce=reduce[0] if reduce else None,
-        lower=lower,
-        upper=upper,
-        label=label,
-        token_clamp=20.0,
-    )
-
-
 # nested
 
-NESTED = {
-    "the yaml of 0.9.1 as shipped": (
-        """
-        rollout_is: null
-        rollout_is_threshold: 2.0
-        rollout_rs: null
-        rollout_rs_threshold: null
-        bypass_mode: false
-        loss_type: ppo_clip
-        rollout_is_batch_normalize: false
-        """,
-        Spec(**VERL),
-    ),
-    "nothing": ("{}", Spec(**VERL)),
-    "a threshold alone": ("rollout_is_threshold: 2.0", Spec(**VERL)),
-    "token": ("rollout_is: token", Spec(Weight("token", upper=2), **VERL)),
-    "sequence is the product": (
-        "{rollout_is: sequence, rollout_is_threshold: 5}",
-        Spec(Weight("product", upper=5), **VERL),
-    ),
-    "icepop": (
-        "{rollout_is: token, rollout_is_threshold: '0.5_5.0'}",
-        Spec(Weight("token", 0.5, 5, "zero"), **VERL),
-    ),
-    "icepop as yaml leaves it unquoted": (
-        "{rollout_is: token, rollout_is_threshold: 0.5_5.0}",
-        Spec(Weight("token", 0.5, 5, "zero"), **VERL),
-    ),
-    "icepop as a list": (
-        "{rollout_is: token, rollout_is_threshold: [0.5, 2]}",
-        Spec(Weight("token", 0.5, 2, "zero"), **VERL),
-    ),
-    "threshold as text": (
-        "{rollout_is: token, rollout_is_threshold: '3'}",
-        Spec(Weight("token", upper=3), **VERL),
-    ),
-    "batch normalize": (
-        "{rollout_is: sequence, rollout_is_batch_normalize: true}",
-        Spec(Weight("product", upper=2, normalize="batch"), **VERL),
-    ),
-    "geometric rejection": (
-        "{rollout_rs: seq_mean_k1, rollout_rs_threshold: '0.999_1.001'}",
-        Spec(None, (option("seq_mean_k1", math.log(0.999), math.log(1.001)),), **VERL),
-    ),
-    "a single k1 bound": (
-        "{rollout_rs: token_k1, rollout_rs_threshold: 2}",
-        Spec(None, (option("token_k1", math.log(0.5), math.log(2)),), **VERL),
-    ),
-    "several options, one threshold each": (
-        "{rollout_rs: 'token_k1, seq_max_k2,seq_sum_k3', rollout_rs_threshold: '0.5_2.0, 2.5,0.1'}",
-        Spec(
-            None,
-            (
-                option("token_k1", math.log(0.5), math.log(2)),
-                option("seq_max_k2", None, 2.5),
-                option("seq_sum_k3", None, 0.1),
-            ),
-            **VERL,
-        ),
-    ),
-    "several options, one threshold for all": (
-        "{rollout_rs: 'token_k2,seq_mean_k3', rollout_rs_threshold: 0.01}",
-        Spec(None, (option("token_k2", None, 0.01), option("seq_mean_k3", None, 0.01)), **VERL),
-    ),
-    "the same option twice": (
-        "{rollout_rs: 'token_k2,token_k2', rollout_rs_threshold: 0.01}",
-        Spec(None, (option("token_k2", None, 0.01),), **VERL),
-    ),
-    "weights, rejection and bypass": (
-        "{rollout_is: token, rollout_rs: seq_sum_k1, rollout_rs_threshold: '0.5_2.0', bypass_mode: true, "
-        "loss_type: reinforce}",
-        Spec(Weight("token", upper=2), (option("seq_sum_k1", math.log(0.5), math.log(2)),), **VERL),
-    ),
-    "hydra's own key": (
-        "{_target_: verl.RolloutCorrectionConfig, rollout_is: token}",
-        Spec(Weight("token", upper=2), **VERL),
-    ),
-}
+NESTED = """
+the yaml of 0.9.1 as shipped |
+    {rollout_is: null, rollout_is_threshold: 2.0, rollout_rs: null, rollout_rs_threshold: null, bypass_mode: false,
+    loss_type: ppo_clip, rollout_is_batch_normalize: false} | Spec()
+nothing | {} | Spec()
+a threshold alone | {rollout_is_threshold: 2.0} | Spec()
+token | {rollout_is: token} | Spec(Weight("token", upper=2))
+sequence is the product | {rollout_is: sequence, rollout_is_threshold: 5} | Spec(Weight("product", upper=5))
+icepop | {rollout_is: token, rollout_is_threshold: '0.5_5.0'} | Spec(Weight("token", 0.5, 5, "zero"))
+icepop as yaml leaves it unquoted | {rollout_is: token, rollout_is_threshold: 0.5_5.0} |
+    Spec(Weight("token", 0.5, 5, "zero"))
+icepop as a list | {rollout_is: token, rollout_is_threshold: [0.5, 2]} | Spec(Weight("token", 0.5, 2, "zero"))
+threshold as text | {rollout_is: token, rollout_is_threshold: '3'} | Spec(Weight("token", upper=3))
+batch normalize | {rollout_is: sequence, rollout_is_batch_normalize: true} |
+    Spec(Weight("product", upper=2, normalize="batch"))
+geometric rejection | {rollout_rs: seq_mean_k1, rollout_rs_threshold: '0.999_1.001'} |
+    Spec(None, (k1("seq_mean_k1", 0.999, 1.001),))
+a single k1 bound | {rollout_rs: token_k1, rollout_rs_threshold: 2} | Spec(None, (k1("token_k1", 0.5, 2),))
+several options, one threshold each |
+    {rollout_rs: 'token_k1, seq_max_k2,seq_sum_k3', rollout_rs_threshold: '0.5_2.0, 2.5,0.1'} |
+    Spec(None, (k1("token_k1", 0.5, 2), option("seq_max_k2", None, 2.5), option("seq_sum_k3", None, 0.1)))
+several options, one threshold for all | {rollout_rs: 'token_k2,seq_mean_k3', rollout_rs_threshold: 0.01} |
+    Spec(None, (option("token_k2", None, 0.01), option("seq_mean_k3", None, 0.01)))
+the same option twice | {rollout_rs: 'token_k2,token_k2', rollout_rs_threshold: 0.01} |
+    Spec(None, (option("token_k2", None, 0.01),))
+weights, rejection and bypass |
+    {rollout_is: token, rollout_rs: seq_sum_k1, rollout_rs_threshold: '0.5_2.0', bypass_mode: true,
+    loss_type: reinforce} | Spec(Weight("token", upper=2), (k1("seq_sum_k1", 0.5, 2),))
+hydra's own key | {_target_: verl.RolloutCorrectionConfig, rollout_is: token} | Spec(Weight("token", upper=2))
+"""
 
 
 @pytest.mark.usefixtures("strict")
-@pytest.mark.parametrize("case", NESTED)
-def test_verl_nested(case):
-    text, expected = NESTED[case]
-    assert from_config("verl", yaml.safe_load(text)) == expected
+@pytest.mark.parametrize(("config", "expected"), specs(NESTED, VERL))
+def test_verl_nested(config, expected):
+    assert from_config("verl", config) == expected
 
 
 def test_verl_k1_bounds():
     config = {"rollout_rs": "seq_mean_k1,token_k2", "rollout_rs_threshold": "0.6_1.4,3"}
     assert from_config("verl", config).criteria == (
-        option("seq_mean_k1", math.log(0.6), math.log(1.4)),
+        k1("seq_mean_k1", 0.6, 1.4),
         option("token_k2", None, 3.0),
     )
     assert from_config("verl", config, k1_bounds="ratio").criteria == (
@@ -135,64 +68,39 @@ def test_verl_k1_bounds():
     )
 
 
-OLD_NESTED = {
-    "the yaml of 0.6.1 as shipped": (
-        """
-        rollout_is: null
-        rollout_is_threshold: 2.0
-        rollout_rs: null
-        rollout_rs_threshold: null
-        rollout_rs_threshold_lower: null
-        rollout_token_veto_threshold: null
-        bypass_mode: false
-        use_policy_gradient: false
-        rollout_is_batch_normalize: false
-        """,
-        Spec(**VERL),
-    ),
-    "token": (
-        "{rollout_rs: token, rollout_rs_threshold: 2}",
-        Spec(None, (ratio(0.5, 2, label="token_k1"),), **VERL),
-    ),
-    "sequence with a lower bound": (
-        "{rollout_is: token, rollout_rs: sequence, rollout_rs_threshold: 4, rollout_rs_threshold_lower: 0.1}",
-        Spec(Weight("token", upper=2), (ratio(0.1, 4, "sum", label="seq_sum_k1"),), **VERL),
-    ),
-    "sequence with an open lower side": (
-        "{rollout_rs: sequence, rollout_rs_threshold: 2, rollout_rs_threshold_lower: 0}",
-        Spec(None, (ratio(0, 2, "sum", label="seq_sum_k1"),), **VERL),
-    ),
-    # recipe/dapo/run_dapo_qwen2.5_32b_rollout_corr.sh of 0.6.1
-    "the dapo recipe": (
-        "{rollout_is: sequence, rollout_is_threshold: 2.0, rollout_is_batch_normalize: true, rollout_rs: geometric, "
-        "rollout_rs_threshold: 1.01, rollout_rs_threshold_lower: 0.99, rollout_token_veto_threshold: 1.0e-4}",
-        Spec(
-            Weight("product", upper=2, normalize="batch"),
-            (ratio(0.99, 1.01, "mean", label="seq_mean_k1"), VETO),
-            **VERL,
-        ),
-    ),
-    "veto alone": ("{rollout_token_veto_threshold: 1.0e-6}", Spec(None, (replace(VETO, lower=1e-6),), **VERL)),
-    "veto beside a new option": (
-        "{rollout_rs: token_k2, rollout_rs_threshold: 1, rollout_token_veto_threshold: 1.0e-4}",
-        Spec(None, (option("token_k2", None, 1.0), VETO), **VERL),
-    ),
-    "pure rollout correction": (
-        "{rollout_is: sequence, bypass_old_logprob_for_rollout: true, use_pure_rollout_correction: true}",
-        Spec(Weight("product", upper=2), **VERL),
-    ),
-    "policy gradient": (
-        "{rollout_is: sequence, bypass_mode: true, use_policy_gradient: true}",
-        Spec(Weight("product", upper=2), **VERL),
-    ),
-}
+# The dapo recipe: recipe/dapo/run_dapo_qwen2.5_32b_rollout_corr.sh of 0.6.1.
+OLD_NESTED = """
+the yaml of 0.6.1 as shipped |
+    {rollout_is: null, rollout_is_threshold: 2.0, rollout_rs: null, rollout_rs_threshold: null,
+    rollout_rs_threshold_lower: null, rollout_token_veto_threshold: null, bypass_mode: false,
+    use_policy_gradient: false, rollout_is_batch_normalize: false} | Spec()
+token | {rollout_rs: token, rollout_rs_threshold: 2} | Spec(None, (ratio(0.5, 2, label="token_k1"),))
+sequence with a lower bound |
+    {rollout_is: token, rollout_rs: sequence, rollout_rs_threshold: 4, rollout_rs_threshold_lower: 0.1} |
+    Spec(Weight("token", upper=2), (ratio(0.1, 4, "sum", label="seq_sum_k1"),))
+sequence with an open lower side |
+    {rollout_rs: sequence, rollout_rs_threshold: 2, rollout_rs_threshold_lower: 0} |
+    Spec(None, (ratio(0, 2, "sum", label="seq_sum_k1"),))
+the dapo recipe |
+    {rollout_is: sequence, rollout_is_threshold: 2.0, rollout_is_batch_normalize: true, rollout_rs: geometric,
+    rollout_rs_threshold: 1.01, rollout_rs_threshold_lower: 0.99, rollout_token_veto_threshold: 1.0e-4} |
+    Spec(Weight("product", upper=2, normalize="batch"), (ratio(0.99, 1.01, "mean", label="seq_mean_k1"), VETO))
+veto alone | {rollout_token_veto_threshold: 1.0e-6} | Spec(None, (replace(VETO, lower=1e-6),))
+veto beside a new option |
+    {rollout_rs: token_k2, rollout_rs_threshold: 1, rollout_token_veto_threshold: 1.0e-4} |
+    Spec(None, (option("token_k2", None, 1.0), VETO))
+pure rollout correction |
+    {rollout_is: sequence, bypass_old_logprob_for_rollout: true, use_pure_rollout_correction: true} |
+    Spec(Weight("product", upper=2))
+policy gradient | {rollout_is: sequence, bypass_mode: true, use_policy_gradient: true} |
+    Spec(Weight("product", upper=2))
+"""
 
 
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("case", OLD_NESTED)
-def test_verl_old_nested(case):
-    text, expected = OLD_NESTED[case]
-    assert from_config("verl", yaml.safe_load(text)) == expected
+@pytest.mark.parametrize(("config", "expected"), specs(OLD_NESTED, VERL, replace=replace))
+def test_verl_old_nested(config, expected):
+    assert from_config("verl", config) == expected
 
 
 # flat

@@ -13,9 +13,6 @@ from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")
 
-VETO = Criterion("ratio", lower=1e-4, drop="sequence", label="veto")
-
-
 REFUSED = """
 {rollout_iss: token} | ValueError unknown key 'rollout_iss', expected some of ['rollout_is',
 {3: token} | ValueError unknown key 3,

@@ -13,33 +13,14 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders.preset_cases import EXPECTED
 from builders.verl_cases import SHAPES, arguments, batch, close, configurations, verls
 from rollout_corr.frameworks.verl import options
 from rollout_corr.frameworks.verl import presets as presets
 
 pytestmark = pytest.mark.peers
 
-PRESETS = (
-    "decoupled_token_is",
-    "decoupled_seq_is",
-    "decoupled_token_icepop",
-    "decoupled_seq_is_rs",
-    "decoupled_geo_rs",
-    "decoupled_geo_rs_seq_tis",
-    "decoupled_geo_rs_token_tis",
-    "decoupled_k3_rs",
-    "decoupled_k3_rs_seq_tis",
-    "decoupled_k3_rs_token_tis",
-    "bypass_ppo_clip",
-    "bypass_ppo_clip_geo_rs",
-    "bypass_ppo_clip_k3_rs",
-    "bypass_pg_is",
-    "bypass_pg_token_icepop",
-    "bypass_pg_geo_rs",
-    "bypass_pg_geo_rs_seq_tis",
-    "bypass_pg_geo_rs_token_tis",
-    "disabled",
-)
+PRESETS = [name.removeprefix("verl.") for name in EXPECTED if name.startswith("verl.")]
 
 
 @pytest.fixture(scope="module")
@@ -100,18 +81,11 @@ def test_presets(name, helper, config_class):
     "config", list(configurations()), ids=lambda config: "-".join(str(x)[:12] for x in config.values())
 )
 def test_configurations(config, helper):
-    """Everything at once: all 11 options beside each kind of weight."""
+    """Everything at once: all 11 options beside each kind of weight, in float64 and in float32."""
     spec = spec_of(**config)
     for seed, shape in enumerate(SHAPES * 3, start=100):
         given = batch(seed, *shape)
         assert_agree(rc.correct(*given, spec=spec), verls(helper, given, **config), exact=True)
-
-
-@pytest.mark.parametrize(
-    "config", list(configurations()), ids=lambda config: "-".join(str(x)[:12] for x in config.values())
-)
-def test_float32(config, helper):
-    spec = spec_of(**config)
     for seed, shape in enumerate(SHAPES, start=200):
         train, rollout, mask = batch(seed, *shape, dtype=torch.float32)
         precise = verls(helper, (train.double(), rollout.double(), mask), **config)
