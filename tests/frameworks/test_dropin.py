@@ -1,15 +1,18 @@
-"""How a framework's functions are replaced and restored, on a small framework that is written for the occasion."""
+"""How a framework's functions are replaced and restored: on a small framework made for this, and for every drop-in."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import pickle
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
+import rollout_corr as rc
 from rollout_corr.frameworks.shared import after_import
 from rollout_corr.frameworks.shared.dropin import DropIn, Target
 
@@ -227,6 +230,88 @@ def test_says_it_once(drop_in, caplog):
         "rollout-corr in toy 1.0: correction active: yes, weights",
         "rollout-corr in toy 1.0: correction active: no, nothing is set",
     ]
+
+
+# --- every drop-in ---
+
+
+# The frameworks' own parameters of the functions that are replaced. A drop-in accepts no function with others.
+PARAMETERS = {
+    "apply_off_policy_correction": "loss, old_log_probs, rollout_logprobs, loss_mask, off_policy_correction",
+    "apply_rejection_sampling": "proximal_logprobs, old_logprobs, loss_mask, cu_seqlens, config",
+    "compute_off_policy_correction": "old_log_probs, rollout_logprobs, loss_mask, off_policy_correction",
+    "compute_offpolicy_metrics": "old_log_prob, rollout_log_prob, response_mask",
+    "compute_rollout_corr_metrics_from_logprobs": "log_prob, rollout_log_prob, response_mask",
+    "compute_rollout_correction_and_add_to_batch": "batch, rollout_corr_config",
+    "compute_rollout_correction_and_rejection_mask": (
+        "old_log_prob, rollout_log_prob, response_mask, rollout_is=None, rollout_rs=None"
+    ),
+    "compute_rollout_importance_weights": "old_log_prob",
+    "compute_rollout_importance_weights_and_metrics": "self, old_log_prob, rollout_log_prob, num_tokens, response_mask",
+    "get_off_policy_mask": "advantages, per_token_logps, sampling_per_token_logps, mask, off_policy_threshold",
+    "merge_rollout_is_metrics": "rollout_is_metrics, device='cuda'",
+}
+INSTALLATIONS = [
+    ("areal", {}, 1),
+    ("skyrl", {"padding": "skip"}, 2),
+    ("trl", {"spec": rc.Spec()}, 2),
+    ("verl", {}, 9),
+    ("verl", {"losses": True}, 18),
+    ("verl", {"compat": "0.7"}, 4),
+    ("xtuner", {"merge": "pooled", "empty_rows": "skip"}, 3),
+]
+
+
+def drop_in_of(framework):
+    return importlib.import_module(f"rollout_corr.frameworks.{framework}.dropin")
+
+
+@pytest.mark.parametrize(("framework", "switches", "count"), INSTALLATIONS, ids=str)
+def test_every_drop_in_replaces_and_restores(framework, switches, count, monkeypatch):
+    """All of its functions, by their full names, in modules that have the framework's signatures."""
+    module = drop_in_of(framework)
+    monkeypatch.setitem(sys.modules, framework, ModuleType(framework))
+    try:
+        module.install(**switches)
+        targets = module.DROP_IN.targets
+        module.uninstall()
+        theirs = {}
+        for target in targets:
+            made = sys.modules.get(target.module) or ModuleType(target.module)
+            monkeypatch.setitem(sys.modules, target.module, made)
+            owner, _, name = target.name.rpartition(".")
+            if owner:
+                vars(made).setdefault(owner, type(owner, (), {}))
+            holder, space = (getattr(made, owner) if owner else made), {}
+            parameters = "log_prob, config" if "policy_loss" in name else PARAMETERS.get(name, "")
+            exec(f"def {name}({parameters}): return 'theirs'", space)
+            setattr(holder, name, space[name])
+            theirs[target.path] = holder, name, space[name]
+        status = module.install(**switches)
+        assert status.active and set(theirs) == set(status.replaced) and len(theirs) == count
+        for holder, name, original in theirs.values():
+            assert getattr(holder, name).__wrapped__ is original
+        # All but what chooses the functions themselves is handed to each of them.
+        handed = {key: value for key, value in switches.items() if key not in ("losses", "compat", "merge")}
+        assert handed.items() <= status.switches.items()
+    finally:
+        module.uninstall()
+    assert all(getattr(holder, name) is original for holder, name, original in theirs.values())
+
+
+@pytest.mark.parametrize(
+    ("framework", "switch"),
+    [
+        (name, switch)
+        for name in ("areal", "skyrl", "trl", "verl", "xtuner")
+        for switch in inspect.signature(drop_in_of(name).install).parameters
+    ],
+)
+def test_every_drop_in_checks_its_switches(framework, switch):
+    with pytest.raises(
+        (TypeError, ValueError), match=f"^{switch}: expected .*, got .*else|^spec: expected a Spec or None"
+    ):
+        drop_in_of(framework).install(**{switch: "else"})
 
 
 def test_importing_changes_nothing(tmp_path):

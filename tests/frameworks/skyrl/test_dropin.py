@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -110,13 +109,15 @@ def test_every_combination(combination):
 
 
 def test_loss():
-    """The loss times the weight, which is a constant; gradients flow through the loss alone."""
+    """The loss times the weight, which is a constant; gradients flow through the loss alone. The settings stay."""
     given, config = batch(), configuration(**fields_of("sequence", "geometric", True, True))
+    settings = dict(vars(config))
     old = given[0].requires_grad_()
     loss = torch.randn(6, 12, requires_grad=True)
     weights, expected, kept = dropin.compute_off_policy_correction(*given, config)
     found, mask, metrics = dropin.apply_off_policy_correction(loss, *given, config)
     assert torch.equal(found, loss * weights) and torch.equal(mask, kept) and metrics == expected
+    assert vars(config) == settings
     found.sum().backward()
     assert torch.equal(loss.grad, weights.expand(6, 12)) and old.grad is None
     assert dropin.apply_off_policy_correction(loss, old, None, given[2], config) == (loss, given[2], {})
@@ -177,34 +178,6 @@ def test_wrong_configuration_and_tensors():
         dropin.compute_off_policy_correction(old, rollout, mask, configuration(tis_ratio_type="word"))
     with pytest.raises(ValueError, match=r"rollout_logp: expected shape \[6, 12\]"):
         dropin.compute_off_policy_correction(old, rollout[:, 1:], mask, configuration(tis_ratio_type="token"))
-    for switch in ("padding", "nonfinite"):
-        with pytest.raises(ValueError, match=f"{switch}: expected one of"):
-            dropin.install(**{switch: "else"})
-
-
-def test_install(monkeypatch):
-    """Where it is defined and where a loss has imported it; the configuration is not changed."""
-
-    def compute(old_log_probs, rollout_logprobs, loss_mask, off_policy_correction):
-        return "theirs"
-
-    def apply(loss, old_log_probs, rollout_logprobs, loss_mask, off_policy_correction):
-        return "theirs"
-
-    module, losses, root = ModuleType(dropin.MODULE), ModuleType("skyrl.losses"), ModuleType("skyrl")
-    module.compute_off_policy_correction = compute
-    module.apply_off_policy_correction = losses.apply_off_policy_correction = apply
-    root.__version__ = dropin.DROP_IN.checked[0]
-    for name, held in (("skyrl", root), (dropin.MODULE, module), ("skyrl.losses", losses)):
-        monkeypatch.setitem(sys.modules, name, held)
-    given, config = batch(), configuration(**fields_of("token", None, True, False))
-    before, loss = dict(vars(config)), torch.randn(6, 12)
-    assert dropin.install(padding="skip").active
-    found = losses.apply_off_policy_correction(loss, *given, config)
-    expected = dropin.apply_off_policy_correction(loss, *given, config, padding="skip")
-    assert torch.equal(found[0], expected[0]) and found[2] == expected[2] and vars(config) == before
-    dropin.uninstall()
-    assert losses.apply_off_policy_correction is apply and module.compute_off_policy_correction is compute
 
 
 def test_says_what_it_does(caplog, monkeypatch):

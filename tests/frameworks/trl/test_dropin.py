@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
@@ -169,5 +169,3 @@ def test_errors():
         dropin.importance_sampling_ratio(*given, "word")
     with pytest.raises(ValueError, match=r"trl.token_truncate.*expected clip_max, clip_min or both, got neither"):
         dropin.importance_sampling_ratio(*given, "token_truncate", None, None)
-    with pytest.raises(TypeError, match="spec: expected a Spec or None, got SimpleNamespace"):
-        dropin.install(spec=SimpleNamespace())

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from rollout_corr.frameworks.verl import dropin
 from rollout_corr.frameworks.verl import losses as verl_losses
 
 LOW, HIGH, C = 0.1, 0.25, 1.6
@@ -166,28 +164,3 @@ def test_wrong_arguments():
     for name in NAMES:
         with pytest.raises(ValueError, match="config: expected verl's ActorConfig, got None"):
             verl_losses.FUNCTIONS[name](*given, "token-mean", None)
-
-
-def test_install(monkeypatch):
-    """In the registry too, and only when asked for."""
-    module = ModuleType(verl_losses.MODULE)
-    for target in verl_losses.TARGETS:
-        source = f"def {target.name}(log_prob, config): return 'theirs'"
-        exec(source, vars(module))
-    module.POLICY_LOSS_REGISTRY = {"vanilla": module.compute_policy_loss_vanilla}
-    root = ModuleType("verl")
-    root.__version__ = "0.9.1"
-    monkeypatch.setitem(sys.modules, "verl", root)
-    monkeypatch.setitem(sys.modules, verl_losses.MODULE, module)
-    try:
-        dropin.install()
-        assert module.POLICY_LOSS_REGISTRY["vanilla"](1, 2) == "theirs"
-        dropin.install(losses=True)
-        old, new, advantages, mask, _ = batch()
-        found = module.POLICY_LOSS_REGISTRY["vanilla"](old, new, advantages, mask, "token-mean", configuration())
-        assert found == VANILLA(old, new, advantages, mask, config=configuration())
-    finally:
-        dropin.uninstall()
-    assert module.POLICY_LOSS_REGISTRY["vanilla"](1, 2) == "theirs"
-    with pytest.raises(TypeError, match="losses: expected True or False, got str 'yes'"):
-        dropin.install(losses="yes")
