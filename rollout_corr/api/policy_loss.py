@@ -21,7 +21,7 @@ from rollout_corr.backends.batch import Batch, external_names
 from rollout_corr.backends.choose import Groups, LossBackendName
 from rollout_corr.backends.differentiable import Differentiable
 from rollout_corr.backends.layouts import LogProbs, described
-from rollout_corr.backends.loss_blocks import Done, LossTask
+from rollout_corr.backends.loss_blocks import LossResult, LossTask
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back
 from rollout_corr.metrics import loss as loss_metrics
@@ -216,7 +216,7 @@ def _spec_to_run(spec: Spec, has_old: bool, multiply: bool) -> Spec:
 
 # --- running it ---
 
-RUNNERS: dict[str, Callable[[LossTask], Done]] = {
+RUNNERS: dict[str, Callable[[LossTask], LossResult]] = {
     "split": loss_blocks.run_split,
     "triton": loss_operators.run_fused,
     "traced": loss_blocks.run_traced,
@@ -255,16 +255,16 @@ def _run(request: LossRequest) -> PolicyLoss:
         divisor=request.divisor,
         group=groups.sequence,
     )
-    done = RUNNERS[_runner(request)](task)
+    result = RUNNERS[_runner(request)](task)
     if request.divisor is None and groups.batch is not None and wanted.reduction != "sum":
-        done = loss_blocks.divided_by(done, groups.sum(loss_blocks.counted(done.statistics, wanted)), wanted)
+        result = loss_blocks.divided_by(result, groups.sum(loss_blocks.counted(result.statistics, wanted)), wanted)
     if not groups.first:
-        done.statistics[: len(loss_metrics.OF_SEQUENCES)] = 0.0
-    value = done.value
-    if done.gradient is not None:
-        value = Differentiable.apply(new, value, done.gradient, done.inners, done.divisor, batch.offsets)
+        result.statistics[: len(loss_metrics.OF_SEQUENCES)] = 0.0
+    value = result.value
+    if result.gradient is not None:
+        value = Differentiable.apply(new, value, result.gradient, result.inners, result.divisor, batch.offsets)
     sums = len(loss_metrics.sum_names(wanted))
-    statistics = Statistics(None, done.statistics[:sums], done.statistics[sums:], wanted)
+    statistics = Statistics(None, result.statistics[:sums], result.statistics[sums:], wanted)
     if inner is None:
         return PolicyLoss(value, mask_back(batch, _within(batch, trains)), None, None, statistics)
     found = inner.result

@@ -52,8 +52,8 @@ class LossTask:
     group: Any = None
 
 
-class Done(NamedTuple):
-    """The result of a backend.
+class LossResult(NamedTuple):
+    """The result of a policy loss by any backend.
 
     Attributes:
         value: 0-d.
@@ -79,7 +79,7 @@ def width_of(wanted: Objective) -> int:
     return len(loss_metrics.sum_names(wanted)) + len(loss_metrics.max_names())
 
 
-def run_blocks(task: LossTask) -> Done:
+def run_blocks(task: LossTask) -> LossResult:
     """Run block by block, with compaction. CPU tensors only."""
     batch = task.batch
     gradient = blocks.new_output(batch, batch.dtype) if task.differentiable else None
@@ -108,15 +108,15 @@ def run_blocks(task: LossTask) -> Done:
         maxima.append(more_maxima)
     added = {name: torch.stack([part[name].double() for part in sums]).sum(0) for name in sums[0]}
     highest = {name: torch.stack([part[name].double() for part in maxima]).amax(0) for name in maxima[0]}
-    return _done((torch.stack(totals).sum(), gradient, added, highest), task)
+    return _result((torch.stack(totals).sum(), gradient, added, highest), task)
 
 
-def run_whole(task: LossTask) -> Done:
+def run_whole(task: LossTask) -> LossResult:
     """Run all sequences at once, without compaction: no host sync, on any device."""
-    return _done(_with_gradient(_operands(task, task.batch.train, *whole.sequences_of(task.batch)), task), task)
+    return _result(_with_gradient(_operands(task, task.batch.train, *whole.sequences_of(task.batch)), task), task)
 
 
-def run_split(task: LossTask) -> Done:
+def run_split(task: LossTask) -> LossResult:
     """Run sequences that are split over the ranks of `task.group`; see split.py.
 
     The value is that of this rank's tokens; its divisor and the gradient are of whole sequences.
@@ -126,14 +126,14 @@ def run_split(task: LossTask) -> Done:
         loss.evaluate(_operands(task, task.batch.train, sequences, valid), task.objective)
     sequences.start()
     sequences.wait()
-    return _done(_with_gradient(_operands(task, task.batch.train, sequences, valid), task), task)
+    return _result(_with_gradient(_operands(task, task.batch.train, sequences, valid), task), task)
 
 
-def run_traced(task: LossTask) -> Done:
+def run_traced(task: LossTask) -> LossResult:
     """Run under a compiler, which takes the derivative of the graph from `task.new` itself."""
     operands = _operands(task, task.new, *whole.sequences_of(task.batch))
     total, sums, maxima = loss.evaluate(operands, task.objective)
-    return _done((total, None, sums, maxima), task)
+    return _result((total, None, sums, maxima), task)
 
 
 def _operands(task: LossTask, new: Tensor, sequences: Sequences, valid: Tensor | None) -> Operands:
@@ -170,7 +170,7 @@ def _with_gradient(operands: Operands, task: LossTask, look: bool = False) -> Ru
     return total.detach(), gradient, sums, maxima
 
 
-def _done(found: Run, task: LossTask) -> Done:
+def _result(found: Run, task: LossTask) -> LossResult:
     """Divide, and put the statistics in order."""
     total, gradient, sums, maxima = found
     wanted = task.objective
@@ -178,7 +178,7 @@ def _done(found: Run, task: LossTask) -> Done:
     named = [sums[name] for name in loss_metrics.sum_names(wanted)]
     named += [maxima[name] for name in loss_metrics.max_names()]
     statistics = torch.stack([x.double() for x in named])
-    return Done((total / divisor).to(task.batch.dtype), gradient, None, divisor, statistics)
+    return LossResult((total / divisor).to(task.batch.dtype), gradient, None, divisor, statistics)
 
 
 def _divisor(count: Tensor, wanted: Objective) -> Tensor:
@@ -192,8 +192,8 @@ def counted(statistics: Tensor, wanted: Objective) -> Tensor:
     return loss.divisor(dict(zip(loss_metrics.sum_names(wanted), statistics.unbind(), strict=False)), wanted)
 
 
-def divided_by(done: Done, count: Tensor, wanted: Objective) -> Done:
+def divided_by(result: LossResult, count: Tensor, wanted: Objective) -> LossResult:
     """Divide the loss by another count."""
     divisor = _divisor(count, wanted)
-    value = done.value.double() * (done.divisor / divisor)
-    return done._replace(value=value.to(done.value.dtype), divisor=divisor)
+    value = result.value.double() * (result.divisor / divisor)
+    return result._replace(value=value.to(result.value.dtype), divisor=divisor)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends import loss_blocks
-from rollout_corr.backends.loss_blocks import Done, LossTask
+from rollout_corr.backends.loss_blocks import LossResult, LossTask
 from rollout_corr.backends.registration import define
 from rollout_corr.spec.encode import encode, encode_once
 from rollout_corr.spec.loss import Objective
 
 
-class Operands(NamedTuple):
+class LossOperands(NamedTuple):
     """The operands of `torch.ops.rollout_corr.policy_loss`; an Objective comes behind them."""
 
     new_logp: Tensor
@@ -35,7 +35,7 @@ class Operands(NamedTuple):
     differentiable: bool
 
 
-class Found(NamedTuple):
+class LossOutputs(NamedTuple):
     """The results of the operator; what is not wanted is empty, [0]."""
 
     value: Tensor  # 0-d
@@ -56,17 +56,17 @@ class ScaleOperands(NamedTuple):
     dtype: torch.dtype  # of the result
 
 
-def run_fused(task: LossTask) -> Done:
+def run_fused(task: LossTask) -> LossResult:
     """Run the operator on a batch, whatever the device."""
     batch, wanted = task.batch, task.objective
-    operands = Operands(
+    operands = LossOperands(
         batch.train, task.base, task.ref, task.advantages, batch.per_sequence, task.weights, task.trains,
         batch.mask, batch.offsets, task.divisor, batch.dtype == torch.float64, task.differentiable,
     )  # fmt: skip
     text = encode(wanted) if torch.compiler.is_compiling() else encode_once(wanted)
     found = torch.ops.rollout_corr.policy_loss(*operands, *text)
     value, gradient, inners, counted, statistics = found
-    return Done(value, gradient if task.differentiable else None, inners, counted, statistics)
+    return LossResult(value, gradient if task.differentiable else None, inners, counted, statistics)
 
 
 def scaled(
@@ -80,7 +80,7 @@ def scaled(
 # --- the operators ---
 
 
-def _kernels(operands: Operands, objective: Objective) -> Found:
+def _kernels(operands: LossOperands, objective: Objective) -> LossOutputs:
     from rollout_corr.kernels.policy_loss.launch import LossGiven, run
 
     of_batch: Any = operands[:-1]  # in the order of LossGiven
@@ -89,10 +89,10 @@ def _kernels(operands: Operands, objective: Objective) -> Found:
         given.offsets = given.offsets.to(given.new.device)
     found = run(given, objective, operands.differentiable)
     gradient, inners = (given.new.new_empty(0) if x is None else x for x in (found.gradient, found.inners))
-    return Found(found.value, gradient, inners, found.divisor, found.statistics)
+    return LossOutputs(found.value, gradient, inners, found.divisor, found.statistics)
 
 
-def _shapes(operands: Operands, objective: Objective) -> Found:
+def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
     new, offsets = operands.new_logp, operands.cu_seqlens
     kind = torch.float64 if operands.double else torch.float32
     sequences = new.shape[0] if offsets is None else offsets.shape[0] - 1
@@ -100,7 +100,7 @@ def _shapes(operands: Operands, objective: Objective) -> Found:
     def empty(*size: int, dtype: torch.dtype = kind) -> Tensor:
         return torch.empty(size, dtype=dtype, device=new.device)
 
-    return Found(
+    return LossOutputs(
         empty(),
         empty(*new.shape) if operands.differentiable else new.new_empty(0),
         empty(sequences) if objective.reduced.averages else new.new_empty(0),
@@ -122,5 +122,5 @@ def _scaled_shape(operands: ScaleOperands) -> Tensor:
     return torch.empty_like(operands.gradient, dtype=operands.dtype)
 
 
-define("policy_loss", Operands, Found, cuda=_kernels, cpu=_kernels, fake=_shapes, encoded="objective")
+define("policy_loss", LossOperands, LossOutputs, cuda=_kernels, cpu=_kernels, fake=_shapes, encoded="objective")
 define("scale_gradient", ScaleOperands, None, cuda=_scale, cpu=_scale, fake=_scaled_shape)

@@ -32,7 +32,7 @@ OLDEST_TRITON = (3, 5)
 DEVICES = ("cuda",)
 
 
-class Operands(NamedTuple):
+class CorrectOperands(NamedTuple):
     """The operands of `torch.ops.rollout_corr.correct` but for the Spec; per-token tensors are [N] or [B, T]."""
 
     train_logp: Tensor
@@ -45,7 +45,7 @@ class Operands(NamedTuple):
     new_logp: Tensor | None
 
 
-class Found(NamedTuple):
+class CorrectOutputs(NamedTuple):
     """The results of the operator; what is not wanted is empty, [0]."""
 
     weights: Tensor
@@ -114,15 +114,15 @@ def run_fused(batch: Batch, spec: Spec) -> Result:
     )
 
 
-def operands_of(batch: Batch, spec: Spec) -> Operands:
+def operands_of(batch: Batch, spec: Spec) -> CorrectOperands:
     """Give a batch as the operator takes it."""
     external = [batch.external[name] for name in external_names(spec)]
     new = [one for one, _ in batch.pairs.values()]
     tensors = batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages
-    return Operands(*tensors, batch.per_sequence, external, new[0] if new else None)
+    return CorrectOperands(*tensors, batch.per_sequence, external, new[0] if new else None)
 
 
-def given_of(operands: Operands) -> Given:
+def given_of(operands: CorrectOperands) -> Given:
     """Give a batch as the kernels take it, with offsets on its device."""
     from rollout_corr.kernels.correct.launch import Given
 
@@ -167,7 +167,7 @@ def writes_mask(spec: Spec, mask: Tensor | None, offsets: Tensor | None) -> bool
 # --- the operator ---
 
 
-def _kernels(operands: Operands, spec: Spec) -> Found:
+def _kernels(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
     from rollout_corr.kernels.correct.launch import Wanted, run
 
     mask, offsets = operands.mask, operands.cu_seqlens
@@ -176,7 +176,7 @@ def _kernels(operands: Operands, spec: Spec) -> Found:
     return _filled(operands, found.weights, found.mask, found.keep, found.statistics)
 
 
-def _reference(operands: Operands, spec: Spec) -> Found:
+def _reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
     train, rollout, mask, offsets, advantages, per_sequence, external, new = operands
     if offsets is not None:
         offsets = checked_offsets(offsets, train, False)
@@ -193,7 +193,7 @@ def _reference(operands: Operands, spec: Spec) -> Found:
     return _filled(operands, result.weights, edited, result.keep, statistics)
 
 
-def _shapes(operands: Operands, spec: Spec) -> Found:
+def _shapes(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
     train, mask, offsets = operands.train_logp, operands.mask, operands.cu_seqlens
     kind = compute_dtype(train.dtype, operands.rollout_logp.dtype)
     sequences = train.shape[0] if offsets is None else offsets.shape[0] - 1
@@ -212,10 +212,14 @@ def _shapes(operands: Operands, spec: Spec) -> Found:
     )
 
 
-def _filled(operands: Operands, weights: Tensor | None, mask: Tensor | None, keep: Tensor, statistics: Tensor) -> Found:
+def _filled(
+    operands: CorrectOperands, weights: Tensor | None, mask: Tensor | None, keep: Tensor, statistics: Tensor
+) -> CorrectOutputs:
     """Put empty tensors in the place of what is not wanted: an operator cannot return None."""
     nothing = operands.train_logp.new_empty
-    return Found(nothing(0) if weights is None else weights, nothing(0) if mask is None else mask, keep, statistics)
+    return CorrectOutputs(
+        nothing(0) if weights is None else weights, nothing(0) if mask is None else mask, keep, statistics
+    )
 
 
-define("correct", Operands, Found, cuda=_kernels, cpu=_reference, fake=_shapes, encoded="spec")
+define("correct", CorrectOperands, CorrectOutputs, cuda=_kernels, cpu=_reference, fake=_shapes, encoded="spec")

@@ -28,7 +28,7 @@ GRID = 2.0**38
 COUNTED = 20
 
 
-class Sum:
+class PendingSum:
     """A table that is being added up over the ranks of a group."""
 
     def __init__(self, table: Tensor, group: Any) -> None:
@@ -59,7 +59,7 @@ class Split:
         self.count = part.count
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self._noted: list[Tensor] = []
-        self._sum: Sum | None = None
+        self._sum: PendingSum | None = None
         self._table: Tensor | None = None
         self._read = 0
         self._leaves: list[tuple[Tensor, Tensor]] = []
@@ -68,7 +68,7 @@ class Split:
 
     def start(self) -> None:
         """Start to add up all ranks' tables, after the first run."""
-        self._sum = Sum(torch.stack(self._noted), self.group)
+        self._sum = PendingSum(torch.stack(self._noted), self.group)
 
     def done(self) -> bool:
         """Tell whether the second run could begin without waiting."""
@@ -140,7 +140,7 @@ class Split:
         return gradient
 
 
-class Tables:
+class PendingTables:
     """Sums and maxima per sequence, on their way to the other ranks.
 
     Args:
@@ -156,7 +156,7 @@ class Tables:
         parts = [*integers, to_limbs(floats, ranks).flatten(0, 1)]
         if peaks is not None:
             parts.append(apart(peaks.long(), rank, ranks).flatten(0, 1))
-        self._sum = Sum(torch.cat(parts), group)
+        self._sum = PendingSum(torch.cat(parts), group)
         self.done = self._sum.done
 
     def complete(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.operators import given_of, operands_of, statistics_of, writes_mask
 from rollout_corr.backends.result import Result
-from rollout_corr.backends.split import Tables
+from rollout_corr.backends.split import PendingTables
 from rollout_corr.kernels.correct.launch import Wanted, prepare
 from rollout_corr.kernels.grid import current
 from rollout_corr.spec.correction import Spec
@@ -34,7 +34,7 @@ class PendingKernels:
         inner = slice(None) if given.offsets is None else slice(1, -1)
         integers = [x[:, inner] for x in (tables.counts, tables.integers) if x is not None]
         peaks = None if tables.peaks is None else tables.peaks[:, inner]
-        self._tables = Tables(integers, tables.floats[:, inner], peaks, group)
+        self._tables = PendingTables(integers, tables.floats[:, inner], peaks, group)
         self.done = self._tables.done
 
     def result(self) -> Result:

@@ -49,7 +49,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SettingResult:
     """The result of a setting on a dump. Rejected tokens have weight 0; without a weight, kept tokens have weight 1.
 
     Attributes:
@@ -141,7 +141,7 @@ class WhatIf:
         for setting, tally in zip(self.settings, self._tallies, strict=True):
             tally += _sums_of(setting.spec, tokens, rejoined.offsets, ratios, advantages)
 
-    def outcomes(self) -> list[tuple[Setting, Outcome]]:
+    def outcomes(self) -> list[tuple[Setting, SettingResult]]:
         """Return every setting with its result."""
         total, sequences = self._sums.tolist()
         mean = total / sequences if sequences else 0.0
@@ -194,10 +194,10 @@ def _sums_of(
     ).double()
 
 
-def _outcome(tally: list[float], note: str) -> Outcome:
+def _outcome(tally: list[float], note: str) -> SettingResult:
     n, kept, sequences, kept_sequences, w, w2, apart, r = tally
     ess = w * w / (n * w2) if w2 else 0.0
-    return Outcome(
+    return SettingResult(
         tokens_kept=kept / n if n else 0.0,
         sequences_kept=kept_sequences / sequences if sequences else 0.0,
         weight_mean=w / n if n else 0.0,
@@ -234,7 +234,7 @@ def _with_advantages(chunk: Chunk, what_if: WhatIf) -> Chunk:
     return chunk
 
 
-def pareto(outcomes: Iterable[tuple[Setting, Outcome]]) -> list[str]:
+def pareto(outcomes: Iterable[tuple[Setting, SettingResult]]) -> list[str]:
     """Name the Pareto-optimal settings: no other setting has lower bias and lower variance."""
     best, found = math.inf, []
     for setting, outcome in sorted(outcomes, key=lambda pair: (pair[1].bias, pair[1].variance)):

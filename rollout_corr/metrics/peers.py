@@ -1,6 +1,6 @@
 """Metrics under other frameworks' names, by their formulas: the core's one slot for peers.
 
-A scheme of names is a module with the functions of `Scheme`. It is imported by the first Spec whose `report` asks for
+A scheme of names is a module with the functions of `SchemeModule`. It is imported by the first Spec whose `report` asks for
 it. Its statistics follow the native ones, and its metrics may read both.
 """
 
@@ -40,7 +40,7 @@ class Columns(NamedTuple):
         return Columns(*(tuple(f"{scheme}/{name}" for name in names) for names in self))
 
 
-class Scheme(Protocol):
+class SchemeModule(Protocol):
     """A framework's metrics. All names of its statistics begin with its own name and a slash.
 
     Attributes:
@@ -75,17 +75,17 @@ class Scheme(Protocol):
         """The framework's keys, from merged statistics by name."""
 
 
-_LOADED: dict[str, Scheme] = {}
+_LOADED: dict[str, SchemeModule] = {}
 
 
 def load(spec: Spec) -> None:
     """Import the schemes that a Spec asks for; apart from `schemes`, because a compiled region cannot import."""
     for name in spec.report:
         if name in SCHEMES and name not in _LOADED:
-            _LOADED[name] = cast(Scheme, import_module(SCHEMES[name]))
+            _LOADED[name] = cast(SchemeModule, import_module(SCHEMES[name]))
 
 
-def schemes(spec: Spec) -> list[Scheme]:
+def schemes(spec: Spec) -> list[SchemeModule]:
     """The schemes that a Spec asks for beside the native one, once loaded."""
     return [_LOADED[name] for name in spec.report if name in SCHEMES]
 

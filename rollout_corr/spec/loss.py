@@ -17,7 +17,7 @@ Scope = Literal["kept", "all"]
 LossReduction = Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "token_sum_norm", "sum"]
 Denominator = Literal["original", "kept"]
 
-KINDS: tuple[str, ...] = get_args(KLKind)
+KL_KINDS: tuple[str, ...] = get_args(KLKind)
 KL_WEIGHTS: tuple[str, ...] = get_args(KLWeight)
 SCOPES: tuple[str, ...] = get_args(Scope)
 LOSS_REDUCTIONS: tuple[str, ...] = get_args(LossReduction)
@@ -38,7 +38,7 @@ class Reduction(NamedTuple):
     by_length: bool = False
 
 
-REDUCTIONS: dict[str, Reduction] = {
+_REDUCTIONS: dict[str, Reduction] = {
     "token_mean": Reduction("tokens"),
     "sequence_mean_token_mean": Reduction("sequences", averages=True),
     "sequence_mean_token_sum": Reduction("sequences"),
@@ -74,10 +74,10 @@ class KL(Checked):
     scope: Scope = "kept"
 
     def __post_init__(self) -> None:
-        choice("KL.kind", self.kind, KINDS)
+        choice("KL.kind", self.kind, KL_KINDS)
         _coefficient("KL.coef", self)
         if self.gradient is not None:
-            choice("KL.gradient", self.gradient, KINDS)
+            choice("KL.gradient", self.gradient, KL_KINDS)
         self._set(log_clamp=positive("KL.log_clamp", self.log_clamp, LARGEST_CLAMP))
         for name in ("value_clamp", "weight_upper"):
             if getattr(self, name) is not None:
@@ -143,7 +143,7 @@ class Objective(Checked):
     @property
     def reduced(self) -> Reduction:
         """The row of its reduction."""
-        return REDUCTIONS[self.reduction]
+        return _REDUCTIONS[self.reduction]
 
     def __post_init__(self) -> None:
         checked_surrogate(self.surrogate)

@@ -225,7 +225,7 @@ USED = {
     "RATIOS": {"new/old", "new/rollout"},  # which log-probs are the base: all one to the kernels
     "THROUGH": {x.surrogate.through for x in OBJECTIVES if isinstance(x.surrogate, rc.GSPO)},
     "DIVERGENCES": {x.surrogate.divergence for x in OBJECTIVES if isinstance(x.surrogate, rc.DPPO)},
-    "KINDS": {x.kind for x in PENALTIES},
+    "KL_KINDS": {x.kind for x in PENALTIES},
     "KL_WEIGHTS": {x.weight for x in PENALTIES} - {None},
     "SCOPES": {x.scope for x in PENALTIES} | {x.regulariser.scope for x in OBJECTIVES if x.regulariser},
     "OUTSIDE": {x.surrogate.outside for x in OBJECTIVES if isinstance(x.surrogate, rc.Score)},

@@ -14,7 +14,7 @@ from builders.batches import LAYOUTS, error
 from builders.loss_cases import SURROGATES, LaidLoss, check, compare_metrics, objective, only, random_batch
 from oracles import correction as oracle
 from oracles import loss as oracle_loss
-from rollout_corr.spec.loss import DENOMINATORS, KINDS, KL_WEIGHTS, LOSS_REDUCTIONS, SCOPES
+from rollout_corr.spec.loss import DENOMINATORS, KL_KINDS, KL_WEIGHTS, LOSS_REDUCTIONS, SCOPES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -58,9 +58,9 @@ def test_reductions(reduction, denominator):
             check(only(batch, *DECOUPLED), wanted, given=given, whole=whole)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KL_KINDS)
 def test_kl(kind):
-    for gradient, weight, scope in itertools.product((None, *KINDS), (None, *KL_WEIGHTS), SCOPES):
+    for gradient, weight, scope in itertools.product((None, *KL_KINDS), (None, *KL_WEIGHTS), SCOPES):
         upper = 1.1 if weight in ("ratio", "stopped_ratio") else None
         term = rc.KL(kind, 0.3, gradient=gradient, weight=weight, weight_upper=upper, scope=scope)
         check(only(BATCHES[0], *DECOUPLED, "ref"), objective("ppo", kl=term))
@@ -84,7 +84,7 @@ def test_squares_and_penalties_saturate():
         replace(q, new=[x - (3000.0 if t % 2 else 2.0) * m for t, (x, m) in enumerate(zip(q.new, q.mask, strict=True))])
         for q in BATCHES[0]
     ]
-    for kind in KINDS:
+    for kind in KL_KINDS:
         wanted = objective("dro", kl=rc.KL(kind, 0.1), regulariser=rc.SquaredLogRatio(0.1))
         check(only(far, *DECOUPLED, "ref"), wanted, by=1e-3)
 

@@ -15,7 +15,7 @@ from builders.dumps import json_of, write_jsonl
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.read import tensor_files
 from rollout_corr.diagnose.read.dump import Dump
-from rollout_corr.diagnose.what_if import Outcome, Setting, WhatIf, grid, pareto, presets, try_all
+from rollout_corr.diagnose.what_if import SettingResult, Setting, WhatIf, grid, pareto, presets, try_all
 from rollout_corr.frameworks.shared import lookup
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -151,7 +151,7 @@ def test_nothing_valid():
 def test_the_best_are_those_that_nothing_beats():
     generator = torch.Generator().manual_seed(0)
     pairs = [
-        (Setting(str(i), rc.Spec()), Outcome(1.0, 1.0, 1.0, 1.0, bias, variance))
+        (Setting(str(i), rc.Spec()), SettingResult(1.0, 1.0, 1.0, 1.0, bias, variance))
         for i, (bias, variance) in enumerate(torch.rand(60, 2, generator=generator).tolist())
     ]
     wanted = {a.name for a, x in pairs if not any(y.bias < x.bias and y.variance < x.variance for _, y in pairs)}

@@ -28,7 +28,7 @@ CHOICES = {
     name: getattr(correction, name)
     for name in ("LEVELS", "OUTSIDE", "NORMALIZE", "STATS", "UNITS", "REDUCTIONS", "WHEN", "DROP", "REJECTED")
 } | {"NONFINITE": correction.NONFINITE, "SUMS_OVER": correction.SUMS_OVER}
-CHOICES |= {name: getattr(loss, name) for name in ("LOSS_REDUCTIONS", "DENOMINATORS", "KINDS")}
+CHOICES |= {name: getattr(loss, name) for name in ("LOSS_REDUCTIONS", "DENOMINATORS", "KL_KINDS")}
 CHOICES["RATIOS"] = surrogate.RATIOS
 
 

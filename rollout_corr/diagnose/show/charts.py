@@ -11,7 +11,7 @@ from rollout_corr.diagnose.measure.measurement import CELLS, LOWEST_LOGP, Measur
 from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.show.content import Named
 from rollout_corr.diagnose.show.svg import WIDTH, Axis, Chart, spanning
-from rollout_corr.diagnose.what_if import Outcome, Setting
+from rollout_corr.diagnose.what_if import SettingResult, Setting
 from rollout_corr.metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, bin_edges
 
 HALF = HISTOGRAM_BINS // 2
@@ -178,7 +178,7 @@ def _below(counts: Sequence[float]) -> list[tuple[float, float]]:
     return points
 
 
-def trade_off(outcomes: Sequence[tuple[Setting, Outcome]], best: Sequence[str]) -> str:
+def trade_off(outcomes: Sequence[tuple[Setting, SettingResult]], best: Sequence[str]) -> str:
     """Draw bias against variance of every setting; the best ones are large."""
     # A logarithmic axis has no 0.
     floor = 1e-5
@@ -200,9 +200,9 @@ def trade_off(outcomes: Sequence[tuple[Setting, Outcome]], best: Sequence[str]) 
     return chart.svg()
 
 
-def thresholds(outcomes: Sequence[tuple[Setting, Outcome]]) -> list[str]:
+def thresholds(outcomes: Sequence[tuple[Setting, SettingResult]]) -> list[str]:
     """Draw kept tokens and effective sample size along every family of the grid."""
-    families: dict[str, list[tuple[float, Outcome]]] = {}
+    families: dict[str, list[tuple[float, SettingResult]]] = {}
     for setting, outcome in outcomes:
         if setting.family:
             families.setdefault(setting.family, []).append((setting.threshold, outcome))

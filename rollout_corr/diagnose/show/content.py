@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rollout_corr.diagnose.doctor.cause import Finding, counted
 from rollout_corr.diagnose.measure.measurement import UPPER, Measurement
 from rollout_corr.diagnose.read.dump import Dump
-from rollout_corr.diagnose.what_if import Outcome, Setting
+from rollout_corr.diagnose.what_if import SettingResult, Setting
 from rollout_corr.spec.correction import LEVELS
 
 # A dump with what was measured and found; and measurements by the name of their dump.
@@ -89,7 +89,7 @@ def levels_table(dumps: Named) -> Table:
     return Table(("level", "mean weight", "largest", "ESS", f"ESS, truncated at {UPPER:g}", f"above {UPPER:g}"), rows)
 
 
-def outcome_cells(setting: Setting, outcome: Outcome) -> list[str]:
+def outcome_cells(setting: Setting, outcome: SettingResult) -> list[str]:
     """Return a row of the table of settings."""
     values = (outcome.weight_mean, outcome.ess, outcome.bias, outcome.variance)
     kept = (f"{100 * outcome.tokens_kept:.3g} %", f"{100 * outcome.sequences_kept:.3g} %")
