@@ -1,4 +1,4 @@
-"""Where and when a run took place, in words that say nothing about whose machine it is, and its result file."""
+"""The place and time of a run, in words that do not identify the machine, and its result file."""
 
 from __future__ import annotations
 

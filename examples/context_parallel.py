@@ -88,7 +88,7 @@ def main() -> None:
     checks = {
         "weights, to the bit": torch.equal(out.weights, whole.weights[tokens]),
         "mask": torch.equal(out.mask, whole.mask[tokens]),
-        "verdicts": torch.equal(out.keep, whole.keep),
+        "keep": torch.equal(out.keep, whole.keep),
         "loss": torch.allclose(value, reference.value),
         "gradient": close,
         "metrics": all(abs(metrics[key] - x) <= 1e-6 * max(1.0, abs(x)) for key, x in expected.items()),

@@ -86,7 +86,7 @@ def repacked(batch: Batch, order: Tensor, gap: int) -> tuple[Batch, Tensor]:
 
 
 def packs(where: Host, name: str = "32k in 256") -> str:
-    """A sequence's weights, mask and verdict do not depend on what is packed around it, nor where it starts."""
+    """A sequence's weights, mask and `keep` do not depend on what is packed around it, nor where it starts."""
     case = case_of(where, name)
     batch, many = make(case, where.name), case.sequences
     generator = torch.Generator().manual_seed(0)

@@ -28,7 +28,7 @@ def many_sequences(where: Host, sequences: int | None = None) -> str:
     batch = make(Case("", 8 * sequences, sequences, skew=0.3), where.name)
     for operation in (TOKEN, PRODUCT):
         out, expected = (corrected(batch, operation.spec, backend) for backend in ("auto", "torch"))
-        hold(torch.equal(out.keep, expected.keep), f"{operation.name}: verdicts differ from the reference")
+        hold(torch.equal(out.keep, expected.keep), f"{operation.name}: keep differs from the reference")
         hold(torch.equal(out.mask, expected.mask), f"{operation.name}: the mask differs from the reference")
         hold(torch.allclose(out.weights, expected.weights, rtol=1e-6, atol=0.0), f"{operation.name}: weights differ")
     # A loss that needs sums over sequences.
@@ -72,7 +72,7 @@ def _many_corrected(batch: Batch, copies: int, offsets: Tensor, parts: Sequence[
     for part in parts:
         there = [out.weights[part], out.mask[part]]
         hold(same([one.weights, one.mask], there), f"the copy from {part.start} on has other bits")
-    hold(torch.equal(one.keep.repeat(copies), out.keep), "verdicts differ between copies")
+    hold(torch.equal(one.keep.repeat(copies), out.keep), "keep differs between copies")
     a, b = one.metrics(), out.metrics()
     hold(b["tokens"] == copies * a["tokens"], f"{b['tokens']} tokens were counted, not {copies * a['tokens']}")
     hold(abs(a["d_abs_mean"] - b["d_abs_mean"]) <= 1e-5 * a["d_abs_mean"], "the mean of |D| differs")

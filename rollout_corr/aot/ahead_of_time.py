@@ -1,4 +1,4 @@
-"""Compile a launch for a device that is not there.
+"""Compile a launch for a GPU that this machine does not have.
 
 Whatever of Triton's compiler may change from one version to the next is used in this file alone. It works with Triton
 3.6 and 3.7, without a driver.
@@ -45,7 +45,7 @@ SMALL = 2**31 - 1
 
 
 class Binary(NamedTuple):
-    """What the compiler made.
+    """The result of a compilation.
 
     Attributes:
         text: The machine code in words, with what the compiler says of registers: the disassembly of NVIDIA's
@@ -60,7 +60,7 @@ class Binary(NamedTuple):
 
 
 def interpreted(launch: Launch) -> bool:
-    """Whether the kernel is a function of Triton's interpreter, which cannot be compiled."""
+    """Tell whether the kernel is a function of Triton's interpreter, which cannot be compiled."""
     return not isinstance(launch.kernel, triton.JITFunction)
 
 
@@ -110,7 +110,7 @@ def source_of(launch: Launch, device: GPUTarget) -> ASTSource:
 
 
 def promises_of(x: Tensor, device: GPUTarget) -> list[list[Any]]:
-    """What the launcher tells the compiler about a pointer. A meta tensor's address is its offset."""
+    """List what the launcher tells the compiler about a pointer. A meta tensor's address is its offset."""
     promises: list[list[Any]] = []
     if x.data_ptr() % 16 == 0:
         promises.append(["tt.divisibility", 16])

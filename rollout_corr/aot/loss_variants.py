@@ -67,7 +67,7 @@ _DECLARED = (
     LossVariant("sapo", Objective(SAPO(), KL("k2", 0.1, weight="stopped_ratio")), ref=FP32, length=SHORT),
     LossVariant("gpg", Objective(GPG(), nonfinite="propagate"), trains=FP32, base=FP64),
     LossVariant("dro", Objective(DRO(0.5), reduction=_MEAN), packed=False, mask=I32),
-    # Those whose gradient hangs on whole sequences.
+    # Those whose gradient depends on whole sequences.
     LossVariant("gspo", Objective(GSPO(), reduction=_MEAN), trains=BOOL, advantages="sequence"),
     LossVariant(
         "gspo_padded",
@@ -85,5 +85,5 @@ _DECLARED = (
 
 LOSS_VARIANTS = {variant.name: variant for variant in _DECLARED}
 
-# The few that stand for all where there is no time for all.
+# A small selection where there is no time for all.
 LOSS_FEW = ("ppo_packed", "ppo_short", "gspo_padded")

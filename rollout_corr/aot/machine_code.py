@@ -1,4 +1,4 @@
-"""What a disassembly says of a kernel: registers, spills, instructions, how wide memory is accessed."""
+"""Read a kernel's disassembly: registers, spills, instructions, how wide memory is accessed."""
 
 from __future__ import annotations
 

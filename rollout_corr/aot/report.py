@@ -80,7 +80,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--variant", nargs="+", default=tuple(EVERY), metavar="NAME", help="names (default: all)")
     which.add_argument(
-        "--few", action="store_const", dest="variant", const=(*FEW, *LOSS_FEW), help="the few that stand for all"
+        "--few",
+        action="store_const",
+        dest="variant",
+        const=(*FEW, *LOSS_FEW),
+        help="a small selection that covers the main options",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there too")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one a core)")
@@ -151,7 +155,7 @@ def compile_one(name: str, target: str) -> list[Row]:
 
 
 def problems(rows: list[Row], failures: list[Failure]) -> list[str]:
-    """What does not hold, one line each."""
+    """List the requirements that do not hold, one line each."""
     found = [f"{x.variant} for {x.target} does not compile: {x.error}" for x in failures]
     for row in rows:
         where = f"{row.variant} for {row.target}: {row.kernel}"

@@ -47,7 +47,7 @@ def placed(x: Tensor, aligned: bool, unit: bool) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How the batch of a variant is laid out.
+    """The layout of the batch of a variant: sizes, strides, alignment.
 
     Args:
         packed: Sequences by offsets, or the rows of [B, T].

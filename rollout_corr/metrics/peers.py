@@ -1,6 +1,6 @@
 """Metrics under other frameworks' names, by their formulas: the core's one slot for peers.
 
-A scheme of names is a module with the functions of `SchemeModule`. It is imported by the first Spec whose `report` asks for
+A scheme of names is a module with the functions of `SchemeModule`, imported by the first Spec whose `report` asks for
 it. Its statistics follow the native ones, and its metrics may read both.
 """
 

@@ -15,7 +15,7 @@ from builders.dumps import json_of, write_jsonl
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.read import tensor_files
 from rollout_corr.diagnose.read.dump import Dump
-from rollout_corr.diagnose.what_if import SettingResult, Setting, WhatIf, grid, pareto, presets, try_all
+from rollout_corr.diagnose.what_if import Setting, SettingResult, WhatIf, grid, pareto, presets, try_all
 from rollout_corr.frameworks.shared import lookup
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,7 +11,7 @@ from rollout_corr.diagnose.measure.measurement import CELLS, LOWEST_LOGP, Measur
 from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.show.content import Named
 from rollout_corr.diagnose.show.svg import WIDTH, Axis, Chart, spanning
-from rollout_corr.diagnose.what_if import SettingResult, Setting
+from rollout_corr.diagnose.what_if import Setting, SettingResult
 from rollout_corr.metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, bin_edges
 
 HALF = HISTOGRAM_BINS // 2

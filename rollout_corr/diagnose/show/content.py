@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rollout_corr.diagnose.doctor.cause import Finding, counted
 from rollout_corr.diagnose.measure.measurement import UPPER, Measurement
 from rollout_corr.diagnose.read.dump import Dump
-from rollout_corr.diagnose.what_if import SettingResult, Setting
+from rollout_corr.diagnose.what_if import Setting, SettingResult
 from rollout_corr.spec.correction import LEVELS
 
 # A dump with what was measured and found; and measurements by the name of their dump.
