@@ -27,8 +27,9 @@ TEST = [
     *PARQUET,
     *BENCH,
     "hypothesis>=6.100",
-    # For tests/package/test_typing.py. This version brings its program along and needs only Node on the machine.
-    "pyright>=1.1.414",
+    # For tests/package/test_typing.py. This version of pyright brings its program along, the extra its Node.
+    "mypy>=1.19",
+    "pyright[nodejs]>=1.1.414",
     # Triton 3.6 and older fail in the interpreter with NumPy 2.4, and torch decides which Triton it is.
     "numpy<2.4",
     "pytest>=8",
@@ -40,7 +41,7 @@ TEST = [
     "triton; platform_system == 'Linux'",
 ]
 # ruff is pinned where its settings are, in pyproject.toml.
-LINT = ["build>=1.2", "mypy>=1.19", "ruff"]
+LINT = ["build>=1.2", "ruff"]
 
 setup(
     name="rollout-corr",
