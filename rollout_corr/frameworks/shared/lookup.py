@@ -8,20 +8,31 @@ from __future__ import annotations
 
 import difflib
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from rollout_corr import frameworks as package
 from rollout_corr.frameworks.shared.preset import PRESETS, Preset, registered, same_kind
 from rollout_corr.spec.correction import Spec
 
-if TYPE_CHECKING:
-    from rollout_corr.frameworks.shared.recipe import Recipe
+
+class Recipe(NamedTuple):
+    """A recipe of a framework; its name is its key in the RECIPES of the framework's module.
+
+    Attributes:
+        build: Makes the arguments from settings.
+        needs: The log-probs that the call needs besides new_logp.
+        note: A remark for users of the framework.
+    """
+
+    build: Callable[..., dict[str, Any]]
+    needs: tuple[str, ...]
+    note: str = ""
 
 
 def frameworks() -> list[str]:

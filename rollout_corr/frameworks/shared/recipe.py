@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rollout_corr.frameworks.shared import lookup
+from rollout_corr.frameworks.shared.lookup import Recipe as Recipe
 from rollout_corr.frameworks.shared.preset import registered
 from rollout_corr.spec.correction import Outside, Spec
 from rollout_corr.spec.loss import KL, Denominator, KLKind, KLWeight, LossReduction, Scope, SquaredLogRatio
@@ -30,20 +31,6 @@ AGGREGATIONS: dict[str, LossReduction] = {
 # Notes that several frameworks share.
 GLOBAL = "pass the tokens of all ranks as the denominator"
 NO_LOWER_CLAMP = "its log-ratio has no lower clamp, ours -10"
-
-
-class Recipe(NamedTuple):
-    """A recipe of a framework; its name is its key in the RECIPES of the framework's module.
-
-    Attributes:
-        build: Makes the arguments from settings.
-        needs: The log-probs that the call needs besides new_logp.
-        note: A remark for users of the framework.
-    """
-
-    build: Callable[..., dict[str, Any]]
-    needs: tuple[str, ...]
-    note: str = ""
 
 
 class Named(Generic[T_co]):
