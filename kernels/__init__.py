@@ -1,4 +1,4 @@
-"""The Triton kernels, installed as `rollout_corr.kernels`. One op, one file: jitted parts, then launcher."""
+"""The Triton kernels, installed as `rollout_corr.kernels`. One folder for each operation; the files here are shared."""
 
 if __name__ != "rollout_corr.kernels":
     raise ImportError(

@@ -1,4 +1,4 @@
-"""Add up by sequence what slots left behind: the columns of the slot tables.
+"""Add up the columns of the slot tables by sequence.
 
 `decide` does so by itself. Where the tokens of a sequence are on several ranks, `gather_kernel` writes the tables by
 sequence, for ranks to add up; to `decide` they are then slot tables with one slot a sequence.
@@ -37,7 +37,7 @@ class Gathered(NamedTuple):
 
 @triton.jit
 def slot_tables(counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, peaks: tl.tensor) -> SlotTables:
-    """Group the slot tables; in the place of one that is None stands the first, which is not looked at."""
+    """Group the slot tables; one that is None is replaced by the first, which is not read in its place."""
     return SlotTables(counts, either(integers, counts), either(floats, counts), either(peaks, counts))
 
 

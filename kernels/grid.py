@@ -20,7 +20,7 @@ SEQUENCE_THREADS, FINISH_CHUNK = 128, 256
 
 @dataclass(frozen=True)
 class Shape:
-    """How work is divided. It is part of compile keys, so there are only these few."""
+    """The division of work among programs and threads. A compile key contains it, so there are only these few."""
 
     rows: int  # slots of a program
     tile: int  # tokens of a slot
@@ -71,7 +71,7 @@ def search_steps(sequences: int, ways: int) -> int:
 
 @dataclass(frozen=True)
 class Grid:
-    """How a batch is divided into programs."""
+    """The division of a batch into programs."""
 
     shape: Shape
     tiling: Tiling
@@ -147,7 +147,7 @@ class Launch:
 
     @property
     def device(self) -> torch.device:
-        """Where its tensors are; the first parameter of every kernel is one."""
+        """The device of its tensors; the first parameter of every kernel is a tensor."""
         return next(iter(self.arguments.values())).device
 
 

@@ -1,4 +1,4 @@
-"""Load and store what a program has of per-token and per-sequence tensors."""
+"""Load and store a program's share of per-token and per-sequence tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class PerToken(NamedTuple):
 
     pointer: tl.tensor
     row: tl.tensor  # from one row to the next, int64
-    step: tl.tensor  # from one token to the next, int64; not looked at where all lie side by side (UNIT)
+    step: tl.tensor  # from one token to the next, int64; not read where all lie side by side (UNIT)
 
 
 @triton.jit

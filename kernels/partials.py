@@ -15,7 +15,7 @@ from rollout_corr.kernels.tokens import at, has, key_of, of_key
 
 
 class Partials(NamedTuple):
-    """Where programs over sequences leave what they add to the statistics, float64."""
+    """The tables in which programs over sequences store what they add to the statistics, float64."""
 
     sums: tl.tensor  # [sequence_sums, programs]
     maxima: tl.tensor  # [sequence_maxima, programs]; a minimum is the maximum of what is negated
@@ -23,7 +23,7 @@ class Partials(NamedTuple):
 
 @triton.jit
 def put(table: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> None:
-    """Store what this program has for a column, a scalar, if the plan has the column."""
+    """Store this program's entry of a column, a scalar, if the plan has the column."""
     if has(PLAN, TABLE, name):
         column = at(PLAN, TABLE, name)
         tl.store(table + (tl.num_programs(0) * column + tl.program_id(0)), x.to(table.dtype.element_ty))

@@ -1,4 +1,4 @@
-"""Slots: which tokens a program has, and whose they are.
+"""Slots: the tokens of a program, and the sequences that own them.
 
 A slot is the part of one aligned tile of TILE tokens that belongs to one sequence. In a packed batch slot
 (sequence s, tile t) has number s + t, so `N // TILE + S` slots cover any packing, and a search over
@@ -21,7 +21,7 @@ WAYS = tl.constexpr(128)
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a program over tokens divides them; a compile-time constant."""
+    """The division of a program's tokens into rows, lanes and vectors; a compile-time constant."""
 
     rows: int  # slots of a program
     tile: int  # tokens of a slot

@@ -1,7 +1,7 @@
 """Accumulators of a pass over tokens: one for every column of the plan's tables, kept in registers to the end.
 
 A tile is worked on in parts of [ROWS, LANES, VEC] tokens: VEC neighbours belong to one thread, LANES threads to a row.
-What a part finds is summed over its neighbours at once ([ROWS, LANES]) and added to what earlier parts found. Threads
+Values of a part are summed over neighbours at once ([ROWS, LANES]) and added to the sums of earlier parts. Threads
 exchange sums only at the end, for up to eight columns at a time.
 
 `found` is the tuple of all accumulators in the order of `Tables.recorded`, with the histogram behind them.

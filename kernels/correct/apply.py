@@ -32,7 +32,7 @@ from rollout_corr.kernels.tokens import (
 
 
 class Results(NamedTuple):
-    """What programs have left of the statistics, and where these go; float64 but for the histogram."""
+    """The partial statistics of all programs, and the vector of the finished ones; float64 but for the histogram."""
 
     token_sums: tl.tensor  # [token_sums, token programs]
     sequence_sums: tl.tensor  # [sequence_sums, sequence programs]
@@ -43,7 +43,7 @@ class Results(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The tensors of a call that tokens are decided by."""
+    """The tensors of a call that `apply` needs to find tokens dropped by sequence criteria."""
 
     train: PerToken
     rollout: PerToken
@@ -81,7 +81,7 @@ def derived_maximum(
 
 
 @triton.jit
-def finish(
+def finish_statistic(
     k: tl.tensor, results: Results, numbers: tl.tensor, extents: Extents, token_programs: tl.tensor,
     sequence_programs: tl.tensor, PLAN: tl.constexpr, CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -223,7 +223,9 @@ def apply_kernel(
     if program >= apply_programs:
         bins = either(histogram, token_sums)
         results = Results(token_sums, sequence_sums, bins, token_maxima, sequence_maxima, statistics)
-        finish(program - apply_programs, results, numbers, extents, token_programs, sequence_programs, PLAN, CHUNK)
+        finish_statistic(
+            program - apply_programs, results, numbers, extents, token_programs, sequence_programs, PLAN, CHUNK
+        )
     elif PLAN.applies:
         slot = program.to(tl.int64) * TILING.rows + tl.arange(0, TILING.rows)
         owner = slot

@@ -182,7 +182,7 @@ def aggregate_tokens(
     found: tl.tuple, pair: Pair, among: tl.tensor, external: tl.tensor, numbers: tl.tuple,
     TEST: tl.constexpr, PLAN: tl.constexpr, TAME: tl.constexpr,
 ) -> tl.tuple:  # fmt: skip
-    """Record what a criterion over sequences needs of a slot: a sum or an extremum among some tokens."""
+    """Record the sum or the extremum of a slot, among some tokens, that a criterion over sequences needs."""
     if has(PLAN, "peaks", named(TEST.index, "peak")):
         if TEST.compared == "abs_d" or TEST.compared == "clamped_abs_d":
             # These statistics grow with |D|, so its extremum decides, and gives theirs.

@@ -49,7 +49,7 @@ def selects(criterion: Test, which: int) -> bool:
     return which in CHOSEN[criterion.when]
 
 
-# --- what a criterion sees of a sequence ---
+# --- the value of a criterion ---
 
 
 @triton.jit
@@ -83,7 +83,7 @@ def class_count(found: Gathered, PLAN: tl.constexpr, TEST: tl.constexpr) -> tl.t
 def value_of(
     found: Gathered, n: tl.tensor, numbers: tl.tuple, TEST: tl.constexpr, PLAN: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Compute a sequence's value and what is compared with the bounds: a ratio's logarithm, |D| where that decides."""
+    """Compute a sequence's value, and the quantity that is compared: a ratio's logarithm, |D| where that decides."""
     if has(PLAN, "peaks", named(TEST.index, "peak")):
         peak = of_key(column(found.peaks, PLAN, "peaks", named(TEST.index, "peak")))
         if TEST.reduce == "min":
@@ -118,7 +118,7 @@ def measured_of(
 
 @triton.jit
 def among_of(found: Gathered, rows: Rows, keep: tl.tensor, K: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
-    """Count the tokens that sums over a sequence run over for pair K. keep: what token criteria left."""
+    """Count the tokens that sums over a sequence run over for pair K. keep: the sequences that token criteria kept."""
     if K > 0 and PLAN.kept:
         return tl.where(keep, integer(found, PLAN, of_pair(K, "survivors")), 0)
     else:
@@ -150,7 +150,7 @@ def decide_by_sequences(
     found: Gathered, rows: Rows, advantage: tl.tensor, keep: tl.tensor, out: Partials, numbers: tl.tuple,
     PLAN: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """Test sequences by their own criteria: `keep`, the bits of what drops tokens, what a veto rejected."""
+    """Test sequences by their own criteria: return `keep`, the state bits of late drops, and what a veto rejected."""
     kept_by_tokens = keep
     state = tl.zeros_like(rows.valid).to(tl.int32)
     vetoed = tl.zeros_like(keep)
@@ -266,7 +266,7 @@ def decide_kernel(
     sequence_sums, sequence_maxima, tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, slots: tl.int64,
     PLAN: tl.constexpr, SHAPE: tl.constexpr,
 ):  # fmt: skip
-    """Decide about SHAPE.sequences sequences: store `keep`, state and weight, and what they add to the statistics."""
+    """Decide about SHAPE.sequences sequences: store `keep`, state, weight, and their share of the statistics."""
     numbers = thresholds(numbers, PLAN)
     out = Partials(sequence_sums, sequence_maxima)
     owner = tl.program_id(0).to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)

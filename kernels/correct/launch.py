@@ -46,7 +46,7 @@ class Given:
         mask: Non-zero at valid tokens, any dtype.
         offsets: [S + 1] int32 or int64, of a packed batch.
         advantages: Per token, or [S].
-        per_sequence: Whether advantages are [S].
+        per_sequence: True if advantages are [S].
         externals: Per-token tensors of criteria over external statistics.
         new: Log-probs of the policy that trains, for criteria that compare it.
     """
@@ -63,12 +63,12 @@ class Given:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is handed back.
+    """The outputs that are handed back.
 
     Attributes:
         weights: Weights.
         mask: A new mask.
-        edits_mask: The new mask lacks what was rejected.
+        edits_mask: Rejected tokens are 0 in the new mask.
     """
 
     weights: bool
@@ -77,8 +77,8 @@ class Wanted:
 
 
 @dataclass
-class SlotTables:
-    """What slots or sequences left behind: [columns, slots], or by owner [columns, S], if packed [columns, 1 + S + 1].
+class TableBuffers:
+    """The sums and maxima of slots, [columns, slots], or by owner, [columns, S], if packed [columns, 1 + S + 1].
 
     By owner, the first and the last column of a packed batch are of no sequence.
     """
@@ -91,7 +91,7 @@ class SlotTables:
 
 @dataclass
 class Buffers:
-    """What the kernels write besides slot tables, each by the name of the parameter that takes it.
+    """The tensors that the kernels write besides slot tables, by the name of the parameter that takes each.
 
     Several allocations and not slices of one: whether a pointer is aligned is part of a compile key, and must not
     depend on the number of programs.
@@ -113,13 +113,13 @@ class Buffers:
 
 @dataclass
 class Found:
-    """What the kernels give back."""
+    """The results of the kernels."""
 
     weights: Tensor | None
     mask: Tensor | None
     keep: Tensor  # [S] bool
     statistics: Tensor  # float64, the sums and then the maxima
-    by_owner: SlotTables | None = None  # of a split batch: what the ranks have to add up
+    by_owner: TableBuffers | None = None  # of a split batch: the sums that ranks add up
 
 
 @lru_cache(maxsize=256)
@@ -199,7 +199,7 @@ def prepare(given: Given, spec: Spec, wanted: Wanted, split: bool = False) -> tu
     apply = Launch.by_name(apply_kernel, apply_programs + finishers, grid.threads, values)
     found = Found(buffers.weights, buffers.mask_out, buffers.keep_out, buffers.statistics)
     if plan.advantages != "sequence":
-        # `decide` does not look at those of tokens, whose dtype would be part of its compile key.
+        # `decide` does not read those of tokens, whose dtype would be part of its compile key.
         values["advantages"] = None
     if split:
         owners = grid.sequences + 2 * packed
@@ -213,14 +213,14 @@ def prepare(given: Given, spec: Spec, wanted: Wanted, split: bool = False) -> tu
     return found, (read, gather, decide, apply) if split else (read, decide, apply)
 
 
-def _slot_tables(plan: Plan, many: int, kind: torch.dtype, count: torch.dtype, device: torch.device) -> SlotTables:
+def _slot_tables(plan: Plan, many: int, kind: torch.dtype, count: torch.dtype, device: torch.device) -> TableBuffers:
     """Allocate tables of so many slots or owners; those that may lack columns are None without any."""
 
     def table(columns: tuple[str, ...], dtype: torch.dtype) -> Tensor | None:
         return torch.empty((len(columns), many), dtype=dtype, device=device) if columns else None
 
     keys = torch.int64 if plan.double else torch.int32
-    return SlotTables(
+    return TableBuffers(
         counts=torch.empty((len(plan.counts), many), dtype=count, device=device),
         integers=table(plan.integers, torch.int64),
         floats=torch.empty((len(plan.floats), many), dtype=kind, device=device),

@@ -87,7 +87,7 @@ def measure_tokens(
 
 @triton.jit
 def measure_probabilities(found: tl.tuple, pair: Pair, PLAN: tl.constexpr) -> tl.tuple:
-    """Record what only detail="full" reports, but for the histogram."""
+    """Record the statistics of detail="full", but for the histogram."""
     measured = pair.measured
     p = tl.where(measured, probability(pair.base) - 1.0, 0.0)
     q = tl.where(measured, probability(pair.logp) - 1.0, 0.0)

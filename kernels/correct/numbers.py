@@ -10,7 +10,7 @@ from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_
 
 
 def indices(spec: Spec) -> list[str]:
-    """What criteria are called here: a label in a name would be a compile key."""
+    """Name the criteria by their index: a label in a name would be part of a compile key."""
     return [str(i) for i in range(len(spec.criteria))]
 
 

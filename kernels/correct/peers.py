@@ -1,7 +1,7 @@
 """Statistics that the peers' naming schemes report beside the native ones, by the formulas of frameworks/*/metrics.py.
 
 This is the one file of the kernels that knows peers by name. A statistic is in the plan if its scheme was asked for;
-`record`, `add` and `put_extrema` leave out what is not. What a criterion is to a scheme is its `role`.
+`record`, `add` and `put_extrema` leave out what is not. The part of a criterion in a scheme is its `role`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SlotColumns(NamedTuple):
 
 
 def slot_columns(plan: Plan) -> SlotColumns:
-    """Name what `read` leaves of every slot for the schemes of a plan."""
+    """Name the columns that `read` stores for every slot for the schemes of a plan."""
     counts = [
         f"skyrl/{test.index}/{side}"
         for test in plan.tests
@@ -237,7 +237,7 @@ def report_criterion(
     value: tl.tensor, failed: tl.tensor, vetoed: tl.tensor, rows: Rows, out: Partials, numbers: tl.tuple,
     TEST: tl.constexpr, PLAN: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Report a criterion over sequences as the schemes do, and return what is vetoed so far."""
+    """Report a criterion over sequences as the schemes do, and return the sequences vetoed so far."""
     n, some = rows.n, rows.n_among > 0
     if TEST.role == "option":
         if TEST.stat == "ratio":
@@ -270,7 +270,7 @@ def report_weights(
     add(out.sums, PLAN, "xtuner/means_below", below(log_ratio, some, numbers, PLAN, "xtuner/log"))
     if PLAN.level == "token":
         if has(PLAN, "counts", "skyrl/clipped"):
-            # Tokens of a sequence that fell as a whole do not survive either.
+            # Tokens of a sequence that was rejected as a whole do not survive either.
             clipped = tl.where(survivors, integer(found, PLAN, "skyrl/clipped"), 0)
             add(out.sums, PLAN, "skyrl/clipped", clipped)
             add(out.sums, PLAN, "skyrl/clippable", n_among)

@@ -33,7 +33,7 @@ class Test:
     token_clamp: bool
     external: int  # index of its external tensor; -1: none
     pair: int  # index of the two policies it compares: 0 is train and rollout, k the k-th of Plan.pairs
-    role: str | None  # what it is to one of the schemes reported; see metrics/peers.py
+    role: str | None  # its part in one of the schemes reported; see metrics/peers.py
 
     @property
     def late(self) -> bool:
@@ -101,7 +101,7 @@ class Plan(Tables):
     externals: int
     writes_weights: bool
     writes_mask: bool
-    edits_mask: bool  # the mask written lacks what was rejected
+    edits_mask: bool  # rejected tokens are 0 in the mask written
     schemes: tuple[str, ...]  # peers whose statistics are reported beside the native ones
     pairs: tuple[str, ...]  # values of `Criterion.of` that compare the policy that trains
     # Names of columns: sums and maxima are of the batch, the others of a slot.
@@ -197,7 +197,7 @@ class Plan(Tables):
 
     @property
     def applies(self) -> bool:
-        """Test whether `apply` looks at tokens at all."""
+        """Test whether `apply` has to visit tokens at all."""
         return self.spreads or self.zeroes_weights or self.zeroes_mask
 
 

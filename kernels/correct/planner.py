@@ -1,4 +1,4 @@
-"""Make the plan of a Spec: what the kernels branch on, and the columns of their tables."""
+"""Make the plan of a Spec: everything that the kernels branch on, and the columns of their tables."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def plan_of(
     """Make the plan of a Spec for one kind of batch.
 
     Args:
-        spec: What to do.
+        spec: The Spec.
         double: Compute in float64.
         packed: Sequences are given by offsets, not as rows.
         masked: A mask is given.
         advantages: "token", "sequence" or None.
         writes_weights: Weights are handed back.
         writes_mask: A new mask is handed back.
-        edits_mask: The new mask lacks what was rejected.
+        edits_mask: Rejected tokens are 0 in the new mask.
     """
     weight = spec.weight
     tests = _tests(spec)
@@ -95,7 +95,7 @@ def _tests(spec: Spec) -> tuple[Test, ...]:
 
 
 def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
-    """Name what `read` leaves of every slot: counts, integers and floats to add, peaks to take the largest of."""
+    """Name the columns that `read` stores for a slot: counts, integers and floats to add, peaks to maximise."""
     propagate = plan.nonfinite == "propagate"
     of_peers = peers_kernels.slot_columns(plan)
     sums = [test for test in plan.tests if test.over == "sequence" and test.sum not in (None, "d")]

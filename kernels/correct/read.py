@@ -1,6 +1,6 @@
-"""Phase 1 of 3: read every log-prob, once, and leave what sequences and the batch need of it.
+"""Phase 1 of 3: read every log-prob once, and store the sums that sequences and the batch need.
 
-A program takes ROWS consecutive slots, part by part; slots.py says what a slot is, sums.py how parts add up.
+A program takes ROWS consecutive slots, part by part; slots.py defines a slot, sums.py says how parts add up.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Inputs(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What was loaded of a part of a tile: [ROWS, LANES, VEC] each."""
+    """The inputs of a part of a tile: [ROWS, LANES, VEC] each."""
 
     train: tl.tensor
     rollout: tl.tensor
@@ -87,7 +87,7 @@ class Part(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What all parts of a program share."""
+    """The values that all parts of a program share."""
 
     stretch: Stretch
     extents: Extents
@@ -162,7 +162,7 @@ def token_tensor(
 def external_of(
     shared: Shared, default: tl.tensor, place: tl.tensor, TEST: tl.constexpr, PLAN: tl.constexpr, TILING: tl.constexpr
 ) -> tl.tensor:
-    """Load the external tensor of a criterion; without one return the default, which is not looked at."""
+    """Load the external tensor of a criterion; without one return the default, which is not used."""
     if TEST.external >= 0:
         return token_tensor(shared, TEST.external, place, PLAN, TILING)
     else:
@@ -173,7 +173,7 @@ def external_of(
 def advantage_of(
     shared: Shared, like: tl.tensor, place: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
 ) -> tl.tensor:
-    """Load the advantages of a part; without any return `like`, which is not looked at."""
+    """Load the advantages of a part; without any return `like`, which is not used."""
     advantage = like
     if PLAN.advantages == "token":
         where = addresses(contiguous(shared.advantages, shared.extents), shared.stretch, place, PLAN, TILING, True)
@@ -241,7 +241,7 @@ def read_part(
     valid = part.mask != 0
     found = record_count(found, PLAN, "valid", valid)
     if PLAN.packed:
-        # Tokens outside of sequences are counted, and from here on as if they were not there.
+        # Tokens outside of sequences are counted above, and are not valid from here on.
         valid = valid & (shared.outside == 0)
     advantage = advantage_of(shared, train, place, PLAN, TILING)
 
@@ -356,7 +356,7 @@ def count_classes(
 def read_parts(
     parts: tl.tuple, shared: Shared, PLAN: tl.constexpr, TILING: tl.constexpr, TAME: tl.constexpr
 ) -> tuple[tl.tuple, tl.tuple, tl.tuple]:
-    """Return what all parts found together, and the weights and the masks of each, if they are written."""
+    """Return the sums of all parts, and the weights and the masks of each, if they are written."""
     found, weights, masks = (), (), ()
     for i in tl.static_range(parts_of(TILING)):
         place = positions(i * TILING.part, TILING.lanes, TILING.vec)
@@ -398,7 +398,7 @@ def read_kernel(
     mask_row: tl.int64, mask_step: tl.int64,
     PLAN: tl.constexpr, TILING: tl.constexpr,
 ):  # fmt: skip
-    """Read TILING.rows slots: what their sequences need goes to the slot tables, the rest to sums and maxima.
+    """Read TILING.rows slots: sums of sequences go to the slot tables, those of the batch to sums and maxima.
 
     Writes token weights and the mask as far as tokens decide about them; `apply` adds what sequences decide.
     """

@@ -22,12 +22,12 @@ from rollout_corr.kernels.tokens import (
 
 
 class Token(NamedTuple):
-    """What the loss of a token is computed from."""
+    """The quantities that the loss of a token is computed from."""
 
     new: tl.tensor  # new_logp
     x: tl.tensor  # its log-ratio
     advantage: tl.tensor
-    weight: tl.tensor  # what multiplies the loss
+    weight: tl.tensor  # the factor of the loss
     level: tl.tensor  # the mean log-ratio of its sequence, where the surrogate needs it
     pull: tl.tensor  # GMPO: the loss of the sequence; GSPO through the sequence: its derivative. Weights are in both
 
@@ -43,7 +43,7 @@ class Clipped(NamedTuple):
 
 
 class Term(NamedTuple):
-    """The loss of a token and what is reported of it."""
+    """The loss of a token, its derivative, and what its statistics need."""
 
     value: tl.tensor
     slope: tl.tensor  # d(value) / d(new_logp)
@@ -193,7 +193,7 @@ def penalty(k: tl.tensor, KIND: tl.constexpr, numbers: tl.tuple, PLAN: tl.conste
 def penalty_factor(
     x: tl.tensor, weight: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Compute what multiplies a token's KL besides the coefficient, and its derivative."""
+    """Compute the factor of a token's KL besides the coefficient, and its derivative."""
     factor, slope = tl.full(x.shape, 1.0, x.dtype), tl.full(x.shape, 0.0, x.dtype)
     if PLAN.kl_weight == "weights":
         if PLAN.weighted:

@@ -1,7 +1,7 @@
-"""The policy loss over tokens: read every input, write the gradient, add up what is reported.
+"""The policy loss over tokens: read every input, write the gradient, add up the statistics.
 
-slots.py says what a program has, sums.py how its parts add up. A surrogate whose gradient depends on whole sequences
-takes two passes over the tokens, the first of which writes nothing; see `LossPlan.phase`.
+slots.py says which tokens a program has, sums.py how its parts add up. A surrogate whose gradient depends on whole
+sequences takes two passes over the tokens, the first of which writes nothing; see `LossPlan.phase`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SMALLEST_WEIGHT = tl.constexpr(1e-10)
 
 
 class Inputs(NamedTuple):
-    """The tensors of a pass; one that the plan lacks is never looked at."""
+    """The tensors of a pass; one that the plan lacks is never read."""
 
     new: PerToken
     base: PerToken
@@ -62,7 +62,7 @@ class Inputs(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What was loaded of a part of a tile, [ROWS, LANES, VEC] each; what the plan lacks may be anything."""
+    """The inputs of a part of a tile, [ROWS, LANES, VEC] each; one that the plan lacks may hold anything."""
 
     new: tl.tensor
     base: tl.tensor
@@ -80,13 +80,13 @@ def part_of(x: tl.tuple) -> Part:
 
 
 class Shared(NamedTuple):
-    """What all parts of a program share."""
+    """The values that all parts of a program share."""
 
     outside: tl.tensor  # [ROWS, 1, 1], slots of no sequence
     advantage: tl.tensor  # of sequences, spread like the following: [ROWS, LANES, VEC]
     level: tl.tensor  # the mean log-ratio of a sequence
-    pull: tl.tensor  # what a sequence contributes to its tokens; see formulas.Token
-    inner: tl.tensor  # what each sequence is multiplied by
+    pull: tl.tensor  # the term of a sequence in the gradient of its tokens; see formulas.Token
+    inner: tl.tensor  # the factor of each sequence's gradient
     numbers: tl.tuple
 
 
@@ -138,7 +138,7 @@ def load_parts(
 
 @triton.jit
 def loss_of_part(part: Part, shared: Shared, PLAN: tl.constexpr) -> tuple[tl.tuple, tl.tensor]:
-    """Return what one part of the tile adds up, and its gradient."""
+    """Return the sums of one part of the tile, and its gradient."""
     found = nothing(PLAN)
     new = part.new.to(real(PLAN))
     valid = part.valid
@@ -186,7 +186,7 @@ def loss_of_part(part: Part, shared: Shared, PLAN: tl.constexpr) -> tuple[tl.tup
 def sum_of_sequence(
     found: tl.tuple, token: Token, counted: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
 ) -> tl.tuple:  # fmt: skip
-    """Record what the loss of a whole sequence is made of."""
+    """Record the sums that the loss of a whole sequence needs."""
     x, advantage, weight = token.x, token.advantage, token.weight
     if PLAN.surrogate == "GMPO":
         clamp = number(numbers, PLAN, "clamp").to(x.dtype)
@@ -217,12 +217,12 @@ def loss_of_tokens(
 
     Args:
         found: The accumulators.
-        token: What the loss is computed from.
+        token: The quantities that the loss is computed from.
         k: new_logp less the reference policy's.
         broken: Valid tokens with an input that is not finite.
         among: Valid tokens that are read; with nonfinite="propagate" all valid ones.
         counted: Those of them that train.
-        shared: What all parts share.
+        shared: The values that all parts share.
         PLAN: The plan.
     """
     numbers, new, x = shared.numbers, token.new, token.x
@@ -280,7 +280,7 @@ def gradient_kernel(
     trains_row: tl.int64, trains_step: tl.int64, mask_row: tl.int64, mask_step: tl.int64,
     PLAN: tl.constexpr, TILING: tl.constexpr,
 ):  # fmt: skip
-    """Pass over TILING.rows slots: the gradient before it is divided, what it reports, what sequences need of it."""
+    """Pass over TILING.rows slots: write the gradient before it is divided, its statistics, and sums of sequences."""
     extents = Extents(tokens, sequences, width, tiles)
     numbers = thresholds(numbers, PLAN)
     slots = tl.num_programs(0).to(tl.int64) * TILING.rows
@@ -359,7 +359,7 @@ def scale_kernel(
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, steps: tl.int32,
     PLAN: tl.constexpr, TILING: tl.constexpr,
 ):  # fmt: skip
-    """Backward: multiply the gradient by what comes from upstream and by `inners`, and divide it by the divisor."""
+    """Scale the gradient in backward: multiply by the upstream gradient and by `inners`, divide by the divisor."""
     extents = Extents(tokens, sequences, width, tiles)
     slot, owner, _ = slots_of_program(offsets, extents, steps, PLAN, TILING)
     stretch = stretch_of(offsets, owner, slot, extents, PLAN, TILING.tile)

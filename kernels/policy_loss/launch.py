@@ -37,8 +37,8 @@ class LossGiven:
         base: The log-probs that it is compared with.
         ref: Log-probs of the reference policy.
         advantages: Per token, or [S].
-        per_sequence: Whether advantages are [S].
-        weights: What multiplies the loss.
+        per_sequence: True if advantages are [S].
+        weights: Factors of the loss.
         trains: Non-zero at tokens that train.
         mask: Non-zero at valid tokens.
         offsets: [S + 1] int32 or int64, of a packed batch.
@@ -61,7 +61,7 @@ class LossGiven:
 
 @dataclass
 class Buffers:
-    """What the kernels write, each by the name of the parameter that takes it; None where the plan does without."""
+    """The tensors that the kernels write, by the name of the parameter that takes each; None: not in the plan."""
 
     gradient: Tensor | None
     levels: Tensor | None  # [S], and so are pulls and inners; see gradient.Shared
@@ -80,11 +80,11 @@ class Buffers:
 
 @dataclass
 class LossFound:
-    """What the kernels give back."""
+    """The results of the kernels."""
 
     value: Tensor
     gradient: Tensor | None  # of the value times its divisor, and times its length where a sequence is averaged
-    inners: Tensor | None  # [S], what each sequence is multiplied by
+    inners: Tensor | None  # [S], the factor of each sequence's gradient
     divisor: Tensor
     statistics: Tensor  # float64, the sums and then the maxima
 
@@ -100,7 +100,7 @@ def run(given: LossGiven, objective: Objective, differentiable: bool) -> LossFou
 
     Args:
         given: The batch.
-        objective: What to compute.
+        objective: Everything that is fixed about the loss.
         differentiable: The gradient is handed back.
     """
     with current(given.new.device):
@@ -222,12 +222,12 @@ def scale(
     offsets: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Backward in one launch: gradient * upstream / divisor, times each sequence's inner factor.
+    """Scale the gradient in backward, in one launch: gradient * upstream / divisor, times each sequence's inner factor.
 
     Args:
         gradient: [N] or [B, T], contiguous.
         inners: [S] in its dtype, or None.
-        upstream: 0-d, any floating dtype, where it lies.
+        upstream: 0-d, any floating dtype, on the device of the gradient.
         divisor: 0-d float64.
         offsets: Of a packed batch.
         dtype: Of the result.

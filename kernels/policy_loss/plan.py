@@ -8,12 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 from rollout_corr.kernels.correct.plan import Tables
-from rollout_corr.metrics.loss import max_names, sum_names
+from rollout_corr.metrics.loss import OF_SEQUENCES, max_names, sum_names
 from rollout_corr.spec.loss import Objective
 from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_of
-
-# What is counted of whole sequences, before anything is divided.
-SEQUENCE_SUMS = ("loss_valid_tokens", "loss_valid_sequences", "loss_tokens", "loss_sequences")
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,7 @@ class LossPlan(Tables):
 
 @dataclass(frozen=True)
 class Scaling:
-    """What backward branches on."""
+    """Everything that the kernel of backward branches on."""
 
     packed: bool
     averages: bool
@@ -121,10 +118,10 @@ def plans_of(
     advantages: str,
     differentiable: bool,
 ) -> tuple[LossPlan, ...]:
-    """One plan for each pass over the tokens.
+    """Make a plan for each pass over the tokens.
 
     Args:
-        objective: What to compute.
+        objective: Everything that is fixed about the loss.
         counted: The denominator is counted here, and not given.
         double: Compute in float64.
         packed: Sequences by offsets, not rows.
@@ -178,13 +175,13 @@ def _frozen(plan: LossPlan) -> LossPlan:
 
 
 def _columns(plan: LossPlan) -> dict[str, Any]:
-    """The tables of a pass."""
-    of_sequences = (*SEQUENCE_SUMS, *(["total"] if plan.averages and plan.phase == "whole" else []))
+    """Name the columns of the tables that a pass fills."""
+    of_sequences = (*OF_SEQUENCES, *(["total"] if plan.averages and plan.phase == "whole" else []))
     counts = () if plan.phase == "write" else ("valid", "counted")
     if not plan.writes:
         return {"counts": counts, "sequence_sums": of_sequences} | _of_sequences(plan)
     empty = {"clip_low", "clip_high", "clip_dual"} - set(plan.clip_counts)
-    measured = [name for name in plan.sums if name not in SEQUENCE_SUMS and name not in empty]
+    measured = [name for name in plan.sums if name not in OF_SEQUENCES and name not in empty]
     total_of_slots = plan.averages and plan.phase == "whole"
     return {
         "counts": counts,
@@ -196,7 +193,7 @@ def _columns(plan: LossPlan) -> dict[str, Any]:
 
 
 def _of_sequences(plan: LossPlan) -> dict[str, Any]:
-    """What the first of two passes leaves of a slot, all of it exact: the gradient must not hang on how tiles lie."""
+    """Name the sums of a slot that the first of two passes stores: exact, so that tiles do not affect the gradient."""
     ratios, others = ["level"], []
     if plan.surrogate == "GMPO":
         ratios += ["log_weight"] if plan.weighted else []

@@ -55,7 +55,7 @@ def sequences_kernel(
     tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, slots: tl.int64,
     PLAN: tl.constexpr, SHAPE: tl.constexpr,
 ):  # fmt: skip
-    """Compute what tokens need of SHAPE.sequences sequences, and what these add to the statistics."""
+    """Compute for SHAPE.sequences sequences the values that their tokens need, and their share of the statistics."""
     numbers = thresholds(numbers, PLAN)
     owner = tl.program_id(0).to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
     sequence, first, many = slots_of(offsets, owner, Extents(tokens, sequences, 0, tiles), PLAN, SHAPE.tile)

@@ -108,7 +108,7 @@ def main(arguments: list[str]) -> int:
             "compiled; run this without it"
         )
     rows, failures = compile_all(options.variant, options.target, options.jobs)
-    return finish(rows, failures, options.json)
+    return publish(rows, failures, options.json)
 
 
 def _refuse(why: str) -> int:
@@ -172,7 +172,7 @@ def problems(rows: list[Row], failures: list[Failure]) -> list[str]:
 # --- the report ---
 
 
-def finish(rows: list[Row], failures: list[Failure], path: Path | None) -> int:
+def publish(rows: list[Row], failures: list[Failure], path: Path | None) -> int:
     """Print and write the report, and say whether all holds.
 
     Args:

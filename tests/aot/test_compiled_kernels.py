@@ -226,7 +226,7 @@ def row(variant: str = "metrics_packed", kernel: str = "read", spilled: int = 0,
 
 def exit_code(rows, failures, tmp_path, capsys) -> tuple[int, str, dict]:
     path = tmp_path / "report.json"
-    code = kernel_report.finish(rows, failures, path)
+    code = kernel_report.publish(rows, failures, path)
     return code, capsys.readouterr().out, json.loads(path.read_text())
 
 
