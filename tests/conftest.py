@@ -26,7 +26,7 @@ def one_thread():
 
 
 def on_gpu(config):
-    """Whether the tests that need a GPU were asked for."""
+    """Tell whether the tests that need a GPU were asked for."""
     return re.search(r"(?<!not )\bgpu\b", config.getoption("markexpr")) is not None
 
 
@@ -64,7 +64,7 @@ def quick_interpreter(request):
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, quick_interpreter):
-    """Where a test of the kernels puts its tensors. Each run takes one of the two: `make test`, `make test-gpu`."""
+    """The device on which a test of the kernels puts its tensors. Each run takes one of the two: `make test`, `make test-gpu`."""
     from rollout_corr.backends import operators
 
     assert operators.interprets() == (request.param == "cpu"), "tests on a GPU run apart from the others: make test-gpu"
@@ -94,7 +94,7 @@ def launched(request):
 
 @pytest.fixture
 def nothing_said_yet(monkeypatch):
-    """What is said once in a process is said once in a test."""
+    """Reset the notices that are printed once a process, so that each test sees them."""
     from rollout_corr.frameworks.shared import preset
 
     monkeypatch.setattr(preset, "_warned", set())

@@ -161,7 +161,7 @@ def read_ready(
 
 
 def read_denominator(given: object, reduction: object, device: torch.device) -> tuple[Denominator, Tensor | None]:
-    """Read what the loss counts, and the 0-d float64 count that the caller brings, if any."""
+    """Read the kind of denominator, and the 0-d float64 count that the caller brings, if any."""
     if reduction == "sum" and given != "original":
         raise ValueError(
             f"denominator: expected the default with reduction='sum', which divides by nothing, got {given!r}; "

@@ -36,7 +36,7 @@ class LossOperands(NamedTuple):
 
 
 class LossOutputs(NamedTuple):
-    """The results of the operator; what is not wanted is empty, [0]."""
+    """The results of the operator; one that is not wanted is empty, [0]."""
 
     value: Tensor  # 0-d
     gradient: Tensor  # of the value times its divisor

@@ -46,7 +46,7 @@ class CorrectOperands(NamedTuple):
 
 
 class CorrectOutputs(NamedTuple):
-    """The results of the operator; what is not wanted is empty, [0]."""
+    """The results of the operator; one that is not wanted is empty, [0]."""
 
     weights: Tensor
     mask: Tensor
@@ -68,7 +68,7 @@ def _missing_triton() -> str | None:
     return f"the kernels need Triton >= {needed}, and none is installed"
 
 
-# What is wrong with the Triton that is installed; None if nothing is. Asked at the import, for a millisecond: compilers
+# The reason why the installed Triton does not do; None if it does. Found at the import, for a millisecond: compilers
 # ask too, torch 2.11's cannot follow importlib.metadata, and the mark that would spare it that imports the compiler.
 MISSING_TRITON = _missing_triton()
 _INTERPRETS: list[bool] = []
@@ -215,7 +215,7 @@ def _shapes(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
 def _filled(
     operands: CorrectOperands, weights: Tensor | None, mask: Tensor | None, keep: Tensor, statistics: Tensor
 ) -> CorrectOutputs:
-    """Put empty tensors in the place of what is not wanted: an operator cannot return None."""
+    """Replace results that are not wanted by empty tensors: an operator cannot return None."""
     nothing = operands.train_logp.new_empty
     return CorrectOutputs(
         nothing(0) if weights is None else weights, nothing(0) if mask is None else mask, keep, statistics

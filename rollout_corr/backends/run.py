@@ -72,7 +72,7 @@ class RunningCorrection:
 
 
 def _runner(batch: Batch, spec: Spec, backend: str) -> Callable[[Batch, Spec], Result]:
-    """Choose how a batch runs without a sequence group; what the kernels cannot do runs on plain torch."""
+    """Choose how a batch runs without a sequence group; a Spec beyond the kernels runs on plain torch."""
     on_cpu, compiling = batch.train.device.type == "cpu", torch.compiler.is_compiling()
     if operators.beyond_kernels(spec) and (not on_cpu or compiling):
         return whole.run_whole

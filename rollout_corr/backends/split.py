@@ -88,7 +88,7 @@ class Split:
         self._read += here.shape[0]
         return self._table[self._read - here.shape[0] : self._read]
 
-    # --- what the definition asks ---
+    # --- the interface of Sequences ---
 
     def sum(self, x: Tensor) -> Tensor:
         """Add floating x up over all ranks: [S] float64."""
@@ -120,7 +120,7 @@ class Split:
 
         Args:
             value: 0-d, this rank's.
-            new: What it was computed from.
+            new: The leaf that it was computed from.
         """
         leaves, sums = [leaf for leaf, _ in self._leaves], [here for _, here in self._leaves]
         found: list[Tensor | None] = [None] * (1 + len(leaves))

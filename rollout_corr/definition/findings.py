@@ -150,7 +150,7 @@ def sequence_facts(
     spec: Spec,
     beyond: Beyond | None,
 ) -> SequenceFacts:
-    """Gather what is known per sequence, and take the sums over sequences that no outcome needed."""
+    """Gather the facts of each sequence, and take the sums over sequences that no outcome needed."""
     sequences = tokens.sequences
     train = sequences.sum(tokens.train)
     weight = _weight_facts(tokens, n_measured, weighing, spec, beyond)

@@ -1,6 +1,6 @@
 """Tokens: formulas, exact sums, and reading log-probs under a Spec. Read this beside correction.py.
 
-1. `read_tokens` subtracts the log-probs, applies `Spec.nonfinite` and gives `Tokens`, where what is not measured is 0.
+1. `read_tokens` subtracts the log-probs, applies `Spec.nonfinite` and gives `Tokens`: 0 where not measured.
 2. `k3`, `probability`, `binary_kl`: formulas of a token that do not cancel.
 3. `sum_of_d`, `sum_of_statistic`: sums that decide, as sums of integers.
 4. `CriterionValues`: the quantities that the formulas of spec/statistics.py read.

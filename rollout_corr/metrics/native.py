@@ -371,7 +371,7 @@ def weight_metrics(spec: Spec) -> list[Metric]:
 
 
 def batch_mean(spec: Spec) -> tuple[str, str]:
-    """The sums that make the mean by which `normalize="batch"` divides: of weights around 1, and of what has one."""
+    """The sums that make the mean by which `normalize="batch"` divides: of weights around 1, and of their units."""
     if spec.weighs_tokens:
         return "weight", "tokens_measured"
     return "sequence_weight", "sequences_measured"

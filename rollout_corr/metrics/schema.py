@@ -36,7 +36,7 @@ def columns_of(spec: Spec, names: Sequence[str] | None = None) -> Columns:
 
 
 def sum_names(spec: Spec) -> tuple[str, ...]:
-    """All sums of a correction. The bins of the histogram of D stand before what is taken once a call."""
+    """All sums of a correction. The bins of the histogram of D come before the sums taken once a call."""
     found = columns_of(spec)
     bins = HISTOGRAM if spec.detail == "full" else ()
     return (*found.token_sums, *found.sequence_sums, *bins, *found.call_sums)

@@ -27,7 +27,7 @@ class Statistics:
             and objectives merge.
         sums: [K] float64, additive.
         maxima: [M] float64, merged by maximum; minima are negated.
-        objective: What a policy loss computed; None where there was none.
+        objective: Everything that is fixed about the policy loss; None where there was none.
     """
 
     spec: Spec | None
@@ -54,7 +54,7 @@ class Statistics:
         return replace(self, sums=self.sums + other.sums, maxima=torch.maximum(self.maxima, other.maxima))
 
     def join(self, loss: Statistics) -> Statistics:
-        """Put the statistics of the policy loss of the same tokens behind a correction's."""
+        """Append the statistics of the policy loss of the same tokens to a correction's."""
         sums, maxima = torch.cat([self.sums, loss.sums]), torch.cat([self.maxima, loss.maxima])
         return Statistics(self.spec, sums, maxima, loss.objective)
 

@@ -28,7 +28,7 @@ class Reduction(NamedTuple):
     """The steps from the losses of tokens to one number.
 
     Attributes:
-        unit: What the sum is divided by the number of: "tokens", "sequences", or None for nothing.
+        unit: The units whose number divides the sum: "tokens" or "sequences"; None: the sum is not divided.
         averages: Each sequence's sum is divided by its own number of tokens first.
         by_length: The sum is divided by `max_length` too.
     """
@@ -122,7 +122,7 @@ class Objective(Checked):
         surrogate: The surrogate.
         kl: KL to a reference, or None.
         regulariser: Squared log-ratio, or None.
-        reduction: One of LOSS_REDUCTIONS.
+        reduction: A value of LOSS_REDUCTIONS.
         denominator: The tokens or sequences that are counted: "original" those of the mask given, "kept" those that
             train.
         max_length: The length that token_sum_norm divides by besides the number of sequences.

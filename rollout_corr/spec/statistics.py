@@ -1,5 +1,7 @@
 """The statistics that a criterion can test, one row each: everything else that depends on a statistic reads its row.
 
+Not to be confused with `Statistics` (metrics/statistics.py), the sums and maxima that metrics are computed from.
+
 Readers: the check of bounds (spec/correction.py), `Spec.explain`, the definition (definition/correction.py), the
 thresholds (spec/thresholds.py), the table in docs/math.md, and the plan of the kernels, which needs
 `Statistic.one_limb`, `log_space`, `has_eps` and `source` and has one Triton branch a statistic of its own.
@@ -34,7 +36,7 @@ Stat = Literal[
     "external",
 ]
 
-# What a bound is compared with: the statistic itself, or D, |D|, and either of them within +-Spec.clamp.
+# The quantity that a bound is compared with: the statistic itself, or D, |D|, and either of them within +-Spec.clamp.
 Compared = Literal["value", "d", "clamped_d", "abs_d", "clamped_abs_d"]
 
 
@@ -82,17 +84,17 @@ class Statistic:
         words: The name in `Spec.explain`, with its article, and the formula where that is short.
         formula: The value per token; with `log_space` its logarithm.
         unit: The unit of bounds; "given" is the caller's own.
-        source: What the formula reads: "d" (a token clamp applies), "probabilities" or the "caller"'s tensor.
+        source: The input of the formula: "d" (a token clamp applies), "probabilities" or the "caller"'s tensor.
         signed: Bounds may be negative.
         log_space: The formula gives the logarithm, which is what sequences aggregate; bounds are compared as logs.
         one_limb: Sums are sums of D or of its magnitude: one integer on D's grid. Others take two.
         has_eps: `Criterion.eps` matters.
-        compared: What a bound is compared with once `inverse` or `branches` has taken it back to D: at a token, and
-            with `inverse` for the maximum and minimum of a sequence too (in log space for everything).
+        compared: The quantity that a bound is compared with once `inverse` or `branches` has taken it back to D: at a
+            token, and with `inverse` for the maximum and minimum of a sequence too (in log space for everything).
         inverse: For a statistic that grows with the quantity compared: its value there -> the quantity.
         branches: For a statistic that falls and then grows with D: its value -> the two D that have it.
         tex: The formula in docs/math.md.
-        estimates: What its mean over tokens of the rollout policy estimates, in docs/math.md.
+        estimates: The estimand of its mean over tokens of the rollout policy, in docs/math.md.
     """
 
     name: Stat

@@ -149,7 +149,7 @@ class Score(Surrogate):
     Args:
         lower: Lower bound of the ratio, or None for an open side.
         upper: Upper bound of the ratio, or None for an open side.
-        outside: What a ratio outside the bounds becomes: "clamp" the bound, "zero" 0.
+        outside: A ratio outside the bounds becomes the bound ("clamp") or 0 ("zero").
     """
 
     lower: float | None = None

@@ -1,4 +1,4 @@
-"""What the compiler makes of the kernels: variants cover every option, `rollout-corr kernels` says what is wrong.
+"""The compiled kernels: variants cover every option, `rollout-corr kernels` says what is wrong.
 
 The interpreter's tests share a process with these, and there a kernel cannot be compiled. So whatever compiles runs in
 a process of its own.

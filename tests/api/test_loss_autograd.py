@@ -179,7 +179,7 @@ def test_nothing_to_train_on(name, reduction):
 
 @pytest.mark.parametrize("name", SURROGATES)
 def test_garbage_behind_the_masks(name):
-    """What stands at tokens that do not train changes no bit, and gets a gradient of exactly 0."""
+    """Values at tokens that do not train change no bit, and get a gradient of exactly 0."""
     new, old, rollout, advantages, mask = inputs()
     generator = torch.Generator().manual_seed(1)
     trains = torch.rand(mask.shape, generator=generator) < 0.7

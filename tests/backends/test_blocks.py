@@ -90,7 +90,7 @@ def whole(given: dict[str, Tensor | None], spec: rc.Spec) -> Result:
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 @pytest.mark.parametrize("name", SPECS)
 def test_whole_equals_blocks(name: str, layout: str) -> None:
-    """What runs on other devices, without compaction and without reading a value, gives the same bits."""
+    """The code for other devices, without compaction and without reading a value, gives the same bits."""
     spec, given = SPECS[name], inputs(layout)
     if spec.weight is not None and spec.weight.normalize is not None:
         spec = rc.Spec(weight=rc.Weight("product", upper=2.0), criteria=spec.criteria)
@@ -235,7 +235,7 @@ def test_every_slot_is_written(
 @pytest.mark.parametrize("outside", ["clamp", "zero"])
 @pytest.mark.parametrize("beyond", [0, 3, 2000])
 def test_few_tokens_beyond_the_bounds_are_counted_like_many(outside: str, beyond: int) -> None:
-    """Where few are, their sequences' sums are mended; where many are, or nothing may be read, all are summed."""
+    """With few, the sums of their sequences are corrected; with many, or where values may not be read, all are summed."""
     generator = torch.Generator().manual_seed(8)
     rollout = -torch.rand((4, 1500), generator=generator)
     train = rollout + 0.1 * torch.randn(rollout.shape, generator=generator)

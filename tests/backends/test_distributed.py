@@ -17,7 +17,7 @@ from builders.split_cases import SPECS, joined, together
 
 @pytest.fixture(scope="module", params=(2, 4))
 def found(request, tmp_path_factory):
-    """What every rank found."""
+    """Run the work of every rank in a process of its own and load the results."""
     folder = tmp_path_factory.mktemp("ranks")
     mp.spawn(worker.work, args=(request.param, str(folder)), nprocs=request.param)
     return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(request.param)]

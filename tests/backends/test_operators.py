@@ -41,7 +41,7 @@ def inputs(tokens=40, seed=0):
 
 
 def given(spec, device="cpu", tokens=40, sequences=4, packed=True):
-    """What the kernels take, with everything on a device."""
+    """Make the input of the kernels, with everything on a device."""
     shape = (tokens,) if packed else (sequences, tokens)
     empty = torch.zeros(shape, device=device)
     offsets = torch.arange(sequences + 1, device=device) * (tokens // sequences) if packed else None

@@ -94,7 +94,7 @@ def wild(sequences):
 
 
 def rounded(sequences, dtype):
-    """The same sequences with every log-prob and external value as it is after a cast to `dtype`."""
+    """Copy sequences with every log-prob and external value rounded to `dtype`."""
 
     def cast(values):
         return torch.tensor(values, dtype=torch.float64).to(dtype).double().tolist()
@@ -167,7 +167,7 @@ class Laid:
         return call(self.train, self.rollout, self.mask, spec=spec, **arguments)
 
     def to(self, device):
-        """The same on a device, with the same strides; offsets given apart stay on the CPU."""
+        """Copy to a device, with the strides kept; offsets given apart stay on the CPU."""
         external = None if self.external is None else {name: moved(x, device) for name, x in self.external.items()}
         tensors = {name: moved(getattr(self, name), device) for name in ("train", "rollout", "mask", "advantages")}
         return replace(self, **tensors, external=external)

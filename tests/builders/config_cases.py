@@ -25,7 +25,7 @@ def ratio(
 
 
 def option(label: str, lower: float | None = None, upper: float | None = None) -> Criterion:
-    """One of verl's rejection options, in the statistic's own space, its parts read off its name."""
+    """Make the criterion of a verl rejection option from its name, with bounds in the statistic's own space."""
     over, *reduce, stat = label.split("_")
     return Criterion(
         stat,

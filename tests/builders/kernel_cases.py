@@ -1,4 +1,4 @@
-"""What the tests of the kernels run: Specs that reach every branch, batches that reach every tile, and the check.
+"""Cases of the tests of the kernels: Specs that reach every branch, batches that reach every tile, and the check.
 
 The check runs the kernels between fences: inputs lie in the middle of garbage, and so does what the kernels allocate,
 which is garbage itself until they write it. What they read and should not have read shows in their results.
@@ -133,7 +133,7 @@ def fenced(x, device, fence=math.nan):
 
 
 def between_fences(laid, device, fence=math.nan):
-    """The same arguments, each between fences."""
+    """Copy the arguments of a call, each between fences."""
     place = partial(fenced, device=device, fence=fence)
     names = ("train", "rollout", "mask", "advantages", "cu_seqlens")
     external = None if laid.external is None else {name: place(x) for name, x in laid.external.items()}
@@ -142,7 +142,7 @@ def between_fences(laid, device, fence=math.nan):
 
 @contextlib.contextmanager
 def watched(filling=0xFF):
-    """What the kernels allocate begins as garbage, and nothing is written beside it.
+    """Fill the kernels' allocations with garbage, and check that nothing is written beside them.
 
     Args:
         filling: The byte that stands everywhere; of these, 0xFF makes NaN, -1 and a bool of 255.
@@ -274,7 +274,7 @@ def cast(sequences, dtypes, computes):
 
 
 def assert_like_reference(out, reference, case=""):
-    """Verdicts, masks and counts equal; weights and statistics as float32 in another order has them."""
+    """Require equal decisions, masks and counts; weights and statistics as near as float32 in another order gets."""
     assert torch.equal(out.keep.cpu(), reference.keep), case
     for got, wanted in zip(flat(out.mask), flat(reference.mask), strict=True):
         assert torch.equal(bits(got), bits(wanted)), case
@@ -290,7 +290,7 @@ def assert_like_reference(out, reference, case=""):
 
 
 def same(name, got, reference):
-    """Whether a raw statistic is what the reference has; float sums to the rounding of what was added."""
+    """Compare a raw statistic with the reference's; float sums up to the rounding of their terms."""
     wanted = reference[name]
     if got == wanted or is_count(name):
         return got == wanted
@@ -304,13 +304,13 @@ def same(name, got, reference):
 
 
 def same_bits(one, other):
-    """Whether two corrections are the same to the bit, statistics included."""
+    """Compare two corrections bit by bit, statistics included."""
     a, b = ([*flat(x.weights), *flat(x.mask), x.keep, x.statistics.sums, x.statistics.maxima] for x in (one, other))
     return all(torch.equal(bits(x).flatten(), bits(y).flatten()) for x, y in zip(a, b, strict=True))
 
 
 def same_but_for_order(one, other):
-    """Whether weights, masks and decisions are the same to the bit, and statistics but for the order of sums."""
+    """Compare weights, masks and decisions bit by bit, and statistics but for the order of sums."""
     a, b = ([*flat(x.weights), *flat(x.mask), x.keep] for x in (one, other))
     for name in ("sums", "maxima"):
         got, wanted = (getattr(x.statistics, name) for x in (one, other))

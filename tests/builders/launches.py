@@ -1,4 +1,4 @@
-"""What a call asks of torch and of the compiler."""
+"""Recorders of the torch operations of a call and of the compile keys of its launches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Operations(TorchDispatchMode):
-    """What torch is asked to do."""
+    """Record the names of the torch operations that are called."""
 
     def __init__(self):
         super().__init__()
@@ -22,7 +22,7 @@ FREE = {"promote_types", "empty", "view", "detach", "slice", "as_strided", "alia
 
 
 def key(launch):
-    """What a compilation depends on."""
+    """Give everything of a launch that a compilation depends on."""
 
     def kind(x):
         if isinstance(x, torch.Tensor):

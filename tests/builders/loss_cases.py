@@ -70,7 +70,7 @@ def random_batch(seed, lengths=(5, 1, 7, 0, 4, 6), *, advantages="token", scale=
 
 
 def only(sequences, *names):
-    """The same without the tensors that are not named."""
+    """Copy sequences with None in place of the tensors that are not named."""
     return [replace(q, **{name: None for name in TENSORS if name not in names}) for q in sequences]
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the loss's kernels share: batches of every variant, and the comparison with the reference."""
+"""Shared parts of the tests of the loss's kernels: batches of every variant, and the comparison with the reference."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def tensors_of(variant, seed=0, lengths=(5, 1, 9, 0, 7, 8, 17, 1, 16, 30)):
 
 
 def on(given, device):
-    """The same between fences on a device."""
+    """Copy a batch to a device, every tensor between fences."""
     made = {f.name: getattr(given, f.name) for f in fields(given)}
     return replace(given, **{name: fenced(x, device) for name, x in made.items() if isinstance(x, torch.Tensor)})
 
 
 def by_reference(given, wanted, dtype, differentiable=True):
-    """What plain torch makes of it, computing in a dtype."""
+    """Compute the loss and its gradient by the plain-torch definition, in a dtype."""
     cast = {
         name: None if x is None else x.to(dtype)
         for name, x in ((name, getattr(given, name)) for name in ("new", "base", "ref", "weights", "advantages"))
@@ -88,7 +88,7 @@ def by_reference(given, wanted, dtype, differentiable=True):
 
 
 def by_kernels(given, wanted, device, differentiable=True):
-    """What the kernels make of it, and the gradient that backward gives."""
+    """Compute the loss by the kernels, and the gradient that backward gives."""
     placed = on(given, device)
     with watched():
         found = kernels.run(placed, wanted, differentiable)

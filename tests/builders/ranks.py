@@ -1,4 +1,4 @@
-"""What a rank of test_distributed does, in a module that a spawned process can import."""
+"""The work of a rank of test_distributed, in a module that a spawned process can import."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NORMALIZED = rc.Spec(
 
 @contextlib.contextmanager
 def counted():
-    """How often ranks meet, by the operation."""
+    """Record the operation of every all-reduce."""
     calls = []
     original = dist.all_reduce
 
@@ -113,7 +113,7 @@ def micro_batches(rank, ranks):
 
 
 def unequal_counts(rank, ranks):
-    """What every rank says where one of them holds a sequence more."""
+    """Return the error of a call in which rank 1 holds one more sequence than the others."""
     n = 3 + (rank == 1)
     try:
         rc.correct(torch.zeros(n, 2), torch.zeros(n, 2), sequence_group=dist.group.WORLD, validate=True)
@@ -123,7 +123,7 @@ def unequal_counts(rank, ranks):
 
 
 def asynchronous(rank, ranks):
-    """Whether both ways give the same, and how often ranks met before the result was asked for."""
+    """Compare `correct_async` with `correct`, and count the all-reduces before the result was asked for."""
     batch = random_sequences(5, (9, 4))
     laid = lay_out(picked(batch, tokens_of(batch, "zigzag", ranks, rank)), "packed", torch.float32)
     spec = SPECS["geometric and veto"]

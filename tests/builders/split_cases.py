@@ -221,7 +221,7 @@ def lockstep(sequences, spec, way, ranks, dtype, layout="packed", **options):
 
 
 def outcomes(sequences, spec, way, ranks, dtype, layout="packed", tables=None, backend="auto", device="cpu"):
-    """The same of every rank: all begin, tables are added up, all finish. `tables` gets what they sent."""
+    """Run `correct` on every rank: all begin, tables are added up, all finish. `tables` collects the tables sent."""
     tables = [] if tables is None else tables
 
     def all_reduce(table, group, async_op):

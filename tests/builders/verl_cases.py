@@ -1,4 +1,4 @@
-"""What is compared with verl 0.9.1 itself: batches, configurations, and how close is close."""
+"""Cases of the comparison with verl 0.9.1 itself: batches, configurations, and how close is close."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must not change about a policy loss: order, splits, padding, empty sequences, garbage; and what it refuses."""
+"""Invariance of a policy loss under order, splits, padding, empty sequences and garbage; and its refusals."""
 
 from __future__ import annotations
 

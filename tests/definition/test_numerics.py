@@ -41,7 +41,7 @@ def test_ranges_of_what_is_summed(dtype):
 
 
 def keeps(values, criterion, dtype):
-    """Whether one sequence with these D, and these external values, passes."""
+    """Tell whether one sequence with these D, and these external values, is kept."""
     train = torch.tensor([values], dtype=dtype)
     return rc.correct(
         train, torch.zeros_like(train), spec=rc.Spec(criteria=(criterion,)), external={"x": train}

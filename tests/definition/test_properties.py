@@ -1,4 +1,4 @@
-"""What must not change: results under permutation, splitting, padding, moving, empty rows and garbage.
+"""Invariance of results under permutation, splitting, padding, moving, empty rows and garbage.
 
 Weights, masks and decisions are equal to the bit below fp64. Of the statistics, counts, extrema and the histogram are
 equal and float sums agree to rounding.

@@ -215,7 +215,7 @@ def test_mask_of_none(layout, device):
     laid = lay_out(sequences, layout, torch.float32)
 
     def finite(x):
-        """What stands in gaps and in padding is garbage, which would be valid here."""
+        """Replace the garbage in gaps and in padding, which would be valid here."""
         if isinstance(x, list):
             return [row.nan_to_num(0.5, 0.5, 0.5) for row in x]
         return x if x.is_nested else x.nan_to_num(0.5, 0.5, 0.5)

@@ -44,7 +44,7 @@ W = rc.Weight
 
 
 def slices(x):
-    """The same values with other strides: rows apart, columns apart, transposed, every third row."""
+    """Yield copies with other strides: rows apart, columns apart, transposed, every third row."""
     width = x.shape[1]
     yield torch.nn.functional.pad(x, (3, 2))[:, 3 : 3 + width]
     yield x.repeat_interleave(2, 1)[:, ::2]
@@ -167,7 +167,7 @@ def test_inputs_are_left_as_they_are(device):
     ids=["unsorted", "falling", "negative", "beyond", "overlapping", "huge", "huge int32"],
 )
 def test_offsets_that_are_garbage(offsets, spec, device):
-    """What lies around tensors, and what fresh memory held, changes no bit; numbers are wrong, and finite."""
+    """Memory around tensors and the content of fresh memory change no bit; numbers are wrong, and finite."""
     generator = torch.Generator().manual_seed(0)
     rollout = -torch.rand(60, generator=generator)
     train = rollout + 0.3 * torch.randn(60, generator=generator)

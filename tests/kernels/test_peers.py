@@ -1,4 +1,4 @@
-"""What the kernels report under the peers' schemes, in Triton's interpreter, against the torch backend."""
+"""Metrics of the kernels under the peers' schemes, in Triton's interpreter, against the torch backend."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ PRESETS = {kernels_of(name): name for name in rc.presets.names() if len(rc.prese
 
 @pytest.mark.parametrize("name", PRESETS.values())
 def test_presets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of those that share their kernels; all of a packed batch in one program, one token far away."""
+    """One preset of each set that shares kernels; a packed batch in one program, with one token far away."""
     of_shape(monkeypatch, 16, 16, 16)
     rows = batch(5)
     rows[1][0] = (-41.0, -1.0, True)

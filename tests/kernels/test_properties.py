@@ -1,4 +1,4 @@
-"""What must not change where the kernels run: bits of weights, masks and decisions, whatever lies around a sequence.
+"""Invariance of the kernels: bits of weights, masks and decisions, whatever lies around a sequence.
 
 The interpreter is slow, so `make test` sees a few batches of each; `make test-all` many, and Specs of every kind.
 """
@@ -151,7 +151,7 @@ def test_empty_sequences_change_nothing(examples, device):
 
 @EXAMPLES
 def test_what_lies_around_and_behind_the_mask_does_not_matter(examples, device):
-    """The same call gives the same bits; also with other garbage at invalid tokens, around tensors, in fresh memory."""
+    """A repeated call gives the same bits; also with other garbage at invalid tokens, around tensors, in fresh memory."""
 
     @holds(examples, batches(), some_specs(examples, (None, "batch")), DTYPES, st.sampled_from(LAYOUTS))
     def property(sequences, spec, dtype, layout):
@@ -174,7 +174,7 @@ def test_what_lies_around_and_behind_the_mask_does_not_matter(examples, device):
 
 
 def filled(sequences, value):
-    """The same with one value at every invalid token."""
+    """Copy sequences with one value at every invalid token."""
 
     def at_invalid(xs, mask):
         return [x if m else value for x, m in zip(xs, mask, strict=True)] if isinstance(xs, list) else xs

@@ -62,7 +62,7 @@ EDGES = {
 @pytest.mark.parametrize(("scheme", "name"), ALL)
 @pytest.mark.parametrize("edge", EDGES)
 def test_edges(scheme, name, edge):
-    """Where the rows without a token, the clamps or a single unit decide."""
+    """Rows without a token, values at the clamps, and a single unit give the oracle's metrics."""
     spec, oracle = CASES[scheme][name]
     width = max(map(len, EDGES[edge]))
     gaps = [[*row, *[None] * (width - len(row))] for row in EDGES[edge]]

@@ -196,7 +196,7 @@ def k3_mean(row, train):
 
 
 def verl_rs(option, train, low=None, high=None):
-    """Whether verl's rejection keeps a row; k1 thresholds in ratio space, tested on -D."""
+    """Make the test of whether verl's rejection keeps a row; k1 thresholds in ratio space, tested on -D."""
     if option == "geo":
         return lambda r: math.log(low) <= k1_mean(r, train(r)) <= math.log(high)
     if option == "sum":

@@ -64,7 +64,7 @@ assert rc.Spec().explain()
 
 
 def run_fresh(code: str, folder: Path) -> str:
-    """What `code` prints in a fresh interpreter that sees the installed packages and nothing of this checkout."""
+    """Return what `code` prints in a fresh interpreter that sees the installed packages and nothing of this checkout."""
     # Bytecode is written whatever the caller's shell says: an installed package has it, and import times count on it.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
@@ -136,7 +136,7 @@ assert not torch.cuda.is_initialized()
 
 
 def test_import_time(tmp_path):
-    """One of five fresh processes is enough: a busy machine does not fail this, and a slow import cannot pass it.
+    """The fastest of five fresh processes counts: a busy machine does not fail this, a slow import cannot pass it.
 
     On a slow machine, which takes more than 1.25 seconds for torch, it may take 1/25 of that.
     """
@@ -169,7 +169,7 @@ def test_kernels_refuse_another_name(name):
 
 
 def test_kernels_are_refused_from_the_root_of_a_checkout():
-    """What a user sees who starts Python in the checkout and imports the other `kernels`."""
+    """Starting Python in the checkout and importing the other `kernels` raises an error that explains."""
     done = subprocess.run(
         [sys.executable, "-c", "import kernels"], cwd=ROOT, capture_output=True, text=True, timeout=300
     )

@@ -1,4 +1,4 @@
-"""What xtuner's configuration of this name computes at the level token, as plain loops."""
+"""The computation of xtuner's configuration of this name at the level token, as plain loops."""
 
 from __future__ import annotations
 
