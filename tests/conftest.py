@@ -64,7 +64,7 @@ def quick_interpreter(request):
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, quick_interpreter):
-    """The device on which a test of the kernels puts its tensors. Each run takes one of the two: `make test`, `make test-gpu`."""
+    """The device of the tensors of a kernel test. Each run takes one of the two: `make test`, `make test-gpu`."""
     from rollout_corr.backends import operators
 
     assert operators.interprets() == (request.param == "cpu"), "tests on a GPU run apart from the others: make test-gpu"

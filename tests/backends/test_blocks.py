@@ -235,7 +235,7 @@ def test_every_slot_is_written(
 @pytest.mark.parametrize("outside", ["clamp", "zero"])
 @pytest.mark.parametrize("beyond", [0, 3, 2000])
 def test_few_tokens_beyond_the_bounds_are_counted_like_many(outside: str, beyond: int) -> None:
-    """With few, the sums of their sequences are corrected; with many, or where values may not be read, all are summed."""
+    """With few, their sequences' sums are corrected; with many, or where values may not be read, all are summed."""
     generator = torch.Generator().manual_seed(8)
     rollout = -torch.rand((4, 1500), generator=generator)
     train = rollout + 0.1 * torch.randn(rollout.shape, generator=generator)

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: batches of sequences whose tokens are ordinary, odd or broken, and Specs to correct them by."""
+"""Hypothesis strategies: batches of sequences of ordinary, odd or broken tokens, and Specs to correct them by."""
 
 from __future__ import annotations
 

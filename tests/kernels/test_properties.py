@@ -151,7 +151,7 @@ def test_empty_sequences_change_nothing(examples, device):
 
 @EXAMPLES
 def test_what_lies_around_and_behind_the_mask_does_not_matter(examples, device):
-    """A repeated call gives the same bits; also with other garbage at invalid tokens, around tensors, in fresh memory."""
+    """A repeated call gives the same bits, also with other garbage at invalid tokens, around tensors, in memory."""
 
     @holds(examples, batches(), some_specs(examples, (None, "batch")), DTYPES, st.sampled_from(LAYOUTS))
     def property(sequences, spec, dtype, layout):

@@ -64,7 +64,7 @@ assert rc.Spec().explain()
 
 
 def run_fresh(code: str, folder: Path) -> str:
-    """Return what `code` prints in a fresh interpreter that sees the installed packages and nothing of this checkout."""
+    """Return the output of `code` in a fresh interpreter that sees the installed packages and no checkout."""
     # Bytecode is written whatever the caller's shell says: an installed package has it, and import times count on it.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
