@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.correct.criteria import selected
-from rollout_corr.kernels.correct.decide import REJECTED, WEIGHTLESS, late_bit
+from rollout_corr.kernels.correct.decide import REJECTED, WEIGHTLESS, thinning_bit
 from rollout_corr.kernels.correct.measures import BINS, COPIES, Ratio, weight_of
 from rollout_corr.kernels.correct.peers import finish_call
 from rollout_corr.kernels.io import PerToken, addresses, contiguous, either, load_tokens, of_sequence, store_tokens
@@ -137,7 +137,7 @@ def load_at(
 
 
 @triton.jit
-def dropped_late(
+def thinned_tokens(
     inputs: Inputs, valid: tl.tensor, states: tl.tensor, stretch: Stretch, extents: Extents, place: tl.tensor,
     interior: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
@@ -157,8 +157,8 @@ def dropped_late(
         advantage = of_sequence(inputs.advantages, stretch, extents, d)
     lost = inside_of(stretch, place) & (states < 0)
     for i in tl.static_range(size(PLAN, "tests")):
-        if test(PLAN, i).late:
-            failed = (states & late_bit(PLAN, i)) != 0
+        if test(PLAN, i).thins:
+            failed = (states & thinning_bit(PLAN, i)) != 0
             lost = lost | (failed & selected(d, advantage, measured, test(PLAN, i)))
     return lost
 
@@ -172,14 +172,14 @@ def apply_to_tokens(
     place = positions(0, TILING.tile // TILING.vec, TILING.vec)
     inside = inside_of(stretch, place)
     interior = is_full(stretch, TILING.tile)
-    late: tl.constexpr = size(PLAN, "late_drops") > 0
+    thins: tl.constexpr = size(PLAN, "thinning_tests") > 0
     states = state[:, None, None]
     lost = inside & (states < 0)
     valid = inside
-    if PLAN.masked and ((PLAN.spreads and not PLAN.marks) or late):
+    if PLAN.masked and ((PLAN.spreads and not PLAN.marks) or thins):
         valid = load_at(inputs.mask, stretch, place, interior, PLAN, TILING, TILING.unit) != 0
-    if late:
-        lost = dropped_late(inputs, valid, states, stretch, extents, place, interior, PLAN, TILING)
+    if thins:
+        lost = thinned_tokens(inputs, valid, states, stretch, extents, place, interior, PLAN, TILING)
     if PLAN.spreads:
         where = addresses(contiguous(weights, extents), stretch, place, PLAN, TILING, True)
         if PLAN.marks:

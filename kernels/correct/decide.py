@@ -38,9 +38,9 @@ WEIGHTLESS = tl.constexpr(2)
 
 
 @triton.constexpr_function
-def late_bit(plan: Plan, i: int) -> int:
-    """Find the bit of a criterion of sequences that drops single tokens."""
-    return 4 << [criterion.index for criterion in plan.late_drops].index(i)
+def thinning_bit(plan: Plan, i: int) -> int:
+    """Find the state bit of a criterion that thins sequences."""
+    return 4 << [criterion.index for criterion in plan.thinning_tests].index(i)
 
 
 @triton.constexpr_function
@@ -150,7 +150,7 @@ def decide_by_sequences(
     found: Gathered, rows: Rows, advantage: tl.tensor, keep: tl.tensor, out: Partials, numbers: tl.tuple,
     PLAN: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """Test sequences by their own criteria: return `keep`, the state bits of late drops, and what a veto rejected."""
+    """Test sequences by their own criteria: return `keep`, the bits of criteria that thin, and vetoed sequences."""
     kept_by_tokens = keep
     state = tl.zeros_like(rows.valid).to(tl.int32)
     vetoed = tl.zeros_like(keep)
@@ -159,8 +159,8 @@ def decide_by_sequences(
             among = among_of(found, rows, kept_by_tokens, test(PLAN, i).pair, PLAN)
             value, tested = value_of(found, among, numbers, test(PLAN, i), PLAN)
             failed = (passes(tested, numbers, test(PLAN, i), PLAN) == 0) & (among > 0)
-            if test(PLAN, i).late:
-                state |= tl.where(failed, late_bit(PLAN, i), 0)
+            if test(PLAN, i).thins:
+                state |= tl.where(failed, thinning_bit(PLAN, i), 0)
                 if test(PLAN, i).when == "any":
                     lost = tl.where(failed, rows.n, 0)
                 else:
@@ -199,11 +199,11 @@ def count_kept(
     if PLAN.drops_tokens:
         kept = integer(found, PLAN, "alive")
     for c in tl.static_range(4):
-        if size(PLAN, "late_drops") > 0:
+        if size(PLAN, "thinning_tests") > 0:
             kept = without_class(found, kept, state, c, PLAN)
     for i in tl.static_range(size(PLAN, "tests")):
-        if test(PLAN, i).late and test(PLAN, i).when == "any":
-            kept = tl.where((state & late_bit(PLAN, i)) != 0, 0, kept)
+        if test(PLAN, i).thins and test(PLAN, i).when == "any":
+            kept = tl.where((state & thinning_bit(PLAN, i)) != 0, 0, kept)
     return tl.where(keep, kept, 0)
 
 
@@ -214,8 +214,8 @@ def without_class(
     """Subtract the tokens of class C where a criterion that selects them has failed."""
     gone = state < 0
     for i in tl.static_range(size(PLAN, "tests")):
-        if test(PLAN, i).late and selects(test(PLAN, i), C):
-            gone = gone | ((state & late_bit(PLAN, i)) != 0)
+        if test(PLAN, i).thins and selects(test(PLAN, i), C):
+            gone = gone | ((state & thinning_bit(PLAN, i)) != 0)
     if PLAN.classes_of(0):
         if PLAN.drops_tokens:
             lost = integer(found, PLAN, named("alive", class_name(C)))

@@ -36,8 +36,8 @@ class Test:
     role: str | None  # its part in one of the schemes reported; see metrics/peers.py
 
     @property
-    def late(self) -> bool:
-        """Test for a criterion of sequences that drops single tokens, which `apply` has to find again."""
+    def thins(self) -> bool:
+        """Test for `Criterion.thins_sequences`: a failure drops some tokens, which `apply` has to find again."""
         return self.over == "sequence" and self.drop == "token"
 
     @property
@@ -143,9 +143,9 @@ class Plan(Tables):
         return any(test.over == "token" and test.drop != "sequence" for test in self.tests)
 
     @property
-    def late_drops(self) -> tuple[Test, ...]:
-        """List the criteria of sequences that drop single tokens."""
-        return tuple(test for test in self.tests if test.late)
+    def thinning_tests(self) -> tuple[Test, ...]:
+        """List the criteria that drop single tokens of a sequence that fails."""
+        return tuple(test for test in self.tests if test.thins)
 
     def classes_of(self, pair: int) -> bool:
         """Test whether tokens of a pair of policies have to be counted by class."""
@@ -188,12 +188,14 @@ class Plan(Tables):
         """Test whether `apply` has to zero weights that `read` wrote."""
         if not self.writes_weights or self.spreads:
             return False
-        return self.rejects_nonfinite or (self.rejected != "mask" and (self.rejects_sequences or bool(self.late_drops)))
+        return self.rejects_nonfinite or (
+            self.rejected != "mask" and (self.rejects_sequences or bool(self.thinning_tests))
+        )
 
     @property
     def zeroes_mask(self) -> bool:
         """Test whether `apply` has to zero what `read` wrote into the mask."""
-        return self.edits_mask and (self.rejects_sequences or bool(self.late_drops))
+        return self.edits_mask and (self.rejects_sequences or bool(self.thinning_tests))
 
     @property
     def applies(self) -> bool:

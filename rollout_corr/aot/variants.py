@@ -293,7 +293,7 @@ SPLIT_VARIANTS = {
     "split_fp64": Variant("split_fp64", Spec(PRODUCT, (VETO,)), train=FP64, rollout=FP64, length=SHORT, split=True),
 }
 
-# A small selection where there is no time for all: every level and layout, low precision, a slice, late drops.
+# A small selection where there is no time for all: every level and layout, low precision, a slice, thinned sequences.
 FEW = (
     "metrics_short",
     "full_padded",

@@ -146,9 +146,9 @@ def beyond_kernels(spec: Spec) -> str | None:
     """
     for criterion in spec.criteria:
         if criterion.of != "train/rollout":
-            late = criterion.thins_sequences
-            if late or len(spec.report) > 1:
-                why = "drops single tokens of sequences" if late else "stands beside a peer's metrics"
+            thins = criterion.thins_sequences
+            if thins or len(spec.report) > 1:
+                why = "drops single tokens of sequences" if thins else "stands beside a peer's metrics"
                 return f"criterion {criterion.label!r} of {criterion.of} {why}"
     return None
 

@@ -176,7 +176,7 @@ class Outcome:
     among: Tensor | None  # bool per unit: measured; None: all
     dropped: Tensor | None  # bool per token
     failed: Tensor | None  # [S] bool
-    thinned: Tensor | None = None  # [S] bool: sequences that failed and lose their `selected` tokens alone
+    thinned: Tensor | None = None  # [S] bool: failed sequences of which only the `selected` tokens are dropped
     selected: Tensor | None = None  # bool per token
 
 

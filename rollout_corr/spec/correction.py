@@ -182,7 +182,7 @@ class Criterion(Checked):
 
     @property
     def thins_sequences(self) -> bool:
-        """True if a sequence that fails loses only the tokens that `when` selects."""
+        """True if a failure drops only those tokens of the sequence that `when` selects."""
         return self.drop == "token" and self.over == "sequence"
 
 
