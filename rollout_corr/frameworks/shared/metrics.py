@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.findings import Findings, Named
-from rollout_corr.definition.tokens import LARGEST_D, Tokens, k3, select
+from rollout_corr.definition.findings import Findings, Named, outside
+from rollout_corr.definition.tokens import LARGEST_D, Tokens, extrema, k3, select
 from rollout_corr.metrics.native import perplexity as perplexity
 from rollout_corr.metrics.rows import ratio_of
 from rollout_corr.spec.correction import Spec
@@ -41,6 +41,24 @@ def log_weight(found: Findings, spec: Spec) -> Tensor:
     return found.facts.d if spec.weight.level == "product" else found.facts.d / found.n_measured.clamp(min=1)
 
 
+def sides(name: str, x: Tensor, low: float | None, high: float | None, among: Tensor | None = None) -> Named:
+    """Bools "name_above" and "name_below": which values lie beyond the bounds, of those among some."""
+    beyond = zip(("above", "below"), outside(x, low, high), strict=True)
+    return {f"{name}_{side}": which if among is None else which & among for side, which in beyond}
+
+
+def weight_sides(
+    found: Findings, spec: Spec, low: float | None, high: float | None, rows: Named, maxima: Named
+) -> None:
+    """Mark the sequences whose mean weight lies beyond the log bounds, and of a weight per sequence its logarithm."""
+    some = found.n_measured > 0
+    rows.update(sides("means", found.facts.log_weight, low, high, some))
+    if not spec.weighs_tokens:
+        unclamped = log_weight(found, spec)
+        rows.update(sides("rows", unclamped, low, high, some))
+        maxima["-min_log_weight"], maxima["max_log_weight"] = extrema(unclamped, some)
+
+
 def count(which: Tensor, among: Tensor | None) -> Tensor:
     """0-d int64: how many are true among some."""
     return torch.count_nonzero(which if among is None else which & among)
@@ -54,6 +72,11 @@ def prefixed(scheme: str, found: Named) -> Named:
 # --- on the host ---
 
 mean = ratio_of
+
+
+def beyond_one(lower: float | None, upper: float | None) -> tuple[bool, bool]:
+    """Tell whether 1, the ratio of an empty row, lies above the upper bound, and whether below the lower one."""
+    return upper is not None and upper < 1.0, lower is not None and lower > 1.0
 
 
 def negated(bound: float | None) -> float | None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from rollout_corr.definition.correction import Outcome
 from rollout_corr.definition.findings import Findings, Named, outside
 from rollout_corr.definition.tokens import Tokens
-from rollout_corr.frameworks.shared.metrics import mean, prefixed, unbiased_std
+from rollout_corr.frameworks.shared.metrics import beyond_one, mean, prefixed, unbiased_std
 from rollout_corr.metrics.collect import totals
 from rollout_corr.metrics.peers import Columns, Interval
 from rollout_corr.spec.correction import Criterion, Spec
@@ -156,8 +156,8 @@ def metrics(values: Values, spec: Spec) -> dict[str, float]:
         else:
             # Where nothing is left the ratio is 1, and SkyRL tests it like any other.
             empty = rows - v[f"{label}/units"]
-            above += empty * (criterion.upper is not None and criterion.upper < 1.0)
-            below += empty * (criterion.lower is not None and criterion.lower > 1.0)
+            empty_above, empty_below = beyond_one(criterion.lower, criterion.upper)
+            above, below = above + empty * empty_above, below + empty * empty_below
             name, rejected = label, above + below
         found[f"{name}_masked_ratio"] = mean(rejected, rows)
         found[f"{name}_over_high_ratio"] = mean(above, rows)

@@ -23,17 +23,19 @@ from rollout_corr.definition.correction import Outcome
 from rollout_corr.definition.findings import Findings, Named, outside
 from rollout_corr.definition.tokens import LARGEST_STATISTIC, extrema, select
 from rollout_corr.frameworks.shared.metrics import (
+    beyond_one,
     count,
     exp,
     k3_beyond_clamp,
     log_difference,
-    log_weight,
     mean,
     negated,
     perplexity,
     population_std,
     prefixed,
+    sides,
     unbiased_std,
+    weight_sides,
 )
 from rollout_corr.frameworks.verl.options import RS_OPTIONS
 from rollout_corr.metrics.collect import totals
@@ -147,21 +149,15 @@ def per_call(sums: Named, maxima: Named, spec: Spec) -> tuple[Named, Named]:
 
 
 def _collect_weight(block: Findings, spec: Spec, weight: Weight, sums: Named, maxima: Named, rows: Named) -> None:
-    tokens, weighing, some = block.tokens, block.weighing, block.n_measured > 0
+    tokens, weighing = block.tokens, block.weighing
     if weighing is None:
         return
     low, high = (log_bound(bound) for bound in _bounds(weight))
-    for name, which in zip(("means_above", "means_below"), outside(block.facts.log_weight, low, high), strict=True):
-        rows[name] = which & some
+    weight_sides(block, spec, low, high, rows, maxima)
     if weight.per_token:
         w = select(tokens.measured, weighing.weight)
         sums["weight2"] = (w * w).sum()
         sums["tokens_below"] = count(outside(weighing.log_ratio, low, None)[1], tokens.measured)
-        return
-    unclamped = log_weight(block, spec)
-    for name, which in zip(("rows_above", "rows_below"), outside(unclamped, low, high), strict=True):
-        rows[name] = which & some
-    maxima["-min_log_weight"], maxima["max_log_weight"] = extrema(unclamped, some)
 
 
 def _statistic(outcome: Outcome) -> tuple[Tensor, float | None, float | None]:
@@ -195,8 +191,8 @@ def _collect_tokens(outcome: Outcome, block: Findings, sums: Named, maxima: Name
     rows[f"{label}/stat"] = block.tokens.sequences.sum(counted)
     _collect_rows(label, rows[f"{label}/stat"] / n.clamp(min=1), n > 0, low, high, maxima, rows)
     sums.update({f"{label}/clamped": clamped.sum(), f"{label}/clamped2": (clamped * clamped).sum()})
-    for name, which in zip(("above", "below"), outside(stat, low, high), strict=True):
-        sums[f"{label}/{name}"] = count(which, measured)
+    for side, which in zip(("above", "below"), outside(stat, low, high), strict=True):
+        sums[f"{label}/{side}"] = count(which, measured)
     maxima[f"{label}/-min_stat"], maxima[f"{label}/max_stat"] = extrema(stat, measured)
 
 
@@ -204,8 +200,7 @@ def _collect_rows(
     label: str, row: Tensor, some: Tensor | None, low: float | None, high: float | None, maxima: Named, rows: Named
 ) -> None:
     rows.update({f"{label}/row": select(some, row), f"{label}/row2": select(some, row * row)})
-    for name, which in zip(("row_above", "row_below"), outside(row, low, high), strict=True):
-        rows[f"{label}/{name}"] = which if some is None else which & some
+    rows.update(sides(f"{label}/row", row, low, high, some))
     maxima[f"{label}/-min_row"], maxima[f"{label}/max_row"] = extrema(row, some)
 
 
@@ -250,12 +245,11 @@ def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
         found["rollout_is_ratio_fraction_low"] = mean(v["verl/tokens_below"], n)
     else:
         average, square = mean(v["weight_plain"], n), mean(v["weight_plain2"], n)
-        above = v["verl/rows_above"] + empty * (upper is not None and upper < 1.0)
-        below = v["verl/rows_below"] + empty * (lower is not None and lower > 1.0)
+        empty_above, empty_below = beyond_one(lower, upper)
         found["rollout_is_max"] = exp(min(_with_empty(v, v["verl/max_log_weight"], 0.0), spec.clamp))
         found["rollout_is_min"] = exp(-_with_empty(v, v["verl/-min_log_weight"], 0.0))
-        found["rollout_is_ratio_fraction_high"] = mean(above, rows)
-        found["rollout_is_ratio_fraction_low"] = mean(below, rows)
+        found["rollout_is_ratio_fraction_high"] = mean(v["verl/rows_above"] + empty * empty_above, rows)
+        found["rollout_is_ratio_fraction_low"] = mean(v["verl/rows_below"] + empty * empty_below, rows)
     found["rollout_is_mean"] = average
     found["rollout_is_std"] = population_std(v["weight"], v["weight2"], n)
     found["rollout_is_eff_sample_size"] = (average + EPSILON) ** 2 / square if square > 0.0 else 0.0
@@ -281,22 +275,23 @@ def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
 
 def _rejection(v: Values, criterion: Criterion) -> dict[str, float]:
     label, tokens = criterion.label, v["tokens_measured"]
-    own = {name: v[f"verl/{label}/{name}"] for name in ("stat", "clamped", "clamped2", "row", "row2")}
     over_tokens = criterion.over == "token"
     rows = v["sequences_measured"] if over_tokens else v[f"{label}/units"]
-    high, low = mean(v[f"verl/{label}/row_above"], rows), mean(v[f"verl/{label}/row_below"], rows)
-    largest, smallest = v[f"verl/{label}/max_row"], -v[f"verl/{label}/-min_row"]
-    if rows == 0.0:
-        largest = smallest = 0.0
+
+    def own(name: str) -> float:
+        return v[f"verl/{label}/{name}"]
+
+    high, low = mean(own("row_above"), rows), mean(own("row_below"), rows)
+    largest, smallest = (own("max_row"), -own("-min_row")) if rows else (0.0, 0.0)
     found = {
-        "mean": mean(own["stat"], tokens),
-        "max": v[f"verl/{label}/max_stat"] if over_tokens else largest,
-        "min": -v[f"verl/{label}/-min_stat"] if over_tokens else smallest,
-        "fraction_high": mean(v[f"verl/{label}/above"], tokens) if over_tokens else high,
-        "fraction_low": mean(v[f"verl/{label}/below"], tokens) if over_tokens else low,
-        "std": population_std(own["clamped"], own["clamped2"], tokens),
-        "seq_mean": mean(own["row"], rows),
-        "seq_std": unbiased_std(own["row"], own["row2"], rows),
+        "mean": mean(own("stat"), tokens),
+        "max": own("max_stat") if over_tokens else largest,
+        "min": -own("-min_stat") if over_tokens else smallest,
+        "fraction_high": mean(own("above"), tokens) if over_tokens else high,
+        "fraction_low": mean(own("below"), tokens) if over_tokens else low,
+        "std": population_std(own("clamped"), own("clamped2"), tokens),
+        "seq_mean": mean(own("row"), rows),
+        "seq_std": unbiased_std(own("row"), own("row2"), rows),
         "seq_max": largest,
         "seq_min": smallest,
         "seq_max_deviation": max(largest, -smallest),

@@ -24,16 +24,18 @@ import torch
 from rollout_corr.definition.findings import Findings, Named, outside
 from rollout_corr.definition.tokens import extrema, select
 from rollout_corr.frameworks.shared.metrics import (
+    beyond_one,
     count,
     exp,
     k3_beyond_clamp,
     log_difference,
-    log_weight,
     mean,
     perplexity,
     population_std,
     prefixed,
+    sides,
     unbiased_std,
+    weight_sides,
 )
 from rollout_corr.metrics.collect import totals
 from rollout_corr.metrics.peers import Columns, Interval
@@ -145,22 +147,17 @@ def _collect_weight(block: Findings, spec: Spec, weight: Weight, sums: Named, ma
     if lower is not None or upper is not None:
         clamped = clamped.clamp(None if lower is None else lower - 1.0, None if upper is None else upper - 1.0)
         bounded = bounded.clamp(lower, upper)
-    some = n > 0
-    for name, which in zip(("means_above", "means_below"), outside(block.facts.log_weight, low, high), strict=True):
-        rows[name] = which & some
+    weight_sides(block, spec, low, high, rows, maxima)
     if weight.per_token:
         clamped, bounded = select(measured, clamped), select(measured, bounded)
         sums.update(
             {"clamped": clamped.sum(), "clamped2": (clamped * clamped).sum(), "weight2": (bounded * bounded).sum()}
         )
-        for name, which in zip(("tokens_above", "tokens_below"), outside(weighing.log_ratio, low, high), strict=True):
-            sums[name] = count(which, measured)
+        beyond = sides("tokens", weighing.log_ratio, low, high)
+        sums.update({name: count(which, measured) for name, which in beyond.items()})
         return
     rows.update({"clamped": n * clamped, "clamped2": n * clamped * clamped, "weight2": n * bounded * bounded})
-    unclamped = log_weight(block, spec)
-    for name, which in zip(("above", "below"), outside(unclamped, low, high), strict=True):
-        rows.update({f"rows_{name}": which & some, f"tokens_{name}": n * which})
-    maxima["-min_log_weight"], maxima["max_log_weight"] = extrema(unclamped, some)
+    rows.update({"tokens_above": n * rows["rows_above"], "tokens_below": n * rows["rows_below"]})
 
 
 def _collect_veto(block: Findings, sums: Named, rows: Named) -> None:
@@ -240,8 +237,8 @@ def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
             high, low = max(high, 0.0), min(low, 0.0)
         largest, smallest = exp(min(high, spec.clamp)), exp(low)
     if weight.level == "product":
-        above = v["xtuner/rows_above"] + empty * (upper is not None and upper < 1.0)
-        below = v["xtuner/rows_below"] + empty * (lower is not None and lower > 1.0)
+        empty_above, empty_below = beyond_one(lower, upper)
+        above, below = v["xtuner/rows_above"] + empty * empty_above, v["xtuner/rows_below"] + empty * empty_below
         units = rows
     average, square = 1.0 + mean(v["xtuner/clamped"], n), mean(v["xtuner/weight2"], n)
     found = {
@@ -265,8 +262,8 @@ def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
     mask = _mask(spec)
     if mask is not None:
         # The ratio of an empty row is 1, and it can fail the test like any other.
-        fails = (mask.lower is not None and mask.lower > 1.0) or (mask.upper is not None and mask.upper < 1.0)
-        rejected = v["mask/sequences"] + empty * (fails and mask.over == "sequence")
+        fails = mask.over == "sequence" and any(beyond_one(mask.lower, mask.upper))
+        rejected = v["mask/sequences"] + empty * fails
         found["rollout_is_masked_fraction"] = mean(v["mask/tokens"], v["tokens"])
         found["rollout_is_seq_masked_fraction"] = mean(rejected, rows)
     return found
