@@ -1,4 +1,4 @@
-"""How the mismatch of mismatch_rl.py was chosen: its runs with other bits and other ages of the weights.
+"""Choose the mismatch of mismatch_rl.py: its runs with other bits and other ages of the weights.
 
     pip install rollout-corr matplotlib rich
     python mismatch_sweep.py         # mismatch_rl.py and mismatch_results.py beside it; minutes on one CPU core

@@ -33,7 +33,7 @@ MOST_SPILLED = 16
 
 # Of both operators.
 EVERY: dict[str, Variant | LossVariant] = {**VARIANTS, **OF_NEW_VARIANTS, **SPLIT_VARIANTS, **LOSS_VARIANTS}
-OF_SEQUENCES = ("gather", "decide", "sequences", "finish")
+SEQUENCE_KERNELS = ("gather", "decide", "sequences", "finish")
 
 NUMBERS = ("registers", "spilled", "shared", "instructions", "a token")
 COLUMNS = ("variant", "target", "kernel", *NUMBERS, "loads", "stores")
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const=(*FEW, *LOSS_FEW),
         help="a small selection that covers the main options",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report to this file")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one a core)")
 
 
@@ -145,7 +145,7 @@ def compile_one(name: str, target: str) -> list[Row]:
     for launch in EVERY[name].launches():
         binary = compile_launch(launch, target)
         kernel, constants = launch.kernel.__name__.removesuffix("_kernel"), launch.arguments
-        looks = kernel not in OF_SEQUENCES and (kernel != "apply" or constants["PLAN"].applies)
+        looks = kernel not in SEQUENCE_KERNELS and (kernel != "apply" or constants["PLAN"].applies)
         tokens = constants["TILING"].rows * constants["TILING"].tile // binary.threads if looks else 0
         rows.append(Row(name, target, kernel, binary.shared, tokens, read_machine_code(binary.text)))
     return rows
@@ -159,7 +159,7 @@ def problems(rows: list[Row], failures: list[Failure]) -> list[str]:
     found = [f"{x.variant} for {x.target} does not compile: {x.error}" for x in failures]
     for row in rows:
         where = f"{row.variant} for {row.target}: {row.kernel}"
-        if row.kernel in OF_SEQUENCES:
+        if row.kernel in SEQUENCE_KERNELS:
             continue
         if row.code.spilled > MOST_SPILLED:
             found.append(f"{where} spills {row.code.spilled} bytes, at most {MOST_SPILLED} are allowed")

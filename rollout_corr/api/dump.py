@@ -140,7 +140,7 @@ def _fields(
     rows: dict[str, Tensor] = {}
     for name, values in columns.items():
         if name in RESERVED:
-            raise ValueError(f"{name}: this name is taken; a column needs another one than {', '.join(RESERVED)}")
+            raise ValueError(f"{name}: this name is taken; expected a column name other than {', '.join(RESERVED)}")
         found, per_sequence = read.per_token_or_sequence(name, values)
         (rows if per_sequence else tokens)[name] = found
     return _Fields(tokens, rows, read.offsets, read.count)

@@ -1,6 +1,6 @@
 """The kernels where memory is odd: strides, expanded tensors, offsets that are garbage.
 
-Interpreted on a CPU, compiled on a GPU, as in test_kernels.py.
+Interpreted on a CPU, compiled on a GPU, as in test_correct.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The kernels where values are odd: not finite, at the ends of ranges, on a bound.
 
-Interpreted on a CPU, compiled on a GPU, as in test_kernels.py.
+Interpreted on a CPU, compiled on a GPU, as in test_correct.py.
 """
 
 from __future__ import annotations

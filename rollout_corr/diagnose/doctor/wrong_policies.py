@@ -254,7 +254,7 @@ def different_policies(measured: Measurement, metrics: Metrics) -> Signs | None:
     "sequence. Token weights and the geometric mean do not grow with the length.",
 )
 def long_products(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise sequences so long that products of ratios say nothing, though tokens agree well."""
+    """Recognise sequences so long that products of ratios are noise, though tokens agree well."""
     if metrics["kl_k3"] > HEALTHY_K3 or metrics["sum_d_abs_mean"] < HEALTHY_SUM:
         return None
     return Signs(
