@@ -248,18 +248,18 @@ def _settings(args: Any) -> Settings | None:
 
 @cached_spec
 def _spec_of(settings: Settings) -> Spec:
-    level, over, reduce = LEVELS[settings.tis_level]
-    lower = {"truncate": 0.0, "clip": settings.tis_lower, "mask": None}[settings.tis_mode]
-    upper = None if settings.tis_mode == "mask" else settings.tis_upper
+    bounds = {"truncate": (0.0, settings.tis_upper), "clip": (settings.tis_lower, settings.tis_upper)}
+    lower, upper = bounds.get(settings.tis_mode, (None, None))
+    level = LEVELS[settings.tis_level][0]
     weight = Weight(level, lower=lower, upper=upper, normalize="batch" if settings.normalize else None)
-    criteria: list[Criterion] = []
+    tested = []
     if settings.tis_mode == "mask":
-        low, high = settings.tis_lower, settings.tis_upper
-        criteria.append(Criterion("ratio", over=over, reduce=reduce, lower=low, upper=high, label="tis_mask"))
+        tested.append(("tis_mask", settings.tis_level, settings.tis_lower, settings.tis_upper))
     if settings.rs_level is not None:
-        _, over, reduce = LEVELS[settings.rs_level]
-        low, high = settings.rs_lower, settings.rs_upper
-        criteria.append(Criterion("ratio", over=over, reduce=reduce, lower=low, upper=high, label="rs"))
+        tested.append(("rs", settings.rs_level, settings.rs_lower, settings.rs_upper))
+    criteria = [
+        Criterion("ratio", *LEVELS[unit][1:], lower=low, upper=high, label=label) for label, unit, low, high in tested
+    ]
     if settings.veto is not None:
         criteria.append(Criterion("ratio", lower=settings.veto, drop="sequence", label="veto"))
     return Spec(weight=weight, criteria=tuple(criteria))
@@ -292,15 +292,16 @@ def _importance(whole: _Whole, settings: Settings, weights: Tensor) -> dict[str,
     raw = _ratio(whole, settings.tis_level)
     lower, upper = settings.tis_lower, settings.tis_upper
     found = {"tis_weight_before_bound": raw}
-    bounded = torch.where(whole.mask, raw, 0.0)
+    bounded = raw
     if settings.tis_mode == "truncate":
         found["tis_truncate_fraction"] = (raw > upper).float()
-        bounded = bounded.clamp(max=upper)
+        bounded = raw.clamp(max=upper)
     else:
         kind = settings.tis_mode
         found |= {f"tis_{kind}_fraction_low": (raw < lower).float(), f"tis_{kind}_fraction_high": (raw > upper).float()}
     if settings.tis_mode == "clip":
-        bounded = torch.where(whole.mask, raw.clamp(lower, upper), 0.0)
+        bounded = raw.clamp(lower, upper)
+    bounded = torch.where(whole.mask, bounded, 0.0)
     found |= {"tis_weight_after_bound": bounded, "is_ratio_mean_after_tis_rs": bounded}
     if settings.rs_level is not None:
         tested = _ratio(whole, settings.rs_level)

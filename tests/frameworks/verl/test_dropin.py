@@ -191,39 +191,24 @@ def test_adds_to_batch():
     assert "rollout_is_weights" not in found.batch
 
 
-def test_debug_metrics():
+def test_debug_metrics(monkeypatch):
     train, rollout, mask = batch(torch.float64)
-    given = {
-        "old_log_probs": train,
-        "rollout_log_probs": rollout,
-        "responses": torch.zeros(6, 9),
-        "response_mask": mask,
-    }
-    found = dropin.calculate_debug_metrics(DataProto(batch=given))
+    given = {"old_log_probs": train, "rollout_log_probs": rollout, "responses": torch.zeros(6, 9)}
+
+    def debug(**masks):
+        return dropin.calculate_debug_metrics(DataProto(batch=given | masks))
+
+    found = debug(response_mask=mask)
     p, q = (x[mask != 0].double().exp() for x in (train, rollout))
     apart = (p - q).abs()
     expected = [1, apart.max(), apart.mean(), apart.std(), torch.corrcoef(torch.stack([p, q]))[0, 1]]
     assert list(found.values()) == pytest.approx([float(x) for x in expected], rel=1e-12)
     # The mask of the whole text counts from its end.
-    del given["response_mask"]
-    given["attention_mask"] = torch.cat([torch.ones(6, 5, dtype=torch.int64), mask], dim=1)
-    assert dropin.calculate_debug_metrics(DataProto(batch=given)) == found
-    nothing = given | {"response_mask": torch.zeros_like(mask)}
-    found = dropin.calculate_debug_metrics(DataProto(batch=nothing))
-    assert found["training/rollout_probs_diff_valid"] == 0 and sum(math.isnan(x) for x in found.values()) == 4
-
-
-def test_debug_metrics_in_blocks(monkeypatch):
-    train, rollout, mask = batch()
-    given = {
-        "old_log_probs": train,
-        "rollout_log_probs": rollout,
-        "responses": torch.zeros(6, 9),
-        "response_mask": mask,
-    }
-    whole = dropin.calculate_debug_metrics(DataProto(batch=given))
+    assert debug(attention_mask=torch.cat([torch.ones(6, 5, dtype=torch.int64), mask], dim=1)) == found
+    nothing = debug(response_mask=torch.zeros_like(mask))
+    assert nothing["training/rollout_probs_diff_valid"] == 0 and sum(math.isnan(x) for x in nothing.values()) == 4
     monkeypatch.setattr(measures, "BLOCK", 20)
-    assert dropin.calculate_debug_metrics(DataProto(batch=given)) == pytest.approx(whole, rel=1e-12)
+    assert debug(response_mask=mask) == pytest.approx(found, rel=1e-12)
 
 
 # --- verl's mistakes, and the switches ---
