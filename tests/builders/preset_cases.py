@@ -12,7 +12,9 @@ from rollout_corr.spec.correction import Criterion, Spec, Weight
 GEO = k1("seq_mean_k1", 0.999, 1.001)
 OLD_GEO = ratio(1 / 1.001, 1.001, "mean", label="seq_mean_k1")
 K3 = option("seq_mean_k3", None, 0.01)
+MOLT = Weight("token", token_clamp=30)
 TOKEN_TIS, SEQ_TIS = Weight("token", upper=2), Weight("product", upper=2)
+MASK_AND_VETO = ratio(0.5, 5, label="mask"), ratio(0, 20, drop="sequence", label="veto")
 ICEPOP = Weight("token", lower=0.5, upper=5, outside="zero")
 
 
@@ -45,16 +47,8 @@ EXPECTED = {
     "verl.bypass_pg_geo_rs_seq_tis": Spec(SEQ_TIS, (GEO,), **VERL),
     "verl.bypass_pg_geo_rs_token_tis": Spec(TOKEN_TIS, (GEO,), **VERL),
     "verl.disabled": Spec(**VERL),
-    "xtuner.reasoning": Spec(
-        Weight("token", lower=0.5, upper=5),
-        (ratio(0.5, 5, label="mask"), ratio(0, 20, drop="sequence", label="veto")),
-        **XTUNER,
-    ),
-    "xtuner.agentic": Spec(
-        Weight("token", lower=0, upper=5),
-        (ratio(0.5, 5, label="mask"), ratio(0, 20, drop="sequence", label="veto")),
-        **XTUNER,
-    ),
+    "xtuner.reasoning": Spec(Weight("token", lower=0.5, upper=5), MASK_AND_VETO, **XTUNER),
+    "xtuner.agentic": Spec(Weight("token", lower=0, upper=5), MASK_AND_VETO, **XTUNER),
     "skyrl.tldr": Spec(
         Weight("token", upper=2),
         (
@@ -78,20 +72,8 @@ EXPECTED = {
         Weight("token"), (Criterion("binary_kl", over="sequence", reduce="mean", upper=0.003, eps=1e-6),), "zero"
     ),
     "openrlhf.dppo_like": Spec(Weight("token"), (Criterion("binary_kl", upper=0.05, eps=1e-6),), "zero"),
-    "molt.seq": Spec(
-        Weight("token", token_clamp=30),
-        (ratio(0.5, 5, "sum", token_clamp=30),),
-        "zero",
-        clamp=30,
-        nonfinite="neutral",
-    ),
-    "molt.geo": Spec(
-        Weight("token", token_clamp=30),
-        (ratio(0.99, 1.01, "mean", token_clamp=30),),
-        "zero",
-        clamp=30,
-        nonfinite="neutral",
-    ),
+    "molt.seq": Spec(MOLT, (ratio(0.5, 5, "sum", token_clamp=30),), "zero", clamp=30, nonfinite="neutral"),
+    "molt.geo": Spec(MOLT, (ratio(0.99, 1.01, "mean", token_clamp=30),), "zero", clamp=30, nonfinite="neutral"),
     "areal.token_mask": Spec(Weight("token"), (ratio(0.5, 5),), "both", nonfinite="neutral"),
     "areal.seq": Spec(Weight("geometric"), (ratio(None, 5, "mean"),), "both", nonfinite="neutral"),
     "areal.kl": Spec(Weight("token"), (Criterion("k3_reverse", upper=5),), "both"),

@@ -35,15 +35,7 @@ FIELDS = defaults_of(config.spec)
 
 # Metrics that xtuner takes over a pack as if it were one sequence: the native metric that is taken over sequences.
 OF_SEQUENCES = {
-    "training_ppl": "train_ppl",
-    "training_log_ppl": "train_log_ppl",
-    "rollout_ppl": "rollout_ppl",
-    "rollout_log_ppl": "rollout_log_ppl",
-    "log_ppl_diff": "log_ppl_diff",
-    "log_ppl_abs_diff": "log_ppl_abs_diff",
-    "log_ppl_diff_max": "log_ppl_diff_max",
-    "log_ppl_diff_min": "log_ppl_diff_min",
-    "ppl_ratio": "ppl_ratio",
+    name: name.replace("training", "train") for name in (*report.OF_PACKS[1:], "log_ppl_diff_max", "log_ppl_diff_min")
 }
 
 DROP_IN = DropIn("xtuner", checked=("0.2.0",), switches=SWITCHES)
