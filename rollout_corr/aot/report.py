@@ -40,7 +40,7 @@ COLUMNS = ("variant", "target", "kernel", *NUMBERS, "loads", "stores")
 
 
 @dataclass(frozen=True)
-class Row:
+class KernelRow:
     """One kernel of one variant for one target.
 
     Attributes:
@@ -116,20 +116,24 @@ def _refuse(why: str) -> int:
     return 2
 
 
-def compile_all(variants: tuple[str, ...], targets: tuple[str, ...], jobs: int) -> tuple[list[Row], list[Failure]]:
+def compile_all(
+    variants: tuple[str, ...], targets: tuple[str, ...], jobs: int
+) -> tuple[list[KernelRow], list[Failure]]:
     """Compile variants for targets, in processes of their own: Triton compiles one kernel at a time."""
     pairs = [(variant, target) for target in targets for variant in variants]
     # Not forked: torch has threads by now.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         futures = [pool.submit(compile_one, *pair) for pair in pairs]
-        rows: list[Row] = []
+        rows: list[KernelRow] = []
         failures: list[Failure] = []
         for (variant, target), future in zip(pairs, futures, strict=True):
             _sort_out(variant, target, future, rows, failures)
     return rows, failures
 
 
-def _sort_out(variant: str, target: str, future: Future[list[Row]], rows: list[Row], failures: list[Failure]) -> None:
+def _sort_out(
+    variant: str, target: str, future: Future[list[KernelRow]], rows: list[KernelRow], failures: list[Failure]
+) -> None:
     error = future.exception()
     if error is None:
         rows += future.result()
@@ -137,7 +141,7 @@ def _sort_out(variant: str, target: str, future: Future[list[Row]], rows: list[R
         failures.append(Failure(variant, target, f"{type(error).__name__}: {error}"))
 
 
-def compile_one(name: str, target: str) -> list[Row]:
+def compile_one(name: str, target: str) -> list[KernelRow]:
     """The kernels of a variant for a target."""
     from rollout_corr.aot.ahead_of_time import compile_launch
 
@@ -147,14 +151,14 @@ def compile_one(name: str, target: str) -> list[Row]:
         kernel, constants = launch.kernel.__name__.removesuffix("_kernel"), launch.arguments
         looks = kernel not in SEQUENCE_KERNELS and (kernel != "apply" or constants["PLAN"].applies)
         tokens = constants["TILING"].rows * constants["TILING"].tile // binary.threads if looks else 0
-        rows.append(Row(name, target, kernel, binary.shared, tokens, read_machine_code(binary.text)))
+        rows.append(KernelRow(name, target, kernel, binary.shared, tokens, read_machine_code(binary.text)))
     return rows
 
 
 # --- what has to hold ---
 
 
-def problems(rows: list[Row], failures: list[Failure]) -> list[str]:
+def problems(rows: list[KernelRow], failures: list[Failure]) -> list[str]:
     """List the requirements that do not hold, one line each."""
     found = [f"{x.variant} for {x.target} does not compile: {x.error}" for x in failures]
     for row in rows:
@@ -172,7 +176,7 @@ def problems(rows: list[Row], failures: list[Failure]) -> list[str]:
 # --- the report ---
 
 
-def publish(rows: list[Row], failures: list[Failure], path: Path | None) -> int:
+def publish(rows: list[KernelRow], failures: list[Failure], path: Path | None) -> int:
     """Print and write the report, and say whether all holds.
 
     Args:
@@ -190,7 +194,7 @@ def publish(rows: list[Row], failures: list[Failure], path: Path | None) -> int:
     return 1 if wrong else 0
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[KernelRow]) -> str:
     """Columns in plain text."""
     lines = [COLUMNS, *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -204,7 +208,7 @@ def table(rows: list[Row]) -> str:
     )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: KernelRow) -> tuple[str, ...]:
     code, each = row.code, row.per_token
     numbers = (code.registers, code.spilled, row.shared, code.instructions, "-" if each is None else f"{each:.0f}")
     return (row.variant, row.target, row.kernel, *map(str, numbers), _counted(code.loads), _counted(code.stores))
@@ -214,7 +218,7 @@ def _counted(widths: dict[int, int]) -> str:
     return " ".join(f"{many}x{bits}" for bits, many in widths.items()) or "-"
 
 
-def as_json(rows: list[Row], failures: list[Failure], wrong: list[str]) -> dict[str, object]:
+def as_json(rows: list[KernelRow], failures: list[Failure], wrong: list[str]) -> dict[str, object]:
     """The report for programs."""
     return {
         "kernels": [

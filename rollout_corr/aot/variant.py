@@ -46,7 +46,7 @@ def placed(x: Tensor, aligned: bool, unit: bool) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class VariantLayout:
     """The layout of the batch of a variant: sizes, strides, alignment.
 
     Args:
@@ -84,7 +84,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Variant(Layout):
+class Variant(VariantLayout):
     """A variant of `correct`.
 
     Args:
@@ -151,7 +151,7 @@ class Variant(Layout):
 
 
 @dataclass(frozen=True)
-class LossVariant(Layout):
+class LossVariant(VariantLayout):
     """A variant of `policy_loss`.
 
     Args:

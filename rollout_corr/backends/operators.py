@@ -141,8 +141,8 @@ def statistics_of(vector: Tensor, spec: Spec) -> Statistics:
 def beyond_kernels(spec: Spec) -> str | None:
     """The criterion that the kernels leave to plain torch, in words; None without one.
 
-    The kernels know one D in two places: where they count the tokens that a failed sequence drops one by one, and in
-    the metrics of frameworks.
+    In two places the kernels know no D but that of train/rollout: where they count the tokens that a failed sequence
+    drops one by one, and in the metrics of frameworks.
     """
     for criterion in spec.criteria:
         if criterion.of != "train/rollout":

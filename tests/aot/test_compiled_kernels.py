@@ -18,7 +18,7 @@ import torch
 
 from rollout_corr.aot import report as kernel_report
 from rollout_corr.aot.machine_code import MachineCode, read_machine_code
-from rollout_corr.aot.report import Failure, Row
+from rollout_corr.aot.report import Failure, KernelRow
 from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT, Variant
 from rollout_corr.aot.variants import FEW, OF_NEW_VARIANTS, SPLIT_VARIANTS, VARIANTS
 from rollout_corr.backends import batch
@@ -218,10 +218,10 @@ def test_another_format_is_not_read_as_nothing(text, missing):
 # --- what has to hold ---
 
 
-def row(variant: str = "metrics_packed", kernel: str = "read", spilled: int = 0, wide: int = 8) -> Row:
+def row(variant: str = "metrics_packed", kernel: str = "read", spilled: int = 0, wide: int = 8) -> KernelRow:
     """A kernel as it should be, but for what the test is about."""
     code = MachineCode(120, spilled, 2000, {128: wide, 32: 4} if wide else {32: 36}, {64: 13})
-    return Row(variant, "sm_90", kernel, 32, 16 if kernel == "read" else 0, code)
+    return KernelRow(variant, "sm_90", kernel, 32, 16 if kernel == "read" else 0, code)
 
 
 def exit_code(rows, failures, tmp_path, capsys) -> tuple[int, str, dict]:

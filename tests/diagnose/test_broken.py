@@ -25,7 +25,7 @@ from builders.dumps import (
 )
 from rollout_corr.diagnose.read import problems
 from rollout_corr.diagnose.read.dump import Dump
-from rollout_corr.diagnose.read.fields import Wanted
+from rollout_corr.diagnose.read.fields import ChosenFields
 from rollout_corr.diagnose.read.problems import DumpError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -214,7 +214,7 @@ def test_files_of_something_else(tmp_path):
 
 def test_an_object_in_a_pt_file_is_refused(tmp_path):
     """Unpickling an object could run any code."""
-    torch.save({"train_logp": Wanted()}, tmp_path / "x.pt")
+    torch.save({"train_logp": ChosenFields()}, tmp_path / "x.pt")
     assert "holding only tensors, lists, dicts and numbers" in failing(tmp_path / "x.pt").replace("\n", " ")
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from builders.dumps import NAMES, WRITERS, packed, padded, sequences_of, wanted_of, write, write_jsonl, write_parquet
 from rollout_corr.diagnose.read import record_files, tensor_files
 from rollout_corr.diagnose.read.dump import Dump
-from rollout_corr.diagnose.read.fields import ALIASES, Wanted, choose
+from rollout_corr.diagnose.read.fields import ALIASES, ChosenFields, choose
 from rollout_corr.diagnose.read.problems import DumpError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -143,7 +143,7 @@ def test_offsets_may_leave_tokens_out(kind, tmp_path, blocks_of):
     ],
 )
 def test_names_of_frameworks_are_known(names, train, rollout, more):
-    found = choose(names, Wanted(), "x.pt")
+    found = choose(names, ChosenFields(), "x.pt")
     assert found["train_logp"] == train and found["rollout_logp"] == rollout
     for role, name in more.items():
         assert found[role] == name

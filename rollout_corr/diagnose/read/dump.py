@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from rollout_corr.diagnose.read.chunk import Chunk
-from rollout_corr.diagnose.read.fields import Wanted, choose
+from rollout_corr.diagnose.read.fields import ChosenFields, choose
 from rollout_corr.diagnose.read.formats import Loaded, Npz, SafeTensors, load_pt
 from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems
 from rollout_corr.diagnose.read.record_files import RecordFile, flat, json_lines, listed, parquet_rows, transposed
@@ -42,7 +42,7 @@ class Dump:
         limit: int | None = None,
     ) -> None:
         self.path, self.limit = Path(path), limit
-        self.wanted = Wanted(dict(fields or {}), tuple(by))
+        self.wanted = ChosenFields(dict(fields or {}), tuple(by))
         self.problems = Problems()
         self.fields: dict[str, str] = {}
         self.progress = 0.0

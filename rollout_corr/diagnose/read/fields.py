@@ -48,7 +48,7 @@ def last_part(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ChosenFields:
     """The fields that the user names.
 
     Attributes:
@@ -67,7 +67,7 @@ class Wanted:
 
 def choose(
     names: Iterable[str],
-    wanted: Wanted,
+    wanted: ChosenFields,
     file: str,
     fits: Callable[[str, str], bool] = lambda role, name: True,
 ) -> dict[str, str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.diagnose.read.chunk import CHUNK_SLOTS, MISSING_INTEGER, Chunk
-from rollout_corr.diagnose.read.fields import INTEGERS, LOG_PROBS, OFFSETS, REQUIRED, Wanted, choose
+from rollout_corr.diagnose.read.fields import INTEGERS, LOG_PROBS, OFFSETS, REQUIRED, ChosenFields, choose
 from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems, cut_off, extra
 
 # Number of a record; the record, or the problem with it; the share of the file read so far.
@@ -113,7 +113,7 @@ class RecordFile:
         progress: How much was read, 0 to 1.
     """
 
-    def __init__(self, records: Iterator[Numbered], file: str, wanted: Wanted, problems: Problems) -> None:
+    def __init__(self, records: Iterator[Numbered], file: str, wanted: ChosenFields, problems: Problems) -> None:
         self.records, self.file, self.wanted, self.problems = records, file, wanted, problems
         self.progress = 0.0
         self.fields: dict[str, str] = {}

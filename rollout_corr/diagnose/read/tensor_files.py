@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.diagnose.read.chunk import CHUNK_SLOTS, Chunk
-from rollout_corr.diagnose.read.fields import INTEGERS, LOG_PROBS, OFFSETS, Wanted, choose
+from rollout_corr.diagnose.read.fields import INTEGERS, LOG_PROBS, OFFSETS, ChosenFields, choose
 from rollout_corr.diagnose.read.formats import Format
 from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems
 
@@ -30,7 +30,7 @@ class TensorFile:
         DumpError: A field is missing, or has a shape, a dtype or offsets that cannot be.
     """
 
-    def __init__(self, tensors: Format, file: str, wanted: Wanted, problems: Problems) -> None:
+    def __init__(self, tensors: Format, file: str, wanted: ChosenFields, problems: Problems) -> None:
         self.tensors, self.file, self.problems = tensors, file, problems
         self.progress = 0.0
         shapes = {name: shape for name, shape in tensors.shapes.items() if shape}
