@@ -1,6 +1,6 @@
 """The drop-in for TRL beside plain loops: its four modes and its off-policy mask.
 
-test_peers_trl_dropin.py trains with it.
+test_peer_dropin.py trains with it.
 """
 
 from __future__ import annotations

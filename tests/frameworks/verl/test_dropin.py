@@ -1,6 +1,6 @@
 """The drop-in for verl, without verl: what it hands back, its switches, its errors.
 
-test_peers_verl_dropin.py compares with verl itself.
+test_peer_dropin.py compares with verl itself.
 """
 
 from __future__ import annotations
