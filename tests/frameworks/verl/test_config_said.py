@@ -1,4 +1,4 @@
-"""What from_config says of verl's configurations: what it refuses, and what it says once."""
+"""Configurations of verl that from_config refuses, and the warnings that it gives once."""
 
 from __future__ import annotations
 
