@@ -284,6 +284,8 @@ def test_variants_in_every_layout_and_dtype(name, device):
     number = list(VARIANTS).index(name)
     for i, (layout, dtype) in enumerate(itertools.product(LAYOUTS, (torch.float32, torch.bfloat16, torch.float64))):
         sequences, spec, others = as_declared(name, advantages=("token", "sequence")[i % 2])
+        if others["mask_dtype"] is None and layout.startswith("padded"):
+            continue  # without a mask the padding is valid, which the oracle's sequences do not have
         with shaped((WIDE, MIDDLE, NARROW)[(i + number) % 3]):
             sequences = rounded(sequences, dtype)
             check(sequences, fitted(spec, sequences), layout, device, **others | {"dtype": dtype})
