@@ -6,10 +6,6 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).resolve().parent
-# The package itself is not imported: it needs torch.
-FACADE = (HERE / "rollout_corr" / "__init__.py").read_text(encoding="utf-8")
-(VERSION,) = re.findall(r'^__version__ = "(.+)"$', FACADE, re.MULTILINE)
-
 # The one place of the version. It is read as text, because torch may not be there when this runs.
 FACADE = (HERE / "rollout_corr" / "__init__.py").read_text(encoding="utf-8")
 (VERSION,) = re.findall(r'^__version__ = "([^"]+)"$', FACADE, re.MULTILINE)
