@@ -9,6 +9,7 @@
 #   make test-peers   the tests that compare with verl and TRL themselves, in an environment of their own (or: conformance)
 #   make test-browser the HTML pages in a headless Chromium, which has to be installed
 #   make test-wheel   build the wheel and test it from outside the checkout
+#   make attack       try to make it lie, hang or crash: half an hour, by area and seed (docs/reliability.md)
 #   make kernels      compile some of the kernels for five GPUs, without one, and report registers and spills
 #   make lint         ruff, ruff format, mypy
 #   make format       let ruff rewrite what it can
@@ -42,7 +43,7 @@ PEERS_NEED = accelerate cloudpickle codetiming datasets jinja2 omegaconf orjson 
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
-.PHONY: demo example quick test test-all test-gpu test-peers conformance test-browser test-wheel kernels lint format bench bench-tiny gpu-report clean
+.PHONY: demo example quick test test-all test-gpu test-peers conformance test-browser test-wheel attack kernels lint format bench bench-tiny gpu-report clean
 
 demo: $(VENV)/installed-demo
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
@@ -70,6 +71,9 @@ test-browser: $(VENV)/installed-test
 
 test-wheel: $(VENV)/installed-dev
 	VENV="$(VENV)" bash .ci/test_wheel
+
+attack: $(VENV)/installed-test
+	PYTHONPATH=tests $(VENV)/bin/python -m attack $(ARGS)
 
 # A few variants that stand for all, for every target; ARGS= compiles all of them.
 kernels: ARGS = --few
