@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rollout_corr.backends.batch import MASK_DTYPES, reader
 from rollout_corr.backends.layouts import LogProbs
+from rollout_corr.definition.offsets import checked_offsets
 
 # The number of dumps that may wait for the disk. A further one is left out, because it would only pile up memory.
 MOST_WAITING = 4
@@ -187,6 +188,9 @@ def _write(target: Path, fields: _Fields, event: Any, sequences: int | None, ste
     """Wait for the copies and write them, in the thread."""
     if event is not None:
         event.synchronize()
+        if fields.offsets is not None:
+            # On the device nobody could look at them before.
+            fields.offsets = checked_offsets(fields.offsets, fields.tokens["train_logp"].numel())
     fields = _drawn(fields, sequences, random.Random(seed))
     if step is not None:
         fields.rows["step"] = torch.full((fields.count,), step)

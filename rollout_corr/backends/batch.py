@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends.layouts import Layout, LogProbs, dtype_of, layout_of, shape_of
+from rollout_corr.definition.offsets import checked_offsets
 from rollout_corr.definition.tokens import compute_dtype
 from rollout_corr.spec.correction import Spec
 
@@ -200,7 +201,7 @@ def reader(leader: str, logp: LogProbs, cu_seqlens: Tensor | None, validate: boo
     first = checked_tensor(leader, layout.open(leader, logp), LOGP_DTYPES)
     shape, offsets = first.shape, layout.offsets
     if offsets is not None:
-        offsets = checked_offsets(offsets, first, validate, leader)
+        offsets = read_offsets(offsets, first, validate, leader)
         first = first.reshape(-1) if first.dim() == 2 else first
     count = first.shape[0] if offsets is None else offsets.shape[0] - 1
     return Reader(leader, first, shape, offsets, count, layout)
@@ -235,7 +236,7 @@ def external_names(spec: Spec) -> list[str]:
     return list(dict.fromkeys(c.name for c in spec.criteria if c.name is not None))
 
 
-def checked_offsets(cu_seqlens: object, train: Tensor, validate: bool, leader: str = "train_logp") -> Tensor:
+def read_offsets(cu_seqlens: object, train: Tensor, validate: bool, leader: str = "train_logp") -> Tensor:
     """Check `cu_seqlens`; where it could be read it comes back as int64 and within the batch, else unchanged."""
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"cu_seqlens: expected an int32 or int64 tensor, got {type(cu_seqlens).__name__}")
@@ -249,15 +250,8 @@ def checked_offsets(cu_seqlens: object, train: Tensor, validate: bool, leader: s
     if (cu_seqlens.device.type != "cpu" and not validate) or torch.compiler.is_compiling():
         return cu_seqlens.detach()
     tokens = train.numel()
-    offsets = cu_seqlens.detach().to(torch.int64)
-    first, last = int(offsets[0]), int(offsets[-1])
-    falls = (offsets.diff() < 0).nonzero()
-    if falls.numel():
-        i = int(falls[0])
-        pair = f"cu_seqlens[{i}]={int(offsets[i])} > cu_seqlens[{i + 1}]={int(offsets[i + 1])}"
-        raise ValueError(f"cu_seqlens: expected offsets that do not decrease, got {pair}")
-    if first < 0 or last > tokens:
-        raise ValueError(f"cu_seqlens: expected offsets within [0, {tokens}] tokens, got {first} to {last}")
-    if validate and (first != 0 or last != tokens):
-        raise ValueError(f"cu_seqlens: expected to start at 0 and end at {tokens} tokens, got {first} to {last}")
+    offsets = checked_offsets(cu_seqlens.detach(), tokens)
+    if validate and (int(offsets[0]) != 0 or int(offsets[-1]) != tokens):
+        got = f"{int(offsets[0])} to {int(offsets[-1])}"
+        raise ValueError(f"cu_seqlens: expected to start at 0 and end at {tokens} tokens, got {got}")
     return offsets

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends import blocks, whole
-from rollout_corr.backends.batch import Batch, checked_offsets, external_names
+from rollout_corr.backends.batch import Batch, external_names, read_offsets
 from rollout_corr.backends.registration import define
 from rollout_corr.backends.result import Result
 from rollout_corr.definition.tokens import compute_dtype
@@ -179,7 +179,7 @@ def _kernels(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
 def _reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
     train, rollout, mask, offsets, advantages, per_sequence, external, new = operands
     if offsets is not None:
-        offsets = checked_offsets(offsets, train, False)
+        offsets = read_offsets(offsets, train, False)
     count = train.shape[0] if offsets is None else offsets.shape[0] - 1
     named = dict(zip(external_names(spec), external, strict=True))
     pairs = {} if new is None else {"new/rollout": (new, rollout), "new/old": (new, train)}

@@ -81,9 +81,20 @@ SHAPES = {
     ),
     "negative": (
         lambda: packed(cu_seqlens=(-1, 5)),
-        "cu_seqlens: expected offsets within [0, 5] tokens, got -1 to 5",
+        "cu_seqlens: expected offsets within [0, 5] tokens, got cu_seqlens[0]=-1",
     ),
-    "beyond": (lambda: packed(cu_seqlens=(0, 6)), "cu_seqlens: expected offsets within [0, 5] tokens, got 0 to 6"),
+    "beyond": (
+        lambda: packed(cu_seqlens=(0, 6)),
+        "cu_seqlens: expected offsets within [0, 5] tokens, got cu_seqlens[1]=6",
+    ),
+    "differences wrap around": (
+        lambda: packed(spec=rc.Spec(rc.Weight("product")), cu_seqlens=(0, 2**62, -(2**63), -(2**62), 0)),
+        "cu_seqlens: expected offsets that do not decrease, got cu_seqlens[1]=4611686018427387904 > cu_seqlens[2]=-92",
+    ),
+    "lengths": (
+        lambda: packed(40, 40, cu_seqlens=(10, 10, 10, 10)),
+        "cu_seqlens: expected offsets, which begin with 0 and add the lengths up, got 4 times 10; are these lengths?",
+    ),
     "validate covers": (
         lambda: packed(cu_seqlens=(1, 4), validate=True),
         "cu_seqlens: expected to start at 0 and end at 5 tokens, got 1 to 4",

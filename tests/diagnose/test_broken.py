@@ -31,6 +31,11 @@ from rollout_corr.diagnose.read.problems import DumpError
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+def of_lengths(columns, lengths):
+    """A packed dump whose lengths are these."""
+    return with_lengths(columns) | {"lengths": torch.tensor(lengths)}
+
+
 def failing(path, **arguments):
     """Read a dump that cannot be read, and return the message."""
     with pytest.raises(DumpError) as caught:
@@ -177,6 +182,14 @@ def test_only_broken_records(tmp_path):
             "field 'rollout_logp': as rollout_logp: expected shape",
         ),
         (lambda c: c | {"cu_seqlens": c["cu_seqlens"].flip(0)}, "record 0, field 'cu_seqlens': expected offsets that"),
+        (
+            lambda c: with_lengths(c) | {"lengths": torch.tensor([2**62] * 4)},
+            "record 0, field 'lengths': expected lengths within [0, ",
+        ),
+        (
+            lambda c: with_lengths(c) | {"lengths": torch.tensor([3, -1])},
+            "record 1, field 'lengths': expected lengths within [0, ",
+        ),
         (lambda c: c | {"cu_seqlens": c["cu_seqlens"] + 5}, "field 'cu_seqlens': expected offsets within [0, "),
         (
             lambda c: {name: x for name, x in c.items() if name != "cu_seqlens"},

@@ -91,6 +91,11 @@ def test_lengths_are_the_mask_of_padded_rows(tmp_path):
     torch.save({name: rows[name] for name in ("train_logp", "rollout_logp")} | {"lengths": lengths}, tmp_path / "x.pt")
     block = next(Dump(tmp_path / "x.pt").chunks())
     assert block.mask.view(mask.shape).sum(1).tolist() == lengths.tolist()
+    for wrong in (-1, mask.shape[1] + 1):
+        lengths[3] = wrong
+        torch.save({"train_logp": mask.float(), "rollout_logp": mask.float(), "lengths": lengths}, tmp_path / "x.pt")
+        with pytest.raises(DumpError, match=rf"record 3, field 'lengths': expected lengths within .*\[3\]={wrong}"):
+            list(Dump(tmp_path / "x.pt").chunks())
 
 
 def test_null_is_nan_and_a_missing_column_is_unknown(tmp_path):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from rollout_corr.definition.offsets import OffsetsError, checked_lengths, checked_offsets, offsets_of
 from rollout_corr.diagnose.read.chunk import CHUNK_SLOTS, Chunk
 from rollout_corr.diagnose.read.fields import INTEGERS, LOG_PROBS, OFFSETS, ChosenFields, choose
 from rollout_corr.diagnose.read.formats import Format
@@ -89,19 +90,23 @@ class TensorFile:
         """Read the offsets of a packed file, or add up its lengths: [S + 1] int64."""
         role = "cu_seqlens" if "cu_seqlens" in fields else "lengths"
         name = fields[role]
-        whole, rows = self.tensors.shapes[name][0], self.tensors.rows(name)
-        found = self.tensors.read(name, 0, rows).reshape(-1).to(torch.int64)
-        if role == "lengths":
-            found = torch.cat([found.new_zeros(1), found.cumsum(0)])
-        falls = (found.diff() < 0).nonzero()
-        if falls.numel():
-            record = int(falls[0])
-            raise Problem(self.file, record, name, "expected offsets that do not decrease, and these do").error()
-        if rows == whole and found.numel() and (int(found[0]) < 0 or int(found[-1]) > tokens):
-            raise self._error(
-                name, f"expected offsets within [0, {tokens}] tokens, got {int(found[0])} to {int(found[-1])}"
-            )
-        return found
+        rows = self.tensors.rows(name)
+        if rows == 0 < self.tensors.shapes[name][0]:
+            # Cut off before them: there is no sequence to read.
+            return torch.zeros(1, dtype=torch.int64)
+        found = self.tensors.read(name, 0, rows).reshape(-1)
+        try:
+            return offsets_of(found, tokens, name) if role == "lengths" else checked_offsets(found, tokens, name)
+        except OffsetsError as error:
+            raise Problem(self.file, error.index, name, error.what).error() from error
+
+    def _lengths(self, name: str, first: int, last: int) -> Tensor:
+        """Read the lengths of rows of a padded field."""
+        try:
+            return checked_lengths(self.tensors.read(name, first, last).reshape(-1), self.shape[1], name)
+        except OffsetsError as error:
+            record = None if error.index is None else first + error.index
+            raise Problem(self.file, record, name, error.what).error() from error
 
     def chunks(self) -> Iterator[Chunk]:
         """Read chunk by chunk; rows that a cut-off file lacks are noted."""
@@ -156,8 +161,8 @@ class TensorFile:
                 columns[role] = values.to(torch.int64 if role in INTEGERS else torch.float32)
         mask = columns.pop("mask", None)
         if mask is None and self.padded and "lengths" in self.fields:
-            lengths = self.tensors.read(self.fields["lengths"], first, last).reshape(-1, 1)
-            mask = (torch.arange(self.shape[1]) < lengths).reshape(-1)
+            lengths = self._lengths(self.fields["lengths"], first, last)
+            mask = (torch.arange(self.shape[1]) < lengths[:, None]).reshape(-1)
         self.progress = last / max(1, self.count)
         return Chunk(
             train=columns.pop("train_logp"),

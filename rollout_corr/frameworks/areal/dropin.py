@@ -91,8 +91,10 @@ def _clamped(
     failed = ~out.keep
     if cu_seqlens is None:
         return torch.where(failed[:, None], clamped, weights)
-    lengths = cu_seqlens.diff().to(failed.device)
-    return torch.where(failed.repeat_interleave(lengths, output_size=weights.numel()), clamped, weights)
+    # By a search, which stays within the sequences whatever unread offsets hold; outside of them all weights are 0.
+    ends = cu_seqlens[1:].to(failed.device, torch.int64)
+    owner = torch.searchsorted(ends, torch.arange(weights.numel(), device=failed.device), right=True)
+    return torch.where(torch.cat([failed, failed.new_zeros(1)])[owner], clamped, weights)
 
 
 @cached_spec

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import correct
+from rollout_corr.definition.offsets import offsets_of
 from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
 from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
 from rollout_corr.frameworks.xtuner import config
@@ -274,13 +275,13 @@ def _corrected(
 
 def _offsets(num_tokens: Tensor | Sequence[int], tokens: int) -> Tensor:
     """[B + 1] offsets; on the device of `num_tokens`, and not read there."""
-    if isinstance(num_tokens, Tensor):
-        ends = num_tokens.reshape(-1).cumsum(0)
-    else:
-        ends = torch.tensor(list(num_tokens), dtype=torch.int64).cumsum(0)
-    if ends.device.type == "cpu" and (total := int(ends[-1]) if len(ends) else 0) != tokens:
+    if isinstance(num_tokens, Tensor) and num_tokens.device.type != "cpu":
+        return torch.nn.functional.pad(num_tokens.reshape(-1).cumsum(0), (1, 0))
+    lengths = torch.as_tensor(num_tokens, dtype=torch.int64, device="cpu").reshape(-1)
+    offsets = offsets_of(lengths, tokens, "num_tokens")
+    if (total := int(offsets[-1])) != tokens:
         raise ValueError(f"num_tokens: expected {tokens} tokens together (of old_log_prob), got {total}")
-    return torch.nn.functional.pad(ends, (1, 0))
+    return offsets
 
 
 def _metrics(statistics: Statistics, switches: Mapping[str, str]) -> dict[str, Any]:

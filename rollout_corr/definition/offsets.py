@@ -1,0 +1,119 @@
+"""Where sequences lie in a row of tokens: offsets and lengths from outside, checked before anything is computed.
+
+In int64 a difference or a sum of wrong values may wrap around and pass for a right one, and torch reads memory by what
+it finds. So every value is known to lie within the tokens first. All that takes offsets or lengths calls this: the
+public calls, the readers of dumps, the drop-ins.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class OffsetsError(ValueError):
+    """Offsets or lengths that cannot be; the message names them, the place in them and the value.
+
+    Args:
+        name: The name that the caller knows them by.
+        index: Place of the first wrong value; None: all of them are wrong.
+        what: What was expected, and what came.
+    """
+
+    def __init__(self, name: str, index: int | None, what: str) -> None:
+        super().__init__(f"{name}: {what}")
+        self.index, self.what = index, what
+
+
+def checked_offsets(offsets: Tensor, tokens: int, name: str = "cu_seqlens") -> Tensor:
+    """Check offsets and give them as int64: every one within [0, tokens], none below the one before it.
+
+    The first may be above 0 and the last below the number of tokens: the tokens outside belong to no sequence. Equal
+    offsets in the middle of the tokens are refused all the same: they hold no token, and are nearly always lengths.
+
+    Args:
+        offsets: [S + 1], integers or whole floating numbers. Its values are read, so not on a device where that waits.
+        tokens: Number of the tokens.
+        name: The name that errors give them.
+
+    Raises:
+        OffsetsError: They are wrong.
+    """
+    if offsets.dim() != 1 or not offsets.shape[0]:
+        raise OffsetsError(name, None, f"expected shape [sequences + 1], got {list(offsets.shape)}")
+    offsets = _integers(offsets, tokens, name, "offsets")
+    falls = (offsets[1:] < offsets[:-1]).nonzero()
+    if falls.shape[0]:
+        i = int(falls[0])
+        pair = f"{name}[{i}]={int(offsets[i])} > {name}[{i + 1}]={int(offsets[i + 1])}"
+        raise OffsetsError(name, i, f"expected offsets that do not decrease, got {pair}")
+    # As they do not decrease, all lie within the tokens where the first and the last do.
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first < 0 or last > tokens:
+        raise _outside(offsets, tokens, name, "offsets")
+    if first == last and first > 0 and (first < tokens or offsets.shape[0] == 1):
+        many = f"{name}[0]={first}" if offsets.shape[0] == 1 else f"{offsets.shape[0]} times {first}"
+        what = f"expected offsets, which begin with 0 and add the lengths up, got {many}; are these lengths?"
+        raise OffsetsError(name, 0, what)
+    return offsets
+
+
+def offsets_of(lengths: Tensor, tokens: int, name: str = "lengths") -> Tensor:
+    """Add lengths up, checked: [S + 1] int64 offsets from 0, at most `tokens`.
+
+    Args:
+        lengths: [S], integers or whole floating numbers; as for `checked_offsets` its values are read.
+        tokens: Number of the tokens.
+        name: The name that errors give them.
+
+    Raises:
+        OffsetsError: A length is negative or above the number of tokens, or together they are too many.
+    """
+    lengths = checked_lengths(lengths, tokens, name)
+    ends = lengths.cumsum(0)
+    # No length is above `tokens`, so a sum that wraps around is negative where it does so first.
+    over = ((ends < 0) | (ends > tokens)).nonzero()
+    if over.shape[0]:
+        i = int(over[0])
+        total = sum(lengths[: i + 1].tolist())
+        what = f"expected lengths of together at most {tokens} tokens, got {total} up to {name}[{i}]={int(lengths[i])}"
+        raise OffsetsError(name, i, what)
+    return torch.cat([ends.new_zeros(1), ends])
+
+
+def checked_lengths(lengths: Tensor, most: int, name: str = "lengths") -> Tensor:
+    """Check lengths and give them as int64: none below 0, none above `most`.
+
+    Args:
+        lengths: [S], integers or whole floating numbers; as for `checked_offsets` its values are read.
+        most: The largest length that can be.
+        name: The name that errors give them.
+
+    Raises:
+        OffsetsError: They are wrong.
+    """
+    if lengths.dim() != 1:
+        raise OffsetsError(name, None, f"expected shape [sequences], got {list(lengths.shape)}")
+    lengths = _integers(lengths, most, name, "lengths")
+    if lengths.shape[0] and (int(lengths.amin()) < 0 or int(lengths.amax()) > most):
+        raise _outside(lengths, most, name, "lengths")
+    return lengths
+
+
+def _integers(values: Tensor, most: int, name: str, what: str) -> Tensor:
+    """The values as int64. What it cannot hold turns negative (uint64) or is refused here (floats), so none passes."""
+    if values.dtype == torch.bool or values.is_complex():
+        raise OffsetsError(name, None, f"expected whole numbers, got {str(values.dtype).removeprefix('torch.')}")
+    if values.is_floating_point():
+        values = values.double()
+        wrong = ~((values >= 0) & (values <= most) & (values == values.floor()))
+        if bool(wrong.any()):
+            i = int(wrong.nonzero()[0])
+            got = f"{name}[{i}]={float(values[i])!r}"
+            raise OffsetsError(name, i, f"expected {what}, whole numbers within [0, {most}] tokens, got {got}")
+    return values.to(torch.int64)
+
+
+def _outside(values: Tensor, most: int, name: str, what: str) -> OffsetsError:
+    i = int(((values < 0) | (values > most)).nonzero()[0])
+    return OffsetsError(name, i, f"expected {what} within [0, {most}] tokens, got {name}[{i}]={int(values[i])}")
