@@ -6,7 +6,8 @@
 #   make test         every test that needs nothing but a CPU, on all cores
 #   make test-all     the slow ones too
 #   make test-gpu     the tests that need a GPU
-#   make test-peers   the tests that compare with verl and TRL themselves, in an environment of their own (or: conformance)
+#   make test-peers   the tests that run verl and TRL themselves, in an environment of their own
+#   make conformance  presets, recipes and drop-ins beside the frameworks' own functions; PEERS is a folder of checkouts
 #   make test-browser the HTML pages in a headless Chromium, which has to be installed
 #   make test-wheel   build the wheel and test it from outside the checkout
 #   make attack       try to make it lie, hang or crash: half an hour, by area and seed (docs/reliability.md)
@@ -29,6 +30,7 @@ PEERS_VENV ?= $(VENV)-peers
 CONSTRAINTS ?= constraints.txt
 WORKERS ?= auto
 ARGS ?=
+PEERS ?=
 
 PIP = python -m pip install --disable-pip-version-check --quiet
 SOURCES = setup.py pyproject.toml $(CONSTRAINTS)
@@ -38,7 +40,7 @@ QUICK = tests/spec tests/definition tests/kernels/test_correct.py tests/kernels/
 
 # verl asks for a dozen packages that its correction never imports, and for older versions of others. So the peers
 # come without their requirements, and what they really import is named. constraints.txt has the versions.
-PEERS_ALONE = verl tensordict trl
+PEERS_ALONE = verl tensordict trl openrlhf ms-swift unsloth-zoo areal skyrl
 PEERS_NEED = accelerate cloudpickle codetiming datasets jinja2 omegaconf orjson packaging pyvers ray transformers
 
 # Two installations into one environment at a time would break it.
@@ -63,8 +65,11 @@ test-all: $(VENV)/installed-test
 test-gpu: $(VENV)/installed-test
 	$(VENV)/bin/pytest -m gpu $(ARGS)
 
-test-peers conformance: $(PEERS_VENV)/installed-peers
+test-peers: $(PEERS_VENV)/installed-peers
 	$(PEERS_VENV)/bin/pytest -m peers $(ARGS)
+
+conformance: $(PEERS_VENV)/installed-peers
+	PEERS="$(PEERS)" PYTHONPATH=tests $(PEERS_VENV)/bin/python -m conformance $(ARGS)
 
 test-browser: $(VENV)/installed-test
 	$(VENV)/bin/pytest -m browser $(ARGS)

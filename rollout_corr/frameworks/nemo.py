@@ -1,4 +1,4 @@
-"""NeMo RL: `truncated_importance_sampling_type` of ClippedPGLoss, and `grpo.seq_logprob_error_threshold`.
+"""NeMo RL: `truncated_importance_sampling_type` of ClippedPGLossFn, and `grpo.seq_logprob_error_threshold`.
 
 NeMo's weight is 0 at a token with non-finite log-probs, and only there; here its whole sequence is rejected.
 """
@@ -6,7 +6,7 @@ NeMo's weight is 0 at a token with non-finite log-probs, and only there; here it
 from __future__ import annotations
 
 from rollout_corr.frameworks.shared.preset import preset_of
-from rollout_corr.frameworks.shared.recipe import BOTH, GLOBAL, Named, clip, of_presets, recipe
+from rollout_corr.frameworks.shared.recipe import BOTH, GLOBAL, SEQUENCES, Named, clip, of_presets, recipe
 from rollout_corr.frameworks.shared.specs import gated
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.surrogates import GSPO
@@ -45,7 +45,14 @@ def mult_err(threshold: float = 2.0) -> Spec:
 _CLIP = Named(clip, ratio_clip_min=0.2, ratio_clip_max=0.2, ratio_clip_c=None)
 
 RECIPES = of_presets("nemo", _CLIP, BOTH, GLOBAL) | {
-    "gspo_is": recipe(Named(GSPO, ratio_clip_min=0.2, ratio_clip_max=0.2), BOTH, GLOBAL, spec="nemo.gspo_is"),
+    # NeMo refuses sequence_level_importance_ratios beside token_level_loss.
+    "gspo_is": recipe(
+        Named(GSPO, ratio_clip_min=0.2, ratio_clip_max=0.2),
+        BOTH,
+        "pass the sequences of all ranks as the denominator",
+        spec="nemo.gspo_is",
+        reduction=SEQUENCES,
+    ),
     "mult_err": recipe(
         _CLIP, BOTH, "samples are masked before they are counted", spec="nemo.mult_err", denominator="kept"
     ),

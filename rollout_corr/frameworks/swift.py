@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from rollout_corr.frameworks.shared.preset import preset_of
-from rollout_corr.frameworks.shared.recipe import BOTH, SEQUENCES, Named, of_presets, penalty, recipe
+from rollout_corr.frameworks.shared.recipe import BOTH, SEQUENCES, Named, of_presets, penalty
 from rollout_corr.frameworks.shared.specs import off_policy
 from rollout_corr.spec.correction import Criterion, Reduce, Spec, Unit, Weight
 from rollout_corr.spec.surrogates import PPO
@@ -64,4 +64,4 @@ _LOSS: dict[str, Any] = {
     "kl": penalty(weight="weights", beta=0.0),
 }
 
-RECIPES = of_presets("swift", **_LOSS) | {"opsm": recipe(spec="swift.opsm", denominator="kept", **_LOSS)}
+RECIPES = of_presets("swift", **_LOSS)

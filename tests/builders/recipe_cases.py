@@ -158,7 +158,7 @@ PUBLISHED = {
     "nemo.tis": plain(token_tis(old)),
     "nemo.icepop": plain(icepop(old, 0.5, 5.0)),
     "nemo.seq_mask_tis": plain(geo_gate(old, 0.999, 1.002)),
-    "nemo.gspo_is": plain(lambda r, t: seq(r, r.old, math.fsum), gspo),
+    "nemo.gspo_is": plain(lambda r, t: seq(r, r.old, math.fsum), gspo, rows_mean),
     "nemo.mult_err": lambda rows: kept_mean(
         rows,
         lambda r, t: ppo(r, t) if mean(math.exp(abs(a - b)) for a, b in zip(r.old, r.mu, strict=True)) <= 2 else None,
@@ -178,9 +178,7 @@ PUBLISHED = {
     "swift.token_mask": plain(icepop(old, 0.0, 2.0), agg=rows_mean),
     "swift.sequence_truncate": plain(lambda r, t: min(seq(r, r.old, mean), 2.0), agg=rows_mean),
     "swift.sequence_mask": plain(geo_gate(old, 0.0, 2.0), agg=rows_mean),
-    "swift.opsm": lambda rows: mean(
-        mean(min(ratio(r, t, r.old), 2.0) * ppo(r, t) for t in range(r.n)) for r in rows if not opsm(r, r.mu, 0.1)
-    ),
+    "swift.opsm": plain(lambda r, t: min(ratio(r, t, r.old), 2.0) * (not opsm(r, r.mu, 0.1)), agg=rows_mean),
     "rlinf.decoupled": lambda rows: kept_mean(
         rows, lambda r, t: ratio(r, t, r.old) * ppo(r, t, c=3.0) if ratio(r, t, r.old) <= 2.0 else None
     ),

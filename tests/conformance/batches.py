@@ -1,0 +1,116 @@
+"""Random hard batches: padded log-probs of four policies, advantages and a mask, decided by kind and seed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from random import Random
+
+import torch
+from torch import Tensor
+
+# Kinds whose numbers are all finite where the mask is set: no undeclared difference is allowed on these.
+FINITE = (
+    "mild",
+    "heavy",
+    "ties",
+    "holes",
+    "empty_rows",
+    "one_token",
+    "all_rejected",
+    "all_masked",
+    "long",
+    "nan_behind_mask",
+)
+KINDS = (*FINITE, "infinite", "nan_in_front", "bf16")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch, right-padded.
+
+    Attributes:
+        kind: One of KINDS.
+        new: [B, T] log-probs of the policy that trains; old, rollout, ref: those of the others.
+        advantages: [B], one a sequence.
+        mask: [B, T] bool.
+        group_size: Consecutive rows of one prompt; divides B.
+    """
+
+    kind: str
+    seed: int
+    new: Tensor
+    old: Tensor
+    rollout: Tensor
+    ref: Tensor
+    advantages: Tensor
+    mask: Tensor
+    group_size: int = 2
+
+    @property
+    def finite(self) -> bool:
+        """Tell whether every number in front of the mask is finite and in full precision."""
+        return self.kind in FINITE
+
+    @property
+    def token_advantages(self) -> Tensor:
+        """[B, T]: each row's advantage at its tokens, 0 elsewhere."""
+        return self.advantages[:, None].where(self.mask, 0.0)
+
+    def trains(self, **other: Tensor) -> Batch:
+        """Copy the batch with log-probs that take a gradient."""
+        return replace(self, new=self.new.detach().clone().requires_grad_(), **other)
+
+
+def batch(kind: str, seed: int) -> Batch:
+    """Make a batch. Odd seeds are in float32 and even ones in float64, but for bf16."""
+    rng = Random(f"{kind}-{seed}")
+    made = torch.Generator().manual_seed(rng.getrandbits(32))
+    dtype = torch.bfloat16 if kind == "bf16" else (torch.float64, torch.float32)[seed % 2]
+    rows, width = rng.choice(((4, 9), (6, 5), (2, 17), (8, 3), (2, 1)))
+    if kind == "long":
+        rows, width = 2, 700
+    lengths = [rng.randint(1, width) for _ in range(rows)]
+    lengths[0] = width
+    if kind == "one_token":
+        lengths = [1] * rows
+    if kind == "empty_rows":
+        lengths[1:] = [0 if rng.random() < 0.5 else n for n in lengths[1:]]
+        lengths[-1] = 0
+    mask = torch.arange(width) < torch.tensor(lengths)[:, None]
+    if kind in ("holes", "heavy"):
+        mask &= torch.rand(rows, width, generator=made) < 0.8
+        mask[:, 0] = True
+    if kind == "all_masked":
+        mask = torch.zeros_like(mask)
+
+    scale = {"heavy": 1.5, "all_rejected": 8.0, "long": 0.02}.get(kind, rng.choice((0.003, 0.05, 0.3)))
+
+    def noise(size: float) -> Tensor:
+        return size * torch.randn(rows, width, generator=made, dtype=torch.float64)
+
+    rollout = -torch.empty(rows, width, dtype=torch.float64).exponential_(1.0, generator=made)
+    shift = -scale if kind == "all_rejected" else 0.0
+    old = rollout + noise(scale) + shift
+    new, ref = old + noise(min(scale, 0.3)), old + noise(0.1)
+    policies = [new, old, rollout, ref]
+    if kind == "ties":
+        # Steps of 1/8, so that values, ratios and means are equal to each other and often 0.
+        policies = [(x * 8).round() / 8 for x in policies]
+    policies = [x.clamp(max=-1e-3 if kind != "ties" else 0.0).to(dtype) for x in policies]
+    if kind in ("infinite", "nan_in_front"):
+        _spoil(policies[1:3], mask, rng, (math.inf, -math.inf) if kind == "infinite" else (math.nan,))
+    behind = rng.choice((math.nan, math.inf, -9999.0)) if kind == "nan_behind_mask" else 0.0
+    policies = [x.where(mask, behind) for x in policies]
+    advantages = torch.randn(rows, generator=made, dtype=torch.float64).to(torch.float32 if kind == "bf16" else dtype)
+    if kind == "ties":
+        advantages = advantages.round()
+    return Batch(kind, seed, *policies, advantages, mask)
+
+
+def _spoil(policies: list[Tensor], mask: Tensor, rng: Random, values: tuple[float, ...]) -> None:
+    """Put a value at one valid token of some rows."""
+    for row in range(mask.shape[0]):
+        valid = mask[row].nonzero().flatten().tolist()
+        if valid and (row == 0 or rng.random() < 0.4):
+            rng.choice(policies)[row, rng.choice(valid)] = rng.choice(values)

@@ -1,0 +1,83 @@
+"""Run rows and show what came of them: on the terminal, and as the table of docs/conformance.md."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from multiprocessing import get_context
+from typing import NamedTuple
+
+import torch
+
+from conformance import peers
+from conformance.rows import DOCS, Row, Tally, compared
+from conformance.sources import Source, found
+
+PAGE = DOCS / "conformance.md"
+BEGIN, END = "<!-- begin: made by `make conformance ARGS=--write` -->", "<!-- end -->"
+
+
+class Compared(NamedTuple):
+    """What came of one row of one source."""
+
+    source: Source
+    tally: Tally
+
+
+def frameworks() -> list[str]:
+    """The frameworks that have rows: the files of `peers`."""
+    return sorted(module.name for module in pkgutil.iter_modules(peers.__path__))
+
+
+def sources_of(framework: str) -> list[Source]:
+    """The versions of a framework that can be had here."""
+    module = importlib.import_module(f"conformance.peers.{framework}")
+    return found(framework, module.DISTRIBUTION, module.PACKAGE, module.CHECKOUT, getattr(module, "UNDER", ""))
+
+
+def rows_of(source: Source) -> list[Row]:
+    """The comparisons that a version of a framework allows."""
+    return list(importlib.import_module(f"conformance.peers.{source.framework}").rows(source))
+
+
+def run(names: list[str], cases: int, seed: int, only: str = "") -> Iterator[Compared]:
+    """Compare frameworks, each in a process of its own: their stand-ins for modules must not meet."""
+    with get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
+        for made in pool.imap(_framework, [(name, cases, seed, only) for name in names]):
+            yield from made
+
+
+def _framework(task: tuple[str, int, int, str]) -> list[Compared]:
+    name, cases, seed, only = task
+    torch.set_num_threads(1)
+    made = []
+    for source in sources_of(name):
+        for row in rows_of(source):
+            if only in row.ours:
+                made.append(Compared(source, compared(row, cases, seed)))
+    return made
+
+
+def table(found: list[Compared]) -> str:
+    """Write the table, a row each, with the differences by name."""
+    lines = [
+        "| framework | version | this package | the framework's function | cases | agree | declared | undeclared |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for source, tally in found:
+        declared = "; ".join(f"{n} {name}" for name, n in sorted(tally.declared.items())) or "-"
+        cells = (source.framework, f"{source.version} ({source.kind})", tally.row, f"`{tally.theirs}`")
+        counts = (tally.cases, tally.agreed, declared, len(tally.undeclared) or "-")
+        lines.append(f"| {' | '.join(map(str, (*cells, *counts)))} |")
+    return "\n".join(lines)
+
+
+def write(found: list[Compared], seed: int) -> None:
+    """Put the table into the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    cases = sum(tally.cases for _, tally in found)
+    head = f"{len(found)} rows, {cases:,} cases, seeds from {seed}; torch {torch.__version__.partition('+')[0]}."
+    PAGE.write_text(f"{before}{BEGIN}\n\n{head}\n\n{table(found)}\n\n{END}{after}", encoding="utf-8")

@@ -1,0 +1,1 @@
+"""The comparisons, one file a framework: where its code lies, and `rows(source)`."""
