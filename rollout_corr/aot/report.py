@@ -25,6 +25,7 @@ from rollout_corr.aot.machine_code import MachineCode, read_machine_code
 from rollout_corr.aot.variant import LossVariant, Variant
 from rollout_corr.aot.variants import FEW, OF_NEW_VARIANTS, SPLIT_VARIANTS, VARIANTS
 from rollout_corr.backends import operators
+from rollout_corr.whole_files import write_whole
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
 
@@ -190,7 +191,7 @@ def publish(rows: list[KernelRow], failures: list[Failure], path: Path | None) -
     if wrong:
         print("\nDoes not hold:\n" + "\n".join(f"- {line}" for line in wrong))
     if path is not None:
-        path.write_text(json.dumps(as_json(rows, failures, wrong), indent=1) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(as_json(rows, failures, wrong), indent=1) + "\n")
     return 1 if wrong else 0
 
 

@@ -6,6 +6,8 @@ import torch
 
 import rollout_corr as rc
 from rollout_corr.cli.main import parser_of
+from rollout_corr.diagnose.show.content import Table
+from rollout_corr.diagnose.show.terminal import Terminal
 from rollout_corr.testing import ExampleBatch, example_batch
 
 PRESETS = (
@@ -45,39 +47,25 @@ def rows(batch: ExampleBatch) -> list[list[str]]:
 def run(arguments: list[str]) -> int:
     """Print the mismatch of an example batch and its correction by several presets."""
     parser_of("demo", "Correct an example batch with several presets and print the results.").parse_args(arguments)
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
+    out = Terminal()
     batch = example_batch()
     backend = rc.backend_for(batch.train_logp)
-    console.print(f"[bold]rollout-corr {rc.__version__}[/bold], torch {torch.__version__}")
-    console.print(f"backend: [bold]{backend.name}[/bold] ({backend.reason}), {torch.get_num_threads()} threads")
+    out.line(f"rollout-corr {rc.__version__}, torch {torch.__version__}", style="bold")
+    out.line(f"backend: {backend.name} ({backend.reason}), {torch.get_num_threads()} threads")
     tokens = int(batch.mask.sum())
-    console.print(
+    out.line(
         f"batch: {batch.lengths.numel()} sequences, {tokens:,} response tokens, rollout log-probs rounded to bfloat16"
     )
-    console.print("D, here in the names d_mean and others, is the log-ratio train_logp - rollout_logp of a token.\n")
-
-    out = rc.correct(
+    out.line("D, here in the names d_mean and others, is the log-ratio train_logp - rollout_logp of a token.")
+    out.line()
+    metrics = rc.correct(
         batch.train_logp,
         batch.rollout_logp,
         batch.mask,
         cu_seqlens=batch.cu_seqlens,
         spec=rc.Spec(detail="full"),
-    )
-    metrics = out.metrics()
-    mismatch = Table(title="Mismatch", title_justify="left")
-    for column in ("metric", "value"):
-        mismatch.add_column(column, justify="left" if column == "metric" else "right")
-    for key in MISMATCH:
-        mismatch.add_row(key, f"{metrics[key]:.5g}")
-    console.print(mismatch)
-
-    table = Table(title="Corrected by several presets", title_justify="left")
-    for i, column in enumerate(("preset", "weight mean", "max", "ESS", "tokens kept", "sequences kept", "warnings")):
-        table.add_column(column, justify="right" if 0 < i < 6 else "left")
-    for line in rows(batch):
-        table.add_row(*line)
-    console.print(table)
+    ).metrics()
+    out.table("Mismatch", Table(("metric", "value"), [(key, f"{metrics[key]:.5g}") for key in MISMATCH]))
+    heads = ("preset", "weight mean", "max", "ESS", "tokens kept", "sequences kept", "warnings")
+    out.table("Corrected by several presets", Table(heads, rows(batch)))
     return 0

@@ -3,44 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from rollout_corr.cli.main import PROGRAM, parser_of
-from rollout_corr.diagnose.doctor.conditions import is_true
+from rollout_corr.cli.main import FOUND, GOOD, UNUSABLE, parser_of
+from rollout_corr.diagnose.doctor.conditions import check, is_true
 from rollout_corr.diagnose.doctor.diagnosis import condition_values, diagnose
 from rollout_corr.diagnose.measure.measurement import Measurement, measure
 from rollout_corr.diagnose.read.dump import SUFFIXES, Dump
 from rollout_corr.diagnose.read.fields import ALIASES
-from rollout_corr.diagnose.read.problems import DumpError, extra
+from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.diagnose.show import page, plain_data, terminal
 from rollout_corr.diagnose.show.content import ABOUT_D
+from rollout_corr.diagnose.show.terminal import Terminal
 from rollout_corr.diagnose.what_if import try_all
-
-# Exit codes: all is well; a condition of --fail-if is true; the dump or the arguments cannot be used.
-GOOD, FOUND, UNUSABLE = 0, 1, 2
+from rollout_corr.whole_files import write_whole
 
 # The gate of `doctor` unless the user names another one.
 FAIL_IF = "verdicts > 0"
-
-
-def _command(run: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
-    """Let a command answer an unusable dump with one line on stderr and exit code 2."""
-
-    @functools.wraps(run)
-    def guarded(arguments: list[str]) -> int:
-        try:
-            return run(arguments)
-        except DumpError as error:
-            sys.stderr.write(f"{PROGRAM} {run.__name__.replace('_', '-')}: {error}\n")
-            return UNUSABLE
-
-    return guarded
 
 
 def _parser(command: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
@@ -85,10 +69,8 @@ def _progress(dump: Dump, quiet: bool) -> Iterator[Callable[[], None]]:
     if quiet or not sys.stderr.isatty():
         yield lambda: None
         return
-    bars = extra("rich.progress", "report", "the progress bar")
-    with bars.Progress(transient=True, console=terminal.console(stderr=True)) as progress:
-        task = progress.add_task(f"reading {dump.path.name}", total=1.0)
-        yield lambda: progress.update(task, completed=dump.progress)
+    with Terminal(stderr=True).progress(f"reading {dump.path.name}") as move:
+        yield lambda: move(dump.progress)
 
 
 def _measure(dump: Dump, quiet: bool) -> Measurement:
@@ -96,29 +78,44 @@ def _measure(dump: Dump, quiet: bool) -> Measurement:
         return measure(dump, each)
 
 
+def _page_path(chosen: argparse.Namespace, dumps: Sequence[Dump], kind: Literal["report", "what-if"]) -> Path | None:
+    """Return where the page goes, None for nowhere; with --json it has to be asked for.
+
+    Raises:
+        DumpError: There is a dump that is read.
+    """
+    if chosen.no_html or (chosen.html is None and chosen.json):
+        return None
+    path = Path(chosen.html or f"{dumps[0].path.resolve().name}.{kind}.html")
+    for dump in dumps:
+        for file in dump.files:
+            # Not by name: the page may be a symlink or a hard link to the dump.
+            if path.exists() and file.exists() and path.samefile(file):
+                raise DumpError(f"--html {path}: this is the dump {file}, which the page would overwrite")
+        if path.suffix in SUFFIXES and dump.path.is_dir() and path.resolve().is_relative_to(dump.path.resolve()):
+            raise DumpError(f"--html {path}: in {dump.path} this would be read as a dump; name it .html")
+    return path
+
+
 def _output(
-    chosen: argparse.Namespace,
-    out: Any,
-    dump: Dump,
-    kind: Literal["report", "what-if"],
+    path: Path | None,
+    out: Terminal | None,
     make_page: Callable[[], str],
     data: Callable[[], dict[str, Any]],
-    show: Callable[[Any], None],
+    show: Callable[[Terminal], None],
 ) -> int:
-    """Write the page unless it is unwanted (with --json it has to be asked for), then print tables or JSON."""
-    path = None
-    if not chosen.no_html and (chosen.html is not None or not chosen.json):
-        path = Path(chosen.html or f"{dump.path.resolve().name}.{kind}.html")
+    """Write the page, then print tables, or JSON where there is no terminal to print them on."""
+    if path is not None:
         try:
-            path.write_text(make_page(), encoding="utf-8")
+            write_whole(path, make_page())
         except OSError as error:
-            raise DumpError(f"--html {path}: cannot be written: {error.strerror}") from error
+            raise DumpError(f"--html {path}: cannot be written: {error.strerror or error}") from error
     if out is None:
         _print_json(data())
         return GOOD
     show(out)
     if path is not None:
-        out.print(f"page: {path}", markup=False)
+        out.line(f"page: {path}")
     return GOOD
 
 
@@ -127,7 +124,6 @@ def _print_json(data: dict[str, Any]) -> None:
     sys.stdout.write("\n")
 
 
-@_command
 def report(arguments: list[str]) -> int:
     """Run `rollout-corr report`."""
     parser = _parser("report", "Show where the log-probs of trainer and engine differ.")
@@ -136,7 +132,8 @@ def report(arguments: list[str]) -> int:
     _page_arguments(parser, "report")
     chosen = parser.parse_args(arguments)
     dumps = [_dump(chosen)] + ([_dump(chosen, chosen.compare)] if chosen.compare else [])
-    out = None if chosen.json else terminal.console()
+    path = _page_path(chosen, dumps, "report")
+    out = None if chosen.json else Terminal()
     reported = []
     for dump in dumps:
         measured = _measure(dump, chosen.json)
@@ -147,38 +144,33 @@ def report(arguments: list[str]) -> int:
         return first | ({"compare": others[0]} if others else {})
 
     return _output(
-        chosen,
+        path,
         out,
-        dumps[0],
-        "report",
         lambda: page.report_page(reported),
         data,
         lambda out: terminal.print_report(out, reported),
     )
 
 
-@_command
 def what_if(arguments: list[str]) -> int:
     """Run `rollout-corr what-if`."""
     parser = _parser("what-if", "Apply every preset and a grid of thresholds to a dump, and compare the results.")
     _page_arguments(parser, "what-if")
     chosen = parser.parse_args(arguments)
     dump = _dump(chosen)
-    out = None if chosen.json else terminal.console()
+    path = _page_path(chosen, [dump], "what-if")
+    out = None if chosen.json else Terminal()
     with _progress(dump, chosen.json) as each:
         tried = try_all(dump, each)
     return _output(
-        chosen,
+        path,
         out,
-        dump,
-        "what-if",
         lambda: page.what_if_page(dump, tried),
         lambda: plain_data.what_if(dump, tried),
         lambda out: terminal.print_what_if(out, dump, tried),
     )
 
 
-@_command
 def doctor(arguments: list[str]) -> int:
     """Run `rollout-corr doctor`."""
     parser = _parser(
@@ -198,16 +190,19 @@ def doctor(arguments: list[str]) -> int:
         "--on-policy", action="store_true", help="new_logp and train_logp come from the same weights and have to agree"
     )
     chosen = parser.parse_args(arguments)
+    conditions = chosen.fail_if or [FAIL_IF]
+    for text in conditions:
+        check(text)
     dump = _dump(chosen)
-    out = None if chosen.json else terminal.console()
+    out = None if chosen.json else Terminal()
     measured = _measure(dump, chosen.json)
     findings = diagnose(measured, chosen.on_policy)
     values = condition_values(measured.metrics(), findings, dump.problems.count)
-    failed = [text for text in chosen.fail_if or [FAIL_IF] if is_true(text, values)]
+    failed = [text for text in conditions if is_true(text, values)]
     if out is None:
         _print_json(plain_data.doctor(dump, measured, findings) | {"failed": failed})
     else:
         terminal.print_findings(out, dump, measured, findings)
         for text in failed:
-            out.print(f"failed: {text}", markup=False, style="bold red")
+            out.line(f"failed: {text}", style="bold red")
     return FOUND if failed else GOOD

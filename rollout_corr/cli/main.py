@@ -7,14 +7,25 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from collections.abc import Callable
 from importlib import import_module
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
+
+import rollout_corr as rc
+from rollout_corr.cli.streams import error_line, let_go_of, print_line, usable_streams
+from rollout_corr.diagnose.read.problems import DumpError
+from rollout_corr.diagnose.show.visible import visible
 
 # Takes the arguments after the command's name, and returns the exit code.
 Run = Callable[[list[str]], int]
 
 PROGRAM = "rollout-corr"
+
+# Exit codes, as `main` says.
+GOOD, FOUND, UNUSABLE = 0, 1, 2
+# 128 and the number of the signal that a shell would report: SIGINT, SIGPIPE.
+INTERRUPTED, CLOSED_PIPE = 130, 141
 
 
 class Command(NamedTuple):
@@ -47,39 +58,90 @@ COMMANDS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit code; `arguments` default to those of the process."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser(prog=PROGRAM, description="Rollout correction for LLM reinforcement learning.")
+    """Run one command and return its exit code; `arguments` default to those of the process.
+
+    Exit codes: 0 all is well; 1 a condition of `doctor --fail-if` is true, or kernels do not compile; 2 an argument, a
+    dump or the output cannot be used; 130 interrupted; 141 whoever reads the output has closed it.
+    """
+    with usable_streams():
+        return _guarded(sys.argv[1:] if arguments is None else arguments)
+
+
+def _command(arguments: list[str]) -> str:
+    """Return the name of the command. Whatever follows, --help too, belongs to it."""
+    parser = Parser(prog=PROGRAM, description="Rollout correction for LLM reinforcement learning.")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {rc.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, command in COMMANDS.items():
         commands.add_parser(name, help=command.about)
-    # Only the name is parsed here: whatever follows, --help too, belongs to the command.
-    return COMMANDS[parser.parse_args(arguments[:1]).command].load()(arguments[1:])
+    return str(parser.parse_args(arguments[:1]).command)
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    """Run a command, and write what it printed: an error of the last write is still an error of the command."""
+    try:
+        return COMMANDS[name].load()(arguments)
+    finally:
+        sys.stdout.flush()
+
+
+def _guarded(arguments: list[str]) -> int:
+    """Run one command; whatever it raises becomes an exit code and at most one line on stderr."""
+    said = PROGRAM
+    try:
+        name = _command(arguments)
+        said = f"{PROGRAM} {name}"
+        return _run(name, arguments[1:])
+    except KeyboardInterrupt:
+        error_line(f"{PROGRAM}: interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        let_go_of(sys.stdout)
+        return CLOSED_PIPE
+    except DumpError as error:
+        error_line(f"{said}: {error}")
+    except OSError as error:
+        let_go_of(sys.stdout)
+        where = f"{error.filename}: " if error.filename else ""
+        error_line(f"{said}: {where}{error.strerror or error}")
+    except MemoryError:
+        error_line(f"{said}: out of memory")
+    except Exception:  # noqa: BLE001 - a mistake in this program; the interpreter would exit with 1, "unhealthy" to a gate
+        for line in traceback.format_exc().splitlines():
+            error_line(line)
+        error_line(f"{said}: this is a mistake in {PROGRAM}; please report the lines above")
+    return UNUSABLE
 
 
 def parser_of(command: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
     """Make the parser of a command's own arguments."""
-    return argparse.ArgumentParser(prog=f"{PROGRAM} {command}", description=description, epilog=epilog)
+    return Parser(prog=f"{PROGRAM} {command}", description=description, epilog=epilog)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors, which repeat arguments, are shown as other texts are."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2 and a line that says what is wrong."""
+        super().error(visible(message))
 
 
 def explain(arguments: list[str]) -> int:
     """Print what a preset does."""
-    import rollout_corr as rc
-
     parser = parser_of("explain", "Explain in words what a preset does.")
     parser.add_argument("preset", help="a name such as verl.decoupled_token_is; `rollout-corr presets` lists them")
     try:
-        print(rc.preset(parser.parse_args(arguments).preset).explain())
+        explained = rc.preset(parser.parse_args(arguments).preset).explain()
     except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+        raise DumpError(str(error)) from error
+    for line in explained.splitlines():
+        print_line(line)
+    return GOOD
 
 
 def presets(arguments: list[str]) -> int:
     """Print the names of all presets."""
-    import rollout_corr as rc
-
     parser_of("presets", "List the names of all presets.").parse_args(arguments)
-    print("\n".join(rc.presets.names()))
-    return 0
+    for name in rc.presets.names():
+        print_line(name)
+    return GOOD

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rollout_corr.diagnose.read.problems import DumpError
 
@@ -25,6 +26,10 @@ _COMPARISON = re.compile(rf"({_VALUE})\s*({'|'.join(COMPARE)})\s*({_VALUE})")
 _JOINED = re.compile(r"(?:\s|\(|\)|\b(?:and|or|not|True|False)\b)*")
 
 
+# Longer or deeper conditions are refused: the parser of Python overflows its stack somewhere beyond.
+MOST_CHARACTERS, MOST_NESTED = 2000, 100
+
+
 def is_true(text: str, values: Mapping[str, float]) -> bool:
     """Decide a condition such as `abs_logp_p99 > 0.5 or (kl_k3 > 0.01 and not sequences < 100)`.
 
@@ -38,14 +43,38 @@ def is_true(text: str, values: Mapping[str, float]) -> bool:
         DumpError: The text is no condition, or it names an unknown metric.
     """
 
-    def value(word: str) -> float:
-        if not (word[0].isalpha() or word[0] == "_"):
-            return float(word)
-        if word not in values:
-            close = difflib.get_close_matches(word, values, n=3)
+    def value(name: str) -> float:
+        if name not in values:
+            close = difflib.get_close_matches(name[:100], values, n=3)
             hint = f", did you mean {' or '.join(map(repr, close))}?" if close else ""
-            raise DumpError(f"--fail-if {text!r}: there is no metric {word!r}{hint}")
-        return values[word]
+            raise DumpError(f"--fail-if {text!r}: there is no metric {name!r}{hint}")
+        return values[name]
+
+    return _decided(text, value)
+
+
+def check(text: str) -> None:
+    """Refuse a text that is no condition, before there are metrics.
+
+    Raises:
+        DumpError: The text is no condition.
+    """
+    _decided(text, lambda name: 0.0)
+
+
+def _decided(text: str, metric: Callable[[str], float]) -> bool:
+    if len(text) > MOST_CHARACTERS:
+        raise DumpError(f"--fail-if {text[:40]!r}...: expected at most {MOST_CHARACTERS} characters, got {len(text)}")
+    if len(re.findall(r"\(|\bnot\b", text)) > MOST_NESTED:
+        raise DumpError(f"--fail-if {text[:40]!r}...: expected at most {MOST_NESTED} parentheses and nots")
+
+    def value(word: str) -> float:
+        if word[0].isalpha() or word[0] == "_":
+            return metric(word)
+        number = float(word)
+        if not math.isfinite(number):
+            raise DumpError(f"--fail-if {text!r}: {word} is larger than any float")
+        return number
 
     def decided(node: ast.expr) -> bool:
         if isinstance(node, ast.Constant):

@@ -10,6 +10,7 @@ from torch import Tensor
 from rollout_corr.diagnose.measure.measurement import CELLS, LOWEST_LOGP, Measurement
 from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.show.content import Named
+from rollout_corr.diagnose.show.html import Html
 from rollout_corr.diagnose.show.svg import WIDTH, Axis, Chart, spanning
 from rollout_corr.diagnose.what_if import Setting, SettingResult
 from rollout_corr.metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, bin_edges
@@ -57,7 +58,7 @@ def _of(name: str, several: bool) -> str:
     return f", {name}" if several else ""
 
 
-def _histogram_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[float]]]) -> str:
+def _histogram_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[float]]]) -> Html:
     bars = [(name, _bars(counts)) for name, counts in series]
     values = [value for _, some in bars for *_, value, _ in some]
     ticks = [(_signed(d), f"{d:g}") for d in (-10.0, -1.0, -0.1, -0.01, -1e-3, 0.0, 1e-3, 0.01, 0.1, 1.0, 10.0)]
@@ -71,7 +72,7 @@ def _histogram_chart(title: str, label: str, series: Sequence[tuple[str, Sequenc
     return chart.svg()
 
 
-def histograms(dumps: Named) -> list[str]:
+def histograms(dumps: Named) -> list[Html]:
     """Draw the histograms of D of tokens, and of mean D of sequences."""
     tokens = [(name, _histogram_of(measured)) for name, measured in dumps]
     sequences = [(name, measured.sequence_means.tolist()) for name, measured in dumps]
@@ -87,7 +88,7 @@ def _histogram_of(measured: Measurement) -> list[float]:
     return [raw[key] for key in HISTOGRAM]
 
 
-def densities(dumps: Named) -> list[str]:
+def densities(dumps: Named) -> list[Html]:
     """Draw the densities of train against rollout, as log-probs and as probabilities."""
     charts = []
     for name, measured in dumps:
@@ -97,7 +98,7 @@ def densities(dumps: Named) -> list[str]:
     return charts
 
 
-def _density(title: str, counts: Tensor, low: float, high: float) -> str:
+def _density(title: str, counts: Tensor, low: float, high: float) -> Html:
     chart = Chart(title, Axis("rollout", low, high), Axis("train", low, high))
     step = (high - low) / CELLS
 
@@ -118,7 +119,7 @@ def _nats(rows: Sequence[Row]) -> Axis:
     return spanning("nats", [value for row in rows for value in (row.d_abs_mean, row.d_mean)], zero=True)
 
 
-def axis_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[Row]]], log: bool) -> str:
+def axis_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[Row]]], log: bool) -> Html:
     """Draw mean |D| and mean D along an axis whose bins are numbers."""
     rows = _rows_of(series)
     # On a logarithmic axis the first position is 1.
@@ -131,7 +132,7 @@ def axis_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[Row]
     return chart.svg()
 
 
-def category_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[Row]]]) -> str:
+def category_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[Row]]]) -> Html:
     """Draw mean |D| and mean D along an axis whose bins have names."""
     rows = _rows_of(series)
     places = sorted({(row.at, row.label) for row in rows})
@@ -152,7 +153,7 @@ def category_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[
     return chart.svg()
 
 
-def kept(dumps: Named) -> str:
+def kept(dumps: Named) -> Html:
     """Draw how much a bound on the ratio keeps: tokens by their own, sequences by their geometric mean."""
     x = Axis("largest |log ratio| that is kept, nats", SMALLEST, LARGEST, log=True)
     chart = Chart("kept within a bound of the ratio", x, Axis("fraction", 0.0, 1.0))
@@ -178,7 +179,7 @@ def _below(counts: Sequence[float]) -> list[tuple[float, float]]:
     return points
 
 
-def trade_off(outcomes: Sequence[tuple[Setting, SettingResult]], best: Sequence[str]) -> str:
+def trade_off(outcomes: Sequence[tuple[Setting, SettingResult]], best: Sequence[str]) -> Html:
     """Draw bias against variance of every setting; the best ones are large."""
     # A logarithmic axis has no 0.
     floor = 1e-5
@@ -200,7 +201,7 @@ def trade_off(outcomes: Sequence[tuple[Setting, SettingResult]], best: Sequence[
     return chart.svg()
 
 
-def thresholds(outcomes: Sequence[tuple[Setting, SettingResult]]) -> list[str]:
+def thresholds(outcomes: Sequence[tuple[Setting, SettingResult]]) -> list[Html]:
     """Draw kept tokens and effective sample size along every family of the grid."""
     families: dict[str, list[tuple[float, SettingResult]]] = {}
     for setting, outcome in outcomes:

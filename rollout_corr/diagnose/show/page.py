@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Sequence
 from typing import Literal
 
 from rollout_corr.diagnose.doctor.cause import Finding
@@ -28,79 +27,80 @@ from rollout_corr.diagnose.show.content import (
     outcome_cells,
     problems_title,
 )
-from rollout_corr.diagnose.show.style import STYLE
+from rollout_corr.diagnose.show.html import Child, Html, document, element
+from rollout_corr.diagnose.show.style import SHADES, STYLE
+from rollout_corr.diagnose.show.visible import MOST_OF_TOKEN, visible
 from rollout_corr.diagnose.what_if import WhatIf, pareto
 
 
-def page(title: str, of: str, parts: Iterable[str]) -> str:
+def page(title: str, of: str, parts: Sequence[Child]) -> str:
     """Return a whole page: a title, a line that says what it is about, and its parts."""
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n"
-        f'<p class="of">{escape(of)}</p>\n' + "\n".join(parts) + "\n</body>\n</html>\n"
+    return document(title, STYLE, element("h1", title), element("p", of, class_="of"), parts)
+
+
+def section(title: str, *parts: Child) -> Html:
+    """Return a heading and its content."""
+    return element("section", element("h2", title), parts)
+
+
+def drawn(figures: Sequence[Html]) -> Html:
+    """Return charts, side by side where there is room."""
+    return element("div", figures, class_="charts")
+
+
+def table(content: Table, best: frozenset[int] = frozenset()) -> Html:
+    """Return a table; `best` are the indices of rows to emphasise."""
+
+    def cells(kind: Literal["th", "td"], row: Sequence[str]) -> list[Html]:
+        return [element(kind, x, class_="text" if i < content.text else None) for i, x in enumerate(row)]
+
+    rows = [element("tr", cells("td", row), class_="best" if i in best else None) for i, row in enumerate(content.rows)]
+    return _wide(cells("th", content.heads), rows)
+
+
+def _wide(heads: Sequence[Html], rows: Sequence[Html]) -> Html:
+    """Return a table that scrolls sideways where the page is narrow."""
+    return element(
+        "div", element("table", element("thead", element("tr", heads)), element("tbody", rows)), class_="wide"
     )
 
 
-def section(title: str, *parts: str) -> str:
-    """Return a heading and its content."""
-    return f"<section>\n<h2>{escape(title)}</h2>\n" + "\n".join(parts) + "\n</section>"
-
-
-def drawn(figures: Iterable[str]) -> str:
-    """Return charts, side by side where there is room."""
-    return '<div class="charts">' + "\n".join(figures) + "</div>"
-
-
-def table(content: Table, best: frozenset[int] = frozenset()) -> str:
-    """Return a table; `best` are the indices of rows to emphasise."""
-
-    def cells(kind: Literal["th", "td"], row: Sequence[str]) -> str:
-        mark = ' class="text"'
-        return "".join(f"<{kind}{mark if i < content.text else ''}>{escape(x)}</{kind}>" for i, x in enumerate(row))
-
-    rows = (f"<tr{' class=best' if i in best else ''}>{cells('td', row)}</tr>\n" for i, row in enumerate(content.rows))
-    return _wide(cells("th", content.heads), "".join(rows))
-
-
-def _wide(heads: str, body: str) -> str:
-    """Return a table that scrolls sideways where the page is narrow."""
-    return f'<div class="wide"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}</tbody></table></div>'
-
-
-def _problems(dump: Dump) -> str:
+def _problems(dump: Dump) -> Child:
     if not dump.problems.count:
-        return ""
-    items = "".join(f"<li>{escape(str(problem))}</li>" for problem in dump.problems.shown)
-    return f'<div class="card error"><b>{problems_title(dump)}</b><ul>{items}</ul></div>'
+        return ()
+    items = [element("li", str(problem)) for problem in dump.problems.shown]
+    return element("div", element("b", problems_title(dump)), element("ul", items), class_="card error")
 
 
-def finding_cards(findings: Sequence[Finding], name: str = "") -> str:
+def finding_cards(findings: Sequence[Finding], name: str = "") -> list[Html]:
     """Return a card for every finding of the doctor; `name` is the dump's, where the page has two."""
-    of = f"{escape(name)}: " if name else ""
+    of = f"{name}: " if name else ""
     cards = []
     if is_healthy(findings):
-        cards.append(f'<div class="card good">{of}<b>healthy</b>: {HEALTHY}</div>')
+        cards.append(element("div", of, element("b", "healthy"), f": {HEALTHY}", class_="card good"))
     for finding in findings:
-        evidence = "".join(f"<li>{escape(line)}</li>" for line in finding.evidence)
         cards.append(
-            f'<div class="card {finding.severity}">{of}<b>{finding.severity}: {escape(finding.title)}</b> '
-            f"<code>{finding.name}</code><ul>{evidence}</ul>{escape(finding.advice)}</div>"
+            element(
+                "div",
+                *(of, element("b", f"{finding.severity}: {finding.title}"), " ", element("code", finding.name)),
+                *(element("ul", [element("li", line) for line in finding.evidence]), finding.advice),
+                class_=f"card {finding.severity}",
+            )
         )
-    return "\n".join(cards)
+    return cards
 
 
-def _card(text: str) -> str:
-    return f'<div class="card warning">{escape(text)}</div>'
+def _card(warning: str) -> Html:
+    return element("div", warning, class_="card warning")
 
 
-def _axes(dumps: Named) -> list[str]:
+def _axes(dumps: Named) -> list[Html]:
     """Draw D along every axis that one of the dumps has."""
     profiles = [(name, measured.profiles()) for name, measured in dumps]
     figures = []
     for axis in dict.fromkeys(axis for _, found in profiles for axis in found):
         series: list[tuple[str, Sequence[Row]]] = [(name, found[axis]) for name, found in profiles if axis in found]
-        label = AXES.get(axis, axis)
+        label = visible(AXES.get(axis, axis), MOST_OF_TOKEN)
         if axis in ("position", "length"):
             figures.append(charts.axis_chart(f"by {label}", label, series, log=True))
         elif axis in ("steps", "turn") or max(len(rows) for _, rows in series) > 24:
@@ -110,37 +110,42 @@ def _axes(dumps: Named) -> list[str]:
     return figures
 
 
-def _worst(tokens: Sequence[WorstToken]) -> str:
+def _worst(tokens: Sequence[WorstToken]) -> Html:
     """Return a table of the worst tokens among their neighbours, shaded by |D|."""
     rows = []
     for token in tokens:
         shown = token.tokens or tuple("nan" if d is None else f"{d:+.2g}" for d in token.context)
-        spans = []
+        spans: list[Child] = []
         for i, (text, d) in enumerate(zip(shown, token.context, strict=True)):
-            shade = 100 if d is None else round(100 * min(1.0, abs(d) / 5.0))
-            at = ' class="at"' if i == token.at else ""
+            shade = SHADES if d is None else round(SHADES * min(1.0, abs(d) / 5.0))
             says = "not finite" if d is None else f"D {d:.4g}"
-            colour = f"background:color-mix(in srgb, var(--error) {shade // 2}%, transparent)"
-            spans.append(f'<span{at} title="{says}" style="{colour}">{escape(text)}</span>')
+            kind = f"shade{shade} at" if i == token.at else f"shade{shade}"
+            spans += [element("span", visible(text, MOST_OF_TOKEN), class_=kind, title=says), " "]
         more = f", turn {token.turn}" if token.turn else ""
         more += f", version {token.version}" if token.version is not None else ""
+        numbers = (f"{value:.4g}" for value in (token.d, token.train_logp, token.rollout_logp))
         rows.append(
-            f'<tr><td class="text">{token.record}:{token.position}{more}</td><td>{token.d:.4g}</td>'
-            f"<td>{token.train_logp:.4g}</td><td>{token.rollout_logp:.4g}</td>"
-            f'<td class="text context">{" ".join(spans)}</td></tr>'
+            element(
+                "tr",
+                element("td", f"{token.record}:{token.position}{more}", class_="text"),
+                [element("td", number) for number in numbers],
+                element("td", spans, class_="text context"),
+            )
         )
     shown_as = "tokens around it" if any(token.tokens for token in tokens) else "D around it"
-    heads = (
-        f'<th class="text">record:position</th><th>D</th><th>train</th><th>rollout</th><th class="text">{shown_as}</th>'
-    )
-    return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    heads = [
+        element("th", "record:position", class_="text"),
+        *(element("th", head) for head in ("D", "train", "rollout")),
+        element("th", shown_as, class_="text"),
+    ]
+    return _wide(heads, rows)
 
 
 def report_page(reported: Sequence[Reported]) -> str:
     """Return the page of `report`: one dump, or two side by side."""
     dump, measured, _ = reported[0]
     dumps = named(reported)
-    parts = []
+    parts: list[Child] = []
     for (name, each), (one, _, findings) in zip(dumps, reported, strict=True):
         parts += [_problems(one), finding_cards(findings, name if len(reported) > 1 else "")]
         parts += map(_card, each.warnings())
@@ -154,7 +159,7 @@ def report_page(reported: Sequence[Reported]) -> str:
     for name, each in dumps:
         if each.worst:
             parts.append(section(f"Worst tokens{f': {name}' if len(dumps) > 1 else ''}", _worst(each.worst)))
-    parts.append(f"<details><summary>All metrics</summary>{table(metrics_table(dumps, measured.metrics()))}</details>")
+    parts.append(element("details", element("summary", "All metrics"), table(metrics_table(dumps, measured.metrics()))))
     paths = " against ".join(str(one.path) for one, _, _ in reported)
     return page("Train against rollout", f"{paths} ({fields_of(dump)}). {ABOUT_D}", parts)
 
@@ -179,6 +184,6 @@ def what_if_page(dump: Dump, what_if: WhatIf) -> str:
             section("Bias and variance", drawn([charts.trade_off(outcomes, best)])),
             section("Thresholds", drawn(charts.thresholds(outcomes))),
             section("Every setting", table(Table(OUTCOME_HEADS, rows), best=marked)),
-            f"<details><summary>Presets that were not tried</summary>{left_out}</details>",
+            element("details", element("summary", "Presets that were not tried"), left_out),
         ],
     )

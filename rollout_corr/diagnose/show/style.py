@@ -1,5 +1,8 @@
 """The style sheet of the pages, light or dark as the reader's system is."""
 
+# Shades of a token's background, shade0 to shade20.
+SHADES = 20
+
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2530; --soft: #5b6675; --line: #d5dbe3; --paper: #ffffff; --card: #f5f7fa;
   --a: #2563b8; --b: #d9730d; --error: #c0262d; --warning: #b26a00; --note: #0f766e; --good: #1a7f37; }
@@ -34,4 +37,7 @@ th { color: var(--soft); font-weight: 600; } td.text, th.text { text-align: left
 .context span { padding: 1px 2px; border-radius: 2px; white-space: pre-wrap; }
 .context span.at { outline: 2px solid var(--error); } details { margin: 1rem 0; } summary { cursor: pointer; }
 tr.best td.text { font-weight: 600; }
-"""
+""" + "".join(
+    f".shade{i} {{ background: color-mix(in srgb, var(--error) {50 * i // SHADES}%, transparent); }}\n"
+    for i in range(SHADES + 1)
+)

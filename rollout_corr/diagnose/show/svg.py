@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from html import escape
+
+from rollout_corr.diagnose.show.html import Html, element
 
 WIDTH, HEIGHT = 460, 280
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 46
@@ -102,7 +103,7 @@ class Chart:
     y: Axis
     width: int = WIDTH
     height: int = HEIGHT
-    parts: list[str] = field(default_factory=list)
+    parts: list[Html] = field(default_factory=list)
     legend: list[tuple[str, str]] = field(default_factory=list)
 
     def px(self, value: float) -> float:
@@ -117,7 +118,7 @@ class Chart:
         if not points:
             return
         path = " ".join(f"{self.px(x):.1f},{self.py(y):.1f}" for x, y in points)
-        self.parts.append(f'<polyline class="line {kind}" points="{path}"/>')
+        self.parts.append(element("polyline", class_=f"line {kind}", points=path))
         if dots and len(points) <= 100:
             for x, y in points:
                 self.dot(x, y, kind, f"{self.x.label} {x:.4g}: {y:.4g}")
@@ -126,21 +127,17 @@ class Chart:
 
     def dot(self, x: float, y: float, kind: str, says: str, radius: float = 2.6) -> None:
         """Draw a dot with a tooltip."""
-        self.parts.append(
-            f'<circle class="dot {kind}" cx="{self.px(x):.1f}" cy="{self.py(y):.1f}" r="{radius:g}">'
-            f"<title>{escape(says)}</title></circle>"
-        )
+        place = {"cx": self.px(x), "cy": self.py(y), "r": radius}
+        self.parts.append(element("circle", element("title", says), class_=f"dot {kind}", **place))
 
     def bars(self, edges: Sequence[tuple[float, float, float, str]], kind: str, name: str = "") -> None:
         """Draw bars that stand on the horizontal axis: (from, to, height, tooltip)."""
         floor = self.py(self.y.low if self.y.log else 0.0)
         for low, high, value, says in edges:
             a, b, top = self.px(low), self.px(high), self.py(value)
-            self.parts.append(
-                f'<rect class="bar {kind}" x="{min(a, b):.1f}" y="{min(top, floor):.1f}" '
-                f'width="{max(abs(b - a) - 0.4, 0.4):.1f}" height="{abs(floor - top):.1f}">'
-                f"<title>{escape(says)}</title></rect>"
-            )
+            place = {"x": min(a, b), "y": min(top, floor)}
+            size = {"width": max(abs(b - a) - 0.4, 0.4), "height": abs(floor - top)}
+            self.parts.append(element("rect", element("title", says), class_=f"bar {kind}", **place, **size))
         if name:
             self.legend.append((kind, name))
 
@@ -148,18 +145,14 @@ class Chart:
         """Draw a dashed vertical line at a value, with its name on top."""
         if self.x.low <= value <= self.x.high:
             x = self.px(value)
-            self.parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{self.height - BOTTOM}"/>')
-            self.parts.append(
-                f'<text class="small" x="{x:.1f}" y="{TOP - 3}" text-anchor="middle">{escape(says)}</text>'
-            )
+            self.parts.append(element("line", class_="mark", x1=x, x2=x, y1=TOP, y2=self.height - BOTTOM))
+            self.parts.append(element("text", says, class_="small", x=x, y=TOP - 3, text_anchor="middle"))
 
     def diagonal(self) -> None:
         """Draw the line on which both axes have the same value."""
         low, high = max(self.x.low, self.y.low), min(self.x.high, self.y.high)
-        self.parts.append(
-            f'<line class="mark" x1="{self.px(low):.1f}" y1="{self.py(low):.1f}" '
-            f'x2="{self.px(high):.1f}" y2="{self.py(high):.1f}"/>'
-        )
+        ends = {"x1": self.px(low), "y1": self.py(low), "x2": self.px(high), "y2": self.py(high)}
+        self.parts.append(element("line", class_="mark", **ends))
 
     def cells(self, counts: Sequence[Sequence[int]], says: Callable[[int, int, int], str]) -> None:
         """Draw a density: counts[row][column] over equal parts of both axes, row 0 below, shaded by log(count)."""
@@ -171,34 +164,40 @@ class Chart:
                 if not count:
                     continue
                 shade = 0.12 + 0.88 * math.log1p(count) / math.log1p(most)
-                x, y = LEFT + j * w, self.height - BOTTOM - (i + 1) * h
-                self.parts.append(
-                    f'<rect class="cell" x="{x:.1f}" y="{y:.1f}" width="{w + 0.2:.1f}" height="{h + 0.2:.1f}" '
-                    f'fill-opacity="{shade:.2f}"><title>{escape(says(i, j, count))}</title></rect>'
-                )
+                place = {
+                    "x": LEFT + j * w,
+                    "y": self.height - BOTTOM - (i + 1) * h,
+                    "width": w + 0.2,
+                    "height": h + 0.2,
+                }
+                title = element("title", says(i, j, count))
+                self.parts.append(element("rect", title, class_="cell", **place, fill_opacity=f"{shade:.2f}"))
 
-    def svg(self) -> str:
+    def svg(self) -> Html:
         """Return the chart as an HTML figure."""
         right, bottom = self.width - RIGHT, self.height - BOTTOM
         frame = []
         for value, text in self.x.marks():
             x = self.px(value)
-            frame.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
-            frame.append(f'<text x="{x:.1f}" y="{bottom + 17}" text-anchor="middle">{escape(text)}</text>')
+            frame.append(element("line", class_="grid", x1=x, x2=x, y1=TOP, y2=bottom))
+            frame.append(element("text", text, x=x, y=bottom + 17, text_anchor="middle"))
         for value, text in self.y.marks():
             y = self.py(value)
-            frame.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            frame.append(f'<text x="{LEFT - 5}" y="{y + 3.5:.1f}" text-anchor="end">{escape(text)}</text>')
+            frame.append(element("line", class_="grid", x1=LEFT, x2=right, y1=y, y2=y))
+            frame.append(element("text", text, x=LEFT - 5, y=y + 3.5, text_anchor="end"))
         middle = (LEFT + right) / 2
+        turned = f"translate(13 {(TOP + bottom) / 2:.0f}) rotate(-90)"
         labels = [
-            f'<text x="{middle:.0f}" y="{self.height - 10}" text-anchor="middle">{escape(self.x.label)}</text>',
-            f'<text transform="translate(13 {(TOP + bottom) / 2:.0f}) rotate(-90)" text-anchor="middle">'
-            f"{escape(self.y.label)}</text>",
+            element("text", self.x.label, x=middle, y=self.height - 10, text_anchor="middle"),
+            element("text", self.y.label, transform=turned, text_anchor="middle"),
         ]
-        box = f'<rect class="frame" x="{LEFT}" y="{TOP}" width="{right - LEFT}" height="{bottom - TOP}"/>'
-        keys = "".join(f'<span class="key {kind}">{escape(name)}</span>' for kind, name in dict.fromkeys(self.legend))
-        return (
-            f"<figure{' class=wide' if self.width > WIDTH else ''}><figcaption>{escape(self.title)}{keys}</figcaption>"
-            f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(self.title, quote=True)}">'
-            f"{''.join(frame)}{''.join(self.parts)}{box}{''.join(labels)}</svg></figure>"
+        box = element("rect", class_="frame", x=LEFT, y=TOP, width=right - LEFT, height=bottom - TOP)
+        keys = [element("span", name, class_=f"key {kind}") for kind, name in dict.fromkeys(self.legend)]
+        drawn = (frame, self.parts, box, labels)
+        view = f"0 0 {self.width} {self.height}"
+        return element(
+            "figure",
+            element("figcaption", self.title, keys),
+            element("svg", *drawn, viewBox=view, role="img", aria_label=self.title),
+            class_="wide" if self.width > WIDTH else None,
         )

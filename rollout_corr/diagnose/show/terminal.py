@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 from rollout_corr.diagnose.doctor.cause import Finding, Severity, counted
 from rollout_corr.diagnose.doctor.diagnosis import is_healthy
@@ -26,6 +27,7 @@ from rollout_corr.diagnose.show.content import (
     outcome_cells,
     problems_title,
 )
+from rollout_corr.diagnose.show.visible import MOST_OF_TOKEN, visible
 from rollout_corr.diagnose.what_if import WhatIf, pareto
 
 # Longer axes are thinned out in the terminal; the page and --json have all rows.
@@ -33,66 +35,118 @@ MOST_ROWS = 16
 # Characters of the longest bar, and worst tokens in the terminal.
 BAR, MOST_WORST = 16, 10
 STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+# Texts are folded to columns of this width, and not to narrower ones.
+FOLDED = 12
 SHORT_HEADS = ("setting", "tokens", "seqs", "mean", "ESS", "bias", "var", "TxKL")
+
+
+class Terminal:
+    """Prints lines and tables of texts, which may be anybody's: all pass `_text`, and the console is not shown around.
+
+    Args:
+        stderr: Print there, and not on stdout.
+
+    Raises:
+        DumpError: rich is not installed.
+    """
+
+    def __init__(self, stderr: bool = False) -> None:
+        self._console = _rich("console").Console(stderr=stderr, highlight=False)
+        # rich would exit with 1, which tells a gate that the dump is unhealthy.
+        self._console.on_broken_pipe = _raise
+        self._made = _rich("text").Text
+
+    def _text(self, content: str, style: str = "") -> Any:
+        """Return a text as rich shows it: the door through which every text passes. Nothing in it is markup."""
+        return self._made(visible(content), style=style)
+
+    def line(self, content: str = "", style: str = "") -> None:
+        """Print one line; a line break in it is shown and not made."""
+        self._console.print(self._text(content, style))
+
+    def table(self, title: str, content: Table) -> None:
+        """Print a table; where it does not fit the terminal, each row as lines below one another."""
+        if self._console.width < _narrowest(content):
+            self.line(title, style="bold")
+            for row in content.rows:
+                self.line(row[0])
+                for head, cell in zip(content.heads[1:], row[1:], strict=True):
+                    self.line(f"  {head}: {cell}".rstrip(": "))
+            self.line()
+            return
+        box = _rich("box").SIMPLE_HEAD
+        made = _rich("table").Table(
+            title=self._text(title), title_justify="left", title_style="bold", box=box, padding=(0, 1, 0, 0)
+        )
+        for i, head in enumerate(content.heads):
+            made.add_column(self._text(head), justify="left" if i < content.text else "right", overflow="fold")
+        for row in content.rows:
+            made.add_row(*map(self._text, row))
+        self._console.print(made)
+
+    @contextmanager
+    def progress(self, content: str) -> Iterator[Callable[[float], None]]:
+        """Show a progress bar behind a text; yields what moves it, from 0 to 1."""
+        bars = _rich("progress")
+        columns = (
+            bars.TextColumn("{task.description}", markup=False),
+            *(bars.BarColumn(), bars.TaskProgressColumn(), bars.TimeRemainingColumn()),
+        )
+        with bars.Progress(*columns, transient=True, console=self._console) as progress:
+            task = progress.add_task(visible(content), total=1.0)
+            yield lambda done: progress.update(task, completed=done)
+
+
+def _narrowest(content: Table) -> int:
+    """Return the width below which numbers of a table would be folded, or texts into columns that nobody can read."""
+    widths = [max((len(visible(cell)) for cell in column), default=0) for column in zip(*content.rows, strict=True)]
+    return sum(1 + (min(width, FOLDED) if i < content.text else width) for i, width in enumerate(widths))
+
+
+def _raise() -> NoReturn:
+    """Raise the exception that is being handled."""
+    # rich calls this where it handles one.
+    raise
 
 
 def _rich(module: str) -> Any:
     return extra(f"rich.{module}", "report", "printing results")
 
 
-def console(stderr: bool = False) -> Any:
-    """Return a rich console.
-
-    Raises:
-        DumpError: rich is not installed.
-    """
-    return _rich("console").Console(stderr=stderr, highlight=False)
-
-
-def _print_table(out: Any, title: str, content: Table) -> None:
-    box = _rich("box").SIMPLE_HEAD
-    made = _rich("table").Table(title=title, title_justify="left", title_style="bold", box=box, padding=(0, 1, 0, 0))
-    for i, head in enumerate(content.heads):
-        made.add_column(head, justify="left" if i < content.text else "right", overflow="fold")
-    for row in content.rows:
-        made.add_row(*map(_rich("markup").escape, row))
-    out.print(made)
-
-
-def _print_read(out: Any, dump: Dump) -> None:
+def _print_read(out: Terminal, dump: Dump) -> None:
     """Print what was read and the problems of the rest."""
-    out.print(f"{dump.path}: {fields_of(dump)}", markup=False)
+    out.line(f"{dump.path}: {fields_of(dump)}")
     if dump.problems.count:
-        out.print(f"{problems_title(dump)}:", markup=False, style="bold red")
+        out.line(f"{problems_title(dump)}:", style="bold red")
         for problem in dump.problems.shown:
-            out.print(f"  {problem}", markup=False, style="red")
+            out.line(f"  {problem}", style="red")
 
 
-def print_report(out: Any, reported: Sequence[Reported]) -> None:
+def print_report(out: Terminal, reported: Sequence[Reported]) -> None:
     """Print the report of a dump. Of two dumps only the metrics are printed, side by side; the page has the rest."""
     for dump, _, _ in reported:
         _print_read(out, dump)
-    out.print(ABOUT_D)
+    out.line(ABOUT_D)
     measured = reported[0][1]
     dumps = named(reported)
-    _print_table(out, "Mismatch", metrics_table(dumps, KEYS))
+    out.table("Mismatch", metrics_table(dumps, KEYS))
     if len(reported) == 1:
-        _print_table(out, "Importance weights", levels_table(dumps))
+        out.table("Importance weights", levels_table(dumps))
         for axis, rows in measured.profiles().items():
-            title = AXES.get(axis, axis)
-            _print_table(out, f"|D| by {title}", _axis_table(title, rows))
+            title = visible(AXES.get(axis, axis), MOST_OF_TOKEN)
+            out.table(f"|D| by {title}", _axis_table(title, rows))
         if measured.worst:
-            _print_table(out, "Worst tokens", _worst_table(measured))
+            out.table("Worst tokens", _worst_table(measured))
         for warning in measured.warnings():
-            out.print(f"! {warning}", markup=False, style="yellow")
+            out.line(f"! {warning}", style="yellow")
     for dump, _, findings in reported:
         for finding in findings:
             _print_title(out, finding, f"{dump.path}: " if len(reported) == 2 else "")
 
 
-def _print_title(out: Any, finding: Finding, before: str) -> None:
+def _print_title(out: Terminal, finding: Finding, before: str) -> None:
     title = f"{before}{finding.severity}: {finding.title} [{finding.name}]"
-    out.print(title, markup=False, style=STYLES[finding.severity])
+    out.line(title, style=STYLES[finding.severity])
 
 
 def _thinned(rows: Sequence[Row]) -> Sequence[Row]:
@@ -116,6 +170,7 @@ def _worst_table(measured: Measurement) -> Table:
     rows = []
     for token in measured.worst[:MOST_WORST]:
         shown = token.tokens or ["nan" if d is None else f"{d:.2g}" for d in token.context]
+        shown = [visible(text, MOST_OF_TOKEN) for text in shown]
         context = " ".join(f"[{text}]" if i == token.at else text for i, text in enumerate(shown))
         values = (f"{value:.4g}" for value in (token.d, token.train_logp, token.rollout_logp))
         rows.append((f"{token.record}:{token.position}", context, *values))
@@ -123,38 +178,37 @@ def _worst_table(measured: Measurement) -> Table:
     return Table(("record:position", around, "D", "train", "rollout"), rows, text=2)
 
 
-def print_findings(out: Any, dump: Dump, measured: Measurement, findings: Sequence[Finding]) -> None:
+def print_findings(out: Terminal, dump: Dump, measured: Measurement, findings: Sequence[Finding]) -> None:
     """Print the findings of the doctor, the gravest first."""
     _print_read(out, dump)
     metrics = measured.metrics()
-    out.print(
+    out.line(
         f"{counted(metrics['tokens'], 'token')} in {counted(metrics['sequences'], 'sequence')}. {ABOUT_D} Mean |D| "
         f"{metrics['d_abs_mean']:.3g}, 99th percentile of |D| {metrics['abs_logp_p99']:.3g}, k3 "
         f"{metrics['kl_k3']:.3g} nats per token",
-        markup=False,
     )
     if is_healthy(findings):
-        out.print(f"healthy: {HEALTHY}", style="bold green")
+        out.line(f"healthy: {HEALTHY}", style="bold green")
     for i, finding in enumerate(findings, 1):
-        out.print()
+        out.line()
         _print_title(out, finding, f"{i}. ")
         for line in finding.evidence:
-            out.print(f"   - {line}", markup=False)
-        out.print(f"   -> {finding.advice}", markup=False)
+            out.line(f"   - {line}")
+        out.line(f"   -> {finding.advice}")
 
 
-def print_what_if(out: Any, dump: Dump, tried: WhatIf) -> None:
+def print_what_if(out: Terminal, dump: Dump, tried: WhatIf) -> None:
     """Print the result of every setting."""
     outcomes = tried.outcomes()
     _print_read(out, dump)
     rows = [outcome_cells(*one) for one in outcomes]
-    _print_table(out, "Kept tokens and sequences, weights, bias and variance", Table(SHORT_HEADS, rows))
+    out.table("Kept tokens and sequences, weights, bias and variance", Table(SHORT_HEADS, rows))
     for setting, _ in outcomes:
         if setting.same:
-            out.print(f"{setting.name} is also {', '.join(setting.same)}", markup=False)
+            out.line(f"{setting.name} is also {', '.join(setting.same)}")
     for note in dict.fromkeys(outcome.note for _, outcome in outcomes if outcome.note):
-        out.print(f"! {note}", markup=False, style="yellow")
-    out.print(f"{PARETO}: {', '.join(pareto(outcomes))}", markup=False)
+        out.line(f"! {note}", style="yellow")
+    out.line(f"{PARETO}: {', '.join(pareto(outcomes))}")
     for reason in dict.fromkeys(tried.left_out.values()):
         names = [name for name, other in tried.left_out.items() if other == reason]
-        out.print(f"not tried, because {reason}: {', '.join(names)}", markup=False)
+        out.line(f"not tried, because {reason}: {', '.join(names)}")

@@ -1,0 +1,51 @@
+"""Files that are written whole or not at all: beside their place, then renamed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from secrets import token_hex
+
+
+def write_whole(path: str | Path, content: str | bytes) -> None:
+    """Put content in the place of a file; until all of it is on the disk, the old file stays.
+
+    A symlink stays and what it points at is replaced; the permissions of an old file stay. What is no regular file (a
+    pipe, /dev/stdout) cannot be replaced and is written to directly. A process that is killed leaves at most a hidden
+    file that ends in .part beside the old one.
+
+    Args:
+        path: Where.
+        content: The bytes, or a text that is written as UTF-8.
+
+    Raises:
+        OSError: It cannot be written. The old file is as it was.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        target = Path(path).resolve()
+    except RuntimeError as error:  # what resolve raised for a loop of symlinks before Python 3.13
+        raise OSError(str(error)) from error
+    old = target.stat().st_mode if target.exists() else None
+    if old is not None and not stat.S_ISREG(old):
+        with open(path, "wb") as special:
+            special.write(data)
+        return
+    if old is not None and not os.access(target, os.W_OK):
+        # A rename needs permission for the folder alone, and would replace a file that was made read-only on purpose.
+        raise PermissionError(13, "Permission denied", str(path))
+    beside = target.with_name(f".rollout-corr-{token_hex(8)}.part")
+    # "x" and not tempfile: a new file gets the permissions that open() gives.
+    file = open(beside, "xb")  # noqa: SIM115 - closed below, before the rename
+    try:
+        with file:
+            file.write(data)
+            if old is not None:
+                beside.chmod(stat.S_IMODE(old))
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

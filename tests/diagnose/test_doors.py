@@ -1,0 +1,126 @@
+"""The two doors that every text of a dump passes, terminal and page; and that nothing is shown past them."""
+
+from __future__ import annotations
+
+import ast
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+import rollout_corr
+from builders.hostile import TEXTS
+from rollout_corr.diagnose.show.content import Table
+from rollout_corr.diagnose.show.html import ATTRIBUTES, TAGS, Html, document, element
+from rollout_corr.diagnose.show.svg import Axis, Chart
+from rollout_corr.diagnose.show.terminal import Terminal
+from rollout_corr.diagnose.show.visible import MOST, visible
+
+PACKAGE = Path(rollout_corr.__file__).parent
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_visible_texts_are_one_line_of_printable_characters(text):
+    shown = visible(text)
+    shown.encode()
+    assert shown.isprintable() and len(shown) <= MOST and visible(shown) == shown
+
+
+def test_visible_keeps_what_can_be_read():
+    assert visible("Ġhello wörld 漢字 🙂 'q' \\n [/b] <i>") == "Ġhello wörld 漢字 🙂 'q' \\n [/b] <i>"
+    assert visible("a\nb\x1b[2J\u202ec\udc80") == "a\\nb\\x1b[2J\\u202ec\\udc80"
+    assert visible("x" * 5000) == "x" * (MOST - 22) + "... (5,000 characters)"
+
+
+@pytest.mark.parametrize("colour", [False, True])
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_terminal_shows_a_text_in_every_place(text, colour, capsys, monkeypatch):
+    """Lines, titles, heads and cells: no control character, no line that the text made, no markup of rich."""
+    monkeypatch.setenv("COLUMNS", "20000")
+    monkeypatch.setenv("FORCE_COLOR" if colour else "NO_COLOR", "1")
+    out = Terminal()
+    out.line(text, "bold red")
+    out.table(text, Table((text, text), [(text, text)]))
+    said = capsys.readouterr().out
+    for code in ("\x1b[1m", "\x1b[1;31m", "\x1b[0m"):
+        said = said.replace(code, "")
+    assert not [c for c in said if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
+    # Line, title, heads, ruler, row and an empty line or two.
+    assert len(said.rstrip("\n").split("\n")) <= 7
+    assert said.count(visible(text).strip()) >= 6
+
+
+def test_a_progress_bar_shows_a_text(capsys, monkeypatch):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    with Terminal(stderr=True).progress("[/x] \x1b]8;;http://x\x1b\\ \n") as move:
+        move(0.5)
+    said = capsys.readouterr().err
+    assert "\x1b]8" not in said and "[/x] \\x1b]8;;http://x\\x1b\\ \\n" in said
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_page_shows_a_text_in_every_place(text):
+    """A text stays a text in elements, in attributes, and wherever a chart shows one."""
+    chart = Chart(text, Axis(text, 0.0, 1.0, ticks=[(0.5, text)]), Axis(text, 0.0, 1.0))
+    chart.vertical(0.5, text)
+    chart.line([(0.1, 0.2), (0.3, 0.4)], "a", text)
+    chart.bars([(0.0, 0.5, 0.5, text)], "a", text)
+    chart.cells([[1]], lambda row, column, count: text)
+    source = document(text, "", element("p", text, [text], class_=text, title=text), chart.svg())
+    source.encode()
+    assert "<script" not in source.lower() and "<img" not in source.lower() and "</td" not in source
+    bare = source.split("<h1>")[0] if "<h1>" in source else source
+    assert bare.count("<title>") == 1 + 4
+    assert all(c.isprintable() or c == "\n" for c in source)
+    assert source.count("<") == len([part for part in source.split("<")[1:] if part.lstrip("/!")[0].isalpha()])
+
+
+def test_markup_is_not_made_of_strings():
+    """A string never becomes markup, and markup never joins a string unnoticed."""
+    assert element("b", "<i>").source == "<b>&lt;i&gt;</b>"
+    assert element("b", title='" onload="x').source == '<b title="&quot; onload=&quot;x"></b>'
+    with pytest.raises(TypeError):
+        "".join([element("b", "x")])  # type: ignore[list-item]  # the mistake that is tested
+    with pytest.raises(ValueError, match=r"tag: expected one of .* got 'script'"):
+        element("script", "x")
+    for name in ("onclick", "href", "src", "style"):
+        with pytest.raises(ValueError, match=f"got '{name}'"):
+            element("b", **{name: "x"})
+    assert not {"script", "style", "a", "img", "iframe", "link", "form", "foreignObject", "use"} & TAGS
+    assert not [name for name in ATTRIBUTES if name.startswith("on") or name in ("href", "src", "style", "xlink:href")]
+
+
+# Who may write: each of these passes every text through `visible`.
+DOORS = {
+    "print": set(),
+    "stdout": {"cli/streams.py", "cli/main.py", "cli/dump_commands.py"},
+    "stderr": {"cli/streams.py", "cli/dump_commands.py"},
+    "rich": {"diagnose/show/terminal.py"},
+    "Html(": {"diagnose/show/html.py"},
+    "escape": {"diagnose/show/html.py"},
+}
+
+
+def found_in(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id == "print":
+                yield "print"
+            elif node.func.id == Html.__name__:
+                yield "Html("
+        if isinstance(node, ast.Attribute) and node.attr in ("stdout", "stderr", "__stdout__", "__stderr__"):
+            yield node.attr.strip("_")
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+            yield from (door for door in ("rich", "escape") if door in {part for n in names for part in n.split(".")})
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("rich"):
+            yield "rich"
+
+
+def test_nothing_is_shown_past_the_doors():
+    """A new row, table or line in another file has no way to a terminal or a page but these functions."""
+    for room in ("cli", "diagnose"):
+        for path in (PACKAGE / room).rglob("*.py"):
+            name = path.relative_to(PACKAGE).as_posix()
+            for door in set(found_in(ast.parse(path.read_text(encoding="utf-8")))):
+                assert name in DOORS[door], f"{name} uses {door}: show texts by Terminal, print_line or html.element"
