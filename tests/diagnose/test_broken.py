@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -244,3 +246,88 @@ def test_ragged_lists_and_lengths_agree(tmp_path):
     """Ragged lists and lengths are independent ways to write a dump, and give equal sequences."""
     columns = packed()
     assert len(ragged(columns)["train_logp"]) == with_lengths(columns)["lengths"].numel() == 12
+
+
+# --- the boundary: one file never ends the reading of the others ------------------------------------------------------
+
+
+def damage(path):
+    """Flip a byte in the middle of the data of each member, which its checksum finds."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
+def bad_npz(folder):
+    damage(write("npz compressed", folder, packed(200), "1"))
+
+
+def bad_parquet(folder):
+    path = write("parquet", folder, packed(), "1")
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def dangling_link(folder):
+    (folder / "1.jsonl").symlink_to(folder / "nowhere")
+
+
+def unreadable_header(folder):
+    (folder / "1.safetensors").write_bytes(struct.pack("<Q", 2) + b"[]")
+
+
+@pytest.mark.parametrize("break_one", [bad_npz, bad_parquet, dangling_link, unreadable_header])
+def test_one_bad_file_is_named_and_the_rest_of_the_folder_is_read(break_one, tmp_path):
+    columns = packed()
+    write("npz packed", tmp_path, columns, "0")
+    break_one(tmp_path)
+    write("jsonl", tmp_path, columns, "2")
+    dump = Dump(tmp_path)
+    found = sequences_of(dump)
+    assert found[:12] == wanted_of(columns) and found[-12:] == wanted_of(columns)
+    assert dump.problems.count == 1
+    assert str(dump.problems.shown[0]).startswith(str(tmp_path / "1."))
+    assert "\n" not in str(dump.problems.shown[0])
+
+
+def test_a_folder_with_a_name_of_a_file_is_a_folder(tmp_path):
+    columns = packed()
+    (tmp_path / "0.npz").mkdir()
+    write("jsonl", tmp_path / "0.npz", columns, "2")
+    dump = Dump(tmp_path)
+    assert sequences_of(dump) == wanted_of(columns)
+    assert dump.problems.count == 0
+
+
+def test_damage_in_the_middle_keeps_what_was_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("rollout_corr.diagnose.read.tensor_files.CHUNK_SLOTS", 40)
+    columns = packed(200)
+    path = write("npz compressed", tmp_path, columns)
+    damage(path)
+    dump = Dump(path)
+    found = sequences_of(dump)
+    assert 0 < len(found) < 200 and found == wanted_of(columns)[: len(found)]
+    assert dump.problems.count == 1
+    assert dump.problems.shown[0].record == len(found)
+    assert "cannot be read from here on: " in str(dump.problems.shown[0])
+
+
+def test_the_exception_of_a_parser_stays_the_cause(tmp_path):
+    """A mistake of a reader is a line for the user, and must still be found by whoever looks for it."""
+    path = write("npz compressed", tmp_path, packed(200))
+    damage(path)
+    with pytest.raises(DumpError) as caught:
+        list(Dump(path).chunks())
+    assert isinstance(caught.value.__cause__, zlib.error)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_consumer_keeps_its_own_exceptions(tmp_path):
+    chunks = Dump(write("jsonl", tmp_path, packed())).chunks()
+    next(chunks)
+    with pytest.raises(KeyError):
+        chunks.throw(KeyError("of the consumer"))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "x.jsonl")
+    assert failing(tmp_path / "x.jsonl") == f"{tmp_path / 'x.jsonl'}: not a file"

@@ -12,7 +12,7 @@ from torch import Tensor
 from rollout_corr.diagnose.read.chunk import Chunk
 from rollout_corr.diagnose.read.fields import ChosenFields, choose
 from rollout_corr.diagnose.read.formats import Loaded, Npz, SafeTensors, load_pt
-from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems
+from rollout_corr.diagnose.read.problems import DumpError, Problems, reason_of, until_damage
 from rollout_corr.diagnose.read.record_files import RecordFile, flat, json_lines, listed, parquet_rows, transposed
 from rollout_corr.diagnose.read.tensor_files import TensorFile
 
@@ -49,10 +49,15 @@ class Dump:
         self.files = self._files()
 
     def _files(self) -> list[Path]:
-        if not self.path.exists():
-            raise DumpError(f"{self.path}: no such file")
-        if self.path.is_dir():
-            found = sorted(file for file in self.path.rglob("*") if file.suffix in SUFFIXES)
+        try:
+            if not self.path.exists():
+                raise DumpError(f"{self.path}: no such file")
+            is_folder = self.path.is_dir()
+        except OSError as error:
+            raise DumpError(f"{self.path}: {reason_of(error)}") from error
+        if is_folder:
+            # A folder may be called x.npz; what is in it is found too.
+            found = sorted(file for file in self.path.rglob("*") if file.suffix in SUFFIXES and not file.is_dir())
             if not found:
                 raise DumpError(f"{self.path}: expected files that end in {', '.join(SUFFIXES)}, found none")
             return found
@@ -68,18 +73,7 @@ class Dump:
         """
         sequences = 0
         for i, path in enumerate(self.files):
-            try:
-                file = self._open(path)
-            except DumpError as error:
-                # The other files of a folder may be readable.
-                if len(self.files) == 1:
-                    raise
-                unread = Problem(str(path), None, None, str(error).removeprefix(f"{path}: "))
-                self.problems.add(error.problem or unread)
-                continue
-            for chunk in file.chunks():
-                self.fields = self.fields or file.fields
-                self.progress = (i + file.progress) / len(self.files)
+            for chunk in until_damage(self._read(i, path), str(path), self.problems, _last_record):
                 if self.limit is not None and sequences + chunk.sequences > self.limit:
                     chunk = _first(chunk, self.limit - sequences)
                 sequences += chunk.sequences
@@ -91,8 +85,19 @@ class Dump:
         self.progress = 1.0
         if sequences == 0:
             if self.problems.shown:
-                raise self.problems.shown[0].error()
+                raise self.problems.shown[0].error() from self.problems.cause
             raise DumpError(f"{self.path}: no sequence in it")
+
+    def _read(self, i: int, path: Path) -> Iterator[Chunk]:
+        """Open file i and read it chunk by chunk."""
+        if not path.is_file():
+            # A pipe would be waited for.
+            raise DumpError(f"{path}: {'not a file' if path.exists() else 'no such file: a link that leads nowhere'}")
+        file = self._open(path)
+        for chunk in file.chunks():
+            self.fields = self.fields or file.fields
+            self.progress = (i + file.progress) / len(self.files)
+            yield chunk
 
     def _open(self, path: Path) -> TensorFile | RecordFile:
         file = str(path)
@@ -127,6 +132,10 @@ class Dump:
 def _rows(value: Any) -> Any:
     """Return a jagged tensor as the list of its rows, and anything else unchanged."""
     return list(value.unbind()) if isinstance(value, Tensor) and value.is_nested else value
+
+
+def _last_record(chunk: Chunk) -> int:
+    return int(chunk.records[-1])
 
 
 def _first(chunk: Chunk, count: int) -> Chunk:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 # So many problems are kept to be shown; all are counted.
 SHOWN = 20
+# A longer reason of a parser is cut: some of them quote the file.
+LONGEST_REASON = 200
 
 
 class DumpError(ValueError):
@@ -50,16 +55,67 @@ class Problem(NamedTuple):
 
 @dataclass
 class Problems:
-    """Problems that were noted while the rest of a dump was read."""
+    """Problems that were noted while the rest of a dump was read.
+
+    Attributes:
+        shown: The first ones.
+        count: How many there are.
+        cause: The exception behind the first one, if there was any.
+    """
 
     shown: list[Problem] = field(default_factory=list)
     count: int = 0
+    cause: Exception | None = None
 
-    def add(self, problem: Problem) -> None:
+    def add(self, problem: Problem, cause: Exception | None = None) -> None:
         """Note a problem."""
+        if self.count == 0:
+            self.cause = cause
         self.count += 1
         if len(self.shown) < SHOWN:
             self.shown.append(problem)
+
+
+def until_damage(items: Iterable[T], file: str, problems: Problems, last_record: Callable[[T], int]) -> Iterator[T]:
+    """Yield what is read of a file until reading it fails; the failure becomes a problem.
+
+    Every reader is iterated through here, so that one file cannot end the reading of a folder. The consumer's own
+    exceptions do not pass: they are raised where the items are used.
+
+    Args:
+        items: What is read, lazily; opening the file belongs to it.
+        file: Path of the file.
+        problems: Takes the failure.
+        last_record: Takes an item and returns the number of the last record in it.
+    """
+    read = None
+    try:
+        for item in items:
+            read = last_record(item)
+            yield item
+    except DumpError as error:
+        unread = Problem(file, None, None, str(error).removeprefix(f"{file}: "))
+        problems.add(error.problem or unread, error.__cause__ if isinstance(error.__cause__, Exception) else error)
+    except Exception as error:  # noqa: BLE001  # parsers of damaged files raise anything: KeyError, zlib.error, MemoryError
+        reason = reason_of(error)
+        if read is None:
+            problems.add(Problem(file, None, None, f"cannot be read: {reason}"), error)
+        else:
+            problems.add(Problem(file, read + 1, None, f"cannot be read from here on: {reason}"), error)
+
+
+def reason_of(error: Exception) -> str:
+    """Return the reason of an exception in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, MemoryError):
+        return "it asks for more memory than there is"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    line = " ".join(str(error).strip().partition("\n")[0].split())
+    if len(line) > LONGEST_REASON:
+        line = line[:LONGEST_REASON] + "..."
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def cut_off(suffix: str) -> str:
