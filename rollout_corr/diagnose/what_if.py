@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rollout_corr.api.correct import correct
 from rollout_corr.definition.sequences import Packed
-from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens
+from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens, blocks
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.metrics.warnings import NEAR_CLAMP
@@ -216,7 +216,7 @@ def try_all(dump: Dump, each: Callable[[], object] = lambda: None) -> WhatIf:
         each: Called after every chunk, to show progress.
     """
     found: WhatIf | None = None
-    for chunk in dump.chunks():
+    for chunk in blocks(dump.chunks()):
         if found is None:
             found = WhatIf("advantages" in chunk.columns)
         found.add(_with_advantages(chunk, found))

@@ -13,7 +13,7 @@ from rollout_corr.cli.main import main
 from rollout_corr.diagnose.measure.measurement import UPPER, measure
 from rollout_corr.diagnose.measure.profiles import LARGE, PROBABILITY_EDGES
 from rollout_corr.diagnose.measure.worst_tokens import WORST
-from rollout_corr.diagnose.read import tensor_files
+from rollout_corr.diagnose.read import chunk, tensor_files
 from rollout_corr.diagnose.read.dump import Dump
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -59,7 +59,7 @@ def tokens_of(columns):
 @pytest.fixture(params=[None, 100], ids=["one block", "small blocks"])
 def blocks_of(request, monkeypatch):
     if request.param is not None:
-        monkeypatch.setattr(tensor_files, "CHUNK_SLOTS", request.param)
+        monkeypatch.setattr(chunk, "CHUNK_SLOTS", request.param)
 
 
 def test_metrics_are_those_of_correct(tmp_path, blocks_of):

@@ -152,7 +152,7 @@ def positions(measured: Measurement, metrics: Metrics) -> Signs | None:
         return None
     times = excess.over([late[-1]], early)
     here = float(magnitude[late[-1]].sum() / count[late[-1]].sum())
-    correlation = _rank_correlation([excess.over([i], groups) for i in groups])
+    correlation = _rank_correlation(excess.each_over([[i] for i in groups], groups))
     if times < 1.5 * TIMES or here < MATTERS or correlation < 0.8:
         return None
     return Signs(
@@ -277,8 +277,10 @@ def _trend(measured: Measurement, column: str) -> list[tuple[float, float]]:
         return []
     everything = list(range(len(seen)))
     usual = _level(excess, everything)
-    known = [(value, group) for value, group in sorted(seen.items()) if excess.tokens([group]) >= 20]
-    return [(value, usual * excess.over([group], everything)) for value, group in known]
+    tokens = excess.tokens_of_each()
+    known = [(value, group) for value, group in sorted(seen.items()) if tokens[group] >= 20]
+    times = excess.each_over(([group] for _, group in known), everything)
+    return [(value, usual * many) for (value, _), many in zip(known, times, strict=True)]
 
 
 def _level(excess: Excess, groups: list[int]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 import torch
@@ -33,6 +34,9 @@ MOST_VALUES = 256
 # Values are clamped to +-CUT where one token must not decide an average.
 CUT = 20.0
 
+# So many versions and so many steps are told apart, those that a dump has first; the tables of each take up to 75 MB.
+MOST_GROUPS = 65_536
+
 # Groups of tokens by their place in a turn: the first 8, all others; and all tokens of the first turn.
 TURN_OFFSETS = 8
 OTHER_TURNS, FIRST_TURN = TURN_OFFSETS, TURN_OFFSETS + 1
@@ -61,18 +65,30 @@ class Excess:
 
     def over(self, groups: list[int], base: list[int]) -> float:
         """Divide the mean |D| of some groups by that of others at equal probability; 1 if they cannot be compared."""
+        return self.each_over([groups], base)[0]
+
+    def each_over(self, many: Iterable[list[int]], base: list[int]) -> list[float]:
+        """Compare each of many lists of groups with the same base, as `over` does; the base is summed up once."""
         count, magnitude = self.table()
-        groups, base = ([i for i in some if i < count.shape[0]] for some in (groups, base))
+        base = [i for i in base if i < count.shape[0]]
         usual = magnitude[base].sum(0) / count[base].sum(0)
-        here, tokens = magnitude[groups].sum(0), count[groups].sum(0)
-        known = usual.isfinite() & (tokens > 0)
-        expected = float((usual * tokens)[known].sum())
-        return float(here[known].sum()) / expected if expected > 0 else 1.0
+        found = []
+        for groups in many:
+            some = [i for i in groups if i < count.shape[0]]
+            here, tokens = magnitude[some].sum(0), count[some].sum(0)
+            known = usual.isfinite() & (tokens > 0)
+            expected = float((usual * tokens)[known].sum())
+            found.append(float(here[known].sum()) / expected if expected > 0 else 1.0)
+        return found
 
     def tokens(self, groups: list[int]) -> int:
         """Count the tokens of some groups."""
         count, _ = self.table()
         return int(count[[i for i in groups if i < count.shape[0]]].sum())
+
+    def tokens_of_each(self) -> list[int]:
+        """Count the tokens of every group."""
+        return [int(tokens) for tokens in self.table()[0].sum(1).tolist()]
 
 
 class Evidence:
@@ -89,7 +105,7 @@ class Evidence:
         moments: Sums of 1, m, D, m^2, D^2, m D, both log-probs and their squares; m is the mean of the log-probs.
         by_mean: D by the probability bin of m.
         turns, positions: |D| by place in the turn, and by octave of the position.
-        columns, values: |D| by group of a column, and the group of each value.
+        columns, values: |D| by group of a column, and the group of each value; values beyond MOST_GROUPS have none.
         distances: Sums of |new - train| and |train - rollout| over tokens that have all three, and their count.
     """
 
@@ -218,9 +234,14 @@ class Evidence:
             known = values[finite] >= 0
             unique, index = values[finite][known].unique(return_inverse=True)
             seen = self.values[name]
-            groups = torch.tensor([seen.setdefault(value, len(seen)) for value in unique.tolist()], dtype=torch.int64)
+            for value in unique.tolist():
+                if len(seen) < MOST_GROUPS:
+                    seen.setdefault(value, len(seen))
+            groups = torch.tensor([seen.get(value, -1) for value in unique.tolist()], dtype=torch.int64)
             if groups.numel():
-                excess.add(groups[index], rollout[known], d[known])
+                group = groups[index]
+                told = group >= 0
+                excess.add(group[told], rollout[known][told], d[known][told])
 
     def _add_distances(self, tokens: ValidTokens) -> None:
         new = tokens.column("new_logp")

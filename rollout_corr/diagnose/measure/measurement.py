@@ -20,7 +20,7 @@ from rollout_corr.diagnose.measure.profiles import (
     probability_bins,
 )
 from rollout_corr.diagnose.measure.worst_tokens import WorstToken, WorstTokens
-from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens
+from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens, blocks
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, histogram, percentile
 from rollout_corr.metrics.native import PERCENTILES
@@ -153,7 +153,7 @@ def measure(dump: Dump, each: Callable[[], object] = lambda: None) -> Measuremen
         each: Called after every chunk, to show progress.
     """
     measured = Measurement(dump.wanted.by)
-    for chunk in dump.chunks():
+    for chunk in blocks(dump.chunks()):
         measured.add(chunk)
         each()
     return measured

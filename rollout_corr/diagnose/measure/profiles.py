@@ -22,6 +22,9 @@ PROBABILITY_LABELS = (
 )
 PROBABILITY_BINS = len(PROBABILITY_LABELS)
 
+# Bins that are spread over a range of more than this many for each token are sorted instead of counted in a table.
+MOST_SPREAD = 4
+
 
 @dataclass(frozen=True)
 class Row:
@@ -49,11 +52,26 @@ class Row:
 
 
 class Profile:
-    """Sums over the bins of one axis; bins are added when they are first seen."""
+    """Sums over the bins of one axis; bins are added when they are first seen.
+
+    Adding tokens costs time by their number and never by the number of bins seen before: a long run has a bin per step.
+    """
 
     def __init__(self) -> None:
-        self.sums = torch.zeros(0, 5, dtype=torch.float64)
-        self.largest = torch.zeros(0, dtype=torch.float64)
+        self._size = 0
+        # Memory is doubled, so that a bin is copied once on average however many come later.
+        self._sums = torch.zeros(0, 5, dtype=torch.float64)
+        self._largest = torch.zeros(0, dtype=torch.float64)
+
+    @property
+    def sums(self) -> Tensor:
+        """[bins, 5] float64, sums of 1, D, |D|, D^2 and of |D| > LARGE."""
+        return self._sums[: self._size]
+
+    @property
+    def largest(self) -> Tensor:
+        """[bins] float64, largest |D|."""
+        return self._largest[: self._size]
 
     def add(self, bins: Tensor, d: Tensor) -> None:
         """Add tokens.
@@ -64,17 +82,29 @@ class Profile:
         """
         if not bins.numel():
             return
+        low, high = int(bins.min()), int(bins.max())
+        self._reserve(high + 1)
+        rows: Tensor | slice = slice(low, high + 1)
+        bins, count = bins - low, high - low + 1
+        if count > MOST_SPREAD * bins.numel():
+            found, bins = bins.unique(return_inverse=True)
+            rows, count = found + low, found.numel()
         d = d.double()
-        size = max(self.sums.shape[0], int(bins.max()) + 1)
-        more = size - self.sums.shape[0]
-        if more:
-            self.sums = torch.cat([self.sums, self.sums.new_zeros(more, 5)])
-            self.largest = torch.cat([self.largest, self.largest.new_zeros(more)])
         magnitude = d.abs()
-        self.sums[:, 0] += torch.bincount(bins, minlength=size)
+        self._sums[rows, 0] += torch.bincount(bins, minlength=count)
         for column, values in enumerate((d, magnitude, d * d, (magnitude > LARGE).double()), 1):
-            self.sums[:, column] += torch.bincount(bins, values, minlength=size)
-        self.largest.scatter_reduce_(0, bins, magnitude, "amax")
+            self._sums[rows, column] += torch.bincount(bins, values, minlength=count)
+        largest = magnitude.new_zeros(count).scatter_reduce_(0, bins, magnitude, "amax")
+        self._largest[rows] = torch.maximum(self._largest[rows], largest)
+
+    def _reserve(self, size: int) -> None:
+        """Make room for bins, which are 0 at first."""
+        self._size = max(self._size, size)
+        more = self._size - self._sums.shape[0]
+        if more > 0:
+            more = max(more, self._sums.shape[0])
+            self._sums = torch.cat([self._sums, self._sums.new_zeros(more, 5)])
+            self._largest = torch.cat([self._largest, self._largest.new_zeros(more)])
 
     def rows(self, labels: Sequence[str], places: Sequence[float]) -> list[Row]:
         """Return the bins that are not empty, with the label and the place of each."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from rollout_corr.diagnose.read.chunk import ValidTokens
+from rollout_corr.diagnose.read.chunk import MISSING_INTEGER, ValidTokens
 
 # Tokens that are kept, and neighbours that are shown to each side.
 WORST, CONTEXT = 20, 6
@@ -79,10 +79,10 @@ def _in_context(tokens: ValidTokens, i: int) -> WorstToken:
     shown = None
     if texts is not None:
         shown = tuple(texts[slot - int(chunk.offsets[owner])] for slot in tokens.slots[begin:end].tolist())
-    elif ids is not None:
+    elif ids is not None and int(ids[i]) != MISSING_INTEGER:
         shown = tuple(str(token) for token in ids[begin:end].tolist())
     return WorstToken(
-        file=chunk.file,
+        file=chunk.file_of(owner),
         record=int(chunk.records[owner]),
         position=before,
         d=float(tokens.d[i]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,6 +13,10 @@ from rollout_corr.definition.tokens import compute_dtype
 
 # Tokens in a chunk, valid or not; a longer sequence is a chunk of its own.
 CHUNK_SLOTS = 262_144
+# Sequences in a chunk: short ones have more to remember for each than for their tokens.
+CHUNK_SEQUENCES = 16_384
+# Pieces of chunks that wait to be joined: each may keep a file mapped, and a process may not map many.
+MOST_MAPPED = 64
 
 MISSING_INTEGER = -1
 
@@ -27,10 +31,11 @@ class Chunk:
         mask: [N] bool, True is valid; None: all tokens are valid.
         offsets: [S + 1] int64 from 0 to N.
         records: [S] int64, number of each sequence in its file, from 0.
-        file: Path of the file.
+        file: Path of the file, of the first sequence if there are several files.
         columns: Further values of tokens, [N], by role or name: int64 with -1, or floating with NaN, where a record
             has none.
         texts: For each sequence the texts of its tokens, if it has any; None if no sequence has.
+        files: For each sequence the path of its file, if there are several; None: all are from `file`.
     """
 
     train: Tensor
@@ -41,6 +46,7 @@ class Chunk:
     file: str
     columns: dict[str, Tensor] = field(default_factory=dict)
     texts: list[Sequence[str] | None] | None = None
+    files: list[str] | None = None
 
     @property
     def sequences(self) -> int:
@@ -50,6 +56,113 @@ class Chunk:
     def owners(self) -> Tensor:
         """Return the sequence of each token, [N] int64."""
         return torch.repeat_interleave(torch.arange(self.sequences), self.offsets.diff())
+
+    def file_of(self, sequence: int) -> str:
+        """Return the path of the file that a sequence comes from."""
+        return self.file if self.files is None else self.files[sequence]
+
+    def part(self, first: int, last: int) -> Chunk:
+        """Return the sequences from first up to last, without copying their tokens."""
+        if first == 0 and last == self.sequences:
+            return self
+        start, stop = int(self.offsets[first]), int(self.offsets[last])
+        return Chunk(
+            train=self.train[start:stop],
+            rollout=self.rollout[start:stop],
+            mask=None if self.mask is None else self.mask[start:stop],
+            offsets=self.offsets[first : last + 1] - start,
+            records=self.records[first:last],
+            file=self.file_of(first),
+            columns={name: values[start:stop] for name, values in self.columns.items()},
+            texts=None if self.texts is None else self.texts[first:last],
+            files=None if self.files is None else self.files[first:last],
+        )
+
+
+def blocks(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """Regroup the chunks of a dump, across its files, into chunks that are as large as they may be.
+
+    What is computed chunk by chunk then depends on the sequences alone: not on how many a reader returns at a time, and
+    not on how they are spread over files. And thousands of small files cost little more than a large one.
+    """
+    waiting = _Waiting()
+    for chunk in chunks:
+        if waiting.pieces and not _joinable(waiting.pieces[0], chunk):
+            yield waiting.taken()
+        first = 0
+        for i, length in enumerate(chunk.offsets.diff().tolist()):
+            if waiting.sequences and (waiting.slots + length > CHUNK_SLOTS or waiting.sequences == CHUNK_SEQUENCES):
+                waiting.add(chunk.part(first, i))
+                yield waiting.taken()
+                first = i
+            waiting.slots += length
+            waiting.sequences += 1
+        waiting.add(chunk.part(first, chunk.sequences))
+    if waiting.pieces:
+        yield waiting.taken()
+
+
+class _Waiting:
+    """Pieces of chunks that wait to be joined to a block, and the number of their tokens and sequences."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Chunk] = []
+        self.slots = self.sequences = self._joined = 0
+
+    def add(self, piece: Chunk) -> None:
+        """Add a piece, of which the tokens and sequences have been counted already."""
+        if piece.sequences:
+            self.pieces.append(piece)
+        if len(self.pieces) - self._joined == MOST_MAPPED:
+            self.pieces[self._joined :] = [joined(self.pieces[self._joined :])]
+            self._joined += 1
+
+    def taken(self) -> Chunk:
+        """Join the pieces and forget them."""
+        block = joined(self.pieces)
+        self.pieces, self.slots, self.sequences, self._joined = [], 0, 0, 0
+        return block
+
+
+def _joinable(one: Chunk, other: Chunk) -> bool:
+    """Return whether two chunks can be joined without a value changing its dtype."""
+    shared = one.columns.keys() & other.columns.keys()
+    pairs = [(one.train, other.train), (one.rollout, other.rollout)]
+    pairs += [(one.columns[name], other.columns[name]) for name in shared]
+    return all(a.dtype == b.dtype for a, b in pairs)
+
+
+def joined(chunks: Sequence[Chunk]) -> Chunk:
+    """Join chunks; a column that only some of them have is filled up."""
+    if len(chunks) == 1:
+        return chunks[0]
+    columns = {name: values for chunk in chunks for name, values in chunk.columns.items()}
+    starts = torch.tensor([0, *(chunk.train.numel() for chunk in chunks)]).cumsum(0)
+    ends = [chunk.offsets[1:] + start for chunk, start in zip(chunks, starts, strict=False)]
+    several = any(chunk.file != chunks[0].file or chunk.files is not None for chunk in chunks)
+    return Chunk(
+        train=torch.cat([chunk.train for chunk in chunks]),
+        rollout=torch.cat([chunk.rollout for chunk in chunks]),
+        mask=None
+        if all(chunk.mask is None for chunk in chunks)
+        else torch.cat([torch.ones_like(c.train, dtype=torch.bool) if c.mask is None else c.mask for c in chunks]),
+        offsets=torch.cat([starts[:1], *ends]),
+        records=torch.cat([chunk.records for chunk in chunks]),
+        file=chunks[0].file,
+        columns={
+            name: torch.cat([chunk.columns.get(name, missing(like, chunk.train.numel())) for chunk in chunks])
+            for name, like in columns.items()
+        },
+        texts=None
+        if all(chunk.texts is None for chunk in chunks)
+        else [text for c in chunks for text in (c.texts or [None] * c.sequences)],
+        files=[c.file_of(i) for c in chunks for i in range(c.sequences)] if several else None,
+    )
+
+
+def missing(like: Tensor, count: int) -> Tensor:
+    """Return the values of a column for tokens that have none, of the dtype of another part of it."""
+    return like.new_full((count,), torch.nan if like.is_floating_point() else MISSING_INTEGER)
 
 
 @dataclass
@@ -102,7 +215,11 @@ class ValidTokens:
         """[M] bool, True where a turn begins: the turn id changes, or without ids the mask had a hole before."""
         first = self.position == 0
         turns = self.column("turns")
-        step = self.slots.diff() > 1 if turns is None else turns.diff() != 0
+        step = self.slots.diff() > 1
+        if turns is not None:
+            # Sequences with and without ids may share a chunk.
+            unknown = (turns[1:] == MISSING_INTEGER) & (turns[:-1] == MISSING_INTEGER)
+            step = torch.where(unknown, step, turns.diff() != 0)
         return first | torch.cat([first.new_ones(min(1, first.numel())), step])
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollout_corr.diagnose.read.problems import DumpError, Problem
@@ -39,7 +39,17 @@ ALIASES: dict[str, tuple[str, ...]] = {
 REQUIRED = ("train_logp", "rollout_logp")
 LOG_PROBS = (*REQUIRED, "new_logp")
 OFFSETS = ("cu_seqlens", "lengths")
+# Names that a message lists, and letters that it shows of each.
+MOST_LISTED, LONGEST_SHOWN = 50, 100
+
 INTEGERS = ("token_ids", "turns", "versions", "steps")
+
+
+def listing(names: Sequence[str]) -> str:
+    """List names, the first ones if there are many, each cut where it is long."""
+    shown = [name if len(name) <= LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}..." for name in names[:MOST_LISTED]]
+    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return ", ".join(shown) + more
 
 
 def last_part(name: str) -> str:
@@ -87,14 +97,17 @@ def choose(
     for role, name in (*wanted.roles.items(), *zip(wanted.by, wanted.by, strict=True)):
         found = [known for known in names if name in (known, last_part(known))]
         if not found:
-            raise Problem(file, None, name, f"as {role}: there is no such field; there are {', '.join(names)}").error()
+            raise Problem(file, None, name, f"as {role}: there is no such field; there are {listing(names)}").error()
         chosen[role] = found[0]
+    by_last_part: dict[str, list[str]] = {}
+    for name in names:
+        by_last_part.setdefault(last_part(name).lower(), []).append(name)
     for role, aliases in ALIASES.items():
         if role in chosen or (role in OFFSETS and any(other in chosen for other in OFFSETS)):
             continue
         taken = {name for other, name in chosen.items() if other in ALIASES}
         for alias in aliases:
-            found = [name for name in names if last_part(name).lower() == alias and name not in taken]
+            found = [name for name in by_last_part.get(alias, ()) if name not in taken]
             found = [name for name in found if role in REQUIRED or fits(role, name)]
             if found:
                 chosen[role] = found[0]
@@ -103,7 +116,7 @@ def choose(
         if role not in chosen:
             what = (
                 f"no field has a known name for {role}; name one with --field {role}=NAME. There are "
-                f"{', '.join(names) or 'no fields'}"
+                f"{listing(names) or 'no fields'}"
             )
             raise Problem(file, None, role, what).error()
     return {role: chosen[role] for role in (*ALIASES, *wanted.by) if role in chosen}

@@ -1,0 +1,251 @@
+"""What is measured depends on the sequences alone, not on chunks and files, and takes time linear in them."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from builders.dumps import packed, plain, records, write, write_jsonl
+from rollout_corr.diagnose.doctor.diagnosis import diagnose
+from rollout_corr.diagnose.doctor.wrong_policies import drift
+from rollout_corr.diagnose.measure import evidence
+from rollout_corr.diagnose.measure.measurement import Measurement, measure
+from rollout_corr.diagnose.measure.profiles import ByValue, Profile
+from rollout_corr.diagnose.read import chunk as chunks
+from rollout_corr.diagnose.read import record_files, tensor_files
+from rollout_corr.diagnose.read.chunk import Chunk, blocks, joined
+from rollout_corr.diagnose.read.dump import Dump
+from rollout_corr.diagnose.show import plain_data
+from rollout_corr.diagnose.what_if import try_all
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def run(sequences=60, seed=5):
+    """Make the columns of a run: steps, versions, a column of many values, worst tokens with equal D."""
+    columns = packed(sequences, seed=seed, median_length=30)
+    count = columns["train_logp"].numel()
+    columns["steps"] = torch.arange(count) * 10 // count
+    columns["versions"] = columns["steps"] // 2
+    columns["entropy"] = torch.rand(count, generator=torch.Generator().manual_seed(seed))
+    columns["train_logp"][::50] = columns["rollout_logp"][::50] - 6.0
+    return columns
+
+
+def rows_of(columns, names):
+    return [{name: value for name, value in plain(record).items() if name in names} for record in records(columns)]
+
+
+def reported(path, **arguments):
+    """Return everything that the report gives, without paths."""
+    dump = Dump(path, by=("entropy",), **arguments)
+    measured = measure(dump)
+    found = plain_data.report(dump, measured, diagnose(measured))
+    for token in found["worst"]:
+        del token["file"], token["record"]
+    return {name: found[name] for name in ("metrics", "warnings", "verdicts", "profiles", "worst")}
+
+
+def read_at_a_time(slots, monkeypatch):
+    for reader in (tensor_files, record_files):
+        monkeypatch.setattr(reader, "CHUNK_SLOTS", slots)
+
+
+@pytest.mark.parametrize("kind", ["pt packed", "safetensors packed", "npz compressed", "jsonl", "parquet"])
+def test_numbers_do_not_depend_on_what_a_reader_returns_at_a_time(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK_SLOTS", 700)
+    path = write(kind, tmp_path, run())
+    wanted = None
+    for slots in (1, 90, 699, 100_000):
+        read_at_a_time(slots, monkeypatch)
+        found = reported(path)
+        wanted = wanted or found
+        assert json.dumps(found) == json.dumps(wanted), slots
+    assert wanted["worst"] and len(wanted["profiles"]) > 4
+
+
+def test_what_if_does_not_depend_on_it_either(tmp_path, monkeypatch):
+    """Weights that are normalised over the batch are divided by the mean of a chunk, so its bounds matter."""
+    monkeypatch.setattr(chunks, "CHUNK_SLOTS", 700)
+    path = write("pt packed", tmp_path, run(30))
+    wanted = [outcome for _, outcome in try_all(Dump(path)).outcomes()]
+    read_at_a_time(90, monkeypatch)
+    assert [outcome for _, outcome in try_all(Dump(path)).outcomes()] == wanted
+
+
+def test_numbers_do_not_depend_on_how_sequences_are_spread_over_files(tmp_path, monkeypatch):
+    """Some files have columns that others lack, as a run has that was started again with more of them."""
+    monkeypatch.setattr(chunks, "CHUNK_SLOTS", 700)
+    names = {"train_logp", "rollout_logp", "mask", "entropy", "steps"}
+    rows = rows_of(run(), names)
+    rows[20:] = [row | {"turns": [i // 4 for i in range(len(row["mask"]))]} for row in rows[20:]]
+    rows[40:] = [{name: x for name, x in row.items() if name != "mask"} for row in rows[40:]]
+    write_jsonl(tmp_path / "whole.jsonl", rows)
+    wanted = reported(tmp_path / "whole.jsonl")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for i in range(0, len(rows), 3):
+        write_jsonl(folder / f"{i:03d}.jsonl", rows[i : i + 3])
+    assert json.dumps(reported(folder)) == json.dumps(wanted)
+    worst = measure(Dump(folder)).worst
+    assert all(f"{token.record}" in "012" for token in worst) and len({token.file for token in worst}) > 5
+
+
+def pieces(seed):
+    """Cut sequences into chunks at random; some have a mask, turns or texts."""
+    rng = random.Random(seed)
+    made = []
+    for number in range(rng.randrange(1, 12)):
+        lengths = [rng.choice([0, 0, 1, 3, 9, 30]) for _ in range(rng.randrange(1, 9))]
+        count = sum(lengths)
+        made.append(
+            Chunk(
+                train=torch.full((count,), float(number)),
+                rollout=torch.arange(count).float(),
+                mask=torch.rand(count) < 0.5 if rng.random() < 0.5 else None,
+                offsets=torch.tensor([0, *lengths]).cumsum(0),
+                records=torch.arange(len(lengths)),
+                file=f"{number // 3}",
+                columns={"turns": torch.arange(count)} if rng.random() < 0.5 else {},
+                texts=[["x"] * n for n in lengths] if rng.random() < 0.5 else None,
+            )
+        )
+    return made
+
+
+def sequences(found):
+    """Return every sequence as plain data; NaN and the mask as what they mean."""
+    rows = []
+    for chunk in found:
+        bounds = chunk.offsets.tolist()
+        mask = torch.ones_like(chunk.train, dtype=torch.bool) if chunk.mask is None else chunk.mask
+        turns = chunk.columns.get("turns", torch.full_like(chunk.train, -1, dtype=torch.int64))
+        for s in range(chunk.sequences):
+            piece = slice(bounds[s], bounds[s + 1])
+            values = [x[piece].tolist() for x in (chunk.train, chunk.rollout, mask, turns)]
+            rows.append((chunk.file_of(s), int(chunk.records[s]), values, chunk.texts[s] if chunk.texts else None))
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_blocks_hold_the_same_sequences(seed, monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK_SLOTS", 40)
+    monkeypatch.setattr(chunks, "CHUNK_SEQUENCES", 6)
+    monkeypatch.setattr(chunks, "MOST_MAPPED", 3)
+    torch.manual_seed(seed)
+    given = pieces(seed)
+    found = list(blocks(given))
+    assert sequences(found) == sequences(given)
+    for block, following in zip(found, [*found[1:], None], strict=True):
+        assert block.sequences <= 6 and (block.train.numel() <= 40 or block.offsets[-2] == 0)
+        if following is not None:
+            more = int(following.offsets[1])
+            assert block.sequences == 6 or block.train.numel() + more > 40
+
+
+def test_precision_is_kept_where_files_differ():
+    """Joined, the float32 D of one file would be computed in float64 because another file has float64."""
+    double, single = (Chunk(x, x, None, torch.tensor([0, 1]), torch.tensor([0]), "") for x in (
+        torch.zeros(1, dtype=torch.float64), torch.zeros(1)))  # fmt: skip
+    assert [block.train.dtype for block in blocks([double, single, single])] == [torch.float64, torch.float32]
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+class Allocated(TorchDispatchMode):
+    """Count the elements of new tensors: a measure of time and memory that does not vary."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if not any(argument.alias_info for argument in func._schema.arguments):
+            self.elements += sum(x.numel() for x in tree_leaves(out) if isinstance(x, torch.Tensor))
+        return out
+
+
+def grows(work, least):
+    """Return how many times more elements 4 times the work allocates; `least` is that of the smaller one."""
+    found = []
+    for size in (least, 4 * least):
+        with Allocated() as allocated:
+            work(size)
+        found.append(allocated.elements)
+    return found[1] / found[0]
+
+
+@pytest.mark.parametrize("order", [list, lambda numbers: random.Random(0).sample(numbers, len(numbers))])
+def test_the_time_grows_like_the_steps(order):
+    """Tables of steps and labels, with a new one in every chunk; and the trend that the doctor sees in them."""
+
+    def work(steps):
+        measured, label = Measurement(), ByValue(True)
+        seen = measured.evidence.values["steps"]
+        for number in order(range(steps)):
+            groups = torch.full((24,), seen.setdefault(number, len(seen)))
+            d = torch.full((24,), 0.01 * (1 + number))
+            label.add(torch.full((24,), number), d)
+            measured.evidence.columns["steps"].add(groups, -torch.ones(24), d)
+        assert drift.find(measured, {}) is not None
+        assert [row.at for row in label.rows()] == list(range(steps))
+
+    assert grows(work, 100) < 4.8
+
+
+def step_of(number, tokens=24):
+    x = -torch.rand(tokens)
+    columns = {"steps": torch.full((tokens,), number)}
+    return Chunk(x, x - 0.01, None, torch.tensor([0, tokens]), torch.tensor([0]), f"{number}", columns)
+
+
+def test_files_are_joined_in_linear_time():
+    def work(files):
+        assert sum(block.sequences for block in blocks(map(step_of, range(files)))) == files
+
+    assert grows(work, 500) < 4.8
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_takes_memory_for_its_bins_alone():
+    """Bins far apart are not counted in a table over all that lie between; sums are those of a loop."""
+    profile = Profile()
+    bins = torch.tensor([5, 90_000, 5, 7])
+    profile.add(torch.tensor([99_999]), torch.tensor([1.0]))
+    with Allocated() as allocated:
+        for _ in range(50):
+            profile.add(bins, torch.tensor([1.0, -2.0, 0.5, -0.25]))
+    assert allocated.elements < 50 * 200
+    assert profile.sums.shape == (100_000, 5)
+    assert profile.sums[5].tolist() == [100.0, 75.0, 75.0, 62.5, 50.0]
+    assert profile.sums[90_000].tolist() == [50.0, -100.0, 100.0, 200.0, 50.0]
+    assert [profile.largest[i] for i in (5, 7, 90_000, 99_999, 6)] == [1.0, 0.25, 2.0, 1.0, 0.0]
+
+
+def test_versions_beyond_a_number_are_not_told_apart(monkeypatch):
+    monkeypatch.setattr(evidence, "MOST_GROUPS", 8)
+    measured = Measurement()
+    for number in range(0, 20, 4):
+        measured.add(joined([step_of(number + i) for i in range(4)]))
+    found = measured.evidence
+    assert list(found.values["steps"]) == list(range(8)) and found.columns["steps"].tokens_of_each() == [24] * 8
+    assert found.finite == 20 * 24
+
+
+def test_a_million_labels_take_bounded_memory():
+    """The first 4,096 labels have a row each; all others share one that says so."""
+    labels = ByValue(True)
+    for start in range(0, 1_000_000, 100_000):
+        labels.add(torch.arange(start, start + 100_000), torch.ones(100_000))
+    rows = labels.rows()
+    assert len(labels.values) == 4096 and len(rows) == 4097
+    assert (rows[-1].label, rows[-1].count) == ("others", 1_000_000 - 4096)
