@@ -14,6 +14,7 @@ from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back
 from rollout_corr.metrics.statistics import HasStatistics, Statistics
 from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.validate import shown
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def correct_async(
                 "correct() knows train/rollout"
             )
     if not isinstance(backend, str) or backend not in BACKENDS:
-        raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {backend!r}")
+        raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {shown(backend)}")
     batch = read_batch(train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate)
     groups = Groups(batch_group, sequence_group)
     groups.check(batch, train_logp, advantages, validate)

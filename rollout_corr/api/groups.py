@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.definition.sequences import Packed
+from rollout_corr.spec.validate import shown
 
 Alone = Literal["reward", "zero"]
 
@@ -53,7 +54,7 @@ def filter_groups(rewards: Tensor, keep: Tensor, group_index: Tensor, alone: Alo
         TypeError: An argument that is not a tensor.
     """
     if alone not in get_args(Alone):
-        raise ValueError(f"alone: expected 'reward' or 'zero', got {alone!r}")
+        raise ValueError(f"alone: expected 'reward' or 'zero', got {shown(alone)}")
     for name, x in (("rewards", rewards), ("keep", keep), ("group_index", group_index)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")

@@ -17,7 +17,7 @@ from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import DENOMINATORS, KL, Denominator, LossReduction, Objective, SquaredLogRatio
 from rollout_corr.spec.surrogate import Surrogate, WeightUse, checked_surrogate
-from rollout_corr.spec.validate import number
+from rollout_corr.spec.validate import number, shown
 
 # --- the mode ---
 
@@ -164,7 +164,7 @@ def read_denominator(given: object, reduction: object, device: torch.device) -> 
     """Read the kind of denominator, and the 0-d float64 count that the caller brings, if any."""
     if reduction == "sum" and given != "original":
         raise ValueError(
-            f"denominator: expected the default with reduction='sum', which divides by nothing, got {given!r}; "
+            f"denominator: expected the default with reduction='sum', which divides by nothing, got {shown(given)}; "
             "token_mean with this denominator is a sum over it"
         )
     if isinstance(given, str) and given in DENOMINATORS:
@@ -179,7 +179,7 @@ def read_denominator(given: object, reduction: object, device: torch.device) -> 
         if not 0.0 <= value < float("inf"):
             raise ValueError(f"denominator: expected a finite number >= 0, got {value!r}")
         return "original", torch.full((), value, dtype=torch.float64, device=device)
-    raise ValueError(f"denominator: expected one of {list(DENOMINATORS)}, a number or a 0-d tensor, got {given!r}")
+    raise ValueError(f"denominator: expected one of {list(DENOMINATORS)}, a number or a 0-d tensor, got {shown(given)}")
 
 
 # --- all of it ---
@@ -226,7 +226,9 @@ class LossRequest:
     def __post_init__(self) -> None:
         tensors, spec = self.tensors, self.spec
         if not isinstance(self.backend, str) or self.backend not in LOSS_BACKENDS:
-            raise ValueError(f"backend: expected one of {list(LOSS_BACKENDS)} for policy_loss, got {self.backend!r}")
+            raise ValueError(
+                f"backend: expected one of {list(LOSS_BACKENDS)} for policy_loss, got {shown(self.backend)}"
+            )
         if self.groups.sequence is not None and self.backend == "triton":
             raise ValueError("backend: expected 'auto' or 'torch' for a loss beside a sequence_group, got 'triton'")
         if spec is not None and not isinstance(spec, Spec):

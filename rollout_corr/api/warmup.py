@@ -14,6 +14,7 @@ from rollout_corr.api.policy_loss import policy_loss
 from rollout_corr.backends import operators
 from rollout_corr.backends.batch import external_names
 from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.validate import shown
 
 LayoutName = Literal["packed", "padded"]
 AdvantageUnit = Literal["token", "sequence"]
@@ -60,9 +61,9 @@ def warmup(
         raise TypeError(f"loss: expected a mapping of arguments or None, got {type(loss).__name__}")
     for layout in layouts:
         if layout not in get_args(LayoutName):
-            raise ValueError(f"layouts: expected some of {list(get_args(LayoutName))}, got {layout!r}")
+            raise ValueError(f"layouts: expected some of {list(get_args(LayoutName))}, got {shown(layout)}")
     if advantages not in (None, *get_args(AdvantageUnit)):
-        raise ValueError(f"advantages: expected 'token', 'sequence' or None, got {advantages!r}")
+        raise ValueError(f"advantages: expected 'token', 'sequence' or None, got {shown(advantages)}")
     if operators.why_not(device) is not None:
         return 0
     from rollout_corr.kernels.grid import SHAPES

@@ -16,6 +16,7 @@ from rollout_corr.backends.layouts import Layout, LogProbs, dtype_of, layout_of,
 from rollout_corr.definition.offsets import checked_offsets
 from rollout_corr.definition.tokens import compute_dtype
 from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.validate import shown
 
 LOGP_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 MASK_DTYPES = (
@@ -196,7 +197,7 @@ class Reader:
 def reader(leader: str, logp: LogProbs, cu_seqlens: Tensor | None, validate: bool) -> Reader:
     """Recognise the layout of the log-probs called `leader`, and check them and the offsets."""
     if not isinstance(validate, bool):
-        raise TypeError(f"validate: expected True or False, got {type(validate).__name__} {validate!r}")
+        raise TypeError(f"validate: expected True or False, got {type(validate).__name__} {shown(validate)}")
     layout = layout_of(leader, logp, cu_seqlens)
     first = checked_tensor(leader, layout.open(leader, logp), LOGP_DTYPES)
     shape, offsets = first.shape, layout.offsets

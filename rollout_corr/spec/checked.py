@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any, ClassVar
 
+from rollout_corr.spec.validate import shown
+
 
 class Checked:
     """Base of the frozen types: their fields as plain data, and as the Python that builds them."""
@@ -65,7 +67,7 @@ def arguments_of(cls: type, mapping: Mapping[str, Any], owner: str) -> dict[str,
         owner: The name that errors give the mapping.
     """
     if not isinstance(mapping, Mapping):
-        raise TypeError(f"{owner}: expected a mapping, got {type(mapping).__name__} {mapping!r}")
+        raise TypeError(f"{owner}: expected a mapping, got {type(mapping).__name__} {shown(mapping)}")
     known = [field.name for field in fields(cls)]
     with_pair = [*known, "bounds"] if "lower" in known else known
     unknown = [key for key in mapping if key not in with_pair]
@@ -77,7 +79,7 @@ def arguments_of(cls: type, mapping: Mapping[str, Any], owner: str) -> dict[str,
             raise ValueError(f"{owner}.bounds: expected either bounds or lower and upper, got both")
         pair = arguments.pop("bounds")
         if isinstance(pair, str) or not isinstance(pair, Iterable) or len(pair := list(pair)) != 2:
-            raise ValueError(f"{owner}.bounds: expected a pair [lower, upper], got {pair!r}")
+            raise ValueError(f"{owner}.bounds: expected a pair [lower, upper], got {shown(pair)}")
         arguments["lower"], arguments["upper"] = pair
     missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in arguments]
     if missing:

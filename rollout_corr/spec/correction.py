@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from rollout_corr.spec.checked import Checked, arguments_of
 from rollout_corr.spec.explain import explain
 from rollout_corr.spec.statistics import STATISTICS, Stat, Statistic
-from rollout_corr.spec.validate import bounds, choice, positive
+from rollout_corr.spec.validate import bounds, choice, positive, shown
 
 Level = Literal["token", "product", "geometric"]
 Outside = Literal["clamp", "zero"]
@@ -136,7 +136,7 @@ class Criterion(Checked):
         choice("Criterion.drop", self.drop, DROP)
         choice("Criterion.of", self.of, POLICIES)
         if self.over == "token" and self.reduce is not None:
-            raise ValueError(f"Criterion.reduce: expected None with over='token', got {self.reduce!r}")
+            raise ValueError(f"Criterion.reduce: expected None with over='token', got {shown(self.reduce)}")
         if self.over == "sequence":
             if self.reduce is None:
                 raise ValueError(f"Criterion.reduce: expected one of {list(REDUCTIONS)} with over='sequence', got None")
@@ -146,11 +146,11 @@ class Criterion(Checked):
             raise ValueError("Criterion: expected lower, upper or both, got neither (it could reject nothing)")
         if self.statistic.source == "caller":
             if not isinstance(self.name, str) or not self.name:
-                raise ValueError(f"Criterion.name: expected the key of an external tensor, got {self.name!r}")
+                raise ValueError(f"Criterion.name: expected the key of an external tensor, got {shown(self.name)}")
         elif self.name is not None:
-            raise ValueError(f"Criterion.name: expected None unless stat='external', got {self.name!r}")
+            raise ValueError(f"Criterion.name: expected None unless stat='external', got {shown(self.name)}")
         if not isinstance(self.label, str) or "/" in self.label:
-            raise ValueError(f"Criterion.label: expected a string without '/', got {self.label!r}")
+            raise ValueError(f"Criterion.label: expected a string without '/', got {shown(self.label)}")
         self._set(lower=lower, upper=upper, eps=positive("Criterion.eps", self.eps))
         if self.token_clamp is not None:
             self._set(token_clamp=positive("Criterion.token_clamp", self.token_clamp))
@@ -217,13 +217,15 @@ class Spec(Checked):
 
     def __post_init__(self) -> None:
         if self.weight is not None and not isinstance(self.weight, Weight):
-            raise TypeError(f"Spec.weight: expected a Weight or None, got {type(self.weight).__name__} {self.weight!r}")
+            raise TypeError(
+                f"Spec.weight: expected a Weight or None, got {type(self.weight).__name__} {shown(self.weight)}"
+            )
         if isinstance(self.criteria, Criterion) or not isinstance(self.criteria, Iterable):
             raise TypeError(f"Spec.criteria: expected a tuple of Criterion, got {type(self.criteria).__name__}")
         criteria = tuple(self.criteria)
         for item in criteria:
             if not isinstance(item, Criterion):
-                raise TypeError(f"Spec.criteria: expected Criterion, got {type(item).__name__} {item!r}")
+                raise TypeError(f"Spec.criteria: expected Criterion, got {type(item).__name__} {shown(item)}")
         labels = [item.label for item in criteria]
         twice = sorted(label for i, label in enumerate(labels) if label in labels[:i])
         if twice:
@@ -233,9 +235,11 @@ class Spec(Checked):
         choice("Spec.sums_over", self.sums_over, SUMS_OVER)
         choice("Spec.detail", self.detail, DETAIL)
         if not isinstance(self.apply, bool):
-            raise TypeError(f"Spec.apply: expected True or False, got {type(self.apply).__name__} {self.apply!r}")
+            raise TypeError(f"Spec.apply: expected True or False, got {type(self.apply).__name__} {shown(self.apply)}")
         if isinstance(self.report, str) or not isinstance(self.report, Iterable):
-            raise TypeError(f"Spec.report: expected a tuple of names, got {type(self.report).__name__} {self.report!r}")
+            raise TypeError(
+                f"Spec.report: expected a tuple of names, got {type(self.report).__name__} {shown(self.report)}"
+            )
         for scheme in self.report:
             choice("Spec.report", scheme, REPORTS)
         report = tuple(scheme for scheme in REPORTS if scheme == "native" or scheme in self.report)
@@ -292,7 +296,9 @@ class Spec(Checked):
             arguments["weight"] = Weight(**arguments_of(Weight, arguments["weight"], "Spec.weight"))
         criteria = arguments.get("criteria", ())
         if isinstance(criteria, (str, Mapping)) or not isinstance(criteria, Iterable):
-            raise TypeError(f"Spec.criteria: expected a list of mappings, got {type(criteria).__name__} {criteria!r}")
+            raise TypeError(
+                f"Spec.criteria: expected a list of mappings, got {type(criteria).__name__} {shown(criteria)}"
+            )
         arguments["criteria"] = tuple(
             Criterion(**arguments_of(Criterion, item, f"Spec.criteria[{i}]")) for i, item in enumerate(criteria)
         )

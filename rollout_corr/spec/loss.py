@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 from rollout_corr.spec.checked import Checked
 from rollout_corr.spec.correction import LARGEST_CLAMP
 from rollout_corr.spec.surrogate import Surrogate, checked_surrogate
-from rollout_corr.spec.validate import choice, number, positive
+from rollout_corr.spec.validate import choice, number, positive, shown
 
 KLKind = Literal["k1", "k2", "k3", "abs"]
 KLWeight = Literal["ratio", "stopped_ratio", "weights"]
@@ -85,7 +85,9 @@ class KL(Checked):
         if self.weight is not None:
             choice("KL.weight", self.weight, KL_WEIGHTS)
         if self.weight_upper is not None and self.weight not in ("ratio", "stopped_ratio"):
-            raise ValueError(f"KL.weight_upper: expected None with weight={self.weight!r}, got {self.weight_upper!r}")
+            raise ValueError(
+                f"KL.weight_upper: expected None with weight={self.weight!r}, got {shown(self.weight_upper)}"
+            )
         choice("KL.scope", self.scope, SCOPES)
 
 
@@ -160,4 +162,6 @@ class Objective(Checked):
                 )
             self._set(max_length=positive("max_length", self.max_length))
         elif self.max_length is not None:
-            raise ValueError(f"max_length: expected None with reduction={self.reduction!r}, got {self.max_length!r}")
+            raise ValueError(
+                f"max_length: expected None with reduction={self.reduction!r}, got {shown(self.max_length)}"
+            )

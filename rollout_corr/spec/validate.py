@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from numbers import Real
+from numbers import Integral, Rational, Real
 from typing import TypeVar
 
 Choice = TypeVar("Choice", bound=str)
 
 
+def shown(value: object) -> str:
+    """Put a value into an error: Python refuses to write an integer of thousands of digits out, and a reader too."""
+    if isinstance(value, Rational) and max(abs(int(value.numerator)), int(value.denominator)) >= 1 << 256:
+        return f"{'an integer' if isinstance(value, Integral) else 'a fraction'} of many digits"
+    try:
+        return repr(value)
+    except ValueError:
+        return "what holds an integer of many digits"
+
+
 def choice(name: str, value: object, options: tuple[str, ...]) -> None:
     """Require one of some strings."""
     if not isinstance(value, str):
-        raise TypeError(f"{name}: expected one of {list(options)}, got {type(value).__name__} {value!r}")
+        raise TypeError(f"{name}: expected one of {list(options)}, got {type(value).__name__} {shown(value)}")
     if value not in options:
-        raise ValueError(f"{name}: expected one of {list(options)}, got {value!r}")
+        raise ValueError(f"{name}: expected one of {list(options)}, got {shown(value)}")
 
 
 def one_of(name: str, value: object, options: Iterable[Choice], *, or_null: bool = False) -> Choice:
@@ -31,16 +41,22 @@ def one_of(name: str, value: object, options: Iterable[Choice], *, or_null: bool
     for option in options:
         if isinstance(value, str) and value == option:
             return option
-    raise ValueError(f"{name}: expected {'null or ' if or_null else ''}one of {options}, got {value!r}")
+    raise ValueError(f"{name}: expected {'null or ' if or_null else ''}one of {options}, got {shown(value)}")
 
 
 def number(name: str, value: object) -> float:
-    """Return a number as a float; NaN, booleans and strings are refused."""
+    """Return a number as a float; NaN, booleans, strings and finite numbers beyond the floats are refused."""
     if isinstance(value, str):
         raise TypeError(f"{name}: expected a number, got the string {value!r}")
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name}: expected a number, got {type(value).__name__} {value!r}")
-    converted = float(value)
+        raise TypeError(f"{name}: expected a number, got {type(value).__name__} {shown(value)}")
+    try:
+        converted = float(value)
+    except OverflowError as error:
+        raise ValueError(f"{name}: expected a number that a float holds, got {shown(value)}") from error
+    # NumPy's long double has numbers beyond the floats and turns them into infinity.
+    if abs(converted) == math.inf and value != converted:
+        raise ValueError(f"{name}: expected a number that a float holds, got {shown(value)}")
     # Not math.isnan: inside a compiled function a threshold may be a symbol.
     if converted != converted:
         raise ValueError(f"{name}: expected a number, got nan")

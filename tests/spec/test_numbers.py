@@ -1,0 +1,85 @@
+"""Numbers of every type in every argument of the frozen types: read as floats, or refused by the argument's name."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+import rollout_corr as rc
+from rollout_corr.spec.loss import Objective
+from rollout_corr.spec.surrogates import SURROGATES
+
+# A value of each type by its required fields alone.
+LEAST = {
+    rc.Weight: {"level": "token"},
+    rc.Criterion: {"stat": "k1", "upper": 1.0},
+    rc.Spec: {},
+    rc.KL: {"kind": "k1", "coef": 1.0},
+    rc.SquaredLogRatio: {"coef": 1.0},
+    Objective: {"surrogate": rc.PPO()},
+    **{kind: {} for kind in SURROGATES},
+}
+# `policy_loss` gives an Objective these, from arguments that it has checked.
+GIVEN = ("denominator", "weights_are_the_ratio", "nonfinite")
+FIELDS = [(kind, field.name) for kind in LEAST for field in dataclasses.fields(kind) if field.name not in GIVEN]
+
+BEYOND = {
+    "an integer of 401 digits": 10**400,
+    "a negative one": -(10**400),
+    "an integer of 5,001 digits": 10**5000,
+    "a fraction": Fraction(10**400, 3),
+    "a list of an integer": [10**5000],
+    "a long double": np.longdouble("1e400"),
+    "a Decimal": Decimal(10) ** 400,
+}
+
+
+@pytest.mark.parametrize("what", BEYOND)
+@pytest.mark.parametrize(("kind", "name"), FIELDS, ids=lambda x: getattr(x, "__name__", x))
+def test_no_argument_takes_a_number_beyond_the_floats(kind: type, name: str, what: str) -> None:
+    """Whatever an argument is for, its error begins with its name."""
+    with pytest.raises((ValueError, TypeError)) as caught:
+        kind(**{**LEAST[kind], name: BEYOND[what]})
+    text = str(caught.value)
+    assert not isinstance(caught.value, OverflowError)
+    assert text.startswith((f"{kind.__name__}.{name}: ", f"{name}: ")), text
+    assert len(text) < 1500, len(text)
+
+
+def numbers_of(kind: type) -> list[str]:
+    """The fields that take numbers, by their annotations."""
+    hints = typing.get_type_hints(kind)
+    return [
+        field.name
+        for field in dataclasses.fields(kind)
+        if float in (hints[field.name], *typing.get_args(hints[field.name]))
+    ]
+
+
+@pytest.mark.parametrize(
+    "one", [1, Fraction(1), np.float32(1), np.float16(1), np.int64(1), np.uint8(1), np.longdouble(1)], ids=repr
+)
+@pytest.mark.parametrize("kind", LEAST, ids=lambda kind: kind.__name__)
+def test_numbers_of_every_type_become_floats(kind: type, one: object) -> None:
+    needed = {"weight": "ratio"} if kind is rc.KL else {}
+    for name in numbers_of(kind):
+        if kind is Objective:
+            needed = {"reduction": "token_sum_norm"}
+        value = kind(**{**LEAST[kind], **needed, name: one})
+        assert type(getattr(value, name)) is float and getattr(value, name) == 1.0, name
+
+
+def test_arguments_of_calls() -> None:
+    x = torch.zeros(2, 3)
+    for arguments in ({"denominator": 10**400}, {"max_length": 10**400, "reduction": "token_sum_norm"}):
+        name = next(iter(arguments))
+        with pytest.raises(ValueError, match=f"^{name}: expected a number that a float holds, got an integer of many"):
+            rc.policy_loss(x, x, old_logp=x, surrogate=rc.PPO(), **arguments)
+    with pytest.raises(ValueError, match=r"^backend: expected one of"):
+        rc.correct(x, x, spec=rc.Spec(), backend=10**5000)
