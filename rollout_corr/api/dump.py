@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import json
+import operator
 import os
 import random
-import threading
-import time
-import warnings
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rollout_corr.api import dump_threads
+from rollout_corr.api.dump_files import append, json_line, write_shard
 from rollout_corr.backends.batch import MASK_DTYPES, reader
 from rollout_corr.backends.layouts import LogProbs
 from rollout_corr.definition.offsets import checked_offsets
 
-# The number of dumps that may wait for the disk. A further one is left out, because it would only pile up memory.
-MOST_WAITING = 4
-
 RESERVED = ("train_logp", "rollout_logp", "mask", "cu_seqlens", "lengths", "step")
 
-_waiting = threading.BoundedSemaphore(MOST_WAITING)
+# Readers hold a step as a float64 on the way.
+LAST_STEP = 2**53
 
 
 def dump(
@@ -44,8 +41,16 @@ def dump(
 ) -> Future[int]:
     """Write some sequences to a file for `rollout-corr report`, `doctor` and `what-if`, in the background.
 
-    The call draws the sequences and starts their copies; a thread waits for the copies and writes. A call while four
-    others still wait for the disk writes nothing. Two processes must not write to one path.
+    The call draws the sequences and starts their copies; a thread waits for the copies and writes. The call itself
+    touches no disk, and raises nothing once its arguments are checked.
+
+    What the future has answered for is in the file, whatever becomes of the process: whole, once, and handed to the
+    kernel, so a kill cannot take it back; a power cut can. A call that fails leaves nothing of it in the file, or its
+    error says how much. Threads and, where the file system has locks, processes may write to one path.
+
+    At most four calls wait for the disk on one path, and calls on eight paths; a further one writes nothing. A process
+    that ends waits ten seconds for its disk and then says in a RuntimeWarning what was not written. A forked process
+    has nothing of what waits in its parent, which writes it.
 
     Args:
         path: "x.jsonl", to which every call appends one line a sequence; or a folder, in which every call writes a
@@ -56,14 +61,15 @@ def dump(
         cu_seqlens: [S + 1] int32 or int64 offsets of packed log-probs. Reading them from a device would wait, so there
             all sequences are copied and the thread draws.
         sequences: The largest number of sequences to draw; None for all of them.
-        step: Number of the step, written beside every sequence, so that the report can show drift over steps.
+        step: Number of the step, from 0 to 2^53, written beside every sequence, so that the report can show drift over
+            steps.
         seed: Seed of the drawing; None draws differently each time.
         **columns: More tensors of the same layout, or per sequence ([S]): `token_ids`, `advantages`, `turns`,
             `versions`, `new_logp`, or any other that `report --by` is to group by.
 
     Returns:
         A future of the number of sequences written, 0 where the call was left out. An error while writing is kept in
-        it, and a RuntimeWarning is raised when it happens.
+        it, and told by a RuntimeWarning: it names the path, the reason, and how many sequences are in the file.
 
     Raises:
         ValueError: A wrong shape, dtype, device or path, named.
@@ -72,35 +78,48 @@ def dump(
     target = Path(path)
     if target.suffix not in ("", ".jsonl"):
         raise ValueError(f"path: expected a name that ends in .jsonl or a folder's, got {str(path)!r}")
-    if sequences is not None and (isinstance(sequences, bool) or not isinstance(sequences, int) or sequences < 1):
-        raise ValueError(f"sequences: expected a whole number >= 1 or None, got {sequences!r}")
+    if sequences is not None:
+        sequences = _whole("sequences", sequences, "a whole number >= 1 or None", 1)
+    if step is not None:
+        step = _whole("step", step, "a whole number from 0 to 2**53 or None", 0, LAST_STEP)
+    if seed is not None:
+        seed = _whole("seed", seed, "a whole number or None")
     fields = _fields(train_logp, rollout_logp, mask, cu_seqlens, columns)
-    if not _waiting.acquire(blocking=False):
-        left_out: Future[int] = Future()
-        left_out.set_result(0)
-        return left_out
+    future: Future[int] = Future()
+    # The folder of this moment, not that of the thread's.
+    target = Path(os.path.abspath(target))
+    threads = dump_threads.threads
+    if not threads.take(target):
+        future.set_result(0)
+        return future
     try:
         with torch.no_grad():
-            copied, event = _copied(_drawn(fields, sequences, random.Random(seed)))
-        future = _writer(os.getpid()).submit(_write, target, copied, event, sequences, step, seed)
+            drawn = _drawn(fields, sequences, random.Random(seed))
+            copied, event = _copied(drawn, fresh=drawn is not fields)
+        threads.submit(target, partial(_write, target, copied, event, sequences, step, seed), future)
+    except Exception as error:  # noqa: BLE001 - no memory, a broken device: a training step goes on without its dump
+        threads.give_back(target)
+        failure = RuntimeError(f"{target}: {error}; 0 sequences of this call are in it")
+        dump_threads.warn(str(failure))
+        failure.__cause__ = error
+        future.set_exception(failure)
     except BaseException:
-        _waiting.release()
+        threads.give_back(target)
         raise
-    future.add_done_callback(_done)
     return future
 
 
-@lru_cache(maxsize=1)
-def _writer(process: int) -> ThreadPoolExecutor:
-    """Start the thread that writes, one a process: a fork has none of its parent's. Python waits for it at exit."""
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout_corr.dump")
-
-
-def _done(future: Future[int]) -> None:
-    _waiting.release()
-    error = future.exception()
-    if error is not None:
-        warnings.warn(f"rollout_corr.dump: nothing was written: {error}", RuntimeWarning, stacklevel=2)
+def _whole(name: str, value: object, expected: str, least: int | None = None, most: int | None = None) -> int:
+    """Check a whole number of any type that is one."""
+    try:
+        # Reading a tensor of a device would wait for it.
+        elsewhere = isinstance(value, Tensor) and value.device.type != "cpu"
+        number = None if isinstance(value, bool) or elsewhere else operator.index(value)  # type: ignore[arg-type]  # raises
+    except TypeError:
+        number = None
+    if number is None or (least is not None and number < least) or (most is not None and number > most):
+        raise ValueError(f"{name}: expected {expected}, got {value!r}")
+    return number
 
 
 @dataclass
@@ -152,31 +171,41 @@ def _drawn(fields: _Fields, sequences: int | None, rng: random.Random) -> _Field
     on_device = fields.offsets is not None and fields.offsets.device.type != "cpu"
     if sequences is None or sequences >= fields.count or on_device:
         return fields
-    chosen = sorted(rng.sample(range(fields.count), sequences))
-    index, device = torch.tensor(chosen), fields.tokens["train_logp"].device
-    if device.type == "cuda":
-        # A copy from pageable memory would wait.
-        index = index.pin_memory().to(device, non_blocking=True)
-    rows = {name: x.index_select(0, index) for name, x in fields.rows.items()}
-    if fields.offsets is None:
-        tokens = {name: x.index_select(0, index) for name, x in fields.tokens.items()}
-        return _Fields(tokens, rows, None, sequences)
-    bounds = fields.offsets.tolist()
-    pieces = [slice(bounds[i], bounds[i + 1]) for i in chosen]
-    tokens = {name: torch.cat([x[piece] for piece in pieces]) for name, x in fields.tokens.items()}
-    lengths = torch.tensor([0, *(piece.stop - piece.start for piece in pieces)])
-    return _Fields(tokens, rows, lengths.cumsum(0), sequences)
+    chosen = torch.tensor(sorted(rng.sample(range(fields.count), sequences)), device="cpu")
+    slots, offsets = chosen, None
+    if fields.offsets is not None:
+        starts = fields.offsets[chosen]
+        lengths = fields.offsets[chosen + 1] - starts
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        slots = torch.arange(int(offsets[-1]), device="cpu")
+        slots += torch.repeat_interleave(starts - offsets[:-1], lengths)
+    device = fields.tokens["train_logp"].device
+    slots, chosen = _moved(slots, device), _moved(chosen, device)
+    tokens = {name: x.index_select(0, slots) for name, x in fields.tokens.items()}
+    rows = {name: x.index_select(0, chosen) for name, x in fields.rows.items()}
+    return _Fields(tokens, rows, offsets, sequences)
 
 
-def _copied(fields: _Fields) -> tuple[_Fields, Any]:
-    """Start copies to the CPU; the event tells when they have arrived, None: at once."""
+def _moved(index: Tensor, device: torch.device) -> Tensor:
+    """Copy an index to a device; from pageable memory that would wait."""
+    return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index.to(device)
+
+
+def _copied(fields: _Fields, fresh: bool) -> tuple[_Fields, Any]:
+    """Start copies to the CPU; the event tells when they have arrived, None: at once.
+
+    Args:
+        fields: What to copy.
+        fresh: The tensors are copies already.
+    """
     if fields.tokens["train_logp"].device.type != "cuda":
-        return fields.each(lambda x: x.to("cpu", copy=True)), None
+        return fields.each(lambda x: x.to("cpu", copy=not fresh)), None
 
     def start(x: Tensor) -> Tensor:
         if x.device.type == "cpu":
-            return x.clone()
-        return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+            return x if fresh else x.clone()
+        copy = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True)
+        return copy.copy_(x, non_blocking=True)
 
     copies = fields.each(start)
     event = torch.cuda.Event()
@@ -186,42 +215,43 @@ def _copied(fields: _Fields) -> tuple[_Fields, Any]:
 
 def _write(target: Path, fields: _Fields, event: Any, sequences: int | None, step: int | None, seed: int | None) -> int:
     """Wait for the copies and write them, in the thread."""
-    if event is not None:
-        event.synchronize()
-        if fields.offsets is not None:
-            # On the device nobody could look at them before.
-            fields.offsets = checked_offsets(fields.offsets, fields.tokens["train_logp"].numel())
-    fields = _drawn(fields, sequences, random.Random(seed))
-    if step is not None:
-        fields.rows["step"] = torch.full((fields.count,), step)
-    if target.suffix == ".jsonl":
-        _append(target, fields)
-    else:
-        _write_shard(target, fields, step)
+    try:
+        if event is not None:
+            event.synchronize()
+            if fields.offsets is not None:
+                # On the device nobody could look at them before.
+                fields.offsets = checked_offsets(fields.offsets, fields.tokens["train_logp"].numel())
+        fields = _drawn(fields, sequences, random.Random(seed))
+        if fields.count == 0:
+            return 0
+        if target.suffix == ".jsonl":
+            append(target, _lines(fields, step))
+        else:
+            write_shard(target, step, _columns(fields, step), fields.count)
+    except OSError:
+        raise
+    except Exception as error:
+        raise RuntimeError(f"{target}: {error}; 0 sequences of this call are in it") from error
     return fields.count
 
 
-def _append(target: Path, fields: _Fields) -> None:
-    """Append one line a sequence, by one write."""
+def _lines(fields: _Fields, step: int | None) -> list[bytes]:
+    """Write each sequence as a line of JSON."""
     bounds = None if fields.offsets is None else fields.offsets.tolist()
     lines = []
     for i in range(fields.count):
         piece: Any = i if bounds is None else slice(bounds[i], bounds[i + 1])
-        record = {name: x[piece].tolist() for name, x in fields.tokens.items()}
-        lines.append(json.dumps(record | {name: x[i].item() for name, x in fields.rows.items()}) + "\n")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("a", encoding="utf-8") as file:
-        file.write("".join(lines))
+        record: dict[str, Tensor | float] = {name: x[piece] for name, x in fields.tokens.items()}
+        record |= {name: x[i].item() for name, x in fields.rows.items()}
+        lines.append(json_line(record if step is None else record | {"step": step}))
+    return lines
 
 
-def _write_shard(folder: Path, fields: _Fields, step: int | None) -> None:
-    """Write a file of its own under a temporary name first, so that the final name always holds a whole file."""
-    folder.mkdir(parents=True, exist_ok=True)
+def _columns(fields: _Fields, step: int | None) -> dict[str, Tensor]:
+    """Collect the tensors of a shard."""
     found = fields.tokens | fields.rows
+    if step is not None:
+        found["step"] = torch.full((fields.count,), step, device="cpu")
     if fields.offsets is not None:
         found["cu_seqlens"] = fields.offsets
-    number = 0 if step is None else step
-    name = f"{number:08d}-{os.getpid()}-{time.time_ns()}.pt"
-    part = folder / f"{name}.part"
-    torch.save(found, part)
-    part.replace(folder / name)
+    return found

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
 from threading import Event
 
+import numpy
 import pytest
 import torch
 
 import rollout_corr as rc
 from builders.dumps import packed, padded, records
 from rollout_corr.api import dump as dumping
+from rollout_corr.api import dump_threads
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.testing import example_batch
 
@@ -106,25 +110,87 @@ def test_a_slow_disk_leaves_dumps_out_and_holds_nothing_up(tmp_path, monkeypatch
     batch = example_batch(3, 20)
     futures = [
         rc.dump(tmp_path / "x.jsonl", batch.train_logp, batch.rollout_logp, cu_seqlens=batch.cu_seqlens)
-        for _ in range(dumping.MOST_WAITING + 2)
+        for _ in range(dump_threads.MOST_WAITING + 2)
     ]
     go.set()
-    assert [future.result(timeout=60) for future in futures] == [3] * dumping.MOST_WAITING + [0, 0]
+    assert [future.result(timeout=60) for future in futures] == [3] * dump_threads.MOST_WAITING + [0, 0]
     again = rc.dump(tmp_path / "x.jsonl", batch.train_logp, batch.rollout_logp, cu_seqlens=batch.cu_seqlens)
     assert again.result(timeout=60) == 3
 
 
 def test_an_error_while_writing_is_kept_and_warned_of(tmp_path):
     (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "x.jsonl"
     batch = example_batch(3, 20)
-    with pytest.warns(RuntimeWarning, match=r"rollout_corr\.dump: nothing was written"):
-        future = rc.dump(
-            tmp_path / "file" / "x.jsonl", batch.train_logp, batch.rollout_logp, cu_seqlens=batch.cu_seqlens
-        )
-        with pytest.raises(OSError, match="file"):
+    said = re.escape(f"{path}: File exists ({tmp_path / 'file'}); 0 of the 3 sequences of this call are in the file")
+    with pytest.warns(RuntimeWarning, match=rf"rollout_corr\.dump: .*{said}"):
+        future = rc.dump(path, batch.train_logp, batch.rollout_logp, cu_seqlens=batch.cu_seqlens)
+        with pytest.raises(OSError, match=said):
             future.result(timeout=60)
-        # The warning comes after the result, in the thread.
-        rc.dump(tmp_path / "y.jsonl", batch.train_logp, batch.rollout_logp, cu_seqlens=batch.cu_seqlens).result(60)
+
+
+def test_values_that_numbers_can_have(tmp_path):
+    """NaN and infinity are the literals of Python's json; whole numbers are whole at any size."""
+    inf, nan = float("inf"), float("nan")
+    train = torch.tensor([-0.1, nan, -inf, inf, -3.0e38], dtype=torch.bfloat16)
+    given = {
+        "mask": torch.tensor([True, False, True, True, True]),
+        "cu_seqlens": torch.tensor([0, 2, 2, 5]),
+        "huge": torch.tensor([2**63 - 1, -(2**63), 2**53 + 1]),
+        "token_ids": torch.tensor([1, 2, 3, 4, 2**53]),
+        "advantages": torch.tensor([nan, inf, -0.0], dtype=torch.float64),
+        'a "name"/with\ud800\n\x00.dots': torch.arange(3, dtype=torch.int32),
+        "": torch.ones(5, dtype=torch.float16),
+    }
+    for name in ("x.jsonl", "folder"):
+        assert rc.dump(tmp_path / name, train, train, sequences=None, step=2**53, **given).result(60) == 3
+        (chunk,) = Dump(tmp_path / name).chunks()
+        torch.testing.assert_close(chunk.train.to(torch.bfloat16), train, rtol=0, atol=0, equal_nan=True)
+        assert chunk.mask.tolist() == given["mask"].tolist()
+        assert chunk.offsets.tolist() == [0, 2, 2, 5]
+        assert chunk.columns["token_ids"].tolist() == [1, 2, 3, 4, 2**53]
+        assert set(chunk.columns["steps"].tolist()) == {2**53}
+    lines = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text("ascii").splitlines()]
+    assert [line["huge"] for line in lines] == given["huge"].tolist()
+    assert [line['a "name"/with\ud800\n\x00.dots'] for line in lines] == [0, 1, 2]
+    assert lines[1]["train_logp"] == [] and lines[1]["step"] == 2**53
+    (shard,) = (torch.load(file, weights_only=True) for file in (tmp_path / "folder").iterdir())
+    assert shard["huge"].tolist() == given["huge"].tolist()
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "folder"])
+def test_nothing_to_write_makes_no_file(name, tmp_path):
+    nothing = torch.zeros(0)
+    assert rc.dump(tmp_path / name, nothing, nothing, cu_seqlens=torch.tensor([0])).result(60) == 0
+    assert rc.dump(tmp_path / name, torch.zeros(0, 5), torch.zeros(0, 5)).result(60) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "folder"])
+@pytest.mark.parametrize("sequences", [2, None])
+def test_tensors_of_any_mode(name, sequences, tmp_path):
+    with torch.inference_mode():
+        inference = torch.full((3, 4), -0.5)
+    leaf = torch.full((3, 4), -0.25, requires_grad=True)
+    assert rc.dump(tmp_path / name, leaf, inference, sequences=sequences).result(60) == (sequences or 3)
+    with torch.inference_mode():
+        assert rc.dump(tmp_path / name, leaf, inference, sequences=sequences).result(60) == (sequences or 3)
+    torch.set_default_device("meta")
+    try:
+        done = rc.dump(tmp_path / name, leaf, inference, sequences=sequences, step=1)
+    finally:
+        torch.set_default_device(None)
+    assert done.result(60) == (sequences or 3)
+    chunks = list(Dump(tmp_path / name).chunks())
+    assert sum(chunk.sequences for chunk in chunks) == 3 * (sequences or 3)
+    for chunk in chunks:
+        assert set(chunk.train.tolist()) == {-0.25} and set(chunk.rollout.tolist()) == {-0.5}
+
+
+@pytest.mark.parametrize("step", [3, torch.tensor(3), numpy.int64(3)])
+def test_a_step_is_a_whole_number_of_any_type(step, tmp_path):
+    dumped(tmp_path / "x.jsonl", packed(), step=step)
+    assert json.loads((tmp_path / "x.jsonl").read_text().splitlines()[0])["step"] == 3
 
 
 @pytest.mark.parametrize(
@@ -133,6 +199,18 @@ def test_an_error_while_writing_is_kept_and_warned_of(tmp_path):
         ({"path": "x.parquet"}, ValueError, "path: expected a name that ends in .jsonl or a folder's, got 'x.parquet'"),
         ({"sequences": 0}, ValueError, "sequences: expected a whole number >= 1 or None, got 0"),
         ({"sequences": True}, ValueError, "sequences: expected a whole number >= 1 or None, got True"),
+        ({"step": -5}, ValueError, "step: expected a whole number from 0 to 2**53 or None, got -5"),
+        (
+            {"step": 2**53 + 1},
+            ValueError,
+            "step: expected a whole number from 0 to 2**53 or None, got 9007199254740993",
+        ),
+        ({"step": 1.0}, ValueError, "step: expected a whole number from 0 to 2**53 or None, got 1.0"),
+        ({"step": True}, ValueError, "step: expected a whole number from 0 to 2**53 or None, got True"),
+        ({"step": torch.ones(2)}, ValueError, "step: expected a whole number from 0 to 2**53 or None, got tensor"),
+        ({"step": torch.ones((), device="meta")}, ValueError, "step: expected a whole number from 0 to 2**53 or None"),
+        ({"seed": "x"}, ValueError, "seed: expected a whole number or None, got 'x'"),
+        ({"flags": torch.ones(12, dtype=torch.bool)}, ValueError, "flags: expected a dtype among"),
         ({"rollout_logp": None}, ValueError, "rollout_logp: expected the log-probs of the engine"),
         ({"turns": torch.zeros(3)}, ValueError, "turns: expected shape"),
         ({"lengths": torch.zeros(12)}, ValueError, "lengths: this name is taken"),

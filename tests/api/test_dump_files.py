@@ -1,0 +1,353 @@
+"""The files of `rc.dump`: whole lines only, nothing twice, and errors that say what is there."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import resource
+import time
+from threading import Event
+
+import pytest
+import torch
+
+from builders.dump_calls import call, forked, plain_numbers, read_numbers
+from rollout_corr.api import dump_files
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    # The tests look at the future's error.
+    pytest.mark.filterwarnings("ignore:rollout_corr.dump:RuntimeWarning"),
+]
+
+
+@contextlib.contextmanager
+def largest_file(size):
+    """The kernel writes up to this size and refuses the rest, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def failure(future):
+    error = future.exception(timeout=60)
+    assert isinstance(error, OSError)
+    return str(error)
+
+
+def test_a_half_line_of_a_killed_process_is_removed(tmp_path):
+    path = tmp_path / "x.jsonl"
+    assert call(path, count=3).result(60) == 3
+    whole = path.read_bytes()
+    start = whole[:-1].rindex(b"\n") + 1
+    for cut in range(start, len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        assert call(path, first=10, count=2).result(60) == 2
+        # Without its line break alone the line is whole, and stays.
+        kept = [0, 1, 2] if cut >= len(whole) - 1 else [0, 1]
+        assert plain_numbers(path) == [*kept, 10, 11], cut
+    assert read_numbers(path) == ([0, 1, 2, 10, 11], [])
+
+
+@pytest.mark.parametrize("tokens", [4, 40_000])
+def test_a_half_line_longer_than_a_block_is_removed(tokens, tmp_path):
+    path = tmp_path / "x.jsonl"
+    assert call(path, count=2, tokens=tokens).result(60) == 2
+    path.write_bytes(path.read_bytes()[:-3])
+    assert call(path, first=5, count=1).result(60) == 1
+    assert plain_numbers(path) == [0, 5]
+
+
+@pytest.mark.parametrize("left", [b'{"prompt": "half', b'{"which": -1}', b"not json", b'{"which": -1}\n{"train'])
+def test_what_others_left_without_a_line_break_stays(left, tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(left)
+    assert call(path).result(60) == 3
+    found = path.read_bytes()
+    if left.endswith(b'{"train'):  # may be ours, and is no line
+        assert found.startswith(b'{"which": -1}\n{"train_logp": [')
+    else:
+        assert found.startswith(left + b'\n{"train_logp": [')
+    assert found.count(b"\n") == 4
+
+
+def test_a_full_disk_leaves_nothing_of_the_call(tmp_path):
+    path = tmp_path / "x.jsonl"
+    assert call(path, count=2).result(60) == 2
+    before = path.read_bytes()
+    with largest_file(len(before) + 500):
+        said = failure(call(path, first=10, count=20))
+    assert f"{path}: File too large; 0 of the 20 sequences of this call are in the file" in said
+    assert path.read_bytes() == before
+    assert call(path, first=10, count=20).result(60) == 20
+    assert plain_numbers(path) == [0, 1, *range(10, 30)]
+
+
+def test_an_error_says_how_many_sequences_are_there(tmp_path, monkeypatch):
+    path = tmp_path / "x.jsonl"
+    assert call(path, count=2).result(60) == 2
+    line = path.stat().st_size // 2
+
+    def broken(file, size):
+        raise OSError(errno.EIO, "broken")
+
+    with largest_file(line * 20 + 10), monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", broken)
+        said = failure(call(path, first=10, count=30))
+    there = path.read_bytes().count(b"\n") - 2
+    assert 0 < there < 30
+    assert f"{there} of the 30 sequences of this call are in the file" in said
+    assert call(path, first=90, count=1).result(60) == 1
+    assert plain_numbers(path) == [0, 1, *range(10, 10 + there), 90]
+
+
+def test_what_somebody_else_wrote_behind_is_not_taken_back(tmp_path, monkeypatch):
+    path, write = tmp_path / "x.jsonl", os.write
+
+    def short(file, data):
+        if len(data) < 1000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = write(file, data[: len(data) - 500])
+        with path.open("ab") as other:
+            other.write(b"theirs\n")
+        return done
+
+    monkeypatch.setattr(os, "write", short)
+    said = failure(call(path, count=20))
+    assert path.read_bytes().endswith(b"theirs\n")
+    there = path.read_bytes().count(b'"which"')
+    assert f"No space left on device; {there} of the 20 sequences" in said and there > 0
+
+
+def test_a_quota_that_is_told_at_closing_counts(tmp_path, monkeypatch):
+    path = tmp_path / "x.jsonl"
+    assert call(path).result(60) == 3
+
+    def full(file):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "dup", full)
+        assert "Disk quota exceeded; 0 of the 3 sequences" in failure(call(path, first=7))
+        assert "Disk quota exceeded; 0 of the 3 sequences" in failure(call(tmp_path / "folder"))
+    assert plain_numbers(path) == [0, 1, 2]
+    assert list((tmp_path / "folder").iterdir()) == []
+
+
+def test_a_full_disk_leaves_no_shard(tmp_path):
+    with largest_file(1000):
+        said = failure(call(tmp_path / "folder", count=200))
+    assert f"{tmp_path / 'folder'}: File too large; 0 of the 200 sequences of this call are in the folder" in said
+    assert list((tmp_path / "folder").iterdir()) == []
+
+
+def test_a_folder_that_is_read_only(tmp_path):
+    (tmp_path / "there").mkdir()
+
+    def run():
+        if os.geteuid() == 0:
+            tmp_path.chmod(0o755)
+            os.seteuid(65534)
+        for path in (tmp_path / "there" / "x.jsonl", tmp_path / "there"):
+            said = failure(call(path))
+            assert "Permission denied" in said and str(path) in said and "0 of the 3 sequences" in said
+
+    folders = [tmp_path / "there", *list(tmp_path.parents)[:3]]
+    modes = [folder.stat().st_mode for folder in folders]
+    (tmp_path / "there").chmod(0o555)
+    for folder in folders[1:]:
+        folder.chmod(0o755)
+    try:
+        assert forked(run) == 0
+    finally:
+        for folder, mode in zip(folders, modes, strict=True):
+            folder.chmod(mode)
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_paths_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.jsonl").mkdir()
+    os.mkfifo(tmp_path / "fifo.jsonl")
+    for name, reason in {
+        "file": "File exists",
+        "file/x.jsonl": "File exists",
+        "file/deep/x.jsonl": "Not a directory",
+        "folder.jsonl": "Is a directory",
+        "fifo.jsonl": "expected a regular file",
+    }.items():
+        said = failure(call(tmp_path / name))
+        assert reason in said and str(tmp_path / name) in said and "0 of the 3 sequences" in said
+
+
+def test_a_folder_may_be_replaced_and_come_back(tmp_path):
+    folder = tmp_path / "folder"
+    assert call(folder).result(60) == 3
+    moved = folder.rename(tmp_path / "moved")
+    folder.write_text("a file")
+    assert "File exists" in failure(call(folder, first=5))
+    folder.unlink()
+    assert call(folder, first=9).result(60) == 3
+    assert plain_numbers(moved) == [0, 1, 2]
+    assert plain_numbers(folder) == [9, 10, 11]
+
+
+def test_a_file_may_be_removed_or_rotated_between_calls(tmp_path):
+    path = tmp_path / "logs" / "x.jsonl"
+    assert call(path).result(60) == 3
+    path.rename(tmp_path / "logs" / "x.1.jsonl")
+    assert call(path, first=5).result(60) == 3
+    assert plain_numbers(path) == [5, 6, 7]
+    path.unlink()
+    (tmp_path / "logs" / "x.1.jsonl").unlink()
+    path.parent.rmdir()
+    assert call(path, first=8).result(60) == 3
+    assert plain_numbers(path) == [8, 9, 10]
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_file_that_goes_while_its_lock_is_waited_for(removed, tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text("")
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        future = call(path)
+        time.sleep(0.05)
+        if removed:
+            path.unlink()
+        else:
+            path.rename(tmp_path / "rotated.jsonl")
+    assert future.result(60) == 3
+    assert plain_numbers(path) == [0, 1, 2]
+
+
+def test_a_lock_that_is_never_given_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(dump_files, "LOCK_SECONDS", 0.05)
+    path = tmp_path / "x.jsonl"
+    path.write_text("")
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "another process has held its lock for 0 s; 0 of the 3 sequences" in failure(call(path))
+    assert call(path).result(60) == 3
+
+
+def test_a_process_that_was_forked_during_a_write_holds_no_lock(tmp_path, monkeypatch):
+    path, write, go, begun = tmp_path / "x.jsonl", os.write, Event(), Event()
+
+    def slow(file, data):
+        begun.set()
+        assert go.wait(60)
+        return write(file, data)
+
+    end, other = os.pipe()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", slow)
+        future = call(path)
+        assert begun.wait(60)
+        pid = os.fork()
+        if pid == 0:
+            os.read(end, 1)
+            os._exit(0)
+        go.set()
+        assert future.result(60) == 3
+    monkeypatch.setattr(dump_files, "LOCK_SECONDS", 1.0)
+    assert call(path, first=5).result(60) == 3
+    os.write(other, b"x")
+    os.waitpid(pid, 0)
+    os.close(end)
+    os.close(other)
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def flock(file, how):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    (tmp_path / "folder").mkdir()
+    part = tmp_path / "folder" / "00000000-1-0000.pt.part"
+    part.write_text("perhaps of a process that lives")
+    for path in (tmp_path / "x.jsonl", tmp_path / "folder"):
+        assert call(path).result(60) == 3
+        assert plain_numbers(path) == [0, 1, 2]
+    assert part.exists()
+
+
+def test_half_shards_of_dead_processes_are_removed(tmp_path):
+    now = time.time_ns()
+    dead, young, living, other = (
+        tmp_path / name
+        for name in (
+            "00000000-1600000000000000000-00ff.pt.part",
+            f"00000000-{now}-00ff.pt.part",
+            "00000000-1600000000000000000-0001.pt.part",
+            "mine.pt.part",
+        )
+    )
+    for part in (dead, young, living, other):
+        part.write_text("half")
+    with living.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert call(tmp_path).result(60) == 3
+    assert not dead.exists() and young.exists() and living.exists() and other.exists()
+    # Readers never take one for a shard.
+    assert read_numbers(tmp_path) == ([0, 1, 2], [])
+    # The next call removes the one whose process is dead by now.
+    assert call(tmp_path, first=5).result(60) == 3
+    assert not living.exists()
+
+
+def test_no_look_at_a_folder_that_was_clean(tmp_path, monkeypatch):
+    assert call(tmp_path).result(60) == 3
+
+    def scandir(path):
+        raise AssertionError
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert call(tmp_path).result(60) == 3
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "folder"])
+def test_processes_write_to_one_path(name, tmp_path):
+    def run(process):
+        for i in range(15):
+            assert call(tmp_path / name, first=1000 * process + 5 * i, count=5).result(60) == 5
+
+    children = []
+    for process in range(4):
+        pid = os.fork()
+        if pid == 0:
+            code = 99
+            try:
+                run(process)
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 4
+    wanted = [1000 * process + i for process in range(4) for i in range(75)]
+    assert sorted(plain_numbers(tmp_path / name)) == wanted
+    found, problems = read_numbers(tmp_path / name)
+    assert sorted(found) == wanted and problems == []
+
+
+def test_two_names_of_one_file(tmp_path):
+    (tmp_path / "x.jsonl").write_text("")
+    (tmp_path / "y.jsonl").symlink_to(tmp_path / "x.jsonl")
+    (tmp_path / "z.jsonl").hardlink_to(tmp_path / "x.jsonl")
+    for i in range(20):
+        futures = [call(tmp_path / f"{name}.jsonl", first=9 * i + 3 * k) for k, name in enumerate("xyz")]
+        assert [future.result(60) for future in futures] == [3, 3, 3]
+    assert sorted(plain_numbers(tmp_path / "x.jsonl")) == list(range(180))
+
+
+def test_names_of_shards_sort_by_step_and_never_meet(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "time_ns", lambda: 17)
+    for step in (12, 3, None, 3, 2**53):
+        assert call(tmp_path, first=step or 0, count=1, step=step).result(60) == 1
+    assert plain_numbers(tmp_path) == [0, 3, 3, 12, 2**53]
+    assert all(torch.load(file, weights_only=True)["which"].numel() == 1 for file in tmp_path.glob("*.pt"))
