@@ -8,11 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
+from rollout_corr.backends import claims
 from rollout_corr.backends.batch import Batch, read_batch
-from rollout_corr.backends.choose import BACKENDS, BackendName, Groups
+from rollout_corr.backends.choose import BACKENDS, BackendName, Groups, chosen_backend
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back
 from rollout_corr.metrics.statistics import HasStatistics, Statistics
+from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.validate import shown
 
@@ -72,8 +74,8 @@ def correct(
         external: Per-token statistics by name, same layout; needed by criteria with stat="external".
         backend: "auto", "triton", "torch", or "compiled": the reference under torch.compile, on the CPU, several times
             as fast as "torch" after some seconds of compilation per Spec. An explicit choice never falls back.
-        validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; with a
-            `sequence_group`, that its ranks hold equally many sequences, which costs a collective more.
+        validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; and compare the
+            calls of the ranks of each group: one small collective more, and an error on all ranks that names the rank.
         batch_group: A torch.distributed group over which `normalize="batch"` takes its mean.
         sequence_group: A torch.distributed group over which the tokens of each sequence are split, in any way. All its
             ranks pass the same sequences in the same order, each with the tokens that it holds, perhaps none, and
@@ -142,6 +144,26 @@ def correct_async(
     Args and errors are those of `correct`. Without a `sequence_group` there is nothing to wait for. The inputs must not
     change before `result()`, which is to be called on every rank.
     """
+    groups = Groups(batch_group, sequence_group)
+    groups.check()
+    told = None
+    try:
+        _check_names(spec, backend)
+        batch = read_batch(train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate)
+        groups.check_advantages(batch, train_logp, advantages)
+        if validate and groups.some:
+            told = _claims(batch, spec, backend)
+    except (TypeError, ValueError) as error:
+        if validate:
+            claims.tell(groups, error)
+        raise
+    if told is not None:
+        claims.compare(groups, told)
+    return PendingCorrection(batch, RunningCorrection(CorrectionRequest(batch, spec, backend, groups)))
+
+
+def _check_names(spec: object, backend: object) -> None:
+    """Refuse what is no Spec for `correct`, and no backend."""
     if not isinstance(spec, Spec):
         raise TypeError(f"spec: expected a Spec, got {type(spec).__name__}")
     for criterion in spec.criteria:
@@ -152,7 +174,10 @@ def correct_async(
             )
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {shown(backend)}")
-    batch = read_batch(train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate)
-    groups = Groups(batch_group, sequence_group)
-    groups.check(batch, train_logp, advantages, validate)
-    return PendingCorrection(batch, RunningCorrection(CorrectionRequest(batch, spec, backend, groups)))
+
+
+def _claims(batch: Batch, spec: Spec, backend: BackendName) -> claims.Claims:
+    """The call as other ranks compare it."""
+    logps: dict[str, Tensor | None] = {"train_logp": batch.train, "rollout_logp": batch.rollout}
+    fixed = by_path("Spec", spec) | {"backend": chosen_backend(batch.train, backend)}
+    return claims.claims_of("correct", batch, logps, fixed)

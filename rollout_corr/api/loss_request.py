@@ -13,7 +13,9 @@ from torch import Tensor
 from rollout_corr.api.correct import Correction
 from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, Reader, reader
 from rollout_corr.backends.choose import LOSS_BACKENDS, Groups, chosen_backend
+from rollout_corr.backends.claims import Claims, claims_of
 from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
+from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import DENOMINATORS, KL, Denominator, LossReduction, Objective, SquaredLogRatio
 from rollout_corr.spec.surrogate import Surrogate, WeightUse, checked_surrogate
@@ -252,6 +254,24 @@ class LossRequest:
         runs_on = chosen_backend(tensors.read.first, self.backend)
         for name, value in (("mode", mode), ("use", use), ("objective", objective), ("runs_on", runs_on)):
             object.__setattr__(self, name, value)
+
+    def claims(self) -> Claims:
+        """The call as other ranks compare it; reads a count that the caller brings."""
+        tensors = self.tensors
+        given = {"new_logp": tensors.read.first, "old_logp": tensors.old, "rollout_logp": tensors.rollout}
+        given |= {"ref_logp": tensors.ref, "weights": self.ready.weights}
+        fixed = {
+            **by_path("Objective", self.objective),
+            **by_path("Spec", self.spec),
+            "mode": self.mode.name,
+            "backend": self.runs_on,
+            "external": str(sorted(self.external or ())),
+            "wants a gradient": str(torch.is_grad_enabled() and tensors.read.first.requires_grad),
+        }
+        found = claims_of("policy_loss", tensors.batch, given, fixed)
+        if self.divisor is not None:
+            found.sequences["denominator"] = repr(self.divisor.item())
+        return found
 
     def _replaces_ratio(self, use: Use) -> bool:
         """Tell whether there are weights that take the place of the surrogate's ratio."""

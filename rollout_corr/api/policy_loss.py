@@ -16,7 +16,7 @@ from rollout_corr.api.loss_request import (
     read_ready,
     read_tensors,
 )
-from rollout_corr.backends import loss_blocks, loss_operators, operators, whole
+from rollout_corr.backends import claims, loss_blocks, loss_operators, operators, whole
 from rollout_corr.backends.batch import Batch, external_names
 from rollout_corr.backends.choose import Groups, LossBackendName
 from rollout_corr.backends.differentiable import Differentiable
@@ -114,8 +114,8 @@ def policy_loss(
         max_length: The length that token_sum_norm divides by.
         external: Per-token statistics by name, for criteria with stat="external".
         backend: "auto", "triton" or "torch". An explicit choice never falls back.
-        validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; with a
-            `sequence_group`, that its ranks hold equally many sequences, which costs a collective more.
+        validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; and compare the
+            calls of the ranks of each group: one small collective more, and an error on all ranks that names the rank.
         batch_group: A torch.distributed group over whose ranks an "original" or "kept" denominator is counted, and the
             mean of a Spec's `normalize="batch"` taken: one all-reduce of a number each.
         sequence_group: A torch.distributed group over which the tokens of each sequence are split, as in `correct`. The
@@ -130,12 +130,14 @@ def policy_loss(
         ValueError: A wrong shape, dtype, device, length or name, or arguments that exclude each other.
         TypeError: An argument of the wrong type.
     """
-    tensors = read_tensors(new_logp, advantages, mask, old_logp, rollout_logp, ref_logp, cu_seqlens, validate)
     groups = Groups(batch_group, sequence_group)
-    groups.check(tensors.batch, new_logp, advantages, validate)
-    counted, divisor = read_denominator(denominator, reduction, tensors.read.first.device)
-    return _run(
-        LossRequest(
+    groups.check()
+    told = None
+    try:
+        tensors = read_tensors(new_logp, advantages, mask, old_logp, rollout_logp, ref_logp, cu_seqlens, validate)
+        groups.check_advantages(tensors.batch, new_logp, advantages)
+        counted, divisor = read_denominator(denominator, reduction, tensors.read.first.device)
+        request = LossRequest(
             tensors=tensors,
             surrogate=surrogate,
             kl=kl,
@@ -150,7 +152,15 @@ def policy_loss(
             backend=backend,
             groups=groups,
         )
-    )
+        if validate and groups.some:
+            told = request.claims()
+    except (TypeError, ValueError) as error:
+        if validate:
+            claims.tell(groups, error)
+        raise
+    if told is not None:
+        claims.compare(groups, told)
+    return _run(request)
 
 
 # --- the correction inside the loss ---

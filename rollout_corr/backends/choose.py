@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rollout_corr.backends import operators
 from rollout_corr.backends.batch import Batch
+from rollout_corr.metrics.collectives import check_group
 
 BackendName = Literal["auto", "triton", "torch", "compiled"]
 LossBackendName = Literal["auto", "triton", "torch"]
@@ -61,24 +62,27 @@ class Groups(NamedTuple):
     batch: Any = None
     sequence: Any = None
 
-    def check(self, batch: Batch, leader: object, advantages: object, validate: bool) -> None:
-        """Refuse an object that is no group, ambiguous advantages, and, on request, unequal numbers of sequences.
+    @property
+    def some(self) -> bool:
+        """True if there is a group at all."""
+        return self.batch is not None or self.sequence is not None
+
+    def check(self) -> None:
+        """Refuse objects that are no groups of this rank."""
+        check_group("sequence_group", self.sequence)
+        check_group("batch_group", self.batch)
+
+    def check_advantages(self, batch: Batch, leader: object, advantages: object) -> None:
+        """Refuse advantages that a rank could take for those of its tokens.
 
         Args:
             batch: The batch as it was read.
             leader, advantages: Log-probs and advantages as the caller gave them.
-            validate: Compare the numbers of sequences, by a collective.
         """
-        if self.batch is None and self.sequence is None:
-            return
-        from rollout_corr.backends import split
-
-        split.check_group("batch_group", self.batch)
-        split.check_group("sequence_group", self.sequence)
         if self.sequence is not None:
+            from rollout_corr.backends import split
+
             split.check_advantages(advantages, leader, batch.per_sequence, batch.offsets is not None)
-            if validate:
-                split.check_count(batch.count, self.sequence, batch.train.device)
 
     @property
     def first(self) -> bool:

@@ -124,7 +124,7 @@ def run_split(task: LossTask) -> LossResult:
     sequences, valid = whole.split_sequences_of(task.batch, task.group)
     with torch.no_grad():
         loss.evaluate(_operands(task, task.batch.train, sequences, valid), task.objective)
-    sequences.start()
+    sequences.start("policy_loss: the sums of each sequence")
     sequences.wait()
     return _result(_with_gradient(_operands(task, task.batch.train, sequences, valid), task), task)
 

@@ -20,29 +20,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rollout_corr.definition.sequences import Sequences
+from rollout_corr.metrics.collectives import Pending, all_reduce
 
 # A float64 sum is its whole part and two fractions of 38 bits.
 GRID = 2.0**38
 
 # Ranks are counted in 20 bits: NaN in the lowest, then inf, then -inf.
 COUNTED = 20
-
-
-class PendingSum:
-    """A table that is being added up over the ranks of a group."""
-
-    def __init__(self, table: Tensor, group: Any) -> None:
-        self._table = table
-        self._work = dist.all_reduce(table, group=group, async_op=True)
-
-    def done(self) -> bool:
-        """Tell whether `wait` would return at once."""
-        return bool(self._work.is_completed())
-
-    def wait(self) -> Tensor:
-        """The total. On a GPU its stream waits, not the host."""
-        self._work.wait()
-        return self._table
 
 
 class Split:
@@ -59,16 +43,20 @@ class Split:
         self.count = part.count
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self._noted: list[Tensor] = []
-        self._sum: PendingSum | None = None
+        self._sum: Pending | None = None
         self._table: Tensor | None = None
         self._read = 0
         self._leaves: list[tuple[Tensor, Tensor]] = []
 
     # --- between the runs ---
 
-    def start(self) -> None:
-        """Start to add up all ranks' tables, after the first run."""
-        self._sum = PendingSum(torch.stack(self._noted), self.group)
+    def start(self, what: str) -> None:
+        """Start to add up all ranks' tables, after the first run.
+
+        Args:
+            what: The caller and what travels, for an error.
+        """
+        self._sum = Pending(torch.stack(self._noted), self.group, what)
 
     def done(self) -> bool:
         """Tell whether the second run could begin without waiting."""
@@ -132,7 +120,7 @@ class Split:
             return gradient
         given = [torch.zeros_like(leaf) if x is None else x for leaf, x in zip(leaves, arrived, strict=True)]
         table = torch.cat([to_limbs(x, self.ranks) for x in given])
-        dist.all_reduce(table, group=self.group)
+        all_reduce(table, self.group, "policy_loss: the gradients of the sums of each sequence")
         for here, limbs in zip(sums, table.chunk(len(sums)), strict=True):
             if here.requires_grad:
                 (through,) = torch.autograd.grad(here, new, from_limbs(limbs), retain_graph=True)
@@ -156,7 +144,7 @@ class PendingTables:
         parts = [*integers, to_limbs(floats, ranks).flatten(0, 1)]
         if peaks is not None:
             parts.append(apart(peaks.long(), rank, ranks).flatten(0, 1))
-        self._sum = PendingSum(torch.cat(parts), group)
+        self._sum = Pending(torch.cat(parts), group, "correct: the sums of each sequence")
         self.done = self._sum.done
 
     def complete(self) -> None:
@@ -205,30 +193,6 @@ def from_limbs(limbs: Tensor) -> Tensor:
 # --- groups ---
 
 
-def check_group(name: str, group: Any) -> None:
-    """Refuse what is neither None nor a process group that this rank belongs to."""
-    if group is None:
-        return
-    if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
-        got = type(group).__name__
-        hint = "; take mesh.get_group(dimension)" if got == "DeviceMesh" else ""
-        if dist.is_available() and group is dist.GroupMember.NON_GROUP_MEMBER:
-            got = "a group that this rank does not belong to"
-        raise TypeError(f"{name}: expected a torch.distributed process group or None, got {got}{hint}")
-
-
-def check_count(count: int, group: Any, device: torch.device) -> None:
-    """Raise on every rank if the ranks hold different numbers of sequences. One collective and one read."""
-    found = torch.tensor([count, -count], device=device)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
-    most, least = int(found[0]), -int(found[1])
-    if most != least:
-        raise ValueError(
-            f"sequence_group: expected the same sequences on every rank, got {count} on this one and {least} to {most} "
-            "on all; a sequence without a token here still has its two equal offsets, or its row"
-        )
-
-
 def check_advantages(given: object, leader: object, per_sequence: bool, packed: bool) -> None:
     """Refuse advantages per sequence in a shape that advantages per token can have on a rank with few tokens.
 
@@ -265,5 +229,4 @@ def sum_over(totals: Tensor, batch_group: Any, sequence_group: Any) -> Tensor:
         shared = set(dist.get_process_group_ranks(sequence_group)) & set(dist.get_process_group_ranks(batch_group))
         counts = dist.get_rank() == min(shared)
     totals = totals.clone() if counts else torch.zeros_like(totals)
-    dist.all_reduce(totals, group=batch_group)
-    return totals
+    return all_reduce(totals, batch_group, "batch_group: the mean or count over the batch")

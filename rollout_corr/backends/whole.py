@@ -92,7 +92,7 @@ class PendingSplit:
         self._batch, self._spec = batch, spec
         self._sequences, self._valid = split_sequences_of(batch, group)
         Collector(spec).take(_evaluate(batch, spec, self._sequences, self._valid))
-        self._sequences.start()
+        self._sequences.start("correct: the sums of each sequence")
 
     def done(self) -> bool:
         """Tell whether `result` would return without waiting."""

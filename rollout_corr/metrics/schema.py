@@ -5,6 +5,8 @@ The kernels' phases each fill a stretch of it.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -12,6 +14,7 @@ from typing import NamedTuple
 from rollout_corr.metrics import loss, native, peers
 from rollout_corr.metrics.histogram import HISTOGRAM
 from rollout_corr.metrics.peers import Columns
+from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import Objective
 
@@ -58,6 +61,14 @@ def layout(spec: Spec | None, objective: Objective | None = None) -> tuple[tuple
     if objective is not None:
         sums, maxima = sums + loss.sum_names(objective), maxima + loss.max_names()
     return sums, maxima
+
+
+@lru_cache(maxsize=256)
+def digest(spec: Spec | None, objective: Objective | None = None) -> float:
+    """A number that differs where statistics do not merge; a float64 holds it exactly."""
+    given = [by_path("Spec", spec), by_path("Objective", objective), layout(spec, objective)]
+    found = hashlib.blake2b(json.dumps(given).encode(), digest_size=8).digest()
+    return float(int.from_bytes(found, "big") >> 12)
 
 
 class Stretches(NamedTuple):

@@ -11,11 +11,16 @@ from torch import Tensor
 
 from rollout_corr.metrics import loss, native, peers, schema
 from rollout_corr.metrics.warnings import warnings_of
+from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import Objective
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+# The lengths that `all_reduce` pads to. Twenty criteria with detail="full" and all peers' metrics have 696 sums and 58
+# maxima.
+SUMS_BLOCK, MAXIMA_BLOCK = 1024, 128
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,12 +33,15 @@ class Statistics:
         sums: [K] float64, additive.
         maxima: [M] float64, merged by maximum; minima are negated.
         objective: Everything that is fixed about the policy loss; None where there was none.
+        ranks: [2] float64: the largest digest of Spec and objective among the ranks that these statistics were reduced
+            over, and the negated smallest; None before `all_reduce`.
     """
 
     spec: Spec | None
     sums: Tensor
     maxima: Tensor
     objective: Objective | None = None
+    ranks: Tensor | None = None
 
     def __repr__(self) -> str:
         """Name no value: reading one would wait for the device."""
@@ -51,7 +59,13 @@ class Statistics:
             raise ValueError(
                 f"other: expected statistics of the same objective {self.objective!r}, got {other.objective!r}"
             )
-        return replace(self, sums=self.sums + other.sums, maxima=torch.maximum(self.maxima, other.maxima))
+        for name in ("sums", "maxima"):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if (ours.shape, ours.dtype, ours.device) != (theirs.shape, theirs.dtype, theirs.device):
+                raise ValueError(f"other.{name}: expected {_described(ours)}, got {_described(theirs)}")
+        sums, maxima = self.sums + other.sums, torch.maximum(self.maxima, other.maxima)
+        ranks = [x for x in (self.ranks, other.ranks) if x is not None]
+        return replace(self, sums=sums, maxima=maxima, ranks=torch.stack(ranks).amax(0) if ranks else None)
 
     def join(self, loss: Statistics) -> Statistics:
         """Append the statistics of the policy loss of the same tokens to a correction's."""
@@ -97,6 +111,7 @@ class Statistics:
             self,
             sums=self.sums.to(device, non_blocking=non_blocking),
             maxima=self.maxima.to(device, non_blocking=non_blocking),
+            ranks=None if self.ranks is None else self.ranks.to(device, non_blocking=non_blocking),
         )
 
     def of_tokens(self) -> Statistics:
@@ -116,14 +131,30 @@ class Statistics:
 
         Args:
             group: A torch.distributed process group; None is the default group. Every rank must call this with
-                statistics of an equal Spec.
+                statistics of an equal Spec and objective.
+
+        Raises:
+            ValueError: The ranks' Specs or objectives differ; named, rank by rank, on every rank. For tensors on a
+                device, which would have to be waited for, the reading of metrics raises instead.
         """
         import torch.distributed as dist
 
-        sums, maxima = self.sums.clone(), self.maxima.clone()
-        dist.all_reduce(sums, op=dist.ReduceOp.SUM, group=group)
-        dist.all_reduce(maxima, op=dist.ReduceOp.MAX, group=group)
-        return replace(self, sums=sums, maxima=maxima)
+        from rollout_corr.metrics import agreement, collectives
+
+        collectives.check_group("group", group)
+        digest = schema.digest(self.spec, self.objective)
+        # Statistics of other Specs have other lengths, which end a process or hang it: all of them are padded alike.
+        maxima = _padded(self.maxima, MAXIMA_BLOCK, -torch.inf, (digest, -digest))
+        sums = _padded(self.sums, SUMS_BLOCK, 0.0)
+        collectives.all_reduce(maxima, group, "Statistics.all_reduce: the maxima", dist.ReduceOp.MAX)
+        ranks = maxima[:2]
+        if ranks.device.type == "cpu" and ranks[0] != -ranks[1]:
+            claims = by_path("Spec", self.spec) | by_path("Objective", self.objective)
+            agreement.compare("Statistics.all_reduce", group, claims)
+            raise ValueError("Statistics.all_reduce: expected the same statistics on every rank, got others")
+        collectives.all_reduce(sums, group, "Statistics.all_reduce: the sums", dist.ReduceOp.SUM)
+        count = self.maxima.shape[0]
+        return replace(self, sums=sums[: self.sums.shape[0]], maxima=maxima[2 : 2 + count], ranks=ranks)
 
     def metrics(self, names: str = "native") -> dict[str, float]:
         """Compute named floats, in float64 on the host, from one device-to-host copy.
@@ -142,12 +173,27 @@ class Statistics:
         return PendingMetrics(self)
 
 
+def _padded(x: Tensor, block: int, value: float, head: tuple[float, ...] = ()) -> Tensor:
+    """A copy behind some numbers, filled up to a multiple of a length."""
+    used = len(head) + x.shape[0]
+    full = x.new_full((-(-used // block) * block,), value)
+    for place, number in enumerate(head):
+        full[place] = number
+    full[len(head) : used] = x
+    return full
+
+
+def _described(x: Tensor) -> str:
+    return f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')} on {x.device}"
+
+
 class PendingMetrics:
     """Metrics on their way to the host."""
 
     def __init__(self, statistics: Statistics) -> None:
         self._spec, self._objective = statistics.spec, statistics.objective
-        packed = torch.cat([statistics.sums, statistics.maxima])
+        given = [statistics.sums, statistics.maxima, statistics.ranks]
+        packed = torch.cat([x for x in given if x is not None])
         self._event: torch.cuda.Event | None = None
         if packed.is_cuda:
             self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
@@ -166,7 +212,15 @@ class PendingMetrics:
         if self._event is not None:
             self._event.synchronize()
         sum_names, max_names = schema.layout(self._spec, self._objective)
-        return dict(zip((*sum_names, *max_names), self._host.tolist(), strict=True))
+        names, values = (*sum_names, *max_names), self._host.tolist()
+        most, least = values[len(names) :] or (0.0, 0.0)
+        if most != -least:
+            raise ValueError(
+                "statistics: expected equal Specs and objectives on all ranks that they were reduced over, got others "
+                f"than this rank's {self._spec!r}, {self._objective!r}; validate=True in `correct` and `policy_loss`, "
+                "or reducing copies on the CPU, names the ranks"
+            )
+        return dict(zip(names, values[: len(names)], strict=True))
 
     def result(self, names: str = "native") -> dict[str, float]:
         """Compute the metrics of one naming scheme; waits for the copy if it is still under way.

@@ -58,6 +58,22 @@ def expression(value: object) -> str:
     return f"{type(value).__name__}({', '.join(words)})"
 
 
+def by_path(name: str, value: object) -> dict[str, str]:
+    """The fields of a frozen type as text, by path: {"Spec.weight.upper": "2.0", ...}; equal for equal values."""
+    if isinstance(value, Checked):
+        found = {name: type(value).__name__}
+        for field in fields(value):
+            found |= by_path(f"{name}.{field.name}", getattr(value, field.name))
+        return found
+    if isinstance(value, tuple) and any(isinstance(item, Checked) for item in value):
+        found = {name: f"({len(value)} of them)"}
+        for i, item in enumerate(value):
+            found |= by_path(f"{name}[{i}]", item)
+        return found
+    # -0.0 equals 0.0.
+    return {name: expression(value + 0.0 if isinstance(value, float) else value)}
+
+
 def arguments_of(cls: type, mapping: Mapping[str, Any], owner: str) -> dict[str, Any]:
     """The arguments of a dataclass from a mapping, in which `bounds: [lower, upper]` may stand for both.
 

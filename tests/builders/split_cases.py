@@ -14,6 +14,7 @@ import rollout_corr as rc
 from builders.batches import lay_out, outcome, random_sequences, spoil, wild
 from builders.loss_cases import SURROGATES, only, random_batch
 from rollout_corr.backends import split
+from rollout_corr.metrics import collectives
 
 # --- the ways ---
 
@@ -224,8 +225,8 @@ def outcomes(sequences, spec, way, ranks, dtype, layout="packed", tables=None, b
     """Run `correct` on every rank: all begin, tables are added up, all finish. `tables` collects the tables sent."""
     tables = [] if tables is None else tables
 
-    def all_reduce(table, group, async_op):
-        assert async_op
+    def all_reduce(table, op, group, async_op):
+        assert async_op and op == "sum"
         tables.append(table)
         return Work()
 
@@ -235,8 +236,9 @@ def outcomes(sequences, spec, way, ranks, dtype, layout="packed", tables=None, b
         get_rank=lambda group: group.rank,
         get_world_size=lambda group: group.ranks,
         all_reduce=all_reduce,
+        ReduceOp=SimpleNamespace(SUM="sum"),
     )
-    with mock.patch.object(split, "dist", fake):
+    with mock.patch.object(split, "dist", fake), mock.patch.object(collectives, "dist", fake):
         laid = []
         for rank in range(ranks):
             part = picked(sequences, tokens_of(sequences, way, ranks, rank))

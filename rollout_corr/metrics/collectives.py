@@ -1,0 +1,155 @@
+"""All-reduces whose errors say in words which rank waited for which others, and for what.
+
+torch.distributed raises where the backend reports: gloo does, at once when a process ends and at the group's timeout
+when one stays away. NCCL's watchdog ends the process instead; see docs/ranks.md.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+# Seconds for which a rank whose collective failed listens for others with the same news. gloo closes its connections on
+# an error, so they hear of it within milliseconds.
+LISTENS = 1.0
+
+# Ranks that a message lists before it counts the rest.
+LISTED = 16
+
+
+class Pending:
+    """A tensor that is being reduced in place over the ranks of a group.
+
+    Args:
+        tensor: The rank's own part.
+        group: A torch.distributed process group; None for the default one.
+        what: The caller and what travels, for the error: "correct: the sums of each sequence".
+        op: A `dist.ReduceOp`; None for the sum.
+        wait: Reduce before this returns, which on a GPU still waits for nothing.
+    """
+
+    def __init__(self, tensor: Tensor, group: Any, what: str, op: Any = None, wait: bool = False) -> None:
+        self._tensor, self._group, self._what = tensor, group, what
+        op = dist.ReduceOp.SUM if op is None else op
+        try:
+            if wait:
+                dist.all_reduce(tensor, op=op, group=group)
+            else:
+                self._work = dist.all_reduce(tensor, op=op, group=group, async_op=True)
+        except RuntimeError as error:
+            raise failed(error, tensor, group, what) from error
+
+    def done(self) -> bool:
+        """Tell whether `wait` would return at once."""
+        return bool(self._work.is_completed())
+
+    def wait(self) -> Tensor:
+        """The result. On a GPU its stream waits, not the host."""
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise failed(error, self._tensor, self._group, self._what) from error
+        return self._tensor
+
+
+def all_reduce(tensor: Tensor, group: Any, what: str, op: Any = None) -> Tensor:
+    """Reduce a tensor in place over the ranks of a group; the arguments are those of `Pending`."""
+    Pending(tensor, group, what, op, wait=True)
+    return tensor
+
+
+# --- groups ---
+
+
+def check_group(name: str, group: Any) -> None:
+    """Refuse what is neither None nor a living process group that this rank belongs to."""
+    if group is None:
+        return
+    if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
+        got = type(group).__name__
+        hint = "; take mesh.get_group(dimension)" if got == "DeviceMesh" else ""
+        if dist.is_available() and group is dist.GroupMember.NON_GROUP_MEMBER:
+            got, hint = "a group that this rank does not belong to", "; only its members may call"
+        raise TypeError(f"{name}: expected a torch.distributed process group or None, got {got}{hint}")
+    try:
+        # torch reduces nothing over a destroyed group, without a word.
+        dist.get_rank(group)
+    except ValueError as error:
+        raise ValueError(f"{name}: expected a living process group, got one that has been destroyed") from error
+
+
+def ranks_of(group: Any) -> list[int]:
+    """The ranks of a group, in its order, by their numbers in the whole job."""
+    return dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
+
+
+def named(ranks: Iterable[int]) -> str:
+    """Ranks in words: "rank 3", "ranks 0, 1, 2"."""
+    ranks = list(ranks)
+    rest = f" and {len(ranks) - LISTED} more" if len(ranks) > LISTED else ""
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks[:LISTED]))}{rest}"
+
+
+def devices_of(group: Any) -> list[str]:
+    """The types of device whose tensors a group carries."""
+    return [pair.partition(":")[0] for pair in dist.get_backend_config(group).split(",")]
+
+
+# --- errors ---
+
+
+def failed(error: RuntimeError, tensor: Tensor, group: Any, what: str) -> Exception:
+    """The error of a collective that did not complete, with what is known of the other ranks."""
+    carried = devices_of(group)
+    if tensor.device.type not in carried:
+        return ValueError(
+            f"{what} cannot travel from {tensor.device}: expected tensors on {' or '.join(carried)}, for which "
+            f"the group has backends ({dist.get_backend_config(group)})"
+        )
+    ranks, own = ranks_of(group), dist.get_rank()
+    silent = _silent(ranks)
+    if silent is None:
+        others = "which of them, cannot be known here"
+    elif silent:
+        others = f"nothing was heard of {named(silent)}"
+    else:
+        others = "all of them report the same, so they made different calls or lost their connection"
+    words = (
+        f"{what}: rank {own} waited in vain for the other ranks of its group, {named(r for r in ranks if r != own)}; "
+        f"{others}. A rank that raises or stops before the call, or makes other calls, leaves the rest waiting: see "
+        f"what it wrote last. validate=True compares the calls first. torch.distributed: {str(error).strip()}"
+    )
+    return type(error)(words) if isinstance(error, dist.DistError) else RuntimeError(words)
+
+
+def _silent(ranks: list[int]) -> list[int] | None:
+    """The ranks that do not report a failed collective too; None if the job's store does not answer.
+
+    In a thread, because a store whose process hangs answers after minutes.
+    """
+    heard: list[list[int]] = []
+
+    def ask() -> None:
+        try:
+            store = dist.distributed_c10d._get_default_store()
+            key = f"rollout_corr/waited/{ranks}"
+            store.set(f"{key}/{dist.get_rank()}", "")
+            for _ in range(20):
+                silent = [rank for rank in ranks if not store.check([f"{key}/{rank}"])]
+                heard[:] = [silent]
+                if not silent:
+                    return
+                time.sleep(LISTENS / 20)
+        except (RuntimeError, ValueError):
+            # The store lives in a process that may be the one that ended; the caller's own error is on its way.
+            return
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(2 * LISTENS)
+    return heard[0] if heard else None
