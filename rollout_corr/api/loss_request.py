@@ -17,7 +17,7 @@ from rollout_corr.backends.claims import Claims, claims_of
 from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
 from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.loss import DENOMINATORS, KL, Denominator, LossReduction, Objective, SquaredLogRatio
+from rollout_corr.spec.loss import DENOMINATORS, KL, Counted, LossReduction, Objective, SquaredLogRatio, reduction_of
 from rollout_corr.spec.surrogate import Surrogate, WeightUse, checked_surrogate
 from rollout_corr.spec.validate import number, shown
 
@@ -162,25 +162,48 @@ def read_ready(
     )
 
 
-def read_denominator(given: object, reduction: object, device: torch.device) -> tuple[Denominator, Tensor | None]:
-    """Read the kind of denominator, and the 0-d float64 count that the caller brings, if any."""
+class Divisor(NamedTuple):
+    """A denominator as it was read.
+
+    Attributes:
+        counted: The tokens or sequences that the loss counts where nobody else has.
+        known: The count that is known beforehand, 0-d float64, or None.
+        of_this_rank: It is this rank's share, to be added up over the batch group.
+    """
+
+    counted: Counted
+    known: Tensor | None = None
+    of_this_rank: bool = False
+
+
+def read_denominator(given: object, reduction: str, tensors: LossTensors) -> Divisor:
+    """Read the denominator of a call."""
+    device = tensors.read.first.device
     if reduction == "sum" and given != "original":
         raise ValueError(
             f"denominator: expected the default with reduction='sum', which divides by nothing, got {shown(given)}; "
             "token_mean with this denominator is a sum over it"
         )
+    if isinstance(given, str) and given == "rows":
+        if reduction_of(reduction).unit != "sequences":
+            raise ValueError(
+                f"denominator: expected 'rows' with a reduction over sequences, got it with reduction={reduction!r}"
+            )
+        rows = torch.full((), tensors.batch.count, dtype=torch.float64, device=device)
+        return Divisor("original", rows, of_this_rank=True)
     if isinstance(given, str) and given in DENOMINATORS:
-        return ("kept" if given == "kept" else "original"), None
+        return Divisor("kept" if given == "kept" else "original")
     if isinstance(given, Tensor):
         if given.numel() != 1 or given.dtype == torch.bool or given.is_complex():
             got = f"{dtype_of(given)} of shape {shape_of(given)}"
             raise ValueError(f"denominator: expected a tensor that holds one number, got {got}")
-        return "original", given.detach().reshape(()).to(device=device, dtype=torch.float64, non_blocking=True)
+        count = given.detach().reshape(()).to(device=device, dtype=torch.float64, non_blocking=True)
+        return Divisor("original", count)
     if isinstance(given, Real) and not isinstance(given, bool):
         value = number("denominator", given)
         if not 0.0 <= value < float("inf"):
             raise ValueError(f"denominator: expected a finite number >= 0, got {value!r}")
-        return "original", torch.full((), value, dtype=torch.float64, device=device)
+        return Divisor("original", torch.full((), value, dtype=torch.float64, device=device))
     raise ValueError(f"denominator: expected one of {list(DENOMINATORS)}, a number or a 0-d tensor, got {shown(given)}")
 
 
@@ -194,8 +217,7 @@ class LossRequest:
     Attributes:
         tensors: Log-probs, mask and advantages.
         surrogate, kl, regulariser, reduction, max_length: As for `policy_loss`.
-        counted: "original" or "kept".
-        divisor: The count that the caller brings, 0-d float64; None: the loss counts.
+        divisor: The denominator.
         ready: Ready weights and training mask.
         spec: The Spec to correct by in the same call, or None.
         external: Per-token statistics by name, as the caller gave them.
@@ -212,9 +234,8 @@ class LossRequest:
     kl: KL | None
     regulariser: SquaredLogRatio | None
     reduction: LossReduction
-    counted: Denominator
+    divisor: Divisor
     max_length: float | None
-    divisor: Tensor | None
     ready: ReadyWeights
     spec: Spec | None
     external: Mapping[str, LogProbs] | None
@@ -246,7 +267,7 @@ class LossRequest:
             self.kl,
             self.regulariser,
             self.reduction,
-            self.counted,
+            self.divisor.counted,
             self.max_length,
             self._replaces_ratio(use),
             "reject" if spec is None else spec.nonfinite,
@@ -268,9 +289,11 @@ class LossRequest:
             "external": str(sorted(self.external or ())),
             "wants a gradient": str(torch.is_grad_enabled() and tensors.read.first.requires_grad),
         }
+        if self.divisor.of_this_rank:
+            fixed["denominator"] = "rows"
         found = claims_of("policy_loss", tensors.batch, given, fixed)
-        if self.divisor is not None:
-            found.sequences["denominator"] = repr(self.divisor.item())
+        if self.divisor.known is not None and not self.divisor.of_this_rank:
+            found.sequences["denominator"] = repr(self.divisor.known.item())
         return found
 
     def _replaces_ratio(self, use: Use) -> bool:

@@ -108,9 +108,10 @@ def policy_loss(
         regulariser: A squared log-ratio, or None.
         reduction: "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "token_sum_norm" (its sum over
             `max_length`) or "sum".
-        denominator: Divisor of the sum: the "original" tokens or sequences of `mask`, those "kept" in training, counted
-            over the groups below, or a number or 0-d tensor that the caller has reduced over micro-batches and ranks. 0
-            divides nothing.
+        denominator: Divisor of the sum: the "original" tokens or sequences of `mask`; those "kept" in training; "rows",
+            all sequences, those without a token too, for a reduction over sequences; each counted over the groups
+            below. Or a number or 0-d tensor that the caller has reduced over micro-batches and ranks. 0 divides
+            nothing.
         max_length: The length that token_sum_norm divides by.
         external: Per-token statistics by name, for criteria with stat="external".
         backend: "auto", "triton" or "torch". An explicit choice never falls back.
@@ -136,16 +137,14 @@ def policy_loss(
     try:
         tensors = read_tensors(new_logp, advantages, mask, old_logp, rollout_logp, ref_logp, cu_seqlens, validate)
         groups.check_advantages(tensors.batch, new_logp, advantages)
-        counted, divisor = read_denominator(denominator, reduction, tensors.read.first.device)
         request = LossRequest(
             tensors=tensors,
             surrogate=surrogate,
             kl=kl,
             regulariser=regulariser,
             reduction=reduction,
-            counted=counted,
+            divisor=read_denominator(denominator, reduction, tensors),
             max_length=max_length,
-            divisor=divisor,
             ready=read_ready(tensors, spec, correction, weights, train_mask),
             spec=spec,
             external=external,
@@ -252,6 +251,9 @@ def _run(request: LossRequest) -> PolicyLoss:
     batch, new = tensors.batch, tensors.read.first
     inner = None if request.spec is None else _correct_inside(request, request.spec)
     weights, trains = request.ready if inner is None else (inner.factors, inner.trains)
+    _, count, of_this_rank = request.divisor
+    if count is not None and of_this_rank:
+        count = groups.sum(count)
     task = LossTask(
         new=new,
         batch=batch,
@@ -262,11 +264,11 @@ def _run(request: LossRequest) -> PolicyLoss:
         trains=trains,
         objective=wanted,
         differentiable=torch.is_grad_enabled() and new.requires_grad,
-        divisor=request.divisor,
+        divisor=count,
         group=groups.sequence,
     )
     result = RUNNERS[_runner(request)](task)
-    if request.divisor is None and groups.batch is not None and wanted.reduction != "sum":
+    if count is None and groups.batch is not None and wanted.reduction != "sum":
         result = loss_blocks.divided_by(result, groups.sum(loss_blocks.counted(result.statistics, wanted)), wanted)
     if not groups.first:
         result.statistics[: len(loss_metrics.OF_SEQUENCES)] = 0.0

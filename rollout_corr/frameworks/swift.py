@@ -61,6 +61,7 @@ _LOSS: dict[str, Any] = {
     "needs": BOTH,
     "note": "weights multiply the KL term too",
     "reduction": SEQUENCES,
+    "denominator": "rows",
     "kl": penalty(weight="weights", beta=0.0),
 }
 

@@ -15,12 +15,14 @@ KLKind = Literal["k1", "k2", "k3", "abs"]
 KLWeight = Literal["ratio", "stopped_ratio", "weights"]
 Scope = Literal["kept", "all"]
 LossReduction = Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "token_sum_norm", "sum"]
-Denominator = Literal["original", "kept"]
+Counted = Literal["original", "kept"]
+Denominator = Literal["original", "kept", "rows"]
 
 KL_KINDS: tuple[str, ...] = get_args(KLKind)
 KL_WEIGHTS: tuple[str, ...] = get_args(KLWeight)
 SCOPES: tuple[str, ...] = get_args(Scope)
 LOSS_REDUCTIONS: tuple[str, ...] = get_args(LossReduction)
+COUNTED: tuple[str, ...] = get_args(Counted)
 DENOMINATORS: tuple[str, ...] = get_args(Denominator)
 
 
@@ -45,6 +47,12 @@ _REDUCTIONS: dict[str, Reduction] = {
     "token_sum_norm": Reduction("sequences", by_length=True),
     "sum": Reduction(None),
 }
+
+
+def reduction_of(name: str) -> Reduction:
+    """Look a reduction up by its name, which is checked."""
+    choice("reduction", name, LOSS_REDUCTIONS)
+    return _REDUCTIONS[name]
 
 
 @dataclass(frozen=True, repr=False)
@@ -137,7 +145,7 @@ class Objective(Checked):
     kl: KL | None = None
     regulariser: SquaredLogRatio | None = None
     reduction: LossReduction = "token_mean"
-    denominator: Denominator = "original"
+    denominator: Counted = "original"
     max_length: float | None = None
     weights_are_the_ratio: bool = False
     nonfinite: str = "reject"
@@ -145,7 +153,7 @@ class Objective(Checked):
     @property
     def reduced(self) -> Reduction:
         """The row of its reduction."""
-        return _REDUCTIONS[self.reduction]
+        return reduction_of(self.reduction)
 
     def __post_init__(self) -> None:
         checked_surrogate(self.surrogate)

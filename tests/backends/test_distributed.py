@@ -73,9 +73,9 @@ def test_collectives_of_a_loss(found):
 
 def test_a_denominator_counted_over_ranks(found):
     batch = only(random_batch(3, (9, 4, 6, 5)), "old", "weights")
-    for i, denominator in enumerate(("original", "kept")):
+    for i, options in enumerate(worker.SHARED_DENOMINATORS):
         laid = LaidLoss(batch, "packed", torch.float64)
-        whole = laid(denominator=denominator)
+        whole = laid(**options)
         parts = [rank["shared_denominator"][i] for rank in found]
         assert abs(sum(part[0] for part in parts) - whole.value.item()) <= 1e-12
         assert [part[2] for part in parts] == [1] * len(found)

@@ -230,7 +230,7 @@ USED = {
     "SCOPES": {x.scope for x in PENALTIES} | {x.regulariser.scope for x in OBJECTIVES if x.regulariser},
     "OUTSIDE": {x.surrogate.outside for x in OBJECTIVES if isinstance(x.surrogate, rc.Score)},
     "LOSS_REDUCTIONS": {x.reduction for x in OBJECTIVES},
-    "DENOMINATORS": {x.denominator for x in OBJECTIVES},
+    "COUNTED": {x.denominator for x in OBJECTIVES},
 }
 
 

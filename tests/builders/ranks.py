@@ -154,15 +154,22 @@ def both_groups(rank, ranks):
     return found
 
 
+SHARED_DENOMINATORS = (
+    {"denominator": "original"},
+    {"denominator": "kept"},
+    {"denominator": "rows", "reduction": "sequence_mean_token_sum"},
+)
+
+
 def shared_denominator(rank, ranks):
     """Values and gradients of a loss that is divided by the count of all ranks, each of which has other sequences."""
     batch = only(random_batch(3, (9, 4, 6, 5)), "old", "weights")
     mine = batch[rank::ranks]
     found = []
-    for denominator in ("original", "kept"):
+    for options in SHARED_DENOMINATORS:
         laid = LaidLoss(mine, "packed", torch.float64)
         with counted() as calls:
-            out = laid(denominator=denominator, batch_group=dist.group.WORLD)
+            out = laid(**options, batch_group=dist.group.WORLD)
         found.append((out.value.item(), laid.gradient(out.value)[0], len(calls)))
     return found
 

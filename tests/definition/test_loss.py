@@ -14,7 +14,7 @@ from builders.batches import LAYOUTS, error
 from builders.loss_cases import SURROGATES, LaidLoss, check, compare_metrics, objective, only, random_batch
 from oracles import correction as oracle
 from oracles import loss as oracle_loss
-from rollout_corr.spec.loss import DENOMINATORS, KL_KINDS, KL_WEIGHTS, LOSS_REDUCTIONS, SCOPES
+from rollout_corr.spec.loss import COUNTED, KL_KINDS, KL_WEIGHTS, LOSS_REDUCTIONS, SCOPES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -43,7 +43,7 @@ def test_layouts(layout):
             check(only(batch, *DECOUPLED), objective(name, reduction="sequence_mean_token_mean"), layout, whole=whole)
 
 
-@pytest.mark.parametrize("denominator", [*DENOMINATORS, 7.0])
+@pytest.mark.parametrize("denominator", [*COUNTED, 7.0])
 @pytest.mark.parametrize("reduction", LOSS_REDUCTIONS)
 def test_reductions(reduction, denominator):
     length = 16.0 if reduction == "token_sum_norm" else None
@@ -56,6 +56,24 @@ def test_reductions(reduction, denominator):
                 check(only(batch, *DECOUPLED), wanted, given=given)
         else:
             check(only(batch, *DECOUPLED), wanted, given=given, whole=whole)
+
+
+@pytest.mark.parametrize("reduction", ["sequence_mean_token_mean", "sequence_mean_token_sum", "token_sum_norm"])
+def test_rows_are_counted_with_or_without_tokens(reduction):
+    """A mean over rows as frameworks write it, `.mean()`: an empty row counts, packed as padded."""
+    length = 16.0 if reduction == "token_sum_norm" else None
+    for name, layout in itertools.product(("ppo", "gspo"), ("padded_right", "packed", "list")):
+        for batch in BATCHES:
+            rows = [*only(batch, *DECOUPLED), replace(only(batch, *DECOUPLED)[0], mask=[0] * len(batch[0].new))]
+            wanted = objective(name, reduction=reduction, max_length=length)
+            laid = LaidLoss(rows, layout, torch.float64)
+            options = {"surrogate": SURROGATES[name], "reduction": reduction, "max_length": length}
+            by_rows, by_number = (laid(denominator=d, **options).value.item() for d in ("rows", len(rows)))
+            assert by_rows == by_number != laid(**options).value.item()
+            check(rows, wanted, layout, given=float(len(rows)))
+    x = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match="denominator: expected 'rows' with a reduction over sequences"):
+        rc.policy_loss(x, torch.ones(2), old_logp=x, denominator="rows")
 
 
 @pytest.mark.parametrize("kind", KL_KINDS)
@@ -198,7 +216,7 @@ def check_spec(batch, name, surrogate, train, **options):
     return laid, out
 
 
-@pytest.mark.parametrize("denominator", DENOMINATORS)
+@pytest.mark.parametrize("denominator", COUNTED)
 @pytest.mark.parametrize("name", SPECS)
 def test_a_spec_corrects_from_old_and_rollout(name, denominator):
     for batch, surrogate in itertools.product(BATCHES, ("ppo dual", "gspo", "score", "gmpo")):
