@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
-from rollout_corr.metrics.rows import Metric, Over, mean, mean_around, plain, ratio_of, std
+from rollout_corr.metrics.rows import Metric, Over, exp, mean, mean_around, plain, ratio_of, std
 from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
 
 # Sums of whole sequences, which the first rank of a sequence group alone may add. They stand first.
@@ -57,9 +55,9 @@ ALWAYS = [
            mean_around(1.0, "ppo_ratio")),
     Metric("ppo_ratio_std", "population standard deviation of r", "ratio", TRAINED, "< 0.2", std("ppo_ratio")),
     Metric("ppo_ratio_min", "min of the surrogate's ratio", "ratio", TRAINED, "-",
-           lambda v, n: math.exp(-v["-min_ppo_log_ratio"]) if n else 0.0),
+           lambda v, n: exp(-v["-min_ppo_log_ratio"]) if n else 0.0),
     Metric("ppo_ratio_max", "max of the surrogate's ratio", "ratio", TRAINED, "-",
-           lambda v, n: math.exp(v["max_ppo_log_ratio"]) if n else 0.0),
+           lambda v, n: exp(v["max_ppo_log_ratio"]) if n else 0.0),
 ]
 # fmt: on
 

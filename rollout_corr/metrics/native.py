@@ -29,6 +29,7 @@ from rollout_corr.metrics.rows import (
     minimum,
     plain,
     ratio_of,
+    squared,
     std,
     total,
 )
@@ -285,12 +286,12 @@ def _correlation(v: Values, n: float) -> float:
     """Pearson correlation of the two probabilities; 0 where either is constant."""
     mean_p, mean_q = ratio_of(v["p"], n), ratio_of(v["q"], n)
     square_p, square_q = ratio_of(v["p2"], n), ratio_of(v["q2"], n)
-    variance_p, variance_q = square_p - mean_p**2, square_q - mean_q**2
+    variance_p, variance_q = square_p - squared(mean_p), square_q - squared(mean_q)
     # The variance of a constant is rounding noise, and its correlation would say nothing.
     if variance_p <= 1e-12 * square_p or variance_q <= 1e-12 * square_q:
         return 0.0
     covariance = ratio_of(v["pq"], n) - mean_p * mean_q
-    return max(-1.0, min(1.0, covariance / math.sqrt(variance_p * variance_q)))
+    return max(-1.0, min(1.0, ratio_of(covariance, math.sqrt(variance_p * variance_q))))
 
 
 # fmt: off

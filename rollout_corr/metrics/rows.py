@@ -103,6 +103,26 @@ def ratio_of(total: float, count: float) -> float:
     return total / count if count else 0.0
 
 
+def exp(x: float) -> float:
+    """e^x as tensors have it: infinite where it overflows, and NaN of NaN."""
+    try:
+        return math.exp(x)
+    except OverflowError:
+        return math.inf
+
+
+def log(x: float) -> float:
+    """log x as tensors have it: -inf of 0, and NaN below."""
+    if x > 0.0:
+        return math.log(x)
+    return -math.inf if x == 0.0 else math.nan
+
+
+def squared(x: float) -> float:
+    """x times x, infinite where it overflows; `x**2` raises there."""
+    return x * x
+
+
 def plain(name: str) -> Formula:
     """A sum as it is."""
     return lambda v, n: v[name]

@@ -198,8 +198,11 @@ def test_missing_framework(monkeypatch):
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        (Target("toy.helper", "gone", ours), r"toy 1.0 has no toy.helper.gone; 1.0 has. Nothing replaced"),
-        (Target("toy.helper", "correct", len), r"toy.helper.correct of toy 1.0 takes 'x', which 1.0 does not"),
+        (Target("toy.helper", "gone", ours), r"toy.helper.gone of toy 1.0 is missing. Nothing of toy is replaced"),
+        (
+            Target("toy.helper", "correct", len),
+            r"toy.helper.correct of toy 1.0 takes \(x, bound=2.0\), expected \(obj, /\)",
+        ),
     ],
 )
 def test_another_framework_than_expected(target, expected, drop_in):
@@ -217,8 +220,9 @@ def test_unknown_version_warns(drop_in, caplog):
         drop_in.install(HELPER)
         drop_in.uninstall()
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert "toy 1.0 was not checked, only 0.8, 0.9 for" in record.getMessage()
-    assert "names and the arguments" in record.getMessage() and "toy.helper.correct" in record.getMessage()
+    said = record.getMessage()
+    assert "rollout-corr: toy 1.0 at " in said and "toy was not checked, only 0.8, 0.9 for" in said
+    assert "signatures of the functions are compared: toy.helper.correct" in said
 
 
 def test_says_it_once(drop_in, caplog):
@@ -237,20 +241,56 @@ def test_says_it_once(drop_in, caplog):
 
 # The frameworks' own parameters of the functions that are replaced. A drop-in accepts no function with others.
 PARAMETERS = {
+    "RolloutImportanceSampling.compute_rollout_importance_weights_and_metrics": (
+        "self, old_log_prob, rollout_log_prob, num_tokens, response_mask"
+    ),
+    "GRPOTrainer._generate_and_score_completions": "self, inputs",
+    "GRPOTrainer.get_off_policy_mask": (
+        "advantages, per_token_logps, sampling_per_token_logps, mask, off_policy_threshold"
+    ),
     "apply_off_policy_correction": "loss, old_log_probs, rollout_logprobs, loss_mask, off_policy_correction",
     "apply_rejection_sampling": "proximal_logprobs, old_logprobs, loss_mask, cu_seqlens, config",
+    "calculate_debug_metrics": "data",
+    "compute_is_metrics": (
+        "rollout_is_weights, raw_rollout_is_weights, log_ratio_for_metrics, response_mask, rollout_is, "
+        "rollout_is_threshold, rollout_is_threshold_lower=None"
+    ),
     "compute_off_policy_correction": "old_log_probs, rollout_logprobs, loss_mask, off_policy_correction",
     "compute_offpolicy_metrics": "old_log_prob, rollout_log_prob, response_mask",
     "compute_rollout_corr_metrics_from_logprobs": "log_prob, rollout_log_prob, response_mask",
     "compute_rollout_correction_and_add_to_batch": "batch, rollout_corr_config",
     "compute_rollout_correction_and_rejection_mask": (
-        "old_log_prob, rollout_log_prob, response_mask, rollout_is=None, rollout_rs=None"
+        "old_log_prob, rollout_log_prob, response_mask, rollout_is=None, rollout_is_threshold=2.0, "
+        "rollout_is_batch_normalize=False, rollout_rs=None, rollout_rs_threshold=None"
     ),
-    "compute_rollout_importance_weights": "old_log_prob",
-    "compute_rollout_importance_weights_and_metrics": "self, old_log_prob, rollout_log_prob, num_tokens, response_mask",
-    "get_off_policy_mask": "advantages, per_token_logps, sampling_per_token_logps, mask, off_policy_threshold",
+    "compute_rollout_correction_weights": (
+        "log_ratio, response_mask, rollout_is='token', rollout_is_threshold=2.0, rollout_is_batch_normalize=False"
+    ),
+    "compute_rollout_importance_weights": (
+        "old_log_prob, rollout_log_prob, num_tokens, response_mask, rollout_is_level='token', "
+        "rollout_is_mode='truncate', rollout_is_threshold=None, rollout_is_mask_threshold=None, "
+        "rollout_is_veto_threshold=None"
+    ),
+    "compute_rollout_rejection_mask": "log_ratio, response_mask, rollout_rs='token_k1', rollout_rs_threshold=None",
+    "compute_rs_metrics": (
+        "option_name, rs_statistic, response_mask, seq_valid_mask, *, level, per_sequence_values, "
+        "rollout_rs_threshold, rollout_rs_threshold_lower, apply_lower_threshold"
+    ),
     "merge_rollout_is_metrics": "rollout_is_metrics, device='cuda'",
 }
+OF_LOSSES = "{}, log_prob, advantages, response_mask, loss_agg_mode='{}', config=None, rollout_is_weights=None"
+MODES = {"gspo": "seq-mean-token-mean", "sapo": "seq-mean-token-mean", "reinforce": "seq-mean-token-sum"}
+
+
+def parameters_of(name):
+    """The framework's own parameters of a function that is replaced."""
+    start, _, kind = name.partition("compute_policy_loss_")
+    if kind and not start:
+        old = "rollout_log_prob" if kind == "reinforce" else "old_log_prob"
+        return OF_LOSSES.format(old, MODES.get(kind, "token-mean"))
+    return PARAMETERS[name]
+
+
 INSTALLATIONS = [
     ("areal", {}, 1),
     ("skyrl", {"padding": "skip"}, 2),
@@ -283,9 +323,9 @@ def test_every_drop_in_replaces_and_restores(framework, switches, count, monkeyp
             if owner:
                 vars(made).setdefault(owner, type(owner, (), {}))
             holder, space = (getattr(made, owner) if owner else made), {}
-            parameters = "log_prob, config" if "policy_loss" in name else PARAMETERS.get(name, "")
-            exec(f"def {name}({parameters}): return 'theirs'", space)
-            setattr(holder, name, space[name])
+            exec(f"def {name}({parameters_of(target.name)}): return 'theirs'", space)
+            static = target.name == "GRPOTrainer.get_off_policy_mask"
+            setattr(holder, name, staticmethod(space[name]) if static else space[name])
             theirs[target.path] = holder, name, space[name]
         status = module.install(**switches)
         assert status.active and set(theirs) == set(status.replaced) and len(theirs) == count

@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import inspect
+import importlib
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from importlib import metadata
-from types import ModuleType
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from rollout_corr.frameworks.shared.after_import import forget, when_imported
+from rollout_corr.frameworks.shared.after_import import executed, forget, half_imported, whenever_imported
+from rollout_corr.frameworks.shared.origin import Origin, lacks, origin_of, present
+from rollout_corr.frameworks.shared.places import Changes, look_up, places_of
+from rollout_corr.frameworks.shared.swaps import Live, Swap, swap_of
+from rollout_corr.frameworks.shared.swaps import Target as Target
 from rollout_corr.spec.validate import one_of
 
 LOGGER = logging.getLogger("rollout_corr")
-
-Function = Callable[..., Any]
-
-
-class Target(NamedTuple):
-    """A function of the framework and its replacement.
-
-    Attributes:
-        module: Where the framework defines it.
-        name: Its name there; "Class.method" for a method.
-        ours: Takes the framework's arguments by the same names, and the drop-in's switches as keywords.
-        takes_original: `ours` is a factory: it is given the framework's function and the switches, and returns the
-            replacement.
-    """
-
-    module: str
-    name: str
-    ours: Function
-    takes_original: bool = False
-
-    @property
-    def path(self) -> str:
-        """Full name of the function."""
-        return f"{self.module}.{self.name}"
 
 
 class Installed(NamedTuple):
@@ -49,10 +25,14 @@ class Installed(NamedTuple):
     Attributes:
         active: Whether every function of the framework that has been imported so far is replaced, and one is.
         why: The reason for `active`, in words.
-        version: The framework's version; None where it is not known.
+        version: The framework's version, of the module that is imported or would be; None where it is not known.
         replaced: Every place that holds a function of ours, as "module.name".
         waiting: Modules that have not been imported yet; their functions are replaced when they are.
         switches: What `install` was given.
+        location: Folder or file of the framework's module; None where it is not known.
+        checked: Whether this version is one that was compared.
+        covered: The functions that this installation is about, by their full names.
+        not_covered: What the framework corrects or trains with besides, in words.
     """
 
     active: bool
@@ -61,6 +41,10 @@ class Installed(NamedTuple):
     replaced: tuple[str, ...]
     waiting: tuple[str, ...]
     switches: Mapping[str, object]
+    location: str | None
+    checked: bool
+    covered: tuple[str, ...]
+    not_covered: tuple[str, ...]
 
 
 class DropIn:
@@ -70,30 +54,41 @@ class DropIn:
         framework: Name of its package, and of the distribution that has its version.
         checked: Versions against which its functions were compared.
         switches: The values that each switch of `install` may have, if it is a choice.
+        not_covered: What the framework corrects or trains with besides, in words.
     """
 
-    def __init__(self, framework: str, checked: tuple[str, ...], switches: Mapping[str, tuple[str, ...]] | None = None):
+    def __init__(
+        self,
+        framework: str,
+        checked: tuple[str, ...],
+        switches: Mapping[str, tuple[str, ...]] | None = None,
+        not_covered: tuple[str, ...] = (),
+    ):
         self.framework, self.checked, self.choices = framework, checked, switches or {}
+        self.not_covered = not_covered
         self.targets: tuple[Target, ...] = ()
         self._lock = threading.RLock()
         self._switches: dict[str, object] | None = None
-        self._originals: dict[str, Function] = {}
-        self._replacements: dict[str, Function] = {}
-        self._inherited: set[str] = set()
+        self._live = Live()
+        self._swaps: list[Swap] = []
+        self._changes = Changes()
+        self._refused: dict[str, str] = {}
+        self._last_refusal: str | None = None
         self._said: set[tuple[object, ...]] = set()
 
     # --- what the framework is ---
 
-    def version(self) -> str | None:
-        """Look up the installed version; None if it is unknown."""
-        try:
-            return metadata.version(self.framework)
-        except metadata.PackageNotFoundError:
-            found = getattr(sys.modules.get(self.framework), "__version__", None)
-            return found if isinstance(found, str) else None
+    def origin(self) -> Origin:
+        """Look up version and place of the framework."""
+        return origin_of(self.framework)
 
-    def _present(self) -> bool:
-        return self.framework in sys.modules or importlib.util.find_spec(self.framework) is not None
+    def version(self) -> str | None:
+        """Look up the version of the framework that is imported or would be; None if it is unknown."""
+        return self.origin().version
+
+    def _is_checked(self, origin: Origin) -> bool:
+        # A module that reads its version from the metadata of a distribution which does not hold it knows nothing.
+        return origin.version in self.checked and not (origin.foreign and origin.version == origin.distribution)
 
     def _called(self) -> str:
         version = self.version()
@@ -102,7 +97,7 @@ class DropIn:
     # --- installing ---
 
     def install(self, targets: tuple[Target, ...], **switches: object) -> Installed:
-        """Replace functions of imported modules now, and of other modules when they are imported.
+        """Replace functions of imported modules now, and of other modules whenever they are imported.
 
         Args:
             targets: The functions and their replacements.
@@ -110,32 +105,54 @@ class DropIn:
 
         Raises:
             ImportError: The framework is not installed.
-            RuntimeError: A function is missing or takes other arguments than ours; then nothing is replaced.
+            RuntimeError: A module or a function is missing, or takes other arguments than ours; then this call has
+                replaced nothing. An import raises it too, if the module is imported later.
             ValueError: A switch has an unknown value.
         """
         self.check(switches)
-        with self._lock:
-            if switches == self._switches and targets == self.targets:
-                return self.installed()
-            if not self._present():
-                raise ImportError(
-                    f"rollout_corr.frameworks.{self.framework}: expected the package {self.framework!r} in this "
-                    f"environment ({sys.prefix}), found none"
-                )
-            self.uninstall()
-            for target in targets:
-                if target.module in sys.modules:
-                    self._check(sys.modules[target.module], target)
-            self.targets, self._switches = targets, switches
-            self._warn_unless_checked()
-            for name in self._modules():
-                if name in sys.modules:
-                    self._replace(sys.modules[name])
-                else:
-                    when_imported(name, self._replace)
-            status = self.installed()
-            LOGGER.info("rollout-corr: %s", status.why)
-            return status
+        if not present(self.framework):
+            raise ImportError(
+                f"rollout_corr.frameworks.{self.framework}: expected the package {self.framework!r} in this "
+                f"environment ({sys.prefix}), found none"
+            )
+        names = _modules(targets)
+        try:
+            # An import that begins from here on is seen by `_imported`; one that began before is waited for. Not under
+            # the lock, which the importing thread may need.
+            for name in names:
+                whenever_imported(name, self._imported)
+            while True:
+                for name in names:
+                    _wait_for(name)
+                with self._lock:
+                    if not any(half_imported(name) for name in names):
+                        return self._install(targets, switches)
+        except RuntimeError as error:
+            self._last_refusal = str(error)
+            raise
+        finally:
+            with self._lock:
+                for name in set(names) - set(_modules(self.targets)):
+                    forget(name, self._imported)
+
+    def _install(self, targets: tuple[Target, ...], switches: dict[str, object]) -> Installed:
+        if switches == self._switches and targets == self.targets and not self._lost() and not self._refused:
+            return self.installed()
+        self._require(targets)
+        live = Live()
+        swaps = [swap for name in _modules(targets) for swap in self._swaps_of(name, targets, switches, live)]
+        former = _modules(self.targets)
+        self._clear()
+        for name in former:
+            if name not in _modules(targets):
+                forget(name, self._imported)
+        self._live = live
+        self._put(swaps)
+        self.targets, self._switches = targets, switches
+        self._warn_unless_checked()
+        status = self.installed()
+        LOGGER.info("rollout-corr: %s", status.why)
+        return status
 
     def check(self, switches: Mapping[str, object]) -> None:
         """Raise ValueError if a switch has an unknown value."""
@@ -144,110 +161,183 @@ class DropIn:
                 one_of(name, value, self.choices[name])
 
     def uninstall(self) -> None:
-        """Restore the framework's own functions wherever they are imported by now; nothing if none is replaced."""
+        """Restore the framework's own functions wherever they are imported by now; nothing if none is replaced.
+
+        A function of ours that other code keeps, in a closure for example, calls the framework's from now on.
+        """
         with self._lock:
-            for name in self._modules():
-                forget(name, self._replace)
-            back = {id(ours): self._originals[path] for path, ours in self._replacements.items()}
-            for place in _places(back, self.framework):
-                place.put(back[id(place.held)])
-            for target in self.targets:
-                if target.path in self._originals and "." in target.name:
-                    self._restore_method(target)
-            self._originals, self._replacements, self._inherited = {}, {}, set()
-            self.targets, self._switches = (), None
+            for name in _modules(self.targets):
+                forget(name, self._imported)
+            self._clear()
+
+    def _clear(self) -> None:
+        """Forget the installation, after everything is as it was."""
+        self._take_back()
+        self._refused, self._last_refusal = {}, None
+        self.targets, self._switches = (), None
 
     def installed(self) -> Installed:
         """Look up what is replaced in this process at this moment."""
         with self._lock:
-            ours = {id(function): function for function in self._replacements.values()}
-            replaced = [place.name for place in _places(ours, self.framework)]
-            replaced += [t.path for t in self.targets if "." in t.name and self._holds_method(t)]
-            waiting = tuple(name for name in self._modules() if self._switches is not None and name not in sys.modules)
-            lost = [t.path for t in self.targets if t.path in self._replacements and t.path not in replaced]
-            active = bool(replaced) and not lost
-            why = self._why(replaced, waiting, lost)
-            return Installed(active, why, self.version(), tuple(sorted(replaced)), waiting, self._switches or {})
+            replaced = sorted({*self._places(), *(t.path for t in self.targets if "." in t.name and self._holds(t))})
+            waiting = tuple(name for name in _modules(self.targets) if not executed(name))
+            lost = self._lost()
+            origin = self.origin()
+            return Installed(
+                active=bool(replaced) and not lost and not self._refused,
+                why=self._why(replaced, waiting, lost, origin),
+                version=origin.version,
+                replaced=tuple(replaced),
+                waiting=waiting,
+                switches=self._switches or {},
+                location=origin.location,
+                checked=self._is_checked(origin),
+                covered=tuple(target.path for target in self.targets),
+                not_covered=self.not_covered,
+            )
 
-    def _why(self, replaced: list[str], waiting: tuple[str, ...], lost: list[str]) -> str:
-        called = self._called()
+    def _why(self, replaced: list[str], waiting: tuple[str, ...], lost: list[str], origin: Origin) -> str:
+        called = self.framework if origin.version is None else f"{self.framework} {origin.version}"
         if self._switches is None:
-            return f"no function of {called} is replaced: install() was not called"
+            asked = "install() was not called" if self._last_refusal is None else f"install(): {self._last_refusal}"
+            return f"no function of {called} is replaced: {asked}"
+        if self._refused:
+            return f"no function of {called} is replaced: {'; '.join(self._refused.values())}"
         if lost:
-            return f"not all functions of {called} are replaced: other code has replaced {lost}"
+            return f"not all functions of {called} are replaced: other code has replaced or reloaded {lost}"
         if not replaced:
             return f"no function of {called} is replaced yet: {', '.join(waiting)} has not been imported"
         later = f"; not imported yet: {', '.join(waiting)}" if waiting else ""
+        later += f"; not covered: {', '.join(self.not_covered)}" if self.not_covered else ""
+        later += "" if self._last_refusal is None else f"; the last install() changed nothing: {self._last_refusal}"
         return f"{called} uses the functions of rollout-corr in {len(replaced)} places{later}"
 
-    def _modules(self) -> list[str]:
-        return list(dict.fromkeys(target.module for target in self.targets))
+    # --- what is checked ---
+
+    def _require(self, targets: tuple[Target, ...]) -> None:
+        """Raise if the framework has not the modules that are replaced; none is imported to find out."""
+        for name in _modules(targets):
+            missing = None if sys.modules.get(name) is not None else lacks(name)
+            if missing is not None:
+                origin = self.origin()
+                raise RuntimeError(
+                    f"{self._called()} at {origin.location} has no module {missing}; {', '.join(self.checked)} has "
+                    f"{name}. Nothing was replaced; install a {self.framework} that was compared"
+                )
+
+    def _swaps_of(
+        self, name: str, targets: tuple[Target, ...], switches: Mapping[str, object], live: Live
+    ) -> list[Swap]:
+        """Make the replacements for a module if it is there; raise if one of its functions does not fit."""
+        module = sys.modules.get(name)
+        if module is None or not (executed(name) or half_imported(name)):
+            return []
+        found = []
+        for target in targets:
+            if target.module == name:
+                place, held = look_up(module, target.name)
+                original = next((swap.original for swap in self._swaps if swap.ours is held), held)
+                swap = swap_of(target, place, original, switches, live)
+                if isinstance(swap, str):
+                    raise RuntimeError(f"{target.path} of {self._called()} {swap}. {self._advice()}")
+                found.append(swap)
+        return found
+
+    def _advice(self) -> str:
+        return (
+            f"Nothing of {self.framework} is replaced by this; install a version that was compared "
+            f"({', '.join(self.checked)}), or do without rollout_corr.frameworks.{self.framework}.install()"
+        )
 
     def _warn_unless_checked(self) -> None:
-        version = self.version()
-        if version in self.checked or ("version", version) in self._said:
+        origin = self.origin()
+        known = origin.version is not None or origin.foreign or executed(self.framework)
+        if not known or self._is_checked(origin) or ("version", origin) in self._said:
             return
-        self._said.add(("version", version))
+        self._said.add(("version", origin))
+        beside = f" at {origin.location}" if origin.location else ""
+        if origin.foreign:
+            beside += f" (a checkout; the installed distribution {origin.distribution} lies elsewhere)"
         LOGGER.warning(
-            "rollout-corr: %s was not checked, only %s for the same numbers, metrics and errors. Of this version the "
-            "names and the arguments of the functions are compared: %s",
-            self._called() if version is not None else f"{self.framework} of an unknown version",
+            "rollout-corr: %s%s was not checked, only %s for the same numbers, metrics and errors. Of this version the "
+            "signatures of the functions are compared: %s",
+            f"{self.framework} of an unknown version" if origin.version is None else self._called(),
+            beside,
             ", ".join(self.checked),
             ", ".join(target.path for target in self.targets),
         )
 
-    def _check(self, module: ModuleType, target: Target) -> None:
-        """Raise if replacing a function would break a call of it."""
-        owner, name = _owner(module, target.name)
-        original = getattr(owner, name, None)
-        if original is None:
-            raise RuntimeError(
-                f"{self._called()} has no {target.path}; {', '.join(self.checked)} has. Nothing replaced"
-            )
-        if target.takes_original:
-            return
-        theirs, ours = _parameters(original), _parameters(target.ours)
-        if unknown := [parameter for parameter in theirs if parameter not in ours]:
-            raise RuntimeError(
-                f"{target.path} of {self._called()} takes {unknown[0]!r}, which {', '.join(self.checked)} does not. "
-                "Nothing replaced"
-            )
+    # --- what is replaced ---
 
-    def _replace(self, module: ModuleType) -> None:
-        """Replace the functions that a module defines, there and wherever they have been imported by name."""
+    def _imported(self, name: str) -> None:
+        """Replace the functions of a module that has just been executed, or give up everything and raise."""
         with self._lock:
-            targets = [target for target in self.targets if target.module == module.__name__]
-            for target in targets:
-                self._check(module, target)
-            swaps: dict[int, Function] = {}
-            for target in targets:
-                owner, name = _owner(module, target.name)
-                original = inspect.getattr_static(owner, name) if inspect.isclass(owner) else getattr(owner, name)
-                ours = _standing_in(original, target, self._switches or {})
-                self._originals[target.path], self._replacements[target.path] = original, ours
-                swaps[id(original)] = ours
-                if inspect.isclass(owner):
-                    if name not in vars(owner):
-                        self._inherited.add(target.path)
-                    setattr(owner, name, ours)
-            for place in _places(swaps, self.framework):
-                place.put(swaps[id(place.held)])
+            if self._switches is None or name not in _modules(self.targets):
+                return
+            ready = [name, *(other for other in _modules(self.targets) if other != name and executed(other))]
+            try:
+                self._refused.pop(name, None)
+                swaps = [
+                    swap
+                    for module in ready
+                    for swap in self._swaps_of(module, self.targets, self._switches, self._live)
+                    if not self._holds(swap.target)
+                ]
+                if not self._refused:
+                    self._live.on = True
+                    self._put(swaps)
+            except RuntimeError as error:
+                self._take_back()
+                self._refused[name] = str(error)
+                LOGGER.warning("rollout-corr: %s", self.installed().why)
+                raise
+            self._warn_unless_checked()
 
-    def _holds_method(self, target: Target) -> bool:
-        module, ours = sys.modules.get(target.module), self._replacements.get(target.path)
-        if module is None or ours is None:
-            return False
-        owner, name = _owner(module, target.name)
-        return vars(owner).get(name) is ours
+    def _put(self, swaps: list[Swap]) -> None:
+        """Put all replacements where they are defined and wherever they have been imported by name, or none."""
+        self._swaps += swaps
+        place = None
+        try:
+            for swap in swaps:
+                place = swap.place
+                self._changes.put(place, swap.ours)
+            ours = {id(original): new for swap in reversed(swaps) for original, new in swap.pairs()}
+            for place, held in places_of(ours, self.framework):
+                self._changes.put(place, ours[id(held)])
+        except Exception as error:  # the framework's class or module refuses an assignment with whatever it likes
+            self._take_back()
+            raise RuntimeError(
+                f"{'' if place is None else place.name} of {self._called()} could not be replaced "
+                f"({type(error).__name__}: {error}). {self._advice()}"
+            ) from error
 
-    def _restore_method(self, target: Target) -> None:
-        if not self._holds_method(target):
-            return
-        owner, name = _owner(sys.modules[target.module], target.name)
-        if target.path in self._inherited:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, self._originals[target.path])
+    def _take_back(self) -> None:
+        """Restore every place; a function of ours that other code keeps calls the framework's from now on."""
+        self._live.on = False
+        failed = self._changes.take_back()
+        back = {id(new): original for swap in self._swaps for original, new in swap.pairs()}
+        for place, held in places_of(back, self.framework):
+            place.put(back[id(held)])
+        self._swaps = []
+        if failed:
+            LOGGER.warning(
+                "rollout-corr: could not take back %s; what stands there calls the function of %s",
+                ", ".join(failed),
+                self.framework,
+            )
+
+    def _places(self) -> list[str]:
+        """Every place in a module that holds a function of ours."""
+        ours = {id(new): new for swap in self._swaps for _, new in swap.pairs()}
+        return [place.name for place, _ in places_of(ours, self.framework)]
+
+    def _lost(self) -> list[str]:
+        """The functions that are not ours, of modules that have been imported."""
+        return [target.path for target in self.targets if executed(target.module) and not self._holds(target)]
+
+    def _holds(self, target: Target) -> bool:
+        held = look_up(sys.modules.get(target.module), target.name)[1]
+        return any(swap.ours is held and swap.target == target for swap in self._swaps)
 
     # --- what it does ---
 
@@ -261,60 +351,18 @@ class DropIn:
         LOGGER.warning("rollout-corr in %s: correction active: %s, %s", self._called(), "yes" if active else "no", why)
 
 
-def _parameters(function: Function) -> list[str]:
-    return list(inspect.signature(function).parameters)
+def _modules(targets: tuple[Target, ...]) -> list[str]:
+    return list(dict.fromkeys(target.module for target in targets))
 
 
-def _owner(module: ModuleType, name: str) -> tuple[Any, str]:
-    """Return the module, or the class in it, that holds a function, and the function's name there."""
-    parent, _, last = name.rpartition(".")
-    return (getattr(module, parent) if parent else module), last
-
-
-def _standing_in(original: Function, target: Target, switches: Mapping[str, object]) -> Function:
-    """Make the replacement: a new function for each installation, so that every place that holds it can be found again.
-
-    It has the name of the original, so a pickle of it refers to whatever function the other process has there.
-    """
-    if isinstance(original, staticmethod):
-        return staticmethod(_standing_in(original.__func__, target, switches))
-    if target.takes_original:
-        made: Function = functools.wraps(original)(target.ours(original, **switches))
-        return made
-
-    @functools.wraps(original)
-    def ours(*args: Any, **kwargs: Any) -> Any:
-        return target.ours(*args, **kwargs, **switches)
-
-    return ours
-
-
-class _Place(NamedTuple):
-    """An attribute of a module, or an entry of a mapping of one (a registry)."""
-
-    name: str
-    holder: MutableMapping[Any, Any]
-    key: Any
-    held: Any
-
-    def put(self, function: Function) -> None:
-        self.holder[self.key] = function
-
-
-def _places(wanted: Mapping[int, object], framework: str) -> Iterator[_Place]:
-    """Find what holds some objects: attributes of any module, and entries of the framework's module-level dicts."""
-    if not wanted:
+def _wait_for(name: str) -> None:
+    """Let another thread's import of a module end; what is half imported has not all of its functions."""
+    if not half_imported(name):
         return
-    for name, module in list(sys.modules.items()):
-        # Not by getattr: a lazy module would load what it is asked for.
-        space = getattr(module, "__dict__", None)
-        if not isinstance(space, dict):
-            continue
-        theirs = name.partition(".")[0] == framework
-        for key, held in list(space.items()):
-            if id(held) in wanted:
-                yield _Place(f"{name}.{key}", space, key, held)
-            elif theirs and type(held) is dict and not key.startswith("__"):
-                for inner, value in list(held.items()):
-                    if id(value) in wanted:
-                        yield _Place(f"{name}.{key}[{inner!r}]", held, inner, value)
+    # Waits for the lock of that import, and returns at once if this very thread is in the middle of it.
+    importlib.import_module(name)
+    if half_imported(name):
+        raise RuntimeError(
+            f"{name} is being imported by the code that calls install(), and is not complete. Nothing is replaced; "
+            "call install() before that import, or after it"
+        )

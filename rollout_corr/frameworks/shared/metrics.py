@@ -10,7 +10,10 @@ from torch import Tensor
 from rollout_corr.definition.findings import Findings, Named, outside
 from rollout_corr.definition.tokens import LARGEST_D, Tokens, extrema, k3, select
 from rollout_corr.metrics.native import perplexity as perplexity
+from rollout_corr.metrics.rows import exp as exp
+from rollout_corr.metrics.rows import log as log
 from rollout_corr.metrics.rows import ratio_of
+from rollout_corr.metrics.rows import squared as squared
 from rollout_corr.spec.correction import Spec
 
 # --- on the device ---
@@ -88,7 +91,8 @@ def population_std(total: float, squares: float, units: float) -> float:
     """Standard deviation over all units, from sums of x and x^2 around any centre; 0 for a single one."""
     if units <= 1:
         return 0.0
-    return math.sqrt(max(squares / units - (total / units) ** 2, 0.0))
+    average = total / units
+    return math.sqrt(max(squares / units - average * average, 0.0))
 
 
 def unbiased_std(total: float, squares: float, units: float) -> float:
@@ -96,11 +100,3 @@ def unbiased_std(total: float, squares: float, units: float) -> float:
     if units <= 1:
         return 0.0
     return math.sqrt(max(squares - total * total / units, 0.0) / (units - 1))
-
-
-def exp(x: float) -> float:
-    """e^x, infinite where it overflows."""
-    try:
-        return math.exp(x)
-    except OverflowError:
-        return math.inf

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import correct
+from rollout_corr.frameworks.shared import given
 from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
 from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
 from rollout_corr.frameworks.skyrl import config
@@ -28,7 +29,15 @@ MODULE = "skyrl.backends.skyrl_train.utils.off_policy_correction_utils"
 # The fields of SkyRL's configuration, with its defaults.
 FIELDS = defaults_of(config.spec)
 
-DROP_IN = DropIn("skyrl", checked=("0.3.0",), switches={"padding": ("skyrl", "skip"), "nonfinite": NONFINITE})
+HOW = "set generator.sampling_params.logprobs=0"
+NOT_COVERED = ("the policy losses clip_cov, kl_cov, cross_entropy and importance_sampling, which do not correct",)
+
+DROP_IN = DropIn(
+    "skyrl",
+    checked=("0.3.0",),
+    switches={"padding": ("skyrl", "skip"), "nonfinite": NONFINITE},
+    not_covered=NOT_COVERED,
+)
 installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 
@@ -72,6 +81,7 @@ def compute_off_policy_correction(
         sequence, or None; metrics as floats; the mask with 0 where rejected: in float32 where SkyRL would
         multiply it by a mask of its own, else in its own dtype.
     """
+    given.tensor("rollout_logprobs", rollout_logprobs, HOW)
     values = tuple(getattr(off_policy_correction, name, default) for name, default in FIELDS.items())
     spec = _spec_of(switches.get("nonfinite", "reject"), *values)
     _say(spec, values)
@@ -99,7 +109,7 @@ def apply_off_policy_correction(
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """The loss of each token times its weight, the mask and the metrics; all as they are without `rollout_logprobs`."""
     if rollout_logprobs is None:
-        DROP_IN.say(False, "the batch has no rollout_logprobs: set generator.sampling_params.logprobs=0")
+        DROP_IN.say(False, f"the batch has no rollout_logprobs: {HOW}")
         return loss, loss_mask, {}
     weights, metrics, mask = compute_off_policy_correction(
         old_log_probs, rollout_logprobs, loss_mask, off_policy_correction, **switches

@@ -11,7 +11,6 @@ Masks are known by the labels of their criteria: "outlier", "token_mask", "geo_s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from rollout_corr.definition.correction import Outcome
 from rollout_corr.definition.findings import Findings, Named, outside
 from rollout_corr.definition.tokens import Tokens
-from rollout_corr.frameworks.shared.metrics import beyond_one, mean, prefixed, unbiased_std
+from rollout_corr.frameworks.shared.metrics import beyond_one, exp, mean, prefixed, unbiased_std
 from rollout_corr.metrics.collect import totals
 from rollout_corr.metrics.peers import Columns, Interval
 from rollout_corr.spec.correction import Criterion, Spec
@@ -142,8 +141,8 @@ def metrics(values: Values, spec: Spec) -> dict[str, float]:
     found = {
         "is_ratio_mean": 1.0 + v["ratio"] / n if n else 0.0,
         "is_ratio_std": unbiased_std(v["ratio"] - masked, v["ratio2"] + masked, slots),
-        "is_ratio_max": math.exp(min(v["max_d"], spec.clamp)) if n else 0.0,
-        "is_ratio_min": math.exp(max(-v["-min_d"], -spec.clamp)) if n and not masked else 0.0,
+        "is_ratio_max": exp(_clamped(v["max_d"], spec)) if n else 0.0,
+        "is_ratio_min": exp(_clamped(-v["-min_d"], spec)) if n and not masked else 0.0,
     }
     masks = _masks(spec)
     for label, criterion in masks.items():
@@ -170,3 +169,8 @@ def metrics(values: Values, spec: Spec) -> dict[str, float]:
             clipped += (rows - clippable) * (spec.weight.upper < 1.0)
             found["tis_seq_clip_high_ratio"] = mean(clipped, rows)
     return found
+
+
+def _clamped(d: float, spec: Spec) -> float:
+    """A log-ratio as SkyRL clamps it, from both sides, before exp."""
+    return max(min(d, spec.clamp), -spec.clamp)

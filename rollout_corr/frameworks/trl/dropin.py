@@ -21,7 +21,9 @@ from rollout_corr.spec.correction import Spec
 MODULE = "trl.trainer.grpo_trainer"
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
-DROP_IN = DropIn("trl", checked=("1.16.0",))
+NOT_COVERED = ("AsyncGRPOTrainer, which clips the ratio of trainer to engine in its own loss",)
+
+DROP_IN = DropIn("trl", checked=("1.16.0",), not_covered=NOT_COVERED)
 installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 

@@ -211,14 +211,16 @@ TARGETS = (
     Target(HELPER, "compute_rs_metrics", compute_rs_metrics),
     Target("verl.utils.debug.metrics", "calculate_debug_metrics", calculate_debug_metrics),
 )
-TARGETS_07 = tuple(
-    Target(HELPER, function.__name__, function)
-    for function in (
+TARGETS_07 = (
+    Target(
+        HELPER,
+        "compute_rollout_correction_and_rejection_mask",
         v07.compute_rollout_correction_and_rejection_mask,
-        v07.compute_rollout_correction_and_add_to_batch,
-        compute_offpolicy_metrics,
-        compute_rollout_corr_metrics_from_logprobs,
-    )
+        also=(v07.as_in_09,),
+    ),
+    Target(HELPER, "compute_rollout_correction_and_add_to_batch", v07.compute_rollout_correction_and_add_to_batch),
+    Target(HELPER, "compute_offpolicy_metrics", compute_offpolicy_metrics),
+    Target(HELPER, "compute_rollout_corr_metrics_from_logprobs", compute_rollout_corr_metrics_from_logprobs),
 )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rollout_corr.frameworks.shared.metrics import exp, log, mean, squared
 from rollout_corr.frameworks.verl.options import TOKEN_CLAMP
 
 LOGGER = logging.getLogger("rollout_corr")
@@ -82,10 +83,10 @@ def of_weights(
     found = {"mean": over.mean(values)}
     if log_ratios is not None:
         sums = log_ratios.double()
-        found["max"] = math.exp(min(float(sums.max()), TOKEN_CLAMP))
-        found["min"] = math.exp(float(sums.min()))
-        found["ratio_fraction_high"] = _share(sums > math.log(upper))
-        found["ratio_fraction_low"] = _share(sums < (math.log(lower) if lower else -math.inf))
+        found["max"] = exp(min(float(sums.max()), TOKEN_CLAMP))
+        found["min"] = exp(float(sums.min()))
+        found["ratio_fraction_high"] = _share(sums > log(upper))
+        found["ratio_fraction_low"] = _share(sums < log(lower))
     else:
         found["max"], found["min"] = over.extrema(values)
         found["ratio_fraction_high"] = over.mean(raw > upper)
@@ -192,12 +193,12 @@ def _debug(sums: dict[str, float], largest: float) -> dict[str, float]:
         found |= {"valid": 0, "max": math.nan}
     else:
         found["mean"] = sums["apart"] / n
-        square_p, square_q = (sums[f"{x}2"] - sums[x] ** 2 / n for x in "pq")
+        square_p, square_q = (sums[f"{x}2"] - squared(sums[x]) / n for x in "pq")
         if square_p > 0.0 and square_q > 0.0:
-            correlation = (sums["pq"] - sums["p"] * sums["q"] / n) / math.sqrt(square_p * square_q)
+            correlation = mean(sums["pq"] - sums["p"] * sums["q"] / n, math.sqrt(square_p * square_q))
             correlation = max(-1.0, min(1.0, correlation))
     if n > 1:
-        found["std"] = math.sqrt(max(sums["apart2"] - sums["apart"] ** 2 / n, 0.0) / (n - 1))
+        found["std"] = math.sqrt(max(sums["apart2"] - squared(sums["apart"]) / n, 0.0) / (n - 1))
     metrics: dict[str, float] = {f"training/rollout_probs_diff_{name}": value for name, value in found.items()}
     return metrics | {"training/rollout_actor_probs_pearson_corr": correlation}
 

@@ -34,6 +34,7 @@ from rollout_corr.frameworks.shared.metrics import (
     population_std,
     prefixed,
     sides,
+    squared,
     unbiased_std,
     weight_sides,
 )
@@ -252,7 +253,7 @@ def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
         found["rollout_is_ratio_fraction_low"] = mean(v["verl/rows_below"] + empty * empty_below, rows)
     found["rollout_is_mean"] = average
     found["rollout_is_std"] = population_std(v["weight"], v["weight2"], n)
-    found["rollout_is_eff_sample_size"] = (average + EPSILON) ** 2 / square if square > 0.0 else 0.0
+    found["rollout_is_eff_sample_size"] = squared(average + EPSILON) / square if square > 0.0 else 0.0
     # The mean weight of an empty row is 0, which lies 1 below the centre.
     total, squares = v["sequence_weight"] - empty, v["sequence_weight2"] + empty
     found["rollout_is_seq_mean"] = mean(v["sequence_weight_plain"], rows)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import Correction, correct
+from rollout_corr.frameworks.shared import given
 from rollout_corr.frameworks.shared.dropin import DropIn
 from rollout_corr.frameworks.verl import metrics as report
 from rollout_corr.frameworks.verl import options
@@ -23,11 +24,16 @@ DROP_IN = DropIn(
         "empty_batch": ("zeros", "raise"),
         "nonfinite": NONFINITE,
     },
+    not_covered=("the policy losses, unless installed with losses=True; geo_mean, clip_cov and kl_cov in any case",),
 )
 
 
+HOW = "set actor_rollout_ref.rollout.calculate_log_probs=True, so that the engine returns its log-probs"
+
+
 def same_shape(old_log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Tensor) -> None:
-    """Raise ValueError if shapes differ, with verl's names of the arguments."""
+    """Raise ValueError if shapes differ, TypeError if there are none, with verl's names of the arguments."""
+    given.tensor("rollout_log_prob", rollout_log_prob, HOW)
     for name, x in (("rollout_log_prob", rollout_log_prob), ("response_mask", response_mask)):
         if x.shape != old_log_prob.shape:
             raise ValueError(f"{name}: expected shape {[*old_log_prob.shape]} (of old_log_prob), got {[*x.shape]}")
@@ -96,6 +102,8 @@ def add_to_batch(
     Returns:
         The batch, and the metrics.
     """
+    if "rollout_log_probs" not in batch.batch.keys():  # noqa: SIM118  # a TensorDict has no `in` of its own
+        raise KeyError(f"rollout_log_probs: expected among {sorted(batch.batch.keys())}; {HOW}")
     weights, mask, metrics = correct(
         old_log_prob=batch.batch["old_log_probs"],
         rollout_log_prob=batch.batch["rollout_log_probs"],

@@ -102,6 +102,19 @@ def compute_rollout_correction_and_rejection_mask(
     return proto(weights), mask, {report.PREFIX + key: value for key, value in kept.items()}
 
 
+def as_in_09(
+    old_log_prob: Any,
+    rollout_log_prob: Any,
+    response_mask: Any,
+    rollout_is: Any = None,
+    rollout_is_threshold: Any = 2.0,
+    rollout_is_batch_normalize: bool = False,
+    rollout_rs: Any = None,
+    rollout_rs_threshold: Any = None,
+) -> None:
+    """Parameters of the function above in verl 0.9, which it replaces there too."""
+
+
 # A configuration that lacks a setting is read as this.
 DEFAULTS = defaults_of(compute_rollout_correction_and_rejection_mask) | {"rollout_rs_threshold": None}
 

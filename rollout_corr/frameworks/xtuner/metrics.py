@@ -34,6 +34,7 @@ from rollout_corr.frameworks.shared.metrics import (
     population_std,
     prefixed,
     sides,
+    squared,
     unbiased_std,
     weight_sides,
 )
@@ -250,7 +251,7 @@ def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
         "rollout_is_ratio_fraction_high": mean(above, units),
         "rollout_is_ratio_fraction_low": mean(below, units),
         "rollout_is_std": population_std(v["xtuner/clamped"], v["xtuner/clamped2"], n),
-        "rollout_is_eff_sample_size": (average + EPSILON) ** 2 / square if square > 0.0 else math.inf,
+        "rollout_is_eff_sample_size": squared(average + EPSILON) / square if square > 0.0 else math.inf,
         "rollout_is_seq_mean": 1.0 + v["sequence_raw"] / some if some else 0.0,
         "rollout_is_seq_std": unbiased_std(v["sequence_raw"], v["sequence_raw2"], some),
         "rollout_is_seq_max": 1.0 + v["max_sequence_raw"] if some else 0.0,

@@ -31,12 +31,27 @@ class Configuration(Fields):
         return "theirs"
 
 
+def compute_rollout_importance_weights(
+    old_log_prob,
+    rollout_log_prob,
+    num_tokens,
+    response_mask,
+    rollout_is_level="token",
+    rollout_is_mode="truncate",
+    rollout_is_threshold=None,
+    rollout_is_mask_threshold=None,
+    rollout_is_veto_threshold=None,
+):
+    """xtuner's function, by its signature."""
+    return "theirs"
+
+
 @pytest.fixture
 def theirs(monkeypatch):
     """xtuner's module, as far as something is replaced in it."""
     module = ModuleType(dropin.MODULE)
     module.RolloutImportanceSampling = type("RolloutImportanceSampling", (Configuration,), {})
-    module.compute_rollout_importance_weights = lambda old_log_prob: "theirs"
+    module.compute_rollout_importance_weights = compute_rollout_importance_weights
     module.merge_rollout_is_metrics = lambda rollout_is_metrics, device="cuda": "theirs"
     root = ModuleType("xtuner")
     root.__version__ = "0.2.0"
