@@ -1,0 +1,67 @@
+"""Statistics that are not equal do not merge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from rollout_corr.metrics import schema
+from rollout_corr.metrics.statistics import MAXIMA_BLOCK, SUMS_BLOCK
+
+SPEC = rc.Spec(rc.Weight("token", upper=2.0))
+
+
+def some(spec=SPEC):
+    return rc.correct(torch.zeros(2, 3), -torch.rand(2, 3), spec=spec).statistics
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (some(rc.Spec(rc.Weight("token", upper=2.5))), r'same Spec Spec\(weight=Weight\("token", upper=2.0'),
+        (
+            replace(some(), sums=some().sums.float()),
+            r"other.sums: expected \[\d+\] float64 on cpu, got \[\d+\] float32",
+        ),
+        (replace(some(), maxima=some().maxima[:-1]), r"other.maxima: expected \[6\] float64 on cpu, got \[5\]"),
+        (replace(some(), maxima=some().maxima.to("meta")), r"other.maxima: expected .* on cpu, got .* on meta"),
+    ],
+)
+def test_unequal_statistics_do_not_merge(other, words):
+    with pytest.raises(ValueError, match=words):
+        some() + other
+
+
+def test_statistics_reduced_over_ranks_of_other_specs_give_no_metrics():
+    digest = schema.digest(SPEC)
+    good, bad = (replace(some(), ranks=torch.tensor([most, -digest])) for most in (digest, digest + 1.0))
+    words = r"statistics: expected equal Specs .* than this rank's Spec\(weight=Weight\(\"token\", upper=2.0\)\)"
+    for broken in (bad, bad.to("cpu"), some() + bad, bad + some(), good + bad):
+        for read in (broken.metrics, broken.warnings):
+            with pytest.raises(ValueError, match=words):
+                read()
+    assert (good + some()).metrics()["tokens"] == 12.0
+
+
+def test_a_digest_is_of_everything_that_has_to_be_equal():
+    specs = [SPEC, replace(SPEC, clamp=19.0), replace(SPEC, detail="full"), rc.Spec(), None]
+    losses = [
+        None,
+        *(rc.policy_loss(*torch.zeros(2, 2, 3), reduction=r).statistics.objective for r in ("sum", "token_mean")),
+    ]
+    digests = {schema.digest(spec, loss) for spec in specs for loss in losses}
+    assert len(digests) == len(specs) * len(losses)
+    assert all(0.0 <= one == int(one) < 2.0**52 for one in digests)
+    below = rc.Spec(rc.Weight("token", lower=0.0)), rc.Spec(rc.Weight("token", lower=-0.0))
+    assert below[0] == below[1] and schema.digest(below[0]) == schema.digest(below[1])
+
+
+def test_statistics_of_most_specs_are_padded_to_one_length():
+    criteria = tuple(rc.Criterion("ratio", upper=1.0 + i, label=str(i)) for i in range(20))
+    spec = rc.Spec(rc.Weight("token"), criteria, detail="full", report=("verl", "skyrl", "xtuner"))
+    loss = rc.policy_loss(*torch.zeros(2, 2, 3)).statistics.objective
+    sums, maxima = schema.layout(spec, loss)
+    assert len(sums) <= SUMS_BLOCK and len(maxima) + 2 <= MAXIMA_BLOCK
