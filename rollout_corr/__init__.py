@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.frameworks.shared.lookup import from_config as from_config
     from rollout_corr.frameworks.shared.lookup import preset as preset
     from rollout_corr.frameworks.shared.lookup import recipe as recipe
+    from rollout_corr.frameworks.shared.lookup import recipe_from_config as recipe_from_config
     from rollout_corr.frameworks.shared.lookup import recipe_names as recipe_names
 
 # setup.py reads this line.
@@ -77,6 +78,7 @@ __all__ = [
     "preset",
     "presets",
     "recipe",
+    "recipe_from_config",
     "recipe_names",
     "warmup",
 ]
@@ -85,7 +87,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name == "presets":
         return import_module("rollout_corr.frameworks.shared.presets")
-    if name in ("from_config", "preset", "recipe", "recipe_names"):
+    if name in ("from_config", "preset", "recipe", "recipe_from_config", "recipe_names"):
         return getattr(import_module("rollout_corr.frameworks.shared.lookup"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -124,8 +124,8 @@ def test_options_are_checked():
         from_config("verl", {}, version="0.7")
     with pytest.raises(TypeError, match=r"from_config\('xtuner'\): .*k1_bounds"):
         from_config("xtuner", {}, k1_bounds="ratio")
-    with pytest.raises(ValueError, match=r"from_config: expected one of \['skyrl', 'verl', 'xtuner'\], got 'trl'"):
-        from_config("trl", {})
+    with pytest.raises(ValueError, match=r"from_config: expected one of \[.*'skyrl', .*'xtuner'\], got 'none'"):
+        from_config("none", {})
 
 
 # xtuner
@@ -221,7 +221,7 @@ def test_xtuner_selects_by_the_mean_advantage():
 
 
 XTUNER_REFUSED = """
-{rollout_is_treshold: [2, 1]} | ValueError unknown key 'rollout_is_treshold', expected some of ['rollout_is_level'
+{rollout_is_treshold: [2, 1]} | ValueError unknown key 'rollout_is_treshold' (did you mean 'rollout_is_threshold'?)
 {rollout_is: {typo: 1}} | ValueError unknown key 'typo'
 {rollout_is: both} | TypeError rollout_is: expected a mapping or a config object, got str 'both'
 {rollout_is_level: turn} | ValueError rollout_is_level: expected one of ['token', 'sequence', 'geometric']

@@ -169,7 +169,7 @@ def from_config(framework: str, config: object, **options: object) -> Spec:
     Old names warn once in a process, with the line to write instead. Unknown keys raise.
 
     Args:
-        framework: "verl", "xtuner" or "skyrl".
+        framework: "verl", "xtuner", "skyrl" or another that has a reader; the error of another name lists them.
         config: The block of settings, or a configuration that holds it: a mapping, an OmegaConf node, a dataclass, a
             pydantic model, any object with attributes. Or the name of a preset of that framework, as text.
         **options: For verl: k1_bounds="ratio" reads the bounds of k1 options as bounds of the ratio (verl#6377), as
@@ -183,16 +183,46 @@ def from_config(framework: str, config: object, **options: object) -> Spec:
         ValueError: An unknown framework or key, or a wrong value, named.
         TypeError: A value of the wrong type, named.
     """
-    readable = [name for name in frameworks() if has(name, "config")]
-    if framework not in readable:
-        raise ValueError(f"from_config: expected one of {readable}, got {framework!r}")
-    if isinstance(config, str):
+    if isinstance(config, str) and framework in readable("read"):
         return preset(config if "." in config else f"{framework}.{config}", **options)
-    try:
-        made: Spec = part(framework, "config").read(config, **options)
-    except (TypeError, ValueError) as error:
-        raise same_kind(error, f"from_config({framework!r}): {error}") from error
+    made: Spec = _read("from_config", "read", framework, config, options)
     return made
+
+
+def recipe_from_config(framework: str, config: object, **options: object) -> dict[str, Any]:
+    """Read the whole loss of a framework's configuration: `rc.policy_loss(..., **rc.recipe_from_config("trl", args))`.
+
+    Args:
+        framework: A framework whose configuration holds its loss; the error of another name lists them.
+        config: As for `from_config`: a mapping, a dataclass, a namespace of flags, any object with attributes.
+        **options: The framework's own options, as for `from_config`.
+
+    Returns:
+        Keyword arguments of `policy_loss`, as `recipe` gives them.
+
+    Raises:
+        ValueError: An unknown framework or key (with the nearest right one), a wrong value, or a loss that this package
+            does not have, named.
+        TypeError: A value of the wrong type, named.
+    """
+    made: dict[str, Any] = _read("recipe_from_config", "recipe", framework, config, options)
+    return made
+
+
+def readable(function: str) -> list[str]:
+    """Return the frameworks whose configuration a call can read."""
+    return [name for name in frameworks() if has(name, "config") and hasattr(part(name, "config"), function)]
+
+
+def _read(call: str, function: str, framework: str, config: object, options: dict[str, object]) -> Any:
+    """Let a framework's reader read a configuration, and name the call in its errors."""
+    known = readable(function)
+    if framework not in known:
+        raise ValueError(f"{call}: expected one of {known}, got {framework!r}")
+    try:
+        return getattr(part(framework, "config"), function)(config, **options)
+    except (TypeError, ValueError) as error:
+        raise same_kind(error, f"{call}({framework!r}): {error}") from error
 
 
 def _closest(names: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -37,7 +38,56 @@ def refuse_unknown(given: Iterable[Any], known: Iterable[str]) -> None:
     known = list(known)
     for key in given:
         if key not in known:
-            raise ValueError(f"unknown key {key!r}, expected some of {known}")
+            raise ValueError(f"unknown key {key!r}{_nearest(key, known)}, expected some of {known}")
+
+
+def _nearest(key: object, known: Iterable[str], least: float = 0.6) -> str:
+    close = difflib.get_close_matches(str(key), list(known), n=1, cutoff=least)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def settings_of(
+    config: object,
+    known: Mapping[str, Any],
+    *,
+    blocks: Iterable[tuple[str, ...]] = (),
+    whole: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Read the settings that a framework's configuration holds, with the framework's defaults for those it leaves out.
+
+    Args:
+        config: A mapping, a dataclass, a pydantic model, a namespace of flags, any object with attributes.
+        known: The settings that are read here, with the framework's defaults.
+        blocks: Paths to the block that holds them in larger configurations, such as `("actor", "policy_loss")`; those
+            that are there are followed, and their keys are added up.
+        whole: Keys that show that a larger block is given, most of whose keys do not concern this package. There only
+            keys that are nearly one of `known` are refused; elsewhere, each key that is not one.
+
+    Returns:
+        A value for each key of `known`.
+
+    Raises:
+        ValueError: An unknown or misspelt key, with the nearest right one.
+        TypeError: `config` or a block of it has no fields.
+    """
+    given = fields_of(config)
+    outer: dict[str, Any] = given
+    inner: dict[str, Any] = {}
+    for path in blocks:
+        at: Any = outer
+        for name in path:
+            at = fields_of(at, name).get(name) if at is not None else None
+        if at is not None:
+            inner |= fields_of(at, ".".join(path))
+    given = inner or given
+    larger = not isinstance(config, Mapping) or any(key in given for key in whole)
+    if larger:
+        for key in given:
+            if key not in known and (near := _nearest(key, known, 0.9)):
+                raise ValueError(f"unknown key {key!r}{near}")
+    else:
+        refuse_unknown(given, known)
+    return {key: given.get(key, default) for key, default in known.items()}
 
 
 def boolean(key: str, value: object) -> bool:

@@ -14,7 +14,7 @@ from rollout_corr.spec.correction import Criterion, Spec, Weight
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")
 
 REFUSED = """
-{rollout_iss: token} | ValueError unknown key 'rollout_iss', expected some of ['rollout_is',
+{rollout_iss: token} | ValueError unknown key 'rollout_iss' (did you mean 'rollout_is'?), expected some of
 {3: token} | ValueError unknown key 3,
 {rollout_correction: {}, typo: 1} | ValueError unknown key 'typo'
 {algorithm: {gamma: 1, rollout_is_treshold: 2}} | ValueError unknown key 'rollout_is_treshold'
