@@ -130,8 +130,8 @@ verl.decoupled_k3_rs(rs_threshold=(0.1, 0.2)) | ValueError seq_mean_k3: expected
 xtuner.reasoning(threshold=(0.5, 5)) | ValueError rollout_is_threshold: ...xtuner begins with upper
 xtuner.reasoning(threshold=5) | TypeError rollout_is_threshold: expected a pair (upper, lower)
 skyrl.token_tis(clip_high=-1.0) | ValueError token_tis_ratio_clip_high: expected a number > 0, got -1
-skyrl.token_mask(low=None) | ValueError low: expected a number, got None; ...needs both
-skyrl.geometric_mask(high="1.01") | TypeError geo_mask_high: expected a number, got the string '1.01'
+skyrl.token_mask(low=None) | TypeError low: expected a number, got NoneType None
+skyrl.geometric_mask(high="1.01") | TypeError high: expected a number, got the string '1.01'
 trl.token_truncate(clip_max=None) | ValueError (clip_max=None): ...got neither
 trl.token_mask(clip_max=None) | ValueError got neither
 trl.token_mask(clip_max=1, clip_min=2) | ValueError lower <= upper
@@ -141,7 +141,7 @@ areal.kl(level="seq") | ValueError level: expected one of
 areal.kl(agg="median") | ValueError agg: expected one of
 areal.kl(metric="kl_k1", upper="5") | TypeError upper: expected a number, got the string '5'
 areal.seq(agg="median") | ValueError agg: expected one of
-slime.tis(tis_clip=nan) | ValueError (tis_clip=nan): Weight.upper:
+slime.tis(tis_clip=nan) | ValueError (tis_clip=nan): tis_clip:
 nemo.mult_err(threshold=0) | ValueError Criterion.upper: expected a number > 0
 """
 

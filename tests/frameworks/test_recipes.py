@@ -202,6 +202,23 @@ def test_clips_by_the_frameworks_names():
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "setting", "value", "kind"),
+    [
+        ("trl.grpo", "importance_sampling_level", "sequnce", ValueError),
+        ("trl.grpo", "use_bias_correction_kl", "false", TypeError),
+        ("trl.grpo", "max_completion_length", "long", TypeError),
+        ("trl.grpo", "beta", torch.ones(2), TypeError),
+        ("unsloth.grpo", "vllm_importance_sampling_correction", "false", TypeError),
+        ("unsloth.dapo", "epsilon_high", "wide", TypeError),
+        ("verl.disabled", "kl_loss_coef", torch.ones(2), TypeError),
+    ],
+)
+def test_what_is_no_setting_is_refused_also_where_it_would_count_as_true(name, setting, value, kind):
+    with pytest.raises(kind, match=rf"^(?s:recipe {name}\(.*): {setting}: expected "):
+        rc.recipe(name, **{setting: value})
+
+
 def test_wrong_names_and_options():
     with pytest.raises(ValueError, match=r"^recipe: unknown name 'verl\.gsop', did you mean 'verl\.gspo'"):
         rc.recipe("verl.gsop")

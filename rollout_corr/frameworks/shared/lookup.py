@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from rollout_corr import frameworks as package
 from rollout_corr.frameworks.shared.preset import PRESETS, Preset, registered, same_kind
+from rollout_corr.frameworks.shared.settings import refuse_other_types
 from rollout_corr.spec.correction import Spec
 
 
@@ -157,6 +158,7 @@ def recipe(name: str, /, **arguments: Any) -> dict[str, Any]:
         hint = _closest(difflib.get_close_matches(name, recipe_names(), n=3))
         raise ValueError(f"recipe: unknown name {name!r}{hint}; rollout_corr.recipe_names() lists them all")
     try:
+        refuse_other_types(found.build, arguments)
         return found.build(**arguments)
     except (TypeError, ValueError) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())

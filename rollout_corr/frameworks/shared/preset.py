@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ParamSpec
 
+from rollout_corr.frameworks.shared.settings import refuse_other_types
 from rollout_corr.spec.correction import Spec
 
 P = ParamSpec("P")
@@ -74,6 +75,7 @@ def preset_of(matches: str, *, write: str = "") -> Callable[[Callable[P, Spec]],
             if write:
                 warn_once(("preset", name), f"preset {name} is an old name ({matches}); write {write}")
             try:
+                refuse_other_types(function, kwargs)
                 return function(*args, **kwargs)
             except (TypeError, ValueError) as error:
                 given = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())])

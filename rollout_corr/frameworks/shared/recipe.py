@@ -13,7 +13,7 @@ from rollout_corr.spec.correction import Outside, Spec
 from rollout_corr.spec.loss import KL, Denominator, KLKind, KLWeight, LossReduction, Scope, SquaredLogRatio
 from rollout_corr.spec.surrogate import RatioOf, Surrogate
 from rollout_corr.spec.surrogates import PPO, Score
-from rollout_corr.spec.validate import one_of
+from rollout_corr.spec.validate import number, one_of
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -146,9 +146,12 @@ def penalty(
     **coefficient: float | None,
 ) -> Named[KL | None]:
     """Return the KL term, by the framework's name for its coefficient; without a coefficient there is no term."""
+    (name,) = coefficient
 
     def made(coef: float | None) -> KL | None:
-        return KL(kind, coef, value_clamp=value_clamp, weight=weight) if coef else None
+        if coef is None or number(name, coef) == 0.0:
+            return None
+        return KL(kind, coef, value_clamp=value_clamp, weight=weight)
 
     return Named(made, **coefficient)
 

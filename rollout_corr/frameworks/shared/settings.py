@@ -10,6 +10,7 @@ from functools import lru_cache, wraps
 from typing import Any
 
 from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.validate import number
 
 
 def fields_of(config: object, what: str = "config") -> dict[str, Any]:
@@ -97,6 +98,21 @@ def boolean(key: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{key}: expected true or false, got {type(value).__name__} {value!r}")
     return value
+
+
+def refuse_other_types(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Refuse a setting that is not the number or the bool with which the function's parameter is annotated.
+
+    A text or a tensor where a function asks `if setting` would count as true.
+    """
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind, _, optional = inspect.formatannotation(parameter.annotation).strip("'").partition(" | ")
+        if name not in given or (optional == "None" and given[name] is None) or optional not in ("", "None"):
+            continue
+        if kind == "bool":
+            boolean(name, given[name])
+        elif kind == "float":
+            number(name, given[name])
 
 
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:

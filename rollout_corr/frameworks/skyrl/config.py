@@ -18,8 +18,12 @@ SEQUENCE_MASKS: dict[str, tuple[Reduce, str]] = {
 }
 
 
-def _bound(key: str, value: object) -> float | None:
+def _low(key: str, value: object) -> float | None:
     return None if value is None else not_negative(key, value)
+
+
+def _high(key: str, value: object) -> float | None:
+    return None if value is None else positive(key, value, finite=False)
 
 
 def spec(
@@ -44,12 +48,12 @@ def spec(
         cap = positive(f"{tis_ratio_type}_tis_ratio_clip_high", caps[tis_ratio_type], finite=False)
         weight = Weight(TIS_LEVELS[tis_ratio_type], upper=cap)
     criteria: list[Criterion] = []
-    low = _bound("outlier_token_is_threshold_low", outlier_token_is_threshold_low)
-    high = _bound("outlier_token_is_threshold_high", outlier_token_is_threshold_high)
+    low = _low("outlier_token_is_threshold_low", outlier_token_is_threshold_low)
+    high = _high("outlier_token_is_threshold_high", outlier_token_is_threshold_high)
     if low is not None or high is not None:
         criteria.append(Criterion("ratio", lower=low, upper=high, drop="sequence", label="outlier"))
-    low = _bound("token_mask_is_threshold_low", token_mask_is_threshold_low)
-    high = _bound("token_mask_is_threshold_high", token_mask_is_threshold_high)
+    low = _low("token_mask_is_threshold_low", token_mask_is_threshold_low)
+    high = _high("token_mask_is_threshold_high", token_mask_is_threshold_high)
     # SkyRL wants both of these; one alone does nothing there.
     if low is not None and high is not None:
         criteria.append(Criterion("ratio", lower=low, upper=high, label="token_mask"))
@@ -65,7 +69,7 @@ def spec(
                 "ratio",
                 over="sequence",
                 reduce=reduce,
-                lower=_bound(f"{prefix}_mask_low", low),
+                lower=_low(f"{prefix}_mask_low", low),
                 upper=positive(f"{prefix}_mask_high", high, finite=False),
                 label=label,
             )

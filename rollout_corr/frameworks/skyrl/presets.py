@@ -68,9 +68,6 @@ def product_mask(low: float = 0.5, high: float = 2.0) -> Spec:
 @preset_of("SkyRL a956457 (2026-08-21)")
 def token_mask(low: float = 0.5, high: float = 2.0) -> Spec:
     """Keep a token iff exp(D) lies within [low, high]."""
-    for key, value in (("low", low), ("high", high)):
-        if value is None:
-            raise ValueError(f"{key}: expected a number, got None; SkyRL's token mask needs both bounds")
     return spec(token_mask_is_threshold_low=low, token_mask_is_threshold_high=high)
 
 

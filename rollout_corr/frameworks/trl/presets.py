@@ -18,6 +18,7 @@ from rollout_corr.spec.correction import Criterion, Level, Nonfinite, Reduce, Sp
 from rollout_corr.spec.loss import KL, LossReduction
 from rollout_corr.spec.surrogate import Surrogate
 from rollout_corr.spec.surrogates import GSPO, PPO, SAPO, Score
+from rollout_corr.spec.validate import one_of
 
 
 def truncate(level: Level, clip_max: float | None, clip_min: float | None, nonfinite: Nonfinite) -> Spec:
@@ -84,6 +85,7 @@ REDUCTIONS: dict[str, LossReduction] = {
     "sapo": SEQUENCES,
     "cispo": "token_mean",
 }
+IMPORTANCE_LEVELS = ("token", "sequence")
 NOTES = {"dapo": GLOBAL, "cispo": GLOBAL, "dr_grpo": "max_completion_length is the trainer's"}
 
 
@@ -101,13 +103,14 @@ def loss(
     **bounds: Any,
 ) -> dict[str, Any]:
     """Return the arguments of a loss of GRPOTrainer; `bounds` are those of the preset that corrects it."""
+    level = one_of("importance_sampling_level", importance_sampling_level, IMPORTANCE_LEVELS)
     sides = epsilon, epsilon if epsilon_high is None else epsilon_high
     surrogate: Surrogate = PPO(*sides, delta=delta)
     if loss_type == "cispo":
         surrogate = Score(upper=epsilon_high or 5.0)
     elif loss_type == "sapo":
         surrogate = SAPO()
-    elif importance_sampling_level == "sequence":
+    elif level == "sequence":
         surrogate = GSPO(*sides, delta=delta)
     preset = f"trl.{vllm_importance_sampling_mode}"
     if off_policy_mask_threshold is not None:

@@ -82,7 +82,7 @@ def _mean_k1(rs_threshold: Threshold = "0.999_1.001", k1_bounds: str = "verl") -
     return options.criteria("seq_mean_k1", rs_threshold, k1_bounds, key="rs_threshold")
 
 
-def _mean_k3(rs_threshold: float = 0.01) -> Criteria:
+def _mean_k3(rs_threshold: Threshold = 0.01) -> Criteria:
     """Keep a sequence iff its mean of exp(D) - 1 - D is at most rs_threshold (seq_mean_k3)."""
     return options.criteria("seq_mean_k3", rs_threshold, key="rs_threshold")
 
