@@ -10,12 +10,15 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib import import_module
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import rollout_corr as rc
 from rollout_corr.cli.streams import error_line, let_go_of, print_line, usable_streams
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.diagnose.show.visible import visible
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 # Takes the arguments after the command's name, and returns the exit code.
 Run = Callable[[list[str]], int]
@@ -77,21 +80,17 @@ def _command(arguments: list[str]) -> str:
     return str(parser.parse_args(arguments[:1]).command)
 
 
-def _run(name: str, arguments: list[str]) -> int:
-    """Run a command, and write what it printed: an error of the last write is still an error of the command."""
-    try:
-        return COMMANDS[name].load()(arguments)
-    finally:
-        sys.stdout.flush()
-
-
 def _guarded(arguments: list[str]) -> int:
     """Run one command; whatever it raises becomes an exit code and at most one line on stderr."""
     said = PROGRAM
     try:
-        name = _command(arguments)
-        said = f"{PROGRAM} {name}"
-        return _run(name, arguments[1:])
+        try:
+            name = _command(arguments)
+            said = f"{PROGRAM} {name}"
+            return COMMANDS[name].load()(arguments[1:])
+        finally:
+            # An error of the last write is still an error of the command.
+            sys.stdout.flush()
     except KeyboardInterrupt:
         error_line(f"{PROGRAM}: interrupted")
         return INTERRUPTED
@@ -124,6 +123,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with 2 and a line that says what is wrong."""
         super().error(visible(message))
+
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        """Print the help; argparse would not say that it could not."""
+        (file or sys.stdout).write(self.format_help())
 
 
 def explain(arguments: list[str]) -> int:

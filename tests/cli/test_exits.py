@@ -1,0 +1,255 @@
+"""How a command ends: 1 is for a gate alone, 2 and a line for what cannot be used, 130 and 141 if it is cut short."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from builders.dumps import packed, plain, records, write, write_jsonl
+from builders.hostile import TEXTS
+from rollout_corr.cli import dump_commands
+from rollout_corr.cli import main as command_line
+from rollout_corr.cli.main import main
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# With and without a buffer, a write fails in other places.
+ENDS = [(["--help"], False), (["presets"], True), (["doctor", "DUMP"], True), (["doctor", "DUMP", "--json"], False)]
+RUN = [sys.executable, "-m", "rollout_corr"]
+
+
+@pytest.fixture
+def dump(tmp_path):
+    return write("jsonl", tmp_path, packed())
+
+
+def raising(error):
+    def run(*arguments):
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(("arguments", "buffered"), ENDS)
+def test_a_closed_pipe_is_silent(arguments, buffered, dump):
+    """`rollout-corr ... | head` ends without a word, with the code of a process that SIGPIPE ended."""
+    process = subprocess.Popen(
+        [*RUN, *(str(dump) if word == "DUMP" else word for word in arguments)],
+        env=os.environ | {"PYTHONUNBUFFERED": "" if buffered else "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait(timeout=120) == 141
+    process.stderr.close()
+
+
+@pytest.mark.parametrize(("arguments", "buffered"), ENDS)
+def test_a_full_disk_is_one_line(arguments, buffered, dump):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*RUN, *(str(dump) if word == "DUMP" else word for word in arguments)],
+            env=os.environ | {"PYTHONUNBUFFERED": "" if buffered else "1"},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=120,
+        )
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1 and b"No space left on device" in done.stderr
+
+
+def test_closed_streams(dump):
+    """What the caller does not want to see is not shown, and the exit code is what it would be."""
+    for closed in (">&-", "2>&-", ">&- 2>&-"):
+        for arguments, code in (
+            (f"doctor '{dump}' --fail-if 'tokens < 0'", 0),
+            (f"doctor '{dump}' --json --fail-if 'tokens > 0'", 1),
+        ):
+            done = subprocess.run(
+                ["sh", "-c", f"{sys.executable} -m rollout_corr {arguments} {closed}"],
+                capture_output=True,
+                check=False,
+                timeout=120,
+            )
+            assert done.returncode == code and done.stderr == b"", (closed, arguments, done)
+
+
+@pytest.mark.parametrize("environment", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
+def test_a_terminal_of_another_encoding(environment, tmp_path):
+    """Characters that it lacks are written as numbers, on 20 columns too."""
+    rows = [plain(record) for record in records(packed(3))]
+    for row in rows:
+        row["texts"] = ["Ġ漢🙂" for _ in row["token_ids"]]
+    write_jsonl(tmp_path / "dümp.jsonl", rows)
+    done = subprocess.run(
+        [*RUN, "report", "dümp.jsonl"],
+        cwd=tmp_path,
+        env=os.environ | environment | {"COLUMNS": "20"},
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0 and done.stderr == b""
+    said = done.stdout.decode().replace("\n", "")
+    assert "Worst tokens" in said
+    assert "\\u6f22" in said.replace(" ", "") or "漢" in said
+    assert (tmp_path / "dümp.jsonl.report.html").exists()
+
+
+def test_an_interrupt_is_one_line(dump):
+    code = (
+        "import os, signal, sys; from rollout_corr.cli import dump_commands as d, main as m; "
+        "d.measure = lambda *_: os.kill(os.getpid(), signal.SIGINT); raise SystemExit(m.main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "doctor", str(dump)], capture_output=True, check=False, timeout=120
+    )
+    assert done.returncode == 128 + signal.SIGINT
+    assert done.stderr == b"rollout-corr: interrupted\n" and done.stdout == b""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(5, "Input/output error", "a\nb"), "rollout-corr doctor: a\\nb: Input/output error\n"),
+        (MemoryError(), "rollout-corr doctor: out of memory\n"),
+    ],
+)
+def test_errors_of_the_machine_are_one_line(error, said, dump, capsys, monkeypatch):
+    monkeypatch.setattr(dump_commands, "measure", raising(error))
+    assert main(["doctor", str(dump)]) == 2
+    assert capsys.readouterr().err == said
+
+
+def test_a_mistake_of_this_program_does_not_look_like_an_unhealthy_dump(dump, capsys, monkeypatch):
+    monkeypatch.setattr(dump_commands, "measure", raising(ZeroDivisionError("\x1b[2J")))
+    assert main(["doctor", str(dump)]) == 2
+    said = capsys.readouterr().err
+    assert "ZeroDivisionError: \\x1b[2J" in said and "please report the lines above" in said and "\x1b" not in said
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        ("(" * 2000 + "tokens > 1" + ")" * 2000, "expected at most 2000 characters, got 4010"),
+        ("(" * 900 + "tokens > 1" + ")" * 900, "expected at most 100 parentheses and nots"),
+        ("not " * 400 + "tokens > 1", "expected at most 100 parentheses and nots"),
+        ("tokens > 1e999", "1e999 is larger than any float"),
+        ("tokens > " + "9" * 1900, "is larger than any float"),
+        ("x" * 1900 + " > 1", "there is no metric"),
+        ("9" * 1990, "expected comparisons"),
+        ("\x1b[2J > 1\n\n", "expected comparisons"),
+        ("\udc80 > 1", "expected comparisons"),
+    ],
+)
+def test_a_condition_that_cannot_be_read_is_one_line(condition, message, dump, capsys):
+    assert main(["doctor", str(dump), "--fail-if", condition]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1 and "\x1b" not in said
+
+
+def test_a_condition_is_read_before_the_dump(tmp_path, capsys):
+    assert main(["doctor", str(tmp_path / "missing.pt"), "--fail-if", "tokens"]) == 2
+    assert "--fail-if" in capsys.readouterr().err
+    deep = "(" * 49 + "not tokens < 1" + ")" * 49
+    assert main(["doctor", str(write("jsonl", tmp_path, packed())), "--fail-if", deep]) == 1
+
+
+@pytest.mark.parametrize("text", [text for text in TEXTS if "\0" not in text])
+def test_arguments_are_shown_on_one_line(text, dump, capsys):
+    """Whatever stands in an argument, it makes no line of its own and no control character."""
+    for arguments in (
+        ["report", text or "x"],
+        ["report", str(dump), "--no-html", "--by", text or "x"],
+        ["doctor", str(dump), "--field", text],
+        ["doctor", str(dump), "--limit", text],
+        ["doctor", str(dump), f"--{text}x"],
+        ["explain", text],
+        [text or "x"],
+    ):
+        try:
+            code = main(arguments)
+        except SystemExit as error:
+            code = error.code
+        out = capsys.readouterr()
+        assert code == 2, arguments
+        assert all(c.isprintable() or c == "\n" for c in out.err + out.out), out
+        assert "Traceback" not in out.err
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_never_replaces_the_dump(tmp_path, capsys):
+    """Not by its name, a symlink, a hard link, a file of the folder or the second dump."""
+    columns = packed()
+    folder = tmp_path / "folder"
+    (folder / "sub").mkdir(parents=True)
+    one = write("jsonl", folder / "sub", columns)
+    other = write("jsonl", tmp_path, columns)
+    before = one.read_bytes()
+    (tmp_path / "link.html").symlink_to(one)
+    os.link(one, tmp_path / "hard.html")
+    (tmp_path / "elsewhere").symlink_to(folder)
+    for kind, read, path in (
+        ("report", one, one),
+        ("report", one, tmp_path / "link.html"),
+        ("report", one, tmp_path / "hard.html"),
+        ("what-if", one, tmp_path / "hard.html"),
+        ("report", folder, one),
+        ("report", folder, folder / "new.jsonl"),
+        ("report", tmp_path / "elsewhere", folder / "sub" / "new.pt"),
+        ("report", one, tmp_path / "elsewhere" / "sub" / one.name),
+    ):
+        assert main([kind, str(read), "--html", str(path)]) == 2, (kind, read, path)
+        said = capsys.readouterr().err
+        assert said.startswith(f"rollout-corr {kind}: --html {path}: ") and said.count("\n") == 1
+    assert main(["report", str(other), "--compare", str(one), "--html", str(tmp_path / "link.html")]) == 2
+    assert one.read_bytes() == before and (tmp_path / "link.html").is_symlink()
+    assert sorted(path.name for path in folder.rglob("*.*")) == [one.name]
+
+
+def test_a_page_that_fails_leaves_the_old_one(dump, tmp_path, capsys, monkeypatch):
+    page = tmp_path / "x.html"
+    page.write_text("old", encoding="utf-8")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert main(["report", str(dump), "--html", str(page)]) == 2
+    assert (
+        capsys.readouterr().err == f"rollout-corr report: --html {page}: cannot be written: No space left on device\n"
+    )
+    monkeypatch.undo()
+    monkeypatch.setattr(dump_commands.page, "report_page", raising(ValueError("a mistake")))
+    assert main(["report", str(dump), "--html", str(page)]) == 2
+    assert page.read_text(encoding="utf-8") == "old" and not list(tmp_path.glob("*.part"))
+
+
+def test_a_lone_surrogate_in_a_dump(tmp_path, capsys):
+    rows = [plain(record) for record in records(packed(3))]
+    for row in rows:
+        row["texts"] = ["\udc80" for _ in row["token_ids"]]
+    write_jsonl(tmp_path / "x.jsonl", rows)
+    page = tmp_path / "x.html"
+    for more in ([], ["--json"]):
+        assert main(["report", str(tmp_path / "x.jsonl"), "--html", str(page), *more]) == 0
+        assert "\\udc80" in page.read_text(encoding="utf-8")
+        said = capsys.readouterr().out
+        assert "\\udc80" in said
+    assert json.loads(said)["worst"][0]["tokens"][0] == "\udc80"
+
+
+def test_streams_are_given_back(capsys, monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert main(["presets"]) == 0
+    assert sys.stdout is stream and stream.errors == "strict"
+    assert command_line.PROGRAM == "rollout-corr"
