@@ -1,0 +1,311 @@
+"""Texts that act, in every place of a dump and of the command line: what terminals and pages make of them.
+
+Each attempt writes a small dump whose token texts, field names, file name and broken values are hostile, and runs one
+command on it. Judged is what came out: the page by Python's own parser against a list of tags and attributes, stdout
+and stderr by the kinds of their characters, the exit code, and the files that are there afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import random
+import re
+import tempfile
+import unicodedata
+from html.parser import HTMLParser
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+
+from attack.campaign import Area, Outcome
+from builders.hostile import TEXTS
+
+TAGS = frozenset(
+    (
+        *("b", "body", "circle", "code", "details", "div", "figcaption", "figure", "h1", "h2", "head", "html", "li"),
+        *("line", "meta", "p", "polyline", "rect", "section", "span", "style", "summary", "svg", "table", "tbody"),
+        *("td", "text", "th", "thead", "title", "tr", "ul"),
+    )
+)
+ATTRIBUTES = frozenset(
+    (
+        *("aria-label", "charset", "class", "content", "cx", "cy", "fill-opacity", "height", "lang", "name", "points"),
+        *("r", "role", "text-anchor", "title", "transform", "viewbox", "width", "x", "x1", "x2", "y", "y1", "y2"),
+    )
+)
+# Attributes in which a text may stand.
+SAYS = frozenset(("aria-label", "title"))
+COLOURS = re.compile(r"\x1b\[(?:0|1|3[136]|1;3[1236]|1;3[1236];\d+)m")
+# A mark that hostile texts carry, to be looked for where no text belongs.
+MARK = "ALERT"
+PIECES = (
+    *TEXTS,
+    *(f"<b class={MARK}>", f"<svg role={MARK}>", f'" class="{MARK}', f"<td title='{MARK}'>", f"<{MARK}>", f"<!{MARK}"),
+    *(
+        f"<?{MARK}?>",
+        f"\n{MARK}",
+        f"\r{MARK}\n",
+        f"\u2028{MARK}",
+        f"\x85{MARK}",
+        f"\x1b[1m{MARK}",
+        f"[{MARK}]",
+        f"[/{MARK}]",
+    ),
+    f"\x1b]52;c;{MARK}\x07",
+)
+SUFFIXES = (".jsonl", ".jsonl", ".jsonl", ".pt", ".npz", ".safetensors", ".parquet")
+
+
+class Judge(HTMLParser):
+    """Notes everything in a page that this package never writes."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+        self.feed(source)
+        self.close()
+        if self.open:
+            self.wrong.append(f"never closed: {self.open}")
+
+    def handle_starttag(self, tag, attributes):
+        if tag not in TAGS:
+            self.wrong.append(f"<{tag}>")
+        for name, value in attributes:
+            if name not in ATTRIBUTES or value is None or (name not in SAYS and MARK.lower() in value.lower()):
+                self.wrong.append(f"<{tag} {name}={value!r}>")
+        if len(dict(attributes)) != len(attributes):
+            self.wrong.append(f"<{tag}> has an attribute twice")
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(f"</{tag}> out of place")
+
+    def handle_comment(self, data):
+        self.wrong.append(f"<!--{data[:40]}")
+
+    def handle_decl(self, declaration):
+        if declaration != "DOCTYPE html":
+            self.wrong.append(f"<!{declaration[:40]}")
+
+    def handle_pi(self, data):
+        self.wrong.append(f"<?{data[:40]}")
+
+    def unknown_decl(self, data):
+        self.wrong.append(f"<![{data[:40]}")
+
+
+def hostile(rng: random.Random) -> str:
+    """Make a text of hostile pieces and of any characters at all."""
+    made = [rng.choice(PIECES) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
+    if rng.random() < 0.3:
+        made.append("".join(chr(rng.randrange(0x110000)) for _ in range(rng.randrange(1, 20))))
+    rng.shuffle(made)
+    return "".join(made)
+
+
+def file_name(rng: random.Random, suffix: str) -> str:
+    """Make a hostile name that a file system takes."""
+    raw = hostile(rng).replace("\0", "").replace("/", "_").encode("utf-8", "surrogatepass")
+    return (os.fsdecode(raw[:120]).strip(".") or "x") + suffix
+
+
+def fields_of(rng: random.Random) -> list[dict[str, object]]:
+    """Make the records of a dump; some are broken, with hostile texts in place of values."""
+    names = {"train_logp": "train_logp", "rollout_logp": "rollout_logp"}
+    extra = hostile(rng)
+    broken = rng.random() < 0.4
+    made = []
+    for _ in range(rng.randrange(1, 6)):
+        n = rng.randrange(1, 12)
+        rollout = [-rng.expovariate(1.0) for _ in range(n)]
+        train = [x - rng.choice((0.0, 0.01, 3.0)) * rng.random() for x in rollout]
+        record: dict[str, object] = {names["train_logp"]: train, names["rollout_logp"]: rollout}
+        record[extra] = [rng.random() for _ in range(n)]
+        record["texts"] = [hostile(rng) for _ in range(n)]
+        if broken and rng.random() < 0.5:
+            key = rng.choice(list(record))
+            record[key] = rng.choice(
+                (hostile(rng), [hostile(rng)], {hostile(rng): hostile(rng)}, None, [1.0], math.nan)
+            )
+        made.append(record)
+    return made
+
+
+def write(path: Path, records: list[dict[str, object]]) -> None:
+    """Write records as the name of the file says; what a kind cannot hold is left out."""
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+        return
+    if path.suffix == ".pt":
+        torch.save(records, path)
+        return
+    if path.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        table = {}
+        for name in dict.fromkeys(name for record in records for name in record):
+            values = [record.get(name) for record in records]
+            if all(isinstance(value, list) and all(isinstance(text, str) for text in value) for value in values):
+                values = [[_plain(text) for text in value] for value in values]
+            elif not all(map(_numbers, values)):
+                values = [json.dumps(value) for value in values]
+            table[_plain(name)] = values
+        pyarrow.parquet.write_table(pyarrow.table(table), path)
+        return
+    columns: dict[str, np.ndarray] = {}
+    for name in records[0]:
+        values = [x for record in records for x in (record.get(name) if _numbers(record.get(name)) else [0.0])]
+        columns[_plain(name)] = np.array(values, dtype=np.float32)
+    columns["lengths"] = np.array([len(r["train_logp"]) if _numbers(r["train_logp"]) else 1 for r in records])
+    if path.suffix == ".npz":
+        np.savez(path, **{name.replace("/", "_").replace("\0", "") or "x": value for name, value in columns.items()})
+    else:
+        from safetensors.numpy import save_file
+
+        save_file(columns, path)
+
+
+def _plain(name: str) -> str:
+    """Return a name without lone surrogates, which only some formats can hold."""
+    return name.encode("utf-8", "replace").decode()
+
+
+def _numbers(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, float) for item in value)
+
+
+def command(rng: random.Random, dump: Path, extra: str, other: Path) -> tuple[list[str], Path | None]:
+    """Make the arguments of a command, and where its page goes."""
+    kind = rng.choice(("report",) * 5 + ("doctor",) * 3 + ("what-if",))
+    made, page = [kind, str(dump)], None
+    if kind == "doctor":
+        if rng.random() < 0.4:
+            made += ["--fail-if", rng.choice((hostile(rng), f"{hostile(rng)} > 1", "tokens > 0", "tokens < 0"))]
+    elif rng.random() < 0.8:
+        page = dump if rng.random() < 0.1 else dump.parent / file_name(rng, ".html")
+        made += ["--html", str(page)]
+    else:
+        made += ["--no-html"]
+    if kind == "report" and rng.random() < 0.5:
+        made += ["--by", rng.choice((extra, hostile(rng)))]
+    if kind == "report" and rng.random() < 0.2:
+        made += ["--compare", str(other)]
+    if rng.random() < 0.15:
+        made += ["--field", rng.choice((f"train_logp={hostile(rng)}", f"{hostile(rng)}=x", hostile(rng)))]
+    if rng.random() < 0.05:
+        made += ["--limit", rng.choice(("1", "0", "-1", "9" * 30, hostile(rng)))]
+    if rng.random() < 0.3:
+        made.append("--json")
+    if rng.random() < 0.05:
+        made.append(hostile(rng))
+    return made, page
+
+
+def run(arguments: list[str]) -> tuple[int, str, str]:
+    """Run a command in this process; returns its exit code, stdout and stderr."""
+    from rollout_corr.cli.main import main
+
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="\n") for _ in range(2))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(arguments)
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 1
+    out.flush()
+    err.flush()
+    return code, out.buffer.getvalue().decode(), err.buffer.getvalue().decode()
+
+
+def acting(text: str) -> list[str]:
+    """List the characters of an output that act on a terminal."""
+    return [c for c in text if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
+
+
+def judged(code: int, out: str, err: str, arguments: list[str], width: int) -> str:
+    """Return what is wrong with the output of a command, or nothing."""
+    if code not in (0, 1, 2):
+        return f"exit code {code}: {err[-300:]!r}"
+    if "Traceback" in err or "mistake in rollout-corr" in err:
+        return f"a mistake: {err[-400:]!r}"
+    if found := acting(COLOURS.sub("", out)) + acting(COLOURS.sub("", err)):
+        return f"{found[:5]!r} on the terminal"
+    if code != 2 and err:
+        return f"exit code {code} with {err[:200]!r} on stderr"
+    if code == 2 and not err.startswith("usage: ") and err.count("\n") != 1:
+        return f"expected one line, got {err[:400]!r}"
+    if code != 2 and "--json" in arguments:
+        json.loads(out)
+    elif width > 10_000 and (forged := [line for line in out.split("\n") if line.startswith(MARK)]):
+        return f"a line that a text made: {forged[0][:100]!r}"
+    return ""
+
+
+def attempt(seed: int) -> Outcome:
+    """Run one command on one hostile dump."""
+    rng = random.Random(seed)
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            return _attempt(rng, Path(folder))
+        finally:
+            os.chdir(before)
+
+
+def _attempt(rng: random.Random, folder: Path) -> Outcome:
+    records = fields_of(rng)
+    dump, other = (folder / file_name(rng, rng.choice(SUFFIXES)) for _ in range(2))
+    for path, made in ((dump, records), (other, fields_of(rng))):
+        # Not every writer takes a hostile name.
+        plain = folder / f"plain{path.suffix}"
+        write(plain, made)
+        plain.rename(path)
+    arguments, page = command(rng, dump, list(records[0])[2], other)
+    if rng.random() < 0.1:
+        arguments[1] = str(folder)
+    old = dump.read_bytes() if page == dump else None
+    if page is not None and page != dump and rng.random() < 0.5:
+        old = b"old"
+        page.write_bytes(old)
+    width = rng.choice((20, 80, 200, 100_000))
+    environment = {"COLUMNS": str(width), rng.choice(("FORCE_COLOR", "NO_COLOR")): "1"}
+    full = rng.random() < 0.05
+    failing = mock.patch("os.fsync", side_effect=OSError(28, "No space left on device"))
+    there = {path: path.read_bytes() for path in folder.iterdir()}
+    with mock.patch.dict(os.environ, environment), failing if full else contextlib.nullcontext():
+        code, out, err = run(arguments)
+    says = f"{arguments!r}: "
+    if wrong := judged(code, out, err, arguments, width):
+        return Outcome("wrong", (says + wrong)[:3000])
+    for path, content in there.items():
+        if path != page and path.read_bytes() != content:
+            return Outcome("wrong", f"{says}{path} was changed")
+    more = {path for path in folder.iterdir() if path not in there and path != page}
+    if more:
+        return Outcome("wrong", f"{says}left behind: {sorted(map(str, more))}")
+    if page is not None:
+        if code == 2:
+            if (page.read_bytes() if page.exists() else None) != old:
+                return Outcome("wrong", f"{says}refused, and the page was written")
+        elif page == dump or full:
+            return Outcome("wrong", f"{says}exit code {code} for a page that cannot be written")
+        else:
+            source = page.read_bytes().decode()
+            if not (source.startswith("<!DOCTYPE html>") and source.endswith("</html>\n")):
+                return Outcome("wrong", f"{says}half a page")
+            if wrong := Judge(source).wrong or acting(source):
+                return Outcome("wrong", f"{says}in the page: {wrong[:5]!r}"[:3000])
+    return Outcome("refused", err.strip()) if code == 2 else Outcome("right")
+
+
+AREA = Area("pages", "pages", attempt, count=4000, few=40)
