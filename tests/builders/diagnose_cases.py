@@ -206,7 +206,7 @@ END = "<!-- end of what is made -->"
 
 def chunks_of(columns: dict[str, Tensor]) -> Iterator[Chunk]:
     """Read columns as the chunks of a dump."""
-    return TensorFile(Loaded(columns), "dump", ChosenFields(), Problems()).chunks()
+    return TensorFile(Loaded(columns, 1 << 30), "dump", ChosenFields(), Problems()).chunks()
 
 
 def measured(columns: dict[str, Tensor]) -> Measurement:

@@ -73,7 +73,7 @@ def test_a_broken_file_in_a_folder_does_not_hide_the_others(tmp_path):
     dump = Dump(tmp_path)
     assert sequences_of(dump) == wanted_of(columns)
     assert dump.problems.count == 1
-    assert str(dump.problems.shown[0]).startswith(f"{tmp_path / '1.pt'}: torch cannot load it")
+    assert str(dump.problems.shown[0]).startswith(f"{tmp_path / '1.pt'}: not a complete .pt file: ")
 
 
 def test_low_precision_stays_as_it_is(tmp_path):

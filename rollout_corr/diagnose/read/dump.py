@@ -11,9 +11,19 @@ from torch import Tensor
 
 from rollout_corr.diagnose.read.chunk import Chunk
 from rollout_corr.diagnose.read.fields import ChosenFields, choose
-from rollout_corr.diagnose.read.formats import Loaded, Npz, SafeTensors, load_pt
-from rollout_corr.diagnose.read.problems import DumpError, Problems, reason_of, until_damage
-from rollout_corr.diagnose.read.record_files import RecordFile, flat, json_lines, listed, parquet_rows, transposed
+from rollout_corr.diagnose.read.formats import Loaded, Npz, SafeTensors, signed
+from rollout_corr.diagnose.read.pickles import Unread
+from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems, reason_of, until_damage
+from rollout_corr.diagnose.read.pt_files import load_pt
+from rollout_corr.diagnose.read.record_files import (
+    Numbered,
+    RecordFile,
+    flat,
+    json_lines,
+    listed,
+    parquet_rows,
+    transposed,
+)
 from rollout_corr.diagnose.read.tensor_files import TensorFile
 
 SUFFIXES = (".pt", ".pth", ".safetensors", ".npz", ".jsonl", ".parquet")
@@ -109,29 +119,44 @@ class Dump:
             return TensorFile(SafeTensors(path), file, self.wanted, self.problems)
         if path.suffix == ".npz":
             return TensorFile(Npz(path), file, self.wanted, self.problems)
-        return self._open_pt(load_pt(path), file)
+        return self._open_pt(load_pt(path, whole=self.limit is None), file, path.stat().st_size)
 
-    def _open_pt(self, found: Any, file: str) -> TensorFile | RecordFile:
+    def _open_pt(self, found: Any, file: str, size: int) -> TensorFile | RecordFile:
         if isinstance(found, Mapping):
             records = [value for value in found.values() if isinstance(value, list) and value]
             if len(records) == 1 and isinstance(records[0][0], Mapping):
                 found = records[0]
         if isinstance(found, (list, tuple)):
-            return RecordFile(listed(found), file, self.wanted, self.problems)
+            return RecordFile(_signed(listed(found)), file, self.wanted, self.problems)
         if not isinstance(found, Mapping):
             raise DumpError(f"{file}: expected a dict of tensors or a list of records, got {type(found).__name__}")
-        fields = {name: _rows(value) for name, value in flat(found).items()}
-        train = fields[choose(fields, self.wanted, file)["train_logp"]]
+        fields = flat(found)
+        chosen = choose(fields, self.wanted, file)
+        for role, name in chosen.items():
+            if isinstance(fields[name], Unread):
+                what = f"as {role}: {fields[name]}; a .pt file is read for tensors, lists, dicts and numbers"
+                raise Problem(file, None, name, what).error()
+        train = fields[chosen["train_logp"]]
         if isinstance(train, Sequence):
-            same = {name: x for name, x in fields.items() if hasattr(x, "__len__") and len(x) == len(train)}
-            return RecordFile(transposed(same, len(train)), file, self.wanted, self.problems)
+            same = {name: x for name, x in fields.items() if _count(x) == len(train)}
+            return RecordFile(_signed(transposed(same, len(train))), file, self.wanted, self.problems)
         tensors = {name: x for name, x in fields.items() if isinstance(x, Tensor)}
-        return TensorFile(Loaded(tensors), file, self.wanted, self.problems)
+        return TensorFile(Loaded(tensors, size), file, self.wanted, self.problems)
 
 
-def _rows(value: Any) -> Any:
-    """Return a jagged tensor as the list of its rows, and anything else unchanged."""
-    return list(value.unbind()) if isinstance(value, Tensor) and value.is_nested else value
+def _count(value: Any) -> int | None:
+    """Count the items of a list or the rows of a tensor."""
+    if isinstance(value, Tensor):
+        return value.shape[0] if value.dim() else None
+    return len(value) if isinstance(value, Sequence) else None
+
+
+def _signed(records: Iterator[Numbered]) -> Iterator[Numbered]:
+    """Replace the unsigned tensors of records."""
+    for number, record, done in records:
+        if isinstance(record, Mapping):
+            record = {name: signed(x) if isinstance(x, Tensor) else x for name, x in record.items()}
+        yield number, record, done
 
 
 def _last_record(chunk: Chunk) -> int:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from rollout_corr.definition.offsets import OffsetsError, checked_lengths, checked_offsets, offsets_of
-from rollout_corr.diagnose.read.chunk import CHUNK_SLOTS, Chunk
+from rollout_corr.diagnose.read.chunk import CHUNK_SLOTS, MISSING_INTEGER, Chunk
 from rollout_corr.diagnose.read.fields import INTEGERS, LOG_PROBS, OFFSETS, ChosenFields, choose
 from rollout_corr.diagnose.read.formats import Format
 from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems
+
+# Offsets are in memory at once, 8 bytes a sequence; a sequence is in one chunk, with some 100 bytes a token.
+MOST_SEQUENCES = 1 << 26
+LONGEST_SEQUENCE = 1 << 24
 
 
 class TensorFile:
@@ -38,8 +43,12 @@ class TensorFile:
         first = choose(shapes, wanted, file)
         shape = shapes[first["train_logp"]]
         has_offsets = any(role in first for role in OFFSETS)
-        self.one_row = len(shape) == 2 and shape[0] == 1 and has_offsets
-        self.padded = len(shape) == 2 and not self.one_row
+        if len(shape) == 2 and shape[0] == 1 and has_offsets:
+            for name in [name for name, other in shapes.items() if other == shape]:
+                tensors.flatten(name)
+                shapes[name] = tensors.shapes[name]
+            shape = shape[1:]
+        self.padded = len(shape) == 2
         if len(shape) not in (1, 2):
             raise self._error(first["train_logp"], f"expected shape [N] or [B, T], got {list(shape)}")
         if not (self.padded or has_offsets):
@@ -47,8 +56,17 @@ class TensorFile:
                 first["train_logp"],
                 f"1-D log-probs of shape {list(shape)} need a field cu_seqlens or lengths, and the file has neither",
             )
-        self.offsets = None if self.padded else self._offsets(first, shape[-1])
+        if self.padded and shape[0] and not shape[1]:
+            raise self._error(first["train_logp"], f"expected tokens, got shape {list(shape)}")
+        if math.prod(shape) > tensors.size:
+            what = f"{math.prod(shape)} values, in a file of {tensors.size} bytes: they repeat one another"
+            raise self._error(first["train_logp"], what)
+        self.offsets = None if self.padded else self._offsets(first, shape[0])
         self.count = shape[0] if self.offsets is None else self.offsets.shape[0] - 1
+        longest = shape[1] if self.offsets is None else int(self.offsets.diff().amax()) if self.count else 0
+        if longest > LONGEST_SEQUENCE:
+            what = f"a sequence of {longest} tokens; at most {LONGEST_SEQUENCE} are read"
+            raise self._error(first["train_logp"], what)
         self.shape = shape
         self.fields = choose(shapes, wanted, file, self._fits)
         for role, name in self.fields.items():
@@ -62,7 +80,7 @@ class TensorFile:
             if role not in self.fields:
                 continue
             name = self.fields[role]
-            dtype = self._take(name, 0, 0).dtype
+            dtype = self.tensors.read(name, 0, 0).dtype
             if not dtype.is_floating_point:
                 raise self._error(name, f"as {role}: expected floating log-probs, got {dtype!s}")
 
@@ -73,24 +91,20 @@ class TensorFile:
         shape = self.tensors.shapes[name]
         if role in OFFSETS:
             return len(shape) == 1
-        if shape == self.shape or (self.one_row and shape == self.shape[1:]):
+        if shape == self.shape:
             return True
         return role not in (*LOG_PROBS, "mask") and shape in (
             (self.count,),
             (self.count, 1),
         )
 
-    def _take(self, name: str, start: int, stop: int) -> Tensor:
-        """Read rows of a padded field, or tokens of a packed one."""
-        if self.one_row and len(self.tensors.shapes[name]) == 2:
-            return self.tensors.read(name, 0, 1)[0, start:stop] if stop > start else self.tensors.read(name, 0, 0)[:0]
-        return self.tensors.read(name, start, stop)
-
     def _offsets(self, fields: Mapping[str, str], tokens: int) -> Tensor:
         """Read the offsets of a packed file, or add up its lengths: [S + 1] int64."""
         role = "cu_seqlens" if "cu_seqlens" in fields else "lengths"
         name = fields[role]
         rows = self.tensors.rows(name)
+        if self.tensors.shapes[name][0] > min(MOST_SEQUENCES, self.tensors.size):
+            raise self._error(name, f"{self.tensors.shapes[name][0]} sequences; at most {MOST_SEQUENCES} are read")
         if rows == 0 < self.tensors.shapes[name][0]:
             # Cut off before them: there is no sequence to read.
             return torch.zeros(1, dtype=torch.int64)
@@ -119,14 +133,14 @@ class TensorFile:
                 yield self._chunk(start, stop, start, stop, torch.arange(stop - start + 1) * width)
             return
         assert self.offsets is not None  # packed
-        offsets = self.offsets.tolist()
         first = 0
         while first < limit:
-            last = first + 1
-            while last < limit and offsets[last + 1] - offsets[first] <= CHUNK_SLOTS:
-                last += 1
-            own = self.offsets[first : last + 1] - offsets[first]
-            yield self._chunk(first, last, offsets[first], offsets[last], own)
+            start = int(self.offsets[first])
+            # As many sequences as fit, at least one, and not more than slots: they may be empty.
+            fitting = int(torch.searchsorted(self.offsets, start + CHUNK_SLOTS, right=True)) - 1
+            last = min(limit, first + CHUNK_SLOTS, max(first + 1, fitting))
+            own = self.offsets[first : last + 1] - start
+            yield self._chunk(first, last, start, int(self.offsets[last]), own)
             first = last
 
     def _readable(self) -> int:
@@ -151,14 +165,14 @@ class TensorFile:
             if role in (*OFFSETS, "texts"):
                 continue
             shape = self.tensors.shapes[name]
-            if shape == self.shape or (self.one_row and shape == self.shape[1:]):
-                values = self._take(name, start, stop).reshape(-1)
+            if shape == self.shape:
+                values = self.tensors.read(name, start, stop).reshape(-1)
             else:
                 values = self.tensors.read(name, first, last).reshape(-1).repeat_interleave(offsets.diff())
             if role in LOG_PROBS:
                 columns[role] = values
             else:
-                columns[role] = values.to(torch.int64 if role in INTEGERS else torch.float32)
+                columns[role] = _integers(values) if role in INTEGERS else values.to(torch.float32)
         mask = columns.pop("mask", None)
         if mask is None and self.padded and "lengths" in self.fields:
             lengths = self._lengths(self.fields["lengths"], first, last)
@@ -173,3 +187,11 @@ class TensorFile:
             file=self.file,
             columns=columns,
         )
+
+
+def _integers(values: Tensor) -> Tensor:
+    """Return values as int64; what is no integer that a float holds exactly is unknown."""
+    if not values.is_floating_point():
+        return values.to(torch.int64)
+    values = values.double()
+    return values.where(values.abs() <= 1 << 53, MISSING_INTEGER).to(torch.int64)
