@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -86,8 +87,8 @@ def dump(
         seed = _whole("seed", seed, "a whole number or None")
     fields = _fields(train_logp, rollout_logp, mask, cu_seqlens, columns)
     future: Future[int] = Future()
-    # The folder of this moment, not that of the thread's.
-    target = Path(os.path.abspath(target))
+    with suppress(OSError):  # a working folder that is gone: the thread will say so
+        target = target.absolute()
     threads = dump_threads.threads
     if not threads.take(target):
         future.set_result(0)

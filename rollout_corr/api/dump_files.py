@@ -183,6 +183,8 @@ def _mended(file: int) -> tuple[int, bytes]:
         return size, b"\n"
     try:
         json.loads(head + _read(file, size - start - len(head)))
+    except RecursionError:
+        pass  # nested as no line of ours
     except ValueError:
         os.ftruncate(file, start)
         return start, b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import warnings
 from collections import Counter, deque
@@ -95,11 +96,10 @@ class Threads:
     def _work(self) -> None:
         while True:
             path = self._ready.get()
-            while not self._forgotten and self._next(path):
-                pass
-            if self._forgotten:
-                # A callback of a future forked, and this is the one thread of the child.
-                return
+            while self._next(path):
+                if self._forgotten:
+                    # A callback of a future forked, and this is the one thread of the child.
+                    return
 
     def _next(self, path: Path) -> bool:
         """Run the next call on a path; False if none waits."""
@@ -122,10 +122,13 @@ class Threads:
         self._pending.discard(future)
         # Before the result: who waits for it may call again.
         self.give_back(path)
-        if failure is not None:
-            future.set_exception(failure)
-        elif not future.cancelled():
-            future.set_result(count)
+        try:
+            if failure is not None:
+                future.set_exception(failure)
+            elif not future.cancelled():
+                future.set_result(count)
+        except BaseException:  # noqa: BLE001 - a callback of the future, which may not end the thread
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
         return True
 
     def _at_exit(self) -> None:

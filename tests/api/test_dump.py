@@ -158,6 +158,23 @@ def test_values_that_numbers_can_have(tmp_path):
     assert shard["huge"].tolist() == given["huge"].tolist()
 
 
+def test_a_long_sequence_is_encoded_in_pieces(tmp_path, monkeypatch):
+    """Python's encoder stops all other threads until it is back."""
+    encode, most = json.dumps, 0
+
+    def noted(value):
+        nonlocal most
+        most = max(most, len(value) if isinstance(value, list) else 0)
+        return encode(value)
+
+    monkeypatch.setattr(json, "dumps", noted)
+    x = torch.randn(20_000)
+    assert rc.dump(tmp_path / "x.jsonl", x, x, cu_seqlens=torch.tensor([0, 20_000])).result(60) == 1
+    (line,) = (tmp_path / "x.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"train_logp": x.tolist(), "rollout_logp": x.tolist()}
+    assert 0 < most <= 4096
+
+
 @pytest.mark.parametrize("name", ["x.jsonl", "folder"])
 def test_nothing_to_write_makes_no_file(name, tmp_path):
     nothing = torch.zeros(0)

@@ -63,7 +63,12 @@ def test_a_half_line_longer_than_a_block_is_removed(tokens, tmp_path):
     assert plain_numbers(path) == [0, 5]
 
 
-@pytest.mark.parametrize("left", [b'{"prompt": "half', b'{"which": -1}', b"not json", b'{"which": -1}\n{"train'])
+NESTED = b'{"train_logp": [' + 100_000 * b"["
+
+
+@pytest.mark.parametrize(
+    "left", [b'{"prompt": "half', b'{"which": -1}', b"not json", NESTED, b'{"which": -1}\n{"train']
+)
 def test_what_others_left_without_a_line_break_stays(left, tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_bytes(left)
