@@ -12,18 +12,11 @@ from torch import Tensor
 from rollout_corr.diagnose.read.chunk import Chunk
 from rollout_corr.diagnose.read.fields import ChosenFields, choose
 from rollout_corr.diagnose.read.formats import Loaded, Npz, SafeTensors, signed
+from rollout_corr.diagnose.read.parquet_files import parquet_rows
 from rollout_corr.diagnose.read.pickles import Unread
 from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems, reason_of, until_damage
 from rollout_corr.diagnose.read.pt_files import load_pt
-from rollout_corr.diagnose.read.record_files import (
-    Numbered,
-    RecordFile,
-    flat,
-    json_lines,
-    listed,
-    parquet_rows,
-    transposed,
-)
+from rollout_corr.diagnose.read.record_files import Numbered, RecordFile, flat, json_lines, listed, transposed
 from rollout_corr.diagnose.read.tensor_files import TensorFile
 
 SUFFIXES = (".pt", ".pth", ".safetensors", ".npz", ".jsonl", ".parquet")
@@ -114,7 +107,7 @@ class Dump:
         if path.suffix == ".jsonl":
             return RecordFile(json_lines(path), file, self.wanted, self.problems)
         if path.suffix == ".parquet":
-            return RecordFile(parquet_rows(path, self.problems), file, self.wanted, self.problems)
+            return RecordFile(parquet_rows(path, self.wanted, self.problems), file, self.wanted, self.problems)
         if path.suffix == ".safetensors":
             return TensorFile(SafeTensors(path), file, self.wanted, self.problems)
         if path.suffix == ".npz":

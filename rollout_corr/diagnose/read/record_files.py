@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import reprlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -10,81 +12,120 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rollout_corr.diagnose.read.chunk import CHUNK_SLOTS, MISSING_INTEGER, Chunk
+from rollout_corr.diagnose.read.chunk import CHUNK_SEQUENCES, CHUNK_SLOTS, MISSING_INTEGER, Chunk
 from rollout_corr.diagnose.read.fields import INTEGERS, LOG_PROBS, OFFSETS, REQUIRED, ChosenFields, choose
-from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems, cut_off, extra
+from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems
 
 # Number of a record; the record, or the problem with it; the share of the file read so far.
 Numbered = tuple[int, Mapping[str, Any] | str, float]
 
-# Rows of a .parquet file that are in memory at once.
-PARQUET_ROWS = 64
+# Bytes of a line, and bytes of memory that its record may take while it is read; values of a field of a record.
+MOST_LINE, MOST_MEMORY = 128 << 20, 512 << 20
+MOST_VALUES = 1 << 24
+# Bytes of a longer line that are read at a time to find its end.
+BLOCK = 1 << 20
+# Bytes that Python takes at most for a number or half a string, and for a list or mapping.
+ITEM, CONTAINER = 40, 240
+# Fields of a record, mappings inside of one another, and letters of a dotted name. A mapping may contain itself.
+MOST_FIELDS, MOST_DEPTH, LONGEST_NAME = 65_536, 32, 1_000
+# Letters that are kept of the text of a token.
+LONGEST_TEXT = 256
 
 
-def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a record: fields of nested mappings get dotted names."""
+def flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Flatten a record: fields of nested mappings get dotted names.
+
+    Raises:
+        DumpError: It has too many fields, too deep ones, or two of one name.
+    """
     found: dict[str, Any] = {}
-    for name, value in record.items():
+    within = [("", iter(record.items()))]
+    seen = 0
+    while within:
+        prefix, items = within[-1]
+        item = next(items, None)
+        if item is None:
+            within.pop()
+            continue
+        name, value = item
+        seen += 1
+        if not isinstance(name, (str, int)) or (isinstance(name, str) and len(name) > LONGEST_NAME):
+            raise DumpError(f"expected names of at most {LONGEST_NAME} letters, got {reprlib.repr(name)}")
+        name = f"{prefix}{name}"
+        if seen > MOST_FIELDS or len(within) > MOST_DEPTH or len(name) > LONGEST_NAME:
+            raise DumpError(
+                f"expected at most {MOST_FIELDS} fields, {MOST_DEPTH} mappings inside of one another and names of "
+                f"{LONGEST_NAME} letters"
+            )
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
+            within.append((f"{name}.", iter(value.items())))
+        elif name in found:
+            raise DumpError(f"the field {reprlib.repr(name)} is there twice")
         else:
-            found[f"{prefix}{name}"] = value
+            found[name] = value
     return found
 
 
 def json_lines(path: Path) -> Iterator[Numbered]:
     """Read the records of a .jsonl file; their numbers count lines, from 0."""
     size = max(1, path.stat().st_size)
-    seen = 0
+    seen = number = 0
     with path.open("rb") as file:
-        for number, line in enumerate(file):
+        while line := file.readline(MOST_LINE + 1):
             seen += len(line)
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                cut = "" if line.endswith(b"\n") else "; the file ends within the line"
-                yield number, f"line {number + 1} is not JSON ({error}){cut}", seen / size
-                continue
-            yield number, _flat_or_problem(record, dict, "an object"), seen / size
+            if len(line) > MOST_LINE:
+                while rest := b"" if line.endswith(b"\n") else file.readline(BLOCK):
+                    line = rest
+                    seen += len(line)
+                yield number, f"line {number + 1} has more than {MOST_LINE >> 20} MiB", seen / size
+            elif line.strip():
+                yield number, _parsed(line, number), seen / size
+            number += 1
+
+
+def _parsed(line: bytes, number: int) -> dict[str, Any] | str:
+    """Parse a line, or say why it cannot be used."""
+    need = _memory(line)
+    if need > MOST_MEMORY:
+        return f"line {number + 1} could take {need >> 20} MiB of memory; a record may take {MOST_MEMORY >> 20} MiB"
+    try:
+        record = json.loads(line, object_pairs_hook=_object)
+        return _flat_or_problem(record, dict, "an object")
+    except DumpError as error:
+        return f"line {number + 1}: {error}"
+    except ValueError as error:
+        cut = "" if line.endswith(b"\n") else "; the file ends within the line"
+        return f"line {number + 1} is not JSON ({error}){cut}"
+    except RecursionError:
+        return f"line {number + 1} is nested too deeply"
+
+
+def _memory(line: bytes) -> int:
+    """Estimate from above how many bytes a line takes while it is parsed: itself, its text twice, and its values."""
+    text = 2 * len(line) * (1 if line.isascii() else 4)
+    if len(line) * (CONTAINER + 1) + text < MOST_MEMORY:
+        # Most lines are short, and whatever they hold takes less.
+        return 0
+    items = line.count(b",") + line.count(b":") + line.count(b'"')
+    return len(line) + text + ITEM * items + CONTAINER * (line.count(b"[") + line.count(b"{"))
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a mapping of the members of a JSON object; json would take the last of two of one name."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise DumpError(f"the field {reprlib.repr(twice)} is there twice")
+    return found
 
 
 def _flat_or_problem(record: Any, kind: type, expected: str) -> dict[str, Any] | str:
-    if isinstance(record, kind):
+    if not isinstance(record, kind):
+        return f"expected {expected}, got {type(record).__name__}"
+    try:
         return flat(cast("Mapping[str, Any]", record))
-    return f"expected {expected}, got {type(record).__name__}"
-
-
-def parquet_rows(path: Path, problems: Problems) -> Iterator[Numbered]:
-    """Read the rows of a .parquet file."""
-    pyarrow = extra("pyarrow", "parquet", "reading .parquet files")
-    parquet = extra("pyarrow.parquet", "parquet", "reading .parquet files")
-    try:
-        file = parquet.ParquetFile(path)
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        raise DumpError(f"{path}: not a complete .parquet file ({error}); {cut_off('.parquet')}") from error
-    rows, number = max(1, file.metadata.num_rows), 0
-    try:
-        for batch in file.iter_batches(batch_size=PARQUET_ROWS):
-            for i in range(batch.num_rows):
-                yield (
-                    number,
-                    flat({name: _cell(batch.column(name)[i], pyarrow) for name in batch.schema.names}),
-                    (number + 1) / rows,
-                )
-                number += 1
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        problems.add(Problem(str(path), number, None, f"damaged from here on ({error})"))
-
-
-def _cell(scalar: Any, pyarrow: Any) -> Any:
-    """Return a cell as a tensor if it is a list of numbers, else as plain Python."""
-    if isinstance(scalar, pyarrow.ListScalar) and scalar.is_valid:
-        kind = scalar.type.value_type
-        if pyarrow.types.is_floating(kind) or pyarrow.types.is_integer(kind) or pyarrow.types.is_boolean(kind):
-            return torch.from_numpy(scalar.values.to_numpy(zero_copy_only=False).copy())
-    return scalar.as_py()
+    except DumpError as error:
+        return str(error)
 
 
 def listed(found: Sequence[Any]) -> Iterator[Numbered]:
@@ -123,16 +164,21 @@ class RecordFile:
         """Read chunk by chunk."""
         waiting: list[_Values] = []
         slots = 0
-        for number, record, done in self.records:
-            self.progress = done
-            read = self._read(number, record)
-            if read is None:
-                continue
-            if waiting and slots + read.tokens > CHUNK_SLOTS:
+        try:
+            for number, record, done in self.records:
+                self.progress = done
+                read = self._read(number, record)
+                if read is None:
+                    continue
+                if waiting and (slots + read.tokens > CHUNK_SLOTS or len(waiting) == CHUNK_SEQUENCES):
+                    yield self._chunk(waiting)
+                    waiting, slots = [], 0
+                waiting.append(read)
+                slots += read.tokens
+        except Exception:  # whatever a parser raises; the records before it are whole
+            if waiting:
                 yield self._chunk(waiting)
-                waiting, slots = [], 0
-            waiting.append(read)
-            slots += read.tokens
+            raise
         if waiting:
             yield self._chunk(waiting)
 
@@ -140,6 +186,8 @@ class RecordFile:
         """Return the fields of a record by role; records may have different ones."""
         names = tuple(name for name, value in record.items() if value is not None)
         if names not in self._chosen:
+            if sum(map(len, self._chosen)) > MOST_FIELDS:
+                self._chosen.clear()
             self._chosen[names] = choose(names, self.wanted, self.file)
             self.fields = self.fields or self._chosen[names]
         return self._chosen[names]
@@ -194,12 +242,14 @@ class _Values:
         if role == "texts":
             if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
                 return f"expected a list of strings, got {_got(value)}"
-            self.texts = value if len(value) == self.tokens else None
+            self.texts = [text[:LONGEST_TEXT] for text in value] if len(value) == self.tokens else None
             return self._wrong_count(len(value))
         try:
             values = _numbers(value, torch.float64 if role in INTEGERS else torch.float32)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             return f"expected a list of numbers, got {_got(value)} ({str(error).partition(chr(10))[0]})"
+        if values.numel() > MOST_VALUES:
+            return f"expected at most {MOST_VALUES:,} values, got {values.numel():,}"
         if values.dim() == 0 and role not in (*LOG_PROBS, "mask"):
             values = values.expand(self.tokens)
         if values.dim() != 1:
@@ -222,8 +272,9 @@ class _Values:
         if role == "mask":
             return torch.ones(self.tokens, dtype=torch.bool) if found is None else found != 0
         if role in INTEGERS:
-            found = torch.full((self.tokens,), MISSING_INTEGER) if found is None else found.nan_to_num(MISSING_INTEGER)
-            return found.to(torch.int64)
+            if found is None:
+                return torch.full((self.tokens,), MISSING_INTEGER)
+            return (found.nan_to_num(MISSING_INTEGER) if found.is_floating_point() else found).to(torch.int64)
         found = torch.full((self.tokens,), torch.nan) if found is None else found
         # Log-probs keep their precision.
         return found if role in REQUIRED and found.is_floating_point() else found.to(torch.float32)
@@ -234,7 +285,7 @@ def _numbers(value: Any, dtype: torch.dtype) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, (str, bytes)) or value is None:
-        raise TypeError(f"{value!r:.40}")
+        raise TypeError(type(value).__name__)
     try:
         return torch.tensor(value, dtype=dtype)
     except TypeError:
@@ -248,4 +299,4 @@ def _got(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         kinds = sorted({type(item).__name__ for item in value})
         return f"a list of {' and '.join(kinds) or 'nothing'}"
-    return f"{type(value).__name__} {value!r:.40}"
+    return f"{type(value).__name__} {reprlib.repr(value)}"

@@ -1,0 +1,280 @@
+"""Records that ask for much memory, or that no reader expects: read right, or refused with one line."""
+
+from __future__ import annotations
+
+import decimal
+import json
+import resource
+import tracemalloc
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from builders.dumps import packed as columns_of
+from builders.dumps import plain, records, sequences_of, write_jsonl
+from rollout_corr.diagnose.read import parquet_files, record_files
+from rollout_corr.diagnose.read.dump import Dump
+from rollout_corr.diagnose.read.problems import DumpError
+from rollout_corr.diagnose.read.record_files import MOST_FIELDS, flat
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+GOOD = '{"train_logp": [-1.0, -2.0], "rollout_logp": [-1.5, -2.5]}'
+FLOATS = pa.list_(pa.float32())
+TABLE = {
+    "train_logp": pa.array([[-1.0, -2.0], [-3.0]], FLOATS),
+    "rollout_logp": pa.array([[-1.5, -2.5], [-3.5]], FLOATS),
+}
+
+
+def refusal(path):
+    """Read a dump that cannot be read; return the line."""
+    with pytest.raises(DumpError) as caught:
+        list(Dump(path).chunks())
+    line = str(caught.value)
+    assert line.startswith(str(path)) and "\n" not in line and len(line) < 1000
+    return line.removeprefix(str(path))
+
+
+def beside_a_good_line(folder, line):
+    """Write a line and a good one after it, which is read whatever the first one is; return the problem."""
+    path = folder / "x.jsonl"
+    path.write_bytes((line if isinstance(line, bytes) else line.encode()) + b"\n" + GOOD.encode() + b"\n")
+    dump = Dump(path)
+    assert [record for record, _ in sequences_of(dump)] == [1]
+    assert dump.problems.count == 1 and len(str(dump.problems.shown[0])) < 1000
+    return str(dump.problems.shown[0]).removeprefix(str(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[" * 50_000, "line 1 is nested too deeply"),
+        ('{"a":' * 3000 + "1" + "}" * 3000, "line 1 is nested too deeply"),
+        ('{"a":' * 200 + "1" + "}" * 200, "32 mappings inside of one another"),
+        (GOOD.replace("-1.0", "1" + "0" * 400), "got a list of float and int (int too large to convert to float)"),
+        (GOOD.replace("-1.0", "1" + "0" * 9000), "line 1 is not JSON (Exceeds the limit"),
+        (GOOD + GOOD, "line 1 is not JSON (Extra data"),
+        (f"[{GOOD}, {GOOD}]", "expected an object, got list"),
+        ("5", "expected an object, got int"),
+        (GOOD[:-1] + ', "train_logp": [1, 2]}', "line 1: the field 'train_logp' is there twice"),
+        (GOOD[:-1] + ', "a": {"b": 1}, "a.b": 2}', "the field 'a.b' is there twice"),
+        (GOOD.replace("[-1.0, -2.0]", "[[-1.0, -2.0]]"), "'train_logp': expected a flat list, got a list of list"),
+        (GOOD.replace("-1.0", '{"a": 1}'), "'train_logp': expected a list of numbers, got a list of dict and float"),
+        (GOOD.replace("[-1.0, -2.0]", '"' + "x" * 5000 + '"'), "'train_logp': expected a list of numbers, got str 'xx"),
+        (json.dumps({f"field {i}": 1 for i in range(500)}), "and 450 more"),
+        ('{"' + "a" * 100_000 + '": 1}', "expected names of at most 1000 letters"),
+        (b'\xff\xfe{"a": 1}', "line 1 is not JSON ('utf-16-le' codec can't decode"),
+    ],
+)
+def test_a_line_that_is_refused(line, message, tmp_path):
+    assert message in beside_a_good_line(tmp_path, line)
+
+
+@pytest.mark.parametrize(
+    ("line", "train"),
+    [
+        (GOOD.replace("-1.0", "NaN"), [torch.nan, -2.0]),
+        (GOOD.replace("-1.0", "-Infinity"), [-torch.inf, -2.0]),
+        (GOOD.replace("-1.0", "null"), [torch.nan, -2.0]),
+        (GOOD.replace("-1.0", "-1e999"), [-torch.inf, -2.0]),
+        ("\ufeff" + GOOD, [-1.0, -2.0]),
+        (GOOD[:-1] + ', "step": 1e300, "texts": ["\\ud800", "' + "y" * 9000 + '"]}', [-1.0, -2.0]),
+    ],
+)
+def test_a_line_that_is_read(line, train, tmp_path):
+    (tmp_path / "x.jsonl").write_text(line, encoding="utf-8")
+    block = next(Dump(tmp_path / "x.jsonl").chunks())
+    assert torch.equal(block.train.nan_to_num(7.0), torch.tensor(train).nan_to_num(7.0))
+    assert block.texts is None or [len(text) for text in block.texts[0]] == [1, record_files.LONGEST_TEXT]
+
+
+def test_a_long_line_is_skipped_and_the_rest_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(record_files, "MOST_LINE", 1 << 20)
+    monkeypatch.setattr(record_files, "BLOCK", 1000)
+    message = beside_a_good_line(tmp_path, '{"train_logp": [' + "-1.5," * 300_000)
+    assert message == ", record 0: line 1 has more than 1 MiB"
+    for length in ((1 << 20) - 1, 1 << 20):
+        (tmp_path / "x.jsonl").write_text(GOOD + "\n" + GOOD.ljust(length) + "\n" + GOOD)
+        assert len(sequences_of(Dump(tmp_path / "x.jsonl"))) == 3 - (length == 1 << 20)
+
+
+@pytest.mark.parametrize("unit", ["[],", "{},", '"a",', '"\U0001f600",', "[[[[1]]]],"])
+def test_a_line_of_small_items_takes_bounded_memory(unit, tmp_path, monkeypatch):
+    """28 MiB of `[],` are 1 GB of lists. What is estimated is more than Python really takes, and not parsed."""
+    monkeypatch.setattr(record_files, "MOST_MEMORY", 4 << 20)
+    text = b'{"a": [' + (unit * ((1 << 20) // len(unit.encode()))).encode() + b"1]}"
+    tracemalloc.start()
+    json.loads(text, object_pairs_hook=record_files._object)
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # 10 times is where short strings, which Python has once, are counted as new ones.
+    assert taken < record_files._memory(text) - len(text) < 12 * taken
+    monkeypatch.setattr(record_files.json, "loads", None)
+    (tmp_path / "x.jsonl").write_bytes(text)
+    assert "MiB of memory; a record may take 4 MiB" in refusal(tmp_path / "x.jsonl")
+
+
+def test_a_long_sequence_is_no_attack(tmp_path):
+    """A million tokens with ids, 56 MB of text."""
+    count = 1_000_000
+    line = json.dumps(
+        {"train_logp": [-0.12345678901234567] * count, "rollout_logp": [-1.5] * count, "ids": [1] * count}
+    )
+    assert len(line) < record_files.MOST_LINE
+    assert record_files._memory(line.encode()) < record_files.MOST_MEMORY
+
+
+def test_mappings_that_contain_themselves():
+    """Written by pickle, which torch.load reads: shared mappings have 2^n fields, and a cycle has no end."""
+    cycle = {}
+    cycle["a"] = cycle
+    shared = {}
+    for _ in range(30):
+        shared = {"a": shared, "b": shared}
+    for record in (cycle, shared, dict.fromkeys(range(MOST_FIELDS + 1), 1), {(1, 2): 3}, {None: None}):
+        with pytest.raises(DumpError, match="expected"):
+            flat(record)
+    assert flat({"a": {"b": 1, "c": {}}, 5: None}) == {"a.b": 1, "5": None}
+
+
+def test_records_before_a_failure_are_kept(tmp_path, monkeypatch):
+    """A parser may raise anything in the middle of a file."""
+    rows = [plain(record) for record in records(columns_of(5))]
+    write_jsonl(tmp_path / "x.jsonl", rows)
+    loads = json.loads
+
+    def failing(line, **arguments):
+        if b"stop" in line:
+            raise MemoryError
+        return loads(line, **arguments)
+
+    monkeypatch.setattr(record_files.json, "loads", failing)
+    with (tmp_path / "x.jsonl").open("a") as file:
+        file.write('"stop"\n')
+    dump = Dump(tmp_path / "x.jsonl")
+    assert len(sequences_of(dump)) == 5 and dump.problems.count == 1
+
+
+# --- .parquet ---------------------------------------------------------------------------------------------------------
+
+
+def parquet(folder, **columns):
+    path = folder / "x.parquet"
+    pq.write_table(pa.table(TABLE | columns), path)
+    return path
+
+
+def lists(values, offsets=(0, 2, 3)):
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "wanted"),
+    [
+        ("step", pa.array([1, 2], pa.uint32()), [1, 1, 2]),
+        ("versions", lists(pa.array([1, 2, 3], pa.uint64())), [1, 2, 3]),
+        ("versions", lists(pa.array([1, None, 3], pa.uint16())), [1, -1, 3]),
+        ("token_ids", lists(pa.array([5, 6, 5]).dictionary_encode()), [5, 6, 5]),
+        ("mask", lists(pa.array([True, None, False])), [True, True, False]),
+        ("mask", pa.array([None, [0]], pa.list_(pa.int8())), [True, True, False]),
+        ("train_logp", lists(pa.array(np.array([-1, -2, -3], np.float16))), [-1.0, -2.0, -3.0]),
+        ("train_logp", lists(pa.array([-1.5, None, -2.5], pa.float16())), [-1.5, torch.nan, -2.5]),
+        ("train_logp", lists(pa.array([decimal.Decimal("-1.5"), None, decimal.Decimal(2)])), [-1.5, torch.nan, 2.0]),
+        ("train_logp", TABLE["train_logp"].cast(pa.large_list(pa.float64())), [-1.0, -2.0, -3.0]),
+        ("step", pa.array([decimal.Decimal(4), None]), [4, 4, -1]),
+    ],
+)
+def test_a_column_of_another_type(column, values, wanted, tmp_path):
+    block = next(Dump(parquet(tmp_path, **{column: values})).chunks())
+    found = {"train_logp": block.train, "mask": block.mask, "step": block.columns.get("steps"), **block.columns}[column]
+    assert [repr(float(x)) for x in found.tolist()] == [repr(float(x)) for x in wanted]
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("mask", pa.array([[("a", 1.0)], []], pa.map_(pa.string(), pa.float32())), "expected a list of numbers"),
+        ("mask", pa.array([[[1.0]], [[2.0]]], pa.list_(FLOATS)), "expected a flat list, got a list of list"),
+        ("train_logp", pa.array(["a", "b"]), "expected a list of numbers, got str 'a'"),
+        ("train_logp", pa.array([b"a" * 500, b"b"]), "expected a list of numbers, got bytes b'aaa"),
+        ("train_logp", lists(pa.array([1, 2, 3], pa.timestamp("us"))), "expected a list of numbers"),
+        (
+            "mask",
+            lists(pa.array([2**64 - 1] * 3, pa.uint64())),
+            "the value of 'mask' cannot be read (Integer value 184",
+        ),
+    ],
+)
+def test_a_column_that_cannot_be_read(column, values, message, tmp_path):
+    assert message in refusal(parquet(tmp_path, **{column: values}))
+
+
+def test_texts_that_repeat(tmp_path):
+    path = parquet(tmp_path, texts=pa.array([["a", "b"], ["a"]]), other=pa.array(["x" * 100, None]))
+    assert next(Dump(path).chunks()).texts == [["a", "b"], ["a"]]
+
+
+def test_columns_named_twice(tmp_path):
+    train, rollout = TABLE.values()
+    for arrays, names in (
+        ([train, rollout, train], ["train_logp", "rollout_logp", "train_logp"]),
+        ([train, rollout, pa.array([{"c": [1.0]}, None]), train], ["train_logp", "rollout_logp", "mask", "mask.c"]),
+    ):
+        pq.write_table(pa.Table.from_arrays(arrays, names=names), tmp_path / "x.parquet")
+        if names[-1] == "train_logp":
+            assert refusal(tmp_path / "x.parquet") == ": the column 'train_logp' is there twice"
+    pq.write_table(
+        pa.Table.from_arrays([train, rollout, train, train], names=[*TABLE, "x", "x"]), tmp_path / "x.parquet"
+    )
+    assert len(sequences_of(Dump(tmp_path / "x.parquet"))) == 2
+
+
+def test_columns_without_a_role_are_not_read(tmp_path, monkeypatch):
+    path = parquet(
+        tmp_path, prompt=pa.array(["x" * 1000, "y"]), messages=pa.array([[{"a": "b"}], []]), mine=pa.array([1.0, 2.0])
+    )
+    read = []
+    monkeypatch.setattr(parquet_files._Column, "cell", lambda self, row: read.append(self.column.type) or [1.0])
+    list(Dump(path, by=("mine",)).chunks())
+    assert set(map(str, read)) == {"list<element: float>", "double"}
+
+
+@pytest.mark.parametrize("count", [1 << 20, 20_000_000])
+def test_a_file_that_expands_takes_bounded_memory(count, tmp_path):
+    """20 million equal values in a kilobyte; a million of them are read."""
+    values = lists(pa.array(np.zeros(count, np.float32)), (0, count))
+    pq.write_table(pa.table({"train_logp": values, "rollout_logp": values}), tmp_path / "x.parquet", compression="zstd")
+    assert (tmp_path / "x.parquet").stat().st_size < 2000
+    if count < record_files.MOST_VALUES:
+        assert next(Dump(tmp_path / "x.parquet").chunks()).train.numel() == count
+        return
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "holds 20,000,000 values of a column in " in refusal(tmp_path / "x.parquet")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+def test_a_record_of_too_many_values(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet_files, "MOST_VALUES", 100)
+    monkeypatch.setattr(record_files, "MOST_VALUES", 100)
+    rows = [{"train_logp": [-0.5] * n, "rollout_logp": [-1.0] * n} for n in (100, 101, 5)]
+    table = pa.Table.from_pylist(rows, pa.schema({"train_logp": FLOATS, "rollout_logp": FLOATS}))
+    pq.write_table(table, tmp_path / "x.parquet")
+    torch.save([{name: torch.tensor(x) for name, x in row.items()} for row in rows], tmp_path / "x.pt")
+    write_jsonl(tmp_path / "x.jsonl", rows)
+    for suffix in ("parquet", "pt", "jsonl"):
+        dump = Dump(tmp_path / f"x.{suffix}")
+        assert [number for number, _ in sequences_of(dump)] == [0, 2]
+        assert "101" in str(dump.problems.shown[0]) and dump.problems.shown[0].record == 1
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_batches_of_long_rows_are_small(rows, tmp_path, monkeypatch):
+    """However many rows are read at once, the records are the same."""
+    monkeypatch.setattr(parquet_files, "BATCH_VALUES", 200 * rows)
+    made = [plain(record) for record in records(columns_of(80, median_length=200))]
+    pq.write_table(pa.Table.from_pylist(made), tmp_path / "x.parquet")
+    assert len(sequences_of(Dump(tmp_path / "x.parquet"))) == 80
