@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import time
 from pathlib import Path
 
@@ -132,3 +133,8 @@ def test_exit_codes_and_replay(monkeypatch, capsys):
     for arguments in (["others"], ["--count", "0"], ["--minutes", "0"], ["--workers", "0"]):
         with pytest.raises(SystemExit, match="2"):
             __main__.main(arguments)
+
+
+def test_the_page_says_what_each_area_promises():
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| .+ \| .+ \|$", figures.PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(campaign.names()) <= set(rows)

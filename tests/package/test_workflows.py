@@ -1,0 +1,69 @@
+"""What runs on the project's own machines: pinned by commit, with the least rights, from one index."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.y*ml"))
+# The commit, and the version for whoever reads it. A tag can be moved, a commit cannot.
+PINNED = re.compile(r"uses: +[\w.-]+/[\w./-]+@[0-9a-f]{40} +# v\d+\.\d+\.\d+$")
+
+
+@pytest.fixture(params=WORKFLOWS, ids=lambda path: path.name)
+def workflow(request):
+    """Text and content of each workflow."""
+    text = request.param.read_text(encoding="utf-8")
+    return text, yaml.safe_load(text)
+
+
+def test_there_are_workflows():
+    assert WORKFLOWS
+
+
+def test_actions_are_pinned_by_commit(workflow):
+    used = [line.strip(" -") for line in workflow[0].splitlines() if "uses:" in line]
+    assert used and not [line for line in used if not PINNED.fullmatch(line)]
+
+
+def test_one_commit_for_an_action():
+    used = {tuple(one.split("@")) for path in WORKFLOWS for one in re.findall(r"uses: *(\S+)", path.read_text("utf-8"))}
+    assert len({action for action, _ in used}) == len(used), used
+
+
+def test_rights_are_to_read(workflow):
+    assert workflow[1]["permissions"] == {"contents": "read"}
+    for name, job in workflow[1]["jobs"].items():
+        assert job.get("permissions", {}) in ({}, {"contents": "read"}), name
+
+
+def test_the_token_is_not_left_in_the_checkout(workflow):
+    steps = [step for job in workflow[1]["jobs"].values() for step in job["steps"]]
+    checkouts = [step for step in steps if "actions/checkout" in step.get("uses", "")]
+    assert checkouts and all(step["with"]["persist-credentials"] is False for step in checkouts)
+
+
+def test_strangers_run_nothing_with_rights_or_on_our_machines(workflow):
+    """A pull request may change what `make` does. YAML reads the key `on` as True."""
+    assert "pull_request_target" not in workflow[1][True] and "workflow_run" not in workflow[1][True]
+    for name, job in workflow[1]["jobs"].items():
+        if "self-hosted" in job["runs-on"]:
+            assert job["if"] == "github.event_name == 'schedule' || github.event_name == 'workflow_dispatch'", name
+    # What a stranger names, a branch or a title, never becomes part of a command.
+    commands = [step.get("run", "") for job in workflow[1]["jobs"].values() for step in job["steps"]]
+    assert not [command for command in commands if "${{" in command]
+
+
+def test_every_job_ends(workflow):
+    assert all(job["timeout-minutes"] <= 120 for job in workflow[1]["jobs"].values())
+
+
+def test_no_index_beside_the_main_one():
+    """With two, pip takes a name from whichever has the higher version of it."""
+    files = [*WORKFLOWS, ROOT / "Makefile", ROOT / "setup.py", ROOT / "constraints.txt", *(ROOT / ".ci").iterdir()]
+    beside = re.compile("extra[-_]index|find-links", re.IGNORECASE)
+    assert not [path.name for path in files if path.is_file() and beside.search(path.read_text(encoding="utf-8"))]
