@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks import tables
+from rollout_corr.whole_files import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -59,9 +60,7 @@ def write(path: Path, results: dict[str, Any]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text at once, without folders of this machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".new")
-    beside.write_text(without_places(text), encoding="utf-8")
-    beside.replace(path)
+    write_whole(path, without_places(text))
 
 
 def without_places(text: str) -> str:

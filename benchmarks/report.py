@@ -9,6 +9,7 @@ from benchmarks.cpu.tables import DISTURBED, absent, all_tables, readme
 from benchmarks.gpu_report import page as gpu_page
 from benchmarks.machine import RESULTS, ROOT
 from benchmarks.tables import Found, markdown
+from rollout_corr.whole_files import write_whole
 
 CPU_RESULTS, GPU_RESULTS = RESULTS / "cpu.json", RESULTS / "gpu.json"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -124,8 +125,8 @@ def load(path: Path = CPU_RESULTS) -> Found | None:
 def main() -> None:
     """Write the page, and the table in README."""
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(load(), load(GPU_RESULTS)), encoding="utf-8")
-    README.write_text(readme(README.read_text(encoding="utf-8"), load()), encoding="utf-8")
+    write_whole(PAGE, page(load(), load(GPU_RESULTS)))
+    write_whole(README, readme(README.read_text(encoding="utf-8"), load()))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 import rollout_corr as rc
+from rollout_corr.whole_files import write_whole
 
 Run = list[dict[str, float]]
 Curves = dict[str, list[Run]]
@@ -139,8 +140,8 @@ def live_table(curves: Curves) -> Table:
 def write(out: Path, name: str, found: Mapping[str, Any], table: str) -> None:
     """Write the numbers and their table as files, and print the table."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
-    (out / f"{name}.md").write_text(table, encoding="utf-8")
+    write_whole(out / f"{name}.json", json.dumps(found, separators=(",", ":")) + "\n")
+    write_whole(out / f"{name}.md", table)
     print(f"\n{table}\n{out / name}.json and .md written")
 
 

@@ -52,7 +52,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "demo": Command("correct an example batch with several presets and print the results", "rollout_corr.cli.demo:run"),
     "explain": Command("explain in words what a preset does", "rollout_corr.cli.main:explain"),
-    "presets": Command("list the names of all presets", "rollout_corr.cli.main:presets"),
+    "presets": Command("list all presets, or those that have a word", "rollout_corr.cli.main:presets"),
     "report": Command("show where the two log-probs of a dump differ", "rollout_corr.cli.dump_commands:report"),
     "doctor": Command("name the causes of a mismatch; exit with 1 if any", "rollout_corr.cli.dump_commands:doctor"),
     "what-if": Command("try all presets and a grid of thresholds on a dump", "rollout_corr.cli.dump_commands:what_if"),
@@ -143,8 +143,22 @@ def explain(arguments: list[str]) -> int:
 
 
 def presets(arguments: list[str]) -> int:
-    """Print the names of all presets."""
-    parser_of("presets", "List the names of all presets.").parse_args(arguments)
-    for name in rc.presets.names():
-        print_line(name)
+    """Print a table of presets: names, and what they do in a line."""
+    parser = parser_of("presets", "List all presets, or those whose name or description has every given word.")
+    parser.add_argument("word", nargs="*", help="a part of a name or a description, such as verl or geometric")
+    words = [word.lower() for word in parser.parse_args(arguments).word]
+    rows = [(name, _about(name)) for name in rc.presets.names()]
+    found = [row for row in rows if all(word in " ".join(row).lower() for word in words)]
+    if not found:
+        raise DumpError(f"no preset has {' and '.join(map(repr, words))} in its name or description")
+    width = max(len(name) for name, _ in found)
+    for name, about in found:
+        print_line(f"{name:<{width}}  {about}".rstrip())
     return GOOD
+
+
+def _about(name: str) -> str:
+    """Return the first line of a preset's documentation."""
+    framework, _, function = name.partition(".")
+    documented = getattr(getattr(rc.presets, framework), function).__doc__ or ""
+    return str(documented).strip().partition("\n")[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import rollout_corr as rc
+from builders.dumps import packed, without, write
 from rollout_corr.cli.main import COMMANDS, main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,7 +26,7 @@ def test_the_commands_are_listed(capsys):
     assert all(command.about in said for command in COMMANDS.values())
 
 
-@pytest.mark.parametrize("arguments", [[], ["unknown"], ["presets", "more"], ["explain"], ["demo", "--fast"]])
+@pytest.mark.parametrize("arguments", [[], ["unknown"], ["presets", "--more"], ["explain"], ["demo", "--fast"]])
 def test_wrong_arguments_exit_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
@@ -41,6 +42,35 @@ def test_presets_and_explain(capsys):
     assert main(["explain", "verl.decoupled_token"]) == 2
     out = capsys.readouterr()
     assert out.out == "" and "verl.decoupled_token_is" in out.err
+
+
+def test_presets_are_searched_by_name_and_description(capsys):
+    """Every preset has a line of its own, with what it does."""
+    assert main(["presets"]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert [name for name, _ in lines] == rc.presets.names()
+    assert main(["presets", "VERL", "geo"]) == 0
+    found = capsys.readouterr().out.splitlines()
+    assert 0 < len(found) < len(lines) and all("verl" in line.lower() and "geo" in line.lower() for line in found)
+    assert main(["presets", "no such word"]) == 2
+    assert capsys.readouterr().err == (
+        "rollout-corr presets: no preset has 'no such word' in its name or description\n"
+    )
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0 and capsys.readouterr().out == f"rollout-corr {rc.__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["demo", "report", "doctor", "what-if"])
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(command, tmp_path, capsys, monkeypatch):
+    arguments = [] if command == "demo" else [str(write("jsonl", tmp_path, packed()))]
+    without(monkeypatch, "rich")
+    assert main([command, *arguments]) == 2
+    said = capsys.readouterr().err
+    assert "needs rich: pip install 'rollout-corr[report]'" in said and said.count("\n") == 1
 
 
 def test_the_demo_shows_every_preset(capsys, monkeypatch):
