@@ -182,7 +182,9 @@ class Fake(NamedTuple):
         if helper is not None and "REGISTRY" in vars(helper):
             found["registry"] = helper.REGISTRY["correct"]
         if trainer is not None:
-            found |= {"by name": trainer.imported, "fixed": trainer.Trainer.fixed}
+            found["fixed"] = trainer.Trainer.fixed
+            if self.modules[0] not in self.misfits:
+                found["by name"] = trainer.imported
             if UNFIT_METHODS.isdisjoint({self.misfits.get(trainer.__name__)}):
                 found["step"] = trainer.Trainer().step
         return found

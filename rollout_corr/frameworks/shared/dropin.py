@@ -71,6 +71,7 @@ class DropIn:
         self._switches: dict[str, object] | None = None
         self._live = Live()
         self._swaps: list[Swap] = []
+        self._originals: dict[str, list[object]] = {}
         self._changes = Changes()
         self._refused: dict[str, str] = {}
         self._last_refusal: str | None = None
@@ -141,18 +142,29 @@ class DropIn:
         self._require(targets)
         live = Live()
         swaps = [swap for name in _modules(targets) for swap in self._swaps_of(name, targets, switches, live)]
-        former = _modules(self.targets)
+        former, before, refused = self.targets, self._switches, self._refused
         self._clear()
-        for name in former:
-            if name not in _modules(targets):
-                forget(name, self._imported)
-        self._live = live
-        self._put(swaps)
-        self.targets, self._switches = targets, switches
+        try:
+            self._take_on(targets, switches, swaps, live)
+        except RuntimeError:
+            if refused:
+                self.targets, self._switches, self._refused = former, before, refused
+            elif before is not None:
+                live = Live()
+                swaps = [swap for name in _modules(former) for swap in self._swaps_of(name, former, before, live)]
+                self._take_on(former, before, swaps, live)
+            raise
+        for name in set(_modules(former)) - set(_modules(targets)):
+            forget(name, self._imported)
         self._warn_unless_checked()
         status = self.installed()
         LOGGER.info("rollout-corr: %s", status.why)
         return status
+
+    def _take_on(self, targets: tuple[Target, ...], switches: dict[str, object], swaps: list[Swap], live: Live) -> None:
+        self._live = live
+        self._put(swaps)
+        self.targets, self._switches = targets, switches
 
     def check(self, switches: Mapping[str, object]) -> None:
         """Raise ValueError if a switch has an unknown value."""
@@ -241,6 +253,10 @@ class DropIn:
                 if isinstance(swap, str):
                     raise RuntimeError(f"{target.path} of {self._called()} {swap}. {self._advice()}")
                 found.append(swap)
+                # What a module had before it was reloaded others may still have by name.
+                older = [known for known in self._originals.get(target.path, ()) if known is not original]
+                swaps = [swap_of(target, None, known, switches, live) for known in older]
+                found += [swap for swap in swaps if not isinstance(swap, str)]
         return found
 
     def _advice(self) -> str:
@@ -281,7 +297,7 @@ class DropIn:
                     swap
                     for module in ready
                     for swap in self._swaps_of(module, self.targets, self._switches, self._live)
-                    if not self._holds(swap.target)
+                    if not any(swap.original is other.original for other in self._swaps)
                 ]
                 if not self._refused:
                     self._live.on = True
@@ -299,11 +315,15 @@ class DropIn:
         place = None
         try:
             for swap in swaps:
-                place = swap.place
-                self._changes.put(place, swap.ours)
+                if swap.place is not None:
+                    place = swap.place
+                    self._changes.put(place, swap.ours)
             ours = {id(original): new for swap in reversed(swaps) for original, new in swap.pairs()}
             for place, held in places_of(ours, self.framework):
                 self._changes.put(place, ours[id(held)])
+            for swap in swaps:
+                known = self._originals.setdefault(swap.target.path, [])
+                known += [swap.original] * all(swap.original is not other for other in known)
         except Exception as error:  # the framework's class or module refuses an assignment with whatever it likes
             self._take_back()
             raise RuntimeError(

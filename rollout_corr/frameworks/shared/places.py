@@ -142,6 +142,8 @@ def places_of(wanted: Mapping[int, object], framework: str) -> Iterator[tuple[Pl
         if type(space) is not dict:
             continue
         theirs = name.partition(".")[0] == framework
+        if not theirs and wanted.keys().isdisjoint(map(id, list(space.values()))):
+            continue
         for key, held in list(space.items()):
             if id(held) in wanted:
                 yield Place(f"{name}.{key}", space, key), held

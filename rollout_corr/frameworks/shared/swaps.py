@@ -53,13 +53,13 @@ class Swap(NamedTuple):
 
     Attributes:
         target: What is replaced.
-        place: Where the framework defines it.
+        place: Where the framework defines it; None for a function that its module had before it was reloaded.
         original: What stands there, as it is defined: a staticmethod maybe.
         ours: The replacement, of the same kind.
     """
 
     target: Target
-    place: Place
+    place: Place | None
     original: Any
     ours: Any
 
@@ -70,7 +70,9 @@ class Swap(NamedTuple):
         return [(self.original, self.ours)]
 
 
-def swap_of(target: Target, place: Place, original: Any, switches: Mapping[str, object], live: Live) -> Swap | str:
+def swap_of(
+    target: Target, place: Place | None, original: Any, switches: Mapping[str, object], live: Live
+) -> Swap | str:
     """Make the replacement of a function, or say in words why it does not fit."""
     static = isinstance(original, staticmethod)
     plain = original.__func__ if static else original
