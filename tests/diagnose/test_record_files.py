@@ -67,7 +67,8 @@ def beside_a_good_line(folder, line):
         (GOOD.replace("[-1.0, -2.0]", '"' + "x" * 5000 + '"'), "'train_logp': expected a list of numbers, got str 'xx"),
         (json.dumps({f"field {i}": 1 for i in range(500)}), "and 450 more"),
         ('{"' + "a" * 100_000 + '": 1}', "expected names of at most 1000 letters"),
-        (b'\xff\xfe{"a": 1}', "line 1 is not JSON ('utf-16-le' codec can't decode"),
+        (b'\xff\xfe{"a": 1}', "line 1 is not JSON ('utf-8' codec can't decode"),
+        (GOOD.encode("utf-16"), "line 1 is not JSON ('utf-8' codec can't decode"),
     ],
 )
 def test_a_line_that_is_refused(line, message, tmp_path):
@@ -148,7 +149,7 @@ def test_records_before_a_failure_are_kept(tmp_path, monkeypatch):
     loads = json.loads
 
     def failing(line, **arguments):
-        if b"stop" in line:
+        if "stop" in line:
             raise MemoryError
         return loads(line, **arguments)
 

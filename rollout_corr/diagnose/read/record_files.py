@@ -89,7 +89,8 @@ def _parsed(line: bytes, number: int) -> dict[str, Any] | str:
     if need > MOST_MEMORY:
         return f"line {number + 1} could take {need >> 20} MiB of memory; a record may take {MOST_MEMORY >> 20} MiB"
     try:
-        record = json.loads(line, object_pairs_hook=_object)
+        # Bytes would be decoded by a guess: one line of UTF-16 is read by it, and two are not.
+        record = json.loads(line.decode("utf-8" if number else "utf-8-sig"), object_pairs_hook=_object)
         return _flat_or_problem(record, dict, "an object")
     except DumpError as error:
         return f"line {number + 1}: {error}"
