@@ -114,9 +114,9 @@ def failed(error: RuntimeError, tensor: Tensor, group: Any, what: str) -> Except
     ranks, own = ranks_of(group), dist.get_rank()
     silent = _silent(ranks)
     if silent is None:
-        others = "which of them, cannot be known here"
+        others = "which of them is missing, cannot be known here"
     elif silent:
-        others = f"nothing was heard of {named(silent)}"
+        others = f"nothing was heard of {named(silent)}: missing, or waiting still"
     else:
         others = "all of them report the same, so they made different calls or lost their connection"
     words = (

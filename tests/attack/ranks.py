@@ -1,4 +1,4 @@
-"""Random runs of 2 to 4 ranks: equal ones, one that differs, and one that raises, leaves, dies or stalls.
+"""Random runs of 2 to 4 ranks: equal ones, one that differs, and one that raises, leaves, stalls or is killed.
 
 Equal ranks have to give what one process gives, to the bit. A difference has to be named with its rank on every rank.
 When a rank stays away, all others have to say within the timeout that they waited, and for which.
@@ -11,6 +11,7 @@ import os
 import random
 import re
 import signal
+import threading
 import time
 from dataclasses import replace
 
@@ -35,7 +36,7 @@ SURROGATES = (rc.PPO(0.2, 0.3), rc.GSPO(0.1, 0.2), rc.GMPO(0.2, 0.2), rc.Reinfor
 
 
 def random_lengths(rng):
-    return [rng.choice((0, 1, 2, 5, 9, 17)) for _ in range(rng.randint(1, 7))]
+    return [rng.choice((0, 1, 2, 5, 9, 17)) for _ in range(rng.randint(0, 7))]
 
 
 def random_spec(rng):
@@ -230,12 +231,17 @@ def dies(rank):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stops(rank):
+    """Be stopped, as a debugger or a full cgroup does."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def raises(rank):
     """Fail on an argument, and stay alive."""
     rc.correct(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(5), sequence_group=dist.group.WORLD)
 
 
-AWAY = (stays, leaves, dies, raises)
+AWAY = (stays, leaves, dies, raises, stops)
 STEPS = ("correct: ", "policy_loss: ", "Statistics.all_reduce: ", "batch_group: ")
 
 
@@ -255,16 +261,43 @@ def step(rank, ranks, away, bad, at):
             rc.policy_loss(zeros, torch.zeros(2), old_logp=zeros, batch_group=group)
 
 
+def misses(error, name, rank, bad):
+    """Tell whether the error of a call on a rank says that it waited, and did not hear of the bad one.
+
+    Others that wait still may stand beside it: not all ranks hear of a process that ended before their timeout.
+    """
+    found = re.match(rf"RuntimeError: {name}.*rank {rank} waited in vain .* was heard of ranks? ([\d, ]+):", error)
+    return found is not None and str(bad) in found[1].split(", ")
+
+
 def judge_away(rng, ranks):
     away, bad, at = rng.choice(AWAY), rng.randrange(ranks), rng.randrange(len(STEPS))
     awaited = [rank for rank in range(ranks) if rank != bad]
     ended = run(step, ranks, away, bad, at, timeout=TIMEOUT, limit=BOUND + 20.0, awaited=awaited)
     for rank in awaited:
         one = ended[rank]
-        sentence = f"RuntimeError: {STEPS[at]}.*rank {rank} waited in vain .*nothing was heard of rank {bad}\\."
-        if one.seconds > BOUND or not re.match(sentence, one.error):
+        if one.seconds > BOUND or not misses(one.error, STEPS[at], rank, bad):
             where = f"{away.__name__} on rank {bad} of {ranks} before {STEPS[at]!r}, seen by rank {rank}"
             return Outcome("wrong", f"{where}: {one}")
+    return Outcome("refused", ended[awaited[0]].error)
+
+
+def interrupted(rank, ranks, bad, after):
+    """Correct, train and reduce until the bad rank is killed, at any moment."""
+    if rank == bad:
+        threading.Timer(after, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    while True:
+        step(rank, ranks, None, None, None)
+
+
+def judge_interrupted(rng, ranks):
+    bad, after = rng.randrange(ranks), rng.uniform(0.0, 0.1)
+    awaited = [rank for rank in range(ranks) if rank != bad]
+    ended = run(interrupted, ranks, bad, after, timeout=TIMEOUT, limit=BOUND + 20.0, awaited=awaited)
+    for rank in awaited:
+        one = ended[rank]
+        if one.seconds > BOUND or not misses(one.error, "", rank, bad):
+            return Outcome("wrong", f"rank {bad} of {ranks} killed after {after:.4f} s, seen by rank {rank}: {one}")
     return Outcome("refused", ended[awaited[0]].error)
 
 
@@ -276,7 +309,9 @@ def attempt(seed: int) -> Outcome:
     kind = seed % 10
     if kind < 5:
         return judge_equal(seed, ranks)
-    return judge_planted(rng, ranks) if kind < 8 else judge_away(rng, ranks)
+    if kind < 8:
+        return judge_planted(rng, ranks)
+    return judge_away(rng, ranks) if kind == 8 else judge_interrupted(rng, ranks)
 
 
-AREA = Area("ranks", "runs", attempt, count=200, few=10)
+AREA = Area("ranks", "runs", attempt, count=200, few=9)
