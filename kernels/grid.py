@@ -190,5 +190,5 @@ def strides_of(name: str, x: Tensor | None, packed: bool) -> dict[str, int]:
 
 def on_device(numbers: tuple[float, ...], device: torch.device) -> Tensor:
     """Copy numbers to the device in float64; nothing waits for the copy."""
-    host = torch.tensor(numbers, dtype=torch.float64)
+    host = torch.tensor(numbers, dtype=torch.float64, device="cpu")
     return host.to(device) if device.type in ("cpu", "meta") else host.pin_memory().to(device, non_blocking=True)

@@ -72,7 +72,8 @@ def _index_of_runs(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tens
         starts, lengths, n_valid = starts[some], lengths[some], n_valid[some]
     begin = torch.where(valid.index_select(0, starts), starts, starts + lengths - n_valid)
     # The index stays as long as its block does, so it is as small as it can be.
-    index = torch.ones(total, dtype=torch.int32 if valid.shape[0] < 2**31 else torch.int64)
+    small = torch.int32 if valid.shape[0] < 2**31 else torch.int64
+    index = torch.ones(total, dtype=small, device="cpu")
     index[0] = begin[0]
     index.scatter_(0, n_valid.cumsum(0)[:-1], (begin[1:] - begin[:-1] - n_valid[:-1] + 1).to(index.dtype))
     index.cumsum_(0)
@@ -137,8 +138,8 @@ def blocks_of(batch: Batch, size: int) -> Iterator[Block]:
     for rows, slots in spans(batch, size):
         shape = batch.train[slots].shape
         if batch.offsets is None:
-            lengths = torch.full((shape[0],), shape[1], dtype=torch.int64)
-            starts = torch.arange(shape[0]) * shape[1]
+            lengths = torch.full((shape[0],), shape[1], dtype=torch.int64, device="cpu")
+            starts = torch.arange(shape[0], device="cpu") * shape[1]
         else:
             offsets = batch.offsets[rows.start : rows.stop + 1] - slots.start
             starts, lengths = offsets[:-1], offsets.diff()
@@ -168,7 +169,7 @@ def new_outputs(batch: Batch, spec: Spec) -> tuple[Tensor | None, Tensor | None]
 
 def new_output(batch: Batch, dtype: torch.dtype) -> Tensor:
     """Make a tensor of the batch's shape for blocks to write all of their slots; slots in no sequence are 0 already."""
-    out = torch.empty(batch.train.shape, dtype=dtype)
+    out = torch.empty(batch.train.shape, dtype=dtype, device="cpu")
     if batch.offsets is not None:
         out[: batch.offsets[0]] = 0
         out[batch.offsets[-1] :] = 0
@@ -178,10 +179,10 @@ def new_output(batch: Batch, dtype: torch.dtype) -> Tensor:
 def tokens_outside(batch: Batch) -> Tensor:
     """0-d int64: valid tokens before the first and after the last sequence of a packed batch on the CPU."""
     if batch.offsets is None:
-        return torch.zeros((), dtype=torch.int64)
+        return torch.zeros((), dtype=torch.int64, device="cpu")
     before, after = int(batch.offsets[0]), batch.train.numel() - int(batch.offsets[-1])
     if batch.mask is None:
-        return torch.tensor(before + after)
+        return torch.tensor(before + after, device="cpu")
     return torch.count_nonzero(batch.mask[:before]) + torch.count_nonzero(batch.mask[batch.train.numel() - after :])
 
 

@@ -58,7 +58,7 @@ def _corrected(block: RowBlock, outputs: Outputs, spec: Spec, statistics: list[A
     if block.mask is not None:
         valid = block.mask != 0 if valid is None else valid & (block.mask != 0)
     sequences = Rows(block.train.shape[0])
-    every = torch.ones(block.train.shape, dtype=torch.bool)
+    every = torch.ones(block.train.shape, dtype=torch.bool, device="cpu")
     n_valid = sequences.sum_integers(every if valid is None else valid)
     advantages = None
     if block.per_sequence is not None:
@@ -138,7 +138,7 @@ def _row_blocks(batch: Batch) -> Iterator[tuple[slice, slice, RowBlock]]:
         inside = None
         if batch.offsets is not None:
             lengths = batch.offsets[members.start : members.stop + 1].diff()
-            column = torch.arange(int(lengths.amax()) if lengths.numel() else 0)
+            column = torch.arange(int(lengths.amax()) if lengths.numel() else 0, device="cpu")
             inside = column < lengths[:, None]
             where = (batch.offsets[members][:, None] + column).clamp_(max=max(batch.train.numel() - 1, 0))
         given = batch.advantages
@@ -160,7 +160,7 @@ def _at_least_two(block: RowBlock) -> RowBlock:
     more = (0, max(0, 2 - width), 0, max(0, 2 - rows))
     if more == (0, 0, 0, 0):
         return block
-    inside = torch.ones(rows, width, dtype=torch.bool) if block.inside is None else block.inside
+    inside = torch.ones(rows, width, dtype=torch.bool, device="cpu") if block.inside is None else block.inside
     return RowBlock(
         pad(block.train, more),
         pad(block.rollout, more),

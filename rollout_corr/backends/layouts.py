@@ -172,7 +172,7 @@ class ListLayout(Layout):
                 raise ValueError(f"{leader}[{i}]: expected a 1-D tensor, got {got}")
         self._leader = leader
         self._lengths = [sample.shape[0] for sample in logp]
-        self.offsets = torch.tensor([0, *self._lengths], dtype=torch.int64).cumsum(0)
+        self.offsets = torch.tensor([0, *self._lengths], dtype=torch.int64, device="cpu").cumsum(0)
 
     @staticmethod
     def recognises(logp: object, cu_seqlens: object) -> bool:
@@ -193,7 +193,7 @@ class ListLayout(Layout):
             if (item.dtype, item.device) != (x[0].dtype, x[0].device):
                 wanted = f"{dtype_of(x[0])} on {x[0].device} (of {name}[0])"
                 raise ValueError(f"{name}[{i}]: expected {wanted}, got {dtype_of(item)} on {item.device}")
-        return torch.cat(list(x)) if x else torch.zeros(0)
+        return torch.cat(list(x)) if x else torch.zeros(0, device="cpu")
 
     def give_back(self, x: Tensor) -> LogProbs:
         """Give a result as a list."""

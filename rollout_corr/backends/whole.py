@@ -28,7 +28,7 @@ def inside(batch: Batch) -> Tensor:
         return torch.ones(batch.train.shape, dtype=torch.bool, device=batch.train.device)
     offsets = _offsets(batch)
     if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
-        found = torch.zeros(batch.train.shape, dtype=torch.bool)
+        found = torch.zeros(batch.train.shape, dtype=torch.bool, device="cpu")
         found[int(offsets[0]) : int(offsets[-1])] = True
         return found
     position = torch.arange(batch.train.numel(), device=offsets.device)
@@ -37,7 +37,7 @@ def inside(batch: Batch) -> Tensor:
 
 def _offsets(batch: Batch) -> Tensor:
     """The offsets of a packed batch beside its tokens; where nobody has read and checked them they are made to fit."""
-    offsets = torch.zeros(1) if batch.offsets is None else batch.offsets
+    offsets = torch.zeros(1, device="cpu") if batch.offsets is None else batch.offsets
     offsets = offsets.to(batch.train.device, torch.int64)
     checked = offsets.device.type == "cpu" and not torch.compiler.is_compiling()
     return offsets if checked else offsets.clamp(0, batch.train.numel()).cummax(0).values

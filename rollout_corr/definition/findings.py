@@ -132,7 +132,7 @@ def few_beyond(tokens: Tokens, weighing: Weighing | None, spec: Spec) -> Beyond 
     if log_ratio.dtype == torch.float64 or not isinstance(tokens.sequences, Packed):
         return None
     low, high = correction.limits(log_ratio.dtype, log_bound(weight.lower), log_bound(weight.upper))
-    nowhere = torch.zeros(0, dtype=torch.int64)
+    nowhere = torch.zeros(0, dtype=torch.int64, device=log_ratio.device)
     above = nowhere if high is None else few_above(log_ratio, high)
     below = nowhere if low is None else few_above(-log_ratio, -low)
     if above is None or below is None:

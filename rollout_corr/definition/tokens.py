@@ -76,8 +76,8 @@ def few_above(x: Tensor, bound: float) -> Tensor | None:
     stretches = (x[:whole].view(-1, STRETCH).amax(1) > bound).nonzero()
     if 8 * STRETCH * stretches.shape[0] > x.shape[0]:
         return None
-    near = (stretches * STRETCH + torch.arange(STRETCH)).flatten()
-    near = torch.cat([near, torch.arange(whole, x.shape[0])])
+    near = (stretches * STRETCH + torch.arange(STRETCH, device=x.device)).flatten()
+    near = torch.cat([near, torch.arange(whole, x.shape[0], device=x.device)])
     return near[x.index_select(0, near) > bound]
 
 

@@ -196,7 +196,7 @@ class PendingMetrics:
         packed = torch.cat([x for x in given if x is not None])
         self._event: torch.cuda.Event | None = None
         if packed.is_cuda:
-            self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            self._host = torch.empty(packed.shape, dtype=packed.dtype, device="cpu", pin_memory=True)
             self._host.copy_(packed, non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record(torch.cuda.current_stream(packed.device))

@@ -57,7 +57,7 @@ def apply_rejection_sampling(
     if cu_seqlens is None and proximal_logprobs.dim() == 1:
         if level == "sequence":
             raise ValueError("cu_seqlens: expected the offsets of packed sequences at the level sequence, got None")
-        cu_seqlens = torch.tensor([0, proximal_logprobs.shape[0]])
+        cu_seqlens = torch.tensor([0, proximal_logprobs.shape[0]], device="cpu")
     spec = _spec_of(level, action, config.metric, config.agg, config.upper, config.lower)
     DROP_IN.say(True, f"{config.metric} at the level {level}, {action}, bounds [{config.lower}, {config.upper}]")
     out = correct(proximal_logprobs, old_logprobs, loss_mask, cu_seqlens=cu_seqlens, spec=spec)

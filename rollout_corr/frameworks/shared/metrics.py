@@ -30,7 +30,7 @@ def log_difference(found: Findings) -> Tensor:
 def k3_beyond_clamp(tokens: Tokens) -> Tensor:
     """0-d: the part of the sum of k3 that the native one lacks, where |D| lies beyond Spec.clamp."""
     if tokens.largest is not None and tokens.largest <= tokens.clamp:
-        return torch.zeros((), dtype=torch.float64)
+        return torch.zeros((), dtype=torch.float64, device=tokens.d.device)
     return select(tokens.d.abs() > tokens.clamp, k3(tokens.d) - tokens.k3).sum()
 
 

@@ -164,8 +164,9 @@ def merge_rollout_is_metrics(
     valid = [metrics for metrics in rollout_is_metrics if metrics.get("mismatch/valid", True)]
     extrema = {key: -1.0 if "max" not in key else 1.0 for key in keys if "max" in key or "min" in key}
     averaged = [key for key in keys if key not in extrema]
-    sums = torch.tensor([float(len(valid)), *(sum(float(m[key]) for m in valid) for key in averaged)])
-    largest = torch.tensor([max((sign * m[key] for m in valid), default=-torch.inf) for key, sign in extrema.items()])
+    sums = torch.tensor([float(len(valid)), *(sum(float(m[key]) for m in valid) for key in averaged)], device="cpu")
+    most = [max((sign * m[key] for m in valid), default=-torch.inf) for key, sign in extrema.items()]
+    largest = torch.tensor(most, device="cpu")
     total, *means = _reduced(sums, "SUM", device)
     if not total:
         return dict.fromkeys(keys, 0.0)
