@@ -19,7 +19,7 @@ from rollout_corr.api.loss_request import (
 from rollout_corr.backends import claims, loss_blocks, loss_operators, operators, whole
 from rollout_corr.backends.batch import Batch, external_names
 from rollout_corr.backends.choose import Groups, LossBackendName
-from rollout_corr.backends.differentiable import Differentiable
+from rollout_corr.backends.differentiable import Differentiable, refuse_other_derivatives
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.loss_blocks import LossResult, LossTask
 from rollout_corr.backends.result import Result
@@ -249,6 +249,7 @@ def _run(request: LossRequest) -> PolicyLoss:
     """Correct where a Spec is given, run the loss, and put the result in the caller's layout."""
     tensors, groups, wanted = request.tensors, request.groups, request.objective
     batch, new = tensors.batch, tensors.read.first
+    refuse_other_derivatives(new)
     inner = None if request.spec is None else _correct_inside(request, request.spec)
     weights, trains = request.ready if inner is None else (inner.factors, inner.trains)
     _, count, of_this_rank = request.divisor

@@ -99,10 +99,12 @@ def checked_tensor(
         )
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-    if type(x).__name__ == "DTensor":
+    if type(x) is not Tensor and type(x) is not torch.nn.Parameter:
+        _refuse_wrapper(name, type(x))
+    if not torch.compiler.is_compiling() and torch._C._functorch.is_batchedtensor(x):
         raise TypeError(
-            f"{name}: expected a plain tensor, got a DTensor; pass {name}.to_local(), and, if a mesh dimension splits "
-            "sequences, its mesh.get_group(dimension) as sequence_group"
+            f"{name}: expected a plain tensor, got one inside torch.func.vmap; call correct and policy_loss outside of "
+            "it, with all sequences in one batch"
         )
     if x.layout != torch.strided:
         raise ValueError(f"{name}: expected a dense tensor, got layout {x.layout}")
@@ -115,6 +117,26 @@ def checked_tensor(
         if x.shape != like.shape:
             raise ValueError(f"{name}: expected shape {shape_of(like)} (of {leader}), got {shape_of(x)}")
     return x
+
+
+# Subclasses that are all of a tensor: those of the compilers, and the result of a collective that is still under way.
+TRANSPARENT = ("FakeTensor", "FunctionalTensor", "AsyncCollectiveTensor")
+
+
+def _refuse_wrapper(name: str, kind: type[Tensor]) -> None:
+    """Refuse a subclass that holds other tensors, because a result would lack what it says of them."""
+    if kind.__name__ == "DTensor":
+        raise TypeError(
+            f"{name}: expected a plain tensor, got a DTensor; pass {name}.to_local(), and, if a mesh dimension splits "
+            "sequences, its mesh.get_group(dimension) as sequence_group"
+        )
+    if kind.__name__ == "MaskedTensor":
+        raise TypeError(
+            f"{name}: expected a plain tensor, got a MaskedTensor; pass its get_data(), and its get_mask() as mask"
+        )
+    if kind.__name__ not in TRANSPARENT and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        got = f"a {kind.__name__}, a subclass that computes in its own way"
+        raise TypeError(f"{name}: expected a plain tensor, got {got}; pass the plain tensor that it stands for")
 
 
 @dataclass

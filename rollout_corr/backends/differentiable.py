@@ -6,8 +6,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from rollout_corr.backends import loss_operators
+
+
+def refuse_other_derivatives(new: Tensor) -> None:
+    """Refuse the derivatives that are not autograd's backward: torch.func, and tangents of forward mode."""
+    if torch.compiler.is_compiling():
+        return
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        kind = "torch.func (grad, vmap, jvp and what is made of them)"
+    elif forward_ad._current_level >= 0 and forward_ad.unpack_dual(new).tangent is not None:
+        kind = "forward-mode differentiation, in which it has no tangent"
+    else:
+        return
+    raise RuntimeError(
+        f"policy_loss: expected a call outside of {kind}; it makes its gradient in its forward pass. Call "
+        "policy_loss(...).value.backward(), or torch.autograd.grad(value, new_logp). Inside torch.func.grad, `correct` "
+        "gives the weights, as constants, for a loss of your own"
+    )
 
 
 def scaled(gradient: Tensor, upstream: Tensor, divisor: Tensor, dtype: torch.dtype) -> Tensor:
