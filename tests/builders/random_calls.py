@@ -1,0 +1,71 @@
+"""Random batches and Specs of a seed, with bounds that no value lies on, for the suites of attack."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+import rollout_corr as rc
+from builders.batches import LAYOUTS, MASK_DTYPES, random_sequences, spoil, wild
+from builders.products import fit
+from rollout_corr.spec.correction import DROP, LEVELS, NONFINITE, OUTSIDE, REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
+
+# Of outcomes that log-ratios on the grid of a half precision do not have.
+WEIGHT_BOUNDS = ((None, None), (None, 1.234567), (0.789012, None), (0.789012, 1.234567))
+DTYPES = (torch.float64, torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def random_batch(rng: random.Random, most=7, longest=9):
+    """Sequences as the oracle takes them: empty ones, odd tokens, broken ones."""
+    lengths = [rng.randint(0, longest) for _ in range(rng.randint(1, most))]
+    sequences = random_sequences(
+        rng.random(),
+        lengths,
+        scale=rng.choice((0.05, 0.4, 1.5)),
+        invalid=rng.choice((0.0, 0.25, 0.8)),
+        advantages=rng.choice(("token", "sequence")),
+    )
+    sequences = wild(sequences) if rng.random() < 0.3 else sequences
+    return spoil(sequences, rng.random(), share=0.5) if rng.random() < 0.3 else sequences
+
+
+def random_weight(rng: random.Random) -> rc.Weight | None:
+    if rng.random() < 0.3:
+        return None
+    normalize, token_clamp = rng.choice((None, None, "batch")), rng.choice((None, None, 0.3))
+    return rc.Weight(rng.choice(LEVELS), *rng.choice(WEIGHT_BOUNDS), rng.choice(OUTSIDE), normalize, token_clamp)
+
+
+def random_spec(rng: random.Random, sequences) -> rc.Spec:
+    """Any Spec, whose criteria cut this batch between its values."""
+    settings = {
+        "weight": random_weight(rng),
+        "rejected": rng.choice(REJECTED),
+        "clamp": rng.choice((20.0, 20.0, 0.25)),
+        "nonfinite": rng.choice(NONFINITE),
+        "sums_over": rng.choice(SUMS_OVER),
+        "detail": rng.choice(("basic", "full")),
+        "apply": rng.random() < 0.8,
+    }
+    criteria: tuple[rc.Criterion, ...] = ()
+    for _ in range(rng.choice((0, 0, 1, 1, 2))):
+        stat, reduce = rng.choice(STATS), rng.choice((None, *REDUCTIONS))
+        arguments = {
+            "stat": stat,
+            "over": "token" if reduce is None else "sequence",
+            "reduce": reduce,
+            "when": rng.choice(WHEN),
+            "drop": rng.choice(DROP),
+            "name": "entropy" if stat == "external" else None,
+            "token_clamp": rng.choice((None, None, 0.3)),
+        }
+        found = fit(sequences, settings | {"criteria": criteria}, arguments, rng.choice(("lower", "upper", "both")))
+        if found.label not in [criterion.label for criterion in criteria]:
+            criteria = (*criteria, found)
+    return rc.Spec(**settings, criteria=criteria)
+
+
+def random_layout(rng: random.Random) -> tuple[str, torch.dtype]:
+    """A layout and the dtype of its masks."""
+    return rng.choice(LAYOUTS), rng.choice(MASK_DTYPES)
