@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,20 +42,21 @@ def example_batch(
         catastrophic: Fraction of tokens to which the trainer gives a probability near 0.
         seed: Seed of the batch; the global generator is left alone.
     """
-    generator = torch.Generator().manual_seed(seed)
-    scale = torch.randn(sequences, generator=generator).mul(0.7).exp()
+    generator = torch.Generator("cpu").manual_seed(seed)
+    where: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+    scale = torch.randn(sequences, generator=generator, **where).mul(0.7).exp()
     lengths = (median_length * scale).clamp(8, 8 * median_length).long()
     cu_seqlens = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     n = int(cu_seqlens[-1])
     # Most tokens of a language model are nearly certain; the rest are spread over many nats.
-    surprise = torch.empty(n).exponential_(generator=generator) ** 3 * 0.3
+    surprise = torch.empty(n, **where).exponential_(generator=generator) ** 3 * 0.3
     train = -surprise.clamp(1e-6, 18.0)
     unsure = 1.0 - train.exp()
-    rollout = train + mismatch * unsure * torch.randn(n, generator=generator)
+    rollout = train + mismatch * unsure * torch.randn(n, generator=generator, **where)
     rollout = rollout.clamp(max=0.0).bfloat16().float().where(unsure > 0.01, rollout.clamp(max=0.0))
-    disasters = torch.rand(n, generator=generator) < catastrophic
+    disasters = torch.rand(n, generator=generator, **where) < catastrophic
     train = torch.where(disasters, train - 12.0, train)
-    position = torch.arange(n) - cu_seqlens[:-1].repeat_interleave(lengths)
+    position = torch.arange(n, device="cpu") - cu_seqlens[:-1].repeat_interleave(lengths)
     mask = position >= (lengths // 5).repeat_interleave(lengths)
     return ExampleBatch(train, rollout, mask, cu_seqlens, lengths)
 
@@ -63,6 +64,6 @@ def example_batch(
 def pad(x: Tensor, lengths: Tensor, fill: float = 0.0) -> Tensor:
     """Turn packed [N] values into [S, longest] rows, right-padded with `fill`; `lengths` is [S] int64."""
     longest = int(lengths.max()) if lengths.numel() else 0
-    inside = torch.arange(longest) < lengths[:, None]
-    out = torch.full((lengths.shape[0], longest), fill, dtype=torch.float32).to(x.dtype)
+    inside = torch.arange(longest, device=x.device) < lengths[:, None]
+    out = torch.full((lengths.shape[0], longest), fill, dtype=torch.float32, device=x.device).to(x.dtype)
     return out.masked_scatter_(inside, x)

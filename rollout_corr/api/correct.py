@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from rollout_corr.backends import claims
-from rollout_corr.backends.batch import Batch, read_batch
+from rollout_corr.backends.batch import Batch, check_validate, read_batch
 from rollout_corr.backends.choose import BACKENDS, BackendName, Groups, chosen_backend
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back
@@ -146,6 +146,7 @@ def correct_async(
     """
     groups = Groups(batch_group, sequence_group)
     groups.check()
+    check_validate(validate)
     told = None
     try:
         _check_names(spec, backend)

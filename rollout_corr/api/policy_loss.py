@@ -17,7 +17,7 @@ from rollout_corr.api.loss_request import (
     read_tensors,
 )
 from rollout_corr.backends import claims, loss_blocks, loss_operators, operators, whole
-from rollout_corr.backends.batch import Batch, external_names
+from rollout_corr.backends.batch import Batch, check_validate, external_names
 from rollout_corr.backends.choose import Groups, LossBackendName
 from rollout_corr.backends.differentiable import Differentiable, refuse_other_derivatives
 from rollout_corr.backends.layouts import LogProbs, described
@@ -133,6 +133,7 @@ def policy_loss(
     """
     groups = Groups(batch_group, sequence_group)
     groups.check()
+    check_validate(validate)
     told = None
     try:
         tensors = read_tensors(new_logp, advantages, mask, old_logp, rollout_logp, ref_logp, cu_seqlens, validate)

@@ -216,10 +216,14 @@ class Reader:
         return tuple(x.shape) in ((self.count,), (self.count, 1))
 
 
-def reader(leader: str, logp: LogProbs, cu_seqlens: Tensor | None, validate: bool) -> Reader:
-    """Recognise the layout of the log-probs called `leader`, and check them and the offsets."""
+def check_validate(validate: object) -> None:
+    """Refuse everything but True and False, before anything asks which."""
     if not isinstance(validate, bool):
         raise TypeError(f"validate: expected True or False, got {type(validate).__name__} {shown(validate)}")
+
+
+def reader(leader: str, logp: LogProbs, cu_seqlens: Tensor | None, validate: bool) -> Reader:
+    """Recognise the layout of the log-probs called `leader`, and check them and the offsets."""
     layout = layout_of(leader, logp, cu_seqlens)
     first = checked_tensor(leader, layout.open(leader, logp), LOGP_DTYPES)
     shape, offsets = first.shape, layout.offsets

@@ -29,7 +29,7 @@ def checked_offsets(offsets: Tensor, tokens: int, name: str = "cu_seqlens") -> T
     """Check offsets and give them as int64: every one within [0, tokens], none below the one before it.
 
     The first may be above 0 and the last below the number of tokens: the tokens outside belong to no sequence. Equal
-    offsets in the middle of the tokens are refused all the same: they hold no token, and are nearly always lengths.
+    values that are the tokens together are refused all the same: as offsets they hold no token, and they are lengths.
 
     Args:
         offsets: [S + 1], integers or whole floating numbers. Its values are read, so not on a device where that waits.
@@ -51,9 +51,10 @@ def checked_offsets(offsets: Tensor, tokens: int, name: str = "cu_seqlens") -> T
     first, last = int(offsets[0]), int(offsets[-1])
     if first < 0 or last > tokens:
         raise _outside(offsets, tokens, name, "offsets")
-    if first == last and first > 0 and (first < tokens or offsets.shape[0] == 1):
-        many = f"{name}[0]={first}" if offsets.shape[0] == 1 else f"{offsets.shape[0]} times {first}"
-        what = f"expected offsets, which begin with 0 and add the lengths up, got {many}; are these lengths?"
+    if 0 < first == last and first * offsets.shape[0] == tokens:
+        what = (
+            f"expected offsets, which add lengths up, got lengths: {offsets.shape[0]} times {first} of {tokens} tokens"
+        )
         raise OffsetsError(name, 0, what)
     return offsets
 

@@ -93,7 +93,7 @@ SHAPES = {
     ),
     "lengths": (
         lambda: packed(40, 40, cu_seqlens=(10, 10, 10, 10)),
-        "cu_seqlens: expected offsets, which begin with 0 and add the lengths up, got 4 times 10; are these lengths?",
+        "cu_seqlens: expected offsets, which add lengths up, got lengths: 4 times 10 of 40 tokens",
     ),
     "validate covers": (
         lambda: packed(cu_seqlens=(1, 4), validate=True),

@@ -85,7 +85,8 @@ def _offsets(rng: random.Random, tokens: int) -> list[int]:
         return [0, 2**62, -(2**63), -(2**62), 0]
     if kind == 2:
         return [rng.randint(1, tokens), 0]
-    return [rng.randint(1, tokens - 1)] * rng.randint(2, 5)
+    parts = next(d for d in (4, 3, 2, 5, 7, 1) if tokens % d == 0)
+    return [tokens // parts] * parts
 
 
 def _bad_offsets(rng: random.Random) -> Callable[[], object]:

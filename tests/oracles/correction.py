@@ -371,7 +371,7 @@ def correct(sequences, spec):
             for t, token in enumerate(row):
                 w = 1.0 if spec.weight is None else bounded[s][t]
                 zeroed = broken[s] or (rejected[s][t] and spec.rejected in ("zero", "both"))
-                weights[s].append(w / divisor if w and token is not None and not zeroed else 0.0)
+                weights[s].append(w / divisor if w and token is not None and token.measured and not zeroed else 0.0)
 
     edits = spec.apply and spec.rejected in ("mask", "both")
     edits = edits and (len(spec.criteria) > 0 or (spec.weight is not None and spec.nonfinite == "reject"))

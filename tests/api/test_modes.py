@@ -1,0 +1,137 @@
+"""Every call in every mode of torch, over the layouts; derivatives and subclasses that are refused in words."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.testing._internal.two_tensor import TwoTensor
+
+import rollout_corr as rc
+from builders.batches import LAYOUTS, lay_out, random_sequences, rounded
+from builders.mode_cases import CALLS, MODES, difference
+from rollout_corr.testing import example_batch
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Deterministic", "ignore:The PyTorch API of nested"),
+]
+
+SPEC = rc.Spec(
+    rc.Weight("product", 0.789, 1.234, normalize="batch"),
+    (
+        rc.Criterion("external", upper=1.1, name="entropy"),
+        rc.Criterion("k3", over="sequence", reduce="mean", upper=0.4),
+    ),
+    "both",
+    detail="full",
+)
+
+
+@pytest.mark.parametrize(("mode", "call"), list(itertools.product(MODES, CALLS)))
+def test_a_mode_changes_no_answer(mode: str, call: str) -> None:
+    """All layouts, each in one of the dtypes."""
+    sequences = random_sequences(5, (5, 1, 7, 0, 4, 6))
+    for layout, dtype in zip(LAYOUTS, itertools.cycle((torch.float32, torch.bfloat16, torch.float64)), strict=False):
+        laid = lay_out(rounded(sequences, dtype), layout, dtype, torch.int64)
+        assert not difference(call, [mode], laid, SPEC), layout
+
+
+@pytest.mark.parametrize("mode", ["default device", "default float64", "default bfloat16"])
+def test_an_example_batch_is_one_batch(mode: str) -> None:
+    wanted = example_batch(4, 20)
+    with MODES[mode]():
+        found = example_batch(4, 20)
+    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+@functools.cache
+def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    rollout = -torch.rand(3, 5, generator=generator)
+    return rollout + 0.1 * torch.randn(3, 5, generator=generator), rollout, torch.randn(3, 5, generator=generator)
+
+
+def loss_of(new: torch.Tensor) -> torch.Tensor:
+    _, rollout, advantages = batch()
+    return rc.policy_loss(new, advantages, old_logp=rollout, surrogate=rc.PPO()).value
+
+
+def forward_mode(new: torch.Tensor) -> object:
+    with forward_ad.dual_level():
+        return loss_of(forward_ad.make_dual(new, torch.ones_like(new)))
+
+
+DERIVATIVES: dict[str, Callable[[torch.Tensor], object]] = {
+    "grad": torch.func.grad(loss_of),
+    "jvp": lambda new: torch.func.jvp(loss_of, (new,), (torch.ones_like(new),)),
+    "jacrev": torch.func.jacrev(loss_of),
+    "vmap of others": lambda new: torch.vmap(lambda x: loss_of(new) * x)(torch.ones(2)),
+    "forward mode": forward_mode,
+}
+
+
+@pytest.mark.parametrize("kind", DERIVATIVES)
+def test_other_derivatives_of_the_loss_are_refused(kind: str) -> None:
+    """They were 0 without a word, or an error in the middle of autograd."""
+    batch()
+    with pytest.raises(RuntimeError, match=r"^policy_loss: expected a call outside of .*value\.backward\(\)"):
+        DERIVATIVES[kind](batch()[0])
+
+
+def test_vmap_over_a_batch_is_refused() -> None:
+    new, rollout, _ = batch()
+    many = torch.stack([new, new])
+    with pytest.raises(TypeError, match=r"^new_logp: .*inside torch.func.vmap; call correct and policy_loss outside"):
+        torch.vmap(loss_of)(many)
+    with pytest.raises(TypeError, match=r"^train_logp: .*inside torch.func.vmap; call correct and policy_loss outside"):
+        torch.vmap(lambda x: rc.correct(x, rollout, spec=SPEC).weights)(many)
+
+
+def test_weights_inside_torch_func_grad_are_constants() -> None:
+    new, rollout, _ = batch()
+    spec = rc.Spec(rc.Weight("token", upper=2.0))
+    wanted = rc.correct(new, rollout, spec=spec).weights
+    found = torch.func.grad(lambda x: (rc.correct(x, rollout, spec=spec).weights * x).sum())(new)
+    assert torch.equal(found, wanted)
+
+
+class Named(torch.Tensor):
+    """A subclass that computes as a tensor does."""
+
+
+def test_subclasses() -> None:
+    """Those that wrap other tensors are refused by name; one that is a tensor, and a parameter, are tensors."""
+    new, rollout, _ = batch()
+    spec = rc.Spec(rc.Weight("product"))
+    wanted = rc.correct(new, rollout, spec=spec).weights
+    for x in (new.as_subclass(Named), torch.nn.Parameter(new)):
+        assert torch.equal(rc.correct(x, rollout, spec=spec).weights, wanted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        masked = torch.masked.masked_tensor(new, torch.ones(3, 5, dtype=torch.bool))
+    for x, message in (
+        (TwoTensor(new, new.clone()), "got a TwoTensor, a subclass that computes in its own way"),
+        (masked, r"got a MaskedTensor; pass its get_data\(\), and its get_mask\(\) as mask"),
+    ):
+        with pytest.raises(TypeError, match=rf"^train_logp: expected a plain tensor, {message}"):
+            rc.correct(x, rollout, spec=spec)
+        with pytest.raises(TypeError, match=rf"^rollout_logp: expected a plain tensor, {message}"):
+            rc.correct(new, x, spec=spec)
+        with pytest.raises(TypeError, match=rf"^new_logp: expected a plain tensor, {message}"):
+            rc.policy_loss(x, new, old_logp=new, surrogate=rc.PPO())
+
+
+def test_a_flag_that_is_none_is_named() -> None:
+    new, rollout, _ = batch()
+    for call in (
+        lambda: rc.correct(new, rollout, spec=SPEC, validate=torch.ones(2)),
+        lambda: rc.policy_loss(new, new, old_logp=new, surrogate=rc.PPO(), validate=torch.ones(2)),
+    ):
+        with pytest.raises(TypeError, match=r"^validate: expected True or False, got Tensor"):
+            call()
