@@ -50,6 +50,19 @@ def test_a_terminal_shows_a_text_in_every_place(text, colour, capsys, monkeypatc
     assert said.count(visible(text).strip()) >= 6
 
 
+def test_a_table_that_does_not_fit_is_printed_row_by_row(capsys, monkeypatch):
+    """Numbers are never folded, and a column without a name stays with the one before."""
+    table = Table(("setting", "bar", "", "count"), [("a long name of a setting", "##", "0.0123456", "1234567")], text=2)
+    monkeypatch.setenv("COLUMNS", "30")
+    Terminal().table("Title", table)
+    said = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert said == ["Title", "a long name of a setting", "  bar: ## 0.0123456", "  count: 1234567", ""]
+    monkeypatch.setenv("COLUMNS", "60")
+    Terminal().table("Title", table)
+    said = capsys.readouterr().out
+    assert "──" in said and "0.0123456" in said and "1234567" in said
+
+
 def test_a_progress_bar_shows_a_text(capsys, monkeypatch):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     with Terminal(stderr=True).progress("[/x] \x1b]8;;http://x\x1b\\ \n") as move:

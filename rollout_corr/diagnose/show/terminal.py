@@ -35,8 +35,8 @@ MOST_ROWS = 16
 # Characters of the longest bar, and worst tokens in the terminal.
 BAR, MOST_WORST = 16, 10
 STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
-# Texts are folded to columns of this width, and not to narrower ones.
-FOLDED = 12
+# Texts are folded to columns of this width, and not to narrower ones; no number is as long.
+FOLDED = 24
 SHORT_HEADS = ("setting", "tokens", "seqs", "mean", "ESS", "bias", "var", "TxKL")
 
 
@@ -69,9 +69,12 @@ class Terminal:
         if self._console.width < _narrowest(content):
             self.line(title, style="bold")
             for row in content.rows:
-                self.line(row[0])
+                lines = [row[0]]
                 for head, cell in zip(content.heads[1:], row[1:], strict=True):
-                    self.line(f"  {head}: {cell}".rstrip(": "))
+                    # A column without a name belongs to the one before.
+                    lines += [f"  {head}: {cell}"] if head else [f"{lines.pop()} {cell}"]
+                for line in lines:
+                    self.line(line)
             self.line()
             return
         box = _rich("box").SIMPLE_HEAD
@@ -100,7 +103,7 @@ class Terminal:
 def _narrowest(content: Table) -> int:
     """Return the width below which numbers of a table would be folded, or texts into columns that nobody can read."""
     widths = [max((len(visible(cell)) for cell in column), default=0) for column in zip(*content.rows, strict=True)]
-    return sum(1 + (min(width, FOLDED) if i < content.text else width) for i, width in enumerate(widths))
+    return sum(1 + min(width, FOLDED) for width in widths)
 
 
 def _raise() -> NoReturn:
