@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from rollout_corr.diagnose.read.chunk import Chunk
-from rollout_corr.diagnose.read.fields import ChosenFields, choose
+from rollout_corr.diagnose.read.fields import LOG_PROBS, OFFSETS, ChosenFields, choose
 from rollout_corr.diagnose.read.formats import Loaded, Npz, SafeTensors, signed
 from rollout_corr.diagnose.read.parquet_files import parquet_rows
 from rollout_corr.diagnose.read.pickles import Unread
@@ -133,6 +133,11 @@ class Dump:
         if isinstance(train, Sequence):
             same = {name: x for name, x in fields.items() if _count(x) == len(train)}
             return RecordFile(_signed(transposed(same, len(train))), file, self.wanted, self.problems)
+        for role in (*LOG_PROBS, "mask", *OFFSETS):
+            value = fields[chosen[role]] if role in chosen else None
+            if value is not None and not isinstance(value, Tensor):
+                what = f"as {role}: expected a tensor, as the others are, got {type(value).__name__}"
+                raise Problem(file, None, chosen[role], what).error()
         tensors = {name: x for name, x in fields.items() if isinstance(x, Tensor)}
         return TensorFile(Loaded(tensors, size), file, self.wanted, self.problems)
 

@@ -117,7 +117,8 @@ class SafeTensors:
             raise DumpError(f"{path}: not a .safetensors file: no complete header in its {self.size} bytes")
         self.path, self.begin = path, 8 + length
         try:
-            header = json.loads(self.file.read(length), object_pairs_hook=_unique)
+            # Decoded here: json would take UTF-16 and a byte order mark, too.
+            header = json.loads(self.file.read(length).decode("utf-8"), object_pairs_hook=_unique)
         except ValueError as error:
             raise self._damaged(f"the header is not JSON ({error})") from error
         if not isinstance(header, dict):
@@ -217,6 +218,8 @@ class Npz:
         stream = archive.open(member)
         try:
             version = form.read_magic(stream)
+            if version not in ((1, 0), (2, 0), (3, 0)):
+                raise ValueError(f"a version {version[0]}.{version[1]} that numpy does not write")
             header = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
             shape, fortran, dtype = header(stream)
         except ValueError as error:

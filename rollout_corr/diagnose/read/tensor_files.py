@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rollout_corr.definition.offsets import OffsetsError, checked_lengths, checked_offsets, offsets_of
 from rollout_corr.diagnose.read.chunk import CHUNK_SLOTS, MISSING_INTEGER, Chunk
-from rollout_corr.diagnose.read.fields import INTEGERS, LOG_PROBS, OFFSETS, ChosenFields, choose
+from rollout_corr.diagnose.read.fields import ALIASES, INTEGERS, LOG_PROBS, OFFSETS, ChosenFields, choose, last_part
 from rollout_corr.diagnose.read.formats import Format
 from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems
 
@@ -76,6 +76,8 @@ class TensorFile:
                     f"as {role}: expected shape {list(shape)}, that of {self.fields['train_logp']}, got "
                     f"{list(shapes[name])}",
                 )
+        if "mask" not in self.fields:
+            self._check_no_mask()
         for role in LOG_PROBS:
             if role not in self.fields:
                 continue
@@ -86,6 +88,14 @@ class TensorFile:
 
     def _error(self, name: str, what: str) -> DumpError:
         return Problem(self.file, None, name, what).error()
+
+    def _check_no_mask(self) -> None:
+        """Refuse a mask of another shape: without it, tokens that it hides would count."""
+        for name, shape in self.tensors.shapes.items():
+            alias = last_part(name).lower()
+            # An attention mask covers the prompts too.
+            if alias in ALIASES["mask"] and alias != "attention_mask":
+                raise self._error(name, f"as mask: expected shape {list(self.shape)}, got {list(shape)}")
 
     def _fits(self, role: str, name: str) -> bool:
         shape = self.tensors.shapes[name]
