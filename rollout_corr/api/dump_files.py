@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -84,7 +85,9 @@ def append(path: Path, lines: Sequence[bytes]) -> None:
             written, failure = _write(file, data)
             if failure is not None:
                 if not _taken_back(file, size, written):
-                    there = data[len(before) : written].count(b"\n")
+                    # A line that lacks its line break alone is whole.
+                    ends = accumulate(map(len, lines), initial=len(before))
+                    there = sum(end - 1 <= written for end in ends) - 1
                 raise failure
     except OSError as error:
         raise _told(error, path, f"{there} of the {len(lines)} sequences of this call are in the file") from error

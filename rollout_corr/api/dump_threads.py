@@ -119,7 +119,6 @@ class Threads:
                 _cleared(error)
         # The future's error holds this frame.
         del write
-        self._pending.discard(future)
         # Before the result: who waits for it may call again.
         self.give_back(path)
         try:
@@ -129,6 +128,8 @@ class Threads:
                 future.set_result(count)
         except BaseException:  # noqa: BLE001 - a callback of the future, which may not end the thread
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+        # Behind the result: whatever a fork copies is answered there.
+        self._pending.discard(future)
         return True
 
     def _at_exit(self) -> None:

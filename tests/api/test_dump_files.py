@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import resource
 import time
@@ -109,6 +110,34 @@ def test_an_error_says_how_many_sequences_are_there(tmp_path, monkeypatch):
     assert f"{there} of the 30 sequences of this call are in the file" in said
     assert call(path, first=90, count=1).result(60) == 1
     assert plain_numbers(path) == [0, 1, *range(10, 10 + there), 90]
+
+
+@pytest.mark.parametrize("before", [b"", b"{}"])
+def test_an_error_counts_every_whole_line(before, tmp_path, monkeypatch):
+    """Wherever the write stops: what the error says is what is found afterwards."""
+    lines = [dump_files.json_line({"train_logp": torch.tensor([i]), "which": i}) for i in range(3)]
+    path, write = tmp_path / "x.jsonl", os.write
+
+    def broken(file, *size):
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(os, "ftruncate", broken)
+    for cut in range(sum(map(len, lines)) + bool(before)):
+        path.write_bytes(before)
+        parts = [cut]
+
+        def short(file, data, parts=parts):
+            return write(file, data[: parts.pop()]) if parts and parts[0] else broken(file)
+
+        monkeypatch.setattr(os, "write", short)
+        with pytest.raises(OSError, match="of the 3 sequences") as caught:
+            dump_files.append(path, lines)
+        found = 0
+        for line in path.read_bytes().splitlines():
+            with contextlib.suppress(ValueError):
+                found += "which" in json.loads(line)
+        assert f" {found} of the 3 sequences" in str(caught.value), cut
+    assert found == 3
 
 
 def test_what_somebody_else_wrote_behind_is_not_taken_back(tmp_path, monkeypatch):
@@ -229,6 +258,22 @@ def test_a_file_that_goes_while_its_lock_is_waited_for(removed, tmp_path):
             path.rename(tmp_path / "rotated.jsonl")
     assert future.result(60) == 3
     assert plain_numbers(path) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "folder"])
+def test_a_file_that_goes_just_before_it_is_locked(name, tmp_path, monkeypatch):
+    """What is written to it then would be lost, though it was acknowledged."""
+    lock, gone = dump_files._lock, []
+
+    def late(file):
+        if not gone:
+            gone.append(os.readlink(f"/proc/self/fd/{file}"))
+            os.unlink(gone[0])
+        return lock(file)
+
+    monkeypatch.setattr(dump_files, "_lock", late)
+    assert call(tmp_path / name).result(60) == 3
+    assert plain_numbers(tmp_path / name) == [0, 1, 2] and len(gone) == 1
 
 
 def test_a_lock_that_is_never_given_back(tmp_path, monkeypatch):

@@ -261,7 +261,20 @@ def test_a_fork_while_writes_wait(disk, tmp_path):
         # The parent holds the lock of this one.
         assert not wait([call(tmp_path / "hung.jsonl", first=200)], 0.1).done
 
+    # A thread that the child lacks is looking at a future.
+    looks, seen = threading.Event(), threading.Event()
+
+    def look():
+        with hung[1]._condition:
+            looks.set()
+            assert seen.wait(120)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    assert looks.wait(60)
     assert forked(run) == 0
+    seen.set()
+    looking.join(60)
     assert forked(lambda: forked(run)) == 0
     disk.free.set()
     assert [future.result(60) for future in hung] == [3] * 4
@@ -271,7 +284,8 @@ def test_a_fork_while_writes_wait(disk, tmp_path):
     assert plain_numbers(tmp_path / "x.jsonl") == [100, 101, 102, 103, 104] * 2
 
 
-def test_a_fork_in_a_callback_writes_nothing_twice(disk, tmp_path):
+@pytest.mark.parametrize("others", [0, 3])
+def test_a_fork_in_a_callback_writes_nothing_twice(others, disk, tmp_path):
     first = call(tmp_path / "hung.jsonl")
     ended = []
 
@@ -279,14 +293,41 @@ def test_a_fork_in_a_callback_writes_nothing_twice(disk, tmp_path):
         # The child goes on in the thread. How it ends is Python's: 3.11 aborts when the thread does.
         pid = os.fork()
         if pid:
-            ended.append(os.waitpid(pid, 0)[0] == pid)
+            late = time.monotonic() + 30
+            while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < late:
+                time.sleep(0.01)
+            ended.append(time.monotonic() < late)
 
     first.add_done_callback(fork)
-    others = [call(tmp_path / "hung.jsonl", first=3 * i) for i in (1, 2, 3)]
+    waiting = [call(tmp_path / "hung.jsonl", first=3 * i) for i in range(1, others + 1)]
     disk.free.set()
-    assert [future.result(60) for future in others] == [3] * 3
-    assert plain_numbers(tmp_path / "hung.jsonl") == list(range(12))
+    assert [future.result(60) for future in waiting] == [3] * others
+    assert call(tmp_path / "hung.jsonl", first=50).result(60) == 3
+    assert plain_numbers(tmp_path / "hung.jsonl") == [*range(3 * others + 3), 50, 51, 52]
     assert ended == [True]
+
+
+def test_a_fork_while_a_result_is_given(tmp_path, monkeypatch):
+    """No moment of the thread leaves a future that the child waits for without an end."""
+    threads, paused, go = dump_threads.threads, threading.Event(), threading.Event()
+    give_back = threads.give_back
+
+    def slow(path):
+        give_back(path)
+        paused.set()
+        assert go.wait(60)
+
+    monkeypatch.setattr(threads, "give_back", slow)
+    future = call(tmp_path / "x.jsonl")
+    assert paused.wait(60)
+
+    def run():
+        with pytest.raises(RuntimeError, match="the parent of this forked process"):
+            future.result(10)
+
+    assert forked(run) == 0
+    go.set()
+    assert future.result(60) == 3
 
 
 class Dumping(torch.utils.data.Dataset):
