@@ -48,6 +48,10 @@ def _rank(work, rank, ranks, given, timeout, folder, answer):
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=timeout)
     )
+    # A rank that leaves while another one still joins would fail that one's start, which is not what is looked at.
+    store.add("joined", 1)
+    while store.add("joined", 0) < ranks:
+        time.sleep(0.002)
     ended, begun = Ended(), time.monotonic()
     try:
         ended.value = work(rank, ranks, *given)
