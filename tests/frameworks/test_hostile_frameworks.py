@@ -528,11 +528,12 @@ def test_a_framework_without_the_module(made, tmp_path, caplog):
 
 def test_what_is_covered_is_said(made):
     fake, _ = made()
-    drop_in = DropIn("peer", ("1.0",), not_covered=("AsyncTrainer",))
+    drop_in = DropIn("peer", ("1.0",), not_covered={"AsyncTrainer": None, "losses": "peer.losses"})
     load(fake)
     state = drop_in.install(fake.targets)
     assert state.covered == tuple(target.path for target in fake.targets)
     assert state.not_covered == ("AsyncTrainer",) and state.why.endswith("; not covered: AsyncTrainer")
+    assert drop_in.install(fake.targets[:1]).not_covered == ("AsyncTrainer", "losses")
     drop_in.uninstall()
 
 

@@ -54,7 +54,9 @@ class DropIn:
         framework: Name of its package, and of the distribution that has its version.
         checked: Versions against which its functions were compared.
         switches: The values that each switch of `install` may have, if it is a choice.
-        not_covered: What the framework corrects or trains with besides, in words.
+        not_covered: What the framework corrects or trains with besides, in words; each with the module whose functions
+            cover it where they are among the targets, or None.
+        advice: What else a user can do with a version that does not fit.
     """
 
     def __init__(
@@ -62,10 +64,11 @@ class DropIn:
         framework: str,
         checked: tuple[str, ...],
         switches: Mapping[str, tuple[str, ...]] | None = None,
-        not_covered: tuple[str, ...] = (),
+        not_covered: Mapping[str, str | None] | None = None,
+        advice: str = "",
     ):
         self.framework, self.checked, self.choices = framework, checked, switches or {}
-        self.not_covered = not_covered
+        self.not_covered, self.advice = not_covered or {}, advice
         self.targets: tuple[Target, ...] = ()
         self._lock = threading.RLock()
         self._switches: dict[str, object] | None = None
@@ -205,7 +208,7 @@ class DropIn:
                 location=origin.location,
                 checked=self._is_checked(origin),
                 covered=tuple(target.path for target in self.targets),
-                not_covered=self.not_covered,
+                not_covered=self._not_covered(),
             )
 
     def _why(self, replaced: list[str], waiting: tuple[str, ...], lost: list[str], origin: Origin) -> str:
@@ -220,9 +223,14 @@ class DropIn:
         if not replaced:
             return f"no function of {called} is replaced yet: {', '.join(waiting)} has not been imported"
         later = f"; not imported yet: {', '.join(waiting)}" if waiting else ""
-        later += f"; not covered: {', '.join(self.not_covered)}" if self.not_covered else ""
+        missing = self._not_covered()
+        later += f"; not covered: {', '.join(missing)}" if missing else ""
         later += "" if self._last_refusal is None else f"; the last install() changed nothing: {self._last_refusal}"
         return f"{called} uses the functions of rollout-corr in {len(replaced)} places{later}"
+
+    def _not_covered(self) -> tuple[str, ...]:
+        covered = _modules(self.targets)
+        return tuple(words for words, module in self.not_covered.items() if module not in covered)
 
     # --- what is checked ---
 
@@ -234,7 +242,7 @@ class DropIn:
                 origin = self.origin()
                 raise RuntimeError(
                     f"{self._called()} at {origin.location} has no module {missing}; {', '.join(self.checked)} has "
-                    f"{name}. Nothing was replaced; install a {self.framework} that was compared"
+                    f"{name}. {self._advice()}"
                 )
 
     def _swaps_of(
@@ -262,7 +270,7 @@ class DropIn:
     def _advice(self) -> str:
         return (
             f"Nothing of {self.framework} is replaced by this; install a version that was compared "
-            f"({', '.join(self.checked)}), or do without rollout_corr.frameworks.{self.framework}.install()"
+            f"({', '.join(self.checked)}){self.advice}, or do without rollout_corr.frameworks.{self.framework}"
         )
 
     def _warn_unless_checked(self) -> None:

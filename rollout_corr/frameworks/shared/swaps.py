@@ -109,10 +109,14 @@ def _standing_in(
 
     @functools.wraps(original)
     def standing_in(*args: Any, **kwargs: Any) -> Any:
-        if not live.on:
-            return original(*args, **kwargs)
-        if theirs is not None:
-            return ours(**theirs.bind(*args, **kwargs).arguments, **switches)
-        return ours(*args, **kwargs, **switches)
+        if live.on:
+            return ours(*args, **kwargs, **switches)
+        return original(*args, **kwargs)
 
-    return standing_in
+    @functools.wraps(original)
+    def by_name(*args: Any, **kwargs: Any) -> Any:
+        if live.on and theirs is not None:
+            return ours(**theirs.bind(*args, **kwargs).arguments, **switches)
+        return original(*args, **kwargs)
+
+    return standing_in if theirs is None else by_name

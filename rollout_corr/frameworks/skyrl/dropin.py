@@ -30,7 +30,7 @@ MODULE = "skyrl.backends.skyrl_train.utils.off_policy_correction_utils"
 FIELDS = defaults_of(config.spec)
 
 HOW = "set generator.sampling_params.logprobs=0"
-NOT_COVERED = ("the policy losses clip_cov, kl_cov, cross_entropy and importance_sampling, which do not correct",)
+NOT_COVERED = {"the policy losses clip_cov, kl_cov, cross_entropy and importance_sampling, which do not correct": None}
 
 DROP_IN = DropIn(
     "skyrl",

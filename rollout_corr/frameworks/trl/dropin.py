@@ -21,7 +21,7 @@ from rollout_corr.spec.correction import Spec
 MODULE = "trl.trainer.grpo_trainer"
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
-NOT_COVERED = ("AsyncGRPOTrainer, which clips the ratio of trainer to engine in its own loss",)
+NOT_COVERED = {"AsyncGRPOTrainer, which clips the ratio of trainer to engine in its own loss": None}
 
 DROP_IN = DropIn("trl", checked=("1.16.0",), not_covered=NOT_COVERED)
 installed, uninstall = DROP_IN.installed, DROP_IN.uninstall

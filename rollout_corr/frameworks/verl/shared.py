@@ -24,7 +24,11 @@ DROP_IN = DropIn(
         "empty_batch": ("zeros", "raise"),
         "nonfinite": NONFINITE,
     },
-    not_covered=("the policy losses, unless installed with losses=True; geo_mean, clip_cov and kl_cov in any case",),
+    not_covered={
+        "the policy losses (install(losses=True))": "verl.trainer.ppo.core_algos",
+        "the policy losses geo_mean, clip_cov and kl_cov": None,
+    },
+    advice=", for the functions of 0.6.1 and 0.7.0 call install(compat='0.7')",
 )
 
 

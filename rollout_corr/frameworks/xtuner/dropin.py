@@ -40,7 +40,8 @@ OF_SEQUENCES = {
     name: name.replace("training", "train") for name in (*report.OF_PACKS[1:], "log_ppl_diff_max", "log_ppl_diff_min")
 }
 
-DROP_IN = DropIn("xtuner", checked=("0.2.0",), switches=SWITCHES)
+ADVICE = ": the source of 2026-08-21 (b934f46), not the older 0.2.0 of the package index"
+DROP_IN = DropIn("xtuner", checked=("0.2.0",), switches=SWITCHES, advice=ADVICE)
 installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 
