@@ -308,4 +308,4 @@ def _attempt(rng: random.Random, folder: Path) -> Outcome:
     return Outcome("refused", err.strip()) if code == 2 else Outcome("right")
 
 
-AREA = Area("pages", "pages", attempt, count=4000, few=40)
+AREA = Area("pages", "pages", attempt, count=3000, few=16)
