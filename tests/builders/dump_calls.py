@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import torch
 
 import rollout_corr as rc
 from rollout_corr.diagnose.read.dump import Dump
+
+
+class Disk:
+    """A disk on which files whose path has a name that starts with "hung" cannot be written until it is freed."""
+
+    def __init__(self, monkeypatch):
+        self.free, self.begun, self._write = threading.Event(), threading.Event(), os.write
+        monkeypatch.setattr(os, "write", self.write)
+
+    def write(self, file, data):
+        if "/hung" in os.readlink(f"/proc/self/fd/{file}"):
+            self.begun.set()
+            assert self.free.wait(120)
+        return self._write(file, data)
 
 
 def call(path, first=0, count=3, tokens=4, **more):
