@@ -1,0 +1,201 @@
+"""Time and memory of `report` and `doctor` on large dumps: `python -m benchmarks.reading` from the root of a checkout.
+
+Files of one size in all five formats, and a run of many steps, as one .jsonl file and as a folder of .pt files. Every
+command runs in a process of its own, which measures its peak of resident memory above what it has after its imports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import machine
+
+# Tokens of a sequence; sequences of a step of the run of many steps, and tokens of each of these.
+TOKENS, STEP_SEQUENCES, STEP_TOKENS = 1024, 8, 128
+ROW_BYTES = 41 * TOKENS
+
+# Prints seconds of the processor, which other work on the machine hardly changes, and MiB. Linux keeps the peak of a
+# process itself, so nothing has to be sampled.
+CHILD = """
+import contextlib, io, json, sys, time
+import torch
+from rollout_corr.cli import dump_commands
+from rollout_corr.diagnose.read import dump, parquet_files
+
+def mib(name):
+    lines = dict(line.split(":") for line in open("/proc/self/status"))
+    return int(lines[name].split()[0]) / 1024
+
+torch.set_num_threads(1)
+for module in json.loads(sys.argv[3]):
+    __import__(module)
+before, start = mib("VmRSS"), time.process_time()
+with contextlib.redirect_stdout(io.StringIO()) as out:
+    code = getattr(dump_commands, sys.argv[1])([sys.argv[2], "--json"])
+seconds = time.process_time() - start
+metrics = json.loads(out.getvalue())["metrics"]
+print(json.dumps({"code": code, "seconds": seconds, "mib": mib("VmHWM") - before, "tokens": metrics["tokens"]}))
+"""
+MODULES = {".npz": ["numpy"], ".parquet": ["numpy", "pyarrow.parquet"]}
+
+
+def columns_of(rows: int, tokens: int, step: int = 0) -> dict[str, Tensor]:
+    """Make rows of log-probs that differ a little, with what a training loop dumps beside them: 41 bytes a token.
+
+    Half of the tokens are padding, as in a batch of sequences of any length.
+    """
+    generator = torch.Generator().manual_seed(step)
+    rollout = -torch.empty(rows, tokens, dtype=torch.float64).exponential_(1.0, generator=generator)
+    return {
+        "train_logp": rollout + 0.02 * torch.randn(rows, tokens, generator=generator, dtype=torch.float64),
+        "rollout_logp": rollout,
+        "mask": torch.arange(tokens) < torch.randint(1, tokens + 1, (rows, 1), generator=generator),
+        "token_ids": torch.randint(0, 150_000, (rows, tokens), generator=generator),
+        "advantages": torch.randn(rows, 1, generator=generator, dtype=torch.float64).expand(rows, tokens).contiguous(),
+        "versions": torch.full((rows, tokens), step),
+    }
+
+
+def records(columns: dict[str, Tensor]) -> Iterator[dict[str, Any]]:
+    """Cut columns into records."""
+    lists = {name: x.tolist() for name, x in columns.items()}
+    for i in range(len(lists["train_logp"])):
+        yield {name: values[i] for name, values in lists.items()}
+
+
+def write_pt(path: Path, size: int) -> None:
+    torch.save(columns_of(size // (ROW_BYTES), TOKENS), path)
+
+
+def write_safetensors(path: Path, size: int) -> None:
+    from safetensors.torch import save_file
+
+    save_file(columns_of(size // (ROW_BYTES), TOKENS), path)
+
+
+def write_npz(path: Path, size: int) -> None:
+    import numpy as np
+
+    np.savez(path, **{name: x.numpy() for name, x in columns_of(size // (ROW_BYTES), TOKENS).items()})
+
+
+def write_jsonl(path: Path, size: int) -> None:
+    # The same lines again and again: to make them takes longer than to read them.
+    lines = [json.dumps(record).encode() + b"\n" for record in records(columns_of(64, TOKENS))]
+    count = max(1, size // (sum(map(len, lines)) // len(lines)))
+    with path.open("wb") as file:
+        file.writelines(islice(cycle(lines), count))
+
+
+def write_parquet(path: Path, size: int) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    step, rows = 0, min(512, max(1, size // (ROW_BYTES)))
+    writer = None
+    while not path.exists() or path.stat().st_size < size:
+        made = columns_of(rows, TOKENS, step)
+        offsets = pa.array(range(0, rows * TOKENS + 1, TOKENS), pa.int32())
+        lists = {name: pa.ListArray.from_arrays(offsets, pa.array(x.view(-1).numpy())) for name, x in made.items()}
+        writer = writer or pq.ParquetWriter(path, pa.table(lists).schema)
+        writer.write_table(pa.table(lists))
+        step += 1
+    if writer is not None:
+        writer.close()
+
+
+WRITERS: dict[str, Callable[[Path, int], None]] = {
+    ".pt": write_pt,
+    ".safetensors": write_safetensors,
+    ".npz": write_npz,
+    ".jsonl": write_jsonl,
+    ".parquet": write_parquet,
+}
+
+
+def write_steps(path: Path, steps: int) -> None:
+    """Write a run as `rollout_corr.dump` does: a line a sequence, or a folder with a file a step."""
+    if path.suffix == ".jsonl":
+        with path.open("w", encoding="utf-8") as file:
+            for step in range(steps):
+                made = columns_of(STEP_SEQUENCES, STEP_TOKENS, step)
+                file.writelines(json.dumps(record | {"step": step}) + "\n" for record in records(made))
+        return
+    path.mkdir()
+    for step in range(steps):
+        made = columns_of(STEP_SEQUENCES, STEP_TOKENS, step) | {"step": torch.full((STEP_SEQUENCES,), step)}
+        torch.save(made, path / f"{step:08d}.pt")
+
+
+def measure(path: Path, command: str) -> dict[str, float]:
+    """Run a command on a dump in a process of its own.
+
+    Raises:
+        RuntimeError: The command failed, or found nothing.
+    """
+    arguments = [sys.executable, "-c", CHILD, command, str(path), json.dumps(MODULES.get(path.suffix, []))]
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=machine.ROOT, check=False)
+    found: dict[str, float] = json.loads(done.stdout) if done.returncode == 0 else {}
+    if not found or found["code"] == 2 or not found["tokens"]:
+        raise RuntimeError(f"{command} {path.name}: {done.stderr or done.stdout}")
+    return found
+
+
+def size_of(path: Path) -> int:
+    """Sum up the bytes of a file or of the files of a folder."""
+    return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]))
+
+
+def row(name: str, command: str, path: Path, found: dict[str, float]) -> str:
+    """Format a result as a line of a Markdown table."""
+    return (
+        f"| {name} | {command} | {size_of(path) / 2**20:,.0f} | {found['tokens'] / 1e6:.1f} | {found['seconds']:.0f} | "
+        f"{found['mib']:.0f} |"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write dumps, measure and print a table."""
+    parser = argparse.ArgumentParser(prog="benchmarks.reading", description=__doc__)
+    parser.add_argument("--mib", type=float, default=1024.0, help="size of a file of each format")
+    parser.add_argument("--steps", type=int, default=10_000, help="steps of the run of many steps; 0 leaves it out")
+    parser.add_argument("--formats", nargs="*", default=list(WRITERS), choices=list(WRITERS))
+    parser.add_argument("--commands", nargs="+", default=["report", "doctor"], choices=["report", "doctor"])
+    parser.add_argument("--folder", help="where to write dumps, which are deleted again; default: a temporary one")
+    chosen = parser.parse_args(arguments)
+    told = machine.describe()
+    print(f"{told['cpu']}, one thread; Python {told['python']}, torch {told['torch']}; {machine.head()['date']}\n")
+    print("| dump | command | MiB on disk | million tokens | s of one core | peak MiB above import |")
+    print("|---|---|---|---|---|---|")
+    folder = Path(tempfile.mkdtemp(dir=chosen.folder))
+    try:
+        dumps = [(f"`{suffix}`", folder / f"dump{suffix}", WRITERS[suffix], int(chosen.mib * 2**20))
+                 for suffix in chosen.formats]  # fmt: skip
+        if chosen.steps:
+            named = f"{chosen.steps:,} steps, "
+            dumps += [(named + "one `.jsonl`", folder / "steps.jsonl", write_steps, chosen.steps)]
+            dumps += [(named + "a `.pt` each", folder / "steps", write_steps, chosen.steps)]
+        for name, path, write, size in dumps:
+            write(path, size)
+            for command in chosen.commands:
+                print(row(name, command, path, measure(path, command)), flush=True)
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    finally:
+        shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
