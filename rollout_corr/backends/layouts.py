@@ -158,6 +158,15 @@ class JaggedLayout(Layout):
         return torch.nested.nested_tensor_from_jagged(x, self.offsets)
 
 
+def _joined(samples: list[Tensor]) -> Tensor:
+    """Concatenate. Autocast would change dtypes, and cannot on the CPU with float16."""
+    kind = samples[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return torch.cat(samples)
+    with torch.autocast(kind, enabled=False):
+        return torch.cat(samples)
+
+
 class ListLayout(Layout):
     """A list of 1-D tensors, one a sample; opening one copies it."""
 
@@ -193,7 +202,7 @@ class ListLayout(Layout):
             if (item.dtype, item.device) != (x[0].dtype, x[0].device):
                 wanted = f"{dtype_of(x[0])} on {x[0].device} (of {name}[0])"
                 raise ValueError(f"{name}[{i}]: expected {wanted}, got {dtype_of(item)} on {item.device}")
-        return torch.cat(list(x)) if x else torch.zeros(0, device="cpu")
+        return _joined(list(x)) if x else torch.zeros(0, device="cpu")
 
     def give_back(self, x: Tensor) -> LogProbs:
         """Give a result as a list."""

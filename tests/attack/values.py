@@ -15,7 +15,10 @@ import torch
 import rollout_corr as rc
 from attack.campaign import Area, Outcome
 from builders import batches, loss_cases
-from builders.random_calls import DTYPES, random_batch, random_layout, random_spec
+from builders.random_calls import DTYPES, per_token_or_sequence, random_batch, random_layout, random_spec
+
+# The largest error of a metric in low precision over 4,000 calls was 5.1e-7, of a correlation.
+METRICS_WITHIN = 1e-6
 
 # A refusal begins with the name of an argument, such as "cu_seqlens: " or "external['entropy']: ".
 REFUSAL = re.compile(r"[A-Za-z_][\w.]*(\[[^\]]+\])?(, \w+)?: ")
@@ -26,13 +29,14 @@ JUNK: tuple[Any, ...] = (None, "x", 3, object(), [], {}, 10**400, math.nan, [Non
 def correction(rng: random.Random) -> Outcome:
     """A call that is right: decisions and masks equal to the oracle's, weights and metrics within rounding."""
     dtype = rng.choice(DTYPES)
-    sequences = random_batch(rng)
+    # Weights that are all next to 0 leave float32 no digit of their sample size, whose sums run around 1.
+    sequences = random_batch(rng, odd=dtype == torch.float64)
     seen = sequences if dtype == torch.float64 else batches.rounded(sequences, dtype)
     spec = random_spec(rng, seen)
     layout, mask_dtype = random_layout(rng)
     within = {"tolerance": 1e-12, "metric_tolerance": 1e-12}
     if dtype != torch.float64:
-        within = {"tolerance": batches.WEIGHTS_WITHIN, "metric_tolerance": batches.METRICS_WITHIN}
+        within = {"tolerance": batches.WEIGHTS_WITHIN, "metric_tolerance": METRICS_WITHIN}
     whole = rng.random() < 0.3
     batches.check(sequences, spec, layout, dtype=dtype, mask_dtype=mask_dtype, whole=whole, **within)
     return Outcome("right")
@@ -42,7 +46,7 @@ def loss(rng: random.Random) -> Outcome:
     """A loss that is right: value, gradient and metrics."""
     name = rng.choice(list(loss_cases.SURROGATES))
     lengths = [rng.randint(0, 7) for _ in range(rng.randint(1, 6))]
-    sequences = loss_cases.random_batch(rng.random(), lengths, advantages=rng.choice(("token", "sequence")))
+    sequences = loss_cases.random_batch(rng.random(), lengths, advantages=per_token_or_sequence(rng, lengths))
     sequences = loss_cases.only(sequences, "old", *(["weights", "train_mask"] if rng.random() < 0.5 else []))
     objective = loss_cases.objective(
         name,

@@ -16,17 +16,22 @@ WEIGHT_BOUNDS = ((None, None), (None, 1.234567), (0.789012, None), (0.789012, 1.
 DTYPES = (torch.float64, torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def random_batch(rng: random.Random, most=7, longest=9):
-    """Sequences as the oracle takes them: empty ones, odd tokens, broken ones."""
+def per_token_or_sequence(rng: random.Random, lengths: list[int]) -> str:
+    """What advantages are of. As many numbers as tokens are of tokens, also where there are as many sequences."""
+    return "token" if sum(lengths) == len(lengths) else rng.choice(("token", "sequence"))
+
+
+def random_batch(rng: random.Random, most=7, longest=9, odd=True):
+    """Sequences as the oracle takes them: empty ones, broken ones, and where `odd` with D of 30 and -40."""
     lengths = [rng.randint(0, longest) for _ in range(rng.randint(1, most))]
     sequences = random_sequences(
         rng.random(),
         lengths,
         scale=rng.choice((0.05, 0.4, 1.5)),
         invalid=rng.choice((0.0, 0.25, 0.8)),
-        advantages=rng.choice(("token", "sequence")),
+        advantages=per_token_or_sequence(rng, lengths),
     )
-    sequences = wild(sequences) if rng.random() < 0.3 else sequences
+    sequences = wild(sequences) if odd and rng.random() < 0.3 else sequences
     return spoil(sequences, rng.random(), share=0.5) if rng.random() < 0.3 else sequences
 
 

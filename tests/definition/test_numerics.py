@@ -94,6 +94,15 @@ def test_a_mean_weight_is_divided_by_unless_it_is_1e_8_or_less(level):
         assert out.weights.item() == pytest.approx(weight, rel=1e-6), d
 
 
+@pytest.mark.parametrize("d", [-3.0, -8.0, -10.0, -15.0, -20.0])
+def test_the_smallest_weight_is_off_by_a_rounding_of_d(d):
+    """docs/kernels.md says so: it comes from the ratio - 1 of the sums. The weight itself is exact to a rounding."""
+    out = rc.correct(torch.tensor([[d, 0.0]]), torch.zeros(1, 2), spec=rc.Spec(rc.Weight("token")))
+    assert out.weights[0, 0].item() == pytest.approx(math.exp(d), rel=2e-7)
+    for name in ("weight_min", "weight_raw_min"):
+        assert abs(out.metrics()[name] - math.exp(d)) <= -d * 2.0**-24, name
+
+
 def test_spreads_that_are_small_do_not_cancel():
     """Weights of 1 +- 1e-6 and probabilities of almost 1 keep their deviation and correlation in fp32."""
     d = torch.tensor([[1e-6, -1e-6] * 500])
