@@ -225,6 +225,18 @@ def test_reloaded(made, tmp_path):
     assert helper.correct(1, 2) == ("theirs", 2, 1)
 
 
+def test_installed_anew_after_a_reload(made):
+    """What a module had before its reload is still held by name elsewhere, and is ours again too."""
+    fake, drop_in = made()
+    drop_in.install(fake.targets)
+    helper, *_ = load(fake)
+    importlib.reload(helper)
+    drop_in.install(fake.targets, note="other")
+    assert drop_in.installed().active and all_are(fake, "other")
+    drop_in.uninstall()
+    assert all_are(fake, "theirs")
+
+
 def test_reloading_that_fails(made, tmp_path):
     """What it got to is new, and replaced."""
     fake, drop_in = made()
