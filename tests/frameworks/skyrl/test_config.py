@@ -83,7 +83,7 @@ def test_skyrl_token_mask_needs_both_bounds_and_says_so():
 
 
 SKYRL_REFUSED = """
-{tis_type: token} | ValueError unknown key 'tis_type' (did you mean 'tis_ratio_type'?), expected some of ['tis_ratio_type',
+{tis_type: token} | ValueError unknown key 'tis_type' (did you mean 'tis_ratio_type'?), expected some of
 {use_tis: true, typo: 1} | ValueError unknown key 'typo', expected some of ['off_policy_correction', 'use_tis'
 {off_policy_correction: {typo: 1}} | ValueError unknown key 'typo'
 {off_policy_correction: token} | TypeError off_policy_correction: expected a mapping or a config object, got str
