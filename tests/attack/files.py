@@ -17,11 +17,10 @@ from pathlib import Path
 
 import torch
 
-from attack import crafted_tensors
+from attack import crafted_records, crafted_tensors
 from attack.campaign import Area, Outcome
 from attack.standard_readers import Counts, counts_of
-from builders.dumps import WRITERS, arrays, one_row, packed, padded, with_lengths
-from builders.dumps import write as write_dump
+from builders.dumps import WRITERS, one_row, packed, padded, with_lengths, write
 from rollout_corr.cli.main import main
 
 # MiB by which an attempt may grow the process. The files are small; the largest that is crafted unpacks to 8 MiB.
@@ -29,26 +28,8 @@ GROWTH = 500
 
 
 LAYOUTS = {"packed": dict, "padded": padded, "lengths": with_lengths, "one row": one_row}
-CRAFTS = {**crafted_tensors.CRAFTS}
-MORE_WRITERS = ("safetensors lengths", "safetensors one row", "npz lengths", "npz one row")
-KINDS = (*WRITERS, *MORE_WRITERS)
-
-
-def write_good(kind, folder, columns):
-    """Write a dump of one of the documented layouts."""
-    if kind in WRITERS:
-        return write_dump(kind, folder, columns)
-    import numpy as np
-    from safetensors.torch import save_file
-
-    suffix, _, layout = kind.partition(" ")
-    path = folder / f"dump.{suffix}"
-    laid = LAYOUTS[layout](columns)
-    if suffix == "npz":
-        np.savez(path, **arrays(laid))
-    else:
-        save_file({name: x.contiguous() for name, x in laid.items()}, path)
-    return path
+CRAFTS = {**crafted_tensors.CRAFTS, **crafted_records.CRAFTS}
+KINDS = (*WRITERS,)
 
 
 def damaged(path, rng):
@@ -77,7 +58,7 @@ def attempt(seed):
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         # torch and numpy warn while odd tensors are written.
         warnings.simplefilter("ignore")
-        path = write_good(kind, Path(folder), columns)
+        path = write(kind, Path(folder), columns)
         before = counts_of(path)
         action = rng.choice(("nothing", "damage", "damage", "craft", "craft"))
         did = "as written"

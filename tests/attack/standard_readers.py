@@ -45,7 +45,7 @@ def _loaded(path):
             return {name: torch.from_numpy(np.array(arrays[name]).astype(np.float64)) for name in arrays}
     if path.suffix == ".parquet":
         return pq.read_table(path).to_pylist()
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
 
 
 def _sequences(found):

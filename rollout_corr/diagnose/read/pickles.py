@@ -41,6 +41,7 @@ DTYPES = {
     "uint64": torch.uint64,
     "bool": torch.uint8,
 }
+UNTYPED = "torch.storage.UntypedStorage"
 STORAGES = {
     "torch.DoubleStorage": torch.float64,
     "torch.FloatStorage": torch.float32,
@@ -52,7 +53,7 @@ STORAGES = {
     "torch.CharStorage": torch.int8,
     "torch.ByteStorage": torch.uint8,
     "torch.BoolStorage": torch.uint8,
-    "torch.storage.UntypedStorage": torch.uint8,
+    UNTYPED: torch.uint8,
 }
 NJT = "torch.nested._internal.nested_tensor._rebuild_njt"
 
@@ -207,8 +208,8 @@ class Unpickler:
         return Unread(f"an object that {name} makes")
 
     def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any, dtype: str | None) -> Tensor | Unread:
-        if not isinstance(storage, Storage):
-            raise PickleError("a tensor without storage")
+        if not isinstance(storage, Storage) or (dtype is None and storage.name == UNTYPED):
+            raise PickleError("a tensor without storage, or without a dtype")
         known = storage.dtype if dtype is None else DTYPES.get(dtype.removeprefix("torch."))
         if known is None:
             return Unread(f"a tensor of {dtype or storage.name}")
