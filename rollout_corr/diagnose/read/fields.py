@@ -119,7 +119,7 @@ def choose(
                 f"{listing(names) or 'no fields'}"
             )
             raise Problem(file, None, role, what).error()
-    # A mapping under the name of a mask has been flattened into other names. Without it, tokens that it hides would count.
+    # A mapping named as a mask was flattened into other names. Without it, tokens that it hides would count.
     for name in names if "mask" not in chosen else ():
         if any(part.lower() in ALIASES["mask"] for part in name.split(".")[:-1]):
             raise Problem(file, None, name, "as mask: expected values, got a mapping").error()
