@@ -222,8 +222,9 @@ class Npz:
                 raise ValueError(f"a version {version[0]}.{version[1]} that numpy does not write")
             header = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
             shape, fortran, dtype = header(stream)
-        except ValueError as error:
-            raise self._error(name, str(error)) from error
+        except (ValueError, MemoryError, RecursionError) as error:
+            # Python's parser answers a header of 9,000 signs with a MemoryError.
+            raise self._error(name, str(error) or "a header that nobody can parse") from error
         if not all(0 <= x < 1 << 62 for x in shape):
             raise self._error(name, f"shape {shape}")
         self.shapes[name], self.dtypes[name], self.at[name], self.streams[name] = tuple(shape), dtype, 0, stream
