@@ -7,7 +7,7 @@ from typing import Any
 from rollout_corr.frameworks.shared.preset import warn_once
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, refuse_unknown
 from rollout_corr.spec.correction import Criterion, Level, Reduce, Scheme, Spec, SumsOver, Weight
-from rollout_corr.spec.validate import not_negative, one_of, positive
+from rollout_corr.spec.validate import not_negative, number, one_of, positive
 
 REPORT: tuple[Scheme, ...] = ("native", "skyrl")
 TIS_LEVELS: dict[str, Level] = {"token": "token", "sequence": "product"}
@@ -18,12 +18,13 @@ SEQUENCE_MASKS: dict[str, tuple[Reduce, str]] = {
 }
 
 
-def _low(key: str, value: object) -> float | None:
-    return None if value is None else not_negative(key, value)
-
-
-def _high(key: str, value: object) -> float | None:
-    return None if value is None else positive(key, value, finite=False)
+def _sides(key: str, low: object, high: object) -> tuple[float | None, float | None]:
+    """Return the bounds `KEY_low` and `KEY_high`, either of which may be open."""
+    least = None if low is None else not_negative(f"{key}_low", low)
+    most = None if high is None else positive(f"{key}_high", high, finite=False)
+    if least is not None and most is not None and least > most:
+        raise ValueError(f"{key}_low: expected a number <= {key}_high, which is {most!r}, got {least!r}")
+    return least, most
 
 
 def spec(
@@ -48,12 +49,11 @@ def spec(
         cap = positive(f"{tis_ratio_type}_tis_ratio_clip_high", caps[tis_ratio_type], finite=False)
         weight = Weight(TIS_LEVELS[tis_ratio_type], upper=cap)
     criteria: list[Criterion] = []
-    low = _low("outlier_token_is_threshold_low", outlier_token_is_threshold_low)
-    high = _high("outlier_token_is_threshold_high", outlier_token_is_threshold_high)
+    key = "outlier_token_is_threshold"
+    low, high = _sides(key, outlier_token_is_threshold_low, outlier_token_is_threshold_high)
     if low is not None or high is not None:
         criteria.append(Criterion("ratio", lower=low, upper=high, drop="sequence", label="outlier"))
-    low = _low("token_mask_is_threshold_low", token_mask_is_threshold_low)
-    high = _high("token_mask_is_threshold_high", token_mask_is_threshold_high)
+    low, high = _sides("token_mask_is_threshold", token_mask_is_threshold_low, token_mask_is_threshold_high)
     # SkyRL wants both of these; one alone does nothing there.
     if low is not None and high is not None:
         criteria.append(Criterion("ratio", lower=low, upper=high, label="token_mask"))
@@ -63,17 +63,10 @@ def spec(
         geometric = sequence_mask_metric == "geometric"
         low, high = (geo_mask_low, geo_mask_high) if geometric else (product_mask_low, product_mask_high)
         prefix = "geo" if geometric else "product"
+        # SkyRL has no open side above.
+        low, high = _sides(f"{prefix}_mask", low, number(f"{prefix}_mask_high", high))
         reduce, label = SEQUENCE_MASKS[sequence_mask_metric]
-        criteria.append(
-            Criterion(
-                "ratio",
-                over="sequence",
-                reduce=reduce,
-                lower=_low(f"{prefix}_mask_low", low),
-                upper=positive(f"{prefix}_mask_high", high, finite=False),
-                label=label,
-            )
-        )
+        criteria.append(Criterion("ratio", over="sequence", reduce=reduce, lower=low, upper=high, label=label))
     return Spec(weight=weight, criteria=tuple(criteria), rejected="mask", sums_over=sums_over, report=REPORT)
 
 

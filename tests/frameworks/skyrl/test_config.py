@@ -97,7 +97,8 @@ SKYRL_REFUSED = """
 {use_tis: true, tis_imp_ratio_cap: null} | TypeError tis_imp_ratio_cap, which use_tis needs: expected a number
 {use_tis: 1} | TypeError use_tis: expected true or false, got int 1
 {sequence_mask_metric: geometric, geo_mask_high: '1.01'} | TypeError geo_mask_high: expected a number, got the string
-{sequence_mask_metric: geometric, geo_mask_low: 2.0} | ValueError Criterion: expected lower <= upper
+{sequence_mask_metric: geometric, geo_mask_low: 2.0} |
+    ValueError geo_mask_low: expected a number <= geo_mask_high, which is 1.01, got 2.0
 {outlier_token_is_threshold_high: 0} | ValueError outlier_token_is_threshold_high: expected a number > 0, got 0.0
 {outlier_token_is_threshold_low: -1} | ValueError outlier_token_is_threshold_low: expected a number >= 0, got -1
 """
