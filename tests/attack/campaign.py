@@ -115,11 +115,13 @@ def load(name: str) -> Area:
 class _Campaign:
     """What is still to try, and what was found. Each process has a thread here that gives it seeds."""
 
-    def __init__(self, asked: Iterable[tuple[Area, range]], seconds: float | None, each: Each):
+    def __init__(self, asked: Iterable[tuple[Area, range]], workers: int, seconds: float | None, each: Each):
         self.figures = [Figures(area, seeds) for area, seeds in asked]
         self.left = {one.area.name: iter(one.seeds) for one in self.figures}
         self.busy = dict.fromkeys(self.left, 0)
         self.ends = float("inf") if seconds is None else time.monotonic() + seconds
+        # In a short campaign every area has its turn too.
+        self.turn_seconds = min(TURN, (seconds or float("inf")) * workers / (2 * max(len(self.figures), 1)))
         self.each = each
         self.workers: set[Worker] = set()
         self.lock = threading.Lock()
@@ -157,7 +159,7 @@ class _Campaign:
 
     def turn(self, one: Figures) -> None:
         """Try seeds of an area until they or the turn are over."""
-        name, worker, ends = one.area.name, None, time.monotonic() + TURN
+        name, worker, ends = one.area.name, None, time.monotonic() + self.turn_seconds
         try:
             while not self.over():
                 with self.lock:
@@ -216,7 +218,7 @@ def run(
         seconds: No attempt starts after so many; those under way end by their area's limit. None: try all seeds.
         each: Called with every outcome, as it comes.
     """
-    campaign = _Campaign(asked, seconds, each)
+    campaign = _Campaign(asked, workers, seconds, each)
     with ThreadPoolExecutor(workers) as threads:
         try:
             for done in [threads.submit(campaign.work) for _ in range(workers)]:

@@ -84,6 +84,11 @@ def test_the_time_is_bounded():
     assert f"the time was up after {found.tried:,}" in figures.table([found])
 
 
+def test_a_short_campaign_tries_every_area():
+    asked = [(area(bad_attempts.says_wrong, name=name), range(10**9)) for name in "abc"]
+    assert all(found.tried for found in campaign.run(asked, seconds=6.0))
+
+
 def test_an_outcome_has_one_of_three_verdicts():
     with pytest.raises(ValueError, match="verdict: expected one of"):
         Outcome("fine")
