@@ -205,6 +205,7 @@ slime.tis(tis_clip_low=0.1, tis_clip=5) | Spec(Weight("token", 0.1, 5))
 slime.mis(tis_batch_normalize=False, rs_veto_threshold=None, rs_upper_bound=3) |
     Spec(Weight("token", lower=0, upper=2), (ratio(0.5, 3),), "mask")
 nemo.tis(ratio=5, ratio_min=0.2) | Spec(Weight("token", 0.2, 5))
+nemo.gspo_is(level="geometric") | Spec(Weight("geometric"))
 roll.default(upper_bound=None) | Spec(Weight("token", lower=0), (ratio(0.8, 1.2),), "mask")
 flash_rl.tis(imp_ratio_cap=8) | Spec(Weight("token", upper=8))
 open_instruct.default(clamp_upper=5) | Spec(Weight("token", upper=5, token_clamp=10))

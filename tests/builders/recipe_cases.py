@@ -159,6 +159,7 @@ PUBLISHED = {
     "nemo.icepop": plain(icepop(old, 0.5, 5.0)),
     "nemo.seq_mask_tis": plain(geo_gate(old, 0.999, 1.002)),
     "nemo.gspo_is": plain(lambda r, t: seq(r, r.old, math.fsum), gspo, rows_mean),
+    "nemo.cispo": plain(one, lambda r, t: cispo(r, t, 0.8, 1.2)),
     "nemo.mult_err": lambda rows: kept_mean(
         rows,
         lambda r, t: ppo(r, t) if mean(math.exp(abs(a - b)) for a, b in zip(r.old, r.mu, strict=True)) <= 2 else None,

@@ -44,6 +44,11 @@ class Declared:
         return " ".join(self.says.split()) in text
 
 
+BF16 = Declared(
+    "subtract in bf16", "presets.md", "subtract in bf16", lambda given, settings: given.new.dtype == torch.bfloat16
+)
+
+
 @dataclass(frozen=True)
 class Row:
     """One comparison.
@@ -195,11 +200,51 @@ def recipe(name: str, theirs: str, run: Callable[..., Tensor], settings: Setting
 
     def both(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
         arguments = {argument: getattr(given, fields[argument]) for argument in needs}
-        mine = given.trains()
-        out = rc.policy_loss(mine.new, given.advantages, given.mask, **arguments, **rc.recipe(name, **drawn))
+        mine, made = given.trains(), rc.recipe(name, **drawn)
+        if "kl" in made:
+            arguments["ref_logp"] = given.ref
+        out = rc.policy_loss(mine.new, given.advantages, given.mask, **arguments, **made)
         return loss_and_gradient(out.value, mine), loss_and_gradient(run(peer := given.trains(), **drawn), peer)
 
     return Row("recipe", name, theirs, both, settings, **more)
+
+
+def configuration(
+    framework: str,
+    theirs: str,
+    run: Callable[..., Tensor],
+    settings: Settings,
+    hold: Callable[[dict[str, Any]], object] = lambda drawn: drawn,
+    old: Callable[[Batch, dict[str, Any]], Tensor | None] = lambda given, drawn: given.old,
+    **more: Any,
+) -> Row:
+    """Compare a reader: the loss that it makes of a configuration, and its gradient.
+
+    Args:
+        framework: The name that `recipe_from_config` takes.
+        theirs: File and function of the framework.
+        run: Returns the framework's loss of a batch and the settings.
+        settings: Draws a configuration.
+        hold: Puts the settings into what users of the framework have: a dataclass, a namespace, a larger mapping.
+        old: Chooses the log-probs that users of such a configuration pass as `old_logp`; None: none.
+        **more: Further attributes of the row.
+    """
+
+    def both(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
+        mine, made = given.trains(), rc.recipe_from_config(framework, hold(drawn))
+        proximal = old(mine, drawn)
+        out = rc.policy_loss(
+            mine.new,
+            given.advantages,
+            given.mask,
+            old_logp=proximal,
+            rollout_logp=given.rollout if proximal is None or made["spec"] is not None else None,
+            ref_logp=given.ref if "kl" in made else None,
+            **made,
+        )
+        return loss_and_gradient(out.value, mine), loss_and_gradient(run(peer := given.trains(), **drawn), peer)
+
+    return Row("configuration", framework, theirs, both, settings, **more)
 
 
 def loss_and_gradient(value: Tensor, given: Batch) -> Result:

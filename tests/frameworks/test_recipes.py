@@ -20,6 +20,7 @@ from oracles.published import (
     decoupled,
     gspo,
     k3,
+    mean,
     old,
     opsm,
     plain,
@@ -27,6 +28,7 @@ from oracles.published import (
     ratio,
     rows_mean,
     rows_sum,
+    seq,
     token_mean,
     token_tis,
     trl_weight,
@@ -175,6 +177,29 @@ def test_options_of_those_with_a_reduction_or_a_kl_of_their_own():
         rc.recipe("tunix.grpo", loss_agg_mode="seq-mean-token-mean")
     with pytest.raises(ValueError, match=r"^recipe tunix\.tis\(.*kl_loss_mode: expected one of \['kl', 'mse_kl', 'low"):
         rc.recipe("tunix.tis", kl_loss_mode="k3")
+
+
+def test_nemo_s_options():
+    """The mean over sequences without GSPO, a geometric weight beside GSPO, and the KL's gradient."""
+
+    def by_rows(rows):
+        return rows_mean(rows, lambda r, t: min(ratio(r, t, r.old), 2.0) * ppo(r, t))
+
+    assert_published("nemo.tis", by_rows, ("old_logp", "rollout_logp"), token_level_loss=False)
+
+    def geometric(rows):
+        return rows_mean(rows, lambda r, t: seq(r, r.old, mean) * gspo(r, t))
+
+    assert_published("nemo.gspo_is", geometric, ("old_logp", "rollout_logp"), level="geometric")
+
+    def with_score(rows):
+        def loss(r, t):
+            # exp(new - sg(new)) is 1 and has the log-prob's gradient.
+            return cispo(r, t, 0.8, 1.2) + 0.5 * math.exp(r.new[t] - r.sg[t]) * k3(r, t)
+
+        return token_mean(rows, loss)
+
+    assert_published("nemo.cispo", with_score, ("old_logp", "ref_logp"), reference_policy_kl_penalty=0.5)
 
 
 def test_clips_by_the_frameworks_names():

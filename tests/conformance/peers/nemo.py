@@ -1,10 +1,12 @@
-"""NeMo RL: ClippedPGLossFn is constructed and called as it is."""
+"""NeMo RL: ClippedPGLossFn is constructed from its configuration and called, both as they are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import redirect_stdout
+from functools import partial
+from io import StringIO
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,33 +14,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from conformance.batches import KINDS, Batch
-from conformance.rows import Declared, Row, recipe
+from conformance.rows import BF16, Declared, Result, Row, configuration, preset, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "nemo_rl", "nemo-rl"
 
 LOSS = "nemo_rl/algorithms/loss/loss_functions.py"
-DEFAULTS = {
-    "disable_ppo_ratio": False,
-    "token_level_loss": True,
-    "sequence_level_importance_ratios": False,
-    "ratio_clip_min": 0.2,
-    "ratio_clip_max": 0.2,
-    "ratio_clip_c": None,
-    "reference_policy_kl_penalty": 0.0,
-    "reference_policy_kl_type": "k3",
-    "kl_input_clamp_value": 20.0,
-    "kl_output_clamp_value": 10.0,
-    "use_kl_in_reward": False,
-    "use_importance_sampling_correction": True,
-    "truncated_importance_sampling_type": None,
-    "truncated_importance_sampling_ratio": None,
-    "truncated_importance_sampling_ratio_min": None,
-    "use_on_policy_kl_approximation": False,
-    "force_on_policy_ratio": False,
-    "use_cispo": False,
-    "positive_example_nll_weight": 0.0,
-}
+GRPO = "nemo_rl/algorithms/grpo.py"
+MASKING = "compute_and_apply_seq_logprob_error_masking"
+TYPES = {"tis": "tis", "icepop": "icepop", "seq_mask_tis": "seq-mask-tis"}
 
 NONFINITE = Declared(
     "a non-finite token rejects its sequence here, itself there",
@@ -46,54 +30,175 @@ NONFINITE = Declared(
     "weight is 0 at a token with non-finite log-probs",
     lambda given, settings: given.kind in ("infinite", "nan_in_front"),
 )
+FAR = Declared(
+    "a product beyond exp(20)",
+    "presets.md",
+    "`nemo.gspo_is`, in the token weights",
+    lambda given, settings: bool(((given.old - given.rollout).where(given.mask, 0.0).sum(1).abs() > 20).any()),
+)
+
+
+class Model:
+    """What pydantic's BaseModel does for a configuration: fields are set, the others keep their defaults."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Take the options of a model."""
+
+    def __init__(self, **given: Any) -> None:
+        self.__dict__.update(given)
 
 
 def rows(source: Source) -> Iterator[Row]:
-    """Compare the recipes."""
-    loss_class = source.cut(LOSS, "ClippedPGLossFn")
+    """Compare presets, recipes and the reader."""
+    loss_class = source.cut(LOSS, "ClippedPGLossFn", BaseModel=Model)
+    config_class = source.cut(LOSS, "ClippedPGLossConfig", BaseModel=Model)
+    weigh = source.lines(LOSS, "ClippedPGLossFn.__call__", "_is_filter_metrics: dict", "if self.use_importance")
+    mask_samples = source.cut(GRPO, MASKING)
 
-    def loss(given: Batch, **config: Any) -> Tensor:
+    def data(given: Batch, threshold: float | None = None) -> dict[str, Tensor]:
         def wide(x: Tensor) -> Tensor:
             return pad(x, (1, 0))
 
-        data = {
-            "token_mask": wide(given.mask.to(given.new.dtype)),
-            "sample_mask": torch.ones(len(given.mask), dtype=given.new.dtype),
+        dtype = given.new.dtype
+        made = {
+            "token_mask": wide(given.mask.to(dtype)),
+            "sample_mask": given.mask.any(1).to(dtype),
             "advantages": wide(given.token_advantages),
             "prev_logprobs": wide(given.old),
             "generation_logprobs": wide(given.rollout),
+            "reference_policy_logprobs": wide(given.ref),
         }
-        made = loss_class(SimpleNamespace(**{**DEFAULTS, **config}))
-        sequences = given.mask.any(1).sum()
-        value, _ = made(given.new, data, sequences, given.mask.sum())
+        with redirect_stdout(StringIO()):
+            mask_samples(made, torch.zeros(len(given.mask)), threshold)
+        return made
+
+    def weights(given: Batch, **config: Any) -> Result:
+        made = data(given)
+        found = weigh(
+            self=loss_class(config_class(use_importance_sampling_correction=True, **config)),
+            prev_logprobs=given.old,
+            generation_logprobs=given.rollout,
+            mask=given.mask,
+            token_mask=given.mask,
+            sample_mask=made["sample_mask"],
+            global_valid_seqs=given.mask.any(1).sum(),
+            global_valid_toks=given.mask.sum(),
+        )
+        return {"weights": found["importance_weights_to_use"].expand_as(given.old)}
+
+    def masked(given: Batch, threshold: float) -> Result:
+        return {"mask": given.mask & data(given, threshold)["sample_mask"].bool()[:, None]}
+
+    def loss(given: Batch, seq_logprob_error_threshold: float | None = None, **config: Any) -> Tensor:
+        made = data(given, seq_logprob_error_threshold)
+        samples = made["sample_mask"]
+        tokens = (made["token_mask"][:, 1:] * samples[:, None]).sum()
+        config = {"reference_policy_kl_penalty": 0.0, "use_importance_sampling_correction": True} | config
+        value, _ = loss_class(config_class(**config))(given.new, made, samples.sum(), tokens)
         return value
 
     def bounds(rng: Random) -> dict[str, Any]:
         return {"ratio": rng.choice((1.05, 2.0)), "ratio_min": rng.choice((0.5, 0.9))}
 
-    def truncated(kind: str) -> Any:
-        def run(given: Batch, ratio: float, ratio_min: float) -> Tensor:
-            return loss(
-                given,
-                truncated_importance_sampling_type=kind,
-                truncated_importance_sampling_ratio=ratio,
-                truncated_importance_sampling_ratio_min=ratio_min,
-            )
+    def truncated(kind: str, ratio: float, ratio_min: float | None) -> dict[str, Any]:
+        return {
+            "truncated_importance_sampling_type": kind,
+            "truncated_importance_sampling_ratio": ratio,
+            "truncated_importance_sampling_ratio_min": ratio_min,
+        }
 
-        return run
+    def of_loss(rng: Random) -> dict[str, Any]:
+        return {
+            "token_level_loss": rng.random() < 0.5,
+            "ratio_clip_c": rng.choice((None, 3.0)),
+            "reference_policy_kl_penalty": rng.choice((0.0, 0.1)),
+        }
 
-    def gspo(given: Batch) -> Tensor:
-        return loss(given, sequence_level_importance_ratios=True, token_level_loss=False)
+    # NeMo multiplies by its masks, so what stands behind them is finite; and it adds 1e-8 to what it divides by.
+    more: dict[str, Any] = {"kinds": tuple(kind for kind in KINDS if kind != "nan_behind_mask")}
+    more |= {"declared": (NONFINITE, BF16), "within": (3e-8, 2e-5)}
 
-    kinds = tuple(kind for kind in KINDS if kind != "nan_behind_mask")
-    # NeMo adds 1e-8 to what it divides by.
-    more: dict[str, Any] = {"declared": (NONFINITE,), "kinds": kinds, "within": (3e-8, 2e-5)}
-    for ours, kind in (("tis", "tis"), ("icepop", "icepop"), ("seq_mask_tis", "seq-mask-tis")):
+    for ours, kind in TYPES.items():
+
+        def run(given: Batch, ratio: float, ratio_min: float, kind: str = kind, **config: Any) -> Tensor:
+            return loss(given, **truncated(kind, ratio, ratio_min), **config)
+
+        def weigh_by(given: Batch, ratio: float, ratio_min: float, kind: str = kind) -> Result:
+            return weights(given, **truncated(kind, ratio, ratio_min))
+
+        yield preset(f"nemo.{ours}", f"{LOSS}: ClippedPGLossFn, {kind}", weigh_by, bounds, **more)
         yield recipe(
-            f"nemo.{ours}",
-            f"{LOSS}: ClippedPGLossFn, {kind}",
-            truncated(kind),
-            bounds,
-            **more,
+            f"nemo.{ours}", f"{LOSS}: ClippedPGLossFn, {kind}", run, lambda rng: bounds(rng) | of_loss(rng), **more
         )
-    yield recipe("nemo.gspo_is", f"{LOSS}: ClippedPGLossFn, sequence level", gspo, **more)
+
+    sequences = {"sequence_level_importance_ratios": True, "token_level_loss": False}
+    far = more | {"declared": (NONFINITE, FAR, BF16)}
+    yield preset("nemo.gspo_is", f"{LOSS}: ClippedPGLossFn, sequence level", partial(weights, **sequences), **far)
+    yield recipe(
+        "nemo.gspo_is",
+        f"{LOSS}: ClippedPGLossFn, sequence level",
+        partial(loss, **sequences),
+        lambda rng: {key: value for key, value in of_loss(rng).items() if key != "token_level_loss"},
+        **far,
+    )
+    yield recipe(
+        "nemo.cispo",
+        f"{LOSS}: ClippedPGLossFn, use_cispo",
+        partial(loss, use_cispo=True, use_importance_sampling_correction=False),
+        lambda rng: {"ratio_clip_max": rng.choice((0.2, 4.0)), "reference_policy_kl_penalty": rng.choice((0.0, 0.1))},
+        **more,
+    )
+
+    def threshold(rng: Random) -> dict[str, Any]:
+        return {"threshold": rng.choice((1.01, 1.1, 2.0))}
+
+    def mult_err(given: Batch, threshold: float, **config: Any) -> Tensor:
+        config["use_importance_sampling_correction"] = False
+        return loss(given, seq_logprob_error_threshold=threshold, **config)
+
+    yield preset("nemo.mult_err", f"{GRPO}: {MASKING}", masked, threshold, **more)
+    yield recipe("nemo.mult_err", f"{GRPO}: {MASKING}", mult_err, lambda rng: threshold(rng) | of_loss(rng), **more)
+
+    def hold(config: dict[str, Any]) -> dict[str, Any]:
+        block = dict(config)
+        masking = {"seq_logprob_error_threshold": block.pop("seq_logprob_error_threshold")}
+        return {"loss_fn": config_class(**block), "grpo": masking, "policy": {}}
+
+    def old(given: Batch, config: dict[str, Any]) -> Tensor:
+        return given.new.detach() if config["force_on_policy_ratio"] else given.old
+
+    yield configuration("nemo", f"{LOSS}: ClippedPGLossConfig, ClippedPGLossFn", loss, config_of, hold, old, **far)
+
+
+def config_of(rng: Random) -> dict[str, Any]:
+    """Draw a configuration that NeMo takes."""
+    config: dict[str, Any] = {
+        "ratio_clip_min": rng.choice((0.1, 0.2)),
+        "ratio_clip_max": rng.choice((0.2, 0.28)),
+        "reference_policy_kl_penalty": rng.choice((0.0, 0.01, 0.1)),
+        "use_kl_in_reward": rng.random() < 0.2,
+        "use_importance_sampling_correction": rng.random() < 0.7,
+        "token_level_loss": rng.random() < 0.5,
+        "seq_logprob_error_threshold": rng.choice((None, None, 1.1, 2.0)),
+        "force_on_policy_ratio": False,
+    }
+    way = rng.choice(("ppo", "gspo", "cispo", "plain", "forced"))
+    if way == "gspo":
+        config |= {"sequence_level_importance_ratios": True, "token_level_loss": False}
+    elif way == "cispo":
+        config |= {"use_cispo": True, "token_level_loss": True}
+    elif way != "ppo":
+        config["disable_ppo_ratio" if way == "plain" else "force_on_policy_ratio"] = True
+    if way != "cispo":
+        config["ratio_clip_c"] = rng.choice((None, 3.0))
+    if config["use_importance_sampling_correction"]:
+        kinds = [None, "tis", "icepop"]
+        if way != "gspo" and config["seq_logprob_error_threshold"] is None:
+            kinds.append("seq-mask-tis")
+        kind = rng.choice(kinds)
+        if kind is not None:
+            config["truncated_importance_sampling_type"] = kind
+            config["truncated_importance_sampling_ratio"] = rng.choice((1.05, 2.0))
+            least = rng.choice((0.5, 0.9, None) if kind == "tis" else (0.5, 0.9))
+            config["truncated_importance_sampling_ratio_min"] = least
+    return config

@@ -1,0 +1,1 @@
+"""NeMo RL: presets, losses and configuration."""
