@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from threading import RLock
 from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
@@ -139,11 +140,14 @@ class Cutter:
     given: dict[str, Any]
     defining: int = 0
     files: dict[Path, File] = field(default_factory=dict)
+    # Threads stand in for ranks, and may want the same name at once.
+    lock: Any = field(default_factory=RLock)
 
     def file(self, path: Path) -> File:
-        if path not in self.files:
-            self.files[path] = File(path, self)
-        return self.files[path]
+        with self.lock:
+            if path not in self.files:
+                self.files[path] = File(path, self)
+            return self.files[path]
 
     def get(self, path: Path, name: str) -> Any:
         """Return one definition of a file."""
@@ -254,13 +258,14 @@ class File:
 
     def need(self, name: str) -> None:
         """Make a name of the module."""
-        if name in self.begun or name not in self.index:
-            return
-        self.begun.add(name)
-        if name in self.cutter.given:
-            self.space[name] = self.cutter.given[name]
-        else:
-            self.define(self.index[name])
+        with self.cutter.lock:
+            if name in self.begun or name not in self.index:
+                return
+            self.begun.add(name)
+            if name in self.cutter.given:
+                self.space[name] = self.cutter.given[name]
+            else:
+                self.define(self.index[name])
 
     def method(self, name: str) -> Any:
         """Make the function of "Class.method", without its decorators."""

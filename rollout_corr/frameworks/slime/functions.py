@@ -29,8 +29,13 @@ from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 MODES = ("truncate", "clip", "mask")
 
-# Which of the two frameworks runs is told by which has loaded its tools for context parallelism.
-CONTEXT_PARALLEL = tuple(f"{name}.backends.megatron_utils.cp_utils" for name in ("slime", "miles"))
+# Which of the two frameworks runs is told by which has loaded its tools for context parallelism. miles moved them in
+# January 2026 (f68eef8cd).
+CONTEXT_PARALLEL = (
+    "slime.backends.megatron_utils.cp_utils",
+    "miles.backends.training_utils.cp_utils",
+    "miles.backends.megatron_utils.cp_utils",
+)
 
 Given = Sequence[Tensor]
 Corrected = tuple[Tensor, list[Tensor], dict[str, Tensor]]
@@ -54,10 +59,7 @@ def _per_token(name: str, what: str, preset: Callable[..., Spec]) -> Callable[..
     ) -> Corrected:
         spec = preset(tis_clip=args.tis_clip, tis_clip_low=args.tis_clip_low)
         DROP_IN.say(True, repr(spec.weight) + (f" and {spec.criteria[0]!r}" if spec.criteria else ""))
-        tools, masks = _context_parallel(), list(loss_masks)
-        if tools is not None:
-            cut = zip(masks, total_lengths, response_lengths, strict=True)
-            masks = [tools.slice_log_prob_with_cp(mask, total, response) for mask, total, response in cut]
+        masks = _Ranks.of(args, total_lengths, response_lengths, kwargs).shard(loss_masks)
         _same_lengths(train_log_probs, rollout_log_probs, masks)
         here = _Whole(train_log_probs, rollout_log_probs, masks, list)
         weights = here.flat(correct(list(train_log_probs), list(rollout_log_probs), masks, spec=spec).weights)
@@ -80,7 +82,7 @@ def _per_token(name: str, what: str, preset: Callable[..., Spec]) -> Callable[..
         loss_masks: A 1-D tensor a sample: its whole response, non-zero is valid.
         total_lengths: Tokens of prompt and response, a sample each; read under context parallelism.
         response_lengths: Tokens of the response.
-        **kwargs: What else slime hands over.
+        **kwargs: What else slime hands over; miles's `max_seq_lens` is read where args.qkv_format is "bshd".
 
     Returns:
         The loss, the masks as they were given, and slime's metrics: a value for each token of this rank.
@@ -111,7 +113,10 @@ def mis(
         The loss, the masks in float32 with 0 where rejected (as they were given without `--use-tis`), and the metrics
         under "mis_": a value for each token of this rank, as slime's reducer wants them.
     """
-    whole = _whole(train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths)
+    ranks = _Ranks.of(args, total_lengths, response_lengths, kwargs)
+    train, rollout = ranks.gather(train_log_probs), ranks.gather(rollout_log_probs)
+    _same_lengths(train, rollout, loss_masks)
+    whole = _Whole(train, rollout, loss_masks, ranks.shard)
     settings = _settings(args)
     metrics = _mismatch(whole)
     masks = list(loss_masks)
@@ -177,28 +182,40 @@ class _Whole:
         return torch.where(found == -torch.inf, 0.0, found)
 
 
-def _whole(
-    train: Given, rollout: Given, masks: Given, total_lengths: Sequence[int], response_lengths: Sequence[int]
-) -> _Whole:
-    """The whole responses, gathered over the ranks of context parallelism where there are any."""
-    tools = _context_parallel()
-    if tools is None:
-        _same_lengths(train, rollout, masks)
-        return _Whole(train, rollout, masks, list)
-    sizes = list(zip(total_lengths, response_lengths, strict=True))
+class _Ranks(NamedTuple):
+    """The framework's own tools for context parallelism, which do nothing on one rank; None where no framework runs.
 
-    def gather(samples: Given) -> Given:
-        return [tools.all_gather_with_cp(x, *size).detach() for x, size in zip(samples, sizes, strict=True)]
+    Attributes:
+        tools: Its module.
+        layouts: What they are told of each sample: lengths, and where rows are padded (miles's "bshd") the padded one.
+    """
 
-    def shard(samples: Given) -> list[Tensor]:
-        return [tools.slice_log_prob_with_cp(x, *size) for x, size in zip(samples, sizes, strict=True)]
+    tools: Any
+    layouts: list[tuple[Any, ...]]
 
-    return _Whole(gather(train), gather(rollout), masks, shard)
+    @classmethod
+    def of(cls, args: Any, total: Sequence[int], response: Sequence[int], kwargs: dict[str, Any]) -> _Ranks:
+        """Find the framework that runs, and the layout of its samples."""
+        tools = next((sys.modules[name] for name in CONTEXT_PARALLEL if name in sys.modules), None)
+        if tools is None or getattr(args, "qkv_format", "thd") == "thd":
+            return cls(tools, list(zip(total, response, strict=True)))
+        padded = kwargs.get("max_seq_lens")
+        if padded is None:
+            raise ValueError(f"max_seq_lens: expected the padded lengths with qkv_format={args.qkv_format!r}, got None")
+        return cls(tools, [(*sizes, args.qkv_format, n) for *sizes, n in zip(total, response, padded, strict=True)])
 
+    def gather(self, samples: Given) -> Given:
+        """The whole responses."""
+        if self.tools is None:
+            return samples
+        cut = zip(samples, self.layouts, strict=True)
+        return [self.tools.all_gather_with_cp(x, *layout).detach() for x, layout in cut]
 
-def _context_parallel() -> Any:
-    """The framework's own tools, which do nothing on one rank; None where no framework runs."""
-    return next((sys.modules[name] for name in CONTEXT_PARALLEL if name in sys.modules), None)
+    def shard(self, samples: Given) -> list[Tensor]:
+        """This rank's tokens of whole responses."""
+        if self.tools is None:
+            return list(samples)
+        return [self.tools.slice_log_prob_with_cp(x, *layout) for x, layout in zip(samples, self.layouts, strict=True)]
 
 
 def _same_lengths(train: Given, rollout: Given, masks: Given) -> None:

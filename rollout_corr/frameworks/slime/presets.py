@@ -1,6 +1,7 @@
 """slime and miles: `--use-tis` with the built-in functions, and its example `train_infer_mismatch_helper` (MIS).
 
-MIS edits the mask and leaves the weights. slime keeps the original token counts as denominators.
+MIS edits the mask and leaves the weights. slime divides a sample's sum by its original tokens, and the sum of the
+samples by their number, those without a token too.
 """
 
 from __future__ import annotations
@@ -64,4 +65,10 @@ def opsm(delta: float = 1e-4) -> Spec:
     return Spec(criteria=(criterion,), rejected="zero")
 
 
-RECIPES = of_presets("slime", Named(clip, eps_clip=0.2, eps_clip_high=None, eps_clip_c=None), BOTH, reduction=SEQUENCES)
+RECIPES = of_presets(
+    "slime",
+    Named(clip, eps_clip=0.2, eps_clip_high=None, eps_clip_c=None),
+    BOTH,
+    reduction=SEQUENCES,
+    denominator="rows",
+)

@@ -232,22 +232,27 @@ def test_nonfinite():
 class Tools(ModuleType):
     """Context parallelism over two ranks, of which this is the first: it has the first half of each response."""
 
-    def __init__(self, name, wholes):
+    def __init__(self, name, wholes, *layout):
         super().__init__(name)
-        self.wholes = wholes
+        self.wholes, self.layout = wholes, layout
 
-    def slice_log_prob_with_cp(self, x, total, response):
-        assert len(x) == response == total - 3
+    def slice_log_prob_with_cp(self, x, total, response, *layout):
+        assert len(x) == response == total - 3 and layout == self.layout
         return x[: (response + 1) // 2]
 
-    def all_gather_with_cp(self, x, total, response):
+    def all_gather_with_cp(self, x, total, response, *layout):
+        assert layout == self.layout
         (whole,) = (y for y in self.wholes if len(y) == response and torch.equal(y[: len(x)], x))
         return whole
 
 
+@pytest.mark.parametrize("qkv_format", ["thd", "bshd"])
 @pytest.mark.parametrize("name", functions.CONTEXT_PARALLEL)
-def test_context_parallel(name, monkeypatch):
-    """A rank gets the part of its tokens of what one rank alone gets; the masks are whole."""
+def test_context_parallel(name, qkv_format, monkeypatch):
+    """A rank gets the part of its tokens of what one rank alone gets; the masks are whole.
+
+    The conformance rows do it with slime's and miles's own tools.
+    """
     given = batch()
     alone = {"mis": functions.mis(settings(), **given)}
     bounds = SimpleNamespace(tis_clip=1.3, tis_clip_low=0.8)
@@ -256,10 +261,17 @@ def test_context_parallel(name, monkeypatch):
     part = dict(given, pg_loss=given["pg_loss"][here])
     for key in ("train_log_probs", "rollout_log_probs"):
         part[key] = [x[: (len(x) + 1) // 2] for x in given[key]]
-    tools = Tools(name, [*given["train_log_probs"], *given["rollout_log_probs"]])
+    layout = ("bshd", 16) if qkv_format == "bshd" else ()
+    tools = Tools(name, [*given["train_log_probs"], *given["rollout_log_probs"]], *layout)
     monkeypatch.setitem(sys.modules, name, tools)
     for function, args in (("mis", settings()), ("tis", bounds)):
+        args.qkv_format = qkv_format
+        if layout:
+            with pytest.raises(ValueError, match="max_seq_lens: expected the padded lengths"):
+                getattr(functions, function)(args, **part)
+            part["max_seq_lens"] = [16] * len(LENGTHS)
         loss, masks, metrics = getattr(functions, function)(args, **part)
+        part.pop("max_seq_lens", None)
         expected = alone[function]
         torch.testing.assert_close(loss, expected[0][here], rtol=1e-12, atol=0.0)
         assert all(map(torch.equal, masks, expected[1]))

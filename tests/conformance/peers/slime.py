@@ -1,0 +1,355 @@
+"""slime: its loss function, its functions of `--use-tis` and the example train_infer_mismatch_helper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from random import Random
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from conformance.batches import Batch
+from conformance.rows import Declared, Result, Row, preset, recipe
+from conformance.samples import Ranks, bounds, lengths_of, loaded, padded, rollout_batch, samples_of
+from conformance.sources import Source
+from rollout_corr.frameworks import slime as ours
+
+DISTRIBUTION, PACKAGE, CHECKOUT = None, "slime", "slime"
+
+
+class Code(NamedTuple):
+    """Files of slime or of miles, and the layouts that its context parallelism has."""
+
+    loss: str
+    tis: str
+    cp: str
+    mis: str
+    layouts: tuple[str, ...] = ("thd",)
+    within: tuple[float, float] = (1e-9, 2e-5)
+
+
+CODE = Code(
+    loss="slime/backends/megatron_utils/loss.py",
+    tis="slime/backends/megatron_utils/loss.py",
+    cp="slime/backends/megatron_utils/cp_utils.py",
+    mis="examples/train_infer_mismatch_helper/mis.py",
+)
+
+PROPAGATES = Declared(
+    "non-finite log-probs go on into the loss there",
+    "presets.md",
+    "let the NaN through into the loss",
+    lambda given, settings: given.kind in ("infinite", "nan_in_front"),
+)
+BF16 = Declared(
+    "subtract in bf16", "presets.md", "subtract in bf16", lambda given, settings: given.new.dtype == torch.bfloat16
+)
+CLAMP = Declared(
+    "exponents beyond +-20",
+    "presets.md",
+    "the exponent is then clamped to +-20",
+    lambda given, settings: bool(((given.old - given.rollout).abs() > 20.0)[given.mask].any()),
+)
+DECLARED = (PROPAGATES, BF16, CLAMP)
+DIFFERENCES = ("k3_kl", "chi2_token", "chi2_seq", "log_ppl_diff", "log_ppl_abs_diff", "_kl")
+
+# The flags that the loss reads, with slime's defaults.
+FLAGS: dict[str, Any] = {
+    "loss_type": "policy_loss",
+    "advantage_estimator": "grpo",
+    "eps_clip": 0.2,
+    "eps_clip_high": 0.2,
+    "eps_clip_c": None,
+    "use_tis": False,
+    "tis_clip": 2.0,
+    "tis_clip_low": 0.0,
+    "custom_tis_function_path": None,
+    "custom_pg_loss_reducer_function_path": None,
+    "get_mismatch_metrics": False,
+    "use_opsm": False,
+    "opsm_delta": 1e-4,
+    "use_rollout_logprobs": False,
+    "use_kl_loss": False,
+    "kl_loss_coef": 0.0,
+    "kl_loss_type": "k1",
+    "use_unbiased_kl": False,
+    "entropy_coef": 0.0,
+    "calculate_per_token_loss": False,
+    "recompute_loss_function": False,
+    "allgather_cp": False,
+    # miles's own.
+    "qkv_format": "thd",
+    "skip_actor_forward_only": False,
+    "observe_training_entropy": False,
+    "true_on_policy_mode": False,
+    "use_dynamic_global_batch_size": False,
+    "dump_details": None,
+}
+MIS_YAML: dict[str, Any] = {
+    "use_rs": True,
+    "tis_level": "token",
+    "rs_level": "token",
+    "tis_mode": "truncate",
+    "tis_lower_bound": 0.5,
+    "tis_upper_bound": 2.0,
+    "rs_lower_bound": None,
+    "rs_upper_bound": None,
+    "rs_veto_threshold": 1e-4,
+    "tis_batch_normalize": True,
+}
+
+
+def arguments(**given: Any) -> SimpleNamespace:
+    """slime's flags, those of mis.yaml too."""
+    assert set(given) <= {*FLAGS, *MIS_YAML}, given
+    return SimpleNamespace(**{**FLAGS, **MIS_YAML, **given})
+
+
+def loss_of(source: Source, code: Code) -> Callable[..., Tensor]:
+    """Return the whole loss function, as a function of a batch and of flags; log-probs stand in for logits."""
+    ranks = Ranks(1)
+    given = {"mpu": ranks.mpu, "dist": ranks.dist, "get_parallel_state": ranks.state}
+    function = source.cut(
+        code.loss,
+        "loss_function",
+        **given,
+        get_log_probs_and_entropy=lambda logits, **more: (None, logits) if code.layouts == ("thd",) else logits,
+        get_rollout_top_p_logprob_kwargs=lambda args, batch: {},
+        is_multi_lora_enabled=lambda args: False,
+        load_function=cache(lambda path: source.cut(*path, **given)),
+    )
+
+    def run(given: Batch, **flags: Any) -> Tensor:
+        batch, args = rollout_batch(given), arguments(**flags)
+        new = samples_of(given.new, batch["response_lengths"])
+        logits = Logits(log_probs=new, entropy=[torch.zeros_like(x) for x in new])
+        if code.layouts == ("thd",):
+            more: dict[str, Any] = {"step_global_batch_size": len(new)}
+        else:
+            more = {"num_rollouts": len(new), "apply_megatron_loss_scaling": True}
+        loss, tokens, _ = ranks.run(lambda rank: function(args, batch, 1, logits=logits, **more))[0]
+        value: Tensor = loss / tokens
+        return value
+
+    return eager(run)
+
+
+class Logits(dict[str, Any]):
+    """Log-probs and entropies in the place of the logits that they are made of."""
+
+    device = torch.device("cpu")
+
+
+def eager(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep torch.compile, with which the frameworks decorate small functions, from compiling them."""
+
+    def made(*args: Any, **settings: Any) -> Any:
+        with torch.compiler.set_stance("force_eager"):
+            return run(*args, **settings)
+
+    return made
+
+
+def clips(rng: Random) -> dict[str, Any]:
+    """Draw the flags of PPO's clip."""
+    return {"eps_clip": rng.choice((0.1, 0.2)), "eps_clip_high": rng.choice((0.2, 0.28))}
+
+
+def dual(rng: Random) -> dict[str, Any]:
+    """Draw the flags of PPO's clip, with the dual one."""
+    return {**clips(rng), "eps_clip_c": rng.choice((None, 3.0))}
+
+
+def mis_settings(rng: Random) -> dict[str, Any]:
+    """Draw settings of mis.yaml."""
+    levels = ("token", "sequence", "geometric")
+    drawn = {
+        "tis_level": rng.choice(levels),
+        "rs_level": rng.choice(levels),
+        "tis_mode": rng.choice(("truncate", "clip", "mask")),
+        "tis_lower_bound": rng.choice((None, 0.5, 0.9)),
+        "tis_upper_bound": rng.choice((1.2, 2.0)),
+        "rs_lower_bound": rng.choice((None, 0.9)),
+        "rs_upper_bound": rng.choice((None, 1.1)),
+        "rs_veto_threshold": rng.choice((None, 1e-4, 0.5)),
+        "use_rs": rng.random() < 0.7,
+    }
+    # slime refuses to normalise geometric weights.
+    return drawn | {"tis_batch_normalize": drawn["tis_level"] != "geometric" and rng.random() < 0.5}
+
+
+def both(*draws: Callable[[Random], dict[str, Any]]) -> Callable[[Random], dict[str, Any]]:
+    """Draw several groups of settings."""
+    return lambda rng: {name: value for draw in draws for name, value in draw(rng).items()}
+
+
+def per_sample(given: Batch, unit_loss: bool = True, seed: int = 0) -> dict[str, Any]:
+    """The arguments of a function of `--use-tis`, with a loss of 1 a token, or a random one."""
+    batch = rollout_batch(given)
+    made = torch.Generator().manual_seed(seed)
+    size = sum(batch["response_lengths"])
+    loss = torch.ones(size) if unit_loss else torch.randn(size, generator=made)
+    return {
+        "pg_loss": loss.to(given.advantages.dtype),
+        "train_log_probs": batch["log_probs"],
+        "rollout_log_probs": batch["rollout_log_probs"],
+        "loss_masks": batch["loss_masks"],
+        "total_lengths": batch["total_lengths"],
+        "response_lengths": batch["response_lengths"],
+    }
+
+
+def corrected(given: Batch, out: Any) -> Result:
+    """Weights and mask [B, T] from what a function of `--use-tis` returns for a loss of 1."""
+    loss, masks, _ = out
+    lengths, width = lengths_of(given), given.mask.shape[1]
+    return {"weights": padded(list(loss.split(lengths)), width), "mask": padded(masks, width) != 0}
+
+
+def on_rank(called: dict[str, Any], cut: Callable[[Any], list[Tensor]]) -> dict[str, Any]:
+    """The arguments of a function of `--use-tis` on one rank: its tokens of each sample, and whole masks."""
+    loss = torch.cat(cut(called["pg_loss"].split(called["response_lengths"])))
+    return {**called, "pg_loss": loss, **{name: cut(called[name]) for name in ("train_log_probs", "rollout_log_probs")}}
+
+
+def at_valid(out: Any, masks: list[Tensor]) -> Result:
+    """Loss, masks and metrics of a function of `--use-tis`; the first and the last at valid tokens alone."""
+    loss, made_masks, metrics = out
+    at = torch.cat(masks) != 0
+    # A small difference of numbers around 1 has their rounding.
+    whole = {name: value + 1.0 if name.endswith(DIFFERENCES) else value for name, value in metrics.items()}
+    of_tokens = {"loss": loss, **{f"metric {name}": value for name, value in whole.items()}}
+    valid = {name: torch.where(at, value.to(loss.dtype), 0.0) for name, value in of_tokens.items()}
+    return {**valid, "mask": torch.cat(list(made_masks)) != 0}
+
+
+def rows(source: Source) -> Iterator[Row]:
+    """Compare the presets, the recipes and the functions."""
+    yield from compare(source, CODE)
+
+
+def compare(source: Source, code: Code) -> Iterator[Row]:
+    """Compare with slime, or with miles."""
+    yield from presets(source, code)
+    yield from recipes(source, code)
+    yield from functions(source, code)
+
+
+def recipes(source: Source, code: Code) -> Iterator[Row]:
+    """Compare the recipes with the whole loss."""
+    loss = loss_of(source, code)
+    mis, icepop = (code.mis, "compute_mis_weights_with_cp"), (code.tis, "icepop_function")
+    geo = {"rs_level": "geometric", "tis_batch_normalize": False}
+    for name, draw, flags in (
+        ("tis", bounds, {"use_tis": True}),
+        ("icepop", bounds, {"use_tis": True, "custom_tis_function_path": icepop}),
+        ("mis", plain_mis, {"use_tis": True, "custom_tis_function_path": mis}),
+        ("mis_geo", geometric, {"use_tis": True, "custom_tis_function_path": mis, **geo}),
+        ("opsm", lambda rng: {"delta": rng.choice((1e-4, 0.01))}, {"use_opsm": True}),
+    ):
+
+        def run(given: Batch, flags: Any = flags, **drawn: Any) -> Tensor:
+            renamed = {"opsm_delta" if key == "delta" else key: value for key, value in drawn.items()}
+            return loss(given, **flags, **renamed)
+
+        shown = ", ".join(value[1] if isinstance(value, tuple) else key for key, value in flags.items())
+        more: dict[str, Any] = {"declared": DECLARED, "within": code.within}
+        yield recipe(f"slime.{name}", f"{code.loss}: loss_function, {shown}", run, both(dual, draw), **more)
+
+
+def plain_mis(rng: Random) -> dict[str, Any]:
+    """Draw the arguments of the preset `mis`."""
+    return {
+        "tis_upper_bound": rng.choice((1.2, 2.0)),
+        "rs_lower_bound": rng.choice((0.5, 0.9)),
+        "rs_upper_bound": rng.choice((1.1, 2.0)),
+        "rs_veto_threshold": rng.choice((None, 1e-4, 0.5)),
+        "tis_batch_normalize": rng.random() < 0.5,
+    }
+
+
+def geometric(rng: Random) -> dict[str, Any]:
+    """Draw the arguments of the preset `mis_geo`."""
+    return {
+        "tis_upper_bound": rng.choice((1.2, 2.0)),
+        "rs_lower_bound": rng.choice((0.9, 0.9999)),
+        "rs_upper_bound": rng.choice((1.0001, 1.1)),
+        "rs_veto_threshold": rng.choice((None, 1e-4, 0.5)),
+    }
+
+
+def presets(source: Source, code: Code) -> Iterator[Row]:
+    """Compare the presets with the functions of `--use-tis`."""
+    compute_mis = source.cut(code.mis, "compute_mis_weights")
+
+    def mis(given: Batch, **settings: Any) -> Result:
+        called = per_sample(given)
+        names = ("train_log_probs", "rollout_log_probs", "loss_masks")
+        weights, masks, _ = compute_mis(arguments(use_tis=True, **settings), **{name: called[name] for name in names})
+        return corrected(given, (torch.cat(weights), masks, {}))
+
+    def mis_geo(given: Batch, **settings: Any) -> Result:
+        return mis(given, rs_level="geometric", tis_batch_normalize=False, **settings)
+
+    for name, theirs in (("tis", "vanilla_tis_function"), ("icepop", "icepop_function")):
+        function = source.cut(code.tis, theirs)
+
+        def run(given: Batch, function: Any = function, **settings: Any) -> Result:
+            found = corrected(given, function(arguments(**settings), **per_sample(given)))
+            return {"weights": found["weights"]}
+
+        yield preset(f"slime.{name}", f"{code.tis}: {theirs}", run, bounds, declared=DECLARED)
+    theirs = f"{code.mis}: compute_mis_weights"
+    yield preset("slime.mis", theirs, mis, plain_mis, declared=DECLARED)
+    yield preset("slime.mis_geo", theirs, mis_geo, geometric, declared=DECLARED)
+
+
+def functions(source: Source, code: Code) -> Iterator[Row]:
+    """Compare the functions that flags may name with those that they take the place of, on 1, 2 and 4 ranks."""
+    module = code.cp.removesuffix(".py").replace("/", ".")
+
+    @cache
+    def on_ranks(size: int, file: str, name: str) -> tuple[Ranks, dict[str, Any], Any]:
+        ranks = Ranks(size)
+        given = {"mpu": ranks.mpu, "dist": ranks.dist, "get_parallel_state": ranks.state}
+        tools = {tool: source.cut(code.cp, tool, **given) for tool in ("all_gather_with_cp", "slice_log_prob_with_cp")}
+        return ranks, tools, source.cut(file, name, **given)
+
+    for name, file, theirs, draw in (
+        ("tis", code.tis, "vanilla_tis_function", bounds),
+        ("icepop", code.tis, "icepop_function", bounds),
+        ("mis", code.mis, "compute_mis_weights_with_cp", mis_settings),
+    ):
+
+        def run(given: Batch, drawn: dict[str, Any], name: str = name, at: Any = (file, theirs)) -> Any:
+            args = arguments(use_tis=True, **{key: drawn[key] for key in drawn if key != "ranks"})
+            ranks, tools, peer = on_ranks(drawn["ranks"], *at)
+            called = per_sample(given, unit_loss=False, seed=given.seed)
+            layouts = list(zip(called["total_lengths"], called["response_lengths"], strict=True))
+            if args.qkv_format == "bshd":
+                longest = max(called["total_lengths"])
+                layouts = [(*sizes, "bshd", longest) for sizes in layouts]
+                called["max_seq_lens"] = [longest] * len(layouts)
+
+            def on(rank: int) -> tuple[Result, Result]:
+                def cut(samples: Any) -> list[Tensor]:
+                    cuts = zip(samples, layouts, strict=True)
+                    return [tools["slice_log_prob_with_cp"](x, *layout) for x, layout in cuts]
+
+                here, masks = on_rank(called, cut), cut(called["loss_masks"])
+                return at_valid(getattr(ours, name)(args, **here), masks), at_valid(peer(args, **here), masks)
+
+            with loaded(module, **tools):
+                found = ranks.run(on)
+            return tuple(
+                {f"{key} of rank {rank}": value for rank, both in enumerate(found) for key, value in both[side].items()}
+                for side in (0, 1)
+            )
+
+        def settings(rng: Random, draw: Any = draw) -> dict[str, Any]:
+            return {**draw(rng), "ranks": rng.choice((1, 1, 2, 4)), "qkv_format": rng.choice(code.layouts)}
+
+        yield Row("drop-in", f"slime.functions.{name}", f"{file}: {theirs}", run, settings, declared=DECLARED)
