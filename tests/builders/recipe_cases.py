@@ -139,6 +139,8 @@ PUBLISHED = {
         lambda r, t: ratio(r, t, r.old) * (mean(bkl(r, u, r.old, 1e-6) for u in range(r.n)) <= 3e-3)
     ),
     "openrlhf.dppo_like": plain(lambda r, t: ratio(r, t, r.old) * (bkl(r, t, r.old, 1e-6) <= 0.05)),
+    "openrlhf.ppo": plain(one),
+    "openrlhf.gspo": plain(one, gspo, rows_mean),
     "areal.token_mask": plain(icepop(old, 0.5, 5.0)),
     "areal.seq": plain(lambda r, t: seq(r, r.old, mean) * (seq(r, r.old, mean) <= 5.0)),
     "areal.kl": plain(lambda r, t: ratio(r, t, r.old) * (areal_stat(r, t) <= 5.0)),

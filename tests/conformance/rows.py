@@ -238,7 +238,7 @@ def configuration(
             given.advantages,
             given.mask,
             old_logp=proximal,
-            rollout_logp=given.rollout if proximal is None or made["spec"] is not None else None,
+            rollout_logp=given.rollout,
             ref_logp=given.ref if "kl" in made else None,
             **made,
         )

@@ -202,6 +202,16 @@ def test_nemo_s_options():
     assert_published("nemo.cispo", with_score, ("old_logp", "ref_logp"), reference_policy_kl_penalty=0.5)
 
 
+def test_openrlhf_s_mean_over_sequences():
+    def by_rows(rows):
+        return rows_mean(rows, lambda r, t: clip(ratio(r, t, r.old), 0.5, 5.0) * ppo(r, t))
+
+    needs = ("old_logp", "rollout_logp")
+    assert_published("openrlhf.tis", by_rows, needs, loss_agg_mode="seq-mean-token-mean")
+    with pytest.raises(ValueError, match="loss_agg_mode: expected one of"):
+        rc.recipe("openrlhf.tis", loss_agg_mode="seq-mean-token-sum")
+
+
 def test_clips_by_the_frameworks_names():
     named = {
         "openrlhf.tis": {"eps_clip_low_high": (0.1, 0.3), "dual_clip": 4.0},

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import rollout_corr as rc
-from rollout_corr.frameworks.shared.settings import settings_of
+from rollout_corr.frameworks.shared.settings import flags_of, settings_of
 
 KNOWN = {"clip_low": 0.2, "clip_high": 0.2, "mode": None}
 
@@ -54,3 +54,40 @@ def test_unknown():
         settings_of({"loss": 3}, KNOWN, blocks=[("loss",)])
     with pytest.raises(ValueError, match=r"recipe_from_config: expected one of \[.*\], got 'none'"):
         rc.recipe_from_config("none", {})
+
+
+FLAGS = {"actor.clip": 0.2, "algo.kl.coef": 0.0}
+OTHERS = ("actor.adam", "algo.kl.target")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"actor": {"clip": 0.1}},
+        {"actor.clip": 0.1, "actor.adam.lr": 1e-6, "ckpt.path": "."},
+        argparse.Namespace(**{"actor.clip": 0.1}),
+        SimpleNamespace(
+            actor=SimpleNamespace(clip=0.1, adam=SimpleNamespace(lr=1.0)),
+            algo=SimpleNamespace(kl=SimpleNamespace(target=None), other=1),
+            use_ms=False,
+        ),
+    ],
+    ids=["nested", "dotted", "flat namespace", "nested namespace"],
+)
+def test_flags(config):
+    assert flags_of(config, FLAGS, OTHERS) == {"actor.clip": 0.1, "algo.kl.coef": 0.0}
+
+
+@pytest.mark.parametrize(
+    "config", [{"actor": {"clp": 1}}, {"actor.clp": 1}, SimpleNamespace(actor=SimpleNamespace(clp=1))]
+)
+def test_misspelt_flag(config):
+    with pytest.raises(ValueError, match=r"unknown key 'actor\.clp' \(did you mean 'actor\.clip'\?\)"):
+        flags_of(config, FLAGS, OTHERS)
+
+
+def test_flags_without_their_block():
+    with pytest.raises(ValueError, match=r"unknown key 'clip', expected some of \['actor', 'algo'\]"):
+        flags_of({"clip": 0.1}, FLAGS)
+    with pytest.raises(TypeError, match="actor: expected a mapping or a config object, got int 3"):
+        flags_of({"actor": 3}, FLAGS)

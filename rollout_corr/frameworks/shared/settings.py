@@ -91,6 +91,39 @@ def settings_of(
     return {key: given.get(key, default) for key, default in known.items()}
 
 
+def flags_of(config: object, known: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
+    """Read flags in blocks, such as `--actor.eps_clip`, from a namespace with dots in its names or from a nested one.
+
+    Args:
+        config: A namespace as argparse makes it, the nested one that OpenRLHF and molt make of it, or a mapping of
+            either kind.
+        known: The flags that are read here, by their whole names, with the framework's defaults.
+        others: Further flags of the same blocks, or beginnings of them: `actor.adam` for `actor.adam.lr`.
+
+    Returns:
+        A value for each flag of `known`.
+
+    Raises:
+        ValueError: An unknown or misspelt flag of these blocks, with the nearest right one.
+    """
+    outer = fields_of(config)
+    every = [*known, *others]
+    tops = {name.partition(".")[0] for name in every}
+    flags = {key: value for key, value in outer.items() if key.partition(".")[0] in tops and "." in key}
+    for block in sorted({name.rpartition(".")[0] for name in known}):
+        at: Any = outer
+        for name in block.split("."):
+            at = None if at is None else fields_of(at, name).get(name)
+        if at is not None:
+            flags |= {f"{block}.{key}": value for key, value in fields_of(at, block).items()}
+    for flag in flags:
+        if not any(flag == name or flag.startswith(f"{name}.") for name in every):
+            raise ValueError(f"unknown key {flag!r}{_nearest(flag, every)}")
+    if not flags:
+        refuse_unknown(outer, sorted(tops))
+    return {name: flags.get(name, default) for name, default in known.items()}
+
+
 def boolean(key: str, value: object) -> bool:
     """Return True or False; null is False."""
     if value is None:

@@ -7,10 +7,22 @@ weight, so no denominator changes.
 from __future__ import annotations
 
 from rollout_corr.frameworks.shared.preset import preset_of
-from rollout_corr.frameworks.shared.recipe import BOTH, GLOBAL, Named, clip, of_presets
+from rollout_corr.frameworks.shared.recipe import (
+    AGGREGATIONS,
+    BOTH,
+    DECOUPLED,
+    GLOBAL,
+    SEQUENCES,
+    Named,
+    clip,
+    of_presets,
+    recipe,
+    reduction,
+)
 from rollout_corr.frameworks.shared.specs import gated
 from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.surrogate import Surrogate
+from rollout_corr.spec.surrogate import RatioOf, Surrogate
+from rollout_corr.spec.surrogates import GSPO
 from rollout_corr.spec.validate import one_of
 
 GATINGS = ("binary_kl", "tv")
@@ -51,9 +63,31 @@ def dppo_like(delta: float = 0.05, gating: str = "binary_kl") -> Spec:
     )
 
 
-def _clip(both: float, sides: tuple[float, float] | None, dual: float | None) -> Surrogate:
-    low, high = sides or (both, both)
-    return clip(low, high, dual)
+def sides(both: float, low_high: tuple[float, float] | None) -> tuple[float, float]:
+    """Return the sides of the clip from eps_clip and eps_clip_low_high."""
+    low, high = low_high or (both, both)
+    return low, high
 
 
-RECIPES = of_presets("openrlhf", Named(_clip, eps_clip=0.2, eps_clip_low_high=None, dual_clip=None), BOTH, GLOBAL)
+def clipped(both: float, low_high: tuple[float, float] | None, dual: float | None) -> Surrogate:
+    """Return PPO's clip."""
+    return clip(*sides(both, low_high), dual)
+
+
+def gspo(both: float, low_high: tuple[float, float] | None, dual: float | None, of: RatioOf | None = None) -> Surrogate:
+    """Return GSPO's clip. With a correction its ratio is new/rollout, and there is no weight beside it."""
+    return GSPO(*sides(both, low_high), dual, of=of)
+
+
+AGGREGATED = {mode: AGGREGATIONS[mode] for mode in ("token-mean", "seq-mean-token-mean")}
+
+_SETTINGS = {"eps_clip": 0.2, "eps_clip_low_high": None, "dual_clip": None}
+_CLIP = Named(clipped, **_SETTINGS)
+_MEAN = reduction(AGGREGATED, loss_agg_mode="token-mean")
+
+RECIPES = of_presets("openrlhf", _CLIP, BOTH, GLOBAL, reduction=_MEAN) | {
+    "ppo": recipe(_CLIP, DECOUPLED, GLOBAL, reduction=_MEAN),
+    "gspo": recipe(
+        Named(gspo, **_SETTINGS), DECOUPLED, "pass the sequences of all ranks as the denominator", reduction=SEQUENCES
+    ),
+}

@@ -1,0 +1,1 @@
+"""OpenRLHF: presets, losses and configuration."""
