@@ -244,7 +244,8 @@ class File:
         self.text = path.read_text(encoding="utf-8")
         self.tree = ast.parse(self.text)
         self.space = Names(self)
-        self.space.update({"__name__": f"conformance.{path.stem}", "__builtins__": builtins, IMPORT: self._import})
+        # The name of a module that is imported: dataclasses look theirs up.
+        self.space.update({"__name__": __name__, "__file__": str(path), "__builtins__": builtins, IMPORT: self._import})
         self.begun: set[str] = set()
 
     @cached_property

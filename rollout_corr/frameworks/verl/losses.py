@@ -7,6 +7,8 @@ own function: it corrects and then calls two of these. `clip_cov` and `kl_cov` d
 
 from __future__ import annotations
 
+import dis
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -111,7 +113,8 @@ def _function(name: str, kind: Kind) -> Callable[..., Loss]:
             log_prob: [B, T], of the policy that trains; the gradient goes to these.
             advantages: [B, T].
             response_mask: [B, T], non-zero is valid.
-            loss_agg_mode: One of REDUCTIONS. SAPO takes the mean over sequences whatever it says, as in verl.
+            loss_agg_mode: One of REDUCTIONS. SAPO takes the mean over sequences whatever it says, as in verl; of GSPO
+                see `gspo_of`.
             config: verl's ActorConfig; read, never changed.
             rollout_is_weights: [B, T] or None.
             **switches: Those of `install`; none applies here.
@@ -149,7 +152,42 @@ def compute_policy_loss_reinforce(
 
 
 FUNCTIONS = {name: _function(name, kind) for name, kind in KINDS.items()} | {"reinforce": compute_policy_loss_reinforce}
-TARGETS = tuple(Target(MODULE, function.__name__, function) for function in FUNCTIONS.values())
+
+
+def reads(function: object, parameter: str) -> bool:
+    """Tell whether a function of Python reads a parameter of its own, by its bytecode.
+
+    Raises:
+        RuntimeError: It is no function of Python.
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+    if code is None:
+        raise RuntimeError(f"{function!r} has no code that shows whether it obeys {parameter}")
+    # "LOAD_FAST" and its kin; from Python 3.13 on one instruction may load two variables. A closure loads its cell.
+    steps = (s for s in dis.get_instructions(code) if "LOAD" in s.opname)
+    loaded = [s.argval for s in steps if any(kind in s.opname for kind in ("FAST", "DEREF", "CLOSURE"))]
+    return any(parameter == names or (isinstance(names, tuple) and parameter in names) for names in loaded)
+
+
+def gspo_of(theirs: Callable[..., Any], **switches: str) -> Callable[..., Loss]:
+    """Make GSPO as the verl that is there has it.
+
+    verl 0.9.1 averages by `loss_agg_mode`. Up to 0.9.0, and on its main branch, GSPO takes the mean over sequences
+    whatever that says, and does not read it.
+
+    Args:
+        theirs: verl's function.
+        **switches: Those of `install`; none applies here.
+    """
+    return _function("gspo", KINDS["gspo"]._replace(forced=not reads(theirs, "loss_agg_mode")))
+
+
+TARGETS = tuple(
+    Target(MODULE, function.__name__, gspo_of, takes_original=True)
+    if name == "gspo"
+    else Target(MODULE, function.__name__, function)
+    for name, function in FUNCTIONS.items()
+)
 
 
 def _needed(config: Any) -> Any:

@@ -260,8 +260,8 @@ RECIPES = {found.name.partition(".")[2]: _vanilla(found.name) for found in regis
     "geo_mean": recipe(
         Named(GMPO, clip_ratio_low=0.2, clip_ratio_high=0.2),
         DECOUPLED,
-        "its mean is over all rows, ours over non-empty ones",
         reduction=SEQUENCES,
+        denominator="rows",
     ),
     "sapo": recipe(Named(SAPO, tau_pos=1.0, tau_neg=1.05), DECOUPLED, reduction=SEQUENCES),
     "gpg": recipe(GPG(), ()),

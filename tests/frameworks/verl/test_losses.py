@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -124,6 +125,42 @@ def test_loss(name, mode):
             wanted["actor/pg_clipfrac"] = float(clipped[mask].double().mean())
             wanted["actor/pg_clipfrac_lower"] = float(cut[mask].double().mean())
         assert metrics == pytest.approx({} if name == "gpg" else wanted, rel=1e-9, abs=1e-12)
+
+
+def obeying(old_log_prob, loss_agg_mode="token-mean"):
+    return {"agg": loss_agg_mode, "old": old_log_prob}
+
+
+def obeying_in_a_closure(old_log_prob, loss_agg_mode="token-mean"):
+    return lambda: loss_agg_mode
+
+
+def ignoring(old_log_prob, loss_agg_mode="token-mean"):
+    """Name it in a call, as a word and as an attribute, and never read it."""
+    return obeying(old_log_prob, loss_agg_mode="loss_agg_mode"), old_log_prob.loss_agg_mode
+
+
+@functools.wraps(ignoring)
+def wrapping(*given, **named):
+    return ignoring(*given, **named)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "obeys"), [(obeying, True), (obeying_in_a_closure, True), (ignoring, False), (wrapping, False)]
+)
+def test_gspo_averages_like_the_verl_that_is_there(theirs, obeys):
+    """verl 0.9.1 obeys loss_agg_mode, 0.9.0 and the main branch do not."""
+    old, new, advantages, mask, _ = batch()
+    arguments = (old, new, advantages, mask, "token-sum", configuration())
+    expected = verl_losses.FUNCTIONS["gspo"](*arguments)[0]
+    if not obeys:
+        expected = verl_losses.FUNCTIONS["gspo"](*arguments[:4], "seq-mean-token-mean", configuration())[0]
+    assert verl_losses.gspo_of(theirs)(*arguments)[0] == expected
+
+
+def test_gspo_without_code_is_refused():
+    with pytest.raises(RuntimeError, match="has no code that shows whether it obeys loss_agg_mode"):
+        verl_losses.gspo_of(len)
 
 
 def test_nothing_trains():

@@ -1,0 +1,404 @@
+"""verl: its correction and its policy losses, called as they are."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor
+
+import rollout_corr as rc
+from conformance.batches import KINDS, Batch
+from conformance.rows import BF16, Declared, Result, Row, loss_and_gradient, preset, recipe
+from conformance.sources import Source
+from rollout_corr.frameworks.shared.lookup import presets_of
+from rollout_corr.frameworks.verl import dropin, losses
+from rollout_corr.frameworks.verl.options import RS_OPTIONS
+
+DISTRIBUTION, PACKAGE, CHECKOUT = "verl", "verl", "verl"
+
+HELPER = "verl/trainer/ppo/rollout_corr_helper.py"
+LOSSES = "verl/trainer/ppo/core_algos.py"
+CONFIG = "verl/trainer/config/algorithm.py"
+DEBUG = "verl/utils/debug/metrics.py"
+MAIN = "compute_rollout_correction_and_rejection_mask"
+MODES = tuple(losses.REDUCTIONS)
+
+# verl raises without a valid token.
+SOME = tuple(kind for kind in KINDS if kind != "all_masked")
+# It averages counts in float32, and takes spreads from differences of squares.
+COUNTED = (1e-7, 2e-5)
+
+
+class Settings(SimpleNamespace):
+    """A configuration as verl's: attributes, and `get`."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a field, or the default if there is none."""
+        return getattr(self, name, default)
+
+
+class Stranger:
+    """Stands for a class that no configuration here is of."""
+
+
+class Proto(SimpleNamespace):
+    """As much of DataProto as the correction uses."""
+
+    @classmethod
+    def from_dict(cls, tensors: dict[str, Tensor]) -> Proto:
+        """Hold tensors by name."""
+        return cls(batch=dict(tensors))
+
+    def union(self, other: Proto) -> Proto:
+        """Join the tensors of two."""
+        return type(self)(batch={**self.batch, **other.batch})
+
+
+def actor(**changed: Any) -> Settings:
+    """Make an ActorConfig with its defaults."""
+    fields = {
+        "clip_ratio": 0.2,
+        "clip_ratio_low": 0.2,
+        "clip_ratio_high": 0.2,
+        "clip_ratio_c": 3.0,
+        "tau_pos": 1.0,
+        "tau_neg": 1.05,
+        "global_batch_info": {},
+        "policy_loss": Settings(dro_beta=None),
+    }
+    return Settings(**fields | changed)
+
+
+# --- differences that the pages state ---
+
+
+def among(*kinds: str) -> Callable[[Batch, dict[str, Any]], bool]:
+    return lambda given, settings: given.kind in kinds
+
+
+NONFINITE = Declared(
+    "a non-finite token rejects its sequence here",
+    "presets.md",
+    "Most frameworks let the NaN through into the loss (verl's weights",
+    among("infinite", "nan_in_front"),
+)
+PADDING = Declared(
+    "NaN in the padding", "integrations.md", "NaN in the padding becomes NaN in token weights", among("nan_behind_mask")
+)
+ICEPOP = Declared(
+    "IcePop that leaves no weight",
+    "integrations.md",
+    "IcePop that leaves no weight divides by zero",
+    lambda given, settings: "_" in str(settings.get("rollout_is_threshold")) or "threshold_lower" in settings,
+)
+OF_CORRECTION = (BF16, NONFINITE, PADDING, ICEPOP)
+
+LEFT_OUT = Declared(
+    "a token that is not finite is left out here",
+    "losses.md",
+    "NaN or infinity in front of the mask; behind it too with a sum over rows (verl",
+    among("infinite", "nan_in_front", "nan_behind_mask"),
+)
+EMPTY = Declared("no token: NaN there", "losses.md", "a batch without a token (verl", among("all_masked"))
+OF_LOSSES = (BF16, LEFT_OUT, EMPTY)
+CUT = Declared(
+    "shares of tokens that dppo clips",
+    "integrations.md",
+    "dppo's `pg_clipfrac` counts tokens whose advantage is 0, and its `pg_clipfrac_lower` only what was not dropped",
+    lambda given, settings: bool(
+        (given.advantages == 0).any() | ((given.new - given.old).exp() > settings["clip_ratio_c"])[given.mask].any()
+    ),
+)
+
+
+def or_raises(call: Callable[[], Result]) -> Result:
+    """Return what verl returns, or that it divides by zero."""
+    try:
+        return call()
+    except ZeroDivisionError:
+        return {"raises": "ZeroDivisionError"}
+
+
+# --- settings ---
+
+
+def correction(rng: Random) -> dict[str, Any]:
+    """Draw the settings of verl's correction."""
+    options = rng.sample(sorted(RS_OPTIONS), rng.choice((0, 0, 1, 2, 3)))
+    bounds = {"k1": ("0.8_1.3", "0.999_1.001", "2.0"), "k2": ("0.05", "1e-4"), "k3": ("0.04", "1e-4")}
+    return {
+        "rollout_is": rng.choice((None, "token", "sequence")),
+        "rollout_is_threshold": rng.choice((1.05, 2.0, "0.5_2.0", "0.2_5.0")),
+        "rollout_is_batch_normalize": rng.random() < 0.3,
+        "rollout_rs": ",".join(options) or None,
+        "rollout_rs_threshold": ",".join(rng.choice(bounds[option[-2:]]) for option in options) or None,
+    }
+
+
+def of_preset(build: Callable[..., Any]) -> Callable[[Random], dict[str, Any]]:
+    """Draw the arguments of a preset."""
+
+    def draw(rng: Random) -> dict[str, Any]:
+        found = {}
+        for name, parameter in inspect.signature(build).parameters.items():
+            if name == "threshold_lower":
+                found[name] = rng.choice((0.5, 0.9))
+            elif name in ("threshold", "is_threshold"):
+                found[name] = rng.choice((1.05, 2.0))
+            elif name == "rs_threshold":
+                values = ("0.9_1.2", "0.999_1.001") if isinstance(parameter.default, str) else (0.01, 0.0001)
+                found[name] = rng.choice(values)
+        return found
+
+    return draw
+
+
+def clips(rng: Random) -> dict[str, Any]:
+    """Draw the settings of a clipped loss."""
+    return {"clip_ratio_low": rng.choice((0.02, 0.2)), "clip_ratio_high": rng.choice((0.05, 0.28))}
+
+
+def clips_and_c(rng: Random) -> dict[str, Any]:
+    return clips(rng) | {"clip_ratio_c": rng.choice((1.1, 3.0))}
+
+
+OF_LOSS = {
+    "vanilla": clips_and_c,
+    "dppo_tv": clips_and_c,
+    "dppo_kl": clips_and_c,
+    "gspo": clips,
+    "cispo": clips,
+    "geo_mean": clips,
+    "sapo": lambda rng: {"tau_pos": rng.choice((0.5, 1.0)), "tau_neg": rng.choice((1.05, 2.0))},
+    "gpg": lambda rng: {},
+    "dro": lambda rng: {"dro_beta": rng.choice((0.1, 1.0))},
+    "reinforce": lambda rng: {},
+}
+
+
+def micro_batch(name: str) -> Callable[[Random], dict[str, Any]]:
+    """Draw what a drop-in's loss gets: its settings, an average, counts of all ranks or none, weights or none."""
+
+    def draw(rng: Random) -> dict[str, Any]:
+        counts = {"dp_size": 2, "batch_num_tokens": 77, "global_batch_size": 9, "loss_scale_factor": 50}
+        more = {"mode": rng.choice(MODES), "info": rng.choice(({}, counts)), "weighted": rng.random() < 0.5}
+        return OF_LOSS[name](rng) | more
+
+    return draw
+
+
+# --- the rows ---
+
+
+def rows(source: Source) -> Iterator[Row]:
+    """Compare everything that verl has."""
+    yield from of_presets(source)
+    yield from of_correction(source)
+    yield from of_losses(source)
+
+
+def of_presets(source: Source) -> Iterator[Row]:
+    """Compare presets, and the recipes that they are part of, with the classmethods of verl's configuration."""
+    made = source.cut(CONFIG, "RolloutCorrectionConfig")
+    correct = source.cut(HELPER, MAIN, DataProto=Proto)
+    both_policies = {"ActorConfig": Settings, "AlgoConfig": Stranger, MAIN: correct}
+    vanilla, bypass = (
+        source.cut(LOSSES, f"compute_policy_loss_{name}", **both_policies) for name in ("vanilla", "bypass_mode")
+    )
+
+    def fields(config: Any) -> dict[str, Any]:
+        return {name: getattr(config, name) for name in list(inspect.signature(correct).parameters)[3:]}
+
+    def corrected(name: str) -> Callable[..., Result]:
+        def run(given: Batch, **settings: Any) -> Result:
+            def call() -> Result:
+                config = fields(getattr(made, name)(**settings))
+                held, mask, _ = correct(given.old, given.rollout, given.mask, **config)
+                return {"mask": mask} if held is None else {"mask": mask, "weights": weights_of(held)}
+
+            return or_raises(call)
+
+        return run
+
+    def loss(name: str) -> Callable[..., Tensor]:
+        def run(given: Batch, **settings: Any) -> Tensor:
+            config = getattr(made, name)(**settings)
+            if or_raises(lambda: corrected(name)(given, **settings)).keys() == {"raises"}:
+                return given.new.sum() * math.nan
+            counts = {"batch_num_tokens": given.mask.sum()}
+            if name.startswith("bypass"):
+                whole = actor(policy_loss=Settings(rollout_correction=config), global_batch_info=counts)
+                value = bypass(given.rollout, given.new, given.token_advantages, given.mask, "token-mean", whole)[0]
+            else:
+                held, mask, _ = correct(given.old, given.rollout, given.mask, **fields(config))
+                weights = weights_of(held)
+                whole = actor(global_batch_info=counts)
+                arguments = (given.old, given.new, given.token_advantages, mask, "token-mean", whole, weights)
+                value = vanilla(*arguments)[0]
+            return value  # type: ignore[no-any-return]  # of a function that was cut
+
+        return run
+
+    for found in presets_of("verl"):
+        name = found.name.partition(".")[2]
+        if found.write or not source.has(CONFIG, f"RolloutCorrectionConfig.{name}"):
+            continue
+        draw = of_preset(found.build)
+        place = f"{CONFIG}: {name}, {HELPER}: {MAIN}"
+        yield preset(found.name, place, corrected(name), draw, declared=OF_CORRECTION, kinds=SOME)
+        function = "bypass_mode" if name.startswith("bypass") else "vanilla"
+        declared = (*OF_CORRECTION, LEFT_OUT)
+        yield recipe(
+            found.name,
+            f"{LOSSES}: compute_policy_loss_{function}, {CONFIG}: {name}",
+            loss(name),
+            draw,
+            declared=declared,
+            kinds=SOME,
+        )
+
+
+def of_correction(source: Source) -> Iterator[Row]:
+    """Compare the report, the reader, and the replaced functions of the correction."""
+    theirs = {name: source.cut(HELPER, name, DataProto=Proto) for name in (MAIN, *OTHERS)}
+
+    def precise(given: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """verl's own float32 spreads are wrong in the second digit where weights lie close together."""
+        return given.old.double(), given.rollout.double(), given.mask
+
+    def whole(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
+        """Weights and mask of the batch as it is, and the metrics of it in float64."""
+        held, mask, _ = theirs[MAIN](given.old, given.rollout, given.mask, **settings)
+        return tensors(weights_of(held), mask, mask), theirs[MAIN](*precise(given), **settings)[2]
+
+    def report(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
+        spec = rc.from_config("verl", settings)
+        ours = rc.correct(given.old, given.rollout, given.mask, spec=spec).metrics("verl")
+        return ours, or_raises(lambda: theirs[MAIN](*precise(given), **settings)[2])
+
+    def reader(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
+        out = rc.correct(given.old, given.rollout, given.mask, spec=rc.from_config("verl", settings))
+        expected = or_raises(lambda: whole(given, settings)[0])
+        return tensors(out.weights, out.mask, expected.get("mask", out.mask)), expected
+
+    def main(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
+        with patch.multiple(dropin, proto=proto, _say=lambda *given: None):
+            held, mask, metrics = getattr(dropin, MAIN)(given.old, given.rollout, given.mask, **settings)
+        expected = or_raises(lambda: {**whole(given, settings)[0], **whole(given, settings)[1]})
+        return tensors(weights_of(held), mask, expected.get("mask", mask)) | metrics, expected
+
+    def alone(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
+        """The functions that user code calls, on log-ratios."""
+
+        def result(functions: Any) -> Result:
+            old, rollout, mask = precise(given)
+            found: dict[str, Any] = {}
+            if settings["rollout_is"] is not None:
+                names = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize")
+                chosen = {name: settings[name] for name in names}
+                weights, metrics = functions("compute_rollout_correction_weights")(old - rollout, mask, **chosen)
+                found |= {"weights": weights.where(mask, 0.0), **metrics}
+            if settings["rollout_rs"] is not None:
+                chosen = {name: settings[name] for name in ("rollout_rs", "rollout_rs_threshold")}
+                kept, metrics = functions("compute_rollout_rejection_mask")(old - rollout, mask, **chosen)
+                found |= {"mask": kept, **metrics}
+            found |= functions("compute_offpolicy_metrics")(old, rollout, mask)
+            return found | functions("compute_rollout_corr_metrics_from_logprobs")(old, rollout, mask)
+
+        return result(lambda name: getattr(dropin, name)), or_raises(lambda: result(theirs.__getitem__))
+
+    more: dict[str, Any] = {"declared": OF_CORRECTION, "kinds": SOME, "within": COUNTED}
+    yield Row("report", "verl", f"{HELPER}: {MAIN}", report, correction, **more)
+    yield Row("configuration", "verl", f"{HELPER}: {MAIN}", reader, correction, **more)
+    yield Row("drop-in", f"verl.{MAIN}", f"{HELPER}: {MAIN}", main, correction, **more)
+    yield Row("drop-in", "verl.compute_rollout_...", f"{HELPER}: {', '.join(OTHERS)}", alone, correction, **more)
+    debug = source.cut(DEBUG, "calculate_debug_metrics", DataProto=Proto)
+
+    def debugged(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
+        def batch(old: Tensor, rollout: Tensor, mask: Tensor) -> Proto:
+            held = {"old_log_probs": old, "rollout_log_probs": rollout, "response_mask": mask, "responses": mask}
+            return Proto.from_dict(held)
+
+        ours = dropin.calculate_debug_metrics(batch(given.old, given.rollout, given.mask))
+        return floats(ours), floats(debug(batch(*precise(given))))
+
+    yield Row("drop-in", "verl.calculate_debug_metrics", f"{DEBUG}: calculate_debug_metrics", debugged, **more)
+
+
+OTHERS = (
+    "compute_rollout_correction_weights",
+    "compute_rollout_rejection_mask",
+    "compute_offpolicy_metrics",
+    "compute_rollout_corr_metrics_from_logprobs",
+)
+
+
+def proto(weights: Tensor | None) -> Proto | None:
+    """Stand in for the drop-in's function, which imports verl's class."""
+    return None if weights is None else Proto.from_dict({"rollout_is_weights": weights})
+
+
+def weights_of(held: Proto | None) -> Tensor | None:
+    """Return the weights that a DataProto holds."""
+    return None if held is None else held.batch["rollout_is_weights"]
+
+
+def tensors(weights: Tensor | None, mask: Tensor, at: Tensor) -> dict[str, Any]:
+    """Return the mask, and the weights where `at` is set."""
+    found: dict[str, Any] = {"mask": mask}
+    return found if weights is None else found | {"weights": weights.where(at.bool(), 0.0)}
+
+
+def floats(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return metrics as floats."""
+    return {key: float(value) for key, value in metrics.items()}
+
+
+def of_losses(source: Source) -> Iterator[Row]:
+    """Compare recipes and replaced losses with the functions that verl has registered."""
+    given = {"ActorConfig": Settings, "AlgoConfig": Stranger}
+    theirs = {name: source.cut(LOSSES, f"compute_policy_loss_{name}", **given) for name in OF_LOSS}
+
+    def run(name: str) -> Callable[..., Tensor]:
+        def loss(batch: Batch, dro_beta: float | None = None, **settings: Any) -> Tensor:
+            config = actor(policy_loss=Settings(dro_beta=dro_beta), **settings)
+            mode = "seq-mean-token-mean" if name in ("gspo", "sapo") else "token-mean"
+            arguments = (batch.old, batch.new, batch.token_advantages, batch.mask, mode, config)
+            return theirs[name](*arguments)[0]  # type: ignore[no-any-return]  # of a function that was cut
+
+        return loss
+
+    def both(name: str) -> Callable[..., tuple[Result, Result]]:
+        ours = losses.gspo_of(theirs["gspo"]) if name == "gspo" else losses.FUNCTIONS[name]
+
+        def run(batch: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
+            settings = dict(settings)
+            mode, info, weighted = (settings.pop(key) for key in ("mode", "info", "weighted"))
+            of_loss = Settings(dro_beta=settings.pop("dro_beta", None))
+            config = actor(policy_loss=of_loss, global_batch_info=info, **settings)
+            weights = (batch.old - batch.rollout).exp().clamp(max=2.0) if weighted else None
+
+            def result(function: Any) -> Result:
+                mine = batch.trains()
+                arguments = (mine.old, mine.new, mine.token_advantages, mine.mask, mode, config, weights)
+                value, metrics = function(*arguments)
+                return {**loss_and_gradient(value, mine), **floats(metrics)}
+
+            return result(ours), result(theirs[name])
+
+        return run
+
+    for name, settings in OF_LOSS.items():
+        place = f"{LOSSES}: compute_policy_loss_{name}"
+        if name not in ("vanilla", "reinforce"):
+            yield recipe(f"verl.{name}", place, run(name), settings, declared=OF_LOSSES)
+        if name in losses.FUNCTIONS:
+            declared = (*OF_LOSSES, CUT) if "dppo" in name else OF_LOSSES
+            more: dict[str, Any] = {"declared": declared, "within": COUNTED}
+            yield Row("drop-in", f"verl.losses.{name}", place, both(name), micro_batch(name), **more)
