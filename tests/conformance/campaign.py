@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import pkgutil
 from collections.abc import Iterator
 from multiprocessing import get_context
@@ -51,6 +52,7 @@ def run(names: list[str], cases: int, seed: int, only: str = "") -> Iterator[Com
 def _framework(task: tuple[str, int, int, str]) -> list[Compared]:
     name, cases, seed, only = task
     torch.set_num_threads(1)
+    logging.getLogger("rollout_corr").setLevel(logging.ERROR)
     made = []
     for source in sources_of(name):
         for row in rows_of(source):

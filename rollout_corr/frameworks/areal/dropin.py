@@ -8,17 +8,15 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import Correction, correct
+from rollout_corr.frameworks.areal import config as areal_config
 from rollout_corr.frameworks.areal import presets as presets
 from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
 from rollout_corr.frameworks.shared.settings import cached_spec
-from rollout_corr.spec import validate
 from rollout_corr.spec.correction import Criterion, Reduce, Spec, Weight
 
 MODULE = "areal.utils.functional.functional"
-ACTIONS = ("mask", "clamp")
-METRICS = ("ratio", *presets.METRICS, "binary_kl")
 
-DROP_IN = DropIn("areal", checked=("2.0.0",))
+DROP_IN = DropIn("areal", checked=("1.0.4", "2.0.0"))
 installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 
@@ -99,21 +97,11 @@ def _clamped(
 
 @cached_spec
 def _spec_of(level: str, action: str, metric: str, agg: Reduce, upper: float, lower: float | None) -> Spec:
-    validate.one_of("level", level, presets.LEVELS)
-    validate.one_of("action", action, ACTIONS)
-    validate.one_of("metric", metric, METRICS)
-    validate.one_of("agg", agg, presets.AGGREGATIONS)
-    if metric == "binary_kl":
-        over, reduce = presets.unit(level, agg)
-        criterion = Criterion("binary_kl_symmetric", over=over, reduce=reduce, lower=lower, upper=upper)
-        spec = Spec(weight=Weight("token"), criteria=(criterion,), rejected="both")
-    elif metric != "ratio":
-        spec = presets.kl(metric=metric, level=level, agg=agg, upper=upper, lower=lower)
-    elif level == "token":
-        spec = presets.token_mask(lower=lower, upper=upper)
-    else:
-        spec = presets.seq(upper=upper, lower=lower, agg=agg)
-    if action == "mask":
-        return spec
-    # Truncation leaves every token in, and its weight to be clamped afterwards.
-    return Spec(weight=spec.weight, criteria=spec.criteria, nonfinite="neutral")
+    if action != "clamp":
+        return areal_config.spec(level, action, metric, agg, upper, lower)
+    areal_config.check(level, action, metric, agg)
+    # Truncation leaves every token in; its weight is clamped afterwards, so that the clamped ones can be counted.
+    if level == "token":
+        return Spec(weight=Weight("token"), nonfinite="neutral")
+    criterion = Criterion("ratio", over="sequence", reduce=agg, lower=lower, upper=upper)
+    return Spec(weight=Weight("geometric"), criteria=(criterion,), nonfinite="neutral")

@@ -7,9 +7,20 @@ denominator="original". With a ratio it reads non-finite D as 0; its KL metrics 
 from __future__ import annotations
 
 from rollout_corr.frameworks.shared.preset import preset_of
-from rollout_corr.frameworks.shared.recipe import BOTH, GLOBAL, Named, clip, of_presets
+from rollout_corr.frameworks.shared.recipe import (
+    BOTH,
+    DECOUPLED,
+    GLOBAL,
+    Named,
+    around_one,
+    as_wide,
+    clip,
+    of_presets,
+    recipe,
+)
 from rollout_corr.spec.correction import Criterion, Level, Nonfinite, Reduce, Spec, Unit, Weight
 from rollout_corr.spec.statistics import Stat
+from rollout_corr.spec.surrogates import GSPO, SAPO
 from rollout_corr.spec.validate import number, one_of
 
 LEVELS = ("token", "sequence")
@@ -64,4 +75,17 @@ def kpop(upper: float = 2.0) -> Spec:
     return _spec("token", Criterion("binary_kl_symmetric", upper=upper), "reject")
 
 
-RECIPES = of_presets("areal", Named(clip, eps_clip=0.2, eps_clip_higher=None, c_clip=None), BOTH, GLOBAL)
+CLIP = {"eps_clip": 0.2, "eps_clip_higher": None, "c_clip": None}
+RECIPES = {
+    "ppo": recipe(Named(clip, **CLIP), DECOUPLED, GLOBAL),
+    "gspo": recipe(
+        Named(as_wide(GSPO), **CLIP), DECOUPLED, f"{GLOBAL}; it averages the advantages of a sequence, ours does not"
+    ),
+    "sapo": recipe(Named(SAPO, sapo_tau_pos=1.0, sapo_tau_neg=1.05), DECOUPLED, GLOBAL),
+    "cispo": recipe(
+        Named(around_one, eps_clip=1.0, eps_clip_higher=4.0),
+        DECOUPLED,
+        f"the bounds that its help recommends; {GLOBAL}",
+    ),
+    **of_presets("areal", Named(clip, **CLIP), BOTH, GLOBAL),
+}

@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from rollout_corr.frameworks.areal import config as areal_config
 from rollout_corr.frameworks.areal import dropin
 
 BOUNDS = {
@@ -99,9 +100,13 @@ def by_hand(rows, config):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("metric", BOUNDS)
-@pytest.mark.parametrize("action", dropin.ACTIONS)
+@pytest.mark.parametrize("action", areal_config.ACTIONS)
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_everything(level, action, metric, packed):
+    if action == "clamp" and metric != "ratio":
+        with pytest.raises(ValueError, match=f"action: expected 'mask' with metric '{metric}', as AReaL does"):
+            dropin.apply_rejection_sampling(*batch(), None, configuration(action=action, metric=metric, level=level))
+        return
     for seed, agg in enumerate(("sum", "mean", "max")):
         for lower, upper in BOUNDS[metric]:
             config = configuration(level=level, action=action, metric=metric, agg=agg, upper=upper, lower=lower)
@@ -155,7 +160,7 @@ def test_nonfinite():
 
 def test_nothing_valid():
     proximal, old, mask = batch()
-    for action in dropin.ACTIONS:
+    for action in areal_config.ACTIONS:
         found = dropin.apply_rejection_sampling(proximal, old, mask * 0, None, configuration(action=action))
         assert not found.behave_imp_weight.any() and found.filtered_fraction == 0.0
 

@@ -1,0 +1,310 @@
+"""AReaL: its rejection sampling, its losses, and grpo_loss_fn under its own configuration."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from random import Random
+from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock, patch
+
+import torch
+from torch import Tensor
+
+from conformance.batches import KINDS, Batch
+from conformance.rows import BF16, Declared, Result, Row, configuration, preset, recipe
+from conformance.sources import Source
+from rollout_corr.frameworks.areal import dropin
+
+DISTRIBUTION, PACKAGE, CHECKOUT = "areal", "areal", "areal"
+
+FUNCTIONAL = "areal/utils/functional/functional.py"
+ACTOR = "areal/trainer/ppo/actor.py"
+ARGUMENTS = "areal/api/cli_args.py"
+REJECTION = "apply_rejection_sampling"
+METRICS = ("kl_k1", "kl_k2", "kl_k3")
+NONFINITE = ("infinite", "nan_in_front")
+# Settings of the loss that PPOActor hands on.
+OF_LOSS = (
+    "eps_clip",
+    "eps_clip_higher",
+    "c_clip",
+    "m2_threshold",
+    "importance_sampling_level",
+    "prox_logp_method",
+    "use_sapo_loss",
+    "sapo_tau_pos",
+    "sapo_tau_neg",
+    "use_cispo_loss",
+    "use_decoupled_loss",
+)
+
+
+def nonfinite(given: Batch) -> bool:
+    """Tell of batches whose old or rollout log-probs are not all finite."""
+    return given.kind in NONFINITE
+
+
+def rounds_to_one(given: Batch, settings: dict[str, Any]) -> bool:
+    """Tell of batches with a probability that AReaL's clamp to 1 - 1e-8 leaves at 1."""
+    front = torch.stack([given.old, given.rollout])[:, given.mask]
+    return bool((front.exp() == 1.0).any())
+
+
+KL_NONFINITE = Declared(
+    "a divergence that is no number rejects its sequence here, its token there",
+    "presets.md",
+    "AReaL, metrics kl_* and binary_kl",
+    lambda given, settings: nonfinite(given) and settings.get("metric", "binary_kl") != "ratio",
+)
+ROUNDS_TO_ONE = Declared(
+    "probability 1 passes here, fails there", "presets.md", "AReaL drops a token whose probability", rounds_to_one
+)
+SMALL = Declared(
+    "a probability below 1e-8",
+    "presets.md",
+    "Values differ for tokens whose probability is below eps",
+    lambda given, settings: bool(
+        (torch.stack([given.old, given.rollout])[:, given.mask].double() < torch.tensor(1e-8).log()).any()
+    ),
+)
+BINARY_BF16 = Declared(
+    "divergence in bf16",
+    "presets.md",
+    "AReaL computes the binary KL in bf16",
+    lambda given, settings: given.kind == "bf16",
+)
+PROXIMAL = Declared(
+    "AReaL stops at a proximal policy that is not finite",
+    "losses.md",
+    "proximal log-probs that are not finite",
+    lambda given, settings: nonfinite(given) and not bool(given.old[given.mask].isfinite().all()),
+)
+
+
+def rows(source: Source) -> Iterator[Row]:
+    """Compare presets, recipes, the drop-in and the reader."""
+    reject = source.cut(FUNCTIONAL, REJECTION)
+    result_class = source.cut(FUNCTIONAL, "RejectionSamplingResult")
+    config_class = source.cut(ARGUMENTS, "RejectionSamplingConfig")
+    ppo = source.cut(FUNCTIONAL, "ppo_actor_loss_fn")
+    sapo = source.cut(FUNCTIONAL, "sapo_loss_fn")
+    kpop = source.has(FUNCTIONAL, "compute_binary_kl_divergence")
+    cispo = source.cut(FUNCTIONAL, "cispo_loss_fn") if source.has(FUNCTIONAL, "cispo_loss_fn") else None
+
+    def config_of(**settings: Any) -> Any:
+        made = config_class(**{**settings, "metric": "ratio", "upper": 5.0, "lower": None})
+        # The configuration refuses binary_kl where the function has it, so fields are set one by one.
+        made.__dict__.update(settings)
+        return made
+
+    def weigh(given: Batch, **settings: Any) -> Result:
+        found = reject(given.old, given.rollout, given.mask, None, config_of(**settings))
+        return {"mask": found.loss_mask, "weights": found.behave_imp_weight}
+
+    def loss(given: Batch, rejection: dict[str, Any] | None = None, **settings: Any) -> Tensor:
+        value, _ = ppo(
+            logprobs=given.new,
+            proximal_logprobs=given.old,
+            old_logprobs=given.rollout,
+            advantages=given.token_advantages,
+            loss_mask=given.mask,
+            rejection_sampling=None if rejection is None else config_of(**rejection),
+            **{"eps_clip": 0.2} | settings,
+        )
+        result: Tensor = value
+        return result
+
+    def of_clip(rng: Random) -> dict[str, Any]:
+        return {
+            "eps_clip": rng.choice((0.1, 0.2)),
+            "eps_clip_higher": rng.choice((None, 0.28)),
+            "c_clip": rng.choice((None, 3.0)),
+        }
+
+    def of_token_mask(rng: Random) -> dict[str, Any]:
+        return {"lower": rng.choice((None, 0.5, 0.9)), "upper": rng.choice((1.05, 5.0))}
+
+    def of_seq(rng: Random) -> dict[str, Any]:
+        return of_token_mask(rng) | {"agg": rng.choice(("sum", "mean", "max"))}
+
+    def of_kl(rng: Random) -> dict[str, Any]:
+        metric = rng.choice(METRICS)
+        return {
+            "metric": metric,
+            "level": rng.choice(("token", "sequence")),
+            "agg": rng.choice(("sum", "mean", "max")),
+            "upper": rng.choice((0.001, 0.07, 0.9)),
+            "lower": rng.choice((None, -0.11)) if metric == "kl_k1" else None,
+        }
+
+    def of_kpop(rng: Random) -> dict[str, Any]:
+        return {"upper": rng.choice((0.0011, 0.1, 2.0))}
+
+    presets: dict[str, tuple[dict[str, Any], Any, tuple[Declared, ...]]] = {
+        "token_mask": ({"metric": "ratio"}, of_token_mask, ()),
+        "seq": ({"metric": "ratio", "level": "sequence"}, of_seq, ()),
+        "kl": ({}, of_kl, (KL_NONFINITE,)),
+    }
+    if kpop:
+        presets["kpop"] = ({"metric": "binary_kl"}, of_kpop, (KL_NONFINITE, ROUNDS_TO_ONE, SMALL, BINARY_BF16))
+    # AReaL computes weights in float32.
+    single: dict[str, Any] = {"within": (2e-6, 2e-5)}
+    for name, (fixed, drawn, declared) in presets.items():
+
+        def run(given: Batch, fixed: dict[str, Any] = fixed, **settings: Any) -> Result:
+            return weigh(given, **fixed, **settings)
+
+        def lose(given: Batch, fixed: dict[str, Any] = fixed, **settings: Any) -> Tensor:
+            clipped = {key: settings.pop(key) for key in ("eps_clip", "eps_clip_higher", "c_clip")}
+            return loss(given, fixed | settings, **clipped)
+
+        yield preset(f"areal.{name}", f"{FUNCTIONAL}: {REJECTION}", run, drawn, declared=declared, **single)
+        yield recipe(
+            f"areal.{name}",
+            f"{FUNCTIONAL}: ppo_actor_loss_fn",
+            lose,
+            lambda rng, drawn=drawn: drawn(rng) | of_clip(rng),
+            declared=(*declared, PROXIMAL, BF16),
+            **single,
+        )
+
+    losses: dict[str, Any] = {"declared": (PROXIMAL, BF16)}
+    yield recipe("areal.ppo", f"{FUNCTIONAL}: ppo_actor_loss_fn", loss, of_clip, **losses)
+    yield recipe(
+        "areal.gspo",
+        f"{FUNCTIONAL}: ppo_actor_loss_fn, sequence level",
+        lambda given, **settings: loss(given, importance_sampling_level="sequence", **settings),
+        of_clip,
+        **losses,
+    )
+    yield recipe(
+        "areal.sapo",
+        f"{FUNCTIONAL}: sapo_loss_fn",
+        lambda given, **taus: sapo(
+            given.new, given.old, given.token_advantages, taus["sapo_tau_pos"], taus["sapo_tau_neg"], given.mask
+        )[0],
+        lambda rng: {"sapo_tau_pos": rng.choice((1.0, 2.0)), "sapo_tau_neg": rng.choice((1.0, 1.05))},
+        **losses,
+    )
+    if cispo is not None:
+        yield recipe(
+            "areal.cispo",
+            f"{FUNCTIONAL}: cispo_loss_fn",
+            lambda given, eps_clip, eps_clip_higher: cispo(
+                given.new, given.old, given.token_advantages, eps_clip, given.mask, eps_clip_higher
+            )[0],
+            lambda rng: {"eps_clip": rng.choice((0.2, 1.0)), "eps_clip_higher": rng.choice((0.28, 4.0))},
+            **losses,
+        )
+
+    yield drop_in(reject, result_class, config_of, [of_token_mask, of_kl, *([of_kpop] if kpop else [])])
+    yield from readers(source, cispo is not None)
+
+
+def drop_in(reject: Any, result_class: type, config_of: Any, drawn: list[Any]) -> Row:
+    """Compare the drop-in's function with AReaL's, padded and packed."""
+    module = ModuleType(dropin.MODULE)
+    module.RejectionSamplingResult = result_class  # type: ignore[attr-defined]  # a module made here
+
+    def both(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
+        settings = dict(settings)
+        offsets = None
+        tensors = [given.old, given.rollout, given.mask]
+        if settings.pop("packed"):
+            rows, width = given.mask.shape
+            offsets = torch.arange(rows + 1, dtype=torch.int32) * width
+            tensors = [x.reshape(-1) for x in tensors]
+        config = config_of(**settings)
+        with patch.dict(sys.modules, {dropin.MODULE: module}):
+            ours = dropin.apply_rejection_sampling(*tensors, offsets, config)
+        theirs = reject(*tensors, offsets, config)
+        return shown(ours, given.mask), shown(theirs, given.mask)
+
+    def shown(found: Any, mask: Tensor) -> Result:
+        return {
+            "mask": found.loss_mask,
+            "weights": found.behave_imp_weight.float(),
+            "filtered": float(found.filtered_fraction),
+        }
+
+    def settings(rng: Random) -> dict[str, Any]:
+        number = rng.randrange(len(drawn))
+        metric = {"metric": ("ratio", "kl", "binary_kl")[number]}
+        made = metric | {"level": rng.choice(("token", "sequence")), "agg": rng.choice(("sum", "mean", "max"))}
+        made |= drawn[number](rng)
+        action = rng.choice(dropin.areal_config.ACTIONS) if made["metric"] == "ratio" else "mask"
+        return made | {"action": action, "packed": rng.random() < 0.5}
+
+    declared = tuple(
+        Declared(d.name, d.page, d.says, lambda given, s, d=d: s["metric"] == "binary_kl" and d.when(given, s))
+        for d in (ROUNDS_TO_ONE, SMALL, BINARY_BF16)
+    )
+    return Row(
+        "drop-in",
+        "areal.apply_rejection_sampling",
+        f"{FUNCTIONAL}: {REJECTION}",
+        both,
+        settings,
+        declared=(KL_NONFINITE, *declared),
+        within=(2e-6, 2e-5),
+    )
+
+
+def readers(source: Source, cispo: bool) -> Iterator[Row]:
+    """Compare the reader: grpo_loss_fn with the settings that PPOActor hands on."""
+    method = source.cut("areal/utils/constants.py", "ProxLogpMethod")
+    known = source.cut(ACTOR, "grpo_loss_fn").__code__.co_varnames
+    grpo = source.cut(ACTOR, "grpo_loss_fn", stats_tracker=MagicMock(), infer_token_denominator=MagicMock())
+    rejection_class = source.cut(ARGUMENTS, "RejectionSamplingConfig")
+
+    def loss(given: Batch, **config: Any) -> Tensor:
+        config = dict(config)
+        if config.get("rejection_sampling") is not None:
+            config["rejection_sampling"] = rejection_class(**config["rejection_sampling"])
+        made = {"eps_clip": 0.2, "eps_clip_higher": None, "c_clip": None, "prox_logp_method": method("recompute").value}
+        made |= {key: value for key, value in config.items() if key in known}
+        data = {
+            "logprobs": given.rollout if config["use_decoupled_loss"] else given.old,
+            "prox_logp": given.old,
+            "advantages": given.token_advantages,
+            "loss_mask": given.mask,
+        }
+        clean = {key: value.where(given.mask, 0.0) for key, value in data.items() if key != "loss_mask"}
+        result: Tensor = grpo(given.new, torch.zeros_like(given.new), data | clean, **made)
+        return result
+
+    def settings(rng: Random) -> dict[str, Any]:
+        config: dict[str, Any] = {
+            "eps_clip": rng.choice((0.1, 0.2)),
+            "eps_clip_higher": rng.choice((None, 0.28)),
+            "use_decoupled_loss": rng.random() < 0.7,
+        }
+        way = rng.choice(("ppo", "gspo", "sapo", *(["cispo"] if cispo else [])))
+        if way == "sapo":
+            config |= {"use_sapo_loss": True, "sapo_tau_neg": rng.choice((1.05, 2.0)), "use_decoupled_loss": False}
+        elif way == "cispo":
+            config |= {"use_cispo_loss": True, "eps_clip_higher": 4.0}
+        else:
+            config |= {"c_clip": rng.choice((None, 3.0))}
+            config |= {"importance_sampling_level": "sequence" if way == "gspo" else "token"}
+        if rng.random() < 0.8:
+            metric = rng.choice(("ratio", "ratio", *METRICS))
+            block = {"metric": metric, "level": rng.choice(("token", "sequence"))}
+            if metric == "ratio":
+                block |= {"upper": rng.choice((1.05, 2.0)), "lower": rng.choice((None, 0.5, 0.9))}
+                block |= {"action": rng.choice(("mask", "clamp"))}
+            else:
+                block |= {"upper": rng.choice((0.001, 0.07, 0.9))}
+            if block.get("action") != "clamp" and block["level"] == "sequence":
+                block |= {"agg": rng.choice(("sum", "mean", "max"))}
+            config["rejection_sampling"] = block
+        return config
+
+    def hold(config: dict[str, Any]) -> object:
+        return {"actor": {**config, "kl_ctl": 0.0, "path": "model"}, "rollout": {}, "gconfig": {}}
+
+    # grpo_loss_fn raises where the proximal log-probs are not finite.
+    more: dict[str, Any] = {"kinds": tuple(kind for kind in KINDS if kind not in NONFINITE), "within": (2e-6, 2e-5)}
+    yield configuration("areal", f"{ACTOR}: grpo_loss_fn", loss, settings, hold, declared=(BF16,), **more)
