@@ -118,7 +118,7 @@ PUBLISHED = {
     "trl.dr_grpo": lambda rows: plain(trl_weight, agg=total)(rows) / (len(rows) * 256),
     "trl.sapo": plain(trl_weight, sapo, rows_mean),
     "trl.cispo": plain(trl_weight, lambda r, t: cispo(r, t, 0.0, 5.0)),
-    "prime_rl.default": prime_rl(dppo_keep),
+    "prime_rl.dppo": prime_rl(dppo_keep),
     "prime_rl.ipo": prime_rl(lambda r, t: abs(prob_diff(r, t)) <= 0.1),
     "prime_rl.icepop": lambda rows: token_mean(
         rows, lambda r, t: reinforce(r, t, r.mu) * within(ratio(r, t, r.sg), 0.2, 5.0)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time a framework is f
     from rollout_corr.frameworks import minirl as minirl
     from rollout_corr.frameworks import molt as molt
     from rollout_corr.frameworks import open_instruct as open_instruct
-    from rollout_corr.frameworks import prime_rl as prime_rl
     from rollout_corr.frameworks import rlinf as rlinf
     from rollout_corr.frameworks import roll as roll
     from rollout_corr.frameworks import swift as swift
@@ -28,13 +27,14 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time a framework is f
     from rollout_corr.frameworks.areal import presets as areal
     from rollout_corr.frameworks.nemo import presets as nemo
     from rollout_corr.frameworks.openrlhf import presets as openrlhf
+    from rollout_corr.frameworks.prime_rl import presets as prime_rl
     from rollout_corr.frameworks.skyrl import presets as skyrl
     from rollout_corr.frameworks.slime import presets as slime
     from rollout_corr.frameworks.trl import presets as trl
     from rollout_corr.frameworks.verl import presets as verl
     from rollout_corr.frameworks.xtuner import presets as xtuner
 
-    __all__ = ["areal", "names", "nemo", "openrlhf", "preset", "skyrl", "slime", "trl", "verl", "xtuner"]
+    __all__ = ["areal", "names", "nemo", "openrlhf", "preset", "prime_rl", "skyrl", "slime", "trl", "verl", "xtuner"]
 else:
 
     def __getattr__(name):

@@ -101,6 +101,6 @@ RECIPES = of_presets("skyrl", _CLIP, BOTH, "its KL loss is a mean over rows: a c
     "dppo": recipe(
         Reinforce(of="new/rollout"),
         BYPASS,
-        spec=preset_with("prime_rl.default", delta_low=("dppo_mask_low", 0.2), delta_high=("dppo_mask_high", 0.2)),
+        spec=preset_with("prime_rl.dppo", delta_low=("dppo_mask_low", 0.2), delta_high=("dppo_mask_high", 0.2)),
     ),
 }

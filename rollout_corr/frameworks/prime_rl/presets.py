@@ -1,7 +1,8 @@
 """prime-rl, for `policy_loss`: masks of the ratio of the policy that trains to the one that sampled; no weight.
 
 Its loss is REINFORCE with a differentiable ratio. Rejected tokens stay in its denominator and, by `kl_tau`, anchored;
-only its IcePop has no `kl_tau`.
+only its IcePop has no `kl_tau`. On 2026-08-27 (#3418) DPPO, the default until then, was removed, IPO became the default,
+and `ipo_threshold` became `eps`.
 """
 
 from __future__ import annotations
@@ -17,33 +18,40 @@ def _spec(criterion: Criterion) -> Spec:
     return Spec(criteria=(criterion,), rejected="zero")
 
 
-@preset_of("prime-rl 559b447 (2026-08)")
-def default(dppo_mask_low: float = 0.2, dppo_mask_high: float = 0.2) -> Spec:
+@preset_of("prime-rl 559b447 (2026-08-21), gone since #3418")
+def dppo(dppo_mask_low: float = 0.2, dppo_mask_high: float = 0.2) -> Spec:
     """0 for a token whose probability has moved with its advantage by more than dppo_mask_high, up, or _low, down."""
     low = positive("dppo_mask_low", dppo_mask_low, finite=False)
     high = positive("dppo_mask_high", dppo_mask_high, finite=False)
     return _spec(Criterion("prob_diff", lower=-low, upper=high, when="outward", of="new/rollout", label="dppo"))
 
 
-@preset_of("prime-rl 559b447 (2026-08)")
-def ipo(ipo_threshold: float = 0.1) -> Spec:
-    """0 for a token whose probability has moved by more than ipo_threshold."""
-    return _spec(Criterion("tv", upper=ipo_threshold, of="new/rollout", label="ipo"))
+@preset_of("prime-rl until #3418 (2026-08-27)", write="prime_rl.dppo(dppo_mask_low=..., dppo_mask_high=...)")
+def default(dppo_mask_low: float = 0.2, dppo_mask_high: float = 0.2) -> Spec:
+    """0 for a token whose probability has moved with its advantage by more than dppo_mask_high, up, or _low, down."""
+    return dppo(dppo_mask_low, dppo_mask_high)
 
 
-@preset_of("prime-rl PR #3526 (2026-09)")
-def icepop(low: float = 0.2, high: float = 5.0) -> Spec:
-    """0 for a token whose ratio new/rollout is outside [low, high]."""
-    return _spec(Criterion("ratio", lower=low, upper=high, of="new/rollout", label="icepop"))
+@preset_of("prime-rl #3418 (2026-08-27)")
+def ipo(eps: float = 0.1) -> Spec:
+    """0 for a token whose probability has moved by more than eps."""
+    return _spec(Criterion("tv", upper=eps, of="new/rollout", label="ipo"))
 
 
-@preset_of("prime-rl PR #3283")
-def kpop(upper: float = 0.1) -> Spec:
-    """0 for a token whose binary KL between new and rollout exceeds upper in either direction (KPop)."""
-    return _spec(Criterion("binary_kl_symmetric", upper=upper, of="new/rollout", label="kpop"))
+@preset_of("prime-rl #3526 (2026-09)")
+def icepop(ratio_low: float = 0.2, ratio_high: float = 5.0) -> Spec:
+    """0 for a token whose ratio new/rollout is outside [ratio_low, ratio_high]."""
+    return _spec(Criterion("ratio", lower=ratio_low, upper=ratio_high, of="new/rollout", label="icepop"))
 
 
-@preset_of("prime-rl 559b447 (2026-08)")
+@preset_of("prime-rl #3283 (open)")
+def kpop(kpop_threshold: float = 0.1) -> Spec:
+    """0 for a token whose binary KL between new and rollout exceeds kpop_threshold in either direction (KPop)."""
+    criterion = Criterion("binary_kl_symmetric", upper=kpop_threshold, of="new/rollout", label="kpop", eps=1e-6)
+    return _spec(criterion)
+
+
+@preset_of("prime-rl 559b447 (2026-08-21)")
 def ref_kl(threshold: float = 0.2) -> Spec:
     """0 for a token whose probability has fallen by more than threshold (its distillation loss)."""
     lower = -positive("threshold", threshold, finite=False)
