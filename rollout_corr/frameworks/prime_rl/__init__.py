@@ -1,0 +1,1 @@
+"""prime-rl: presets, losses, and the reader of its configuration."""
