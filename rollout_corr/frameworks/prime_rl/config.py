@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rollout_corr.frameworks.prime_rl.presets import RECIPES, dppo, icepop, ipo, kpop
@@ -10,7 +11,7 @@ from rollout_corr.frameworks.shared.settings import settings_of
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.validate import number, one_of
 
-SPECS = {"ipo": ipo, "icepop": icepop, "kpop": kpop, "default": dppo}
+SPECS: dict[str, Callable[..., Spec]] = {"ipo": ipo, "icepop": icepop, "kpop": kpop, "default": dppo}
 # The settings of each type beside `type`, `adv_tau` and, but for IcePop, `kl_tau`.
 SETTINGS = {
     "ipo": ("eps",),
@@ -37,7 +38,7 @@ def recipe(config: object) -> dict[str, Any]:
     if number("adv_tau", taus["adv_tau"]) != 1.0:
         raise ValueError("adv_tau: multiply the advantages by it, and read the rest with adv_tau 1")
     anchored = {} if taus["kl_tau"] is None else {"kl_tau": taus["kl_tau"]}
-    return RECIPES[SPECS[kind].__name__].build(**given, **anchored)
+    return RECIPES["dppo" if kind == "default" else kind].build(**given, **anchored)
 
 
 def _settings(config: object) -> tuple[str, dict[str, Any], dict[str, Any]]:

@@ -1,8 +1,8 @@
 """prime-rl, for `policy_loss`: masks of the ratio of the policy that trains to the one that sampled; no weight.
 
 Its loss is REINFORCE with a differentiable ratio. Rejected tokens stay in its denominator and, by `kl_tau`, anchored;
-only its IcePop has no `kl_tau`. On 2026-08-27 (#3418) DPPO, the default until then, was removed, IPO became the default,
-and `ipo_threshold` became `eps`.
+only its IcePop has no `kl_tau`. On 2026-08-27 (#3418) DPPO, the default until then, was removed, IPO became the
+default, and `ipo_threshold` became `eps`.
 """
 
 from __future__ import annotations

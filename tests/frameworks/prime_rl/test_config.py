@@ -39,6 +39,7 @@ def test_read(config, name, settings):
     assert rc.from_config("prime_rl", config) == rc.preset(f"prime_rl.{name}", **settings)
 
 
+@pytest.mark.usefixtures("nothing_said_yet")
 def test_old_name():
     with pytest.warns(UserWarning, match="ipo_threshold is an old name; write eps = 0.3"):
         spec = rc.from_config("prime_rl", {"type": "ipo", "ipo_threshold": 0.3})
