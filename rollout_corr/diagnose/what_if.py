@@ -14,7 +14,7 @@ from rollout_corr.definition.sequences import Packed
 from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens, blocks
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.frameworks.shared import lookup
-from rollout_corr.metrics.warnings import NEAR_CLAMP
+from rollout_corr.metrics.limits import NEAR_CLAMP
 from rollout_corr.spec.correction import LEVELS, Criterion, Reduce, Spec, Weight
 
 # Bounds of ratios: those of tokens and products are far from 1, geometric means are close to it.

@@ -16,6 +16,7 @@ from torch import Tensor
 from rollout_corr.definition.findings import Findings, SequenceFacts, above, below
 from rollout_corr.definition.tokens import LARGEST_LOG_PERPLEXITY, LARGEST_STATISTIC, extrema, k3, probability, select
 from rollout_corr.metrics.histogram import percentile
+from rollout_corr.metrics.limits import healthy
 from rollout_corr.metrics.rows import (
     Aggregate,
     At,
@@ -297,12 +298,14 @@ def _correlation(v: Values, n: float) -> float:
 # fmt: off
 ALWAYS = [
     Metric("tokens", "valid tokens inside sequences", "tokens", EACH, "-", plain("tokens")),
-    Metric("tokens_outside", "valid tokens that belong to no sequence", "tokens", EACH, "0", plain("tokens_outside")),
-    Metric("tokens_nonfinite", "valid tokens whose D is NaN or infinite", "tokens", EACH, "0",
+    Metric("tokens_outside", "valid tokens that belong to no sequence", "tokens", EACH, healthy("tokens_outside"),
+           plain("tokens_outside")),
+    Metric("tokens_nonfinite", "valid tokens whose D is NaN or infinite", "tokens", EACH, healthy("tokens_nonfinite"),
            plain("tokens_nonfinite")),
     Metric("tokens_clamped", "measured tokens with |D| > clamp", "tokens", EACH, "near 0", plain("tokens_clamped")),
     Metric("tokens_kept", "valid tokens that train after rejection", "tokens", EACH, "-", plain("tokens_kept")),
-    Metric("tokens_kept_fraction", "tokens_kept / tokens", "fraction", VALID, "> 0.5", mean("tokens_kept")),
+    Metric("tokens_kept_fraction", "tokens_kept / tokens", "fraction", VALID, healthy("tokens_kept_fraction"),
+           mean("tokens_kept")),
     Metric("sequences", "sequences with a valid token", "sequences", EACH, "-", plain("sequences")),
     Metric("sequences_clamped", "sequences with |sum D| > clamp", "sequences", EACH, "near 0",
            plain("sequences_clamped")),
@@ -312,21 +315,22 @@ ALWAYS = [
     Metric("sequences_without_survivors", "kept sequences that lost every token one by one", "sequences", EACH,
            "near 0", plain("sequences_without_survivors")),
     Metric("d_mean", "mean D, each saturated at +-1024", "nats", TOKENS, "near 0", mean("d")),
-    Metric("d_abs_mean", "mean |D|, each saturated at 1024", "nats", TOKENS, "< 0.05", mean("abs_d")),
+    Metric("d_abs_mean", "mean |D|, each saturated at 1024", "nats", TOKENS, healthy("d_abs_mean"), mean("abs_d")),
     Metric("d_std", "population standard deviation of D", "nats", TOKENS, "< 0.1", std("d")),
-    Metric("d_abs_max", "max |D|", "nats", TOKENS, "< 5",
+    Metric("d_abs_max", "max |D|", "nats", TOKENS, healthy("d_abs_max"),
            lambda v, n: max(v["max_d"], v["-min_d"]) + 0.0 if n else 0.0),
     Metric("d_min", "min D", "nats", TOKENS, "> -5", minimum("d")),
     Metric("d_max", "max D", "nats", TOKENS, "< 5", maximum("d")),
     Metric("kl_k1", "mean -D: estimates KL(rollout || train)", "nats", TOKENS, "near 0",
            lambda v, n: ratio_of(0.0 - v["d"], n)),
     Metric("kl_k2", "mean D^2 / 2", "nats", TOKENS, "< 0.01", lambda v, n: ratio_of(0.5 * v["d2"], n)),
-    Metric("kl_k3", "mean e^D - 1 - D, D clamped", "nats", TOKENS, "< 0.01", mean("k3")),
+    Metric("kl_k3", "mean e^D - 1 - D, D clamped", "nats", TOKENS, healthy("kl_k3"), mean("k3")),
     Metric("ratio_mean", "mean e^D, D clamped", "ratio", TOKENS, "near 1", mean_around(1.0, "ratio")),
     Metric("ratio_std", "population standard deviation of e^D", "ratio", TOKENS, "< 0.1", std("ratio")),
-    Metric("chi2_token", "mean e^(2D) - 1, D clamped", "ratio", TOKENS, "near 0, below 1",
+    Metric("chi2_token", "mean e^(2D) - 1, D clamped", "ratio", TOKENS, healthy("chi2_token"),
            lambda v, n: ratio_of(v["ratio2"] + 2.0 * v["ratio"], n)),
-    Metric("chi2_sequence", "mean e^(2 clamp(sum D)) - 1", "ratio", SEQUENCES, "below 10", mean("chi2_sequence")),
+    Metric("chi2_sequence", "mean e^(2 clamp(sum D)) - 1", "ratio", SEQUENCES, healthy("chi2_sequence"),
+           mean("chi2_sequence")),
     Metric("sum_d_abs_mean", "mean |sum D|: T x KL", "nats", SEQUENCES, "< clamp / 2", mean("abs_sum_d")),
     Metric("sum_d_abs_max", "max |sum D|", "nats", SEQUENCES, "< clamp", maximum("abs_sum_d")),
     Metric("train_ppl", "mean exp(-mean train_logp)", "perplexity", SEQUENCES, "like rollout_ppl", mean("train_ppl")),
@@ -335,7 +339,8 @@ ALWAYS = [
     Metric("rollout_log_ppl", "mean of -mean rollout_logp", "nats", SEQUENCES, "-", mean("rollout_log_ppl")),
     Metric("log_ppl_diff", "mean of -mean D: mean rollout_logp - mean train_logp, with D saturated at +-1024", "nats",
            SEQUENCES, "near 0", mean("log_ppl_diff")),
-    Metric("log_ppl_abs_diff", "mean of |mean D|", "nats", SEQUENCES, "< 0.02", mean("log_ppl_abs_diff")),
+    Metric("log_ppl_abs_diff", "mean of |mean D|", "nats", SEQUENCES, healthy("log_ppl_abs_diff"),
+           mean("log_ppl_abs_diff")),
     Metric("log_ppl_diff_max", "maximum of -mean D", "nats", SEQUENCES, "near 0", maximum("log_ppl_diff")),
     Metric("log_ppl_diff_min", "minimum of -mean D", "nats", SEQUENCES, "near 0", minimum("log_ppl_diff")),
     Metric("ppl_ratio", "mean exp(-mean D)", "ratio", SEQUENCES, "near 1", mean("ppl_ratio")),
@@ -355,7 +360,7 @@ def weight_metrics(spec: Spec) -> list[Metric]:
                 Metric(f"{key}_std", f"population standard deviation of the {words}", "ratio", over, "< 1", std(name)),
                 Metric(f"{key}_min", f"min {words}", "ratio", over, "-", minimum(name, 1.0)),
                 Metric(f"{key}_max", f"max {words}", "ratio", over, "-", maximum(name, 1.0)),
-                Metric(f"{key}_ess", f"(sum w)^2 / (n sum w^2) of the {words}", "fraction", over, "> 0.3",
+                Metric(f"{key}_ess", f"(sum w)^2 / (n sum w^2) of the {words}", "fraction", over, healthy("weight_ess"),
                        partial(_ess, name=name)),
             ]
         rows += [

@@ -1,15 +1,16 @@
-"""`warnings()`: sentences about metrics that deserve a look."""
+"""`warnings()`: sentences about metrics that deserve a look, by the bounds of [limits.py](limits.py)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
-from rollout_corr.metrics.native import metrics_of
+from rollout_corr.metrics.limits import BY_KEY, FEWEST_TOKENS, NEAR_CLAMP, RATIO_ERRORS, RATIO_MARGIN
+from rollout_corr.metrics.native import TOKENS, metrics_of
 from rollout_corr.spec.correction import Spec
 
-LOW_KEPT, LOW_ESS = 0.5, 0.3
-# From this part of the clamp on, a sequence's |sum D| is near it.
-NEAR_CLAMP = 0.5
+# What is filled in where log-probs are missing, and whose perplexity a float holds.
+FILLERS = (0.0, -1.0)
 
 
 def warnings_of(values: Mapping[str, float], spec: Spec) -> list[str]:
@@ -23,21 +24,98 @@ def warnings_of(values: Mapping[str, float], spec: Spec) -> list[str]:
     found = []
     if metrics["tokens_nonfinite"]:
         found.append(
-            f"{metrics['tokens_nonfinite']:.0f} valid tokens have a NaN or infinite log-ratio "
-            f"(nonfinite={spec.nonfinite!r}): broken logits or missing rollout log-probs"
+            f"{_tokens(metrics['tokens_nonfinite'])} a NaN or infinite log-ratio (nonfinite={spec.nonfinite!r}): "
+            f"{BY_KEY['tokens_nonfinite'].hint}"
         )
     if metrics["tokens_outside"]:
-        found.append(f"{metrics['tokens_outside']:.0f} valid tokens lie outside every cu_seqlens interval")
-    if metrics["tokens"] and metrics["tokens_kept_fraction"] < LOW_KEPT:
         found.append(
-            f"only {100 * metrics['tokens_kept_fraction']:.1f} % of the tokens and "
-            f"{100 * metrics['sequences_kept_fraction']:.1f} % of the sequences are kept"
+            f"{metrics['tokens_outside']:.0f} valid tokens lie outside every cu_seqlens interval: "
+            f"{BY_KEY['tokens_outside'].hint}"
         )
-    if spec.weight is not None and metrics["tokens"]:
-        level = "" if spec.weight.per_token else "sequence_"
-        ess = metrics[f"{level}weight_ess"]
-        if ess < LOW_ESS:
-            found.append(f"effective sample size is {100 * ess:.1f} % of the batch after the bounds")
+    if not metrics["tokens"]:
+        return [*found, "no valid token: the mask is 0 everywhere, or the batch is empty; nothing was measured"]
+    measured = values[str(TOKENS.units)]
+    wrong = _not_log_probs(metrics) if measured >= FEWEST_TOKENS else []
+    if measured >= FEWEST_TOKENS and not wrong and metrics["d_abs_max"] == 0.0:
+        wrong.append(
+            "the two log-probs are identical, D is 0 at every token: both arguments may be the same tensor, or the "
+            "trainer's values were stored as the engine's; nothing is corrected"
+        )
+    # Where the values are no log-probs, how far they are apart says nothing more.
+    found += wrong or _mismatch(metrics, measured)
+    return found + _kept(metrics) + _weights(metrics, spec)
+
+
+def _tokens(count: float) -> str:
+    return "1 valid token has" if count == 1 else f"{count:.0f} valid tokens have"
+
+
+def _not_log_probs(metrics: Mapping[str, float]) -> list[str]:
+    """Recognise probabilities, negative log-likelihoods and fillers by their means over sequences."""
+    found = []
+    for side in ("train", "rollout"):
+        mean, perplexity = -metrics[f"{side}_log_ppl"], metrics[f"{side}_ppl"]
+        if mean > 1e-3:
+            found.append(
+                f"{side}_logp: log-probs lie at or below 0, and these average to {mean:+.3g} over sequences: negative "
+                "log-likelihoods, probabilities or a mask in their place? Pass log-probabilities of the sampled tokens"
+            )
+            continue
+        for filler in FILLERS:
+            # exp is strictly convex, so both means agree where all sequences have one mean.
+            same = abs(mean - filler) < 1e-6 and abs(perplexity - math.exp(-filler)) < 1e-5
+            certain = filler == 0.0 and max(metrics["train_log_ppl"], metrics["rollout_log_ppl"]) < 1e-3
+            if same and not (certain and metrics["d_abs_max"] > 0.0):
+                found.append(
+                    f"{side}_logp: {filler:g} at every token, a filler: the log-probs never arrived; ask the "
+                    "engine for them"
+                )
+    return found
+
+
+def _mismatch(metrics: Mapping[str, float], measured: float) -> list[str]:
+    """Compare the two policies with the limits."""
+    found = []
+    for key in ("kl_k3", "chi2_token", "d_abs_max"):
+        limit = BY_KEY[key]
+        if limit.crossed(metrics[key]):
+            found.append(f"{key} is {metrics[key]:.3g} (healthy: {limit.range_of(limit.healthy)}): {limit.hint}")
+    error = metrics["ratio_std"] / math.sqrt(measured) if measured else 0.0
+    away = metrics["ratio_mean"] - 1.0
+    if abs(away) > RATIO_ERRORS * error + RATIO_MARGIN:
+        cause = (
+            "top-p, top-k, min-p or a softmax over fewer tokens on one side" if away < 0 else "a shift or a constant"
+        )
+        found.append(
+            f"ratio_mean is {metrics['ratio_mean']:.4g} +- {error:.2g} and would be 1 if the tokens were sampled "
+            f"from the rollout log-probs: {cause}, a temperature that one side lacks, other weights than those "
+            "that sampled, or tokens that were trained on already"
+        )
+    return found
+
+
+def _kept(metrics: Mapping[str, float]) -> list[str]:
+    """Say what rejection leaves."""
+    limit = BY_KEY["tokens_kept_fraction"]
+    if not metrics["tokens_kept"]:
+        return [f"everything is rejected, 0.0 % of the tokens train: {limit.hint}"]
+    if not limit.crossed(metrics["tokens_kept_fraction"]):
+        return []
+    return [
+        f"only {100 * metrics['tokens_kept_fraction']:.1f} % of the tokens and "
+        f"{100 * metrics['sequences_kept_fraction']:.1f} % of the sequences are kept: {limit.hint}"
+    ]
+
+
+def _weights(metrics: Mapping[str, float], spec: Spec) -> list[str]:
+    """Say what the weights leave, and whether products of ratios mean anything."""
+    found = []
+    if spec.weight is not None:
+        limit = BY_KEY["weight_ess" if spec.weight.per_token else "sequence_weight_ess"]
+        # 0 where every weight is 0: then all is rejected.
+        if limit.crossed(metrics[limit.key]) and metrics["tokens_kept"]:
+            ess = metrics[limit.key]
+            found.append(f"effective sample size is {100 * ess:.1f} % of the batch after the bounds: {limit.hint}")
     sequence_sums = spec.weight is not None and spec.weight.level == "product"
     sequence_sums |= any(criterion.statistic.log_space and criterion.reduce == "sum" for criterion in spec.criteria)
     if sequence_sums and metrics["sum_d_abs_mean"] > NEAR_CLAMP * spec.clamp:

@@ -105,6 +105,7 @@ def test_guide_and_math_have_python():
 def test_metrics_page_is_fresh():
     wanted = "python -m rollout_corr.metrics.docs > docs/metrics.md"
     assert (DOCS / "metrics.md").read_text(encoding="utf-8") == metrics_page.markdown(), wanted
+    assert metrics_page.watched() in (DOCS / "guide.md").read_text(encoding="utf-8"), "its table is of metrics/docs.py"
 
 
 def test_losses_page_is_fresh():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from rollout_corr.diagnose.measure.measurement import Measurement
+from rollout_corr.metrics.limits import BY_KEY
 
 # error: certainly a bug; warning: worth a look, and fails a gate; note: worth knowing.
 Severity = Literal["error", "warning", "note"]
@@ -14,8 +15,8 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 Metrics = dict[str, float]
 
-# k3 of a healthy engine stays below this (docs/metrics.md), and |sum of D| of a sequence below this many nats.
-HEALTHY_K3, HEALTHY_SUM = 0.01, 2.0
+# k3 of a healthy engine stays below this, and |sum of D| of a sequence below this many nats.
+HEALTHY_K3, HEALTHY_SUM = BY_KEY["kl_k3"].healthy, 2.0
 
 # A group of tokens is suspect if its mean |D| is TIMES that of equally likely tokens and at least MATTERS nats.
 TIMES, MATTERS = 2.0, 5e-3

@@ -1,0 +1,122 @@
+"""The limits of the metrics, a row each: shared by `warnings()`, the docs, `report` and `doctor`.
+
+A row has two bounds: of the range in which a metric lies in a healthy run, and the one beyond which `warnings()`
+speaks. Between them lie runs that differ for a known reason, such as old weights.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+
+class Limit(NamedTuple):
+    """The bounds of a metric.
+
+    Attributes:
+        key: The metric.
+        beyond: The side on which a value is suspect.
+        healthy: The bound of its range in a healthy run.
+        alarm: The bound beyond which `warnings()` speaks; None: it never does.
+        reason: A clause that says what such a value means.
+        hint: What to look at or to do.
+    """
+
+    key: str
+    beyond: Literal["above", "below"]
+    healthy: float
+    alarm: float | None
+    reason: str
+    hint: str
+
+    def crossed(self, value: float) -> bool:
+        """Tell whether a value, NaN excepted, lies beyond the alarm."""
+        if self.alarm is None:
+            return False
+        return value > self.alarm if self.beyond == "above" else value < self.alarm
+
+    def range_of(self, bound: float) -> str:
+        """The good side of a bound as tables show it: "< 0.01"."""
+        if self.beyond == "above" and bound == 0:
+            return "0"
+        return f"{'<' if self.beyond == 'above' else '>'} {bound:g}"
+
+
+# The mean of the token ratios is 1 where tokens were sampled from the rollout log-probs. It is suspect by this many
+# standard errors and this margin: D that is noise of standard deviation s has a mean ratio of 1 + s^2 / 2.
+RATIO_ERRORS, RATIO_MARGIN = 8.0, 0.02
+
+# Fewer measured tokens may all be certain, so that their log-probs are equal, or all 0, in a healthy run.
+FEWEST_TOKENS = 16
+
+# From this part of the clamp on, a sequence's |sum D| is near it.
+NEAR_CLAMP = 0.5
+
+LIMITS = (
+    Limit(
+        "kl_k3",
+        "above",
+        0.01,
+        0.05,
+        "an estimate of KL(rollout, train): engines of one model stay below 0.01, and stale or quantised ones rarely "
+        "reach 0.05",
+        "look for log-probs that are shifted by a token, gathered at the wrong place or of other weights, and for a "
+        "temperature on one side",
+    ),
+    Limit(
+        "chi2_token",
+        "above",
+        1.0,
+        1.0,
+        "the variance of the token ratios: above 1 weights keep little information, above 10 next to none",
+        "find the cause of the mismatch, or reject",
+    ),
+    Limit(
+        "d_abs_max",
+        "above",
+        5.0,
+        10.0,
+        "the largest difference of a token: beyond 10 nats one side calls impossible what the other expects",
+        "look for single broken tokens, and for fillers (0, -1, -9999) at tokens that the mask should leave out; a "
+        "veto rejects their sequences",
+    ),
+    Limit(
+        "tokens_kept_fraction",
+        "below",
+        0.9,
+        0.5,
+        "how much trains: below a half the batch is another one",
+        "compare each criterion's bounds with its LABEL/mean and LABEL/std",
+    ),
+    Limit(
+        "weight_ess",
+        "below",
+        0.5,
+        0.3,
+        "the effective sample size: the share of the tokens that is left after the bounds of the weight",
+        "lower the upper bound, or find the cause of the mismatch",
+    ),
+    Limit(
+        "sequence_weight_ess",
+        "below",
+        0.5,
+        0.3,
+        "the effective sample size over sequences",
+        "lower the upper bound, or take token or geometric weights in place of products",
+    ),
+    Limit("tokens_nonfinite", "above", 0.0, 0.0, "valid tokens with NaN or infinity", "look for broken logits, and for "
+          "tokens of which the engine returned no log-prob"),
+    Limit("tokens_outside", "above", 0.0, 0.0, "valid tokens that belong to no sequence", "pass offsets, which add "
+          "lengths up, as cu_seqlens: [0, 10, 20] and not [10, 10]"),
+    Limit("d_abs_mean", "above", 0.05, None, "the mean difference of a token", "as for `kl_k3`"),
+    Limit("chi2_sequence", "above", 10.0, None, "the variance of product ratios", "take token or geometric ratios"),
+    Limit("log_ppl_abs_diff", "above", 0.02, None, "how far the mean D of a sequence is from 0",
+          "watch its trend: it grows with stale weights"),
+)  # fmt: skip
+
+BY_KEY = {limit.key: limit for limit in LIMITS}
+
+
+def healthy(key: str) -> str:
+    """The healthy range of a metric that has a limit, as tables show it."""
+    limit = BY_KEY[key]
+    return limit.range_of(limit.healthy)
