@@ -27,7 +27,7 @@ TYPES = {"tis": "tis", "icepop": "icepop", "seq_mask_tis": "seq-mask-tis"}
 NONFINITE = Declared(
     "a non-finite token rejects its sequence here, itself there",
     "presets.md",
-    "weight is 0 at a token with non-finite log-probs",
+    "NeMo RL | weight 0 at that token",
     lambda given, settings: given.kind in ("infinite", "nan_in_front"),
 )
 FAR = Declared(
