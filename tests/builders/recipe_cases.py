@@ -180,6 +180,7 @@ PUBLISHED = {
     "open_instruct.seq": plain(
         lambda r, t: min(seq(r, r.old, mean), 2.0) * within(seq(r, r.old, mean), 0.5, 2.0), open_instruct_ppo
     ),
+    "open_instruct.cispo": plain(token_tis(old), lambda r, t: cispo(r, t, 0.0, 1.272)),
     "open_instruct.vaco": plain(lambda r, t: open_instruct(r, t, vaco), open_instruct_ppo),
     "swift.token_truncate": plain(token_tis(old), agg=rows_mean),
     "swift.token_mask": plain(icepop(old, 0.0, 2.0), agg=rows_mean),

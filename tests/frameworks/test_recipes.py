@@ -212,6 +212,20 @@ def test_openrlhf_s_mean_over_sequences():
         rc.recipe("openrlhf.tis", loss_agg_mode="seq-mean-token-sum")
 
 
+def test_open_instruct_s_kl():
+    """Estimator 3 is k1 times the ratio that takes the gradient."""
+
+    def with_kl(rows):
+        def loss(r, t):
+            moved = math.exp(r.new[t] - r.old[t])
+            return min(ratio(r, t, r.old), 2.0) * ppo(r, t, 0.2, 0.272) + 0.05 * moved * (r.new[t] - r.ref[t])
+
+        return token_mean(rows, loss)
+
+    needs = ("old_logp", "rollout_logp", "ref_logp")
+    assert_published("open_instruct.default", with_kl, needs, beta=0.05, kl_estimator=3)
+
+
 def test_clips_by_the_frameworks_names():
     named = {
         "openrlhf.tis": {"eps_clip_low_high": (0.1, 0.3), "dual_clip": 4.0},

@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time a framework is f
     from rollout_corr.frameworks import megatron as megatron
     from rollout_corr.frameworks import minirl as minirl
     from rollout_corr.frameworks import molt as molt
-    from rollout_corr.frameworks import open_instruct as open_instruct
     from rollout_corr.frameworks import rlinf as rlinf
     from rollout_corr.frameworks import roll as roll
     from rollout_corr.frameworks import swift as swift
@@ -26,6 +25,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time a framework is f
     from rollout_corr.frameworks import unsloth as unsloth
     from rollout_corr.frameworks.areal import presets as areal
     from rollout_corr.frameworks.nemo import presets as nemo
+    from rollout_corr.frameworks.open_instruct import presets as open_instruct
     from rollout_corr.frameworks.openrlhf import presets as openrlhf
     from rollout_corr.frameworks.prime_rl import presets as prime_rl
     from rollout_corr.frameworks.skyrl import presets as skyrl
@@ -34,7 +34,20 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time a framework is f
     from rollout_corr.frameworks.verl import presets as verl
     from rollout_corr.frameworks.xtuner import presets as xtuner
 
-    __all__ = ["areal", "names", "nemo", "openrlhf", "preset", "prime_rl", "skyrl", "slime", "trl", "verl", "xtuner"]
+    __all__ = [
+        "areal",
+        "names",
+        "nemo",
+        "open_instruct",
+        "openrlhf",
+        "preset",
+        "prime_rl",
+        "skyrl",
+        "slime",
+        "trl",
+        "verl",
+        "xtuner",
+    ]
 else:
 
     def __getattr__(name):

@@ -1,0 +1,1 @@
+"""open-instruct: presets, losses and configuration."""
