@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from conformance import campaign
+from conformance import campaign, page
 
 
 def main(given: list[str] | None = None) -> int:
@@ -15,8 +15,14 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=520, help="batches for each row (520)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--only", default="", help="rows whose name contains this text")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/conformance.md")
+    parser.add_argument("--write", action="store_true", help="write what is compared into docs/conformance.md")
+    parser.add_argument("--list", action="store_true", help="write the list of that page again, and compare nothing")
     arguments = parser.parse_args(given)
+    if arguments.list:
+        page.write([])
+        return 0
+    if arguments.write and arguments.seed:
+        parser.error("--write: expected the first seed 0, so that whoever reads the page can have its numbers")
     known = campaign.frameworks()
     unknown = sorted(set(arguments.frameworks) - set(known))
     if unknown:
@@ -34,7 +40,7 @@ def main(given: list[str] | None = None) -> int:
     if absent:
         print(f"not found here: {', '.join(absent)} (install them, or name a folder of checkouts by PEERS=)")
     if arguments.write:
-        campaign.write(found, arguments.seed)
+        page.write([page.line_of(*compared) for compared in found], arguments.only)
     undeclared = sum(len(tally.undeclared) for _, tally in found)
     print(f"{len(found)} rows, {sum(tally.cases for _, tally in found)} cases, {undeclared} undeclared differences")
     return 1 if undeclared or not found else 0

@@ -1,4 +1,4 @@
-"""Run rows and show what came of them: on the terminal, and as the table of docs/conformance.md."""
+"""Run the rows of frameworks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from typing import NamedTuple
 import torch
 
 from conformance import peers
-from conformance.rows import DOCS, Row, Tally, compared
+from conformance.rows import Row, Tally, compared
 from conformance.sources import Source, found
-
-PAGE = DOCS / "conformance.md"
-BEGIN, END = "<!-- begin: made by `make conformance ARGS=--write` -->", "<!-- end -->"
 
 
 class Compared(NamedTuple):
@@ -59,27 +56,3 @@ def _framework(task: tuple[str, int, int, str]) -> list[Compared]:
             if only in row.ours:
                 made.append(Compared(source, compared(row, cases, seed)))
     return made
-
-
-def table(found: list[Compared]) -> str:
-    """Write the table, a row each, with the differences by name."""
-    lines = [
-        "| framework | version | this package | the framework's function | cases | agree | declared | undeclared |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for source, tally in found:
-        declared = "; ".join(f"{n} {name}" for name, n in sorted(tally.declared.items())) or "-"
-        cells = (source.framework, f"{source.version} ({source.kind})", tally.row, f"`{tally.theirs}`")
-        counts = (tally.cases, tally.agreed, declared, len(tally.undeclared) or "-")
-        lines.append(f"| {' | '.join(map(str, (*cells, *counts)))} |")
-    return "\n".join(lines)
-
-
-def write(found: list[Compared], seed: int) -> None:
-    """Put the table into the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    cases = sum(tally.cases for _, tally in found)
-    head = f"{len(found)} rows, {cases:,} cases, seeds from {seed}; torch {torch.__version__.partition('+')[0]}."
-    PAGE.write_text(f"{before}{BEGIN}\n\n{head}\n\n{table(found)}\n\n{END}{after}", encoding="utf-8")
