@@ -61,7 +61,16 @@ def _loss(
 ) -> dict[str, Any]:
     """Return the arguments of one of TRL's losses with unsloth's defaults and a KL that no ratio multiplies."""
     high = 0.28 if loss_type == "dapo" else epsilon_high
-    made = presets.loss(loss_type, epsilon, high, delta, beta, False, importance_sampling_level, max_completion_length)
+    made = presets.loss(
+        loss_type,
+        epsilon,
+        high,
+        delta,
+        beta,
+        False,
+        importance_sampling_level,
+        max_completion_length,
+    )
     spec = lookup.preset(f"unsloth.{vllm_importance_sampling_mode}", **bounds)
     return made | {"spec": spec if vllm_importance_sampling_correction else None}
 

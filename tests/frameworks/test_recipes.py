@@ -6,6 +6,7 @@ Numbers are those of the frameworks' own defaults.
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import rollout_corr as rc
 from builders.batches import error
 from builders.recipe_cases import PUBLISHED
 from oracles.published import (
+    Row,
     batch,
     cispo,
     clip,
@@ -88,6 +90,19 @@ def test_recipe_is_what_is_published(name):
     assert_published(name, PUBLISHED[name], every_recipe()[name].needs)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [n for n in PUBLISHED if n.startswith(("swift", "trl", "unsloth")) and rc.recipe(n)["denominator"] == "rows"],
+)
+def test_rows_without_a_token_count_where_they_do_there(name):
+    empty = Row(random.Random(0), 0, 1.0)
+    empty.adv = [1.0]
+    rows = [*batch(0), empty]
+    value, _ = ours(rows, name, every_recipe()[name].needs)
+    assert error(value, PUBLISHED[name](rows)) <= 1e-7
+    assert abs(value / ours(rows[:-1], name, every_recipe()[name].needs)[0] - 5 / 6) < 1e-12
+
+
 def test_options_by_the_frameworks_names():
     needs = ("old_logp", "rollout_logp")
 
@@ -118,6 +133,24 @@ def test_options_by_the_frameworks_names():
         return rows_mean(rows, lambda r, t: min(ratio(r, t, r.old), 2.0) * (ppo(r, t) + 0.3 * k3(r, t)))
 
     assert_published("swift.token_truncate", swift_kl, (*needs, "ref_logp"), beta=0.3)
+
+
+def test_trl_s_options_together():
+    needs = ("old_logp", "rollout_logp")
+
+    def masked(rows):
+        def loss(r, t):
+            return 0.0 if opsm(r, r.mu, 0.05) else min(ratio(r, t, r.old), 3.0) * ppo(r, t)
+
+        return token_mean(rows, loss)
+
+    options = {"off_policy_mask_threshold": 0.05, "vllm_importance_sampling_mode": "token_truncate"}
+    assert_published("trl.dapo", masked, needs, **options)
+    assert_published("trl.dapo", lambda rows: token_mean(rows, ppo), needs, vllm_importance_sampling_correction=False)
+    with pytest.raises(ValueError, match="importance_sampling_level: expected 'token' with loss_type 'cispo'"):
+        rc.recipe("trl.cispo", importance_sampling_level="sequence")
+    with pytest.raises(ValueError, match="vllm_importance_sampling_mode: expected one of"):
+        rc.recipe("trl.grpo", vllm_importance_sampling_mode="opsm")
 
 
 def test_options_of_those_with_a_reduction_or_a_kl_of_their_own():

@@ -36,7 +36,7 @@ def clip(x, low, high):
 
 def mean(values):
     values = list(values)
-    return math.fsum(values) / len(values)
+    return math.fsum(values) / max(len(values), 1)
 
 
 # --- token losses, as the frameworks write them ---

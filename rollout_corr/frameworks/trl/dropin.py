@@ -16,10 +16,10 @@ from rollout_corr.api.correct import correct
 from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
 from rollout_corr.frameworks.shared.lookup import preset
 from rollout_corr.frameworks.shared.settings import cached_spec
+from rollout_corr.frameworks.trl.presets import MODES
 from rollout_corr.spec.correction import Spec
 
 MODULE = "trl.trainer.grpo_trainer"
-MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 NOT_COVERED = {"AsyncGRPOTrainer, which clips the ratio of trainer to engine in its own loss": None}
 
@@ -81,9 +81,10 @@ def importance_sampling_ratio(
     valid = mask != 0
     if run.rejected != "zero":
         ratio = torch.where(valid & (out.mask == 0), 0.0, ratio)
+    masked = _bounded_one(mode, clip_max, clip_min) if spec is None else 1.0
     if spec is None and mode.startswith("sequence"):
-        return ratio.amax(dim=-1, keepdim=True)
-    return torch.where(valid, ratio, _bounded_one(mode, clip_max, clip_min) if spec is None else 1.0)
+        ratio, valid = ratio.amax(dim=-1, keepdim=True), valid.any(dim=-1, keepdim=True)
+    return torch.where(valid, ratio, masked)
 
 
 def get_off_policy_mask(

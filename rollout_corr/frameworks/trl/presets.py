@@ -15,7 +15,7 @@ from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import BOTH, GLOBAL, SEQUENCES, Recipe, arguments
 from rollout_corr.frameworks.shared.specs import off_policy
 from rollout_corr.spec.correction import Criterion, Level, Nonfinite, Reduce, Spec, Unit, Weight
-from rollout_corr.spec.loss import KL, LossReduction
+from rollout_corr.spec.loss import KL, Denominator, LossReduction
 from rollout_corr.spec.surrogate import Surrogate
 from rollout_corr.spec.surrogates import GSPO, PPO, SAPO, Score
 from rollout_corr.spec.validate import one_of
@@ -75,15 +75,17 @@ def opsm(delta: float = 0.1, clip_max: float | None = 3.0, clip_min: float | Non
     return replace(spec, criteria=(*spec.criteria, off_policy(delta)))
 
 
-# loss_type: its reduction.
-REDUCTIONS: dict[str, LossReduction] = {
-    "grpo": SEQUENCES,
-    "bnpo": "token_mean",
-    "dapo": "token_mean",
-    "dr_grpo": "token_sum_norm",
-    "luspo": "sequence_mean_token_sum",
-    "sapo": SEQUENCES,
-    "cispo": "token_mean",
+MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
+# loss_type: its reduction, and what it is divided by.
+REDUCTIONS: dict[str, tuple[LossReduction, Denominator]] = {
+    "grpo": (SEQUENCES, "rows"),
+    "bnpo": ("token_mean", "original"),
+    "dapo": ("token_mean", "original"),
+    "dr_grpo": ("token_sum_norm", "rows"),
+    "luspo": ("sequence_mean_token_sum", "rows"),
+    "sapo": (SEQUENCES, "rows"),
+    "cispo": ("token_mean", "original"),
 }
 IMPORTANCE_LEVELS = ("token", "sequence")
 NOTES = {"dapo": GLOBAL, "cispo": GLOBAL, "dr_grpo": "max_completion_length is the trainer's"}
@@ -98,30 +100,54 @@ def loss(
     use_bias_correction_kl: bool = True,
     importance_sampling_level: str = "token",
     max_completion_length: float = 256.0,
+    sapo_temperature_pos: float = 1.0,
+    sapo_temperature_neg: float = 1.05,
+    vllm_importance_sampling_correction: bool = True,
     vllm_importance_sampling_mode: str = "sequence_mask",
     off_policy_mask_threshold: float | None = None,
     **bounds: Any,
 ) -> dict[str, Any]:
     """Return the arguments of a loss of GRPOTrainer; `bounds` are those of the preset that corrects it."""
-    level = one_of("importance_sampling_level", importance_sampling_level, IMPORTANCE_LEVELS)
-    sides = epsilon, epsilon if epsilon_high is None else epsilon_high
-    surrogate: Surrogate = PPO(*sides, delta=delta)
-    if loss_type == "cispo":
-        surrogate = Score(upper=epsilon_high or 5.0)
-    elif loss_type == "sapo":
-        surrogate = SAPO()
-    elif level == "sequence":
-        surrogate = GSPO(*sides, delta=delta)
-    preset = f"trl.{vllm_importance_sampling_mode}"
-    if off_policy_mask_threshold is not None:
-        preset, bounds = "trl.opsm", bounds | {"delta": off_policy_mask_threshold}
+    mode = one_of("vllm_importance_sampling_mode", vllm_importance_sampling_mode, MODES)
+    spec: Spec | None = lookup.preset(f"trl.{mode}", **bounds)
+    if not vllm_importance_sampling_correction:
+        spec = None
+    reduction, denominator = REDUCTIONS[loss_type]
+    taus = sapo_temperature_pos, sapo_temperature_neg
     return arguments(
-        surrogate,
-        lookup.preset(preset, **bounds),
-        REDUCTIONS[loss_type],
+        surrogate(loss_type, epsilon, epsilon_high, delta, importance_sampling_level, taus),
+        spec if off_policy_mask_threshold is None else masked(spec, off_policy_mask_threshold),
+        reduction,
+        denominator,
         kl=KL("k3", beta, weight="ratio" if use_bias_correction_kl else None) if beta else None,
         max_length=max_completion_length if loss_type == "dr_grpo" else None,
     )
+
+
+def surrogate(
+    loss_type: str,
+    epsilon: float,
+    epsilon_high: float | None,
+    delta: float | None,
+    importance_sampling_level: str,
+    taus: tuple[float, float],
+) -> Surrogate:
+    """Return the loss of a token."""
+    level = one_of("importance_sampling_level", importance_sampling_level, IMPORTANCE_LEVELS)
+    if loss_type in ("cispo", "sapo"):
+        if level == "sequence":
+            raise ValueError(
+                f"importance_sampling_level: expected 'token' with loss_type {loss_type!r}, got 'sequence'"
+            )
+        return SAPO(*taus) if loss_type == "sapo" else Score(upper=5.0 if epsilon_high is None else epsilon_high)
+    sides = epsilon, epsilon if epsilon_high is None else epsilon_high
+    return GSPO(*sides, delta=delta) if level == "sequence" else PPO(*sides, delta=delta)
+
+
+def masked(spec: Spec | None, threshold: float) -> Spec:
+    """Add the off-policy mask to a correction. A masked sequence keeps its KL and its place in the denominator."""
+    spec = Spec(nonfinite="neutral") if spec is None else spec
+    return replace(spec, criteria=(*spec.criteria, off_policy(threshold)), rejected="zero")
 
 
 RECIPES = {name: Recipe(partial(loss, name), BOTH, NOTES.get(name, "")) for name in REDUCTIONS}

@@ -169,3 +169,11 @@ def test_errors():
         dropin.importance_sampling_ratio(*given, "word")
     with pytest.raises(ValueError, match=r"trl.token_truncate.*expected clip_max, clip_min or both, got neither"):
         dropin.importance_sampling_ratio(*given, "token_truncate", None, None)
+
+
+def test_a_row_without_tokens_has_the_ratio_of_one():
+    """As in TRL, whose sum over no token is 0; VESPO takes the ratio's logarithm."""
+    logp, mask = -torch.ones(2, 3), torch.tensor([[1, 1, 0], [0, 0, 0]])
+    ratio = dropin.importance_sampling_ratio(logp, logp - 1.0, mask, "sequence_truncate")
+    assert ratio[1].item() == 1.0 and ratio[0].item() == 3.0
+    assert dropin.importance_sampling_ratio(logp, logp, mask, "sequence_mask", 0.5)[1].item() == 0.0

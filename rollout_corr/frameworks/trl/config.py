@@ -1,0 +1,100 @@
+"""TRL's GRPOConfig."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollout_corr.frameworks.shared.preset import warn_once
+from rollout_corr.frameworks.shared.settings import boolean, settings_of
+from rollout_corr.frameworks.trl import presets
+from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.validate import number, one_of
+
+# Settings of the loss, by TRL's names and with its defaults.
+LOSS: dict[str, Any] = {
+    "epsilon": 0.2,
+    "epsilon_high": None,
+    "delta": None,
+    "beta": 0.0,
+    "use_bias_correction_kl": True,
+    "importance_sampling_level": "token",
+    "max_completion_length": 256,
+    "sapo_temperature_pos": 1.0,
+    "sapo_temperature_neg": 1.05,
+    "vllm_importance_sampling_correction": True,
+    "vllm_importance_sampling_mode": "sequence_mask",
+    "off_policy_mask_threshold": None,
+}
+KNOWN = LOSS | {
+    "loss_type": "dapo",
+    # False in TRL, where nothing is corrected then: whoever reads a few settings of the correction means it.
+    "use_vllm": True,
+    "vllm_importance_sampling_clip_max": 3.0,
+    "vllm_importance_sampling_clip_min": None,
+    "vllm_importance_sampling_cap": None,
+    "top_entropy_quantile": 1.0,
+    "entropy_coef": 0.0,
+    "use_adaptive_entropy": False,
+}
+# Keys that stand in a whole GRPOConfig, with many that do not concern this package.
+WHOLE = (
+    *(
+        "output_dir",
+        "learning_rate",
+        "max_steps",
+        "num_train_epochs",
+        "per_device_train_batch_size",
+        "model_init_kwargs",
+    ),
+    *("gradient_accumulation_steps", "num_generations", "num_iterations", "temperature", "scale_rewards", "vllm_mode"),
+    *("generation_batch_size", "steps_per_generation", "mask_truncated_completions", "bf16", "model_name_or_path"),
+)
+OLD_CAP, CLIP_MAX = "vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"
+
+
+def read(config: object) -> Spec:
+    """Read the correction: `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
+    found = loss(settings(config))["spec"]
+    return Spec() if found is None else found
+
+
+def recipe(config: object) -> dict[str, Any]:
+    """Read the whole loss."""
+    return loss(settings(config))
+
+
+def settings(config: object) -> dict[str, Any]:
+    """Read the settings of a GRPOConfig, or of a mapping or namespace with its names."""
+    given = settings_of(config, KNOWN, whole=WHOLE)
+    if given[OLD_CAP] is not None:
+        warn_once(("trl", OLD_CAP), f"trl: {OLD_CAP} is an old name; write {CLIP_MAX}: {given[OLD_CAP]!r}")
+        given[CLIP_MAX] = given[OLD_CAP]
+    return given
+
+
+def loss(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the loss that settings of TRL ask for."""
+    loss_type = given["loss_type"]
+    if loss_type == "vespo":
+        raise ValueError(
+            "loss_type: 'vespo' weighs by a function of the whole sequence's ratio, which no surrogate has"
+        )
+    one_of("loss_type", loss_type, presets.REDUCTIONS)
+    if number("top_entropy_quantile", given["top_entropy_quantile"]) < 1.0:
+        raise ValueError("top_entropy_quantile: needs the whole distribution; pass a mask of your own")
+    if number("entropy_coef", given["entropy_coef"]) != 0.0 or boolean(
+        "use_adaptive_entropy", given["use_adaptive_entropy"]
+    ):
+        raise ValueError("entropy_coef: needs the whole distribution; add the bonus to the value of policy_loss")
+    chosen = {name: given[name] for name in LOSS}
+    corrected = boolean("vllm_importance_sampling_correction", given["vllm_importance_sampling_correction"])
+    chosen["vllm_importance_sampling_correction"] = corrected and boolean("use_vllm", given["use_vllm"])
+    if loss_type == "cispo" and given["epsilon_high"] is None:
+        # The recipe's default is the 5.0 that TRL recommends; TRL itself takes epsilon.
+        chosen["epsilon_high"] = given["epsilon"]
+    return presets.loss(
+        loss_type,
+        **chosen,
+        clip_max=given[CLIP_MAX],
+        clip_min=given["vllm_importance_sampling_clip_min"],
+    )

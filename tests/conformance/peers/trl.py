@@ -1,0 +1,256 @@
+"""TRL: the statements of GRPOTrainer that make the ratio and the loss, and its off-policy mask."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from functools import partial
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import rollout_corr as rc
+from conformance.batches import KINDS, Batch
+from conformance.rows import BF16, Declared, Row, Settings, configuration, loss_and_gradient, preset, recipe
+from conformance.sources import Source
+from rollout_corr.frameworks.trl import dropin
+
+DISTRIBUTION, PACKAGE, CHECKOUT = "trl", "trl", "trl"
+
+TRAINER = "trl/trainer/grpo_trainer.py"
+GENERATE, COMPUTE = "GRPOTrainer._generate_and_score_completions", "GRPOTrainer._compute_loss"
+MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+LOSSES = ("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "sapo", "cispo")
+# TRL pads with zeros, and multiplies by the mask.
+PADDED = tuple(kind for kind in KINDS if kind != "nan_behind_mask")
+
+
+def nonfinite(given: Batch, settings: dict[str, Any]) -> bool:
+    return given.kind in ("infinite", "nan_in_front")
+
+
+def beyond_the_clamp(given: Batch, settings: dict[str, Any]) -> bool:
+    """Tell whether the log-ratio of a token or of a sequence lies beyond +-20."""
+    d = (given.old - given.rollout).double().where(given.mask, 0.0)
+    return bool((d.abs() > 20.0).any() or (d.sum(1).abs() > 20.0).any())
+
+
+def sequence_level(settings: dict[str, Any]) -> bool:
+    return bool(settings.get("importance_sampling_level") == "sequence")
+
+
+def weighed_kl(given: Batch, settings: dict[str, Any]) -> bool:
+    """Tell whether a sequence's ratio multiplies the KL."""
+    return bool(sequence_level(settings) and settings.get("beta") and settings.get("use_bias_correction_kl", True))
+
+
+def tokenwise(given: Batch, settings: dict[str, Any]) -> bool:
+    """Tell whether the tokens of a sequence have losses of their own."""
+    corrected = settings.get("vllm_importance_sampling_correction", True)
+    weights = corrected and settings.get("vllm_importance_sampling_mode", "sequence_mask").startswith("token")
+    return bool(not sequence_level(settings) or settings.get("beta") or weights)
+
+
+DECLARED = (
+    Declared("not finite", "presets.md", "NaN: ratio 1. Infinite: the largest float", nonfinite),
+    BF16,
+    Declared("safety clamp", "presets.md", "Here the exponent is then clamped to +-20", beyond_the_clamp),
+    Declared("the KL's ratio", "losses.md", "weighed by the ratio of the sequence", weighed_kl),
+)
+# Of the versions before 1.16.0.
+PADDED_LUSPO = Declared(
+    "luspo over padding", "losses.md", "luspo before 1.16.0 averages tokens over padding", tokenwise
+)
+
+
+def bounds(rng: Random) -> dict[str, Any]:
+    """Draw the bounds of a preset."""
+    return {"clip_max": rng.choice((1.05, 3.0)), "clip_min": rng.choice((None, None, 0.9))}
+
+
+def settings_of(loss_type: str, levels: tuple[str, ...]) -> Callable[[Random], dict[str, Any]]:
+    """Draw the settings of a recipe."""
+
+    def draw(rng: Random) -> dict[str, Any]:
+        drawn: dict[str, Any] = {
+            "epsilon_high": rng.choice((0.28, 2.0)) if loss_type == "cispo" else rng.choice((None, 0.28)),
+            "vllm_importance_sampling_correction": rng.random() < 0.8,
+            "vllm_importance_sampling_mode": rng.choice(MODES),
+            "off_policy_mask_threshold": rng.choice((None, None, 0.001, 0.1)),
+            "beta": rng.choice((0.0, 0.04)),
+            "use_bias_correction_kl": rng.random() < 0.7,
+            **bounds(rng),
+        }
+        if loss_type == "sapo":
+            drawn |= {"sapo_temperature_pos": rng.choice((1.0, 2.0)), "sapo_temperature_neg": rng.choice((1.05, 2.0))}
+        elif loss_type != "cispo":
+            drawn |= {"epsilon": rng.choice((0.2, 0.05)), "delta": rng.choice((None, 1.5))}
+            drawn["importance_sampling_level"] = rng.choice(levels)
+        if loss_type == "dr_grpo":
+            drawn["max_completion_length"] = rng.choice((16, 256))
+        return drawn
+
+    return draw
+
+
+class Trainer:
+    """GRPOTrainer's own statements, cut out of a version of TRL."""
+
+    def __init__(self, source: Source) -> None:
+        first, last = "per_token_logps_diff = ", "if self.vllm_importance_sampling_mode in"
+        self._ratio = source.lines(TRAINER, GENERATE, first, last)
+        self._loss = source.lines(TRAINER, COMPUTE, "advantages = inputs", 'if self.loss_type in ["grpo", "sapo"]')
+        self.off_policy_mask = source.cut(TRAINER, "GRPOTrainer.get_off_policy_mask")
+
+    def ratio(self, given: Batch, mode: str, clip_max: float | None = 3.0, clip_min: float | None = None) -> Tensor:
+        """Return the ratio: [B, T], or [B, 1] in the sequence modes."""
+        trainer = SimpleNamespace(
+            vllm_importance_sampling_mode=mode,
+            vllm_importance_sampling_clip_max=clip_max,
+            vllm_importance_sampling_clip_min=clip_min,
+        )
+        made = self._ratio(
+            self=trainer,
+            old_per_token_logps=given.old,
+            sampling_per_token_logps=given.rollout,
+            mask=given.mask.to(torch.int64),
+        )
+        ratio: Tensor = made["vllm_importance_sampling_ratio"]
+        return ratio
+
+    def loss(self, given: Batch, loss_type: str, **config: Any) -> Tensor:
+        """Return the loss of a configuration; settings that are not given are TRL's defaults."""
+        corrected = config.get("vllm_importance_sampling_correction", True)
+        mode = config.get("vllm_importance_sampling_mode", "sequence_mask")
+        epsilon, high = config.get("epsilon", 0.2), config.get("epsilon_high")
+        args = SimpleNamespace(
+            use_bias_correction_kl=config.get("use_bias_correction_kl", True),
+            delta=config.get("delta"),
+            sapo_temperature_pos=config.get("sapo_temperature_pos", 1.0),
+            sapo_temperature_neg=config.get("sapo_temperature_neg", 1.05),
+            steps_per_generation=1,
+        )
+        trainer = SimpleNamespace(
+            args=args,
+            loss_type=loss_type,
+            epsilon_low=epsilon,
+            epsilon_high=epsilon if high is None else high,
+            beta=config.get("beta", 0.0),
+            importance_sampling_level=config.get("importance_sampling_level", "token"),
+            max_completion_length=config.get("max_completion_length", 256),
+            off_policy_mask_threshold=config.get("off_policy_mask_threshold"),
+            get_off_policy_mask=self.off_policy_mask,
+            use_vllm=True,
+            vllm_importance_sampling_correction=corrected,
+            model=SimpleNamespace(training=True),
+            current_gradient_accumulation_steps=1,
+            accelerator=SimpleNamespace(num_processes=1),
+        )
+        inputs = {
+            "advantages": given.advantages,
+            "old_per_token_logps": given.old,
+            "sampling_per_token_logps": given.rollout,
+            "ref_per_token_logps": given.ref,
+            "num_items_in_batch": given.mask.sum(),
+        }
+        if corrected:
+            clips = {name: config[name] for name in ("clip_max", "clip_min") if name in config}
+            inputs["importance_sampling_ratio"] = self.ratio(given, mode, **clips)
+        made = self._loss(
+            self=trainer,
+            inputs=inputs,
+            per_token_logps=given.new,
+            entropies=None,
+            entropy_mask=None,
+            mask=given.mask.to(torch.int64),
+        )
+        value: Tensor = made["loss"]
+        return value
+
+
+def rows(source: Source) -> Iterator[Row]:
+    """Compare presets, recipes, functions of the drop-in and configurations."""
+    trainer = Trainer(source)
+    more: dict[str, Any] = {"declared": DECLARED, "kinds": PADDED}
+    for name in ("default", *MODES):
+        mode = "sequence_mask" if name == "default" else name
+        yield preset(
+            f"trl.{name}",
+            f"{TRAINER}: {mode}",
+            lambda given, mode=mode, **clips: {"weights": trainer.ratio(given, mode, **clips).expand_as(given.old)},
+            bounds,
+            **more,
+        )
+    yield _opsm(trainer, more)
+    averages = "(per_token_loss * mask.sum(1, keepdim=True)).mean()" in (source.root / TRAINER).read_text()
+    for loss_type in LOSSES:
+        own = dict(more)
+        if loss_type == "sapo":
+            # torch.where makes the two temperatures float32.
+            own["within"] = (1e-7, 2e-5)
+        if loss_type == "luspo" and averages:
+            own["declared"] = (*DECLARED, PADDED_LUSPO)
+        name = f"{TRAINER}: _compute_loss, {loss_type}"
+        draw = settings_of(loss_type, ("token", "sequence"))
+        yield recipe(f"trl.{loss_type}", name, partial(trainer.loss, loss_type=loss_type), draw, **own)
+        yield _configuration(trainer, loss_type, name, draw, own)
+    yield from _functions(trainer, more)
+
+
+def _opsm(trainer: Trainer, more: dict[str, Any]) -> Row:
+    def both(given: Batch, drawn: dict[str, Any]) -> tuple[Any, Any]:
+        bounds = {name: drawn[name] for name in ("clip_max", "clip_min")}
+        peer, mine = given.trains(), given.trains()
+        theirs = trainer.loss(peer, "grpo", off_policy_mask_threshold=drawn["delta"], **bounds)
+        settings = rc.recipe("trl.grpo") | {"spec": rc.preset("trl.opsm", **drawn)}
+        policies = {"old_logp": given.old, "rollout_logp": given.rollout}
+        out = rc.policy_loss(mine.new, given.advantages, given.mask, **policies, **settings)
+        return loss_and_gradient(out.value, mine), loss_and_gradient(theirs, peer)
+
+    def draw(rng: Random) -> dict[str, Any]:
+        return {"delta": rng.choice((0.001, 0.1)), **bounds(rng)}
+
+    return Row("preset", "trl.opsm", f"{TRAINER}: get_off_policy_mask, _compute_loss", both, draw, **more)
+
+
+def _configuration(trainer: Trainer, loss_type: str, name: str, draw: Settings, more: dict[str, Any]) -> Row:
+    clips = {"clip_max": "vllm_importance_sampling_clip_max", "clip_min": "vllm_importance_sampling_clip_min"}
+
+    def whole(rng: Random) -> dict[str, Any]:
+        drawn = {key: value for key, value in draw(rng).items() if rng.random() < 0.8}
+        drawn["held"] = rng.choice((dict, partial(dict, num_generations=8), Namespace, SimpleNamespace))
+        return {"loss_type": loss_type, **drawn}
+
+    def hold(drawn: dict[str, Any]) -> object:
+        return drawn["held"](**{clips.get(key, key): drawn[key] for key in drawn if key != "held"})
+
+    def theirs(given: Batch, held: object, **config: Any) -> Tensor:
+        return trainer.loss(given, **config)
+
+    return configuration("trl", name, theirs, whole, hold, **more)
+
+
+def _functions(trainer: Trainer, more: dict[str, Any]) -> Iterator[Row]:
+    """Call the drop-in's functions beside TRL's with the same arguments; what stands behind the mask counts too."""
+
+    def ratios(given: Batch, drawn: dict[str, Any]) -> tuple[Any, Any]:
+        theirs = trainer.ratio(given, drawn["mode"], drawn["clip_max"], drawn["clip_min"])
+        ours = dropin.importance_sampling_ratio(given.old, given.rollout, given.mask, **drawn)
+        return {"ratio": ours}, {"ratio": theirs}
+
+    def masks(given: Batch, drawn: dict[str, Any]) -> tuple[Any, Any]:
+        mask = given.mask.to(torch.int64)
+        arguments = given.advantages[:, None], given.new, given.rollout, mask, drawn["off_policy_threshold"]
+        return {"mask": dropin.get_off_policy_mask(*arguments)}, {"mask": trainer.off_policy_mask(*arguments)}
+
+    def draw(rng: Random) -> dict[str, Any]:
+        return {"mode": rng.choice(MODES), **bounds(rng)}
+
+    def threshold(rng: Random) -> dict[str, Any]:
+        return {"off_policy_threshold": rng.choice((0.001, 0.1, 1.0))}
+
+    yield Row("drop-in", "trl: importance_sampling_ratio", f"{TRAINER}: {GENERATE}", ratios, draw, **more)
+    yield Row("drop-in", "trl: get_off_policy_mask", f"{TRAINER}: get_off_policy_mask", masks, threshold, **more)
