@@ -210,6 +210,16 @@ def is_finite(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def over_kept_set(logp: tl.tensor, base: tl.tensor, mass: tl.tensor, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Take the mass that truncated sampling kept from the log-probs that are not over the kept set yet."""
+    if PLAN.mass == "train":
+        logp = logp - mass.to(real(PLAN))
+    elif PLAN.mass == "rollout":
+        base = base - mass.to(real(PLAN))
+    return logp, base
+
+
+@triton.jit
 def within(x: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr, prefix: tl.constexpr) -> tl.tensor:
     """Test for lying between a pair of thresholds, inclusive; NaN does not."""
     lower = number(numbers, PLAN, named(prefix, "lower")).to(x.dtype)

@@ -24,6 +24,7 @@ from rollout_corr.kernels.tokens import (
     is_finite,
     limited,
     number,
+    over_kept_set,
     real,
     size,
     test,
@@ -48,6 +49,7 @@ class Inputs(NamedTuple):
     train: PerToken
     rollout: PerToken
     mask: PerToken
+    mass: PerToken
     advantages: tl.tensor  # [N], [B, T] or [S]
 
 
@@ -142,8 +144,12 @@ def thinned_tokens(
     interior: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Find the tokens that failed criteria of their sequence drop one by one; states are [ROWS, 1, 1]."""
-    d = load_at(inputs.train, stretch, place, interior, PLAN, TILING, TILING.unit).to(real(PLAN))
-    d -= load_at(inputs.rollout, stretch, place, interior, PLAN, TILING, TILING.unit).to(real(PLAN))
+    train = load_at(inputs.train, stretch, place, interior, PLAN, TILING, TILING.unit).to(real(PLAN))
+    rollout = load_at(inputs.rollout, stretch, place, interior, PLAN, TILING, TILING.unit).to(real(PLAN))
+    if PLAN.mass is not None:
+        mass = load_at(inputs.mass, stretch, place, interior, PLAN, TILING, True)
+        train, rollout = over_kept_set(train, rollout, mass, PLAN)
+    d = train - rollout
     measured = valid
     if PLAN.nonfinite == "reject":
         measured = valid & is_finite(d)
@@ -209,8 +215,8 @@ def apply_to_tokens(
     ]
 )  # fmt: skip
 def apply_kernel(
-    train_logp, rollout_logp, mask, advantages, offsets, numbers, owners, states, sequence_weights, weights, mask_out,
-    token_sums, sequence_sums, histogram, token_maxima, sequence_maxima, statistics,
+    train_logp, rollout_logp, mask, log_mass, advantages, offsets, numbers, owners, states, sequence_weights, weights,
+    mask_out, token_sums, sequence_sums, histogram, token_maxima, sequence_maxima, statistics,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64,
     train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
     mask_row: tl.int64, mask_step: tl.int64,
@@ -239,6 +245,7 @@ def apply_kernel(
                 PerToken(train_logp, train_row, train_step),
                 PerToken(rollout_logp, rollout_row, rollout_step),
                 PerToken(either(mask, train_logp), mask_row, mask_step),
+                contiguous(either(log_mass, train_logp), extents),
                 either(advantages, train_logp),
             )
             apply_to_tokens(inputs, weights, mask_out, sequence_weights, state, stretch, extents, PLAN, TILING)

@@ -49,6 +49,8 @@ class Given:
         per_sequence: True if advantages are [S].
         externals: Per-token tensors of criteria over external statistics.
         new: Log-probs of the policy that trains, for criteria that compare it.
+        log_mass: Per token, the log of the mass that truncated sampling kept.
+        mass_of_rollout: True if it is taken from the engine's log-probs, and not from the trainer's.
     """
 
     train: Tensor
@@ -59,6 +61,8 @@ class Given:
     per_sequence: bool
     externals: Sequence[Tensor]
     new: Tensor | None = None
+    log_mass: Tensor | None = None
+    mass_of_rollout: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,7 @@ def prepare(given: Given, spec: Spec, wanted: Wanted, split: bool = False) -> tu
         writes_weights=wanted.weights,
         writes_mask=wanted.mask,
         edits_mask=wanted.edits_mask,
+        mass=None if given.log_mass is None else ("rollout" if given.mass_of_rollout else "train"),
     )
     mask = as_bytes(given.mask)
     strided = [x for x in (train, given.rollout, mask) if x is not None]
@@ -174,6 +179,7 @@ def prepare(given: Given, spec: Spec, wanted: Wanted, split: bool = False) -> tu
         "train_logp": train,
         "rollout_logp": given.rollout,
         "mask": mask,
+        "log_mass": None if given.log_mass is None else given.log_mass.contiguous(),
         "advantages": advantages,
         "externals": tuple(x.contiguous() for x in extras),
         "offsets": given.offsets,

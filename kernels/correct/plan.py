@@ -104,6 +104,7 @@ class Plan(Tables):
     edits_mask: bool  # rejected tokens are 0 in the mask written
     schemes: tuple[str, ...]  # peers whose statistics are reported beside the native ones
     pairs: tuple[str, ...]  # values of `Criterion.of` that compare the policy that trains
+    mass: str | None  # whose log-probs the kept mass is taken from: "train" | "rollout"; None: there is none
     # Names of columns: sums and maxima are of the batch, the others of a slot.
     token_sums: tuple[str, ...] = ()
     sequence_sums: tuple[str, ...] = ()

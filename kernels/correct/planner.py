@@ -26,6 +26,7 @@ def plan_of(
     writes_weights: bool,
     writes_mask: bool,
     edits_mask: bool,
+    mass: str | None = None,
 ) -> Plan:
     """Make the plan of a Spec for one kind of batch.
 
@@ -38,6 +39,7 @@ def plan_of(
         writes_weights: Weights are handed back.
         writes_mask: A new mask is handed back.
         edits_mask: Rejected tokens are 0 in the new mask.
+        mass: Whose log-probs the kept mass is taken from, "train" or "rollout"; None without one.
     """
     weight = spec.weight
     tests = _tests(spec)
@@ -63,6 +65,7 @@ def plan_of(
         edits_mask=edits_mask,
         schemes=tuple(name for name in spec.report if name != "native"),
         pairs=pairs_of(spec),
+        mass=mass,
     )
     tables = columns_of(spec, indices(spec))._asdict() | _slot_tables(plan)
     plan = replace(plan, **tables, numbers=tuple(numbers_of(spec, double)))

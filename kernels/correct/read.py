@@ -63,6 +63,7 @@ from rollout_corr.kernels.tokens import (
     named,
     number,
     of_pair,
+    over_kept_set,
     real,
     size,
     test,
@@ -76,6 +77,7 @@ class Inputs(NamedTuple):
     train: PerToken
     rollout: PerToken
     mask: PerToken
+    mass: PerToken
 
 
 class Part(NamedTuple):
@@ -84,6 +86,7 @@ class Part(NamedTuple):
     train: tl.tensor
     rollout: tl.tensor
     mask: tl.tensor  # as it was given; 0 at tokens of other slots
+    mass: tl.tensor  # the log of the mass kept; train where the plan has none
 
 
 class Shared(NamedTuple):
@@ -104,7 +107,7 @@ class Shared(NamedTuple):
 @triton.jit
 def part_of(x: tl.tuple) -> Part:
     """Name the entries of a part."""
-    return Part(x[0], x[1], x[2])
+    return Part(x[0], x[1], x[2], x[3])
 
 
 @triton.jit
@@ -144,7 +147,10 @@ def load_parts(
                 given = tl.where(inside, given, 0).to(given.dtype)
         elif FULL:
             given = tl.full(given.shape, 1, tl.int8)
-        parts = parts + (Part(train, rollout, given),)
+        mass = train
+        if PLAN.mass is not None:
+            mass = load_tokens(addresses(inputs.mass, stretch, place, PLAN, TILING, True), inside, WHOLE)
+        parts = parts + (Part(train, rollout, given, mass),)
     return parts
 
 
@@ -221,7 +227,8 @@ def gap_of(part: Part, outside: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
     valid = part.mask != 0
     if PLAN.packed:
         valid = valid & (outside == 0)
-    return tl.where(valid, part.train.to(real(PLAN)) - part.rollout.to(real(PLAN)), 0.0)
+    train, rollout = over_kept_set(part.train.to(real(PLAN)), part.rollout.to(real(PLAN)), part.mass, PLAN)
+    return tl.where(valid, train - rollout, 0.0)
 
 
 # --- a part ---
@@ -245,12 +252,12 @@ def read_part(
         valid = valid & (shared.outside == 0)
     advantage = advantage_of(shared, train, place, PLAN, TILING)
 
-    pair = compare(train, rollout, valid, PLAN, TAME)
+    pair = compare(*over_kept_set(train, rollout, part.mass, PLAN), valid, PLAN, TAME)
     pairs = (pair,)
     for k in tl.static_range(size(PLAN, "pairs")):
         new = token_tensor(shared, PLAN.externals, place, PLAN, TILING)
         if compares_with_rollout(PLAN, k):
-            pairs = pairs + (compare(new, rollout, valid, PLAN, False),)
+            pairs = pairs + (compare(*over_kept_set(new, rollout, part.mass, PLAN), valid, PLAN, False),)
         else:
             pairs = pairs + (compare(new, train, valid, PLAN, False),)
         found = record_count(found, PLAN, of_pair(k + 1, "nonfinite"), pair_of(pairs[k + 1]).nonfinite)
@@ -391,7 +398,7 @@ RUNTIME = ["tokens", "sequences", "width", "tiles", "steps", "train_row", "train
 
 @triton.jit(do_not_specialize=RUNTIME)
 def read_kernel(
-    train_logp, rollout_logp, mask, advantages, externals, offsets, numbers,
+    train_logp, rollout_logp, mask, log_mass, advantages, externals, offsets, numbers,
     weights, mask_out, owners, counts, integers, floats, peaks, token_sums, token_maxima, histogram,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, steps: tl.int32,
     train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
@@ -414,6 +421,7 @@ def read_kernel(
         PerToken(train_logp, train_row, train_step),
         PerToken(rollout_logp, rollout_row, rollout_step),
         PerToken(either(mask, train_logp), mask_row, mask_step),
+        contiguous(either(log_mass, train_logp), extents),
     )
     # One branch around all loads, so that all are under way before the first is needed.
     if full:

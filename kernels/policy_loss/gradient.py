@@ -44,7 +44,7 @@ from rollout_corr.kernels.sums import (
     record_statistic,
     record_sum,
 )
-from rollout_corr.kernels.tokens import LARGEST_D, is_finite, limited, number, real, thresholds
+from rollout_corr.kernels.tokens import LARGEST_D, is_finite, limited, number, over_kept_set, real, thresholds
 
 SMALLEST_WEIGHT = tl.constexpr(1e-10)
 
@@ -59,6 +59,7 @@ class Inputs(NamedTuple):
     trains: PerToken
     mask: PerToken
     advantages: PerToken
+    mass: PerToken
 
 
 class Part(NamedTuple):
@@ -71,12 +72,13 @@ class Part(NamedTuple):
     trains: tl.tensor
     advantages: tl.tensor
     valid: tl.tensor  # bool; False at tokens of other slots
+    mass: tl.tensor
 
 
 @triton.jit
 def part_of(x: tl.tuple) -> Part:
     """Name the entries of a part: in Triton 3.5 and 3.6 a tuple that grows forgets the names within its entries."""
-    return Part(x[0], x[1], x[2], x[3], x[4], x[5], x[6])
+    return Part(x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7])
 
 
 class Shared(NamedTuple):
@@ -125,11 +127,12 @@ def load_parts(
         valid = load_input(inputs.mask, stretch, place, PLAN, TILING, TILING.unit, PLAN.masked, WHOLE)
         advantages = load_input(inputs.advantages, stretch, place, PLAN, TILING, True, PLAN.advantages == "token",
                                 WHOLE)  # fmt: skip
+        mass = load_input(inputs.mass, stretch, place, PLAN, TILING, True, PLAN.mass is not None, WHOLE)
         if PLAN.masked:
             valid = valid != 0
             if not FULL:
                 valid = valid & inside_of(stretch, place)
-        parts = parts + (Part(new, base, ref, weights, trains, advantages, valid),)
+        parts = parts + (Part(new, base, ref, weights, trains, advantages, valid, mass),)
     return parts
 
 
@@ -148,13 +151,16 @@ def loss_of_part(part: Part, shared: Shared, PLAN: tl.constexpr) -> tuple[tl.tup
     if PLAN.advantages == "token":
         advantage = part.advantages.to(real(PLAN))
     known = is_finite(new)
-    x = tl.zeros_like(new)
+    compared, x = new, tl.zeros_like(new)
     if PLAN.based:
-        x = new - part.base.to(real(PLAN))
+        compared, base = over_kept_set(new, part.base.to(real(PLAN)), part.mass, PLAN)
+        x = compared - base
         whole = is_finite(x)
         if PLAN.nonfinite == "neutral":
             # A base that is not finite is read as new_logp.
             x = tl.where(whole, x, 0.0)
+            if PLAN.mass is not None:
+                compared = tl.where(whole, compared, new)
             known = known | whole
         else:
             known = whole
@@ -174,7 +180,7 @@ def loss_of_part(part: Part, shared: Shared, PLAN: tl.constexpr) -> tuple[tl.tup
         counted = among & (part.trains != 0)
     found = record_count(found, PLAN, "valid", valid)
     found = record_count(found, PLAN, "counted", counted)
-    token = Token(new, x, advantage, weight, shared.level, shared.pull)
+    token = Token(compared, x, advantage, weight, shared.level, shared.pull)
     if PLAN.phase == "sum":
         return sum_of_sequence(found, token, counted, shared.numbers, PLAN), x
     else:
@@ -272,7 +278,7 @@ RUNTIME = ["tokens", "sequences", "width", "tiles", "steps", "new_row", "new_ste
 
 @triton.jit(do_not_specialize=RUNTIME)
 def gradient_kernel(
-    new_logp, base_logp, ref_logp, weights, trains, mask, advantages, offsets, numbers, levels, pulls, inners,
+    new_logp, base_logp, ref_logp, weights, trains, mask, log_mass, advantages, offsets, numbers, levels, pulls, inners,
     gradient, counts, integers, floats, token_sums, token_maxima,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, steps: tl.int32,
     new_row: tl.int64, new_step: tl.int64, base_row: tl.int64, base_step: tl.int64,
@@ -295,6 +301,7 @@ def gradient_kernel(
         PerToken(either(trains, new_logp), trains_row, trains_step),
         PerToken(either(mask, new_logp), mask_row, mask_step),
         contiguous(advantages, extents),
+        contiguous(either(log_mass, new_logp), extents),
     )
     # One branch around all loads, so that all are under way before the first is needed.
     if full:

@@ -43,6 +43,8 @@ class LossGiven:
         mask: Non-zero at valid tokens.
         offsets: [S + 1] int32 or int64, of a packed batch.
         divisor: 0-d float64, where the caller has counted.
+        log_mass: Per token, the log of the mass that truncated sampling kept.
+        mass_of_base: True if it is taken from the base, and not from new_logp.
         double: float64 computes.
     """
 
@@ -56,6 +58,8 @@ class LossGiven:
     mask: Tensor | None
     offsets: Tensor | None
     divisor: Tensor | None
+    log_mass: Tensor | None = None
+    mass_of_base: bool = False
     double: bool = False
 
 
@@ -126,6 +130,7 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
         masked=given.mask is not None,
         advantages="sequence" if given.per_sequence else "token",
         differentiable=differentiable,
+        mass=None if given.log_mass is None else ("rollout" if given.mass_of_base else "train"),
     )
     first, last = plans[0], plans[-1]
     inputs = {
@@ -170,6 +175,7 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
         "new_logp": new,
         "base_logp": given.base,
         "ref_logp": given.ref,
+        "log_mass": None if given.log_mass is None else given.log_mass.contiguous(),
         "advantages": given.advantages.contiguous(),
         "offsets": given.offsets,
         "numbers": _numbers(objective, last.double, device),

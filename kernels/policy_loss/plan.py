@@ -46,6 +46,7 @@ class LossPlan(Tables):
     masked: bool
     advantages: str  # "token" | "sequence"
     differentiable: bool
+    mass: str | None  # whose log-probs the kept mass is taken from: "train", which is new, or "rollout", the base
     token_sums: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
     counts: tuple[str, ...] = ()
@@ -117,6 +118,7 @@ def plans_of(
     masked: bool,
     advantages: str,
     differentiable: bool,
+    mass: str | None = None,
 ) -> tuple[LossPlan, ...]:
     """Make a plan for each pass over the tokens.
 
@@ -132,6 +134,7 @@ def plans_of(
         masked: A mask is given.
         advantages: "token" or "sequence".
         differentiable: The gradient is handed back.
+        mass: Whose log-probs the kept mass is taken from, "train" or "rollout"; None without one.
     """
     surrogate, kl, regulariser = objective.surrogate, objective.kl, objective.regulariser
     cuts, own_ratio = list(surrogate.cuts.values()), not objective.weights_are_the_ratio
@@ -162,6 +165,7 @@ def plans_of(
         masked=masked,
         advantages=advantages,
         differentiable=differentiable,
+        mass=mass,
         numbers=tuple(numbers_of(objective, double)),
         sums=sum_names(objective),
         maxima=max_names(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -17,6 +17,8 @@ from rollout_corr.metrics.statistics import HasStatistics, Statistics
 from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.validate import shown
+
+Renormalized = Literal["rollout", "train"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ def correct(
     spec: Spec = Spec(),  # noqa: B008  (frozen)
     advantages: LogProbs | None = None,
     external: Mapping[str, LogProbs] | None = None,
+    log_mass: LogProbs | None = None,
+    renormalized: Renormalized = "rollout",
     backend: BackendName = "auto",
     validate: bool = False,
     batch_group: Any = None,
@@ -72,6 +76,12 @@ def correct(
         spec: Weights, criteria and options. `Spec()` measures and changes nothing.
         advantages: Per token (same layout) or per sequence ([S] or [S, 1]); needed by criteria with `when`.
         external: Per-token statistics by name, same layout; needed by criteria with stat="external".
+        log_mass: The log of the probability mass that truncated sampling (top-k, top-p, min-p) kept, at most 0, same
+            layout, any dtype of log-probs: D = train_logp - log_mass - rollout_logp. None: sampling was not truncated,
+            or both sides are over the same set.
+        renormalized: The side whose log-probs are over the kept set already: "rollout", an engine that returns
+            log p - log_mass, or "train", a trainer that replays the kept set: D = train_logp - (rollout_logp -
+            log_mass). See docs/guide.md.
         backend: "auto", "triton", "torch", or "compiled": the reference under torch.compile, on the CPU, several times
             as fast as "torch" after some seconds of compilation per Spec. An explicit choice never falls back.
         validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; and compare the
@@ -98,6 +108,8 @@ def correct(
         spec=spec,
         advantages=advantages,
         external=external,
+        log_mass=log_mass,
+        renormalized=renormalized,
         backend=backend,
         validate=validate,
         batch_group=batch_group,
@@ -134,6 +146,8 @@ def correct_async(
     spec: Spec = Spec(),  # noqa: B008  (frozen)
     advantages: LogProbs | None = None,
     external: Mapping[str, LogProbs] | None = None,
+    log_mass: LogProbs | None = None,
+    renormalized: Renormalized = "rollout",
     backend: BackendName = "auto",
     validate: bool = False,
     batch_group: Any = None,
@@ -150,7 +164,8 @@ def correct_async(
     told = None
     try:
         _check_names(spec, backend)
-        batch = read_batch(train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate)
+        given = train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate
+        batch = read_batch(*given, log_mass, renormalized)
         groups.check_advantages(batch, train_logp, advantages)
         if validate and groups.some:
             told = _claims(batch, spec, backend)
@@ -181,4 +196,7 @@ def _claims(batch: Batch, spec: Spec, backend: BackendName) -> claims.Claims:
     """The call as other ranks compare it."""
     logps: dict[str, Tensor | None] = {"train_logp": batch.train, "rollout_logp": batch.rollout}
     fixed = by_path("Spec", spec) | {"backend": chosen_backend(batch.train, backend)}
+    if batch.mass is not None:
+        logps["log_mass"] = batch.mass.log
+        fixed["renormalized"] = "train" if batch.mass.from_rollout else "rollout"
     return claims.claims_of("correct", batch, logps, fixed)

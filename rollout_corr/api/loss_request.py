@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import Correction
-from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, Reader, reader
+from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, Reader, read_mass, reader
 from rollout_corr.backends.choose import LOSS_BACKENDS, Groups, chosen_backend
 from rollout_corr.backends.claims import Claims, claims_of
 from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
@@ -109,6 +109,8 @@ def read_tensors(
     ref_logp: LogProbs | None,
     cu_seqlens: Tensor | None,
     validate: bool,
+    log_mass: LogProbs | None,
+    renormalized: object,
 ) -> LossTensors:
     """Check and open the tensors that every call may have."""
     read = reader("new_logp", new_logp, cu_seqlens, validate)
@@ -125,6 +127,9 @@ def read_tensors(
     if advantages is None:
         raise ValueError("advantages: expected one per token or per sequence, got None")
     batch.advantages, batch.per_sequence = read.advantages(advantages, batch.dtype)
+    batch.mass = read_mass(read, batch, log_mass, renormalized, validate)
+    if batch.mass is not None and rollout is None:
+        raise ValueError("rollout_logp: expected log-probs beside log_mass, which only their ratios have, got None")
     return LossTensors(read, batch, old, rollout, ref, batch.advantages)
 
 
@@ -289,6 +294,9 @@ class LossRequest:
             "external": str(sorted(self.external or ())),
             "wants a gradient": str(torch.is_grad_enabled() and tensors.read.first.requires_grad),
         }
+        if tensors.batch.mass is not None:
+            given["log_mass"] = tensors.batch.mass.log
+            fixed["renormalized"] = "train" if tensors.batch.mass.from_rollout else "rollout"
         if self.divisor.of_this_rank:
             fixed["denominator"] = "rows"
         found = claims_of("policy_loss", tensors.batch, given, fixed)

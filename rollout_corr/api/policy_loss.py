@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import Correction
+from rollout_corr.api.correct import Correction, Renormalized
 from rollout_corr.api.loss_request import (
     LossRequest,
     read_denominator,
@@ -76,6 +76,8 @@ def policy_loss(
     denominator: Denominator | float | Tensor = "original",
     max_length: float | None = None,
     external: Mapping[str, LogProbs] | None = None,
+    log_mass: LogProbs | None = None,
+    renormalized: Renormalized = "rollout",
     backend: LossBackendName = "auto",
     validate: bool = False,
     batch_group: Any = None,
@@ -114,6 +116,12 @@ def policy_loss(
             nothing.
         max_length: The length that token_sum_norm divides by.
         external: Per-token statistics by name, for criteria with stat="external".
+        log_mass: The log of the probability mass that truncated sampling kept, as in `correct`: one for each token, of
+            the policy that sampled it, and a constant in the gradient. Every ratio to rollout_logp has it: the
+            correction's old/rollout, criteria of new/rollout, the surrogate's own in bypass mode. In new/old it would
+            cancel, and the KL to `ref_logp` compares policies of the trainer: neither has it.
+        renormalized: The side whose log-probs are over the kept set already: "rollout", or "train", which is new_logp
+            and old_logp.
         backend: "auto", "triton" or "torch". An explicit choice never falls back.
         validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; and compare the
             calls of the ranks of each group: one small collective more, and an error on all ranks that names the rank.
@@ -136,7 +144,9 @@ def policy_loss(
     check_validate(validate)
     told = None
     try:
-        tensors = read_tensors(new_logp, advantages, mask, old_logp, rollout_logp, ref_logp, cu_seqlens, validate)
+        policies = old_logp, rollout_logp, ref_logp
+        kept_set = log_mass, renormalized
+        tensors = read_tensors(new_logp, advantages, mask, *policies, cu_seqlens, validate, *kept_set)
         groups.check_advantages(tensors.batch, new_logp, advantages)
         request = LossRequest(
             tensors=tensors,
@@ -268,6 +278,7 @@ def _run(request: LossRequest) -> PolicyLoss:
         differentiable=torch.is_grad_enabled() and new.requires_grad,
         divisor=count,
         group=groups.sequence,
+        mass=batch.mass if request.mode.name == "bypass" else None,
     )
     result = RUNNERS[_runner(request)](task)
     if count is None and groups.batch is not None and wanted.reduction != "sum":

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rollout_corr.backends.layouts import Layout, LogProbs, dtype_of, layout_of, shape_of
 from rollout_corr.definition.offsets import checked_offsets
-from rollout_corr.definition.tokens import compute_dtype
+from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.validate import shown
 
@@ -48,6 +48,13 @@ ROLLOUT_SWITCHES = {
 }
 
 
+# The sides whose log-probs may be over the set that truncated sampling kept.
+RENORMALIZED = ("rollout", "train")
+
+# The largest log of a mass: bf16 rounds a sum of probabilities to 1 + 2^-7, of which the log is 0.0078.
+LARGEST_LOG_MASS = 0.01
+
+
 @dataclass
 class Batch:
     """A batch in one of two shapes: [N] with offsets, or [B, T] without.
@@ -62,6 +69,7 @@ class Batch:
         advantages: Per token, or [S] where `per_sequence`.
         external: Per-token statistics by name.
         pairs: Further log-probs that criteria compare, numerator and denominator by `Criterion.of`.
+        mass: The mass that truncated sampling kept, per token.
     """
 
     train: Tensor
@@ -75,6 +83,7 @@ class Batch:
     per_sequence: bool = False
     external: dict[str, Tensor] = field(default_factory=dict)
     pairs: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    mass: KeptMass | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -84,7 +93,7 @@ class Batch:
     def of(self, train: Tensor, rollout: Tensor, pairs: dict[str, tuple[Tensor, Tensor]]) -> Batch:
         """Give the batch with other policies. Not by `dataclasses.replace`, which older compilers cannot follow."""
         given = self.mask, self.offsets, self.count, self.restore, self.given_mask
-        return Batch(train, rollout, *given, self.advantages, self.per_sequence, self.external, pairs)
+        return Batch(train, rollout, *given, self.advantages, self.per_sequence, self.external, pairs, self.mass)
 
 
 def checked_tensor(
@@ -243,12 +252,15 @@ def read_batch(
     advantages: LogProbs | None,
     external: Mapping[str, LogProbs] | None,
     validate: bool,
+    log_mass: LogProbs | None = None,
+    renormalized: object = "rollout",
 ) -> Batch:
     """Check every argument of `correct` and read it. Copies nothing, except for a list."""
     read = reader("train_logp", train_logp, cu_seqlens, validate)
     rollout = read.tensor("rollout_logp", rollout_logp)
     flat_mask = read.optional("mask", mask, MASK_DTYPES)
     batch = Batch(read.first.detach(), rollout, flat_mask, read.offsets, read.count, read.layout.give_back, mask)
+    batch.mass = read_mass(read, batch, log_mass, renormalized, validate)
     batch.external = read.external(external_names(spec), external)
     needy = [criterion for criterion in spec.criteria if criterion.when != "any"]
     if needy and advantages is None:
@@ -256,6 +268,31 @@ def read_batch(
     if advantages is not None:
         batch.advantages, batch.per_sequence = read.advantages(advantages, batch.dtype)
     return batch
+
+
+def read_mass(read: Reader, batch: Batch, log_mass: object, renormalized: object, validate: bool) -> KeptMass | None:
+    """Read the mass that truncated sampling kept; values are looked at on the CPU, and elsewhere with `validate`."""
+    if not isinstance(renormalized, str) or renormalized not in RENORMALIZED:
+        raise ValueError(f"renormalized: expected one of {list(RENORMALIZED)}, got {shown(renormalized)}")
+    if log_mass is None:
+        if renormalized != "rollout":
+            raise ValueError(f"log_mass: expected log-masses beside renormalized={renormalized!r}, got None")
+        return None
+    log = read.tensor("log_mass", log_mass)
+    if (log.device.type == "cpu" or validate) and not torch.compiler.is_compiling():
+        above = log > LARGEST_LOG_MASS
+        if batch.mask is not None:
+            above &= batch.mask != 0
+        if batch.offsets is not None:
+            first, last = batch.offsets[0], batch.offsets[-1]
+            above[:first] = False
+            above[last:] = False
+        if bool(above.any()):
+            raise ValueError(
+                "log_mass: expected the log of a probability, at most 0, at every valid token, got "
+                f"{log[above].max().item():.6g}; of a mass pass its log"
+            )
+    return KeptMass(log, from_rollout=renormalized == "train")
 
 
 def external_names(spec: Spec) -> list[str]:

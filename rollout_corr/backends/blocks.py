@@ -17,6 +17,7 @@ from rollout_corr.backends.result import Result
 from rollout_corr.definition.correction import Advantages, kept_tokens
 from rollout_corr.definition.findings import Findings, evaluate
 from rollout_corr.definition.sequences import Packed
+from rollout_corr.definition.tokens import KeptMass
 from rollout_corr.metrics.collect import Collector
 from rollout_corr.spec.correction import Spec
 
@@ -95,6 +96,10 @@ class Block:
     def take(self, x: Tensor) -> Tensor:
         """The valid tokens of a tensor of the batch's shape, [total]."""
         return self.compaction.take(x[self.slots])
+
+    def mass(self, given: KeptMass | None) -> KeptMass | None:
+        """The kept mass of its valid tokens, in the dtype that computes."""
+        return None if given is None else given.each(lambda log: self.take(log).to(self.batch.dtype))
 
     def advantages(self, given: Tensor) -> Advantages:
         """The advantages of its valid tokens, in the dtype that computes."""
@@ -206,7 +211,9 @@ def _run_block(block: Block, spec: Spec, collector: Collector, weights: Tensor |
     advantages = None if batch.advantages is None else block.advantages(batch.advantages)
     external = {name: block.take(x) for name, x in batch.external.items()}
     pairs = {of: (block.take(a).to(batch.dtype), block.take(b).to(batch.dtype)) for of, (a, b) in batch.pairs.items()}
-    found = evaluate(train, rollout, None, block.sequences, block.n_valid, spec, advantages, external, True, pairs)
+    mass = block.mass(batch.mass)
+    tokens = train, rollout, None, block.sequences, block.n_valid
+    found = evaluate(*tokens, spec, advantages, external, True, pairs, mass)
     collector.take(found)
     if weights is not None and found.weights is not None:
         compaction.put(weights[slots], found.weights)

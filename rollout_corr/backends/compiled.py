@@ -23,7 +23,7 @@ from rollout_corr.backends.result import Result
 from rollout_corr.definition.correction import Advantages, kept_tokens
 from rollout_corr.definition.findings import CriterionFacts, SequenceFacts, evaluate
 from rollout_corr.definition.sequences import Rows
-from rollout_corr.definition.tokens import compute_dtype
+from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics.collect import Collector, of_block, rows_at
 from rollout_corr.metrics.rows import Aggregate
 from rollout_corr.spec.correction import Spec
@@ -46,6 +46,7 @@ class RowBlock(NamedTuple):
     advantages: Tensor | None
     per_sequence: Tensor | None  # [rows]
     external: dict[str, Tensor]
+    mass: KeptMass | None
 
 
 Outputs = tuple[Tensor | None, Tensor | None]
@@ -67,7 +68,8 @@ def _corrected(block: RowBlock, outputs: Outputs, spec: Spec, statistics: list[A
     elif block.advantages is not None:
         advantages = Advantages(block.advantages.to(dtype), None)
     train, rollout = block.train.to(dtype), block.rollout.to(dtype)
-    found = evaluate(train, rollout, valid, sequences, n_valid, spec, advantages, block.external)
+    mass = None if block.mass is None else block.mass.each(lambda log: log.to(dtype))
+    found = evaluate(train, rollout, valid, sequences, n_valid, spec, advantages, block.external, mass=mass)
     sums, maxima = of_block(found, statistics)
     mask = None
     if spec.edits_mask:
@@ -150,6 +152,7 @@ def _row_blocks(batch: Batch) -> Iterator[tuple[slice, slice, RowBlock]]:
             None if given is None or batch.per_sequence else given[where],
             None if given is None or not batch.per_sequence else given[members],
             {name: x[where] for name, x in batch.external.items()},
+            None if batch.mass is None else KeptMass(batch.mass.log[where], batch.mass.from_rollout),
         )
         yield members, slots, rows
 
@@ -169,14 +172,15 @@ def _at_least_two(block: RowBlock) -> RowBlock:
         None if block.advantages is None else pad(block.advantages, more),
         None if block.per_sequence is None else pad(block.per_sequence, more[2:]),
         {name: pad(x, more) for name, x in block.external.items()},
+        None if block.mass is None else block.mass.each(lambda log: pad(log, more)),
     )
 
 
 def _lengths_vary(tensors: Any) -> Any:
     """The tuple given, its tensors' sizes marked as varying, so that no length gets into a compile key."""
     for x in tensors:
-        if isinstance(x, dict):
-            _lengths_vary(x.values())
+        if isinstance(x, dict | KeptMass):
+            _lengths_vary(x.values() if isinstance(x, dict) else x)
         elif isinstance(x, Tensor):
             for dim in range(x.dim()):
                 torch._dynamo.mark_dynamic(x, dim)

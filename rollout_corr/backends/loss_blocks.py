@@ -17,6 +17,7 @@ from rollout_corr.definition import loss
 from rollout_corr.definition.findings import Named
 from rollout_corr.definition.loss import Operands
 from rollout_corr.definition.sequences import Sequences
+from rollout_corr.definition.tokens import KeptMass
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.spec.loss import Objective
 
@@ -37,6 +38,7 @@ class LossTask:
         differentiable: Compute the gradient too.
         divisor: 0-d float64 count that the caller brings; None: the loss counts.
         group: Process group over which sequences are split, or None.
+        mass: The mass that truncated sampling kept, where `base` is the rollout's, or None.
     """
 
     new: Tensor
@@ -50,6 +52,7 @@ class LossTask:
     differentiable: bool = True
     divisor: Tensor | None = None
     group: Any = None
+    mass: KeptMass | None = None
 
 
 class LossResult(NamedTuple):
@@ -99,6 +102,7 @@ def run_blocks(task: LossTask) -> LossResult:
             ref=take(task.ref),
             valid=None,
             trains=None if task.trains is None else block.take(task.trains) != 0,
+            mass=block.mass(task.mass),
         )
         total, slope, more_sums, more_maxima = _with_gradient(operands, task, look=True)
         if gradient is not None and slope is not None:
@@ -153,6 +157,7 @@ def _operands(task: LossTask, new: Tensor, sequences: Sequences, valid: Tensor |
         ref=cast(task.ref),
         valid=valid,
         trains=None if task.trains is None else task.trains != 0,
+        mass=None if task.mass is None else task.mass.each(lambda log: log.to(batch.dtype)),
     )
 
 

@@ -31,6 +31,8 @@ class LossOperands(NamedTuple):
     mask: Tensor | None
     cu_seqlens: Tensor | None
     divisor: Tensor | None
+    log_mass: Tensor | None
+    mass_of_base: bool  # log_mass is taken from base, and not from new_logp
     double: bool
     differentiable: bool
 
@@ -59,9 +61,10 @@ class ScaleOperands(NamedTuple):
 def run_fused(task: LossTask) -> LossResult:
     """Run the operator on a batch, whatever the device."""
     batch, wanted = task.batch, task.objective
+    log_mass, of_base = (None, False) if task.mass is None else task.mass
     operands = LossOperands(
         batch.train, task.base, task.ref, task.advantages, batch.per_sequence, task.weights, task.trains,
-        batch.mask, batch.offsets, task.divisor, batch.dtype == torch.float64, task.differentiable,
+        batch.mask, batch.offsets, task.divisor, log_mass, of_base, batch.dtype == torch.float64, task.differentiable,
     )  # fmt: skip
     text = encode(wanted) if torch.compiler.is_compiling() else encode_once(wanted)
     found = torch.ops.rollout_corr.policy_loss(*operands, *text)

@@ -17,7 +17,7 @@ from rollout_corr.backends import blocks, whole
 from rollout_corr.backends.batch import Batch, external_names, read_offsets
 from rollout_corr.backends.registration import define
 from rollout_corr.backends.result import Result
-from rollout_corr.definition.tokens import compute_dtype
+from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics import schema
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.correction import Spec
@@ -43,6 +43,8 @@ class CorrectOperands(NamedTuple):
     per_sequence: bool  # advantages are [S]
     external: list[Tensor]
     new_logp: Tensor | None
+    log_mass: Tensor | None
+    mass_of_rollout: bool  # log_mass is taken from rollout_logp, and not from train_logp
 
 
 class CorrectOutputs(NamedTuple):
@@ -119,7 +121,8 @@ def operands_of(batch: Batch, spec: Spec) -> CorrectOperands:
     external = [batch.external[name] for name in external_names(spec)]
     new = [one for one, _ in batch.pairs.values()]
     tensors = batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages
-    return CorrectOperands(*tensors, batch.per_sequence, external, new[0] if new else None)
+    log, of_rollout = (None, False) if batch.mass is None else batch.mass
+    return CorrectOperands(*tensors, batch.per_sequence, external, new[0] if new else None, log, of_rollout)
 
 
 def given_of(operands: CorrectOperands) -> Given:
@@ -177,7 +180,7 @@ def _kernels(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
 
 
 def _reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
-    train, rollout, mask, offsets, advantages, per_sequence, external, new = operands
+    train, rollout, mask, offsets, advantages, per_sequence, external, new, log_mass, of_rollout = operands
     if offsets is not None:
         offsets = read_offsets(offsets, train, False)
     count = train.shape[0] if offsets is None else offsets.shape[0] - 1
@@ -185,6 +188,7 @@ def _reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
     pairs = {} if new is None else {"new/rollout": (new, rollout), "new/old": (new, train)}
     pairs = {of: pair for of, pair in pairs.items() if any(criterion.of == of for criterion in spec.criteria)}
     batch = Batch(train, rollout, mask, offsets, count, lambda x: x, mask, advantages, per_sequence, named, pairs)
+    batch.mass = None if log_mass is None else KeptMass(log_mass, of_rollout)
     result = blocks.run_blocks(batch, spec)
     edited = result.mask
     if edited is None and writes_mask(spec, mask, offsets):

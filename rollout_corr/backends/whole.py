@@ -117,6 +117,7 @@ def _evaluate(batch: Batch, spec: Spec, sequences: Sequences, valid: Tensor | No
         advantages,
         batch.external,
         pairs={of: (one.to(dtype), other.to(dtype)) for of, (one, other) in batch.pairs.items()},
+        mass=None if batch.mass is None else batch.mass.each(lambda log: log.to(dtype)),
     )
 
 

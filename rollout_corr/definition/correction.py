@@ -2,7 +2,8 @@
 
 In order:
 
-1. Validity, D = train - rollout, non-finite D: `read_tokens` in tokens.py.
+1. Validity, D = train - rollout, non-finite D: `read_tokens` in tokens.py. Where sampling was truncated, `KeptMass`
+   brings both log-probs to the kept set first.
 2. Token criteria: `statistic` of every token, `decide_tokens`.
 3. Sequence criteria: `value_of` aggregates the statistic, `decide_sequences`. With sums_over="kept", over the tokens
    that pass the token criteria. `decide` runs all criteria; their order within 2 and within 3 has no effect.

@@ -12,7 +12,7 @@ from torch import Tensor
 from rollout_corr.definition import correction
 from rollout_corr.definition.correction import Advantages, Decision, Outcome, Weighing
 from rollout_corr.definition.sequences import Packed, Sequences
-from rollout_corr.definition.tokens import LARGEST_D, Tokens, few_above, read_tokens, select
+from rollout_corr.definition.tokens import LARGEST_D, KeptMass, Tokens, few_above, read_tokens, select
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.thresholds import log_bound
 
@@ -92,6 +92,7 @@ def evaluate(
     external: Mapping[str, Tensor],
     look: bool = False,
     pairs: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+    mass: KeptMass | None = None,
 ) -> Findings:
     """Correct some whole sequences.
 
@@ -105,7 +106,12 @@ def evaluate(
         external: For criteria with stat="external", by name.
         look: Read values to leave out what they make unnecessary: CPU tensors only, and all of them valid.
         pairs: Log-probs of other pairs of policies, by `Criterion.of`.
+        mass: The mass that truncated sampling kept, per token in the dtype that computes; it comes between a policy of
+            the trainer and the rollout's, so not into new/old.
     """
+    if mass is not None:
+        train, rollout = mass.taken_from(train, rollout)
+        pairs = {of: two if of == "new/old" else mass.taken_from(*two) for of, two in (pairs or {}).items()}
     tokens = read_tokens(train, rollout, valid, sequences, spec, look)
     n_measured = n_valid
     if tokens.nonfinite is not None and spec.nonfinite == "reject":

@@ -17,7 +17,7 @@ from rollout_corr.definition import findings
 from rollout_corr.definition import tokens as formulas
 from rollout_corr.definition.findings import Named
 from rollout_corr.definition.sequences import Sequences
-from rollout_corr.definition.tokens import LARGEST_D, extrema, k3, select, sum_of_d, sum_of_statistic
+from rollout_corr.definition.tokens import LARGEST_D, KeptMass, extrema, k3, select, sum_of_d, sum_of_statistic
 from rollout_corr.spec.loss import KL, Objective
 from rollout_corr.spec.surrogate import Surrogate, TokenLoss
 from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound, log_of
@@ -85,6 +85,11 @@ class Operands:
     ref: Tensor | None
     valid: Tensor | None
     trains: Tensor | None
+    mass: KeptMass | None = None  # between new and base, where base is the rollout's
+
+    def compared(self, new: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
+        """Give both log-probs as the ratio compares them: over the set that truncated sampling kept."""
+        return (new, base) if self.mass is None else self.mass.taken_from(new, base)
 
 
 def both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
@@ -97,7 +102,7 @@ def both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 def finite(given: Operands, objective: Objective) -> Tensor:
     """Bool per token: everything that the loss needs of it is finite."""
     new = given.new.detach()
-    found = new.isfinite() if given.base is None else (new - given.base).isfinite()
+    found = new.isfinite() if given.base is None else gap(given, new, given.base).isfinite()
     if objective.nonfinite == "neutral" and given.base is not None:
         found = found | new.isfinite()
     found = found & given.advantages.isfinite()
@@ -106,14 +111,32 @@ def finite(given: Operands, objective: Objective) -> Tensor:
     return found if given.ref is None else found & (new - given.ref).isfinite()
 
 
-def log_ratio(given: Operands, new: Tensor, among: Tensor | None, objective: Objective) -> Tensor:
-    """x per token, 0 at tokens that do not count."""
+def gap(given: Operands, new: Tensor, base: Tensor) -> Tensor:
+    """The log-ratio of every token, whatever it holds."""
+    one, other = given.compared(new, base)
+    return one - other
+
+
+def log_ratio(given: Operands, new: Tensor, among: Tensor | None, objective: Objective) -> tuple[Tensor, Tensor]:
+    """x per token, and new_logp as the ratio reads it; 0 at tokens that do not count.
+
+    Args:
+        given: The sequences.
+        new: Their new_logp, 0 at tokens that do not count.
+        among: Bool per token, which of them count; None: all.
+        objective: Its `nonfinite` is read.
+    """
     if given.base is None:
-        return new - new.detach()
-    base = given.base
+        return new - new.detach(), new
+    base, mass = given.base, given.mass
     if objective.nonfinite == "neutral":
-        base = torch.where((new.detach() - base).isfinite(), base, new.detach())
-    return new - select(among, base)
+        known = gap(given, new.detach(), base).isfinite()
+        base = torch.where(known, base, new.detach())
+        mass = None if mass is None else mass.each(lambda log: torch.where(known, log, 0.0))
+    base = select(among, base)
+    if mass is not None:
+        new, base = mass.each(lambda log: select(among, log)).taken_from(new, base)
+    return new - base, new
 
 
 def mean_of_d(x: Tensor, sequences: Sequences, n: Tensor, propagate: bool) -> Tensor:
@@ -190,11 +213,12 @@ def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple
     counted = both(everywhere, trains)
     n = given.n_valid if counted is None else sequences.sum_integers(counted)
     new = select(everywhere, given.new)
-    x = log_ratio(given, new, everywhere, objective)
+    x, compared = log_ratio(given, new, everywhere, objective)
     advantages = select(counted, given.advantages)
     weights = None if given.weights is None else select(everywhere, given.weights)
 
-    tokens = TokensThatTrain(objective, select(counted, new), select(counted, x), advantages, counted, sequences, n)
+    policies = select(counted, compared), select(counted, x)
+    tokens = TokensThatTrain(objective, *policies, advantages, counted, sequences, n)
     loss = objective.surrogate.loss(tokens)
     policy = loss.value
     if weights is not None:

@@ -1,6 +1,7 @@
 """Tokens: formulas, exact sums, and reading log-probs under a Spec. Read this beside correction.py.
 
 1. `read_tokens` subtracts the log-probs, applies `Spec.nonfinite` and gives `Tokens`: 0 where not measured.
+   `KeptMass` brings log-probs over the whole vocabulary to the set that truncated sampling kept, before anything else.
 2. `k3`, `probability`, `binary_kl`: formulas of a token that do not cancel.
 3. `sum_of_d`, `sum_of_statistic`: sums that decide, as sums of integers.
 4. `CriterionValues`: the quantities that the formulas of spec/statistics.py read.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -158,6 +160,27 @@ def _finite(x: Tensor, propagate: bool) -> Tensor:
 def compute_dtype(one: torch.dtype, other: torch.dtype) -> torch.dtype:
     """The dtype that computes, from the dtypes of the two log-probs: the wider one, float32 at least."""
     return torch.promote_types(torch.promote_types(one, other), torch.float32)
+
+
+class KeptMass(NamedTuple):
+    """The log of the probability mass that truncated sampling kept, for the side that is not over the kept set yet.
+
+    Attributes:
+        log: Per token, at most 0 but for rounding.
+        from_rollout: It is taken from the rollout's log-probs, because the trainer's are over the kept set already;
+            else from the trainer's.
+    """
+
+    log: Tensor
+    from_rollout: bool
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> KeptMass:
+        """Apply a function to the tensor."""
+        return KeptMass(change(self.log), self.from_rollout)
+
+    def taken_from(self, train: Tensor, rollout: Tensor) -> tuple[Tensor, Tensor]:
+        """Give both log-probs over the kept set. Garbage at an invalid token stays garbage there."""
+        return (train, rollout - self.log) if self.from_rollout else (train - self.log, rollout)
 
 
 @dataclass

@@ -50,13 +50,22 @@ GARBAGE = (math.nan, math.inf, -math.inf, -1e10, 0.0)
 
 
 def random_sequences(
-    seed, lengths=(5, 1, 7, 0, 4, 6), *, scale=0.4, invalid=0.25, advantages="token", external=True, mask_values=(1,)
+    seed,
+    lengths=(5, 1, 7, 0, 4, 6),
+    *,
+    scale=0.4,
+    invalid=0.25,
+    advantages="token",
+    external=True,
+    mask_values=(1,),
+    renormalized=None,
 ):
     """Sequences of the given lengths with random holes in their masks. The third is all invalid.
 
-    Advantages are multiples of 1/4, so that the sign of their mean does not hang on rounding.
+    Advantages are multiples of 1/4, so that the sign of their mean does not hang on rounding. With `renormalized` there
+    is a kept mass, and that side's log-probs are over the kept set.
     """
-    rng = random.Random(seed)
+    rng, of_mass = random.Random(seed), random.Random(seed)
     made = []
     for s, length in enumerate(lengths):
         mask = [0 if s == 2 or rng.random() < invalid else rng.choice(mask_values) for _ in range(length)]
@@ -67,8 +76,14 @@ def random_sequences(
         for t in range(length):
             if mask[t] == 0:
                 train[t], rollout[t], tokens[t], extra[t] = (rng.choice(GARBAGE) for _ in range(4))
+        mass = None
+        if renormalized is not None:
+            mass = [-of_mass.random() if m else of_mass.choice((*GARBAGE, 5.0)) for m in mask]
+            full = train if renormalized == "rollout" else rollout
+            full[:] = [x + y if m else x for x, y, m in zip(full, mass, mask, strict=True)]
         given = {"token": tokens, "sequence": rng.choice((-0.5, 0.25, 1.0)), None: None}[advantages]
-        made.append(oracle.Sequence(train, rollout, mask, given, {"entropy": extra} if external else {}))
+        kept = mass, renormalized or "rollout"
+        made.append(oracle.Sequence(train, rollout, mask, given, {"entropy": extra} if external else {}, *kept))
     return made
 
 
@@ -100,8 +115,12 @@ def rounded(sequences, dtype):
         return torch.tensor(values, dtype=torch.float64).to(dtype).double().tolist()
 
     return [
-        oracle.Sequence(
-            cast(q.train), cast(q.rollout), q.mask, q.advantages, {name: cast(v) for name, v in q.external.items()}
+        replace(
+            q,
+            train=cast(q.train),
+            rollout=cast(q.rollout),
+            external={name: cast(v) for name, v in q.external.items()},
+            mass=None if q.mass is None else cast(q.mass),
         )
         for q in sequences
     ]
@@ -154,6 +173,8 @@ class Laid:
     cu_seqlens: object = None
     advantages: object = None
     external: dict | None = None
+    log_mass: object = None
+    renormalized: str = "rollout"
     others: dict = field(default_factory=dict)
 
     def correct(self, spec, call=rc.correct, **overrides):
@@ -161,6 +182,7 @@ class Laid:
             "cu_seqlens": self.cu_seqlens,
             "advantages": self.advantages,
             "external": self.external,
+            **({} if self.log_mass is None else {"log_mass": self.log_mass, "renormalized": self.renormalized}),
             **self.others,
             **overrides,
         }
@@ -169,7 +191,9 @@ class Laid:
     def to(self, device):
         """Copy to a device, with the strides kept; offsets given apart stay on the CPU."""
         external = None if self.external is None else {name: moved(x, device) for name, x in self.external.items()}
-        tensors = {name: moved(getattr(self, name), device) for name in ("train", "rollout", "mask", "advantages")}
+        tensors = {
+            name: moved(getattr(self, name), device) for name in ("train", "rollout", "mask", "advantages", "log_mass")
+        }
         return replace(self, **tensors, external=external)
 
     def read(self, value):
@@ -254,6 +278,9 @@ def lay_out(sequences, layout, dtype=torch.float64, mask_dtype=torch.bool, seed=
             laid.advantages = build([q.advantages for q in sequences], dtype, garbage)
     if names:
         laid.external = {name: build([q.external[name] for q in sequences], dtype, garbage) for name in names}
+    if any(q.mass is not None for q in sequences):
+        laid.log_mass = build([q.mass for q in sequences], dtype, garbage)
+        laid.renormalized = sequences[0].renormalized
     return laid
 
 

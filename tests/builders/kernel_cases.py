@@ -135,7 +135,7 @@ def fenced(x, device, fence=math.nan):
 def between_fences(laid, device, fence=math.nan):
     """Copy the arguments of a call, each between fences."""
     place = partial(fenced, device=device, fence=fence)
-    names = ("train", "rollout", "mask", "advantages", "cu_seqlens")
+    names = ("train", "rollout", "mask", "advantages", "log_mass", "cu_seqlens")
     external = None if laid.external is None else {name: place(x) for name, x in laid.external.items()}
     return replace(laid, **{name: place(getattr(laid, name)) for name in names}, external=external)
 
@@ -266,9 +266,10 @@ def check(
 
 def cast(sequences, dtypes, computes):
     """The sequences as they are after a cast of the log-probs to their dtypes, and of all else to a third."""
+    same = dtypes[0] == dtypes[1]
     trains, rollouts, others = (rounded(sequences, dtype) for dtype in (*dtypes, computes))
     return [
-        replace(other, train=train.train, rollout=rollout.rollout)
+        replace(other, train=train.train, rollout=rollout.rollout, mass=(train if same else other).mass)
         for train, rollout, other in zip(trains, rollouts, others, strict=True)
     ]
 

@@ -26,6 +26,8 @@ class Sequence:
     mask: list
     advantages: list | float | None = None
     external: dict = field(default_factory=dict)
+    mass: list | None = None  # log of the mass that truncated sampling kept
+    renormalized: str = "rollout"
 
     def __len__(self):
         return len(self.train)
@@ -172,10 +174,14 @@ def statistic(stat, token, spec_clamp, token_clamp=None, eps=1e-8, external=None
 def read_tokens(sequence, spec):
     """A Token for every valid position, None for the others."""
     tokens = []
-    for train, rollout, mask in zip(sequence.train, sequence.rollout, sequence.mask, strict=True):
+    for t, (train, rollout, mask) in enumerate(zip(sequence.train, sequence.rollout, sequence.mask, strict=True)):
         if mask == 0:
             tokens.append(None)
             continue
+        if sequence.mass is not None and sequence.renormalized == "rollout":
+            train -= sequence.mass[t]
+        elif sequence.mass is not None:
+            rollout -= sequence.mass[t]
         d = train - rollout
         finite = math.isfinite(d)
         if not finite and spec.nonfinite == "neutral":

@@ -27,6 +27,8 @@ class Sequence:
     weights: list | None = None
     train_mask: list | None = None
     external: dict = field(default_factory=dict)
+    mass: list | None = None  # log of the mass that truncated sampling kept
+    renormalized: str = "rollout"
 
     def __len__(self):
         return len(self.new)
@@ -46,7 +48,20 @@ def base_of(sequence, surrogate, t):
     if of is None:
         of = "new/old" if sequence.old is not None else "new/rollout"
     base = sequence.old if of == "new/old" else sequence.rollout
-    return None if base is None else base[t]
+    if base is None:
+        return None
+    if sequence.mass is None or of == "new/old":
+        return base[t]
+    # new - mass - rollout, or new - (rollout - mass).
+    return base[t] + sequence.mass[t] * (1 if sequence.renormalized == "rollout" else -1)
+
+
+def over_kept_set(sequence, surrogate, t, log_probs):
+    """The policy that a ratio to the rollout compares: a log-prob over the tokens that could have been sampled."""
+    of = surrogate.of or ("new/old" if sequence.old is not None else "new/rollout")
+    if sequence.mass is None or of == "new/old" or sequence.renormalized == "train":
+        return log_probs[t]
+    return log_probs[t] - sequence.mass[t]
 
 
 def is_finite(sequence, surrogate, t):
@@ -114,9 +129,10 @@ def surrogate_losses(s, sequence, new, stopped, weights_are_ratio):
             inside = (s.lower is None or r >= s.lower) and (s.upper is None or r <= s.upper)
             if not inside:
                 r = 0.0 if s.outside == "zero" else (s.lower if s.lower is not None and r < s.lower else s.upper)
-            found[t] = -(1.0 if weights_are_ratio else r) * a * new[t]
+            found[t] = -(1.0 if weights_are_ratio else r) * a * over_kept_set(sequence, s, t, new)
         elif kind == "DPPO":
-            q, p = exp(min(stopped[t], 0.0)), exp(min(stopped[t] - sg_x, 0.0))
+            there = over_kept_set(sequence, s, t, stopped)
+            q, p = exp(min(there, 0.0)), exp(min(there - sg_x, 0.0))
             if s.divergence == "tv":
                 moved = abs(q - p)
             else:
@@ -125,7 +141,7 @@ def surrogate_losses(s, sequence, new, stopped, weights_are_ratio):
             masked = (a > 0 and q > p and moved > s.high) or (a < 0 and q < p and moved > s.low)
             r = 1.0 if weights_are_ratio else ratio(sg_x)
             r = r if s.upper is None else min(r, s.upper)
-            found[t] = 0.0 if masked else -r * a * new[t]
+            found[t] = 0.0 if masked else -r * a * over_kept_set(sequence, s, t, new)
         elif kind == "SAPO":
             tau = s.positive if a > 0 else s.negative
             found[t] = -(4 / tau) / (1 + exp(-tau * (ratio(x) - 1))) * a
@@ -136,10 +152,10 @@ def surrogate_losses(s, sequence, new, stopped, weights_are_ratio):
                 parts.append(min(y, s.high) if b > 0 else max(y, -s.low) if b < 0 else y)
             found[t] = -mean(advantage(sequence, u) for u in tokens) * exp(mean(parts))
         elif kind == "GPG":
-            found[t] = -a * new[t]
+            found[t] = -a * over_kept_set(sequence, s, t, new)
         else:
             assert kind == "DRO", kind
-            found[t] = -(a * new[t] - s.beta / 2 * clip(x, -1024, 1024) ** 2)
+            found[t] = -(a * over_kept_set(sequence, s, t, new) - s.beta / 2 * clip(x, -1024, 1024) ** 2)
     return found
 
 

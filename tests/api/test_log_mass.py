@@ -1,0 +1,294 @@
+"""The mass that truncated sampling kept: `log_mass` and `renormalized` in `correct` and `policy_loss`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import LAYOUTS, METRICS_WITHIN, WEIGHTS_WITHIN, check, lay_out, random_sequences, rounded, spoil
+from builders.kernel_cases import INTERPRETED, assert_like_reference
+from builders.kernel_cases import check as check_kernels
+from oracles import loss as loss_oracle
+
+pytestmark = INTERPRETED
+
+SIDES = ("rollout", "train")
+W, C = rc.Weight, rc.Criterion
+
+# Every way in which log-probs are read: the ratio, both probabilities, sums, extrema, single tokens of sequences.
+SPECS = {
+    "token": rc.Spec(W("token", 0.5, 1.4), (C("tv", over="token", upper=0.25),), detail="full"),
+    "geometric": rc.Spec(W("geometric", upper=1.1), (C("ratio", over="sequence", reduce="mean", lower=0.9),)),
+    "kl": rc.Spec(None, (C("binary_kl", over="sequence", reduce="max", upper=0.05, drop="token"),), "both"),
+    "neutral": rc.Spec(W("product", upper=2.0), (C("prob_diff", over="token", upper=0.2),), nonfinite="neutral"),
+}
+
+
+def broken(seed, renormalized, lengths=(5, 1, 7, 0, 4, 6)):
+    """Random sequences with a kept mass, some of whose log-probs are not finite."""
+    sequences = spoil(random_sequences(seed, lengths, renormalized=renormalized), seed)
+    masses = [(q, t) for q in sequences for t, m in enumerate(q.mask) if m]
+    sequence, t = masses[seed % len(masses)]
+    sequence.mass[t] = (-math.inf, math.nan)[seed % 2]
+    return sequences
+
+
+# --- correct ---
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("side", SIDES)
+def test_the_oracle_in_every_layout(layout, side):
+    number = LAYOUTS.index(layout)
+    for i, spec in enumerate(SPECS.values()):
+        check(broken(number + i, side), spec, layout, whole=number % 2 == i % 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("side", SIDES)
+def test_low_precision(dtype, side):
+    """Both are upcast before the subtraction."""
+    for seed, spec in enumerate(SPECS.values()):
+        sequences = random_sequences(seed, renormalized=side)
+        check(sequences, spec, dtype=dtype, tolerance=WEIGHTS_WITHIN, metric_tolerance=2 * METRICS_WITHIN)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_kernels(name, device):
+    for side, layout in zip(SIDES, ("packed_gaps", "padded_strided"), strict=True):
+        check_kernels(broken(3, side), SPECS[name], layout, device)
+
+
+@pytest.mark.parametrize(("side", "layout"), [("rollout", "padded_left"), ("train", "packed_gaps")])
+def test_compiled(side, layout):
+    """One variant a side: the compiler takes seconds for each."""
+    laid = lay_out(broken(2, side), layout, torch.float32)
+    spec = rc.Spec(W("token", upper=1.4))
+    assert_like_reference(laid.correct(spec, backend="compiled"), laid.correct(spec))
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_it_is_a_subtraction_from_one_side(side):
+    """In float64 log_mass is the same as subtracting it beforehand, to the bit."""
+    for seed, spec in enumerate(SPECS.values()):
+        laid = lay_out(broken(seed, side), "padded_holes", torch.float64)
+        found = laid.correct(spec)
+        name = "train" if side == "rollout" else "rollout"
+        shifted = replace(laid, **{name: getattr(laid, name) - laid.log_mass}, log_mass=None)
+        wanted = shifted.correct(spec)
+        assert torch.equal(found.statistics.sums, wanted.statistics.sums)
+        assert torch.equal(found.statistics.maxima, wanted.statistics.maxima)
+        assert torch.equal(found.keep, wanted.keep) and torch.equal(found.mask, wanted.mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_its_dtype_does_not_decide_which_computes(dtype):
+    laid = lay_out(random_sequences(1, renormalized="rollout"), "packed", torch.float32)
+    laid.log_mass = laid.log_mass.to(dtype)
+    assert laid.correct(SPECS["token"]).weights.dtype == torch.float32
+
+
+def test_async_and_sequence_sides_agree():
+    laid = lay_out(random_sequences(1, renormalized="train"), "packed", torch.float32)
+    found = laid.correct(SPECS["token"], call=rc.correct_async).result()
+    assert torch.equal(found.weights, laid.correct(SPECS["token"]).weights)
+
+
+# --- what is refused ---
+
+
+def arguments(n=6):
+    logp = torch.full((2, n), -1.0)
+    return logp, logp.clone(), torch.ones(2, n, dtype=torch.bool)
+
+
+REFUSED = {
+    "a shape": ({"log_mass": torch.zeros(2, 5)}, r"log_mass: expected shape \[2, 6\] \(of (train|new)_logp\), got"),
+    "a dtype": ({"log_mass": torch.zeros(2, 6, dtype=torch.int64)}, "log_mass: expected a dtype among"),
+    "a type": ({"log_mass": 0.5}, "log_mass: expected a tensor, got float"),
+    "a name": ({"log_mass": torch.zeros(2, 6), "renormalized": "both"}, "renormalized: expected one of"),
+    "nothing to take": ({"renormalized": "train"}, "log_mass: expected log-masses beside renormalized='train', got"),
+    "a mass": ({"log_mass": torch.full((2, 6), 0.9)}, "log_mass: expected the log of a probability, at most 0"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    given, message = REFUSED[name]
+    train, rollout, mask = arguments()
+    with pytest.raises((TypeError, ValueError), match=message):
+        rc.correct(train, rollout, mask, **given)
+    with pytest.raises((TypeError, ValueError), match=message):
+        rc.policy_loss(train, torch.ones(2), mask, rollout_logp=rollout, **given)
+
+
+def test_a_loss_without_rollout_logp_has_no_use_for_it():
+    new, old, mask = arguments()
+    with pytest.raises(ValueError, match="rollout_logp: expected log-probs beside log_mass"):
+        rc.policy_loss(new, torch.ones(2), mask, old_logp=old, log_mass=torch.zeros_like(new))
+
+
+def test_a_mass_is_looked_at_where_tokens_are_valid():
+    """Rounding of bf16 passes; garbage behind the mask and outside of sequences is not looked at."""
+    train, rollout, mask = arguments()
+    log_mass = torch.full((2, 6), 2.0**-7).log1p()
+    mask[0, 1] = False
+    log_mass[0, 1] = 30.0
+    rc.correct(train, rollout, mask, log_mass=log_mass)
+    gaps = {"cu_seqlens": torch.tensor([2, 10])}
+    flat = log_mass.flatten()
+    flat[0], flat[11] = 5.0, 6.0
+    rc.correct(train.flatten(), rollout.flatten(), mask.flatten(), log_mass=flat, **gaps)
+    flat[4] = 0.25
+    with pytest.raises(ValueError, match=r"at every valid token, got 0\.25"):
+        rc.correct(train.flatten(), rollout.flatten(), mask.flatten(), log_mass=flat, **gaps)
+
+
+# --- policy_loss ---
+
+SURROGATES = {
+    "ppo": rc.PPO(0.2, 0.3, dual=3.0),
+    "reinforce": rc.Reinforce(),
+    "cispo": rc.Score(upper=1.5),
+    "dppo": rc.DPPO(),
+    "gspo": rc.GSPO(),
+    "gmpo": rc.GMPO(),
+    "sapo": rc.SAPO(),
+    "dro": rc.DRO(0.5),
+    "gpg": rc.GPG(),
+}
+ADVANTAGES = torch.tensor([0.5, -0.25, 1.0, -0.5, 0.25, -1.0])
+
+
+def loss_of(laid, surrogate, old=False, ref=False, **others):
+    """The loss of a padded batch whose `train` is new_logp: value, gradient, metrics."""
+    new = laid.train.detach().clone().requires_grad_()
+    arguments = {"log_mass": laid.log_mass, "renormalized": laid.renormalized} if laid.log_mass is not None else {}
+    if old:
+        arguments["old_logp"] = laid.train + 0.1
+    if ref:
+        arguments |= {"ref_logp": laid.rollout - 0.2, "kl": rc.KL("k3", 0.1, weight="ratio")}
+    found = rc.policy_loss(
+        new, ADVANTAGES, laid.mask, rollout_logp=laid.rollout, surrogate=surrogate, **arguments, **others
+    )
+    found.value.backward()
+    return found, new.grad
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", SURROGATES)
+def test_the_oracle_of_the_loss_in_bypass_mode(name, side):
+    sequences = random_sequences(7, renormalized=side, external=False)
+    for q in sequences:  # Away from log-probs of 0, whose loss would look like that of a token that DPPO masks.
+        q.train = [x - 0.05 for x in q.train]
+    laid = lay_out(sequences, "padded_right")
+    found, slope = loss_of(laid, SURROGATES[name], ref=True)
+    rows = [
+        loss_oracle.Sequence(
+            q.train,
+            q.mask,
+            a,
+            rollout=q.rollout,
+            ref=[x - 0.2 for x in q.rollout],
+            mass=q.mass,
+            renormalized=side,
+        )
+        for q, a in zip(sequences, ADVANTAGES.tolist(), strict=True)
+    ]
+    objective = objective_of(SURROGATES[name], rc.KL("k3", 0.1, weight="ratio"))
+    assert found.value.item() == pytest.approx(loss_oracle.value(objective, rows), rel=1e-12)
+    wanted = loss_oracle.gradient(objective, rows)
+    for got, row in zip(laid.read(slope), wanted, strict=True):
+        assert got == pytest.approx(row, rel=1e-6, abs=1e-9)
+    metrics = found.metrics()
+    for key, value in loss_oracle.metrics(objective, rows).items():
+        assert metrics[key] == pytest.approx(value, rel=1e-9, abs=1e-9), key
+
+
+def objective_of(surrogate, kl=None):
+    from rollout_corr.spec.loss import Objective
+
+    return Objective(surrogate, kl)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(("name", "nonfinite"), zip(SURROGATES, ("reject", "neutral") * 5, strict=False))
+def test_both_backends_give_one_loss(name, side, nonfinite, device):
+    laid = lay_out(broken(5, side), "padded_strided", torch.float64)
+    spec = rc.Spec(criteria=(C("ratio", over="token", of="new/rollout", upper=1.5),), nonfinite=nonfinite)
+    one, other = (loss_of(laid.to(where), SURROGATES[name], ref=True, spec=spec, backend=backend)
+                  for where, backend in (("cpu", "torch"), (device, "triton")))  # fmt: skip
+    assert other[0].value.item() == pytest.approx(one[0].value.item(), rel=1e-12)
+    assert torch.equal(other[0].mask.cpu(), one[0].mask)
+    torch.testing.assert_close(other[1].cpu(), one[1], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_which_ratios_it_corrects(side):
+    """Those to the rollout: old/rollout and new/rollout. In new/old it is not, nor in the surrogate's ratio there."""
+    laid = lay_out(random_sequences(3, renormalized=side), "padded_right")
+    bounds = {
+        of: C("ratio", over="token", of=of, lower=0.95, upper=1.2) for of in ("train/rollout", "new/rollout", "new/old")
+    }
+    plain = replace(laid, log_mass=None)
+    shift = {"rollout": {"train": laid.train - laid.log_mass}, "train": {"rollout": laid.rollout - laid.log_mass}}
+    by_hand = replace(plain, **shift[side])
+    for of, criterion in bounds.items():
+        spec = rc.Spec(criteria=(criterion,))
+        found, slope = loss_of(laid, rc.PPO(), old=True, spec=spec)
+        wanted, _ = loss_of(plain if of == "new/old" else by_hand, rc.PPO(), old=True, spec=spec)
+        assert torch.equal(found.mask, wanted.mask), of
+        assert 0 < found.mask.sum() < laid.mask.sum() or of == "new/old"
+    without, plain_slope = loss_of(plain, rc.PPO(), old=True)
+    found, slope = loss_of(laid, rc.PPO(), old=True)
+    assert found.value == without.value and torch.equal(slope, plain_slope)
+    weight = rc.Spec(W("token", upper=2.0))
+    found, slope = loss_of(laid, rc.PPO(), old=True, spec=weight)
+    wanted, _ = loss_of(by_hand, rc.PPO(), old=True, spec=weight)
+    torch.testing.assert_close(found.weights, wanted.weights, rtol=1e-12, atol=0.0)
+    assert not torch.equal(slope, plain_slope)
+
+
+# --- the reason for it ---
+
+
+def test_truncated_sampling_biases_ratios_and_the_mass_repairs_it():
+    """Nucleus sampling of a small softmax: the mean weight is 1 with the trainer's mass of the kept set, else not."""
+    rng = torch.Generator().manual_seed(20)
+    positions, vocabulary, top_p = 20_000, 24, 0.8
+    logits = 2.0 * torch.randn(positions, vocabulary, generator=rng, dtype=torch.float64)
+    engine = (logits + 0.1 * torch.randn(logits.shape, generator=rng, dtype=torch.float64)).log_softmax(1)
+    trainer = logits.log_softmax(1)
+    ordered, order = engine.exp().sort(1, descending=True)
+    kept = torch.zeros_like(engine, dtype=torch.bool).scatter(1, order, ordered.cumsum(1) - ordered < top_p)
+    renormalised = engine.masked_fill(~kept, -torch.inf).log_softmax(1)
+    token = torch.multinomial(renormalised.exp(), 1, generator=rng)
+    mass = {x: p.masked_fill(~kept, -torch.inf).logsumexp(1) for x, p in (("trainer", trainer), ("engine", engine))}
+
+    def mean_weight(train, rollout, **given):
+        picked = [x.gather(1, token).view(100, -1) for x in (train, rollout)]
+        given = {name: x.view(100, -1) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
+        weights = rc.correct(*picked, spec=rc.Spec(W("token")), **given).weights
+        return weights.mean().item(), weights.std().item() / positions**0.5
+
+    biased, spread = mean_weight(trainer, renormalised)
+    assert biased < 1.0 - 10 * spread
+    mean, spread = mean_weight(trainer, renormalised, log_mass=mass["trainer"])
+    assert abs(mean - 1.0) < 3 * spread < 0.01
+    # The engine's own mass makes it the ratio of both whole distributions.
+    mean, _ = mean_weight(trainer, renormalised, log_mass=mass["engine"])
+    assert mean == pytest.approx(mean_weight(trainer, engine)[0], rel=1e-12)
+    # A trainer that replays the kept set beside an engine that does not renormalise.
+    replayed = trainer.masked_fill(~kept, -torch.inf).log_softmax(1)
+    mean, spread = mean_weight(replayed, engine, log_mass=mass["engine"], renormalized="train")
+    assert abs(mean - 1.0) < 3 * spread < 0.01
+
+
+def test_rounding_is_of_the_tensors_as_given():
+    """rounded() has to round the mass too, or the tests of low precision would compare something else."""
+    sequences = random_sequences(1, renormalized="rollout")
+    assert rounded(sequences, torch.bfloat16)[0].mass != sequences[0].mass
