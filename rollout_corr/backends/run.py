@@ -110,9 +110,9 @@ def _normalized(result: Result, request: CorrectionRequest) -> Result:
 def _batch_mean(statistics: Statistics, spec: Spec, groups: Groups) -> Tensor:
     """0-d: the mean weight of the batch, or 1 where it is too small to divide by."""
     names, _ = schema.layout(spec)
-    pair = torch.stack([statistics.sums[names.index(name)] for name in native.batch_mean(spec)])
-    pair = groups.sum(pair)
-    mean = 1.0 + pair[0] / pair[1].clamp(min=1.0)
+    weights, units, centre = native.batch_mean(spec)
+    pair = groups.sum(torch.stack([statistics.sums[names.index(name)] for name in (weights, units)]))
+    mean = centre + pair[0] / pair[1].clamp(min=1.0)
     return torch.where(mean <= SMALLEST_MEAN, 1.0, mean)
 
 

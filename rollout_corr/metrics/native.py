@@ -350,6 +350,7 @@ ALWAYS = [
 def weight_metrics(spec: Spec) -> list[Metric]:
     """The metrics of a weight, over tokens and over sequences."""
     rows = []
+    near_0 = "; at token level within 6e-8 mean(1 + |D|) / mean(w^2)"
     for level, units, over in (("", "tokens", TOKENS), ("sequence_", "sequences", SEQUENCES)):
         for key, name, words in (
             (f"{level}weight", f"{level}weight", "weight after the bounds"),
@@ -360,8 +361,8 @@ def weight_metrics(spec: Spec) -> list[Metric]:
                 Metric(f"{key}_std", f"population standard deviation of the {words}", "ratio", over, "< 1", std(name)),
                 Metric(f"{key}_min", f"min {words}", "ratio", over, "-", minimum(name, 1.0)),
                 Metric(f"{key}_max", f"max {words}", "ratio", over, "-", maximum(name, 1.0)),
-                Metric(f"{key}_ess", f"(sum w)^2 / (n sum w^2) of the {words}", "fraction", over, healthy("weight_ess"),
-                       partial(_ess, name=name)),
+                Metric(f"{key}_ess", f"(sum w)^2 / (n sum w^2) of the {words}{near_0}", "fraction", over,
+                       healthy("weight_ess"), partial(_ess, name=name)),
             ]
         rows += [
             Metric(f"{level}weight_{side}_fraction", f"units whose raw weight lies {side} the bound", "fraction", over,
@@ -369,18 +370,19 @@ def weight_metrics(spec: Spec) -> list[Metric]:
             for side in ("above", "below")
         ]
     if spec.weight is not None and spec.weight.normalize == "batch":
+        name, _, centre = batch_mean(spec)
         rows.append(
             Metric("weight_batch_mean", "the mean that weights were divided by (unless it is <= 1e-8)", "ratio",
-                   TOKENS if spec.weighs_tokens else SEQUENCES, "near 1", mean_around(1.0, batch_mean(spec)[0]))
+                   TOKENS if spec.weighs_tokens else SEQUENCES, "near 1", mean_around(centre, name))
         )
     return rows
 
 
-def batch_mean(spec: Spec) -> tuple[str, str]:
-    """The sums that make the mean by which `normalize="batch"` divides: of weights around 1, and of their units."""
+def batch_mean(spec: Spec) -> tuple[str, str, float]:
+    """The sums of weights and of their units that make the mean of `normalize="batch"`, and around what weights lie."""
     if spec.weighs_tokens:
-        return "weight", "tokens_measured"
-    return "sequence_weight", "sequences_measured"
+        return "weight", "tokens_measured", 1.0
+    return "sequence_weight_plain", "sequences_measured", 0.0
 
 
 def criterion_metrics(criterion: Criterion) -> list[Metric]:

@@ -238,7 +238,8 @@ def attempt(seed: int) -> Outcome:
                 wrong = (
                     f"not answered: {sorted(unanswered)[:10]}" if (unanswered := unanswered_in(told, plan)) else None
                 )
-            if wrong is None and before & set(path.glob("*.part")) and told.acknowledged:
+            # A process removes them with its first call; one that was killed before has no call.
+            if wrong is None and before & set(path.glob("*.part")) and of_process(told.acknowledged, plan):
                 wrong = f"parts of dead processes stay: {sorted(before)}"
             if wrong is not None:
                 return Outcome("wrong", f"process {turn + 1}, {plan}: {wrong}")
@@ -247,8 +248,12 @@ def attempt(seed: int) -> Outcome:
 
 def unanswered_in(told: Told, plan: Plan) -> set[int]:
     """Return the sequences that the calls of a process which ended by itself were not answered for."""
-    own = {number for number in told.submitted if plan.first <= number < plan.first + OWN_NUMBERS}
-    return own - told.acknowledged - told.failed - told.left_out
+    return of_process(told.submitted, plan) - told.acknowledged - told.failed - told.left_out
+
+
+def of_process(numbers: set[int], plan: Plan) -> set[int]:
+    """Return those of the sequences that a process, or its fork, dumped."""
+    return {number for number in numbers if plan.first <= number < plan.first + OWN_NUMBERS}
 
 
 AREA = Area(name="kills", unit="processes that dump", attempt=attempt, count=500, few=8)

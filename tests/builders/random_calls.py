@@ -21,8 +21,8 @@ def per_token_or_sequence(rng: random.Random, lengths: list[int]) -> str:
     return "token" if sum(lengths) == len(lengths) else rng.choice(("token", "sequence"))
 
 
-def random_batch(rng: random.Random, most=7, longest=9, odd=True):
-    """Sequences as the oracle takes them: empty ones, broken ones, and where `odd` with D of 30 and -40."""
+def random_batch(rng: random.Random, most=7, longest=9):
+    """Sequences as the oracle takes them: empty ones, broken ones, and some with D of 30 and -40."""
     lengths = [rng.randint(0, longest) for _ in range(rng.randint(1, most))]
     sequences = random_sequences(
         rng.random(),
@@ -31,7 +31,7 @@ def random_batch(rng: random.Random, most=7, longest=9, odd=True):
         invalid=rng.choice((0.0, 0.25, 0.8)),
         advantages=per_token_or_sequence(rng, lengths),
     )
-    sequences = wild(sequences) if odd and rng.random() < 0.3 else sequences
+    sequences = wild(sequences) if rng.random() < 0.3 else sequences
     return spoil(sequences, rng.random(), share=0.5) if rng.random() < 0.3 else sequences
 
 

@@ -103,6 +103,35 @@ def test_the_smallest_weight_is_off_by_a_rounding_of_d(d):
         assert abs(out.metrics()[name] - math.exp(d)) <= -d * 2.0**-24, name
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("centre", [-1.0, -4.0, -8.0, -12.0, -17.0])
+def test_weights_near_0_keep_the_sample_size_and_the_mean_that_the_docs_promise(centre, level):
+    """docs/kernels.md has the bounds at token level; at the other levels nothing is lost."""
+    generator = torch.Generator().manual_seed(0)
+    d = centre / (7 if level == "product" else 1) + 0.3 * torch.randn(30, 7, generator=generator)
+    log_weight = d.double()
+    if level != "token":
+        log_weight = log_weight.sum(1, keepdim=True).expand(30, 7) / (7 if level == "geometric" else 1)
+    w = log_weight.exp()
+    out = rc.correct(d, torch.zeros_like(d), spec=rc.Spec(rc.Weight(level, normalize="batch")))
+    e = 2.0**-24 * (1 + d.abs()).mean().item() if level == "token" else 0.0
+    mean, square = w.mean().item(), w.square().mean().item()
+    for name in ("weight_ess", "weight_raw_ess"):
+        assert abs(out.metrics()[name] - mean * mean / square) <= e / square + 1e-7, name
+    if mean > 1e-8 + e:
+        torch.testing.assert_close(out.weights.double(), w / mean, rtol=e / mean + 3e-7, atol=0.0)
+
+
+@pytest.mark.parametrize("level", ["product", "geometric"])
+def test_a_batch_mean_of_sequence_weights_near_0_is_exact(level):
+    """A sum of w - 1 has no digit of w left below 1e-16: weights of 5 were off by 8e-11 at a mean of 2e-6."""
+    d = torch.tensor([[-13.0], [-19.0], [-17.0]], dtype=torch.float64)
+    out = rc.correct(d, torch.zeros_like(d), spec=rc.Spec(rc.Weight(level, normalize="batch")))
+    wanted = d.exp() / d.exp().mean()
+    torch.testing.assert_close(out.weights, wanted, rtol=1e-15, atol=0.0)
+    assert out.metrics()["weight_batch_mean"] == pytest.approx(d.exp().mean().item(), rel=1e-15)
+
+
 def test_spreads_that_are_small_do_not_cancel():
     """Weights of 1 +- 1e-6 and probabilities of almost 1 keep their deviation and correlation in fp32."""
     d = torch.tensor([[1e-6, -1e-6] * 500])
