@@ -153,7 +153,7 @@ class Objective(Checked):
     @property
     def reduced(self) -> Reduction:
         """The row of its reduction."""
-        return reduction_of(self.reduction)
+        return _REDUCTIONS[self.reduction]
 
     def __post_init__(self) -> None:
         checked_surrogate(self.surrogate)
