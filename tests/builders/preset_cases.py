@@ -72,6 +72,7 @@ EXPECTED = {
         Weight("token"), (Criterion("binary_kl", over="sequence", reduce="mean", upper=0.003, eps=1e-6),), "zero"
     ),
     "openrlhf.dppo_like": Spec(Weight("token"), (Criterion("binary_kl", upper=0.05, eps=1e-6),), "zero"),
+    "molt.token": Spec(MOLT, (ratio(0.5, 5, token_clamp=30),), "zero", clamp=30, nonfinite="neutral"),
     "molt.seq": Spec(MOLT, (ratio(0.5, 5, "sum", token_clamp=30),), "zero", clamp=30, nonfinite="neutral"),
     "molt.geo": Spec(MOLT, (ratio(0.99, 1.01, "mean", token_clamp=30),), "zero", clamp=30, nonfinite="neutral"),
     "areal.token_mask": Spec(Weight("token"), (ratio(0.5, 5),), "both", nonfinite="neutral"),
@@ -206,6 +207,8 @@ areal.kpop(upper=0.1) | Spec(Weight("token"), (Criterion("binary_kl_symmetric", 
 slime.tis(tis_clip_low=0.1, tis_clip=5) | Spec(Weight("token", 0.1, 5))
 slime.mis(tis_batch_normalize=False, rs_veto_threshold=None, rs_upper_bound=3) |
     Spec(Weight("token", lower=0, upper=2), (ratio(0.5, 3),), "mask")
+molt.token(mode="clip") | Spec(Weight("token", 0.5, 5, token_clamp=30), clamp=30, nonfinite="neutral")
+molt.token(mode="trunc", high=2) | Spec(Weight("token", upper=2, token_clamp=30), clamp=30, nonfinite="neutral")
 nemo.tis(ratio=5, ratio_min=0.2) | Spec(Weight("token", 0.2, 5))
 nemo.gspo_is(level="geometric") | Spec(Weight("geometric"))
 roll.default(upper_bound=None) | Spec(Weight("token", lower=0), (ratio(0.8, 1.2),), "mask")

@@ -203,6 +203,7 @@ PUBLISHED = {
     "pipeline_rl.gspo": lambda rows: rows_sum(rows, lambda r, t: gspo(r, t, 0.02, 0.02, r.mu)),
     "fast_llm.grpo": lambda rows: token_mean(rows, lambda r, t: ppo(r, t, base=r.mu)),
     "fast_llm.gspo": lambda rows: rows_sum(rows, lambda r, t: gspo(r, t, base=r.mu)),
+    "molt.token": plain(icepop(old, 0.5, 5.0)),
     "molt.seq": plain(lambda r, t: ratio(r, t, r.old) * within(seq(r, r.old, math.fsum), 0.5, 5.0)),
     "molt.geo": plain(geo_gate(old, 0.99, 1.01)),
     "molt.ppo": plain(one),

@@ -17,13 +17,13 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time a framework is f
     from rollout_corr.frameworks import kimi as kimi
     from rollout_corr.frameworks import megatron as megatron
     from rollout_corr.frameworks import minirl as minirl
-    from rollout_corr.frameworks import molt as molt
     from rollout_corr.frameworks import rlinf as rlinf
     from rollout_corr.frameworks import roll as roll
     from rollout_corr.frameworks import swift as swift
     from rollout_corr.frameworks import tunix as tunix
     from rollout_corr.frameworks import unsloth as unsloth
     from rollout_corr.frameworks.areal import presets as areal
+    from rollout_corr.frameworks.molt import presets as molt
     from rollout_corr.frameworks.nemo import presets as nemo
     from rollout_corr.frameworks.open_instruct import presets as open_instruct
     from rollout_corr.frameworks.openrlhf import presets as openrlhf
@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time a framework is f
 
     __all__ = [
         "areal",
+        "molt",
         "names",
         "nemo",
         "open_instruct",

@@ -1,0 +1,1 @@
+"""labs-molt: presets, losses and configuration."""
