@@ -15,6 +15,8 @@ from rollout_corr.api.groups import FilteredGroups as FilteredGroups
 from rollout_corr.api.groups import filter_groups as filter_groups
 from rollout_corr.api.policy_loss import PolicyLoss as PolicyLoss
 from rollout_corr.api.policy_loss import policy_loss as policy_loss
+from rollout_corr.api.suggest import Suggestion as Suggestion
+from rollout_corr.api.suggest import suggest as suggest
 from rollout_corr.api.warmup import warmup as warmup
 from rollout_corr.backends.choose import Backend as Backend
 from rollout_corr.backends.choose import backend_for as backend_for
@@ -67,6 +69,7 @@ __all__ = [
     "Spec",
     "SquaredLogRatio",
     "Statistics",
+    "Suggestion",
     "Weight",
     "backend_for",
     "correct",
@@ -80,6 +83,7 @@ __all__ = [
     "recipe",
     "recipe_from_config",
     "recipe_names",
+    "suggest",
     "warmup",
 ]
 

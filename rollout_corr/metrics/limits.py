@@ -85,7 +85,7 @@ LIMITS = (
         0.9,
         0.5,
         "how much trains: below a half the batch is another one",
-        "compare each criterion's bounds with its LABEL/mean and LABEL/std",
+        "compare each criterion's bounds with its LABEL/mean and LABEL/std; rc.suggest gives bounds that fit",
     ),
     Limit(
         "weight_ess",
