@@ -148,7 +148,7 @@ def test_it_agrees_with_the_rule_of_the_guide(n, k3):
     rollout = -1.0 - torch.rand(400, n, generator=generator)
     s = math.sqrt(2.0 * k3)
     found = rc.suggest(rollout + s * torch.randn(400, n, generator=generator) - 0.5 * s * s, rollout)
-    # Measured: 0.95 to 1.06. The rule has two standard deviations for 1.96, and a batch of 400 sequences some noise.
+    # Measured: 0.88 to 1.02. Where KL matters one side alone rejects, and the rule is wider than it has to be.
     assert 0.8 < math.log(found.geometric.upper) / rule(k3, n) < 1.2
 
 
