@@ -22,6 +22,7 @@ from oracles.published import (
     gspo_token,
     icepop,
     kept_mean,
+    kept_rows_mean,
     kimi,
     mean,
     megatron,
@@ -170,8 +171,9 @@ PUBLISHED = {
         rows,
         lambda r, t: ppo(r, t) if mean(math.exp(abs(a - b)) for a, b in zip(r.old, r.mu, strict=True)) <= 2 else None,
     ),
-    "roll.default": plain(
-        lambda r, t: clip(ratio(r, t, r.old), 0, 1.2) * within(ratio(r, t, r.old), 0.8, 1.2), agg=rows_mean
+    "roll.default": lambda rows: kept_rows_mean(
+        rows,
+        lambda r, t: min(ratio(r, t, r.old), 1.2) * ppo(r, t) if within(ratio(r, t, r.old), 0.8, 1.2) else None,
     ),
     "open_instruct.default": plain(token_tis(old), open_instruct_ppo),
     "open_instruct.icepop": plain(

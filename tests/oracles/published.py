@@ -158,6 +158,12 @@ def kept_mean(rows, loss):
     return math.fsum(found) / max(len(found), 1)
 
 
+def kept_rows_mean(rows, loss):
+    """The mean over rows of the means over their kept tokens, of rows that have one."""
+    found = [[x for t in range(r.n) if (x := loss(r, t)) is not None] for r in rows]
+    return mean([mean(row) for row in found if row] or [0.0])
+
+
 def original_mean(rows, loss):
     found = [x for r in rows for t in range(r.n) if (x := loss(r, t)) is not None]
     return math.fsum(found) / sum(r.n for r in rows)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time a framework is f
     from rollout_corr.frameworks import megatron as megatron
     from rollout_corr.frameworks import minirl as minirl
     from rollout_corr.frameworks import rlinf as rlinf
-    from rollout_corr.frameworks import roll as roll
     from rollout_corr.frameworks import swift as swift
     from rollout_corr.frameworks import tunix as tunix
     from rollout_corr.frameworks import unsloth as unsloth
@@ -28,6 +27,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time a framework is f
     from rollout_corr.frameworks.open_instruct import presets as open_instruct
     from rollout_corr.frameworks.openrlhf import presets as openrlhf
     from rollout_corr.frameworks.prime_rl import presets as prime_rl
+    from rollout_corr.frameworks.roll import presets as roll
     from rollout_corr.frameworks.skyrl import presets as skyrl
     from rollout_corr.frameworks.slime import presets as slime
     from rollout_corr.frameworks.trl import presets as trl
@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time a framework is f
         "openrlhf",
         "preset",
         "prime_rl",
+        "roll",
         "skyrl",
         "slime",
         "trl",

@@ -1,4 +1,7 @@
-"""ROLL: `train_infer_correction` with the defaults of its weight and of its filter, both switched on."""
+"""ROLL: `train_infer_correction` with the defaults of its weight and of its filter, both switched on.
+
+Its filter narrows the mask before tokens and sequences are counted.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,20 @@ def default(upper_bound: float | None = 1.2, ratio_low: float | None = 0.8, rati
     return Spec(weight=Weight("token", lower=0.0, upper=upper_bound), criteria=(criterion,), rejected="mask")
 
 
-def _clip(both: float, low: float | None, high: float | None, dual: bool) -> PPO:
+def clip(both: float, low: float | None, high: float | None, dual: bool) -> PPO:
+    """PPO's clip, whose sides are `pg_clip` where they are not given."""
     # The dual clip has no setting of its own.
     return PPO(both if low is None else low, both if high is None else high, 1.0 + 2.0 * both if dual else None)
 
 
-# `pg_variant` of ROLL's agentic pipeline; PPO elsewhere.
+# Beside PPO, the variants of `actor_train.pg_variant`.
 RECIPES = {
     "default": recipe(
-        Named(_clip, pg_clip=0.2, pg_clip_low=None, pg_clip_high=None, dual_clip_loss=False),
+        Named(clip, pg_clip=0.2, pg_clip_low=None, pg_clip_high=None, dual_clip_loss=False),
         BOTH,
         spec="roll.default",
         reduction=reduction(loss_agg_mode="seq-mean-token-mean"),
+        denominator="kept",
     ),
     "vanilla": recipe(GPG(), (), reduction=SEQUENCES),
     "tis": recipe(Named(Score, tis_lower_bound=0.0, tis_upper_bound=1.0), DECOUPLED, reduction=SEQUENCES),

@@ -1,0 +1,1 @@
+"""ROLL: presets, losses and configuration."""

@@ -1,0 +1,150 @@
+"""ROLL's `train_infer_correction`, and the settings of its loss: of a pipeline and of its `actor_train`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollout_corr.frameworks.roll.presets import RECIPES, clip
+from rollout_corr.frameworks.shared.recipe import AGGREGATIONS, aggregation, arguments
+from rollout_corr.frameworks.shared.settings import boolean, fields_of, refuse_unknown, settings_of
+from rollout_corr.frameworks.shared.specs import LEVELS
+from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.loss import KL
+from rollout_corr.spec.statistics import Stat
+from rollout_corr.spec.surrogate import Surrogate
+from rollout_corr.spec.surrogates import GSPO
+from rollout_corr.spec.validate import number, one_of
+
+# TrainInferISWeightConfig and TrainInferFilterConfig.
+WEIGHT: dict[str, Any] = {"enabled": False, "weight_type": "token", "upper_bound": 1.2, "detach": True}
+FILTER: dict[str, Any] = {
+    "enabled": False,
+    "agg_type": "token",
+    "ratio_enabled": True,
+    "ratio_low": 0.8,
+    "ratio_high": 1.2,
+    "diff_enabled": False,
+    "diff_low": -0.2,
+    "diff_high": 0.2,
+}
+# Of the pipeline.
+LOSS: dict[str, Any] = {
+    "train_infer_correction": None,
+    "actor_train": None,
+    "pg_clip": 0.2,
+    "use_pg_clip_range": False,
+    "pg_clip_low": 0.2,
+    "pg_clip_high": 0.2,
+    "dual_clip_loss": False,
+    "importance_sampling": "token",
+    "ratio_type": "token",
+    "loss_agg_mode": "seq-mean-token-mean",
+    "use_kl_loss": False,
+    "kl_loss_coef": 0.0,
+    "rl_loss_coef": 1.0,
+    "difficulty_loss_weight": False,
+    "length_loss_weight": False,
+}
+# Keys of a pipeline that are none of the loss's.
+WHOLE = ("exp_name", "pretrain", "rollout_batch_size", "adv_estimator", "actor_infer", "reference", "max_steps", "seed")
+VARIANTS = ("vanilla", "tis", "cispo", "kimi15")
+
+
+def read(config: object) -> Spec:
+    """Read the block `train_infer_correction`, or the configuration of a pipeline."""
+    given = fields_of(config)
+    if "is_weight" not in given and "filters" not in given:
+        block = settings_of(config, LOSS, whole=WHOLE)["train_infer_correction"]
+        given = {} if block is None else fields_of(block, "train_infer_correction")
+    refuse_unknown(given, ("is_weight", "filters"))
+    rules = [rule for each in given.get("filters") or () if (rule := _block(each, FILTER, "filters"))["enabled"]]
+    # Filters of one kind have one name, which a Spec takes once.
+    names = [f"filter_{i}_" for i in range(len(rules))] if len(rules) > 1 else [""]
+    criteria = [made for name, rule in zip(names, rules, strict=False) for made in _criteria(rule, name)]
+    return Spec(weight=_weight(_block(given.get("is_weight") or {}, WEIGHT, "is_weight")), criteria=tuple(criteria))
+
+
+def recipe(config: object) -> dict[str, Any]:
+    """Read the whole loss but its entropy bonus, of the configuration of a pipeline."""
+    given, spec = settings_of(config, LOSS, whole=WHOLE), read(config)
+    if number("rl_loss_coef", given["rl_loss_coef"]) != 1.0:
+        raise ValueError("rl_loss_coef: multiply the value of policy_loss by it, and read the rest with 1")
+    for name in ("difficulty_loss_weight", "length_loss_weight"):
+        if boolean(name, given[name]):
+            raise ValueError(f"{name}: multiply the advantages by its weights of samples, and read the rest without it")
+    if given["loss_agg_mode"] == "seq-mean-token-sum-norm":
+        raise ValueError(
+            "loss_agg_mode: 'seq-mean-token-sum-norm' divides by the padded length, of which nothing knows"
+        )
+    reduction = aggregation("loss_agg_mode", AGGREGATIONS, given["loss_agg_mode"])
+    kl = None
+    if boolean("use_kl_loss", given["use_kl_loss"]) and number("kl_loss_coef", given["kl_loss_coef"]) != 0.0:
+        kl = KL("k3", given["kl_loss_coef"], value_clamp=10.0)
+    return arguments(_surrogate(given), spec if spec.acts else None, reduction, "kept", kl=kl)
+
+
+def _block(config: object, known: dict[str, Any], what: str) -> dict[str, Any]:
+    given = fields_of(config, what)
+    refuse_unknown(given, known)
+    return known | given
+
+
+def _level(name: str, value: object) -> Any:
+    if value == "segment":
+        raise ValueError(f"{name}: 'segment' is a unit that this package does not have")
+    return LEVELS[one_of(name, value, LEVELS)]
+
+
+def _weight(given: dict[str, Any]) -> Weight | None:
+    if not boolean("is_weight.enabled", given["enabled"]):
+        return None
+    if not boolean("is_weight.detach", given["detach"]):
+        raise ValueError("is_weight.detach: expected true; weights have no gradient here")
+    upper = given["upper_bound"]
+    return Weight(
+        _level("is_weight.weight_type", given["weight_type"])[0], lower=None if upper is None else 0.0, upper=upper
+    )
+
+
+def _criteria(rule: dict[str, Any], name: str) -> list[Criterion]:
+    _, over, reduce = _level("filters.agg_type", rule["agg_type"])
+    kinds: tuple[tuple[str, Stat], ...] = (("ratio", "ratio"), ("diff", "prob_diff"))
+    return [
+        Criterion(
+            stat,
+            over=over,
+            reduce=reduce,
+            lower=rule[f"{kind}_low"],
+            upper=rule[f"{kind}_high"],
+            label=f"{name}{kind}" if name else "",
+        )
+        for kind, stat in kinds
+        if boolean(f"filters.{kind}_enabled", rule[f"{kind}_enabled"])
+    ]
+
+
+def _surrogate(given: dict[str, Any]) -> Surrogate:
+    actor = {} if given["actor_train"] is None else fields_of(given["actor_train"], "actor_train")
+    variant = actor.get("pg_variant")
+    if variant == "topr":
+        raise ValueError("actor_train.pg_variant: 'topr' needs the sign of the reward")
+    if variant is not None:
+        one_of("actor_train.pg_variant", variant, ("ppo", *VARIANTS))
+    if boolean("actor_train.cispo_use_unified_mask", actor.get("cispo_use_unified_mask")):
+        raise ValueError("actor_train.cispo_use_unified_mask: expected false")
+    if given["ratio_type"] == "segment":
+        raise ValueError("ratio_type: 'segment' is a unit that this package does not have")
+    if variant in VARIANTS:
+        names = [name for name in ("tis_lower_bound", "tis_upper_bound") if variant == "tis"]
+        names += [name for name in ("cispo_epsilon_low", "cispo_epsilon_high") if variant == "cispo"]
+        names += ["kimi15_tau"] if variant == "kimi15" else []
+        settings = {name: actor[name] for name in names if actor.get(name) is not None}
+        surrogate: Surrogate = RECIPES[variant].build(**settings)["surrogate"]
+        return surrogate
+    both, ranged = given["pg_clip"], boolean("use_pg_clip_range", given["use_pg_clip_range"])
+    low, high = (given["pg_clip_low"], given["pg_clip_high"]) if ranged else (None, None)
+    made = clip(both, low, high, boolean("dual_clip_loss", given["dual_clip_loss"]))
+    # The worker that has variants, its "ppo" too, does not read this setting.
+    if one_of("importance_sampling", given["importance_sampling"], ("token", "seq")) == "seq" and variant is None:
+        return GSPO(made.low, made.high, made.dual)
+    return made

@@ -1,0 +1,152 @@
+"""RLinf: its losses, and the statements of its actor that make importance_sampling_fix and the KL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from conformance.batches import KINDS, Batch
+from conformance.rows import Declared, Result, Row, preset, recipe
+from conformance.sources import Source
+
+DISTRIBUTION, PACKAGE, CHECKOUT = None, "rlinf", "rlinf"
+
+LOSSES = "rlinf/algorithms/losses.py"
+ACTOR = "rlinf/workers/actor/megatron_actor_worker.py"
+
+PROPAGATES = Declared(
+    "non-finite log-probs go on into the loss there",
+    "presets.md",
+    "let the NaN through into the loss",
+    lambda given, settings: given.kind in ("infinite", "nan_in_front"),
+)
+CLAMP = Declared(
+    "exponents beyond +-20",
+    "presets.md",
+    "the exponent is then clamped to +-20",
+    lambda given, settings: bool(((given.old - given.rollout).abs() > 20.0)[given.mask].any()),
+)
+ROWS = Declared(
+    "a sample without a token counts, and its mean is NaN",
+    "losses.md",
+    "RLinf's means over sequences count a sample without a token",
+    lambda given, settings: (
+        settings.get("loss_agg_func", "token-mean") != "token-mean" and not bool(given.mask.any(1).all())
+    ),
+)
+DECLARED = (PROPAGATES, CLAMP, ROWS)
+
+
+def rows(source: Source) -> Iterator[Row]:
+    """Compare the preset and the recipes."""
+    decoupled_loss = source.cut(LOSSES, "compute_decoupled_ppo_actor_loss")
+    actor_loss = source.cut(LOSSES, "compute_ppo_actor_loss")
+    mean_of = source.cut("rlinf/utils/utils.py", "get_loss_agg_func")
+    penalty = source.cut("rlinf/algorithms/utils.py", "kl_penalty")
+    fix = source.lines(
+        ACTOR,
+        "MegatronActor.get_forward_step_func.forward_output_and_loss_func.loss_func",
+        "rollout_logprobs = ",
+        "advantages = advantages *",
+    )
+
+    def narrow(given: Batch) -> Batch:
+        """RLinf asserts float32."""
+        names = ("new", "old", "rollout", "ref", "advantages")
+        return replace(given, **{name: getattr(given, name).float() for name in names})
+
+    def decoupled(given: Batch, threshold: float, **clips: Any) -> Tensor:
+        wide = narrow(given)
+        value: Tensor = decoupled_loss(
+            wide.new,
+            wide.rollout,
+            advantages=wide.token_advantages,
+            proximal_logprobs=wide.old,
+            loss_mask=wide.mask,
+            behave_weight_threshold=threshold,
+            loss_agg_func=lambda values, mask, ratio: mean_of("token-mean")(values, mask),
+            **clips,
+        )[0]
+        return value
+
+    def weights(given: Batch, threshold: float) -> Result:
+        """Where a loss of 1 a token, whose mean is a sum divided by the kept tokens, has a gradient and which."""
+        wide = narrow(given)
+        held: dict[str, Tensor] = {}
+
+        def keep(values: Tensor, mask: Tensor, ratio: Any) -> Tensor:
+            held.update(weights=-values, mask=mask)
+            return values.sum()
+
+        ones = replace(wide, new=wide.old, advantages=wide.advantages * 0.0 + 1.0)
+        decoupled_loss(
+            ones.new,
+            ones.rollout,
+            0.2,
+            0.2,
+            ones.token_advantages,
+            proximal_logprobs=ones.old,
+            loss_mask=ones.mask,
+            behave_weight_threshold=threshold,
+            loss_agg_func=keep,
+        )
+        return held
+
+    def actor(given: Batch, loss_agg_func: str, kl_beta: float, cap: float | None = None, **clips: Any) -> Tensor:
+        wide, mean = narrow(given), mean_of(loss_agg_func)
+        advantages = wide.token_advantages
+        if cap is not None:
+            worker = SimpleNamespace(cfg=SimpleNamespace(algorithm=SimpleNamespace(importance_sampling_clip=cap)))
+            batch = {"rollout_logprobs": wide.rollout, "recomputed_logprobs": wide.old}
+            advantages = fix(self=worker, batch=batch, advantages=advantages)["advantages"]
+        value: Tensor = actor_loss(
+            wide.new,
+            wide.old,
+            advantages=advantages,
+            loss_mask=wide.mask,
+            loss_agg_func=lambda values, mask, ratio: mean(values, mask),
+            **clips,
+        )[0]
+        if kl_beta > 0:
+            value = value + kl_beta * mean(penalty(wide.new, wide.ref, "k3"), wide.mask)
+        return value
+
+    # RLinf multiplies by its mask; its losses assert float32, and bf16 is cast before.
+    kinds = tuple(kind for kind in KINDS if kind not in ("nan_behind_mask", "bf16"))
+    more: dict[str, Any] = {"declared": DECLARED, "kinds": kinds, "within": (2e-5, 2e-5)}
+    shown = f"{LOSSES}: compute_decoupled_ppo_actor_loss"
+    yield preset("rlinf.decoupled", shown, weights, threshold, **more)
+    yield recipe("rlinf.decoupled", shown, decoupled, lambda rng: {**threshold(rng), **clips(rng)}, **more)
+    yield recipe("rlinf.actor", f"{LOSSES}: compute_ppo_actor_loss, kl_penalty", actor, settings, **more)
+    yield recipe(
+        "rlinf.importance_sampling_fix",
+        f"{ACTOR}: importance_sampling_fix, {LOSSES}: compute_ppo_actor_loss, kl_penalty",
+        lambda given, importance_sampling_clip, **drawn: actor(given, cap=importance_sampling_clip, **drawn),
+        lambda rng: {"importance_sampling_clip": rng.choice((1.0, 2.0)), **settings(rng)},
+        **more,
+    )
+
+
+def threshold(rng: Random) -> dict[str, Any]:
+    """Draw the argument of the preset."""
+    return {"threshold": rng.choice((1.05, 2.0, 5.0))}
+
+
+def clips(rng: Random) -> dict[str, Any]:
+    """Draw the bounds of the clip."""
+    return {
+        "clip_ratio_low": rng.choice((0.1, 0.2)),
+        "clip_ratio_high": rng.choice((0.2, 0.28)),
+        "clip_ratio_c": rng.choice((None, 3.0)),
+    }
+
+
+def settings(rng: Random) -> dict[str, Any]:
+    """Draw the settings of the actor's loss."""
+    reductions = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
+    return {**clips(rng), "loss_agg_func": rng.choice(reductions), "kl_beta": rng.choice((0.0, 0.1))}

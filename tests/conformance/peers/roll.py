@@ -1,0 +1,223 @@
+"""ROLL: its correction as the pipeline applies it, and the loss functions of its two workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from conformance.batches import KINDS, Batch
+from conformance.rows import Declared, Result, Row, configuration, preset, recipe
+from conformance.sources import Source
+
+DISTRIBUTION, PACKAGE, CHECKOUT = None, "roll", "roll"
+
+CORRECTION = "roll/utils/train_infer_corrections.py"
+WORKER = "roll/pipeline/rlvr/actor_worker.py"
+PG_WORKER = "roll/pipeline/rlvr/actor_pg_worker.py"
+
+PROPAGATES = Declared(
+    "non-finite log-probs go on into the loss there",
+    "presets.md",
+    "let the NaN through into the loss",
+    lambda given, settings: given.kind in ("infinite", "nan_in_front"),
+)
+
+
+def _sums_are_far(given: Batch) -> bool:
+    d = (given.old - given.rollout).where(given.mask, 0.0).double()
+    return bool((d.abs() > 20.0).any() or (d.sum(1).abs() > 20.0).any())
+
+
+CLAMP = Declared(
+    "exponents beyond +-20",
+    "presets.md",
+    "the exponent is then clamped to +-20",
+    lambda given, settings: _sums_are_far(given),
+)
+TOKEN_MEAN = Declared(
+    "its token-mean adds up filtered tokens too",
+    "losses.md",
+    "ROLL's token-mean adds up what its mask leaves out",
+    lambda given, settings: settings.get("loss_agg_mode") == "token-mean",
+)
+DECLARED = (PROPAGATES, CLAMP, TOKEN_MEAN)
+SPECIFIC = {
+    "tis": ("tis_lower_bound", "tis_upper_bound"),
+    "cispo": ("cispo_epsilon_low", "cispo_epsilon_high"),
+    "kimi15": ("kimi15_tau",),
+}
+
+PIPELINE: dict[str, Any] = {
+    "pg_clip": 0.2,
+    "use_pg_clip_range": False,
+    "pg_clip_low": 0.2,
+    "pg_clip_high": 0.2,
+    "dual_clip_loss": False,
+    "importance_sampling": "token",
+    "loss_agg_mode": "seq-mean-token-mean",
+    "use_kl_loss": False,
+    "kl_loss_coef": 0.0,
+    "rl_loss_coef": 1.0,
+    "entropy_loss_coef": 0.0,
+    "difficulty_loss_weight": False,
+    "length_loss_weight": False,
+    "enable_old_logprobs_recompute": True,
+}
+
+
+def correction_config(weight: dict[str, Any] | None = None, *filters: dict[str, Any]) -> SimpleNamespace:
+    """ROLL's TrainInferCorrectionConfig."""
+    plain = {"enabled": True, "agg_type": "token", "ratio_enabled": True, "ratio_low": 0.8, "ratio_high": 1.2}
+    plain |= {"diff_enabled": False, "diff_low": -0.2, "diff_high": 0.2}
+    is_weight = {"enabled": weight is not None, "weight_type": "token", "upper_bound": 1.2, "detach": True}
+    return SimpleNamespace(
+        is_weight=SimpleNamespace(**is_weight | (weight or {})),
+        filters=[SimpleNamespace(**plain | rule) for rule in filters],
+    )
+
+
+def rows(source: Source) -> Iterator[Row]:
+    """Compare the preset, the recipes and the reader."""
+    compute = source.cut(CORRECTION, "compute_train_infer_correction")
+    loss_func, weigh = (source.cut(WORKER, f"ActorWorker.{name}") for name in ("loss_func", "compute_sample_weights"))
+    methods = ("loss_func", *(f"_compute_{name}_loss" for name in ("vanilla_pg", "ppo", "tis", "cispo", "kimi15")))
+    variants = {name: source.cut(PG_WORKER, f"ActorPGWorker.{name}") for name in (*methods, "_get_or_cache_config")}
+
+    def correct(given: Batch, config: SimpleNamespace) -> tuple[Tensor, Tensor]:
+        weights, keep, _ = compute(config, given.mask, given.old, given.rollout)
+        return weights, given.mask.long() * keep.long()
+
+    def corrected(given: Batch, upper_bound: float | None, **bounds: Any) -> Result:
+        weights, mask = correct(given, correction_config({"upper_bound": upper_bound}, bounds))
+        return {"weights": weights, "mask": mask}
+
+    def loss(given: Batch, config: SimpleNamespace, actor: dict[str, Any] | None = None, **settings: Any) -> Tensor:
+        weights, mask = correct(given, config)
+        counts = {"response_mask": mask.sum().clamp(min=1)}, {"response_mask": mask.any(1).sum().clamp(min=1)}
+        worker = SimpleNamespace(
+            pipeline_config=SimpleNamespace(
+                **{**PIPELINE, **settings}, train_infer_correction=config, actor_train=SimpleNamespace(**actor or {})
+            ),
+            strategy=SimpleNamespace(
+                op_compute_log_probs=lambda logits, **more: logits,
+                op_compute_entropy=lambda logits, **more: torch.zeros_like(logits),
+            ),
+            get_old_log_probs_with_cache=lambda data, log_probs: data.batch["old_log_probs"],
+            _get_pg_metrics=lambda data, **more: {},
+            _pg_config_cache={},
+            _pg_variant_logged=True,
+            _cispo_config_logged=True,
+            _kimi15_config_logged=True,
+        )
+        worker.compute_sample_weights = lambda data, mask: weigh(worker, data, mask)
+        for name, function in variants.items():
+            if name != "loss_func":
+                setattr(worker, name, function.__get__(worker))
+        data = SimpleNamespace(
+            batch={
+                "response_mask": pad(mask, (1, 0)),
+                "ref_log_probs": given.ref,
+                "old_log_probs": given.old,
+                "infer_logprobs": given.rollout,
+                "advantages": given.token_advantages,
+                "input_ids": None,
+                "train_infer_is_weight": weights,
+            },
+            meta_info={"batch_num_tokens": counts[0], "global_valid_samples": counts[1]},
+            non_tensor_batch={},
+        )
+        chosen = loss_func if actor is None else variants["loss_func"]
+        value: Tensor = chosen(worker, data, given.new)[0]
+        return value
+
+    # ROLL multiplies by its mask, adds 1e-8 to what it divides by, and raises on bf16.
+    kinds = tuple(kind for kind in KINDS if kind not in ("nan_behind_mask", "bf16"))
+    more: dict[str, Any] = {"declared": DECLARED, "kinds": kinds, "within": (3e-8, 2e-5)}
+    yield preset("roll.default", f"{CORRECTION}: compute_train_infer_correction", corrected, bounds, **more)
+
+    def default(given: Batch, upper_bound: float | None, ratio_low: float, ratio_high: float, **flags: Any) -> Tensor:
+        config = correction_config({"upper_bound": upper_bound}, {"ratio_low": ratio_low, "ratio_high": ratio_high})
+        if flags["pg_clip_low"] is not None:
+            flags["use_pg_clip_range"] = True
+        return loss(given, config, **flags)
+
+    yield recipe("roll.default", f"{WORKER}: ActorWorker.loss_func", default, clips, **more)
+    for name in ("vanilla", "tis", "cispo", "kimi15"):
+
+        def run(given: Batch, name: str = name, **drawn: Any) -> Tensor:
+            return loss(given, correction_config(), {"pg_variant": name, **drawn})
+
+        def draw(rng: Random, name: str = name) -> dict[str, Any]:
+            return {key: rng.choice((0.1, 0.3)) for key in SPECIFIC.get(name, ()) if key != "tis_lower_bound"}
+
+        yield recipe(f"roll.{name}", f"{PG_WORKER}: ActorPGWorker.loss_func, {name}", run, draw, **more)
+
+    def configured(given: Batch, is_weight: Any, filters: Any, actor_train: Any, **flags: Any) -> Tensor:
+        config = correction_config(is_weight, *filters)
+        return loss(given, config, actor_train if actor_train["pg_variant"] else None, **flags)
+
+    yield configuration(
+        "roll", f"{WORKER}, {PG_WORKER}: loss_func, {CORRECTION}", configured, drawn_config, hold, **more
+    )
+
+
+def bounds(rng: Random) -> dict[str, Any]:
+    """Draw the arguments of the preset."""
+    return {
+        "upper_bound": rng.choice((None, 1.05, 1.2)),
+        "ratio_low": rng.choice((0.5, 0.8)),
+        "ratio_high": rng.choice((1.1, 2.0)),
+    }
+
+
+def clips(rng: Random) -> dict[str, Any]:
+    """Draw the arguments of the recipe."""
+    ranged = rng.random() < 0.5
+    return {
+        **bounds(rng),
+        "pg_clip": rng.choice((0.1, 0.2)),
+        "pg_clip_low": 0.2 if ranged else None,
+        "pg_clip_high": 0.28 if ranged else None,
+        "dual_clip_loss": rng.random() < 0.5,
+        "loss_agg_mode": rng.choice(("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")),
+    }
+
+
+def drawn_config(rng: Random) -> dict[str, Any]:
+    """Draw a pipeline's settings."""
+    levels = ("token", "geometric", "sequence")
+    rules = [
+        {
+            "agg_type": rng.choice(levels),
+            "ratio_enabled": rng.random() < 0.7,
+            "ratio_high": rng.choice((1.2, 2.0)),
+            "diff_enabled": rng.random() < 0.5,
+        }
+        for _ in range(rng.choice((0, 1, 2)))
+    ]
+    weight = {"weight_type": rng.choice(levels), "upper_bound": rng.choice((None, 1.2))}
+    return {
+        "is_weight": weight if rng.random() < 0.7 else None,
+        "filters": rules,
+        "actor_train": {"pg_variant": rng.choice((None, None, "ppo", "tis", "cispo", "kimi15", "vanilla"))},
+        "importance_sampling": rng.choice(("token", "token", "seq")),
+        "use_pg_clip_range": rng.random() < 0.5,
+        "pg_clip_high": rng.choice((0.2, 0.28)),
+        "dual_clip_loss": rng.random() < 0.5,
+        "loss_agg_mode": rng.choice(("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")),
+        "use_kl_loss": rng.random() < 0.5,
+        "kl_loss_coef": 0.1,
+    }
+
+
+def hold(drawn: dict[str, Any]) -> object:
+    """Put the settings into a pipeline's configuration."""
+    config = correction_config(drawn["is_weight"], *drawn["filters"])
+    rest = {key: value for key, value in drawn.items() if key not in ("is_weight", "filters")}
+    return {**rest, "train_infer_correction": config, "exp_name": "x"}
