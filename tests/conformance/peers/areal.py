@@ -94,8 +94,8 @@ def rows(source: Source) -> Iterator[Row]:
     cispo = source.cut(FUNCTIONAL, "cispo_loss_fn") if source.has(FUNCTIONAL, "cispo_loss_fn") else None
 
     def config_of(**settings: Any) -> Any:
-        made = config_class(**{**settings, "metric": "ratio", "upper": 5.0, "lower": None})
-        # The configuration refuses binary_kl where the function has it, so fields are set one by one.
+        # The configuration refuses binary_kl, which the function has: so its fields are set afterwards.
+        made = config_class()
         made.__dict__.update(settings)
         return made
 
