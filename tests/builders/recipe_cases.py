@@ -95,6 +95,7 @@ PUBLISHED = {
     "verl.gpg": lambda rows: token_mean(rows, lambda r, t: -r.new[t] * r.adv[t]),
     "verl.dro": lambda rows: token_mean(rows, dro),
     "skyrl.regular": lambda rows: token_mean(rows, ppo),
+    "skyrl.ppo": lambda rows: token_mean(rows, ppo),
     "skyrl.dual_clip": lambda rows: token_mean(rows, lambda r, t: ppo(r, t, c=3.0)),
     "skyrl.gspo": lambda rows: token_mean(rows, gspo_token),
     "skyrl.sapo": lambda rows: token_mean(rows, sapo),

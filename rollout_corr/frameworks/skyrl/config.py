@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rollout_corr.frameworks.shared.preset import warn_once
-from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, refuse_unknown
+from rollout_corr.frameworks.shared.recipe import SEQUENCES, arguments, around_one
+from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, refuse_unknown, settings_of
 from rollout_corr.spec.correction import Criterion, Level, Reduce, Scheme, Spec, SumsOver, Weight
+from rollout_corr.spec.loss import KL, KLKind, LossReduction
+from rollout_corr.spec.surrogate import Surrogate
+from rollout_corr.spec.surrogates import GSPO, PPO, SAPO, Reinforce
 from rollout_corr.spec.validate import not_negative, number, one_of, positive
 
 REPORT: tuple[Scheme, ...] = ("native", "skyrl")
@@ -112,3 +117,122 @@ def _block(given: dict[str, Any]) -> Spec:
         message = f"skyrl: {low} and {high} work only together; with one of them SkyRL masks no token, and so does this"
         warn_once(("skyrl", low), message)
     return spec(**given)
+
+
+# --- the whole loss ---
+
+# The settings of the loss, with the defaults of AlgorithmConfig; blocks as the mappings that they are.
+LOSS: dict[str, Any] = {
+    "policy_loss_type": "regular",
+    "loss_reduction": "token_mean",
+    "max_seq_len": None,
+    "eps_clip_low": 0.2,
+    "eps_clip_high": 0.2,
+    "clip_ratio_c": 3.0,
+    "sapo": None,
+    "cispo": None,
+    "dppo": None,
+    "use_kl_loss": True,
+    "kl_loss_coef": 0.001,
+    "kl_estimator_type": "k3",
+    **dict.fromkeys(AROUND),
+}
+SAPO_FIELDS = {"tau_pos": 1.0, "tau_neg": 1.05}
+CISPO_FIELDS = {"cispo_eps_clip_low": 1.0, "cispo_eps_clip_high": 4.0, "cispo_anchor": "old"}
+DPPO_FIELDS = {"dppo_type": "binary_tv", "delta_low": 0.2, "delta_high": 0.2}
+TYPES = ("regular", "dual_clip", "gspo", "sapo", "cispo", "rollout_is", "dppo")
+REDUCTIONS: dict[str, LossReduction] = {
+    "token_mean": "token_mean",
+    "sequence_mean": SEQUENCES,
+    "seq_mean_token_sum_norm": "token_sum_norm",
+}
+KL_KINDS: dict[str, KLKind] = {"k1": "k1", "abs": "abs", "k2": "k2", "k3": "k3"}
+
+
+def recipe(config: object, *, kl_loss: bool = True) -> dict[str, Any]:
+    """Read the whole loss from the block `algorithm` or a configuration that holds it.
+
+    Args:
+        config: The configuration. The loss `rollout_is`, `dppo` and the anchor "rollout" of `cispo` compare with the
+            engine's log-probs: `policy_loss` then needs `rollout_logp`.
+        kl_loss: With False, SkyRL's KL loss is left to a call of its own. It is a mean over rows, so it is a part of
+            this loss only where `loss_reduction` is "sequence_mean".
+    """
+    given = settings_of(config, LOSS, blocks=[("trainer", "algorithm"), ("algorithm",)], whole=OF_ALGORITHM)
+    kind = one_of("policy_loss_type", given["policy_loss_type"], TYPES)
+    reduction = REDUCTIONS[one_of("loss_reduction", given["loss_reduction"], REDUCTIONS)]
+    corrects = _algorithm({key: given[key] for key in AROUND}, whole=True)
+    if kind == "gspo" and corrects.criteria:
+        # SkyRL's mean over a sequence takes the tokens before rejection.
+        corrects = replace(corrects, rejected="zero")
+    longest = None
+    if reduction == "token_sum_norm":
+        longest = positive("max_seq_len, which seq_mean_token_sum_norm needs", given["max_seq_len"])
+    return arguments(
+        _surrogate(kind, given, corrects),
+        _dppo(given, corrects) if kind == "dppo" else corrects if corrects.acts else None,
+        reduction,
+        "original" if reduction == "token_mean" else "rows",
+        max_length=longest,
+        kl=_kl(given) if kl_loss else None,
+    )
+
+
+def _surrogate(kind: str, given: dict[str, Any], corrects: Spec) -> Surrogate:
+    clip = given["eps_clip_low"], given["eps_clip_high"]
+    if kind == "dual_clip":
+        return PPO(*clip, dual=given["clip_ratio_c"])
+    if kind == "gspo":
+        return GSPO(*clip, through="token", clamp=10.0)
+    if kind == "sapo":
+        return SAPO(*_inner("sapo", given, SAPO_FIELDS).values())
+    if kind == "cispo":
+        low, high, anchor = _inner("cispo", given, CISPO_FIELDS).values()
+        if one_of("cispo_anchor", anchor, ("old", "rollout")) == "old":
+            return around_one(low, high)
+        return _against_rollout("cispo_anchor: 'rollout'", around_one(low, high, of="new/rollout"), corrects)
+    if kind == "rollout_is":
+        made = around_one(*clip, outside="zero", of="new/rollout")
+        return _against_rollout("policy_loss_type: 'rollout_is'", made, corrects)
+    return Reinforce(of="new/rollout") if kind == "dppo" else PPO(*clip)
+
+
+def _against_rollout(setting: str, surrogate: Surrogate, corrects: Spec) -> Surrogate:
+    """Refuse a weight old/rollout beside the ratio new/rollout: it would count the mismatch twice."""
+    if corrects.weight is not None:
+        raise ValueError(f"{setting} has the ratio new/rollout, expected no tis_ratio_type beside it")
+    return surrogate
+
+
+def _inner(block: str, given: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    """Read a block of the configuration."""
+    held = {} if given[block] is None else fields_of(given[block], block)
+    refuse_unknown(held, known)
+    return known | held
+
+
+def _dppo(given: dict[str, Any], corrects: Spec) -> Spec:
+    kind, low, high = _inner("dppo", given, DPPO_FIELDS).values()
+    if corrects.acts:
+        raise ValueError("policy_loss_type: expected no off_policy_correction beside 'dppo'; no recipe does both")
+    if one_of("dppo_type", kind, ("binary_tv", "binary_kl")) == "binary_tv":
+        criterion = Criterion("prob_diff", lower=-low, upper=high, when="outward", of="new/rollout", label="dppo")
+    elif low == high:
+        criterion = Criterion("binary_kl", upper=high, when="outward", of="new/rollout", label="dppo")
+    else:
+        raise ValueError(f"delta_low: expected the same as delta_high with 'binary_kl', got {low!r} and {high!r}")
+    return Spec(criteria=(criterion,), rejected="zero")
+
+
+def _kl(given: dict[str, Any]) -> KL | None:
+    coefficient = number("kl_loss_coef", given["kl_loss_coef"])
+    if not boolean("use_kl_loss", given["use_kl_loss"]) or coefficient == 0.0:
+        return None
+    kind = KL_KINDS[one_of("kl_estimator_type", given["kl_estimator_type"], KL_KINDS)]
+    if given["loss_reduction"] != "sequence_mean":
+        raise ValueError(
+            "use_kl_loss: SkyRL's KL loss is a mean over rows whatever loss_reduction says; pass kl_loss=False and "
+            "compute it by a call of its own (docs/losses.md)"
+        )
+    # Of the tokens before rejection.
+    return KL(kind, coefficient, value_clamp=10.0 if kind == "k3" else None, scope="all")

@@ -81,6 +81,7 @@ _CLIP = Named(PPO, eps_clip_low=0.2, eps_clip_high=0.2)
 
 RECIPES = of_presets("skyrl", _CLIP, BOTH, "its KL loss is a mean over rows: a call of its own") | {
     "regular": recipe(_CLIP, DECOUPLED),
+    "ppo": recipe(_CLIP, DECOUPLED, "policy_loss_type regular"),
     "dual_clip": recipe(Named(PPO, eps_clip_low=0.2, eps_clip_high=0.2, clip_ratio_c=3.0), DECOUPLED),
     "cispo": recipe(
         Named(around_one, cispo_eps_clip_low=1.0, cispo_eps_clip_high=4.0),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+import rollout_corr as rc
 from builders.config_cases import SKYRL, cases, specs
 from rollout_corr.frameworks.shared.lookup import from_config
 from rollout_corr.spec.correction import Spec, Weight
@@ -108,3 +111,91 @@ SKYRL_REFUSED = """
 def test_skyrl_refuses(config, kind, message):
     with pytest.raises(kind, match=r"^from_config\('skyrl'\): " + message):
         from_config("skyrl", config)
+
+
+TOKEN = {"tis_ratio_type": "token"}
+MASKED = {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 2.0}
+PLAIN = {"spec": None, "reduction": "token_mean", "denominator": "original"}
+WHOLE_LOSSES = [
+    ({"use_kl_loss": False}, PLAIN | {"surrogate": rc.PPO(0.2, 0.2)}),
+    ({"policy_loss_type": "dual_clip", "kl_loss_coef": 0}, PLAIN | {"surrogate": rc.PPO(0.2, 0.2, dual=3.0)}),
+    (
+        {
+            "loss_reduction": "sequence_mean",
+            "off_policy_correction": TOKEN,
+            "eps_clip_high": 0.3,
+            "advantage_estimator": "grpo",
+            "gamma": 1.0,
+        },
+        {
+            "surrogate": rc.PPO(0.2, 0.3),
+            "spec": rc.from_config("skyrl", TOKEN),
+            "reduction": "sequence_mean_token_mean",
+            "denominator": "rows",
+            "kl": rc.KL("k3", 0.001, value_clamp=10.0, scope="all"),
+        },
+    ),
+    (
+        {"loss_reduction": "seq_mean_token_sum_norm", "max_seq_len": 64, "use_kl_loss": False},
+        {
+            "surrogate": rc.PPO(0.2, 0.2),
+            "spec": None,
+            "reduction": "token_sum_norm",
+            "denominator": "rows",
+            "max_length": 64,
+        },
+    ),
+    (
+        {"trainer": {"algorithm": {"policy_loss_type": "sapo", "sapo": {"tau_pos": 2.0}, "use_kl_loss": False}}},
+        PLAIN | {"surrogate": rc.SAPO(2.0, 1.05)},
+    ),
+    (
+        {"policy_loss_type": "cispo", "cispo": {"cispo_anchor": "rollout"}, "use_kl_loss": False},
+        PLAIN | {"surrogate": rc.Score(0.0, 5.0, of="new/rollout")},
+    ),
+    (
+        {"policy_loss_type": "dppo", "dppo": {"delta_low": 0.1}, "use_kl_loss": False},
+        PLAIN | rc.recipe("skyrl.dppo", delta_low=0.1),
+    ),
+    (
+        {"policy_loss_type": "gspo", "off_policy_correction": MASKED, "use_kl_loss": False},
+        PLAIN
+        | {
+            "surrogate": rc.GSPO(0.2, 0.2, through="token", clamp=10.0),
+            "spec": replace(rc.from_config("skyrl", MASKED), rejected="zero"),
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "expected"), WHOLE_LOSSES)
+def test_recipe(config, expected):
+    assert rc.recipe_from_config("skyrl", config) == expected
+
+
+def test_a_kl_loss_of_another_average():
+    """It is on in SkyRL's defaults, and a mean over rows beside a mean over tokens."""
+    with pytest.raises(ValueError, match="a mean over rows whatever loss_reduction says; pass kl_loss=False"):
+        rc.recipe_from_config("skyrl", {})
+    assert rc.recipe_from_config("skyrl", {}, kl_loss=False) == rc.recipe("skyrl.ppo")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"policy_loss_typ": "gspo"}, "unknown key 'policy_loss_typ' .did you mean 'policy_loss_type'"),
+        ({"policy_loss_type": "kl_cov"}, "policy_loss_type: expected one of"),
+        ({"loss_reduction": "prompt_mean"}, "loss_reduction: expected one of"),
+        ({"loss_reduction": "seq_mean_token_sum_norm"}, "max_seq_len, which seq_mean_token_sum_norm needs"),
+        ({"policy_loss_type": "sapo", "sapo": {"tau_po": 1.0}}, "unknown key 'tau_po' .did you mean 'tau_pos'"),
+        ({"policy_loss_type": "dppo", "off_policy_correction": TOKEN}, "expected no off_policy_correction beside"),
+        ({"policy_loss_type": "rollout_is", "off_policy_correction": TOKEN}, "expected no tis_ratio_type beside it"),
+        (
+            {"policy_loss_type": "dppo", "dppo": {"dppo_type": "binary_kl", "delta_low": 0.1}},
+            "delta_low: expected the same as delta_high",
+        ),
+    ],
+)
+def test_what_a_recipe_refuses(config, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        rc.recipe_from_config("skyrl", config, kl_loss=False)
