@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from conformance.batches import KINDS, Batch
+import rollout_corr as rc
+from conformance.batches import FINITE, KINDS, Batch
 from conformance.rows import BF16, Declared, Result, Row, configuration, preset, recipe
 from conformance.sources import Source
 
@@ -35,6 +36,14 @@ FAR = Declared(
     "presets.md",
     "`nemo.gspo_is`, in the token weights",
     lambda given, settings: bool(((given.old - given.rollout).where(given.mask, 0.0).sum(1).abs() > 20).any()),
+)
+
+
+CLAMPED = Declared(
+    "D beyond the clamp",
+    "metrics.md",
+    "mean e^D - 1 - D, D clamped",
+    lambda given, settings: bool(((given.old - given.rollout).where(given.mask, 0.0).abs() > 20).any()),
 )
 
 
@@ -158,6 +167,27 @@ def rows(source: Source) -> Iterator[Row]:
 
     yield preset("nemo.mult_err", f"{GRPO}: {MASKING}", masked, threshold, **more)
     yield recipe("nemo.mult_err", f"{GRPO}: {MASKING}", mult_err, lambda rng: threshold(rng) | of_loss(rng), **more)
+
+    def report(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
+        config = truncated("tis", **settings) | {"use_importance_sampling_correction": True}
+        run = loss_class(config_class(reference_policy_kl_penalty=0.0, **config))
+        made = data(given)
+        _, theirs = run(given.new, made, made["sample_mask"].sum(), given.mask.sum())
+        ours = rc.correct(given.old, given.rollout, given.mask, spec=rc.preset("nemo.tis", **settings)).metrics()
+        names = {"gen_kl_error": "kl_k3", "sampling_importance_ratio": "weight_mean"}
+        return {name: ours[native] for name, native in names.items()}, {name: theirs[name] for name in names}
+
+    measured = {"kinds": tuple(kind for kind in FINITE if kind not in ("nan_behind_mask", "all_masked"))}
+    yield Row(
+        "report",
+        "nemo kl_k3, weight_mean",
+        f"{LOSS}: gen_kl_error, sampling_importance_ratio",
+        report,
+        bounds,
+        (CLAMPED,),
+        within=(3e-8, 2e-5),
+        **measured,
+    )
 
     def hold(config: dict[str, Any]) -> dict[str, Any]:
         block = dict(config)
