@@ -80,6 +80,9 @@ _DECLARED = (
     LossVariant("gspo_token", Objective(GSPO(through="token"), denominator="kept"), weights=None, length=SHORT),
     LossVariant("gspo_fp64", Objective(GSPO()), new=FP64, base=FP64, packed=False, length=SHORT),
     LossVariant("gmpo", Objective(GMPO(), reduction=_MEAN), trains=BOOL),
+    # The mass that truncated sampling kept, from either side.
+    LossVariant("ppo_kept_set", Objective(PPO(), KL("k3", 0.1)), ref=FP32, weights=None, mass="train"),
+    LossVariant("dppo_replayed", Objective(DPPO(), nonfinite="neutral"), packed=False, length=MEDIUM, mass="rollout"),
     LossVariant("gmpo_padded", Objective(GMPO(), KL("k3", 0.1)), weights=None, ref=FP32, packed=False),
 )
 

@@ -93,6 +93,7 @@ class Variant(VariantLayout):
         train: Dtype of the trainer's log-probs.
         rollout: Dtype of the engine's log-probs.
         split: Sequences lie on several ranks.
+        mass: "train" or "rollout", from whose log-probs the kept mass is taken; None without one.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Variant(VariantLayout):
     train: torch.dtype = field(default=torch.float32, kw_only=True)
     rollout: torch.dtype = field(default=torch.float32, kw_only=True)
     split: bool = field(default=False, kw_only=True)
+    mass: str | None = field(default=None, kw_only=True)
 
     @property
     def wide_bytes(self) -> int:
@@ -137,6 +139,8 @@ class Variant(VariantLayout):
             per_sequence=self.advantages == "sequence",
             externals=[empty(torch.float32, *shape) for _ in external_names(self.spec)],
             new=empty(self.train, *shape) if pairs_of(self.spec) else None,
+            log_mass=None if self.mass is None else empty(computes, *shape),
+            mass_of_rollout=self.mass == "rollout",
         )
 
     def launches(self, given: Given | None = None) -> tuple[Launch, ...]:
@@ -164,6 +168,7 @@ class LossVariant(VariantLayout):
         trains: Dtype of the training mask, None without.
         counted: The caller gives the denominator.
         differentiable: The gradient is wanted.
+        mass: "train", which is new_logp, or "rollout", the base, from which the kept mass is taken; None without one.
     """
 
     name: str
@@ -176,6 +181,7 @@ class LossVariant(VariantLayout):
     advantages: str = field(default="token", kw_only=True)
     counted: bool = field(default=False, kw_only=True)
     differentiable: bool = field(default=True, kw_only=True)
+    mass: str | None = field(default=None, kw_only=True)
 
     @property
     def wide_bytes(self) -> int:
@@ -209,6 +215,8 @@ class LossVariant(VariantLayout):
             mask=line(self.mask),
             offsets=empty(self.offsets, sequences + 1) if self.packed else None,
             divisor=empty(torch.float64) if self.counted else None,
+            log_mass=None if self.mass is None else empty(kind, *shape),
+            mass_of_base=self.mass == "rollout",
             double=double,
         )
 

@@ -266,6 +266,16 @@ _DECLARED = (
     Variant("slime.mis", preset("slime.mis"), aligned=False),
     Variant("areal.kpop", preset("areal.kpop"), mask=I32, length=MEDIUM),
     Variant("open_instruct.vaco", preset("open_instruct.vaco"), packed=False, advantages="token"),
+    # The mass that truncated sampling kept, from either side; the second finds dropped tokens again in `apply`.
+    Variant("kept_set", Spec(TOKEN, (GEOMETRIC,)), mass="train"),
+    Variant(
+        "kept_set_replayed",
+        Spec(PRODUCT, (*_sequences("max", "tv"), *_sequences("mean", "k1", drop="token"))),
+        packed=False,
+        length=SHORT,
+        train=BF16,
+        mass="rollout",
+    ),
 )
 
 VARIANTS = {variant.name: variant for variant in _DECLARED}

@@ -66,7 +66,8 @@ def dump(
             steps.
         seed: Seed of the drawing; None draws differently each time.
         **columns: More tensors of the same layout, or per sequence ([S]): `token_ids`, `advantages`, `turns`,
-            `versions`, `new_logp`, or any other that `report --by` is to group by.
+            `versions`, `new_logp`, `log_mass` (as for `correct`, of an engine that renormalises), or any other that
+            `report --by` is to group by.
 
     Returns:
         A future of the number of sequences written, 0 where the call was left out. An error while writing is kept in

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import correct
+from rollout_corr.api.correct import Renormalized, correct
 from rollout_corr.api.policy_loss import policy_loss
 from rollout_corr.backends import operators
 from rollout_corr.backends.batch import external_names
@@ -32,6 +32,8 @@ def warmup(
     cu_seqlens_dtype: torch.dtype = torch.int32,
     advantages: AdvantageUnit | None = None,
     sequence_group: Any = None,
+    log_mass_dtype: torch.dtype | None = None,
+    renormalized: Renormalized = "rollout",
 ) -> int:
     """Compile the kernels of a training loop, before its first step and before a CUDA graph is captured.
 
@@ -50,6 +52,8 @@ def warmup(
         cu_seqlens_dtype: int32 or int64.
         advantages: "token", "sequence" or None, as the loop passes them; a loss without them gets "token".
         sequence_group: As the loop passes it. Its ranks exchange the sums of these batches: all have to call.
+        log_mass_dtype: Dtype of log_mass; None for calls without one.
+        renormalized: As the loop passes it beside log_mass.
 
     Returns:
         The number of batches that were run: 0 where there is nothing to compile.
@@ -67,6 +71,9 @@ def warmup(
     if operators.why_not(device) is not None:
         return 0
     from rollout_corr.kernels.grid import SHAPES
+
+    def kept_set(log_mass: Tensor) -> dict[str, Any]:
+        return {"log_mass": log_mass, "renormalized": renormalized}
 
     batches = 0
     for layout, (length, _), skip in product(layouts, SHAPES, (0, 1)):
@@ -89,6 +96,7 @@ def warmup(
                 "cu_seqlens": offsets if layout == "packed" else None,
                 "sequence_group": sequence_group,
                 "backend": "triton",
+                **({} if log_mass_dtype is None else kept_set(zeros(log_mass_dtype))),
             },
         )
         batches += 1

@@ -167,10 +167,12 @@ def _sums_of(
 ) -> Tensor:
     """Apply a setting to the valid tokens of a chunk; return the sums of `WhatIf`, [8] float64."""
     # Only valid tokens are passed, so that masked ones are skipped once and not by every setting.
+    log_mass = tokens.log_mass
     out = correct(
         tokens.train,
-        tokens.rollout,
+        tokens.rollout if log_mass is None else tokens.rollout - log_mass,
         cu_seqlens=offsets,
+        log_mass=log_mass,
         spec=spec,
         advantages=advantages if any(criterion.when != "any" for criterion in spec.criteria) else None,
     )

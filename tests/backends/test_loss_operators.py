@@ -51,9 +51,11 @@ def test_operators_keep_their_promises(objective):
     new, old, advantages, mask, offsets = inputs()
     text = encode(objective)
     ref = old if objective.kl else None
-    packed = (new.detach(), old, ref, advantages, False, None, None, mask, offsets, None, False, True, *text)
+    tensors = (new.detach(), old, ref, advantages, False, None, None, mask)
+    packed = (*tensors, offsets, None, None, False, False, True, *text)
     padded = tuple(x.view(4, 10) if isinstance(x, torch.Tensor) and x.shape == (40,) else x for x in packed)
-    given = (*padded[:8], None, torch.tensor(3.0, dtype=torch.float64), False, False, *text)
+    log_mass = torch.full((4, 10), -0.1)
+    given = (*padded[:8], None, torch.tensor(3.0, dtype=torch.float64), log_mass, True, False, False, *text)
     for arguments in (packed, given):
         torch.library.opcheck(torch.ops.rollout_corr.policy_loss, arguments)
     value, gradient, inners, divisor, _ = torch.ops.rollout_corr.policy_loss(*packed)
@@ -244,9 +246,10 @@ def test_every_option_is_in_a_variant():
     assert {x.new for x in variants} == set(LOGP_DTYPES)
     for name in ("base", "ref", "weights", "trains", "mask"):
         assert None in {getattr(x, name) for x in variants} and len({getattr(x, name) for x in variants}) > 2
+    assert {x.mass for x in variants} == {None, "train", "rollout"}
     for name in ("packed", "counted", "differentiable", "aligned", "unit"):
         assert {getattr(x, name) for x in variants} == {True, False}, name
     assert {x.advantages for x in variants} == {"token", "sequence"}
     assert {x.length for x in variants} == {LONGEST, LONG, MEDIUM, SHORT}
     assert {x.objective.nonfinite for x in variants} == {"reject", "neutral", "propagate"}
-    assert len(LOSS_VARIANTS) <= 25 and set(LOSS_FEW) <= set(LOSS_VARIANTS)
+    assert len(LOSS_VARIANTS) <= 27 and set(LOSS_FEW) <= set(LOSS_VARIANTS)

@@ -15,6 +15,7 @@ from rollout_corr.backends import loss_blocks
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.differentiable import scaled
 from rollout_corr.backends.loss_blocks import LossTask
+from rollout_corr.definition.tokens import KeptMass
 from rollout_corr.kernels.policy_loss import launch as kernels
 from rollout_corr.metrics import loss as loss_metrics
 
@@ -51,6 +52,10 @@ def tensors_of(variant, seed=0, lengths=(5, 1, 9, 0, 7, 8, 17, 1, 16, 30)):
         if variant.objective.nonfinite != "propagate" and new.numel():
             made[name].view(-1)[torch.randint(0, new.numel(), (2,), generator=generator)] = -INF if seed % 2 else NAN
         made[name][~valid] = GARBAGE[seed % len(GARBAGE)]
+    made["log_mass"] = -torch.rand(shape, generator=generator, dtype=torch.float64)
+    made["log_mass"][~valid] = GARBAGE[seed % len(GARBAGE)]
+    if variant.mass is not None:
+        made["base"] -= made["log_mass"] * (1.0 if variant.mass == "train" else -1.0)
     if not given.per_sequence:
         made["advantages"][~valid] = NAN
     made["mask"] = valid.double() * (2.0 if variant.mask not in (None, torch.bool) else 1.0)
@@ -82,7 +87,9 @@ def by_reference(given, wanted, dtype, differentiable=True):
     batch = Batch(cast["new"], cast["new"], given.mask, offsets, count, lambda x: x, given.mask)
     batch.advantages, batch.per_sequence = cast["advantages"], given.per_sequence
     tensors = cast["advantages"], cast["base"], cast["weights"], cast["ref"], given.trains
-    done = loss_blocks.run_whole(LossTask(cast["new"], batch, *tensors, wanted, differentiable, given.divisor))
+    mass = None if given.log_mass is None else KeptMass(given.log_mass, given.mass_of_base)
+    task = LossTask(cast["new"], batch, *tensors, wanted, differentiable, given.divisor, mass=mass)
+    done = loss_blocks.run_whole(task)
     slope = None if done.gradient is None else scaled(done.gradient, torch.ones(()), done.divisor, dtype)
     return done, slope
 

@@ -98,10 +98,12 @@ def truncated(logits: Tensor, top_p: float = 1.0, top_k: int = VOCABULARY) -> Te
 # --- the log-probs are of different distributions
 
 
-def renormalised(seed: int, **limits: Any) -> dict[str, Tensor]:
+def renormalised(seed: int, with_mass: bool = False, **limits: Any) -> dict[str, Tensor]:
     model = Model(seed)
     rollout = truncated(model.engine, **limits)
-    return model.columns(model.sample(rollout), model.logits.log_softmax(1), rollout)
+    sampled = model.sample(rollout)
+    mass = {"log_mass": at(model.engine.log_softmax(1), sampled) - at(rollout, sampled)} if with_mass else {}
+    return model.columns(sampled, model.logits.log_softmax(1), rollout, **mass)
 
 
 def temperature(seed: int, engine: float, reported: float, trainer: float) -> dict[str, Tensor]:

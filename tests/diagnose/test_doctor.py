@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import rollout_corr as rc
 from builders import planted_dumps
 from builders.diagnose_cases import CASES, causes_of, measured, table
 from builders.planted_dumps import Model, at, three
@@ -16,6 +17,8 @@ from rollout_corr.cli.main import main
 from rollout_corr.diagnose.doctor.cause import SEVERITIES
 from rollout_corr.diagnose.doctor.conditions import is_true
 from rollout_corr.diagnose.doctor.diagnosis import CAUSES, ON_POLICY, condition_values, diagnose
+from rollout_corr.diagnose.measure.measurement import measure
+from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.read.problems import DumpError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -34,6 +37,19 @@ def test_a_dump_is_named_by_its_cause(case):
         assert finding.severity in SEVERITIES and 0.0 <= finding.strength <= 1.0
         assert finding.evidence and all(re.search(r"\d|no shift", line) for line in finding.evidence)
         assert finding.advice.endswith(".") and not finding.title.endswith(".")
+
+
+def test_a_dump_that_brings_the_mass_kept_is_healthy(tmp_path):
+    """Through rc.dump and both kinds of reader: log_mass is taken from the trainer's log-probs."""
+    made = planted_dumps.renormalised(0, with_mass=True, top_p=0.8)
+    offsets = made.pop("cu_seqlens")
+    logps = made.pop("train_logp"), made.pop("rollout_logp")
+    for path in (tmp_path / "x.jsonl", tmp_path / "folder"):
+        rc.dump(path, *logps, cu_seqlens=offsets, sequences=None, **made).result()
+        measurement = measure(Dump(path))
+        assert diagnose(measurement) == []
+        by_call = rc.correct(*logps, cu_seqlens=offsets, log_mass=made["log_mass"]).metrics()
+        assert measurement.metrics()["ratio_mean"] == pytest.approx(by_call["ratio_mean"], rel=1e-6)
 
 
 def test_every_signature_has_dumps_that_have_it_and_dumps_that_do_not():

@@ -55,7 +55,8 @@ def as_declared(name, **others):
     """A batch of a variant, its Spec with bounds that cut it, and how the variant has its tensors."""
     variant, number = VARIANTS[name], list(VARIANTS).index(name)
     valid = {} if variant.mask is not None else {"invalid": 0.0}
-    sequences = batch(number, **{"advantages": variant.advantages} | valid | others)
+    side = {None: None, "train": "rollout", "rollout": "train"}[variant.mass]
+    sequences = batch(number, **{"advantages": variant.advantages, "renormalized": side} | valid | others)
     if variant.mask is None:
         del sequences[2]
     if number % 4 == 1:

@@ -61,6 +61,12 @@ class Chunk:
         """Return the path of the file that a sequence comes from."""
         return self.file if self.files is None else self.files[sequence]
 
+    @property
+    def log_mass(self) -> Tensor | None:
+        """[N], the log of the mass that truncated sampling kept; 0 where a token has none, or no log of a mass."""
+        given = self.columns.get("log_mass")
+        return None if given is None else given.nan_to_num(nan=0.0).clamp(max=0.0)
+
     def part(self, first: int, last: int) -> Chunk:
         """Return the sequences from first up to last, without copying their tokens."""
         if first == 0 and last == self.sequences:
@@ -176,9 +182,10 @@ class ValidTokens:
         position: [M] int64, number of valid tokens of its sequence before it.
         lengths: [S] int64, number of valid tokens of each sequence.
         train: [M] floating, at least float32, log-probs of the trainer.
-        rollout: [M] of the same dtype, log-probs of the engine.
+        rollout: [M] of the same dtype, log-probs of the engine, over the whole vocabulary where a mass is known.
         finite: [M] bool, D is finite.
         d: [M], D = train - rollout, and 0 where that is not finite.
+        log_mass: [M], as in the chunk.
     """
 
     chunk: Chunk
@@ -190,6 +197,7 @@ class ValidTokens:
     rollout: Tensor
     finite: Tensor
     d: Tensor
+    log_mass: Tensor | None = None
 
     @classmethod
     def of(cls, chunk: Chunk) -> ValidTokens:
@@ -201,9 +209,13 @@ class ValidTokens:
         position = torch.arange(slots.shape[0]) - (lengths.cumsum(0) - lengths)[owner]
         dtype = compute_dtype(chunk.train.dtype, chunk.rollout.dtype)
         train, rollout = chunk.train[slots].to(dtype), chunk.rollout[slots].to(dtype)
+        log_mass = None if chunk.log_mass is None else chunk.log_mass[slots]
+        if log_mass is not None:
+            # Back to the whole vocabulary: the trainer's log-probs over the engine's set may lie above 0.
+            rollout = rollout + log_mass
         d = train - rollout
         finite = d.isfinite()
-        return cls(chunk, slots, owner, position, lengths, train, rollout, finite, d.where(finite, 0.0))
+        return cls(chunk, slots, owner, position, lengths, train, rollout, finite, d.where(finite, 0.0), log_mass)
 
     def column(self, name: str) -> Tensor | None:
         """Return a further column of the chunk at the valid tokens, [M], or None if the chunk lacks it."""

@@ -34,6 +34,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "turns": ("turns", "turn_ids", "turn_id", "turn"),
     "versions": ("versions", "version", "weight_versions", "weight_version", "policy_versions", "policy_version"),
     "steps": ("steps", "step", "global_step", "global_steps"),
+    "log_mass": ("log_mass", "kept_log_mass"),
     "new_logp": ("new_logp", "new_logprobs", "new_log_probs", "curr_logprobs", "log_probs", "logprobs"),
 }
 REQUIRED = ("train_logp", "rollout_logp")
