@@ -112,6 +112,8 @@ EXPECTED = {
         ),
         "zero",
     ),
+    "unsloth.geometric_mask": Spec(Weight("geometric"), (ratio(None, 3, "mean"),), "zero", nonfinite="neutral"),
+    "unsloth.geometric_truncate": Spec(Weight("geometric", upper=3), nonfinite="neutral"),
     "swift.token_truncate": Spec(Weight("token", upper=2, token_clamp=20)),
     "swift.token_mask": Spec(Weight("token", token_clamp=20), (ratio(None, 2, token_clamp=20),), "zero"),
     "swift.sequence_truncate": Spec(Weight("geometric", upper=2, token_clamp=20)),
@@ -140,7 +142,7 @@ EXPECTED = {
     "minirl.mask": Spec(None, (ratio(0.8, 1.2, when="outward", of="new/old", label="clip"),), "zero"),
     "glm.icepop": Spec(Weight("token"), (ratio(0.5, 2),), "zero"),
 }
-for framework, policy in (("trl", "neutral"), ("unsloth", "reject")):
+for framework, policy in (("trl", "neutral"), ("unsloth", "neutral")):
     product = Spec(Weight("product"), (ratio(None, 3, "sum"),), "zero", nonfinite=policy)
     EXPECTED |= {
         f"{framework}.default": product,

@@ -235,6 +235,7 @@ PUBLISHED = {
     "prime_rl.ref_kl": prime_rl(lambda r, t: prob_diff(r, t) >= -0.2),
     "unsloth.grpo": unsloth(ppo, rows_mean),
     "unsloth.bnpo": unsloth(ppo),
+    "unsloth.luspo": unsloth(ppo, rows_sum),
     "unsloth.dapo": unsloth(lambda r, t: ppo(r, t, 0.2, 0.28)),
     "unsloth.dr_grpo": lambda rows: unsloth(ppo, rows_sum)(rows) / 256,
     "unsloth.sapo": unsloth(sapo, rows_mean),

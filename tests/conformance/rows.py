@@ -201,8 +201,11 @@ def recipe(name: str, theirs: str, run: Callable[..., Tensor], settings: Setting
     def both(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
         arguments = {argument: getattr(given, fields[argument]) for argument in needs}
         mine, made = given.trains(), rc.recipe(name, **drawn)
+        arguments.pop("ref_logp", None)
         if "kl" in made:
             arguments["ref_logp"] = given.ref
+        if (spec := made["spec"]) is not None and (spec.weight or any("rollout" in c.of for c in spec.criteria)):
+            arguments["rollout_logp"] = given.rollout
         out = rc.policy_loss(mine.new, given.advantages, given.mask, **arguments, **made)
         return loss_and_gradient(out.value, mine), loss_and_gradient(run(peer := given.trains(), **drawn), peer)
 

@@ -368,7 +368,10 @@ def tunix(loss, agg=rows_mean):
 
 
 def unsloth(loss, agg=token_mean):
-    return lambda rows: agg(rows, with_kl(loss, k3, 0.001))
+    def unbiased(r, t):
+        return k3(r, t, 10.0) * math.exp(r.new[t] - r.old[t])
+
+    return lambda rows: agg(rows, with_kl(loss, unbiased, 0.001))
 
 
 def trinity(loss):

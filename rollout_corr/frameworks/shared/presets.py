@@ -18,9 +18,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time a framework is f
     from rollout_corr.frameworks import megatron as megatron
     from rollout_corr.frameworks import minirl as minirl
     from rollout_corr.frameworks import rlinf as rlinf
-    from rollout_corr.frameworks import swift as swift
     from rollout_corr.frameworks import tunix as tunix
-    from rollout_corr.frameworks import unsloth as unsloth
     from rollout_corr.frameworks.areal import presets as areal
     from rollout_corr.frameworks.molt import presets as molt
     from rollout_corr.frameworks.nemo import presets as nemo
@@ -30,7 +28,9 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time a framework is f
     from rollout_corr.frameworks.roll import presets as roll
     from rollout_corr.frameworks.skyrl import presets as skyrl
     from rollout_corr.frameworks.slime import presets as slime
+    from rollout_corr.frameworks.swift import presets as swift
     from rollout_corr.frameworks.trl import presets as trl
+    from rollout_corr.frameworks.unsloth import presets as unsloth
     from rollout_corr.frameworks.verl import presets as verl
     from rollout_corr.frameworks.xtuner import presets as xtuner
 
@@ -46,7 +46,9 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time a framework is f
         "roll",
         "skyrl",
         "slime",
+        "swift",
         "trl",
+        "unsloth",
         "verl",
         "xtuner",
     ]

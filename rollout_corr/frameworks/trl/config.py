@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rollout_corr.frameworks.shared.preset import warn_once
@@ -63,17 +64,17 @@ def recipe(config: object) -> dict[str, Any]:
     return loss(settings(config))
 
 
-def settings(config: object) -> dict[str, Any]:
+def settings(config: object, known: dict[str, Any] = KNOWN) -> dict[str, Any]:
     """Read the settings of a GRPOConfig, or of a mapping or namespace with its names."""
-    given = settings_of(config, KNOWN, whole=WHOLE)
+    given = settings_of(config, known, whole=WHOLE)
     if given[OLD_CAP] is not None:
         warn_once(("trl", OLD_CAP), f"trl: {OLD_CAP} is an old name; write {CLIP_MAX}: {given[OLD_CAP]!r}")
         given[CLIP_MAX] = given[OLD_CAP]
     return given
 
 
-def loss(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the loss that settings of TRL ask for."""
+def loss(given: dict[str, Any], build: Callable[..., dict[str, Any]] = presets.loss) -> dict[str, Any]:
+    """Return the arguments of the loss that settings of TRL ask for, which `build` makes."""
     loss_type = given["loss_type"]
     if loss_type == "vespo":
         raise ValueError(
@@ -92,7 +93,7 @@ def loss(given: dict[str, Any]) -> dict[str, Any]:
     if loss_type == "cispo" and given["epsilon_high"] is None:
         # The recipe's default is the 5.0 that TRL recommends; TRL itself takes epsilon.
         chosen["epsilon_high"] = given["epsilon"]
-    return presets.loss(
+    return build(
         loss_type,
         **chosen,
         clip_max=given[CLIP_MAX],

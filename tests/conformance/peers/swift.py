@@ -2,51 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from functools import partial
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
-from conformance.batches import Batch
-from conformance.rows import Row, recipe
+from conformance.batches import KINDS, Batch
+from conformance.rows import BF16, Declared, Row, Settings, configuration, preset, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = "ms-swift", "swift", "ms-swift"
 
 TRAINER = "swift/rlhf_trainers/grpo_trainer.py"
+COMPUTE = "GRPOTrainer._compute_loss_and_metrics"
 METHODS = (
     "_apply_rollout_importance_sampling",
     "_compute_sequence_level_ratios",
     "_compute_off_policy_sequence_mask",
 )
+MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
+# ms-swift multiplies by the mask.
+PADDED = tuple(kind for kind in KINDS if kind != "nan_behind_mask")
+# Settings of the correction that are not given.
+UNCORRECTED = {
+    "rollout_importance_sampling_mode": None,
+    "rollout_importance_sampling_threshold": 2.0,
+    "off_policy_sequence_mask_delta": None,
+}
+
+DECLARED = (
+    Declared(
+        "not finite",
+        "presets.md",
+        "Most frameworks let the NaN through into the loss",
+        lambda given, settings: given.kind in ("infinite", "nan_in_front"),
+    ),
+    BF16,
+    Declared(
+        "a batch without a token",
+        "losses.md",
+        "0 / 0 tokens of the batch is a NaN",
+        lambda given, settings: settings.get("loss_type") in ("dapo", "cispo") and not bool(given.mask.any()),
+    ),
+)
 
 
-def rows(source: Source) -> Iterator[Row]:
-    """Compare the recipes."""
-    body = source.lines(
-        TRAINER, "GRPOTrainer._compute_loss_and_metrics", "log_ratio = ", "if self.loss_type in ['grpo'"
-    )
+class Trainer:
+    """GRPOTrainer's own statements, cut out of a version of ms-swift."""
 
-    def loss(given: Batch, mode: str | None = "token_truncate", threshold: float = 2.0, **more: Any) -> Tensor:
-        trainer = source.instance(
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._kl = source.lines(TRAINER, COMPUTE, "per_token_kl = None", "if self.beta != 0.0")
+        self._loss = source.lines(TRAINER, COMPUTE, "log_ratio = ", "if self.loss_type in ['grpo'")
+
+    def made(self, **config: Any) -> Any:
+        """Make a trainer of its arguments; settings that are not given are ms-swift's defaults."""
+        epsilon, high = config.get("epsilon", 0.2), config.get("epsilon_high")
+        given = {name: config.get(name, default) for name, default in UNCORRECTED.items()}
+        return self.source.instance(
             TRAINER,
             "GRPOTrainer",
             METHODS,
-            args=SimpleNamespace(delta=more.get("delta")),
-            rollout_importance_sampling_mode=mode,
-            rollout_importance_sampling_threshold=threshold,
-            importance_sampling_level=more.get("importance_sampling_level", "token"),
-            off_policy_sequence_mask_delta=more.get("off_policy_sequence_mask_delta"),
-            loss_type=more.get("loss_type", "grpo"),
-            epsilon_low=more.get("epsilon", 0.2),
-            epsilon_high=more.get("epsilon", 0.2),
-            beta=0.0,
+            **given,
+            args=SimpleNamespace(delta=config.get("delta")),
+            importance_sampling_level=config.get("importance_sampling_level", "token"),
+            loss_type=config.get("loss_type", "grpo"),
+            epsilon_low=epsilon,
+            epsilon_high=epsilon if high is None else high,
+            tau_pos=config.get("tau_pos", 1.0),
+            tau_neg=config.get("tau_neg", 1.05),
+            max_completion_length=config.get("max_completion_length", 512),
+            beta=config.get("beta", 0.04),
+            kl_in_reward=config.get("kl_in_reward", False),
+            accelerator=SimpleNamespace(num_processes=1),
             _has_teacher=False,
+            _undo_gradient_accumulation_scaling=lambda loss: loss,
         )
-        weights = trainer._apply_rollout_importance_sampling(given.old - given.rollout, given.mask)
-        batch = SimpleNamespace(rollout_per_token_logps=given.rollout, num_items_in_batch=given.mask.sum())
-        found = body(
+
+    def loss(self, given: Batch, **config: Any) -> Tensor:
+        """Return the loss of a configuration."""
+        trainer, mode = self.made(**config), config.get("rollout_importance_sampling_mode")
+        weights = None
+        if mode is not None:
+            weights = trainer._apply_rollout_importance_sampling(given.old - given.rollout, given.mask)
+        batch = SimpleNamespace(
+            rollout_per_token_logps=given.rollout, ref_per_token_logps=given.ref, num_items_in_batch=given.mask.sum()
+        )
+        kl = self._kl(self=trainer, per_token_logps=given.new, grpo_batch=batch)
+        made = self._loss(
             self=trainer,
             per_token_logps=given.new,
             old_per_token_logps=given.old,
@@ -55,21 +103,84 @@ def rows(source: Source) -> Iterator[Row]:
             grpo_batch=batch,
             rollout_is_weights=weights,
             entropy_mask=None,
-            per_token_kl=None,
+            per_token_kl=kl["per_token_kl"],
         )
-        value: Tensor = found["loss"]
+        value: Tensor = made["loss"]
         return value
 
-    for mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"):
-        yield recipe(
-            f"swift.{mode}",
-            f"{TRAINER}: _apply_rollout_importance_sampling, _compute_loss_and_metrics",
-            lambda given, threshold, mode=mode: loss(given, mode, threshold),
-            lambda rng: {"threshold": rng.choice((1.05, 2.0))},
-        )
-    yield recipe(
-        "swift.opsm",
-        f"{TRAINER}: _compute_off_policy_sequence_mask, _compute_loss_and_metrics",
-        lambda given, delta: loss(given, off_policy_sequence_mask_delta=delta),
-        lambda rng: {"delta": rng.choice((0.001, 0.1))},
-    )
+
+def settings_of_a_loss(rng: Random) -> dict[str, Any]:
+    """Draw what all losses have in common."""
+    loss_type = rng.choice(LOSSES)
+    drawn = {"loss_type": loss_type, "beta": rng.choice((0.0, 0.04)), "epsilon": rng.choice((0.2, 0.05))}
+    drawn["epsilon_high"] = rng.choice((0.28, 2.0)) if loss_type == "cispo" else rng.choice((None, 0.28))
+    if loss_type == "sapo":
+        drawn |= {"tau_pos": rng.choice((1.0, 2.0)), "tau_neg": rng.choice((1.05, 2.0))}
+    elif loss_type != "cispo":
+        drawn["importance_sampling_level"] = rng.choice(("token", "sequence", "sequence_token"))
+    if loss_type == "dr_grpo":
+        drawn["max_completion_length"] = rng.choice((16, 512))
+    return drawn
+
+
+def weights(trainer: Trainer, mode: str, given: Batch, threshold: float) -> dict[str, Tensor]:
+    """Return the weights of a mode."""
+    made = trainer.made(rollout_importance_sampling_mode=mode, rollout_importance_sampling_threshold=threshold)
+    return {"weights": made._apply_rollout_importance_sampling(given.old - given.rollout, given.mask)}
+
+
+def threshold(rng: Random) -> dict[str, Any]:
+    """Draw the bound of a mode."""
+    return {"threshold": rng.choice((1.05, 2.0))}
+
+
+def rows(source: Source) -> Iterator[Row]:
+    """Compare presets, recipes and the reader."""
+    trainer = Trainer(source)
+    more: dict[str, Any] = {"declared": DECLARED, "kinds": PADDED}
+    name = f"{TRAINER}: _compute_loss_and_metrics"
+
+    def with_loss(draw: Settings) -> Settings:
+        return lambda rng: settings_of_a_loss(rng) | draw(rng)
+
+    def corrected(mode: str) -> Callable[..., Tensor]:
+        def run(given: Batch, threshold: float, **config: Any) -> Tensor:
+            modes = {"rollout_importance_sampling_mode": mode, "rollout_importance_sampling_threshold": threshold}
+            return trainer.loss(given, **modes, **config)
+
+        return run
+
+    for mode in MODES:
+        own = f"{TRAINER}: _apply_rollout_importance_sampling"
+        yield preset(f"swift.{mode}", own, partial(weights, trainer, mode), threshold, **more)
+        yield recipe(f"swift.{mode}", name, corrected(mode), with_loss(threshold), **more)
+
+    def off_policy(given: Batch, delta: float, **config: Any) -> Tensor:
+        return corrected("token_truncate")(given, off_policy_sequence_mask_delta=delta, threshold=2.0, **config)
+
+    deltas = with_loss(lambda rng: {"delta": rng.choice((0.001, 0.1))})
+    yield recipe("swift.opsm", f"{TRAINER}: _compute_off_policy_sequence_mask", off_policy, deltas, **more)
+    yield configuration("swift", name, _of_configuration(trainer), _configuration, _hold, **more)
+
+
+def _configuration(rng: Random) -> dict[str, Any]:
+    drawn = settings_of_a_loss(rng)
+    mode = rng.choice((None, *MODES))
+    drawn |= {"rollout_importance_sampling_mode": mode, "delta": rng.choice((None, 1.5))}
+    drawn["rollout_importance_sampling_threshold"] = rng.choice((1.05, 2.0))
+    drawn["off_policy_sequence_mask_delta"] = rng.choice((None, 0.001, 0.1))
+    kept = {key: value for key, value in drawn.items() if key == "loss_type" or rng.random() < 0.8}
+    if kept.get("loss_type") == "bnpo" and str(kept.get("rollout_importance_sampling_mode")).endswith("_mask"):
+        kept.pop("off_policy_sequence_mask_delta", None)
+    return {**kept, "held": rng.choice((dict, partial(dict, num_generations=8), Namespace, SimpleNamespace))}
+
+
+def _hold(drawn: dict[str, Any]) -> object:
+    return drawn["held"](**{key: value for key, value in drawn.items() if key != "held"})
+
+
+def _of_configuration(trainer: Trainer) -> Callable[..., Tensor]:
+    def run(given: Batch, held: object, **config: Any) -> Tensor:
+        return trainer.loss(given, **config)
+
+    return run

@@ -1,0 +1,1 @@
+"""ms-swift: presets, losses and configuration."""

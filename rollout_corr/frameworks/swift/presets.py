@@ -1,0 +1,129 @@
+"""ms-swift: `rollout_importance_sampling_mode` with its threshold.
+
+swift's "sequence" is the geometric mean. D is clamped to +-20 per token. swift's weight also multiplies the KL term.
+Rejection zeroes the weight.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from rollout_corr.frameworks.shared import lookup
+from rollout_corr.frameworks.shared.preset import preset_of
+from rollout_corr.frameworks.shared.recipe import BOTH, SEQUENCES, Recipe, arguments
+from rollout_corr.frameworks.shared.specs import off_policy
+from rollout_corr.spec.correction import Criterion, Reduce, Spec, Unit, Weight
+from rollout_corr.spec.loss import KL, Denominator, LossReduction
+from rollout_corr.spec.surrogate import Surrogate
+from rollout_corr.spec.surrogates import GSPO, PPO, SAPO, Score
+from rollout_corr.spec.validate import one_of
+
+TOKEN_CLAMP = 20.0
+
+
+def _masked(over: Unit, reduce: Reduce | None, threshold: float) -> Spec:
+    criterion = Criterion("ratio", over=over, reduce=reduce, upper=threshold, token_clamp=TOKEN_CLAMP)
+    return Spec(weight=Weight("token", token_clamp=TOKEN_CLAMP), criteria=(criterion,), rejected="zero")
+
+
+@preset_of("ms-swift 4.6.0")
+def token_truncate(threshold: float = 2.0) -> Spec:
+    """w = min(exp(D), threshold)."""
+    return Spec(weight=Weight("token", upper=threshold, token_clamp=TOKEN_CLAMP))
+
+
+@preset_of("ms-swift 4.6.0")
+def token_mask(threshold: float = 2.0) -> Spec:
+    """w = exp(D) up to threshold, else 0."""
+    return _masked("token", None, threshold)
+
+
+@preset_of("ms-swift 4.6.0")
+def sequence_truncate(threshold: float = 2.0) -> Spec:
+    """w = min(exp(mean D), threshold)."""
+    return Spec(weight=Weight("geometric", upper=threshold, token_clamp=TOKEN_CLAMP))
+
+
+@preset_of("ms-swift 4.6.0")
+def sequence_mask(threshold: float = 2.0) -> Spec:
+    """w = exp(D), and 0 for a sequence whose exp(mean D) is above threshold."""
+    return _masked("sequence", "mean", threshold)
+
+
+@preset_of("ms-swift 4.6.0")
+def opsm(delta: float = 0.1, threshold: float = 2.0) -> Spec:
+    """token_truncate, and a sequence with A < 0 whose mean(rollout - new) exceeds delta leaves the mask.
+
+    `off_policy_sequence_mask_delta` has no default in ms-swift; 0.1 is Trinity's. For `policy_loss`.
+    """
+    criterion = off_policy(delta, token_clamp=TOKEN_CLAMP)
+    return Spec(weight=Weight("token", upper=threshold, token_clamp=TOKEN_CLAMP), criteria=(criterion,))
+
+
+# loss_type: its reduction, and what it is divided by. bnpo counts what the off-policy mask has left.
+REDUCTIONS: dict[str, tuple[LossReduction, Denominator]] = {
+    "grpo": (SEQUENCES, "rows"),
+    "bnpo": ("token_mean", "kept"),
+    "dr_grpo": ("token_sum_norm", "rows"),
+    "dapo": ("token_mean", "original"),
+    "cispo": ("token_mean", "original"),
+    "sapo": (SEQUENCES, "rows"),
+}
+IMPORTANCE_LEVELS = ("token", "sequence", "sequence_token")
+
+
+def loss(
+    spec: Spec | None,
+    loss_type: str = "grpo",
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    delta: float | None = None,
+    beta: float = 0.0,
+    importance_sampling_level: str = "token",
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
+    max_completion_length: float | None = 512.0,
+) -> dict[str, Any]:
+    """Return the arguments of a loss of GRPOTrainer."""
+    reduction, denominator = REDUCTIONS[one_of("loss_type", loss_type, REDUCTIONS)]
+    level = one_of("importance_sampling_level", importance_sampling_level, IMPORTANCE_LEVELS)
+    sides = epsilon, epsilon if epsilon_high is None else epsilon_high
+    surrogate: Surrogate = PPO(*sides, delta=delta)
+    if loss_type in ("cispo", "sapo"):
+        if level != "token":
+            raise ValueError(f"importance_sampling_level: expected 'token' with loss_type {loss_type!r}, got {level!r}")
+        surrogate = SAPO(tau_pos, tau_neg) if loss_type == "sapo" else Score(upper=sides[1])
+    elif level != "token":
+        surrogate = GSPO(*sides, delta=delta, through="token" if level == "sequence_token" else "sequence")
+    return arguments(
+        surrogate,
+        spec,
+        reduction,
+        denominator,
+        kl=KL("k3", beta, value_clamp=10.0, weight="weights") if beta else None,
+        max_length=max_completion_length if loss_type == "dr_grpo" else None,
+    )
+
+
+def _recipe(
+    name: str,
+    loss_type: str = "grpo",
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    beta: float = 0.0,
+    importance_sampling_level: str = "token",
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
+    max_completion_length: float = 512.0,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Return the loss that a preset corrects, whose settings are `settings`."""
+    spec = lookup.preset(f"swift.{name}", **settings)
+    level, taus = importance_sampling_level, (tau_pos, tau_neg)
+    return loss(spec, loss_type, epsilon, epsilon_high, None, beta, level, *taus, max_completion_length)
+
+
+MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+NOTE = "weights multiply the KL term too"
+RECIPES = {name: Recipe(partial(_recipe, name), BOTH, NOTE) for name in (*MODES, "opsm")}

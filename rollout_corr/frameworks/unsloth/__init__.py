@@ -1,0 +1,1 @@
+"""unsloth-zoo: presets, losses and configuration."""

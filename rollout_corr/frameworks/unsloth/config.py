@@ -1,0 +1,22 @@
+"""TRL's GRPOConfig as unsloth's trainer reads it: more modes, another `beta`, and 0.28 for dapo."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollout_corr.frameworks.trl import config as trl
+from rollout_corr.frameworks.unsloth.presets import loss
+from rollout_corr.spec.correction import Spec
+
+KNOWN = trl.KNOWN | {"beta": 0.001, "loss_type": "bnpo"}
+
+
+def read(config: object) -> Spec:
+    """Read the correction: `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
+    found = recipe(config)["spec"]
+    return Spec() if found is None else found
+
+
+def recipe(config: object) -> dict[str, Any]:
+    """Read the whole loss."""
+    return trl.loss(trl.settings(config, KNOWN), loss)

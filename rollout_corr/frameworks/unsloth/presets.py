@@ -1,0 +1,100 @@
+"""unsloth-zoo: TRL's modes and losses, with a geometric level. A NaN is ratio 1 ("neutral"), as since 2026.10.9."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from rollout_corr.frameworks.shared import lookup
+from rollout_corr.frameworks.shared.preset import preset_of
+from rollout_corr.frameworks.shared.recipe import Recipe, arguments
+from rollout_corr.frameworks.trl import presets
+from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.loss import KL, KLWeight
+from rollout_corr.spec.validate import one_of
+
+
+@preset_of("unsloth-zoo 2026.10.9")
+def default(clip_max: float | None = 3.0, clip_min: float | None = None) -> Spec:
+    """unsloth-zoo's default, sequence_mask: w = exp(sum D) inside the bounds, else 0."""
+    return presets.mask("product", clip_max, clip_min, "neutral")
+
+
+@preset_of("unsloth-zoo 2026.10.9")
+def sequence_mask(clip_max: float | None = 3.0, clip_min: float | None = None) -> Spec:
+    """w = exp(sum D) inside the bounds, else 0 for the whole sequence."""
+    return presets.mask("product", clip_max, clip_min, "neutral")
+
+
+@preset_of("unsloth-zoo 2026.10.9")
+def sequence_truncate(clip_max: float | None = 3.0, clip_min: float | None = None) -> Spec:
+    """w = exp(sum D) clamped to the bounds."""
+    return presets.truncate("product", clip_max, clip_min, "neutral")
+
+
+@preset_of("unsloth-zoo 2026.10.9")
+def token_mask(clip_max: float | None = 3.0, clip_min: float | None = None) -> Spec:
+    """w = exp(D) inside the bounds, else 0."""
+    return presets.mask("token", clip_max, clip_min, "neutral")
+
+
+@preset_of("unsloth-zoo 2026.10.9")
+def token_truncate(clip_max: float | None = 3.0, clip_min: float | None = None) -> Spec:
+    """w = exp(D) clamped to the bounds."""
+    return presets.truncate("token", clip_max, clip_min, "neutral")
+
+
+@preset_of("unsloth-zoo 2026.10.9")
+def geometric_mask(clip_max: float | None = 3.0, clip_min: float | None = None) -> Spec:
+    """w = exp(mean D) inside the bounds, else 0 for the whole sequence."""
+    criterion = Criterion("ratio", "sequence", "mean", lower=clip_min, upper=clip_max)
+    return Spec(weight=Weight("geometric"), criteria=(criterion,), rejected="zero", nonfinite="neutral")
+
+
+@preset_of("unsloth-zoo 2026.10.9")
+def geometric_truncate(clip_max: float | None = 3.0, clip_min: float | None = None) -> Spec:
+    """w = exp(mean D) clamped to the bounds."""
+    return presets.truncate("geometric", clip_max, clip_min, "neutral")
+
+
+MODES = (*presets.MODES, "geometric_truncate", "geometric_mask")
+
+
+def loss(
+    loss_type: str,
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    delta: float | None = None,
+    beta: float = 0.001,
+    use_bias_correction_kl: bool = True,
+    importance_sampling_level: str = "token",
+    max_completion_length: float = 256.0,
+    sapo_temperature_pos: float = 1.0,
+    sapo_temperature_neg: float = 1.05,
+    vllm_importance_sampling_correction: bool = False,
+    vllm_importance_sampling_mode: str = "sequence_mask",
+    off_policy_mask_threshold: float | None = None,
+    **bounds: Any,
+) -> dict[str, Any]:
+    """Return the arguments of one of TRL's losses with unsloth's defaults; its KL is at most 10."""
+    high = 0.28 if loss_type == "dapo" and epsilon_high is None else epsilon_high
+    mode = one_of("vllm_importance_sampling_mode", vllm_importance_sampling_mode, MODES)
+    spec: Spec | None = lookup.preset(f"unsloth.{mode}", **bounds)
+    if not vllm_importance_sampling_correction:
+        spec = None
+    reduction, denominator = presets.REDUCTIONS[loss_type]
+    taus = sapo_temperature_pos, sapo_temperature_neg
+    weight: KLWeight | None = "ratio" if use_bias_correction_kl else None
+    return arguments(
+        presets.surrogate(loss_type, epsilon, high, delta, importance_sampling_level, taus),
+        spec if off_policy_mask_threshold is None else presets.masked(spec, off_policy_mask_threshold),
+        reduction,
+        denominator,
+        kl=KL("k3", beta, value_clamp=10.0, weight=weight) if beta else None,
+        max_length=max_completion_length if loss_type == "dr_grpo" else None,
+    )
+
+
+NOTES = presets.NOTES
+NEEDS = ("old_logp", "ref_logp")
+RECIPES = {name: Recipe(partial(loss, name), NEEDS, NOTES.get(name, "")) for name in presets.REDUCTIONS}

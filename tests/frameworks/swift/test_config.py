@@ -1,0 +1,60 @@
+"""The reader of ms-swift's arguments; the conformance rows run its losses beside ms-swift's."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+import rollout_corr as rc
+
+GIVEN = {"rollout_importance_sampling_mode": "token_mask", "rollout_importance_sampling_threshold": 1.5, "beta": 0.01}
+FLAGS = argparse.Namespace(**GIVEN, learning_rate=1.0)
+
+
+@pytest.mark.parametrize("config", [GIVEN, SimpleNamespace(**GIVEN), FLAGS, GIVEN | {"rlhf_type": "grpo", "tuner": 1}])
+def test_configurations(config):
+    assert rc.from_config("swift", config) == rc.preset("swift.token_mask", threshold=1.5)
+    assert rc.recipe_from_config("swift", config) == rc.recipe("swift.token_mask", threshold=1.5, beta=0.01)
+
+
+def test_defaults_are_swift_s():
+    made = rc.recipe_from_config("swift", {})
+    assert made["spec"] is None and made["kl"].coef == 0.04 and made["denominator"] == "rows"
+    assert rc.from_config("swift", {}) == rc.Spec()
+    assert "kl" not in rc.recipe_from_config("swift", {"kl_in_reward": True})
+
+
+def test_the_off_policy_mask_beside_a_mode():
+    given = GIVEN | {"off_policy_sequence_mask_delta": 0.1}
+    plain = rc.preset("swift.token_mask", threshold=1.5)
+    test = rc.preset("swift.opsm").criteria[0]
+    assert rc.from_config("swift", given) == replace(plain, criteria=(*plain.criteria, test))
+    assert rc.from_config("swift", {"off_policy_sequence_mask_delta": 0.1}) == rc.Spec(criteria=(test,))
+    with pytest.raises(ValueError, match="with bnpo and a mode that masks"):
+        rc.recipe_from_config("swift", given | {"loss_type": "bnpo"})
+
+
+def test_levels_and_losses():
+    made = rc.recipe_from_config("swift", {"importance_sampling_level": "sequence_token", "loss_type": "dr_grpo"})
+    assert made["surrogate"] == rc.GSPO(0.2, 0.2, through="token") and made["max_length"] == 512
+    assert rc.recipe("swift.opsm", loss_type="bnpo")["denominator"] == "kept"
+    assert rc.recipe("swift.token_mask", loss_type="cispo", epsilon_high=5.0)["surrogate"] == rc.Score(upper=5.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"epsilon_hi": 0.3}, r"unknown key 'epsilon_hi' \(did you mean 'epsilon_high'\?\)"),
+        ({"loss_type": "real"}, "loss_type: expected one of"),
+        ({"rollout_importance_sampling_mode": "geo"}, "rollout_importance_sampling_mode: expected null or one of"),
+        ({"loss_type": "sapo", "importance_sampling_level": "sequence"}, "expected 'token' with loss_type 'sapo'"),
+        ({"top_entropy_quantile": 0.2}, "top_entropy_quantile: needs"),
+        ({"sdar_loss_coef": 0.1}, "sdar_loss_coef, chord_sft_dataset: add these losses"),
+    ],
+)
+def test_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        rc.recipe_from_config("swift", config)
