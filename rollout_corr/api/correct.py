@@ -15,7 +15,7 @@ from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back
 from rollout_corr.metrics.statistics import HasStatistics, Statistics
 from rollout_corr.spec.checked import by_path
-from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.correction import Spec, no_spec
 from rollout_corr.spec.validate import shown
 
 Renormalized = Literal["rollout", "train"]
@@ -181,7 +181,7 @@ def correct_async(
 def _check_names(spec: object, backend: object) -> None:
     """Refuse what is no Spec for `correct`, and no backend."""
     if not isinstance(spec, Spec):
-        raise TypeError(f"spec: expected a Spec, got {type(spec).__name__}")
+        raise no_spec(spec)
     for criterion in spec.criteria:
         if criterion.of != "train/rollout":
             raise ValueError(

@@ -16,7 +16,7 @@ from rollout_corr.backends.choose import LOSS_BACKENDS, Groups, chosen_backend
 from rollout_corr.backends.claims import Claims, claims_of
 from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
 from rollout_corr.spec.checked import by_path
-from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.correction import Spec, no_spec
 from rollout_corr.spec.loss import DENOMINATORS, KL, Counted, LossReduction, Objective, SquaredLogRatio, reduction_of
 from rollout_corr.spec.surrogate import Surrogate, WeightUse, checked_surrogate
 from rollout_corr.spec.validate import number, shown
@@ -260,7 +260,7 @@ class LossRequest:
         if self.groups.sequence is not None and self.backend == "triton":
             raise ValueError("backend: expected 'auto' or 'torch' for a loss beside a sequence_group, got 'triton'")
         if spec is not None and not isinstance(spec, Spec):
-            raise TypeError(f"spec: expected a Spec or None, got {type(spec).__name__}")
+            raise no_spec(spec, "a Spec or None")
         if (self.kl is None) != (tensors.ref is None):
             missing, there = ("ref_logp", "kl") if tensors.ref is None else ("kl", "ref_logp")
             raise ValueError(f"{missing}: expected one beside {there}, got None")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +49,15 @@ class PolicyLoss(HasStatistics):
     weights: Any
     keep: Tensor | None
     statistics: Statistics
+
+    if not TYPE_CHECKING:  # a checker shall go on refusing every unknown name
+
+        def __getattr__(self, name: str) -> object:
+            """Name `.value` to whoever takes this for the loss itself."""
+            hint = ""
+            if name in ("backward", "item", "detach", "grad_fn"):
+                hint = f"; the loss is its .value: write .value.{name}" + ("()" if name != "grad_fn" else "")
+            raise AttributeError(f"'PolicyLoss' object has no attribute {name!r}{hint}")
 
     def __repr__(self) -> str:
         """Shapes and dtypes; nothing is read from the device."""

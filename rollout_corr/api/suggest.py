@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import correct
+from rollout_corr.api.correct import Renormalized, correct
 from rollout_corr.backends.batch import Batch, read_batch
 from rollout_corr.backends.layouts import LogProbs
 from rollout_corr.metrics.limits import BY_KEY, NEAR_CLAMP
@@ -61,7 +61,10 @@ class _Sequences:
 
     @staticmethod
     def of(batch: Batch) -> _Sequences:
-        d = (batch.train.double() - batch.rollout.double()).cpu()
+        train, rollout = batch.train.double(), batch.rollout.double()
+        if batch.mass is not None:
+            train, rollout = batch.mass.each(Tensor.double).taken_from(train, rollout)
+        d = (train - rollout).cpu()
         valid = d.isfinite()
         if batch.mask is not None:
             valid &= batch.mask.cpu() != 0
@@ -89,6 +92,8 @@ def suggest(
     *,
     cu_seqlens: Tensor | None = None,
     keep: float = 0.95,
+    log_mass: LogProbs | None = None,
+    renormalized: Renormalized = "rollout",
 ) -> Suggestion:
     """Suggest bounds of rejection that keep a given share of the sequences of a healthy batch.
 
@@ -102,6 +107,8 @@ def suggest(
         mask: Non-zero is valid, same layout. None: every token is valid.
         cu_seqlens: [S + 1] int32 or int64 offsets of packed log-probs.
         keep: The share of the sequences to keep, between 0 and 1.
+        log_mass: The log of the probability mass that truncated sampling kept, as for `correct`.
+        renormalized: As for `correct`.
 
     Returns:
         A `Suggestion`: print it, and pass its `spec` to `correct`.
@@ -113,7 +120,8 @@ def suggest(
     keep = number("keep", keep)
     if not 0.0 < keep < 1.0:
         raise ValueError(f"keep: expected a number between 0 and 1, got {keep!r}")
-    found = _Sequences.of(read_batch(train_logp, rollout_logp, mask, cu_seqlens, Spec(), None, None, False))
+    tensors = train_logp, rollout_logp, mask
+    found = _Sequences.of(read_batch(*tensors, cu_seqlens, Spec(), None, None, False, log_mass, renormalized))
     count = found.n.shape[0]
     if not count:
         raise ValueError("mask: expected a valid token with finite log-probs, got none")
@@ -139,7 +147,7 @@ def suggest(
         tried.append(product)
 
     dry = Spec(criteria=tuple(tried), apply=False)
-    metrics = correct(train_logp, rollout_logp, mask, cu_seqlens=cu_seqlens, spec=dry).metrics()
+    metrics = correct(*tensors, cu_seqlens=cu_seqlens, spec=dry, log_mass=log_mass, renormalized=renormalized).metrics()
     rejected = {c.label: metrics[f"{c.label}/rejected_sequences_fraction"] for c in tried}
 
     def says(criterion: Criterion, reason: str) -> str:

@@ -13,7 +13,7 @@ from rollout_corr.api.correct import Renormalized, correct
 from rollout_corr.api.policy_loss import policy_loss
 from rollout_corr.backends import operators
 from rollout_corr.backends.batch import external_names
-from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.correction import Spec, no_spec
 from rollout_corr.spec.validate import shown
 
 LayoutName = Literal["packed", "padded"]
@@ -60,7 +60,7 @@ def warmup(
     """
     device = torch.device(device)
     if spec is not None and not isinstance(spec, Spec):
-        raise TypeError(f"spec: expected a Spec or None, got {type(spec).__name__}")
+        raise no_spec(spec, "a Spec or None")
     if loss is not None and not isinstance(loss, Mapping):
         raise TypeError(f"loss: expected a mapping of arguments or None, got {type(loss).__name__}")
     for layout in layouts:

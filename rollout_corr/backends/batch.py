@@ -119,7 +119,10 @@ def checked_tensor(
         raise ValueError(f"{name}: expected a dense tensor, got layout {x.layout}")
     if x.dtype not in dtypes:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise ValueError(f"{name}: expected a dtype among {names}, got {dtype_of(x)}")
+        mask = ""
+        if name == "rollout_logp" and not (x.is_floating_point() or x.is_complex()):
+            mask = "; is it the mask? The order of `correct` is train_logp, rollout_logp, mask"
+        raise ValueError(f"{name}: expected a dtype among {names}, got {dtype_of(x)}{mask}")
     if like is not None:
         if x.device != like.device:
             raise ValueError(f"{name}: expected device {like.device} (of {leader}), got {x.device}")

@@ -218,5 +218,11 @@ def layout_of(leader: str, logp: object, cu_seqlens: Tensor | None) -> Layout:
         if layout.recognises(logp, cu_seqlens):
             return layout(leader, logp, cu_seqlens)
     if isinstance(logp, Tensor):
-        raise ValueError(f"{leader}: expected shape [N], [1, N] or [B, T], got {shape_of(logp)}")
+        logits = ""
+        if logp.dim() == 3:
+            logits = (
+                "; of logits [B, T, vocabulary] pass the sampled tokens' log-probs: "
+                "logits.log_softmax(-1).gather(-1, token_ids[..., None]).squeeze(-1)"
+            )
+        raise ValueError(f"{leader}: expected shape [N], [1, N] or [B, T], got {shape_of(logp)}{logits}")
     raise TypeError(f"{leader}: expected a tensor, got {type(logp).__name__}")

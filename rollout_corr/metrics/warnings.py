@@ -84,7 +84,9 @@ def _mismatch(metrics: Mapping[str, float], measured: float) -> list[str]:
     away = metrics["ratio_mean"] - 1.0
     if abs(away) > RATIO_ERRORS * error + RATIO_MARGIN:
         cause = (
-            "top-p, top-k, min-p or a softmax over fewer tokens on one side" if away < 0 else "a shift or a constant"
+            "top-p, top-k, min-p without its log_mass, a softmax over fewer tokens on one side"
+            if away < 0
+            else "a shift or a constant"
         )
         found.append(
             f"ratio_mean is {metrics['ratio_mean']:.4g} +- {error:.2g} and would be 1 if the tokens were sampled "

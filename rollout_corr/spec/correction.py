@@ -45,6 +45,9 @@ SUMS_OVER: tuple[SumsOver, ...] = get_args(SumsOver)
 DETAIL: tuple[Detail, ...] = get_args(Detail)
 REPORTS: tuple[Scheme, ...] = get_args(Scheme)
 
+# A level that names no ratio: elsewhere it is either of these.
+MEANT = {"sequence": "'product' of its tokens' ratios, or their 'geometric' mean"}
+
 # exp(2 * clamp) has to be finite in float32, because chi2 squares a ratio.
 LARGEST_CLAMP = 40.0
 
@@ -71,11 +74,11 @@ class Weight(Checked):
     token_clamp: float | None = None
 
     def __post_init__(self) -> None:
-        choice("Weight.level", self.level, LEVELS)
+        choice("Weight.level", self.level, LEVELS, MEANT)
         choice("Weight.outside", self.outside, OUTSIDE)
         if self.normalize is not None:
             choice("Weight.normalize", self.normalize, NORMALIZE)
-        lower, upper = bounds("Weight", self.lower, self.upper, signed=False)
+        lower, upper = bounds("Weight", self.lower, self.upper, signed=False, ratio=True)
         self._set(lower=lower, upper=upper)
         if self.token_clamp is not None:
             self._set(token_clamp=positive("Weight.token_clamp", self.token_clamp))
@@ -141,7 +144,8 @@ class Criterion(Checked):
             if self.reduce is None:
                 raise ValueError(f"Criterion.reduce: expected one of {list(REDUCTIONS)} with over='sequence', got None")
             choice("Criterion.reduce", self.reduce, REDUCTIONS)
-        lower, upper = bounds("Criterion", self.lower, self.upper, signed=self.statistic.signed)
+        signed, ratio = self.statistic.signed, self.stat == "ratio"
+        lower, upper = bounds("Criterion", self.lower, self.upper, signed=signed, ratio=ratio)
         if lower is None and upper is None:
             raise ValueError("Criterion: expected lower, upper or both, got neither (it could reject nothing)")
         if self.statistic.source == "caller":
@@ -303,3 +307,18 @@ class Spec(Checked):
             Criterion(**arguments_of(Criterion, item, f"Spec.criteria[{i}]")) for i, item in enumerate(criteria)
         )
         return cls(**arguments)
+
+
+def no_spec(given: object, wanted: str = "a Spec") -> TypeError:
+    """Make the error for what is no Spec, with the call that makes one of it."""
+    hint = ""
+    if isinstance(given, str):
+        hint = f" {given!r}; a name becomes one by rc.preset({given!r})"
+    elif isinstance(given, Mapping):
+        hint = (
+            "; a framework's settings become one by rc.from_config(framework, settings), plain data by Spec.from_dict"
+        )
+    elif isinstance(given, (Weight, Criterion)):
+        field = f"weight={given!r}" if isinstance(given, Weight) else f"criteria=({given!r},)"
+        hint = f"; write Spec({field})"
+    return TypeError(f"spec: expected {wanted}, got {type(given).__name__}{hint}")

@@ -161,7 +161,7 @@ class Score(Surrogate):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        lower, upper = bounds("Score", self.lower, self.upper, signed=False)
+        lower, upper = bounds("Score", self.lower, self.upper, signed=False, ratio=True)
         self._set(lower=lower, upper=upper)
         choice("Score.outside", self.outside, OUTSIDE)
 

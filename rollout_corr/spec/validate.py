@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Rational, Real
+from types import MappingProxyType
 from typing import TypeVar
 
 Choice = TypeVar("Choice", bound=str)
@@ -20,12 +21,13 @@ def shown(value: object) -> str:
         return "what holds an integer of many digits"
 
 
-def choice(name: str, value: object, options: tuple[str, ...]) -> None:
-    """Require one of some strings."""
+def choice(name: str, value: object, options: tuple[str, ...], meant: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Require one of some strings; `meant` says what a wrong one may stand for."""
     if not isinstance(value, str):
         raise TypeError(f"{name}: expected one of {list(options)}, got {type(value).__name__} {shown(value)}")
     if value not in options:
-        raise ValueError(f"{name}: expected one of {list(options)}, got {shown(value)}")
+        hint = f"; did you mean the {meant[value]}?" if value in meant else ""
+        raise ValueError(f"{name}: expected one of {list(options)}, got {shown(value)}{hint}")
 
 
 def one_of(name: str, value: object, options: Iterable[Choice], *, or_null: bool = False) -> Choice:
@@ -80,18 +82,24 @@ def not_negative(name: str, value: object) -> float:
     return converted
 
 
-def bounds(owner: str, lower: object, upper: object, *, signed: bool) -> tuple[float | None, float | None]:
-    """Return lower and upper bound as floats, in order; None leaves a side open."""
+def bounds(
+    owner: str, lower: object, upper: object, *, signed: bool, ratio: bool = False
+) -> tuple[float | None, float | None]:
+    """Return lower and upper bound as floats, in order; None leaves a side open. A `ratio`'s may be logs."""
     low = None if lower is None else _bound(f"{owner}.lower", lower)
     high = None if upper is None else _bound(f"{owner}.upper", upper)
     if not signed:
         if low is not None and low < 0.0:
-            raise ValueError(f"{owner}.lower: expected a number >= 0, got {low!r}")
+            raise ValueError(f"{owner}.lower: expected a number >= 0, got {low!r}{_of_log(low) if ratio else ''}")
         if high is not None and high <= 0.0:
-            raise ValueError(f"{owner}.upper: expected a number > 0, got {high!r}")
+            raise ValueError(f"{owner}.upper: expected a number > 0, got {high!r}{_of_log(high) if ratio else ''}")
     if low is not None and high is not None and low > high:
         raise ValueError(f"{owner}: expected lower <= upper, got lower={low!r}, upper={high!r}")
     return low, high
+
+
+def _of_log(bound: float) -> str:
+    return f"; bounds of a ratio are ratios: of the log {bound!r} pass {math.exp(bound):.6g}"
 
 
 def _bound(name: str, value: object) -> float:

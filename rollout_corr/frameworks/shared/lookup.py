@@ -101,6 +101,8 @@ def preset(name: str, /, **arguments: object) -> Spec:
         with suppress(LookupError):
             part(name.partition(".")[0], "presets")
     if name not in PRESETS:
+        if name in frameworks():
+            raise ValueError(f"preset: expected one preset of {name}, got its name alone; {name} has {_of(name)}")
         known = [*names(), *(found.name for found in every_preset(old=True))]
         last = name.rpartition(".")[2]
         same = [other for other in known if other.rpartition(".")[2] == last]
@@ -220,11 +222,19 @@ def _read(call: str, function: str, framework: str, config: object, options: dic
     """Let a framework's reader read a configuration, and name the call in its errors."""
     known = readable(function)
     if framework not in known:
-        raise ValueError(f"{call}: expected one of {known}, got {framework!r}")
+        hint = ""
+        if framework in frameworks() and _of(framework):
+            hint = f"; this framework has no configuration that can be read, but presets: rc.preset of {_of(framework)}"
+        raise ValueError(f"{call}: expected one of {known}, got {framework!r}{hint}")
     try:
         return getattr(part(framework, "config"), function)(config, **options)
     except (TypeError, ValueError) as error:
         raise same_kind(error, f"{call}({framework!r}): {error}") from error
+
+
+def _of(framework: str) -> str:
+    """The current presets of a framework, as text."""
+    return ", ".join(sorted(found.name for found in presets_of(framework) if not found.write))
 
 
 def _closest(names: Iterable[str]) -> str:

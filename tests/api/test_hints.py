@@ -1,0 +1,58 @@
+"""Likely mistakes are answered with the call that was meant."""
+
+from __future__ import annotations
+
+import pickle
+import re
+
+import pytest
+import torch
+
+import rollout_corr as rc
+
+X = -torch.rand(2, 3)
+WEIGHT, CRITERION = rc.Weight("token", upper=2.0), rc.Criterion("ratio", upper=2.0)
+LOSS = rc.policy_loss(X, torch.ones(2), old_logp=X)
+
+MISTAKES = {
+    "a preset's name": (lambda: rc.correct(X, X, spec="trl.dapo"), "rc.preset('trl.dapo')"),
+    "the loss too": (lambda: rc.policy_loss(X, X, old_logp=X, rollout_logp=X, spec="verl.x"), "rc.preset('verl.x')"),
+    "settings": (lambda: rc.correct(X, X, spec={"rollout_is": "token"}), "rc.from_config(framework, settings)"),
+    "a weight": (lambda: rc.correct(X, X, spec=WEIGHT), "write Spec(weight=Weight(\"token\", upper=2.0))"),
+    "a criterion": (lambda: rc.correct(X, X, spec=CRITERION), 'criteria=(Criterion("ratio", upper=2.0),)'),
+    "sequence": (lambda: rc.Weight("sequence"), "'product' of its tokens' ratios, or their 'geometric' mean"),
+    "logs of bounds": (lambda: rc.Weight("token", lower=-0.5, upper=0.5), "of the log -0.5 pass 0.606531"),
+    "log of an upper bound": (lambda: rc.Criterion("ratio", upper=-0.1), "of the log -0.1 pass 0.904837"),
+    "logits": (lambda: rc.correct(X[..., None], X), "logits.log_softmax(-1).gather(-1, token_ids[..., None])"),
+    "mask second": (lambda: rc.correct(X, X < 0, X), "The order of `correct` is train_logp, rollout_logp, mask"),
+    "integers second": (lambda: rc.correct(X, (X < 0).long(), X), "train_logp, rollout_logp, mask"),
+    "a framework as a preset": (lambda: rc.preset("verl"), "verl has verl.bypass_pg_geo_rs"),
+    "backward": (lambda: LOSS.backward(), "write .value.backward()"),
+    "item": (lambda: LOSS.item(), "write .value.item()"),
+}  # fmt: skip
+
+
+def test_bounds_of_other_statistics_are_not_taken_for_logs():
+    with pytest.raises(ValueError, match=r"expected a number >= 0, got -0\.1$"):
+        rc.Criterion("k2", lower=-0.1)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_answered_with_what_was_meant(mistake):
+    make, answer = MISTAKES[mistake]
+    with pytest.raises((TypeError, ValueError, AttributeError), match=re.escape(answer)):
+        make()
+
+
+def test_a_framework_without_a_reader_names_its_presets():
+    with pytest.raises(ValueError, match=r"from_config: expected one of .*rc\.preset of swift\.\w+"):
+        rc.from_config("swift", {"x": 1})
+    with pytest.raises(ValueError, match=r"got 'nobody'$"):
+        rc.from_config("nobody", {})
+
+
+def test_a_loss_stays_an_ordinary_object():
+    assert repr(pickle.loads(pickle.dumps(LOSS))) == repr(LOSS)
+    assert not hasattr(LOSS, "__array__") and not hasattr(LOSS, "backward")
+    with pytest.raises(AttributeError, match=r"no attribute 'values'$"):
+        _ = LOSS.values
