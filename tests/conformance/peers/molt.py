@@ -25,6 +25,12 @@ NONFINITE = Declared(
     "molt | NaN: D = 0. Infinite: D = +-30. The ratio new/old likewise",
     lambda given, settings: given.kind in ("infinite", "nan_in_front"),
 )
+SUMMED = Declared(
+    "gradients added in bf16",
+    "losses.md",
+    "molt's KL beside its policy loss, bf16 log-probs",
+    lambda given, settings: given.kind == "bf16" and settings["kl"]["use_loss"],
+)
 
 
 def rows(source: Source) -> Iterator[Row]:
@@ -105,7 +111,14 @@ def rows(source: Source) -> Iterator[Row]:
         return {"eps_clip_low_high": (0.2, rng.choice((1.05, 1.2)))}
 
     yield recipe("molt.cispo", f"{LOSS}: PolicyLoss, cispo", partial(loss, loss_mode="cispo"), ceiling, **more)
-    yield configuration("molt", f"{LOSS}: PolicyLoss; {UTILS}: compute_approx_kl", loss, config_of, hold, **more)
+    yield configuration(
+        "molt",
+        f"{LOSS}: PolicyLoss; {UTILS}: compute_approx_kl",
+        loss,
+        config_of,
+        hold,
+        **more | {"declared": (NONFINITE, SUMMED)},
+    )
 
 
 def config_of(rng: Random) -> dict[str, Any]:
