@@ -186,7 +186,9 @@ class Cutter:
                 found = importlib.import_module(module)
             except ImportError:
                 return Stub(module, self)
-            return found if name is None else getattr(found, name, None) or importlib.import_module(f"{module}.{name}")
+            if name is None:
+                return found
+            return getattr(found, name) if hasattr(found, name) else importlib.import_module(f"{module}.{name}")
         base = self.root
         if level:
             base = importer.parents[level - 1]

@@ -7,16 +7,21 @@ nested   `algorithm.rollout_correction` (since 0.6.1): weights by `rollout_is`, 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rollout_corr.frameworks.shared.preset import warn_once
-from rollout_corr.frameworks.shared.settings import boolean, fields_of, refuse_unknown
+from rollout_corr.frameworks.shared.recipe import SEQUENCES, arguments, around_one
+from rollout_corr.frameworks.shared.settings import boolean, fields_of, refuse_unknown, settings_of
 from rollout_corr.frameworks.shared.specs import LEVELS
 from rollout_corr.frameworks.verl import options as verl_options
 from rollout_corr.frameworks.verl import presets
 from rollout_corr.spec.checked import expression
 from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.validate import one_of
+from rollout_corr.spec.loss import KL, KLKind, LossReduction
+from rollout_corr.spec.surrogate import Surrogate
+from rollout_corr.spec.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, Score
+from rollout_corr.spec.validate import number, one_of, positive
 
 CAPS = ("tis_imp_ratio_cap", "imp_ratio_cap", "behav_imp_weight_cap")
 SHARED = ("rollout_is", "rollout_is_threshold")
@@ -227,3 +232,136 @@ def _check_bypass(given: dict[str, Any]) -> None:
     for key in ("use_pure_rollout_correction", "use_policy_gradient"):
         if key in given:
             _old([key], f'write loss_type: "{LOSS_TYPES[boolean(key, given[key])]}"')
+
+
+# --- the whole loss ---
+
+# The settings of `actor` that make the loss, with its defaults.
+ACTOR: dict[str, Any] = {
+    "clip_ratio": 0.2,
+    "clip_ratio_low": 0.2,
+    "clip_ratio_high": 0.2,
+    "clip_ratio_c": 3.0,
+    "loss_agg_mode": "token-mean",
+    "loss_scale_factor": None,
+    "tau_pos": 1.0,
+    "tau_neg": 1.05,
+    "use_kl_loss": False,
+    "kl_loss_coef": 0.001,
+    "kl_loss_type": "low_var_kl",
+    "policy_loss": None,
+}
+OF_ACTOR = ("strategy", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ppo_epochs", "entropy_coeff", "optim")
+POLICY: dict[str, Any] = {"loss_mode": "vanilla", "dro_beta": None, "rollout_correction": None}
+OF_OTHER_LOSSES = ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef")
+MODES = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "geo_mean", "dro", "cispo", "bypass_mode")
+AVERAGES: dict[str, LossReduction] = {
+    "token-mean": "token_mean",
+    "token-sum": "sum",
+    "seq-mean-token-sum": "sequence_mean_token_sum",
+    "seq-mean-token-sum-norm": "token_sum_norm",
+    "seq-mean-token-mean": SEQUENCES,
+}
+KL_KINDS: dict[str, KLKind] = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "k3"}
+KL_KINDS |= {"k1": "k1", "k2": "k2", "k3": "k3"}
+
+
+def recipe(config: object, *, k1_bounds: str = "verl", version: str | None = None) -> dict[str, Any]:
+    """Read the whole loss from `actor_rollout_ref.actor` and `algorithm.rollout_correction`, or from `actor` alone.
+
+    Means are over the tokens or rows of the mini-batch before rejection, as verl's engines count them. In bypass mode
+    `policy_loss` is given `rollout_logp` and no `old_logp`.
+
+    Args:
+        config: A whole configuration, or the block `actor`.
+        k1_bounds: As for `read`.
+        version: "0.9.0" for gspo as it is up to that release and on verl's main branch: a mean over sequences, whatever
+            `loss_agg_mode` says. By default that is obeyed, as in 0.9.1.
+    """
+    if version not in (None, "0.9.0"):
+        raise ValueError(f"version: expected None or '0.9.0', got {version!r}")
+    outer = fields_of(config)
+    whole = "actor_rollout_ref" in outer or "algorithm" in outer
+    actor = _inner(_inner(outer, "actor_rollout_ref"), "actor") if whole else config
+    given = settings_of(actor, ACTOR, whole=OF_ACTOR)
+    held = _inner(given, "policy_loss")
+    refuse_unknown(held, (*POLICY, *OF_OTHER_LOSSES))
+    policy = POLICY | held
+    mode = one_of("loss_mode", policy["loss_mode"], MODES)
+    block = _inner(_inner(outer, "algorithm"), "rollout_correction") if whole else {}
+    if boolean("bypass_mode", block.get("bypass_mode")):
+        mode = "bypass_mode"
+    elif mode == "bypass_mode":
+        block = _inner(policy, "rollout_correction")
+    corrects = read(block, k1_bounds=k1_bounds)
+    if mode == "bypass_mode":
+        surrogate, corrects = _bypass(block.get("loss_type", LOSS_TYPES[0]), given, corrects)
+    else:
+        surrogate = _surrogate(mode, given, policy)
+    if mode == "geo_mean" and corrects.weight is not None:
+        raise ValueError(
+            "loss_mode: expected no rollout_is beside 'geo_mean', which averages its weights by logarithms"
+        )
+    average = one_of("loss_agg_mode", given["loss_agg_mode"], AVERAGES)
+    kl = _kl(given, everywhere=mode == "bypass_mode")
+    if mode in ("sapo", "geo_mean") or (mode == "gspo" and version == "0.9.0"):
+        if kl is not None and average != "seq-mean-token-mean":
+            raise ValueError(f"use_kl_loss: {mode} is a mean over sequences, the KL loss by {average}: two calls")
+        average = "seq-mean-token-mean"
+    reduction = AVERAGES[average]
+    if mode == "bypass_mode" and kl is not None and corrects.criteria and reduction == SEQUENCES:
+        raise ValueError("use_kl_loss: bypass_mode averages a row's KL over its tokens before rejection: two calls")
+    longest = None
+    if reduction == "token_sum_norm":
+        longest = positive(f"loss_scale_factor, which {average} needs here", given["loss_scale_factor"])
+    return arguments(
+        surrogate,
+        corrects if corrects.acts else None,
+        reduction,
+        "original" if reduction in ("token_mean", "sum") else "rows",
+        max_length=longest,
+        kl=kl,
+    )
+
+
+def _surrogate(mode: str, given: dict[str, Any], policy: dict[str, Any]) -> Surrogate:
+    low, high = _clip(given)
+    if mode in ("dppo_tv", "dppo_kl"):
+        return DPPO("tv" if mode == "dppo_tv" else "kl", low, high, given["clip_ratio_c"])
+    if mode == "gspo":
+        return GSPO(low, high, through="token", clamp=10.0)
+    if mode == "sapo":
+        return SAPO(given["tau_pos"], given["tau_neg"])
+    if mode == "dro":
+        return DRO(positive("dro_beta", policy["dro_beta"]))
+    made = {"gpg": GPG(), "geo_mean": GMPO(low, high), "cispo": around_one(low, high)}
+    return made.get(mode) or PPO(low, high, dual=given["clip_ratio_c"])
+
+
+def _clip(given: dict[str, Any]) -> tuple[float, float]:
+    low, high = given["clip_ratio_low"], given["clip_ratio_high"]
+    return given["clip_ratio"] if low is None else low, given["clip_ratio"] if high is None else high
+
+
+def _bypass(loss_type: str, given: dict[str, Any], corrects: Spec) -> tuple[Surrogate, Spec]:
+    """verl's loss `bypass_mode`: PPO with the ratio new/rollout and no weight, or REINFORCE with one."""
+    if one_of("loss_type", loss_type, LOSS_TYPES) == "ppo_clip":
+        return PPO(*_clip(given), dual=given["clip_ratio_c"]), replace(corrects, weight=None)
+    return (GPG() if corrects.weight is None else Score()), corrects
+
+
+def _kl(given: dict[str, Any], everywhere: bool) -> KL | None:
+    """The KL loss: of the tokens that are left, in bypass mode of those that only its policy loss rejects too."""
+    coefficient = number("kl_loss_coef", given["kl_loss_coef"])
+    if not boolean("use_kl_loss", given["use_kl_loss"]) or coefficient == 0.0:
+        return None
+    word = given["kl_loss_type"]
+    kind = KL_KINDS[one_of("kl_loss_type", str(word).removesuffix("+"), KL_KINDS)]
+    straight_through = str(word).endswith("+") and kind != "k2"
+    return KL(
+        kind,
+        coefficient,
+        gradient="k2" if straight_through else None,
+        value_clamp=10.0 if kind == "k3" else None,
+        scope="all" if everywhere else "kept",
+    )

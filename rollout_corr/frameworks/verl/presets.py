@@ -24,7 +24,9 @@ from rollout_corr.frameworks.shared.recipe import (
     Recipe,
     arguments,
     around_one,
+    penalty,
     recipe,
+    reduction,
 )
 from rollout_corr.frameworks.verl import options
 from rollout_corr.frameworks.verl.options import Threshold
@@ -237,6 +239,10 @@ def _loss(
     return arguments(surrogate, correction, kl=KL("k3", kl_loss_coef, value_clamp=10.0) if kl_loss_coef else None)
 
 
+def _ppo(low: float, high: float, dual: float) -> PPO:
+    return PPO(low, high, dual=dual)
+
+
 def _vanilla(preset: str) -> Recipe:
     needs = BYPASS if preset.startswith("verl.bypass") else BOTH
     return Recipe(partial(_loss, preset), needs, "counts before rejection, as its engines do")
@@ -247,7 +253,17 @@ def _dppo(divergence: Divergence) -> Recipe:
     return recipe(surrogate, DECOUPLED, "clip_ratio_c is ActorConfig's 3.0; the function's own 20.0 never gets there")
 
 
+_CLIP = Named(_ppo, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0)
+
 RECIPES = {found.name.partition(".")[2]: _vanilla(found.name) for found in registered("verl") if not found.write} | {
+    "ppo": recipe(_CLIP, DECOUPLED, "loss_mode vanilla, without correction"),
+    "grpo": recipe(
+        _CLIP,
+        (*DECOUPLED, "ref_logp"),
+        "loss_mode vanilla with use_kl_loss, as verl's examples of GRPO have it",
+        reduction=reduction(loss_agg_mode="token-mean"),
+        kl=penalty(kl_loss_coef=0.001, value_clamp=10.0),
+    ),
     "dppo_tv": _dppo("tv"),
     "dppo_kl": _dppo("kl"),
     "cispo": recipe(Named(around_one, clip_ratio_low=0.2, clip_ratio_high=0.2), DECOUPLED),

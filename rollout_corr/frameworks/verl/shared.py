@@ -27,6 +27,7 @@ DROP_IN = DropIn(
     not_covered={
         "the policy losses (install(losses=True))": "verl.trainer.ppo.core_algos",
         "the policy losses geo_mean, clip_cov and kl_cov": None,
+        "the samples that the replay buffer of verl.trainer.ppo.v1 leaves out as stale": None,
     },
     advice=", for the functions of 0.6.1 and 0.7.0 call install(compat='0.7')",
 )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, refuse_unknown
+from rollout_corr.frameworks.shared.recipe import arguments
+from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, refuse_unknown, settings_of
 from rollout_corr.frameworks.shared.specs import LEVELS
 from rollout_corr.spec.correction import Criterion, Scheme, Spec, Weight, When
-from rollout_corr.spec.validate import not_negative, one_of
+from rollout_corr.spec.loss import KL, KLKind
+from rollout_corr.spec.surrogates import PPO
+from rollout_corr.spec.validate import not_negative, number, one_of
 
 REPORT: tuple[Scheme, ...] = ("native", "xtuner")
 MODES = ("truncate", "mask", "both")
@@ -91,3 +95,68 @@ def read(config: object) -> Spec:
         given = {} if given["rollout_is"] is None else fields_of(given["rollout_is"], "rollout_is")
     refuse_unknown(given, defaults_of(spec))
     return spec(**given)
+
+
+# --- the whole loss ---
+
+# The fields of GRPOLossConfig that make the loss, with its defaults; those of OREAL, which is refused, are None.
+OREAL = ("positive_loss_factor", "pos_sft_loss_weight", "pos_policy_loss_weight", "negative_loss_factor")
+LOSS: dict[str, Any] = {
+    "policy_loss_cfg": None,
+    "use_kl_loss": False,
+    "kl_loss_coef": 0.001,
+    "kl_loss_type": None,
+    "rollout_is": None,
+    **dict.fromkeys(OREAL),
+}
+# Fields of CELossConfig, which it extends.
+OF_ALL_LOSSES = ("ignore_idx", "mode", "chunk_size", "loss_reduction")
+POLICY: dict[str, Any] = {
+    "loss_type": "vanilla",
+    "cliprange_low": None,
+    "cliprange_high": None,
+    "clip_ratio_c": 3.0,
+    "log_prob_diff_min": -20.0,
+    "log_prob_diff_max": 20.0,
+}
+KL_KINDS: dict[str, KLKind] = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "k3"}
+KL_KINDS |= {"k1": "k1", "k2": "k2", "k3": "k3"}
+
+
+def recipe(config: object) -> dict[str, Any]:
+    """Read the whole loss from a GRPOLossConfig, or from a configuration that holds it as `loss_cfg`.
+
+    The denominator is the tokens that are kept: those of all ranks are the caller's to pass.
+    """
+    given = settings_of(config, LOSS, blocks=[("loss_cfg",)], whole=OF_ALL_LOSSES)
+    for name in OREAL:
+        if given[name] is not None:
+            raise ValueError(f"{name}: expected a GRPOLossConfig; OREAL's loss has no recipe")
+    policy = {} if given["policy_loss_cfg"] is None else fields_of(given["policy_loss_cfg"], "policy_loss_cfg")
+    refuse_unknown(policy, POLICY)
+    policy = POLICY | policy
+    one_of("loss_type", policy["loss_type"], ("vanilla",))
+    for name in ("log_prob_diff_min", "log_prob_diff_max"):
+        if policy[name] != POLICY[name]:
+            raise ValueError(
+                f"{name}: expected {POLICY[name]!r}, the clamp of the log-ratio here, got {policy[name]!r}"
+            )
+    corrects = read({"rollout_is": given["rollout_is"]})
+    return arguments(
+        PPO(
+            number("cliprange_low", policy["cliprange_low"]),
+            number("cliprange_high", policy["cliprange_high"]),
+            dual=policy["clip_ratio_c"],
+        ),
+        corrects if corrects.acts else None,
+        denominator="kept",
+        kl=_kl(given),
+    )
+
+
+def _kl(given: dict[str, Any]) -> KL | None:
+    coefficient = number("kl_loss_coef", given["kl_loss_coef"])
+    if not boolean("use_kl_loss", given["use_kl_loss"]) or coefficient == 0.0:
+        return None
+    kind = KL_KINDS[one_of("kl_loss_type", given["kl_loss_type"], KL_KINDS)]
+    return KL(kind, coefficient, value_clamp=10.0 if kind == "k3" else None)

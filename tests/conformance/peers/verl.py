@@ -6,7 +6,6 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,8 +13,9 @@ from torch import Tensor
 
 import rollout_corr as rc
 from conformance.batches import KINDS, Batch
-from conformance.rows import BF16, Declared, Result, Row, loss_and_gradient, preset, recipe
+from conformance.rows import BF16, Declared, Result, Row, configuration, loss_and_gradient, preset, recipe
 from conformance.sources import Source
+from conformance.verl_parts import Proto, Settings, Stranger, actor, or_raises, weights_of, whole_loss
 from rollout_corr.frameworks.shared.lookup import presets_of
 from rollout_corr.frameworks.verl import dropin, losses
 from rollout_corr.frameworks.verl.options import RS_OPTIONS
@@ -25,6 +25,8 @@ DISTRIBUTION, PACKAGE, CHECKOUT = "verl", "verl", "verl"
 HELPER = "verl/trainer/ppo/rollout_corr_helper.py"
 LOSSES = "verl/trainer/ppo/core_algos.py"
 CONFIG = "verl/trainer/config/algorithm.py"
+PPO_LOSS = "verl/workers/utils/losses.py"
+BYPASS = "compute_policy_loss_bypass_mode"
 DEBUG = "verl/utils/debug/metrics.py"
 MAIN = "compute_rollout_correction_and_rejection_mask"
 MODES = tuple(losses.REDUCTIONS)
@@ -33,46 +35,6 @@ MODES = tuple(losses.REDUCTIONS)
 SOME = tuple(kind for kind in KINDS if kind != "all_masked")
 # It averages counts in float32, and takes spreads from differences of squares.
 COUNTED = (1e-7, 2e-5)
-
-
-class Settings(SimpleNamespace):
-    """A configuration as verl's: attributes, and `get`."""
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a field, or the default if there is none."""
-        return getattr(self, name, default)
-
-
-class Stranger:
-    """Stands for a class that no configuration here is of."""
-
-
-class Proto(SimpleNamespace):
-    """As much of DataProto as the correction uses."""
-
-    @classmethod
-    def from_dict(cls, tensors: dict[str, Tensor]) -> Proto:
-        """Hold tensors by name."""
-        return cls(batch=dict(tensors))
-
-    def union(self, other: Proto) -> Proto:
-        """Join the tensors of two."""
-        return type(self)(batch={**self.batch, **other.batch})
-
-
-def actor(**changed: Any) -> Settings:
-    """Make an ActorConfig with its defaults."""
-    fields = {
-        "clip_ratio": 0.2,
-        "clip_ratio_low": 0.2,
-        "clip_ratio_high": 0.2,
-        "clip_ratio_c": 3.0,
-        "tau_pos": 1.0,
-        "tau_neg": 1.05,
-        "global_batch_info": {},
-        "policy_loss": Settings(dro_beta=None),
-    }
-    return Settings(**fields | changed)
 
 
 # --- differences that the pages state ---
@@ -97,6 +59,12 @@ ICEPOP = Declared(
     "IcePop that leaves no weight divides by zero",
     lambda given, settings: "_" in str(settings.get("rollout_is_threshold")) or "threshold_lower" in settings,
 )
+WHOLE_ICEPOP = Declared(
+    ICEPOP.name,
+    ICEPOP.page,
+    ICEPOP.says,
+    lambda given, settings: ICEPOP.when(given, settings["algorithm"]["rollout_correction"]),
+)
 OF_CORRECTION = (BF16, NONFINITE, PADDING, ICEPOP)
 
 LEFT_OUT = Declared(
@@ -115,14 +83,6 @@ CUT = Declared(
         (given.advantages == 0).any() | ((given.new - given.old).exp() > settings["clip_ratio_c"])[given.mask].any()
     ),
 )
-
-
-def or_raises(call: Callable[[], Result]) -> Result:
-    """Return what verl returns, or that it divides by zero."""
-    try:
-        return call()
-    except ZeroDivisionError:
-        return {"raises": "ZeroDivisionError"}
 
 
 # --- settings ---
@@ -344,11 +304,6 @@ def proto(weights: Tensor | None) -> Proto | None:
     return None if weights is None else Proto.from_dict({"rollout_is_weights": weights})
 
 
-def weights_of(held: Proto | None) -> Tensor | None:
-    """Return the weights that a DataProto holds."""
-    return None if held is None else held.batch["rollout_is_weights"]
-
-
 def tensors(weights: Tensor | None, mask: Tensor, at: Tensor) -> dict[str, Any]:
     """Return the mask, and the weights where `at` is set."""
     found: dict[str, Any] = {"mask": mask}
@@ -402,3 +357,43 @@ def of_losses(source: Source) -> Iterator[Row]:
             declared = (*OF_LOSSES, CUT) if "dppo" in name else OF_LOSSES
             more: dict[str, Any] = {"declared": declared, "within": COUNTED}
             yield Row("drop-in", f"verl.losses.{name}", place, both(name), micro_batch(name), **more)
+    correct = source.cut(HELPER, MAIN, DataProto=Proto)
+    bypass = source.cut(LOSSES, BYPASS, **given, **{MAIN: correct})
+
+    def drawn(rng: Random) -> dict[str, Any]:
+        return whole_configuration(rng, losses.reads(theirs["gspo"], "loss_agg_mode"))
+
+    yield configuration(
+        "verl",
+        f"{PPO_LOSS}: ppo_loss, {HELPER}: {MAIN}",
+        whole_loss(source, PPO_LOSS, theirs | {"bypass_mode": bypass}, correct),
+        drawn,
+        old=lambda batch, settings: None if settings["algorithm"]["rollout_correction"]["bypass_mode"] else batch.old,
+        declared=(*OF_LOSSES, WHOLE_ICEPOP),
+        kinds=SOME,
+        within=COUNTED,
+    )
+
+
+def whole_configuration(rng: Random, gspo_averages: bool) -> dict[str, Any]:
+    """Draw as much of a whole configuration as makes the loss; `gspo_averages`: GSPO obeys `loss_agg_mode`."""
+    mode = rng.choice(("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "geo_mean", "dro", "cispo"))
+    block = correction(rng) | {"rollout_is_batch_normalize": False, "bypass_mode": rng.random() < 0.3}
+    block["loss_type"] = rng.choice(("ppo_clip", "reinforce"))
+    if mode == "geo_mean" and not block["bypass_mode"]:
+        block["rollout_is"] = None
+    average = rng.choice(MODES)
+    actor = {
+        **clips_and_c(rng),
+        "tau_pos": rng.choice((0.5, 1.0)),
+        "loss_agg_mode": "seq-mean-token-mean" if mode == "gspo" and not gspo_averages else average,
+        "loss_scale_factor": 50,
+        "use_kl_loss": rng.random() < 0.5,
+        "kl_loss_coef": 0.1,
+        "kl_loss_type": rng.choice(("kl", "abs", "k2", "mse+", "low_var_kl", "k1+", "k3+")),
+        "policy_loss": {"loss_mode": mode, "dro_beta": rng.choice((0.1, 1.0))},
+    }
+    if block["bypass_mode"] or mode in ("sapo", "geo_mean"):
+        # Two averages in one loss are refused.
+        actor["use_kl_loss"] &= (average == "seq-mean-token-mean") != block["bypass_mode"]
+    return {"actor_rollout_ref": {"actor": actor}, "algorithm": {"rollout_correction": block}}

@@ -1,0 +1,234 @@
+"""xtuner: its correction and its GRPO loss, called as they are on packed sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+import rollout_corr as rc
+from conformance.batches import Batch
+from conformance.rows import BF16, Declared, Result, Row, configuration, preset, recipe
+from conformance.sources import Source
+from rollout_corr.frameworks.xtuner import dropin
+
+DISTRIBUTION, PACKAGE, CHECKOUT = None, "xtuner/v1/rl", "xtuner"
+
+CORRECTION = "xtuner/v1/rl/rollout_is.py"
+GRPO = "xtuner/v1/rl/loss/grpo_loss.py"
+BASE = "xtuner/v1/rl/loss/base_loss.py"
+LOSSES = "xtuner/v1/rl/loss/loss_fn.py"
+METHOD = "compute_rollout_importance_weights_and_metrics"
+IGNORED = -100
+# Its means add 1e-8 to what they divide by, and the weights of its loss are in float32.
+WITHIN = (2e-7, 2e-5)
+
+
+def among(*kinds: str) -> Callable[[Batch, dict[str, Any]], bool]:
+    return lambda given, settings: given.kind in kinds
+
+
+NONFINITE = Declared(
+    "a non-finite token rejects its sequence here",
+    "presets.md",
+    "Most frameworks let the NaN through into the loss (verl's weights, xtuner",
+    among("infinite", "nan_in_front"),
+)
+PADDING = Declared(
+    "NaN behind the mask",
+    "integrations.md",
+    "one NaN, behind the mask too, is NaN in the weight and then in the loss",
+    among("nan_behind_mask"),
+)
+OWN_MASK = Declared(
+    "the report in mode mask with a mask threshold of its own",
+    "presets.md",
+    "the report of a Spec takes them from the mask's bounds",
+    lambda given, settings: (
+        settings["rollout_is_mode"] == "mask"
+        and settings["rollout_is_mask_threshold"] not in (None, settings["rollout_is_threshold"])
+    ),
+)
+DECLARED = (BF16, NONFINITE, PADDING)
+
+
+def correction(rng: Random) -> dict[str, Any]:
+    """Draw a RolloutImportanceSampling; its pairs are (upper, lower)."""
+    return {
+        "rollout_is_level": rng.choice(("token", "sequence", "geometric")),
+        "rollout_is_mode": rng.choice(("truncate", "mask", "both")),
+        "rollout_is_threshold": rng.choice((None, (5.0, 0.5), (1.05, 0.9), (5.0, 0.0))),
+        "rollout_is_mask_threshold": rng.choice((None, (2.0, 0.7), (1.02, 0.98))),
+        "rollout_is_veto_threshold": rng.choice((None, (20.0, 0.0), (1.5, 0.6))),
+    }
+
+
+def of_preset(rng: Random) -> dict[str, Any]:
+    """Draw the arguments of a preset."""
+    drawn = correction(rng)
+    found = {name: drawn[f"rollout_is_{name}"] for name in ("threshold", "mask_threshold", "veto_threshold")}
+    return found | {"threshold": found["threshold"] or (5.0, 0.5)}
+
+
+def clips(rng: Random) -> dict[str, Any]:
+    """Draw the settings of the clipped loss."""
+    return {
+        "cliprange_low": rng.choice((0.02, 0.2)),
+        "cliprange_high": rng.choice((0.05, 0.28)),
+        "clip_ratio_c": rng.choice((1.1, 3.0)),
+    }
+
+
+def loss_config(rng: Random) -> dict[str, Any]:
+    """Draw a GRPOLossConfig."""
+    return {
+        "policy_loss_cfg": clips(rng) | {"loss_type": "vanilla"},
+        "use_kl_loss": rng.random() < 0.5,
+        "kl_loss_coef": 0.1,
+        "kl_loss_type": rng.choice(("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")),
+        "rollout_is": correction(rng),
+    }
+
+
+def packed(x: Tensor) -> Tensor:
+    """Lay rows one behind the other, padding included."""
+    return x.reshape(1, -1)
+
+
+def rows(source: Source) -> Iterator[Row]:
+    """Compare everything that xtuner has."""
+
+    def sampling(drawn: dict[str, Any]) -> Any:
+        return source.instance(CORRECTION, "RolloutImportanceSampling", (METHOD,), **dropin.FIELDS | drawn)
+
+    made: dict[str, Any] = {}
+
+    def theirs(drawn: dict[str, Any]) -> Callable[..., Any]:
+        """Its method, cut once for all settings."""
+        if not made:
+            made["function"] = getattr(sampling({}), METHOD).__func__
+        return lambda *given: made["function"](SimpleNamespace(**dropin.FIELDS | drawn), *given)
+
+    def arguments(given: Batch) -> tuple[Tensor, Tensor, list[int], Tensor]:
+        lengths = [given.mask.shape[1]] * len(given.mask)
+        return packed(given.old), packed(given.rollout), lengths, packed(given.mask)
+
+    def precise(given: Batch) -> tuple[Tensor, Tensor, list[int], Tensor]:
+        """Its float32 spreads are differences of squares."""
+        old, rollout, lengths, mask = arguments(given)
+        return old.double(), rollout.double(), lengths, mask
+
+    def corrected(given: Batch, drawn: dict[str, Any]) -> Result:
+        weights, mask, _, _ = theirs(drawn)(*arguments(given))
+        found = {"mask": mask.reshape(given.mask.shape)}
+        return found if weights is None else found | {"weights": weights.reshape(given.mask.shape)}
+
+    def metrics(given: Batch, drawn: dict[str, Any]) -> Result:
+        _, _, mismatch, importance = theirs(drawn)(*precise(given))
+        return {key: float(value) for key, value in (mismatch | importance).items()}
+
+    quiet = SimpleNamespace(warning=lambda *said: None)
+    held: dict[str, Tensor] = {}
+    functions = {
+        "correct": source.cut(BASE, "BaseRLLossContext.compute_rollout_is"),
+        "build": source.cut(GRPO, "GRPOLossContext.build_batches", logger=quiet),
+        "loss": source.cut(GRPO, "GRPOLossContext.loss_fn", gather_logprobs=lambda logits, labels: held["new"]),
+        "vanilla": source.cut(LOSSES, "pg_loss_fn"),
+    }
+
+    def loss(given: Batch, **drawn: Any) -> Tensor:
+        settings = drawn["rollout_is"]
+        config = SimpleNamespace(
+            **drawn
+            | {
+                "ignore_idx": IGNORED,
+                "rollout_is": SimpleNamespace(**{METHOD: lambda **named: theirs(settings)(*named.values())}),
+            }
+        )
+        labels = torch.ones_like(packed(given.mask), dtype=torch.int64).where(packed(given.mask), IGNORED)
+        tensors = SimpleNamespace(
+            shifted_labels=labels,
+            rollout_logprobs=packed(given.rollout),
+            old_logprobs=packed(given.old),
+            ref_logprobs=packed(given.ref),
+            advantages=packed(given.token_advantages),
+            is_weights=None,
+        )
+        context = SimpleNamespace(loss_cfg=config, loss_kwargs=tensors, policy_loss_fn=functions["vanilla"])
+        functions["correct"](context, None, arguments(given)[2])
+        functions["build"]([context])
+        held["new"] = packed(given.new)
+        nothing = torch.zeros(1, 1)
+        value: Tensor = functions["loss"](context, nothing, nothing, None, tensors)[0]
+        return value
+
+    place = f"{CORRECTION}: {METHOD}"
+    for name, least in (("reasoning", 0.5), ("agentic", 0.0)):
+
+        def settings(least: float = least, **given: Any) -> dict[str, Any]:
+            chosen = {"threshold": (5.0, least)} | given
+            names = {f"rollout_is_{key}": value for key, value in chosen.items()}
+            return {"rollout_is_level": "token", "rollout_is_mode": "both"} | names
+
+        def of_recipe(given: Batch, settings: Any = settings, **drawn: Any) -> Tensor:
+            bounds = {key: drawn.pop(key) for key in ("threshold", "mask_threshold", "veto_threshold")}
+            coefficient = drawn.pop("kl_loss_coef")
+            more = {"use_kl_loss": bool(coefficient), "kl_loss_coef": coefficient, "kl_loss_type": "low_var_kl"}
+            return loss(given, policy_loss_cfg=drawn, rollout_is=settings(**bounds), **more)
+
+        yield preset(
+            f"xtuner.{name}",
+            place,
+            lambda given, settings=settings, **drawn: corrected(given, settings(**drawn)),
+            of_preset,
+            declared=DECLARED,
+            within=WITHIN,
+        )
+        yield recipe(
+            f"xtuner.{name}",
+            f"{GRPO}: GRPOLossContext",
+            of_recipe,
+            lambda rng: of_preset(rng) | clips(rng) | {"kl_loss_coef": rng.choice((0.0, 0.1))},
+            declared=DECLARED,
+            within=WITHIN,
+        )
+
+    def ours(given: Batch, drawn: dict[str, Any]) -> rc.Correction:
+        old, rollout, _, mask = arguments(given)
+        offsets = torch.arange(len(given.mask) + 1) * given.mask.shape[1]
+        return rc.correct(old, rollout, mask, cu_seqlens=offsets, spec=rc.from_config("xtuner", drawn))
+
+    def report(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
+        return ours(given, drawn).metrics("xtuner"), metrics(given, drawn)
+
+    def reader(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
+        out, expected = ours(given, drawn), dict(corrected(given, drawn))
+        return shown(given, out.weights, out.mask), shown(given, expected.get("weights"), expected["mask"])
+
+    def replaced(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
+        with patch.object(dropin.DROP_IN, "say", lambda *said: None):
+            method = getattr(dropin, METHOD)
+            weights, mask, mismatch, importance = method(SimpleNamespace(**drawn), *arguments(given))
+        expected = dict(corrected(given, drawn))
+        mine = shown(given, weights, mask)
+        mine |= {key: float(value) for key, value in (mismatch | importance).items()}
+        return mine, shown(given, expected.get("weights"), expected["mask"]) | dict(metrics(given, drawn))
+
+    more: dict[str, Any] = {"within": WITHIN}
+    yield Row("report", "xtuner", place, report, correction, declared=(*DECLARED, OWN_MASK), **more)
+    yield Row("configuration", "xtuner.from_config", place, reader, correction, declared=DECLARED, **more)
+    yield Row("drop-in", f"xtuner.{METHOD}", place, replaced, correction, declared=DECLARED, **more)
+    yield configuration("xtuner", f"{GRPO}: GRPOLossContext", loss, loss_config, declared=DECLARED, **more)
+
+
+def shown(given: Batch, weights: Tensor | None, mask: Tensor) -> dict[str, Any]:
+    """Return the mask, and the weights where the batch's own mask is set."""
+    found: dict[str, Any] = {"mask": mask.reshape(given.mask.shape).bool()}
+    if weights is None:
+        return found
+    return found | {"weights": weights.reshape(given.mask.shape).where(found["mask"], 0.0)}

@@ -1,0 +1,81 @@
+"""recipe_from_config of verl's configuration: its losses, averages, KL and bypass mode."""
+
+from __future__ import annotations
+
+import pytest
+
+import rollout_corr as rc
+
+PLAIN = {"spec": None, "reduction": "token_mean", "denominator": "original"}
+TOKEN = {"rollout_is": "token", "rollout_rs": "token_k2", "rollout_rs_threshold": 0.1}
+
+
+def whole(block, **actor):
+    return {"actor_rollout_ref": {"actor": actor, "model": {}}, "algorithm": {"rollout_correction": block, "gamma": 1}}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, rc.recipe("verl.ppo")),
+        ({"clip_ratio_low": 0.1, "strategy": "fsdp"}, PLAIN | {"surrogate": rc.PPO(0.1, 0.2, dual=3.0)}),
+        (whole(TOKEN), rc.recipe("verl.ppo") | {"spec": rc.from_config("verl", TOKEN)}),
+        (whole({}, use_kl_loss=True), rc.recipe("verl.grpo")),
+        (
+            whole({}, use_kl_loss=True, kl_loss_type="k3+", kl_loss_coef=0.1),
+            rc.recipe("verl.ppo") | {"kl": rc.KL("k3", 0.1, gradient="k2", value_clamp=10.0)},
+        ),
+        (
+            whole(TOKEN | {"bypass_mode": True}),
+            rc.recipe("verl.ppo") | {"spec": rc.from_config("verl", TOKEN | {"rollout_is": None})},
+        ),
+        (
+            whole(TOKEN | {"bypass_mode": True, "loss_type": "reinforce"}),
+            PLAIN | {"surrogate": rc.Score(), "spec": rc.from_config("verl", TOKEN)},
+        ),
+        (
+            whole({}, loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=9, policy_loss={"loss_mode": "gpg"}),
+            {
+                "surrogate": rc.GPG(),
+                "spec": None,
+                "reduction": "token_sum_norm",
+                "denominator": "rows",
+                "max_length": 9,
+            },
+        ),
+        (
+            {"policy_loss": {"loss_mode": "dro", "dro_beta": 0.2, "clip_cov_ratio": 0.1}},
+            PLAIN | {"surrogate": rc.DRO(0.2)},
+        ),
+    ],
+)
+def test_recipe(config, expected):
+    assert rc.recipe_from_config("verl", config) == expected
+
+
+def test_gspo_by_version():
+    config = {"policy_loss": {"loss_mode": "gspo"}}
+    assert rc.recipe_from_config("verl", config)["reduction"] == "token_mean"
+    assert rc.recipe_from_config("verl", config, version="0.9.0")["reduction"] == "sequence_mean_token_mean"
+    with pytest.raises(ValueError, match=r"version: expected None or '0\.9\.0'"):
+        rc.recipe_from_config("verl", config, version="0.8")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"clip_ratio_hig": 0.2}, "unknown key 'clip_ratio_hig' .did you mean 'clip_ratio_high'"),
+        ({"policy_loss": {"loss_mod": "gspo"}}, "unknown key 'loss_mod' .did you mean 'loss_mode'"),
+        ({"policy_loss": {"loss_mode": "kl_cov"}}, "loss_mode: expected one of"),
+        ({"loss_agg_mode": "mean"}, "loss_agg_mode: expected one of"),
+        ({"use_kl_loss": True, "policy_loss": {"loss_mode": "sapo"}}, "use_kl_loss: sapo is a mean over sequences"),
+        (whole({"rollout_is": "token"}, policy_loss={"loss_mode": "geo_mean"}), "expected no rollout_is beside"),
+        (
+            whole(TOKEN | {"bypass_mode": True}, use_kl_loss=True, loss_agg_mode="seq-mean-token-mean"),
+            "use_kl_loss: bypass_mode averages",
+        ),
+    ],
+)
+def test_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        rc.recipe_from_config("verl", config)

@@ -1,0 +1,45 @@
+"""recipe_from_config of xtuner's GRPOLossConfig."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+import rollout_corr as rc
+
+CLIP = {"cliprange_low": 0.2, "cliprange_high": 0.28}
+SAMPLING = {"rollout_is_threshold": (5.0, 0.5), "rollout_is_mode": "both"}
+EXPECTED = {"surrogate": rc.PPO(0.2, 0.28, dual=3.0), "spec": None, "reduction": "token_mean", "denominator": "kept"}
+
+
+@pytest.mark.parametrize(
+    ("config", "more"),
+    [
+        ({"policy_loss_cfg": CLIP}, {}),
+        ({"loss_cfg": SimpleNamespace(policy_loss_cfg=CLIP, chunk_size=1)}, {}),
+        ({"policy_loss_cfg": CLIP, "rollout_is": SAMPLING}, {"spec": rc.from_config("xtuner", SAMPLING)}),
+        (
+            {"policy_loss_cfg": CLIP, "use_kl_loss": True, "kl_loss_type": "low_var_kl", "ignore_idx": -100},
+            {"kl": rc.KL("k3", 0.001, value_clamp=10.0)},
+        ),
+    ],
+)
+def test_recipe(config, more):
+    assert rc.recipe_from_config("xtuner", config) == EXPECTED | more
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"policy_loss_cfg": CLIP, "use_kl_los": True}, "unknown key 'use_kl_los' .did you mean 'use_kl_loss'"),
+        ({"policy_loss_cfg": CLIP | {"cliprange": 0.2}}, "unknown key 'cliprange' .did you mean 'cliprange_"),
+        ({}, "cliprange_low: expected a number"),
+        ({"policy_loss_cfg": CLIP | {"log_prob_diff_max": 5.0}}, "log_prob_diff_max: expected 20.0"),
+        ({"policy_loss_cfg": CLIP, "positive_loss_factor": 1.0}, "OREAL's loss has no recipe"),
+        ({"policy_loss_cfg": CLIP, "use_kl_loss": True}, "kl_loss_type: expected one of"),
+    ],
+)
+def test_refused(config, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        rc.recipe_from_config("xtuner", config)
