@@ -9,9 +9,21 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import LAYOUTS, METRICS_WITHIN, WEIGHTS_WITHIN, check, lay_out, random_sequences, rounded, spoil
+from builders.batches import (
+    LAYOUTS,
+    METRICS_WITHIN,
+    WEIGHTS_WITHIN,
+    assert_same_results,
+    check,
+    lay_out,
+    outcome,
+    random_sequences,
+    rounded,
+    spoil,
+)
 from builders.kernel_cases import INTERPRETED, assert_like_reference
 from builders.kernel_cases import check as check_kernels
+from builders.split_cases import lockstep
 from oracles import loss as loss_oracle
 
 pytestmark = INTERPRETED
@@ -90,6 +102,16 @@ def test_its_dtype_does_not_decide_which_computes(dtype):
     laid = lay_out(random_sequences(1, renormalized="rollout"), "packed", torch.float32)
     laid.log_mass = laid.log_mass.to(dtype)
     assert laid.correct(SPECS["token"]).weights.dtype == torch.float32
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("side", SIDES)
+def test_sequences_split_over_ranks(side, backend, device):
+    batch = random_sequences(4, renormalized=side)
+    spec = rc.Spec(W("product", upper=2.0), (C("ratio", over="sequence", reduce="mean", lower=0.9, upper=1.2),))
+    laid = lay_out(batch, "packed", torch.float32).to(device)
+    whole = outcome(laid, laid.correct(spec, backend=backend))
+    assert_same_results(lockstep(batch, spec, "zigzag", 2, torch.float32, backend=backend, device=device), whole)
 
 
 def test_async_and_sequence_sides_agree():
