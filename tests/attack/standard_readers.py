@@ -42,7 +42,8 @@ def _loaded(path):
     if path.suffix == ".npz":
         with np.load(path) as arrays:
             # Any byte order becomes the machine's.
-            return {name: torch.from_numpy(np.array(arrays[name]).astype(np.float64)) for name in arrays}
+            known = [name for name in arrays if name in NAMES]
+            return {name: torch.from_numpy(np.array(arrays[name]).astype(np.float64)) for name in known}
     if path.suffix == ".parquet":
         return pq.read_table(path).to_pylist()
     return [json.loads(line) for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
@@ -57,7 +58,12 @@ def _sequences(found):
         found = inner[0] if inner and "train_logp" not in found else found
     if isinstance(found, list):
         rows = [row.get("sample", row) for row in found]
-        return [_one(row["train_logp"], row["rollout_logp"], row.get("mask")) for row in rows]
+        # A .pt file may repeat one record 10,000 times.
+        each = {
+            id(row): _one(row["train_logp"], row["rollout_logp"], row.get("mask"))
+            for row in {id(r): r for r in rows}.values()
+        }
+        return [each[id(row)] for row in rows]
     train, rollout, mask, offsets, lengths = (found.get(name) for name in NAMES)
     if isinstance(train, list) or train.is_nested:
         columns = [x if isinstance(x, list) else x.unbind() for x in (train, rollout, mask)]
@@ -81,6 +87,7 @@ def _one(train, rollout, mask):
 
 def _counts(sequences):
     found = [[t - r for t, r, m in zip(*one, strict=True) if m] for one in sequences]
-    finite = [d for ds in found for d in ds if math.isfinite(d)]
+    # A report takes means of D saturated at +-1024.
+    finite = [max(min(d, 1024.0), -1024.0) for ds in found for d in ds if math.isfinite(d)]
     mean = math.fsum(finite) / len(finite) if finite else 0.0
     return Counts(sum(map(len, found)), sum(1 for ds in found if ds), mean)

@@ -227,6 +227,37 @@ def test_files_of_something_else(tmp_path):
     assert "no such file" in failing(tmp_path / "y.pt")
 
 
+@pytest.mark.parametrize("given", [4, 5, 8])
+def test_a_tensor_rebuilt_with_other_arguments_than_torch_takes_is_refused(given, tmp_path):
+    """torch.load refuses such a file, so its author was not torch.save; 700175 of the area `files` was read."""
+
+    class Rebuilt:
+        def __init__(self, x):
+            self.arguments = torch.Tensor.__reduce_ex__(x, 2)[1][:given]
+
+        def __reduce__(self):
+            return torch._utils._rebuild_tensor_v2, (*self.arguments, *[None] * (given - len(self.arguments)))
+
+    columns = packed()
+    torch.save(columns | {"rollout_logp": Rebuilt(columns["rollout_logp"])}, tmp_path / "x.pt")
+    with pytest.raises(DumpError, match=f"_rebuild_tensor_v2 with {given} arguments"):
+        list(Dump(tmp_path / "x.pt").chunks())
+
+
+def test_bytes_of_a_safetensors_file_that_belong_to_no_field_are_refused(tmp_path):
+    """The format has no holes: a field whose place was moved is not what its writer meant."""
+    path = write("safetensors packed", tmp_path, packed())
+    data = path.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8 : 8 + length])
+    first = min(header, key=lambda name: header[name]["data_offsets"])
+    header[first] |= {"shape": [0], "data_offsets": [0, 0]}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+    with pytest.raises(DumpError, match="bytes that belong to no field"):
+        list(Dump(path).chunks())
+
+
 def test_an_object_in_a_pt_file_is_refused(tmp_path):
     """Unpickling an object could run any code."""
     torch.save({"train_logp": ChosenFields(), "rollout_logp": torch.zeros(3)}, tmp_path / "x.pt")

@@ -125,9 +125,10 @@ class SafeTensors:
             raise self._damaged(f"expected a header of names, got {type(header).__name__}")
         self.header = {name: entry for name, entry in header.items() if name != "__metadata__"}
         self.shapes = {name: self._shape(name, entry) for name, entry in self.header.items()}
-        places = sorted(tuple(entry["data_offsets"]) for entry in self.header.values())
-        if any(end > begin for (_, end), (begin, _) in pairwise(places)):
-            raise self._damaged("two fields in one place")
+        places = [(0, 0), *sorted(tuple(entry["data_offsets"]) for entry in self.header.values())]
+        for (_, end), (begin, _) in pairwise(places):
+            if end != begin:
+                raise self._damaged("two fields in one place" if end > begin else "bytes that belong to no field")
 
     def _damaged(self, what: str) -> DumpError:
         return DumpError(f"{self.path}: not a .safetensors file: {what}")

@@ -55,6 +55,14 @@ STORAGES = {
     "torch.BoolStorage": torch.uint8,
     UNTYPED: torch.uint8,
 }
+# How many arguments torch takes. With others torch.load refuses the file, so this one was not written by torch.save.
+ARGUMENTS = {
+    "torch._utils._rebuild_parameter": (3,),
+    "torch._utils._rebuild_parameter_with_state": (4,),
+    "torch._utils._rebuild_tensor": (4,),
+    "torch._utils._rebuild_tensor_v2": (6, 7),
+    "torch._utils._rebuild_tensor_v3": (7, 8),
+}
 NJT = "torch.nested._internal.nested_tensor._rebuild_njt"
 
 
@@ -185,14 +193,18 @@ class Unpickler:
         if name == "torch._tensor._rebuild_from_type_v2":
             function, _, arguments, _ = arguments
             return self._made(function, _of(tuple, arguments))
+        if name in ARGUMENTS and len(arguments) not in ARGUMENTS[name]:
+            raise PickleError(f"{name} with {len(arguments)} arguments")
         if name in ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"):
             return arguments[0]
-        if name == "torch._utils._rebuild_tensor_v3":
-            storage, offset, size, stride, _, _, dtype = arguments[:7]
-            return self._tensor(storage, offset, size, stride, _name(dtype))
-        if name in ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor"):
+        if name in (
+            "torch._utils._rebuild_tensor",
+            "torch._utils._rebuild_tensor_v2",
+            "torch._utils._rebuild_tensor_v3",
+        ):
+            dtype = _name(arguments[6]) if name.endswith("v3") else None
             storage, offset, size, stride = arguments[:4]
-            return self._tensor(storage, offset, size, stride, None)
+            return self._tensor(storage, offset, size, stride, dtype)
         if name == "torch._utils._rebuild_nested_tensor":
             return _rows_of_nested(*arguments)
         if name == NJT:

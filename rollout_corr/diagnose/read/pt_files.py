@@ -18,6 +18,8 @@ from rollout_corr.diagnose.read.problems import DumpError, cut_off, reason_of
 OLD_MAGIC, OLD_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 
 LOCAL_HEADER = struct.Struct("<4s22xHH")
+# Flags of a zip entry: encrypted, strongly encrypted, its header masked.
+ENCRYPTED = 1 | 1 << 6 | 1 << 13
 # Bytes whose checksum is taken at once.
 BLOCK = 1 << 20
 
@@ -90,7 +92,7 @@ def _archive(path: Path, mapped: mmap.mmap, whole: bool) -> Any:
 
 
 def _record(entry: zipfile.ZipInfo, mapped: mmap.mmap) -> _Record:
-    if entry.flag_bits & 1:
+    if entry.flag_bits & ENCRYPTED:
         raise PickleError(f"the record {entry.filename!r} is encrypted")
     if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
         raise PickleError(f"the record {entry.filename!r} is compressed, which torch.save does not do")
