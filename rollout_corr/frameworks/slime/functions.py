@@ -21,13 +21,9 @@ from torch import Tensor
 from rollout_corr.api.correct import correct
 from rollout_corr.definition.correction import SMALLEST_MEAN
 from rollout_corr.frameworks.shared.dropin import DropIn
-from rollout_corr.frameworks.shared.settings import cached_spec
-from rollout_corr.frameworks.shared.specs import LEVELS
 from rollout_corr.frameworks.slime import presets as presets
-from rollout_corr.spec import validate
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-
-MODES = ("truncate", "clip", "mask")
+from rollout_corr.frameworks.slime.config import MisSettings, mis_settings, mis_spec
+from rollout_corr.spec.correction import Spec
 
 # Which of the two frameworks runs is told by which has loaded its tools for context parallelism. miles moved them in
 # January 2026 (f68eef8cd).
@@ -117,14 +113,14 @@ def mis(
     train, rollout = ranks.gather(train_log_probs), ranks.gather(rollout_log_probs)
     _same_lengths(train, rollout, loss_masks)
     whole = _Whole(train, rollout, loss_masks, ranks.shard)
-    settings = _settings(args)
+    settings = mis_settings(args)
     metrics = _mismatch(whole)
     masks = list(loss_masks)
     if settings is None:
         DROP_IN.say(False, "metrics only: --use-tis is off")
     else:
         DROP_IN.say(True, f"mis with {settings}")
-        out = correct(list(whole.train), list(whole.rollout), list(whole.masks), spec=_spec_of(settings))
+        out = correct(list(whole.train), list(whole.rollout), list(whole.masks), spec=mis_spec(settings))
         masks = [mask.to(torch.promote_types(mask.dtype, torch.float32)) for mask in out.mask]
         flat = whole.flat(out.weights)
         metrics |= _importance(whole, settings, flat)
@@ -225,63 +221,6 @@ def _same_lengths(train: Given, rollout: Given, masks: Given) -> None:
             raise ValueError(f"{name}: expected samples of lengths {lengths} (of train_log_probs), got {got}")
 
 
-# --- the settings of mis.yaml ---
-
-
-class Settings(NamedTuple):
-    """Settings of mis.yaml, checked, with defaults filled in."""
-
-    tis_level: str
-    tis_mode: str
-    tis_lower: float
-    tis_upper: float
-    rs_level: str | None
-    rs_lower: float
-    rs_upper: float
-    veto: float | None
-    normalize: bool
-
-
-def _settings(args: Any) -> Settings | None:
-    """The settings, or None where weights are off."""
-    if not args.use_tis:
-        return None
-    validate.one_of("tis_level", args.tis_level, LEVELS)
-    validate.one_of("tis_mode", args.tis_mode, MODES)
-    tis_upper = validate.positive("tis_upper_bound", args.tis_upper_bound, finite=False)
-    tis_lower = 1.0 / tis_upper if args.tis_lower_bound is None else args.tis_lower_bound
-    return Settings(
-        tis_level=args.tis_level,
-        tis_mode=args.tis_mode,
-        tis_lower=tis_lower,
-        tis_upper=tis_upper,
-        rs_level=validate.one_of("rs_level", args.rs_level, LEVELS) if args.use_rs else None,
-        rs_lower=tis_lower if args.rs_lower_bound is None else args.rs_lower_bound,
-        rs_upper=tis_upper if args.rs_upper_bound is None else args.rs_upper_bound,
-        veto=args.rs_veto_threshold if args.use_rs else None,
-        normalize=bool(args.tis_batch_normalize),
-    )
-
-
-@cached_spec
-def _spec_of(settings: Settings) -> Spec:
-    bounds = {"truncate": (0.0, settings.tis_upper), "clip": (settings.tis_lower, settings.tis_upper)}
-    lower, upper = bounds.get(settings.tis_mode, (None, None))
-    level = LEVELS[settings.tis_level][0]
-    weight = Weight(level, lower=lower, upper=upper, normalize="batch" if settings.normalize else None)
-    tested = []
-    if settings.tis_mode == "mask":
-        tested.append(("tis_mask", settings.tis_level, settings.tis_lower, settings.tis_upper))
-    if settings.rs_level is not None:
-        tested.append(("rs", settings.rs_level, settings.rs_lower, settings.rs_upper))
-    criteria = [
-        Criterion("ratio", *LEVELS[unit][1:], lower=low, upper=high, label=label) for label, unit, low, high in tested
-    ]
-    if settings.veto is not None:
-        criteria.append(Criterion("ratio", lower=settings.veto, drop="sequence", label="veto"))
-    return Spec(weight=weight, criteria=tuple(criteria))
-
-
 # --- the metrics of mis.py, a value for each token ---
 
 
@@ -304,7 +243,7 @@ def _mismatch(whole: _Whole) -> dict[str, Tensor]:
     return {key: whole.spread(x) for key, x in of_samples.items()} | {"kl": -d, "k3_kl": d.expm1() - d}
 
 
-def _importance(whole: _Whole, settings: Settings, weights: Tensor) -> dict[str, Tensor]:
+def _importance(whole: _Whole, settings: MisSettings, weights: Tensor) -> dict[str, Tensor]:
     """Of the weights before and after their bound, of what is rejected, and of what multiplies the loss."""
     raw = _ratio(whole, settings.tis_level)
     lower, upper = settings.tis_lower, settings.tis_upper

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from conformance.batches import Batch
-from conformance.rows import Declared, Result, Row, preset, recipe
+from conformance.rows import BF16, Declared, Result, Row, configuration, preset, recipe
 from conformance.samples import Ranks, bounds, lengths_of, loaded, padded, rollout_batch, samples_of
 from conformance.sources import Source
 from rollout_corr.frameworks import slime as ours
@@ -43,9 +43,6 @@ PROPAGATES = Declared(
     "presets.md",
     "let the NaN through into the loss",
     lambda given, settings: given.kind in ("infinite", "nan_in_front"),
-)
-BF16 = Declared(
-    "subtract in bf16", "presets.md", "subtract in bf16", lambda given, settings: given.new.dtype == torch.bfloat16
 )
 CLAMP = Declared(
     "exponents beyond +-20",
@@ -236,6 +233,7 @@ def compare(source: Source, code: Code) -> Iterator[Row]:
     yield from presets(source, code)
     yield from recipes(source, code)
     yield from functions(source, code)
+    yield reader(source, code)
 
 
 def recipes(source: Source, code: Code) -> Iterator[Row]:
@@ -258,6 +256,89 @@ def recipes(source: Source, code: Code) -> Iterator[Row]:
         shown = ", ".join(value[1] if isinstance(value, tuple) else key for key, value in flags.items())
         more: dict[str, Any] = {"declared": DECLARED, "within": code.within}
         yield recipe(f"slime.{name}", f"{code.loss}: loss_function, {shown}", run, both(dual, draw), **more)
+
+
+def reader(source: Source, code: Code) -> Row:
+    """Compare the reader of the flags."""
+    loss = loss_of(source, code)
+    paths = {"mis": (code.mis, "compute_mis_weights_with_cp"), "icepop": (code.tis, "icepop_function"), "tis": None}
+
+    def run(given: Batch, function: str, **flags: Any) -> Tensor:
+        return loss(given, custom_tis_function_path=paths[function], **flags)
+
+    def hold(drawn: dict[str, Any]) -> SimpleNamespace:
+        path = paths[drawn["function"]]
+        flags = {name: value for name, value in drawn.items() if name != "function"}
+        return arguments(**flags, custom_tis_function_path=path and path[1])
+
+    def draw(rng: Random) -> dict[str, Any]:
+        return flags_of(rng, CISPO if code is CODE else ())
+
+    def old(given: Batch, drawn: dict[str, Any]) -> Tensor | None:
+        return None if drawn["use_rollout_logprobs"] else given.old
+
+    return configuration(
+        "slime" if code is CODE else "miles",
+        f"{code.loss}: loss_function",
+        run,
+        draw,
+        hold,
+        old,
+        declared=(*DECLARED, EMPTY, FAR_KL),
+        # Their KL is in float32, whatever the log-probs are in.
+        within=(2e-5, 2e-5),
+    )
+
+
+CISPO = ("cispo",)
+EMPTY = Declared(
+    "a sample without a token counts as one token",
+    "losses.md",
+    "slime's and miles's `calculate_per_token_loss` counts a sample without a token as one token",
+    lambda given, settings: settings["calculate_per_token_loss"] and not bool(given.mask.any(1).all()),
+)
+FAR_KL = Declared(
+    "low_var_kl is clamped after its ratio",
+    "losses.md",
+    "slime's and miles's `low_var_kl` is clamped at 10 after the ratio of `use_unbiased_kl`",
+    lambda given, settings: (
+        settings["use_kl_loss"]
+        and settings["use_unbiased_kl"]
+        and settings["kl_loss_type"] == "low_var_kl"
+        and _clamped(given, given.rollout if settings["use_rollout_logprobs"] else given.old)
+    ),
+)
+
+
+def _clamped(given: Batch, old: Tensor) -> bool:
+    k = (given.ref - given.new)[given.mask].double()
+    k3 = k.exp() - 1.0 - k
+    return bool((torch.maximum(k3, k3 * (given.new - old)[given.mask].double().exp()) > 10.0).any())
+
+
+def flags_of(rng: Random, more: tuple[str, ...]) -> dict[str, Any]:
+    """Draw flags of the loss."""
+    function = rng.choice(("tis", "icepop", "mis"))
+    drawn = {
+        **dual(rng),
+        **bounds(rng),
+        **mis_settings(rng),
+        "function": function,
+        "advantage_estimator": rng.choice(("grpo", "ppo", "gspo", *more)),
+        "use_tis": rng.random() < 0.6,
+        "use_opsm": rng.random() < 0.3,
+        "opsm_delta": rng.choice((1e-4, 0.01)),
+        "use_kl_loss": rng.random() < 0.5,
+        "kl_loss_coef": rng.choice((0.0, 0.1)),
+        "kl_loss_type": rng.choice(("k1", "k2", "k3", "low_var_kl")),
+        "use_unbiased_kl": rng.random() < 0.5,
+        "calculate_per_token_loss": rng.random() < 0.3,
+    }
+    drawn["use_rollout_logprobs"] = not drawn["use_tis"] and rng.random() < 0.5
+    if function == "mis":
+        # The reader refuses OPSM beside MIS and a KL.
+        drawn["use_opsm"] = drawn["use_opsm"] and not drawn["use_kl_loss"]
+    return drawn
 
 
 def plain_mis(rng: Random) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from rollout_corr.frameworks.slime import functions
+from rollout_corr.frameworks.slime import config, functions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -95,12 +95,12 @@ def by_hand(given, args):
 
 COMBINATIONS = [
     dict(zip(("tis_level", "tis_mode", "rs_level", "use_rs", "rs_veto_threshold"), values, strict=True))
-    for values in itertools.product(functions.LEVELS, functions.MODES, functions.LEVELS, (True, False), (None, 0.5))
+    for values in itertools.product(config.LEVELS, config.MODES, config.LEVELS, (True, False), (None, 0.5))
 ]
 
 
-@pytest.mark.parametrize("mode", functions.MODES)
-@pytest.mark.parametrize("level", functions.LEVELS)
+@pytest.mark.parametrize("mode", config.MODES)
+@pytest.mark.parametrize("level", config.LEVELS)
 def test_weights_and_masks(level, mode):
     wide = {"token": (0.7, 1.4), "sequence": (0.5, 2.0), "geometric": (0.9, 1.1)}
     for combination in (c for c in COMBINATIONS if (c["tis_level"], c["tis_mode"]) == (level, mode)):
@@ -116,7 +116,7 @@ def test_weights_and_masks(level, mode):
         assert {mask.dtype for mask in masks} == {torch.float32}
 
 
-@pytest.mark.parametrize("level", functions.LEVELS)
+@pytest.mark.parametrize("level", config.LEVELS)
 def test_normalised(level):
     """Divided by the mean over tokens; above the token level each sample with a valid token counts once."""
     given, args = batch(), settings(tis_level=level)
@@ -282,7 +282,7 @@ def test_context_parallel(name, qkv_format, monkeypatch):
 def test_is_the_preset():
     """mis.yaml as it is shipped is the preset."""
     args = settings(tis_lower_bound=0.5, tis_upper_bound=2.0, rs_veto_threshold=1e-4)
-    spec = functions._spec_of(functions._settings(args))
+    spec = config.mis_spec(config.mis_settings(args))
     preset = rc.preset("slime.mis")
     assert spec.weight == preset.weight
     bounds = [(c.stat, c.over, c.reduce, c.lower, c.upper, c.drop) for c in spec.criteria]

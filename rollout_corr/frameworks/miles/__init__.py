@@ -1,0 +1,1 @@
+"""miles: its configuration. Its presets, losses and functions are slime's."""

@@ -1,0 +1,224 @@
+"""slime's and miles's flags: those of `--use-tis` and of the loss, and the settings of mis.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from rollout_corr.frameworks.shared.recipe import SEQUENCES, arguments, around_one, clip
+from rollout_corr.frameworks.shared.settings import boolean, cached_spec, fields_of, settings_of
+from rollout_corr.frameworks.shared.specs import LEVELS, off_policy
+from rollout_corr.frameworks.slime import presets
+from rollout_corr.spec import validate
+from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.loss import KL, KLKind
+from rollout_corr.spec.surrogate import Surrogate
+from rollout_corr.spec.surrogates import GSPO
+
+MODES = ("truncate", "clip", "mask")
+FLAGS: dict[str, Any] = {
+    "loss_type": "policy_loss",
+    "advantage_estimator": "grpo",
+    "eps_clip": 0.2,
+    "eps_clip_high": None,
+    "eps_clip_c": None,
+    "use_tis": False,
+    "tis_clip": 2.0,
+    "tis_clip_low": 0.0,
+    "custom_tis_function_path": None,
+    "custom_pg_loss_reducer_function_path": None,
+    "get_mismatch_metrics": False,
+    "use_opsm": False,
+    "opsm_delta": 1e-4,
+    "use_rollout_logprobs": False,
+    "use_kl_loss": False,
+    "kl_loss_coef": 0.0,
+    "kl_loss_type": "k1",
+    "use_unbiased_kl": False,
+    "calculate_per_token_loss": False,
+}
+# As mis.yaml is shipped; `--custom-config-path` puts them among the flags.
+MIS: dict[str, Any] = {
+    "use_rs": True,
+    "tis_level": "token",
+    "rs_level": "token",
+    "tis_mode": "truncate",
+    "tis_lower_bound": 0.5,
+    "tis_upper_bound": 2.0,
+    "rs_lower_bound": None,
+    "rs_upper_bound": None,
+    "rs_veto_threshold": 1e-4,
+    "tis_batch_normalize": True,
+}
+# Flags that show that all of them are given.
+WHOLE = (
+    "hf_checkpoint",
+    "num_rollout",
+    "rollout_batch_size",
+    "n_samples_per_prompt",
+    "global_batch_size",
+    "lr",
+    "kl_coef",
+)
+# The last part of `--custom-tis-function-path`: the framework's names, and those of rollout_corr.frameworks.slime.
+FUNCTIONS = {
+    "vanilla_tis_function": "tis",
+    "icepop_function": "icepop",
+    "compute_mis_weights_with_cp": "mis",
+    "compute_mis_weights_fsdp": "mis",
+    "tis": "tis",
+    "icepop": "icepop",
+    "mis": "mis",
+}
+CLIPPED = ("grpo", "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+KLS: dict[str, tuple[KLKind, float | None]] = {
+    "k1": ("k1", None),
+    "k2": ("k2", None),
+    "k3": ("k3", None),
+    "low_var_kl": ("k3", 10.0),
+}
+
+
+def read(config: object) -> Spec:
+    """Read the flags: `args`, a mapping of some of them, or the content of mis.yaml."""
+    return _spec(_settings(config))
+
+
+def recipe(config: object) -> dict[str, Any]:
+    """Read the whole loss but its entropy bonus.
+
+    With `use_rollout_logprobs` pass `rollout_logp` alone; where no log-probs are recomputed, `new_logp.detach()` as
+    `old_logp`.
+    """
+    return loss_of(config, (*CLIPPED, "gspo", "cispo"))
+
+
+def loss_of(config: object, estimators: Iterable[str]) -> dict[str, Any]:
+    """Read the whole loss of a framework that has these estimators of advantages."""
+    given = _settings(config)
+    spec = _spec(given)
+    if given["loss_type"] != "policy_loss":
+        raise ValueError(f"loss_type: expected 'policy_loss', got {given['loss_type']!r}")
+    if given["custom_pg_loss_reducer_function_path"] is not None:
+        raise ValueError("custom_pg_loss_reducer_function_path: a function of its own cannot be read")
+    validate.one_of("advantage_estimator", given["advantage_estimator"], estimators)
+    kl = _kl(given)
+    if kl is not None and given["use_opsm"] and spec.rejected == "mask" and len(spec.criteria) > 1:
+        raise ValueError("use_opsm: leaves the KL as it is, and mis.yaml's rejection does not; no Spec does both")
+    tokens = boolean("calculate_per_token_loss", given["calculate_per_token_loss"])
+    made = spec if spec.acts else None
+    if tokens:
+        return arguments(_surrogate(given), made, "token_mean", "original", kl=kl)
+    return arguments(_surrogate(given), made, SEQUENCES, "rows", kl=kl)
+
+
+def _settings(config: object) -> dict[str, Any]:
+    given = fields_of(config)
+    found = settings_of(config, FLAGS | MIS, whole=WHOLE)
+    path = found["custom_tis_function_path"]
+    alone = "custom_tis_function_path" not in given and any(key in given for key in MIS)
+    last = ("mis" if alone else "tis") if path is None else str(path).replace(":", ".").rpartition(".")[2]
+    if last not in FUNCTIONS:
+        raise ValueError(f"custom_tis_function_path: expected one that ends in {sorted(FUNCTIONS)}, got {path!r}")
+    if found["eps_clip_high"] is None:
+        found["eps_clip_high"] = found["eps_clip"]
+    return found | {"function": FUNCTIONS[last]}
+
+
+def _spec(given: dict[str, Any]) -> Spec:
+    used, measured, bypass, opsm = (
+        boolean(name, given[name]) for name in ("use_tis", "get_mismatch_metrics", "use_rollout_logprobs", "use_opsm")
+    )
+    spec = Spec()
+    if given["function"] == "mis":
+        settings = mis_settings(SimpleNamespace(**given))
+        spec = spec if settings is None else mis_spec(settings)
+    elif used or measured:
+        spec = getattr(presets, given["function"])(given["tis_clip"], given["tis_clip_low"])
+    if bypass and spec.acts:
+        raise ValueError("use_rollout_logprobs: the ratio is the correction then, and weights beside it are refused")
+    if opsm:
+        criterion = off_policy(
+            given["opsm_delta"], of="new/rollout" if bypass else "new/old", drop="token", label="opsm"
+        )
+        rejected = spec.rejected if spec.criteria else "zero"
+        spec = replace(spec, criteria=(*spec.criteria, criterion), rejected=rejected)
+    return spec
+
+
+def _surrogate(given: dict[str, Any]) -> Surrogate:
+    low, high, dual = given["eps_clip"], given["eps_clip_high"], given["eps_clip_c"]
+    if given["advantage_estimator"] == "cispo":
+        return around_one(min(validate.not_negative("eps_clip", low), 1.0), high)
+    return GSPO(low, high, dual) if given["advantage_estimator"] == "gspo" else clip(low, high, dual)
+
+
+def _kl(given: dict[str, Any]) -> KL | None:
+    if not boolean("use_kl_loss", given["use_kl_loss"]):
+        return None
+    coefficient = validate.number("kl_loss_coef", given["kl_loss_coef"])
+    kind, value_clamp = KLS[validate.one_of("kl_loss_type", given["kl_loss_type"], KLS)]
+    unbiased = boolean("use_unbiased_kl", given["use_unbiased_kl"])
+    if coefficient == 0.0:
+        return None
+    return KL(kind, coefficient, value_clamp=value_clamp, weight="ratio" if unbiased else None)
+
+
+# --- the settings of mis.yaml ---
+
+
+class MisSettings(NamedTuple):
+    """Settings of mis.yaml, checked, with defaults filled in."""
+
+    tis_level: str
+    tis_mode: str
+    tis_lower: float
+    tis_upper: float
+    rs_level: str | None
+    rs_lower: float
+    rs_upper: float
+    veto: float | None
+    normalize: bool
+
+
+def mis_settings(args: Any) -> MisSettings | None:
+    """The settings, or None where weights are off."""
+    if not args.use_tis:
+        return None
+    validate.one_of("tis_level", args.tis_level, LEVELS)
+    validate.one_of("tis_mode", args.tis_mode, MODES)
+    tis_upper = validate.positive("tis_upper_bound", args.tis_upper_bound, finite=False)
+    tis_lower = 1.0 / tis_upper if args.tis_lower_bound is None else args.tis_lower_bound
+    return MisSettings(
+        tis_level=args.tis_level,
+        tis_mode=args.tis_mode,
+        tis_lower=tis_lower,
+        tis_upper=tis_upper,
+        rs_level=validate.one_of("rs_level", args.rs_level, LEVELS) if args.use_rs else None,
+        rs_lower=tis_lower if args.rs_lower_bound is None else args.rs_lower_bound,
+        rs_upper=tis_upper if args.rs_upper_bound is None else args.rs_upper_bound,
+        veto=args.rs_veto_threshold if args.use_rs else None,
+        normalize=bool(args.tis_batch_normalize),
+    )
+
+
+@cached_spec
+def mis_spec(settings: MisSettings) -> Spec:
+    """Build the Spec of settings of mis.yaml."""
+    bounds = {"truncate": (0.0, settings.tis_upper), "clip": (settings.tis_lower, settings.tis_upper)}
+    lower, upper = bounds.get(settings.tis_mode, (None, None))
+    level = LEVELS[settings.tis_level][0]
+    weight = Weight(level, lower=lower, upper=upper, normalize="batch" if settings.normalize else None)
+    tested = []
+    if settings.tis_mode == "mask":
+        tested.append(("tis_mask", settings.tis_level, settings.tis_lower, settings.tis_upper))
+    if settings.rs_level is not None:
+        tested.append(("rs", settings.rs_level, settings.rs_lower, settings.rs_upper))
+    criteria = [
+        Criterion("ratio", *LEVELS[unit][1:], lower=low, upper=high, label=label) for label, unit, low, high in tested
+    ]
+    if settings.veto is not None:
+        criteria.append(Criterion("ratio", lower=settings.veto, drop="sequence", label="veto"))
+    return Spec(weight=weight, criteria=tuple(criteria))
