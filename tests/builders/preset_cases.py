@@ -153,6 +153,7 @@ for framework, policy in (("trl", "neutral"), ("unsloth", "neutral")):
     }
 
 OLD = {
+    "prime_rl.default": Spec(None, (dppo("prob_diff", -0.2, 0.2),), "zero"),
     "verl.token_is": Spec(TOKEN_TIS, **VERL),
     "verl.token_tis": Spec(TOKEN_TIS, **VERL),
     "verl.seq_is": Spec(SEQ_TIS, **VERL),

@@ -22,10 +22,10 @@ from oracles.published import (
     decoupled,
     gspo,
     k3,
+    kept_mean,
     mean,
     old,
     opsm,
-    plain,
     ppo,
     ratio,
     rows_mean,
@@ -188,10 +188,11 @@ def test_options_of_those_with_a_reduction_or_a_kl_of_their_own():
     assert_published("rlinf.actor", rlinf, ("old_logp", "ref_logp"), **options)
 
     def roll(rows):
-        return plain(
-            lambda r, t: clip(ratio(r, t, r.old), 0, 1.2) * within(ratio(r, t, r.old), 0.8, 1.2),
-            lambda r, t: ppo(r, t, 0.3, 0.3, c=1.6),
-        )(rows)
+        def loss(r, t):
+            w = ratio(r, t, r.old)
+            return min(w, 1.2) * ppo(r, t, 0.3, 0.3, c=1.6) if within(w, 0.8, 1.2) else None
+
+        return kept_mean(rows, loss)
 
     options = {"pg_clip": 0.3, "dual_clip_loss": True, "loss_agg_mode": "token-mean"}
     assert_published("roll.default", roll, ("old_logp", "rollout_logp"), **options)
