@@ -41,7 +41,7 @@ def rows_of(source: Source) -> list[Row]:
 
 def run(names: list[str], cases: int, seed: int, only: str = "") -> Iterator[Compared]:
     """Compare frameworks, each in a process of its own: their stand-ins for modules must not meet."""
-    with get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
+    with get_context("spawn").Pool(min(2, len(names)), maxtasksperchild=1) as pool:
         for made in pool.imap(_framework, [(name, cases, seed, only) for name in names]):
             yield from made
 
