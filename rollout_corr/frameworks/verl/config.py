@@ -309,6 +309,11 @@ def recipe(config: object, *, k1_bounds: str = "verl", version: str | None = Non
             raise ValueError(f"use_kl_loss: {mode} is a mean over sequences, the KL loss by {average}: two calls")
         average = "seq-mean-token-mean"
     reduction = AVERAGES[average]
+    if reduction == SEQUENCES and any(c.over == "token" and c.drop == "unit" for c in corrects.criteria):
+        raise ValueError(
+            f"rollout_rs: with {average} verl divides by a row's tokens after rejection, and counts rows before it; "
+            "no recipe does both for an option of tokens"
+        )
     if mode == "bypass_mode" and kl is not None and corrects.criteria and reduction == SEQUENCES:
         raise ValueError("use_kl_loss: bypass_mode averages a row's KL over its tokens before rejection: two calls")
     longest = None

@@ -383,10 +383,17 @@ def whole_configuration(rng: Random, gspo_averages: bool) -> dict[str, Any]:
     if mode == "geo_mean" and not block["bypass_mode"]:
         block["rollout_is"] = None
     average = rng.choice(MODES)
+    if mode == "gspo" and not gspo_averages:
+        average = "seq-mean-token-mean"
+    if "token" in str(block["rollout_rs"]) and (
+        average == "seq-mean-token-mean" or (mode in ("sapo", "geo_mean") and not block["bypass_mode"])
+    ):
+        # A mean over what a row has left beside a count of all rows is refused.
+        block |= {"rollout_rs": None, "rollout_rs_threshold": None}
     actor = {
         **clips_and_c(rng),
         "tau_pos": rng.choice((0.5, 1.0)),
-        "loss_agg_mode": "seq-mean-token-mean" if mode == "gspo" and not gspo_averages else average,
+        "loss_agg_mode": average,
         "loss_scale_factor": 50,
         "use_kl_loss": rng.random() < 0.5,
         "kl_loss_coef": 0.1,

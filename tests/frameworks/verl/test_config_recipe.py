@@ -9,6 +9,8 @@ import rollout_corr as rc
 PLAIN = {"spec": None, "reduction": "token_mean", "denominator": "original"}
 TOKEN = {"rollout_is": "token", "rollout_rs": "token_k2", "rollout_rs_threshold": 0.1}
 
+WHOLE = {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.9_1.1"}
+
 
 def whole(block, **actor):
     return {"actor_rollout_ref": {"actor": actor, "model": {}}, "algorithm": {"rollout_correction": block, "gamma": 1}}
@@ -71,9 +73,10 @@ def test_gspo_by_version():
         ({"use_kl_loss": True, "policy_loss": {"loss_mode": "sapo"}}, "use_kl_loss: sapo is a mean over sequences"),
         (whole({"rollout_is": "token"}, policy_loss={"loss_mode": "geo_mean"}), "expected no rollout_is beside"),
         (
-            whole(TOKEN | {"bypass_mode": True}, use_kl_loss=True, loss_agg_mode="seq-mean-token-mean"),
+            whole(WHOLE | {"bypass_mode": True}, use_kl_loss=True, loss_agg_mode="seq-mean-token-mean"),
             "use_kl_loss: bypass_mode averages",
         ),
+        (whole(TOKEN, loss_agg_mode="seq-mean-token-mean"), "verl divides by a row's tokens after rejection"),
     ],
 )
 def test_refused(config, message):
