@@ -48,8 +48,9 @@ def test_recipe_makes_the_spec_of_its_peer(name):
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("name", sorted(OLD))
 def test_old_name_makes_the_spec_of_its_time(name):
+    framework, function = name.split(".")
     assert preset(name) == OLD[name]
-    assert getattr(presets.verl, name.split(".")[1])() == OLD[name]
+    assert getattr(getattr(presets, framework), function)() == OLD[name]
 
 
 @pytest.mark.usefixtures("quiet")
