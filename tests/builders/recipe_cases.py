@@ -122,6 +122,7 @@ PUBLISHED = {
     "trl.luspo": plain(trl_weight, agg=rows_sum),
     "trl.dr_grpo": lambda rows: plain(trl_weight, agg=total)(rows) / (len(rows) * 256),
     "trl.sapo": plain(trl_weight, sapo, rows_mean),
+    "trl.async_grpo": lambda rows: token_mean(rows, lambda r, t: ppo(r, t, base=r.mu)),
     "trl.cispo": plain(trl_weight, lambda r, t: cispo(r, t, 0.0, 5.0)),
     "prime_rl.dppo": prime_rl(dppo_keep),
     "prime_rl.ipo": prime_rl(lambda r, t: abs(prob_diff(r, t)) <= 0.1),

@@ -12,7 +12,17 @@ from typing import Any
 
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.preset import preset_of
-from rollout_corr.frameworks.shared.recipe import BOTH, GLOBAL, SEQUENCES, Recipe, arguments
+from rollout_corr.frameworks.shared.recipe import (
+    BOTH,
+    BYPASS,
+    GLOBAL,
+    SEQUENCES,
+    Named,
+    Recipe,
+    arguments,
+    clip,
+    recipe,
+)
 from rollout_corr.frameworks.shared.specs import off_policy
 from rollout_corr.spec.correction import Criterion, Level, Nonfinite, Reduce, Spec, Unit, Weight
 from rollout_corr.spec.loss import KL, Denominator, LossReduction
@@ -151,3 +161,5 @@ def masked(spec: Spec | None, threshold: float) -> Spec:
 
 
 RECIPES = {name: Recipe(partial(loss, name), BOTH, NOTES.get(name, "")) for name in REDUCTIONS}
+# AsyncGRPOTrainer clips the ratio of trainer to engine, and corrects nothing beside it.
+RECIPES["async_grpo"] = recipe(Named(clip, epsilon=0.2, epsilon_high=None), BYPASS, GLOBAL)

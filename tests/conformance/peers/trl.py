@@ -21,6 +21,7 @@ from rollout_corr.frameworks.trl import dropin
 DISTRIBUTION, PACKAGE, CHECKOUT = "trl", "trl", "trl"
 
 TRAINER = "trl/trainer/grpo_trainer.py"
+ASYNC = "trl/experimental/async_grpo/async_grpo_trainer.py"
 GENERATE, COMPUTE = "GRPOTrainer._generate_and_score_completions", "GRPOTrainer._compute_loss"
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 LOSSES = ("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "sapo", "cispo")
@@ -198,6 +199,36 @@ def rows(source: Source) -> Iterator[Row]:
         yield recipe(f"trl.{loss_type}", name, partial(trainer.loss, loss_type=loss_type), draw, **own)
         yield _configuration(trainer, loss_type, name, draw, own)
     yield from _functions(trainer, more)
+    yield _asynchronous(source)
+
+
+def _asynchronous(source: Source) -> Row:
+    """Compare the loss of AsyncGRPOTrainer, whose rows are packed: only tokens that train, one after another."""
+    body = source.lines(ASYNC, "AsyncGRPOTrainer.compute_loss", "log_ratio = ", "loss = loss / self.current_gradient")
+
+    def loss(given: Batch, epsilon: float, epsilon_high: float | None) -> Tensor:
+        trainer = SimpleNamespace(
+            epsilon_low=epsilon,
+            epsilon_high=epsilon if epsilon_high is None else epsilon_high,
+            accelerator=SimpleNamespace(num_processes=1),
+            current_gradient_accumulation_steps=1,
+        )
+        made = body(
+            self=trainer,
+            inputs={"global_n_tokens": given.mask.sum()[None]},
+            log_probs=given.new[given.mask],
+            old_log_probs=given.rollout[given.mask],
+            advantages=given.token_advantages[given.mask],
+            completion_mask=torch.ones_like(given.new[given.mask]),
+        )
+        value: Tensor = made["loss"]
+        return value
+
+    def draw(rng: Random) -> dict[str, Any]:
+        return {"epsilon": rng.choice((0.2, 0.05)), "epsilon_high": rng.choice((None, 0.28))}
+
+    known = Declared("not finite", "presets.md", "Most frameworks let the NaN through into the loss", nonfinite)
+    return recipe("trl.async_grpo", f"{ASYNC}: compute_loss", loss, draw, declared=(known, BF16))
 
 
 def _opsm(trainer: Trainer, more: dict[str, Any]) -> Row:
