@@ -182,3 +182,14 @@ def kept_by(name, median, k3):
         metrics = rc.correct(*tensors, **offsets, spec=rc.preset(name)).metrics()
         shares.append(metrics["sequences_kept_fraction"])
     return sum(shares) / len(shares)
+
+
+def test_truncated_sampling_is_taken_out_of_d():
+    batch = healthy(0)
+    log_mass = torch.full_like(batch.train_logp, math.log(0.9))
+    tensors, offsets = given(batch)
+    rollout = batch.rollout_logp - log_mass
+    found = rc.suggest(tensors[0], rollout, tensors[2], **offsets, log_mass=log_mass)
+    plain = rc.suggest(*tensors, **offsets)
+    assert found.geometric.upper == pytest.approx(plain.geometric.upper, abs=2e-4)
+    assert rc.suggest(tensors[0], rollout, tensors[2], **offsets).geometric.upper > 1.1
