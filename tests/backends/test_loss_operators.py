@@ -233,6 +233,8 @@ USED = {
     "OUTSIDE": {x.surrogate.outside for x in OBJECTIVES if isinstance(x.surrogate, rc.Score)},
     "LOSS_REDUCTIONS": {x.reduction for x in OBJECTIVES},
     "COUNTED": {x.denominator for x in OBJECTIVES},
+    # "rows" is a number that is known before the kernels run.
+    "DENOMINATORS": {x.denominator for x in OBJECTIVES} | {"rows"},
 }
 
 
