@@ -66,7 +66,6 @@ def attempt(seed):
             did = damaged(path, rng)
         elif action == "craft" and path.suffix in CRAFTS:
             layout = rng.choice(sorted(LAYOUTS))
-            before = None
             CRAFTS[path.suffix](path, LAYOUTS[layout](columns), rng)
             did = f"crafted, {layout}"
         outcome = judge(path, before, untouched=did == "as written", command=rng.choice(("report", "doctor")))
