@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from rollout_corr.metrics.limits import BY_KEY, FEWEST_TOKENS, NEAR_CLAMP, RATIO_ERRORS, RATIO_MARGIN
 from rollout_corr.metrics.native import TOKENS, metrics_of
+from rollout_corr.metrics.rows import exp
 from rollout_corr.spec.correction import Spec
 
 # What is filled in where log-probs are missing, and whose perplexity a float holds.
@@ -63,7 +64,7 @@ def _not_log_probs(metrics: Mapping[str, float]) -> list[str]:
             continue
         for filler in FILLERS:
             # exp is strictly convex, so both means agree where all sequences have one mean.
-            same = abs(mean - filler) < 1e-6 and abs(perplexity - math.exp(-filler)) < 1e-5
+            same = abs(mean - filler) < 1e-6 and abs(perplexity - exp(-filler)) < 1e-5
             certain = filler == 0.0 and max(metrics["train_log_ppl"], metrics["rollout_log_ppl"]) < 1e-3
             if same and not (certain and metrics["d_abs_max"] > 0.0):
                 found.append(

@@ -45,8 +45,8 @@ def test_a_mistake_is_answered_with_what_was_meant(mistake):
 
 
 def test_a_framework_without_a_reader_names_its_presets():
-    with pytest.raises(ValueError, match=r"from_config: expected one of .*rc\.preset of swift\.\w+"):
-        rc.from_config("swift", {"x": 1})
+    with pytest.raises(ValueError, match=r"from_config: expected one of .*rc\.preset of megatron\.\w+"):
+        rc.from_config("megatron", {"x": 1})
     with pytest.raises(ValueError, match=r"got 'nobody'$"):
         rc.from_config("nobody", {})
 

@@ -249,7 +249,7 @@ REFUSED = {
         z(2, 3), z(2), rollout_logp=z(2, 3), spec=rc.Spec(rc.Weight("token")), surrogate=rc.Score(upper=2.0)
     ),
     "reduction: expected one of ['token_mean',": lambda: rc.policy_loss(z(2, 3), z(2), reduction="mean"),
-    "denominator: expected one of ['original', 'kept'], a number": lambda: rc.policy_loss(
+    "denominator: expected one of ['original', 'kept', 'rows'], a number": lambda: rc.policy_loss(
         z(2, 3), z(2), denominator="all"
     ),
     "denominator: expected a finite number >= 0, got -1.0": lambda: rc.policy_loss(z(2, 3), z(2), denominator=-1),
