@@ -75,6 +75,7 @@ def test_the_kernels(name, device):
         check_kernels(broken(3, side), SPECS[name], layout, device)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("side", "layout"), [("rollout", "padded_left"), ("train", "packed_gaps")])
 def test_compiled(side, layout):
     """One variant a side: the compiler takes seconds for each."""

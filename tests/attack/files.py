@@ -118,4 +118,4 @@ def run(arguments):
     return code, out.getvalue(), err.getvalue()
 
 
-AREA = Area(name="files", unit="files", attempt=attempt, count=20_000, few=30)
+AREA = Area(name="files", unit="files", attempt=attempt, count=20_000, few=10)

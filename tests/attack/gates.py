@@ -197,4 +197,4 @@ def attempt(seed: int) -> Outcome:
     return Outcome("wrong", f"{text!r} gave {answer}, expected {'a refusal' if expected is None else expected}")
 
 
-AREA = Area("gates", "conditions", attempt, count=20_000, few=2_000)
+AREA = Area("gates", "conditions", attempt, count=20_000, few=800)

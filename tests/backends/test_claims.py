@@ -143,6 +143,7 @@ def test_groups_that_are_gone_or_of_others(run):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("away", "at"), [*zip(AWAY, (0, 1, 2, 3, 0), strict=True)])
 def test_a_rank_that_stays_away_is_named(run, away, at):
     found = run(step, 3, away, 1, at, timeout=TIMEOUT, limit=BOUND, awaited=(0, 2))

@@ -331,6 +331,7 @@ def test_imported_by_threads_at_once(made):
     assert failed == [] and drop_in.installed().active and all_are(fake, "ours")
 
 
+@pytest.mark.slow
 def test_a_search_beside_an_import(made):
     """Somebody's find_spec in another thread does not let a module slip through."""
     fake, drop_in = made()
