@@ -58,14 +58,11 @@ def spec(
     weight_level, over, reduce = LEVELS[one_of("rollout_is_level", rollout_is_level, LEVELS)]
     mode = one_of("rollout_is_mode", rollout_is_mode, MODES)
     veto_level = one_of("rollout_is_veto_level", rollout_is_veto_level, VETO_LEVELS)
-    pairs = {
-        "rollout_is_mask_threshold": rollout_is_mask_threshold,
-        "rollout_is_veto_threshold": rollout_is_veto_threshold,
-    }
-    for name, value in pairs.items():
-        # Also where no threshold switches all of it off: a wrong type is a mistake there too.
-        if value is not None:
-            pair(f"rollout_is_{name}_threshold", value)
+    # Also where no threshold switches all of it off: a wrong type is a mistake there too.
+    if rollout_is_mask_threshold is not None:
+        pair("rollout_is_mask_threshold", rollout_is_mask_threshold)
+    if rollout_is_veto_threshold is not None:
+        pair("rollout_is_veto_threshold", rollout_is_veto_threshold)
     if rollout_is_threshold is None:
         return Spec(report=REPORT)
     upper, lower = pair("rollout_is_threshold", rollout_is_threshold)
