@@ -232,7 +232,7 @@ def _write(target: Path, fields: _Fields, event: Any, sequences: int | None, ste
             write_shard(target, step, _columns(fields, step), fields.count)
     except OSError:
         raise
-    except Exception as error:
+    except Exception as error:  # raised again, with the path and what is in the file
         raise RuntimeError(f"{target}: {error}; 0 sequences of this call are in it") from error
     return fields.count
 

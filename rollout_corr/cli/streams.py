@@ -1,4 +1,4 @@
-"""What the commands write to: stdout and stderr, whatever they are connected with."""
+"""The streams that commands write to: stdout and stderr, whatever they are connected with."""
 
 from __future__ import annotations
 

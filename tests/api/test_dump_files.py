@@ -262,7 +262,7 @@ def test_a_file_that_goes_while_its_lock_is_waited_for(removed, tmp_path):
 
 @pytest.mark.parametrize("name", ["x.jsonl", "folder"])
 def test_a_file_that_goes_just_before_it_is_locked(name, tmp_path, monkeypatch):
-    """What is written to it then would be lost, though it was acknowledged."""
+    """A write to it would then be lost, though it was acknowledged."""
     lock, gone = dump_files._lock, []
 
     def late(file):

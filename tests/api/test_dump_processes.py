@@ -130,7 +130,7 @@ class Dumping(torch.utils.data.Dataset):
 
 
 def _dump_and_end(path, first):
-    """What a process of multiprocessing does: it waits for nothing, and the end of the process does."""
+    """A process of multiprocessing dumps without waiting; its end waits."""
     for i in range(4):
         call(path, first=first + 3 * i)
 

@@ -66,7 +66,7 @@ class Area:
 
 @dataclass
 class Figures:
-    """What a campaign found in one area.
+    """The findings of a campaign in one area.
 
     Attributes:
         seeds: Those that the area was given.
@@ -113,7 +113,7 @@ def load(name: str) -> Area:
 
 
 class _Campaign:
-    """What is still to try, and what was found. Each process has a thread here that gives it seeds."""
+    """The seeds still to try, and the findings. Each process has a thread here that gives it seeds."""
 
     def __init__(self, asked: Iterable[tuple[Area, range]], workers: int, seconds: float | None, each: Each):
         self.figures = [Figures(area, seeds) for area, seeds in asked]

@@ -61,7 +61,7 @@ class Attempt:
         return self.rng.choice(right if self.rng.random() < fits else wrong)
 
     def words(self, part):
-        """What a refusal of a part says; None if it fits."""
+        """The words of a refusal of a part; None if it fits."""
         return self.fake.misfits.get(f"{self.fake.name}.{part}")
 
     # --- steps ---

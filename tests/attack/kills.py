@@ -33,7 +33,7 @@ OWN_NUMBERS = 10_000
 
 @dataclass
 class Plan:
-    """What a process does.
+    """The plan of a process.
 
     Attributes:
         path: Where it dumps.

@@ -1,4 +1,4 @@
-"""What a framework has to hand over, checked by the names that its users know."""
+"""Checks of the arguments that a framework hands over, by the names that its users know."""
 
 from __future__ import annotations
 
