@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine with Python >= 3.10: `make demo` and `make test`.
 #
 #   make demo         run the demonstration
-#   make example      run the training of docs/examples.md and redraw its picture and tables: some minutes
+#   make example      run the training of docs/training_run.md and redraw its picture and tables: some minutes
 #   make quick        the definition, and one case for each test of the kernels: under a minute
 #   make test         every test that needs nothing but a CPU, on all cores
 #   make test-all     the slow ones too

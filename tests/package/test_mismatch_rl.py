@@ -1,4 +1,4 @@
-"""The training run of docs/examples.md: repeatable, every arm does what its name says, the page has its numbers."""
+"""The training run of docs/training_run.md: repeatable, every arm does what its name says, the page has its numbers."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_the_committed_table_is_the_committed_numbers(example, results, made):
     """Every page shows the committed table, and its setting is today's default."""
     table = (MADE / "results.md").read_text(encoding="utf-8")
     assert table == results.table_of(made)
-    assert all(table in (ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/examples.md"))
+    assert all(table in (ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/training_run.md"))
     assert made["about"]["setting"] == json.loads(json.dumps(asdict(example.Setting())))
     assert made["about"]["version"].startswith("commit ") and list(made["curves"]) == list(example.ARMS)
 
@@ -228,7 +228,7 @@ def test_the_committed_sweep(load, example, results):
     sweep = load("mismatch_sweep")
     found = json.loads((MADE / "sweep.json").read_text(encoding="utf-8"))
     table = (MADE / "sweep.md").read_text(encoding="utf-8")
-    assert table == sweep.table_of(found) and table in (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    assert table == sweep.table_of(found) and table in (ROOT / "docs" / "training_run.md").read_text(encoding="utf-8")
     assert found["about"]["setting"] == json.loads(json.dumps(asdict(example.Setting())))
     assert [(cell["bits"], cell["stale"]) for cell in found["cells"]] == sweep.CELLS
     end = {
@@ -253,5 +253,5 @@ def test_the_committed_picture_is_of_the_committed_numbers(results, made):
     drawn = (MADE / "curves.svg").read_text(encoding="utf-8")
     assert len(drawn) < 150_000 and results.caption_of(made) in drawn
     assert all(name in drawn for name in made["curves"])
-    for page in ("README.md", "docs/examples.md"):
+    for page in ("README.md", "docs/training_run.md"):
         assert "mismatch_rl/curves.svg)" in (ROOT / page).read_text(encoding="utf-8")
