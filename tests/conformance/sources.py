@@ -5,28 +5,25 @@ framework. The standard library, torch and NumPy are imported; any other import 
 """
 
 from __future__ import annotations
-import __future__
 
 import ast
 import builtins
-import copy
 import importlib
 import importlib.metadata
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from threading import RLock
 from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
+from conformance.parsed import IMPORT, find, parsed, read_by_a_class, statements
+
 # Imported for real. Whatever else a framework imports from outside of itself is a stub.
 REAL = {*sys.stdlib_module_names, "torch", "numpy", "typing_extensions"}
-ANNOTATIONS = __future__.annotations.compiler_flag
-IMPORT = "__conformance_import__"
 
 
 class StubReached(Exception):
@@ -88,7 +85,7 @@ class Source:
         file = self.root / path
         if not file.is_file():
             return False
-        return name is None or _find(ast.parse(file.read_text(encoding="utf-8")), name) is not None
+        return name is None or find(parsed(file).tree, name) is not None
 
     def cut(self, path: str, name: str, **given: Any) -> Any:
         """Cut a function, a class, a constant or the function of "Class.method".
@@ -160,19 +157,23 @@ class Cutter:
     def fragment(self, path: Path, function: str, first: str, last: str) -> Callable[..., dict[str, Any]]:
         """Make a function of some statements."""
         file = self.file(path)
-        found = _find(file.tree, function)
+        found = find(file.parsed.tree, function)
         if found is None:
             raise LookupError(f"{path}: no {function}")
-        body = _statements(found, file.text, first, last)
+        body = statements(found, file.parsed.lines, first, last)
         end = ast.parse("return dict(locals())").body
+        made: dict[tuple[str, ...], Callable[..., dict[str, Any]]] = {}
 
         def run(**variables: Any) -> dict[str, Any]:
-            made = ast.parse(f"def fragment({', '.join(variables)}): pass").body[0]
-            assert isinstance(made, ast.FunctionDef)
-            made.body = [*copy.deepcopy(body), *end]
-            file.define(made)
-            result: dict[str, Any] = file.space["fragment"](**variables)
-            return result
+            names = tuple(variables)
+            with self.lock:
+                if names not in made:
+                    fragment = ast.parse(f"def fragment({', '.join(names)}): pass").body[0]
+                    assert isinstance(fragment, ast.FunctionDef)
+                    fragment.body = [*body, *end]
+                    file.define(fragment)
+                    made[names] = file.space.pop("fragment")
+            return made[names](**variables)
 
         return run
 
@@ -204,7 +205,7 @@ class Cutter:
 
     def _member(self, path: Path, name: str) -> Any:
         file = self.file(path)
-        if name in file.index:
+        if name in file.parsed.index:
             file.need(name)
             return file.space[name]
         return Stub(f"{path.stem}.{name}", self)
@@ -242,50 +243,36 @@ class File:
     """One file: its definitions by name, and the globals that they are made in."""
 
     def __init__(self, path: Path, cutter: Cutter) -> None:
-        self.path, self.cutter = path, cutter
-        self.text = path.read_text(encoding="utf-8")
-        self.tree = ast.parse(self.text)
+        self.path, self.cutter, self.parsed = path, cutter, parsed(path)
         self.space = Names(self)
         # The name of a module that is imported: dataclasses look theirs up.
         self.space.update({"__name__": __name__, "__file__": str(path), "__builtins__": builtins, IMPORT: self._import})
         self.begun: set[str] = set()
 
-    @cached_property
-    def index(self) -> dict[str, ast.stmt]:
-        """The statement that defines each name of the module; the first one counts."""
-        found: dict[str, ast.stmt] = {}
-        for statement in self.tree.body:
-            for name in _binds(statement):
-                found.setdefault(name, statement)
-        return found
-
     def need(self, name: str) -> None:
         """Make a name of the module."""
         with self.cutter.lock:
-            if name in self.begun or name not in self.index:
+            if name in self.begun or name not in self.parsed.index:
                 return
             self.begun.add(name)
             if name in self.cutter.given:
                 self.space[name] = self.cutter.given[name]
             else:
-                self.define(self.index[name])
+                self.define(self.parsed.index[name])
 
     def method(self, name: str) -> Any:
         """Make the function of "Class.method", without its decorators."""
-        found = _find(self.tree, name)
+        found = find(self.parsed.tree, name)
         if not isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef)):
             raise LookupError(f"{self.path}: no {name}")
-        bare = copy.deepcopy(found)
-        bare.decorator_list = []
-        self.define(bare)
-        return self.space.pop(bare.name)
+        self.define(found, bare=True)
+        return self.space.pop(found.name)
 
-    def define(self, statement: ast.stmt) -> None:
-        """Execute a definition."""
-        for name in _read_by_a_class(statement):
+    def define(self, statement: ast.stmt, bare: bool = False) -> None:
+        """Execute a definition; `bare`: a function without its decorators."""
+        for name in read_by_a_class(statement):
             self.need(name)
-        made = _Imports().visit(ast.Module([copy.deepcopy(statement)], []))
-        code = compile(ast.fix_missing_locations(made), str(self.path), "exec", flags=ANNOTATIONS, dont_inherit=True)
+        code = self.parsed.code(statement, bare)
         self.cutter.defining += 1
         try:
             exec(code, self.space)
@@ -296,84 +283,8 @@ class File:
         return self.cutter.imported(module, name, level, self.path)
 
 
-class _Imports(ast.NodeTransformer):
-    """Turns import statements into calls of `Cutter.imported`."""
-
-    def _bound(self, at: ast.stmt, name: str, *arguments: object) -> ast.stmt:
-        made = ast.parse(f"{name} = {IMPORT}({', '.join(map(repr, arguments))})").body[0]
-        return ast.copy_location(made, at)
-
-    def visit_Import(self, node: ast.Import) -> Any:
-        return [
-            self._bound(
-                node, a.asname or a.name.partition(".")[0], a.name if a.asname else a.name.partition(".")[0], None, 0
-            )
-            for a in node.names
-        ]
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
-        if node.module == "__future__":
-            return ast.copy_location(ast.Pass(), node)
-        return [self._bound(node, a.asname or a.name, node.module or "", a.name, node.level) for a in node.names]
-
-
 def _module_file(path: Path) -> Path | None:
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
-
-
-def _binds(statement: ast.stmt) -> Iterator[str]:
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        yield statement.name
-    elif isinstance(statement, (ast.Import, ast.ImportFrom)):
-        yield from (alias.asname or alias.name.partition(".")[0] for alias in statement.names)
-    elif isinstance(statement, (ast.If, ast.Try, ast.With, ast.For)):
-        for inner in ast.iter_child_nodes(statement):
-            parts = inner.body if isinstance(inner, ast.ExceptHandler) else [inner]
-            for part in parts:
-                if isinstance(part, ast.stmt):
-                    yield from _binds(part)
-    else:
-        yield from (n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-
-
-def _read_by_a_class(statement: ast.AST) -> set[str]:
-    """The names that the body of a class reads at once: Python looks them up past `Names.__missing__`."""
-    if not isinstance(statement, ast.ClassDef):
-        return set()
-    found, left = set(), list(ast.iter_child_nodes(statement))
-    while left:
-        node = left.pop()
-        if isinstance(node, ast.Name):
-            found.add(node.id)
-        bodies = node.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else []
-        left += [child for child in ast.iter_child_nodes(node) if child not in bodies]
-    return found
-
-
-def _find(tree: ast.AST, name: str) -> ast.stmt | None:
-    first, _, rest = name.partition(".")
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name == first:
-            return _find(node, rest) if rest else node
-        if isinstance(node, (ast.If, ast.Try)) and (found := _find(node, name)) is not None:
-            return found
-    return None
-
-
-def _statements(function: ast.AST, text: str, first: str, last: str) -> list[ast.stmt]:
-    """The statements from `first` to `last`, which stand in one block."""
-    for node in ast.walk(function):
-        for block in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
-            if not isinstance(block, list) or not all(isinstance(s, ast.stmt) for s in block):
-                continue
-            texts = [(ast.get_source_segment(text, s) or "") for s in block]
-            begin = next((i for i, t in enumerate(texts) if t.startswith(first)), None)
-            if begin is None:
-                continue
-            end = next((i for i in range(begin, len(texts)) if texts[i].startswith(last)), None)
-            if end is not None:
-                return block[begin : end + 1]
-    raise LookupError(f"no statements from {first!r} to {last!r} in one block")
 
 
 def found(framework: str, distribution: str | None, package: str, checkout: str, under: str = "") -> list[Source]:
