@@ -43,6 +43,11 @@ def leaves(seed: int) -> Outcome:
     return Outcome("right")
 
 
+def takes_its_time(seed: int) -> Outcome:
+    time.sleep(0.05)
+    return Outcome("right")
+
+
 def hangs(seed: int) -> Outcome:
     while seed == BAD:
         time.sleep(0.1)

@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 NAMES = ("train_logp", "rollout_logp", "mask", "cu_seqlens", "lengths")
+# A sequence without tokens, as `_one` gives it.
+EMPTY: tuple[list[float], list[float], list[bool]] = ([], [], [])
 
 
 class Counts(NamedTuple):
@@ -71,14 +73,19 @@ def _sequences(found):
     if train.dim() == 2 and offsets is None and (lengths is None or len(train) > 1):
         mask = torch.arange(train.shape[1]) < lengths[:, None] if mask is None and lengths is not None else mask
         return [_one(train[i], rollout[i], None if mask is None else mask[i]) for i in range(len(train))]
-    train, rollout, mask = (None if x is None else x.reshape(-1) for x in (train, rollout, mask))
+    train, rollout, mask = (None if x is None else x.reshape(-1).tolist() for x in (train, rollout, mask))
     if offsets is None:
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    bounds = pairwise(int(x) for x in offsets)
-    return [_one(train[a:b], rollout[a:b], None if mask is None else mask[a:b]) for a, b in bounds]
+    # Slices of lists, and none for what is empty: a small file may claim half a million sequences.
+    bounds = pairwise(int(x) for x in offsets.tolist())
+    return [
+        _one(train[a:b], rollout[a:b], None if mask is None else mask[a:b]) if a != b else EMPTY for a, b in bounds
+    ]
 
 
 def _one(train, rollout, mask):
+    # One by one, the numbers of a tensor take ten times as long.
+    train, rollout, mask = (x.tolist() if isinstance(x, torch.Tensor) else x for x in (train, rollout, mask))
     train, rollout = ([math.nan if x is None else float(x) for x in values] for values in (train, rollout))
     mask = [True] * len(train) if mask is None else [x is None or float(x) != 0 for x in mask]
     assert len(train) == len(rollout) == len(mask)

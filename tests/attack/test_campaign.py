@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attack import __main__, bad_attempts, campaign, figures
+from attack import __main__, bad_attempts, campaign, figures, worker
 from attack.campaign import Area, Outcome
 
 SEEDS = range(2, 6)
@@ -48,17 +48,27 @@ def test_a_crash_says_where():
 
 def test_a_hung_attempt_is_wrong_and_says_where():
     begun = time.monotonic()
-    found = found_by(bad_attempts.hangs, limit=1.0)
+    found = found_by(bad_attempts.hangs, limit=0.5)
     assert list(found.wrong) == [bad_attempts.BAD]
     said = found.wrong[bad_attempts.BAD]
-    assert said.startswith("no answer within 1 s") and "in hangs" in said
+    assert said.startswith("no answer within 0.5 s") and "in hangs" in said
     assert found.right == 3 and time.monotonic() - begun < 60
+
+
+def test_time_that_an_attempt_waits_for_a_core_does_not_count(monkeypatch):
+    """A machine that is busy with other things makes nothing hang."""
+    monkeypatch.setattr(worker.Worker, "_waited", lambda self: time.monotonic())
+    assert found_by(bad_attempts.takes_its_time, limit=0.01).right == 4
+    monkeypatch.setattr(worker.Worker, "_waited", lambda self: 0.0)
+    (found,) = campaign.run([(area(bad_attempts.takes_its_time, limit=0.01), range(1))])
+    assert list(found.wrong) == [0]
 
 
 def test_what_a_hung_attempt_has_started_ends_with_it(tmp_path, monkeypatch):
     child = tmp_path / "child"
     monkeypatch.setenv("ATTACK_TEST_CHILD", str(child))
-    found = found_by(bad_attempts.hangs_deaf, limit=3.0)
+    monkeypatch.setattr(worker, "LAST_WORDS", 0.5)
+    found = found_by(bad_attempts.hangs_deaf, limit=1.0)
     assert list(found.wrong) == [bad_attempts.BAD] and found.right == 3
     status = Path("/proc", child.read_text(encoding="utf-8"), "stat")
     # Whoever adopted it may not have reaped it yet: Z is a process that has ended.
@@ -79,14 +89,14 @@ def test_areas_share_the_processes():
 
 
 def test_the_time_is_bounded():
-    (found,) = campaign.run([(area(bad_attempts.says_wrong), range(10**9))], seconds=3.0)
+    (found,) = campaign.run([(area(bad_attempts.takes_its_time), range(10**9))], seconds=0.3)
     assert 0 < found.tried < 10**9
     assert f"the time was up after {found.tried:,}" in figures.table([found])
 
 
 def test_a_short_campaign_tries_every_area():
-    asked = [(area(bad_attempts.says_wrong, name=name), range(10**9)) for name in "abc"]
-    assert all(found.tried for found in campaign.run(asked, seconds=6.0))
+    asked = [(area(bad_attempts.takes_its_time, name=name), range(10**9)) for name in "ab"]
+    assert all(found.tried for found in campaign.run(asked, seconds=2.0))
 
 
 def test_an_outcome_has_one_of_three_verdicts():

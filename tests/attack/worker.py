@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -16,6 +17,8 @@ from pathlib import Path
 
 # Seconds for a new process to start and import, on a machine that has other things to do.
 START = 180.0
+# Seconds in which a process that hangs may write down where.
+LAST_WORDS = 5.0
 # What a process may map, so that an attempt that asks for everything fails alone and not with its machine.
 MEMORY = 24 * 1024**3
 # So many lines of what a process wrote before it was lost are shown.
@@ -71,19 +74,23 @@ class Worker:
             What it returned, or the text of a traceback.
 
         Raises:
-            Lost: The process died, or did not answer within `limit` seconds. It has ended now.
+            Lost: The process died, or did not answer within `limit` seconds, not counting those that it waited for a
+                core. It has ended now.
         """
         with contextlib.suppress(BrokenPipeError):  # its end is found below
             self._calls.send((function, seed))
         return self._answer(limit)
 
     def _answer(self, limit: float) -> object:
+        begun, waited_before = time.monotonic(), self._waited()
         try:
-            if self._calls.poll(limit):
-                return self._calls.recv()
+            # On a machine with other work the waits grow too, so the time left is asked for again.
+            while (left := limit + self._waited() - waited_before - (time.monotonic() - begun)) > 0:
+                if self._calls.poll(left):
+                    return self._calls.recv()
             # faulthandler writes down where it hangs.
             os.kill(self._process.pid, signal.SIGABRT)
-            self._process.join(5)
+            self._process.join(LAST_WORDS)
             how = f"no answer within {limit:g} s"
         except (EOFError, ConnectionResetError):
             self._process.join(10)
@@ -92,6 +99,13 @@ class Worker:
         said = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-LINES:]
         self.end()
         raise Lost("\n".join([how, *said]))
+
+    def _waited(self) -> float:
+        """Seconds that the process was ready to run while others had the cores; 0 where the system does not say."""
+        try:
+            return int(Path(f"/proc/{self._process.pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+        except (OSError, IndexError):
+            return 0.0
 
     def end(self) -> None:
         """End the process and whatever it has started."""
