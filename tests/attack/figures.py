@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import platform
 import re
+import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -49,6 +51,22 @@ def table(found: Sequence[Figures]) -> str:
     return "\n".join(lines)
 
 
+@cache
+def commit() -> str:
+    """Name the commit that is checked out, with a "+" if its code has been changed; nothing where there is no git."""
+    try:
+        head, changed = (
+            subprocess.run(["git", *command], cwd=PAGE.parents[1], capture_output=True, text=True, check=True).stdout
+            for command in (
+                ("rev-parse", "--short", "HEAD"),
+                ("diff", "--name-only", "HEAD", "--", "rollout_corr", "kernels", "tests"),
+            )
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return f" ({head.strip()}{'+' if changed else ''})"
+
+
 def versions() -> str:
     """Name what was attacked, and with what."""
     found = []
@@ -57,7 +75,7 @@ def versions() -> str:
             found.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             continue
-    return ", ".join([f"rollout-corr {rc.__version__}", f"Python {platform.python_version()}", *found])
+    return ", ".join([f"rollout-corr {rc.__version__}{commit()}", f"Python {platform.python_version()}", *found])
 
 
 def write(found: Sequence[Figures], page: Path = PAGE, today: datetime.date | None = None) -> None:

@@ -58,7 +58,7 @@ class Plan:
 
 @dataclass
 class Told:
-    """What processes told: sequences by number.
+    """The sequences that processes told of, by number.
 
     Attributes:
         submitted: Given to a call.

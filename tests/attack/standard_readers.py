@@ -18,7 +18,7 @@ EMPTY: tuple[list[float], list[float], list[bool]] = ([], [], [])
 
 
 class Counts(NamedTuple):
-    """What a report says of a dump: valid tokens, sequences, and the mean of the finite D."""
+    """The numbers of a report that are compared: valid tokens, sequences, and the mean of the finite D."""
 
     tokens: int
     sequences: int
@@ -78,9 +78,7 @@ def _sequences(found):
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     # Slices of lists, and none for what is empty: a small file may claim half a million sequences.
     bounds = pairwise(int(x) for x in offsets.tolist())
-    return [
-        _one(train[a:b], rollout[a:b], None if mask is None else mask[a:b]) if a != b else EMPTY for a, b in bounds
-    ]
+    return [_one(train[a:b], rollout[a:b], None if mask is None else mask[a:b]) if a != b else EMPTY for a, b in bounds]
 
 
 def _one(train, rollout, mask):

@@ -94,7 +94,7 @@ RUN = "; sys.argv[:1] = ['rollout-corr']; from rollout_corr.cli.main import main
 
 @dataclass
 class Surroundings:
-    """What a process finds: its flags, environment, first statements, limits, and the dump's state."""
+    """The surroundings of a process: its flags, environment, first statements, limits, and the dump's state."""
 
     flags: list[str] = field(default_factory=list)
     variables: dict[str, str | None] = field(default_factory=dict)
@@ -143,7 +143,7 @@ def placed(folder: Path, state: str) -> Path:
 
 @functools.cache
 def calm(command: str) -> dict[str, object]:
-    """What the command prints in calm surroundings."""
+    """Print by the command in calm surroundings."""
     with tempfile.TemporaryDirectory() as folder:
         return printed(command, placed(Path(folder), STATES[0]))
 

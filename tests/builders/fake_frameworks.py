@@ -159,7 +159,7 @@ class Fake(NamedTuple):
 
     @property
     def targets(self):
-        """What the drop-in replaces."""
+        """The functions that the drop-in replaces."""
         helper, losses, trainer = self.modules
         return (
             Target(helper, "correct", ours),
