@@ -11,7 +11,7 @@ TIMES = 2.0
 
 
 def beyond_rounding(answer, spec, dtype):
-    """Give the errors that docs/kernels.md allows beyond rounding: each effective sample size by key, and "weights", relative.
+    """Give the relative errors that docs/kernels.md allows: of each effective sample size by key, and of "weights".
 
     Weights are off by their mean where they are divided by it; by anything where that mean may pass for 1e-8 or less.
     """

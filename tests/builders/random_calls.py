@@ -17,7 +17,7 @@ DTYPES = (torch.float64, torch.float64, torch.float32, torch.bfloat16, torch.flo
 
 
 def per_token_or_sequence(rng: random.Random, lengths: list[int]) -> str:
-    """Say whether advantages are of tokens or sequences. As many numbers as tokens are of tokens, also where there are as many sequences."""
+    """Draw what advantages are of. Where there are as many sequences as tokens, they count as of tokens."""
     return "token" if sum(lengths) == len(lengths) else rng.choice(("token", "sequence"))
 
 
