@@ -102,8 +102,13 @@ def main(arguments: list[str]) -> int:
     if options.jobs < 1:
         return _refuse(f"--jobs: expected at least 1, got {options.jobs}")
     if operators.MISSING_TRITON is not None:
-        return _refuse(operators.MISSING_TRITON)
-    if operators.interprets():
+        return _refuse(f"{operators.MISSING_TRITON}: pip install triton")
+    try:
+        interprets = operators.interprets()
+    except ModuleNotFoundError as error:
+        # Triton's interpreter imports NumPy, which neither Triton nor this package requires.
+        return _refuse(f"Triton needs {error.name}: pip install 'rollout-corr[report]' (or {error.name})")
+    if interprets:
         return _refuse(
             "TRITON_INTERPRET=1 is set, so the kernels are functions of Triton's interpreter, which cannot be "
             "compiled; run this without it"
@@ -113,7 +118,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _refuse(why: str) -> int:
-    print(why, file=sys.stderr)
+    print(f"rollout-corr kernels: {why}", file=sys.stderr)
     return 2
 
 

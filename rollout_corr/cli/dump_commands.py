@@ -14,7 +14,7 @@ from rollout_corr.cli.main import FOUND, GOOD, UNUSABLE, parser_of
 from rollout_corr.diagnose.doctor.conditions import check, is_true
 from rollout_corr.diagnose.doctor.diagnosis import condition_values, diagnose
 from rollout_corr.diagnose.measure.measurement import Measurement, measure
-from rollout_corr.diagnose.read.dump import SUFFIXES, Dump
+from rollout_corr.diagnose.read.dump import IN_FOLDERS, SUFFIXES, Dump, suffix_of
 from rollout_corr.diagnose.read.fields import ALIASES
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.diagnose.show import page, plain_data, terminal
@@ -92,7 +92,7 @@ def _page_path(chosen: argparse.Namespace, dumps: Sequence[Dump], kind: Literal[
             # Not by name: the page may be a symlink or a hard link to the dump.
             if path.exists() and file.exists() and path.samefile(file):
                 raise DumpError(f"--html {path}: this is the dump {file}, which the page would overwrite")
-        if path.suffix in SUFFIXES and dump.path.is_dir() and path.resolve().is_relative_to(dump.path.resolve()):
+        if suffix_of(path) in IN_FOLDERS and dump.path.is_dir() and path.resolve().is_relative_to(dump.path.resolve()):
             raise DumpError(f"--html {path}: in {dump.path} this would be read as a dump; name it .html")
     return path
 

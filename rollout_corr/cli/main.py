@@ -6,7 +6,9 @@ Each command is a row of `COMMANDS`. It parses its own arguments, and its module
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable
 from importlib import import_module
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 Run = Callable[[list[str]], int]
 
 PROGRAM = "rollout-corr"
+
+# Characters of the narrowest column of descriptions.
+NARROWEST = 24
 
 # Exit codes, as `main` says.
 GOOD, FOUND, UNUSABLE = 0, 1, 2
@@ -152,8 +157,13 @@ def presets(arguments: list[str]) -> int:
     if not found:
         raise DumpError(f"no preset has {' and '.join(map(repr, words))} in its name or description")
     width = max(len(name) for name, _ in found)
+    # A line each for grep; in a terminal the second column goes on below itself.
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    room = max(columns - width - 2, NARROWEST)
     for name, about in found:
-        print_line(f"{name:<{width}}  {about}".rstrip())
+        lines = textwrap.wrap(about, room, break_on_hyphens=False) if columns else [about]
+        for i, line in enumerate(lines or [""]):
+            print_line(f"{'' if i else name:<{width}}  {line}".rstrip())
     return GOOD
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from itertools import pairwise
@@ -48,7 +49,13 @@ def _loaded(path):
             return {name: torch.from_numpy(np.array(arrays[name]).astype(np.float64)) for name in known}
     if path.suffix == ".parquet":
         return pq.read_table(path).to_pylist()
-    return [json.loads(line) for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+    if path.suffix == ".json":
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
+        if isinstance(found, dict):
+            found = [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+        return found
+    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return [json.loads(line) for line in data.decode("utf-8-sig").split("\n") if line.strip()]
 
 
 def _sequences(found):

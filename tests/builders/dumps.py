@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import json
 from itertools import pairwise
@@ -63,6 +64,14 @@ def write_jsonl(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def write_json(path, value):
+    path.write_text(json.dumps(value))
+
+
+def write_gzip(path, rows):
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+
+
 def write_parquet(path, rows):
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=5)
 
@@ -76,7 +85,11 @@ def one_row(columns):
 
 
 def ragged(columns):
-    rows = records(columns)
+    return transposed(records(columns))
+
+
+def transposed(rows):
+    rows = list(rows)
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
@@ -123,6 +136,12 @@ WRITERS = {
     "jsonl nested": (
         ".jsonl",
         lambda path, columns: write_jsonl(path, ({"sample": plain(record)} for record in records(columns))),
+    ),
+    "jsonl gz": (".jsonl.gz", lambda path, columns: write_gzip(path, map(plain, records(columns)))),
+    "json records": (".json", lambda path, columns: write_json(path, list(map(plain, records(columns))))),
+    "json lists": (
+        ".json",
+        lambda path, columns: path.write_text(json.dumps(transposed(map(plain, records(columns))))),
     ),
     "parquet": (".parquet", lambda path, columns: write_parquet(path, [plain(r) for r in records(columns)])),
 }

@@ -6,6 +6,7 @@ import pytest
 
 import rollout_corr as rc
 from builders.dumps import packed, without, write
+from rollout_corr.backends import operators
 from rollout_corr.cli.main import COMMANDS, main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -58,6 +59,18 @@ def test_presets_are_searched_by_name_and_description(capsys):
     )
 
 
+def test_presets_fit_a_terminal(capsys, monkeypatch):
+    """On 80 columns a long description goes on below itself; names and words are whole."""
+    assert main(["presets"]) == 0
+    words = capsys.readouterr().out.split()
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["presets"]) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80 and said.split() == words
+    assert [line.split()[0] for line in said.splitlines() if line[0] != " "] == rc.presets.names()
+
+
 def test_the_version(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["--version"])
@@ -71,6 +84,43 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(command, tmp
     assert main([command, *arguments]) == 2
     said = capsys.readouterr().err
     assert "needs rich: pip install 'rollout-corr[report]'" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing", "extra"), [("parquet", "pyarrow", "parquet"), ("npz packed", "numpy", "report")]
+)
+def test_a_missing_reader_is_named_with_the_command_that_installs_it(
+    kind, missing, extra, tmp_path, capsys, monkeypatch
+):
+    path = write(kind, tmp_path, packed())
+    without(monkeypatch, missing)
+    assert main(["doctor", str(path), "--json"]) == 2
+    said = capsys.readouterr().err
+    assert f"needs {missing}: pip install 'rollout-corr[{extra}]' (or {missing})" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("missing", "wanted"),
+    [
+        ("triton", "and none is installed: pip install triton"),
+        ("numpy", "Triton needs numpy: pip install 'rollout-corr[report]' (or numpy)"),
+    ],
+)
+def test_kernels_without_what_it_compiles_with(missing, wanted, capsys, monkeypatch):
+    if missing == "triton":
+        monkeypatch.setattr(operators, "MISSING_TRITON", "the kernels need Triton >= 3.2, and none is installed")
+    else:
+        monkeypatch.setattr(operators, "interprets", raising(ModuleNotFoundError("No module", name="numpy")))
+    assert main(["kernels", "--few"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("rollout-corr kernels: ") and wanted in said and said.count("\n") == 1
+
+
+def raising(error):
+    def run():
+        raise error
+
+    return run
 
 
 def test_the_demo_shows_every_preset(capsys, monkeypatch):

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from builders.dumps import packed as columns_of
-from builders.dumps import plain, records, sequences_of, write_jsonl
-from rollout_corr.diagnose.read import parquet_files, record_files
+from builders.dumps import plain, records, sequences_of, write_gzip, write_jsonl
+from rollout_corr.diagnose.read import json_files, parquet_files, record_files
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.diagnose.read.record_files import MOST_FIELDS, flat
@@ -94,8 +94,8 @@ def test_a_line_that_is_read(line, train, tmp_path):
 
 
 def test_a_long_line_is_skipped_and_the_rest_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(record_files, "MOST_LINE", 1 << 20)
-    monkeypatch.setattr(record_files, "BLOCK", 1000)
+    monkeypatch.setattr(json_files, "MOST_LINE", 1 << 20)
+    monkeypatch.setattr(json_files, "BLOCK", 1000)
     message = beside_a_good_line(tmp_path, '{"train_logp": [' + "-1.5," * 300_000)
     assert message == ", record 0: line 1 has more than 1 MiB"
     for length in ((1 << 20) - 1, 1 << 20):
@@ -106,15 +106,15 @@ def test_a_long_line_is_skipped_and_the_rest_is_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize("unit", ["[],", "{},", '"a",', '"\U0001f600",', "[[[[1]]]],"])
 def test_a_line_of_small_items_takes_bounded_memory(unit, tmp_path, monkeypatch):
     """28 MiB of `[],` are 1 GB of lists. What is estimated is more than Python really takes, and not parsed."""
-    monkeypatch.setattr(record_files, "MOST_MEMORY", 4 << 20)
+    monkeypatch.setattr(json_files, "MOST_MEMORY", 4 << 20)
     text = b'{"a": [' + (unit * ((1 << 20) // len(unit.encode()))).encode() + b"1]}"
     tracemalloc.start()
-    json.loads(text, object_pairs_hook=record_files._object)
+    json.loads(text, object_pairs_hook=json_files._object)
     taken = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     # 10 times is where short strings, which Python has once, are counted as new ones.
-    assert taken < record_files._memory(text) - len(text) < 12 * taken
-    monkeypatch.setattr(record_files.json, "loads", None)
+    assert taken < json_files._memory(text) - len(text) < 12 * taken
+    monkeypatch.setattr(json_files.json, "loads", None)
     (tmp_path / "x.jsonl").write_bytes(text)
     assert "MiB of memory; a record may take 4 MiB" in refusal(tmp_path / "x.jsonl")
 
@@ -125,8 +125,8 @@ def test_a_long_sequence_is_no_attack(tmp_path):
     line = json.dumps(
         {"train_logp": [-0.12345678901234567] * count, "rollout_logp": [-1.5] * count, "ids": [1] * count}
     )
-    assert len(line) < record_files.MOST_LINE
-    assert record_files._memory(line.encode()) < record_files.MOST_MEMORY
+    assert len(line) < json_files.MOST_LINE
+    assert json_files._memory(line.encode()) < json_files.MOST_MEMORY
 
 
 def test_mappings_that_contain_themselves():
@@ -153,7 +153,7 @@ def test_records_before_a_failure_are_kept(tmp_path, monkeypatch):
             raise MemoryError
         return loads(line, **arguments)
 
-    monkeypatch.setattr(record_files.json, "loads", failing)
+    monkeypatch.setattr(json_files.json, "loads", failing)
     with (tmp_path / "x.jsonl").open("a") as file:
         file.write('"stop"\n')
     dump = Dump(tmp_path / "x.jsonl")
@@ -279,3 +279,76 @@ def test_batches_of_long_rows_are_small(rows, tmp_path, monkeypatch):
     made = [plain(record) for record in records(columns_of(80, median_length=200))]
     pq.write_table(pa.Table.from_pylist(made), tmp_path / "x.parquet")
     assert len(sequences_of(Dump(tmp_path / "x.parquet"))) == 80
+
+
+# --- .json and .jsonl.gz ----------------------------------------------------------------------------------------------
+
+ROW = {"train_logp": [-1.0, -2.0], "rollout_logp": [-1.5, -2.5]}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [ROW, ROW],
+        {"step": 3, "samples": [ROW, ROW]},
+        {"step": 3} | {name: [values, values] for name, values in ROW.items()},
+        {"train_logp": [-1.0, -2.0, -1.0, -2.0], "rollout_logp": [-1.5, -2.5, -1.5, -2.5]},
+        f"{json.dumps(ROW)}\n{json.dumps(ROW)}\n",
+    ],
+    ids=["records", "records beside a number", "lists", "one record", "lines"],
+)
+def test_what_a_json_file_may_hold(value, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+    found = sequences_of(Dump(path))
+    assert [x for _, values in found for x in values["train_logp"]] == [-1.0, -2.0, -1.0, -2.0]
+    assert len(found) == (1 if isinstance(value, dict) and "samples" not in value and "step" not in value else 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", ": not JSON (Expecting value"),
+        ('[{"train_logp": [-1.0]', ": not JSON ("),
+        ("3", ": expected a list of records or an object of lists, got int"),
+        ("{}", "no field has a known name for train_logp"),
+        ('[3, "a"]', ", record 0: expected a mapping, got int"),
+        ('{"train_logp": 3, "train_logp": 4}', ": the field 'train_logp' is there twice"),
+        ("[" * 100_000, ": nested too deeply"),
+        ("[1" + "0" * 5000 + "]", ": not JSON (Exceeds the limit"),
+        ("\udc80", ": not JSON ('utf-8' codec"),
+    ],
+)
+def test_a_json_file_that_is_none_is_one_line(text, message, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert message in refusal(path)
+
+
+def test_a_json_value_is_parsed_in_bounded_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_files, "MOST_LINE", 1 << 10)
+    (tmp_path / "x.json").write_text(json.dumps([ROW] * 40))
+    assert "write a record on each line of a .jsonl file" in refusal(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("cut", [1, 9, 60])
+def test_lines_before_the_end_of_a_cut_gzip_file_are_read(cut, tmp_path):
+    path = tmp_path / "x.jsonl.gz"
+    write_gzip(path, [ROW | {"id": str(i)} for i in range(2000)])
+    data = path.read_bytes()
+    path.write_bytes(data[:-cut])
+    dump = Dump(path)
+    read = len(sequences_of(dump))
+    assert 1000 < read <= 2000 and dump.problems.count == 1
+    assert f"record {read}: the compressed data are cut off or damaged from here on" in str(dump.problems.shown[0])
+    path.write_bytes(data[:5])
+    assert "compressed data are cut off" in refusal(path)
+    path.write_bytes(b"not compressed")
+    assert "record 0: the compressed data are cut off or damaged" in refusal(path)
+
+
+def test_a_configuration_beside_dumps_is_no_dump(tmp_path):
+    (tmp_path / "config.json").write_text('{"lr": 1e-6}')
+    write_gzip(tmp_path / "x.jsonl.gz", [ROW])
+    dump = Dump(tmp_path)
+    assert len(sequences_of(dump)) == 1 and dump.problems.count == 0

@@ -12,14 +12,22 @@ from torch import Tensor
 from rollout_corr.diagnose.read.chunk import Chunk
 from rollout_corr.diagnose.read.fields import LOG_PROBS, OFFSETS, ChosenFields, choose
 from rollout_corr.diagnose.read.formats import Loaded, Npz, SafeTensors, signed
+from rollout_corr.diagnose.read.json_files import json_lines, json_records
 from rollout_corr.diagnose.read.parquet_files import parquet_rows
 from rollout_corr.diagnose.read.pickles import Unread
 from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems, reason_of, until_damage
 from rollout_corr.diagnose.read.pt_files import load_pt
-from rollout_corr.diagnose.read.record_files import Numbered, RecordFile, flat, json_lines, listed, transposed
+from rollout_corr.diagnose.read.record_files import Numbered, RecordFile, flat, listed, transposed, unwrapped
 from rollout_corr.diagnose.read.tensor_files import TensorFile
 
-SUFFIXES = (".pt", ".pth", ".safetensors", ".npz", ".jsonl", ".parquet")
+SUFFIXES = (".pt", ".pth", ".safetensors", ".npz", ".jsonl", ".jsonl.gz", ".json", ".parquet")
+# Of files in a folder; a .json file beside dumps is the configuration of the run.
+IN_FOLDERS = tuple(suffix for suffix in SUFFIXES if suffix != ".json")
+
+
+def suffix_of(path: Path) -> str:
+    """Return the end of a file's name that says its kind, such as .jsonl.gz."""
+    return "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
 
 
 class Dump:
@@ -60,11 +68,11 @@ class Dump:
             raise DumpError(f"{self.path}: {reason_of(error)}") from error
         if is_folder:
             # A folder may be called x.npz; what is in it is found too.
-            found = sorted(file for file in self.path.rglob("*") if file.suffix in SUFFIXES and not file.is_dir())
+            found = sorted(file for file in self.path.rglob("*") if suffix_of(file) in IN_FOLDERS and not file.is_dir())
             if not found:
-                raise DumpError(f"{self.path}: expected files that end in {', '.join(SUFFIXES)}, found none")
+                raise DumpError(f"{self.path}: expected files that end in {', '.join(IN_FOLDERS)}, found none")
             return found
-        if self.path.suffix not in SUFFIXES:
+        if suffix_of(self.path) not in SUFFIXES:
             raise DumpError(f"{self.path}: expected a name that ends in {', '.join(SUFFIXES)}")
         return [self.path]
 
@@ -104,8 +112,10 @@ class Dump:
 
     def _open(self, path: Path) -> TensorFile | RecordFile:
         file = str(path)
-        if path.suffix == ".jsonl":
+        if suffix_of(path) in (".jsonl", ".jsonl.gz"):
             return RecordFile(json_lines(path), file, self.wanted, self.problems)
+        if path.suffix == ".json":
+            return RecordFile(json_records(path, self.wanted), file, self.wanted, self.problems)
         if path.suffix == ".parquet":
             return RecordFile(parquet_rows(path, self.wanted, self.problems), file, self.wanted, self.problems)
         if path.suffix == ".safetensors":
@@ -115,10 +125,7 @@ class Dump:
         return self._open_pt(load_pt(path, whole=self.limit is None), file, path.stat().st_size)
 
     def _open_pt(self, found: Any, file: str, size: int) -> TensorFile | RecordFile:
-        if isinstance(found, Mapping):
-            records = [value for value in found.values() if isinstance(value, list) and value]
-            if len(records) == 1 and isinstance(records[0][0], Mapping):
-                found = records[0]
+        found = unwrapped(found)
         if isinstance(found, (list, tuple)):
             return RecordFile(_signed(listed(found)), file, self.wanted, self.problems)
         if not isinstance(found, Mapping):

@@ -1,12 +1,9 @@
-"""Dumps of one record per sequence (.jsonl, .parquet, lists in .pt files) as chunks."""
+"""Dumps of one record per sequence (.jsonl, .json, .parquet, lists in .pt files) as chunks."""
 
 from __future__ import annotations
 
-import json
 import reprlib
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -19,13 +16,8 @@ from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems
 # Number of a record; the record, or the problem with it; the share of the file read so far.
 Numbered = tuple[int, Mapping[str, Any] | str, float]
 
-# Bytes of a line, and bytes of memory that its record may take while it is read; values of a field of a record.
-MOST_LINE, MOST_MEMORY = 128 << 20, 512 << 20
+# Values of a field of a record.
 MOST_VALUES = 1 << 24
-# Bytes of a longer line that are read at a time to find its end.
-BLOCK = 1 << 20
-# Bytes that Python takes at most for a number or half a string, and for a list or mapping.
-ITEM, CONTAINER = 40, 240
 # Fields of a record, mappings inside of one another, and letters of a dotted name. A mapping may contain itself.
 MOST_FIELDS, MOST_DEPTH, LONGEST_NAME = 65_536, 32, 1_000
 # Letters that are kept of the text of a token.
@@ -66,61 +58,8 @@ def flat(record: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def json_lines(path: Path) -> Iterator[Numbered]:
-    """Read the records of a .jsonl file; their numbers count lines, from 0."""
-    size = max(1, path.stat().st_size)
-    seen = number = 0
-    with path.open("rb") as file:
-        while line := file.readline(MOST_LINE + 1):
-            seen += len(line)
-            if len(line) > MOST_LINE:
-                while rest := b"" if line.endswith(b"\n") else file.readline(BLOCK):
-                    line = rest
-                    seen += len(line)
-                yield number, f"line {number + 1} has more than {MOST_LINE >> 20} MiB", seen / size
-            elif line.strip():
-                yield number, _parsed(line, number), seen / size
-            number += 1
-
-
-def _parsed(line: bytes, number: int) -> dict[str, Any] | str:
-    """Parse a line, or say why it cannot be used."""
-    need = _memory(line)
-    if need > MOST_MEMORY:
-        return f"line {number + 1} could take {need >> 20} MiB of memory; a record may take {MOST_MEMORY >> 20} MiB"
-    try:
-        # Bytes would be decoded by a guess: one line of UTF-16 is read by it, and two are not.
-        record = json.loads(line.decode("utf-8" if number else "utf-8-sig"), object_pairs_hook=_object)
-        return _flat_or_problem(record, dict, "an object")
-    except DumpError as error:
-        return f"line {number + 1}: {error}"
-    except ValueError as error:
-        cut = "" if line.endswith(b"\n") else "; the file ends within the line"
-        return f"line {number + 1} is not JSON ({error}){cut}"
-    except RecursionError:
-        return f"line {number + 1} is nested too deeply"
-
-
-def _memory(line: bytes) -> int:
-    """Estimate from above how many bytes a line takes while it is parsed: itself, its text twice, and its values."""
-    text = 2 * len(line) * (1 if line.isascii() else 4)
-    if len(line) * (CONTAINER + 1) + text < MOST_MEMORY:
-        # Most lines are short, and whatever they hold takes less.
-        return 0
-    items = line.count(b",") + line.count(b":") + line.count(b'"')
-    return len(line) + text + ITEM * items + CONTAINER * (line.count(b"[") + line.count(b"{"))
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a mapping of the members of a JSON object; json would take the last of two of one name."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-        raise DumpError(f"the field {reprlib.repr(twice)} is there twice")
-    return found
-
-
-def _flat_or_problem(record: Any, kind: type, expected: str) -> dict[str, Any] | str:
+def flat_or_problem(record: Any, kind: type, expected: str) -> dict[str, Any] | str:
+    """Flatten a record of a kind, or say why it is none."""
     if not isinstance(record, kind):
         return f"expected {expected}, got {type(record).__name__}"
     try:
@@ -129,10 +68,19 @@ def _flat_or_problem(record: Any, kind: type, expected: str) -> dict[str, Any] |
         return str(error)
 
 
+def unwrapped(found: Any) -> Any:
+    """Return the list of records that a mapping holds beside other values; anything else as it is."""
+    if isinstance(found, Mapping):
+        lists = [value for value in found.values() if isinstance(value, list) and value]
+        if len(lists) == 1 and isinstance(lists[0][0], Mapping):
+            return lists[0]
+    return found
+
+
 def listed(found: Sequence[Any]) -> Iterator[Numbered]:
-    """Return the records of a list in a .pt file."""
+    """Return the records of a list in a .pt or .json file."""
     for number, record in enumerate(found):
-        yield number, _flat_or_problem(record, Mapping, "a mapping"), (number + 1) / len(found)
+        yield number, flat_or_problem(record, Mapping, "a mapping"), (number + 1) / len(found)
 
 
 def transposed(fields: Mapping[str, Any], count: int) -> Iterator[Numbered]:

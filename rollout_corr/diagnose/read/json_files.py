@@ -1,0 +1,122 @@
+"""Records as JSON: a .jsonl file, also compressed, has one on each line; a .json file is one value."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import reprlib
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rollout_corr.diagnose.read.fields import ChosenFields, choose
+from rollout_corr.diagnose.read.problems import DumpError, Problem
+from rollout_corr.diagnose.read.record_files import Numbered, flat, flat_or_problem, listed, transposed, unwrapped
+
+# Bytes of a line or of a .json file, and bytes of memory that it may take while it is read.
+MOST_LINE, MOST_MEMORY = 128 << 20, 512 << 20
+# Bytes of a longer line that are read at a time to find its end.
+BLOCK = 1 << 20
+# Bytes that Python takes at most for a number or half a string, and for a list or mapping.
+ITEM, CONTAINER = 40, 240
+
+
+def json_lines(path: Path) -> Iterator[Numbered]:
+    """Read the records of a .jsonl or .jsonl.gz file; their numbers count lines, from 0.
+
+    Raises:
+        DumpError: The compressed data end too early or are damaged; the lines before are read.
+    """
+    size = max(1, path.stat().st_size)
+    number = 0
+    with path.open("rb") as raw:
+        file = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+        try:
+            while line := file.readline(MOST_LINE + 1):
+                if len(line) > MOST_LINE:
+                    while rest := b"" if line.endswith(b"\n") else file.readline(BLOCK):
+                        line = rest
+                    yield number, f"line {number + 1} has more than {MOST_LINE >> 20} MiB", raw.tell() / size
+                elif line.strip():
+                    yield number, _parsed(line, number), raw.tell() / size
+                number += 1
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            what = f"the compressed data are cut off or damaged from here on ({error})"
+            raise Problem(str(path), number, None, what).error() from error
+
+
+def json_records(path: Path, wanted: ChosenFields) -> Iterator[Numbered]:
+    """Read the records of a .json file: a list of them, an object of lists, one record, or lines as in .jsonl.
+
+    Args:
+        path: The file.
+        wanted: The fields that the user names.
+
+    Raises:
+        DumpError: It is no JSON, has no log-probs, or is too large to be parsed as a whole.
+    """
+    with path.open("rb") as file:
+        data = file.read(MOST_LINE + 1)
+    if len(data) > MOST_LINE or _memory(data) > MOST_MEMORY:
+        raise DumpError(f"{path}: too large for one JSON value; write a record on each line of a .jsonl file")
+    try:
+        found = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_object)
+    except DumpError as error:
+        raise DumpError(f"{path}: {error}") from error
+    except ValueError as error:
+        if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
+            # Files of lines are often called .json.
+            return json_lines(path)
+        raise DumpError(f"{path}: not JSON ({error})") from error
+    except RecursionError as error:
+        raise DumpError(f"{path}: nested too deeply") from error
+    found = unwrapped(found)
+    if isinstance(found, list):
+        return listed(found)
+    if not isinstance(found, dict):
+        raise DumpError(f"{path}: expected a list of records or an object of lists, got {type(found).__name__}")
+    fields = flat(found)
+    train = fields[choose(fields, wanted, str(path))["train_logp"]]
+    if isinstance(train, list) and train and isinstance(train[0], list):
+        same = {name: x for name, x in fields.items() if isinstance(x, list) and len(x) == len(train)}
+        return transposed(same, len(train))
+    return listed([found])
+
+
+def _parsed(line: bytes, number: int) -> dict[str, Any] | str:
+    """Parse a line, or say why it cannot be used."""
+    need = _memory(line)
+    if need > MOST_MEMORY:
+        return f"line {number + 1} could take {need >> 20} MiB of memory; a record may take {MOST_MEMORY >> 20} MiB"
+    try:
+        # Bytes would be decoded by a guess: one line of UTF-16 is read by it, and two are not.
+        record = json.loads(line.decode("utf-8" if number else "utf-8-sig"), object_pairs_hook=_object)
+        return flat_or_problem(record, dict, "an object")
+    except DumpError as error:
+        return f"line {number + 1}: {error}"
+    except ValueError as error:
+        cut = "" if line.endswith(b"\n") else "; the file ends within the line"
+        return f"line {number + 1} is not JSON ({error}){cut}"
+    except RecursionError:
+        return f"line {number + 1} is nested too deeply"
+
+
+def _memory(line: bytes) -> int:
+    """Estimate from above how many bytes a line takes while it is parsed: itself, its text twice, and its values."""
+    text = 2 * len(line) * (1 if line.isascii() else 4)
+    if len(line) * (CONTAINER + 1) + text < MOST_MEMORY:
+        # Most lines are short, and whatever they hold takes less.
+        return 0
+    items = line.count(b",") + line.count(b":") + line.count(b'"')
+    return len(line) + text + ITEM * items + CONTAINER * (line.count(b"[") + line.count(b"{"))
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a mapping of the members of a JSON object; json would take the last of two of one name."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise DumpError(f"the field {reprlib.repr(twice)} is there twice")
+    return found
