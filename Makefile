@@ -14,6 +14,7 @@
 #   make kernels      compile some of the kernels for five GPUs, without one, and report registers and spills
 #   make lint         ruff, ruff format, mypy
 #   make format       let ruff rewrite what it can
+#   make docs         the documentation as a site, build/docs/index.html; a broken link is an error
 #   make bench        the benchmark: of the GPU where there is one, else of the CPU, beside verl
 #   make bench-tiny   the benchmarks once, on sizes that show only that they work
 #   make gpu-report   on a machine with a GPU: tests, checks, sanitizer and benchmark, in nine minutes, into two files
@@ -45,7 +46,7 @@ PEERS_NEED = accelerate cloudpickle codetiming datasets jinja2 omegaconf orjson 
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
-.PHONY: demo example quick test test-all test-gpu test-peers conformance test-browser test-wheel attack kernels lint format bench bench-tiny gpu-report clean
+.PHONY: demo example quick test test-all test-gpu test-peers conformance test-browser test-wheel attack kernels lint format docs bench bench-tiny gpu-report clean
 
 demo: $(VENV)/installed-demo
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
@@ -93,6 +94,10 @@ lint: $(VENV)/installed-dev
 format: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check --fix
 	$(VENV)/bin/ruff format
+
+# The variable silences an announcement of mkdocs-material.
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --config-file docs/site/mkdocs.yml $(ARGS)
 
 # The benchmarks compare with verl's own function in one process, so they run beside it.
 bench: $(PEERS_VENV)/installed-peers

@@ -36,6 +36,8 @@ TEST = [
     # For the interpreter tests. The package itself runs without it.
     "triton; platform_system == 'Linux'",
 ]
+# The site of `make docs`; ruff breaks the lines of its signatures.
+DOCS = ["latex2mathml>=3.77", "mkdocs>=1.6", "mkdocs-material>=9.6", "mkdocstrings[python]>=1.0", "ruff"]
 # ruff is pinned where its settings are, in pyproject.toml.
 LINT = ["build>=1.2", "ruff"]
 
@@ -65,6 +67,7 @@ setup(
         "report": REPORT,
         "parquet": PARQUET,
         "bench": BENCH,
+        "docs": DOCS,
         "test": TEST,
         "dev": [*TEST, *LINT],
     },

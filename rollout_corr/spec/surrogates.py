@@ -99,7 +99,10 @@ class GSPO(PPO):
     """PPO's clip of the sequence's geometric ratio, exp(mean of x over the tokens that train), at each of its tokens.
 
     Args:
-        low, high, dual, delta: As for PPO; GSPO's paper clips much tighter.
+        low: As for PPO; GSPO's paper clips much tighter.
+        high: As for PPO.
+        dual: As for PPO.
+        delta: As for PPO.
         through: Where the gradient flows: "sequence" through the mean to all tokens of the sequence; "token" through a
             token's own log-prob alone (GSPO-token, whose value is the same). They agree where the tokens of a sequence
             share one advantage.

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 MATHS = DOCS / "math.md", DOCS / "loss_math.md"
 GUIDES = DOCS / "guide.md", DOCS / "batches.md", DOCS / "troubleshooting.md"
-RUN = [path for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))) if path.exists()]
+RUN = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "api").glob("*.md"))]
 MAPS = [ROOT / "kernels" / "README.md", *sorted((ROOT / "rollout_corr").glob("**/README.md"))]
 LINKED = [*RUN, *MAPS, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"))]
 
