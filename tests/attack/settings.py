@@ -28,8 +28,7 @@ from rollout_corr.spec.checked import Checked
 TYPES = [value for name in rc.__all__ if isinstance(value := getattr(rc, name), type) and issubclass(value, Checked)]
 # What a repr may name.
 NAMES = {kind.__name__: kind for kind in TYPES} | {"inf": math.inf}
-# Their readers name the framework's own key in every error; those of others may name the argument of the Spec.
-CONFIGURED = ("skyrl", "verl", "xtuner")
+CONFIGURED = lookup.readable("read")
 
 # Arguments that are names of the caller's own.
 ANY_WORD = ("label", "name")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import rollout_corr as rc
-from rollout_corr.frameworks.shared.settings import flags_of, settings_of
+from rollout_corr.frameworks.shared.settings import flags_of, in_its_words, settings_of
 
 KNOWN = {"clip_low": 0.2, "clip_high": 0.2, "mode": None}
 
@@ -54,6 +54,54 @@ def test_unknown():
         settings_of({"loss": 3}, KNOWN, blocks=[("loss",)])
     with pytest.raises(ValueError, match=r"recipe_from_config: expected one of \[.*\], got 'none'"):
         rc.recipe_from_config("none", {})
+
+
+REFUSED = [
+    ("trl", {"vllm_importance_sampling_clip_max": "2.0"}, "vllm_importance_sampling_clip_max='2.0': clip_max"),
+    ("trl", {"epsilon": "k1", "beta": "batch"}, "epsilon='k1': PPO.low"),
+    ("trl", SimpleNamespace(beta="batch", learning_rate=1e-6), "beta='batch': KL.coef"),
+    ("nemo", {"loss_fn": {"ratio_clip_min": "x"}}, "loss_fn.ratio_clip_min='x': PPO.low"),
+    ("nemo", {"loss_fn": {}, "grpo": {"seq_logprob_error_threshold": {1: 2}}},
+     "grpo.seq_logprob_error_threshold={1: 2}: Criterion.upper"),
+    ("openrlhf", SimpleNamespace(actor=SimpleNamespace(eps_clip="x")), "actor.eps_clip='x': PPO.low"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("framework", "config", "said"), REFUSED)
+def test_an_error_names_the_frameworks_own_key(framework, config, said):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        rc.recipe_from_config(framework, config)
+    assert str(caught.value).startswith(f"recipe_from_config({framework!r}): {said}: expected a number"), caught.value
+
+
+def read_pair(config):
+    """Read two bounds, with words of its own in the errors."""
+
+    def read(given):
+        lower, upper = (int(given.get(name, default)) for name, default in (("eps_low", 0), ("eps_high", 9)))
+        if lower < 0:
+            raise ValueError("eps_low: too small")
+        if lower > upper:
+            raise ValueError("expected lower <= upper")
+
+    try:
+        read(config)
+    except ValueError as error:
+        return in_its_words(error, read, config)
+
+
+def test_two_keys_that_do_not_fit_each_other_are_both_named():
+    assert read_pair({"eps_low": 3, "eps_high": "2", "other": 1}) == "eps_low=3, eps_high='2': expected lower <= upper"
+
+
+def test_an_error_that_names_the_key_stays_as_it_is():
+    assert read_pair({"eps_low": -1, "other": 1}) == "eps_low: too small"
+
+
+def test_a_configuration_that_holds_itself_ends():
+    config = {"eps_low": 3, "eps_high": 2}
+    config["more"] = config
+    assert read_pair(config) == "eps_low=3, eps_high=2: expected lower <= upper"
 
 
 FLAGS = {"actor.clip": 0.2, "algo.kl.coef": 0.0}

@@ -10,7 +10,7 @@ import difflib
 import pkgutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from rollout_corr import frameworks as package
 from rollout_corr.frameworks.shared.preset import PRESETS, Preset, registered, same_kind
-from rollout_corr.frameworks.shared.settings import refuse_other_types
+from rollout_corr.frameworks.shared.settings import in_its_words, refuse_other_types
 from rollout_corr.spec.correction import Spec
 
 
@@ -226,10 +226,11 @@ def _read(call: str, function: str, framework: str, config: object, options: dic
         if framework in frameworks() and _of(framework):
             hint = f"; this framework has no configuration that can be read, but presets: rc.preset of {_of(framework)}"
         raise ValueError(f"{call}: expected one of {known}, got {framework!r}{hint}")
+    read = partial(getattr(part(framework, "config"), function), **options)
     try:
-        return getattr(part(framework, "config"), function)(config, **options)
+        return read(config)
     except (TypeError, ValueError) as error:
-        raise same_kind(error, f"{call}({framework!r}): {error}") from error
+        raise same_kind(error, f"{call}({framework!r}): {in_its_words(error, read, config)}") from error
 
 
 def _of(framework: str) -> str:

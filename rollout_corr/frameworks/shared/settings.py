@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import lru_cache, wraps
+from types import SimpleNamespace
 from typing import Any
 
 from rollout_corr.spec.correction import Spec
@@ -122,6 +125,75 @@ def flags_of(config: object, known: Mapping[str, Any], others: Iterable[str] = (
     if not flags:
         refuse_unknown(outer, sorted(tops))
     return {name: flags.get(name, default) for name, default in known.items()}
+
+
+def in_its_words(error: Exception, read: Callable[[Any], object], config: object) -> str:
+    """Return the text of a reader's error, which begins with the configuration's own key where no key is in the text.
+
+    A setting becomes an argument of a Spec or a surrogate, whose error has that argument's name. The key is found by
+    reading again without it: then the error is gone, or another one.
+
+    Args:
+        error: What `read` raised.
+        read: Reads a configuration.
+        config: The one that it refused.
+    """
+    root = _root(error)
+    try:
+        given = fields_of(config)
+    except TypeError:  # the error says so already
+        return str(error)
+    blamed = _blamed(root, read, given, lambda fields: _like(config, fields), 0)
+    words = set(re.findall(r"\w+", str(error)))
+    if not blamed or any(key.rpartition(".")[2] in words for key in blamed):
+        return str(error)
+    return f"{', '.join(f'{key}={value!r:.60}' for key, value in blamed.items())}: {root}"
+
+
+def _root(error: BaseException) -> BaseException:
+    """The error that was first raised: those that name presets and recipes stand around it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _like(config: object, given: dict[str, Any]) -> object:
+    """Return the fields as a mapping if the configuration is one, or as an object with attributes."""
+    return given if isinstance(config, Mapping) else SimpleNamespace(**given)
+
+
+def _blamed(
+    root: BaseException,
+    read: Callable[[Any], object],
+    given: dict[str, Any],
+    whole: Callable[[dict[str, Any]], object],
+    depth: int,
+) -> dict[str, Any]:
+    """Return the settings without which another error or none is raised; inside of blocks as "block.setting"."""
+
+    def same(error: BaseException) -> bool:
+        found, wanted = str(_root(error)), str(root)
+        # A value that is no block is wrong without one of its parts too, and the error shows the parts.
+        return found.partition(", got ")[0] == wanted.partition(", got ")[0] if depth else found == wanted
+
+    blamed: dict[str, Any] = {}
+    for key, value in given.items():
+        try:
+            read(whole({name: kept for name, kept in given.items() if name != key}))
+        except (TypeError, ValueError) as error:
+            if same(error):
+                continue
+
+        def around(fields: dict[str, Any], key: str = key, value: object = value) -> object:
+            return whole({name: _like(value, fields) if name == key else kept for name, kept in given.items()})
+
+        within: dict[str, Any] = {}
+        # A configuration may hold itself.
+        if depth < 4:
+            with suppress(TypeError):
+                within = _blamed(root, read, fields_of(value), around, depth + 1)
+        blamed |= {f"{key}.{name}": setting for name, setting in within.items()} or {str(key): value}
+    return blamed
 
 
 def boolean(key: str, value: object) -> bool:
