@@ -1,6 +1,7 @@
 """Everything after the log-probs in LLM reinforcement learning: weights, rejection, statistics.
 
-Importing needs torch alone: no GPU, no Triton, no driver query. Presets and recipes are imported when first used.
+Importing needs torch alone: no GPU, no Triton, no driver query. What a correction or a loss does not need is imported
+when it is first used: presets, recipes, `dump`, `suggest`, `warmup`.
 """
 
 from importlib import import_module
@@ -10,14 +11,10 @@ from rollout_corr.api.correct import Correction as Correction
 from rollout_corr.api.correct import PendingCorrection as PendingCorrection
 from rollout_corr.api.correct import correct as correct
 from rollout_corr.api.correct import correct_async as correct_async
-from rollout_corr.api.dump import dump as dump
 from rollout_corr.api.groups import FilteredGroups as FilteredGroups
 from rollout_corr.api.groups import filter_groups as filter_groups
 from rollout_corr.api.policy_loss import PolicyLoss as PolicyLoss
 from rollout_corr.api.policy_loss import policy_loss as policy_loss
-from rollout_corr.api.suggest import Suggestion as Suggestion
-from rollout_corr.api.suggest import suggest as suggest
-from rollout_corr.api.warmup import warmup as warmup
 from rollout_corr.backends.choose import Backend as Backend
 from rollout_corr.backends.choose import backend_for as backend_for
 from rollout_corr.metrics.statistics import PendingMetrics as PendingMetrics
@@ -38,6 +35,10 @@ from rollout_corr.spec.surrogates import Reinforce as Reinforce
 from rollout_corr.spec.surrogates import Score as Score
 
 if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
+    from rollout_corr.api.dump import dump as dump
+    from rollout_corr.api.suggest import Suggestion as Suggestion
+    from rollout_corr.api.suggest import suggest as suggest
+    from rollout_corr.api.warmup import warmup as warmup
     from rollout_corr.frameworks.shared import presets as presets
     from rollout_corr.frameworks.shared.lookup import from_config as from_config
     from rollout_corr.frameworks.shared.lookup import preset as preset
@@ -88,12 +89,25 @@ __all__ = [
 ]
 
 
+_IMPORTED_WHEN_USED = {
+    "Suggestion": "api.suggest",
+    "dump": "api.dump",
+    "from_config": "frameworks.shared.lookup",
+    "preset": "frameworks.shared.lookup",
+    "presets": "frameworks.shared",
+    "recipe": "frameworks.shared.lookup",
+    "recipe_from_config": "frameworks.shared.lookup",
+    "recipe_names": "frameworks.shared.lookup",
+    "suggest": "api.suggest",
+    "warmup": "api.warmup",
+}
+
+
 def __getattr__(name: str) -> object:
-    if name == "presets":
-        return import_module("rollout_corr.frameworks.shared.presets")
-    if name in ("from_config", "preset", "recipe", "recipe_from_config", "recipe_names"):
-        return getattr(import_module("rollout_corr.frameworks.shared.lookup"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _IMPORTED_WHEN_USED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = f"{__name__}.{_IMPORTED_WHEN_USED[name]}"
+    return import_module(f"{module}.{name}") if name == "presets" else getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:

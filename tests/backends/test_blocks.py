@@ -150,6 +150,7 @@ def test_compiled_equals_blocks(name: str) -> None:
         assert_same_metrics(got, expected, 2e-5)
 
 
+@pytest.mark.slow
 def test_no_length_is_in_a_compile_key() -> None:
     """Every size runs what the first one compiled, one row and one column included."""
     spec = rc.Spec(weight=rc.Weight("token", upper=1.5), clamp=19.0)

@@ -15,7 +15,7 @@ from builders.loss_cases import LaidLoss, only, random_batch
 from builders.split_cases import SPECS, joined, together
 
 
-@pytest.fixture(scope="module", params=(2, 4))
+@pytest.fixture(scope="module", params=(2, pytest.param(4, marks=pytest.mark.slow)))
 def found(request, tmp_path_factory):
     """Run the work of every rank in a process of its own and load the results."""
     folder = tmp_path_factory.mktemp("ranks")

@@ -23,8 +23,14 @@ def quick() -> Iterator[None]:
         (interpreter, "_patch_lang", _once_a_launch),
         (interpreter, "_get_np_dtype", _by_name),
         (core.block_type, "__init__", _block_types),
+        (core.dtype, "__eq__", _unless_itself),
+        (core.dtype, "is_int", _once_a_name),
         (core.tensor, "__init__", _tensors),
+        (interpreter, "_patch_attr", _without_wrappers),
+        (TritonSemantic, "binary_op_sanitize_overflow_impl", _if_it_overflows),
+        (TritonSemantic, "binary_op_type_checking_impl", _unless_fit),
         (TritonSemantic, "broadcast_impl_value", _unless_alike),
+        (TritonSemantic, "cast", _unless_cast),
     ]
     with contextlib.ExitStack() as stack:
         for owner, name, changed in patches:
@@ -101,3 +107,91 @@ def _unless_alike(broadcast):
         return broadcast(self, lhs, rhs)
 
     return operands
+
+
+def _unless_itself(equal):
+    """Compare two types, unless they are one."""
+    return lambda self, other: self is other or equal(self, other)
+
+
+def _once_a_name(ask):
+    """Ask a type once for each name."""
+    answers = {}
+
+    def answer(self):
+        if self.name not in answers:
+            answers[self.name] = ask(self)
+        return answers[self.name]
+
+    return answer
+
+
+def _without_wrappers(patch_attr):
+    """Call a function of triton.language itself: its wrapper checks only for what the interpreter always gives."""
+    del patch_attr
+    from triton.runtime.interpreter import interpreter_semantic
+
+    def direct(obj, name, member, builder, scope):
+        inner = getattr(member, "__wrapped__", member)
+
+        def called(*args, **kwargs):
+            kwargs["_semantic"] = interpreter_semantic
+            return inner(*args, **kwargs)
+
+        scope.set_attr(obj, name, called)
+
+    return direct
+
+
+def _unless_fit(check):
+    """Convert and broadcast two operands, unless such types came back as they were; the blocks of a number are kept."""
+    from triton.language import core
+
+    fit, numbers = set(), {}
+
+    def operands(self, lhs, rhs, *flags, **named):
+        if type(lhs) is not core.tensor:
+            return check(self, lhs, rhs, *flags, **named)
+        if type(rhs) is core.tensor:
+            key = (lhs.type.name, rhs.type.name, flags, *named.items())
+            if key in fit:
+                return lhs, rhs
+            checked = check(self, lhs, rhs, *flags, **named)
+            if checked[0] is lhs and checked[1] is rhs:
+                fit.add(key)
+            return checked
+        # As a text, because 0.0 equals -0.0 and 1 equals True.
+        key = (lhs.type.name, repr(rhs), flags, *named.items())
+        if key in numbers:
+            return lhs, numbers[key]
+        checked = check(self, lhs, rhs, *flags, **named)
+        if checked[0] is lhs and type(rhs) in (int, float, bool):
+            numbers[key] = checked[1]
+        return checked
+
+    return operands
+
+
+def _unless_cast(cast):
+    """Convert a value, unless it is of that type."""
+
+    def converted(self, input, dst_ty, *rounding, **named):
+        return input if input.type.scalar is dst_ty.scalar else cast(self, input, dst_ty, *rounding, **named)
+
+    return converted
+
+
+def _if_it_overflows(raise_overflow):
+    """Look for an overflow of integers with NumPy, and have one reported as ever."""
+    import numpy as np
+
+    operations = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+
+    def checked(self, lhs, rhs, binary_op):
+        kind = lhs.type.scalar
+        if kind.int_bitwidth < 64:
+            exact = operations[binary_op.__name__](lhs.handle.data, rhs.handle.data, dtype=np.int64)
+            if exact.min() < kind.get_int_min_value() or exact.max() > kind.get_int_max_value():
+                raise_overflow(self, lhs, rhs, binary_op)
+
+    return checked

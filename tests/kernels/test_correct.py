@@ -16,6 +16,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, MASK_DTYPES, lay_out, moved, random_sequences, rounded, spoil, wild
+from builders.cases import one_in
 from builders.kernel_cases import (
     INTERPRETED,
     MIDDLE,
@@ -70,7 +71,7 @@ def as_declared(name, **others):
     return sequences, spec, {"dtype": dtypes, "mask_dtype": variant.mask, "offsets": variant.offsets}
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", one_in(2, VARIANTS))
 def test_variants(name, device):
     """Each in its own layout, dtypes and strides; every criterion rejects something and keeps something."""
     variant = VARIANTS[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import replace
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
+from builders.cases import one_in
 from builders.peer_metrics_cases import ALL, CASES, batch, tensors
 from rollout_corr.kernels import grid
 from rollout_corr.kernels.correct.planner import plan_of
@@ -68,7 +70,7 @@ def assert_equal(spec: rc.Spec, given: dict[str, Tensor]) -> rc.Correction:
     return got
 
 
-@pytest.mark.parametrize(("scheme", "name"), ALL)
+@pytest.mark.parametrize(("scheme", "name"), one_in(2, ALL))
 def test_cases(scheme: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows with holes, two of them without a valid token; two programs that decide."""
     of_shape(monkeypatch, 8, 16, 4)
@@ -83,7 +85,7 @@ def kernels_of(name: str) -> object:
 PRESETS = {kernels_of(name): name for name in rc.presets.names() if len(rc.preset(name).report) > 1}
 
 
-@pytest.mark.parametrize("name", PRESETS.values())
+@pytest.mark.parametrize("name", one_in(2, PRESETS.values()))
 def test_presets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One preset of each set that shares kernels; a packed batch in one program, with one token far away."""
     of_shape(monkeypatch, 16, 16, 16)
@@ -117,7 +119,7 @@ MIXED = {
 
 @pytest.mark.parametrize(
     ("name", "nonfinite"),
-    [*((name, policy) for name in MIXED for policy in ("reject", "propagate")), ("product", "neutral")],
+    one_in(2, [*((name, policy) for policy in ("reject", "propagate") for name in MIXED), ("product", "neutral")]),
 )
 def test_all_schemes_at_once(name: str, nonfinite: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With tokens that are NaN and infinite, in float32."""
@@ -131,8 +133,10 @@ def test_all_schemes_at_once(name: str, nonfinite: str, monkeypatch: pytest.Monk
     assert_equal(spec, given)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("level", ["token", "product", "geometric"])
+@pytest.mark.parametrize(
+    ("dtype", "level"),
+    one_in(2, itertools.product([torch.float32, torch.float64], ["token", "product", "geometric"])),
+)
 def test_far_apart(level: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the clamp, beyond what sums of D hold, where e^D overflows in float32, and at a bound of 1."""
     of_shape(monkeypatch, 4, 16, 4)

