@@ -1,6 +1,6 @@
 """Context parallelism: every rank holds a part of every sequence and gets what the whole ones give.
 
-    pip install rollout-corr
+    pip install /path/to/rollout-corr
     torchrun --nproc-per-node 4 context_parallel.py
 
 Runs anywhere, on the CPU with gloo. Each rank takes two stretches of every sequence, one from the front and one from

@@ -1,6 +1,6 @@
 """The numbers, tables and pictures of mismatch_rl.py and mismatch_sweep.py; not run by itself.
 
-    pip install rollout-corr matplotlib rich
+    pip install /path/to/rollout-corr matplotlib rich
     python mismatch_rl.py            # with mismatch_results.py beside it
 
 Nothing here trains. Curves are `{arm: [points of a run, one run per seed]}`, and a point is a dict of measures.

@@ -1,6 +1,6 @@
 """Why to correct: a tiny transformer learns to sort by RL from rollouts of an older int4 copy of itself.
 
-    pip install rollout-corr matplotlib rich
+    pip install /path/to/rollout-corr matplotlib rich
     python mismatch_rl.py            # mismatch_results.py beside it; minutes on one CPU core, seconds with --tiny
 
 Five runs from the same start, for each of several seeds: rollouts without a mismatch; with one, uncorrected; and

@@ -1,6 +1,6 @@
 """Choose the mismatch of mismatch_rl.py: its runs with other bits and other ages of the weights.
 
-    pip install rollout-corr matplotlib rich
+    pip install /path/to/rollout-corr matplotlib rich
     python mismatch_sweep.py         # mismatch_rl.py and mismatch_results.py beside it; minutes on one CPU core
 
 It uses other seeds than mismatch_rl.py, because results on the seeds of a choice would be biased.

@@ -1,6 +1,6 @@
 """A training step in plain PyTorch: decoupled and bypass mode, padded and packed batches.
 
-    pip install rollout-corr
+    pip install /path/to/rollout-corr
     python plain_torch.py
 
 `decoupled` and `bypass` are the two steps; copy the one you need. What is below them is a toy that they can train on a

@@ -1,6 +1,6 @@
 """SkyRL: its correction replaced in every Ray worker, or one of our losses chosen from its registry.
 
-    pip install rollout-corr "skyrl[skyrl-train]==0.3.0"      (Python 3.12)
+    pip install /path/to/rollout-corr "skyrl[skyrl-train]==0.3.0"      (Python 3.12)
     python skyrl_hook.py
 
 A training script either gives Ray a hook, and keeps its configuration,
@@ -24,7 +24,7 @@ import torch
 try:
     from skyrl.backends.skyrl_train.utils import off_policy_correction_utils, ppo_utils
 except ModuleNotFoundError as missing:
-    raise SystemExit(f'{missing}: pip install rollout-corr "skyrl[skyrl-train]==0.3.0"') from None
+    raise SystemExit(f'{missing}: pip install /path/to/rollout-corr "skyrl[skyrl-train]==0.3.0"') from None
 
 from rollout_corr.frameworks.skyrl import dropin, losses
 from rollout_corr.testing import example_batch, pad

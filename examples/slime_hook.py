@@ -1,6 +1,6 @@
 """slime and miles: what to name as `--custom-tis-function-path`, a function of ours or one of your own with any Spec.
 
-    pip install rollout-corr
+    pip install /path/to/rollout-corr
     python slime_hook.py
 
 slime is not needed to try it: this finds the functions as slime does, by their paths, and hands over what slime hands

@@ -1,6 +1,6 @@
 """TRL: the ratio that GRPOTrainer multiplies its loss by, from any Spec in place of its four modes.
 
-    pip install rollout-corr trl==1.16.0
+    pip install /path/to/rollout-corr trl==1.16.0
     python trl_hook.py
 
 In a training script it is one line before `trainer.train()`, which `accelerate launch` runs in every process:
@@ -27,7 +27,7 @@ try:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 except ModuleNotFoundError as missing:
-    raise SystemExit(f"{missing}: pip install rollout-corr trl==1.16.0") from None
+    raise SystemExit(f"{missing}: pip install /path/to/rollout-corr trl==1.16.0") from None
 
 import rollout_corr as rc
 from rollout_corr.frameworks.trl import dropin

@@ -1,6 +1,6 @@
 r"""verl: its trainers correct with rollout-corr, without a changed line. Shown on a batch, in a Ray worker.
 
-    pip install rollout-corr verl==0.9.1
+    pip install /path/to/rollout-corr verl==0.9.1
     python verl_hook.py
 
 A training run gets the hook on its command line, and its configuration stays as it is:
@@ -20,7 +20,7 @@ try:
     from verl.trainer.config.algorithm import RolloutCorrectionConfig
     from verl.trainer.ppo import rollout_corr_helper
 except ModuleNotFoundError as missing:
-    raise SystemExit(f"{missing}: pip install rollout-corr verl==0.9.1") from None
+    raise SystemExit(f"{missing}: pip install /path/to/rollout-corr verl==0.9.1") from None
 
 from rollout_corr.frameworks.verl import dropin
 from rollout_corr.testing import example_batch, pad

@@ -1,6 +1,7 @@
 """xtuner: the correction as a subclass in the configuration. Nothing is replaced.
 
-    pip install rollout-corr, and xtuner from its source at b934f46 (the 0.2.0 of package indexes has no rollout_is)
+    pip install /path/to/rollout-corr
+    and xtuner from its source at b934f46 (the 0.2.0 of package indexes has no rollout_is)
     python xtuner_hook.py
 
 In the configuration of a training run one import changes:
