@@ -103,7 +103,8 @@ class Dump:
         """Open file i and read it chunk by chunk."""
         if not path.is_file():
             # A pipe would be waited for.
-            raise DumpError(f"{path}: {'not a file' if path.exists() else 'no such file: a link that leads nowhere'}")
+            missing = "no such file: a link that leads nowhere" if path.is_symlink() else "no such file"
+            raise DumpError(f"{path}: {'not a file' if path.exists() else missing}")
         file = self._open(path)
         for chunk in file.chunks():
             self.fields = self.fields or file.fields
@@ -122,9 +123,9 @@ class Dump:
             return TensorFile(SafeTensors(path), file, self.wanted, self.problems)
         if path.suffix == ".npz":
             return TensorFile(Npz(path), file, self.wanted, self.problems)
-        return self._open_pt(load_pt(path, whole=self.limit is None), file, path.stat().st_size)
+        return self._open_pt(*load_pt(path, whole=self.limit is None), file)
 
-    def _open_pt(self, found: Any, file: str, size: int) -> TensorFile | RecordFile:
+    def _open_pt(self, found: Any, size: int, file: str) -> TensorFile | RecordFile:
         found = unwrapped(found)
         if isinstance(found, (list, tuple)):
             return RecordFile(_signed(listed(found)), file, self.wanted, self.problems)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
 import shutil
 import struct
 import tempfile
@@ -109,8 +110,8 @@ class SafeTensors:
     """
 
     def __init__(self, path: Path) -> None:
-        self.size = path.stat().st_size
         self.file = path.open("rb")
+        self.size = os.fstat(self.file.fileno()).st_size
         head = self.file.read(8)
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
         if not 2 <= length <= min(LONGEST_HEADER, self.size - 8):
@@ -172,7 +173,10 @@ class SafeTensors:
         if math.prod(shape) == 0:
             return signed(torch.zeros(shape, dtype=dtype))
         self.file.seek(begin + start * row)
-        return signed(torch.frombuffer(bytearray(self.file.read((stop - start) * row)), dtype=dtype).view(shape))
+        data = bytearray(self.file.read((stop - start) * row))
+        if len(data) != (stop - start) * row:
+            raise Problem(str(self.path), None, name, "the file has become shorter while it was read").error()
+        return signed(torch.frombuffer(data, dtype=dtype).view(shape))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -38,11 +38,13 @@ def parquet_rows(path: Path, wanted: ChosenFields, problems: Problems) -> Iterat
     pyarrow = extra("pyarrow", "parquet", "reading .parquet files")
     parquet = extra("pyarrow.parquet", "parquet", "reading .parquet files")
     try:
-        metadata = parquet.read_metadata(path)
+        # Opened once: another file may take its place between two looks at the name.
+        opened = path.open("rb")
+        metadata = parquet.read_metadata(opened)
         leaves = (metadata.schema.column(i) for i in range(metadata.num_columns))
         # Repeated texts stay in memory once.
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-        file = parquet.ParquetFile(path, metadata=metadata, read_dictionary=texts, buffer_size=BUFFER)
+        file = parquet.ParquetFile(opened, metadata=metadata, read_dictionary=texts, buffer_size=BUFFER)
         names = _useful(file.schema_arrow, wanted, str(path), pyarrow)
     except (pyarrow.ArrowException, OSError) as error:
         raise DumpError(f"{path}: not a complete .parquet file ({error}); {cut_off('.parquet')}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 import zipfile
 import zlib
@@ -32,35 +33,39 @@ class _Record(NamedTuple):
     crc: int
 
 
-def load_pt(path: Path, whole: bool = True) -> Any:
+def load_pt(path: Path, whole: bool = True) -> tuple[Any, int]:
     """Load a .pt file of tensors, lists, mappings and numbers. Nothing in it is run as code.
+
+    It is opened once: another file may take its place between two looks at the name.
 
     Args:
         path: The file.
         whole: Compare the checksums of all tensors that are in use, which reads the file once.
 
+    Returns:
+        What it holds, and its bytes.
+
     Raises:
         DumpError: It is damaged, or holds something else.
     """
-    size = path.stat().st_size
     try:
-        if size == 0:
-            raise PickleError("it is empty")
         with path.open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                raise PickleError("it is empty")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            found = _archive(path, mapped, whole) if zipfile.is_zipfile(path) else _old(file, mapped)
-        check_repeats(found, size)
+            found = _archive(file, mapped, whole) if zipfile.is_zipfile(file) else _old(file, mapped)
+        check_repeats(found, len(mapped))
     except (PickleError, zipfile.BadZipFile, ValueError, LookupError, TypeError, struct.error) as error:
         # pickletools and zipfile answer damage with any of these.
         raise DumpError(
             f"{path}: not a complete .pt file: {reason_of(error)}. Expected one written by torch.save, holding only "
             f"tensors, lists, dicts and numbers; {cut_off('.pt')}"
         ) from error
-    return found
+    return found, len(mapped)
 
 
-def _archive(path: Path, mapped: mmap.mmap, whole: bool) -> Any:
-    with zipfile.ZipFile(path) as archive:
+def _archive(file: IO[bytes], mapped: mmap.mmap, whole: bool) -> Any:
+    with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
     records = {entry.filename: _record(entry, mapped) for entry in entries}
     if len(records) != len(entries):
@@ -128,6 +133,7 @@ def _old(file: IO[bytes], mapped: mmap.mmap) -> Any:
     def second(key: str, count: int, name: str) -> Storage:
         return storages[key]._replace(name=name)
 
+    file.seek(0)
     reader = Unpickler(mapped, first)
     if reader.load(file) != OLD_MAGIC or reader.load(file) != OLD_PROTOCOL:
         raise PickleError("no zip archive, and no older .pt file either")
