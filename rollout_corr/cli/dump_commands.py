@@ -17,7 +17,7 @@ from rollout_corr.diagnose.measure.measurement import Measurement, measure
 from rollout_corr.diagnose.read.dump import IN_FOLDERS, SUFFIXES, Dump, suffix_of
 from rollout_corr.diagnose.read.fields import ALIASES
 from rollout_corr.diagnose.read.problems import DumpError
-from rollout_corr.diagnose.show import page, plain_data, terminal
+from rollout_corr.diagnose.show import plain_data, report_page, terminal, what_if_page
 from rollout_corr.diagnose.show.content import ABOUT_D
 from rollout_corr.diagnose.show.terminal import Terminal
 from rollout_corr.diagnose.what_if import try_all
@@ -146,7 +146,7 @@ def report(arguments: list[str]) -> int:
     return _output(
         path,
         out,
-        lambda: page.report_page(reported),
+        lambda: report_page.report_page(reported),
         data,
         lambda out: terminal.print_report(out, reported),
     )
@@ -165,7 +165,7 @@ def what_if(arguments: list[str]) -> int:
     return _output(
         path,
         out,
-        lambda: page.what_if_page(dump, tried),
+        lambda: what_if_page.what_if_page(dump, tried),
         lambda: plain_data.what_if(dump, tried),
         lambda out: terminal.print_what_if(out, dump, tried),
     )

@@ -6,7 +6,11 @@ speaks. Between them lie runs that differ for a known reason, such as old weight
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
+
+# A value in its healthy range, between that and the alarm, beyond the alarm.
+State = Literal["good", "warning", "error"]
 
 
 class Limit(NamedTuple):
@@ -33,6 +37,13 @@ class Limit(NamedTuple):
         if self.alarm is None:
             return False
         return value > self.alarm if self.beyond == "above" else value < self.alarm
+
+    def state(self, value: float) -> State:
+        """How a value is shown: error beyond the alarm, warning between it and the healthy range."""
+        if self.crossed(value):
+            return "error"
+        beyond = value > self.healthy if self.beyond == "above" else value < self.healthy
+        return "warning" if beyond else "good"
 
     def range_of(self, bound: float) -> str:
         """The good side of a bound as tables show it: "< 0.01"."""
@@ -120,3 +131,8 @@ def healthy(key: str) -> str:
     """The healthy range of a metric that has a limit, as tables show it."""
     limit = BY_KEY[key]
     return limit.range_of(limit.healthy)
+
+
+def ratio_room(ratio_std: float, measured: float) -> float:
+    """How far the mean ratio of so many tokens may lie from 1 if they were sampled from the rollout log-probs."""
+    return RATIO_ERRORS * ratio_std / math.sqrt(max(1.0, measured)) + RATIO_MARGIN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from rollout_corr.metrics.limits import BY_KEY, FEWEST_TOKENS, NEAR_CLAMP, RATIO_ERRORS, RATIO_MARGIN
+from rollout_corr.metrics.limits import BY_KEY, FEWEST_TOKENS, NEAR_CLAMP, ratio_room
 from rollout_corr.metrics.native import TOKENS, metrics_of
 from rollout_corr.metrics.rows import exp
 from rollout_corr.spec.correction import Spec
@@ -83,7 +83,7 @@ def _mismatch(metrics: Mapping[str, float], measured: float) -> list[str]:
             found.append(f"{key} is {metrics[key]:.3g} (healthy: {limit.range_of(limit.healthy)}): {limit.hint}")
     error = metrics["ratio_std"] / math.sqrt(measured) if measured else 0.0
     away = metrics["ratio_mean"] - 1.0
-    if abs(away) > RATIO_ERRORS * error + RATIO_MARGIN:
+    if abs(away) > ratio_room(metrics["ratio_std"], measured):
         cause = (
             "top-p, top-k, min-p without its log_mass, a softmax over fewer tokens on one side"
             if away < 0

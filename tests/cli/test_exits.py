@@ -233,7 +233,7 @@ def test_a_page_that_fails_leaves_the_old_one(dump, tmp_path, capsys, monkeypatc
         capsys.readouterr().err == f"rollout-corr report: --html {page}: cannot be written: No space left on device\n"
     )
     monkeypatch.undo()
-    monkeypatch.setattr(dump_commands.page, "report_page", raising(ValueError("a mistake")))
+    monkeypatch.setattr(dump_commands.report_page, "report_page", raising(ValueError("a mistake")))
     assert main(["report", str(dump), "--html", str(page)]) == 2
     assert page.read_text(encoding="utf-8") == "old" and not list(tmp_path.glob("*.part"))
 

@@ -14,14 +14,22 @@ from builders.dumps import packed, plain, records, write_jsonl
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.doctor.diagnosis import diagnose
 from rollout_corr.diagnose.measure.measurement import measure
+from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.read.dump import Dump
-from rollout_corr.diagnose.show.page import report_page, what_if_page
+from rollout_corr.diagnose.show import charts
+from rollout_corr.diagnose.show.headline import NAMES, tiles
+from rollout_corr.diagnose.show.report_page import report_page
 from rollout_corr.diagnose.show.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Chart, spanning
+from rollout_corr.diagnose.show.what_if_page import what_if_page
 from rollout_corr.diagnose.what_if import try_all
+from rollout_corr.metrics import limits
+from rollout_corr.metrics.histogram import HISTOGRAM_BINS, histogram
+from rollout_corr.metrics.limits import BY_KEY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 EMPTY = {"meta", "br"}
+SECTIONS = ["Distribution of D", "Train against rollout", "Where it differs", "Weights and rejection", "More"]
 ELSEWHERE = re.compile(r"https?://|//[a-z]|url\(|@import|javascript:", re.IGNORECASE)
 
 
@@ -120,8 +128,11 @@ def folder(tmp_path_factory):
 def test_every_report_is_a_whole_page(name, folder):
     page = checked(report(folder / f"{name}.pt", by=("entropy",) if name == "turns" else ()))
     heads = page.said("h2")
-    assert heads[:3] == ["Mismatch", "Distribution of D", "Train against rollout"]
-    assert ("Worst tokens" in heads) == (name not in ("broken", "copied"))
+    wanted = [head for head in SECTIONS if head != "Where it differs" or name not in ("broken", "one")]
+    assert [head for head in heads if head != "Worst records"] == wanted
+    assert ("Worst records" in heads) == (name not in ("broken", "copied"))
+    tiles = [attributes for _, attributes, _ in page.elements if "tile" in attributes.get("class", "").split()]
+    assert [tile["title"] for tile in tiles] == list(NAMES)
     assert f"{name}.pt" in page.said("p")[0]
 
 
@@ -130,6 +141,7 @@ def test_a_report_has_a_chart_for_every_axis(folder):
     captions = page.said("figcaption")
     wanted = ["D = train", "mean D of sequences", "log-probs", "probabilities", "by position", "by rollout probability"]
     wanted += ["by sequence length", "by turn", "by weight version", "by step", "by entropy", "kept within"]
+    wanted += ["D = train", "mean D of sequences"]
     assert len(captions) == len(wanted)
     for caption, start in zip(captions, wanted, strict=True):
         assert caption.startswith(start)
@@ -147,10 +159,10 @@ def test_two_dumps_side_by_side(folder):
     }
     assert {"a", "b"} <= kinds
     texts = " ".join(" ".join(page.said("div", "b")).split())
-    assert (
-        "healthy.pt: healthy : no known" in texts
-        and "truncated.pt: error: the rollout log-probs are of a truncated" in texts
-    )
+    assert "healthy : no known" in texts and "error: the rollout log-probs are of a truncated" in texts
+    heads = page.said("h2")
+    assert heads[:3] == ["healthy.pt", "truncated.pt", "Distribution of D"]
+    assert {"Worst records: healthy.pt", "Worst records: truncated.pt"} <= set(heads)
 
 
 def test_dumps_of_one_name_are_told_apart(tmp_path, folder):
@@ -172,16 +184,81 @@ def test_numbers_on_the_page_are_those_of_the_metrics(folder):
 
 def test_bars_of_the_histogram_add_up(folder):
     text = report(folder / "healthy.pt")
-    first = text[text.index("D = train - rollout of tokens") : text.index("mean D of sequences")]
+    first = text[
+        text.index("D = train - rollout of tokens, all values") : text.index("mean D of sequences, all values")
+    ]
     bars = re.findall(r'x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="[\d.]+"><title>(\d+) \(', first)
     made = torch.load(folder / "healthy.pt")
     d = made["train_logp"] - made["rollout_logp"]
     assert sum(int(count) for *_, count in bars) == d.numel()
     # The bar in the middle holds the smallest of both signs.
-    middle = LEFT + (2 * WIDTH - LEFT - RIGHT) / 2
+    middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
     for side, wanted in ((-1, d < -(2.0**-16)), (1, d > 2.0**-16)):
         beside = [int(count) for x, width, count in bars if side * (float(x) + float(width) / 2 - middle) > 5]
         assert sum(beside) == pytest.approx(int(wanted.sum()), abs=2)
+
+
+def bars_of(counts):
+    """Return (from, to, percent) of the bars of a linear chart, and the share further out."""
+    reach = charts._reach(counts)
+    bars, outside = charts._linear_bars(counts, reach, "tokens")
+    return reach, [bar[:3] for bar in bars], outside
+
+
+def test_linear_bars_show_a_bell_as_a_bell():
+    """One hump, and every bar is the share of the values between its edges."""
+    d = 0.1 * torch.randn(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    reach, bars, outside = bars_of(histogram(d, None).tolist())
+    assert len(bars) == charts.MOST_BARS and outside == pytest.approx(float((d.abs() >= reach).double().mean()))
+    assert 0.0 < outside < 1.0 - charts.SHOWN
+    for low, high, percent in bars:
+        # A bin of the histogram is up to an eighth wide, within which the bell falls.
+        exact = 100.0 * float(((d >= low) & (d < high)).double().mean())
+        assert percent == pytest.approx(exact, abs=0.25), (low, high)
+    middle = len(bars) // 2
+    heights = [percent for *_, percent in bars]
+    rising = heights[:middle:4]
+    assert rising == sorted(rising) and max(heights) < 1.2 * heights[middle]
+
+
+def test_values_far_out_do_not_flatten_the_rest():
+    generator = torch.Generator().manual_seed(0)
+    d = torch.cat([0.01 * torch.randn(9_700, generator=generator), torch.full((300,), -9.0)])
+    reach, bars, outside = bars_of(histogram(d, None).tolist())
+    assert reach < 0.2 and outside == pytest.approx(0.03) and len(bars) > 9
+    assert bars_of([0] * HISTOGRAM_BINS) == (1.0, [], 1.0)
+
+
+def test_a_bin_of_few_tokens_is_grey_and_does_not_stretch_the_axis():
+    rows = [Row(str(i), float(i), 2 if i == 3 else 500, 0.0, 90.0 if i == 3 else 0.01, 0.0, 1.0, 0.0) for i in range(8)]
+    for figure in (
+        charts.axis_chart("t", "turn", [("", rows)], log=False, unit="tokens"),
+        charts.category_chart("t", "version", [("", rows)], "tokens"),
+    ):
+        page = Page(figure.source)
+        kinds = [attributes.get("class", "").split() for _, attributes, _ in page.elements]
+        assert sum(kind[1:] == ["few"] for kind in kinds) == 2  # the bin, and its key
+        assert "90" not in page.said("text") and "fewer than 50 tokens" in page.said("span")
+
+
+@pytest.mark.parametrize(
+    ("change", "states"),
+    [
+        ({}, ["good"] * 5),
+        ({"kl_k3": 0.02, "d_abs_mean": 0.06}, ["warning", "warning", "good", "good", "good"]),
+        ({"kl_k3": 0.06, "d_abs_max": 11.0}, ["error", "good", "error", "good", "good"]),
+        ({"ratio_mean": 0.9, "token/weight_ess": 0.4}, ["good", "good", "good", "error", "warning"]),
+        ({"tokens": 7.0, "tokens_nonfinite": 7.0}, ["none"] * 5),
+    ],
+)
+def test_tiles_have_the_colours_of_the_limits(change, states):
+    healthy = {"kl_k3": 0.001, "d_abs_mean": 0.01, "d_abs_max": 1.0, "ratio_mean": 1.01, "token/weight_ess": 0.99}
+    metrics = healthy | {"tokens": 1000.0, "tokens_nonfinite": 0.0, "ratio_std": 0.1} | change
+    found = tiles(metrics)
+    assert [tile.state for tile in found] == states
+    for tile in found:
+        if tile.key.rpartition("/")[2] in BY_KEY:
+            assert tile.healthy == limits.healthy(tile.key.rpartition("/")[2])
 
 
 def test_what_a_file_says_is_escaped(tmp_path):

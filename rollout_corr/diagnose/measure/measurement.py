@@ -117,10 +117,18 @@ class Measurement:
 
     def warnings(self) -> list[str]:
         """Return the warnings of `correct` for the whole dump, without weights and with those of each level."""
-        found = warnings_of(self.raw(), BASE)
+        return self.mismatch_warnings() + self.weight_warnings()
+
+    def mismatch_warnings(self) -> list[str]:
+        """Return the warnings that hold whatever the weights."""
+        return warnings_of(self.raw(), BASE)
+
+    def weight_warnings(self) -> list[str]:
+        """Return what the weights of each level add to these warnings."""
+        known, found = self.mismatch_warnings(), []
         for level in LEVELS:
             weighted = warnings_of(self.raw(level), WEIGHTED[level])
-            found += [f"{level} weights up to {UPPER:g}: {text}" for text in weighted if text not in found]
+            found += [f"{level} weights up to {UPPER:g}: {text}" for text in weighted if text not in known]
         return found
 
     def profiles(self) -> dict[str, list[Row]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -18,8 +18,13 @@ from rollout_corr.metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, bin_edges
 HALF = HISTOGRAM_BINS // 2
 # Smaller |D| is one bin in the middle of the histogram, larger |D| one at each end.
 SMALLEST, LARGEST = 2.0**-16, 32.0
-# Ratios that the histogram marks.
-RATIOS = (2.0, 5.0)
+# The ratio that the histograms mark, up and down.
+RATIO = 2.0
+# Most bars of a linear histogram. Its axis has the first share of the values, or ends at so many times the |D| that has
+# the second one, so that a few values far out do not make one bar of all others.
+MOST_BARS, SHOWN, MOST, TIMES = 61, 0.999, 0.9, 8.0
+# A bin of fewer tokens, or sequences, is grey: its mean is chance.
+FEW_TOKENS, FEW_SEQUENCES = 50, 5
 
 # CSS classes of the first and of the second dump.
 KINDS = ("a", "b")
@@ -58,28 +63,103 @@ def _of(name: str, several: bool) -> str:
     return f", {name}" if several else ""
 
 
-def _histogram_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[float]]]) -> Html:
-    bars = [(name, _bars(counts)) for name, counts in series]
-    values = [value for _, some in bars for *_, value, _ in some]
-    ticks = [(_signed(d), f"{d:g}") for d in (-10.0, -1.0, -0.1, -0.01, -1e-3, 0.0, 1e-3, 0.01, 0.1, 1.0, 10.0)]
-    reach = _signed(LARGEST)
-    chart = Chart(title, Axis(label, -reach, reach, ticks=ticks), spanning("fraction", values, log=True), 2 * WIDTH)
-    for ratio in RATIOS:
-        chart.vertical(_signed(math.log(ratio)), f"x{ratio:g}")
-        chart.vertical(_signed(-math.log(ratio)), f"/{ratio:g}")
-    for kind, (name, some) in zip(("a", "b hollow"), bars, strict=False):
+def _mark_ratio(chart: Chart, at: Callable[[float], float] = float) -> None:
+    if at(math.log(RATIO)) < 0.1 * chart.x.high:
+        # The two labels would touch.
+        return
+    chart.vertical(at(math.log(RATIO)), f"x{RATIO:g}")
+    chart.vertical(at(-math.log(RATIO)), f"/{RATIO:g}")
+
+
+def distributions(dumps: Named) -> list[Html]:
+    """Draw the distributions of D of tokens, and of mean D of sequences, on linear axes."""
+    return [_linear_chart(f"{title} of {unit}", unit, series) for title, unit, series in _series(dumps)]
+
+
+def tails(dumps: Named) -> list[Html]:
+    """Draw the same distributions with both axes logarithmic."""
+    return [
+        _logarithmic_chart(f"{title} of {unit}, all values", title, series) for title, unit, series in _series(dumps)
+    ]
+
+
+def _series(dumps: Named) -> list[tuple[str, str, list[tuple[str, list[float]]]]]:
+    """Return title, unit and histograms by dump."""
+    tokens = [(name, _histogram_of(measured)) for name, measured in dumps]
+    sequences = [(name, measured.sequence_means.tolist()) for name, measured in dumps]
+    return [("D = train - rollout", "tokens", tokens), ("mean D", "sequences", sequences)]
+
+
+def _linear_chart(title: str, unit: str, series: Sequence[tuple[str, Sequence[float]]]) -> Html:
+    """Draw the middle of distributions, and say how much of them lies further out."""
+    reach = max(_reach(counts) for _, counts in series)
+    bars = [(name, *_linear_bars(counts, reach, unit)) for name, counts in series]
+    outside = max(share for *_, share in bars)
+    label = "D, nats" + (f" ({100 * outside:.2g} % of the {unit} lie further out)" if outside > 5e-7 else "")
+    heights = [height for _, some, _ in bars for *_, height, _ in some]
+    top = spanning(f"% of the {unit}, per bar", heights, zero=True)
+    chart = Chart(title, Axis(label, -reach, reach), top)
+    _mark_ratio(chart)
+    for kind, (name, some, _) in zip(("a", "b hollow"), bars, strict=False):
         chart.bars(some, kind, name if len(bars) > 1 else "")
     return chart.svg()
 
 
-def histograms(dumps: Named) -> list[Html]:
-    """Draw the histograms of D of tokens, and of mean D of sequences."""
-    tokens = [(name, _histogram_of(measured)) for name, measured in dumps]
-    sequences = [(name, measured.sequence_means.tolist()) for name, measured in dumps]
-    return [
-        _histogram_chart("D = train - rollout of tokens", "D, nats (logarithmic to both sides)", tokens),
-        _histogram_chart("mean D of sequences", "mean D, nats (logarithmic to both sides)", sequences),
-    ]
+def _reach(counts: Sequence[float]) -> float:
+    """Return the |D| at which a linear axis ends: the edge of a bin of the histogram."""
+    total, seen, most = sum(counts), 0.0, 0.0
+    for i in range(HALF - 1):
+        seen += counts[i] + counts[i + HALF]
+        upper = max(bin_edges(i)[1], SMALLEST)
+        if total and seen >= MOST * total:
+            most = most or upper
+            if seen >= SHOWN * total or upper >= TIMES * most:
+                return upper
+    return bin_edges(HALF - 1)[0] if total else 1.0
+
+
+def _linear_bars(
+    counts: Sequence[float], reach: float, unit: str
+) -> tuple[list[tuple[float, float, float, str]], float]:
+    """Make bars (from, to, percent, tooltip) of equal widths, and the share of the values beyond them.
+
+    A bin of the histogram is spread evenly over the bars that it touches.
+    """
+    total = sum(counts) or 1.0
+    # With few values, narrow bars would show chance. An odd number has one in the middle.
+    count_of_bars = min(MOST_BARS, 2 * round(math.sqrt(total)) + 1)
+    width = 2.0 * reach / count_of_bars
+    inside = [0.0] * count_of_bars
+    for i, count in enumerate(counts):
+        low, high = bin_edges(i % HALF)
+        if not count or high > reach * (1.0 + 1e-9):
+            continue
+        if i >= HALF:
+            low, high = -high, -low
+        first = int((low + reach) / width)
+        for bar in range(first, min(count_of_bars, int((high + reach) / width) + 1)):
+            left = bar * width - reach
+            inside[bar] += count * max(0.0, min(high, left + width) - max(low, left)) / (high - low)
+    bars = []
+    for i, count in enumerate(inside):
+        if count:
+            left, percent = i * width - reach, 100.0 * count / total
+            says = f"{left:.3g} to {left + width:.3g}: {percent:.3g} % of the {unit}"
+            bars.append((left, left + width, percent, says))
+    return bars, max(0.0, 1.0 - sum(inside) / total)
+
+
+def _logarithmic_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[float]]]) -> Html:
+    bars = [(name, _bars(counts)) for name, counts in series]
+    values = [value for _, some in bars for *_, value, _ in some]
+    ticks = [(_signed(d), f"{d:g}") for d in (-10.0, -1.0, -0.1, -1e-3, 0.0, 1e-3, 0.1, 1.0, 10.0)]
+    reach = _signed(LARGEST)
+    x = Axis(f"{label}, nats (logarithmic to both sides)", -reach, reach, ticks=ticks)
+    chart = Chart(title, x, spanning("fraction", values, log=True))
+    _mark_ratio(chart, _signed)
+    for kind, (name, some) in zip(("a", "b hollow"), bars, strict=False):
+        chart.bars(some, kind, name if len(bars) > 1 else "")
+    return chart.svg()
 
 
 def _histogram_of(measured: Measurement) -> list[float]:
@@ -114,42 +194,67 @@ def _rows_of(series: Sequence[tuple[str, Sequence[Row]]]) -> list[Row]:
     return [row for _, rows in series for row in rows]
 
 
+def _parted(rows: Sequence[Row], unit: str) -> tuple[list[Row], list[Row]]:
+    """Return the rows that have enough tokens or sequences, and the others; all, if none has enough."""
+    least = FEW_SEQUENCES if unit == "sequences" else FEW_TOKENS
+    many = [row for row in rows if row.count >= least]
+    return (many, [row for row in rows if row.count < least]) if many else (list(rows), [])
+
+
 def _nats(rows: Sequence[Row]) -> Axis:
     """Make an axis on which mean D and mean |D| of the rows fit."""
     return spanning("nats", [value for row in rows for value in (row.d_abs_mean, row.d_mean)], zero=True)
 
 
-def axis_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[Row]]], log: bool) -> Html:
-    """Draw mean |D| and mean D along an axis whose bins are numbers."""
+def _few(unit: str) -> tuple[str, str]:
+    """Return the entry of the legend for small bins."""
+    least = FEW_SEQUENCES if unit == "sequences" else FEW_TOKENS
+    return "few", f"fewer than {least} {unit}"
+
+
+def axis_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[Row]]], log: bool, unit: str) -> Html:
+    """Draw mean |D| and mean D along an axis whose bins are numbers; a small bin is a grey dot beside the line."""
     rows = _rows_of(series)
     # On a logarithmic axis the first position is 1.
     shift = 1.0 if log and min(row.at for row in rows) < 1.0 else 0.0
-    chart = Chart(title, spanning(label, [row.at + shift for row in rows], log=log), _nats(rows))
-    for kind, (name, some) in zip(KINDS, series, strict=False):
+    parted = [(name, *_parted(some, unit)) for name, some in series]
+    x = spanning(label, [row.at + shift for row in rows], log=log)
+    chart = Chart(title, x, _nats([row for _, many, _ in parted for row in many]))
+    for kind, (name, many, few) in zip(KINDS, parted, strict=False):
         of = _of(name, len(series) > 1)
-        chart.line([(row.at + shift, row.d_abs_mean) for row in some], kind, f"mean |D|{of}")
-        chart.line([(row.at + shift, row.d_mean) for row in some], f"{kind} thin", f"mean D{of}")
+        for row in few:
+            says = f"{label} {row.label}: mean |D| {row.d_abs_mean:.4g}, {row.count} {unit}"
+            chart.dot(row.at + shift, row.d_abs_mean, "few", says)
+        chart.line([(row.at + shift, row.d_abs_mean) for row in many], kind, f"mean |D|{of}")
+        chart.line([(row.at + shift, row.d_mean) for row in many], f"{kind} thin", f"mean D{of}")
+    if any(few for *_, few in parted):
+        chart.legend.append(_few(unit))
     return chart.svg()
 
 
-def category_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[Row]]]) -> Html:
-    """Draw mean |D| and mean D along an axis whose bins have names."""
+def category_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[Row]]], unit: str) -> Html:
+    """Draw mean |D| and mean D along an axis whose bins have names; a small bin is a grey bar."""
     rows = _rows_of(series)
     places = sorted({(row.at, row.label) for row in rows})
     index = {place: i for i, place in enumerate(places)}
     step = max(1, -(-len(places) // 5))
     ticks = [(float(i), text) for i, (_, text) in enumerate(places) if i % step == 0]
-    chart = Chart(title, Axis(label, -0.6, len(places) - 0.4, ticks=ticks), _nats(rows))
+    parted = [(name, *_parted(some, unit)) for name, some in series]
+    x = Axis(label, -0.6, len(places) - 0.4, ticks=ticks)
+    chart = Chart(title, x, _nats([row for _, many, _ in parted for row in many]))
     width = 0.8 / len(series)
-    for i, (kind, (name, some)) in enumerate(zip(KINDS, series, strict=False)):
+    for i, (kind, (name, many, few)) in enumerate(zip(KINDS, parted, strict=False)):
         of = _of(name, len(series) > 1)
-        bars = []
-        for row in some:
-            left = index[row.at, row.label] - 0.4 + i * width
-            says = f"{row.label}: mean |D| {row.d_abs_mean:.4g}, {row.count}"
-            bars.append((left, left + width, row.d_abs_mean, says))
-        chart.bars(bars, kind, f"mean |D|{of}")
-        chart.line([(index[row.at, row.label], row.d_mean) for row in some], f"{kind} thin", f"mean D{of}")
+        for some, painted, called in ((many, kind, f"mean |D|{of}"), (few, "few", "")):
+            bars = []
+            for row in some:
+                left = index[row.at, row.label] - 0.4 + i * width
+                says = f"{row.label}: mean |D| {row.d_abs_mean:.4g}, {row.count} {unit}"
+                bars.append((left, left + width, row.d_abs_mean, says))
+            chart.bars(bars, painted, called)
+        chart.line([(index[row.at, row.label], row.d_mean) for row in many], f"{kind} thin", f"mean D{of}")
+    if any(few for *_, few in parted):
+        chart.legend.append(_few(unit))
     return chart.svg()
 
 

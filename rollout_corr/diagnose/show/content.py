@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rollout_corr.diagnose.doctor.cause import Finding, counted
 from rollout_corr.diagnose.measure.measurement import UPPER, Measurement
 from rollout_corr.diagnose.read.dump import Dump
+from rollout_corr.diagnose.show.headline import ratio_room_of
 from rollout_corr.diagnose.what_if import Setting, SettingResult
+from rollout_corr.metrics.limits import BY_KEY
 from rollout_corr.spec.correction import LEVELS
 
 # A dump with what was measured and found; and measurements by the name of their dump.
@@ -72,9 +74,28 @@ def metrics_table(dumps: Named, keys: Iterable[str]) -> Table:
     """Return some metrics of one dump, or of two and their change."""
     metrics = [measured.metrics() for _, measured in dumps]
     if len(dumps) == 1:
-        return Table(("metric", "value"), [(key, number(metrics[0][key])) for key in keys])
-    rows = [(key, *(number(each[key]) for each in metrics), number(metrics[1][key] - metrics[0][key])) for key in keys]
-    return Table(("metric", *(name for name, _ in dumps), "change"), rows)
+        return Table(
+            ("metric", "value", "healthy"), [(key, number(metrics[0][key]), _healthy(key, metrics)) for key in keys]
+        )
+    rows = [
+        (
+            key,
+            *(number(each[key]) for each in metrics),
+            number(metrics[1][key] - metrics[0][key]),
+            _healthy(key, metrics),
+        )
+        for key in keys
+    ]
+    return Table(("metric", *(name for name, _ in dumps), "change", "healthy"), rows)
+
+
+def _healthy(key: str, metrics: Sequence[Mapping[str, float]]) -> str:
+    """Return the healthy range of a metric; empty if none is known."""
+    if key == "ratio_mean":
+        return f"1 +- {max(map(ratio_room_of, metrics)):.2g}"
+    # The metrics of each level of weights have its name before theirs.
+    limit = BY_KEY.get(key.rpartition("/")[2])
+    return limit.range_of(limit.healthy) if limit is not None else ""
 
 
 def levels_table(dumps: Named) -> Table:

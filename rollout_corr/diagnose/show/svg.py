@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from rollout_corr.diagnose.show.html import Html, element
 
-WIDTH, HEIGHT = 460, 280
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 46
+# Units of the view box. A phone shows a chart at about this width, so that texts keep their size there.
+WIDTH, HEIGHT = 380, 240
+LEFT, RIGHT, TOP, BOTTOM = 56, 12, 16, 44
 
 
 @dataclass(frozen=True)
@@ -180,15 +181,15 @@ class Chart:
         for value, text in self.x.marks():
             x = self.px(value)
             frame.append(element("line", class_="grid", x1=x, x2=x, y1=TOP, y2=bottom))
-            frame.append(element("text", text, x=x, y=bottom + 17, text_anchor="middle"))
+            frame.append(element("text", text, x=x, y=bottom + 15, text_anchor="middle"))
         for value, text in self.y.marks():
             y = self.py(value)
             frame.append(element("line", class_="grid", x1=LEFT, x2=right, y1=y, y2=y))
             frame.append(element("text", text, x=LEFT - 5, y=y + 3.5, text_anchor="end"))
         middle = (LEFT + right) / 2
-        turned = f"translate(13 {(TOP + bottom) / 2:.0f}) rotate(-90)"
+        turned = f"translate(12 {(TOP + bottom) / 2:.0f}) rotate(-90)"
         labels = [
-            element("text", self.x.label, x=middle, y=self.height - 10, text_anchor="middle"),
+            element("text", self.x.label, x=middle, y=self.height - 8, text_anchor="middle"),
             element("text", self.y.label, transform=turned, text_anchor="middle"),
         ]
         box = element("rect", class_="frame", x=LEFT, y=TOP, width=right - LEFT, height=bottom - TOP)
