@@ -244,6 +244,7 @@ PARAMETERS = {
     "RolloutImportanceSampling.compute_rollout_importance_weights_and_metrics": (
         "self, old_log_prob, rollout_log_prob, num_tokens, response_mask"
     ),
+    "AsyncGRPOTrainer.compute_loss": "self, model, inputs, return_outputs=False, num_items_in_batch=None",
     "GRPOTrainer._generate_and_score_completions": "self, inputs",
     "GRPOTrainer.get_off_policy_mask": (
         "advantages, per_token_logps, sampling_per_token_logps, mask, off_policy_threshold"
@@ -294,7 +295,7 @@ def parameters_of(name):
 INSTALLATIONS = [
     ("areal", {}, 1),
     ("skyrl", {"padding": "skip"}, 2),
-    ("trl", {"spec": rc.Spec()}, 2),
+    ("trl", {"spec": rc.Spec(), "delta": 4.0}, 3),
     ("verl", {}, 9),
     ("verl", {"losses": True}, 18),
     ("verl", {"compat": "0.7"}, 4),

@@ -19,7 +19,7 @@ LOSS: dict[str, Any] = {
     "beta": 0.0,
     "use_bias_correction_kl": True,
     "importance_sampling_level": "token",
-    "max_completion_length": 256,
+    "max_completion_length": 512,
     "sapo_temperature_pos": 1.0,
     "sapo_temperature_neg": 1.05,
     "vllm_importance_sampling_correction": True,

@@ -1,7 +1,8 @@
-"""Drop-in for TRL: the ratio that GRPOTrainer multiplies its loss by, and its off-policy mask.
+"""Drop-in for TRL: the ratio that GRPOTrainer multiplies its loss by, its off-policy mask, and AsyncGRPOTrainer's loss.
 
 TRL forms the ratio in the middle of `_generate_and_score_completions`. That method still runs; the ratio in what it
-returns is ours, by the trainer's `vllm_importance_sampling_mode` or by any Spec. The loss stays TRL's.
+returns is ours, by the trainer's `vllm_importance_sampling_mode` or by any Spec. GRPOTrainer's loss stays TRL's.
+`asynchronous` has AsyncGRPOTrainer's.
 """
 
 from __future__ import annotations
@@ -13,26 +14,30 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import correct
-from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
+from rollout_corr.frameworks.shared.dropin import Installed, Target
 from rollout_corr.frameworks.shared.lookup import preset
+from rollout_corr.frameworks.shared.origin import lacks
 from rollout_corr.frameworks.shared.settings import cached_spec
+from rollout_corr.frameworks.trl import asynchronous
 from rollout_corr.frameworks.trl.presets import MODES
+from rollout_corr.frameworks.trl.shared import ASYNC_MODULE, DROP_IN
 from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.surrogates import PPO
 
 MODULE = "trl.trainer.grpo_trainer"
 
-NOT_COVERED = {"AsyncGRPOTrainer, which clips the ratio of trainer to engine in its own loss": None}
-
-DROP_IN = DropIn("trl", checked=("1.16.0",), not_covered=NOT_COVERED)
 installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 
-def install(*, spec: Spec | None = None) -> Installed:
-    """Replace what GRPOTrainer corrects with, in this process; call it before the trainer trains.
+def install(*, spec: Spec | None = None, delta: float | None = None) -> Installed:
+    """Replace what TRL's trainers correct with, in this process; call it before the trainer trains.
 
     Args:
-        spec: A correction of its own, in place of the trainer's `vllm_importance_sampling_mode` with its bounds. What
-            it rejects gets the ratio 0, so no denominator changes. The metrics under "sampling/" stay TRL's.
+        spec: A correction of its own. In GRPOTrainer it stands in place of `vllm_importance_sampling_mode`
+            with its bounds; what it rejects gets the ratio 0. AsyncGRPOTrainer has one ratio, of the policy that trains
+            to the engine, and multiplies by that already: there the criteria reject by it. No denominator changes.
+            Metrics of TRL stay TRL's; AsyncGRPOTrainer logs those of a Spec beside them, under "rollout_corr/".
+        delta: In AsyncGRPOTrainer the ratio is at most this, also where the advantage is negative and TRL has no bound.
 
     Returns:
         What is replaced now.
@@ -41,10 +46,13 @@ def install(*, spec: Spec | None = None) -> Installed:
         ImportError: TRL is not installed.
         RuntimeError: This TRL has other methods, or they take other arguments. Then nothing is replaced.
         TypeError: `spec` is no Spec.
+        ValueError: `delta` is below 1.
     """
     if spec is not None and not isinstance(spec, Spec):
         raise TypeError(f"spec: expected a Spec or None, got {type(spec).__name__}")
-    return DROP_IN.install(TARGETS, spec=spec)
+    PPO(delta=delta)  # raises
+    targets = TARGETS if lacks(ASYNC_MODULE) else (*TARGETS, *asynchronous.TARGETS)
+    return DROP_IN.install(targets, spec=spec, delta=delta)
 
 
 # --- the replacements ---
@@ -117,7 +125,7 @@ def get_off_policy_mask(
     return ((mean <= off_policy_threshold) | (advantages >= 0)).to(mask.dtype)
 
 
-def _replaced(original: Callable[..., Any], spec: Spec | None = None) -> Callable[..., Any]:
+def _replaced(original: Callable[..., Any], spec: Spec | None = None, **switches: object) -> Callable[..., Any]:
     def generate_and_score_completions(self: Any, inputs: Any) -> Any:
         output = original(self, inputs)
         if "importance_sampling_ratio" not in output:

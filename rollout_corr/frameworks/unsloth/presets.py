@@ -68,7 +68,7 @@ def loss(
     beta: float = 0.001,
     use_bias_correction_kl: bool = True,
     importance_sampling_level: str = "token",
-    max_completion_length: float = 256.0,
+    max_completion_length: float = 512.0,
     sapo_temperature_pos: float = 1.0,
     sapo_temperature_neg: float = 1.05,
     vllm_importance_sampling_correction: bool = False,

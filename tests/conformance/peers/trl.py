@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
+from conformance import trl_packed
 from conformance.batches import KINDS, Batch
 from conformance.rows import BF16, Declared, Row, Settings, configuration, loss_and_gradient, preset, recipe
 from conformance.sources import Source
-from rollout_corr.frameworks.trl import dropin
+from rollout_corr.frameworks.trl import asynchronous, dropin
 
 DISTRIBUTION, PACKAGE, CHECKOUT = "trl", "trl", "trl"
 
@@ -200,6 +201,7 @@ def rows(source: Source) -> Iterator[Row]:
         yield _configuration(trainer, loss_type, name, draw, own)
     yield from _functions(trainer, more)
     yield _asynchronous(source)
+    yield _packed(source)
 
 
 def _asynchronous(source: Source) -> Row:
@@ -229,6 +231,38 @@ def _asynchronous(source: Source) -> Row:
 
     known = Declared("not finite", "presets.md", "Most frameworks let the NaN through into the loss", nonfinite)
     return recipe("trl.async_grpo", f"{ASYNC}: compute_loss", loss, draw, declared=(known, BF16))
+
+
+def _packed(source: Source) -> Row:
+    """Call `compute_loss` as it is, and as the drop-in has it: what the collator makes of a batch is read by both."""
+    # Of metrics, which stay TRL's.
+    original = source.cut(ASYNC, "AsyncGRPOTrainer.compute_loss", nanmin=torch.min, nanmax=torch.max)
+    replacement = asynchronous.replaced(original)
+    layout = trl_packed.in_terms if source.has("trl/experimental/async_grpo/packing.py") else trl_packed.in_a_row
+
+    def both(given: Batch, drawn: dict[str, Any]) -> tuple[Any, Any]:
+        peer, mine = given.trains(), given.trains()
+        found = []
+        for function, side in ((replacement, mine), (original, peer)):
+            inputs, model = layout(side)
+            found.append(loss_and_gradient(function(trl_packed.trainer(**drawn), model, inputs), side))
+        return found[0], found[1]
+
+    def draw(rng: Random) -> dict[str, Any]:
+        epsilon = rng.choice((0.2, 0.05))
+        return {
+            "epsilon_low": epsilon,
+            "epsilon_high": rng.choice((epsilon, 0.28)),
+            "current_gradient_accumulation_steps": rng.choice((1, 4)),
+            "aux_loss_enabled": rng.random() < 0.5,
+        }
+
+    clamped = Declared("safety clamp", "presets.md", "Here the exponent is then clamped to +-20", beyond_the_clamp)
+    known = Declared("not finite", "integrations.md", "a token without a finite log-prob", nonfinite)
+    # TRL has no row without a token that trains: it cannot count the completions of one.
+    kinds = tuple(kind for kind in PADDED if kind != "all_masked")
+    theirs = f"{ASYNC}: compute_loss"
+    return Row("drop-in", "trl: AsyncGRPOTrainer", theirs, both, draw, declared=(known, BF16, clamped), kinds=kinds)
 
 
 def _opsm(trainer: Trainer, more: dict[str, Any]) -> Row:

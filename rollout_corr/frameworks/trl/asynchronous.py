@@ -1,0 +1,128 @@
+"""Drop-in for TRL's AsyncGRPOTrainer: the policy loss of its packed rows.
+
+The trainer has no log-probs of the policy that sampled: its samples are some weight updates old. So its one ratio, of
+the policy that trains to the engine, is PPO's ratio and the correction at once, and there is no second weight to
+multiply by. What can go wrong there is a ratio that overflows, or a bound on a product over a whole completion, which
+rejects every completion that drifted a little. Here the ratio is bounded, a token without a finite log-prob is left
+out, and a Spec rejects tokens or completions.
+
+TRL computes the loss in the middle of `compute_loss`. That method still runs and logs TRL's metrics; the loss that
+trains is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollout_corr.api.policy_loss import PolicyLoss, policy_loss
+from rollout_corr.frameworks.shared.dropin import Target
+from rollout_corr.frameworks.trl.shared import ASYNC_MODULE, DROP_IN
+from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.surrogates import PPO
+
+
+def packed_policy_loss(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    segment_id: Tensor,
+    mask: Tensor,
+    *,
+    tokens: Tensor | float,
+    clips: tuple[float, float] = (0.2, 0.2),
+    spec: Spec | None = None,
+    delta: float | None = None,
+) -> PolicyLoss:
+    """Compute -min(r A, clip(r) A) of a packed row, with r = exp(log_probs - old_log_probs).
+
+    Args:
+        log_probs: [N] floating, of the policy that trains.
+        old_log_probs: [N], of the engine; a token where either is NaN or infinite is left out.
+        advantages: [N].
+        segment_id: [N] integer, which completion a token belongs to; it never falls.
+        mask: [N], non-zero at tokens that train.
+        tokens: Divisor of the sum: a number or a 0-d tensor.
+        clips: How far r may lie below and above 1.
+        spec: Its criteria reject tokens and completions by r; they stay in `tokens`.
+        delta: r is at most this before anything else; TRL clips it on one side only, where A > 0.
+    """
+    # One read of the device, after TRL's own in the same step.
+    segments = int(segment_id[-1]) + 1 if segment_id.numel() else 0
+    starts = torch.arange(segments + 1, device=segment_id.device, dtype=segment_id.dtype)
+    return policy_loss(
+        log_probs,
+        advantages,
+        mask,
+        rollout_logp=old_log_probs,
+        cu_seqlens=torch.searchsorted(segment_id, starts),
+        spec=spec,
+        surrogate=PPO(*clips, delta=delta),
+        denominator=tokens,
+    )
+
+
+def replaced(original: Callable[..., Any], spec: Spec | None = None, delta: float | None = None) -> Callable[..., Any]:
+    """Make the replacement of `AsyncGRPOTrainer.compute_loss`."""
+
+    def compute_loss(
+        self: Any, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        made: list[Any] = []
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            made.append(model(*args, **kwargs))
+            return made[-1]
+
+        original(self, recorded, inputs, return_outputs, num_items_in_batch)
+        (outputs,) = made
+        described = f"the ratio to the engine, clipped to [{1 - self.epsilon_low:g}, {1 + self.epsilon_high:g}]"
+        described += "" if delta is None else f", at most {delta:g}"
+        DROP_IN.say(True, described if spec is None else f"{described}, and {spec!r}")
+        tokens = (inputs["global_n_tokens"][0] / self.accelerator.num_processes).clamp(min=1.0)
+        clips = self.epsilon_low, self.epsilon_high
+        out = packed_policy_loss(**_row(inputs, outputs), tokens=tokens, clips=clips, spec=spec, delta=delta)
+        if spec is not None:
+            statistics = out.statistics.all_reduce() if self.accelerator.num_processes > 1 else out.statistics
+            for name, value in statistics.metrics().items():
+                self._metrics["train"][f"rollout_corr/{name}"].append(value)
+        loss = out.value / self.current_gradient_accumulation_steps
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * outputs["aux_loss"] / self.current_gradient_accumulation_steps
+        return loss
+
+    return compute_loss
+
+
+def _row(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Read a row of the trainer: what belongs to a token that trains, one after another, then padding.
+
+    Nothing is selected by value, which would wait for the device.
+    """
+    log_probs = outputs["log_probs"].flatten()
+    if "segment_id" in inputs:
+        # A position whose prediction serves several completions stands once in the row and once for each of them here.
+        position = inputs["token_index"].flatten()
+        return {
+            "log_probs": log_probs[position.clamp(min=0)],
+            "old_log_probs": inputs["old_log_probs"].flatten(),
+            "advantages": inputs["advantages"].flatten(),
+            # The padding has segment 0.
+            "segment_id": inputs["segment_id"].flatten().cummax(0).values,
+            "mask": position >= 0,
+        }
+    # Before 1.16.0 prompts stand in the row too, and each token but the first is predicted.
+    tokens = slice(1, log_probs.numel() + 1)
+    begins = inputs["position_ids"].flatten() == 0
+    return {
+        "log_probs": log_probs,
+        **{name: inputs[name].flatten()[tokens] for name in ("old_log_probs", "advantages")},
+        "segment_id": begins.cumsum(0)[tokens] - 1,
+        "mask": inputs["completion_mask"].flatten()[tokens],
+    }
+
+
+TARGETS = (Target(ASYNC_MODULE, "AsyncGRPOTrainer.compute_loss", replaced, takes_original=True),)
