@@ -174,6 +174,13 @@ def expm1(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def log1p(x: tl.tensor) -> tl.tensor:
+    """Compute log(1 + x) for x >= 0 without cancellation: what 1 + x rounds away is divided out again."""
+    grown = 1.0 + x
+    return tl.where(grown == 1.0, x, tl.log(grown) * (x / tl.where(grown == 1.0, 1.0, grown - 1.0)))
+
+
+@triton.jit
 def perplexity(log_perplexity: tl.tensor) -> tl.tensor:
     """Compute exp of a log-perplexity, capped."""
     return tl.exp(tl.where(log_perplexity > LARGEST_LOG_PERPLEXITY, LARGEST_LOG_PERPLEXITY, log_perplexity))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import triton
@@ -18,6 +19,7 @@ from rollout_corr.kernels.tokens import (
     exponential,
     is_finite,
     limited,
+    log1p,
     named,
     number,
     of_test,
@@ -30,6 +32,7 @@ from rollout_corr.kernels.tokens import (
 COPIES = tl.constexpr(16)
 BINS = tl.constexpr(512)
 FIRST_BIN = tl.constexpr((127 - 24) << 3)
+LN_2 = tl.constexpr(math.log(2.0))
 
 
 class Ratio(NamedTuple):
@@ -100,6 +103,17 @@ def measure_probabilities(found: tl.tuple, pair: Pair, PLAN: tl.constexpr) -> tl
     found = record(found, PLAN, "token_sums", "p2", p * p)
     found = record(found, PLAN, "token_sums", "q2", q * q)
     return record(found, PLAN, "token_sums", "pq", p * q)
+
+
+@triton.jit
+def measure_divergences(found: tl.tuple, ratio: Ratio, PLAN: tl.constexpr) -> tl.tuple:
+    """Record the statistics of detail="full" that take D and -D alike."""
+    d = ratio.log_ratio
+    _, excess, k3 = exponential(-d, PLAN)
+    found = record(found, PLAN, "token_sums", "k3_back", k3)
+    found = record(found, PLAN, "token_sums", "log_cosh", 0.5 * log1p(0.25 * (ratio.k3 + k3)))
+    found = record(found, PLAN, "token_sums", "factor", tl.where(d < 0.0, excess, ratio.excess))
+    return record(found, PLAN, "token_sums", "tokens_beyond_2", tl.where(tl.abs(d) > LN_2, 1.0, 0.0).to(d.dtype))
 
 
 @triton.jit

@@ -11,8 +11,8 @@ from torch import Tensor
 from rollout_corr.definition.findings import Findings, Named, SequenceFacts, concatenate
 from rollout_corr.definition.tokens import select
 from rollout_corr.metrics import peers, schema
+from rollout_corr.metrics.aggregates import AllSequences, aggregates_of
 from rollout_corr.metrics.histogram import HISTOGRAM, histogram
-from rollout_corr.metrics.native import AllSequences, aggregates_of
 from rollout_corr.metrics.rows import Aggregate, At
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.correction import Spec

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from rollout_corr.metrics import loss, native, peers
+from rollout_corr.metrics import aggregates, loss, peers
 from rollout_corr.metrics.histogram import HISTOGRAM
 from rollout_corr.metrics.peers import Columns
 from rollout_corr.spec.checked import by_path
@@ -27,7 +27,7 @@ def columns_of(spec: Spec, names: Sequence[str] | None = None) -> Columns:
         names: The names of the criteria in names of statistics; None: their labels.
     """
     names = [criterion.label for criterion in spec.criteria] if names is None else names
-    rows = native.aggregates_of(spec, tuple(names))
+    rows = aggregates.aggregates_of(spec, tuple(names))
     of_tokens, of_sequences = ([row for row in rows if (row.at == "tokens") == here] for here in (True, False))
     found = Columns(
         token_sums=tuple(name for row in of_tokens for name in row.sums),
@@ -82,7 +82,7 @@ class Stretches(NamedTuple):
 def of_whole_sequences(spec: Spec) -> Stretches:
     """Find the statistics of whole sequences, which one rank of a sequence group alone may add."""
     found = columns_of(spec)
-    here = {name for row in native.aggregates_of(spec) if row.local for name in row.sums} | peers.local_sums(spec)
+    here = {name for row in aggregates.aggregates_of(spec) if row.local for name in row.sums} | peers.local_sums(spec)
     local = {*found.token_sums, *HISTOGRAM, *here}, set(found.token_maxima)
     stretches = []
     for names, own in zip(layout(spec), local, strict=True):

@@ -13,7 +13,7 @@ from builders.peer_metrics_cases import batch, correct, tensors
 from rollout_corr.backends import blocks
 from rollout_corr.backends.batch import read_batch
 from rollout_corr.backends.whole import run_whole
-from rollout_corr.metrics import collect, docs, loss, native, peers, schema
+from rollout_corr.metrics import aggregates, collect, docs, loss, native, peers, schema
 from rollout_corr.metrics.rows import Metric, mean, total
 from rollout_corr.spec.correction import REPORTS
 
@@ -24,7 +24,7 @@ TOKEN_WEIGHT = rc.Spec(weight=rc.Weight("token", upper=2.0))
 # Names of sums that are also a criterion's statistic or threshold, a field of a weight, or a word.
 WORDS = {"abs_d", "d", "k3", "p", "q", "ratio", "raw", "sequences", "tokens", "weight"}
 # The rows, and the reader of the histogram.
-NAMING = {"metrics/native.py", "metrics/histogram.py"}
+NAMING = {"metrics/aggregates.py", "metrics/native.py", "metrics/histogram.py"}
 
 
 def literals(path: Path) -> set[str]:
@@ -50,7 +50,7 @@ def another(monkeypatch):
     """A sum over tokens, a sum over sequences and their metrics, added as rows and nowhere else."""
 
     def forget():
-        native.aggregates_of.cache_clear()
+        aggregates.aggregates_of.cache_clear()
         collect.rows_at.cache_clear()
         schema.layout.cache_clear()
         schema.of_whole_sequences.cache_clear()
@@ -63,7 +63,7 @@ def another(monkeypatch):
         Metric("d_fourth", "mean D^4", "nats^4", native.TOKENS, "-", mean("d4")),
         Metric("square_length", "mean n^2", "tokens^2", native.SEQUENCES, "-", mean("longest")),
     ]
-    monkeypatch.setattr(native, "AGGREGATES", [*native.AGGREGATES, *rows])
+    monkeypatch.setattr(aggregates, "AGGREGATES", [*aggregates.AGGREGATES, *rows])
     monkeypatch.setattr(native, "ALWAYS", [*native.ALWAYS, *metrics])
     forget()
     yield metrics

@@ -53,6 +53,7 @@ def metrics(answer, spec):
         found.update(of_criterion(answer, spec, criterion, outcome, valid))
     if spec.detail == "full":
         found.update(of_probabilities(rows))
+        found.update(of_both_ways(spec, rows))
     return found
 
 
@@ -167,6 +168,19 @@ def of_criterion(answer, spec, criterion, outcome, valid):
         "max": max(values, default=0.0),
     }
     return {f"{criterion.label}/{key}": value for key, value in found.items()}
+
+
+def of_both_ways(spec, rows):
+    """As NeMo RL writes the Jensen-Shannon divergence: k3 of each policy to the mean of the two probabilities."""
+    d = [clamp(t.d, spec.clamp) for row in rows for t in row]
+    # The log of the mean of both probabilities, over that of the rollout.
+    middle = [math.log1p(0.5 * math.expm1(x)) for x in d]
+    return {
+        "kl_k3_reverse": mean([k3(-x) for x in d]),
+        "js_divergence": mean([0.5 * (k3(x - m) + k3(-m)) for x, m in zip(d, middle, strict=True)]),
+        "ratio_error": mean([exp(abs(x)) for x in d]),
+        "ratio_beyond_2_fraction": mean([float(abs(x) > math.log(2.0)) for x in d]),
+    }
 
 
 def of_probabilities(rows):

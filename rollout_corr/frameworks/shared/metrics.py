@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rollout_corr.definition.findings import Findings, Named, outside
 from rollout_corr.definition.tokens import LARGEST_D, Tokens, extrema, k3, select
-from rollout_corr.metrics.native import perplexity as perplexity
+from rollout_corr.metrics.aggregates import perplexity as perplexity
 from rollout_corr.metrics.rows import exp as exp
 from rollout_corr.metrics.rows import log as log
 from rollout_corr.metrics.rows import ratio_of
