@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from dataclasses import replace
 from functools import partial
 from io import StringIO
 from random import Random
@@ -24,6 +25,15 @@ LOSS = "nemo_rl/algorithms/loss/loss_functions.py"
 GRPO = "nemo_rl/algorithms/grpo.py"
 MASKING = "compute_and_apply_seq_logprob_error_masking"
 TYPES = {"tis": "tis", "icepop": "icepop", "seq_mask_tis": "seq-mask-tis"}
+
+# What the loss reports beside itself, and the native metric that it is.
+REPORT = {
+    "token_mult_prob_error": "ratio_error",
+    "gen_kl_error": "kl_k3",
+    "policy_kl_error": "kl_k3_reverse",
+    "js_divergence_error": "js_divergence",
+    "sampling_importance_ratio": "weight_mean",
+}
 
 NONFINITE = Declared(
     "a non-finite token rejects its sequence here, itself there",
@@ -173,15 +183,15 @@ def rows(source: Source) -> Iterator[Row]:
         run = loss_class(config_class(reference_policy_kl_penalty=0.0, **config))
         made = data(given)
         _, theirs = run(given.new, made, made["sample_mask"].sum(), given.mask.sum())
-        ours = rc.correct(given.old, given.rollout, given.mask, spec=rc.preset("nemo.tis", **settings)).metrics()
-        names = {"gen_kl_error": "kl_k3", "sampling_importance_ratio": "weight_mean"}
-        return {name: ours[native] for name, native in names.items()}, {name: theirs[name] for name in names}
+        spec = replace(rc.preset("nemo.tis", **settings), detail="full")
+        ours = rc.correct(given.old, given.rollout, given.mask, spec=spec).metrics()
+        return {name: ours[native] for name, native in REPORT.items()}, {name: theirs[name] for name in REPORT}
 
     measured = {"kinds": tuple(kind for kind in FINITE if kind not in ("nan_behind_mask", "all_masked"))}
     yield Row(
         "report",
-        "nemo kl_k3, weight_mean",
-        f"{LOSS}: gen_kl_error, sampling_importance_ratio",
+        f"nemo {', '.join(REPORT.values())}",
+        f"{LOSS}: {', '.join(REPORT)}",
         report,
         bounds,
         (CLAMPED,),
