@@ -176,7 +176,8 @@ def doctor(arguments: list[str]) -> int:
     parser = _parser(
         "doctor",
         "Name the causes of a mismatch between the log-probs of trainer and engine.",
-        f"exit codes: {GOOD} healthy, {FOUND} a condition of --fail-if is true, {UNUSABLE} the dump cannot be read",
+        f"exit codes: {GOOD} healthy, {FOUND} a condition of --fail-if is true, {UNUSABLE} the dump cannot be read "
+        "or has no valid token",
     )
     parser.add_argument(
         "--fail-if",
@@ -205,4 +206,7 @@ def doctor(arguments: list[str]) -> int:
         terminal.print_findings(out, dump, measured, findings)
         for text in failed:
             out.line(f"failed: {text}", style="bold red")
+    if not measured.evidence.tokens:
+        # Neither healthy nor ill: a gate must not pass on nothing, and its conditions mean nothing either.
+        return UNUSABLE
     return FOUND if failed else GOOD

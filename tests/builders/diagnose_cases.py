@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from builders import planted_dumps as planted
+from builders import planted_mixes as mixes
 from rollout_corr.diagnose.doctor.diagnosis import CAUSES, diagnose
 from rollout_corr.diagnose.measure.measurement import Measurement
 from rollout_corr.diagnose.read.chunk import Chunk
@@ -32,6 +34,7 @@ class Case(NamedTuple):
         like: A cause that it resembles without having it.
         make: Makes the columns from a seed.
         also: Further causes that may be named.
+        too: Further causes that the dump has, and that have to be named.
     """
 
     name: str
@@ -39,6 +42,13 @@ class Case(NamedTuple):
     like: str | None
     make: Callable[[int], dict[str, Tensor]]
     also: tuple[str, ...] = ()
+    too: tuple[str, ...] = ()
+
+    def is_named(self, found: list[str]) -> bool:
+        """Return whether these names, the gravest first, are right."""
+        if self.cause is None:
+            return found == []
+        return found[:1] == [self.cause] and {*self.too} <= {*found[1:]} <= {*self.also, *self.too}
 
 
 def case(
@@ -48,9 +58,10 @@ def case(
     *arguments: object,
     like: str | None = None,
     also: tuple[str, ...] = (),
+    too: tuple[str, ...] = (),
     **keywords: object,
 ) -> Case:
-    return Case(name, cause, like, lambda seed: make(seed, *arguments, **keywords), also)
+    return Case(name, cause, like, lambda seed: make(seed, *arguments, **keywords), also, too)
 
 
 def constant(value: float) -> Callable[[Tensor], Tensor]:
@@ -60,6 +71,12 @@ def constant(value: float) -> Callable[[Tensor], Tensor]:
 def plain_model(seed: int, **arguments: Any) -> dict[str, Tensor]:
     return planted.Model(seed, **arguments).healthy()
 
+
+def unlike_sequences(seed: int) -> dict[str, Tensor]:
+    return planted.over(seed, lambda model: 0.02 + 0.1 * (model.owner % 7 == 0).float())[1]
+
+
+DIFFERENT = ("different_policies",)
 
 CASES = (
     case("noise of a bf16 engine", None, plain_model),
@@ -151,14 +168,18 @@ CASES = (
     case("the trainer's log-probs kept in bfloat16", "bfloat16", planted.in_bfloat16, "train_logp"),
     case("log-probs kept in float16", None, planted.not_logs, lambda x: x.half().float(), like="bfloat16"),
     case("one log-prob in ten kept in bfloat16", None, planted.partly_bfloat16, like="bfloat16"),
-    case("log-probs copied", "copied", planted.copied),
-    case("half of the log-probs equal", None, planted.copied, 0.5, like="copied"),
+    case("log-probs copied", "identical", planted.copied),
+    case("half of the log-probs equal", None, planted.copied, 0.5, like="identical"),
     # --- growing
     case("worse step by step", "drift", planted.over_steps, lambda step: 0.02 + 0.01 * step),
     case("steps that wobble", None, planted.over_steps, lambda step: 0.03 + 0.02 * (step % 3), like="drift"),
     case("one bad step", None, planted.over_steps, lambda step: 0.03 + 0.2 * (step == 9), like="drift"),
     case(
-        "one very bad step at the end", None, planted.over_steps, lambda step: 0.02 + 0.5 * (step == 18), like="drift"
+        "one very bad step at the end",
+        "outliers",
+        planted.over_steps,
+        lambda step: 0.02 + 0.5 * (step == 18),
+        like="drift",
     ),
     case("two steps", None, planted.over_steps, lambda step: 0.03 + 0.02 * step, 2, like="drift"),
     case(
@@ -193,6 +214,48 @@ CASES = (
     case(
         "the engine is off, and so are two passes", "different_policies", planted.three, 0.6, 0.6, like="engine_alone"
     ),
+    # --- few tokens or sequences, scales, nothing
+    case("ten tokens of 300 sequences 15 nats too high", "outliers", mixes.off_tokens, 15.0, count=10),
+    case("one token in a thousand 12 nats too low", "outliers", mixes.off_tokens, -12.0, share=1e-3),
+    case("one token of 300 sequences 20 nats too low", "outliers", mixes.off_tokens, -20.0, count=1),
+    case("one garbage sequence of 300", "outliers", mixes.garbage, 1, 300),
+    case("three garbage sequences of 100", "outliers", mixes.garbage, 3, 100),
+    case("a bad replica of eight", "outliers", mixes.part, mixes.bad_replica),
+    case("a bad replica, in one block", "outliers", mixes.part, mixes.bad_replica, block=True),
+    case("other weights on one rank of eight", "outliers", mixes.part, mixes.other_weights, like="wrong_weights"),
+    case("one token in a thousand 2 nats too low", None, mixes.off_tokens, -2.0, share=1e-3, like="outliers"),
+    case("healthy, 300 sequences", None, plain_model, sequences=300, median=60, like="outliers"),
+    case("healthy, very short sequences", None, plain_model, sequences=300, median=17, like="outliers"),
+    case(
+        "very unlike sequences",
+        None,
+        unlike_sequences,
+        like="outliers",
+    ),
+    case("rollout divided by its length", "scale", mixes.scaled, lambda x, n: x / n, "rollout_logp"),
+    case("trainer divided by its length", "scale", mixes.scaled, lambda x, n: x / n, "train_logp"),
+    case("the engine's logarithms to base 2", "scale", mixes.scaled, lambda x, n: x / math.log(2.0), "rollout_logp"),
+    case("the trainer's logarithms to base 10", "scale", mixes.scaled, lambda x, n: x / math.log(10.0), "train_logp"),
+    case("half of the log-probs on one rank of eight", "scale", mixes.part, mixes.halved),
+    case("a strong temperature", "temperature", mixes.mixed, 0.6, like="scale"),
+    case("masked everywhere", "empty", mixes.masked_everywhere),
+    case("half masked", None, planted.broken, tokens=0.5, masked=True, like="empty"),
+    # --- a part of the sequences
+    case("one late on one rank of eight", "shifted", mixes.part, mixes.shift),
+    case("one late on one rank, in one block", "shifted", mixes.part, mixes.shift, block=True),
+    case("NaN on one rank of eight", "nonfinite", mixes.part, mixes.no_numbers),
+    # --- two at once
+    case("temperature 0.7 and half a step behind", "temperature", mixes.mixed, 0.7, step=0.5, too=DIFFERENT),
+    case("temperature 0.7 and a step behind", "temperature", mixes.mixed, 0.7, step=0.8, too=DIFFERENT),
+    case("temperature 1.3 and half a step behind", "temperature", mixes.mixed, 1.3, step=0.5, too=DIFFERENT),
+    case("trainer at 0.7, half a step ahead", "temperature", mixes.mixed, 1.0, 0.7, step=0.5, also=DIFFERENT),
+    case("temperature 0.7 and old versions", "temperature", mixes.old_and_sharp, 0.7, too=("stale",)),
+    case("temperature 0.7 and top-p 0.9", "temperature", mixes.mixed, 0.7, top_p=0.9, too=("renormalised",)),
+    case("temperature 0.8 and top-p 0.95", "temperature", mixes.mixed, 0.8, top_p=0.95, too=("renormalised",)),
+    case("temperature 1.3 and top-p 0.9", "temperature", mixes.mixed, 1.3, top_p=0.9, too=("renormalised",)),
+    case("top-p 0.9 and half a step behind", "renormalised", mixes.mixed, step=0.5, top_p=0.9, also=DIFFERENT),
+    case("top-p 0.99", "renormalised", mixes.mixed, top_p=0.99),
+    case("top-p 0.9999", None, mixes.mixed, top_p=0.9999, like="renormalised"),
 )
 
 
@@ -229,13 +292,33 @@ def table() -> str:
     rows = [(*heads, "false alarms"), ("---",) * 7]
     for cause in (cause.name for cause in CAUSES):
         having = [found[:1] == [cause] for case, found in named if case.cause == cause]
-        alike = [cause in found for case, found in named if case.like == cause and case.cause != cause]
-        rest = [cause in found for case, found in named if cause not in (case.cause, case.like, *case.also)]
+        alike = [cause in found for case, found in named if case.like == cause and cause not in _of(case)]
+        rest = [cause in found for case, found in named if cause not in (*_of(case), case.like)]
         rows.append((f"`{cause}`", *(f(x) for x in (having, alike, rest) for f in (len, sum))))
     healthy = [found == [] for case, found in named if case.cause is None]
     rows.append(("none: healthy", len(healthy), sum(healthy), *"----"))
     lines = ("| " + " | ".join(map(str, row)) + " |" for row in rows)
-    return "\n".join([BEGIN, "", *lines, "", noisier(), "", END]).replace("| --- ", "|---").replace("--- |", "---|")
+    text = "\n".join([BEGIN, "", totals(named), "", *lines, "", noisier(), "", END])
+    return text.replace("| --- ", "|---").replace("--- |", "---|")
+
+
+def _of(case: Case) -> tuple[str | None, ...]:
+    """Return the causes that a kind of dump has or may have."""
+    return (case.cause, *case.also, *case.too)
+
+
+def totals(named: list[tuple[Case, list[str]]]) -> str:
+    """Return a sentence on how many dumps are named right, and how many healthy and ill ones are mistaken."""
+    right = sum(case.is_named(found) for case, found in named)
+    ill = [found == [] for case, found in named if case.cause is not None]
+    healthy = [found != [] for case, found in named if case.cause is None]
+    two = [case.is_named(found) for case, found in named if case.too]
+    return (
+        f"{len(CASES)} kinds, {len({case.name for case in CASES if case.cause})} of them with a bug: {right} of "
+        f"{len(named)} dumps are named right ({100 * right / len(named):.1f} %), with all that is wrong in them; of "
+        f"{len(two)} with two bugs at once, {sum(two)}. {sum(healthy)} of {len(healthy)} healthy dumps are called ill, "
+        f"{sum(ill)} of {len(ill)} ill ones healthy."
+    )
 
 
 def noisier() -> str:
@@ -245,7 +328,7 @@ def noisier() -> str:
     # With so much noise these causes are true as well.
     remarks = ("different_policies", "long_products")
     missed = [case for case, found in named if case.cause not in found]
-    wrong = sum(bool({*found} - {case.cause, *case.also, *remarks}) for case, found in named)
+    wrong = sum(bool({*found} - {*_of(case), *remarks}) for case, found in named)
     names = ", ".join(f"{one.name} ({missed.count(one)})" for one in dict.fromkeys(missed))
     return (
         f"With an engine whose noise is three times as large, {len(named) - len(missed)} of {len(named)} dumps are "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders import planted_dumps
+from builders import planted_dumps, planted_mixes
 from builders.diagnose_cases import CASES, causes_of, measured, table
 from builders.planted_dumps import Model, at, three
 from rollout_corr.cli.main import main
@@ -27,16 +28,29 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_dump_is_named_by_its_cause(case):
+def is_named_right(case):
     found = diagnose(measured(case.make(0)))
     names = [finding.name for finding in found]
-    assert names[:1] == ([] if case.cause is None else [case.cause])
-    assert set(names[1:]) <= set(case.also)
+    assert case.is_named(names), names
     for finding in found:
         assert finding.severity in SEVERITIES and 0.0 <= finding.strength <= 1.0
         assert finding.evidence and all(re.search(r"\d|no shift", line) for line in finding.evidence)
         assert finding.advice.endswith(".") and not finding.title.endswith(".")
+
+
+# Those with a number that is no multiple of 3 are slow tests.
+SLICE = [case for i, case in enumerate(CASES) if i % 3 == 0]
+
+
+@pytest.mark.parametrize("case", SLICE, ids=lambda case: case.name)
+def test_a_dump_is_named_by_its_cause(case):
+    is_named_right(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if case not in SLICE], ids=lambda case: case.name)
+def test_every_dump_is_named_by_its_cause(case):
+    is_named_right(case)
 
 
 def test_a_dump_that_brings_the_mass_kept_is_healthy(tmp_path):
@@ -62,7 +76,11 @@ def test_every_signature_has_dumps_that_have_it_and_dumps_that_do_not():
 
 @pytest.mark.slow
 def test_the_table_is_fresh():
-    assert table() in (DOCS / "mismatch.md").read_text(encoding="utf-8"), "python -m builders.diagnose_cases"
+    """Doctor, held over 5 seeds of every kind: 95 % named right, none healthy called ill, none ill called healthy."""
+    text = table()
+    assert text in (DOCS / "mismatch.md").read_text(encoding="utf-8"), "python -m builders.diagnose_cases"
+    right, healthy, ill = re.findall(r"([\d.]+) (?:%\)|of \d+ healthy|of \d+ ill)", text)
+    assert float(right) >= 95.0 and healthy == ill == "0"
 
 
 def test_the_table_names_every_cause():
@@ -110,7 +128,8 @@ def test_small_and_empty_dumps_get_no_false_verdict(columns):
         "all invalid": one | {"mask": torch.zeros_like(one["token_ids"])},
         "all NaN": one | {"train_logp": torch.full_like(one["train_logp"], torch.nan)},
     }[columns]
-    assert causes_of(made) == (["nonfinite"] if columns == "all NaN" else [])
+    wanted = {"nothing": ["empty"], "all invalid": ["empty"], "all NaN": ["nonfinite"]}
+    assert causes_of(made) == wanted.get(columns, [])
 
 
 @pytest.mark.parametrize(("length", "paired"), [(25, 0), (26, 8)])
@@ -242,6 +261,70 @@ def test_a_note_does_not_fail(tmp_path, capsys):
     assert main(["doctor", str(tmp_path / "x.pt")]) == 0
     text = capsys.readouterr().out
     assert "healthy" in text and "[bfloat16]" in text
+
+
+def test_nothing_is_neither_healthy_nor_ill(tmp_path, capsys):
+    """Row 3 of the users' review: a dump that is masked everywhere passed a gate as healthy."""
+    torch.save(planted_mixes.masked_everywhere(0), tmp_path / "x.pt")
+    for more in ([], ["--fail-if", "kl_k3 > 1"], ["--json"]):
+        assert main(["doctor", str(tmp_path / "x.pt"), *more]) == 2
+        text = capsys.readouterr().out
+        assert "no valid token" in text and "healthy:" not in text
+
+
+def test_identical_log_probs_fail_unless_they_are_meant_to_be_identical(tmp_path, capsys):
+    """Row 8 of the users' review: identical log-probs were healthy."""
+    torch.save(planted_dumps.copied(0), tmp_path / "x.pt")
+    assert main(["doctor", str(tmp_path / "x.pt")]) == 1
+    assert "warning: both log-probs are the same bits [identical]" in capsys.readouterr().out
+    assert main(["doctor", str(tmp_path / "x.pt"), "--fail-if", "verdicts > identical"]) == 0
+
+
+def test_outliers_are_counted_and_named():
+    """Row 5 of the users' review: ten tokens of 15 nats in 1 of 300 sequences were staleness or low precision."""
+    (found,) = diagnose(measured(planted_mixes.off_tokens(0, 15.0, count=10)))
+    assert found.title == "1 of 300 sequences carries 100 % of k3: record 3"
+    (found,) = diagnose(measured(planted_mixes.off_tokens(0, -12.0, share=1e-3)))
+    assert re.fullmatch(r"34 tokens of 25,670 \(0\.132 %\) carry 9\d(\.\d)? % of k3, in 32 sequences", found.title)
+    assert "without them k3 is 0.00027" in " ".join(found.evidence)
+    (found,) = diagnose(measured(planted_mixes.part(0, planted_mixes.bad_replica, block=True)))
+    assert "in 12.5 % of the sequences: one rank or replica of several?" in found.title
+    assert found.evidence[-1].endswith("they are one block, 50 to 59")
+
+
+@pytest.mark.parametrize("engine", [0.7, 1.3])
+@pytest.mark.parametrize("step", [0.0, 0.5])
+def test_a_temperature_is_estimated_with_its_error(engine, step):
+    """Row 6 of the users' review: a temperature beside staleness was no sign of a bug."""
+    found = diagnose(measured(planted_mixes.mixed(0, engine, step=step)))
+    (text,) = re.findall(r"temperature is ([\d.]+) \+- ([\d.]+) times the trainer's", found[0].evidence[0])
+    assert found[0].name == "temperature" and abs(float(text[0]) - engine) < 4.0 * float(text[1]) + 0.01
+    assert ("different_policies" in [one.name for one in found]) == (step > 0)
+
+
+def test_a_slight_truncation_is_a_number_of_standard_errors():
+    """Row 6 of the users' review: top-p 0.99 was healthy."""
+    (found,) = diagnose(measured(planted_mixes.mixed(0, top_p=0.99)))
+    assert found.severity == "warning" and "28 standard errors below 1" in found.evidence[0]
+
+
+def test_the_factor_of_a_scale_is_measured():
+    """Row 7 of the users' review: log-probs divided by their length were top-p with a mass of 0.4464."""
+    for side in ("rollout_logp", "train_logp"):
+        (found,) = diagnose(measured(planted_mixes.scaled(0, lambda x, n: x / n, side)))
+        assert found.title == f"the {side[:-5]} log-probs were divided by the length of their sequence"
+    (found,) = diagnose(measured(planted_mixes.scaled(0, lambda x, n: x / math.log(2.0), "rollout_logp")))
+    assert found.title == "the train log-probs are 0.693 times the rollout log-probs"
+
+
+def test_a_shift_on_one_rank_is_said_to_be_in_a_part():
+    """Row 9 of the users' review: a shift on 1 of 8 ranks was said of all."""
+    (found,) = diagnose(measured(planted_mixes.part(0, planted_mixes.shift)))
+    assert found.title == (
+        "the rollout log-probs are 1 token late in 12.5 % of the sequences: one rank or replica of several?"
+    )
+    (found,) = diagnose(measured(planted_dumps.shifted(0, 1)))
+    assert found.title == "the rollout log-probs are 1 token late"
 
 
 def test_doctor_as_json(moved, capsys):

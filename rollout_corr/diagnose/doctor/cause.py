@@ -31,12 +31,14 @@ class Signs:
         evidence: The numbers behind it, in sentences.
         strength: How much of the dump shows it, 0 to 1.
         severity: Replaces the severity of the cause.
+        beside: Causes that it hides otherwise, and does not explain here.
     """
 
     title: str
     evidence: tuple[str, ...]
     strength: float
     severity: Severity | None = None
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,14 @@ class Cause:
     hides: Sequence[str]
     recognise: Callable[[Measurement, Metrics], Signs | None]
 
-    def find(self, measured: Measurement, metrics: Metrics) -> Finding | None:
-        """Look for the cause; `metrics` are those of `measured`."""
+    def find(self, measured: Measurement, metrics: Metrics) -> tuple[Finding, frozenset[str]] | None:
+        """Look for the cause; also return what it hides here. `metrics` are those of `measured`."""
         signs = self.recognise(measured, metrics)
         if signs is None:
             return None
         severity = signs.severity or self.severity
-        return Finding(self.name, severity, signs.title, signs.evidence, self.advice, signs.strength)
+        finding = Finding(self.name, severity, signs.title, signs.evidence, self.advice, signs.strength)
+        return finding, frozenset(self.hides) - frozenset(signs.beside)
 
 
 def cause(
@@ -108,3 +111,11 @@ def percent(share: float) -> str:
 def counted(count: float, noun: str) -> str:
     """Format a count with its noun, in the plural where it has to be."""
     return f"{count:,.0f} {noun}{'' if count == 1 else 's'}"
+
+
+def among(count: float, total: float, noun: str = "sequence") -> str:
+    """Say how many of all are meant, and guess at a rank where it is a part of them; empty where it is nearly all."""
+    if count > 0.6 * total:
+        return ""
+    guess = ": one rank or replica of several?" if count >= max(4.0, 0.05 * total) else ""
+    return f" in {percent(count / max(1.0, total))} of the {noun}s{guess}"

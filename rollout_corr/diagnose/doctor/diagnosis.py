@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollout_corr.diagnose.doctor import wrong_policies, wrong_values
+from rollout_corr.diagnose.doctor import outlying, wrong_policies, wrong_values
 from rollout_corr.diagnose.doctor.cause import SEVERITIES, Cause, Finding, Metrics
 from rollout_corr.diagnose.measure.measurement import Measurement
 
 # A cause stands before those that it hides.
 CAUSES: tuple[Cause, ...] = (
+    wrong_values.empty,
     wrong_values.not_log_probs,
     wrong_values.nonfinite,
     wrong_values.filled,
     wrong_values.shifted,
     wrong_values.swapped,
+    wrong_values.scale,
     wrong_values.wrong_weights,
     wrong_values.turn_starts,
     wrong_values.sequence_starts,
@@ -24,9 +26,10 @@ CAUSES: tuple[Cause, ...] = (
     wrong_policies.drift,
     wrong_policies.positions,
     wrong_policies.engine_alone,
+    outlying.outliers,
     wrong_policies.not_the_sampler,
     wrong_policies.different_policies,
-    wrong_values.copied,
+    wrong_values.identical,
     wrong_values.bfloat16,
     wrong_policies.long_products,
 )
@@ -45,10 +48,10 @@ def diagnose(measured: Measurement, on_policy: bool = False) -> list[Finding]:
     findings: list[Finding] = []
     hidden: set[str] = set()
     for cause in (*CAUSES, *([ON_POLICY] if on_policy else [])):
-        finding = cause.find(measured, metrics)
-        if finding is not None and finding.name not in hidden:
-            findings.append(finding)
-            hidden.update(cause.hides)
+        found = None if cause.name in hidden else cause.find(measured, metrics)
+        if found is not None:
+            findings.append(found[0])
+            hidden |= found[1]
     return sorted(findings, key=lambda finding: (SEVERITIES.index(finding.severity), -finding.strength))
 
 

@@ -9,6 +9,12 @@ from rollout_corr.diagnose.doctor.cause import HEALTHY_K3, HEALTHY_SUM, MATTERS,
 from rollout_corr.diagnose.measure.evidence import Excess
 from rollout_corr.diagnose.measure.measurement import Measurement
 from rollout_corr.diagnose.measure.profiles import PROBABILITY_BINS, PROBABILITY_LABELS
+from rollout_corr.metrics.limits import RATIO_ERRORS
+
+# A mean is away from 1, or a slope from 0, if it is so many standard errors away.
+SURE = RATIO_ERRORS
+# A temperature leaves D of unlikely tokens scattered by about its slope, for contexts differ; more has another cause.
+SCATTERS = 1.6
 
 
 def _mean_ratio(metrics: Metrics) -> tuple[float, float]:
@@ -23,30 +29,51 @@ def _mean_ratio(metrics: Metrics) -> tuple[float, float]:
     "engine return raw log-probs and accept that it did not sample from them; or pass the log of the mass that each "
     "token's truncation kept: correct(..., log_mass=...), which a dump takes as a column. A constant can also come "
     "from vocabulary rows that are only padding, or from a head that is not tied on one side.",
-    hides=("not_the_sampler", "temperature", "different_policies", "long_products"),
+    hides=("not_the_sampler", "temperature", "different_policies", "long_products", "outliers"),
 )
 def renormalised(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognise engine probabilities that are larger by a factor: those of a truncated distribution."""
     ratio, error = _mean_ratio(metrics)
     mean, magnitude = metrics["d_mean"], metrics["d_abs_mean"]
     upwards = 0.5 * (magnitude + mean) / magnitude if magnitude else 0.5
-    if not (ratio + 8.0 * error < 0.985 and upwards < 0.3):
+    slope, slope_error = measured.evidence.by_sequence.slope()
+    # Beside a temperature D is positive for some tokens all the same. Top-k alone takes more from flat contexts, whose
+    # tokens are unlikely: D grows with the log-prob, and is hardly ever positive.
+    sharper = _is_slope(slope, slope_error) and ratio + SURE * error < 0.995
+    sharper = sharper and upwards > (0.05 if slope < 0.0 else 0.12)
+    slight = ratio > 0.97 and ratio + SURE * error < 0.998 and upwards < 0.45
+    plain = ratio + SURE * error < 0.985 and upwards < 0.3
+    if measured.evidence.finite < 50 or not (plain or slight or (sharper and upwards < 0.4)):
         return None
     # Truncation takes nothing away where a token is nearly certain; a constant does.
     constant = metrics["d_std"] < 0.25 * abs(mean)
     title = "the rollout log-probs are of a truncated distribution (top-p, top-k, min-p)"
     if constant:
         title = "the rollout log-probs are larger by a constant: a softmax over fewer tokens on one side"
+    elif not plain and not sharper:
+        title = "ratios average a little below 1: sampling that was truncated slightly (top-p near 1, min-p)?"
     return Signs(
         title,
         (
-            f"the mean ratio exp(D) is {ratio:.4f} +- {error:.4f}, the probability mass that truncation kept; over "
-            "tokens that a policy sampled, its own ratios average to 1",
+            f"the mean ratio exp(D) is {ratio:.4f} +- {error:.4f}, {(1.0 - ratio) / error:.0f} standard errors below "
+            "1: the probability mass that truncation kept. Over tokens that a policy sampled, its own ratios average "
+            "to 1",
             f"positive D makes up {percent(upwards)} of sum |D|; percentiles 1 and 50 of D are {metrics['d_p1']:.3g} "
             f"and {metrics['d_p50']:.3g}, its mean is {mean:.3g}, its standard deviation {metrics['d_std']:.3g}",
         ),
         1.0 - ratio,
+        severity="error" if plain or sharper else "warning",
+        beside=("temperature",) if sharper else (),
     )
+
+
+def _is_slope(slope: float, error: float) -> bool:
+    """Return whether D of unlikely tokens grows with their log-prob as only a temperature makes it, within sequences.
+
+    The median over sequences is what counts: other weights in some of them have slopes of -1 there. Where the slope is
+    -1 in most, the log-probs are unrelated.
+    """
+    return abs(slope) > max(0.1, SURE * error) and slope > -0.8
 
 
 @cause(
@@ -54,29 +81,53 @@ def renormalised(measured: Measurement, metrics: Metrics) -> Signs | None:
     "D follows the log-prob: one policy is sharper everywhere",
     "Divide the trainer's logits by the sampling temperature before the softmax, once; and have the engine return "
     "log-probs after temperature (vLLM: logprobs_mode='processed_logprobs').",
-    hides=("not_the_sampler", "different_policies", "long_products"),
+    hides=("not_the_sampler", "different_policies", "long_products", "outliers"),
 )
 def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognise D that follows the log-prob itself: one side is sharper than the other, everywhere."""
     fit = measured.evidence.fit
     if measured.evidence.finite < 200 or metrics["d_abs_mean"] < MATTERS:
         return None
+    found = measured.evidence.by_sequence
+    slope, error = found.slope()
     # A temperature keeps the order of likely and unlikely tokens; policies that went apart lose it.
-    if measured.evidence.log_prob_correlation() < 0.95:
+    alone = (
+        measured.evidence.log_prob_correlation() > 0.95
+        and abs(fit["correlation"]) > 0.55
+        and fit["explained"] > 0.5
+        and abs(fit["slope"]) > 0.01
+    )
+    if not (alone or _is_slope(slope, error)):
         return None
-    if abs(fit["correlation"]) < 0.55 or fit["explained"] < 0.5 or abs(fit["slope"]) < 0.01:
-        return None
+    known = abs(slope) > SURE * error and slope > -0.8
+    sharper = "trainer" if (slope if known else fit["slope"]) > 0 else "engine"
     table = measured.evidence.by_mean.rows(PROBABILITY_LABELS, range(PROBABILITY_BINS))
     ends = "; ".join(f"{row.label}: {row.d_mean:+.3f}" for row in (table[0], table[len(table) // 2], table[-1]))
-    return Signs(
-        "a temperature was applied on one side only: the "
-        f"{'trainer' if fit['slope'] > 0 else 'engine'} has the sharper policy",
-        (
+    evidence = [f"mean D by probability: {ends}"]
+    title = f"a temperature was applied on one side only: the {sharper} has the sharper policy"
+    if known:
+        title += f", by a factor of about {1.0 + abs(slope) if slope > 0 else 1.0 / (1.0 + slope):.2f}"
+        evidence.insert(
+            0,
+            f"within a sequence, D of unlikely tokens changes by {slope:+.3f} +- {error:.3f} for each nat of their "
+            f"rollout log-prob: the engine's temperature is {1.0 + slope:.2f} +- {error:.2f} times the trainer's (too "
+            "near 1 where sampling was truncated as well)",
+        )
+    else:
+        evidence.insert(
+            0,
             f"D against the mean of the two log-probs: correlation {fit['correlation']:.2f}, slope {fit['slope']:.2f}; "
             f"the token's probability alone explains {percent(fit['explained'])} of the mean square of D",
-            f"mean D by probability: {ends}",
-        ),
-        fit["explained"],
+        )
+    scatter = found.scatter_of_d()
+    more = not alone and known and scatter > SCATTERS * abs(slope)
+    if more:
+        evidence.append(
+            f"and something else: D of unlikely tokens scatters by {scatter:.2f} around that line, where a temperature "
+            f"alone leaves up to about {abs(slope):.2f}"
+        )
+    return Signs(
+        title, tuple(evidence), max(fit["explained"], min(1.0, abs(slope))), beside=("different_policies",) * more
     )
 
 
@@ -85,7 +136,7 @@ def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
     "older weight versions differ more (needs `versions`)",
     "Limit how many versions a sample may be behind, and correct with token ratios. The mismatch that remains at the "
     "newest version comes from the engine itself.",
-    hides=("different_policies", "long_products"),
+    hides=("different_policies", "long_products", "outliers"),
 )
 def stale(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognise |D| that is larger for older weight versions."""
@@ -112,7 +163,7 @@ def stale(measured: Measurement, metrics: Metrics) -> Signs | None:
     "Look at what accumulates: weights that are sent in low precision or in part, quantisation scales that are not "
     "renewed, a cache that survives an update. Restart the engine from a checkpoint: if the mismatch is gone, the "
     "transfer of weights is the cause.",
-    hides=("different_policies", "long_products"),
+    hides=("different_policies", "long_products", "outliers"),
 )
 def drift(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognise a mismatch that grows from step to step."""
@@ -140,7 +191,7 @@ def drift(measured: Measurement, metrics: Metrics) -> Signs | None:
     "the mismatch grows along the sequence",
     "Look at what depends on the position: rope scaling and its base, a sliding window, a quantised KV cache, "
     "context-parallel ranks that count positions from 0.",
-    hides=("different_policies", "long_products"),
+    hides=("different_policies", "long_products", "outliers"),
 )
 def positions(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognise a mismatch that grows along the sequence."""
@@ -213,13 +264,13 @@ def trainer_disagrees(measured: Measurement, metrics: Metrics) -> Signs | None:
 def not_the_sampler(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognise rollout log-probs of another policy than the one that sampled: ratios do not average to 1."""
     ratio, error = _mean_ratio(metrics)
-    if measured.evidence.finite < 50 or abs(ratio - 1.0) < 8.0 * error + 0.05:
+    if measured.evidence.finite < 50 or abs(ratio - 1.0) < SURE * error + 0.05:
         return None
     return Signs(
         "the tokens were not sampled from the rollout log-probs",
         (
-            f"the mean ratio exp(D) is {ratio:.4f} +- {error:.4f}; over tokens sampled from the rollout log-probs it "
-            "is 1, whatever the trainer's policy",
+            f"the mean ratio exp(D) is {ratio:.4f} +- {error:.4f}, {abs(ratio - 1.0) / error:.0f} standard errors from "
+            "1; over tokens sampled from the rollout log-probs it is 1, whatever the trainer's policy",
             f"mean D is {metrics['d_mean']:.3g}, its standard deviation {metrics['d_std']:.3g}",
         ),
         min(1.0, abs(ratio - 1.0)),
@@ -228,7 +279,7 @@ def not_the_sampler(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "warning",
-    "the policies differ and nothing points to a bug: staleness, low precision",
+    "the policies differ, and none of the signs above is there: staleness, low precision",
     "Corrections are made for this: `rollout-corr what-if` shows what each would do. Dump versions and steps beside "
     "the log-probs to tell staleness from precision.",
 )
@@ -238,7 +289,7 @@ def different_policies(measured: Measurement, metrics: Metrics) -> Signs | None:
         return None
     ratio, error = _mean_ratio(metrics)
     return Signs(
-        "the two policies differ, with no sign of a bug: staleness or low precision",
+        "the two policies differ and show none of the known bugs: staleness or low precision are the usual causes",
         (
             f"k3 is {metrics['kl_k3']:.3g} nats per token (healthy: below {HEALTHY_K3:g}), mean |D| "
             f"{metrics['d_abs_mean']:.3g}, 99th percentile of |D| {metrics['abs_logp_p99']:.3g}",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rollout_corr.diagnose.doctor.cause import MATTERS, TIMES, Metrics, Signs, cause, counted, percent
+import math
+
+from rollout_corr.diagnose.doctor.cause import MATTERS, TIMES, Metrics, Signs, among, cause, counted, percent
 from rollout_corr.diagnose.measure.evidence import FAR, OTHER_TURNS, SHIFTS, SIDES
 from rollout_corr.diagnose.measure.measurement import Measurement
 
@@ -12,8 +14,20 @@ SURELY = 10.0
 # Causes that are computed from D and mean nothing where D itself is wrong.
 OF_D = (
     *("renormalised", "temperature", "turn_starts", "sequence_starts", "positions", "different_policies"),
-    *("long_products", "not_the_sampler"),
+    *("long_products", "not_the_sampler", "outliers"),
 )
+
+
+@cause(
+    "error",
+    "no valid token: the mask is 0 everywhere, or the dump is empty",
+    "Nothing was measured, so nothing is healthy. Check which field was read as the mask, and what writes the dump.",
+)
+def empty(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognise a dump in which no token counts."""
+    if measured.evidence.tokens:
+        return None
+    return Signs("no valid token", ("0 valid tokens: the mask is 0 everywhere, or there are no sequences",), 1.0)
 
 
 @cause(
@@ -58,7 +72,9 @@ def nonfinite(measured: Measurement, metrics: Metrics) -> Signs | None:
         return None
     whole = evidence.rows_all_bad
     return Signs(
-        "whole sequences are NaN or infinite" if whole else "some log-probs are NaN or infinite",
+        f"whole sequences are NaN or infinite{among(whole, metrics['sequences'])}"
+        if whole
+        else "some log-probs are NaN or infinite",
         (
             f"{bad:.0f} of {counted(metrics['tokens'], 'valid token')}: {evidence.bad['train']} of the train and "
             f"{evidence.bad['rollout']} of the rollout log-probs",
@@ -100,12 +116,13 @@ def filled(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 
 @cause(
-    "note",
-    "both log-probs are the same bits: a note, for an engine that agrees bit by bit looks the same",
+    "warning",
+    "both log-probs are the same bits: nothing is measured, unless engine and trainer agree bit by bit",
     "Unless engine and trainer are built to agree bit by bit, one was copied from the other, and no correction has an "
-    "effect: check which policy each field holds, and whether a bypass mode is on.",
+    "effect: check which policy each field holds, and whether a bypass mode is on. Where they are built so, "
+    "--fail-if 'verdicts > identical' lets it pass.",
 )
-def copied(measured: Measurement, metrics: Metrics) -> Signs | None:
+def identical(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognise log-probs of which not one differs."""
     evidence = measured.evidence
     if evidence.finite < 50 or evidence.equal < evidence.finite:
@@ -137,7 +154,7 @@ def bfloat16(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "error",
-    "the log-probs fit one or two tokens earlier or later",
+    "the log-probs fit one or two tokens earlier or later, in all sequences or in some",
     "Logits at t predict token t + 1. Either the labels are shifted by one on one side only, or one side counts a "
     "first token (BOS, the last of the prompt) that the other does not.",
     hides=(*OF_D, "wrong_weights", "swapped"),
@@ -151,7 +168,8 @@ def shifted(measured: Measurement, metrics: Metrics) -> Signs | None:
     shift = max((s for s in SHIFTS if s), key=lambda s: evidence.shifted[s])
     by_shift = ", ".join(f"by {-s:+d} in {n}" for s, n in evidence.shifted.items() if n)
     return Signs(
-        f"the rollout log-probs are {counted(abs(shift), 'token')} {'late' if shift < 0 else 'early'}",
+        f"the rollout log-probs are {counted(abs(shift), 'token')} {'late' if shift < 0 else 'early'}"
+        f"{among(total, evidence.paired)}",
         (
             f"in {total} of {counted(evidence.paired, 'sequence')} they fit train_logp better when moved ({by_shift})",
             f"unmoved, the two log-probs correlate by {evidence.log_prob_correlation():.2f} over all tokens",
@@ -173,12 +191,41 @@ def swapped(measured: Measurement, metrics: Metrics) -> Signs | None:
     if evidence.swapped < max(2, 0.05 * evidence.swap_tested):
         return None
     return Signs(
-        "train and rollout log-probs of different sequences are paired",
+        f"train and rollout log-probs of different sequences are paired{among(evidence.swapped, evidence.swap_tested)}",
         (
             f"in {evidence.swapped} of {counted(evidence.swap_tested, 'sequence')} the train log-probs fit the rollout "
             "log-probs of another sequence (correlation above 0.9) and not their own (below 0.6)",
         ),
         evidence.swapped / evidence.swap_tested,
+    )
+
+
+@cause(
+    "error",
+    "within a sequence, one side is a multiple of the other: divided by the length, or logarithms to another base",
+    "Pass natural logarithms of single tokens: no mean over the sequence, no division by its length, no log2 or log10.",
+    hides=(*OF_D, "wrong_weights"),
+)
+def scale(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognise log-probs that were multiplied by a constant, or divided by the length of their sequence."""
+    found = measured.evidence.by_sequence
+    if found.scaled < max(2, 0.05 * found.scale_tested):
+        return None
+    factor, deviation = found.factor()
+    divided = found.divided()
+    title = f"the train log-probs are {factor:.3g} times the rollout log-probs"
+    if divided is not None:
+        title = f"the {divided} log-probs were divided by the length of their sequence"
+    elif deviation > 0.25:
+        title = "within each sequence, the train log-probs are a multiple of the rollout log-probs"
+    return Signs(
+        f"{title}{among(found.scaled, found.scale_tested)}",
+        (
+            f"in {found.scaled} of {counted(found.scale_tested, 'sequence')} the train log-probs are a multiple of the "
+            "rollout log-probs, within 2 % of their square",
+            f"the factor train / rollout is {factor:.4g}, in most within {percent(math.expm1(deviation))} of it",
+        ),
+        found.scaled / found.scale_tested,
     )
 
 
@@ -193,6 +240,9 @@ def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognise log-probs of two models that have nothing to do with one another."""
     evidence, fit = measured.evidence, measured.evidence.fit
     correlation = evidence.log_prob_correlation()
+    if evidence.by_sequence.part() is not None:
+        # In some sequences alone: `outliers` says in which.
+        return None
     if evidence.finite < 50 or metrics["d_abs_mean"] < 0.5 or correlation > 0.5:
         return None
     flat = [
@@ -221,7 +271,10 @@ def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
     "the first tokens of later turns differ far more than equally likely ones: retokenisation, chat template",
     "Keep the token ids that the engine sampled and append to them; do not decode a conversation and tokenize it "
     "again.",
-    hides=("not_the_sampler", "different_policies", "long_products", "temperature", "renormalised", "positions"),
+    hides=(
+        *("not_the_sampler", "different_policies", "long_products", "temperature", "renormalised", "positions"),
+        "outliers",
+    ),
 )
 def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognise tokens right after the start of a turn that differ more than equally likely ones."""
@@ -258,7 +311,7 @@ def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
     "the first token of a sequence differs far more than equally likely ones: the end of the prompt",
     "Compare the token ids of the prompts on both sides: a BOS that is added twice or never, a generation prompt that "
     "the template adds on one side, a mask that begins one token early.",
-    hides=("not_the_sampler", "different_policies", "long_products", "temperature", "renormalised"),
+    hides=("not_the_sampler", "different_policies", "long_products", "temperature", "renormalised", "outliers"),
 )
 def sequence_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognise first tokens of sequences that differ more than equally likely ones."""

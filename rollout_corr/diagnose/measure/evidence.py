@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from rollout_corr.diagnose.measure.by_sequence import BySequence
 from rollout_corr.diagnose.measure.profiles import PROBABILITY_BINS, Profile, probability_bins
 from rollout_corr.diagnose.read.chunk import ValidTokens
 
@@ -33,6 +34,8 @@ MOST_VALUES = 256
 
 # Values are clamped to +-CUT where one token must not decide an average.
 CUT = 20.0
+# And to this where tokens are compared by their place.
+MOST_AT_START = 2.0
 
 # So many versions and so many steps are told apart, those that a dump has first; the tables of each take up to 75 MB.
 MOST_GROUPS = 65_536
@@ -106,6 +109,7 @@ class Evidence:
         by_mean: D by the probability bin of m.
         turns, positions: |D| by place in the turn, and by octave of the position.
         columns, values: |D| by group of a column, and the group of each value; values beyond MOST_GROUPS have none.
+        by_sequence: Tallies of whole sequences.
         distances: Sums of |new - train| and |train - rollout| over tokens that have all three, and their count.
     """
 
@@ -124,6 +128,7 @@ class Evidence:
         self.turns, self.positions = Excess(), Excess()
         self.columns = {"versions": Excess(), "steps": Excess()}
         self.values: dict[str, dict[int, int]] = {"versions": {}, "steps": {}}
+        self.by_sequence = BySequence()
         self.distances = dict.fromkeys(("tokens", "new_train", "train_rollout"), 0.0)
 
     def add(self, tokens: ValidTokens) -> None:
@@ -135,6 +140,7 @@ class Evidence:
         self._add_moments(tokens)
         self._add_groups(tokens)
         self._add_distances(tokens)
+        self.by_sequence.add(tokens)
 
     def _add_values(self, tokens: ValidTokens) -> None:
         finite, d = tokens.finite, tokens.d
@@ -225,8 +231,10 @@ class Evidence:
         at = torch.arange(starts.shape[0])
         offset = at - torch.where(starts, at, 0).cummax(0).values if at.numel() else at
         group = torch.where(tokens.turns == 0, FIRST_TURN, offset.clamp(max=OTHER_TURNS))
-        self.turns.add(group[finite], rollout, d)
-        self.positions.add((tokens.position[finite] + 1).double().log2().long(), rollout, d)
+        # One token in thousands must not decide that all first tokens differ.
+        bounded = d.clamp(-MOST_AT_START, MOST_AT_START)
+        self.turns.add(group[finite], rollout, bounded)
+        self.positions.add((tokens.position[finite] + 1).double().log2().long(), rollout, bounded)
         for name, excess in self.columns.items():
             values = tokens.column(name)
             if values is None:

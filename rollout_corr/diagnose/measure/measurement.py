@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import correct
+from rollout_corr.diagnose.measure.by_sequence import WorstSequence
 from rollout_corr.diagnose.measure.evidence import Evidence
 from rollout_corr.diagnose.measure.profiles import (
     PROBABILITY_LABELS,
@@ -102,6 +103,11 @@ class Measurement:
     def worst(self) -> list[WorstToken]:
         """Tokens with the largest |D|, the worst first."""
         return self._worst.ranked()
+
+    @property
+    def worst_sequences(self) -> list[WorstSequence]:
+        """Sequences with the largest sums of k3, the worst first."""
+        return self.evidence.by_sequence.worst
 
     def raw(self, level: str = "") -> dict[str, float]:
         """Copy the raw statistics to the host: those without weights, or those with the weights of a level."""

@@ -40,6 +40,7 @@ def report(dump: Dump, measured: Measurement, findings: Sequence[Finding]) -> di
         verdicts=[asdict(finding) for finding in findings],
         profiles={axis: [asdict(row) for row in rows] for axis, rows in measured.profiles().items()},
         worst=[asdict(token) for token in measured.worst],
+        worst_sequences=[asdict(sequence) for sequence in measured.worst_sequences],
     )
 
 

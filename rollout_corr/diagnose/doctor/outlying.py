@@ -1,0 +1,87 @@
+"""The cause of a mismatch that a few tokens or sequences make, while all others agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollout_corr.diagnose.doctor.cause import HEALTHY_K3, Metrics, Signs, among, cause, counted, percent
+from rollout_corr.diagnose.measure.by_sequence import CARRIES, FAR_OFF, BySequence, Part, WorstSequence
+from rollout_corr.diagnose.measure.measurement import Measurement
+
+# Single tokens are the cause if they are at most this share of all.
+RARE = 0.01
+# Records that are named.
+SHOWN = 5
+
+
+@cause(
+    "warning",
+    "a few sequences or tokens carry most of k3, and the others agree: broken samples, or one rank of several",
+    "Look at these sequences first: broken text, a request that failed and was retried, other weights on one replica. "
+    "A veto (rc.suggest gives its bound) rejects sequences with a broken token; a geometric criterion rejects "
+    "sequences that are off everywhere.",
+    hides=("not_the_sampler", "different_policies", "long_products"),
+)
+def outliers(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognise a mismatch that few sequences or few tokens make."""
+    found = measured.evidence.by_sequence
+    part = found.part()
+    if part is not None:
+        return _sequences(found, part)
+    if not found.far or found.far > RARE * found.tokens or found.far_k3 < CARRIES * found.k3:
+        return None
+    return _tokens(found, metrics)
+
+
+def _tokens(found: BySequence, metrics: Metrics) -> Signs:
+    share = found.far_k3 / found.k3
+    rest = (found.k3 - found.far_k3) / max(1, found.tokens - found.far)
+    return Signs(
+        f"{counted(found.far, 'token')} of {found.tokens:,} ({percent(found.far / found.tokens)}) "
+        f"{'carries' if found.far == 1 else 'carry'} {percent(share)} of k3, in "
+        f"{counted(found.with_far, 'sequence')}",
+        (
+            f"these have |D| > {FAR_OFF:g}; the largest is {metrics['d_abs_max']:.3g}",
+            _records(found, found.with_far),
+            f"without them k3 is {rest:.2g} nats per token (healthy: below {HEALTHY_K3:g})",
+        ),
+        share,
+        beside=("different_policies",) if rest >= HEALTHY_K3 else (),
+    )
+
+
+def _sequences(found: BySequence, part: Part) -> Signs:
+    carry = f"{'carries' if part.sequences == 1 else 'carry'} {percent(part.k3_share)} of k3"
+    of_all = f"{part.sequences} of {counted(found.sequences, 'sequence')} {carry}"
+    guess = among(part.sequences, found.sequences)
+    return Signs(
+        f"the policies differ{guess}" if "?" in guess else f"{of_all}: {_numbers(found.worst[: part.sequences])}",
+        (
+            f"{of_all}: there the mean |D|, cut at 1, is {part.d_abs_mean:.2g}, and {part.rest_d_abs_mean:.2g} in all "
+            f"others, whose k3 is {part.rest_k3:.2g} nats per token (healthy: below {HEALTHY_K3:g})",
+            _records(found, part.sequences),
+        ),
+        part.k3_share,
+        beside=("different_policies",) if part.rest_k3 >= HEALTHY_K3 else (),
+    )
+
+
+def _numbers(worst: Sequence[WorstSequence]) -> str:
+    """Name records by their numbers."""
+    return f"record{'s' if len(worst) > 1 else ''} {', '.join(str(one.record) for one in worst[:SHOWN])}"
+
+
+def _records(found: BySequence, sequences: int) -> str:
+    """Name the worst sequences, and whether they lie in one block."""
+    worst = found.worst[:sequences]
+    shown = ", ".join(
+        f"{one.record} ({percent(one.k3 / found.k3)} of k3, {counted(one.tokens, 'token')}, largest |D| "
+        f"{one.d_abs_max:.3g})"
+        for one in worst[:SHOWN]
+    )
+    text = f"the worst {'record is' if len(worst) == 1 else 'records are'} {shown}"
+    records = sorted(one.record for one in worst)
+    together = len(records) == sequences >= 3 and len({one.file for one in worst}) == 1
+    if together and records[-1] - records[0] == len(records) - 1:
+        text += f"; they are one block, {records[0]} to {records[-1]}"
+    return text

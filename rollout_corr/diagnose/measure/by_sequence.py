@@ -1,0 +1,262 @@
+"""Tallies of whole sequences for the doctor: which differ far more than the others, which are scaled or sharpened."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rollout_corr.diagnose.read.chunk import ValidTokens
+from rollout_corr.metrics.limits import BY_KEY
+
+# Values are clamped to +-CUT where one token must not decide an average.
+CUT = 20.0
+# A token beyond this |D| is far off: the engine and the trainer disagree about it by a factor of 150.
+FAR_OFF = 5.0
+# Sequences that are kept with their place, the largest sums of k3 first.
+WORST = 64
+# Bins of the mean min(|D|, 1) of a sequence: BINS of them up to 1, four an octave.
+BINS, PER_OCTAVE = 96, 4
+LOWEST = -(BINS - 1) / PER_OCTAVE
+# Sequences stand apart if there are enough in all, they are at most this share, each has at least this mean, theirs is
+# so many times that of the others, and they carry this share of k3.
+FEWEST_SEQUENCES, MOST_APART, APART, TIMES_REST, CARRIES = 8, 1.0 / 3.0, 2.0 * BY_KEY["d_abs_mean"].healthy, 5.0, 0.5
+# Tokens below this rollout probability show a temperature: D grows with their log-prob, and certain ones agree anyway.
+UNLIKELY = math.log(0.1)
+# A sequence needs so many tokens for a slope over them.
+FEWEST_FOR_SLOPE, FEWEST_FOR_SCALE = 8, 8
+# A slope over unlikely tokens is counted in bins of this width, up to MOST_SLOPE in both directions.
+SLOPE_BIN, MOST_SLOPE = 0.02, 4.0
+SLOPE_BINS = round(2 * MOST_SLOPE / SLOPE_BIN)
+# One side of a sequence is a multiple of the other where this much of its square is left unexplained, and the factor
+# is beyond this one.
+UNEXPLAINED, FACTOR = 0.02, 1.25
+# How far the logarithm of a factor may lie from that of the length.
+LENGTH_FITS = 0.25
+
+
+@dataclass(frozen=True, order=True)
+class WorstSequence:
+    """A sequence with a large sum of k3.
+
+    Attributes:
+        k3: Sum of k3 over its tokens, D clamped to +-20.
+        file: Path of the file.
+        record: Its number in the file, from 0.
+        tokens: Number of its valid tokens with a finite D.
+        d_abs_mean: Mean |D| of these.
+        d_abs_max: Their largest |D|.
+    """
+
+    k3: float
+    file: str
+    record: int
+    tokens: int
+    d_abs_mean: float
+    d_abs_max: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """Sequences that differ far more than the others.
+
+    Attributes:
+        sequences: How many.
+        k3_share: Their share of the sum of k3.
+        d_abs_mean, rest_d_abs_mean: Mean min(|D|, 1) of their tokens, and of all others.
+        rest_k3: Mean k3 of all other tokens.
+    """
+
+    sequences: int
+    k3_share: float
+    d_abs_mean: float
+    rest_d_abs_mean: float
+    rest_k3: float
+
+
+class BySequence:
+    """Tallies over chunks.
+
+    Attributes:
+        sequences, tokens, k3: Non-empty sequences, their tokens with a finite D, and the sum of k3.
+        far, far_k3, with_far: Tokens beyond FAR_OFF, their sum of k3, and the sequences that have any.
+        scale_tested, scaled: Sequences tested for a factor; those of which one side is a multiple of the other.
+        factors: Of the scaled: sums of log f, log f + log n and log f - log n, and of their squares; f is train over
+            rollout, n the length.
+        slopes: [SLOPE_BINS] counts of the slopes of D over the log-prob of unlikely tokens.
+        scatter: Sums of the squares that these slopes leave, and their degrees of freedom.
+    """
+
+    def __init__(self) -> None:
+        self.sequences = self.tokens = 0
+        self.k3 = self.far_k3 = 0.0
+        self.far = self.with_far = 0
+        self.scale_tested = self.scaled = 0
+        self.factors = torch.zeros(2, 3, dtype=torch.float64)
+        self.slopes = torch.zeros(SLOPE_BINS, dtype=torch.int64)
+        self.scatter = torch.zeros(2, dtype=torch.float64)
+        # Per bin of the mean min(|D|, 1), which no single token decides: sequences, tokens, sums of it and of k3.
+        self._levels = torch.zeros(BINS, 4, dtype=torch.float64)
+        self._worst: list[tuple[float, int, WorstSequence]] = []
+        self._seen = 0
+
+    def add(self, tokens: ValidTokens) -> None:
+        """Add the sequences of a chunk."""
+        finite, count = tokens.finite, tokens.lengths.shape[0]
+        owner, d = tokens.owner[finite], tokens.d[finite].double().clamp(-CUT, CUT)
+        if not d.numel():
+            return
+
+        def total(values: Tensor) -> Tensor:
+            return torch.bincount(owner, values, minlength=count)
+
+        n = torch.bincount(owner, minlength=count).double()
+        k3 = torch.where(d.abs() < 1e-3, 0.5 * d * d, d.expm1() - d)
+        sums = total(k3)
+        self.sequences += int((n > 0).sum())
+        self.tokens += d.numel()
+        self.k3 += float(sums.sum())
+        far = d.abs() > FAR_OFF
+        self.far += int(far.sum())
+        self.far_k3 += float(k3[far].sum())
+        self.with_far += owner[far].unique().numel()
+        some = (n > 0).nonzero().squeeze(1)
+        bounded = total(d.abs().clamp(max=1.0))
+        level = ((bounded / n.clamp(min=1))[some].clamp(min=1e-300).log2() - LOWEST) * PER_OCTAVE
+        bins = level.long().clamp(0, BINS - 1)
+        for column, values in enumerate((torch.ones_like(level), n[some], bounded[some], sums[some])):
+            self._levels[:, column] += torch.bincount(bins, values, minlength=BINS)
+        self._add_worst(tokens, n, sums, total(d.abs()), owner, d)
+        self._add_scales(tokens, owner, n, count)
+        self._add_slopes(tokens.rollout[finite], owner, d, count)
+
+    def _add_worst(
+        self, tokens: ValidTokens, n: Tensor, sums: Tensor, magnitudes: Tensor, owner: Tensor, d: Tensor
+    ) -> None:
+        largest = torch.zeros_like(sums).scatter_reduce_(0, owner, d.abs(), "amax")
+        top = sums.topk(min(WORST, sums.numel()))
+        for value, i in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+            full = len(self._worst) == WORST
+            if value <= (self._worst[0][0] if full else 0.0):
+                break
+            # The number breaks ties, so that the first of equal ones stays.
+            self._seen += 1
+            found = WorstSequence(
+                k3=value,
+                file=tokens.chunk.file_of(i),
+                record=int(tokens.chunk.records[i]),
+                tokens=int(n[i]),
+                d_abs_mean=float(magnitudes[i] / n[i]),
+                d_abs_max=float(largest[i]),
+            )
+            (heapq.heappushpop if full else heapq.heappush)(self._worst, (value, -self._seen, found))
+
+    def _add_scales(self, tokens: ValidTokens, owner: Tensor, n: Tensor, count: int) -> None:
+        """Fit train = f * rollout within each sequence."""
+        train, rollout = (x[tokens.finite].double() for x in (tokens.train, tokens.rollout))
+        xy, xx, yy = (
+            torch.bincount(owner, x, minlength=count) for x in (train * rollout, rollout * rollout, train * train)
+        )
+        usable = (n >= FEWEST_FOR_SCALE) & (xx > 1e-12) & (yy > 1e-12)
+        self.scale_tested += int(usable.sum())
+        factor, unexplained = xy / xx, 1.0 - xy * xy / (xx * yy)
+        scaled = (
+            usable
+            & (factor > 0)
+            & (unexplained < UNEXPLAINED)
+            & (factor.clamp(min=1e-300).log().abs() > math.log(FACTOR))
+        )
+        log, length = factor[scaled].log(), n[scaled].log()
+        self.scaled += log.numel()
+        columns = torch.stack([log, log + length, log - length], 1)
+        self.factors += torch.stack([columns.sum(0), columns.square().sum(0)])
+
+    def _add_slopes(self, rollout: Tensor, owner: Tensor, d: Tensor, count: int) -> None:
+        """Fit D = a + b * rollout_logp over the unlikely tokens of each sequence."""
+        unlikely = rollout < UNLIKELY
+        x, y, own = rollout[unlikely].double().clamp(min=-CUT), d[unlikely], owner[unlikely]
+        n = torch.bincount(own, minlength=count).double()
+        some = n.clamp(min=1)
+        x = x - (torch.bincount(own, x, minlength=count) / some)[own]
+        y = y - (torch.bincount(own, y, minlength=count) / some)[own]
+        xx, xy, yy = (torch.bincount(own, values, minlength=count) for values in (x * x, x * y, y * y))
+        usable = (n >= FEWEST_FOR_SLOPE) & (xx > 0.05 * n)
+        slope = (xy / xx.clamp(min=1e-300))[usable]
+        bins = ((slope + MOST_SLOPE) / SLOPE_BIN).long().clamp(0, SLOPE_BINS - 1)
+        self.slopes += torch.bincount(bins, minlength=SLOPE_BINS)
+        left = (yy - xy * xy / xx.clamp(min=1e-300))[usable].clamp(min=0.0)
+        self.scatter += torch.stack([left.sum(), (n[usable] - 2.0).sum()])
+
+    @property
+    def worst(self) -> list[WorstSequence]:
+        """Sequences with the largest sums of k3, the worst first."""
+        return [found for _, _, found in sorted(self._worst, reverse=True)]
+
+    def part(self) -> Part | None:
+        """Return the sequences that stand apart from all others by their mean |D|, or None."""
+        if self.sequences < FEWEST_SEQUENCES or not self.k3:
+            return None
+        from_top = self._levels.flip(0).cumsum(0)
+        everything = from_top[-1].tolist()
+        best: Part | None = None
+        for i, (sequences, tokens, magnitude, k3) in enumerate(from_top.tolist()):
+            low = 2.0 ** (LOWEST + (BINS - 1 - i) / PER_OCTAVE)
+            if low < APART or sequences > MOST_APART * self.sequences:
+                break
+            if not sequences or (best is not None and sequences == best.sequences):
+                continue
+            rest = everything[1] - tokens
+            part = Part(
+                sequences=int(sequences),
+                k3_share=k3 / everything[3],
+                d_abs_mean=magnitude / tokens,
+                rest_d_abs_mean=(everything[2] - magnitude) / max(1.0, rest),
+                rest_k3=(everything[3] - k3) / max(1.0, rest),
+            )
+            if part.k3_share >= CARRIES and part.d_abs_mean >= TIMES_REST * part.rest_d_abs_mean:
+                best = part
+        return best
+
+    def scatter_of_d(self) -> float:
+        """Return the standard deviation of D that the slopes over unlikely tokens leave."""
+        squares, freedom = self.scatter.tolist()
+        return math.sqrt(squares / freedom) if freedom else 0.0
+
+    def factor(self) -> tuple[float, float]:
+        """Return the geometric mean of the factors of scaled sequences, and the deviation of their logarithm."""
+        mean, deviation = self._factor(0)
+        return math.exp(mean), deviation
+
+    def divided(self) -> str | None:
+        """Return the side whose log-probs were divided by the length of their sequence, or None."""
+        for side, column in (("train", 1), ("rollout", 2)):
+            mean, deviation = self._factor(column)
+            if self.scaled and abs(mean) < LENGTH_FITS and deviation < LENGTH_FITS:
+                return side
+        return None
+
+    def _factor(self, column: int) -> tuple[float, float]:
+        """Return mean and standard deviation of a column of `factors`."""
+        mean, square = (self.factors[:, column] / max(1, self.scaled)).tolist()
+        return mean, math.sqrt(max(square - mean * mean, 0.0))
+
+    def slope(self) -> tuple[float, float]:
+        """Return the median slope of D over the log-prob of unlikely tokens and its standard error; inf if unknown."""
+        count = int(self.slopes.sum())
+        if count < 8:
+            return 0.0, math.inf
+        running = self.slopes.cumsum(0)
+
+        def quantile(share: float) -> float:
+            i = int((running >= share * count).nonzero()[0])
+            before = float(running[i - 1]) if i else 0.0
+            inside = (share * count - before) / max(1.0, float(self.slopes[i]))
+            return (i + inside) * SLOPE_BIN - MOST_SLOPE
+
+        # Of a normal distribution, the quartiles lie 1.349 standard deviations apart, and its median's error is 1.2533
+        # times that of its mean.
+        deviation = max(SLOPE_BIN, quantile(0.75) - quantile(0.25)) / 1.349
+        return quantile(0.5), 1.2533 * deviation / math.sqrt(count)
