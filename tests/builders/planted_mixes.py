@@ -26,7 +26,7 @@ def old_and_sharp(seed: int, engine: float) -> dict[str, Tensor]:
     model = Model(seed)
     version = model.owner % 4
     rollout = (model.engine / engine).log_softmax(1)
-    noise = (0.02 + 0.25 * (3 - version)).float()
+    noise = (0.02 + 0.4 * (3 - version)).float()
     train = model.logits + noise[:, None] * model.normal(model.count, VOCABULARY)
     return model.columns(model.sample(rollout), train.log_softmax(1), rollout, versions=100 + version)
 

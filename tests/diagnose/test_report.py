@@ -229,7 +229,17 @@ def test_report_as_json(tmp_path, capsys):
     out = capsys.readouterr()
     found = json_of(out.out)
     assert out.err == ""
-    assert set(found) == {"file", "fields", "problems", "metrics", "warnings", "verdicts", "profiles", "worst"}
+    assert set(found) == {
+        "file",
+        "fields",
+        "problems",
+        "metrics",
+        "warnings",
+        "verdicts",
+        "profiles",
+        "worst",
+        "worst_sequences",
+    }
     assert found["problems"]["count"] == 1 and found["problems"]["shown"][0]["record"] == 1
     assert found["metrics"]["sequences"] == 8
     assert found["metrics"]["tokens_nonfinite"] == 1

@@ -13,6 +13,8 @@ from rollout_corr.metrics.limits import RATIO_ERRORS
 
 # A mean is away from 1, or a slope from 0, if it is so many standard errors away.
 SURE = RATIO_ERRORS
+# The slope is a median over sequences, which no outlier moves; a mean of ratios has a heavy tail.
+SURE_OF_SLOPE = 6.0
 # A temperature leaves D of unlikely tokens scattered by about its slope, for contexts differ; more has another cause.
 SCATTERS = 1.6
 
@@ -73,7 +75,7 @@ def _is_slope(slope: float, error: float) -> bool:
     The median over sequences is what counts: other weights in some of them have slopes of -1 there. Where the slope is
     -1 in most, the log-probs are unrelated.
     """
-    return abs(slope) > max(0.1, SURE * error) and slope > -0.8
+    return abs(slope) > max(0.1, SURE_OF_SLOPE * error) and slope > -0.8
 
 
 @cause(
@@ -99,7 +101,7 @@ def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
     )
     if not (alone or _is_slope(slope, error)):
         return None
-    known = abs(slope) > SURE * error and slope > -0.8
+    known = abs(slope) > SURE_OF_SLOPE * error and slope > -0.8
     sharper = "trainer" if (slope if known else fit["slope"]) > 0 else "engine"
     table = measured.evidence.by_mean.rows(PROBABILITY_LABELS, range(PROBABILITY_BINS))
     ends = "; ".join(f"{row.label}: {row.d_mean:+.3f}" for row in (table[0], table[len(table) // 2], table[-1]))

@@ -23,7 +23,7 @@ BINS, PER_OCTAVE = 96, 4
 LOWEST = -(BINS - 1) / PER_OCTAVE
 # Sequences stand apart if there are enough in all, they are at most this share, each has at least this mean, theirs is
 # so many times that of the others, and they carry this share of k3.
-FEWEST_SEQUENCES, MOST_APART, APART, TIMES_REST, CARRIES = 8, 1.0 / 3.0, 2.0 * BY_KEY["d_abs_mean"].healthy, 5.0, 0.5
+FEWEST_SEQUENCES, MOST_APART, APART, TIMES_REST, CARRIES = 8, 1.0 / 3.0, 3.0 * BY_KEY["d_abs_mean"].healthy, 5.0, 0.5
 # Tokens below this rollout probability show a temperature: D grows with their log-prob, and certain ones agree anyway.
 UNLIKELY = math.log(0.1)
 # A sequence needs so many tokens for a slope over them.
