@@ -33,7 +33,8 @@ WORKERS ?= auto
 ARGS ?=
 PEERS ?=
 
-PIP = python -m pip install --disable-pip-version-check --quiet
+# Of the thousands of modules that torch brings, what is imported is compiled then.
+PIP = python -m pip install --disable-pip-version-check --quiet --no-compile
 SOURCES = setup.py pyproject.toml $(CONSTRAINTS)
 # A worker that has run out of tests takes some of another's, so that a long file does not end on one core.
 PARALLEL = --numprocesses $(WORKERS) --dist worksteal

@@ -77,10 +77,12 @@ NARROW = ((0, Shape(rows=1, tile=16, lanes=2, sequences=2, chunk=2, warps=1)),)
 @pytest.mark.parametrize(
     "name",
     [
-        "geometric and veto",
         "survivors",
         "poisoned",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("token", "some tokens", "skyrl")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("geometric and veto", "token", "some tokens", "skyrl")
+        ),
     ],
 )
 def test_the_kernels_split_too(name, device, monkeypatch):

@@ -592,6 +592,7 @@ def rehearsal(folder, *names, **environment):
     return subprocess.Popen([*command, "--steps", *names], cwd=ROOT, env=os.environ | environment, **how)
 
 
+@pytest.mark.slow
 def test_a_report_that_is_ended_keeps_what_it_has(tmp_path):
     """SIGTERM in the middle of a step: both files are there and say which step it was."""
     running = rehearsal(tmp_path, "benchmark")
