@@ -22,7 +22,7 @@ from rollout_corr.frameworks.trl import asynchronous
 from rollout_corr.frameworks.trl.presets import MODES
 from rollout_corr.frameworks.trl.shared import ASYNC_MODULE, DROP_IN
 from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.surrogates import PPO
+from rollout_corr.spec.validate import number
 
 MODULE = "trl.trainer.grpo_trainer"
 
@@ -50,7 +50,8 @@ def install(*, spec: Spec | None = None, delta: float | None = None) -> Installe
     """
     if spec is not None and not isinstance(spec, Spec):
         raise TypeError(f"spec: expected a Spec or None, got {type(spec).__name__}")
-    PPO(delta=delta)  # raises
+    if delta is not None and number("delta", delta) < 1.0:
+        raise ValueError(f"delta: expected None or a bound of at least 1, got {delta!r}")
     targets = TARGETS if lacks(ASYNC_MODULE) else (*TARGETS, *asynchronous.TARGETS)
     return DROP_IN.install(targets, spec=spec, delta=delta)
 
