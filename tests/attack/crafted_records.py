@@ -1,8 +1,9 @@
-"""Crafted .jsonl and .parquet files: a grammar for each of what a stranger may write into one."""
+"""Crafted .jsonl, .json, .jsonl.gz and .parquet files: a grammar for each of what a stranger may write into one."""
 
 from __future__ import annotations
 
 import decimal
+import gzip
 import json
 
 import numpy as np
@@ -113,6 +114,50 @@ def _among_the_numbers(members, rng):
     name, text = members[at]
     value = rng.choice([value for value in VALUES if len(value) < 1000])
     members[at] = (name, text.replace(", ", f", {value}, ", 1))
+
+
+def craft_gzip(path, columns, rng):
+    """Compress crafted lines: in one part or several, cut, with something behind them, or compressed twice."""
+    craft_jsonl(path, columns, rng)
+    data = path.read_bytes()
+    at = rng.randrange(len(data) + 1)
+    parts = rng.choice(([data], [data], [data[:at], data[at:]], [b"", data, b""]))
+    packed_parts = b"".join(gzip.compress(part, rng.choice((0, 6, 9))) for part in parts)
+    kind = rng.randrange(8)
+    if kind == 0:
+        packed_parts = packed_parts[: rng.randrange(len(packed_parts))]
+    elif kind == 1:
+        packed_parts += rng.choice((b"\x00" * 9, b"more", b"\x1f\x8b", data))
+    elif kind == 2:
+        packed_parts = rng.choice((data, gzip.compress(packed_parts)))
+    elif kind == 3:
+        # A line of 64 MiB in 64 KiB.
+        packed_parts += gzip.compress(rng.choice((b" ", b"[", b"9")) * (1 << 26))
+    path.write_bytes(packed_parts)
+
+
+def craft_json(path, columns, rng):
+    """Write odd records as one value: a list, an object of lists, one record, or something around them."""
+    lines = [_members(row) for row in _rows(rng)]
+    for _ in range(rng.choice((0, 1, 1, 2))):
+        members = rng.choice(lines)
+        at = rng.randrange(len(members))
+        members[at] = (members[at][0], rng.choice(VALUES))
+    if rng.random() < 0.2:
+        _among_the_numbers(rng.choice(lines), rng)
+    texts = ["{" + ", ".join(f"{json.dumps(name)}: {value}" for name, value in members) + "}" for members in lines]
+    listed = f"[{', '.join(texts)}]"
+    columns_of_lists = ", ".join(
+        f"{json.dumps(name)}: [{', '.join(dict(members)[name] for members in lines)}]" for name in dict(lines[0])
+    )
+    text = rng.choice(
+        (
+            *(listed, listed, "{" + columns_of_lists + "}", texts[0], "\n".join(texts)),
+            *('{"samples": ' + listed + "}", '{"a": ' + listed + ', "b": ' + listed + "}", "[" + listed + "]"),
+            *(rng.choice(VALUES), listed[: rng.randrange(len(listed))], listed + "]", "\ufeff" + listed),
+        )
+    )
+    path.write_bytes(text.encode(rng.choice(("utf-8", "utf-8", "utf-8", "utf-16")), "surrogatepass"))
 
 
 # --- .parquet ---------------------------------------------------------------------------------------------------------
@@ -236,4 +281,4 @@ def _altered(path, rng):
     path.write_bytes(data)
 
 
-CRAFTS = {".jsonl": craft_jsonl, ".parquet": craft_parquet}
+CRAFTS = {".jsonl": craft_jsonl, ".json": craft_json, ".gz": craft_gzip, ".parquet": craft_parquet}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import math
@@ -50,12 +51,23 @@ def _loaded(path):
     if path.suffix == ".parquet":
         return pq.read_table(path).to_pylist()
     if path.suffix == ".json":
-        found = json.loads(path.read_text(encoding="utf-8-sig"))
-        if isinstance(found, dict):
-            found = [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
-        return found
+        with contextlib.suppress(json.JSONDecodeError):  # lines, as in .jsonl
+            return _records(json.loads(path.read_text(encoding="utf-8-sig")))
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     return [json.loads(line) for line in data.decode("utf-8-sig").split("\n") if line.strip()]
+
+
+def _records(found):
+    """Return the records of one JSON value: a list of them, one beside other things, one record, or lists of values."""
+    if not isinstance(found, dict):
+        return found
+    lists = [value for value in found.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
+    if len(lists) == 1:
+        return lists[0]
+    if not isinstance(found["train_logp"][0], list):
+        return [found]
+    same = {name: x for name, x in found.items() if isinstance(x, list) and len(x) == len(found["train_logp"])}
+    return [dict(zip(same, row, strict=True)) for row in zip(*same.values(), strict=True)]
 
 
 def _sequences(found):

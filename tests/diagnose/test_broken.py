@@ -124,6 +124,7 @@ def test_a_cut_off_jsonl_file_gives_all_but_its_last_line(tmp_path):
     ("change", "field", "message"),
     [
         ({"rollout_logp": [-1.0]}, "rollout_logp", "values, as many as train log-probs, got 1"),
+        ({"mask": {}}, "mask", "values, as many as train log-probs, got 0"),
         ({"mask": [1, 0]}, "mask", "values, as many as train log-probs, got 2"),
         ({"train_logp": "-1.0"}, "train_logp", "expected a list of numbers, got str '-1.0'"),
         ({"train_logp": ["-1.0"]}, "train_logp", "expected a list of numbers, got a list of str"),

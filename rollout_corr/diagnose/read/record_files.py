@@ -49,7 +49,8 @@ def flat(record: Mapping[str, Any]) -> dict[str, Any]:
                 f"expected at most {MOST_FIELDS} fields, {MOST_DEPTH} mappings inside of one another and names of "
                 f"{LONGEST_NAME} letters"
             )
-        if isinstance(value, Mapping):
+        # An empty mapping stays a field: a record whose mask is one has not simply no mask.
+        if isinstance(value, Mapping) and value:
             within.append((f"{name}.", iter(value.items())))
         elif name in found:
             raise DumpError(f"the field {reprlib.repr(name)} is there twice")
