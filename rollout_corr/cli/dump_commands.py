@@ -64,18 +64,18 @@ def _dump(chosen: argparse.Namespace, path: str | None = None) -> Dump:
 
 
 @contextmanager
-def _progress(dump: Dump, quiet: bool) -> Iterator[Callable[[], None]]:
+def _progress(dump: Dump, quiet: bool) -> Iterator[Callable[[float, str], None]]:
     """Show a progress bar if stderr is a terminal; yields what moves it."""
     if quiet or not sys.stderr.isatty():
-        yield lambda: None
+        yield lambda done, doing: None
         return
     with Terminal(stderr=True).progress(f"reading {dump.path.name}") as move:
-        yield lambda: move(dump.progress)
+        yield move
 
 
 def _measure(dump: Dump, quiet: bool) -> Measurement:
-    with _progress(dump, quiet) as each:
-        return measure(dump, each)
+    with _progress(dump, quiet) as move:
+        return measure(dump, lambda: move(dump.progress, ""))
 
 
 def _page_path(chosen: argparse.Namespace, dumps: Sequence[Dump], kind: Literal["report", "what-if"]) -> Path | None:
@@ -156,6 +156,7 @@ def what_if(arguments: list[str]) -> int:
     """Run `rollout-corr what-if`."""
     parser = _parser("what-if", "Apply every preset and a grid of thresholds to a dump, and compare the results.")
     _page_arguments(parser, "what-if")
+    parser.add_argument("--all", action="store_true", help="print every setting, and not only the best ones")
     chosen = parser.parse_args(arguments)
     dump = _dump(chosen)
     path = _page_path(chosen, [dump], "what-if")
@@ -167,7 +168,7 @@ def what_if(arguments: list[str]) -> int:
         out,
         lambda: what_if_page.what_if_page(dump, tried),
         lambda: plain_data.what_if(dump, tried),
-        lambda out: terminal.print_what_if(out, dump, tried),
+        lambda out: terminal.print_what_if(out, dump, tried, chosen.all),
     )
 
 

@@ -129,8 +129,8 @@ class WhatIf:
         # |sum of D| of sequences, and their number.
         self._sums = torch.zeros(2, dtype=torch.float64)
 
-    def add(self, chunk: Chunk) -> None:
-        """Apply all settings to a chunk."""
+    def add(self, chunk: Chunk, each: Callable[[int], object] = lambda done: None) -> None:
+        """Apply all settings to a chunk; `each` is called after every one with their number so far."""
         tokens = ValidTokens.of(chunk)
         rejoined = Packed.of_lengths(tokens.lengths, tokens.d.numel())
         totals = rejoined.sum(tokens.d)
@@ -138,8 +138,14 @@ class WhatIf:
         ratios = {"token": tokens.d.double().clamp(-20.0, 20.0).exp()}
         ratios["product"] = rejoined.spread(totals.clamp(-20.0, 20.0).exp())
         advantages = tokens.column("advantages")
-        for setting, tally in zip(self.settings, self._tallies, strict=True):
+        for i, (setting, tally) in enumerate(zip(self.settings, self._tallies, strict=True)):
             tally += _sums_of(setting.spec, tokens, rejoined.offsets, ratios, advantages)
+            each(i + 1)
+
+    @property
+    def sequences(self) -> float:
+        """Number of sequences with a valid token."""
+        return float(self._sums[1])
 
     def outcomes(self) -> list[tuple[Setting, SettingResult]]:
         """Return every setting with its result."""
@@ -210,19 +216,26 @@ def _outcome(tally: list[float], note: str) -> SettingResult:
     )
 
 
-def try_all(dump: Dump, each: Callable[[], object] = lambda: None) -> WhatIf:
+def try_all(dump: Dump, each: Callable[[float, str], object] = lambda done, doing: None) -> WhatIf:
     """Read a dump once and apply every setting to it.
 
     Args:
         dump: The dump.
-        each: Called after every chunk, to show progress.
+        each: Called after every setting of every chunk, with how much is done, 0 to 1, and what was tried.
     """
     found: WhatIf | None = None
+    begun = 0.0
     for chunk in blocks(dump.chunks()):
         if found is None:
             found = WhatIf("advantages" in chunk.columns)
-        found.add(_with_advantages(chunk, found))
-        each()
+        # A chunk takes minutes, and reading it took none of them.
+        settings, read, start = found.settings, dump.progress, begun
+
+        def done(count: int, settings: list[Setting] = settings, read: float = read, start: float = start) -> None:
+            each(start + (read - start) * count / len(settings), f"setting {count} of {len(settings)}")
+
+        found.add(_with_advantages(chunk, found), done)
+        begun = read
     assert found is not None  # a dump without sequences raises
     return found
 

@@ -12,6 +12,7 @@ import torch
 from builders import planted_dumps
 from builders.dumps import packed, plain, records, write_jsonl
 from rollout_corr.cli.main import main
+from rollout_corr.diagnose.best_settings import best_settings
 from rollout_corr.diagnose.doctor.diagnosis import diagnose
 from rollout_corr.diagnose.measure.measurement import measure
 from rollout_corr.diagnose.measure.profiles import Row
@@ -21,7 +22,7 @@ from rollout_corr.diagnose.show.headline import NAMES, tiles
 from rollout_corr.diagnose.show.report_page import report_page
 from rollout_corr.diagnose.show.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Chart, spanning
 from rollout_corr.diagnose.show.what_if_page import what_if_page
-from rollout_corr.diagnose.what_if import try_all
+from rollout_corr.diagnose.what_if import pareto, try_all
 from rollout_corr.metrics import limits
 from rollout_corr.metrics.histogram import HISTOGRAM_BINS, histogram
 from rollout_corr.metrics.limits import BY_KEY
@@ -289,6 +290,18 @@ def test_the_page_of_what_if(folder):
     assert set(tried.left_out) <= set(cells)
     families = {setting.family for setting in tried.settings if setting.family}
     assert families <= set(page.said("figcaption"))
+    # The best ones come first, then the Pareto-optimal ones by their numbers in the chart; all others are folded.
+    outcomes = tried.outcomes()
+    first = [one.setting.name for one in best_settings(outcomes, tried.sequences)]
+    assert len(first) == 5 and [text for text in page.said("b") if text in first] == first
+    best = pareto(outcomes)
+    at = cells.index("1")
+    assert [cells[at + 6 * i + 1] for i in range(len(best))] == best
+    assert page.said("h2") == ["Look at these first", "Bias and variance", "The rest"]
+    folded = [tag for tag, _, above in page.elements if tag in ("figure", "table") and "details" in above]
+    assert folded == ["figure"] * len(families) + ["table"] * 2
+    numbers = [text for i in (text.split("-") for text in page.said("text")) for text in i if text.isdigit()]
+    assert "1" in numbers and str(len(best)) in numbers
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

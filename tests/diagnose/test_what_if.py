@@ -13,7 +13,8 @@ from builders import planted_dumps
 from builders.diagnose_cases import chunks_of
 from builders.dumps import json_of, write_jsonl
 from rollout_corr.cli.main import main
-from rollout_corr.diagnose.read import tensor_files
+from rollout_corr.diagnose.best_settings import best_settings, in_words
+from rollout_corr.diagnose.read import chunk, tensor_files
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.what_if import Setting, SettingResult, WhatIf, grid, pareto, presets, try_all
 from rollout_corr.frameworks.shared import lookup
@@ -32,8 +33,8 @@ def columns():
 def outcomes(made):
     """Try all settings on columns: {name: (setting, outcome)}."""
     tried = WhatIf("advantages" in made)
-    for chunk in chunks_of(made):
-        tried.add(chunk)
+    for one in chunks_of(made):
+        tried.add(one)
     return {setting.name: (setting, outcome) for setting, outcome in tried.outcomes()}
 
 
@@ -175,8 +176,13 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     torch.save(columns(), tmp_path / "x.pt")
     assert main(["what-if", "x.pt"]) == 0
     text = capsys.readouterr().out
-    assert "verl.decoupled_token_is" in text and "token weight <= 2" in text and "page: x.pt.what-if.html" in text
-    assert "lower bias and lower variance): " in text
+    assert "page: x.pt.what-if.html" in text and "lower bias and lower variance): " in text
+    assert [line[:2] for line in text.splitlines() if line[:1].isdigit()] == ["1.", "2.", "3.", "4.", "5."]
+    assert "reject sequences by product 1.1" not in text
+    assert main(["what-if", "x.pt", "--all"]) == 0
+    text = capsys.readouterr().out
+    assert "verl.decoupled_token_is" in text and "token weight <= 2" in text and "not tried, because" in text
+    assert "reject sequences by product 1.1" in text
     assert main(["what-if", "x.pt", "--json"]) == 0
     found = json_of(capsys.readouterr().out)
     assert {"name", "spec", "tokens_kept", "sequences_kept", "ess", "bias", "variance", "note"} <= set(
@@ -185,3 +191,89 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     for setting in found["settings"]:
         assert rc.Spec.from_dict(setting["spec"]) is not None
     assert found["left_out"]
+    assert [set(one) for one in found["best"]] == [{"name", "error", "does", "reason", "alike"}] * 5
+
+
+# --- the best ones ----------------------------------------------------------------------------------------------------
+
+
+def result(bias, variance, kept=1.0, note=""):
+    return SettingResult(kept, kept, 1.0, 1.0 / (1.0 + variance), bias, variance, note)
+
+
+def weighted(name, upper, family="grid", **more):
+    return Setting(name, rc.Spec(rc.Weight("token", upper=upper)), family, upper, **more)
+
+
+REJECTING = rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.5, upper=2.0)
+
+
+def test_the_best_of_each_kind_come_first():
+    """Least error first; one of a kind; a preset and the lesser variance among equals; one of those with one result."""
+    none = Setting("none", rc.Spec())
+    tried = [
+        (none, result(0.2, 0.0)),
+        (weighted("grid 2", 2.0), result(0.001, 0.05)),
+        (weighted("preset", 2.0, ""), result(0.001, 0.05)),
+        (weighted("grid 1.1", 1.1), result(0.1, 0.01)),
+        (Setting("veto, no effect", rc.Spec(rc.Weight("token", upper=2.0), (REJECTING,))), result(0.001, 0.05)),
+        (Setting("half", rc.Spec(None, (REJECTING,))), result(0.5, 1.0, kept=0.5)),
+        (Setting("noise", rc.Spec(rc.Weight("product"))), result(0.0, 0.0, note="T x KL")),
+        (Setting("nothing", rc.Spec(rc.Weight("geometric"))), result(1.0, math.inf, kept=0.0)),
+    ]
+    found = best_settings(tried, 100)
+    assert [one.setting.name for one in found] == ["preset", "none", "half"]
+    assert found[0].alike == ("grid 2", "veto, no effect")
+    assert [one.error for one in found] == pytest.approx([0.001**2 + 0.0105, 0.04 + 0.01, 0.25 + 0.02])
+    # Of few sequences the average is uncertain anyway, and a little bias does not matter.
+    assert best_settings([tried[1], tried[3]], 1)[0].setting.name == "grid 1.1"
+    assert best_settings([tried[1], tried[3]], 100)[0].setting.name == "grid 2"
+    assert best_settings([], 0) == []
+
+
+def test_a_setting_has_a_plain_reason():
+    tried = [
+        (weighted("w", 2.0), result(0.00005, 0.25)),
+        (Setting("none", rc.Spec()), result(0.031, 0.0)),
+        (Setting("reject", rc.Spec(None, (REJECTING,))), result(0.0004, 0.0001, kept=0.9876)),
+    ]
+    found = {one.setting.name: one for one in best_settings(tried, 100)}
+    assert found["w"].does == "token weights, cut to at most 2"
+    assert found["w"].reason == (
+        "Rejects nothing here; weights are the exact ratios; the batch is worth 80 % of its tokens."
+    )
+    assert found["none"].does == "no weights" and "a weight of 1 is 3.1 % away from its ratio" in found["none"].reason
+    assert "no information is lost to uneven weights" in found["none"].reason
+    assert found["reject"].does == "no weights; rejects sequences whose geometric mean ratio is outside 0.5 to 2"
+    assert found["reject"].reason.startswith("Rejects 1.24 % of the tokens and 1.24 % of the sequences; ")
+    assert "less than 0.1 % away" in found["reject"].reason
+
+
+def test_every_setting_has_words():
+    for setting in (*presets(True)[0], *grid()):
+        said = in_words(setting.spec)
+        assert said and "None" not in said and said.count(";") == len(setting.spec.criteria)
+
+
+def test_progress_by_setting(tmp_path, monkeypatch):
+    """A single chunk takes minutes: the bar moves after every setting, and never back."""
+    torch.save(columns(), tmp_path / "x.pt")
+    seen = []
+    tried = try_all(Dump(tmp_path / "x.pt"), lambda done, doing: seen.append((done, doing)))
+    count = len(tried.settings)
+    assert [doing for _, doing in seen] == [f"setting {i} of {count}" for i in range(1, count + 1)]
+    assert [done for done, _ in seen] == pytest.approx([i / count for i in range(1, count + 1)])
+    monkeypatch.setattr(chunk, "CHUNK_SLOTS", 200)
+    seen.clear()
+    try_all(Dump(tmp_path / "x.pt"), lambda done, doing: seen.append((done, doing)))
+    assert len(seen) > 3 * count and seen == sorted(seen, key=lambda one: one[0]) and seen[-1][0] == pytest.approx(1.0)
+
+
+def test_the_bar_of_the_command_names_the_setting(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    torch.save(columns(), tmp_path / "x.pt")
+    assert main(["what-if", str(tmp_path / "x.pt"), "--no-html"]) == 0
+    out = capsys.readouterr()
+    assert "reading x.pt: setting " in out.err and "setting 1" not in out.out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -11,7 +12,7 @@ from rollout_corr.diagnose.measure.measurement import CELLS, LOWEST_LOGP, Measur
 from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.show.content import Named
 from rollout_corr.diagnose.show.html import Html
-from rollout_corr.diagnose.show.svg import WIDTH, Axis, Chart, spanning
+from rollout_corr.diagnose.show.svg import Axis, Chart, spanning
 from rollout_corr.diagnose.what_if import Setting, SettingResult
 from rollout_corr.metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, bin_edges
 
@@ -25,6 +26,9 @@ RATIO = 2.0
 MOST_BARS, SHOWN, MOST, TIMES = 61, 0.999, 0.9, 8.0
 # A bin of fewer tokens, or sequences, is grey: its mean is chance.
 FEW_TOKENS, FEW_SEQUENCES = 50, 5
+
+# Lower bias and variance are drawn here.
+FLOOR = 1e-5
 
 # CSS classes of the first and of the second dump.
 KINDS = ("a", "b")
@@ -285,24 +289,29 @@ def _below(counts: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def trade_off(outcomes: Sequence[tuple[Setting, SettingResult]], best: Sequence[str]) -> Html:
-    """Draw bias against variance of every setting; the best ones are large."""
+    """Draw bias against variance of every setting; those of `best` are large, and numbered in its order from 1."""
     # A logarithmic axis has no 0.
-    floor = 1e-5
     finite = [
-        (setting, outcome, max(outcome.bias, floor), max(outcome.variance, floor))
+        (setting, outcome, max(outcome.bias, FLOOR), max(outcome.variance, FLOOR))
         for setting, outcome in outcomes
         if math.isfinite(outcome.variance)
     ]
+    cut = any(outcome.bias < FLOOR or outcome.variance < FLOOR for _, outcome, *_ in finite)
     chart = Chart(
-        "bias against variance: lower and further left is better",
-        spanning("bias", [bias for _, _, bias, _ in finite], log=True),
-        spanning("variance", [variance for *_, variance in finite], log=True),
-        2 * WIDTH,
+        "each setting: lower and further left is better",
+        spanning(f"bias{f' (less is drawn at {FLOOR:g})' if cut else ''}", [x for *_, x, _ in finite], log=True),
+        spanning("variance", [y for *_, y in finite], log=True),
     )
-    for setting, outcome, bias, variance in finite:
+    places: dict[str, tuple[float, float]] = {}
+    for setting, outcome, bias, variance in sorted(finite, key=lambda one: one[0].name in best):
         says = f"{setting.name}: bias {outcome.bias:.3g}, variance {outcome.variance:.3g}, ESS {outcome.ess:.3g}"
-        chart.dot(bias, variance, "b" if setting.family else "a", says, 4.5 if setting.name in best else 2.6)
-    chart.legend += [("a", "presets"), ("b", "grid"), ("", "large: Pareto-optimal")]
+        chart.dot(bias, variance, "b" if setting.family else "a", says, 4.5 if setting.name in best else 2.4)
+        places[setting.name] = bias, variance
+    chart.numbers([places[name] for name in best])
+    unusable = len(outcomes) - len(finite)
+    chart.legend += [("a dot", "presets"), ("b dot", "grid")]
+    if unusable:
+        chart.legend.append(("none", f"{unusable} that reject everything are left out"))
     return chart.svg()
 
 
@@ -316,8 +325,11 @@ def thresholds(outcomes: Sequence[tuple[Setting, SettingResult]]) -> list[Html]:
     for family, points in families.items():
         # A veto has a small lower bound; the others have upper bounds above 1, whose distance to 1 is drawn.
         above = 0.0 if family == "veto" else 1.0
-        label = "lower bound of the ratio" if family == "veto" else "bound of the ratio, minus 1"
-        chart = Chart(family, spanning(label, [at - above for at, _ in points], log=True), Axis("fraction", 0.0, 1.05))
+        label = "lowest ratio that is kept" if family == "veto" else "upper bound of the ratio"
+        places = [at - above for at, _ in points]
+        ticks = [(place, f"{at:g}") for place, (at, _) in zip(places, points, strict=True)]
+        x = replace(spanning(label, places, log=True), ticks=ticks)
+        chart = Chart(family, x, Axis("fraction", 0.0, 1.05))
         chart.line([(at - above, outcome.tokens_kept) for at, outcome in points], "a", "tokens kept")
         chart.line([(at - above, outcome.ess) for at, outcome in points], "b", "ESS")
         charts.append(chart.svg())

@@ -38,6 +38,10 @@ AXES = {
     "steps": "step",
 }
 OUTCOME_HEADS = ("setting", "tokens kept", "sequences kept", "mean weight", "ESS", "bias", "variance", "T x KL")
+ABOUT_BEST = (
+    "The best setting of each kind, by the error of an average over these sequences: bias^2 + (1 + variance) / number "
+    "of sequences"
+)
 PARETO = "Pareto-optimal (no other setting has lower bias and lower variance)"
 
 

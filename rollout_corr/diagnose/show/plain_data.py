@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rollout_corr.diagnose.best_settings import best_settings
 from rollout_corr.diagnose.doctor.cause import Finding
 from rollout_corr.diagnose.doctor.diagnosis import is_healthy
 from rollout_corr.diagnose.measure.measurement import Measurement
@@ -70,4 +71,8 @@ def what_if(dump: Dump, tried: WhatIf) -> dict[str, Any]:
         }
         for setting, outcome in outcomes
     ]
-    return _data(dump, settings=settings, left_out=tried.left_out)
+    first = [
+        {"name": one.setting.name, "error": one.error, "does": one.does, "reason": one.reason, "alike": one.alike}
+        for one in best_settings(outcomes, tried.sequences)
+    ]
+    return _data(dump, best=first, settings=settings, left_out=tried.left_out)

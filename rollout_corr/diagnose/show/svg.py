@@ -10,6 +10,8 @@ from rollout_corr.diagnose.show.html import Html, element
 
 # Units of the view box. A phone shows a chart at about this width, so that texts keep their size there.
 WIDTH, HEIGHT = 380, 240
+# Numbers of places that are nearer than this to one another would touch.
+NEAR = 26.0
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 16, 44
 
 
@@ -130,6 +132,23 @@ class Chart:
         """Draw a dot with a tooltip."""
         place = {"cx": self.px(x), "cy": self.py(y), "r": radius}
         self.parts.append(element("circle", element("title", says), class_=f"dot {kind}", **place))
+
+    def numbers(self, places: Sequence[tuple[float, float]]) -> None:
+        """Number places from 1; those that lie close together have one label, such as 2-4."""
+        groups: list[list[int]] = []
+        at = [(self.px(x), self.py(y)) for x, y in places]
+        for i, (x, y) in enumerate(at):
+            if groups and abs(x - at[groups[-1][0]][0]) < NEAR and abs(y - at[groups[-1][0]][1]) < NEAR:
+                groups[-1].append(i)
+            else:
+                groups.append([i])
+        for group in groups:
+            x, y = at[group[0]]
+            says = f"{group[0] + 1}-{group[-1] + 1}" if len(group) > 1 else str(group[0] + 1)
+            # Inside the frame, below a dot at its top.
+            x = min(max(x, LEFT + 10.0), self.width - RIGHT - 10.0)
+            y = y - 8.0 if y > TOP + 20.0 else y + 16.0
+            self.parts.append(element("text", says, class_="number", x=x, y=y, text_anchor="middle"))
 
     def bars(self, edges: Sequence[tuple[float, float, float, str]], kind: str, name: str = "") -> None:
         """Draw bars that stand on the horizontal axis: (from, to, height, tooltip)."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from rollout_corr.diagnose.best_settings import best_settings
 from rollout_corr.diagnose.doctor.cause import Finding, Severity, counted
 from rollout_corr.diagnose.doctor.diagnosis import is_healthy
 from rollout_corr.diagnose.measure.measurement import Measurement
@@ -13,6 +14,7 @@ from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.read.problems import extra
 from rollout_corr.diagnose.show.content import (
+    ABOUT_BEST,
     ABOUT_D,
     AXES,
     HEALTHY,
@@ -88,8 +90,8 @@ class Terminal:
         self._console.print(made)
 
     @contextmanager
-    def progress(self, content: str) -> Iterator[Callable[[float], None]]:
-        """Show a progress bar behind a text; yields what moves it, from 0 to 1."""
+    def progress(self, content: str) -> Iterator[Callable[[float, str], None]]:
+        """Show a progress bar behind a text; yields what moves it, from 0 to 1, and adds to the text."""
         bars = _rich("progress")
         columns = (
             bars.TextColumn("{task.description}", markup=False),
@@ -97,7 +99,9 @@ class Terminal:
         )
         with bars.Progress(*columns, transient=True, console=self._console) as progress:
             task = progress.add_task(visible(content), total=1.0)
-            yield lambda done: progress.update(task, completed=done)
+            yield lambda done, doing: progress.update(
+                task, completed=done, description=visible(f"{content}: {doing}" if doing else content)
+            )
 
 
 def _narrowest(content: Table) -> int:
@@ -200,18 +204,27 @@ def print_findings(out: Terminal, dump: Dump, measured: Measurement, findings: S
         out.line(f"   -> {finding.advice}")
 
 
-def print_what_if(out: Terminal, dump: Dump, tried: WhatIf) -> None:
-    """Print the result of every setting."""
+def print_what_if(out: Terminal, dump: Dump, tried: WhatIf, everything: bool = False) -> None:
+    """Print the best settings with a reason each, and with `everything` the result of every setting."""
     outcomes = tried.outcomes()
     _print_read(out, dump)
-    rows = [outcome_cells(*one) for one in outcomes]
-    out.table("Kept tokens and sequences, weights, bias and variance", Table(SHORT_HEADS, rows))
-    for setting, _ in outcomes:
-        if setting.same:
-            out.line(f"{setting.name} is also {', '.join(setting.same)}")
+    if everything:
+        rows = [outcome_cells(*one) for one in outcomes]
+        out.table("Kept tokens and sequences, weights, bias and variance", Table(SHORT_HEADS, rows))
+        for setting, _ in outcomes:
+            if setting.same:
+                out.line(f"{setting.name} is also {', '.join(setting.same)}")
+        for reason in dict.fromkeys(tried.left_out.values()):
+            names = [name for name, other in tried.left_out.items() if other == reason]
+            out.line(f"not tried, because {reason}: {', '.join(names)}")
     for note in dict.fromkeys(outcome.note for _, outcome in outcomes if outcome.note):
         out.line(f"! {note}", style="yellow")
     out.line(f"{PARETO}: {', '.join(pareto(outcomes))}")
-    for reason in dict.fromkeys(tried.left_out.values()):
-        names = [name for name, other in tried.left_out.items() if other == reason]
-        out.line(f"not tried, because {reason}: {', '.join(names)}")
+    out.line()
+    out.line(f"{ABOUT_BEST}:", style="bold")
+    for i, best in enumerate(best_settings(outcomes, tried.sequences), 1):
+        out.line(f"{i}. {best.setting.name}", style="bold")
+        out.line(f"   {best.does}")
+        out.line(f"   {best.reason}")
+    if not everything:
+        out.line(f"The other settings, {len(outcomes)} in all: --all, --json, or the page")
