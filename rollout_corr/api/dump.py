@@ -79,7 +79,7 @@ def dump(
     """
     target = Path(path)
     if target.suffix not in ("", ".jsonl"):
-        raise ValueError(f"path: expected a name that ends in .jsonl or a folder's, got {str(path)!r}")
+        raise ValueError(f"path: expected a file name that ends in .jsonl, or a folder, got {str(path)!r}")
     if sequences is not None:
         sequences = _whole("sequences", sequences, "a whole number >= 1 or None", 1)
     if step is not None:

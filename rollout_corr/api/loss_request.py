@@ -129,7 +129,7 @@ def read_tensors(
     batch.advantages, batch.per_sequence = read.advantages(advantages, batch.dtype)
     batch.mass = read_mass(read, batch, log_mass, renormalized, validate)
     if batch.mass is not None and rollout is None:
-        raise ValueError("rollout_logp: expected log-probs beside log_mass, which only their ratios have, got None")
+        raise ValueError("rollout_logp: expected log-probs, because log_mass corrects only ratios to them, got None")
     return LossTensors(read, batch, old, rollout, ref, batch.advantages)
 
 
@@ -151,7 +151,7 @@ def read_ready(
     if spec is not None:
         for name, ready in (("correction", correction), ("weights", weights), ("train_mask", train_mask)):
             if ready is not None:
-                raise ValueError(f"spec: expected None beside ready {name}, or no {name}; got both")
+                raise ValueError(f"spec: expected None beside given {name}, or no {name}; got both")
         return ReadyWeights()
     if correction is not None:
         if not isinstance(correction, Correction):
@@ -186,8 +186,8 @@ def read_denominator(given: object, reduction: str, tensors: LossTensors) -> Div
     device = tensors.read.first.device
     if reduction == "sum" and given != "original":
         raise ValueError(
-            f"denominator: expected the default with reduction='sum', which divides by nothing, got {shown(given)}; "
-            "token_mean with this denominator is a sum over it"
+            f"denominator: expected the default with reduction='sum', which does not divide, got {shown(given)}; "
+            "reduction='token_mean' divides the sum by this denominator"
         )
     if isinstance(given, str) and given == "rows":
         if reduction_of(reduction).unit != "sequences":
@@ -258,12 +258,12 @@ class LossRequest:
                 f"backend: expected one of {list(LOSS_BACKENDS)} for policy_loss, got {shown(self.backend)}"
             )
         if self.groups.sequence is not None and self.backend == "triton":
-            raise ValueError("backend: expected 'auto' or 'torch' for a loss beside a sequence_group, got 'triton'")
+            raise ValueError("backend: expected 'auto' or 'torch' for a loss with a sequence_group, got 'triton'")
         if spec is not None and not isinstance(spec, Spec):
             raise no_spec(spec, "a Spec or None")
         if (self.kl is None) != (tensors.ref is None):
             missing, there = ("ref_logp", "kl") if tensors.ref is None else ("kl", "ref_logp")
-            raise ValueError(f"{missing}: expected one beside {there}, got None")
+            raise ValueError(f"{missing}: expected a value, because {there} is given, got None")
         mode = mode_of(checked_surrogate(self.surrogate), tensors.old, tensors.rollout)
         use = USES[mode.weights]
         self._check_weights(use)

@@ -111,7 +111,7 @@ def policy_loss(
         weights: Constants that multiply the surrogate, per token, same layout.
         train_mask: Non-zero at tokens that train, same layout; a token outside `mask` never trains.
         spec: Correct in the same call, from old/rollout, or from new/rollout in bypass mode. Criteria with
-            of="new/rollout" and of="new/old" work here. Not beside ready weights.
+            of="new/rollout" and of="new/old" work here. Not beside weights that are passed in.
         cu_seqlens: [S + 1] int32 or int64 offsets of packed sequences.
         surrogate: PPO, GSPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG or DRO; PPO() by default.
         kl: A penalty for leaving `ref_logp`, or None.

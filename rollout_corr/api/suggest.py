@@ -152,32 +152,32 @@ def suggest(
 
     def says(criterion: Criterion, reason: str) -> str:
         low, high = criterion.lower, criterion.upper
-        bounds = f"at least {low:g}" if high is None else f"{low:.5g} to {high:.5g}"
+        bounds = f"no token's ratio below {low:g}" if high is None else f"{low:.5g} to {high:.5g}"
         return (
             f"{criterion.label}: {bounds}. {reason}. Rejects {100 * rejected[criterion.label]:.1f} % of these sequences"
         )
 
     short, long = (int(x) for x in found.n.quantile(torch.tensor([0.1, 0.9], dtype=torch.float64)))
     sentences = [
-        f"{count} sequences, most of {short} to {long} tokens; k3 {metrics['kl_k3']:.2g}, D of a token {-kl:.2g} +- "
-        f"{std:.2g}",
+        f"{count} sequences, most of {short} to {long} tokens; k3 {metrics['kl_k3']:.2g}; D of a token is {-kl:.2g} "
+        f"on average, with a standard deviation of {std:.2g}",
         says(
             geometric,
             f"The mean D of a sequence scatters by {std:.2g} / sqrt(length), {std / math.sqrt(max(short, 1)):.2g} for "
             f"{short} tokens",
         ),
-        says(veto, "No token of a healthy sequence is that improbable to the trainer"),
+        says(veto, "The trainer finds no token of a healthy sequence that much less likely than the engine did"),
     ]
     if product is None:
         sentences.append(
-            f"product: none. To keep {100 * keep:g} % it would have to let factors of e^{sums:.0f} pass: these "
+            f"product: none. To keep {100 * keep:g} % it would have to accept products up to e^{sums:.0f}: these "
             "sequences are too long for products"
         )
     else:
         sentences.append(says(product, f"The sum of D scatters by {std:.2g} * sqrt(length)"))
     limit = BY_KEY["kl_k3"]
     if limit.crossed(metrics["kl_k3"]):
-        sentences.append(f"k3 is far above {limit.healthy:g}: such bounds keep what is broken; {limit.hint}")
+        sentences.append(f"k3 is far above {limit.healthy:g}: these bounds keep what is broken; {limit.hint}")
     return Suggestion(geometric, product, veto, rejected, tuple(sentences))
 
 

@@ -151,7 +151,9 @@ def beyond_kernels(spec: Spec) -> str | None:
         if criterion.of != "train/rollout":
             thins = criterion.thins_sequences
             if thins or len(spec.report) > 1:
-                why = "drops single tokens of sequences" if thins else "stands beside a peer's metrics"
+                why = (
+                    "drops single tokens of sequences" if thins else "is used together with another framework's metrics"
+                )
                 return f"criterion {criterion.label!r} of {criterion.of} {why}"
     return None
 

@@ -36,7 +36,7 @@ def _parser(command: str, description: str, epilog: str | None = None) -> argpar
         action="append",
         default=[],
         metavar="ROLE=NAME",
-        help=f"name the field of a role, where the guess is wrong; roles: {', '.join(ALIASES)}",
+        help=f"the field of a role, where the one found by its name is wrong; roles: {', '.join(ALIASES)}",
     )
     parser.add_argument("--limit", type=int, metavar="N", help="read only the first N sequences")
     parser.add_argument("--json", action="store_true", help="print all results as JSON, and nothing else")
@@ -189,7 +189,9 @@ def doctor(arguments: list[str]) -> int:
         f"(0 or 1); given several times, one true condition is enough; default: {FAIL_IF!r}",
     )
     parser.add_argument(
-        "--on-policy", action="store_true", help="new_logp and train_logp come from the same weights and have to agree"
+        "--on-policy",
+        action="store_true",
+        help="the dump's new_logp and train_logp come from the same weights, so that they have to be equal",
     )
     chosen = parser.parse_args(arguments)
     conditions = chosen.fail_if or [FAIL_IF]

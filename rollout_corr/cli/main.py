@@ -57,7 +57,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "demo": Command("correct an example batch with several presets and print the results", "rollout_corr.cli.demo:run"),
     "explain": Command("explain in words what a preset does", "rollout_corr.cli.main:explain"),
-    "presets": Command("list all presets, or those that have a word", "rollout_corr.cli.main:presets"),
+    "presets": Command("list all presets, or those that contain a word", "rollout_corr.cli.main:presets"),
     "report": Command("show where the two log-probs of a dump differ", "rollout_corr.cli.dump_commands:report"),
     "doctor": Command("name the causes of a mismatch; exit with 1 if any", "rollout_corr.cli.dump_commands:doctor"),
     "what-if": Command("try all presets and a grid of thresholds on a dump", "rollout_corr.cli.dump_commands:what_if"),

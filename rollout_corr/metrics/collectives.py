@@ -67,7 +67,7 @@ def all_reduce(tensor: Tensor, group: Any, what: str, op: Any = None) -> Tensor:
 
 
 def check_group(name: str, group: Any) -> None:
-    """Refuse what is neither None nor a living process group that this rank belongs to."""
+    """Refuse what is neither None nor an initialised process group that this rank belongs to."""
     if group is None:
         return
     if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
@@ -80,7 +80,7 @@ def check_group(name: str, group: Any) -> None:
         # torch reduces nothing over a destroyed group, without a word.
         dist.get_rank(group)
     except ValueError as error:
-        raise ValueError(f"{name}: expected a living process group, got one that has been destroyed") from error
+        raise ValueError(f"{name}: expected an initialised process group, got one that has been destroyed") from error
 
 
 def ranks_of(group: Any) -> list[int]:
@@ -108,21 +108,22 @@ def failed(error: RuntimeError, tensor: Tensor, group: Any, what: str) -> Except
     carried = devices_of(group)
     if tensor.device.type not in carried:
         return ValueError(
-            f"{what} cannot travel from {tensor.device}: expected tensors on {' or '.join(carried)}, for which "
+            f"{what} cannot be sent from {tensor.device}: expected tensors on {' or '.join(carried)}, for which "
             f"the group has backends ({dist.get_backend_config(group)})"
         )
     ranks, own = ranks_of(group), dist.get_rank()
     silent = _silent(ranks)
     if silent is None:
-        others = "which of them is missing, cannot be known here"
+        others = "which of them is missing is not known"
     elif silent:
-        others = f"nothing was heard of {named(silent)}: missing, or waiting still"
+        others = f"no report from {named(silent)}: missing, or still waiting"
     else:
         others = "all of them report the same, so they made different calls or lost their connection"
     words = (
-        f"{what}: rank {own} waited in vain for the other ranks of its group, {named(r for r in ranks if r != own)}; "
-        f"{others}. A rank that raises or stops before the call, or makes other calls, leaves the rest waiting: see "
-        f"what it wrote last. validate=True compares the calls first. torch.distributed: {str(error).strip()}"
+        f"{what}: rank {own} timed out waiting for the other ranks of its group, "
+        f"{named(r for r in ranks if r != own)}; {others}. A rank that raises or stops before the "
+        "call, or makes other calls, leaves the rest waiting: see what it wrote last. "
+        f"validate=True compares the calls first. torch.distributed: {str(error).strip()}"
     )
     return type(error)(words) if isinstance(error, dist.DistError) else RuntimeError(words)
 

@@ -87,7 +87,7 @@ LIMITS = (
         5.0,
         10.0,
         "the largest difference of a token: beyond 10 nats one side calls impossible what the other expects",
-        "look for single broken tokens, and for fillers (0, -1, -9999) at tokens that the mask should leave out; a "
+        "look for single broken tokens, and for placeholders (0, -1, -9999) at tokens that the mask should leave out; a "
         "veto rejects their sequences",
     ),
     Limit(
@@ -95,7 +95,7 @@ LIMITS = (
         "below",
         0.9,
         0.5,
-        "how much trains: below a half the batch is another one",
+        "the share that trains: below one half, what trains is no longer the batch that was sampled",
         "compare each criterion's bounds with its LABEL/mean and LABEL/std; rc.suggest gives bounds that fit",
     ),
     Limit(

@@ -30,7 +30,7 @@ def warnings_of(values: Mapping[str, float], spec: Spec) -> list[str]:
         )
     if metrics["tokens_outside"]:
         found.append(
-            f"{metrics['tokens_outside']:.0f} valid tokens lie outside every cu_seqlens interval: "
+            f"{metrics['tokens_outside']:.0f} valid tokens belong to no sequence of cu_seqlens: "
             f"{BY_KEY['tokens_outside'].hint}"
         )
     if not metrics["tokens"]:
@@ -39,8 +39,8 @@ def warnings_of(values: Mapping[str, float], spec: Spec) -> list[str]:
     wrong = _not_log_probs(metrics) if measured >= FEWEST_TOKENS else []
     if measured >= FEWEST_TOKENS and not wrong and metrics["d_abs_max"] == 0.0:
         wrong.append(
-            "the two log-probs are identical, D is 0 at every token: both arguments may be the same tensor, or the "
-            "trainer's values were stored as the engine's; nothing is corrected"
+            "the two log-probs are identical at every token (d_abs_max is 0): both arguments may be the same "
+            "tensor, or the trainer's values were stored as the engine's; nothing is corrected"
         )
     # Where the values are no log-probs, how far they are apart says nothing more.
     found += wrong or _mismatch(metrics, measured)
@@ -68,7 +68,7 @@ def _not_log_probs(metrics: Mapping[str, float]) -> list[str]:
             certain = filler == 0.0 and max(metrics["train_log_ppl"], metrics["rollout_log_ppl"]) < 1e-3
             if same and not (certain and metrics["d_abs_max"] > 0.0):
                 found.append(
-                    f"{side}_logp: {filler:g} at every token, a filler: the log-probs never arrived; ask the "
+                    f"{side}_logp: {filler:g} at every token, a placeholder: the log-probs never arrived; ask the "
                     "engine for them"
                 )
     return found
@@ -123,7 +123,8 @@ def _weights(metrics: Mapping[str, float], spec: Spec) -> list[str]:
     sequence_sums |= any(criterion.statistic.log_space and criterion.reduce == "sum" for criterion in spec.criteria)
     if sequence_sums and metrics["sum_d_abs_mean"] > NEAR_CLAMP * spec.clamp:
         found.append(
-            f"T x KL: the mean |sum D| of a sequence is {metrics['sum_d_abs_mean']:.1f} nats, near the clamp of "
-            f"{spec.clamp:g}; sequence products carry no information there, use geometric or token ratios"
+            f"the sum of D over a sequence (its length T times KL) is {metrics['sum_d_abs_mean']:.1f} nats on average, "
+            f"near {spec.clamp:g}, where it is cut off (Spec.clamp): products of the ratios of such sequences carry no "
+            "information; use token ratios or geometric means"
         )
     return found

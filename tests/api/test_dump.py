@@ -213,7 +213,11 @@ def test_a_step_is_a_whole_number_of_any_type(step, tmp_path):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"path": "x.parquet"}, ValueError, "path: expected a name that ends in .jsonl or a folder's, got 'x.parquet'"),
+        (
+            {"path": "x.parquet"},
+            ValueError,
+            "path: expected a file name that ends in .jsonl, or a folder, got 'x.parquet'",
+        ),
         ({"sequences": 0}, ValueError, "sequences: expected a whole number >= 1 or None, got 0"),
         ({"sequences": True}, ValueError, "sequences: expected a whole number >= 1 or None, got True"),
         ({"step": -5}, ValueError, "step: expected a whole number from 0 to 2**53 or None, got -5"),

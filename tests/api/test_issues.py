@@ -387,5 +387,5 @@ def test_nemo_2269_one_sequence_carries_the_batch():
     found = rows([[-1.0] * 40] * 4, [[-1.3] * 40] + [[-0.9] * 40] * 3, spec=spec).warnings()
     assert any("effective sample size" in text for text in found)
     stale = rows([[-1.0] * 40] * 4, [[-1.5] * 40] * 4, spec=spec).warnings()
-    assert any("T x KL" in text and "20" in text for text in stale)
+    assert any("length T times KL" in text and "20" in text for text in stale)
     assert rows([[-1.2] * 40] * 4, [[-1.201] * 40] * 4, spec=spec).warnings() == []

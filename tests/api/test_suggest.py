@@ -103,7 +103,9 @@ def test_it_explains_itself():
     tensors, offsets = given(healthy(0))
     found = rc.suggest(*tensors, **offsets)
     text = repr(found)
-    assert text.count("\n") == 3 and all(label in text for label in ("geometric: 0.9", "veto: at least 0.0001"))
+    assert text.count("\n") == 3 and all(
+        label in text for label in ("geometric: 0.9", "veto: no token's ratio below 0.0001")
+    )
     assert re.search(r"product: 0\.\d+ to \d", text) and "sqrt(length)" in text
     assert found.spec.criteria == (found.geometric, found.veto) and found.spec.weight is None
     with pytest.raises(AttributeError):
@@ -113,7 +115,7 @@ def test_it_explains_itself():
 def test_garbage_is_not_recommended():
     batch = healthy(0)
     found = rc.suggest(batch.train_logp, batch.rollout_logp.roll(1), batch.mask, cu_seqlens=batch.cu_seqlens)
-    assert "such bounds keep what is broken" in found.sentences[-1]
+    assert "these bounds keep what is broken" in found.sentences[-1]
 
 
 def test_identical_log_probs_leave_some_room():

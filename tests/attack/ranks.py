@@ -266,7 +266,7 @@ def misses(error, name, rank, bad):
 
     Others that wait still may stand beside it: not all ranks hear of a process that ended before their timeout.
     """
-    found = re.match(rf"RuntimeError: {name}.*rank {rank} waited in vain .* was heard of ranks? ([\d, ]+):", error)
+    found = re.match(rf"RuntimeError: {name}.*rank {rank} timed out waiting .* no report from ranks? ([\d, ]+):", error)
     return found is not None and str(bad) in found[1].split(", ")
 
 

@@ -76,7 +76,9 @@ def test_the_comparison_costs_one_collective_and_the_order_of_a_group_is_torchs(
 def test_groups_that_are_gone_or_of_others(run):
     found = run(groups_gone, 2)[1].value
     for name, (destroyed, others) in (("sequence_group", found[:2]), ("group", found[2:])):
-        assert destroyed == f"ValueError: {name}: expected a living process group, got one that has been destroyed"
+        assert (
+            destroyed == f"ValueError: {name}: expected an initialised process group, got one that has been destroyed"
+        )
         assert others == (
             f"TypeError: {name}: expected a torch.distributed process group or None, got a group that this rank does "
             "not belong to; only its members may call"
@@ -94,6 +96,6 @@ def test_a_rank_that_stays_away_is_named(run, away, at):
 def test_tensors_on_a_device_that_the_group_does_not_carry(run):
     for one in run(elsewhere, 2):
         assert one.error == (
-            "ValueError: correct: the sums of each sequence cannot travel from cpu: expected tensors on cuda, for "
+            "ValueError: correct: the sums of each sequence cannot be sent from cpu: expected tensors on cuda, for "
             "which the group has backends (cuda:gloo)"
         )

@@ -218,19 +218,23 @@ REFUSED = {
     "old_logp: expected shape [2, 3] (of new_logp), got [3, 2]": lambda: rc.policy_loss(
         z(2, 3), z(2), old_logp=z(3, 2)
     ),
-    "ref_logp: expected one beside kl, got None": lambda: rc.policy_loss(z(2, 3), z(2), kl=rc.KL("k1", 0.1)),
-    "kl: expected one beside ref_logp, got None": lambda: rc.policy_loss(z(2, 3), z(2), ref_logp=z(2, 3)),
+    "ref_logp: expected a value, because kl is given, got None": lambda: rc.policy_loss(
+        z(2, 3), z(2), kl=rc.KL("k1", 0.1)
+    ),
+    "kl: expected a value, because ref_logp is given, got None": lambda: rc.policy_loss(
+        z(2, 3), z(2), ref_logp=z(2, 3)
+    ),
     "weights: expected shape [2, 3] (of new_logp), got [2]": lambda: rc.policy_loss(z(2, 3), z(2), weights=z(2)),
     "weights: expected None in bypass mode, where PPO's own ratio": lambda: rc.policy_loss(
         z(2, 3), z(2), rollout_logp=z(2, 3), weights=z(2, 3)
     ),
-    "spec: expected None beside ready weights": lambda: rc.policy_loss(
+    "spec: expected None beside given weights": lambda: rc.policy_loss(
         z(2, 3), z(2), old_logp=z(2, 3), rollout_logp=z(2, 3), weights=z(2, 3), spec=rc.Spec()
     ),
-    "spec: expected None beside ready train_mask": lambda: rc.policy_loss(
+    "spec: expected None beside given train_mask": lambda: rc.policy_loss(
         z(2, 3), z(2), rollout_logp=z(2, 3), train_mask=z(2, 3), spec=rc.Spec()
     ),
-    "spec: expected None beside ready correction": lambda: rc.policy_loss(
+    "spec: expected None beside given correction": lambda: rc.policy_loss(
         z(2, 3), z(2), rollout_logp=z(2, 3), correction=rc.correct(z(2, 3), z(2, 3)), spec=rc.Spec()
     ),
     "correction: expected None beside weights or train_mask": lambda: rc.policy_loss(

@@ -60,8 +60,8 @@ def beside_a_good_line(folder, line):
         (GOOD + GOOD, "line 1 is not JSON (Extra data"),
         (f"[{GOOD}, {GOOD}]", "expected an object, got list"),
         ("5", "expected an object, got int"),
-        (GOOD[:-1] + ', "train_logp": [1, 2]}', "line 1: the field 'train_logp' is there twice"),
-        (GOOD[:-1] + ', "a": {"b": 1}, "a.b": 2}', "the field 'a.b' is there twice"),
+        (GOOD[:-1] + ', "train_logp": [1, 2]}', "line 1: the field 'train_logp' occurs twice"),
+        (GOOD[:-1] + ', "a": {"b": 1}, "a.b": 2}', "the field 'a.b' occurs twice"),
         (GOOD.replace("[-1.0, -2.0]", "[[-1.0, -2.0]]"), "'train_logp': expected a flat list, got a list of list"),
         (GOOD.replace("-1.0", '{"a": 1}'), "'train_logp': expected a list of numbers, got a list of dict and float"),
         (GOOD.replace("[-1.0, -2.0]", '"' + "x" * 5000 + '"'), "'train_logp': expected a list of numbers, got str 'xx"),
@@ -227,7 +227,7 @@ def test_columns_named_twice(tmp_path):
     ):
         pq.write_table(pa.Table.from_arrays(arrays, names=names), tmp_path / "x.parquet")
         if names[-1] == "train_logp":
-            assert refusal(tmp_path / "x.parquet") == ": the column 'train_logp' is there twice"
+            assert refusal(tmp_path / "x.parquet") == ": the column 'train_logp' occurs twice"
     pq.write_table(
         pa.Table.from_arrays([train, rollout, train, train], names=[*TABLE, "x", "x"]), tmp_path / "x.parquet"
     )
@@ -313,7 +313,7 @@ def test_what_a_json_file_may_hold(value, tmp_path):
         ("3", ": expected a list of records or an object of lists, got int"),
         ("{}", "no field has a known name for train_logp"),
         ('[3, "a"]', ", record 0: expected a mapping, got int"),
-        ('{"train_logp": 3, "train_logp": 4}', ": the field 'train_logp' is there twice"),
+        ('{"train_logp": 3, "train_logp": 4}', ": the field 'train_logp' occurs twice"),
         ("[" * 100_000, ": nested too deeply"),
         ("[1" + "0" * 5000 + "]", ": not JSON (Exceeds the limit"),
         ("\udc80", ": not JSON ('utf-8' codec"),

@@ -175,7 +175,7 @@ def test_a_class_that_refuses_to_be_restored(made, caplog):
     refusing = type("Frozen", (type(trainer.Trainer),), {"__delattr__": None, "__setattr__": None})
     trainer.Trainer.__class__ = refusing
     drop_in.uninstall()
-    assert trainer.Trainer().step(7) == ("theirs", 7) and "could not take back peer.trainer.Trainer.step" in caplog.text
+    assert trainer.Trainer().step(7) == ("theirs", 7) and "could not restore peer.trainer.Trainer.step" in caplog.text
 
 
 def test_a_refused_installation_leaves_the_one_before(made):

@@ -188,7 +188,7 @@ def test_what_the_kernels_cannot_do_is_refused(device):
     late = rc.Spec(criteria=(replace(far, over="sequence", reduce="mean", drop="token"),))
     for spec, why in (
         (late, "criterion 'far' of new/old drops single tokens of sequences"),
-        (rc.Spec(criteria=(far,), report=("native", "verl")), "criterion 'far' of new/old stands beside a peer's"),
+        (rc.Spec(criteria=(far,), report=("native", "verl")), "criterion 'far' of new/old is used together"),
     ):
         options = {"old_logp": old, "rollout_logp": old, "spec": spec}
         with pytest.raises(ValueError, match=f"backend: expected 'auto' or 'torch', got 'triton': {why}"):

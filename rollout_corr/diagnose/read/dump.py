@@ -103,7 +103,7 @@ class Dump:
         """Open file i and read it chunk by chunk."""
         if not path.is_file():
             # A pipe would be waited for.
-            missing = "no such file: a link that leads nowhere" if path.is_symlink() else "no such file"
+            missing = "no such file: a broken link" if path.is_symlink() else "no such file"
             raise DumpError(f"{path}: {'not a file' if path.exists() else missing}")
         file = self._open(path)
         for chunk in file.chunks():

@@ -183,7 +183,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make a dict of a JSON object; which one of two equal names is meant, nobody knows."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name that is there twice")
+        raise ValueError("a name that occurs twice")
     return found
 
 
@@ -213,7 +213,7 @@ class Npz:
 
     def _open(self, archive: zipfile.ZipFile, name: str, member: zipfile.ZipInfo) -> None:
         if name in self.shapes:
-            raise self._error(name, "it is there twice")
+            raise self._error(name, "it occurs twice")
         if member.flag_bits & 1:
             raise self._error(name, "it is encrypted")
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -229,7 +229,7 @@ class Npz:
             shape, fortran, dtype = header(stream)
         except (ValueError, MemoryError, RecursionError) as error:
             # Python's parser answers a header of 9,000 signs with a MemoryError.
-            raise self._error(name, str(error) or "a header that nobody can parse") from error
+            raise self._error(name, str(error) or "a header that cannot be parsed") from error
         if not all(0 <= x < 1 << 62 for x in shape):
             raise self._error(name, f"shape {shape}")
         self.shapes[name], self.dtypes[name], self.at[name], self.streams[name] = tuple(shape), dtype, 0, stream

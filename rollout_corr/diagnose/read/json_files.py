@@ -118,5 +118,5 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-        raise DumpError(f"the field {reprlib.repr(twice)} is there twice")
+        raise DumpError(f"the field {reprlib.repr(twice)} occurs twice")
     return found

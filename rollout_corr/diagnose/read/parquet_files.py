@@ -72,7 +72,7 @@ def _useful(schema: Any, wanted: ChosenFields, path: str, pyarrow: Any) -> list[
     ]
     (name, times), *_ = Counter(name for _, name in used).most_common(1)
     if times > 1:
-        raise DumpError(f"{path}: the column {name!r} is there twice")
+        raise DumpError(f"{path}: the column {name!r} occurs twice")
     return list(dict.fromkeys(column for column, _ in used))
 
 

@@ -53,7 +53,7 @@ def flat(record: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping) and value:
             within.append((f"{name}.", iter(value.items())))
         elif name in found:
-            raise DumpError(f"the field {reprlib.repr(name)} is there twice")
+            raise DumpError(f"the field {reprlib.repr(name)} occurs twice")
         else:
             found[name] = value
     return found

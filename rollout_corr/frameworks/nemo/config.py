@@ -145,7 +145,7 @@ def _kl(given: dict[str, Any]) -> Any:
     if given["reference_policy_kl_type"] != "k3":
         raise ValueError(
             "reference_policy_kl_type: expected 'k3', got "
-            f"{given['reference_policy_kl_type']!r}: the gradient that NeMo gives it is that of no KL here"
+            f"{given['reference_policy_kl_type']!r}: no KL of this package has the gradient that NeMo gives it"
         )
     if boolean("use_on_policy_kl_approximation", given["use_on_policy_kl_approximation"]):
         raise ValueError(

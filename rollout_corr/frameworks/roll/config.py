@@ -74,7 +74,7 @@ def recipe(config: object) -> dict[str, Any]:
             raise ValueError(f"{name}: multiply the advantages by its weights of samples, and read the rest without it")
     if given["loss_agg_mode"] == "seq-mean-token-sum-norm":
         raise ValueError(
-            "loss_agg_mode: 'seq-mean-token-sum-norm' divides by the padded length, of which nothing knows"
+            "loss_agg_mode: 'seq-mean-token-sum-norm' divides by the padded length, which is not known here"
         )
     reduction = aggregation("loss_agg_mode", AGGREGATIONS, given["loss_agg_mode"])
     kl = None

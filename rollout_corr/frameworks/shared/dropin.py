@@ -349,7 +349,7 @@ class DropIn:
         self._swaps = []
         if failed:
             LOGGER.warning(
-                "rollout-corr: could not take back %s; what stands there calls the function of %s",
+                "rollout-corr: could not restore %s; what is there now still calls the function of %s",
                 ", ".join(failed),
                 self.framework,
             )

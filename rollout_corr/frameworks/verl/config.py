@@ -175,7 +175,7 @@ def _nested(given: dict[str, Any], k1_bounds: str) -> Spec:
         if threshold is None:
             raise ValueError(
                 "rollout_is_threshold: expected a threshold for rollout_is, got null, with which verl drops the "
-                "weights without a word; write rollout_is: null for no weights"
+                "weights silently; write rollout_is: null for no weights"
             )
         weight = verl_options.weight(given["rollout_is"], threshold, normalize)
     return presets.spec(weight, (*_rejection(given, k1_bounds), *_veto(given)))

@@ -22,7 +22,7 @@ REFUSED = """
 {rollout_is: turn} | ValueError rollout_is: expected null, 'token' or 'sequence', got 'turn'$
 {rollout_is: 3} | ValueError rollout_is: expected null, 'token' or 'sequence', got 3
 {rollout_is: [token]} | ValueError rollout_is: expected null, 'token' or 'sequence', got ['token']
-{rollout_is: token, rollout_is_threshold: null} | ValueError rollout_is_threshold: ...without a word
+{rollout_is: token, rollout_is_threshold: null} | ValueError rollout_is_threshold: ...silently
 {rollout_is: token, rollout_is_threshold: '1_2_3'} | ValueError rollout_is_threshold: ...got '1_2_3'
 {rollout_is: token, rollout_is_threshold: .nan} | ValueError rollout_is_threshold: ...got nan
 {rollout_is: token, rollout_is_threshold: true} | TypeError rollout_is_threshold: ...got bool True
