@@ -87,8 +87,8 @@ LIMITS = (
         5.0,
         10.0,
         "the largest difference of a token: beyond 10 nats one side calls impossible what the other expects",
-        "look for single broken tokens, and for placeholders (0, -1, -9999) at tokens that the mask should leave out; a "
-        "veto rejects their sequences",
+        "look for single broken tokens, and for placeholders (0, -1, -9999) at tokens that the mask should leave out; "
+        "a veto rejects their sequences",
     ),
     Limit(
         "tokens_kept_fraction",

@@ -39,7 +39,7 @@ def warnings_of(values: Mapping[str, float], spec: Spec) -> list[str]:
     wrong = _not_log_probs(metrics) if measured >= FEWEST_TOKENS else []
     if measured >= FEWEST_TOKENS and not wrong and metrics["d_abs_max"] == 0.0:
         wrong.append(
-            "the two log-probs are identical at every token (d_abs_max is 0): both arguments may be the same "
+            "the two log-probs are identical at every token: both arguments may be the same "
             "tensor, or the trainer's values were stored as the engine's; nothing is corrected"
         )
     # Where the values are no log-probs, how far they are apart says nothing more.
