@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from conformance import peers
-from conformance.rows import Row, Tally, compared
+from conformance.rows import Row, Tally, compared, keep_results
 from conformance.sources import Source, found
 
 
@@ -51,6 +51,7 @@ def _framework(task: tuple[str, int, int, str]) -> list[Compared]:
     torch.set_num_threads(1)
     logging.getLogger("rollout_corr").setLevel(logging.ERROR)
     made = []
+    keep_results()
     for source in sources_of(name):
         for row in rows_of(source):
             if only in row.ours:

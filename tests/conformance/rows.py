@@ -21,6 +21,26 @@ Result = Mapping[str, Any]
 Settings = Callable[[Random], dict[str, Any]]
 Kind = Literal["preset", "recipe", "drop-in", "report", "configuration"]
 
+# This package's results by row, batch and settings: a second version of a framework does not pay for them again.
+# None: nothing is kept. A campaign sets it, for one framework.
+_kept: dict[tuple[str, ...], Result] | None = None
+
+
+def keep_results() -> None:
+    """Compute this package's side of a case once for all versions of a framework, from here on in this process."""
+    global _kept
+    _kept = {}
+
+
+def once(row: str, given: Batch, drawn: dict[str, Any], compute: Callable[[], Result]) -> Result:
+    """Return this package's result of a case: a kept one, if results are kept."""
+    if _kept is None:
+        return compute()
+    key = row, given.kind, str(given.seed), repr(drawn)
+    if key not in _kept:
+        _kept[key] = compute()
+    return _kept[key]
+
 
 @dataclass(frozen=True)
 class Declared:
@@ -168,17 +188,17 @@ def preset(name: str, theirs: str, run: Callable[..., Result], settings: Setting
     """
 
     def both(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-        expected = dict(run(given, **drawn))
-        spec = rc.preset(name, **drawn)
-        out = rc.correct(given.old, given.rollout, given.mask, spec=spec, advantages=given.advantages)
-        made: dict[str, Any] = {}
-        if "mask" in expected:
-            made["mask"] = out.mask
+        def ours() -> Result:
+            spec = rc.preset(name, **drawn)
+            out = rc.correct(given.old, given.rollout, given.mask, spec=spec, advantages=given.advantages)
+            return {"mask": out.mask, "weights": out.weights}
+
+        expected, made = dict(run(given, **drawn)), dict(once(f"preset {name}", given, drawn, ours))
         if "weights" in expected:
             at = expected.get("mask", given.mask).bool()
-            made["weights"] = out.weights.where(at, 0.0)
-            expected["weights"] = expected["weights"].where(at, 0.0)
-        return made, expected
+            for side in (made, expected):
+                side["weights"] = side["weights"].where(at, 0.0)
+        return {key: made[key] for key in expected}, expected
 
     return Row("preset", name, theirs, both, settings, **more)
 
@@ -199,15 +219,19 @@ def recipe(name: str, theirs: str, run: Callable[..., Tensor], settings: Setting
     fields = {"old_logp": "old", "rollout_logp": "rollout", "ref_logp": "ref"}
 
     def both(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-        arguments = {argument: getattr(given, fields[argument]) for argument in needs}
-        mine, made = given.trains(), rc.recipe(name, **drawn)
-        arguments.pop("ref_logp", None)
-        if "kl" in made:
-            arguments["ref_logp"] = given.ref
-        if (spec := made["spec"]) is not None and (spec.weight or any("rollout" in c.of for c in spec.criteria)):
-            arguments["rollout_logp"] = given.rollout
-        out = rc.policy_loss(mine.new, given.advantages, given.mask, **arguments, **made)
-        return loss_and_gradient(out.value, mine), loss_and_gradient(run(peer := given.trains(), **drawn), peer)
+        def ours() -> Result:
+            arguments = {argument: getattr(given, fields[argument]) for argument in needs}
+            mine, made = given.trains(), rc.recipe(name, **drawn)
+            arguments.pop("ref_logp", None)
+            if "kl" in made:
+                arguments["ref_logp"] = given.ref
+            if (spec := made["spec"]) is not None and (spec.weight or any("rollout" in c.of for c in spec.criteria)):
+                arguments["rollout_logp"] = given.rollout
+            out = rc.policy_loss(mine.new, given.advantages, given.mask, **arguments, **made)
+            return loss_and_gradient(out.value, mine)
+
+        made = once(f"recipe {name}", given, drawn, ours)
+        return made, loss_and_gradient(run(peer := given.trains(), **drawn), peer)
 
     return Row("recipe", name, theirs, both, settings, **more)
 
@@ -234,18 +258,21 @@ def configuration(
     """
 
     def both(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-        mine, made = given.trains(), rc.recipe_from_config(framework, hold(drawn))
-        proximal = old(mine, drawn)
-        out = rc.policy_loss(
-            mine.new,
-            given.advantages,
-            given.mask,
-            old_logp=proximal,
-            rollout_logp=given.rollout,
-            ref_logp=given.ref if "kl" in made else None,
-            **made,
-        )
-        return loss_and_gradient(out.value, mine), loss_and_gradient(run(peer := given.trains(), **drawn), peer)
+        def ours() -> Result:
+            mine, made = given.trains(), rc.recipe_from_config(framework, hold(drawn))
+            out = rc.policy_loss(
+                mine.new,
+                given.advantages,
+                given.mask,
+                old_logp=old(mine, drawn),
+                rollout_logp=given.rollout,
+                ref_logp=given.ref if "kl" in made else None,
+                **made,
+            )
+            return loss_and_gradient(out.value, mine)
+
+        made = once(f"configuration {theirs}", given, drawn, ours)
+        return made, loss_and_gradient(run(peer := given.trains(), **drawn), peer)
 
     return Row("configuration", framework, theirs, both, settings, **more)
 
