@@ -29,8 +29,11 @@ from builders.batches import (
     moved,
     random_sequences,
     rounded,
+    spoil,
+    wild,
 )
 from oracles import correction as oracle
+from rollout_corr.aot.variants import VARIANTS
 from rollout_corr.backends import batch as reading
 from rollout_corr.kernels import grid
 from rollout_corr.kernels.grid import Shape
@@ -342,3 +345,22 @@ def fit_and_check(sequences, spec, layout, device, shapes=WIDE, **others):
     """The kernels with bounds that cut this batch."""
     with shaped(shapes):
         return check(sequences, fitted(spec, sequences), layout, device, **others)
+
+
+def as_declared(name, **others):
+    """A batch of a variant, its Spec with bounds that cut it, and how the variant has its tensors."""
+    variant, number = VARIANTS[name], list(VARIANTS).index(name)
+    valid = {} if variant.mask is not None else {"invalid": 0.0}
+    side = {None: None, "train": "rollout", "rollout": "train"}[variant.mass]
+    sequences = batch(number, **{"advantages": variant.advantages, "renormalized": side} | valid | others)
+    if variant.mask is None:
+        del sequences[2]
+    if number % 4 == 1:
+        sequences = wild(sequences)
+    if number % 4 == 3 or variant.spec.nonfinite != "reject":
+        sequences = spoil(sequences, number)
+    dtypes = (variant.train, variant.rollout)
+    computes = torch.promote_types(torch.promote_types(*dtypes), torch.float32)
+    sequences = cast(sequences, dtypes, computes)
+    spec = fitted(variant.spec, sequences)
+    return sequences, spec, {"dtype": dtypes, "mask_dtype": variant.mask, "offsets": variant.offsets}

@@ -24,10 +24,10 @@ INF, NAN = math.inf, math.nan
 PLAIN = LOSS_VARIANTS["ppo_packed"]
 
 
-def tensors_of(variant, seed=0, lengths=(5, 1, 9, 0, 7, 8, 17, 1, 16, 30)):
+def tensors_of(variant, seed=0, lengths=(5, 1, 9, 0, 7, 8, 17, 1, 16, 30), width=48):
     """A batch of a variant on the CPU: D spread by a few tenths, garbage behind the mask, some tokens broken."""
     generator = torch.Generator().manual_seed(seed)
-    sequences, width = len(lengths), 48
+    sequences = len(lengths)
     given = variant.given(sum(lengths) if variant.packed else width * sequences, sequences, "cpu")
     shape = given.new.shape
     valid = torch.rand(shape, generator=generator) < 0.85

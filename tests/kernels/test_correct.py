@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import LAYOUTS, MASK_DTYPES, lay_out, moved, random_sequences, rounded, spoil, wild
+from builders.batches import LAYOUTS, MASK_DTYPES, lay_out, moved, random_sequences, rounded
 from builders.cases import one_in
 from builders.kernel_cases import (
     INTERPRETED,
@@ -25,11 +25,11 @@ from builders.kernel_cases import (
     SEQUENCES,
     TOKENS,
     WIDE,
+    as_declared,
     assert_like_reference,
     batch,
     between_fences,
     bits,
-    cast,
     check,
     fit_and_check,
     fitted,
@@ -50,25 +50,6 @@ W = rc.Weight
 
 
 SHAPES = {LONGEST: NARROW, LONG: NARROW, MEDIUM: MIDDLE, SHORT: WIDE}
-
-
-def as_declared(name, **others):
-    """A batch of a variant, its Spec with bounds that cut it, and how the variant has its tensors."""
-    variant, number = VARIANTS[name], list(VARIANTS).index(name)
-    valid = {} if variant.mask is not None else {"invalid": 0.0}
-    side = {None: None, "train": "rollout", "rollout": "train"}[variant.mass]
-    sequences = batch(number, **{"advantages": variant.advantages, "renormalized": side} | valid | others)
-    if variant.mask is None:
-        del sequences[2]
-    if number % 4 == 1:
-        sequences = wild(sequences)
-    if number % 4 == 3 or variant.spec.nonfinite != "reject":
-        sequences = spoil(sequences, number)
-    dtypes = (variant.train, variant.rollout)
-    computes = torch.promote_types(torch.promote_types(*dtypes), torch.float32)
-    sequences = cast(sequences, dtypes, computes)
-    spec = fitted(variant.spec, sequences)
-    return sequences, spec, {"dtype": dtypes, "mask_dtype": variant.mask, "offsets": variant.offsets}
 
 
 @pytest.mark.parametrize("name", one_in(2, VARIANTS))

@@ -1,0 +1,65 @@
+"""Compiled kernels on hard batches, compared as the tests of Triton's interpreter compare; for a process without it."""
+
+from __future__ import annotations
+
+from functools import partial
+from unittest import mock
+
+from builders.batches import one_thread
+from builders.kernel_cases import as_declared, check, shaped
+from builders.loss_kernel_cases import compare_with_reference, tensors_of
+from ptx.session import Session, compiled
+from rollout_corr.aot.loss_variants import LOSS_VARIANTS
+from rollout_corr.aot.variants import SPLIT_VARIANTS, VARIANTS
+from rollout_corr.kernels.correct import launch
+from rollout_corr.kernels.grid import Shape, shape_for
+
+
+def shape_of(variant) -> Shape:
+    """The shape that a launch of this variant has."""
+    return shape_for(variant.length, 1, 0)
+
+
+def lengths_for(shape: Shape) -> tuple[int, ...]:
+    """Empty and one-token sequences, many in a tile, a tile less and more one token, one over several tiles, a tail."""
+    tile = shape.tile
+    return (5, 1, tile // 4, 0, 1, 1, tile - 1, 3, tile + 1, 0, 2 * tile + tile // 3, 2, 17)
+
+
+def run_correct(name: str, seed: int = 0, **settings) -> Session:
+    """A variant of `correct`: its own layout, dtypes and strides, in tiles as long as on a GPU."""
+    variant = VARIANTS[name]
+    shape = shape_of(variant)
+    sequences, spec, others = as_declared(name, lengths=lengths_for(shape))
+    layout = "packed_gaps" if variant.packed else "padded_left"
+    with one_thread(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
+        check(sequences, spec, layout, "cpu", place=variant.place, **others)
+    return session
+
+
+def run_split(name: str, seed: int = 0, **settings) -> Session:
+    """A variant of split sequences, all of them on one rank: four launches, with sums by sequence in the middle."""
+    variant, split = SPLIT_VARIANTS[name], partial(launch.prepare, split=True)
+    with mock.patch.dict(VARIANTS, {name: variant}), mock.patch.object(launch, "prepare", split):
+        session = run_correct(name, seed, **settings)
+    assert any(done.kernel.name == "gather_kernel" for _, done in session.executed)
+    return session
+
+
+def run_loss(name: str, seed: int = 0, **settings) -> Session:
+    """A variant of `policy_loss`, forward and backward."""
+    variant, number = LOSS_VARIANTS[name], list(LOSS_VARIANTS).index(name)
+    shape = shape_of(variant)
+    lengths = lengths_for(shape)
+    with one_thread(), shaped(((0, shape),)):
+        given = tensors_of(variant, number, lengths, width=max(lengths) + 6)
+        with compiled(seed=seed, **settings) as session:
+            compare_with_reference(given, variant.objective, "cpu", f"{name} {number}", variant.differentiable)
+    return session
+
+
+CASES = {
+    **{name: partial(run_correct, name) for name in VARIANTS},
+    **{name: partial(run_split, name) for name in SPLIT_VARIANTS},
+    **{f"loss_{name}": partial(run_loss, name) for name in LOSS_VARIANTS},
+}

@@ -1,0 +1,147 @@
+"""Stand where the driver would: `with compiled():` runs every launch of the kernels as PTX, on tensors of the CPU.
+
+It needs a process in which the kernels were imported without TRITON_INTERPRET.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+from triton.backends.nvidia.compiler import CUDABackend
+
+from ptx import machine
+from ptx.findings import Findings
+from ptx.machine import Executed
+from ptx.memory import Region, bytes_at
+from rollout_corr.aot.ahead_of_time import TARGETS, interpreted, source_of
+from rollout_corr.backends import operators
+from rollout_corr.kernels.grid import Launch
+
+TARGET = TARGETS["sm_90"]
+# Beside Triton's cache and not in it: what lies there has no machine code.
+CACHE = Path(triton.knobs.cache.dir) / "ptx_alone"
+
+
+assemble = lru_cache(maxsize=256)(machine.assemble)
+
+
+def compile_ptx(launch: Launch) -> tuple[str, int]:
+    """Compile a launch as the launcher would, as far as PTX; give the text and the bytes of shared memory."""
+    if interpreted(launch):
+        raise RuntimeError("TRITON_INTERPRET=1 makes the kernels interpreted functions, which cannot be compiled")
+    options = {"num_warps": launch.threads // TARGET.warp_size}
+    with (
+        mock.patch.object(CUDABackend, "make_cubin", return_value=b""),
+        mock.patch.object(triton.knobs.cache, "dir", str(CACHE)),
+    ):
+        made = triton.compile(source_of(launch, TARGET), target=TARGET, options=options)
+    scratch = [getattr(made.metadata, name, 0) for name in ("global_scratch_size", "profile_scratch_size")]
+    assert not any(scratch), "scratch memory is not known"
+    return made.asm["ptx"], made.metadata.shared
+
+
+@dataclass
+class Session:
+    """Launches that share tensors.
+
+    Attributes:
+        seed: Of the order of programs and warps.
+        checked: Who touches which memory is recorded; bounds and alignment are checked always.
+        mutate: Changes the text of a kernel before it runs.
+        executed: What each launch has executed.
+        programs: Chooses the programs of a launch that run, by default all.
+    """
+
+    seed: int = 0
+    checked: bool = True
+    mutate: Callable[[str, str], str] | None = None
+    programs: Callable[[Launch], np.ndarray] | None = None
+    executed: list[tuple[Launch, Executed]] = field(default_factory=list)
+    allocated: list[Tensor] = field(default_factory=list)
+    _regions: dict[tuple[int, int, int], tuple[Tensor, Region]] = field(default_factory=dict)
+    _launches: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def run(self, launch: Launch) -> None:
+        """Run a launch.
+
+        Raises:
+            FoundWrong: It did something that it must not do.
+        """
+        if launch.programs == 0:
+            return
+        text, shared = compile_ptx(launch)
+        if self.mutate is not None:
+            text = self.mutate(launch.kernel.__name__, text)
+        program, findings = assemble(text, shared), Findings()
+        values, tensors = self._bind(launch)
+        # Behind the kernel's own parameters stand pointers to scratch memory, of which it asks for none.
+        values += [0] * (len(program.kernel.parameters) - len(values))
+        programs = np.arange(launch.programs) if self.programs is None else self.programs(launch)
+        number = next(self._launches)
+        with np.errstate(all="ignore"):
+            done = machine.run(
+                program, values, launch.programs, programs, tensors, number, self.seed + number, self.checked, findings
+            )
+        self.executed.append((launch, done))
+        findings.complain()
+
+    def _bind(self, launch: Launch) -> tuple[list[int], list[Region]]:
+        """List the parameters that are not constants, tuples entry by entry, and the regions of tensors."""
+        values, tensors = [], []
+
+        def take(name: str, x: Any) -> None:
+            if isinstance(x, tuple):
+                for i, item in enumerate(x):
+                    take(f"{name}[{i}]", item)
+            elif isinstance(x, Tensor):
+                values.append(x.data_ptr())
+                if x.numel():
+                    tensors.append(self._region(name, x))
+            elif x is not None:
+                values.append(int(x) & (2**64 - 1))
+
+        for parameter in launch.kernel.params:
+            if not parameter.is_constexpr:
+                take(parameter.name, launch.arguments[parameter.name])
+        return values, tensors
+
+    def _region(self, name: str, x: Tensor) -> Region:
+        """The record of a tensor, of an earlier launch if it was there; views with other sizes share it."""
+        start, storage, item, steps = x.data_ptr(), x.untyped_storage().data_ptr(), x.element_size(), x.stride()
+        size = item * (1 + sum((n - 1) * step for n, step in zip(x.shape, steps, strict=True)))
+        if (start, item, size) not in self._regions:
+            unwritten = self.checked and any(y.untyped_storage().data_ptr() == storage for y in self.allocated)
+            region = Region(name, start, item, tuple(x.shape), steps, bytes_at(start, size), unwritten, self.checked)
+            self._regions[start, item, size] = (x, region)
+        region = self._regions[start, item, size][1]
+        region.name, region.shape, region.strides = name, tuple(x.shape), steps
+        return region
+
+
+@contextlib.contextmanager
+def compiled(**settings: Any) -> Iterator[Session]:
+    """Run every launch of the kernels as compiled code on the CPU; what torch.empty gives nobody has written."""
+    session, empty = Session(**settings), torch.empty
+
+    def allocate(*size: Any, **others: Any) -> Tensor:
+        made = empty(*size, **others)
+        session.allocated.append(made)
+        return made
+
+    with (
+        mock.patch.object(torch, "empty", allocate),
+        mock.patch.object(Launch, "run", lambda launch: session.run(launch)),
+        mock.patch.object(operators, "interprets", return_value=True),
+    ):
+        yield session

@@ -1,0 +1,61 @@
+"""Small kernels written by hand, for the tests of the interpreter itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ptx import machine
+from ptx.findings import Finding, Findings
+from ptx.memory import Region, bytes_at
+
+_TEMPLATE = """
+.version 8.7
+.target sm_90a
+.address_size 64
+.extern .shared .align 16 .b8 global_smem[];
+.visible .entry small(
+	.param .u64 .ptr .global .align 1 small_param_0,
+	.param .u64 .ptr .global .align 1 small_param_1
+)
+.reqntid {threads}
+{{
+	.reg .pred 	%p<9>;
+	.reg .b16 	%rs<9>;
+	.reg .b32 	%r<99>;
+	.reg .b64 	%rd<99>;
+	.loc	1 7 3                         // small.py:7:3
+	mov.u32 %r1, %tid.x;
+	mov.u32 %r2, %ctaid.x;
+	ld.param.b64 %rd1, [small_param_0];
+	ld.param.b64 %rd2, [small_param_1];
+	shl.b32 %r3, %r1, 2;
+	cvt.u64.u32 %rd3, %r3;
+	add.s64 %rd4, %rd1, %rd3;
+	add.s64 %rd5, %rd2, %rd3;
+	.loc	1 8 5                         // small.py:8:5 @[ caller.py:3:1 ]
+{body}
+	ret;
+}}
+"""
+
+
+def run_small(
+    body: str, one: torch.Tensor, two: torch.Tensor, *, threads: int = 64, programs: int = 2, shared: int = 1024,
+    unwritten: tuple[str, ...] = (), launches: int = 1, seed: int = 0,
+) -> list[Finding]:  # fmt: skip
+    """Run a body on two tensors of 4-byte elements and give the findings.
+
+    %r1 is the thread, %r2 the program, %rd1 and %rd2 are the tensors, %rd4 and %rd5 the thread's elements of them.
+    """
+    program, findings = machine.assemble(_TEMPLATE.format(threads=threads, body=body), shared), Findings()
+    regions = []
+    for name, x in (("one", one), ("two", two)):
+        size = x.element_size() * (1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)))
+        data = bytes_at(x.data_ptr(), size)
+        regions.append(Region(name, x.data_ptr(), 4, tuple(x.shape), x.stride(), data, name in unwritten))
+    given = [one.data_ptr(), two.data_ptr()]
+    with np.errstate(all="ignore"):
+        for launch in range(1, 1 + launches):
+            machine.run(program, given, programs, np.arange(programs), regions, launch, seed, True, findings)
+    return list(findings.found.values())

@@ -1,0 +1,164 @@
+"""Planted errors, one for each check of the interpreter: each is found where it is, and its mended sibling is clean."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ptx.opcodes import UnknownOpcode
+from ptx.small import run_small
+
+
+def found(body, elements=64, **others):
+    one, two = torch.arange(elements, dtype=torch.int32), torch.zeros(elements, dtype=torch.int32)
+    return run_small(body, one, two, **others)
+
+
+def only(findings, kind):
+    """The one finding, of a kind."""
+    assert [x.kind for x in findings] == [kind], findings
+    return str(findings[0])
+
+
+OWN = "ld.global.b32 %r9, [%rd4];"
+
+
+def test_bounds():
+    masked = "setp.lt.u32 %p1, %r1, 60;\n@%p1 st.global.b32 [%rd5], %r1;"
+    assert found(masked, 60, programs=1) == []
+    said = only(found("st.global.b32 [%rd5], %r1;", 60, programs=1), "bounds")
+    assert "small, st.global.b32 of small.py:8:5 @[ caller.py:3:1 ]" in said
+    assert "program 0, thread" in said and "and 3 more" in said
+    assert "bytes behind the start of two, which has 240" in said
+
+
+def test_the_gaps_of_a_tensor_that_is_not_contiguous():
+    one = torch.zeros(128, dtype=torch.int32)[::2]
+    body = "shl.b64 %rd9, %rd3, 1;\nadd.s64 %rd10, %rd1, %rd9;\nld.global.b32 %r9, [%rd10{plus}];"
+    assert run_small(body.format(plus=""), one, one[:1]) == []
+    masked = "setp.lt.u32 %p1, %r1, 63;\n" + body.format(plus="+4").replace("ld.g", "@%p1 ld.g")
+    assert "between the elements of one" in only(run_small(masked, one, one[:1]), "bounds")
+
+
+def test_bounds_of_shared_memory():
+    assert found("st.shared.b32 [%r3], %r1;", shared=256) == []
+    assert "of 128 of shared memory" in only(found("st.shared.b32 [%r3], %r1;", shared=128), "bounds")
+
+
+def test_alignment():
+    body = "setp.eq.u32 %p1, %r1, {thread};\n@%p1 ld.global.v2.b32 {{%r9, %r10}}, [%rd4];"
+    assert found(body.format(thread=2)) == []
+    assert "for 8 bytes" in only(found(body.format(thread=3)), "alignment")
+
+
+def test_memory_that_nobody_wrote():
+    assert found(OWN) == []
+    assert "one[" in only(found(OWN, unwritten=("one",)), "unwritten")
+    assert found(f"st.global.b32 [%rd4], %r1;\n{OWN}", unwritten=("one",), programs=1) == []
+    assert "shared byte" in only(found("ld.shared.b32 %r9, [%r3];"), "unwritten")
+
+
+EXCHANGE = """
+st.shared.b32 [%r3], %r1;
+{barrier}
+xor.b32 %r4, %r3, {other};
+ld.shared.b32 %r9, [%r4];
+st.global.b32 [%rd5], %r9;
+"""
+
+
+@pytest.mark.parametrize("other", [4, 128])
+def test_shared_memory_without_a_barrier(other):
+    """Between threads of a warp and of two."""
+    for seed in range(4):
+        assert found(EXCHANGE.format(barrier="bar.sync 0;", other=other), programs=1, seed=seed) == []
+        findings = found(EXCHANGE.format(barrier="", other=other), programs=1, seed=seed)
+        assert "race in a program" in {x.kind for x in findings}
+        # Whoever reads before the other warp has written reads nothing.
+        assert {x.kind for x in findings} <= {"race in a program", "unwritten"}
+    said = " ".join(map(str, findings))
+    assert "shared byte" in said and "touched by thread" in said
+
+
+def test_shared_memory_read_before_it_is_written_again():
+    body = "st.shared.b32 [%r3], %r1;\nbar.sync 0;\nld.shared.b32 %r9, [0];\n{barrier}\nst.shared.b32 [%r3], %r9;"
+    body = body.replace("[0]", "[global_smem]")
+    assert found(body.format(barrier="bar.sync 0;")) == []
+    only(found(body.format(barrier="")), "race in a program")
+
+
+def test_threads_that_write_one_place():
+    """One value by all is what Triton's layouts do; several values are not."""
+    assert found("st.shared.b32 [global_smem], %r2;") == []
+    only(found("st.shared.b32 [global_smem], %r1;"), "race in a program")
+    only(found("st.global.b32 [%rd2], %r1;", programs=1), "race in a program")
+
+
+def test_programs_that_write_one_place():
+    """One value or not."""
+    assert found("st.global.b32 [%rd5], %r1;", programs=1) == []
+    said = only(found("st.global.b32 [%rd5], %r1;"), "race of programs")
+    assert "two[" in said and "of program" in said
+
+
+def test_a_program_that_reads_what_another_writes():
+    """Across programs only the next launch may."""
+    writes = "setp.eq.u32 %p1, %r2, 0;\n@%p1 st.global.b32 [%rd5], %r1;\n"
+    assert found(f"{writes}@!%p1 {OWN}") == []
+    only(found(f"{writes}@!%p1 ld.global.b32 %r9, [%rd5];", seed=1), "race of programs")
+    late = "setp.eq.u32 %p1, %r2, 0;\n@%p1 bra $L__BB0_1;\nld.global.b32 %r9, [%rd5];\nret;\n$L__BB0_1:\n"
+    only(found(f"{late}st.global.b32 [%rd5], %r1;"), "race of programs")
+
+
+def test_atomic_accesses():
+    add = "atom.global.gpu.relaxed.add.u32 %r9, [%rd2], 1;"
+    two = torch.zeros(64, dtype=torch.int32)
+    assert run_small(add, torch.zeros(64, dtype=torch.int32), two) == []
+    assert two[0] == 128 and not two[1:].any()
+    plain = "ld.global.b32 %r9, [%rd2];\nadd.s32 %r9, %r9, 1;\nst.global.b32 [%rd2], %r9;"
+    assert "race of programs" in {x.kind for x in found(plain)}
+    only(found(f"{add}\nld.global.b32 %r10, [%rd2];", programs=1), "race in a program")
+
+
+def test_launches_come_one_after_the_other():
+    assert (
+        found("ld.global.b32 %r9, [%rd5];\nadd.s32 %r9, %r9, 1;\nst.global.b32 [%rd5], %r9;", programs=1, launches=2)
+        == []
+    )
+
+
+FORKED = """
+setp.lt.u32 %p1, %r1, {threads};
+@%p1 bra $L__BB0_1;
+{inside}
+$L__BB0_1:
+mov.b32 %r10, 0;
+"""
+
+
+def test_a_barrier_that_not_all_threads_reach():
+    assert found(FORKED.format(threads=0, inside="bar.sync 0;")) == []
+    said = only(found(FORKED.format(threads=32, inside="bar.sync 0;")), "divergence")
+    assert "bar.sync of small.py:8:5" in said and "others are at the end" in said
+
+
+@pytest.mark.parametrize("exchange", ["shfl.sync.bfly.b32 %r9, %r1, 1, 31, -1;", "redux.sync.add.s32 %r9, %r1, -1;"])
+def test_a_shuffle_that_not_all_threads_reach(exchange):
+    assert found(FORKED.format(threads=32, inside=exchange)) == []
+    only(found(FORKED.format(threads=5, inside=exchange)), "divergence")
+    guarded = f"setp.lt.u32 %p1, %r1, 5;\n@%p1 {exchange}"
+    only(found(guarded), "divergence")
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    ["tanh.approx.f32 %r9, %r1;", "bar.sync 1;", "st.global.v3.b32 [%rd4], {%r1, %r1, %r1};", "bar.warp.sync -1;"],
+)
+def test_an_unknown_opcode(instruction):
+    with pytest.raises((UnknownOpcode, KeyError), match=rf"{instruction.split()[0]} of small.py:8:5"):
+        found(instruction)
+
+
+def test_an_unknown_directive():
+    with pytest.raises(ValueError, match="is not known"):
+        found(".local .align 4 .b8 mine[8];")
