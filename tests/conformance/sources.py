@@ -288,7 +288,7 @@ def _module_file(path: Path) -> Path | None:
 
 
 def found(framework: str, distribution: str | None, package: str, checkout: str, under: str = "") -> list[Source]:
-    """Find a framework's code: the installed distribution, and PEERS/checkout.
+    """Find a framework's code: the installed distribution, PEERS/checkout, and PEERS/checkout-0.7.0 of other versions.
 
     Args:
         framework: Its name in `rollout_corr.frameworks`.
@@ -307,9 +307,12 @@ def found(framework: str, distribution: str | None, package: str, checkout: str,
             root = Path(str(held.locate_file(""))).resolve()
             if (root / package).exists():
                 sources.append(Source(framework, held.version, root, "installed"))
-    folder = Path(os.environ.get("PEERS") or os.devnull) / checkout / under
-    if (folder / package).exists():
-        asked = ["git", "-C", str(folder), "rev-parse", "--short=9", "HEAD"]
-        commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-        sources.append(Source(framework, commit or "no commit", folder.resolve(), "checkout"))
+    peers = Path(os.environ.get("PEERS") or os.devnull)
+    for checked_out in (peers / checkout, *sorted(peers.glob(f"{checkout}-[0-9]*"))):
+        folder = checked_out / under
+        if (folder / package).exists():
+            asked = ["git", "-C", str(folder), "rev-parse", "--short=9", "HEAD"]
+            commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+            unpacked = checked_out.name.removeprefix(checkout).removeprefix("-") or "no commit"
+            sources.append(Source(framework, commit or unpacked, folder.resolve(), "checkout"))
     return sources

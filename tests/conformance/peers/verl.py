@@ -12,6 +12,7 @@ from unittest.mock import patch
 from torch import Tensor
 
 import rollout_corr as rc
+from conformance import verl_07
 from conformance.batches import KINDS, Batch
 from conformance.rows import BF16, Declared, Result, Row, configuration, loss_and_gradient, preset, recipe
 from conformance.sources import Source
@@ -158,6 +159,9 @@ def micro_batch(name: str) -> Callable[[Random], dict[str, Any]]:
 
 def rows(source: Source) -> Iterator[Row]:
     """Compare everything that verl has."""
+    if verl_07.is_that_old(source):
+        yield from verl_07.rows(source, OF_CORRECTION)
+        return
     yield from of_presets(source)
     yield from of_correction(source)
     yield from of_losses(source)

@@ -1,0 +1,79 @@
+"""Every drop-in on the functions of the versions that are installed or in the folder PEERS (make test-peers).
+
+Modules are made of the frameworks' own functions, cut out of their files, and `install` replaces them: a version whose
+functions are gone, or take other arguments, is found here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+
+import pytest
+
+from conformance import campaign, verl_07
+
+pytestmark = pytest.mark.peers
+
+SWITCHES = {
+    "areal": [{}],
+    "skyrl": [{}],
+    "trl": [{}],
+    "verl": [{}, {"losses": True}, {"compat": "0.7"}],
+    "xtuner": [{}],
+}
+SOURCES = [source for framework in SWITCHES for source in campaign.sources_of(framework)]
+NAMES = [f"{source.framework}-{source.version}" for source in SOURCES]
+
+
+def modules_of(source, targets):
+    """The modules of a version that hold the functions of a drop-in, and these functions by their full names."""
+    made, functions = {}, {}
+    for target in targets:
+        module = made.setdefault(target.module, ModuleType(target.module))
+        path = f"{target.module.replace('.', '/')}.py"
+        owner, _, name = target.name.rpartition(".")
+        function = functions[target.path] = source.cut(path, target.name)
+        if owner:
+            vars(module).setdefault(owner, type(owner, (), {}))
+            method = "self" in function.__code__.co_varnames[: function.__code__.co_argcount]
+            function = function if method else staticmethod(function)
+        setattr(getattr(module, owner) if owner else module, name, function)
+    return made, functions
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=NAMES)
+def test_the_drop_in_fits(source, monkeypatch):
+    drop_in = importlib.import_module(f"rollout_corr.frameworks.{source.framework}.dropin")
+    root = ModuleType(source.framework)
+    root.__version__ = "of this test"
+    monkeypatch.setitem(sys.modules, source.framework, root)
+    early = source.framework == "verl" and verl_07.is_that_old(source)
+    for switches in SWITCHES[source.framework]:
+        if early and "compat" not in switches:
+            continue
+        try:
+            drop_in.install(**switches)
+            targets = drop_in.DROP_IN.targets
+            drop_in.uninstall()
+            modules, functions = modules_of(source, targets)
+            for name, module in modules.items():
+                monkeypatch.setitem(sys.modules, name, module)
+            status = drop_in.install(**switches)
+            assert status.active and set(status.covered) == set(status.replaced) == set(functions), status.why
+        finally:
+            drop_in.uninstall()
+            for target in targets:
+                monkeypatch.delitem(sys.modules, target.module, raising=False)
+
+
+@pytest.mark.parametrize("source", [s for s in SOURCES if s.framework == "verl"], ids=lambda source: source.version)
+def test_the_trainers_of_verl_call_what_is_replaced(source):
+    """By name, at the call: what `install` puts into the module they find."""
+    helper = "compute_rollout_correction_and_add_to_batch"
+    trainers = sorted((source.root / "verl/trainer/ppo").rglob("*.py"))
+    callers = [path for path in trainers if f"{helper}(" in path.read_text(encoding="utf-8")]
+    v1 = source.root / "verl/trainer/ppo/v1"
+    assert source.root / "verl/trainer/ppo/ray_trainer.py" in callers
+    assert not v1.exists() or any(v1 in path.parents for path in callers)

@@ -1,0 +1,75 @@
+"""verl 0.7.0: its correction, called as it is, beside the functions of `install(compat="0.7")` and the reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor
+
+import rollout_corr as rc
+from conformance.batches import KINDS, Batch
+from conformance.rows import Declared, Result, Row
+from conformance.sources import Source
+from conformance.verl_parts import Proto, or_raises, weights_of
+from rollout_corr.frameworks.verl import v07
+
+HELPER = "verl/trainer/ppo/rollout_corr_helper.py"
+MAIN = "compute_rollout_correction_and_rejection_mask"
+# verl raises without a valid token.
+SOME = tuple(kind for kind in KINDS if kind != "all_masked")
+
+
+def is_that_old(source: Source) -> bool:
+    """Tell whether a verl has the configuration of 0.7: levels, a lower bound and the veto."""
+    return "rollout_token_veto_threshold" in (source.root / HELPER).read_text(encoding="utf-8")
+
+
+def correction(rng: Random) -> dict[str, Any]:
+    """Draw the settings of 0.7's correction."""
+    level = rng.choice((None, "token", "sequence", "geometric"))
+    return {
+        "rollout_is": rng.choice((None, "token", "sequence")),
+        "rollout_is_threshold": rng.choice((1.05, 2.0)),
+        "rollout_rs": level,
+        "rollout_rs_threshold": rng.choice((1.001, 1.3, 2.0)),
+        "rollout_rs_threshold_lower": rng.choice((None, 0.8, 0.999)) if level else None,
+        "rollout_token_veto_threshold": rng.choice((None, 1e-4, 0.7)),
+        "rollout_is_batch_normalize": rng.random() < 0.3,
+    }
+
+
+def rows(source: Source, declared: tuple[Declared, ...]) -> Iterator[Row]:
+    """Compare weights, mask and metrics of the drop-in, and weights and mask of the reader."""
+    theirs = source.cut(HELPER, MAIN, DataProto=Proto)
+
+    def result(held: Proto | None, mask: Tensor, at: Tensor) -> dict[str, Any]:
+        found: dict[str, Any] = {"mask": mask}
+        return found if held is None else found | {"weights": weights_of(held).where(at.bool(), 0.0)}
+
+    def expected(given: Batch, settings: dict[str, Any]) -> dict[str, Any]:
+        held, mask, _ = theirs(given.old, given.rollout, given.mask, **settings)
+        return result(held, mask, mask)
+
+    def drop_in(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
+        made = {"proto": lambda weights: None if weights is None else Proto.from_dict({"rollout_is_weights": weights})}
+        with patch.multiple(v07, **made), patch.object(v07.DROP_IN, "say", lambda *said: None):
+            held, mask, metrics = getattr(v07, MAIN)(given.old, given.rollout, given.mask, **settings)
+        # verl's own float32 spreads are wrong in the second digit where weights lie close together.
+        exact = theirs(given.old.double(), given.rollout.double(), given.mask, **settings)[2]
+        other = expected(given, settings)
+        return result(held, mask, other["mask"]) | metrics, other | exact
+
+    def reader(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
+        other = or_raises(lambda: expected(given, settings))
+        out = rc.correct(given.old, given.rollout, given.mask, spec=rc.from_config("verl", settings))
+        found: dict[str, Any] = {"mask": out.mask}
+        if out.weights is not None:
+            found["weights"] = out.weights.where(other["mask"].bool(), 0.0)
+        return found, other
+
+    more: dict[str, Any] = {"declared": declared, "kinds": SOME, "within": (1e-7, 2e-5)}
+    yield Row("drop-in", f"verl.v07.{MAIN}", f"{HELPER}: {MAIN}", drop_in, correction, **more)
+    yield Row("configuration", "verl (0.7)", f"{HELPER}: {MAIN}", reader, correction, **more)
