@@ -44,6 +44,8 @@ QUICK = tests/spec tests/definition tests/kernels/test_correct.py tests/kernels/
 # come without their requirements, and what they really import is named. constraints.txt has the versions.
 PEERS_ALONE = verl tensordict trl openrlhf ms-swift unsloth-zoo areal skyrl
 PEERS_NEED = accelerate cloudpickle codetiming datasets jinja2 omegaconf orjson packaging pyvers ray transformers
+# What docs/dashboard.md logs to.
+TRACKERS = mlflow-skinny tensorboard trackio wandb
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
@@ -121,7 +123,7 @@ $(VENV)/installed-%: $(SOURCES) | $(VENV)/bin/pip
 	@touch $@
 
 $(PEERS_VENV)/installed-peers: $(SOURCES) Makefile | $(PEERS_VENV)/bin/pip
-	$(PEERS_VENV)/bin/$(PIP) -c $(CONSTRAINTS) -e '.[test]' $(PEERS_NEED)
+	$(PEERS_VENV)/bin/$(PIP) -c $(CONSTRAINTS) -e '.[test]' $(PEERS_NEED) $(TRACKERS)
 	$(PEERS_VENV)/bin/$(PIP) -c $(CONSTRAINTS) --no-deps $(PEERS_ALONE)
 	@touch $@
 

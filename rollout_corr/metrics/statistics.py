@@ -156,13 +156,14 @@ class Statistics:
         count = self.maxima.shape[0]
         return replace(self, sums=sums[: self.sums.shape[0]], maxima=maxima[2 : 2 + count], ranks=ranks)
 
-    def metrics(self, names: str = "native") -> dict[str, float]:
+    def metrics(self, names: str = "native", prefix: str = "") -> dict[str, float]:
         """Compute named floats, in float64 on the host, from one device-to-host copy.
 
         Args:
             names: A naming scheme that `Spec.report` asked for.
+            prefix: What every key begins with, such as "mismatch/".
         """
-        return self.metrics_async().result(names)
+        return self.metrics_async().result(names, prefix)
 
     def warnings(self) -> list[str]:
         """Say in plain words which metrics deserve a look; never printed."""
@@ -222,22 +223,27 @@ class PendingMetrics:
             )
         return dict(zip(names, values[: len(names)], strict=True))
 
-    def result(self, names: str = "native") -> dict[str, float]:
+    def result(self, names: str = "native", prefix: str = "") -> dict[str, float]:
         """Compute the metrics of one naming scheme; waits for the copy if it is still under way.
+
+        The keys come in the order of docs/metrics.md, the same for equal Specs.
 
         Args:
             names: A naming scheme that `Spec.report` asked for. Those of a policy loss go by their native names.
+            prefix: What every key begins with, such as "mismatch/".
         """
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix: expected a string such as 'mismatch/', got {type(prefix).__name__} {prefix!r}")
         spec, values = self._spec, self.values()
         schemes = ("native",) if spec is None else spec.report
         if names not in schemes:
             raise ValueError(f"names: expected one of {list(schemes)} (Spec.report), got {names!r}")
         if spec is not None and names != "native":
-            return peers.metrics(values, spec, names)
+            return {f"{prefix}{key}": value for key, value in peers.metrics(values, spec, names).items()}
         rows = [] if spec is None else native.metrics_of(spec)
         if self._objective is not None:
             rows += loss.metrics_of(self._objective)
-        return {row.key: row.read(values) for row in rows}
+        return {f"{prefix}{row.key}": row.read(values) for row in rows}
 
     def warnings(self) -> list[str]:
         """Say in plain words which metrics deserve a look."""
@@ -249,9 +255,9 @@ class HasStatistics:
 
     statistics: Statistics
 
-    def metrics(self, names: str = "native") -> dict[str, float]:
-        """Compute named floats from one device-to-host copy; see docs/metrics.md."""
-        return self.statistics.metrics(names)
+    def metrics(self, names: str = "native", prefix: str = "") -> dict[str, float]:
+        """Compute named floats from one device-to-host copy, each key behind the prefix; see docs/metrics.md."""
+        return self.statistics.metrics(names, prefix)
 
     def metrics_async(self) -> PendingMetrics:
         """Start the copy to pinned memory and return at once; `.result()` waits for it, `.done()` does not."""

@@ -11,6 +11,7 @@ from rollout_corr.api.correct import Correction, correct
 from rollout_corr.frameworks.areal import config as areal_config
 from rollout_corr.frameworks.areal import presets as presets
 from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
+from rollout_corr.frameworks.shared.dumping import DumpPath
 from rollout_corr.frameworks.shared.settings import cached_spec
 from rollout_corr.spec.correction import Criterion, Reduce, Spec, Weight
 
@@ -20,8 +21,13 @@ DROP_IN = DropIn("areal", checked=("1.0.4", "2.0.0"))
 installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 
-def install() -> Installed:
+def install(*, dump: DumpPath = None, every: int = 100) -> Installed:
     """Replace AReaL's function, in this process and wherever it has been imported by name.
+
+    Args:
+        dump: A folder, or a name that ends in .jsonl: 64 sequences of every so many corrections are written there in
+            the background, for `rollout-corr report` and `doctor`.
+        every: How many corrections come to one that is written.
 
     Returns:
         What is replaced now.
@@ -30,7 +36,7 @@ def install() -> Installed:
         ImportError: AReaL is not installed.
         RuntimeError: This AReaL has another function, or it takes other arguments. Then nothing is replaced.
     """
-    return DROP_IN.install(TARGETS)
+    return DROP_IN.install(TARGETS, dump, every)
 
 
 def apply_rejection_sampling(
@@ -59,6 +65,7 @@ def apply_rejection_sampling(
     spec = _spec_of(level, action, config.metric, config.agg, config.upper, config.lower)
     DROP_IN.say(True, f"{config.metric} at the level {level}, {action}, bounds [{config.lower}, {config.upper}]")
     out = correct(proximal_logprobs, old_logprobs, loss_mask, cu_seqlens=cu_seqlens, spec=spec)
+    DROP_IN.dumps.seen(proximal_logprobs, old_logprobs, loss_mask, cu_seqlens)
     values = out.statistics.metrics_async().values()
     tokens = max(values["tokens"], 1.0)
     if action == "mask":

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from rollout_corr.frameworks.shared.after_import import executed, forget, half_imported, whenever_imported
+from rollout_corr.frameworks.shared.dumping import DumpPath, Dumps
 from rollout_corr.frameworks.shared.origin import Origin, lacks, origin_of, present
 from rollout_corr.frameworks.shared.places import Changes, look_up, places_of
 from rollout_corr.frameworks.shared.swaps import Live, Swap, swap_of
@@ -70,6 +71,7 @@ class DropIn:
         self.framework, self.checked, self.choices = framework, checked, switches or {}
         self.not_covered, self.advice = not_covered or {}, advice
         self.targets: tuple[Target, ...] = ()
+        self.dumps = Dumps()
         self._lock = threading.RLock()
         self._switches: dict[str, object] | None = None
         self._live = Live()
@@ -100,11 +102,15 @@ class DropIn:
 
     # --- installing ---
 
-    def install(self, targets: tuple[Target, ...], **switches: object) -> Installed:
+    def install(
+        self, targets: tuple[Target, ...], dump: DumpPath = None, every: int = 100, **switches: object
+    ) -> Installed:
         """Replace functions of imported modules now, and of other modules whenever they are imported.
 
         Args:
             targets: The functions and their replacements.
+            dump: Where some sequences of every so many corrections are written; see `dumping`.
+            every: How many.
             **switches: Keywords that every function of ours is called with.
 
         Raises:
@@ -114,6 +120,7 @@ class DropIn:
             ValueError: A switch has an unknown value.
         """
         self.check(switches)
+        Dumps().turn(dump, every)  # raises
         if not present(self.framework):
             raise ImportError(
                 f"rollout_corr.frameworks.{self.framework}: expected the package {self.framework!r} in this "
@@ -130,7 +137,9 @@ class DropIn:
                     _wait_for(name)
                 with self._lock:
                     if not any(half_imported(name) for name in names):
-                        return self._install(targets, switches)
+                        status = self._install(targets, switches)
+                        self.dumps.turn(dump, every)
+                        return status
         except RuntimeError as error:
             self._last_refusal = str(error)
             raise
@@ -190,6 +199,7 @@ class DropIn:
         self._take_back()
         self._refused, self._last_refusal = {}, None
         self.targets, self._switches = (), None
+        self.dumps.turn(None, 1)
 
     def installed(self) -> Installed:
         """Look up what is replaced in this process at this moment."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from rollout_corr.api.correct import correct
 from rollout_corr.frameworks.shared import given
 from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
+from rollout_corr.frameworks.shared.dumping import DumpPath
 from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
 from rollout_corr.frameworks.skyrl import config
 from rollout_corr.frameworks.skyrl import metrics as report
@@ -41,7 +42,7 @@ DROP_IN = DropIn(
 installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 
-def install(*, padding: str = "skyrl", nonfinite: str = "reject") -> Installed:
+def install(*, padding: str = "skyrl", nonfinite: str = "reject", dump: DumpPath = None, every: int = 100) -> Installed:
     """Replace SkyRL's functions, in this process and wherever they have been imported by name.
 
     Args:
@@ -49,6 +50,9 @@ def install(*, padding: str = "skyrl", nonfinite: str = "reject") -> Installed:
             shares of sequences, as SkyRL does; "skip" leaves them out.
         nonfinite: A token whose log-ratio is NaN or infinite: "reject" its sequence, "neutral" reads the ratio as 1,
             "propagate" lets it become NaN.
+        dump: A folder, or a name that ends in .jsonl: 64 sequences of every so many corrections are written there in
+            the background, for `rollout-corr report` and `doctor`.
+        every: How many corrections come to one that is written.
 
     Returns:
         What is replaced now.
@@ -58,7 +62,7 @@ def install(*, padding: str = "skyrl", nonfinite: str = "reject") -> Installed:
         RuntimeError: This SkyRL has other functions, or they take other arguments. Then nothing is replaced.
         ValueError: An unknown switch, named.
     """
-    return DROP_IN.install(TARGETS, padding=padding, nonfinite=nonfinite)
+    return DROP_IN.install(TARGETS, dump, every, padding=padding, nonfinite=nonfinite)
 
 
 # --- SkyRL's functions ---
@@ -88,6 +92,7 @@ def compute_off_policy_correction(
     if spec.weight is None and not spec.criteria:
         return None, {}, loss_mask
     out = correct(old_log_probs, rollout_logprobs, loss_mask, spec=spec)
+    DROP_IN.dumps.seen(old_log_probs, rollout_logprobs, loss_mask)
     weights = out.weights
     if weights is not None and spec.weight is not None:
         if spec.weight.level == "product":

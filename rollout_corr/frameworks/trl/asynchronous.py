@@ -53,12 +53,14 @@ def packed_policy_loss(
     # One read of the device, after TRL's own in the same step.
     segments = int(segment_id[-1]) + 1 if segment_id.numel() else 0
     starts = torch.arange(segments + 1, device=segment_id.device, dtype=segment_id.dtype)
+    offsets = torch.searchsorted(segment_id, starts)
+    DROP_IN.dumps.seen(log_probs, old_log_probs, mask, offsets)
     return policy_loss(
         log_probs,
         advantages,
         mask,
         rollout_logp=old_log_probs,
-        cu_seqlens=torch.searchsorted(segment_id, starts),
+        cu_seqlens=offsets,
         spec=spec,
         surrogate=PPO(*clips, delta=delta),
         denominator=tokens,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rollout_corr.api.correct import correct
 from rollout_corr.frameworks.shared.dropin import Installed, Target
+from rollout_corr.frameworks.shared.dumping import DumpPath
 from rollout_corr.frameworks.shared.lookup import preset
 from rollout_corr.frameworks.shared.origin import lacks
 from rollout_corr.frameworks.shared.settings import cached_spec
@@ -29,7 +30,9 @@ MODULE = "trl.trainer.grpo_trainer"
 installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 
-def install(*, spec: Spec | None = None, delta: float | None = None) -> Installed:
+def install(
+    *, spec: Spec | None = None, delta: float | None = None, dump: DumpPath = None, every: int = 100
+) -> Installed:
     """Replace what TRL's trainers correct with, in this process; call it before the trainer trains.
 
     Args:
@@ -38,6 +41,9 @@ def install(*, spec: Spec | None = None, delta: float | None = None) -> Installe
             to the engine, and multiplies by that already: there the criteria reject by it. No denominator changes.
             Metrics of TRL stay TRL's; AsyncGRPOTrainer logs those of a Spec beside them, under "rollout_corr/".
         delta: In AsyncGRPOTrainer the ratio is at most this, also where the advantage is negative and TRL has no bound.
+        dump: A folder, or a name that ends in .jsonl: 64 sequences of every so many corrections are written there in
+            the background, for `rollout-corr report` and `doctor`.
+        every: How many corrections come to one that is written.
 
     Returns:
         What is replaced now.
@@ -53,7 +59,7 @@ def install(*, spec: Spec | None = None, delta: float | None = None) -> Installe
     if delta is not None and number("delta", delta) < 1.0:
         raise ValueError(f"delta: expected None or a bound of at least 1, got {delta!r}")
     targets = TARGETS if lacks(ASYNC_MODULE) else (*TARGETS, *asynchronous.TARGETS)
-    return DROP_IN.install(targets, spec=spec, delta=delta)
+    return DROP_IN.install(targets, dump, every, spec=spec, delta=delta)
 
 
 # --- the replacements ---
@@ -85,6 +91,7 @@ def importance_sampling_ratio(
     """
     run = _spec_of(mode, clip_max, clip_min) if spec is None else spec
     out = correct(old_per_token_logps, sampling_per_token_logps, mask, spec=run)
+    DROP_IN.dumps.seen(old_per_token_logps, sampling_per_token_logps, mask)
     dtype = torch.promote_types(old_per_token_logps.dtype, sampling_per_token_logps.dtype)
     ratio = torch.ones_like(old_per_token_logps, dtype=dtype) if out.weights is None else out.weights.to(dtype)
     valid = mask != 0

@@ -18,12 +18,21 @@ import torch
 from torch import Tensor
 
 from rollout_corr.frameworks.shared.dropin import Installed, Target
+from rollout_corr.frameworks.shared.dumping import DumpPath
 from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
 from rollout_corr.frameworks.verl import losses as verl_losses
 from rollout_corr.frameworks.verl import measures, options, v07
 from rollout_corr.frameworks.verl import metrics as report
 from rollout_corr.frameworks.verl import presets as presets
-from rollout_corr.frameworks.verl.shared import DROP_IN, add_to_batch, corrected, proto, same_shape, without_prefix
+from rollout_corr.frameworks.verl.shared import (
+    DROP_IN,
+    add_to_batch,
+    corrected,
+    proto,
+    rows_of,
+    same_shape,
+    without_prefix,
+)
 from rollout_corr.spec import validate
 from rollout_corr.spec.correction import Criterion, Nonfinite, Spec
 
@@ -46,6 +55,8 @@ def install(
     empty_rows: str = "verl",
     empty_batch: str = "zeros",
     nonfinite: str = "reject",
+    dump: DumpPath = None,
+    every: int = 100,
 ) -> Installed:
     """Replace verl's functions, in this process and wherever they have been imported by name.
 
@@ -63,6 +74,9 @@ def install(
         empty_batch: A batch without a valid token gives "zeros" as its metrics, or "raise" raises as verl does.
         nonfinite: A token whose log-ratio is NaN or infinite: "reject" its sequence, "neutral" reads the ratio as 1,
             "propagate" lets it become NaN, as verl does.
+        dump: A folder, or a name that ends in .jsonl: 64 sequences of every so many corrections are written there in
+            the background, for `rollout-corr report` and `doctor`.
+        every: How many corrections come to one that is written.
 
     Returns:
         What is replaced now.
@@ -76,9 +90,8 @@ def install(
     if not isinstance(losses, bool):
         raise TypeError(f"losses: expected True or False, got {type(losses).__name__} {losses!r}")
     targets = (TARGETS if compat == "0.9" else TARGETS_07) + (verl_losses.TARGETS if losses else ())
-    return DROP_IN.install(
-        targets, k1_bounds=k1_bounds, empty_rows=empty_rows, empty_batch=empty_batch, nonfinite=nonfinite
-    )
+    switches = {"k1_bounds": k1_bounds, "empty_rows": empty_rows, "empty_batch": empty_batch, "nonfinite": nonfinite}
+    return DROP_IN.install(targets, dump, every, **switches)
 
 
 # --- verl's functions ---
@@ -119,6 +132,7 @@ def compute_rollout_correction_and_rejection_mask(
     spec = _spec_of(*_of(switches), *settings)
     _say(spec, rollout_is, rollout_is_threshold, rollout_rs, rollout_rs_threshold)
     weights, mask, metrics, _ = corrected(old_log_prob, rollout_log_prob, response_mask, spec, switches)
+    DROP_IN.dumps.seen(*rows_of(old_log_prob, rollout_log_prob, response_mask))
     return proto(weights), mask, metrics
 
 
@@ -164,6 +178,7 @@ def compute_offpolicy_metrics(
     found = without_prefix(metrics, "")
     if rollout_log_prob is None:
         return {key: found[key] for key in ("training_ppl", "training_log_ppl")}
+    DROP_IN.dumps.seen(*rows_of(old_log_prob, rollout, response_mask))
     return found
 
 

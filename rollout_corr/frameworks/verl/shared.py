@@ -44,6 +44,11 @@ def same_shape(old_log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Te
             raise ValueError(f"{name}: expected shape {[*old_log_prob.shape]} (of old_log_prob), got {[*x.shape]}")
 
 
+def rows_of(*tensors: Tensor) -> list[Tensor]:
+    """Return tensors as [B, T]."""
+    return [x if x.dim() == 2 else x.reshape(-1, x.shape[-1]) for x in tensors]
+
+
 def corrected(
     old: Tensor, rollout: Tensor, mask: Tensor, spec: Spec, switches: Mapping[str, str]
 ) -> tuple[Tensor | None, Tensor, dict[str, float], Correction]:
@@ -51,7 +56,7 @@ def corrected(
 
     Tensors of other shapes than [B, T] are read as rows of their last dimension, over which verl sums.
     """
-    rows = [x if x.dim() == 2 else x.reshape(-1, x.shape[-1]) for x in (old, rollout, mask)]
+    rows = rows_of(old, rollout, mask)
     group = world() if spec.weight is not None and spec.weight.normalize is not None else None
     out = correct(*rows, spec=spec, batch_group=group)
     metrics = _metrics(out, switches)

@@ -22,7 +22,7 @@ from rollout_corr.frameworks.verl import metrics as report
 from rollout_corr.frameworks.verl import options
 from rollout_corr.frameworks.verl import presets as presets
 from rollout_corr.frameworks.verl.measures import of_weights
-from rollout_corr.frameworks.verl.shared import DROP_IN, add_to_batch, corrected, proto, same_shape
+from rollout_corr.frameworks.verl.shared import DROP_IN, add_to_batch, corrected, proto, rows_of, same_shape
 from rollout_corr.spec import validate
 from rollout_corr.spec.correction import Criterion, Nonfinite, Spec
 
@@ -90,6 +90,7 @@ def compute_rollout_correction_and_rejection_mask(
     else:
         DROP_IN.say(True, f"as in 0.7: rollout_is {rollout_is!r}, rollout_rs {rollout_rs!r}, veto {settings.veto!r}")
     weights, mask, metrics, out = corrected(old_log_prob, rollout_log_prob, response_mask, spec, switches)
+    DROP_IN.dumps.seen(*rows_of(old_log_prob, rollout_log_prob, response_mask))
     if spec.criteria:
         mask = mask.to(torch.promote_types(mask.dtype, torch.float32))
     named = {key.removeprefix(report.PREFIX): value for key, value in metrics.items()}

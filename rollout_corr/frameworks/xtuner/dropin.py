@@ -21,6 +21,7 @@ from rollout_corr.api.correct import correct
 from rollout_corr.definition.offsets import offsets_of
 from rollout_corr.frameworks.shared import given
 from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
+from rollout_corr.frameworks.shared.dumping import DumpPath
 from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
 from rollout_corr.frameworks.xtuner import config
 from rollout_corr.frameworks.xtuner import metrics as report
@@ -54,7 +55,13 @@ class Metrics(dict[str, Any]):
 
 
 def install(
-    *, mismatch_over: str = "pack", empty_rows: str = "xtuner", nonfinite: str = "reject", merge: str = "xtuner"
+    *,
+    mismatch_over: str = "pack",
+    empty_rows: str = "xtuner",
+    nonfinite: str = "reject",
+    merge: str = "xtuner",
+    dump: DumpPath = None,
+    every: int = 100,
 ) -> Installed:
     """Replace xtuner's functions, in this process and wherever they have been imported by name.
 
@@ -67,6 +74,9 @@ def install(
             "propagate" lets it become NaN.
         merge: "xtuner" averages the packs' averages; "pooled" gives the numbers of all packs' tokens and sequences
             together. Two collectives either way, whatever the number of metrics.
+        dump: A folder, or a name that ends in .jsonl: 64 sequences of every so many corrections are written there in
+            the background, for `rollout-corr report` and `doctor`.
+        every: How many corrections come to one that is written.
 
     Returns:
         What is replaced now.
@@ -79,7 +89,8 @@ def install(
     validate.one_of("merge", merge, MERGE)
     merging = merge_rollout_is_metrics if merge == "xtuner" else pool_rollout_is_metrics
     targets = (*TARGETS, Target(MODULE, "merge_rollout_is_metrics", merging))
-    return DROP_IN.install(targets, mismatch_over=mismatch_over, empty_rows=empty_rows, nonfinite=nonfinite)
+    switches = {"mismatch_over": mismatch_over, "empty_rows": empty_rows, "nonfinite": nonfinite}
+    return DROP_IN.install(targets, dump, every, **switches)
 
 
 # --- xtuner's functions ---
@@ -285,6 +296,7 @@ def _corrected(
     offsets = _offsets(num_tokens, old.shape[1])
     run = partial(correct, old, rollout, mask, cu_seqlens=offsets, advantages=advantages)
     out = run(spec=spec)
+    DROP_IN.dumps.seen(old, rollout, mask, offsets)
     statistics = out.statistics if spec == reported else run(spec=reported).statistics
     weights = out.weights
     if weights is None:

@@ -1,0 +1,114 @@
+"""docs/dashboard.md with the real trackers, offline. Row 31 of the users' review: no W&B, no TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+import rollout_corr as rc
+from rollout_corr.metrics.limits import BY_KEY
+from rollout_corr.testing import example_batch
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "dashboard.md"
+BLOCKS = dict(
+    re.findall(r"^## ([^\n]*)\n\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+)
+BATCH = example_batch(sequences=16)
+OUT = rc.correct(BATCH.train_logp, BATCH.rollout_logp, mask=BATCH.mask, cu_seqlens=BATCH.cu_seqlens)
+WANTED = OUT.metrics(prefix="mismatch/")
+
+
+def test_the_ten_are_metrics_with_the_ranges_of_the_limits():
+    spec = rc.Spec(rc.Weight("token", upper=2.0))
+    keys = rc.correct(BATCH.train_logp, BATCH.rollout_logp, cu_seqlens=BATCH.cu_seqlens, spec=spec).metrics()
+    rows = re.findall(r"^\| \d+ \| `([\w.]+)` \| (.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(rows) == 10
+    for key, healthy in rows:
+        assert key in keys
+        if key in BY_KEY:
+            assert healthy == BY_KEY[key].range_of(BY_KEY[key].healthy), key
+
+
+def test_a_prefix_and_the_order_of_keys():
+    """Row 31: native keys landed in the root of a dashboard."""
+    plain = OUT.metrics()
+    assert list(WANTED) == [f"mismatch/{key}" for key in plain]
+    assert all(value == plain[key.removeprefix("mismatch/")] for key, value in WANTED.items())
+    assert OUT.metrics_async().result(prefix="mismatch/") == WANTED
+    other = example_batch(sequences=3, seed=1)
+    again = rc.correct(other.train_logp, other.rollout_logp, cu_seqlens=other.cu_seqlens)
+    assert list(again.metrics()) == list((OUT.statistics + again.statistics).metrics()) == list(plain)
+    spec = rc.preset("verl.decoupled_token_is")
+    by_verl = rc.correct(BATCH.train_logp, BATCH.rollout_logp, cu_seqlens=BATCH.cu_seqlens, spec=spec)
+    own = by_verl.metrics(names="verl")
+    assert by_verl.metrics(names="verl", prefix="x/") == {f"x/{key}": value for key, value in own.items()}
+    with pytest.raises(TypeError, match="prefix: expected a string such as 'mismatch/', got int 3"):
+        OUT.metrics(prefix=3)
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Run a tracker's block in an empty folder, with nothing sent anywhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+
+    def running(name):
+        names = {"__name__": "docs"}
+        exec(compile(BLOCKS[name], f"dashboard.md, {name}", "exec"), names)
+        return names
+
+    return running
+
+
+def near(found):
+    """Return whether the last step's values are those of the metrics, in float32 at least."""
+    return all(math.isclose(found[key], value, rel_tol=1e-6, abs_tol=1e-12) for key, value in WANTED.items())
+
+
+@pytest.mark.peers
+def test_tensorboard(run, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run("TensorBoard")
+    events = EventAccumulator(str(tmp_path / "runs"))
+    events.Reload()
+    assert [*{*events.Tags()["scalars"]} ^ {*WANTED}] == []
+    assert [event.step for event in events.Scalars("mismatch/kl_k3")] == [0, 1, 2]
+    assert near({key: events.Scalars(key)[-1].value for key in WANTED})
+
+
+@pytest.mark.peers
+def test_mlflow(run):
+    import mlflow
+
+    run("MLflow")
+    (found,) = mlflow.search_runs(output_format="list")
+    history = mlflow.MlflowClient().get_metric_history(found.info.run_id, "mismatch/kl_k3")
+    assert [one.step for one in history] == [0, 1, 2] and near(found.data.metrics)
+
+
+@pytest.mark.peers
+def test_weights_and_biases(run, tmp_path):
+    run("Weights & Biases")
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    logged = file.read_bytes()
+    for key, value in WANTED.items():
+        assert key.encode() in logged and json.dumps(value).encode() in logged, key
+
+
+@pytest.mark.peers
+def test_trackio(run, tmp_path):
+    run("trackio")
+    (database,) = (tmp_path / "trackio").glob("my-run*.db")
+    with sqlite3.connect(database) as connection:
+        steps = [step for (step,) in connection.execute("SELECT step FROM metrics ORDER BY step")]
+    assert steps == [0, 1, 2]
