@@ -186,9 +186,3 @@ def strides_of(name: str, x: Tensor | None, packed: bool) -> dict[str, int]:
     else:
         row, step = (0, x.stride(0)) if packed else (x.stride(0), x.stride(1))
     return {f"{name}_row": row, f"{name}_step": step}
-
-
-def on_device(numbers: tuple[float, ...], device: torch.device) -> Tensor:
-    """Copy numbers to the device in float64; nothing waits for the copy."""
-    host = torch.tensor(numbers, dtype=torch.float64, device="cpu")
-    return host.to(device) if device.type in ("cpu", "meta") else host.pin_memory().to(device, non_blocking=True)

@@ -25,8 +25,9 @@ class Partials(NamedTuple):
 def put(table: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> None:
     """Store this program's entry of a column, a scalar, if the plan has the column."""
     if has(PLAN, TABLE, name):
-        column = at(PLAN, TABLE, name)
-        tl.store(table + (tl.num_programs(0) * column + tl.program_id(0)), x.to(table.dtype.element_ty))
+        # Hundreds of columns of millions of programs do not fit into int32.
+        column = tl.num_programs(0).to(tl.int64) * at(PLAN, TABLE, name)
+        tl.store(table + (column + tl.program_id(0)), x.to(table.dtype.element_ty))
 
 
 @triton.jit

@@ -29,9 +29,9 @@ from rollout_corr.kernels.grid import (
     as_bytes,
     current,
     grid_for,
-    on_device,
     strides_of,
 )
+from rollout_corr.kernels.uploads import Upload
 from rollout_corr.metrics.histogram import HISTOGRAM_BINS
 from rollout_corr.spec.correction import Spec
 
@@ -127,9 +127,9 @@ class Found:
 
 
 @lru_cache(maxsize=256)
-def _numbers(spec: Spec, double: bool, device: torch.device) -> Tensor:
-    """Copy the thresholds to the device; once, and again only when one changes."""
-    return on_device(tuple(numbers_of(spec, double).values()), device)
+def _upload(spec: Spec, double: bool, device: torch.device) -> Upload:
+    """Bring the thresholds to the device; once, and again only when one changes."""
+    return Upload(tuple(numbers_of(spec, double).values()), device)
 
 
 def run(given: Given, spec: Spec, wanted: Wanted) -> Found:
@@ -183,7 +183,7 @@ def prepare(given: Given, spec: Spec, wanted: Wanted, split: bool = False) -> tu
         "advantages": advantages,
         "externals": tuple(x.contiguous() for x in extras),
         "offsets": given.offsets,
-        "numbers": _numbers(spec, plan.double, device),
+        "numbers": _upload(spec, plan.double, device).read(),
         "tokens": grid.tokens,
         "sequences": grid.sequences,
         "width": grid.width,

@@ -19,12 +19,12 @@ from rollout_corr.kernels.grid import (
     as_bytes,
     current,
     grid_for,
-    on_device,
     strides_of,
 )
 from rollout_corr.kernels.policy_loss.gradient import gradient_kernel, scale_kernel
 from rollout_corr.kernels.policy_loss.plan import LossPlan, Scaling, numbers_of, plans_of
 from rollout_corr.kernels.policy_loss.sequences import finish_kernel, sequences_kernel
+from rollout_corr.kernels.uploads import Upload
 from rollout_corr.spec.loss import Objective
 
 
@@ -94,9 +94,9 @@ class LossFound:
 
 
 @lru_cache(maxsize=256)
-def _numbers(objective: Objective, double: bool, device: torch.device) -> Tensor:
-    """Copy all numbers to the device; once, and again only when one changes."""
-    return on_device(tuple(numbers_of(objective, double).values()), device)
+def _upload(objective: Objective, double: bool, device: torch.device) -> Upload:
+    """Bring all numbers to the device; once, and again only when one changes."""
+    return Upload(tuple(numbers_of(objective, double).values()), device)
 
 
 def run(given: LossGiven, objective: Objective, differentiable: bool) -> LossFound:
@@ -178,7 +178,7 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
         "log_mass": None if given.log_mass is None else given.log_mass.contiguous(),
         "advantages": given.advantages.contiguous(),
         "offsets": given.offsets,
-        "numbers": _numbers(objective, last.double, device),
+        "numbers": _upload(objective, last.double, device).read(),
         "given": given.divisor,
         "tokens": grid.tokens,
         "sequences": grid.sequences,

@@ -1,0 +1,159 @@
+"""Thresholds on a device: there before anybody reads them, and for as long as anybody may."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from rollout_corr.kernels import partials, uploads
+
+NUMBERS = (0.5, float("inf"), 1e300)
+
+
+class FakeGPU:
+    """Streams and captures as `torch.cuda` has them, with a log of what happened."""
+
+    def __init__(self, monkeypatch):
+        self.log, self.stream, self.capturing = [], 1, False
+        made = SimpleNamespace(synchronize=lambda: self.log.append("waited"))
+        for name, fake in {
+            "Stream": lambda device: made,
+            "stream": lambda stream: contextlib.nullcontext(),
+            "current_stream": lambda device: SimpleNamespace(cuda_stream=self.stream),
+            "is_current_stream_capturing": lambda: self.capturing,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: self.log.append("copied") or x)
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda x, stream: self.log.append(stream.cuda_stream))
+        monkeypatch.setattr(uploads, "_STREAMS", {})
+        monkeypatch.setattr(uploads, "_CAPTURED", {})
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    return FakeGPU(monkeypatch)
+
+
+def upload():
+    """Numbers for a GPU, which lie on the CPU."""
+    made = uploads.Upload(NUMBERS, torch.device("cpu"))
+    made.numbers, made._on_gpu = uploads._landed(made.numbers, torch.device("cpu")), True
+    return made
+
+
+def test_numbers_are_exact():
+    found = uploads.Upload(NUMBERS, torch.device("cpu")).read()
+    assert found.dtype == torch.float64 and found.tolist() == list(NUMBERS)
+
+
+def test_the_copy_is_waited_for(gpu):
+    """Another stream would else read what is still on its way."""
+    upload()
+    assert gpu.log == ["copied", "waited"]
+
+
+def test_every_stream_is_recorded_once(gpu):
+    """The allocator would else hand the memory on while another stream reads it."""
+    held = upload()
+    for gpu.stream in (1, 2, 1, 2):
+        held.read()
+    assert gpu.log == ["copied", "waited", 1, 2]
+
+
+def test_a_captured_graph_keeps_its_numbers(gpu):
+    held = upload()
+    held.read()
+    assert not uploads._CAPTURED
+    gpu.capturing = True
+    for _ in range(2):
+        held.read()
+    assert list(uploads._CAPTURED.values()) == [held]
+
+
+def test_a_capture_of_what_was_never_called_is_refused(gpu):
+    gpu.capturing = True
+    with pytest.raises(
+        RuntimeError, match="a CUDA graph is captured, and this Spec or loss was not yet run"
+    ) as refused:
+        upload()
+    assert "call it once with the same arguments before the capture" in str(refused.value) and gpu.log == []
+
+
+def batch():
+    rollout = -torch.rand(60_000, generator=torch.Generator().manual_seed(0))
+    return rollout + 0.3, rollout
+
+
+@pytest.mark.gpu
+def test_another_stream_reads_the_thresholds_of_the_first():
+    """The first call waits behind a long kernel; the second one, on a stream of its own, must not overtake its copy."""
+    train, rollout = (x.cuda() for x in batch())
+    offsets = torch.tensor([0, 60_000], device="cuda")
+    rc.correct(train, rollout, cu_seqlens=offsets, spec=rc.Spec(rc.Weight("token", upper=3.0)))
+    spec, other = rc.Spec(rc.Weight("token", upper=1.0625)), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)
+    rc.correct(train, rollout, cu_seqlens=offsets, spec=spec)
+    with torch.cuda.stream(other):
+        weights = rc.correct(train, rollout, cu_seqlens=offsets, spec=spec).weights
+    other.synchronize()
+    assert set(weights.unique().tolist()) == {1.0625}
+
+
+@pytest.mark.gpu
+def test_a_graph_outlives_what_is_kept_of_other_specs():
+    """So many Specs come after the capture that its thresholds are forgotten, and their memory is asked for again."""
+    train, rollout = (x.cuda() for x in batch())
+    offsets = torch.tensor([0, 60_000], device="cuda")
+    spec = rc.Spec(rc.Weight("token", upper=1.125))
+    rc.correct(train, rollout, cu_seqlens=offsets, spec=spec)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        weights = rc.correct(train, rollout, cu_seqlens=offsets, spec=spec).weights
+    for i in range(600):
+        rc.correct(train, rollout, cu_seqlens=offsets, spec=rc.Spec(rc.Weight("token", upper=2.0 + i / 1024)))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert set(weights.unique().tolist()) == {1.125}
+
+
+@pytest.mark.gpu
+def test_a_capture_before_the_first_call_is_refused():
+    train, rollout = (x.cuda() for x in batch())
+    offsets = torch.tensor([0, 60_000], device="cuda")
+    rc.correct(train, rollout, cu_seqlens=offsets, spec=rc.Spec(rc.Weight("token", upper=3.0)))
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="was not yet run on this device"), torch.cuda.graph(graph):
+        rc.correct(train, rollout, cu_seqlens=offsets, spec=rc.Spec(rc.Weight("token", upper=1.1875)))
+
+
+# --- columns of many programs ---
+
+
+def test_the_last_column_of_millions_of_programs(quick_interpreter, monkeypatch):
+    """Column 9 of 2^28 programs begins beyond 2^31 entries; the interpreter reports an int32 that overflows."""
+    import triton
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    stored, programs = [], 2**28
+    builder = interpreter.InterpreterBuilder
+    monkeypatch.setattr(
+        builder, "create_masked_store", lambda self, pointers, *others: stored.append(int(pointers.data.max()))
+    )
+    real = builder.set_grid_dim
+    monkeypatch.setattr(builder, "set_grid_dim", lambda self, *dims: real(self, programs, 1, 1))
+    plan = SimpleNamespace(table=tuple("abcdefghij"))
+
+    @triton.jit
+    def store(table, PLAN: tl.constexpr):
+        partials.put(table, PLAN, "table", "j", tl.full((), 1.0, tl.float64))
+
+    monkeypatch.setitem(store.fn.__globals__, "partials", partials)
+    table = torch.zeros(1, dtype=torch.float64)
+    store[(1,)](table, PLAN=plan)
+    assert stored == [table.data_ptr() + 8 * 9 * programs]
