@@ -24,7 +24,7 @@ from rollout_corr.diagnose.what_if import try_all
 from rollout_corr.whole_files import write_whole
 
 # The gate of `doctor` unless the user names another one.
-FAIL_IF = "verdicts > 0"
+FAIL_IF = "findings > 0"
 
 
 def _parser(command: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
@@ -185,7 +185,7 @@ def doctor(arguments: list[str]) -> int:
         action="append",
         metavar="CONDITION",
         help="exit with 1 if this is true: comparisons with numbers, joined by and, or, not; they may name the "
-        "metrics of `report --json`, `problems`, `verdicts` (how many errors and warnings were found) and every cause "
+        "metrics of `report --json`, `problems`, `findings` (how many errors and warnings were found) and every cause "
         f"(0 or 1); given several times, one true condition is enough; default: {FAIL_IF!r}",
     )
     parser.add_argument(

@@ -7,7 +7,7 @@ from rollout_corr.spec.surrogate import Surrogate
 from rollout_corr.spec.surrogates import GSPO, PPO
 from rollout_corr.spec.validate import one_of
 
-UNKNOWN_LOGPS = "it trains on tokens that have no log-prob, ours leaves them out"
+UNKNOWN_LOGPS = "it trains on tokens that have no log-prob, this package leaves them out"
 
 
 def _ppo(epsilon: float, epsilon_high: float | None, importance_sampling_level: str) -> Surrogate:

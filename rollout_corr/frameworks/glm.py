@@ -23,6 +23,6 @@ RECIPES = of_presets("glm", Named(clip, epsilon_low=0.2, epsilon_high=0.28), BOT
     "double_sided": recipe(
         Named(partial(around_one, outside="zero", of="new/rollout"), epsilon_low=0.2, epsilon_high=0.28),
         BYPASS,
-        "its bounds exclude their ends, ours include them",
+        "its bounds exclude their ends, those of this package include them",
     ),
 }

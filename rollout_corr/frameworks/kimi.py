@@ -10,7 +10,7 @@ from rollout_corr.spec.surrogates import Reinforce
 
 @preset_of("Kimi K2.5 (2026-02), arXiv 2602.02276")
 def interval(lower: float = 0.5, upper: float = 2.0) -> Spec:
-    """0 for a token whose ratio new/rollout is outside [lower, upper]; the report gives no bounds, these are ours."""
+    """0 for a token whose ratio new/rollout is outside [lower, upper]; the report gives no bounds."""
     criterion = Criterion("ratio", lower=lower, upper=upper, of="new/rollout", label="interval")
     return Spec(criteria=(criterion,), rejected="zero")
 
@@ -20,7 +20,7 @@ RECIPES = {
     "k25": recipe(
         Reinforce(of="new/rollout"),
         BYPASS,
-        "outside the interval its Clip has a value, ours is 0: no gradient in either",
+        "outside the interval its Clip has a value, which is 0 here: no gradient in either",
         spec="kimi.interval",
         regulariser=anchor("all", tau=1e-3),
     ),

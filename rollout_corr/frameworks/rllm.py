@@ -30,7 +30,7 @@ RECIPES = {
     "dppo_kl": recipe(
         Named(lambda delta: DPPO("kl", delta, delta, None, eps=1e-6), delta=0.2),
         DECOUPLED,
-        "it floors p and q too, ours 1 - p and 1 - q",
+        "it floors p and q too, this package 1 - p and 1 - q",
     ),
     "icepop": recipe(
         Named(partial(Score, outside="zero", of="new/rollout"), icepop_alpha=0.5, icepop_beta=5.0), BYPASS

@@ -14,7 +14,7 @@ from rollout_corr.diagnose.read.problems import DumpError
 VALUES = {
     "kl_k3": 0.01,
     "d_p99.99": -2.5,
-    "verdicts": 3.0,
+    "findings": 3.0,
     "wrong_temperature": 0.0,
     "verl/rollout_corr_kl": float("nan"),
     "sum_d_abs_mean": float("inf"),

@@ -48,7 +48,7 @@ def reported(path, **arguments):
     found = plain_data.report(dump, measured, diagnose(measured))
     for token in found["worst"]:
         del token["file"], token["record"]
-    return {name: found[name] for name in ("metrics", "warnings", "verdicts", "profiles", "worst")}
+    return {name: found[name] for name in ("metrics", "warnings", "findings", "profiles", "worst")}
 
 
 def read_at_a_time(slots, monkeypatch):

@@ -104,7 +104,7 @@ def test_two_passes_with_the_same_weights_have_to_agree():
     assert diagnose(measured(three(0, 0.03, 0.0)), on_policy=True) == []
 
 
-def test_verdicts_are_ranked_by_severity_then_by_strength():
+def test_findings_are_ranked_by_severity_then_by_strength():
     model = Model(0)
     columns = model.healthy()
     columns["train_logp"][::50] = torch.nan
@@ -115,7 +115,7 @@ def test_verdicts_are_ranked_by_severity_then_by_strength():
 
 
 @pytest.mark.parametrize("columns", ["nothing", "one token", "one sequence", "all invalid", "all NaN"])
-def test_small_and_empty_dumps_get_no_false_verdict(columns):
+def test_small_and_empty_dumps_get_no_false_finding(columns):
     one = Model(0, sequences=1).healthy()
     made = {
         "nothing": {"train_logp": torch.zeros(0), "rollout_logp": torch.zeros(0), "cu_seqlens": torch.tensor([0, 0])},
@@ -243,14 +243,14 @@ def test_a_sick_dump_fails(moved, capsys, monkeypatch):
     text = capsys.readouterr().out
     assert "1. error: the rollout log-probs are 1 token late [shifted]" in text
     assert "in 40 of 40 sequences" in text and "-> Logits at t" in text
-    assert "failed: verdicts > 0" in text and "healthy" not in text
+    assert "failed: findings > 0" in text and "healthy" not in text
 
 
 def test_a_gate_replaces_the_default(moved, healthy, capsys):
     assert main(["doctor", moved, "--fail-if", "tokens < 10"]) == 0
     assert main(["doctor", moved, "--fail-if", "tokens < 10", "--fail-if", "shifted == 1"]) == 1
     assert main(["doctor", healthy, "--fail-if", "abs_logp_p99 > 1e-3"]) == 1
-    assert main(["doctor", healthy, "--fail-if", "problems > 0 or verdicts > 0"]) == 0
+    assert main(["doctor", healthy, "--fail-if", "problems > 0 or findings > 0"]) == 0
     capsys.readouterr()
     assert main(["doctor", healthy, "--fail-if", "kl_k33 > 1"]) == 2
     assert "did you mean 'kl_k3'" in capsys.readouterr().err
@@ -277,7 +277,7 @@ def test_identical_log_probs_fail_unless_they_are_meant_to_be_identical(tmp_path
     torch.save(planted_dumps.copied(0), tmp_path / "x.pt")
     assert main(["doctor", str(tmp_path / "x.pt")]) == 1
     assert "warning: both log-probs are the same bits [identical]" in capsys.readouterr().out
-    assert main(["doctor", str(tmp_path / "x.pt"), "--fail-if", "verdicts > identical"]) == 0
+    assert main(["doctor", str(tmp_path / "x.pt"), "--fail-if", "findings > identical"]) == 0
 
 
 def test_outliers_are_counted_and_named():
@@ -330,8 +330,8 @@ def test_a_shift_on_one_rank_is_said_to_be_in_a_part():
 def test_doctor_as_json(moved, capsys):
     assert main(["doctor", moved, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert found["healthy"] is False and found["failed"] == ["verdicts > 0"]
-    assert [finding["name"] for finding in found["verdicts"]] == ["shifted"]
+    assert found["healthy"] is False and found["failed"] == ["findings > 0"]
+    assert [finding["name"] for finding in found["findings"]] == ["shifted"]
     assert found["metrics"]["tokens"] > 1000
 
 
@@ -339,7 +339,7 @@ def test_what_a_condition_may_name():
     found = measured(planted_dumps.in_bfloat16(0))
     values = condition_values(found.metrics(), diagnose(found), problems=3)
     assert values["bfloat16"] == 1.0 and values["shifted"] == 0.0 and values["trainer_disagrees"] == 0.0
-    assert values["verdicts"] == 0.0 and values["problems"] == 3.0
+    assert values["findings"] == 0.0 and values["problems"] == 3.0
     assert not set(found.metrics()) & {cause.name for cause in CAUSES}
 
 

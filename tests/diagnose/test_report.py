@@ -235,7 +235,7 @@ def test_report_as_json(tmp_path, capsys):
         "problems",
         "metrics",
         "warnings",
-        "verdicts",
+        "findings",
         "profiles",
         "worst",
         "worst_sequences",

@@ -61,8 +61,8 @@ def is_healthy(findings: Sequence[Finding]) -> bool:
 
 
 def condition_values(metrics: Metrics, findings: Sequence[Finding], problems: int) -> Metrics:
-    """Return the names that a condition may use: metrics, each cause as 0 or 1, `verdicts` and `problems`."""
+    """Return the names that a condition may use: metrics, each cause as 0 or 1, `findings` and `problems`."""
     found = {finding.name for finding in findings}
     causes = {cause.name: float(cause.name in found) for cause in (*CAUSES, ON_POLICY)}
     grave = sum(finding.severity != "note" for finding in findings)
-    return metrics | causes | {"verdicts": float(grave), "problems": float(problems)}
+    return metrics | causes | {"findings": float(grave), "problems": float(problems)}

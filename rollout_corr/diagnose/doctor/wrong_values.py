@@ -120,7 +120,7 @@ def filled(measured: Measurement, metrics: Metrics) -> Signs | None:
     "both log-probs are the same bits: nothing is measured, unless engine and trainer agree bit by bit",
     "Unless engine and trainer are built to agree bit by bit, one was copied from the other, and no correction has an "
     "effect: check which policy each field holds, and whether a bypass mode is on. Where they are built so, "
-    "--fail-if 'verdicts > identical' lets it pass.",
+    "--fail-if 'findings > identical' lets it pass.",
 )
 def identical(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognise log-probs of which not one differs."""

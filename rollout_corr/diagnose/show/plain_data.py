@@ -38,7 +38,7 @@ def report(dump: Dump, measured: Measurement, findings: Sequence[Finding]) -> di
         dump,
         metrics=measured.metrics(),
         warnings=measured.warnings(),
-        verdicts=[asdict(finding) for finding in findings],
+        findings=[asdict(finding) for finding in findings],
         profiles={axis: [asdict(row) for row in rows] for axis, rows in measured.profiles().items()},
         worst=[asdict(token) for token in measured.worst],
         worst_sequences=[asdict(sequence) for sequence in measured.worst_sequences],
@@ -50,7 +50,7 @@ def doctor(dump: Dump, measured: Measurement, findings: Sequence[Finding]) -> di
     return _data(
         dump,
         healthy=is_healthy(findings),
-        verdicts=[asdict(finding) for finding in findings],
+        findings=[asdict(finding) for finding in findings],
         metrics=measured.metrics(),
     )
 

@@ -79,7 +79,9 @@ CLIP = {"eps_clip": 0.2, "eps_clip_higher": None, "c_clip": None}
 RECIPES = {
     "ppo": recipe(Named(clip, **CLIP), DECOUPLED, GLOBAL),
     "gspo": recipe(
-        Named(as_wide(GSPO), **CLIP), DECOUPLED, f"{GLOBAL}; it averages the advantages of a sequence, ours does not"
+        Named(as_wide(GSPO), **CLIP),
+        DECOUPLED,
+        f"{GLOBAL}; it averages the advantages of a sequence, which is not done here",
     ),
     "sapo": recipe(Named(SAPO, sapo_tau_pos=1.0, sapo_tau_neg=1.05), DECOUPLED, GLOBAL),
     "cispo": recipe(

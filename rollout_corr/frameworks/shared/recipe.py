@@ -30,7 +30,7 @@ AGGREGATIONS: dict[str, LossReduction] = {
 
 # Notes that several frameworks share.
 GLOBAL = "pass the tokens of all ranks as the denominator"
-NO_LOWER_CLAMP = "its log-ratio has no lower clamp, ours -10"
+NO_LOWER_CLAMP = "its log-ratio has no lower clamp, that of this package -10"
 
 
 class Named(Generic[T_co]):

@@ -97,7 +97,7 @@ RECIPES = of_presets("skyrl", _CLIP, BOTH, "its KL loss is a mean over rows: a c
     "rollout_is": recipe(
         Named(partial(around_one, outside="zero", of="new/rollout"), eps_clip_low=0.2, eps_clip_high=0.2),
         BYPASS,
-        "its bounds exclude their ends, ours include them",
+        "its bounds exclude their ends, those of this package include them",
     ),
     "dppo": recipe(
         Reinforce(of="new/rollout"),
