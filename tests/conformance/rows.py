@@ -198,7 +198,7 @@ def preset(name: str, theirs: str, run: Callable[..., Result], settings: Setting
             at = expected.get("mask", given.mask).bool()
             for side in (made, expected):
                 side["weights"] = side["weights"].where(at, 0.0)
-        return {key: made[key] for key in expected}, expected
+        return {key: value for key, value in made.items() if key in expected}, expected
 
     return Row("preset", name, theirs, both, settings, **more)
 
