@@ -1,5 +1,6 @@
-"""The pages in a real browser: nothing overflows, nothing overlaps, nothing is requested from a network.
+"""The pages in a real browser, on a desktop and a phone, light and dark.
 
+Nothing overflows, nothing overlaps, texts can be read, what is folded unfolds, and nothing is requested from a network.
 `make test-browser` runs this; it needs a Chromium (any of `BROWSERS`, or $BROWSER).
 """
 
@@ -20,49 +21,107 @@ from rollout_corr.cli.main import main
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("one_thread")]
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-WIDTHS = (1100, 420)
+# A desktop and a phone: their first screens.
+SCREENS = {"desktop": (1280, 800), "phone": (390, 844)}
+DARK = "--blink-settings=preferredColorScheme=0"
+# What WCAG 2 asks of the contrast of texts, and of large ones.
+CONTRAST, LARGE_CONTRAST = 4.5, 3.0
 
 # What the browser is asked about the page; it answers in the page's own text.
-QUESTIONS = """
+QUESTIONS = r"""
 <script>
 window.addEventListener("load", () => {
+  const all = (what, within) => [...(within || document).querySelectorAll(what)];
   const box = (element) => { const b = element.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]; };
-  const outside = [], figures = [...document.querySelectorAll("figure")].map(box);
-  let shapes = 0;
-  for (const svg of document.querySelectorAll("svg")) {
-    const [left, top, right, bottom] = box(svg);
-    for (const part of svg.querySelectorAll("text, rect, circle, polyline, line")) {
+  const wider = () => document.documentElement.scrollWidth - document.documentElement.clientWidth;
+  // As it is opened.
+  const answer = {
+    width: document.documentElement.clientWidth,
+    wider: wider(),
+    tiles: all(".tile").map((tile) => box(tile)[3]),
+    best: all("div.best").length,
+    heads: all("h2").map((head) => box(head)[1]),
+    paper: getComputedStyle(document.body).backgroundColor,
+    asked: performance.getEntriesByType("resource").map((entry) => entry.name),
+  };
+  answer.folded = all("details").map((details) => {
+    const height = () => details.getBoundingClientRect().height, summary = details.querySelector("summary");
+    const before = height();
+    summary.click();
+    const after = height();
+    summary.click();
+    return [summary.textContent, before, after, height()];
+  });
+  // With all that is folded.
+  all("details").forEach((details) => { details.open = true; });
+  answer.opened = wider();
+  answer.outside = [], answer.overlaps = [], answer.labels = [], answer.faint = [];
+  answer.shapes = answer.texts = 0;
+  const figures = all("figure").map(box);
+  answer.figures = figures.length;
+  answer.small = figures.filter((b) => b[2] - b[0] < 250 || b[3] - b[1] < 120).length;
+  for (const svg of all("svg")) {
+    const [left, top, right, bottom] = box(svg), called = svg.getAttribute("aria-label");
+    for (const part of all("text, rect, circle, polyline, line", svg)) {
       const [a, b, c, d] = box(part);
-      shapes += 1;
+      answer.shapes += 1;
       if (a < left - 1 || b < top - 1 || c > right + 1 || d > bottom + 1)
-        outside.push(`${svg.getAttribute("aria-label")}: ${part.tagName} ${part.textContent}`);
+        answer.outside.push(`${called}: ${part.tagName} ${part.textContent}`);
+      if (part.tagName === "text" && !part.getAttribute("transform") && d - b < 9)
+        answer.faint.push(`${called}: ${part.textContent} is ${d - b} pixels high`);
     }
-  }
-  const overlaps = [];
-  figures.forEach((p, i) => figures.slice(i + 1).forEach((q, j) => {
-    if (p[0] < q[2] - 1 && q[0] < p[2] - 1 && p[1] < q[3] - 1 && q[1] < p[3] - 1) overlaps.push([i, i + 1 + j]);
-  }));
-  const labels = [];
-  for (const svg of document.querySelectorAll("svg")) {
-    const texts = [...svg.querySelectorAll("text")].filter((t) => !t.getAttribute("transform"));
+    const texts = all("text", svg).filter((t) => !t.getAttribute("transform"));
     texts.forEach((t, i) => texts.slice(i + 1).forEach((u) => {
       const p = box(t), q = box(u);
       if (p[0] < q[2] && q[0] < p[2] && p[1] < q[3] - 1 && q[1] < p[3] - 1)
-        labels.push(`${svg.getAttribute("aria-label")}: ${t.textContent} on ${u.textContent}`);
+        answer.labels.push(`${called}: ${t.textContent} on ${u.textContent}`);
     }));
   }
-  const painted = [...document.querySelectorAll("polyline.line, rect.bar, rect.cell, circle.dot")].map((e) => {
+  figures.forEach((p, i) => figures.slice(i + 1).forEach((q, j) => {
+    if (p[0] < q[2] - 1 && q[0] < p[2] - 1 && p[1] < q[3] - 1 && q[1] < p[3] - 1)
+      answer.overlaps.push([i, i + 1 + j]);
+  }));
+  answer.painted = [...new Set(all("polyline.line, rect.bar, rect.cell, circle.dot").map((e) => {
     const style = getComputedStyle(e);
     return style.fill === "none" || style.fillOpacity === "0" ? style.stroke : style.fill;
-  });
+  }))];
+  // Colours as [red, green, blue, opacity], 0 to 1, of rgb(), rgba() and what color-mix() becomes.
+  const colour = (text) => {
+    const n = (text.match(/[\d.]+(e-?\d+)?/g) || []).map(Number), unit = text.startsWith("color(") ? 1 : 255;
+    return [...n.slice(0, 3).map((x) => x / unit), n.length > 3 ? n[3] : 1];
+  };
+  const over = (top, below) => [0, 1, 2].map((i) => top[i] * top[3] + below[i] * (1 - top[3]));
+  const behind = (element) => element === null ? [1, 1, 1] :
+    over(colour(getComputedStyle(element).backgroundColor), behind(element.parentElement));
+  const bright = (c) => {
+    const [r, g, b] = c.map((x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  for (const element of all("body *")) {
+    const own = [...element.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!own || ["title", "SCRIPT"].includes(element.tagName)) continue;
+    const style = getComputedStyle(element), svg = element.closest("svg");
+    const ground = behind(svg ? svg.parentElement : element);
+    const ink = over(colour(svg ? style.fill : style.color), ground);
+    const size = parseFloat(style.fontSize), lights = [bright(ink), bright(ground)];
+    const large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
+    const contrast = (Math.max(...lights) + 0.05) / (Math.min(...lights) + 0.05);
+    answer.texts += 1;
+    if (contrast < (large ? LEAST_OF_LARGE : LEAST))
+      answer.faint.push(`${element.textContent.slice(0, 40)}: contrast ${contrast.toFixed(2)}`);
+  }
+  parent.postMessage(JSON.stringify(answer), "*");
+});
+</script>
+"""
+
+# A window has at least 500 pixels, a frame as many as it is asked for.
+FRAME = """<!DOCTYPE html><iframe src="%s" width="%d" height="%d" style="border: 0"></iframe>
+<script>
+window.addEventListener("message", (message) => {
   const answer = document.createElement("pre");
   answer.id = "answer";
-  answer.textContent = JSON.stringify({
-    outside, overlaps, labels, shapes, figures: figures.length, painted: [...new Set(painted)],
-    wider: document.documentElement.scrollWidth - document.documentElement.clientWidth,
-    asked: performance.getEntriesByType("resource").map((entry) => entry.name),
-    small: figures.filter((b) => b[2] - b[0] < 250 || b[3] - b[1] < 120).length,
-  });
+  answer.textContent = message.data;
   document.body.appendChild(answer);
 });
 </script>
@@ -76,19 +135,24 @@ def browser():
     return found
 
 
-def ask(page, width, *options):
+def ask(page, screen, *options):
     """Open a page in the browser and return its answers to `QUESTIONS`."""
-    asked = page.with_suffix(".asked.html")
+    asked, frame = page.with_suffix(".asked.html"), page.with_suffix(".frame.html")
     text = page.read_text(encoding="utf-8")
     assert text.count("</body>") == 1
-    asked.write_text(text.replace("</body>", QUESTIONS + "</body>"), encoding="utf-8")
+    questions = QUESTIONS.replace("LEAST_OF_LARGE", str(LARGE_CONTRAST)).replace("LEAST", str(CONTRAST))
+    asked.write_text(text.replace("</body>", questions + "</body>"), encoding="utf-8")
+    frame.write_text(FRAME % (asked.name, *SCREENS[screen]), encoding="utf-8")
     command = [browser(), "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
-    command += [f"--window-size={width},2000", f"--user-data-dir={page.parent / 'profile'}", *options]
+    command += ["--disable-background-networking", "--disable-sync", "--enable-logging=stderr"]
+    # Time that passes only while nothing is left to do: the answer is there before it is over.
+    command += ["--virtual-time-budget=10000", "--window-size=1400,1000", f"--user-data-dir={page.parent / 'profile'}"]
     done = subprocess.run(
-        [*command, "--dump-dom", asked.as_uri()], capture_output=True, text=True, timeout=120, check=True
+        [*command, *options, "--dump-dom", frame.as_uri()], capture_output=True, text=True, timeout=120, check=True
     )
     answer = re.search(r'<pre id="answer">(.*?)</pre>', done.stdout, re.DOTALL)
     assert answer, done.stderr[-2000:]
+    assert "CONSOLE" not in done.stderr, done.stderr[-2000:]
     return json.loads(answer[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
 
 
@@ -108,19 +172,35 @@ def pages(tmp_path_factory):
     return made
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("screen", SCREENS)
 @pytest.mark.parametrize("name", ["report", "compare", "what-if"])
-def test_a_page_fits(name, width, pages):
-    found = ask(pages[name], width)
+def test_a_page_fits_and_can_be_read(name, screen, scheme, pages):
+    found = ask(pages[name], screen, *([DARK] if scheme == "dark" else []))
+    width, height = SCREENS[screen]
+    assert found["width"] == width
     assert found["figures"] >= 8 and found["shapes"] > 200 and found["small"] == 0
     assert found["outside"] == [] and found["overlaps"] == [] and found["labels"] == []
-    assert found["wider"] <= 0
+    # Folded and unfolded: what is wide scrolls in its own box.
+    assert found["wider"] <= 0 and found["opened"] <= 0
     assert found["asked"] == []
     # Both colours of the style sheet arrive, and nothing is painted in the browser's own black.
     assert not {"rgb(0, 0, 0)", "none"} & set(found["painted"]) and found["painted"]
+    assert found["texts"] > 100 and found["faint"] == []
+    assert len(found["folded"]) >= 3
+    for summary, before, after, again in found["folded"]:
+        assert before == again < 0.5 * after, summary
+    # The first screen.
+    if name == "what-if":
+        assert found["best"] == 5 and found["heads"][0] < height / 2
+    else:
+        assert len(found["tiles"]) == (5 if name == "report" else 10)
+        assert max(found["tiles"][:5]) < height
+    if name == "report" and screen == "desktop":
+        assert found["heads"][0] < height
 
 
 def test_a_dark_page_has_other_colours(pages):
-    light = ask(pages["compare"], 1100)["painted"]
-    dark = ask(pages["compare"], 1100, "--force-dark-mode", "--blink-settings=preferredColorScheme=0")["painted"]
-    assert len(light) == len(dark) == 2 and not set(light) & set(dark)
+    light, dark = ask(pages["compare"], "desktop"), ask(pages["compare"], "desktop", DARK)
+    assert len(light["painted"]) == len(dark["painted"]) and not set(light["painted"]) & set(dark["painted"])
+    assert light["paper"] == "rgb(255, 255, 255)" != dark["paper"]

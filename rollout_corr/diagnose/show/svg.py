@@ -12,7 +12,7 @@ from rollout_corr.diagnose.show.html import Html, element
 WIDTH, HEIGHT = 380, 240
 # Numbers of places that are nearer than this to one another would touch.
 NEAR = 26.0
-LEFT, RIGHT, TOP, BOTTOM = 56, 12, 16, 44
+LEFT, RIGHT, TOP, BOTTOM = 56, 12, 16, 48
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Chart:
         for value, text in self.x.marks():
             x = self.px(value)
             frame.append(element("line", class_="grid", x1=x, x2=x, y1=TOP, y2=bottom))
-            frame.append(element("text", text, x=x, y=bottom + 15, text_anchor="middle"))
+            frame.append(element("text", text, x=x, y=bottom + 18, text_anchor="middle"))
         for value, text in self.y.marks():
             y = self.py(value)
             frame.append(element("line", class_="grid", x1=LEFT, x2=right, y1=y, y2=y))
