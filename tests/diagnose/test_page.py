@@ -262,6 +262,27 @@ def test_tiles_have_the_colours_of_the_limits(change, states):
             assert tile.healthy == limits.healthy(tile.key.rpartition("/")[2])
 
 
+def test_the_worst_records_come_with_their_tokens(tmp_path):
+    """One record of many carries nearly all of k3: it is the first, with its share and its worst tokens."""
+    made = planted_dumps.Model(0).healthy()
+    start = int(made["cu_seqlens"][7])
+    made["train_logp"][start + 3 : start + 7] -= torch.tensor([8.0, 11.0, 9.0, 10.0])
+    torch.save(made, tmp_path / "x.pt")
+    source = report(tmp_path / "x.pt")
+    page = checked(source)
+    bold = page.said("b")
+    first = bold.index("record 7")
+    assert [text.startswith("record ") for text in bold[first : first + 5]] == [True] * 5
+    assert source.count('class="record"') == 5
+    spans = page.said("span")
+    about = spans.index(next(text for text in spans if " % of k3, " in text))
+    assert float(spans[about].partition(" %")[0]) > 90.0 and "largest |D| 10.9" in spans[about]
+    # Three of its four broken tokens, the worst first, each with its ids.
+    where = [text for text in spans if text.startswith("token ")]
+    assert [text.partition(":")[0] for text in where[:3]] == ["token 4", "token 6", "token 5"]
+    assert str(int(made["token_ids"][start + 4])) in spans
+
+
 def test_what_a_file_says_is_escaped(tmp_path):
     """Names and texts come from a file that others may have written."""
     bad = "</td><script>alert(1)</script>"

@@ -104,6 +104,10 @@ class Measurement:
         """Tokens with the largest |D|, the worst first."""
         return self._worst.ranked()
 
+    def worst_of(self, file: str, record: int) -> list[WorstToken]:
+        """Return tokens of a record with a large |D|, the worst first."""
+        return self._worst.of(file, record)
+
     @property
     def worst_sequences(self) -> list[WorstSequence]:
         """Sequences with the largest sums of k3, the worst first."""

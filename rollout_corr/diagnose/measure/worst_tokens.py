@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rollout_corr.diagnose.read.chunk import MISSING_INTEGER, ValidTokens
 
-# Tokens that are kept, and neighbours that are shown to each side.
-WORST, CONTEXT = 20, 6
+# Tokens that are ranked, tokens that are kept for their records, and neighbours that are shown to each side.
+WORST, KEPT, CONTEXT = 20, 100, 6
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class WorstTokens:
     def add(self, tokens: ValidTokens) -> None:
         """Add the tokens of a chunk."""
         magnitude = tokens.d.abs()
-        largest = magnitude.topk(min(WORST, magnitude.numel()))
+        largest = magnitude.topk(min(KEPT, magnitude.numel()))
         for value, i in zip(largest.values.tolist(), largest.indices.tolist(), strict=True):
-            full = len(self._heap) == WORST
+            full = len(self._heap) == KEPT
             if value <= (self._heap[0][0] if full else 0.0):
                 break
             # The number breaks ties: two tokens cannot be compared.
@@ -63,7 +63,14 @@ class WorstTokens:
             (heapq.heappushpop if full else heapq.heappush)(self._heap, entry)
 
     def ranked(self) -> list[WorstToken]:
-        """List the tokens, the worst first."""
+        """List the WORST tokens, the worst first."""
+        return self._sorted()[:WORST]
+
+    def of(self, file: str, record: int) -> list[WorstToken]:
+        """List the tokens of a record that are among the KEPT worst of all."""
+        return [token for token in self._sorted() if (token.file, token.record) == (file, record)]
+
+    def _sorted(self) -> list[WorstToken]:
         return [token for _, _, token in sorted(self._heap, reverse=True)]
 
 

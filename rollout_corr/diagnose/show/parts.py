@@ -90,7 +90,12 @@ def tile_row(tiles: Sequence[Tile]) -> Html:
                 "div",
                 element("span", tile.name, class_="name"),
                 element("b", tile.value),
-                element("span", element("span", WORDS[tile.state], class_="state"), tile.range, class_="range"),
+                element(
+                    "span",
+                    element("span", WORDS[tile.state], class_="state"),
+                    element("span", tile.range),
+                    class_="range",
+                ),
                 class_=f"tile {tile.state}",
                 title=tile.key,
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollout_corr.diagnose.doctor.cause import counted
+from rollout_corr.diagnose.doctor.cause import counted, percent
 from rollout_corr.diagnose.doctor.diagnosis import is_healthy
 from rollout_corr.diagnose.measure.measurement import Measurement
 from rollout_corr.diagnose.measure.profiles import Row
@@ -59,7 +59,7 @@ def report_page(reported: Sequence[Reported]) -> str:
     for name, each in dumps:
         if each.worst:
             of = f": {name}" if several else ""
-            parts.append(section(f"Worst records{of}", _worst_records(each.worst)))
+            parts.append(section(f"Worst records{of}", _worst_records(each)))
             parts.append(folded(f"The {len(each.worst)} worst tokens{of}", _worst_tokens(each.worst)))
     axes = _axes(dumps)
     parts += [
@@ -109,15 +109,17 @@ def _axes(dumps: Named) -> list[Html]:
     return figures
 
 
-def _worst_records(tokens: Sequence[WorstToken]) -> list[Html]:
-    """Return the records of the worst tokens, each with some of them among their neighbours."""
-    by_record: dict[tuple[str, int], list[WorstToken]] = {}
-    for token in tokens:
-        by_record.setdefault((token.file, token.record), []).append(token)
-    several = len({file for file, _ in by_record}) > 1
+def _worst_records(measured: Measurement) -> list[Html]:
+    """Return the records with the largest sums of k3, each with its worst tokens among their neighbours."""
+    by_sequence = measured.evidence.by_sequence
+    worst = by_sequence.worst[:MOST_RECORDS]
+    several = len({one.file for one in worst}) > 1
     found = []
-    for (file, record), some in list(by_record.items())[:MOST_RECORDS]:
-        says = f"{len(some)} of the {len(tokens)} worst tokens"
+    for one in worst:
+        says = (
+            f"{percent(one.k3 / by_sequence.k3)} of k3, {counted(one.tokens, 'token')}, mean |D| {one.d_abs_mean:.3g}, "
+            f"largest |D| {one.d_abs_max:.3g}"
+        )
         lines = [
             element(
                 "div",
@@ -125,9 +127,9 @@ def _worst_records(tokens: Sequence[WorstToken]) -> list[Html]:
                 element("span", f"train {token.train_logp:.3g}, rollout {token.rollout_logp:.3g}", class_="soft"),
                 element("div", _context(token), class_="context"),
             )
-            for token in some[:MOST_TOKENS]
+            for token in measured.worst_of(one.file, one.record)[:MOST_TOKENS]
         ]
-        title = f"record {record}{f' of {file}' if several else ''}"
+        title = f"record {one.record}{f' of {one.file}' if several else ''}"
         found.append(
             element("div", element("b", title), " ", element("span", says, class_="soft"), lines, class_="record")
         )

@@ -21,7 +21,8 @@ h2 { font-size: 1.1rem; margin: 2.2rem 0 .7rem; overflow-wrap: anywhere; }
 .tile.good { --hue: var(--good); } .tile.warning { --hue: var(--warning); } .tile.error { --hue: var(--error); }
 .tile .name { font-size: .8rem; line-height: 1.3; color: var(--soft); min-height: 2.6em; }
 .tile b { font-size: 1.65rem; line-height: 1.3; font-variant-numeric: tabular-nums; color: var(--hue); }
-.tile .range { font-size: .78rem; } .tile .state { color: var(--hue); font-weight: 600; margin-right: .5em; }
+.tile .range { font-size: .78rem; } .tile .state { color: var(--hue); font-weight: 600;
+  margin-right: .5em; } .tile .range span { display: inline-block; white-space: nowrap; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(400px, 100%), 1fr)); gap: 22px 26px; }
 figure { margin: 0; min-width: 0; max-width: 500px; }
 figcaption { font-weight: 600; font-size: .87rem; margin-bottom: .25rem; overflow-wrap: anywhere; }
