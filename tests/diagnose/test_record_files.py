@@ -224,6 +224,7 @@ def test_columns_named_twice(tmp_path):
     for arrays, names in (
         ([train, rollout, train], ["train_logp", "rollout_logp", "train_logp"]),
         ([train, rollout, pa.array([{"c": [1.0]}, None]), train], ["train_logp", "rollout_logp", "mask", "mask.c"]),
+        ([train, rollout, pa.array([{"c": 1}, None])], ["train_logp", "rollout_logp", "train_logp"]),
     ):
         pq.write_table(pa.Table.from_arrays(arrays, names=names), tmp_path / "x.parquet")
         if names[-1] == "train_logp":

@@ -70,10 +70,13 @@ def _useful(schema: Any, wanted: ChosenFields, path: str, pyarrow: Any) -> list[
         for column, name in fields
         if last_part(name).lower() in NAMES or name in asked or last_part(name) in asked
     ]
-    (name, times), *_ = Counter(name for _, name in used).most_common(1)
+    useful = list(dict.fromkeys(column for column, _ in used))
+    # Two fields of one name, or two columns: a nested one has fields of other names.
+    columns = (column.name for column in schema if column.name in useful)
+    (name, times), *_ = (Counter(name for _, name in used) | Counter(columns)).most_common(1)
     if times > 1:
         raise DumpError(f"{path}: the column {name!r} occurs twice")
-    return list(dict.fromkeys(column for column, _ in used))
+    return useful
 
 
 def _field_names(column: Any, prefix: str, pyarrow: Any) -> Iterator[str]:
