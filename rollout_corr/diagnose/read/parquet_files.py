@@ -72,10 +72,11 @@ def _useful(schema: Any, wanted: ChosenFields, path: str, pyarrow: Any) -> list[
     ]
     useful = list(dict.fromkeys(column for column, _ in used))
     # Two fields of one name, or two columns: a nested one has fields of other names.
-    columns = (column.name for column in schema if column.name in useful)
-    (name, times), *_ = (Counter(name for _, name in used) | Counter(columns)).most_common(1)
-    if times > 1:
-        raise DumpError(f"{path}: the column {name!r} occurs twice")
+    columns = [column.name for column in schema if column.name in useful]
+    for names in (columns, [name for _, name in used]):
+        (name, times), *_ = Counter(names).most_common(1)
+        if times > 1:
+            raise DumpError(f"{path}: the column {name!r} occurs twice")
     return useful
 
 
