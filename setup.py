@@ -10,11 +10,11 @@ HERE = Path(__file__).resolve().parent
 FACADE = (HERE / "rollout_corr" / "__init__.py").read_text(encoding="utf-8")
 (VERSION,) = re.findall(r'^__version__ = "([^"]+)"$', FACADE, re.MULTILINE)
 
-DEMO = ["rich>=13"]
+DEMO = ["rich>=13", "numpy"]
 # What examples/mismatch_rl.py shows and draws with.
 EXAMPLE = [*DEMO, "matplotlib>=3.8"]
 # What `rollout-corr report` and its kin show and read; .parquet files need the second as well.
-REPORT = [*DEMO, "numpy"]
+REPORT = [*DEMO]
 PARQUET = ["pyarrow>=14"]
 # The pictures of docs/benchmarks.md, and the suites of `pytest benchmarks/`.
 BENCH = ["matplotlib>=3.8", "pytest-benchmark>=4"]

@@ -4,8 +4,14 @@ Importing needs torch alone: no GPU, no Triton, no driver query. What a correcti
 when it is first used: presets, recipes, `dump`, `suggest`, `warmup`.
 """
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+with warnings.catch_warnings():
+    # Where NumPy is not installed, torch says so at its import, and nothing here needs it.
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
+    import torch as _torch  # noqa: F401
 
 from rollout_corr.api.correct import Correction as Correction
 from rollout_corr.api.correct import PendingCorrection as PendingCorrection

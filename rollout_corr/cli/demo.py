@@ -1,71 +1,122 @@
-"""`rollout-corr demo`: a realistic batch, corrected by several presets, in about a second."""
+"""`rollout-corr demo`: a batch with a planted bug, what the doctor says, what presets make of it, and a page."""
 
 from __future__ import annotations
 
+import io
+import os
+import shutil
+import sys
+from pathlib import Path
+
 import torch
+from torch import Tensor
 
 import rollout_corr as rc
-from rollout_corr.cli.main import parser_of
+from rollout_corr.cli.main import GOOD, PROGRAM, parser_of
+from rollout_corr.diagnose.doctor.diagnosis import diagnose
+from rollout_corr.diagnose.measure.measurement import measure
+from rollout_corr.diagnose.read.dump import Dump
+from rollout_corr.diagnose.show import report_page
 from rollout_corr.diagnose.show.content import Table
-from rollout_corr.diagnose.show.terminal import Terminal
+from rollout_corr.diagnose.show.terminal import Terminal, print_findings
 from rollout_corr.testing import ExampleBatch, example_batch
+from rollout_corr.whole_files import write_whole
 
-PRESETS = (
-    "verl.disabled",
-    "verl.decoupled_token_is",
-    "verl.decoupled_seq_is",
-    "verl.decoupled_geo_rs_token_tis",
-    "openrlhf.icepop",
-    "skyrl.geometric_mask",
-    "slime.mis_geo",
-    "trl.default",
-)
-MISMATCH = (
-    *("d_mean", "d_abs_mean", "d_min", "d_max", "d_p1", "d_p50", "d_p99", "d_p99.99", "kl_k3", "chi2_token"),
-    *("chi2_sequence", "sum_d_abs_mean", "train_ppl", "rollout_ppl", "prob_correlation"),
-)
+FOLDER = "rollout_corr_demo"
+PRESETS = ("verl.decoupled_token_is", "verl.decoupled_geo_rs_token_tis", "trl.default")
+SUGGESTED = "rc.suggest(fixed batch).spec"
+SEQUENCES, RANKS, BAD_RANK = 160, 8, 5
 
 
-def rows(batch: ExampleBatch) -> list[list[str]]:
-    """Correct the batch with each preset: one row of the table per preset."""
-    lines = []
-    for name in PRESETS:
-        out = rc.correct(
-            batch.train_logp, batch.rollout_logp, batch.mask, cu_seqlens=batch.cu_seqlens, spec=rc.preset(name)
-        )
-        metrics = out.metrics()
-        weights = ["-"] * 3
-        if "weight_mean" in metrics:
-            shown = {"weight_mean": ".4f", "weight_max": ".3g", "weight_ess": ".3f"}
-            weights = [format(metrics[key], form) for key, form in shown.items()]
-        kept = f"{100 * metrics['tokens_kept_fraction']:.2f} %"
-        sequences = f"{metrics['sequences_kept']:.0f} of {metrics['sequences']:.0f}"
-        lines.append([name, *weights, kept, sequences, "; ".join(out.warnings()) or "-"])
-    return lines
+def broken(batch: ExampleBatch) -> Tensor:
+    """Move the rollout log-probs of one rank of eight by a token; return them, [N]."""
+    rank = torch.arange(SEQUENCES) % RANKS
+    return torch.where(
+        (rank == BAD_RANK).repeat_interleave(batch.lengths), batch.rollout_logp.roll(1), batch.rollout_logp
+    )
+
+
+def healthy() -> ExampleBatch:
+    """Make a batch without a bug."""
+    batch = example_batch(sequences=SEQUENCES, catastrophic=0.0)
+    # The example's least likely tokens all have one log-prob, which would look like a placeholder.
+    lower = torch.where(
+        batch.train_logp <= -18.0, torch.rand(batch.train_logp.shape, generator=torch.manual_seed(0)), 0.0
+    )
+    return batch._replace(train_logp=batch.train_logp - lower, rollout_logp=batch.rollout_logp - lower)
+
+
+def rows(batch: ExampleBatch, bad: Tensor) -> list[list[str]]:
+    """Correct the batch with each preset, with the bug and without it: one row of the table per preset."""
+    found = []
+    suggested = rc.suggest(batch.train_logp, batch.rollout_logp, mask=batch.mask, cu_seqlens=batch.cu_seqlens).spec
+    for name, spec in (*((name, rc.preset(name)) for name in PRESETS), (SUGGESTED, suggested)):
+        cells = [name]
+        for rollout_logp in (bad, batch.rollout_logp):
+            out = rc.correct(batch.train_logp, rollout_logp, mask=batch.mask, cu_seqlens=batch.cu_seqlens, spec=spec)
+            metrics = out.metrics()
+            size = metrics.get("weight_ess", 1.0)
+            cells += [f"{100 * metrics['tokens_kept_fraction']:.0f} %", f"{100 * size:.0f} %"]
+        found.append(cells)
+    return found
+
+
+def _program() -> str:
+    """Return what a shell calls this program by: its name where that is found, else the interpreter that runs it."""
+    if shutil.which(PROGRAM):
+        return PROGRAM
+    return f"{min(sys.executable, os.path.relpath(sys.executable), key=len)} -m rollout_corr"
 
 
 def run(arguments: list[str]) -> int:
-    """Print the mismatch of an example batch and its correction by several presets."""
-    parser_of("demo", "Correct an example batch with several presets and print the results.").parse_args(arguments)
+    """Plant a bug in a batch, let the doctor find it, correct it all the same, and write the page."""
+    parser = parser_of("demo", "Plant a bug in a realistic batch, find it, and show what presets make of it.")
+    parser.add_argument("--out", default=FOLDER, metavar="FOLDER", help=f"where dump and page go; default: {FOLDER}")
+    folder = Path(parser.parse_args(arguments).out)
     out = Terminal()
-    batch = example_batch()
-    backend = rc.backend_for(batch.train_logp)
-    out.line(f"rollout-corr {rc.__version__}, torch {torch.__version__}", style="bold")
-    out.line(f"backend: {backend.name} ({backend.reason}), {torch.get_num_threads()} threads")
-    tokens = int(batch.mask.sum())
+    batch = healthy()
+    bad = broken(batch)
+    out.line(f"{PROGRAM} {rc.__version__}, torch {torch.__version__}", style="bold")
     out.line(
-        f"batch: {batch.lengths.numel()} sequences, {tokens:,} response tokens, rollout log-probs rounded to bfloat16"
+        f"{SEQUENCES} answers with {int(batch.mask.sum()):,} tokens, and two log-probs for each token: the engine's, "
+        f"that sampled it, and the trainer's. On one rank of {RANKS} the engine's are moved by one token, a bug of "
+        "real frameworks; nothing crashes, and the loss looks as always."
     )
-    out.line("D, here in the names d_mean and others, is the log-ratio train_logp - rollout_logp of a token.")
+    folder.mkdir(parents=True, exist_ok=True)
+    columns = {
+        "train_logp": batch.train_logp,
+        "rollout_logp": bad,
+        "mask": batch.mask,
+        "cu_seqlens": batch.cu_seqlens,
+    }
+    stored = io.BytesIO()
+    torch.save(columns, stored)
+    path = folder / "broken.pt"
+    write_whole(path, stored.getvalue())
+
     out.line()
-    metrics = rc.correct(
-        batch.train_logp,
-        batch.rollout_logp,
-        batch.mask,
-        cu_seqlens=batch.cu_seqlens,
-        spec=rc.Spec(detail="full"),
-    ).metrics()
-    out.table("Mismatch", Table(("metric", "value"), [(key, f"{metrics[key]:.5g}") for key in MISMATCH]))
-    heads = ("preset", "weight mean", "max", "ESS", "tokens kept", "sequences kept", "warnings")
-    out.table("Corrected by several presets", Table(heads, rows(batch)))
-    return 0
+    out.line(f"1. What the doctor says of it: doctor {path}", style="bold")
+    dump = Dump(str(path))
+    measured = measure(dump)
+    findings = diagnose(measured)
+    print_findings(out, dump, measured, findings)
+
+    out.line()
+    heads = ("preset", "kept", "ESS", "fixed: kept", "ESS")
+    out.line("2. What three presets make of it, and of the same batch once the bug is fixed", style="bold")
+    out.table("", Table(heads, rows(batch, bad)))
+    out.line(
+        "kept: tokens that train. ESS: effective sample size, the share that is left when weights differ. A preset "
+        "hides a bug at best, and one with bounds for other lengths rejects healthy answers: rc.suggest measures them."
+    )
+
+    page = folder / "report.html"
+    write_whole(page, report_page.report_page([(dump, measured, findings)]))
+    out.line()
+    out.line(f"3. The page with the pictures: {page}", style="bold")
+    out.line()
+    out.line("Next:", style="bold")
+    for following in (f"what-if {path}", f"explain {PRESETS[1]}", "doctor DUMP.jsonl"):
+        out.line(f"  {_program()} {following}")
+    out.line("rc.dump in your training loop writes DUMP.jsonl.")
+    return GOOD

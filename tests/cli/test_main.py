@@ -121,12 +121,3 @@ def raising(error):
         raise error
 
     return run
-
-
-def test_the_demo_shows_every_preset(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
-    assert main(["demo"]) == 0
-    said = capsys.readouterr().out
-    assert (
-        "verl.decoupled_geo_rs_token_tis" in said and "kl_k3" in said and "log-ratio train_logp - rollout_logp" in said
-    )
