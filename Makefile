@@ -1,7 +1,8 @@
 # Two commands do everything on a fresh machine with Python >= 3.10: `make demo` and `make test`.
 #
 #   make demo         run the demonstration
-#   make example      run the training of docs/training_run.md and redraw its picture and tables: some minutes
+#   make example      run the training of docs/training_run.md: some minutes; results and picture in build/mismatch_rl.
+#                     ARGS="--out docs/mismatch_rl" publishes them
 #   make quick        the definition, and one case for each test of the kernels: under a minute
 #   make test         every test that needs nothing but a CPU, on all cores
 #   make test-all     the slow ones too
@@ -55,7 +56,7 @@ demo: $(VENV)/installed-demo
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
 
 example: $(VENV)/installed-example
-	$(VENV)/bin/python examples/mismatch_rl.py --out docs/mismatch_rl $(ARGS)
+	$(VENV)/bin/python examples/mismatch_rl.py --out build/mismatch_rl $(ARGS)
 
 quick: $(VENV)/installed-test
 	$(VENV)/bin/pytest --quick $(PARALLEL) $(QUICK) $(ARGS)

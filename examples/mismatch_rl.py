@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -48,6 +49,12 @@ ARMS = {
     "sequence rejection": rc.preset("skyrl.product_mask"),
     "geometric masking": rc.preset("skyrl.geometric_mask", low=1 / 1.1, high=1.1),
 }
+
+
+# A run of fewer steps shows noise: in docs/training_run.md the curves part after about so many.
+SHORTEST = 60
+# Of n paired differences of one sign, an exact test of signs gives p = 2 / 2^n: 0.06 for five, 0.03 for six.
+FEWEST_SEEDS = 6
 
 
 @dataclass(frozen=True)
@@ -232,6 +239,16 @@ def train(
             seen.clear()
 
 
+def too_short(setting: Setting, seeds: int) -> str:
+    """Return why the numbers of a run mean nothing; empty where they may mean something."""
+    reasons = []
+    if setting.steps < SHORTEST:
+        reasons.append(f"{setting.steps} steps, and the runs part after some {SHORTEST}")
+    if seeds < FEWEST_SEEDS:
+        reasons.append(f"{seeds} seeds, and with fewer than {FEWEST_SEEDS} no difference can have a p below 0.05")
+    return f"too short to mean anything: {'; '.join(reasons)}" if reasons else ""
+
+
 def run(arms: Sequence[str], seeds: Sequence[int], setting: Setting) -> Curves:
     """Train all arms from all seeds. A terminal shows a table and a bar; a pipe gets a line per seed."""
     console = Console(stderr=True)
@@ -244,6 +261,9 @@ def run(arms: Sequence[str], seeds: Sequence[int], setting: Setting) -> Curves:
                 curves[arm].append([])
                 for point in train(ARMS[arm], seed, setting, arm != "no mismatch", lambda: bar.advance(task)):
                     curves[arm][-1].append(point)
+                if not console.is_terminal:
+                    finished = sum(map(len, curves.values()))
+                    print(f"{finished} of {len(arms) * len(seeds)} runs done", file=sys.stderr, flush=True)
             line = ", ".join(f"{arm} {at_end(runs[-1], 'reward'):.3f}" for arm, runs in curves.items())
             print(f"int{setting.bits}, {setting.stale} steps old, seed {seed}: {line}", flush=True)
     return curves
@@ -269,6 +289,9 @@ def main() -> None:
     count = (2 if asked.tiny else 6) if asked.seeds is None else asked.seeds
     if min(count - 1, setting.steps - setting.every, setting.bits - 2, setting.stale) < 0:
         parser.error(f"expected --seeds >= 1, --steps >= {setting.every}, --bits >= 2 and --stale >= 0")
+    short = too_short(setting, count)
+    if short:
+        print(short, file=sys.stderr)
     began = time.monotonic()
     curves = run(arms, range(count), setting)
     start = [
@@ -279,6 +302,8 @@ def main() -> None:
     write(asked.out, "results", found, table_of(found))
     picture(found, asked.out / "curves.svg")
     print(f"{asked.out / 'curves.svg'} drawn")
+    if short:
+        print(short)
 
 
 if __name__ == "__main__":

@@ -80,7 +80,8 @@ def test_mismatch_rl(run, tmp_path):
     table = (tmp_path / "made" / "results.md").read_text(encoding="utf-8")
     lines = said.splitlines()
     assert [line.partition(":")[0] for line in lines[:2]] == [f"int3, 2 steps old, seed {seed}" for seed in (0, 1)]
-    assert table in said and len(lines) == 2 + len(table.splitlines()) + 4 and "\x1b" not in said, said
+    assert table in said and len(lines) == 2 + len(table.splitlines()) + 5 and "\x1b" not in said, said
+    assert lines[-1].startswith("too short to mean anything: 6 steps, and the runs part after some 60; 2 seeds")
     found = json.loads((tmp_path / "made" / "results.json").read_text(encoding="utf-8"))
     assert found["about"]["version"].startswith("rollout-corr ")  # this copy is in no repository
     assert len(found["start"]) == 2 and all(len(runs) == 2 for runs in found["curves"].values())

@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 import math
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -255,3 +256,17 @@ def test_the_committed_picture_is_of_the_committed_numbers(results, made):
     assert all(name in drawn for name in made["curves"])
     for page in ("README.md", "docs/training_run.md"):
         assert "mismatch_rl/curves.svg)" in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_make_example_leaves_what_is_published(example):
+    """Row 4 of the users' review: `make example ARGS="--tiny"` overwrote docs/mismatch_rl with six steps of noise."""
+    (recipe,) = re.findall(r"^example: .*\n\t(.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    folder = recipe.partition("--out ")[2].split()[0]
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").split()
+    assert folder.partition("/")[0] + "/" in ignored and recipe.endswith("$(ARGS)")
+    assert example.too_short(example.Setting(), 6) == ""
+    for setting, seeds, reason in (
+        (example.TINY, 6, "6 steps"),
+        (example.Setting(), 5, "5 seeds, and with fewer than 6"),
+    ):
+        assert reason in example.too_short(setting, seeds)
