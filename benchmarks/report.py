@@ -59,8 +59,8 @@ rejection of sequences by the geometric mean of their ratios within 0.999 to 1.0
   time is that for the same tokens padded.
 
 **Data.** Lengths uniform from 10 % to 100 % of the width, at 1024 x 8192 to 40 %, which fills a quarter. fp32
-log-probs, int64 mask. *packed* is the same tokens in one row with `cu_seqlens` and no mask. D has a standard deviation
-of 0.02, and of 1 at one token in 1000.
+log-probs, int64 mask. *packed* is the same tokens in one row with `cu_seqlens` and no mask. D, train -
+rollout, has a standard deviation of 0.02, and of 1 at one token in 1000.
 
 **How.** One process. First all results are compared with ours: weights to 1e-5, masks equal except for sequences
 within 1e-6 of a bound, metrics to 2e-3. Nothing is timed after a wrong result. Then all run once a round, in random

@@ -1,4 +1,4 @@
-"""Everything after the log-probs in LLM reinforcement learning: weights, rejection, statistics.
+"""Rollout correction for LLM reinforcement learning: from two log-probs of each token to weights, metrics and the loss.
 
 Importing needs torch alone: no GPU, no Triton, no driver query. What a correction or a loss does not need is imported
 when it is first used: presets, recipes, `dump`, `suggest`, `warmup`.

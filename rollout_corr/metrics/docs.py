@@ -15,9 +15,10 @@ HEAD = """\
 
 Made from the rows in `rollout_corr/metrics/` by `python -m rollout_corr.metrics.docs`; do not edit.
 
-*Measured* tokens are the valid tokens whose D is finite (all valid tokens unless `nonfinite` is `reject`); a
-measured sequence has one. Empty sequences count in nothing; 0 of 0 is reported as 0. Minima and maxima of
-nothing are 0. All are population statistics, merged over any split of the batch before they are computed.
+D is the log-ratio of a token, `train_logp - rollout_logp`. *Measured* tokens are the valid tokens whose D is finite
+(all valid tokens unless `nonfinite` is `reject`); a measured sequence has one. Empty sequences count in nothing; 0 of
+0 is reported as 0. Minima and maxima of nothing are 0. All are population statistics, merged over any split of the
+batch before they are computed.
 """
 
 WATCHED = """\

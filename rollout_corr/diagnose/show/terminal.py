@@ -105,7 +105,7 @@ class Terminal:
 
 
 def _narrowest(content: Table) -> int:
-    """Return the width below which numbers of a table would be folded, or texts into columns that nobody can read."""
+    """Return the width below which numbers of a table would be folded, or texts into columns too narrow to read."""
     widths = [max((len(visible(cell)) for cell in column), default=0) for column in zip(*content.rows, strict=True)]
     return sum(1 + min(width, FOLDED) for width in widths)
 
