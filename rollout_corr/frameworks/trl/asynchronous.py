@@ -30,7 +30,7 @@ def packed_policy_loss(
     old_log_probs: Tensor,
     advantages: Tensor,
     segment_id: Tensor,
-    mask: Tensor,
+    mask: Tensor | None = None,
     *,
     tokens: Tensor | float,
     clips: tuple[float, float] = (0.2, 0.2),
@@ -44,7 +44,7 @@ def packed_policy_loss(
         old_log_probs: [N], of the engine; a token where either is NaN or infinite is left out.
         advantages: [N].
         segment_id: [N] integer, which completion a token belongs to; it never falls.
-        mask: [N], non-zero at tokens that train.
+        mask: [N], non-zero at tokens that train; None: all of them.
         tokens: Divisor of the sum: a number or a 0-d tensor.
         clips: How far r may lie below and above 1.
         spec: Its criteria reject tokens and completions by r; they stay in `tokens`.
