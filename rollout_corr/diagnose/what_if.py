@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import correct
+from rollout_corr.api.suggestion import Sequences, Suggestion, suggested
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens, blocks
 from rollout_corr.diagnose.read.dump import Dump
@@ -21,6 +22,9 @@ from rollout_corr.spec.correction import LEVELS, Criterion, Reduce, Spec, Weight
 UPPERS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 NEAR_ONE = (1.0003, 1.001, 1.003, 1.01, 1.03, 1.1)
 LOWERS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+
+# The share of the sequences that the suggested bounds keep, and the sequences that they are measured on at most: 10 MB.
+KEEP, MOST_SUGGESTED = 0.95, 262_144
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,8 @@ class WhatIf:
         self._tallies = torch.zeros(len(self.settings), 8, dtype=torch.float64)
         # |sum of D| of sequences, and their number.
         self._sums = torch.zeros(2, dtype=torch.float64)
+        self._parts: list[Sequences] = []
+        self._held = 0
 
     def add(self, chunk: Chunk, each: Callable[[int], object] = lambda done: None) -> None:
         """Apply all settings to a chunk; `each` is called after every one with their number so far."""
@@ -135,12 +141,26 @@ class WhatIf:
         rejoined = Packed.of_lengths(tokens.lengths, tokens.d.numel())
         totals = rejoined.sum(tokens.d)
         self._sums += torch.tensor([float(totals.abs().sum()), float((tokens.lengths > 0).sum())])
+        self._add_sequences(tokens)
         ratios = {"token": tokens.d.double().clamp(-20.0, 20.0).exp()}
         ratios["product"] = rejoined.spread(totals.clamp(-20.0, 20.0).exp())
         advantages = tokens.column("advantages")
         for i, (setting, tally) in enumerate(zip(self.settings, self._tallies, strict=True)):
             tally += _sums_of(setting.spec, tokens, rejoined.offsets, ratios, advantages)
             each(i + 1)
+
+    def _add_sequences(self, tokens: ValidTokens) -> None:
+        """Keep five numbers of each of the first sequences, for the suggestion."""
+        d, owner = tokens.d[tokens.finite].double(), tokens.owner[tokens.finite]
+        found = Sequences.by_owner(d, owner, tokens.lengths.shape[0])
+        found = found.where(torch.arange(found.n.shape[0]) < MOST_SUGGESTED - self._held)
+        if found.n.numel():
+            self._parts.append(found)
+            self._held += found.n.shape[0]
+
+    def suggestion(self) -> Suggestion | None:
+        """Return what `rollout_corr.suggest` says of these sequences; None without a token."""
+        return suggested(Sequences.joined(self._parts), KEEP) if self._parts else None
 
     @property
     def sequences(self) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rollout_corr.metrics import loss, native, peers, schema
+from rollout_corr.metrics import loss, native, notebook, peers, schema
 from rollout_corr.metrics.warnings import warnings_of
 from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec
@@ -48,6 +48,14 @@ class Statistics:
         schemes = "policy_loss" if self.spec is None else "/".join(self.spec.report)
         sums, maxima = self.sums.shape[0], self.maxima.shape[0]
         return f"Statistics({sums} sums, {maxima} maxima, {schemes}, device={str(self.sums.device)!r})"
+
+    def _repr_html_(self) -> str:
+        """Show the metrics in a notebook, which waits for the device."""
+        return self._shown(repr(self))
+
+    def _shown(self, about: str) -> str:
+        found = self.metrics_async()
+        return notebook.shown(about, found.result(), found.warnings())
 
     def merge(self, other: Statistics) -> Statistics:
         """Add the statistics of another batch."""
@@ -258,6 +266,10 @@ class HasStatistics:
     def metrics(self, names: str = "native", prefix: str = "") -> dict[str, float]:
         """Compute named floats from one device-to-host copy, each key behind the prefix; see docs/metrics.md."""
         return self.statistics.metrics(names, prefix)
+
+    def _repr_html_(self) -> str:
+        """Show the metrics in a notebook, which waits for the device; `repr` does not."""
+        return self.statistics._shown(repr(self))
 
     def metrics_async(self) -> PendingMetrics:
         """Start the copy to pinned memory and return at once; `.result()` waits for it, `.done()` does not."""

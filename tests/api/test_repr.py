@@ -32,3 +32,18 @@ def test_nothing_is_read():
     out = rc.correct(torch.zeros(2, 3), torch.zeros(2, 3), spec=SPEC)
     meta = rc.Correction(out.weights.to("meta"), out.mask.to("meta"), out.keep.to("meta"), out.statistics)
     assert repr(meta) == "Correction(weights=float32[2, 3], mask=bool[2, 3], keep=bool[2], device='meta')"
+
+
+def test_notebooks_show_metrics_and_warnings():
+    """Row 27 of the users' review: results have a table for notebooks; what is beyond its bound stands out."""
+    x = -torch.rand(4, 50, generator=torch.Generator().manual_seed(0))
+    loss = rc.policy_loss(x, torch.ones(4), rollout_logp=x - 20.0, spec=rc.Spec(rc.Weight("token")))
+    out = rc.correct(x, x - 20.0, spec=SPEC)
+    for made in (out, out.statistics, loss):
+        text = made._repr_html_()
+        assert repr(made).split("(")[0] in text and "<td><code>kl_k3</code></td><td><b style=" in text
+        assert "healthy: &lt; 0.01" in text and "<li>kl_k3 is" in text and "more</summary>" in text
+    healthy = rc.correct(x, x - 1e-3, spec=SPEC)._repr_html_()
+    assert "<b" not in healthy and "<ul>" not in healthy
+    found = rc.suggest(x, x + 0.01 * torch.randn(4, 50, generator=torch.Generator().manual_seed(1)))
+    assert found._repr_html_().count("<li><b>") == 3 and "<b>geometric</b>: 0.9" in found._repr_html_()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from itertools import pairwise
 
@@ -277,3 +278,20 @@ def test_the_bar_of_the_command_names_the_setting(tmp_path, capsys, monkeypatch)
     assert main(["what-if", str(tmp_path / "x.pt"), "--no-html"]) == 0
     out = capsys.readouterr()
     assert "reading x.pt: setting " in out.err and "setting 1" not in out.out
+
+
+def test_it_recommends_what_suggest_says(tmp_path, capsys, monkeypatch):
+    """Row 2 of the users' review: what-if gave 105 rows and no bound that fits; the numbers are those of rc.suggest."""
+    made = columns()
+    told = rc.suggest(made["train_logp"], made["rollout_logp"], mask=made["mask"], cu_seqlens=made["cu_seqlens"])
+    what_if = WhatIf(True)
+    for one in chunks_of(made):
+        what_if._add_sequences(chunk.ValidTokens.of(one))
+    assert what_if.suggestion() == told
+    assert WhatIf(True).suggestion() is None
+    monkeypatch.setattr("rollout_corr.diagnose.what_if.grid", list)
+    torch.save(made, tmp_path / "x.pt")
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main(["what-if", str(tmp_path / "x.pt"), "--html", str(tmp_path / "x.html")]) == 0
+    said, drawn = capsys.readouterr().out, html.unescape((tmp_path / "x.html").read_text(encoding="utf-8"))
+    assert all(sentence in said and sentence in drawn for sentence in told.sentences)

@@ -38,6 +38,8 @@ AXES = {
     "steps": "step",
 }
 OUTCOME_HEADS = ("setting", "tokens kept", "sequences kept", "mean weight", "ESS", "bias", "variance", "T x KL")
+# Above the bounds of `suggest`.
+ABOUT_SUGGESTION = "Bounds that keep 95 % of these sequences (rc.suggest), from their lengths and their mismatch"
 ABOUT_BEST = (
     "The best setting of each kind, by the error of an average over these sequences: bias^2 + (1 + variance) / number "
     "of sequences"

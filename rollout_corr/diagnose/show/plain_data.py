@@ -75,4 +75,8 @@ def what_if(dump: Dump, tried: WhatIf) -> dict[str, Any]:
         {"name": one.setting.name, "error": one.error, "does": one.does, "reason": one.reason, "alike": one.alike}
         for one in best_settings(outcomes, tried.sequences)
     ]
-    return _data(dump, best=first, settings=settings, left_out=tried.left_out)
+    suggestion = tried.suggestion()
+    bounds = None
+    if suggestion is not None:
+        bounds = {"sentences": suggestion.sentences, "rejected": suggestion.rejected, "spec": suggestion.spec.to_dict()}
+    return _data(dump, best=first, suggestion=bounds, settings=settings, left_out=tried.left_out)

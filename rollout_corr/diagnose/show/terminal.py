@@ -16,6 +16,7 @@ from rollout_corr.diagnose.read.problems import extra
 from rollout_corr.diagnose.show.content import (
     ABOUT_BEST,
     ABOUT_D,
+    ABOUT_SUGGESTION,
     AXES,
     HEALTHY,
     KEYS,
@@ -221,6 +222,12 @@ def print_what_if(out: Terminal, dump: Dump, tried: WhatIf, everything: bool = F
         out.line(f"! {note}", style="yellow")
     out.line(f"{PARETO}: {', '.join(pareto(outcomes))}")
     out.line()
+    suggestion = tried.suggestion()
+    if suggestion is not None:
+        out.line(f"{ABOUT_SUGGESTION}:", style="bold")
+        for sentence in suggestion.sentences:
+            out.line(f"   {sentence}")
+        out.line()
     out.line(f"{ABOUT_BEST}:", style="bold")
     for i, best in enumerate(best_settings(outcomes, tried.sequences), 1):
         out.line(f"{i}. {best.setting.name}", style="bold")

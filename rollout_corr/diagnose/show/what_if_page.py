@@ -8,8 +8,16 @@ from rollout_corr.diagnose.best_settings import BestSetting, best_settings
 from rollout_corr.diagnose.doctor.cause import counted
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.show import charts
-from rollout_corr.diagnose.show.content import ABOUT_BEST, ABOUT_D, OUTCOME_HEADS, PARETO, Table, outcome_cells
-from rollout_corr.diagnose.show.html import Html, element
+from rollout_corr.diagnose.show.content import (
+    ABOUT_BEST,
+    ABOUT_D,
+    ABOUT_SUGGESTION,
+    OUTCOME_HEADS,
+    PARETO,
+    Table,
+    outcome_cells,
+)
+from rollout_corr.diagnose.show.html import Child, Html, element
 from rollout_corr.diagnose.show.parts import card, drawn, folded, page, problem_cards, section, table
 from rollout_corr.diagnose.what_if import SettingResult, WhatIf, pareto
 
@@ -19,6 +27,14 @@ MEANING = (
     "Bias is how far weights are from the exact ratios on average; variance is how uneven they are. No bound: no bias. "
     "Equal weights: no variance."
 )
+
+
+def _suggestion(what_if: WhatIf) -> Child:
+    found = what_if.suggestion()
+    if found is None:
+        return ()
+    items = element("ul", [element("li", sentence) for sentence in found.sentences])
+    return section("Bounds for these sequences", element("p", f"{ABOUT_SUGGESTION}:", class_="of"), items)
 
 
 def what_if_page(dump: Dump, what_if: WhatIf) -> str:
@@ -46,6 +62,7 @@ def what_if_page(dump: Dump, what_if: WhatIf) -> str:
                 [_card(i, one, one.setting.name in best) for i, one in enumerate(first, 1)],
                 map(card, notes),
             ),
+            _suggestion(what_if),
             section(
                 "Bias and variance",
                 element(
