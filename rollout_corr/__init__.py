@@ -42,6 +42,8 @@ from rollout_corr.spec.surrogates import Score as Score
 
 if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.api.dump import dump as dump
+    from rollout_corr.api.routes import RouteAgreement as RouteAgreement
+    from rollout_corr.api.routes import route_agreement as route_agreement
     from rollout_corr.api.suggest import Suggestion as Suggestion
     from rollout_corr.api.suggest import suggest as suggest
     from rollout_corr.api.warmup import warmup as warmup
@@ -72,6 +74,7 @@ __all__ = [
     "PendingMetrics",
     "PolicyLoss",
     "Reinforce",
+    "RouteAgreement",
     "Score",
     "Spec",
     "SquaredLogRatio",
@@ -90,12 +93,14 @@ __all__ = [
     "recipe",
     "recipe_from_config",
     "recipe_names",
+    "route_agreement",
     "suggest",
     "warmup",
 ]
 
 
 _IMPORTED_WHEN_USED = {
+    "RouteAgreement": "api.routes",
     "Suggestion": "api.suggest",
     "dump": "api.dump",
     "from_config": "frameworks.shared.lookup",
@@ -104,6 +109,7 @@ _IMPORTED_WHEN_USED = {
     "recipe": "frameworks.shared.lookup",
     "recipe_from_config": "frameworks.shared.lookup",
     "recipe_names": "frameworks.shared.lookup",
+    "route_agreement": "api.routes",
     "suggest": "api.suggest",
     "warmup": "api.warmup",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from rollout_corr.metrics import loss, native
+from rollout_corr.metrics import loss, native, routes
 from rollout_corr.metrics.limits import LIMITS, RATIO_ERRORS, RATIO_MARGIN
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
@@ -57,6 +57,7 @@ def markdown() -> str:
         "For every `Criterion`, under its label": native.criterion_metrics(criterion),
         'With `detail="full"`': native.FULL_METRICS,
         "From `policy_loss`": loss.metrics_of(objective),
+        "From `route_agreement`": routes.METRICS,
     }
     lines = []
     for title, rows in parts.items():

@@ -19,6 +19,7 @@ rc.Spec.from_dict({"weight": {"level": "token"}})
 rc.correct(x, x, spec=rc.Spec(), backend="compiled")
 rc.policy_loss(x, x, old_logp=x, surrogate=rc.PPO(), backend="torch", reduction="sum", denominator="kept")
 rc.filter_groups(x[0], x[0] > 0, x[0].long(), alone="zero")
+rc.route_agreement(x.long()[None], x.long()[None]).metrics()["route_overlap_mean"]
 rc.warmup("cpu", None, layouts=("packed",), advantages="sequence")
 rc.GSPO(through="token", of="new/rollout")
 rc.Score(upper=2.0, outside="zero")

@@ -1,0 +1,107 @@
+"""Agreement of routers, beside sets in plain Python."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+import rollout_corr as rc
+
+INTEGERS = torch.zeros(4, 2, 3, dtype=torch.int32)
+
+
+def routes(rng, tokens=40, layers=3, experts=4, unlike=0.2):
+    """Choices of both engines: the second shuffles, exchanges some experts, and forgets a few choices."""
+    train = [[rng.sample(range(16), experts) for _ in range(layers)] for _ in range(tokens)]
+    rollout = [[rng.sample(choice, experts) for choice in token] for token in train]
+    for token in rollout:
+        for choice in token:
+            if rng.random() < unlike:
+                choice[rng.randrange(experts)] = 16 + rng.randrange(4)
+            if rng.random() < 0.05:
+                choice[0] = -1
+    return train, rollout
+
+
+def wanted(train, rollout, valid):
+    shares, alike, whole, by_layer = [], [], [], {}
+    for token, other, counts in zip(train, rollout, valid, strict=True):
+        if not counts:
+            continue
+        found = []
+        for layer, (a, b) in enumerate(zip(token, other, strict=True)):
+            if min(*a, *b) < 0:
+                found.append(None)
+                continue
+            shares.append(len({*a} & {*b}) / len(a))
+            by_layer.setdefault(layer, []).append(shares[-1])
+            found.append({*a} == {*b})
+        alike += [x for x in found if x is not None]
+        if None not in found:
+            whole.append(all(found))
+    lowest = min((sum(x) / len(x), layer) for layer, x in by_layer.items())
+    return {
+        "route_choices": len(shares),
+        "route_overlap_mean": sum(shares) / len(shares),
+        "route_same_fraction": sum(alike) / len(alike),
+        "route_tokens_same_fraction": sum(whole) / len(whole),
+        "route_overlap_min": lowest[0],
+        "route_overlap_min_layer": lowest[1],
+    }
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_beside_sets(seed):
+    rng = random.Random(seed)
+    train, rollout = routes(rng, unlike=rng.choice((0.0, 0.2, 1.0)))
+    valid = [rng.random() < 0.8 for _ in train]
+    a, b = (torch.tensor(x, dtype=dtype) for x, dtype in ((train, torch.int64), (rollout, torch.int16)))
+    mask = torch.tensor(valid)
+    found = rc.route_agreement(a, b, mask)
+    assert found.metrics() == pytest.approx(wanted(train, rollout, valid), rel=1e-14)
+    padded = rc.route_agreement(a.view(5, 8, 3, 4), b.view(5, 8, 3, 4), mask.view(5, 8).float())
+    halves = rc.route_agreement(a[:7], b[:7], mask[:7]) + rc.route_agreement(a[7:], b[7:], mask[7:])
+    assert torch.equal(padded.sums, found.sums) and torch.allclose(halves.sums, found.sums, rtol=1e-14)
+    assert found.overlap().min().item() == pytest.approx(found.metrics()["route_overlap_min"], rel=1e-14)
+
+
+def test_replayed_routes_agree():
+    train, _ = routes(random.Random(0))
+    made = torch.tensor(train)
+    found = rc.route_agreement(made, made.flip(-1)).metrics("moe/")
+    assert (found["moe/route_overlap_mean"], found["moe/route_tokens_same_fraction"]) == (1.0, 1.0)
+
+
+def test_nothing_recorded():
+    none = rc.route_agreement(torch.full((5, 2, 4), -1), torch.zeros(5, 2, 4, dtype=torch.int32))
+    assert set(none.metrics().values()) == {0.0} and repr(none) == "RouteAgreement(layers=2, device='cpu')"
+
+
+def test_no_value_is_read():
+    routed = torch.zeros(4, 2, 3, dtype=torch.int32, device="meta")
+    assert rc.route_agreement(routed, routed, torch.ones(4, device="meta")).sums.shape == (8,)
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ((INTEGERS.float(), INTEGERS.float()), "train_routes: expected the numbers of experts as integers"),
+        ((INTEGERS, INTEGERS[..., :2]), r"rollout_routes: expected shape \[4, 2, 3\]"),
+        ((INTEGERS[0], INTEGERS[0]), r"train_routes: expected \[tokens, layers, experts\]"),
+        ((INTEGERS, INTEGERS, torch.ones(3)), r"mask: expected shape \[4\]"),
+        ((INTEGERS, INTEGERS, torch.ones(4, device="meta")), "mask: expected device cpu"),
+    ],
+)
+def test_what_does_not_fit(given, error):
+    with pytest.raises(ValueError, match=error):
+        rc.route_agreement(*given)
+
+
+def test_other_layers_and_no_tensor():
+    with pytest.raises(TypeError, match="rollout_routes: expected a tensor, got list"):
+        rc.route_agreement(INTEGERS, [])
+    two, one = rc.route_agreement(INTEGERS, INTEGERS), rc.route_agreement(INTEGERS[:, :1], INTEGERS[:, :1])
+    with pytest.raises(ValueError, match="other: expected an agreement of 2 layers, got one of 1"):
+        two + one
