@@ -1,29 +1,25 @@
 """The pages in a real browser, on a desktop and a phone, light and dark.
 
 Nothing overflows, nothing overlaps, texts can be read, what is folded unfolds, and nothing is requested from a network.
-`make test-browser` runs this; it needs a Chromium (any of `BROWSERS`, or $BROWSER).
+`make test-browser` runs this; it needs a Chromium (any of `chromium.BROWSERS`, or $BROWSER).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
 
 import pytest
 import torch
 
 from builders import planted_dumps
+from builders.chromium import DARK, run
 from rollout_corr.cli.main import main
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("one_thread")]
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 # A desktop and a phone: their first screens.
 SCREENS = {"desktop": (1280, 800), "phone": (390, 844)}
-DARK = "--blink-settings=preferredColorScheme=0"
 # What WCAG 2 asks of the contrast of texts, and of large ones.
 CONTRAST, LARGE_CONTRAST = 4.5, 3.0
 
@@ -128,13 +124,6 @@ window.addEventListener("message", (message) => {
 """
 
 
-def browser():
-    """Return the path of a browser. Without one the test fails: whoever runs it asked for a browser."""
-    found = os.environ.get("BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
-    assert found, f"no browser: install one of {', '.join(BROWSERS)}, or set BROWSER to the path of one"
-    return found
-
-
 def ask(page, screen, *options):
     """Open a page in the browser and return its answers to `QUESTIONS`."""
     asked, frame = page.with_suffix(".asked.html"), page.with_suffix(".frame.html")
@@ -143,13 +132,9 @@ def ask(page, screen, *options):
     questions = QUESTIONS.replace("LEAST_OF_LARGE", str(LARGE_CONTRAST)).replace("LEAST", str(CONTRAST))
     asked.write_text(text.replace("</body>", questions + "</body>"), encoding="utf-8")
     frame.write_text(FRAME % (asked.name, *SCREENS[screen]), encoding="utf-8")
-    command = [browser(), "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
-    command += ["--disable-background-networking", "--disable-sync", "--enable-logging=stderr"]
     # Time that passes only while nothing is left to do: the answer is there before it is over.
-    command += ["--virtual-time-budget=10000", "--window-size=1400,1000", f"--user-data-dir={page.parent / 'profile'}"]
-    done = subprocess.run(
-        [*command, *options, "--dump-dom", frame.as_uri()], capture_output=True, text=True, timeout=120, check=True
-    )
+    more = ("--enable-logging=stderr", "--virtual-time-budget=10000", "--window-size=1400,1000")
+    done = run(page.parent / "profile", *more, *options, "--dump-dom", frame.as_uri())
     answer = re.search(r'<pre id="answer">(.*?)</pre>', done.stdout, re.DOTALL)
     assert answer, done.stderr[-2000:]
     assert "CONSOLE" not in done.stderr, done.stderr[-2000:]
