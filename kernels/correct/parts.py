@@ -1,4 +1,4 @@
-"""What a program of `read` loads: its parts, what all parts share, and how two policies are compared at a token."""
+"""Loads of a program of `read`: its parts, what all parts share, and the comparison of two policies at a token."""
 
 from __future__ import annotations
 

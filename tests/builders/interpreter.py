@@ -24,7 +24,7 @@ def quick() -> Iterator[None]:
         (interpreter, "_get_np_dtype", _by_name),
         (core.block_type, "__init__", _block_types),
         (core.dtype, "__eq__", _unless_itself),
-        (core.dtype, "is_int", _once_a_name),
+        (core.dtype, "is_int", _by_name),
         (core.tensor, "__init__", _tensors),
         (interpreter, "_patch_attr", _without_wrappers),
         (TritonSemantic, "binary_op_sanitize_overflow_impl", _if_it_overflows),
@@ -56,13 +56,13 @@ def _once_a_launch(patch):
     return once
 
 
-def _by_name(np_dtype):
-    """NumPy's dtype of a Triton type, found once a type."""
+def _by_name(ask):
+    """Ask something of a Triton type once for each name: NumPy's dtype of it, whether it is an integer."""
     found = {}
 
     def look_up(kind):
         if kind.name not in found:
-            found[kind.name] = np_dtype(kind)
+            found[kind.name] = ask(kind)
         return found[kind.name]
 
     return look_up
@@ -112,18 +112,6 @@ def _unless_alike(broadcast):
 def _unless_itself(equal):
     """Compare two types, unless they are one."""
     return lambda self, other: self is other or equal(self, other)
-
-
-def _once_a_name(ask):
-    """Ask a type once for each name."""
-    answers = {}
-
-    def answer(self):
-        if self.name not in answers:
-            answers[self.name] = ask(self)
-        return answers[self.name]
-
-    return answer
 
 
 def _without_wrappers(patch_attr):

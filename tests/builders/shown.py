@@ -1,4 +1,4 @@
-"""What README and the notebook show, made again: `PYTHONPATH=tests python -m builders.shown` writes both."""
+"""Outputs that README and the notebook show, made again: `PYTHONPATH=tests python -m builders.shown` writes both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DOCTOR = re.compile(r"(?<=\$ rollout-corr doctor dump.pt\n).*?(?=```)", re.DOTAL
 
 
 def doctors_words() -> str:
-    """What doctor prints, in this folder, of tokens sampled at temperature 0.7, of which the trainer does not know."""
+    """Return what doctor prints, in this folder, of tokens sampled at temperature 0.7, of which the trainer does not know."""
     torch.save(temperature(0, 0.7, 0.7, 1.0), "dump.pt")
     with contextlib.redirect_stdout(io.StringIO()) as out:
         main(["doctor", "dump.pt"])

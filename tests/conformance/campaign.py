@@ -17,7 +17,7 @@ from conformance.sources import Source, found
 
 
 class Compared(NamedTuple):
-    """What came of one row of one source."""
+    """Outcome of one row of one source."""
 
     source: Source
     tally: Tally

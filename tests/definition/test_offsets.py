@@ -82,7 +82,7 @@ def test_tokens_may_belong_to_no_sequence(values: list[int]) -> None:
 
 
 def test_random_values() -> None:
-    """What Python's own integers say of 2,000 random rows, of which most have values near the ends of int64."""
+    """Python's own integers judge 2,000 random rows, of which most have values near the ends of int64."""
     draw = random.Random(7)
     right = 0
     for _ in range(2000):

@@ -1,4 +1,4 @@
-"""What runs on the project's own machines: pinned by commit, with the least rights, from one index."""
+"""Workflows of the project's own machines: pinned by commit, with the least rights, from one index."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ CLAMPED = Declared(
 
 
 class Model:
-    """What pydantic's BaseModel does for a configuration: fields are set, the others keep their defaults."""
+    """Stand-in for pydantic's BaseModel as a configuration: fields are set, the others keep their defaults."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Take the options of a model."""

@@ -39,7 +39,7 @@ TAU = {"adv_tau": 1.0, "kl_tau": 1e-3}
 
 @dataclass
 class DefaultLossConfig:
-    """What pydantic's model of that name holds."""
+    """Fields of pydantic's model of that name."""
 
     dppo_mask_low: float = 0.2
     dppo_mask_high: float = 0.2
@@ -50,7 +50,7 @@ class DefaultLossConfig:
 
 @dataclass
 class IPOLossConfig:
-    """What pydantic's model of that name holds; the threshold's name has changed."""
+    """Fields of pydantic's model of that name; the threshold's name has changed."""
 
     ipo_threshold: float = 0.1
     adv_tau: float = 1.0

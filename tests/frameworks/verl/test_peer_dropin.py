@@ -30,7 +30,7 @@ def helper():
 
 
 def theirs_and_ours(call):
-    """What a call gives before and after `install()`."""
+    """Return what a call gives before and after `install()`."""
     theirs = call()
     assert drop_in.install().active
     ours = call()
@@ -275,7 +275,7 @@ def test_same_errors(options, helper):
 
 
 def test_what_verl_gets_wrong(helper):
-    """What docs/integrations.md calls mended, with verl beside it."""
+    """Differences that docs/integrations.md calls mended, with verl beside it."""
     ones = torch.ones(2, 3)
     token = {"rollout_is": "token", "rollout_is_threshold": 2.0}
     padded = (torch.full((2, 3), math.nan), ones, torch.tensor([[1, 0, 0], [1, 0, 0]]))
