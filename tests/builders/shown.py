@@ -25,7 +25,7 @@ DOCTOR = re.compile(r"(?<=\$ rollout-corr doctor dump.pt\n).*?(?=```)", re.DOTAL
 
 
 def doctors_words() -> str:
-    """Return what doctor prints, in this folder, of tokens sampled at a temperature of which the trainer does not know."""
+    """Return what doctor prints, in this folder, of tokens sampled at a temperature that the trainer ignores."""
     torch.save(temperature(0, 0.7, 0.7, 1.0), "dump.pt")
     with contextlib.redirect_stdout(io.StringIO()) as out:
         main(["doctor", "dump.pt"])
