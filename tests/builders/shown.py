@@ -45,7 +45,7 @@ def run_cells(notebook: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
 
 def write() -> None:
     """Write what both show."""
-    os.environ["COLUMNS"] = "100"
+    os.environ["COLUMNS"] = "88"
     page, words = README.read_text(encoding="utf-8"), doctors_words()
     README.write_text(DOCTOR.sub(lambda _: words, page), encoding="utf-8")
     os.environ["COLUMNS"] = "80"
