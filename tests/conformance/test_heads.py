@@ -18,6 +18,7 @@ pytestmark = pytest.mark.peers
 
 SWITCHES = {
     "areal": [{}],
+    "openrlhf": [{}],
     "skyrl": [{}],
     "trl": [{}],
     "verl": [{}, {"losses": True}, {"compat": "0.7"}],

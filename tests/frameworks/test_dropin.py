@@ -245,6 +245,10 @@ PARAMETERS = {
         "self, old_log_prob, rollout_log_prob, num_tokens, response_mask"
     ),
     "AsyncGRPOTrainer.compute_loss": "self, model, inputs, return_outputs=False, num_items_in_batch=None",
+    "PolicyLoss.forward": (
+        "self, log_probs, old_log_probs, advantages, action_mask=None, rollout_log_probs=None, dp_size=1, "
+        "batch_num_tokens=None, global_batch_size=None"
+    ),
     "GRPOTrainer._generate_and_score_completions": "self, inputs",
     "GRPOTrainer.get_off_policy_mask": (
         "advantages, per_token_logps, sampling_per_token_logps, mask, off_policy_threshold"
@@ -294,6 +298,7 @@ def parameters_of(name):
 
 INSTALLATIONS = [
     ("areal", {}, 1),
+    ("openrlhf", {"spec": rc.Spec()}, 1),
     ("skyrl", {"padding": "skip"}, 2),
     ("trl", {"spec": rc.Spec(), "delta": 4.0}, 3),
     ("verl", {}, 9),
@@ -344,7 +349,7 @@ def test_every_drop_in_replaces_and_restores(framework, switches, count, monkeyp
     ("framework", "switch"),
     [
         (name, switch)
-        for name in ("areal", "skyrl", "trl", "verl", "xtuner")
+        for name in ("areal", "openrlhf", "skyrl", "trl", "verl", "xtuner")
         for switch in inspect.signature(drop_in_of(name).install).parameters
     ],
 )
@@ -352,7 +357,7 @@ def test_every_drop_in_checks_its_switches(framework, switch):
     with pytest.raises(
         (TypeError, ValueError), match=f"^{switch}: expected .*, got .*else|^spec: expected a Spec or None"
     ):
-        drop_in_of(framework).install(**{switch: "else"})
+        drop_in_of(framework).install(**{switch: "something.else"})
 
 
 def test_importing_changes_nothing(tmp_path):

@@ -1,1 +1,12 @@
-"""OpenRLHF: presets, losses and configuration."""
+"""OpenRLHF: presets, losses, configuration and drop-in."""
+
+from typing import TYPE_CHECKING
+
+from rollout_corr.frameworks.shared.lazy import lazily
+
+if TYPE_CHECKING:
+    from rollout_corr.frameworks.openrlhf.dropin import install as install
+    from rollout_corr.frameworks.openrlhf.dropin import installed as installed
+    from rollout_corr.frameworks.openrlhf.dropin import uninstall as uninstall
+
+__getattr__ = lazily(__name__, dropin=("install", "installed", "uninstall"))

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from conformance.batches import KINDS, Batch
-from conformance.rows import BF16, Declared, Result, Row, configuration, preset, recipe
+from conformance.rows import BF16, Declared, Result, Row, configuration, loss_and_gradient, preset, recipe
 from conformance.sources import Source
+from rollout_corr.frameworks.openrlhf import dropin
 
 DISTRIBUTION, PACKAGE, CHECKOUT = "openrlhf", "openrlhf", "openrlhf"
 
@@ -54,6 +55,12 @@ FAR = Declared(
     "presets.md",
     "in the token weights that a sequence test lets through",
     lambda given, settings: bool(((given.old - given.rollout).where(given.mask, 0.0).abs() > 20).any()),
+)
+NOTHING = Declared(
+    "no token: NaN there",
+    "integrations.md",
+    "a batch without a token is a loss of NaN",
+    lambda given, settings: given.kind == "all_masked",
 )
 
 
@@ -167,6 +174,38 @@ def rows(source: Source) -> Iterator[Row]:
         partial(loss, policy_loss_type="gspo"),
         lambda rng: {key: value for key, value in of_loss(rng).items() if key != "loss_agg_mode"},
         **more,
+    )
+    replacement = dropin.replaced(loss_class.forward)
+
+    def called(given: Batch, config: dict[str, Any]) -> tuple[Result, Result]:
+        config, over_all = dict(config), config["over_all"]
+        sides = dict(zip(("clip_eps_low", "clip_eps_high"), config.pop("sides"), strict=True))
+        run = made(**sides, **{name: value for name, value in config.items() if name != "over_all"})
+        # The counts over all ranks and their number, or what this batch has.
+        counts = {"dp_size": 2, "batch_num_tokens": 77, "global_batch_size": 9} if over_all else {}
+
+        def result(function: Callable[..., Any]) -> Result:
+            side = given.trains()
+            value, *metrics = function(
+                run, side.new, side.old, side.token_advantages, side.mask, side.rollout, **counts
+            )
+            return {**loss_and_gradient(value, side), "metrics": str(metrics)}
+
+        return result(replacement), result(loss_class.forward)
+
+    def of_module(rng: Random) -> dict[str, Any]:
+        config = config_of(rng, new_names)
+        names = ("dual_clip", "policy_loss_type", "level", "mode", "gating", "threshold")
+        more = {"sides": (config["eps_clip"], rng.choice((0.2, 0.28))), "over_all": rng.random() < 0.5}
+        return {name: config[name] for name in names} | more | {"token_level_loss": rng.random() < 0.5}
+
+    yield Row(
+        "drop-in",
+        "openrlhf.PolicyLoss",
+        f"{LOSS}: PolicyLoss.forward",
+        called,
+        of_module,
+        **more | {"declared": (NONFINITE, FAR, BF16, ROUNDED, EPS, NOTHING)},
     )
     yield configuration(
         "openrlhf",

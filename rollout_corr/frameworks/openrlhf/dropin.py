@@ -1,0 +1,124 @@
+"""Drop-in for OpenRLHF: its policy loss.
+
+OpenRLHF corrects in the middle of `PolicyLoss.forward`. That method still runs, without a gradient, for what it returns
+beside the loss; value and gradient are ours, by the module's own settings or by any Spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollout_corr.api.policy_loss import policy_loss
+from rollout_corr.frameworks.openrlhf import config
+from rollout_corr.frameworks.openrlhf.presets import clipped, gspo
+from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
+from rollout_corr.frameworks.shared.dumping import DumpPath
+from rollout_corr.frameworks.shared.recipe import SEQUENCES
+from rollout_corr.frameworks.shared.settings import cached_spec
+from rollout_corr.spec.correction import Spec
+
+MODULE = "openrlhf.models.loss"
+
+DROP_IN = DropIn(
+    "openrlhf",
+    checked=("0.11.2",),
+    not_covered={"the KL in the loss (algo.kl.use_loss) and the entropy bonus": None},
+)
+installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
+
+
+def install(*, spec: Spec | None = None, dump: DumpPath = None, every: int = 100) -> Installed:
+    """Replace OpenRLHF's policy loss, in this process; call it in every Ray worker that trains.
+
+    Args:
+        spec: A correction of its own, in place of `is_correction_*`. No denominator changes by what it rejects. The
+            metrics beside the loss stay OpenRLHF's.
+        dump: A folder, or a name that ends in .jsonl: 64 sequences of every so many corrections are written there in
+            the background, for `rollout-corr report` and `doctor`.
+        every: How many corrections come to one that is written.
+
+    Returns:
+        What is replaced now.
+
+    Raises:
+        ImportError: OpenRLHF is not installed.
+        RuntimeError: This OpenRLHF has another loss, or it takes other arguments. Then nothing is replaced.
+        TypeError: `spec` is no Spec.
+    """
+    if spec is not None and not isinstance(spec, Spec):
+        raise TypeError(f"spec: expected a Spec or None, got {type(spec).__name__}")
+    return DROP_IN.install(TARGETS, dump, every, spec=spec)
+
+
+def replaced(original: Callable[..., Any], spec: Spec | None = None) -> Callable[..., Any]:
+    """Make the replacement of `PolicyLoss.forward`."""
+
+    def forward(
+        self: Any,
+        log_probs: Tensor,
+        old_log_probs: Tensor,
+        advantages: Tensor,
+        action_mask: Tensor | None = None,
+        rollout_log_probs: Tensor | None = None,
+        dp_size: int = 1,
+        batch_num_tokens: float | None = None,
+        global_batch_size: float | None = None,
+    ) -> Any:
+        with torch.no_grad():
+            _, *metrics = original(
+                self,
+                log_probs,
+                old_log_probs,
+                advantages,
+                action_mask,
+                rollout_log_probs,
+                dp_size,
+                batch_num_tokens,
+                global_batch_size,
+            )
+        found = _correction(self) if spec is None else spec
+        DROP_IN.say(found.acts, f"{found!r}" if found.acts else "is_correction_level is off")
+        clip = self.clip_eps_low, (self.clip_eps_low, self.clip_eps_high), self.dual_clip
+        sequences = self.policy_loss_type == "gspo"
+        # Its GSPO takes the ratio to the engine in place of a weight.
+        in_the_ratio = sequences and spec is None and found.acts
+        count = batch_num_tokens if self.token_level_loss else global_batch_size
+        out = policy_loss(
+            log_probs,
+            advantages,
+            action_mask,
+            old_logp=old_log_probs,
+            rollout_logp=rollout_log_probs if found.acts else None,
+            spec=found if found.acts and not in_the_ratio else None,
+            surrogate=gspo(*clip, "new/rollout" if in_the_ratio else None) if sequences else clipped(*clip),
+            reduction="token_mean" if self.token_level_loss else SEQUENCES,
+            denominator="original" if count is None else count,
+        )
+        if rollout_log_probs is not None:
+            DROP_IN.dumps.seen(old_log_probs, rollout_log_probs, action_mask)
+        return (out.value if count is None else out.value * dp_size, *metrics)
+
+    return forward
+
+
+TARGETS = (Target(MODULE, "PolicyLoss.forward", replaced, takes_original=True),)
+
+
+def _correction(loss: Any) -> Spec:
+    """Read the correction of a PolicyLoss, of 0.11.2 or of the versions before."""
+    if hasattr(loss, "is_correction_level"):
+        names = loss.is_correction_level, loss.is_correction_mode, loss.is_correction_gating
+        return _spec_of(*names, *loss.is_correction_threshold)
+    if not loss.enable_vllm_is_correction:
+        return _spec_of("off", "mask", "ratio")
+    level, mode = config.OLD_TYPES[loss.vllm_is_correction_type]
+    return _spec_of(level, mode, "ratio", *loss.vllm_is_truncated_threshold)
+
+
+@cached_spec
+def _spec_of(level: str, mode: str, gating: str, *threshold: float) -> Spec:
+    return config.spec(level, mode, gating, threshold or (0.5, 5.0))
