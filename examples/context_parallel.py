@@ -51,7 +51,7 @@ def main() -> None:
     train_logp, rollout_logp, mask = batch.train_logp[tokens], batch.rollout_logp[tokens], batch.mask[tokens]
     mine = new_logp[tokens].requires_grad_()
 
-    out = rc.correct(train_logp, rollout_logp, mask, cu_seqlens=cu_seqlens, spec=SPEC, sequence_group=group)
+    out = rc.correct(train_logp, rollout_logp, mask=mask, cu_seqlens=cu_seqlens, spec=SPEC, sequence_group=group)
     options = {"surrogate": rc.GSPO(), "reduction": "sequence_mean_token_mean"}
     loss = rc.policy_loss(
         mine,
@@ -70,7 +70,7 @@ def main() -> None:
 
     # The same in one process.
     everything = new_logp.clone().requires_grad_()
-    whole = rc.correct(batch.train_logp, batch.rollout_logp, batch.mask, cu_seqlens=batch.cu_seqlens, spec=SPEC)
+    whole = rc.correct(batch.train_logp, batch.rollout_logp, mask=batch.mask, cu_seqlens=batch.cu_seqlens, spec=SPEC)
     reference = rc.policy_loss(
         everything,
         advantages,

@@ -215,7 +215,7 @@ def train(
 
         with torch.no_grad():
             old_logp = logp_of(policy, prompt, answer)
-        out = rc.correct(old_logp, rollout_logp, mask, spec=spec)
+        out = rc.correct(old_logp, rollout_logp, mask=mask, spec=spec)
         for rows in torch.randperm(len(prompt), generator=generator).chunk(2):
             new_logp, weights = logp_of(policy, prompt[rows], answer[rows]), out.weights
             weights = None if weights is None else weights[rows]
@@ -227,7 +227,7 @@ def train(
             nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
             optimiser.step()
 
-        watched = rc.correct(old_logp, rollout_logp, mask, spec=WATCH).metrics()
+        watched = rc.correct(old_logp, rollout_logp, mask=mask, spec=WATCH).metrics()
         kept = out.metrics()["tokens_kept_fraction"]
         seen.append({"kl": watched["kl_k3"], "ess": watched["weight_raw_ess"], "kept": kept})
         tick()

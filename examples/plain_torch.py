@@ -36,7 +36,7 @@ def decoupled(policy: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch)
     """The weight repairs old/rollout, PPO's ratio is new/old: one more forward, and any number of updates."""
     with torch.no_grad():
         old_logp = policy(batch.before, batch.tokens)
-    out = rc.correct(old_logp, batch.rollout_logp, batch.mask, cu_seqlens=batch.cu_seqlens, spec=SPEC)
+    out = rc.correct(old_logp, batch.rollout_logp, mask=batch.mask, cu_seqlens=batch.cu_seqlens, spec=SPEC)
     advantages = baseline(batch, out.keep)  # a rejected sample does not move the baseline of its siblings
     for _ in range(2):
         loss = rc.policy_loss(

@@ -31,7 +31,7 @@ SPEC = rc.Spec(
 
 def geometric(args, *, pg_loss, train_log_probs, rollout_log_probs, loss_masks, **kwargs):
     """The loss, the masks, and metrics with a value for each token. `mis` knows context parallelism, this does not."""
-    out = rc.correct(list(train_log_probs), list(rollout_log_probs), list(loss_masks), spec=SPEC)
+    out = rc.correct(list(train_log_probs), list(rollout_log_probs), mask=list(loss_masks), spec=SPEC)
     rejected = (torch.cat(list(loss_masks)) != torch.cat(out.mask)).float()
     return pg_loss * torch.cat(out.weights), out.mask, {"rejected": rejected}
 

@@ -85,7 +85,9 @@ def _corrections(batch: Batch, operation: Operation) -> list[Contender]:
 
 def corrected(batch: Batch, spec: rc.Spec, backend: str = "auto") -> rc.Correction:
     """Correct a batch."""
-    return rc.correct(batch.old, batch.rollout, batch.mask, cu_seqlens=batch.cu_seqlens, spec=spec, backend=backend)
+    return rc.correct(
+        batch.old, batch.rollout, mask=batch.mask, cu_seqlens=batch.cu_seqlens, spec=spec, backend=backend
+    )
 
 
 def _correct(name: str, batch: Batch, operation: Operation, backend: str = "auto", **about: Any) -> Contender:
@@ -102,7 +104,7 @@ def traced_correct(batch: Batch, operation: Operation, **how: Any) -> Contender:
     spec = operation.spec
 
     def step(old: Tensor, rollout: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Any, ...]:
-        out = rc.correct(old, rollout, mask, cu_seqlens=cu_seqlens, spec=spec, backend="torch")
+        out = rc.correct(old, rollout, mask=mask, cu_seqlens=cu_seqlens, spec=spec, backend="torch")
         return out.weights, out.mask, out.statistics.sums, out.statistics.maxima
 
     def outcome(found: tuple[Any, ...]) -> Outcome:

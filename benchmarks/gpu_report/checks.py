@@ -166,7 +166,7 @@ def compiles(where: Host) -> str:
     def step(
         new: Tensor, old: Tensor, rollout: Tensor, advantages: Tensor, mask: Tensor, offsets: Tensor
     ) -> tuple[Tensor, ...]:
-        out = rc.correct(old, rollout, mask, cu_seqlens=offsets, spec=operations.TOKEN_SPEC)
+        out = rc.correct(old, rollout, mask=mask, cu_seqlens=offsets, spec=operations.TOKEN_SPEC)
         loss = rc.policy_loss(
             new,
             advantages,

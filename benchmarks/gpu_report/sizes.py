@@ -68,7 +68,7 @@ def many_tokens(where: Host, copies: int | None = None, tokens: int | None = Non
 def _many_corrected(batch: Batch, copies: int, offsets: Tensor, parts: Sequence[slice]) -> None:
     one = corrected(batch, TOKEN.spec)
     old, rollout, mask = (x.repeat(copies) for x in (batch.old, batch.rollout, batch.valid))
-    out = rc.correct(old, rollout, mask, cu_seqlens=offsets, spec=TOKEN.spec)
+    out = rc.correct(old, rollout, mask=mask, cu_seqlens=offsets, spec=TOKEN.spec)
     for part in parts:
         there = [out.weights[part], out.mask[part]]
         hold(same([one.weights, one.mask], there), f"the copy from {part.start} on has other bits")

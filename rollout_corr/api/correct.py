@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from rollout_corr.api.by_keyword import mask_by_keyword
 from rollout_corr.backends import claims
 from rollout_corr.backends.batch import Batch, check_validate, read_batch
 from rollout_corr.backends.choose import BACKENDS, BackendName, Groups, chosen_backend
@@ -44,6 +45,7 @@ class Correction(HasStatistics):
         return f"Correction({found}, device='{self.keep.device}')"
 
 
+@mask_by_keyword
 def correct(
     train_logp: LogProbs,
     rollout_logp: LogProbs,
@@ -70,7 +72,7 @@ def correct(
             tensors, one a sample.
         rollout_logp: Log-probs under the engine that sampled the tokens, same layout.
         mask: Non-zero is valid, same layout, any bool, integer or floating dtype. None: every token is valid.
-            A value at an invalid token is never read into a result.
+            A value at an invalid token is never read into a result. Pass it by keyword.
         cu_seqlens: [S + 1] int32 or int64 offsets, on the CPU or on the device. Tokens outside every interval belong
             to no sequence: weight 0, mask 0.
         spec: Weights, criteria and options. `Spec()` measures and changes nothing.
@@ -137,6 +139,7 @@ class PendingCorrection:
         return self._found
 
 
+@mask_by_keyword
 def correct_async(
     train_logp: LogProbs,
     rollout_logp: LogProbs,

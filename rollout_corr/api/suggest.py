@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from rollout_corr.api.by_keyword import mask_by_keyword
 from rollout_corr.api.correct import Renormalized
 from rollout_corr.api.suggestion import Sequences, suggested
 from rollout_corr.api.suggestion import Suggestion as Suggestion
@@ -13,6 +14,7 @@ from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.validate import number
 
 
+@mask_by_keyword
 def suggest(
     train_logp: LogProbs,
     rollout_logp: LogProbs,

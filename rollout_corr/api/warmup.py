@@ -120,7 +120,7 @@ def _step(
 
     arguments = dict(loss or {})
     if spec is not None:
-        found = correct(train, rollout, mask, spec=spec, advantages=advantages, external=external(spec), **options)
+        found = correct(train, rollout, mask=mask, spec=spec, advantages=advantages, external=external(spec), **options)
         if decoupled and arguments.get("spec") is None:
             arguments["correction"] = found
     if loss is None or options["sequence_group"] is not None:

@@ -31,19 +31,19 @@ def packed(train=5, rollout=5, mask=None, spec=rc.Spec(), cu_seqlens=(0, 2, 5), 
     """`correct` on packed log-probs; numbers stand for a float32 tensor of zeros of that length."""
     train, rollout, mask = (z(x) if isinstance(x, int) else x for x in (train, rollout, mask))
     cu_seqlens = offsets(*cu_seqlens) if isinstance(cu_seqlens, tuple) else cu_seqlens
-    return rc.correct(train, rollout, mask, cu_seqlens=cu_seqlens, spec=spec, **others)
+    return rc.correct(train, rollout, mask=mask, cu_seqlens=cu_seqlens, spec=spec, **others)
 
 
 def padded(rollout=(2, 5), mask=(2, 5), spec=rc.Spec(), **others):  # noqa: B008  (frozen)
     """`correct` on [2, 5] log-probs; tuples stand for a float32 tensor of zeros of that shape."""
     rollout, mask = (z(*x) if isinstance(x, tuple) else x for x in (rollout, mask))
-    return rc.correct(z(2, 5), rollout, mask, spec=spec, **others)
+    return rc.correct(z(2, 5), rollout, mask=mask, spec=spec, **others)
 
 
 def listed(train=(2, 3), rollout=(2, 3), mask=None, spec=rc.Spec(), **others):  # noqa: B008  (frozen)
     """`correct` on lists of samples; tuples of lengths stand for lists of float32 zeros."""
     train, rollout, mask = ([z(n) for n in x] if isinstance(x, tuple) else x for x in (train, rollout, mask))
-    return rc.correct(train, rollout, mask, spec=spec, **others)
+    return rc.correct(train, rollout, mask=mask, spec=spec, **others)
 
 
 SHAPES = {
@@ -116,7 +116,7 @@ SHAPES = {
         "rollout_logp: expected 2 rows and 5 tokens (of train_logp), got 2 and 4",
     ),
     "jagged mask": (
-        lambda: rc.correct(jagged(2, 3), jagged(2, 3), z(5)),
+        lambda: rc.correct(jagged(2, 3), jagged(2, 3), mask=z(5)),
         "mask: expected a jagged nested tensor like train_logp, got shape [5]",
     ),
     "jagged 3-D": (

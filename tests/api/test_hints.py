@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import re
+import warnings
 
 import pytest
 import torch
@@ -24,8 +26,8 @@ MISTAKES = {
     "logs of bounds": (lambda: rc.Weight("token", lower=-0.5, upper=0.5), "of the log -0.5 pass 0.606531"),
     "log of an upper bound": (lambda: rc.Criterion("ratio", upper=-0.1), "of the log -0.1 pass 0.904837"),
     "logits": (lambda: rc.correct(X[..., None], X), "logits.log_softmax(-1).gather(-1, token_ids[..., None])"),
-    "mask second": (lambda: rc.correct(X, X < 0, X), "The order of `correct` is train_logp, rollout_logp, mask"),
-    "integers second": (lambda: rc.correct(X, (X < 0).long(), X), "train_logp, rollout_logp, mask"),
+    "mask second": (lambda: rc.correct(X, X < 0, mask=X), "The order of `correct` is train_logp, rollout_logp, mask"),
+    "integers second": (lambda: rc.correct(X, (X < 0).long(), mask=X), "train_logp, rollout_logp, mask"),
     "a framework as a preset": (lambda: rc.preset("verl"), "verl has verl.bypass_pg_geo_rs"),
     "backward": (lambda: LOSS.backward(), "write .value.backward()"),
     "item": (lambda: LOSS.item(), "write .value.item()"),
@@ -56,3 +58,17 @@ def test_a_loss_stays_an_ordinary_object():
     assert not hasattr(LOSS, "__array__") and not hasattr(LOSS, "backward")
     with pytest.raises(AttributeError, match=r"no attribute 'values'$"):
         _ = LOSS.values
+
+
+def test_a_mask_by_position_warns_for_one_version():
+    """Row 25 of the users' review: mask and rollout_logp, swapped, passed silently."""
+    mask = torch.ones(2, 3)
+    for call in (rc.correct, rc.suggest):
+        with pytest.warns(FutureWarning, match=rf"^{call.__name__}: pass the mask by keyword, mask=") as caught:
+            by_position = call(X, X - 0.01, mask)
+        assert caught[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert repr(call(X, X - 0.01, mask=mask)) == repr(by_position)
+    assert list(inspect.signature(rc.correct).parameters)[:3] == ["train_logp", "rollout_logp", "mask"]
+    assert pickle.loads(pickle.dumps(rc.correct)) is rc.correct

@@ -27,7 +27,7 @@ FULL = rc.Spec(
 def rows(train, rollout, mask=None, spec=rc.Spec(), **others):  # noqa: B008  (frozen)
     """`correct` on a padded batch given as lists."""
     mask = None if mask is None else torch.tensor(mask)
-    return rc.correct(torch.tensor(train), torch.tensor(rollout), mask, spec=spec, **others)
+    return rc.correct(torch.tensor(train), torch.tensor(rollout), mask=mask, spec=spec, **others)
 
 
 def close(value, wanted):
@@ -38,14 +38,14 @@ def test_verl_7771_empty_rows_change_no_metric():
     """One padding row moved log_ppl_abs_diff from 1.0 to 0.5, three moved training_ppl from 7.39 to 2.60."""
     train, rollout = torch.full((2, 4), -2.0), torch.full((2, 4), -1.0)
     mask = torch.ones(2, 4, dtype=torch.int64)
-    wanted = rc.correct(train, rollout, mask, spec=FULL).metrics()
+    wanted = rc.correct(train, rollout, mask=mask, spec=FULL).metrics()
     assert close(wanted["log_ppl_abs_diff"], 1.0)
     assert close(wanted["train_ppl"], math.exp(2.0))
     for k in (1, 3):
         out = rc.correct(
             torch.cat([train, torch.zeros(k, 4)]),
             torch.cat([rollout, torch.zeros(k, 4)]),
-            torch.cat([mask, torch.zeros(k, 4, dtype=torch.int64)]),
+            mask=torch.cat([mask, torch.zeros(k, 4, dtype=torch.int64)]),
             spec=FULL,
         )
         assert out.metrics() == wanted
@@ -147,7 +147,7 @@ def test_nemo_3753_a_column_does_not_broadcast():
     assert column.metrics()["d_abs_mean"] == 1.0
     for mask in (torch.ones(2, 1), torch.ones(2)):
         with pytest.raises(ValueError, match=r"^mask: expected shape \[2, 2\]"):
-            rc.correct(train, rollout, mask)
+            rc.correct(train, rollout, mask=mask)
 
 
 def test_trl_7120_product_and_geometric_mean_of_300_small_steps():
@@ -188,7 +188,7 @@ def test_trl_6380_ranks_of_different_sizes():
 def test_verl_7913_metrics_do_not_depend_on_the_number_of_micro_batches():
     train = -torch.rand(6, 5, generator=torch.Generator().manual_seed(0))
     rollout, mask = train.flip(0), torch.arange(5) < torch.tensor([[5], [1], [3], [0], [2], [4]])
-    whole = rc.correct(train, rollout, mask, spec=FULL).metrics()
+    whole = rc.correct(train, rollout, mask=mask, spec=FULL).metrics()
     for size in (1, 2, 4):
         parts = zip(train.split(size), rollout.split(size), mask.split(size), strict=True)
         merged = rc.Statistics.sum(rc.correct(*part, spec=FULL).statistics for part in parts).metrics()
@@ -267,7 +267,7 @@ def test_verl_4105_weights_carry_no_gradient():
     rollout = torch.tensor([[-1.5, -1.5]], requires_grad=True)
     spec = rc.Spec(rc.Weight("token", normalize="batch"), (rc.Criterion("k1", upper=5.0),), "both", detail="full")
     mask = torch.ones(1, 2)
-    out = rc.correct(train, rollout, mask, spec=spec, advantages=torch.ones(1, 2, requires_grad=True))
+    out = rc.correct(train, rollout, mask=mask, spec=spec, advantages=torch.ones(1, 2, requires_grad=True))
     for tensor in (out.weights, out.mask, out.keep, out.statistics.sums, out.statistics.maxima):
         assert not tensor.requires_grad
         assert tensor.grad_fn is None
@@ -294,7 +294,7 @@ def test_trl_6693_nan_at_a_valid_token_is_counted_and_its_row_rejected():
     assert out.metrics()["tokens_nonfinite"] == 1
     assert any("1 valid token" in text and "NaN" in text for text in out.warnings())
     mask = torch.ones(2, 2)
-    watched = rc.correct(torch.tensor(train), torch.tensor(rollout), mask)
+    watched = rc.correct(torch.tensor(train), torch.tensor(rollout), mask=mask)
     assert watched.mask is mask
     assert watched.keep.tolist() == [True, True]
     assert watched.metrics()["tokens_nonfinite"] == 1

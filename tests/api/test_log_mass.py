@@ -144,7 +144,7 @@ def test_refused(name):
     given, message = REFUSED[name]
     train, rollout, mask = arguments()
     with pytest.raises((TypeError, ValueError), match=message):
-        rc.correct(train, rollout, mask, **given)
+        rc.correct(train, rollout, mask=mask, **given)
     with pytest.raises((TypeError, ValueError), match=message):
         rc.policy_loss(train, torch.ones(2), mask, rollout_logp=rollout, **given)
 
@@ -161,14 +161,14 @@ def test_a_mass_is_looked_at_where_tokens_are_valid():
     log_mass = torch.full((2, 6), 2.0**-7).log1p()
     mask[0, 1] = False
     log_mass[0, 1] = 30.0
-    rc.correct(train, rollout, mask, log_mass=log_mass)
+    rc.correct(train, rollout, mask=mask, log_mass=log_mass)
     gaps = {"cu_seqlens": torch.tensor([2, 10])}
     flat = log_mass.flatten()
     flat[0], flat[11] = 5.0, 6.0
-    rc.correct(train.flatten(), rollout.flatten(), mask.flatten(), log_mass=flat, **gaps)
+    rc.correct(train.flatten(), rollout.flatten(), mask=mask.flatten(), log_mass=flat, **gaps)
     flat[4] = 0.25
     with pytest.raises(ValueError, match=r"at every valid token, got 0\.25"):
-        rc.correct(train.flatten(), rollout.flatten(), mask.flatten(), log_mass=flat, **gaps)
+        rc.correct(train.flatten(), rollout.flatten(), mask=mask.flatten(), log_mass=flat, **gaps)
 
 
 # --- policy_loss ---

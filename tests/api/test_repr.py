@@ -15,7 +15,9 @@ def test_each_layout():
     nested = torch.nested.nested_tensor(rows, layout=torch.jagged)
     shown = {
         repr(rc.correct(x, x)): "weights=None, mask=bool[2, 3], keep=bool[2]",
-        repr(rc.correct(x.double(), x, x.int(), spec=SPEC)): "weights=float64[2, 3], mask=int32[2, 3], keep=bool[2]",
+        repr(
+            rc.correct(x.double(), x, mask=x.int(), spec=SPEC)
+        ): "weights=float64[2, 3], mask=int32[2, 3], keep=bool[2]",
         repr(rc.correct(rows, rows, spec=SPEC)): "weights=list of 2 float32, mask=list of 2 bool, keep=bool[2]",
         repr(rc.correct([], [], spec=SPEC)): "weights=list of 0, mask=list of 0, keep=bool[0]",
         repr(rc.correct(nested, nested, spec=SPEC)): "weights=float32[2, ragged], mask=bool[2, ragged], keep=bool[2]",

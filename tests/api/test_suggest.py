@@ -20,7 +20,7 @@ def given(batch):
 
 def kept(batch, spec):
     tensors, offsets = given(batch)
-    return rc.correct(*tensors, **offsets, spec=spec).keep.double().mean().item()
+    return rc.correct(*tensors[:2], mask=tensors[2], **offsets, spec=spec).keep.double().mean().item()
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +32,7 @@ SHAPES = [(200, 7.6e-4), (500, 3.4e-3), (1300, 1e-3), (8, 1e-3), (4000, 1e-5)]
 def test_it_keeps_this_batch_and_the_next(median, k3, keep):
     batch = healthy(1, 48, median, k3)
     tensors, offsets = given(batch)
-    found = rc.suggest(*tensors, **offsets, keep=keep)
+    found = rc.suggest(*tensors[:2], mask=tensors[2], **offsets, keep=keep)
     assert kept(batch, found.spec) >= keep
     assert all(share <= 1.0 - keep + 1e-12 for share in found.rejected.values())
     others = [kept(healthy(seed, 48, median, k3), found.spec) for seed in range(2, 8)]
@@ -48,14 +48,14 @@ def test_a_few_sequences_suffice_because_their_tokens_tell():
     for seed in range(12):
         small, large = healthy(seed, 4, 100, 1e-3), healthy(100 + seed, 200, 100, 1e-3)
         tensors, offsets = given(small)
-        found.append(kept(large, rc.suggest(*tensors, **offsets).spec))
+        found.append(kept(large, rc.suggest(*tensors[:2], mask=tensors[2], **offsets).spec))
     assert sum(found) / len(found) > 0.9, found
 
 
 def test_every_layout_gives_the_same():
     batch = healthy(0, 16, 60)
     tensors, offsets = given(batch)
-    packed = rc.suggest(*tensors, **offsets)
+    packed = rc.suggest(*tensors[:2], mask=tensors[2], **offsets)
     padded = rc.suggest(*(pad(x, batch.lengths) for x in tensors))
     listed = rc.suggest(*(list(x.split(batch.lengths.tolist())) for x in tensors))
     jagged = rc.suggest(*(torch.nested.nested_tensor_from_jagged(x, batch.cu_seqlens) for x in tensors))
@@ -70,7 +70,7 @@ def test_every_layout_gives_the_same():
 def test_broken_sequences_do_not_widen_the_bounds():
     batch = healthy(0, 64, 300)
     tensors, offsets = given(batch)
-    plain = rc.suggest(*tensors, **offsets)
+    plain = rc.suggest(*tensors[:2], mask=tensors[2], **offsets)
     train = batch.train_logp.clone()
     first, last = batch.cu_seqlens[:2].tolist()
     train[last - 1] -= 15.0
@@ -94,14 +94,14 @@ def test_a_veto_goes_down_where_tails_are_long_and_stops():
 
 def test_products_of_long_sequences_have_no_bound():
     tensors, offsets = given(healthy(0, 8, 30_000, 5e-3))
-    found = rc.suggest(*tensors, **offsets)
+    found = rc.suggest(*tensors[:2], mask=tensors[2], **offsets)
     assert found.product is None and "product: none" in repr(found)
     assert found.geometric.upper < 1.02
 
 
 def test_it_explains_itself():
     tensors, offsets = given(healthy(0))
-    found = rc.suggest(*tensors, **offsets)
+    found = rc.suggest(*tensors[:2], mask=tensors[2], **offsets)
     text = repr(found)
     assert text.count("\n") == 3 and all(
         label in text for label in ("geometric: 0.9", "veto: no token's ratio below 0.0001")
@@ -114,13 +114,13 @@ def test_it_explains_itself():
 
 def test_garbage_is_not_recommended():
     batch = healthy(0)
-    found = rc.suggest(batch.train_logp, batch.rollout_logp.roll(1), batch.mask, cu_seqlens=batch.cu_seqlens)
+    found = rc.suggest(batch.train_logp, batch.rollout_logp.roll(1), mask=batch.mask, cu_seqlens=batch.cu_seqlens)
     assert "these bounds keep what is broken" in found.sentences[-1]
 
 
 def test_identical_log_probs_leave_some_room():
     batch = healthy(0)
-    found = rc.suggest(batch.train_logp, batch.train_logp, batch.mask, cu_seqlens=batch.cu_seqlens)
+    found = rc.suggest(batch.train_logp, batch.train_logp, mask=batch.mask, cu_seqlens=batch.cu_seqlens)
     assert 1.0001 <= found.geometric.upper < 1.0002
 
 
@@ -129,11 +129,11 @@ def test_wrong_arguments_are_named():
     tensors, offsets = given(batch)
     for keep in (0.0, 1.0, -1.0):
         with pytest.raises(ValueError, match="keep: expected a number between 0 and 1"):
-            rc.suggest(*tensors, **offsets, keep=keep)
+            rc.suggest(*tensors[:2], mask=tensors[2], **offsets, keep=keep)
     with pytest.raises(TypeError, match="keep"):
-        rc.suggest(*tensors, **offsets, keep="0.9")
+        rc.suggest(*tensors[:2], mask=tensors[2], **offsets, keep="0.9")
     with pytest.raises(ValueError, match="mask: expected a valid token"):
-        rc.suggest(tensors[0], tensors[1], torch.zeros_like(tensors[2]), **offsets)
+        rc.suggest(tensors[0], tensors[1], mask=torch.zeros_like(tensors[2]), **offsets)
     with pytest.raises(ValueError, match="rollout_logp: expected the log-probs of the engine"):
         rc.suggest(tensors[0], None, **offsets)
 
@@ -181,7 +181,7 @@ def kept_by(name, median, k3):
     shares = []
     for seed in range(2, 8):
         tensors, offsets = given(healthy(seed, 64, median, k3))
-        metrics = rc.correct(*tensors, **offsets, spec=rc.preset(name)).metrics()
+        metrics = rc.correct(*tensors[:2], mask=tensors[2], **offsets, spec=rc.preset(name)).metrics()
         shares.append(metrics["sequences_kept_fraction"])
     return sum(shares) / len(shares)
 
@@ -191,7 +191,7 @@ def test_truncated_sampling_is_taken_out_of_d():
     log_mass = torch.full_like(batch.train_logp, math.log(0.9))
     tensors, offsets = given(batch)
     rollout = batch.rollout_logp - log_mass
-    found = rc.suggest(tensors[0], rollout, tensors[2], **offsets, log_mass=log_mass)
-    plain = rc.suggest(*tensors, **offsets)
+    found = rc.suggest(tensors[0], rollout, mask=tensors[2], **offsets, log_mass=log_mass)
+    plain = rc.suggest(*tensors[:2], mask=tensors[2], **offsets)
     assert found.geometric.upper == pytest.approx(plain.geometric.upper, abs=2e-4)
-    assert rc.suggest(tensors[0], rollout, tensors[2], **offsets).geometric.upper > 1.1
+    assert rc.suggest(tensors[0], rollout, mask=tensors[2], **offsets).geometric.upper > 1.1

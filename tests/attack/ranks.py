@@ -238,7 +238,7 @@ def stops(rank):
 
 def raises(rank):
     """Fail on an argument, and stay alive."""
-    rc.correct(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(5), sequence_group=dist.group.WORLD)
+    rc.correct(torch.zeros(2, 3), torch.zeros(2, 3), mask=torch.zeros(5), sequence_group=dist.group.WORLD)
 
 
 AWAY = (stays, leaves, dies, raises, stops)

@@ -160,8 +160,8 @@ def test_no_length_is_in_a_compile_key() -> None:
     for rows, width in ((5, 40), (1, 17), (33, 1), (1, 1), (2, 300), (0, 4), (4, 0)):
         logp = -torch.rand(rows, width)
         mask = torch.ones(rows, width)
-        got = rc.correct(logp, 0.9 * logp, mask, spec=spec, backend="compiled")
-        expected = rc.correct(logp, 0.9 * logp, mask, spec=spec)
+        got = rc.correct(logp, 0.9 * logp, mask=mask, spec=spec, backend="compiled")
+        expected = rc.correct(logp, 0.9 * logp, mask=mask, spec=spec)
         # The compiler's exp differs from torch's by at most 2 ulp.
         assert torch.allclose(got.weights, expected.weights, rtol=3e-7, atol=0.0)
         assert_same_metrics(got, expected, 2e-5)
@@ -218,7 +218,7 @@ def test_every_slot_is_written(
     offsets = torch.tensor([4, 30, 30, 77]) if packed else None
     inside = torch.zeros(shape, dtype=torch.bool)
     inside[slice(4, 77) if packed else slice(None)] = True
-    out = rc.correct(train, rollout, mask, cu_seqlens=offsets, spec=SPECS[name], advantages=torch.ones(shape))
+    out = rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=SPECS[name], advantages=torch.ones(shape))
     given = torch.ones(shape, dtype=torch.bool) if mask is None else mask
     if out.mask is not mask:
         assert (out.mask[out.mask != given] == 0).all()

@@ -203,7 +203,7 @@ def test_warmup_compiles_what_the_loop_launches(decoupled, loss, device, monkeyp
     mask = torch.ones(3, 64, dtype=torch.bool, device=device)
     options = {"backend": "triton"}
     if own is None:
-        options["correction"] = rc.correct(old, rollout, mask, spec=spec, backend="triton")
+        options["correction"] = rc.correct(old, rollout, mask=mask, spec=spec, backend="triton")
     else:
         external = dict.fromkeys(external_names(own), rollout)
         options |= {"spec": own, "external": external}

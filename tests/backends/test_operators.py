@@ -89,7 +89,7 @@ def test_no_graph_break(name, backend):
     spec = SPECS[name]
 
     def step(train, rollout, mask, cu_seqlens):
-        out = rc.correct(train, rollout, mask, cu_seqlens=cu_seqlens, spec=spec)
+        out = rc.correct(train, rollout, mask=mask, cu_seqlens=cu_seqlens, spec=spec)
         weights = torch.zeros(1) if out.weights is None else out.weights * 2
         return weights, out.mask & True, out.keep, out.statistics.sums + 0
 
@@ -106,10 +106,10 @@ def test_a_spec_made_or_changed_inside_a_compiled_function_is_not_stale():
 
     def made(upper):
         spec = rc.Spec(weight=rc.Weight("token", upper=upper))
-        return rc.correct(train, rollout, mask, cu_seqlens=offsets, spec=spec).weights
+        return rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec).weights
 
     def taken(spec):
-        return rc.correct(train, rollout, mask, cu_seqlens=offsets, spec=spec).weights
+        return rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec).weights
 
     inside, outside = (torch.compile(f, fullgraph=True, backend="aot_eager") for f in (made, taken))
     for upper in (2.0, 1.05, 1.2):
@@ -185,21 +185,21 @@ def test_graph_capture_stream_and_no_sync():
     static = [x.cuda() for x in inputs(50_000)]
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        rc.correct(*static[:3], cu_seqlens=static[3], spec=spec)
+        rc.correct(*static[:2], mask=static[2], cu_seqlens=static[3], spec=spec)
         stream.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            rc.correct(*static[:3], cu_seqlens=static[3], spec=spec)
+            rc.correct(*static[:2], mask=static[2], cu_seqlens=static[3], spec=spec)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = rc.correct(*static[:3], cu_seqlens=static[3], spec=spec)
+        out = rc.correct(*static[:2], mask=static[2], cu_seqlens=static[3], spec=spec)
     for seed in (1, 2):
         for held, new in zip(static, inputs(50_000, seed), strict=True):
             held.copy_(new)
         graph.replay()
-        expected = rc.correct(*static[:3], cu_seqlens=static[3], spec=spec)
+        expected = rc.correct(*static[:2], mask=static[2], cu_seqlens=static[3], spec=spec)
         assert torch.equal(out.weights, expected.weights) and torch.equal(out.mask, expected.mask)
         assert torch.equal(out.statistics.sums, expected.statistics.sums)
         reference = rc.correct(*(x.cpu() for x in static[:3]), cu_seqlens=static[3].cpu(), spec=spec)
@@ -218,14 +218,14 @@ def test_large_batches_against_the_reference(tokens, sequences):
     spec = rc.Spec(weight=rc.Weight("product", upper=2.0), criteria=(GEOMETRIC,), detail="full")
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    out = rc.correct(train, rollout, mask, cu_seqlens=offsets, spec=spec)
+    out = rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec)
     extra = torch.cuda.max_memory_allocated() - before - 5 * tokens
-    expected = rc.correct(train, rollout, mask, cu_seqlens=offsets, spec=spec, backend="torch")
+    expected = rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec, backend="torch")
     assert torch.equal(out.keep, expected.keep) and torch.equal(out.mask, expected.mask)
     torch.testing.assert_close(out.weights, expected.weights, rtol=3e-7, atol=0)
     got, wanted = out.metrics(), expected.metrics()
     assert not {k: (got[k], wanted[k]) for k in wanted if abs(got[k] - wanted[k]) > 2e-5 * max(1e-3, abs(wanted[k]))}
-    again = rc.correct(train, rollout, mask, cu_seqlens=offsets, spec=spec)
+    again = rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec)
     assert torch.equal(again.statistics.sums, out.statistics.sums)
     if sequences <= 1000:
         assert extra <= 0.02 * 14 * tokens

@@ -144,7 +144,7 @@ def test_warmup_compiles_what_a_split_batch_launches(layout, alone, monkeypatch)
     known, launched[:] = set(launched), []
     shape, offsets = ((192,), torch.tensor([0, 80, 192], dtype=torch.int32)) if layout == "packed" else ((3, 64), None)
     zeros, mask = torch.zeros(shape), torch.ones(shape, dtype=torch.bool)
-    rc.correct(zeros, zeros, mask, cu_seqlens=offsets, spec=spec, sequence_group=alone, backend="triton")
+    rc.correct(zeros, zeros, mask=mask, cu_seqlens=offsets, spec=spec, sequence_group=alone, backend="triton")
     assert len(launched) == 4 and set(launched) <= known
 
 
@@ -192,7 +192,7 @@ def test_a_dtensor_is_refused_with_what_to_pass(alone):
     with pytest.raises(TypeError, match=r"new_logp: expected a plain tensor, got a DTensor"):
         rc.policy_loss(split, split)
     with pytest.raises(TypeError, match=r"mask: expected a plain tensor, got a DTensor"):
-        rc.correct(torch.zeros(2, 4), torch.zeros(2, 4), split)
+        rc.correct(torch.zeros(2, 4), torch.zeros(2, 4), mask=split)
 
 
 def test_backends_that_do_not_split(alone):

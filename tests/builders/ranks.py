@@ -42,7 +42,7 @@ def part(batch: ExampleBatch, first: int, last: int, **groups: object) -> rc.Cor
     return rc.correct(
         batch.train_logp[tokens],
         batch.rollout_logp[tokens],
-        batch.mask[tokens],
+        mask=batch.mask[tokens],
         cu_seqlens=cu - cu[0],
         spec=NORMALIZED,
         **groups,

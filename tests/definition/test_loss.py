@@ -226,7 +226,7 @@ def test_a_spec_corrects_from_old_and_rollout(name, denominator):
         apart = rc.correct(
             laid.arguments["old_logp"],
             laid.arguments["rollout_logp"],
-            laid.laid.mask,
+            mask=laid.laid.mask,
             cu_seqlens=laid.laid.cu_seqlens,
             spec=SPECS[name],
         )

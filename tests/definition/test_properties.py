@@ -154,13 +154,13 @@ def test_long_sequences_keep_their_bits_wherever_they_start(dtype, length):
     spec = rc.Spec(
         rc.Weight("product"), (rc.Criterion("k3", over="sequence", reduce="sum", upper=length * 0.045),), "both"
     )
-    alone = rc.correct(train, rollout, mask, cu_seqlens=torch.tensor([0, length]), spec=spec)
+    alone = rc.correct(train, rollout, mask=mask, cu_seqlens=torch.tensor([0, length]), spec=spec)
     for start in (1, 2, 3, 5, 64):
         pad, tail = torch.randn(start, generator=generator).to(dtype), torch.zeros(7, dtype=dtype)
         packed = rc.correct(
             torch.cat([pad, train, tail]),
             torch.cat([-pad, rollout, tail]),
-            torch.cat([torch.ones(start, dtype=torch.bool), mask, torch.ones(7, dtype=torch.bool)]),
+            mask=torch.cat([torch.ones(start, dtype=torch.bool), mask, torch.ones(7, dtype=torch.bool)]),
             cu_seqlens=torch.tensor([0, start, start + length, start + length + 7]),
             spec=spec,
         )
@@ -168,7 +168,7 @@ def test_long_sequences_keep_their_bits_wherever_they_start(dtype, length):
         assert torch.equal(packed.mask[start : start + length], alone.mask)
         assert packed.keep[1] == alone.keep[0]
     order = torch.randperm(length, generator=generator)
-    mixed = rc.correct(train[order], rollout[order], mask[order], cu_seqlens=torch.tensor([0, length]), spec=spec)
+    mixed = rc.correct(train[order], rollout[order], mask=mask[order], cu_seqlens=torch.tensor([0, length]), spec=spec)
     assert torch.equal(mixed.weights, alone.weights[order])
 
 

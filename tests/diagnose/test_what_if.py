@@ -82,7 +82,7 @@ def test_outcomes_are_those_of_plain_loops(block, tried, monkeypatch):
     for setting, outcome in found.values():
         if setting.spec.weight is not None and setting.spec.weight.normalize == "batch" and block is not None:
             continue
-        out = rc.correct(made["train_logp"], made["rollout_logp"], made["mask"], spec=setting.spec, **whole)
+        out = rc.correct(made["train_logp"], made["rollout_logp"], mask=made["mask"], spec=setting.spec, **whole)
         product = setting.spec.weight is not None and setting.spec.weight.level == "product"
         weights, ratios, alive = [], [], 0
         for s, tokens in enumerate(valid):

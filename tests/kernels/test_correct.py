@@ -181,7 +181,7 @@ def test_odd_masks(rejected, device):
     byte = torch.tensor([[0, 1, 2, 2], [255, 0, 2, 1], [2, 2, 0, 128]], dtype=torch.uint8).view(torch.bool)
     odd = torch.tensor([[math.nan, -0.0, 0.0, math.nan], [-1.0, math.inf, 1e-45, 0.3], [0.0, -0.0, -math.inf, 1.0]])
     for mask in (byte, odd, odd.double(), odd.bfloat16()):
-        reference = rc.correct(train, rollout, mask, spec=spec)
+        reference = rc.correct(train, rollout, mask=mask, spec=spec)
         out = rc.correct(*(x.to(device) for x in (train, rollout)), moved(mask, device), spec=spec, backend="triton")
         assert out.mask.dtype == mask.dtype
         assert out.weights.cpu().ne(0).tolist() == reference.weights.ne(0).tolist()

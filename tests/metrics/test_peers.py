@@ -103,7 +103,7 @@ def test_packed_and_whole(scheme, name):
     flat = [token for row in rows for token in row]
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     old, rollout, valid = (x[0] for x in tensors([flat]))
-    packed = rc.correct(old, rollout, valid, cu_seqlens=offsets, spec=spec)
+    packed = rc.correct(old, rollout, mask=valid, cu_seqlens=offsets, spec=spec)
     assert_equal(packed.metrics(scheme), oracle(rows))
     given = read_batch(old, rollout, valid, offsets, spec, None, None, False)
     assert_equal(run_whole(given, spec).statistics.metrics(scheme), oracle(rows))
@@ -135,7 +135,7 @@ def test_nothing_valid(scheme, name, shape):
     """0 of 0 is 0 for verl and SkyRL; xtuner's formulas give what they give."""
     spec, oracle = CASES[scheme][name]
     nothing = torch.full(shape, math.nan)
-    found = rc.correct(nothing, nothing, torch.zeros(shape, dtype=torch.bool), spec=spec).metrics(scheme)
+    found = rc.correct(nothing, nothing, mask=torch.zeros(shape, dtype=torch.bool), spec=spec).metrics(scheme)
     assert not any(math.isnan(value) for value in found.values())
     some = oracle(batch(0))
     assert sorted(found) == sorted(some)
@@ -148,7 +148,7 @@ def test_nothing_valid(scheme, name, shape):
 def test_xtuner_sentinels():
     """An all-masked pack of tokens: the values that its merging recognises by `valid`."""
     spec, _ = CASES["xtuner"]["shipped"]
-    found = rc.correct(torch.zeros(1, 3), torch.zeros(1, 3), torch.zeros(1, 3), spec=spec).metrics("xtuner")
+    found = rc.correct(torch.zeros(1, 3), torch.zeros(1, 3), mask=torch.zeros(1, 3), spec=spec).metrics("xtuner")
     expected = {"valid": 0.0, "rollout_is_max": -INF, "rollout_is_min": INF, "rollout_is_eff_sample_size": INF}
     assert expected == {key: found[f"mismatch/{key}"] for key in expected}
 

@@ -19,7 +19,7 @@ EMPTY = rc.Criterion("ratio", over="sequence", reduce="mean", lower=3.0)
 
 def warned(batch, spec=rc.Spec(), **changed):  # noqa: B008  (frozen)
     given = batch._replace(**changed)
-    return rc.correct(*given[:3], cu_seqlens=given.cu_seqlens, spec=spec).warnings()
+    return rc.correct(*given[:2], mask=given[2], cu_seqlens=given.cu_seqlens, spec=spec).warnings()
 
 
 def false_alarms(count):
@@ -135,7 +135,7 @@ def test_a_few_certain_tokens_are_no_filler():
 
 def test_merged_statistics_speak_once():
     parts = [healthy(seed, sequences=4, median=30) for seed in range(8)]
-    found = [rc.correct(*part[:3], cu_seqlens=part.cu_seqlens).statistics for part in parts]
+    found = [rc.correct(*part[:2], mask=part[2], cu_seqlens=part.cu_seqlens).statistics for part in parts]
     total = found[0]
     for part in found[1:]:
         total = total + part

@@ -64,8 +64,14 @@ class Measurement:
         """Add the tokens of a chunk."""
         tokens = ValidTokens.of(chunk)
         for name, spec in (("", BASE), *WEIGHTED.items()):
-            logps = chunk.train, chunk.rollout, chunk.mask
-            found = correct(*logps, cu_seqlens=chunk.offsets, log_mass=chunk.log_mass, spec=spec).statistics
+            found = correct(
+                chunk.train,
+                chunk.rollout,
+                mask=chunk.mask,
+                cu_seqlens=chunk.offsets,
+                log_mass=chunk.log_mass,
+                spec=spec,
+            ).statistics
             self.statistics[name] = self.statistics[name] + found if name in self.statistics else found
         self.evidence.add(tokens)
         self._add_profiles(tokens)

@@ -64,7 +64,7 @@ def apply_rejection_sampling(
         cu_seqlens = torch.tensor([0, proximal_logprobs.shape[0]], device="cpu")
     spec = _spec_of(level, action, config.metric, config.agg, config.upper, config.lower)
     DROP_IN.say(True, f"{config.metric} at the level {level}, {action}, bounds [{config.lower}, {config.upper}]")
-    out = correct(proximal_logprobs, old_logprobs, loss_mask, cu_seqlens=cu_seqlens, spec=spec)
+    out = correct(proximal_logprobs, old_logprobs, mask=loss_mask, cu_seqlens=cu_seqlens, spec=spec)
     DROP_IN.dumps.seen(proximal_logprobs, old_logprobs, loss_mask, cu_seqlens)
     values = out.statistics.metrics_async().values()
     tokens = max(values["tokens"], 1.0)

@@ -91,7 +91,7 @@ def compute_off_policy_correction(
     _say(spec, values)
     if spec.weight is None and not spec.criteria:
         return None, {}, loss_mask
-    out = correct(old_log_probs, rollout_logprobs, loss_mask, spec=spec)
+    out = correct(old_log_probs, rollout_logprobs, mask=loss_mask, spec=spec)
     DROP_IN.dumps.seen(old_log_probs, rollout_logprobs, loss_mask)
     weights = out.weights
     if weights is not None and spec.weight is not None:

@@ -58,7 +58,7 @@ def _per_token(name: str, what: str, preset: Callable[..., Spec]) -> Callable[..
         masks = _Ranks.of(args, total_lengths, response_lengths, kwargs).shard(loss_masks)
         _same_lengths(train_log_probs, rollout_log_probs, masks)
         here = _Whole(train_log_probs, rollout_log_probs, masks, list)
-        weights = here.flat(correct(list(train_log_probs), list(rollout_log_probs), masks, spec=spec).weights)
+        weights = here.flat(correct(list(train_log_probs), list(rollout_log_probs), mask=masks, spec=spec).weights)
         ratio = here.d.clamp(-spec.clamp, spec.clamp).exp()
         metrics = {
             "tis": ratio,
@@ -120,7 +120,7 @@ def mis(
         DROP_IN.say(False, "metrics only: --use-tis is off")
     else:
         DROP_IN.say(True, f"mis with {settings}")
-        out = correct(list(whole.train), list(whole.rollout), list(whole.masks), spec=mis_spec(settings))
+        out = correct(list(whole.train), list(whole.rollout), mask=list(whole.masks), spec=mis_spec(settings))
         masks = [mask.to(torch.promote_types(mask.dtype, torch.float32)) for mask in out.mask]
         flat = whole.flat(out.weights)
         metrics |= _importance(whole, settings, flat)

@@ -90,7 +90,7 @@ def importance_sampling_ratio(
         behind the mask is what TRL has there: the ratio 1, bounded.
     """
     run = _spec_of(mode, clip_max, clip_min) if spec is None else spec
-    out = correct(old_per_token_logps, sampling_per_token_logps, mask, spec=run)
+    out = correct(old_per_token_logps, sampling_per_token_logps, mask=mask, spec=run)
     DROP_IN.dumps.seen(old_per_token_logps, sampling_per_token_logps, mask)
     dtype = torch.promote_types(old_per_token_logps.dtype, sampling_per_token_logps.dtype)
     ratio = torch.ones_like(old_per_token_logps, dtype=dtype) if out.weights is None else out.weights.to(dtype)

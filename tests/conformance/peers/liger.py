@@ -59,7 +59,7 @@ def loss(function: Any, loss_type: str, given: Batch, **config: Any) -> Tensor:
         spec = rc.preset(
             f"trl.{config['vllm_importance_sampling_mode']}", clip_max=config["clip_max"], clip_min=config["clip_min"]
         )
-        ratio = rc.correct(given.old, given.rollout, given.mask, spec=spec).weights.to(given.old.dtype)
+        ratio = rc.correct(given.old, given.rollout, mask=given.mask, spec=spec).weights.to(given.old.dtype)
         if config["vllm_importance_sampling_mode"].startswith("sequence"):
             ratio = ratio.amax(1, keepdim=True)
     mask = given.mask.to(given.new.dtype)

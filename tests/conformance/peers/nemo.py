@@ -184,7 +184,7 @@ def rows(source: Source) -> Iterator[Row]:
         made = data(given)
         _, theirs = run(given.new, made, made["sample_mask"].sum(), given.mask.sum())
         spec = replace(rc.preset("nemo.tis", **settings), detail="full")
-        ours = rc.correct(given.old, given.rollout, given.mask, spec=spec).metrics()
+        ours = rc.correct(given.old, given.rollout, mask=given.mask, spec=spec).metrics()
         return {name: ours[native] for name, native in REPORT.items()}, {name: theirs[name] for name in REPORT}
 
     measured = {"kinds": tuple(kind for kind in FINITE if kind not in ("nan_behind_mask", "all_masked"))}

@@ -253,11 +253,11 @@ def rows(source: Source) -> Iterator[Row]:
         spec = rc.from_config("skyrl", drawn)
         if not spec.acts:
             return {}, correct(given.old, given.rollout, given.mask.float(), settings_of(drawn))[1]
-        ours = rc.correct(given.old, given.rollout, given.mask, spec=spec).metrics("skyrl")
+        ours = rc.correct(given.old, given.rollout, mask=given.mask, spec=spec).metrics("skyrl")
         return ours, correct(given.old, given.rollout, given.mask.float(), settings_of(drawn))[1]
 
     def reader(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-        out = rc.correct(given.old, given.rollout, given.mask, spec=rc.from_config("skyrl", drawn))
+        out = rc.correct(given.old, given.rollout, mask=given.mask, spec=rc.from_config("skyrl", drawn))
         expected = dict(corrected(given, **drawn))
         return shown(out.weights, out.mask, expected["mask"]), shown(expected.get("weights"), *[expected["mask"]] * 2)
 

@@ -243,11 +243,11 @@ def of_correction(source: Source) -> Iterator[Row]:
 
     def report(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
         spec = rc.from_config("verl", settings)
-        ours = rc.correct(given.old, given.rollout, given.mask, spec=spec).metrics("verl")
+        ours = rc.correct(given.old, given.rollout, mask=given.mask, spec=spec).metrics("verl")
         return ours, or_raises(lambda: theirs[MAIN](*precise(given), **settings)[2])
 
     def reader(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
-        out = rc.correct(given.old, given.rollout, given.mask, spec=rc.from_config("verl", settings))
+        out = rc.correct(given.old, given.rollout, mask=given.mask, spec=rc.from_config("verl", settings))
         expected = or_raises(lambda: whole(given, settings)[0])
         return tensors(out.weights, out.mask, expected.get("mask", out.mask)), expected
 

@@ -201,7 +201,7 @@ def rows(source: Source) -> Iterator[Row]:
     def ours(given: Batch, drawn: dict[str, Any]) -> rc.Correction:
         old, rollout, _, mask = arguments(given)
         offsets = torch.arange(len(given.mask) + 1) * given.mask.shape[1]
-        return rc.correct(old, rollout, mask, cu_seqlens=offsets, spec=rc.from_config("xtuner", drawn))
+        return rc.correct(old, rollout, mask=mask, cu_seqlens=offsets, spec=rc.from_config("xtuner", drawn))
 
     def report(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
         return ours(given, drawn).metrics("xtuner"), metrics(given, drawn)

@@ -67,7 +67,7 @@ def test_a_spec_of_your_own():
     for rejected in ("mask", "zero", "both"):
         spec = rc.Spec(criteria=(geometric,), rejected=rejected)
         found = dropin.importance_sampling_ratio(old, sampling, mask, spec=spec)
-        keep = rc.correct(old, sampling, mask, spec=spec).keep
+        keep = rc.correct(old, sampling, mask=mask, spec=spec).keep
         assert not keep.all() and keep[0] != keep[2]
         assert torch.equal(found, torch.where((mask != 0) & ~keep[:, None], 0.0, 1.0))
 

@@ -168,7 +168,7 @@ def test_verl_flat_zeroes_and_masks_what_it_should():
 
     def run(**options: object):
         spec = replace(from_config("verl", flat(**options)), report=())
-        out = correct(rollout + d, rollout, mask, spec=spec)
+        out = correct(rollout + d, rollout, mask=mask, spec=spec)
         return (None if out.weights is None else out.weights.tolist()), out.mask.tolist()
 
     assert run() == ([[2.0, 1.0], [1.0, pytest.approx(1e-5)]], [[True, True], [False, False]])

@@ -157,7 +157,7 @@ def test_normalised_over_all_ranks(monkeypatch):
     train, rollout, mask = batch(torch.float64)
     spec = presets.spec(rc.Weight("token", upper=2.0, normalize="batch"))
     raw = correct(train, rollout, mask, rollout_is="token")[0]
-    others = rc.correct(train[:2], rollout[:2], mask[:2], spec=spec).statistics
+    others = rc.correct(train[:2], rollout[:2], mask=mask[:2], spec=spec).statistics
     pooled = (raw.sum() + raw[:2].sum()) / (mask.sum() + mask[:2].sum())
     world = mock.Mock(spec=torch.distributed.ProcessGroup)
 

@@ -89,7 +89,7 @@ def test_configurations(config, helper):
     for seed, shape in enumerate(SHAPES, start=200):
         train, rollout, mask = batch(seed, *shape, dtype=torch.float32)
         precise = verls(helper, (train.double(), rollout.double(), mask), **config)
-        out = rc.correct(train, rollout, mask, spec=spec)
+        out = rc.correct(train, rollout, mask=mask, spec=spec)
         assert_agree(out, precise, exact=False)
         weights, theirs, _ = verls(helper, (train, rollout, mask), **config)
         assert torch.equal(out.mask, theirs)
