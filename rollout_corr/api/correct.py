@@ -105,7 +105,7 @@ def correct(
     return correct_async(
         train_logp,
         rollout_logp,
-        mask,
+        mask=mask,
         cu_seqlens=cu_seqlens,
         spec=spec,
         advantages=advantages,

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from rollout_corr.spec.checked import Checked, arguments_of
 from rollout_corr.spec.explain import explain
+from rollout_corr.spec.meant import keywords_meant
 from rollout_corr.spec.statistics import STATISTICS, Stat, Statistic
 from rollout_corr.spec.validate import bounds, choice, positive, shown
 
@@ -52,6 +53,7 @@ MEANT = {"sequence": "'product' of its tokens' ratios, or their 'geometric' mean
 LARGEST_CLAMP = 40.0
 
 
+@keywords_meant(threshold="upper=", clip="upper=", clip_max="upper=", clip_min="lower=", max="upper=", min="lower=")
 @dataclass(frozen=True, repr=False)
 class Weight(Checked):
     """An importance weight: a ratio of probabilities, bounded and perhaps normalised.
@@ -94,6 +96,7 @@ class Weight(Checked):
         return self.lower is not None or self.upper is not None
 
 
+@keywords_meant(threshold="upper= (and lower=)", level="over=", max="upper=", min="lower=")
 @dataclass(frozen=True, repr=False)
 class Criterion(Checked):
     """A test that a token or a sequence must pass: keep iff lower <= value <= upper, both inclusive.
@@ -190,6 +193,9 @@ class Criterion(Checked):
         return self.drop == "token" and self.over == "sequence"
 
 
+@keywords_meant(
+    weights="weight=Weight(...)", criterion="criteria=(Criterion(...),)", reject="criteria=(Criterion(...),)"
+)
 @dataclass(frozen=True, repr=False)
 class Spec(Checked):
     """A whole correction. `Spec()` measures and changes nothing.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.spec.correction import OUTSIDE, Outside
+from rollout_corr.spec.meant import keywords_meant
 from rollout_corr.spec.surrogate import LossTokens, Surrogate, TokenLoss, WeightUse
 from rollout_corr.spec.validate import bounds, choice, positive
 
@@ -29,6 +30,7 @@ DIVERGENCES: tuple[str, ...] = get_args(Divergence)
 SMALLEST_WEIGHT = 1e-10
 
 
+@keywords_meant(clip="low= and high=", eps="low= and high=", epsilon="low= and high=", clip_ratio="low= and high=")
 @dataclass(frozen=True, repr=False)
 class PPO(Surrogate):
     """PPO's clip: -min(r A, clip(r, 1 - low, 1 + high) A).

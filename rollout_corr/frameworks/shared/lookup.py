@@ -157,7 +157,12 @@ def recipe(name: str, /, **arguments: Any) -> dict[str, Any]:
     with suppress(LookupError):
         found = recipes_of(framework).get(last)
     if found is None:
-        hint = _closest(difflib.get_close_matches(name, recipe_names(), n=3))
+        known = recipe_names()
+        if name in frameworks():
+            own = ", ".join(other for other in known if other.startswith(f"{name}."))
+            raise ValueError(f"recipe: expected one recipe of {name}, got its name alone; {name} has {own}")
+        same = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
+        hint = _closest([*same, *difflib.get_close_matches(name, known, n=3)])
         raise ValueError(f"recipe: unknown name {name!r}{hint}; rollout_corr.recipe_names() lists them all")
     try:
         refuse_other_types(found.build, arguments)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
+import inspect
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ParamSpec
 
@@ -79,12 +81,22 @@ def preset_of(matches: str, *, write: str = "") -> Callable[[Callable[P, Spec]],
                 return function(*args, **kwargs)
             except (TypeError, ValueError) as error:
                 given = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())])
-                raise same_kind(error, f"preset {name}({given}): {error}") from error
+                raise same_kind(error, f"preset {name}({given}): {error}{_known(function, kwargs)}") from error
 
         PRESETS[name] = Preset(name, build, matches, write)
         return build
 
     return register
+
+
+def _known(function: Callable[..., object], given: Iterable[str]) -> str:
+    """The arguments of a preset, where it was given one that it does not have."""
+    known = [*inspect.signature(function).parameters]
+    wrong = [name for name in given if name not in known]
+    if not wrong:
+        return ""
+    close = difflib.get_close_matches(wrong[0], known, n=1)
+    return f"; it takes {known or 'none'}{f', did you mean {close[0]}=?' if close else ''}"
 
 
 def same_kind(error: Exception, message: str) -> Exception:

@@ -294,7 +294,7 @@ def _corrected(
     if old.dim() != 2 or old.shape[0] != 1:
         raise ValueError(f"old_log_prob: expected shape [1, S], packed, got {[*old.shape]}")
     offsets = _offsets(num_tokens, old.shape[1])
-    run = partial(correct, old, rollout, mask, cu_seqlens=offsets, advantages=advantages)
+    run = partial(correct, old, rollout, mask=mask, cu_seqlens=offsets, advantages=advantages)
     out = run(spec=spec)
     DROP_IN.dumps.seen(old, rollout, mask, offsets)
     statistics = out.statistics if spec == reported else run(spec=reported).statistics
