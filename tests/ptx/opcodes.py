@@ -60,7 +60,11 @@ def operation(opcode: str) -> Operation:
         return SPECIAL[name](kind, "wide" in how)
     table = FLOATING if kind in ("f16", "f32", "f64") else INTEGER
     entry = table.get(".".join([name, *sorted(how - {"rn", "ftz", "approx", "full"})]))
-    if entry is None or kind in ("bf16", "bf16x2", "f16x2"):
+    if opcode == "add.s16x2":
+        entry = 2, _halves
+    elif kind in ("bf16", "bf16x2", "f16x2", "s16x2"):
+        entry = None
+    if entry is None:
         raise UnknownOpcode(opcode)
     count, compute = entry
     flush = "ftz" in how and kind == "f32"

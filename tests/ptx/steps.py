@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptx import opcodes
-from ptx.memory import Region
 from ptx.opcodes import TYPES, UnknownOpcode, literal
 from ptx.parse import Instruction, Kernel
 from ptx.wave import LANES, LOCAL, Mask, Values, Wave
@@ -210,7 +209,7 @@ class Assembler:
         operands = list(x.operands)
         target = operands.pop(0) if name in ("ld", "atom") else "_"
         address = self._address(operands.pop(0), 32 if space == "shared" else 64)
-        hint: list[Region] = []
+        hint: list[int] = []
 
         def reached(wave: Wave, mask: Mask, how: str) -> Any:
             flat = address(wave).ravel()

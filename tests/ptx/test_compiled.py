@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
+import triton
 
 from ptx.cases import CASES
-from ptx.worker import attempt, start
+from ptx.counts import COUNTED, RECORDED, counted, table
+from ptx.worker import attempt, hunt, start
 
 # The rest are slow: a variant costs three seconds of Triton's compiler where its cache is cold, and two here.
 FEW = ("metrics_short", "product_geometric_padded", "loss_ppo_packed")
@@ -29,3 +34,33 @@ def test_every_variant(name, process):
     """Under two orders."""
     for seed in (1000, 2000):
         assert process.submit(attempt, name, seed).result() == ""
+
+
+# --- how much they execute ---
+
+RECORD = json.loads(RECORDED.read_text())
+DOCS = Path(__file__).parents[2] / "docs" / "kernels.md"
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FEW)) for name in COUNTED])
+def test_a_kernel_does_not_execute_more(name, process):
+    """No more than 10 % more instructions and 5 % more bytes than are recorded, with the compiler they are of.
+
+    `PYTHONPATH=tests python -m ptx.counts` records anew what is meant. Another Triton may execute half as much again.
+    """
+    now, then = process.submit(counted, name).result(), RECORD["counts"][name]
+    of_instructions, of_bytes = (1.1, 1.05) if triton.__version__ == RECORD["triton"] else (1.5, 1.5)
+    assert now["instructions"] <= of_instructions * then["instructions"], (now, then)
+    assert now["read"] + now["written"] <= of_bytes * (then["read"] + then["written"]), (now, then)
+
+
+def test_the_table_is_the_record():
+    assert table(RECORD["counts"]) in DOCS.read_text(encoding="utf-8")
+
+
+# --- what would be noticed ---
+
+
+def test_a_barrier_is_missed(process):
+    outcomes = process.submit(hunt, "loss_ppo_packed", "a barrier removed", 1, 0).result()
+    assert [how for how, _ in outcomes] == ["race in a program"]

@@ -96,9 +96,12 @@ class Wave:
     # --- accesses ---
 
     def places(
-        self, space: str, addresses: Values, lanes: Indices, size: int, instruction: Instruction, hint: list[Region]
+        self, space: str, addresses: Values, lanes: Indices, size: int, instruction: Instruction, hint: list[int]
     ):
-        """Find where addresses lead: regions, byte offsets in them, and which of the accesses these are."""
+        """Find where addresses lead: regions, byte offsets in them, and which of the accesses these are.
+
+        The hint is where the same instruction led the last time, as a number among the launch's tensors.
+        """
         wrong = addresses % size != 0
         if wrong.any():
             self._report(
@@ -115,9 +118,10 @@ class Wave:
             yield region, (addresses + owner * each)[good], good
             return
         left = np.nonzero(~wrong)[0]
-        for region in [*hint, *self.tensors]:
+        for number in [*hint, *range(len(self.tensors))]:
             if not left.size:
                 return
+            region = self.tensors[number]
             at = addresses[left]
             inside = (at >= region.base) & (at + size <= region.end)
             if inside.all():
@@ -126,7 +130,7 @@ class Wave:
                 found, left = left[inside], left[~inside]
             else:
                 continue
-            hint[:] = [region]
+            hint[:] = [number]
             yield region, addresses[found] - region.base, found
         if left.size:
             self._report("bounds", lanes[left], self._nearest(int(addresses[left[0]])), instruction)

@@ -1,0 +1,219 @@
+"""Opcodes against the ISA's words, computed by Python's integers and exact fractions; the exchange within a warp."""
+
+from __future__ import annotations
+
+import math
+import random
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from ptx.opcodes import TYPES, UnknownOpcode, from_bf16, literal, operation, to_bf16
+from ptx.small import run_small
+
+INF, NAN = math.inf, math.nan
+
+
+def computed(opcode, *operands):
+    """The results of an instruction for rows of operands, as Python numbers."""
+    known = operation(opcode)
+    arrays = [np.array([values], TYPES[kind]) for values, kind in zip(operands, known.operands, strict=True)]
+    with np.errstate(all="ignore"):
+        out = known.compute(*arrays)
+    assert out.dtype == TYPES[known.result]
+    return out[0].tolist()
+
+
+def integers(bits, count=40):
+    """Random integers, unsigned, and those at the edges."""
+    rng = random.Random(bits)
+    return [0, 1, 2**bits - 1, 2 ** (bits - 1), 2 ** (bits - 1) - 1, *(rng.getrandbits(bits) for _ in range(count))]
+
+
+def signed(x, bits):
+    return x - 2**bits if x >= 2 ** (bits - 1) else x
+
+
+@pytest.mark.parametrize("bits", [16, 32, 64])
+def test_integers_wrap(bits):
+    a, b = integers(bits), integers(bits)[::-1]
+    wrap = 2**bits
+    assert computed(f"add.u{bits}", a, b) == [(x + y) % wrap for x, y in zip(a, b, strict=True)]
+    assert computed(f"sub.u{bits}", a, b) == [(x - y) % wrap for x, y in zip(a, b, strict=True)]
+    assert computed(f"mul.lo.u{bits}", a, b) == [x * y % wrap for x, y in zip(a, b, strict=True)]
+    assert computed(f"mad.lo.u{bits}", a, b, a) == [(x * y + x) % wrap for x, y in zip(a, b, strict=True)]
+    assert computed(f"xor.b{bits}", a, b) == [x ^ y for x, y in zip(a, b, strict=True)]
+    assert computed(f"not.b{bits}", a) == [wrap - 1 - x for x in a]
+
+
+def test_wide_products():
+    a, b = integers(32), integers(32)[::-1]
+    assert computed("mul.wide.u32", a, b) == [x * y for x, y in zip(a, b, strict=True)]
+    s, t = ([signed(x, 32) for x in values] for values in (a, b))
+    assert computed("mad.wide.s32", s, t, s) == [x * y + x for x, y in zip(s, t, strict=True)]
+
+
+@pytest.mark.parametrize("by", [0, 1, 15, 31, 32, 63, 64, 200])
+def test_shifts_beyond_the_width(by):
+    for bits in (16, 32, 64):
+        a = integers(bits)
+        assert computed(f"shl.b{bits}", a, [by] * len(a)) == [(x << by) % 2**bits for x in a]
+        assert computed(f"shr.u{bits}", a, [by] * len(a)) == [x >> by for x in a]
+        s = [signed(x, bits) for x in a]
+        assert computed(f"shr.s{bits}", s, [by] * len(a)) == [x >> by for x in s]
+
+
+def test_division_towards_zero():
+    a, b = [7, -7, 7, -7, 6], [2, 2, -2, -2, 3]
+    assert computed("div.s64", a, b) == [3, -3, -3, 3, 2]
+    assert computed("rem.s32", a, b) == [1, -1, 1, -1, 0]
+    assert computed("div.u32", [7, 2**32 - 1], [2, 3]) == [3, (2**32 - 1) // 3]
+
+
+@pytest.mark.parametrize(("start", "length"), [(0, 8), (5, 2), (28, 8), (31, 1), (40, 4), (3, 0), (0, 32)])
+def test_fields_of_bits(start, length):
+    a = integers(32)
+    fields = [(x >> start) & (2**length - 1) for x in a]
+    many = [start] * len(a), [length] * len(a)
+    assert computed("bfe.u32", a, *many) == fields
+    if length and start + length <= 32:
+        wanted = [x - 2**length if x >> (length - 1) else x for x in fields]
+        assert computed("bfe.s32", [signed(x, 32) for x in a], *many) == wanted
+
+
+@pytest.mark.parametrize("selector", [0x3340, 0x5410, 0x7632, 0x0123, 0xBA98])
+def test_bytes_are_permuted(selector):
+    for a, b in zip(integers(32), integers(32)[::-1], strict=True):
+        both = [*a.to_bytes(4, "little"), *b.to_bytes(4, "little")]
+        picked = [
+            both[n & 7] if n < 8 else 255 * (both[n & 7] >> 7) for n in (selector >> (4 * i) & 15 for i in range(4))
+        ]
+        assert computed("prmt.b32", [a], [b], [selector]) == [int.from_bytes(bytes(picked), "little")]
+
+
+def test_pairs_of_16_bits_and_counts_of_bits():
+    assert computed("add.s16x2", [0x0001FFFF], [0x00010001]) == [0x00020000]
+    assert computed("popc.b32", [0, 0xFFFFFFFF, 0x10010]) == [0, 32, 2]
+
+
+def test_comparisons_with_nan():
+    a, b = [1.0, NAN, NAN, 2.0], [1.0, 1.0, NAN, 1.0]
+    for name, wanted in {
+        "eq": [1, 0, 0, 0], "ne": [0, 0, 0, 1], "lt": [0, 0, 0, 0], "ge": [1, 0, 0, 1], "gtu": [0, 1, 1, 1],
+        "neu": [0, 1, 1, 1], "equ": [1, 1, 1, 0], "num": [1, 0, 0, 1], "nan": [0, 1, 1, 0],
+    }.items():  # fmt: skip
+        assert computed(f"setp.{name}.f32", a, b) == list(map(bool, wanted)), name
+        assert computed(f"setp.{name}.f64", a, b) == list(map(bool, wanted)), name
+    assert computed("setp.lt.s32", [-1], [0]) == [True] and computed("setp.lt.u32", [2**32 - 1], [0]) == [False]
+
+
+def test_smaller_and_larger():
+    assert computed("max.f32", [NAN, 1.0, NAN], [1.0, NAN, NAN])[:2] == [1.0, 1.0]
+    assert math.isnan(computed("max.NaN.f32", [NAN], [1.0])[0]) and math.isnan(computed("min.f32", [NAN], [NAN])[0])
+    assert [math.copysign(1, x) for x in computed("max.f32", [-0.0, 0.0], [0.0, -0.0])] == [1.0, 1.0]
+    assert [math.copysign(1, x) for x in computed("min.f64", [-0.0, 0.0], [0.0, -0.0])] == [-1.0, -1.0]
+
+
+def test_fused_multiply_add():
+    """One rounding: what Python's exact fractions round to."""
+    rng = random.Random(0)
+    for _ in range(300):
+        a, b = rng.gauss(0, 1), rng.gauss(0, 1)
+        c = -a * b * (1.0 if rng.random() < 0.5 else rng.random())
+        exact = float(Fraction(a) * Fraction(b) + Fraction(c))
+        got = computed("fma.rn.f64", [a], [b], [c])[0]
+        assert got == pytest.approx(exact, rel=2.0**-52, abs=0)
+        f = [float(np.float32(x)) for x in (a, b, c)]
+        exact = float(np.float32(float(Fraction(f[0]) * Fraction(f[1]) + Fraction(f[2]))))
+        assert computed("fma.rn.f32", *([x] for x in f)) == [exact]
+    assert computed("fma.rn.f64", [INF], [1.0], [0.0]) == [INF]
+    assert math.isnan(computed("fma.rn.f64", [INF], [0.0], [0.0])[0])
+
+
+def test_subnormals_are_flushed_where_the_opcode_says_so():
+    tiny = 2.0**-140
+    assert computed("abs.ftz.f32", [-tiny, -1.0]) == [0.0, 1.0] and computed("abs.f32", [-tiny]) == [tiny]
+    assert computed("ex2.approx.ftz.f32", [-140.0, 3.0]) == [0.0, 8.0]
+
+
+def test_rounding_to_integers():
+    x = [2.5, -2.5, 3.7, -3.7, 1e30, -1e30, INF, NAN]
+    top = 2**63 - 1
+    assert computed("cvt.rzi.s64.f32", x) == [2, -2, 3, -3, top, -(2**63), top, -(2**63)]
+    assert computed("cvt.rni.s32.f32", x) == [2, -2, 4, -4, 2**31 - 1, -(2**31), 2**31 - 1, 0]
+    assert computed("cvt.rzi.u32.f64", x) == [2, 0, 3, 0, 2**32 - 1, 0, 2**32 - 1, 2**31]
+    assert computed("cvt.rmi.f32.f32", x[:4]) == [2.0, -3.0, 3.0, -4.0]
+    assert computed("cvt.s64.s32", [-1]) == [-1] and computed("cvt.u64.u32", [2**32 - 1]) == [2**32 - 1]
+
+
+def test_bf16_is_torchs():
+    x = torch.cat([torch.randn(500), torch.tensor([0.0, -0.0, INF, -INF, 1e-40, 3.4e38, 1.00390625, 1.01171875])])
+    bits = to_bf16(x.numpy())
+    assert torch.equal(torch.from_numpy(bits.view(np.int16)), x.bfloat16().view(torch.int16))
+    assert torch.equal(torch.from_numpy(from_bf16(bits)), x.bfloat16().float())
+    assert np.isnan(from_bf16(to_bf16(np.array([NAN], np.float32)))).all()
+    assert computed("cvt.rn.bf16x2.f32", [1.0], [2.0]) == [0x3F804000]
+
+
+def test_literals():
+    assert (
+        literal("0f3F800000", "f32").item() == 1.0
+        and literal("0dC338000000000000", "f64").item() == -6755399441055744.0
+    )
+    assert literal("-1", "b64").item() == 2**64 - 1 and literal("0x3340U", "b32").item() == 0x3340
+    with pytest.raises(UnknownOpcode):
+        literal("0f3F800000", "f64")
+
+
+# --- within a warp ---
+
+
+def lanes(body):
+    """What each of 32 threads has in %r9 in the end."""
+    one, two = torch.arange(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
+    assert (
+        run_small(f"ld.global.b32 %r8, [%rd4];\n{body}\nst.global.b32 [%rd5], %r9;", one, two, threads=32, programs=1)
+        == []
+    )
+    return two.tolist()
+
+
+@pytest.mark.parametrize(
+    ("mode", "wanted"),
+    [
+        ("bfly.b32 %r9, %r8, 5, 31", [i ^ 5 for i in range(32)]),
+        ("idx.b32 %r9, %r8, 7, 31", [7] * 32),
+        ("idx.b32 %r9, %r8, 2, 6175", [i // 8 * 8 + 2 for i in range(32)]),  # of segments of 8: 0x181f
+        ("up.b32 %r9, %r8, 3, 0", [max(i - 3, i if i < 3 else 0) for i in range(32)]),
+        ("down.b32 %r9, %r8, 4, 31", [i + 4 if i < 28 else i for i in range(32)]),
+    ],
+)
+def test_shuffles(mode, wanted):
+    assert lanes(f"shfl.sync.{mode}, -1;") == wanted
+
+
+def test_reductions_and_votes():
+    assert lanes("redux.sync.add.s32 %r9, %r8, -1;") == [sum(range(32))] * 32
+    assert lanes("redux.sync.max.s32 %r9, %r8, -1;") == [31] * 32
+    odd = "and.b32 %r7, %r8, 1;\nsetp.eq.b32 %p1, %r7, 1;\nvote.sync.ballot.b32 %r9, %p1, -1;"
+    assert lanes(odd) == [signed(0xAAAAAAAA, 32)] * 32
+
+
+def test_packing_and_signs():
+    assert lanes("mov.b64 %rd9, {%r8, 7};\nmov.b64 {%r9, _}, %rd9;") == list(range(32))
+    assert lanes("mov.b64 %rd9, {%r8, 7};\nmov.b64 {_, %r9}, %rd9;") == [7] * 32
+    assert lanes("st.shared.b32 [global_smem], -2;\nbar.sync 0;\nld.shared.s8 %r9, [global_smem];") == [-2] * 32
+    assert lanes("st.shared.b32 [global_smem], -2;\nbar.sync 0;\nld.shared.u8 %r9, [global_smem];") == [254] * 32
+
+
+def test_loops_that_threads_leave_one_by_one():
+    loop = "mov.b32 %r9, 0;\n$L__BB0_1:\nadd.s32 %r9, %r9, 2;\nadd.s32 %r8, %r8, -1;\nsetp.gt.s32 %p1, %r8, 0;"
+    assert lanes(f"{loop}\n@%p1 bra $L__BB0_1;") == [2 * max(1, i) for i in range(32)]
+
+
+def test_a_matrix_is_loaded_row_by_row():
+    """Thread i gets the (i % 4)th word of row i // 4, whose address is that of thread i // 4."""
+    body = "st.shared.b32 [%r3], %r8;\nbar.sync 0;\nshl.b32 %r4, %r1, 4;\nand.b32 %r4, %r4, 127;\n"
+    assert lanes(f"{body}ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{%r9}}, [%r4];") == list(range(32))
