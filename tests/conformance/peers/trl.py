@@ -148,7 +148,7 @@ class Trainer:
             epsilon_high=epsilon if high is None else high,
             beta=config.get("beta", 0.0),
             importance_sampling_level=config.get("importance_sampling_level", "token"),
-            max_completion_length=config.get("max_completion_length", 256),
+            max_completion_length=config.get("max_completion_length", 512),
             off_policy_mask_threshold=config.get("off_policy_mask_threshold"),
             get_off_policy_mask=self.off_policy_mask,
             use_vllm=True,
