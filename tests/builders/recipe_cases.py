@@ -1,9 +1,11 @@
-"""Every recipe of a loss, restated from what its framework publishes; see published.py."""
+"""Every recipe of a loss, restated from what its framework publishes; see published.py, and what backs it."""
 
 from __future__ import annotations
 
 import math
+from functools import cache
 
+from conformance import page
 from oracles.published import (
     areal_stat,
     bkl,
@@ -63,6 +65,27 @@ from oracles.published import (
     within,
     xtuner,
 )
+
+# Frameworks none of whose recipes has run beside its own code: papers, JAX, and what was not at hand.
+RESTATED_ALONE = {
+    *("art", "dppo", "fast_llm", "flash_rl", "glm", "kimi", "megatron", "minirl", "pipeline_rl", "rllm", "tinker"),
+    *("torchforge", "trinity", "tunix"),
+}
+# Losses of versions that prime-rl has left behind, and those that verl's rows compare part by part.
+RESTATED_ALONE_TOO = {"prime_rl.icepop", "prime_rl.kpop", "verl.grpo", "verl.ppo"}
+
+
+@cache
+def _rows() -> dict[str, str]:
+    """The rows of docs/conformance.md that compare recipes, in words."""
+    compared = [line for line in page.lines(page.PAGE.read_text(encoding="utf-8")) if line.ours.startswith("recipe ")]
+    return {x.name: f"beside {x.framework} {x.version}, {x.theirs}, {x.cases} cases" for x in compared}
+
+
+def backing(name: str) -> str:
+    """Say which row of docs/conformance.md backs the restated formula of a recipe; "" where none does."""
+    return _rows().get(name, "")
+
 
 GEO_OLD, GEO_NEW = verl_rs("geo", old, 0.999, 1.001), verl_rs("geo", new, 0.999, 1.001)
 K3_OLD, K3_NEW = verl_rs("k3", old, high=0.01), verl_rs("k3", new, high=0.01)
