@@ -14,6 +14,10 @@ from rollout_corr.diagnose.read.dump import Dump
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+# To write a jagged tensor imports half of torch, which takes 2 s; its file is read like the other .pt files.
+KINDS = [kind for kind in WRITERS if kind != "pt jagged"]
+
+
 # Kinds that are read chunk by chunk from a file that stays open. A .json file and a pickle of lists are read at once.
 IN_PARTS = sorted({"npz packed", "safetensors packed", "safetensors padded", "jsonl", "jsonl gz", "parquet"})
 
@@ -45,7 +49,7 @@ def beside(kind, folder):
     return path, old, lambda: os.replace(other, path) if other.exists() else None
 
 
-@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_file_that_is_replaced_while_it_is_opened(kind, tmp_path, monkeypatch):
     """A writer that renames, as `rc.dump` does, at the worst moment: between two looks at one name."""
     path, old, swap = beside(kind, tmp_path)
@@ -56,7 +60,7 @@ def test_a_file_that_is_replaced_while_it_is_opened(kind, tmp_path, monkeypatch)
     assert dump.problems.count == 0
 
 
-@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_file_that_is_replaced_between_two_chunks(kind, tmp_path, small_chunks):
     path, old, swap = beside(kind, tmp_path)
     dump = Dump(path)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from builders.dumps import packed as columns_of
-from builders.dumps import plain, records, sequences_of, write_gzip, write_jsonl
+from builders.dumps import plain, records, sequences_of, wanted_of, write_gzip, write_jsonl
 from rollout_corr.diagnose.read import json_files, parquet_files, record_files
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.read.problems import DumpError
@@ -158,6 +158,30 @@ def test_records_before_a_failure_are_kept(tmp_path, monkeypatch):
         file.write('"stop"\n')
     dump = Dump(tmp_path / "x.jsonl")
     assert len(sequences_of(dump)) == 5 and dump.problems.count == 1
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("chunk", [1, 2, 100])
+def test_a_file_of_records_that_breaks_in_the_middle(at, chunk, tmp_path, monkeypatch):
+    """All records before the break are read, also those that wait for their chunk; the break has its number."""
+    monkeypatch.setattr(record_files, "CHUNK_SEQUENCES", chunk)
+    columns = columns_of(5)
+    rows = [plain(record) for record in records(columns)]
+    write_jsonl(tmp_path / "a.jsonl", rows)
+    write_jsonl(tmp_path / "b.jsonl", rows)
+    loads, calls = json.loads, iter(range(99))
+
+    def failing(line, **arguments):
+        if next(calls) == at:
+            raise MemoryError
+        return loads(line, **arguments)
+
+    monkeypatch.setattr(json_files.json, "loads", failing)
+    dump = Dump(tmp_path)
+    assert sequences_of(dump) == wanted_of(columns)[:at] + wanted_of(columns)
+    (problem,) = dump.problems.shown
+    assert problem.file == str(tmp_path / "a.jsonl") and problem.record == (at or None)
+    assert problem.what.endswith("it asks for more memory than there is")
 
 
 # --- .parquet ---------------------------------------------------------------------------------------------------------

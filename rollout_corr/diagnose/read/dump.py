@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,22 +106,26 @@ class Dump:
             # A pipe would be waited for.
             missing = "no such file: a broken link" if path.is_symlink() else "no such file"
             raise DumpError(f"{path}: {'not a file' if path.exists() else missing}")
-        file = self._open(path)
-        for chunk in file.chunks():
-            self.fields = self.fields or file.fields
-            self.progress = (i + file.progress) / len(self.files)
-            yield chunk
+        # Whoever stops in the middle of a file closes it too.
+        with ExitStack() as until_read:
+            file = self._open(path, until_read)
+            for chunk in file.chunks():
+                self.fields = self.fields or file.fields
+                self.progress = (i + file.progress) / len(self.files)
+                yield chunk
 
-    def _open(self, path: Path) -> TensorFile | RecordFile:
+    def _open(self, path: Path, until_read: ExitStack) -> TensorFile | RecordFile:
         file = str(path)
         if suffix_of(path) in (".jsonl", ".jsonl.gz"):
             return RecordFile(json_lines(path), file, self.wanted, self.problems)
         if path.suffix == ".json":
             return RecordFile(json_records(path, self.wanted), file, self.wanted, self.problems)
         if path.suffix == ".parquet":
-            return RecordFile(parquet_rows(path, self.wanted, self.problems), file, self.wanted, self.problems)
+            rows = parquet_rows(path, until_read.enter_context(path.open("rb")), self.wanted, self.problems)
+            return RecordFile(rows, file, self.wanted, self.problems)
         if path.suffix == ".safetensors":
-            return TensorFile(SafeTensors(path), file, self.wanted, self.problems)
+            tensors = SafeTensors(path, until_read.enter_context(path.open("rb")))
+            return TensorFile(tensors, file, self.wanted, self.problems)
         if path.suffix == ".npz":
             return TensorFile(Npz(path), file, self.wanted, self.problems)
         return self._open_pt(*load_pt(path, whole=self.limit is None), file)

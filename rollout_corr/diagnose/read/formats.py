@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -109,9 +109,8 @@ class SafeTensors:
     rows before the cut are still read here, and it maps files, so that all of them count as memory of this process.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.file = path.open("rb")
-        self.size = os.fstat(self.file.fileno()).st_size
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self.file, self.size = file, os.fstat(file.fileno()).st_size
         head = self.file.read(8)
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
         if not 2 <= length <= min(LONGEST_HEADER, self.size - 8):

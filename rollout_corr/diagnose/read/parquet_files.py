@@ -6,7 +6,7 @@ import decimal
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -24,11 +24,12 @@ MOST_PER_BYTE = 16
 NAMES = {alias for aliases in ALIASES.values() for alias in aliases}
 
 
-def parquet_rows(path: Path, wanted: ChosenFields, problems: Problems) -> Iterator[Numbered]:
+def parquet_rows(path: Path, opened: IO[bytes], wanted: ChosenFields, problems: Problems) -> Iterator[Numbered]:
     """Read the rows of a .parquet file: of columns that may be of use, a few rows at a time.
 
     Args:
         path: The file.
+        opened: The open file: another one may take its place between two looks at the name.
         wanted: The fields that the user names.
         problems: Takes what cannot be read.
 
@@ -38,8 +39,6 @@ def parquet_rows(path: Path, wanted: ChosenFields, problems: Problems) -> Iterat
     pyarrow = extra("pyarrow", "parquet", "reading .parquet files")
     parquet = extra("pyarrow.parquet", "parquet", "reading .parquet files")
     try:
-        # Opened once: another file may take its place between two looks at the name.
-        opened = path.open("rb")
         metadata = parquet.read_metadata(opened)
         leaves = (metadata.schema.column(i) for i in range(metadata.num_columns))
         # Repeated texts stay in memory once.
