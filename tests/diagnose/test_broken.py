@@ -25,6 +25,7 @@ from builders.dumps import (
     write,
     write_jsonl,
 )
+from rollout_corr.cli.main import main
 from rollout_corr.diagnose.read import problems
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.read.fields import ChosenFields
@@ -226,6 +227,26 @@ def test_files_of_something_else(tmp_path):
     (tmp_path / "x.csv").write_text("")
     assert "expected a name that ends in .pt" in failing(tmp_path / "x.csv")
     assert "no such file" in failing(tmp_path / "y.pt")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"hello", "its bytes are damaged, or of something else"),
+        (b"PK\x03\x04 no archive", "its bytes are damaged, or of something else"),
+        (b"", "it is empty"),
+    ],
+)
+def test_a_broken_pt_file_is_one_line_of_our_own(data, reason, tmp_path, capsys):
+    """No exception of Python's, and no advice of torch's to load it unsafely."""
+    path = tmp_path / "x.pt"
+    path.write_bytes(data)
+    assert main(["doctor", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"rollout-corr doctor: {path}: not a complete .pt file: {reason}. Expected one written by torch"
+    )
+    assert said.count("\n") == 1 and "Error" not in said and "weights_only" not in said
 
 
 @pytest.mark.parametrize("given", [4, 5, 8])

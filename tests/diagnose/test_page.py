@@ -166,6 +166,17 @@ def test_two_dumps_side_by_side(folder):
     assert {"Worst records: healthy.pt", "Worst records: truncated.pt"} <= set(heads)
 
 
+def test_warnings_of_weights_that_nobody_chose_are_folded(tmp_path):
+    """The page of two dumps says which of them each is about."""
+    for name in ("one", "two"):
+        torch.save(planted_dumps.long_sequences(0, 3000, 0.05, 0.008), tmp_path / f"{name}.pt")
+    page = checked(report(tmp_path / "one.pt", tmp_path / "two.pt"))
+    warnings = [text for text in page.said("div") if "product weights up to 2" in text]
+    assert {text.partition(":")[0] for text in warnings} == {"one.pt", "two.pt"}
+    cards = [above for _, attributes, above in page.elements if attributes.get("class") == "card warning"]
+    assert sum("details" in above for above in cards) == len(warnings)
+
+
 def test_dumps_of_one_name_are_told_apart(tmp_path, folder):
     other = tmp_path / "healthy.pt"
     other.write_bytes((folder / "healthy.pt").read_bytes())
@@ -318,7 +329,7 @@ def test_the_page_of_what_if(folder):
     best = pareto(outcomes)
     at = cells.index("1")
     assert [cells[at + 6 * i + 1] for i in range(len(best))] == best
-    assert page.said("h2") == ["Look at these first", "Bias and variance", "The rest"]
+    assert page.said("h2") == ["Look at these first", "Bounds for these sequences", "Bias and variance", "The rest"]
     folded = [tag for tag, _, above in page.elements if tag in ("figure", "table") and "details" in above]
     assert folded == ["figure"] * len(families) + ["table"] * 2
     numbers = [text for i in (text.split("-") for text in page.said("text")) for text in i if text.isdigit()]

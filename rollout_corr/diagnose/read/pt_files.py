@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 from torch import Tensor
 
 from rollout_corr.diagnose.read.pickles import STORAGES, PickleError, Storage, Unpickler, Unread, check_repeats
-from rollout_corr.diagnose.read.problems import DumpError, cut_off, reason_of
+from rollout_corr.diagnose.read.problems import DumpError, cut_off
 
 # What torch.save wrote before torch 1.6 begins with these two pickles.
 OLD_MAGIC, OLD_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
@@ -56,9 +56,10 @@ def load_pt(path: Path, whole: bool = True) -> tuple[Any, int]:
             found = _archive(file, mapped, whole) if zipfile.is_zipfile(file) else _old(file, mapped)
         check_repeats(found, len(mapped))
     except (PickleError, zipfile.BadZipFile, ValueError, LookupError, TypeError, struct.error) as error:
-        # pickletools and zipfile answer damage with any of these.
+        # pickletools and zipfile answer damage with any of these, in words about themselves.
+        reason = str(error) if isinstance(error, PickleError) else "its bytes are damaged, or of something else"
         raise DumpError(
-            f"{path}: not a complete .pt file: {reason_of(error)}. Expected one written by torch.save, holding only "
+            f"{path}: not a complete .pt file: {reason}. Expected one written by torch.save, holding only "
             f"tensors, lists, dicts and numbers; {cut_off('.pt')}"
         ) from error
     return found, len(mapped)
