@@ -209,7 +209,7 @@ def sanitized(where: Host) -> str:
         layouts += [garbage, garbage.long() << 20]
     for offsets in layouts:
         for operation in (TOKEN, PRODUCT):
-            rc.correct(*cut, cu_seqlens=offsets, spec=operation.spec).metrics()
+            rc.correct(*cut[:2], mask=cut[2], cu_seqlens=offsets, spec=operation.spec).metrics()
     where.synchronize()
     return f"{seen} calls of the plan, {2 * len(layouts)} with other offsets"
 

@@ -187,7 +187,7 @@ class Laid:
             **self.others,
             **overrides,
         }
-        return call(self.train, self.rollout, self.mask, spec=spec, **arguments)
+        return call(self.train, self.rollout, mask=self.mask, spec=spec, **arguments)
 
     def to(self, device):
         """Copy to a device, with the strides kept; offsets given apart stay on the CPU."""
