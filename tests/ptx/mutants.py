@@ -44,14 +44,6 @@ FAULTS: dict[str, tuple[str, Callable[[str], str]]] = {
         r"(ld|st)\.global\S* .*\[",
         lambda line: re.sub(r"\[ *(%rd\d+) *\+? *(\d+)? *\]", _farther, line),
     ),
-    "an atomic made plain": (
-        r"atom\.(shared|global)",
-        lambda line: re.sub(
-            r"atom\.(shared|global)(?:\.gpu)?(?:\.relaxed)?\.add\.u(\d+)\s+(%\w+), (\[.*?\]), (%\w+)",
-            r"st.\1.b\2 \4, \5",
-            line,
-        ),
-    ),
 }
 
 
