@@ -71,8 +71,8 @@ RESTATED_ALONE = {
     *("art", "dppo", "fast_llm", "flash_rl", "glm", "kimi", "megatron", "minirl", "pipeline_rl", "rllm", "tinker"),
     *("torchforge", "trinity", "tunix"),
 }
-# Losses of versions that prime-rl has left behind, and those that verl's rows compare part by part.
-RESTATED_ALONE_TOO = {"prime_rl.icepop", "prime_rl.kpop", "verl.grpo", "verl.ppo"}
+# Losses of versions that prime-rl has left behind.
+RESTATED_ALONE_TOO = {"prime_rl.icepop", "prime_rl.kpop"}
 
 
 @cache

@@ -109,6 +109,9 @@ def rows(source: Source) -> Iterator[Row]:
         return {"mask": given.mask & data(given, threshold)["sample_mask"].bool()[:, None]}
 
     def loss(given: Batch, seq_logprob_error_threshold: float | None = None, **config: Any) -> Tensor:
+        if config.get("force_on_policy_ratio"):
+            # NeMo allows it only where no update lies between the two passes, so that they agree.
+            given = replace(given, old=given.new.detach())
         made = data(given, seq_logprob_error_threshold)
         samples = made["sample_mask"]
         tokens = (made["token_mask"][:, 1:] * samples[:, None]).sum()

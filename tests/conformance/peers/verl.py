@@ -367,10 +367,28 @@ def of_losses(source: Source) -> Iterator[Row]:
     def drawn(rng: Random) -> dict[str, Any]:
         return whole_configuration(rng, losses.reads(theirs["gspo"], "loss_agg_mode"))
 
+    whole = whole_loss(source, PPO_LOSS, theirs | {"bypass_mode": bypass}, correct)
+    uncorrected = dict.fromkeys(("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold"))
+    uncorrected |= {"rollout_is_batch_normalize": False, "bypass_mode": False, "loss_type": "ppo_clip"}
+
+    def examples(given: Batch, **settings: Any) -> Tensor:
+        settings |= {"kl_loss_type": "low_var_kl", "use_kl_loss": "kl_loss_coef" in settings}
+        settings |= {"loss_agg_mode": "token-mean", "loss_scale_factor": None, "policy_loss": {"loss_mode": "vanilla"}}
+        return whole(given, {"actor": settings}, {"rollout_correction": uncorrected})
+
+    plain: dict[str, Any] = {"declared": OF_LOSSES, "kinds": SOME}
+    yield recipe("verl.ppo", f"{PPO_LOSS}: ppo_loss", examples, clips_and_c, **plain)
+    yield recipe(
+        "verl.grpo",
+        f"{PPO_LOSS}: ppo_loss, use_kl_loss",
+        examples,
+        lambda rng: clips_and_c(rng) | {"kl_loss_coef": rng.choice((0.001, 0.1))},
+        **plain,
+    )
     yield configuration(
         "verl",
         f"{PPO_LOSS}: ppo_loss, {HELPER}: {MAIN}",
-        whole_loss(source, PPO_LOSS, theirs | {"bypass_mode": bypass}, correct),
+        whole,
         drawn,
         old=lambda batch, settings: None if settings["algorithm"]["rollout_correction"]["bypass_mode"] else batch.old,
         declared=(*OF_LOSSES, WHOLE_ICEPOP),
