@@ -38,8 +38,8 @@ def is_named_right(case):
         assert finding.advice.endswith(".") and not finding.title.endswith(".")
 
 
-# Those with a number that is no multiple of 3 are slow tests.
-SLICE = [case for i, case in enumerate(CASES) if i % 3 == 0]
+# The others are slow tests; so are texts whose certainty comes in runs, which take a second each to make.
+SLICE = [case for i, case in enumerate(CASES) if i % 3 == 0 and "in runs" not in case.name]
 
 
 @pytest.mark.parametrize("case", SLICE, ids=lambda case: case.name)
