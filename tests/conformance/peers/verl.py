@@ -198,7 +198,10 @@ def of_presets(source: Source) -> Iterator[Row]:
             counts = {"batch_num_tokens": given.mask.sum()}
             if name.startswith("bypass"):
                 whole = actor(policy_loss=Settings(rollout_correction=config), global_batch_info=counts)
-                value = bypass(given.rollout, given.new, given.token_advantages, given.mask, "token-mean", whole)[0]
+                arguments = (given.rollout, given.new, given.token_advantages, given.mask, "token-mean", whole)
+                # Its ratio is new/rollout, which may leave no weight where old/rollout leaves some.
+                found = or_raises(lambda: {"loss": bypass(*arguments)[0]})
+                value = found.get("loss", given.new.sum() * math.nan)
             else:
                 held, mask, _ = correct(given.old, given.rollout, given.mask, **fields(config))
                 weights = weights_of(held)
