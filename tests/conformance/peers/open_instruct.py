@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from conformance.batches import Batch
+from conformance.peers.trl import far_from_the_engine
 from conformance.rows import BF16, Declared, Result, Row, configuration, preset, recipe
 from conformance.sources import Source
 
@@ -24,6 +25,12 @@ NONFINITE = Declared(
     "presets.md",
     "open-instruct | NaN becomes a sentinel",
     lambda given, settings: given.kind in ("infinite", "nan_in_front"),
+)
+FAR = Declared(
+    "exponents beyond +-20",
+    "presets.md",
+    "the exponent is then clamped to +-20",
+    lambda given, settings: settings["use_vllm_logprobs"] and far_from_the_engine(given, settings),
 )
 NAMES = {
     "mask_lower": "rho_mask_lower_bound",
@@ -120,7 +127,7 @@ def rows(source: Source) -> Iterator[Row]:
         loss,
         config_of,
         lambda c: config_class(**c),
-        **more,
+        **more | {"declared": (*more["declared"], FAR)},
     )
 
 
