@@ -284,7 +284,7 @@ def reader(source: Source, code: Code) -> Row:
         draw,
         hold,
         old,
-        declared=(*DECLARED, EMPTY, FAR_KL),
+        declared=(*DECLARED, EMPTY, FAR_KL, EMPTY_NORMALISED, FAR_SUM),
         # Their KL is in float32, whatever the log-probs are in.
         within=(2e-5, 2e-5),
     )
@@ -297,6 +297,22 @@ EMPTY = Declared(
     "slime's and miles's `calculate_per_token_loss` counts a sample without a token as one token",
     lambda given, settings: settings["calculate_per_token_loss"] and not bool(given.mask.any(1).all()),
 )
+EMPTY_NORMALISED = Declared(
+    "samples without a token in the mean that normalises",
+    "integrations.md",
+    "at the level sequence, samples without a valid token count in the mean that normalises",
+    lambda given, settings: (
+        _of_sequences(settings) and settings["tis_batch_normalize"] and not bool(given.mask.any(1).all())
+    ),
+)
+FAR_SUM = Declared(
+    "exponents beyond +-20",
+    "presets.md",
+    "the exponent is then clamped to +-20",
+    lambda given, settings: (
+        _of_sequences(settings) and bool(((given.old - given.rollout).where(given.mask, 0.0).sum(1).abs() > 20.0).any())
+    ),
+)
 FAR_KL = Declared(
     "low_var_kl is clamped after its ratio",
     "losses.md",
@@ -308,6 +324,10 @@ FAR_KL = Declared(
         and _clamped(given, given.rollout if settings["use_rollout_logprobs"] else given.old)
     ),
 )
+
+
+def _of_sequences(settings: dict[str, Any]) -> bool:
+    return bool(settings["use_tis"] and settings["function"] == "mis" and settings["tis_level"] == "sequence")
 
 
 def _clamped(given: Batch, old: Tensor) -> bool:
