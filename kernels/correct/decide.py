@@ -94,7 +94,9 @@ def value_of(
         if PLAN.kept and TEST.sum == "d":
             value = exact(found, PLAN, "d_kept", True)
         else:
-            value = exact(found, PLAN, TEST.sum, TEST.one_limb)
+            # Of its own, because Triton 3.5 and 3.6 pass on the text of an attribute only as a constant.
+            name: tl.constexpr = TEST.sum
+            value = exact(found, PLAN, name, TEST.one_limb)
         if TEST.stat == "k1" and TEST.sum == "d":
             value = -value
         if TEST.reduce == "mean":

@@ -247,9 +247,12 @@ def loss_of_tokens(
     found = record_extrema(found, PLAN, "-min_ppo_log_ratio", "max_ppo_log_ratio", term.used, counted)
     if PLAN.kl is not None:
         held = among if PLAN.kl_everywhere else counted
-        value, slope = penalty(k, PLAN.kl, numbers, PLAN)
-        if PLAN.kl_gradient != PLAN.kl:
-            _, slope = penalty(k, PLAN.kl_gradient, numbers, PLAN)
+        # Of their own, because Triton 3.5 and 3.6 pass on the text of an attribute only as a constant.
+        kind: tl.constexpr = PLAN.kl
+        of_gradient: tl.constexpr = PLAN.kl_gradient
+        value, slope = penalty(k, kind, numbers, PLAN)
+        if of_gradient != kind:
+            _, slope = penalty(k, of_gradient, numbers, PLAN)
         factor, factor_slope = penalty_factor(x, token.weight, numbers, PLAN)
         coefficient = number(numbers, PLAN, "kl").to(new.dtype)
         total += tl.where(held, coefficient * value * factor, 0.0)
