@@ -1,7 +1,7 @@
 """xtuner: the correction as a subclass in the configuration. Nothing is replaced.
 
-    pip install /path/to/rollout-corr
-    and xtuner from its source at b934f46 (the 0.2.0 of package indexes has no rollout_is)
+    install /path/to/rollout-corr, and xtuner from its source at b934f46
+    (the 0.2.0 of package indexes has no rollout_is)
     python xtuner_hook.py
 
 In the configuration of a training run one import changes:
@@ -21,7 +21,7 @@ import torch
 try:
     from xtuner.v1.rl import rollout_is
 except ModuleNotFoundError as missing:
-    raise SystemExit(f"{missing}: install rollout-corr, and xtuner from its source at b934f46") from None
+    raise SystemExit(f"{missing}: install /path/to/rollout-corr, and xtuner from its source at b934f46") from None
 
 from rollout_corr.frameworks.xtuner import RolloutImportanceSampling
 from rollout_corr.testing import example_batch

@@ -5,7 +5,6 @@ Sums of ratios lie around 1, all others around 0, so that variances do not cance
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal
@@ -18,6 +17,9 @@ from rollout_corr.definition.tokens import LARGEST_LOG_PERPLEXITY, LARGEST_STATI
 from rollout_corr.metrics.rows import Aggregate, At, extremes, total
 from rollout_corr.spec.correction import Criterion, Spec
 from rollout_corr.spec.thresholds import log_bound
+
+# The log of a ratio of 2.
+LOG_2 = 0.6931471805599453
 
 
 class AllSequences:
@@ -222,7 +224,7 @@ def _divergences(f: Findings) -> tuple[Tensor, ...]:
     # log cosh(D / 2), where cosh D - 1 is half the sum of the two k3: nothing cancels next to D = 0.
     js = (0.25 * (f.tokens.k3 + reverse)).log1p().mul_(0.5)
     error = torch.where(d < 0.0, reverse - d, f.tokens.excess)
-    return reverse.sum(), js.sum(), error.sum(), torch.count_nonzero(d.abs() > math.log(2.0))
+    return reverse.sum(), js.sum(), error.sum(), torch.count_nonzero(d.abs() > LOG_2)
 
 
 # After the criteria's rows. The histogram of D, of which every bin is a sum, has its place in schema.py.

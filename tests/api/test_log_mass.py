@@ -151,7 +151,9 @@ def test_refused(name):
 
 def test_a_loss_without_rollout_logp_has_no_use_for_it():
     new, old, mask = arguments()
-    with pytest.raises(ValueError, match="rollout_logp: expected log-probs beside log_mass"):
+    with pytest.raises(
+        ValueError, match="rollout_logp: expected log-probs, because log_mass corrects only ratios to them"
+    ):
         rc.policy_loss(new, torch.ones(2), mask, old_logp=old, log_mass=torch.zeros_like(new))
 
 

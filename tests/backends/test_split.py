@@ -198,9 +198,7 @@ def test_a_dtensor_is_refused_with_what_to_pass(alone):
 def test_backends_that_do_not_split(alone):
     with pytest.raises(ValueError, match=r"backend: expected 'auto', 'torch' or 'triton' beside a sequence_group, got"):
         call(alone, backend="compiled")
-    with pytest.raises(
-        ValueError, match=r"backend: expected 'auto' or 'torch' for a loss beside a sequence_group, got"
-    ):
+    with pytest.raises(ValueError, match=r"backend: expected 'auto' or 'torch' for a loss with a sequence_group, got"):
         loss(alone, backend="triton")
 
 

@@ -283,7 +283,8 @@ def test_identical_log_probs_fail_unless_they_are_meant_to_be_identical(tmp_path
 def test_outliers_are_counted_and_named():
     """Row 5 of the users' review: ten tokens of 15 nats in 1 of 300 sequences were staleness or low precision."""
     (found,) = diagnose(measured(planted_mixes.off_tokens(0, 15.0, count=10)))
-    assert found.title == "1 of 300 sequences carries 100 % of k3: record 3"
+    assert found.title == "10 tokens of 25,670 (0.039 %) carry 100 % of k3, in 1 sequence"
+    assert "the worst record is 3 " in " ".join(found.evidence)
     (found,) = diagnose(measured(planted_mixes.off_tokens(0, -12.0, share=1e-3)))
     assert re.fullmatch(r"34 tokens of 25,670 \(0\.132 %\) carry 9\d(\.\d)? % of k3, in 32 sequences", found.title)
     assert "without them k3 is 0.00027" in " ".join(found.evidence)

@@ -190,7 +190,7 @@ def test_missing_framework(run, name, tmp_path):
     said = run(name, path=[blocked], fails=True)
     missing, _, install = said.rstrip("\n").partition(": ")
     assert re.fullmatch(r"No module named '\w+'", missing), said
-    assert "install rollout-corr" in install and "\n" not in install, said
+    assert "install /path/to/rollout-corr" in install and "\n" not in install, said
     assert install in (EXAMPLES / name).read_text(encoding="utf-8").partition("from __future__")[0]
 
 
