@@ -191,7 +191,8 @@ def test_verl_7913_metrics_do_not_depend_on_the_number_of_micro_batches():
     whole = rc.correct(train, rollout, mask=mask, spec=FULL).metrics()
     for size in (1, 2, 4):
         parts = zip(train.split(size), rollout.split(size), mask.split(size), strict=True)
-        merged = rc.Statistics.sum(rc.correct(*part, spec=FULL).statistics for part in parts).metrics()
+        corrected = (rc.correct(a, b, mask=valid, spec=FULL) for a, b, valid in parts)
+        merged = rc.Statistics.sum(out.statistics for out in corrected).metrics()
         assert merged == pytest.approx(whole, rel=1e-5)
 
 

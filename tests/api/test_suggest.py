@@ -48,33 +48,39 @@ def test_a_few_sequences_suffice_because_their_tokens_tell():
     for seed in range(12):
         small, large = healthy(seed, 4, 100, 1e-3), healthy(100 + seed, 200, 100, 1e-3)
         tensors, offsets = given(small)
-        found.append(kept(large, rc.suggest(*tensors[:2], mask=tensors[2], **offsets).spec))
+        found.append(kept(large, of(tensors, **offsets).spec))
     assert sum(found) / len(found) > 0.9, found
+
+
+def of(tensors, **layout):
+    """Suggest for trainer, engine and mask."""
+    train, rollout, mask = tensors
+    return rc.suggest(train, rollout, mask=mask, **layout)
 
 
 def test_every_layout_gives_the_same():
     batch = healthy(0, 16, 60)
     tensors, offsets = given(batch)
-    packed = rc.suggest(*tensors[:2], mask=tensors[2], **offsets)
-    padded = rc.suggest(*(pad(x, batch.lengths) for x in tensors))
-    listed = rc.suggest(*(list(x.split(batch.lengths.tolist())) for x in tensors))
-    jagged = rc.suggest(*(torch.nested.nested_tensor_from_jagged(x, batch.cu_seqlens) for x in tensors))
+    packed = of(tensors, **offsets)
+    padded = of([pad(x, batch.lengths) for x in tensors])
+    listed = of([list(x.split(batch.lengths.tolist())) for x in tensors])
+    jagged = of([torch.nested.nested_tensor_from_jagged(x, batch.cu_seqlens) for x in tensors])
     assert packed.sentences == padded.sentences == listed.sentences == jagged.sentences
     assert packed == padded == listed == jagged
     # Tokens outside, invalid ones and empty sequences count in nothing.
     around = [torch.cat([x.new_full((3,), 1), x, x.new_full((2,), 1)]) for x in tensors]
     moved = torch.cat([batch.cu_seqlens[:1], batch.cu_seqlens]) + 3
-    assert rc.suggest(*around, cu_seqlens=moved).geometric == packed.geometric
+    assert of(around, cu_seqlens=moved).geometric == packed.geometric
 
 
 def test_broken_sequences_do_not_widen_the_bounds():
     batch = healthy(0, 64, 300)
     tensors, offsets = given(batch)
-    plain = rc.suggest(*tensors[:2], mask=tensors[2], **offsets)
+    plain = of(tensors, **offsets)
     train = batch.train_logp.clone()
     first, last = batch.cu_seqlens[:2].tolist()
     train[last - 1] -= 15.0
-    spoiled = rc.suggest(train, *tensors[1:], **offsets)
+    spoiled = of([train, *tensors[1:]], **offsets)
     assert abs(math.log(spoiled.geometric.upper / plain.geometric.upper)) < 0.002
     assert spoiled.veto.lower == 1e-4 and spoiled.rejected["veto"] == 1 / 64
     assert first == 0
@@ -87,21 +93,21 @@ def test_a_veto_goes_down_where_tails_are_long_and_stops():
     for drop, lower in ((11.0, 1e-5), (13.0, 1e-6), (30.0, 1e-6)):
         train = batch.train_logp.clone()
         train[ends[:16]] = batch.rollout_logp[ends[:16]] - drop
-        found = rc.suggest(train, *tensors[1:], **offsets)
+        found = of([train, *tensors[1:]], **offsets)
         assert found.veto.lower == lower
         assert found.rejected["veto"] == (0.25 if drop == 30.0 else 0.0)
 
 
 def test_products_of_long_sequences_have_no_bound():
     tensors, offsets = given(healthy(0, 8, 30_000, 5e-3))
-    found = rc.suggest(*tensors[:2], mask=tensors[2], **offsets)
+    found = of(tensors, **offsets)
     assert found.product is None and "product: none" in repr(found)
     assert found.geometric.upper < 1.02
 
 
 def test_it_explains_itself():
     tensors, offsets = given(healthy(0))
-    found = rc.suggest(*tensors[:2], mask=tensors[2], **offsets)
+    found = of(tensors, **offsets)
     text = repr(found)
     assert text.count("\n") == 3 and all(
         label in text for label in ("geometric: 0.9", "veto: no token's ratio below 0.0001")
@@ -192,6 +198,6 @@ def test_truncated_sampling_is_taken_out_of_d():
     tensors, offsets = given(batch)
     rollout = batch.rollout_logp - log_mass
     found = rc.suggest(tensors[0], rollout, mask=tensors[2], **offsets, log_mass=log_mass)
-    plain = rc.suggest(*tensors[:2], mask=tensors[2], **offsets)
+    plain = of(tensors, **offsets)
     assert found.geometric.upper == pytest.approx(plain.geometric.upper, abs=2e-4)
     assert rc.suggest(tensors[0], rollout, mask=tensors[2], **offsets).geometric.upper > 1.1

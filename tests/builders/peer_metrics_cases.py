@@ -145,7 +145,8 @@ def tensors(rows, dtype=torch.float64):
 
 
 def correct(rows, spec, dtype=torch.float64):
-    return rc.correct(*tensors(rows, dtype), spec=spec)
+    train, rollout, mask = tensors(rows, dtype)
+    return rc.correct(train, rollout, mask=mask, spec=spec)
 
 
 def cast(rows, dtype):

@@ -51,7 +51,7 @@ def test_no_scheme_raises(weight, dtype, nonfinite):
             report=("native", *SCHEMES),
         )
         for given in batches(dtype):
-            out = rc.correct(*given, spec=spec)
+            out = rc.correct(*given[:2], mask=given[2], spec=spec)
             for scheme in ("native", *SCHEMES):
                 assert all(isinstance(value, float) for value in out.metrics(scheme).values())
 

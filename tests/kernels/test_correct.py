@@ -144,9 +144,10 @@ def test_sizes_of_zero(shape, device):
     others = {"cu_seqlens": torch.tensor([5 * (shape != (0,))])} if len(shape) == 1 else {}
     for mask in (None, torch.ones(shape)):
         given = (torch.zeros(shape), torch.zeros(shape), mask)
-        reference = rc.correct(*given, spec=NOTHING, **others)
+        reference = rc.correct(*given[:2], mask=mask, spec=NOTHING, **others)
         with watched():
-            out = rc.correct(*(moved(x, device) for x in given), spec=NOTHING, backend="triton", **others)
+            here = [moved(x, device) for x in given]
+            out = rc.correct(*here[:2], mask=here[2], spec=NOTHING, backend="triton", **others)
         assert_like_reference(out, reference)
 
 
@@ -182,7 +183,9 @@ def test_odd_masks(rejected, device):
     odd = torch.tensor([[math.nan, -0.0, 0.0, math.nan], [-1.0, math.inf, 1e-45, 0.3], [0.0, -0.0, -math.inf, 1.0]])
     for mask in (byte, odd, odd.double(), odd.bfloat16()):
         reference = rc.correct(train, rollout, mask=mask, spec=spec)
-        out = rc.correct(*(x.to(device) for x in (train, rollout)), moved(mask, device), spec=spec, backend="triton")
+        out = rc.correct(
+            *(x.to(device) for x in (train, rollout)), mask=moved(mask, device), spec=spec, backend="triton"
+        )
         assert out.mask.dtype == mask.dtype
         assert out.weights.cpu().ne(0).tolist() == reference.weights.ne(0).tolist()
         # As bytes: what is kept comes back as it was given, what is not as a plain 0.

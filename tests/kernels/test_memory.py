@@ -131,10 +131,11 @@ def test_expanded_tensors(packed, device):
         mask = torch.tensor([1, 0, 1, 1])[:, None].expand(shape)
         expanded += [(rollout[:1].expand(shape), rollout[:, :1].expand(shape), mask)]
     for given in expanded:
-        reference = rc.correct(*given, spec=spec, **others)
+        reference = rc.correct(*given[:2], mask=given[2], spec=spec, **others)
         assert not reference.mask.all()
         with shaped(WIDE), watched():
-            out = rc.correct(*(moved(x, device) for x in given), spec=spec, backend="triton", **others)
+            here = [moved(x, device) for x in given]
+            out = rc.correct(*here[:2], mask=here[2], spec=spec, backend="triton", **others)
         assert_like_reference(out, reference)
 
 

@@ -52,7 +52,7 @@ def test_is_the_preset():
     weights, mask, metrics = correct(
         *given, rollout_is="token", rollout_rs="seq_mean_k1", rollout_rs_threshold="0.9_1.1"
     )
-    out = rc.correct(*given, spec=presets.decoupled_geo_rs_token_tis(2.0, "0.9_1.1"))
+    out = rc.correct(*given[:2], mask=given[2], spec=presets.decoupled_geo_rs_token_tis(2.0, "0.9_1.1"))
     assert torch.equal(weights, out.weights) and torch.equal(mask, out.mask) and metrics == out.metrics("verl")
     assert mask.dtype == torch.int64 and 0 < mask.sum() < given[2].sum()
 
