@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from random import Random
 from types import SimpleNamespace
@@ -301,9 +302,7 @@ EMPTY_NORMALISED = Declared(
     "samples without a token in the mean that normalises",
     "integrations.md",
     "at the level sequence, samples without a valid token count in the mean that normalises",
-    lambda given, settings: (
-        _of_sequences(settings) and settings["tis_batch_normalize"] and not bool(given.mask.any(1).all())
-    ),
+    lambda given, settings: _uses_mis(settings) and _counts_empty(given, settings),
 )
 FAR_SUM = Declared(
     "exponents beyond +-20",
@@ -326,8 +325,18 @@ FAR_KL = Declared(
 )
 
 
+def _uses_mis(settings: dict[str, Any]) -> bool:
+    return bool(settings["use_tis"] and settings["function"] == "mis")
+
+
 def _of_sequences(settings: dict[str, Any]) -> bool:
-    return bool(settings["use_tis"] and settings["function"] == "mis" and settings["tis_level"] == "sequence")
+    return _uses_mis(settings) and settings["tis_level"] == "sequence"
+
+
+def _counts_empty(given: Batch, settings: dict[str, Any]) -> bool:
+    """Tell whether a mean over samples normalises, and one of them has no valid token."""
+    normalises = settings.get("tis_level") == "sequence" and settings["tis_batch_normalize"]
+    return bool(normalises) and not bool(given.mask.any(1).all())
 
 
 def _clamped(given: Batch, old: Tensor) -> bool:
@@ -453,4 +462,5 @@ def functions(source: Source, code: Code) -> Iterator[Row]:
         def settings(rng: Random, draw: Any = draw) -> dict[str, Any]:
             return {**draw(rng), "ranks": rng.choice((1, 1, 2, 4)), "qkv_format": rng.choice(code.layouts)}
 
-        yield Row("drop-in", f"slime.functions.{name}", f"{file}: {theirs}", run, settings, declared=DECLARED)
+        declared = (*DECLARED, replace(EMPTY_NORMALISED, when=_counts_empty))
+        yield Row("drop-in", f"slime.functions.{name}", f"{file}: {theirs}", run, settings, declared=declared)
