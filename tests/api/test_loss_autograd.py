@@ -59,7 +59,7 @@ def one_of_each_class():
         yield pytest.param(name, marks=[pytest.mark.slow] if classes[i] in classes[:i] else [])
 
 
-@pytest.mark.parametrize("name", one_of_each_class())
+@pytest.mark.parametrize("name", list(one_of_each_class()))
 def test_the_gradient_is_the_definitions(name):
     """Block by block as all at once, and as autograd finds it in what a compiler traces."""
     new, old, _, advantages, mask = inputs()

@@ -52,7 +52,7 @@ W = rc.Weight
 SHAPES = {LONGEST: NARROW, LONG: NARROW, MEDIUM: MIDDLE, SHORT: WIDE}
 
 
-@pytest.mark.parametrize("name", one_in(2, VARIANTS))
+@pytest.mark.parametrize("name", one_in(3, VARIANTS))
 def test_variants(name, device):
     """Each in its own layout, dtypes and strides; every criterion rejects something and keeps something."""
     variant = VARIANTS[name]

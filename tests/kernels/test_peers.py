@@ -70,7 +70,7 @@ def assert_equal(spec: rc.Spec, given: dict[str, Tensor]) -> rc.Correction:
     return got
 
 
-@pytest.mark.parametrize(("scheme", "name"), one_in(2, ALL))
+@pytest.mark.parametrize(("scheme", "name"), one_in(3, ALL))
 def test_cases(scheme: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows with holes, two of them without a valid token; two programs that decide."""
     of_shape(monkeypatch, 8, 16, 4)

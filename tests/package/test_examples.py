@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from builders.cases import one_in
 from rollout_corr.testing import example_batch
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -74,6 +75,7 @@ def test_context_parallel(run):
     assert said.count("2 of 2 ranks agree with the single process") == 6, said
 
 
+@pytest.mark.slow
 def test_mismatch_rl(run, tmp_path):
     """A pipe gets a line per seed and the table, and no control codes; --out is where the files are."""
     said = run("mismatch_rl.py", beside=RESULTS, arguments=("--tiny", "--out", "made"))
@@ -179,7 +181,7 @@ def test_trl(run):
     assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6) and spec != pytest.approx(theirs, rel=0.1)
 
 
-@pytest.mark.parametrize("name", HOOKS)
+@pytest.mark.parametrize("name", one_in(4, HOOKS))
 def test_missing_framework(run, name, tmp_path):
     """A missing framework gives one line that says what to install, as the first lines of the example do."""
     blocked = tmp_path / "blocked"
@@ -207,7 +209,7 @@ def test_first_lines_name_what_it_needs(path):
     }
     unnamed = needed - {"torch", "rollout_corr"} - sys.stdlib_module_names
     assert not [name for name in unnamed if name not in first], first
-    assert "pip install /path/to/rollout-corr" in first and path.name in first
+    assert "install /path/to/rollout-corr" in first and path.name in first
     tested = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     for name, version in re.findall(r"\b(verl|trl)==([\d.]+)", first):
         assert f"{name}=={version}" in tested
