@@ -10,6 +10,8 @@ that has all tokens.
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -37,6 +39,8 @@ def share(cu_seqlens: Tensor, rank: int, ranks: int) -> tuple[Tensor, Tensor]:
 
 
 def main() -> None:
+    if "RANK" not in os.environ:
+        raise SystemExit("start one process a rank: torchrun --nproc-per-node 4 context_parallel.py")
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     group = dist.group.WORLD

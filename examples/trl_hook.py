@@ -9,9 +9,12 @@ In a training script it is one line before `trainer.train()`, which `accelerate 
     trl.install()                                                          # TRL's own mode, computed here
     trl.install(spec=rc.preset("verl.decoupled_geo_rs_token_tis"))         # or any Spec
 
-This script trains a tiny model for a few steps with TRL's own ratio, with ours of the same mode, and with a Spec. TRL
-corrects only what vLLM has sampled. So that no GPU is needed, a function stands in for vLLM here: it samples from the
-model, and its log-probs are a little off.
+This script trains a tiny model for a few steps with TRL's own ratio, with ours of the same mode, and with a Spec. The
+losses of the first two agree; those of the Spec are others from the first step on, because it rejects sequences. A GRPO
+loss is near 0 by construction, so its size says nothing of a run.
+
+TRL corrects only what vLLM has sampled. So that no GPU is needed, a function stands in for vLLM here: it samples from
+the model, and its log-probs are a little off.
 """
 
 from __future__ import annotations

@@ -75,6 +75,12 @@ def test_context_parallel(run):
     assert said.count("2 of 2 ranks agree with the single process") == 6, said
 
 
+def test_context_parallel_without_ranks_says_how_to_start_it(run):
+    """Row 35 of the users' review: a traceback of torch."""
+    said = run("context_parallel.py", fails=True)
+    assert said == "start one process a rank: torchrun --nproc-per-node 4 context_parallel.py\n"
+
+
 @pytest.mark.slow
 def test_mismatch_rl(run, tmp_path):
     """A pipe gets a line per seed and the table, and no control codes; --out is where the files are."""
