@@ -285,7 +285,7 @@ def reader(source: Source, code: Code) -> Row:
         draw,
         hold,
         old,
-        declared=(*DECLARED, EMPTY, FAR_KL, EMPTY_NORMALISED, FAR_SUM),
+        declared=(*DECLARED, EMPTY, FAR_KL, EMPTY_NORMALISED, FAR_SUM, GSPO_OVER_ALL),
         # Their KL is in float32, whatever the log-probs are in.
         within=(2e-5, 2e-5),
     )
@@ -323,6 +323,19 @@ FAR_KL = Declared(
         and _clamped(given, given.rollout if settings["use_rollout_logprobs"] else given.old)
     ),
 )
+GSPO_OVER_ALL = Declared(
+    "gspo's ratio beside rejected tokens",
+    "losses.md",
+    "slime's and miles's gspo takes the mean over all tokens of a sequence",
+    lambda given, settings: (
+        settings["advantage_estimator"] == "gspo" and _uses_mis(settings) and _rejects_tokens(settings)
+    ),
+)
+
+
+def _rejects_tokens(settings: dict[str, Any]) -> bool:
+    by_weight = settings["tis_mode"] == "mask" and settings["tis_level"] == "token"
+    return bool(by_weight or (settings["use_rs"] and settings["rs_level"] == "token"))
 
 
 def _uses_mis(settings: dict[str, Any]) -> bool:
