@@ -67,6 +67,14 @@ WHOLE_ICEPOP = Declared(
     lambda given, settings: ICEPOP.when(given, settings["algorithm"]["rollout_correction"]),
 )
 OF_CORRECTION = (BF16, NONFINITE, PADDING, ICEPOP)
+TINY = Declared(
+    "a correlation of tiny probabilities",
+    "presets.md",
+    "where all probabilities of one side are below 1e-4",
+    lambda given, settings: (
+        bool(given.mask.any()) and min(float(x[given.mask].max()) for x in (given.old, given.rollout)) < math.log(1e-4)
+    ),
+)
 
 LEFT_OUT = Declared(
     "a token that is not finite is left out here",
@@ -295,6 +303,7 @@ def of_correction(source: Source) -> Iterator[Row]:
         ours = dropin.calculate_debug_metrics(batch(given.old, given.rollout, given.mask))
         return floats(ours), floats(debug(batch(*precise(given))))
 
+    more["declared"] = (*OF_CORRECTION, TINY)
     yield Row("drop-in", "verl.calculate_debug_metrics", f"{DEBUG}: calculate_debug_metrics", debugged, **more)
 
 
