@@ -70,7 +70,7 @@ def totals(per_sequence: Named, among: Tensor | None) -> Named:
 
 def _stack(values: Iterable[Tensor]) -> Tensor:
     """Stack tensors of any dtypes in float64."""
-    return torch.stack([x if x.dtype == torch.float64 else x.double() for x in values])
+    return torch.stack([x.double() for x in values])
 
 
 class Collector:
