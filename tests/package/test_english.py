@@ -1,4 +1,4 @@
-"""What users read has no words that only this project understands."""
+"""Pages, messages and docstrings have no words that only this project understands."""
 
 from __future__ import annotations
 

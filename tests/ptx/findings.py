@@ -1,4 +1,4 @@
-"""What the interpreter finds wrong with a kernel, in words."""
+"""Findings of the interpreter about a kernel, in words."""
 
 from __future__ import annotations
 

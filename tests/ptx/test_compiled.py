@@ -62,7 +62,7 @@ def test_the_table_is_the_record():
 
 
 def test_a_barrier_is_missed(process):
-    """One of two: the first barrier of a program guards nothing."""
+    """A planted fault of two is noticed: the first barrier of a program guards nothing."""
     outcomes = process.submit(hunt, "loss_ppo_packed", "a barrier removed", 2, 0).result()
     assert any(outcomes[i][0] in ("race in a program", "unwritten") for i in range(2)), outcomes
 

@@ -171,7 +171,7 @@ def test_literals():
 
 
 def lanes(body):
-    """What each of 32 threads has in %r9 in the end."""
+    """Return the value of %r9 in each of 32 threads at the end."""
     one, two = torch.arange(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
     assert (
         run_small(f"ld.global.b32 %r8, [%rd4];\n{body}\nst.global.b32 [%rd5], %r9;", one, two, threads=32, programs=1)
