@@ -1,21 +1,28 @@
 """Counts of what compiled kernels execute a token: instructions by class, barriers, exchanges, bytes, sectors.
 
 `PYTHONPATH=tests python -m ptx.counts` prints the table of docs/kernels.md, and what tests/ptx/counts.json holds.
+`PYTHONPATH=tests python -m ptx.counts --only metrics_packed loss_gspo --length 4096 400 --by-kernel` looks at variants
+by mean length and changes no file; with `--tokens 64000000 --programs 4` few programs of a large batch run.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import torch
 import triton
 
+from ptx.machine import Executed
 from ptx.session import compiled
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
-from rollout_corr.aot.variants import VARIANTS
+from rollout_corr.aot.variant import LossVariant, Variant
+from rollout_corr.aot.variants import OF_NEW_VARIANTS, SPLIT_VARIANTS, VARIANTS
+from rollout_corr.kernels.grid import Launch
 
 RECORDED = Path(__file__).with_name("counts.json")
 TOKENS = 1 << 15
@@ -30,6 +37,8 @@ COUNTED = (
     "loss_ppo_short",
     "loss_gspo_padded",
 )
+COLUMNS = ("instructions", "float", "exchange", "memory", "other", "barrier", "read", "written", "sectors")
+HEADS = "instructions | float | exchange | memory | other | barriers / 1,000 | bytes read | written | sectors / 1,000"
 
 
 def class_of(opcode: str) -> str:
@@ -44,50 +53,119 @@ def class_of(opcode: str) -> str:
     return "float" if kind in ("f16", "f32", "f64", "bf16") and name != "mov" else "other"
 
 
-def counted(name: str) -> dict[str, float]:
-    """Run a variant on sequences of its mean length, all tokens valid, and count for each token."""
-    variant = LOSS_VARIANTS[name.removeprefix("loss_")] if name.startswith("loss_") else VARIANTS[name]
-    length = min(variant.length, TOKENS)
-    given = variant.given(TOKENS, TOKENS // length, "cpu")
+def variant_of(name: str) -> Variant | LossVariant:
+    """Look a variant up by the name of its case."""
+    if name.startswith("loss_"):
+        return LOSS_VARIANTS[name.removeprefix("loss_")]
+    return {**VARIANTS, **SPLIT_VARIANTS, **OF_NEW_VARIANTS}[name]
+
+
+def _offsets(tokens: int, sequences: int) -> torch.Tensor:
+    """Cut tokens into sequences of half to one and a half times the mean length, one after the other."""
+    lengths = 0.5 + torch.rand(sequences, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    ends = (lengths.cumsum(0) * (tokens / lengths.sum())).round()
+    ends[-1] = tokens
+    return torch.cat([ends.new_zeros(1), ends])
+
+
+def executed(
+    name: str, length: int, tokens: int, programs: int | None = None, checked: bool = False
+) -> list[tuple[Launch, Executed, float]]:
+    """Run a variant, all tokens valid; give its launches, what they executed, and how much more the whole launch would.
+
+    Args:
+        name: Of the variant's case.
+        length: Tokens of a sequence on average.
+        tokens: Of the batch.
+        programs: How many of a launch run at most, spread evenly; None for all.
+        checked: Accesses are recorded, races are findings.
+    """
+    variant = variant_of(name)
+    given = variant.given(tokens, max(1, tokens // length), "cpu")
     generator = torch.Generator().manual_seed(0)
     for x in vars(given).values():
-        if isinstance(x, torch.Tensor):
-            random = -torch.rand(x.shape, generator=generator)
-            x.copy_(random if x.is_floating_point() else torch.ones_like(x))
+        for tensor in x if isinstance(x, list) else [x]:
+            if isinstance(tensor, torch.Tensor):
+                random = -torch.rand(tensor.shape, generator=generator)
+                tensor.copy_(random if tensor.is_floating_point() else torch.ones_like(tensor))
+    if given.mask is not None:
+        given.mask.fill_(1)
     if given.offsets is not None:
-        given.offsets.copy_(torch.arange(0, TOKENS + 1, length))
-    with compiled(checked=False) as session:
+        given.offsets.copy_(_offsets(tokens, given.offsets.numel() - 1))
+
+    def some(launch: Launch) -> np.ndarray:
+        count = min(launch.programs, programs or launch.programs)
+        return (np.arange(count) * launch.programs + launch.programs // 2) // count
+
+    with compiled(checked=checked, programs=some) as session:
         for launch in variant.launches(given):
             session.run(launch)
-    found: Counter[str] = Counter()
-    for launch, done in session.executed:
+    return [(launch, done, launch.programs / some(launch).size) for launch, done in session.executed]
+
+
+def row_of(found: list[tuple[Launch, Executed, float]], tokens: int) -> dict[str, float]:
+    """Count for each token what launches execute together."""
+    counts: Counter[str] = Counter()
+    for launch, done, times in found:
         for number, block in enumerate(done.kernel.blocks):
             for x in block.instructions:
                 kind = class_of(x.opcode)
-                found["instructions"] += done.threads[number]
+                counts["instructions"] += done.threads[number] * times
                 # A barrier is one of its program, not one of each thread.
-                found[kind] += done.threads[number] / (launch.threads if kind == "barrier" else 1)
-        found["read"] += done.bytes["global read"]
-        found["written"] += done.bytes["global write"]
-        found["sectors"] += done.bytes["sectors read"] + done.bytes["sectors write"]
-    scale = {"barrier": 1000 / TOKENS, "sectors": 1000 / TOKENS}
-    columns = ("instructions", "float", "exchange", "memory", "other", "barrier", "read", "written", "sectors")
-    return {key: round(found[key] * scale.get(key, 1 / TOKENS), 2) for key in columns}
+                counts[kind] += done.threads[number] * times / (launch.threads if kind == "barrier" else 1)
+        counts["read"] += done.bytes["global read"] * times
+        counts["written"] += done.bytes["global write"] * times
+        counts["sectors"] += (done.bytes["sectors read"] + done.bytes["sectors write"]) * times
+    scale = {"barrier": 1000 / tokens, "sectors": 1000 / tokens}
+    return {key: round(counts[key] * scale.get(key, 1 / tokens), 2) for key in COLUMNS}
+
+
+def counted(name: str) -> dict[str, float]:
+    """Count what stands in the record: all launches of a variant together, at its own mean length."""
+    return row_of(executed(name, min(variant_of(name).length, TOKENS), TOKENS), TOKENS)
 
 
 def table(rows: dict[str, dict[str, float]]) -> str:
     """Lay rows out as the table of docs/kernels.md."""
-    heads = (
-        "| variant | mean length | instructions | float | exchange | memory | other | barriers / 1,000 | bytes read |"
-    )
-    lines = [f"{heads} written | sectors / 1,000 |", f"|---|{'--:|' * 10}"]
+    lines = [f"| variant | mean length | {HEADS} |", f"|---|{'--:|' * 10}"]
     for name, row in rows.items():
-        variant = LOSS_VARIANTS[name.removeprefix("loss_")] if name.startswith("loss_") else VARIANTS[name]
-        lines.append(f"| `{name}` | {min(variant.length, TOKENS):,} | {' | '.join(f'{x:.1f}' for x in row.values())} |")
+        length = min(variant_of(name).length, TOKENS)
+        lines.append(f"| `{name}` | {length:,} | {' | '.join(f'{x:.1f}' for x in row.values())} |")
     return "\n".join(lines)
 
 
-if __name__ == "__main__":
+def look(names: list[str], lengths: list[int], tokens: int, programs: int | None, by_kernel: bool, checked: bool):
+    """Give lines of variants, each at several mean lengths."""
+    yield f"{'variant, mean length, kernel':54} programs {' '.join(f'{x:>12}' for x in COLUMNS)}"
+    for name in names:
+        for length in lengths or [variant_of(name).length]:
+            total = max(tokens, length) if length < 1 << 20 else tokens
+            found = executed(name, min(length, total), total, programs, checked)
+            rows = [(launch.kernel.__name__, [(launch, done, times)]) for launch, done, times in found if by_kernel]
+            for kernel, part in [*rows, ("all", found)]:
+                numbers = " ".join(f"{x:12.2f}" for x in row_of(part, total).values())
+                of = sum(launch.programs for launch, _, _ in part)
+                yield f"{f'{name}, {min(length, total):,}, {kernel}':54} {of:8} {numbers}"
+
+
+def main() -> None:
+    """Look at variants that are named, or write the record."""
+    parser = argparse.ArgumentParser(prog="python -m ptx.counts", description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="variants; of a loss loss_NAME")
+    parser.add_argument("--length", nargs="+", type=int, default=[], metavar="TOKENS", help="mean lengths of sequences")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of the batch")
+    parser.add_argument("--programs", type=int, help="run at most so many of each launch")
+    parser.add_argument("--by-kernel", action="store_true", help="one line for each kernel too")
+    parser.add_argument("--checked", action="store_true", help="watch for races and memory that nobody wrote")
+    asked = parser.parse_args()
+    if asked.only:
+        for line in look(asked.only, asked.length, asked.tokens, asked.programs, asked.by_kernel, asked.checked):
+            sys.stdout.write(line + "\n")
+        return
     rows = {name: counted(name) for name in COUNTED}
     RECORDED.write_text(json.dumps({"triton": triton.__version__, "counts": rows}, indent=1) + "\n")
     sys.stdout.write(table(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()
