@@ -16,7 +16,7 @@
 #   make lint         ruff, ruff format, mypy
 #   make format       let ruff rewrite what it can
 #   make docs         the documentation as a site, build/docs/index.html; a broken link is an error
-#   make bench        the benchmark: of the GPU where there is one, else of the CPU, beside verl
+#   make bench        the benchmark: of the GPU where there is one, else of the CPU, beside verl; then of the host
 #   make bench-tiny   the benchmarks once, on sizes that show only that they work
 #   make gpu-report   on a machine with a GPU: tests, checks, sanitizer and benchmark, in nine minutes, into two files
 #   make clean        delete environments, builds and caches
@@ -106,6 +106,7 @@ docs: $(VENV)/installed-docs
 # The benchmarks compare with verl's own function in one process, so they run beside it.
 bench: $(PEERS_VENV)/installed-peers
 	$(PEERS_VENV)/bin/python -m benchmarks $(ARGS)
+	$(PEERS_VENV)/bin/python -m benchmarks.host
 
 bench-tiny: $(VENV)/installed-test
 	$(VENV)/bin/pytest benchmarks --benchmark-disable -k "(tiny or 64x1024) and not compiled" $(ARGS)

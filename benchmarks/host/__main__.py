@@ -1,0 +1,123 @@
+"""The benchmark of the host: `python -m benchmarks.host` from the root of a checkout.
+
+Microseconds of Python, torch and Triton before a GPU has anything to do, over a driver that does nothing (driver.py).
+Medians of CPU time of this thread, so a busy machine tells little; the executed bytecodes beside them are exact.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from benchmarks import machine, tables
+from benchmarks.host import driver
+
+# Set in the process that measures: it gives itself to a driver of its own, so nothing else may run there.
+MEASURES = "ROLLOUT_CORR_HOST_BENCHMARK"
+CALLS_IN_A_ROW = 20
+
+
+def microseconds(run: Callable[[], object], rounds: int) -> float:
+    """Return the median over some rounds of the mean CPU time of a call."""
+    found = []
+    gc.collect()
+    gc.disable()
+    for _ in range(rounds):
+        start = time.thread_time_ns()
+        for _ in range(CALLS_IN_A_ROW):
+            run()
+        found.append((time.thread_time_ns() - start) / CALLS_IN_A_ROW / 1000)
+    gc.enable()
+    return statistics.median(found)
+
+
+def bytecodes(run: Callable[[], object]) -> tuple[int, int]:
+    """Return how many bytecodes a call executes, and how many Python functions it enters."""
+    executed = entered = 0
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal executed, entered
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        entered += event == "call"
+        executed += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return executed, entered
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    """Time every call over the driver that does nothing; for a process of its own."""
+    driver.install()
+    import torch
+
+    from benchmarks.host.calls import calls
+
+    torch.set_num_threads(1)
+    found = []
+    for call in calls():
+        executed, entered = bytecodes(call.run)
+        found.append(
+            {
+                "name": call.name,
+                "part": call.part,
+                "microseconds": microseconds(call.run, rounds),
+                "bytecodes": executed,
+                "functions": entered,
+            }
+        )
+    return {**machine.head(), **machine.describe(), "triton": machine.version("triton"), "calls": found}
+
+
+def table_of(results: dict[str, Any]) -> tables.Table:
+    """Make the table, with the machine and the versions as its title."""
+    title = (
+        f"Host time of a call over a driver that does nothing: {results['cpu']}, Python {results['python']}, torch "
+        f"{results['torch']}, Triton {results['triton']}, commit {results['commit'][:7]}"
+    )
+    columns = {
+        "us": lambda call: tables.number(call["microseconds"]),
+        "bytecodes": lambda call: f"{call['bytecodes']:,}",
+        "functions": lambda call: f"{call['functions']:,}",
+    }
+    return tables.table(title, ["call"], lambda call: ["- " * call["part"] + call["name"]], columns, results["calls"])
+
+
+def main() -> int:
+    """Run in a process of its own; there, measure, print and write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.host", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=60, help="rounds of 20 calls each (60)")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    options = parser.parse_args()
+    if MEASURES not in os.environ:
+        environment = os.environ | {MEASURES: "1", "TRITON_INTERPRET": "0"}
+        return subprocess.run([sys.executable, "-m", "benchmarks.host", *sys.argv[1:]], env=environment).returncode
+    try:
+        results = measure(options.rounds)
+    except driver.NoCompiler as missing:
+        print(missing, file=sys.stderr)
+        return 1
+    if options.json is not None:
+        machine.write(options.json, results)
+    made = [table_of(results)]
+    print("\n".join(tables.markdown(made)) if options.markdown else tables.drawn(made, []))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

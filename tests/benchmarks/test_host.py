@@ -1,0 +1,57 @@
+"""The benchmark of the host: what it counts, what it says without a C compiler, and, slow, a run over its driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import machine, tables
+from benchmarks.host import __main__ as host
+from benchmarks.host import driver
+
+
+def test_without_a_compiler_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(driver.NoCompiler, match="expected a C compiler"):
+        driver.library(tmp_path / "built")
+
+
+def test_bytecodes_are_those_of_all_functions():
+    def inner():
+        return 1
+
+    def outer():
+        return inner() + inner()
+
+    (alone, _), (executed, entered) = host.bytecodes(inner), host.bytecodes(outer)
+    assert entered == 3 and executed > 2 * alone
+    assert host.bytecodes(outer) == (executed, entered)
+
+
+def test_its_table():
+    calls = [{"name": "read", "part": True, "microseconds": 12.34, "bytecodes": 1234, "functions": 5}]
+    made = host.table_of({**machine.head(), **machine.describe(), "triton": "3.7.1", "calls": calls})
+    assert made.rows == [["- read", "12.3", "1,234", "5"]]
+    assert "Triton 3.7.1" in tables.plain(made)
+
+
+@pytest.mark.slow
+def test_a_run(tmp_path):
+    """Every call is timed over Triton's launcher, in a process of its own."""
+    found = tmp_path / "host.json"
+    command = [sys.executable, "-m", "benchmarks.host", "--rounds", "1", "--json", str(found)]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(command, cwd=machine.ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    calls = json.loads(found.read_text())["calls"]
+    assert {call["name"].partition(":")[0] for call in calls if not call["part"]} == {
+        "correct",
+        "policy_loss",
+        "metrics() of a copied vector",
+    }
+    assert all(call["microseconds"] > 0.0 and call["bytecodes"] > 0 for call in calls)
