@@ -13,11 +13,11 @@ from dataclasses import replace
 from functools import partial
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 
 import rollout_corr as rc
+from builders.accesses import observed
 from builders.batches import (
     METRICS_WITHIN,
     WEIGHTS_WITHIN,
@@ -144,11 +144,13 @@ def between_fences(laid, device, fence=math.nan):
 
 
 @contextlib.contextmanager
-def watched(filling=0xFF):
-    """Fill the kernels' allocations with garbage, and check that nothing is written beside them.
+def watched(filling=0xFF, seed=0, races=True):
+    """Fill the kernels' allocations with garbage, and check that nothing is written beside them, and no race.
 
     Args:
         filling: The byte that stands everywhere; of these, 0xFF makes NaN, -1 and a bool of 255.
+        seed: Of the order in which the interpreter runs programs.
+        races: Whether two programs must not touch what one of them writes.
     """
     empty, handed = torch.empty, []
 
@@ -159,65 +161,11 @@ def watched(filling=0xFF):
         handed.append((around, held))
         return around[ROOM : ROOM + held].view(size)
 
-    with mock.patch.object(torch, "empty", between), within_tensors():
+    with mock.patch.object(torch, "empty", between), observed(seed, races):
         yield
     for around, held in handed:
         for fence in (around[:ROOM], around[ROOM + held :]):
             assert bool((bits(fence) == filling).all()), "written beside a tensor"
-
-
-@contextlib.contextmanager
-def within_tensors():
-    """In the interpreter, whatever a kernel reads or writes lies within one of the tensors that it was given.
-
-    That a masked result does not show a read beside a tensor does not make the read legal. On a GPU, compute-sanitizer
-    is who looks.
-    """
-    from triton.runtime import interpreter
-
-    run, builder, extents = grid.Launch.run, interpreter.InterpreterBuilder, []
-    load, store = builder.create_masked_load, builder.create_masked_store
-
-    def launched(launch):
-        extents[:] = [extent_of(x) for x in tensors_in(tuple(launch.arguments.values()))]
-        run(launch)
-
-    def check_addresses(pointers, mask):
-        taken = pointers.data[np.broadcast_to(mask.data, pointers.data.shape).astype(bool)]
-        if taken.size:
-            bytes_each = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
-            first, end = int(taken.min()), int(taken.max()) + bytes_each
-            assert any(low <= first and end <= high for low, high in extents), "an access outside of every tensor"
-
-    def loading(self, pointers, mask, *others):
-        check_addresses(pointers, mask)
-        return load(self, pointers, mask, *others)
-
-    def storing(self, pointers, value, mask, *others):
-        check_addresses(pointers, mask)
-        return store(self, pointers, value, mask, *others)
-
-    with (
-        mock.patch.object(grid.Launch, "run", launched),
-        mock.patch.object(builder, "create_masked_load", loading),
-        mock.patch.object(builder, "create_masked_store", storing),
-    ):
-        yield
-
-
-def tensors_in(arguments):
-    """Every tensor among the arguments of a launch."""
-    for x in arguments:
-        if isinstance(x, torch.Tensor):
-            yield x
-        elif isinstance(x, tuple):
-            yield from tensors_in(x)
-
-
-def extent_of(x):
-    """The first address of a tensor, and the one behind its last element."""
-    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else -1
-    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
 
 
 @contextlib.contextmanager

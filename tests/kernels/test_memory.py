@@ -168,7 +168,10 @@ def test_inputs_are_left_as_they_are(device):
     ids=["unsorted", "falling", "negative", "beyond", "overlapping", "huge", "huge int32"],
 )
 def test_offsets_that_are_garbage(offsets, spec, device):
-    """Memory around tensors and the content of fresh memory change no bit; numbers are wrong, and finite."""
+    """Memory around tensors and the content of fresh memory change no bit; numbers are wrong, and finite.
+
+    A token may have several owners then, which write its mask and weight in any order: that race is the caller's.
+    """
     generator = torch.Generator().manual_seed(0)
     rollout = -torch.rand(60, generator=generator)
     train = rollout + 0.3 * torch.randn(60, generator=generator)
@@ -177,7 +180,7 @@ def test_offsets_that_are_garbage(offsets, spec, device):
     found = []
     for fence, filling in ((math.nan, 0xFF), (7.0, 0x00)):
         placed = between_fences(laid, device, fence)
-        with unchecked(), shaped(WIDE if spec is TOKENS else NARROW), watched(filling):
+        with unchecked(), shaped(WIDE if spec is TOKENS else NARROW), watched(filling, races=False):
             found.append(placed.correct(spec, backend="triton"))
         assert found[-1].weights.isfinite().all()
         assert all(math.isfinite(value) for value in found[-1].metrics().values())
