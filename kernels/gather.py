@@ -6,12 +6,11 @@ sequence, for ranks to add up; to `decide` they are then slot tables with one sl
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.correct.plan import Tables
 from rollout_corr.kernels.io import either
 from rollout_corr.kernels.slots import Extents, edge
 from rollout_corr.kernels.tokens import GRID_OF_D, GRID_OF_FRACTION, at, has, named, size
@@ -27,12 +26,30 @@ class SlotTables(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """The tables of some sequences: [columns, padded to a power of two; SEQUENCES]."""
+    """The tables of some sequences: a tuple of columns each, [SEQUENCES]."""
 
-    counts: tl.tensor  # int64
-    integers: tl.tensor  # int64
-    floats: tl.tensor  # float64
-    peaks: tl.tensor  # int32 or int64, keys of floats
+    counts: tl.tuple  # int64
+    integers: tl.tuple  # int64
+    floats: tl.tuple  # float64
+    peaks: tl.tuple  # int32 or int64, keys of floats
+
+
+@triton.constexpr_function
+def sharers(shape: Any) -> int:
+    """Count the threads that share the slots of a sequence: a program is one warp of 32."""
+    return max(1, 32 // shape.sequences)
+
+
+@triton.constexpr_function
+def at_once(shape: Any) -> int:
+    """Count the slots that each of these threads has on their way at a time."""
+    return shape.chunk
+
+
+@triton.constexpr_function
+def lowest_key(kind: tl.dtype) -> int:
+    """Find the lowest integer of a dtype: below the key of every float."""
+    return -(1 << (kind.primitive_bitwidth - 1))
 
 
 @triton.jit
@@ -41,35 +58,45 @@ def slot_tables(counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, peaks
     return SlotTables(counts, either(integers, counts), either(floats, counts), either(peaks, counts))
 
 
-@triton.constexpr_function
-def power_of_two(plan: Tables, table: str) -> int:
-    """Round the number of columns up to what a shape can be."""
-    return max(1, 1 << (len(getattr(plan, table)) - 1).bit_length())
+@triton.jit
+def nothing_yet(table: tl.tensor, like: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tuple:
+    """Begin the columns of a table, each in the shape of `like`."""
+    found = ()
+    for _ in tl.static_range(size(PLAN, TABLE)):
+        if TABLE == "peaks":
+            lowest = tl.full(like.shape, lowest_key(table.dtype.element_ty), table.dtype.element_ty)
+            found = found + (lowest,)
+        elif TABLE == "floats":
+            found = found + (tl.zeros(like.shape, tl.float64),)
+        else:
+            found = found + (tl.zeros(like.shape, tl.int64),)
+    return found
 
 
 @triton.jit
-def columns_of(
-    table: tl.tensor, first: tl.tensor, many: tl.tensor, slots: tl.tensor, KIND: tl.constexpr,
-    PLAN: tl.constexpr, TABLE: tl.constexpr, SHAPE: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Add up (or take the largest of) every column over the slots of each sequence."""
-    columns: tl.constexpr = size(PLAN, TABLE)
-    width: tl.constexpr = power_of_two(PLAN, TABLE)
-    column = tl.arange(0, width)[:, None, None]
-    nothing = 0
-    if TABLE == "peaks":
-        nothing = -0x80000000 if table.dtype.element_ty == tl.int32 else -0x8000000000000000
-    found = tl.full((width, SHAPE.sequences), nothing, KIND)
-    for start in range(0, tl.max(many, 0), SHAPE.chunk):
-        each = start + tl.arange(0, SHAPE.chunk)[None, None, :]
-        slot = first[None, :, None] + each
-        known = (column < columns) & (each < many[None, :, None]) & (slot < slots)
-        x = tl.load(table + column.to(tl.int64) * slots + slot, mask=known, other=nothing).to(KIND)
+def with_slots(
+    found: tl.tuple, table: tl.tensor, slot: tl.tensor, slots: tl.tensor, known: tl.tensor,
+    PLAN: tl.constexpr, TABLE: tl.constexpr,
+) -> tl.tuple:  # fmt: skip
+    """Add one slot of each thread to all columns of a table, or take the larger."""
+    more = ()
+    for i in tl.static_range(size(PLAN, TABLE)):
         if TABLE == "peaks":
-            found = tl.maximum(found, tl.max(x, 2))
+            lowest = lowest_key(table.dtype.element_ty)
+            x = tl.maximum(found[i], tl.load(table + slots * i + slot, mask=known, other=lowest))
         else:
-            found += tl.sum(x, 2)
-    return found
+            x = found[i] + tl.load(table + slots * i + slot, mask=known, other=0).to(found[i].dtype)
+        more = more + (x,)
+    return more
+
+
+@triton.jit
+def together(found: tl.tuple, TABLE: tl.constexpr) -> tl.tuple:
+    """Add up what the threads of each sequence have found, or take the largest: [SEQUENCES] each."""
+    done = ()
+    for i in tl.static_range(len(found)):
+        done = done + (tl.max(found[i], 1) if TABLE == "peaks" else tl.sum(found[i], 1),)
+    return done
 
 
 @triton.jit
@@ -93,41 +120,46 @@ def slots_of(
 def gathered(
     tables: SlotTables, first: tl.tensor, many: tl.tensor, slots: tl.tensor, PLAN: tl.constexpr, SHAPE: tl.constexpr
 ) -> Gathered:
-    """Gather all tables by sequence; one without columns is a copy of the counts, and not looked at."""
-    counts = columns_of(tables.counts, first, many, slots, tl.int64, PLAN, "counts", SHAPE)
-    integers, floats, peaks = counts, counts, counts
-    if size(PLAN, "integers") > 0:
-        integers = columns_of(tables.integers, first, many, slots, tl.int64, PLAN, "integers", SHAPE)
-    if size(PLAN, "floats") > 0:
-        floats = columns_of(tables.floats, first, many, slots, tl.float64, PLAN, "floats", SHAPE)
-    if size(PLAN, "peaks") > 0:
-        peaks = columns_of(tables.peaks, first, many, slots, tables.peaks.dtype.element_ty, PLAN, "peaks", SHAPE)
-    return Gathered(counts, integers, floats, peaks)
+    """Gather all tables by sequence.
 
-
-@triton.jit
-def column(found: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr) -> tl.tensor:
-    """Take one column of a gathered table: [SEQUENCES]."""
-    chosen = tl.arange(0, power_of_two(PLAN, TABLE))[:, None] == at(PLAN, TABLE, name)
-    if TABLE == "peaks":
-        return tl.max(tl.where(chosen, found, -0x80000000 if found.dtype == tl.int32 else -0x8000000000000000), 0)
-    else:
-        return tl.sum(tl.where(chosen, found, 0), 0)
+    One loop for all of them, in which the loads of several slots are on their way at once. Threads exchange what
+    they have found once, behind it.
+    """
+    share = tl.arange(0, sharers(SHAPE))[None, :]
+    slot = first[:, None] + share
+    counts = nothing_yet(tables.counts, slot, PLAN, "counts")
+    integers = nothing_yet(tables.integers, slot, PLAN, "integers")
+    floats = nothing_yet(tables.floats, slot, PLAN, "floats")
+    peaks = nothing_yet(tables.peaks, slot, PLAN, "peaks")
+    # Wrong offsets may promise more slots than there are.
+    many = tl.minimum(many, slots - first).to(tl.int32)
+    for start in range(0, tl.max(many, 0), sharers(SHAPE) * at_once(SHAPE)):
+        for i in tl.static_range(at_once(SHAPE)):
+            each = start + i * sharers(SHAPE) + share
+            known = each < many[:, None]
+            slot = first[:, None] + each
+            counts = with_slots(counts, tables.counts, slot, slots, known, PLAN, "counts")
+            integers = with_slots(integers, tables.integers, slot, slots, known, PLAN, "integers")
+            floats = with_slots(floats, tables.floats, slot, slots, known, PLAN, "floats")
+            peaks = with_slots(peaks, tables.peaks, slot, slots, known, PLAN, "peaks")
+    return Gathered(
+        together(counts, "counts"), together(integers, "integers"), together(floats, "floats"), together(peaks, "peaks")
+    )
 
 
 @triton.jit
 def integer(found: Gathered, PLAN: tl.constexpr, name: tl.constexpr) -> tl.tensor:
     """Take a sum of integers: [SEQUENCES] int64."""
     if has(PLAN, "counts", name):
-        return column(found.counts, PLAN, "counts", name)
+        return found.counts[at(PLAN, "counts", name)]
     else:
-        return column(found.integers, PLAN, "integers", name)
+        return found.integers[at(PLAN, "integers", name)]
 
 
 @triton.jit
 def plain(found: Gathered, PLAN: tl.constexpr, name: tl.constexpr) -> tl.tensor:
     """Take a plain sum: [SEQUENCES] float64."""
-    return column(found.floats, PLAN, "floats", name)
+    return found.floats[at(PLAN, "floats", name)]
 
 
 @triton.jit
@@ -146,13 +178,10 @@ def exact(found: Gathered, PLAN: tl.constexpr, name: tl.constexpr, OF_D: tl.cons
 
 
 @triton.jit
-def put_columns(
-    out: tl.tensor, found: tl.tensor, owner: tl.tensor, owners: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr
-) -> None:
+def put_columns(out: tl.tensor, columns: tl.tuple, owner: tl.tensor, owners: tl.tensor) -> None:
     """Write a gathered table to [columns, owners]."""
-    column = tl.arange(0, power_of_two(PLAN, TABLE))[:, None]
-    place = column.to(tl.int64) * owners + owner[None, :]
-    tl.store(out + place, found, mask=(column < size(PLAN, TABLE)) & (owner[None, :] < owners))
+    for i in tl.static_range(len(columns)):
+        tl.store(out + owners * i + owner, columns[i], mask=owner < owners)
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "tiles", "slots", "owner_count"])
@@ -165,10 +194,7 @@ def gather_kernel(
     owner = tl.program_id(0).to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
     _, first, many = slots_of(offsets, owner, Extents(tokens, sequences, 0, tiles), PLAN, SHAPE.tile)
     found = gathered(slot_tables(counts, integers, floats, peaks), first, many, slots, PLAN, SHAPE)
-    put_columns(counts_out, found.counts, owner, owner_count, PLAN, "counts")
-    if size(PLAN, "integers") > 0:
-        put_columns(integers_out, found.integers, owner, owner_count, PLAN, "integers")
-    if size(PLAN, "floats") > 0:
-        put_columns(floats_out, found.floats, owner, owner_count, PLAN, "floats")
-    if size(PLAN, "peaks") > 0:
-        put_columns(peaks_out, found.peaks, owner, owner_count, PLAN, "peaks")
+    put_columns(counts_out, found.counts, owner, owner_count)
+    put_columns(integers_out, found.integers, owner, owner_count)
+    put_columns(floats_out, found.floats, owner, owner_count)
+    put_columns(peaks_out, found.peaks, owner, owner_count)

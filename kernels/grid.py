@@ -14,8 +14,9 @@ from torch import Tensor
 
 from rollout_corr.kernels.slots import WAYS, Tiling
 
-# Threads of a program over sequences, and partial results that a program adds up at a time.
-SEQUENCE_THREADS, FINISH_CHUNK = 128, 256
+# Threads of a program over sequences, a warp that needs no barrier, and partial results that a program adds up at a
+# time.
+SEQUENCE_THREADS, FINISH_CHUNK = 32, 256
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Shape:
     tile: int  # tokens of a slot
     lanes: int  # threads that share a row: at most a warp, so that sums over a row stay within one
     sequences: int  # sequences of a program that passes over sequences
-    chunk: int  # slots of each sequence that such a program adds up at a time
+    chunk: int  # slots that each of its threads has on their way at a time; see gather.py
     warps: int  # of 32 threads
 
 
@@ -35,10 +36,10 @@ class Shape:
 # Instructions per token counted for metrics alone, packed, by tile: mean length 160: 163 (64), 206 (128), 242 (256);
 # 400: 135 (64), 151 (128), 153 (256), 193 (512); 1,000: 124 (64), 129 (128), 117 (256), 128 (512); longest: 80 (512).
 SHAPES = (
-    (16384, Shape(rows=4, tile=512, lanes=32, sequences=4, chunk=64, warps=4)),
+    (16384, Shape(rows=4, tile=512, lanes=32, sequences=2, chunk=8, warps=4)),
     (1024, Shape(rows=4, tile=512, lanes=32, sequences=32, chunk=8, warps=4)),
-    (192, Shape(rows=8, tile=256, lanes=32, sequences=64, chunk=4, warps=4)),
-    (0, Shape(rows=32, tile=64, lanes=32, sequences=128, chunk=2, warps=4)),
+    (192, Shape(rows=8, tile=256, lanes=32, sequences=32, chunk=4, warps=4)),
+    (0, Shape(rows=32, tile=64, lanes=32, sequences=32, chunk=2, warps=4)),
 )
 
 

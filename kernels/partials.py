@@ -34,7 +34,9 @@ def put(table: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.cons
 def add(sums: tl.tensor, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> None:
     """Add x up over the sequences of this program, [SEQUENCES]; x is 0 at those that do not count."""
     if has(PLAN, "sequence_sums", name):
-        put(sums, PLAN, "sequence_sums", name, tl.sum(x.to(tl.float64), 0))
+        # A warp adds up int32 in one instruction.
+        kind: tl.constexpr = tl.int32 if x.dtype == tl.int1 else tl.float64
+        put(sums, PLAN, "sequence_sums", name, tl.sum(x.to(kind), 0))
 
 
 @triton.jit

@@ -15,10 +15,11 @@ from rollout_corr.kernels.correct.measures import (
 )
 from rollout_corr.kernels.correct.peers import report_criterion, report_sequences, report_weights
 from rollout_corr.kernels.correct.plan import Plan, Test
-from rollout_corr.kernels.gather import Gathered, column, exact, gathered, integer, plain, slot_tables, slots_of
+from rollout_corr.kernels.gather import Gathered, exact, gathered, integer, plain, slot_tables, slots_of
 from rollout_corr.kernels.partials import Partials, add
 from rollout_corr.kernels.slots import Extents
 from rollout_corr.kernels.tokens import (
+    at,
     class_name,
     has,
     named,
@@ -85,7 +86,7 @@ def value_of(
 ) -> tuple[tl.tensor, tl.tensor]:
     """Compute a sequence's value, and the quantity that is compared: a ratio's logarithm, |D| where that decides."""
     if has(PLAN, "peaks", named(TEST.index, "peak")):
-        peak = of_key(column(found.peaks, PLAN, "peaks", named(TEST.index, "peak")))
+        peak = of_key(found.peaks[at(PLAN, "peaks", named(TEST.index, "peak"))])
         if TEST.reduce == "min":
             peak = -peak
         value = statistic_of_extremum(peak, numbers, TEST, PLAN)
