@@ -25,6 +25,7 @@ Run it yourself from the root of a checkout:
 ```
 make bench ARGS=--quick                                           # on a CPU: a minute, and an environment with verl
 make bench ARGS="--blocks --json benchmarks/results/cpu.json"     # all of it
+make bench ARGS=--operations                                      # on a CPU: counts alone, on a busy machine too
 make gpu-report ARGS="--out benchmarks/results"                   # on a GPU: everything, in nine minutes
 python -m benchmarks.gpu_report --rehearse --out /tmp             # its steps on a CPU: shows only that they work
 python -m benchmarks.report                                       # this page

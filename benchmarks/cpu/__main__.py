@@ -24,7 +24,7 @@ from benchmarks.cases.batches import LAYOUTS, SHAPES, Batch, both_layouts
 from benchmarks.cases.contender import OURS, Contender, Outcome
 from benchmarks.cases.contenders import on_cpu
 from benchmarks.cases.operations import WORKLOADS, Operation, required_bytes
-from benchmarks.cpu import memory
+from benchmarks.cpu import counts, memory
 from benchmarks.cpu import tables as cpu_tables
 from benchmarks.cpu.turns import FEWEST, MOST, Calibration, rounds_for, take_turns
 from benchmarks.peers.installed import verl_function
@@ -205,6 +205,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help=f"default: as many as --budget allows, {FEWEST} to {MOST}")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds to spend on the rounds of one case")
     parser.add_argument("--blocks", action="store_true", help="also compare block sizes of the CPU backend")
+    parser.add_argument("--operations", action="store_true", help="only count operations, bytes and page faults")
     parser.add_argument("--json", type=Path, help="write the results, for python -m benchmarks.report")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     options = parser.parse_args(arguments)
@@ -221,6 +222,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Run, print and write."""
     options = parse()
+    if options.operations:
+        found = [counts.table_of(options.shapes, options.layouts)]
+        print("\n".join(tables.markdown(found)) if options.markdown else tables.drawn(found, []))
+        return
     results = run(options)
     if options.json is not None:
         machine.write(options.json, results)

@@ -51,6 +51,11 @@ def _usage() -> tuple[float, int]:
     return usage.ru_stime, usage.ru_minflt
 
 
+def page_faults() -> int:
+    """Count the minor page faults of this process so far."""
+    return _usage()[1]
+
+
 class Calibration:
     """exp of 4 MiB into an existing tensor: one core's arithmetic and cache, no allocation."""
 

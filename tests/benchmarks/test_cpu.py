@@ -15,7 +15,7 @@ from benchmarks.cases.contender import BY_HAND, COMPILED, OURS, VERL, VERL_METRI
 from benchmarks.cases.contenders import on_cpu
 from benchmarks.cases.operations import WORKLOADS
 from benchmarks.cpu import __main__ as cpu
-from benchmarks.cpu import memory, turns
+from benchmarks.cpu import counts, memory, turns
 from benchmarks.cpu import tables as cpu_tables
 from benchmarks.peers import dropins
 from builders.batches import one_thread
@@ -37,7 +37,7 @@ def test_account_by_hand():
         (7, 0xC, -25),
         (8, 0xC, 5),  # survives, at an address that was a temporary's
     ]
-    expected = memory.Memory(temporaries=35, outputs=105)
+    expected = memory.Memory(temporaries=35, outputs=105, allocated=160)
     assert memory.account(memory.Allocation(*event) for event in events) == expected
     assert memory.account([memory.Allocation(*events[i]) for i in (4, 8, 0, 6, 2, 1, 7, 3, 5)]) == expected
     assert memory.account([]) == memory.Memory(0, 0)
@@ -56,6 +56,23 @@ def test_memory_sees_what_an_op_allocates():
     found = memory.measure(call)
     assert found.outputs == 1 << 20 and 8 << 20 <= found.temporaries < (8 << 20) + 4096
     assert memory.measure(lambda: given) == memory.Memory(0, 0)
+
+
+def test_operations_are_counted_without_views():
+    """A product, and what autograd runs; a slice and a reshape only look."""
+    given = torch.ones(6, requires_grad=True)
+    assert counts.operations(lambda: (given.detach()[:4] * 2.0).view(2, 2)) == (1, 3)
+    with_gradient = counts.operations(lambda: torch.autograd.grad((given * 2.0).sum(), given))[0]
+    assert with_gradient > counts.operations(lambda: (given * 2.0).sum())[0] == 2
+
+
+def test_table_of_counts():
+    """Ours and by hand, for every layout and workload; metrics() is one stack of what is there."""
+    with one_thread():
+        found = counts.table_of([(24, 300)], ["padded", "packed"])
+    assert [row[1:3] for row in found.rows[:2]] == [["padded", "metrics only"], ["padded", "weights + rejection"]]
+    assert len(found.rows) == 6 and all(len(row) == len(found.head) for row in found.rows)
+    assert all(int(row[3].partition(" ")[0]) > 0 and row[4] in ("1", "-") for row in found.rows)
 
 
 @pytest.mark.parametrize("wrong", ["a peer", "ours", "nothing is rejected", "all is rejected"])

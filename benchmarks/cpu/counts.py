@@ -1,0 +1,135 @@
+"""Counts of a call that other work on the machine cannot change: operations of torch, bytes allocated, page faults."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import rollout_corr as rc
+from benchmarks.cases.batches import Batch, both_layouts
+from benchmarks.cases.operations import BOTH, WORKLOADS, Operation
+from benchmarks.cpu.memory import measure
+from benchmarks.cpu.turns import page_faults
+from benchmarks.peers import by_hand
+from benchmarks.tables import Table, mebibytes
+
+# Calls before one is counted: the first ones fill caches, and tell the heap what to keep.
+WARM = 5
+
+
+class Counts(NamedTuple):
+    """What a call costs.
+
+    Attributes:
+        operations: Operations of torch that compute or copy, views left out.
+        views: Those that only look at memory in another way.
+        allocated: Bytes of all allocations, outputs included.
+        temporaries: The most bytes at a time beyond the outputs.
+        faults: Minor page faults.
+    """
+
+    operations: int
+    views: int
+    allocated: int
+    temporaries: int
+    faults: int
+
+
+class _Operations(TorchDispatchMode):
+    """Counts what reaches the dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[Any] = Counter()
+
+    def __torch_dispatch__(self, function: Any, _: Any, arguments: Any = (), named: Any = None) -> Any:
+        self.found[function] += 1
+        return function(*arguments, **(named or {}))
+
+
+def operations(call: Callable[[], object]) -> tuple[int, int]:
+    """Count the operations of a call that compute or copy, and the views."""
+    with _Operations() as counting:
+        call()
+    views = sum(times for function, times in counting.found.items() if function.is_view)
+    return sum(counting.found.values()) - views, views
+
+
+def count(call: Callable[[], object]) -> Counts:
+    """Count everything about a call that has run a few times before."""
+    for _ in range(WARM):
+        call()
+    before = page_faults()
+    result = call()
+    faults = page_faults() - before
+    del result
+    memory = measure(call)
+    return Counts(*operations(call), memory.allocated, memory.temporaries, faults)
+
+
+def calls_of(batch: Batch, operation: Operation) -> dict[str, Callable[[], object]]:
+    """Give the calls that are counted, by name: ours, and its equal by hand."""
+    given = batch.old, batch.rollout
+    layout = {"mask": batch.mask, "cu_seqlens": batch.cu_seqlens}
+    if not operation.part:
+        spec = operation.spec
+        return {
+            "correct": lambda: rc.correct(*given, **layout, spec=spec),
+            "by hand": lambda: by_hand.correct(*given, batch.mask, batch.cu_seqlens, spec),
+        }
+    old, advantages = batch.old, batch.rollout
+    new = (old + 0.1 * torch.sin(1e3 * old)).requires_grad_()
+    weights = torch.ones_like(old)
+
+    def loss() -> object:
+        out = rc.policy_loss(
+            new, advantages, **layout, old_logp=old, weights=weights, surrogate=operation.surrogate, denominator="kept"
+        )
+        return torch.autograd.grad(out.value, new)
+
+    def hand() -> object:
+        mask = torch.ones_like(old) if batch.mask is None else batch.mask
+        value, found = by_hand.policy_loss(new, old, advantages, mask, weights, operation.clip)
+        return torch.autograd.grad(value, new), found
+
+    return {"policy_loss and backward": loss, "by hand": hand}
+
+
+def of_metrics(batch: Batch, operation: Operation) -> int:
+    """Count the operations of `metrics()` on a result."""
+    out = rc.correct(batch.old, batch.rollout, mask=batch.mask, cu_seqlens=batch.cu_seqlens, spec=operation.spec)
+    return operations(out.metrics)[0]
+
+
+def table_of(shapes: Sequence[tuple[int, int]], layouts: Sequence[str]) -> Table:
+    """Count for every size, layout and workload, one thread."""
+    torch.set_num_threads(1)
+    rows = []
+    for shape in shapes:
+        both = both_layouts(*shape)
+        for layout in layouts:
+            for operation in (*WORKLOADS, BOTH):
+                batch = both[layout]
+                found = {name: count(call) for name, call in calls_of(batch, operation).items()}
+                ours, hand = found.values()
+                metrics = "-" if operation.part else str(of_metrics(batch, operation))
+                rows.append(
+                    [
+                        f"{shape[0]} x {shape[1]}",
+                        layout,
+                        operation.name,
+                        f"{ours.operations} + {ours.views}",
+                        metrics,
+                        f"{hand.operations} + {hand.views}",
+                        f"{mebibytes(ours.allocated)} ({mebibytes(hand.allocated)})",
+                        f"{mebibytes(ours.temporaries)} ({mebibytes(hand.temporaries)})",
+                        f"{ours.faults} ({hand.faults})",
+                    ]
+                )
+    head = ["size", "layout", "workload", "operations + views", "of metrics()", "by hand"]
+    head += ["MiB allocated (by hand)", "MiB of temporaries", "page faults"]
+    return Table("Counts of a call, 1 thread", head, rows, 3)
