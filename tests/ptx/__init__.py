@@ -1,6 +1,6 @@
 """An interpreter of the PTX that Triton makes of the kernels: compiled code, run and watched without a GPU.
 
-`parse` reads the text, `opcodes` says what an instruction computes, `steps` makes a Python function of each, `memory`
-holds tensors and shared memory with a record of who touched them, `machine` runs programs, `session` stands where the
-driver would. Chapter names are those of the PTX ISA.
+`session` stands where the driver would, `parse` reads the text, `machine.py` hands it to `machine.cpp`, which runs
+programs and records who touched which memory; `opcodes.hpp` says what an instruction computes. Chapter names are those
+of the PTX ISA.
 """

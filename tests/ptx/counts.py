@@ -107,12 +107,11 @@ def row_of(found: list[tuple[Launch, Executed, float]], tokens: int) -> dict[str
     """Count for each token what launches execute together."""
     counts: Counter[str] = Counter()
     for launch, done, times in found:
-        for number, block in enumerate(done.kernel.blocks):
-            for x in block.instructions:
-                kind = class_of(x.opcode)
-                counts["instructions"] += done.threads[number] * times
-                # A barrier is one of its program, not one of each thread.
-                counts[kind] += done.threads[number] * times / (launch.threads if kind == "barrier" else 1)
+        for x, threads in zip(done.kernel.code, done.threads.tolist(), strict=True):
+            kind = class_of(x.opcode)
+            counts["instructions"] += threads * times
+            # A barrier is one of its program, not one of each thread.
+            counts[kind] += threads * times / (launch.threads if kind == "barrier" else 1)
         counts["read"] += done.bytes["global read"] * times
         counts["written"] += done.bytes["global write"] * times
         counts["sectors"] += (done.bytes["sectors read"] + done.bytes["sectors write"]) * times

@@ -1,14 +1,9 @@
-"""Read PTX: the entry's parameters, registers, and basic blocks of instructions with the lines they came from."""
+"""Read PTX: the entry's parameters, registers, and its instructions with the lines they came from."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-
-# Every thread of a warp, or of a program, has to be at one of these before any goes on. A basic block begins with it.
-OF_WARP = ("shfl.sync", "vote.sync", "redux.sync", "ldmatrix.sync", "stmatrix.sync", "bar.warp.sync")
-OF_PROGRAM = ("bar.sync", "barrier.sync")
-BRANCHES = ("bra", "bra.uni", "brx.idx", "ret", "exit")
 
 _INSTRUCTION = re.compile(r"(?:@(!?)(%\w+)\s+)?([a-z][\w.:]*)\s*(.*);$", re.DOTALL)
 _PARAMETER = re.compile(r"\.param\s+\.(\w+)[^,]*?(\w+)\s*(?:,|$)")
@@ -29,35 +24,17 @@ class Instruction:
 
 
 @dataclass
-class Block:
-    """Instructions of which only the first waits for threads and only the last branches."""
-
-    label: str
-    instructions: list[Instruction] = field(default_factory=list)
-
-
-@dataclass
 class Kernel:
     """An entry of a module."""
 
     name: str
     parameters: dict[str, str]  # type by name
-    registers: dict[str, int]  # bits by name, without %
-    blocks: list[Block]
     threads: int
+    registers: dict[str, int] = field(default_factory=dict)  # bits by name, without %
+    code: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)  # the instruction behind each
     local: int = 0  # bytes of local memory of a thread
     tables: dict[str, list[str]] = field(default_factory=dict)  # labels that brx.idx chooses from
-
-    def targets(self) -> dict[str, int]:
-        """Number the blocks by label."""
-        return {block.label: i for i, block in enumerate(self.blocks)}
-
-
-def kind_of(instruction: Instruction) -> str | None:
-    """Tell who has to arrive at an instruction before it is executed: "warp", "program" or nobody."""
-    if instruction.opcode.startswith(OF_WARP):
-        return "warp"
-    return "program" if instruction.opcode.startswith(OF_PROGRAM) else None
 
 
 def parse(text: str) -> Kernel:
@@ -70,27 +47,28 @@ def parse(text: str) -> Kernel:
     signature, _, rest = body.partition(")")
     threads = re.search(r"\.(?:reqntid|maxntid) (\d+)", rest)
     parameters = {parameter: kind for kind, parameter in _PARAMETER.findall(signature)}
-    kernel = Kernel(name[0], parameters, {}, [Block("entry")], int(threads[1]) if threads else 0)
+    kernel = Kernel(name[0], parameters, int(threads[1]) if threads else 0)
     files = dict(re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', text))
-    line = kernel.name
+    line, label = kernel.name, ""
     for statement, comment in _statements(rest.partition("{")[2]):
         if statement.split()[0] == ".loc":
             _, file, number, *_ = statement.split()
             line = comment or f"{files.get(file, '?')}:{number}"
         elif statement.endswith(":"):
-            kernel.blocks.append(Block(statement[:-1]))
+            label = statement[:-1]
+            kernel.labels[label] = len(kernel.code)
         elif statement.startswith(".reg"):
             _declare(statement, kernel.registers)
         elif depot := re.match(r"\.local .*__local_depot\d+\[(\d+)\];", statement):
             kernel.local = int(depot[1])
         elif statement.startswith(".branchtargets"):
-            kernel.tables[kernel.blocks.pop().label] = re.findall(r"[$\w]+", statement.removeprefix(".branchtargets"))
+            kernel.tables[label] = re.findall(r"[$\w]+", statement.removeprefix(".branchtargets"))
         elif statement.startswith(".pragma"):
             continue  # a hint
         elif statement.startswith("."):
             raise ValueError(f"ptx: directive {statement!r} is not known")
         else:
-            _append(kernel.blocks, _instruction(statement, line))
+            kernel.code.append(_instruction(statement, line))
     return kernel
 
 
@@ -136,11 +114,3 @@ def _instruction(statement: str, line: str) -> Instruction:
         inner = [x.strip() for x in part[1:-1].split(",")]
         operands.append(inner if part[0] == "{" else part)
     return Instruction(opcode.replace("::cta", ""), operands, guard and guard[1:], negated == "!", line)
-
-
-def _append(blocks: list[Block], instruction: Instruction) -> None:
-    last = blocks[-1].instructions
-    branched = bool(last) and last[-1].opcode in BRANCHES
-    if last and (branched or kind_of(instruction) is not None):
-        blocks.append(Block(f"{blocks[-1].label}'"))
-    blocks[-1].instructions.append(instruction)

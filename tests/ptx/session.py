@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -20,20 +19,15 @@ import triton
 from torch import Tensor
 from triton.backends.nvidia.compiler import CUDABackend
 
-from ptx import machine
 from ptx.findings import Findings
-from ptx.machine import Executed
-from ptx.memory import Region, bytes_at
+from ptx.machine import CACHE, Executed, Program, Region
 from rollout_corr.aot.ahead_of_time import TARGETS, interpreted, source_of
 from rollout_corr.backends import operators
 from rollout_corr.kernels.grid import Launch
 
 TARGET = TARGETS["sm_90"]
-# Beside Triton's cache and not in it: what lies there has no machine code.
-CACHE = Path(triton.knobs.cache.dir) / "ptx_alone"
 
-
-assemble = lru_cache(maxsize=256)(machine.assemble)
+program_of = lru_cache(maxsize=256)(Program)
 
 
 def compile_ptx(launch: Launch) -> tuple[str, int]:
@@ -83,16 +77,15 @@ class Session:
         text, shared = compile_ptx(launch)
         if self.mutate is not None:
             text = self.mutate(launch.kernel.__name__, text)
-        program, findings = assemble(text, shared), Findings()
+        program, findings = program_of(text, shared), Findings()
         values, tensors = self._bind(launch)
         # Behind the kernel's own parameters stand pointers to scratch memory, of which it asks for none.
         values += [0] * (len(program.kernel.parameters) - len(values))
         programs = np.arange(launch.programs) if self.programs is None else self.programs(launch)
         number = next(self._launches)
-        with np.errstate(all="ignore"):
-            done = machine.run(
-                program, values, launch.programs, programs, tensors, number, self.seed + number, self.checked, findings
-            )
+        done = program.run(
+            values, launch.programs, programs, tensors, number, self.seed + number, self.checked, findings
+        )
         self.executed.append((launch, done))
         findings.complain()
 
@@ -119,13 +112,12 @@ class Session:
     def _region(self, name: str, x: Tensor) -> Region:
         """The record of a tensor, of an earlier launch if it was there; views with other sizes share it."""
         start, storage, item, steps = x.data_ptr(), x.untyped_storage().data_ptr(), x.element_size(), x.stride()
-        size = item * (1 + sum((n - 1) * step for n, step in zip(x.shape, steps, strict=True)))
-        if (start, item, size) not in self._regions:
+        key = start, item, 1 + sum((n - 1) * step for n, step in zip(x.shape, steps, strict=True))
+        if key not in self._regions:
             unwritten = self.checked and any(y.untyped_storage().data_ptr() == storage for y in self.allocated)
-            region = Region(name, start, item, tuple(x.shape), steps, bytes_at(start, size), unwritten, self.checked)
-            self._regions[start, item, size] = (x, region)
-        region = self._regions[start, item, size][1]
-        region.name, region.shape, region.strides = name, tuple(x.shape), steps
+            self._regions[key] = x, Region(name, start, item, tuple(x.shape), steps, unwritten, self.checked)
+        region = self._regions[key][1]
+        region.lies(name, tuple(x.shape), steps)
         return region
 
 

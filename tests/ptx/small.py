@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ptx import machine
 from ptx.findings import Finding, Findings
-from ptx.memory import Region, bytes_at
+from ptx.machine import Program, Region
 
 _TEMPLATE = """
 .version 8.7
@@ -48,14 +47,12 @@ def run_small(
 
     %r1 is the thread, %r2 the program, %rd1 and %rd2 are the tensors, %rd4 and %rd5 the thread's elements of them.
     """
-    program, findings = machine.assemble(_TEMPLATE.format(threads=threads, body=body), shared), Findings()
-    regions = []
-    for name, x in (("one", one), ("two", two)):
-        size = x.element_size() * (1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)))
-        data = bytes_at(x.data_ptr(), size)
-        regions.append(Region(name, x.data_ptr(), 4, tuple(x.shape), x.stride(), data, name in unwritten))
+    program, findings = Program(_TEMPLATE.format(threads=threads, body=body), shared), Findings()
+    regions = [
+        Region(name, x.data_ptr(), 4, tuple(x.shape), x.stride(), name in unwritten)
+        for name, x in (("one", one), ("two", two))
+    ]
     given = [one.data_ptr(), two.data_ptr()]
-    with np.errstate(all="ignore"):
-        for launch in range(1, 1 + launches):
-            machine.run(program, given, programs, np.arange(programs), regions, launch, seed, True, findings)
+    for launch in range(1, 1 + launches):
+        program.run(given, programs, np.arange(programs), regions, launch, seed, True, findings)
     return list(findings.found.values())

@@ -10,20 +10,40 @@ import numpy as np
 import pytest
 import torch
 
-from ptx.opcodes import TYPES, UnknownOpcode, from_bf16, literal, operation, to_bf16
+from ptx.machine import library, operation
 from ptx.small import run_small
 
 INF, NAN = math.inf, math.nan
 
 
+TYPES = {
+    "f16": np.dtype(np.float16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64), "bf16": np.dtype(np.uint16),
+    "s16x2": np.dtype(np.uint32), "bf16x2": np.dtype(np.uint32), "b32": np.dtype(np.uint32), "b16": np.dtype(np.uint16),
+    "b64": np.dtype(np.uint64),
+    **{f"{kind}{bits}": np.dtype(f"{'i' if kind == 's' else 'u'}{bits // 8}")
+       for kind in "us" for bits in (8, 16, 32, 64)},
+}  # fmt: skip
+
+
 def computed(opcode, *operands):
     """The results of an instruction for rows of operands, as Python numbers."""
-    known = operation(opcode)
-    arrays = [np.array([values], TYPES[kind]) for values, kind in zip(operands, known.operands, strict=True)]
-    with np.errstate(all="ignore"):
-        out = known.compute(*arrays)
-    assert out.dtype == TYPES[known.result]
-    return out[0].tolist()
+    name, *parts = opcode.split(".")
+    kinds = [TYPES[part] for part in parts if part in TYPES]
+    to, source = kinds[0], kinds[-1]
+    if "wide" in parts:
+        to = np.dtype(f"{to.kind}{2 * to.itemsize}")
+    function, out = operation(opcode), []
+    for row in zip(*operands, strict=True):
+        words = [
+            x & (2**64 - 1) if isinstance(x, int) and source.kind != "f"
+            else int(np.array(x, source).view(f"u{source.itemsize}"))
+            for x in row
+        ]  # fmt: skip
+        word = library().compute(function, *words, *[0] * (3 - len(words)))
+        out.append(
+            word & 3 if name == "setp" else np.array([word], np.uint64).view(np.uint8)[: to.itemsize].view(to)[0]
+        )
+    return [x == 1 for x in out] if name == "setp" else [x.item() for x in out]
 
 
 def integers(bits, count=40):
@@ -133,9 +153,12 @@ def test_fused_multiply_add():
 
 
 def test_subnormals_are_flushed_where_the_opcode_says_so():
-    tiny = 2.0**-140
-    assert computed("abs.ftz.f32", [-tiny, -1.0]) == [0.0, 1.0] and computed("abs.f32", [-tiny]) == [tiny]
-    assert computed("ex2.approx.ftz.f32", [-140.0, 3.0]) == [0.0, 8.0]
+    """One that is read, and one that comes out."""
+    assert lanes("neg.f32 %r9, 0f00000001;") == lanes("mov.b32 %r9, 0x80000001;")
+    assert lanes("neg.ftz.f32 %r9, 0f00000001;") == lanes("mov.b32 %r9, 0x80000000;")
+    assert lanes("mul.ftz.f32 %r9, 0f00800000, 0f3F000000;") == [0] * 32
+    assert lanes("mul.f32 %r9, 0f00800000, 0f3F000000;") == [0x400000] * 32
+    assert computed("ex2.approx.ftz.f32", [3.0]) == [8.0]
 
 
 def test_rounding_to_integers():
@@ -150,21 +173,28 @@ def test_rounding_to_integers():
 
 def test_bf16_is_torchs():
     x = torch.cat([torch.randn(500), torch.tensor([0.0, -0.0, INF, -INF, 1e-40, 3.4e38, 1.00390625, 1.01171875])])
-    bits = to_bf16(x.numpy())
-    assert torch.equal(torch.from_numpy(bits.view(np.int16)), x.bfloat16().view(torch.int16))
-    assert torch.equal(torch.from_numpy(from_bf16(bits)), x.bfloat16().float())
-    assert np.isnan(from_bf16(to_bf16(np.array([NAN], np.float32)))).all()
-    assert computed("cvt.rn.bf16x2.f32", [1.0], [2.0]) == [0x3F804000]
+    bits = computed("cvt.rn.bf16.f32", x.tolist())
+    assert bits == x.bfloat16().view(torch.uint16).tolist()
+    assert computed("cvt.f32.bf16", bits) == x.bfloat16().float().tolist()
+    (bits,) = computed("cvt.rn.bf16.f32", [NAN])
+    assert math.isnan(computed("cvt.f32.bf16", [bits])[0])
+    assert lanes("cvt.rn.bf16x2.f32 %r9, 0f3F800000, 0f40000000;") == [0x3F804000] * 32
+    pairs = "setp.neu.bf16x2 %p1|%p2, 0x3F804000, 0x3F804001;\nselp.b32 %r7, 2, 0, %p2;\n"
+    assert lanes(f"{pairs}selp.b32 %r9, 1, %r7, %p1;") == [1] * 32
+
+
+def test_half_is_numpys():
+    x = np.random.default_rng(0).normal(size=200).astype(np.float16).tolist()
+    y = x[::-1]
+    assert computed("mul.f16", x, y) == [float(np.float16(a) * np.float16(b)) for a, b in zip(x, y, strict=True)]
+    assert computed("cvt.rn.f16.f32", [1.0 + 2**-11, 1e6]) == [1.0, INF]
+    assert computed("setp.neu.f16", [1.0, NAN], [1.0, 1.0]) == [False, True]
 
 
 def test_literals():
-    assert (
-        literal("0f3F800000", "f32").item() == 1.0
-        and literal("0dC338000000000000", "f64").item() == -6755399441055744.0
-    )
-    assert literal("-1", "b64").item() == 2**64 - 1 and literal("0x3340U", "b32").item() == 0x3340
-    with pytest.raises(UnknownOpcode):
-        literal("0f3F800000", "f64")
+    assert lanes("mov.b32 %r9, 0f3F800000;") == [0x3F800000] * 32 and lanes("mov.b32 %r9, -1;") == [-1] * 32
+    assert lanes("mov.b32 %r9, 0x3340U;") == [0x3340] * 32
+    assert lanes("mov.b64 %rd9, 0dC338000000000000;\nmov.b64 {_, %r9}, %rd9;") == [signed(0xC3380000, 32)] * 32
 
 
 # --- within a warp ---
