@@ -19,6 +19,7 @@
 #   make bench        the benchmark: of the GPU where there is one, else of the CPU, beside verl; then of the host
 #   make bench-tiny   the benchmarks once, on sizes that show only that they work
 #   make gpu-report   on a machine with a GPU: tests, checks, sanitizer and benchmark, in nine minutes, into two files
+#   make release      the files of a release, built twice alike, and tried under every Python and torch that can be had
 #   make clean        delete environments, builds and caches
 #
 # PYTHON is the interpreter that environments are made with, VENV the environment, CONSTRAINTS the file with the
@@ -50,7 +51,7 @@ TRACKERS = mlflow-skinny tensorboard trackio wandb
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
-.PHONY: demo example quick test test-all test-gpu test-peers conformance test-browser test-wheel attack kernels lint format docs bench bench-tiny gpu-report clean
+.PHONY: demo example quick test test-all test-gpu test-peers conformance test-browser test-wheel attack kernels lint format docs bench bench-tiny gpu-report release clean
 
 demo: $(VENV)/installed-demo
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
@@ -115,6 +116,10 @@ gpu-report:
 	$(PYTHON) -m pip install --disable-pip-version-check --quiet -e . --no-deps --no-build-isolation \
 	|| echo "gpu-report: not installed, so what runs is this folder as it is"
 	$(PYTHON) -m benchmarks.gpu_report $(ARGS)
+
+# ARGS=--rehearse before the changelog is closed; uv is used where it is there, and fills a disk less.
+release: $(VENV)/installed-dev
+	$(VENV)/bin/python .ci/release $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(PEERS_VENV) build dist *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache

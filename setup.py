@@ -39,7 +39,7 @@ TEST = [
 # The site of `make docs`; ruff breaks the lines of its signatures.
 DOCS = ["latex2mathml>=3.77", "mkdocs>=1.6", "mkdocs-material>=9.6", "mkdocstrings[python]>=1.0", "ruff"]
 # ruff is pinned where its settings are, in pyproject.toml.
-LINT = ["build>=1.2", "ruff"]
+LINT = ["build>=1.2", "ruff", "twine>=6.1"]
 
 setup(
     name="rollout-corr",

@@ -56,9 +56,10 @@ def _taken(rows: list[Aggregate], view: Findings | AllSequences) -> tuple[Named,
     sums: Named = {}
     maxima: Named = {}
     for row in rows:
-        values = row.value(view)
-        sums.update(zip(row.sums, values, strict=False))
-        maxima.update(zip(row.maxima, values[len(row.sums) :], strict=True))
+        values, first = row.value(view), len(row.sums)
+        # torch 2.6 compiles zip(strict=False) as a strict one, so both have their part of the values.
+        sums.update(zip(row.sums, values[:first], strict=True))
+        maxima.update(zip(row.maxima, values[first:], strict=True))
     return sums, maxima
 
 

@@ -1,0 +1,55 @@
+"""Make a release's files and try them: `make release`, or with `ARGS=--rehearse` while the changelog is still open.
+
+Everything lands in build/release: `dist/` with the two files to publish, `rows.json` with what ran where. Each step
+exits with what is wrong. Publishing is the workflow's, on a tag: .github/workflows/publish.yml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import build_twice
+import environments
+import state
+
+OUT = Path("build", "release")
+CONTENTS = Path(".ci", "release", "contents.txt")
+
+
+def main() -> None:
+    """Run the steps in order."""
+    parser = argparse.ArgumentParser(prog="make release", description=__doc__)
+    parser.add_argument("--rehearse", action="store_true", help="allow an open changelog and uncommitted changes")
+    parser.add_argument("--write-contents", action="store_true", help="take what is inside as what belongs inside")
+    parser.add_argument(
+        "--pythons", nargs="*", default=environments.PYTHONS, metavar="PYTHON", help="interpreters to try"
+    )
+    parser.add_argument("--torch", nargs="*", default=environments.TORCHES, metavar="VERSION", help="versions to try")
+    parser.add_argument("--only-build", action="store_true", help="make the files, and try them nowhere")
+    args = parser.parse_args()
+
+    version = state.version_to_release(rehearse=args.rehearse)
+    shutil.rmtree(OUT, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        files = build_twice.build(OUT / "dist", Path(scratch), version)
+    found = build_twice.contents(files)
+    if args.write_contents:
+        CONTENTS.write_text("".join(f"{line}\n" for line in found), encoding="utf-8")
+    state.compare(found, CONTENTS.read_text(encoding="utf-8").splitlines())
+    if args.only_build:
+        return
+    wheel = next(path for path in files if path.suffix == ".whl")
+    rows = environments.try_everywhere(wheel.resolve(), args.pythons, args.torch)
+    (OUT / "rows.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    environments.show(rows)
+    if not rows or any(row["failed"] for row in rows):
+        sys.exit("not everything ran")
+
+
+if __name__ == "__main__":
+    main()
