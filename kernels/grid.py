@@ -1,4 +1,4 @@
-"""Divide a batch into programs and launch kernels: the host side that the launchers of all operations share."""
+"""Divide a batch into programs: the host side that the launchers of all operations share."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from inspect import signature
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,18 +42,35 @@ SHAPES = (
 )
 
 
-def shape_for(tokens: int, sequences: int, halvings: int) -> Shape:
-    """Choose the shape for a batch from its sizes alone, with the tile halved so many times."""
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A shape, and the tiling that follows; equal to itself alone, so that keys which contain one are quick."""
+
+    shape: Shape
+    tiling: Tiling
+    whole: Shape  # the shape before its tile was halved
+
+    @property
+    def threads(self) -> int:
+        """Threads of a program over tokens."""
+        return 32 * self.shape.warps
+
+
+_CUTS: dict[tuple[int, int, int, bool, bool], Cut] = {}
+
+
+def cut_for(tokens: int, sequences: int, halvings: int, element: int, unit: bool, aligned: bool) -> Cut:
+    """Choose the shape for a batch from its sizes alone, with the tile halved so many times, and its tiling."""
     mean = tokens // max(1, sequences)
-    return _halved(next(shape for least, shape in SHAPES if mean >= least), halvings)
+    least, shape = next(one for one in SHAPES if mean >= one[0])
+    key = (least, halvings, element, unit, aligned)
+    found = _CUTS.get(key)
+    if found is None or found.whole is not shape:
+        halved = replace(shape, tile=shape.tile >> halvings)
+        found = _CUTS[key] = Cut(halved, _tiling(halved, element, unit, aligned), shape)
+    return found
 
 
-@lru_cache(maxsize=64)
-def _halved(shape: Shape, times: int) -> Shape:
-    return replace(shape, tile=shape.tile >> times)
-
-
-@lru_cache(maxsize=256)
 def _tiling(shape: Shape, element: int, unit: bool, aligned: bool) -> Tiling:
     """Divide tiles among threads so that one loads 16 bytes of the smallest log-prob at a time."""
     vec = min(16 // element, shape.tile)
@@ -70,12 +86,10 @@ def search_steps(sequences: int, ways: int) -> int:
     return steps
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     """The division of a batch into programs."""
 
-    shape: Shape
-    tiling: Tiling
+    cut: Cut
     tokens: int
     sequences: int
     width: int  # of a row; 0 for a packed batch
@@ -86,9 +100,9 @@ class Grid:
     steps: int  # of the search for the owner of a slot
 
     @property
-    def threads(self) -> int:
-        """Threads of a program over tokens."""
-        return 32 * self.shape.warps
+    def counts(self) -> tuple[int, int, int, int]:
+        """The counts that workspaces of all operations are laid out by."""
+        return self.slots, self.token_programs, self.sequence_programs, self.sequences
 
 
 def grid_for(like: Tensor, offsets: Tensor | None, tensors: Sequence[Tensor], element: int, halvings: int) -> Grid:
@@ -102,60 +116,32 @@ def grid_for(like: Tensor, offsets: Tensor | None, tensors: Sequence[Tensor], el
         halvings: How often a tile is halved.
     """
     packed = offsets is not None
-    sequences = like.shape[0] if offsets is None else offsets.shape[0] - 1
-    tokens, width = like.numel(), 0 if packed else like.shape[1]
-    unit = all(x.stride(-1) == 1 or x.shape[-1] <= 1 for x in tensors)
-    aligned = unit and all(_is_aligned(x, packed) for x in tensors)
-    aligned = aligned and (packed or width % 16 == 0 or like.shape[0] <= 1)
+    tokens = like.numel()
+    if offsets is None:
+        sequences, width = like.shape
+        aligned = width % 16 == 0 or sequences <= 1
+    else:
+        sequences, width, aligned = offsets.shape[0] - 1, 0, True
+    unit = True
+    for x in tensors:
+        if x.is_contiguous():
+            aligned = aligned and x.data_ptr() % 16 == 0
+        else:
+            unit = unit and (x.stride(-1) == 1 or x.shape[-1] <= 1)
+            aligned = aligned and _is_aligned(x, packed)
+    aligned = aligned and unit
     # Where tokens are loaded one by one, addresses take registers too. A part of a tile has no fewer tokens than
     # threads: 64 of a tile of 512 where all are float64, else 128.
-    shape = shape_for(tokens, sequences, min(3 if element == 8 else 2, halvings + (not aligned)))
+    halvings = min(3 if element == 8 else 2, halvings + (not aligned))
+    cut = cut_for(tokens, sequences, halvings, element, unit, aligned)
+    shape = cut.shape
     tiles = 0 if packed else max(1, -(-width // shape.tile))
     slots = tokens // shape.tile + sequences + 2 if packed else tiles * sequences
     token_programs = max(1, -(-slots // shape.rows))
-    return Grid(
-        shape=shape,
-        tiling=_tiling(shape, element, unit, aligned),
-        tokens=tokens,
-        sequences=sequences,
-        width=width,
-        tiles=tiles,
-        slots=token_programs * shape.rows,
-        token_programs=token_programs,
-        sequence_programs=max(1, -(-(sequences + 2 * packed) // shape.sequences)),
-        steps=search_steps(sequences, WAYS.value),
-    )
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A kernel launch, ready to run or to be compiled ahead of time."""
-
-    kernel: Any
-    programs: int
-    threads: int
-    arguments: dict[str, Any]  # every parameter of the kernel by name
-
-    @classmethod
-    def by_name(cls, kernel: Any, programs: int, threads: int, values: Mapping[str, Any]) -> Launch:
-        """Launch a kernel with those of the values that its parameters name."""
-        return cls(kernel, programs, threads, {name: values[name] for name in parameters_of(kernel)})
-
-    def run(self) -> None:
-        """Launch it on the current stream."""
-        warps = max(1, self.threads // warp_size(self.device))
-        self.kernel[(self.programs,)](**self.arguments, num_warps=warps)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of its tensors; the first parameter of every kernel is a tensor."""
-        return next(iter(self.arguments.values())).device
-
-
-@lru_cache(maxsize=64)
-def parameters_of(kernel: Any) -> tuple[str, ...]:
-    """Name the parameters of a kernel in order."""
-    return tuple(signature(kernel.fn).parameters)
+    sequence_programs = max(1, -(-(sequences + 2 * packed) // shape.sequences))
+    steps = search_steps(sequences, WAYS.value)
+    slots = token_programs * shape.rows
+    return Grid(cut, tokens, sequences, width, tiles, slots, token_programs, sequence_programs, steps)
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
@@ -164,26 +150,22 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if elsewhere else nullcontext()
 
 
-@lru_cache(maxsize=16)
-def warp_size(device: torch.device) -> int:
-    """Count the threads of a warp: 32, or 64 on some of AMD's GPUs."""
-    return torch.cuda.get_device_properties(device).warp_size if device.type == "cuda" else 32
-
-
-def as_bytes(x: Tensor | None) -> Tensor | None:
-    """View a bool tensor as the bytes it holds: a byte of 2 is valid too."""
-    return x.view(torch.uint8) if x is not None and x.dtype == torch.bool else x
-
-
 def _is_aligned(x: Tensor, packed: bool) -> bool:
     """Test that every row starts at a multiple of 16 elements behind a multiple of 16 bytes."""
     return x.data_ptr() % 16 == 0 and (packed or x.stride(0) % 16 == 0 or x.shape[0] <= 1)
 
 
-def strides_of(name: str, x: Tensor | None, packed: bool) -> dict[str, int]:
-    """Name the distances from one row and from one token to the next as the kernels do."""
-    if x is None:
-        row, step = 0, 1
-    else:
-        row, step = (0, x.stride(0)) if packed else (x.stride(0), x.stride(1))
-    return {f"{name}_row": row, f"{name}_step": step}
+def strides_of(tensors: Mapping[str, Tensor | None], width: int) -> dict[str, int]:
+    """Name the distances from one row and from one token to the next as the kernels do.
+
+    Args:
+        tensors: Per-token tensors by the names that the kernels give them; one that is None is not read.
+        width: Of a row, 0 of a packed batch.
+    """
+    found = {}
+    for name, x in tensors.items():
+        row, step = width, 1
+        if x is not None and not x.is_contiguous():
+            row, step = (0, x.stride(0)) if x.dim() == 1 else (x.stride(0), x.stride(1))
+        found[f"{name}_row"], found[f"{name}_step"] = row, step
+    return found

@@ -78,7 +78,7 @@ def launched(request):
         yield
         return
     from rollout_corr.backends import operators
-    from rollout_corr.kernels.grid import Launch
+    from rollout_corr.kernels.launches import Launch
 
     run, count = Launch.run, 0
 

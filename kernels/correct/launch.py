@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,13 +25,11 @@ from rollout_corr.kernels.gather import gather_kernel
 from rollout_corr.kernels.grid import (
     FINISH_CHUNK,
     SEQUENCE_THREADS,
-    Grid,
-    Launch,
-    as_bytes,
     current,
     grid_for,
     strides_of,
 )
+from rollout_corr.kernels.launches import Field, Launch, Site, Workspace, WorkspaceLayout, alignment_of
 from rollout_corr.kernels.uploads import Upload
 from rollout_corr.metrics.histogram import HISTOGRAM_BINS
 from rollout_corr.spec.correction import Spec
@@ -82,37 +81,15 @@ class Wanted:
 
 @dataclass
 class TableBuffers:
-    """The sums and maxima of slots, [columns, slots], or by owner, [columns, S], if packed [columns, 1 + S + 1].
+    """The sums and maxima of slots by owner, [columns, S], if packed [columns, 1 + S + 1].
 
-    By owner, the first and the last column of a packed batch are of no sequence.
+    The first and the last column of a packed batch are of no sequence.
     """
 
-    counts: Tensor  # int32, by owner int64
+    counts: Tensor  # int64
     integers: Tensor | None  # int64
-    floats: Tensor  # the dtype that computes, by owner float64
+    floats: Tensor  # float64
     peaks: Tensor | None  # int32 or int64: floats as integers of the same order
-
-
-@dataclass
-class Buffers:
-    """The tensors that the kernels write besides slot tables, by the name of the parameter that takes each.
-
-    Several allocations and not slices of one: whether a pointer is aligned is part of a compile key, and must not
-    depend on the number of programs.
-    """
-
-    weights: Tensor | None
-    mask_out: Tensor | None
-    keep_out: Tensor  # [S] bool
-    owners: Tensor | None  # [slots] int32, the owner of each slot of a packed batch
-    states: Tensor | None  # [S] int32, bits; see decide.py
-    sequence_weights: Tensor | None  # [S]
-    token_sums: Tensor  # [columns, token programs] float64, and so on
-    token_maxima: Tensor
-    sequence_sums: Tensor
-    sequence_maxima: Tensor
-    histogram: Tensor | None  # [COPIES * BINS] int64
-    statistics: Tensor  # float64, the sums and then the maxima
 
 
 @dataclass
@@ -124,6 +101,107 @@ class Found:
     keep: Tensor  # [S] bool
     statistics: Tensor  # float64, the sums and then the maxima
     by_owner: TableBuffers | None = None  # of a split batch: the sums that ranks add up
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """Everything about calls that share a Spec, dtypes and a device, whatever their sizes."""
+
+    plan: Plan
+    kind: torch.dtype  # computes
+    scratch: WorkspaceLayout
+    sites: tuple[Site, ...]  # read, [gather,] decide, apply
+    finishers: int  # programs of `apply` that finish a column each
+    statistics: int
+    upload: Upload
+    constants: dict[str, Any]  # arguments that are the same for every call
+
+
+@lru_cache(maxsize=256)
+def recipe_of(
+    spec: Spec,
+    device: torch.device,
+    train: torch.dtype,
+    rollout: torch.dtype,
+    mask: torch.dtype | None,
+    offsets: torch.dtype | None,
+    advantages: torch.dtype | None,
+    per_sequence: bool,
+    extras: tuple[torch.dtype, ...],
+    log_mass: torch.dtype | None,
+    mass_of_rollout: bool,
+    wanted: Wanted,
+    split: bool,
+) -> Recipe:
+    """Make the recipe for a Spec and the dtypes of a batch. Every argument of a launch has a type that these decide."""
+    del extras  # their dtypes are part of the key of the cache alone
+    kind = torch.promote_types(torch.promote_types(train, rollout), torch.float32)
+    plan = plan_of(
+        spec,
+        double=kind == torch.float64,
+        packed=offsets is not None,
+        masked=mask is not None,
+        advantages=None if advantages is None else ("sequence" if per_sequence else "token"),
+        writes_weights=wanted.weights,
+        writes_mask=wanted.mask,
+        edits_mask=wanted.edits_mask,
+        mass=None if log_mass is None else ("rollout" if mass_of_rollout else "train"),
+    )
+    maxima = len(plan.token_maxima) + len(plan.sequence_maxima) + len(plan.call_maxima)
+    bins = HISTOGRAM_BINS if plan.full else 0
+    statistics = len(plan.token_sums) + len(plan.sequence_sums) + bins + len(plan.call_sums) + maxima
+    kernels = (read_kernel, gather_kernel, decide_kernel, apply_kernel)
+    scratch = _scratch_of(plan, kind)
+    return Recipe(
+        plan=plan,
+        kind=kind,
+        scratch=scratch,
+        sites=tuple(Site(kernel) for kernel in kernels if split or kernel is not gather_kernel),
+        finishers=statistics - len(plan.call_maxima),
+        statistics=statistics,
+        upload=_upload(spec, plan.double, device),
+        constants={
+            # Of tables that this plan does not have.
+            **dict.fromkeys(name for name in SCRATCH if name not in scratch.fields),
+            "PLAN": plan,
+            "CHUNK": FINISH_CHUNK,
+        },
+    )
+
+
+# Every table that a plan may have: of slots, of token programs, of sequence programs, of sequences.
+SCRATCH = (
+    *("owners", "counts", "integers", "floats", "peaks"),
+    *("token_sums", "token_maxima", "sequence_sums", "sequence_maxima", "states", "sequence_weights"),
+)
+
+
+def _scratch_of(plan: Plan, kind: torch.dtype) -> WorkspaceLayout:
+    """List the tables of a plan. Those of slots are [columns, slots], those of programs [columns, programs]."""
+    keys, exact = torch.int64 if plan.double else torch.int32, torch.float64
+    slots = [
+        Field("owners", None, torch.int32) if plan.packed and plan.applies else None,
+        Field("counts", len(plan.counts), torch.int32),
+        Field("integers", len(plan.integers), torch.int64) if plan.integers else None,
+        Field("floats", len(plan.floats), kind),
+        Field("peaks", len(plan.peaks), keys) if plan.peaks else None,
+    ]
+    sequences = [
+        Field("states", None, torch.int32) if plan.applies else None,  # bits; see decide.py
+        Field("sequence_weights", None, kind) if plan.spreads else None,
+    ]
+    return WorkspaceLayout(
+        [field for field in slots if field is not None],
+        [
+            Field("token_sums", len(plan.token_sums), exact),
+            Field("token_maxima", len(plan.token_maxima) - plan.derived, exact),
+        ],
+        [
+            Field("sequence_sums", len(plan.sequence_sums), exact),
+            Field("sequence_maxima", len(plan.sequence_maxima), exact),
+        ],
+        [field for field in sequences if field is not None],
+    )
 
 
 @lru_cache(maxsize=256)
@@ -147,114 +225,115 @@ def prepare(given: Given, spec: Spec, wanted: Wanted, split: bool = False) -> tu
     With `split` there is one more launch, the second, which fills `Found.by_owner`: what ranks that hold parts of
     sequences have to add up before the third.
     """
-    train, device, packed = given.train, given.train.device, given.offsets is not None
-    kind = torch.promote_types(torch.promote_types(train.dtype, given.rollout.dtype), torch.float32)
-    plan = plan_of(
+    train, rollout, mask, offsets, log_mass = given.train, given.rollout, given.mask, given.offsets, given.log_mass
+    device, advantages = train.device, given.advantages
+    extras = () if not given.externals and given.new is None else _contiguous_extras(given)
+    recipe = recipe_of(
         spec,
-        double=kind == torch.float64,
-        packed=packed,
-        masked=given.mask is not None,
-        advantages=None if given.advantages is None else ("sequence" if given.per_sequence else "token"),
-        writes_weights=wanted.weights,
-        writes_mask=wanted.mask,
-        edits_mask=wanted.edits_mask,
-        mass=None if given.log_mass is None else ("rollout" if given.mass_of_rollout else "train"),
+        device,
+        train.dtype,
+        rollout.dtype,
+        None if mask is None else mask.dtype,
+        None if offsets is None else offsets.dtype,
+        None if advantages is None else advantages.dtype,
+        given.per_sequence,
+        tuple([x.dtype for x in extras]),
+        None if log_mass is None else log_mass.dtype,
+        given.mass_of_rollout,
+        wanted,
+        split,
     )
-    mask = as_bytes(given.mask)
-    strided = [x for x in (train, given.rollout, mask) if x is not None]
-    element = min(train.element_size(), given.rollout.element_size())
-    grid = grid_for(train, given.offsets, strided, element, plan.halvings)
-    buffers = _allocate(given, plan, grid, kind)
-    slots = _slot_tables(plan, grid.slots, kind, torch.int32, device)
-    advantages = given.advantages.contiguous() if plan.advantages and given.advantages is not None else None
-    extras = given.externals if given.new is None else (*given.externals, given.new)
-    apply_programs = grid.token_programs if plan.applies else 0
-    finishers = buffers.statistics.shape[0] - len(plan.call_maxima)
+    plan = recipe.plan
+    advantages = advantages.contiguous() if plan.advantages and advantages is not None else None
+    log_mass = None if log_mass is None else log_mass.contiguous()
+    strided = [train, rollout] if mask is None else [train, rollout, mask]
+    grid = grid_for(train, offsets, strided, min(train.element_size(), rollout.element_size()), plan.halvings)
 
-    values = {
-        **vars(buffers),
-        **vars(slots),
-        "mask_out": as_bytes(buffers.mask_out),
-        "keep_out": as_bytes(buffers.keep_out),
+    def empty(size: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+    mask_kind = torch.bool if mask is None else mask.dtype
+    weights = empty(train.shape, recipe.kind) if plan.writes_weights else None
+    mask_out = empty(train.shape, mask_kind) if plan.writes_mask else None
+    keep = empty((grid.sequences,), torch.bool)
+    statistics = empty((recipe.statistics,), torch.float64)
+    workspace = Workspace(recipe.scratch, grid.counts, device)
+    histogram = torch.zeros(COPIES.value * HISTOGRAM_BINS, dtype=torch.int64, device=device) if plan.full else None
+    found = Found(weights, mask_out, keep, statistics)
+    apply_programs = grid.token_programs if plan.applies else 0
+    tensors: dict[str, Tensor | None] = {
         "train_logp": train,
-        "rollout_logp": given.rollout,
+        "rollout_logp": rollout,
         "mask": mask,
-        "log_mass": None if given.log_mass is None else given.log_mass.contiguous(),
+        "log_mass": log_mass,
         "advantages": advantages,
-        "externals": tuple(x.contiguous() for x in extras),
-        "offsets": given.offsets,
-        "numbers": _upload(spec, plan.double, device).read(),
+        "offsets": offsets,
+        "numbers": recipe.upload.read(),
+        "weights": weights,
+        "mask_out": mask_out,
+        "keep_out": keep,
+        "statistics": statistics,
+        "histogram": histogram,
+    }
+    values = {
+        **recipe.constants,
+        **workspace.addresses,
+        **tensors,
+        **strides_of({"train": train, "rollout": rollout, "mask": mask}, grid.width),
+        "externals": extras,
         "tokens": grid.tokens,
         "sequences": grid.sequences,
         "width": grid.width,
         "tiles": grid.tiles,
         "slots": grid.slots,
         "steps": grid.steps,
-        **strides_of("train", train, packed),
-        **strides_of("rollout", given.rollout, packed),
-        **strides_of("mask", mask, packed),
         "apply_programs": apply_programs,
         "token_programs": grid.token_programs,
         "sequence_programs": grid.sequence_programs,
-        "PLAN": plan,
-        "TILING": grid.tiling,
-        "SHAPE": grid.shape,
-        "CHUNK": FINISH_CHUNK,
+        "TILING": grid.cut.tiling,
+        "SHAPE": grid.cut.shape,
     }
-    read = Launch.by_name(read_kernel, grid.token_programs, grid.threads, values)
-    apply = Launch.by_name(apply_kernel, apply_programs + finishers, grid.threads, values)
-    found = Found(buffers.weights, buffers.mask_out, buffers.keep_out, buffers.statistics)
-    if plan.advantages != "sequence":
-        # `decide` does not read those of tokens, whose dtype would be part of its compile key.
-        values["advantages"] = None
+    # `decide` does not read the advantages of tokens, whose dtype would be part of its compile key.
+    of_decide = values if plan.advantages in (None, "sequence") else values | {"advantages": None}
+    of_gather: dict[str, Any] = {}
     if split:
-        owners = grid.sequences + 2 * packed
-        found.by_owner = _slot_tables(plan, owners, torch.float64, torch.int64, device)
-        values |= {"owner_count": owners} | {f"{name}_out": x for name, x in vars(found.by_owner).items()}
-        gather = Launch.by_name(gather_kernel, grid.sequence_programs, SEQUENCE_THREADS, values)
+        owners = grid.sequences + 2 * plan.packed
+        found.by_owner = _by_owner(plan, owners, device)
+        tables = vars(found.by_owner)
+        of_gather = values | {"owner_count": owners} | {f"{name}_out": x for name, x in tables.items()}
         # To `decide` it is a batch without tokens, whose every sequence has one slot.
-        values |= vars(found.by_owner) | {"tokens": 0, "tiles": 1, "slots": owners}
-        values["offsets"] = None if given.offsets is None else torch.zeros_like(given.offsets)
-    decide = Launch.by_name(decide_kernel, grid.sequence_programs, SEQUENCE_THREADS, values)
-    return found, (read, gather, decide, apply) if split else (read, decide, apply)
+        starts = None if offsets is None else torch.zeros_like(offsets)
+        of_decide = of_decide | tables | {"tokens": 0, "tiles": 1, "slots": owners, "offsets": starts}
+        tensors |= {f"{name}_out": x for name, x in tables.items()} | {"starts": starts}
+    key = grid.cut, alignment_of([*tensors.values(), *extras, workspace.memory])
+
+    def launch(site: Site, programs: int, threads: int, values: dict[str, Any]) -> Launch:
+        return Launch(site, programs, threads, key, values, workspace, device)
+
+    sites, over_tokens = recipe.sites, grid.cut.threads
+    read = launch(sites[0], grid.token_programs, over_tokens, values)
+    decide = launch(sites[-2], grid.sequence_programs, SEQUENCE_THREADS, of_decide)
+    apply = launch(sites[-1], apply_programs + recipe.finishers, over_tokens, values)
+    if not split:
+        return found, (read, decide, apply)
+    return found, (read, launch(sites[1], grid.sequence_programs, SEQUENCE_THREADS, of_gather), decide, apply)
 
 
-def _slot_tables(plan: Plan, many: int, kind: torch.dtype, count: torch.dtype, device: torch.device) -> TableBuffers:
-    """Allocate tables of so many slots or owners; those that may lack columns are None without any."""
+def _contiguous_extras(given: Given) -> tuple[Tensor, ...]:
+    extras = given.externals if given.new is None else (*given.externals, given.new)
+    return tuple(x.contiguous() for x in extras)
 
-    def table(columns: tuple[str, ...], dtype: torch.dtype) -> Tensor | None:
-        return torch.empty((len(columns), many), dtype=dtype, device=device) if columns else None
+
+def _by_owner(plan: Plan, many: int, device: torch.device) -> TableBuffers:
+    """Allocate the tables of so many owners; those that may lack columns are None without any."""
+
+    def table(columns: tuple[str, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty((len(columns), many), dtype=dtype, device=device)
 
     keys = torch.int64 if plan.double else torch.int32
     return TableBuffers(
-        counts=torch.empty((len(plan.counts), many), dtype=count, device=device),
-        integers=table(plan.integers, torch.int64),
-        floats=torch.empty((len(plan.floats), many), dtype=kind, device=device),
-        peaks=table(plan.peaks, keys),
-    )
-
-
-def _allocate(given: Given, plan: Plan, grid: Grid, kind: torch.dtype) -> Buffers:
-    device, shape, packed = given.train.device, given.train.shape, given.offsets is not None
-
-    def empty(*size: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        return torch.empty(size, dtype=dtype, device=device)
-
-    bins = HISTOGRAM_BINS if plan.full else 0
-    sums = len(plan.token_sums) + len(plan.sequence_sums) + bins + len(plan.call_sums)
-    maxima = len(plan.token_maxima) + len(plan.sequence_maxima) + len(plan.call_maxima)
-    mask_kind = torch.bool if given.mask is None else given.mask.dtype
-    return Buffers(
-        weights=empty(*shape, dtype=kind) if plan.writes_weights else None,
-        mask_out=empty(*shape, dtype=mask_kind) if plan.writes_mask else None,
-        keep_out=empty(grid.sequences, dtype=torch.bool),
-        owners=empty(grid.slots, dtype=torch.int32) if packed and plan.applies else None,
-        states=empty(grid.sequences, dtype=torch.int32) if plan.applies else None,
-        sequence_weights=empty(grid.sequences, dtype=kind) if plan.spreads else None,
-        token_sums=empty(len(plan.token_sums), grid.token_programs),
-        token_maxima=empty(len(plan.token_maxima) - plan.derived, grid.token_programs),
-        sequence_sums=empty(len(plan.sequence_sums), grid.sequence_programs),
-        sequence_maxima=empty(len(plan.sequence_maxima), grid.sequence_programs),
-        histogram=torch.zeros(COPIES.value * bins, dtype=torch.int64, device=device) if bins else None,
-        statistics=empty(sums + maxima),
+        counts=table(plan.counts, torch.int64),
+        integers=table(plan.integers, torch.int64) if plan.integers else None,
+        floats=table(plan.floats, torch.float64),
+        peaks=table(plan.peaks, keys) if plan.peaks else None,
     )

@@ -6,8 +6,10 @@ each number finishes it. GSPO and GMPO, whose gradient depends on whole sequence
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,12 +17,11 @@ from torch import Tensor
 from rollout_corr.kernels.grid import (
     FINISH_CHUNK,
     SEQUENCE_THREADS,
-    Launch,
-    as_bytes,
     current,
     grid_for,
     strides_of,
 )
+from rollout_corr.kernels.launches import NOTHING, Field, Launch, Site, Workspace, WorkspaceLayout, alignment_of
 from rollout_corr.kernels.policy_loss.gradient import gradient_kernel, scale_kernel
 from rollout_corr.kernels.policy_loss.plan import LossPlan, Scaling, numbers_of, plans_of
 from rollout_corr.kernels.policy_loss.sequences import finish_kernel, sequences_kernel
@@ -62,24 +63,13 @@ class LossGiven:
     mass_of_base: bool = False
     double: bool = False
 
-
-@dataclass
-class Buffers:
-    """The tensors that the kernels write, by the name of the parameter that takes each; None: not in the plan."""
-
-    gradient: Tensor | None
-    levels: Tensor | None  # [S], and so are pulls and inners; see gradient.Shared
-    pulls: Tensor | None
-    inners: Tensor | None
-    counts: Tensor | None  # [columns, slots] int32
-    integers: Tensor | None  # [columns, slots] int64
-    floats: Tensor | None  # [columns, slots] in the dtype that computes
-    token_sums: Tensor | None  # [columns, token programs] float64
-    token_maxima: Tensor | None  # [columns, token programs] float64
-    sequence_sums: Tensor | None  # [columns, sequence programs] float64
-    value: Tensor  # [1]
-    divisor: Tensor  # [1] float64
-    statistics: Tensor  # float64, the sums and then the maxima
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All tensors, in the order in which `recipe_of` takes their dtypes."""
+        return (
+            *(self.new, self.base, self.ref, self.weights, self.trains, self.mask),
+            *(self.advantages, self.offsets, self.divisor, self.log_mass),
+        )
 
 
 @dataclass
@@ -91,6 +81,105 @@ class LossFound:
     inners: Tensor | None  # [S], the factor of each sequence's gradient
     divisor: Tensor
     statistics: Tensor  # float64, the sums and then the maxima
+
+
+class Pass(NamedTuple):
+    """A launch of a loss: the kernel, its plan, and what it does not look at, which would be in its compile key."""
+
+    site: Site
+    plan: LossPlan
+    unused: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LossRecipe:
+    """Everything about calls that share an objective, dtypes and a device, whatever their sizes."""
+
+    plans: tuple[LossPlan, ...]
+    kind: torch.dtype  # computes
+    scratch: WorkspaceLayout
+    passes: tuple[Pass, ...]  # over tokens, over sequences, [over tokens again,] over the columns
+    upload: Upload
+    statistics: int
+    constants: dict[str, Any]  # arguments that are the same for every call
+
+
+@lru_cache(maxsize=256)
+def recipe_of(
+    objective: Objective,
+    device: torch.device,
+    dtypes: tuple[torch.dtype | None, ...],
+    double: bool,
+    per_sequence: bool,
+    mass_of_base: bool,
+    differentiable: bool,
+) -> LossRecipe:
+    """Make the recipe for an objective and the dtypes of `LossGiven.tensors`, by which every argument has its type."""
+    _, base, ref, weights, trains, mask, _, offsets, divisor, log_mass = dtypes
+    kind = torch.float64 if double else torch.float32
+    plans = plans_of(
+        objective,
+        counted=divisor is None,
+        double=double,
+        packed=offsets is not None,
+        based=base is not None,
+        weighted=weights is not None,
+        referred=ref is not None,
+        trained=trains is not None,
+        masked=mask is not None,
+        advantages="sequence" if per_sequence else "token",
+        differentiable=differentiable,
+        mass=None if log_mass is None else ("rollout" if mass_of_base else "train"),
+    )
+    first, last = plans[0], plans[-1]
+    scratch = _scratch_of(first, last, kind)
+
+    def over_tokens(plan: LossPlan) -> Pass:
+        unused = [*(OF_SLOTS if plan.phase == "write" else OF_SECOND_PASS), *(() if plan.writes else OF_LAST_PASS)]
+        return Pass(Site(gradient_kernel), plan, tuple(unused))
+
+    passes = [over_tokens(first), Pass(Site(sequences_kernel), first, ()), *map(over_tokens, plans[1:])]
+    return LossRecipe(
+        plans=plans,
+        kind=kind,
+        scratch=scratch,
+        passes=(*passes, Pass(Site(finish_kernel), last, ())),
+        upload=_upload(objective, double, device),
+        statistics=len(last.sums) + len(last.maxima),
+        constants={
+            # Of tables that this plan does not have.
+            **dict.fromkeys(name for name in SCRATCH if name not in scratch.fields),
+            "CHUNK": FINISH_CHUNK,
+        },
+    )
+
+
+# Parameters of `gradient_kernel` that only one of two passes over the tokens looks at. The other pass gets None: their
+# dtype and alignment would be part of its compile key.
+OF_SECOND_PASS = ("levels", "pulls", "inners")
+OF_SLOTS = ("counts", "integers", "floats")
+OF_LAST_PASS = ("gradient", "token_sums", "token_maxima")
+
+# Every table that a plan may have: of slots, of token programs, of sequence programs, of sequences (gradient.Shared).
+SCRATCH = (*OF_SLOTS, "token_sums", "token_maxima", "sequence_sums", "levels", "pulls")
+
+
+def _scratch_of(first: LossPlan, last: LossPlan, kind: torch.dtype) -> WorkspaceLayout:
+    """List the tables of a loss. Those of slots are [columns, slots], those of programs [columns, programs]."""
+
+    def tables(*named: tuple[str, tuple[str, ...], torch.dtype]) -> list[Field]:
+        return [Field(name, len(columns), dtype) for name, columns, dtype in named if columns]
+
+    return WorkspaceLayout(
+        tables(
+            ("counts", first.counts, torch.int32),
+            ("integers", first.integers, torch.int64),
+            ("floats", first.floats, kind),
+        ),
+        tables(("token_sums", last.token_sums, torch.float64), ("token_maxima", last.token_maxima, torch.float64)),
+        tables(("sequence_sums", first.sequence_sums, torch.float64)),
+        [Field(name, None, kind) for name, wanted in (("levels", last.levels), ("pulls", last.pulls)) if wanted],
+    )
 
 
 @lru_cache(maxsize=256)
@@ -116,108 +205,79 @@ def run(given: LossGiven, objective: Objective, differentiable: bool) -> LossFou
 
 def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tuple[LossFound, tuple[Launch, ...]]:
     """Allocate everything and list what has to be launched, from metadata alone; see `run`."""
-    new, device, packed = given.new, given.new.device, given.offsets is not None
-    kind = torch.float64 if given.double else torch.float32
-    plans = plans_of(
-        objective,
-        counted=given.divisor is None,
-        double=given.double,
-        packed=packed,
-        based=given.base is not None,
-        weighted=given.weights is not None,
-        referred=given.ref is not None,
-        trained=given.trains is not None,
-        masked=given.mask is not None,
-        advantages="sequence" if given.per_sequence else "token",
-        differentiable=differentiable,
-        mass=None if given.log_mass is None else ("rollout" if given.mass_of_base else "train"),
-    )
-    first, last = plans[0], plans[-1]
+    new, base, offsets = given.new, given.base, given.offsets
+    device, tensors = new.device, given.tensors
+    dtypes = tuple([None if x is None else x.dtype for x in tensors])
+    recipe = recipe_of(objective, device, dtypes, given.double, given.per_sequence, given.mass_of_base, differentiable)
+    kind, last = recipe.kind, recipe.plans[-1]
     inputs = {
         "new": new,
-        "base": given.base,
+        "base": base,
         "ref": given.ref,
         "weights": given.weights,
-        "trains": as_bytes(given.trains),
-        "mask": as_bytes(given.mask),
+        "trains": given.trains,
+        "mask": given.mask,
     }
     strided = [x for x in inputs.values() if x is not None]
-    element = min(x.element_size() for x in (new, given.base) if x is not None)
-    grid = grid_for(new, given.offsets, strided, element, last.halvings)
+    element = new.element_size() if base is None else min(new.element_size(), base.element_size())
+    grid = grid_for(new, offsets, strided, element, last.halvings)
 
-    def empty(*size: int, dtype: torch.dtype) -> Tensor:
+    def empty(size: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
 
-    def table(columns: tuple[str, ...], rows: int, dtype: torch.dtype) -> Tensor | None:
-        return empty(len(columns), rows, dtype=dtype) if columns else None
-
-    def of_sequences(wanted: bool) -> Tensor | None:
-        return empty(grid.sequences, dtype=kind) if wanted else None
-
-    buffers = Buffers(
-        gradient=empty(*new.shape, dtype=kind) if differentiable else None,
-        levels=of_sequences(last.levels),
-        pulls=of_sequences(last.pulls),
-        inners=of_sequences(last.averages),
-        counts=table(first.counts, grid.slots, torch.int32),
-        integers=table(first.integers, grid.slots, torch.int64),
-        floats=table(first.floats, grid.slots, kind),
-        token_sums=table(last.token_sums, grid.token_programs, torch.float64),
-        token_maxima=table(last.token_maxima, grid.token_programs, torch.float64),
-        sequence_sums=table(first.sequence_sums, grid.sequence_programs, torch.float64),
-        value=empty(1, dtype=kind),
-        divisor=empty(1, dtype=torch.float64),
-        statistics=empty(len(last.sums) + len(last.maxima), dtype=torch.float64),
-    )
-    values = {
-        **vars(buffers),
-        **inputs,
+    gradient = empty(new.shape, kind) if differentiable else None
+    inners = empty((grid.sequences,), kind) if last.averages else None
+    value, divisor = empty((), kind), empty((), torch.float64)
+    statistics = empty((recipe.statistics,), torch.float64)
+    workspace = Workspace(recipe.scratch, grid.counts, device)
+    held: dict[str, Tensor | None] = {
         "new_logp": new,
-        "base_logp": given.base,
+        "base_logp": base,
         "ref_logp": given.ref,
-        "log_mass": None if given.log_mass is None else given.log_mass.contiguous(),
+        "weights": given.weights,
+        "trains": given.trains,
+        "mask": given.mask,
         "advantages": given.advantages.contiguous(),
-        "offsets": given.offsets,
-        "numbers": _upload(objective, last.double, device).read(),
+        "offsets": offsets,
         "given": given.divisor,
+        "log_mass": None if given.log_mass is None else given.log_mass.contiguous(),
+        "numbers": recipe.upload.read(),
+        "gradient": gradient,
+        "inners": inners,
+        "value": value,
+        "divisor": divisor,
+        "statistics": statistics,
+    }
+    values = {
+        **recipe.constants,
+        **workspace.addresses,
+        **held,
+        **strides_of(inputs, grid.width),
         "tokens": grid.tokens,
         "sequences": grid.sequences,
         "width": grid.width,
         "tiles": grid.tiles,
         "slots": grid.slots,
         "steps": grid.steps,
-        **{name: stride for key, x in inputs.items() for name, stride in strides_of(key, x, packed).items()},
         "token_programs": grid.token_programs,
         "sequence_programs": grid.sequence_programs,
-        "TILING": grid.tiling,
-        "SHAPE": grid.shape,
-        "CHUNK": FINISH_CHUNK,
+        "TILING": grid.cut.tiling,
+        "SHAPE": grid.cut.shape,
     }
+    key = grid.cut, alignment_of([*held.values(), workspace.memory])
 
-    def over_tokens(plan: LossPlan) -> Launch:
-        unused = [*(OF_SLOTS if plan.phase == "write" else OF_SECOND_PASS), *(() if plan.writes else OF_LAST_PASS)]
-        needed = values | {"PLAN": plan} | dict.fromkeys(unused)
-        return Launch.by_name(gradient_kernel, grid.token_programs, grid.threads, needed)
+    def launch(one: Pass, programs: int, threads: int) -> Launch:
+        needed = {**values, "PLAN": one.plan, **dict.fromkeys(one.unused)}
+        return Launch(one.site, programs, threads, key, needed, workspace, device)
 
-    of_sequences_pass = values | {"PLAN": first}
-    finishing = values | {"PLAN": last}
-    finishers = 1 + len(last.sums) + len(last.maxima)
-    found = LossFound(
-        buffers.value.view(()), buffers.gradient, buffers.inners, buffers.divisor.view(()), buffers.statistics
-    )
+    over_tokens, of_sequences, *again, finish = recipe.passes
+    found = LossFound(value, gradient, inners, divisor, statistics)
     return found, (
-        over_tokens(first),
-        Launch.by_name(sequences_kernel, grid.sequence_programs, SEQUENCE_THREADS, of_sequences_pass),
-        *map(over_tokens, plans[1:]),
-        Launch.by_name(finish_kernel, finishers, SEQUENCE_THREADS, finishing),
+        launch(over_tokens, grid.token_programs, grid.cut.threads),
+        launch(of_sequences, grid.sequence_programs, SEQUENCE_THREADS),
+        *[launch(one, grid.token_programs, grid.cut.threads) for one in again],
+        launch(finish, 1 + recipe.statistics, SEQUENCE_THREADS),
     )
-
-
-# Parameters of `gradient_kernel` that only one of two passes over the tokens looks at. The other pass gets None: their
-# dtype and alignment would be part of its compile key.
-OF_SECOND_PASS = ("levels", "pulls", "inners")
-OF_SLOTS = ("counts", "integers", "floats")
-OF_LAST_PASS = ("gradient", "token_sums", "token_maxima")
 
 
 def scale(
@@ -256,22 +316,35 @@ def prepare_scale(
     # Where sequences do not matter, all tokens are one row.
     flat = gradient if inners is not None else gradient.view(1, -1)
     offsets = offsets if inners is not None else None
-    scaled = torch.empty(gradient.shape, dtype=dtype, device=gradient.device)
+    device = gradient.device
+    scaled = torch.empty(gradient.shape, dtype=dtype, device=device)
     element = min(gradient.element_size(), scaled.element_size())
     grid = grid_for(flat, offsets, [flat], element, 0)
-    values = {
+    held = {
         "gradient": gradient,
         "inners": inners,
         "upstream": upstream,
         "divisor": divisor,
         "offsets": offsets,
         "scaled": scaled,
+    }
+    values = {
+        **held,
         "tokens": grid.tokens,
         "sequences": grid.sequences,
         "width": grid.width,
         "tiles": grid.tiles,
         "steps": grid.steps,
         "PLAN": Scaling(offsets is not None, inners is not None),
-        "TILING": grid.tiling,
+        "TILING": grid.cut.tiling,
     }
-    return scaled, Launch(scale_kernel, grid.token_programs, grid.threads, values)
+    dtypes = tuple([None if x is None else x.dtype for x in held.values()])
+    site = _site_of_scaling(device, dtypes)
+    key = grid.cut, alignment_of([*held.values()])
+    return scaled, Launch(site, grid.token_programs, grid.cut.threads, key, values, NOTHING, device)
+
+
+@lru_cache(maxsize=256)
+def _site_of_scaling(device: torch.device, dtypes: tuple[torch.dtype | None, ...]) -> Site:
+    del device, dtypes  # all launches of a site share them
+    return Site(scale_kernel)

@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rollout_corr.kernels.grid import Launch
+from rollout_corr.kernels.launches import Launch
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),

@@ -20,7 +20,7 @@ from rollout_corr.spec.loss import Objective
 
 if TYPE_CHECKING:
     from rollout_corr.kernels.correct.launch import Given
-    from rollout_corr.kernels.grid import Launch
+    from rollout_corr.kernels.launches import Launch
     from rollout_corr.kernels.policy_loss.launch import LossGiven
 
 # Mean lengths, one for each of `grid.SHAPES`.

@@ -14,7 +14,7 @@ from builders.loss_cases import SURROGATES
 from rollout_corr.aot.loss_variants import LOSS_FEW, LOSS_VARIANTS
 from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT
 from rollout_corr.backends.batch import LOGP_DTYPES, external_names
-from rollout_corr.kernels import grid
+from rollout_corr.kernels import grid, launches
 from rollout_corr.spec import loss, surrogate, surrogates
 from rollout_corr.spec.encode import decode, encode
 from rollout_corr.spec.loss import Objective
@@ -190,8 +190,8 @@ def test_warmup_compiles_what_the_loop_launches(decoupled, loss, device, monkeyp
     shapes = ((32, grid.Shape(1, 16, 2, 2, 2, 1)), (0, grid.Shape(4, 16, 2, 2, 2, 1)))
     monkeypatch.setattr(grid, "SHAPES", shapes)
     launched = []
-    run = grid.Launch.run
-    monkeypatch.setattr(grid.Launch, "run", lambda launch: (launched.append(key(launch)), run(launch)))
+    run = launches.Launch.run
+    monkeypatch.setattr(launches.Launch, "run", lambda launch: (launched.append(key(launch)), run(launch)))
     loss = dict(loss)
     advantages = loss.pop("advantages", "token")
     spec = rc.Spec(rc.Weight("token", upper=2.0))

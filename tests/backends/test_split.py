@@ -18,7 +18,7 @@ from builders.kernel_cases import INTERPRETED
 from builders.launches import key
 from builders.split_cases import SPECS, WAYS, cases, lockstep, outcomes
 from builders.strategies import sequences, specs
-from rollout_corr.kernels import grid
+from rollout_corr.kernels import grid, launches
 from rollout_corr.kernels.grid import Shape
 
 pytestmark = INTERPRETED
@@ -137,8 +137,8 @@ def alone():
 def test_warmup_compiles_what_a_split_batch_launches(layout, alone, monkeypatch):
     monkeypatch.setattr(grid, "SHAPES", ((32, Shape(1, 16, 2, 2, 2, 1)), (0, Shape(4, 16, 2, 2, 2, 1))))
     launched = []
-    run = grid.Launch.run
-    monkeypatch.setattr(grid.Launch, "run", lambda launch: (launched.append(key(launch)), run(launch)))
+    run = launches.Launch.run
+    monkeypatch.setattr(launches.Launch, "run", lambda launch: (launched.append(key(launch)), run(launch)))
     spec = rc.Spec(rc.Weight("product", upper=2.0))
     assert rc.warmup("cpu", spec, loss={"surrogate": rc.GSPO()}, layouts=(layout,), sequence_group=alone) == 4
     known, launched[:] = set(launched), []

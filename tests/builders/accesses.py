@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from rollout_corr.kernels import grid
+from rollout_corr.kernels import launches
 
 READ, WRITE, ATOMIC = "reads", "writes", "adds to"
 
@@ -132,7 +132,7 @@ def observed(seed=0, races=True):
     from triton.runtime import interpreter
 
     builder = interpreter.InterpreterBuilder
-    run, load, store = grid.Launch.run, builder.create_masked_load, builder.create_masked_store
+    run, load, store = launches.Launch.run, builder.create_masked_load, builder.create_masked_store
     rmw, cas, place = builder.create_atomic_rmw, builder.create_atomic_cas, builder.set_grid_idx
     seen = None
 
@@ -171,7 +171,7 @@ def observed(seed=0, races=True):
 
     with contextlib.ExitStack() as stack:
         for owner, name, changed in (
-            (grid.Launch, "run", launched),
+            (launches.Launch, "run", launched),
             (builder, "set_grid_idx", placed),
             (builder, "create_masked_load", loading),
             (builder, "create_masked_store", storing),

@@ -35,7 +35,7 @@ from builders.batches import (
 from oracles import correction as oracle
 from rollout_corr.aot.variants import VARIANTS
 from rollout_corr.backends import batch as reading
-from rollout_corr.kernels import grid
+from rollout_corr.kernels import grid, launches
 from rollout_corr.kernels.grid import Shape
 from rollout_corr.metrics.schema import layout as columns
 
@@ -152,7 +152,11 @@ def watched(filling=0xFF, seed=0, races=True):
         seed: Of the order in which the interpreter runs programs.
         races: Whether two programs must not touch what one of them writes.
     """
-    empty, handed = torch.empty, []
+    empty, handed, lay_out_tables, workspaces = torch.empty, [], launches.Workspace.__init__, []
+
+    def laid_out(workspace, *arguments):
+        lay_out_tables(workspace, *arguments)
+        workspaces.append(workspace)
 
     def between(size, *, dtype, device):
         held = math.prod(size)
@@ -161,8 +165,19 @@ def watched(filling=0xFF, seed=0, races=True):
         handed.append((around, held))
         return around[ROOM : ROOM + held].view(size)
 
-    with mock.patch.object(torch, "empty", between), observed(seed, races):
+    with (
+        mock.patch.object(torch, "empty", between),
+        mock.patch.object(launches, "GAP", ROOM),
+        mock.patch.object(launches.Workspace, "__init__", laid_out),
+        observed(seed, races),
+    ):
         yield
+    for workspace in workspaces:
+        beside = torch.ones_like(workspace.memory, dtype=torch.bool)
+        for name in workspace.addresses:
+            table = workspace.tensor(name)
+            beside[table.data_ptr() - workspace.memory.data_ptr() :][: table.numel() * table.element_size()] = False
+        assert bool((workspace.memory[beside] == filling).all()), "written beside a table"
     for around, held in handed:
         for fence in (around[:ROOM], around[ROOM + held :]):
             assert bool((bits(fence) == filling).all()), "written beside a tensor"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rollout_corr.kernels.launches import NOTHING, Launch, Site
+
 
 class Operations(TorchDispatchMode):
     """Record the names of the torch operations that are called."""
@@ -32,3 +34,9 @@ def key(launch):
     constants = {name: x for name, x in launch.arguments.items() if name.isupper()}
     others = {name: kind(x) for name, x in launch.arguments.items() if not name.isupper()}
     return launch.kernel.__name__, tuple(constants.items()), tuple(others.items())
+
+
+def launch_of(kernel, programs, threads, arguments):
+    """Make a launch of any kernel, outside of an operation."""
+    device = next(iter(arguments.values())).device
+    return Launch(Site(kernel), programs, threads, None, arguments, NOTHING, device)

@@ -10,7 +10,7 @@ import triton.language as tl
 from builders.accesses import observed
 from builders.batches import lay_out
 from builders.kernel_cases import INTERPRETED, SEQUENCES, TOKENS, WIDE, batch, fitted, same_bits, shaped
-from rollout_corr.kernels.grid import Launch
+from builders.launches import launch_of
 
 pytestmark = INTERPRETED
 
@@ -54,7 +54,7 @@ def rank_kernel(out, counter):
 
 
 def neighbours(shift):
-    return Launch(
+    return launch_of(
         neighbours_kernel,
         4,
         32,
@@ -69,7 +69,7 @@ def neighbours(shift):
 
 
 def adding_up(sem, every=False):
-    return Launch(
+    return launch_of(
         last_adds_up_kernel,
         5,
         32,
@@ -87,11 +87,11 @@ def adding_up(sem, every=False):
 
 def counting(reads):
     counted = {"counts": torch.zeros(4, dtype=torch.int32), "x": torch.tensor([1, 3, 1], dtype=torch.int32)}
-    return Launch(counting_kernel, 3, 32, {**counted, "READS": reads})
+    return launch_of(counting_kernel, 3, 32, {**counted, "READS": reads})
 
 
 def ranks():
-    return Launch(
+    return launch_of(
         rank_kernel,
         20,
         32,

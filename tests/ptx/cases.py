@@ -12,12 +12,12 @@ from ptx.session import Session, compiled
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.aot.variants import SPLIT_VARIANTS, VARIANTS
 from rollout_corr.kernels.correct import launch
-from rollout_corr.kernels.grid import Shape, shape_for
+from rollout_corr.kernels.grid import Shape, cut_for
 
 
 def shape_of(variant) -> Shape:
     """The shape that a launch of this variant has."""
-    return shape_for(variant.length, 1, 0)
+    return cut_for(variant.length, 1, 0, 4, True, True).shape
 
 
 def lengths_for(shape: Shape) -> tuple[int, ...]:

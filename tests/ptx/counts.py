@@ -22,7 +22,7 @@ from ptx.session import compiled
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.aot.variant import LossVariant, Variant
 from rollout_corr.aot.variants import OF_NEW_VARIANTS, SPLIT_VARIANTS, VARIANTS
-from rollout_corr.kernels.grid import Launch
+from rollout_corr.kernels.launches import Launch
 
 RECORDED = Path(__file__).with_name("counts.json")
 TOKENS = 1 << 15

@@ -23,7 +23,7 @@ from ptx.findings import Findings
 from ptx.machine import CACHE, Executed, Program, Region
 from rollout_corr.aot.ahead_of_time import TARGETS, interpreted, source_of
 from rollout_corr.backends import operators
-from rollout_corr.kernels.grid import Launch
+from rollout_corr.kernels.launches import Launch
 
 TARGET = TARGETS["sm_90"]
 

@@ -1,0 +1,176 @@
+"""Launches by kept kernels are Triton's own: the kernels that its dispatch takes, its stream, its hooks, its driver."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+import triton
+
+from builders.kernel_cases import watched
+from builders.launched import dispatched
+from rollout_corr.aot.loss_variants import LOSS_VARIANTS
+from rollout_corr.aot.variants import VARIANTS
+from rollout_corr.kernels import launches
+from rollout_corr.kernels.correct import launch as correct
+from rollout_corr.kernels.launches import Field, Workspace, WorkspaceLayout
+
+SMALL = {name: VARIANTS[name] for name in list(VARIANTS)[::10]}
+CPU = torch.device("cpu")
+
+
+def taken_by_triton(launch):
+    """The compiled kernel that Triton's dispatch takes for a launch, which runs once more."""
+    warps = max(1, launch.threads // launches.warp_size(launch.device))
+    return launch.kernel[(launch.programs,)](**launch.arguments, num_warps=warps)
+
+
+def moved(x, by):
+    """A tensor like another so many elements behind a multiple of 16 bytes."""
+    return torch.zeros(x.numel() + 16, dtype=x.dtype)[by:][: x.numel()].view(x.shape)
+
+
+def random_launches(variant, chance):
+    """What a variant launches for a batch of random size whose tensors lie anywhere."""
+    tokens, sequences = chance.choice(((64, 4), (20_000, 200), (20_000, 1), (3000, 8), (4096, 4)))
+    given = variant.given(tokens, sequences, CPU)
+    places = chance.choice(((0,), (0,), (0, 0, 0, 1, 3)))
+    tensors = {name: x for name, x in vars(given).items() if isinstance(x, torch.Tensor)}
+    return variant.launches(replace(given, **{name: moved(x, chance.choice(places)) for name, x in tensors.items()}))
+
+
+@pytest.mark.parametrize("backend", ["cuda", "hip"])
+def test_the_kernel_that_is_kept_is_the_one_that_triton_takes(backend, monkeypatch):
+    """Over batches of random sizes, addresses and dtypes; each is launched twice, the second time past Triton."""
+    if backend == "hip":
+        # AMD's compiler is told of small storages too: here of those that some of these batches exceed.
+        from triton.backends.amd.compiler import HIPBackend
+
+        monkeypatch.setattr(torch.version, "hip", "6.0")
+        monkeypatch.setattr(launches, "SMALL_STORAGE", 20_000)
+        monkeypatch.setattr(HIPBackend, "is_within_2gb", staticmethod(lambda x: x.untyped_storage().nbytes() <= 20_000))
+    chance, past = random.Random(0), 0
+    with dispatched(backend) as driver:
+        for variant in [*SMALL.values(), *list(LOSS_VARIANTS.values())[::6]]:
+            for _ in range(9):
+                for launch in random_launches(variant, chance):
+                    launch.run()
+                    before = len(driver.compiled)
+                    for _ in range(2):
+                        launch.run()
+                    kept, programs, stream, arguments = driver.launched[-1]
+                    assert (programs, stream, len(driver.compiled)) == (launch.programs, driver.stream, before)
+                    assert kept is taken_by_triton(launch), (variant.name, launch.kernel.__name__)
+                    assert addresses(arguments) == addresses(driver.launched[-1][3])
+                    past += launch.key in launch.site.compiled
+    assert past > 150
+
+
+def addresses(arguments):
+    """Arguments as a driver sees them."""
+    if isinstance(arguments, (tuple, list)):
+        return [addresses(x) for x in arguments]
+    return arguments.data_ptr() if isinstance(arguments, torch.Tensor) else arguments
+
+
+def one_launch():
+    """The first launch of a variant, which ran once, and the same again: it goes past Triton."""
+    variant = next(iter(SMALL.values()))
+    given = variant.given(256, 2, CPU)
+    variant.launches(given)[0].run()
+    return variant.launches(given)[0]
+
+
+def test_every_launch_is_on_the_stream_that_is_current_then():
+    with dispatched() as driver:
+        launch = one_launch()
+        for driver.stream in (7, 9, 7):
+            launch.run()
+            assert driver.launched[-1][2] == driver.stream
+
+
+def test_another_driver_compiles_for_itself():
+    with dispatched() as driver:
+        launch = one_launch()
+        triton.runtime.driver.set_active(other := type(driver)())
+        launch.kernel.device_caches.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(triton.compiler, "compile", other.compile)
+            launch.run()
+        assert len(other.compiled) == len(other.launched) == 1
+
+
+@pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
+def test_hooks_are_called_around_every_launch(name):
+    """Those of a profiler, which comes after kernels were compiled and goes again."""
+    called = []
+    with dispatched():
+        launch = one_launch()
+        chain = getattr(triton.knobs.runtime, name)
+        launch.run()
+        assert not called
+        chain.add(called.append)
+        try:
+            launch.run()
+            launch.run()
+        finally:
+            chain.remove(called.append)
+        launch.run()
+    assert len(called) == 2
+
+
+def test_kernels_for_debugging_are_others(monkeypatch):
+    with dispatched() as driver:
+        launch = one_launch()
+        before = len(driver.compiled)
+        monkeypatch.setattr(triton.knobs.runtime, "debug", True)
+        launch.run()
+        assert len(driver.compiled) == before + 1
+        monkeypatch.setattr(triton.knobs.runtime, "debug", False)
+        launch.run()
+        assert driver.launched[-1][0] is not driver.launched[-2][0]
+
+
+def test_a_kernel_whose_numbers_triton_looks_at_is_left_to_triton():
+    with dispatched():
+        kernel = triton.runtime.jit.JITFunction(correct.read_kernel.fn)
+        kernel.hash = "another"
+        assert not launches.Site(kernel).known and launches.Site(correct.read_kernel).known
+
+
+# --- workspaces ---
+
+TABLES = WorkspaceLayout(
+    [Field("a", 3, torch.float64), Field("b", 1, torch.int32)], [], [Field("c", None, torch.float32)]
+)
+
+
+@pytest.mark.parametrize("counts", [(1, 5, 1), (16, 0, 7), (1001, 1, 33)])
+def test_tables_are_aligned_and_lie_apart(counts):
+    workspace = Workspace(TABLES, counts, CPU)
+    places = []
+    for name, shape in (("a", (3, counts[0])), ("b", (1, counts[0])), ("c", (counts[2],))):
+        table = workspace.tensor(name)
+        assert table.shape == shape and table.data_ptr() == workspace.addresses[name]
+        assert (table.data_ptr() - workspace.memory.data_ptr()) % 16 == 0
+        places.append((table.data_ptr(), table.data_ptr() + table.numel() * table.element_size()))
+    places.sort()
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(places))
+    assert places[-1][1] <= workspace.memory.data_ptr() + workspace.memory.numel()
+
+
+@pytest.mark.parametrize("beside", [-1, 5])
+def test_a_write_beside_a_table_is_seen(beside):
+    """Between the tables of one allocation, as beside an allocation."""
+
+    def write():
+        with watched():
+            workspace = Workspace(TABLES, (4, 4, 5), CPU)
+            first = (workspace.addresses["c"] - workspace.memory.data_ptr()) // 4
+            workspace.memory.view(torch.float32)[first + beside] = 1.0
+
+    with pytest.raises(AssertionError, match="written beside a table"):
+        write()
