@@ -36,9 +36,15 @@ def test_one_commit_for_an_action():
 
 
 def test_rights_are_to_read(workflow):
+    """One job may do more, publish: it waits for a person, has no checkout and runs no command."""
     assert workflow[1]["permissions"] == {"contents": "read"}
     for name, job in workflow[1]["jobs"].items():
-        assert job.get("permissions", {}) in ({}, {"contents": "read"}), name
+        if name == "publish":
+            assert job["permissions"] == {"id-token": "write", "attestations": "write"} and job["environment"]
+            assert not [step for step in job["steps"] if "run" in step or "actions/checkout" in step["uses"]]
+            assert list(workflow[1][True]) == ["push"] and list(workflow[1][True]["push"]) == ["tags"]
+        else:
+            assert job.get("permissions", {}) in ({}, {"contents": "read"}), name
 
 
 def test_the_token_is_not_left_in_the_checkout(workflow):
