@@ -228,6 +228,6 @@ class LossVariant(VariantLayout):
         found, launches = prepare(given, self.objective, self.differentiable)
         if found.gradient is None:
             return launches
-        upstream = torch.empty((), dtype=found.value.dtype, device=given.new.device)
+        upstream = torch.ones((), dtype=found.value.dtype, device=given.new.device)
         backward = prepare_scale(found.gradient, found.inners, upstream, found.divisor, given.offsets, given.new.dtype)
         return (*launches, backward[1])

@@ -5,9 +5,12 @@ from __future__ import annotations
 from functools import partial
 from unittest import mock
 
+import torch
+
 from builders.batches import one_thread
 from builders.kernel_cases import WITHIN, as_declared, check, shaped
 from builders.loss_kernel_cases import compare_with_reference, tensors_of
+from ptx.counts import filled, variant_of
 from ptx.session import Session, compiled
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.aot.variants import SPLIT_VARIANTS, VARIANTS
@@ -65,6 +68,36 @@ def run_loss(name: str, seed: int = 0, **settings) -> Session:
         with compiled(seed=seed, **settings) as session:
             compare_with_reference(given, variant.objective, "cpu", f"{name} {number}", variant.differentiable)
     return session
+
+
+def wrong_offsets(tokens: int) -> list[list[int]]:
+    """Offsets that fall, overlap, are negative, lie beyond the batch, and are as large as they can be."""
+    far = 2**31 - 1
+    return [
+        [0, tokens - 3, 40, tokens // 2, 41, tokens],
+        [tokens, tokens // 3, 20, 0],
+        [-5, 10, -tokens, tokens // 2, tokens + 7, 3 * tokens],
+        [-far - 1, 7, far, -far, far, 33],
+    ]
+
+
+def run_wrong_offsets(name: str, seed: int = 0, **settings) -> None:
+    """A packed variant with offsets that are garbage: in bounds, whatever they say.
+
+    A token may have several owners then, in one program or several, which write it in any order.
+    """
+    variant = variant_of(name)
+    if not variant.packed:
+        return
+    shape = shape_of(variant)
+    tokens = 2 * shape.tile * shape.rows + shape.tile // 3
+    settings = {"seed": seed, "allowed": ("race of programs", "race in a program")} | settings
+    for offsets in wrong_offsets(tokens):
+        given = filled(variant, tokens, len(offsets) - 1)
+        given.offsets.copy_(torch.tensor(offsets))
+        with shaped(((0, shape),)), compiled(**settings) as session:
+            for each in variant.launches(given):
+                session.run(each)
 
 
 CASES = {

@@ -68,6 +68,22 @@ def _offsets(tokens: int, sequences: int) -> torch.Tensor:
     return torch.cat([ends.new_zeros(1), ends])
 
 
+def filled(variant: Variant | LossVariant, tokens: int, sequences: int):
+    """Make a batch of a variant, all tokens valid, its log-probs random and within the clamp."""
+    given = variant.given(tokens, sequences, "cpu")
+    generator = torch.Generator().manual_seed(0)
+    for x in vars(given).values():
+        for tensor in x if isinstance(x, list) else [x]:
+            if isinstance(tensor, torch.Tensor):
+                random = -torch.rand(tensor.shape, generator=generator)
+                tensor.copy_(random if tensor.is_floating_point() else torch.ones_like(tensor))
+    if given.mask is not None:
+        given.mask.fill_(1)
+    if given.offsets is not None:
+        given.offsets.copy_(_offsets(tokens, sequences))
+    return given
+
+
 def executed(
     name: str, length: int, tokens: int, programs: int | None = None, checked: bool = False
 ) -> list[tuple[Launch, Executed, float]]:
@@ -81,17 +97,7 @@ def executed(
         checked: Accesses are recorded, races are findings.
     """
     variant = variant_of(name)
-    given = variant.given(tokens, max(1, tokens // length), "cpu")
-    generator = torch.Generator().manual_seed(0)
-    for x in vars(given).values():
-        for tensor in x if isinstance(x, list) else [x]:
-            if isinstance(tensor, torch.Tensor):
-                random = -torch.rand(tensor.shape, generator=generator)
-                tensor.copy_(random if tensor.is_floating_point() else torch.ones_like(tensor))
-    if given.mask is not None:
-        given.mask.fill_(1)
-    if given.offsets is not None:
-        given.offsets.copy_(_offsets(tokens, given.offsets.numel() - 1))
+    given = filled(variant, tokens, max(1, tokens // length))
 
     def some(launch: Launch) -> np.ndarray:
         count = min(launch.programs, programs or launch.programs)

@@ -38,12 +38,11 @@ ACTIONS = (
     "compute", "setp", "pack", "unpack", "load", "store", "atomic", "matrix", "shuffle", "ballot", "reduce", "barrier",
     "branch", "indexed", "exit",
 )  # fmt: skip
-SPACES, MODES = ("global", "shared", "local"), ("bfly", "down", "up", "idx")
+SPACES, MODES = ("global", "shared"), ("bfly", "down", "up", "idx")
 KINDS = ("bounds", "alignment", "unwritten", "race in a program", "race of programs", "divergence")
 # Fields of opcodes that change nothing here; caches and the default rounding.
 IDLE = {"rn", "approx", "full", "ftz", "relaxed", "gpu", "cta", "volatile", "weak", "nc", "uni"}
 EPOCH, PROGRAM, LAUNCH = 10, 27, 49
-LOCAL = 1 << 60  # where local memory begins as a generic address
 CELL = 56  # bytes of a record
 
 
@@ -59,7 +58,7 @@ class _Step(ctypes.Structure):
         ("compute", c_void_p), ("place", c_int64),
         *((name, c_int32) for name in (
             "action", "guard", "negated", "flush_from", "flush_to", "space", "width", "is_signed", "mode", "target",
-            "to_count", "from_count",
+            "acquires", "releases", "to_count", "from_count",
         )),
         ("to", c_int32 * 9), ("from_", c_int32 * 9),
     ]  # fmt: skip
@@ -84,7 +83,7 @@ class _Task(ctypes.Structure):
             "code", "targets", "initial", "executed", "bytes", "programs", "regions", "findings")),
         *((name, c_int64) for name in (
             "instructions", "registers", "program_count", "tensors", "found", "capacity", "threads", "thread",
-            "program", "lane", "local", "launch", "seed")),
+            "program", "lane", "launch", "seed")),
     ]  # fmt: skip
 
 
@@ -196,11 +195,9 @@ class _Encoder:
         self.initial = [NOBODYS] * len(self.number)
         self.parameters: dict[int, tuple[str, int]] = {}
         self.targets: list[int] = []
-        for name in ("tid.x", "ctaid.x", "laneid", "nctaid.x", "_"):
+        others = [f"{name}.{axis}" for name in ("tid", "ctaid") for axis in "yz"]
+        for name in ("tid.x", "ctaid.x", "laneid", "nctaid.x", "_", "global_smem", *others):
             self.constant(name, 0)
-        for axis in "yz":
-            for name in (f"tid.{axis}", f"ctaid.{axis}"):
-                self.constant(name, 0)
         self.constant("ntid.x", kernel.threads)
 
     def constant(self, name: str, value: int) -> int:
@@ -215,8 +212,6 @@ class _Encoder:
         text = operand.lstrip("%!")
         if text in self.number:
             return self.number[text]
-        if text in ("global_smem", "__local_depot0"):
-            return self.constant("0", 0)
         bits = re.fullmatch(r"0[fFdD]([0-9A-Fa-f]+)", text)
         return self.constant(text, int(bits[1], 16) if bits else int(text.rstrip("U"), 0))
 
@@ -270,8 +265,6 @@ class _Encoder:
             return self._made("ballot", words[:1], words[1:], mode=words[1].startswith("!"))
         if name == "redux":
             return self._made("reduce", words[:1], words[1:], compute=operation(f"{parts[1]}.{kind}"))
-        if x.opcode == "cvta.local.u64":
-            return self._made("compute", words[:1], [words[1], str(LOCAL)], compute=operation("add.u64"))
         to, step = words[0].split("|"), "setp" if name == "setp" else "compute"
         flush = "ftz" in parts
         return self._made(
@@ -281,8 +274,8 @@ class _Encoder:
 
     def _access(self, name: str, parts: list[str], lists: list[list[str]]) -> _Step:
         """ld, st, atom and red: in one space, of one or several registers."""
-        kind, space = parts[-1], parts[0] if parts[0] in ("param", *SPACES) else "generic"
-        known = {space, kind, *(f"v{n}" for n in (2, 4, 8)), *IDLE}
+        space, kind = parts[0], parts[-1]
+        known = {space, kind, "v2", "v4", "v8", *IDLE}
         others = [part for part in parts if part not in known and not part.startswith(("L1::", "L2::"))]
         to = lists.pop(0) if name in ("ld", "atom") else []
         ((place,), *values) = lists
@@ -291,10 +284,11 @@ class _Encoder:
             return self._made("compute", to, [self._parameter(base, int(plus or 0))], compute=operation("mov"))
         step = self._made(
             {"ld": "load", "st": "store"}.get(name, "atomic"), to, [base, *(x for value in values for x in value)],
-            place=int(plus or 0), space=SPACES.index(space) if space != "generic" else 0, width=_bytes(kind),
-            is_signed=kind[0] == "s",
+            place=int(plus or 0), space=SPACES.index(space), width=_bytes(kind), is_signed=kind[0] == "s",
         )  # fmt: skip
         if name in ("atom", "red"):
+            step.acquires, step.releases = ("acq_rel" in others or how in others for how in ("acquire", "release"))
+            others = [part for part in others if part not in ("acq_rel", "acquire", "release")]
             step.compute = operation(f"{others.pop()}.{kind}")
         if others:
             raise UnknownOpcode(".".join(others))
@@ -368,20 +362,18 @@ class Program:
             initial[number] = given[name] >> shift
         initial[encoder.number["nctaid.x"]] = grid
         order = np.random.default_rng(seed).permutation(programs).astype(np.int64)
-        shared, local = np.zeros(self._shared, np.uint8), np.zeros(kernel.local * kernel.threads, np.uint8)
+        shared = np.zeros(self._shared, np.uint8)
         record = _zeros(CELL * (self._shared // self._granule)) if checked else None
-        own = [
-            _Region(shared.ctypes.data, 0, shared.size, self._granule, True, 0 if record is None else _address(record)),
-            _Region(local.ctypes.data, 0, local.size, 1),
-        ]
-        regions = (_Region * (len(tensors) + 2))(*(x.shared_with() for x in tensors), *own)
+        cells = 0 if record is None else _address(record)
+        own = _Region(shared.ctypes.data, 0, shared.size, self._granule, True, cells)
+        regions = (_Region * (len(tensors) + 1))(*(x.shared_with() for x in tensors), own)
         targets, found = np.array([*encoder.targets, 0], np.int32), (_Found * 64)()
-        executed, counted = np.zeros(len(self._steps), np.uint64), np.zeros(8, np.uint64)
+        executed, counted = np.zeros(len(self._steps), np.uint64), np.zeros(6, np.uint64)
         task = _Task(
             ctypes.addressof(self._steps), targets.ctypes.data, initial.ctypes.data, executed.ctypes.data,
             counted.ctypes.data, order.ctypes.data, ctypes.addressof(regions), ctypes.addressof(found),
             len(self._steps) - 1, initial.size, order.size, len(tensors), 0, len(found), kernel.threads,
-            *(encoder.number[name] for name in ("tid.x", "ctaid.x", "laneid")), kernel.local, launch, seed,
+            *(encoder.number[name] for name in ("tid.x", "ctaid.x", "laneid")), launch, seed,
         )  # fmt: skip
         library().run(ctypes.byref(task))
         for x in found[: task.found]:
@@ -402,8 +394,7 @@ class Program:
             near = min(tensors, key=lambda r: max(r.address - x.place, x.place - r.address - r.size + 1, 0))
             where = f"{x.place - near.address} bytes behind the start of {near.name}, which has {near.size}"
         elif x.region >= len(tensors):
-            space, size = (("shared", self._shared), ("local", self.kernel.local))[x.region - len(tensors)]
-            where = f"{space} byte {x.place} of {size} of {space} memory"
+            where = f"shared byte {x.place} of {self._shared} of shared memory"
         else:
             region = tensors[x.region]
             where = region.index(x.place // region.item)

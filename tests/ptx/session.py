@@ -55,12 +55,14 @@ class Session:
         mutate: Changes the text of a kernel before it runs.
         executed: What each launch has executed.
         programs: Chooses the programs of a launch that run, by default all.
+        allowed: Kinds of findings that are none.
     """
 
     seed: int = 0
     checked: bool = True
     mutate: Callable[[str, str], str] | None = None
     programs: Callable[[Launch], np.ndarray] | None = None
+    allowed: tuple[str, ...] = ()
     executed: list[tuple[Launch, Executed]] = field(default_factory=list)
     allocated: list[Tensor] = field(default_factory=list)
     _regions: dict[tuple[int, int, int], tuple[Tensor, Region]] = field(default_factory=dict)
@@ -87,7 +89,7 @@ class Session:
             values, launch.programs, programs, tensors, number, self.seed + number, self.checked, findings
         )
         self.executed.append((launch, done))
-        findings.complain()
+        findings.complain(self.allowed)
 
     def _bind(self, launch: Launch) -> tuple[list[int], list[Region]]:
         """List the parameters that are not constants, tuples entry by entry, and the regions of tensors."""

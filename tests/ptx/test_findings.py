@@ -120,6 +120,36 @@ def test_atomic_accesses():
     assert {x.kind for x in found(f"{add}\nld.global.b32 %r10, [%rd2];", programs=1)} == {"race in a program"}
 
 
+COUNTER = """
+shl.b32 %r4, %r2, 2;
+cvt.u64.u32 %rd6, %r4;
+add.s64 %rd7, %rd2, %rd6;
+setp.eq.u32 %p1, %r1, 0;
+setp.eq.u32 %p2, %r1, 5;
+@%p2 st.global.b32 [%rd7], %r1;
+{before}
+@%p1 atom.global.gpu.{order}.add.u32 %r9, [%rd2+240], 1;
+@%p1 st.shared.b32 [global_smem], %r9;
+bar.sync 0;
+ld.shared.b32 %r9, [global_smem];
+setp.eq.u32 %p3, %r9, 3;
+@%p3 ld.global.b32 %r10, [%rd2];
+@%p3 ld.global.b32 %r10, [%rd2+8];
+"""
+
+
+def test_a_counter_that_programs_release_and_the_last_one_acquires():
+    """What a program did before, of all threads where a barrier stands between, is seen by whoever comes later."""
+    for seed in range(4):
+        for order, before, kinds in (
+            ("acq_rel", "bar.sync 0;", set()),
+            ("relaxed", "bar.sync 0;", {"race of programs"}),
+            ("acq_rel", "", {"race of programs"}),
+        ):
+            findings = found(COUNTER.format(order=order, before=before), programs=4, seed=seed)
+            assert {x.kind for x in findings} == kinds, (order, before)
+
+
 def test_launches_come_one_after_the_other():
     assert (
         found("ld.global.b32 %r9, [%rd5];\nadd.s32 %r9, %r9, 1;\nst.global.b32 [%rd5], %r9;", programs=1, launches=2)

@@ -16,11 +16,12 @@ def _begin() -> None:
 
 
 def attempt(name: str, seed: int) -> str:
-    """Run a case by name; give what went wrong, or an empty text."""
-    from ptx.cases import CASES
+    """Run a case by name, then with wrong offsets; give what went wrong, or an empty text."""
+    from ptx.cases import CASES, run_wrong_offsets
 
     try:
         CASES[name](seed)
+        run_wrong_offsets(name, seed)
     except Exception:  # noqa: BLE001  whatever it is, the other process fails with its text
         return traceback.format_exc()
     return ""
