@@ -60,7 +60,7 @@ def main() -> None:
     loss = rc.policy_loss(
         mine,
         advantages,
-        mask,
+        mask=mask,
         old_logp=train_logp,
         correction=out,
         cu_seqlens=cu_seqlens,
@@ -78,7 +78,7 @@ def main() -> None:
     reference = rc.policy_loss(
         everything,
         advantages,
-        batch.mask,
+        mask=batch.mask,
         old_logp=batch.train_logp,
         correction=whole,
         cu_seqlens=batch.cu_seqlens,

@@ -220,7 +220,7 @@ def train(
             new_logp, weights = logp_of(policy, prompt[rows], answer[rows]), out.weights
             weights = None if weights is None else weights[rows]
             given = {"old_logp": old_logp[rows], "weights": weights, "train_mask": out.mask[rows]}
-            loss = rc.policy_loss(new_logp, advantages[rows], mask[rows], **given)
+            loss = rc.policy_loss(new_logp, advantages[rows], mask=mask[rows], **given)
             optimiser.param_groups[0]["lr"] = setting.rate * min(1.0, (step + 1) / 10)
             optimiser.zero_grad()
             loss.value.backward()

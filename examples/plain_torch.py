@@ -42,7 +42,7 @@ def decoupled(policy: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch)
         loss = rc.policy_loss(
             policy(batch.before, batch.tokens),
             advantages,
-            batch.mask,
+            mask=batch.mask,
             old_logp=old_logp,
             correction=out,
             cu_seqlens=batch.cu_seqlens,
@@ -57,7 +57,7 @@ def bypass(policy: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) ->
     loss = rc.policy_loss(
         policy(batch.before, batch.tokens),
         baseline(batch, torch.ones_like(batch.rewards, dtype=torch.bool)),
-        batch.mask,
+        mask=batch.mask,
         rollout_logp=batch.rollout_logp,
         spec=rc.Spec(criteria=(REJECT,)),
         cu_seqlens=batch.cu_seqlens,

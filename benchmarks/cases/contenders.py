@@ -251,7 +251,7 @@ def of_part(
 def loss_of(batch: Batch, operation: Operation, new: Tensor | None, **more: Any) -> rc.PolicyLoss:
     """Compute our loss of a batch."""
     given = {"old_logp": batch.old, "cu_seqlens": batch.cu_seqlens, "surrogate": operation.surrogate}
-    return rc.policy_loss(new, batch.advantages, batch.mask, **given, **more)
+    return rc.policy_loss(new, batch.advantages, mask=batch.mask, **given, **more)
 
 
 def _ours(batch: Batch, operation: Operation, how: dict[str, Any]) -> list[Contender]:

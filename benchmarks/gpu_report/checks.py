@@ -170,7 +170,7 @@ def compiles(where: Host) -> str:
         loss = rc.policy_loss(
             new,
             advantages,
-            mask,
+            mask=mask,
             old_logp=old,
             weights=out.weights,
             train_mask=out.mask,

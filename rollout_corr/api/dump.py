@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api import dump_threads
+from rollout_corr.api.by_keyword import mask_by_keyword
 from rollout_corr.api.dump_files import append, json_line, write_shard
 from rollout_corr.backends.batch import MASK_DTYPES, reader
 from rollout_corr.backends.layouts import LogProbs
@@ -28,6 +29,7 @@ RESERVED = ("train_logp", "rollout_logp", "mask", "cu_seqlens", "lengths", "step
 LAST_STEP = 2**53
 
 
+@mask_by_keyword
 def dump(
     path: str | os.PathLike[str],
     train_logp: LogProbs,

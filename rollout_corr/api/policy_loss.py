@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rollout_corr.api.by_keyword import mask_by_keyword
 from rollout_corr.api.correct import Correction, Renormalized
 from rollout_corr.api.loss_request import (
     LossRequest,
@@ -65,6 +66,7 @@ class PolicyLoss(HasStatistics):
         return f"PolicyLoss({found}, device='{self.value.device}')"
 
 
+@mask_by_keyword
 def policy_loss(
     new_logp: LogProbs,
     advantages: LogProbs,

@@ -133,5 +133,5 @@ def _step(
     if advantages is None:
         advantages = torch.zeros_like(train, dtype=torch.float32)
     old = train if decoupled else None
-    out = policy_loss(new, advantages, mask, old_logp=old, rollout_logp=rollout, **arguments, **options)
+    out = policy_loss(new, advantages, mask=mask, old_logp=old, rollout_logp=rollout, **arguments, **options)
     out.value.backward()

@@ -22,8 +22,12 @@ _ACTOR: dict[str, Any] = {
     "kl": penalty(value_clamp=10.0, kl_beta=0.0),
 }
 
+_WHICH_KL = "the KL of its Megatron actor; the FSDP actor swaps the two policies"
+
 RECIPES = {
-    "actor": recipe(_CLIP, DECOUPLED, "the KL of its Megatron actor; the FSDP actor swaps the two policies", **_ACTOR),
+    "actor": recipe(_CLIP, DECOUPLED, _WHICH_KL, **_ACTOR),
+    "ppo": recipe(_CLIP, DECOUPLED, f"loss_type actor_critic without its critic; {_WHICH_KL}", **_ACTOR),
+    "grpo": recipe(_CLIP, DECOUPLED, f"loss_type actor; {_WHICH_KL}", **_ACTOR),
     "importance_sampling_fix": recipe(
         _CLIP,
         BOTH,

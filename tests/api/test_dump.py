@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def dumped(path, columns, **arguments):
-    names = ("train_logp", "rollout_logp", "mask")
-    future = rc.dump(path, *(columns[name] for name in names), cu_seqlens=columns["cu_seqlens"], **arguments)
+    given = {name: columns[name] for name in ("train_logp", "rollout_logp", "mask", "cu_seqlens")}
+    future = rc.dump(path, **given, **arguments)
     return future.result(timeout=60)
 
 
@@ -49,13 +49,13 @@ def test_some_sequences_are_drawn(name, layout, tmp_path):
     names = ("train_logp", "rollout_logp", "mask")
     if layout == "packed":
         given = {"cu_seqlens": columns["cu_seqlens"]}
-        tensors = [columns[key] for key in names]
+        tensors = {key: columns[key] for key in names}
     elif layout == "list":
-        given, tensors = {}, [[row[key] for row in rows] for key in names]
+        given, tensors = {}, {key: [row[key] for row in rows] for key in names}
     else:
-        given, tensors = {}, [padded(columns)[key] for key in names]
+        given, tensors = {}, {key: padded(columns)[key] for key in names}
     for step in range(3):
-        done = rc.dump(tmp_path / name, *tensors, **given, sequences=5, step=step, which=torch.arange(40.0))
+        done = rc.dump(tmp_path / name, **tensors, **given, sequences=5, step=step, which=torch.arange(40.0))
         assert done.result(timeout=60) == 5
     drawn = {0: [], 1: [], 2: []}
     for block in Dump(tmp_path / name, by=("which",)).chunks():
@@ -88,10 +88,8 @@ def test_later_changes_do_not_reach_the_dump(tmp_path, monkeypatch):
     monkeypatch.setattr(dumping, "_write", held)
     columns = packed()
     wanted = columns["train_logp"].clone()
-    names = ("train_logp", "rollout_logp", "mask")
-    future = rc.dump(
-        tmp_path / "x.jsonl", *(columns[n] for n in names), cu_seqlens=columns["cu_seqlens"], sequences=None
-    )
+    given = {n: columns[n] for n in ("train_logp", "rollout_logp", "mask", "cu_seqlens")}
+    future = rc.dump(tmp_path / "x.jsonl", **given, sequences=None)
     columns["train_logp"].fill_(0.0)
     columns["cu_seqlens"].fill_(0)
     go.set()
@@ -256,17 +254,17 @@ def test_a_dump_from_a_device_waits_for_nothing(layout, device, tmp_path):
     names = ("train_logp", "rollout_logp", "mask")
     if layout == "packed":
         tensors, given = (
-            [columns[n].to(device, copy=True) for n in names],
+            {n: columns[n].to(device, copy=True) for n in names},
             {"cu_seqlens": columns["cu_seqlens"].to(device)},
         )
     else:
         made = padded(columns)
-        tensors, given = [made[n].to(device) for n in names], {}
+        tensors, given = {n: made[n].to(device) for n in names}, {}
     if device == "cuda":
         torch.cuda.set_sync_debug_mode("error")
     try:
-        future = rc.dump(tmp_path / "folder", *tensors, **given, sequences=5, seed=3)
-        tensors[0].fill_(0.0)
+        future = rc.dump(tmp_path / "folder", **tensors, **given, sequences=5, seed=3)
+        tensors["train_logp"].fill_(0.0)
     finally:
         if device == "cuda":
             torch.cuda.set_sync_debug_mode("default")

@@ -146,7 +146,7 @@ def test_refused(name):
     with pytest.raises((TypeError, ValueError), match=message):
         rc.correct(train, rollout, mask=mask, **given)
     with pytest.raises((TypeError, ValueError), match=message):
-        rc.policy_loss(train, torch.ones(2), mask, rollout_logp=rollout, **given)
+        rc.policy_loss(train, torch.ones(2), mask=mask, rollout_logp=rollout, **given)
 
 
 def test_a_loss_without_rollout_logp_has_no_use_for_it():
@@ -154,7 +154,7 @@ def test_a_loss_without_rollout_logp_has_no_use_for_it():
     with pytest.raises(
         ValueError, match="rollout_logp: expected log-probs, because log_mass corrects only ratios to them"
     ):
-        rc.policy_loss(new, torch.ones(2), mask, old_logp=old, log_mass=torch.zeros_like(new))
+        rc.policy_loss(new, torch.ones(2), mask=mask, old_logp=old, log_mass=torch.zeros_like(new))
 
 
 def test_a_mass_is_looked_at_where_tokens_are_valid():
@@ -198,7 +198,7 @@ def loss_of(laid, surrogate, old=False, ref=False, **others):
     if ref:
         arguments |= {"ref_logp": laid.rollout - 0.2, "kl": rc.KL("k3", 0.1, weight="ratio")}
     found = rc.policy_loss(
-        new, ADVANTAGES, laid.mask, rollout_logp=laid.rollout, surrogate=surrogate, **arguments, **others
+        new, ADVANTAGES, mask=laid.mask, rollout_logp=laid.rollout, surrogate=surrogate, **arguments, **others
     )
     found.value.backward()
     return found, new.grad

@@ -39,7 +39,7 @@ def test_gradcheck(name):
         return rc.policy_loss(
             x,
             advantages,
-            mask,
+            mask=mask,
             old_logp=old,
             weights=rollout.exp(),
             surrogate=SURROGATES[name],
@@ -64,11 +64,11 @@ def test_the_gradient_is_the_definitions(name):
     """Block by block as all at once, and as autograd finds it in what a compiler traces."""
     new, old, _, advantages, mask = inputs()
     options = {"old_logp": old, "surrogate": SURROGATES[name], "reduction": "sequence_mean_token_mean"}
-    out = rc.policy_loss(new, advantages, mask, **options)
+    out = rc.policy_loss(new, advantages, mask=mask, **options)
     (slope,) = torch.autograd.grad(out.value, new)
     torch.compiler.reset()
     step = torch.compile(
-        lambda x: rc.policy_loss(x, advantages, mask, **options).value, fullgraph=True, backend="aot_eager"
+        lambda x: rc.policy_loss(x, advantages, mask=mask, **options).value, fullgraph=True, backend="aot_eager"
     )
     value = step(new)
     torch.testing.assert_close(value, out.value, rtol=1e-6, atol=1e-7)
@@ -77,7 +77,7 @@ def test_the_gradient_is_the_definitions(name):
 
 def test_upstream_gradients():
     new, old, _, advantages, mask = inputs()
-    value = rc.policy_loss(new, advantages, mask, old_logp=old).value
+    value = rc.policy_loss(new, advantages, mask=mask, old_logp=old).value
     (one,) = torch.autograd.grad(value, new, retain_graph=True)
     assert torch.equal(torch.autograd.grad(value, new, retain_graph=True)[0], one), "a second backward"
     for scaled, factor in (
@@ -99,27 +99,27 @@ def test_gradient_reaches_what_new_logp_was_made_from():
     logits = torch.randn(4, 9, 5, requires_grad=True)
     _, old, _, advantages, mask = inputs()
     logp = logits.log_softmax(-1)[..., 0]
-    rc.policy_loss(logp, advantages, mask, old_logp=old).value.backward()
+    rc.policy_loss(logp, advantages, mask=mask, old_logp=old).value.backward()
     assert logits.grad is not None and logits.grad.abs().sum() > 0
     assert not logits.grad[~mask].any()
 
 
 def test_without_gradients():
     new, old, rollout, advantages, mask = inputs()
-    wanted = rc.policy_loss(new, advantages, mask, old_logp=old, rollout_logp=rollout, spec=rc.Spec())
+    wanted = rc.policy_loss(new, advantages, mask=mask, old_logp=old, rollout_logp=rollout, spec=rc.Spec())
     for context in (torch.no_grad(), torch.inference_mode()):
         with context:
-            out = rc.policy_loss(new, advantages, mask, old_logp=old, rollout_logp=rollout, spec=rc.Spec())
+            out = rc.policy_loss(new, advantages, mask=mask, old_logp=old, rollout_logp=rollout, spec=rc.Spec())
             assert not out.value.requires_grad and out.metrics() == wanted.metrics()
         assert torch.equal(out.value, wanted.value)
     with torch.inference_mode():
         made_inside = new.detach().clone()
-        assert torch.equal(rc.policy_loss(made_inside, advantages, mask, old_logp=old).value, wanted.value)
-    out = rc.policy_loss(new.detach(), advantages, mask, old_logp=old)
+        assert torch.equal(rc.policy_loss(made_inside, advantages, mask=mask, old_logp=old).value, wanted.value)
+    out = rc.policy_loss(new.detach(), advantages, mask=mask, old_logp=old)
     assert not out.value.requires_grad and torch.equal(out.value, wanted.value)
     # Only new_logp is differentiated, whatever else requires grad.
     others = [x.clone().requires_grad_() for x in (old, rollout, advantages)]
-    out = rc.policy_loss(new.detach(), others[2], mask, old_logp=others[0], rollout_logp=others[1], spec=rc.Spec())
+    out = rc.policy_loss(new.detach(), others[2], mask=mask, old_logp=others[0], rollout_logp=others[1], spec=rc.Spec())
     assert not out.value.requires_grad
     assert wanted.value.requires_grad and not wanted.statistics.sums.requires_grad
 
@@ -128,9 +128,9 @@ def test_without_gradients():
 def test_autocast_changes_nothing(dtype):
     new, old, _, advantages, mask = inputs()
     options = {"old_logp": old, "surrogate": rc.GSPO(0.1, 0.1), "kl": rc.KL("k3", 0.1), "ref_logp": old}
-    plain = rc.policy_loss(new, advantages, mask, **options)
+    plain = rc.policy_loss(new, advantages, mask=mask, **options)
     with torch.autocast("cpu", dtype=dtype):
-        out = rc.policy_loss(new, advantages, mask, **options)
+        out = rc.policy_loss(new, advantages, mask=mask, **options)
         (slope,) = torch.autograd.grad(out.value, new)
     assert out.value.dtype == torch.float32 and torch.equal(out.value, plain.value)
     assert torch.equal(slope, torch.autograd.grad(plain.value, new)[0])
@@ -139,7 +139,7 @@ def test_autocast_changes_nothing(dtype):
 
 def test_double_backward_is_refused():
     new, old, _, advantages, mask = inputs()
-    value = rc.policy_loss(new, advantages, mask, old_logp=old).value
+    value = rc.policy_loss(new, advantages, mask=mask, old_logp=old).value
     with pytest.raises(RuntimeError, match=r"^policy_loss: expected a backward pass without create_graph=True"):
         torch.autograd.grad(value, new, create_graph=True)
 
@@ -191,7 +191,7 @@ def test_garbage_behind_the_masks(name):
         out = rc.policy_loss(
             spoilt[0],
             spoilt[3],
-            mask,
+            mask=mask,
             old_logp=spoilt[1],
             weights=torch.where(outside, value, rollout.exp()),
             train_mask=torch.where(mask, trains.float(), NAN),
@@ -241,7 +241,7 @@ def test_nonfinite_policies():
     rollout[0, 0], mask[0, 0] = NAN, True
     options = {"rollout_logp": rollout, "surrogate": rc.Reinforce()}
     rejected, neutral, loud = (
-        rc.policy_loss(new, advantages, mask, spec=rc.Spec(rc.Weight("token"), nonfinite=policy), **options)
+        rc.policy_loss(new, advantages, mask=mask, spec=rc.Spec(rc.Weight("token"), nonfinite=policy), **options)
         for policy in ("reject", "neutral", "propagate")
     )
     (slope,) = torch.autograd.grad(rejected.value, new)
@@ -256,9 +256,9 @@ def test_several_blocks_equal_one(monkeypatch):
     new, old, rollout, advantages, mask = inputs(rows=40, width=30)
     spec = rc.Spec(rc.Weight("product", upper=2.0), (rc.Criterion("ratio", upper=1.5, of="new/rollout"),), "both")
     options = {"old_logp": old, "rollout_logp": rollout, "spec": spec, "surrogate": rc.GSPO(0.1, 0.1)}
-    one = rc.policy_loss(new, advantages, mask, **options)
+    one = rc.policy_loss(new, advantages, mask=mask, **options)
     monkeypatch.setattr(loss_blocks.blocks, "BLOCK", 100)
-    many = rc.policy_loss(new, advantages, mask, **options)
+    many = rc.policy_loss(new, advantages, mask=mask, **options)
     torch.testing.assert_close(many.value, one.value, rtol=1e-6, atol=0)
     assert torch.equal(*(torch.autograd.grad(out.value, new)[0] for out in (one, many)))
     torch.testing.assert_close(many.statistics.sums, one.statistics.sums, rtol=1e-6, atol=1e-6)
@@ -282,7 +282,7 @@ def test_compiles_without_a_graph_break(packed):
         out = rc.policy_loss(
             x * 1.0,
             advantages,
-            mask,
+            mask=mask,
             old_logp=old,
             rollout_logp=rollout,
             spec=spec,

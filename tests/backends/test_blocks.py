@@ -227,7 +227,7 @@ def test_every_slot_is_written(
         assert out.weights.isfinite().all()
         assert (out.weights[~(inside & (given != 0))] == 0.0).all()
     new = train.clone().requires_grad_()
-    rc.policy_loss(new, torch.ones(shape), mask, cu_seqlens=offsets, old_logp=rollout).value.backward()
+    rc.policy_loss(new, torch.ones(shape), mask=mask, cu_seqlens=offsets, old_logp=rollout).value.backward()
     assert new.grad is not None
     assert new.grad.isfinite().all()
     assert (new.grad[~(inside & (given != 0))] == 0.0).all()

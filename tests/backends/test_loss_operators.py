@@ -71,7 +71,7 @@ def test_no_graph_break(objective, backend):
 
     def step(new, old, advantages, mask, cu_seqlens, backend="triton"):
         out = rc.policy_loss(
-            new * 1.0, advantages, mask, old_logp=old, cu_seqlens=cu_seqlens, surrogate=objective.surrogate,
+            new * 1.0, advantages, mask=mask, old_logp=old, cu_seqlens=cu_seqlens, surrogate=objective.surrogate,
             kl=objective.kl, ref_logp=None if objective.kl is None else old, regulariser=objective.regulariser,
             reduction=objective.reduction, backend=backend,
         )  # fmt: skip
@@ -95,7 +95,7 @@ def test_a_number_changed_inside_a_compiled_function_is_not_stale():
     def value(high, backend="triton"):
         surrogate = rc.PPO(0.2, high)
         return rc.policy_loss(
-            new, advantages, mask, old_logp=old, cu_seqlens=offsets, surrogate=surrogate, backend=backend
+            new, advantages, mask=mask, old_logp=old, cu_seqlens=offsets, surrogate=surrogate, backend=backend
         ).value
 
     compiled = torch.compile(value, fullgraph=True, backend="aot_eager")
@@ -109,7 +109,7 @@ def test_a_surrogate_changed_outside_is_not_stale():
 
     def value(surrogate, backend="triton"):
         return rc.policy_loss(
-            new, advantages, mask, old_logp=old, cu_seqlens=offsets, surrogate=surrogate, backend=backend
+            new, advantages, mask=mask, old_logp=old, cu_seqlens=offsets, surrogate=surrogate, backend=backend
         ).value
 
     compiled = torch.compile(value, fullgraph=True, backend="aot_eager")
@@ -210,7 +210,7 @@ def test_warmup_compiles_what_the_loop_launches(decoupled, loss, device, monkeyp
     if loss.get("kl"):
         options["ref_logp"] = old
     base = {"old_logp": old} if decoupled else {}
-    out = rc.policy_loss(new.requires_grad_(), given, mask, rollout_logp=rollout, **base, **loss, **options)
+    out = rc.policy_loss(new.requires_grad_(), given, mask=mask, rollout_logp=rollout, **base, **loss, **options)
     out.value.backward()
     assert launched and set(launched) <= known
 

@@ -102,7 +102,7 @@ class LaidLoss:
         return x.detach().clone().requires_grad_() if x.is_nested else x.detach().requires_grad_()
 
     def __call__(self, **options):
-        return rc.policy_loss(self.new, self.laid.advantages, self.laid.mask, **(self.arguments | options))
+        return rc.policy_loss(self.new, self.laid.advantages, mask=self.laid.mask, **(self.arguments | options))
 
     def gradient(self, value, **options):
         """Of the loss, per sequence, and elsewhere."""

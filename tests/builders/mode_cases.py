@@ -87,7 +87,7 @@ def call_policy_loss(laid: Laid, spec: rc.Spec, gradient: bool) -> object:
     out = rc.policy_loss(
         new,
         laid.advantages,
-        laid.mask,
+        mask=laid.mask,
         old_logp=laid.train,
         rollout_logp=laid.rollout,
         spec=spec,
@@ -116,7 +116,7 @@ def call_dump(laid: Laid, spec: rc.Spec, gradient: bool) -> object:
     with tempfile.TemporaryDirectory() as folder:
         for path in (Path(folder, "x.jsonl"), Path(folder, "shards")):
             done = rc.dump(
-                path, laid.train, laid.rollout, laid.mask, cu_seqlens=laid.cu_seqlens, sequences=3, seed=1, step=2
+                path, laid.train, laid.rollout, mask=laid.mask, cu_seqlens=laid.cu_seqlens, sequences=3, seed=1, step=2
             )
             done.result(60)
         lines = [json.loads(line) for line in Path(folder, "x.jsonl").read_text().splitlines()]

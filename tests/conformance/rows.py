@@ -227,7 +227,7 @@ def recipe(name: str, theirs: str, run: Callable[..., Tensor], settings: Setting
                 arguments["ref_logp"] = given.ref
             if (spec := made["spec"]) is not None and (spec.weight or any("rollout" in c.of for c in spec.criteria)):
                 arguments["rollout_logp"] = given.rollout
-            out = rc.policy_loss(mine.new, given.advantages, given.mask, **arguments, **made)
+            out = rc.policy_loss(mine.new, given.advantages, mask=given.mask, **arguments, **made)
             return loss_and_gradient(out.value, mine)
 
         made = once(f"recipe {name}", given, drawn, ours)
@@ -263,7 +263,7 @@ def configuration(
             out = rc.policy_loss(
                 mine.new,
                 given.advantages,
-                given.mask,
+                mask=given.mask,
                 old_logp=old(mine, drawn),
                 rollout_logp=given.rollout,
                 ref_logp=given.ref if "kl" in made else None,

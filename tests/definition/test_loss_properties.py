@@ -173,14 +173,14 @@ def z(*shape):
 def test_masks_that_come_back():
     new, mask = z(2, 3), torch.tensor([[1.0, 0.3, 0.0], [1.0, 1.0, 1.0]])
     trains = torch.tensor([[1, 1, 1], [0, 1, 0]])
-    assert rc.policy_loss(new, new, mask).mask is mask
+    assert rc.policy_loss(new, new, mask=mask).mask is mask
     assert rc.policy_loss(new, new).mask.all()
-    out = rc.policy_loss(new, new, mask, train_mask=trains)
+    out = rc.policy_loss(new, new, mask=mask, train_mask=trains)
     assert out.mask.dtype == mask.dtype and out.mask.tolist() == [[1.0, mask[0, 1].item(), 0.0], [0.0, 1.0, 0.0]]
     assert rc.policy_loss(new, new, train_mask=trains).mask.tolist() == trains.bool().tolist()
     assert out.weights is None and out.keep is None and out.warnings() == []
     spec = rc.Spec(rc.Weight("token"))
-    out = rc.policy_loss(new, new, mask, rollout_logp=new, spec=spec)
+    out = rc.policy_loss(new, new, mask=mask, rollout_logp=new, spec=spec)
     assert out.weights.tolist() == [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]] and out.keep.tolist() == [True, True]
     rows = [z(3), z(2)]
     out = rc.policy_loss(rows, rows, rollout_logp=rows, spec=spec)

@@ -91,6 +91,19 @@ def test_a_row_backs_every_formula_whose_framework_can_be_run():
     assert "loss_functions.py: ClippedPGLossFn, sequence level" in backing("nemo.gspo_is")
 
 
+def test_plain_ppo_and_grpo_by_these_names():
+    # Those that lack one are named in docs/losses.md, with the reason.
+    compared = {name.partition(".")[0] for name in PUBLISHED} - RESTATED_ALONE
+    names = {f"{framework}.{name}" for framework in compared for name in ("ppo", "grpo")}
+    assert names - set(PUBLISHED) == {"prime_rl.ppo", "prime_rl.grpo", "trl.ppo", "unsloth.ppo", "swift.ppo"}
+    made = {name: rc.recipe(name) for name in names & set(PUBLISHED)}
+    assert all(isinstance(recipe["surrogate"], rc.PPO) for recipe in made.values())
+    assert {name for name, recipe in made.items() if recipe["spec"] is not None} == {"trl.grpo"}
+    assert rc.recipe("trl.grpo", vllm_importance_sampling_correction=False)["spec"] is None
+    with_kl = {name for name, recipe in made.items() if "kl" in recipe}
+    assert with_kl == {f"{x}.grpo" for x in ("verl", "nemo", "open_instruct", "roll", "swift", "unsloth")}
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_recipe_is_what_is_published(name):
     assert_published(name, PUBLISHED[name], every_recipe()[name].needs)

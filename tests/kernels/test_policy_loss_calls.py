@@ -31,7 +31,7 @@ def inputs(device, dtype=torch.float32):
 def test_upstream_gradients(dtype, device):
     new, advantages, mask, old = inputs(device, dtype)
     options = {"old_logp": old, "backend": "triton", "reduction": "sequence_mean_token_mean"}
-    value = rc.policy_loss(new, advantages, mask, **options).value
+    value = rc.policy_loss(new, advantages, mask=mask, **options).value
     assert value.dtype == torch.promote_types(dtype, torch.float32)
     (one,) = torch.autograd.grad(value, new, retain_graph=True)
     assert one.dtype == dtype and torch.equal(torch.autograd.grad(value, new, retain_graph=True)[0], one)
@@ -45,7 +45,7 @@ def test_upstream_gradients(dtype, device):
     with pytest.raises(RuntimeError, match="policy_loss: expected a backward pass without create_graph=True"):
         torch.autograd.grad(value, new, create_graph=True)
     with torch.no_grad():
-        out = rc.policy_loss(new, advantages, mask, **options)
+        out = rc.policy_loss(new, advantages, mask=mask, **options)
     assert torch.equal(out.value, value) and not out.value.requires_grad
 
 
@@ -53,7 +53,9 @@ def test_nothing_to_train_on(device):
     """0, and gradients of 0 that keep the graph."""
     new, advantages, mask, old = inputs(device)
     for name in ("ppo", "gspo", "gmpo"):
-        out = rc.policy_loss(new, advantages, mask & False, old_logp=old, surrogate=SURROGATES[name], backend="triton")
+        out = rc.policy_loss(
+            new, advantages, mask=mask & False, old_logp=old, surrogate=SURROGATES[name], backend="triton"
+        )
         assert out.value == 0.0 and not torch.autograd.grad(out.value, new)[0].any()
 
 
@@ -62,7 +64,7 @@ def test_extreme_ratios(far, device):
     for name in SURROGATES:
         new, advantages, mask, old = inputs(device)
         old[0, :3] = new.detach()[0, :3] - far
-        out = rc.policy_loss(new, advantages, mask, old_logp=old, surrogate=SURROGATES[name], backend="triton")
+        out = rc.policy_loss(new, advantages, mask=mask, old_logp=old, surrogate=SURROGATES[name], backend="triton")
         (slope,) = torch.autograd.grad(out.value, new)
         assert out.value.isfinite() and slope.isfinite().all(), name
 
@@ -78,7 +80,7 @@ def test_with_a_spec(device):
         for spec in (SPEC, replace(SPEC, rejected="zero"), replace(SPEC, nonfinite="neutral")):
             found = []
             for backend in ("triton", "torch"):
-                out = rc.policy_loss(new, advantages, mask, spec=spec, backend=backend, **options)
+                out = rc.policy_loss(new, advantages, mask=mask, spec=spec, backend=backend, **options)
                 found.append((out, torch.autograd.grad(out.value, new)[0]))
             (out, slope), (like, like_slope) = found
             torch.testing.assert_close(out.value, like.value, rtol=1e-6, atol=1e-7)
@@ -145,8 +147,8 @@ def test_criteria_of_the_policy_that_trains(name, nonfinite, device):
         if nonfinite == "propagate":
             for x in (given.new, given.base, given.ref):
                 x.nan_to_num_(nan=-1.0, neginf=-1.0)
-        tensors = [fenced(x, device) for x in (given.new, given.advantages, given.mask)]
-        options = {"old_logp": given.base, "rollout_logp": given.ref, "cu_seqlens": given.offsets}
+        tensors = [fenced(x, device) for x in (given.new, given.advantages)]
+        options = {"mask": given.mask, "old_logp": given.base, "rollout_logp": given.ref, "cu_seqlens": given.offsets}
         options = {key: fenced(x, device) for key, x in options.items()}
         if any(criterion.stat == "external" for criterion in spec.criteria):
             options["external"] = {"entropy": fenced(given.weights.to(dtype), device)}
@@ -192,5 +194,5 @@ def test_what_the_kernels_cannot_do_is_refused(device):
     ):
         options = {"old_logp": old, "rollout_logp": old, "spec": spec}
         with pytest.raises(ValueError, match=f"backend: expected 'auto' or 'torch', got 'triton': {why}"):
-            rc.policy_loss(new, advantages, mask, backend="triton", **options)
-        assert rc.policy_loss(new, advantages, mask, **options).value.isfinite()
+            rc.policy_loss(new, advantages, mask=mask, backend="triton", **options)
+        assert rc.policy_loss(new, advantages, mask=mask, **options).value.isfinite()

@@ -357,6 +357,11 @@ def with_kl(loss, kl, coef):
     return lambda r, t: loss(r, t) + coef * kl(r, t)
 
 
+def nemo_kl(r, t):
+    """Its value is k3, and the factor that is 1 gives it the gradient of the score function beside its own."""
+    return math.exp(r.new[t] - r.sg[t]) * k3(r, t, 10.0)
+
+
 def megatron(weight):
     return plain(
         weight, lambda r, t: ppo(r, t, 0.01, 0.01), lambda rows, loss: token_mean(rows, with_kl(loss, k3, 0.001))

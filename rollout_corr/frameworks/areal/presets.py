@@ -11,6 +11,7 @@ from rollout_corr.frameworks.shared.recipe import (
     BOTH,
     DECOUPLED,
     GLOBAL,
+    SAME_AS_PPO,
     Named,
     around_one,
     as_wide,
@@ -78,6 +79,7 @@ def kpop(upper: float = 2.0) -> Spec:
 CLIP = {"eps_clip": 0.2, "eps_clip_higher": None, "c_clip": None}
 RECIPES = {
     "ppo": recipe(Named(clip, **CLIP), DECOUPLED, GLOBAL),
+    "grpo": recipe(Named(clip, **CLIP), DECOUPLED, f"{SAME_AS_PPO}; {GLOBAL}"),
     "gspo": recipe(
         Named(as_wide(GSPO), **CLIP),
         DECOUPLED,

@@ -9,7 +9,16 @@ from __future__ import annotations
 from functools import partial
 
 from rollout_corr.frameworks.shared.preset import preset_of
-from rollout_corr.frameworks.shared.recipe import BOTH, DECOUPLED, GLOBAL, Named, as_wide, of_presets, recipe
+from rollout_corr.frameworks.shared.recipe import (
+    BOTH,
+    DECOUPLED,
+    GLOBAL,
+    SAME_AS_PPO,
+    Named,
+    as_wide,
+    of_presets,
+    recipe,
+)
 from rollout_corr.spec.correction import Criterion, Reduce, Spec, Unit, Weight
 from rollout_corr.spec.surrogate import Surrogate
 from rollout_corr.spec.surrogates import GSPO, PPO, Score
@@ -79,6 +88,7 @@ _CLIP = Named(ppo, eps_clip_low_high=(0.2, 0.2), dual_clip=None)
 # molt refuses its own default of the bounds for CISPO; 1.2 is the example of its help.
 RECIPES = of_presets("molt", _CLIP, BOTH, GLOBAL) | {
     "ppo": recipe(_CLIP, DECOUPLED, GLOBAL),
+    "grpo": recipe(_CLIP, DECOUPLED, f"{SAME_AS_PPO}; {GLOBAL}"),
     "gspo": recipe(Named(gspo, eps_clip_low_high=(0.2, 0.2)), DECOUPLED, GLOBAL),
     "cispo": recipe(
         Named(cispo, eps_clip_low_high=(0.2, 1.2)),

@@ -11,6 +11,7 @@ from rollout_corr.frameworks.shared.recipe import (
     DECOUPLED,
     GLOBAL,
     SEQUENCES,
+    WITH_REFERENCE,
     Named,
     around_one,
     clip,
@@ -86,6 +87,14 @@ _LEVEL = Named(level_reduction, token_level_loss=True)
 _KL = Named(kl, reference_policy_kl_penalty=0.0)
 
 RECIPES = of_presets("nemo", _CLIP, BOTH, GLOBAL, reduction=_LEVEL, kl=_KL) | {
+    "ppo": recipe(_CLIP, DECOUPLED, f"without correction; {GLOBAL}", reduction=_LEVEL, kl=_KL),
+    "grpo": recipe(
+        _CLIP,
+        WITH_REFERENCE,
+        f"without correction, with the KL of ClippedPGLossConfig; {GLOBAL}",
+        reduction=_LEVEL,
+        kl=Named(kl, reference_policy_kl_penalty=0.01),
+    ),
     "cispo": recipe(Named(around_one, ratio_clip_min=0.2, ratio_clip_max=0.2), DECOUPLED, GLOBAL, kl=_KL),
     # NeMo refuses sequence_level_importance_ratios beside token_level_loss.
     "gspo_is": recipe(

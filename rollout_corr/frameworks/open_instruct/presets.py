@@ -7,7 +7,16 @@ mask take those of its tests. D is clamped to +-10 per token. Rejection zeroes t
 from __future__ import annotations
 
 from rollout_corr.frameworks.shared.preset import preset_of
-from rollout_corr.frameworks.shared.recipe import BOTH, GLOBAL, Named, clip, of_presets, recipe
+from rollout_corr.frameworks.shared.recipe import (
+    BOTH,
+    DECOUPLED,
+    GLOBAL,
+    WITH_REFERENCE,
+    Named,
+    clip,
+    of_presets,
+    recipe,
+)
 from rollout_corr.spec.correction import Criterion, Level, Spec, Weight
 from rollout_corr.spec.loss import KL, KLKind
 from rollout_corr.spec.surrogate import RatioOf
@@ -91,8 +100,15 @@ def cispo(clip_higher: float, of: RatioOf | None = None) -> Score:
     return Score(upper=1.0 + number("clip_higher", clip_higher), of=of)
 
 
-_KL = Named(kl, beta=0.0, kl_estimator=2)
+_CLIP, _KL = Named(clip, clip_lower=0.2, clip_higher=0.272), Named(kl, beta=0.0, kl_estimator=2)
 
-RECIPES = of_presets("open_instruct", Named(clip, clip_lower=0.2, clip_higher=0.272), BOTH, GLOBAL, kl=_KL) | {
-    "cispo": recipe(Named(cispo, clip_higher=0.272), BOTH, GLOBAL, spec="open_instruct.default", kl=_KL)
+RECIPES = of_presets("open_instruct", _CLIP, BOTH, GLOBAL, kl=_KL) | {
+    "ppo": recipe(_CLIP, DECOUPLED, f"loss_fn dapo without use_rho_correction; {GLOBAL}", kl=_KL),
+    "grpo": recipe(
+        _CLIP,
+        WITH_REFERENCE,
+        f"loss_fn dapo without use_rho_correction, with the KL of GRPOExperimentConfig; {GLOBAL}",
+        kl=Named(kl, beta=0.05, kl_estimator=2),
+    ),
+    "cispo": recipe(Named(cispo, clip_higher=0.272), BOTH, GLOBAL, spec="open_instruct.default", kl=_KL),
 }

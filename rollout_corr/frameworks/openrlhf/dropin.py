@@ -90,7 +90,7 @@ def replaced(original: Callable[..., Any], spec: Spec | None = None) -> Callable
         out = policy_loss(
             log_probs,
             advantages,
-            action_mask,
+            mask=action_mask,
             old_logp=old_log_probs,
             rollout_logp=rollout_log_probs if found.acts else None,
             spec=found if found.acts and not in_the_ratio else None,

@@ -12,6 +12,7 @@ from rollout_corr.frameworks.shared.recipe import (
     BOTH,
     DECOUPLED,
     GLOBAL,
+    SAME_AS_PPO,
     SEQUENCES,
     Named,
     clip,
@@ -87,6 +88,7 @@ _MEAN = reduction(AGGREGATED, loss_agg_mode="token-mean")
 
 RECIPES = of_presets("openrlhf", _CLIP, BOTH, GLOBAL, reduction=_MEAN) | {
     "ppo": recipe(_CLIP, DECOUPLED, GLOBAL, reduction=_MEAN),
+    "grpo": recipe(_CLIP, DECOUPLED, f"{SAME_AS_PPO}; {GLOBAL}", reduction=_MEAN),
     "gspo": recipe(
         Named(gspo, **_SETTINGS), DECOUPLED, "pass the sequences of all ranks as the denominator", reduction=SEQUENCES
     ),

@@ -6,7 +6,17 @@ Its filter narrows the mask before tokens and sequences are counted.
 from __future__ import annotations
 
 from rollout_corr.frameworks.shared.preset import preset_of
-from rollout_corr.frameworks.shared.recipe import BOTH, DECOUPLED, SEQUENCES, Named, around_one, recipe, reduction
+from rollout_corr.frameworks.shared.recipe import (
+    BOTH,
+    DECOUPLED,
+    SEQUENCES,
+    WITH_REFERENCE,
+    Named,
+    around_one,
+    penalty,
+    recipe,
+    reduction,
+)
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.surrogates import DRO, GPG, PPO, Score
 
@@ -24,14 +34,19 @@ def clip(both: float, low: float | None, high: float | None, dual: bool) -> PPO:
     return PPO(both if low is None else low, both if high is None else high, 1.0 + 2.0 * both if dual else None)
 
 
+_CLIP = Named(clip, pg_clip=0.2, pg_clip_low=None, pg_clip_high=None, dual_clip_loss=False)
+_REDUCTION = reduction(loss_agg_mode="seq-mean-token-mean")
+
 # Beside PPO, the variants of `actor_train.pg_variant`.
 RECIPES = {
-    "default": recipe(
-        Named(clip, pg_clip=0.2, pg_clip_low=None, pg_clip_high=None, dual_clip_loss=False),
-        BOTH,
-        spec="roll.default",
-        reduction=reduction(loss_agg_mode="seq-mean-token-mean"),
-        denominator="kept",
+    "default": recipe(_CLIP, BOTH, spec="roll.default", reduction=_REDUCTION, denominator="kept"),
+    "ppo": recipe(_CLIP, DECOUPLED, "without train_infer_correction", reduction=_REDUCTION),
+    "grpo": recipe(
+        _CLIP,
+        WITH_REFERENCE,
+        "without train_infer_correction, with use_kl_loss, as most of ROLL's examples of GRPO have it",
+        reduction=_REDUCTION,
+        kl=penalty(value_clamp=10.0, kl_loss_coef=0.01),
     ),
     "vanilla": recipe(GPG(), (), reduction=SEQUENCES),
     "tis": recipe(Named(Score, tis_lower_bound=0.0, tis_upper_bound=1.0), DECOUPLED, reduction=SEQUENCES),

@@ -47,7 +47,7 @@ class Dumps:
         if calls % self._every:
             return
         try:
-            dump(self._path, train_logp, rollout_logp, mask, cu_seqlens=cu_seqlens, step=calls)
+            dump(self._path, train_logp, rollout_logp, mask=mask, cu_seqlens=cu_seqlens, step=calls)
         except (TypeError, ValueError) as error:
             # What is corrected can be dumped; where it cannot after all, the training is worth more than its dump.
             LOGGER.warning("rollout-corr: dump=%s is off: %s", self._path, error)

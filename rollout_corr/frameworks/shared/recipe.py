@@ -19,6 +19,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 # Log-probs that a recipe needs besides new_logp.
 DECOUPLED, BOTH, BYPASS = ("old_logp",), ("old_logp", "rollout_logp"), ("rollout_logp",)
+WITH_REFERENCE = ("old_logp", "ref_logp")
 
 SEQUENCES: LossReduction = "sequence_mean_token_mean"
 # verl's words for reductions, which most frameworks have taken over.
@@ -30,6 +31,7 @@ AGGREGATIONS: dict[str, LossReduction] = {
 
 # Notes that several frameworks share.
 GLOBAL = "pass the tokens of all ranks as the denominator"
+SAME_AS_PPO = "the loss of ppo: GRPO is in the advantages"
 NO_LOWER_CLAMP = "its log-ratio has no lower clamp, that of this package -10"
 
 

@@ -115,7 +115,7 @@ def _loss(
     found = policy_loss(
         new,
         advantages,
-        mask,
+        mask=mask,
         old_logp=old,
         weights=factor if weights is None else factor * weights,
         surrogate=surrogate,

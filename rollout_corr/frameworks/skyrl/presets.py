@@ -14,6 +14,7 @@ from rollout_corr.frameworks.shared.recipe import (
     BYPASS,
     DECOUPLED,
     NO_LOWER_CLAMP,
+    SAME_AS_PPO,
     Named,
     around_one,
     of_presets,
@@ -79,9 +80,12 @@ def outlier_mask(low: float | None = 1e-4, high: float | None = 100.0) -> Spec:
 
 _CLIP = Named(PPO, eps_clip_low=0.2, eps_clip_high=0.2)
 
-RECIPES = of_presets("skyrl", _CLIP, BOTH, "its KL loss is a mean over rows: a call of its own") | {
+_OWN_KL = "its KL loss is a mean over rows: a call of its own"
+
+RECIPES = of_presets("skyrl", _CLIP, BOTH, _OWN_KL) | {
     "regular": recipe(_CLIP, DECOUPLED),
     "ppo": recipe(_CLIP, DECOUPLED, "policy_loss_type regular"),
+    "grpo": recipe(_CLIP, DECOUPLED, f"{SAME_AS_PPO}; {_OWN_KL}"),
     "dual_clip": recipe(Named(PPO, eps_clip_low=0.2, eps_clip_high=0.2, clip_ratio_c=3.0), DECOUPLED),
     "cispo": recipe(
         Named(around_one, cispo_eps_clip_low=1.0, cispo_eps_clip_high=4.0),

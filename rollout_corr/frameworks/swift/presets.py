@@ -11,7 +11,7 @@ from typing import Any
 
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.preset import preset_of
-from rollout_corr.frameworks.shared.recipe import BOTH, SEQUENCES, Recipe, arguments
+from rollout_corr.frameworks.shared.recipe import BOTH, SEQUENCES, WITH_REFERENCE, Recipe, arguments
 from rollout_corr.frameworks.shared.specs import off_policy
 from rollout_corr.spec.correction import Criterion, Reduce, Spec, Unit, Weight
 from rollout_corr.spec.loss import KL, Denominator, LossReduction
@@ -126,4 +126,6 @@ def _recipe(
 
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 NOTE = "weights multiply the KL term too"
-RECIPES = {name: Recipe(partial(_recipe, name), BOTH, NOTE) for name in (*MODES, "opsm")}
+RECIPES = {name: Recipe(partial(_recipe, name), BOTH, NOTE) for name in (*MODES, "opsm")} | {
+    "grpo": Recipe(partial(loss, None, beta=0.04), WITH_REFERENCE, "without rollout_importance_sampling_mode")
+}

@@ -58,7 +58,7 @@ def packed_policy_loss(
     return policy_loss(
         log_probs,
         advantages,
-        mask,
+        mask=mask,
         rollout_logp=old_log_probs,
         cu_seqlens=offsets,
         spec=spec,

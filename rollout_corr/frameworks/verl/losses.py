@@ -229,7 +229,7 @@ def _loss(
     found: PolicyLoss = policy_loss(
         new,
         advantages,
-        mask,
+        mask=mask,
         old_logp=old,
         weights=weights,
         surrogate=surrogate,

@@ -20,6 +20,7 @@ from rollout_corr.frameworks.shared.recipe import (
     DECOUPLED,
     NO_LOWER_CLAMP,
     SEQUENCES,
+    WITH_REFERENCE,
     Named,
     Recipe,
     arguments,
@@ -259,7 +260,7 @@ RECIPES = {found.name.partition(".")[2]: _vanilla(found.name) for found in regis
     "ppo": recipe(_CLIP, DECOUPLED, "loss_mode vanilla, without correction"),
     "grpo": recipe(
         _CLIP,
-        (*DECOUPLED, "ref_logp"),
+        WITH_REFERENCE,
         "loss_mode vanilla with use_kl_loss, as verl's examples of GRPO have it",
         reduction=reduction(loss_agg_mode="token-mean"),
         kl=penalty(kl_loss_coef=0.001, value_clamp=10.0),

@@ -6,7 +6,7 @@ Pairs of bounds are (upper, lower), as in xtuner.
 from __future__ import annotations
 
 from rollout_corr.frameworks.shared.preset import preset_of
-from rollout_corr.frameworks.shared.recipe import BOTH, GLOBAL, Named, of_presets, penalty
+from rollout_corr.frameworks.shared.recipe import BOTH, DECOUPLED, GLOBAL, Named, of_presets, penalty, recipe
 from rollout_corr.frameworks.xtuner.config import Pair, spec
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.surrogates import PPO
@@ -28,11 +28,15 @@ def agentic(
     return spec("token", "both", threshold, mask_threshold, veto_threshold)
 
 
-RECIPES = of_presets(
-    "xtuner",
-    Named(PPO, cliprange_low=0.2, cliprange_high=0.2, clip_ratio_c=3.0),
-    BOTH,
-    GLOBAL + ", after rejection",
-    denominator="kept",
-    kl=penalty(value_clamp=10.0, kl_loss_coef=0.0),
-)
+_CLIP = Named(PPO, cliprange_low=0.2, cliprange_high=0.2, clip_ratio_c=3.0)
+_KL = penalty(value_clamp=10.0, kl_loss_coef=0.0)
+
+RECIPES = of_presets("xtuner", _CLIP, BOTH, GLOBAL + ", after rejection", denominator="kept", kl=_KL) | {
+    "ppo": recipe(_CLIP, DECOUPLED, f"without rollout_is; {GLOBAL}"),
+    "grpo": recipe(
+        _CLIP,
+        DECOUPLED,
+        f"without rollout_is; a kl_loss_coef is that of kl_loss_type low_var_kl; {GLOBAL}",
+        kl=_KL,
+    ),
+}

@@ -171,7 +171,8 @@ def rows(source: Source) -> Iterator[Row]:
         )
 
     losses: dict[str, Any] = {"declared": (PROXIMAL, BF16)}
-    yield recipe("areal.ppo", f"{FUNCTIONAL}: ppo_actor_loss_fn", loss, of_clip, **losses)
+    for name in ("ppo", "grpo"):
+        yield recipe(f"areal.{name}", f"{FUNCTIONAL}: ppo_actor_loss_fn", loss, of_clip, **losses)
     yield recipe(
         "areal.gspo",
         f"{FUNCTIONAL}: ppo_actor_loss_fn, sequence level",

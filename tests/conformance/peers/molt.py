@@ -100,7 +100,8 @@ def rows(source: Source) -> Iterator[Row]:
         theirs = f"{LOSS}: PolicyLoss, {level}"
         yield preset(f"molt.{level}", theirs, partial(thresholded, weights, level), settings, **more)
         yield recipe(f"molt.{level}", theirs, partial(thresholded, loss, level), both, **more)
-    yield recipe("molt.ppo", f"{LOSS}: PolicyLoss, ppo", loss, clips, **more)
+    for name in ("ppo", "grpo"):
+        yield recipe(f"molt.{name}", f"{LOSS}: PolicyLoss, ppo", loss, clips, **more)
 
     def without_dual(rng: Random) -> dict[str, Any]:
         return {"eps_clip_low_high": rng.choice(((0.2, 0.2), (0.1, 0.3)))}

@@ -56,6 +56,9 @@ CLAMPED = Declared(
     lambda given, settings: bool(((given.old - given.rollout).where(given.mask, 0.0).abs() > 20).any()),
 )
 
+# The KL that a recipe has without being asked, which is ClippedPGLossConfig's.
+DEFAULTS: dict[str, dict[str, float]] = {"ppo": {}, "grpo": {"reference_policy_kl_penalty": 0.01}}
+
 
 class Model:
     """Stand-in for pydantic's BaseModel as a configuration: fields are set, the others keep their defaults."""
@@ -136,6 +139,9 @@ def rows(source: Source) -> Iterator[Row]:
             "reference_policy_kl_penalty": rng.choice((0.0, 0.1)),
         }
 
+    def without_penalty(rng: Random) -> dict[str, Any]:
+        return {key: value for key, value in of_loss(rng).items() if key != "reference_policy_kl_penalty" or value}
+
     # NeMo multiplies by its masks, so what stands behind them is finite; and it adds 1e-8 to what it divides by.
     more: dict[str, Any] = {"kinds": tuple(kind for kind in KINDS if kind != "nan_behind_mask")}
     more |= {"declared": (NONFINITE, BF16), "within": (3e-8, 2e-5)}
@@ -163,6 +169,14 @@ def rows(source: Source) -> Iterator[Row]:
         lambda rng: {key: value for key, value in of_loss(rng).items() if key != "token_level_loss"},
         **far,
     )
+    for name in ("ppo", "grpo"):
+        yield recipe(
+            f"nemo.{name}",
+            f"{LOSS}: ClippedPGLossFn",
+            partial(loss, use_importance_sampling_correction=False, **DEFAULTS[name]),
+            of_loss if name == "ppo" else without_penalty,
+            **more,
+        )
     yield recipe(
         "nemo.cispo",
         f"{LOSS}: ClippedPGLossFn, use_cispo",

@@ -113,6 +113,15 @@ def rows(source: Source) -> Iterator[Row]:
         )
         theirs = f"{UTILS}: compute_rho_correction, compute_grpo_loss"
         yield recipe(f"open_instruct.{name}", theirs, partial(by_its_names, loss, fixed), both, **more)
+    for name, coefficient in (("ppo", 0.0), ("grpo", 0.05)):
+
+        def plain(given: Batch, coefficient: float = coefficient, **drawn: Any) -> Tensor:
+            return loss(given, use_rho_correction=False, **{"beta": coefficient} | drawn)
+
+        def some(rng: Random) -> dict[str, Any]:
+            return {key: value for key, value in of_loss(rng).items() if key != "beta" or rng.random() < 0.5}
+
+        yield recipe(f"open_instruct.{name}", f"{UTILS}: compute_grpo_loss", plain, some, **more)
     cispo = {"loss_fn": cut("GRPOLossType").cispo}
     yield recipe(
         "open_instruct.cispo",

@@ -167,7 +167,8 @@ def rows(source: Source) -> Iterator[Row]:
             return settings(rng) | of_loss(rng)
 
         yield recipe(f"openrlhf.{name}", theirs, partial(thresholded, loss, fixed), both, **known)
-    yield recipe("openrlhf.ppo", f"{LOSS}: PolicyLoss", loss, of_loss, **more)
+    for name in ("ppo", "grpo"):
+        yield recipe(f"openrlhf.{name}", f"{LOSS}: PolicyLoss", loss, of_loss, **more)
     yield recipe(
         "openrlhf.gspo",
         f"{LOSS}: PolicyLoss, gspo",

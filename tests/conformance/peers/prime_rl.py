@@ -95,7 +95,7 @@ def rows(source: Source) -> Iterator[Row]:
         mine, peer = given.trains(), given.trains()
         advantages = (given.ref - given.new).where(given.mask, 0.0)
         made = rc.policy_loss(
-            mine.new, advantages, given.mask, rollout_logp=given.rollout, **rc.recipe("prime_rl.ref_kl")
+            mine.new, advantages, mask=given.mask, rollout_logp=given.rollout, **rc.recipe("prime_rl.ref_kl")
         )
         theirs = loss(peer, IPOLossConfig(), "ref_kl")
         return loss_and_gradient(made.value, mine), loss_and_gradient(theirs, peer)

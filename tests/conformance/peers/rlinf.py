@@ -122,7 +122,8 @@ def rows(source: Source) -> Iterator[Row]:
     shown = f"{LOSSES}: compute_decoupled_ppo_actor_loss"
     yield preset("rlinf.decoupled", shown, weights, threshold, **more)
     yield recipe("rlinf.decoupled", shown, decoupled, lambda rng: {**threshold(rng), **clips(rng)}, **more)
-    yield recipe("rlinf.actor", f"{LOSSES}: compute_ppo_actor_loss, kl_penalty", actor, settings, **more)
+    for name in ("actor", "ppo", "grpo"):
+        yield recipe(f"rlinf.{name}", f"{LOSSES}: compute_ppo_actor_loss, kl_penalty", actor, settings, **more)
     yield recipe(
         "rlinf.importance_sampling_fix",
         f"{ACTOR}: importance_sampling_fix, {LOSSES}: compute_ppo_actor_loss, kl_penalty",

@@ -141,13 +141,20 @@ def rows(source: Source) -> Iterator[Row]:
     more: dict[str, Any] = {"declared": DECLARED, "kinds": kinds, "within": (3e-8, 2e-5)}
     yield preset("roll.default", f"{CORRECTION}: compute_train_infer_correction", corrected, bounds, **more)
 
+    def clipped(given: Batch, config: SimpleNamespace, **flags: Any) -> Tensor:
+        return loss(given, config, use_pg_clip_range=flags["pg_clip_low"] is not None, **flags)
+
     def default(given: Batch, upper_bound: float | None, ratio_low: float, ratio_high: float, **flags: Any) -> Tensor:
         config = correction_config({"upper_bound": upper_bound}, {"ratio_low": ratio_low, "ratio_high": ratio_high})
-        if flags["pg_clip_low"] is not None:
-            flags["use_pg_clip_range"] = True
-        return loss(given, config, **flags)
+        return clipped(given, config, **flags)
 
-    yield recipe("roll.default", f"{WORKER}: ActorWorker.loss_func", default, clips, **more)
+    def grpo(given: Batch, kl_loss_coef: float = 0.01, **flags: Any) -> Tensor:
+        return clipped(given, correction_config(), use_kl_loss=True, kl_loss_coef=kl_loss_coef, **flags)
+
+    shown = f"{WORKER}: ActorWorker.loss_func"
+    yield recipe("roll.default", shown, default, default_settings, **more)
+    yield recipe("roll.ppo", shown, lambda given, **flags: clipped(given, correction_config(), **flags), clips, **more)
+    yield recipe("roll.grpo", f"{shown}, use_kl_loss", grpo, with_kl, **more)
     for name in ("vanilla", "tis", "cispo", "kimi15"):
 
         def run(given: Batch, name: str = name, **drawn: Any) -> Tensor:
@@ -177,16 +184,25 @@ def bounds(rng: Random) -> dict[str, Any]:
 
 
 def clips(rng: Random) -> dict[str, Any]:
-    """Draw the arguments of the recipe."""
+    """Draw the settings of the clipped loss."""
     ranged = rng.random() < 0.5
     return {
-        **bounds(rng),
         "pg_clip": rng.choice((0.1, 0.2)),
         "pg_clip_low": 0.2 if ranged else None,
         "pg_clip_high": 0.28 if ranged else None,
         "dual_clip_loss": rng.random() < 0.5,
         "loss_agg_mode": rng.choice(("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")),
     }
+
+
+def default_settings(rng: Random) -> dict[str, Any]:
+    """Draw the arguments of the preset, and the settings of the loss that it corrects."""
+    return {**bounds(rng), **clips(rng)}
+
+
+def with_kl(rng: Random) -> dict[str, Any]:
+    """Draw the settings of the clipped loss, and a coefficient of its KL or none."""
+    return clips(rng) | rng.choice(({}, {"kl_loss_coef": 0.1}))
 
 
 def drawn_config(rng: Random) -> dict[str, Any]:

@@ -176,6 +176,7 @@ RECIPES: dict[str, Callable[[Random], dict[str, Any]]] = {
 }
 RECIPES |= {
     "ppo": RECIPES["regular"],
+    "grpo": RECIPES["regular"],
     "gspo": RECIPES["regular"],
     "rollout_is": RECIPES["regular"],
     "dual_clip": lambda rng: RECIPES["regular"](rng) | {"clip_ratio_c": rng.choice((1.1, 3.0))},
@@ -236,7 +237,7 @@ def rows(source: Source) -> Iterator[Row]:
 
     def of_recipe(name: str) -> Callable[..., Tensor]:
         def run(given: Batch, **drawn: Any) -> Tensor:
-            drawn = {"policy_loss_type": "regular" if name == "ppo" else name, **drawn}
+            drawn = {"policy_loss_type": "regular" if name in ("ppo", "grpo") else name, **drawn}
             if name == "cispo":
                 drawn["cispo"] = {key: drawn.pop(key) for key in list(drawn) if key.startswith("cispo_")}
             if name == "dppo":

@@ -233,6 +233,7 @@ def compare(source: Source, code: Code) -> Iterator[Row]:
     """Compare with slime, or with miles."""
     yield from presets(source, code)
     yield from recipes(source, code)
+    yield from plain(source, code)
     yield from functions(source, code)
     yield reader(source, code)
 
@@ -257,6 +258,22 @@ def recipes(source: Source, code: Code) -> Iterator[Row]:
         shown = ", ".join(value[1] if isinstance(value, tuple) else key for key, value in flags.items())
         more: dict[str, Any] = {"declared": DECLARED, "within": code.within}
         yield recipe(f"slime.{name}", f"{code.loss}: loss_function, {shown}", run, both(dual, draw), **more)
+
+
+def plain(source: Source, code: Code) -> Iterator[Row]:
+    """Compare the losses without a correction."""
+    loss = loss_of(source, code)
+
+    def grpo(given: Batch, kl_loss_coef: float = 0.0, **flags: Any) -> Tensor:
+        return loss(given, use_kl_loss=True, kl_loss_type="low_var_kl", kl_loss_coef=kl_loss_coef, **flags)
+
+    def with_kl(rng: Random) -> dict[str, Any]:
+        return {**dual(rng), **rng.choice(({}, {"kl_loss_coef": 0.1}))}
+
+    place, declared = f"{code.loss}: loss_function", (PROPAGATES, BF16)
+    yield recipe("slime.ppo", place, loss, dual, declared=declared, within=code.within)
+    # Their KL is in float32, whatever the log-probs are in.
+    yield recipe("slime.grpo", f"{place}, use_kl_loss", grpo, with_kl, declared=declared, within=(2e-5, 2e-5))
 
 
 def reader(source: Source, code: Code) -> Row:

@@ -155,12 +155,22 @@ def rows(source: Source) -> Iterator[Row]:
         yield preset(f"swift.{mode}", own, partial(weights, trainer, mode), threshold, **more)
         yield recipe(f"swift.{mode}", name, corrected(mode), with_loss(threshold), **more)
 
+    def grpo(given: Batch, beta: float = 0.04, **config: Any) -> Tensor:
+        return trainer.loss(given, beta=beta, **config)
+
+    yield recipe("swift.grpo", name, grpo, _with_or_without_beta, **more)
+
     def off_policy(given: Batch, delta: float, **config: Any) -> Tensor:
         return corrected("token_truncate")(given, off_policy_sequence_mask_delta=delta, threshold=2.0, **config)
 
     deltas = with_loss(lambda rng: {"delta": rng.choice((0.001, 0.1))})
     yield recipe("swift.opsm", f"{TRAINER}: _compute_off_policy_sequence_mask", off_policy, deltas, **more)
     yield configuration("swift", name, _of_configuration(trainer), _configuration, _hold, **more)
+
+
+def _with_or_without_beta(rng: Random) -> dict[str, Any]:
+    drawn = settings_of_a_loss(rng)
+    return {key: value for key, value in drawn.items() if key != "beta" or rng.random() < 0.5}
 
 
 def _configuration(rng: Random) -> dict[str, Any]:

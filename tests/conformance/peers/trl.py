@@ -279,7 +279,7 @@ def _opsm(trainer: Trainer, more: dict[str, Any]) -> Row:
         theirs = trainer.loss(peer, "grpo", off_policy_mask_threshold=drawn["delta"], **bounds)
         settings = rc.recipe("trl.grpo") | {"spec": rc.preset("trl.opsm", **drawn)}
         policies = {"old_logp": given.old, "rollout_logp": given.rollout}
-        out = rc.policy_loss(mine.new, given.advantages, given.mask, **policies, **settings)
+        out = rc.policy_loss(mine.new, given.advantages, mask=given.mask, **policies, **settings)
         return loss_and_gradient(out.value, mine), loss_and_gradient(theirs, peer)
 
     def draw(rng: Random) -> dict[str, Any]:

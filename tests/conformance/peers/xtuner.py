@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -167,6 +168,17 @@ def rows(source: Source) -> Iterator[Row]:
         value: Tensor = functions["loss"](context, nothing, nothing, None, tensors)[0]
         return value
 
+    def penalised(given: Batch, settings: dict[str, Any], kl_loss_coef: float = 0.0, **clips: Any) -> Tensor:
+        more = {"use_kl_loss": bool(kl_loss_coef), "kl_loss_coef": kl_loss_coef, "kl_loss_type": "low_var_kl"}
+        return loss(given, policy_loss_cfg=clips, rollout_is=settings, **more)
+
+    def with_kl(rng: Random) -> dict[str, Any]:
+        return clips(rng) | {"kl_loss_coef": rng.choice((0.0, 0.1))}
+
+    for name, drawn in (("ppo", clips), ("grpo", with_kl)):
+        run = partial(penalised, settings={})
+        yield recipe(f"xtuner.{name}", f"{GRPO}: GRPOLossContext", run, drawn, declared=DECLARED, within=WITHIN)
+
     place = f"{CORRECTION}: {METHOD}"
     for name, least in (("reasoning", 0.5), ("agentic", 0.0)):
 
@@ -177,9 +189,7 @@ def rows(source: Source) -> Iterator[Row]:
 
         def of_recipe(given: Batch, settings: Any = settings, **drawn: Any) -> Tensor:
             bounds = {key: drawn.pop(key) for key in ("threshold", "mask_threshold", "veto_threshold")}
-            coefficient = drawn.pop("kl_loss_coef")
-            more = {"use_kl_loss": bool(coefficient), "kl_loss_coef": coefficient, "kl_loss_type": "low_var_kl"}
-            return loss(given, policy_loss_cfg=drawn, rollout_is=settings(**bounds), **more)
+            return penalised(given, settings(**bounds), **drawn)
 
         yield preset(
             f"xtuner.{name}",
@@ -193,7 +203,7 @@ def rows(source: Source) -> Iterator[Row]:
             f"xtuner.{name}",
             f"{GRPO}: GRPOLossContext",
             of_recipe,
-            lambda rng: of_preset(rng) | clips(rng) | {"kl_loss_coef": rng.choice((0.0, 0.1))},
+            lambda rng: of_preset(rng) | with_kl(rng),
             declared=DECLARED,
             within=WITHIN,
         )

@@ -74,7 +74,7 @@ def test_presets(name, helper, config_class):
     spec, config = getattr(presets, name)(), arguments(getattr(config_class, name)())
     for seed, shape in enumerate(SHAPES * 3):
         given = batch(seed, *shape)
-        assert_agree(rc.correct(*given, spec=spec), verls(helper, given, **config), exact=True)
+        assert_agree(rc.correct(*given[:2], mask=given[2], spec=spec), verls(helper, given, **config), exact=True)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_configurations(config, helper):
     spec = spec_of(**config)
     for seed, shape in enumerate(SHAPES * 3, start=100):
         given = batch(seed, *shape)
-        assert_agree(rc.correct(*given, spec=spec), verls(helper, given, **config), exact=True)
+        assert_agree(rc.correct(*given[:2], mask=given[2], spec=spec), verls(helper, given, **config), exact=True)
     for seed, shape in enumerate(SHAPES, start=200):
         train, rollout, mask = batch(seed, *shape, dtype=torch.float32)
         precise = verls(helper, (train.double(), rollout.double(), mask), **config)
@@ -102,7 +102,7 @@ def test_mask_dtypes(mask_dtype, helper):
     config = {"rollout_is": "token", "rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.95_1.05"}
     spec = presets.spec(options.weight("token", 2.0), options.criteria("seq_mean_k1", "0.95_1.05"))
     given = batch(5, *SHAPES[0], mask_dtype=mask_dtype)
-    assert_agree(rc.correct(*given, spec=spec), verls(helper, given, **config), exact=True)
+    assert_agree(rc.correct(*given[:2], mask=given[2], spec=spec), verls(helper, given, **config), exact=True)
 
 
 def test_packed_and_merged(helper):
@@ -115,7 +115,7 @@ def test_packed_and_merged(helper):
     for rows in (slice(0, 3), slice(3, 4), slice(4, 8)):
         packed = [x[rows].reshape(-1) for x in given]
         offsets = torch.arange(packed[0].numel() // width + 1) * width
-        parts.append(rc.correct(*packed, cu_seqlens=offsets, spec=spec).statistics)
+        parts.append(rc.correct(*packed[:2], mask=packed[2], cu_seqlens=offsets, spec=spec).statistics)
     ours = rc.Statistics.sum(parts).metrics("verl")
     assert not {key: (ours[key], expected[key]) for key in expected if not close(key, ours[key], expected[key], True)}
 
@@ -127,18 +127,23 @@ def test_what_verl_cannot(helper):
     spec = presets.decoupled_token_icepop(threshold=1.1, threshold_lower=0.9)
     with pytest.raises(ValueError, match="at least one valid token"):
         verls(helper, given, **config)
-    assert set(rc.correct(*given, spec=spec).metrics("verl").values()) == {0.0}
+    assert set(rc.correct(*given[:2], mask=given[2], spec=spec).metrics("verl").values()) == {0.0}
     given = (*given[:2], torch.ones(2, 3, dtype=torch.int64))
     with pytest.raises(ZeroDivisionError):
         verls(helper, given, **config)
-    assert rc.correct(*given, spec=spec).metrics("verl")["rollout_corr/rollout_is_eff_sample_size"] == 0.0
+    assert (
+        rc.correct(*given[:2], mask=given[2], spec=spec).metrics("verl")["rollout_corr/rollout_is_eff_sample_size"]
+        == 0.0
+    )
 
 
 def test_verl_loses_small_spreads(helper):
     """Why float32 metrics are compared with verl's float64 ones."""
     given = (torch.full((4, 64), -1.0), -1.0 + 1e-4 * torch.randn(4, 64, generator=torch.Generator().manual_seed(0)))
     given = (*given, torch.ones(4, 64, dtype=torch.int64))
-    ours = rc.correct(*given, spec=presets.decoupled_token_is()).metrics("verl")["rollout_corr/rollout_is_std"]
+    ours = rc.correct(*given[:2], mask=given[2], spec=presets.decoupled_token_is()).metrics("verl")[
+        "rollout_corr/rollout_is_std"
+    ]
     theirs = verls(helper, given, rollout_is="token")[2]["rollout_corr/rollout_is_std"]
     assert ours == pytest.approx(1e-4, rel=0.1)
     assert not math.isclose(theirs, ours, rel_tol=0.05)
