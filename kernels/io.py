@@ -41,11 +41,10 @@ def addresses(
     first = stretch.tile.to(tl.int64) * TILING.tile
     if UNIT:
         if not PLAN.packed:
-            rows = stretch.sequence.to(tl.int64) * tensor.row
-            if TILING.aligned:
-                # The compiler cannot know it of a number that is data, and needs it for accesses of 16 bytes.
-                rows = tl.multiple_of(rows, 16)
-            first += rows
+            # Aligned rows begin at multiples of 16. Accesses of 16 bytes need a product that shows it: AMD's backend takes
+            # pointers apart, and the hint of tl.multiple_of is lost there.
+            row = tensor.row >> 4 << 4 if TILING.aligned else tensor.row
+            first += stretch.sequence.to(tl.int64) * row
         return tensor.pointer + (first[:, None, None] + place)
     else:
         where = (first[:, None, None] + place) * tensor.step

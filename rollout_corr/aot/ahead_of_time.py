@@ -1,7 +1,7 @@
 """Compile a launch for a GPU that this machine does not have.
 
 Whatever of Triton's compiler may change from one version to the next is used in this file alone. It works with Triton
-3.6 and 3.7, without a driver.
+3.5 to 3.9, without a driver.
 """
 
 from __future__ import annotations
