@@ -41,8 +41,8 @@ def addresses(
     first = stretch.tile.to(tl.int64) * TILING.tile
     if UNIT:
         if not PLAN.packed:
-            # Aligned rows begin at multiples of 16. Accesses of 16 bytes need a product that shows it: AMD's backend takes
-            # pointers apart, and the hint of tl.multiple_of is lost there.
+            # Aligned rows begin at multiples of 16. Accesses of 16 bytes need a product that shows it: the hint of
+            # tl.multiple_of is lost where AMD's backend takes pointers apart.
             row = tensor.row >> 4 << 4 if TILING.aligned else tensor.row
             first += stretch.sequence.to(tl.int64) * row
         return tensor.pointer + (first[:, None, None] + place)
