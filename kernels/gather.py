@@ -101,13 +101,17 @@ def together(found: tl.tuple, TABLE: tl.constexpr) -> tl.tuple:
 
 @triton.jit
 def slots_of(
-    offsets: tl.tensor, owner: tl.tensor, extents: Extents, PLAN: tl.constexpr, TILE: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    offsets: tl.tensor, owner: tl.tensor, extents: Extents, PLAN: tl.constexpr, TILE: tl.constexpr,
+    BY_OWNER: tl.constexpr = False,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Find the sequence of each owner, its first slot, and how many slots it has; all [SEQUENCES].
 
-    In a packed batch the first and the last owner are no sequence, as in `slots.edge`.
+    In a packed batch the first and the last owner are no sequence, as in `slots.edge`. BY_OWNER: `gather_kernel` has
+    left one slot of each.
     """
-    if PLAN.packed:
+    if BY_OWNER:
+        return owner - PLAN.packed, owner, owner * 0 + 1
+    elif PLAN.packed:
         sequence = owner - 1
         first = edge(offsets, owner, extents.sequences, extents.tokens) // TILE
         many = edge(offsets, owner + 1, extents.sequences, extents.tokens) // TILE - first + 1

@@ -1,4 +1,7 @@
-"""Phase 2 of 3: add the slots of each sequence up, decide which sequences are rejected, and weigh them."""
+"""Add the slots of each sequence up, decide which sequences are rejected, weigh them, and finish the statistics.
+
+The second launch. Where `apply` does not follow, the tokens of rejected sequences are zeroed here.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.correct.criteria import passes, statistic_of_extremum
+from rollout_corr.kernels.correct.finish import Results, finish_sequences, finish_tokens
 from rollout_corr.kernels.correct.measures import (
     Rows,
     measure_criterion,
@@ -15,9 +19,10 @@ from rollout_corr.kernels.correct.measures import (
 )
 from rollout_corr.kernels.correct.peers import report_criterion, report_sequences, report_weights
 from rollout_corr.kernels.correct.plan import Plan, Test
-from rollout_corr.kernels.gather import Gathered, exact, gathered, integer, plain, slot_tables, slots_of
-from rollout_corr.kernels.partials import Partials, add
-from rollout_corr.kernels.slots import Extents
+from rollout_corr.kernels.gather import Gathered, SlotTables, exact, gathered, integer, plain, slot_tables, slots_of
+from rollout_corr.kernels.io import either
+from rollout_corr.kernels.partials import Partials, add, is_last
+from rollout_corr.kernels.slots import Extents, edge
 from rollout_corr.kernels.tokens import (
     at,
     class_name,
@@ -36,6 +41,8 @@ CHOSEN = {"any": (), "negative_advantage": (0, 1), "positive_advantage": (2, 3),
 # Bits of a sequence's state for `apply`: rejected; without weight; then one for each criterion that dropped tokens.
 REJECTED = tl.constexpr(1)
 WEIGHTLESS = tl.constexpr(2)
+# Tokens that are zeroed at a time.
+BLOCK = tl.constexpr(512)
 
 
 @triton.constexpr_function
@@ -242,41 +249,30 @@ def report_counts(rows: Rows, keep: tl.tensor, kept: tl.tensor, out: Partials, P
     add(out.sums, PLAN, "sequences_without_survivors", keep & nonempty & (kept == 0))
 
 
-# --- the kernel ---
+# --- deciding it all ---
 
 
 @triton.jit
-def store_states(
-    states: tl.tensor, weights: tl.tensor, sequence: tl.tensor, known: tl.tensor, keep: tl.tensor, state: tl.tensor,
-    nonfinite: tl.tensor, weight: tl.tensor, PLAN: tl.constexpr,
-) -> None:  # fmt: skip
-    """Store for `apply` the state of each sequence and, where weights are of sequences, its weight."""
-    weightless = tl.zeros_like(keep)
-    if PLAN.rejected != "mask":
-        weightless = keep == 0
-    elif PLAN.rejects_nonfinite:
-        weightless = nonfinite > 0
-    state |= tl.where(keep, 0, REJECTED) | tl.where(weightless, WEIGHTLESS, 0)
-    tl.store(states + sequence, state, mask=known)
-    if PLAN.spreads:
-        weight = tl.where(weightless, 0.0, weight)
-        tl.store(weights + sequence, weight.to(weights.dtype.element_ty), mask=known)
+def decide(
+    tables: SlotTables, advantages: tl.tensor, sequence: tl.tensor, first: tl.tensor, many: tl.tensor, known: tl.tensor,
+    slots: tl.tensor, out: Partials, numbers: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """Decide about some sequences and store their statistics; return `keep`, states, non-finite tokens, weights.
 
-
-@triton.jit(do_not_specialize=["tokens", "sequences", "tiles", "slots"])
-def decide_kernel(
-    numbers, advantages, offsets, counts, integers, floats, peaks, keep_out, states, sequence_weights,
-    sequence_sums, sequence_maxima, tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, slots: tl.int64,
-    PLAN: tl.constexpr, SHAPE: tl.constexpr,
-):  # fmt: skip
-    """Decide about SHAPE.sequences sequences: store `keep`, state, weight, and their share of the statistics."""
-    numbers = thresholds(numbers, PLAN)
-    out = Partials(sequence_sums, sequence_maxima)
-    owner = tl.program_id(0).to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
-    sequence, first, many = slots_of(offsets, owner, Extents(tokens, sequences, 0, tiles), PLAN, SHAPE.tile)
-    known = (sequence >= 0) & (sequence < sequences)
-    found = gathered(slot_tables(counts, integers, floats, peaks), first, many, slots, PLAN, SHAPE)
-
+    Args:
+        tables: The sums of slots.
+        advantages: [S], if the plan asks for them.
+        sequence: [SEQUENCES], and so are the next three.
+        first: The first slot of each.
+        many: How many slots each has.
+        known: It is a sequence.
+        slots: How many there are.
+        out: Where this program's share of the statistics goes.
+        numbers: The thresholds.
+        PLAN: The plan.
+        SHAPE: The shape.
+    """
+    found = gathered(tables, first, many, slots, PLAN, SHAPE)
     valid, nonfinite = integer(found, PLAN, "valid"), integer(found, PLAN, "nonfinite")
     if PLAN.packed:
         add(out.sums, PLAN, "tokens_outside", tl.where(known, 0, valid))
@@ -310,7 +306,114 @@ def decide_kernel(
             report_weights(found, rows, weights, out, numbers, PLAN)
     if size(PLAN, "schemes") > 0:
         report_sequences(found, rows, kept, vetoed, out, numbers, PLAN)
+    return keep, state, nonfinite, weight
 
-    tl.store(keep_out + sequence, keep.to(tl.int8), mask=known)
-    if PLAN.applies:
-        store_states(states, sequence_weights, sequence, known, keep, state, nonfinite, weight, PLAN)
+
+# --- what follows from it ---
+
+
+@triton.jit
+def weightless_of(keep: tl.tensor, nonfinite: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Select the sequences whose tokens have no weight."""
+    if PLAN.rejected != "mask":
+        return keep == 0
+    elif PLAN.rejects_nonfinite:
+        return nonfinite > 0
+    else:
+        return keep & (keep == 0)
+
+
+@triton.jit
+def store_states(
+    states: tl.tensor, weights: tl.tensor, sequence: tl.tensor, known: tl.tensor, keep: tl.tensor, state: tl.tensor,
+    weightless: tl.tensor, weight: tl.tensor, PLAN: tl.constexpr,
+) -> None:  # fmt: skip
+    """Store for `apply` the state of each sequence and, where weights are of sequences, its weight."""
+    state |= tl.where(keep, 0, REJECTED) | tl.where(weightless, WEIGHTLESS, 0)
+    tl.store(states + sequence, state, mask=known)
+    if PLAN.spreads:
+        weight = tl.where(weightless, 0.0, weight)
+        tl.store(weights + sequence, weight.to(weights.dtype.element_ty), mask=known)
+
+
+@triton.jit
+def zero(tensor: tl.tensor, begin: tl.tensor, end: tl.tensor) -> None:
+    """Zero a stretch of a contiguous tensor, in whole blocks where it has some, so that stores are wide."""
+    for block in range(begin // BLOCK, (end + BLOCK - 1) // BLOCK):
+        place = block * BLOCK + tl.arange(0, BLOCK)
+        nothing = tl.zeros((BLOCK,), tensor.dtype.element_ty)
+        if (block * BLOCK >= begin) & ((block + 1) * BLOCK <= end):
+            tl.store(tensor + place, nothing)
+        else:
+            tl.store(tensor + place, nothing, mask=(place >= begin) & (place < end))
+
+
+@triton.jit
+def chosen(x: tl.tensor, which: tl.tensor) -> tl.tensor:
+    """Take one of some values: a scalar."""
+    return tl.sum(tl.where(which, x.to(tl.int64), 0), 0)
+
+
+@triton.jit
+def zero_rejected(
+    weights: tl.tensor, mask: tl.tensor, begin: tl.tensor, end: tl.tensor, rejected: tl.tensor, weightless: tl.tensor,
+    PLAN: tl.constexpr,
+) -> None:  # fmt: skip
+    """Zero the tokens of sequences, one after the other, that are rejected (the mask) or weightless (the weights)."""
+    place = tl.arange(0, rejected.shape[0])
+    left = tl.zeros_like(place)
+    if PLAN.zeroes_weights:
+        left |= weightless.to(tl.int32)
+    if PLAN.zeroes_mask:
+        left |= rejected.to(tl.int32)
+    while tl.max(left, 0) > 0:
+        which = place == tl.min(tl.where(left > 0, place, rejected.shape[0]), 0)
+        first = chosen(begin, which)
+        if PLAN.zeroes_weights:
+            zero(weights, first, chosen(tl.where(weightless, end, begin), which))
+        if PLAN.zeroes_mask:
+            zero(mask, first, chosen(tl.where(rejected, end, begin), which))
+        left = tl.where(which, 0, left)
+
+
+# --- the kernel ---
+
+
+@triton.jit(do_not_specialize=["tokens", "sequences", "width", "tiles", "slots", "token_programs", "sequence_programs"])
+def decide_kernel(
+    numbers, advantages, offsets, counts, integers, floats, peaks, keep_out, states, sequence_weights, weights,
+    mask_out, sequence_sums, sequence_maxima, token_sums, token_maxima, histogram, statistics, counter,
+    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, slots: tl.int64,
+    token_programs: tl.int32, sequence_programs: tl.int32,
+    PLAN: tl.constexpr, SHAPE: tl.constexpr, CHUNK: tl.constexpr, BY_OWNER: tl.constexpr,
+):  # fmt: skip
+    """Decide about SHAPE.sequences sequences: store `keep`, state, weight, and their share of the statistics.
+
+    The last of these programs finishes the statistics of sequences, and programs behind them one of tokens each.
+    """
+    numbers = thresholds(numbers, PLAN)
+    program = tl.program_id(0)
+    extents = Extents(tokens, sequences, width, tiles)
+    if program >= sequence_programs:
+        results = Results(token_sums, token_maxima, either(histogram, token_sums), statistics)
+        finish_tokens(program - sequence_programs, results, numbers, token_programs, PLAN, CHUNK)
+    else:
+        tables = slot_tables(counts, integers, floats, peaks)
+        out = Partials(sequence_sums, sequence_maxima)
+        owner = program.to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
+        sequence, first, many = slots_of(offsets, owner, extents, PLAN, SHAPE.tile, BY_OWNER)
+        known = (sequence >= 0) & (sequence < sequences)
+        keep, state, nonfinite, weight = decide(
+            tables, advantages, sequence, first, many, known, slots, out, numbers, PLAN, SHAPE
+        )
+        tl.store(keep_out + sequence, keep.to(tl.int8), mask=known)
+        weightless = weightless_of(keep, nonfinite, PLAN)
+        if PLAN.applies:
+            store_states(states, sequence_weights, sequence, known, keep, state, weightless, weight, PLAN)
+        if is_last(counter, sequence_programs):
+            finish_sequences(statistics, sequence_sums, sequence_maxima, extents, sequence_programs, PLAN)
+        if PLAN.zeroes:
+            begin, end = sequence * width, (sequence + 1) * width
+            if PLAN.packed:
+                begin, end = edge(offsets, owner, sequences, tokens), edge(offsets, owner + 1, sequences, tokens)
+            zero_rejected(weights, mask_out, begin, end, known & (keep == 0), known & weightless, PLAN)

@@ -1,7 +1,7 @@
-"""Launch `correct` on Triton: three launches, whatever the number of tokens and of sequences.
+"""Launch `correct` on Triton: two launches, or three, whatever the number of tokens and of sequences.
 
-`read` takes every log-prob once and leaves sums of every slot, `decide` turns them into rejections and weights of
-sequences, `apply` brings those to the tokens and finishes the statistics. Only stream order hands anything over.
+`read` takes every log-prob once and leaves sums of every slot, `decide` turns them into rejections, weights of
+sequences and the statistics, `apply` brings these weights to the tokens. Only stream order hands anything over.
 """
 
 from __future__ import annotations
@@ -110,8 +110,7 @@ class Recipe:
     plan: Plan
     kind: torch.dtype  # computes
     scratch: WorkspaceLayout
-    sites: tuple[Site, ...]  # read, [gather,] decide, apply
-    finishers: int  # programs of `apply` that finish a column each
+    sites: tuple[Site | None, ...]  # read, gather, decide, apply; None where it is not launched
     statistics: int
     upload: Upload
     constants: dict[str, Any]  # arguments that are the same for every call
@@ -150,14 +149,13 @@ def recipe_of(
     maxima = len(plan.token_maxima) + len(plan.sequence_maxima) + len(plan.call_maxima)
     bins = HISTOGRAM_BINS if plan.full else 0
     statistics = len(plan.token_sums) + len(plan.sequence_sums) + bins + len(plan.call_sums) + maxima
-    kernels = (read_kernel, gather_kernel, decide_kernel, apply_kernel)
+    kernels = (read_kernel, gather_kernel if split else None, decide_kernel, apply_kernel if plan.applies else None)
     scratch = _scratch_of(plan, kind)
     return Recipe(
         plan=plan,
         kind=kind,
         scratch=scratch,
-        sites=tuple(Site(kernel) for kernel in kernels if split or kernel is not gather_kernel),
-        finishers=statistics - len(plan.call_maxima),
+        sites=tuple(None if kernel is None else Site(kernel) for kernel in kernels),
         statistics=statistics,
         upload=_upload(spec, plan.double, device),
         constants={
@@ -165,6 +163,7 @@ def recipe_of(
             **dict.fromkeys(name for name in SCRATCH if name not in scratch.fields),
             "PLAN": plan,
             "CHUNK": FINISH_CHUNK,
+            "BY_OWNER": split,
         },
     )
 
@@ -172,12 +171,15 @@ def recipe_of(
 # Every table that a plan may have: of slots, of token programs, of sequence programs, of sequences.
 SCRATCH = (
     *("owners", "counts", "integers", "floats", "peaks"),
-    *("token_sums", "token_maxima", "sequence_sums", "sequence_maxima", "states", "sequence_weights"),
+    *("token_sums", "token_maxima", "sequence_sums", "sequence_maxima", "counter", "states", "sequence_weights"),
 )
 
 
 def _scratch_of(plan: Plan, kind: torch.dtype) -> WorkspaceLayout:
-    """List the tables of a plan. Those of slots are [columns, slots], those of programs [columns, programs]."""
+    """List the tables of a plan: [columns, slots], [columns, programs] of programs over tokens.
+
+    Those of programs over sequences are [programs, columns] to the kernels. The counter is the first of its table.
+    """
     keys, exact = torch.int64 if plan.double else torch.int32, torch.float64
     slots = [
         Field("owners", None, torch.int32) if plan.packed and plan.applies else None,
@@ -199,6 +201,7 @@ def _scratch_of(plan: Plan, kind: torch.dtype) -> WorkspaceLayout:
         [
             Field("sequence_sums", len(plan.sequence_sums), exact),
             Field("sequence_maxima", len(plan.sequence_maxima), exact),
+            Field("counter", None, torch.int32),
         ],
         [field for field in sequences if field is not None],
     )
@@ -260,7 +263,6 @@ def prepare(given: Given, spec: Spec, wanted: Wanted, split: bool = False) -> tu
     workspace = Workspace(recipe.scratch, grid.counts, device)
     histogram = torch.zeros(COPIES.value * HISTOGRAM_BINS, dtype=torch.int64, device=device) if plan.full else None
     found = Found(weights, mask_out, keep, statistics)
-    apply_programs = grid.token_programs if plan.applies else 0
     tensors: dict[str, Tensor | None] = {
         "train_logp": train,
         "rollout_logp": rollout,
@@ -287,7 +289,6 @@ def prepare(given: Given, spec: Spec, wanted: Wanted, split: bool = False) -> tu
         "tiles": grid.tiles,
         "slots": grid.slots,
         "steps": grid.steps,
-        "apply_programs": apply_programs,
         "token_programs": grid.token_programs,
         "sequence_programs": grid.sequence_programs,
         "TILING": grid.cut.tiling,
@@ -301,22 +302,24 @@ def prepare(given: Given, spec: Spec, wanted: Wanted, split: bool = False) -> tu
         found.by_owner = _by_owner(plan, owners, device)
         tables = vars(found.by_owner)
         of_gather = values | {"owner_count": owners} | {f"{name}_out": x for name, x in tables.items()}
-        # To `decide` it is a batch without tokens, whose every sequence has one slot.
-        starts = None if offsets is None else torch.zeros_like(offsets)
-        of_decide = of_decide | tables | {"tokens": 0, "tiles": 1, "slots": owners, "offsets": starts}
-        tensors |= {f"{name}_out": x for name, x in tables.items()} | {"starts": starts}
+        of_decide = of_decide | tables | {"slots": owners}
+        tensors |= {f"{name}_out": x for name, x in tables.items()}
     key = grid.cut, alignment_of([*tensors.values(), *extras, workspace.memory])
 
-    def launch(site: Site, programs: int, threads: int, values: dict[str, Any]) -> Launch:
-        return Launch(site, programs, threads, key, values, workspace, device)
-
-    sites, over_tokens = recipe.sites, grid.cut.threads
-    read = launch(sites[0], grid.token_programs, over_tokens, values)
-    decide = launch(sites[-2], grid.sequence_programs, SEQUENCE_THREADS, of_decide)
-    apply = launch(sites[-1], apply_programs + recipe.finishers, over_tokens, values)
-    if not split:
-        return found, (read, decide, apply)
-    return found, (read, launch(sites[1], grid.sequence_programs, SEQUENCE_THREADS, of_gather), decide, apply)
+    over_tokens = grid.token_programs, grid.cut.threads
+    launches = (
+        (*over_tokens, values),
+        (grid.sequence_programs, SEQUENCE_THREADS, of_gather),
+        (grid.sequence_programs + plan.finishers, SEQUENCE_THREADS, of_decide),
+        (*over_tokens, values),
+    )
+    return found, tuple(
+        [
+            Launch(site, programs, threads, key, arguments, workspace, device)
+            for site, (programs, threads, arguments) in zip(recipe.sites, launches, strict=True)
+            if site is not None
+        ]
+    )
 
 
 def _contiguous_extras(given: Given) -> tuple[Tensor, ...]:

@@ -15,7 +15,7 @@ from rollout_corr.kernels.correct.criteria import Pair, statistic
 from rollout_corr.kernels.correct.measures import Ratio, Rows, SequenceWeights
 from rollout_corr.kernels.correct.plan import Plan, Test
 from rollout_corr.kernels.gather import Gathered, integer, plain
-from rollout_corr.kernels.partials import Partials, add, add_up, put_extrema
+from rollout_corr.kernels.partials import Partials, add, put_extrema
 from rollout_corr.kernels.sums import record, record_count, record_extrema
 from rollout_corr.kernels.tokens import (
     LARGEST_D,
@@ -362,29 +362,26 @@ def put_call_maximum(maxima: tl.tensor, PLAN: tl.constexpr, name: tl.constexpr, 
 
 
 @triton.jit
-def total(
-    name: tl.constexpr, table: tl.tensor, programs: tl.tensor, PLAN: tl.constexpr, CHUNK: tl.constexpr
-) -> tl.tensor:
-    """Add up a sum of sequences over all programs."""
-    return add_up(table, at(PLAN, "sequence_sums", name), programs, CHUNK)
+def total(name: tl.constexpr, totals: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Take one of the finished sums of sequences."""
+    return tl.sum(tl.where(tl.arange(0, totals.shape[0]) == at(PLAN, "sequence_sums", name), totals, 0.0), 0)
 
 
 @triton.jit
 def finish_call(
-    sums: tl.tensor, maxima: tl.tensor, sequence_sums: tl.tensor, tokens: tl.tensor, sequences: tl.tensor,
-    programs: tl.tensor, PLAN: tl.constexpr, CHUNK: tl.constexpr,
+    sums: tl.tensor, maxima: tl.tensor, totals: tl.tensor, tokens: tl.tensor, sequences: tl.tensor, PLAN: tl.constexpr
 ) -> None:  # fmt: skip
-    """Store the statistics of the call as a whole: its size, and xtuner's packs."""
+    """Store the statistics of the call as a whole: its size, and xtuner's packs. totals: the sums of sequences."""
     put_call(sums, PLAN, "verl/rows", sequences)
     put_call(sums, PLAN, "xtuner/rows", sequences)
     put_call(sums, PLAN, "skyrl/rows", sequences)
     put_call(sums, PLAN, "skyrl/slots", tokens)
     if has(PLAN, "schemes", "xtuner"):
         # xtuner takes a pack, which is a call here, as one sequence; one without a measured token adds nothing.
-        n = total("tokens_measured", sequence_sums, programs, PLAN, CHUNK)
-        train = total("xtuner/train", sequence_sums, programs, PLAN, CHUNK)
-        rollout = total("xtuner/rollout", sequence_sums, programs, PLAN, CHUNK)
-        difference = total("xtuner/log_difference", sequence_sums, programs, PLAN, CHUNK)
+        n = total("tokens_measured", totals, PLAN)
+        train = total("xtuner/train", totals, PLAN)
+        rollout = total("xtuner/rollout", totals, PLAN)
+        difference = total("xtuner/log_difference", totals, PLAN)
         some, each = n > 0, tl.maximum(n, 1.0)
         train, rollout, gap = -train / each, -rollout / each, difference / each
         put_call(sums, PLAN, "xtuner/packs", some)

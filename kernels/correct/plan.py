@@ -186,7 +186,7 @@ class Plan(Tables):
 
     @property
     def zeroes_weights(self) -> bool:
-        """Test whether `apply` has to zero weights that `read` wrote."""
+        """Test whether weights that `read` wrote have to be zeroed."""
         if not self.writes_weights or self.spreads:
             return False
         return self.rejects_nonfinite or (
@@ -195,13 +195,23 @@ class Plan(Tables):
 
     @property
     def zeroes_mask(self) -> bool:
-        """Test whether `apply` has to zero what `read` wrote into the mask."""
+        """Test whether what `read` wrote into the mask has to be zeroed."""
         return self.edits_mask and (self.rejects_sequences or bool(self.thinning_tests))
 
     @property
+    def zeroes(self) -> bool:
+        """Test whether `decide` zeroes what `read` wrote of rejected sequences."""
+        return not self.applies and (self.zeroes_weights or self.zeroes_mask)
+
+    @property
     def applies(self) -> bool:
-        """Test whether `apply` has to visit tokens at all."""
-        return self.spreads or self.zeroes_weights or self.zeroes_mask
+        """Test whether `apply` is launched: it looks at every token again."""
+        return self.spreads or (bool(self.thinning_tests) and (self.zeroes_weights or self.zeroes_mask))
+
+    @property
+    def finishers(self) -> int:
+        """Count the programs of `decide` that finish statistics of tokens: one a column, one for all bins."""
+        return len(self.token_sums) + len(self.token_maxima) + self.full
 
 
 def pairs_of(spec: Spec) -> tuple[str, ...]:

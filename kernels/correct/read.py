@@ -1,4 +1,4 @@
-"""Phase 1 of 3: read every log-prob once, and store the sums that sequences and the batch need.
+"""The first launch: read every log-prob once, and store the sums that sequences and the batch need.
 
 A program takes ROWS consecutive slots, part by part; slots.py defines a slot, parts.py loads it, sums.py says how parts
 add up.
@@ -247,7 +247,7 @@ RUNTIME = ["tokens", "sequences", "width", "tiles", "steps", "train_row", "train
 @triton.jit(do_not_specialize=RUNTIME)
 def read_kernel(
     train_logp, rollout_logp, mask, log_mass, advantages, externals, offsets, numbers,
-    weights, mask_out, owners, counts, integers, floats, peaks, token_sums, token_maxima, histogram,
+    weights, mask_out, owners, counts, integers, floats, peaks, token_sums, token_maxima, histogram, counter,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, steps: tl.int32,
     train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
     mask_row: tl.int64, mask_step: tl.int64,
@@ -255,10 +255,13 @@ def read_kernel(
 ):  # fmt: skip
     """Read TILING.rows slots: sums of sequences go to the slot tables, those of the batch to sums and maxima.
 
-    Writes token weights and the mask as far as tokens decide about them; `apply` adds what sequences decide.
+    Writes token weights and the mask as far as tokens decide about them; what sequences decide follows later.
     """
     extents = Extents(tokens, sequences, width, tiles)
     numbers = thresholds(numbers, PLAN)
+    if tl.program_id(0) == 0:
+        # For the programs of `decide` to count themselves in.
+        tl.store(counter, 0)
     slots = tl.num_programs(0).to(tl.int64) * TILING.rows
     slot, owner, outside = slots_of_program(offsets, extents, steps, PLAN, TILING)
     if PLAN.packed and PLAN.applies:

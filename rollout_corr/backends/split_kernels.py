@@ -1,4 +1,4 @@
-"""The kernels of `correct` where sequences lie on several ranks: four launches, and between them an all-reduce.
+"""The kernels of `correct` where sequences lie on several ranks: one launch more, and an all-reduce between them.
 
 `read` and `gather` leave sums by sequence; ranks add these up; for `decide` and `apply` they are a batch's own.
 """
