@@ -20,6 +20,7 @@
 #   make bench-tiny   the benchmarks once, on sizes that show only that they work
 #   make gpu-report   on a machine with a GPU: tests, checks, sanitizer and benchmark, in nine minutes, into two files
 #   make release      the files of a release, built twice alike, and tried under every Python and torch that can be had
+#   make hub          the kernels in the layout of Hugging Face's Hub, loaded by its package and compared with ours
 #   make clean        delete environments, builds and caches
 #
 # PYTHON is the interpreter that environments are made with, VENV the environment, CONSTRAINTS the file with the
@@ -51,7 +52,7 @@ TRACKERS = mlflow-skinny tensorboard trackio wandb
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
-.PHONY: demo example quick test test-all test-gpu test-peers conformance test-browser test-wheel attack kernels lint format docs bench bench-tiny gpu-report release clean
+.PHONY: demo example quick test test-all test-gpu test-peers conformance test-browser test-wheel attack kernels lint format docs bench bench-tiny gpu-report release hub clean
 
 demo: $(VENV)/installed-demo
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
@@ -121,8 +122,14 @@ gpu-report:
 release: $(VENV)/installed-dev
 	$(VENV)/bin/python .ci/release $(ARGS)
 
+# In an environment without the checkout, whose folder kernels/ would hide the package `kernels`.
+hub: | $(VENV)-hub/bin/pip
+	$(VENV)-hub/bin/$(PIP) -c $(CONSTRAINTS) . 'kernels[benchmark]'
+	$(VENV)-hub/bin/python .ci/hub
+	$(VENV)-hub/bin/python -P .ci/hub/parity.py
+
 clean:
-	rm -rf $(VENV) $(PEERS_VENV) build dist *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS_VENV) $(VENV)-hub build dist *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 # A stamp per set of extras: the second call of a target installs nothing, and a changed requirement installs again.
 $(VENV)/installed-%: $(SOURCES) | $(VENV)/bin/pip
@@ -135,6 +142,6 @@ $(PEERS_VENV)/installed-peers: $(SOURCES) Makefile | $(PEERS_VENV)/bin/pip
 	@touch $@
 
 # pip and not python: where venv lacks ensurepip it fails after it has written python.
-$(VENV)/bin/pip $(PEERS_VENV)/bin/pip:
+$(VENV)/bin/pip $(PEERS_VENV)/bin/pip $(VENV)-hub/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "rollout-corr needs Python >= 3.10, and $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=...")'
 	$(PYTHON) -m venv $(@:/bin/pip=)

@@ -40,8 +40,9 @@ def runs(python: str) -> bool:
 def try_one(wheel: Path, python: str, torch: str, scratch: Path) -> dict[str, object]:
     """Install the wheel into a fresh environment, and run the smoke test from an empty folder."""
     wanted = "torch" if torch == "newest" else f"torch=={torch}"
-    # NumPy as in setup.py: Triton 3.6 and older fail in the interpreter with 2.4.
-    installed = install(scratch / "venv", python, [f"{wheel}[demo]", wanted, "numpy<2.4"])
+    # NumPy as in setup.py: Triton 3.6 and older fail in the interpreter with 2.4. The compiler of old torches imports
+    # setuptools and does not ask for it.
+    installed = install(scratch / "venv", python, [f"{wheel}[demo]", wanted, "numpy<2.4", "setuptools"])
     row: dict[str, object] = {"python": version_of(python), "torch": torch, "checks": {}, "failed": []}
     if installed is not None:
         print(f"{python}, torch {torch}: cannot be installed")
