@@ -31,7 +31,8 @@ def lengths_for(shape: Shape) -> tuple[int, ...]:
     """
     tile = shape.tile
     hard = (5, 1, tile // 4, 0, 1, 1, tile - 1, 3, tile + 1, 0, 2 * tile + tile // 3, 2, 17)
-    return (*hard, tile * shape.rows + 9, *(tile // 2 for _ in range(shape.rows)))
+    # More sequences than two programs over sequences have, so that they need one another's results.
+    return (*hard, tile * shape.rows + 9, *(tile // 2 for _ in range(shape.rows)), *(1, 2) * 32)
 
 
 def run_correct(name: str, seed: int = 0, **settings) -> Session:
