@@ -105,12 +105,25 @@ def largest_of_rows(table: tl.tensor, programs: tl.tensor, PLAN: tl.constexpr, T
 
 @triton.jit
 def add_up(table: tl.tensor, column: tl.tensor, programs: tl.tensor, CHUNK: tl.constexpr) -> tl.tensor:
-    """Add up a column over all programs."""
-    entries = table + tl.cast(programs, tl.int64) * column
+    """Add up a column over all programs that pass over tokens."""
+    return _sum_of(table + tl.cast(programs, tl.int64) * column, 1, programs, CHUNK)
+
+
+@triton.jit
+def add_up_rows(
+    table: tl.tensor, column: tl.tensor, programs: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Add up a column over all programs that pass over sequences."""
+    return _sum_of(table + column, size(PLAN, TABLE), programs, CHUNK)
+
+
+@triton.jit
+def _sum_of(entries: tl.tensor, STEP: tl.constexpr, count: tl.tensor, CHUNK: tl.constexpr) -> tl.tensor:
     found = tl.zeros((CHUNK,), tl.float64)
-    for start in range(0, programs, CHUNK):
+    for start in range(0, count, CHUNK):
         each = start + tl.arange(0, CHUNK)
-        found += tl.load(entries + each, mask=each < programs, other=0.0)
+        found += tl.load(entries + each.to(tl.int64) * STEP, mask=each < count, other=0.0)
     return tl.sum(found, 0)
 
 

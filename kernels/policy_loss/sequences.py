@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.gather import Gathered, exact, gathered, integer, plain, slot_tables, slots_of
-from rollout_corr.kernels.partials import add, add_up, largest
+from rollout_corr.kernels.partials import add, add_up, add_up_rows, largest
 from rollout_corr.kernels.policy_loss.formulas import clipped
 from rollout_corr.kernels.policy_loss.plan import LossPlan
 from rollout_corr.kernels.slots import Extents
@@ -91,7 +91,8 @@ def sum_named(
     if has(PLAN, "token_sums", name):
         return add_up(token_sums, at(PLAN, "token_sums", name), token_programs, CHUNK)
     elif has(PLAN, "sequence_sums", name):
-        return add_up(sequence_sums, at(PLAN, "sequence_sums", name), sequence_programs, CHUNK)
+        column = at(PLAN, "sequence_sums", name)
+        return add_up_rows(sequence_sums, column, sequence_programs, PLAN, "sequence_sums", CHUNK)
     else:
         return tl.sum(tl.zeros((CHUNK,), tl.float64), 0)
 
