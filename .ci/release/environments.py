@@ -18,15 +18,16 @@ SMOKE = Path(".ci", "release", "smoke.py").resolve()
 
 
 def try_everywhere(wheel: Path, pythons: list[str], torches: list[str]) -> list[dict[str, object]]:
-    """Try the wheel under every pair, and give a row for each that could be made."""
-    rows = []
+    """Try the wheel under the first Python with every torch, and under the others with the last one."""
+    rows: list[dict[str, object]] = []
     for python in pythons:
         if not runs(python):
             print(f"{python}: not here, so not tried")
             continue
-        for torch in torches:
+        for torch in torches[-1:] if rows else torches:
             with tempfile.TemporaryDirectory() as scratch:
                 rows.append(try_one(wheel, python, torch, Path(scratch)))
+                show(rows[-1:])
     return rows
 
 
