@@ -40,7 +40,7 @@ def main() -> None:
     found = build_twice.contents(files)
     if args.write_contents:
         CONTENTS.write_text("".join(f"{line}\n" for line in found), encoding="utf-8")
-    state.compare(found, CONTENTS.read_text(encoding="utf-8").splitlines())
+    state.compare(found, CONTENTS.read_text(encoding="utf-8").splitlines(), args.rehearse)
     if args.only_build:
         return
     wheel = next(path for path in files if path.suffix == ".whl")

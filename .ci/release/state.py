@@ -43,13 +43,12 @@ def uncommitted() -> list[str]:
     return [f"not committed: {line}" for line in status.splitlines()]
 
 
-def compare(found: list[str], listed: list[str]) -> None:
-    """Exit where the files hold something else than the committed list says."""
+def compare(found: list[str], listed: list[str], rehearse: bool) -> None:
+    """Show where the files hold something else than the committed list says; exit, but in a rehearsal."""
     lacks, strange = sorted(set(listed) - set(found)), sorted(set(found) - set(listed))
     if lacks or strange:
-        sys.exit(
-            "".join(f"- {line}\n" for line in lacks)
-            + "".join(f"+ {line}\n" for line in strange)
-            + "The contents changed since the last release. Where that is meant: --write-contents, and commit the list."
-        )
+        print(*[f"- {line}" for line in lacks], *[f"+ {line}" for line in strange], sep="\n")
+        if not rehearse:
+            sys.exit("The contents changed since the last list. Where that is meant: --write-contents, and commit it.")
+        return
     print(f"{len(found)} files inside, as listed")
