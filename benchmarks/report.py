@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.cpu.tables import DISTURBED, absent, all_tables, readme
@@ -38,10 +39,10 @@ the CPU's. Where verl is not installed, its column is missing. `make gpu-report`
 `PYTHON` has, and needs no network. Each of its steps has a time limit, and time that is left over goes to the steps
 behind it. Both files are written while the steps run, so a run that is ended early keeps what it has.
 
-# On a GPU
+## On a GPU
 
 {gpu}
-# On a CPU
+## On a CPU
 
 In verl's default mode rollout correction runs on the driver, on CPU tensors, with one thread, every step, even when
 only metrics are wanted. So the CPU is measured too.
@@ -98,7 +99,7 @@ def page(results: Found | None, of_gpu: Found | None) -> str:
     if of_gpu is not None:
         measured = gpu_page.benchmark_of(of_gpu)
         drawn = [] if measured is None else [*gpu_page.pictures(measured), ""]
-        gpu = "\n".join([*drawn, *gpu_page.body(of_gpu)])
+        gpu = "\n".join([*drawn, *below(gpu_page.body(of_gpu))])
     text = METHOD.format(disturbed=DISTURBED, gpu=gpu)
     if results is None:
         return text + "\nNo result is committed yet.\n"
@@ -115,7 +116,12 @@ def page(results: Found | None, of_gpu: Found | None) -> str:
         "",
         *([*missing, ""] if missing else []),
     ]
-    return "\n".join([text, *facts, *markdown(all_tables(results))]).rstrip() + "\n"
+    return "\n".join([text, *facts, *below(markdown(all_tables(results)))]).rstrip() + "\n"
+
+
+def below(lines: Iterable[str]) -> list[str]:
+    """Lower the headings of a part by a level: a page has one title."""
+    return [f"#{line}" if line.startswith("## ") else line for line in lines]
 
 
 def load(path: Path = CPU_RESULTS) -> Found | None:

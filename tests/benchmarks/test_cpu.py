@@ -161,8 +161,8 @@ def test_pages_kept_is_a_table_of_its_own():
     rows = [*case["rows"][:3], {**case["rows"][3], "wall_ms": [8.0]}]
     results["cases"].append({**case, "pages": "kept", "rows": rows})
     before, after = report.page(results_of_cpu(), None), report.page(results, None)
-    title = "## How many times as fast, 1 thread, pages kept"
-    kept = after.partition(title)[2].partition("##")[0]
+    title = "### How many times as fast, 1 thread, pages kept"
+    kept = after.partition(title)[2].partition("###")[0]
     assert title not in before and "| 2048 x 8192 | padded | metrics only | 4.0 x |" in kept
     assert after.replace(title + kept, "") == before
 
