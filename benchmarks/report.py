@@ -37,7 +37,7 @@ pytest benchmarks/                                                # small sizes 
 `make bench` is `python -m benchmarks` in an environment that has verl: the GPU's benchmark where torch sees one, else
 the CPU's. Where verl is not installed, its column is missing. `make gpu-report` uses the torch, Triton and pytest that
 `PYTHON` has, and needs no network. Each of its steps has a time limit, and time that is left over goes to the steps
-behind it. Both files are written while the steps run, so a run that is ended early keeps what it has.
+after it. Both files are written while the steps run, so a run that is ended early keeps what it has.
 
 ## On a GPU
 

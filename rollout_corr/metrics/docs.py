@@ -22,7 +22,7 @@ batch before they are computed.
 """
 
 WATCHED = """\
-## When `warnings()` speaks
+## What `warnings()` reports
 
 `warnings()` also names a batch without a valid token, one that is rejected whole, log-probs above 0 (negative
 log-likelihoods, probabilities, a mask), placeholders of 0 or -1 at every token, two arguments that are identical, and
@@ -34,15 +34,15 @@ it spoke about none (`tests/metrics/test_warnings.py`).
 def watched() -> str:
     """The table of the limits, which the guide shows too."""
     lines = [
-        "| metric | healthy | `warnings()` speaks | what it says | what to do |",
+        "| metric | healthy | `warnings()` reports | what it says | what to do |",
         "|---|---|---|---|---|",
         f"| `ratio_mean` | near 1 | more than {RATIO_ERRORS:g} standard errors and {RATIO_MARGIN:g} from 1 | its mean "
         "is 1, whatever the mismatch, where tokens were sampled from the rollout log-probs | look for top-p, a "
         "temperature, a shift, other weights |",
     ]
     for limit in LIMITS:
-        speaks = "-" if limit.alarm is None else f"{limit.beyond} {limit.alarm:g}"
-        cells = f"`{limit.key}`", limit.range_of(limit.healthy), speaks, limit.reason, limit.hint
+        reports = "-" if limit.alarm is None else f"{limit.beyond} {limit.alarm:g}"
+        cells = f"`{limit.key}`", limit.range_of(limit.healthy), reports, limit.reason, limit.hint
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,7 @@
 """The limits of the metrics, a row each: shared by `warnings()`, the docs, `report` and `doctor`.
 
 A row has two bounds: of the range in which a metric lies in a healthy run, and the one beyond which `warnings()`
-speaks. Between them lie runs that differ for a known reason, such as old weights.
+reports it. Between them lie runs that differ for a known reason, such as old weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Limit(NamedTuple):
         key: The metric.
         beyond: The side on which a value is suspect.
         healthy: The bound of its range in a healthy run.
-        alarm: The bound beyond which `warnings()` speaks; None: it never does.
+        alarm: The bound beyond which `warnings()` reports it; None: it never does.
         reason: A clause that says what such a value means.
         hint: What to look at or to do.
     """

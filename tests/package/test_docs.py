@@ -140,6 +140,12 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.parametrize("path", RUN, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_page_has_one_title(path):
+    prose = re.sub(r"^\s*```.*?^\s*```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    assert len(re.findall(r"^# ", prose, re.MULTILINE)) == 1
+
+
 @pytest.mark.parametrize("path", LINKED, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_relative_links_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):

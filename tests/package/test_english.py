@@ -37,6 +37,11 @@ NOT_UNDERSTOOD = {
     r"suffer from is a test": "bugs reported against other implementations are tests here",
     r"Everything after the log-probs": "from two log-probs of each token to weights, metrics and the loss",
     r"beside ready": "together with weights that were passed in",
+    r"selected away": "replaced before use",
+    r"divides nothing": "nothing is divided",
+    r"warnings\(\)` speaks": "warnings() reports",
+    r"drift apart by": "differ by",
+    r"helps nobody": "say what goes wrong",
     r"such bounds keep": "these bounds keep",
 }
 PATTERN = re.compile("|".join(f"(?:{pattern})" for pattern in NOT_UNDERSTOOD), re.IGNORECASE)
