@@ -187,7 +187,7 @@ def _result(found: Run, task: LossTask) -> LossResult:
 
 
 def _divisor(count: Tensor, wanted: Objective) -> Tensor:
-    """0-d: the number that the sum over all tokens is divided by. 0 divides nothing."""
+    """0-d: the number that the sum over all tokens is divided by. With 0 nothing is divided."""
     divisor = torch.where(count == 0, 1.0, count)
     return divisor if wanted.max_length is None else divisor * wanted.max_length
 

@@ -12,7 +12,7 @@ In order:
    where all blocks and ranks are known (backends/run.py).
 
 All of it runs in the dtype of the log-probs promoted to at least float32, so float64 log-probs make it an exact oracle.
-Per-sequence quantities are float64. Nothing is multiplied by a mask: what does not count is selected away (`where`),
+Per-sequence quantities are float64. Nothing is multiplied by a mask: what does not count is replaced (`where`),
 so that NaN behind a mask stays there.
 
 Shapes: a tensor "per token" is [N] (packed) or [B, T] (padded); S is the number of sequences.
