@@ -62,7 +62,10 @@ _CUTS: dict[tuple[int, int, int, bool, bool], Cut] = {}
 def cut_for(tokens: int, sequences: int, halvings: int, element: int, unit: bool, aligned: bool) -> Cut:
     """Choose the shape for a batch from its sizes alone, with the tile halved so many times, and its tiling."""
     mean = tokens // max(1, sequences)
-    least, shape = next(one for one in SHAPES if mean >= one[0])
+    for one in SHAPES:
+        least, shape = one
+        if mean >= least:
+            break
     key = (least, halvings, element, unit, aligned)
     found = _CUTS.get(key)
     if found is None or found.whole is not shape:
@@ -98,6 +101,7 @@ class Grid(NamedTuple):
     token_programs: int
     sequence_programs: int
     steps: int  # of the search for the owner of a slot
+    contiguous: bool  # all tensors that are read with strides of their own
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
@@ -122,14 +126,16 @@ def grid_for(like: Tensor, offsets: Tensor | None, tensors: Sequence[Tensor], el
         aligned = width % 16 == 0 or sequences <= 1
     else:
         sequences, width, aligned = offsets.shape[0] - 1, 0, True
-    unit = True
+    unit = contiguous = True
+    addresses = 0
     for x in tensors:
         if x.is_contiguous():
-            aligned = aligned and x.data_ptr() % 16 == 0
+            addresses |= x.data_ptr()
         else:
+            contiguous = False
             unit = unit and (x.stride(-1) == 1 or x.shape[-1] <= 1)
             aligned = aligned and _is_aligned(x, packed)
-    aligned = aligned and unit
+    aligned = aligned and unit and addresses % 16 == 0
     # Where tokens are loaded one by one, addresses take registers too. A part of a tile has no fewer tokens than
     # threads: 64 of a tile of 512 where all are float64, else 128.
     halvings = min(3 if element == 8 else 2, halvings + (not aligned))
@@ -141,7 +147,7 @@ def grid_for(like: Tensor, offsets: Tensor | None, tensors: Sequence[Tensor], el
     sequence_programs = max(1, -(-(sequences + 2 * packed) // shape.sequences))
     steps = search_steps(sequences, WAYS.value)
     slots = token_programs * shape.rows
-    return Grid(cut, tokens, sequences, width, tiles, slots, token_programs, sequence_programs, steps)
+    return Grid(cut, tokens, sequences, width, tiles, slots, token_programs, sequence_programs, steps, contiguous)
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
@@ -155,17 +161,23 @@ def _is_aligned(x: Tensor, packed: bool) -> bool:
     return x.data_ptr() % 16 == 0 and (packed or x.stride(0) % 16 == 0 or x.shape[0] <= 1)
 
 
-def strides_of(tensors: Mapping[str, Tensor | None], width: int) -> dict[str, int]:
+def strides_of(tensors: Mapping[str, Tensor | None], grid: Grid) -> dict[str, int]:
     """Name the distances from one row and from one token to the next as the kernels do.
 
     Args:
         tensors: Per-token tensors by the names that the kernels give them; one that is None is not read.
-        width: Of a row, 0 of a packed batch.
+        grid: Their division.
     """
-    found = {}
-    for name, x in tensors.items():
-        row, step = width, 1
-        if x is not None and not x.is_contiguous():
-            row, step = (0, x.stride(0)) if x.dim() == 1 else (x.stride(0), x.stride(1))
-        found[f"{name}_row"], found[f"{name}_step"] = row, step
+    rows, steps = _names_of_strides(tuple(tensors))
+    found = {**dict.fromkeys(rows, grid.width), **steps}
+    if not grid.contiguous:
+        for name, x in tensors.items():
+            if x is not None and not x.is_contiguous():
+                row, step = (0, x.stride(0)) if x.dim() == 1 else (x.stride(0), x.stride(1))
+                found[f"{name}_row"], found[f"{name}_step"] = row, step
     return found
+
+
+@lru_cache(maxsize=16)
+def _names_of_strides(names: tuple[str, ...]) -> tuple[list[str], dict[str, int]]:
+    return [f"{name}_row" for name in names], {f"{name}_step": 1 for name in names}

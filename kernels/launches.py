@@ -7,10 +7,10 @@ multiples of 16. So the first launch of a kind goes through Triton, and its kern
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, reduce
 from inspect import signature
-from operator import itemgetter
+from operator import itemgetter, or_
 from typing import Any, NamedTuple
 
 import torch
@@ -44,14 +44,22 @@ class WorkspaceLayout:
 
     def __init__(self, *groups: Sequence[Field]) -> None:
         self.fields: dict[str, tuple[Field, int]] = {}
-        self.groups: list[tuple[int, list[tuple[str, int, int]]]] = []
+        self.widths: list[int] = []  # bytes of all tables of a group, for each of what they count
+        self._places: list[tuple[str, int, int]] = []  # table, group, and the bytes of the tables before it there
         for number, group in enumerate(groups):
-            width, places = 0, []
+            width = 0
             for field in group:
-                places.append((field.name, width, len(self.fields)))
+                self._places.append((field.name, number, width))
                 self.fields[field.name] = (field, number)
                 width += field.dtype.itemsize * (1 if field.rows is None else field.rows)
-            self.groups.append((width, places))
+            self.widths.append(width)
+        self._gap, self._spaced = 0, [(*place, 0) for place in self._places]
+
+    def spaced(self) -> list[tuple[str, int, int, int]]:
+        """List table, group, bytes before it in the group, and bytes to leave free before it."""
+        if self._gap != GAP:
+            self._gap, self._spaced = GAP, [(*place, GAP * i) for i, place in enumerate(self._places)]
+        return self._spaced
 
 
 class Workspace:
@@ -64,22 +72,26 @@ class Workspace:
     __slots__ = ("_made", "addresses", "counts", "layout", "memory")
 
     def __init__(self, layout: WorkspaceLayout, counts: tuple[int, ...], device: torch.device) -> None:
-        at, addresses = 0, {}
-        for count, (width, places) in zip(counts, layout.groups, strict=True):
-            if places:
-                rounded = -(-count // ROUNDED) * ROUNDED
-                for name, before, index in places:
-                    addresses[name] = at + rounded * before + GAP * index
-                at += rounded * width
+        total, starts, rounded = 0, [], []
+        for count, width in zip(counts, layout.widths, strict=True):
+            count = -(-count // ROUNDED) * ROUNDED
+            starts.append(total)
+            rounded.append(count)
+            total += count * width
+        spaced = layout.spaced()
         # Tests exchange torch.empty by what takes its arguments like this.
-        self.memory = torch.empty((at + GAP * len(addresses),), dtype=torch.uint8, device=device)
+        self.memory = torch.empty((total + GAP * len(spaced),), dtype=torch.uint8, device=device)
         first = self.memory.data_ptr()
-        self.addresses = {name: first + start for name, start in addresses.items()}
+        self.addresses = {
+            name: first + starts[group] + rounded[group] * before + gap for name, group, before, gap in spaced
+        }
         self.layout, self.counts = layout, counts
-        self._made: dict[str, Tensor] = {}
+        self._made: dict[str, Tensor] | None = None
 
     def tensor(self, name: str) -> Tensor:
         """Give a table as a tensor: to Triton when it compiles, to its interpreter, to tests."""
+        if self._made is None:
+            self._made = {}
         if name not in self._made:
             field, group = self.layout.fields[name]
             count, start = self.counts[group], self.addresses[name] - self.memory.data_ptr()
@@ -126,8 +138,8 @@ class Launch:
         site: The kernel, and what has been compiled for it.
         programs: The number of programs.
         threads: Threads of a program.
-        key: Tells launches of the site apart that Triton may compile apart.
         values: Arguments by name, among others; tables of the workspace as addresses.
+        key: Tells launches of the site apart that Triton may compile apart.
         workspace: Where those tables lie.
         device: The device of the tensors.
     """
@@ -139,13 +151,13 @@ class Launch:
         site: Site,
         programs: int,
         threads: int,
-        key: object,
         values: Mapping[str, Any],
+        key: object,
         workspace: Workspace,
         device: torch.device,
     ) -> None:
-        self.site, self.programs, self.threads, self.key = site, programs, threads, key
-        self.values, self.workspace, self.device = values, workspace, device
+        self.site, self.programs, self.threads, self.values = site, programs, threads, values
+        self.key, self.workspace, self.device = key, workspace, device
         self._arguments: dict[str, Any] | None = None
 
     @property
@@ -173,9 +185,11 @@ class Launch:
         if kept is None or kept.driver is not plain_driver():
             self._dispatch()
             return
-        stream, given = kept.driver.get_current_stream(self.device.index or 0), self.site.pick(self.values)
+        stream = kept.driver.get_current_stream(self.device.index or 0)
         # As Triton's dispatch calls it where there is no hook to be called.
-        kept.run(self.programs, 1, 1, stream, kept.function, kept.metadata, None, None, None, *given)
+        kept.run(
+            self.programs, 1, 1, stream, kept.function, kept.metadata, None, None, None, *self.site.pick(self.values)
+        )
 
     def _dispatch(self) -> None:
         """Launch it through Triton, and keep the kernel that it takes."""
@@ -192,15 +206,20 @@ def plain_driver() -> Any:
     That is so where functions are called around launches, and where kernels are compiled for debugging or profiling.
     """
     runtime = knobs.runtime
-    for hook in (runtime.launch_enter_hook, runtime.launch_exit_hook):
-        # A hook is None, a function, or a chain of some.
-        if hook is not None and getattr(hook, "calls", True):
-            return None
-    if runtime.debug or knobs.compilation.instrumentation_mode:
+    if (
+        runtime.debug
+        or runtime.launch_enter_hook.calls
+        or runtime.launch_exit_hook.calls
+        or knobs.compilation.instrumentation_mode
+        or (HAS_STAGES and runtime.add_stages_inspection_hook is not None)
+    ):
         return None
-    if getattr(runtime, "add_stages_inspection_hook", None) is not None:
-        return None
-    return triton.runtime.driver.active
+    return DRIVERS.active
+
+
+# Triton's own, beside which stands the module of this name.
+DRIVERS = triton.runtime.driver
+HAS_STAGES = hasattr(knobs.runtime, "add_stages_inspection_hook")
 
 
 def _is_known(kernel: Any) -> bool:
@@ -231,15 +250,16 @@ def as_bytes(x: Any) -> Any:
     return x.view(torch.uint8) if isinstance(x, Tensor) and x.dtype == torch.bool else x
 
 
-def alignment_of(tensors: Sequence[Tensor | None]) -> object:
+def alignment_of(tensors: Sequence[Tensor]) -> object:
     """Give what Triton tells the compiler of pointers to these tensors beside their dtypes, as a part of a key."""
-    there = [x for x in tensors if x is not None]
-    addresses = [x.data_ptr() for x in there]
-    together = 0
-    for address in addresses:
-        together |= address
-    # Where all are aligned, which is the rule, the key is short.
-    found: object = together & 15 and tuple(address & 15 == 0 for address in addresses)
+    if reduce(or_, map(Tensor.data_ptr, tensors)) & 15 == 0 and torch.version.hip is None:
+        return 0  # all of them are aligned, which is the rule
+    aligned = tuple(x.data_ptr() & 15 == 0 for x in tensors)
     if torch.version.hip is None:
-        return found
-    return found, tuple(x.untyped_storage().nbytes() <= SMALL_STORAGE for x in there)
+        return aligned
+    return aligned, tuple(x.untyped_storage().nbytes() <= SMALL_STORAGE for x in tensors)
+
+
+def names_of_tensors(values: Mapping[str, Tensor | None]) -> Callable[[Mapping[str, Any]], tuple[Tensor, ...]]:
+    """Give what picks the values that are tensors from all others of their names."""
+    return itemgetter(*[name for name, x in values.items() if x is not None])

@@ -63,9 +63,8 @@ def _of_correct(
     yield _warm(Call("reading the batch", read, part=True))
     operands = operators.operands_of(read(), spec)
     given = operators.given_of(operands)
-    wanted = launch.Wanted(spec.returns_weights, operators.writes_mask(spec, mask, offsets), spec.edits_mask)
-    yield _warm(Call("preparing the launches", lambda: launch.prepare(given, spec, wanted), part=True))
-    launches = launch.prepare(given, spec, wanted)[1]
+    yield _warm(Call("preparing the launches", lambda: launch.prepare(given, spec), part=True))
+    launches = launch.prepare(given, spec)[1]
     yield _warm(Call("launching", lambda: [one.run() for one in launches], part=True))
 
 
@@ -82,15 +81,18 @@ def _of_metrics(
 def _of_loss(train: torch.Tensor, rollout: torch.Tensor, mask: torch.Tensor, offsets: torch.Tensor) -> Iterator[Call]:
     new, weights, advantages = train.clone().requires_grad_(), torch.ones_like(train), torch.ones_like(train)
 
+    kl = rc.KL("k3", 0.001)
+    surrogate = rc.GSPO()
+
     def ppo() -> rc.PolicyLoss:
         return rc.policy_loss(
-            new, advantages, mask, old_logp=train, weights=weights, cu_seqlens=offsets, kl=rc.KL("k3", 0.001),
+            new, advantages, mask, old_logp=train, weights=weights, cu_seqlens=offsets, kl=kl,
             ref_logp=rollout, backend="triton",
         )  # fmt: skip
 
     def gspo() -> rc.PolicyLoss:
         return rc.policy_loss(
-            new, advantages[:1], mask, old_logp=train, cu_seqlens=offsets, surrogate=rc.GSPO(),
+            new, advantages[:1], mask, old_logp=train, cu_seqlens=offsets, surrogate=surrogate,
             reduction="sequence_mean_token_mean", backend="triton",
         )  # fmt: skip
 

@@ -6,10 +6,10 @@ sequences and the statistics, `apply` brings these weights to the tokens. Only s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +29,15 @@ from rollout_corr.kernels.grid import (
     grid_for,
     strides_of,
 )
-from rollout_corr.kernels.launches import Field, Launch, Site, Workspace, WorkspaceLayout, alignment_of
+from rollout_corr.kernels.launches import (
+    Field,
+    Launch,
+    Site,
+    Workspace,
+    WorkspaceLayout,
+    alignment_of,
+    names_of_tensors,
+)
 from rollout_corr.kernels.uploads import Upload
 from rollout_corr.metrics.histogram import HISTOGRAM_BINS
 from rollout_corr.spec.correction import Spec
@@ -64,8 +72,7 @@ class Given:
     mass_of_rollout: bool = False
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """The outputs that are handed back.
 
     Attributes:
@@ -77,6 +84,11 @@ class Wanted:
     weights: bool
     mask: bool
     edits_mask: bool
+
+    @classmethod
+    def by(cls, spec: Spec, masked: bool, packed: bool) -> Wanted:
+        """Name the outputs that a Spec asks for. Without a mask a packed batch gets one of its sequences' tokens."""
+        return cls(spec.returns_weights, spec.edits_mask or (packed and not masked), spec.edits_mask)
 
 
 @dataclass
@@ -100,10 +112,11 @@ class Found:
     mask: Tensor | None
     keep: Tensor  # [S] bool
     statistics: Tensor  # float64, the sums and then the maxima
+    sums: int  # of them
     by_owner: TableBuffers | None = None  # of a split batch: the sums that ranks add up
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Recipe:
     """Everything about calls that share a Spec, dtypes and a device, whatever their sizes."""
 
@@ -112,8 +125,11 @@ class Recipe:
     scratch: WorkspaceLayout
     sites: tuple[Site | None, ...]  # read, gather, decide, apply; None where it is not launched
     statistics: int
+    sums: int  # of the statistics
     upload: Upload
     constants: dict[str, Any]  # arguments that are the same for every call
+    halvings: int
+    pointers: Callable[[Mapping[str, Any]], tuple[Tensor, ...]] | None = None  # picks all that are tensors
 
 
 @lru_cache(maxsize=256)
@@ -129,12 +145,13 @@ def recipe_of(
     extras: tuple[torch.dtype, ...],
     log_mass: torch.dtype | None,
     mass_of_rollout: bool,
-    wanted: Wanted,
+    wanted: Wanted | None,
     split: bool,
 ) -> Recipe:
     """Make the recipe for a Spec and the dtypes of a batch. Every argument of a launch has a type that these decide."""
     del extras  # their dtypes are part of the key of the cache alone
     kind = torch.promote_types(torch.promote_types(train, rollout), torch.float32)
+    wanted = Wanted.by(spec, mask is not None, offsets is not None) if wanted is None else wanted
     plan = plan_of(
         spec,
         double=kind == torch.float64,
@@ -157,6 +174,7 @@ def recipe_of(
         scratch=scratch,
         sites=tuple(None if kernel is None else Site(kernel) for kernel in kernels),
         statistics=statistics,
+        sums=statistics - maxima,
         upload=_upload(spec, plan.double, device),
         constants={
             # Of tables that this plan does not have.
@@ -165,6 +183,7 @@ def recipe_of(
             "CHUNK": FINISH_CHUNK,
             "BY_OWNER": split,
         },
+        halvings=plan.halvings,
     )
 
 
@@ -213,17 +232,21 @@ def _upload(spec: Spec, double: bool, device: torch.device) -> Upload:
     return Upload(tuple(numbers_of(spec, double).values()), device)
 
 
-def run(given: Given, spec: Spec, wanted: Wanted) -> Found:
+def run(given: Given, spec: Spec) -> Found:
     """Run the kernels on tensors that `backends.batch.read_batch` has checked."""
     with current(given.train.device):
-        found, launches = prepare(given, spec, wanted)
+        found, launches = prepare(given, spec)
         for launch in launches:
             launch.run()
     return found
 
 
-def prepare(given: Given, spec: Spec, wanted: Wanted, split: bool = False) -> tuple[Found, tuple[Launch, ...]]:
+def prepare(
+    given: Given, spec: Spec, wanted: Wanted | None = None, split: bool = False
+) -> tuple[Found, tuple[Launch, ...]]:
     """Allocate everything and list what has to be launched, from metadata alone.
+
+    Without `wanted` all is handed back that the Spec asks for.
 
     With `split` there is one more launch, the second, which fills `Found.by_owner`: what ranks that hold parts of
     sequences have to add up before the third.
@@ -250,7 +273,7 @@ def prepare(given: Given, spec: Spec, wanted: Wanted, split: bool = False) -> tu
     advantages = advantages.contiguous() if plan.advantages and advantages is not None else None
     log_mass = None if log_mass is None else log_mass.contiguous()
     strided = [train, rollout] if mask is None else [train, rollout, mask]
-    grid = grid_for(train, offsets, strided, min(train.element_size(), rollout.element_size()), plan.halvings)
+    grid = grid_for(train, offsets, strided, min(train.element_size(), rollout.element_size()), recipe.halvings)
 
     def empty(size: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
@@ -262,7 +285,7 @@ def prepare(given: Given, spec: Spec, wanted: Wanted, split: bool = False) -> tu
     statistics = empty((recipe.statistics,), torch.float64)
     workspace = Workspace(recipe.scratch, grid.counts, device)
     histogram = torch.zeros(COPIES.value * HISTOGRAM_BINS, dtype=torch.int64, device=device) if plan.full else None
-    found = Found(weights, mask_out, keep, statistics)
+    found = Found(weights, mask_out, keep, statistics, recipe.sums)
     tensors: dict[str, Tensor | None] = {
         "train_logp": train,
         "rollout_logp": rollout,
@@ -281,7 +304,7 @@ def prepare(given: Given, spec: Spec, wanted: Wanted, split: bool = False) -> tu
         **recipe.constants,
         **workspace.addresses,
         **tensors,
-        **strides_of({"train": train, "rollout": rollout, "mask": mask}, grid.width),
+        **strides_of({"train": train, "rollout": rollout, "mask": mask}, grid),
         "externals": extras,
         "tokens": grid.tokens,
         "sequences": grid.sequences,
@@ -304,8 +327,9 @@ def prepare(given: Given, spec: Spec, wanted: Wanted, split: bool = False) -> tu
         of_gather = values | {"owner_count": owners} | {f"{name}_out": x for name, x in tables.items()}
         of_decide = of_decide | tables | {"slots": owners}
         tensors |= {f"{name}_out": x for name, x in tables.items()}
-    key = grid.cut, alignment_of([*tensors.values(), *extras, workspace.memory])
-
+    if recipe.pointers is None:
+        recipe.pointers = names_of_tensors(tensors)
+    where = (grid.cut, alignment_of((workspace.memory, *extras, *recipe.pointers(tensors)))), workspace, device
     over_tokens = grid.token_programs, grid.cut.threads
     launches = (
         (*over_tokens, values),
@@ -313,13 +337,8 @@ def prepare(given: Given, spec: Spec, wanted: Wanted, split: bool = False) -> tu
         (grid.sequence_programs + plan.finishers, SEQUENCE_THREADS, of_decide),
         (*over_tokens, values),
     )
-    return found, tuple(
-        [
-            Launch(site, programs, threads, key, arguments, workspace, device)
-            for site, (programs, threads, arguments) in zip(recipe.sites, launches, strict=True)
-            if site is not None
-        ]
-    )
+    sites = zip(recipe.sites, launches, strict=True)
+    return found, tuple([Launch(site, *one, *where) for site, one in sites if site is not None])
 
 
 def _contiguous_extras(given: Given) -> tuple[Tensor, ...]:

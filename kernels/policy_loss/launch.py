@@ -6,7 +6,7 @@ each number finishes it. GSPO and GMPO, whose gradient depends on whole sequence
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -21,7 +21,16 @@ from rollout_corr.kernels.grid import (
     grid_for,
     strides_of,
 )
-from rollout_corr.kernels.launches import NOTHING, Field, Launch, Site, Workspace, WorkspaceLayout, alignment_of
+from rollout_corr.kernels.launches import (
+    NOTHING,
+    Field,
+    Launch,
+    Site,
+    Workspace,
+    WorkspaceLayout,
+    alignment_of,
+    names_of_tensors,
+)
 from rollout_corr.kernels.policy_loss.gradient import gradient_kernel, scale_kernel
 from rollout_corr.kernels.policy_loss.plan import LossPlan, Scaling, numbers_of, plans_of
 from rollout_corr.kernels.policy_loss.sequences import finish_kernel, sequences_kernel
@@ -91,7 +100,7 @@ class Pass(NamedTuple):
     unused: tuple[str, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class LossRecipe:
     """Everything about calls that share an objective, dtypes and a device, whatever their sizes."""
 
@@ -102,6 +111,8 @@ class LossRecipe:
     upload: Upload
     statistics: int
     constants: dict[str, Any]  # arguments that are the same for every call
+    halvings: int
+    pointers: Callable[[Mapping[str, Any]], tuple[Tensor, ...]] | None = None  # picks all that are tensors
 
 
 @lru_cache(maxsize=256)
@@ -151,6 +162,7 @@ def recipe_of(
             **dict.fromkeys(name for name in SCRATCH if name not in scratch.fields),
             "CHUNK": FINISH_CHUNK,
         },
+        halvings=last.halvings,
     )
 
 
@@ -220,7 +232,7 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
     }
     strided = [x for x in inputs.values() if x is not None]
     element = new.element_size() if base is None else min(new.element_size(), base.element_size())
-    grid = grid_for(new, offsets, strided, element, last.halvings)
+    grid = grid_for(new, offsets, strided, element, recipe.halvings)
 
     def empty(size: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
@@ -252,7 +264,7 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
         **recipe.constants,
         **workspace.addresses,
         **held,
-        **strides_of(inputs, grid.width),
+        **strides_of(inputs, grid),
         "tokens": grid.tokens,
         "sequences": grid.sequences,
         "width": grid.width,
@@ -264,11 +276,13 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
         "TILING": grid.cut.tiling,
         "SHAPE": grid.cut.shape,
     }
-    key = grid.cut, alignment_of([*held.values(), workspace.memory])
+    if recipe.pointers is None:
+        recipe.pointers = names_of_tensors(held)
+    key = grid.cut, alignment_of((workspace.memory, *recipe.pointers(held)))
 
     def launch(one: Pass, programs: int, threads: int) -> Launch:
         needed = {**values, "PLAN": one.plan, **dict.fromkeys(one.unused)}
-        return Launch(one.site, programs, threads, key, needed, workspace, device)
+        return Launch(one.site, programs, threads, needed, key, workspace, device)
 
     over_tokens, of_sequences, *again, finish = recipe.passes
     found = LossFound(value, gradient, inners, divisor, statistics)
@@ -340,8 +354,8 @@ def prepare_scale(
     }
     dtypes = tuple([None if x is None else x.dtype for x in held.values()])
     site = _site_of_scaling(device, dtypes)
-    key = grid.cut, alignment_of([*held.values()])
-    return scaled, Launch(site, grid.token_programs, grid.cut.threads, key, values, NOTHING, device)
+    key = grid.cut, alignment_of([x for x in held.values() if x is not None])
+    return scaled, Launch(site, grid.token_programs, grid.cut.threads, values, key, NOTHING, device)
 
 
 @lru_cache(maxsize=256)

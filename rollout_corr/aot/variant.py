@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rollout_corr.backends import operators
 from rollout_corr.backends.batch import external_names
 from rollout_corr.kernels.correct.plan import pairs_of
 from rollout_corr.spec.correction import Spec
@@ -145,13 +144,10 @@ class Variant(VariantLayout):
 
     def launches(self, given: Given | None = None) -> tuple[Launch, ...]:
         """List what `correct` would launch for a batch, by default one on the meta device."""
-        from rollout_corr.kernels.correct.launch import Wanted, prepare
+        from rollout_corr.kernels.correct.launch import prepare
 
         given = self.given(self.tokens, self.tokens // self.length) if given is None else given
-        spec = self.spec
-        writes_mask = operators.writes_mask(spec, given.mask, given.offsets)
-        wanted = Wanted(spec.returns_weights, writes_mask, spec.edits_mask)
-        return prepare(given, spec, wanted, split=self.split)[1]
+        return prepare(given, self.spec, split=self.split)[1]
 
 
 @dataclass(frozen=True)

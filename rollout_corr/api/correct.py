@@ -13,7 +13,8 @@ from rollout_corr.backends import claims
 from rollout_corr.backends.batch import Batch, check_validate, read_batch
 from rollout_corr.backends.choose import BACKENDS, BackendName, Groups, chosen_backend
 from rollout_corr.backends.layouts import LogProbs, described
-from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back
+from rollout_corr.backends.result import Result
+from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back, run_correction
 from rollout_corr.metrics.statistics import HasStatistics, Statistics
 from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec, no_spec
@@ -102,21 +103,11 @@ def correct(
             the given value.
         TypeError: An argument of the wrong type.
     """
-    return correct_async(
-        train_logp,
-        rollout_logp,
-        mask=mask,
-        cu_seqlens=cu_seqlens,
-        spec=spec,
-        advantages=advantages,
-        external=external,
-        log_mass=log_mass,
-        renormalized=renormalized,
-        backend=backend,
-        validate=validate,
-        batch_group=batch_group,
-        sequence_group=sequence_group,
-    ).result()
+    given = train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate, log_mass, renormalized
+    request = _read(given, spec, backend, validate, Groups(batch_group, sequence_group))
+    if sequence_group is None:
+        return _given_back(request.batch, run_correction(request))
+    return PendingCorrection(request.batch, RunningCorrection(request)).result()
 
 
 class PendingCorrection:
@@ -133,10 +124,14 @@ class PendingCorrection:
     def result(self) -> Correction:
         """Give the correction, the same object at every call."""
         if self._found is None:
-            found, batch = self._running.result(), self._batch
-            weights = None if found.weights is None else batch.restore(found.weights)
-            self._found = Correction(weights, mask_back(batch, found.mask), found.keep, found.statistics)
+            self._found = _given_back(self._batch, self._running.result())
         return self._found
+
+
+def _given_back(batch: Batch, found: Result) -> Correction:
+    """Give a result in the caller's layout."""
+    weights = None if found.weights is None else batch.restore(found.weights)
+    return Correction(weights, mask_back(batch, found.mask), found.keep, found.statistics)
 
 
 @mask_by_keyword
@@ -161,15 +156,21 @@ def correct_async(
     Args and errors are those of `correct`. Without a `sequence_group` there is nothing to wait for. The inputs must not
     change before `result()`, which is to be called on every rank.
     """
-    groups = Groups(batch_group, sequence_group)
+    given = train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate, log_mass, renormalized
+    request = _read(given, spec, backend, validate, Groups(batch_group, sequence_group))
+    return PendingCorrection(request.batch, RunningCorrection(request))
+
+
+def _read(given: Any, spec: Spec, backend: BackendName, validate: bool, groups: Groups) -> CorrectionRequest:
+    """Check all arguments and read the batch; `given` are those of `read_batch`."""
     groups.check()
     check_validate(validate)
     told = None
     try:
         _check_names(spec, backend)
-        given = train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate
-        batch = read_batch(*given, log_mass, renormalized)
-        groups.check_advantages(batch, train_logp, advantages)
+        batch = read_batch(*given)
+        train, advantages = given[0], given[5]
+        groups.check_advantages(batch, train, advantages)
         if validate and groups.some:
             told = _claims(batch, spec, backend)
     except (TypeError, ValueError) as error:
@@ -178,7 +179,7 @@ def correct_async(
         raise
     if told is not None:
         claims.compare(groups, told)
-    return PendingCorrection(batch, RunningCorrection(CorrectionRequest(batch, spec, backend, groups)))
+    return CorrectionRequest(batch, spec, backend, groups)
 
 
 def _check_names(spec: object, backend: object) -> None:

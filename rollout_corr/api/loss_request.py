@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from numbers import Real
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -215,7 +217,20 @@ def read_denominator(given: object, reduction: str, tensors: LossTensors) -> Div
 # --- all of it ---
 
 
-@dataclass(frozen=True)
+def _objective(*fields: Any) -> Objective:
+    """Make an objective, or find the one of an earlier call, which is checked already."""
+    if not torch.compiler.is_compiling():
+        # What cannot be hashed is refused when an objective is made of it.
+        with suppress(TypeError):
+            return _known_objective(*fields)
+    return Objective(*fields)
+
+
+# Typed, because 1 and True are equal.
+_known_objective = lru_cache(maxsize=256, typed=True)(Objective)
+
+
+@dataclass
 class LossRequest:
     """A call of `policy_loss`, checked; `mode`, `use`, `objective` and `runs_on` follow from the rest.
 
@@ -267,7 +282,7 @@ class LossRequest:
         mode = mode_of(checked_surrogate(self.surrogate), tensors.old, tensors.rollout)
         use = USES[mode.weights]
         self._check_weights(use)
-        objective = Objective(
+        objective = _objective(
             self.surrogate,
             self.kl,
             self.regulariser,
@@ -277,9 +292,8 @@ class LossRequest:
             self._replaces_ratio(use),
             "reject" if spec is None else spec.nonfinite,
         )
-        runs_on = chosen_backend(tensors.read.first, self.backend)
-        for name, value in (("mode", mode), ("use", use), ("objective", objective), ("runs_on", runs_on)):
-            object.__setattr__(self, name, value)
+        self.mode, self.use, self.objective = mode, use, objective
+        self.runs_on = chosen_backend(tensors.read.first, self.backend)
 
     def claims(self) -> Claims:
         """The call as other ranks compare it; reads a count that the caller brings."""

@@ -298,9 +298,9 @@ def _run(request: LossRequest) -> PolicyLoss:
         result.statistics[: len(loss_metrics.OF_SEQUENCES)] = 0.0
     value = result.value
     if result.gradient is not None:
-        value = Differentiable.apply(new, value, result.gradient, result.inners, result.divisor, batch.offsets)
-    sums = len(loss_metrics.sum_names(wanted))
-    statistics = Statistics(None, result.statistics[:sums], result.statistics[sums:], wanted)
+        of_backward = result.gradient, result.inners, result.divisor, batch.offsets, result.by_kernels
+        value = Differentiable.apply(new, value, *of_backward)
+    statistics = Statistics.of_vector(None, result.statistics, len(loss_metrics.sum_names(wanted)), wanted)
     if inner is None:
         return PolicyLoss(value, mask_back(batch, _within(batch, trains)), None, None, statistics)
     found = inner.result

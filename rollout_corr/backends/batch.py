@@ -100,6 +100,14 @@ def checked_tensor(
     name: str, x: object, dtypes: tuple[torch.dtype, ...], like: Tensor | None = None, leader: str = "train_logp"
 ) -> Tensor:
     """Refuse everything but a plain tensor of one of the dtypes, on the device and of the shape of another."""
+    if (
+        type(x) is Tensor
+        and x.dtype in dtypes
+        and x.layout is torch.strided
+        and (like is None or (x.shape == like.shape and x.device == like.device))
+        and (torch.compiler.is_compiling() or not torch._C._functorch.is_batchedtensor(x))
+    ):
+        return x  # what nearly every call passes; below, one by one, is what can be wrong
     if x is None and name == "rollout_logp":
         switches = "; ".join(f"{framework}: {switch}" for framework, switch in ROLLOUT_SWITCHES.items())
         raise ValueError(
@@ -173,8 +181,9 @@ class Reader:
 
     def tensor(self, name: str, x: object, dtypes: tuple[torch.dtype, ...] = LOGP_DTYPES) -> Tensor:
         """Read another argument, detached, in the shape of the first."""
-        like = self.first if self.first.shape == self.shape else self.first.view(self.shape)
-        found = checked_tensor(name, self.layout.open(name, x), dtypes, like, self.leader)
+        if self.first.dim() == len(self.shape):
+            return checked_tensor(name, self.layout.open(name, x), dtypes, self.first, self.leader).detach()
+        found = checked_tensor(name, self.layout.open(name, x), dtypes, self.first.view(self.shape), self.leader)
         return found.detach().reshape(self.first.shape)
 
     def extra(self, name: str, x: object) -> Tensor:
@@ -213,8 +222,9 @@ class Reader:
         """The external statistics that are wanted, by name."""
         if external is not None and not isinstance(external, Mapping):
             raise TypeError(f"external: expected a mapping of names to tensors, got {type(external).__name__}")
-        found = {}
-        for name in sorted(name for name in set(wanted) if name is not None):
+        found: dict[str, Tensor] = {}
+        names = {name for name in wanted if name is not None}
+        for name in sorted(names):
             if external is None or name not in external:
                 given = sorted(external or {})
                 raise ValueError(f"external: expected a tensor under the name {name!r}, got {given}")
@@ -263,11 +273,13 @@ def read_batch(
     rollout = read.tensor("rollout_logp", rollout_logp)
     flat_mask = read.optional("mask", mask, MASK_DTYPES)
     batch = Batch(read.first.detach(), rollout, flat_mask, read.offsets, read.count, read.layout.give_back, mask)
-    batch.mass = read_mass(read, batch, log_mass, renormalized, validate)
-    batch.external = read.external(external_names(spec), external)
-    needy = [criterion for criterion in spec.criteria if criterion.when != "any"]
-    if needy and advantages is None:
-        raise ValueError(f"advantages: expected a tensor for the criterion with when={needy[0].when!r}, got None")
+    if log_mass is not None or renormalized != "rollout":
+        batch.mass = read_mass(read, batch, log_mass, renormalized, validate)
+    if spec.criteria or external is not None:
+        batch.external = read.external(external_names(spec), external)
+    for criterion in spec.criteria:
+        if criterion.when != "any" and advantages is None:
+            raise ValueError(f"advantages: expected a tensor for the criterion with when={criterion.when!r}, got None")
     if advantages is not None:
         batch.advantages, batch.per_sequence = read.advantages(advantages, batch.dtype)
     return batch
@@ -300,7 +312,7 @@ def read_mass(read: Reader, batch: Batch, log_mass: object, renormalized: object
 
 def external_names(spec: Spec) -> list[str]:
     """Names of the external tensors, each once, in the order in which the criteria name them."""
-    return list(dict.fromkeys(c.name for c in spec.criteria if c.name is not None))
+    return list(dict.fromkeys([c.name for c in spec.criteria if c.name is not None]))
 
 
 def read_offsets(cu_seqlens: object, train: Tensor, validate: bool, leader: str = "train_logp") -> Tensor:

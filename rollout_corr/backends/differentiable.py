@@ -45,6 +45,7 @@ class Differentiable(torch.autograd.Function):
         inners: Tensor | None,
         divisor: Tensor,
         offsets: Tensor | None,
+        by_kernels: bool,
     ) -> Tensor:
         """Give the value a gradient.
 
@@ -53,13 +54,15 @@ class Differentiable(torch.autograd.Function):
             new: new_logp in the shape of the batch.
             value: 0-d.
             gradient: d(value * divisor) / d(new), but for `inners`.
-            inners: From the kernels: [S], the factor of each sequence's gradient, or empty. None: plain torch made it.
+            inners: [S], the factor of each sequence's gradient; None or empty for nothing.
             divisor: 0-d.
             offsets: Offsets of a packed batch.
+            by_kernels: The kernels made the gradient.
         """
         ctx.save_for_backward(gradient, inners, divisor, offsets)
-        ctx.dtype = new.dtype
-        return value.clone()
+        ctx.dtype, ctx.by_kernels = new.dtype, by_kernels
+        # Not the tensor that came in, or autograd would take this for the identity. Compilers shall see no alias.
+        return value.clone() if torch.compiler.is_compiling() else value.detach()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
@@ -70,8 +73,8 @@ class Differentiable(torch.autograd.Function):
                 "pass and has no derivative of its own"
             )
         gradient, inners, divisor, offsets = ctx.saved_tensors
-        if inners is None:
-            found = scaled(gradient, grad_outputs[0], divisor, ctx.dtype)
-        else:
+        if ctx.by_kernels:
             found = loss_operators.scaled(gradient, inners, grad_outputs[0], divisor, offsets, ctx.dtype)
-        return found, None, None, None, None, None
+        else:
+            found = scaled(gradient, grad_outputs[0], divisor, ctx.dtype)
+        return found, None, None, None, None, None, None

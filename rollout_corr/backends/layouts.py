@@ -84,7 +84,7 @@ class PaddedLayout(Layout):
     @staticmethod
     def recognises(logp: object, cu_seqlens: object) -> bool:
         """Tell whether there are two dimensions."""
-        return isinstance(logp, Tensor) and logp.dim() == 2
+        return isinstance(logp, Tensor) and logp.dim() == 2 and not logp.is_nested
 
 
 class PackedLayout(Layout):
@@ -102,7 +102,7 @@ class PackedLayout(Layout):
     @staticmethod
     def recognises(logp: object, cu_seqlens: object) -> bool:
         """Tell whether there is one row of tokens; [1, N] without offsets is a padded sequence."""
-        if not isinstance(logp, Tensor):
+        if not isinstance(logp, Tensor) or logp.is_nested:
             return False
         return logp.dim() == 1 or (logp.dim() == 2 and logp.shape[0] == 1 and cu_seqlens is not None)
 
@@ -209,7 +209,7 @@ class ListLayout(Layout):
         return list(x.split(self._lengths))
 
 
-LAYOUTS: tuple[type[Layout], ...] = (JaggedLayout, ListLayout, PackedLayout, PaddedLayout)
+LAYOUTS: tuple[type[Layout], ...] = (PackedLayout, PaddedLayout, JaggedLayout, ListLayout)
 
 
 def layout_of(leader: str, logp: object, cu_seqlens: Tensor | None) -> Layout:

@@ -64,6 +64,7 @@ class LossResult(NamedTuple):
         inners: [S], by which each sequence's gradient is still to be multiplied; None or empty for nothing.
         divisor: 0-d float64.
         statistics: Sums and maxima, float64.
+        by_kernels: The kernels made it, and scale the gradient in backward.
     """
 
     value: Tensor
@@ -71,6 +72,7 @@ class LossResult(NamedTuple):
     inners: Tensor | None
     divisor: Tensor
     statistics: Tensor
+    by_kernels: bool = False
 
 
 # The sum over tokens, its gradient, and the sums and maxima of the statistics.

@@ -6,16 +6,20 @@ the reference needs it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollout_corr.backends import loss_blocks
 from rollout_corr.backends.loss_blocks import LossResult, LossTask
-from rollout_corr.backends.registration import define
+from rollout_corr.backends.registration import define, seen_by_others
 from rollout_corr.spec.encode import encode, encode_once
 from rollout_corr.spec.loss import Objective
+
+if TYPE_CHECKING:
+    from rollout_corr.kernels.policy_loss.launch import LossGiven
 
 
 class LossOperands(NamedTuple):
@@ -51,7 +55,7 @@ class ScaleOperands(NamedTuple):
     """The operands of `torch.ops.rollout_corr.scale_gradient`, which is backward."""
 
     gradient: Tensor
-    inners: Tensor
+    inners: Tensor | None  # None or empty: nothing
     upstream: Tensor  # 0-d
     divisor: Tensor  # 0-d float64
     cu_seqlens: Tensor | None
@@ -59,40 +63,61 @@ class ScaleOperands(NamedTuple):
 
 
 def run_fused(task: LossTask) -> LossResult:
-    """Run the operator on a batch, whatever the device."""
+    """Run the kernels on a batch: directly, or as the operator where something has to see that."""
     batch, wanted = task.batch, task.objective
     log_mass, of_base = (None, False) if task.mass is None else task.mass
     operands = LossOperands(
         batch.train, task.base, task.ref, task.advantages, batch.per_sequence, task.weights, task.trains,
         batch.mask, batch.offsets, task.divisor, log_mass, of_base, batch.dtype == torch.float64, task.differentiable,
     )  # fmt: skip
-    text = encode(wanted) if torch.compiler.is_compiling() else encode_once(wanted)
-    found = torch.ops.rollout_corr.policy_loss(*operands, *text)
-    value, gradient, inners, counted, statistics = found
-    return LossResult(value, gradient if task.differentiable else None, inners, counted, statistics)
+    if seen_by_others((*operands[:4], *operands[5:11])):
+        text = encode(wanted) if torch.compiler.is_compiling() else encode_once(wanted)
+        found = torch.ops.rollout_corr.policy_loss(*operands, *text)
+        value, gradient, inners, counted, statistics = found
+        return LossResult(value, gradient if task.differentiable else None, inners, counted, statistics, True)
+    made = kernels().run(_given(operands), wanted, task.differentiable)
+    return LossResult(made.value, made.gradient, made.inners, made.divisor, made.statistics, True)
 
 
 def scaled(
-    gradient: Tensor, inners: Tensor, upstream: Tensor, divisor: Tensor, offsets: Tensor | None, dtype: torch.dtype
+    gradient: Tensor,
+    inners: Tensor | None,
+    upstream: Tensor,
+    divisor: Tensor,
+    offsets: Tensor | None,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """Scale the gradient in backward, whatever the device."""
-    found: Tensor = torch.ops.rollout_corr.scale_gradient(gradient, inners, upstream, divisor, offsets, dtype)
-    return found
+    """Scale the gradient of the kernels in backward, directly or as the operator."""
+    if seen_by_others((gradient, inners, upstream, divisor, offsets)):
+        found: Tensor = torch.ops.rollout_corr.scale_gradient(gradient, inners, upstream, divisor, offsets, dtype)
+        return found
+    return _scale(ScaleOperands(gradient, inners, upstream, divisor, offsets, dtype))
+
+
+@lru_cache(maxsize=1)
+def kernels() -> Any:
+    """Import the launcher of the kernels, and with it Triton."""
+    from rollout_corr.kernels.policy_loss import launch
+
+    return launch
 
 
 # --- the operators ---
 
 
 def _kernels(operands: LossOperands, objective: Objective) -> LossOutputs:
-    from rollout_corr.kernels.policy_loss.launch import LossGiven, run
-
-    of_batch: Any = operands[:-1]  # in the order of LossGiven
-    given = LossGiven(*of_batch)
-    if given.offsets is not None:
-        given.offsets = given.offsets.to(given.new.device)
-    found = run(given, objective, operands.differentiable)
+    given = _given(operands)
+    found = kernels().run(given, objective, operands.differentiable)
     gradient, inners = (given.new.new_empty(0) if x is None else x for x in (found.gradient, found.inners))
     return LossOutputs(found.value, gradient, inners, found.divisor, found.statistics)
+
+
+def _given(operands: LossOperands) -> LossGiven:
+    """Give a batch as the kernels take it, with offsets on its device."""
+    given: LossGiven = kernels().LossGiven(*operands[:-1])  # in that order
+    if given.offsets is not None and given.offsets.device != given.new.device:
+        given.offsets = given.offsets.to(given.new.device)
+    return given
 
 
 def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
@@ -113,12 +138,13 @@ def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
 
 
 def _scale(operands: ScaleOperands) -> Tensor:
-    from rollout_corr.kernels.policy_loss.launch import scale
-
     gradient, inners, upstream, divisor, offsets, dtype = operands
-    if offsets is not None:
+    if inners is None or not inners.numel():
+        inners = offsets = None
+    elif offsets is not None:
         offsets = offsets.to(gradient.device)
-    return scale(gradient, inners if inners.numel() else None, upstream, divisor, offsets, dtype)
+    found: Tensor = kernels().scale(gradient, inners, upstream, divisor, offsets, dtype)
+    return found
 
 
 def _scaled_shape(operands: ScaleOperands) -> Tensor:

@@ -7,15 +7,16 @@ its results for tracing. Triton is imported by the first call that needs it.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from importlib import metadata
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollout_corr.backends import blocks, whole
 from rollout_corr.backends.batch import Batch, external_names, read_offsets
-from rollout_corr.backends.registration import define
+from rollout_corr.backends.registration import define, seen_by_others
 from rollout_corr.backends.result import Result
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics import schema
@@ -100,37 +101,47 @@ def why_not(device: torch.device) -> str | None:
 
 
 def run_fused(batch: Batch, spec: Spec) -> Result:
-    """Run the operator on a batch, whatever the device."""
+    """Run the kernels on a batch: directly, or as the operator where something has to see that."""
     operands = operands_of(batch, spec)
-    if batch.train.device.type == "cpu" and not torch.compiler.is_compiling():
-        # The operator on the CPU is the reference; the kernels were asked for by name.
-        weights, mask, keep, statistics = _kernels(operands, spec)
-    else:
+    # The operator on the CPU is the reference; there the kernels were asked for by name.
+    if seen_by_others((*operands[:5], *operands.external, *operands[7:9])) and (
+        torch.compiler.is_compiling() or batch.train.device.type != "cpu"
+    ):
         text = encode(spec) if torch.compiler.is_compiling() else encode_once(spec)
         weights, mask, keep, statistics = torch.ops.rollout_corr.correct(*operands, *text)
-    return Result(
-        weights if spec.returns_weights else None,
-        mask if writes_mask(spec, batch.mask, batch.offsets) else None,
-        keep,
-        statistics_of(statistics, spec),
-    )
+        return Result(
+            weights if spec.returns_weights else None,
+            mask if writes_mask(spec, batch.mask, batch.offsets) else None,
+            keep,
+            statistics_of(statistics, spec),
+        )
+    found = kernels().run(given_of(operands), spec)
+    return Result(found.weights, found.mask, found.keep, Statistics.of_vector(spec, found.statistics, found.sums))
+
+
+@lru_cache(maxsize=1)
+def kernels() -> Any:
+    """Import the launcher of the kernels, and with it Triton."""
+    from rollout_corr.kernels.correct import launch
+
+    return launch
 
 
 def operands_of(batch: Batch, spec: Spec) -> CorrectOperands:
     """Give a batch as the operator takes it."""
-    external = [batch.external[name] for name in external_names(spec)]
-    new = [one for one, _ in batch.pairs.values()]
-    tensors = batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages
+    external = [batch.external[name] for name in external_names(spec)] if spec.criteria else []
+    new = next(one for one, _ in batch.pairs.values()) if batch.pairs else None
     log, of_rollout = (None, False) if batch.mass is None else batch.mass
-    return CorrectOperands(*tensors, batch.per_sequence, external, new[0] if new else None, log, of_rollout)
+    return CorrectOperands(
+        batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages, batch.per_sequence, external, new, log,
+        of_rollout,
+    )  # fmt: skip
 
 
 def given_of(operands: CorrectOperands) -> Given:
     """Give a batch as the kernels take it, with offsets on its device."""
-    from rollout_corr.kernels.correct.launch import Given
-
-    given = Given(*operands)
-    if given.offsets is not None:
+    given: Given = kernels().Given(*operands)
+    if given.offsets is not None and given.offsets.device != given.train.device:
         given.offsets = given.offsets.to(given.train.device)
     return given
 
@@ -173,11 +184,7 @@ def writes_mask(spec: Spec, mask: Tensor | None, offsets: Tensor | None) -> bool
 
 
 def _kernels(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
-    from rollout_corr.kernels.correct.launch import Wanted, run
-
-    mask, offsets = operands.mask, operands.cu_seqlens
-    wanted = Wanted(spec.returns_weights, writes_mask(spec, mask, offsets), spec.edits_mask)
-    found = run(given_of(operands), spec, wanted)
+    found = kernels().run(given_of(operands), spec)
     return _filled(operands, found.weights, found.mask, found.keep, found.statistics)
 
 

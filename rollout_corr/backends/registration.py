@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, get_type_hints
 
 import torch
@@ -20,6 +20,23 @@ TYPES: dict[Any, str] = {
     bool: "bool",
     torch.dtype: "ScalarType",
 }
+
+
+# The types of tensors that are memory and nothing else, and of those that are not given.
+PLAIN = frozenset((Tensor, type(None)))
+
+
+def seen_by_others(tensors: Iterable[Tensor | None]) -> bool:
+    """Tell whether an operator has to stand for the kernels: something looks at operators, or tensors are no memory.
+
+    So it is under a compiler, torch.export and tracers, in modes that intercept operators, in torch.func, and for
+    tensors of a class that computes in its own way. Outside of these an operator only takes time.
+    """
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state():
+        return True
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    return not PLAIN.issuperset(map(type, tensors))
 
 
 def define(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from rollout_corr.backends import split_kernels
 
 
-@dataclass(frozen=True)
-class CorrectionRequest:
+class CorrectionRequest(NamedTuple):
     """A correction to run.
 
     Attributes:
@@ -43,19 +41,18 @@ class RunningCorrection:
     """A correction that has begun: done, or with the sums of its sequences on their way to the other ranks."""
 
     def __init__(self, request: CorrectionRequest) -> None:
-        chosen = chosen_backend(request.batch.train, request.backend)
-        group = request.groups.sequence
-        if group is not None and chosen == "compiled":
-            raise ValueError("backend: expected 'auto', 'torch' or 'triton' beside a sequence_group, got 'compiled'")
-        peers.load(request.spec)
         self._request = request
         self._found: Result | None = None
+        group = request.groups.sequence
+        if group is None:
+            self._found = run_correction(request)
+            return
+        chosen = chosen_backend(request.batch.train, request.backend)
+        if chosen == "compiled":
+            raise ValueError("backend: expected 'auto', 'torch' or 'triton' beside a sequence_group, got 'compiled'")
+        peers.load(request.spec)
         with torch.no_grad():
-            if group is None:
-                run = _runner(request.batch, request.spec, chosen)
-                self._found = _normalized(run(request.batch, request.spec), request)
-            else:
-                self._exchange = _exchange(request.batch, request.spec, chosen, group)
+            self._exchange = _exchange(request.batch, request.spec, chosen, group)
 
     def done(self) -> bool:
         """Tell whether `result` would return without waiting for another rank."""
@@ -71,10 +68,24 @@ class RunningCorrection:
         return self._found
 
 
+def run_correction(request: CorrectionRequest) -> Result:
+    """Run a correction without a sequence group."""
+    batch, spec = request.batch, request.spec
+    run = _runner(batch, spec, chosen_backend(batch.train, request.backend))
+    peers.load(spec)
+    if run is operators.run_fused:
+        # Nothing of it is known to autograd.
+        return _normalized(run(batch, spec), request)
+    with torch.no_grad():
+        return _normalized(run(batch, spec), request)
+
+
 def _runner(batch: Batch, spec: Spec, backend: str) -> Callable[[Batch, Spec], Result]:
     """Choose how a batch runs without a sequence group; a Spec beyond the kernels runs on plain torch."""
+    if backend == "triton" and not spec.criteria:
+        return operators.run_fused
     on_cpu, compiling = batch.train.device.type == "cpu", torch.compiler.is_compiling()
-    if operators.beyond_kernels(spec) and (not on_cpu or compiling):
+    if spec.criteria and operators.beyond_kernels(spec) and (not on_cpu or compiling):
         return whole.run_whole
     if backend == "compiled":
         from rollout_corr.backends.compiled import run_compiled

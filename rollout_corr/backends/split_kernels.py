@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from rollout_corr.backends.batch import Batch
-from rollout_corr.backends.operators import given_of, operands_of, statistics_of, writes_mask
+from rollout_corr.backends.operators import given_of, operands_of, statistics_of
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.split import PendingTables
-from rollout_corr.kernels.correct.launch import Wanted, prepare
+from rollout_corr.kernels.correct.launch import prepare
 from rollout_corr.kernels.grid import current
 from rollout_corr.spec.correction import Spec
 
@@ -22,9 +22,8 @@ class PendingKernels:
     def __init__(self, batch: Batch, spec: Spec, group: Any) -> None:
         self._batch, self._spec = batch, spec
         given = given_of(operands_of(batch, spec))
-        wanted = Wanted(spec.returns_weights, writes_mask(spec, given.mask, given.offsets), spec.edits_mask)
         with current(given.train.device):
-            self._found, launches = prepare(given, spec, wanted, split=True)
+            self._found, launches = prepare(given, spec, split=True)
             self._later = launches[2:]
             for launch in launches[:2]:
                 launch.run()

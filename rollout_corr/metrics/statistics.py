@@ -43,6 +43,28 @@ class Statistics:
     objective: Objective | None = None
     ranks: Tensor | None = None
 
+    @staticmethod
+    def of_vector(spec: Spec | None, vector: Tensor, sums: int, objective: Objective | None = None) -> Statistics:
+        """Make statistics from one vector of so many sums and then the maxima; it is divided when they are asked for.
+
+        Two views cost more host time than all else that a result needs, and reading metrics needs none.
+        """
+        if torch.compiler.is_compiling():
+            return Statistics(spec, vector[:sums], vector[sums:], objective)
+        found = object.__new__(Statistics)
+        found.__dict__.update(spec=spec, objective=objective, ranks=None, _vector=vector, _sums=sums)
+        return found
+
+    if not TYPE_CHECKING:  # a checker shall go on refusing every unknown name
+
+        def __getattr__(self, name: str) -> object:
+            """Divide the vector of the kernels into sums and maxima."""
+            held = self.__dict__
+            if name not in ("sums", "maxima") or "_vector" not in held:
+                raise AttributeError(f"'Statistics' object has no attribute {name!r}")
+            held["sums"], held["maxima"] = held["_vector"].tensor_split((held["_sums"],))
+            return held[name]
+
     def __repr__(self) -> str:
         """Name no value: reading one would wait for the device."""
         schemes = "policy_loss" if self.spec is None else "/".join(self.spec.report)
@@ -201,8 +223,12 @@ class PendingMetrics:
 
     def __init__(self, statistics: Statistics) -> None:
         self._spec, self._objective = statistics.spec, statistics.objective
-        given = [statistics.sums, statistics.maxima, statistics.ranks]
-        packed = torch.cat([x for x in given if x is not None])
+        packed: Tensor | None = statistics.__dict__.get("_vector")
+        if packed is None or statistics.ranks is not None:
+            given = [statistics.sums, statistics.maxima, statistics.ranks]
+            packed = torch.cat([x for x in given if x is not None])
+        elif not packed.is_cuda:
+            packed = packed.clone()
         self._event: torch.cuda.Event | None = None
         if packed.is_cuda:
             self._host = torch.empty(packed.shape, dtype=packed.dtype, device="cpu", pin_memory=True)

@@ -39,4 +39,4 @@ def key(launch):
 def launch_of(kernel, programs, threads, arguments):
     """Make a launch of any kernel, outside of an operation."""
     device = next(iter(arguments.values())).device
-    return Launch(Site(kernel), programs, threads, None, arguments, NOTHING, device)
+    return Launch(Site(kernel), programs, threads, arguments, None, NOTHING, device)
