@@ -7,7 +7,9 @@ multiples of 16. So the first launch of a kind goes through Triton, and its kern
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache, reduce
 from inspect import signature
 from operator import itemgetter, or_
@@ -194,10 +196,31 @@ class Launch:
     def _dispatch(self) -> None:
         """Launch it through Triton, and keep the kernel that it takes."""
         warps = max(1, self.threads // warp_size(self.device))
+        if _ONLY_COMPILES:
+            self.kernel.warmup(**self.arguments, grid=(self.programs,), num_warps=warps)
+            return
         driver = plain_driver() if self.site.known else None
         taken = self.kernel[(self.programs,)](**self.arguments, num_warps=warps)
         if driver is not None and isinstance(taken, triton.compiler.CompiledKernel):
             self.site.compiled[self.key] = Kept(taken.run, taken.function, taken.packed_metadata, driver)
+
+
+_ONLY_COMPILES: list[bool] = []
+
+
+@contextmanager
+def compiled_beside(threads: int) -> Iterator[Sequence[Future[Any]]]:
+    """Compile, in so many threads, what is launched inside, and launch nothing of it; give all compilations.
+
+    Compiling is MLIR, LLVM and a process of ptxas, which hold no lock of Python, but for a tenth. What is compiled is
+    found by Triton's dispatch afterwards, and on disk by other processes. Leaving waits for all of it.
+    """
+    with ThreadPoolExecutor(threads) as pool, triton.AsyncCompileMode(pool) as mode:
+        _ONLY_COMPILES.append(True)
+        try:
+            yield mode.raw_futures
+        finally:
+            _ONLY_COMPILES.pop()
 
 
 def plain_driver() -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, as_completed
 from itertools import product
 from typing import Any, Literal, get_args
 
@@ -34,11 +37,17 @@ def warmup(
     sequence_group: Any = None,
     log_mass_dtype: torch.dtype | None = None,
     renormalized: Renormalized = "rollout",
+    aligned: bool | None = None,
+    mean_lengths: tuple[float, float] = (0.0, float("inf")),
+    threads: int | None = None,
+    progress: bool | None = None,
 ) -> int:
     """Compile the kernels of a training loop, before its first step and before a CUDA graph is captured.
 
     Small batches of every shape of the kernels, aligned and not, are run and thrown away. A compilation depends on the
     structure of the Spec and of the loss, the layout and the dtypes; never on a number, a length or a count.
+
+    Triton keeps on disk what it compiles: where processes share that folder, let one warm up before the others.
 
     Args:
         device: Device of the loop's tensors. Nothing is compiled where the backend would be torch.
@@ -54,6 +63,12 @@ def warmup(
         sequence_group: As the loop passes it. Its ranks exchange the sums of these batches: all have to call.
         log_mass_dtype: Dtype of log_mass; None for calls without one.
         renormalized: As the loop passes it beside log_mass.
+        aligned: True if all tensors begin at multiples of 16 bytes, as new ones do, and padded rows have a multiple of
+            16 tokens; False if never; None: both can be.
+        mean_lengths: The least and the largest mean length that sequences of a batch can have.
+        threads: That compile side by side; None: as many as there are cores for this process.
+        progress: Say on standard error what has been compiled, with a bar where rich is installed; None: if that is a
+            terminal.
 
     Returns:
         The number of batches that were run: 0 where there is nothing to compile.
@@ -68,39 +83,78 @@ def warmup(
             raise ValueError(f"layouts: expected some of {list(get_args(LayoutName))}, got {shown(layout)}")
     if advantages not in (None, *get_args(AdvantageUnit)):
         raise ValueError(f"advantages: expected 'token', 'sequence' or None, got {shown(advantages)}")
+    least, most = mean_lengths
+    if not 0.0 <= least <= most:
+        raise ValueError(f"mean_lengths: expected the least and the largest, 0 or more, got {shown(mean_lengths)}")
     if operators.why_not(device) is not None:
         return 0
     from rollout_corr.kernels.grid import SHAPES
 
-    def kept_set(log_mass: Tensor) -> dict[str, Any]:
-        return {"log_mass": log_mass, "renormalized": renormalized}
+    lengths = [length for length, _ in SHAPES]
+    shapes = [
+        length
+        for length, next_one in zip(lengths, [float("inf"), *lengths], strict=False)
+        if length <= most and least < next_one
+    ]
+    skips = (0, 1) if aligned is None else (int(not aligned),)
 
-    batches = 0
-    for layout, (length, _), skip in product(layouts, SHAPES, (0, 1)):
+    def batch(layout: LayoutName, length: int, skip: int) -> None:
+        """Run one small batch through a step of the loop."""
         width = max(16, length)
         shape = (2 * width,) if layout == "packed" else (2, width)
 
-        def zeros(dtype: torch.dtype, shape: tuple[int, ...] = shape, skip: int = skip) -> Tensor:
+        def zeros(dtype: torch.dtype) -> Tensor:
             return torch.zeros((*shape[:-1], shape[-1] + skip), dtype=dtype, device=device)[..., skip:]
 
         offsets = torch.tensor([0, width, 2 * width], dtype=cu_seqlens_dtype, device=device)
         given = {None: None, "token": zeros(torch.float32), "sequence": torch.zeros(2, device=device)}
-        _step(
-            spec,
-            loss,
-            decoupled,
-            (zeros(logp_dtypes[0]), zeros(logp_dtypes[1])),
-            None if mask_dtype is None else zeros(mask_dtype),
-            given[advantages],
-            {
-                "cu_seqlens": offsets if layout == "packed" else None,
-                "sequence_group": sequence_group,
-                "backend": "triton",
-                **({} if log_mass_dtype is None else kept_set(zeros(log_mass_dtype))),
-            },
-        )
-        batches += 1
-    return batches
+        options: dict[str, Any] = {
+            "cu_seqlens": offsets if layout == "packed" else None,
+            "sequence_group": sequence_group,
+            "backend": "triton",
+        }
+        if log_mass_dtype is not None:
+            options |= {"log_mass": zeros(log_mass_dtype), "renormalized": renormalized}
+        logps = zeros(logp_dtypes[0]), zeros(logp_dtypes[1])
+        mask = None if mask_dtype is None else zeros(mask_dtype)
+        _step(spec, loss, decoupled, logps, mask, given[advantages], options)
+
+    batches = list(product(layouts, shapes, skips))
+    if not operators.interprets():
+        _compile(batches, batch, threads or len(os.sched_getaffinity(0)), progress)
+    for one in batches:
+        batch(*one)
+    return len(batches)
+
+
+def _compile(
+    batches: Sequence[tuple[LayoutName, int, int]],
+    batch: Callable[[LayoutName, int, int], None],
+    threads: int,
+    progress: bool | None,
+) -> None:
+    """Compile what batches launch, side by side, before they are run."""
+    from rollout_corr.kernels.launches import compiled_beside
+
+    with compiled_beside(threads) as compilations:
+        for one in batches:
+            batch(*one)
+        if sys.stderr.isatty() if progress is None else progress:
+            _show(compilations)
+
+
+def _show(compilations: Sequence[Future[Any]]) -> None:
+    """Say on standard error how many compilations are done, until all are."""
+    many, done = len(compilations), as_completed(compilations)
+    try:
+        from rich.console import Console
+        from rich.progress import track
+    except ImportError:
+        for i, one in enumerate(done, 1):
+            sys.stderr.write(f"rollout_corr.warmup: {i} of {many} kernels compiled: {one.result().name}\n")
+    else:
+        for _ in track(done, f"compiling {many} kernels", total=many, console=Console(stderr=True)):
+            pass
 
 
 def _step(

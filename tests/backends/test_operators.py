@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -53,7 +52,7 @@ EVERYTHING = kernels.Wanted(weights=True, mask=True, edits_mask=True)
 
 
 def prepared(spec, **batch):
-    return kernels.prepare(given(spec, **batch), spec, replace(EVERYTHING, weights=spec.returns_weights))[1]
+    return kernels.prepare(given(spec, **batch), spec, EVERYTHING._replace(weights=spec.returns_weights))[1]
 
 
 @pytest.mark.parametrize("name", SPECS)

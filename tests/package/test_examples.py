@@ -69,6 +69,15 @@ def test_plain_torch(run):
         assert packed[0] == padded[0] and packed == pytest.approx(padded, rel=0.05), found
 
 
+def test_cuda_graph(run):
+    """Where there is no GPU the step runs as it is; the capture is a test of the kernels."""
+    about, *batches = run("cuda_graph.py").splitlines()
+    assert about == "no GPU: each step runs as it is" and len(batches) == 3
+    for batch, line in enumerate(batches, 1):
+        number, loss, gradient, kl = numbers(line)[:3] + numbers(line)[-1:]
+        assert number == batch and abs(loss) < 0.1 and 0.005 < gradient < 0.01 and 0.001 < kl < 0.002, line
+
+
 def test_context_parallel(run):
     # On a free port.
     said = run("context_parallel.py", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -1,0 +1,93 @@
+"""A step captured in a CUDA graph: correction, loss and gradient replay without any work on the host.
+
+    pip install /path/to/rollout-corr
+    python cuda_graph.py
+
+A replay repeats the same launches on the same memory. So the step reads from tensors that stay where they are, and a
+new batch is copied into them; shapes, Spec and loss are those of the capture, and `cu_seqlens` lies on the device.
+Where there is no GPU the step runs as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import rollout_corr as rc
+
+SPEC = rc.Spec(weight=rc.Weight("token", upper=2.0), criteria=(rc.Criterion("abs", upper=4.0),))
+
+
+class Batch(NamedTuple):
+    new_logp: Tensor  # [N], and so are the others
+    old_logp: Tensor
+    rollout_logp: Tensor
+    advantages: Tensor
+    cu_seqlens: Tensor  # [S + 1], on the device: tokens may be divided otherwise in every batch
+
+
+class Outputs(NamedTuple):
+    loss: Tensor
+    gradient: Tensor  # of new_logp
+    statistics: rc.Statistics  # on the device, until `metrics()` reads them
+
+
+def step(batch: Batch) -> Outputs:
+    """Correct, and compute the loss and its gradient; nothing waits for the device."""
+    found = rc.correct(batch.old_logp, batch.rollout_logp, cu_seqlens=batch.cu_seqlens, spec=SPEC)
+    new_logp = batch.new_logp.detach().requires_grad_()
+    out = rc.policy_loss(
+        new_logp, batch.advantages, old_logp=batch.old_logp, correction=found, cu_seqlens=batch.cu_seqlens
+    )
+    (gradient,) = torch.autograd.grad(out.value, new_logp)
+    return Outputs(out.value.detach(), gradient, found.statistics.join(out.statistics))
+
+
+def captured(batch: Batch) -> tuple[Callable[[], None], Outputs]:
+    """Capture a step; the batch and the outputs stay where they are."""
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        step(batch)  # compiles the kernels, and brings the thresholds to the device: neither can be captured
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = step(batch)
+    return graph.replay, outputs
+
+
+def random_batch(seed: int, device: str, tokens: int = 20_000, sequences: int = 40) -> Batch:
+    """Make a batch; every seed divides the tokens otherwise."""
+    generator = torch.Generator().manual_seed(seed)
+    rollout = -torch.rand(tokens, generator=generator)
+    old, new = (rollout + scale * torch.randn(tokens, generator=generator) for scale in (0.05, 0.06))
+    cuts = torch.randint(0, tokens, (sequences - 1,), generator=generator).sort().values
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), cuts, torch.tensor([tokens])]).int()
+    advantages = torch.randn(tokens, generator=generator)
+    return Batch(*(x.to(device) for x in (new, old, rollout, advantages, offsets)))
+
+
+def main() -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    held = random_batch(0, device)
+    if device == "cuda":
+        replay, outputs = captured(held)
+    else:
+        print("no GPU: each step runs as it is")
+    for seed in (1, 2, 3):
+        for place, x in zip(held, random_batch(seed, device), strict=True):
+            place.copy_(x)
+        if device == "cuda":
+            replay()
+        else:
+            outputs = step(held)
+        metrics = outputs.statistics.metrics()
+        norm = float(outputs.gradient.norm())
+        print(f"batch {seed}: loss {float(outputs.loss):.4f}, gradient {norm:.5f}, kl_k3 {metrics['kl_k3']:.5f}")
+
+
+if __name__ == "__main__":
+    main()

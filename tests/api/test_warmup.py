@@ -1,0 +1,88 @@
+"""`warmup` over a driver that records: what it compiles, where, and that nothing is left for the loop."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.launched import dispatched
+from rollout_corr.backends import batch as reading
+from rollout_corr.backends import operators
+
+SPEC = rc.Spec(rc.Weight("token", upper=2.0))
+LOSS = {"surrogate": rc.PPO()}
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Kernels are launched on CPU tensors, by Triton's dispatch."""
+    monkeypatch.setattr(operators, "why_not", lambda device: None)
+    monkeypatch.setattr(operators, "interprets", lambda: False)
+    monkeypatch.setattr(reading, "checked_offsets", lambda offsets, tokens: offsets)
+    with dispatched() as driver:
+        driver.threads, compiles = [], driver.compile
+
+        def compiled(*arguments, **others):
+            driver.threads.append(threading.current_thread())
+            return compiles(*arguments, **others)
+
+        monkeypatch.setattr("triton.compiler.compile", compiled)
+        yield driver
+
+
+def step(tokens=5000, sequences=7):
+    """One step of a loop, on packed tensors that begin anywhere new ones do."""
+    rollout = -torch.rand(tokens)
+    train, offsets = rollout + 0.1, torch.linspace(0, tokens, sequences + 1).to(torch.int32)
+    mask = torch.ones(tokens, dtype=torch.bool)
+    found = rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=SPEC, backend="triton")
+    new = train.clone().requires_grad_()
+    others = {"old_logp": train, "correction": found, "cu_seqlens": offsets, "backend": "triton", **LOSS}
+    rc.policy_loss(new, torch.ones(tokens), mask, **others).value.backward()
+
+
+def test_nothing_is_left_to_compile(driver):
+    assert rc.warmup("cpu", SPEC, loss=LOSS, layouts=("packed",), aligned=True, threads=2) == 4
+    compiled = len(driver.compiled)
+    assert compiled and threading.current_thread() not in driver.threads
+    for tokens, sequences in ((5000, 7), (64, 9), (40_000, 2), (20_000, 9)):
+        step(tokens, sequences)
+    assert len(driver.compiled) == compiled
+
+
+def test_nothing_is_launched_before_all_is_compiled(driver, monkeypatch):
+    seen = []
+    real = driver.compile
+    monkeypatch.setattr(
+        "triton.compiler.compile", lambda *a, **k: (seen.append(len(driver.launched)), real(*a, **k))[1]
+    )
+    rc.warmup("cpu", SPEC, layouts=("packed",), mean_lengths=(0, 100))
+    assert set(seen) == {0} and driver.launched
+
+
+@pytest.mark.parametrize(
+    ("others", "batches"),
+    [({}, 8), ({"aligned": True}, 4), ({"mean_lengths": (300, 900)}, 2), ({"mean_lengths": (300, 1500)}, 4),
+     ({"mean_lengths": (20_000, 20_000), "aligned": False}, 1)],
+)  # fmt: skip
+def test_only_what_the_loop_can_meet(driver, others, batches):
+    assert rc.warmup("cpu", SPEC, layouts=("packed",), **others) == batches
+
+
+def test_lengths_that_cannot_be():
+    with pytest.raises(ValueError, match="mean_lengths: expected"):
+        rc.warmup("cpu", SPEC, mean_lengths=(5, 3))
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_it_says_what_it_compiles(driver, rich, monkeypatch, capsys):
+    if not rich:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    rc.warmup("cpu", SPEC, layouts=("packed",), aligned=True, mean_lengths=(500, 500), progress=True)
+    said = capsys.readouterr().err
+    assert "compiling 3 kernels" in said if rich else "3 of 3 kernels compiled" in said
+    assert len(driver.compiled) == 3
