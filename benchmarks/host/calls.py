@@ -86,13 +86,13 @@ def _of_loss(train: torch.Tensor, rollout: torch.Tensor, mask: torch.Tensor, off
 
     def ppo() -> rc.PolicyLoss:
         return rc.policy_loss(
-            new, advantages, mask, old_logp=train, weights=weights, cu_seqlens=offsets, kl=kl,
+            new, advantages, mask=mask, old_logp=train, weights=weights, cu_seqlens=offsets, kl=kl,
             ref_logp=rollout, backend="triton",
         )  # fmt: skip
 
     def gspo() -> rc.PolicyLoss:
         return rc.policy_loss(
-            new, advantages[:1], mask, old_logp=train, cu_seqlens=offsets, surrogate=surrogate,
+            new, advantages[:1], mask=mask, old_logp=train, cu_seqlens=offsets, surrogate=surrogate,
             reduction="sequence_mean_token_mean", backend="triton",
         )  # fmt: skip
 
