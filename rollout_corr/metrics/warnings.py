@@ -25,12 +25,12 @@ def warnings_of(values: Mapping[str, float], spec: Spec) -> list[str]:
     found = []
     if metrics["tokens_nonfinite"]:
         found.append(
-            f"{_tokens(metrics['tokens_nonfinite'])} a NaN or infinite log-ratio (nonfinite={spec.nonfinite!r}): "
-            f"{BY_KEY['tokens_nonfinite'].hint}"
+            f"{_tokens(metrics['tokens_nonfinite'], 'has', 'have')} a NaN or infinite log-ratio "
+            f"(nonfinite={spec.nonfinite!r}): {BY_KEY['tokens_nonfinite'].hint}"
         )
     if metrics["tokens_outside"]:
         found.append(
-            f"{metrics['tokens_outside']:.0f} valid tokens belong to no sequence of cu_seqlens: "
+            f"{_tokens(metrics['tokens_outside'], 'belongs', 'belong')} to no sequence of cu_seqlens: "
             f"{BY_KEY['tokens_outside'].hint}"
         )
     if not metrics["tokens"]:
@@ -42,13 +42,13 @@ def warnings_of(values: Mapping[str, float], spec: Spec) -> list[str]:
             "the two log-probs are identical at every token: both arguments may be the same "
             "tensor, or the trainer's values were stored as the engine's; nothing is corrected"
         )
-    # Where the values are no log-probs, how far they are apart says nothing more.
-    found += wrong or _mismatch(metrics, measured)
+    # Where the values are no log-probs, or none is finite, how far they are apart says nothing more.
+    found += wrong or (_mismatch(metrics, measured) if measured else [])
     return found + _kept(metrics) + _weights(metrics, spec)
 
 
-def _tokens(count: float) -> str:
-    return "1 valid token has" if count == 1 else f"{count:.0f} valid tokens have"
+def _tokens(count: float, does: str, do: str) -> str:
+    return f"1 valid token {does}" if count == 1 else f"{count:.0f} valid tokens {do}"
 
 
 def _not_log_probs(metrics: Mapping[str, float]) -> list[str]:

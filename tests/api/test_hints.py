@@ -37,6 +37,7 @@ MISTAKES = {
     "an argument of a preset": (lambda: rc.preset("verl.decoupled_token_is", treshold=2.0), "did you mean threshold=?"),
     "arguments of a preset": (lambda: rc.preset("verl.decoupled_token_is", zzz=2.0), "; it takes ['threshold'"),
     "a framework as a recipe": (lambda: rc.recipe("trl"), "trl has trl.async_grpo"),
+    "a loss that a framework lacks": (lambda: rc.recipe("prime_rl.ppo"), "'prime_rl.dppo' or 'prime_rl.ipo'"),
     "a loss without its framework": (lambda: rc.recipe("ppo"), ".ppo'"),
     "a misspelt setting": (lambda: rc.from_config("verl", {"rollout_is_treshold": 2}), "'rollout_is_threshold'?"),
     "backward": (lambda: LOSS.backward(), "write .value.backward()"),

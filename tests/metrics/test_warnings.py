@@ -120,6 +120,14 @@ def test_garbage_is_named(name):
         assert any(all(word in text for word in words) for text in found), (words, found)
 
 
+def test_one_token_and_no_finite_token():
+    x = -torch.rand(5)
+    (outside,) = rc.correct(x, x - 0.01, cu_seqlens=torch.tensor([0, 2, 4])).warnings()
+    assert outside.startswith("1 valid token belongs to no sequence")
+    found = rc.correct(x[None] * torch.nan, x[None]).warnings()
+    assert found[0].startswith("5 valid tokens have a NaN") and not any("ratio_mean" in text for text in found)
+
+
 def test_values_that_are_no_log_probs_are_named_alone():
     """How far they are apart would send the reader after the wrong cause."""
     for name in ("negative log-likelihoods", "probabilities", "rollout is 0", "rollout is -1", "identical"):

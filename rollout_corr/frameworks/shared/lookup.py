@@ -134,8 +134,8 @@ def recipe_names() -> list[str]:
 def recipe(name: str, /, **arguments: Any) -> dict[str, Any]:
     """Return the arguments that a framework's training step gives `policy_loss`.
 
-    `rc.policy_loss(new_logp, advantages, mask, old_logp=..., rollout_logp=..., **rc.recipe("trl.dapo"))`. The
-    log-probs, advantages and mask are the caller's; so is a denominator reduced over micro-batches and ranks.
+    `rc.policy_loss(new_logp, advantages, mask=mask, old_logp=..., rollout_logp=..., **rc.recipe("trl.dapo"))`.
+    The log-probs, advantages and mask are the caller's; so is a denominator reduced over micro-batches and ranks.
     docs/losses.md lists what each recipe computes and which log-probs it needs.
 
     Args:
@@ -159,10 +159,13 @@ def recipe(name: str, /, **arguments: Any) -> dict[str, Any]:
     if found is None:
         known = recipe_names()
         if name in frameworks():
-            own = ", ".join(other for other in known if other.startswith(f"{name}."))
-            raise ValueError(f"recipe: expected one recipe of {name}, got its name alone; {name} has {own}")
+            has = ", ".join(other for other in known if other.startswith(f"{name}."))
+            raise ValueError(f"recipe: expected one recipe of {name}, got its name alone; {name} has {has}")
         same = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
-        hint = _closest([*same, *difflib.get_close_matches(name, known, n=3)])
+        own = [other for other in known if other.startswith(f"{framework}.")]
+        hint = _closest(
+            difflib.get_close_matches(name, own, n=3) or [*same, *difflib.get_close_matches(name, known, n=3)]
+        )
         raise ValueError(f"recipe: unknown name {name!r}{hint}; rollout_corr.recipe_names() lists them all")
     try:
         refuse_other_types(found.build, arguments)
