@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from rollout_corr.kernels import tiles
+from rollout_corr.kernels.launches import warp_size
 from rollout_corr.kernels.slots import WAYS, Tiling
 
 # Threads of a program over sequences, a warp that needs no barrier, and partial results that a program adds up at a
@@ -22,62 +24,70 @@ SEQUENCE_THREADS, FINISH_CHUNK = 32, 256
 class Shape:
     """The division of work among programs and threads. A compile key contains it, so there are only these few."""
 
-    rows: int  # slots of a program
-    tile: int  # tokens of a slot
-    lanes: int  # threads that share a row: at most a warp, so that sums over a row stay within one
+    rows: int  # slots of a program of `apply`
+    tile: int  # tokens of a program of `read`, and so of a slot
+    lanes: int  # threads of such a program, at most a warp: sums over them need no barrier
     sequences: int  # sequences of a program that passes over sequences
     chunk: int  # slots that each of its threads has on their way at a time; see gather.py
-    warps: int  # of 32 threads
+    warps: int  # of 32 threads, of a program of `apply`
+    spread: int = 0  # tokens of a slot of `apply`; 0: as many as of `read`
 
 
-# (least mean length of the sequences, shape). A thread has 16 tokens in all of them. Tokens of a tile that the sequence
-# does not fill are idle; a smaller tile spends more on the sums of its slot, and leaves more slots to add up.
-# Instructions per token counted for metrics alone, packed, by tile: mean length 160: 163 (64), 206 (128), 242 (256);
-# 400: 135 (64), 151 (128), 153 (256), 193 (512); 1,000: 124 (64), 129 (128), 117 (256), 128 (512); longest: 80 (512).
+# Tokens of a program that passes over tokens. Finding its first sequence and storing its sums costs about 350
+# instructions of a thread, whatever the tile: 5 a token at 2,048 tokens, 3 at 4,096, 22 at 512.
+TILE = 2048
+# (least mean length of the sequences, shape).
 SHAPES = (
-    (16384, Shape(rows=4, tile=512, lanes=32, sequences=2, chunk=8, warps=4)),
-    (1024, Shape(rows=4, tile=512, lanes=32, sequences=32, chunk=8, warps=4)),
-    (192, Shape(rows=8, tile=256, lanes=32, sequences=32, chunk=4, warps=4)),
-    (0, Shape(rows=32, tile=64, lanes=32, sequences=32, chunk=2, warps=4)),
+    (16384, Shape(rows=4, tile=TILE, lanes=32, sequences=2, chunk=8, warps=4, spread=512)),
+    (1024, Shape(rows=4, tile=TILE, lanes=32, sequences=32, chunk=8, warps=4, spread=512)),
+    (192, Shape(rows=8, tile=TILE, lanes=32, sequences=32, chunk=4, warps=4, spread=256)),
+    (0, Shape(rows=32, tile=TILE, lanes=32, sequences=32, chunk=2, warps=4, spread=64)),
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A shape, and the tiling that follows; equal to itself alone, so that keys which contain one are quick."""
+    """A shape, and the tilings that follow; equal to itself alone, so that keys which contain one are quick."""
 
     shape: Shape
-    tiling: Tiling
-    whole: Shape  # the shape before its tile was halved
+    tiling: Tiling  # of `read`
+    spread: Tiling  # of `apply`
+    warp: int  # threads of a program of `read`
 
     @property
     def threads(self) -> int:
-        """Threads of a program over tokens."""
+        """Threads of a program of `apply`."""
         return 32 * self.shape.warps
 
 
-_CUTS: dict[tuple[int, int, int, bool, bool], Cut] = {}
+_CUTS: dict[tuple[int, int, bool, bool, int], Cut] = {}
 
 
-def cut_for(tokens: int, sequences: int, halvings: int, element: int, unit: bool, aligned: bool) -> Cut:
-    """Choose the shape for a batch from its sizes alone, with the tile halved so many times, and its tiling."""
+def cut_for(tokens: int, sequences: int, element: int, unit: bool, aligned: bool, warp: int = 32) -> Cut:
+    """Choose the shape for a batch from its sizes alone, and its tilings."""
     mean = tokens // max(1, sequences)
     for one in SHAPES:
         least, shape = one
         if mean >= least:
             break
-    key = (least, halvings, element, unit, aligned)
+    key = (least, element, unit, aligned, warp)
     found = _CUTS.get(key)
-    if found is None or found.whole is not shape:
-        halved = replace(shape, tile=shape.tile >> halvings)
-        found = _CUTS[key] = Cut(halved, _tiling(halved, element, unit, aligned), shape)
+    if found is None or found.shape is not shape:
+        tiling, spread = _tilings(shape, element, unit, aligned)
+        found = _CUTS[key] = Cut(shape, tiling.for_warps_of(warp), spread, warp)
     return found
 
 
-def _tiling(shape: Shape, element: int, unit: bool, aligned: bool) -> Tiling:
-    """Divide tiles among threads so that one loads 16 bytes of the smallest log-prob at a time."""
+def _tilings(shape: Shape, element: int, unit: bool, aligned: bool) -> tuple[Tiling, Tiling]:
+    """Divide tiles of `read` and slots of `apply`: a thread loads 16 bytes of the smallest log-prob at a time."""
     vec = min(16 // element, shape.tile)
-    return Tiling(shape.rows, shape.tile, min(shape.lanes, shape.tile // vec), vec, unit, aligned)
+    # 8 tokens of a thread at a time: 4 take more instructions, 16 too many registers.
+    parts = max(1, min(shape.rows, 8 // vec, shape.tile // (shape.lanes * vec)))
+    spread = shape.spread or shape.tile
+    return (
+        Tiling(parts, shape.tile, min(shape.lanes, shape.tile // vec), vec, unit, aligned),
+        Tiling(shape.rows, spread, min(shape.lanes, spread // vec), vec, unit, aligned),
+    )
 
 
 @lru_cache(maxsize=256)
@@ -100,7 +110,10 @@ class Grid(NamedTuple):
     slots: int
     token_programs: int
     sequence_programs: int
-    steps: int  # of the search for the owner of a slot
+    steps: int  # of the search for the first owner of a tile
+    tiles_of_apply: int  # of a row; 0 for a packed batch
+    programs_of_apply: int
+    steps_of_apply: int  # of the search for the owner of one of its slots
     contiguous: bool  # all tensors that are read with strides of their own
 
     @property
@@ -109,7 +122,7 @@ class Grid(NamedTuple):
         return self.slots, self.token_programs, self.sequence_programs, self.sequences
 
 
-def grid_for(like: Tensor, offsets: Tensor | None, tensors: Sequence[Tensor], element: int, halvings: int) -> Grid:
+def grid_for(like: Tensor, offsets: Tensor | None, tensors: Sequence[Tensor], element: int) -> Grid:
     """Divide a batch from metadata alone.
 
     Args:
@@ -117,7 +130,6 @@ def grid_for(like: Tensor, offsets: Tensor | None, tensors: Sequence[Tensor], el
         offsets: [S + 1], of a packed batch.
         tensors: All per-token tensors that are read with strides of their own.
         element: Bytes of the smallest log-prob.
-        halvings: How often a tile is halved.
     """
     packed = offsets is not None
     tokens = like.numel()
@@ -136,18 +148,30 @@ def grid_for(like: Tensor, offsets: Tensor | None, tensors: Sequence[Tensor], el
             unit = unit and (x.stride(-1) == 1 or x.shape[-1] <= 1)
             aligned = aligned and _is_aligned(x, packed)
     aligned = aligned and unit and addresses % 16 == 0
-    # Where tokens are loaded one by one, addresses take registers too. A part of a tile has no fewer tokens than
-    # threads: 64 of a tile of 512 where all are float64, else 128.
-    halvings = min(3 if element == 8 else 2, halvings + (not aligned))
-    cut = cut_for(tokens, sequences, halvings, element, unit, aligned)
-    shape = cut.shape
-    tiles = 0 if packed else max(1, -(-width // shape.tile))
-    slots = tokens // shape.tile + sequences + 2 if packed else tiles * sequences
-    token_programs = max(1, -(-slots // shape.rows))
-    sequence_programs = max(1, -(-(sequences + 2 * packed) // shape.sequences))
-    steps = search_steps(sequences, WAYS.value)
-    slots = token_programs * shape.rows
-    return Grid(cut, tokens, sequences, width, tiles, slots, token_programs, sequence_programs, steps, contiguous)
+    cut = cut_for(tokens, sequences, element, unit, aligned, warp_size(like.device))
+    tile, spread, rows = cut.shape.tile, cut.spread.tile, cut.spread.rows
+    if packed:
+        of_row, of_row_of_apply, slots_of_apply = 0, 0, tokens // spread + sequences + 2
+        token_programs, slots = tokens // tile + 1, tokens // tile + sequences + 2
+    else:
+        of_row, of_row_of_apply = max(1, -(-width // tile)), max(1, -(-width // spread))
+        token_programs, slots_of_apply = max(1, of_row * sequences), of_row_of_apply * sequences
+        slots = token_programs
+    return Grid(
+        cut=cut,
+        tokens=tokens,
+        sequences=sequences,
+        width=width,
+        tiles=of_row,
+        slots=slots,
+        token_programs=token_programs,
+        sequence_programs=max(1, -(-(sequences + 2 * packed) // cut.shape.sequences)),
+        steps=search_steps(sequences, tiles.WAYS.value),
+        tiles_of_apply=of_row_of_apply,
+        programs_of_apply=max(1, -(-slots_of_apply // rows)),
+        steps_of_apply=search_steps(sequences, WAYS.value),
+        contiguous=contiguous,
+    )
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:

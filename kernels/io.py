@@ -7,7 +7,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.slots import Extents, Stretch, inside_of, parts_of, positions
+from rollout_corr.kernels.slots import Extents, Stretch
+from rollout_corr.kernels.tiles import Tile, places_of
 
 
 class PerToken(NamedTuple):
@@ -74,19 +75,57 @@ def store_tokens(pointers: tl.tensor, x: tl.tensor, inside: tl.tensor, interior:
 
 
 @triton.jit
-def store_parts(
-    tensor: PerToken, parts: tl.tuple, stretch: Stretch, PLAN: tl.constexpr, TILING: tl.constexpr, FULL: tl.constexpr
-) -> None:
-    """Store all parts of a tile of a contiguous tensor, each [ROWS, LANES, VEC]. FULL: every slot fills its tile."""
-    for part in tl.static_range(parts_of(TILING)):
-        place = positions(part * TILING.part, TILING.lanes, TILING.vec)
-        where = addresses(tensor, stretch, place, PLAN, TILING, True)
-        store_tokens(where, parts[part], inside_of(stretch, place), FULL)
-
-
-@triton.jit
 def of_sequence(table: tl.tensor, stretch: Stretch, extents: Extents, like: tl.tensor) -> tl.tensor:
     """Load a per-sequence tensor, [S], for the tokens of a part: shape and dtype of `like`; 0 outside sequences."""
     known = (stretch.sequence >= 0) & (stretch.sequence < extents.sequences)
     each = tl.load(table + stretch.sequence, mask=known, other=0.0)
     return each.to(like.dtype)[:, None, None] + tl.zeros_like(like)
+
+
+# --- steps of a tile ---
+
+
+@triton.jit
+def pointers_to(
+    tensor: PerToken, tile: Tile, place: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr
+) -> tl.tensor:
+    """Find where the tokens of a step lie: [PARTS, LANES, VEC] pointers. UNIT: neighbours lie side by side."""
+    if UNIT:
+        begin = tensor.pointer + tile.first
+        if not PLAN.packed:
+            # As in `addresses`.
+            row = tensor.row >> 4 << 4 if TILING.aligned else tensor.row
+            begin += tile.row * row
+        return begin + place
+    else:
+        begin = tensor.pointer + tile.first * tensor.step
+        if not PLAN.packed:
+            begin += tile.row * tensor.row
+        return begin + place * tensor.step
+
+
+@triton.jit
+def load_step(
+    tensor: PerToken, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr,
+    WHOLE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Load a step; without a mask, so that accesses can be wide, where all of it lies within the batch (WHOLE)."""
+    place = places_of(first, TILING)
+    if WHOLE:
+        return tl.load(pointers_to(tensor, tile, place, PLAN, TILING, UNIT))
+    else:
+        return tl.load(pointers_to(tensor, tile, place, PLAN, TILING, UNIT), mask=place < tile.length, other=0)
+
+
+@triton.jit
+def store_step(
+    tensor: PerToken, x: tl.tensor, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr,
+    WHOLE: tl.constexpr,
+) -> None:  # fmt: skip
+    """Store a step of a contiguous tensor; without a mask where all of it lies within the batch."""
+    place = places_of(first, TILING)
+    where = pointers_to(tensor, tile, place, PLAN, TILING, True)
+    if WHOLE:
+        tl.store(where, x.to(where.dtype.element_ty))
+    else:
+        tl.store(where, x.to(where.dtype.element_ty), mask=place < tile.length)

@@ -9,7 +9,7 @@ a padded batch have equally many slots each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import triton
@@ -31,15 +31,25 @@ class Tiling:
     aligned: bool  # every row starts at a multiple of 16 elements behind a multiple of 16 bytes
 
     @property
-    def part(self) -> int:
-        """Tokens of a row that are worked on at a time."""
-        return self.lanes * self.vec
+    def parts(self) -> int:
+        """Vectors of a thread in one step."""
+        return self.rows
 
+    @property
+    def step(self) -> int:
+        """Tokens that a walk along a tile takes at a time."""
+        return self.rows * self.lanes * self.vec
 
-@triton.constexpr_function
-def parts_of(tiling: Tiling) -> int:
-    """Count the parts of a tile; a plain attribute would be no constexpr, which `tl.static_range` asks for."""
-    return tiling.tile // tiling.part
+    def tokens_of_thread(self, threads: int) -> int:
+        """Count the tokens that a thread has at a time: of a step of one warp, else of all slots of a program."""
+        return (self.step if threads == 32 else self.rows * self.tile) // threads
+
+    def for_warps_of(self, threads: int) -> Tiling:
+        """Give each thread of a larger warp fewer vectors, or the warp more tokens at a time."""
+        times = threads // 32
+        if times == 1 or self.lanes < 32:
+            return self
+        return replace(self, lanes=self.lanes * times, rows=max(1, self.rows // times))
 
 
 class Extents(NamedTuple):

@@ -1,10 +1,8 @@
-"""Accumulators of a pass over tokens: one for every column of the plan's tables, kept in registers to the end.
+"""Accumulators of a walk along a tile: one for every column of the plan's tables, [LANES], kept to the end.
 
-A tile is worked on in parts of [ROWS, LANES, VEC] tokens: VEC neighbours belong to one thread, LANES threads to a row.
-Values of a part are summed over neighbours at once ([ROWS, LANES]) and added to the sums of earlier parts. Threads
-exchange sums only at the end, for up to eight columns at a time.
-
-`found` is the tuple of all accumulators in the order of `Tables.recorded`, with the histogram behind them.
+`found` is a tuple of what a step of tokens gives, in the order of `Tables.recorded`: columns of the batch summed over
+the tokens of each lane at once, columns of slots token by token, because several sequences may share the step. `kept`
+is the tuple of accumulators. Lanes, which are one warp, exchange sums when a slot or the tile ends.
 """
 
 from __future__ import annotations
@@ -13,6 +11,8 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.correct.plan import Tables
+from rollout_corr.kernels.slots import Extents
+from rollout_corr.kernels.tiles import Tile, Turn, places_of
 from rollout_corr.kernels.tokens import (
     GRID_OF_D,
     GRID_OF_FRACTION,
@@ -40,49 +40,68 @@ def place_of(plan: Tables, table: str, name: str) -> int:
 
 
 @triton.constexpr_function
-def places(plan: Tables) -> int:
-    """Count the accumulators, the histogram included."""
-    return len(plan.recorded) + plan.full
+def is_of_slots(plan: Tables, place: int) -> bool:
+    """Test whether an accumulator is of slots and not of the batch."""
+    return plan.recorded[place][0] not in ("token_sums", "token_maxima")
+
+
+@triton.constexpr_function
+def is_measured(plan: Tables, place: int) -> bool:
+    """Test for an accumulator of slots that is filled token by token; without a mask, bounds tell the valid ones."""
+    table, name = plan.recorded[place]
+    return is_of_slots(plan, place) and (plan.masked or (table, name) != ("counts", "valid"))
+
+
+@triton.constexpr_function
+def is_of_finite(plan: Tables, i: int) -> bool:
+    """Test whether a count of slots is of non-finite tokens; the accumulator counts the others, which are at hand."""
+    return plan.counts[i].rpartition("/")[2] == "nonfinite"
 
 
 @triton.constexpr_function
 def is_extremum(plan: Tables, place: int) -> bool:
     """Test whether an accumulator keeps the largest and not the sum."""
-    return place < len(plan.recorded) and plan.recorded[place][0] in ("peaks", "token_maxima")
+    return plan.recorded[place][0] in ("peaks", "token_maxima")
 
 
 @triton.constexpr_function
-def group_sizes(many: int) -> tuple[int, ...]:
-    """Divide so many columns into groups of 8, 4, 2 and 1, the powers of two that a join can make."""
-    return (8,) * (many // 8) + tuple(size for size in (4, 2, 1) if many % 8 & size)
+def is_wide(plan: Tables, place: int) -> bool:
+    """Test for a sum over tokens in float64: of values that differ little from each other and far from the centre."""
+    return plan.recorded[place][1].rpartition("/")[2] in ("p", "q", "p2", "q2", "pq", "clamped", "clamped2")
 
 
 @triton.constexpr_function
-def group_count(many: int) -> int:
-    """Count the groups of so many columns."""
-    return len(group_sizes(many))
+def kind_of(plan: Tables, place: int) -> tl.dtype:
+    """Choose the dtype of an accumulator."""
+    table = plan.recorded[place][0]
+    if table == "counts":
+        return tl.int32
+    if table == "integers":
+        return tl.int64
+    keys = table == "peaks" or (table == "token_maxima" and plan.nonfinite == "propagate")
+    if keys:
+        return tl.int64 if plan.double else tl.int32
+    wide = plan.double or (table == "token_sums" and is_wide(plan, place))
+    return tl.float64 if wide else tl.float32
 
 
 @triton.constexpr_function
-def group_first(many: int, i: int) -> int:
-    """Find the first column of a group."""
-    return sum(group_sizes(many)[:i])
+def start_of(plan: Tables, place: int) -> float:
+    """Choose the value from which an accumulator starts."""
+    if not is_extremum(plan, place):
+        return 0
+    kind = kind_of(plan, place)
+    return float("-inf") if kind.is_floating() else -0x80000000 if kind == tl.int32 else -0x8000000000000000
 
 
-@triton.constexpr_function
-def group_size(many: int, i: int) -> int:
-    """Count the columns of a group."""
-    return group_sizes(many)[i]
-
-
-# --- one part of a tile ---
+# --- one step ---
 
 
 @triton.jit
 def nothing(PLAN: tl.constexpr) -> tl.tuple:
-    """Fill all accumulators with placeholders; one that is never recorded fails to compile."""
+    """Fill all columns with placeholders; one that is never recorded fails to compile."""
     found = ()
-    for _ in tl.static_range(places(PLAN)):
+    for _ in tl.static_range(size(PLAN, "recorded")):
         found = found + (0,)
     return found
 
@@ -91,12 +110,12 @@ def nothing(PLAN: tl.constexpr) -> tl.tuple:
 def record(
     found: tl.tuple, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, x: tl.tensor
 ) -> tl.tuple:  # fmt: skip
-    """Put the sum of a part over neighbours, or the largest of them, into a column, if the plan has it."""
+    """Put what the tokens of a step give into a column, if the plan has it; of a lane's tokens for the batch."""
     if has(PLAN, TABLE, name):
-        if TABLE == "peaks" or TABLE == "token_maxima":
-            x = tl.max(x, 2)
-        else:
-            x = tl.sum(x, 2)
+        if TABLE == "token_sums":
+            x = tl.sum(tl.sum(x, 2), 0)
+        elif TABLE == "token_maxima":
+            x = tl.max(tl.max(x, 2), 0)
         found = found[: place_of(PLAN, TABLE, name)] + (x,) + found[place_of(PLAN, TABLE, name) + 1 :]
     return found
 
@@ -104,20 +123,17 @@ def record(
 @triton.jit
 def record_count(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, which: tl.tensor) -> tl.tuple:
     """Count tokens of a slot."""
-    return record(found, PLAN, "counts", name, which.to(tl.int32))
+    return record(found, PLAN, "counts", name, which)
 
 
 @triton.jit
-def record_sum(
-    found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor, TAME: tl.constexpr
-) -> tl.tuple:  # fmt: skip
+def record_sum(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> tl.tuple:
     """Sum D or something bounded like it: saturated and exact on D's grid; plainly in float64."""
     finite = x
     if has(PLAN, "floats", named(name, "rest")):
-        finite = x if TAME else tl.where(is_finite(x), x, 0.0)
+        finite = tl.where(is_finite(x), x, 0.0)
         found = record(found, PLAN, "floats", named(name, "rest"), x - finite)
-    if not TAME:
-        finite = tl.minimum(tl.maximum(finite, -LARGEST_D), LARGEST_D)
+    finite = tl.minimum(tl.maximum(finite, -LARGEST_D), LARGEST_D)
     if PLAN.double:
         return record(found, PLAN, "floats", name, finite)
     else:
@@ -168,121 +184,149 @@ def to_grid(x: tl.tensor, grid: tl.constexpr) -> tl.tensor:
     return (x * grid + tl.where(x < 0.0, -0.5, 0.5).to(x.dtype)).to(tl.int64)
 
 
+# --- the walk ---
+
+
 @triton.jit
-def merged(found: tl.tuple, more: tl.tuple, PLAN: tl.constexpr) -> tl.tuple:
-    """Merge the accumulators of two parts."""
-    both = ()
-    for place in tl.static_range(len(found)):
-        if is_extremum(PLAN, place):
-            both = both + (tl.maximum(found[place], more[place]),)
+def empty(PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tuple:
+    """Start all accumulators."""
+    kept = ()
+    for place in tl.static_range(size(PLAN, "recorded")):
+        kept = kept + (tl.full((TILING.lanes,), start_of(PLAN, place), kind_of(PLAN, place)),)
+    return kept
+
+
+@triton.jit
+def emptied(kept: tl.tuple, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tuple:
+    """Start the accumulators of slots again."""
+    fresh = ()
+    for place in tl.static_range(size(PLAN, "recorded")):
+        if is_of_slots(PLAN, place):
+            fresh = fresh + (tl.full((TILING.lanes,), start_of(PLAN, place), kind_of(PLAN, place)),)
         else:
-            both = both + (found[place] + more[place],)
-    return both
-
-
-# --- all parts ---
+            fresh = fresh + (kept[place],)
+    return fresh
 
 
 @triton.jit
-def widest(found: tl.tuple, FIRST: tl.constexpr, SIZE: tl.constexpr) -> tl.tensor:
-    """Promote some columns to their common dtype; the value is not used."""
-    x = found[FIRST]
-    for i in tl.static_range(1, SIZE):
-        x = x + found[FIRST + i]
-    return x
-
-
-@triton.jit
-def joined(found: tl.tuple, FIRST: tl.constexpr, SIZE: tl.constexpr) -> tl.tensor:
-    """Join columns side by side in the order of their names: [ROWS, LANES, 1 or 2, ...]."""
-    kind = widest(found, FIRST, SIZE).dtype
-    if SIZE == 8:
-        even = tl.join(pair(found, FIRST, 4, kind), pair(found, FIRST + 2, 4, kind))
-        return tl.join(even, tl.join(pair(found, FIRST + 1, 4, kind), pair(found, FIRST + 3, 4, kind)))
-    elif SIZE == 4:
-        return tl.join(pair(found, FIRST, 2, kind), pair(found, FIRST + 1, 2, kind))
-    elif SIZE == 2:
-        return pair(found, FIRST, 1, kind)
+def joined(one: tl.tensor, other: tl.tensor, LARGEST: tl.constexpr) -> tl.tensor:
+    """Add two sums, or take the larger of two maxima."""
+    if LARGEST:
+        return tl.maximum(one, other)
     else:
-        return tl.expand_dims(found[FIRST], 2)
+        return one + other
 
 
 @triton.jit
-def pair(found: tl.tuple, FIRST: tl.constexpr, STEP: tl.constexpr, kind: tl.constexpr) -> tl.tensor:
-    """Join two columns."""
-    return tl.join(found[FIRST].to(kind), found[FIRST + STEP].to(kind))
+def with_batch(kept: tl.tuple, found: tl.tuple, PLAN: tl.constexpr) -> tl.tuple:
+    """Add a step to the accumulators of the batch."""
+    more = ()
+    for place in tl.static_range(size(PLAN, "recorded")):
+        if is_of_slots(PLAN, place):
+            more = more + (kept[place],)
+        else:
+            more = more + (joined(kept[place], found[place].to(kind_of(PLAN, place)), is_extremum(PLAN, place)),)
+    return more
 
 
 @triton.jit
-def of_rows(found: tl.tuple, FIRST: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr) -> tl.tensor:
-    """Add columns up, or take the largest, over each row: [ROWS, SIZE]."""
-    together = joined(found, FIRST, SIZE)
-    together = tl.max(together, 1) if LARGEST else tl.sum(together, 1)
-    return tl.reshape(together, [together.shape[0], SIZE])
+def with_slot(
+    kept: tl.tuple, found: tl.tuple, start: tl.tensor, end: tl.tensor, first: tl.tensor,
+    PLAN: tl.constexpr, TILING: tl.constexpr, ALL: tl.constexpr,
+) -> tl.tuple:  # fmt: skip
+    """Add tokens from start to end to the accumulators of slots. ALL: all tokens of the step, which begins at first."""
+    place = places_of(first, TILING)
+    inside = (place >= start) & (place < end)
+    more = ()
+    for place in tl.static_range(size(PLAN, "recorded")):
+        if is_measured(PLAN, place):
+            x = found[place]
+            if not ALL:
+                if x.dtype == tl.int1:
+                    x = x & inside
+                else:
+                    x = tl.where(inside, x, start_of(PLAN, place))
+            x = x.to(kind_of(PLAN, place))
+            if is_extremum(PLAN, place):
+                more = more + (tl.maximum(kept[place], tl.max(tl.max(x, 2), 0)),)
+            else:
+                more = more + (kept[place] + tl.sum(tl.sum(x, 2), 0),)
+        else:
+            more = more + (kept[place],)
+    return more
 
 
 @triton.jit
-def of_program(found: tl.tuple, FIRST: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr) -> tl.tensor:
-    """Add columns up, or take the largest, over a program, a thread's own rows first: [SIZE]."""
-    together = joined(found, FIRST, SIZE)
-    together = tl.reshape(together, [together.shape[0] * together.shape[1], SIZE])
-    return tl.max(together, 0) if LARGEST else tl.sum(together, 0)
+def over_lanes(x: tl.tensor) -> tl.tensor:
+    """Add up over the lanes; int64 in two halves, which a warp adds in one instruction each."""
+    if x.dtype == tl.int64:
+        # |x| is below 2^50 for up to 64 tokens of a lane, and there are at most 64 lanes.
+        low, high = (x & 0xFFFFFF).to(tl.int32), (x >> 24).to(tl.int32)
+        return (tl.sum(high, 0).to(tl.int64) << 24) + tl.sum(low, 0)
+    else:
+        return tl.sum(x, 0)
 
 
 @triton.jit
-def put_slots(
-    found: tl.tuple, table: tl.tensor, slots: tl.tensor, slot: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr
+def put_columns(
+    kept: tl.tuple, table: tl.tensor, slots: tl.tensor, slot: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr
 ) -> None:
     """Store the columns of a table of slots, [columns, slots]."""
-    many: tl.constexpr = size(PLAN, TABLE)
-    for i in tl.static_range(group_count(many)):
-        put_slot_group(found, table, slots, slot, first_of(PLAN, TABLE) + group_first(many, i), group_first(many, i),
-                       group_size(many, i), TABLE == "peaks")  # fmt: skip
+    for i in tl.static_range(size(PLAN, TABLE)):
+        x = kept[first_of(PLAN, TABLE) + i]
+        x = tl.max(x, 0) if TABLE == "peaks" else over_lanes(x)
+        tl.store(table + (slot + i * slots), x.to(table.dtype.element_ty))
 
 
 @triton.jit
-def put_slot_group(
-    found: tl.tuple, table: tl.tensor, slots: tl.tensor, slot: tl.tensor,
-    PLACE: tl.constexpr, COLUMN: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr,
+def put_counts(
+    kept: tl.tuple, table: tl.tensor, slots: tl.tensor, slot: tl.tensor, valid: tl.tensor, outside: tl.tensor,
+    PLAN: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Store SIZE accumulators from PLACE on into the columns from COLUMN on."""
-    x = of_rows(found, PLACE, SIZE, LARGEST)
-    column = COLUMN + tl.arange(0, SIZE).to(tl.int64)
-    tl.store(table + (column[None, :] * slots + slot[:, None]), x.to(table.dtype.element_ty))
+    """Store the counts of a slot; the first is of its valid tokens, less those outside of sequences."""
+    tl.store(table + slot, valid - outside)
+    for i in tl.static_range(1, size(PLAN, "counts")):
+        x = tl.sum(kept[first_of(PLAN, "counts") + i], 0)
+        if is_of_finite(PLAN, i):
+            x = valid - x
+        tl.store(table + (slot + i * slots), x)
 
 
 @triton.jit
-def put_sums(found: tl.tuple, table: tl.tensor, PLAN: tl.constexpr) -> None:
-    """Store what the program adds to the sums of the batch, [columns, programs]."""
-    put_groups(found, table, first_of(PLAN, "token_sums"), size(PLAN, "token_sums"), False)
+def put_slot(
+    kept: tl.tuple, tables: tl.tuple, slots: tl.tensor, turn: Turn, outside: tl.tensor, tile: Tile, extents: Extents,
+    PLAN: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Store an owner's slot.
+
+    Valid tokens outside of sequences, so far that many, go to the next slot of no sequence; return those that are left.
+    """
+    slot = tl.program_id(0).to(tl.int64)
+    here = outside * 0
+    if PLAN.packed:
+        slot += turn.owner
+        here = tl.where((turn.owner > 0) & (turn.owner <= extents.sequences), 0, outside)
+    if PLAN.masked:
+        valid = tl.sum(kept[first_of(PLAN, "counts")], 0)
+    else:
+        valid = tl.maximum(tl.minimum(turn.end, tile.end) - tl.maximum(turn.start, tile.begin), 0)
+    put_counts(kept, tables[0], slots, slot, valid, here, PLAN)
+    put_columns(kept, tables[1], slots, slot, PLAN, "integers")
+    put_columns(kept, tables[2], slots, slot, PLAN, "floats")
+    put_columns(kept, tables[3], slots, slot, PLAN, "peaks")
+    return outside - here
 
 
 @triton.jit
-def put_maxima(found: tl.tuple, table: tl.tensor, PLAN: tl.constexpr) -> None:
-    """Store the extrema of the program's tokens, [columns, programs], without those that follow from others."""
-    put_groups(found, table, first_of(PLAN, "token_maxima"), size(PLAN, "token_maxima") - PLAN.derived, True)
-
-
-@triton.jit
-def put_groups(
-    found: tl.tuple, table: tl.tensor, PLACE: tl.constexpr, MANY: tl.constexpr, LARGEST: tl.constexpr
-) -> None:  # fmt: skip
-    """Store MANY accumulators from PLACE on."""
-    for i in tl.static_range(group_count(MANY)):
-        put_group(found, table, PLACE + group_first(MANY, i), group_first(MANY, i), group_size(MANY, i), LARGEST)
-
-
-@triton.jit
-def put_group(
-    found: tl.tuple, table: tl.tensor,
-    PLACE: tl.constexpr, COLUMN: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr,
-) -> None:  # fmt: skip
-    """Store SIZE accumulators from PLACE on into the columns from COLUMN on."""
-    x = of_program(found, PLACE, SIZE, LARGEST)
-    if LARGEST:
-        x = unordered(x)
-    column = COLUMN + tl.arange(0, SIZE).to(tl.int64)
-    tl.store(table + (column * tl.num_programs(0) + tl.program_id(0)), x.to(tl.float64))
+def put_batch(kept: tl.tuple, sums: tl.tensor, maxima: tl.tensor, PLAN: tl.constexpr) -> None:
+    """Store what the program adds to sums and extrema of the batch, [columns, programs], but for derived extrema."""
+    program = tl.program_id(0).to(tl.int64)
+    for i in tl.static_range(size(PLAN, "token_sums")):
+        x = tl.sum(kept[first_of(PLAN, "token_sums") + i], 0)
+        tl.store(sums + (program + i * tl.num_programs(0).to(tl.int64)), x.to(tl.float64))
+    for i in tl.static_range(size(PLAN, "token_maxima") - PLAN.derived):
+        x = unordered(tl.max(kept[first_of(PLAN, "token_maxima") + i], 0))
+        tl.store(maxima + (program + i * tl.num_programs(0).to(tl.int64)), x.to(tl.float64))
 
 
 @triton.jit

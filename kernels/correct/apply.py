@@ -13,7 +13,7 @@ import triton.language as tl
 from rollout_corr.kernels.correct.criteria import selected
 from rollout_corr.kernels.correct.decide import REJECTED, WEIGHTLESS, thinning_bit
 from rollout_corr.kernels.io import PerToken, addresses, contiguous, either, load_tokens, of_sequence, store_tokens
-from rollout_corr.kernels.slots import Extents, Stretch, inside_of, is_full, positions, stretch_of
+from rollout_corr.kernels.slots import Extents, Stretch, inside_of, is_full, positions, slots_of_program, stretch_of
 from rollout_corr.kernels.tokens import is_finite, over_kept_set, real, size, test
 
 
@@ -117,23 +117,20 @@ def apply_to_tokens(
 
 @triton.jit(
     do_not_specialize=[
-        "tokens", "sequences", "width", "tiles", "train_row", "train_step", "rollout_row", "rollout_step",
+        "tokens", "sequences", "width", "tiles", "steps", "train_row", "train_step", "rollout_row", "rollout_step",
         "mask_row", "mask_step",
     ]
 )  # fmt: skip
 def apply_kernel(
-    train_logp, rollout_logp, mask, log_mass, advantages, offsets, owners, states, sequence_weights, weights, mask_out,
-    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64,
+    train_logp, rollout_logp, mask, log_mass, advantages, offsets, states, sequence_weights, weights, mask_out,
+    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, steps: tl.int32,
     train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
     mask_row: tl.int64, mask_step: tl.int64,
     PLAN: tl.constexpr, TILING: tl.constexpr,
 ):  # fmt: skip
-    """Apply what was decided to the tokens of the slots of `read`."""
+    """Apply what was decided to the tokens of TILING.rows slots, which are shorter than those of `read`."""
     extents = Extents(tokens, sequences, width, tiles)
-    slot = tl.program_id(0).to(tl.int64) * TILING.rows + tl.arange(0, TILING.rows)
-    owner = slot
-    if PLAN.packed:
-        owner = tl.load(owners + slot).to(tl.int64)
+    slot, owner, _ = slots_of_program(offsets, extents, steps, PLAN, TILING)
     stretch = stretch_of(offsets, owner, slot, extents, PLAN, TILING.tile)
     known = (stretch.sequence >= 0) & (stretch.sequence < sequences)
     state = tl.load(states + stretch.sequence, mask=known, other=0)

@@ -32,7 +32,7 @@ class Pair(NamedTuple):
     logp: tl.tensor  # of the policy in the numerator: train, or new
     base: tl.tensor  # of the policy in the denominator: rollout, or train
     measured: tl.tensor  # tokens that are valid and, but for nonfinite="propagate", finite or read as D = 0
-    nonfinite: tl.tensor  # valid tokens whose D is not finite
+    finite: tl.tensor  # valid tokens whose D is finite
 
 
 @triton.jit
@@ -180,7 +180,7 @@ def test_tokens(
 @triton.jit
 def aggregate_tokens(
     found: tl.tuple, pair: Pair, among: tl.tensor, external: tl.tensor, numbers: tl.tuple,
-    TEST: tl.constexpr, PLAN: tl.constexpr, TAME: tl.constexpr,
+    TEST: tl.constexpr, PLAN: tl.constexpr,
 ) -> tl.tuple:  # fmt: skip
     """Record the sum or the extremum of a slot, among some tokens, that a criterion over sequences needs."""
     if has(PLAN, "peaks", named(TEST.index, "peak")):
@@ -194,7 +194,7 @@ def aggregate_tokens(
     elif TEST.sum != "d":
         x = tl.where(among, statistic(pair, among, external, numbers, TEST, PLAN), 0.0)
         if TEST.one_limb:
-            found = record_sum(found, PLAN, named(TEST.index, "sum"), x, TAME)
+            found = record_sum(found, PLAN, named(TEST.index, "sum"), x)
         else:
             found = record_statistic(found, PLAN, named(TEST.index, "sum"), x)
     return found

@@ -275,8 +275,9 @@ def decide(
     found = gathered(tables, first, many, slots, PLAN, SHAPE)
     valid, nonfinite = integer(found, PLAN, "valid"), integer(found, PLAN, "nonfinite")
     if PLAN.packed:
-        add(out.sums, PLAN, "tokens_outside", tl.where(known, 0, valid))
-        valid = tl.where(known, valid, 0)
+        # What lies outside is counted below 0, so that a sequence with wrong offsets takes none of it for its own.
+        add(out.sums, PLAN, "tokens_outside", tl.where(known, 0, -valid))
+        valid = tl.where(known, tl.maximum(valid, 0), 0)
     else:
         add(out.sums, PLAN, "tokens_outside", valid * 0)
     n = valid

@@ -128,7 +128,6 @@ class Recipe:
     sums: int  # of the statistics
     upload: Upload
     constants: dict[str, Any]  # arguments that are the same for every call
-    halvings: int
     pointers: Callable[[Mapping[str, Any]], tuple[Tensor, ...]] | None = None  # picks all that are tensors
 
 
@@ -183,13 +182,12 @@ def recipe_of(
             "CHUNK": FINISH_CHUNK,
             "BY_OWNER": split,
         },
-        halvings=plan.halvings,
     )
 
 
 # Every table that a plan may have: of slots, of token programs, of sequence programs, of sequences.
 SCRATCH = (
-    *("owners", "counts", "integers", "floats", "peaks"),
+    *("counts", "integers", "floats", "peaks"),
     *("token_sums", "token_maxima", "sequence_sums", "sequence_maxima", "counter", "states", "sequence_weights"),
 )
 
@@ -201,7 +199,6 @@ def _scratch_of(plan: Plan, kind: torch.dtype) -> WorkspaceLayout:
     """
     keys, exact = torch.int64 if plan.double else torch.int32, torch.float64
     slots = [
-        Field("owners", None, torch.int32) if plan.packed and plan.applies else None,
         Field("counts", len(plan.counts), torch.int32),
         Field("integers", len(plan.integers), torch.int64) if plan.integers else None,
         Field("floats", len(plan.floats), kind),
@@ -273,7 +270,7 @@ def prepare(
     advantages = advantages.contiguous() if plan.advantages and advantages is not None else None
     log_mass = None if log_mass is None else log_mass.contiguous()
     strided = [train, rollout] if mask is None else [train, rollout, mask]
-    grid = grid_for(train, offsets, strided, min(train.element_size(), rollout.element_size()), recipe.halvings)
+    grid = grid_for(train, offsets, strided, min(train.element_size(), rollout.element_size()))
 
     def empty(size: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
@@ -317,6 +314,8 @@ def prepare(
         "TILING": grid.cut.tiling,
         "SHAPE": grid.cut.shape,
     }
+    # `apply` has slots of its own.
+    of_apply = values | {"tiles": grid.tiles_of_apply, "steps": grid.steps_of_apply, "TILING": grid.cut.spread}
     # `decide` does not read the advantages of tokens, whose dtype would be part of its compile key.
     of_decide = values if plan.advantages in (None, "sequence") else values | {"advantages": None}
     of_gather: dict[str, Any] = {}
@@ -330,12 +329,11 @@ def prepare(
     if recipe.pointers is None:
         recipe.pointers = names_of_tensors(tensors)
     where = (grid.cut, alignment_of((workspace.memory, *extras, *recipe.pointers(tensors)))), workspace, device
-    over_tokens = grid.token_programs, grid.cut.threads
     launches = (
-        (*over_tokens, values),
+        (grid.token_programs, grid.cut.warp, values),
         (grid.sequence_programs, SEQUENCE_THREADS, of_gather),
         (grid.sequence_programs + plan.finishers, SEQUENCE_THREADS, of_decide),
-        (*over_tokens, values),
+        (grid.programs_of_apply, grid.cut.threads, of_apply),
     )
     sites = zip(recipe.sites, launches, strict=True)
     return found, tuple([Launch(site, *one, *where) for site, one in sites if site is not None])

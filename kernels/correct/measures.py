@@ -70,20 +70,16 @@ class SequenceWeights(NamedTuple):
 
 
 @triton.jit
-def measure_tokens(
-    found: tl.tuple, pair: Pair, ratio: Ratio, clamp: tl.tensor, PLAN: tl.constexpr, TAME: tl.constexpr
-) -> tl.tuple:
+def measure_tokens(found: tl.tuple, pair: Pair, ratio: Ratio, clamp: tl.tensor, PLAN: tl.constexpr) -> tl.tuple:
     """Record the statistics of D and of its exponential."""
     d, excess = pair.d, ratio.excess
-    saturated = d if TAME else limited(d, -LARGEST_D, LARGEST_D, PLAN)
+    saturated = limited(d, -LARGEST_D, LARGEST_D, PLAN)
     found = record(found, PLAN, "token_sums", "abs_d", tl.abs(saturated))
     found = record(found, PLAN, "token_sums", "d2", saturated * saturated)
     found = record(found, PLAN, "token_sums", "k3", ratio.k3)
     found = record(found, PLAN, "token_sums", "ratio", excess)
     found = record(found, PLAN, "token_sums", "ratio2", excess * excess)
-    clamped = tl.zeros_like(d)
-    if not TAME:
-        clamped = tl.where(tl.abs(d) <= clamp, clamped, 1.0)
+    clamped = tl.where(tl.abs(d) <= clamp, 0.0, 1.0).to(d.dtype)
     found = record(found, PLAN, "token_sums", "tokens_clamped", clamped)
     return record_extrema(found, PLAN, "-min_d", "max_d", d, pair.measured)
 
@@ -117,11 +113,12 @@ def measure_divergences(found: tl.tuple, ratio: Ratio, PLAN: tl.constexpr) -> tl
 
 
 @triton.jit
-def histogram_of(d: tl.tensor, measured: tl.tensor) -> tl.tensor:
-    """Count the D in each bin: [BINS] int32."""
+def count_bins(histogram: tl.tensor, d: tl.tensor, measured: tl.tensor) -> None:
+    """Count the D of each bin, in one of the copies of the histogram."""
     bits = d.to(tl.float32).to(tl.int32, bitcast=True)
     bins = tl.minimum(tl.maximum(((bits & 0x7FFFFFFF) >> 20) - FIRST_BIN, 0), 255) + tl.where(bits < 0, 256, 0)
-    return tl.histogram(tl.ravel(bins), BINS, mask=tl.ravel(measured & is_finite(d)))
+    copy = histogram + (tl.program_id(0) % COPIES) * BINS
+    tl.atomic_add(copy + bins, tl.full(bins.shape, 1, tl.int64), mask=measured & is_finite(d), sem="relaxed")
 
 
 @triton.jit

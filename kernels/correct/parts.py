@@ -1,4 +1,4 @@
-"""Loads of a program of `read`: its parts, what all parts share, and the comparison of two policies at a token."""
+"""Loads of a step of `read`, what all tokens of a step share, and the comparison of two policies at a token."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import triton.language as tl
 
 from rollout_corr.kernels.correct.criteria import Pair
 from rollout_corr.kernels.correct.plan import Plan
-from rollout_corr.kernels.io import PerToken, addresses, contiguous, load_tokens, of_sequence
-from rollout_corr.kernels.slots import Extents, Stretch, inside_of, parts_of, positions
-from rollout_corr.kernels.tokens import is_finite, over_kept_set, real
+from rollout_corr.kernels.io import PerToken, contiguous, load_step
+from rollout_corr.kernels.slots import Extents
+from rollout_corr.kernels.tiles import Tile, Turn, of_sequences, places_of
+from rollout_corr.kernels.tokens import is_finite, real
 
 
 class Inputs(NamedTuple):
-    """The tensors of every part."""
+    """The tensors of every Spec."""
 
     train: PerToken
     rollout: PerToken
@@ -24,33 +25,31 @@ class Inputs(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The inputs of a part of a tile: [ROWS, LANES, VEC] each."""
+    """The inputs of a step: [PARTS, LANES, VEC] each."""
 
     train: tl.tensor
     rollout: tl.tensor
-    mask: tl.tensor  # as it was given; 0 at tokens of other slots
+    mask: tl.tensor  # as it was given
+    valid: tl.tensor  # bool; False outside of sequences
     mass: tl.tensor  # the log of the mass kept; train where the plan has none
 
 
 class Shared(NamedTuple):
-    """The values that all parts of a program share."""
+    """The values that a step needs besides its log-probs and its mask."""
 
-    stretch: Stretch
+    tile: Tile
+    turn: Turn
+    first: tl.tensor  # token of the tile
+    whole: tl.tensor  # all of the step lies within sequences
     extents: Extents
-    full: tl.tensor  # every slot fills its tile
-    outside: tl.tensor  # [ROWS, 1, 1], slots of no sequence
+    offsets: tl.tensor
     advantages: tl.tensor  # [N], [B, T] or [S]
     externals: tl.tuple  # per-token tensors: those of the criteria, then new_logp
+    histogram: tl.tensor  # [COPIES * BINS] int64, for detail="full"
     numbers: tl.tuple
 
 
-# In Triton 3.5 and 3.6 a tuple that grows forgets the names within its entries; these two restore them.
-
-
-@triton.jit
-def part_of(x: tl.tuple) -> Part:
-    """Name the entries of a part."""
-    return Part(x[0], x[1], x[2], x[3])
+# In Triton 3.5 and 3.6 a tuple that grows forgets the names within its entries; this one restores them.
 
 
 @triton.jit
@@ -69,66 +68,74 @@ def compares_with_rollout(plan: Plan, k: int) -> bool:
 
 
 @triton.jit
-def load_parts(
-    inputs: Inputs, stretch: Stretch, PLAN: tl.constexpr, TILING: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr
-) -> tl.tuple:
-    """Load all parts.
-
-    FULL: every slot fills its tile. WHOLE: every tile lies within the batch, so that it can be loaded whole, without a
-    mask that would make accesses narrow.
-    """
-    parts = ()
-    for i in tl.static_range(parts_of(TILING)):
-        place = positions(i * TILING.part, TILING.lanes, TILING.vec)
-        inside = inside_of(stretch, place)
-        train = load_tokens(addresses(inputs.train, stretch, place, PLAN, TILING, TILING.unit), inside, WHOLE)
-        rollout = load_tokens(addresses(inputs.rollout, stretch, place, PLAN, TILING, TILING.unit), inside, WHOLE)
-        given = inside.to(tl.int8)
-        if PLAN.masked:
-            given = load_tokens(addresses(inputs.mask, stretch, place, PLAN, TILING, TILING.unit), inside, WHOLE)
-            if WHOLE and not FULL:
-                given = tl.where(inside, given, 0).to(given.dtype)
-        elif FULL:
-            given = tl.full(given.shape, 1, tl.int8)
-        mass = train
-        if PLAN.mass is not None:
-            mass = load_tokens(addresses(inputs.mass, stretch, place, PLAN, TILING, True), inside, WHOLE)
-        parts = parts + (Part(train, rollout, given, mass),)
-    return parts
+def load_part(
+    inputs: Inputs, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr
+) -> Part:
+    """Load a step. WHOLE: all of it lies within sequences."""
+    place = places_of(first, TILING)
+    train = load_step(inputs.train, tile, first, PLAN, TILING, TILING.unit, WHOLE)
+    rollout = load_step(inputs.rollout, tile, first, PLAN, TILING, TILING.unit, WHOLE)
+    mask = tl.full(place.shape, 1, tl.int8) if WHOLE else (place < tile.length).to(tl.int8)
+    if PLAN.masked:
+        mask = load_step(inputs.mask, tile, first, PLAN, TILING, TILING.unit, WHOLE)
+    mass = train
+    if PLAN.mass is not None:
+        mass = load_step(inputs.mass, tile, first, PLAN, TILING, True, WHOLE)
+    valid = mask != 0
+    if not WHOLE:
+        valid = valid & (place >= tile.begin) & (place < tile.end)
+    return Part(train, rollout, mask, valid, mass)
 
 
 @triton.jit
-def token_tensor(
-    shared: Shared, WHICH: tl.constexpr, place: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
+def count_outside(
+    part: Part, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
 ) -> tl.tensor:  # fmt: skip
+    """Count the valid tokens of a step that no sequence has."""
+    if PLAN.masked:
+        return tl.sum(tl.ravel(((part.mask != 0) & (part.valid == 0)).to(tl.int32)), 0)
+    else:
+        done = tl.minimum(first + TILING.step, tile.length)
+        known = tl.minimum(done, tile.end) - tl.maximum(first, tile.begin)
+        return tl.maximum(done - first, 0) - tl.maximum(known, 0)
+
+
+@triton.jit
+def token_tensor(shared: Shared, WHICH: tl.constexpr, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
     """Load extra input WHICH: the external tensors come first, then new_logp."""
-    tensor = contiguous(shared.externals[WHICH], shared.extents)
-    where = addresses(tensor, shared.stretch, place, PLAN, TILING, True)
-    return load_tokens(where, inside_of(shared.stretch, place), shared.full).to(real(PLAN))
+    return extra(shared, shared.externals[WHICH], PLAN, TILING)
+
+
+@triton.jit
+def extra(shared: Shared, tensor: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
+    """Load a step of a contiguous per-token tensor in the dtype that computes."""
+    if shared.whole:
+        x = load_step(contiguous(tensor, shared.extents), shared.tile, shared.first, PLAN, TILING, True, True)
+    else:
+        x = load_step(contiguous(tensor, shared.extents), shared.tile, shared.first, PLAN, TILING, True, False)
+    return x.to(real(PLAN))
 
 
 @triton.jit
 def external_of(
-    shared: Shared, default: tl.tensor, place: tl.tensor, TEST: tl.constexpr, PLAN: tl.constexpr, TILING: tl.constexpr
+    shared: Shared, default: tl.tensor, TEST: tl.constexpr, PLAN: tl.constexpr, TILING: tl.constexpr
 ) -> tl.tensor:
     """Load the external tensor of a criterion; without one return the default, which is not used."""
     if TEST.external >= 0:
-        return token_tensor(shared, TEST.external, place, PLAN, TILING)
+        return token_tensor(shared, TEST.external, PLAN, TILING)
     else:
         return default
 
 
 @triton.jit
-def advantage_of(
-    shared: Shared, like: tl.tensor, place: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
-) -> tl.tensor:
-    """Load the advantages of a part; without any return `like`, which is not used."""
+def advantage_of(shared: Shared, like: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
+    """Load the advantages of a step; without any return `like`, which is not used."""
     advantage = like
     if PLAN.advantages == "token":
-        where = addresses(contiguous(shared.advantages, shared.extents), shared.stretch, place, PLAN, TILING, True)
-        advantage = load_tokens(where, inside_of(shared.stretch, place), shared.full).to(real(PLAN))
+        advantage = extra(shared, shared.advantages, PLAN, TILING)
     elif PLAN.advantages == "sequence":
-        advantage = of_sequence(shared.advantages, shared.stretch, shared.extents, like)
+        advantage = of_sequences(shared.advantages, like, shared.turn, shared.first, shared.offsets,
+                                 shared.tile, shared.extents, PLAN, TILING)  # fmt: skip
     return advantage
 
 
@@ -136,39 +143,14 @@ def advantage_of(
 
 
 @triton.jit
-def compare(logp: tl.tensor, base: tl.tensor, valid: tl.tensor, PLAN: tl.constexpr, TAME: tl.constexpr) -> Pair:
+def compare(logp: tl.tensor, base: tl.tensor, valid: tl.tensor, PLAN: tl.constexpr) -> Pair:
     """Compare two policies at valid tokens."""
     d = logp - base
-    bad = tl.zeros_like(valid)
-    if not TAME:
-        bad = valid & (is_finite(d) == 0)
+    finite = valid & is_finite(d)
     measured = valid
     if PLAN.nonfinite == "reject":
-        measured = valid & (bad == 0)
+        measured = finite
     elif PLAN.nonfinite == "neutral":
-        logp, base, d = tl.where(bad, 0.0, logp), tl.where(bad, 0.0, base), tl.where(bad, 0.0, d)
+        logp, base, d = tl.where(finite, logp, 0.0), tl.where(finite, base, 0.0), tl.where(finite, d, 0.0)
     logp, base = tl.where(measured, logp, 0.0), tl.where(measured, base, 0.0)
-    return Pair(tl.where(measured, d, 0.0), logp, base, measured, bad)
-
-
-@triton.jit
-def largest_gap(parts: tl.tuple, outside: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
-    """Find the largest |D| of a program's valid tokens, as the integer of its bits, by which NaN is above all."""
-    largest = tl.abs(gap_of(part_of(parts[0]), outside, PLAN))
-    for i in tl.static_range(1, len(parts)):
-        gap = tl.abs(gap_of(part_of(parts[i]), outside, PLAN))
-        largest = tl.maximum(largest, gap, propagate_nan=tl.PropagateNan.ALL)
-    if PLAN.double:
-        return tl.max(tl.ravel(largest.to(tl.int64, bitcast=True)), 0)
-    else:
-        return tl.max(tl.ravel(largest.to(tl.int32, bitcast=True)), 0)
-
-
-@triton.jit
-def gap_of(part: Part, outside: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
-    """Compute D of a part, 0 where it is not valid."""
-    valid = part.mask != 0
-    if PLAN.packed:
-        valid = valid & (outside == 0)
-    train, rollout = over_kept_set(part.train.to(real(PLAN)), part.rollout.to(real(PLAN)), part.mass, PLAN)
-    return tl.where(valid, train - rollout, 0.0)
+    return Pair(tl.where(measured, d, 0.0), logp, base, measured, finite)

@@ -65,6 +65,8 @@ class Tables:
     token_maxima: tuple[str, ...]
     full: bool  # a histogram is kept behind the columns
     double: bool  # float64 computes
+    masked: bool  # a mask is given
+    nonfinite: str  # `Spec.nonfinite`, or that of the loss
 
     @property
     def derived(self) -> int:
@@ -122,14 +124,6 @@ class Plan(Tables):
     def __hash__(self) -> int:
         """Return the hash computed at construction: every launch looks the plan up."""
         return self._hash
-
-    @property
-    def halvings(self) -> int:
-        """Count how often a tile is halved: a token takes so many registers that a thread should have fewer."""
-        if self.double or (self.full and self.schemes):
-            return 2
-        divergence = any(STATISTICS[test.stat].has_eps for test in self.tests)
-        return 1 if self.full or self.schemes or divergence or len(self.tests) > 2 else 0
 
     @property
     def derived(self) -> int:

@@ -1,7 +1,6 @@
 """The first launch: read every log-prob once, and store the sums that sequences and the batch need.
 
-A program takes ROWS consecutive slots, part by part; slots.py defines a slot, parts.py loads it, sums.py says how parts
-add up.
+A program walks along one tile: tiles.py says which tokens these are, parts.py loads them, sums.py adds up.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ import triton.language as tl
 
 from rollout_corr.kernels.correct.criteria import Pair, aggregate_tokens, class_of, test_tokens
 from rollout_corr.kernels.correct.measures import (
-    BINS,
-    COPIES,
     Ratio,
-    histogram_of,
+    count_bins,
     measure_divergences,
     measure_probabilities,
     measure_tokens,
@@ -28,39 +25,33 @@ from rollout_corr.kernels.correct.parts import (
     advantage_of,
     compare,
     compares_with_rollout,
+    count_outside,
     external_of,
-    largest_gap,
-    load_parts,
+    load_part,
     pair_of,
-    part_of,
     token_tensor,
 )
 from rollout_corr.kernels.correct.peers import report_tokens
-from rollout_corr.kernels.io import (
-    PerToken,
-    contiguous,
-    either,
-    store_parts,
-)
-from rollout_corr.kernels.slots import (
-    Extents,
-    coverage,
-    parts_of,
-    positions,
-    slots_of_program,
-    stretch_of,
-)
+from rollout_corr.kernels.io import PerToken, contiguous, either, store_step
+from rollout_corr.kernels.slots import Extents
 from rollout_corr.kernels.sums import (
-    merged,
+    emptied,
+    empty,
     nothing,
-    places,
-    put_maxima,
-    put_slots,
-    put_sums,
+    put_batch,
+    put_slot,
     record,
     record_count,
     record_statistic,
     record_sum,
+    with_batch,
+    with_slot,
+)
+from rollout_corr.kernels.tiles import (
+    ends_by,
+    first_turn,
+    next_turn,
+    tile_of_program,
 )
 from rollout_corr.kernels.tokens import (
     class_name,
@@ -78,50 +69,45 @@ from rollout_corr.kernels.tokens import (
     thresholds,
 )
 
-# --- a part ---
+# --- a step ---
 
 
 @triton.jit
 def read_part(
-    part: Part, place: tl.tensor, shared: Shared, PLAN: tl.constexpr, TILING: tl.constexpr, TAME: tl.constexpr
-) -> tuple[tl.tuple, tl.tuple, tl.tuple]:
-    """Measure and test one part of the tile; return what was found, and the weights and the mask to write, if any.
-
-    TAME: D is finite and within the clamp at every valid token, which spares a sixth to a fifth of the work.
-    """
+    part: Part, shared: Shared, PLAN: tl.constexpr, TILING: tl.constexpr
+) -> tuple[tl.tuple, tl.tensor, tl.tensor]:
+    """Measure and test a step; return what was found, and the weights and the mask to write, if they are written."""
     numbers = shared.numbers
     train, rollout = part.train.to(real(PLAN)), part.rollout.to(real(PLAN))
     found = nothing(PLAN)
-    valid = part.mask != 0
-    found = record_count(found, PLAN, "valid", valid)
-    if PLAN.packed:
-        # Tokens outside of sequences are counted above, and are not valid from here on.
-        valid = valid & (shared.outside == 0)
-    advantage = advantage_of(shared, train, place, PLAN, TILING)
+    valid = part.valid
+    if PLAN.masked:
+        found = record_count(found, PLAN, "valid", valid)
+    advantage = advantage_of(shared, train, PLAN, TILING)
 
-    pair = compare(*over_kept_set(train, rollout, part.mass, PLAN), valid, PLAN, TAME)
+    pair = compare(*over_kept_set(train, rollout, part.mass, PLAN), valid, PLAN)
     pairs = (pair,)
     for k in tl.static_range(size(PLAN, "pairs")):
-        new = token_tensor(shared, PLAN.externals, place, PLAN, TILING)
+        new = token_tensor(shared, PLAN.externals, PLAN, TILING)
         if compares_with_rollout(PLAN, k):
-            pairs = pairs + (compare(*over_kept_set(new, rollout, part.mass, PLAN), valid, PLAN, False),)
+            pairs = pairs + (compare(*over_kept_set(new, rollout, part.mass, PLAN), valid, PLAN),)
         else:
-            pairs = pairs + (compare(new, train, valid, PLAN, False),)
-        found = record_count(found, PLAN, of_pair(k + 1, "nonfinite"), pair_of(pairs[k + 1]).nonfinite)
-    found = record_count(found, PLAN, "nonfinite", pair.nonfinite)
+            pairs = pairs + (compare(new, train, valid, PLAN),)
+        found = record_count(found, PLAN, of_pair(k + 1, "nonfinite"), pair_of(pairs[k + 1]).finite)
+    found = record_count(found, PLAN, "nonfinite", pair.finite)
 
     clamp = number(numbers, PLAN, "clamp").to(pair.d.dtype)
-    log_ratio = pair.d if TAME else limited(pair.d, -clamp, clamp, PLAN)
+    log_ratio = limited(pair.d, -clamp, clamp, PLAN)
     e, excess, k3 = exponential(log_ratio, PLAN)
     ratio = Ratio(log_ratio, e, excess, k3)
     found = record(found, PLAN, "floats", "train", pair.logp)
     found = record(found, PLAN, "floats", "rollout", pair.base)
-    found = record_sum(found, PLAN, "d", pair.d, TAME)
-    found = measure_tokens(found, pair, ratio, clamp, PLAN, TAME)
+    found = record_sum(found, PLAN, "d", pair.d)
+    found = measure_tokens(found, pair, ratio, clamp, PLAN)
     if PLAN.full:
         found = measure_probabilities(found, pair, PLAN)
         found = measure_divergences(found, ratio, PLAN)
-        found = found[: places(PLAN) - 1] + (histogram_of(pair.d, pair.measured),)
+        count_bins(shared.histogram, pair.d, pair.measured)
     weight = tl.full(pair.d.shape, 1.0, pair.d.dtype)
     if PLAN.level == "token":
         log_weight, raw, bounded, weight = weight_of(ratio, numbers, PLAN)
@@ -130,11 +116,11 @@ def read_part(
     dropped = tl.zeros_like(valid)
     for i in tl.static_range(size(PLAN, "tests")):
         if test(PLAN, i).over == "token":
-            external = external_of(shared, pair.logp, place, test(PLAN, i), PLAN, TILING)
+            external = external_of(shared, pair.logp, test(PLAN, i), PLAN, TILING)
             compared = pair_of(pairs[test(PLAN, i).pair])
             found, dropped = test_tokens(found, compared, advantage, external, dropped, numbers, test(PLAN, i),
                                          PLAN)  # fmt: skip
-    found = aggregate_part(found, pairs, place, dropped, shared, PLAN, TILING, TAME)
+    found = aggregate_part(found, pairs, dropped, shared, PLAN, TILING)
     if size(PLAN, "schemes") > 0:
         found = report_tokens(found, pair, survivors(pair, dropped, PLAN), ratio, weight, numbers, PLAN)
     found = count_classes(found, pairs, advantage, valid, dropped, PLAN)
@@ -142,18 +128,18 @@ def read_part(
         counted = tl.where(valid & is_finite(advantage), advantage, 0.0)
         found = record_statistic(found, PLAN, "advantage", counted)
 
-    weights, mask = (), ()
     if PLAN.writes_token_weights:
         carries = pair.measured
         if PLAN.rejected != "mask" and PLAN.drops_tokens:
             carries = pair.measured & (dropped == 0)
-        weights = (tl.where(carries, weight, 0.0),)
+        weight = tl.where(carries, weight, 0.0)
+    mask = part.mask
     if PLAN.writes_mask:
         kept = valid
         if PLAN.edits_mask and PLAN.drops_tokens:
             kept = valid & (dropped == 0)
-        mask = (tl.where(kept, part.mask, 0).to(part.mask.dtype),)
-    return found, weights, mask
+        mask = tl.where(kept, part.mask, 0).to(part.mask.dtype)
+    return found, weight, mask
 
 
 @triton.jit
@@ -167,26 +153,25 @@ def survivors(pair: Pair, dropped: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def aggregate_part(
-    found: tl.tuple, pairs: tl.tuple, place: tl.tensor, dropped: tl.tensor, shared: Shared,
-    PLAN: tl.constexpr, TILING: tl.constexpr, TAME: tl.constexpr,
-) -> tl.tuple:  # fmt: skip
+    found: tl.tuple, pairs: tl.tuple, dropped: tl.tensor, shared: Shared, PLAN: tl.constexpr, TILING: tl.constexpr
+) -> tl.tuple:
     """Record what sequences need: sums of D for their weights, sums and extrema for their criteria."""
     pair = pair_of(pairs[0])
     among = survivors(pair, dropped, PLAN)
     if PLAN.kept:
         found = record_count(found, PLAN, "survivors", among)
-        found = record_sum(found, PLAN, "d_kept", tl.where(among, pair.d, 0.0), TAME)
+        found = record_sum(found, PLAN, "d_kept", tl.where(among, pair.d, 0.0))
         for k in tl.static_range(1, len(pairs)):
             found = record_count(found, PLAN, of_pair(k, "survivors"), survivors(pair_of(pairs[k]), dropped, PLAN))
     if PLAN.level != "token" and PLAN.token_clamp:
         most = number(shared.numbers, PLAN, "token_clamp").to(pair.d.dtype)
-        found = record_sum(found, PLAN, "weight", tl.where(among, limited(pair.d, -most, most, PLAN), 0.0), TAME)
+        found = record_sum(found, PLAN, "weight", tl.where(among, limited(pair.d, -most, most, PLAN), 0.0))
     for i in tl.static_range(size(PLAN, "tests")):
         if test(PLAN, i).over == "sequence":
             compared = pair_of(pairs[test(PLAN, i).pair])
-            external = external_of(shared, pair.logp, place, test(PLAN, i), PLAN, TILING)
+            external = external_of(shared, pair.logp, test(PLAN, i), PLAN, TILING)
             found = aggregate_tokens(found, compared, survivors(compared, dropped, PLAN), external, shared.numbers,
-                                     test(PLAN, i), PLAN, TAME and test(PLAN, i).pair == 0)  # fmt: skip
+                                     test(PLAN, i), PLAN)  # fmt: skip
     return found
 
 
@@ -208,52 +193,39 @@ def count_classes(
 
 
 @triton.jit
-def read_parts(
-    parts: tl.tuple, shared: Shared, PLAN: tl.constexpr, TILING: tl.constexpr, TAME: tl.constexpr
-) -> tuple[tl.tuple, tl.tuple, tl.tuple]:
-    """Return the sums of all parts, and the weights and the masks of each, if they are written."""
-    found, weights, masks = (), (), ()
-    for i in tl.static_range(parts_of(TILING)):
-        place = positions(i * TILING.part, TILING.lanes, TILING.vec)
-        more, weight, mask = read_part(part_of(parts[i]), place, shared, PLAN, TILING, TAME)
-        weights, masks = weights + weight, masks + mask
-        if i == 0:
-            found = more
-        else:
-            found = merged(found, more, PLAN)
-    return found, weights, masks
+def write(
+    weights: tl.tensor, mask: tl.tensor, new_weights: tl.tensor, new_mask: tl.tensor, shared: Shared,
+    PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr,
+) -> None:  # fmt: skip
+    """Write token weights and the mask of a step."""
+    if PLAN.writes_token_weights:
+        tensor = contiguous(weights, shared.extents)
+        store_step(tensor, new_weights, shared.tile, shared.first, PLAN, TILING, WHOLE)
+    if PLAN.writes_mask:
+        tensor = contiguous(mask, shared.extents)
+        if WHOLE and not PLAN.masked and not (PLAN.edits_mask and PLAN.drops_tokens):
+            new_mask = tl.full(new_mask.shape, 1, tl.int8)
+        store_step(tensor, new_mask, shared.tile, shared.first, PLAN, TILING, WHOLE)
 
 
 # --- the kernel ---
 
 
-@triton.jit
-def write_parts(
-    weights: tl.tensor, mask: tl.tensor, new_weights: tl.tuple, new_masks: tl.tuple, shared: Shared,
-    PLAN: tl.constexpr, TILING: tl.constexpr, FULL: tl.constexpr,
-) -> None:  # fmt: skip
-    """Write token weights and the mask of all parts."""
-    if PLAN.writes_token_weights:
-        store_parts(contiguous(weights, shared.extents), new_weights, shared.stretch, PLAN, TILING, FULL)
-    if PLAN.writes_mask:
-        store_parts(contiguous(mask, shared.extents), new_masks, shared.stretch, PLAN, TILING, FULL)
-
-
 # No length and no stride is in a compile key: they are annotated, and not specialised on.
-RUNTIME = ["tokens", "sequences", "width", "tiles", "steps", "train_row", "train_step", "rollout_row", "rollout_step",
-           "mask_row", "mask_step"]  # fmt: skip
+RUNTIME = ["tokens", "sequences", "width", "tiles", "slots", "steps", "train_row", "train_step", "rollout_row",
+           "rollout_step", "mask_row", "mask_step"]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def read_kernel(
     train_logp, rollout_logp, mask, log_mass, advantages, externals, offsets, numbers,
-    weights, mask_out, owners, counts, integers, floats, peaks, token_sums, token_maxima, histogram, counter,
-    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, steps: tl.int32,
+    weights, mask_out, counts, integers, floats, peaks, token_sums, token_maxima, histogram, counter,
+    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, slots: tl.int64, steps: tl.int32,
     train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
     mask_row: tl.int64, mask_step: tl.int64,
     PLAN: tl.constexpr, TILING: tl.constexpr,
 ):  # fmt: skip
-    """Read TILING.rows slots: sums of sequences go to the slot tables, those of the batch to sums and maxima.
+    """Read a tile: sums of sequences go to the slot tables, those of the batch to sums and maxima.
 
     Writes token weights and the mask as far as tokens decide about them; what sequences decide follows later.
     """
@@ -262,44 +234,43 @@ def read_kernel(
     if tl.program_id(0) == 0:
         # For the programs of `decide` to count themselves in.
         tl.store(counter, 0)
-    slots = tl.num_programs(0).to(tl.int64) * TILING.rows
-    slot, owner, outside = slots_of_program(offsets, extents, steps, PLAN, TILING)
-    if PLAN.packed and PLAN.applies:
-        tl.store(owners + slot, owner.to(tl.int32))
-    stretch = stretch_of(offsets, owner, slot, extents, PLAN, TILING.tile)
-    full, whole = coverage(stretch, extents, PLAN, TILING.tile)
+    tables = (counts, either(integers, counts), floats, either(peaks, counts))
+    tile = tile_of_program(offsets, extents, PLAN, TILING.tile)
+    turn = first_turn(offsets, tile, extents, steps, PLAN, TILING.tile)
     inputs = Inputs(
         PerToken(train_logp, train_row, train_step),
         PerToken(rollout_logp, rollout_row, rollout_step),
         PerToken(either(mask, train_logp), mask_row, mask_step),
         contiguous(either(log_mass, train_logp), extents),
     )
-    # One branch around all loads, so that all are under way before the first is needed.
-    if full:
-        parts = load_parts(inputs, stretch, PLAN, TILING, True, True)
-    elif whole:
-        parts = load_parts(inputs, stretch, PLAN, TILING, False, True)
-    else:
-        parts = load_parts(inputs, stretch, PLAN, TILING, False, False)
-    largest = largest_gap(parts, outside, PLAN)
-    clamp = number(numbers, PLAN, "clamp").to(real(PLAN))
-    shared = Shared(stretch, extents, full, outside, either(advantages, train_logp), externals, numbers)
-    if largest <= clamp.to(largest.dtype, bitcast=True):
-        found, new_weights, new_masks = read_parts(parts, shared, PLAN, TILING, True)
-    else:
-        found, new_weights, new_masks = read_parts(parts, shared, PLAN, TILING, False)
-    if PLAN.writes_token_weights or PLAN.writes_mask:
-        if full:
-            write_parts(weights, mask_out, new_weights, new_masks, shared, PLAN, TILING, True)
+    kept = empty(PLAN, TILING)
+    outside = tile.length * 0
+    # At least one step, because owners of no token may end in a tile of none.
+    for first in range(0, tl.maximum(tile.length, 1), TILING.step):
+        whole = (first >= tile.begin) & (first + TILING.step <= tile.end)
+        if whole:
+            part = load_part(inputs, tile, first, PLAN, TILING, True)
         else:
-            write_parts(weights, mask_out, new_weights, new_masks, shared, PLAN, TILING, False)
-    put_sums(found, token_sums, PLAN)
-    put_slots(found, counts, slots, slot, PLAN, "counts")
-    put_slots(found, floats, slots, slot, PLAN, "floats")
-    put_slots(found, integers, slots, slot, PLAN, "integers")
-    put_slots(found, peaks, slots, slot, PLAN, "peaks")
-    put_maxima(found, token_maxima, PLAN)
-    if PLAN.full:
-        bins = found[places(PLAN) - 1]
-        copy = (tl.program_id(0) % COPIES) * BINS
-        tl.atomic_add(histogram + copy + tl.arange(0, BINS), bins.to(tl.int64), mask=bins > 0, sem="relaxed")
+            part = load_part(inputs, tile, first, PLAN, TILING, False)
+            outside += count_outside(part, tile, first, PLAN, TILING)
+        shared = Shared(tile, turn, first, whole, extents, offsets, either(advantages, train_logp), externals,
+                        either(histogram, train_logp), numbers)  # fmt: skip
+        found, new_weights, new_mask = read_part(part, shared, PLAN, TILING)
+        if PLAN.writes_token_weights or PLAN.writes_mask:
+            if whole:
+                write(weights, mask_out, new_weights, new_mask, shared, PLAN, TILING, True)
+            else:
+                write(weights, mask_out, new_weights, new_mask, shared, PLAN, TILING, False)
+        kept = with_batch(kept, found, PLAN)
+        if PLAN.packed:
+            while ends_by(turn, first, tile, TILING):
+                kept = with_slot(kept, found, turn.start, turn.end, first, PLAN, TILING, False)
+                outside = put_slot(kept, tables, slots, turn, outside, tile, extents, PLAN)
+                kept = emptied(kept, PLAN, TILING)
+                turn = next_turn(turn, offsets, tile, extents, PLAN, TILING.tile)
+        if turn.start <= first:
+            kept = with_slot(kept, found, turn.start, turn.end, first, PLAN, TILING, True)
+        else:
+            kept = with_slot(kept, found, turn.start, first + TILING.step, first, PLAN, TILING, False)
+    put_slot(kept, tables, slots, turn, outside, tile, extents, PLAN)
+    put_batch(kept, token_sums, token_maxima, PLAN)

@@ -1,6 +1,6 @@
 """The policy loss over tokens: read every input, write the gradient, add up the statistics.
 
-slots.py says which tokens a program has, sums.py how its parts add up. A surrogate whose gradient depends on whole
+tiles.py says which tokens a program has, sums.py how they add up. A surrogate whose gradient depends on whole
 sequences takes two passes over the tokens, the first of which writes nothing; see `LossPlan.phase`.
 """
 
@@ -11,39 +11,24 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.io import (
-    PerToken,
-    addresses,
-    contiguous,
-    either,
-    load_tokens,
-    of_sequence,
-    store_parts,
-    store_tokens,
-)
+from rollout_corr.kernels.io import PerToken, contiguous, either, load_step, store_step
 from rollout_corr.kernels.policy_loss.formulas import Token, penalty, penalty_factor, policy
-from rollout_corr.kernels.slots import (
-    Extents,
-    Stretch,
-    coverage,
-    inside_of,
-    parts_of,
-    positions,
-    slots_of_program,
-    stretch_of,
-)
+from rollout_corr.kernels.slots import Extents
 from rollout_corr.kernels.sums import (
-    merged,
+    emptied,
+    empty,
     nothing,
-    put_maxima,
-    put_slots,
-    put_sums,
+    put_batch,
+    put_slot,
     record,
     record_count,
     record_extrema,
     record_statistic,
     record_sum,
+    with_batch,
+    with_slot,
 )
+from rollout_corr.kernels.tiles import Tile, ends_by, first_turn, next_turn, of_sequences, places_of, tile_of_program
 from rollout_corr.kernels.tokens import LARGEST_D, is_finite, limited, number, over_kept_set, real, thresholds
 
 SMALLEST_WEIGHT = tl.constexpr(1e-10)
@@ -63,7 +48,7 @@ class Inputs(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The inputs of a part of a tile, [ROWS, LANES, VEC] each; one that the plan lacks may hold anything."""
+    """The inputs of a step, [PARTS, LANES, VEC] each; one that the plan lacks may hold anything."""
 
     new: tl.tensor
     base: tl.tensor
@@ -71,21 +56,14 @@ class Part(NamedTuple):
     weights: tl.tensor
     trains: tl.tensor
     advantages: tl.tensor
-    valid: tl.tensor  # bool; False at tokens of other slots
+    valid: tl.tensor  # bool; False outside of sequences
     mass: tl.tensor
 
 
-@triton.jit
-def part_of(x: tl.tuple) -> Part:
-    """Name the entries of a part: in Triton 3.5 and 3.6 a tuple that grows forgets the names within its entries."""
-    return Part(x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7])
-
-
 class Shared(NamedTuple):
-    """The values that all parts of a program share."""
+    """The values of sequences, at their tokens: [PARTS, LANES, VEC]; those that the plan lacks may be anything."""
 
-    outside: tl.tensor  # [ROWS, 1, 1], slots of no sequence
-    advantage: tl.tensor  # of sequences, spread like the following: [ROWS, LANES, VEC]
+    advantage: tl.tensor
     level: tl.tensor  # the mean log-ratio of a sequence
     pull: tl.tensor  # the term of a sequence in the gradient of its tokens; see formulas.Token
     inner: tl.tensor  # the factor of each sequence's gradient
@@ -97,56 +75,46 @@ class Shared(NamedTuple):
 
 @triton.jit
 def load_input(
-    tensor: PerToken, stretch: Stretch, place: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr,
-    UNIT: tl.constexpr, GIVEN: tl.constexpr, WHOLE: tl.constexpr,
+    tensor: PerToken, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr,
+    GIVEN: tl.constexpr, WHOLE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Load a part of a tensor if it is given; else return anything."""
-    inside = inside_of(stretch, place)
+    """Load a step of a tensor if it is given; else return anything."""
     if GIVEN:
-        return load_tokens(addresses(tensor, stretch, place, PLAN, TILING, UNIT), inside, WHOLE)
+        return load_step(tensor, tile, first, PLAN, TILING, UNIT, WHOLE)
     else:
-        return inside
+        return places_of(first, TILING) < tile.length
 
 
 @triton.jit
-def load_parts(
-    inputs: Inputs, stretch: Stretch, PLAN: tl.constexpr, TILING: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr
-) -> tl.tuple:
-    """Load all parts.
-
-    FULL: every slot fills its tile. WHOLE: every tile lies within the batch, so that it can be loaded whole.
-    """
-    parts = ()
-    for i in tl.static_range(parts_of(TILING)):
-        place = positions(i * TILING.part, TILING.lanes, TILING.vec)
-        new = load_input(inputs.new, stretch, place, PLAN, TILING, TILING.unit, True, WHOLE)
-        base = load_input(inputs.base, stretch, place, PLAN, TILING, TILING.unit, PLAN.based, WHOLE)
-        ref = load_input(inputs.ref, stretch, place, PLAN, TILING, TILING.unit, PLAN.referred, WHOLE)
-        weights = load_input(inputs.weights, stretch, place, PLAN, TILING, TILING.unit, PLAN.weighted, WHOLE)
-        trains = load_input(inputs.trains, stretch, place, PLAN, TILING, TILING.unit, PLAN.trained, WHOLE)
-        valid = load_input(inputs.mask, stretch, place, PLAN, TILING, TILING.unit, PLAN.masked, WHOLE)
-        advantages = load_input(inputs.advantages, stretch, place, PLAN, TILING, True, PLAN.advantages == "token",
-                                WHOLE)  # fmt: skip
-        mass = load_input(inputs.mass, stretch, place, PLAN, TILING, True, PLAN.mass is not None, WHOLE)
-        if PLAN.masked:
-            valid = valid != 0
-            if not FULL:
-                valid = valid & inside_of(stretch, place)
-        parts = parts + (Part(new, base, ref, weights, trains, advantages, valid, mass),)
-    return parts
+def load_part(
+    inputs: Inputs, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr
+) -> Part:
+    """Load a step. WHOLE: all of it lies within sequences."""
+    new = load_input(inputs.new, tile, first, PLAN, TILING, TILING.unit, True, WHOLE)
+    base = load_input(inputs.base, tile, first, PLAN, TILING, TILING.unit, PLAN.based, WHOLE)
+    ref = load_input(inputs.ref, tile, first, PLAN, TILING, TILING.unit, PLAN.referred, WHOLE)
+    weights = load_input(inputs.weights, tile, first, PLAN, TILING, TILING.unit, PLAN.weighted, WHOLE)
+    trains = load_input(inputs.trains, tile, first, PLAN, TILING, TILING.unit, PLAN.trained, WHOLE)
+    advantages = load_input(inputs.advantages, tile, first, PLAN, TILING, True, PLAN.advantages == "token", WHOLE)
+    mass = load_input(inputs.mass, tile, first, PLAN, TILING, True, PLAN.mass is not None, WHOLE)
+    valid = tl.full(new.shape, 1, tl.int1)
+    if PLAN.masked:
+        valid = load_input(inputs.mask, tile, first, PLAN, TILING, TILING.unit, True, WHOLE) != 0
+    if not WHOLE:
+        place = places_of(first, TILING)
+        valid = valid & (place >= tile.begin) & (place < tile.end)
+    return Part(new, base, ref, weights, trains, advantages, valid, mass)
 
 
-# --- a part ---
+# --- a step ---
 
 
 @triton.jit
 def loss_of_part(part: Part, shared: Shared, PLAN: tl.constexpr) -> tuple[tl.tuple, tl.tensor]:
-    """Return the sums of one part of the tile, and its gradient."""
+    """Return the sums of a step, and its gradient."""
     found = nothing(PLAN)
     new = part.new.to(real(PLAN))
     valid = part.valid
-    if PLAN.packed:
-        valid = valid & (shared.outside == 0)
     advantage = shared.advantage
     if PLAN.advantages == "token":
         advantage = part.advantages.to(real(PLAN))
@@ -178,7 +146,8 @@ def loss_of_part(part: Part, shared: Shared, PLAN: tl.constexpr) -> tuple[tl.tup
     counted = among
     if PLAN.trained:
         counted = among & (part.trains != 0)
-    found = record_count(found, PLAN, "valid", valid)
+    if PLAN.masked:
+        found = record_count(found, PLAN, "valid", valid)
     found = record_count(found, PLAN, "counted", counted)
     token = Token(compared, x, advantage, weight, shared.level, shared.pull)
     if PLAN.phase == "sum":
@@ -201,7 +170,7 @@ def sum_of_sequence(
         x = tl.where((advantage > 0) & (x > high), high, tl.where((advantage < 0) & (x < -low), -low, x))
         if PLAN.weighted:
             log_weight = tl.log(tl.where(weight < SMALLEST_WEIGHT, SMALLEST_WEIGHT, weight))
-            found = record_sum(found, PLAN, "log_weight", tl.where(counted, log_weight, 0.0), False)
+            found = record_sum(found, PLAN, "log_weight", tl.where(counted, log_weight, 0.0))
         found = record_statistic(found, PLAN, "advantage", tl.where(counted, advantage, 0.0))
     elif PLAN.pulls:
         if PLAN.weighted:
@@ -211,7 +180,7 @@ def sum_of_sequence(
         down = advantage < 0
         found = record_statistic(found, PLAN, "down", tl.where(counted & down, weighted, 0.0))
         found = record_statistic(found, PLAN, "up", tl.where(counted & (down == 0), weighted, 0.0))
-    return record_sum(found, PLAN, "level", tl.where(counted, x, 0.0), False)
+    return record_sum(found, PLAN, "level", tl.where(counted, x, 0.0))
 
 
 @triton.jit
@@ -275,27 +244,27 @@ def loss_of_tokens(
 
 
 # No length and no stride is in a compile key: they are annotated, and not specialised on.
-RUNTIME = ["tokens", "sequences", "width", "tiles", "steps", "new_row", "new_step", "base_row", "base_step", "ref_row",
-           "ref_step", "weights_row", "weights_step", "trains_row", "trains_step", "mask_row", "mask_step"]  # fmt: skip
+RUNTIME = ["tokens", "sequences", "width", "tiles", "slots", "steps", "new_row", "new_step", "base_row", "base_step",
+           "ref_row", "ref_step", "weights_row", "weights_step", "trains_row", "trains_step", "mask_row",
+           "mask_step"]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def gradient_kernel(
     new_logp, base_logp, ref_logp, weights, trains, mask, log_mass, advantages, offsets, numbers, levels, pulls, inners,
     gradient, counts, integers, floats, token_sums, token_maxima,
-    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, steps: tl.int32,
+    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, slots: tl.int64, steps: tl.int32,
     new_row: tl.int64, new_step: tl.int64, base_row: tl.int64, base_step: tl.int64,
     ref_row: tl.int64, ref_step: tl.int64, weights_row: tl.int64, weights_step: tl.int64,
     trains_row: tl.int64, trains_step: tl.int64, mask_row: tl.int64, mask_step: tl.int64,
     PLAN: tl.constexpr, TILING: tl.constexpr,
 ):  # fmt: skip
-    """Pass over TILING.rows slots: write the gradient before it is divided, its statistics, and sums of sequences."""
+    """Pass over a tile: write the gradient before it is divided, its statistics, and sums of sequences."""
     extents = Extents(tokens, sequences, width, tiles)
     numbers = thresholds(numbers, PLAN)
-    slots = tl.num_programs(0).to(tl.int64) * TILING.rows
-    slot, owner, outside = slots_of_program(offsets, extents, steps, PLAN, TILING)
-    stretch = stretch_of(offsets, owner, slot, extents, PLAN, TILING.tile)
-    full, whole = coverage(stretch, extents, PLAN, TILING.tile)
+    tables = (counts, integers, floats, counts)
+    tile = tile_of_program(offsets, extents, PLAN, TILING.tile)
+    turn = first_turn(offsets, tile, extents, steps, PLAN, TILING.tile)
     inputs = Inputs(
         PerToken(new_logp, new_row, new_step),
         PerToken(either(base_logp, new_logp), base_row, base_step),
@@ -306,61 +275,47 @@ def gradient_kernel(
         contiguous(advantages, extents),
         contiguous(either(log_mass, new_logp), extents),
     )
-    # One branch around all loads, so that all are under way before the first is needed.
-    if full:
-        parts = load_parts(inputs, stretch, PLAN, TILING, True, True)
-    elif whole:
-        parts = load_parts(inputs, stretch, PLAN, TILING, False, True)
-    else:
-        parts = load_parts(inputs, stretch, PLAN, TILING, False, False)
-    like = part_of(parts[0]).new.to(real(PLAN))
-    advantage, level, pull, inner = like, like, like, like
-    if PLAN.advantages == "sequence":
-        advantage = of_sequence(advantages, stretch, extents, like)
-    if PLAN.phase == "write":
-        if PLAN.levels:
-            level = of_sequence(levels, stretch, extents, like)
-        if PLAN.pulls:
-            pull = of_sequence(pulls, stretch, extents, like)
-        if PLAN.averages:
-            inner = of_sequence(inners, stretch, extents, like)
-    shared = Shared(outside, advantage, level, pull, inner, numbers)
-    found, slopes = (), ()
-    for i in tl.static_range(parts_of(TILING)):
-        more, slope = loss_of_part(part_of(parts[i]), shared, PLAN)
-        slopes = slopes + (slope,)
-        if i == 0:
-            found = more
+    kept = empty(PLAN, TILING)
+    # At least one step, because owners of no token may end in a tile of none.
+    for first in range(0, tl.maximum(tile.length, 1), TILING.step):
+        whole = (first >= tile.begin) & (first + TILING.step <= tile.end)
+        if whole:
+            part = load_part(inputs, tile, first, PLAN, TILING, True)
         else:
-            found = merged(found, more, PLAN)
-    if PLAN.writes and PLAN.differentiable:
-        if full:
-            store_parts(contiguous(gradient, extents), slopes, stretch, PLAN, TILING, True)
-        else:
-            store_parts(contiguous(gradient, extents), slopes, stretch, PLAN, TILING, False)
-    put_sums(found, token_sums, PLAN)
-    put_slots(found, counts, slots, slot, PLAN, "counts")
-    put_slots(found, floats, slots, slot, PLAN, "floats")
-    put_slots(found, integers, slots, slot, PLAN, "integers")
-    put_maxima(found, token_maxima, PLAN)
-
-
-@triton.jit
-def scale_parts(
-    gradient: tl.tensor, scaled: tl.tensor, upstream: tl.tensor, divisor: tl.tensor, inners: tl.tensor,
-    stretch: Stretch, extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr, FULL: tl.constexpr,
-) -> None:  # fmt: skip
-    """Scale all parts of a tile."""
-    factor = (tl.load(upstream).to(tl.float64) / tl.load(divisor)).to(gradient.dtype.element_ty)
-    for i in tl.static_range(parts_of(TILING)):
-        place = positions(i * TILING.part, TILING.lanes, TILING.vec)
-        inside = inside_of(stretch, place)
-        where = addresses(contiguous(gradient, extents), stretch, place, PLAN, TILING, True)
-        x = load_tokens(where, inside, FULL)
-        if PLAN.averages:
-            x = x * of_sequence(inners, stretch, extents, x)
-        where = addresses(contiguous(scaled, extents), stretch, place, PLAN, TILING, True)
-        store_tokens(where, x * factor, inside, FULL)
+            part = load_part(inputs, tile, first, PLAN, TILING, False)
+        like = part.new.to(real(PLAN))
+        advantage, level, pull, inner = like, like, like, like
+        if PLAN.advantages == "sequence":
+            advantage = of_sequences(advantages, like, turn, first, offsets, tile, extents, PLAN, TILING)
+        if PLAN.phase == "write":
+            if PLAN.levels:
+                level = of_sequences(levels, like, turn, first, offsets, tile, extents, PLAN, TILING)
+            if PLAN.pulls:
+                pull = of_sequences(pulls, like, turn, first, offsets, tile, extents, PLAN, TILING)
+            if PLAN.averages:
+                inner = of_sequences(inners, like, turn, first, offsets, tile, extents, PLAN, TILING)
+        found, slope = loss_of_part(part, Shared(advantage, level, pull, inner, numbers), PLAN)
+        if PLAN.writes and PLAN.differentiable:
+            if whole:
+                store_step(contiguous(gradient, extents), slope, tile, first, PLAN, TILING, True)
+            else:
+                store_step(contiguous(gradient, extents), slope, tile, first, PLAN, TILING, False)
+        kept = with_batch(kept, found, PLAN)
+        if PLAN.packed:
+            while ends_by(turn, first, tile, TILING):
+                if PLAN.phase != "write":
+                    kept = with_slot(kept, found, turn.start, turn.end, first, PLAN, TILING, False)
+                    put_slot(kept, tables, slots, turn, tile.length * 0, tile, extents, PLAN)
+                    kept = emptied(kept, PLAN, TILING)
+                turn = next_turn(turn, offsets, tile, extents, PLAN, TILING.tile)
+        if PLAN.phase != "write":
+            if turn.start <= first:
+                kept = with_slot(kept, found, turn.start, turn.end, first, PLAN, TILING, True)
+            else:
+                kept = with_slot(kept, found, turn.start, first + TILING.step, first, PLAN, TILING, False)
+    if PLAN.phase != "write":
+        put_slot(kept, tables, slots, turn, tile.length * 0, tile, extents, PLAN)
+    put_batch(kept, token_sums, token_maxima, PLAN)
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width", "tiles", "steps"])
@@ -371,10 +326,21 @@ def scale_kernel(
 ):  # fmt: skip
     """Scale the gradient in backward: multiply by the upstream gradient and by `inners`, divide by the divisor."""
     extents = Extents(tokens, sequences, width, tiles)
-    slot, owner, _ = slots_of_program(offsets, extents, steps, PLAN, TILING)
-    stretch = stretch_of(offsets, owner, slot, extents, PLAN, TILING.tile)
-    full, _ = coverage(stretch, extents, PLAN, TILING.tile)
-    if full:
-        scale_parts(gradient, scaled, upstream, divisor, inners, stretch, extents, PLAN, TILING, True)
-    else:
-        scale_parts(gradient, scaled, upstream, divisor, inners, stretch, extents, PLAN, TILING, False)
+    factor = (tl.load(upstream).to(tl.float64) / tl.load(divisor)).to(gradient.dtype.element_ty)
+    tile = tile_of_program(offsets, extents, PLAN, TILING.tile)
+    turn = first_turn(offsets, tile, extents, steps, PLAN, TILING.tile)
+    for first in range(0, tile.length, TILING.step):
+        whole = first + TILING.step <= tile.length
+        if whole:
+            x = load_step(contiguous(gradient, extents), tile, first, PLAN, TILING, True, True)
+        else:
+            x = load_step(contiguous(gradient, extents), tile, first, PLAN, TILING, True, False)
+        if PLAN.averages:
+            x = x * of_sequences(inners, x, turn, first, offsets, tile, extents, PLAN, TILING)
+            if PLAN.packed:
+                while ends_by(turn, first, tile, TILING):
+                    turn = next_turn(turn, offsets, tile, extents, PLAN, TILING.tile)
+        if whole:
+            store_step(contiguous(scaled, extents), x * factor, tile, first, PLAN, TILING, True)
+        else:
+            store_step(contiguous(scaled, extents), x * factor, tile, first, PLAN, TILING, False)

@@ -111,7 +111,6 @@ class LossRecipe:
     upload: Upload
     statistics: int
     constants: dict[str, Any]  # arguments that are the same for every call
-    halvings: int
     pointers: Callable[[Mapping[str, Any]], tuple[Tensor, ...]] | None = None  # picks all that are tensors
 
 
@@ -162,7 +161,6 @@ def recipe_of(
             **dict.fromkeys(name for name in SCRATCH if name not in scratch.fields),
             "CHUNK": FINISH_CHUNK,
         },
-        halvings=last.halvings,
     )
 
 
@@ -232,7 +230,7 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
     }
     strided = [x for x in inputs.values() if x is not None]
     element = new.element_size() if base is None else min(new.element_size(), base.element_size())
-    grid = grid_for(new, offsets, strided, element, recipe.halvings)
+    grid = grid_for(new, offsets, strided, element)
 
     def empty(size: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
@@ -287,9 +285,9 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
     over_tokens, of_sequences, *again, finish = recipe.passes
     found = LossFound(value, gradient, inners, divisor, statistics)
     return found, (
-        launch(over_tokens, grid.token_programs, grid.cut.threads),
+        launch(over_tokens, grid.token_programs, grid.cut.warp),
         launch(of_sequences, grid.sequence_programs, SEQUENCE_THREADS),
-        *[launch(one, grid.token_programs, grid.cut.threads) for one in again],
+        *[launch(one, grid.token_programs, grid.cut.warp) for one in again],
         launch(finish, 1 + recipe.statistics, SEQUENCE_THREADS),
     )
 
@@ -333,7 +331,7 @@ def prepare_scale(
     device = gradient.device
     scaled = torch.empty(gradient.shape, dtype=dtype, device=device)
     element = min(gradient.element_size(), scaled.element_size())
-    grid = grid_for(flat, offsets, [flat], element, 0)
+    grid = grid_for(flat, offsets, [flat], element)
     held = {
         "gradient": gradient,
         "inners": inners,
@@ -355,7 +353,7 @@ def prepare_scale(
     dtypes = tuple([None if x is None else x.dtype for x in held.values()])
     site = _site_of_scaling(device, dtypes)
     key = grid.cut, alignment_of([x for x in held.values() if x is not None])
-    return scaled, Launch(site, grid.token_programs, grid.cut.threads, values, key, NOTHING, device)
+    return scaled, Launch(site, grid.token_programs, grid.cut.warp, values, key, NOTHING, device)
 
 
 @lru_cache(maxsize=256)

@@ -86,11 +86,6 @@ class LossPlan(Tables):
         return self.surrogate == "GMPO" or (self.surrogate == "GSPO" and self.option == "sequence")
 
     @property
-    def halvings(self) -> int:
-        """Count how often a tile is halved: a token takes so many registers that a thread should have fewer."""
-        return 2 if self.double else 1
-
-    @property
     def writes(self) -> bool:
         """Test whether this pass writes the gradient and adds up the loss."""
         return self.phase != "sum"

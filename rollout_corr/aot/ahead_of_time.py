@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from rollout_corr.kernels.launches import Launch
+from rollout_corr.kernels.slots import Tiling
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -101,7 +102,8 @@ def source_of(launch: Launch, device: GPUTarget) -> ASTSource:
     for i, parameter in enumerate(launch.kernel.params):
         if parameter.is_constexpr:
             signature[parameter.name] = "constexpr"
-            constants[(i,)] = launch.arguments[parameter.name]
+            x = launch.arguments[parameter.name]
+            constants[(i,)] = x.for_warps_of(device.warp_size) if launch.threads == 32 and isinstance(x, Tiling) else x
         elif parameter.annotation_type:
             signature[parameter.name] = parameter.annotation_type
         else:

@@ -156,7 +156,7 @@ def compile_one(name: str, target: str) -> list[KernelRow]:
         binary = compile_launch(launch, target)
         kernel, constants = launch.kernel.__name__.removesuffix("_kernel"), launch.arguments
         looks = kernel not in SEQUENCE_KERNELS and (kernel != "apply" or constants["PLAN"].applies)
-        tokens = constants["TILING"].rows * constants["TILING"].tile // binary.threads if looks else 0
+        tokens = constants["TILING"].tokens_of_thread(binary.threads) if looks else 0
         rows.append(KernelRow(name, target, kernel, binary.shared, tokens, read_machine_code(binary.text)))
     return rows
 

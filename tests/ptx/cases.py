@@ -20,7 +20,7 @@ from rollout_corr.kernels.grid import Shape, cut_for
 
 def shape_of(variant) -> Shape:
     """The shape that a launch of this variant has."""
-    return cut_for(variant.length, 1, 0, 4, True, True).shape
+    return cut_for(variant.length, 1, 4, True, True).shape
 
 
 def lengths_for(shape: Shape) -> tuple[int, ...]:

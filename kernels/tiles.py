@@ -1,0 +1,163 @@
+"""Tiles: the tokens of a program of `read` and of `gradient`, and the sequences that it walks along.
+
+A program is one warp. It owns one aligned tile of TILE tokens and takes it in steps of [PARTS, LANES, VEC] tokens: VEC
+neighbours belong to one thread. Every token is loaded, computed and stored once, whatever the lengths of the sequences;
+a loop over the sequences that end in a step adds up what belongs to each. What a tile has of one sequence is a slot,
+and slot (sequence s, tile t) has number s + t. Tokens before the first sequence and behind the last belong to two more
+owners, 0 and S + 1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from rollout_corr.kernels.slots import Extents, edge
+
+# Owners that each step of the search for the first owner of a tile looks at: one a thread.
+WAYS = tl.constexpr(32)
+
+
+class Tile(NamedTuple):
+    """The tile of a program: part of a packed batch, or of a row. All positions are in [0, TILE]."""
+
+    row: tl.tensor  # int64; 0 of a packed batch
+    first: tl.tensor  # int64, the first token in the batch or in the row
+    begin: tl.tensor  # int32, where the first sequence begins
+    end: tl.tensor  # int32, where the last ends
+    length: tl.tensor  # int32, where the batch or the row ends
+
+
+class Turn(NamedTuple):
+    """The sequence that a walk along a tile has come to."""
+
+    owner: tl.tensor  # int64; its row in a padded batch
+    start: tl.tensor  # int32, in [0, TILE]
+    end: tl.tensor  # int32, in [start, TILE]
+    last: tl.tensor  # int64, the last owner of the tile
+
+
+@triton.jit
+def within_tile(x: tl.tensor, TILE: tl.constexpr) -> tl.tensor:
+    """Clamp a distance from the first token of a tile to [0, TILE]."""
+    return tl.minimum(tl.maximum(x, 0), TILE).to(tl.int32)
+
+
+@triton.jit
+def tile_of_program(offsets: tl.tensor, extents: Extents, PLAN: tl.constexpr, TILE: tl.constexpr) -> Tile:
+    """Find the tile of this program."""
+    program = tl.program_id(0).to(tl.int64)
+    if PLAN.packed:
+        first = program * TILE
+        begin = edge(offsets, program * 0 + 1, extents.sequences, extents.tokens) - first
+        end = edge(offsets, extents.sequences + 1, extents.sequences, extents.tokens) - first
+        length = within_tile(extents.tokens - first, TILE)
+        return Tile(program * 0, first, within_tile(begin, TILE), within_tile(end, TILE), length)
+    else:
+        row = program // extents.tiles
+        first = (program % extents.tiles) * TILE
+        length = within_tile(tl.where(row < extents.sequences, extents.width - first, 0), TILE)
+        return Tile(row, first, length * 0, length, length)
+
+
+@triton.jit
+def end_of(
+    offsets: tl.tensor, owner: tl.tensor, tile: Tile, extents: Extents, PLAN: tl.constexpr, TILE: tl.constexpr
+) -> tl.tensor:
+    """Find where an owner ends in the tile."""
+    if PLAN.packed:
+        return within_tile(edge(offsets, owner + 1, extents.sequences, extents.tokens) - tile.first, TILE)
+    else:
+        return tile.length
+
+
+@triton.jit
+def owner_before(
+    offsets: tl.tensor, token: tl.tensor, extents: Extents, steps: tl.tensor, WAYS: tl.constexpr
+) -> tl.tensor:
+    """Find the last owner that begins before a token; before the first token it is owner 0.
+
+    Every step of the search looks at WAYS owners at once, because its loads are what takes time.
+    """
+    owner, span = token * 0, extents.sequences + 1
+    way = 1 + tl.arange(0, WAYS)
+    for _ in range(steps):
+        step = span // WAYS + 1
+        begun = edge(offsets, owner + way * step, extents.sequences, extents.tokens) < token
+        forward = tl.max(tl.where((way * step <= span) & begun, way, 0), 0) * step
+        owner += forward
+        span = tl.minimum(step - 1, span - forward)
+    return owner
+
+
+@triton.jit
+def first_turn(
+    offsets: tl.tensor, tile: Tile, extents: Extents, steps: tl.tensor, PLAN: tl.constexpr, TILE: tl.constexpr
+) -> Turn:
+    """Find the first owner of a tile, which is the last of the tile before.
+
+    Both are searched for, so that no slot is left out even where offsets are not sorted.
+    """
+    owner, last = tile.row, tile.row
+    if PLAN.packed:
+        owner = owner_before(offsets, tile.first, extents, steps, WAYS)
+        last = owner_before(offsets, tile.first + TILE, extents, steps, WAYS)
+    return Turn(owner, tile.begin * 0, end_of(offsets, owner, tile, extents, PLAN, TILE), last)
+
+
+@triton.jit
+def ends_by(turn: Turn, first: tl.tensor, tile: Tile, TILING: tl.constexpr) -> tl.tensor:
+    """Test whether the turn ends in the step that begins at `first`, or before it; the last owner's does in none."""
+    done = first + TILING.step
+    return (turn.owner < turn.last) & ((turn.end <= done) | (done >= tile.length))
+
+
+@triton.jit
+def next_turn(
+    turn: Turn, offsets: tl.tensor, tile: Tile, extents: Extents, PLAN: tl.constexpr, TILE: tl.constexpr
+) -> Turn:
+    """Go on to the next owner."""
+    end = end_of(offsets, turn.owner + 1, tile, extents, PLAN, TILE)
+    return Turn(turn.owner + 1, turn.end, tl.maximum(end, turn.end), turn.last)
+
+
+@triton.jit
+def places_of(first: tl.tensor, TILING: tl.constexpr) -> tl.tensor:
+    """Number the tokens of a step in their tile: [PARTS, LANES, VEC], from `first` on."""
+    part = tl.arange(0, TILING.parts)[:, None, None] * (TILING.lanes * TILING.vec)
+    lane = tl.arange(0, TILING.lanes)[None, :, None] * TILING.vec
+    return first + (part + lane + tl.arange(0, TILING.vec)[None, None, :])
+
+
+@triton.jit
+def number_of_sequence(owner: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Number the sequence of an owner; -1 and S are no sequence."""
+    if PLAN.packed:
+        return owner - 1
+    else:
+        return owner
+
+
+@triton.jit
+def entry_of(table: tl.tensor, owner: tl.tensor, extents: Extents, PLAN: tl.constexpr) -> tl.tensor:
+    """Load an owner's entry of a per-sequence tensor; 0 where it is no sequence."""
+    sequence = number_of_sequence(owner, PLAN)
+    return tl.load(table + sequence, mask=(sequence >= 0) & (sequence < extents.sequences), other=0)
+
+
+@triton.jit
+def of_sequences(
+    table: tl.tensor, like: tl.tensor, turn: Turn, first: tl.tensor, offsets: tl.tensor, tile: Tile,
+    extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Load a per-sequence tensor, [S], for the tokens of a step: shape and dtype of `like`."""
+    x = tl.zeros_like(like) + entry_of(table, turn.owner, extents, PLAN).to(like.dtype)
+    if PLAN.packed:
+        while ends_by(turn, first, tile, TILING):
+            turn = next_turn(turn, offsets, tile, extents, PLAN, TILING.tile)
+            x = tl.where(
+                places_of(first, TILING) >= turn.start, entry_of(table, turn.owner, extents, PLAN).to(like.dtype), x
+            )
+    return x
