@@ -29,24 +29,17 @@ BLOCK = 262_144
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
+@dataclass
 class Compaction:
     """The valid tokens of a block of whole sequences, in order.
 
-    Args:
-        valid: [n] bool, the block's slots; None when all are valid.
-        starts: [S] int64, where each sequence begins in it.
-        lengths: [S] int64, its slots.
-        n_valid: [S] int64, its valid tokens.
+    Attributes:
+        index: [total] int32 or int64, where they are in the block; None when all are valid.
+        total: How many there are.
     """
 
-    def __init__(self, valid: Tensor | None, starts: Tensor, lengths: Tensor, n_valid: Tensor) -> None:
-        self.total = int(n_valid.sum())
-        self.index: Tensor | None = None
-        if valid is None or self.total == valid.numel():
-            return
-        self.index = _index_of_runs(valid, starts, lengths, n_valid, self.total)
-        if self.index is None:
-            self.index = valid.nonzero().squeeze(1)
+    index: Tensor | None
+    total: int
 
     def take(self, x: Tensor) -> Tensor:
         """The valid tokens of a block, [total]; a view when all are valid."""
@@ -59,6 +52,20 @@ class Compaction:
             out.view(-1).copy_(values)
         else:
             out.view(-1).zero_().scatter_(0, self.index.long(), values)
+
+
+def _index(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor, total: int) -> Tensor:
+    """The places of the valid tokens.
+
+    Args:
+        valid: [n] bool, the block's slots.
+        starts: [S] int64, where each sequence begins in it.
+        lengths: [S] int64, its slots.
+        n_valid: [S] int64, its valid tokens.
+        total: All of them.
+    """
+    index = _index_of_runs(valid, starts, lengths, n_valid, total)
+    return valid.nonzero().squeeze(1) if index is None else index
 
 
 def _index_of_runs(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor, total: int) -> Tensor | None:
@@ -142,24 +149,29 @@ def blocks_of(batch: Batch, size: int) -> Iterator[Block]:
     """Cut a batch on the CPU into blocks of about `size` slots."""
     for rows, slots in spans(batch, size):
         shape = batch.train[slots].shape
+        slots_here = shape.numel()
         if batch.offsets is None:
             lengths = torch.full((shape[0],), shape[1], dtype=torch.int64, device="cpu")
             starts = torch.arange(shape[0], device="cpu") * shape[1]
         else:
-            offsets = batch.offsets[rows.start : rows.stop + 1] - slots.start
+            offsets = batch.offsets[rows.start : rows.stop + 1]
+            offsets = offsets - slots.start if slots.start else offsets
             starts, lengths = offsets[:-1], offsets.diff()
-        valid, n_valid = None, lengths
-        if batch.mask is not None:
-            valid = batch.mask[slots].bool()
-            if batch.offsets is None:
-                # As int64 the mask would be copied first, eight times as large; a row has less than 2^31 slots.
-                n_valid = valid.sum(1, dtype=torch.int32).long()
-            else:
-                n_valid = Packed(offsets, valid.shape[0]).sum_integers(valid)
-            valid = valid.reshape(-1)
-        compaction = Compaction(valid, starts, lengths, n_valid)
+        if batch.mask is None:
+            compaction, n_valid = Compaction(None, slots_here), lengths
+            whole = Packed.of_lengths(lengths, slots_here) if batch.offsets is None else Packed(offsets, slots_here)
+            yield Block(batch, slots, rows, compaction, whole, n_valid)
+            continue
+        valid = batch.mask[slots].bool()
+        if batch.offsets is None:
+            # As int64 the mask would be copied first, eight times as large; a row has less than 2^31 slots.
+            n_valid = valid.sum(1, dtype=torch.int32).long()
+        else:
+            n_valid = Packed(offsets, slots_here).sum_integers(valid)
+        total = int(n_valid.sum())
+        index = None if total == slots_here else _index(valid.reshape(-1), starts, lengths, n_valid, total)
         del valid  # Not for as long as the block takes.
-        yield Block(batch, slots, rows, compaction, Packed.of_lengths(n_valid, compaction.total), n_valid)
+        yield Block(batch, slots, rows, Compaction(index, total), Packed.of_lengths(n_valid, total), n_valid)
 
 
 # --- outputs ---
@@ -181,14 +193,15 @@ def new_output(batch: Batch, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def tokens_outside(batch: Batch) -> Tensor:
-    """0-d int64: valid tokens before the first and after the last sequence of a packed batch on the CPU."""
+def tokens_outside(batch: Batch) -> int:
+    """Count the valid tokens before the first and after the last sequence of a packed batch on the CPU."""
     if batch.offsets is None:
-        return torch.zeros((), dtype=torch.int64, device="cpu")
+        return 0
     before, after = int(batch.offsets[0]), batch.train.numel() - int(batch.offsets[-1])
-    if batch.mask is None:
-        return torch.tensor(before + after, device="cpu")
-    return torch.count_nonzero(batch.mask[:before]) + torch.count_nonzero(batch.mask[batch.train.numel() - after :])
+    if batch.mask is None or not before + after:
+        return before + after
+    outside = batch.mask[:before], batch.mask[batch.train.numel() - after :]
+    return sum(int(torch.count_nonzero(part)) for part in outside)
 
 
 # --- running ---
@@ -197,7 +210,7 @@ def tokens_outside(batch: Batch) -> Tensor:
 def run_blocks(batch: Batch, spec: Spec) -> Result:
     """Correct block by block, with compaction. CPU tensors only: how many tokens are valid decides the shapes."""
     weights, mask = new_outputs(batch, spec)
-    collector, keep = Collector(spec), []
+    collector, keep = Collector(spec, look=True), []
     for block in blocks_of(batch, BLOCK if spec.weight is not None else 2 * BLOCK):
         keep.append(_run_block(block, spec, collector, weights, mask))
     statistics = collector.statistics(tokens_outside(batch), batch.count, batch.train.numel())

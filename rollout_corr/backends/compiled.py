@@ -123,7 +123,9 @@ def run_compiled(batch: Batch, spec: Spec) -> Result:
         for out, part in ((weights, block_weights), (mask, block_mask)):
             if out is not None and part is not None:
                 _put(out[slots], part[:n], block)
-    statistics = collector.statistics(tokens_outside(batch), batch.count, batch.train.numel())
+    statistics = collector.statistics(
+        torch.tensor(tokens_outside(batch), device="cpu"), batch.count, batch.train.numel()
+    )
     return Result(weights, mask, torch.cat(keep), statistics)
 
 

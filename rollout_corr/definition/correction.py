@@ -20,7 +20,7 @@ Shapes: a tensor "per token" is [N] (packed) or [B, T] (padded); S is the number
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -35,7 +35,7 @@ from rollout_corr.definition.tokens import (
     sum_of_d,
     sum_of_statistic,
 )
-from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound, threshold_of
 
 # A batch whose mean weight is not above this is not normalised: the division would inflate the remaining weights.
@@ -190,11 +190,12 @@ class Decision:
     survivors: Tensor | None  # tokens that sequence sums run over where n > 0; None means all
     n: Tensor  # [S] int64, how many those are; 0 where a token criterion took the whole sequence
     outcomes: list[Outcome] = field(default_factory=list)
+    rejects: bool = False  # a sequence may have been rejected
 
     def add(self, outcome: Outcome) -> None:
         """Let a further criterion reject."""
         if outcome.failed is not None:
-            self.keep = self.keep & ~outcome.failed
+            self.keep, self.rejects = self.keep & ~outcome.failed, True
         if outcome.dropped is not None:
             self.dropped = outcome.dropped if self.dropped is None else self.dropped | outcome.dropped
         self.outcomes.append(outcome)
@@ -240,7 +241,7 @@ def decide(
     if spec.rejects_nonfinite:
         for pair in every:
             if pair.nonfinite is not None:
-                decision.keep = decision.keep & (pair.nonfinite == 0)
+                decision.keep, decision.rejects = decision.keep & (pair.nonfinite == 0), True
     return decision
 
 
@@ -308,15 +309,48 @@ def decide_sequences(
 # --- weights ---
 
 
-@dataclass
 class Weighing:
-    """An importance weight, per token at token level and per sequence (float64) otherwise."""
+    """An importance weight, per token at token level and per sequence (float64) otherwise.
 
-    log_ratio: Tensor  # clamped to +-Spec.clamp
-    raw: Tensor  # ratio - 1 before the bounds, without cancellation
-    bounded: Tensor  # ratio - 1 after the bounds
-    ratio: Tensor | None  # before the bounds; None at token level, where nothing reads it
-    weight: Tensor
+    Args:
+        weight: Level and bounds.
+        log_ratio: Clamped to +-Spec.clamp.
+        excess: Gives ratio - 1 before the bounds, without cancellation: statistics may not need it of every token.
+    """
+
+    def __init__(self, weight: Weight, log_ratio: Tensor, excess: Callable[[], Tensor]) -> None:
+        self._weight, self._excess = weight, excess
+        self.log_ratio = log_ratio
+        ratio = log_ratio.exp()
+        self.weight = after_bounds(weight, ratio, log_ratio, 0.0)
+        # Before the bounds; at token level nothing reads it.
+        self.ratio = None if weight.per_token else ratio
+        self._known: dict[str, Tensor] = {}
+
+    @property
+    def raw(self) -> Tensor:
+        """Ratio - 1 before the bounds."""
+        if "raw" not in self._known:
+            self._known["raw"] = self._excess()
+        return self._known["raw"]
+
+    @property
+    def bounded(self) -> Tensor:
+        """Ratio - 1 after the bounds."""
+        if "bounded" not in self._known:
+            self._known["bounded"] = after_bounds(self._weight, self.raw, self.log_ratio, 1.0)
+        return self._known["bounded"]
+
+
+def after_bounds(weight: Weight, ratio: Tensor, log_ratio: Tensor, centre: float) -> Tensor:
+    """Ratios after the bounds; `ratio` and the result less a centre."""
+    lower, upper = weight.lower, weight.upper
+    if not weight.bounded:
+        return ratio
+    if weight.outside == "clamp":
+        return ratio.clamp(None if lower is None else lower - centre, None if upper is None else upper - centre)
+    inside = within(log_ratio, log_bound(lower), log_bound(upper))
+    return torch.where(inside, ratio, 0.0 - centre)
 
 
 def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
@@ -326,25 +360,15 @@ def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
         return None
     if weight.per_token:
         log_ratio = tokens.clamped(weight.token_clamp)
-        raw = tokens.excess if weight.token_clamp is None else log_ratio + k3(log_ratio)
-    else:
-        total = total_of_d(weight.token_clamp, tokens, decision.survivors)
-        aggregate = torch.where(decision.n > 0, total, 0.0)
-        if weight.level == "geometric":
-            aggregate = aggregate / decision.n.clamp(min=1)
-        log_ratio = aggregate.clamp(-spec.clamp, spec.clamp)
-        raw = log_ratio.expm1()
-    ratio = log_ratio.exp()
-    lower, upper = weight.lower, weight.upper
-    if not weight.bounded:
-        bounded, result = raw, ratio
-    elif weight.outside == "clamp":
-        bounds = (None if lower is None else lower - 1.0), (None if upper is None else upper - 1.0)
-        bounded, result = raw.clamp(*bounds), ratio.clamp(lower, upper)
-    else:
-        inside = within(log_ratio, log_bound(lower), log_bound(upper))
-        bounded, result = torch.where(inside, raw, -1.0), torch.where(inside, ratio, 0.0)
-    return Weighing(log_ratio, raw, bounded, None if weight.per_token else ratio, result)
+        if weight.token_clamp is None:
+            return Weighing(weight, log_ratio, lambda: tokens.excess)
+        return Weighing(weight, log_ratio, lambda: log_ratio + k3(log_ratio))
+    total = total_of_d(weight.token_clamp, tokens, decision.survivors)
+    aggregate = torch.where(decision.n > 0, total, 0.0)
+    if weight.level == "geometric":
+        aggregate = aggregate / decision.n.clamp(min=1)
+    log_ratio = aggregate.clamp(-spec.clamp, spec.clamp)
+    return Weighing(weight, log_ratio, log_ratio.expm1)
 
 
 # --- what is handed back ---

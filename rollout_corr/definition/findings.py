@@ -2,30 +2,61 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rollout_corr.definition import correction
 from rollout_corr.definition.correction import Advantages, Decision, Outcome, Weighing
-from rollout_corr.definition.sequences import Packed, Sequences
-from rollout_corr.definition.tokens import LARGEST_D, KeptMass, Tokens, few_above, read_tokens, select
-from rollout_corr.spec.correction import Spec
+from rollout_corr.definition.near import Near
+from rollout_corr.definition.sequences import Sequences
+from rollout_corr.definition.tokens import LARGEST_D, KeptMass, Number, Tokens, read_tokens, rounded, select
+from rollout_corr.spec.correction import Spec, Weight
 from rollout_corr.spec.thresholds import log_bound
 
 Named = dict[str, Tensor]
+Numbers = dict[str, Number]
 
 
-class Beyond(NamedTuple):
-    """The tokens beyond the bounds of a token weight, where they are few."""
+class FewBounded:
+    """Sums of a token weight where all but a few tokens are near 1 and within the bounds, which change those few alone.
 
-    places: Tensor  # [k] int64
-    sequences: Tensor  # [k] int64, the sequence of each
-    above: int
-    below: int
+    Args:
+        near: The sums before the bounds.
+        weight: At token level, without a token clamp.
+
+    Attributes:
+        few: [k] float64, ratio - 1 of the few after the bounds.
+    """
+
+    def __init__(self, near: Near, weight: Weight) -> None:
+        self._near, self._weight = near, weight
+        self.few = correction.after_bounds(weight, near.few_excess, near.few, 1.0)
+
+    def squares(self) -> float:
+        """The sum of (ratio - 1)^2 after the bounds."""
+        return self._near.near_excess2 + self.few.dot(self.few).item()
+
+    def count(self, low: float | None, high: float | None) -> int:
+        """Tokens beyond a bound."""
+        beyond = [] if low is None else [self._near.few < low]
+        beyond += [] if high is None else [self._near.few > high]
+        return sum(int(torch.count_nonzero(which)) for which in beyond) if self.few.shape[0] else 0
+
+    def extrema(self, raw: tuple[float, float]) -> tuple[float, float]:
+        """(-minimum, maximum) of ratio - 1 after the bounds, from those before them."""
+        low, high = -raw[0], raw[1]
+        weight = self._weight
+        if weight.outside == "clamp" or not self.count(log_bound(weight.lower), log_bound(weight.upper)):
+            least = -math.inf if weight.lower is None else weight.lower - 1.0
+            most = math.inf if weight.upper is None else weight.upper - 1.0
+            return rounded((-min(max(low, least), most), min(max(high, least), most)), self._near.d.dtype)
+        # Zero is the least of all; the largest is among those within the bounds.
+        others = self._near.d.index_fill(0, self._near.places, -torch.inf).amax().item()
+        return rounded((1.0, max(math.expm1(others), self.few.amax().item())), self._near.d.dtype)
 
 
 @dataclass
@@ -68,17 +99,8 @@ class Findings:
     decision: Decision
     weighing: Weighing | None
     weights: Tensor | None  # per token, before batch normalisation; None when the Spec hands none back
-    beyond: Beyond | None
+    few: FewBounded | None  # of a token weight
     facts: SequenceFacts
-    _excess2: list[Tensor] = field(default_factory=list)
-
-    @property
-    def excess2(self) -> Tensor:
-        """0-d: the sum of (e^D - 1)^2, which a weight without bounds or token clamp needs again."""
-        if not self._excess2:
-            excess = self.tokens.excess
-            self._excess2.append((excess * excess).sum())
-        return self._excess2[0]
 
 
 def evaluate(
@@ -120,31 +142,17 @@ def evaluate(
     decision = correction.decide(tokens, n_measured, spec, advantages, external, others)
     weighing = correction.weigh(tokens, decision, spec)
     weights = correction.weights_of(tokens, decision, weighing, spec)
-    beyond = few_beyond(tokens, weighing, spec)
-    facts = sequence_facts(tokens, n_valid, n_measured, decision, weighing, spec, beyond)
-    return Findings(spec, tokens, n_valid, n_measured, decision, weighing, weights, beyond, facts)
+    few = few_bounded(tokens, spec)
+    facts = sequence_facts(tokens, n_valid, n_measured, decision, weighing, spec, few)
+    return Findings(spec, tokens, n_valid, n_measured, decision, weighing, weights, few, facts)
 
 
-def few_beyond(tokens: Tokens, weighing: Weighing | None, spec: Spec) -> Beyond | None:
-    """Find the tokens beyond the bounds of a token weight; None where they are many or values may not be read.
-
-    Where few tokens differ, the sums after the bounds are the sums before them, corrected at those tokens. Not in
-    float64: a ratio of e^20 in a sum swallows the digits that its removal should leave, up to 1e-7.
-    """
+def few_bounded(tokens: Tokens, spec: Spec) -> FewBounded | None:
+    """Sums of a token weight from those of D; None where too many tokens are far, or where nobody looked."""
     weight = spec.weight
-    if weighing is None or weight is None or not weight.per_token or tokens.largest is None:
+    if weight is None or not weight.per_token or weight.token_clamp is not None or tokens.near is None:
         return None
-    log_ratio = weighing.log_ratio
-    if log_ratio.dtype == torch.float64 or not isinstance(tokens.sequences, Packed):
-        return None
-    low, high = correction.limits(log_ratio.dtype, log_bound(weight.lower), log_bound(weight.upper))
-    nowhere = torch.zeros(0, dtype=torch.int64, device=log_ratio.device)
-    above = nowhere if high is None else few_above(log_ratio, high)
-    below = nowhere if low is None else few_above(-log_ratio, -low)
-    if above is None or below is None:
-        return None
-    places = torch.cat([above, below])
-    return Beyond(places, tokens.sequences.of(places), above.shape[0], below.shape[0])
+    return FewBounded(tokens.near, weight)
 
 
 def sequence_facts(
@@ -154,12 +162,12 @@ def sequence_facts(
     decision: Decision,
     weighing: Weighing | None,
     spec: Spec,
-    beyond: Beyond | None,
+    few: FewBounded | None,
 ) -> SequenceFacts:
     """Gather the facts of each sequence, and take the sums over sequences that no outcome needed."""
     sequences = tokens.sequences
     train = sequences.sum(tokens.train)
-    weight = _weight_facts(tokens, n_measured, weighing, spec, beyond)
+    weight = _weight_facts(tokens, n_measured, weighing, spec, few)
     if tokens.largest is not None and tokens.largest <= LARGEST_D:
         rollout = train - tokens.sum_d
     else:
@@ -179,26 +187,28 @@ def sequence_facts(
 
 
 def _weight_facts(
-    tokens: Tokens, n_measured: Tensor, weighing: Weighing | None, spec: Spec, beyond: Beyond | None
+    tokens: Tokens, n_measured: Tensor, weighing: Weighing | None, spec: Spec, few: FewBounded | None
 ) -> Named:
     """The weight of each sequence; at token level the means over its measured tokens."""
     if weighing is None or spec.weight is None:
         nothing = torch.zeros(0, dtype=torch.float64, device=tokens.d.device)
         return dict.fromkeys(("raw", "bounded", "ratio", "weight", "log_weight"), nothing)
-    raw, bounded, ratio = weighing.raw, weighing.bounded, weighing.ratio
+    ratio = weighing.ratio
     if ratio is not None:
-        weight, log_weight = weighing.weight, weighing.log_ratio
-        return {"raw": raw, "bounded": bounded, "ratio": ratio, "weight": weight, "log_weight": log_weight}
-    total = total_bounded = tokens.sequences.sum(select(tokens.measured, raw))
-    if spec.weight.bounded:
-        if beyond is None:
-            total_bounded = tokens.sequences.sum(select(tokens.measured, bounded))
-        else:
-            # Elsewhere the bounds change nothing.
-            after, before = (x.index_select(0, beyond.places).double() for x in (bounded, raw))
-            total_bounded = total.index_add(0, beyond.sequences, after - before)
+        raw, bounded, log_weight = weighing.raw, weighing.bounded, weighing.log_ratio
+        return {"raw": raw, "bounded": bounded, "ratio": ratio, "weight": weighing.weight, "log_weight": log_weight}
+    if spec.weight.token_clamp is None:
+        total = tokens.excess_of_sequences
+    else:
+        total = tokens.sequences.sum(select(tokens.measured, weighing.raw))
+    total_bounded = total
+    if few is not None:
+        total_bounded = tokens.of_sequences(few.few)
+    elif spec.weight.bounded:
+        total_bounded = tokens.sequences.sum(select(tokens.measured, weighing.bounded))
     n = n_measured.clamp(min=1)
-    raw, bounded = total / n, total_bounded / n
+    raw = total / n
+    bounded = raw if total_bounded is total else total_bounded / n
     return {"raw": raw, "bounded": bounded, "ratio": 1.0 + raw, "weight": 1.0 + bounded, "log_weight": raw.log1p()}
 
 
@@ -229,7 +239,7 @@ def tokens_kept(tokens: Tokens, n_valid: Tensor, decision: Decision) -> Tensor:
     their tokens, tokens are counted for every combination of failures, and the outcomes choose among the counts.
     """
     if decision.dropped is None:
-        return torch.where(decision.keep, n_valid, 0)
+        return torch.where(decision.keep, n_valid, 0) if decision.rejects else n_valid
     left = [torch.ones_like(tokens.d, dtype=torch.bool) if tokens.valid is None else tokens.valid]
     choice = torch.zeros_like(n_valid)
     for outcome in decision.outcomes:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Protocol
 
 import torch
@@ -21,7 +20,10 @@ class Sequences(Protocol):
         """Add floating x up: [S] float64."""
 
     def sum_integers(self, x: Tensor) -> Tensor:
-        """Add int64 (may be overwritten) or bool x up: [S] int64, exact whatever the order."""
+        """Add int64 or bool x up, or floating x up to 2^38 whose fractions are cut off: [S] int64, exact in any order.
+
+        May overwrite x unless it is bool.
+        """
 
     def max(self, x: Tensor) -> Tensor:
         """Find the largest floating x: [S]; -inf for a sequence without tokens."""
@@ -60,8 +62,8 @@ class Rows(Whole):
         return x.sum(1, dtype=torch.float64)
 
     def sum_integers(self, x: Tensor) -> Tensor:
-        """[B, T] int64 or bool -> [B] int64, exact whatever the order."""
-        return x.sum(1)
+        """[B, T] int64, bool, or floating with fractions to be cut off -> [B] int64, exact whatever the order."""
+        return (x.to(torch.int64) if x.is_floating_point() else x).sum(1)
 
     def max(self, x: Tensor) -> Tensor:
         """[B, T] -> [B]; -inf for a row without tokens."""
@@ -72,8 +74,62 @@ class Rows(Whole):
         return per_sequence[:, None]
 
 
-# Tokens of a part of a sum on the CPU.
-PART = 65_536
+# Tokens of a tile: stretches of equal length that packed tokens are cut into on the CPU, wherever sequences end.
+TILE = 64
+
+# Tokens from which on that is less time than the operations which it takes more.
+TILED = 65_536
+
+
+class Tiles:
+    """Sums of packed tokens on the CPU: along tiles, [n, TILE], then over the tiles and the ends of each sequence.
+
+    A tile in which a sequence begins or ends is cut: it counts nothing as a whole, and its tokens are summed one by one
+    with those behind the last whole tile. So nothing in one sequence touches another.
+
+    Args:
+        offsets: [S + 1] int64, as of `Packed`.
+        size: Tokens.
+    """
+
+    def __init__(self, offsets: Tensor, size: int) -> None:
+        self._whole, self._count = size // TILE, offsets.shape[0] - 1
+        tile, inside = offsets // TILE, offsets % TILE
+        within = inside != 0
+        self._cut = torch.unique_consecutive(tile[within & (tile < self._whole)])
+        # Where each sequence begins among the tiles, and behind them among the tokens of those that are cut.
+        tokens = torch.searchsorted(self._cut, tile).mul_(TILE).add_(inside)
+        self._offsets = torch.cat([(tile + within).clamp_(max=self._whole), tokens.add_(self._whole)])
+        self._nothing = torch.zeros(1, dtype=torch.float64, device="cpu")
+
+    def sum(self, x: Tensor) -> Tensor:
+        """[N] float32 -> [S] float64. A tile is summed in float32."""
+        tiles = x[: self._whole * TILE].view(self._whole, TILE)
+        every = torch.cat([tiles.sum(1).index_fill_(0, self._cut, 0.0), *self._ends(x, tiles)])
+        return self._added(torch.segment_reduce(every.double(), "sum", offsets=self._offsets, unsafe=True))
+
+    def sum_integers(self, x: Tensor) -> Tensor:
+        """[N] float32 up to 2^38, whose fractions are cut off -> [S] int64, exact. Overwrites x."""
+        tiles = x.trunc_()[: self._whole * TILE].view(self._whole, TILE)
+        # float64 holds the sum of a tile.
+        over = tiles.double().sum(1).index_fill_(0, self._cut, 0.0)
+        running = torch.cat([self._nothing, over, *self._ends(x, tiles)]).long().cumsum_(0)
+        return self._added(running.index_select(0, self._offsets).diff())
+
+    def _ends(self, x: Tensor, tiles: Tensor) -> tuple[Tensor, Tensor]:
+        return tiles.index_select(0, self._cut).view(-1), x[self._whole * TILE :]
+
+    def _added(self, parts: Tensor) -> Tensor:
+        """Sums over tiles, one number that is no sequence's, and sums over tokens, [2 S + 1] -> [S]."""
+        return parts[: self._count] + parts[self._count + 1 :]
+
+
+def _differences(x: Tensor, offsets: Tensor) -> Tensor:
+    """The sum of int64 or bool x from each offset to the next, from a running sum: it may wrap around, they do not."""
+    if not x.shape[0]:
+        return torch.zeros_like(offsets[1:])
+    running = x.cumsum_(0) if x.dtype == torch.int64 else x.cumsum(0)
+    return running.index_select(0, (offsets - 1).clamp_(min=0)).mul_(offsets > 0).diff()
 
 
 class Packed(Whole):
@@ -91,7 +147,7 @@ class Packed(Whole):
         self.count = offsets.shape[0] - 1
         self._ids: Tensor | None = None
         self._lengths: Tensor | None = None
-        self._parts: list[tuple[slice, Tensor]] | None = None
+        self._tiles: Tiles | None = None
 
     @classmethod
     def of_lengths(cls, lengths: Tensor, size: int) -> Packed:
@@ -104,38 +160,30 @@ class Packed(Whole):
         """[N] floating -> [S] float64; nothing in one sequence touches another."""
         if self.size == 0 or self.count == 0:
             return torch.zeros(self.count, dtype=torch.float64, device=x.device)
-        if x.device.type != "cpu" or x.dtype == torch.float64 or torch.compiler.is_compiling():
-            return torch.segment_reduce(x.double(), "sum", offsets=self.offsets, unsafe=True)
-        # Part by part, so that the float64 copy is small and stays in cache.
-        if self._parts is None:
-            self._parts = self._cut()
-        return torch.cat(
-            [torch.segment_reduce(x[part].double(), "sum", offsets=inner, unsafe=True) for part, inner in self._parts]
-        )
-
-    def _cut(self) -> list[tuple[slice, Tensor]]:
-        """Cut into parts of consecutive sequences, about PART tokens each: their tokens and the offsets inside."""
-        marks = torch.arange(1, self.size // PART + 1, device=self.offsets.device) * PART
-        cuts = [0, *torch.searchsorted(self.offsets[1:], marks).tolist(), self.count]
-        parts = []
-        for first, last in itertools.pairwise(cuts):
-            if first < last:
-                offsets = self.offsets[first : last + 1]
-                start, end = int(offsets[0]), int(offsets[-1])
-                parts.append((slice(start, end), offsets - start))
-        return parts
+        tiles = self._in_tiles(x)
+        if tiles is not None:
+            return tiles.sum(x)
+        return torch.segment_reduce(x.double(), "sum", offsets=self.offsets, unsafe=True)
 
     def sum_integers(self, x: Tensor) -> Tensor:
-        """[N] int64 or bool -> [S] int64, exact. Overwrites int64 x, which is as large as two of the log-probs.
+        """[N] int64, bool, or floating with fractions to be cut off -> [S] int64, exact. May overwrite x.
 
-        Takes differences of a running sum: the sum may wrap around, its differences do not. With floats a sequence
-        would take part in its neighbours' rounding.
+        With floats a running sum would let a sequence take part in its neighbours' rounding.
         """
-        if not self.size:
-            return self.offsets.new_zeros(self.count)
-        running = x.cumsum_(0) if x.dtype == torch.int64 else x.cumsum(0)
-        running = running.index_select(0, (self.offsets - 1).clamp_(min=0))
-        return torch.where(self.offsets > 0, running, 0).diff()
+        if x.is_floating_point():
+            tiles = self._in_tiles(x)
+            if tiles is not None:
+                return tiles.sum_integers(x)
+            x = x.to(torch.int64)
+        return _differences(x, self.offsets)
+
+    def _in_tiles(self, x: Tensor) -> Tiles | None:
+        """Tiles, where sequences are long enough for most of them to be whole, and memory is the CPU's."""
+        if x.device.type != "cpu" or x.dtype != torch.float32 or x.requires_grad or torch.compiler.is_compiling():
+            return None
+        if self._tiles is None and self.size >= max(TILED, 2 * TILE * self.count):
+            self._tiles = Tiles(self.offsets, self.size)
+        return self._tiles
 
     def max(self, x: Tensor) -> Tensor:
         """[N] floating -> [S]; -inf for a sequence without tokens."""
@@ -147,6 +195,12 @@ class Packed(Whole):
         """[S] -> [N]."""
         if self.count == 0:
             return per_sequence.new_zeros(self.size)
+        if per_sequence.dtype == torch.bool and self._ids is None and not torch.compiler.is_compiling():
+            # A running sum of where it changes, in bytes: a fifth of the time of the index.
+            flags = per_sequence.to(torch.int8)
+            changes = torch.cat([flags[:1], flags.diff()])
+            running = torch.zeros(self.size + 1, dtype=torch.int8, device=flags.device)
+            return running.index_add_(0, self.offsets[:-1], changes).cumsum_(0)[:-1].view(torch.bool)
         return per_sequence.index_select(0, self.ids)
 
     @property

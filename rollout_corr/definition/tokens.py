@@ -17,19 +17,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.sequences import Sequences
+from rollout_corr.definition.near import NEAR, Near, few_above
+from rollout_corr.definition.sequences import Packed, Sequences
 from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound
 
 # Sums that decide are integer sums, so that order cannot matter. D: one limb on a 2^-28 grid, saturated at 2^10, which
 # leaves room for 2^25 tokens a sequence. Other statistics: two limbs, whole part (saturated at 2^37) and fraction.
 GRID_OF_D, LARGEST_D = 2.0**28, 2.0**10
 GRID_OF_FRACTION, LARGEST_STATISTIC = 2.0**38, 2.0**37
 
-# Neighbours that `few_above` looks at together.
-STRETCH = 64
-
 # exp of a mean log-prob (a perplexity) is capped, so that log-probs of -1e10 leave it finite.
 LARGEST_LOG_PERPLEXITY = 500.0
+
+
+# 0-d, or what was read of it.
+Number = Tensor | float
 
 
 # --- formulas ---
@@ -40,47 +43,27 @@ def select(keep: Tensor | None, x: Tensor) -> Tensor:
     return x if keep is None else torch.where(keep, x, 0.0)
 
 
-def k3(d: Tensor, largest: float | None = None) -> Tensor:
-    """e^D - 1 - D without cancellation: a Taylor polynomial for |D| <= 1/2, the formula beyond.
-
-    Args:
-        d: Floating, any shape.
-        largest: The largest |D|, if known: then tokens with |D| <= 1/8 are computed without exp and with half of the
-            polynomial. The terms that a token gets depend on its own D alone, so its neighbours change no bit.
-    """
-    double = d.dtype == torch.float64
-    if largest is not None:
-        series = _k3_series(d, 11 if double else 5)
-        if largest > 0.125:
-            far = few_above(d.abs(), 0.125)
-            if far is None:
-                return torch.where(d.abs() > 0.125, k3(d), series)
-            series[far] = k3(d[far])
-        return series
-    series = _k3_series(d.clamp(-0.5, 0.5), 14 if double else 8)
+def k3(d: Tensor) -> Tensor:
+    """e^D - 1 - D without cancellation: a Taylor polynomial for |D| <= 1/2, the formula beyond."""
+    terms = 14 if d.dtype == torch.float64 else 8
+    x = d.clamp(-0.5, 0.5)
+    # D^2/2! + D^3/3! + ...: so many terms that the next is below a rounding.
+    series = x * (1.0 / math.factorial(terms + 1)) + 1.0 / math.factorial(terms)
+    for n in range(terms - 1, 1, -1):
+        series = series.mul_(x).add_(1.0 / math.factorial(n))
+    series = series.mul_(x).mul_(x)
     return torch.where(d.abs() <= 0.5, series, d.exp().sub_(1.0).sub_(d))
 
 
-def _k3_series(d: Tensor, terms: int) -> Tensor:
-    """D^2/2! + D^3/3! + ..., the first `terms` terms; callers take so many that the next is below a rounding."""
-    series = d * (1.0 / math.factorial(terms + 1)) + 1.0 / math.factorial(terms)
-    for k in range(terms - 1, 1, -1):
-        series = series.mul_(d).add_(1.0 / math.factorial(k))
-    return series.mul_(d).mul_(d)
+def rounded(ends: tuple[float, float], dtype: torch.dtype) -> tuple[float, float]:
+    """Two numbers as a dtype holds them."""
+    low, high = torch.tensor(ends, dtype=dtype, device="cpu").tolist()
+    return low, high
 
 
-def few_above(x: Tensor, bound: float) -> Tensor | None:
-    """Find the places where x, [N], is above a bound: [k] int64, or None if there are many. Reads values.
-
-    A maximum costs a quarter of a comparison, so the maxima of stretches tell where to compare.
-    """
-    whole = x.shape[0] // STRETCH * STRETCH
-    stretches = (x[:whole].view(-1, STRETCH).amax(1) > bound).nonzero()
-    if 8 * STRETCH * stretches.shape[0] > x.shape[0]:
-        return None
-    near = (stretches * STRETCH + torch.arange(STRETCH, device=x.device)).flatten()
-    near = torch.cat([near, torch.arange(whole, x.shape[0], device=x.device)])
-    return near[x.index_select(0, near) > bound]
+def squares(x: Tensor) -> Tensor:
+    """0-d: the sum of squares."""
+    return (x * x).sum()
 
 
 def extrema(x: Tensor, among: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -114,10 +97,10 @@ def binary_kl(log_p: Tensor, log_q: Tensor, d: Tensor, eps: float) -> Tensor:
 
 
 def to_grid(x: Tensor, grid: float) -> Tensor:
-    """Round to a multiple of 1/grid, as int64: the cast truncates. The caller has removed NaN and infinity."""
+    """Multiples of 1/grid, nearest once their fractions are cut off. The caller has removed NaN and infinity."""
     half = torch.full((), 0.5, dtype=x.dtype, device=x.device)
     # grid * x is exact, so that it is rounded once, whether the two steps are fused or not.
-    return torch.copysign(half, x).add_(x, alpha=grid).to(torch.int64)
+    return torch.copysign(half, x).add_(x, alpha=grid)
 
 
 def sum_of_d(saturated: Tensor, sequences: Sequences, propagate: bool, d: Tensor) -> Tensor:
@@ -144,7 +127,7 @@ def sum_of_statistic(x: Tensor, sequences: Sequences, propagate: bool) -> Tensor
         total = sequences.sum(x_finite)
     else:
         whole = torch.trunc(x_finite)
-        limbs = whole.to(torch.int64), to_grid(x_finite - whole, GRID_OF_FRACTION)
+        limbs = whole, to_grid(x_finite - whole, GRID_OF_FRACTION)
         high, low = (sequences.sum_integers(limb).double() for limb in limbs)
         total = high + low / GRID_OF_FRACTION
     return total + sequences.sum(x - _finite(x, True)) if propagate else total
@@ -159,6 +142,8 @@ def _finite(x: Tensor, propagate: bool) -> Tensor:
 
 def compute_dtype(one: torch.dtype, other: torch.dtype) -> torch.dtype:
     """The dtype that computes, from the dtypes of the two log-probs: the wider one, float32 at least."""
+    if one == other == torch.float32:
+        return one
     return torch.promote_types(torch.promote_types(one, other), torch.float32)
 
 
@@ -201,7 +186,10 @@ class Tokens:
     clamp: float
     propagate: bool
     largest: float | None = None  # the largest |D|, if `read_tokens` looked
+    near_up_to: float | None = None  # the |D| above which a token is looked at alone; None: not to be asked
+    ends: tuple[Number, Number] | None = None  # -min D and max D, if it looked or somebody asked
     _known: dict[str, Tensor] = field(default_factory=dict)
+    _near: list[Near | None] = field(default_factory=list)
 
     def count(self, which: Tensor) -> Tensor:
         """[S] int64: how many tokens of each sequence are True in `which`."""
@@ -219,9 +207,29 @@ class Tokens:
         return self._once("saturated", lambda: self._limited(LARGEST_D))
 
     @property
+    def near(self) -> Near | None:
+        """Sums by a short series; None where nobody looked, or where too many tokens are not near 0."""
+        if not self._near:
+            self._near.append(self._look())
+        return self._near[0]
+
+    def _look(self) -> Near | None:
+        up_to = self.near_up_to
+        if up_to is None or self.largest is None or self.largest > LARGEST_D or not isinstance(self.sequences, Packed):
+            return None
+        few = few_above(self.size, min(up_to, self.clamp))
+        return None if few is None else Near(self.d, self.sequences, few, self.clamp)
+
+    @property
+    def size(self) -> Tensor:
+        """|D|, saturated."""
+        return self._once("size", lambda: self.saturated.abs())
+
+    @property
     def k3(self) -> Tensor:
         """k3 of the clamped D."""
-        return self._once("k3", lambda: k3(self.clamped(), self.largest))
+        near = self.near
+        return self._once("k3", lambda: k3(self.clamped()) if near is None else near.k3_of_tokens())
 
     @property
     def excess(self) -> Tensor:
@@ -229,11 +237,54 @@ class Tokens:
         return self._once("excess", lambda: self.clamped() + self.k3)
 
     @property
-    def extrema(self) -> tuple[Tensor, Tensor]:
+    def sum_d2(self) -> Number:
+        """The sum of D^2, saturated."""
+        return squares(self.saturated) if self.near is None else self.near.d2
+
+    @property
+    def sum_k3(self) -> Number:
+        """The sum of k3."""
+        return self.k3.sum() if self.near is None else self.near.k3
+
+    @property
+    def sum_excess(self) -> Number:
+        """The sum of e^D - 1."""
+        near = self.near
+        if near is None:
+            return self.excess.sum()
+        return self.sum_d.sum().item() + near.near_k3 + (near.few_excess - near.few_d).sum().item()
+
+    @property
+    def sum_excess2(self) -> Number:
+        """The sum of (e^D - 1)^2, which a weight without bounds or token clamp needs again."""
+        if self.near is not None:
+            return self.near.excess2
+        return self._once("excess2", lambda: squares(self.excess))
+
+    @property
+    def excess_of_sequences(self) -> Tensor:
+        """[S] float64: the sums of e^D - 1."""
+        if self.near is None:
+            return self.sequences.sum(select(self.measured, self.excess))
+        return self.of_sequences(self.near.few_excess)
+
+    def of_sequences(self, of_few: Tensor) -> Tensor:
+        """[S] float64: the sums of e^D - 1, of which the few that are not near 0 have another value, [k] float64."""
+        assert self.near is not None
+        return self.near.added(self.sum_d + self.near.near_k3_of_sequences(), of_few - self.near.few_d)
+
+    @property
+    def extrema(self) -> tuple[Number, Number]:
         """(-min D, max D) over measured tokens; -inf, -inf when there is none."""
-        if "max_d" not in self._known:
-            self._known["-min_d"], self._known["max_d"] = extrema(self.d, self.measured)
-        return self._known["-min_d"], self._known["max_d"]
+        if self.ends is None:
+            self.ends = extrema(self.d, self.measured)
+        return self.ends
+
+    @property
+    def excess_ends(self) -> tuple[float, float]:
+        """-min and max of e^D - 1, where somebody looked; rounded as the value of a token is."""
+        low, high = (min(max(float(x), -self.clamp), self.clamp) for x in self.extrema)
+        return rounded((-math.expm1(-low), math.expm1(high)), self.d.dtype)
 
     @property
     def sum_d(self) -> Tensor:
@@ -269,11 +320,11 @@ def read_tokens(
     """
     d = train - rollout
     if look and d.numel():
-        low, high = torch.aminmax(d)
-        largest = max(-low.item(), high.item())
+        low, high = (x.item() for x in torch.aminmax(d))
+        largest = max(-low, high)
         if math.isfinite(largest):
-            known = {"-min_d": -low, "max_d": high}
-            return Tokens(sequences, train, rollout, d, valid, valid, None, spec.clamp, False, largest, known)
+            near, bounds = _near_up_to(spec), (-low, high)
+            return Tokens(sequences, train, rollout, d, valid, valid, None, spec.clamp, False, largest, near, bounds)
     bad = ~d.isfinite()
     nonfinite = sequences.sum_integers(bad if valid is None else bad & valid)
     measured = valid
@@ -284,6 +335,18 @@ def read_tokens(
     train, rollout, d = (select(measured, x) for x in (train, rollout, d))
     propagate = spec.nonfinite == "propagate"
     return Tokens(sequences, train, rollout, d, valid, measured, nonfinite, spec.clamp, propagate)
+
+
+def _near_up_to(spec: Spec) -> float | None:
+    """The |D| up to which a token is near 0 and within the bounds of a token weight; None where 0 is outside."""
+    if spec.weight is None or not spec.weight.per_token:
+        return NEAR
+    low, high = log_bound(spec.weight.lower), log_bound(spec.weight.upper)
+    # Rounded to numbers that comparing float32 with them finds every token beyond.
+    nearest = min(
+        NEAR, NEAR if low is None else -float32_at_least(low), NEAR if high is None else float32_at_most(high)
+    )
+    return nearest if nearest > 0.0 else None
 
 
 # --- what formulas read ---

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from rollout_corr.definition.findings import Findings, SequenceFacts, above, below
-from rollout_corr.definition.tokens import LARGEST_LOG_PERPLEXITY, LARGEST_STATISTIC, extrema, k3, probability, select
+from rollout_corr.definition.tokens import (
+    LARGEST_LOG_PERPLEXITY,
+    LARGEST_STATISTIC,
+    Number,
+    extrema,
+    k3,
+    probability,
+    select,
+    squares,
+)
 from rollout_corr.metrics.rows import Aggregate, At, extremes, total
 from rollout_corr.spec.correction import Criterion, Spec
 from rollout_corr.spec.thresholds import log_bound
@@ -25,13 +34,18 @@ LOG_2 = 0.6931471805599453
 class AllSequences:
     """The facts of all sequences of a batch, [S] each, and what several statistics derive from them."""
 
-    def __init__(self, facts: SequenceFacts, tokens_outside: Tensor, spec: Spec) -> None:
+    def __init__(self, facts: SequenceFacts, tokens_outside: Number, spec: Spec, look: bool) -> None:
         self.facts, self.tokens_outside, self.spec = facts, tokens_outside, spec
         n = facts.measured.clamp(min=1)
-        self.measured, self.nonempty = facts.measured > 0, facts.tokens > 0
-        self.log_train_ppl, self.log_rollout_ppl = -facts.train / n, -facts.rollout / n
-        # From the sum of D, which is exact, and not from the difference of two large sums.
-        self.gap, self.size = -facts.d / n, facts.d.abs()
+        self.measured = facts.measured > 0
+        self.nonempty = self.measured if facts.tokens is facts.measured else facts.tokens > 0
+        # The gap from the sum of D, which is exact, and not from the difference of two large sums.
+        logs = torch.stack([facts.train, facts.rollout, facts.d]).neg_().div_(n)
+        self.log_train_ppl, self.log_rollout_ppl, self.gap = logs.unbind()
+        self.train_ppl, self.rollout_ppl, self.ppl_ratio = perplexity(logs).unbind()
+        self.size = facts.d.abs()
+        # What statistics are taken among: None is all.
+        self.among = None if look and bool(self.measured.all()) else self.measured
         # In the order in which criteria are run: over tokens, then over sequences.
         run = sorted(spec.criteria, key=lambda criterion: criterion.over != "token")
         self.criteria = {criterion.label: found for criterion, found in zip(run, facts.criteria, strict=True)}
@@ -57,9 +71,11 @@ def full(spec: Spec) -> bool:
     return spec.detail == "full"
 
 
-def squares(x: Tensor) -> Tensor:
-    """0-d: the sum of squares."""
-    return (x * x).sum()
+def highest(x: Tensor, among: Tensor | None) -> Tensor:
+    """0-d: the maximum over the chosen elements; -inf when there is none."""
+    if not x.shape[0]:
+        return x.new_full((), -torch.inf)
+    return (x if among is None else torch.where(among, x, -torch.inf)).amax()
 
 
 def perplexity(log_perplexity: Tensor) -> Tensor:
@@ -69,22 +85,30 @@ def perplexity(log_perplexity: Tensor) -> Tensor:
 
 def _tokens_clamped(f: Findings) -> Tensor:
     clamped, d = f.tokens.clamped(), f.tokens.d
-    return f.n_measured.sum() * 0 if clamped is d else torch.count_nonzero(clamped - d)
+    return f.n_measured.new_zeros(()) if clamped is d else torch.count_nonzero(clamped - d)
 
 
-def _token_squares(f: Findings, x: Tensor) -> Tensor:
-    """0-d: the sum over measured tokens of the square of a weight's ratio - 1."""
-    if x is f.tokens.excess:
-        return f.excess2
+def _token_squares(f: Findings, side: Literal["raw", "bounded"]) -> Number:
+    """0-d: the sum over measured tokens of the square of a weight's ratio - 1, before or after the bounds."""
+    weight = f.spec.weight
+    assert weight is not None
+    if weight.per_token and weight.token_clamp is None and (side == "raw" or not weight.bounded):
+        return f.tokens.sum_excess2
+    if side == "bounded" and f.few is not None:
+        return f.few.squares()
+    x = getattr(f.weighing, side)
     return (f.n_measured * x * x).sum() if weighs_sequences(f.spec) else squares(select(f.tokens.measured, x))
 
 
-def _token_extrema(f: Findings, x: Tensor) -> tuple[Tensor, Tensor]:
+def _token_extrema(f: Findings, side: Literal["raw", "bounded"]) -> tuple[Number, Number]:
     """(-minimum, maximum) of a weight's ratio - 1, over measured tokens or over the sequences that have one."""
-    return extrema(x, f.n_measured > 0 if weighs_sequences(f.spec) else f.tokens.measured)
+    if f.few is not None:
+        ends = f.tokens.excess_ends
+        return f.few.extrema(ends) if side == "bounded" else ends
+    return extrema(getattr(f.weighing, side), f.n_measured > 0 if weighs_sequences(f.spec) else f.tokens.measured)
 
 
-def _count_outside(f: Findings, side: Literal["above", "below"]) -> Tensor:
+def _count_outside(f: Findings, side: Literal["above", "below"]) -> Number:
     """0-d: measured tokens whose raw weight lies "above" or "below" the bound."""
     weight, weighing = f.spec.weight, f.weighing
     assert weight is not None
@@ -92,10 +116,11 @@ def _count_outside(f: Findings, side: Literal["above", "below"]) -> Tensor:
     bound, beyond = (weight.upper, above) if side == "above" else (weight.lower, below)
     if not weight.per_token:
         return (f.n_measured * beyond(weighing.log_ratio, log_bound(bound))).sum()
-    if f.beyond is not None:
-        return f.n_measured.new_tensor(getattr(f.beyond, side))
     if bound is None:
-        return f.n_measured.sum() * 0
+        return f.n_measured.new_zeros(())
+    if f.few is not None:
+        low, high = (None, log_bound(bound)) if side == "above" else (log_bound(bound), None)
+        return f.few.count(low, high)
     which = beyond(weighing.log_ratio, log_bound(bound))
     return torch.count_nonzero(which if f.tokens.measured is None else which & f.tokens.measured)
 
@@ -103,23 +128,23 @@ def _count_outside(f: Findings, side: Literal["above", "below"]) -> Tensor:
 def _token_weights(at: At, when: Callable[[Spec], bool]) -> list[Aggregate]:
     """Rows of weights over tokens, taken where the weights are: of every token, or of its sequence."""
     return [
-        total("raw2", at, lambda f: _token_squares(f, f.weighing.raw), when),
-        total("weight2", at, lambda f: _token_squares(f, f.weighing.bounded), when),
+        total("raw2", at, lambda f: _token_squares(f, "raw"), when),
+        total("weight2", at, lambda f: _token_squares(f, "bounded"), when),
         total("tokens_above", at, lambda f: _count_outside(f, "above"), when),
         total("tokens_below", at, lambda f: _count_outside(f, "below"), when),
-        extremes("raw", at, lambda f: _token_extrema(f, f.weighing.raw), when),
-        extremes("weight", at, lambda f: _token_extrema(f, f.weighing.bounded), when),
+        extremes("raw", at, lambda f: _token_extrema(f, "raw"), when),
+        extremes("weight", at, lambda f: _token_extrema(f, "bounded"), when),
     ]
 
 
 # In the order of `Statistics`, where sums and maxima, and those of tokens and of sequences, are stretches of their own.
 # The rows of criteria follow, then those of FULL.
 AGGREGATES: list[Aggregate] = [
-    total("abs_d", "tokens", lambda f: f.tokens.saturated.abs().sum()),
-    total("d2", "tokens", lambda f: squares(f.tokens.saturated)),
-    total("k3", "tokens", lambda f: f.tokens.k3.sum()),
-    total("ratio", "tokens", lambda f: f.tokens.excess.sum()),
-    total("ratio2", "tokens", lambda f: f.excess2),
+    total("abs_d", "tokens", lambda f: f.tokens.size.sum()),
+    total("d2", "tokens", lambda f: f.tokens.sum_d2),
+    total("k3", "tokens", lambda f: f.tokens.sum_k3),
+    total("ratio", "tokens", lambda f: f.tokens.sum_excess),
+    total("ratio2", "tokens", lambda f: f.tokens.sum_excess2),
     total("tokens_clamped", "tokens", _tokens_clamped),
     *_token_weights("tokens", weighs_tokens),
     extremes("d", "tokens", lambda f: f.tokens.extrema),
@@ -134,18 +159,18 @@ AGGREGATES: list[Aggregate] = [
     total("sequences_kept", "sequences", lambda s: s.facts.keep & s.nonempty),
     total("sequences_without_survivors", "sequences", lambda s: s.facts.keep & s.nonempty & (s.facts.kept == 0)),
     total("d", "measured", lambda s: s.facts.d),
-    total("train_ppl", "measured", lambda s: perplexity(s.log_train_ppl)),
-    total("rollout_ppl", "measured", lambda s: perplexity(s.log_rollout_ppl)),
+    total("train_ppl", "measured", lambda s: s.train_ppl),
+    total("rollout_ppl", "measured", lambda s: s.rollout_ppl),
     total("train_log_ppl", "measured", lambda s: s.log_train_ppl),
     total("rollout_log_ppl", "measured", lambda s: s.log_rollout_ppl),
     total("log_ppl_diff", "measured", lambda s: s.gap),
     total("log_ppl_abs_diff", "measured", lambda s: s.gap.abs()),
-    total("ppl_ratio", "measured", lambda s: perplexity(s.gap)),
+    total("ppl_ratio", "measured", lambda s: s.ppl_ratio),
     total("chi2_sequence", "measured", lambda s: (2.0 * s.facts.d.clamp(-s.spec.clamp, s.spec.clamp)).expm1()),
     total("abs_sum_d", "measured", lambda s: s.size),
     total("sequences_clamped", "measured", lambda s: s.size > s.spec.clamp),
-    extremes("log_ppl_diff", "call", lambda s: extrema(s.gap, s.measured)),
-    Aggregate((), ("max_abs_sum_d",), "call", lambda s: extrema(s.size, s.measured)[1:]),
+    extremes("log_ppl_diff", "call", lambda s: extrema(s.gap, s.among)),
+    Aggregate((), ("max_abs_sum_d",), "call", lambda s: (highest(s.size, s.among),)),
     # Weights, over tokens and over sequences. Of token weights a sequence has the mean.
     total("raw", "measured", lambda s: s.facts.raw * s.facts.measured, weighted),
     total("weight", "measured", lambda s: s.facts.bounded * s.facts.measured, weighted),
@@ -160,8 +185,8 @@ AGGREGATES: list[Aggregate] = [
     total("sequence_raw_plain2", "measured", lambda s: s.facts.ratio * s.facts.ratio, weighted),
     total("sequence_weight_plain", "measured", lambda s: s.facts.weight, weighted),
     total("sequence_weight_plain2", "measured", lambda s: s.facts.weight * s.facts.weight, weighted),
-    extremes("sequence_raw", "call", lambda s: extrema(s.facts.raw, s.measured), weighted),
-    extremes("sequence_weight", "call", lambda s: extrema(s.facts.bounded, s.measured), weighted),
+    extremes("sequence_raw", "call", lambda s: extrema(s.facts.raw, s.among), weighted),
+    extremes("sequence_weight", "call", lambda s: extrema(s.facts.bounded, s.among), weighted),
     *_token_weights("blocks", weighs_sequences),
     total("raw_plain", "measured", lambda s: s.facts.measured * s.facts.ratio, weighs_sequences),
     total("raw_plain2", "measured", lambda s: s.facts.measured * s.facts.ratio * s.facts.ratio, weighs_sequences),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.findings import Findings, Named, SequenceFacts, concatenate
-from rollout_corr.definition.tokens import select
+from rollout_corr.definition.findings import Findings, Named, Numbers, SequenceFacts, concatenate
+from rollout_corr.definition.tokens import Number, select
 from rollout_corr.metrics import peers, schema
 from rollout_corr.metrics.aggregates import AllSequences, aggregates_of
 from rollout_corr.metrics.histogram import HISTOGRAM, histogram
@@ -24,7 +24,7 @@ def rows_at(spec: Spec, *places: At) -> list[Aggregate]:
     return [row for row in aggregates_of(spec) if row.at in places]
 
 
-def of_block(found: Findings, rows: list[Aggregate]) -> tuple[Named, Named]:
+def of_block(found: Findings, rows: list[Aggregate]) -> tuple[Numbers, Numbers]:
     """Sums and maxima of some whole sequences, 0-d each by name; "histogram" is [512].
 
     Args:
@@ -42,19 +42,23 @@ def of_block(found: Findings, rows: list[Aggregate]) -> tuple[Named, Named]:
     return sums, maxima
 
 
-def of_sequences(facts: SequenceFacts, tokens_outside: Tensor, spec: Spec) -> tuple[Named, Named]:
-    """Sums and maxima over all sequences of a batch, each counting once."""
-    view = AllSequences(facts, tokens_outside, spec)
+def of_sequences(
+    facts: SequenceFacts, tokens_outside: Number, spec: Spec, look: bool = False
+) -> tuple[Numbers, Numbers]:
+    """Sums and maxima over all sequences of a batch, each counting once; `look` reads values, as `evaluate` does."""
+    view = AllSequences(facts, tokens_outside, spec, look)
     sums, maxima = _taken(rows_at(spec, "call"), view)
-    sums |= totals({row.sums[0]: row.value(view)[0] for row in rows_at(spec, "sequences")}, None)
-    sums |= totals({row.sums[0]: row.value(view)[0] for row in rows_at(spec, "measured")}, view.measured)
+    everywhere: tuple[tuple[At, Tensor | None], ...] = (("sequences", None), ("measured", view.among))
+    for place, among in everywhere:
+        each = {row.sums[0]: torch.as_tensor(row.value(view)[0]) for row in rows_at(spec, place)}
+        sums |= dict(zip(each, _summed(each, among).tolist(), strict=True)) if look else totals(each, among)
     return sums, maxima
 
 
-def _taken(rows: list[Aggregate], view: Findings | AllSequences) -> tuple[Named, Named]:
+def _taken(rows: list[Aggregate], view: Findings | AllSequences) -> tuple[Numbers, Numbers]:
     """Sums and maxima by name, 0-d each."""
-    sums: Named = {}
-    maxima: Named = {}
+    sums: Numbers = {}
+    maxima: Numbers = {}
     for row in rows:
         values, first = row.value(view), len(row.sums)
         # torch 2.6 compiles zip(strict=False) as a strict one, so both have their part of the values.
@@ -65,20 +69,35 @@ def _taken(rows: list[Aggregate], view: Findings | AllSequences) -> tuple[Named,
 
 def totals(per_sequence: Named, among: Tensor | None) -> Named:
     """The sum of each [S] tensor over the chosen sequences, in float64."""
-    stacked = select(among, _stack(per_sequence.values()))
-    return dict(zip(per_sequence, stacked.sum(1).unbind(), strict=True))
+    return dict(zip(per_sequence, _summed(per_sequence, among).double().unbind(), strict=True))
 
 
-def _stack(values: Iterable[Tensor]) -> Tensor:
-    """Stack tensors of any dtypes in float64."""
-    return torch.stack([x.double() for x in values])
+def _summed(per_sequence: Mapping[str, Tensor], among: Tensor | None) -> Tensor:
+    """The sums of [S] tensors over the chosen sequences, of integers alone in int64."""
+    # One operation joins numbers of different dtypes. float64 holds the sums of integers.
+    joined = torch.cat(list(per_sequence.values()))
+    if joined.is_floating_point():
+        joined = joined.double()
+    return select(among, joined.view(len(per_sequence), -1)).sum(1)
+
+
+def _stack(values: Iterable[Number], look: bool) -> Tensor:
+    """Stack numbers of any dtypes in float64."""
+    if look:
+        return torch.tensor([float(x) for x in values], dtype=torch.float64, device="cpu")
+    return torch.stack([x.double() for x in values if isinstance(x, Tensor)])
 
 
 class Collector:
-    """The statistics of consecutive blocks, added up."""
+    """The statistics of consecutive blocks, added up.
 
-    def __init__(self, spec: Spec) -> None:
-        self._spec = spec
+    Args:
+        spec: The Spec.
+        look: Read every number at once, which on a CPU takes less time than an operation on it.
+    """
+
+    def __init__(self, spec: Spec, look: bool = False) -> None:
+        self._spec, self._look = spec, look
         self._rows = rows_at(spec, "tokens", "blocks")
         self._facts: list[SequenceFacts] = []
         self._names: tuple[list[str], list[str]] = [], []
@@ -90,38 +109,44 @@ class Collector:
         """Take the statistics of the next block."""
         self.add(found.facts, *of_block(found, self._rows))
 
-    def add(self, facts: SequenceFacts, sums: Named, maxima: Named) -> None:
+    def add(self, facts: SequenceFacts, sums: Numbers, maxima: Numbers) -> None:
         """Add the next block's facts, and the sums and maxima of `of_block`."""
         self._facts.append(facts)
-        if "histogram" in sums:
-            self._histograms.append(sums.pop("histogram"))
+        if isinstance(counted := sums.pop("histogram", None), Tensor):
+            self._histograms.append(counted)
         self._names = list(sums), list(maxima)
-        self._sums.append(_stack(sums.values()))
-        self._maxima.append(_stack(maxima.values()))
+        self._sums.append(_stack(sums.values(), self._look))
+        self._maxima.append(_stack(maxima.values(), self._look))
 
-    def statistics(self, tokens_outside: Tensor, rows: int, slots: int) -> Statistics:
+    def statistics(self, tokens_outside: Number, rows: int, slots: int) -> Statistics:
         """Give the statistics of the batch.
 
         Args:
-            tokens_outside: 0-d, valid tokens in no sequence.
+            tokens_outside: Valid tokens in no sequence.
             rows: The sequences of the batch, empty ones included.
             slots: Its tokens, invalid ones included.
         """
-        spec = self._spec
-        sums = dict(zip(self._names[0], torch.stack(self._sums).sum(0).unbind(), strict=True))
-        maxima = dict(zip(self._names[1], torch.stack(self._maxima).amax(0).unbind(), strict=True))
-        more_sums, more_maxima = of_sequences(concatenate(self._facts), tokens_outside, spec)
+        spec, facts = self._spec, concatenate(self._facts)
+        sums = self._named(self._names[0], torch.stack(self._sums).sum(0) if self._sums[1:] else self._sums[0])
+        maxima = self._named(self._names[1], torch.stack(self._maxima).amax(0) if self._sums[1:] else self._maxima[0])
+        more_sums, more_maxima = of_sequences(facts, tokens_outside, spec, self._look)
         sums, maxima = sums | more_sums, maxima | more_maxima
         if len(spec.report) > 1:
-            sizes = {"rows": rows, "slots": slots}
-            counts = {name: torch.full((), size, device=tokens_outside.device) for name, size in sizes.items()}
-            more_sums, more_maxima = peers.per_call(sums | counts, maxima, spec)
-            sums, maxima = sums | more_sums, maxima | more_maxima
+            device = facts.keep.device
+            found, highest = (
+                {name: torch.as_tensor(x, dtype=torch.float64, device=device) for name, x in numbers.items()}
+                for numbers in (sums | {"rows": rows, "slots": slots}, maxima)
+            )
+            for numbers, more in zip((sums, maxima), peers.per_call(found, highest, spec), strict=True):
+                numbers.update(more)
         if self._histograms:
-            sums |= zip(HISTOGRAM, torch.stack(self._histograms).sum(0).unbind(), strict=True)
+            sums |= self._named(HISTOGRAM, torch.stack(self._histograms).sum(0))
         sum_names, max_names = schema.layout(spec)
         return Statistics(
             spec=spec,
-            sums=_stack(sums[name] for name in sum_names),
-            maxima=_stack(maxima[name] for name in max_names),
+            sums=_stack((sums[name] for name in sum_names), self._look),
+            maxima=_stack((maxima[name] for name in max_names), self._look),
         )
+
+    def _named(self, names: Sequence[str], values: Tensor) -> Numbers:
+        return dict(zip(names, values.tolist() if self._look else values.unbind(), strict=True))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from torch import Tensor
+from rollout_corr.definition.tokens import Number
 
 Values = Mapping[str, float]
 
@@ -34,8 +34,8 @@ class Aggregate(NamedTuple):
         sums: Names of the sums.
         maxima: Names of the maxima. A minimum travels as the maximum of the negated value, under "-min_...".
         at: Where they are taken.
-        value: Gives the sums and then the maxima, from the `Findings` of a block or from `AllSequences`: each 0-d, or
-            per sequence, [S], where they are added up ("sequences" and "measured", of one name each).
+        value: Gives the sums and then the maxima, from the `Findings` of a block or from `AllSequences`: each 0-d or
+            read, or per sequence, [S], where they are added up ("sequences" and "measured", of one name each).
         when: Tells from a Spec if it needs them.
         local: Counted by every rank of a sequence group, although it is taken over sequences.
     """
@@ -43,20 +43,20 @@ class Aggregate(NamedTuple):
     sums: tuple[str, ...]
     maxima: tuple[str, ...]
     at: At
-    value: Callable[[Any], tuple[Tensor, ...]]
+    value: Callable[[Any], tuple[Number, ...]]
     when: Callable[[Any], bool] = always
     local: bool = False
 
 
 def total(
-    name: str, at: At, value: Callable[[Any], Tensor], when: Callable[[Any], bool] = always, local: bool = False
+    name: str, at: At, value: Callable[[Any], Number], when: Callable[[Any], bool] = always, local: bool = False
 ) -> Aggregate:
     """Make the row of a sum."""
     return Aggregate((name,), (), at, lambda view: (value(view),), when, local)
 
 
 def extremes(
-    name: str, at: At, value: Callable[[Any], tuple[Tensor, Tensor]], when: Callable[[Any], bool] = always
+    name: str, at: At, value: Callable[[Any], tuple[Number, Number]], when: Callable[[Any], bool] = always
 ) -> Aggregate:
     """Make the row of a maximum and a minimum; `value` gives (-minimum, maximum)."""
     return Aggregate((), (f"max_{name}", f"-min_{name}"), at, lambda view: value(view)[::-1], when)

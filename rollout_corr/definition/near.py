@@ -1,0 +1,124 @@
+"""Sums over tokens of which nearly all lie near D = 0: those by a short series, the few others one by one.
+
+It reads values, so it is for CPU tensors, [N], all of them valid and finite. Statistics alone come from here: nothing
+that decides, and no weight, because what a token gets must not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+from rollout_corr.definition.sequences import Packed
+
+# Neighbours that `Peaks` looks at together.
+STRETCH = 64
+
+# |D| up to which the series of `Near` is taken.
+NEAR = 0.125
+
+
+# Tokens up to which each is compared: that takes more time, but fewer operations.
+SMALL = 65_536
+
+
+def few_above(x: Tensor, bound: float) -> Tensor | None:
+    """Find the places where x, [N], is above a bound: [k] int64 in order, or None if there are many.
+
+    A maximum costs a quarter of a comparison, so the maxima of stretches tell where to compare.
+    """
+    size = x.shape[0]
+    if size <= SMALL:
+        places = (x > bound).nonzero().squeeze(1)
+        return None if 8 * places.shape[0] > size >= STRETCH else places
+    whole = size // STRETCH * STRETCH
+    stretches = (x[:whole].view(-1, STRETCH).amax(1) > bound).nonzero()
+    if 8 * STRETCH * stretches.shape[0] > size:
+        return None
+    near = (stretches * STRETCH + torch.arange(STRETCH, device="cpu")).flatten()
+    near = torch.cat([near, torch.arange(whole, size, device="cpu")])
+    return near[x.index_select(0, near) > bound]
+
+
+class Near:
+    """Sums of e^D - 1 - D, e^D - 1 and their squares, and what they are of single tokens that are not near 0.
+
+    Args:
+        d: [N], |D| at most 1024.
+        sequences: Which tokens belong together.
+        places: [k] int64, the few: at least those with |D| > NEAR.
+        clamp: What limits |D| in all but the sum of D^2.
+
+    Attributes:
+        few_d, few: [k] float64, D of the few, and after the clamp.
+        few_excess: [k] float64, their e^D - 1.
+        near_excess2: The sum of (e^D - 1)^2 without the few.
+        d2, excess2: The sums of D^2 and of (e^D - 1)^2.
+    """
+
+    def __init__(self, d: Tensor, sequences: Packed, places: Tensor, clamp: float) -> None:
+        self._sequences = sequences
+        self.d, self.places = d, places
+        self.few_d = d.index_select(0, places).double()
+        self.few = self.few_d.clamp(-clamp, clamp)
+        self.few_excess = self.few.expm1()
+        squares = d * d
+        if places.shape[0]:
+            squares.index_fill_(0, places, 0.0)
+        near = squares.sum().item()
+        # 0 at the few, as their squares are.
+        self._k3 = _series(d).mul_(squares)
+        self.near_excess2 = near + 2.0 * torch.dot(d, self._k3).item() + torch.dot(self._k3, self._k3).item()
+        self.d2 = near + self.few_d.dot(self.few_d).item()
+        self.excess2 = self.near_excess2 + self.few_excess.dot(self.few_excess).item()
+        self._of_sequences: Tensor | None = None
+        self._few_sequences: Tensor | None = None
+
+    @cached_property
+    def near_k3(self) -> float:
+        """The sum of k3 without the few."""
+        found = self._k3 if self._of_sequences is None else self._of_sequences
+        return found.sum().item()
+
+    @property
+    def k3(self) -> float:
+        """The sum of k3."""
+        return self.near_k3 + (self.few_excess - self.few).sum().item()
+
+    def near_k3_of_sequences(self) -> Tensor:
+        """[S] float64: the sums of k3 without the few."""
+        if self._of_sequences is None:
+            self._of_sequences = self._sequences.sum(self._k3)
+        return self._of_sequences
+
+    def k3_of_tokens(self) -> Tensor:
+        """[N]: k3."""
+        return self._k3.index_copy(0, self.places, (self.few_excess - self.few).to(self.d.dtype))
+
+    def added(self, totals: Tensor, of_few: Tensor) -> Tensor:
+        """Add numbers of the few, [k] float64, to totals of their sequences, [S] float64."""
+        if not self.places.shape[0]:
+            return totals
+        if self._few_sequences is None:
+            self._few_sequences = self._sequences.of(self.places)
+        return totals.index_add(0, self._few_sequences, of_few)
+
+
+def _series(d: Tensor) -> Tensor:
+    """1/2! + D/3! + D^2/4! + ...: so many terms that the next is below a rounding where |D| <= NEAR."""
+    first, *others = _factors(d.dtype)
+    series = torch.addcmul(others[0], d, first)
+    for factor in others[1:]:
+        torch.addcmul(factor, series, d, out=series)
+    return series
+
+
+@lru_cache(maxsize=4)
+def _factors(dtype: torch.dtype) -> list[Tensor]:
+    """1/n!, ..., 1/2!, 0-d each: a number beside tensors would be one operation more at each step."""
+    terms = 11 if dtype == torch.float64 else 5
+    with torch.inference_mode(False):
+        return [torch.tensor(1.0 / math.factorial(n), dtype=dtype, device="cpu") for n in range(terms + 1, 1, -1)]
