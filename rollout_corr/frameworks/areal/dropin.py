@@ -10,8 +10,9 @@ from torch import Tensor
 from rollout_corr.api.correct import Correction, correct
 from rollout_corr.frameworks.areal import config as areal_config
 from rollout_corr.frameworks.areal import presets as presets
-from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
+from rollout_corr.frameworks.shared.dropin import DropIn, Target
 from rollout_corr.frameworks.shared.dumping import DumpPath
+from rollout_corr.frameworks.shared.installed import Installed
 from rollout_corr.frameworks.shared.settings import cached_spec
 from rollout_corr.spec.correction import Criterion, Reduce, Spec, Weight
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from rollout_corr.api.policy_loss import policy_loss
 from rollout_corr.frameworks.openrlhf import config
 from rollout_corr.frameworks.openrlhf.presets import clipped, gspo
-from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
+from rollout_corr.frameworks.shared.dropin import DropIn, Target
 from rollout_corr.frameworks.shared.dumping import DumpPath
+from rollout_corr.frameworks.shared.installed import Installed
 from rollout_corr.frameworks.shared.recipe import SEQUENCES
 from rollout_corr.frameworks.shared.settings import cached_spec
 from rollout_corr.spec.correction import Spec

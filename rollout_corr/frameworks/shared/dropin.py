@@ -7,10 +7,10 @@ import logging
 import sys
 import threading
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from rollout_corr.frameworks.shared.after_import import executed, forget, half_imported, whenever_imported
 from rollout_corr.frameworks.shared.dumping import DumpPath, Dumps
+from rollout_corr.frameworks.shared.installed import Installed, reason
 from rollout_corr.frameworks.shared.origin import Origin, lacks, origin_of, present
 from rollout_corr.frameworks.shared.places import Changes, look_up, places_of
 from rollout_corr.frameworks.shared.swaps import Live, Swap, swap_of
@@ -18,34 +18,6 @@ from rollout_corr.frameworks.shared.swaps import Target as Target
 from rollout_corr.spec.validate import one_of
 
 LOGGER = logging.getLogger("rollout_corr")
-
-
-class Installed(NamedTuple):
-    """State of the replacement, as `installed()` returns it.
-
-    Attributes:
-        active: Whether every function of the framework that has been imported so far is replaced, and one is.
-        why: The reason for `active`, in words.
-        version: The framework's version, of the module that is imported or would be; None where it is not known.
-        replaced: Every place that holds a function of ours, as "module.name".
-        waiting: Modules that have not been imported yet; their functions are replaced when they are.
-        switches: What `install` was given.
-        location: Folder or file of the framework's module; None where it is not known.
-        checked: Whether this version is one that was compared.
-        covered: The functions that this installation is about, by their full names.
-        not_covered: What the framework corrects or trains with besides, in words.
-    """
-
-    active: bool
-    why: str
-    version: str | None
-    replaced: tuple[str, ...]
-    waiting: tuple[str, ...]
-    switches: Mapping[str, object]
-    location: str | None
-    checked: bool
-    covered: tuple[str, ...]
-    not_covered: tuple[str, ...]
 
 
 class DropIn:
@@ -210,7 +182,16 @@ class DropIn:
             origin = self.origin()
             return Installed(
                 active=bool(replaced) and not lost and not self._refused,
-                why=self._why(replaced, waiting, lost, origin),
+                why=reason(
+                    self.framework if origin.version is None else f"{self.framework} {origin.version}",
+                    replaced,
+                    waiting,
+                    lost,
+                    self._not_covered(),
+                    asked=self._switches is not None,
+                    refused=tuple(self._refused.values()),
+                    last_refusal=self._last_refusal,
+                ),
                 version=origin.version,
                 replaced=tuple(replaced),
                 waiting=waiting,
@@ -220,23 +201,6 @@ class DropIn:
                 covered=tuple(target.path for target in self.targets),
                 not_covered=self._not_covered(),
             )
-
-    def _why(self, replaced: list[str], waiting: tuple[str, ...], lost: list[str], origin: Origin) -> str:
-        called = self.framework if origin.version is None else f"{self.framework} {origin.version}"
-        if self._switches is None:
-            asked = "install() was not called" if self._last_refusal is None else f"install(): {self._last_refusal}"
-            return f"no function of {called} is replaced: {asked}"
-        if self._refused:
-            return f"no function of {called} is replaced: {'; '.join(self._refused.values())}"
-        if lost:
-            return f"not all functions of {called} are replaced: other code has replaced or reloaded {lost}"
-        if not replaced:
-            return f"no function of {called} is replaced yet: {', '.join(waiting)} has not been imported"
-        later = f"; not imported yet: {', '.join(waiting)}" if waiting else ""
-        missing = self._not_covered()
-        later += f"; not covered: {', '.join(missing)}" if missing else ""
-        later += "" if self._last_refusal is None else f"; the last install() changed nothing: {self._last_refusal}"
-        return f"{called} uses the functions of rollout-corr in {len(replaced)} places{later}"
 
     def _not_covered(self) -> tuple[str, ...]:
         covered = _modules(self.targets)

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from rollout_corr.api.correct import correct
 from rollout_corr.frameworks.shared import given
-from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
+from rollout_corr.frameworks.shared.dropin import DropIn, Target
 from rollout_corr.frameworks.shared.dumping import DumpPath
+from rollout_corr.frameworks.shared.installed import Installed
 from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
 from rollout_corr.frameworks.skyrl import config
 from rollout_corr.frameworks.skyrl import metrics as report

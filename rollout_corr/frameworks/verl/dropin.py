@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.frameworks.shared.dropin import Installed, Target
+from rollout_corr.frameworks.shared.dropin import Target
 from rollout_corr.frameworks.shared.dumping import DumpPath
+from rollout_corr.frameworks.shared.installed import Installed
 from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
 from rollout_corr.frameworks.verl import losses as verl_losses
 from rollout_corr.frameworks.verl import measures, options, v07
