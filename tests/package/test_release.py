@@ -81,6 +81,7 @@ def test_sources_for_the_hub_import_each_other_by_relative_names(monkeypatch):
     for path in paths:
         for node in ast.walk(ast.parse(hub.source(path))):
             if isinstance(node, ast.ImportFrom) and node.level:
+                assert node.level <= path.count("/") + 1, f"{path}:{node.lineno}: above the package"
                 folder = path.split("/")[: -node.level]
                 module = "/".join([*folder, *(node.module or "").split(".")]).strip("/")
                 names = {f"{module}.py", f"{module}/__init__.py".lstrip("/")}
