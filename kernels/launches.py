@@ -7,6 +7,7 @@ multiples of 16. So the first launch of a kind goes through Triton, and its kern
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -196,7 +197,7 @@ class Launch:
     def _dispatch(self) -> None:
         """Launch it through Triton, and keep the kernel that it takes."""
         warps = max(1, self.threads // warp_size(self.device))
-        if _ONLY_COMPILES:
+        if getattr(_THREAD, "only_compiles", False):
             self.kernel.warmup(**self.arguments, grid=(self.programs,), num_warps=warps)
             return
         driver = plain_driver() if self.site.known else None
@@ -205,22 +206,23 @@ class Launch:
             self.site.compiled[self.key] = Kept(taken.run, taken.function, taken.packed_metadata, driver)
 
 
-_ONLY_COMPILES: list[bool] = []
+# Of this thread alone: what others launch meanwhile is launched.
+_THREAD = threading.local()
 
 
 @contextmanager
 def compiled_beside(threads: int) -> Iterator[Sequence[Future[Any]]]:
-    """Compile, in so many threads, what is launched inside, and launch nothing of it; give all compilations.
+    """Compile, in so many threads, what this thread launches inside, and launch nothing; give all compilations.
 
     Compiling is MLIR, LLVM and a process of ptxas, which hold no lock of Python, but for a tenth. What is compiled is
     found by Triton's dispatch afterwards, and on disk by other processes. Leaving waits for all of it.
     """
     with ThreadPoolExecutor(threads) as pool, triton.AsyncCompileMode(pool) as mode:
-        _ONLY_COMPILES.append(True)
+        _THREAD.only_compiles = True
         try:
             yield mode.raw_futures
         finally:
-            _ONLY_COMPILES.pop()
+            _THREAD.only_compiles = False
 
 
 def plain_driver() -> Any:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -86,3 +90,19 @@ def test_it_says_what_it_compiles(driver, rich, monkeypatch, capsys):
     said = capsys.readouterr().err
     many = len(driver.compiled)
     assert f"compiling {many} kernels" in said if rich else f"{many} of {many} kernels compiled" in said
+
+
+@pytest.mark.slow
+def test_another_process_finds_everything(tmp_path):
+    """Triton's compiler itself, and its cache on disk."""
+    tests = Path(__file__).resolve().parents[1]
+    paths = os.pathsep.join([str(tests), str(tests.parent)])
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": paths}
+    found = []
+    for _ in range(2):
+        command = [sys.executable, "-m", "builders.warmed", "one", "2"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout))
+    cold, warm = found
+    assert cold["compiled"] == cold["kernels"] == warm["kernels"] > 0 == warm["compiled"]

@@ -46,6 +46,13 @@ class Driver:
     def compile(self, src, target=None, options=None, **others):
         """Give a kernel that records its launches, where Triton's compiler would give one with code."""
         kernel = triton.compiler.CompiledKernel.__new__(triton.compiler.CompiledKernel)
+        kernel.__dict__ |= {"src": src, "_module_pid": None, "name": src.name}
+        kernel.__dict__ |= {"packed_metadata": ("packed", len(self.compiled))}
+        kernel.__dict__ |= {"metadata": SimpleNamespace(**options), "hash": "", "metadata_group": {}}
+        return self.load(kernel, options)
+
+    def load(self, kernel, options):
+        """Make a compiled kernel one whose launches are recorded."""
 
         def run(programs, one, other, stream, function, metadata, about, enter, leave, *arguments):
             assert (one, other, function, metadata) == (1, 1, kernel.function, kernel.packed_metadata)
@@ -55,9 +62,8 @@ class Driver:
             self.launched.append((kernel, programs, stream, arguments))
 
         # A module is what `CompiledKernel` looks for to see whether it was loaded.
-        kernel.__dict__ |= {"src": src, "module": self, "_module_pid": None, "function": len(self.compiled)}
-        kernel.__dict__ |= {"packed_metadata": ("packed", len(self.compiled)), "_run": run, "name": src.name}
-        kernel.__dict__ |= {"metadata": SimpleNamespace(**options), "hash": "", "metadata_group": {}}
+        kernel.__dict__ |= {"module": self, "function": len(self.compiled), "_run": run}
+        src = kernel.src
         self.compiled.append((src.name, repr(src.signature), repr(src.constants), repr(src.attrs), repr(options)))
         return kernel
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -139,6 +140,21 @@ def test_a_kernel_whose_numbers_triton_looks_at_is_left_to_triton():
         kernel = triton.runtime.jit.JITFunction(correct.read_kernel.fn)
         kernel.hash = "another"
         assert not launches.Site(kernel).known and launches.Site(correct.read_kernel).known
+
+
+def test_what_other_threads_launch_is_launched():
+    """While one thread only compiles; and launches of many threads are as many."""
+    with dispatched() as driver:
+        launch = one_launch()
+        before = len(driver.launched)
+        with launches.compiled_beside(1):
+            launch.site.compiled.clear()
+            launch.run()
+            assert len(driver.launched) == before
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(lambda _: launch.run(), range(40)))
+        assert len(driver.launched) == before + 40
+        assert {id(kept) for kept, *_ in driver.launched} == {id(driver.launched[0][0])}
 
 
 # --- workspaces ---
