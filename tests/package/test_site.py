@@ -53,3 +53,16 @@ def test_nothing_is_loaded_from_elsewhere():
     """A page shows the same without a network."""
     assert CONFIG["theme"]["font"] is False and "extra_javascript" not in CONFIG
     assert all("//" not in style for style in CONFIG["extra_css"])
+
+
+def test_readers_can_choose_the_colours():
+    """Without a toggle a browser keeps those of the first visit, whatever its system switches to."""
+    palette = CONFIG["theme"]["palette"]
+    assert [way["media"].partition(": ")[2] for way in palette] == ["", "light)", "dark)"]
+    assert all(way["toggle"]["icon"] and way["toggle"]["name"] for way in palette)
+
+
+def test_calls_in_tables_keep_their_words():
+    """On a phone `level="token"` was broken after every few letters."""
+    style = (DOCS / "site" / "site.css").read_text(encoding="utf-8")
+    assert "table:not([class]) code { word-break: normal; overflow-wrap: normal; }" in style
