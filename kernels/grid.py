@@ -15,9 +15,10 @@ from rollout_corr.kernels import tiles
 from rollout_corr.kernels.launches import warp_size
 from rollout_corr.kernels.slots import WAYS, Tiling
 
-# Threads of a program over sequences, a warp that needs no barrier, and partial results that a program adds up at a
-# time.
-SEQUENCE_THREADS, FINISH_CHUNK = 32, 256
+# Threads of a program over sequences: a warp, which needs no barrier.
+SEQUENCE_THREADS = 32
+# Programs over tokens whose results one program adds up, and the most of such parts unless there is too much of each.
+LEAST_PART, MOST_PARTS = 256, 256
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,19 @@ class Grid(NamedTuple):
     contiguous: bool  # all tensors that are read with strides of their own
 
     @property
-    def counts(self) -> tuple[int, int, int, int]:
+    def part(self) -> int:
+        """Programs over tokens whose results are added up together; see partials.py."""
+        return max(LEAST_PART, -(-self.token_programs // MOST_PARTS))
+
+    @property
+    def parts(self) -> int:
+        """Count these parts."""
+        return -(-self.token_programs // self.part)
+
+    @property
+    def counts(self) -> tuple[int, int, int, int, int]:
         """The counts that workspaces of all operations are laid out by."""
-        return self.slots, self.token_programs, self.sequence_programs, self.sequences
+        return self.slots, self.token_programs, self.sequence_programs, self.sequences, self.parts
 
 
 def grid_for(like: Tensor, offsets: Tensor | None, tensors: Sequence[Tensor], element: int) -> Grid:

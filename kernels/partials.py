@@ -1,7 +1,8 @@
-"""Partial results of programs: each program stores one entry a column, a later or the last program adds the entries up.
+"""Partial results of programs: each program stores one entry a column, and the last program adds the entries up.
 
-A table of partial results is [columns, programs] where programs pass over tokens, [programs, columns] where they pass
-over sequences. Entries are added by their place and not by who came first, so a sum has the same bits from run to run.
+A table of partial results is [columns, programs] where programs pass over tokens; as these are many, other programs add
+them up to parts first. Parts and what programs over sequences store are [rows, columns]. Entries are added by their
+place and not by who came first, so a sum has the same bits from run to run.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import triton.language as tl
 from rollout_corr.kernels.correct.plan import Tables
 from rollout_corr.kernels.tokens import at, has, key_of, of_key, size
 
-# Rows that a program adds up at a time.
-ROWS = tl.constexpr(16)
+# Rows that the last program adds up at a time; columns, and programs over tokens, that one adds up at a time before.
+ROWS, GROUP, LANES = tl.constexpr(16), tl.constexpr(16), tl.constexpr(32)
 
 
 class Partials(NamedTuple):
@@ -26,9 +27,27 @@ class Partials(NamedTuple):
 
 
 @triton.constexpr_function
-def width_of(plan: Tables, table: str) -> int:
+def width_of(columns: int) -> int:
     """Round the number of columns up to what a shape can be."""
-    return max(1, 1 << (len(getattr(plan, table)) - 1).bit_length())
+    return max(1, 1 << (columns - 1).bit_length())
+
+
+@triton.constexpr_function
+def kept_maxima(plan: Tables) -> int:
+    """Count the maxima that programs over tokens keep."""
+    return len(plan.token_maxima) - plan.derived
+
+
+@triton.constexpr_function
+def groups_of_sums(plan: Tables) -> int:
+    """Count the groups of columns of sums."""
+    return -(-len(plan.token_sums) // GROUP.value)
+
+
+@triton.constexpr_function
+def groups(plan: Tables) -> int:
+    """Count the groups of columns of sums and of maxima."""
+    return groups_of_sums(plan) + -(-kept_maxima(plan) // GROUP.value)
 
 
 @triton.jit
@@ -62,7 +81,7 @@ def put_extrema(
 
 
 @triton.jit
-def is_last(counter: tl.tensor, programs: tl.tensor) -> tl.tensor:
+def is_last(counter: tl.tensor) -> tl.tensor:
     """Count a program in and tell whether all others have been: the last one sees whatever they stored before.
 
     It is for it to go on with what needs them all, in an order of its own: which program is last may differ from run to
@@ -70,69 +89,89 @@ def is_last(counter: tl.tensor, programs: tl.tensor) -> tl.tensor:
     """
     # One thread counts, and releases what all threads of the program have stored.
     tl.debug_barrier()
-    return tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == programs - 1
+    return tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1
+
+
+# --- parts: programs over tokens are many, so some programs add them up before the last one does ---
+
+
+@triton.jit
+def store_part(
+    table: tl.tensor, out: tl.tensor, column: tl.tensor, first: tl.tensor, end: tl.tensor, programs: tl.tensor,
+    COLUMNS: tl.constexpr, LARGEST: tl.constexpr,
+) -> None:  # fmt: skip
+    """Add some columns of a table [columns, programs] up over a range of programs, or take the largest."""
+    nothing = float("-inf") if LARGEST else 0.0
+    found = tl.full((GROUP, LANES), nothing, tl.float64)
+    if LARGEST:
+        found = key_of(found)
+    for start in range(first, end, LANES):
+        row = (start + tl.arange(0, LANES))[None, :]
+        known = (column[:, None] < COLUMNS) & (row < end)
+        x = tl.load(table + column[:, None].to(tl.int64) * programs + row, mask=known, other=nothing)
+        found = tl.maximum(found, key_of(x)) if LARGEST else found + x
+    done = of_key(tl.max(found, 1)) if LARGEST else tl.sum(found, 1)
+    tl.store(out + column, done, mask=column < COLUMNS)
+
+
+@triton.jit
+def add_up_part(
+    k: tl.tensor, sums: tl.tensor, maxima: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor,
+    programs: tl.tensor, part: tl.tensor, PLAN: tl.constexpr,
+) -> None:  # fmt: skip
+    """Add up GROUP columns of `part` programs over tokens: the k-th of parts * `Tables.column_groups` such pieces."""
+    number, group = k // groups(PLAN), k % groups(PLAN)
+    first = number * part
+    end = tl.minimum(first + part, programs)
+    column = group * GROUP + tl.arange(0, GROUP)
+    if group < groups_of_sums(PLAN):
+        out = part_sums + number.to(tl.int64) * size(PLAN, "token_sums")
+        store_part(sums, out, column, first, end, programs, size(PLAN, "token_sums"), False)
+    else:
+        out = part_maxima + number.to(tl.int64) * kept_maxima(PLAN)
+        column -= groups_of_sums(PLAN) * GROUP
+        store_part(maxima, out, column, first, end, programs, kept_maxima(PLAN), True)
+
+
+# --- rows: what the last program adds up ---
 
 
 @triton.jit
 def load_rows(
-    table: tl.tensor, start: tl.tensor, programs: tl.tensor, nothing: tl.constexpr, PLAN: tl.constexpr,
-    TABLE: tl.constexpr,
+    table: tl.tensor, start: tl.tensor, rows: tl.tensor, nothing: tl.constexpr, COLUMNS: tl.constexpr
 ) -> tl.tensor:  # fmt: skip
-    """Load some rows of a table by sequence programs: [ROWS, WIDTH]."""
+    """Load some rows of a table [rows, columns]: [ROWS, WIDTH]."""
     row = (start + tl.arange(0, ROWS))[:, None]
-    column = tl.arange(0, width_of(PLAN, TABLE))[None, :]
-    known = (row < programs) & (column < size(PLAN, TABLE))
-    return tl.load(table + row.to(tl.int64) * size(PLAN, TABLE) + column, mask=known, other=nothing)
+    column = tl.arange(0, width_of(COLUMNS))[None, :]
+    return tl.load(table + row.to(tl.int64) * COLUMNS + column, mask=(row < rows) & (column < COLUMNS), other=nothing)
 
 
 @triton.jit
-def sum_of_rows(table: tl.tensor, programs: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tensor:
-    """Add up all columns over the programs: [WIDTH]. A thread has its columns, and exchanges nothing."""
-    found = load_rows(table, 0, programs, 0.0, PLAN, TABLE)
-    for start in range(ROWS, programs, ROWS):
-        found += load_rows(table, start, programs, 0.0, PLAN, TABLE)
+def sum_of_rows(table: tl.tensor, rows: tl.tensor, COLUMNS: tl.constexpr) -> tl.tensor:
+    """Add up all columns: [WIDTH]. A thread has its columns, and exchanges nothing."""
+    found = load_rows(table, 0, rows, 0.0, COLUMNS)
+    for start in range(ROWS, rows, ROWS):
+        found += load_rows(table, start, rows, 0.0, COLUMNS)
     return tl.sum(found, 0)
 
 
 @triton.jit
-def largest_of_rows(table: tl.tensor, programs: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tensor:
+def largest_of_rows(table: tl.tensor, rows: tl.tensor, COLUMNS: tl.constexpr) -> tl.tensor:
     """Find the largest entry of every column: [WIDTH]; NaN if there is one."""
-    found = key_of(load_rows(table, 0, programs, float("-inf"), PLAN, TABLE))
-    for start in range(ROWS, programs, ROWS):
-        found = tl.maximum(found, key_of(load_rows(table, start, programs, float("-inf"), PLAN, TABLE)))
+    found = key_of(load_rows(table, 0, rows, float("-inf"), COLUMNS))
+    for start in range(ROWS, rows, ROWS):
+        found = tl.maximum(found, key_of(load_rows(table, start, rows, float("-inf"), COLUMNS)))
     return of_key(tl.max(found, 0))
 
 
 @triton.jit
-def add_up(table: tl.tensor, column: tl.tensor, programs: tl.tensor, CHUNK: tl.constexpr) -> tl.tensor:
-    """Add up a column over all programs that pass over tokens."""
-    return _sum_of(table + tl.cast(programs, tl.int64) * column, 1, programs, CHUNK)
+def entry(found: tl.tensor, column: tl.constexpr) -> tl.tensor:
+    """Take one column: a scalar."""
+    return tl.sum(tl.where(tl.arange(0, found.shape[0]) == column, found, 0.0), 0)
 
 
 @triton.jit
-def add_up_rows(
-    table: tl.tensor, column: tl.tensor, programs: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr,
-    CHUNK: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Add up a column over all programs that pass over sequences."""
-    return _sum_of(table + column, size(PLAN, TABLE), programs, CHUNK)
-
-
-@triton.jit
-def _sum_of(entries: tl.tensor, STEP: tl.constexpr, count: tl.tensor, CHUNK: tl.constexpr) -> tl.tensor:
-    found = tl.zeros((CHUNK,), tl.float64)
-    for start in range(0, count, CHUNK):
-        each = start + tl.arange(0, CHUNK)
-        found += tl.load(entries + each.to(tl.int64) * STEP, mask=each < count, other=0.0)
-    return tl.sum(found, 0)
-
-
-@triton.jit
-def largest(table: tl.tensor, column: tl.tensor, programs: tl.tensor, CHUNK: tl.constexpr) -> tl.tensor:
-    """Find the largest entry of a column; NaN if there is one."""
-    entries = table + tl.cast(programs, tl.int64) * column
-    found = key_of(tl.full((CHUNK,), float("-inf"), tl.float64))
-    for start in range(0, programs, CHUNK):
-        each = start + tl.arange(0, CHUNK)
-        found = tl.maximum(found, key_of(tl.load(entries + each, mask=each < programs, other=float("-inf"))))
-    return of_key(tl.max(found, 0))
+def put_all(out: tl.tensor, found: tl.tensor, COLUMNS: tl.constexpr) -> None:
+    """Store all columns side by side."""
+    column = tl.arange(0, width_of(COLUMNS))
+    tl.store(out + column, found, mask=column < COLUMNS)

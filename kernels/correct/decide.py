@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.correct.criteria import passes, statistic_of_extremum
-from rollout_corr.kernels.correct.finish import Results, finish_sequences, finish_tokens
+from rollout_corr.kernels.correct.finish import Leftover, add_up_bins, finish
 from rollout_corr.kernels.correct.measures import (
     Rows,
     measure_criterion,
@@ -19,9 +19,9 @@ from rollout_corr.kernels.correct.measures import (
 )
 from rollout_corr.kernels.correct.peers import report_criterion, report_sequences, report_weights
 from rollout_corr.kernels.correct.plan import Plan, Test
+from rollout_corr.kernels.correct.zero import zero_rejected
 from rollout_corr.kernels.gather import Gathered, SlotTables, exact, gathered, integer, plain, slot_tables, slots_of
-from rollout_corr.kernels.io import either
-from rollout_corr.kernels.partials import Partials, add, is_last
+from rollout_corr.kernels.partials import Partials, add, add_up_part, groups, is_last
 from rollout_corr.kernels.slots import Extents, edge
 from rollout_corr.kernels.tokens import (
     at,
@@ -41,8 +41,6 @@ CHOSEN = {"any": (), "negative_advantage": (0, 1), "positive_advantage": (2, 3),
 # Bits of a sequence's state for `apply`: rejected; without weight; then one for each criterion that dropped tokens.
 REJECTED = tl.constexpr(1)
 WEIGHTLESS = tl.constexpr(2)
-# Tokens that are zeroed at a time.
-BLOCK = tl.constexpr(512)
 
 
 @triton.constexpr_function
@@ -326,95 +324,64 @@ def weightless_of(keep: tl.tensor, nonfinite: tl.tensor, PLAN: tl.constexpr) -> 
 
 @triton.jit
 def store_states(
-    states: tl.tensor, weights: tl.tensor, sequence: tl.tensor, known: tl.tensor, keep: tl.tensor, state: tl.tensor,
-    weightless: tl.tensor, weight: tl.tensor, PLAN: tl.constexpr,
+    states: tl.tensor, weights: tl.tensor, sequence: tl.tensor, known: tl.tensor, state: tl.tensor,
+    rejected: tl.tensor, weightless: tl.tensor, weight: tl.tensor, PLAN: tl.constexpr,
 ) -> None:  # fmt: skip
     """Store for `apply` the state of each sequence and, where weights are of sequences, its weight."""
-    state |= tl.where(keep, 0, REJECTED) | tl.where(weightless, WEIGHTLESS, 0)
+    state |= tl.where(rejected, REJECTED, 0) | tl.where(weightless, WEIGHTLESS, 0)
     tl.store(states + sequence, state, mask=known)
     if PLAN.spreads:
         weight = tl.where(weightless, 0.0, weight)
         tl.store(weights + sequence, weight.to(weights.dtype.element_ty), mask=known)
 
 
-@triton.jit
-def zero(tensor: tl.tensor, begin: tl.tensor, end: tl.tensor) -> None:
-    """Zero a stretch of a contiguous tensor, in whole blocks where it has some, so that stores are wide."""
-    for block in range(begin // BLOCK, (end + BLOCK - 1) // BLOCK):
-        place = block * BLOCK + tl.arange(0, BLOCK)
-        nothing = tl.zeros((BLOCK,), tensor.dtype.element_ty)
-        if (block * BLOCK >= begin) & ((block + 1) * BLOCK <= end):
-            tl.store(tensor + place, nothing)
-        else:
-            tl.store(tensor + place, nothing, mask=(place >= begin) & (place < end))
-
-
-@triton.jit
-def chosen(x: tl.tensor, which: tl.tensor) -> tl.tensor:
-    """Take one of some values: a scalar."""
-    return tl.sum(tl.where(which, x.to(tl.int64), 0), 0)
-
-
-@triton.jit
-def zero_rejected(
-    weights: tl.tensor, mask: tl.tensor, begin: tl.tensor, end: tl.tensor, rejected: tl.tensor, weightless: tl.tensor,
-    PLAN: tl.constexpr,
-) -> None:  # fmt: skip
-    """Zero the tokens of sequences, one after the other, that are rejected (the mask) or weightless (the weights)."""
-    place = tl.arange(0, rejected.shape[0])
-    left = tl.zeros_like(place)
-    if PLAN.zeroes_weights:
-        left |= weightless.to(tl.int32)
-    if PLAN.zeroes_mask:
-        left |= rejected.to(tl.int32)
-    while tl.max(left, 0) > 0:
-        which = place == tl.min(tl.where(left > 0, place, rejected.shape[0]), 0)
-        first = chosen(begin, which)
-        if PLAN.zeroes_weights:
-            zero(weights, first, chosen(tl.where(weightless, end, begin), which))
-        if PLAN.zeroes_mask:
-            zero(mask, first, chosen(tl.where(rejected, end, begin), which))
-        left = tl.where(which, 0, left)
-
-
 # --- the kernel ---
 
 
-@triton.jit(do_not_specialize=["tokens", "sequences", "width", "tiles", "slots", "token_programs", "sequence_programs"])
+@triton.jit(
+    do_not_specialize=[
+        "tokens", "sequences", "width", "tiles", "slots", "token_programs", "sequence_programs", "parts", "part",
+    ]
+)  # fmt: skip
 def decide_kernel(
     numbers, advantages, offsets, counts, integers, floats, peaks, keep_out, states, sequence_weights, weights,
-    mask_out, sequence_sums, sequence_maxima, token_sums, token_maxima, histogram, statistics, counter,
+    mask_out, sequence_sums, sequence_maxima, token_sums, token_maxima, part_sums, part_maxima, histogram, counter,
+    statistics,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, slots: tl.int64,
-    token_programs: tl.int32, sequence_programs: tl.int32,
-    PLAN: tl.constexpr, SHAPE: tl.constexpr, CHUNK: tl.constexpr, BY_OWNER: tl.constexpr,
+    token_programs: tl.int32, sequence_programs: tl.int32, parts: tl.int32, part: tl.int32,
+    PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr,
 ):  # fmt: skip
     """Decide about SHAPE.sequences sequences: store `keep`, state, weight, and their share of the statistics.
 
-    The last of these programs finishes the statistics of sequences, and programs behind them one of tokens each.
+    Programs behind those add up parts of what `read` has left. The last of all finishes the statistics.
     """
     numbers = thresholds(numbers, PLAN)
     program = tl.program_id(0)
     extents = Extents(tokens, sequences, width, tiles)
-    if program >= sequence_programs:
-        results = Results(token_sums, token_maxima, either(histogram, token_sums), statistics)
-        finish_tokens(program - sequence_programs, results, numbers, token_programs, PLAN, CHUNK)
-    else:
+    owner = program.to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
+    sequence, first, many = slots_of(offsets, owner, extents, PLAN, SHAPE.tile, BY_OWNER)
+    known = (sequence >= 0) & (sequence < sequences)
+    rejected, weightless = known, known
+    if program < sequence_programs:
         tables = slot_tables(counts, integers, floats, peaks)
         out = Partials(sequence_sums, sequence_maxima)
-        owner = program.to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
-        sequence, first, many = slots_of(offsets, owner, extents, PLAN, SHAPE.tile, BY_OWNER)
-        known = (sequence >= 0) & (sequence < sequences)
         keep, state, nonfinite, weight = decide(
             tables, advantages, sequence, first, many, known, slots, out, numbers, PLAN, SHAPE
         )
         tl.store(keep_out + sequence, keep.to(tl.int8), mask=known)
-        weightless = weightless_of(keep, nonfinite, PLAN)
+        rejected, weightless = known & (keep == 0), known & weightless_of(keep, nonfinite, PLAN)
         if PLAN.applies:
-            store_states(states, sequence_weights, sequence, known, keep, state, weightless, weight, PLAN)
-        if is_last(counter, sequence_programs):
-            finish_sequences(statistics, sequence_sums, sequence_maxima, extents, sequence_programs, PLAN)
-        if PLAN.zeroes:
-            begin, end = sequence * width, (sequence + 1) * width
-            if PLAN.packed:
-                begin, end = edge(offsets, owner, sequences, tokens), edge(offsets, owner + 1, sequences, tokens)
-            zero_rejected(weights, mask_out, begin, end, known & (keep == 0), known & weightless, PLAN)
+            store_states(states, sequence_weights, sequence, known, state, rejected, weightless, weight, PLAN)
+    elif program < sequence_programs + parts * groups(PLAN):
+        k = program - sequence_programs
+        add_up_part(k, token_sums, token_maxima, part_sums, part_maxima, token_programs, part, PLAN)
+    elif PLAN.full:
+        add_up_bins(histogram, statistics, PLAN)
+    if is_last(counter):
+        rows = Leftover(sequence_sums, sequence_maxima, part_sums, part_maxima)
+        finish(statistics, rows, numbers, extents, sequence_programs, parts, PLAN)
+    if PLAN.zeroes and program < sequence_programs:
+        begin, end = sequence * width, (sequence + 1) * width
+        if PLAN.packed:
+            begin, end = edge(offsets, owner, sequences, tokens), edge(offsets, owner + 1, sequences, tokens)
+        zero_rejected(weights, mask_out, begin, end, rejected, weightless, PLAN)

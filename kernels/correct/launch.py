@@ -23,7 +23,6 @@ from rollout_corr.kernels.correct.planner import plan_of
 from rollout_corr.kernels.correct.read import read_kernel
 from rollout_corr.kernels.gather import gather_kernel
 from rollout_corr.kernels.grid import (
-    FINISH_CHUNK,
     SEQUENCE_THREADS,
     current,
     grid_for,
@@ -38,6 +37,7 @@ from rollout_corr.kernels.launches import (
     alignment_of,
     names_of_tensors,
 )
+from rollout_corr.kernels.partials import groups
 from rollout_corr.kernels.uploads import Upload
 from rollout_corr.metrics.histogram import HISTOGRAM_BINS
 from rollout_corr.spec.correction import Spec
@@ -128,6 +128,7 @@ class Recipe:
     sums: int  # of the statistics
     upload: Upload
     constants: dict[str, Any]  # arguments that are the same for every call
+    groups: int  # of the columns that programs of `decide` add up
     pointers: Callable[[Mapping[str, Any]], tuple[Tensor, ...]] | None = None  # picks all that are tensors
 
 
@@ -179,23 +180,25 @@ def recipe_of(
             # Of tables that this plan does not have.
             **dict.fromkeys(name for name in SCRATCH if name not in scratch.fields),
             "PLAN": plan,
-            "CHUNK": FINISH_CHUNK,
             "BY_OWNER": split,
         },
+        groups=groups(plan),
     )
 
 
 # Every table that a plan may have: of slots, of token programs, of sequence programs, of sequences.
 SCRATCH = (
     *("counts", "integers", "floats", "peaks"),
-    *("token_sums", "token_maxima", "sequence_sums", "sequence_maxima", "counter", "states", "sequence_weights"),
+    *("token_sums", "token_maxima", "part_sums", "part_maxima", "sequence_sums", "sequence_maxima", "counter"),
+    *("states", "sequence_weights"),
 )
 
 
 def _scratch_of(plan: Plan, kind: torch.dtype) -> WorkspaceLayout:
     """List the tables of a plan: [columns, slots], [columns, programs] of programs over tokens.
 
-    Those of programs over sequences are [programs, columns] to the kernels. The counter is the first of its table.
+    Those of programs over sequences and of parts are [rows, columns] to the kernels. The counter is the first of its
+    table.
     """
     keys, exact = torch.int64 if plan.double else torch.int32, torch.float64
     slots = [
@@ -220,6 +223,10 @@ def _scratch_of(plan: Plan, kind: torch.dtype) -> WorkspaceLayout:
             Field("counter", None, torch.int32),
         ],
         [field for field in sequences if field is not None],
+        [
+            Field("part_sums", len(plan.token_sums), exact),
+            Field("part_maxima", len(plan.token_maxima) - plan.derived, exact),
+        ],
     )
 
 
@@ -311,6 +318,8 @@ def prepare(
         "steps": grid.steps,
         "token_programs": grid.token_programs,
         "sequence_programs": grid.sequence_programs,
+        "parts": grid.parts,
+        "part": grid.part,
         "TILING": grid.cut.tiling,
         "SHAPE": grid.cut.shape,
     }
@@ -329,10 +338,11 @@ def prepare(
     if recipe.pointers is None:
         recipe.pointers = names_of_tensors(tensors)
     where = (grid.cut, alignment_of((workspace.memory, *extras, *recipe.pointers(tensors)))), workspace, device
+    adding = grid.parts * recipe.groups + plan.full
     launches = (
         (grid.token_programs, grid.cut.warp, values),
         (grid.sequence_programs, SEQUENCE_THREADS, of_gather),
-        (grid.sequence_programs + plan.finishers, SEQUENCE_THREADS, of_decide),
+        (grid.sequence_programs + adding, SEQUENCE_THREADS, of_decide),
         (grid.programs_of_apply, grid.cut.threads, of_apply),
     )
     sites = zip(recipe.sites, launches, strict=True)

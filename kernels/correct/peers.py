@@ -15,7 +15,7 @@ from rollout_corr.kernels.correct.criteria import Pair, statistic
 from rollout_corr.kernels.correct.measures import Ratio, Rows, SequenceWeights
 from rollout_corr.kernels.correct.plan import Plan, Test
 from rollout_corr.kernels.gather import Gathered, integer, plain
-from rollout_corr.kernels.partials import Partials, add, put_extrema
+from rollout_corr.kernels.partials import Partials, add, entry, put_extrema
 from rollout_corr.kernels.sums import record, record_count, record_extrema
 from rollout_corr.kernels.tokens import (
     LARGEST_D,
@@ -362,12 +362,6 @@ def put_call_maximum(maxima: tl.tensor, PLAN: tl.constexpr, name: tl.constexpr, 
 
 
 @triton.jit
-def total(name: tl.constexpr, totals: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
-    """Take one of the finished sums of sequences."""
-    return tl.sum(tl.where(tl.arange(0, totals.shape[0]) == at(PLAN, "sequence_sums", name), totals, 0.0), 0)
-
-
-@triton.jit
 def finish_call(
     sums: tl.tensor, maxima: tl.tensor, totals: tl.tensor, tokens: tl.tensor, sequences: tl.tensor, PLAN: tl.constexpr
 ) -> None:  # fmt: skip
@@ -378,10 +372,10 @@ def finish_call(
     put_call(sums, PLAN, "skyrl/slots", tokens)
     if has(PLAN, "schemes", "xtuner"):
         # xtuner takes a pack, which is a call here, as one sequence; one without a measured token adds nothing.
-        n = total("tokens_measured", totals, PLAN)
-        train = total("xtuner/train", totals, PLAN)
-        rollout = total("xtuner/rollout", totals, PLAN)
-        difference = total("xtuner/log_difference", totals, PLAN)
+        n = entry(totals, at(PLAN, "sequence_sums", "tokens_measured"))
+        train = entry(totals, at(PLAN, "sequence_sums", "xtuner/train"))
+        rollout = entry(totals, at(PLAN, "sequence_sums", "xtuner/rollout"))
+        difference = entry(totals, at(PLAN, "sequence_sums", "xtuner/log_difference"))
         some, each = n > 0, tl.maximum(n, 1.0)
         train, rollout, gap = -train / each, -rollout / each, difference / each
         put_call(sums, PLAN, "xtuner/packs", some)

@@ -202,11 +202,6 @@ class Plan(Tables):
         """Test whether `apply` is launched: it looks at every token again."""
         return self.spreads or (bool(self.thinning_tests) and (self.zeroes_weights or self.zeroes_mask))
 
-    @property
-    def finishers(self) -> int:
-        """Count the programs of `decide` that finish statistics of tokens: one a column, one for all bins."""
-        return len(self.token_sums) + len(self.token_maxima) + self.full
-
 
 def pairs_of(spec: Spec) -> tuple[str, ...]:
     """List what the criteria compare besides train and rollout."""

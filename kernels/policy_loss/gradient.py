@@ -252,7 +252,7 @@ RUNTIME = ["tokens", "sequences", "width", "tiles", "slots", "steps", "new_row",
 @triton.jit(do_not_specialize=RUNTIME)
 def gradient_kernel(
     new_logp, base_logp, ref_logp, weights, trains, mask, log_mass, advantages, offsets, numbers, levels, pulls, inners,
-    gradient, counts, integers, floats, token_sums, token_maxima,
+    gradient, counts, integers, floats, token_sums, token_maxima, counter,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, slots: tl.int64, steps: tl.int32,
     new_row: tl.int64, new_step: tl.int64, base_row: tl.int64, base_step: tl.int64,
     ref_row: tl.int64, ref_step: tl.int64, weights_row: tl.int64, weights_step: tl.int64,
@@ -260,6 +260,9 @@ def gradient_kernel(
     PLAN: tl.constexpr, TILING: tl.constexpr,
 ):  # fmt: skip
     """Pass over a tile: write the gradient before it is divided, its statistics, and sums of sequences."""
+    if tl.program_id(0) == 0:
+        # For the programs that finish to count themselves in.
+        tl.store(counter, 0)
     extents = Extents(tokens, sequences, width, tiles)
     numbers = thresholds(numbers, PLAN)
     tables = (counts, integers, floats, counts)

@@ -1,7 +1,7 @@
-"""Launch `policy_loss` on Triton: three launches for value, statistics and gradient, one for backward.
+"""Launch `policy_loss` on Triton: two launches for value, statistics and gradient, one for backward.
 
-A pass over the tokens writes the gradient before it is divided, a pass over the sequences counts, and one program for
-each number finishes it. GSPO and GMPO, whose gradient depends on whole sequences, pass over the tokens twice.
+A pass over the tokens writes the gradient before it is divided, a pass over the sequences counts, and its last program
+finishes. GSPO and GMPO, whose gradient depends on whole sequences, pass over both twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from rollout_corr.kernels.grid import (
-    FINISH_CHUNK,
     SEQUENCE_THREADS,
     current,
     grid_for,
@@ -31,9 +30,10 @@ from rollout_corr.kernels.launches import (
     alignment_of,
     names_of_tensors,
 )
+from rollout_corr.kernels.partials import groups
 from rollout_corr.kernels.policy_loss.gradient import gradient_kernel, scale_kernel
 from rollout_corr.kernels.policy_loss.plan import LossPlan, Scaling, numbers_of, plans_of
-from rollout_corr.kernels.policy_loss.sequences import finish_kernel, sequences_kernel
+from rollout_corr.kernels.policy_loss.sequences import sequences_kernel
 from rollout_corr.kernels.uploads import Upload
 from rollout_corr.spec.loss import Objective
 
@@ -98,6 +98,7 @@ class Pass(NamedTuple):
     site: Site
     plan: LossPlan
     unused: tuple[str, ...]
+    groups: int = 0  # of the columns that it adds up
 
 
 @dataclass(eq=False)
@@ -107,7 +108,7 @@ class LossRecipe:
     plans: tuple[LossPlan, ...]
     kind: torch.dtype  # computes
     scratch: WorkspaceLayout
-    passes: tuple[Pass, ...]  # over tokens, over sequences, [over tokens again,] over the columns
+    passes: tuple[Pass, ...]  # over tokens and over sequences, and where there is a second pass over tokens both again
     upload: Upload
     statistics: int
     constants: dict[str, Any]  # arguments that are the same for every call
@@ -148,18 +149,21 @@ def recipe_of(
         unused = [*(OF_SLOTS if plan.phase == "write" else OF_SECOND_PASS), *(() if plan.writes else OF_LAST_PASS)]
         return Pass(Site(gradient_kernel), plan, tuple(unused))
 
-    passes = [over_tokens(first), Pass(Site(sequences_kernel), first, ()), *map(over_tokens, plans[1:])]
+    passes = [
+        one
+        for plan in plans
+        for one in (over_tokens(plan), Pass(Site(sequences_kernel), plan, (), groups(plan) if plan.writes else 0))
+    ]
     return LossRecipe(
         plans=plans,
         kind=kind,
         scratch=scratch,
-        passes=(*passes, Pass(Site(finish_kernel), last, ())),
+        passes=tuple(passes),
         upload=_upload(objective, double, device),
         statistics=len(last.sums) + len(last.maxima),
         constants={
             # Of tables that this plan does not have.
             **dict.fromkeys(name for name in SCRATCH if name not in scratch.fields),
-            "CHUNK": FINISH_CHUNK,
         },
     )
 
@@ -171,11 +175,18 @@ OF_SLOTS = ("counts", "integers", "floats")
 OF_LAST_PASS = ("gradient", "token_sums", "token_maxima")
 
 # Every table that a plan may have: of slots, of token programs, of sequence programs, of sequences (gradient.Shared).
-SCRATCH = (*OF_SLOTS, "token_sums", "token_maxima", "sequence_sums", "levels", "pulls")
+SCRATCH = (
+    *(*OF_SLOTS, "token_sums", "token_maxima", "sequence_sums", "counter", "levels", "pulls"),
+    *("part_sums", "part_maxima"),
+)
 
 
 def _scratch_of(first: LossPlan, last: LossPlan, kind: torch.dtype) -> WorkspaceLayout:
-    """List the tables of a loss. Those of slots are [columns, slots], those of programs [columns, programs]."""
+    """List the tables of a loss: [columns, slots], [columns, programs] of programs over tokens.
+
+    Those of programs over sequences and of parts are [rows, columns] to the kernels. The counter is the first of its
+    table.
+    """
 
     def tables(*named: tuple[str, tuple[str, ...], torch.dtype]) -> list[Field]:
         return [Field(name, len(columns), dtype) for name, columns, dtype in named if columns]
@@ -187,8 +198,9 @@ def _scratch_of(first: LossPlan, last: LossPlan, kind: torch.dtype) -> Workspace
             ("floats", first.floats, kind),
         ),
         tables(("token_sums", last.token_sums, torch.float64), ("token_maxima", last.token_maxima, torch.float64)),
-        tables(("sequence_sums", first.sequence_sums, torch.float64)),
+        [*tables(("sequence_sums", first.sequence_sums, torch.float64)), Field("counter", None, torch.int32)],
         [Field(name, None, kind) for name, wanted in (("levels", last.levels), ("pulls", last.pulls)) if wanted],
+        tables(("part_sums", last.token_sums, torch.float64), ("part_maxima", last.token_maxima, torch.float64)),
     )
 
 
@@ -271,6 +283,8 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
         "steps": grid.steps,
         "token_programs": grid.token_programs,
         "sequence_programs": grid.sequence_programs,
+        "parts": grid.parts,
+        "part": grid.part,
         "TILING": grid.cut.tiling,
         "SHAPE": grid.cut.shape,
     }
@@ -282,14 +296,17 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
         needed = {**values, "PLAN": one.plan, **dict.fromkeys(one.unused)}
         return Launch(one.site, programs, threads, needed, key, workspace, device)
 
-    over_tokens, of_sequences, *again, finish = recipe.passes
     found = LossFound(value, gradient, inners, divisor, statistics)
-    return found, (
-        launch(over_tokens, grid.token_programs, grid.cut.warp),
-        launch(of_sequences, grid.sequence_programs, SEQUENCE_THREADS),
-        *[launch(one, grid.token_programs, grid.cut.warp) for one in again],
-        launch(finish, 1 + recipe.statistics, SEQUENCE_THREADS),
-    )
+    launches = []
+    for one in recipe.passes:
+        if one.site.kernel is gradient_kernel:
+            programs, threads = grid.token_programs, grid.cut.warp
+        else:
+            programs = grid.sequence_programs if one.plan.phase != "write" else 0
+            programs += grid.parts * one.groups
+            threads = SEQUENCE_THREADS
+        launches.append(launch(one, programs, threads))
+    return found, tuple(launches)
 
 
 def scale(

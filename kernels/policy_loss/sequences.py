@@ -5,8 +5,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.gather import Gathered, exact, gathered, integer, plain, slot_tables, slots_of
-from rollout_corr.kernels.partials import add, add_up, add_up_rows, largest
+from rollout_corr.kernels.gather import (
+    Gathered,
+    SlotTables,
+    exact,
+    gathered,
+    integer,
+    plain,
+    slot_tables,
+    slots_of,
+)
+from rollout_corr.kernels.partials import add, add_up_part, entry, is_last, largest_of_rows, put_all, sum_of_rows
 from rollout_corr.kernels.policy_loss.formulas import clipped
 from rollout_corr.kernels.policy_loss.plan import LossPlan
 from rollout_corr.kernels.slots import Extents
@@ -49,30 +58,28 @@ def pull_of(
         return tl.where(tl.abs(mean) <= clamp, -(up + down) * ratio.to(tl.float64) / many, 0.0)
 
 
-@triton.jit(do_not_specialize=["tokens", "sequences", "tiles", "slots"])
-def sequences_kernel(
-    numbers, offsets, counts, integers, floats, levels, pulls, inners, sequence_sums,
-    tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, slots: tl.int64,
-    PLAN: tl.constexpr, SHAPE: tl.constexpr,
-):  # fmt: skip
+@triton.jit
+def store_sequences(
+    tables: SlotTables, levels: tl.tensor, pulls: tl.tensor, inners: tl.tensor, sums: tl.tensor, offsets: tl.tensor,
+    extents: Extents, slots: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr,
+) -> None:  # fmt: skip
     """Compute for SHAPE.sequences sequences the values that their tokens need, and their share of the statistics."""
-    numbers = thresholds(numbers, PLAN)
     owner = tl.program_id(0).to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
-    sequence, first, many = slots_of(offsets, owner, Extents(tokens, sequences, 0, tiles), PLAN, SHAPE.tile)
-    known = (sequence >= 0) & (sequence < sequences)
-    found = gathered(slot_tables(counts, integers, floats, None), first, many, slots, PLAN, SHAPE)
+    sequence, first, many = slots_of(offsets, owner, extents, PLAN, SHAPE.tile)
+    known = (sequence >= 0) & (sequence < extents.sequences)
+    found = gathered(tables, first, many, slots, PLAN, SHAPE)
     valid = tl.where(known, integer(found, PLAN, "valid"), 0)
     n = tl.where(known, integer(found, PLAN, "counted"), 0)
-    add(sequence_sums, PLAN, "loss_valid_tokens", valid)
-    add(sequence_sums, PLAN, "loss_valid_sequences", valid > 0)
-    add(sequence_sums, PLAN, "loss_tokens", n)
-    add(sequence_sums, PLAN, "loss_sequences", n > 0)
+    add(sums, PLAN, "loss_valid_tokens", valid)
+    add(sums, PLAN, "loss_valid_sequences", valid > 0)
+    add(sums, PLAN, "loss_tokens", n)
+    add(sums, PLAN, "loss_sequences", n > 0)
     if PLAN.averages:
         length = n if PLAN.denominator == "kept" else valid
         inner = 1.0 / tl.maximum(length, 1).to(tl.float64)
         tl.store(inners + sequence, inner.to(inners.dtype.element_ty), mask=known)
         if has(PLAN, "floats", "total"):
-            add(sequence_sums, PLAN, "total", tl.where(known, plain(found, PLAN, "total") * inner, 0.0))
+            add(sums, PLAN, "total", tl.where(known, plain(found, PLAN, "total") * inner, 0.0))
     if PLAN.levels or PLAN.pulls:
         level = exact(found, PLAN, "level", True) / tl.maximum(n, 1).to(tl.float64)
         if PLAN.levels:
@@ -83,46 +90,72 @@ def sequences_kernel(
 
 
 @triton.jit
-def sum_named(
-    name: tl.constexpr, token_sums: tl.tensor, sequence_sums: tl.tensor, token_programs: tl.tensor,
-    sequence_programs: tl.tensor, PLAN: tl.constexpr, CHUNK: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Finish a sum of tokens or of sequences; 0 where the plan has none of this name."""
+def sum_named(name: tl.constexpr, of_tokens: tl.tensor, of_sequences: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Take a sum of tokens or of sequences; 0 where the plan has none of this name."""
     if has(PLAN, "token_sums", name):
-        return add_up(token_sums, at(PLAN, "token_sums", name), token_programs, CHUNK)
+        return entry(of_tokens, at(PLAN, "token_sums", name))
     elif has(PLAN, "sequence_sums", name):
-        column = at(PLAN, "sequence_sums", name)
-        return add_up_rows(sequence_sums, column, sequence_programs, PLAN, "sequence_sums", CHUNK)
+        return entry(of_sequences, at(PLAN, "sequence_sums", name))
     else:
-        return tl.sum(tl.zeros((CHUNK,), tl.float64), 0)
+        return tl.full((), 0.0, tl.float64)
 
 
-@triton.jit(do_not_specialize=["token_programs", "sequence_programs"])
-def finish_kernel(
-    numbers, token_sums, sequence_sums, token_maxima, given, value, divisor, statistics,
-    token_programs: tl.int32, sequence_programs: tl.int32,
-    PLAN: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Finish the value and its divisor in the first program, one statistic in each other."""
-    program = tl.program_id(0)
-    bounds = thresholds(numbers, PLAN)
-    if program == 0:
-        total = sum_named("total", token_sums, sequence_sums, token_programs, sequence_programs, PLAN, CHUNK)
-        if PLAN.denominator is None:
-            count = tl.load(given).to(tl.float64)
-        elif PLAN.reduction == "sum":
-            count = tl.full((), 1.0, tl.float64)
-        else:
-            count = sum_named(counted_as(PLAN), token_sums, sequence_sums, token_programs, sequence_programs, PLAN,
-                              CHUNK)  # fmt: skip
-        count = tl.where(count == 0.0, 1.0, count) * number(bounds, PLAN, "max_length")
-        tl.store(divisor, count)
-        tl.store(value, (total / count).to(value.dtype.element_ty))
+@triton.jit
+def finish(
+    sequence_sums: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor, given: tl.tensor, value: tl.tensor,
+    divisor: tl.tensor, statistics: tl.tensor, sequence_programs: tl.tensor, parts: tl.tensor, numbers: tl.tuple,
+    PLAN: tl.constexpr,
+) -> None:  # fmt: skip
+    """Add up the rows of all programs, in the last one: the value, its divisor, the statistics."""
+    of_sequences = sum_of_rows(sequence_sums, sequence_programs, size(PLAN, "sequence_sums"))
+    of_tokens = sum_of_rows(part_sums, parts, size(PLAN, "token_sums"))
+    total = sum_named("total", of_tokens, of_sequences, PLAN)
+    if PLAN.denominator is None:
+        count = tl.load(given).to(tl.float64)
+    elif PLAN.reduction == "sum":
+        count = tl.full((), 1.0, tl.float64)
+    else:
+        count = sum_named(counted_as(PLAN), of_tokens, of_sequences, PLAN)
+    count = tl.where(count == 0.0, 1.0, count) * number(numbers, PLAN, "max_length")
+    tl.store(divisor, count)
+    tl.store(value, (total / count).to(value.dtype.element_ty))
     for i in tl.static_range(size(PLAN, "sums")):
-        if program == i + 1:
-            found = sum_named(name_of(PLAN, "sums", i), token_sums, sequence_sums, token_programs, sequence_programs,
-                              PLAN, CHUNK)  # fmt: skip
-            tl.store(statistics + i, found)
-    for i in tl.static_range(size(PLAN, "maxima")):
-        if program == i + 1 + size(PLAN, "sums"):
-            tl.store(statistics + (size(PLAN, "sums") + i), largest(token_maxima, i, token_programs, CHUNK))
+        tl.store(statistics + i, sum_named(name_of(PLAN, "sums", i), of_tokens, of_sequences, PLAN))
+    found = largest_of_rows(part_maxima, parts, size(PLAN, "maxima"))
+    put_all(statistics + size(PLAN, "sums"), found, size(PLAN, "maxima"))
+
+
+@triton.jit(
+    do_not_specialize=["tokens", "sequences", "tiles", "slots", "token_programs", "sequence_programs", "parts", "part"]
+)
+def sequences_kernel(
+    numbers, offsets, counts, integers, floats, levels, pulls, inners, sequence_sums, token_sums, token_maxima,
+    part_sums, part_maxima, counter, given, value, divisor, statistics,
+    tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, slots: tl.int64,
+    token_programs: tl.int32, sequence_programs: tl.int32, parts: tl.int32, part: tl.int32,
+    PLAN: tl.constexpr, SHAPE: tl.constexpr,
+):  # fmt: skip
+    """Pass over sequences, add up parts of what programs over tokens have left, and finish in the last program.
+
+    The phase "sum" only passes over sequences, and the phase "write", behind it, does the others.
+    """
+    numbers = thresholds(numbers, PLAN)
+    program = tl.program_id(0)
+    if PLAN.phase == "sum":
+        before = program + 1
+    elif PLAN.phase == "write":
+        before = program * 0
+    else:
+        before = sequence_programs
+    if program < before:
+        if PLAN.phase != "write":
+            tables = slot_tables(counts, integers, floats, None)
+            extents = Extents(tokens, sequences, 0, tiles)
+            store_sequences(tables, levels, pulls, inners, sequence_sums, offsets, extents, slots, numbers, PLAN, SHAPE)
+    elif PLAN.phase != "sum":
+        add_up_part(program - before, token_sums, token_maxima, part_sums, part_maxima, token_programs, part, PLAN)
+    if PLAN.phase != "sum":
+        last = is_last(counter)
+        if last:
+            finish(sequence_sums, part_sums, part_maxima, given, value, divisor, statistics, sequence_programs, parts,
+                   numbers, PLAN)  # fmt: skip

@@ -115,8 +115,8 @@ def fitted(spec, sequences):
 
 @contextlib.contextmanager
 def shaped(shapes):
-    """Cut the work into other tiles."""
-    with mock.patch.object(grid, "SHAPES", shapes):
+    """Cut the work into other tiles, and what programs over tokens leave into several parts."""
+    with mock.patch.object(grid, "SHAPES", shapes), mock.patch.object(grid, "LEAST_PART", 3):
         yield
 
 

@@ -17,7 +17,7 @@ from rollout_corr.kernels.policy_loss import launch as policy_loss
 TARGETS = {"cuda": GPUTarget("cuda", 90, 32), "hip": GPUTarget("hip", "gfx942", 64)}
 KERNELS = {
     correct: ("read_kernel", "gather_kernel", "decide_kernel", "apply_kernel"),
-    policy_loss: ("gradient_kernel", "sequences_kernel", "finish_kernel", "scale_kernel"),
+    policy_loss: ("gradient_kernel", "sequences_kernel", "scale_kernel"),
 }
 
 

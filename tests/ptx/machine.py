@@ -250,6 +250,9 @@ class _Encoder:
             return self._made("indexed", of=words[:1], target=first)
         if x.opcode in ("bar.sync", "barrier.sync") and words == ["0"]:
             return self._made("barrier")
+        if x.opcode == "bar.warp.sync" and self.kernel.threads == LANES and words == ["-1"]:
+            # The warp is the program.
+            return self._made("barrier")
         if name == "mov" and len(lists[0]) > 1:
             return self._made("unpack", lists[0], words[1:], width=_bytes(kind) // len(lists[0]))
         if name == "mov" and len(lists[1]) > 1:

@@ -67,6 +67,14 @@ st.global.b32 [%rd5], %r9;
 """
 
 
+def test_a_barrier_of_the_one_warp():
+    """It is a barrier of the program, and unknown where that has more warps."""
+    body = EXCHANGE.format(barrier="bar.warp.sync -1;", other=4)
+    assert found(body, 32, threads=32, programs=1) == []
+    with pytest.raises(UnknownOpcode):
+        found(body)
+
+
 @pytest.mark.parametrize("other", [4, 128])
 def test_shared_memory_without_a_barrier(other):
     """Between threads of a warp and of two."""
