@@ -111,7 +111,7 @@ bench: $(PEERS_VENV)/installed-peers
 	$(PEERS_VENV)/bin/python -m benchmarks.host
 
 bench-tiny: $(VENV)/installed-test
-	$(VENV)/bin/pytest benchmarks --benchmark-disable -k "(tiny or 64x1024) and not compiled" $(ARGS)
+	$(VENV)/bin/pytest benchmarks --benchmark-disable -k "(tiny or 64x1024)" $(ARGS)
 
 gpu-report:
 	$(PYTHON) -m pip install --disable-pip-version-check --quiet -e . --no-deps --no-build-isolation \

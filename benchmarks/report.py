@@ -53,7 +53,6 @@ rejection of sequences by the geometric mean of their ratios within 0.999 to 1.0
 `decoupled_geo_rs_token_tis`. Every time includes all outputs, and the metrics as Python floats.
 
 - *rollout-corr*: `correct(...)` and `.metrics()`, default backend.
-- *rollout-corr, compiled*: with `backend="compiled"`. Compilation happens in the first call and is not in the time.
 - *rollout-corr, verl's metrics*: the default backend with verl's own keys by verl's own formulas, on top of ours.
 - *torch by hand*: equal weights, mask and native metrics by one torch op after the other over the whole batch
   (`benchmarks/peers/by_hand.py`).

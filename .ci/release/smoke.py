@@ -75,11 +75,6 @@ def interpreted() -> str | None:
     return kernels("triton", TRITON_INTERPRET="1")
 
 
-def torch_compile() -> str | None:
-    """The reference under torch.compile, where there is a compiler."""
-    return kernels("compiled")
-
-
 def compiled_ahead() -> str | None:
     """The kernels compiled for a GPU, without one."""
     from rollout_corr.backends import operators
@@ -119,7 +114,6 @@ CHECKS: dict[str, Callable[[], str | None]] = {
     "corrects": corrects,
     "operators": operators,
     "command line": command_line,
-    "torch.compile": torch_compile,
     "kernels interpreted": interpreted,
     "kernels compiled": compiled_ahead,
 }

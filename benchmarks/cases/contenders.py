@@ -14,7 +14,6 @@ from benchmarks.cases import operations
 from benchmarks.cases.batches import Batch
 from benchmarks.cases.contender import (
     BY_HAND,
-    COMPILED,
     EAGER,
     ORDER,
     OURS,
@@ -54,7 +53,6 @@ def on_cpu(batch: Batch, operation: Operation) -> list[Contender]:
     verls = rc.preset(IN_VERL[operation.spec][1])
     return [
         _correct(OURS, batch, operation),
-        _correct(COMPILED, batch, operation, "compiled", slow=True),
         _correct(VERL_METRICS, batch, Operation(operation.name, verls, scheme="verl")),
         _by_hand(batch, operation),
         _verl(batch, operation),
@@ -70,8 +68,6 @@ def _of(name: str, call: Callable[[], Any], outcome: Callable[[Any], Outcome], *
 
 def _corrections(batch: Batch, operation: Operation) -> list[Contender]:
     found = [_correct(OURS, batch, operation), _correct(EAGER, batch, operation, "torch", capturable=False)]
-    if not batch.old.is_cuda:
-        found += [_correct(COMPILED, batch, operation, "compiled", slow=True)]
     if operation.spec in IN_VERL:
         found += [_by_hand(batch, operation), _verl(batch, operation)]
     if operation is operations.XTUNER:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.cases.contender import BY_HAND, COMPILED, ORDER, OURS, VERL, VERL_METRICS
+from benchmarks.cases.contender import BY_HAND, ORDER, OURS, VERL, VERL_METRICS
 from benchmarks.tables import Found, Table, markdown_rows, mebibytes, met, number, table, times
 
 # A round whose calibration took this much longer than the fastest one of the run was disturbed.
@@ -20,8 +20,6 @@ PROMISES = (
     (OURS, SMALL, "weights + rejection", 6.0),
     (OURS, LARGE, "metrics only", 6.0),
     (OURS, LARGE, "weights + rejection", 10.0),
-    (COMPILED, LARGE, "metrics only", 20.0),
-    (COMPILED, LARGE, "weights + rejection", 20.0),
 )
 # Temporaries at 2048 x 8192 as a part of verl's, and the time of an import.
 MOST_TEMPORARIES = 0.1
@@ -29,7 +27,7 @@ MOST_IMPORT_MS = 50.0
 
 # README's table.
 BEGIN, END = "<!-- made by `python -m benchmarks.report`; a test compares them -->\n", "<!-- end of what is made -->"
-IN_README = (VERL, BY_HAND, OURS, COMPILED)
+IN_README = (VERL, BY_HAND, OURS)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -121,9 +119,7 @@ def speed_table(results: Found, title: str, cases: Sequence[Found]) -> Table:
         (OURS, VERL, "ours over verl", "wall_ms"),
         (OURS, VERL, "in CPU time", "cpu_ms"),
         (VERL_METRICS, VERL, "with verl's metrics over verl", "wall_ms"),
-        (COMPILED, VERL, "compiled over verl", "wall_ms"),
         (OURS, BY_HAND, "ours over torch by hand", "wall_ms"),
-        (COMPILED, BY_HAND, "compiled over torch by hand", "wall_ms"),
     ]
     there = present(results)
     columns = {

@@ -85,8 +85,7 @@ def correct(
         renormalized: The side whose log-probs are over the kept set already: "rollout", an engine that returns
             log p - log_mass, or "train", a trainer that replays the kept set: D = train_logp - (rollout_logp -
             log_mass). See docs/troubleshooting.md.
-        backend: "auto", "triton", "torch", or "compiled": the reference under torch.compile, on the CPU, several times
-            as fast as "torch" after some seconds of compilation per Spec. An explicit choice never falls back.
+        backend: "auto", "triton" or "torch". An explicit choice never falls back.
         validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; and compare the
             calls of the ranks of each group: one small collective more, and an error on all ranks that names the rank.
         batch_group: A torch.distributed group over which `normalize="batch"` takes its mean.

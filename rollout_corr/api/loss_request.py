@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rollout_corr.api.correct import Correction
 from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, Reader, read_mass, reader
-from rollout_corr.backends.choose import LOSS_BACKENDS, Groups, chosen_backend
+from rollout_corr.backends.choose import BACKENDS, Groups, chosen_backend
 from rollout_corr.backends.claims import Claims, claims_of
 from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
 from rollout_corr.spec.checked import by_path
@@ -268,10 +268,8 @@ class LossRequest:
 
     def __post_init__(self) -> None:
         tensors, spec = self.tensors, self.spec
-        if not isinstance(self.backend, str) or self.backend not in LOSS_BACKENDS:
-            raise ValueError(
-                f"backend: expected one of {list(LOSS_BACKENDS)} for policy_loss, got {shown(self.backend)}"
-            )
+        if not isinstance(self.backend, str) or self.backend not in BACKENDS:
+            raise ValueError(f"backend: expected one of {list(BACKENDS)} for policy_loss, got {shown(self.backend)}")
         if self.groups.sequence is not None and self.backend == "triton":
             raise ValueError("backend: expected 'auto' or 'torch' for a loss with a sequence_group, got 'triton'")
         if spec is not None and not isinstance(spec, Spec):

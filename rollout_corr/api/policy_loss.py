@@ -19,7 +19,7 @@ from rollout_corr.api.loss_request import (
 )
 from rollout_corr.backends import claims, loss_blocks, loss_operators, operators, whole
 from rollout_corr.backends.batch import Batch, check_validate, external_names
-from rollout_corr.backends.choose import Groups, LossBackendName
+from rollout_corr.backends.choose import BackendName, Groups
 from rollout_corr.backends.differentiable import Differentiable, refuse_other_derivatives
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.loss_blocks import LossResult, LossTask
@@ -89,7 +89,7 @@ def policy_loss(
     external: Mapping[str, LogProbs] | None = None,
     log_mass: LogProbs | None = None,
     renormalized: Renormalized = "rollout",
-    backend: LossBackendName = "auto",
+    backend: BackendName = "auto",
     validate: bool = False,
     batch_group: Any = None,
     sequence_group: Any = None,

@@ -116,13 +116,12 @@ class Block:
         return Advantages(self.sequences.spread(per_sequence), per_sequence)
 
 
-def spans(batch: Batch, size: int, as_rows: bool = False) -> Iterator[tuple[slice, slice]]:
+def spans(batch: Batch, size: int) -> Iterator[tuple[slice, slice]]:
     """Cut a batch into (sequences, slots) of at most `size` slots, or one sequence; one span even without sequences.
 
     Args:
         batch: On the CPU.
         size: Slots in a span.
-        as_rows: Count a packed sequence as a row as wide as the longest of its span.
     """
     if batch.offsets is None:
         rows, width = batch.train.shape
@@ -134,12 +133,8 @@ def spans(batch: Batch, size: int, as_rows: bool = False) -> Iterator[tuple[slic
     offsets = batch.offsets.tolist()
     first, count = 0, len(offsets) - 1
     while first == 0 or first < count:
-        last, width = first, 0
-        while last < count:
-            width = max(width, offsets[last + 1] - offsets[last])
-            slots = width * (last + 1 - first) if as_rows else offsets[last + 1] - offsets[first]
-            if last > first and slots > size:
-                break
+        last = first
+        while last < count and (last == first or offsets[last + 1] - offsets[first] <= size):
             last += 1
         yield slice(first, last), slice(offsets[first], offsets[last])
         first = max(last, 1)

@@ -10,11 +10,9 @@ from rollout_corr.backends import operators
 from rollout_corr.backends.batch import Batch
 from rollout_corr.metrics.collectives import check_group
 
-BackendName = Literal["auto", "triton", "torch", "compiled"]
-LossBackendName = Literal["auto", "triton", "torch"]
+BackendName = Literal["auto", "triton", "torch"]
 
 BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
-LOSS_BACKENDS: tuple[LossBackendName, ...] = get_args(LossBackendName)
 
 
 class Backend(NamedTuple):
@@ -46,8 +44,6 @@ def chosen_backend(tensor: Tensor, backend: str) -> str:
     chosen = backend_for(tensor).name if backend == "auto" else backend
     if chosen == "triton" and (reason := operators.why_not(tensor.device)) is not None:
         raise ValueError(f"backend: expected 'auto' or 'torch' for {tensor.device} tensors, got 'triton': {reason}")
-    if chosen == "compiled" and tensor.device.type != "cpu":
-        raise ValueError(f"backend: 'compiled' runs on CPU tensors, got tensors on {tensor.device}")
     return chosen
 
 

@@ -48,8 +48,6 @@ class RunningCorrection:
             self._found = run_correction(request)
             return
         chosen = chosen_backend(request.batch.train, request.backend)
-        if chosen == "compiled":
-            raise ValueError("backend: expected 'auto', 'torch' or 'triton' beside a sequence_group, got 'compiled'")
         peers.load(request.spec)
         with torch.no_grad():
             self._exchange = _exchange(request.batch, request.spec, chosen, group)
@@ -87,10 +85,6 @@ def _runner(batch: Batch, spec: Spec, backend: str) -> Callable[[Batch, Spec], R
     on_cpu, compiling = batch.train.device.type == "cpu", torch.compiler.is_compiling()
     if spec.criteria and operators.beyond_kernels(spec) and (not on_cpu or compiling):
         return whole.run_whole
-    if backend == "compiled":
-        from rollout_corr.backends.compiled import run_compiled
-
-        return run_compiled
     if backend == "triton" or (on_cpu and compiling):
         return operators.run_fused
     return blocks.run_blocks if on_cpu else whole.run_whole

@@ -1,4 +1,4 @@
-"""The ways to run the definition agree: in blocks, whole, compiled; and only the CPU backend reads values."""
+"""The ways to run the definition agree: in blocks, whole; and only the CPU backend reads values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
-from rollout_corr.backends import blocks, compiled
+from rollout_corr.backends import blocks
 from rollout_corr.backends.batch import Batch, read_batch
 from rollout_corr.backends.blocks import Compaction
 from rollout_corr.backends.result import Result
@@ -134,44 +134,6 @@ def test_nothing_reads_a_value_on_a_device(name: str, layout: str) -> None:
     assert out.weights is None or out.weights.shape == given["train_logp"].shape
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["metrics", "statistics", "product", "reports"])
-def test_compiled_equals_blocks(name: str) -> None:
-    spec = SPECS[name]
-    for layout in ("packed", "padded"):
-        given = inputs(layout)
-        expected, got = rc.correct(**given, spec=spec), rc.correct(**given, spec=spec, backend="compiled")
-        assert torch.equal(got.keep, expected.keep)
-        assert torch.equal(got.mask, expected.mask)
-        assert (got.weights is None) == (expected.weights is None)
-        if expected.weights is not None:
-            # The compiler's exp differs from torch's by at most 2 ulp.
-            assert torch.allclose(got.weights, expected.weights, rtol=3e-7, atol=0.0)
-        assert_same_metrics(got, expected, 2e-5)
-
-
-@pytest.mark.slow
-def test_no_length_is_in_a_compile_key() -> None:
-    """Every size runs what the first one compiled, one row and one column included."""
-    spec = rc.Spec(weight=rc.Weight("token", upper=1.5), clamp=19.0)
-    function = compiled._compiled(spec)
-    counters = torch._dynamo.utils.counters
-    seen = None
-    for rows, width in ((5, 40), (1, 17), (33, 1), (1, 1), (2, 300), (0, 4), (4, 0)):
-        logp = -torch.rand(rows, width)
-        mask = torch.ones(rows, width)
-        got = rc.correct(logp, 0.9 * logp, mask=mask, spec=spec, backend="compiled")
-        expected = rc.correct(logp, 0.9 * logp, mask=mask, spec=spec)
-        # The compiler's exp differs from torch's by at most 2 ulp.
-        assert torch.allclose(got.weights, expected.weights, rtol=3e-7, atol=0.0)
-        assert_same_metrics(got, expected, 2e-5)
-        graphs = counters["stats"]["unique_graphs"]
-        # Rows and columns of 1 are padded, which takes a second variant: with a map of what is padding.
-        seen = graphs if width * rows > 1 and seen is None else seen
-        assert graphs <= (seen or graphs) + 1
-    assert compiled._compiled(spec) is function
-
-
 @pytest.mark.parametrize(
     ("mask", "runs"),
     [
@@ -285,16 +247,14 @@ def test_outputs_never_require_grad_and_inputs_stay() -> None:
 @pytest.mark.parametrize("size", [1, 6, 12, 1000])
 @pytest.mark.parametrize("lengths", [[], [0, 0], [5, 1, 0, 7, 20, 0, 3, 3, 3, 2]])
 def test_spans_are_as_large_as_they_may_be(lengths: list[int], size: int) -> None:
-    """Every sequence is in one span; a further one would be too much, in tokens or as rows of the longest width."""
+    """Every sequence is in one span; a further one would be too much."""
     offsets = torch.tensor([4, *lengths]).cumsum(0)
     batch = Batch(torch.zeros(60), torch.zeros(60), None, offsets, len(lengths), lambda x: x, None)
-    costs = {False: sum, True: lambda span: max(span, default=0) * len(span)}
-    for as_rows, cost in costs.items():
-        found = list(blocks.spans(batch, size, as_rows))
-        assert [i for rows, _ in found for i in range(rows.start, rows.stop)] == [*range(len(lengths))]
-        assert len(found) == 1 or all(rows.stop > rows.start for rows, _ in found)
-        for rows, slots in found:
-            span, longer = lengths[rows], lengths[rows.start : rows.stop + 1]
-            assert slots == slice(int(offsets[rows.start]), int(offsets[rows.stop]))
-            assert cost(span) <= size or len(span) == 1
-            assert rows.stop == len(lengths) or cost(longer) > size
+    found = list(blocks.spans(batch, size))
+    assert [i for rows, _ in found for i in range(rows.start, rows.stop)] == [*range(len(lengths))]
+    assert len(found) == 1 or all(rows.stop > rows.start for rows, _ in found)
+    for rows, slots in found:
+        span, longer = lengths[rows], lengths[rows.start : rows.stop + 1]
+        assert slots == slice(int(offsets[rows.start]), int(offsets[rows.stop]))
+        assert sum(span) <= size or len(span) == 1
+        assert rows.stop == len(lengths) or sum(longer) > size

@@ -36,14 +36,12 @@ def test_which_triton_will_do(installed: dict[str, str], why: str | None, monkey
 def test_explicit_choices_do_not_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators, "interprets", lambda: False)
     logp = torch.zeros(2, 3)
-    with pytest.raises(ValueError, match=r"backend: expected one of .*'compiled'.*got 'cuda'"):
+    with pytest.raises(ValueError, match=r"backend: expected one of .*'triton'.*got 'cuda'"):
         rc.correct(logp, logp, backend="cuda")
     with pytest.raises(
         ValueError, match=r"backend: expected 'auto' or 'torch' for cpu tensors, got 'triton': the kernels run on cuda"
     ):
         rc.correct(logp, logp, backend="triton")
-    with pytest.raises(ValueError, match=r"backend: 'compiled' runs on CPU tensors, got tensors on meta"):
-        rc.correct(logp.to("meta"), logp.to("meta"), backend="compiled")
 
 
 def test_backend_for_says_which_and_why() -> None:

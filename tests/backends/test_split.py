@@ -193,11 +193,6 @@ def test_a_dtensor_is_refused_with_what_to_pass(alone):
         rc.policy_loss(split, split)
     with pytest.raises(TypeError, match=r"mask: expected a plain tensor, got a DTensor"):
         rc.correct(torch.zeros(2, 4), torch.zeros(2, 4), mask=split)
-
-
-def test_backends_that_do_not_split(alone):
-    with pytest.raises(ValueError, match=r"backend: expected 'auto', 'torch' or 'triton' beside a sequence_group, got"):
-        call(alone, backend="compiled")
     with pytest.raises(ValueError, match=r"backend: expected 'auto' or 'torch' for a loss with a sequence_group, got"):
         loss(alone, backend="triton")
 

@@ -11,7 +11,7 @@ import torch
 from benchmarks import machine, report, tables
 from benchmarks.cases import gate
 from benchmarks.cases.batches import both_layouts
-from benchmarks.cases.contender import BY_HAND, COMPILED, OURS, VERL, VERL_METRICS, Contender
+from benchmarks.cases.contender import BY_HAND, OURS, VERL, VERL_METRICS, Contender
 from benchmarks.cases.contenders import on_cpu
 from benchmarks.cases.operations import WORKLOADS
 from benchmarks.cpu import __main__ as cpu
@@ -101,9 +101,8 @@ def test_nothing_is_timed_after_a_wrong_result(wrong, monkeypatch):
         cpu.one_case(batch, workload, torch.get_num_threads(), None, rounds=1, budget=1.0, memories={})
 
 
-def test_one_case(monkeypatch):
+def test_one_case():
     """Every present contender has rounds, memory and a first call; the calibration is not one of them."""
-    monkeypatch.setattr(cpu, "on_cpu", lambda *given: [who for who in on_cpu(*given) if who.name != COMPILED])
     packed, memories = both_layouts(24, 300)["packed"], {VERL: memory.Memory(1, 2), OURS: memory.Memory(3, 4)}
     with one_thread():
         case = cpu.one_case(packed, WORKLOADS[0], 1, turns.Calibration(), rounds=2, budget=1.0, memories=memories)
@@ -139,7 +138,7 @@ def test_tables_say_medians_and_ratios():
         "| rollout-corr, metrics only, 2048 x 8192 | >= 6 x verl | 10.0 x | yes |",
         "| peak temporaries, metrics only, 2048 x 8192 | <= 0.1 of verl's | 0.200 | no |",
         "| import rollout_corr, after torch | <= 50 ms | 30 ms | yes |",
-        "rollout-corr, compiled: absent: no compiler.",
+        "rollout-corr, verl's metrics: absent: not asked for.",
         f"commit {'c' * 12} with uncommitted changes",
     ):
         assert line in page
@@ -171,7 +170,7 @@ def test_terminal():
     results = results_of_cpu()
     plain = tables.drawn(cpu_tables.all_tables(results), cpu_tables.absent(results))
     assert "2048 x 8192  padded  metrics only  2.00" in plain
-    assert "rollout-corr, compiled: absent: no compiler" in plain
+    assert "rollout-corr, verl's metrics: absent: not asked for" in plain
 
 
 def test_results_come_back_from_their_file(tmp_path):
@@ -191,7 +190,7 @@ def test_readme_has_the_committed_speeds():
     page = report.README.read_text(encoding="utf-8")
     assert cpu_tables.readme(page, report.load()) == page, "run python -m benchmarks.report"
     made = cpu_tables.readme(f"before\n{cpu_tables.BEGIN}old\n{cpu_tables.END}\nafter", results_of_cpu())
-    assert "| 2048 x 8192, metrics only | 20.0 | 6.00 | 2.00 | - |" in made and f"commit {'c' * 12}." in made
+    assert "| 2048 x 8192, metrics only | 20.0 | 6.00 | 2.00 |" in made and f"commit {'c' * 12}." in made
     assert "| milliseconds a call, 1 thread | verl |" in made and "old" not in made
     assert made.startswith("before\n") and made.endswith("\nafter")
     with pytest.raises(ValueError, match="page: expected <!-- made by"):

@@ -65,13 +65,11 @@ def prose(path: Path) -> str:
 def python_blocks() -> list[object]:
     found = []
     for block in (block for path in RUN for block in blocks(path) if block.language == "python"):
-        compiles = 'backend="compiled"' in block.code
-        marks = [pytest.mark.slow] if compiles else []
         # test_dashboard.py runs these, and reads what was logged.
         tracks = re.search(r"^(import|from) (wandb|mlflow|trackio|torch\.utils\.tensorboard)", block.code, re.MULTILINE)
         if tracks:
             continue
-        found.append(pytest.param(block, id=f"{block.path.name}:{block.line}", marks=marks))
+        found.append(pytest.param(block, id=f"{block.path.name}:{block.line}"))
     return found
 
 

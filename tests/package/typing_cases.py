@@ -16,7 +16,7 @@ rc.Weight("token", upper=2.0, outside="zero", normalize="batch")
 rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1, when="outward", drop="token", of="new/old")
 rc.Spec(rejected="both", nonfinite="neutral", sums_over="kept", detail="full", report=("native", "verl"))
 rc.Spec.from_dict({"weight": {"level": "token"}})
-rc.correct(x, x, spec=rc.Spec(), backend="compiled")
+rc.correct(x, x, spec=rc.Spec(), backend="torch")
 rc.policy_loss(x, x, old_logp=x, surrogate=rc.PPO(), backend="torch", reduction="sum", denominator="kept")
 rc.filter_groups(x[0], x[0] > 0, x[0].long(), alone="zero")
 rc.route_agreement(x.long()[None], x.long()[None]).metrics()["route_overlap_mean"]
