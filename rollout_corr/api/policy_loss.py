@@ -26,7 +26,7 @@ from rollout_corr.backends.loss_blocks import LossResult, LossTask
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back
 from rollout_corr.metrics import loss as loss_metrics
-from rollout_corr.metrics.statistics import HasStatistics, Statistics
+from rollout_corr.metrics.statistics import HasStatistics, Statistics, of_vector
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import KL, Denominator, LossReduction, SquaredLogRatio
 from rollout_corr.spec.surrogate import Surrogate
@@ -300,7 +300,7 @@ def _run(request: LossRequest) -> PolicyLoss:
     if result.gradient is not None:
         of_backward = result.gradient, result.inners, result.divisor, batch.offsets, result.by_kernels
         value = Differentiable.apply(new, value, *of_backward)
-    statistics = Statistics.of_vector(None, result.statistics, len(loss_metrics.sum_names(wanted)), wanted)
+    statistics = of_vector(None, result.statistics, len(loss_metrics.sum_names(wanted)), wanted)
     if inner is None:
         return PolicyLoss(value, mask_back(batch, _within(batch, trains)), None, None, statistics)
     found = inner.result

@@ -55,7 +55,7 @@ class ScaleOperands(NamedTuple):
     """The operands of `torch.ops.rollout_corr.scale_gradient`, which is backward."""
 
     gradient: Tensor
-    inners: Tensor | None  # None or empty: nothing
+    inners: Tensor  # empty: nothing
     upstream: Tensor  # 0-d
     divisor: Tensor  # 0-d float64
     cu_seqlens: Tensor | None
@@ -89,9 +89,10 @@ def scaled(
 ) -> Tensor:
     """Scale the gradient of the kernels in backward, directly or as the operator."""
     if seen_by_others((gradient, inners, upstream, divisor, offsets)):
+        inners = gradient.new_empty(0) if inners is None else inners
         found: Tensor = torch.ops.rollout_corr.scale_gradient(gradient, inners, upstream, divisor, offsets, dtype)
         return found
-    return _scale(ScaleOperands(gradient, inners, upstream, divisor, offsets, dtype))
+    return _scaled(gradient, inners, upstream, divisor, offsets, dtype)
 
 
 @lru_cache(maxsize=1)
@@ -138,7 +139,17 @@ def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
 
 
 def _scale(operands: ScaleOperands) -> Tensor:
-    gradient, inners, upstream, divisor, offsets, dtype = operands
+    return _scaled(*operands)
+
+
+def _scaled(
+    gradient: Tensor,
+    inners: Tensor | None,
+    upstream: Tensor,
+    divisor: Tensor,
+    offsets: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
     if inners is None or not inners.numel():
         inners = offsets = None
     elif offsets is not None:

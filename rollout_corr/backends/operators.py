@@ -20,7 +20,7 @@ from rollout_corr.backends.registration import define, seen_by_others
 from rollout_corr.backends.result import Result
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics import schema
-from rollout_corr.metrics.statistics import Statistics
+from rollout_corr.metrics.statistics import Statistics, of_vector
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.encode import encode, encode_once
 
@@ -116,7 +116,7 @@ def run_fused(batch: Batch, spec: Spec) -> Result:
             statistics_of(statistics, spec),
         )
     found = kernels().run(given_of(operands), spec)
-    return Result(found.weights, found.mask, found.keep, Statistics.of_vector(spec, found.statistics, found.sums))
+    return Result(found.weights, found.mask, found.keep, of_vector(spec, found.statistics, found.sums))
 
 
 @lru_cache(maxsize=1)

@@ -43,18 +43,6 @@ class Statistics:
     objective: Objective | None = None
     ranks: Tensor | None = None
 
-    @staticmethod
-    def of_vector(spec: Spec | None, vector: Tensor, sums: int, objective: Objective | None = None) -> Statistics:
-        """Make statistics from one vector of so many sums and then the maxima; it is divided when they are asked for.
-
-        Two views cost more host time than all else that a result needs, and reading metrics needs none.
-        """
-        if torch.compiler.is_compiling():
-            return Statistics(spec, vector[:sums], vector[sums:], objective)
-        found = object.__new__(Statistics)
-        found.__dict__.update(spec=spec, objective=objective, ranks=None, _vector=vector, _sums=sums)
-        return found
-
     if not TYPE_CHECKING:  # a checker shall go on refusing every unknown name
 
         def __getattr__(self, name: str) -> object:
@@ -202,6 +190,18 @@ class Statistics:
     def metrics_async(self) -> PendingMetrics:
         """Start the copy to the host and return at once; read the result when it is wanted."""
         return PendingMetrics(self)
+
+
+def of_vector(spec: Spec | None, vector: Tensor, sums: int, objective: Objective | None = None) -> Statistics:
+    """Make statistics from one vector of so many sums and then the maxima; it is divided when they are asked for.
+
+    Two views cost more host time than all else that a result needs, and reading metrics needs none.
+    """
+    if torch.compiler.is_compiling():
+        return Statistics(spec, vector[:sums], vector[sums:], objective)
+    found = object.__new__(Statistics)
+    found.__dict__.update(spec=spec, objective=objective, ranks=None, _vector=vector, _sums=sums)
+    return found
 
 
 def _padded(x: Tensor, block: int, value: float, head: tuple[float, ...] = ()) -> Tensor:
