@@ -15,7 +15,7 @@ from builders import planted_dumps, planted_mixes
 from builders.diagnose_cases import CASES, causes_of, measured, table
 from builders.planted_dumps import Model, at, three
 from rollout_corr.cli.main import main
-from rollout_corr.diagnose.doctor.cause import SEVERITIES
+from rollout_corr.diagnose.doctor.cause import SEVERITIES, counted
 from rollout_corr.diagnose.doctor.conditions import is_true
 from rollout_corr.diagnose.doctor.diagnosis import CAUSES, ON_POLICY, condition_values, diagnose
 from rollout_corr.diagnose.measure.measurement import measure
@@ -349,3 +349,8 @@ def test_on_policy_is_an_argument(tmp_path, capsys):
     assert main(["doctor", str(tmp_path / "x.pt")]) == 0
     assert main(["doctor", str(tmp_path / "x.pt"), "--on-policy"]) == 1
     assert "[trainer_disagrees]" in capsys.readouterr().out
+
+
+def test_counts_are_whole_numbers_of_things():
+    """Row 24 of the users' review: "1.0085e+05 tokens", "1 problems"."""
+    assert [counted(x, "token") for x in (0, 1.0, 100_850.0)] == ["0 tokens", "1 token", "100,850 tokens"]

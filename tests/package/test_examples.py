@@ -234,3 +234,11 @@ def test_every_example_is_explained():
     page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
     for path in EXAMPLES.glob("*.py"):
         assert f"(../examples/{path.name})" in page, path.name
+
+
+def test_nothing_says_to_install_what_is_not_released():
+    """Row 32 of the users' review: `pip install rollout-corr` found no package; a checkout is installed by its path."""
+    root = Path(__file__).resolve().parents[2]
+    files = [root / "README.md", *(root / "docs").glob("*.md"), *(root / "examples").glob("*.*")]
+    found = [x.name for x in files if re.search(r"pip install rollout-corr\b", x.read_text(encoding="utf-8"))]
+    assert not found
