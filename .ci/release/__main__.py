@@ -44,8 +44,11 @@ def main() -> None:
     if args.only_build:
         return
     wheel = next(path for path in files if path.suffix == ".whl")
-    rows = environments.try_everywhere(wheel.resolve(), args.pythons, args.torch)
-    (OUT / "rows.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    rows: list[dict[str, object]] = []
+    for row in environments.try_everywhere(wheel.resolve(), args.pythons, args.torch):
+        rows.append(row)
+        # After each, since all of them take an hour.
+        (OUT / "rows.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     if not rows or any(row["failed"] for row in rows):
         sys.exit("not everything ran")
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 PYTHONS = [f"python3.{minor}" for minor in range(10, 15)]
@@ -17,18 +18,19 @@ TORCHES = [f"{OLDEST}.0", "newest"]
 SMOKE = Path(".ci", "release", "smoke.py").resolve()
 
 
-def try_everywhere(wheel: Path, pythons: list[str], torches: list[str]) -> list[dict[str, object]]:
+def try_everywhere(wheel: Path, pythons: list[str], torches: list[str]) -> Iterator[dict[str, object]]:
     """Try the wheel under the first Python with every torch, and under the others with the last one."""
-    rows: list[dict[str, object]] = []
+    left = torches
     for python in pythons:
         if not runs(python):
             print(f"{python}: not here, so not tried")
             continue
-        for torch in torches[-1:] if rows else torches:
+        for torch in left:
             with tempfile.TemporaryDirectory() as scratch:
-                rows.append(try_one(wheel, python, torch, Path(scratch)))
-                show(rows[-1:])
-    return rows
+                row = try_one(wheel, python, torch, Path(scratch))
+            show(row)
+            yield row
+        left = torches[-1:]
 
 
 def runs(python: str) -> bool:
@@ -85,8 +87,7 @@ def version_of(python: str) -> str:
     return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def show(rows: list[dict[str, object]]) -> None:
-    """Print what ran where."""
-    for row in rows:
-        checks = ", ".join(f"{name} {result}" for name, result in dict(row["checks"]).items())
-        print(f"Python {row['python']}, torch {row['torch']}: {checks or row['failed']}")
+def show(row: dict[str, object]) -> None:
+    """Print what ran there."""
+    checks = ", ".join(f"{name} {result}" for name, result in dict(row["checks"]).items())
+    print(f"Python {row['python']}, torch {row['torch']}: {checks or row['failed']}", flush=True)
