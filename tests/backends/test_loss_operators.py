@@ -131,7 +131,8 @@ def test_a_constant_number_of_launches_and_nothing_else(name):
         given = variant.given(tokens, sequences)
         with Operations() as operations:
             found = [launch.kernel.__name__ for launch in variant.launches(given)]
-        assert set(operations.names) - FREE == set()
+        # The variant makes the upstream gradient of ones itself.
+        assert set(operations.names) - FREE <= ({"ones"} if variant.differentiable else set())
         passes = 2 if variant.name.startswith(("gspo", "gmpo")) else 1
         names = ["gradient_kernel", "sequences_kernel"] * passes
         assert found == [*names, *(["scale_kernel"] if variant.differentiable else [])]
