@@ -182,17 +182,23 @@ def new_outputs(batch: Batch, spec: Spec) -> tuple[Tensor | None, Tensor | None]
 def new_output(batch: Batch, dtype: torch.dtype) -> Tensor:
     """Make a tensor of the batch's shape for blocks to write all of their slots; slots in no sequence are 0 already."""
     out = torch.empty(batch.train.shape, dtype=dtype, device="cpu")
-    if batch.offsets is not None:
-        out[: batch.offsets[0]] = 0
-        out[batch.offsets[-1] :] = 0
+    before, after = slots_outside(batch)
+    if before + after:
+        out[:before] = 0
+        out[out.shape[0] - after :] = 0
     return out
+
+
+def slots_outside(batch: Batch) -> tuple[int, int]:
+    """Count the slots before the first and after the last sequence of a packed batch on the CPU."""
+    if batch.offsets is None:
+        return 0, 0
+    return int(batch.offsets[0]), batch.train.numel() - int(batch.offsets[-1])
 
 
 def tokens_outside(batch: Batch) -> int:
     """Count the valid tokens before the first and after the last sequence of a packed batch on the CPU."""
-    if batch.offsets is None:
-        return 0
-    before, after = int(batch.offsets[0]), batch.train.numel() - int(batch.offsets[-1])
+    before, after = slots_outside(batch)
     if batch.mask is None or not before + after:
         return before + after
     outside = batch.mask[:before], batch.mask[batch.train.numel() - after :]
@@ -246,4 +252,7 @@ def _put_mask(out: Tensor, given: Tensor | None, padded: bool, compaction: Compa
         out.index_fill_(0, lost, 0)
         return
     kept = kept_tokens(found.tokens, found.decision)
-    compaction.put(out, torch.where(kept, 1 if given is None else compaction.take(given), 0).to(out.dtype))
+    if given is None:
+        compaction.put(out, kept)
+        return
+    compaction.put(out, torch.where(kept, compaction.take(given), 0).to(out.dtype))

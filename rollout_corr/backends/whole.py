@@ -28,8 +28,10 @@ def inside(batch: Batch) -> Tensor:
         return torch.ones(batch.train.shape, dtype=torch.bool, device=batch.train.device)
     offsets = _offsets(batch)
     if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
-        found = torch.zeros(batch.train.shape, dtype=torch.bool, device="cpu")
-        found[int(offsets[0]) : int(offsets[-1])] = True
+        first, last = int(offsets[0]), int(offsets[-1])
+        found = torch.ones(batch.train.shape, dtype=torch.bool, device="cpu")
+        if last - first < found.shape[0]:
+            found[:first], found[last:] = False, False
         return found
     position = torch.arange(batch.train.numel(), device=offsets.device)
     return (position >= offsets[0]) & (position < offsets[-1])
