@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.cpu.tables import DISTURBED, absent, all_tables, readme
+from benchmarks.cpu.turns import BUSY
 from benchmarks.gpu_report import page as gpu_page
 from benchmarks.machine import RESULTS, ROOT
 from benchmarks.tables import Found, markdown
@@ -68,7 +69,9 @@ within 1e-6 of a bound, metrics to 2e-3. Nothing is timed after a wrong result. 
 order. Times are medians of all rounds; the result of a call is freed after the clock has stopped, and the garbage
 collector is off. Sizes run in ascending order, so the C library's allocator has been warmed by smaller ones. Each round
 also times `torch.exp` of 4 MiB: *disturbed* is the share of rounds in which that took over {disturbed:.2f} times its
-fastest, so something else was running. *In CPU time* compares the processor time of the process instead of the clock.
+fastest, so something else was running. A round in which it took over {busy:g} times its
+median, or a call over {busy:g} times its processor time, is dropped; *rounds* says of how many.
+*In CPU time* compares the processor time of the process instead of the clock.
 
 **Pages.** A good part of verl's time is page faults. glibc takes fresh pages for every temporary above 32 MiB, which is
 every full-size one at 2048 x 8192; below that, what the process did before decides whether pages are kept. The table
@@ -99,7 +102,7 @@ def page(results: Found | None, of_gpu: Found | None) -> str:
         measured = gpu_page.benchmark_of(of_gpu)
         drawn = [] if measured is None else [*gpu_page.pictures(measured), ""]
         gpu = "\n".join([*drawn, *below(gpu_page.body(of_gpu))])
-    text = METHOD.format(disturbed=DISTURBED, gpu=gpu)
+    text = METHOD.format(disturbed=DISTURBED, busy=BUSY, gpu=gpu)
     if results is None:
         return text + "\nNo result is committed yet.\n"
     about = results["machine"]

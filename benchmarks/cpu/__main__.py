@@ -26,7 +26,7 @@ from benchmarks.cases.contenders import on_cpu
 from benchmarks.cases.operations import WORKLOADS, Operation, required_bytes
 from benchmarks.cpu import counts, memory
 from benchmarks.cpu import tables as cpu_tables
-from benchmarks.cpu.turns import FEWEST, MOST, Calibration, rounds_for, take_turns
+from benchmarks.cpu.turns import FEWEST, MOST, Calibration, quiet, rounds_for, take_turns
 from benchmarks.peers.installed import verl_function
 from rollout_corr.backends import blocks
 
@@ -87,7 +87,9 @@ def one_case(
     del outcomes
     second = first_results(there)[1]
     calls = [who.whole for who in there if who.whole is not None]
-    samples = take_turns(calls, rounds or rounds_for(sum(second.values()), budget), calibrate)
+    every = take_turns(calls, rounds or rounds_for(sum(second.values()), budget), calibrate)
+    kept = quiet(every)
+    samples = [taken.only(kept) for taken in every]
     rows = {who.name: {"name": who.name, "note": who.note} for who in everybody}
     for who, call, taken in zip(there, calls, samples, strict=False):  # the last sample is the calibration
         if who.name not in memories:
@@ -112,6 +114,7 @@ def one_case(
         "tokens": batch.tokens,
         "required_bytes": required_bytes(batch, workload),
         "calibration_ms": _milliseconds(samples[-1].wall),
+        "dropped": len(every[-1].wall) - len(kept),
         "rows": list(rows.values()),
     }
 
@@ -167,12 +170,19 @@ def run(options: argparse.Namespace) -> Found:
     memories: dict[tuple[object, ...], dict[str, memory.Memory]] = {}
     how = {"rounds": options.rounds, "budget": options.budget}
 
+    # Last those with pages kept, because that cannot be undone.
+    keeping = 0 if options.quick else len(options.shapes)
+    total = len(WORKLOADS) * (len(options.shapes) * len(options.threads) * len(options.layouts) + keeping)
+    start = time.perf_counter()
+
     def add(shape: tuple[int, int], layout: str, batch: Batch, threads: int, pages: str) -> None:
         for workload in WORKLOADS:
             held = memories.setdefault((shape, layout, workload.name), {})
             case = one_case(batch, workload, threads, calibrate, memories=held, **how)
             results["cases"].append({"pages": pages, **case})
-            print(cpu_tables.one_line(results["cases"][-1]), file=sys.stderr, flush=True)
+            done = len(results["cases"])
+            left = cpu_tables.said_left(done, total, time.perf_counter() - start)
+            print(f"{left} {cpu_tables.one_line(results['cases'][-1])}", file=sys.stderr, flush=True)
 
     for shape in options.shapes:
         both = both_layouts(*shape)
@@ -181,7 +191,6 @@ def run(options: argparse.Namespace) -> Found:
                 add(shape, layout, both[layout], threads, "default")
         if options.blocks:
             results["blocks"].append(block_sizes(both["padded"], calibrate, **how))
-    # Last, because it cannot be undone.
     if not options.quick and machine.keep_pages():
         for shape in options.shapes:
             add(shape, "padded", both_layouts(*shape)["padded"], 1, "kept")

@@ -84,6 +84,18 @@ def size(case: Found) -> str:
     return f"{case['shape'][0]} x {case['shape'][1]}"
 
 
+def rounds_of(case: Found) -> str:
+    """The rounds that count, and of how many, where disturbed ones were dropped."""
+    rounds, dropped = len(case["calibration_ms"]), case.get("dropped", 0)
+    return f"{rounds} of {rounds + dropped}" if dropped else str(rounds)
+
+
+def said_left(done: int, total: int, seconds: float) -> str:
+    """How far a run is, and how long the rest takes if cases take as long as those so far."""
+    minutes = seconds / done * (total - done) / 60.0
+    return f"[{done} of {total}, {f'{minutes:.0f} min' if minutes >= 1.0 else f'{60.0 * minutes:.0f} s'} left]"
+
+
 def one_line(case: Found) -> str:
     """Progress."""
     taken = [f"{name} {median(case, name):.2f}" for name in ORDER if median(case, name) is not None]
@@ -108,7 +120,7 @@ def time_table(results: Found, threads: int) -> Table:
     }
     columns |= {
         "ours, GB/s": lambda case: number((mine := median(case, OURS)) and case["required_bytes"] / mine / 1e6),
-        "rounds": lambda case: str(len(case["calibration_ms"])),
+        "rounds": rounds_of,
         "disturbed": lambda case: f"{disturbed(results, case):.0%}",
     }
     return _by_case(f"Milliseconds a call, {said_threads(threads)}", columns, usual(results, threads))

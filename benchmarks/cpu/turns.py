@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,11 @@ try:
     import resource
 except ModuleNotFoundError:  # Windows has none
     resource = None  # type: ignore[assignment]  # a module, or None where the system has none
+
+# A round is dropped in which the calibration took so many times its median, or a call so many times its CPU time: then
+# something else ran. Where fewer quiet rounds are left than QUIET, none is dropped, and the table says so.
+BUSY = 1.3
+QUIET = 3
 
 # A few rounds are better than none, and more than these change no median.
 FEWEST, MOST = 5, 101
@@ -29,6 +35,10 @@ class Samples:
     cpu: list[float] = field(default_factory=list)  # seconds, of all threads
     system: list[float] = field(default_factory=list)  # seconds of `cpu` spent in the kernel
     faults: list[int] = field(default_factory=list)  # minor page faults
+
+    def only(self, rounds: Sequence[int]) -> Samples:
+        """Give some of the rounds."""
+        return Samples(*([taken[i] for i in rounds] for taken in (self.wall, self.cpu, self.system, self.faults)))
 
     def add(self, call: Callable[[], object]) -> None:
         """Time one call, and free its result after the clocks have stopped."""
@@ -83,6 +93,18 @@ def without_collector() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
+
+
+def quiet(samples: Sequence[Samples]) -> list[int]:
+    """Find the rounds that nothing disturbed, all where they are few. The last of the samples is the calibration."""
+    calibration = samples[-1].wall
+    usual = BUSY * statistics.median(calibration)
+    found = [
+        i
+        for i, taken in enumerate(calibration)
+        if taken <= usual and all(one.wall[i] <= BUSY * one.cpu[i] for one in samples[:-1])
+    ]
+    return found if len(found) >= QUIET else list(range(len(calibration)))
 
 
 def take_turns(calls: Sequence[Callable[[], object]], rounds: int, calibrate: Callable[[], object]) -> list[Samples]:

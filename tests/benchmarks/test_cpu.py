@@ -122,6 +122,19 @@ def test_nobody_always_follows_the_same_neighbour():
     assert [len(taken.wall) for taken in samples] == [40] * 4
 
 
+def test_disturbed_rounds_are_dropped():
+    """By a slow calibration, and by a call that waited; with too few left, nothing is."""
+    calls = turns.Samples([2.0, 2.0, 2.0, 3.0, 2.0], [2.0, 2.0, 2.0, 2.0, 1.9], [0.0] * 5, [0, 1, 2, 3, 4])
+    calibration = turns.Samples([1.0, 1.5, 1.0, 1.0, 1.1], [1.0] * 5, [0.0] * 5, [0] * 5)
+    assert turns.quiet([calls, calibration]) == [0, 2, 4]
+    assert calls.only([0, 2, 4]) == turns.Samples([2.0, 2.0, 2.0], [2.0, 2.0, 1.9], [0.0] * 3, [0, 2, 4])
+    calls.cpu[4] = 1.0
+    assert turns.quiet([calls, calibration]) == [0, 1, 2, 3, 4]
+    case = results_of_cpu()["cases"][0]
+    assert [cpu_tables.rounds_of(one) for one in (case, {**case, "dropped": 2})] == ["3", "3 of 5"]
+    assert [cpu_tables.said_left(5, 20, x) for x in (10.0, 100.0)] == ["[5 of 20, 30 s left]", "[5 of 20, 5 min left]"]
+
+
 def test_rounds_fit_the_budget():
     assert turns.rounds_for(1.0, 12.5) == 12
     assert turns.rounds_for(100.0, 20.0) == turns.FEWEST and turns.rounds_for(0.0, 20.0) == turns.MOST
