@@ -40,8 +40,8 @@ TILE = 2048
 # (least mean length of the sequences, shape).
 SHAPES = (
     (16384, Shape(rows=4, tile=TILE, lanes=32, sequences=2, chunk=8, warps=4, spread=512)),
-    (1024, Shape(rows=4, tile=TILE, lanes=32, sequences=32, chunk=8, warps=4, spread=512)),
-    (192, Shape(rows=8, tile=TILE, lanes=32, sequences=32, chunk=4, warps=4, spread=256)),
+    (1024, Shape(rows=4, tile=TILE, lanes=32, sequences=32, chunk=4, warps=4, spread=512)),
+    (192, Shape(rows=8, tile=TILE, lanes=32, sequences=32, chunk=2, warps=4, spread=256)),
     (0, Shape(rows=32, tile=TILE, lanes=32, sequences=32, chunk=2, warps=4, spread=64)),
 )
 
