@@ -110,9 +110,12 @@ def nothing(PLAN: tl.constexpr) -> tl.tuple:
 def record(
     found: tl.tuple, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, x: tl.tensor
 ) -> tl.tuple:  # fmt: skip
-    """Put what the tokens of a step give into a column, if the plan has it; of a lane's tokens for the batch."""
+    """Put what the tokens of a step give into a column, if the plan has it; of a lane's tokens for the batch.
+
+    A sum may be a number for all lanes instead.
+    """
     if has(PLAN, TABLE, name):
-        if TABLE == "token_sums":
+        if TABLE == "token_sums" and len(x.shape) > 0:
             x = tl.sum(tl.sum(x, 2), 0)
         elif TABLE == "token_maxima":
             x = tl.max(tl.max(x, 2), 0)

@@ -155,7 +155,12 @@ def of_sequences(
     """Load a per-sequence tensor, [S], for the tokens of a step: shape and dtype of `like`."""
     x = tl.zeros_like(like) + entry_of(table, turn.owner, extents, PLAN).to(like.dtype)
     if PLAN.packed:
-        while ends_by(turn, first, tile, TILING):
+        # Counted first, because Triton moves a tensor that a `while` carries to other threads and back.
+        ahead, more = turn, tile.length * 0
+        while ends_by(ahead, first, tile, TILING):
+            ahead = next_turn(ahead, offsets, tile, extents, PLAN, TILING.tile)
+            more += 1
+        for _ in range(more):
             turn = next_turn(turn, offsets, tile, extents, PLAN, TILING.tile)
             x = tl.where(
                 places_of(first, TILING) >= turn.start, entry_of(table, turn.owner, extents, PLAN).to(like.dtype), x

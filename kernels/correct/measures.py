@@ -174,7 +174,8 @@ def measure_weights(
     found = record(found, PLAN, "floats", "bounded", bounded)
     found = record(found, PLAN, "token_sums", "raw2", raw * raw)
     found = record(found, PLAN, "token_sums", "weight2", bounded * bounded)
-    above, below = tl.zeros_like(raw), tl.zeros_like(raw)
+    # Zeros of no shape: a tensor of them would be moved between threads to be added up.
+    above, below = tl.full((), 0.0, raw.dtype), tl.full((), 0.0, raw.dtype)
     if PLAN.has_upper:
         inside = log_ratio <= number(numbers, PLAN, "log/upper").to(raw.dtype)
         above = tl.where(measured & (inside == 0), 1.0, 0.0).to(raw.dtype)

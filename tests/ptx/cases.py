@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from unittest import mock
 
@@ -19,8 +20,8 @@ from rollout_corr.kernels.grid import Shape, cut_for
 
 
 def shape_of(variant) -> Shape:
-    """The shape that a launch of this variant has."""
-    return cut_for(variant.length, 1, 4, True, True).shape
+    """The shape that a launch of this variant has, but for shorter tiles, so that short batches have many."""
+    return replace(cut_for(variant.length, 1, 4, True, True).shape, tile=512)
 
 
 def lengths_for(shape: Shape) -> tuple[int, ...]:
@@ -36,7 +37,7 @@ def lengths_for(shape: Shape) -> tuple[int, ...]:
 
 
 def run_correct(name: str, seed: int = 0, **settings) -> Session:
-    """A variant of `correct`: its own layout, dtypes and strides, in tiles as long as on a GPU."""
+    """A variant of `correct`: its own layout, dtypes and strides, in its own shape."""
     variant = VARIANTS[name]
     shape = shape_of(variant)
     sequences, spec, others = as_declared(name, lengths=lengths_for(shape))

@@ -32,7 +32,7 @@ def _farther(match: re.Match[str]) -> str:
 
 # What a fault does to an instruction that matches; None where it leaves it as it is.
 FAULTS: dict[str, tuple[str, Callable[[str], str]]] = {
-    "a barrier removed": (r"^\s*bar\.sync", lambda line: ""),
+    "a barrier removed": (r"^\s*bar\.(warp\.)?sync", lambda line: ""),
     "a shuffle's lane changed": (
         # To its own: an exchange with another neighbour of the same group gives the same sum.
         r"shfl\.sync\.bfly\.b32.* (16|8|4|2|1), 31, -1;",
