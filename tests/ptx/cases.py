@@ -10,6 +10,7 @@ import torch
 
 from builders.batches import one_thread
 from builders.kernel_cases import WITHIN, as_declared, check, shaped
+from builders.loss_kernel_cases import WITHIN as OF_LOSS
 from builders.loss_kernel_cases import compare_with_reference, tensors_of
 from ptx.counts import filled, variant_of
 from ptx.session import Session, compiled
@@ -65,7 +66,10 @@ def run_loss(name: str, seed: int = 0, **settings) -> Session:
     variant, number = LOSS_VARIANTS[name], list(LOSS_VARIANTS).index(name)
     shape = shape_of(variant)
     lengths = lengths_for(shape)
-    with one_thread(), shaped(((0, shape),)):
+    # On these batches, longer than those that WITHIN was measured on, a sum is off by 1.6e-6; with SAPO, whose
+    # temperatures are rounded to float32 for all tokens alike, by 2.1e-6, and so is the float32 reference's.
+    within = {torch.float32: (OF_LOSS[torch.float32][0], 4e-6)}
+    with mock.patch.dict(OF_LOSS, within), one_thread(), shaped(((0, shape),)):
         given = tensors_of(variant, number, lengths, width=max(lengths) + 6)
         with compiled(seed=seed, **settings) as session:
             compare_with_reference(given, variant.objective, "cpu", f"{name} {number}", variant.differentiable)

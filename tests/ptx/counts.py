@@ -2,7 +2,7 @@
 
 `PYTHONPATH=tests python -m ptx.counts` prints the table of docs/kernels.md, and what tests/ptx/counts.json holds.
 `PYTHONPATH=tests python -m ptx.counts --only metrics_packed loss_gspo --length 4096 400 --by-kernel` looks at variants
-by mean length and changes no file; with `--tokens 64000000 --programs 4` few programs of a large batch run.
+by mean length and changes no file; with `--tokens 64000000 --programs 32` few programs of a large batch run.
 """
 
 from __future__ import annotations
@@ -25,18 +25,11 @@ from rollout_corr.aot.variants import OF_NEW_VARIANTS, SPLIT_VARIANTS, VARIANTS
 from rollout_corr.kernels.launches import Launch
 
 RECORDED = Path(__file__).with_name("counts.json")
-TOKENS = 1 << 15
-# Those whose speed is asked for most, and one of each mean length.
-COUNTED = (
-    "metrics_huge",
-    "metrics_packed",
-    "metrics_short",
-    "token_bf16",
-    "product_geometric_padded",
-    "loss_ppo_packed",
-    "loss_ppo_short",
-    "loss_gspo_padded",
-)
+# As many as a step of training has, of which few programs run: what a program does once is spread over as many tokens.
+TOKENS, PROGRAMS = 1 << 22, 32
+LENGTHS = (131072, 4096, 1500, 400, 64)
+# Those whose speed is asked for most.
+COUNTED = ("metrics_packed", "token_bf16", "product_geometric_padded", "loss_ppo_packed", "loss_gspo")
 COLUMNS = ("instructions", "float", "exchange", "memory", "other", "barrier", "read", "written", "sectors")
 HEADS = "instructions | float | exchange | memory | other | barriers / 1,000 | bytes read | written | sectors / 1,000"
 
@@ -46,7 +39,7 @@ def class_of(opcode: str) -> str:
     name, kind = opcode.split(".")[0], opcode.split(".")[-1]
     if name in ("shfl", "redux", "vote"):
         return "exchange"
-    if name in ("ld", "st", "atom", "red", "ldmatrix"):
+    if name in ("ld", "st", "atom", "red", "ldmatrix", "stmatrix"):
         return "memory"
     if name in ("bar", "barrier"):
         return "barrier"
@@ -125,17 +118,17 @@ def row_of(found: list[tuple[Launch, Executed, float]], tokens: int) -> dict[str
     return {key: round(counts[key] * scale.get(key, 1 / tokens), 2) for key in COLUMNS}
 
 
-def counted(name: str) -> dict[str, float]:
-    """Count what stands in the record: all launches of a variant together, at its own mean length."""
-    return row_of(executed(name, min(variant_of(name).length, TOKENS), TOKENS), TOKENS)
+def counted(name: str, length: int) -> dict[str, float]:
+    """Count what stands in the record: all launches of a variant together, at a mean length."""
+    return row_of(executed(name, length, TOKENS, PROGRAMS), TOKENS)
 
 
-def table(rows: dict[str, dict[str, float]]) -> str:
+def table(record: dict[str, dict[str, dict[str, float]]]) -> str:
     """Lay rows out as the table of docs/kernels.md."""
     lines = [f"| variant | mean length | {HEADS} |", f"|---|{'--:|' * 10}"]
-    for name, row in rows.items():
-        length = min(variant_of(name).length, TOKENS)
-        lines.append(f"| `{name}` | {length:,} | {' | '.join(f'{x:.1f}' for x in row.values())} |")
+    for name, rows in record.items():
+        for length, row in rows.items():
+            lines.append(f"| `{name}` | {int(length):,} | {' | '.join(f'{x:.1f}' for x in row.values())} |")
     return "\n".join(lines)
 
 
@@ -144,13 +137,13 @@ def look(names: list[str], lengths: list[int], tokens: int, programs: int | None
     yield f"{'variant, mean length, kernel':54} programs {' '.join(f'{x:>12}' for x in COLUMNS)}"
     for name in names:
         for length in lengths or [variant_of(name).length]:
-            total = max(tokens, length) if length < 1 << 20 else tokens
-            found = executed(name, min(length, total), total, programs, checked)
+            length = min(length, tokens)
+            found = executed(name, length, tokens, programs, checked)
             rows = [(launch.kernel.__name__, [(launch, done, times)]) for launch, done, times in found if by_kernel]
             for kernel, part in [*rows, ("all", found)]:
-                numbers = " ".join(f"{x:12.2f}" for x in row_of(part, total).values())
+                numbers = " ".join(f"{x:12.2f}" for x in row_of(part, tokens).values())
                 of = sum(launch.programs for launch, _, _ in part)
-                yield f"{f'{name}, {min(length, total):,}, {kernel}':54} {of:8} {numbers}"
+                yield f"{f'{name}, {length:,}, {kernel}':54} {of:8} {numbers}"
 
 
 def main() -> None:
@@ -158,7 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m ptx.counts", description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="variants; of a loss loss_NAME")
     parser.add_argument("--length", nargs="+", type=int, default=[], metavar="TOKENS", help="mean lengths of sequences")
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="of the batch")
+    parser.add_argument("--tokens", type=int, default=1 << 17, help="of the batch")
     parser.add_argument("--programs", type=int, help="run at most so many of each launch")
     parser.add_argument("--by-kernel", action="store_true", help="one line for each kernel too")
     parser.add_argument("--checked", action="store_true", help="watch for races and memory that nobody wrote")
@@ -167,9 +160,13 @@ def main() -> None:
         for line in look(asked.only, asked.length, asked.tokens, asked.programs, asked.by_kernel, asked.checked):
             sys.stdout.write(line + "\n")
         return
-    rows = {name: counted(name) for name in COUNTED}
-    RECORDED.write_text(json.dumps({"triton": triton.__version__, "counts": rows}, indent=1) + "\n")
-    sys.stdout.write(table(rows) + "\n")
+    record: dict[str, dict[str, dict[str, float]]] = {}
+    for name in COUNTED:
+        for length in LENGTHS:
+            record.setdefault(name, {})[str(length)] = counted(name, length)
+            sys.stderr.write(f"{name} {length}\n")
+    RECORDED.write_text(json.dumps({"triton": triton.__version__, "counts": record}, indent=1) + "\n")
+    sys.stdout.write(table(record) + "\n")
 
 
 if __name__ == "__main__":

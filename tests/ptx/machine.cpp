@@ -37,6 +37,7 @@ struct Cell {
 };
 
 enum Space { GLOBAL, SHARED };
+constexpr Word LOCAL = Word(1) << 60;  // where a thread's local memory begins as a generic address
 
 struct Region {
     uint8_t* data;
@@ -63,7 +64,7 @@ struct Finding {
 
 enum Action {
     COMPUTE, SETP, PACK, UNPACK, LOAD, STORE, ATOMIC,
-    MATRIX, SHUFFLE, BALLOT, REDUCE, BARRIER,  // all threads of a warp together
+    MATRIX, STORE_MATRIX, SHUFFLE, BALLOT, REDUCE, BARRIER,  // all threads of a warp together
     BRANCH, INDEXED, EXIT
 };
 enum Mode { BFLY, DOWN, UP, IDX };
@@ -82,7 +83,7 @@ struct Task {
     uint64_t* executed;       // by how many threads, of each instruction
     uint64_t* bytes;          // [space, read or written], then sectors of global memory
     const int64_t* programs;  // numbers of those that run
-    Region* regions;          // tensors, then the shared memory of one program
+    Region* regions;          // tensors, then shared and local memory of one program
     Finding* findings;
     int64_t instructions, registers, program_count, tensors, found, capacity;
     int64_t threads, thread, program, lane;  // registers that hold %tid.x, %ctaid.x, %laneid
@@ -239,7 +240,7 @@ class Launch {
                 if (active >> i & 1) what(i);
         };
         if (is_of_warp(x)) {
-            const Word* members = x.action == MATRIX ? nullptr : from(x.from_count - 1);
+            const Word* members = x.action <= STORE_MATRIX ? nullptr : from(x.from_count - 1);
             each([&](int i) {
                 if (active != EVERY_LANE || (members && uint32_t(members[i]) != EVERY_LANE))
                     report(DIVERGENCE, x, warp.first + i, -1, &x - task.code);
@@ -275,7 +276,8 @@ class Launch {
                     for (int j = 0; j < x.to_count; j++) to(j)[i] = low(whole >> 8 * x.width * j, x.width);
                 });
                 break;
-            case MATRIX: load_matrix(warp, x); break;
+            case MATRIX:
+            case STORE_MATRIX: access_matrix(warp, x); break;
             case SHUFFLE: shuffle(a, b, c, x, out); break;
             case BALLOT: {
                 Word votes = 0;
@@ -316,12 +318,14 @@ class Launch {
             report(ALIGNMENT, x, thread, -1, int64_t(address), size);
             return nullptr;
         }
-        if (x.space == SHARED) {
-            Region* shared = task.regions + task.tensors;
-            at = int64_t(address);
-            if (at + size <= shared->size) return shared;
-            report(BOUNDS, x, thread, task.tensors, at);
-            return nullptr;
+        const bool local = address >= LOCAL;
+        if (local || x.space == SHARED) {
+            Region* region = task.regions + task.tensors + local;
+            at = int64_t(address & ~LOCAL);
+            const bool good = at + size <= (local ? region->size / task.threads : region->size);
+            if (!good) report(BOUNDS, x, thread, region - task.regions, at);
+            at += local ? region->size / task.threads * thread : 0;
+            return good ? region : nullptr;
         }
         auto leads_to = [&](const Region* r) {
             return r && int64_t(address) >= r->base && int64_t(address) + size <= r->base + r->size;
@@ -369,24 +373,25 @@ class Launch {
     void watch(const Instruction& x, Region& r, int64_t at, int size, int thread, const uint8_t* given) {
         if (!r.cells) return;
         const Word now = Word(task.launch) << LAUNCH | Word(program) << PROGRAM | Word(epoch) << EPOCH | thread;
+        const bool stores = x.action == STORE || x.action == STORE_MATRIX;
         const int64_t region = &r - task.regions;
         for (int64_t i = at / r.item; i <= (at + size - 1) / r.item; i++) {
             Cell& cell = r.cells[i];
             if (r.is_gap(i)) report(BOUNDS, x, thread, region, at);
-            if (x.action != STORE && r.fresh && !cell.wrote) report(UNWRITTEN, x, thread, region, i * r.item);
+            if (!stores && r.fresh && !cell.wrote) report(UNWRITTEN, x, thread, region, i * r.item);
             Word other = races(cell.wrote, now) ? cell.wrote : 0;
             // Triton's layouts repeat values: that threads of one program write one value to one place is no race.
             const int64_t first = std::max(at, i * r.item), last = std::min(at + size, (i + 1) * r.item);
-            if (x.action == STORE && other && !((other ^ now) >> PROGRAM) &&
+            if (stores && other && !((other ^ now) >> PROGRAM) &&
                 !memcmp(r.data + first, given + (first - at), last - first))
                 other = 0;
-            if (!other && (x.action == STORE || x.action == ATOMIC)) other = racing(cell.reads, now);
+            if (!other && (stores || x.action == ATOMIC)) other = racing(cell.reads, now);
             if (!other && x.action != ATOMIC) other = racing(cell.atomics, now);
             if (other) {
                 const Finds kind = (other ^ now) >> PROGRAM ? RACE_OF_PROGRAMS : RACE_IN_A_PROGRAM;
                 report(kind, x, thread, region, i * r.item, int64_t(other));
             }
-            if (x.action == STORE) cell.wrote = now;
+            if (stores) cell.wrote = now;
             else (x.action == ATOMIC ? cell.atomics : cell.reads).note(now);
         }
         if (x.action == ATOMIC) order(x, Word(r.base + at), now);
@@ -426,21 +431,25 @@ class Launch {
         if (x.space == GLOBAL) task.bytes[4 + writes] += std::unique(sectors, sectors + sector_count) - sectors;
     }
 
-    // ldmatrix without .trans: thread i gets bytes 4 * (i % 4) of row i // 4 of each matrix; thread 8 m + j has the
-    // address of row j of matrix m.
-    void load_matrix(Warp& warp, const Instruction& x) {
+    // ldmatrix and stmatrix without .trans: thread i has bytes 4 * (i % 4) of row i // 4 of each matrix; thread 8 m + j
+    // has the address of row j of matrix m.
+    void access_matrix(Warp& warp, const Instruction& x) {
         const std::vector<Word> base(&warp.registers[x.from[0] * LANES], &warp.registers[(x.from[0] + 1) * LANES]);
+        const bool stores = x.action == STORE_MATRIX;
+        const int count = stores ? x.from_count - 1 : x.to_count;
         Region* hint = nullptr;
-        for (int m = 0; m < x.to_count; m++)
+        for (int m = 0; m < count; m++)
             for (int i = 0; i < LANES; i++) {
                 int64_t at;
                 const int thread = warp.first + i, part = 4 * (i % 4);
                 Region* r = place_of(x, uint32_t(base[8 * m + i / 4]) + Word(x.place), 16, thread, at, hint);
                 if (!r) continue;
-                watch(x, *r, at + part, 4, thread, nullptr);
-                memcpy(&warp.registers[x.to[m] * LANES + i], r->data + at + part, 4);
+                Word& word = warp.registers[(stores ? x.from[m + 1] : x.to[m]) * LANES + i];
+                watch(x, *r, at + part, 4, thread, (const uint8_t*)&word);
+                if (stores) memcpy(r->data + at + part, &word, 4);
+                else memcpy(&word, r->data + at + part, 4);
             }
-        task.bytes[2 * SHARED] += LANES * 4 * x.to_count;
+        task.bytes[2 * SHARED + stores] += LANES * 4 * count;
     }
 };
 

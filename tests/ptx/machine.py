@@ -35,14 +35,15 @@ LANES, END = 32, ("ret", "exit")
 # Whatever a register holds that nobody has set: a NaN in float32 and float64, no index of anything.
 NOBODYS = 0x7FF4DEAD7FA5DEAD
 ACTIONS = (
-    "compute", "setp", "pack", "unpack", "load", "store", "atomic", "matrix", "shuffle", "ballot", "reduce", "barrier",
-    "branch", "indexed", "exit",
+    "compute", "setp", "pack", "unpack", "load", "store", "atomic", "matrix", "store matrix", "shuffle", "ballot",
+    "reduce", "barrier", "branch", "indexed", "exit",
 )  # fmt: skip
 SPACES, MODES = ("global", "shared"), ("bfly", "down", "up", "idx")
 KINDS = ("bounds", "alignment", "unwritten", "race in a program", "race of programs", "divergence")
 # Fields of opcodes that change nothing here; caches and the default rounding.
-IDLE = {"rn", "approx", "full", "ftz", "relaxed", "gpu", "cta", "volatile", "weak", "nc", "uni"}
+IDLE = {"rn", "approx", "full", "ftz", "relaxed", "gpu", "sys", "cta", "volatile", "weak", "nc", "uni"}
 EPOCH, PROGRAM, LAUNCH = 10, 27, 49
+LOCAL = 1 << 60  # where local memory begins as a generic address
 CELL = 56  # bytes of a record
 
 
@@ -196,7 +197,7 @@ class _Encoder:
         self.parameters: dict[int, tuple[str, int]] = {}
         self.targets: list[int] = []
         others = [f"{name}.{axis}" for name in ("tid", "ctaid") for axis in "yz"]
-        for name in ("tid.x", "ctaid.x", "laneid", "nctaid.x", "_", "global_smem", *others):
+        for name in ("tid.x", "ctaid.x", "laneid", "nctaid.x", "_", "global_smem", "__local_depot0", *others):
             self.constant(name, 0)
         self.constant("ntid.x", kernel.threads)
 
@@ -259,15 +260,25 @@ class _Encoder:
             return self._made("pack", words[:1], lists[1], width=_bytes(kind) // len(lists[1]))
         if name in ("ld", "st", "atom", "red"):
             return self._access(name, parts, lists)
-        if name == "ldmatrix" and parts[:3] == ["sync", "aligned", "m8n8"] and parts[4:] == ["shared", "b16"]:
-            base, _, plus = words[1][1:-1].replace(" ", "").partition("+")
-            return self._made("matrix", lists[0], [base], place=int(plus or 0), space=SPACES.index("shared"))
+        if (
+            name in ("ldmatrix", "stmatrix")
+            and parts[:3] == ["sync", "aligned", "m8n8"]
+            and parts[4:] == ["shared", "b16"]
+        ):
+            place, values = (words[1], []) if name == "ldmatrix" else (words[0], lists[1])
+            base, _, plus = place[1:-1].replace(" ", "").partition("+")
+            return self._made(
+                "store matrix" if values else "matrix", [] if values else lists[0], [base, *values],
+                place=int(plus or 0), space=SPACES.index("shared"),
+            )  # fmt: skip
         if name == "shfl" and "|" not in words[0]:
             return self._made("shuffle", words[:1], words[1:], mode=MODES.index(parts[1]))
         if name == "vote" and parts[1] == "ballot":
             return self._made("ballot", words[:1], words[1:], mode=words[1].startswith("!"))
         if name == "redux":
             return self._made("reduce", words[:1], words[1:], compute=operation(f"{parts[1]}.{kind}"))
+        if x.opcode == "cvta.local.u64":
+            return self._made("compute", words[:1], [words[1], str(LOCAL)], compute=operation("add.u64"))
         to, step = words[0].split("|"), "setp" if name == "setp" else "compute"
         flush = "ftz" in parts
         return self._made(
@@ -277,7 +288,7 @@ class _Encoder:
 
     def _access(self, name: str, parts: list[str], lists: list[list[str]]) -> _Step:
         """ld, st, atom and red: in one space, of one or several registers."""
-        space, kind = parts[0], parts[-1]
+        kind, space = parts[-1], next((x for x in parts if x in ("param", *SPACES)), "global")  # or a generic address
         known = {space, kind, "v2", "v4", "v8", *IDLE}
         others = [part for part in parts if part not in known and not part.startswith(("L1::", "L2::"))]
         to = lists.pop(0) if name in ("ld", "atom") else []
@@ -368,8 +379,12 @@ class Program:
         shared = np.zeros(self._shared, np.uint8)
         record = _zeros(CELL * (self._shared // self._granule)) if checked else None
         cells = 0 if record is None else _address(record)
-        own = _Region(shared.ctypes.data, 0, shared.size, self._granule, True, cells)
-        regions = (_Region * (len(tensors) + 1))(*(x.shared_with() for x in tensors), own)
+        local = np.zeros(kernel.local * kernel.threads, np.uint8)
+        own = [
+            _Region(shared.ctypes.data, 0, shared.size, self._granule, True, cells),
+            _Region(local.ctypes.data, 0, local.size, 1),
+        ]
+        regions = (_Region * (len(tensors) + 2))(*(x.shared_with() for x in tensors), *own)
         targets, found = np.array([*encoder.targets, 0], np.int32), (_Found * 64)()
         executed, counted = np.zeros(len(self._steps), np.uint64), np.zeros(6, np.uint64)
         task = _Task(
@@ -397,7 +412,8 @@ class Program:
             near = min(tensors, key=lambda r: max(r.address - x.place, x.place - r.address - r.size + 1, 0))
             where = f"{x.place - near.address} bytes behind the start of {near.name}, which has {near.size}"
         elif x.region >= len(tensors):
-            where = f"shared byte {x.place} of {self._shared} of shared memory"
+            space, size = (("shared", self._shared), ("local", self.kernel.local))[x.region - len(tensors)]
+            where = f"{space} byte {x.place} of {size} of {space} memory"
         else:
             region = tensors[x.region]
             where = region.index(x.place // region.item)

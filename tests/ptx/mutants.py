@@ -44,6 +44,14 @@ FAULTS: dict[str, tuple[str, Callable[[str], str]]] = {
         r"(ld|st)\.global\S* .*\[",
         lambda line: re.sub(r"\[ *(%rd\d+) *\+? *(\d+)? *\]", _farther, line),
     ),
+    "an atomic made plain": (
+        # What it adds is stored: to add it without being atomic takes more than one instruction.
+        r"(atom|red)\.\S*add",
+        lambda line: re.sub(
+            r"(?:atom|red)\.(?:\w+\.)*?(shared|global)\S*\.[us](\d+)(?: %\w+,)? (\[.*\])", r"st.\1.b\2 \3", line
+        ),
+    ),
+    "an atomic that orders nothing": (r"(atom|red)\.\S*acq_rel", lambda line: line.replace("acq_rel", "relaxed")),
 }
 
 

@@ -33,6 +33,7 @@ class Kernel:
     registers: dict[str, int] = field(default_factory=dict)  # bits by name, without %
     code: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)  # the instruction behind each
+    local: int = 0  # bytes of local memory of a thread
     tables: dict[str, list[str]] = field(default_factory=dict)  # labels that brx.idx chooses from
 
 
@@ -58,6 +59,8 @@ def parse(text: str) -> Kernel:
             kernel.labels[label] = len(kernel.code)
         elif statement.startswith(".reg"):
             _declare(statement, kernel.registers)
+        elif depot := re.match(r"\.local .*__local_depot0\[(\d+)\];", statement):
+            kernel.local = int(depot[1])
         elif statement.startswith(".branchtargets"):
             kernel.tables[label] = re.findall(r"[$\w]+", statement.removeprefix(".branchtargets"))
         elif statement.startswith(".pragma"):

@@ -130,6 +130,8 @@ def compiled(**settings: Any) -> Iterator[Session]:
 
     def allocate(*size: Any, **others: Any) -> Tensor:
         made = empty(*size, **others)
+        if session.programs is not None:
+            made.zero_()  # what the programs that do not run would have written
         session.allocated.append(made)
         return made
 

@@ -247,3 +247,20 @@ def test_a_matrix_is_loaded_row_by_row():
     """Thread i gets the (i % 4)th word of row i // 4, whose address is that of thread i // 4."""
     body = "st.shared.b32 [%r3], %r8;\nbar.sync 0;\nshl.b32 %r4, %r1, 4;\nand.b32 %r4, %r4, 127;\n"
     assert lanes(f"{body}ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{%r9}}, [%r4];") == list(range(32))
+
+
+def test_a_matrix_is_stored_row_by_row():
+    """What ldmatrix takes apart again; the word of thread i lies at place i."""
+    body = "shl.b32 %r4, %r1, 4;\nstmatrix.sync.aligned.m8n8.x4.shared.b16 [%r4], {%r8, %r1, %r8, %r1};\n"
+    loads = "bar.sync 0;\nld.shared.b32 %r9, [%r3];"
+    assert lanes(body + loads) == list(range(32))
+    again = "bar.sync 0;\nldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r5, %r6, %r9, %r7}, [%r4];"
+    assert lanes(body + again) == list(range(32))
+
+
+def test_local_memory_is_each_threads_own():
+    declared = (
+        ".local .align 4 .b8 __local_depot0[8];\n.reg .b64 %SP;\n.reg .b64 %SPL;\nmov.b64 %SPL, __local_depot0;\n"
+    )
+    body = "cvta.local.u64 %SP, %SPL;\nst.b32 [%SP+4], %r8;\nld.b32 %r9, [%SP+4];"
+    assert lanes(declared + body) == list(range(32))
