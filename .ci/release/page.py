@@ -10,7 +10,7 @@ HEAD = """# Versions
 Made by `make release` and `python .ci/release/page.py` from what ran; do not edit. In each row the wheel was installed
 into an environment of its own, from the package index, on Linux without a GPU, and `.ci/release/smoke.py` ran: import,
 a correction and a loss worked out by hand, operators under `torch.compile(fullgraph=True)`, the command line,
-`backend="compiled"`, the kernels in Triton's interpreter and compiled for sm_90.
+the kernels in Triton's interpreter and compiled for sm_90.
 
 *refused*: that torch brings a Triton older than 3.5, and `backend="triton"` says so; `backend="auto"` takes plain
 torch.
