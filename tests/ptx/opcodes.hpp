@@ -16,6 +16,7 @@ using Word = uint64_t;
 using Compute = Word (*)(Word, Word, Word);
 
 template <class To, class From> To bits_of(From x) {
+    if constexpr (std::is_same_v<To, bool>) return x & 1;  // "true" is written as -1 too
     To y{};
     memcpy(&y, &x, std::min(sizeof x, sizeof y));
     return y;

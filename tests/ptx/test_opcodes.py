@@ -56,6 +56,13 @@ def signed(x, bits):
     return x - 2**bits if x >= 2 ** (bits - 1) else x
 
 
+@pytest.mark.parametrize(("opcode", "operands", "wanted"), [("xor", (-1, 1), 0), ("xor", (-1, 0), 1), ("not", (-1,), 0)])
+def test_predicates_are_one_bit(opcode, operands, wanted):
+    """A constant predicate that holds is -1 in PTX."""
+    words = [x & (2**64 - 1) for x in operands]
+    assert library().compute(operation(f"{opcode}.pred"), *words, *[0] * (3 - len(words))) & 1 == wanted
+
+
 @pytest.mark.parametrize("bits", [16, 32, 64])
 def test_integers_wrap(bits):
     a, b = integers(bits), integers(bits)[::-1]
