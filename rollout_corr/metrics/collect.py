@@ -50,7 +50,9 @@ def of_sequences(
     sums, maxima = _taken(rows_at(spec, "call"), view)
     everywhere: tuple[tuple[At, Tensor | None], ...] = (("sequences", None), ("measured", view.among))
     for place, among in everywhere:
-        each = {row.sums[0]: torch.as_tensor(row.value(view)[0]) for row in rows_at(spec, place)}
+        each = {
+            row.sums[0]: torch.as_tensor(row.value(view)[0], device=facts.keep.device) for row in rows_at(spec, place)
+        }
         sums |= dict(zip(each, _summed(each, among).tolist(), strict=True)) if look else totals(each, among)
     return sums, maxima
 

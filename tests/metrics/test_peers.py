@@ -28,14 +28,14 @@ PACK_LEVEL = re.compile("mismatch/mismatch_(training|rollout|log|ppl)_")
 
 
 def assert_equal(found, expected, rtol=1e-9, atol=1e-12):
-    """A spread of equal values far from the centre is the root of rounding: 1e-8 of that distance."""
+    """A spread of equal values far from the centre is the root of a rounding: 2^-26 of that distance."""
     assert sorted(found) == sorted(expected)
     assert all(type(value) is float for value in found.values())
     wrong = {
         key: (found[key], value)
         for key, value in expected.items()
         if found[key] != value
-        and not abs(found[key] - value) <= rtol * abs(value) + atol + (1e-8 if key.endswith("_std") else 0.0)
+        and not abs(found[key] - value) <= rtol * abs(value) + atol + (2**-26 if key.endswith("_std") else 0.0)
     }
     assert not wrong
 
