@@ -157,8 +157,9 @@ def test_sizes_beyond_32_bits():
         for name in ("ppo_packed", "gspo"):
             launches = LOSS_VARIANTS[name].launches(LOSS_VARIANTS[name].given(tokens, sequences))
             assert all(0 < launch.programs < 2**31 for launch in launches)
-            tiling = launches[0].arguments["TILING"]
-            assert launches[0].programs * tiling.rows >= tokens // tiling.tile + sequences + 2
+            tile = launches[0].arguments["TILING"].tile
+            assert launches[0].programs == tokens // tile + 1
+            assert launches[0].arguments["slots"] == tokens // tile + sequences + 2
 
 
 @pytest.mark.parametrize("name", ["ppo_packed", "ppo_padded", "gspo", "ppo_short"])

@@ -131,11 +131,11 @@ def test_a_capture_before_the_first_call_is_refused():
         rc.correct(train, rollout, cu_seqlens=offsets, spec=rc.Spec(rc.Weight("token", upper=1.1875)))
 
 
-# --- columns of many programs ---
+# --- rows of many programs ---
 
 
-def test_the_last_column_of_millions_of_programs(quick_interpreter, monkeypatch):
-    """Column 9 of 2^28 programs begins beyond 2^31 entries; the interpreter reports an int32 that overflows."""
+def test_the_row_of_the_last_of_millions_of_programs(quick_interpreter, monkeypatch):
+    """Of 10 columns, the row of the last of 2^28 programs begins beyond 2^31 entries."""
     import triton
     import triton.language as tl
     from triton.runtime import interpreter
@@ -145,8 +145,9 @@ def test_the_last_column_of_millions_of_programs(quick_interpreter, monkeypatch)
     monkeypatch.setattr(
         builder, "create_masked_store", lambda self, pointers, *others: stored.append(int(pointers.data.max()))
     )
-    real = builder.set_grid_dim
-    monkeypatch.setattr(builder, "set_grid_dim", lambda self, *dims: real(self, programs, 1, 1))
+    of_grid, of_program = builder.set_grid_dim, builder.set_grid_idx
+    monkeypatch.setattr(builder, "set_grid_dim", lambda self, *dims: of_grid(self, programs, 1, 1))
+    monkeypatch.setattr(builder, "set_grid_idx", lambda self, *place: of_program(self, programs - 1, 0, 0))
     plan = SimpleNamespace(table=tuple("abcdefghij"))
 
     @triton.jit
@@ -156,4 +157,4 @@ def test_the_last_column_of_millions_of_programs(quick_interpreter, monkeypatch)
     monkeypatch.setitem(store.fn.__globals__, "partials", partials)
     table = torch.zeros(1, dtype=torch.float64)
     store[(1,)](table, PLAN=plan)
-    assert stored == [table.data_ptr() + 8 * 9 * programs]
+    assert stored == [table.data_ptr() + 8 * (10 * (programs - 1) + 9)]
