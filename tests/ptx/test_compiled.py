@@ -13,8 +13,8 @@ from ptx.counts import COUNTED, LENGTHS, RECORDED, counted, table, variant_of
 from ptx.mutants import FAULTS
 from ptx.worker import attempt, hunt, start
 
-# Each adds more features of the kernels (entries of a plan, dtypes, what is given) than another variant would.
-# The rest are slow: Triton's compiler takes two to ten seconds for a variant.
+# Reports, criteria of tokens and of sequences, both kinds of lengths, float64, split sequences, a loss. The rest are
+# slow: Triton's compiler takes 2 to 15 seconds for a variant.
 FEW = (
     "full_packed", "when_tokens", "metrics_packed", "metrics_short", "token_fp64", "split_fp64", "loss_ppo_packed",
 )  # fmt: skip
