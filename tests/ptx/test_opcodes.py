@@ -56,7 +56,9 @@ def signed(x, bits):
     return x - 2**bits if x >= 2 ** (bits - 1) else x
 
 
-@pytest.mark.parametrize(("opcode", "operands", "wanted"), [("xor", (-1, 1), 0), ("xor", (-1, 0), 1), ("not", (-1,), 0)])
+@pytest.mark.parametrize(
+    ("opcode", "operands", "wanted"), [("xor", (-1, 1), 0), ("xor", (-1, 0), 1), ("not", (-1,), 0)]
+)
 def test_predicates_are_one_bit(opcode, operands, wanted):
     """A constant predicate that holds is -1 in PTX."""
     words = [x & (2**64 - 1) for x in operands]
