@@ -22,7 +22,7 @@ WARM = 5
 
 
 class Counts(NamedTuple):
-    """What a call costs.
+    """The cost of a call.
 
     Attributes:
         operations: Operations of torch that compute or copy, views left out.

@@ -1,1 +1,1 @@
-"""What a call costs on the host: `python -m benchmarks.host`."""
+"""The cost of a call on the host: `python -m benchmarks.host`."""

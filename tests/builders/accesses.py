@@ -1,4 +1,4 @@
-"""What the programs of a launch do to memory, seen in Triton's interpreter: who reads and writes which bytes.
+"""Accesses of the programs of a launch, seen in Triton's interpreter: who reads and writes which bytes.
 
 The interpreter runs one program after the other, in ascending order. A GPU runs them in any order and at once, so here
 the order is shuffled, every access has to lie within a tensor of the launch, and no two programs may touch a byte that

@@ -1,4 +1,4 @@
-"""What the interpreter of the kernel tests looks for: planted races are found, what an atomic orders is none."""
+"""Races between programs in the interpreter: planted ones are found, and accesses that an atomic orders are none."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def moved(x, by):
 
 
 def random_launches(variant, chance):
-    """What a variant launches for a batch of random size whose tensors lie anywhere."""
+    """List the launches of a variant for a batch of random size whose tensors lie anywhere."""
     tokens, sequences = chance.choice(((64, 4), (20_000, 200), (20_000, 1), (3000, 8), (4096, 4)))
     given = variant.given(tokens, sequences, CPU)
     places = chance.choice(((0,), (0,), (0, 0, 0, 1, 3)))

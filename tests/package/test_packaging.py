@@ -1,4 +1,4 @@
-"""What packages rollout-corr otherwise than by a wheel asks for what setup.py does."""
+"""The conda recipe and the container file ask for the packages that setup.py asks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users may rely on changes on purpose, and what goes away is announced one minor version before."""
+"""The public surface changes on purpose, and a removal is announced one minor version before."""
 
 from __future__ import annotations
 

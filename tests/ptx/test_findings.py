@@ -147,7 +147,7 @@ setp.eq.u32 %p3, %r9, 3;
 
 
 def test_a_counter_that_programs_release_and_the_last_one_acquires():
-    """What a program did before, of all threads where a barrier stands between, is seen by whoever comes later."""
+    """Writes of a program, of all threads where a barrier stands between, are seen by whoever comes later."""
     for seed in range(4):
         for order, before, kinds in (
             ("acq_rel", "bar.sync 0;", set()),

@@ -259,7 +259,7 @@ def test_a_matrix_is_loaded_row_by_row():
 
 
 def test_a_matrix_is_stored_row_by_row():
-    """What ldmatrix takes apart again; the word of thread i lies at place i."""
+    """The inverse of ldmatrix: the word of thread i lies at place i."""
     body = "shl.b32 %r4, %r1, 4;\nstmatrix.sync.aligned.m8n8.x4.shared.b16 [%r4], {%r8, %r1, %r8, %r1};\n"
     loads = "bar.sync 0;\nld.shared.b32 %r9, [%r3];"
     assert lanes(body + loads) == list(range(32))
