@@ -1,4 +1,4 @@
-"""The surface that users may rely on, as text: public names with their parameters, keys of metrics, columns of dumps, operators.
+"""The surface that users may rely on, as text: public names and parameters, keys of metrics, columns, operators.
 
 `PYTHONPATH=tests python -m builders.public_surface` writes it to tests/package/public_surface.json, whose differences a
 reviewer reads. docs/maintaining.md has the rule.
