@@ -6,10 +6,22 @@ from dataclasses import replace
 from functools import partial
 from unittest import mock
 
+import numpy as np
 import torch
 
-from builders.batches import one_thread
-from builders.kernel_cases import WITHIN, as_declared, check, shaped
+import rollout_corr as rc
+from builders.batches import one_thread, rounded
+from builders.kernel_cases import (
+    SEQUENCES,
+    TOKENS,
+    WITHIN,
+    as_declared,
+    assert_like_reference,
+    batch,
+    check,
+    fitted,
+    shaped,
+)
 from builders.loss_kernel_cases import WITHIN as OF_LOSS
 from builders.loss_kernel_cases import compare_with_reference, tensors_of
 from ptx.counts import filled, variant_of
@@ -17,6 +29,7 @@ from ptx.session import Session, compiled
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.aot.variants import SPLIT_VARIANTS, VARIANTS
 from rollout_corr.kernels.correct import launch
+from rollout_corr.kernels.correct.launch import Given, Wanted
 from rollout_corr.kernels.grid import Shape, cut_for
 
 
@@ -106,8 +119,76 @@ def run_wrong_offsets(name: str, seed: int = 0, **settings) -> None:
                 session.run(each)
 
 
+def run_layout(layout: str, dtype: torch.dtype, seed: int = 0) -> None:
+    """A Spec over tokens and one over sequences in a layout and a dtype that no variant may have."""
+    shape = shape_of(VARIANTS["metrics_packed"])
+    sequences = rounded(batch(seed, lengths=(5, 1, 0, 513, 130, 1, 700)), dtype)
+    for spec in (TOKENS, SEQUENCES):
+        with one_thread(), shaped(((0, shape),)), compiled(seed=seed):
+            check(sequences, fitted(spec, sequences), layout, "cpu", dtype=dtype)
+
+
+def run_large(tokens: int = 400_000, seed: int = 0) -> None:
+    """Token weights, a mask and a criterion over sequences of 400,000 tokens, beside plain torch."""
+    generator = torch.Generator().manual_seed(seed)
+    rollout = -torch.rand(tokens, generator=generator)
+    train = rollout + 0.1 * torch.randn(tokens, generator=generator)
+    mask = torch.rand(tokens, generator=generator) < 0.9
+    bounds = torch.randint(0, tokens, (300,), generator=generator).sort().values
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), bounds, torch.tensor([tokens])])
+    spec = rc.Spec(
+        rc.Weight("token", 0.8, 1.2), (rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.998, upper=1.01),)
+    )
+    reference = rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec, backend="torch")
+    assert 0 < reference.keep.sum() < reference.keep.numel()
+    with one_thread(), compiled(seed=seed):
+        out = rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec, backend="triton")
+    assert_like_reference(out, reference)
+
+
+def run_beyond_32_bits(seed: int = 0) -> None:
+    """The last programs of more than 2^31 tokens: addresses, slots and weights at the end of the batch.
+
+    Memory that nobody has touched takes no room, so only the last tokens and the tables of these programs do.
+    """
+    tokens, last, programs = 2**31 + 1_048_653, 10_000, 5
+    generator = torch.Generator().manual_seed(seed)
+    train, rollout = torch.empty(tokens), torch.empty(tokens)
+    mask = torch.empty(tokens, dtype=torch.bool)
+    rollout[-last:] = -torch.rand(last, generator=generator)
+    train[-last:] = rollout[-last:] + 0.1 * torch.randn(last, generator=generator)
+    mask[-last:] = True
+    given = Given(
+        train,
+        rollout,
+        mask,
+        torch.tensor([0, tokens - last, tokens - 700, tokens]),
+        None,
+        per_sequence=False,
+        externals=(),
+    )
+    wanted = Wanted(weights=True, mask=False, edits_mask=False)
+    with one_thread(), compiled(seed=seed, programs=lambda launch: np.arange(launch.programs)[-programs:]) as session:
+        found, launches = launch.prepare(given, rc.Spec(rc.Weight("token", 0.9, 1.1)), wanted)
+        session.run(launches[0])
+    read, _ = session.executed[0]
+    many = (programs - 1) * read.arguments["TILING"].tile
+    assert many < last and read.programs * read.arguments["TILING"].tile > 2**31
+    exact = (train[-many:].double() - rollout[-many:].double()).exp().clamp(0.9, 1.1)
+    torch.testing.assert_close(found.weights[-many:].double(), exact, rtol=4e-7, atol=0)
+    # The last owner, behind the last sequence, has the last slot, and the last sequence the one before.
+    counts = read.arguments["counts"][0]
+    assert counts[-2].item() == min(700, tokens % read.arguments["TILING"].tile)
+
+
 CASES = {
     **{name: partial(run_correct, name) for name in VARIANTS},
     **{name: partial(run_split, name) for name in SPLIT_VARIANTS},
     **{f"loss_{name}": partial(run_loss, name) for name in LOSS_VARIANTS},
 }
+
+
+def run_case(name: str, seed: int = 0) -> None:
+    """A case, then its variant with wrong offsets."""
+    CASES[name](seed)
+    run_wrong_offsets(name, seed)

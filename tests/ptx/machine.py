@@ -177,7 +177,9 @@ class Region:
 
 def _zeros(size: int) -> mmap.mmap:
     """Promise zeros, of which only those that are touched take memory."""
-    return mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0))
+    # Python names the last flag from 3.13 on; this is Linux's number, as Triton runs there.
+    promised = getattr(mmap, "MAP_NORESERVE", 0x4000)
+    return mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | promised)
 
 
 def _address(memory: mmap.mmap) -> int:

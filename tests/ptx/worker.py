@@ -7,6 +7,7 @@ import os
 import traceback
 import warnings
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 
 def _begin() -> None:
@@ -15,16 +16,20 @@ def _begin() -> None:
     warnings.simplefilter("ignore")
 
 
-def attempt(name: str, seed: int) -> str:
-    """Run a case by name, then with wrong offsets; give what went wrong, or an empty text."""
-    from ptx.cases import CASES, run_wrong_offsets
+def outcome_of(function: str, *given: Any) -> str:
+    """Call a function of cases.py by its name; give what went wrong, or an empty text."""
+    from ptx import cases
 
     try:
-        CASES[name](seed)
-        run_wrong_offsets(name, seed)
+        getattr(cases, function)(*given)
     except Exception:  # noqa: BLE001  whatever it is, the other process fails with its text
         return traceback.format_exc()
     return ""
+
+
+def attempt(name: str, seed: int) -> str:
+    """Run a case by name, then with wrong offsets; give what went wrong, or an empty text."""
+    return outcome_of("run_case", name, seed)
 
 
 def start() -> ProcessPoolExecutor:
