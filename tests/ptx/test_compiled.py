@@ -15,10 +15,12 @@ from ptx.counts import COUNTED, LENGTHS, RECORDED, counted, table, variant_of
 from ptx.mutants import FAULTS
 from ptx.worker import attempt, hunt, outcome_of, start
 
-# Reports, criteria of tokens and of sequences, both kinds of lengths, float64, split sequences, a loss. The rest are
-# slow: Triton's compiler takes 2 to 15 seconds for a variant.
+# Reports, criteria of tokens and of sequences, short sequences, strides, float64, split sequences, kinds of losses. The
+# rest are slow: Triton's compiler takes 2 to 15 seconds for a variant.
 FEW = (
-    "full_packed", "when_tokens", "metrics_packed", "metrics_short", "token_fp64", "split_fp64", "loss_ppo_packed",
+    "full_packed", "when_tokens", "metrics_packed", "metrics_short", "product_geometric_padded", "token_fp64",
+    "token_strided", "token_unaligned", "split_fp64", "split_padded", "loss_ppo_packed", "loss_icepop",
+    "loss_reinforce", "loss_gspo", "loss_gmpo_padded",
 )  # fmt: skip
 
 
