@@ -109,6 +109,8 @@ def test_a_terminal_of_another_encoding(environment, tmp_path):
 def test_an_interrupt_is_one_line(dump):
     code = (
         "import os, signal, sys, time; from rollout_corr.cli import dump_commands as d, main as m; "
+        # A job in the background inherits that interrupts are ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "
         "d.measure = lambda *_: (os.kill(os.getpid(), signal.SIGINT), time.sleep(60)); "
         "raise SystemExit(m.main(sys.argv[1:]))"
     )
