@@ -309,43 +309,36 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
     return found, tuple(launches)
 
 
-def scale(
-    gradient: Tensor,
-    inners: Tensor | None,
-    upstream: Tensor,
-    divisor: Tensor,
-    offsets: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Scale the gradient in backward, in one launch: gradient * upstream / divisor, times each sequence's inner factor.
+class Slope(NamedTuple):
+    """The operands of `scale`."""
 
-    Args:
-        gradient: [N] or [B, T], contiguous.
-        inners: [S] in its dtype, or None.
-        upstream: 0-d, any floating dtype, on the device of the gradient.
-        divisor: 0-d float64.
-        offsets: Of a packed batch.
-        dtype: Of the result.
-    """
-    with current(gradient.device):
-        scaled, launch = prepare_scale(gradient, inners, upstream, divisor, offsets, dtype)
+    gradient: Tensor  # [N] or [B, T], contiguous
+    inners: Tensor | None  # [S] in its dtype; None or empty: sequences do not matter
+    upstream: Tensor  # 0-d, any floating dtype, on the device of the gradient
+    divisor: Tensor  # 0-d float64
+    offsets: Tensor | None  # of a packed batch
+    dtype: torch.dtype  # of the result
+
+
+def scale(slope: Slope) -> Tensor:
+    """Scale the gradient, in one launch: gradient * upstream / divisor, times each sequence's inner factor."""
+    with current(slope.gradient.device):
+        scaled, launch = prepare_scale(slope)
         launch.run()
     return scaled
 
 
-def prepare_scale(
-    gradient: Tensor,
-    inners: Tensor | None,
-    upstream: Tensor,
-    divisor: Tensor,
-    offsets: Tensor | None,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Launch]:
+def prepare_scale(slope: Slope) -> tuple[Tensor, Launch]:
     """Allocate the result of `scale` and say what has to be launched; see there."""
-    # Where sequences do not matter, all tokens are one row.
-    flat = gradient if inners is not None else gradient.view(1, -1)
-    offsets = offsets if inners is not None else None
+    gradient, inners, upstream, divisor, offsets, dtype = slope
     device = gradient.device
+    if inners is None or not inners.numel():
+        # All tokens are one row.
+        flat, inners, offsets = gradient.view(1, -1), None, None
+    else:
+        flat = gradient
+        if offsets is not None and offsets.device != device:
+            offsets = offsets.to(device)
     scaled = torch.empty(gradient.shape, dtype=dtype, device=device)
     element = min(gradient.element_size(), scaled.element_size())
     grid = grid_for(flat, offsets, [flat], element)

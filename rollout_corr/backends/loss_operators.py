@@ -91,8 +91,9 @@ def scaled(
     if seen_by_others((gradient, inners, upstream, divisor, offsets)):
         inners = gradient.new_empty(0) if inners is None else inners
         found: Tensor = torch.ops.rollout_corr.scale_gradient(gradient, inners, upstream, divisor, offsets, dtype)
-        return found
-    return _scaled(gradient, inners, upstream, divisor, offsets, dtype)
+    else:
+        found = kernels().scale(kernels().Slope(gradient, inners, upstream, divisor, offsets, dtype))
+    return found
 
 
 @lru_cache(maxsize=1)
@@ -139,22 +140,7 @@ def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
 
 
 def _scale(operands: ScaleOperands) -> Tensor:
-    return _scaled(*operands)
-
-
-def _scaled(
-    gradient: Tensor,
-    inners: Tensor | None,
-    upstream: Tensor,
-    divisor: Tensor,
-    offsets: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    if inners is None or not inners.numel():
-        inners = offsets = None
-    elif offsets is not None:
-        offsets = offsets.to(gradient.device)
-    found: Tensor = kernels().scale(gradient, inners, upstream, divisor, offsets, dtype)
+    found: Tensor = kernels().scale(kernels().Slope(*operands))
     return found
 
 

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.result import Result
-from rollout_corr.definition.correction import Advantages, kept_tokens
+from rollout_corr.definition.correction import kept_tokens
 from rollout_corr.definition.findings import Findings, evaluate
 from rollout_corr.definition.sequences import Packed, Rows, Sequences
+from rollout_corr.definition.when import Advantages
 from rollout_corr.metrics.collect import Collector
 from rollout_corr.spec.correction import Spec
 

@@ -28,13 +28,14 @@ from torch import Tensor
 
 from rollout_corr.definition.tokens import (
     LARGEST_D,
-    CriterionValues,
     Tokens,
     k3,
     select,
     sum_of_d,
     sum_of_statistic,
 )
+from rollout_corr.definition.values import CriterionValues
+from rollout_corr.definition.when import Advantages, selected_sequences, selected_tokens
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound, threshold_of
 
@@ -131,38 +132,6 @@ def passes(criterion: Criterion, x: Tensor, clamp: float) -> Tensor:
     if threshold.hole is not None:
         passed = passed & (within(x, None, threshold.hole[0]) | within(x, threshold.hole[1], None))
     return passed
-
-
-# --- `when`: which units are tested ---
-
-
-@dataclass
-class Advantages:
-    """Advantages per token, and per sequence, [S], when they were given so."""
-
-    token: Tensor
-    sequence: Tensor | None
-
-
-def selected_tokens(when: str, tokens: Tokens, advantages: Tensor) -> Tensor:
-    """Bool per token: those that `when` selects. A NaN advantage selects nothing, nor does 0."""
-    if when == "outward":
-        return advantages.sign() * tokens.d.sign() > 0
-    wanted = advantages < 0 if when == "negative_advantage" else advantages > 0
-    return wanted if tokens.measured is None else wanted & tokens.measured
-
-
-def selected_sequences(when: str, tokens: Tokens, advantages: Advantages) -> Tensor:
-    """[S] bool: by the sign of the mean advantage over valid tokens; for "outward", those with an outward token."""
-    if when == "outward":
-        return tokens.count(selected_tokens(when, tokens, advantages.token)) > 0
-    if advantages.sequence is not None:
-        mean = advantages.sequence
-    else:
-        finite = advantages.token.isfinite()
-        counted = finite if tokens.valid is None else finite & tokens.valid
-        mean = sum_of_statistic(select(counted, advantages.token), tokens.sequences, False)
-    return mean < 0 if when == "negative_advantage" else mean > 0
 
 
 # --- decisions ---

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from rollout_corr.definition import correction
-from rollout_corr.definition.correction import Advantages, Decision, Outcome, Weighing
+from rollout_corr.definition.correction import Decision, Outcome, Weighing
 from rollout_corr.definition.near import Near
 from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.tokens import LARGEST_D, KeptMass, Number, Tokens, read_tokens, rounded, select
+from rollout_corr.definition.when import Advantages
 from rollout_corr.spec.correction import Spec, Weight
 from rollout_corr.spec.thresholds import log_bound
 

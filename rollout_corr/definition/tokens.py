@@ -4,13 +4,12 @@
    `KeptMass` brings log-probs over the whole vocabulary to the set that truncated sampling kept, before anything else.
 2. `k3`, `probability`, `binary_kl`: formulas of a token that do not cancel.
 3. `sum_of_d`, `sum_of_statistic`: sums that decide, as sums of integers.
-4. `CriterionValues`: the quantities that the formulas of spec/statistics.py read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from rollout_corr.definition.near import NEAR, Near, few_above
 from rollout_corr.definition.sequences import Packed, Sequences
-from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound
 
 # Sums that decide are integer sums, so that order cannot matter. D: one limb on a 2^-28 grid, saturated at 2^10, which
@@ -347,59 +346,3 @@ def _near_up_to(spec: Spec) -> float | None:
         NEAR, NEAR if low is None else -float32_at_least(low), NEAR if high is None else float32_at_most(high)
     )
     return nearest if nearest > 0.0 else None
-
-
-# --- what formulas read ---
-
-
-class CriterionValues:
-    """The quantities that formulas in spec/statistics.py read (`TokenValues` there), for one criterion."""
-
-    def __init__(self, criterion: Criterion, tokens: Tokens, external: Mapping[str, Tensor]) -> None:
-        self._criterion = criterion
-        self._tokens = tokens
-        self._external = external
-
-    @property
-    def d(self) -> Tensor:
-        """D after the criterion's token clamp."""
-        limit, d = self._criterion.token_clamp, self._tokens.d
-        return d if limit is None else d.clamp(-limit, limit)
-
-    @property
-    def clamped_d(self) -> Tensor:
-        """`d` within +-Spec.clamp."""
-        return self._tokens.clamped(self._criterion.token_clamp)
-
-    @property
-    def p(self) -> Tensor:
-        """exp(rollout_logp)."""
-        return probability(self._tokens.rollout)
-
-    @property
-    def q(self) -> Tensor:
-        """exp(train_logp)."""
-        return probability(self._tokens.train)
-
-    @property
-    def binary_kl(self) -> Tensor:
-        """KL(rollout || train) of {this token, any other}."""
-        tokens = self._tokens
-        return select(tokens.measured, binary_kl(tokens.rollout, tokens.train, tokens.d, self._criterion.eps))
-
-    @property
-    def binary_kl_reverse(self) -> Tensor:
-        """KL(train || rollout) of {this token, any other}."""
-        tokens = self._tokens
-        return select(tokens.measured, binary_kl(tokens.train, tokens.rollout, -tokens.d, self._criterion.eps))
-
-    @property
-    def external(self) -> Tensor:
-        """The caller's tensor."""
-        given = self._external[self._criterion.name or ""]
-        return select(self._tokens.measured, given.to(self._tokens.d.dtype))
-
-    def k3(self, x: Tensor) -> Tensor:
-        """e^x - 1 - x."""
-        # Not tokens.k3: what decides must not depend on how large D is elsewhere in the block.
-        return k3(x)

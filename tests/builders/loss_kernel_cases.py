@@ -103,7 +103,8 @@ def by_kernels(given, wanted, device, differentiable=True):
             return found, None
         one = torch.ones((), device=device)
         kind = found.gradient.dtype
-        return found, kernels.scale(found.gradient, found.inners, one, found.divisor, placed.offsets, kind).cpu()
+        slope = kernels.Slope(found.gradient, found.inners, one, found.divisor, placed.offsets, kind)
+        return found, kernels.scale(slope).cpu()
 
 
 # Counts are equal. The rest is as far from float64 as the float32 reference is: over these variants 1.8e-7 of a
