@@ -1,8 +1,8 @@
 """The policy loss in plain torch: its value, and by autograd of that its gradient.
 
 Read correction.py and tokens.py first; their conventions hold here too. The formula of a surrogate is in its class in
-spec/surrogates.py, which reads its tokens through `TokensThatTrain`. Tokens that do not count are replaced before
-anything is computed from them, so that no gradient reaches them, whatever they hold.
+spec/ratio_losses.py or spec/score_losses.py, which reads its tokens through `TokensThatTrain`. Tokens that do not
+count are replaced before anything is computed from them, so that no gradient reaches them, whatever they hold.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMES = {kind.__name__ for kind in SURROGATES}
 MAY_NAME_ONE = (
     "rollout_corr/__init__.py",
+    "rollout_corr/spec/ratio_losses.py",
+    "rollout_corr/spec/score_losses.py",
     "rollout_corr/spec/surrogates.py",
     "rollout_corr/frameworks/",
     "rollout_corr/aot/",

@@ -33,8 +33,9 @@ from rollout_corr.frameworks.verl import options
 from rollout_corr.frameworks.verl.options import Threshold
 from rollout_corr.spec.correction import Criterion, Scheme, Spec, Weight
 from rollout_corr.spec.loss import KL
+from rollout_corr.spec.score_losses import Divergence
 from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, Divergence, Score
+from rollout_corr.spec.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, Score
 
 REPORT: tuple[Scheme, ...] = ("native", "verl")
 

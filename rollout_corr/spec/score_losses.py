@@ -1,0 +1,194 @@
+"""Surrogates whose gradient is that of new_logp times a constant: a ratio that is stopped, or none.
+
+Notation as in surrogate.py: x the log-ratio new_logp - base, r = e^x, A the advantage, sg() a constant of the gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+
+from rollout_corr.spec.correction import OUTSIDE, Outside
+from rollout_corr.spec.surrogate import LossTokens, Surrogate, TokenLoss, WeightUse
+from rollout_corr.spec.validate import bounds, choice, positive
+
+Divergence = Literal["tv", "kl"]
+
+DIVERGENCES: tuple[str, ...] = get_args(Divergence)
+
+
+@dataclass(frozen=True, repr=False)
+class Score(Surrogate):
+    """The score function with a stopped ratio: -sg(bounded r) A new_logp (CISPO, truncated policy gradient).
+
+    Args:
+        lower: Lower bound of the ratio, or None for an open side.
+        upper: Upper bound of the ratio, or None for an open side.
+        outside: A ratio outside the bounds becomes the bound ("clamp") or 0 ("zero").
+    """
+
+    lower: float | None = None
+    upper: float | None = None
+    outside: Outside = "clamp"
+
+    weights_in_bypass: ClassVar[WeightUse] = "replace_ratio"
+    option: ClassVar[str | None] = "outside"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        lower, upper = bounds("Score", self.lower, self.upper, signed=False, ratio=True)
+        self._set(lower=lower, upper=upper)
+        choice("Score.outside", self.outside, OUTSIDE)
+
+    @property
+    def cuts(self) -> dict[str, tuple[float | None, float | None]]:
+        """Its bounds."""
+        return {"score": (self.lower, self.upper)}
+
+    @property
+    def has_own_bounds(self) -> bool:
+        """True if either bound is given."""
+        return self.lower is not None or self.upper is not None
+
+    def clips(self, own_ratio: bool) -> tuple[str, ...]:
+        """Name the bounds that are given."""
+        found = (("low", self.lower), ("high", self.upper))
+        return tuple(name for name, bound in found if own_ratio and bound is not None)
+
+    def loss(self, tokens: LossTokens) -> TokenLoss:
+        """Compute the score function's loss: the ratio is a constant, and 1 where weights take its place."""
+        new, advantages = tokens.new, tokens.advantages
+        if not tokens.own_ratio:
+            return TokenLoss(-advantages * new)
+        x = tokens.clamped.detach()
+        ratio = x.exp()
+        above, below = tokens.outside(x, self.lower, self.upper)
+        if self.outside == "zero":
+            ratio = torch.where(above | below, 0.0, ratio)
+        elif self.has_own_bounds:
+            ratio = ratio.clamp(self.lower, self.upper)
+        return TokenLoss(-ratio * advantages * new, low=below, high=above)
+
+    def explain(self) -> str:
+        """Say the loss of a token in one line."""
+        if self.lower is None and self.upper is None:
+            return "-sg(r) A new_logp"
+        lower, upper = self.lower or 0.0, math.inf if self.upper is None else self.upper
+        becomes = "clamped to" if self.outside == "clamp" else "0 outside"
+        return f"-sg(r) A new_logp, r {becomes} [{lower:g}, {upper:g}]"
+
+
+@dataclass(frozen=True, repr=False)
+class DPPO(Surrogate):
+    """-sg(min(r, upper)) A new_logp, and 0 where the update pushes a token further than a divergence allows.
+
+    With p = e^base, q = e^new_logp: a token with A > 0 is masked where q > p and the divergence exceeds `high`, one
+    with A < 0 where q < p and it exceeds `low`.
+
+    Args:
+        divergence: "tv" |q - p|, or "kl" of {p, 1 - p} from {q, 1 - q}.
+        low: Bound where A < 0.
+        high: Bound where A > 0.
+        upper: Upper bound of the ratio, or None.
+        eps: Floor of 1 - p and 1 - q in the KL.
+    """
+
+    divergence: Divergence = "tv"
+    low: float = 0.2
+    high: float = 0.2
+    upper: float | None = 20.0
+    eps: float = 1e-8
+
+    weights_in_bypass: ClassVar[WeightUse] = "replace_ratio"
+    option: ClassVar[str | None] = "divergence"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choice("DPPO.divergence", self.divergence, DIVERGENCES)
+        self._number("low")
+        self._number("high")
+        if self.upper is not None:
+            self._number("upper", least=1.0)
+        self._set(eps=positive("DPPO.eps", self.eps))
+
+    @property
+    def cuts(self) -> dict[str, tuple[float | None, float | None]]:
+        """The upper bound of the ratio."""
+        return {"score": (None, self.upper)}
+
+    def clips(self, own_ratio: bool) -> tuple[str, ...]:
+        """Name both sides, and the upper bound where it holds."""
+        return ("low", "high", "dual") if own_ratio and self.upper is not None else ("low", "high")
+
+    def loss(self, tokens: LossTokens) -> TokenLoss:
+        """Compute the score function's loss where the token has not moved too far with its advantage."""
+        new, advantages = tokens.new, tokens.advantages
+        # Not clamped: it leads from new_logp to base, whose probability the divergence needs.
+        stopped, d = new.detach(), tokens.x.detach()
+        p, q = tokens.probability(stopped - d), tokens.probability(stopped)
+        if self.divergence == "tv":
+            moved = (q - p).abs()
+        else:
+            moved = tokens.binary_kl(stopped - d, stopped, d, self.eps)
+        high = (advantages > 0) & (q > p) & (moved > self.high)
+        low = (advantages < 0) & (q < p) & (moved > self.low)
+        ratio, dual = torch.ones_like(d), None
+        if tokens.own_ratio:
+            clamped = tokens.clamped.detach()
+            ratio = clamped.exp()
+            if self.upper is not None:
+                dual = tokens.over(clamped, self.upper)
+                ratio = torch.where(dual, self.upper, ratio)
+        value = torch.where(~(high | low), -ratio * advantages * new, 0.0)
+        return TokenLoss(value, low=low, high=high, dual=dual)
+
+    def explain(self) -> str:
+        """Say the loss of a token in one line."""
+        ratio = "r" if self.upper is None else f"min(r, {self.upper:g})"
+        return (
+            f"-sg({ratio}) A new_logp, and 0 where r has moved with A and {self.divergence} exceeds "
+            f"{self.high:g} (A > 0) or {self.low:g} (A < 0)"
+        )
+
+
+class GPG(Surrogate):
+    """The plain policy gradient: -A new_logp. It has no ratio, so weights multiply it in every mode."""
+
+    weights_in_bypass: ClassVar[WeightUse] = "multiply"
+
+    def loss(self, tokens: LossTokens) -> TokenLoss:
+        """Compute -A new_logp."""
+        return TokenLoss(-tokens.advantages * tokens.new)
+
+    def explain(self) -> str:
+        """Say the loss of a token in one line."""
+        return "-A new_logp"
+
+
+@dataclass(frozen=True, repr=False)
+class DRO(Surrogate):
+    """Direct reward optimisation: -(A new_logp - beta / 2 x^2). It has no ratio, so weights multiply it in every mode.
+
+    Args:
+        beta: Pull towards base. x is saturated at +-1024.
+    """
+
+    beta: float = 0.1
+
+    weights_in_bypass: ClassVar[WeightUse] = "multiply"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set(beta=positive("DRO.beta", self.beta))
+
+    def loss(self, tokens: LossTokens) -> TokenLoss:
+        """Compute the policy gradient's loss with the pull towards base."""
+        square = tokens.saturated(tokens.x).square()
+        return TokenLoss(-(tokens.advantages * tokens.new - 0.5 * self.beta * square))
+
+    def explain(self) -> str:
+        """Say the loss of a token in one line."""
+        return f"-(A new_logp - {0.5 * self.beta:g} x^2)"
