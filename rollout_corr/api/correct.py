@@ -13,6 +13,7 @@ from rollout_corr.backends import claims
 from rollout_corr.backends.batch import Batch, check_validate, read_batch
 from rollout_corr.backends.choose import BACKENDS, BackendName, Groups, chosen_backend
 from rollout_corr.backends.layouts import LogProbs, described
+from rollout_corr.backends.operators import beyond_kernels
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back, run_correction
 from rollout_corr.metrics.statistics import HasStatistics, Statistics
@@ -193,6 +194,8 @@ def _check_names(spec: object, backend: object) -> None:
             )
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {shown(backend)}")
+    if backend == "triton" and spec.has_prefixes:
+        raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {beyond_kernels(spec)}")
 
 
 def _claims(batch: Batch, spec: Spec, backend: BackendName) -> claims.Claims:

@@ -7,6 +7,7 @@ its results for tracing. Triton is imported by the first call that needs it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -153,12 +154,16 @@ def statistics_of(vector: Tensor, spec: Spec) -> Statistics:
 
 
 def beyond_kernels(spec: Spec) -> str | None:
-    """The criterion that the kernels leave to plain torch, in words; None without one.
+    """The weight or criterion that the kernels leave to plain torch, in words; None without one.
 
-    In two places the kernels know no D but that of train/rollout: where they count the tokens that a failed sequence
-    drops one by one, and in the metrics of frameworks.
+    The kernels have no prefixes. In two places they know no D but that of train/rollout: where they count the tokens
+    that a failed sequence drops one by one, and in the metrics of frameworks.
     """
+    if spec.weighs_prefixes:
+        return "weight of level 'prefix' depends on the tokens before each"
     for criterion in spec.criteria:
+        if criterion.over == "prefix":
+            return f"criterion {criterion.label!r} tests prefixes"
         if criterion.of != "train/rollout":
             thins = criterion.thins_sequences
             if thins or len(spec.report) > 1:
@@ -184,11 +189,17 @@ def writes_mask(spec: Spec, mask: Tensor | None, offsets: Tensor | None) -> bool
 
 
 def _kernels(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
+    if spec.has_prefixes:
+        return _plain(operands, spec, whole.run_whole)
     found = kernels().run(given_of(operands), spec)
     return _filled(operands, found.weights, found.mask, found.keep, found.statistics)
 
 
 def _reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
+    return _plain(operands, spec, blocks.run_blocks)
+
+
+def _plain(operands: CorrectOperands, spec: Spec, run: Callable[[Batch, Spec], Result]) -> CorrectOutputs:
     train, rollout, mask, offsets, advantages, per_sequence, external, new, log_mass, of_rollout = operands
     if offsets is not None:
         offsets = read_offsets(offsets, train, False)
@@ -198,7 +209,7 @@ def _reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
     pairs = {of: pair for of, pair in pairs.items() if any(criterion.of == of for criterion in spec.criteria)}
     batch = Batch(train, rollout, mask, offsets, count, lambda x: x, mask, advantages, per_sequence, named, pairs)
     batch.mass = None if log_mass is None else KeptMass(log_mass, of_rollout)
-    result = blocks.run_blocks(batch, spec)
+    result = run(batch, spec)
     edited = result.mask
     if edited is None and writes_mask(spec, mask, offsets):
         edited = whole.inside(batch)

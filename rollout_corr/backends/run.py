@@ -80,10 +80,12 @@ def run_correction(request: CorrectionRequest) -> Result:
 
 def _runner(batch: Batch, spec: Spec, backend: str) -> Callable[[Batch, Spec], Result]:
     """Choose how a batch runs without a sequence group; a Spec beyond the kernels runs on plain torch."""
-    if backend == "triton" and not spec.criteria:
+    if backend == "triton" and not spec.criteria and not spec.weighs_prefixes:
         return operators.run_fused
     on_cpu, compiling = batch.train.device.type == "cpu", torch.compiler.is_compiling()
-    if spec.criteria and operators.beyond_kernels(spec) and (not on_cpu or compiling):
+    if compiling and spec.has_prefixes:
+        return operators.run_fused
+    if (spec.criteria or spec.weighs_prefixes) and operators.beyond_kernels(spec) and (not on_cpu or compiling):
         return whole.run_whole
     if backend == "triton" or (on_cpu and compiling):
         return operators.run_fused

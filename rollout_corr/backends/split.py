@@ -28,6 +28,11 @@ GRID = 2.0**38
 # Ranks are counted in 20 bits: NaN in the lowest, then inf, then -inf.
 COUNTED = 20
 
+BEFORE = (
+    "spec: expected no prefixes beside a sequence_group, whose ranks do not know which tokens come before their own; "
+    "gather the log-probs of each sequence, or use level='product' and over='sequence'"
+)
+
 
 class Split:
     """Sequences of which this rank holds some of the tokens, in any order, perhaps none.
@@ -94,6 +99,14 @@ class Split:
     def spread(self, per_sequence: Tensor) -> Tensor:
         """Give every token of this rank its sequence's value."""
         return self.part.spread(per_sequence)
+
+    def running(self, x: Tensor) -> Tensor:
+        """Refuse: a rank does not know which of a sequence's tokens come before its own."""
+        raise ValueError(BEFORE)
+
+    def running_max(self, x: Tensor, nothing: float | None = None) -> Tensor:
+        """Refuse likewise."""
+        raise ValueError(BEFORE)
 
     # --- the gradient ---
 

@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from rollout_corr.definition import prefix
+from rollout_corr.definition.bounds import after_bounds, grown, within
 from rollout_corr.definition.tokens import (
     LARGEST_D,
     Tokens,
@@ -37,7 +39,7 @@ from rollout_corr.definition.tokens import (
 from rollout_corr.definition.values import CriterionValues
 from rollout_corr.definition.when import Advantages, selected_sequences, selected_tokens
 from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound, threshold_of
+from rollout_corr.spec.thresholds import threshold_of
 
 # A batch whose mean weight is not above this is not normalised: the division would inflate the remaining weights.
 SMALLEST_MEAN = 1e-8
@@ -103,32 +105,14 @@ def extremum(x: Tensor, largest: bool, tokens: Tokens, among: Tensor | None, n: 
 # --- bounds ---
 
 
-def limits(dtype: torch.dtype, lower: float | None, upper: float | None) -> tuple[float | None, float | None]:
-    """The bounds, rounded so that comparing values of `dtype` with them is comparing with the bounds themselves."""
-    if dtype != torch.float32:
-        return lower, upper
-    return (
-        None if lower is None else float32_at_least(lower),
-        None if upper is None else float32_at_most(upper),
-    )
-
-
-def within(x: Tensor, lower: float | None, upper: float | None) -> Tensor:
-    """lower <= x <= upper, both inclusive, either open. NaN is not within any bound."""
-    lower, upper = limits(x.dtype, lower, upper)
-    if lower is None:
-        return torch.ones_like(x, dtype=torch.bool) if upper is None else x <= upper
-    return x >= lower if upper is None else (x >= lower) & (x <= upper)
-
-
-def passes(criterion: Criterion, x: Tensor, clamp: float) -> Tensor:
-    """Test values of the quantity that the criterion's threshold compares (see thresholds.py)."""
+def passes(criterion: Criterion, x: Tensor, clamp: float, growth: Tensor | None = None) -> Tensor:
+    """Test values of the quantity that the criterion's threshold compares (see thresholds.py), grown or as it is."""
     threshold = threshold_of(criterion)
     if threshold.on in ("abs_d", "clamped_abs_d"):
         x = x.abs()
     if threshold.on in ("clamped_d", "clamped_abs_d"):
         x = x.clamp(-clamp, clamp)
-    passed = within(x, threshold.lower, threshold.upper)
+    passed = within(x, *grown(threshold.lower, threshold.upper, growth))
     if threshold.hole is not None:
         passed = passed & (within(x, None, threshold.hole[0]) | within(x, threshold.hole[1], None))
     return passed
@@ -195,18 +179,21 @@ def decide(
     for criterion in spec.criteria:
         if criterion.over == "token":
             pair = others.get(criterion.of, tokens)
-            decision.add(decide_tokens(criterion, pair, spec, advantages, external))
+            decision.add(decide_tokens(criterion, pair, pair.measured, spec, advantages, external))
     standing = dropped = None
     if spec.sums_over == "kept" and decision.outcomes:
         standing, dropped = decision.keep, decision.dropped
         decision.survivors, decision.n = survivors(tokens, dropped, standing)
     for criterion in spec.criteria:
-        if criterion.over == "sequence":
+        if criterion.over != "token":
             among, n = decision.survivors, decision.n
             pair = others.get(criterion.of, tokens)
             if pair is not tokens:
                 among, n = survivors(pair, dropped, standing)
-            decision.add(decide_sequences(criterion, pair, among, n, spec, advantages, external))
+            if criterion.over == "prefix":
+                decision.add(decide_tokens(criterion, pair, among, spec, advantages, external))
+            else:
+                decision.add(decide_sequences(criterion, pair, among, n, spec, advantages, external))
     if spec.rejects_nonfinite:
         for pair in every:
             if pair.nonfinite is not None:
@@ -228,21 +215,34 @@ def survivors(tokens: Tokens, dropped: Tensor | None, standing: Tensor | None) -
 
 
 def decide_tokens(
-    criterion: Criterion, tokens: Tokens, spec: Spec, advantages: Advantages | None, external: Mapping[str, Tensor]
+    criterion: Criterion,
+    tokens: Tokens,
+    among: Tensor | None,
+    spec: Spec,
+    advantages: Advantages | None,
+    external: Mapping[str, Tensor],
 ) -> Outcome:
-    """Test every measured token that `when` selects."""
-    value = statistic(criterion, tokens, external)
-    tested = value
-    if threshold_of(criterion).on != "value":
-        tested = CriterionValues(criterion, tokens, external).d
-    fails = ~passes(criterion, tested, spec.clamp)
-    if tokens.measured is not None:
-        fails = fails & tokens.measured
+    """Test every token of `among` that `when` selects, alone or with those of `among` before it."""
+    value = tested = statistic(criterion, tokens, external)
+    on, growth = threshold_of(criterion).on, None
+    if on != "value":
+        d = CriterionValues(criterion, tokens, external).d
+        tested = d.abs() if on in ("abs_d", "clamped_abs_d") else d
+    if criterion.over == "prefix":
+        compared = tested
+        value = prefix.value_of(criterion, value, tokens, among)
+        tested = value if on == "value" else prefix.value_of(criterion, compared, tokens, among)
+        growth = prefix.growth(criterion.growth, tokens, among)
+    fails = ~passes(criterion, tested, spec.clamp, growth)
+    if among is not None:
+        fails = fails & among
     if criterion.when != "any" and advantages is not None:
         fails = fails & selected_tokens(criterion.when, tokens, advantages.token)
     if criterion.drop == "sequence":
-        return Outcome(criterion, value, tokens.measured, None, tokens.count(fails) > 0)
-    return Outcome(criterion, value, tokens.measured, fails, None)
+        return Outcome(criterion, value, among, None, tokens.count(fails) > 0)
+    if criterion.drop == "rest":
+        fails = prefix.rest(fails, tokens)
+    return Outcome(criterion, value, among, fails, None)
 
 
 def decide_sequences(
@@ -279,21 +279,25 @@ def decide_sequences(
 
 
 class Weighing:
-    """An importance weight, per token at token level and per sequence (float64) otherwise.
+    """An importance weight: per token at token level, per prefix in float64, per sequence (float64) otherwise.
 
     Args:
         weight: Level and bounds.
         log_ratio: Clamped to +-Spec.clamp.
         excess: Gives ratio - 1 before the bounds, without cancellation: statistics may not need it of every token.
+        growth: By what the log of the bounds grows, per token; None: nothing.
     """
 
-    def __init__(self, weight: Weight, log_ratio: Tensor, excess: Callable[[], Tensor]) -> None:
+    def __init__(
+        self, weight: Weight, log_ratio: Tensor, excess: Callable[[], Tensor], growth: Tensor | None = None
+    ) -> None:
         self._weight, self._excess = weight, excess
         self.log_ratio = log_ratio
+        self.growth = growth
         ratio = log_ratio.exp()
-        self.weight = after_bounds(weight, ratio, log_ratio, 0.0)
+        self.weight = after_bounds(weight, ratio, log_ratio, 0.0, growth)
         # Before the bounds; at token level nothing reads it.
-        self.ratio = None if weight.per_token else ratio
+        self.ratio = None if weight.level == "token" else ratio
         self._known: dict[str, Tensor] = {}
 
     @property
@@ -307,19 +311,8 @@ class Weighing:
     def bounded(self) -> Tensor:
         """Ratio - 1 after the bounds."""
         if "bounded" not in self._known:
-            self._known["bounded"] = after_bounds(self._weight, self.raw, self.log_ratio, 1.0)
+            self._known["bounded"] = after_bounds(self._weight, self.raw, self.log_ratio, 1.0, self.growth)
         return self._known["bounded"]
-
-
-def after_bounds(weight: Weight, ratio: Tensor, log_ratio: Tensor, centre: float) -> Tensor:
-    """Ratios after the bounds; `ratio` and the result less a centre."""
-    lower, upper = weight.lower, weight.upper
-    if not weight.bounded:
-        return ratio
-    if weight.outside == "clamp":
-        return ratio.clamp(None if lower is None else lower - centre, None if upper is None else upper - centre)
-    inside = within(log_ratio, log_bound(lower), log_bound(upper))
-    return torch.where(inside, ratio, 0.0 - centre)
 
 
 def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
@@ -327,7 +320,10 @@ def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
     weight = spec.weight
     if weight is None:
         return None
-    if weight.per_token:
+    if weight.level == "prefix":
+        log_ratio = prefix.log_of_weight(weight, tokens, decision.survivors).clamp(-spec.clamp, spec.clamp)
+        return Weighing(weight, log_ratio, log_ratio.expm1, prefix.growth(weight.growth, tokens, decision.survivors))
+    if weight.level == "token":
         log_ratio = tokens.clamped(weight.token_clamp)
         if weight.token_clamp is None:
             return Weighing(weight, log_ratio, lambda: tokens.excess)
@@ -350,7 +346,7 @@ def weights_of(tokens: Tokens, decision: Decision, weighing: Weighing | None, sp
     if weighing is None:
         weights = torch.ones_like(tokens.d)
     elif spec.weighs_tokens:
-        weights = weighing.weight
+        weights = weighing.weight.to(tokens.d.dtype)
     else:
         weights = tokens.sequences.spread(weighing.weight.to(tokens.d.dtype)).expand(tokens.d.shape)
     weights = select(tokens.measured, weights)

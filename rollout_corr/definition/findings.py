@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.definition import correction
+from rollout_corr.definition.bounds import Bound, after_bounds, within
 from rollout_corr.definition.correction import Decision, Outcome, Weighing
 from rollout_corr.definition.near import Near
 from rollout_corr.definition.sequences import Sequences
@@ -35,7 +36,7 @@ class FewBounded:
 
     def __init__(self, near: Near, weight: Weight) -> None:
         self._near, self._weight = near, weight
-        self.few = correction.after_bounds(weight, near.few_excess, near.few, 1.0)
+        self.few = after_bounds(weight, near.few_excess, near.few, 1.0)
 
     def squares(self) -> float:
         """The sum of (ratio - 1)^2 after the bounds."""
@@ -151,7 +152,7 @@ def evaluate(
 def few_bounded(tokens: Tokens, spec: Spec) -> FewBounded | None:
     """Sums of a token weight from those of D; None where too many tokens are far, or where nobody looked."""
     weight = spec.weight
-    if weight is None or not weight.per_token or weight.token_clamp is not None or tokens.near is None:
+    if weight is None or weight.level != "token" or weight.token_clamp is not None or tokens.near is None:
         return None
     return FewBounded(tokens.near, weight)
 
@@ -195,10 +196,10 @@ def _weight_facts(
         nothing = torch.zeros(0, dtype=torch.float64, device=tokens.d.device)
         return dict.fromkeys(("raw", "bounded", "ratio", "weight", "log_weight"), nothing)
     ratio = weighing.ratio
-    if ratio is not None:
+    if ratio is not None and not spec.weight.per_token:
         raw, bounded, log_weight = weighing.raw, weighing.bounded, weighing.log_ratio
         return {"raw": raw, "bounded": bounded, "ratio": ratio, "weight": weighing.weight, "log_weight": log_weight}
-    if spec.weight.token_clamp is None:
+    if spec.weight.level == "token" and spec.weight.token_clamp is None:
         total = tokens.excess_of_sequences
     else:
         total = tokens.sequences.sum(select(tokens.measured, weighing.raw))
@@ -215,7 +216,7 @@ def _weight_facts(
 
 def _criterion_facts(outcome: Outcome, tokens: Tokens, n_valid: Tensor, n_measured: Tensor) -> CriterionFacts:
     among, value = outcome.among, outcome.value
-    if outcome.criterion.over == "token":
+    if outcome.criterion.per_token:
         value = torch.zeros(0, dtype=torch.float64, device=tokens.d.device)
         units = n_measured if among is None or among is tokens.measured else tokens.count(among)
     else:
@@ -270,14 +271,14 @@ def concatenate(parts: list[SequenceFacts]) -> SequenceFacts:
     return SequenceFacts(criteria, *joined(parts, plain))
 
 
-def above(log_ratio: Tensor, bound: float | None) -> Tensor:
+def above(log_ratio: Tensor, bound: Bound) -> Tensor:
     """Bool per unit: beyond an upper bound; nowhere where it is open. NaN is beyond any bound."""
-    return _nowhere(log_ratio) if bound is None else ~correction.within(log_ratio, None, bound)
+    return _nowhere(log_ratio) if bound is None else ~within(log_ratio, None, bound)
 
 
-def below(log_ratio: Tensor, bound: float | None) -> Tensor:
+def below(log_ratio: Tensor, bound: Bound) -> Tensor:
     """Bool per unit: beyond a lower bound; nowhere where it is open. NaN is beyond any bound."""
-    return _nowhere(log_ratio) if bound is None else ~correction.within(log_ratio, bound, None)
+    return _nowhere(log_ratio) if bound is None else ~within(log_ratio, bound, None)
 
 
 def outside(log_ratio: Tensor, lower: float | None, upper: float | None) -> tuple[Tensor, Tensor]:

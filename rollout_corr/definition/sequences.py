@@ -31,6 +31,15 @@ class Sequences(Protocol):
     def spread(self, per_sequence: Tensor) -> Tensor:
         """Give every token its sequence's value: [S] -> a shape that broadcasts over the tokens."""
 
+    def running(self, x: Tensor) -> Tensor:
+        """Add int64 or bool x up along each sequence, up to and with each token: int64 per token, exact."""
+
+    def running_max(self, x: Tensor, nothing: float | None = None) -> Tensor:
+        """Find the largest floating x up to and with each token; with `nothing` before it, which is that of no token.
+
+        NaN is the largest of all.
+        """
+
     def with_gradient(self, total: Tensor, x: Tensor) -> Tensor:
         """Give a total of x that was computed by other means, [S] float64, the gradient of `sum(x)`."""
 
@@ -72,6 +81,32 @@ class Rows(Whole):
     def spread(self, per_sequence: Tensor) -> Tensor:
         """[B] -> [B, 1], which broadcasts over the row."""
         return per_sequence[:, None]
+
+    def running(self, x: Tensor) -> Tensor:
+        """[B, T] int64 or bool -> [B, T] int64."""
+        return x.cumsum(1)
+
+    def running_max(self, x: Tensor, nothing: float | None = None) -> Tensor:
+        """[B, T] -> [B, T]."""
+        return scan_max(x, torch.arange(x.shape[1], device=x.device), nothing)
+
+
+def scan_max(x: Tensor, place: Tensor, nothing: float | None) -> Tensor:
+    """The largest x up to each token, in steps that double: exact in every dtype, NaN stays, no value is read.
+
+    Args:
+        x: [N] or [B, T].
+        place: The place of each token in its sequence along the last dimension, from 0; broadcasts over x.
+        nothing: None to take a token with itself; else what there is before the first.
+    """
+    if nothing is not None and x.shape[-1]:
+        x = torch.where(place > 0, torch.cat([x[..., :1], x[..., :-1]], -1), nothing)
+    step = 1
+    while step < x.shape[-1]:
+        ahead = x[..., step:]
+        found = torch.where(place[step:] >= step, ahead.maximum(x[..., :-step]), ahead)
+        x, step = torch.cat([x[..., :step], found], -1), 2 * step
+    return x
 
 
 # Tokens of a tile: stretches of equal length that packed tokens are cut into on the CPU, wherever sequences end.
@@ -202,6 +237,26 @@ class Packed(Whole):
             running = torch.zeros(self.size + 1, dtype=torch.int8, device=flags.device)
             return running.index_add_(0, self.offsets[:-1], changes).cumsum_(0)[:-1].view(torch.bool)
         return per_sequence.index_select(0, self.ids)
+
+    def running(self, x: Tensor) -> Tensor:
+        """[N] int64 or bool -> [N] int64; nothing in one sequence touches another."""
+        if self.size == 0 or self.count == 0:
+            return torch.zeros(self.size, dtype=torch.int64, device=x.device)
+        # The sum may wrap around, its differences do not.
+        running = x.cumsum(0)
+        starts = self.offsets[:-1]
+        before = running.index_select(0, (starts - 1).clamp(min=0)).mul_(starts > 0)
+        return running.sub_(self.spread(before))
+
+    def running_max(self, x: Tensor, nothing: float | None = None) -> Tensor:
+        """[N] -> [N]."""
+        return scan_max(x, self.places, nothing)
+
+    @property
+    def places(self) -> Tensor:
+        """[N] int64, the place of each token in its sequence, from 0; without meaning outside."""
+        places = torch.arange(self.size, device=self.offsets.device)
+        return places if self.count == 0 else places.sub_(self.spread(self.offsets[:-1]))
 
     @property
     def ids(self) -> Tensor:

@@ -338,7 +338,7 @@ def read_tokens(
 
 def _near_up_to(spec: Spec) -> float | None:
     """The |D| up to which a token is near 0 and within the bounds of a token weight; None where 0 is outside."""
-    if spec.weight is None or not spec.weight.per_token:
+    if spec.weight is None or spec.weight.level != "token":
         return NEAR
     low, high = log_bound(spec.weight.lower), log_bound(spec.weight.upper)
     # Rounded to numbers that comparing float32 with them finds every token beyond.

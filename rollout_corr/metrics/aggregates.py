@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rollout_corr.definition.bounds import grown
 from rollout_corr.definition.findings import Findings, SequenceFacts, above, below
 from rollout_corr.definition.tokens import (
     LARGEST_LOG_PERPLEXITY,
@@ -61,6 +62,11 @@ def weighs_tokens(spec: Spec) -> bool:
     return spec.weighs_tokens
 
 
+def weighs_prefixes(spec: Spec) -> bool:
+    """Tell whether a token's weight depends on those before it."""
+    return spec.weighs_prefixes
+
+
 def weighs_sequences(spec: Spec) -> bool:
     """Tell whether all tokens of a sequence have its weight."""
     return spec.weight is not None and not spec.weighs_tokens
@@ -92,7 +98,7 @@ def _token_squares(f: Findings, side: Literal["raw", "bounded"]) -> Number:
     """0-d: the sum over measured tokens of the square of a weight's ratio - 1, before or after the bounds."""
     weight = f.spec.weight
     assert weight is not None
-    if weight.per_token and weight.token_clamp is None and (side == "raw" or not weight.bounded):
+    if weight.level == "token" and weight.token_clamp is None and (side == "raw" or not weight.bounded):
         return f.tokens.sum_excess2
     if side == "bounded" and f.few is not None:
         return f.few.squares()
@@ -113,15 +119,15 @@ def _count_outside(f: Findings, side: Literal["above", "below"]) -> Number:
     weight, weighing = f.spec.weight, f.weighing
     assert weight is not None
     assert weighing is not None
-    bound, beyond = (weight.upper, above) if side == "above" else (weight.lower, below)
+    low, high = grown(log_bound(weight.lower), log_bound(weight.upper), weighing.growth)
+    bound, beyond = (high, above) if side == "above" else (low, below)
     if not weight.per_token:
-        return (f.n_measured * beyond(weighing.log_ratio, log_bound(bound))).sum()
+        return (f.n_measured * beyond(weighing.log_ratio, bound)).sum()
     if bound is None:
         return f.n_measured.new_zeros(())
     if f.few is not None:
-        low, high = (None, log_bound(bound)) if side == "above" else (log_bound(bound), None)
-        return f.few.count(low, high)
-    which = beyond(weighing.log_ratio, log_bound(bound))
+        return f.few.count(*(None, log_bound(weight.upper)) if side == "above" else (log_bound(weight.lower), None))
+    which = beyond(weighing.log_ratio, bound)
     return torch.count_nonzero(which if f.tokens.measured is None else which & f.tokens.measured)
 
 
@@ -147,6 +153,10 @@ AGGREGATES: list[Aggregate] = [
     total("ratio2", "tokens", lambda f: f.tokens.sum_excess2),
     total("tokens_clamped", "tokens", _tokens_clamped),
     *_token_weights("tokens", weighs_tokens),
+    total("raw_plain", "tokens", lambda f: select(f.tokens.measured, f.weighing.ratio).sum(), weighs_prefixes),
+    total("raw_plain2", "tokens", lambda f: squares(select(f.tokens.measured, f.weighing.ratio)), weighs_prefixes),
+    total("weight_plain", "tokens", lambda f: select(f.tokens.measured, f.weighing.weight).sum(), weighs_prefixes),
+    total("weight_plain2", "tokens", lambda f: squares(select(f.tokens.measured, f.weighing.weight)), weighs_prefixes),
     extremes("d", "tokens", lambda f: f.tokens.extrema),
     # Sequences.
     total("tokens", "sequences", lambda s: s.facts.tokens),
@@ -212,12 +222,12 @@ def criterion_aggregates(criterion: Criterion, own: str) -> list[Aggregate]:
     def over_sequences(s: AllSequences) -> tuple[Tensor, ...]:
         return _moments(criterion, s.criteria[label].value, s.criteria[label].units, s.spec)
 
-    over = over_tokens if criterion.over == "token" else over_sequences
+    over = over_tokens if criterion.per_token else over_sequences
     return [
         total(f"{own}/units", "sequences", lambda s: s.criteria[label].units),
         total(f"{own}/tokens", "sequences", lambda s: s.criteria[label].tokens),
         total(f"{own}/sequences", "sequences", lambda s: s.criteria[label].tokens > 0),
-        Aggregate(*names, "tokens" if criterion.over == "token" else "call", over),
+        Aggregate(*names, "tokens" if criterion.per_token else "call", over),
     ]
 
 
@@ -225,7 +235,7 @@ def _moments(criterion: Criterion, value: Tensor, among: Tensor | None, spec: Sp
     """Sum, sum of squares, maximum and -minimum of a criterion's value over its units; a ratio's around 1."""
     if criterion.statistic.log_space:
         value = value.clamp(-spec.clamp, spec.clamp)
-        value = value.expm1() if criterion.over == "sequence" else value + k3(value)
+        value = value + k3(value) if criterion.over == "token" else value.expm1()
     if criterion.statistic.source == "caller":
         finite = value.isfinite()
         among = finite if among is None else among & finite

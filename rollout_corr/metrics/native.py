@@ -152,7 +152,7 @@ def batch_mean(spec: Spec) -> tuple[str, str, float]:
 def criterion_metrics(criterion: Criterion) -> list[Metric]:
     """The metrics of a criterion, under its label."""
     label, value = criterion.label, f"{criterion.label}/value"
-    units = "measured tokens" if criterion.over == "token" else "sequences with a token to sum over"
+    units = "measured tokens" if criterion.per_token else "sequences with a token to sum over"
     over, centre = Over(units, f"{label}/units"), 1.0 if criterion.statistic.log_space else 0.0
     return [
         Metric(f"{label}/rejected_tokens_fraction", "tokens that it rejected", "fraction", VALID, "< 0.1",

@@ -16,13 +16,15 @@ from rollout_corr.spec.meant import keywords_meant
 from rollout_corr.spec.statistics import STATISTICS, Stat, Statistic
 from rollout_corr.spec.validate import bounds, choice, positive, shown
 
-Level = Literal["token", "product", "geometric"]
+Level = Literal["token", "product", "geometric", "prefix"]
 Outside = Literal["clamp", "zero"]
 Normalize = Literal["batch"]
-Unit = Literal["token", "sequence"]
+Unit = Literal["token", "sequence", "prefix"]
 Reduce = Literal["sum", "mean", "max", "min"]
+PrefixReduce = Literal["sum", "mean", "min"]
+Growth = Literal["sqrt"]
 When = Literal["any", "negative_advantage", "positive_advantage", "outward"]
-Drop = Literal["unit", "sequence", "token"]
+Drop = Literal["unit", "sequence", "token", "rest"]
 Of = Literal["train/rollout", "new/rollout", "new/old"]
 Rejected = Literal["mask", "zero", "both"]
 Nonfinite = Literal["reject", "neutral", "propagate"]
@@ -37,6 +39,8 @@ NORMALIZE: tuple[Normalize, ...] = get_args(Normalize)
 STATS: tuple[Stat, ...] = get_args(Stat)
 UNITS: tuple[Unit, ...] = get_args(Unit)
 REDUCTIONS: tuple[Reduce, ...] = get_args(Reduce)
+PREFIX_REDUCTIONS: tuple[PrefixReduce, ...] = get_args(PrefixReduce)
+GROWTH: tuple[Growth, ...] = get_args(Growth)
 WHEN: tuple[When, ...] = get_args(When)
 DROP: tuple[Drop, ...] = get_args(Drop)
 POLICIES: tuple[Of, ...] = get_args(Of)
@@ -59,13 +63,18 @@ class Weight(Checked):
     """An importance weight: a ratio of probabilities, bounded and perhaps normalised.
 
     Args:
-        level: "token" exp(D); "product" exp(sum of D) per sequence; "geometric" exp(mean of D) per sequence.
+        level: "token" exp(D); "product" exp(sum of D) per sequence; "geometric" exp(mean of D) per sequence; "prefix"
+            a weight of each token from D up to and with it, by `reduce`.
         lower: Lower bound of the ratio, or None for an open side.
         upper: Upper bound of the ratio, or None for an open side.
         outside: A ratio outside the bounds becomes the bound ("clamp": truncation) or 0 ("zero": IcePop).
         normalize: "batch" divides by the mean weight over all valid tokens (at sequence levels: over all non-empty
             sequences, each counting once), so that a weight may exceed `upper`. None does not.
         token_clamp: Every D is clamped to +-token_clamp before anything else; None: it is not.
+        reduce: Of a prefix: exp of the "sum" or "mean" of D over it, or "min", exp(D) times the smallest exp(D) before
+            the token. Only with level="prefix", where None is "sum".
+        growth: "sqrt" raises both bounds of the t-th token of a sequence to the power of sqrt(t): they grow in log
+            space as a random walk spreads. Only with level="prefix".
     """
 
     level: Level
@@ -74,9 +83,17 @@ class Weight(Checked):
     outside: Outside = "clamp"
     normalize: Normalize | None = None
     token_clamp: float | None = None
+    reduce: PrefixReduce | None = None
+    growth: Growth | None = None
 
     def __post_init__(self) -> None:
         choice("Weight.level", self.level, LEVELS, MEANT)
+        if self.level == "prefix":
+            self._set(reduce="sum" if self.reduce is None else self.reduce)
+            choice("Weight.reduce", self.reduce, PREFIX_REDUCTIONS)
+        elif self.reduce is not None:
+            raise ValueError(f"Weight.reduce: expected None unless level='prefix', got {shown(self.reduce)}")
+        _check_growth("Weight", self.growth, "level='prefix'", self.level == "prefix")
         choice("Weight.outside", self.outside, OUTSIDE)
         if self.normalize is not None:
             choice("Weight.normalize", self.normalize, NORMALIZE)
@@ -85,10 +102,13 @@ class Weight(Checked):
         if self.token_clamp is not None:
             self._set(token_clamp=positive("Weight.token_clamp", self.token_clamp))
 
+    def _defaults(self) -> dict[str, object]:
+        return {**super()._defaults(), "reduce": "sum" if self.level == "prefix" else None}
+
     @property
     def per_token(self) -> bool:
         """True if every token has a weight of its own, rather than its sequence's."""
-        return self.level == "token"
+        return self.level in ("token", "prefix")
 
     @property
     def bounded(self) -> bool:
@@ -106,20 +126,24 @@ class Criterion(Checked):
             space, aggregated in log space), "k1" -D, "k2" D^2/2, "k3" e^D-1-D, "k3_reverse" e^-D-1+D,
             "abs" |D|, "ratio_error" e^|D|, "ratio_deviation" |e^D-1|, "prob_diff" q-p, "tv" |q-p|, "binary_kl",
             "binary_kl_reverse", "binary_kl_symmetric", or "external": a tensor given to the call under `name`.
-        over: The unit that is tested, "token" or "sequence".
-        reduce: The "sum", "mean", "max" or "min" of a sequence's tokens is its value. Only with over="sequence".
+        over: The unit that is tested, "token", "sequence" or "prefix": each token by the tokens of its sequence up to
+            and with it.
+        reduce: The "sum", "mean", "max" or "min" of a sequence's or prefix's tokens is its value. Not with
+            over="token".
         lower: Lowest value kept, or None for an open side.
         upper: Highest value kept, or None for an open side.
         when: The units that are tested. "negative_advantage", "positive_advantage" and "outward" (advantage and D have
             the same sign) need `advantages`. A sequence is selected by its mean advantage over valid tokens; for
             "outward" by holding an outward token. With drop="token" a sequence is tested if it holds a selected token.
         drop: A failure rejects the "unit" that was tested, all tokens of its "sequence", or only those tokens of the
-            sequence that `when` selects ("token").
+            sequence that `when` selects ("token"); of a prefix the "unit" is its last token, and "rest" is that and
+            every later token of the sequence.
         of: The two policies compared. "new/rollout" and "new/old" exist only inside `policy_loss`.
         label: The prefix of this criterion's metrics; by default made from the other fields.
         name: The key of the tensor in `external={name: tensor}`. Only with stat="external".
         token_clamp: Every D is clamped to +-token_clamp first; None: it is not.
         eps: The floor of 1-p and 1-q in the binary KLs.
+        growth: "sqrt" multiplies both bounds, a ratio's as logs, by sqrt(t) at the t-th token. Only with over="prefix".
     """
 
     stat: Stat
@@ -134,6 +158,7 @@ class Criterion(Checked):
     name: str | None = None
     token_clamp: float | None = None
     eps: float = 1e-8
+    growth: Growth | None = None
 
     def __post_init__(self) -> None:
         choice("Criterion.stat", self.stat, tuple(STATISTICS))
@@ -143,10 +168,18 @@ class Criterion(Checked):
         choice("Criterion.of", self.of, POLICIES)
         if self.over == "token" and self.reduce is not None:
             raise ValueError(f"Criterion.reduce: expected None with over='token', got {shown(self.reduce)}")
-        if self.over == "sequence":
+        if self.over != "token":
             if self.reduce is None:
-                raise ValueError(f"Criterion.reduce: expected one of {list(REDUCTIONS)} with over='sequence', got None")
+                raise ValueError(
+                    f"Criterion.reduce: expected one of {list(REDUCTIONS)} with over={self.over!r}, got None"
+                )
             choice("Criterion.reduce", self.reduce, REDUCTIONS)
+        if self.drop == "rest" and self.over != "prefix":
+            raise ValueError(
+                "Criterion.drop: 'rest' needs over='prefix'; for all from the first token beyond a bound write "
+                f"over='prefix' with reduce='max' for upper, 'min' for lower, got over={self.over!r}"
+            )
+        _check_growth("Criterion", self.growth, "over='prefix'", self.over == "prefix")
         signed, ratio = self.statistic.signed, self.stat == "ratio"
         lower, upper = bounds("Criterion", self.lower, self.upper, signed=signed, ratio=ratio)
         if lower is None and upper is None:
@@ -175,7 +208,14 @@ class Criterion(Checked):
             words.append("when_" + self.when)
         if self.drop != "unit":
             words.append("drop_" + self.drop)
+        if self.growth is not None:
+            words.append("growth_" + self.growth)
         return "_".join(word for word in words if word)
+
+    @property
+    def per_token(self) -> bool:
+        """True if every token is tested, alone or with those before it."""
+        return self.over != "sequence"
 
     @property
     def statistic(self) -> Statistic:
@@ -253,12 +293,27 @@ class Spec(Checked):
             )
         for scheme in self.report:
             choice("Spec.report", scheme, REPORTS)
+        if self.has_prefixes and len(set(self.report) | {"native"}) > 1:
+            raise ValueError(
+                "Spec.report: expected ('native',) beside prefixes, which no framework has metrics of, got "
+                f"{shown(self.report)}"
+            )
         report = tuple(scheme for scheme in REPORTS if scheme == "native" or scheme in self.report)
         self._set(criteria=criteria, clamp=positive("Spec.clamp", self.clamp, LARGEST_CLAMP), report=report)
 
     @property
+    def weighs_prefixes(self) -> bool:
+        """True if the weight of a token depends on those before it."""
+        return self.weight is not None and self.weight.level == "prefix"
+
+    @property
+    def has_prefixes(self) -> bool:
+        """True if anything depends on the order of a sequence's tokens."""
+        return self.weighs_prefixes or any(criterion.over == "prefix" for criterion in self.criteria)
+
+    @property
     def weighs_tokens(self) -> bool:
-        """True if there is a weight at token level."""
+        """True if every token has a weight of its own."""
         return self.weight is not None and self.weight.per_token
 
     @property
@@ -314,6 +369,14 @@ class Spec(Checked):
             Criterion(**arguments_of(Criterion, item, f"Spec.criteria[{i}]")) for i, item in enumerate(criteria)
         )
         return cls(**arguments)
+
+
+def _check_growth(owner: str, growth: object, needs: str, met: bool) -> None:
+    if growth is None:
+        return
+    choice(f"{owner}.growth", growth, GROWTH)
+    if not met:
+        raise ValueError(f"{owner}.growth: expected None unless {needs}, got {shown(growth)}")
 
 
 def no_spec(given: object, wanted: str = "a Spec") -> TypeError:

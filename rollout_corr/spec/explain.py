@@ -13,6 +13,11 @@ _LEVELS = {
     "product": ("the product of its sequence's ratios, exp(sum of D)", "the sum"),
     "geometric": ("the geometric mean of its sequence's ratios, exp(mean of D)", "the mean"),
 }
+_PREFIXES = {
+    "sum": ("the product of the ratios up to and with it, exp(sum of D)", "the sum"),
+    "mean": ("the geometric mean of the ratios up to and with it, exp(mean of D)", "the mean"),
+    "min": ("its own ratio times the smallest before it, exp(D + min of D)", "the sum"),
+}
 _AGGREGATES = {"sum": "sum", "mean": "mean", "max": "maximum", "min": "minimum"}
 # Adding logarithms multiplies ratios.
 _AGGREGATES_OF_LOGS = {**_AGGREGATES, "sum": "product", "mean": "geometric mean"}
@@ -60,8 +65,9 @@ def explain(spec: Spec) -> str:
 
 
 def _weight(weight: Weight, spec: Spec) -> list[str]:
-    ratio, clamped = _LEVELS[weight.level]
-    over = " over the tokens that pass the token criteria" if spec.sums_over == "kept" and not weight.per_token else ""
+    ratio, clamped = _LEVELS[weight.level] if weight.reduce is None else _PREFIXES[weight.reduce]
+    kept = spec.sums_over == "kept" and weight.level != "token"
+    over = " over the tokens that pass the token criteria" if kept else ""
     token = "" if weight.token_clamp is None else f"each D is first clamped to +-{weight.token_clamp:g}, and "
     steps = [f"The weight of a token is {ratio}{over}; {token}{clamped} is clamped to +-{spec.clamp:g} before exp."]
     if weight.bounded:
@@ -72,6 +78,8 @@ def _weight(weight: Weight, spec: Spec) -> list[str]:
         else:
             moved = [f"{side} {bound:g} becomes {bound:g}" for side, bound in sides if bound is not None]
             steps.append(f"A weight {' and one '.join(moved)}.")
+        if weight.growth is not None:
+            steps[-1] += " For the t-th token of a sequence the bounds are raised to the power of sqrt(t)."
     if weight.normalize == "batch":
         units = "valid tokens" if weight.per_token else "non-empty sequences"
         steps.append(f"Weights are divided by their mean over the batch's {units}, rejected ones included.")
@@ -85,18 +93,26 @@ def _criterion(criterion: Criterion, spec: Spec) -> str:
         value += f" of {criterion.of}"
     if criterion.token_clamp is not None and row.source == "d":
         value += f" (D clamped to +-{criterion.token_clamp:g})"
-    if criterion.over == "sequence" and criterion.reduce is not None:
+    if criterion.reduce is not None:
         aggregate = (_AGGREGATES_OF_LOGS if row.log_space else _AGGREGATES)[criterion.reduce]
         among = "the tokens that pass the token criteria" if spec.sums_over == "kept" else "its valid tokens"
+        if criterion.over == "prefix":
+            among = among.replace("its ", "the ") + " up to and with it"
         value = f"the {aggregate} of {value} over {among}"
-    unit, rejected = f"{criterion.over}{_WHEN[criterion.when]}", f"the {criterion.over} is"
-    if criterion.drop == "sequence":
+    tested = "token" if criterion.per_token else "sequence"
+    unit, rejected = f"{tested}{_WHEN[criterion.when]}", f"the {tested} is"
+    if criterion.drop == "rest":
+        rejected = "it and the rest of its sequence are"
+    elif criterion.drop == "sequence":
         rejected = "the whole sequence is"
     elif criterion.thins_sequences and criterion.when == "any":
         rejected = "its valid tokens are"
     elif criterion.thins_sequences:
         unit, rejected = f"sequence with a token{_WHEN[criterion.when]}", "its tokens of that kind are"
     bounds = _range(criterion.lower, criterion.upper)
+    if criterion.growth is not None:
+        power = "raised to the power of" if row.log_space else "times"
+        bounds += f" (bounds {power} sqrt(t) at the t-th token)"
     return f"Criterion {criterion.label!r}: for each {unit}, {value} must be {bounds}, else {rejected} rejected."
 
 

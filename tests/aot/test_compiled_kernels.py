@@ -50,6 +50,14 @@ USED = {
     "DETAIL": {x.detail for x in SPECS},
     "REPORTS": {scheme for x in SPECS for scheme in x.report},
 }
+# Prefixes run on plain torch.
+BEYOND = {
+    "LEVELS": {"prefix"},
+    "UNITS": {"prefix"},
+    "DROP": {"rest"},
+    "PREFIX_REDUCTIONS": set(correction.PREFIX_REDUCTIONS),
+    "GROWTH": set(correction.GROWTH),
+}
 
 # Every field of the three types: one without options to choose from is named with the variants that use it.
 CHOSEN = {"level", "outside", "normalize", "stat", "over", "reduce", "when", "drop", "of", "rejected", "nonfinite"}
@@ -65,6 +73,7 @@ FREE = {
     "criteria": any(not x.criteria for x in SPECS) and bool(CRITERIA),
     "clamp": True,
     "apply": {x.apply for x in SPECS} == {True, False},
+    "growth": True,
 }
 
 
@@ -73,7 +82,7 @@ def test_every_option_is_in_a_variant():
     options = {
         name: set(value) for name, value in vars(correction).items() if name.isupper() and isinstance(value, tuple)
     }
-    assert options == USED
+    assert options == {name: USED.get(name, set()) | BEYOND.get(name, set()) for name in (*USED, *BEYOND)}
     fields = {
         field.name
         for kind in (correction.Spec, correction.Weight, correction.Criterion)
@@ -85,7 +94,7 @@ def test_every_option_is_in_a_variant():
 
 def test_every_statistic_is_tested_over_both_units():
     pairs = {(criterion.over, criterion.stat) for criterion in CRITERIA}
-    assert pairs == {(over, stat) for over in correction.UNITS for stat in correction.STATS}
+    assert pairs == {(over, stat) for over in correction.UNITS if over != "prefix" for stat in correction.STATS}
 
 
 def test_every_kind_of_tensor_is_in_a_variant():

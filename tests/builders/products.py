@@ -30,13 +30,16 @@ def fit(sequences, spec, arguments, pattern):
     open_ended = rc.Criterion(**arguments, upper=math.inf, label="fit")
     answer = oracle.correct(sequences, rc.Spec(**{**spec, "criteria": (*spec.get("criteria", ()), open_ended)}))
     values = answer.outcomes[-1].values
-    flat = [v for row in values for v in row] if open_ended.over == "token" else values
+    flat = [v for row in values for v in row] if open_ended.per_token else values
     in_logs = arguments["stat"] == "ratio"
     lower, upper = cut(flat, pattern, signed=in_logs or arguments["stat"] in ("k1", "prob_diff", "external"))
     if in_logs:
         lower, upper = (None if b is None else math.exp(b) for b in (lower, upper))
     return rc.Criterion(**arguments, lower=lower, upper=upper)
 
+
+# Prefixes have tests of their own: tests/definition/test_prefix.py.
+DROPS = tuple(drop for drop in DROP if drop != "rest")
 
 TRANSFORMS = [(None, None), (None, 1.2), (0.8, None), (0.8, 1.2)]
 
@@ -62,7 +65,7 @@ def criteria_product(stat):
         itertools.product(REJECTED, (None, 0.3), (rc.Weight("geometric"), None), (True, False), (1e-8, 0.2))
     )
     first = rc.Criterion("external", name="entropy", upper=0.6, label="first")
-    for over, when, drop in itertools.product((None, *REDUCTIONS), WHEN, DROP):
+    for over, when, drop in itertools.product((None, *REDUCTIONS), WHEN, DROPS):
         for nonfinite, sums_over in itertools.product(NONFINITE, SUMS_OVER):
             rejected, token_clamp, weight, apply, eps = rng.choice(settings)
             spec = {

@@ -8,8 +8,8 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, MASK_DTYPES, random_sequences, spoil, wild
-from builders.products import fit
-from rollout_corr.spec.correction import DROP, LEVELS, NONFINITE, OUTSIDE, REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
+from builders.products import DROPS, fit
+from rollout_corr.spec.correction import LEVELS, NONFINITE, OUTSIDE, REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
 
 # Of outcomes that log-ratios on the grid of a half precision do not have.
 WEIGHT_BOUNDS = ((None, None), (None, 1.234567), (0.789012, None), (0.789012, 1.234567))
@@ -39,7 +39,7 @@ def random_weight(rng: random.Random) -> rc.Weight | None:
     if rng.random() < 0.3:
         return None
     normalize, token_clamp = rng.choice((None, None, "batch")), rng.choice((None, None, 0.3))
-    return rc.Weight(rng.choice(LEVELS), *rng.choice(WEIGHT_BOUNDS), rng.choice(OUTSIDE), normalize, token_clamp)
+    return rc.Weight(rng.choice(LEVELS[:3]), *rng.choice(WEIGHT_BOUNDS), rng.choice(OUTSIDE), normalize, token_clamp)
 
 
 def random_spec(rng: random.Random, sequences) -> rc.Spec:
@@ -61,7 +61,7 @@ def random_spec(rng: random.Random, sequences) -> rc.Spec:
             "over": "token" if reduce is None else "sequence",
             "reduce": reduce,
             "when": rng.choice(WHEN),
-            "drop": rng.choice(DROP),
+            "drop": rng.choice(DROPS),
             "name": "entropy" if stat == "external" else None,
             "token_clamp": rng.choice((None, None, 0.3)),
         }

@@ -12,6 +12,7 @@ from rollout_corr.spec.correction import (
     DROP,
     LEVELS,
     OUTSIDE,
+    PREFIX_REDUCTIONS,
     REDUCTIONS,
     REJECTED,
     STATS,
@@ -50,10 +51,11 @@ def sequences(draw, most=6, longest=7, impossible=False):
 
 
 @st.composite
-def criteria(draw):
+def criteria(draw, prefixes=False):
     """A criterion whose bounds lie where its statistic usually does."""
     stat = draw(st.sampled_from(STATS))
     reduce = draw(st.sampled_from((None, *REDUCTIONS)))
+    over = "token" if reduce is None else draw(st.sampled_from(("sequence", "prefix")[: 1 + prefixes]))
     around = {"ratio": 1.0, "ratio_error": 1.3}.get(stat, 0.0)
     bounds = sorted(draw(st.lists(st.floats(0.015625, 1.5, width=16), min_size=2, max_size=2)))
     lower, upper = (around + (b - 0.5 if STATISTICS[stat].signed else b) for b in bounds)
@@ -61,36 +63,40 @@ def criteria(draw):
     side = draw(st.sampled_from(("lower", "upper", "both")))
     return rc.Criterion(
         stat,
-        over="token" if reduce is None else "sequence",
+        over=over,
         reduce=reduce,
         lower=None if side == "upper" else lower,
         upper=None if side == "lower" else upper,
         when=draw(st.sampled_from(WHEN)),
-        drop=draw(st.sampled_from(DROP)),
+        drop=draw(st.sampled_from(tuple(drop for drop in DROP if drop != "rest" or over == "prefix"))),
         name="entropy" if stat == "external" else None,
         token_clamp=draw(st.sampled_from((None, None, 0.5))),
+        growth=draw(st.sampled_from((None, "sqrt"))) if over == "prefix" else None,
     )
 
 
 @st.composite
-def weights(draw, normalize=(None,)):
+def weights(draw, normalize=(None,), prefixes=False):
     lower, upper = draw(st.sampled_from(((None, None), (None, 2.0), (0.5, None), (0.5, 2.0), (0.9, 1.1))))
+    level = draw(st.sampled_from(tuple(level for level in LEVELS if level != "prefix" or prefixes)))
     return rc.Weight(
-        draw(st.sampled_from(LEVELS)),
+        level,
         lower,
         upper,
         draw(st.sampled_from(OUTSIDE)),
         draw(st.sampled_from(normalize)),
         draw(st.sampled_from((None, None, 0.5))),
+        draw(st.sampled_from(PREFIX_REDUCTIONS)) if level == "prefix" else None,
+        draw(st.sampled_from((None, "sqrt"))) if level == "prefix" else None,
     )
 
 
 @st.composite
-def specs(draw, nonfinite=("reject", "neutral"), normalize=(None,)):
-    """Any spec: with and without a weight, up to three criteria."""
-    picked = draw(st.lists(criteria(), max_size=3, unique_by=lambda criterion: criterion.label))
+def specs(draw, nonfinite=("reject", "neutral"), normalize=(None,), prefixes=False):
+    """Any spec: with and without a weight, up to three criteria; with `prefixes` also over those."""
+    picked = draw(st.lists(criteria(prefixes), max_size=3, unique_by=lambda criterion: criterion.label))
     return rc.Spec(
-        weight=draw(st.none() | weights(normalize)),
+        weight=draw(st.none() | weights(normalize, prefixes)),
         criteria=tuple(picked),
         rejected=draw(st.sampled_from(REJECTED)),
         clamp=draw(st.sampled_from((20.0, 20.0, 0.5))),

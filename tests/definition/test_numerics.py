@@ -108,9 +108,11 @@ def test_the_smallest_weight_is_off_by_a_rounding_of_d(d):
 def test_weights_near_0_keep_the_sample_size_and_the_mean_that_the_docs_promise(centre, level):
     """docs/kernels.md has the bounds at token level; at the other levels nothing is lost."""
     generator = torch.Generator().manual_seed(0)
-    d = centre / (7 if level == "product" else 1) + 0.3 * torch.randn(30, 7, generator=generator)
+    d = centre / (7 if level in ("product", "prefix") else 1) + 0.3 * torch.randn(30, 7, generator=generator)
     log_weight = d.double()
-    if level != "token":
+    if level == "prefix":
+        log_weight = log_weight.cumsum(1)
+    elif level != "token":
         log_weight = log_weight.sum(1, keepdim=True).expand(30, 7) / (7 if level == "geometric" else 1)
     w = log_weight.exp()
     out = rc.correct(d, torch.zeros_like(d), spec=rc.Spec(rc.Weight(level, normalize="batch")))

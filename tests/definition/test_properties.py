@@ -18,10 +18,13 @@ import rollout_corr as rc
 from builders.batches import GARBAGE, LAYOUTS, assert_same_results, assert_same_statistics, lay_out, outcome, pick
 from builders.strategies import sequences, specs
 from oracles.correction import Sequence
+from rollout_corr.spec.correction import NONFINITE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 DTYPES = st.sampled_from((torch.float32, torch.bfloat16, torch.float16))
+SPECS = specs(prefixes=True)
+ANY_SPECS = specs(NONFINITE, (None, "batch"), prefixes=True)
 FILLS = st.sampled_from((*GARBAGE, 3.4e38, -3.4e38))
 # The gaps of one batch are there again in each of its chunks.
 WITHOUT_GAPS = [layout for layout in LAYOUTS if layout != "packed_gaps"]
@@ -34,7 +37,7 @@ def run(batch, spec, dtype, layout="packed"):
 
 
 @CASES
-@given(sequences(), specs(), DTYPES, st.randoms(use_true_random=False))
+@given(sequences(), SPECS, DTYPES, st.randoms(use_true_random=False))
 def test_order_of_sequences_does_not_matter(batch, spec, dtype, random):
     order = list(range(len(batch)))
     random.shuffle(order)
@@ -44,7 +47,7 @@ def test_order_of_sequences_does_not_matter(batch, spec, dtype, random):
 
 
 @CASES
-@given(sequences(), specs(), DTYPES, st.lists(st.integers(0, 6), max_size=3), st.sampled_from(WITHOUT_GAPS))
+@given(sequences(), SPECS, DTYPES, st.lists(st.integers(0, 6), max_size=3), st.sampled_from(WITHOUT_GAPS))
 def test_chunks_merge_to_the_whole(batch, spec, dtype, cuts, layout):
     whole = run(batch, spec, dtype, layout)
     edges = [0, *sorted(min(cut, len(batch)) for cut in cuts), len(batch)]
@@ -58,7 +61,7 @@ def test_chunks_merge_to_the_whole(batch, spec, dtype, cuts, layout):
 
 
 @CASES
-@given(sequences(), specs(nonfinite=("reject", "neutral", "propagate")), DTYPES, st.sampled_from(LAYOUTS))
+@given(sequences(), specs(nonfinite=NONFINITE, prefixes=True), DTYPES, st.sampled_from(LAYOUTS))
 def test_layout_does_not_matter(batch, spec, dtype, layout):
     packed, other = run(batch, spec, dtype), run(batch, spec, dtype, layout)
     assert_same_results(other, packed)
@@ -67,7 +70,7 @@ def test_layout_does_not_matter(batch, spec, dtype, layout):
 
 
 @CASES
-@given(sequences(longest=12), sequences(most=3), specs(), DTYPES)
+@given(sequences(longest=12), sequences(most=3), SPECS, DTYPES)
 def test_a_sequence_alone_equals_the_sequence_in_any_pack(batch, before, spec, dtype):
     packed = run([*before, *batch], spec, dtype, "packed_gaps")
     for s in range(len(batch)):
@@ -78,7 +81,7 @@ def test_a_sequence_alone_equals_the_sequence_in_any_pack(batch, before, spec, d
 @CASES
 @given(
     sequences(),
-    specs(normalize=(None, "batch")),
+    specs(prefixes=True, normalize=(None, "batch")),
     DTYPES,
     st.sampled_from(LAYOUTS),
     st.lists(st.integers(0, 6), max_size=4),
@@ -100,7 +103,7 @@ def test_empty_sequences_change_nothing(batch, spec, dtype, layout, places):
 
 
 @CASES
-@given(sequences(), specs(normalize=(None, "batch")), DTYPES, st.sampled_from(LAYOUTS), FILLS, FILLS)
+@given(sequences(), specs(prefixes=True, normalize=(None, "batch")), DTYPES, st.sampled_from(LAYOUTS), FILLS, FILLS)
 def test_what_stands_at_invalid_tokens_does_not_matter(batch, spec, dtype, layout, one, other):
     def filled(value):
         return [
@@ -120,7 +123,7 @@ def test_what_stands_at_invalid_tokens_does_not_matter(batch, spec, dtype, layou
 
 
 @CASES
-@given(sequences(), specs(nonfinite=("reject", "neutral", "propagate"), normalize=(None, "batch")), DTYPES)
+@given(sequences(), ANY_SPECS, DTYPES)
 def test_the_same_call_gives_the_same_bits(batch, spec, dtype):
     one, two = run(batch, spec, dtype), run(batch, spec, dtype)
     assert_same_results(one, two)
@@ -131,7 +134,7 @@ def test_the_same_call_gives_the_same_bits(batch, spec, dtype):
 @CASES
 @given(
     sequences(impossible=True),
-    specs(nonfinite=("reject", "neutral"), normalize=(None, "batch")),
+    specs(prefixes=True, nonfinite=("reject", "neutral"), normalize=(None, "batch")),
     st.sampled_from((torch.float64, torch.float32, torch.bfloat16, torch.float16)),
 )
 def test_no_log_prob_makes_nan_or_raises(batch, spec, dtype):

@@ -9,12 +9,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-NAN = math.nan
-INF = math.inf
+from oracles import prefix
+from oracles.numbers import (
+    D_RANGE,
+    NAN,
+    STAT_RANGE,
+    add,
+    clamp,
+    exp,
+    k3,
+    largest,
+    log,
+    probability,
+    saturate,
+    smallest,
+)
 
-# Ranges stated in the definition: D enters a sum within +-1024, any other summed statistic within +-2^37.
-D_RANGE = 1024.0
-STAT_RANGE = 2.0**37
+INF = math.inf
 
 
 @dataclass
@@ -65,66 +76,7 @@ class Answer:
     bounded: list  # the same after the bounds, before normalisation
     outcomes: list
     tokens: list  # per sequence, a Token or None
-
-
-# --- numbers ---------------------------------------------------------------------------------------------------------
-
-
-def exp(x):
-    try:
-        return math.exp(x)
-    except OverflowError:
-        return INF
-
-
-def probability(log_prob):
-    """A log-prob above 0 is not one: its probability is read as 1."""
-    return exp(smallest([log_prob, 0.0]))
-
-
-def log(x):
-    return -INF if x == 0 else math.log(x)
-
-
-def clamp(x, limit):
-    if math.isnan(x) or limit is None:
-        return x
-    return min(max(x, -limit), limit)
-
-
-def saturate(x, limit):
-    """Infinities stay: only finite values have a range."""
-    return clamp(x, limit) if math.isfinite(x) else x
-
-
-def add(values):
-    """The exact sum, with IEEE's answers where something is not finite."""
-    values = list(values)
-    if any(math.isnan(v) for v in values) or (INF in values and -INF in values):
-        return NAN
-    for infinity in (INF, -INF):
-        if infinity in values:
-            return infinity
-    return math.fsum(values)
-
-
-def largest(values):
-    return NAN if any(math.isnan(v) for v in values) else max(values)
-
-
-def smallest(values):
-    return NAN if any(math.isnan(v) for v in values) else min(values)
-
-
-def k3(d):
-    """e^d - 1 - d, by its series where the subtraction would cancel."""
-    if not abs(d) < 0.5:
-        return exp(d) - 1.0 - d
-    terms, term = [], d
-    for n in range(2, 40):
-        term = term * d / n
-        terms.append(term)
-    return math.fsum(terms)
+    growths: list  # per sequence, by what the log of the bounds grows at each token
 
 
 # --- per token -------------------------------------------------------------------------------------------------------
@@ -202,21 +154,23 @@ def log_weight(weight, ds):
     return total
 
 
-def bound(weight, raw):
-    inside = (weight.lower is None or raw >= weight.lower) and (weight.upper is None or raw <= weight.upper)
+def bound(weight, raw, growth=1.0):
+    lower, upper = (None if end is None else end**growth for end in (weight.lower, weight.upper))
+    inside = (lower is None or raw >= lower) and (upper is None or raw <= upper)
     if inside:
         return raw
     if weight.outside == "zero":
         return 0.0
     if math.isnan(raw):
         return raw
-    return weight.lower if weight.lower is not None and raw < weight.lower else weight.upper
+    return lower if lower is not None and raw < lower else upper
 
 
 def weigh(spec, tokens, survives):
     """Per sequence and position: the weight before and after the bounds, and the divisor of `normalize`."""
     weight = spec.weight
     raw = [[None] * len(row) for row in tokens]
+    growths = [[1.0] * len(row) for row in tokens]
     units = []
     for s, row in enumerate(tokens):
         measured = [t for t in range(len(row)) if row[t] is not None and row[t].measured]
@@ -224,6 +178,13 @@ def weigh(spec, tokens, survives):
             for t in measured:
                 raw[s][t] = exp(clamp(clamp(row[t].d, weight.token_clamp), spec.clamp))
                 units.append(bound(weight, raw[s][t]))
+        elif weight.level == "prefix":
+            counts = [t in measured and survives[s][t] for t in range(len(row))]
+            ds = [None if token is None else clamp(token.d, weight.token_clamp) for token in row]
+            logs, growths[s] = prefix.log_weights(weight, ds, counts), prefix.growths(weight.growth, counts)
+            for t in measured:
+                raw[s][t] = exp(clamp(logs[t], spec.clamp))
+                units.append(bound(weight, raw[s][t], growths[s][t]))
         elif measured:
             counted = [row[t].d for t in measured if survives[s][t]]
             value = exp(clamp(log_weight(weight, counted), spec.clamp))
@@ -231,23 +192,25 @@ def weigh(spec, tokens, survives):
                 if row[t] is not None:
                     raw[s][t] = value
             units.append(bound(weight, value))
-    bounded = [[None if w is None else bound(weight, w) for w in row] for row in raw]
+    pairs = [zip(*rows, strict=True) for rows in zip(raw, growths, strict=True)]
+    bounded = [[None if w is None else bound(weight, w, growth) for w, growth in row] for row in pairs]
     divisor = 1.0
     if weight.normalize == "batch" and units:
         mean = add(units) / len(units)
         if not mean <= 1e-8:
             divisor = mean
-    return raw, bounded, divisor
+    return raw, bounded, growths, divisor
 
 
 # --- criteria --------------------------------------------------------------------------------------------------------
 
 
-def passes(criterion, value):
+def passes(criterion, value, growth=1.0):
     lower, upper = criterion.lower, criterion.upper
     if criterion.stat == "ratio":
         lower = None if lower is None else log(lower)
         upper = None if upper is None else log(upper)
+    lower, upper = (None if end is None else end * growth for end in (lower, upper))
     return (lower is None or value >= lower) and (upper is None or value <= upper)
 
 
@@ -306,8 +269,14 @@ def decide(criterion, spec, sequences, tokens, survives):
                 [token is not None and any(failed) for token in row] if criterion.drop == "sequence" else failed
             )
             continue
-        counted = [values[t] for t in range(len(row)) if values[t] is not None and alive[t]]
         limit = D_RANGE if criterion.stat in ("ratio", "k1", "abs") else STAT_RANGE
+        if criterion.over == "prefix":
+            columns = prefix.decide(criterion, values, chosen, alive, limit, passes)
+            for column, found in zip((outcome.values, outcome.tested, outcome.failed), columns, strict=False):
+                column.append(found)
+            outcome.dropped.append([token is not None and lost for token, lost in zip(row, columns[3], strict=True)])
+            continue
+        counted = [values[t] for t in range(len(row)) if values[t] is not None and alive[t]]
         if not counted:
             value = None
         elif criterion.reduce == "max":
@@ -365,10 +334,10 @@ def correct(sequences, spec):
             [t is not None and (sequence_fails or any(v.dropped[s][i] for v in outcomes)) for i, t in enumerate(row)]
         )
 
-    raw = bounded = [[None] * len(row) for row in tokens]
+    raw = bounded = growths = [[None] * len(row) for row in tokens]
     divisor = 1.0
     if spec.weight is not None:
-        raw, bounded, divisor = weigh(spec, tokens, survives)
+        raw, bounded, growths, divisor = weigh(spec, tokens, survives)
     weights = None
     if spec.apply and (spec.weight is not None or spec.rejected != "mask"):
         weights = []
@@ -382,4 +351,4 @@ def correct(sequences, spec):
     edits = spec.apply and spec.rejected in ("mask", "both")
     edits = edits and (len(spec.criteria) > 0 or (spec.weight is not None and spec.nonfinite == "reject"))
     mask = [[0 if edits and rejected[s][t] else m for t, m in enumerate(q.mask)] for s, q in enumerate(sequences)]
-    return Answer(weights, mask, not edits, keep, rejected, raw, bounded, outcomes, tokens)
+    return Answer(weights, mask, not edits, keep, rejected, raw, bounded, outcomes, tokens, growths)

@@ -123,34 +123,36 @@ def of_weights(answer, spec):
     """Per token over measured tokens; per sequence over sequences that have one, by the mean of its tokens' weights."""
     weight, found = spec.weight, {}
     pairs = [
-        [(raw, bounded) for token, raw, bounded in zip(*columns, strict=True) if token is not None and token.measured]
-        for columns in zip(answer.tokens, answer.raw, answer.bounded, strict=True)
+        [rest for token, *rest in zip(*columns, strict=True) if token is not None and token.measured]
+        for columns in zip(answer.tokens, answer.raw, answer.bounded, answer.growths, strict=True)
     ]
     pairs = [row for row in pairs if row]
     units = {
         "": [pair for row in pairs for pair in row],
-        "sequence_": [(mean([raw for raw, _ in row]), mean([bounded for _, bounded in row])) for row in pairs],
+        "sequence_": [
+            (mean([raw for raw, _, _ in row]), mean([bounded for _, bounded, _ in row]), 1.0) for row in pairs
+        ],
     }
     for level, values in units.items():
-        raws = [raw for raw, _ in values]
-        for kind, ws in (("weight", [bounded for _, bounded in values]), ("weight_raw", raws)):
+        raws = [raw for raw, _, _ in values]
+        for kind, ws in (("weight", [bounded for _, bounded, _ in values]), ("weight_raw", raws)):
             key = f"{level}{kind}"
             found.update({f"{key}_mean": mean(ws), f"{key}_std": std(ws), f"{key}_ess": ess(ws)})
             extremes(found, key, ws)
         found[f"{level}weight_above_fraction"] = mean(
-            [float(weight.upper is not None and w > weight.upper) for w in raws]
+            [float(weight.upper is not None and w > weight.upper**growth) for w, _, growth in values]
         )
         found[f"{level}weight_below_fraction"] = mean(
-            [float(weight.lower is not None and w < weight.lower) for w in raws]
+            [float(weight.lower is not None and w < weight.lower**growth) for w, _, growth in values]
         )
     if weight.normalize == "batch":
-        level = "" if weight.level == "token" else "sequence_"
+        level = "" if weight.level in ("token", "prefix") else "sequence_"
         found["weight_batch_mean"] = found[f"{level}weight_mean"]
     return found
 
 
 def of_criterion(answer, spec, criterion, outcome, valid):
-    if criterion.over == "token":
+    if criterion.over != "sequence":
         values = [v for row in outcome.values for v in row if v is not None]
     else:
         values = [v for v in outcome.values if v is not None]

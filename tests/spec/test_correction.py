@@ -15,7 +15,18 @@ import numpy as np
 import pytest
 import yaml
 
-from rollout_corr.spec.correction import DROP, POLICIES, REDUCTIONS, REPORTS, STATS, WHEN, Criterion, Spec, Weight
+from rollout_corr.spec.correction import (
+    DROP,
+    POLICIES,
+    PREFIX_REDUCTIONS,
+    REDUCTIONS,
+    REPORTS,
+    STATS,
+    WHEN,
+    Criterion,
+    Spec,
+    Weight,
+)
 
 RICH = Spec(
     weight=Weight("product", lower=0.5, upper=2.0, outside="zero", normalize="batch", token_clamp=5.0),
@@ -35,7 +46,7 @@ RICH = Spec(
     report=("verl", "skyrl"),
 )
 SPECS = [RICH, Spec(), Spec(weight=Weight("token", upper=2.0)), Spec(criteria=RICH.criteria[:1])]
-UNITS = [{"over": "token"}, *({"over": "sequence", "reduce": reduce} for reduce in REDUCTIONS)]
+UNITS = [{"over": "token"}, *({"over": o, "reduce": reduce} for o in ("sequence", "prefix") for reduce in REDUCTIONS)]
 
 
 def criterion(**arguments):
@@ -61,10 +72,11 @@ def test_every_combination_constructs_with_a_label_of_its_own():
     made = [
         criterion(stat=stat, when=when, drop=drop, of=of, **unit)
         for stat, when, drop, of, unit in itertools.product(STATS, WHEN, DROP, POLICIES, UNITS)
+        if drop != "rest" or unit["over"] == "prefix"
     ]
-    assert len({one.label for one in made}) == len(made) == len(STATS) * 4 * 3 * 3 * 5
+    assert len({one.label for one in made}) == len(made) == len(STATS) * 4 * 3 * (3 * 9 + 4)
     for one in made:
-        whole = {"unit": one.over == "sequence", "sequence": True, "token": False}[one.drop]
+        whole = {"unit": one.over == "sequence", "sequence": True}.get(one.drop, False)
         assert one.drops_sequences is whole and one.thins_sequences is (one.over == "sequence" and not whole), one
         assert "/" not in one.label
     assert criterion(over="sequence", reduce="min").label == "sequence_min_ratio"
@@ -178,8 +190,14 @@ def test_explain_tells_any_two_specs_apart():
     changes += [{"weight": Weight("token", **x)} for x in (*bounds, {"upper": 2, "normalize": "batch"})]
     one = [{"stat": stat} for stat in STATS] + [{"when": when} for when in WHEN[1:]] + [{"drop": "sequence"}]
     changes += [{"criteria": (criterion(**x, label="one"),)} for x in one]
-    for reduce, drop in itertools.product(REDUCTIONS, DROP):
-        many = (criterion(over="sequence", reduce=reduce, drop=drop, when="outward", label="one"),)
+    changes += [{"weight": Weight("prefix", upper=2, reduce=reduce)} for reduce in PREFIX_REDUCTIONS]
+    changes += [{"weight": Weight("prefix", upper=2, growth="sqrt")}]
+    changes += [{"criteria": (criterion(over="prefix", reduce="sum", growth="sqrt", label="one"),)}]
+    for over, reduce, drop in itertools.product(("sequence", "prefix"), REDUCTIONS, DROP):
+        # Of a prefix the unit is a token.
+        if (drop == "rest" and over == "sequence") or (drop == "token" and over == "prefix"):
+            continue
+        many = (criterion(over=over, reduce=reduce, drop=drop, when="outward", label="one"),)
         changes += [{"criteria": many}, {"criteria": many, "sums_over": "kept"}]
     texts = [Spec(**{**base, **change}).explain() for change in changes]
     for i, text in enumerate(texts):
@@ -198,14 +216,16 @@ def refused(python, error, message):
 
 
 CHOICES = {
-    'Weight({})': "Weight.level: expected one of ['token', 'product', 'geometric']",
+    'Weight({})': "Weight.level: expected one of ['token', 'product', 'geometric', 'prefix']",
     'Weight("token", outside={})': "Weight.outside: expected one of ['clamp', 'zero']",
+    'Weight("prefix", reduce={})': "Weight.reduce: expected one of ['sum', 'mean', 'min']",
+    'Weight("prefix", growth={})': "Weight.growth: expected one of ['sqrt']",
     'Weight("token", normalize={})': "Weight.normalize: expected one of ['batch']",
     'Criterion({}, upper=2)': f"Criterion.stat: expected one of {list(STATS)}",
-    'Criterion("k1", upper=2, over={})': "Criterion.over: expected one of ['token', 'sequence']",
+    'Criterion("k1", upper=2, over={})': "Criterion.over: expected one of ['token', 'sequence', 'prefix']",
     'Criterion("k1", upper=2, over="sequence", reduce={})': f"Criterion.reduce: expected one of {list(REDUCTIONS)}",
     'Criterion("k1", upper=2, when={})': f"Criterion.when: expected one of {list(WHEN)}",
-    'Criterion("k1", upper=2, drop={})': "Criterion.drop: expected one of ['unit', 'sequence', 'token']",
+    'Criterion("k1", upper=2, drop={})': "Criterion.drop: expected one of ['unit', 'sequence', 'token', 'rest']",
     'Criterion("k1", upper=2, of={})': "Criterion.of: expected one of ['train/rollout', 'new/rollout', 'new/old']",
     'Spec(rejected={})': "Spec.rejected: expected one of ['mask', 'zero', 'both']",
     'Spec(nonfinite={})': "Spec.nonfinite: expected one of ['reject', 'neutral', 'propagate']",
@@ -276,7 +296,7 @@ WRONG_VALUES = {
     "Spec(clamp=nan)": "Spec.clamp: expected a number, got nan",
     'Spec.from_dict({"wieght": None})': "Spec: unknown key 'wieght', expected some of ['weight', 'criteria'",
     'Spec.from_dict({"weight": {"level": "token", "uper": 2}})': "Spec.weight: unknown key 'uper', expected some of "
-    "['level', 'lower', 'upper', 'outside', 'normalize', 'token_clamp', 'bounds']",
+    "['level', 'lower', 'upper', 'outside', 'normalize', 'token_clamp', 'reduce', 'growth', 'bounds']",
     'Spec.from_dict({"weight": {"upper": 2}})': "Spec.weight: expected the key 'level', got ['upper']",
     'Spec.from_dict({"criteria": [{"stat": "k1", "upper": 2}, {"upper": 2}]})': "Spec.criteria[1]: expected the key "
     "'stat'",

@@ -1,0 +1,226 @@
+"""Weights and criteria of prefixes: against loops, by hand, and to the bit against what sequences aggregate.
+
+tests/definition/test_properties.py draws prefixes too: order, chunks, layouts, neighbours, empty rows, garbage.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import LAYOUTS, METRICS_WITHIN, WEIGHTS_WITHIN, check, random_sequences, rounded, spoil
+from builders.products import BATCHES, BROKEN, fit, weights_product
+from rollout_corr.backends import operators
+from rollout_corr.spec.correction import PREFIX_REDUCTIONS, REDUCTIONS, STATS, WHEN
+from rollout_corr.spec.encode import encode
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ROLLOUT = [-1.0, -2.0, -0.5, -3.0, -1.0]
+D = [0.25, -0.5, 0.5, 0.125, -0.25]
+
+
+def of(weight=None, *criteria, d=D, mask=None, **settings):
+    rollout = torch.tensor([ROLLOUT[: len(d)]], dtype=torch.float64)
+    spec = rc.Spec(weight, criteria, **settings)
+    return rc.correct(rollout + torch.tensor([d]), rollout, mask=mask, spec=spec)
+
+
+@pytest.mark.parametrize("reduce", PREFIX_REDUCTIONS)
+def test_weights_against_the_loops(reduce):
+    rng = random.Random(reduce)
+    for i, (sequences, spec, layout, whole) in enumerate(weights_product("prefix")):
+        if i % 24 == PREFIX_REDUCTIONS.index(reduce):
+            old = spec.weight
+            bounds = old.lower, old.upper, old.outside, old.normalize, old.token_clamp
+            weight = rc.Weight("prefix", *bounds, reduce, rng.choice((None, "sqrt")))
+            spec = rc.Spec(
+                weight, spec.criteria, spec.rejected, spec.clamp, spec.nonfinite, spec.sums_over, spec.detail
+            )
+            check(sequences, spec, layout, whole=whole)
+
+
+@pytest.mark.parametrize("stat", STATS)
+def test_criteria_against_the_loops(stat):
+    rng, failed = random.Random(stat), set()
+    for reduce, when, drop in itertools.product(REDUCTIONS, WHEN, ("unit", "rest", "sequence")):
+        if rng.random() < 0.7:
+            continue
+        nonfinite = rng.choice(("reject", "neutral", "propagate"))
+        spec = {"nonfinite": nonfinite, "sums_over": rng.choice(("valid", "kept")), "rejected": "both"}
+        if spec["sums_over"] == "kept":
+            spec["criteria"] = (rc.Criterion("external", name="entropy", upper=0.6, label="first"),)
+        arguments = {"stat": stat, "over": "prefix", "reduce": reduce, "when": when, "drop": drop}
+        arguments |= {"name": "entropy"} if stat == "external" else {}
+        sequences = rng.choice(BROKEN if nonfinite == "propagate" else BATCHES + BROKEN)
+        tested = fit(sequences, spec, arguments, rng.choice(("upper", "lower", "both")))
+        spec = rc.Spec(rc.Weight("token"), **{**spec, "criteria": (tested, *spec.get("criteria", ()))})
+        _, answer = check(sequences, spec, rng.choice(LAYOUTS), whole=rng.random() < 0.5)
+        failed.update(x for row in answer.outcomes[0].failed for x in row)
+    assert failed == {True, False}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_low_precision_log_probs(dtype):
+    for seed, reduce in enumerate(PREFIX_REDUCTIONS):
+        sequences = rounded(random_sequences(seed, (5, 1, 7, 0, 4, 6, 30), scale=0.3), dtype)
+        tested = fit(sequences, {}, {"stat": "k3", "over": "prefix", "reduce": "mean", "drop": "rest"}, "upper")
+        spec = rc.Spec(rc.Weight("prefix", 0.7, 1.4, reduce=reduce, growth="sqrt"), (tested,), detail="full")
+        check(
+            sequences,
+            spec,
+            LAYOUTS[seed],
+            dtype=dtype,
+            tolerance=WEIGHTS_WITHIN,
+            metric_tolerance=METRICS_WITHIN,
+            whole=seed == 1,
+        )
+
+
+# --- by hand ---
+
+
+def test_weights_by_hand():
+    sums = [0.25, -0.25, 0.25, 0.375, 0.125]
+    for reduce, logs in {
+        "sum": sums,
+        "mean": [x / (i + 1) for i, x in enumerate(sums)],
+        "min": [0.25, -0.25, 0.0, -0.375, -0.75],
+    }.items():
+        got = of(rc.Weight("prefix", reduce=reduce)).weights[0]
+        torch.testing.assert_close(got, torch.tensor(logs, dtype=torch.float64).exp(), rtol=1e-14, atol=0.0)
+
+
+def test_an_invalid_token_is_neither_a_place_nor_a_factor():
+    mask = torch.tensor([[1, 0, 1, 1, 0]])
+    got = of(rc.Weight("prefix", upper=math.e**0.3, growth="sqrt"), mask=mask).weights[0]
+    logs = [0.25, None, 0.3 * math.sqrt(2), 0.3 * math.sqrt(3), None]
+    assert got.tolist() == pytest.approx([0.0 if x is None else math.exp(x) for x in logs], rel=1e-14)
+
+
+def test_bounds_that_grow_count_what_they_bound():
+    out = of(rc.Weight("prefix", 0.9, 1.2, outside="zero", growth="sqrt"))
+    inside = [math.log(0.9) * math.sqrt(t) <= x <= math.log(1.2) * math.sqrt(t) for t, x in enumerate(
+        [0.25, -0.25, 0.25, 0.375, 0.125], 1
+    )]  # fmt: skip
+    assert inside == [False, False, True, False, True]
+    assert (out.weights[0] != 0).tolist() == inside
+    metrics = out.metrics()
+    assert (metrics["weight_above_fraction"], metrics["weight_below_fraction"]) == (0.4, 0.2)
+
+
+def test_first_divergence():
+    """drop="rest" with the running maximum keeps what comes before the first token beyond a bound."""
+    d = [0.0, 0.1, 0.9, 0.0, 0.1]
+    cut = rc.Criterion("abs", "prefix", "max", upper=0.5)
+    assert of(None, cut, d=d).mask.tolist() == [[True, True, False, False, False]]
+    back = {"stat": "ratio", "over": "prefix", "reduce": "sum", "upper": math.exp(0.95)}
+    d = [0.0, 0.1, 0.9, -0.8, 0.1]
+    assert of(None, rc.Criterion(**back), d=d).mask.tolist() == [[True, True, False, True, True]]
+    assert of(None, rc.Criterion(**back, drop="rest"), d=d).mask.tolist() == [[True, True, False, False, False]]
+    assert not of(None, rc.Criterion(**back, drop="sequence"), d=d).keep.item()
+
+
+def test_rejected_tokens_are_counted():
+    out = of(None, rc.Criterion("abs", "prefix", "max", upper=0.3, drop="rest", label="cut"))
+    metrics = out.metrics()
+    assert (metrics["cut/rejected_tokens_fraction"], metrics["cut/rejected_sequences_fraction"]) == (0.8, 1.0)
+    assert (metrics["tokens_kept"], metrics["cut/max"], metrics["cut/mean"]) == (1.0, 0.5, pytest.approx(0.45))
+
+
+# --- exact ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("reduce", "level"), [("sum", "product"), ("mean", "geometric")])
+def test_the_last_prefix_has_the_bits_of_its_sequence(dtype, reduce, level):
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([1, 2, 700, 0, 63, 64, 65, 4000])
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    rollout = (-9 * torch.rand(int(offsets[-1]), generator=generator)).to(dtype)
+    train = (rollout.float() + 0.1 * torch.randn(rollout.shape, generator=generator)).to(dtype)
+    bounds = {"lower": 0.8, "upper": 1.25}
+    prefix, whole = (
+        rc.correct(train, rollout, cu_seqlens=offsets, spec=rc.Spec(weight)).weights
+        for weight in (rc.Weight("prefix", **bounds, reduce=reduce), rc.Weight(level, **bounds))
+    )
+    last = (offsets[1:] - 1)[lengths > 0]
+    assert torch.equal(prefix[last], whole[last])
+    assert not torch.equal(prefix, whole)
+
+
+def test_float64_has_running_sums_to_a_rounding():
+    generator = torch.Generator().manual_seed(0)
+    d = torch.randn(3, 500, generator=generator, dtype=torch.float64) * torch.tensor([[1e-9], [0.1], [100.0]])
+    spec = rc.Spec(criteria=(rc.Criterion("k1", "prefix", "sum", upper=1e9, label="k1"),), detail="full")
+    flat = rc.correct(d.view(-1), torch.zeros(1500).double(), cu_seqlens=torch.arange(4) * 500, spec=spec)
+    row = [-math.fsum(d[s, : t + 1].tolist()) for s in range(3) for t in range(500)]
+    assert flat.metrics()["k1/max"] == pytest.approx(max(row), rel=1e-15)
+    tiny = rc.correct(d[:1], torch.zeros(1, 500).double(), spec=spec).metrics()
+    assert tiny["k1/max"] == pytest.approx(max(row[:500]), rel=1e-9)
+
+
+def test_nan_stays_behind_its_token():
+    d = [0.25, math.nan, 0.5, 0.0]
+    spoiled = of(rc.Weight("prefix"), d=d, nonfinite="propagate").weights[0]
+    assert spoiled[0].item() == pytest.approx(math.exp(0.25)) and bool(spoiled[1:].isnan().all())
+    assert of(rc.Weight("prefix"), d=d).keep.tolist() == [False]
+    neutral = of(rc.Weight("prefix"), d=d, nonfinite="neutral").weights[0]
+    assert neutral.tolist() == pytest.approx([math.exp(x) for x in (0.25, 0.25, 0.75, 0.75)])
+
+
+def test_broken_batches_against_the_loops():
+    for nonfinite in ("reject", "neutral", "propagate"):
+        for seed, reduce in enumerate(PREFIX_REDUCTIONS):
+            spec = rc.Spec(rc.Weight("prefix", upper=1.5, reduce=reduce), nonfinite=nonfinite)
+            check(spoil(random_sequences(seed), seed, share=0.5), spec, LAYOUTS[seed])
+
+
+# --- where it runs ---
+
+
+SPEC = rc.Spec(rc.Weight("prefix", upper=1.5, growth="sqrt"), (rc.Criterion("tv", "prefix", "mean", upper=0.2),))
+
+
+def packed():
+    rollout = -torch.rand(40, generator=torch.Generator().manual_seed(0))
+    train = rollout + 0.2 * torch.randn(40, generator=torch.Generator().manual_seed(1))
+    return train, rollout, torch.tensor([0, 7, 7, 30, 40])
+
+
+def corrected(train, rollout, offsets):
+    out = rc.correct(train, rollout, cu_seqlens=offsets, spec=SPEC)
+    return out.weights, out.mask, out.keep, out.statistics.sums
+
+
+def test_the_operator_has_prefixes():
+    train, rollout, offsets = packed()
+    operands = operators.CorrectOperands(train, rollout, None, offsets, None, False, [], None, None, False)
+    weights, mask, keep, statistics = torch.ops.rollout_corr.correct(*operands, *encode(SPEC))
+    wanted = corrected(train, rollout, offsets)
+    assert all(torch.equal(a, b) for a, b in zip((weights, mask, keep), wanted[:3], strict=True))
+    torch.testing.assert_close(statistics[: wanted[3].shape[0]], wanted[3])
+
+
+@pytest.mark.slow
+def test_compiled():
+    """As one operator. The test before this calls it, in a fraction of the time."""
+    compiled = torch.compile(corrected, fullgraph=True, backend="aot_eager")
+    for found, wanted in zip(compiled(*packed()), corrected(*packed()), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_the_kernels_say_what_they_have_not():
+    for spec, words in (
+        (rc.Spec(rc.Weight("prefix")), "weight of level 'prefix' depends on the tokens before each"),
+        (rc.Spec(None, (rc.Criterion("k1", "prefix", "sum", upper=1),)), "criterion 'prefix_sum_k1' tests prefixes"),
+    ):
+        with pytest.raises(ValueError, match=f"backend: expected 'auto' or 'torch', got 'triton': {words}"):
+            rc.correct(torch.zeros(1, 2), torch.zeros(1, 2), spec=spec, backend="triton")
+    with pytest.raises(ValueError, match=r"Spec.report: expected .'native',. beside prefixes"):
+        rc.Spec(rc.Weight("prefix"), report=("verl",))
