@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -89,6 +90,13 @@ class Batch:
     def dtype(self) -> torch.dtype:
         """The dtype that computes."""
         return compute_dtype(self.train.dtype, self.rollout.dtype)
+
+    @cached_property
+    def outside(self) -> tuple[int, int]:
+        """The slots before the first and after the last sequence of a packed batch whose offsets are on the CPU."""
+        if self.offsets is None:
+            return 0, 0
+        return int(self.offsets[0]), self.train.numel() - int(self.offsets[-1])
 
     def of(self, train: Tensor, rollout: Tensor, pairs: dict[str, tuple[Tensor, Tensor]]) -> Batch:
         """Give the batch with other policies. Not by `dataclasses.replace`, which older compilers cannot follow."""

@@ -183,23 +183,16 @@ def new_outputs(batch: Batch, spec: Spec) -> tuple[Tensor | None, Tensor | None]
 def new_output(batch: Batch, dtype: torch.dtype) -> Tensor:
     """Make a tensor of the batch's shape for blocks to write all of their slots; slots in no sequence are 0 already."""
     out = torch.empty(batch.train.shape, dtype=dtype, device="cpu")
-    before, after = slots_outside(batch)
+    before, after = batch.outside
     if before + after:
         out[:before] = 0
         out[out.shape[0] - after :] = 0
     return out
 
 
-def slots_outside(batch: Batch) -> tuple[int, int]:
-    """Count the slots before the first and after the last sequence of a packed batch on the CPU."""
-    if batch.offsets is None:
-        return 0, 0
-    return int(batch.offsets[0]), batch.train.numel() - int(batch.offsets[-1])
-
-
 def tokens_outside(batch: Batch) -> int:
     """Count the valid tokens before the first and after the last sequence of a packed batch on the CPU."""
-    before, after = slots_outside(batch)
+    before, after = batch.outside
     if batch.mask is None or not before + after:
         return before + after
     outside = batch.mask[:before], batch.mask[batch.train.numel() - after :]
@@ -216,7 +209,7 @@ def run_blocks(batch: Batch, spec: Spec) -> Result:
     for block in blocks_of(batch, BLOCK if spec.weight is not None else 2 * BLOCK):
         keep.append(_run_block(block, spec, collector, weights, mask))
     statistics = collector.statistics(tokens_outside(batch), batch.count, batch.train.numel())
-    return Result(weights, mask, torch.cat(keep), statistics)
+    return Result(weights, mask, torch.cat(keep) if keep[1:] else keep[0], statistics)
 
 
 def _run_block(block: Block, spec: Spec, collector: Collector, weights: Tensor | None, mask: Tensor | None) -> Tensor:

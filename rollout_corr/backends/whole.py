@@ -29,10 +29,10 @@ def inside(batch: Batch) -> Tensor:
         return torch.ones(batch.train.shape, dtype=torch.bool, device=batch.train.device)
     offsets = _offsets(batch)
     if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
-        first, last = int(offsets[0]), int(offsets[-1])
+        before, after = batch.outside
         found = torch.ones(batch.train.shape, dtype=torch.bool, device="cpu")
-        if last - first < found.shape[0]:
-            found[:first], found[last:] = False, False
+        if before + after:
+            found[:before], found[found.shape[0] - after :] = False, False
         return found
     position = torch.arange(batch.train.numel(), device=offsets.device)
     return (position >= offsets[0]) & (position < offsets[-1])

@@ -228,7 +228,7 @@ def _criterion_facts(outcome: Outcome, tokens: Tokens, n_valid: Tensor, n_measur
 def tokens_lost(outcome: Outcome, tokens: Tokens, n_valid: Tensor) -> Tensor:
     """[S] int64: valid tokens that one criterion rejected."""
     if outcome.failed is not None:
-        return torch.where(outcome.failed, n_valid, 0)
+        return outcome.failed * n_valid
     if outcome.thinned is not None and outcome.selected is not None:
         return torch.where(outcome.thinned, tokens.count(outcome.selected), 0)
     return torch.zeros_like(n_valid) if outcome.dropped is None else tokens.count(outcome.dropped)
@@ -241,7 +241,7 @@ def tokens_kept(tokens: Tokens, n_valid: Tensor, decision: Decision) -> Tensor:
     their tokens, tokens are counted for every combination of failures, and the outcomes choose among the counts.
     """
     if decision.dropped is None:
-        return torch.where(decision.keep, n_valid, 0) if decision.rejects else n_valid
+        return decision.keep * n_valid if decision.rejects else n_valid
     left = [torch.ones_like(tokens.d, dtype=torch.bool) if tokens.valid is None else tokens.valid]
     choice = torch.zeros_like(n_valid)
     for outcome in decision.outcomes:

@@ -21,26 +21,28 @@ STRETCH = 64
 NEAR = 0.125
 
 
-# Tokens up to which each is compared: that takes more time, but fewer operations.
-SMALL = 65_536
+# Tokens from which on a maximum of each stretch tells where to compare, which takes more operations; and those up to
+# which each token is compared where that tells too little.
+STRETCHED, SMALL = 4096, 65_536
 
 
 def few_above(x: Tensor, bound: float) -> Tensor | None:
     """Find the places where x, [N], is above a bound: [k] int64 in order, or None if there are many.
 
-    A maximum costs a quarter of a comparison, so the maxima of stretches tell where to compare.
+    A maximum costs a tenth of a comparison and its places.
     """
     size = x.shape[0]
-    if size <= SMALL:
-        places = (x > bound).nonzero().squeeze(1)
-        return None if 8 * places.shape[0] > size >= STRETCH else places
-    whole = size // STRETCH * STRETCH
-    stretches = (x[:whole].view(-1, STRETCH).amax(1) > bound).nonzero()
-    if 8 * STRETCH * stretches.shape[0] > size:
-        return None
-    near = (stretches * STRETCH + torch.arange(STRETCH, device="cpu")).flatten()
-    near = torch.cat([near, torch.arange(whole, size, device="cpu")])
-    return near[x.index_select(0, near) > bound]
+    if size >= STRETCHED:
+        whole = size // STRETCH * STRETCH
+        stretches = (x[:whole].view(-1, STRETCH).amax(1) > bound).nonzero()
+        if 8 * STRETCH * stretches.shape[0] <= size:
+            near = (stretches * STRETCH + torch.arange(STRETCH, device="cpu")).flatten()
+            near = torch.cat([near, torch.arange(whole, size, device="cpu")])
+            return near[x.index_select(0, near) > bound]
+        if size > SMALL:
+            return None
+    places = (x > bound).nonzero().squeeze(1)
+    return None if 8 * places.shape[0] > size >= STRETCH else places
 
 
 class Near:
@@ -51,6 +53,7 @@ class Near:
         sequences: Which tokens belong together.
         places: [k] int64, the few: at least those with |D| > NEAR.
         clamp: What limits |D| in all but the sum of D^2.
+        largest: The largest |D|.
 
     Attributes:
         few_d, few: [k] float64, D of the few, and after the clamp.
@@ -59,11 +62,11 @@ class Near:
         d2, excess2: The sums of D^2 and of (e^D - 1)^2.
     """
 
-    def __init__(self, d: Tensor, sequences: Packed, places: Tensor, clamp: float) -> None:
+    def __init__(self, d: Tensor, sequences: Packed, places: Tensor, clamp: float, largest: float) -> None:
         self._sequences = sequences
         self.d, self.places = d, places
         self.few_d = d.index_select(0, places).double()
-        self.few = self.few_d.clamp(-clamp, clamp)
+        self.few = self.few_d if largest <= clamp else self.few_d.clamp(-clamp, clamp)
         self.few_excess = self.few.expm1()
         squares = d * d
         if places.shape[0]:
@@ -83,10 +86,15 @@ class Near:
         found = self._k3 if self._of_sequences is None else self._of_sequences
         return found.sum().item()
 
+    @cached_property
+    def few_k3(self) -> float:
+        """The sum of k3 of the few."""
+        return (self.few_excess - self.few).sum().item()
+
     @property
     def k3(self) -> float:
         """The sum of k3."""
-        return self.near_k3 + (self.few_excess - self.few).sum().item()
+        return self.near_k3 + self.few_k3
 
     def near_k3_of_sequences(self) -> Tensor:
         """[S] float64: the sums of k3 without the few."""
@@ -110,7 +118,8 @@ class Near:
 def _series(d: Tensor) -> Tensor:
     """1/2! + D/3! + D^2/4! + ...: so many terms that the next is below a rounding where |D| <= NEAR."""
     first, *others = _factors(d.dtype)
-    series = torch.addcmul(others[0], d, first)
+    # With two numbers beside one tensor addcmul is not vectorised.
+    series = torch.mul(d, first).add_(others[0])
     for factor in others[1:]:
         torch.addcmul(factor, series, d, out=series)
     return series

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -217,7 +218,7 @@ class Tokens:
         if up_to is None or self.largest is None or self.largest > LARGEST_D or not isinstance(self.sequences, Packed):
             return None
         few = few_above(self.size, min(up_to, self.clamp))
-        return None if few is None else Near(self.d, self.sequences, few, self.clamp)
+        return None if few is None else Near(self.d, self.sequences, few, self.clamp, self.largest)
 
     @property
     def size(self) -> Tensor:
@@ -251,7 +252,8 @@ class Tokens:
         near = self.near
         if near is None:
             return self.excess.sum()
-        return self.sum_d.sum().item() + near.near_k3 + (near.few_excess - near.few_d).sum().item()
+        few = near.few_k3 if near.few is near.few_d else (near.few_excess - near.few_d).sum().item()
+        return self.sum_d.sum().item() + near.near_k3 + few
 
     @property
     def sum_excess2(self) -> Number:
@@ -336,6 +338,7 @@ def read_tokens(
     return Tokens(sequences, train, rollout, d, valid, measured, nonfinite, spec.clamp, propagate)
 
 
+@lru_cache(maxsize=256)
 def _near_up_to(spec: Spec) -> float | None:
     """The |D| up to which a token is near 0 and within the bounds of a token weight; None where 0 is outside."""
     if spec.weight is None or spec.weight.level != "token":

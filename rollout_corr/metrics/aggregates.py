@@ -5,9 +5,11 @@ Sums of ratios lie around 1, all others around 0, so that variances do not cance
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Literal
+from functools import cached_property, lru_cache
+from itertools import chain, product
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +30,9 @@ from rollout_corr.metrics.rows import Aggregate, At, extremes, total
 from rollout_corr.spec.correction import Criterion, Spec
 from rollout_corr.spec.thresholds import log_bound
 
+# Facts of sequences of which statistics need products.
+PRODUCTS = ("measured", "raw", "bounded", "ratio", "weight")
+
 # The log of a ratio of 2.
 LOG_2 = 0.6931471805599453
 
@@ -37,19 +42,70 @@ class AllSequences:
 
     def __init__(self, facts: SequenceFacts, tokens_outside: Number, spec: Spec, look: bool) -> None:
         self.facts, self.tokens_outside, self.spec = facts, tokens_outside, spec
-        n = facts.measured.clamp(min=1)
-        self.measured = facts.measured > 0
-        self.nonempty = self.measured if facts.tokens is facts.measured else facts.tokens > 0
+        self._look = look
+        self._products: dict[tuple[str, str], float] = {}
+        self.count = facts.keep.shape[0]
+        # What statistics are taken among: None is all.
+        every = look and self.count > 0 and int(facts.measured.amin()) > 0
+        self.among = None if every else facts.measured > 0
+        n = facts.measured if every else facts.measured.clamp(min=1)
         # The gap from the sum of D, which is exact, and not from the difference of two large sums.
         logs = torch.stack([facts.train, facts.rollout, facts.d]).neg_().div_(n)
         self.log_train_ppl, self.log_rollout_ppl, self.gap = logs.unbind()
         self.train_ppl, self.rollout_ppl, self.ppl_ratio = perplexity(logs).unbind()
         self.size = facts.d.abs()
-        # What statistics are taken among: None is all.
-        self.among = None if look and bool(self.measured.all()) else self.measured
         # In the order in which criteria are run: over tokens, then over sequences.
         run = sorted(spec.criteria, key=lambda criterion: criterion.over != "token")
         self.criteria = {criterion.label: found for criterion, found in zip(run, facts.criteria, strict=True)}
+
+    @property
+    def measured(self) -> Number:
+        """[S] bool: it has a measured token; or how many have one."""
+        return self.count if self.among is None else self.among
+
+    @property
+    def nonempty(self) -> Number:
+        """[S] bool: it has a valid token; or how many have one."""
+        return (
+            self.measured if self.among is None or self.facts.tokens is self.facts.measured else self.facts.tokens > 0
+        )
+
+    @cached_property
+    def standing(self) -> Tensor:
+        """[S] bool: it has a valid token, and no criterion rejected it."""
+        return self.facts.keep if self.among is None else self.facts.keep & (self.facts.tokens > 0)
+
+    @cached_property
+    def max_size(self) -> Number:
+        """The largest |sum of D|."""
+        found = highest(self.size, self.among)
+        return found.item() if self._look else found
+
+    def sequences_clamped(self) -> Number:
+        """[S] bool: |sum of D| is beyond the clamp; or how many are."""
+        if isinstance(self.max_size, float) and self.max_size <= self.spec.clamp:
+            return 0.0
+        return self.size > self.spec.clamp
+
+    def without_survivors(self) -> Number:
+        """[S] bool: it stands, and criteria rejected its tokens one by one; or how many do."""
+        return 0.0 if self._look and self.facts.kept is self.facts.tokens else self.standing & (self.facts.kept == 0)
+
+    def among_all(self, which: Tensor) -> Tensor | None:
+        """[S] bool, or None where values are read and all are True."""
+        return None if self._look and bool(which.all()) else which
+
+    def times(self, one: str, other: str) -> Number:
+        """Two facts multiplied, [S], or where values are read the sum of that over measured sequences."""
+        if not self._look:
+            first, second = getattr(self.facts, one), getattr(self.facts, other)
+            return cast("Tensor", first * second)
+        if not self._products:
+            # One product of matrices takes less time than two of the many sums that it holds.
+            facts = select(self.among, torch.stack([getattr(self.facts, name).double() for name in PRODUCTS]))
+            rows = (facts @ facts.T).tolist()
+            self._products = dict(zip(product(PRODUCTS, PRODUCTS), chain(*rows), strict=True))
+        return self._products[one, other]
 
 
 def weighted(spec: Spec) -> bool:
@@ -89,9 +145,9 @@ def perplexity(log_perplexity: Tensor) -> Tensor:
     return log_perplexity.clamp(max=LARGEST_LOG_PERPLEXITY).exp()
 
 
-def _tokens_clamped(f: Findings) -> Tensor:
+def _tokens_clamped(f: Findings) -> Number:
     clamped, d = f.tokens.clamped(), f.tokens.d
-    return f.n_measured.new_zeros(()) if clamped is d else torch.count_nonzero(clamped - d)
+    return 0.0 if clamped is d else torch.count_nonzero(clamped - d)
 
 
 def _token_squares(f: Findings, side: Literal["raw", "bounded"]) -> Number:
@@ -124,7 +180,7 @@ def _count_outside(f: Findings, side: Literal["above", "below"]) -> Number:
     if not weight.per_token:
         return (f.n_measured * beyond(weighing.log_ratio, bound)).sum()
     if bound is None:
-        return f.n_measured.new_zeros(())
+        return f.n_measured.new_zeros(()) if f.few is None else 0.0
     if f.few is not None:
         return f.few.count(*(None, log_bound(weight.upper)) if side == "above" else (log_bound(weight.lower), None))
     which = beyond(weighing.log_ratio, bound)
@@ -166,8 +222,8 @@ AGGREGATES: list[Aggregate] = [
     total("tokens_kept", "sequences", lambda s: s.facts.kept),
     total("sequences", "sequences", lambda s: s.nonempty),
     total("sequences_measured", "sequences", lambda s: s.measured),
-    total("sequences_kept", "sequences", lambda s: s.facts.keep & s.nonempty),
-    total("sequences_without_survivors", "sequences", lambda s: s.facts.keep & s.nonempty & (s.facts.kept == 0)),
+    total("sequences_kept", "sequences", lambda s: s.standing),
+    total("sequences_without_survivors", "sequences", lambda s: s.without_survivors()),
     total("d", "measured", lambda s: s.facts.d),
     total("train_ppl", "measured", lambda s: s.train_ppl),
     total("rollout_ppl", "measured", lambda s: s.rollout_ppl),
@@ -178,29 +234,29 @@ AGGREGATES: list[Aggregate] = [
     total("ppl_ratio", "measured", lambda s: s.ppl_ratio),
     total("chi2_sequence", "measured", lambda s: (2.0 * s.facts.d.clamp(-s.spec.clamp, s.spec.clamp)).expm1()),
     total("abs_sum_d", "measured", lambda s: s.size),
-    total("sequences_clamped", "measured", lambda s: s.size > s.spec.clamp),
+    total("sequences_clamped", "measured", lambda s: s.sequences_clamped()),
     extremes("log_ppl_diff", "call", lambda s: extrema(s.gap, s.among)),
-    Aggregate((), ("max_abs_sum_d",), "call", lambda s: (highest(s.size, s.among),)),
+    Aggregate((), ("max_abs_sum_d",), "call", lambda s: (s.max_size,)),
     # Weights, over tokens and over sequences. Of token weights a sequence has the mean.
-    total("raw", "measured", lambda s: s.facts.raw * s.facts.measured, weighted),
-    total("weight", "measured", lambda s: s.facts.bounded * s.facts.measured, weighted),
+    total("raw", "measured", lambda s: s.times("measured", "raw"), weighted),
+    total("weight", "measured", lambda s: s.times("measured", "bounded"), weighted),
     total("sequence_raw", "measured", lambda s: s.facts.raw, weighted),
-    total("sequence_raw2", "measured", lambda s: s.facts.raw * s.facts.raw, weighted),
+    total("sequence_raw2", "measured", lambda s: s.times("raw", "raw"), weighted),
     total("sequence_weight", "measured", lambda s: s.facts.bounded, weighted),
-    total("sequence_weight2", "measured", lambda s: s.facts.bounded * s.facts.bounded, weighted),
+    total("sequence_weight2", "measured", lambda s: s.times("bounded", "bounded"), weighted),
     total("sequences_above", "measured", lambda s: above(s.facts.log_weight, log_bound(s.spec.weight.upper)), weighted),
     total("sequences_below", "measured", lambda s: below(s.facts.log_weight, log_bound(s.spec.weight.lower)), weighted),
     # Products of ratios can all be next to 0, where sums around 1 cancel; the sample size needs plain ones.
     total("sequence_raw_plain", "measured", lambda s: s.facts.ratio, weighted),
-    total("sequence_raw_plain2", "measured", lambda s: s.facts.ratio * s.facts.ratio, weighted),
+    total("sequence_raw_plain2", "measured", lambda s: s.times("ratio", "ratio"), weighted),
     total("sequence_weight_plain", "measured", lambda s: s.facts.weight, weighted),
-    total("sequence_weight_plain2", "measured", lambda s: s.facts.weight * s.facts.weight, weighted),
+    total("sequence_weight_plain2", "measured", lambda s: s.times("weight", "weight"), weighted),
     extremes("sequence_raw", "call", lambda s: extrema(s.facts.raw, s.among), weighted),
     extremes("sequence_weight", "call", lambda s: extrema(s.facts.bounded, s.among), weighted),
     *_token_weights("blocks", weighs_sequences),
-    total("raw_plain", "measured", lambda s: s.facts.measured * s.facts.ratio, weighs_sequences),
+    total("raw_plain", "measured", lambda s: s.times("measured", "ratio"), weighs_sequences),
     total("raw_plain2", "measured", lambda s: s.facts.measured * s.facts.ratio * s.facts.ratio, weighs_sequences),
-    total("weight_plain", "measured", lambda s: s.facts.measured * s.facts.weight, weighs_sequences),
+    total("weight_plain", "measured", lambda s: s.times("measured", "weight"), weighs_sequences),
     total("weight_plain2", "measured", lambda s: s.facts.measured * s.facts.weight * s.facts.weight, weighs_sequences),
 ]
 
@@ -220,7 +276,7 @@ def criterion_aggregates(criterion: Criterion, own: str) -> list[Aggregate]:
         return _moments(criterion, outcome.value, outcome.among, f.spec)
 
     def over_sequences(s: AllSequences) -> tuple[Tensor, ...]:
-        return _moments(criterion, s.criteria[label].value, s.criteria[label].units, s.spec)
+        return _moments(criterion, s.criteria[label].value, s.among_all(s.criteria[label].units), s.spec)
 
     over = over_tokens if criterion.per_token else over_sequences
     return [
@@ -239,8 +295,10 @@ def _moments(criterion: Criterion, value: Tensor, among: Tensor | None, spec: Sp
     if criterion.statistic.source == "caller":
         finite = value.isfinite()
         among = finite if among is None else among & finite
-    # Squares of what is larger would overflow float32.
-    counted = select(among, value).clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
+    counted = select(among, value)
+    if not criterion.statistic.log_space or math.expm1(spec.clamp) > LARGEST_STATISTIC:
+        # Squares of what is larger would overflow float32.
+        counted = counted.clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
     low, high = extrema(value, among)
     return counted.sum(), squares(counted), high, low
 

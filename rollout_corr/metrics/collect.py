@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import torch
@@ -50,11 +50,27 @@ def of_sequences(
     sums, maxima = _taken(rows_at(spec, "call"), view)
     everywhere: tuple[tuple[At, Tensor | None], ...] = (("sequences", None), ("measured", view.among))
     for place, among in everywhere:
-        each = {
-            row.sums[0]: torch.as_tensor(row.value(view)[0], device=facts.keep.device) for row in rows_at(spec, place)
-        }
-        sums |= dict(zip(each, _summed(each, among).tolist(), strict=True)) if look else totals(each, among)
+        each = {row.sums[0]: row.value(view)[0] for row in rows_at(spec, place)}
+        sums |= _read(each, among) if look else totals({name: torch.as_tensor(x) for name, x in each.items()}, among)
     return sums, maxima
+
+
+def _read(per_sequence: Numbers, among: Tensor | None) -> dict[str, float]:
+    """The sum of each [S] tensor over the chosen sequences, read; a number is a sum already.
+
+    Tensors of one dtype are joined in one operation, which is slow for several, and each of them once.
+    """
+    distinct: dict[torch.dtype, dict[int, Tensor]] = {}
+    for x in per_sequence.values():
+        if isinstance(x, Tensor):
+            distinct.setdefault(x.dtype, {})[id(x)] = x
+    sums: dict[int, float] = {}
+    for same in distinct.values():
+        joined = torch.stack(list(same.values()))
+        if among is not None or joined.is_floating_point():
+            joined = select(among, joined.double())
+        sums.update(zip(same, joined.sum(1).tolist(), strict=True))
+    return {name: sums[id(x)] if isinstance(x, Tensor) else x for name, x in per_sequence.items()}
 
 
 def _taken(rows: list[Aggregate], view: Findings | AllSequences) -> tuple[Numbers, Numbers]:
@@ -71,16 +87,12 @@ def _taken(rows: list[Aggregate], view: Findings | AllSequences) -> tuple[Number
 
 def totals(per_sequence: Named, among: Tensor | None) -> Named:
     """The sum of each [S] tensor over the chosen sequences, in float64."""
-    return dict(zip(per_sequence, _summed(per_sequence, among).double().unbind(), strict=True))
-
-
-def _summed(per_sequence: Mapping[str, Tensor], among: Tensor | None) -> Tensor:
-    """The sums of [S] tensors over the chosen sequences, of integers alone in int64."""
     # One operation joins numbers of different dtypes. float64 holds the sums of integers.
     joined = torch.cat(list(per_sequence.values()))
     if joined.is_floating_point():
         joined = joined.double()
-    return select(among, joined.view(len(per_sequence), -1)).sum(1)
+    summed = select(among, joined.view(len(per_sequence), -1)).sum(1)
+    return dict(zip(per_sequence, summed.double().unbind(), strict=True))
 
 
 def _stack(values: Iterable[Number], look: bool) -> Tensor:
@@ -102,9 +114,8 @@ class Collector:
         self._spec, self._look = spec, look
         self._rows = rows_at(spec, "tokens", "blocks")
         self._facts: list[SequenceFacts] = []
-        self._names: tuple[list[str], list[str]] = [], []
-        self._sums: list[Tensor] = []
-        self._maxima: list[Tensor] = []
+        self._sums: list[Numbers] = []
+        self._maxima: list[Numbers] = []
         self._histograms: list[Tensor] = []
 
     def take(self, found: Findings) -> None:
@@ -116,9 +127,8 @@ class Collector:
         self._facts.append(facts)
         if isinstance(counted := sums.pop("histogram", None), Tensor):
             self._histograms.append(counted)
-        self._names = list(sums), list(maxima)
-        self._sums.append(_stack(sums.values(), self._look))
-        self._maxima.append(_stack(maxima.values(), self._look))
+        self._sums.append(sums)
+        self._maxima.append(maxima)
 
     def statistics(self, tokens_outside: Number, rows: int, slots: int) -> Statistics:
         """Give the statistics of the batch.
@@ -129,8 +139,10 @@ class Collector:
             slots: Its tokens, invalid ones included.
         """
         spec, facts = self._spec, concatenate(self._facts)
-        sums = self._named(self._names[0], torch.stack(self._sums).sum(0) if self._sums[1:] else self._sums[0])
-        maxima = self._named(self._names[1], torch.stack(self._maxima).amax(0) if self._sums[1:] else self._maxima[0])
+        sums, maxima = self._sums[0], self._maxima[0]
+        if self._sums[1:]:
+            sums = self._named(sums, self._stacked(self._sums).sum(0))
+            maxima = self._named(maxima, self._stacked(self._maxima).amax(0))
         more_sums, more_maxima = of_sequences(facts, tokens_outside, spec, self._look)
         sums, maxima = sums | more_sums, maxima | more_maxima
         if len(spec.report) > 1:
@@ -150,5 +162,8 @@ class Collector:
             maxima=_stack((maxima[name] for name in max_names), self._look),
         )
 
-    def _named(self, names: Sequence[str], values: Tensor) -> Numbers:
+    def _stacked(self, blocks: Sequence[Numbers]) -> Tensor:
+        return torch.stack([_stack(numbers.values(), self._look) for numbers in blocks])
+
+    def _named(self, names: Iterable[str], values: Tensor) -> Numbers:
         return dict(zip(names, values.tolist() if self._look else values.unbind(), strict=True))
