@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rollout_corr.kernels import tiles
+from rollout_corr.kernels import slots, tiles
 from rollout_corr.kernels.launches import warp_size
-from rollout_corr.kernels.slots import WAYS, Tiling
+from rollout_corr.kernels.slots import Tiling
 
 # Threads of a program over sequences: a warp, which needs no barrier.
 SEQUENCE_THREADS = 32
+# Ways of the searches for owners.
+WAYS_OF_READ, WAYS_OF_APPLY = tiles.WAYS.value, slots.WAYS.value
 # Programs over tokens whose results one program adds up, and the most of such parts unless there is too much of each.
 LEAST_PART, MOST_PARTS = 256, 256
 
@@ -102,31 +105,44 @@ def search_steps(sequences: int, ways: int) -> int:
 
 
 class Grid(NamedTuple):
-    """The division of a batch into programs."""
+    """The division of a batch into programs; its fields are arguments of kernels under these names.
 
-    cut: Cut
+    Attributes:
+        tokens, sequences: How many.
+        width: Of a row; 0 for a packed batch.
+        tiles: Tiles of a row; 0 for a packed batch.
+        slots: Slots of `read`.
+        steps: Of the search for the first owner of a tile.
+        token_programs, sequence_programs: Programs that pass over tokens, and over sequences.
+        part: Programs over tokens whose results are added up together; see partials.py.
+        parts: How many such parts.
+        tiles_of_apply, steps_of_apply: As `tiles` and `steps`, where `apply` has slots of its own.
+        programs_of_apply: Programs of `apply`.
+        owner_count: Sequences, and what is of none before and behind those of a packed batch.
+        TILING, TILING_OF_APPLY, SHAPE: Those of the cut.
+        cut: The shape with its tilings.
+        contiguous: All tensors that are read with strides of their own are.
+    """
+
     tokens: int
     sequences: int
-    width: int  # of a row; 0 for a packed batch
-    tiles: int  # of a row; 0 for a packed batch
+    width: int
+    tiles: int
     slots: int
+    steps: int
     token_programs: int
     sequence_programs: int
-    steps: int  # of the search for the first owner of a tile
-    tiles_of_apply: int  # of a row; 0 for a packed batch
+    part: int
+    parts: int
+    tiles_of_apply: int
+    steps_of_apply: int
     programs_of_apply: int
-    steps_of_apply: int  # of the search for the owner of one of its slots
-    contiguous: bool  # all tensors that are read with strides of their own
-
-    @property
-    def part(self) -> int:
-        """Programs over tokens whose results are added up together; see partials.py."""
-        return max(LEAST_PART, -(-self.token_programs // MOST_PARTS))
-
-    @property
-    def parts(self) -> int:
-        """Count these parts."""
-        return -(-self.token_programs // self.part)
+    owner_count: int
+    TILING: Tiling
+    TILING_OF_APPLY: Tiling
+    SHAPE: Shape
+    cut: Cut
+    contiguous: bool
 
     @property
     def counts(self) -> tuple[int, int, int, int, int]:
@@ -143,77 +159,84 @@ def grid_for(like: Tensor, offsets: Tensor | None, tensors: Sequence[Tensor], el
         tensors: All per-token tensors that are read with strides of their own.
         element: Bytes of the smallest log-prob.
     """
-    packed = offsets is not None
     tokens = like.numel()
+    contiguous = all(map(Tensor.is_contiguous, tensors))
+    if contiguous:
+        unit, aligned = True, reduce(or_, map(Tensor.data_ptr, tensors)) & 15 == 0
+    else:
+        unit, aligned = _reads_of(tensors, offsets is not None)
     if offsets is None:
         sequences, width = like.shape
-        aligned = width % 16 == 0 or sequences <= 1
+        aligned = aligned and (width % 16 == 0 or sequences <= 1)
     else:
-        sequences, width, aligned = offsets.shape[0] - 1, 0, True
-    unit = contiguous = True
-    addresses = 0
-    for x in tensors:
-        if x.is_contiguous():
-            addresses |= x.data_ptr()
-        else:
-            contiguous = False
-            unit = unit and (x.stride(-1) == 1 or x.shape[-1] <= 1)
-            aligned = aligned and _is_aligned(x, packed)
-    aligned = aligned and unit and addresses % 16 == 0
+        sequences, width = offsets.shape[0] - 1, 0
     cut = cut_for(tokens, sequences, element, unit, aligned, warp_size(like.device))
-    tile, spread, rows = cut.shape.tile, cut.spread.tile, cut.spread.rows
-    if packed:
-        of_row, of_row_of_apply, slots_of_apply = 0, 0, tokens // spread + sequences + 2
-        token_programs, slots = tokens // tile + 1, tokens // tile + sequences + 2
+    shape, tiling, of_apply = cut.shape, cut.tiling, cut.spread
+    tile, spread = tiling.tile, of_apply.tile
+    if offsets is None:
+        tiles_of_row, tiles_of_apply, owners = max(1, -(-width // tile)), max(1, -(-width // spread)), sequences
+        slots_of_read = token_programs = max(1, tiles_of_row * sequences)
+        slots_of_apply = tiles_of_apply * sequences
     else:
-        of_row, of_row_of_apply = max(1, -(-width // tile)), max(1, -(-width // spread))
-        token_programs, slots_of_apply = max(1, of_row * sequences), of_row_of_apply * sequences
-        slots = token_programs
+        tiles_of_row, tiles_of_apply, owners = 0, 0, sequences + 2
+        slots_of_read, token_programs = tokens // tile + owners, tokens // tile + 1
+        slots_of_apply = tokens // spread + owners
+    part = LEAST_PART if token_programs <= LEAST_PART * MOST_PARTS else -(-token_programs // MOST_PARTS)
     return Grid(
-        cut=cut,
-        tokens=tokens,
-        sequences=sequences,
-        width=width,
-        tiles=of_row,
-        slots=slots,
-        token_programs=token_programs,
-        sequence_programs=max(1, -(-(sequences + 2 * packed) // cut.shape.sequences)),
-        steps=search_steps(sequences, tiles.WAYS.value),
-        tiles_of_apply=of_row_of_apply,
-        programs_of_apply=max(1, -(-slots_of_apply // rows)),
-        steps_of_apply=search_steps(sequences, WAYS.value),
-        contiguous=contiguous,
+        tokens,
+        sequences,
+        width,
+        tiles_of_row,
+        slots_of_read,
+        search_steps(sequences, WAYS_OF_READ),
+        token_programs,
+        max(1, -(-owners // shape.sequences)),
+        part,
+        -(-token_programs // part),
+        tiles_of_apply,
+        search_steps(sequences, WAYS_OF_APPLY),
+        max(1, -(-slots_of_apply // of_apply.rows)),
+        owners,
+        tiling,
+        of_apply,
+        shape,
+        cut,
+        contiguous,
     )
 
 
-def current(device: torch.device) -> AbstractContextManager[object]:
-    """Make a device the current one, for launches."""
-    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
-    return torch.cuda.device(device) if elsewhere else nullcontext()
+def _reads_of(tensors: Sequence[Tensor], packed: bool) -> tuple[bool, bool]:
+    """Test whether all tokens lie side by side, and whether all rows begin at a multiple of 16 elements and bytes."""
+    apart = [x for x in tensors if not x.is_contiguous()]
+    unit = all(x.stride(-1) == 1 or x.shape[-1] <= 1 for x in apart)
+    rows = packed or all(x.stride(0) % 16 == 0 or x.shape[0] <= 1 for x in apart)
+    return unit, unit and rows and all(x.data_ptr() % 16 == 0 for x in tensors)
 
 
-def _is_aligned(x: Tensor, packed: bool) -> bool:
-    """Test that every row starts at a multiple of 16 elements behind a multiple of 16 bytes."""
-    return x.data_ptr() % 16 == 0 and (packed or x.stride(0) % 16 == 0 or x.shape[0] <= 1)
+# For tensors of the device that is the current one already.
+HERE = nullcontext()
 
 
-def strides_of(tensors: Mapping[str, Tensor | None], grid: Grid) -> dict[str, int]:
-    """Name the distances from one row and from one token to the next as the kernels do.
+def current(x: Tensor) -> AbstractContextManager[object]:
+    """Make the device of a tensor the current one, for launches."""
+    return torch.cuda.device(x.device) if x.is_cuda and x.get_device() != torch.cuda.current_device() else HERE
+
+
+def strides_of(tensors: Sequence[Tensor | None], grid: Grid) -> list[int]:
+    """List the distances from one row and from one token to the next, tensor by tensor; see `names_of_strides`.
 
     Args:
-        tensors: Per-token tensors by the names that the kernels give them; one that is None is not read.
+        tensors: Per-token tensors; one that is None is not read.
         grid: Their division.
     """
-    rows, steps = _names_of_strides(tuple(tensors))
-    found = {**dict.fromkeys(rows, grid.width), **steps}
+    found = [grid.width, 1] * len(tensors)
     if not grid.contiguous:
-        for name, x in tensors.items():
+        for place, x in enumerate(tensors):
             if x is not None and not x.is_contiguous():
-                row, step = (0, x.stride(0)) if x.dim() == 1 else (x.stride(0), x.stride(1))
-                found[f"{name}_row"], found[f"{name}_step"] = row, step
+                found[2 * place : 2 * place + 2] = (0, x.stride(0)) if x.dim() == 1 else x.stride()
     return found
 
 
-@lru_cache(maxsize=16)
-def _names_of_strides(names: tuple[str, ...]) -> tuple[list[str], dict[str, int]]:
-    return [f"{name}_row" for name in names], {f"{name}_step": 1 for name in names}
+def names_of_strides(tensors: Sequence[str]) -> list[str]:
+    """Name these distances as the kernels do, from the names that they give the tensors."""
+    return [f"{name}_{one}" for name in tensors for one in ("row", "step")]

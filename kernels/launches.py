@@ -13,7 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache, reduce
 from inspect import signature
-from operator import itemgetter, or_
+from itertools import accumulate
+from operator import itemgetter, mul, or_
 from typing import Any, NamedTuple
 
 import torch
@@ -30,12 +31,27 @@ ROUNDED = 16
 SMALL_STORAGE = 2**31 - 1
 
 
+def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Give what picks values by their places, as a tuple however many there are."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda values: tuple([values[place] for place in places])
+
+
+# --- scratch memory ---
+
+
 class Field(NamedTuple):
     """A table that a workspace holds, [rows, count] or [count]."""
 
     name: str
     rows: int | None  # None: one dimension
     dtype: torch.dtype
+
+    @property
+    def width(self) -> int:
+        """Bytes for each of what its columns count."""
+        return self.dtype.itemsize * (1 if self.rows is None else self.rows)
 
 
 class WorkspaceLayout:
@@ -46,27 +62,18 @@ class WorkspaceLayout:
     """
 
     def __init__(self, *groups: Sequence[Field]) -> None:
-        self.fields: dict[str, tuple[Field, int]] = {}
-        self.widths: list[int] = []  # bytes of all tables of a group, for each of what they count
-        self._places: list[tuple[str, int, int]] = []  # table, group, and the bytes of the tables before it there
-        for number, group in enumerate(groups):
-            width = 0
-            for field in group:
-                self._places.append((field.name, number, width))
-                self.fields[field.name] = (field, number)
-                width += field.dtype.itemsize * (1 if field.rows is None else field.rows)
-            self.widths.append(width)
-        self._gap, self._spaced = 0, [(*place, 0) for place in self._places]
-
-    def spaced(self) -> list[tuple[str, int, int, int]]:
-        """List table, group, bytes before it in the group, and bytes to leave free before it."""
-        if self._gap != GAP:
-            self._gap, self._spaced = GAP, [(*place, GAP * i) for i, place in enumerate(self._places)]
-        return self._spaced
+        tables = [(number, field) for number, group in enumerate(groups) for field in group]
+        self.fields = [field for _, field in tables]
+        self.names = tuple([field.name for field in self.fields])
+        self.groups = [number for number, _ in tables]
+        self.widths = [field.width for field in self.fields]
+        self.group_widths = [sum(field.width for field in group) for group in groups]
+        # Gives each table the count of its group.
+        self.counts_of = picker(self.groups)
 
 
 class Workspace:
-    """All scratch memory of a call: one allocation, and tables within it by address.
+    """All scratch memory of a call: one allocation, and the addresses of tables within it, side by side.
 
     Whether a pointer is aligned is part of a compile key, so every table begins at a multiple of 16 bytes, whatever
     the counts.
@@ -75,19 +82,16 @@ class Workspace:
     __slots__ = ("_made", "addresses", "counts", "layout", "memory")
 
     def __init__(self, layout: WorkspaceLayout, counts: tuple[int, ...], device: torch.device) -> None:
-        total, starts, rounded = 0, [], []
-        for count, width in zip(counts, layout.widths, strict=True):
-            count = -(-count // ROUNDED) * ROUNDED
-            starts.append(total)
-            rounded.append(count)
-            total += count * width
-        spaced = layout.spaced()
+        rounded = [count + ROUNDED - 1 & -ROUNDED for count in counts]
+        total = sum(map(mul, rounded, layout.group_widths))
+        if GAP:
+            total += GAP * len(layout.names)
         # Tests exchange torch.empty by what takes its arguments like this.
-        self.memory = torch.empty((total + GAP * len(spaced),), dtype=torch.uint8, device=device)
-        first = self.memory.data_ptr()
-        self.addresses = {
-            name: first + starts[group] + rounded[group] * before + gap for name, group, before, gap in spaced
-        }
+        self.memory = torch.empty(total, dtype=torch.uint8, device=device)
+        lengths = map(mul, layout.counts_of(rounded), layout.widths)
+        if GAP:
+            lengths = map(GAP.__add__, lengths)
+        *self.addresses, _ = accumulate(lengths, initial=self.memory.data_ptr())
         self.layout, self.counts = layout, counts
         self._made: dict[str, Tensor] | None = None
 
@@ -96,11 +100,11 @@ class Workspace:
         if self._made is None:
             self._made = {}
         if name not in self._made:
-            field, group = self.layout.fields[name]
-            count, start = self.counts[group], self.addresses[name] - self.memory.data_ptr()
+            place = self.layout.names.index(name)
+            field, count = self.layout.fields[place], self.counts[self.layout.groups[place]]
+            start = self.addresses[place] - self.memory.data_ptr()
             size = (count,) if field.rows is None else (field.rows, count)
-            length = field.dtype.itemsize * count * (1 if field.rows is None else field.rows)
-            self._made[name] = self.memory[start : start + length].view(field.dtype).view(size)
+            self._made[name] = self.memory[start : start + field.width * count].view(field.dtype).view(size)
         return self._made[name]
 
 
@@ -108,21 +112,56 @@ class Workspace:
 NOTHING = Workspace(WorkspaceLayout(), (), torch.device("cpu"))
 
 
+# --- launches ---
+
+
+class Names:
+    """The names of the values that the launches of an operation take their arguments from, in order.
+
+    Args:
+        tensors: Tensors, which values hold by address.
+        tables: Tables of the workspace, by address too.
+        others: What values hold as it is.
+    """
+
+    def __init__(self, tensors: Sequence[str], tables: Sequence[str], others: Sequence[str]) -> None:
+        self.tensors, self.tables = tuple(tensors), tuple(tables)
+        self.places = {name: place for place, name in enumerate((*tensors, *tables, *others))}
+
+
 class Site:
     """A kernel at its place in an operation, with what was compiled for its launches there.
 
     Everything that a compilation depends on is the same for all of its launches, but for their keys.
+
+    Args:
+        kernel: The kernel.
+        names: The names of values.
+        renamed: Names of values by parameters of the kernel that go by another name.
     """
 
-    __slots__ = ("compiled", "kernel", "known", "names", "pick")
+    __slots__ = ("_names", "compiled", "kernel", "known", "pick", "takes")
 
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-        self.names = parameters_of(kernel)
+    def __init__(self, kernel: Any, names: Names, renamed: Mapping[str, str] | None = None) -> None:
+        renamed = {} if renamed is None else renamed
+        self.kernel, self._names = kernel, names
         self.compiled: dict[Any, Kept] = {}
-        # Picks the values that the kernel's parameters name, in their order.
-        self.pick = itemgetter(*self.names)
+        # The name of the value that each parameter takes, and what picks these values.
+        self.takes = {name: renamed.get(name, name) for name in parameters_of(kernel)}
+        self.pick = picker([names.places[name] for name in self.takes.values()])
         self.known = _is_known(kernel)
+
+    def arguments(self, call: Operands) -> dict[str, Any]:
+        """Give every parameter by name, as Triton's dispatch takes it: tensors in the place of addresses."""
+        names, found = self._names, {}
+        for parameter, name in self.takes.items():
+            if name in names.tensors:
+                found[parameter] = as_bytes(call.tensors[names.tensors.index(name)])
+            elif name in names.tables:
+                found[parameter] = call.workspace.tensor(name)
+            else:
+                found[parameter] = call.values[names.places[name]]
+        return found
 
 
 class Kept(NamedTuple):
@@ -134,6 +173,24 @@ class Kept(NamedTuple):
     driver: Any
 
 
+class Operands(NamedTuple):
+    """All that the launches of a call have in common.
+
+    Attributes:
+        values: What they take their arguments from, in the order of `Names`.
+        tensors: The tensors whose addresses are among them, which have to live until the launches.
+        workspace: The tables whose addresses are among them.
+        key: Tells launches of a site apart that Triton may compile apart.
+        device: The device of the tensors.
+    """
+
+    values: tuple[Any, ...]
+    tensors: tuple[Tensor, ...]
+    workspace: Workspace
+    key: object
+    device: torch.device
+
+
 class Launch:
     """A kernel launch, ready to run or to be compiled ahead of time.
 
@@ -141,26 +198,13 @@ class Launch:
         site: The kernel, and what has been compiled for it.
         programs: The number of programs.
         threads: Threads of a program.
-        values: Arguments by name, among others; tables of the workspace as addresses.
-        key: Tells launches of the site apart that Triton may compile apart.
-        workspace: Where those tables lie.
-        device: The device of the tensors.
+        operands: What it takes its arguments from.
     """
 
-    __slots__ = ("_arguments", "device", "key", "programs", "site", "threads", "values", "workspace")
+    __slots__ = ("_arguments", "operands", "programs", "site", "threads")
 
-    def __init__(
-        self,
-        site: Site,
-        programs: int,
-        threads: int,
-        values: Mapping[str, Any],
-        key: object,
-        workspace: Workspace,
-        device: torch.device,
-    ) -> None:
-        self.site, self.programs, self.threads, self.values = site, programs, threads, values
-        self.key, self.workspace, self.device = key, workspace, device
+    def __init__(self, site: Site, programs: int, threads: int, operands: Operands) -> None:
+        self.site, self.programs, self.threads, self.operands = site, programs, threads, operands
         self._arguments: dict[str, Any] | None = None
 
     @property
@@ -172,38 +216,31 @@ class Launch:
     def arguments(self) -> dict[str, Any]:
         """Every parameter of the kernel by name, tables as tensors."""
         if self._arguments is None:
-            held, values = self.workspace.addresses, self.values
-            self._arguments = {
-                # A launch may get None or a tensor in the place of a table.
-                name: self.workspace.tensor(name)
-                if type(values[name]) is int and name in held
-                else as_bytes(values[name])
-                for name in self.site.names
-            }
+            self._arguments = self.site.arguments(self.operands)
         return self._arguments
 
     def run(self) -> None:
         """Launch it on the current stream of its device, which is the current one."""
-        kept = self.site.compiled.get(self.key)
+        values, _, _, key, device = self.operands
+        kept = self.site.compiled.get(key)
         if kept is None or kept.driver is not plain_driver():
             self._dispatch()
             return
-        stream = kept.driver.get_current_stream(self.device.index or 0)
+        run, function, metadata, driver = kept
+        stream = driver.get_current_stream(device.index or 0)
         # As Triton's dispatch calls it where there is no hook to be called.
-        kept.run(
-            self.programs, 1, 1, stream, kept.function, kept.metadata, None, None, None, *self.site.pick(self.values)
-        )
+        run(self.programs, 1, 1, stream, function, metadata, None, None, None, *self.site.pick(values))
 
     def _dispatch(self) -> None:
         """Launch it through Triton, and keep the kernel that it takes."""
-        warps = max(1, self.threads // warp_size(self.device))
+        warps = max(1, self.threads // warp_size(self.operands.device))
         if getattr(_THREAD, "only_compiles", False):
             self.kernel.warmup(**self.arguments, grid=(self.programs,), num_warps=warps)
             return
         driver = plain_driver() if self.site.known else None
         taken = self.kernel[(self.programs,)](**self.arguments, num_warps=warps)
         if driver is not None and isinstance(taken, triton.compiler.CompiledKernel):
-            self.site.compiled[self.key] = Kept(taken.run, taken.function, taken.packed_metadata, driver)
+            self.site.compiled[self.operands.key] = Kept(taken.run, taken.function, taken.packed_metadata, driver)
 
 
 # Of this thread alone: what others launch meanwhile is launched.
@@ -275,16 +312,16 @@ def as_bytes(x: Any) -> Any:
     return x.view(torch.uint8) if isinstance(x, Tensor) and x.dtype == torch.bool else x
 
 
+def addresses_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Give the address of each tensor."""
+    return tuple(map(Tensor.data_ptr, tensors))
+
+
 def alignment_of(tensors: Sequence[Tensor]) -> object:
     """Give what Triton tells the compiler of pointers to these tensors beside their dtypes, as a part of a key."""
     if reduce(or_, map(Tensor.data_ptr, tensors)) & 15 == 0 and torch.version.hip is None:
         return 0  # all of them are aligned, which is the rule
-    aligned = tuple(x.data_ptr() & 15 == 0 for x in tensors)
+    aligned = tuple([x.data_ptr() & 15 == 0 for x in tensors])
     if torch.version.hip is None:
         return aligned
-    return aligned, tuple(x.untyped_storage().nbytes() <= SMALL_STORAGE for x in tensors)
-
-
-def names_of_tensors(values: Mapping[str, Tensor | None]) -> Callable[[Mapping[str, Any]], tuple[Tensor, ...]]:
-    """Give what picks the values that are tensors from all others of their names."""
-    return itemgetter(*[name for name, x in values.items() if x is not None])
+    return aligned, tuple([x.untyped_storage().nbytes() <= SMALL_STORAGE for x in tensors])

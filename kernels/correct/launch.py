@@ -6,7 +6,7 @@ sequences and the statistics, `apply` brings these weights to the tokens. Only s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -24,18 +24,23 @@ from rollout_corr.kernels.correct.read import read_kernel
 from rollout_corr.kernels.gather import gather_kernel
 from rollout_corr.kernels.grid import (
     SEQUENCE_THREADS,
+    Grid,
     current,
     grid_for,
+    names_of_strides,
     strides_of,
 )
 from rollout_corr.kernels.launches import (
     Field,
     Launch,
+    Names,
+    Operands,
     Site,
     Workspace,
     WorkspaceLayout,
+    addresses_of,
     alignment_of,
-    names_of_tensors,
+    picker,
 )
 from rollout_corr.kernels.partials import groups
 from rollout_corr.kernels.uploads import Upload
@@ -118,18 +123,44 @@ class Found:
 
 @dataclass(eq=False)
 class Recipe:
-    """Everything about calls that share a Spec, dtypes and a device, whatever their sizes."""
+    """Everything about calls that share a Spec, dtypes and a device, whatever their sizes and addresses.
+
+    Attributes:
+        plan: The plan of the kernels.
+        kind: The dtype that computes.
+        scratch: The tables.
+        held: Picks the tensors that there are from all of `TENSORS`.
+        read, gather, decide, apply: The kernels; None for one that is not launched.
+        statistics: How many.
+        sums: How many of them are sums.
+        upload: The thresholds.
+        constants: Values of `CONSTANTS`.
+        groups: Of the columns that programs of `decide` add up.
+    """
 
     plan: Plan
-    kind: torch.dtype  # computes
+    kind: torch.dtype
     scratch: WorkspaceLayout
-    sites: tuple[Site | None, ...]  # read, gather, decide, apply; None where it is not launched
+    held: Callable[[Sequence[Any]], tuple[Tensor, ...]]
+    read: Site
+    gather: Site | None
+    decide: Site
+    apply: Site | None
     statistics: int
-    sums: int  # of the statistics
+    sums: int
     upload: Upload
-    constants: dict[str, Any]  # arguments that are the same for every call
-    groups: int  # of the columns that programs of `decide` add up
-    pointers: Callable[[Mapping[str, Any]], tuple[Tensor, ...]] | None = None  # picks all that are tensors
+    constants: tuple[Any, ...]
+    groups: int
+
+
+# Every tensor of a call: given, and handed back; the last four are the sums by owner of a split batch.
+TENSORS = (
+    *("train_logp", "rollout_logp", "mask", "log_mass", "advantages", "offsets", "numbers"),
+    *("weights", "mask_out", "keep_out", "statistics", "histogram"),
+    *("counts_out", "integers_out", "floats_out", "peaks_out"),
+)
+STRIDED = ("train", "rollout", "mask")
+CONSTANTS = ("PLAN", "BY_OWNER", "nothing")
 
 
 @lru_cache(maxsize=256)
@@ -166,29 +197,56 @@ def recipe_of(
     maxima = len(plan.token_maxima) + len(plan.sequence_maxima) + len(plan.call_maxima)
     bins = HISTOGRAM_BINS if plan.full else 0
     statistics = len(plan.token_sums) + len(plan.sequence_sums) + bins + len(plan.call_sums) + maxima
-    kernels = (read_kernel, gather_kernel if split else None, decide_kernel, apply_kernel if plan.applies else None)
     scratch = _scratch_of(plan, kind)
+    missing = {
+        "mask": mask is None,
+        "log_mass": log_mass is None,
+        "advantages": plan.advantages is None,
+        "offsets": offsets is None,
+        "weights": not plan.writes_weights,
+        "mask_out": not plan.writes_mask,
+        "histogram": not plan.full,
+        "counts_out": not split,
+        "integers_out": not (split and plan.integers),
+        "floats_out": not split,
+        "peaks_out": not (split and plan.peaks),
+    }
+    held = [place for place, name in enumerate(TENSORS) if not missing.get(name)]
+    others = (*Grid._fields, *names_of_strides(STRIDED), "externals", *CONSTANTS)
+    names = Names([TENSORS[place] for place in held], scratch.names, others)
+    absent = dict.fromkeys([name for name in (*TENSORS, *SCRATCH) if name not in names.places], "nothing")
+    of_decide = dict(absent)
+    if plan.advantages == "token":
+        # `decide` does not read the advantages of tokens, whose dtype would be part of its compile key.
+        of_decide["advantages"] = "nothing"
+    if split:
+        of_decide |= {table: absent.get(f"{table}_out", f"{table}_out") for table in BY_OWNER}
+        of_decide["slots"] = "owner_count"
+    # `apply` has slots of its own.
+    of_apply = absent | {"tiles": "tiles_of_apply", "steps": "steps_of_apply", "TILING": "TILING_OF_APPLY"}
     return Recipe(
         plan=plan,
         kind=kind,
         scratch=scratch,
-        sites=tuple(None if kernel is None else Site(kernel) for kernel in kernels),
+        held=picker(held),
+        read=Site(read_kernel, names, absent),
+        gather=Site(gather_kernel, names, absent) if split else None,
+        decide=Site(decide_kernel, names, of_decide),
+        apply=Site(apply_kernel, names, of_apply) if plan.applies else None,
         statistics=statistics,
         sums=statistics - maxima,
         upload=_upload(spec, plan.double, device),
-        constants={
-            # Of tables that this plan does not have.
-            **dict.fromkeys(name for name in SCRATCH if name not in scratch.fields),
-            "PLAN": plan,
-            "BY_OWNER": split,
-        },
+        constants=(plan, split, None),
         groups=groups(plan),
     )
 
 
+# The tables of slots, which a split batch also has by owner.
+BY_OWNER = ("counts", "integers", "floats", "peaks")
+
 # Every table that a plan may have: of slots, of token programs, of sequence programs, of sequences.
 SCRATCH = (
-    *("counts", "integers", "floats", "peaks"),
+    *BY_OWNER,
     *("token_sums", "token_maxima", "part_sums", "part_maxima", "sequence_sums", "sequence_maxima", "counter"),
     *("states", "sequence_weights"),
 )
@@ -238,7 +296,7 @@ def _upload(spec: Spec, double: bool, device: torch.device) -> Upload:
 
 def run(given: Given, spec: Spec) -> Found:
     """Run the kernels on tensors that `backends.batch.read_batch` has checked."""
-    with current(given.train.device):
+    with current(given.train):
         found, launches = prepare(given, spec)
         for launch in launches:
             launch.run()
@@ -256,14 +314,19 @@ def prepare(
     sequences have to add up before the third.
     """
     train, rollout, mask, offsets, log_mass = given.train, given.rollout, given.mask, given.offsets, given.log_mass
-    device, advantages = train.device, given.advantages
+    device, kind, mask_kind, advantages = (
+        train.device,
+        train.dtype,
+        None if mask is None else mask.dtype,
+        given.advantages,
+    )
     extras = () if not given.externals and given.new is None else _contiguous_extras(given)
     recipe = recipe_of(
         spec,
         device,
-        train.dtype,
+        kind,
         rollout.dtype,
-        None if mask is None else mask.dtype,
+        mask_kind,
         None if offsets is None else offsets.dtype,
         None if advantages is None else advantages.dtype,
         given.per_sequence,
@@ -273,85 +336,50 @@ def prepare(
         wanted,
         split,
     )
-    plan = recipe.plan
-    advantages = advantages.contiguous() if plan.advantages and advantages is not None else None
-    log_mass = None if log_mass is None else log_mass.contiguous()
+    plan, scratch = recipe.plan, recipe.scratch
     strided = [train, rollout] if mask is None else [train, rollout, mask]
     grid = grid_for(train, offsets, strided, min(train.element_size(), rollout.element_size()))
-
-    def empty(size: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.empty(size, dtype=dtype, device=device)
-
-    mask_kind = torch.bool if mask is None else mask.dtype
-    weights = empty(train.shape, recipe.kind) if plan.writes_weights else None
-    mask_out = empty(train.shape, mask_kind) if plan.writes_mask else None
-    keep = empty((grid.sequences,), torch.bool)
-    statistics = empty((recipe.statistics,), torch.float64)
-    workspace = Workspace(recipe.scratch, grid.counts, device)
-    histogram = torch.zeros(COPIES.value * HISTOGRAM_BINS, dtype=torch.int64, device=device) if plan.full else None
-    found = Found(weights, mask_out, keep, statistics, recipe.sums)
-    tensors: dict[str, Tensor | None] = {
-        "train_logp": train,
-        "rollout_logp": rollout,
-        "mask": mask,
-        "log_mass": log_mass,
-        "advantages": advantages,
-        "offsets": offsets,
-        "numbers": recipe.upload.read(),
-        "weights": weights,
-        "mask_out": mask_out,
-        "keep_out": keep,
-        "statistics": statistics,
-        "histogram": histogram,
-    }
-    values = {
-        **recipe.constants,
-        **workspace.addresses,
-        **tensors,
-        **strides_of({"train": train, "rollout": rollout, "mask": mask}, grid),
-        "externals": extras,
-        "tokens": grid.tokens,
-        "sequences": grid.sequences,
-        "width": grid.width,
-        "tiles": grid.tiles,
-        "slots": grid.slots,
-        "steps": grid.steps,
-        "token_programs": grid.token_programs,
-        "sequence_programs": grid.sequence_programs,
-        "parts": grid.parts,
-        "part": grid.part,
-        "TILING": grid.cut.tiling,
-        "SHAPE": grid.cut.shape,
-    }
-    # `apply` has slots of its own.
-    of_apply = values | {"tiles": grid.tiles_of_apply, "steps": grid.steps_of_apply, "TILING": grid.cut.spread}
-    # `decide` does not read the advantages of tokens, whose dtype would be part of its compile key.
-    of_decide = values if plan.advantages in (None, "sequence") else values | {"advantages": None}
-    of_gather: dict[str, Any] = {}
+    weights = mask_out = histogram = by_owner = None
+    if plan.writes_weights:
+        weights = torch.empty(*train.shape, dtype=recipe.kind, device=device)
+    if plan.writes_mask:
+        mask_out = torch.empty(*train.shape, dtype=torch.bool if mask_kind is None else mask_kind, device=device)
+    if plan.full:
+        histogram = torch.zeros(COPIES.value * HISTOGRAM_BINS, dtype=torch.int64, device=device)
     if split:
-        owners = grid.sequences + 2 * plan.packed
-        found.by_owner = _by_owner(plan, owners, device)
-        tables = vars(found.by_owner)
-        of_gather = values | {"owner_count": owners} | {f"{name}_out": x for name, x in tables.items()}
-        of_decide = of_decide | tables | {"slots": owners}
-        tensors |= {f"{name}_out": x for name, x in tables.items()}
-    if recipe.pointers is None:
-        recipe.pointers = names_of_tensors(tensors)
-    where = (grid.cut, alignment_of((workspace.memory, *extras, *recipe.pointers(tensors)))), workspace, device
+        by_owner = _by_owner(plan, grid.owner_count, device)
+    keep = torch.empty(grid.sequences, dtype=torch.bool, device=device)
+    statistics = torch.empty(recipe.statistics, dtype=torch.float64, device=device)
+    workspace = Workspace(scratch, grid.counts, device)
+    log_mass = None if log_mass is None else log_mass.contiguous()
+    advantages = advantages.contiguous() if plan.advantages and advantages is not None else None
+    tensors = recipe.held((
+        train, rollout, mask, log_mass, advantages, offsets, recipe.upload.read(), weights, mask_out, keep, statistics,
+        histogram, *(NO_TABLES if by_owner is None else vars(by_owner).values()),
+    ))  # fmt: skip
+    values = (
+        *addresses_of(tensors), *workspace.addresses, *grid, *strides_of((train, rollout, mask), grid), extras,
+        *recipe.constants,
+    )  # fmt: skip
+    alignment = alignment_of((*tensors, workspace.memory, *extras))
+    operands = Operands(values, tensors, workspace, (grid.cut, alignment), device)
+    launches = [Launch(recipe.read, grid.token_programs, grid.cut.warp, operands)]
+    if recipe.gather is not None:
+        launches.append(Launch(recipe.gather, grid.sequence_programs, SEQUENCE_THREADS, operands))
     adding = grid.parts * recipe.groups + plan.full
-    launches = (
-        (grid.token_programs, grid.cut.warp, values),
-        (grid.sequence_programs, SEQUENCE_THREADS, of_gather),
-        (grid.sequence_programs + adding, SEQUENCE_THREADS, of_decide),
-        (grid.programs_of_apply, grid.cut.threads, of_apply),
-    )
-    sites = zip(recipe.sites, launches, strict=True)
-    return found, tuple([Launch(site, *one, *where) for site, one in sites if site is not None])
+    launches.append(Launch(recipe.decide, grid.sequence_programs + adding, SEQUENCE_THREADS, operands))
+    if recipe.apply is not None:
+        launches.append(Launch(recipe.apply, grid.programs_of_apply, grid.cut.threads, operands))
+    return Found(weights, mask_out, keep, statistics, recipe.sums, by_owner), tuple(launches)
 
 
 def _contiguous_extras(given: Given) -> tuple[Tensor, ...]:
     extras = given.externals if given.new is None else (*given.externals, given.new)
     return tuple(x.contiguous() for x in extras)
+
+
+# In the place of the sums by owner of a batch that is not split.
+NO_TABLES = (None,) * len(BY_OWNER)
 
 
 def _by_owner(plan: Plan, many: int, device: torch.device) -> TableBuffers:

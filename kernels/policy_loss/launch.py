@@ -6,7 +6,7 @@ finishes. GSPO and GMPO, whose gradient depends on whole sequences, pass over bo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -16,19 +16,24 @@ from torch import Tensor
 
 from rollout_corr.kernels.grid import (
     SEQUENCE_THREADS,
+    Grid,
     current,
     grid_for,
+    names_of_strides,
     strides_of,
 )
 from rollout_corr.kernels.launches import (
     NOTHING,
     Field,
     Launch,
+    Names,
+    Operands,
     Site,
     Workspace,
     WorkspaceLayout,
+    addresses_of,
     alignment_of,
-    names_of_tensors,
+    picker,
 )
 from rollout_corr.kernels.partials import groups
 from rollout_corr.kernels.policy_loss.gradient import gradient_kernel, scale_kernel
@@ -93,26 +98,52 @@ class LossFound:
 
 
 class Pass(NamedTuple):
-    """A launch of a loss: the kernel, its plan, and what it does not look at, which would be in its compile key."""
+    """A launch of a loss.
+
+    Attributes:
+        site: The kernel.
+        over_tokens: Its programs pass over tokens.
+        over_sequences: Its programs pass over sequences.
+        groups: Of the columns that programs behind those add up.
+    """
 
     site: Site
-    plan: LossPlan
-    unused: tuple[str, ...]
-    groups: int = 0  # of the columns that it adds up
+    over_tokens: bool = False
+    over_sequences: bool = False
+    groups: int = 0
 
 
 @dataclass(eq=False)
 class LossRecipe:
-    """Everything about calls that share an objective, dtypes and a device, whatever their sizes."""
+    """Everything about calls that share an objective, dtypes and a device, whatever their sizes and addresses.
 
-    plans: tuple[LossPlan, ...]
-    kind: torch.dtype  # computes
+    Attributes:
+        kind: The dtype that computes.
+        averages: Sequences are averaged, so their gradients have factors.
+        scratch: The tables.
+        held: Picks the tensors that there are from all of `TENSORS`.
+        passes: Over tokens and over sequences, and where there is a second pass over tokens both again.
+        upload: The numbers of the objective.
+        statistics: How many.
+        constants: The plan of each of two passes over the tokens, and None.
+    """
+
+    kind: torch.dtype
+    averages: bool
     scratch: WorkspaceLayout
-    passes: tuple[Pass, ...]  # over tokens and over sequences, and where there is a second pass over tokens both again
+    held: Callable[[Sequence[Any]], tuple[Tensor, ...]]
+    passes: tuple[Pass, ...]
     upload: Upload
     statistics: int
-    constants: dict[str, Any]  # arguments that are the same for every call
-    pointers: Callable[[Mapping[str, Any]], tuple[Tensor, ...]] | None = None  # picks all that are tensors
+    constants: tuple[LossPlan | None, ...]
+
+
+# Every tensor of a call: given, and handed back.
+TENSORS = (
+    *("new_logp", "base_logp", "ref_logp", "weights", "trains", "mask", "advantages", "offsets", "given", "log_mass"),
+    *("numbers", "gradient", "inners", "value", "divisor", "statistics"),
+)
+STRIDED = ("new", "base", "ref", "weights", "trains", "mask")
 
 
 @lru_cache(maxsize=256)
@@ -144,27 +175,30 @@ def recipe_of(
     )
     first, last = plans[0], plans[-1]
     scratch = _scratch_of(first, last, kind)
-
-    def over_tokens(plan: LossPlan) -> Pass:
+    made = {"numbers": True, "gradient": differentiable, "inners": last.averages}
+    made |= {"value": True, "divisor": True, "statistics": True}
+    held = [place for place, x in enumerate((*dtypes, *made.values())) if x]
+    plan_names = [f"PLAN {number}" for number in range(len(plans))]
+    others = (*Grid._fields, *names_of_strides(STRIDED), *plan_names, "nothing")
+    names = Names([TENSORS[place] for place in held], scratch.names, others)
+    absent = dict.fromkeys([name for name in (*TENSORS, *SCRATCH) if name not in names.places], "nothing")
+    passes = []
+    for plan, name in zip(plans, plan_names, strict=True):
         unused = [*(OF_SLOTS if plan.phase == "write" else OF_SECOND_PASS), *(() if plan.writes else OF_LAST_PASS)]
-        return Pass(Site(gradient_kernel), plan, tuple(unused))
-
-    passes = [
-        one
-        for plan in plans
-        for one in (over_tokens(plan), Pass(Site(sequences_kernel), plan, (), groups(plan) if plan.writes else 0))
-    ]
+        over_tokens = Site(gradient_kernel, names, absent | {"PLAN": name} | dict.fromkeys(unused, "nothing"))
+        over_sequences = Site(sequences_kernel, names, absent | {"PLAN": name})
+        passes.append(Pass(over_tokens, over_tokens=True))
+        adding = groups(plan) if plan.writes else 0
+        passes.append(Pass(over_sequences, over_sequences=plan.phase != "write", groups=adding))
     return LossRecipe(
-        plans=plans,
         kind=kind,
+        averages=last.averages,
         scratch=scratch,
+        held=picker(held),
         passes=tuple(passes),
         upload=_upload(objective, double, device),
         statistics=len(last.sums) + len(last.maxima),
-        constants={
-            # Of tables that this plan does not have.
-            **dict.fromkeys(name for name in SCRATCH if name not in scratch.fields),
-        },
+        constants=(*plans, None),
     )
 
 
@@ -218,7 +252,7 @@ def run(given: LossGiven, objective: Objective, differentiable: bool) -> LossFou
         objective: Everything that is fixed about the loss.
         differentiable: The gradient is handed back.
     """
-    with current(given.new.device):
+    with current(given.new):
         found, launches = prepare(given, objective, differentiable)
         for launch in launches:
             launch.run()
@@ -227,86 +261,36 @@ def run(given: LossGiven, objective: Objective, differentiable: bool) -> LossFou
 
 def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tuple[LossFound, tuple[Launch, ...]]:
     """Allocate everything and list what has to be launched, from metadata alone; see `run`."""
-    new, base, offsets = given.new, given.base, given.offsets
-    device, tensors = new.device, given.tensors
-    dtypes = tuple([None if x is None else x.dtype for x in tensors])
+    new, base, offsets, log_mass = given.new, given.base, given.offsets, given.log_mass
+    device = new.device
+    dtypes = tuple([None if x is None else x.dtype for x in given.tensors])
     recipe = recipe_of(objective, device, dtypes, given.double, given.per_sequence, given.mass_of_base, differentiable)
-    kind, last = recipe.kind, recipe.plans[-1]
-    inputs = {
-        "new": new,
-        "base": base,
-        "ref": given.ref,
-        "weights": given.weights,
-        "trains": given.trains,
-        "mask": given.mask,
-    }
-    strided = [x for x in inputs.values() if x is not None]
+    kind = recipe.kind
+    strided = new, base, given.ref, given.weights, given.trains, given.mask
     element = new.element_size() if base is None else min(new.element_size(), base.element_size())
-    grid = grid_for(new, offsets, strided, element)
-
-    def empty(size: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.empty(size, dtype=dtype, device=device)
-
-    gradient = empty(new.shape, kind) if differentiable else None
-    inners = empty((grid.sequences,), kind) if last.averages else None
-    value, divisor = empty((), kind), empty((), torch.float64)
-    statistics = empty((recipe.statistics,), torch.float64)
+    grid = grid_for(new, offsets, [x for x in strided if x is not None], element)
+    gradient = torch.empty(*new.shape, dtype=kind, device=device) if differentiable else None
+    inners = torch.empty(grid.sequences, dtype=kind, device=device) if recipe.averages else None
+    value = torch.empty((), dtype=kind, device=device)
+    divisor = torch.empty((), dtype=torch.float64, device=device)
+    statistics = torch.empty(recipe.statistics, dtype=torch.float64, device=device)
     workspace = Workspace(recipe.scratch, grid.counts, device)
-    held: dict[str, Tensor | None] = {
-        "new_logp": new,
-        "base_logp": base,
-        "ref_logp": given.ref,
-        "weights": given.weights,
-        "trains": given.trains,
-        "mask": given.mask,
-        "advantages": given.advantages.contiguous(),
-        "offsets": offsets,
-        "given": given.divisor,
-        "log_mass": None if given.log_mass is None else given.log_mass.contiguous(),
-        "numbers": recipe.upload.read(),
-        "gradient": gradient,
-        "inners": inners,
-        "value": value,
-        "divisor": divisor,
-        "statistics": statistics,
-    }
-    values = {
-        **recipe.constants,
-        **workspace.addresses,
-        **held,
-        **strides_of(inputs, grid),
-        "tokens": grid.tokens,
-        "sequences": grid.sequences,
-        "width": grid.width,
-        "tiles": grid.tiles,
-        "slots": grid.slots,
-        "steps": grid.steps,
-        "token_programs": grid.token_programs,
-        "sequence_programs": grid.sequence_programs,
-        "parts": grid.parts,
-        "part": grid.part,
-        "TILING": grid.cut.tiling,
-        "SHAPE": grid.cut.shape,
-    }
-    if recipe.pointers is None:
-        recipe.pointers = names_of_tensors(held)
-    key = grid.cut, alignment_of((workspace.memory, *recipe.pointers(held)))
-
-    def launch(one: Pass, programs: int, threads: int) -> Launch:
-        needed = {**values, "PLAN": one.plan, **dict.fromkeys(one.unused)}
-        return Launch(one.site, programs, threads, needed, key, workspace, device)
-
-    found = LossFound(value, gradient, inners, divisor, statistics)
+    log_mass = None if log_mass is None else log_mass.contiguous()
+    held = recipe.held((
+        *strided, given.advantages.contiguous(), offsets, given.divisor, log_mass,
+        recipe.upload.read(), gradient, inners, value, divisor, statistics,
+    ))  # fmt: skip
+    values = (*addresses_of(held), *workspace.addresses, *grid, *strides_of(strided, grid), *recipe.constants)
+    key = grid.cut, alignment_of((*held, workspace.memory))
+    operands = Operands(values, held, workspace, key, device)
     launches = []
-    for one in recipe.passes:
-        if one.site.kernel is gradient_kernel:
-            programs, threads = grid.token_programs, grid.cut.warp
+    for site, over_tokens, over_sequences, adding in recipe.passes:
+        if over_tokens:
+            launches.append(Launch(site, grid.token_programs, grid.cut.warp, operands))
         else:
-            programs = grid.sequence_programs if one.plan.phase != "write" else 0
-            programs += grid.parts * one.groups
-            threads = SEQUENCE_THREADS
-        launches.append(launch(one, programs, threads))
-    return found, tuple(launches)
+            programs = grid.parts * adding + (grid.sequence_programs if over_sequences else 0)
+            launches.append(Launch(site, programs, SEQUENCE_THREADS, operands))
+    return LossFound(value, gradient, inners, divisor, statistics), tuple(launches)
 
 
 class Slope(NamedTuple):
@@ -322,7 +306,7 @@ class Slope(NamedTuple):
 
 def scale(slope: Slope) -> Tensor:
     """Scale the gradient, in one launch: gradient * upstream / divisor, times each sequence's inner factor."""
-    with current(slope.gradient.device):
+    with current(slope.gradient):
         scaled, launch = prepare_scale(slope)
         launch.run()
     return scaled
@@ -339,34 +323,38 @@ def prepare_scale(slope: Slope) -> tuple[Tensor, Launch]:
         flat = gradient
         if offsets is not None and offsets.device != device:
             offsets = offsets.to(device)
-    scaled = torch.empty(gradient.shape, dtype=dtype, device=device)
-    element = min(gradient.element_size(), scaled.element_size())
-    grid = grid_for(flat, offsets, [flat], element)
-    held = {
-        "gradient": gradient,
-        "inners": inners,
-        "upstream": upstream,
-        "divisor": divisor,
-        "offsets": offsets,
-        "scaled": scaled,
-    }
-    values = {
-        **held,
-        "tokens": grid.tokens,
-        "sequences": grid.sequences,
-        "width": grid.width,
-        "tiles": grid.tiles,
-        "steps": grid.steps,
-        "PLAN": Scaling(offsets is not None, inners is not None),
-        "TILING": grid.cut.tiling,
-    }
-    dtypes = tuple([None if x is None else x.dtype for x in held.values()])
-    site = _site_of_scaling(device, dtypes)
-    key = grid.cut, alignment_of([x for x in held.values() if x is not None])
-    return scaled, Launch(site, grid.token_programs, grid.cut.warp, values, key, NOTHING, device)
+    scaled = torch.empty(*gradient.shape, dtype=dtype, device=device)
+    grid = grid_for(flat, offsets, [flat], min(gradient.element_size(), scaled.element_size()))
+    offsets_kind = None if offsets is None else offsets.dtype
+    recipe = _recipe_of_scaling(device, gradient.dtype, upstream.dtype, dtype, inners is not None, offsets_kind)
+    tensors = recipe.held((gradient, inners, upstream, divisor, offsets, scaled))
+    values = (*addresses_of(tensors), *grid, recipe.plan, None)
+    operands = Operands(values, tensors, NOTHING, (grid.cut, alignment_of(tensors)), device)
+    return scaled, Launch(recipe.site, grid.token_programs, grid.cut.warp, operands)
+
+
+class ScaleRecipe(NamedTuple):
+    """Everything about launches of `scale` that share dtypes and a device."""
+
+    site: Site
+    plan: Scaling
+    held: Callable[[Sequence[Any]], tuple[Tensor, ...]]  # picks the tensors that there are
 
 
 @lru_cache(maxsize=256)
-def _site_of_scaling(device: torch.device, dtypes: tuple[torch.dtype | None, ...]) -> Site:
-    del device, dtypes  # all launches of a site share them
-    return Site(scale_kernel)
+def _recipe_of_scaling(
+    device: torch.device,
+    gradient: torch.dtype,
+    upstream: torch.dtype,
+    scaled: torch.dtype,
+    averages: bool,
+    offsets: torch.dtype | None,
+) -> ScaleRecipe:
+    del device, gradient, upstream, scaled  # all launches of a site share them
+    there = {"gradient": True, "inners": averages, "upstream": True, "divisor": True}
+    there |= {"offsets": offsets is not None, "scaled": True}
+    held = [place for place, is_there in enumerate(there.values()) if is_there]
+    tensors = [name for name, is_there in there.items() if is_there]
+    absent = dict.fromkeys([name for name, is_there in there.items() if not is_there], "nothing")
+    names = Names(tensors, (), (*Grid._fields, "PLAN", "nothing"))
+    return ScaleRecipe(Site(scale_kernel, names, absent), Scaling(offsets is not None, averages), picker(held))

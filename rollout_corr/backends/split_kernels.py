@@ -22,7 +22,7 @@ class PendingKernels:
     def __init__(self, batch: Batch, spec: Spec, group: Any) -> None:
         self._batch, self._spec = batch, spec
         given = given_of(operands_of(batch, spec))
-        with current(given.train.device):
+        with current(given.train):
             self._found, launches = prepare(given, spec, split=True)
             self._later = launches[2:]
             for launch in launches[:2]:
@@ -39,7 +39,7 @@ class PendingKernels:
     def result(self) -> Result:
         """Wait for the other ranks and complete the correction: decide, then apply."""
         self._tables.complete()
-        with current(self._batch.train.device):
+        with current(self._batch.train):
             for launch in self._later:
                 launch.run()
         found = self._found

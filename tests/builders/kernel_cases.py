@@ -158,7 +158,8 @@ def watched(filling=0xFF, seed=0, races=True):
         lay_out_tables(workspace, *arguments)
         workspaces.append(workspace)
 
-    def between(size, *, dtype, device):
+    def between(*size, dtype, device):
+        size = size[0] if size and isinstance(size[0], tuple) else size
         held = math.prod(size)
         around = empty(ROOM + held + ROOM, dtype=dtype, device=device)
         bits(around).fill_(filling)
@@ -174,7 +175,7 @@ def watched(filling=0xFF, seed=0, races=True):
         yield
     for workspace in workspaces:
         beside = torch.ones_like(workspace.memory, dtype=torch.bool)
-        for name in workspace.addresses:
+        for name in workspace.layout.names:
             table = workspace.tensor(name)
             beside[table.data_ptr() - workspace.memory.data_ptr() :][: table.numel() * table.element_size()] = False
         assert bool((workspace.memory[beside] == filling).all()), "written beside a table"

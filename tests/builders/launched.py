@@ -72,7 +72,7 @@ def forget():
     """Drop all recipes, whose sites hold kernels."""
     correct.recipe_of.cache_clear()
     policy_loss.recipe_of.cache_clear()
-    policy_loss._site_of_scaling.cache_clear()
+    policy_loss._recipe_of_scaling.cache_clear()
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rollout_corr.kernels.launches import NOTHING, Launch, Site
+from rollout_corr.kernels.launches import NOTHING, Launch, Names, Operands, Site, addresses_of
 
 
 class Operations(TorchDispatchMode):
@@ -38,5 +38,8 @@ def key(launch):
 
 def launch_of(kernel, programs, threads, arguments):
     """Make a launch of any kernel, outside of an operation."""
-    device = next(iter(arguments.values())).device
-    return Launch(Site(kernel), programs, threads, arguments, None, NOTHING, device)
+    tensors = {name: x for name, x in arguments.items() if isinstance(x, torch.Tensor)}
+    others = {name: x for name, x in arguments.items() if name not in tensors}
+    held = tuple(tensors.values())
+    operands = Operands((*addresses_of(held), *others.values()), held, NOTHING, None, held[0].device)
+    return Launch(Site(kernel, Names(tuple(tensors), (), tuple(others))), programs, threads, operands)

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 def taken_by_triton(launch):
     """The compiled kernel that Triton's dispatch takes for a launch, which runs once more."""
-    warps = max(1, launch.threads // launches.warp_size(launch.device))
+    warps = max(1, launch.threads // launches.warp_size(launch.operands.device))
     return launch.kernel[(launch.programs,)](**launch.arguments, num_warps=warps)
 
 
@@ -66,7 +66,7 @@ def test_the_kernel_that_is_kept_is_the_one_that_triton_takes(backend, monkeypat
                     assert (programs, stream, len(driver.compiled)) == (launch.programs, driver.stream, before)
                     assert kept is taken_by_triton(launch), (variant.name, launch.kernel.__name__)
                     assert addresses(arguments) == addresses(driver.launched[-1][3])
-                    past += launch.key in launch.site.compiled
+                    past += launch.operands.key in launch.site.compiled
     assert past > 150
 
 
@@ -139,7 +139,8 @@ def test_a_kernel_whose_numbers_triton_looks_at_is_left_to_triton():
     with dispatched():
         kernel = triton.runtime.jit.JITFunction(correct.read_kernel.fn)
         kernel.hash = "another"
-        assert not launches.Site(kernel).known and launches.Site(correct.read_kernel).known
+        names = launches.Names(launches.parameters_of(kernel), (), ())
+        assert not launches.Site(kernel, names).known and launches.Site(correct.read_kernel, names).known
 
 
 def test_what_other_threads_launch_is_launched():
@@ -164,13 +165,17 @@ TABLES = WorkspaceLayout(
 )
 
 
+def address(workspace, name):
+    return workspace.addresses[TABLES.names.index(name)]
+
+
 @pytest.mark.parametrize("counts", [(1, 5, 1), (16, 0, 7), (1001, 1, 33)])
 def test_tables_are_aligned_and_lie_apart(counts):
     workspace = Workspace(TABLES, counts, CPU)
     places = []
     for name, shape in (("a", (3, counts[0])), ("b", (1, counts[0])), ("c", (counts[2],))):
         table = workspace.tensor(name)
-        assert table.shape == shape and table.data_ptr() == workspace.addresses[name]
+        assert table.shape == shape and table.data_ptr() == address(workspace, name)
         assert (table.data_ptr() - workspace.memory.data_ptr()) % 16 == 0
         places.append((table.data_ptr(), table.data_ptr() + table.numel() * table.element_size()))
     places.sort()
@@ -185,7 +190,7 @@ def test_a_write_beside_a_table_is_seen(beside):
     def write():
         with watched():
             workspace = Workspace(TABLES, (4, 4, 5), CPU)
-            first = (workspace.addresses["c"] - workspace.memory.data_ptr()) // 4
+            first = (address(workspace, "c") - workspace.memory.data_ptr()) // 4
             workspace.memory.view(torch.float32)[first + beside] = 1.0
 
     with pytest.raises(AssertionError, match="written beside a table"):
