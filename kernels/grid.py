@@ -18,8 +18,6 @@ from rollout_corr.kernels.slots import Tiling
 
 # Threads of a program over sequences: a warp, which needs no barrier.
 SEQUENCE_THREADS = 32
-# Ways of the searches for owners.
-WAYS_OF_READ, WAYS_OF_APPLY = tiles.WAYS.value, slots.WAYS.value
 # Programs over tokens whose results one program adds up, and the most of such parts unless there is too much of each.
 LEAST_PART, MOST_PARTS = 256, 256
 
@@ -95,7 +93,6 @@ def _tilings(shape: Shape, element: int, unit: bool, aligned: bool) -> tuple[Til
     )
 
 
-@lru_cache(maxsize=256)
 def search_steps(sequences: int, ways: int) -> int:
     """Count the steps in which a search with so many ways finds the owner of a slot."""
     steps, span = 0, sequences + 1
@@ -121,6 +118,7 @@ class Grid(NamedTuple):
         owner_count: Sequences, and what is of none before and behind those of a packed batch.
         TILING, TILING_OF_APPLY, SHAPE: Those of the cut.
         cut: The shape with its tilings.
+        counted: What the columns of tables count, in the order of `WorkspaceLayout`s.
         contiguous: All tensors that are read with strides of their own are.
     """
 
@@ -142,66 +140,68 @@ class Grid(NamedTuple):
     TILING_OF_APPLY: Tiling
     SHAPE: Shape
     cut: Cut
+    counted: tuple[int, int, int, int, int]
     contiguous: bool
 
-    @property
-    def counts(self) -> tuple[int, int, int, int, int]:
-        """The counts that workspaces of all operations are laid out by."""
-        return self.slots, self.token_programs, self.sequence_programs, self.sequences, self.parts
 
-
-def grid_for(like: Tensor, offsets: Tensor | None, tensors: Sequence[Tensor], element: int) -> Grid:
+def grid_for(sequences: int, width: int | None, tensors: Sequence[Tensor], element: int) -> Grid:
     """Divide a batch from metadata alone.
 
     Args:
-        like: Any of its per-token tensors, [N] or [B, T].
-        offsets: [S + 1], of a packed batch.
+        sequences: How many.
+        width: Of the row that each of them is; None for a packed batch.
         tensors: All per-token tensors that are read with strides of their own.
         element: Bytes of the smallest log-prob.
     """
-    tokens = like.numel()
+    first = tensors[0]
+    tokens = first.numel()
     contiguous = all(map(Tensor.is_contiguous, tensors))
     if contiguous:
         unit, aligned = True, reduce(or_, map(Tensor.data_ptr, tensors)) & 15 == 0
     else:
-        unit, aligned = _reads_of(tensors, offsets is not None)
-    if offsets is None:
-        sequences, width = like.shape
-        aligned = aligned and (width % 16 == 0 or sequences <= 1)
-    else:
-        sequences, width = offsets.shape[0] - 1, 0
-    cut = cut_for(tokens, sequences, element, unit, aligned, warp_size(like.device))
-    shape, tiling, of_apply = cut.shape, cut.tiling, cut.spread
-    tile, spread = tiling.tile, of_apply.tile
-    if offsets is None:
-        tiles_of_row, tiles_of_apply, owners = max(1, -(-width // tile)), max(1, -(-width // spread)), sequences
-        slots_of_read = token_programs = max(1, tiles_of_row * sequences)
-        slots_of_apply = tiles_of_apply * sequences
-    else:
-        tiles_of_row, tiles_of_apply, owners = 0, 0, sequences + 2
+        unit, aligned = _reads_of(tensors, width is None)
+    if width is not None and width & 15 and sequences > 1:
+        aligned = False
+    cut = cut_for(tokens, sequences, element, unit, aligned, warp_size(first.device))
+    return divided(cut, tokens, sequences, width, contiguous)
+
+
+@lru_cache(maxsize=1024)
+def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous: bool) -> Grid:
+    """Divide by a cut. What `correct` finds, `policy_loss` on the same batch finds again."""
+    shape, tile, spread = cut.shape, cut.tiling.tile, cut.spread.tile
+    if width is None:
+        of_row, of_row_of_apply, owners = 0, 0, sequences + 2
         slots_of_read, token_programs = tokens // tile + owners, tokens // tile + 1
         slots_of_apply = tokens // spread + owners
-    part = LEAST_PART if token_programs <= LEAST_PART * MOST_PARTS else -(-token_programs // MOST_PARTS)
+    else:
+        of_row, of_row_of_apply, owners = max(1, -(-width // tile)), max(1, -(-width // spread)), sequences
+        slots_of_read = token_programs = max(1, of_row * sequences)
+        slots_of_apply = of_row_of_apply * sequences
+    sequence_programs = max(1, -(-owners // shape.sequences))
+    part = max(LEAST_PART, -(-token_programs // MOST_PARTS))
+    parts = -(-token_programs // part)
     return Grid(
-        tokens,
-        sequences,
-        width,
-        tiles_of_row,
-        slots_of_read,
-        search_steps(sequences, WAYS_OF_READ),
-        token_programs,
-        max(1, -(-owners // shape.sequences)),
-        part,
-        -(-token_programs // part),
-        tiles_of_apply,
-        search_steps(sequences, WAYS_OF_APPLY),
-        max(1, -(-slots_of_apply // of_apply.rows)),
-        owners,
-        tiling,
-        of_apply,
-        shape,
-        cut,
-        contiguous,
+        tokens=tokens,
+        sequences=sequences,
+        width=width or 0,
+        tiles=of_row,
+        slots=slots_of_read,
+        steps=search_steps(sequences, tiles.WAYS.value),
+        token_programs=token_programs,
+        sequence_programs=sequence_programs,
+        part=part,
+        parts=parts,
+        tiles_of_apply=of_row_of_apply,
+        steps_of_apply=search_steps(sequences, slots.WAYS.value),
+        programs_of_apply=max(1, -(-slots_of_apply // cut.spread.rows)),
+        owner_count=owners,
+        TILING=cut.tiling,
+        TILING_OF_APPLY=cut.spread,
+        SHAPE=shape,
+        cut=cut,
+        counted=(slots_of_read, token_programs, sequence_programs, sequences, parts),
+        contiguous=contiguous,
     )
 
 

@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache, reduce
 from inspect import signature
-from itertools import accumulate
-from operator import itemgetter, mul, or_
+from itertools import accumulate, repeat
+from operator import itemgetter, or_
 from typing import Any, NamedTuple
 
 import torch
@@ -66,10 +66,6 @@ class WorkspaceLayout:
         self.fields = [field for _, field in tables]
         self.names = tuple([field.name for field in self.fields])
         self.groups = [number for number, _ in tables]
-        self.widths = [field.width for field in self.fields]
-        self.group_widths = [sum(field.width for field in group) for group in groups]
-        # Gives each table the count of its group.
-        self.counts_of = picker(self.groups)
 
 
 class Workspace:
@@ -79,19 +75,14 @@ class Workspace:
     the counts.
     """
 
-    __slots__ = ("_made", "addresses", "counts", "layout", "memory")
+    __slots__ = ("_made", "addresses", "counts", "first", "layout", "memory")
 
     def __init__(self, layout: WorkspaceLayout, counts: tuple[int, ...], device: torch.device) -> None:
-        rounded = [count + ROUNDED - 1 & -ROUNDED for count in counts]
-        total = sum(map(mul, rounded, layout.group_widths))
-        if GAP:
-            total += GAP * len(layout.names)
+        places, total = places_of(layout, counts, GAP)
         # Tests exchange torch.empty by what takes its arguments like this.
         self.memory = torch.empty(total, dtype=torch.uint8, device=device)
-        lengths = map(mul, layout.counts_of(rounded), layout.widths)
-        if GAP:
-            lengths = map(GAP.__add__, lengths)
-        *self.addresses, _ = accumulate(lengths, initial=self.memory.data_ptr())
+        self.first = first = self.memory.data_ptr()
+        self.addresses = [first + place for place in places]
         self.layout, self.counts = layout, counts
         self._made: dict[str, Tensor] | None = None
 
@@ -106,6 +97,17 @@ class Workspace:
             size = (count,) if field.rows is None else (field.rows, count)
             self._made[name] = self.memory[start : start + field.width * count].view(field.dtype).view(size)
         return self._made[name]
+
+
+@lru_cache(maxsize=1024)
+def places_of(layout: WorkspaceLayout, counts: tuple[int, ...], gap: int) -> tuple[list[int], int]:
+    """Lay tables side by side, and that many bytes apart: the first byte of each, and the bytes of all."""
+    lengths = [
+        gap + -(-counts[group] // ROUNDED) * ROUNDED * field.width
+        for group, field in zip(layout.groups, layout.fields, strict=True)
+    ]
+    *places, total = accumulate(lengths, initial=0)
+    return places, total
 
 
 # Of launches that need no scratch memory.
@@ -317,11 +319,21 @@ def addresses_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
     return tuple(map(Tensor.data_ptr, tensors))
 
 
-def alignment_of(tensors: Sequence[Tensor]) -> object:
-    """Give what Triton tells the compiler of pointers to these tensors beside their dtypes, as a part of a key."""
-    if reduce(or_, map(Tensor.data_ptr, tensors)) & 15 == 0 and torch.version.hip is None:
+def alignment_of(addresses: Sequence[int], tensors: Sequence[Tensor]) -> object:
+    """Give what Triton tells the compiler of pointers to tensors beside their dtypes, as a part of a key.
+
+    Args:
+        addresses: The addresses of all tensors and of the workspace.
+        tensors: The tensors.
+    """
+    if reduce(or_, addresses) & 15 == 0 and torch.version.hip is None:
         return 0  # all of them are aligned, which is the rule
-    aligned = tuple([x.data_ptr() & 15 == 0 for x in tensors])
+    aligned = tuple([x & 15 == 0 for x in addresses])
     if torch.version.hip is None:
         return aligned
     return aligned, tuple([x.untyped_storage().nbytes() <= SMALL_STORAGE for x in tensors])
+
+
+def dtypes_of(tensors: Sequence[Tensor | None]) -> tuple[torch.dtype | None, ...]:
+    """Give the dtype of each tensor; None for one that is not there."""
+    return tuple(map(getattr, tensors, repeat("dtype"), repeat(None)))

@@ -40,6 +40,7 @@ from rollout_corr.kernels.launches import (
     WorkspaceLayout,
     addresses_of,
     alignment_of,
+    dtypes_of,
     picker,
 )
 from rollout_corr.kernels.partials import groups
@@ -167,20 +168,28 @@ CONSTANTS = ("PLAN", "BY_OWNER", "nothing")
 def recipe_of(
     spec: Spec,
     device: torch.device,
-    train: torch.dtype,
-    rollout: torch.dtype,
-    mask: torch.dtype | None,
-    offsets: torch.dtype | None,
-    advantages: torch.dtype | None,
+    dtypes: tuple[torch.dtype | None, ...],
+    extras: tuple[torch.dtype | None, ...],
     per_sequence: bool,
-    extras: tuple[torch.dtype, ...],
-    log_mass: torch.dtype | None,
     mass_of_rollout: bool,
     wanted: Wanted | None,
     split: bool,
 ) -> Recipe:
-    """Make the recipe for a Spec and the dtypes of a batch. Every argument of a launch has a type that these decide."""
-    del extras  # their dtypes are part of the key of the cache alone
+    """Make the recipe for a Spec and the dtypes of a batch. Every argument of a launch has a type that these decide.
+
+    Args:
+        spec: The Spec.
+        device: The device.
+        dtypes: Of log-probs, mask, offsets, advantages and mass.
+        extras: Of externals and further log-probs, which are part of the key of the cache alone.
+        per_sequence: Advantages are [S].
+        mass_of_rollout: As in `Given`.
+        wanted: The outputs; None: all that the Spec asks for.
+        split: Sequences lie on several ranks.
+    """
+    del extras
+    train, rollout, mask, offsets, advantages, log_mass = dtypes
+    assert train is not None and rollout is not None
     kind = torch.promote_types(torch.promote_types(train, rollout), torch.float32)
     wanted = Wanted.by(spec, mask is not None, offsets is not None) if wanted is None else wanted
     plan = plan_of(
@@ -313,55 +322,47 @@ def prepare(
     With `split` there is one more launch, the second, which fills `Found.by_owner`: what ranks that hold parts of
     sequences have to add up before the third.
     """
-    train, rollout, mask, offsets, log_mass = given.train, given.rollout, given.mask, given.offsets, given.log_mass
-    device, kind, mask_kind, advantages = (
-        train.device,
-        train.dtype,
-        None if mask is None else mask.dtype,
-        given.advantages,
-    )
+    train, rollout, mask, offsets = given.train, given.rollout, given.mask, given.offsets
+    advantages, log_mass, device = given.advantages, given.log_mass, train.device
     extras = () if not given.externals and given.new is None else _contiguous_extras(given)
     recipe = recipe_of(
         spec,
         device,
-        kind,
-        rollout.dtype,
-        mask_kind,
-        None if offsets is None else offsets.dtype,
-        None if advantages is None else advantages.dtype,
+        dtypes_of((train, rollout, mask, offsets, advantages, log_mass)),
+        dtypes_of(extras),
         given.per_sequence,
-        tuple([x.dtype for x in extras]),
-        None if log_mass is None else log_mass.dtype,
         given.mass_of_rollout,
         wanted,
         split,
     )
-    plan, scratch = recipe.plan, recipe.scratch
-    strided = [train, rollout] if mask is None else [train, rollout, mask]
-    grid = grid_for(train, offsets, strided, min(train.element_size(), rollout.element_size()))
+    plan = recipe.plan
+    strided = (train, rollout) if mask is None else (train, rollout, mask)
+    sequences, width = train.shape if offsets is None else (offsets.shape[0] - 1, None)
+    grid = grid_for(sequences, width, strided, min(train.element_size(), rollout.element_size()))
     weights = mask_out = histogram = by_owner = None
     if plan.writes_weights:
         weights = torch.empty(*train.shape, dtype=recipe.kind, device=device)
     if plan.writes_mask:
-        mask_out = torch.empty(*train.shape, dtype=torch.bool if mask_kind is None else mask_kind, device=device)
+        mask_out = torch.empty(*train.shape, dtype=torch.bool if mask is None else mask.dtype, device=device)
     if plan.full:
         histogram = torch.zeros(COPIES.value * HISTOGRAM_BINS, dtype=torch.int64, device=device)
     if split:
         by_owner = _by_owner(plan, grid.owner_count, device)
-    keep = torch.empty(grid.sequences, dtype=torch.bool, device=device)
+    keep = torch.empty(sequences, dtype=torch.bool, device=device)
     statistics = torch.empty(recipe.statistics, dtype=torch.float64, device=device)
-    workspace = Workspace(scratch, grid.counts, device)
+    workspace = Workspace(recipe.scratch, grid.counted, device)
     log_mass = None if log_mass is None else log_mass.contiguous()
     advantages = advantages.contiguous() if plan.advantages and advantages is not None else None
     tensors = recipe.held((
         train, rollout, mask, log_mass, advantages, offsets, recipe.upload.read(), weights, mask_out, keep, statistics,
         histogram, *(NO_TABLES if by_owner is None else vars(by_owner).values()),
     ))  # fmt: skip
+    addresses = addresses_of(tensors)
     values = (
-        *addresses_of(tensors), *workspace.addresses, *grid, *strides_of((train, rollout, mask), grid), extras,
-        *recipe.constants,
+        *addresses, *workspace.addresses, *grid, *strides_of((train, rollout, mask), grid), extras, *recipe.constants
     )  # fmt: skip
-    alignment = alignment_of((*tensors, workspace.memory, *extras))
+    everywhere = (*addresses, workspace.first, *addresses_of(extras))
+    alignment = alignment_of(everywhere, (*tensors, workspace.memory, *extras))
     operands = Operands(values, tensors, workspace, (grid.cut, alignment), device)
     launches = [Launch(recipe.read, grid.token_programs, grid.cut.warp, operands)]
     if recipe.gather is not None:

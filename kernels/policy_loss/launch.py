@@ -33,6 +33,7 @@ from rollout_corr.kernels.launches import (
     WorkspaceLayout,
     addresses_of,
     alignment_of,
+    dtypes_of,
     picker,
 )
 from rollout_corr.kernels.partials import groups
@@ -263,26 +264,35 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
     """Allocate everything and list what has to be launched, from metadata alone; see `run`."""
     new, base, offsets, log_mass = given.new, given.base, given.offsets, given.log_mass
     device = new.device
-    dtypes = tuple([None if x is None else x.dtype for x in given.tensors])
-    recipe = recipe_of(objective, device, dtypes, given.double, given.per_sequence, given.mass_of_base, differentiable)
+    recipe = recipe_of(
+        objective,
+        device,
+        dtypes_of(given.tensors),
+        given.double,
+        given.per_sequence,
+        given.mass_of_base,
+        differentiable,
+    )
     kind = recipe.kind
     strided = new, base, given.ref, given.weights, given.trains, given.mask
     element = new.element_size() if base is None else min(new.element_size(), base.element_size())
-    grid = grid_for(new, offsets, [x for x in strided if x is not None], element)
+    sequences, width = new.shape if offsets is None else (offsets.shape[0] - 1, None)
+    grid = grid_for(sequences, width, [x for x in strided if x is not None], element)
     gradient = torch.empty(*new.shape, dtype=kind, device=device) if differentiable else None
-    inners = torch.empty(grid.sequences, dtype=kind, device=device) if recipe.averages else None
+    inners = torch.empty(sequences, dtype=kind, device=device) if recipe.averages else None
     value = torch.empty((), dtype=kind, device=device)
     divisor = torch.empty((), dtype=torch.float64, device=device)
     statistics = torch.empty(recipe.statistics, dtype=torch.float64, device=device)
-    workspace = Workspace(recipe.scratch, grid.counts, device)
+    workspace = Workspace(recipe.scratch, grid.counted, device)
     log_mass = None if log_mass is None else log_mass.contiguous()
     held = recipe.held((
         *strided, given.advantages.contiguous(), offsets, given.divisor, log_mass,
         recipe.upload.read(), gradient, inners, value, divisor, statistics,
     ))  # fmt: skip
-    values = (*addresses_of(held), *workspace.addresses, *grid, *strides_of(strided, grid), *recipe.constants)
-    key = grid.cut, alignment_of((*held, workspace.memory))
-    operands = Operands(values, held, workspace, key, device)
+    addresses = addresses_of(held)
+    values = (*addresses, *workspace.addresses, *grid, *strides_of(strided, grid), *recipe.constants)
+    alignment = alignment_of((*addresses, workspace.first), (*held, workspace.memory))
+    operands = Operands(values, held, workspace, (grid.cut, alignment), device)
     launches = []
     for site, over_tokens, over_sequences, adding in recipe.passes:
         if over_tokens:
@@ -318,43 +328,37 @@ def prepare_scale(slope: Slope) -> tuple[Tensor, Launch]:
     device = gradient.device
     if inners is None or not inners.numel():
         # All tokens are one row.
-        flat, inners, offsets = gradient.view(1, -1), None, None
+        sequences, width, inners, offsets = 1, gradient.numel(), None, None
+    elif offsets is None:
+        sequences, width = gradient.shape
     else:
-        flat = gradient
-        if offsets is not None and offsets.device != device:
-            offsets = offsets.to(device)
+        offsets = offsets if offsets.device == device else offsets.to(device)
+        sequences, width = offsets.shape[0] - 1, None
     scaled = torch.empty(*gradient.shape, dtype=dtype, device=device)
-    grid = grid_for(flat, offsets, [flat], min(gradient.element_size(), scaled.element_size()))
-    offsets_kind = None if offsets is None else offsets.dtype
-    recipe = _recipe_of_scaling(device, gradient.dtype, upstream.dtype, dtype, inners is not None, offsets_kind)
-    tensors = recipe.held((gradient, inners, upstream, divisor, offsets, scaled))
-    values = (*addresses_of(tensors), *grid, recipe.plan, None)
-    operands = Operands(values, tensors, NOTHING, (grid.cut, alignment_of(tensors)), device)
-    return scaled, Launch(recipe.site, grid.token_programs, grid.cut.warp, operands)
+    grid = grid_for(sequences, width, (gradient,), min(gradient.element_size(), scaled.element_size()))
+    tensors = gradient, inners, upstream, divisor, offsets, scaled
+    site, held, constants = _recipe_of_scaling(device, dtypes_of(tensors))
+    operands = held(tensors)
+    addresses = addresses_of(operands)
+    key = grid.cut, alignment_of(addresses, operands)
+    call = Operands((*addresses, *grid, *constants), operands, NOTHING, key, device)
+    return scaled, Launch(site, grid.token_programs, grid.cut.warp, call)
 
 
 class ScaleRecipe(NamedTuple):
     """Everything about launches of `scale` that share dtypes and a device."""
 
     site: Site
-    plan: Scaling
     held: Callable[[Sequence[Any]], tuple[Tensor, ...]]  # picks the tensors that there are
+    constants: tuple[Scaling, None]
 
 
 @lru_cache(maxsize=256)
-def _recipe_of_scaling(
-    device: torch.device,
-    gradient: torch.dtype,
-    upstream: torch.dtype,
-    scaled: torch.dtype,
-    averages: bool,
-    offsets: torch.dtype | None,
-) -> ScaleRecipe:
-    del device, gradient, upstream, scaled  # all launches of a site share them
-    there = {"gradient": True, "inners": averages, "upstream": True, "divisor": True}
-    there |= {"offsets": offsets is not None, "scaled": True}
-    held = [place for place, is_there in enumerate(there.values()) if is_there]
-    tensors = [name for name, is_there in there.items() if is_there]
-    absent = dict.fromkeys([name for name, is_there in there.items() if not is_there], "nothing")
-    names = Names(tensors, (), (*Grid._fields, "PLAN", "nothing"))
-    return ScaleRecipe(Site(scale_kernel, names, absent), Scaling(offsets is not None, averages), picker(held))
+def _recipe_of_scaling(device: torch.device, dtypes: tuple[torch.dtype | None, ...]) -> ScaleRecipe:
+    del device  # all launches of a site share it
+    all_names = ("gradient", "inners", "upstream", "divisor", "offsets", "scaled")
+    there = [place for place, dtype in enumerate(dtypes) if dtype is not None]
+    names = Names([all_names[place] for place in there], (), (*Grid._fields, "PLAN", "nothing"))
+    absent = dict.fromkeys([name for name in all_names if name not in names.places], "nothing")
+    plan = Scaling("offsets" not in absent, "inners" not in absent)
+    return ScaleRecipe(Site(scale_kernel, names, absent), picker(there), (plan, None))

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from rollout_corr.backends.layouts import Layout, LogProbs, dtype_of, layout_of, shape_of
 from rollout_corr.definition.offsets import checked_offsets
@@ -104,18 +106,26 @@ class Batch:
         return Batch(train, rollout, *given, self.advantages, self.per_sequence, self.external, pairs, self.mass)
 
 
+def is_like(
+    x: object, like: Tensor | None, shape: torch.Size | None, dtypes: tuple[torch.dtype, ...]
+) -> TypeGuard[Tensor]:
+    """Test for a plain tensor of one of the dtypes, on the device of another, where there is one, and of its shape."""
+    return (
+        type(x) is Tensor
+        and x.dtype in dtypes
+        and x.layout is torch.strided
+        and (like is None or (x.shape == shape and x.device == like.device))
+        and not torch._C._functorch.is_batchedtensor(x)
+    )
+
+
 def checked_tensor(
     name: str, x: object, dtypes: tuple[torch.dtype, ...], like: Tensor | None = None, leader: str = "train_logp"
 ) -> Tensor:
     """Refuse everything but a plain tensor of one of the dtypes, on the device and of the shape of another."""
-    if (
-        type(x) is Tensor
-        and x.dtype in dtypes
-        and x.layout is torch.strided
-        and (like is None or (x.shape == like.shape and x.device == like.device))
-        and (torch.compiler.is_compiling() or not torch._C._functorch.is_batchedtensor(x))
-    ):
-        return x  # what nearly every call passes; below, one by one, is what can be wrong
+    # Nearly every call passes this; below, one by one, is what can be wrong.
+    if not torch.compiler.is_compiling() and is_like(x, like, None if like is None else like.shape, dtypes):
+        return x
     if x is None and name == "rollout_logp":
         switches = "; ".join(f"{framework}: {switch}" for framework, switch in ROLLOUT_SWITCHES.items())
         raise ValueError(
@@ -167,6 +177,16 @@ def _refuse_wrapper(name: str, kind: type[Tensor]) -> None:
         raise TypeError(f"{name}: expected a plain tensor, got {got}; pass the plain tensor that it stands for")
 
 
+def is_followed() -> bool:
+    """Tell whether more than autograd's backward follows tensors: a compiler, torch.func, forward-mode derivatives."""
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    return forward_ad._current_level >= 0
+
+
+CPU = torch.device("cpu")
+
+
 @dataclass
 class Reader:
     """Reads the arguments of one call in the layout of the first of them.
@@ -178,6 +198,7 @@ class Reader:
         offsets: [S + 1], or None when every row of [B, T] is a sequence.
         count: S.
         layout: Opens arguments and gives results back.
+        followed: As `is_followed` says.
     """
 
     leader: str
@@ -186,13 +207,22 @@ class Reader:
     offsets: Tensor | None
     count: int
     layout: Layout
+    followed: bool
 
     def tensor(self, name: str, x: object, dtypes: tuple[torch.dtype, ...] = LOGP_DTYPES) -> Tensor:
         """Read another argument, detached, in the shape of the first."""
-        if self.first.dim() == len(self.shape):
-            return checked_tensor(name, self.layout.open(name, x), dtypes, self.first, self.leader).detach()
-        found = checked_tensor(name, self.layout.open(name, x), dtypes, self.first.view(self.shape), self.leader)
-        return found.detach().reshape(self.first.shape)
+        first, shape = self.first, self.shape
+        flat = first.dim() == len(shape)
+        if self.layout.plain and not self.followed and is_like(x, first, shape, dtypes):
+            found = x
+        else:
+            like = first if flat else first.view(shape)
+            found = checked_tensor(name, self.layout.open(name, x), dtypes, like, self.leader)
+        return self.detached(found if flat else found.reshape(first.shape))
+
+    def detached(self, x: Tensor) -> Tensor:
+        """Give a tensor without its history."""
+        return x.detach() if self.followed or x.requires_grad else x
 
     def extra(self, name: str, x: object) -> Tensor:
         """Read an argument that may also be [N] beside [1, N], or the other way round."""
@@ -224,7 +254,7 @@ class Reader:
                 f"{name}: expected shape {shape_of(self.first)} (per token), [{self.count}] or "
                 f"[{self.count}, 1] (per sequence), got {shape_of(flat)}"
             )
-        return checked_tensor(name, flat, FLOATS_OR_INTEGERS, self.first, self.leader).detach(), False
+        return self.detached(checked_tensor(name, flat, FLOATS_OR_INTEGERS, self.first, self.leader)), False
 
     def external(self, wanted: Iterable[str | None], external: Mapping[str, LogProbs] | None) -> dict[str, Tensor]:
         """The external statistics that are wanted, by name."""
@@ -261,7 +291,7 @@ def reader(leader: str, logp: LogProbs, cu_seqlens: Tensor | None, validate: boo
         offsets = read_offsets(offsets, first, validate, leader)
         first = first.reshape(-1) if first.dim() == 2 else first
     count = first.shape[0] if offsets is None else offsets.shape[0] - 1
-    return Reader(leader, first, shape, offsets, count, layout)
+    return Reader(leader, first, shape, offsets, count, layout, is_followed())
 
 
 def read_batch(
@@ -280,7 +310,7 @@ def read_batch(
     read = reader("train_logp", train_logp, cu_seqlens, validate)
     rollout = read.tensor("rollout_logp", rollout_logp)
     flat_mask = read.optional("mask", mask, MASK_DTYPES)
-    batch = Batch(read.first.detach(), rollout, flat_mask, read.offsets, read.count, read.layout.give_back, mask)
+    batch = Batch(read.detached(read.first), rollout, flat_mask, read.offsets, read.count, read.layout.give_back, mask)
     if log_mass is not None or renormalized != "rollout":
         batch.mass = read_mass(read, batch, log_mass, renormalized, validate)
     if spec.criteria or external is not None:
@@ -332,9 +362,10 @@ def read_offsets(cu_seqlens: object, train: Tensor, validate: bool, leader: str 
         raise ValueError(f"cu_seqlens: expected dtype int32 or int64, got {got}")
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
         raise ValueError(f"cu_seqlens: expected shape [sequences + 1], got {shape_of(cu_seqlens)}")
-    if cu_seqlens.device.type != "cpu" and cu_seqlens.device != train.device:
-        raise ValueError(f"cu_seqlens: expected the CPU or {train.device} (of {leader}), got {cu_seqlens.device}")
-    if (cu_seqlens.device.type != "cpu" and not validate) or torch.compiler.is_compiling():
+    device = cu_seqlens.device
+    if device != CPU and device != train.device:
+        raise ValueError(f"cu_seqlens: expected the CPU or {train.device} (of {leader}), got {device}")
+    if (device != CPU and not validate) or torch.compiler.is_compiling():
         return cu_seqlens.detach()
     tokens = train.numel()
     offsets = checked_offsets(cu_seqlens.detach(), tokens)

@@ -117,7 +117,9 @@ def fitted(spec, sequences):
 def shaped(shapes):
     """Cut the work into other tiles, and what programs over tokens leave into several parts."""
     with mock.patch.object(grid, "SHAPES", shapes), mock.patch.object(grid, "LEAST_PART", 3):
+        grid.divided.cache_clear()
         yield
+    grid.divided.cache_clear()
 
 
 # Elements before and behind a tensor: more than the largest tile, and a multiple of what an aligned start is.
