@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -20,6 +21,16 @@ ICEPOP = Weight("token", lower=0.5, upper=5, outside="zero")
 
 def opsm(delta: float, of: str, **more: object) -> Criterion:
     return Criterion("k1", "sequence", "mean", upper=delta, when="negative_advantage", of=of, **more)
+
+
+def ctpo(weighed: str, tested: str, bounds: tuple[float, float, float], growth: str | None) -> Spec:
+    of = {"over": "prefix", "reduce": tested, "of": "new/rollout", "token_clamp": 20, "growth": growth}
+    criteria = (
+        Criterion("ratio", upper=bounds[1], when="positive_advantage", label="clip_high", **of),
+        Criterion("ratio", lower=bounds[0], when="negative_advantage", label="clip_low", **of),
+        Criterion("ratio", upper=bounds[2], when="negative_advantage", label="clip_dual", **of),
+    )
+    return Spec(Weight("prefix", token_clamp=20, reduce=weighed), criteria, "zero")
 
 
 def dppo(stat: str, lower: float | None, upper: float) -> Criterion:
@@ -141,6 +152,10 @@ EXPECTED = {
     "dppo.kl": Spec(None, (dppo("binary_kl", None, 0.05),), "zero"),
     "minirl.mask": Spec(None, (ratio(0.8, 1.2, when="outward", of="new/old", label="clip"),), "zero"),
     "glm.icepop": Spec(Weight("token"), (ratio(0.5, 2),), "zero"),
+    "ctpo.cumprod": ctpo("sum", "sum", (0.8, 1.2, 3.0), None),
+    "ctpo.geomean": ctpo("mean", "mean", (0.8, 1.2, 3.0), None),
+    "ctpo.cumprod_la": ctpo("sum", "sum", (math.exp(-0.025), math.exp(0.05), math.exp(0.05)), "sqrt"),
+    "ctpo.geomean_la": ctpo("mean", "sum", (math.exp(-0.025), math.exp(0.05), math.exp(0.05)), "sqrt"),
 }
 for framework, policy in (("trl", "neutral"), ("unsloth", "neutral")):
     product = Spec(Weight("product"), (ratio(None, 3, "sum"),), "zero", nonfinite=policy)

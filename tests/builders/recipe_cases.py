@@ -6,6 +6,7 @@ import math
 from functools import cache
 
 from conformance import page
+from oracles import ctpo
 from oracles.published import (
     areal_stat,
     bkl,
@@ -289,4 +290,5 @@ PUBLISHED = {
     "glm.icepop": plain(icepop(old, 0.5, 2.0), lambda r, t: ppo(r, t, 0.2, 0.28), rows_mean),
     "glm.double_sided": plain(lambda r, t: ratio(r, t, r.sg) * (0.8 < ratio(r, t, r.sg) < 1.28), score),
     "kimi.k25": lambda rows: token_mean(rows, kimi),
+    **ctpo.PUBLISHED,
 }

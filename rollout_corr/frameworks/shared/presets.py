@@ -11,6 +11,7 @@ from rollout_corr.frameworks.shared.lookup import names as names
 from rollout_corr.frameworks.shared.lookup import preset as preset
 
 if TYPE_CHECKING:  # for editors and type checkers; at run time a framework is found by its folder
+    from rollout_corr.frameworks import ctpo as ctpo
     from rollout_corr.frameworks import dppo as dppo
     from rollout_corr.frameworks import flash_rl as flash_rl
     from rollout_corr.frameworks import glm as glm
