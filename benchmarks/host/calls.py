@@ -9,7 +9,7 @@ import torch
 
 import rollout_corr as rc
 from rollout_corr.backends import operators
-from rollout_corr.backends.batch import read_batch
+from rollout_corr.backends.read import read_batch
 from rollout_corr.kernels.correct import launch
 
 TOKENS = 4096

@@ -304,7 +304,7 @@ def _upload(spec: Spec, double: bool, device: torch.device) -> Upload:
 
 
 def run(given: Given, spec: Spec) -> Found:
-    """Run the kernels on tensors that `backends.batch.read_batch` has checked."""
+    """Run the kernels on tensors that `backends.read.read_batch` has checked."""
     with current(given.train):
         found, launches = prepare(given, spec)
         for launch in launches:

@@ -37,7 +37,7 @@ class Test:
 
     @property
     def thins(self) -> bool:
-        """Test for `Criterion.thins_sequences`: a failure drops some tokens, which `apply` has to find again."""
+        """Test for `Criterion.thins`: a failure drops some tokens, which `apply` has to find again."""
         return self.over == "sequence" and self.drop == "token"
 
     @property

@@ -9,7 +9,8 @@ import torch
 
 from rollout_corr.aot.variant import HUGE, LONGEST, MEDIUM, SHORT, Variant
 from rollout_corr.frameworks.shared.lookup import preset
-from rollout_corr.spec.correction import Criterion, Reduce, Scheme, Spec, Weight
+from rollout_corr.spec.choices import Reduce, Scheme
+from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.statistics import Stat
 
 FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64

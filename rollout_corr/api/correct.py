@@ -10,18 +10,22 @@ from torch import Tensor
 
 from rollout_corr.api.by_keyword import mask_by_keyword
 from rollout_corr.backends import claims
-from rollout_corr.backends.batch import Batch, check_validate, read_batch
+from rollout_corr.backends.batch import Batch, check_validate
 from rollout_corr.backends.choose import BACKENDS, BackendName, Groups, chosen_backend
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.operators import beyond_kernels
+from rollout_corr.backends.read import read_batch
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back, run_correction
+from rollout_corr.backends.turns import check_turns, measuring_turns
 from rollout_corr.metrics.statistics import HasStatistics, Statistics
 from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec, no_spec
 from rollout_corr.spec.validate import shown
 
 Renormalized = Literal["rollout", "train"]
+# Offsets, ids in the layout of the log-probs, or the runs of the mask.
+Turns = LogProbs | Literal["runs"]
 
 
 @dataclass(frozen=True)
@@ -34,16 +38,22 @@ class Correction(HasStatistics):
         mask: Non-zero at tokens that train: dtype and shape of the mask given.
         keep: [S] bool, False where a criterion rejected the whole sequence.
         statistics: Mergeable statistics on the device.
+        keep_turns: [U] bool, False for a turn with a valid token where a criterion rejected all of it, or its sequence;
+            None without `turns`.
+        turns: [U + 1] offsets of these turns among the tokens, row after row; None without `turns`.
     """
 
     weights: Any
     mask: Any
     keep: Tensor
     statistics: Statistics
+    keep_turns: Tensor | None = None
+    turns: Tensor | None = None
 
     def __repr__(self) -> str:
         """Shapes and dtypes; nothing is read from the device."""
-        found = ", ".join(f"{name}={described(getattr(self, name))}" for name in ("weights", "mask", "keep"))
+        names = ("weights", "mask", "keep", *(() if self.turns is None else ("keep_turns", "turns")))
+        found = ", ".join(f"{name}={described(getattr(self, name))}" for name in names)
         return f"Correction({found}, device='{self.keep.device}')"
 
 
@@ -59,6 +69,8 @@ def correct(
     external: Mapping[str, LogProbs] | None = None,
     log_mass: LogProbs | None = None,
     renormalized: Renormalized = "rollout",
+    turns: Turns | None = None,
+    max_turns: int | None = None,
     backend: BackendName = "auto",
     validate: bool = False,
     batch_group: Any = None,
@@ -86,6 +98,13 @@ def correct(
         renormalized: The side whose log-probs are over the kept set already: "rollout", an engine that returns
             log p - log_mass, or "train", a trainer that replays the kept set: D = train_logp - (rollout_logp -
             log_mass). See docs/troubleshooting.md.
+        turns: The turns of each sequence, for weights and criteria over turns and for their metrics: [U + 1] int32 or
+            int64 offsets among the tokens (of [B, T] row after row), with every sequence's beginning among them; an
+            integer id for each token, same layout, where neighbours of a sequence with equal ids are a turn; or "runs":
+            each run of valid tokens, with the invalid ones behind it, is a turn. A 1-D tensor in the shape of packed
+            log-probs is ids.
+        max_turns: A bound on the turns that ids or "runs" make, for a device: without it their number is read, which
+            waits. Turns that are not there are empty; where there are more, the last one has the rest.
         backend: "auto", "triton" or "torch". An explicit choice never falls back.
         validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; and compare the
             calls of the ranks of each group: one small collective more, and an error on all ranks that names the rank.
@@ -104,7 +123,8 @@ def correct(
         TypeError: An argument of the wrong type.
     """
     given = train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate, log_mass, renormalized
-    request = _read(given, spec, backend, validate, Groups(batch_group, sequence_group))
+    found = turns, max_turns, sequence_group is not None
+    request = _read((*given, *found), spec, backend, validate, Groups(batch_group, sequence_group))
     if sequence_group is None:
         return _given_back(request.batch, run_correction(request))
     return PendingCorrection(request.batch, RunningCorrection(request)).result()
@@ -131,7 +151,8 @@ class PendingCorrection:
 def _given_back(batch: Batch, found: Result) -> Correction:
     """Give a result in the caller's layout."""
     weights = None if found.weights is None else batch.restore(found.weights)
-    return Correction(weights, mask_back(batch, found.mask), found.keep, found.statistics)
+    more = found.keep_turns, batch.turns
+    return Correction(weights, mask_back(batch, found.mask), found.keep, found.statistics, *more)
 
 
 @mask_by_keyword
@@ -146,6 +167,8 @@ def correct_async(
     external: Mapping[str, LogProbs] | None = None,
     log_mass: LogProbs | None = None,
     renormalized: Renormalized = "rollout",
+    turns: Turns | None = None,
+    max_turns: int | None = None,
     backend: BackendName = "auto",
     validate: bool = False,
     batch_group: Any = None,
@@ -157,7 +180,8 @@ def correct_async(
     change before `result()`, which is to be called on every rank.
     """
     given = train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate, log_mass, renormalized
-    request = _read(given, spec, backend, validate, Groups(batch_group, sequence_group))
+    found = turns, max_turns, sequence_group is not None
+    request = _read((*given, *found), spec, backend, validate, Groups(batch_group, sequence_group))
     return PendingCorrection(request.batch, RunningCorrection(request))
 
 
@@ -168,6 +192,12 @@ def _read(given: Any, spec: Spec, backend: BackendName, validate: bool, groups: 
     told = None
     try:
         _check_names(spec, backend)
+        turns, max_turns = given[10], given[11]
+        if turns is not None or max_turns is not None or spec.measures_turns:
+            check_turns(spec, turns, max_turns)
+            spec = measuring_turns(spec)
+        if backend == "triton" and (spec.has_prefixes or spec.measures_turns):
+            raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {beyond_kernels(spec)}")
         batch = read_batch(*given)
         train, advantages = given[0], given[5]
         groups.check_advantages(batch, train, advantages)
@@ -194,8 +224,6 @@ def _check_names(spec: object, backend: object) -> None:
             )
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {shown(backend)}")
-    if backend == "triton" and spec.has_prefixes:
-        raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {beyond_kernels(spec)}")
 
 
 def _claims(batch: Batch, spec: Spec, backend: BackendName) -> claims.Claims:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import Correction
-from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, Reader, read_mass, reader
+from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, Reader, reader
 from rollout_corr.backends.choose import BACKENDS, Groups, chosen_backend
 from rollout_corr.backends.claims import Claims, claims_of
 from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
+from rollout_corr.backends.read import read_mass
 from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec, no_spec
 from rollout_corr.spec.loss import DENOMINATORS, KL, Counted, LossReduction, Objective, SquaredLogRatio, reduction_of

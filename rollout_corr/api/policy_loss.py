@@ -25,6 +25,7 @@ from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.loss_blocks import LossResult, LossTask
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back
+from rollout_corr.backends.turns import check_turns
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.metrics.statistics import HasStatistics, Statistics, of_vector
 from rollout_corr.spec.correction import Spec
@@ -210,6 +211,7 @@ def _correct_inside(request: LossRequest, spec: Spec) -> InnerCorrection:
     for criterion in spec.criteria:
         if criterion.of == "new/old" and old is None:
             raise ValueError(f"old_logp: expected log-probs for criterion {criterion.label!r} of new/old, got None")
+    check_turns(spec, None, None)
     run = _spec_to_run(spec, old is not None, request.use.multiply)
     denominators = {"new/rollout": rollout, "new/old": old}
     pairs: dict[str, tuple[Tensor, Tensor]] = {

@@ -8,8 +8,8 @@ from rollout_corr.api.by_keyword import mask_by_keyword
 from rollout_corr.api.correct import Renormalized
 from rollout_corr.api.suggestion import Sequences, suggested
 from rollout_corr.api.suggestion import Suggestion as Suggestion
-from rollout_corr.backends.batch import read_batch
 from rollout_corr.backends.layouts import LogProbs
+from rollout_corr.backends.read import read_batch
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.validate import number
 

@@ -51,13 +51,6 @@ ROLLOUT_SWITCHES = {
 }
 
 
-# The sides whose log-probs may be over the set that truncated sampling kept.
-RENORMALIZED = ("rollout", "train")
-
-# The largest log of a mass: bf16 rounds a sum of probabilities to 1 + 2^-7, of which the log is 0.0078.
-LARGEST_LOG_MASS = 0.01
-
-
 @dataclass
 class Batch:
     """A batch in one of two shapes: [N] with offsets, or [B, T] without.
@@ -73,6 +66,7 @@ class Batch:
         external: Per-token statistics by name.
         pairs: Further log-probs that criteria compare, numerator and denominator by `Criterion.of`.
         mass: The mass that truncated sampling kept, per token.
+        turns: [U + 1] offsets of the turns among the tokens, [N] or row after row; None: they are not measured.
     """
 
     train: Tensor
@@ -87,6 +81,7 @@ class Batch:
     external: dict[str, Tensor] = field(default_factory=dict)
     pairs: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     mass: KeptMass | None = None
+    turns: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -103,7 +98,9 @@ class Batch:
     def of(self, train: Tensor, rollout: Tensor, pairs: dict[str, tuple[Tensor, Tensor]]) -> Batch:
         """Give the batch with other policies. Not by `dataclasses.replace`, which older compilers cannot follow."""
         given = self.mask, self.offsets, self.count, self.restore, self.given_mask
-        return Batch(train, rollout, *given, self.advantages, self.per_sequence, self.external, pairs, self.mass)
+        found = Batch(train, rollout, *given, self.advantages, self.per_sequence, self.external, pairs, self.mass)
+        found.turns = self.turns
+        return found
 
 
 def is_like(
@@ -226,10 +223,11 @@ class Reader:
 
     def extra(self, name: str, x: object) -> Tensor:
         """Read an argument that may also be [N] beside [1, N], or the other way round."""
-        flat = self._in_one_row(self.layout.open(name, x))
+        flat = self.in_one_row(self.layout.open(name, x))
         return checked_tensor(name, flat, FLOATS_OR_INTEGERS, self.first, self.leader).detach()
 
-    def _in_one_row(self, x: object) -> object:
+    def in_one_row(self, x: object) -> object:
+        """Give what stands beside [N] as [N], where it came as [1, N]."""
         packed = isinstance(x, Tensor) and self.offsets is not None and x.dim() == 2 and x.shape[0] == 1
         return x.reshape(-1) if packed and isinstance(x, Tensor) else x
 
@@ -248,7 +246,7 @@ class Reader:
             if given.device != self.first.device:
                 raise ValueError(f"{name}: expected device {self.first.device}, got {given.device}")
             return checked_tensor(name, given.reshape(-1), FLOATS_OR_INTEGERS).detach(), True
-        flat = self._in_one_row(self.layout.open(name, given))
+        flat = self.in_one_row(self.layout.open(name, given))
         if isinstance(flat, Tensor) and flat.shape != self.first.shape:
             raise ValueError(
                 f"{name}: expected shape {shape_of(self.first)} (per token), [{self.count}] or "
@@ -292,60 +290,6 @@ def reader(leader: str, logp: LogProbs, cu_seqlens: Tensor | None, validate: boo
         first = first.reshape(-1) if first.dim() == 2 else first
     count = first.shape[0] if offsets is None else offsets.shape[0] - 1
     return Reader(leader, first, shape, offsets, count, layout, is_followed())
-
-
-def read_batch(
-    train_logp: LogProbs,
-    rollout_logp: LogProbs,
-    mask: LogProbs | None,
-    cu_seqlens: Tensor | None,
-    spec: Spec,
-    advantages: LogProbs | None,
-    external: Mapping[str, LogProbs] | None,
-    validate: bool,
-    log_mass: LogProbs | None = None,
-    renormalized: object = "rollout",
-) -> Batch:
-    """Check every argument of `correct` and read it. Copies nothing, except for a list."""
-    read = reader("train_logp", train_logp, cu_seqlens, validate)
-    rollout = read.tensor("rollout_logp", rollout_logp)
-    flat_mask = read.optional("mask", mask, MASK_DTYPES)
-    batch = Batch(read.detached(read.first), rollout, flat_mask, read.offsets, read.count, read.layout.give_back, mask)
-    if log_mass is not None or renormalized != "rollout":
-        batch.mass = read_mass(read, batch, log_mass, renormalized, validate)
-    if spec.criteria or external is not None:
-        batch.external = read.external(external_names(spec), external)
-    for criterion in spec.criteria:
-        if criterion.when != "any" and advantages is None:
-            raise ValueError(f"advantages: expected a tensor for the criterion with when={criterion.when!r}, got None")
-    if advantages is not None:
-        batch.advantages, batch.per_sequence = read.advantages(advantages, batch.dtype)
-    return batch
-
-
-def read_mass(read: Reader, batch: Batch, log_mass: object, renormalized: object, validate: bool) -> KeptMass | None:
-    """Read the mass that truncated sampling kept; values are looked at on the CPU, and elsewhere with `validate`."""
-    if not isinstance(renormalized, str) or renormalized not in RENORMALIZED:
-        raise ValueError(f"renormalized: expected one of {list(RENORMALIZED)}, got {shown(renormalized)}")
-    if log_mass is None:
-        if renormalized != "rollout":
-            raise ValueError(f"log_mass: expected log-masses beside renormalized={renormalized!r}, got None")
-        return None
-    log = read.tensor("log_mass", log_mass)
-    if (log.device.type == "cpu" or validate) and not torch.compiler.is_compiling():
-        above = log > LARGEST_LOG_MASS
-        if batch.mask is not None:
-            above &= batch.mask != 0
-        if batch.offsets is not None:
-            first, last = batch.offsets[0], batch.offsets[-1]
-            above[:first] = False
-            above[last:] = False
-        if bool(above.any()):
-            raise ValueError(
-                "log_mass: expected the log of a probability, at most 0, at every valid token, got "
-                f"{log[above].max().item():.6g}; of a mass pass its log"
-            )
-    return KeptMass(log, from_rollout=renormalized == "train")
 
 
 def external_names(spec: Spec) -> list[str]:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.result import Result
-from rollout_corr.definition.correction import kept_tokens
+from rollout_corr.backends.turns import BlockOfTurns, block_of_turns
 from rollout_corr.definition.findings import Findings, evaluate
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.definition.tokens import KeptMass
+from rollout_corr.definition.weights import kept_tokens
 from rollout_corr.definition.when import Advantages
 from rollout_corr.metrics.collect import Collector
 from rollout_corr.spec.correction import Spec
@@ -100,6 +101,7 @@ class Block:
     compaction: Compaction
     sequences: Packed
     n_valid: Tensor  # [S] int64
+    turns: BlockOfTurns | None
 
     def take(self, x: Tensor) -> Tensor:
         """The valid tokens of a tensor of the batch's shape, [total]."""
@@ -156,7 +158,8 @@ def blocks_of(batch: Batch, size: int) -> Iterator[Block]:
         if batch.mask is None:
             compaction, n_valid = Compaction(None, slots_here), lengths
             whole = Packed.of_lengths(lengths, slots_here) if batch.offsets is None else Packed(offsets, slots_here)
-            yield Block(batch, slots, rows, compaction, whole, n_valid)
+            turns = None if batch.turns is None else block_of_turns(batch, slots, starts, None, slots_here)
+            yield Block(batch, slots, rows, compaction, whole, n_valid, turns)
             continue
         valid = batch.mask[slots].bool()
         if batch.offsets is None:
@@ -166,8 +169,10 @@ def blocks_of(batch: Batch, size: int) -> Iterator[Block]:
             n_valid = Packed(offsets, slots_here).sum_integers(valid)
         total = int(n_valid.sum())
         index = None if total == slots_here else _index(valid.reshape(-1), starts, lengths, n_valid, total)
+        compaction = Compaction(index, total)
+        turns = None if batch.turns is None else block_of_turns(batch, slots, starts, valid.reshape(-1), total)
         del valid  # Not for as long as the block takes.
-        yield Block(batch, slots, rows, Compaction(index, total), Packed.of_lengths(n_valid, total), n_valid)
+        yield Block(batch, slots, rows, compaction, Packed.of_lengths(n_valid, total), n_valid, turns)
 
 
 # --- outputs ---
@@ -206,14 +211,18 @@ def run_blocks(batch: Batch, spec: Spec) -> Result:
     """Correct block by block, with compaction. CPU tensors only: how many tokens are valid decides the shapes."""
     weights, mask = new_outputs(batch, spec)
     collector, keep = Collector(spec, look=True), []
+    keep_turns = None if batch.turns is None else torch.ones(batch.turns.shape[0] - 1, dtype=torch.bool, device="cpu")
     for block in blocks_of(batch, BLOCK if spec.weight is not None else 2 * BLOCK):
-        keep.append(_run_block(block, spec, collector, weights, mask))
+        found = _run_block(block, spec, collector, weights, mask)
+        keep.append(found.decision.keep)
+        if keep_turns is not None and block.turns is not None and found.facts.turns is not None:
+            keep_turns[block.turns.which] = found.facts.turns.keep
     statistics = collector.statistics(tokens_outside(batch), batch.count, batch.train.numel())
-    return Result(weights, mask, torch.cat(keep) if keep[1:] else keep[0], statistics)
+    return Result(weights, mask, torch.cat(keep) if keep[1:] else keep[0], statistics, keep_turns)
 
 
-def _run_block(block: Block, spec: Spec, collector: Collector, weights: Tensor | None, mask: Tensor | None) -> Tensor:
-    """Correct one block: add its statistics, write its weights and mask, return `keep`."""
+def _run_block(block: Block, spec: Spec, collector: Collector, weights: Tensor | None, mask: Tensor | None) -> Findings:
+    """Correct one block: add its statistics, write its weights and mask."""
     batch, slots, compaction = block.batch, block.slots, block.compaction
     train, rollout = (block.take(x).to(batch.dtype) for x in (batch.train, batch.rollout))
     advantages = None if batch.advantages is None else block.advantages(batch.advantages)
@@ -221,24 +230,26 @@ def _run_block(block: Block, spec: Spec, collector: Collector, weights: Tensor |
     pairs = {of: (block.take(a).to(batch.dtype), block.take(b).to(batch.dtype)) for of, (a, b) in batch.pairs.items()}
     mass = block.mass(batch.mass)
     tokens = train, rollout, None, block.sequences, block.n_valid
-    found = evaluate(*tokens, spec, advantages, external, True, pairs, mass)
+    turns = None if block.turns is None else block.turns.turns
+    found = evaluate(*tokens, spec, advantages, external, True, pairs, mass, turns)
     collector.take(found)
     if weights is not None and found.weights is not None:
         compaction.put(weights[slots], found.weights)
     if mask is not None:
         given = None if batch.mask is None else batch.mask[slots]
         _put_mask(mask[slots], given, batch.offsets is None, compaction, found)
-    return found.decision.keep
+    return found
 
 
 def _put_mask(out: Tensor, given: Tensor | None, padded: bool, compaction: Compaction, found: Findings) -> None:
     """Write the mask given, with 0 at rejected tokens."""
-    if given is not None and padded and found.decision.dropped is None and given.dtype in INTEGERS:
+    by_sequence = found.decision.dropped is None and found.decision.keep_turns is None
+    if given is not None and padded and by_sequence and given.dtype in INTEGERS:
         # One pass, in a third of the time of a copy that is then filled: -1 has all bits, 0 none.
         torch.bitwise_and(given, -found.decision.keep.to(given.dtype)[:, None], out=out)
         return
     lost = (~found.decision.keep).nonzero().squeeze(1)
-    if found.decision.dropped is None and (padded or lost.numel() == 0):
+    if by_sequence and (padded or lost.numel() == 0):
         if given is None:
             out.fill_(True)
         else:

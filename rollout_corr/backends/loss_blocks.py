@@ -14,7 +14,7 @@ from torch import Tensor
 from rollout_corr.backends import blocks, whole
 from rollout_corr.backends.batch import Batch
 from rollout_corr.definition import loss
-from rollout_corr.definition.findings import Named
+from rollout_corr.definition.facts import Named
 from rollout_corr.definition.loss import Operands
 from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.tokens import KeptMass

@@ -154,18 +154,20 @@ def statistics_of(vector: Tensor, spec: Spec) -> Statistics:
 
 
 def beyond_kernels(spec: Spec) -> str | None:
-    """The weight or criterion that the kernels leave to plain torch, in words; None without one.
+    """Say what of a Spec the kernels leave to plain torch; None for nothing.
 
-    The kernels have no prefixes. In two places they know no D but that of train/rollout: where they count the tokens
-    that a failed sequence drops one by one, and in the metrics of frameworks.
+    The kernels have no turns and no prefixes. In two places they know no D but that of train/rollout: where they count
+    the tokens that a failed sequence drops one by one, and in the metrics of frameworks.
     """
+    if spec.measures_turns:
+        return "the kernels know no turns"
     if spec.weighs_prefixes:
         return "weight of level 'prefix' depends on the tokens before each"
     for criterion in spec.criteria:
         if criterion.over == "prefix":
             return f"criterion {criterion.label!r} tests prefixes"
         if criterion.of != "train/rollout":
-            thins = criterion.thins_sequences
+            thins = criterion.thins
             if thins or len(spec.report) > 1:
                 why = (
                     "drops single tokens of sequences" if thins else "is used together with another framework's metrics"

@@ -17,3 +17,4 @@ class Result:
     mask: Tensor | None  # None: the mask given
     keep: Tensor  # [S] bool
     statistics: Statistics
+    keep_turns: Tensor | None = None  # [U] bool; None without turns

@@ -12,7 +12,7 @@ from rollout_corr.backends import blocks, operators, whole
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.choose import Groups, chosen_backend
 from rollout_corr.backends.result import Result
-from rollout_corr.definition.correction import SMALLEST_MEAN
+from rollout_corr.definition.weights import SMALLEST_MEAN
 from rollout_corr.metrics import native, peers, schema
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.correction import Spec
@@ -80,12 +80,13 @@ def run_correction(request: CorrectionRequest) -> Result:
 
 def _runner(batch: Batch, spec: Spec, backend: str) -> Callable[[Batch, Spec], Result]:
     """Choose how a batch runs without a sequence group; a Spec beyond the kernels runs on plain torch."""
-    if backend == "triton" and not spec.criteria and not spec.weighs_prefixes:
+    beyond = spec.weighs_prefixes or spec.measures_turns
+    if backend == "triton" and not spec.criteria and not beyond:
         return operators.run_fused
     on_cpu, compiling = batch.train.device.type == "cpu", torch.compiler.is_compiling()
-    if compiling and spec.has_prefixes:
+    if compiling and spec.has_prefixes and not spec.measures_turns:
         return operators.run_fused
-    if (spec.criteria or spec.weighs_prefixes) and operators.beyond_kernels(spec) and (not on_cpu or compiling):
+    if (beyond or spec.criteria) and operators.beyond_kernels(spec) and (not on_cpu or compiling):
         return whole.run_whole
     if backend == "triton" or (on_cpu and compiling):
         return operators.run_fused

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.result import Result
-from rollout_corr.definition.correction import kept_tokens
+from rollout_corr.backends.turns import sequence_offsets
 from rollout_corr.definition.findings import Findings, evaluate
-from rollout_corr.definition.sequences import Packed, Rows, Sequences
+from rollout_corr.definition.sequences import Flattened, Packed, Rows, Sequences
+from rollout_corr.definition.turns import Turns, turns_within
+from rollout_corr.definition.weights import kept_tokens
 from rollout_corr.definition.when import Advantages
 from rollout_corr.metrics.collect import Collector
 from rollout_corr.spec.correction import Spec
@@ -40,7 +42,11 @@ def inside(batch: Batch) -> Tensor:
 
 def _offsets(batch: Batch) -> Tensor:
     """The offsets of a packed batch beside its tokens; where nobody has read and checked them they are made to fit."""
-    offsets = torch.zeros(1, device="cpu") if batch.offsets is None else batch.offsets
+    return fitting(torch.zeros(1, device="cpu") if batch.offsets is None else batch.offsets, batch)
+
+
+def fitting(offsets: Tensor, batch: Batch) -> Tensor:
+    """Offsets beside the tokens of a batch, in int64; where nobody has read and checked them they are made to fit."""
     offsets = offsets.to(batch.train.device, torch.int64)
     checked = offsets.device.type == "cpu" and not torch.compiler.is_compiling()
     return offsets if checked else offsets.clamp(0, batch.train.numel()).cummax(0).values
@@ -63,6 +69,18 @@ def split_sequences_of(batch: Batch, group: Any) -> tuple[Split, Tensor]:
 
     part, valid = sequences_of(batch)
     return Split(part, group), inside(batch) if valid is None else valid
+
+
+def turns_of(batch: Batch, sequences: Sequences, valid: Tensor | None) -> Turns:
+    """The turns of a batch; where nobody has read and checked their offsets they are made to fit."""
+    assert batch.turns is not None
+    tokens = batch.train.numel()
+    offsets = fitting(batch.turns, batch)
+    of_sequences = fitting(sequence_offsets(batch), batch)
+    packed = Packed(offsets, tokens)
+    units: Sequences = packed if batch.train.dim() == 1 else Flattened(packed, batch.train.shape)
+    n_valid = units.sum_integers(torch.ones_like(batch.train, dtype=torch.bool) if valid is None else valid)
+    return Turns(units, turns_within(offsets, of_sequences), n_valid)
 
 
 def count_valid(batch: Batch, sequences: Sequences, valid: Tensor | None) -> Tensor:
@@ -121,6 +139,7 @@ def _evaluate(batch: Batch, spec: Spec, sequences: Sequences, valid: Tensor | No
         batch.external,
         pairs={of: (one.to(dtype), other.to(dtype)) for of, (one, other) in batch.pairs.items()},
         mass=None if batch.mass is None else batch.mass.each(lambda log: log.to(dtype)),
+        turns=None if batch.turns is None else turns_of(batch, sequences, valid),
     )
 
 
@@ -136,4 +155,5 @@ def _result(batch: Batch, spec: Spec, sequences: Sequences, valid: Tensor | None
     if batch.offsets is not None and valid is not None:
         outside = (outside + batch.train.numel() if batch.mask is None else (batch.mask != 0).sum()) - valid.sum()
     statistics = collector.statistics(outside, batch.count, batch.train.numel())
-    return Result(found.weights, mask, found.decision.keep, statistics)
+    keep_turns = None if found.facts.turns is None else found.facts.turns.keep
+    return Result(found.weights, mask, found.decision.keep, statistics, keep_turns)

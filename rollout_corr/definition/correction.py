@@ -5,9 +5,9 @@ In order:
 1. Validity, D = train - rollout, non-finite D: `read_tokens` in tokens.py. Where sampling was truncated, `KeptMass`
    brings both log-probs to the kept set first.
 2. Token criteria: `statistic` of every token, `decide_tokens`.
-3. Sequence criteria: `value_of` aggregates the statistic, `decide_sequences`. With sums_over="kept", over the tokens
-   that pass the token criteria. `decide` runs all criteria; their order within 2 and within 3 has no effect.
-4. The weight: token clamp, aggregation, clamp to +-Spec.clamp, exp, bounds: `weigh`.
+3. Turn and sequence criteria: `value_of` aggregates the statistic, `decide_units`. With sums_over="kept", over the
+   tokens that pass the token criteria. `decide` runs all criteria; their order within 2 and within 3 has no effect.
+4. The weight: token clamp, aggregation, clamp to +-Spec.clamp, exp, bounds: `weigh` in weights.py.
 5. What is handed back: `weights_of` zeroes, `kept_tokens` masks. Division by the batch's mean weight comes between,
    where all blocks and ranks are known (backends/run.py).
 
@@ -15,35 +15,32 @@ All of it runs in the dtype of the log-probs promoted to at least float32, so fl
 Per-sequence quantities are float64. Nothing is multiplied by a mask: what does not count is replaced (`where`),
 so that NaN behind a mask stays there.
 
-Shapes: a tensor "per token" is [N] (packed) or [B, T] (padded); S is the number of sequences.
+Shapes: a tensor "per token" is [N] (packed) or [B, T] (padded); S is the number of sequences, U that of turns. A
+*unit* of a weight or criterion that is not over tokens is a turn or a sequence, whose sums are [U] or [S].
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from rollout_corr.definition import prefix
-from rollout_corr.definition.bounds import after_bounds, grown, within
+from rollout_corr.definition.bounds import grown, within
+from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.tokens import (
     LARGEST_D,
     Tokens,
-    k3,
     select,
     sum_of_d,
     sum_of_statistic,
 )
 from rollout_corr.definition.values import CriterionValues
-from rollout_corr.definition.when import Advantages, selected_sequences, selected_tokens
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.definition.when import Advantages, selected_tokens, selected_units
+from rollout_corr.spec.correction import Criterion, Spec
 from rollout_corr.spec.thresholds import threshold_of
-
-# A batch whose mean weight is not above this is not normalised: the division would inflate the remaining weights.
-SMALLEST_MEAN = 1e-8
-
 
 # --- one token ---
 
@@ -53,52 +50,52 @@ def statistic(criterion: Criterion, tokens: Tokens, external: Mapping[str, Tenso
     return criterion.statistic.formula(CriterionValues(criterion, tokens, external))
 
 
-# --- one sequence ---
+# --- one turn or sequence ---
 
 
-def total_of_d(token_clamp: float | None, tokens: Tokens, among: Tensor | None) -> Tensor:
-    """[S] float64: the sum of D, after the token clamp, over the tokens `among` (bool per token; None: all)."""
+def total_of_d(token_clamp: float | None, tokens: Tokens, among: Tensor | None, over: str) -> Tensor:
+    """Per unit, float64: the sum of D, after the token clamp, over the tokens `among` (bool per token; None: all)."""
     if token_clamp is None and among is tokens.measured:
-        return tokens.sum_d
+        return tokens.sum_d_over(over)
     d = tokens.d if token_clamp is None else tokens.d.clamp(-token_clamp, token_clamp)
     d = select(among, d)
-    return sum_of_d(d.clamp(-LARGEST_D, LARGEST_D), tokens.sequences, tokens.propagate, d)
+    return sum_of_d(d.clamp(-LARGEST_D, LARGEST_D), tokens.units(over), tokens.propagate, d)
 
 
 def value_of(
     criterion: Criterion, tokens: Tokens, among: Tensor | None, n: Tensor, external: Mapping[str, Tensor]
 ) -> Tensor:
-    """[S] float64: a criterion's value of each sequence, a ratio as its logarithm; 0 where no token counts.
+    """Per unit, float64: a criterion's value, a ratio as its logarithm; 0 where no token counts.
 
     Args:
-        criterion: One with over="sequence".
+        criterion: One over turns or sequences.
         tokens: The tokens.
         among: Bool per token, which of them count; None: all.
-        n: [S] int64, how many count.
+        n: Per unit, int64, how many count.
         external: The caller's tensors by name.
     """
-    row, sequences = criterion.statistic, tokens.sequences
+    row, units = criterion.statistic, tokens.units(criterion.over)
     if criterion.reduce in ("sum", "mean"):
         if row.log_space:
-            total = total_of_d(criterion.token_clamp, tokens, among)
+            total = total_of_d(criterion.token_clamp, tokens, among, criterion.over)
         else:
             x = select(among, statistic(criterion, tokens, external))
-            # A NaN that the caller gave as an external statistic has to fail its sequence, not to vanish.
+            # A NaN that the caller gave as an external statistic has to fail its unit, not to vanish.
             propagate = tokens.propagate or row.source == "caller"
             if row.one_limb:
-                total = sum_of_d(x.clamp(-LARGEST_D, LARGEST_D), sequences, propagate, x)
+                total = sum_of_d(x.clamp(-LARGEST_D, LARGEST_D), units, propagate, x)
             else:
-                total = sum_of_statistic(x, sequences, propagate)
+                total = sum_of_statistic(x, units, propagate)
         total = torch.where(n > 0, total, 0.0)
         return total if criterion.reduce == "sum" else total / n.clamp(min=1)
-    return extremum(statistic(criterion, tokens, external), criterion.reduce == "max", tokens, among, n)
+    return extremum(statistic(criterion, tokens, external), criterion.reduce == "max", units, among, n)
 
 
-def extremum(x: Tensor, largest: bool, tokens: Tokens, among: Tensor | None, n: Tensor) -> Tensor:
-    """[S] float64: the largest or smallest x of the tokens `among`, of which a sequence has n; 0 where n = 0."""
+def extremum(x: Tensor, largest: bool, units: Sequences, among: Tensor | None, n: Tensor) -> Tensor:
+    """Per unit, float64: the largest or smallest x of the tokens `among`, of which it has n; 0 where n = 0."""
     sign = 1.0 if largest else -1.0
     signed = sign * x
-    found = tokens.sequences.max(signed if among is None else torch.where(among, signed, -torch.inf))
+    found = units.max(signed if among is None else torch.where(among, signed, -torch.inf))
     return torch.where(n > 0, sign * found.double(), 0.0)
 
 
@@ -123,15 +120,16 @@ def passes(criterion: Criterion, x: Tensor, clamp: float, growth: Tensor | None 
 
 @dataclass
 class Outcome:
-    """The outcome of one criterion: `dropped` where it rejects single tokens, else `failed` for whole sequences."""
+    """The outcome of one criterion: `dropped` where it rejects single tokens, else `failed` for whole units."""
 
     criterion: Criterion
-    value: Tensor  # the statistic per unit, [S] for sequences; a ratio as its logarithm
+    value: Tensor  # the statistic per unit; a ratio as its logarithm
     among: Tensor | None  # bool per unit: measured; None: all
     dropped: Tensor | None  # bool per token
     failed: Tensor | None  # [S] bool
-    thinned: Tensor | None = None  # [S] bool: failed sequences of which only the `selected` tokens are dropped
+    thinned: Tensor | None = None  # bool per unit: failed ones of which only the `selected` tokens are dropped
     selected: Tensor | None = None  # bool per token
+    failed_turns: Tensor | None = None  # [U] bool: turns that are dropped whole
 
 
 @dataclass
@@ -142,6 +140,8 @@ class Decision:
     dropped: Tensor | None  # bool per token: dropped one by one, beyond whole sequences
     survivors: Tensor | None  # tokens that sequence sums run over where n > 0; None means all
     n: Tensor  # [S] int64, how many those are; 0 where a token criterion took the whole sequence
+    n_turns: Tensor | None = None  # [U] int64, how many each turn has; None without turns
+    keep_turns: Tensor | None = None  # [U] bool: not rejected by itself; None without turns
     outcomes: list[Outcome] = field(default_factory=list)
     rejects: bool = False  # a sequence may have been rejected
 
@@ -151,6 +151,8 @@ class Decision:
             self.keep, self.rejects = self.keep & ~outcome.failed, True
         if outcome.dropped is not None:
             self.dropped = outcome.dropped if self.dropped is None else self.dropped | outcome.dropped
+        if outcome.failed_turns is not None and self.keep_turns is not None:
+            self.keep_turns = self.keep_turns & ~outcome.failed_turns
         self.outcomes.append(outcome)
 
 
@@ -176,6 +178,9 @@ def decide(
     every = [tokens, *others.values()]
     keep = torch.ones(tokens.sequences.count, dtype=torch.bool, device=tokens.d.device)
     decision = Decision(keep, None, tokens.measured, n_measured)
+    if tokens.turns is not None:
+        decision.n_turns = tokens.turns.measured(spec.nonfinite == "reject")
+        decision.keep_turns = torch.ones_like(decision.n_turns, dtype=torch.bool)
     for criterion in spec.criteria:
         if criterion.over == "token":
             pair = others.get(criterion.of, tokens)
@@ -184,16 +189,19 @@ def decide(
     if spec.sums_over == "kept" and decision.outcomes:
         standing, dropped = decision.keep, decision.dropped
         decision.survivors, decision.n = survivors(tokens, dropped, standing)
+        if tokens.turns is not None:
+            decision.n_turns = survivors(tokens, dropped, standing, "turn")[1]
     for criterion in spec.criteria:
         if criterion.over != "token":
-            among, n = decision.survivors, decision.n
+            among, n = decision.survivors, decision.n_turns if criterion.over == "turn" else decision.n
             pair = others.get(criterion.of, tokens)
             if pair is not tokens:
-                among, n = survivors(pair, dropped, standing)
+                among, n = survivors(pair, dropped, standing, criterion.over)
             if criterion.over == "prefix":
                 decision.add(decide_tokens(criterion, pair, among, spec, advantages, external))
-            else:
-                decision.add(decide_sequences(criterion, pair, among, n, spec, advantages, external))
+                continue
+            assert n is not None
+            decision.add(decide_units(criterion, pair, among, n, spec, advantages, external))
     if spec.rejects_nonfinite:
         for pair in every:
             if pair.nonfinite is not None:
@@ -201,8 +209,10 @@ def decide(
     return decision
 
 
-def survivors(tokens: Tokens, dropped: Tensor | None, standing: Tensor | None) -> tuple[Tensor | None, Tensor]:
-    """The measured tokens that sequence sums run over, and how many each sequence has; 0 where `standing` is False.
+def survivors(
+    tokens: Tokens, dropped: Tensor | None, standing: Tensor | None, over: str = "sequence"
+) -> tuple[Tensor | None, Tensor]:
+    """The measured tokens that sums of units run over, and how many each has; 0 where `standing`, [S], is False.
 
     A rejected sequence is taken out of the counts and not out of the tokens: what is summed must not depend on a
     decision, so that ranks which hold parts of sequences can sum before they decide (backends/split.py).
@@ -210,7 +220,10 @@ def survivors(tokens: Tokens, dropped: Tensor | None, standing: Tensor | None) -
     among = tokens.measured
     if dropped is not None:
         among = ~dropped if among is None else among & ~dropped
-    n = tokens.count(torch.ones_like(tokens.d, dtype=torch.bool) if among is None else among)
+    counted = torch.ones_like(tokens.d, dtype=torch.bool) if among is None else among
+    n = tokens.units("turn").sum_integers(counted) if over == "turn" else tokens.count(counted)
+    if over == "turn" and standing is not None and tokens.turns is not None:
+        standing = tokens.turns.of_sequences.spread(standing)
     return among, n if standing is None else torch.where(standing, n, 0)
 
 
@@ -245,7 +258,7 @@ def decide_tokens(
     return Outcome(criterion, value, among, fails, None)
 
 
-def decide_sequences(
+def decide_units(
     criterion: Criterion,
     tokens: Tokens,
     among: Tensor | None,
@@ -254,115 +267,26 @@ def decide_sequences(
     advantages: Advantages | None,
     external: Mapping[str, Tensor],
 ) -> Outcome:
-    """Test every sequence that has a token to sum over (`n` of `among`) and that `when` selects."""
-    sequences = tokens.sequences
+    """Test every turn or sequence that has a token to sum over (`n` of `among`) and that `when` selects."""
+    units = tokens.units(criterion.over)
     value = tested = value_of(criterion, tokens, among, n, external)
     on = threshold_of(criterion).on
     if on != "value" and not criterion.statistic.log_space:
         # The statistic grows with D or |D|, so the extremum of that decides.
         d = CriterionValues(criterion, tokens, external).d
         tested = extremum(
-            d.abs() if on in ("abs_d", "clamped_abs_d") else d, criterion.reduce == "max", tokens, among, n
+            d.abs() if on in ("abs_d", "clamped_abs_d") else d, criterion.reduce == "max", units, among, n
         )
     failed = ~passes(criterion, tested, spec.clamp) & (n > 0)
-    if criterion.thins_sequences:
+    if criterion.thins:
         selected = torch.ones_like(tokens.d, dtype=torch.bool) if tokens.measured is None else tokens.measured
         if criterion.when != "any" and advantages is not None:
             selected = selected_tokens(criterion.when, tokens, advantages.token)
-        return Outcome(criterion, value, n > 0, sequences.spread(failed) & selected, None, failed, selected)
+        return Outcome(criterion, value, n > 0, units.spread(failed) & selected, None, failed, selected)
     if criterion.when != "any" and advantages is not None:
-        failed = failed & selected_sequences(criterion.when, tokens, advantages)
+        failed = failed & selected_units(criterion.when, criterion.over, tokens, advantages)
+    if criterion.over == "turn" and tokens.turns is not None:
+        if criterion.drop == "unit":
+            return Outcome(criterion, value, n > 0, None, None, failed_turns=failed)
+        failed = tokens.turns.any(failed)
     return Outcome(criterion, value, n > 0, None, failed)
-
-
-# --- weights ---
-
-
-class Weighing:
-    """An importance weight: per token at token level, per prefix in float64, per sequence (float64) otherwise.
-
-    Args:
-        weight: Level and bounds.
-        log_ratio: Clamped to +-Spec.clamp.
-        excess: Gives ratio - 1 before the bounds, without cancellation: statistics may not need it of every token.
-        growth: By what the log of the bounds grows, per token; None: nothing.
-    """
-
-    def __init__(
-        self, weight: Weight, log_ratio: Tensor, excess: Callable[[], Tensor], growth: Tensor | None = None
-    ) -> None:
-        self._weight, self._excess = weight, excess
-        self.log_ratio = log_ratio
-        self.growth = growth
-        ratio = log_ratio.exp()
-        self.weight = after_bounds(weight, ratio, log_ratio, 0.0, growth)
-        # Before the bounds; at token level nothing reads it.
-        self.ratio = None if weight.level == "token" else ratio
-        self._known: dict[str, Tensor] = {}
-
-    @property
-    def raw(self) -> Tensor:
-        """Ratio - 1 before the bounds."""
-        if "raw" not in self._known:
-            self._known["raw"] = self._excess()
-        return self._known["raw"]
-
-    @property
-    def bounded(self) -> Tensor:
-        """Ratio - 1 after the bounds."""
-        if "bounded" not in self._known:
-            self._known["bounded"] = after_bounds(self._weight, self.raw, self.log_ratio, 1.0, self.growth)
-        return self._known["bounded"]
-
-
-def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
-    """The weight before batch normalisation and before anything is zeroed; None without `Spec.weight`."""
-    weight = spec.weight
-    if weight is None:
-        return None
-    if weight.level == "prefix":
-        log_ratio = prefix.log_of_weight(weight, tokens, decision.survivors).clamp(-spec.clamp, spec.clamp)
-        return Weighing(weight, log_ratio, log_ratio.expm1, prefix.growth(weight.growth, tokens, decision.survivors))
-    if weight.level == "token":
-        log_ratio = tokens.clamped(weight.token_clamp)
-        if weight.token_clamp is None:
-            return Weighing(weight, log_ratio, lambda: tokens.excess)
-        return Weighing(weight, log_ratio, lambda: log_ratio + k3(log_ratio))
-    total = total_of_d(weight.token_clamp, tokens, decision.survivors)
-    aggregate = torch.where(decision.n > 0, total, 0.0)
-    if weight.level == "geometric":
-        aggregate = aggregate / decision.n.clamp(min=1)
-    log_ratio = aggregate.clamp(-spec.clamp, spec.clamp)
-    return Weighing(weight, log_ratio, log_ratio.expm1)
-
-
-# --- what is handed back ---
-
-
-def weights_of(tokens: Tokens, decision: Decision, weighing: Weighing | None, spec: Spec) -> Tensor | None:
-    """The weights handed back, per token, before batch normalisation; None when the Spec hands none back."""
-    if not spec.returns_weights:
-        return None
-    if weighing is None:
-        weights = torch.ones_like(tokens.d)
-    elif spec.weighs_tokens:
-        weights = weighing.weight.to(tokens.d.dtype)
-    else:
-        weights = tokens.sequences.spread(weighing.weight.to(tokens.d.dtype)).expand(tokens.d.shape)
-    weights = select(tokens.measured, weights)
-    # A sequence that a non-finite token rejects has no weight, whatever `rejected` says.
-    finite = None if tokens.nonfinite is None or spec.nonfinite != "reject" else tokens.nonfinite == 0
-    standing = decision.keep if spec.rejected != "mask" else finite
-    if standing is not None:
-        weights = select(tokens.sequences.spread(standing), weights)
-    if spec.rejected != "mask" and decision.dropped is not None:
-        weights = select(~decision.dropped, weights)
-    return weights
-
-
-def kept_tokens(tokens: Tokens, decision: Decision) -> Tensor:
-    """Bool per token: valid and not rejected."""
-    kept = tokens.sequences.spread(decision.keep).expand(tokens.d.shape)
-    if tokens.valid is not None:
-        kept = kept & tokens.valid
-    return kept if decision.dropped is None else kept & ~decision.dropped

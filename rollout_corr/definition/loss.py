@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rollout_corr.definition import findings
 from rollout_corr.definition import tokens as formulas
-from rollout_corr.definition.findings import Named
+from rollout_corr.definition.facts import Named
 from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.tokens import LARGEST_D, KeptMass, extrema, k3, select, sum_of_d, sum_of_statistic
 from rollout_corr.spec.loss import KL, Objective

@@ -1,5 +1,6 @@
 """Per-sequence reductions over padded rows (`Rows`, [B, T]) or packed tokens with offsets (`Packed`, [N]).
 
+`Flattened` serves turns, which lie anywhere in padded rows.
 `Split` in backends/split.py serves sequences whose tokens lie on several ranks. So there is one definition for all.
 """
 
@@ -272,3 +273,40 @@ class Packed(Whole):
     def of(self, places: Tensor) -> Tensor:
         """The sequence, [k] int64, of each token at `places`, [k] int64."""
         return torch.searchsorted(self.offsets[1:], places, right=True)
+
+
+class Flattened(Whole):
+    """Stretches of the tokens of [B, T], row after row, as `Packed` has them of [N].
+
+    Args:
+        packed: The stretches among B T tokens.
+        shape: [B, T].
+    """
+
+    def __init__(self, packed: Packed, shape: torch.Size) -> None:
+        self.packed, self.shape = packed, shape
+        self.count = packed.count
+
+    def sum(self, x: Tensor) -> Tensor:
+        """[B, T] floating -> [U] float64."""
+        return self.packed.sum(x.reshape(-1))
+
+    def sum_integers(self, x: Tensor) -> Tensor:
+        """[B, T] int64, bool, or floating with fractions to be cut off -> [U] int64, exact. May overwrite x."""
+        return self.packed.sum_integers(x.reshape(-1))
+
+    def max(self, x: Tensor) -> Tensor:
+        """[B, T] -> [U]; -inf for a stretch without tokens."""
+        return self.packed.max(x.reshape(-1))
+
+    def spread(self, per_sequence: Tensor) -> Tensor:
+        """[U] -> [B, T]."""
+        return self.packed.spread(per_sequence).view(self.shape)
+
+    def running(self, x: Tensor) -> Tensor:
+        """[B, T] int64 or bool -> [B, T] int64."""
+        return self.packed.running(x.reshape(-1)).view(self.shape)
+
+    def running_max(self, x: Tensor, nothing: float | None = None) -> Tensor:
+        """[B, T] -> [B, T]."""
+        return self.packed.running_max(x.reshape(-1), nothing).view(self.shape)

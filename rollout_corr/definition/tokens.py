@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rollout_corr.definition.near import NEAR, Near, few_above
 from rollout_corr.definition.sequences import Packed, Sequences
+from rollout_corr.definition.turns import Turns
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound
 
@@ -188,12 +189,20 @@ class Tokens:
     largest: float | None = None  # the largest |D|, if `read_tokens` looked
     near_up_to: float | None = None  # the |D| above which a token is looked at alone; None: not to be asked
     ends: tuple[Number, Number] | None = None  # -min D and max D, if it looked or somebody asked
+    turns: Turns | None = None  # where the Spec measures them
     _known: dict[str, Tensor] = field(default_factory=dict)
     _near: list[Near | None] = field(default_factory=list)
 
     def count(self, which: Tensor) -> Tensor:
         """[S] int64: how many tokens of each sequence are True in `which`."""
         return self.sequences.sum_integers(which)
+
+    def units(self, over: str) -> Sequences:
+        """Which tokens belong together in a unit above the token, a "turn" or a "sequence"."""
+        if over == "sequence":
+            return self.sequences
+        assert self.turns is not None
+        return self.turns.units
 
     def clamped(self, token_clamp: float | None = None) -> Tensor:
         """D after the token clamp, and after the clamp that guards every exp."""
@@ -290,7 +299,11 @@ class Tokens:
     @property
     def sum_d(self) -> Tensor:
         """[S] float64: the sum of D over measured tokens."""
-        return self._once("sum_d", lambda: sum_of_d(self.saturated, self.sequences, self.propagate, self.d))
+        return self.sum_d_over("sequence")
+
+    def sum_d_over(self, over: str) -> Tensor:
+        """[S] or [U] float64: the sum of D over the measured tokens of a unit."""
+        return self._once(f"sum_d/{over}", lambda: sum_of_d(self.saturated, self.units(over), self.propagate, self.d))
 
     def _limited(self, limit: float) -> Tensor:
         return self.d if self.largest is not None and self.largest <= limit else self.d.clamp(-limit, limit)
@@ -308,6 +321,7 @@ def read_tokens(
     sequences: Sequences,
     spec: Spec,
     look: bool = False,
+    turns: Turns | None = None,
 ) -> Tokens:
     """Subtract the log-probs, find what is not finite and apply `Spec.nonfinite`.
 
@@ -318,6 +332,7 @@ def read_tokens(
         spec: The Spec; its `nonfinite` and `clamp` are read.
         look: Find the largest |D| and skip what it makes unnecessary. Reads a value, so it is for CPU tensors, and only
             where all tokens are valid.
+        turns: The turns of the sequences, where the Spec measures them.
     """
     d = train - rollout
     if look and d.numel():
@@ -325,9 +340,13 @@ def read_tokens(
         largest = max(-low, high)
         if math.isfinite(largest):
             near, bounds = _near_up_to(spec), (-low, high)
-            return Tokens(sequences, train, rollout, d, valid, valid, None, spec.clamp, False, largest, near, bounds)
+            seen = largest, near, bounds
+            return Tokens(sequences, train, rollout, d, valid, valid, None, spec.clamp, False, *seen, turns)
     bad = ~d.isfinite()
-    nonfinite = sequences.sum_integers(bad if valid is None else bad & valid)
+    counted = bad if valid is None else bad & valid
+    nonfinite = sequences.sum_integers(counted)
+    if turns is not None:
+        turns = replace(turns, nonfinite=turns.units.sum_integers(counted))
     measured = valid
     if spec.nonfinite == "reject":
         measured = ~bad if valid is None else valid & ~bad
@@ -335,7 +354,7 @@ def read_tokens(
         train, rollout, d = (torch.where(bad, 0.0, x) for x in (train, rollout, d))
     train, rollout, d = (select(measured, x) for x in (train, rollout, d))
     propagate = spec.nonfinite == "propagate"
-    return Tokens(sequences, train, rollout, d, valid, measured, nonfinite, spec.clamp, propagate)
+    return Tokens(sequences, train, rollout, d, valid, measured, nonfinite, spec.clamp, propagate, turns=turns)
 
 
 @lru_cache(maxsize=256)

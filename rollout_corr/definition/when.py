@@ -1,4 +1,4 @@
-"""`Criterion.when`: which tokens and sequences a criterion tests, by the signs of advantages."""
+"""`Criterion.when`: which tokens, turns and sequences a criterion tests, by the signs of advantages."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ def selected_tokens(when: str, tokens: Tokens, advantages: Tensor) -> Tensor:
     return wanted if tokens.measured is None else wanted & tokens.measured
 
 
-def selected_sequences(when: str, tokens: Tokens, advantages: Advantages) -> Tensor:
-    """[S] bool: by the sign of the mean advantage over valid tokens; for "outward", those with an outward token."""
+def selected_units(when: str, over: str, tokens: Tokens, advantages: Advantages) -> Tensor:
+    """Bool per unit: by the sign of the mean advantage over its valid tokens; for "outward", those with one."""
+    units = tokens.units(over)
     if when == "outward":
-        return tokens.count(selected_tokens(when, tokens, advantages.token)) > 0
+        return units.sum_integers(selected_tokens(when, tokens, advantages.token)) > 0
     if advantages.sequence is not None:
         mean = advantages.sequence
+        if over == "turn" and tokens.turns is not None:
+            mean = tokens.turns.of_sequences.spread(mean)
     else:
         finite = advantages.token.isfinite()
         counted = finite if tokens.valid is None else finite & tokens.valid
-        mean = sum_of_statistic(select(counted, advantages.token), tokens.sequences, False)
+        mean = sum_of_statistic(select(counted, advantages.token), units, False)
     return mean < 0 if when == "negative_advantage" else mean > 0

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from rollout_corr.definition.bounds import grown
-from rollout_corr.definition.findings import Findings, SequenceFacts, above, below
+from rollout_corr.definition.facts import SequenceFacts
+from rollout_corr.definition.findings import Findings, above, below
 from rollout_corr.definition.tokens import (
     LARGEST_LOG_PERPLEXITY,
     LARGEST_STATISTIC,
@@ -26,6 +27,7 @@ from rollout_corr.definition.tokens import (
     select,
     squares,
 )
+from rollout_corr.metrics import turns as of_turns
 from rollout_corr.metrics.rows import Aggregate, At, extremes, total
 from rollout_corr.spec.correction import Criterion, Spec
 from rollout_corr.spec.thresholds import log_bound
@@ -54,7 +56,8 @@ class AllSequences:
         self.log_train_ppl, self.log_rollout_ppl, self.gap = logs.unbind()
         self.train_ppl, self.rollout_ppl, self.ppl_ratio = perplexity(logs).unbind()
         self.size = facts.d.abs()
-        # In the order in which criteria are run: over tokens, then over sequences.
+        self.turns = None if facts.turns is None else of_turns.AllTurns(facts.turns)
+        # In the order in which criteria are run: over tokens, then over all others.
         run = sorted(spec.criteria, key=lambda criterion: criterion.over != "token")
         self.criteria = {criterion.label: found for criterion, found in zip(run, facts.criteria, strict=True)}
 
@@ -125,6 +128,11 @@ def weighs_prefixes(spec: Spec) -> bool:
 
 def weighs_sequences(spec: Spec) -> bool:
     """Tell whether all tokens of a sequence have its weight."""
+    return spec.weight is not None and not spec.weighs_tokens and spec.weight.over == "sequence"
+
+
+def weighs_units(spec: Spec) -> bool:
+    """Tell whether all tokens of a turn or a sequence have its weight."""
     return spec.weight is not None and not spec.weighs_tokens
 
 
@@ -159,15 +167,15 @@ def _token_squares(f: Findings, side: Literal["raw", "bounded"]) -> Number:
     if side == "bounded" and f.few is not None:
         return f.few.squares()
     x = getattr(f.weighing, side)
-    return (f.n_measured * x * x).sum() if weighs_sequences(f.spec) else squares(select(f.tokens.measured, x))
+    return (f.units_measured * x * x).sum() if weighs_units(f.spec) else squares(select(f.tokens.measured, x))
 
 
 def _token_extrema(f: Findings, side: Literal["raw", "bounded"]) -> tuple[Number, Number]:
-    """(-minimum, maximum) of a weight's ratio - 1, over measured tokens or over the sequences that have one."""
+    """(-minimum, maximum) of a weight's ratio - 1, over measured tokens or over the units that have one."""
     if f.few is not None:
         ends = f.tokens.excess_ends
         return f.few.extrema(ends) if side == "bounded" else ends
-    return extrema(getattr(f.weighing, side), f.n_measured > 0 if weighs_sequences(f.spec) else f.tokens.measured)
+    return extrema(getattr(f.weighing, side), f.units_measured > 0 if weighs_units(f.spec) else f.tokens.measured)
 
 
 def _count_outside(f: Findings, side: Literal["above", "below"]) -> Number:
@@ -178,7 +186,7 @@ def _count_outside(f: Findings, side: Literal["above", "below"]) -> Number:
     low, high = grown(log_bound(weight.lower), log_bound(weight.upper), weighing.growth)
     bound, beyond = (high, above) if side == "above" else (low, below)
     if not weight.per_token:
-        return (f.n_measured * beyond(weighing.log_ratio, bound)).sum()
+        return (f.units_measured * beyond(weighing.log_ratio, bound)).sum()
     if bound is None:
         return f.n_measured.new_zeros(()) if f.few is None else 0.0
     if f.few is not None:
@@ -188,7 +196,7 @@ def _count_outside(f: Findings, side: Literal["above", "below"]) -> Number:
 
 
 def _token_weights(at: At, when: Callable[[Spec], bool]) -> list[Aggregate]:
-    """Rows of weights over tokens, taken where the weights are: of every token, or of its sequence."""
+    """Rows of weights over tokens, taken where the weights are: of every token, or of its turn or sequence."""
     return [
         total("raw2", at, lambda f: _token_squares(f, "raw"), when),
         total("weight2", at, lambda f: _token_squares(f, "bounded"), when),
@@ -253,11 +261,12 @@ AGGREGATES: list[Aggregate] = [
     total("sequence_weight_plain2", "measured", lambda s: s.times("weight", "weight"), weighted),
     extremes("sequence_raw", "call", lambda s: extrema(s.facts.raw, s.among), weighted),
     extremes("sequence_weight", "call", lambda s: extrema(s.facts.bounded, s.among), weighted),
-    *_token_weights("blocks", weighs_sequences),
+    *_token_weights("blocks", weighs_units),
     total("raw_plain", "measured", lambda s: s.times("measured", "ratio"), weighs_sequences),
     total("raw_plain2", "measured", lambda s: s.facts.measured * s.facts.ratio * s.facts.ratio, weighs_sequences),
     total("weight_plain", "measured", lambda s: s.times("measured", "weight"), weighs_sequences),
     total("weight_plain2", "measured", lambda s: s.facts.measured * s.facts.weight * s.facts.weight, weighs_sequences),
+    *of_turns.AGGREGATES,
 ]
 
 
@@ -275,12 +284,14 @@ def criterion_aggregates(criterion: Criterion, own: str) -> list[Aggregate]:
         outcome = next(found for found in f.decision.outcomes if found.criterion.label == label)
         return _moments(criterion, outcome.value, outcome.among, f.spec)
 
-    def over_sequences(s: AllSequences) -> tuple[Tensor, ...]:
-        return _moments(criterion, s.criteria[label].value, s.among_all(s.criteria[label].units), s.spec)
+    def over_units(s: AllSequences) -> tuple[Tensor, ...]:
+        units = s.criteria[label].units
+        among = units if criterion.over == "turn" else s.among_all(units)
+        return _moments(criterion, s.criteria[label].value, among, s.spec)
 
-    over = over_tokens if criterion.per_token else over_sequences
+    over = over_tokens if criterion.per_token else over_units
     return [
-        total(f"{own}/units", "sequences", lambda s: s.criteria[label].units),
+        total(f"{own}/units", "turns" if criterion.over == "turn" else "sequences", lambda s: s.criteria[label].units),
         total(f"{own}/tokens", "sequences", lambda s: s.criteria[label].tokens),
         total(f"{own}/sequences", "sequences", lambda s: s.criteria[label].tokens > 0),
         Aggregate(*names, "tokens" if criterion.per_token else "call", over),

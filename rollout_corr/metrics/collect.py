@@ -8,7 +8,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.findings import Findings, Named, Numbers, SequenceFacts, concatenate
+from rollout_corr.definition.facts import Named, SequenceFacts, concatenate
+from rollout_corr.definition.findings import Findings, Numbers
 from rollout_corr.definition.tokens import Number, select
 from rollout_corr.metrics import peers, schema
 from rollout_corr.metrics.aggregates import AllSequences, aggregates_of
@@ -48,7 +49,9 @@ def of_sequences(
     """Sums and maxima over all sequences of a batch, each counting once; `look` reads values, as `evaluate` does."""
     view = AllSequences(facts, tokens_outside, spec, look)
     sums, maxima = _taken(rows_at(spec, "call"), view)
-    everywhere: tuple[tuple[At, Tensor | None], ...] = (("sequences", None), ("measured", view.among))
+    everywhere: list[tuple[At, Tensor | None]] = [("sequences", None), ("measured", view.among)]
+    if view.turns is not None:
+        everywhere += [("turns", None), ("measured turns", view.turns.measured)]
     for place, among in everywhere:
         each = {row.sums[0]: row.value(view)[0] for row in rows_at(spec, place)}
         sums |= _read(each, among) if look else totals({name: torch.as_tensor(x) for name, x in each.items()}, among)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from rollout_corr.metrics import loss, native, routes
+from rollout_corr.metrics import loss, native, routes, turns
 from rollout_corr.metrics.limits import LIMITS, RATIO_ERRORS, RATIO_MARGIN
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
@@ -56,6 +56,8 @@ def markdown() -> str:
         "With a `Weight`": native.weight_metrics(Spec(weight=Weight("token", normalize="batch"))),
         "For every `Criterion`, under its label": native.criterion_metrics(criterion),
         'With `detail="full"`': native.FULL_METRICS,
+        "Where turns are measured": turns.METRICS,
+        "With a `Weight` over turns": native.weight_metrics(Spec(weight=Weight("product", over="turn")))[-12:],
         "From `policy_loss`": loss.metrics_of(objective),
         "From `route_agreement`": routes.METRICS,
     }

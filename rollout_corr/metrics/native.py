@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
+from rollout_corr.metrics import turns
 from rollout_corr.metrics.histogram import percentile
 from rollout_corr.metrics.limits import healthy
 from rollout_corr.metrics.rows import (
@@ -112,10 +113,13 @@ ALWAYS = [
 
 
 def weight_metrics(spec: Spec) -> list[Metric]:
-    """The metrics of a weight, over tokens and over sequences."""
+    """The metrics of a weight, over tokens, over sequences, and over turns where it is a turn's."""
+    levels = [("", "tokens", TOKENS), ("sequence_", "sequences", SEQUENCES)]
+    if turns.weighed_here(spec):
+        levels.append(("turn_", "turns", turns.TURNS))
     rows = []
     near_0 = "; at token level within 6e-8 mean(1 + |D|) / mean(w^2)"
-    for level, units, over in (("", "tokens", TOKENS), ("sequence_", "sequences", SEQUENCES)):
+    for level, units, over in levels:
         for key, name, words in (
             (f"{level}weight", f"{level}weight", "weight after the bounds"),
             (f"{level}weight_raw", f"{level}raw", "weight before the bounds"),
@@ -135,9 +139,10 @@ def weight_metrics(spec: Spec) -> list[Metric]:
         ]
     if spec.weight is not None and spec.weight.normalize == "batch":
         name, _, centre = batch_mean(spec)
+        over = TOKENS if spec.weighs_tokens else turns.TURNS if turns.weighed_here(spec) else SEQUENCES
         rows.append(
             Metric("weight_batch_mean", "the mean that weights were divided by (unless it is <= 1e-8)", "ratio",
-                   TOKENS if spec.weighs_tokens else SEQUENCES, "near 1", mean_around(centre, name))
+                   over, "near 1", mean_around(centre, name))
         )
     return rows
 
@@ -146,13 +151,15 @@ def batch_mean(spec: Spec) -> tuple[str, str, float]:
     """The sums of weights and of their units that make the mean of `normalize="batch"`, and around what weights lie."""
     if spec.weighs_tokens:
         return "weight", "tokens_measured", 1.0
+    if turns.weighed_here(spec):
+        return "turn_weight_plain", "turns_measured", 0.0
     return "sequence_weight_plain", "sequences_measured", 0.0
 
 
 def criterion_metrics(criterion: Criterion) -> list[Metric]:
     """The metrics of a criterion, under its label."""
     label, value = criterion.label, f"{criterion.label}/value"
-    units = "measured tokens" if criterion.per_token else "sequences with a token to sum over"
+    units = "measured tokens" if criterion.per_token else f"{criterion.over}s with a token to sum over"
     over, centre = Over(units, f"{label}/units"), 1.0 if criterion.statistic.log_space else 0.0
     return [
         Metric(f"{label}/rejected_tokens_fraction", "tokens that it rejected", "fraction", VALID, "< 0.1",
@@ -196,7 +203,7 @@ FULL_METRICS = [
 
 def metrics_of(spec: Spec) -> list[Metric]:
     """The rows of the native metrics under a Spec, in the order in which they are reported."""
-    rows = list(ALWAYS)
+    rows = [*ALWAYS, *turns.METRICS] if spec.measures_turns else list(ALWAYS)
     if spec.weight is not None:
         rows += weight_metrics(spec)
     for criterion in spec.criteria:

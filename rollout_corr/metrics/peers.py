@@ -12,7 +12,8 @@ from typing import NamedTuple, Protocol, cast
 
 from torch import Tensor
 
-from rollout_corr.definition.findings import Findings, Named
+from rollout_corr.definition.facts import Named
+from rollout_corr.definition.findings import Findings
 from rollout_corr.spec.correction import Criterion, Spec
 
 # The module of each scheme.

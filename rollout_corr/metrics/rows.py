@@ -17,9 +17,10 @@ Values = Mapping[str, float]
 # "tokens": in every block, over its tokens. Each rank of a sequence group adds those of the tokens that it holds.
 # "blocks": in every block, over its whole sequences.
 # "sequences": once a call, as the sum of a value per sequence; "measured": over sequences with a measured token alone.
+# "turns", "measured turns": likewise of a value per turn.
 # "call": once a call, over all sequences.
 # The first rank of a sequence group alone adds what is taken over whole sequences.
-At = Literal["tokens", "blocks", "sequences", "measured", "call"]
+At = Literal["tokens", "blocks", "sequences", "measured", "turns", "measured turns", "call"]
 
 
 def always(_: Any) -> bool:
@@ -35,7 +36,8 @@ class Aggregate(NamedTuple):
         maxima: Names of the maxima. A minimum travels as the maximum of the negated value, under "-min_...".
         at: Where they are taken.
         value: Gives the sums and then the maxima, from the `Findings` of a block or from `AllSequences`: each 0-d or
-            read, or per sequence, [S], where they are added up ("sequences" and "measured", of one name each).
+            read, or per sequence or turn, [S] or [U], where they are added up ("sequences" and what follows it, of one
+            name each).
         when: Tells from a Spec if it needs them.
         local: Counted by every rank of a sequence group, although it is taken over sequences.
     """

@@ -8,136 +8,65 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from rollout_corr.spec.checked import Checked, arguments_of
+from rollout_corr.spec.choices import (
+    DETAIL,
+    DROP,
+    NONFINITE,
+    POLICIES,
+    REDUCTIONS,
+    REJECTED,
+    REPORTS,
+    SUMS_OVER,
+    UNITS,
+    WHEN,
+    Detail,
+    Drop,
+    Growth,
+    Nonfinite,
+    Of,
+    Reduce,
+    Rejected,
+    Scheme,
+    SumsOver,
+    Unit,
+    When,
+)
 from rollout_corr.spec.explain import explain
 from rollout_corr.spec.meant import keywords_meant
 from rollout_corr.spec.statistics import STATISTICS, Stat, Statistic
 from rollout_corr.spec.validate import bounds, choice, positive, shown
-
-Level = Literal["token", "product", "geometric", "prefix"]
-Outside = Literal["clamp", "zero"]
-Normalize = Literal["batch"]
-Unit = Literal["token", "sequence", "prefix"]
-Reduce = Literal["sum", "mean", "max", "min"]
-PrefixReduce = Literal["sum", "mean", "min"]
-Growth = Literal["sqrt"]
-When = Literal["any", "negative_advantage", "positive_advantage", "outward"]
-Drop = Literal["unit", "sequence", "token", "rest"]
-Of = Literal["train/rollout", "new/rollout", "new/old"]
-Rejected = Literal["mask", "zero", "both"]
-Nonfinite = Literal["reject", "neutral", "propagate"]
-SumsOver = Literal["valid", "kept"]
-Detail = Literal["basic", "full"]
-# Frameworks whose metrics can be reported beside the native ones; metrics/peers.py loads them.
-Scheme = Literal["native", "verl", "xtuner", "skyrl"]
-
-LEVELS: tuple[Level, ...] = get_args(Level)
-OUTSIDE: tuple[Outside, ...] = get_args(Outside)
-NORMALIZE: tuple[Normalize, ...] = get_args(Normalize)
-STATS: tuple[Stat, ...] = get_args(Stat)
-UNITS: tuple[Unit, ...] = get_args(Unit)
-REDUCTIONS: tuple[Reduce, ...] = get_args(Reduce)
-PREFIX_REDUCTIONS: tuple[PrefixReduce, ...] = get_args(PrefixReduce)
-GROWTH: tuple[Growth, ...] = get_args(Growth)
-WHEN: tuple[When, ...] = get_args(When)
-DROP: tuple[Drop, ...] = get_args(Drop)
-POLICIES: tuple[Of, ...] = get_args(Of)
-REJECTED: tuple[Rejected, ...] = get_args(Rejected)
-NONFINITE: tuple[Nonfinite, ...] = get_args(Nonfinite)
-SUMS_OVER: tuple[SumsOver, ...] = get_args(SumsOver)
-DETAIL: tuple[Detail, ...] = get_args(Detail)
-REPORTS: tuple[Scheme, ...] = get_args(Scheme)
-
-# A level that names no ratio: elsewhere it is either of these.
-MEANT = {"sequence": "'product' of its tokens' ratios, or their 'geometric' mean"}
+from rollout_corr.spec.weight import Weight as Weight
+from rollout_corr.spec.weight import check_growth
 
 # exp(2 * clamp) has to be finite in float32, because chi2 squares a ratio.
 LARGEST_CLAMP = 40.0
 
 
-@keywords_meant(threshold="upper=", clip="upper=", clip_max="upper=", clip_min="lower=", max="upper=", min="lower=")
-@dataclass(frozen=True, repr=False)
-class Weight(Checked):
-    """An importance weight: a ratio of probabilities, bounded and perhaps normalised.
-
-    Args:
-        level: "token" exp(D); "product" exp(sum of D) per sequence; "geometric" exp(mean of D) per sequence; "prefix"
-            a weight of each token from D up to and with it, by `reduce`.
-        lower: Lower bound of the ratio, or None for an open side.
-        upper: Upper bound of the ratio, or None for an open side.
-        outside: A ratio outside the bounds becomes the bound ("clamp": truncation) or 0 ("zero": IcePop).
-        normalize: "batch" divides by the mean weight over all valid tokens (at sequence levels: over all non-empty
-            sequences, each counting once), so that a weight may exceed `upper`. None does not.
-        token_clamp: Every D is clamped to +-token_clamp before anything else; None: it is not.
-        reduce: Of a prefix: exp of the "sum" or "mean" of D over it, or "min", exp(D) times the smallest exp(D) before
-            the token. Only with level="prefix", where None is "sum".
-        growth: "sqrt" raises both bounds of the t-th token of a sequence to the power of sqrt(t): they grow in log
-            space as a random walk spreads. Only with level="prefix".
-    """
-
-    level: Level
-    lower: float | None = None
-    upper: float | None = None
-    outside: Outside = "clamp"
-    normalize: Normalize | None = None
-    token_clamp: float | None = None
-    reduce: PrefixReduce | None = None
-    growth: Growth | None = None
-
-    def __post_init__(self) -> None:
-        choice("Weight.level", self.level, LEVELS, MEANT)
-        if self.level == "prefix":
-            self._set(reduce="sum" if self.reduce is None else self.reduce)
-            choice("Weight.reduce", self.reduce, PREFIX_REDUCTIONS)
-        elif self.reduce is not None:
-            raise ValueError(f"Weight.reduce: expected None unless level='prefix', got {shown(self.reduce)}")
-        _check_growth("Weight", self.growth, "level='prefix'", self.level == "prefix")
-        choice("Weight.outside", self.outside, OUTSIDE)
-        if self.normalize is not None:
-            choice("Weight.normalize", self.normalize, NORMALIZE)
-        lower, upper = bounds("Weight", self.lower, self.upper, signed=False, ratio=True)
-        self._set(lower=lower, upper=upper)
-        if self.token_clamp is not None:
-            self._set(token_clamp=positive("Weight.token_clamp", self.token_clamp))
-
-    def _defaults(self) -> dict[str, object]:
-        return {**super()._defaults(), "reduce": "sum" if self.level == "prefix" else None}
-
-    @property
-    def per_token(self) -> bool:
-        """True if every token has a weight of its own, rather than its sequence's."""
-        return self.level in ("token", "prefix")
-
-    @property
-    def bounded(self) -> bool:
-        """True if a bound is set."""
-        return self.lower is not None or self.upper is not None
-
-
 @keywords_meant(threshold="upper= (and lower=)", level="over=", max="upper=", min="lower=")
 @dataclass(frozen=True, repr=False)
 class Criterion(Checked):
-    """A test that a token or a sequence must pass: keep iff lower <= value <= upper, both inclusive.
+    """A test that a token, a turn or a sequence must pass: keep iff lower <= value <= upper, both inclusive.
 
     Args:
         stat: The statistic of a token, from D, p = exp(rollout_logp) and q = exp(train_logp): "ratio" (bounds in ratio
             space, aggregated in log space), "k1" -D, "k2" D^2/2, "k3" e^D-1-D, "k3_reverse" e^-D-1+D,
             "abs" |D|, "ratio_error" e^|D|, "ratio_deviation" |e^D-1|, "prob_diff" q-p, "tv" |q-p|, "binary_kl",
             "binary_kl_reverse", "binary_kl_symmetric", or "external": a tensor given to the call under `name`.
-        over: The unit that is tested, "token", "sequence" or "prefix": each token by the tokens of its sequence up to
-            and with it.
-        reduce: The "sum", "mean", "max" or "min" of a sequence's or prefix's tokens is its value. Not with
+        over: The unit that is tested, "token", "turn" (from `turns`), "sequence" or "prefix": each token by the tokens
+            of its sequence up to and with it.
+        reduce: The "sum", "mean", "max" or "min" of a turn's, sequence's or prefix's tokens is its value. Not with
             over="token".
         lower: Lowest value kept, or None for an open side.
         upper: Highest value kept, or None for an open side.
         when: The units that are tested. "negative_advantage", "positive_advantage" and "outward" (advantage and D have
-            the same sign) need `advantages`. A sequence is selected by its mean advantage over valid tokens; for
-            "outward" by holding an outward token. With drop="token" a sequence is tested if it holds a selected token.
+            the same sign) need `advantages`. A turn or sequence is selected by its mean advantage over valid tokens;
+            for "outward" by holding an outward token. With drop="token" it is tested if it holds a selected token.
         drop: A failure rejects the "unit" that was tested, all tokens of its "sequence", or only those tokens of the
-            sequence that `when` selects ("token"); of a prefix the "unit" is its last token, and "rest" is that and
-            every later token of the sequence.
+            unit that `when` selects ("token"); of a prefix the "unit" is its last token, and "rest" is that and every
+            later token of the sequence.
         of: The two policies compared. "new/rollout" and "new/old" exist only inside `policy_loss`.
         label: The prefix of this criterion's metrics; by default made from the other fields.
         name: The key of the tensor in `external={name: tensor}`. Only with stat="external".
@@ -179,7 +108,7 @@ class Criterion(Checked):
                 "Criterion.drop: 'rest' needs over='prefix'; for all from the first token beyond a bound write "
                 f"over='prefix' with reduce='max' for upper, 'min' for lower, got over={self.over!r}"
             )
-        _check_growth("Criterion", self.growth, "over='prefix'", self.over == "prefix")
+        check_growth("Criterion", self.growth, "over='prefix'", self.over == "prefix")
         signed, ratio = self.statistic.signed, self.stat == "ratio"
         lower, upper = bounds("Criterion", self.lower, self.upper, signed=signed, ratio=ratio)
         if lower is None and upper is None:
@@ -215,7 +144,7 @@ class Criterion(Checked):
     @property
     def per_token(self) -> bool:
         """True if every token is tested, alone or with those before it."""
-        return self.over != "sequence"
+        return self.over in ("token", "prefix")
 
     @property
     def statistic(self) -> Statistic:
@@ -228,9 +157,9 @@ class Criterion(Checked):
         return self.drop == "sequence" or (self.drop == "unit" and self.over == "sequence")
 
     @property
-    def thins_sequences(self) -> bool:
-        """True if a failure drops only those tokens of the sequence that `when` selects."""
-        return self.drop == "token" and self.over == "sequence"
+    def thins(self) -> bool:
+        """True if a failure drops only those tokens of the turn or sequence that `when` selects."""
+        return self.drop == "token" and not self.per_token
 
 
 @keywords_meant(
@@ -254,6 +183,8 @@ class Spec(Checked):
         apply: False makes a dry run: everything is computed and reported, but `weights` is None and the mask is the
             one given.
         report: The naming schemes whose metrics are wanted; "native" is always among them.
+        turns: Measure turns beside sequences, which calls have to bring. A call with `turns` measures them whatever
+            this says; a weight or a criterion over turns needs them.
     """
 
     weight: Weight | None = None
@@ -265,6 +196,7 @@ class Spec(Checked):
     detail: Detail = "basic"
     apply: bool = True
     report: tuple[Scheme, ...] = ("native",)
+    turns: bool = False
 
     def __post_init__(self) -> None:
         if self.weight is not None and not isinstance(self.weight, Weight):
@@ -287,6 +219,8 @@ class Spec(Checked):
         choice("Spec.detail", self.detail, DETAIL)
         if not isinstance(self.apply, bool):
             raise TypeError(f"Spec.apply: expected True or False, got {type(self.apply).__name__} {shown(self.apply)}")
+        if not isinstance(self.turns, bool):
+            raise TypeError(f"Spec.turns: expected True or False, got {type(self.turns).__name__} {shown(self.turns)}")
         if isinstance(self.report, str) or not isinstance(self.report, Iterable):
             raise TypeError(
                 f"Spec.report: expected a tuple of names, got {type(self.report).__name__} {shown(self.report)}"
@@ -300,6 +234,9 @@ class Spec(Checked):
             )
         report = tuple(scheme for scheme in REPORTS if scheme == "native" or scheme in self.report)
         self._set(criteria=criteria, clamp=positive("Spec.clamp", self.clamp, LARGEST_CLAMP), report=report)
+        if len(report) > 1 and self._is_over_turns:
+            # The metrics of frameworks have names for tokens and sequences alone.
+            raise ValueError(f"Spec.report: expected ('native',) with a weight or criterion over turns, got {report}")
 
     @property
     def weighs_prefixes(self) -> bool:
@@ -315,6 +252,17 @@ class Spec(Checked):
     def weighs_tokens(self) -> bool:
         """True if every token has a weight of its own."""
         return self.weight is not None and self.weight.per_token
+
+    @property
+    def measures_turns(self) -> bool:
+        """True if a call needs turns."""
+        return self.turns or self._is_over_turns
+
+    @property
+    def _is_over_turns(self) -> bool:
+        """True if a weight or a criterion is over turns."""
+        weighs = self.weight is not None and self.weight.over == "turn"
+        return weighs or any(criterion.over == "turn" for criterion in self.criteria)
 
     @property
     def acts(self) -> bool:
@@ -369,14 +317,6 @@ class Spec(Checked):
             Criterion(**arguments_of(Criterion, item, f"Spec.criteria[{i}]")) for i, item in enumerate(criteria)
         )
         return cls(**arguments)
-
-
-def _check_growth(owner: str, growth: object, needs: str, met: bool) -> None:
-    if growth is None:
-        return
-    choice(f"{owner}.growth", growth, GROWTH)
-    if not met:
-        raise ValueError(f"{owner}.growth: expected None unless {needs}, got {shown(growth)}")
 
 
 def no_spec(given: object, wanted: str = "a Spec") -> TypeError:

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 # Per level: the ratio, and what is clamped before exp.
 _LEVELS = {
     "token": ("its own ratio, exp(D)", "D"),
-    "product": ("the product of its sequence's ratios, exp(sum of D)", "the sum"),
-    "geometric": ("the geometric mean of its sequence's ratios, exp(mean of D)", "the mean"),
+    "product": ("the product of its {over}'s ratios, exp(sum of D)", "the sum"),
+    "geometric": ("the geometric mean of its {over}'s ratios, exp(mean of D)", "the mean"),
 }
 _PREFIXES = {
     "sum": ("the product of the ratios up to and with it, exp(sum of D)", "the sum"),
@@ -57,6 +57,8 @@ def explain(spec: Spec) -> str:
         steps.append(_REJECTED[spec.rejected])
     elif spec.weight is None:
         steps.append("There is no weight and no criterion: everything is measured, nothing is changed.")
+    if spec.measures_turns:
+        steps.append("Turns, stretches of a sequence that the call brings, are measured beside sequences.")
     if not spec.apply:
         steps.append("Dry run: all of this is reported, but no weights are returned and the mask stays as given.")
     peers = [scheme for scheme in spec.report if scheme != "native"]
@@ -66,6 +68,7 @@ def explain(spec: Spec) -> str:
 
 def _weight(weight: Weight, spec: Spec) -> list[str]:
     ratio, clamped = _LEVELS[weight.level] if weight.reduce is None else _PREFIXES[weight.reduce]
+    ratio = ratio.format(over=weight.over)
     kept = spec.sums_over == "kept" and weight.level != "token"
     over = " over the tokens that pass the token criteria" if kept else ""
     token = "" if weight.token_clamp is None else f"each D is first clamped to +-{weight.token_clamp:g}, and "
@@ -81,7 +84,7 @@ def _weight(weight: Weight, spec: Spec) -> list[str]:
         if weight.growth is not None:
             steps[-1] += " For the t-th token of a sequence the bounds are raised to the power of sqrt(t)."
     if weight.normalize == "batch":
-        units = "valid tokens" if weight.per_token else "non-empty sequences"
+        units = "valid tokens" if weight.per_token else f"non-empty {weight.over}s"
         steps.append(f"Weights are divided by their mean over the batch's {units}, rejected ones included.")
     return steps
 
@@ -99,16 +102,16 @@ def _criterion(criterion: Criterion, spec: Spec) -> str:
         if criterion.over == "prefix":
             among = among.replace("its ", "the ") + " up to and with it"
         value = f"the {aggregate} of {value} over {among}"
-    tested = "token" if criterion.per_token else "sequence"
+    tested = "token" if criterion.per_token else criterion.over
     unit, rejected = f"{tested}{_WHEN[criterion.when]}", f"the {tested} is"
     if criterion.drop == "rest":
         rejected = "it and the rest of its sequence are"
     elif criterion.drop == "sequence":
         rejected = "the whole sequence is"
-    elif criterion.thins_sequences and criterion.when == "any":
+    elif criterion.thins and criterion.when == "any":
         rejected = "its valid tokens are"
-    elif criterion.thins_sequences:
-        unit, rejected = f"sequence with a token{_WHEN[criterion.when]}", "its tokens of that kind are"
+    elif criterion.thins:
+        unit, rejected = f"{criterion.over} with a token{_WHEN[criterion.when]}", "its tokens of that kind are"
     bounds = _range(criterion.lower, criterion.upper)
     if criterion.growth is not None:
         power = "raised to the power of" if row.log_space else "times"

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 
-from rollout_corr.spec.correction import OUTSIDE, Outside
+from rollout_corr.spec.choices import OUTSIDE, Outside
 from rollout_corr.spec.surrogate import LossTokens, Surrogate, TokenLoss, WeightUse
 from rollout_corr.spec.validate import bounds, choice, positive
 

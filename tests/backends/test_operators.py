@@ -129,7 +129,7 @@ def test_two_launches_or_three_and_nothing_else(name):
             with Operations() as operations:
                 launches = kernels.prepare(batch, spec, EVERYTHING)[1]
             weighs = spec.weight is not None and spec.weight.level != "token"
-            third = weighs or any(criterion.thins_sequences for criterion in spec.criteria)
+            third = weighs or any(criterion.thins for criterion in spec.criteria)
             names = ["read_kernel", "decide_kernel", *["apply_kernel"] * third]
             assert [launch.kernel.__name__ for launch in launches] == names
             assert set(operations.names) - FREE <= ({"zeros", "zero_"} if spec.detail == "full" else set())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import rollout_corr as rc
 from oracles.correction import Sequence
-from rollout_corr.spec.correction import (
+from rollout_corr.spec.choices import (
     DROP,
     LEVELS,
     OUTSIDE,

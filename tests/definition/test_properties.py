@@ -18,7 +18,7 @@ import rollout_corr as rc
 from builders.batches import GARBAGE, LAYOUTS, assert_same_results, assert_same_statistics, lay_out, outcome, pick
 from builders.strategies import sequences, specs
 from oracles.correction import Sequence
-from rollout_corr.spec.correction import NONFINITE
+from rollout_corr.spec.choices import NONFINITE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

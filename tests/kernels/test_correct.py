@@ -42,7 +42,7 @@ from builders.kernel_cases import (
 from builders.products import criteria_product, weights_product
 from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT
 from rollout_corr.aot.variants import VARIANTS
-from rollout_corr.spec.correction import LEVELS, STATS
+from rollout_corr.spec.choices import LEVELS, STATS
 
 pytestmark = INTERPRETED
 

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import rollout_corr as rc
 from builders.peer_metrics_cases import ALL, CASES, K1, OTHERS, batch, cast, correct, tensors, verl
 from rollout_corr.backends import blocks
-from rollout_corr.backends.batch import read_batch
+from rollout_corr.backends.read import read_batch
 from rollout_corr.backends.whole import run_whole
 from rollout_corr.frameworks.verl import metrics as verl_scheme
 from rollout_corr.metrics import peers

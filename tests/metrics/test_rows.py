@@ -11,11 +11,11 @@ import torch
 import rollout_corr as rc
 from builders.peer_metrics_cases import batch, correct, tensors
 from rollout_corr.backends import blocks
-from rollout_corr.backends.batch import read_batch
+from rollout_corr.backends.read import read_batch
 from rollout_corr.backends.whole import run_whole
 from rollout_corr.metrics import aggregates, collect, docs, loss, native, peers, schema
 from rollout_corr.metrics.rows import Metric, mean, total
-from rollout_corr.spec.correction import REPORTS
+from rollout_corr.spec.choices import REPORTS
 
 PACKAGE = Path(rc.__file__).parent
 EVERYTHING = rc.Spec(weight=rc.Weight("product", upper=2.0), criteria=(rc.Criterion("k3", upper=1.0),), detail="full")

@@ -15,7 +15,7 @@ import torch
 import rollout_corr as rc
 from rollout_corr.frameworks.shared.tables import losses
 from rollout_corr.metrics import docs as metrics_page
-from rollout_corr.spec import correction, loss, surrogate
+from rollout_corr.spec import choices, loss, surrogate
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -26,9 +26,9 @@ MAPS = [ROOT / "kernels" / "README.md", *sorted((ROOT / "rollout_corr").glob("**
 LINKED = [*RUN, *MAPS, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"))]
 
 CHOICES = {
-    name: getattr(correction, name)
+    name: getattr(choices, name)
     for name in ("LEVELS", "OUTSIDE", "NORMALIZE", "STATS", "UNITS", "REDUCTIONS", "WHEN", "DROP", "REJECTED")
-} | {"NONFINITE": correction.NONFINITE, "SUMS_OVER": correction.SUMS_OVER}
+} | {"NONFINITE": choices.NONFINITE, "SUMS_OVER": choices.SUMS_OVER}
 CHOICES |= {name: getattr(loss, name) for name in ("LOSS_REDUCTIONS", "DENOMINATORS", "KL_KINDS")}
 CHOICES["RATIOS"] = surrogate.RATIOS
 

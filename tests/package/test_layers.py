@@ -18,7 +18,7 @@ CORE = ("spec", "definition", "metrics", "kernels", "backends", "api")
 
 # Files of the core that may name a peer, or import a module by a computed name.
 NAMED_SLOTS = {
-    "rollout_corr/spec/correction.py": "the names that Spec.report takes",
+    "rollout_corr/spec/choices.py": "the names that Spec.report takes",
     "rollout_corr/metrics/peers.py": "where the metrics of each of these frameworks are",
     "rollout_corr/backends/batch.py": "an error: the switch by which each framework returns log-probs",
     "rollout_corr/backends/blocks.py": "a comment: what a block size was measured beside",

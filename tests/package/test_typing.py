@@ -13,7 +13,7 @@ from typing import get_args
 import pytest
 
 import rollout_corr
-from rollout_corr.spec.correction import STATS
+from rollout_corr.spec.choices import STATS
 from rollout_corr.spec.statistics import STATISTICS, Stat
 
 CASES = Path(__file__).with_name("typing_cases.py")

@@ -15,18 +15,8 @@ import numpy as np
 import pytest
 import yaml
 
-from rollout_corr.spec.correction import (
-    DROP,
-    POLICIES,
-    PREFIX_REDUCTIONS,
-    REDUCTIONS,
-    REPORTS,
-    STATS,
-    WHEN,
-    Criterion,
-    Spec,
-    Weight,
-)
+from rollout_corr.spec.choices import DROP, POLICIES, PREFIX_REDUCTIONS, REDUCTIONS, REPORTS, STATS, WHEN
+from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 RICH = Spec(
     weight=Weight("product", lower=0.5, upper=2.0, outside="zero", normalize="batch", token_clamp=5.0),
@@ -46,7 +36,10 @@ RICH = Spec(
     report=("verl", "skyrl"),
 )
 SPECS = [RICH, Spec(), Spec(weight=Weight("token", upper=2.0)), Spec(criteria=RICH.criteria[:1])]
-UNITS = [{"over": "token"}, *({"over": o, "reduce": reduce} for o in ("sequence", "prefix") for reduce in REDUCTIONS)]
+UNITS = [
+    {"over": "token"},
+    *({"over": o, "reduce": reduce} for o in ("turn", "sequence", "prefix") for reduce in REDUCTIONS),
+]
 
 
 def criterion(**arguments):
@@ -74,10 +67,11 @@ def test_every_combination_constructs_with_a_label_of_its_own():
         for stat, when, drop, of, unit in itertools.product(STATS, WHEN, DROP, POLICIES, UNITS)
         if drop != "rest" or unit["over"] == "prefix"
     ]
-    assert len({one.label for one in made}) == len(made) == len(STATS) * 4 * 3 * (3 * 9 + 4)
+    assert len({one.label for one in made}) == len(made) == len(STATS) * 4 * 3 * (3 * 13 + 4)
     for one in made:
         whole = {"unit": one.over == "sequence", "sequence": True}.get(one.drop, False)
-        assert one.drops_sequences is whole and one.thins_sequences is (one.over == "sequence" and not whole), one
+        thins = one.over in ("turn", "sequence") and one.drop == "token"
+        assert one.drops_sequences is whole and one.thins is thins, one
         assert "/" not in one.label
     assert criterion(over="sequence", reduce="min").label == "sequence_min_ratio"
     assert criterion(stat="external", name="entropy").label == "token_entropy"
@@ -217,12 +211,13 @@ def refused(python, error, message):
 
 CHOICES = {
     'Weight({})': "Weight.level: expected one of ['token', 'product', 'geometric', 'prefix']",
+    'Weight("product", over={})': "Weight.over: expected one of ['turn', 'sequence']",
     'Weight("token", outside={})': "Weight.outside: expected one of ['clamp', 'zero']",
     'Weight("prefix", reduce={})': "Weight.reduce: expected one of ['sum', 'mean', 'min']",
     'Weight("prefix", growth={})': "Weight.growth: expected one of ['sqrt']",
     'Weight("token", normalize={})': "Weight.normalize: expected one of ['batch']",
     'Criterion({}, upper=2)': f"Criterion.stat: expected one of {list(STATS)}",
-    'Criterion("k1", upper=2, over={})': "Criterion.over: expected one of ['token', 'sequence', 'prefix']",
+    'Criterion("k1", upper=2, over={})': "Criterion.over: expected one of ['token', 'turn', 'sequence', 'prefix']",
     'Criterion("k1", upper=2, over="sequence", reduce={})': f"Criterion.reduce: expected one of {list(REDUCTIONS)}",
     'Criterion("k1", upper=2, when={})': f"Criterion.when: expected one of {list(WHEN)}",
     'Criterion("k1", upper=2, drop={})': "Criterion.drop: expected one of ['unit', 'sequence', 'token', 'rest']",
@@ -241,6 +236,7 @@ def test_unknown_name_is_answered_with_the_known_ones(python):
 
 
 WRONG_TYPES = {
+    "Spec(turns=1)": "Spec.turns: expected True or False, got int 1",
     'Weight("token", upper="2")': "Weight.upper: expected a number, got the string '2'",
     'Weight("token", upper="0.5_2")': "Weight.upper: expected a number, got the string '0.5_2' ('low_high' strings are "
     "a framework's grammar: use rc.from_config)",
@@ -290,13 +286,16 @@ WRONG_VALUES = {
     'Criterion("ratio", upper=2, token_clamp=-5)': "Criterion.token_clamp: expected a finite number > 0, got -5.0",
     'Spec(criteria=(Criterion("ratio", upper=2), Criterion("ratio", upper=3)))': "Spec.criteria: expected different "
     "labels, got 'token_ratio' twice; set Criterion.label",
+    'Criterion("ratio", upper=2, over="turn")': "Criterion.reduce: expected one of ['sum', 'mean', 'max', 'min'] ",
+    'Weight("token", over="turn")': "Weight.over: expected its default with level='token', got 'turn'",
+    'Spec(Weight("product", over="turn"), report=("verl",))': "Spec.report: expected ('native',) with a weight or ",
     'Spec(report=("trl",))': "Spec.report: expected one of ['native', 'verl', 'xtuner', 'skyrl'], got 'trl'",
     "Spec(clamp=41)": "Spec.clamp: expected a finite number > 0 and <= 40, got 41.0",
     "Spec(clamp=0)": "Spec.clamp: expected a finite number > 0 and <= 40, got 0.0",
     "Spec(clamp=nan)": "Spec.clamp: expected a number, got nan",
     'Spec.from_dict({"wieght": None})': "Spec: unknown key 'wieght', expected some of ['weight', 'criteria'",
     'Spec.from_dict({"weight": {"level": "token", "uper": 2}})': "Spec.weight: unknown key 'uper', expected some of "
-    "['level', 'lower', 'upper', 'outside', 'normalize', 'token_clamp', 'reduce', 'growth', 'bounds']",
+    "['level', 'lower', 'upper', 'outside', 'normalize', 'token_clamp', 'reduce', 'growth', 'over', 'bounds']",
     'Spec.from_dict({"weight": {"upper": 2}})': "Spec.weight: expected the key 'level', got ['upper']",
     'Spec.from_dict({"criteria": [{"stat": "k1", "upper": 2}, {"upper": 2}]})': "Spec.criteria[1]: expected the key "
     "'stat'",

@@ -12,7 +12,7 @@ import torch
 
 import rollout_corr as rc
 from rollout_corr.spec import statistics
-from rollout_corr.spec.correction import STATS
+from rollout_corr.spec.choices import STATS
 from rollout_corr.spec.statistics import STATISTICS, Statistic
 from rollout_corr.spec.thresholds import Threshold, threshold_of
 

@@ -7,7 +7,8 @@ from typing import Any
 from rollout_corr.frameworks.areal import presets
 from rollout_corr.frameworks.shared.recipe import arguments, around_one, clip
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, settings_of
-from rollout_corr.spec.correction import Criterion, Reduce, Spec, Weight
+from rollout_corr.spec.choices import Reduce
+from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.surrogate import Surrogate
 from rollout_corr.spec.surrogates import GSPO, SAPO
 from rollout_corr.spec.validate import number, one_of, positive

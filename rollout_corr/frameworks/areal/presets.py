@@ -19,7 +19,8 @@ from rollout_corr.frameworks.shared.recipe import (
     of_presets,
     recipe,
 )
-from rollout_corr.spec.correction import Criterion, Level, Nonfinite, Reduce, Spec, Unit, Weight
+from rollout_corr.spec.choices import Level, Nonfinite, Reduce, Unit
+from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.statistics import Stat
 from rollout_corr.spec.surrogates import GSPO, SAPO
 from rollout_corr.spec.validate import number, one_of

@@ -7,7 +7,8 @@ from typing import Any
 from rollout_corr.frameworks.nemo.presets import clipped, geometric_gate, kl, level_reduction
 from rollout_corr.frameworks.shared.recipe import SEQUENCES, arguments, around_one
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, settings_of
-from rollout_corr.spec.correction import Criterion, Outside, Spec, Weight
+from rollout_corr.spec.choices import Outside
+from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.surrogate import Surrogate
 from rollout_corr.spec.surrogates import GPG, GSPO
 from rollout_corr.spec.validate import number, one_of

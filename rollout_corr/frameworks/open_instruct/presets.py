@@ -17,7 +17,8 @@ from rollout_corr.frameworks.shared.recipe import (
     of_presets,
     recipe,
 )
-from rollout_corr.spec.correction import Criterion, Level, Spec, Weight
+from rollout_corr.spec.choices import Level
+from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.loss import KL, KLKind
 from rollout_corr.spec.surrogate import RatioOf
 from rollout_corr.spec.surrogates import Score

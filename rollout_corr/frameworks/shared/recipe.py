@@ -9,7 +9,8 @@ from typing import Any, Generic, TypeVar
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.lookup import Recipe as Recipe
 from rollout_corr.frameworks.shared.preset import registered
-from rollout_corr.spec.correction import Outside, Spec
+from rollout_corr.spec.choices import Outside
+from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import KL, Denominator, KLKind, KLWeight, LossReduction, Scope, SquaredLogRatio
 from rollout_corr.spec.surrogate import RatioOf, Surrogate
 from rollout_corr.spec.surrogates import PPO, Score

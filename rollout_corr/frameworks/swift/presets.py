@@ -13,7 +13,8 @@ from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import BOTH, SEQUENCES, WITH_REFERENCE, Recipe, arguments
 from rollout_corr.frameworks.shared.specs import off_policy
-from rollout_corr.spec.correction import Criterion, Reduce, Spec, Unit, Weight
+from rollout_corr.spec.choices import Reduce, Unit
+from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.loss import KL, Denominator, LossReduction
 from rollout_corr.spec.surrogate import Surrogate
 from rollout_corr.spec.surrogates import GSPO, PPO, SAPO, Score

@@ -24,7 +24,8 @@ from rollout_corr.frameworks.shared.recipe import (
     recipe,
 )
 from rollout_corr.frameworks.shared.specs import off_policy
-from rollout_corr.spec.correction import Criterion, Level, Nonfinite, Reduce, Spec, Unit, Weight
+from rollout_corr.spec.choices import Level, Nonfinite, Reduce, Unit
+from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.loss import KL, Denominator, LossReduction
 from rollout_corr.spec.surrogate import Surrogate
 from rollout_corr.spec.surrogates import GSPO, PPO, SAPO, Score

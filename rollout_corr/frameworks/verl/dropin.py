@@ -35,7 +35,8 @@ from rollout_corr.frameworks.verl.shared import (
     without_prefix,
 )
 from rollout_corr.spec import validate
-from rollout_corr.spec.correction import Criterion, Nonfinite, Spec
+from rollout_corr.spec.choices import Nonfinite
+from rollout_corr.spec.correction import Criterion, Spec
 
 HELPER = "verl.trainer.ppo.rollout_corr_helper"
 COMPAT = ("0.9", "0.7")

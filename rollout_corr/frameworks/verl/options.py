@@ -12,7 +12,8 @@ from numbers import Real
 
 from rollout_corr.frameworks.shared.preset import warn_once
 from rollout_corr.spec import validate
-from rollout_corr.spec.correction import Criterion, Level, Reduce, Unit, Weight
+from rollout_corr.spec.choices import Level, Reduce, Unit
+from rollout_corr.spec.correction import Criterion, Weight
 from rollout_corr.spec.statistics import Stat
 
 LEVELS: dict[str, Level] = {"token": "token", "sequence": "product"}

@@ -31,7 +31,8 @@ from rollout_corr.frameworks.shared.recipe import (
 )
 from rollout_corr.frameworks.verl import options
 from rollout_corr.frameworks.verl.options import Threshold
-from rollout_corr.spec.correction import Criterion, Scheme, Spec, Weight
+from rollout_corr.spec.choices import Scheme
+from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.loss import KL
 from rollout_corr.spec.score_losses import Divergence
 from rollout_corr.spec.surrogate import Surrogate

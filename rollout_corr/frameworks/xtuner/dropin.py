@@ -28,7 +28,8 @@ from rollout_corr.frameworks.xtuner import config
 from rollout_corr.frameworks.xtuner import metrics as report
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec import validate
-from rollout_corr.spec.correction import NONFINITE, Nonfinite, Spec
+from rollout_corr.spec.choices import NONFINITE, Nonfinite
+from rollout_corr.spec.correction import Spec
 
 MODULE = "xtuner.v1.rl.rollout_is"
 MERGE = ("xtuner", "pooled")

@@ -1,0 +1,218 @@
+"""Turns of a batch: read from offsets, from ids or from the runs of the mask, and cut into blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rollout_corr.backends.batch import Batch, Reader, checked_tensor
+from rollout_corr.backends.layouts import shape_of
+from rollout_corr.definition.offsets import checked_offsets
+from rollout_corr.definition.sequences import Packed
+from rollout_corr.definition.turns import Turns, turns_within
+from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.validate import shown
+
+OFFSETS = (torch.int32, torch.int64)
+IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+class BlockOfTurns(NamedTuple):
+    """The turns of a block.
+
+    Attributes:
+        turns: Those of its sequences, over its valid tokens.
+        which: Their places among the turns of the batch.
+    """
+
+    turns: Turns
+    which: slice
+
+
+def block_of_turns(batch: Batch, slots: slice, starts: Tensor, valid: Tensor | None, total: int) -> BlockOfTurns:
+    """Cut the turns of a block of whole sequences out of those of its batch, on the CPU.
+
+    Args:
+        batch: The batch.
+        slots: Those of the block: tokens, or rows of a padded batch.
+        starts: [S] int64, where each sequence begins in it.
+        valid: [n] bool, which of its slots are valid; None: all.
+        total: How many are valid.
+    """
+    assert batch.turns is not None
+    width = 1 if batch.offsets is not None else batch.train.shape[1]
+    first, last = slots.start * width, slots.stop * width
+    begin, end = torch.searchsorted(batch.turns, torch.tensor([first, last], device="cpu")).tolist()
+    offsets = batch.turns[begin : end + 1] - first
+    n_valid = offsets.diff() if valid is None else Packed(offsets, last - first).sum_integers(valid)
+    within = turns_within(offsets, torch.cat([starts, starts.new_tensor([last - first])]))
+    return BlockOfTurns(Turns(Packed.of_lengths(n_valid, total), within, n_valid), slice(begin, end))
+
+
+# --- reading ---
+
+
+@lru_cache(maxsize=256)
+def measuring_turns(spec: Spec) -> Spec:
+    """The Spec of a call that brings turns."""
+    return spec if spec.measures_turns else replace(spec, turns=True)
+
+
+def check_turns(spec: Spec, turns: object, max_turns: object) -> None:
+    """Refuse a Spec without the turns that it needs, and a bound without turns that have to be found."""
+    if turns is None and spec.measures_turns:
+        raise ValueError(
+            "turns: expected offsets [turns + 1], an id for each token or 'runs' for a Spec that weighs, tests or "
+            "measures turns, got None"
+        )
+    if max_turns is None:
+        return
+    if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
+        raise ValueError(f"max_turns: expected an integer above 0 or None, got {shown(max_turns)}")
+    if turns is None:
+        raise ValueError(f"max_turns: expected None without turns, got {max_turns}")
+
+
+def read_turns(read: Reader, batch: Batch, turns: object, max_turns: int | None, validate: bool, split: bool) -> Tensor:
+    """Read turns of any kind as offsets among the tokens of a batch, [U + 1].
+
+    Args:
+        read: Reads the arguments of the call.
+        batch: Its mask and its sequences.
+        turns: Offsets, a 1-D tensor of int32 or int64 that has not the shape of the log-probs; ids, an integer for each
+            token; or "runs".
+        max_turns: U, where turns are found from ids or runs.
+        validate: Check values on a device too.
+        split: The tokens of a sequence lie on several ranks.
+    """
+    first = batch.train
+    if isinstance(turns, Tensor) and _are_offsets(turns, first):
+        if max_turns is not None:
+            raise ValueError(f"max_turns: expected None beside turns given as offsets, got {max_turns}")
+        return _read_offsets(turns, batch, validate)
+    if split:
+        raise ValueError("turns: expected offsets beside a sequence_group, whose ranks hold parts of turns, got others")
+    if max_turns is None and torch.compiler.is_compiling():
+        raise ValueError("max_turns: expected a bound in a compiled function, where turns are not offsets, got None")
+    reads = validate or (first.device.type == "cpu" and not torch.compiler.is_compiling())
+    if isinstance(turns, str):
+        if turns != "runs":
+            raise ValueError(f"turns: expected offsets, ids or 'runs', got {shown(turns)}")
+        begins = _begins_of_runs(batch)
+    else:
+        if isinstance(turns, Tensor) and turns.dtype in OFFSETS and reads and _could_be_offsets(turns, batch):
+            raise ValueError(
+                f"turns: expected ids or offsets, got what can be both, [{first.shape[0]}] for as many tokens; append "
+                "its last value again and it is offsets, add 1 and it is ids"
+            )
+        ids = checked_tensor("turns", read.in_one_row(read.layout.open("turns", turns)), IDS, first, read.leader)
+        begins = _changes(ids.detach().reshape(-1))
+    return _offsets_of(begins, batch, max_turns, reads)
+
+
+def _are_offsets(turns: Tensor, first: Tensor) -> bool:
+    return not turns.is_nested and turns.dim() == 1 and turns.dtype in OFFSETS and turns.shape != first.shape
+
+
+def sequence_offsets(batch: Batch) -> Tensor:
+    """[S + 1] int64: where the sequences of a batch lie among its tokens, row after row."""
+    if batch.offsets is not None:
+        return batch.offsets.to(torch.int64)
+    return torch.arange(batch.count + 1, device=batch.train.device) * batch.train.shape[1]
+
+
+def _could_be_offsets(turns: Tensor, batch: Batch) -> bool:
+    """Tell of turns on the CPU, or where values may be read, whether they pass for offsets."""
+    given, sequences = turns.reshape(-1).to("cpu", torch.int64), sequence_offsets(batch).cpu()
+    if not given.shape[0] or bool((given[1:] < given[:-1]).any()):
+        return False
+    ends = int(given[0]) == int(sequences[0]) and int(given[-1]) == int(sequences[-1])
+    return ends and bool(torch.isin(sequences, given).all())
+
+
+def _read_offsets(turns: Tensor, batch: Batch, validate: bool) -> Tensor:
+    """Check offsets where values can be read."""
+    checked_tensor("turns", turns, OFFSETS)
+    device = batch.train.device
+    if turns.device.type != "cpu" and turns.device != device:
+        raise ValueError(f"turns: expected the CPU or {device} (of train_logp), got {turns.device}")
+    if not turns.shape[0]:
+        raise ValueError(f"turns: expected shape [turns + 1], got {shape_of(turns)}")
+    given, sequences = turns.detach(), sequence_offsets(batch)
+    readable = turns.device.type == "cpu" and (batch.offsets is None or sequences.device.type == "cpu")
+    if torch.compiler.is_compiling() or not (readable or validate):
+        return given
+    given = checked_offsets(given.cpu(), batch.train.numel(), "turns")
+    sequences = sequences.cpu()
+    for i in (0, -1):
+        if int(given[i]) != int(sequences[i]):
+            end, where = ("first", "begins") if i == 0 else ("last", "ends")
+            raise ValueError(
+                f"turns: expected offsets whose {end} is {int(sequences[i])}, where the {end} sequence {where}, got "
+                f"{int(given[i])}"
+            )
+    missing = (~torch.isin(sequences, given)).nonzero()
+    if missing.shape[0]:
+        i = int(missing[0])
+        raise ValueError(
+            f"turns: expected every sequence to begin with a turn, got none at {int(sequences[i])}, where sequence {i} "
+            "begins"
+        )
+    return given if turns.device.type == "cpu" else turns.detach()
+
+
+def _changes(ids: Tensor) -> Tensor:
+    """[N] bool: the id is another than that of the token before."""
+    return torch.cat([ids.new_zeros(min(1, ids.shape[0]), dtype=torch.bool), ids[1:] != ids[:-1]])
+
+
+def _begins_of_runs(batch: Batch) -> Tensor:
+    """[N] bool: a run of valid tokens begins, and it is not the first of its sequence."""
+    tokens = batch.train.numel()
+    device = batch.train.device
+    valid = torch.ones(tokens, dtype=torch.bool, device=device)
+    if batch.mask is not None:
+        valid = batch.mask.reshape(-1) != 0
+    begins = _sequence_begins(batch)[:-1]
+    before = torch.cat([valid.new_zeros(min(1, tokens)), valid[:-1]])
+    runs = valid & (~before | begins)
+    places = torch.arange(tokens, device=device)
+    sequence = torch.where(begins, places, -1).cummax(0).values
+    run = torch.where(runs, places, -1).cummax(0).values
+    earlier = torch.cat([run.new_full((min(1, tokens),), -1), run[:-1]])
+    return runs & (earlier >= sequence) & (earlier >= 0)
+
+
+def _sequence_begins(batch: Batch) -> Tensor:
+    """[N + 1] bool: a sequence begins or ends here."""
+    tokens, device = batch.train.numel(), batch.train.device
+    found = torch.zeros(tokens + 1, dtype=torch.bool, device=device)
+    return found.index_fill_(0, sequence_offsets(batch).to(device).clamp(0, tokens), True)
+
+
+def _offsets_of(begins: Tensor, batch: Batch, max_turns: int | None, reads: bool) -> Tensor:
+    """[U + 1] int64: the places where turns begin, and where the last ends.
+
+    Args:
+        begins: [N] bool, where turns begin within sequences.
+        batch: The batch.
+        max_turns: U; turns that are not there are empty. None: as many as there are, which a device has to be asked.
+        reads: Values may be read.
+    """
+    found = _sequence_begins(batch)
+    sequences = sequence_offsets(batch).to(found.device)
+    places = torch.arange(found.shape[0], device=found.device)
+    found[:-1] |= begins
+    found &= (places >= sequences[0]) & (places <= sequences[-1])
+    if max_turns is None:
+        return found.nonzero().squeeze(1)
+    order = found.cumsum(0) - 1
+    if reads and int(order[-1]) > max_turns:
+        raise ValueError(f"max_turns: expected at least the {int(order[-1])} turns of the batch, got {max_turns}")
+    offsets = sequences[-1].repeat(max_turns + 2)
+    offsets.scatter_(0, torch.where(found, order, max_turns + 1).clamp(max=max_turns + 1), places)
+    return torch.cat([offsets[:max_turns], sequences[-1:]])

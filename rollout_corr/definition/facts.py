@@ -1,0 +1,249 @@
+"""Facts per sequence and per turn: all that statistics of whole sequences are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rollout_corr.definition.correction import Decision, Outcome
+from rollout_corr.definition.few import FewBounded
+from rollout_corr.definition.tokens import LARGEST_D, Tokens, select
+from rollout_corr.definition.turns import Turns
+from rollout_corr.definition.weights import Weighing
+from rollout_corr.spec.correction import Spec
+
+Named = dict[str, Tensor]
+
+
+@dataclass
+class CriterionFacts:
+    """The measurements and the rejections of one criterion, per sequence."""
+
+    value: Tensor  # [S] or [U], the unit's value; [0] for token criteria
+    units: Tensor  # [S] or [U] bool, whether it has a value; for token criteria [S] int64, the tokens that have one
+    tokens: Tensor  # [S] int64, the valid tokens that it rejected
+
+
+@dataclass
+class TurnFacts:
+    """Per turn, all that the statistics of turns need. Every tensor is [U], or [0] without a weight of turns."""
+
+    tokens: Tensor  # int64, valid tokens
+    measured: Tensor  # int64, those of them that are measured
+    keep: Tensor  # bool, not rejected, nor its sequence; True without a valid token
+    place: Tensor  # int64, FIRST, MIDDLE or LAST
+    d: Tensor  # the sum of D
+    abs_d: Tensor  # the sum of |D|
+    k3: Tensor  # the sum of k3
+    raw: Tensor  # as for a sequence, below
+    bounded: Tensor
+    ratio: Tensor
+    weight: Tensor
+    log_weight: Tensor
+
+
+@dataclass
+class SequenceFacts:
+    """Per sequence, all that the statistics of sequences need. Every tensor is [S], or [0] without a weight."""
+
+    criteria: list[CriterionFacts]  # in the order in which they were run
+    tokens: Tensor  # int64, valid tokens
+    measured: Tensor  # int64, those of them that are measured
+    nonfinite: Tensor  # int64, those of them whose D is NaN or infinite
+    kept: Tensor  # int64, those of them that are not rejected
+    keep: Tensor  # bool
+    train: Tensor  # the sum of train_logp
+    rollout: Tensor  # the sum of rollout_logp
+    d: Tensor  # the sum of D
+    raw: Tensor  # ratio - 1 before the bounds; of weights of tokens and turns the mean over tokens
+    bounded: Tensor  # ratio - 1 after the bounds
+    ratio: Tensor  # before the bounds
+    weight: Tensor  # after the bounds
+    log_weight: Tensor  # log of the ratio before the bounds
+    turns: TurnFacts | None  # where turns are measured
+
+
+def sequence_facts(
+    tokens: Tokens,
+    n_valid: Tensor,
+    n_measured: Tensor,
+    decision: Decision,
+    weighing: Weighing | None,
+    spec: Spec,
+    few: FewBounded | None,
+) -> SequenceFacts:
+    """Gather the facts of each sequence, and take the sums over sequences that no outcome needed."""
+    sequences = tokens.sequences
+    train = sequences.sum(tokens.train)
+    of_turns = None
+    if tokens.turns is not None:
+        of_turns = _turn_facts(tokens, tokens.turns, decision, weighing, spec)
+    weight = _weight_facts(tokens, n_measured, weighing, spec, few, of_turns)
+    if tokens.largest is not None and tokens.largest <= LARGEST_D:
+        rollout = train - tokens.sum_d
+    else:
+        rollout = sequences.sum(tokens.rollout)
+    return SequenceFacts(
+        criteria=[_criterion_facts(outcome, tokens, n_valid, n_measured) for outcome in decision.outcomes],
+        tokens=n_valid,
+        measured=n_measured,
+        nonfinite=torch.zeros_like(n_valid) if tokens.nonfinite is None else tokens.nonfinite,
+        kept=tokens_kept(tokens, n_valid, decision),
+        keep=decision.keep,
+        train=train,
+        rollout=rollout,
+        d=tokens.sum_d,
+        turns=of_turns,
+        **weight,
+    )
+
+
+def _turn_facts(tokens: Tokens, turns: Turns, decision: Decision, weighing: Weighing | None, spec: Spec) -> TurnFacts:
+    assert decision.keep_turns is not None
+    measured = turns.measured(spec.nonfinite == "reject")
+    weight = _nothing(tokens)
+    if weighing is not None and spec.weight is not None and spec.weight.over == "turn":
+        weight = _of_units(weighing)
+    return TurnFacts(
+        tokens=turns.n_valid,
+        measured=measured,
+        keep=decision.keep_turns & (turns.of_sequences.spread(decision.keep) | (turns.n_valid == 0)),
+        place=turns.places(measured > 0),
+        d=tokens.sum_d_over("turn"),
+        abs_d=turns.units.sum(tokens.size),
+        k3=turns.units.sum(tokens.k3),
+        **weight,
+    )
+
+
+def _nothing(tokens: Tokens) -> Named:
+    """The weight where there is none."""
+    nothing = torch.zeros(0, dtype=torch.float64, device=tokens.d.device)
+    return dict.fromkeys(("raw", "bounded", "ratio", "weight", "log_weight"), nothing)
+
+
+def _of_units(weighing: Weighing) -> Named:
+    """The weight of each turn or sequence."""
+    assert weighing.ratio is not None
+    raw, bounded, log_weight = weighing.raw, weighing.bounded, weighing.log_ratio
+    return {
+        "raw": raw, "bounded": bounded, "ratio": weighing.ratio, "weight": weighing.weight, "log_weight": log_weight
+    }  # fmt: skip
+
+
+def _weight_facts(
+    tokens: Tokens,
+    n_measured: Tensor,
+    weighing: Weighing | None,
+    spec: Spec,
+    few: FewBounded | None,
+    of_turns: TurnFacts | None,
+) -> Named:
+    """The weight of each sequence; of weights of tokens and turns the means over its measured tokens."""
+    if weighing is None or spec.weight is None:
+        return _nothing(tokens)
+    if spec.weight.over == "turn" and of_turns is not None and tokens.turns is not None:
+        within = tokens.turns.of_sequences
+        raw, bounded = (within.sum(of_turns.measured * side) for side in (of_turns.raw, of_turns.bounded))
+        return _means(raw, bounded, n_measured)
+    if weighing.ratio is not None and not spec.weight.per_token:
+        return _of_units(weighing)
+    if spec.weight.level == "token" and spec.weight.token_clamp is None:
+        total = tokens.excess_of_sequences
+    else:
+        total = tokens.sequences.sum(select(tokens.measured, weighing.raw))
+    total_bounded = total
+    if few is not None:
+        total_bounded = tokens.of_sequences(few.few)
+    elif spec.weight.bounded:
+        total_bounded = tokens.sequences.sum(select(tokens.measured, weighing.bounded))
+    return _means(total, total_bounded, n_measured)
+
+
+def _means(total: Tensor, total_bounded: Tensor, n_measured: Tensor) -> Named:
+    """The mean weight of each sequence, from sums of ratio - 1 over its measured tokens."""
+    n = n_measured.clamp(min=1)
+    raw = total / n
+    bounded = raw if total_bounded is total else total_bounded / n
+    return {"raw": raw, "bounded": bounded, "ratio": 1.0 + raw, "weight": 1.0 + bounded, "log_weight": raw.log1p()}
+
+
+def _criterion_facts(outcome: Outcome, tokens: Tokens, n_valid: Tensor, n_measured: Tensor) -> CriterionFacts:
+    among, value = outcome.among, outcome.value
+    if outcome.criterion.per_token:
+        value = torch.zeros(0, dtype=torch.float64, device=tokens.d.device)
+        units = n_measured if among is None or among is tokens.measured else tokens.count(among)
+    else:
+        assert among is not None
+        units = among
+    return CriterionFacts(value, units, tokens_lost(outcome, tokens, n_valid))
+
+
+def tokens_lost(outcome: Outcome, tokens: Tokens, n_valid: Tensor) -> Tensor:
+    """[S] int64: valid tokens that one criterion rejected."""
+    if outcome.failed is not None:
+        return outcome.failed * n_valid
+    if outcome.failed_turns is not None and tokens.turns is not None:
+        turns = tokens.turns
+        return turns.of_sequences.sum_integers(torch.where(outcome.failed_turns, turns.n_valid, 0))
+    if outcome.thinned is not None and outcome.selected is not None:
+        over = outcome.criterion.over
+        lost = torch.where(outcome.thinned, tokens.units(over).sum_integers(outcome.selected), 0)
+        return tokens.turns.of_sequences.sum_integers(lost) if over == "turn" and tokens.turns is not None else lost
+    return torch.zeros_like(n_valid) if outcome.dropped is None else tokens.count(outcome.dropped)
+
+
+def tokens_kept(tokens: Tokens, n_valid: Tensor, decision: Decision) -> Tensor:
+    """[S] int64: valid tokens that are not rejected.
+
+    The counts must not depend on an outcome (see correction.survivors). So where failed sequences lose some of
+    their tokens, tokens are counted for every combination of failures, and the outcomes choose among the counts.
+    """
+    turns, keep = tokens.turns, decision.keep
+    in_turns = turns is not None and any(outcome.criterion.over == "turn" for outcome in decision.outcomes)
+    if turns is not None and in_turns and decision.keep_turns is not None:
+        n_valid, keep = turns.n_valid, decision.keep_turns & turns.of_sequences.spread(keep)
+    kept = _kept_of_units(tokens, n_valid, keep, decision, in_turns)
+    return turns.of_sequences.sum_integers(kept) if turns is not None and in_turns else kept
+
+
+def _kept_of_units(tokens: Tokens, n_valid: Tensor, keep: Tensor, decision: Decision, in_turns: bool) -> Tensor:
+    """`tokens_kept` of each sequence, or of each turn where a criterion is over turns; `keep` is of these units."""
+    if decision.dropped is None:
+        return keep * n_valid if decision.rejects or in_turns else n_valid
+    units = tokens.units("turn" if in_turns else "sequence")
+    left = [torch.ones_like(tokens.d, dtype=torch.bool) if tokens.valid is None else tokens.valid]
+    choice = torch.zeros_like(n_valid)
+    for outcome in decision.outcomes:
+        if outcome.thinned is not None and outcome.selected is not None:
+            thinned = outcome.thinned
+            if in_turns and outcome.criterion.over == "sequence" and tokens.turns is not None:
+                thinned = tokens.turns.of_sequences.spread(thinned)
+            choice = choice + thinned * len(left)
+            left += [which & ~outcome.selected for which in left]
+        elif outcome.dropped is not None:
+            left = [which & ~outcome.dropped for which in left]
+    counts = torch.stack([units.sum_integers(which) for which in left])
+    return torch.where(keep, counts.gather(0, choice[None])[0], 0)
+
+
+def concatenate(parts: list[SequenceFacts]) -> SequenceFacts:
+    """Join the facts of consecutive blocks."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def joined(items: Iterable[object], fields: Iterable[str]) -> dict[str, Tensor]:
+        rows = [vars(item) for item in items]
+        return {name: torch.cat([row[name] for row in rows]) for name in fields}
+
+    criteria = [
+        CriterionFacts(**joined([part.criteria[i] for part in parts], CriterionFacts.__dataclass_fields__))
+        for i in range(len(parts[0].criteria))
+    ]
+    plain = [name for name in SequenceFacts.__dataclass_fields__ if name not in ("criteria", "turns")]
+    of_turns = [part.turns for part in parts if part.turns is not None]
+    turns = TurnFacts(**joined(of_turns, TurnFacts.__dataclass_fields__)) if of_turns else None
+    return SequenceFacts(criteria=criteria, turns=turns, **joined(parts, plain))

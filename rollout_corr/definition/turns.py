@@ -1,0 +1,66 @@
+"""Turns: stretches of consecutive tokens of which a sequence is made, such as each answer of an agent.
+
+They are units as sequences are: what adds, compares and spreads over sequences does so over turns, with `units` in the
+place of the sequences. What turns give their sequence is a sum over `of_sequences`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rollout_corr.definition.sequences import Packed, Sequences
+
+# The place of a turn among those of its sequence that have a measured token; an only one is the first.
+FIRST, MIDDLE, LAST = range(3)
+
+
+@dataclass
+class Turns:
+    """The turns of some sequences.
+
+    Attributes:
+        units: Which tokens belong to which turn.
+        of_sequences: Which turns belong to which sequence.
+        n_valid: [U] int64, the valid tokens of each turn.
+        nonfinite: [U] int64, those of them whose D is NaN or infinite; None: there is none.
+    """
+
+    units: Sequences
+    of_sequences: Packed
+    n_valid: Tensor
+    nonfinite: Tensor | None = None
+
+    def measured(self, rejects_nonfinite: bool) -> Tensor:
+        """[U] int64: the measured tokens of each turn."""
+        return self.n_valid - self.nonfinite if rejects_nonfinite and self.nonfinite is not None else self.n_valid
+
+    def any(self, which: Tensor) -> Tensor:
+        """[U] bool -> [S] bool: the sequences with such a turn."""
+        return self.of_sequences.sum_integers(which) > 0
+
+    def places(self, measured: Tensor) -> Tensor:
+        """[U] int64: FIRST, MIDDLE or LAST among the turns of the sequence that have a measured token.
+
+        Args:
+            measured: [U] bool, which turns have one; the place of another has no meaning.
+        """
+        order = measured.long().cumsum(0)
+        counts = self.of_sequences.sum_integers(measured)
+        # Of the turns before a sequence's first, that many have a measured token.
+        before = torch.cat([order.new_zeros(1), order]).index_select(0, self.of_sequences.offsets[:-1])
+        inside = order - self.of_sequences.spread(before)
+        last = torch.where(inside == self.of_sequences.spread(counts), LAST, MIDDLE)
+        return torch.where(inside == 1, FIRST, last)
+
+
+def turns_within(offsets: Tensor, of_sequences: Tensor) -> Packed:
+    """Which turns belong to which sequence, from where both lie among the tokens.
+
+    Args:
+        offsets: [U + 1] int64, of the turns. Those behind the last sequence, which hold no token, belong to none.
+        of_sequences: [S + 1] int64, of the sequences; each is among `offsets`.
+    """
+    return Packed(torch.searchsorted(offsets, of_sequences), offsets.shape[0] - 1)

@@ -1,0 +1,118 @@
+"""Weights of tokens, turns and sequences, and what is handed back: steps 4 and 5 of correction.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rollout_corr.definition import prefix
+from rollout_corr.definition.bounds import after_bounds
+from rollout_corr.definition.correction import Decision, total_of_d
+from rollout_corr.definition.tokens import Tokens, k3, select
+from rollout_corr.spec.correction import Spec, Weight
+
+# A batch whose mean weight is not above this is not normalised: the division would inflate the remaining weights.
+SMALLEST_MEAN = 1e-8
+
+
+# --- weights ---
+
+
+class Weighing:
+    """An importance weight: per token at token level, per prefix in float64, per turn or sequence (float64) otherwise.
+
+    Args:
+        weight: Level and bounds.
+        log_ratio: Clamped to +-Spec.clamp.
+        excess: Gives ratio - 1 before the bounds, without cancellation: statistics may not need it of every token.
+        growth: By what the log of the bounds grows, per token; None: nothing.
+    """
+
+    def __init__(
+        self, weight: Weight, log_ratio: Tensor, excess: Callable[[], Tensor], growth: Tensor | None = None
+    ) -> None:
+        self._weight, self._excess = weight, excess
+        self.log_ratio = log_ratio
+        self.growth = growth
+        ratio = log_ratio.exp()
+        self.weight = after_bounds(weight, ratio, log_ratio, 0.0, growth)
+        # Before the bounds; at token level nothing reads it.
+        self.ratio = None if weight.level == "token" else ratio
+        self._known: dict[str, Tensor] = {}
+
+    @property
+    def raw(self) -> Tensor:
+        """Ratio - 1 before the bounds."""
+        if "raw" not in self._known:
+            self._known["raw"] = self._excess()
+        return self._known["raw"]
+
+    @property
+    def bounded(self) -> Tensor:
+        """Ratio - 1 after the bounds."""
+        if "bounded" not in self._known:
+            self._known["bounded"] = after_bounds(self._weight, self.raw, self.log_ratio, 1.0, self.growth)
+        return self._known["bounded"]
+
+
+def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
+    """The weight before batch normalisation and before anything is zeroed; None without `Spec.weight`."""
+    weight = spec.weight
+    if weight is None:
+        return None
+    if weight.level == "prefix":
+        log_ratio = prefix.log_of_weight(weight, tokens, decision.survivors).clamp(-spec.clamp, spec.clamp)
+        return Weighing(weight, log_ratio, log_ratio.expm1, prefix.growth(weight.growth, tokens, decision.survivors))
+    if weight.level == "token":
+        log_ratio = tokens.clamped(weight.token_clamp)
+        if weight.token_clamp is None:
+            return Weighing(weight, log_ratio, lambda: tokens.excess)
+        return Weighing(weight, log_ratio, lambda: log_ratio + k3(log_ratio))
+    n = decision.n_turns if weight.over == "turn" else decision.n
+    assert n is not None
+    total = total_of_d(weight.token_clamp, tokens, decision.survivors, weight.over)
+    aggregate = torch.where(n > 0, total, 0.0)
+    if weight.level == "geometric":
+        aggregate = aggregate / n.clamp(min=1)
+    log_ratio = aggregate.clamp(-spec.clamp, spec.clamp)
+    return Weighing(weight, log_ratio, log_ratio.expm1)
+
+
+# --- what is handed back ---
+
+
+def weights_of(tokens: Tokens, decision: Decision, weighing: Weighing | None, spec: Spec) -> Tensor | None:
+    """The weights handed back, per token, before batch normalisation; None when the Spec hands none back."""
+    if not spec.returns_weights:
+        return None
+    if weighing is None:
+        weights = torch.ones_like(tokens.d)
+    elif spec.weight is None or spec.weight.per_token:
+        weights = weighing.weight.to(tokens.d.dtype)
+    else:
+        units = tokens.units(spec.weight.over)
+        weights = units.spread(weighing.weight.to(tokens.d.dtype)).expand(tokens.d.shape)
+    weights = select(tokens.measured, weights)
+    # A sequence that a non-finite token rejects has no weight, whatever `rejected` says.
+    finite = None if tokens.nonfinite is None or spec.nonfinite != "reject" else tokens.nonfinite == 0
+    standing = decision.keep if spec.rejected != "mask" else finite
+    if standing is not None:
+        weights = select(tokens.sequences.spread(standing), weights)
+    if spec.rejected != "mask":
+        if decision.dropped is not None:
+            weights = select(~decision.dropped, weights)
+        if decision.keep_turns is not None:
+            weights = select(tokens.units("turn").spread(decision.keep_turns), weights)
+    return weights
+
+
+def kept_tokens(tokens: Tokens, decision: Decision) -> Tensor:
+    """Bool per token: valid and not rejected."""
+    kept = tokens.sequences.spread(decision.keep).expand(tokens.d.shape)
+    if tokens.valid is not None:
+        kept = kept & tokens.valid
+    if decision.keep_turns is not None:
+        kept = kept & tokens.units("turn").spread(decision.keep_turns)
+    return kept if decision.dropped is None else kept & ~decision.dropped

@@ -1,0 +1,144 @@
+"""The statistics and metrics of turns, rows as in aggregates.py and native.py; only where a Spec measures turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from rollout_corr.definition.facts import TurnFacts
+from rollout_corr.definition.findings import above, below
+from rollout_corr.definition.tokens import extrema
+from rollout_corr.definition.turns import FIRST, LAST, MIDDLE
+from rollout_corr.metrics.rows import Aggregate, Metric, Over, extremes, mean, plain, ratio_of, total
+from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.thresholds import log_bound
+
+PLACES = {"first": FIRST, "middle": MIDDLE, "last": LAST}
+
+EACH = Over("-", None)
+TURNS = Over("measured turns", "turns_measured")
+NONEMPTY = Over("non-empty turns", "turns")
+
+
+class AllTurns:
+    """The facts of all turns of a batch, [U] each."""
+
+    def __init__(self, facts: TurnFacts) -> None:
+        self.facts = facts
+        self.measured = facts.measured > 0
+        self.nonempty = facts.tokens > 0
+
+
+def measured_here(spec: Spec) -> bool:
+    """Tell whether turns are measured."""
+    return spec.measures_turns
+
+
+def weighed_here(spec: Spec) -> bool:
+    """Tell whether all tokens of a turn have its weight."""
+    return spec.weight is not None and spec.weight.over == "turn"
+
+
+def _at(s: Any, place: int, x: Tensor) -> Tensor:
+    """A value of the turns at a place, 0 at the others."""
+    return (s.turns.facts.place == place) * x
+
+
+def _of_place(name: str, place: int) -> list[Aggregate]:
+    return [
+        total(f"turn_{name}_tokens", "measured turns", lambda s: _at(s, place, s.turns.facts.measured), measured_here),
+        total(f"turn_{name}_d", "measured turns", lambda s: _at(s, place, s.turns.facts.d), measured_here),
+        total(f"turn_{name}_abs_d", "measured turns", lambda s: _at(s, place, s.turns.facts.abs_d), measured_here),
+        total(f"turn_{name}_k3", "measured turns", lambda s: _at(s, place, s.turns.facts.k3), measured_here),
+    ]
+
+
+def _chi2(s: Any) -> Tensor:
+    d: Tensor = s.turns.facts.d.clamp(-s.spec.clamp, s.spec.clamp)
+    return (2.0 * d).expm1()
+
+
+def _squared(s: Any, name: str) -> Tensor:
+    x: Tensor = getattr(s.turns.facts, name)
+    return x * x
+
+
+def _weight(name: str, fact: str) -> list[Aggregate]:
+    """Sums over turns around 1."""
+    return [
+        total(f"turn_{name}", "measured turns", lambda s: getattr(s.turns.facts, fact), weighed_here),
+        total(f"turn_{name}2", "measured turns", lambda s: _squared(s, fact), weighed_here),
+    ]
+
+
+def _plain(name: str, fact: str) -> list[Aggregate]:
+    """Plain sums over turns, and over their tokens, which the sample size needs."""
+
+    def of_tokens(s: Any, squared: bool) -> Tensor:
+        x: Tensor = _squared(s, fact) if squared else getattr(s.turns.facts, fact)
+        return s.turns.facts.measured * x
+
+    return [
+        total(f"turn_{name}_plain", "measured turns", lambda s: getattr(s.turns.facts, fact), weighed_here),
+        total(f"turn_{name}_plain2", "measured turns", lambda s: _squared(s, fact), weighed_here),
+        total(f"{name}_plain", "measured turns", lambda s: of_tokens(s, False), weighed_here),
+        total(f"{name}_plain2", "measured turns", lambda s: of_tokens(s, True), weighed_here),
+    ]
+
+
+AGGREGATES: list[Aggregate] = [
+    total("turns", "turns", lambda s: s.turns.nonempty, measured_here),
+    total("turns_measured", "turns", lambda s: s.turns.measured, measured_here),
+    total("turns_kept", "turns", lambda s: s.turns.facts.keep & s.turns.nonempty, measured_here),
+    total("chi2_turn", "measured turns", _chi2, measured_here),
+    total("abs_sum_d_turn", "measured turns", lambda s: s.turns.facts.d.abs(), measured_here),
+    extremes("turn_sum_d", "call", lambda s: extrema(s.turns.facts.d, s.turns.measured), measured_here),
+    *(row for name, place in PLACES.items() for row in _of_place(name, place)),
+    *_weight("raw", "raw"),
+    *_weight("weight", "bounded"),
+    *_plain("raw", "ratio"),
+    *_plain("weight", "weight"),
+    total(
+        "turns_above",
+        "measured turns",
+        lambda s: above(s.turns.facts.log_weight, log_bound(s.spec.weight.upper)),
+        weighed_here,
+    ),
+    total(
+        "turns_below",
+        "measured turns",
+        lambda s: below(s.turns.facts.log_weight, log_bound(s.spec.weight.lower)),
+        weighed_here,
+    ),
+    extremes("turn_raw", "call", lambda s: extrema(s.turns.facts.raw, s.turns.measured), weighed_here),
+    extremes("turn_weight", "call", lambda s: extrema(s.turns.facts.bounded, s.turns.measured), weighed_here),
+]
+
+
+PLACES_IN_WORDS = {"first": "first", "middle": "neither first nor last", "last": "last, but not first"}
+
+
+def _metrics_of_place(name: str, words: str) -> list[Metric]:
+    tokens = Over(f"measured tokens of turns that are {words} in their sequence", f"turn_{name}_tokens")
+    at = f"turn_{name}"
+    return [
+        Metric(f"{at}_kl_k1", "mean -D", "nats", tokens, "near 0", lambda v, n: ratio_of(0.0 - v[f"{at}_d"], n)),
+        Metric(f"{at}_d_abs_mean", "mean |D|", "nats", tokens, "like d_abs_mean", mean(f"{at}_abs_d")),
+        Metric(f"{at}_kl_k3", "mean e^D - 1 - D, D clamped", "nats", tokens, "like kl_k3", mean(f"{at}_k3")),
+    ]
+
+
+# fmt: off
+METRICS = [
+    Metric("turns", "turns with a valid token", "turns", EACH, "-", plain("turns")),
+    Metric("turns_kept", "of these, those that no criterion over turns or on their sequence rejected whole", "turns",
+           EACH, "-", plain("turns_kept")),
+    Metric("turns_kept_fraction", "turns_kept / turns", "fraction", NONEMPTY, "> 0.5", mean("turns_kept")),
+    Metric("chi2_turn", "mean e^(2 clamp(sum D of a turn)) - 1", "ratio", TURNS, "< 1", mean("chi2_turn")),
+    Metric("turn_sum_d_abs_mean", "mean |sum D of a turn|", "nats", TURNS, "< clamp / 2", mean("abs_sum_d_turn")),
+    Metric("turn_sum_d_abs_max", "max |sum D of a turn|", "nats", TURNS, "< clamp",
+           lambda v, n: max(v["max_turn_sum_d"], v["-min_turn_sum_d"]) + 0.0 if n else 0.0),
+    *(row for name, words in PLACES_IN_WORDS.items() for row in _metrics_of_place(name, words)),
+]
+# fmt: on

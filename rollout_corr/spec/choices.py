@@ -1,0 +1,43 @@
+"""The choices of a correction: each a `Literal`, and the tuple of its values."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from rollout_corr.spec.statistics import Stat
+
+Level = Literal["token", "product", "geometric", "prefix"]
+Outside = Literal["clamp", "zero"]
+Normalize = Literal["batch"]
+Unit = Literal["token", "turn", "sequence", "prefix"]
+WeightUnit = Literal["turn", "sequence"]
+Reduce = Literal["sum", "mean", "max", "min"]
+PrefixReduce = Literal["sum", "mean", "min"]
+Growth = Literal["sqrt"]
+When = Literal["any", "negative_advantage", "positive_advantage", "outward"]
+Drop = Literal["unit", "sequence", "token", "rest"]
+Of = Literal["train/rollout", "new/rollout", "new/old"]
+Rejected = Literal["mask", "zero", "both"]
+Nonfinite = Literal["reject", "neutral", "propagate"]
+SumsOver = Literal["valid", "kept"]
+Detail = Literal["basic", "full"]
+# Frameworks whose metrics can be reported beside the native ones; metrics/peers.py loads them.
+Scheme = Literal["native", "verl", "xtuner", "skyrl"]
+
+LEVELS: tuple[Level, ...] = get_args(Level)
+OUTSIDE: tuple[Outside, ...] = get_args(Outside)
+NORMALIZE: tuple[Normalize, ...] = get_args(Normalize)
+STATS: tuple[Stat, ...] = get_args(Stat)
+UNITS: tuple[Unit, ...] = get_args(Unit)
+WEIGHT_UNITS: tuple[WeightUnit, ...] = get_args(WeightUnit)
+REDUCTIONS: tuple[Reduce, ...] = get_args(Reduce)
+PREFIX_REDUCTIONS: tuple[PrefixReduce, ...] = get_args(PrefixReduce)
+GROWTH: tuple[Growth, ...] = get_args(Growth)
+WHEN: tuple[When, ...] = get_args(When)
+DROP: tuple[Drop, ...] = get_args(Drop)
+POLICIES: tuple[Of, ...] = get_args(Of)
+REJECTED: tuple[Rejected, ...] = get_args(Rejected)
+NONFINITE: tuple[Nonfinite, ...] = get_args(Nonfinite)
+SUMS_OVER: tuple[SumsOver, ...] = get_args(SumsOver)
+DETAIL: tuple[Detail, ...] = get_args(Detail)
+REPORTS: tuple[Scheme, ...] = get_args(Scheme)

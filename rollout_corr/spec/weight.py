@@ -1,0 +1,99 @@
+"""The description of a weight: `Weight`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollout_corr.spec.checked import Checked
+from rollout_corr.spec.choices import (
+    GROWTH,
+    LEVELS,
+    NORMALIZE,
+    OUTSIDE,
+    PREFIX_REDUCTIONS,
+    WEIGHT_UNITS,
+    Growth,
+    Level,
+    Normalize,
+    Outside,
+    PrefixReduce,
+    WeightUnit,
+)
+from rollout_corr.spec.meant import keywords_meant
+from rollout_corr.spec.validate import bounds, choice, positive, shown
+
+# A level that names no ratio: elsewhere it is either of these.
+MEANT = {"sequence": "'product' of its tokens' ratios, or their 'geometric' mean"}
+
+
+@keywords_meant(threshold="upper=", clip="upper=", clip_max="upper=", clip_min="lower=", max="upper=", min="lower=")
+@dataclass(frozen=True, repr=False)
+class Weight(Checked):
+    """An importance weight: a ratio of probabilities, bounded and perhaps normalised.
+
+    Args:
+        level: "token" exp(D); "product" exp(sum of D) of the unit `over`; "geometric" exp(mean of D) of it; "prefix"
+            a weight of each token from D up to and with it, by `reduce`.
+        lower: Lower bound of the ratio, or None for an open side.
+        upper: Upper bound of the ratio, or None for an open side.
+        outside: A ratio outside the bounds becomes the bound ("clamp": truncation) or 0 ("zero": IcePop).
+        normalize: "batch" divides by the mean weight over all valid tokens (at other levels: over all non-empty
+            turns or sequences, each counting once), so that a weight may exceed `upper`. None does not.
+        token_clamp: Every D is clamped to +-token_clamp before anything else; None: it is not.
+        reduce: Of a prefix: exp of the "sum" or "mean" of D over it, or "min", exp(D) times the smallest exp(D) before
+            the token. Only with level="prefix", where None is "sum".
+        growth: "sqrt" raises both bounds of the t-th token of a sequence to the power of sqrt(t): they grow in log
+            space as a random walk spreads. Only with level="prefix".
+        over: The unit of a "product" or "geometric" weight: "sequence", or each "turn" of one, from `turns`.
+    """
+
+    level: Level
+    lower: float | None = None
+    upper: float | None = None
+    outside: Outside = "clamp"
+    normalize: Normalize | None = None
+    token_clamp: float | None = None
+    reduce: PrefixReduce | None = None
+    growth: Growth | None = None
+    over: WeightUnit = "sequence"
+
+    def __post_init__(self) -> None:
+        choice("Weight.level", self.level, LEVELS, MEANT)
+        if self.level == "prefix":
+            self._set(reduce="sum" if self.reduce is None else self.reduce)
+            choice("Weight.reduce", self.reduce, PREFIX_REDUCTIONS)
+        elif self.reduce is not None:
+            raise ValueError(f"Weight.reduce: expected None unless level='prefix', got {shown(self.reduce)}")
+        check_growth("Weight", self.growth, "level='prefix'", self.level == "prefix")
+        choice("Weight.outside", self.outside, OUTSIDE)
+        choice("Weight.over", self.over, WEIGHT_UNITS)
+        if self.per_token and self.over != "sequence":
+            raise ValueError(f"Weight.over: expected its default with level={self.level!r}, got {shown(self.over)}")
+        if self.normalize is not None:
+            choice("Weight.normalize", self.normalize, NORMALIZE)
+        lower, upper = bounds("Weight", self.lower, self.upper, signed=False, ratio=True)
+        self._set(lower=lower, upper=upper)
+        if self.token_clamp is not None:
+            self._set(token_clamp=positive("Weight.token_clamp", self.token_clamp))
+
+    def _defaults(self) -> dict[str, object]:
+        return {**super()._defaults(), "reduce": "sum" if self.level == "prefix" else None}
+
+    @property
+    def per_token(self) -> bool:
+        """True if every token has a weight of its own, rather than its turn's or sequence's."""
+        return self.level in ("token", "prefix")
+
+    @property
+    def bounded(self) -> bool:
+        """True if a bound is set."""
+        return self.lower is not None or self.upper is not None
+
+
+def check_growth(owner: str, growth: object, needs: str, met: bool) -> None:
+    """Refuse what is no growth of bounds, and growth where nothing grows."""
+    if growth is None:
+        return
+    choice(f"{owner}.growth", growth, GROWTH)
+    if not met:
+        raise ValueError(f"{owner}.growth: expected None unless {needs}, got {shown(growth)}")

@@ -1,0 +1,64 @@
+"""Turns for the tests: lengths that make up each sequence, and the offsets and ids of them in every layout."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import torch
+
+
+def random_turns(sequences, seed):
+    """Lengths of turns, some of them 0, that add up to each sequence."""
+    rng = random.Random(seed)
+    found = []
+    for sequence in sequences:
+        cuts = sorted(rng.randint(0, len(sequence)) for _ in range(rng.randint(0, 3)))
+        found.append([b - a for a, b in itertools.pairwise([0, *cuts, len(sequence)])])
+    return found
+
+
+def offsets_of(laid, turns):
+    """[U + 1] offsets of turns in a layout; slots between two tokens of a padded row belong to the earlier turn."""
+    found = []
+    for s, (places, lengths) in enumerate(zip(laid.places, turns, strict=True)):
+        begin = places_begin(laid, s)
+        starts = [sum(lengths[:i]) for i in range(len(lengths))]
+        end = places_begin(laid, s + 1)
+        # A turn without tokens lies before the next one's first token.
+        found += [begin] + [flat(laid, s, places[t]) if t < len(places) else end for t in starts[1:]]
+    return torch.tensor([*found, places_begin(laid, len(turns))], dtype=torch.int64)
+
+
+def places_begin(laid, s):
+    """Where a sequence's slots begin among all."""
+    if laid.cu_seqlens is not None:
+        return int(laid.cu_seqlens[s])
+    if isinstance(laid.train, list):
+        return sum(len(row) for row in laid.train[:s])
+    if laid.train.is_nested:
+        return int(laid.train.offsets()[s])
+    return s * laid.train.shape[1]
+
+
+def flat(laid, s, place):
+    """A place of a layout among all slots."""
+    return places_begin(laid, s) + place[1] if isinstance(place, tuple) else place
+
+
+def ids_of(laid, turns):
+    """An id per slot in the layout; ids differ between neighbouring turns and repeat elsewhere."""
+    offsets = offsets_of(laid, turns)
+    size = max(int(offsets[-1]), 0)
+    if isinstance(laid.train, list):
+        shape = (size,)
+    else:
+        shape = (laid.train.values() if laid.train.is_nested else laid.train).shape
+    ids = torch.zeros(shape, dtype=torch.int16).reshape(-1)
+    for i, (a, b) in enumerate(itertools.pairwise(offsets.tolist())):
+        ids[a:b] = i % 7
+    if isinstance(laid.train, list):
+        return list(ids.split([len(row) for row in laid.train]))
+    if laid.train.is_nested:
+        return torch.nested.nested_tensor_from_jagged(ids, laid.train.offsets())
+    return ids.reshape(shape)
