@@ -10,7 +10,8 @@ import math
 
 from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import BYPASS, of_presets
-from rollout_corr.spec.correction import Criterion, Growth, PrefixReduce, Spec, Weight, When
+from rollout_corr.spec.choices import Growth, PrefixReduce, When
+from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.surrogates import Score
 
 # What CTPO clamps every log-ratio to.
