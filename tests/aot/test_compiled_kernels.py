@@ -24,7 +24,8 @@ from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT, Variant
 from rollout_corr.aot.variants import FEW, OF_NEW_VARIANTS, SPLIT_VARIANTS, VARIANTS
 from rollout_corr.backends import batch
 from rollout_corr.kernels.grid import SHAPES, cut_for
-from rollout_corr.spec import correction
+from rollout_corr.spec import choices
+from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 # --- the variants ---
 
@@ -33,7 +34,7 @@ SPECS = [variant.spec for variant in VARIANTS.values()]
 WEIGHTS = [x.weight for x in SPECS if x.weight is not None]
 CRITERIA = [criterion for x in SPECS for criterion in x.criteria]
 
-# Every tuple of options in rollout_corr/spec/correction.py, and the values of it that the variants use.
+# Every tuple of options in rollout_corr/spec/choices.py, and the values of it that the variants use.
 USED = {
     "LEVELS": {weight.level for weight in WEIGHTS},
     "OUTSIDE": {weight.outside for weight in WEIGHTS},
@@ -50,13 +51,14 @@ USED = {
     "DETAIL": {x.detail for x in SPECS},
     "REPORTS": {scheme for x in SPECS for scheme in x.report},
 }
-# Prefixes run on plain torch.
+# Turns and prefixes run on plain torch.
 BEYOND = {
     "LEVELS": {"prefix"},
-    "UNITS": {"prefix"},
+    "UNITS": {"prefix", "turn"},
+    "WEIGHT_UNITS": set(choices.WEIGHT_UNITS),
     "DROP": {"rest"},
-    "PREFIX_REDUCTIONS": set(correction.PREFIX_REDUCTIONS),
-    "GROWTH": set(correction.GROWTH),
+    "PREFIX_REDUCTIONS": set(choices.PREFIX_REDUCTIONS),
+    "GROWTH": set(choices.GROWTH),
 }
 
 # Every field of the three types: one without options to choose from is named with the variants that use it.
@@ -74,27 +76,23 @@ FREE = {
     "clamp": True,
     "apply": {x.apply for x in SPECS} == {True, False},
     "growth": True,
+    # Only turns need it.
+    "turns": not any(x.turns for x in SPECS),
 }
 
 
 def test_every_option_is_in_a_variant():
     """A new option, or a new value of one, is missed here until a variant has it."""
-    options = {
-        name: set(value) for name, value in vars(correction).items() if name.isupper() and isinstance(value, tuple)
-    }
+    options = {name: set(value) for name, value in vars(choices).items() if name.isupper() and isinstance(value, tuple)}
     assert options == {name: USED.get(name, set()) | BEYOND.get(name, set()) for name in (*USED, *BEYOND)}
-    fields = {
-        field.name
-        for kind in (correction.Spec, correction.Weight, correction.Criterion)
-        for field in dataclasses.fields(kind)
-    }
+    fields = {field.name for kind in (Spec, Weight, Criterion) for field in dataclasses.fields(kind)}
     assert fields == CHOSEN | set(FREE)
     assert all(FREE.values()), FREE
 
 
 def test_every_statistic_is_tested_over_both_units():
     pairs = {(criterion.over, criterion.stat) for criterion in CRITERIA}
-    assert pairs == {(over, stat) for over in correction.UNITS if over != "prefix" for stat in correction.STATS}
+    assert pairs == {(over, stat) for over in ("token", "sequence") for stat in choices.STATS}
 
 
 def test_every_kind_of_tensor_is_in_a_variant():

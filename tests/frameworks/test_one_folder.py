@@ -13,7 +13,7 @@ import rollout_corr as rc
 from rollout_corr import frameworks
 from rollout_corr.frameworks.shared import lookup, preset
 from rollout_corr.metrics import peers
-from rollout_corr.spec import correction
+from rollout_corr.spec import choices, correction
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -116,7 +116,7 @@ def test_a_folder_is_a_framework():
 @pytest.mark.usefixtures("toy")
 def test_its_metrics_need_its_name_in_two_lists(monkeypatch):
     """Spec.report accepts the names of REPORTS; SCHEMES has their modules."""
-    monkeypatch.setattr(correction, "REPORTS", (*correction.REPORTS, "toy"))
+    monkeypatch.setattr(correction, "REPORTS", (*choices.REPORTS, "toy"))
     monkeypatch.setattr(peers, "_LOADED", {})
     monkeypatch.setitem(peers.SCHEMES, "toy", "rollout_corr.frameworks.toy.metrics")
     spec = rc.Spec(weight=rc.Weight("token", upper=2.0), report=("native", "toy"))
