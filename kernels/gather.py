@@ -101,21 +101,24 @@ def together(found: tl.tuple, TABLE: tl.constexpr) -> tl.tuple:
 
 @triton.jit
 def slots_of(
-    offsets: tl.tensor, owner: tl.tensor, extents: Extents, PLAN: tl.constexpr, TILE: tl.constexpr,
+    offsets: tl.tensor, owner: tl.tensor, extents: Extents, PLAN: tl.constexpr,
     BY_OWNER: tl.constexpr = False,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Find the sequence of each owner, its first slot, and how many slots it has; all [SEQUENCES].
 
-    In a packed batch the first and the last owner are no sequence, as in `slots.edge`. BY_OWNER: `gather_kernel` has
-    left one slot of each.
+    An empty one has none. In a packed batch the first and the last owner are no sequence, as in `slots.edge`.
+    BY_OWNER: `gather_kernel` has left one slot of each.
     """
     if BY_OWNER:
         return owner - PLAN.packed, owner, owner * 0 + 1
     elif PLAN.packed:
         sequence = owner - 1
-        first = edge(offsets, owner, extents.sequences, extents.tokens) // TILE
-        many = edge(offsets, owner + 1, extents.sequences, extents.tokens) // TILE - first + 1
-        return sequence, first + owner, tl.where(sequence <= extents.sequences, many, 0)
+        begin = edge(offsets, owner, extents.sequences, extents.tokens)
+        end = edge(offsets, owner + 1, extents.sequences, extents.tokens)
+        first = begin >> extents.tile_bits
+        many = (end >> extents.tile_bits) - first + 1
+        # Nobody stores the slots of empty sequences, see tiles.behind_empty.
+        return sequence, first + owner, tl.where((sequence <= extents.sequences) & (begin != end), many, 0)
     else:
         return owner, owner * extents.tiles, tl.where(owner < extents.sequences, extents.tiles, 0)
 
@@ -188,15 +191,16 @@ def put_columns(out: tl.tensor, columns: tl.tuple, owner: tl.tensor, owners: tl.
         tl.store(out + owners * i + owner, columns[i], mask=owner < owners)
 
 
-@triton.jit(do_not_specialize=["tokens", "sequences", "tiles", "slots", "owner_count"])
+@triton.jit(do_not_specialize=["tokens", "sequences", "tiles", "tile_bits", "slots", "owner_count"])
 def gather_kernel(
     counts, integers, floats, peaks, counts_out, integers_out, floats_out, peaks_out, offsets,
-    tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, slots: tl.int64, owner_count: tl.int64,
+    tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
+    owner_count: tl.int64,
     PLAN: tl.constexpr, SHAPE: tl.constexpr,
 ):  # fmt: skip
     """Write all tables by owner, [columns, owner_count]; the first and last owner of a packed batch are no sequence."""
     owner = tl.program_id(0).to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
-    _, first, many = slots_of(offsets, owner, Extents(tokens, sequences, 0, tiles), PLAN, SHAPE.tile)
+    _, first, many = slots_of(offsets, owner, Extents(tokens, sequences, 0, tiles, tile_bits), PLAN)
     found = gathered(slot_tables(counts, integers, floats, peaks), first, many, slots, PLAN, SHAPE)
     put_columns(counts_out, found.counts, owner, owner_count)
     put_columns(integers_out, found.integers, owner, owner_count)

@@ -27,23 +27,26 @@ class Shape:
     """The division of work among programs and threads. A compile key contains it, so there are only these few."""
 
     rows: int  # slots of a program of `apply`
-    tile: int  # tokens of a program of `read`, and so of a slot
+    tile: int  # tokens of a program of `read`, and so of a slot, in a large batch
     lanes: int  # threads of such a program, at most a warp: sums over them need no barrier
     sequences: int  # sequences of a program that passes over sequences
     chunk: int  # slots that each of its threads has on their way at a time; see gather.py
     warps: int  # of 32 threads, of a program of `apply`
     spread: int = 0  # tokens of a slot of `apply`; 0: as many as of `read`
+    least: int = 0  # tokens of a program of `read` in a small batch; 0: as many as in a large one
 
 
-# Tokens of a program that passes over tokens. Finding its first sequence and storing its sums costs the same whatever
-# the tile; other tiles have not been counted.
-TILE = 2048
+# Tokens of a program that passes over tokens, in a batch that has enough for this many programs: 16 warps on each of
+# 132 multiprocessors. In a smaller one tiles are shorter, since a program takes its steps one after the other.
+TILE, PROGRAMS = 2048, 2048
+# Tokens of a program over sequences, all of which it may have to zero, beyond which others take their share of these.
+MOST_ZEROED, SHARE, SHARERS = 1 << 17, 1 << 15, 1024
 # (least mean length of the sequences, shape).
 SHAPES = (
-    (16384, Shape(rows=4, tile=TILE, lanes=32, sequences=2, chunk=8, warps=4, spread=512)),
-    (1024, Shape(rows=4, tile=TILE, lanes=32, sequences=32, chunk=4, warps=4, spread=512)),
-    (192, Shape(rows=8, tile=TILE, lanes=32, sequences=32, chunk=2, warps=4, spread=256)),
-    (0, Shape(rows=32, tile=TILE, lanes=32, sequences=32, chunk=2, warps=4, spread=64)),
+    (16384, Shape(rows=4, tile=TILE, lanes=32, sequences=2, chunk=8, warps=4, spread=512, least=512)),
+    (1024, Shape(rows=4, tile=TILE, lanes=32, sequences=32, chunk=4, warps=4, spread=512, least=512)),
+    (192, Shape(rows=8, tile=TILE, lanes=32, sequences=32, chunk=2, warps=4, spread=256, least=256)),
+    (0, Shape(rows=32, tile=TILE, lanes=32, sequences=32, chunk=2, warps=4, spread=64, least=256)),
 )
 
 
@@ -108,9 +111,11 @@ class Grid(NamedTuple):
         tokens, sequences: How many.
         width: Of a row; 0 for a packed batch.
         tiles: Tiles of a row; 0 for a packed batch.
+        tile_bits: A tile has 2^tile_bits tokens.
         slots: Slots of `read`.
         steps: Of the search for the first owner of a tile.
         token_programs, sequence_programs: Programs that pass over tokens, and over sequences.
+        shares: Programs of `decide` that share the zeroing of what one of them decides about.
         part: Programs over tokens whose results are added up together; see partials.py.
         parts: How many such parts.
         tiles_of_apply, steps_of_apply: As `tiles` and `steps`, where `apply` has slots of its own.
@@ -126,10 +131,12 @@ class Grid(NamedTuple):
     sequences: int
     width: int
     tiles: int
+    tile_bits: int
     slots: int
     steps: int
     token_programs: int
     sequence_programs: int
+    shares: int
     part: int
     parts: int
     tiles_of_apply: int
@@ -144,7 +151,19 @@ class Grid(NamedTuple):
     contiguous: bool
 
 
-def grid_for(sequences: int, width: int | None, tensors: Sequence[Tensor], element: int) -> Grid:
+def tile_for(tokens: int, shape: Shape, double: bool) -> int:
+    """Choose the tokens of a tile: 2^this many, by the size of the batch.
+
+    Integers add up to the same sums whatever the tile. In float64 sums that decide are plain ones, so there it is
+    always the largest.
+    """
+    most = shape.tile.bit_length() - 1
+    if double or not shape.least:
+        return most
+    return min(max((tokens // PROGRAMS - 1).bit_length(), shape.least.bit_length() - 1), most)
+
+
+def grid_for(sequences: int, width: int | None, tensors: Sequence[Tensor], element: int, double: bool = False) -> Grid:
     """Divide a batch from metadata alone.
 
     Args:
@@ -152,6 +171,7 @@ def grid_for(sequences: int, width: int | None, tensors: Sequence[Tensor], eleme
         width: Of the row that each of them is; None for a packed batch.
         tensors: All per-token tensors that are read with strides of their own.
         element: Bytes of the smallest log-prob.
+        double: float64 computes.
     """
     first = tensors[0]
     tokens = first.numel()
@@ -163,13 +183,14 @@ def grid_for(sequences: int, width: int | None, tensors: Sequence[Tensor], eleme
     if width is not None and width & 15 and sequences > 1:
         aligned = False
     cut = cut_for(tokens, sequences, element, unit, aligned, warp_size(first.device))
-    return divided(cut, tokens, sequences, width, contiguous)
+    return divided(cut, tokens, sequences, width, contiguous, double)
 
 
 @lru_cache(maxsize=1024)
-def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous: bool) -> Grid:
+def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous: bool, double: bool) -> Grid:
     """Divide by a cut. What `correct` finds, `policy_loss` on the same batch finds again."""
-    shape, tile, spread = cut.shape, cut.tiling.tile, cut.spread.tile
+    shape, spread, bits = cut.shape, cut.spread.tile, tile_for(tokens, cut.shape, double)
+    tile = 1 << bits
     if width is None:
         of_row, of_row_of_apply, owners = 0, 0, sequences + 2
         slots_of_read, token_programs = tokens // tile + owners, tokens // tile + 1
@@ -179,6 +200,9 @@ def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous
         slots_of_read = token_programs = max(1, of_row * sequences)
         slots_of_apply = of_row_of_apply * sequences
     sequence_programs = max(1, -(-owners // shape.sequences))
+    shares = 1
+    if tokens > MOST_ZEROED * sequence_programs:
+        shares = max(1, min(tokens // SHARE, SHARERS) // sequence_programs)
     part = max(LEAST_PART, -(-token_programs // MOST_PARTS))
     parts = -(-token_programs // part)
     return Grid(
@@ -186,10 +210,12 @@ def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous
         sequences=sequences,
         width=width or 0,
         tiles=of_row,
+        tile_bits=bits,
         slots=slots_of_read,
         steps=search_steps(sequences, tiles.WAYS.value),
         token_programs=token_programs,
         sequence_programs=sequence_programs,
+        shares=shares,
         part=part,
         parts=parts,
         tiles_of_apply=of_row_of_apply,
@@ -200,7 +226,7 @@ def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous
         TILING_OF_APPLY=cut.spread,
         SHAPE=shape,
         cut=cut,
-        counted=(slots_of_read, token_programs, sequence_programs, sequences, parts),
+        counted=(slots_of_read, token_programs, sequence_programs * shares, sequences, parts),
         contiguous=contiguous,
     )
 

@@ -59,6 +59,7 @@ class Extents(NamedTuple):
     sequences: tl.tensor
     width: tl.tensor  # of a row; 0 for a packed batch
     tiles: tl.tensor  # of a row; 0 for a packed batch
+    tile_bits: tl.tensor  # int32: a tile has 2^tile_bits tokens; no constant, so that any size takes one kernel
 
 
 class Stretch(NamedTuple):

@@ -1,10 +1,10 @@
 """Tiles: the tokens of a program of `read` and of `gradient`, and the sequences that it walks along.
 
-A program is one warp. It owns one aligned tile of TILE tokens and takes it in steps of [PARTS, LANES, VEC] tokens: VEC
-neighbours belong to one thread. Every token is loaded, computed and stored once, whatever the lengths of the sequences;
-a loop over the sequences that end in a step adds up what belongs to each. What a tile has of one sequence is a slot,
-and slot (sequence s, tile t) has number s + t. Tokens before the first sequence and behind the last belong to two more
-owners, 0 and S + 1.
+A program is one warp. It owns one aligned tile of 2^tile_bits tokens, fewer in a small batch so that there are enough
+programs, and takes it in steps of [PARTS, LANES, VEC] tokens: VEC neighbours belong to one thread. Every token is
+loaded, computed and stored once, whatever the lengths of the sequences; a loop over the sequences that end in a step
+adds up what belongs to each. What a tile has of one sequence is a slot, and slot (sequence s, tile t) has number s + t.
+Tokens before the first sequence and behind the last belong to two more owners, 0 and S + 1.
 """
 
 from __future__ import annotations
@@ -18,57 +18,66 @@ from rollout_corr.kernels.slots import Extents, edge
 
 # Owners that each step of the search for the first owner of a tile looks at: one a thread.
 WAYS = tl.constexpr(32)
+# Owners that a step of the search behind empty ones looks at: 4 times 4 of a thread, all on their way at once.
+CROWD, CROWDS = tl.constexpr(128), tl.constexpr(4)
 
 
 class Tile(NamedTuple):
-    """The tile of a program: part of a packed batch, or of a row. All positions are in [0, TILE]."""
+    """The tile of a program: part of a packed batch, or of a row. All positions are in [0, size]."""
 
     row: tl.tensor  # int64; 0 of a packed batch
     first: tl.tensor  # int64, the first token in the batch or in the row
     begin: tl.tensor  # int32, where the first sequence begins
     end: tl.tensor  # int32, where the last ends
     length: tl.tensor  # int32, where the batch or the row ends
+    size: tl.tensor  # int32, tokens of a tile: a multiple of a step
 
 
 class Turn(NamedTuple):
     """The sequence that a walk along a tile has come to."""
 
     owner: tl.tensor  # int64; its row in a padded batch
-    start: tl.tensor  # int32, in [0, TILE]
-    end: tl.tensor  # int32, in [start, TILE]
+    start: tl.tensor  # int32, in [0, size]
+    end: tl.tensor  # int32, in [start, size]
     last: tl.tensor  # int64, the last owner of the tile
 
 
-@triton.jit
-def within_tile(x: tl.tensor, TILE: tl.constexpr) -> tl.tensor:
-    """Clamp a distance from the first token of a tile to [0, TILE]."""
-    return tl.minimum(tl.maximum(x, 0), TILE).to(tl.int32)
+@triton.constexpr_function
+def bits_of(step: int) -> int:
+    """Count the zeros at the end of a power of two."""
+    return step.bit_length() - 1
 
 
 @triton.jit
-def tile_of_program(offsets: tl.tensor, extents: Extents, PLAN: tl.constexpr, TILE: tl.constexpr) -> Tile:
+def within_tile(x: tl.tensor, size: tl.tensor) -> tl.tensor:
+    """Clamp a distance from the first token of a tile to [0, size]."""
+    return tl.minimum(tl.maximum(x, 0), size).to(tl.int32)
+
+
+@triton.jit
+def tile_of_program(offsets: tl.tensor, extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr) -> Tile:
     """Find the tile of this program."""
     program = tl.program_id(0).to(tl.int64)
+    # As a product, which shows that addresses of whole steps are aligned.
+    size = (1 << (extents.tile_bits - bits_of(TILING.step))) * TILING.step
     if PLAN.packed:
-        first = program * TILE
+        first = program * size
         begin = edge(offsets, program * 0 + 1, extents.sequences, extents.tokens) - first
         end = edge(offsets, extents.sequences + 1, extents.sequences, extents.tokens) - first
-        length = within_tile(extents.tokens - first, TILE)
-        return Tile(program * 0, first, within_tile(begin, TILE), within_tile(end, TILE), length)
+        length = within_tile(extents.tokens - first, size)
+        return Tile(program * 0, first, within_tile(begin, size), within_tile(end, size), length, size)
     else:
         row = program // extents.tiles
-        first = (program % extents.tiles) * TILE
-        length = within_tile(tl.where(row < extents.sequences, extents.width - first, 0), TILE)
-        return Tile(row, first, length * 0, length, length)
+        first = (program % extents.tiles) * size
+        length = within_tile(tl.where(row < extents.sequences, extents.width - first, 0), size)
+        return Tile(row, first, length * 0, length, length, size)
 
 
 @triton.jit
-def end_of(
-    offsets: tl.tensor, owner: tl.tensor, tile: Tile, extents: Extents, PLAN: tl.constexpr, TILE: tl.constexpr
-) -> tl.tensor:
+def end_of(offsets: tl.tensor, owner: tl.tensor, tile: Tile, extents: Extents, PLAN: tl.constexpr) -> tl.tensor:
     """Find where an owner ends in the tile."""
     if PLAN.packed:
-        return within_tile(edge(offsets, owner + 1, extents.sequences, extents.tokens) - tile.first, TILE)
+        return within_tile(edge(offsets, owner + 1, extents.sequences, extents.tokens) - tile.first, tile.size)
     else:
         return tile.length
 
@@ -93,9 +102,7 @@ def owner_before(
 
 
 @triton.jit
-def first_turn(
-    offsets: tl.tensor, tile: Tile, extents: Extents, steps: tl.tensor, PLAN: tl.constexpr, TILE: tl.constexpr
-) -> Turn:
+def first_turn(offsets: tl.tensor, tile: Tile, extents: Extents, steps: tl.tensor, PLAN: tl.constexpr) -> Turn:
     """Find the first owner of a tile, which is the last of the tile before.
 
     Both are searched for, so that no slot is left out even where offsets are not sorted.
@@ -103,8 +110,8 @@ def first_turn(
     owner, last = tile.row, tile.row
     if PLAN.packed:
         owner = owner_before(offsets, tile.first, extents, steps, WAYS)
-        last = owner_before(offsets, tile.first + TILE, extents, steps, WAYS)
-    return Turn(owner, tile.begin * 0, end_of(offsets, owner, tile, extents, PLAN, TILE), last)
+        last = owner_before(offsets, tile.first + tile.size, extents, steps, WAYS)
+    return Turn(owner, tile.begin * 0, end_of(offsets, owner, tile, extents, PLAN), last)
 
 
 @triton.jit
@@ -115,12 +122,35 @@ def ends_by(turn: Turn, first: tl.tensor, tile: Tile, TILING: tl.constexpr) -> t
 
 
 @triton.jit
-def next_turn(
-    turn: Turn, offsets: tl.tensor, tile: Tile, extents: Extents, PLAN: tl.constexpr, TILE: tl.constexpr
-) -> Turn:
-    """Go on to the next owner."""
-    end = end_of(offsets, turn.owner + 1, tile, extents, PLAN, TILE)
-    return Turn(turn.owner + 1, turn.end, tl.maximum(end, turn.end), turn.last)
+def behind_empty(offsets: tl.tensor, owner: tl.tensor, last: tl.tensor, extents: Extents) -> tl.tensor:
+    """Find the first owner from this one on that is not empty, or the last: nobody stores or reads an empty one's slot.
+
+    Every step looks at CROWDS * CROWD owners at once, since any number of empty ones may lie in one place. All of them
+    are looked at, so that where offsets are not sorted no slot is left out that is read.
+    """
+    begin = edge(offsets, owner, extents.sequences, extents.tokens)
+    behind = owner
+    while behind == owner:
+        owner = behind + CROWDS * CROWD
+        found = tl.full((CROWD,), 0, tl.int64) + owner
+        for k in tl.static_range(CROWDS):
+            # Not of the number of the owner in its crowd, which would be kept in registers all along the tile.
+            each = (behind + k * CROWD) + tl.arange(0, CROWD)
+            ends = edge(offsets, each + 1, extents.sequences, extents.tokens)
+            found = tl.minimum(found, tl.where((each < last) & (ends == begin), owner, each))
+        behind = tl.min(found, 0)
+    return behind
+
+
+@triton.jit
+def next_turn(turn: Turn, offsets: tl.tensor, tile: Tile, extents: Extents, PLAN: tl.constexpr) -> Turn:
+    """Go on to the next owner that has tokens, or to the last."""
+    owner = turn.owner + 1
+    end = end_of(offsets, owner, tile, extents, PLAN)
+    if (end == turn.end) & (owner < turn.last):
+        owner = behind_empty(offsets, owner, turn.last, extents)
+        end = end_of(offsets, owner, tile, extents, PLAN)
+    return Turn(owner, turn.end, tl.maximum(end, turn.end), turn.last)
 
 
 @triton.jit
@@ -158,10 +188,10 @@ def of_sequences(
         # Counted first, because Triton moves a tensor that a `while` carries to other threads and back.
         ahead, more = turn, tile.length * 0
         while ends_by(ahead, first, tile, TILING):
-            ahead = next_turn(ahead, offsets, tile, extents, PLAN, TILING.tile)
+            ahead = next_turn(ahead, offsets, tile, extents, PLAN)
             more += 1
         for _ in range(more):
-            turn = next_turn(turn, offsets, tile, extents, PLAN, TILING.tile)
+            turn = next_turn(turn, offsets, tile, extents, PLAN)
             x = tl.where(
                 places_of(first, TILING) >= turn.start, entry_of(table, turn.owner, extents, PLAN).to(like.dtype), x
             )

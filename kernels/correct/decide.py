@@ -340,48 +340,53 @@ def store_states(
 
 @triton.jit(
     do_not_specialize=[
-        "tokens", "sequences", "width", "tiles", "slots", "token_programs", "sequence_programs", "parts", "part",
+        "tokens", "sequences", "width", "tiles", "tile_bits", "slots", "token_programs", "sequence_programs", "shares",
+        "parts", "part",
     ]
 )  # fmt: skip
 def decide_kernel(
     numbers, advantages, offsets, counts, integers, floats, peaks, keep_out, states, sequence_weights, weights,
     mask_out, sequence_sums, sequence_maxima, token_sums, token_maxima, part_sums, part_maxima, histogram, counter,
     statistics,
-    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, slots: tl.int64,
-    token_programs: tl.int32, sequence_programs: tl.int32, parts: tl.int32, part: tl.int32,
+    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
+    token_programs: tl.int32, sequence_programs: tl.int32, shares: tl.int32, parts: tl.int32, part: tl.int32,
     PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr,
 ):  # fmt: skip
     """Decide about SHAPE.sequences sequences: store `keep`, state, weight, and their share of the statistics.
 
+    Where sequences are long so many programs (shares) come to the same decision, each to zero its part of the tokens.
     Programs behind those add up parts of what `read` has left. The last of all finishes the statistics.
     """
     numbers = thresholds(numbers, PLAN)
     program = tl.program_id(0)
-    extents = Extents(tokens, sequences, width, tiles)
-    owner = program.to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
-    sequence, first, many = slots_of(offsets, owner, extents, PLAN, SHAPE.tile, BY_OWNER)
+    extents = Extents(tokens, sequences, width, tiles, tile_bits)
+    # Where there is nothing to zero, none are launched to share it.
+    shares = shares if PLAN.zeroes else 1
+    share = program // sequence_programs
+    owner = (program % sequence_programs).to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
+    sequence, first, many = slots_of(offsets, owner, extents, PLAN, BY_OWNER)
     known = (sequence >= 0) & (sequence < sequences)
     rejected, weightless = known, known
-    if program < sequence_programs:
+    if share < shares:
         tables = slot_tables(counts, integers, floats, peaks)
         out = Partials(sequence_sums, sequence_maxima)
         keep, state, nonfinite, weight = decide(
             tables, advantages, sequence, first, many, known, slots, out, numbers, PLAN, SHAPE
         )
-        tl.store(keep_out + sequence, keep.to(tl.int8), mask=known)
+        tl.store(keep_out + sequence, keep.to(tl.int8), mask=known & (share == 0))
         rejected, weightless = known & (keep == 0), known & weightless_of(keep, nonfinite, PLAN)
         if PLAN.applies:
             store_states(states, sequence_weights, sequence, known, state, rejected, weightless, weight, PLAN)
-    elif program < sequence_programs + parts * groups(PLAN):
-        k = program - sequence_programs
+    elif program < sequence_programs * shares + parts * groups(PLAN):
+        k = program - sequence_programs * shares
         add_up_part(k, token_sums, token_maxima, part_sums, part_maxima, token_programs, part, PLAN)
     elif PLAN.full:
         add_up_bins(histogram, statistics, PLAN)
     if is_last(counter):
         rows = Leftover(sequence_sums, sequence_maxima, part_sums, part_maxima)
         finish(statistics, rows, numbers, extents, sequence_programs, parts, PLAN)
-    if PLAN.zeroes and program < sequence_programs:
+    if PLAN.zeroes and share < shares:
         begin, end = sequence * width, (sequence + 1) * width
         if PLAN.packed:
             begin, end = edge(offsets, owner, sequences, tokens), edge(offsets, owner + 1, sequences, tokens)
-        zero_rejected(weights, mask_out, begin, end, rejected, weightless, PLAN)
+        zero_rejected(weights, mask_out, begin, end, rejected, weightless, share, shares, PLAN)

@@ -338,7 +338,7 @@ def prepare(
     plan = recipe.plan
     strided = (train, rollout) if mask is None else (train, rollout, mask)
     sequences, width = train.shape if offsets is None else (offsets.shape[0] - 1, None)
-    grid = grid_for(sequences, width, strided, min(train.element_size(), rollout.element_size()))
+    grid = grid_for(sequences, width, strided, min(train.element_size(), rollout.element_size()), plan.double)
     weights = mask_out = histogram = by_owner = None
     if plan.writes_weights:
         weights = torch.empty(*train.shape, dtype=recipe.kind, device=device)
@@ -368,7 +368,8 @@ def prepare(
     if recipe.gather is not None:
         launches.append(Launch(recipe.gather, grid.sequence_programs, SEQUENCE_THREADS, operands))
     adding = grid.parts * recipe.groups + plan.full
-    launches.append(Launch(recipe.decide, grid.sequence_programs + adding, SEQUENCE_THREADS, operands))
+    deciding = grid.sequence_programs * (grid.shares if grid.shares > 1 and plan.zeroes else 1)
+    launches.append(Launch(recipe.decide, deciding + adding, SEQUENCE_THREADS, operands))
     if recipe.apply is not None:
         launches.append(Launch(recipe.apply, grid.programs_of_apply, grid.cut.threads, operands))
     return Found(weights, mask_out, keep, statistics, recipe.sums, by_owner), tuple(launches)

@@ -212,15 +212,16 @@ def write(
 
 
 # No length and no stride is in a compile key: they are annotated, and not specialised on.
-RUNTIME = ["tokens", "sequences", "width", "tiles", "slots", "steps", "train_row", "train_step", "rollout_row",
-           "rollout_step", "mask_row", "mask_step"]  # fmt: skip
+RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "train_row", "train_step",
+           "rollout_row", "rollout_step", "mask_row", "mask_step"]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def read_kernel(
     train_logp, rollout_logp, mask, log_mass, advantages, externals, offsets, numbers,
     weights, mask_out, counts, integers, floats, peaks, token_sums, token_maxima, histogram, counter,
-    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, slots: tl.int64, steps: tl.int32,
+    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
+    steps: tl.int32,
     train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
     mask_row: tl.int64, mask_step: tl.int64,
     PLAN: tl.constexpr, TILING: tl.constexpr,
@@ -229,14 +230,14 @@ def read_kernel(
 
     Writes token weights and the mask as far as tokens decide about them; what sequences decide follows later.
     """
-    extents = Extents(tokens, sequences, width, tiles)
+    extents = Extents(tokens, sequences, width, tiles, tile_bits)
     numbers = thresholds(numbers, PLAN)
     if tl.program_id(0) == 0:
         # For the programs of `decide` to count themselves in.
         tl.store(counter, 0)
     tables = (counts, either(integers, counts), floats, either(peaks, counts))
-    tile = tile_of_program(offsets, extents, PLAN, TILING.tile)
-    turn = first_turn(offsets, tile, extents, steps, PLAN, TILING.tile)
+    tile = tile_of_program(offsets, extents, PLAN, TILING)
+    turn = first_turn(offsets, tile, extents, steps, PLAN)
     inputs = Inputs(
         PerToken(train_logp, train_row, train_step),
         PerToken(rollout_logp, rollout_row, rollout_step),
@@ -267,7 +268,7 @@ def read_kernel(
                 kept = with_slot(kept, found, turn.start, turn.end, first, PLAN, TILING, False)
                 outside = put_slot(kept, tables, slots, turn, outside, tile, extents, PLAN)
                 kept = emptied(kept, PLAN, TILING)
-                turn = next_turn(turn, offsets, tile, extents, PLAN, TILING.tile)
+                turn = next_turn(turn, offsets, tile, extents, PLAN)
         if turn.start <= first:
             kept = with_slot(kept, found, turn.start, turn.end, first, PLAN, TILING, True)
         else:

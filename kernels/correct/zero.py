@@ -1,4 +1,4 @@
-"""Zero the tokens of rejected sequences, in the program that rejected them."""
+"""Zero the tokens of rejected sequences, in the programs that rejected them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ BLOCK = tl.constexpr(512)
 
 
 @triton.jit
-def zero(tensor: tl.tensor, begin: tl.tensor, end: tl.tensor) -> None:
-    """Zero a stretch of a contiguous tensor, in whole blocks where it has some, so that stores are wide."""
-    for block in range(begin // BLOCK, (end + BLOCK - 1) // BLOCK):
+def zero(tensor: tl.tensor, begin: tl.tensor, end: tl.tensor, share: tl.tensor, shares: tl.tensor) -> None:
+    """Zero a share of a stretch of a contiguous tensor, in whole blocks where it has some, so that stores are wide."""
+    for block in range(begin // BLOCK + share, (end + BLOCK - 1) // BLOCK, shares):
         place = block * BLOCK + tl.arange(0, BLOCK)
         nothing = tl.zeros((BLOCK,), tensor.dtype.element_ty)
         if (block * BLOCK >= begin) & ((block + 1) * BLOCK <= end):
@@ -30,9 +30,9 @@ def chosen(x: tl.tensor, which: tl.tensor) -> tl.tensor:
 @triton.jit
 def zero_rejected(
     weights: tl.tensor, mask: tl.tensor, begin: tl.tensor, end: tl.tensor, rejected: tl.tensor, weightless: tl.tensor,
-    PLAN: tl.constexpr,
+    share: tl.tensor, shares: tl.tensor, PLAN: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Zero the tokens of sequences, one after the other, that are rejected (the mask) or weightless (the weights)."""
+    """Zero a share of each sequence that is rejected (its mask) or weightless (its weights), one after the other."""
     place = tl.arange(0, rejected.shape[0])
     left = tl.zeros_like(place)
     if PLAN.zeroes_weights:
@@ -43,7 +43,7 @@ def zero_rejected(
         which = place == tl.min(tl.where(left > 0, place, rejected.shape[0]), 0)
         first = chosen(begin, which)
         if PLAN.zeroes_weights:
-            zero(weights, first, chosen(tl.where(weightless, end, begin), which))
+            zero(weights, first, chosen(tl.where(weightless, end, begin), which), share, shares)
         if PLAN.zeroes_mask:
-            zero(mask, first, chosen(tl.where(rejected, end, begin), which))
+            zero(mask, first, chosen(tl.where(rejected, end, begin), which), share, shares)
         left = tl.where(which, 0, left)

@@ -244,8 +244,8 @@ def loss_of_tokens(
 
 
 # No length and no stride is in a compile key: they are annotated, and not specialised on.
-RUNTIME = ["tokens", "sequences", "width", "tiles", "slots", "steps", "new_row", "new_step", "base_row", "base_step",
-           "ref_row", "ref_step", "weights_row", "weights_step", "trains_row", "trains_step", "mask_row",
+RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "new_row", "new_step", "base_row",
+           "base_step", "ref_row", "ref_step", "weights_row", "weights_step", "trains_row", "trains_step", "mask_row",
            "mask_step"]  # fmt: skip
 
 
@@ -253,7 +253,8 @@ RUNTIME = ["tokens", "sequences", "width", "tiles", "slots", "steps", "new_row",
 def gradient_kernel(
     new_logp, base_logp, ref_logp, weights, trains, mask, log_mass, advantages, offsets, numbers, levels, pulls, inners,
     gradient, counts, integers, floats, token_sums, token_maxima, counter,
-    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, slots: tl.int64, steps: tl.int32,
+    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
+    steps: tl.int32,
     new_row: tl.int64, new_step: tl.int64, base_row: tl.int64, base_step: tl.int64,
     ref_row: tl.int64, ref_step: tl.int64, weights_row: tl.int64, weights_step: tl.int64,
     trains_row: tl.int64, trains_step: tl.int64, mask_row: tl.int64, mask_step: tl.int64,
@@ -263,11 +264,11 @@ def gradient_kernel(
     if tl.program_id(0) == 0:
         # For the programs that finish to count themselves in.
         tl.store(counter, 0)
-    extents = Extents(tokens, sequences, width, tiles)
+    extents = Extents(tokens, sequences, width, tiles, tile_bits)
     numbers = thresholds(numbers, PLAN)
     tables = (counts, integers, floats, counts)
-    tile = tile_of_program(offsets, extents, PLAN, TILING.tile)
-    turn = first_turn(offsets, tile, extents, steps, PLAN, TILING.tile)
+    tile = tile_of_program(offsets, extents, PLAN, TILING)
+    turn = first_turn(offsets, tile, extents, steps, PLAN)
     inputs = Inputs(
         PerToken(new_logp, new_row, new_step),
         PerToken(either(base_logp, new_logp), base_row, base_step),
@@ -310,7 +311,7 @@ def gradient_kernel(
                     kept = with_slot(kept, found, turn.start, turn.end, first, PLAN, TILING, False)
                     put_slot(kept, tables, slots, turn, tile.length * 0, tile, extents, PLAN)
                     kept = emptied(kept, PLAN, TILING)
-                turn = next_turn(turn, offsets, tile, extents, PLAN, TILING.tile)
+                turn = next_turn(turn, offsets, tile, extents, PLAN)
         if PLAN.phase != "write":
             if turn.start <= first:
                 kept = with_slot(kept, found, turn.start, turn.end, first, PLAN, TILING, True)
@@ -321,17 +322,17 @@ def gradient_kernel(
     put_batch(kept, token_sums, token_maxima, PLAN)
 
 
-@triton.jit(do_not_specialize=["tokens", "sequences", "width", "tiles", "steps"])
+@triton.jit(do_not_specialize=["tokens", "sequences", "width", "tiles", "tile_bits", "steps"])
 def scale_kernel(
     gradient, inners, upstream, divisor, offsets, scaled,
-    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, steps: tl.int32,
+    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, steps: tl.int32,
     PLAN: tl.constexpr, TILING: tl.constexpr,
 ):  # fmt: skip
     """Scale the gradient in backward: multiply by the upstream gradient and by `inners`, divide by the divisor."""
-    extents = Extents(tokens, sequences, width, tiles)
+    extents = Extents(tokens, sequences, width, tiles, tile_bits)
     factor = (tl.load(upstream).to(tl.float64) / tl.load(divisor)).to(gradient.dtype.element_ty)
-    tile = tile_of_program(offsets, extents, PLAN, TILING.tile)
-    turn = first_turn(offsets, tile, extents, steps, PLAN, TILING.tile)
+    tile = tile_of_program(offsets, extents, PLAN, TILING)
+    turn = first_turn(offsets, tile, extents, steps, PLAN)
     for first in range(0, tile.length, TILING.step):
         whole = first + TILING.step <= tile.length
         if whole:
@@ -342,7 +343,7 @@ def scale_kernel(
             x = x * of_sequences(inners, x, turn, first, offsets, tile, extents, PLAN, TILING)
             if PLAN.packed:
                 while ends_by(turn, first, tile, TILING):
-                    turn = next_turn(turn, offsets, tile, extents, PLAN, TILING.tile)
+                    turn = next_turn(turn, offsets, tile, extents, PLAN)
         if whole:
             store_step(contiguous(scaled, extents), x * factor, tile, first, PLAN, TILING, True)
         else:

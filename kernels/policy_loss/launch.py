@@ -277,7 +277,7 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
     strided = new, base, given.ref, given.weights, given.trains, given.mask
     element = new.element_size() if base is None else min(new.element_size(), base.element_size())
     sequences, width = new.shape if offsets is None else (offsets.shape[0] - 1, None)
-    grid = grid_for(sequences, width, [x for x in strided if x is not None], element)
+    grid = grid_for(sequences, width, [x for x in strided if x is not None], element, given.double)
     gradient = torch.empty(*new.shape, dtype=kind, device=device) if differentiable else None
     inners = torch.empty(sequences, dtype=kind, device=device) if recipe.averages else None
     value = torch.empty((), dtype=kind, device=device)

@@ -65,7 +65,7 @@ def store_sequences(
 ) -> None:  # fmt: skip
     """Compute for SHAPE.sequences sequences the values that their tokens need, and their share of the statistics."""
     owner = tl.program_id(0).to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
-    sequence, first, many = slots_of(offsets, owner, extents, PLAN, SHAPE.tile)
+    sequence, first, many = slots_of(offsets, owner, extents, PLAN)
     known = (sequence >= 0) & (sequence < extents.sequences)
     found = gathered(tables, first, many, slots, PLAN, SHAPE)
     valid = tl.where(known, integer(found, PLAN, "valid"), 0)
@@ -126,12 +126,22 @@ def finish(
 
 
 @triton.jit(
-    do_not_specialize=["tokens", "sequences", "tiles", "slots", "token_programs", "sequence_programs", "parts", "part"]
+    do_not_specialize=[
+        "tokens",
+        "sequences",
+        "tiles",
+        "tile_bits",
+        "slots",
+        "token_programs",
+        "sequence_programs",
+        "parts",
+        "part",
+    ]
 )
 def sequences_kernel(
     numbers, offsets, counts, integers, floats, levels, pulls, inners, sequence_sums, token_sums, token_maxima,
     part_sums, part_maxima, counter, given, value, divisor, statistics,
-    tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, slots: tl.int64,
+    tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     token_programs: tl.int32, sequence_programs: tl.int32, parts: tl.int32, part: tl.int32,
     PLAN: tl.constexpr, SHAPE: tl.constexpr,
 ):  # fmt: skip
@@ -150,7 +160,7 @@ def sequences_kernel(
     if program < before:
         if PLAN.phase != "write":
             tables = slot_tables(counts, integers, floats, None)
-            extents = Extents(tokens, sequences, 0, tiles)
+            extents = Extents(tokens, sequences, 0, tiles, tile_bits)
             store_sequences(tables, levels, pulls, inners, sequence_sums, offsets, extents, slots, numbers, PLAN, SHAPE)
     elif PLAN.phase != "sum":
         add_up_part(program - before, token_sums, token_maxima, part_sums, part_maxima, token_programs, part, PLAN)

@@ -149,7 +149,7 @@ def test_memory_is_the_gradient_and_little_else():
     others = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in arguments}
     extra = sum(size for storage, size in others.items() if storage not in known)
     # The gradient, and in backward the one that autograd gets.
-    assert extra <= 2 * 4 * tokens * 1.02
+    assert extra <= 2 * 4 * tokens * 1.03
 
 
 def test_sizes_beyond_32_bits():
@@ -157,9 +157,8 @@ def test_sizes_beyond_32_bits():
         for name in ("ppo_packed", "gspo"):
             launches = LOSS_VARIANTS[name].launches(LOSS_VARIANTS[name].given(tokens, sequences))
             assert all(0 < launch.programs < 2**31 for launch in launches)
-            tile = launches[0].arguments["TILING"].tile
-            assert launches[0].programs == tokens // tile + 1
-            assert launches[0].arguments["slots"] == tokens // tile + sequences + 2
+            tiles = tokens >> launches[0].arguments["tile_bits"]
+            assert launches[0].programs == tiles + 1 and launches[0].arguments["slots"] == tiles + sequences + 2
 
 
 @pytest.mark.parametrize("name", ["ppo_packed", "ppo_padded", "gspo", "ppo_short"])

@@ -140,8 +140,8 @@ def test_sizes_beyond_32_bits():
     for tokens, sequences in ((3 << 30, 7), (1 << 31, 1 << 20)):
         read, decide, apply = prepared(SPECS["normalised"], device="meta", tokens=tokens, sequences=sequences)
         assert all(0 < launch.programs < 2**31 for launch in (read, decide, apply))
-        assert read.programs == tokens // read.arguments["TILING"].tile + 1
-        assert read.arguments["slots"] == tokens // read.arguments["TILING"].tile + sequences + 2
+        tiles = tokens >> read.arguments["tile_bits"]
+        assert read.programs == tiles + 1 and read.arguments["slots"] == tiles + sequences + 2
         tiling = apply.arguments["TILING"]
         assert apply.programs * tiling.rows >= tokens // tiling.tile + sequences + 2
 

@@ -35,7 +35,7 @@ from rollout_corr.kernels.grid import Shape, cut_for
 
 def shape_of(variant) -> Shape:
     """The shape that a launch of this variant has, but for shorter tiles, so that short batches have many."""
-    return replace(cut_for(variant.length, 1, 4, True, True).shape, tile=512)
+    return replace(cut_for(variant.length, 1, 4, True, True).shape, tile=512, least=0)
 
 
 def lengths_for(shape: Shape) -> tuple[int, ...]:
@@ -172,13 +172,28 @@ def run_beyond_32_bits(seed: int = 0) -> None:
         found, launches = launch.prepare(given, rc.Spec(rc.Weight("token", 0.9, 1.1)), wanted)
         session.run(launches[0])
     read, _ = session.executed[0]
-    many = (programs - 1) * read.arguments["TILING"].tile
-    assert many < last and read.programs * read.arguments["TILING"].tile > 2**31
+    tile = 1 << read.arguments["tile_bits"]
+    many = (programs - 1) * tile
+    assert many < last and read.programs * tile > 2**31
     exact = (train[-many:].double() - rollout[-many:].double()).exp().clamp(0.9, 1.1)
     torch.testing.assert_close(found.weights[-many:].double(), exact, rtol=4e-7, atol=0)
     # The last owner, behind the last sequence, has the last slot, and the last sequence the one before.
     counts = read.arguments["counts"][0]
-    assert counts[-2].item() == min(700, tokens % read.arguments["TILING"].tile)
+    assert counts[-2].item() == min(700, tokens % tile)
+
+
+def run_crowd(many: int, seed: int = 0) -> None:
+    """Empty sequences in one place, which one program passes: 28 instructions each, of 32 threads, not 4,500."""
+    variant, length, half = VARIANTS["metrics_packed"], 4096, 8
+    at = torch.arange(2 * half + 1) * length
+    executed = []
+    for count in (many, 2 * many):
+        given = filled(variant, 2 * half * length, 2 * half + count)
+        given.offsets.copy_(torch.cat([at[:half], torch.full((count,), half * length), at[half:]]))
+        with compiled(seed=seed) as session:
+            session.run(variant.launches(given)[0])
+        executed.append(int(session.executed[0][1].threads.sum()))
+    assert executed[1] - executed[0] < 200 * many, executed
 
 
 CASES = {

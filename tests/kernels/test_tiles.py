@@ -1,0 +1,79 @@
+"""Tiles by the size of a batch, shares of what long sequences are zeroed by, and crowds of empty sequences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import lay_out, random_sequences
+from builders.kernel_cases import INTERPRETED, bits, check, fitted, over, shaped
+from rollout_corr.kernels import grid
+from rollout_corr.kernels.grid import SHAPES, Shape, grid_for, tile_for
+
+pytestmark = INTERPRETED
+
+LONGEST, LONG, MEDIUM, SHORT = (shape for _, shape in SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shape", "tile"),
+    [
+        (0, LONG, 512), (1 << 15, LONG, 512), (1 << 20, LONG, 512), ((1 << 20) + 2048, LONG, 1024),
+        (1 << 22, LONG, 2048), (1 << 40, LONG, 2048), (1 << 15, SHORT, 256), (1 << 19, MEDIUM, 256),
+        (1 << 22, LONGEST, 2048),
+    ],
+)  # fmt: skip
+def test_small_batches_have_short_tiles(tokens, shape, tile):
+    """So that 32,768 tokens are more than 16 programs; in float64 a sum of D is plain, and its tile is always one."""
+    assert 1 << tile_for(tokens, shape, double=False) == tile
+    assert tile_for(tokens, shape, double=True) == 11
+
+
+def test_a_tile_decides_nothing():
+    """Weights, masks and `keep` have the same bits whatever the tile, and the number of programs is as asked for."""
+    sequences = random_sequences(4, (40, 0, 3, 50), advantages=None, external=False)
+    spec = fitted(rc.Spec(rc.Weight("geometric", 0.5, 1.5), (over("k3", "mean"),), "both"), sequences)
+    laid = lay_out(sequences, "packed_gaps", torch.float32)
+    shape = Shape(rows=2, tile=128, lanes=4, sequences=8, chunk=2, warps=1, least=32)
+    found = []
+    for programs, tile in ((1, 128), (1 << 20, 32)):
+        with shaped(((0, replace(shape)),)), mock.patch.object(grid, "PROGRAMS", programs):
+            of = grid_for(len(sequences), None, [laid.train], 4)
+            assert 1 << of.tile_bits == tile and of.token_programs == of.tokens // tile + 1
+            out = laid.correct(spec, backend="triton")
+        found.append([bits(x) for x in (out.weights, out.mask, out.keep)])
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("layout", ["packed_gaps", pytest.param("padded_left", marks=pytest.mark.slow)])
+def test_programs_share_what_is_zeroed(layout):
+    """Several programs come to one decision; each zeroes its part, and one alone reports."""
+    sequences = random_sequences(5, (600, 0, 20), invalid=0.1, advantages=None, external=False)
+    spec = rc.Spec(rc.Weight("token", upper=1.5), (over("abs", "mean", upper=1e-30),), "both")
+    few = mock.patch.multiple(grid, MOST_ZEROED=8, SHARE=64)
+    with few, shaped(((0, replace(LONG, sequences=2, tile=512, least=0)),)):
+        laid = lay_out(sequences, layout, torch.float32)
+        width = None if laid.cu_seqlens is not None else laid.train.shape[1]
+        assert grid_for(len(sequences), width, [laid.train], 4).shares > 1
+        out, _ = check(sequences, spec, layout, "cpu")
+    assert not out.weights.any() and not out.mask.any()
+
+
+def test_few_long_sequences_have_many_programs():
+    """One sequence of four million tokens is not zeroed by one program; a thousand of 4,096 need no help."""
+    meta = torch.empty(1 << 22, device="meta")
+    one = grid_for(1, None, [meta], 4)
+    assert one.sequence_programs * one.shares * grid.SHARE >= 1 << 22
+    assert grid_for(1024, None, [meta], 4).shares == 1
+
+
+def test_a_crowd_of_empty_sequences():
+    """More in one place than a step of the search looks at: before, between and behind others."""
+    lengths = (0,) * 520 + (9, 30) + (0,) * 3 + (1,)
+    sequences = random_sequences(0, lengths, advantages=None, external=False)
+    with shaped(((0, replace(SHORT, tile=16, least=0, lanes=4, sequences=256)),)):
+        check(sequences, rc.Spec(), "packed_gaps", "cpu")
