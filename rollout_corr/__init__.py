@@ -42,6 +42,7 @@ from rollout_corr.spec.surrogates import Score as Score
 
 if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.api.dump import dump as dump
+    from rollout_corr.api.proximal import proximal as proximal
     from rollout_corr.api.routes import RouteAgreement as RouteAgreement
     from rollout_corr.api.routes import route_agreement as route_agreement
     from rollout_corr.api.suggest import Suggestion as Suggestion
@@ -90,6 +91,7 @@ __all__ = [
     "policy_loss",
     "preset",
     "presets",
+    "proximal",
     "recipe",
     "recipe_from_config",
     "recipe_names",
@@ -106,6 +108,7 @@ _IMPORTED_WHEN_USED = {
     "from_config": "frameworks.shared.lookup",
     "preset": "frameworks.shared.lookup",
     "presets": "frameworks.shared",
+    "proximal": "api.proximal",
     "recipe": "frameworks.shared.lookup",
     "recipe_from_config": "frameworks.shared.lookup",
     "recipe_names": "frameworks.shared.lookup",

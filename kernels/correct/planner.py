@@ -73,7 +73,7 @@ def plan_of(
 
 
 def _tests(spec: Spec) -> tuple[Test, ...]:
-    names = list(dict.fromkeys(c.name for c in spec.criteria if c.name))
+    names = list(dict.fromkeys(c.tensor_name for c in spec.criteria if c.tensor_name is not None))
     pairs = ("train/rollout", *pairs_of(spec))
     tests = []
     for i, criterion in enumerate(spec.criteria):
@@ -81,7 +81,8 @@ def _tests(spec: Spec) -> tuple[Test, ...]:
         tests.append(
             Test(
                 index=i,
-                stat=criterion.stat,
+                # Ages come as a tensor, and so as an external statistic does.
+                stat="external" if criterion.tensor_name is not None else criterion.stat,
                 over=criterion.over,
                 reduce=criterion.reduce,
                 when=criterion.when,
@@ -89,7 +90,7 @@ def _tests(spec: Spec) -> tuple[Test, ...]:
                 compared=threshold.on,
                 holed=threshold.hole is not None,
                 token_clamp=criterion.token_clamp is not None,
-                external=names.index(criterion.name) if criterion.name else -1,
+                external=-1 if criterion.tensor_name is None else names.index(criterion.tensor_name),
                 pair=pairs.index(criterion.of),
                 role=peers.role(criterion, spec),
             )

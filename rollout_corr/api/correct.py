@@ -17,10 +17,12 @@ from rollout_corr.backends.operators import beyond_kernels
 from rollout_corr.backends.read import read_batch
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back, run_correction
+from rollout_corr.backends.staleness import Versions, versions_given
 from rollout_corr.backends.turns import check_turns, measuring_turns
 from rollout_corr.metrics.statistics import HasStatistics, Statistics
 from rollout_corr.spec.checked import by_path
-from rollout_corr.spec.correction import Spec, no_spec
+from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.no_spec import no_spec
 from rollout_corr.spec.validate import shown
 
 Renormalized = Literal["rollout", "train"]
@@ -71,6 +73,8 @@ def correct(
     renormalized: Renormalized = "rollout",
     turns: Turns | None = None,
     max_turns: int | None = None,
+    versions: LogProbs | None = None,
+    current_version: int | None = None,
     backend: BackendName = "auto",
     validate: bool = False,
     batch_group: Any = None,
@@ -105,6 +109,10 @@ def correct(
             log-probs is ids.
         max_turns: A bound on the turns that ids or "runs" make, for a device: without it their number is read, which
             waits. Turns that are not there are empty; where there are more, the last one has the rest.
+        versions: The version of the policy that sampled each token (same layout) or sequence ([S] or [S, 1]), any
+            integer dtype. A token's age is current_version - version: metrics report it, criteria with stat="age" test
+            it, `Weight.decay` uses it.
+        current_version: The version of the policy that trains.
         backend: "auto", "triton" or "torch". An explicit choice never falls back.
         validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; and compare the
             calls of the ranks of each group: one small collective more, and an error on all ranks that names the rank.
@@ -123,7 +131,7 @@ def correct(
         TypeError: An argument of the wrong type.
     """
     given = train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate, log_mass, renormalized
-    found = turns, max_turns, sequence_group is not None
+    found = turns, max_turns, sequence_group is not None, versions_given(versions, current_version)
     request = _read((*given, *found), spec, backend, validate, Groups(batch_group, sequence_group))
     if sequence_group is None:
         return _given_back(request.batch, run_correction(request))
@@ -169,6 +177,8 @@ def correct_async(
     renormalized: Renormalized = "rollout",
     turns: Turns | None = None,
     max_turns: int | None = None,
+    versions: LogProbs | None = None,
+    current_version: int | None = None,
     backend: BackendName = "auto",
     validate: bool = False,
     batch_group: Any = None,
@@ -180,7 +190,7 @@ def correct_async(
     change before `result()`, which is to be called on every rank.
     """
     given = train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate, log_mass, renormalized
-    found = turns, max_turns, sequence_group is not None
+    found = turns, max_turns, sequence_group is not None, versions_given(versions, current_version)
     request = _read((*given, *found), spec, backend, validate, Groups(batch_group, sequence_group))
     return PendingCorrection(request.batch, RunningCorrection(request))
 
@@ -201,8 +211,11 @@ def _read(given: Any, spec: Spec, backend: BackendName, validate: bool, groups: 
         batch = read_batch(*given)
         train, advantages = given[0], given[5]
         groups.check_advantages(batch, train, advantages)
+        versions: Versions | None = given[13]
+        if versions is not None:
+            groups.check_versions(batch, train, versions)
         if validate and groups.some:
-            told = _claims(batch, spec, backend)
+            told = _claims(batch, spec, backend, None if versions is None else versions.current)
     except (TypeError, ValueError) as error:
         if validate:
             claims.tell(groups, error)
@@ -226,11 +239,13 @@ def _check_names(spec: object, backend: object) -> None:
         raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {shown(backend)}")
 
 
-def _claims(batch: Batch, spec: Spec, backend: BackendName) -> claims.Claims:
+def _claims(batch: Batch, spec: Spec, backend: BackendName, current: object) -> claims.Claims:
     """The call as other ranks compare it."""
     logps: dict[str, Tensor | None] = {"train_logp": batch.train, "rollout_logp": batch.rollout}
     fixed = by_path("Spec", spec) | {"backend": chosen_backend(batch.train, backend)}
     if batch.mass is not None:
         logps["log_mass"] = batch.mass.log
         fixed["renormalized"] = "train" if batch.mass.from_rollout else "rollout"
+    if batch.ages is not None:
+        fixed["current_version"] = str(current)
     return claims.claims_of("correct", batch, logps, fixed)

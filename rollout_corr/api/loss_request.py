@@ -18,9 +18,11 @@ from rollout_corr.backends.choose import BACKENDS, Groups, chosen_backend
 from rollout_corr.backends.claims import Claims, claims_of
 from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
 from rollout_corr.backends.read import read_mass
+from rollout_corr.backends.staleness import Versions
 from rollout_corr.spec.checked import by_path
-from rollout_corr.spec.correction import Spec, no_spec
+from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import DENOMINATORS, KL, Counted, LossReduction, Objective, SquaredLogRatio, reduction_of
+from rollout_corr.spec.no_spec import no_spec
 from rollout_corr.spec.surrogate import Surrogate, WeightUse, checked_surrogate
 from rollout_corr.spec.validate import number, shown
 
@@ -242,6 +244,7 @@ class LossRequest:
         ready: Ready weights and training mask.
         spec: The Spec to correct by in the same call, or None.
         external: Per-token statistics by name, as the caller gave them.
+        versions: Versions of policies, as the caller gave them.
         backend: The backend as the caller named it.
         groups: The process groups.
         mode: The mode.
@@ -260,6 +263,7 @@ class LossRequest:
     ready: ReadyWeights
     spec: Spec | None
     external: Mapping[str, LogProbs] | None
+    versions: Versions | None
     backend: str
     groups: Groups
     mode: Mode = field(init=False)
@@ -278,6 +282,8 @@ class LossRequest:
         if (self.kl is None) != (tensors.ref is None):
             missing, there = ("ref_logp", "kl") if tensors.ref is None else ("kl", "ref_logp")
             raise ValueError(f"{missing}: expected a value, because {there} is given, got None")
+        if spec is None and self.versions is not None:
+            raise ValueError("versions: expected None without a spec, whose metrics and criteria are of ages, got both")
         mode = mode_of(checked_surrogate(self.surrogate), tensors.old, tensors.rollout)
         use = USES[mode.weights]
         self._check_weights(use)
@@ -305,6 +311,7 @@ class LossRequest:
             "mode": self.mode.name,
             "backend": self.runs_on,
             "external": str(sorted(self.external or ())),
+            "current_version": str(None if self.versions is None else self.versions.current),
             "wants a gradient": str(torch.is_grad_enabled() and tensors.read.first.requires_grad),
         }
         if tensors.batch.mass is not None:

@@ -23,8 +23,10 @@ from rollout_corr.backends.choose import BackendName, Groups
 from rollout_corr.backends.differentiable import Differentiable, refuse_other_derivatives
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.loss_blocks import LossResult, LossTask
+from rollout_corr.backends.read import add_ages
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back
+from rollout_corr.backends.staleness import versions_given
 from rollout_corr.backends.turns import check_turns
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.metrics.statistics import HasStatistics, Statistics, of_vector
@@ -90,6 +92,8 @@ def policy_loss(
     external: Mapping[str, LogProbs] | None = None,
     log_mass: LogProbs | None = None,
     renormalized: Renormalized = "rollout",
+    versions: LogProbs | None = None,
+    current_version: int | None = None,
     backend: BackendName = "auto",
     validate: bool = False,
     batch_group: Any = None,
@@ -134,6 +138,8 @@ def policy_loss(
             cancel, and the KL to `ref_logp` compares policies of the trainer: neither has it.
         renormalized: The side whose log-probs are over the kept set already: "rollout", or "train", which is new_logp
             and old_logp.
+        versions: The version of the policy that sampled each token or sequence, as in `correct`; for a `spec`.
+        current_version: The version of the policy that trains.
         backend: "auto", "triton" or "torch". An explicit choice never falls back.
         validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; and compare the
             calls of the ranks of each group: one small collective more, and an error on all ranks that names the rank.
@@ -171,6 +177,7 @@ def policy_loss(
             ready=read_ready(tensors, spec, correction, weights, train_mask),
             spec=spec,
             external=external,
+            versions=versions_given(versions, current_version),
             backend=backend,
             groups=groups,
         )
@@ -223,9 +230,12 @@ def _correct_inside(request: LossRequest, spec: Spec) -> InnerCorrection:
     if all(criterion.when == "any" for criterion in run.criteria):
         batch.advantages = None
     batch.external = read.external(external_names(spec), request.external)
+    if request.versions is not None or spec.reads_versions:
+        add_ages(read, batch, request.versions, spec)
+        request.groups.check_versions(batch, read.first, request.versions)
     found = RunningCorrection(CorrectionRequest(batch, run, request.runs_on, request.groups)).result()
     # Under the caller's Spec, whose criteria have the same labels.
-    statistics = Statistics(spec, found.statistics.sums, found.statistics.maxima)
+    statistics = Statistics(spec, found.statistics.sums, found.statistics.maxima, extra=found.statistics.extra)
     factors, trains = found.weights, found.mask
     if not request.use.multiply:
         factors = None if spec.rejected == "mask" or trains is None else (trains != 0).to(batch.dtype)

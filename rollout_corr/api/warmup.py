@@ -16,7 +16,8 @@ from rollout_corr.api.correct import Renormalized, correct
 from rollout_corr.api.policy_loss import policy_loss
 from rollout_corr.backends import operators
 from rollout_corr.backends.batch import external_names
-from rollout_corr.spec.correction import Spec, no_spec
+from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.no_spec import no_spec
 from rollout_corr.spec.validate import shown
 
 LayoutName = Literal["packed", "padded"]
@@ -169,18 +170,21 @@ def _step(
     """Run one step of a loop: `correct`, then the loss forward and backward."""
     train, rollout = log_probs
 
-    def external(of: Spec) -> dict[str, Tensor]:
-        return {name: torch.zeros_like(train, dtype=torch.float32) for name in external_names(of)}
+    def beside(of: Spec) -> dict[str, Any]:
+        """The tensors that a Spec reads beside log-probs."""
+        named = {name: torch.zeros_like(train, dtype=torch.float32) for name in external_names(of) if name}
+        versions = {"versions": torch.zeros_like(train, dtype=torch.int64), "current_version": 0}
+        return {"external": named, **(versions if of.reads_versions else {})}
 
     arguments = dict(loss or {})
     if spec is not None:
-        found = correct(train, rollout, mask=mask, spec=spec, advantages=advantages, external=external(spec), **options)
+        found = correct(train, rollout, mask=mask, spec=spec, advantages=advantages, **beside(spec), **options)
         if decoupled and arguments.get("spec") is None:
             arguments["correction"] = found
     if loss is None or options["sequence_group"] is not None:
         return  # The loss of split sequences runs on plain torch.
     if arguments.get("spec") is not None:
-        arguments["external"] = external(arguments["spec"])
+        arguments |= beside(arguments["spec"])
     if arguments.get("kl") is not None:
         arguments["ref_logp"] = train
     new = train.detach().requires_grad_()

@@ -67,6 +67,8 @@ class Batch:
         pairs: Further log-probs that criteria compare, numerator and denominator by `Criterion.of`.
         mass: The mass that truncated sampling kept, per token.
         turns: [U + 1] offsets of the turns among the tokens, [N] or row after row; None: they are not measured.
+        ages: current_version - version of each token, in the dtype that computes.
+        ages_per_sequence: They were given per sequence.
     """
 
     train: Tensor
@@ -82,6 +84,8 @@ class Batch:
     pairs: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     mass: KeptMass | None = None
     turns: Tensor | None = None
+    ages: Tensor | None = None
+    ages_per_sequence: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -99,7 +103,7 @@ class Batch:
         """Give the batch with other policies. Not by `dataclasses.replace`, which older compilers cannot follow."""
         given = self.mask, self.offsets, self.count, self.restore, self.given_mask
         found = Batch(train, rollout, *given, self.advantages, self.per_sequence, self.external, pairs, self.mass)
-        found.turns = self.turns
+        found.turns, found.ages = self.turns, self.ages
         return found
 
 
@@ -240,26 +244,28 @@ class Reader:
         found, per_sequence = self.per_token_or_sequence("advantages", given)
         return found.to(dtype) if per_sequence else found, per_sequence
 
-    def per_token_or_sequence(self, name: str, given: object) -> tuple[Tensor, bool]:
+    def per_token_or_sequence(
+        self, name: str, given: object, dtypes: tuple[torch.dtype, ...] = FLOATS_OR_INTEGERS
+    ) -> tuple[Tensor, bool]:
         """Read an argument that is per token or per sequence; True beside it says that it is per sequence, [S]."""
         if isinstance(given, Tensor) and not given.is_nested and self._is_per_sequence(given):
             if given.device != self.first.device:
                 raise ValueError(f"{name}: expected device {self.first.device}, got {given.device}")
-            return checked_tensor(name, given.reshape(-1), FLOATS_OR_INTEGERS).detach(), True
+            return checked_tensor(name, given.reshape(-1), dtypes).detach(), True
         flat = self.in_one_row(self.layout.open(name, given))
         if isinstance(flat, Tensor) and flat.shape != self.first.shape:
             raise ValueError(
                 f"{name}: expected shape {shape_of(self.first)} (per token), [{self.count}] or "
                 f"[{self.count}, 1] (per sequence), got {shape_of(flat)}"
             )
-        return self.detached(checked_tensor(name, flat, FLOATS_OR_INTEGERS, self.first, self.leader)), False
+        return self.detached(checked_tensor(name, flat, dtypes, self.first, self.leader)), False
 
     def external(self, wanted: Iterable[str | None], external: Mapping[str, LogProbs] | None) -> dict[str, Tensor]:
         """The external statistics that are wanted, by name."""
         if external is not None and not isinstance(external, Mapping):
             raise TypeError(f"external: expected a mapping of names to tensors, got {type(external).__name__}")
         found: dict[str, Tensor] = {}
-        names = {name for name in wanted if name is not None}
+        names = {name for name in wanted if name}
         for name in sorted(names):
             if external is None or name not in external:
                 given = sorted(external or {})
@@ -293,8 +299,8 @@ def reader(leader: str, logp: LogProbs, cu_seqlens: Tensor | None, validate: boo
 
 
 def external_names(spec: Spec) -> list[str]:
-    """Names of the external tensors, each once, in the order in which the criteria name them."""
-    return list(dict.fromkeys([c.name for c in spec.criteria if c.name is not None]))
+    """Names of the tensors that criteria read beside log-probs, AGE among them: each once, in their order."""
+    return list(dict.fromkeys([c.tensor_name for c in spec.criteria if c.tensor_name is not None]))
 
 
 def read_offsets(cu_seqlens: object, train: Tensor, validate: bool, leader: str = "train_logp") -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rollout_corr.backends import operators
 from rollout_corr.backends.batch import Batch
+from rollout_corr.backends.staleness import Versions
 from rollout_corr.metrics.collectives import check_group
 
 BackendName = Literal["auto", "triton", "torch"]
@@ -78,7 +79,16 @@ class Groups(NamedTuple):
         if self.sequence is not None:
             from rollout_corr.backends import split
 
-            split.check_advantages(advantages, leader, batch.per_sequence, batch.offsets is not None)
+            packed = batch.offsets is not None
+            split.check_per_sequence("advantages", advantages, leader, batch.per_sequence, packed)
+
+    def check_versions(self, batch: Batch, leader: object, versions: Versions | None) -> None:
+        """Refuse versions that a rank could take for those of its tokens; arguments are those of `check_advantages`."""
+        if self.sequence is not None and versions is not None:
+            from rollout_corr.backends import split
+
+            packed = batch.offsets is not None
+            split.check_per_sequence("versions", versions.given, leader, batch.ages_per_sequence, packed)
 
     @property
     def first(self) -> bool:

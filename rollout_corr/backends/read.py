@@ -9,9 +9,10 @@ from torch import Tensor
 
 from rollout_corr.backends.batch import MASK_DTYPES, Batch, Reader, external_names, reader
 from rollout_corr.backends.layouts import LogProbs
+from rollout_corr.backends.staleness import Versions, read_ages
 from rollout_corr.backends.turns import read_turns
 from rollout_corr.definition.tokens import KeptMass
-from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.correction import AGE, Spec
 from rollout_corr.spec.validate import shown
 
 # The sides whose log-probs may be over the set that truncated sampling kept.
@@ -35,6 +36,7 @@ def read_batch(
     turns: object = None,
     max_turns: int | None = None,
     split: bool = False,
+    versions: Versions | None = None,
 ) -> Batch:
     """Check every argument of `correct` and read it. Copies nothing, except for a list."""
     read = reader("train_logp", train_logp, cu_seqlens, validate)
@@ -45,6 +47,8 @@ def read_batch(
         batch.mass = read_mass(read, batch, log_mass, renormalized, validate)
     if spec.criteria or external is not None:
         batch.external = read.external(external_names(spec), external)
+    if versions is not None or spec.reads_versions:
+        add_ages(read, batch, versions, spec)
     for criterion in spec.criteria:
         if criterion.when != "any" and advantages is None:
             raise ValueError(f"advantages: expected a tensor for the criterion with when={criterion.when!r}, got None")
@@ -53,6 +57,13 @@ def read_batch(
     if turns is not None:
         batch.turns = read_turns(read, batch, turns, max_turns, validate, split)
     return batch
+
+
+def add_ages(read: Reader, batch: Batch, versions: Versions | None, spec: Spec) -> None:
+    """Read the ages of tokens, which metrics report, weights decay by and criteria test; refuse none where needed."""
+    batch.ages, batch.ages_per_sequence = read_ages(read, versions or Versions(), spec, batch.dtype)
+    if batch.ages is not None and AGE in external_names(spec):
+        batch.external[AGE] = batch.ages
 
 
 def read_mass(read: Reader, batch: Batch, log_mass: object, renormalized: object, validate: bool) -> KeptMass | None:

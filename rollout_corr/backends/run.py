@@ -13,7 +13,8 @@ from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.choose import Groups, chosen_backend
 from rollout_corr.backends.result import Result
 from rollout_corr.definition.weights import SMALLEST_MEAN
-from rollout_corr.metrics import native, peers, schema
+from rollout_corr.metrics import extra, native, peers, schema
+from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.correction import Spec
 
@@ -60,7 +61,7 @@ class RunningCorrection:
         """Wait for the other ranks and give the result, in the shape of the batch."""
         if self._found is None:
             with torch.no_grad():
-                self._found = _normalized(self._exchange.result(), self._request)
+                self._found = _finished(self._exchange.result(), self._request)
                 if not self._request.groups.first:
                     self._found.statistics = self._found.statistics.of_tokens()
         return self._found
@@ -73,9 +74,9 @@ def run_correction(request: CorrectionRequest) -> Result:
     peers.load(spec)
     if run is operators.run_fused:
         # Nothing of it is known to autograd.
-        return _normalized(run(batch, spec), request)
+        return _finished(run(batch, spec), request)
     with torch.no_grad():
-        return _normalized(run(batch, spec), request)
+        return _finished(run(batch, spec), request)
 
 
 def _runner(batch: Batch, spec: Spec, backend: str) -> Callable[[Batch, Spec], Result]:
@@ -102,7 +103,20 @@ def _exchange(batch: Batch, spec: Spec, backend: str, group: Any) -> whole.Pendi
     return whole.PendingSplit(batch, spec, group)
 
 
-def _normalized(result: Result, request: CorrectionRequest) -> Result:
+def _finished(result: Result, request: CorrectionRequest) -> Result:
+    """Do what comes after the backends: batch normalisation, and what ages of tokens are for."""
+    _normalize(result, request)
+    batch, spec = request.batch, request.spec
+    if batch.ages is not None:
+        if result.weights is not None and spec.weight is not None and spec.weight.decay is not None:
+            # A version that is newer than the current one does not raise its weight.
+            result.weights = result.weights * spec.weight.decay ** batch.ages.clamp(min=0.0)
+        _, valid = whole.sequences_of(batch)
+        result.statistics = result.statistics.beside(Extra(ages=True), *extra.ages_of(batch.ages, valid))
+    return result
+
+
+def _normalize(result: Result, request: CorrectionRequest) -> None:
     """Divide the weights by their mean where the Spec says so."""
     spec, weights = request.spec, result.weights
     if weights is not None and spec.weight is not None and spec.weight.normalize == "batch":
@@ -112,7 +126,6 @@ def _normalized(result: Result, request: CorrectionRequest) -> Result:
             result.weights = torch.where(weights == 0, weights, weights / mean)
         else:
             weights.div_(mean)
-    return result
 
 
 def _batch_mean(statistics: Statistics, spec: Spec, groups: Groups) -> Tensor:

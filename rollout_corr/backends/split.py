@@ -206,10 +206,11 @@ def from_limbs(limbs: Tensor) -> Tensor:
 # --- groups ---
 
 
-def check_advantages(given: object, leader: object, per_sequence: bool, packed: bool) -> None:
-    """Refuse advantages per sequence in a shape that advantages per token can have on a rank with few tokens.
+def check_per_sequence(name: str, given: object, leader: object, per_sequence: bool, packed: bool) -> None:
+    """Refuse an argument per sequence in a shape that one per token can have on a rank with few tokens.
 
     Args:
+        name: The argument.
         given: As they came.
         leader: The log-probs beside them, as they came.
         per_sequence: True if they were read as [S].
@@ -222,7 +223,7 @@ def check_advantages(given: object, leader: object, per_sequence: bool, packed: 
         wanted = "[1, N]"
     if wanted == "[1, N]" or (given.dim() == 2) != packed:
         raise ValueError(
-            f"advantages: expected shape {wanted} beside a sequence_group, where {list(given.shape)} can also be the "
+            f"{name}: expected shape {wanted} beside a sequence_group, where {list(given.shape)} can also be the "
             "shape of a rank's tokens"
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from rollout_corr.definition.tokens import Tokens, binary_kl, k3, probability, select
-from rollout_corr.spec.correction import Criterion
+from rollout_corr.spec.correction import AGE, Criterion
 
 
 class CriterionValues:
@@ -53,8 +53,8 @@ class CriterionValues:
 
     @property
     def external(self) -> Tensor:
-        """The caller's tensor."""
-        given = self._external[self._criterion.name or ""]
+        """The caller's tensor, or the ages."""
+        given = self._external[self._criterion.tensor_name or AGE]
         return select(self._tokens.measured, given.to(self._tokens.d.dtype))
 
     def k3(self, x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from rollout_corr.metrics import loss, native, routes, turns
+from rollout_corr.metrics import extra, loss, native, routes, turns
 from rollout_corr.metrics.limits import LIMITS, RATIO_ERRORS, RATIO_MARGIN
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
@@ -58,6 +58,7 @@ def markdown() -> str:
         'With `detail="full"`': native.FULL_METRICS,
         "Where turns are measured": turns.METRICS,
         "With a `Weight` over turns": native.weight_metrics(Spec(weight=Weight("product", over="turn")))[-12:],
+        "With `versions`": extra.AGE_METRICS,
         "From `policy_loss`": loss.metrics_of(objective),
         "From `route_agreement`": routes.METRICS,
     }

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from rollout_corr.metrics import aggregates, loss, peers
+from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.histogram import HISTOGRAM
 from rollout_corr.metrics.peers import Columns
 from rollout_corr.spec.checked import by_path
@@ -52,21 +53,25 @@ def max_names(spec: Spec) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
-def layout(spec: Spec | None, objective: Objective | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the sums and of the maxima, in order: of a correction, then of a policy loss."""
+def layout(
+    spec: Spec | None, objective: Objective | None = None, extra: Extra | None = None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the sums and of the maxima, in order: of a correction, of what it was given more, of a policy loss."""
     sums: tuple[str, ...] = ()
     maxima: tuple[str, ...] = ()
     if spec is not None:
         sums, maxima = sum_names(spec), max_names(spec)
+    if extra is not None:
+        sums, maxima = sums + extra.sums, maxima + extra.maxima
     if objective is not None:
         sums, maxima = sums + loss.sum_names(objective), maxima + loss.max_names()
     return sums, maxima
 
 
 @lru_cache(maxsize=256)
-def digest(spec: Spec | None, objective: Objective | None = None) -> float:
+def digest(spec: Spec | None, objective: Objective | None = None, extra: Extra | None = None) -> float:
     """A number that differs where statistics do not merge; a float64 holds it exactly."""
-    given = [by_path("Spec", spec), by_path("Objective", objective), layout(spec, objective)]
+    given = [by_path("Spec", spec), by_path("Objective", objective), layout(spec, objective, extra)]
     found = hashlib.blake2b(json.dumps(given).encode(), digest_size=8).digest()
     return float(int.from_bytes(found, "big") >> 12)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.metrics import loss, native, notebook, peers, schema
+from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.warnings import warnings_of
 from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec
@@ -33,6 +34,7 @@ class Statistics:
         sums: [K] float64, additive.
         maxima: [M] float64, merged by maximum; minima are negated.
         objective: Everything that is fixed about the policy loss; None where there was none.
+        extra: What else is in them, from arguments such as `versions`; None: nothing.
         ranks: [2] float64: the largest digest of Spec and objective among the ranks that these statistics were reduced
             over, and the negated smallest; None before `all_reduce`.
     """
@@ -42,6 +44,7 @@ class Statistics:
     maxima: Tensor
     objective: Objective | None = None
     ranks: Tensor | None = None
+    extra: Extra | None = None
 
     if not TYPE_CHECKING:  # a checker shall go on refusing every unknown name
 
@@ -77,6 +80,8 @@ class Statistics:
             raise ValueError(
                 f"other: expected statistics of the same objective {self.objective!r}, got {other.objective!r}"
             )
+        if other.extra != self.extra:
+            raise ValueError(f"other: expected statistics of the same arguments {self.extra!r}, got {other.extra!r}")
         for name in ("sums", "maxima"):
             ours, theirs = getattr(self, name), getattr(other, name)
             if (ours.shape, ours.dtype, ours.device) != (theirs.shape, theirs.dtype, theirs.device):
@@ -88,7 +93,12 @@ class Statistics:
     def join(self, loss: Statistics) -> Statistics:
         """Append the statistics of the policy loss of the same tokens to a correction's."""
         sums, maxima = torch.cat([self.sums, loss.sums]), torch.cat([self.maxima, loss.maxima])
-        return Statistics(self.spec, sums, maxima, loss.objective)
+        return Statistics(self.spec, sums, maxima, loss.objective, extra=self.extra)
+
+    def beside(self, extra: Extra, sums: Tensor, maxima: Tensor) -> Statistics:
+        """Append statistics of what a correction was given besides log-probs; self has none of these yet."""
+        found = torch.cat([self.sums, sums]), torch.cat([self.maxima, maxima])
+        return Statistics(self.spec, *found, extra=extra)
 
     def __add__(self, other: Statistics) -> Statistics:
         return self.merge(other)
@@ -106,7 +116,10 @@ class Statistics:
 
     @staticmethod
     def nothing(
-        spec: Spec | None, objective: Objective | None = None, device: torch.device | str = "cpu"
+        spec: Spec | None,
+        objective: Objective | None = None,
+        device: torch.device | str = "cpu",
+        extra: Extra | None = None,
     ) -> Statistics:
         """Make the statistics of no batch at all, for a rank that has no micro-batch to merge with the other ranks.
 
@@ -114,13 +127,15 @@ class Statistics:
             spec: The Spec of the other ranks.
             objective: `objective` of their statistics, where they have one.
             device: Where collectives are to run.
+            extra: `extra` of their statistics.
         """
-        sums, maxima = (len(names) for names in schema.layout(spec, objective))
+        sums, maxima = (len(names) for names in schema.layout(spec, objective, extra))
         return Statistics(
             spec,
             torch.zeros(sums, dtype=torch.float64, device=device),
             torch.full((maxima,), -torch.inf, dtype=torch.float64, device=device),
             objective,
+            extra=extra,
         )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Statistics:
@@ -160,7 +175,7 @@ class Statistics:
         from rollout_corr.metrics import agreement, collectives
 
         collectives.check_group("group", group)
-        digest = schema.digest(self.spec, self.objective)
+        digest = schema.digest(self.spec, self.objective, self.extra)
         # Statistics of other Specs have other lengths, which end a process or hang it: all of them are padded alike.
         maxima = _padded(self.maxima, MAXIMA_BLOCK, -torch.inf, (digest, -digest))
         sums = _padded(self.sums, SUMS_BLOCK, 0.0)
@@ -200,7 +215,7 @@ def of_vector(spec: Spec | None, vector: Tensor, sums: int, objective: Objective
     if torch.compiler.is_compiling():
         return Statistics(spec, vector[:sums], vector[sums:], objective)
     found = object.__new__(Statistics)
-    found.__dict__.update(spec=spec, objective=objective, ranks=None, _vector=vector, _sums=sums)
+    found.__dict__.update(spec=spec, objective=objective, ranks=None, extra=None, _vector=vector, _sums=sums)
     return found
 
 
@@ -222,7 +237,7 @@ class PendingMetrics:
     """Metrics on their way to the host."""
 
     def __init__(self, statistics: Statistics) -> None:
-        self._spec, self._objective = statistics.spec, statistics.objective
+        self._spec, self._objective, self._extra = statistics.spec, statistics.objective, statistics.extra
         packed: Tensor | None = statistics.__dict__.get("_vector")
         if packed is None or statistics.ranks is not None:
             given = [statistics.sums, statistics.maxima, statistics.ranks]
@@ -246,7 +261,7 @@ class PendingMetrics:
         """Read the statistics by name; waits for the copy if it is still under way."""
         if self._event is not None:
             self._event.synchronize()
-        sum_names, max_names = schema.layout(self._spec, self._objective)
+        sum_names, max_names = schema.layout(self._spec, self._objective, self._extra)
         names, values = (*sum_names, *max_names), self._host.tolist()
         most, least = values[len(names) :] or (0.0, 0.0)
         if most != -least:
@@ -275,6 +290,8 @@ class PendingMetrics:
         if spec is not None and names != "native":
             return {f"{prefix}{key}": value for key, value in peers.metrics(values, spec, names).items()}
         rows = [] if spec is None else native.metrics_of(spec)
+        if self._extra is not None:
+            rows += self._extra.metrics
         if self._objective is not None:
             rows += loss.metrics_of(self._objective)
         return {f"{prefix}{row.key}": row.read(values) for row in rows}

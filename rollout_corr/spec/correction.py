@@ -41,6 +41,9 @@ from rollout_corr.spec.validate import bounds, choice, positive, shown
 from rollout_corr.spec.weight import Weight as Weight
 from rollout_corr.spec.weight import check_growth
 
+# The key of ages among the external tensors: no `Criterion.name` is empty.
+AGE = ""
+
 # exp(2 * clamp) has to be finite in float32, because chi2 squares a ratio.
 LARGEST_CLAMP = 40.0
 
@@ -54,7 +57,8 @@ class Criterion(Checked):
         stat: The statistic of a token, from D, p = exp(rollout_logp) and q = exp(train_logp): "ratio" (bounds in ratio
             space, aggregated in log space), "k1" -D, "k2" D^2/2, "k3" e^D-1-D, "k3_reverse" e^-D-1+D,
             "abs" |D|, "ratio_error" e^|D|, "ratio_deviation" |e^D-1|, "prob_diff" q-p, "tv" |q-p|, "binary_kl",
-            "binary_kl_reverse", "binary_kl_symmetric", or "external": a tensor given to the call under `name`.
+            "binary_kl_reverse", "binary_kl_symmetric", "age" current_version - version, of the `versions` given to the
+            call, or "external": a tensor given to the call under `name`.
         over: The unit that is tested, "token", "turn" (from `turns`), "sequence" or "prefix": each token by the tokens
             of its sequence up to and with it.
         reduce: The "sum", "mean", "max" or "min" of a turn's, sequence's or prefix's tokens is its value. Not with
@@ -150,6 +154,11 @@ class Criterion(Checked):
     def statistic(self) -> Statistic:
         """The row of `stat`."""
         return STATISTICS[self.stat]
+
+    @property
+    def tensor_name(self) -> str | None:
+        """The key of the tensor that the statistic reads beside log-probs: `name`, or AGE; None: it reads none."""
+        return AGE if self.statistic.source == "versions" else self.name
 
     @property
     def drops_sequences(self) -> bool:
@@ -265,6 +274,12 @@ class Spec(Checked):
         return weighs or any(criterion.over == "turn" for criterion in self.criteria)
 
     @property
+    def reads_versions(self) -> bool:
+        """True if a criterion tests the age of tokens, or the weight decays with it."""
+        decays = self.weight is not None and self.weight.decay is not None
+        return decays or any(criterion.tensor_name == AGE for criterion in self.criteria)
+
+    @property
     def acts(self) -> bool:
         """True if there is a weight or a criterion, and so something to do besides measuring."""
         return self.weight is not None or len(self.criteria) > 0
@@ -317,18 +332,3 @@ class Spec(Checked):
             Criterion(**arguments_of(Criterion, item, f"Spec.criteria[{i}]")) for i, item in enumerate(criteria)
         )
         return cls(**arguments)
-
-
-def no_spec(given: object, wanted: str = "a Spec") -> TypeError:
-    """Make the error for what is no Spec, with the call that makes one of it."""
-    hint = ""
-    if isinstance(given, str):
-        hint = f" {given!r}; a name becomes one by rc.preset({given!r})"
-    elif isinstance(given, Mapping):
-        hint = (
-            "; a framework's settings become one by rc.from_config(framework, settings), plain data by Spec.from_dict"
-        )
-    elif isinstance(given, (Weight, Criterion)):
-        field = f"weight={given!r}" if isinstance(given, Weight) else f"criteria=({given!r},)"
-        hint = f"; write Spec({field})"
-    return TypeError(f"spec: expected {wanted}, got {type(given).__name__}{hint}")

@@ -86,6 +86,10 @@ def _weight(weight: Weight, spec: Spec) -> list[str]:
     if weight.normalize == "batch":
         units = "valid tokens" if weight.per_token else f"non-empty {weight.over}s"
         steps.append(f"Weights are divided by their mean over the batch's {units}, rejected ones included.")
+    if weight.decay is not None:
+        steps.append(
+            f"Weights are multiplied by {weight.decay:g}^age, age being current_version - version of the token."
+        )
     return steps
 
 

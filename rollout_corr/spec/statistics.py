@@ -33,6 +33,7 @@ Stat = Literal[
     "binary_kl",
     "binary_kl_reverse",
     "binary_kl_symmetric",
+    "age",
     "external",
 ]
 
@@ -69,7 +70,7 @@ class TokenValues(Protocol):
 
     @property
     def external(self) -> Tensor:
-        """The tensor that the caller gave under the criterion's name."""
+        """The tensor that the caller gave under the criterion's name, or made of its versions."""
 
     def k3(self, x: Tensor) -> Tensor:
         """e^x - 1 - x without cancellation."""
@@ -84,7 +85,8 @@ class Statistic:
         words: The name in `Spec.explain`, with its article, and the formula where that is short.
         formula: The value per token; with `log_space` its logarithm.
         unit: The unit of bounds; "given" is the caller's own.
-        source: The input of the formula: "d" (a token clamp applies), "probabilities" or the "caller"'s tensor.
+        source: The input of the formula: "d" (a token clamp applies), "probabilities", the "versions" of the policies
+            that sampled, or the "caller"'s tensor.
         signed: Bounds may be negative.
         log_space: The formula gives the logarithm, which is what sequences aggregate; bounds are compared as logs.
         one_limb: Sums are sums of D or of its magnitude: one integer on D's grid. Others take two.
@@ -102,8 +104,8 @@ class Statistic:
     formula: Callable[[TokenValues], Tensor]
     tex: str
     estimates: str
-    unit: Literal["ratio", "nats", "probability", "given"] = "nats"
-    source: Literal["d", "probabilities", "caller"] = "d"
+    unit: Literal["ratio", "nats", "probability", "versions", "given"] = "nats"
+    source: Literal["d", "probabilities", "versions", "caller"] = "d"
     signed: bool = False
     log_space: bool = False
     one_limb: bool = False
@@ -293,6 +295,16 @@ _ROWS = (
         "-",
         source="probabilities",
         has_eps=True,
+    ),
+    Statistic(
+        "age",
+        "the age, current_version - version,",
+        lambda x: x.external,
+        r"$v - v_t$, versions of the policy that trains and of the one that sampled the token",
+        "how stale the tokens are",
+        unit="versions",
+        source="versions",
+        signed=True,
     ),
     Statistic(
         "external",

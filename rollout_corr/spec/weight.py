@@ -45,6 +45,8 @@ class Weight(Checked):
         growth: "sqrt" raises both bounds of the t-th token of a sequence to the power of sqrt(t): they grow in log
             space as a random walk spreads. Only with level="prefix".
         over: The unit of a "product" or "geometric" weight: "sequence", or each "turn" of one, from `turns`.
+        decay: What is handed back is the weight times decay^age, with age = current_version - version of the token and
+            0 < decay <= 1; needs `versions`. Metrics are of weights before it. None: there is none.
     """
 
     level: Level
@@ -56,6 +58,7 @@ class Weight(Checked):
     reduce: PrefixReduce | None = None
     growth: Growth | None = None
     over: WeightUnit = "sequence"
+    decay: float | None = None
 
     def __post_init__(self) -> None:
         choice("Weight.level", self.level, LEVELS, MEANT)
@@ -75,6 +78,8 @@ class Weight(Checked):
         self._set(lower=lower, upper=upper)
         if self.token_clamp is not None:
             self._set(token_clamp=positive("Weight.token_clamp", self.token_clamp))
+        if self.decay is not None:
+            self._set(decay=positive("Weight.decay", self.decay, 1.0))
 
     def _defaults(self) -> dict[str, object]:
         return {**super()._defaults(), "reduce": "sum" if self.level == "prefix" else None}

@@ -48,6 +48,7 @@ WEIGHTS_WITHIN, METRICS_WITHIN = 3e-7, 4e-7
 
 # What stands where no token is valid. None of it may reach a result.
 GARBAGE = (math.nan, math.inf, -math.inf, -1e10, 0.0)
+NO_VERSIONS = (-1, 10**9, -(10**9))
 
 
 def random_sequences(
@@ -67,7 +68,7 @@ def random_sequences(
     is a kept mass, and that side's log-probs are over the kept set.
     """
     rng, of_mass = random.Random(seed), random.Random(seed)
-    made = []
+    made, of_versions = [], random.Random(seed)
     for s, length in enumerate(lengths):
         mask = [0 if s == 2 or rng.random() < invalid else rng.choice(mask_values) for _ in range(length)]
         rollout = [-rng.expovariate(1.0) for _ in range(length)]
@@ -83,7 +84,8 @@ def random_sequences(
             full = train if renormalized == "rollout" else rollout
             full[:] = [x + y if m else x for x, y, m in zip(full, mass, mask, strict=True)]
         given = {"token": tokens, "sequence": rng.choice((-0.5, 0.25, 1.0)), None: None}[advantages]
-        kept = mass, renormalized or "rollout"
+        versions = [of_versions.choice((0, 3, 4, 6, 7, 7)) if m else of_versions.choice(NO_VERSIONS) for m in mask]
+        kept = mass, renormalized or "rollout", versions, 7
         made.append(oracle.Sequence(train, rollout, mask, given, {"entropy": extra} if external else {}, *kept))
     return made
 
@@ -162,6 +164,9 @@ def moved(x, device):
     return x.as_strided((held,), (1,), 0).to(device).as_strided(x.shape, x.stride(), x.storage_offset())
 
 
+TENSORS = ("train", "rollout", "mask", "advantages", "log_mass", "versions")
+
+
 @dataclass
 class Laid:
     """Arguments of `rc.correct` for one layout, and where each token went."""
@@ -176,6 +181,8 @@ class Laid:
     external: dict | None = None
     log_mass: object = None
     renormalized: str = "rollout"
+    versions: object = None
+    current_version: int = 0
     others: dict = field(default_factory=dict)
 
     def correct(self, spec, call=rc.correct, **overrides):
@@ -184,6 +191,7 @@ class Laid:
             "advantages": self.advantages,
             "external": self.external,
             **({} if self.log_mass is None else {"log_mass": self.log_mass, "renormalized": self.renormalized}),
+            **({"versions": self.versions, "current_version": self.current_version} if spec.reads_versions else {}),
             **self.others,
             **overrides,
         }
@@ -192,9 +200,7 @@ class Laid:
     def to(self, device):
         """Copy to a device, with the strides kept; offsets given apart stay on the CPU."""
         external = None if self.external is None else {name: moved(x, device) for name, x in self.external.items()}
-        tensors = {
-            name: moved(getattr(self, name), device) for name in ("train", "rollout", "mask", "advantages", "log_mass")
-        }
+        tensors = {name: moved(getattr(self, name), device) for name in TENSORS}
         return replace(self, **tensors, external=external)
 
     def read(self, value):
@@ -282,6 +288,12 @@ def lay_out(sequences, layout, dtype=torch.float64, mask_dtype=torch.bool, seed=
     if any(q.mass is not None for q in sequences):
         laid.log_mass = build([q.mass for q in sequences], dtype, garbage)
         laid.renormalized = sequences[0].renormalized
+    if not sequences or any(q.versions is not None for q in sequences):
+        laid.current_version = sequences[0].current_version if sequences else 0
+        if not sequences or isinstance(sequences[0].versions, list):
+            laid.versions = build([q.versions for q in sequences], torch.int64, lambda: rng.choice(NO_VERSIONS))
+        else:
+            laid.versions = torch.tensor([q.versions for q in sequences])
     return laid
 
 

@@ -58,6 +58,8 @@ EXPECTED = {
     "verl.bypass_pg_geo_rs_seq_tis": Spec(SEQ_TIS, (GEO,), **VERL),
     "verl.bypass_pg_geo_rs_token_tis": Spec(TOKEN_TIS, (GEO,), **VERL),
     "verl.disabled": Spec(**VERL),
+    "verl.staleness": Spec(criteria=(Criterion("age", "sequence", "max", upper=7),)),
+    "xtuner.staleness": Spec(criteria=(Criterion("age", upper=1, drop="sequence"),)),
     "xtuner.reasoning": Spec(Weight("token", lower=0.5, upper=5), MASK_AND_VETO, **XTUNER),
     "xtuner.agentic": Spec(Weight("token", lower=0, upper=5), MASK_AND_VETO, **XTUNER),
     "skyrl.tldr": Spec(

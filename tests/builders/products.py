@@ -32,7 +32,7 @@ def fit(sequences, spec, arguments, pattern):
     values = answer.outcomes[-1].values
     flat = [v for row in values for v in row] if open_ended.per_token else values
     in_logs = arguments["stat"] == "ratio"
-    lower, upper = cut(flat, pattern, signed=in_logs or arguments["stat"] in ("k1", "prob_diff", "external"))
+    lower, upper = cut(flat, pattern, signed=in_logs or arguments["stat"] in ("k1", "prob_diff", "age", "external"))
     if in_logs:
         lower, upper = (None if b is None else math.exp(b) for b in (lower, upper))
     return rc.Criterion(**arguments, lower=lower, upper=upper)

@@ -179,6 +179,7 @@ PUBLISHED = {
     "openrlhf.gspo": plain(one, gspo, rows_mean),
     "areal.ppo": plain(one),
     "areal.grpo": plain(one),
+    "areal.a3po": plain(one),
     "areal.gspo": plain(one, gspo),
     "areal.sapo": plain(one, sapo),
     "areal.cispo": plain(one, lambda r, t: cispo(r, t, 0.0, 5.0)),

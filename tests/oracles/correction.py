@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from oracles import prefix
+from oracles.ages import age_at, beside, decayed
 from oracles.numbers import (
     D_RANGE,
     NAN,
@@ -39,6 +40,8 @@ class Sequence:
     external: dict = field(default_factory=dict)
     mass: list | None = None  # log of the mass that truncated sampling kept
     renormalized: str = "rollout"
+    versions: list | int | None = None  # of the policies that sampled, per token or for the whole sequence
+    current_version: int = 0
 
     def __len__(self):
         return len(self.train)
@@ -77,6 +80,7 @@ class Answer:
     outcomes: list
     tokens: list  # per sequence, a Token or None
     growths: list  # per sequence, by what the log of the bounds grows at each token
+    ages: list  # per sequence, one per token; empty without versions
 
 
 # --- per token -------------------------------------------------------------------------------------------------------
@@ -113,6 +117,8 @@ def statistic(stat, token, spec_clamp, token_clamp=None, eps=1e-8, external=None
         return q - p
     if stat == "tv":
         return abs(q - p)
+    if stat == "age":
+        return external
     if stat == "binary_kl":
         return binary_kl(p, q, token.d, eps)
     if stat == "binary_kl_reverse":
@@ -252,7 +258,7 @@ def decide(criterion, spec, sequences, tokens, survives):
                 spec.clamp,
                 criterion.token_clamp,
                 criterion.eps,
-                sequence.external[criterion.name][t] if criterion.stat == "external" else None,
+                beside(criterion, sequence, t),
             )
             for t, token in enumerate(row)
         ]
@@ -346,9 +352,11 @@ def correct(sequences, spec):
             for t, token in enumerate(row):
                 w = 1.0 if spec.weight is None else bounded[s][t]
                 zeroed = broken[s] or (rejected[s][t] and spec.rejected in ("zero", "both"))
-                weights[s].append(w / divisor if w and token is not None and token.measured and not zeroed else 0.0)
+                w = w / divisor if w and token is not None and token.measured and not zeroed else 0.0
+                weights[s].append(decayed(w, spec, sequences[s], t))
 
     edits = spec.apply and spec.rejected in ("mask", "both")
     edits = edits and (len(spec.criteria) > 0 or (spec.weight is not None and spec.nonfinite == "reject"))
     mask = [[0 if edits and rejected[s][t] else m for t, m in enumerate(q.mask)] for s, q in enumerate(sequences)]
-    return Answer(weights, mask, not edits, keep, rejected, raw, bounded, outcomes, tokens, growths)
+    ages = [[age_at(q, t) for t in range(len(q))] for q in sequences if q.versions is not None]
+    return Answer(weights, mask, not edits, keep, rejected, raw, bounded, outcomes, tokens, growths, ages)

@@ -54,7 +54,22 @@ def metrics(answer, spec):
     if spec.detail == "full":
         found.update(of_probabilities(rows))
         found.update(of_both_ways(spec, rows))
+    if spec.reads_versions:
+        found.update(of_ages(answer))
     return found
+
+
+def of_ages(answer):
+    ages = [
+        age
+        for row, of_row in zip(answer.tokens, answer.ages, strict=True)
+        for token, age in zip(row, of_row, strict=True)
+        if token is not None
+    ]
+    stale = mean([float(age > 0) for age in ages])
+    return {"age_mean": mean(ages), "age_max": max(ages, default=0.0), "age_min": min(ages, default=0.0)} | {
+        "stale_fraction": stale
+    }
 
 
 def counts(answer, spec, valid, rows):

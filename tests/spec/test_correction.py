@@ -295,7 +295,7 @@ WRONG_VALUES = {
     "Spec(clamp=nan)": "Spec.clamp: expected a number, got nan",
     'Spec.from_dict({"wieght": None})': "Spec: unknown key 'wieght', expected some of ['weight', 'criteria'",
     'Spec.from_dict({"weight": {"level": "token", "uper": 2}})': "Spec.weight: unknown key 'uper', expected some of "
-    "['level', 'lower', 'upper', 'outside', 'normalize', 'token_clamp', 'reduce', 'growth', 'over', 'bounds']",
+    "['level', 'lower', 'upper', 'outside', 'normalize', 'token_clamp', 'reduce', 'growth', 'over', 'decay', 'bounds']",
     'Spec.from_dict({"weight": {"upper": 2}})': "Spec.weight: expected the key 'level', got ['upper']",
     'Spec.from_dict({"criteria": [{"stat": "k1", "upper": 2}, {"upper": 2}]})': "Spec.criteria[1]: expected the key "
     "'stat'",

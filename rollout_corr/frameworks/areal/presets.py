@@ -81,6 +81,12 @@ CLIP = {"eps_clip": 0.2, "eps_clip_higher": None, "c_clip": None}
 RECIPES = {
     "ppo": recipe(Named(clip, **CLIP), DECOUPLED, GLOBAL),
     "grpo": recipe(Named(clip, **CLIP), DECOUPLED, f"{SAME_AS_PPO}; {GLOBAL}"),
+    "a3po": recipe(
+        Named(clip, **CLIP),
+        DECOUPLED,
+        "prox_logp_method=loglinear: old_logp is rc.proximal(new_logp, rollout_logp, versions, current_version); "
+        + GLOBAL,
+    ),
     "gspo": recipe(
         Named(as_wide(GSPO), **CLIP),
         DECOUPLED,

@@ -286,3 +286,13 @@ RECIPES = {found.name.partition(".")[2]: _vanilla(found.name) for found in regis
     "gpg": recipe(GPG(), ()),
     "dro": recipe(Named(DRO, dro_beta=0.1), DECOUPLED, "dro_beta has no default in verl"),
 }
+
+
+# Below RECIPES, which has one for each preset above: this one goes with the versions of sequences, and with any loss.
+@preset_of("verl 1dda039 (2026-08-22)")
+def staleness(max_off_policy_threshold: int = 8) -> Spec:
+    """Drop sequences whose prompt was sent max_off_policy_threshold or more steps ago (strategy "drop").
+
+    `versions` are the steps of the prompts, `current_version` is global_steps.
+    """
+    return Spec(criteria=(Criterion("age", over="sequence", reduce="max", upper=max_off_policy_threshold - 1),))

@@ -8,7 +8,8 @@ from __future__ import annotations
 from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import BOTH, DECOUPLED, GLOBAL, Named, of_presets, penalty, recipe
 from rollout_corr.frameworks.xtuner.config import Pair, spec
-from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.choices import Drop
+from rollout_corr.spec.correction import Criterion, Spec
 from rollout_corr.spec.surrogates import PPO
 
 
@@ -40,3 +41,19 @@ RECIPES = of_presets("xtuner", _CLIP, BOTH, GLOBAL + ", after rejection", denomi
         kl=_KL,
     ),
 }
+
+
+# Below RECIPES, which has one for each preset above: this one goes with the versions of tokens, and with any loss.
+@preset_of("xtuner b934f46 (2026-08-21)")
+def staleness(max_staleness: int = 0, max_token_staleness: int | None = None, sync_weights_interval: int = 1) -> Spec:
+    """Drop sequences with a token older than max_staleness + 1 weight syncs, and tokens older than their own limit.
+
+    `versions` are `response_model_steps`, `current_version` is the train step: xtuner counts from the step before.
+    """
+    limits: list[tuple[int | None, Drop]] = [(max_staleness, "sequence"), (max_token_staleness, "unit")]
+    criteria = [
+        Criterion("age", upper=(syncs + 1) * sync_weights_interval, drop=drop)
+        for syncs, drop in limits
+        if syncs is not None
+    ]
+    return Spec(criteria=tuple(criteria))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 from conformance.batches import KINDS, Batch
 from conformance.rows import BF16, Declared, Result, Row, configuration, preset, recipe
 from conformance.sources import Source
+from conformance.versions import CURRENT, interpolated
 from rollout_corr.frameworks.areal import dropin
 
 DISTRIBUTION, PACKAGE, CHECKOUT = "areal", "areal", "areal"
@@ -81,6 +83,7 @@ PROXIMAL = Declared(
     "proximal log-probs that are not finite",
     lambda given, settings: nonfinite(given) and not bool(given.old[given.mask].isfinite().all()),
 )
+INTERPOLATED = Declared(PROXIMAL.name, PROXIMAL.page, PROXIMAL.says, lambda given, settings: nonfinite(given))
 
 
 def rows(source: Source) -> Iterator[Row]:
@@ -200,6 +203,16 @@ def rows(source: Source) -> Iterator[Row]:
             **losses,
         )
 
+    between = source.cut(ACTOR, "compute_prox_logp_approximations")
+
+    def approximated(given: Batch, versions: Tensor, **drawn: Any) -> Tensor:
+        proximal = between(given.rollout, given.new.detach(), versions, CURRENT, "loglinear")["loglinear"]
+        return loss(replace(given, old=proximal), **drawn)
+
+    place = f"{ACTOR}: compute_prox_logp_approximations, {FUNCTIONAL}: ppo_actor_loss_fn"
+    yield interpolated(
+        "areal.a3po", "areal.a3po", place, approximated, of_clip, declared=(INTERPOLATED, BF16), **single
+    )
     yield drop_in(reject, result_class, config_of, [of_token_mask, of_kl, *([of_kpop] if kpop else [])])
     yield from readers(source, cispo is not None)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from conformance.batches import KINDS, Batch
 from conformance.rows import Declared, Result, Row, preset, recipe
 from conformance.sources import Source
+from conformance.versions import CURRENT, interpolated
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "rlinf", "rlinf"
 
@@ -122,6 +123,24 @@ def rows(source: Source) -> Iterator[Row]:
     shown = f"{LOSSES}: compute_decoupled_ppo_actor_loss"
     yield preset("rlinf.decoupled", shown, weights, threshold, **more)
     yield recipe("rlinf.decoupled", shown, decoupled, lambda rng: {**threshold(rng), **clips(rng)}, **more)
+
+    def by_versions(given: Batch, versions: Tensor, threshold: float, **clips: Any) -> Tensor:
+        wide = narrow(given)
+        value: Tensor = decoupled_loss(
+            wide.new,
+            wide.rollout,
+            advantages=wide.token_advantages,
+            versions=versions,
+            current_version=CURRENT,
+            loss_mask=wide.mask,
+            behave_weight_threshold=threshold,
+            loss_agg_func=lambda values, mask, ratio: mean_of("token-mean")(values, mask),
+            **clips,
+        )[0]
+        return value
+
+    named = "rlinf.decoupled", "rlinf.decoupled, old_logp by versions"
+    yield interpolated(*named, shown, by_versions, lambda rng: {**threshold(rng), **clips(rng)}, **more)
     for name in ("actor", "ppo", "grpo"):
         yield recipe(f"rlinf.{name}", f"{LOSSES}: compute_ppo_actor_loss, kl_penalty", actor, settings, **more)
     yield recipe(

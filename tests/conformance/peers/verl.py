@@ -12,7 +12,7 @@ from unittest.mock import patch
 from torch import Tensor
 
 import rollout_corr as rc
-from conformance import verl_07
+from conformance import verl_07, verl_replay
 from conformance.batches import KINDS, Batch
 from conformance.rows import BF16, Declared, Result, Row, configuration, loss_and_gradient, preset, recipe
 from conformance.sources import Source
@@ -170,6 +170,7 @@ def rows(source: Source) -> Iterator[Row]:
     if verl_07.is_that_old(source):
         yield from verl_07.rows(source, OF_CORRECTION)
         return
+    yield from verl_replay.rows(source)
     yield from of_presets(source)
     yield from of_correction(source)
     yield from of_losses(source)

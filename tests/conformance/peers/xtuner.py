@@ -16,6 +16,7 @@ import rollout_corr as rc
 from conformance.batches import Batch
 from conformance.rows import BF16, Declared, Result, Row, configuration, preset, recipe
 from conformance.sources import Source
+from conformance.versions import CURRENT, staleness
 from rollout_corr.frameworks.xtuner import dropin
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "xtuner/v1/rl", "xtuner"
@@ -24,6 +25,8 @@ CORRECTION = "xtuner/v1/rl/rollout_is.py"
 GRPO = "xtuner/v1/rl/loss/grpo_loss.py"
 BASE = "xtuner/v1/rl/loss/base_loss.py"
 LOSSES = "xtuner/v1/rl/loss/loss_fn.py"
+DATA, UTILS = "xtuner/v1/data_proto/rl_data.py", "xtuner/v1/data_proto/utils.py"
+PRODUCE = "xtuner/v1/rl/agent_loop_manager/produce_utils.py"
 METHOD = "compute_rollout_importance_weights_and_metrics"
 IGNORED = -100
 # Its means add 1e-8 to what they divide by, and the weights of its loss are in float32.
@@ -179,6 +182,7 @@ def rows(source: Source) -> Iterator[Row]:
         run = partial(penalised, settings={})
         yield recipe(f"xtuner.{name}", f"{GRPO}: GRPOLossContext", run, drawn, declared=DECLARED, within=WITHIN)
 
+    yield of_staleness(source)
     place = f"{CORRECTION}: {METHOD}"
     for name, least in (("reasoning", 0.5), ("agentic", 0.0)):
 
@@ -234,6 +238,36 @@ def rows(source: Source) -> Iterator[Row]:
     yield Row("configuration", "xtuner.from_config", place, reader, correction, declared=DECLARED, **more)
     yield Row("drop-in", f"xtuner.{METHOD}", place, replaced, correction, declared=DECLARED, **more)
     yield configuration("xtuner", f"{GRPO}: GRPOLossContext", loss, loss_config, declared=DECLARED, **more)
+
+
+def of_staleness(source: Source) -> Row:
+    """Compare the preset of ages with the replay buffer's: sequences that expire, then tokens that are masked."""
+    counted = source.cut(UTILS, "calculate_seq_staleness")
+    effective = source.cut(DATA, "_calculate_effective_response_mask", calculate_seq_staleness=counted)
+    threshold = source.cut(PRODUCE, "calculate_stale_threshold")
+
+    def run(given: Batch, versions: Tensor, **drawn: Any) -> Tensor:
+        of_tokens, syncs = drawn["max_token_staleness"], drawn["sync_weights_interval"]
+        kept = given.mask.clone()
+        for row, mask in enumerate(given.mask):
+            steps = versions[row][mask].tolist()
+            if steps and counted(min(steps), CURRENT) >= threshold(drawn["max_staleness"], syncs):
+                kept[row] = False
+            elif steps and of_tokens is not None:
+                state = SimpleNamespace(response_ids=steps, response_model_steps=steps, response_mask=None)
+                limits = {"current_train_step": CURRENT, "token_stale_threshold": threshold(of_tokens, syncs)}
+                kept[row, mask] = torch.tensor(effective(state, **limits)).bool()
+        return kept
+
+    def settings(rng: Random) -> dict[str, Any]:
+        return {
+            "max_staleness": rng.choice((0, 1, 3)),
+            "max_token_staleness": rng.choice((None, 0, 1)),
+            "sync_weights_interval": rng.choice((1, 2)),
+        }
+
+    place = f"{DATA}: _calculate_effective_response_mask, xtuner/v1/rl/replay_buffer.py: _apply_staleness_lifecycle"
+    return staleness("xtuner.staleness", place, run, settings)
 
 
 def shown(given: Batch, weights: Tensor | None, mask: Tensor) -> dict[str, Any]:

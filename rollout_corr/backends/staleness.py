@@ -1,0 +1,83 @@
+"""Ages: how many versions of the policy lie between the one that sampled a token and the one that trains."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rollout_corr.definition.sequences import Packed
+from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.validate import shown
+
+if TYPE_CHECKING:
+    from rollout_corr.backends.batch import Reader
+
+VERSION_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+class Versions(NamedTuple):
+    """The versions of policies as the caller gave them.
+
+    Attributes:
+        given: Per token or per sequence; None: none were given.
+        current: The version of the policy that trains.
+    """
+
+    given: object = None
+    current: object = None
+
+    def check(self, spec: Spec) -> None:
+        """Refuse one without the other, and none where a Spec reads them."""
+        if (self.given is None) != (self.current is None):
+            missing, there = ("versions", "current_version") if self.given is None else ("current_version", "versions")
+            raise ValueError(f"{missing}: expected a value, because {there} is given, got None")
+        if self.given is None and spec.reads_versions:
+            raise ValueError("versions: expected the versions of the policies that sampled, because the Spec reads the "
+                             "age of tokens, got None")  # fmt: skip
+
+
+def versions_given(versions: object, current_version: object) -> Versions | None:
+    """Put the two arguments of a call together; None where neither is given."""
+    return None if versions is None and current_version is None else Versions(versions, current_version)
+
+
+def read_ages(read: Reader, versions: Versions, spec: Spec, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
+    """Read versions, and give the age of every token in the shape of the batch; True if they are per sequence.
+
+    Args:
+        read: Reads arguments in the layout of the call.
+        versions: As given.
+        spec: The Spec, which may need them.
+        dtype: The dtype of the ages, which computes; float32 holds ages up to 2^24.
+    """
+    versions.check(spec)
+    if versions.given is None:
+        return None, False
+    found, per_sequence = read_versions(read, versions)
+    return per_token(read, ages_of(found, versions).to(dtype), per_sequence), per_sequence
+
+
+def read_versions(read: Reader, versions: Versions) -> tuple[Tensor, bool]:
+    """Read versions; True beside them says that they are per sequence, [S]."""
+    current = versions.current
+    if isinstance(current, bool) or not isinstance(current, Integral):
+        raise TypeError(f"current_version: expected a whole number, got {type(current).__name__} {shown(current)}")
+    return read.per_token_or_sequence("versions", versions.given, VERSION_DTYPES)
+
+
+def ages_of(found: Tensor, versions: Versions) -> Tensor:
+    """int64: current_version - version."""
+    return versions.current - found.long()  # type: ignore[operator]  # a whole number: `read_versions` has looked
+
+
+def per_token(read: Reader, x: Tensor, per_sequence: bool) -> Tensor:
+    """Give every token the value of its sequence, where x is [S]; slots in no sequence get any sequence's."""
+    if not per_sequence:
+        return x
+    if read.offsets is None:
+        return x[:, None].expand(read.first.shape)
+    offsets = read.offsets.to(x.device, torch.int64)
+    return Packed(offsets, read.first.shape[0]).spread(x)

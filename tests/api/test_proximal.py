@@ -1,0 +1,81 @@
+"""`proximal` against plain loops: both interpolations, its gradient, every layout, and the errors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import LAYOUTS, lay_out, random_sequences
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def between(new, rollout, version, current, linear):
+    """The value at a token and its derivative by `new`, from the formulas of AReaL's documentation."""
+    if version < 0 or version >= current:
+        return rollout, 0.0
+    alpha = ((current - 1) - version) / (current - version)
+    if not linear:
+        return rollout + alpha * (new - rollout), alpha
+    p = (1 - alpha) * math.exp(rollout) + alpha * math.exp(new)
+    return math.log(p), alpha * math.exp(new) / p
+
+
+@pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_values_and_gradient(layout, linear):
+    sequences = random_sequences(11, (5, 1, 7, 0, 4, 6, 9))
+    laid = lay_out(sequences, layout)
+    rows = laid.train if isinstance(laid.train, list) else [laid.train]
+    rows = [row.detach().requires_grad_() for row in rows]
+    new = rows if isinstance(laid.train, list) else rows[0]
+    name = "linear" if linear else "loglinear"
+    found = rc.proximal(new, laid.rollout, laid.versions, 7, cu_seqlens=laid.cu_seqlens, interpolation=name)
+    values = laid.read([x.detach() for x in found] if isinstance(found, list) else found.detach())
+    total = sum(x.sum() for x in found) if isinstance(found, list) else found.sum()
+    total.backward()
+    slopes = laid.read([row.grad for row in rows] if isinstance(found, list) else rows[0].grad)
+    ages = set()
+    for s, q in enumerate(sequences):
+        for t in [t for t, m in enumerate(q.mask) if m]:
+            value, slope = between(q.train[t], q.rollout[t], q.versions[t], 7, linear)
+            ages.add(7 - q.versions[t])
+            assert values[s][t] == pytest.approx(value, rel=1e-12, abs=1e-12)
+            assert slopes[s][t] == pytest.approx(slope, rel=1e-12, abs=1e-12)
+    assert ages == {0, 1, 3, 4, 7}
+
+
+def test_nothing_of_the_new_policy_where_alpha_is_0():
+    new = torch.full((3,), math.nan, requires_grad=True)
+    rollout = torch.tensor([-1.0, -2.0, -3.0])
+    for name in ("loglinear", "linear"):
+        found = rc.proximal(
+            new, rollout, torch.tensor([4, 5, -1]), 5, cu_seqlens=torch.tensor([0, 3]), interpolation=name
+        )
+        (slope,) = torch.autograd.grad(found.sum(), new)
+        assert found.tolist() == rollout.tolist() and slope.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_versions_of_sequences_and_dtypes():
+    new, rollout = -torch.rand(2, 3), -torch.rand(2, 3)
+    each = rc.proximal(new, rollout, torch.tensor([[1, 1, 1], [3, 3, 3]]), 5)
+    assert torch.equal(rc.proximal(new, rollout, torch.tensor([1, 3], dtype=torch.uint8), 5), each)
+    packed = {"cu_seqlens": torch.tensor([0, 3, 6])}
+    flat = rc.proximal(new.view(-1), rollout.view(-1), torch.tensor([1, 3]), 5, **packed)
+    assert torch.equal(flat.view(2, 3), each)
+    assert rc.proximal(new.bfloat16(), rollout.bfloat16(), torch.tensor([1, 3]), 5).dtype == torch.float32
+
+
+def test_what_is_wrong_is_named():
+    x, versions = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)
+    with pytest.raises(ValueError, match="versions: expected a dtype among int64"):
+        rc.proximal(x, x, x, 1)
+    with pytest.raises(TypeError, match="current_version: expected a whole number"):
+        rc.proximal(x, x, versions, None)
+    with pytest.raises(ValueError, match="interpolation: expected one of"):
+        rc.proximal(x, x, versions, 1, interpolation="cubic")
+    with pytest.raises(ValueError, match="rollout_logp: expected shape"):
+        rc.proximal(x, x[:, :2], versions, 1)

@@ -1,0 +1,119 @@
+"""Versions of policies: ages in criteria, weights that decay with them, metrics, and the errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import LAYOUTS, check, lay_out, random_sequences
+from rollout_corr.metrics.statistics import Statistics
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+OLD = rc.Spec(
+    rc.Weight("token", upper=1.5, decay=0.7),
+    (rc.Criterion("age", upper=3), rc.Criterion("age", "sequence", "mean", upper=2.4)),
+    rejected="both",
+)
+SMALL = rc.Spec(criteria=(rc.Criterion("age", upper=1),))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("whole", [False, True])
+def test_ages_against_the_oracle(layout, whole):
+    sequences = random_sequences(3, (5, 1, 7, 0, 4, 6, 9))
+    for level in ("token", "product", "geometric"):
+        for normalize in (None, "batch"):
+            spec = replace(OLD, weight=replace(OLD.weight, level=level, normalize=normalize))
+            _, expected = check(sequences, spec, layout, whole=whole)
+            assert {False, True} == set(expected.keep) == {x for row in expected.rejected for x in row}
+
+
+@pytest.mark.parametrize("layout", ["packed", "packed_row", "packed_gaps", "padded_left", "jagged", "list"])
+def test_versions_of_sequences(layout):
+    sequences = [replace(q, versions=v) for q, v in zip(random_sequences(4), (7, 3, 8, 5, 0, 6), strict=True)]
+    for whole in (False, True):
+        _, expected = check(sequences, OLD, layout, whole=whole)
+        assert {False, True} == set(expected.keep)
+
+
+def test_age_metrics_without_a_spec_that_reads_ages():
+    sequences = random_sequences(5)
+    laid = lay_out(sequences, "padded_right")
+    versions = {"versions": laid.versions, "current_version": 7}
+    plain, found = laid.correct(rc.Spec()).metrics(), laid.correct(rc.Spec(), **versions).metrics()
+    assert {name: found[name] for name in plain} == plain
+    assert [name for name in found if name not in plain] == ["age_mean", "age_max", "age_min", "stale_fraction"]
+    ages = [7 - v for q in sequences for v, m in zip(q.versions, q.mask, strict=True) if m]
+    assert (found["age_max"], found["age_min"]) == (max(ages), min(ages))
+    assert found["age_mean"] == pytest.approx(sum(ages) / len(ages), rel=1e-12)
+    assert found["stale_fraction"] == pytest.approx(sum(a > 0 for a in ages) / len(ages), rel=1e-12)
+
+
+def test_statistics_with_ages_merge_and_refuse_others():
+    parts = [lay_out(random_sequences(seed), "packed") for seed in (6, 7)]
+    found = [laid.correct(SMALL).statistics for laid in parts]
+    both = lay_out(random_sequences(6) + random_sequences(7), "packed").correct(SMALL).metrics()
+    merged = Statistics.sum([Statistics.nothing(SMALL, extra=found[0].extra), *found]).metrics()
+    assert merged == pytest.approx(both, rel=1e-12, abs=1e-12)
+    with pytest.raises(ValueError, match="other: expected statistics of the same arguments"):
+        parts[0].correct(rc.Spec(), versions=parts[0].versions, current_version=7).statistics.merge(
+            parts[0].correct(rc.Spec()).statistics
+        )
+
+
+def test_weights_of_newer_versions_do_not_grow():
+    x = torch.zeros(2, 3)
+    spec = rc.Spec(rc.Weight("token", decay=0.5))
+    versions = torch.tensor([[9, 7, 6], [7, 5, 2]], dtype=torch.int16)
+    out = rc.correct(x, x, spec=spec, versions=versions, current_version=7)
+    assert out.weights.tolist() == [[1.0, 1.0, 0.5], [1.0, 0.25, 2.0**-5]]
+    assert out.metrics()["weight_mean"] == 1.0 and out.metrics()["age_min"] == -2.0
+
+
+def test_policy_loss_takes_versions_for_its_spec():
+    laid = lay_out(random_sequences(8, advantages="sequence"), "padded_right")
+    new = laid.train.clone().requires_grad_()
+    versions = {"versions": laid.versions, "current_version": laid.current_version}
+    given = {"mask": laid.mask, "old_logp": laid.train, "rollout_logp": laid.rollout}
+    loss = rc.policy_loss(new, laid.advantages, spec=OLD, **given, **versions)
+    apart = laid.correct(OLD)
+    assert torch.equal(loss.weights, apart.weights) and torch.equal(loss.mask, apart.mask)
+    found = loss.metrics()
+    assert {name: found[name] for name in apart.metrics()} == apart.metrics()
+    assert "loss_policy" in found
+    with pytest.raises(ValueError, match="versions: expected None without a spec"):
+        rc.policy_loss(new, laid.advantages, **given, **versions)
+
+
+def test_what_is_wrong_is_named():
+    x, versions = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)
+
+    def refused(message, kind=ValueError, **given):
+        with pytest.raises(kind) as raised:
+            rc.correct(x, x, spec=SMALL, **given)
+        assert str(raised.value).startswith(message), raised.value
+
+    refused("versions: expected the versions of the policies that sampled")
+    refused("current_version: expected a value, because versions is given", versions=versions)
+    refused("versions: expected a value, because current_version is given", current_version=1)
+    refused(
+        "versions: expected a dtype among int64, int32, int16, int8, uint8, got float32", versions=x, current_version=1
+    )
+    refused("current_version: expected a whole number, got float", TypeError, versions=versions, current_version=1.0)
+    refused("current_version: expected a whole number, got bool", TypeError, versions=versions, current_version=True)
+    refused("versions: expected shape [2, 3]", versions=versions[:, :2], current_version=1)
+    with pytest.raises(ValueError, match=r"Weight\.decay"):
+        rc.Weight("token", decay=1.5)
+    with pytest.raises(ValueError, match=r"Weight\.decay"):
+        rc.Weight("token", decay=0)
+
+
+def test_an_external_tensor_may_be_called_age():
+    x, versions = torch.zeros(2, 3), torch.full((2, 3), 5)
+    spec = rc.Spec(criteria=(rc.Criterion("age", upper=1), rc.Criterion("external", upper=0.5, name="age", label="x")))
+    out = rc.correct(x, x, spec=spec, external={"age": x + 1}, versions=versions, current_version=5)
+    assert not out.mask.any() and out.metrics()["token_age/rejected_tokens_fraction"] == 0.0
