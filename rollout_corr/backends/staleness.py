@@ -65,7 +65,10 @@ def read_versions(read: Reader, versions: Versions) -> tuple[Tensor, bool]:
     current = versions.current
     if isinstance(current, bool) or not isinstance(current, Integral):
         raise TypeError(f"current_version: expected a whole number, got {type(current).__name__} {shown(current)}")
-    return read.per_token_or_sequence("versions", versions.given, VERSION_DTYPES)
+    nothing = isinstance(versions.given, list) and not versions.given
+    # A list of no samples is opened in the dtype of log-probs.
+    dtypes = (*VERSION_DTYPES, torch.float32) if nothing else VERSION_DTYPES
+    return read.per_token_or_sequence("versions", versions.given, dtypes)
 
 
 def ages_of(found: Tensor, versions: Versions) -> Tensor:
