@@ -19,6 +19,7 @@ from rollout_corr.api.correct import correct as correct
 from rollout_corr.api.correct import correct_async as correct_async
 from rollout_corr.api.groups import FilteredGroups as FilteredGroups
 from rollout_corr.api.groups import filter_groups as filter_groups
+from rollout_corr.api.outputs import Outputs as Outputs
 from rollout_corr.api.policy_loss import PolicyLoss as PolicyLoss
 from rollout_corr.api.policy_loss import policy_loss as policy_loss
 from rollout_corr.backends.choose import Backend as Backend
@@ -71,6 +72,7 @@ __all__ = [
     "Correction",
     "Criterion",
     "FilteredGroups",
+    "Outputs",
     "PendingCorrection",
     "PendingMetrics",
     "PolicyLoss",

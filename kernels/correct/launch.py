@@ -64,6 +64,7 @@ class Given:
         new: Log-probs of the policy that trains, for criteria that compare it.
         log_mass: Per token, the log of the mass that truncated sampling kept.
         mass_of_rollout: True if it is taken from the engine's log-probs, and not from the trainer's.
+        weights_out, mask_out: Where to write, contiguous and aligned to 16 bytes; None: to new tensors.
     """
 
     train: Tensor
@@ -76,6 +77,8 @@ class Given:
     new: Tensor | None = None
     log_mass: Tensor | None = None
     mass_of_rollout: bool = False
+    weights_out: Tensor | None = None
+    mask_out: Tensor | None = None
 
 
 class Wanted(NamedTuple):
@@ -339,10 +342,10 @@ def prepare(
     strided = (train, rollout) if mask is None else (train, rollout, mask)
     sequences, width = train.shape if offsets is None else (offsets.shape[0] - 1, None)
     grid = grid_for(sequences, width, strided, min(train.element_size(), rollout.element_size()), plan.double)
-    weights = mask_out = histogram = by_owner = None
-    if plan.writes_weights:
+    weights, mask_out, histogram, by_owner = given.weights_out, given.mask_out, None, None
+    if plan.writes_weights and weights is None:
         weights = torch.empty(*train.shape, dtype=recipe.kind, device=device)
-    if plan.writes_mask:
+    if plan.writes_mask and mask_out is None:
         mask_out = torch.empty(*train.shape, dtype=torch.bool if mask is None else mask.dtype, device=device)
     if plan.full:
         histogram = torch.zeros(COPIES.value * HISTOGRAM_BINS, dtype=torch.int64, device=device)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from rollout_corr.api.by_keyword import mask_by_keyword
+from rollout_corr.api.outputs import Outputs, take_outputs
 from rollout_corr.backends import claims
 from rollout_corr.backends.batch import Batch, check_validate
 from rollout_corr.backends.choose import BACKENDS, BackendName, Groups, chosen_backend
@@ -79,6 +80,7 @@ def correct(
     validate: bool = False,
     batch_group: Any = None,
     sequence_group: Any = None,
+    out: Outputs | None = None,
 ) -> Correction:
     """Correct a rollout: weights, mask, keep and statistics from the two log-probs.
 
@@ -121,6 +123,8 @@ def correct(
             ranks pass the same sequences in the same order, each with the tokens that it holds, perhaps none, and
             all results are those of the whole sequences: one all-reduce. Statistics are complete when they are reduced
             over the ranks. See docs/ranks.md.
+        out: Tensors to write the weights and the mask to, which the `Correction` then holds; every call overwrites
+            them. Not for lists, nested tensors and inside torch.compile. See docs/batches.md.
 
     Returns:
         A `Correction`. No host sync has happened for tensors on a device.
@@ -132,17 +136,17 @@ def correct(
     """
     given = train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate, log_mass, renormalized
     found = turns, max_turns, sequence_group is not None, versions_given(versions, current_version)
-    request = _read((*given, *found), spec, backend, validate, Groups(batch_group, sequence_group))
+    request = _read((*given, *found), spec, backend, validate, Groups(batch_group, sequence_group), out)
     if sequence_group is None:
-        return _given_back(request.batch, run_correction(request))
-    return PendingCorrection(request.batch, RunningCorrection(request)).result()
+        return _given_back(request.batch, run_correction(request), out)
+    return PendingCorrection(request.batch, RunningCorrection(request), out).result()
 
 
 class PendingCorrection:
     """A correction whose sequences are on their way to the other ranks."""
 
-    def __init__(self, batch: Batch, running: RunningCorrection) -> None:
-        self._batch, self._running = batch, running
+    def __init__(self, batch: Batch, running: RunningCorrection, out: Outputs | None = None) -> None:
+        self._batch, self._running, self._out = batch, running, out
         self._found: Correction | None = None
 
     def done(self) -> bool:
@@ -152,15 +156,20 @@ class PendingCorrection:
     def result(self) -> Correction:
         """Give the correction, the same object at every call."""
         if self._found is None:
-            self._found = _given_back(self._batch, self._running.result())
+            self._found = _given_back(self._batch, self._running.result(), self._out)
         return self._found
 
 
-def _given_back(batch: Batch, found: Result) -> Correction:
-    """Give a result in the caller's layout."""
-    weights = None if found.weights is None else batch.restore(found.weights)
+def _given_back(batch: Batch, found: Result, out: Outputs | None) -> Correction:
+    """Give a result in the caller's layout, in the very tensors that the caller gave."""
+    weights: Any = None if out is None else out.weights
+    mask: Any = None if out is None else out.mask
+    if weights is None and found.weights is not None:
+        weights = batch.restore(found.weights)
+    if mask is None:
+        mask = mask_back(batch, found.mask)
     more = found.keep_turns, batch.turns
-    return Correction(weights, mask_back(batch, found.mask), found.keep, found.statistics, *more)
+    return Correction(weights, mask, found.keep, found.statistics, *more)
 
 
 @mask_by_keyword
@@ -183,6 +192,7 @@ def correct_async(
     validate: bool = False,
     batch_group: Any = None,
     sequence_group: Any = None,
+    out: Outputs | None = None,
 ) -> PendingCorrection:
     """Start a correction and return while the ranks of `sequence_group` exchange their sums.
 
@@ -191,11 +201,13 @@ def correct_async(
     """
     given = train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate, log_mass, renormalized
     found = turns, max_turns, sequence_group is not None, versions_given(versions, current_version)
-    request = _read((*given, *found), spec, backend, validate, Groups(batch_group, sequence_group))
-    return PendingCorrection(request.batch, RunningCorrection(request))
+    request = _read((*given, *found), spec, backend, validate, Groups(batch_group, sequence_group), out)
+    return PendingCorrection(request.batch, RunningCorrection(request), out)
 
 
-def _read(given: Any, spec: Spec, backend: BackendName, validate: bool, groups: Groups) -> CorrectionRequest:
+def _read(
+    given: Any, spec: Spec, backend: BackendName, validate: bool, groups: Groups, out: object
+) -> CorrectionRequest:
     """Check all arguments and read the batch; `given` are those of `read_batch`."""
     groups.check()
     check_validate(validate)
@@ -214,6 +226,8 @@ def _read(given: Any, spec: Spec, backend: BackendName, validate: bool, groups: 
         versions: Versions | None = given[13]
         if versions is not None:
             groups.check_versions(batch, train, versions)
+        if out is not None:
+            take_outputs(out, batch, train, spec)
         if validate and groups.some:
             told = _claims(batch, spec, backend, None if versions is None else versions.current)
     except (TypeError, ValueError) as error:

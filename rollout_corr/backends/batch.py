@@ -69,6 +69,7 @@ class Batch:
         turns: [U + 1] offsets of the turns among the tokens, [N] or row after row; None: they are not measured.
         ages: current_version - version of each token, in the dtype that computes.
         ages_per_sequence: They were given per sequence.
+        weights_out, mask_out: Where the caller wants the weights and the mask; None: in new tensors.
     """
 
     train: Tensor
@@ -86,6 +87,8 @@ class Batch:
     turns: Tensor | None = None
     ages: Tensor | None = None
     ages_per_sequence: bool = False
+    weights_out: Tensor | None = None
+    mask_out: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:

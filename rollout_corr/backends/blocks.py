@@ -179,15 +179,24 @@ def blocks_of(batch: Batch, size: int) -> Iterator[Block]:
 
 
 def new_outputs(batch: Batch, spec: Spec) -> tuple[Tensor | None, Tensor | None]:
-    """Make room for the weights and the mask of a batch on the CPU; None for what the Spec does not hand back."""
-    weights = new_output(batch, batch.dtype) if spec.returns_weights else None
+    """Make room for the weights and the mask of a batch on the CPU, or take the caller's.
+
+    None is for what the Spec does not hand back.
+    """
+    weights = new_output(batch, batch.dtype, batch.weights_out) if spec.returns_weights else None
     mask_dtype = torch.bool if batch.mask is None else batch.mask.dtype
-    return weights, new_output(batch, mask_dtype) if spec.edits_mask else None
+    return weights, new_output(batch, mask_dtype, batch.mask_out) if spec.edits_mask else None
 
 
-def new_output(batch: Batch, dtype: torch.dtype) -> Tensor:
-    """Make a tensor of the batch's shape for blocks to write all of their slots; slots in no sequence are 0 already."""
-    out = torch.empty(batch.train.shape, dtype=dtype, device="cpu")
+def new_output(batch: Batch, dtype: torch.dtype, given: Tensor | None = None) -> Tensor:
+    """Make a tensor of the batch's shape for blocks to write all of their slots; slots in no sequence are 0 already.
+
+    Args:
+        batch: The batch.
+        dtype: Of the tensor.
+        given: The caller's, instead of a new one.
+    """
+    out = torch.empty(batch.train.shape, dtype=dtype, device="cpu") if given is None else given
     before, after = batch.outside
     if before + after:
         out[:before] = 0

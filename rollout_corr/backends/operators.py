@@ -116,7 +116,9 @@ def run_fused(batch: Batch, spec: Spec) -> Result:
             keep,
             statistics_of(statistics, spec),
         )
-    found = kernels().run(given_of(operands), spec)
+    given = given_of(operands)
+    given.weights_out, given.mask_out = batch.weights_out, batch.mask_out
+    found = kernels().run(given, spec)
     return Result(found.weights, found.mask, found.keep, of_vector(spec, found.statistics, found.sums))
 
 

@@ -104,7 +104,7 @@ def _exchange(batch: Batch, spec: Spec, backend: str, group: Any) -> whole.Pendi
 
 
 def _finished(result: Result, request: CorrectionRequest) -> Result:
-    """Do what comes after the backends: batch normalisation, and what ages of tokens are for."""
+    """Do what comes after the backends: batch normalisation, ages of tokens, and the caller's tensors."""
     _normalize(result, request)
     batch, spec = request.batch, request.spec
     if batch.ages is not None:
@@ -113,6 +113,7 @@ def _finished(result: Result, request: CorrectionRequest) -> Result:
             result.weights = result.weights * spec.weight.decay ** batch.ages.clamp(min=0.0)
         _, valid = whole.sequences_of(batch)
         result.statistics = result.statistics.beside(Extra(ages=True), *extra.ages_of(batch.ages, valid))
+    _put_into_outputs(result, batch)
     return result
 
 
@@ -126,6 +127,14 @@ def _normalize(result: Result, request: CorrectionRequest) -> None:
             result.weights = torch.where(weights == 0, weights, weights / mean)
         else:
             weights.div_(mean)
+
+
+def _put_into_outputs(result: Result, batch: Batch) -> None:
+    """Copy what no backend wrote to the caller's tensors itself."""
+    if batch.weights_out is not None and result.weights is not None and result.weights is not batch.weights_out:
+        result.weights = batch.weights_out.copy_(result.weights)
+    if batch.mask_out is not None and result.mask is not None and result.mask is not batch.mask_out:
+        result.mask = batch.mask_out.copy_(result.mask)
 
 
 def _batch_mean(statistics: Statistics, spec: Spec, groups: Groups) -> Tensor:

@@ -1,0 +1,122 @@
+"""Tensors of the caller that `correct` writes its results to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollout_corr.backends.batch import Batch
+from rollout_corr.backends.layouts import shape_of
+from rollout_corr.spec.correction import Spec
+
+# Bytes to which the kernels' stores are aligned.
+ALIGNED = 16
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Tensors that `correct` writes to, every element of them, and hands back.
+
+    Every call overwrites them, so a result that is to outlive the next call is cloned, or has tensors of its own.
+
+    Attributes:
+        weights: Shaped like train_logp, contiguous, in the dtype of `Correction.weights`; None: a new tensor.
+        mask: Shaped like train_logp, contiguous, in the dtype of the mask given, bool without one; None: a new tensor.
+    """
+
+    weights: Tensor | None = None
+    mask: Tensor | None = None
+
+
+def take_outputs(out: object, batch: Batch, train_logp: object, spec: Spec) -> None:
+    """Check the outputs that a caller gives, and let the batch be written there.
+
+    Args:
+        out: The argument of `correct`.
+        batch: The batch as it was read.
+        train_logp: The log-probs as they were given.
+        spec: Tells what is handed back.
+
+    Raises:
+        ValueError: A wrong shape, dtype, device or layout, a tensor for what the Spec does not hand back, or memory
+            that an input or the other output has.
+        TypeError: No `Outputs`, or what is in it no tensor.
+    """
+    if not isinstance(out, Outputs):
+        raise TypeError(f"out: expected rollout_corr.Outputs or None, got {type(out).__name__}")
+    if torch.compiler.is_compiling():
+        raise ValueError(
+            "out: expected None inside torch.compile, which plans the memory of results itself, got Outputs"
+        )
+    if not isinstance(train_logp, Tensor) or train_logp.is_nested:
+        kind = "a list of samples" if not isinstance(train_logp, Tensor) else "a nested tensor"
+        raise ValueError(f"out: expected None beside {kind}, whose results are pieces of one tensor, got Outputs")
+    mask_kind = torch.bool if batch.mask is None else batch.mask.dtype
+    inputs: dict[str, Tensor | None] = {
+        "train_logp": batch.train,
+        "rollout_logp": batch.rollout,
+        "mask": batch.mask,
+        "cu_seqlens": batch.offsets,
+        "advantages": batch.advantages,
+        "log_mass": None if batch.mass is None else batch.mass.log,
+        "turns": batch.turns,
+    }
+    inputs |= {f"external[{name!r}]": x for name, x in batch.external.items()}
+    if out.weights is not None:
+        _check("weights", out.weights, train_logp, batch.dtype, spec.returns_weights, "no weights", inputs)
+        batch.weights_out = out.weights.view(batch.train.shape)
+    if out.mask is not None:
+        inputs["out.weights"] = out.weights
+        _check("mask", out.mask, train_logp, mask_kind, spec.edits_mask, "the mask as it is given", inputs)
+        batch.mask_out = out.mask.view(batch.train.shape)
+
+
+def _check(
+    name: str, x: Any, like: Tensor, dtype: torch.dtype, wanted: bool, instead: str, inputs: dict[str, Tensor | None]
+) -> None:
+    """Refuse an output that cannot be written to as it is."""
+    name = f"out.{name}"
+    if type(x) is not Tensor:
+        raise TypeError(f"{name}: expected a plain tensor or None, got {type(x).__name__}")
+    if not wanted:
+        raise ValueError(f"{name}: expected None, because this Spec hands back {instead}, got a tensor")
+    expected = f"{shape_of(like)} {_plain(dtype)} on {like.device}"
+    if (x.shape, x.dtype, x.device) != (like.shape, dtype, like.device):
+        raise ValueError(
+            f"{name}: expected {expected} (of train_logp), got {shape_of(x)} {_plain(x.dtype)} on {x.device}"
+        )
+    if x.layout is not torch.strided or not x.is_contiguous():
+        raise ValueError(f"{name}: expected a contiguous tensor, got strides {x.stride()}")
+    if x.requires_grad:
+        raise ValueError(f"{name}: expected a tensor that requires no grad, got one that does")
+    if x.device.type != "cpu" and x.data_ptr() % ALIGNED:
+        raise ValueError(
+            f"{name}: expected memory aligned to {ALIGNED} bytes, got an address of {x.data_ptr() % ALIGNED} more"
+        )
+    for other, given in inputs.items():
+        if given is not None and _share(x, given):
+            raise ValueError(
+                f"{name}: expected memory of its own, got memory of {other}, which is read while it is written"
+            )
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _share(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors may have a byte in common: between the first and the last of each."""
+    (first, end), (other_first, other_end) = _bytes(x), _bytes(y)
+    return x.device == y.device and first < other_end and other_first < end
+
+
+def _bytes(x: Tensor) -> tuple[int, int]:
+    """The addresses of the first byte and behind the last."""
+    first = x.data_ptr()
+    if not x.numel():
+        return first, first
+    span = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return first, first + (span + 1) * x.element_size()
