@@ -32,8 +32,8 @@ class Batch:
         mask: Shaped like `old`, non-zero is valid; None: all tokens are.
         cu_seqlens: [S + 1] int, or None when padded.
         lengths: [S] int64 on the CPU: slots of a sequence when packed, tokens of a row when padded.
-        new: Shaped like `old`, under the policy in training, requires grad; None on the CPU.
-        advantages: Shaped like `old`, fp32; None on the CPU.
+        new: Shaped like `old`, under the policy in training, requires grad.
+        advantages: Shaped like `old`, fp32.
         padded: The tokens of a packed batch as rows, for who has no packed form; None if there are none.
     """
 
@@ -82,12 +82,17 @@ def both_layouts(rows: int, width: int, seed: int = 0) -> dict[str, Batch]:
     rollout = uniform(rows, width).clamp(min=1e-4).log()
     scale = torch.where(uniform(rows, width) < 1e-3, 1.0, 0.02)
     old = (rollout + scale * torch.randn(rows, width, generator=generator)).clamp(max=0.0)
-    old, rollout = torch.where(valid, old, 0.0), torch.where(valid, rollout, 0.0)
-    padded = Batch(old, rollout, valid.long(), None, lengths)
-    return {
-        "padded": padded,
-        "packed": Batch(old[valid], rollout[valid], None, offsets_of(lengths), lengths, padded=padded),
-    }
+    new = (old + STEP * torch.randn(rows, width, generator=generator)).clamp(max=0.0)
+    advantages = torch.randn(rows, 1, generator=generator).expand(rows, width)
+    every = [torch.where(valid, x, 0.0) for x in (old, rollout, new, advantages)]
+    offsets = offsets_of(lengths)
+
+    def batch(mask: Tensor | None, cu_seqlens: Tensor | None, tensors: list[Tensor], padded: Batch | None) -> Batch:
+        old, rollout, new, advantages = tensors
+        return Batch(old, rollout, mask, cu_seqlens, lengths, new.requires_grad_(), advantages, padded)
+
+    padded = batch(valid.long(), None, every, None)
+    return {"padded": padded, "packed": batch(None, offsets, [x[valid] for x in every], padded)}
 
 
 def offsets_of(lengths: Tensor) -> Tensor:

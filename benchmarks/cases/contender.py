@@ -18,7 +18,9 @@ XTUNER = "xtuner, restated"
 XTUNER_ONCE = "xtuner, restated, lengths read once"
 SKYRL = "SkyRL, restated"
 TRL = "TRL, restated"
-ORDER = (OURS, VERL_METRICS, EAGER, TRACED, BY_HAND, VERL, XTUNER, XTUNER_ONCE, SKYRL, TRL)
+# By their own statements.
+SKYRL_OWN, TRL_OWN = "SkyRL", "TRL"
+ORDER = (OURS, VERL_METRICS, EAGER, TRACED, BY_HAND, VERL, SKYRL_OWN, TRL_OWN, XTUNER, XTUNER_ONCE, SKYRL, TRL)
 # Computed by our definition, so masks must be equal to the bit.
 OWN = (EAGER, TRACED)
 

@@ -18,8 +18,10 @@ from benchmarks.cases.contender import (
     ORDER,
     OURS,
     SKYRL,
+    SKYRL_OWN,
     TRACED,
     TRL,
+    TRL_OWN,
     VERL,
     VERL_METRICS,
     XTUNER,
@@ -29,7 +31,7 @@ from benchmarks.cases.contender import (
     absent,
 )
 from benchmarks.cases.operations import IN_VERL, TRL_LOSS, XTUNER_LOSS, Operation
-from benchmarks.peers import by_hand, restated
+from benchmarks.peers import by_hand, own_losses, restated
 from benchmarks.peers.installed import verl_function, verl_loss
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.loss import Objective
@@ -50,6 +52,9 @@ def with_compiler(batch: Batch, operation: Operation) -> list[Contender]:
 
 def on_cpu(batch: Batch, operation: Operation) -> list[Contender]:
     """Return the contenders of the CPU benchmark, absent ones too."""
+    if operation.part:
+        found = [who for who in _losses(batch, operation) if who.name != EAGER]
+        return [*found, *_own_losses(batch, operation)]
     verls = rc.preset(IN_VERL[operation.spec][1])
     return [
         _correct(OURS, batch, operation),
@@ -199,12 +204,28 @@ def _losses(batch: Batch, operation: Operation) -> list[Contender]:
     return found
 
 
+def _own_losses(batch: Batch, operation: Operation) -> list[Contender]:
+    """SkyRL's and TRL's losses by their own statements; metrics are read and not compared."""
+    correction, weight = corrected(batch, operation.spec, "torch"), operation.spec.weight
+    given = (batch.new, batch.old, batch.advantages, correction.mask, correction.weights)
+    assert weight is not None and weight.upper is not None
+    makes: dict[str, Callable[[], Forward]] = {
+        SKYRL_OWN: lambda: own_losses.skyrl_loss(*given[:2], batch.rollout, *given[2:4], weight.upper, operation.clip),
+        TRL_OWN: lambda: own_losses.trl_loss(*given, *operation.clip[:2]),
+    }
+    found = []
+    for name, make in makes.items():
+        why = own_losses.missing(name.lower()) or ("" if batch.cu_seqlens is None else "it has no packed form")
+        found.append(absent(name, why) if why else of_part(name, batch, operation, make(), lambda _: None))
+    return found
+
+
 def of_part(
     name: str,
     batch: Batch,
     operation: Operation,
     forward: Forward,
-    read: Callable[[Any], Mapping[str, float]] = dict,
+    read: Callable[[Any], Mapping[str, float] | None] = dict,
     **about: Any,
 ) -> Contender:
     """Return a contender for the part of a loss that the operation names: forward, backward, or both.

@@ -69,6 +69,7 @@ TRL_LOSS = Operation(
 
 # Of the CPU benchmark.
 WORKLOADS = (METRICS, replace(TOKEN, name="weights + rejection"))
+CPU_LOSS = replace(BOTH, name="policy_loss, forward + backward")
 
 # Operations by case in the order in which a GPU is asked for them: first what has a promise.
 Plan = tuple[tuple[str, tuple[Operation, ...]], ...]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.cases.contender import BY_HAND, ORDER, OURS, VERL, VERL_METRICS
+from benchmarks.cases.contender import BY_HAND, ORDER, OURS, SKYRL_OWN, TRL_OWN, VERL, VERL_METRICS
 from benchmarks.tables import Found, Table, markdown_rows, mebibytes, met, number, table, times
 
 # A round whose calibration took this much longer than the fastest one of the run was disturbed.
@@ -132,6 +132,7 @@ def speed_table(results: Found, title: str, cases: Sequence[Found]) -> Table:
         (OURS, VERL, "in CPU time", "cpu_ms"),
         (VERL_METRICS, VERL, "with verl's metrics over verl", "wall_ms"),
         (OURS, BY_HAND, "ours over torch by hand", "wall_ms"),
+        (OURS, BY_HAND, "by hand in CPU time", "cpu_ms"),
     ]
     there = present(results)
     columns = {
@@ -140,6 +141,28 @@ def speed_table(results: Found, title: str, cases: Sequence[Found]) -> Table:
         if who in there and over in there
     }
     return _by_case(title, columns, cases)
+
+
+def loss_table(results: Found) -> Table:
+    """Times of the policy loss beside other people's, and how many times as fast as the fastest framework's it is."""
+    cases, peers = results.get("losses", []), (VERL, SKYRL_OWN, TRL_OWN)
+    there = [name for name in ORDER if any(row_of(case, name) for case in cases)]
+
+    def over_fastest(case: Found, what: str) -> str:
+        there = [found for name in peers if (found := speedup(case, OURS, name, what)) is not None]
+        return times(min(there, default=None))
+
+    columns: dict[str, Callable[[Found], str]] = {
+        name: lambda case, name=name: number(median(case, name)) for name in there
+    }
+    columns |= {
+        "ours over the fastest framework": lambda case: over_fastest(case, "wall_ms"),
+        "in CPU time": lambda case: over_fastest(case, "cpu_ms"),
+        "ours over torch by hand": lambda case: times(speedup(case, OURS, BY_HAND)),
+        "by hand in CPU time": lambda case: times(speedup(case, OURS, BY_HAND, "cpu_ms")),
+        "rounds": rounds_of,
+    }
+    return _by_case("policy_loss: milliseconds of forward, backward and metrics, 1 thread", columns, cases)
 
 
 def row_table(results: Found, title: str, cell: Callable[[Found], str]) -> Table:
@@ -196,6 +219,7 @@ def all_tables(results: Found) -> list[Table]:
     few = said_threads(usual(results)[0]["threads"])
     found += [
         speed_table(results, "How many times as fast, 1 thread, pages kept", kept),
+        loss_table(results),
         row_table(
             results,
             "Peak temporaries + outputs, MiB",

@@ -11,13 +11,13 @@ import torch
 from benchmarks import machine, report, tables
 from benchmarks.cases import gate
 from benchmarks.cases.batches import both_layouts
-from benchmarks.cases.contender import BY_HAND, OURS, VERL, VERL_METRICS, Contender
+from benchmarks.cases.contender import BY_HAND, OURS, SKYRL_OWN, TRL_OWN, VERL, VERL_METRICS, Contender
 from benchmarks.cases.contenders import on_cpu
-from benchmarks.cases.operations import WORKLOADS
+from benchmarks.cases.operations import CPU_LOSS, WORKLOADS
 from benchmarks.cpu import __main__ as cpu
 from benchmarks.cpu import counts, memory, turns
 from benchmarks.cpu import tables as cpu_tables
-from benchmarks.peers import dropins
+from benchmarks.peers import dropins, own_losses
 from builders.batches import one_thread
 from builders.benchmark_results import results_of_cpu
 
@@ -244,3 +244,52 @@ def test_dropins_call_both(monkeypatch):
     rows[1].theirs()
     rows[1].ours()
     assert len(given) == 2 and all(a is b for a, b in zip(*given, strict=True)) and given[0][-1].level == "sequence"
+
+
+# --- policy losses ----------------------------------------------------------------------------------------------------
+
+
+def test_losses_of_both_layouts_agree():
+    """Ours and by hand in both layouts; a framework that is not installed, or has no packed form, says so."""
+    for layout, batch in both_layouts(24, 300).items():
+        everybody = on_cpu(batch, CPU_LOSS)
+        there = [who for who in everybody if who.whole is not None]
+        cpu.compare(batch, CPU_LOSS, cpu.first_results(there)[0])
+        assert {OURS, BY_HAND} <= {who.name for who in there}
+        notes = {who.name: who.note for who in everybody if who.whole is None}
+        assert layout == "padded" or {SKYRL_OWN, TRL_OWN} <= set(notes)
+        assert all(note.startswith("absent: ") for note in notes.values())
+
+
+def test_functions_are_cut_out_of_their_files():
+    """Decorators, types and what needs other packages are left behind."""
+    first = (
+        "import elsewhere\n\n@elsewhere.name\ndef inner(x: elsewhere.Type) -> elsewhere.Type:\n    return torch.exp(x)"
+    )
+    second = "class Config(elsewhere.Base):\n    pass\n\ndef outer(x, *, y: Config = None):\n    return inner(x) + 1"
+    made = own_losses.skyrl_functions([first, second])
+    assert made["outer"](torch.zeros(1)).item() == 2.0
+    trainer = """
+class GRPOTrainer(elsewhere.Trainer):
+    def _compute_loss(self, model, inputs):
+        per_token_logps = model(inputs)
+        advantages = inputs["advantages"]
+        return (per_token_logps * advantages * mask).sum()
+"""
+    loss = own_losses.trl_function(trainer)(None, {"advantages": 2.0}, torch.ones(3), None, torch.ones(3), None, None)
+    assert loss.item() == 6.0
+
+
+def test_loss_table():
+    """The fastest of the frameworks counts, not the first."""
+    found = results_of_cpu()
+    rows = [dict(row, name=name) for row, name in zip(found["cases"][0]["rows"][2:], (TRL_OWN, VERL), strict=False)]
+    found = results_of_cpu(losses=[dict(found["cases"][0], rows=[*found["cases"][0]["rows"][:1], *rows])])
+    made = cpu_tables.loss_table(found)
+    assert "TRL" in made.head and made.rows[0][made.head.index("ours over the fastest framework")] == "3.0 x"
+
+
+def test_a_busy_machine_is_told(monkeypatch):
+    for load, says in ((0.1, ""), (3.0, "Load 3.0: something else runs"), (None, "")):
+        monkeypatch.setattr(machine, "load", lambda load=load: load)
+        assert machine.ask_for_quiet().startswith(says) and bool(says) == bool(machine.ask_for_quiet())
