@@ -252,7 +252,7 @@ def lay_out(sequences, layout, dtype=torch.float64, mask_dtype=torch.bool, seed=
     def build(rows, kind, fill):
         if layout == "list":
             return [torch.tensor(row, dtype=torch.float64).to(kind) for row in rows]
-        flat = [fill() for _ in range(size)]
+        flat = fill(size)
         for row, picked in zip(rows, places, strict=True):
             for value, i in zip(row, picked, strict=True):
                 flat[i] = value
@@ -266,13 +266,15 @@ def lay_out(sequences, layout, dtype=torch.float64, mask_dtype=torch.bool, seed=
             return wide[:, 3 : 3 + shape[1]]
         return tensor
 
-    def garbage():
-        return rng.choice(GARBAGE)
+    def garbage(count):
+        # Whole repetitions of a short draw: a padded batch with one long sequence has a million slots.
+        drawn = rng.choices(GARBAGE, k=min(count, 997))
+        return (drawn * (count // 997 + 1))[:count]
 
     laid = Laid(
         train=build([q.train for q in sequences], dtype, garbage),
         rollout=build([q.rollout for q in sequences], dtype, garbage),
-        mask=build([q.mask for q in sequences], mask_dtype, lambda: float(layout == "packed_gaps")),
+        mask=build([q.mask for q in sequences], mask_dtype, lambda count: [float(layout == "packed_gaps")] * count),
         places=[[(s, t) for t in range(n)] for s, n in enumerate(lengths)] if layout == "list" else places,
         shape=shape,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ptx.machine import UnknownOpcode
+from ptx.encode import UnknownOpcode
 from ptx.small import run_small
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from ptx.machine import library, operation
+from ptx.encode import operation
+from ptx.native import library
 from ptx.small import run_small
 
 INF, NAN = math.inf, math.nan
