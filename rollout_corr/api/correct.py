@@ -12,7 +12,7 @@ from rollout_corr.api.by_keyword import mask_by_keyword
 from rollout_corr.api.outputs import Outputs, take_outputs
 from rollout_corr.backends import claims
 from rollout_corr.backends.batch import Batch, check_validate
-from rollout_corr.backends.choose import BACKENDS, BackendName, Groups, chosen_backend
+from rollout_corr.backends.choose import BACKENDS, BackendName, Groups, SequenceOrder, chosen_backend
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.operators import beyond_kernels
 from rollout_corr.backends.read import read_batch
@@ -80,6 +80,7 @@ def correct(
     validate: bool = False,
     batch_group: Any = None,
     sequence_group: Any = None,
+    sequence_order: SequenceOrder | None = None,
     out: Outputs | None = None,
 ) -> Correction:
     """Correct a rollout: weights, mask, keep and statistics from the two log-probs.
@@ -123,6 +124,9 @@ def correct(
             ranks pass the same sequences in the same order, each with the tokens that it holds, perhaps none, and
             all results are those of the whole sequences: one all-reduce. Statistics are complete when they are reduced
             over the ranks. See docs/ranks.md.
+        sequence_order: The tokens of a sequence that this rank, r-th of R in the group, holds: "contiguous", the r-th
+            of R stretches, or "zigzag", the r-th of 2 R of equal lengths and then the r-th from the end. Needed by
+            prefixes alone, which take an all-reduce more, and with drop="rest" two; those come before this returns.
         out: Tensors to write the weights and the mask to, which the `Correction` then holds; every call overwrites
             them. Not for lists, nested tensors and inside torch.compile. See docs/batches.md.
 
@@ -136,7 +140,8 @@ def correct(
     """
     given = train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate, log_mass, renormalized
     found = turns, max_turns, sequence_group is not None, versions_given(versions, current_version)
-    request = _read((*given, *found), spec, backend, validate, Groups(batch_group, sequence_group), out)
+    groups = Groups(batch_group, sequence_group, sequence_order)
+    request = _read((*given, *found), spec, backend, validate, groups, out)
     if sequence_group is None:
         return _given_back(request.batch, run_correction(request), out)
     return PendingCorrection(request.batch, RunningCorrection(request), out).result()
@@ -192,6 +197,7 @@ def correct_async(
     validate: bool = False,
     batch_group: Any = None,
     sequence_group: Any = None,
+    sequence_order: SequenceOrder | None = None,
     out: Outputs | None = None,
 ) -> PendingCorrection:
     """Start a correction and return while the ranks of `sequence_group` exchange their sums.
@@ -201,7 +207,8 @@ def correct_async(
     """
     given = train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate, log_mass, renormalized
     found = turns, max_turns, sequence_group is not None, versions_given(versions, current_version)
-    request = _read((*given, *found), spec, backend, validate, Groups(batch_group, sequence_group), out)
+    groups = Groups(batch_group, sequence_group, sequence_order)
+    request = _read((*given, *found), spec, backend, validate, groups, out)
     return PendingCorrection(request.batch, RunningCorrection(request), out)
 
 
@@ -229,7 +236,7 @@ def _read(
         if out is not None:
             take_outputs(out, batch, train, spec)
         if validate and groups.some:
-            told = _claims(batch, spec, backend, None if versions is None else versions.current)
+            told = _claims(batch, spec, backend, groups.order, None if versions is None else versions.current)
     except (TypeError, ValueError) as error:
         if validate:
             claims.tell(groups, error)
@@ -253,10 +260,12 @@ def _check_names(spec: object, backend: object) -> None:
         raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {shown(backend)}")
 
 
-def _claims(batch: Batch, spec: Spec, backend: BackendName, current: object) -> claims.Claims:
+def _claims(
+    batch: Batch, spec: Spec, backend: BackendName, order: SequenceOrder | None, current: object
+) -> claims.Claims:
     """The call as other ranks compare it."""
     logps: dict[str, Tensor | None] = {"train_logp": batch.train, "rollout_logp": batch.rollout}
-    fixed = by_path("Spec", spec) | {"backend": chosen_backend(batch.train, backend)}
+    fixed = by_path("Spec", spec) | {"backend": chosen_backend(batch.train, backend), "sequence_order": str(order)}
     if batch.mass is not None:
         logps["log_mass"] = batch.mass.log
         fixed["renormalized"] = "train" if batch.mass.from_rollout else "rollout"

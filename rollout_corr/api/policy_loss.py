@@ -19,7 +19,7 @@ from rollout_corr.api.loss_request import (
 )
 from rollout_corr.backends import claims, loss_blocks, loss_operators, operators, whole
 from rollout_corr.backends.batch import Batch, check_validate, external_names
-from rollout_corr.backends.choose import BackendName, Groups
+from rollout_corr.backends.choose import BackendName, Groups, SequenceOrder
 from rollout_corr.backends.differentiable import Differentiable, refuse_other_derivatives
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.loss_blocks import LossResult, LossTask
@@ -98,6 +98,7 @@ def policy_loss(
     validate: bool = False,
     batch_group: Any = None,
     sequence_group: Any = None,
+    sequence_order: SequenceOrder | None = None,
 ) -> PolicyLoss:
     """The policy loss of a batch, ready for `loss.value.backward()`.
 
@@ -148,6 +149,7 @@ def policy_loss(
         sequence_group: A torch.distributed group over which the tokens of each sequence are split, as in `correct`. The
             value is this rank's share: the loss is the sum of all ranks' values, whose gradient every rank gets for its
             own tokens. See docs/ranks.md.
+        sequence_order: Which of them this rank holds, for prefixes of the Spec, as in `correct`.
 
     Returns:
         A `PolicyLoss`. Its gradient is computed already; backward multiplies it. It is exactly 0 at every token that
@@ -157,7 +159,7 @@ def policy_loss(
         ValueError: A wrong shape, dtype, device, length or name, or arguments that exclude each other.
         TypeError: An argument of the wrong type.
     """
-    groups = Groups(batch_group, sequence_group)
+    groups = Groups(batch_group, sequence_group, sequence_order)
     groups.check()
     check_validate(validate)
     told = None

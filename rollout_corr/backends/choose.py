@@ -10,6 +10,7 @@ from rollout_corr.backends import operators
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.staleness import Versions
 from rollout_corr.metrics.collectives import check_group
+from rollout_corr.spec.validate import choice
 
 BackendName = Literal["auto", "triton", "torch"]
 
@@ -48,16 +49,24 @@ def chosen_backend(tensor: Tensor, backend: str) -> str:
     return chosen
 
 
+# The tokens of a sequence that the r-th of R ranks holds: the r-th of R stretches; or the r-th of 2 R and then the r-th
+# from the end, of equal lengths.
+SequenceOrder = Literal["contiguous", "zigzag"]
+SEQUENCE_ORDERS: tuple[SequenceOrder, ...] = get_args(SequenceOrder)
+
+
 class Groups(NamedTuple):
     """The process groups of a call; None: this rank alone.
 
     Attributes:
         batch: Ranks over which means and counts of the batch are taken.
         sequence: Ranks over which the tokens of each sequence are split.
+        order: Which of them a rank holds, where something depends on it.
     """
 
     batch: Any = None
     sequence: Any = None
+    order: SequenceOrder | None = None
 
     @property
     def some(self) -> bool:
@@ -68,6 +77,10 @@ class Groups(NamedTuple):
         """Refuse objects that are no groups of this rank."""
         check_group("sequence_group", self.sequence)
         check_group("batch_group", self.batch)
+        if self.order is not None:
+            choice("sequence_order", self.order, SEQUENCE_ORDERS)
+            if self.sequence is None:
+                raise ValueError(f"sequence_order: expected None without a sequence_group, got {self.order!r}")
 
     def check_advantages(self, batch: Batch, leader: object, advantages: object) -> None:
         """Refuse advantages that a rank could take for those of its tokens.

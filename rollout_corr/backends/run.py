@@ -51,7 +51,7 @@ class RunningCorrection:
         chosen = chosen_backend(request.batch.train, request.backend)
         peers.load(request.spec)
         with torch.no_grad():
-            self._exchange = _exchange(request.batch, request.spec, chosen, group)
+            self._exchange = _exchange(request, chosen, group)
 
     def done(self) -> bool:
         """Tell whether `result` would return without waiting for another rank."""
@@ -94,13 +94,16 @@ def _runner(batch: Batch, spec: Spec, backend: str) -> Callable[[Batch, Spec], R
     return blocks.run_blocks if on_cpu else whole.run_whole
 
 
-def _exchange(batch: Batch, spec: Spec, backend: str, group: Any) -> whole.PendingSplit | split_kernels.PendingKernels:
+def _exchange(
+    request: CorrectionRequest, backend: str, group: Any
+) -> whole.PendingSplit | split_kernels.PendingKernels:
     """Compute the sums of this rank's tokens and start to add them up over the group."""
+    batch, spec = request.batch, request.spec
     if backend == "triton" and operators.beyond_kernels(spec) is None:
         from rollout_corr.backends import split_kernels
 
         return split_kernels.PendingKernels(batch, spec, group)
-    return whole.PendingSplit(batch, spec, group)
+    return whole.PendingSplit(batch, spec, group, request.groups.order)
 
 
 def _finished(result: Result, request: CorrectionRequest) -> Result:

@@ -4,7 +4,8 @@ The definition asks its sequences for sums and extrema and for nothing else that
 stands in the place of `Rows` or `Packed`: during the first run it notes what this rank's tokens give, then all ranks'
 tables are added up, and during the second run it answers with the totals. So there is one definition for one rank and
 for many. It has to keep one rule: what is summed must not depend on an earlier sum (`survivors` in
-definition/correction.py and `tokens_kept` in definition/findings.py are written as they are for this).
+definition/correction.py and `tokens_kept` in definition/findings.py are written as they are for this). Prefixes
+cannot keep it: their Spec takes one more run and all-reduce for each step of the dependence.
 
 Everything in the table is an integer, so ranks may be added in any order and all of them get the same bits. Sums that
 decide are integers already. Other sums travel as three limbs and a count of what is not finite; extrema as their bits,
@@ -13,14 +14,17 @@ every rank's in a column of its own.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rollout_corr.definition.sequences import Sequences
+from rollout_corr.definition.sequences import Packed, Rows
 from rollout_corr.metrics.collectives import Pending, all_reduce
+
+if TYPE_CHECKING:
+    from rollout_corr.backends.choose import SequenceOrder
 
 # A float64 sum is its whole part and two fractions of 38 bits.
 GRID = 2.0**38
@@ -28,9 +32,9 @@ GRID = 2.0**38
 # Ranks are counted in 20 bits: NaN in the lowest, then inf, then -inf.
 COUNTED = 20
 
-BEFORE = (
-    "spec: expected no prefixes beside a sequence_group, whose ranks do not know which tokens come before their own; "
-    "gather the log-probs of each sequence, or use level='product' and over='sequence'"
+NO_ORDER = (
+    "sequence_order: expected 'contiguous' or 'zigzag' for a Spec with prefixes, got None; a rank has to know which "
+    "tokens come before its own"
 )
 
 
@@ -40,14 +44,16 @@ class Split:
     Args:
         part: The sequences as far as they lie here.
         group: A torch.distributed process group; all its ranks hold the same sequences in the same order.
+        order: Which stretches of a sequence a rank holds; None where nothing depends on it.
     """
 
-    def __init__(self, part: Sequences, group: Any) -> None:
+    def __init__(self, part: Rows | Packed, group: Any, order: SequenceOrder | None = None) -> None:
         self.part = part
-        self.group = group
+        self.group, self.order = group, order
         self.count = part.count
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self._noted: list[Tensor] = []
+        self._notes = True
         self._sum: Pending | None = None
         self._table: Tensor | None = None
         self._read = 0
@@ -71,12 +77,17 @@ class Split:
         """Wait for the totals, before the second run."""
         if self._sum is None:
             raise RuntimeError("wait: expected a start before")
-        self._table = self._sum.wait()
+        self._table, self._read, self._notes = self._sum.wait(), 0, False
+
+    def again(self) -> None:
+        """Note anew, after `wait`: sums that depend on those which have come."""
+        self._noted, self._notes = [], True
 
     def _totals(self, here: Tensor) -> Tensor:
-        """[K, S] int64: of this rank in the first run, of all ranks in the second."""
-        if self._table is None:
+        """[K, S] int64: of this rank in the first run, of all ranks later."""
+        if self._notes:
             self._noted += here.unbind()
+        if self._table is None:
             return here
         self._read += here.shape[0]
         return self._table[self._read - here.shape[0] : self._read]
@@ -101,12 +112,48 @@ class Split:
         return self.part.spread(per_sequence)
 
     def running(self, x: Tensor) -> Tensor:
-        """Refuse: a rank does not know which of a sequence's tokens come before its own."""
-        raise ValueError(BEFORE)
+        """Add int64 or bool x up along each sequence, from the sums of the stretches before on all ranks."""
+        later = self._later(x)
+        stretches = [self.part.sum_integers(which) for which in self._stretches(x.long(), later, 0)]
+        every = self._every(torch.stack(stretches))
+        before = [self.part.spread(every[which].sum(0)) for which in self._before()]
+        # The rank's own first stretch is in its running sum already.
+        return self.part.running(x) + (before[0] if later is None else torch.where(later, before[1], before[0]))
 
-    def running_max(self, x: Tensor, nothing: float | None = None) -> Tensor:
-        """Refuse likewise."""
-        raise ValueError(BEFORE)
+    def running_max(self, x: Tensor, before: bool = False) -> Tensor:
+        """Find the largest floating x along each sequence likewise."""
+        later = self._later(x)
+        stretches = [self.part.max(which) for which in self._stretches(x, later, -torch.inf)]
+        every = self._every(torch.stack(stretches).double().view(torch.int64)).view(torch.float64).to(x.dtype)
+        nothing = every.new_full((1, self.count), -torch.inf)
+        found = [self.part.spread(torch.cat([nothing, every[which]]).amax(0)) for which in self._before()]
+        return self.part.running_max(x, before).maximum(
+            found[0] if later is None else torch.where(later, found[1], found[0])
+        )
+
+    def _later(self, x: Tensor) -> Tensor | None:
+        """Bool per token: it lies in the second of the rank's two stretches; None: there is one."""
+        if self.order is None:
+            raise ValueError(NO_ORDER)
+        return self.part.later_half(x) if self.order == "zigzag" else None
+
+    def _stretches(self, x: Tensor, later: Tensor | None, nothing: float) -> list[Tensor]:
+        """A copy of x for each stretch, with `nothing` at the tokens of the other."""
+        if later is None:
+            return [x.clone()]
+        return [torch.where(later, nothing, x).to(x.dtype), torch.where(later, x, nothing).to(x.dtype)]
+
+    def _every(self, here: Tensor) -> Tensor:
+        """[stretches of all ranks in the order of the sequence, S] from [stretches of this rank, S]."""
+        every = self._totals(apart(here, self.rank, self.ranks).flatten(0, 1)).unflatten(0, (self.ranks, -1))
+        return torch.cat([every[:, 0], every[:, 1].flip(0)]) if self.order == "zigzag" else every[:, 0]
+
+    def _before(self) -> list[list[int]]:
+        """For each of the rank's stretches those of other ranks that come before it."""
+        first = list(range(self.rank))
+        if self.order != "zigzag":
+            return [first]
+        return [first, [i for i in range(2 * self.ranks - 1 - self.rank) if i != self.rank]]
 
     # --- the gradient ---
 

@@ -22,6 +22,7 @@ from rollout_corr.metrics.collect import Collector
 from rollout_corr.spec.correction import Spec
 
 if TYPE_CHECKING:
+    from rollout_corr.backends.choose import SequenceOrder
     from rollout_corr.backends.split import Split
 
 
@@ -60,7 +61,7 @@ def sequences_of(batch: Batch) -> tuple[Rows | Packed, Tensor | None]:
     return Packed(_offsets(batch), batch.train.numel()), inside(batch) if valid is None else valid & inside(batch)
 
 
-def split_sequences_of(batch: Batch, group: Any) -> tuple[Split, Tensor]:
+def split_sequences_of(batch: Batch, group: Any, order: SequenceOrder | None = None) -> tuple[Split, Tensor]:
     """The sequences of a batch that holds parts of them, and bool per token which are valid.
 
     All ranks of the group have to exchange equally many sums, so all have a mask.
@@ -68,7 +69,7 @@ def split_sequences_of(batch: Batch, group: Any) -> tuple[Split, Tensor]:
     from rollout_corr.backends.split import Split
 
     part, valid = sequences_of(batch)
-    return Split(part, group), inside(batch) if valid is None else valid
+    return Split(part, group, order), inside(batch) if valid is None else valid
 
 
 def turns_of(batch: Batch, sequences: Sequences, valid: Tensor | None) -> Turns:
@@ -106,12 +107,19 @@ class PendingSplit:
     """A correction of parts of sequences, awaiting the sequence group's all-reduce.
 
     Everything is computed twice: before the all-reduce to record the sums that it needs, after it from the totals. The
-    statistics are then those of whole sequences, and of the tokens that this rank holds.
+    statistics are then those of whole sequences, and of the tokens that this rank holds. Prefixes take more rounds.
     """
 
-    def __init__(self, batch: Batch, spec: Spec, group: Any) -> None:
+    def __init__(self, batch: Batch, spec: Spec, group: Any, order: SequenceOrder | None = None) -> None:
         self._batch, self._spec = batch, spec
-        self._sequences, self._valid = split_sequences_of(batch, group)
+        self._sequences, self._valid = split_sequences_of(batch, group, order)
+        # A prefix needs the tokens before it, what is counted needs prefixes, the rest after a failure too.
+        steps = spec.has_prefixes + any(criterion.drop == "rest" for criterion in spec.criteria)
+        for _ in range(steps):
+            Collector(spec).take(_evaluate(batch, spec, self._sequences, self._valid))
+            self._sequences.start("correct: the sums of the tokens before")
+            self._sequences.wait()
+            self._sequences.again()
         Collector(spec).take(_evaluate(batch, spec, self._sequences, self._valid))
         self._sequences.start("correct: the sums of each sequence")
 

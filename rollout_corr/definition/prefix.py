@@ -97,7 +97,7 @@ def log_of_weight(weight: Weight, tokens: Tokens, among: Tensor | None) -> Tenso
     limit = weight.token_clamp
     d = select(among, tokens.d if limit is None else tokens.d.clamp(-limit, limit))
     if weight.reduce == "min":
-        before = tokens.sequences.running_max(_among(-d, among), nothing=-torch.inf)
+        before = tokens.sequences.running_max(_among(-d, among), before=True)
         some = tokens.sequences.running(_counted(tokens, among)) > _counted(tokens, among)
         return d.double() - select(some, before).double()
     total = running_sum(d, tokens.sequences, tokens.propagate, one_limb=True)

@@ -35,11 +35,8 @@ class Sequences(Protocol):
     def running(self, x: Tensor) -> Tensor:
         """Add int64 or bool x up along each sequence, up to and with each token: int64 per token, exact."""
 
-    def running_max(self, x: Tensor, nothing: float | None = None) -> Tensor:
-        """Find the largest floating x up to and with each token; with `nothing` before it, which is that of no token.
-
-        NaN is the largest of all.
-        """
+    def running_max(self, x: Tensor, before: bool = False) -> Tensor:
+        """Find the largest floating x up to and with each token, or only before it: -inf of none. NaN stays."""
 
     def with_gradient(self, total: Tensor, x: Tensor) -> Tensor:
         """Give a total of x that was computed by other means, [S] float64, the gradient of `sum(x)`."""
@@ -83,25 +80,29 @@ class Rows(Whole):
         """[B] -> [B, 1], which broadcasts over the row."""
         return per_sequence[:, None]
 
+    def later_half(self, x: Tensor) -> Tensor:
+        """Bool, [T]: in the later half of the row."""
+        return torch.arange(x.shape[1], device=x.device) >= x.shape[1] // 2
+
     def running(self, x: Tensor) -> Tensor:
         """[B, T] int64 or bool -> [B, T] int64."""
         return x.cumsum(1)
 
-    def running_max(self, x: Tensor, nothing: float | None = None) -> Tensor:
+    def running_max(self, x: Tensor, before: bool = False) -> Tensor:
         """[B, T] -> [B, T]."""
-        return scan_max(x, torch.arange(x.shape[1], device=x.device), nothing)
+        return scan_max(x, torch.arange(x.shape[1], device=x.device), before)
 
 
-def scan_max(x: Tensor, place: Tensor, nothing: float | None) -> Tensor:
+def scan_max(x: Tensor, place: Tensor, before: bool) -> Tensor:
     """The largest x up to each token, in steps that double: exact in every dtype, NaN stays, no value is read.
 
     Args:
         x: [N] or [B, T].
         place: The place of each token in its sequence along the last dimension, from 0; broadcasts over x.
-        nothing: None to take a token with itself; else what there is before the first.
+        before: Leave the token itself out; before the first there is -inf.
     """
-    if nothing is not None and x.shape[-1]:
-        x = torch.where(place > 0, torch.cat([x[..., :1], x[..., :-1]], -1), nothing)
+    if before and x.shape[-1]:
+        x = torch.where(place > 0, torch.cat([x[..., :1], x[..., :-1]], -1), -torch.inf)
     step = 1
     while step < x.shape[-1]:
         ahead = x[..., step:]
@@ -249,9 +250,13 @@ class Packed(Whole):
         before = running.index_select(0, (starts - 1).clamp(min=0)).mul_(starts > 0)
         return running.sub_(self.spread(before))
 
-    def running_max(self, x: Tensor, nothing: float | None = None) -> Tensor:
+    def running_max(self, x: Tensor, before: bool = False) -> Tensor:
         """[N] -> [N]."""
-        return scan_max(x, self.places, nothing)
+        return scan_max(x, self.places, before)
+
+    def later_half(self, x: Tensor) -> Tensor:
+        """Bool, [N]: in the later half of its sequence."""
+        return self.places >= self.spread(self.offsets.diff() // 2)
 
     @property
     def places(self) -> Tensor:

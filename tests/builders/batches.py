@@ -427,7 +427,7 @@ def assert_same_statistics(got, wanted, rounds_means=False, most=math.inf):
     assert list(a) == list(b)
     for name in list(b)[len(wanted.sums) :]:
         of_means = rounds_means and name.endswith(("sequence_raw", "sequence_weight"))
-        of_means = of_means and wanted.spec.weight.level == "token"
+        of_means = of_means and wanted.spec.weight.per_token
         within = 2e-6 * max(1.0, abs(b[name])) if of_means else 0.0
         if name.endswith(("max_raw", "min_raw", "max_weight", "min_weight")):
             # Of the largest and smallest D alone, or of every token's: two roundings of one number.

@@ -1,0 +1,170 @@
+"""Prefixes of sequences that are split over ranks: to the bit those of whole sequences. Here threads play the ranks."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import (
+    assert_same_results,
+    assert_same_statistics,
+    lay_out,
+    outcome,
+    random_sequences,
+    rounded,
+    spoil,
+)
+from builders.split_cases import Rank, joined, picked, tokens_of
+from rollout_corr.backends import split
+from rollout_corr.metrics import collectives
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Ranks:
+    """A process group whose ranks are threads."""
+
+    def __init__(self, ranks):
+        self.ranks, self.rounds = ranks, 0
+        self._own, self._barrier = threading.local(), threading.Barrier(ranks)
+        self._tables = [None] * ranks
+
+    def all_reduce(self, table, op, group, async_op):
+        assert async_op and op == "sum"
+
+        def wait():
+            self._tables[group.rank] = table
+            self._barrier.wait()
+            total = torch.stack(self._tables).sum(0)
+            self.rounds += group.rank == 0
+            self._barrier.wait()
+            table.copy_(total)
+
+        return SimpleNamespace(wait=wait, is_completed=lambda: False)
+
+    def run(self, of_rank):
+        """Run a function of each rank at once."""
+        fake = SimpleNamespace(
+            ProcessGroup=Rank,
+            is_available=lambda: True,
+            get_rank=lambda group: group.rank,
+            get_world_size=lambda group: group.ranks,
+            all_reduce=self.all_reduce,
+            ReduceOp=SimpleNamespace(SUM="sum"),
+        )
+        found = [None] * self.ranks
+
+        def one(rank):
+            try:
+                found[rank] = of_rank(rank)
+            except BaseException:
+                self._barrier.abort()
+                raise
+
+        with mock.patch.object(split, "dist", fake), mock.patch.object(collectives, "dist", fake):
+            threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.ranks)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        return found
+
+
+def together(sequences, spec, way, ranks, dtype, layout):
+    """The outcome of `correct` on the ranks, as one, and the all-reduces that it took."""
+    group = Ranks(ranks)
+
+    def of_rank(rank):
+        laid = lay_out(picked(sequences, tokens_of(sequences, way, ranks, rank)), layout, dtype, seed=rank)
+        return outcome(laid, laid.correct(spec, sequence_group=Rank(rank=rank, ranks=ranks), sequence_order=way))
+
+    return joined(group.run(of_rank), sequences, way, ranks), group.rounds
+
+
+SPECS = {
+    "sum": (rc.Spec(rc.Weight("prefix", 0.8, 1.3, growth="sqrt")), 2),
+    "mean": (rc.Spec(rc.Weight("prefix", upper=1.2, reduce="mean", normalize=None), detail="full"), 2),
+    "min": (rc.Spec(rc.Weight("prefix", reduce="min"), nonfinite="neutral"), 2),
+    "criteria": (
+        rc.Spec(
+            rc.Weight("token"),
+            (
+                rc.Criterion("ratio", "prefix", "sum", 0.7, 1.5, label="product"),
+                rc.Criterion("abs", "prefix", "max", upper=0.7, drop="rest", when="outward", label="divergence"),
+                rc.Criterion("tv", "prefix", "mean", upper=0.2, drop="rest", growth="sqrt", label="budget"),
+                rc.Criterion("k1", "sequence", "sum", upper=1.0),
+                rc.Criterion("external", name="entropy", upper=1.6),
+            ),
+            "both",
+            sums_over="kept",
+        ),
+        3,
+    ),
+    "propagate": (
+        rc.Spec(
+            rc.Weight("prefix"), (rc.Criterion("k1", "prefix", "min", lower=-0.9, drop="sequence"),),
+            nonfinite="propagate",
+        ),
+        2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("way", "layout"), [("contiguous", "packed"), ("contiguous", "padded_right"), ("zigzag", "packed")]
+)
+@pytest.mark.parametrize("name", SPECS)
+def test_a_split_equals_the_whole(name, way, layout):
+    spec, rounds = SPECS[name]
+    for ranks, dtype in ((1, torch.float32), (2, torch.bfloat16), (3, torch.float32)):
+        # A zigzag has stretches of equal lengths.
+        lengths = (12, 0, 24, 36, 12) if layout == "packed" else (24, 5, 1)
+        sequences = random_sequences(ranks, lengths, scale=0.3, invalid=0.3)
+        sequences = rounded(spoil(sequences, 1, share=0.3) if name == "propagate" else sequences, dtype)
+        laid = lay_out(sequences, "packed", dtype)
+        whole = outcome(laid, laid.correct(spec))
+        found, took = together(sequences, spec, way, ranks, dtype, layout)
+        assert took == rounds
+        assert_same_results(found, whole)
+        if name != "propagate":
+            assert_same_statistics(found[3], whole[3], rounds_means=True)
+
+
+def test_rows_in_a_zigzag():
+    """Megatron pads every row to a multiple of 2 R tokens."""
+    rollout = -torch.rand(3, 16, generator=torch.Generator().manual_seed(0))
+    train = rollout + 0.3 * torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
+    mask = torch.arange(16) < torch.tensor([[16], [11], [3]])
+    spec = rc.Spec(rc.Weight("prefix", reduce="min"), (rc.Criterion("abs", "prefix", "sum", upper=2.5, drop="rest"),))
+    whole, group = rc.correct(train, rollout, mask=mask, spec=spec), Ranks(2)
+    held = [[*range(rank * 4, rank * 4 + 4), *range(12 - rank * 4, 16 - rank * 4)] for rank in range(2)]
+
+    def of_rank(rank):
+        mine = [x[:, held[rank]] for x in (train, rollout, mask)]
+        options = {"sequence_group": Rank(rank=rank, ranks=2), "sequence_order": "zigzag"}
+        return rc.correct(*mine[:2], mask=mine[2], spec=spec, **options)
+
+    for rank, found in enumerate(group.run(of_rank)):
+        assert torch.equal(found.weights, whole.weights[:, held[rank]])
+        assert torch.equal(found.mask, whole.mask[:, held[rank]])
+    assert 0 < whole.mask.sum() < mask.sum()
+
+
+def test_a_rank_has_to_know_what_comes_before():
+    group = Rank(rank=0, ranks=2)
+    with pytest.raises(ValueError, match="sequence_order: expected None without a sequence_group, got 'zigzag'"):
+        rc.correct(torch.zeros(1, 2), torch.zeros(1, 2), sequence_order="zigzag")
+    fake = SimpleNamespace(
+        ProcessGroup=Rank, is_available=lambda: True, get_rank=lambda group: 0, get_world_size=lambda group: 2
+    )
+    with mock.patch.object(split, "dist", fake), mock.patch.object(collectives, "dist", fake):
+        for spec in (rc.Spec(rc.Weight("prefix")), rc.Spec(None, (rc.Criterion("k1", "prefix", "max", upper=1),))):
+            with pytest.raises(ValueError, match="sequence_order: expected 'contiguous' or 'zigzag' for a Spec with"):
+                rc.correct(torch.zeros(1, 2), torch.zeros(1, 2), spec=spec, sequence_group=group)
+        with pytest.raises(ValueError, match="sequence_order: expected one of"):
+            rc.correct(torch.zeros(1, 2), torch.zeros(1, 2), sequence_group=group, sequence_order="ring")
