@@ -312,6 +312,6 @@ class Flattened(Whole):
         """[B, T] int64 or bool -> [B, T] int64."""
         return self.packed.running(x.reshape(-1)).view(self.shape)
 
-    def running_max(self, x: Tensor, nothing: float | None = None) -> Tensor:
+    def running_max(self, x: Tensor, before: bool = False) -> Tensor:
         """[B, T] -> [B, T]."""
-        return self.packed.running_max(x.reshape(-1), nothing).view(self.shape)
+        return self.packed.running_max(x.reshape(-1), before).view(self.shape)
