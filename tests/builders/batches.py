@@ -293,7 +293,7 @@ def lay_out(sequences, layout, dtype=torch.float64, mask_dtype=torch.bool, seed=
     if not sequences or any(q.versions is not None for q in sequences):
         laid.current_version = sequences[0].current_version if sequences else 0
         if not sequences or isinstance(sequences[0].versions, list):
-            laid.versions = build([q.versions for q in sequences], torch.int64, lambda: rng.choice(NO_VERSIONS))
+            laid.versions = build([q.versions for q in sequences], torch.int64, lambda n: rng.choices(NO_VERSIONS, k=n))
         else:
             laid.versions = torch.tensor([q.versions for q in sequences])
     return laid
