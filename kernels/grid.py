@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from operator import or_
-from typing import NamedTuple
+from operator import attrgetter, or_
 
 import torch
 from torch import Tensor
@@ -104,8 +103,9 @@ def search_steps(sequences: int, ways: int) -> int:
     return steps
 
 
-class Grid(NamedTuple):
-    """The division of a batch into programs; its fields are arguments of kernels under these names.
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """The division of a batch into programs; equal to itself alone. `SIZES` are arguments of kernels.
 
     Attributes:
         tokens, sequences: How many.
@@ -161,6 +161,16 @@ def tile_for(tokens: int, shape: Shape, double: bool) -> int:
     if double or not shape.least:
         return most
     return min(max((tokens // PROGRAMS - 1).bit_length(), shape.least.bit_length() - 1), most)
+
+
+# The fields that kernels take.
+SIZES = (
+    *("tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "token_programs", "sequence_programs"),
+    *("shares", "part", "parts"),
+    *("tiles_of_apply", "steps_of_apply", "owner_count", "TILING", "TILING_OF_APPLY", "SHAPE"),
+)
+# Give these of a grid.
+sizes_of = attrgetter(*SIZES)
 
 
 def grid_for(sequences: int, width: int | None, tensors: Sequence[Tensor], element: int, double: bool = False) -> Grid:

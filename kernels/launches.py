@@ -82,7 +82,7 @@ class Workspace:
         # Tests exchange torch.empty by what takes its arguments like this.
         self.memory = torch.empty(total, dtype=torch.uint8, device=device)
         self.first = first = self.memory.data_ptr()
-        self.addresses = [first + place for place in places]
+        self.addresses = list(map(first.__add__, places))
         self.layout, self.counts = layout, counts
         self._made: dict[str, Tensor] | None = None
 
@@ -193,6 +193,22 @@ class Operands(NamedTuple):
     device: torch.device
 
 
+class Sized(NamedTuple):
+    """What calls of one recipe and one division have in common.
+
+    Attributes:
+        values: Values that are no addresses.
+        launches: Of each launch the site, the number of programs, and the threads of a program.
+    """
+
+    values: tuple[Any, ...]
+    launches: tuple[tuple[Site, int, int], ...]
+
+    def on(self, operands: Operands) -> tuple[Launch, ...]:
+        """List the launches of a call."""
+        return tuple([Launch(*one, operands) for one in self.launches])
+
+
 class Launch:
     """A kernel launch, ready to run or to be compiled ahead of time.
 
@@ -203,11 +219,10 @@ class Launch:
         operands: What it takes its arguments from.
     """
 
-    __slots__ = ("_arguments", "operands", "programs", "site", "threads")
+    __slots__ = ("operands", "programs", "site", "threads")
 
     def __init__(self, site: Site, programs: int, threads: int, operands: Operands) -> None:
         self.site, self.programs, self.threads, self.operands = site, programs, threads, operands
-        self._arguments: dict[str, Any] | None = None
 
     @property
     def kernel(self) -> Any:
@@ -217,9 +232,7 @@ class Launch:
     @property
     def arguments(self) -> dict[str, Any]:
         """Every parameter of the kernel by name, tables as tensors."""
-        if self._arguments is None:
-            self._arguments = self.site.arguments(self.operands)
-        return self._arguments
+        return self.site.arguments(self.operands)
 
     def run(self) -> None:
         """Launch it on the current stream of its device, which is the current one."""

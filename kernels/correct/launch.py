@@ -6,45 +6,17 @@ sequences and the statistics, `apply` brings these weights to the tokens. Only s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rollout_corr.kernels.correct.apply import apply_kernel
-from rollout_corr.kernels.correct.decide import decide_kernel
 from rollout_corr.kernels.correct.measures import COPIES
-from rollout_corr.kernels.correct.numbers import numbers_of
 from rollout_corr.kernels.correct.plan import Plan
-from rollout_corr.kernels.correct.planner import plan_of
-from rollout_corr.kernels.correct.read import read_kernel
-from rollout_corr.kernels.gather import gather_kernel
-from rollout_corr.kernels.grid import (
-    SEQUENCE_THREADS,
-    Grid,
-    current,
-    grid_for,
-    names_of_strides,
-    strides_of,
-)
-from rollout_corr.kernels.launches import (
-    Field,
-    Launch,
-    Names,
-    Operands,
-    Site,
-    Workspace,
-    WorkspaceLayout,
-    addresses_of,
-    alignment_of,
-    dtypes_of,
-    picker,
-)
-from rollout_corr.kernels.partials import groups
-from rollout_corr.kernels.uploads import Upload
+from rollout_corr.kernels.correct.recipe import BY_OWNER, Wanted, recipe_of, sized_for
+from rollout_corr.kernels.grid import current, grid_for, strides_of
+from rollout_corr.kernels.launches import Launch, Operands, Workspace, addresses_of, alignment_of, dtypes_of
 from rollout_corr.metrics.histogram import HISTOGRAM_BINS
 from rollout_corr.spec.correction import Spec
 
@@ -81,25 +53,6 @@ class Given:
     mask_out: Tensor | None = None
 
 
-class Wanted(NamedTuple):
-    """The outputs that are handed back.
-
-    Attributes:
-        weights: Weights.
-        mask: A new mask.
-        edits_mask: Rejected tokens are 0 in the new mask.
-    """
-
-    weights: bool
-    mask: bool
-    edits_mask: bool
-
-    @classmethod
-    def by(cls, spec: Spec, masked: bool, packed: bool) -> Wanted:
-        """Name the outputs that a Spec asks for. Without a mask a packed batch gets one of its sequences' tokens."""
-        return cls(spec.returns_weights, spec.edits_mask or (packed and not masked), spec.edits_mask)
-
-
 @dataclass
 class TableBuffers:
     """The sums and maxima of slots by owner, [columns, S], if packed [columns, 1 + S + 1].
@@ -123,187 +76,6 @@ class Found:
     statistics: Tensor  # float64, the sums and then the maxima
     sums: int  # of them
     by_owner: TableBuffers | None = None  # of a split batch: the sums that ranks add up
-
-
-@dataclass(eq=False)
-class Recipe:
-    """Everything about calls that share a Spec, dtypes and a device, whatever their sizes and addresses.
-
-    Attributes:
-        plan: The plan of the kernels.
-        kind: The dtype that computes.
-        scratch: The tables.
-        held: Picks the tensors that there are from all of `TENSORS`.
-        read, gather, decide, apply: The kernels; None for one that is not launched.
-        statistics: How many.
-        sums: How many of them are sums.
-        upload: The thresholds.
-        constants: Values of `CONSTANTS`.
-        groups: Of the columns that programs of `decide` add up.
-    """
-
-    plan: Plan
-    kind: torch.dtype
-    scratch: WorkspaceLayout
-    held: Callable[[Sequence[Any]], tuple[Tensor, ...]]
-    read: Site
-    gather: Site | None
-    decide: Site
-    apply: Site | None
-    statistics: int
-    sums: int
-    upload: Upload
-    constants: tuple[Any, ...]
-    groups: int
-
-
-# Every tensor of a call: given, and handed back; the last four are the sums by owner of a split batch.
-TENSORS = (
-    *("train_logp", "rollout_logp", "mask", "log_mass", "advantages", "offsets", "numbers"),
-    *("weights", "mask_out", "keep_out", "statistics", "histogram"),
-    *("counts_out", "integers_out", "floats_out", "peaks_out"),
-)
-STRIDED = ("train", "rollout", "mask")
-CONSTANTS = ("PLAN", "BY_OWNER", "nothing")
-
-
-@lru_cache(maxsize=256)
-def recipe_of(
-    spec: Spec,
-    device: torch.device,
-    dtypes: tuple[torch.dtype | None, ...],
-    extras: tuple[torch.dtype | None, ...],
-    per_sequence: bool,
-    mass_of_rollout: bool,
-    wanted: Wanted | None,
-    split: bool,
-) -> Recipe:
-    """Make the recipe for a Spec and the dtypes of a batch. Every argument of a launch has a type that these decide.
-
-    Args:
-        spec: The Spec.
-        device: The device.
-        dtypes: Of log-probs, mask, offsets, advantages and mass.
-        extras: Of externals and further log-probs, which are part of the key of the cache alone.
-        per_sequence: Advantages are [S].
-        mass_of_rollout: As in `Given`.
-        wanted: The outputs; None: all that the Spec asks for.
-        split: Sequences lie on several ranks.
-    """
-    del extras
-    train, rollout, mask, offsets, advantages, log_mass = dtypes
-    assert train is not None and rollout is not None
-    kind = torch.promote_types(torch.promote_types(train, rollout), torch.float32)
-    wanted = Wanted.by(spec, mask is not None, offsets is not None) if wanted is None else wanted
-    plan = plan_of(
-        spec,
-        double=kind == torch.float64,
-        packed=offsets is not None,
-        masked=mask is not None,
-        advantages=None if advantages is None else ("sequence" if per_sequence else "token"),
-        writes_weights=wanted.weights,
-        writes_mask=wanted.mask,
-        edits_mask=wanted.edits_mask,
-        mass=None if log_mass is None else ("rollout" if mass_of_rollout else "train"),
-    )
-    maxima = len(plan.token_maxima) + len(plan.sequence_maxima) + len(plan.call_maxima)
-    bins = HISTOGRAM_BINS if plan.full else 0
-    statistics = len(plan.token_sums) + len(plan.sequence_sums) + bins + len(plan.call_sums) + maxima
-    scratch = _scratch_of(plan, kind)
-    missing = {
-        "mask": mask is None,
-        "log_mass": log_mass is None,
-        "advantages": plan.advantages is None,
-        "offsets": offsets is None,
-        "weights": not plan.writes_weights,
-        "mask_out": not plan.writes_mask,
-        "histogram": not plan.full,
-        "counts_out": not split,
-        "integers_out": not (split and plan.integers),
-        "floats_out": not split,
-        "peaks_out": not (split and plan.peaks),
-    }
-    held = [place for place, name in enumerate(TENSORS) if not missing.get(name)]
-    others = (*Grid._fields, *names_of_strides(STRIDED), "externals", *CONSTANTS)
-    names = Names([TENSORS[place] for place in held], scratch.names, others)
-    absent = dict.fromkeys([name for name in (*TENSORS, *SCRATCH) if name not in names.places], "nothing")
-    of_decide = dict(absent)
-    if plan.advantages == "token":
-        # `decide` does not read the advantages of tokens, whose dtype would be part of its compile key.
-        of_decide["advantages"] = "nothing"
-    if split:
-        of_decide |= {table: absent.get(f"{table}_out", f"{table}_out") for table in BY_OWNER}
-        of_decide["slots"] = "owner_count"
-    # `apply` has slots of its own.
-    of_apply = absent | {"tiles": "tiles_of_apply", "steps": "steps_of_apply", "TILING": "TILING_OF_APPLY"}
-    return Recipe(
-        plan=plan,
-        kind=kind,
-        scratch=scratch,
-        held=picker(held),
-        read=Site(read_kernel, names, absent),
-        gather=Site(gather_kernel, names, absent) if split else None,
-        decide=Site(decide_kernel, names, of_decide),
-        apply=Site(apply_kernel, names, of_apply) if plan.applies else None,
-        statistics=statistics,
-        sums=statistics - maxima,
-        upload=_upload(spec, plan.double, device),
-        constants=(plan, split, None),
-        groups=groups(plan),
-    )
-
-
-# The tables of slots, which a split batch also has by owner.
-BY_OWNER = ("counts", "integers", "floats", "peaks")
-
-# Every table that a plan may have: of slots, of token programs, of sequence programs, of sequences.
-SCRATCH = (
-    *BY_OWNER,
-    *("token_sums", "token_maxima", "part_sums", "part_maxima", "sequence_sums", "sequence_maxima", "counter"),
-    *("states", "sequence_weights"),
-)
-
-
-def _scratch_of(plan: Plan, kind: torch.dtype) -> WorkspaceLayout:
-    """List the tables of a plan: [columns, slots], [columns, programs] of programs over tokens.
-
-    Those of programs over sequences and of parts are [rows, columns] to the kernels. The counter is the first of its
-    table.
-    """
-    keys, exact = torch.int64 if plan.double else torch.int32, torch.float64
-    slots = [
-        Field("counts", len(plan.counts), torch.int32),
-        Field("integers", len(plan.integers), torch.int64) if plan.integers else None,
-        Field("floats", len(plan.floats), kind),
-        Field("peaks", len(plan.peaks), keys) if plan.peaks else None,
-    ]
-    sequences = [
-        Field("states", None, torch.int32) if plan.applies else None,  # bits; see decide.py
-        Field("sequence_weights", None, kind) if plan.spreads else None,
-    ]
-    return WorkspaceLayout(
-        [field for field in slots if field is not None],
-        [
-            Field("token_sums", len(plan.token_sums), exact),
-            Field("token_maxima", len(plan.token_maxima) - plan.derived, exact),
-        ],
-        [
-            Field("sequence_sums", len(plan.sequence_sums), exact),
-            Field("sequence_maxima", len(plan.sequence_maxima), exact),
-            Field("counter", None, torch.int32),
-        ],
-        [field for field in sequences if field is not None],
-        [
-            Field("part_sums", len(plan.token_sums), exact),
-            Field("part_maxima", len(plan.token_maxima) - plan.derived, exact),
-        ],
-    )
-
-
-@lru_cache(maxsize=256)
-def _upload(spec: Spec, double: bool, device: torch.device) -> Upload:
-    """Bring the thresholds to the device; once, and again only when one changes."""
-    return Upload(tuple(numbers_of(spec, double).values()), device)
 
 
 def run(given: Given, spec: Spec) -> Found:
@@ -332,7 +104,7 @@ def prepare(
         spec,
         device,
         dtypes_of((train, rollout, mask, offsets, advantages, log_mass)),
-        dtypes_of(extras),
+        dtypes_of(extras) if extras else (),
         given.per_sequence,
         given.mass_of_rollout,
         wanted,
@@ -361,21 +133,17 @@ def prepare(
         histogram, *(NO_TABLES if by_owner is None else vars(by_owner).values()),
     ))  # fmt: skip
     addresses = addresses_of(tensors)
-    values = (
-        *addresses, *workspace.addresses, *grid, *strides_of((train, rollout, mask), grid), extras, *recipe.constants
-    )  # fmt: skip
-    everywhere = (*addresses, workspace.first, *addresses_of(extras))
-    alignment = alignment_of(everywhere, (*tensors, workspace.memory, *extras))
-    operands = Operands(values, tensors, workspace, (grid.cut, alignment), device)
-    launches = [Launch(recipe.read, grid.token_programs, grid.cut.warp, operands)]
-    if recipe.gather is not None:
-        launches.append(Launch(recipe.gather, grid.sequence_programs, SEQUENCE_THREADS, operands))
-    adding = grid.parts * recipe.groups + plan.full
-    deciding = grid.sequence_programs * (grid.shares if grid.shares > 1 and plan.zeroes else 1)
-    launches.append(Launch(recipe.decide, deciding + adding, SEQUENCE_THREADS, operands))
-    if recipe.apply is not None:
-        launches.append(Launch(recipe.apply, grid.programs_of_apply, grid.cut.threads, operands))
-    return Found(weights, mask_out, keep, statistics, recipe.sums, by_owner), tuple(launches)
+    sized = sized_for(recipe, grid)
+    strides = strides_of((train, rollout, mask), grid)
+    everywhere = (*addresses, workspace.first, *(addresses_of(extras) if extras else ()))
+    operands = Operands(
+        values=(*addresses, *workspace.addresses, *strides, extras, *sized.values),
+        tensors=tensors,
+        workspace=workspace,
+        key=(grid.cut, alignment_of(everywhere, (*tensors, workspace.memory, *extras))),
+        device=device,
+    )
+    return Found(weights, mask_out, keep, statistics, recipe.sums, by_owner), sized.on(operands)
 
 
 def _contiguous_extras(given: Given) -> tuple[Tensor, ...]:

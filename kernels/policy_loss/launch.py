@@ -16,10 +16,12 @@ from torch import Tensor
 
 from rollout_corr.kernels.grid import (
     SEQUENCE_THREADS,
+    SIZES,
     Grid,
     current,
     grid_for,
     names_of_strides,
+    sizes_of,
     strides_of,
 )
 from rollout_corr.kernels.launches import (
@@ -29,6 +31,7 @@ from rollout_corr.kernels.launches import (
     Names,
     Operands,
     Site,
+    Sized,
     Workspace,
     WorkspaceLayout,
     addresses_of,
@@ -180,7 +183,7 @@ def recipe_of(
     made |= {"value": True, "divisor": True, "statistics": True}
     held = [place for place, x in enumerate((*dtypes, *made.values())) if x]
     plan_names = [f"PLAN {number}" for number in range(len(plans))]
-    others = (*Grid._fields, *names_of_strides(STRIDED), *plan_names, "nothing")
+    others = (*names_of_strides(STRIDED), *SIZES, *plan_names, "nothing")
     names = Names([TENSORS[place] for place in held], scratch.names, others)
     absent = dict.fromkeys([name for name in (*TENSORS, *SCRATCH) if name not in names.places], "nothing")
     passes = []
@@ -290,17 +293,28 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
         recipe.upload.read(), gradient, inners, value, divisor, statistics,
     ))  # fmt: skip
     addresses = addresses_of(held)
-    values = (*addresses, *workspace.addresses, *grid, *strides_of(strided, grid), *recipe.constants)
-    alignment = alignment_of((*addresses, workspace.first), (*held, workspace.memory))
-    operands = Operands(values, held, workspace, (grid.cut, alignment), device)
+    sized = _sized(recipe, grid)
+    operands = Operands(
+        values=(*addresses, *workspace.addresses, *strides_of(strided, grid), *sized.values),
+        tensors=held,
+        workspace=workspace,
+        key=(grid.cut, alignment_of((*addresses, workspace.first), (*held, workspace.memory))),
+        device=device,
+    )
+    return LossFound(value, gradient, inners, divisor, statistics), sized.on(operands)
+
+
+@lru_cache(maxsize=1024)
+def _sized(recipe: LossRecipe, grid: Grid) -> Sized:
+    """List the launches of a recipe on batches of a size."""
     launches = []
     for site, over_tokens, over_sequences, adding in recipe.passes:
         if over_tokens:
-            launches.append(Launch(site, grid.token_programs, grid.cut.warp, operands))
+            launches.append((site, grid.token_programs, grid.cut.warp))
         else:
             programs = grid.parts * adding + (grid.sequence_programs if over_sequences else 0)
-            launches.append(Launch(site, programs, SEQUENCE_THREADS, operands))
-    return LossFound(value, gradient, inners, divisor, statistics), tuple(launches)
+            launches.append((site, programs, SEQUENCE_THREADS))
+    return Sized((*sizes_of(grid), *recipe.constants), tuple(launches))
 
 
 class Slope(NamedTuple):
@@ -341,7 +355,7 @@ def prepare_scale(slope: Slope) -> tuple[Tensor, Launch]:
     operands = held(tensors)
     addresses = addresses_of(operands)
     key = grid.cut, alignment_of(addresses, operands)
-    call = Operands((*addresses, *grid, *constants), operands, NOTHING, key, device)
+    call = Operands((*addresses, *sizes_of(grid), *constants), operands, NOTHING, key, device)
     return scaled, Launch(site, grid.token_programs, grid.cut.warp, call)
 
 
@@ -358,7 +372,7 @@ def _recipe_of_scaling(device: torch.device, dtypes: tuple[torch.dtype | None, .
     del device  # all launches of a site share it
     all_names = ("gradient", "inners", "upstream", "divisor", "offsets", "scaled")
     there = [place for place, dtype in enumerate(dtypes) if dtype is not None]
-    names = Names([all_names[place] for place in there], (), (*Grid._fields, "PLAN", "nothing"))
+    names = Names([all_names[place] for place in there], (), (*SIZES, "PLAN", "nothing"))
     absent = dict.fromkeys([name for name in all_names if name not in names.places], "nothing")
     plan = Scaling("offsets" not in absent, "inners" not in absent)
     return ScaleRecipe(Site(scale_kernel, names, absent), picker(there), (plan, None))

@@ -13,6 +13,7 @@ from typing import TypeGuard
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from rollout_corr.backends.layouts import Layout, LogProbs, dtype_of, layout_of, shape_of
@@ -21,6 +22,7 @@ from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.validate import shown
 
+CPU, STRIDED = torch.device("cpu"), torch.strided
 LOGP_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 MASK_DTYPES = (
     torch.bool,
@@ -110,16 +112,16 @@ class Batch:
         return found
 
 
-def is_like(
-    x: object, like: Tensor | None, shape: torch.Size | None, dtypes: tuple[torch.dtype, ...]
+def is_plain(
+    x: object, dtypes: tuple[torch.dtype, ...], shape: torch.Size | None = None, device: torch.device | None = None
 ) -> TypeGuard[Tensor]:
-    """Test for a plain tensor of one of the dtypes, on the device of another, where there is one, and of its shape."""
+    """Test for what nearly every call passes: a plain tensor of one of the dtypes, of a shape and on a device."""
     return (
         type(x) is Tensor
         and x.dtype in dtypes
-        and x.layout is torch.strided
-        and (like is None or (x.shape == shape and x.device == like.device))
-        and not torch._C._functorch.is_batchedtensor(x)
+        and x.layout is STRIDED
+        and (shape is None or (x.shape == shape and x.device == device))
+        and not is_batchedtensor(x)
     )
 
 
@@ -127,9 +129,9 @@ def checked_tensor(
     name: str, x: object, dtypes: tuple[torch.dtype, ...], like: Tensor | None = None, leader: str = "train_logp"
 ) -> Tensor:
     """Refuse everything but a plain tensor of one of the dtypes, on the device and of the shape of another."""
-    # Nearly every call passes this; below, one by one, is what can be wrong.
-    if not torch.compiler.is_compiling() and is_like(x, like, None if like is None else like.shape, dtypes):
-        return x
+    shape, device = (None, None) if like is None else (like.shape, like.device)
+    if not torch.compiler.is_compiling() and is_plain(x, dtypes, shape, device):
+        return x  # below, one by one, is what can be wrong
     if x is None and name == "rollout_logp":
         switches = "; ".join(f"{framework}: {switch}" for framework, switch in ROLLOUT_SWITCHES.items())
         raise ValueError(
@@ -140,7 +142,7 @@ def checked_tensor(
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     if type(x) is not Tensor and type(x) is not torch.nn.Parameter:
         _refuse_wrapper(name, type(x))
-    if not torch.compiler.is_compiling() and torch._C._functorch.is_batchedtensor(x):
+    if not torch.compiler.is_compiling() and is_batchedtensor(x):
         raise TypeError(
             f"{name}: expected a plain tensor, got one inside torch.func.vmap; call correct and policy_loss outside of "
             "it, with all sequences in one batch"
@@ -183,12 +185,9 @@ def _refuse_wrapper(name: str, kind: type[Tensor]) -> None:
 
 def is_followed() -> bool:
     """Tell whether more than autograd's backward follows tensors: a compiler, torch.func, forward-mode derivatives."""
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch.compiler.is_compiling() or peek_interpreter_stack() is not None:
         return True
     return forward_ad._current_level >= 0
-
-
-CPU = torch.device("cpu")
 
 
 @dataclass
@@ -199,34 +198,34 @@ class Reader:
         leader: Name of the first argument.
         first: Its tensor, [N] or [B, T], not detached: it may require grad.
         shape: The shape that it came in: [1, N] for some [N].
+        device: The device.
         offsets: [S + 1], or None when every row of [B, T] is a sequence.
         count: S.
         layout: Opens arguments and gives results back.
-        followed: As `is_followed` says.
+        quick: Arguments are tensors in the shape of the first, and only those with a history need to be detached.
     """
 
     leader: str
     first: Tensor
     shape: torch.Size
+    device: torch.device
     offsets: Tensor | None
     count: int
     layout: Layout
-    followed: bool
+    quick: bool
 
     def tensor(self, name: str, x: object, dtypes: tuple[torch.dtype, ...] = LOGP_DTYPES) -> Tensor:
         """Read another argument, detached, in the shape of the first."""
-        first, shape = self.first, self.shape
-        flat = first.dim() == len(shape)
-        if self.layout.plain and not self.followed and is_like(x, first, shape, dtypes):
-            found = x
-        else:
-            like = first if flat else first.view(shape)
-            found = checked_tensor(name, self.layout.open(name, x), dtypes, like, self.leader)
-        return self.detached(found if flat else found.reshape(first.shape))
+        if self.quick and is_plain(x, dtypes, self.shape, self.device):
+            return x.detach() if x.requires_grad else x
+        first = self.first
+        like = first if first.dim() == len(self.shape) else first.view(self.shape)
+        found = checked_tensor(name, self.layout.open(name, x), dtypes, like, self.leader).detach()
+        return found if like is first else found.reshape(first.shape)
 
     def detached(self, x: Tensor) -> Tensor:
-        """Give a tensor without its history."""
-        return x.detach() if self.followed or x.requires_grad else x
+        """Give a tensor that was read already without its history."""
+        return x if self.quick and not x.requires_grad else x.detach()
 
     def extra(self, name: str, x: object) -> Tensor:
         """Read an argument that may also be [N] beside [1, N], or the other way round."""
@@ -251,10 +250,12 @@ class Reader:
         self, name: str, given: object, dtypes: tuple[torch.dtype, ...] = FLOATS_OR_INTEGERS
     ) -> tuple[Tensor, bool]:
         """Read an argument that is per token or per sequence; True beside it says that it is per sequence, [S]."""
+        if self.quick and is_plain(given, dtypes, self.shape, self.device):
+            return self.detached(given), False
         if isinstance(given, Tensor) and not given.is_nested and self._is_per_sequence(given):
             if given.device != self.first.device:
                 raise ValueError(f"{name}: expected device {self.first.device}, got {given.device}")
-            return checked_tensor(name, given.reshape(-1), dtypes).detach(), True
+            return self.detached(checked_tensor(name, given.reshape(-1), dtypes)), True
         flat = self.in_one_row(self.layout.open(name, given))
         if isinstance(flat, Tensor) and flat.shape != self.first.shape:
             raise ValueError(
@@ -298,7 +299,8 @@ def reader(leader: str, logp: LogProbs, cu_seqlens: Tensor | None, validate: boo
         offsets = read_offsets(offsets, first, validate, leader)
         first = first.reshape(-1) if first.dim() == 2 else first
     count = first.shape[0] if offsets is None else offsets.shape[0] - 1
-    return Reader(leader, first, shape, offsets, count, layout, is_followed())
+    quick = layout.plain and first.dim() == len(shape) and not is_followed()
+    return Reader(leader, first, shape, first.device, offsets, count, layout, quick)
 
 
 def external_names(spec: Spec) -> list[str]:

@@ -11,7 +11,7 @@ import triton.compiler
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from rollout_corr.kernels.correct import launch as correct
+from rollout_corr.kernels.correct import recipe as correct
 from rollout_corr.kernels.policy_loss import launch as policy_loss
 
 TARGETS = {"cuda": GPUTarget("cuda", 90, 32), "hip": GPUTarget("hip", "gfx942", 64)}

@@ -16,7 +16,7 @@ from builders.launched import dispatched
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.aot.variants import VARIANTS
 from rollout_corr.kernels import launches
-from rollout_corr.kernels.correct import launch as correct
+from rollout_corr.kernels.correct import recipe as correct
 from rollout_corr.kernels.launches import Field, Workspace, WorkspaceLayout
 
 SMALL = {name: VARIANTS[name] for name in list(VARIANTS)[::10]}
