@@ -56,10 +56,9 @@ def operators() -> None:
     import rollout_corr as rc
 
     assert all(hasattr(torch.ops.rollout_corr, name) for name in ("correct", "policy_loss", "scale_gradient"))
-    traced = torch.compile(lambda x: rc.correct(x, x - 0.1).weights, backend="eager", fullgraph=True)
-    torch.testing.assert_close(
-        traced(torch.zeros(2, 3)), rc.correct(torch.zeros(2, 3), torch.full((2, 3), -0.1)).weights
-    )
+    spec = rc.Spec(weight=rc.Weight("token", upper=1.05))
+    traced = torch.compile(lambda x: rc.correct(x, x - 0.1, spec=spec).weights, backend="eager", fullgraph=True)
+    torch.testing.assert_close(traced(torch.zeros(2, 3)), torch.full((2, 3), 1.05))
 
 
 def command_line() -> None:
