@@ -19,6 +19,7 @@ from rollout_corr.backends.claims import Claims, claims_of
 from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
 from rollout_corr.backends.read import read_mass
 from rollout_corr.backends.staleness import Versions
+from rollout_corr.backends.turns import check_turns, measuring_turns, read_turns
 from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import DENOMINATORS, KL, Counted, LossReduction, Objective, SquaredLogRatio, reduction_of
@@ -136,6 +137,27 @@ def read_tensors(
     if batch.mass is not None and rollout is None:
         raise ValueError("rollout_logp: expected log-probs, because log_mass corrects only ratios to them, got None")
     return LossTensors(read, batch, old, rollout, ref, batch.advantages)
+
+
+def read_turns_of(
+    tensors: LossTensors,
+    spec: Spec | None,
+    surrogate: object,
+    turns: object,
+    max_turns: int | None,
+    validate: bool,
+    split: bool,
+) -> Spec | None:
+    """Read the turns of a call into its batch, and give the Spec that measures them."""
+    of_turns = isinstance(surrogate, Surrogate) and surrogate.unit == "turn"
+    if of_turns and turns is None:
+        raise ValueError(f"turns: expected offsets, ids or 'runs' for {surrogate!r}, got None")
+    if isinstance(spec, Spec) or max_turns is not None:
+        check_turns(spec if isinstance(spec, Spec) else Spec(), turns, max_turns)
+    if turns is None:
+        return spec
+    tensors.batch.turns = read_turns(tensors.read, tensors.batch, turns, max_turns, validate, split)
+    return measuring_turns(spec) if isinstance(spec, Spec) else spec
 
 
 class ReadyWeights(NamedTuple):
@@ -284,6 +306,8 @@ class LossRequest:
             raise ValueError(f"{missing}: expected a value, because {there} is given, got None")
         if spec is None and self.versions is not None:
             raise ValueError("versions: expected None without a spec, whose metrics and criteria are of ages, got both")
+        if self.backend == "triton" and checked_surrogate(self.surrogate).unit == "turn":
+            raise ValueError(f"backend: expected 'auto' or 'torch' for {self.surrogate!r}, got 'triton'")
         mode = mode_of(checked_surrogate(self.surrogate), tensors.old, tensors.rollout)
         use = USES[mode.weights]
         self._check_weights(use)

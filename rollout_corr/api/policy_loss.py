@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.by_keyword import mask_by_keyword
-from rollout_corr.api.correct import Correction, Renormalized
+from rollout_corr.api.correct import Correction, Renormalized, Turns
 from rollout_corr.api.loss_request import (
     LossRequest,
     read_denominator,
     read_ready,
     read_tensors,
+    read_turns_of,
 )
 from rollout_corr.backends import claims, loss_blocks, loss_operators, operators, whole
 from rollout_corr.backends.batch import Batch, check_validate, external_names
@@ -27,7 +28,6 @@ from rollout_corr.backends.read import add_ages
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back
 from rollout_corr.backends.staleness import versions_given
-from rollout_corr.backends.turns import check_turns
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.metrics.statistics import HasStatistics, Statistics, of_vector
 from rollout_corr.spec.correction import Spec
@@ -46,6 +46,7 @@ class PolicyLoss(HasStatistics):
         weights: The correction's weights where a Spec was given, else None; the mode decides how they enter the loss.
         keep: [S] bool where a Spec was given, else None: False for sequences that it rejected as a whole.
         statistics: Mergeable statistics on the device: the correction's where a Spec was given, then the loss's.
+        keep_turns: [U] bool where a Spec and `turns` were given, else None, as in `Correction`.
     """
 
     value: Tensor
@@ -53,6 +54,7 @@ class PolicyLoss(HasStatistics):
     weights: Any
     keep: Tensor | None
     statistics: Statistics
+    keep_turns: Tensor | None = None
 
     if not TYPE_CHECKING:  # a checker shall go on refusing every unknown name
 
@@ -94,6 +96,8 @@ def policy_loss(
     renormalized: Renormalized = "rollout",
     versions: LogProbs | None = None,
     current_version: int | None = None,
+    turns: Turns | None = None,
+    max_turns: int | None = None,
     backend: BackendName = "auto",
     validate: bool = False,
     batch_group: Any = None,
@@ -141,6 +145,8 @@ def policy_loss(
             and old_logp.
         versions: The version of the policy that sampled each token or sequence, as in `correct`; for a `spec`.
         current_version: The version of the policy that trains.
+        turns: The turns of each sequence, as in `correct`: for a Spec over turns, and for GSPO(over="turn").
+        max_turns: A bound on the turns that ids or "runs" make, as in `correct`.
         backend: "auto", "triton" or "torch". An explicit choice never falls back.
         validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; and compare the
             calls of the ranks of each group: one small collective more, and an error on all ranks that names the rank.
@@ -167,6 +173,7 @@ def policy_loss(
         policies = old_logp, rollout_logp, ref_logp
         kept_set = log_mass, renormalized
         tensors = read_tensors(new_logp, advantages, mask, *policies, cu_seqlens, validate, *kept_set)
+        spec = read_turns_of(tensors, spec, surrogate, turns, max_turns, validate, sequence_group is not None)
         groups.check_advantages(tensors.batch, new_logp, advantages)
         request = LossRequest(
             tensors=tensors,
@@ -220,13 +227,12 @@ def _correct_inside(request: LossRequest, spec: Spec) -> InnerCorrection:
     for criterion in spec.criteria:
         if criterion.of == "new/old" and old is None:
             raise ValueError(f"old_logp: expected log-probs for criterion {criterion.label!r} of new/old, got None")
-    check_turns(spec, None, None)
     run = _spec_to_run(spec, old is not None, request.use.multiply)
     denominators = {"new/rollout": rollout, "new/old": old}
     pairs: dict[str, tuple[Tensor, Tensor]] = {
         c.of: (new, other) for c in run.criteria if (other := denominators.get(c.of)) is not None
     }
-    if request.runs_on == "triton" and (reason := operators.beyond_kernels(run)) is not None:
+    if request.backend == "triton" and (reason := operators.beyond_kernels(run)) is not None:
         raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
     batch = batch.of(new if old is None else old, rollout, pairs)
     if all(criterion.when == "any" for criterion in run.criteria):
@@ -242,7 +248,7 @@ def _correct_inside(request: LossRequest, spec: Spec) -> InnerCorrection:
     if not request.use.multiply:
         factors = None if spec.rejected == "mask" or trains is None else (trains != 0).to(batch.dtype)
         trains = None if spec.rejected == "zero" else trains
-    return InnerCorrection(factors, trains, Result(found.weights, trains, found.keep, statistics))
+    return InnerCorrection(factors, trains, Result(found.weights, trains, found.keep, statistics, found.keep_turns))
 
 
 def _spec_to_run(spec: Spec, has_old: bool, multiply: bool) -> Spec:
@@ -274,7 +280,7 @@ def _runner(request: LossRequest) -> str:
     """Choose a key of RUNNERS."""
     if request.groups.sequence is not None:
         return "split"
-    if request.runs_on == "triton":
+    if request.runs_on == "triton" and request.surrogate.unit == "sequence":
         return "triton"
     if torch.compiler.is_compiling():
         return "traced"
@@ -319,7 +325,8 @@ def _run(request: LossRequest) -> PolicyLoss:
         return PolicyLoss(value, mask_back(batch, _within(batch, trains)), None, None, statistics)
     found = inner.result
     handed = None if found.weights is None else batch.restore(found.weights)
-    return PolicyLoss(value, mask_back(batch, found.mask), handed, found.keep, found.statistics.join(statistics))
+    joined = found.statistics.join(statistics)
+    return PolicyLoss(value, mask_back(batch, found.mask), handed, found.keep, joined, found.keep_turns)
 
 
 def _within(batch: Batch, train_mask: Tensor | None) -> Tensor | None:

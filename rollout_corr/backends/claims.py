@@ -36,6 +36,8 @@ def claims_of(call: str, batch: Batch, tensors: dict[str, Tensor | None], fixed:
     """
     dtypes = {name: "None" if x is None else dtype_of(x) for name, x in tensors.items()}
     sequences = {"sequences": str(batch.count), "layout": "rows" if batch.offsets is None else "packed"}
+    if batch.turns is not None:
+        sequences["turns"] = str(batch.turns.shape[0] - 1)
     advantages = "None"
     if batch.advantages is not None:
         advantages = "per sequence" if batch.per_sequence else "per token"

@@ -6,7 +6,7 @@ The gradient is computed in the forward pass, by autograd of the definition; bac
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,10 +16,13 @@ from rollout_corr.backends.batch import Batch
 from rollout_corr.definition import loss
 from rollout_corr.definition.facts import Named
 from rollout_corr.definition.loss import Operands
-from rollout_corr.definition.sequences import Sequences
+from rollout_corr.definition.sequences import Packed, Rows
 from rollout_corr.definition.tokens import KeptMass
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.spec.loss import Objective
+
+if TYPE_CHECKING:
+    from rollout_corr.backends.split import Split
 
 
 @dataclass
@@ -105,6 +108,7 @@ def run_blocks(task: LossTask) -> LossResult:
             valid=None,
             trains=None if task.trains is None else block.take(task.trains) != 0,
             mass=block.mass(task.mass),
+            turns=None if block.turns is None else block.turns.turns.units,
         )
         total, slope, more_sums, more_maxima = _with_gradient(operands, task, look=True)
         if gradient is not None and slope is not None:
@@ -142,7 +146,7 @@ def run_traced(task: LossTask) -> LossResult:
     return _result((total, None, sums, maxima), task)
 
 
-def _operands(task: LossTask, new: Tensor, sequences: Sequences, valid: Tensor | None) -> Operands:
+def _operands(task: LossTask, new: Tensor, sequences: Rows | Packed | Split, valid: Tensor | None) -> Operands:
     """The whole batch as one block."""
     batch = task.batch
 
@@ -160,6 +164,7 @@ def _operands(task: LossTask, new: Tensor, sequences: Sequences, valid: Tensor |
         valid=valid,
         trains=None if task.trains is None else task.trains != 0,
         mass=None if task.mass is None else task.mass.each(lambda log: log.to(batch.dtype)),
+        turns=None if batch.turns is None else whole.turns_of(batch, sequences, valid).units,
     )
 
 

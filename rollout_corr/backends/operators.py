@@ -19,6 +19,7 @@ from rollout_corr.backends import blocks, whole
 from rollout_corr.backends.batch import Batch, external_names, read_offsets
 from rollout_corr.backends.registration import define, seen_by_others
 from rollout_corr.backends.result import Result
+from rollout_corr.backends.turns import read_offsets_of_turns
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics import schema
 from rollout_corr.metrics.statistics import Statistics, of_vector
@@ -47,6 +48,7 @@ class CorrectOperands(NamedTuple):
     new_logp: Tensor | None
     log_mass: Tensor | None
     mass_of_rollout: bool  # log_mass is taken from rollout_logp, and not from train_logp
+    turns: Tensor | None = None  # [U + 1], which the kernels do not take
 
 
 class CorrectOutputs(NamedTuple):
@@ -56,6 +58,7 @@ class CorrectOutputs(NamedTuple):
     mask: Tensor
     keep: Tensor  # [S] bool
     statistics: Tensor  # float64, the sums and then the maxima
+    keep_turns: Tensor  # [U] bool
 
 
 def _missing_triton() -> str | None:
@@ -111,12 +114,13 @@ def run_fused(batch: Batch, spec: Spec) -> Result:
         torch.compiler.is_compiling() or batch.train.device.type != "cpu"
     ):
         text = encode(spec) if torch.compiler.is_compiling() else encode_once(spec)
-        weights, mask, keep, statistics = torch.ops.rollout_corr.correct(*operands, *text)
+        weights, mask, keep, statistics, keep_turns = torch.ops.rollout_corr.correct(*operands, *text)
         return Result(
             weights if spec.returns_weights else None,
             mask if writes_mask(spec, batch.mask, batch.offsets) else None,
             keep,
             statistics_of(statistics, spec),
+            None if batch.turns is None else keep_turns,
         )
     given = given_of(operands)
     given.weights_out, given.mask_out = batch.weights_out, batch.mask_out
@@ -139,13 +143,13 @@ def operands_of(batch: Batch, spec: Spec) -> CorrectOperands:
     log, of_rollout = (None, False) if batch.mass is None else batch.mass
     return CorrectOperands(
         batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages, batch.per_sequence, external, new, log,
-        of_rollout,
+        of_rollout, batch.turns,
     )  # fmt: skip
 
 
 def given_of(operands: CorrectOperands) -> Given:
     """Give a batch as the kernels take it, with offsets on its device."""
-    given: Given = kernels().Given(*operands)
+    given: Given = kernels().Given(*operands[:-1])
     if given.offsets is not None and given.offsets.device != given.train.device:
         given.offsets = given.offsets.to(given.train.device)
     return given
@@ -195,7 +199,7 @@ def writes_mask(spec: Spec, mask: Tensor | None, offsets: Tensor | None) -> bool
 
 
 def _kernels(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
-    if spec.has_prefixes:
+    if spec.has_prefixes or spec.measures_turns:
         return _plain(operands, spec, whole.run_whole)
     found = kernels().run(given_of(operands), spec)
     return _filled(operands, found.weights, found.mask, found.keep, found.statistics)
@@ -206,7 +210,7 @@ def _reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
 
 
 def _plain(operands: CorrectOperands, spec: Spec, run: Callable[[Batch, Spec], Result]) -> CorrectOutputs:
-    train, rollout, mask, offsets, advantages, per_sequence, external, new, log_mass, of_rollout = operands
+    train, rollout, mask, offsets, advantages, per_sequence, external, new, log_mass, of_rollout, turns = operands
     if offsets is not None:
         offsets = read_offsets(offsets, train, False)
     count = train.shape[0] if offsets is None else offsets.shape[0] - 1
@@ -215,12 +219,13 @@ def _plain(operands: CorrectOperands, spec: Spec, run: Callable[[Batch, Spec], R
     pairs = {of: pair for of, pair in pairs.items() if any(criterion.of == of for criterion in spec.criteria)}
     batch = Batch(train, rollout, mask, offsets, count, lambda x: x, mask, advantages, per_sequence, named, pairs)
     batch.mass = None if log_mass is None else KeptMass(log_mass, of_rollout)
+    batch.turns = None if turns is None else read_offsets_of_turns(turns, batch, False)
     result = run(batch, spec)
     edited = result.mask
     if edited is None and writes_mask(spec, mask, offsets):
         edited = whole.inside(batch)
     statistics = torch.cat([result.statistics.sums, result.statistics.maxima])
-    return _filled(operands, result.weights, edited, result.keep, statistics)
+    return _filled(operands, result.weights, edited, result.keep, statistics, result.keep_turns)
 
 
 def _shapes(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
@@ -239,16 +244,26 @@ def _shapes(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
         empty(*train.shape, dtype=mask_kind) if edits else None,
         empty(sequences, dtype=torch.bool),
         empty(sum(counts(spec)), dtype=torch.float64),
+        None if operands.turns is None else empty(operands.turns.shape[0] - 1, dtype=torch.bool),
     )
 
 
 def _filled(
-    operands: CorrectOperands, weights: Tensor | None, mask: Tensor | None, keep: Tensor, statistics: Tensor
+    operands: CorrectOperands,
+    weights: Tensor | None,
+    mask: Tensor | None,
+    keep: Tensor,
+    statistics: Tensor,
+    keep_turns: Tensor | None = None,
 ) -> CorrectOutputs:
     """Replace results that are not wanted by empty tensors: an operator cannot return None."""
     nothing = operands.train_logp.new_empty
     return CorrectOutputs(
-        nothing(0) if weights is None else weights, nothing(0) if mask is None else mask, keep, statistics
+        nothing(0) if weights is None else weights,
+        nothing(0) if mask is None else mask,
+        keep,
+        statistics,
+        nothing(0) if keep_turns is None else keep_turns,
     )
 
 

@@ -85,7 +85,7 @@ def _runner(batch: Batch, spec: Spec, backend: str) -> Callable[[Batch, Spec], R
     if backend == "triton" and not spec.criteria and not beyond:
         return operators.run_fused
     on_cpu, compiling = batch.train.device.type == "cpu", torch.compiler.is_compiling()
-    if compiling and spec.has_prefixes and not spec.measures_turns:
+    if compiling and (spec.has_prefixes or spec.measures_turns):
         return operators.run_fused
     if (beyond or spec.criteria) and operators.beyond_kernels(spec) and (not on_cpu or compiling):
         return whole.run_whole

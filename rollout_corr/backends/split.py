@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rollout_corr.definition.sequences import Packed, Rows
+from rollout_corr.definition.sequences import Flattened, Packed, Rows
 from rollout_corr.metrics.collectives import Pending, all_reduce
 
 if TYPE_CHECKING:
@@ -38,28 +38,23 @@ NO_ORDER = (
 )
 
 
-class Split:
-    """Sequences of which this rank holds some of the tokens, in any order, perhaps none.
+class Exchange:
+    """The numbers that the two runs of a call note and read, of its sequences and of its turns.
 
     Args:
-        part: The sequences as far as they lie here.
-        group: A torch.distributed process group; all its ranks hold the same sequences in the same order.
-        order: Which stretches of a sequence a rank holds; None where nothing depends on it.
+        group: A torch.distributed process group.
     """
 
-    def __init__(self, part: Rows | Packed, group: Any, order: SequenceOrder | None = None) -> None:
-        self.part = part
-        self.group, self.order = group, order
-        self.count = part.count
+    def __init__(self, group: Any) -> None:
+        self.group = group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        # Totals that have a gradient, and this rank's sums behind them.
+        self.leaves: list[tuple[Tensor, Tensor]] = []
         self._noted: list[Tensor] = []
         self._notes = True
         self._sum: Pending | None = None
         self._table: Tensor | None = None
         self._read = 0
-        self._leaves: list[tuple[Tensor, Tensor]] = []
-
-    # --- between the runs ---
 
     def start(self, what: str) -> None:
         """Start to add up all ranks' tables, after the first run.
@@ -67,7 +62,7 @@ class Split:
         Args:
             what: The caller and what travels, for an error.
         """
-        self._sum = Pending(torch.stack(self._noted), self.group, what)
+        self._sum = Pending(torch.cat(self._noted), self.group, what)
 
     def done(self) -> bool:
         """Tell whether the second run could begin without waiting."""
@@ -83,14 +78,31 @@ class Split:
         """Note anew, after `wait`: sums that depend on those which have come."""
         self._noted, self._notes = [], True
 
-    def _totals(self, here: Tensor) -> Tensor:
-        """[K, S] int64: of this rank in the first run, of all ranks later."""
+    def totals(self, here: Tensor) -> Tensor:
+        """Give int64 of any shape: of this rank in the first run, of all ranks later."""
         if self._notes:
-            self._noted += here.unbind()
+            self._noted.append(here.reshape(-1))
         if self._table is None:
             return here
-        self._read += here.shape[0]
-        return self._table[self._read - here.shape[0] : self._read]
+        self._read += here.numel()
+        return self._table[self._read - here.numel() : self._read].view(here.shape)
+
+
+class Split:
+    """Sequences of which this rank holds some of the tokens, in any order, perhaps none.
+
+    Args:
+        part: The sequences, or their turns, as far as they lie here.
+        exchange: What the call shares with the other ranks, which all hold the same sequences in the same order.
+        order: Which stretches of a sequence a rank holds; None where nothing depends on it.
+    """
+
+    def __init__(self, part: Rows | Packed | Flattened, exchange: Exchange, order: SequenceOrder | None = None) -> None:
+        self.part, self.exchange, self.order = part, exchange, order
+        self.count = part.count
+        self.group, self.rank, self.ranks = exchange.group, exchange.rank, exchange.ranks
+        self._totals, self._leaves = exchange.totals, exchange.leaves
+        self.start, self.done, self.wait, self.again = exchange.start, exchange.done, exchange.wait, exchange.again
 
     # --- the interface of Sequences ---
 
@@ -179,9 +191,10 @@ class Split:
         if not leaves:
             return gradient
         given = [torch.zeros_like(leaf) if x is None else x for leaf, x in zip(leaves, arrived, strict=True)]
-        table = torch.cat([to_limbs(x, self.ranks) for x in given])
+        # Totals of turns and of sequences lie beside each other.
+        table = torch.cat([to_limbs(x, self.ranks) for x in given], 1)
         all_reduce(table, self.group, "policy_loss: the gradients of the sums of each sequence")
-        for here, limbs in zip(sums, table.chunk(len(sums)), strict=True):
+        for here, limbs in zip(sums, table.split([x.shape[0] for x in given], 1), strict=True):
             if here.requires_grad:
                 (through,) = torch.autograd.grad(here, new, from_limbs(limbs), retain_graph=True)
                 gradient = gradient + through

@@ -93,7 +93,7 @@ def read_turns(read: Reader, batch: Batch, turns: object, max_turns: int | None,
     if isinstance(turns, Tensor) and _are_offsets(turns, first):
         if max_turns is not None:
             raise ValueError(f"max_turns: expected None beside turns given as offsets, got {max_turns}")
-        return _read_offsets(turns, batch, validate)
+        return read_offsets_of_turns(turns, batch, validate)
     if split:
         raise ValueError("turns: expected offsets beside a sequence_group, whose ranks hold parts of turns, got others")
     if max_turns is None and torch.compiler.is_compiling():
@@ -134,7 +134,7 @@ def _could_be_offsets(turns: Tensor, batch: Batch) -> bool:
     return ends and bool(torch.isin(sequences, given).all())
 
 
-def _read_offsets(turns: Tensor, batch: Batch, validate: bool) -> Tensor:
+def read_offsets_of_turns(turns: Tensor, batch: Batch, validate: bool) -> Tensor:
     """Check offsets where values can be read."""
     checked_tensor("turns", turns, OFFSETS)
     device = batch.train.device

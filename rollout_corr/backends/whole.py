@@ -26,6 +26,27 @@ if TYPE_CHECKING:
     from rollout_corr.backends.split import Split
 
 
+def split_turns(units: Packed | Flattened, sequences: Split, tokens: Tensor) -> tuple[Split, Packed]:
+    """Turns whose tokens lie on several ranks, and which of them belong to which sequence.
+
+    A rank that has no token of a turn cannot tell its sequence, so the ranks that have one say it.
+
+    Args:
+        units: The turns as far as they lie here.
+        sequences: Their sequences.
+        tokens: Of the shape of the batch.
+    """
+    from rollout_corr.backends.split import Split
+
+    turns = Split(units, sequences.exchange)
+    names = torch.arange(sequences.count, dtype=torch.float64, device=tokens.device)
+    owners = turns.max(sequences.spread(names).expand(tokens.shape))
+    # A turn without a token on any rank goes with the one before it.
+    owners = owners.clamp(min=0.0).cummax(0).values if owners.shape[0] else owners
+    ends = torch.arange(sequences.count + 1, dtype=torch.float64, device=tokens.device)
+    return turns, Packed(torch.searchsorted(owners, ends), units.count)
+
+
 def inside(batch: Batch) -> Tensor:
     """Bool per token: it belongs to a sequence."""
     if batch.offsets is None:
@@ -66,22 +87,24 @@ def split_sequences_of(batch: Batch, group: Any, order: SequenceOrder | None = N
 
     All ranks of the group have to exchange equally many sums, so all have a mask.
     """
-    from rollout_corr.backends.split import Split
+    from rollout_corr.backends.split import Exchange, Split
 
     part, valid = sequences_of(batch)
-    return Split(part, group, order), inside(batch) if valid is None else valid
+    return Split(part, Exchange(group), order), inside(batch) if valid is None else valid
 
 
-def turns_of(batch: Batch, sequences: Sequences, valid: Tensor | None) -> Turns:
+def turns_of(batch: Batch, sequences: Rows | Packed | Split, valid: Tensor | None) -> Turns:
     """The turns of a batch; where nobody has read and checked their offsets they are made to fit."""
     assert batch.turns is not None
-    tokens = batch.train.numel()
-    offsets = fitting(batch.turns, batch)
-    of_sequences = fitting(sequence_offsets(batch), batch)
-    packed = Packed(offsets, tokens)
-    units: Sequences = packed if batch.train.dim() == 1 else Flattened(packed, batch.train.shape)
-    n_valid = units.sum_integers(torch.ones_like(batch.train, dtype=torch.bool) if valid is None else valid)
-    return Turns(units, turns_within(offsets, of_sequences), n_valid)
+    offsets, tokens = fitting(batch.turns, batch), torch.ones_like(batch.train, dtype=torch.bool)
+    packed = Packed(offsets, batch.train.numel())
+    here = packed if batch.train.dim() == 1 else Flattened(packed, batch.train.shape)
+    units: Sequences = here
+    if isinstance(sequences, (Rows, Packed)):
+        within = turns_within(offsets, fitting(sequence_offsets(batch), batch))
+    else:
+        units, within = split_turns(here, sequences, tokens)
+    return Turns(units, within, units.sum_integers(tokens if valid is None else valid))
 
 
 def count_valid(batch: Batch, sequences: Sequences, valid: Tensor | None) -> Tensor:
@@ -133,7 +156,7 @@ class PendingSplit:
         return _result(self._batch, self._spec, self._sequences, self._valid)
 
 
-def _evaluate(batch: Batch, spec: Spec, sequences: Sequences, valid: Tensor | None) -> Findings:
+def _evaluate(batch: Batch, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None) -> Findings:
     dtype = batch.dtype
     advantages = None if batch.advantages is None else advantages_of(batch, batch.advantages, sequences)
     return evaluate(
@@ -151,7 +174,7 @@ def _evaluate(batch: Batch, spec: Spec, sequences: Sequences, valid: Tensor | No
     )
 
 
-def _result(batch: Batch, spec: Spec, sequences: Sequences, valid: Tensor | None) -> Result:
+def _result(batch: Batch, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None) -> Result:
     found = _evaluate(batch, spec, sequences, valid)
     collector = Collector(spec)
     collector.take(found)

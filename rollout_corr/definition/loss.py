@@ -86,6 +86,7 @@ class Operands:
     valid: Tensor | None
     trains: Tensor | None
     mass: KeptMass | None = None  # between new and base, where base is the rollout's
+    turns: Sequences | None = None  # for a surrogate of turns
 
     def compared(self, new: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
         """Give both log-probs as the ratio compares them: over the set that truncated sampling kept."""
@@ -163,12 +164,12 @@ class TokensThatTrain:
         x: Tensor,
         advantages: Tensor,
         counted: Tensor | None,
-        sequences: Sequences,
+        units: Sequences,
         n: Tensor,
     ) -> None:
         self.new, self.x, self.advantages = new, x, advantages
         self.own_ratio = not objective.weights_are_the_ratio
-        self._counted, self._sequences, self._n = counted, sequences, n
+        self._counted, self._units, self._n = counted, units, n
         self._propagate = objective.nonfinite == "propagate"
         surrogate = objective.surrogate
         self.clamped = surrogate.log_ratio(self).clamp(-surrogate.clamp, surrogate.clamp)
@@ -183,11 +184,11 @@ class TokensThatTrain:
         return findings.outside(x, log_bound(lower), log_bound(upper))
 
     def mean(self, x: Tensor) -> Tensor:
-        return mean_of_d(x, self._sequences, self._n, self._propagate)
+        return mean_of_d(x, self._units, self._n, self._propagate)
 
     def mean_advantage(self) -> Tensor:
-        total = sum_of_statistic(self.advantages, self._sequences, self._propagate)
-        return at_each_token(total, self.x, self._sequences, self._n)
+        total = sum_of_statistic(self.advantages, self._units, self._propagate)
+        return at_each_token(total, self.x, self._units, self._n)
 
     def trained(self, x: Tensor) -> Tensor:
         return select(self._counted, x)
@@ -218,7 +219,11 @@ def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple
     weights = None if given.weights is None else select(everywhere, given.weights)
 
     policies = select(counted, compared), select(counted, x)
-    tokens = TokensThatTrain(objective, *policies, advantages, counted, sequences, n)
+    units = sequences, n
+    if objective.surrogate.unit == "turn" and given.turns is not None:
+        trained = torch.ones_like(x, dtype=torch.bool) if counted is None else counted
+        units = given.turns, given.turns.sum_integers(trained)
+    tokens = TokensThatTrain(objective, *policies, advantages, counted, *units)
     loss = objective.surrogate.loss(tokens)
     policy = loss.value
     if weights is not None:

@@ -315,3 +315,7 @@ class Flattened(Whole):
     def running_max(self, x: Tensor, before: bool = False) -> Tensor:
         """[B, T] -> [B, T]."""
         return self.packed.running_max(x.reshape(-1), before).view(self.shape)
+
+    def later_half(self, x: Tensor) -> Tensor:
+        """Bool, [B, T]: in the later half of its stretch."""
+        return self.packed.later_half(x.reshape(-1)).view(self.shape)

@@ -63,4 +63,6 @@ def turns_within(offsets: Tensor, of_sequences: Tensor) -> Packed:
         offsets: [U + 1] int64, of the turns. Those behind the last sequence, which hold no token, belong to none.
         of_sequences: [S + 1] int64, of the sequences; each is among `offsets`.
     """
-    return Packed(torch.searchsorted(offsets, of_sequences), offsets.shape[0] - 1)
+    count = offsets.shape[0] - 1
+    # Offsets of a device that nobody has checked may end before the sequences do.
+    return Packed(torch.searchsorted(offsets, of_sequences).clamp(max=count), count)

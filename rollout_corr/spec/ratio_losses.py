@@ -12,6 +12,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
+from rollout_corr.spec.choices import WEIGHT_UNITS, WeightUnit
 from rollout_corr.spec.meant import keywords_meant
 from rollout_corr.spec.surrogate import LossTokens, Surrogate, TokenLoss
 from rollout_corr.spec.validate import choice, positive
@@ -102,20 +103,28 @@ class GSPO(PPO):
         through: Where the gradient flows: "sequence" through the mean to all tokens of the sequence; "token" through a
             token's own log-prob alone (GSPO-token, whose value is the same). They agree where the tokens of a sequence
             share one advantage.
+        over: The unit that has one ratio: the "sequence", or each "turn" of it in its place, from `turns`.
     """
 
     low: float = 3e-4
     high: float = 4e-4
     through: Through = "sequence"
+    over: WeightUnit = "sequence"
 
     option: ClassVar[str | None] = "through"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         choice("GSPO.through", self.through, THROUGH)
+        choice("GSPO.over", self.over, WEIGHT_UNITS)
+
+    @property
+    def unit(self) -> WeightUnit:
+        """The unit that `mean` is over."""
+        return self.over
 
     def log_ratio(self, tokens: LossTokens) -> Tensor:
-        """Give the sequence's mean of x."""
+        """Give the mean of x over the sequence or turn."""
         if self.through == "sequence":
             return tokens.mean(tokens.x)
         mean = tokens.mean(tokens.x.detach())
@@ -124,8 +133,8 @@ class GSPO(PPO):
 
     def explain(self) -> str:
         """Say the loss of a token in one line."""
-        flow = "all tokens of the sequence" if self.through == "sequence" else "the token's own log-prob"
-        return f"{super().explain()}; log r = the sequence's mean of x, with its gradient through {flow}"
+        flow = f"all tokens of the {self.over}" if self.through == "sequence" else "the token's own log-prob"
+        return f"{super().explain()}; log r = the {self.over}'s mean of x, with its gradient through {flow}"
 
 
 # Without fields of its own a class inherits all that dataclass makes, at none of its cost at import.

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal, Protocol, get_args
 from torch import Tensor
 
 from rollout_corr.spec.checked import Checked
+from rollout_corr.spec.choices import WeightUnit
 from rollout_corr.spec.correction import LARGEST_CLAMP
 from rollout_corr.spec.validate import choice, number, positive
 
@@ -71,10 +72,10 @@ class LossTokens(Protocol):
         """KL of {p, 1 - p} from {q, 1 - q}, where d = log q - log p."""
 
     def mean(self, x: Tensor) -> Tensor:
-        """The mean of log-ratios over the sequence's tokens that train, at each of its tokens; it has a gradient."""
+        """The mean of log-ratios over the unit's tokens that train, at each of its tokens; it has a gradient."""
 
     def mean_advantage(self) -> Tensor:
-        """The mean of A over the sequence's tokens that train, at each of its tokens."""
+        """The mean of A over the unit's tokens that train, at each of its tokens."""
 
     def trained(self, x: Tensor) -> Tensor:
         """Values of tokens that train, 0 elsewhere."""
@@ -134,6 +135,11 @@ class Surrogate(Checked):
     def has_own_bounds(self) -> bool:
         """True if it bounds a ratio that weights, which have bounds of their own, could replace."""
         return False
+
+    @property
+    def unit(self) -> WeightUnit:
+        """The unit that `LossTokens.mean` and `mean_advantage` are over."""
+        return "sequence"
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
         """Name the masks of `TokenLoss` that can be set: some of "low", "high", "dual"."""

@@ -74,8 +74,8 @@ def test_operator_keeps_its_promises(name):
     text = encode(spec)
     rows = [x.view(4, 10) for x in (train, rollout, *external)]
     for arguments in (
-        (train, rollout, mask, offsets, None, False, external, None, None, False, *text),
-        (*rows[:2], None, None, None, False, rows[2:], None, -rows[0].abs(), True, *text),
+        (train, rollout, mask, offsets, None, False, external, None, None, False, None, *text),
+        (*rows[:2], None, None, None, False, rows[2:], None, -rows[0].abs(), True, None, *text),
     ):
         torch.library.opcheck(torch.ops.rollout_corr.correct, arguments)
 

@@ -13,6 +13,7 @@ import torch
 import rollout_corr as rc
 from builders.batches import lay_out, outcome, random_sequences, spoil, wild
 from builders.loss_cases import SURROGATES, only, random_batch
+from builders.turns import offsets_of
 from rollout_corr.backends import split
 from rollout_corr.metrics import collectives
 
@@ -221,8 +222,32 @@ def lockstep(sequences, spec, way, ranks, dtype, layout="packed", **options):
     return joined(outcomes(sequences, spec, way, ranks, dtype, layout, **options), sequences, way, ranks)
 
 
-def outcomes(sequences, spec, way, ranks, dtype, layout="packed", tables=None, backend="auto", device="cpu"):
-    """Run `correct` on every rank: all begin, tables are added up, all finish. `tables` collects the tables sent."""
+def turns_of(turns, held):
+    """The lengths of turns on a rank, from those of whole sequences and the tokens that it holds of each."""
+    found = []
+    for lengths, row in zip(turns, held, strict=True):
+        ends = list(itertools.accumulate(lengths))
+        found.append([sum(end - n <= t < end for t in row) for end, n in zip(ends, lengths, strict=True)])
+    return found
+
+
+def outcomes(
+    sequences,
+    spec,
+    way,
+    ranks,
+    dtype,
+    layout="packed",
+    tables=None,
+    backend="auto",
+    device="cpu",
+    turns=None,
+    kept=None,
+):
+    """Run `correct` on every rank: all begin, tables are added up, all finish.
+
+    `tables` collects the tables sent. With `turns`, their lengths in each sequence, `kept` collects `keep_turns`.
+    """
     tables = [] if tables is None else tables
 
     def all_reduce(table, op, group, async_op):
@@ -241,8 +266,10 @@ def outcomes(sequences, spec, way, ranks, dtype, layout="packed", tables=None, b
     with mock.patch.object(split, "dist", fake), mock.patch.object(collectives, "dist", fake):
         laid = []
         for rank in range(ranks):
-            part = picked(sequences, tokens_of(sequences, way, ranks, rank))
-            laid.append(lay_out(part, layout, dtype, seed=rank).to(device))
+            held = tokens_of(sequences, way, ranks, rank)
+            laid.append(lay_out(picked(sequences, held), layout, dtype, seed=rank).to(device))
+            if turns is not None:
+                laid[-1].others["turns"] = offsets_of(laid[-1], turns_of(turns, held))
         pending = [
             one.correct(spec, sequence_group=Rank(rank=r, ranks=ranks), call=rc.correct_async, backend=backend)
             for r, one in enumerate(laid)
@@ -251,4 +278,6 @@ def outcomes(sequences, spec, way, ranks, dtype, layout="packed", tables=None, b
         total = torch.stack(tables).sum(0)
         for table in tables:
             table.copy_(total)
+        if kept is not None:
+            kept += [waiting.result().keep_turns.tolist() for waiting in pending]
         return [outcome(one, waiting.result()) for one, waiting in zip(laid, pending, strict=True)]

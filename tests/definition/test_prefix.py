@@ -201,7 +201,7 @@ def corrected(train, rollout, offsets):
 def test_the_operator_has_prefixes():
     train, rollout, offsets = packed()
     operands = operators.CorrectOperands(train, rollout, None, offsets, None, False, [], None, None, False)
-    weights, mask, keep, statistics = torch.ops.rollout_corr.correct(*operands, *encode(SPEC))
+    weights, mask, keep, statistics, _ = torch.ops.rollout_corr.correct(*operands, *encode(SPEC))
     wanted = corrected(train, rollout, offsets)
     assert all(torch.equal(a, b) for a, b in zip((weights, mask, keep), wanted[:3], strict=True))
     torch.testing.assert_close(statistics[: wanted[3].shape[0]], wanted[3])

@@ -1,0 +1,199 @@
+"""Turns in every way to run: over ranks, under a compiler, in losses; and the errors of turns that cannot be."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import assert_same_results, assert_same_statistics, lay_out, outcome, random_sequences, spoil
+from builders.split_cases import lockstep
+from builders.turns import offsets_of, random_turns
+from oracles import turns as oracle
+from rollout_corr.spec.encode import encode
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TURN_SPECS = {
+    "measure": rc.Spec(turns=True),
+    "product": rc.Spec(rc.Weight("product", 0.8, 1.2, normalize="batch", over="turn"), rejected="both"),
+    "unit": rc.Spec(
+        rc.Weight("geometric", over="turn"),
+        (
+            rc.Criterion("k3", "turn", "mean", upper=0.05),
+            rc.Criterion("ratio", "turn", "min", lower=0.5, drop="token", when="negative_advantage"),
+            rc.Criterion("abs", "sequence", "max", upper=0.9, drop="token", when="positive_advantage"),
+        ),
+        rejected="both",
+    ),
+    "sequence": rc.Spec(
+        criteria=(
+            rc.Criterion("ratio", upper=1.6),
+            rc.Criterion("ratio", "turn", "max", upper=1.4, drop="sequence", when="outward"),
+        ),
+        sums_over="kept",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TURN_SPECS)
+@pytest.mark.parametrize("way", ["contiguous", "zigzag", "ulysses", "whole", "last"])
+def test_turns_split_over_ranks_give_the_bits_of_whole_ones(name, way):
+    spec = TURN_SPECS[name]
+    for seed, layout in enumerate(("packed", "padded_holes")):
+        batch = spoil(random_sequences(seed, (5, 1, 7, 0, 4, 12)), seed)
+        turns = random_turns(batch, seed)
+        laid = lay_out(batch, "packed", torch.float32)
+        out = laid.correct(spec, turns=offsets_of(laid, turns))
+        kept = []
+        found = lockstep(batch, spec, way, 3, torch.float32, layout, turns=turns, kept=kept)
+        assert_same_results(found, outcome(laid, out))
+        assert_same_statistics(found[3], out.statistics, rounds_means=True)
+        assert kept == [out.keep_turns.tolist()] * 3
+
+
+def test_a_compiled_function_corrects_by_turns():
+    batch = random_sequences(1, (5, 1, 7, 4))
+    laid = lay_out(batch, "packed", torch.float32)
+    offsets, spec = offsets_of(laid, random_turns(batch, 1)), TURN_SPECS["unit"]
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def step(train, rollout, mask, advantages, turns):
+        out = rc.correct(
+            train, rollout, mask=mask, advantages=advantages, cu_seqlens=laid.cu_seqlens, turns=turns, spec=spec
+        )
+        return out.weights, out.mask, out.keep_turns, out.statistics.sums
+
+    found = step(laid.train, laid.rollout, laid.mask, laid.advantages, offsets)
+    wanted = laid.correct(spec, turns=offsets)
+    assert found[0].equal(wanted.weights) and found[1].equal(wanted.mask) and found[2].equal(wanted.keep_turns)
+    assert torch.allclose(found[3], wanted.statistics.sums, rtol=2e-6, atol=2e-6)
+
+
+def test_the_operator_keeps_its_promises_with_turns():
+    batch = random_sequences(1, (5, 1, 7, 4))
+    laid = lay_out(batch, "packed", torch.float32)
+    operands = laid.train, laid.rollout, laid.mask, laid.cu_seqlens, laid.advantages, False, [], None, None, False
+    offsets = offsets_of(laid, random_turns(batch, 1))
+    torch.library.opcheck(torch.ops.rollout_corr.correct, (*operands, offsets, *encode(TURN_SPECS["unit"])))
+
+
+# --- losses ---
+
+
+def loss_of(laid, spec=None, **more):
+    new = torch.randn(laid.train.shape, generator=torch.Generator().manual_seed(0)) * 0.1 - 1.0
+    new = new.requires_grad_()
+    given = {"old_logp": laid.train, "rollout_logp": laid.rollout, "cu_seqlens": laid.cu_seqlens} | more
+    found = rc.policy_loss(new, laid.advantages, mask=laid.mask, spec=spec, **given)
+    found.value.backward()
+    return found, new.grad
+
+
+@pytest.mark.parametrize("surrogate", [rc.GSPO(0.05, 0.1), rc.GSPO(0.05, 0.1, through="token")])
+def test_gspo_over_turns_is_gspo_whose_sequences_are_the_turns(surrogate):
+    """The sum over tokens knows sequences by the ratio alone."""
+    for seed in range(4):
+        batch = random_sequences(seed, (5, 1, 7, 0, 4, 12))
+        laid = lay_out(batch, "packed", torch.float32)
+        offsets = offsets_of(laid, random_turns(batch, seed))
+        over = rc.GSPO(0.05, 0.1, through=surrogate.through, over="turn")
+        one, slope = loss_of(laid, surrogate=over, turns=offsets)
+        other, wanted = loss_of(laid, surrogate=surrogate, cu_seqlens=offsets)
+        assert one.value.equal(other.value) and slope.equal(wanted)
+
+
+def test_a_loss_corrects_by_turns_as_correct_does():
+    for name, spec in TURN_SPECS.items():
+        batch = random_sequences(5, (5, 1, 7, 4))
+        laid = lay_out(batch, "packed", torch.float32)
+        offsets = offsets_of(laid, random_turns(batch, 5))
+        found, _ = loss_of(laid, spec, turns=offsets)
+        out = laid.correct(spec, turns=offsets)
+        assert found.mask.equal(out.mask) and found.keep_turns.equal(out.keep_turns), name
+        assert (found.weights is None and out.weights is None) or found.weights.equal(out.weights), name
+        assert out.metrics().items() <= found.metrics().items(), name
+        assert torch.isfinite(found.value)
+
+
+# --- errors ---
+
+OFFSETS = torch.tensor([0, 4, 6])
+WRONG = {
+    "lacks a sequence": (
+        torch.tensor([0, 3, 6]),
+        "turns: expected every sequence to begin with a turn, got none at 4",
+    ),
+    "too short": (
+        torch.tensor([0, 4, 5]),
+        "turns: expected offsets whose last is 6, where the last sequence ends",
+    ),
+    "too late": (torch.tensor([1, 4, 6]), "turns: expected offsets whose first is 0, where the first sequence begins"),
+    "falls": (torch.tensor([0, 4, 3, 6]), "turns: expected offsets that do not decrease"),
+    "beyond": (torch.tensor([0, 4, 9]), "turns: expected offsets within [0, 6]"),
+    "empty": (torch.tensor([], dtype=torch.int64), "turns: expected shape [turns + 1], got [0]"),
+    "both": (torch.tensor([0, 0, 4, 4, 5, 6]), "turns: expected ids or offsets, got what can be both, [6] for as many"),
+    "floats": (torch.zeros(6), "turns: expected a dtype among "),
+    "shape": (torch.zeros(2, 3, dtype=torch.int64), "turns: expected shape [6] (of train_logp), got [2, 3]"),
+    "name": ("run", "turns: expected offsets, ids or 'runs', got 'run'"),
+    "list": ([1, 2], "turns: expected a tensor, got list"),
+}
+
+
+def call(turns=None, **more):
+    logp = torch.zeros(6)
+    given = {"cu_seqlens": torch.tensor([0, 4, 6]), "spec": rc.Spec(turns=True)} | more
+    return rc.correct(logp, logp, turns=turns, **given)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_turns_that_cannot_be_are_named(name):
+    turns, message = WRONG[name]
+    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
+        call(turns)
+
+
+def test_turns_where_they_are_needed_and_where_not():
+    with pytest.raises(ValueError, match="turns: expected offsets"):
+        call()
+    with pytest.raises(ValueError, match="max_turns: expected None beside turns given as offsets, got 4"):
+        call(OFFSETS, max_turns=4)
+    with pytest.raises(ValueError, match="max_turns: expected an integer above 0 or None, got 0"):
+        call("runs", max_turns=0)
+    with pytest.raises(ValueError, match="max_turns: expected None without turns, got 4"):
+        call(max_turns=4, spec=rc.Spec())
+    with pytest.raises(ValueError, match="max_turns: expected at least the 6 turns of the batch, got 5"):
+        call(torch.arange(6) + 7, max_turns=5)
+    with pytest.raises(ValueError, match="got 'triton': the kernels know no turns"):
+        call(OFFSETS, backend="triton")
+    logp = torch.zeros(6)
+    given = {"cu_seqlens": torch.tensor([0, 4, 6]), "rollout_logp": logp}
+    with pytest.raises(ValueError, match="turns: expected offsets"):
+        rc.policy_loss(logp, logp, spec=rc.Spec(turns=True), **given)
+    with pytest.raises(ValueError, match="turns: expected offsets, ids or 'runs' for GSPO"):
+        rc.policy_loss(logp, logp, surrogate=rc.GSPO(over="turn"), **given)
+    with pytest.raises(ValueError, match="backend: expected 'auto' or 'torch' for GSPO"):
+        rc.policy_loss(logp, logp, surrogate=rc.GSPO(over="turn"), turns=OFFSETS, backend="triton", **given)
+
+
+def test_offsets_on_a_device_that_nobody_checked_break_nothing():
+    """Wrong offsets of a device are not read, so they must not lead outside of memory."""
+    from rollout_corr.backends import whole
+    from rollout_corr.backends.batch import Batch
+
+    for wrong in ([0, 9, 3, 6], [5, 1], [-4, 2, 7], [3]):
+        logp = torch.zeros(6)
+        batch = Batch(logp, logp, None, torch.tensor([0, 4, 6]), 2, lambda x: x, None)
+        batch.turns = torch.tensor(wrong).clamp(0, 6).cummax(0).values
+        found = whole.run_whole(batch, TURN_SPECS["product"])
+        assert found.weights.isfinite().all() and found.keep_turns.shape == (len(wrong) - 1,)
+
+
+def test_oracle_and_call_see_the_same_turns():
+    """A masked stretch between two turns belongs to the one before it."""
+    mask = torch.tensor([0, 1, 1, 0, 1, 0, 1, 1])
+    out = rc.correct(torch.zeros(8), torch.zeros(8), mask=mask, cu_seqlens=torch.tensor([0, 6, 8]), turns="runs")
+    assert out.turns.tolist() == [0, 4, 6, 8] and out.metrics()["turns"] == 3
+    assert oracle.places_of([4, 2]) == [[0, 1, 2, 3], [4, 5]]
