@@ -108,7 +108,7 @@ def run_fused(batch: Batch, spec: Spec) -> Result:
     """Run the kernels on a batch: directly, or as the operator where something has to see that."""
     operands = operands_of(batch, spec)
     # By unpacking, since the compiler of torch 2.6 cannot cut a named tuple.
-    train, rollout, mask, offsets, advantages, _, external, new, log_mass, _ = operands
+    train, rollout, mask, offsets, advantages, _, external, new, log_mass, _, _ = operands
     # The operator on the CPU is the reference; there the kernels were asked for by name.
     if seen_by_others((train, rollout, mask, offsets, advantages, *external, new, log_mass)) and (
         torch.compiler.is_compiling() or batch.train.device.type != "cpu"
