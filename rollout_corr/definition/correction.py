@@ -245,7 +245,7 @@ def decide_tokens(
         compared = tested
         value = prefix.value_of(criterion, value, tokens, among)
         tested = value if on == "value" else prefix.value_of(criterion, compared, tokens, among)
-        growth = prefix.growth(criterion.growth, tokens, among)
+        growth = prefix.growth(criterion.growth, tokens, among, criterion.within)
     fails = ~passes(criterion, tested, spec.clamp, growth)
     if among is not None:
         fails = fails & among
@@ -254,7 +254,7 @@ def decide_tokens(
     if criterion.drop == "sequence":
         return Outcome(criterion, value, among, None, tokens.count(fails) > 0)
     if criterion.drop == "rest":
-        fails = prefix.rest(fails, tokens)
+        fails = prefix.rest(fails, tokens, criterion.within)
     return Outcome(criterion, value, among, fails, None)
 
 

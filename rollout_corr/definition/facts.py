@@ -105,7 +105,7 @@ def _turn_facts(tokens: Tokens, turns: Turns, decision: Decision, weighing: Weig
     assert decision.keep_turns is not None
     measured = turns.measured(spec.nonfinite == "reject")
     weight = _nothing(tokens)
-    if weighing is not None and spec.weight is not None and spec.weight.over == "turn":
+    if weighing is not None and spec.weight is not None and spec.weight.per_turn:
         weight = _of_units(weighing)
     return TurnFacts(
         tokens=turns.n_valid,
@@ -145,7 +145,7 @@ def _weight_facts(
     """The weight of each sequence; of weights of tokens and turns the means over its measured tokens."""
     if weighing is None or spec.weight is None:
         return _nothing(tokens)
-    if spec.weight.over == "turn" and of_turns is not None and tokens.turns is not None:
+    if spec.weight.per_turn and of_turns is not None and tokens.turns is not None:
         within = tokens.turns.of_sequences
         raw, bounded = (within.sum(of_turns.measured * side) for side in (of_turns.raw, of_turns.bounded))
         return _means(raw, bounded, n_measured)

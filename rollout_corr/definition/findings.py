@@ -41,7 +41,7 @@ class Findings:
     def units_measured(self) -> Tensor:
         """[S] or [U] int64: the measured tokens of each unit of the weight."""
         weight, turns = self.spec.weight, self.facts.turns
-        return turns.measured if weight is not None and weight.over == "turn" and turns else self.n_measured
+        return turns.measured if weight is not None and weight.per_turn and turns else self.n_measured
 
 
 def evaluate(

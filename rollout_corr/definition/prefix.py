@@ -77,13 +77,13 @@ def value_of(criterion: Criterion, x: Tensor, tokens: Tokens, among: Tensor | No
         tokens: The tokens.
         among: Bool per token, which of them count; None: all.
     """
-    row, sequences = criterion.statistic, tokens.sequences
+    row, sequences = criterion.statistic, tokens.units(criterion.within)
     if criterion.reduce in ("max", "min"):
         sign = 1.0 if criterion.reduce == "max" else -1.0
         return sign * sequences.running_max(_among(sign * x, among)).double()
     propagate = tokens.propagate or row.source == "caller"
     total = running_sum(select(among, x), sequences, propagate, row.one_limb)
-    return total if criterion.reduce == "sum" else total / places(tokens, among)
+    return total if criterion.reduce == "sum" else total / places(tokens, among, criterion.within)
 
 
 def log_of_weight(weight: Weight, tokens: Tokens, among: Tensor | None) -> Tensor:
@@ -94,24 +94,24 @@ def log_of_weight(weight: Weight, tokens: Tokens, among: Tensor | None) -> Tenso
         tokens: The tokens.
         among: Bool per token, which of them count; None: all.
     """
-    limit = weight.token_clamp
+    limit, units = weight.token_clamp, tokens.units(weight.over)
     d = select(among, tokens.d if limit is None else tokens.d.clamp(-limit, limit))
     if weight.reduce == "min":
-        before = tokens.sequences.running_max(_among(-d, among), before=True)
-        some = tokens.sequences.running(_counted(tokens, among)) > _counted(tokens, among)
+        before = units.running_max(_among(-d, among), before=True)
+        some = units.running(_counted(tokens, among)) > _counted(tokens, among)
         return d.double() - select(some, before).double()
-    total = running_sum(d, tokens.sequences, tokens.propagate, one_limb=True)
-    return total if weight.reduce == "sum" else total / places(tokens, among)
+    total = running_sum(d, units, tokens.propagate, one_limb=True)
+    return total if weight.reduce == "sum" else total / places(tokens, among, weight.over)
 
 
-def places(tokens: Tokens, among: Tensor | None) -> Tensor:
-    """The place of each token among those of its sequence that count, from 1; 1 before the first, too."""
-    return tokens.sequences.running(_counted(tokens, among)).clamp(min=1)
+def places(tokens: Tokens, among: Tensor | None, within: str) -> Tensor:
+    """The place of each token among those of its sequence or turn that count, from 1; 1 before the first, too."""
+    return tokens.units(within).running(_counted(tokens, among)).clamp(min=1)
 
 
-def rest(failed: Tensor, tokens: Tokens) -> Tensor:
+def rest(failed: Tensor, tokens: Tokens, within: str) -> Tensor:
     """Bool per token: it is valid, and it or a token before it failed."""
-    found = tokens.sequences.running(failed) > 0
+    found = tokens.units(within).running(failed) > 0
     return found if tokens.valid is None else found & tokens.valid
 
 
@@ -123,6 +123,6 @@ def _among(x: Tensor, among: Tensor | None) -> Tensor:
     return x if among is None else torch.where(among, x, -torch.inf)
 
 
-def growth(name: str | None, tokens: Tokens, among: Tensor | None) -> Tensor | None:
+def growth(name: str | None, tokens: Tokens, among: Tensor | None, within: str) -> Tensor | None:
     """By what bounds grow, float64 per token; None where they do not."""
-    return None if name is None else places(tokens, among).double().sqrt()
+    return None if name is None else places(tokens, among, within).double().sqrt()

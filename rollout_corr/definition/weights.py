@@ -64,7 +64,8 @@ def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
         return None
     if weight.level == "prefix":
         log_ratio = prefix.log_of_weight(weight, tokens, decision.survivors).clamp(-spec.clamp, spec.clamp)
-        return Weighing(weight, log_ratio, log_ratio.expm1, prefix.growth(weight.growth, tokens, decision.survivors))
+        growth = prefix.growth(weight.growth, tokens, decision.survivors, weight.over)
+        return Weighing(weight, log_ratio, log_ratio.expm1, growth)
     if weight.level == "token":
         log_ratio = tokens.clamped(weight.token_clamp)
         if weight.token_clamp is None:

@@ -37,7 +37,7 @@ def measured_here(spec: Spec) -> bool:
 
 def weighed_here(spec: Spec) -> bool:
     """Tell whether all tokens of a turn have its weight."""
-    return spec.weight is not None and spec.weight.over == "turn"
+    return spec.weight is not None and spec.weight.per_turn
 
 
 def _at(s: Any, place: int, x: Tensor) -> Tensor:

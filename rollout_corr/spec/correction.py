@@ -21,6 +21,7 @@ from rollout_corr.spec.choices import (
     REPORTS,
     SUMS_OVER,
     UNITS,
+    WEIGHT_UNITS,
     WHEN,
     Detail,
     Drop,
@@ -32,6 +33,7 @@ from rollout_corr.spec.choices import (
     Scheme,
     SumsOver,
     Unit,
+    WeightUnit,
     When,
 )
 from rollout_corr.spec.explain import explain
@@ -77,6 +79,8 @@ class Criterion(Checked):
         token_clamp: Every D is clamped to +-token_clamp first; None: it is not.
         eps: The floor of 1-p and 1-q in the binary KLs.
         growth: "sqrt" multiplies both bounds, a ratio's as logs, by sqrt(t) at the t-th token. Only with over="prefix".
+        within: Where a prefix begins and its "rest" ends: the "sequence", or each "turn" of one. Only with
+            over="prefix".
     """
 
     stat: Stat
@@ -92,6 +96,7 @@ class Criterion(Checked):
     token_clamp: float | None = None
     eps: float = 1e-8
     growth: Growth | None = None
+    within: WeightUnit = "sequence"
 
     def __post_init__(self) -> None:
         choice("Criterion.stat", self.stat, tuple(STATISTICS))
@@ -113,6 +118,9 @@ class Criterion(Checked):
                 f"over='prefix' with reduce='max' for upper, 'min' for lower, got over={self.over!r}"
             )
         check_growth("Criterion", self.growth, "over='prefix'", self.over == "prefix")
+        choice("Criterion.within", self.within, WEIGHT_UNITS)
+        if self.within != "sequence" and self.over != "prefix":
+            raise ValueError(f"Criterion.within: expected its default unless over='prefix', got {shown(self.within)}")
         signed, ratio = self.statistic.signed, self.stat == "ratio"
         lower, upper = bounds("Criterion", self.lower, self.upper, signed=signed, ratio=ratio)
         if lower is None and upper is None:
@@ -143,6 +151,8 @@ class Criterion(Checked):
             words.append("drop_" + self.drop)
         if self.growth is not None:
             words.append("growth_" + self.growth)
+        if self.within != "sequence":
+            words.append("within_" + self.within)
         return "_".join(word for word in words if word)
 
     @property
@@ -271,7 +281,7 @@ class Spec(Checked):
     def _is_over_turns(self) -> bool:
         """True if a weight or a criterion is over turns."""
         weighs = self.weight is not None and self.weight.over == "turn"
-        return weighs or any(criterion.over == "turn" for criterion in self.criteria)
+        return weighs or any("turn" in (criterion.over, criterion.within) for criterion in self.criteria)
 
     @property
     def reads_versions(self) -> bool:

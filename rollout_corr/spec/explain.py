@@ -14,9 +14,9 @@ _LEVELS = {
     "geometric": ("the geometric mean of its {over}'s ratios, exp(mean of D)", "the mean"),
 }
 _PREFIXES = {
-    "sum": ("the product of the ratios up to and with it, exp(sum of D)", "the sum"),
-    "mean": ("the geometric mean of the ratios up to and with it, exp(mean of D)", "the mean"),
-    "min": ("its own ratio times the smallest before it, exp(D + min of D)", "the sum"),
+    "sum": ("the product of the ratios up to and with it in its {over}, exp(sum of D)", "the sum"),
+    "mean": ("the geometric mean of the ratios up to and with it in its {over}, exp(mean of D)", "the mean"),
+    "min": ("its own ratio times the smallest before it in its {over}, exp(D + min of D)", "the sum"),
 }
 _AGGREGATES = {"sum": "sum", "mean": "mean", "max": "maximum", "min": "minimum"}
 # Adding logarithms multiplies ratios.
@@ -82,7 +82,7 @@ def _weight(weight: Weight, spec: Spec) -> list[str]:
             moved = [f"{side} {bound:g} becomes {bound:g}" for side, bound in sides if bound is not None]
             steps.append(f"A weight {' and one '.join(moved)}.")
         if weight.growth is not None:
-            steps[-1] += " For the t-th token of a sequence the bounds are raised to the power of sqrt(t)."
+            steps[-1] += " For the t-th token the bounds are raised to the power of sqrt(t)."
     if weight.normalize == "batch":
         units = "valid tokens" if weight.per_token else f"non-empty {weight.over}s"
         steps.append(f"Weights are divided by their mean over the batch's {units}, rejected ones included.")
@@ -104,12 +104,12 @@ def _criterion(criterion: Criterion, spec: Spec) -> str:
         aggregate = (_AGGREGATES_OF_LOGS if row.log_space else _AGGREGATES)[criterion.reduce]
         among = "the tokens that pass the token criteria" if spec.sums_over == "kept" else "its valid tokens"
         if criterion.over == "prefix":
-            among = among.replace("its ", "the ") + " up to and with it"
+            among = among.replace("its ", "the ") + f" up to and with it in its {criterion.within}"
         value = f"the {aggregate} of {value} over {among}"
     tested = "token" if criterion.per_token else criterion.over
     unit, rejected = f"{tested}{_WHEN[criterion.when]}", f"the {tested} is"
     if criterion.drop == "rest":
-        rejected = "it and the rest of its sequence are"
+        rejected = f"it and the rest of its {criterion.within} are"
     elif criterion.drop == "sequence":
         rejected = "the whole sequence is"
     elif criterion.thins and criterion.when == "any":

@@ -44,7 +44,8 @@ class Weight(Checked):
             the token. Only with level="prefix", where None is "sum".
         growth: "sqrt" raises both bounds of the t-th token of a sequence to the power of sqrt(t): they grow in log
             space as a random walk spreads. Only with level="prefix".
-        over: The unit of a "product" or "geometric" weight: "sequence", or each "turn" of one, from `turns`.
+        over: The unit of a "product" or "geometric" weight, and where a "prefix" begins: "sequence", or each "turn" of
+            one, from `turns`.
         decay: What is handed back is the weight times decay^age, with age = current_version - version of the token and
             0 < decay <= 1; needs `versions`. Metrics are of weights before it. None: there is none.
     """
@@ -70,7 +71,7 @@ class Weight(Checked):
         check_growth("Weight", self.growth, "level='prefix'", self.level == "prefix")
         choice("Weight.outside", self.outside, OUTSIDE)
         choice("Weight.over", self.over, WEIGHT_UNITS)
-        if self.per_token and self.over != "sequence":
+        if self.level == "token" and self.over != "sequence":
             raise ValueError(f"Weight.over: expected its default with level={self.level!r}, got {shown(self.over)}")
         if self.normalize is not None:
             choice("Weight.normalize", self.normalize, NORMALIZE)
@@ -88,6 +89,11 @@ class Weight(Checked):
     def per_token(self) -> bool:
         """True if every token has a weight of its own, rather than its turn's or sequence's."""
         return self.level in ("token", "prefix")
+
+    @property
+    def per_turn(self) -> bool:
+        """True if all tokens of a turn have its weight."""
+        return self.over == "turn" and not self.per_token
 
     @property
     def bounded(self) -> bool:

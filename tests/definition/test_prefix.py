@@ -133,6 +133,47 @@ def test_rejected_tokens_are_counted():
     assert (metrics["tokens_kept"], metrics["cut/max"], metrics["cut/mean"]) == (1.0, 0.5, pytest.approx(0.45))
 
 
+# --- within turns ---
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_within_turns_is_what_turns_alone_would_give(layout):
+    """Turns given as sequences have the prefixes that turns of sequences have; an empty turn changes nothing."""
+    generator = torch.Generator().manual_seed(0)
+    rollout = -torch.rand(60, generator=generator)
+    train = rollout + 0.3 * torch.randn(60, generator=generator)
+    mask = torch.rand(60, generator=generator) < 0.8
+    turns = torch.tensor([0, 4, 4, 11, 20, 21, 37, 40, 60])
+    weight = {"lower": 0.8, "upper": 1.3, "growth": "sqrt"}
+    tested = {"stat": "abs", "over": "prefix", "reduce": "sum", "upper": 0.9, "drop": "rest", "growth": "sqrt"}
+    for reduce in PREFIX_REDUCTIONS:
+        spec, alone = (
+            rc.Spec(
+                rc.Weight("prefix", **weight, reduce=reduce, over=over),
+                (rc.Criterion(**tested, within=over, label="rest"),),
+            )
+            for over in ("turn", "sequence")
+        )
+        if layout == "packed":
+            options = {"cu_seqlens": torch.tensor([0, 20, 40, 60])}
+            given = train, rollout
+        else:
+            options, given = {}, (train.view(3, 20), rollout.view(3, 20))
+        of_turns = rc.correct(*given, mask=mask.view_as(given[0]), turns=turns, spec=spec, **options)
+        wanted = rc.correct(train, rollout, mask=mask, cu_seqlens=turns, spec=alone)
+        assert torch.equal(of_turns.weights.view(-1), wanted.weights)
+        assert torch.equal(of_turns.mask.view(-1), wanted.mask)
+        assert 0 < wanted.mask.sum() < mask.sum()
+        keys = [k for k in wanted.metrics() if k.startswith(("rest/mean", "rest/max", "weight_", "tokens_kept"))]
+        found, plain = of_turns.metrics(), wanted.metrics()
+        assert {k: found[k] for k in keys} == pytest.approx({k: plain[k] for k in keys}, rel=1e-12)
+        assert found["sequence_weight_mean"] != plain["sequence_weight_mean"]
+    with pytest.raises(ValueError, match="turns"):
+        rc.correct(train, rollout, cu_seqlens=turns, spec=spec)
+    with pytest.raises(ValueError, match=r"Criterion.within: expected its default unless over='prefix', got 'turn'"):
+        rc.Criterion("k1", upper=1, within="turn")
+
+
 # --- exact ---
 
 
