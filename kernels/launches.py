@@ -234,6 +234,15 @@ class Launch:
         """Every parameter of the kernel by name, tables as tensors."""
         return self.site.arguments(self.operands)
 
+    def options(self, warp: int, nvidia: bool) -> dict[str, int]:
+        """Give Triton's options: warps of so many threads and, of a pass over tokens on NVIDIA, a cap of registers."""
+        found, tiling = {"num_warps": max(1, self.threads // warp)}, self.arguments.get("TILING")
+        if nvidia and tiling is not None and self.threads == warp:
+            most = self.arguments["PLAN"].registers(tiling.aligned, tiling.unit)
+            if most is not None:
+                found["maxnreg"] = most
+        return found
+
     def run(self) -> None:
         """Launch it on the current stream of its device, which is the current one."""
         values, _, _, key, device = self.operands
@@ -248,12 +257,13 @@ class Launch:
 
     def _dispatch(self) -> None:
         """Launch it through Triton, and keep the kernel that it takes."""
-        warps = max(1, self.threads // warp_size(self.operands.device))
+        device = self.operands.device
+        options = self.options(warp_size(device), device.type == "cuda" and torch.version.hip is None)
         if getattr(_THREAD, "only_compiles", False):
-            self.kernel.warmup(**self.arguments, grid=(self.programs,), num_warps=warps)
+            self.kernel.warmup(**self.arguments, grid=(self.programs,), **options)
             return
         driver = plain_driver() if self.site.known else None
-        taken = self.kernel[(self.programs,)](**self.arguments, num_warps=warps)
+        taken = self.kernel[(self.programs,)](**self.arguments, **options)
         if driver is not None and isinstance(taken, triton.compiler.CompiledKernel):
             self.site.compiled[self.operands.key] = Kept(taken.run, taken.function, taken.packed_metadata, driver)
 

@@ -18,6 +18,11 @@ CLASSES = ("negative_outward", "negative_inward", "positive_outward", "positive_
 RECORDED = ("token_sums", "floats", "counts", "integers", "peaks", "token_maxima")
 
 
+# Columns of a pass over padded tokens below which ptxas takes fewer than 128 registers; criteria and columns beyond
+# which so many are too few.
+FEW_COLUMNS, MOST_CRITERIA, MOST_COLUMNS = 20, 3, 36
+
+
 @dataclass(frozen=True)
 class Test:
     """A criterion without its numbers."""
@@ -80,6 +85,11 @@ class Tables:
         kept = len(found) - len(self.token_maxima)
         return (*found[:kept], *found[kept + self.derived :])
 
+    def registers(self, aligned: bool, unit: bool) -> int | None:
+        """Choose the most registers of a thread of a pass over tokens on NVIDIA; None: as many as ptxas likes."""
+        del aligned, unit
+        return None
+
 
 @dataclass(frozen=True)
 class Plan(Tables):
@@ -131,6 +141,18 @@ class Plan(Tables):
         if self.level != "token":
             return 0
         return 2 if self.outside == "zero" else 4
+
+    def registers(self, aligned: bool, unit: bool) -> int | None:
+        """Choose the most registers of a thread of `read` on NVIDIA: 16 warps of a multiprocessor, or 12.
+
+        None is as many as ptxas likes: so few that it needs no cap, or so many that a cap spills hundreds of bytes. The
+        bounds follow from its own counts for sm_90, see docs/kernels.md.
+        """
+        criteria, columns = len(self.tests) * (1 if self.advantages is None else 2), len(self.recorded)
+        few = not self.packed and aligned and columns < FEW_COLUMNS
+        if few or self.double or criteria > MOST_CRITERIA or not (self.packed or unit):
+            return None
+        return 168 if self.full or columns > MOST_COLUMNS or not (self.packed or aligned) else 128
 
     @property
     def drops_tokens(self) -> bool:

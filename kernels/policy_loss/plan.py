@@ -98,6 +98,10 @@ class Scaling:
     packed: bool
     averages: bool
 
+    def registers(self, aligned: bool, unit: bool) -> None:
+        """Leave registers to the compiler: there are few."""
+        del aligned, unit
+
 
 @lru_cache(maxsize=256)
 def plans_of(

@@ -78,7 +78,7 @@ def compile_launch(launch: Launch, target: str) -> Binary:
     if interpreted(launch):
         raise RuntimeError("TRITON_INTERPRET=1 makes the kernels interpreted functions, which cannot be compiled")
     device = TARGETS[target]
-    options = {"num_warps": max(1, launch.threads // device.warp_size)}
+    options = launch.options(device.warp_size, device.backend == "cuda")
     compiled = triton.compile(source_of(launch, device), target=device, options=options)
     text = compiled.asm["amdgcn"] if device.backend == "hip" else disassembly(compiled.asm["cubin"])
     return Binary(text, compiled.metadata.shared, launch.threads)

@@ -1,4 +1,4 @@
-"""Tiles by the size of a batch, shares of what long sequences are zeroed by, and crowds of empty sequences."""
+"""Tiles by the size of a batch, caps of registers, shares of what is zeroed, and crowds of empty sequences."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 import rollout_corr as rc
 from builders.batches import lay_out, random_sequences
 from builders.kernel_cases import INTERPRETED, bits, check, fitted, over, shaped
+from rollout_corr.aot.loss_variants import LOSS_VARIANTS
+from rollout_corr.aot.variants import VARIANTS
 from rollout_corr.kernels import grid
 from rollout_corr.kernels.grid import SHAPES, Shape, grid_for, tile_for
 
@@ -77,3 +79,24 @@ def test_a_crowd_of_empty_sequences():
     sequences = random_sequences(0, lengths, advantages=None, external=False)
     with shaped(((0, replace(SHORT, tile=16, least=0, lanes=4, sequences=256)),)):
         check(sequences, rc.Spec(), "packed_gaps", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("metrics_packed", 128), ("token_bf16", 128), ("skyrl.tldr", 128), ("product_geometric_padded", None),
+        ("xtuner.agentic", 168), ("full_packed", 168), ("token_unaligned", 168), ("token_fp64", None),
+        ("geometric_mixed", None),
+    ],
+)  # fmt: skip
+def test_registers_are_capped_where_that_spills_nothing(name, most):
+    """16 warps of a multiprocessor, or 12; the compiler's choice elsewhere, on AMD, and over sequences."""
+    read, decide, *apply = VARIANTS[name].launches()
+    assert read.options(32, nvidia=True).get("maxnreg") == most
+    assert not any("maxnreg" in launch.options(32, nvidia=True) for launch in (decide, *apply))
+    assert read.options(64, nvidia=False) == {"num_warps": 1}
+
+
+@pytest.mark.parametrize("name", ["ppo_packed", "gspo_padded"])
+def test_registers_of_a_loss_are_the_compiler_s(name):
+    assert all(launch.options(32, nvidia=True) == {"num_warps": 1} for launch in LOSS_VARIANTS[name].launches())

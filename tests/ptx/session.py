@@ -38,7 +38,7 @@ def compile_ptx(launch: Launch) -> tuple[str, int]:
     """Compile a launch as the launcher would, as far as PTX; give the text and the bytes of shared memory."""
     if interpreted(launch):
         raise RuntimeError("TRITON_INTERPRET=1 makes the kernels interpreted functions, which cannot be compiled")
-    options = {"num_warps": launch.threads // TARGET.warp_size}
+    options = launch.options(TARGET.warp_size, nvidia=True)
     gc.disable()  # to look for garbage among a compilation's objects is 6 % of its time
     try:
         with (
