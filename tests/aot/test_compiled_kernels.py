@@ -54,6 +54,8 @@ USED = {
 # Turns and prefixes run on plain torch.
 BEYOND = {
     "LEVELS": {"prefix"},
+    # The kernels are given ages as external statistics.
+    "STATS": {"age"},
     "UNITS": {"prefix", "turn"},
     "WEIGHT_UNITS": set(choices.WEIGHT_UNITS),
     "DROP": {"rest"},
@@ -76,6 +78,9 @@ FREE = {
     "clamp": True,
     "apply": {x.apply for x in SPECS} == {True, False},
     "growth": True,
+    "within": True,
+    # Applied to the weights that the kernels hand back.
+    "decay": True,
     # Only turns need it.
     "turns": not any(x.turns for x in SPECS),
 }
@@ -92,7 +97,7 @@ def test_every_option_is_in_a_variant():
 
 def test_every_statistic_is_tested_over_both_units():
     pairs = {(criterion.over, criterion.stat) for criterion in CRITERIA}
-    assert pairs == {(over, stat) for over in ("token", "sequence") for stat in choices.STATS}
+    assert pairs == {(over, stat) for over in ("token", "sequence") for stat in USED["STATS"]}
 
 
 def test_every_kind_of_tensor_is_in_a_variant():
