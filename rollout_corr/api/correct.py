@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -76,6 +76,8 @@ def correct(
     max_turns: int | None = None,
     versions: LogProbs | None = None,
     current_version: int | None = None,
+    labels: Mapping[str, Tensor] | None = None,
+    label_names: Mapping[str, Sequence[str] | int] | None = None,
     backend: BackendName = "auto",
     validate: bool = False,
     batch_group: Any = None,
@@ -116,6 +118,9 @@ def correct(
             integer dtype. A token's age is current_version - version: metrics report it, criteria with stat="age" test
             it, `Weight.decay` uses it.
         current_version: The version of the policy that trains.
+        labels: Integers that sequences are told apart by, [S] or [S, 1] by name: {"environment": ids}. Their metrics
+            come by `out.metrics(by="environment")`. On plain torch. An id that names no label is counted, and no error.
+        label_names: For each of `labels` the names of its labels, in the order of the ids, or how many there are.
         backend: "auto", "triton" or "torch". An explicit choice never falls back.
         validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; and compare the
             calls of the ranks of each group: one small collective more, and an error on all ranks that names the rank.
@@ -139,7 +144,8 @@ def correct(
         TypeError: An argument of the wrong type.
     """
     given = train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate, log_mass, renormalized
-    found = turns, max_turns, sequence_group is not None, versions_given(versions, current_version)
+    sampled_by, told_apart = versions_given(versions, current_version), (labels, label_names)
+    found = turns, max_turns, sequence_group is not None, sampled_by, told_apart
     groups = Groups(batch_group, sequence_group, sequence_order)
     request = _read((*given, *found), spec, backend, validate, groups, out)
     if sequence_group is None:
@@ -193,6 +199,8 @@ def correct_async(
     max_turns: int | None = None,
     versions: LogProbs | None = None,
     current_version: int | None = None,
+    labels: Mapping[str, Tensor] | None = None,
+    label_names: Mapping[str, Sequence[str] | int] | None = None,
     backend: BackendName = "auto",
     validate: bool = False,
     batch_group: Any = None,
@@ -206,7 +214,8 @@ def correct_async(
     change before `result()`, which is to be called on every rank.
     """
     given = train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate, log_mass, renormalized
-    found = turns, max_turns, sequence_group is not None, versions_given(versions, current_version)
+    sampled_by, told_apart = versions_given(versions, current_version), (labels, label_names)
+    found = turns, max_turns, sequence_group is not None, sampled_by, told_apart
     groups = Groups(batch_group, sequence_group, sequence_order)
     request = _read((*given, *found), spec, backend, validate, groups, out)
     return PendingCorrection(request.batch, RunningCorrection(request), out)
@@ -227,6 +236,8 @@ def _read(
             spec = measuring_turns(spec)
         if backend == "triton" and (spec.has_prefixes or spec.measures_turns):
             raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {beyond_kernels(spec)}")
+        if backend == "triton" and given[14] != (None, None):
+            raise ValueError("backend: expected 'auto' or 'torch' beside labels, got 'triton'")
         batch = read_batch(*given)
         train, advantages = given[0], given[5]
         groups.check_advantages(batch, train, advantages)
@@ -271,4 +282,6 @@ def _claims(
         fixed["renormalized"] = "train" if batch.mass.from_rollout else "rollout"
     if batch.ages is not None:
         fixed["current_version"] = str(current)
+    if batch.labels:
+        fixed["labels"] = str([one.labels for one in batch.labels])
     return claims.claims_of("correct", batch, logps, fixed)

@@ -267,6 +267,7 @@ class LossRequest:
         spec: The Spec to correct by in the same call, or None.
         external: Per-token statistics by name, as the caller gave them.
         versions: Versions of policies, as the caller gave them.
+        labels: Labels and their names, as the caller gave them.
         backend: The backend as the caller named it.
         groups: The process groups.
         mode: The mode.
@@ -286,6 +287,7 @@ class LossRequest:
     spec: Spec | None
     external: Mapping[str, LogProbs] | None
     versions: Versions | None
+    labels: tuple[object, object] | None
     backend: str
     groups: Groups
     mode: Mode = field(init=False)
@@ -308,6 +310,8 @@ class LossRequest:
             raise ValueError("versions: expected None without a spec, whose metrics and criteria are of ages, got both")
         if self.backend == "triton" and checked_surrogate(self.surrogate).unit == "turn":
             raise ValueError(f"backend: expected 'auto' or 'torch' for {self.surrogate!r}, got 'triton'")
+        if spec is None and self.labels is not None:
+            raise ValueError("labels: expected None without a spec, whose metrics they tell apart, got both")
         mode = mode_of(checked_surrogate(self.surrogate), tensors.old, tensors.rollout)
         use = USES[mode.weights]
         self._check_weights(use)

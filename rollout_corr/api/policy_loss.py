@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +22,7 @@ from rollout_corr.backends import claims, loss_blocks, loss_operators, operators
 from rollout_corr.backends.batch import Batch, check_validate, external_names
 from rollout_corr.backends.choose import BackendName, Groups, SequenceOrder
 from rollout_corr.backends.differentiable import Differentiable, refuse_other_derivatives
+from rollout_corr.backends.labels import read_labels
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.loss_blocks import LossResult, LossTask
 from rollout_corr.backends.read import add_ages
@@ -98,6 +99,8 @@ def policy_loss(
     current_version: int | None = None,
     turns: Turns | None = None,
     max_turns: int | None = None,
+    labels: Mapping[str, Tensor] | None = None,
+    label_names: Mapping[str, Sequence[str] | int] | None = None,
     backend: BackendName = "auto",
     validate: bool = False,
     batch_group: Any = None,
@@ -147,6 +150,8 @@ def policy_loss(
         current_version: The version of the policy that trains.
         turns: The turns of each sequence, as in `correct`: for a Spec over turns, and for GSPO(over="turn").
         max_turns: A bound on the turns that ids or "runs" make, as in `correct`.
+        labels: Integers that sequences are told apart by, as in `correct`; for a `spec`, whose metrics come by label.
+        label_names: The names of the labels, as in `correct`.
         backend: "auto", "triton" or "torch". An explicit choice never falls back.
         validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; and compare the
             calls of the ranks of each group: one small collective more, and an error on all ranks that names the rank.
@@ -187,6 +192,7 @@ def policy_loss(
             spec=spec,
             external=external,
             versions=versions_given(versions, current_version),
+            labels=None if labels is None and label_names is None else (labels, label_names),
             backend=backend,
             groups=groups,
         )
@@ -241,6 +247,8 @@ def _correct_inside(request: LossRequest, spec: Spec) -> InnerCorrection:
     if request.versions is not None or spec.reads_versions:
         add_ages(read, batch, request.versions, spec)
         request.groups.check_versions(batch, read.first, request.versions)
+    if request.labels is not None:
+        batch.labels = read_labels(batch, *request.labels)
     found = RunningCorrection(CorrectionRequest(batch, run, request.runs_on, request.groups)).result()
     # Under the caller's Spec, whose criteria have the same labels.
     statistics = Statistics(spec, found.statistics.sums, found.statistics.maxima, extra=found.statistics.extra)

@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from rollout_corr.backends.layouts import Layout, LogProbs, dtype_of, layout_of, shape_of
 from rollout_corr.definition.offsets import checked_offsets
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
+from rollout_corr.metrics.labels import Labelled
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.validate import shown
 
@@ -72,6 +73,7 @@ class Batch:
         ages: current_version - version of each token, in the dtype that computes.
         ages_per_sequence: They were given per sequence.
         weights_out, mask_out: Where the caller wants the weights and the mask; None: in new tensors.
+        labels: Labels of the sequences.
     """
 
     train: Tensor
@@ -91,6 +93,7 @@ class Batch:
     ages_per_sequence: bool = False
     weights_out: Tensor | None = None
     mask_out: Tensor | None = None
+    labels: tuple[Labelled, ...] = ()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -108,7 +111,7 @@ class Batch:
         """Give the batch with other policies. Not by `dataclasses.replace`, which older compilers cannot follow."""
         given = self.mask, self.offsets, self.count, self.restore, self.given_mask
         found = Batch(train, rollout, *given, self.advantages, self.per_sequence, self.external, pairs, self.mass)
-        found.turns, found.ages = self.turns, self.ages
+        found.turns, found.ages, found.labels = self.turns, self.ages, self.labels
         return found
 
 

@@ -219,7 +219,7 @@ def tokens_outside(batch: Batch) -> int:
 def run_blocks(batch: Batch, spec: Spec) -> Result:
     """Correct block by block, with compaction. CPU tensors only: how many tokens are valid decides the shapes."""
     weights, mask = new_outputs(batch, spec)
-    collector, keep = Collector(spec, look=True), []
+    collector, keep = Collector(spec, look=True, labelled=batch.labels), []
     keep_turns = None if batch.turns is None else torch.ones(batch.turns.shape[0] - 1, dtype=torch.bool, device="cpu")
     for block in blocks_of(batch, BLOCK if spec.weight is not None else 2 * BLOCK):
         found = _run_block(block, spec, collector, weights, mask)

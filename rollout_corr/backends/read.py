@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends.batch import MASK_DTYPES, Batch, Reader, external_names, reader
+from rollout_corr.backends.labels import read_labels
 from rollout_corr.backends.layouts import LogProbs
 from rollout_corr.backends.staleness import Versions, read_ages
 from rollout_corr.backends.turns import read_turns
@@ -37,6 +38,7 @@ def read_batch(
     max_turns: int | None = None,
     split: bool = False,
     versions: Versions | None = None,
+    labels: tuple[object, object] = (None, None),
 ) -> Batch:
     """Check every argument of `correct` and read it. Copies nothing, except for a list."""
     read = reader("train_logp", train_logp, cu_seqlens, validate)
@@ -49,6 +51,8 @@ def read_batch(
         batch.external = read.external(external_names(spec), external)
     if versions is not None or spec.reads_versions:
         add_ages(read, batch, versions, spec)
+    if labels != (None, None):
+        batch.labels = read_labels(batch, *labels)
     for criterion in spec.criteria:
         if criterion.when != "any" and advantages is None:
             raise ValueError(f"advantages: expected a tensor for the criterion with when={criterion.when!r}, got None")

@@ -81,6 +81,10 @@ def run_correction(request: CorrectionRequest) -> Result:
 
 def _runner(batch: Batch, spec: Spec, backend: str) -> Callable[[Batch, Spec], Result]:
     """Choose how a batch runs without a sequence group; a Spec beyond the kernels runs on plain torch."""
+    if batch.labels:
+        # Neither the kernels nor the operators know of labels.
+        on_blocks = batch.train.device.type == "cpu" and not torch.compiler.is_compiling()
+        return blocks.run_blocks if on_blocks else whole.run_whole
     beyond = spec.weighs_prefixes or spec.measures_turns
     if backend == "triton" and not spec.criteria and not beyond:
         return operators.run_fused
@@ -99,7 +103,7 @@ def _exchange(
 ) -> whole.PendingSplit | split_kernels.PendingKernels:
     """Compute the sums of this rank's tokens and start to add them up over the group."""
     batch, spec = request.batch, request.spec
-    if backend == "triton" and operators.beyond_kernels(spec) is None:
+    if backend == "triton" and operators.beyond_kernels(spec) is None and not batch.labels:
         from rollout_corr.backends import split_kernels
 
         return split_kernels.PendingKernels(batch, spec, group)

@@ -139,11 +139,11 @@ class PendingSplit:
         # A prefix needs the tokens before it, what is counted needs prefixes, the rest after a failure too.
         steps = spec.has_prefixes + any(criterion.drop == "rest" for criterion in spec.criteria)
         for _ in range(steps):
-            Collector(spec).take(_evaluate(batch, spec, self._sequences, self._valid))
+            Collector(spec, labelled=batch.labels).take(_evaluate(batch, spec, self._sequences, self._valid))
             self._sequences.start("correct: the sums of the tokens before")
             self._sequences.wait()
             self._sequences.again()
-        Collector(spec).take(_evaluate(batch, spec, self._sequences, self._valid))
+        Collector(spec, labelled=batch.labels).take(_evaluate(batch, spec, self._sequences, self._valid))
         self._sequences.start("correct: the sums of each sequence")
 
     def done(self) -> bool:
@@ -176,7 +176,7 @@ def _evaluate(batch: Batch, spec: Spec, sequences: Rows | Packed | Split, valid:
 
 def _result(batch: Batch, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None) -> Result:
     found = _evaluate(batch, spec, sequences, valid)
-    collector = Collector(spec)
+    collector = Collector(spec, labelled=batch.labels)
     collector.take(found)
     mask = None
     if spec.edits_mask:

@@ -102,6 +102,10 @@ class Near:
             self._of_sequences = self._sequences.sum(self._k3)
         return self._of_sequences
 
+    def k3_of_sequences(self) -> Tensor:
+        """[S] float64: the sums of k3."""
+        return self.added(self.near_k3_of_sequences(), self.few_excess - self.few)
+
     def k3_of_tokens(self) -> Tensor:
         """[N]: k3."""
         return self._k3.index_copy(0, self.places, (self.few_excess - self.few).to(self.d.dtype))

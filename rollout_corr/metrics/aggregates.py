@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import chain, product
 from typing import Literal, cast
 
@@ -46,6 +46,8 @@ class AllSequences:
         self.facts, self.tokens_outside, self.spec = facts, tokens_outside, spec
         self._look = look
         self._products: dict[tuple[str, str], float] = {}
+        self._standing: Tensor | None = None
+        self._max_size: Number | None = None
         self.count = facts.keep.shape[0]
         # What statistics are taken among: None is all.
         every = look and self.count > 0 and int(facts.measured.amin()) > 0
@@ -73,16 +75,21 @@ class AllSequences:
             self.measured if self.among is None or self.facts.tokens is self.facts.measured else self.facts.tokens > 0
         )
 
-    @cached_property
+    # Not by cached_property, whose lock older Pythons have and compilers cannot follow.
+    @property
     def standing(self) -> Tensor:
         """[S] bool: it has a valid token, and no criterion rejected it."""
-        return self.facts.keep if self.among is None else self.facts.keep & (self.facts.tokens > 0)
+        if self._standing is None:
+            self._standing = self.facts.keep if self.among is None else self.facts.keep & (self.facts.tokens > 0)
+        return self._standing
 
-    @cached_property
+    @property
     def max_size(self) -> Number:
         """The largest |sum of D|."""
-        found = highest(self.size, self.among)
-        return found.item() if self._look else found
+        if self._max_size is None:
+            found = highest(self.size, self.among)
+            self._max_size = found.item() if self._look else found
+        return self._max_size
 
     def sequences_clamped(self) -> Number:
         """[S] bool: |sum of D| is beyond the clamp; or how many are."""
@@ -298,14 +305,22 @@ def criterion_aggregates(criterion: Criterion, own: str) -> list[Aggregate]:
     ]
 
 
-def _moments(criterion: Criterion, value: Tensor, among: Tensor | None, spec: Spec) -> tuple[Tensor, ...]:
-    """Sum, sum of squares, maximum and -minimum of a criterion's value over its units; a ratio's around 1."""
+def moment_values(
+    criterion: Criterion, value: Tensor, among: Tensor | None, spec: Spec
+) -> tuple[Tensor, Tensor | None]:
+    """Give a criterion's values as its statistics take them, a ratio's around 1, and the units that count."""
     if criterion.statistic.log_space:
         value = value.clamp(-spec.clamp, spec.clamp)
         value = value + k3(value) if criterion.over == "token" else value.expm1()
     if criterion.statistic.source == "caller":
         finite = value.isfinite()
         among = finite if among is None else among & finite
+    return value, among
+
+
+def _moments(criterion: Criterion, value: Tensor, among: Tensor | None, spec: Spec) -> tuple[Tensor, ...]:
+    """Sum, sum of squares, maximum and -minimum of a criterion's value over its units; a ratio's around 1."""
+    value, among = moment_values(criterion, value, among, spec)
     counted = select(among, value)
     if not criterion.statistic.log_space or math.expm1(spec.clamp) > LARGEST_STATISTIC:
         # Squares of what is larger would overflow float32.

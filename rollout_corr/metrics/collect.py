@@ -11,9 +11,11 @@ from torch import Tensor
 from rollout_corr.definition.facts import Named, SequenceFacts, concatenate
 from rollout_corr.definition.findings import Findings, Numbers
 from rollout_corr.definition.tokens import Number, select
-from rollout_corr.metrics import peers, schema
+from rollout_corr.metrics import labels, peers, schema
 from rollout_corr.metrics.aggregates import AllSequences, aggregates_of
+from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.histogram import HISTOGRAM, histogram
+from rollout_corr.metrics.labels import Labelled, PerSequence
 from rollout_corr.metrics.rows import Aggregate, At
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.correction import Spec
@@ -111,10 +113,12 @@ class Collector:
     Args:
         spec: The Spec.
         look: Read every number at once, which on a CPU takes less time than an operation on it.
+        labelled: Labels of the sequences of the batch.
     """
 
-    def __init__(self, spec: Spec, look: bool = False) -> None:
-        self._spec, self._look = spec, look
+    def __init__(self, spec: Spec, look: bool = False, labelled: tuple[Labelled, ...] = ()) -> None:
+        self._spec, self._look, self._labels = spec, look, labelled
+        self._per_sequence: list[PerSequence] = []
         self._rows = rows_at(spec, "tokens", "blocks")
         self._facts: list[SequenceFacts] = []
         self._sums: list[Numbers] = []
@@ -124,6 +128,8 @@ class Collector:
     def take(self, found: Findings) -> None:
         """Take the statistics of the next block."""
         self.add(found.facts, *of_block(found, self._rows))
+        if self._labels:
+            self._per_sequence.append(labels.of_block(found))
 
     def add(self, facts: SequenceFacts, sums: Numbers, maxima: Numbers) -> None:
         """Add the next block's facts, and the sums and maxima of `of_block`."""
@@ -159,11 +165,16 @@ class Collector:
         if self._histograms:
             sums |= self._named(HISTOGRAM, torch.stack(self._histograms).sum(0))
         sum_names, max_names = schema.layout(spec)
-        return Statistics(
+        whole = Statistics(
             spec=spec,
             sums=_stack((sums[name] for name in sum_names), self._look),
             maxima=_stack((maxima[name] for name in max_names), self._look),
         )
+        if not self._labels:
+            return whole
+        for one in self._labels:
+            whole = whole.beside(Extra((one.labels,)), *labels.by_label(one, self._per_sequence, facts, spec))
+        return whole
 
     def _stacked(self, blocks: Sequence[Numbers]) -> Tensor:
         return torch.stack([_stack(numbers.values(), self._look) for numbers in blocks])

@@ -1,4 +1,4 @@
-"""Statistics beyond those of the Spec, for what a call brings besides log-probs: ages of tokens.
+"""Statistics beyond those of the Spec, for what a call brings besides log-probs: labels, ages of tokens.
 
 They are taken in plain torch on the batch's device and stand behind the Spec's, so they merge as those do.
 """
@@ -10,7 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_corr.metrics.rows import Metric, Over, maximum, mean, minimum
+from rollout_corr.metrics import labels
+from rollout_corr.metrics.labels import Labels
+from rollout_corr.metrics.rows import Metric, Over, Values, maximum, mean, minimum
+from rollout_corr.spec.correction import Spec
 
 AGE_SUMS = ("age", "tokens_stale")
 AGE_MAXIMA = ("max_age", "-min_age")
@@ -32,25 +35,34 @@ class Extra:
     """What statistics hold besides those of the Spec and of the loss.
 
     Attributes:
+        labels: Labels of sequences; all of these are statistics of whole sequences.
         ages: Ages of tokens.
     """
 
+    labels: tuple[Labels, ...] = ()
     ages: bool = False
 
-    @property
-    def sums(self) -> tuple[str, ...]:
+    def sums(self, spec: Spec) -> tuple[str, ...]:
         """Names of the sums, in order."""
-        return AGE_SUMS if self.ages else ()
+        found = [name for one in self.labels for name in labels.sums_of(one, spec)]
+        return (*found, *AGE_SUMS) if self.ages else tuple(found)
 
-    @property
-    def maxima(self) -> tuple[str, ...]:
+    def maxima(self, spec: Spec) -> tuple[str, ...]:
         """Names of the maxima, in order."""
-        return AGE_MAXIMA if self.ages else ()
+        found = [name for one in self.labels for name in labels.maxima_of(one, spec)]
+        return (*found, *AGE_MAXIMA) if self.ages else tuple(found)
 
-    @property
-    def metrics(self) -> list[Metric]:
-        """The rows of the metrics, in the order in which they are reported."""
-        return AGE_METRICS if self.ages else []
+    def read(self, values: Values) -> dict[str, float]:
+        """Compute what is reported of the whole batch, from statistics by name."""
+        outside = {f"{one.name}/outside/sequences": values[one.outside] for one in self.labels}
+        return outside | {row.key: row.read(values) for row in AGE_METRICS if self.ages}
+
+    def by(self, name: object, spec: Spec, values: Values) -> dict[str, float]:
+        """Compute the metrics by label."""
+        for one in self.labels:
+            if one.name == name:
+                return labels.read(one, spec, values)
+        raise ValueError(f"by: expected one of {[one.name for one in self.labels]} (labels of the call), got {name!r}")
 
 
 def ages_of(ages: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:

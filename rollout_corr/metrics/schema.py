@@ -62,7 +62,8 @@ def layout(
     if spec is not None:
         sums, maxima = sum_names(spec), max_names(spec)
     if extra is not None:
-        sums, maxima = sums + extra.sums, maxima + extra.maxima
+        assert spec is not None, "statistics of a loss alone have nothing more"
+        sums, maxima = sums + extra.sums(spec), maxima + extra.maxima(spec)
     if objective is not None:
         sums, maxima = sums + loss.sum_names(objective), maxima + loss.max_names()
     return sums, maxima

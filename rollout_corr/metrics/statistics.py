@@ -96,7 +96,9 @@ class Statistics:
         return Statistics(self.spec, sums, maxima, loss.objective, extra=self.extra)
 
     def beside(self, extra: Extra, sums: Tensor, maxima: Tensor) -> Statistics:
-        """Append statistics of what a correction was given besides log-probs; self has none of these yet."""
+        """Append statistics of what a correction was given besides log-probs, in the order of the fields of Extra."""
+        if self.extra is not None:
+            extra = Extra(self.extra.labels + extra.labels, extra.ages)
         found = torch.cat([self.sums, sums]), torch.cat([self.maxima, maxima])
         return Statistics(self.spec, *found, extra=extra)
 
@@ -157,6 +159,13 @@ class Statistics:
             sums[first:last] = 0.0
         for first, last in whole.maxima:
             maxima[first:last] = -torch.inf
+        if self.extra is not None and self.extra.labels:
+            more = Extra(self.extra.labels)
+            for found, names, nothing, before in (
+                (sums, more.sums(self.spec), 0.0, schema.layout(self.spec)[0]),
+                (maxima, more.maxima(self.spec), -torch.inf, schema.layout(self.spec)[1]),
+            ):
+                found[len(before) : len(before) + len(names)] = nothing
         return replace(self, sums=sums, maxima=maxima)
 
     def all_reduce(self, group: ProcessGroup | None = None) -> Statistics:
@@ -189,14 +198,15 @@ class Statistics:
         count = self.maxima.shape[0]
         return replace(self, sums=sums[: self.sums.shape[0]], maxima=maxima[2 : 2 + count], ranks=ranks)
 
-    def metrics(self, names: str = "native", prefix: str = "") -> dict[str, float]:
+    def metrics(self, names: str = "native", prefix: str = "", by: str | None = None) -> dict[str, float]:
         """Compute named floats, in float64 on the host, from one device-to-host copy.
 
         Args:
             names: A naming scheme that `Spec.report` asked for.
             prefix: What every key begins with, such as "mismatch/".
+            by: The name of labels: their metrics, under keys such as "environment/math/tokens/kl_k3".
         """
-        return self.metrics_async().result(names, prefix)
+        return self.metrics_async().result(names, prefix, by)
 
     def warnings(self) -> list[str]:
         """Say in plain words which metrics deserve a look; never printed."""
@@ -272,7 +282,7 @@ class PendingMetrics:
             )
         return dict(zip(names, values[: len(names)], strict=True))
 
-    def result(self, names: str = "native", prefix: str = "") -> dict[str, float]:
+    def result(self, names: str = "native", prefix: str = "", by: str | None = None) -> dict[str, float]:
         """Compute the metrics of one naming scheme; waits for the copy if it is still under way.
 
         The keys come in the order of docs/metrics.md, the same for equal Specs.
@@ -280,6 +290,8 @@ class PendingMetrics:
         Args:
             names: A naming scheme that `Spec.report` asked for. Those of a policy loss go by their native names.
             prefix: What every key begins with, such as "mismatch/".
+            by: The name of labels, given as `labels` to the call: the metrics of each, and in each key whether it
+                counts, or is a mean of, tokens or sequences.
         """
         if not isinstance(prefix, str):
             raise TypeError(f"prefix: expected a string such as 'mismatch/', got {type(prefix).__name__} {prefix!r}")
@@ -289,12 +301,15 @@ class PendingMetrics:
             raise ValueError(f"names: expected one of {list(schemes)} (Spec.report), got {names!r}")
         if spec is not None and names != "native":
             return {f"{prefix}{key}": value for key, value in peers.metrics(values, spec, names).items()}
+        extra = Extra() if self._extra is None else self._extra
+        if by is not None:
+            found = {} if spec is None else extra.by(by, spec, values)
+            return {f"{prefix}{key}": value for key, value in found.items()}
         rows = [] if spec is None else native.metrics_of(spec)
-        if self._extra is not None:
-            rows += self._extra.metrics
+        found = {row.key: row.read(values) for row in rows} | extra.read(values)
         if self._objective is not None:
-            rows += loss.metrics_of(self._objective)
-        return {f"{prefix}{row.key}": row.read(values) for row in rows}
+            found |= {row.key: row.read(values) for row in loss.metrics_of(self._objective)}
+        return {f"{prefix}{key}": value for key, value in found.items()}
 
     def warnings(self) -> list[str]:
         """Say in plain words which metrics deserve a look."""
@@ -306,9 +321,9 @@ class HasStatistics:
 
     statistics: Statistics
 
-    def metrics(self, names: str = "native", prefix: str = "") -> dict[str, float]:
+    def metrics(self, names: str = "native", prefix: str = "", by: str | None = None) -> dict[str, float]:
         """Compute named floats from one device-to-host copy, each key behind the prefix; see docs/metrics.md."""
-        return self.statistics.metrics(names, prefix)
+        return self.statistics.metrics(names, prefix, by)
 
     def _repr_html_(self) -> str:
         """Show the metrics in a notebook, which waits for the device; `repr` does not."""

@@ -1,0 +1,182 @@
+"""Metrics by label: those of the sequences that have it, taken alone, by the oracle and by a call of their own."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import LAYOUTS, compare_metrics, lay_out, random_sequences, spoil, wild
+from oracles import correction as oracle
+from rollout_corr.backends import blocks
+from rollout_corr.backends.whole import run_whole
+from rollout_corr.metrics.labels import unit_of
+from rollout_corr.metrics.native import metrics_of
+from rollout_corr.metrics.statistics import Statistics
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NAMES = ("math", "code", "web", "never")
+IDS = (0, 1, 1, 2, 7, 0, -1, 2, 1, 0)
+OF_TOKENS = rc.Spec(
+    rc.Weight("token", lower=0.7, upper=1.3),
+    (rc.Criterion("k3", upper=0.1), rc.Criterion("ratio", "sequence", "mean", lower=0.8, upper=1.3)),
+)
+SPECS = [
+    rc.Spec(),
+    OF_TOKENS,
+    rc.Spec(rc.Weight("token", upper=1.2, outside="zero", token_clamp=0.3), nonfinite="neutral", clamp=0.5),
+    rc.Spec(rc.Weight("product", lower=0.5, upper=2.0, normalize="batch"), (rc.Criterion("abs", upper=0.5),)),
+    rc.Spec(rc.Weight("geometric", upper=1.1), (rc.Criterion("external", "sequence", "max", upper=1, name="entropy"),)),
+]
+
+
+def sequences_of(seed):
+    made = random_sequences(seed, (5, 1, 7, 0, 4, 6, 2, 9, 3, 8))
+    return spoil(wild(made), seed, share=0.2) if seed % 2 else made
+
+
+def split(metrics, name):
+    """The metrics of a label by their own names."""
+    found = {}
+    for key, value in metrics.items():
+        label, of, *unit = key.split("/", 3)
+        assert label == "environment"
+        if of == name:
+            assert unit[0] == units()[unit[1]], key
+            found[unit[1]] = value
+    return found
+
+
+def units():
+    return {row.key: unit_of(row) for spec in SPECS for row in metrics_of(spec)}
+
+
+def labelled(laid, spec, ids=IDS, names=NAMES, **more):
+    return laid.correct(spec, labels={"environment": torch.tensor(ids)}, label_names={"environment": names}, **more)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_label_has_the_metrics_of_its_sequences(layout, whole):
+    for number, spec in enumerate(SPECS):
+        sequences = sequences_of(number)
+        laid = lay_out(sequences, layout)
+        with mock.patch.object(blocks, "run_blocks", run_whole if whole else blocks.run_blocks):
+            out = labelled(laid, spec)
+        found = out.metrics(by="environment")
+        for place, name in enumerate(NAMES):
+            chosen = [q for q, label in zip(sequences, IDS, strict=True) if label == place]
+            mine = split(found, name)
+            assert "tokens_outside" not in mine and {"kl_k3", "train_ppl", "tokens_kept"} <= set(mine)
+            alone = lay_out(chosen, "packed") if chosen else lay_out([], "packed")
+            answer = oracle.correct(chosen, spec)
+            compare_metrics(alone, mine | {"tokens_outside": 0.0}, answer, spec, 1e-11, f"{name} {layout} {spec}")
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_label_has_the_statistics_of_a_call_of_its_own(spec):
+    """Counts and extrema equal, sums within rounding: float32 sums of 64 tokens are off by 1e-7 of their sizes."""
+    sequences = random_sequences(5, (40, 700, 3, 0, 90, 1200, 64, 65, 2000, 128), scale=0.05)
+    laid = lay_out(sequences, "packed", torch.float32)
+    found = labelled(laid, spec).metrics(by="environment")
+    for place, name in enumerate(NAMES[:3]):
+        chosen = [q for q, label in zip(sequences, IDS, strict=True) if label == place]
+        alone, mine = lay_out(chosen, "packed", torch.float32).correct(spec).metrics(), split(found, name)
+        assert set(alone) - set(mine) == {"tokens_outside"}
+        for key, value in mine.items():
+            exact = key.startswith(("tokens", "sequences")) or key.endswith(("rejected_tokens_fraction", "d_min"))
+            assert value == (alone[key] if exact else pytest.approx(alone[key], rel=2e-6, abs=2e-7)), key
+
+
+def test_labels_change_nothing_else_and_outside_is_counted():
+    sequences = sequences_of(2)
+    laid = lay_out(sequences, "padded_left")
+    plain, out = laid.correct(OF_TOKENS), labelled(laid, OF_TOKENS)
+    assert torch.equal(plain.weights, out.weights) and torch.equal(plain.mask, out.mask)
+    metrics = out.metrics()
+    outside = [q for q, label in zip(sequences, IDS, strict=True) if label in (7, -1) and any(q.mask)]
+    assert outside and metrics.pop("environment/outside/sequences") == len(outside)
+    assert metrics == plain.metrics() and list(metrics) == list(plain.metrics())
+    by = out.metrics_async().result(prefix="mismatch/", by="environment")
+    assert by == {f"mismatch/{key}": value for key, value in out.metrics(by="environment").items()}
+    assert by["mismatch/environment/never/tokens/tokens"] == 0.0
+    counts = [by[f"mismatch/environment/{name}/sequences/sequences"] for name in NAMES]
+    assert sum(counts) + len(outside) == metrics["sequences"]
+
+
+def test_micro_batches_merge():
+    sequences = sequences_of(4)
+    parts = [lay_out(sequences[:4], "packed"), lay_out(sequences[4:], "packed")]
+    found = [labelled(part, OF_TOKENS, IDS[:4] if i == 0 else IDS[4:]).statistics for i, part in enumerate(parts)]
+    nothing = Statistics.nothing(OF_TOKENS, extra=found[0].extra)
+    whole = labelled(lay_out(sequences, "packed"), OF_TOKENS)
+    merged = Statistics.sum([nothing, *found])
+    assert merged.metrics(by="environment") == pytest.approx(whole.metrics(by="environment"), rel=1e-12, abs=1e-12)
+    with pytest.raises(ValueError, match="other: expected statistics of the same arguments"):
+        merged.merge(labelled(parts[0], OF_TOKENS, IDS[:4], ("other", "names")).statistics)
+
+
+def test_several_labels_beside_versions_and_turns():
+    laid = lay_out(sequences_of(2), "packed")
+    ids = torch.tensor(IDS)
+    given = {"labels": {"environment": ids, "level": (ids % 2).to(torch.uint8)[:, None]}}
+    names = {"environment": list(NAMES), "level": 2}
+    versions = {"versions": laid.versions, "current_version": 7, "turns": "runs"}
+    out = laid.correct(OF_TOKENS, **given, label_names=names, **versions)
+    assert out.metrics(by="environment") == labelled(laid, OF_TOKENS).metrics(by="environment")
+    assert out.metrics()["age_max"] == laid.correct(OF_TOKENS, **versions).metrics()["age_max"]
+    both = sum(out.metrics(by="level")[f"level/{i}/tokens/tokens"] for i in "01")
+    assert both == out.metrics()["tokens"]
+
+
+@pytest.mark.slow  # the compiler takes seconds; the same way without it is `whole` above
+def test_in_a_compiled_function():
+    laid = lay_out(random_sequences(2), "padded_right", torch.float32)
+    ids = {"environment": torch.tensor([0, 1, 1, 2, 7, 0])}
+
+    def step(train):
+        return rc.correct(
+            train, laid.rollout, mask=laid.mask, spec=rc.Spec(), labels=ids, label_names={"environment": NAMES}
+        ).statistics
+
+    compiled = torch.compile(step, backend="eager", fullgraph=True)(laid.train)
+    plain = step(laid.train).metrics(by="environment")
+    assert compiled.metrics(by="environment") == pytest.approx(plain, rel=1e-6, abs=1e-6)
+
+
+def test_in_a_loss():
+    laid = lay_out(random_sequences(8, advantages="sequence"), "padded_right")
+    given = {"mask": laid.mask, "old_logp": laid.train, "rollout_logp": laid.rollout}
+    labels = {"labels": {"e": torch.tensor([0, 1, 1, 0, 1, 0])}, "label_names": {"e": 2}}
+    loss = rc.policy_loss(laid.train, laid.advantages, spec=OF_TOKENS, **given, **labels)
+    assert loss.metrics(by="e") == laid.correct(OF_TOKENS, **labels).metrics(by="e")
+    assert "loss_policy" in loss.metrics()
+    with pytest.raises(ValueError, match="labels: expected None without a spec"):
+        rc.policy_loss(laid.train, laid.advantages, **given, **labels)
+
+
+def test_what_is_wrong_is_named():
+    x, ids = torch.zeros(2, 3), torch.tensor([0, 1])
+
+    def refused(message, labels, names, kind=ValueError, **more):
+        with pytest.raises(kind) as raised:
+            rc.correct(x, x, labels=labels, label_names=names, **more)
+        assert str(raised.value).startswith(message), raised.value
+
+    refused("label_names: expected a mapping", {"e": ids}, None, TypeError)
+    refused("labels: expected a mapping", None, {"e": 2}, TypeError)
+    refused("label_names: expected the names of ['e'], got those of ['f']", {"e": ids}, {"f": 2})
+    refused("labels['e']: expected shape [2] or [2, 1], got [3]", {"e": torch.zeros(3, dtype=torch.int64)}, {"e": 2})
+    refused("labels['e']: expected an integer dtype, got float32", {"e": ids.float()}, {"e": 2})
+    refused("labels['e']: expected a tensor, got list", {"e": [0, 1]}, {"e": 2}, TypeError)
+    refused("label_names['e']: expected a list of names or a count above 0, got 0", {"e": ids}, {"e": 0})
+    refused("label_names['e']: expected different names", {"e": ids}, {"e": ["a", "a"]})
+    refused("label_names['e']: expected strings without '/'", {"e": ids}, {"e": ["a/b"]})
+    refused("labels: expected names that are strings without '/' and '='", {"a/b": ids}, {"a/b": 2})
+    refused("backend: expected 'auto' or 'torch' beside labels", {"e": ids}, {"e": 2}, backend="triton")
+    out = rc.correct(x, x, labels={"e": ids}, label_names={"e": 2})
+    with pytest.raises(ValueError, match=r"by: expected one of \['e'\]"):
+        out.metrics(by="f")
