@@ -37,7 +37,10 @@ from rollout_corr.spec.surrogates import GMPO as GMPO
 from rollout_corr.spec.surrogates import GPG as GPG
 from rollout_corr.spec.surrogates import GSPO as GSPO
 from rollout_corr.spec.surrogates import PPO as PPO
+from rollout_corr.spec.surrogates import REC as REC
 from rollout_corr.spec.surrogates import SAPO as SAPO
+from rollout_corr.spec.surrogates import TOPR as TOPR
+from rollout_corr.spec.surrogates import VESPO as VESPO
 from rollout_corr.spec.surrogates import Reinforce as Reinforce
 from rollout_corr.spec.surrogates import Score as Score
 
@@ -67,7 +70,10 @@ __all__ = [
     "GSPO",
     "KL",
     "PPO",
+    "REC",
     "SAPO",
+    "TOPR",
+    "VESPO",
     "Backend",
     "Correction",
     "Criterion",

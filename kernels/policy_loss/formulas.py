@@ -28,7 +28,7 @@ class Token(NamedTuple):
     x: tl.tensor  # its log-ratio
     advantage: tl.tensor
     weight: tl.tensor  # the factor of the loss
-    level: tl.tensor  # the mean log-ratio of its sequence, where the surrogate needs it
+    level: tl.tensor  # the mean or the total log-ratio of its sequence, where the surrogate needs it
     pull: tl.tensor  # GMPO: the loss of the sequence; GSPO through the sequence: its derivative. Weights are in both
 
 
@@ -74,10 +74,57 @@ def clipped(
 
 
 @triton.jit
+def log_ratio(x: tl.tensor, level: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr) -> tl.tensor:
+    """Take the log-ratio that the surrogate's ratio is made of: a token's, its sequence's, or one between."""
+    if PLAN.takes == "token":
+        return x
+    elif PLAN.takes == "geometric_average":
+        return 0.5 * (x + level)
+    elif PLAN.takes == "average":
+        # ln of (e^x + e^level) / 2, whichever is larger taken out.
+        most = tl.maximum(x, level)
+        return most + (tl.log(1.0 + tl.exp(-tl.abs(x - level))) - 0.6931471805599453)
+    elif PLAN.surrogate == "VESPO":
+        return tl.maximum(level, number(numbers, PLAN, "log_smallest").to(x.dtype))
+    else:
+        return level
+
+
+@triton.jit
+def tapered(
+    ratio: tl.tensor, clamped: tl.tensor, advantage: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Compute TOPR's factor, and find the tokens whose ratio it bounds."""
+    good = advantage > number(numbers, PLAN, "threshold").to(ratio.dtype)
+    above = clamped > number(numbers, PLAN, "taper/upper").to(ratio.dtype)
+    bounded = tl.where(above, number(numbers, PLAN, "upper").to(ratio.dtype), ratio)
+    bounded = number(numbers, PLAN, "negative").to(ratio.dtype) * bounded
+    return tl.where(good, number(numbers, PLAN, "positive").to(ratio.dtype), bounded), (good == 0) & above
+
+
+@triton.jit
+def ringed(
+    ratio: tl.tensor, clamped: tl.tensor, advantage: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Compute REC's factor, 0 where its mask leaves a token out; those below, and those above."""
+    factor = tl.where(number(numbers, PLAN, "by_ratio") != 0.0, ratio, 1.0).to(ratio.dtype)
+    high = clamped > number(numbers, PLAN, "inside/upper").to(ratio.dtype)
+    low = clamped < number(numbers, PLAN, "inside/lower").to(ratio.dtype)
+    if PLAN.option == "one_side":
+        high, low = high & (advantage > 0), low & (advantage < 0)
+    elif PLAN.option == "ring":
+        beyond = (clamped < number(numbers, PLAN, "ring/lower").to(ratio.dtype)) == 0
+        high = high & (((advantage <= 0) & beyond) == 0)
+        beyond = (clamped > number(numbers, PLAN, "ring/upper").to(ratio.dtype)) == 0
+        low = low & (((advantage >= 0) & beyond) == 0)
+    return tl.where(low | high, 0.0, factor), low, high
+
+
+@triton.jit
 def policy(token: Token, numbers: tl.tuple, PLAN: tl.constexpr) -> Term:
     """Compute the surrogate's loss of a token times its weight. A new surrogate gets its branch here."""
     new, x, advantage, weight = token.new, token.x, token.advantage, token.weight
-    used = token.level if PLAN.levels else x
+    used = log_ratio(x, token.level, numbers, PLAN)
     clamp = number(numbers, PLAN, "clamp").to(x.dtype)
     free = tl.abs(used) <= clamp
     clamped = limited(used, -clamp, clamp, PLAN)
@@ -95,6 +142,10 @@ def policy(token: Token, numbers: tl.tuple, PLAN: tl.constexpr) -> Term:
         tau = tau.to(x.dtype)
         gate = 1.0 / (1.0 + tl.exp(-tau * excess))
         value, slope = -(4.0 / tau) * gate * advantage, -4.0 * gate * (1.0 - gate) * advantage * ratio
+        if PLAN.option == "stopped":
+            slope = value
+            value = value * new
+            free = free | (free == 0)
     elif PLAN.surrogate == "GMPO":
         high = (advantage > 0) & (clamped > number(numbers, PLAN, "high").to(x.dtype))
         low = (advantage < 0) & (clamped < -number(numbers, PLAN, "low").to(x.dtype))
@@ -102,13 +153,27 @@ def policy(token: Token, numbers: tl.tuple, PLAN: tl.constexpr) -> Term:
         free = free & ((low | high) == 0)
     elif PLAN.surrogate == "DRO":
         beta, saturated = number(numbers, PLAN, "beta").to(x.dtype), limited(x, -LARGEST_D, LARGEST_D, PLAN)
-        value = -(advantage * new - 0.5 * beta * (saturated * saturated))
-        slope = -advantage + tl.where(tl.abs(x) <= LARGEST_D, beta * saturated, 0.0)
+        square, pull, flows = saturated * saturated, saturated, tl.abs(x) <= LARGEST_D
+        if PLAN.shared == "total":
+            # The gradient is that of the whole sum's square, to which this token adds its share.
+            pull, flows = limited(token.level, -LARGEST_D, LARGEST_D, PLAN), tl.abs(token.level) <= LARGEST_D
+            square = pull * saturated
+        value = -(advantage * new - 0.5 * beta * square)
+        slope = -advantage + tl.where(flows, beta * pull, 0.0)
         free = free | (free == 0)
     else:
         # The score function: its ratio is a constant.
         factor = tl.full(x.shape, 1.0, x.dtype)
-        if PLAN.surrogate != "GPG" and PLAN.own_ratio:
+        if PLAN.surrogate == "TOPR":
+            factor, high = tapered(ratio, clamped, advantage, numbers, PLAN)
+        elif PLAN.surrogate == "REC":
+            factor, low, high = ringed(ratio, clamped, advantage, numbers, PLAN)
+        elif PLAN.surrogate == "VESPO":
+            up = advantage >= 0
+            k = tl.where(up, number(numbers, PLAN, "k_positive"), number(numbers, PLAN, "k_negative")).to(x.dtype)
+            rate = tl.where(up, number(numbers, PLAN, "rate_positive"), number(numbers, PLAN, "rate_negative"))
+            factor = tl.exp(k * clamped - rate.to(x.dtype) * excess)
+        elif PLAN.surrogate != "GPG" and PLAN.own_ratio:
             factor, low, high, dual = stopped_ratio(ratio, clamped, numbers, PLAN)
         value, slope = -factor * advantage * new, -factor * advantage
         free = free | (free == 0)
@@ -116,10 +181,13 @@ def policy(token: Token, numbers: tl.tuple, PLAN: tl.constexpr) -> Term:
             low, high = pushed_far(new, x, advantage, numbers, PLAN)
             free = (low | high) == 0
             value = tl.where(free, value, 0.0)
-    if PLAN.weighted and PLAN.surrogate != "GMPO":
+    if PLAN.weighted and PLAN.surrogate != "GMPO" and PLAN.surrogate != "VESPO":
         value, slope = value * weight, slope * weight
     if PLAN.surrogate == "GSPO" and PLAN.option == "sequence":
         slope, free = token.pull, tl.abs(x) <= LARGEST_D
+    if PLAN.scaled:
+        coef = number(numbers, PLAN, "coef").to(x.dtype)
+        value, slope = value * coef, slope * coef
     return Term(value, tl.where(free, slope, 0.0), low, high, dual, clamped, excess, k3)
 
 
@@ -170,6 +238,8 @@ def pushed_far(
 @triton.jit
 def penalty(k: tl.tensor, KIND: tl.constexpr, numbers: tl.tuple, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Compute a KL penalty of one kind and its derivative; k is new_logp less the reference policy's."""
+    if PLAN.kl_swapped:
+        k = -k
     saturated, flows = limited(k, -LARGEST_D, LARGEST_D, PLAN), tl.abs(k) <= LARGEST_D
     if KIND == "k1":
         value, slope = saturated, tl.full(k.shape, 1.0, k.dtype)
@@ -186,6 +256,12 @@ def penalty(k: tl.tensor, KIND: tl.constexpr, numbers: tl.tuple, PLAN: tl.conste
             most_value = number(numbers, PLAN, "kl_value_clamp").to(k.dtype)
             flows = flows & (value <= most_value)
             value = tl.where(value > most_value, most_value, value)
+    if PLAN.kl_bound:
+        bound = number(numbers, PLAN, "kl_bound").to(k.dtype)
+        flows = flows & (tl.abs(value) <= bound)
+        value = limited(value, -bound, bound, PLAN)
+    if PLAN.kl_swapped:
+        slope = -slope
     return value, tl.where(flows, slope, 0.0)
 
 

@@ -31,7 +31,8 @@ from rollout_corr.kernels.sums import (
 from rollout_corr.kernels.tiles import Tile, ends_by, first_turn, next_turn, of_sequences, places_of, tile_of_program
 from rollout_corr.kernels.tokens import LARGEST_D, is_finite, limited, number, over_kept_set, real, thresholds
 
-SMALLEST_WEIGHT = tl.constexpr(1e-10)
+SMALLEST_WEIGHT = tl.constexpr(1e-10)  # in a geometric mean
+SMALLEST_RATIO = tl.constexpr(1e-8)  # in a product
 
 
 class Inputs(NamedTuple):
@@ -64,7 +65,7 @@ class Shared(NamedTuple):
     """The values of sequences, at their tokens: [PARTS, LANES, VEC]; those that the plan lacks may be anything."""
 
     advantage: tl.tensor
-    level: tl.tensor  # the mean log-ratio of a sequence
+    level: tl.tensor  # the mean or the total log-ratio of a sequence
     pull: tl.tensor  # the term of a sequence in the gradient of its tokens; see formulas.Token
     inner: tl.tensor  # the factor of each sequence's gradient
     numbers: tl.tuple
@@ -180,6 +181,11 @@ def sum_of_sequence(
         down = advantage < 0
         found = record_statistic(found, PLAN, "down", tl.where(counted & down, weighted, 0.0))
         found = record_statistic(found, PLAN, "up", tl.where(counted & (down == 0), weighted, 0.0))
+    elif PLAN.surrogate == "VESPO":
+        clamp = number(numbers, PLAN, "clamp").to(x.dtype)
+        x = limited(x, -clamp, clamp, PLAN)
+        if PLAN.weighted:
+            x += limited(tl.log(tl.where(weight < SMALLEST_RATIO, SMALLEST_RATIO, weight)), -clamp, clamp, PLAN)
     return record_sum(found, PLAN, "level", tl.where(counted, x, 0.0))
 
 

@@ -24,14 +24,19 @@ class LossPlan(Tables):
     phase: str
     surrogate: str
     option: str | None  # the value of the field that `Surrogate.option` names
+    takes: str  # whose log-ratio, `Surrogate.takes`
+    shared: str | None  # what a token reads of its sequence, `Surrogate.shared`
     has_lower: bool
     has_upper: bool  # for PPO: a bound where A < 0
     own_ratio: bool
+    scaled: bool  # by `Surrogate.coef`
     kl: str | None
     kl_gradient: str | None
     kl_weight: str | None
     kl_everywhere: bool
     value_clamp: bool
+    kl_bound: bool
+    kl_swapped: bool
     weight_upper: bool
     regulariser: str | None  # its scope
     reduction: str
@@ -77,8 +82,8 @@ class LossPlan(Tables):
 
     @property
     def levels(self) -> bool:
-        """Test whether a token needs the mean log-ratio of its sequence."""
-        return self.surrogate == "GSPO"
+        """Test whether a token needs the mean or the total log-ratio of its sequence."""
+        return self.shared is not None
 
     @property
     def pulls(self) -> bool:
@@ -143,13 +148,18 @@ def plans_of(
         option=None if surrogate.option is None else getattr(surrogate, surrogate.option),
         has_lower=any(lower is not None for lower, _ in cuts),
         has_upper=bool(cuts) and cuts[-1][1] is not None,
+        takes=surrogate.takes,
+        shared=surrogate.shared,
         own_ratio=own_ratio,
+        scaled=surrogate.coef != 1.0,
         clip_counts=tuple(f"clip_{side}" for side in surrogate.clips(own_ratio)),
         kl=None if kl is None else kl.kind,
         kl_gradient=None if kl is None else kl.gradient or kl.kind,
         kl_weight=None if kl is None else kl.weight,
         kl_everywhere=kl is not None and kl.scope == "all",
         value_clamp=kl is not None and kl.value_clamp is not None,
+        kl_bound=kl is not None and kl.bound is not None,
+        kl_swapped=kl is not None and kl.swapped,
         weight_upper=kl is not None and kl.weight_upper is not None,
         regulariser=None if regulariser is None else regulariser.scope,
         reduction=objective.reduction,
@@ -221,11 +231,14 @@ def numbers_of(objective: Objective, double: bool) -> dict[str, float]:
         numbers[f"{name}/lower"] = low if double else float32_at_least(low)
         numbers[f"{name}/upper"] = high if double else float32_at_most(high)
 
+    if surrogate.coef != 1.0:
+        numbers["coef"] = surrogate.coef
     for name, (lower, upper) in surrogate.cuts.items():
         cut(name, lower, upper)
     if kl is not None:
         numbers |= {"kl": kl.coef, "kl_log_clamp": kl.log_clamp, "kl_value_clamp": kl.value_clamp or 0.0}
         numbers |= {"kl_weight_upper": kl.weight_upper or 0.0}
+        numbers |= {} if kl.bound is None else {"kl_bound": kl.bound}
         cut("kl_weight", None, kl.weight_upper)
     if objective.regulariser is not None:
         numbers |= {"regulariser": objective.regulariser.coef}

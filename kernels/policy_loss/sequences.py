@@ -81,7 +81,9 @@ def store_sequences(
         if has(PLAN, "floats", "total"):
             add(sums, PLAN, "total", tl.where(known, plain(found, PLAN, "total") * inner, 0.0))
     if PLAN.levels or PLAN.pulls:
-        level = exact(found, PLAN, "level", True) / tl.maximum(n, 1).to(tl.float64)
+        level = exact(found, PLAN, "level", True)
+        if PLAN.shared != "total":
+            level = level / tl.maximum(n, 1).to(tl.float64)
         if PLAN.levels:
             tl.store(levels + sequence, level.to(levels.dtype.element_ty), mask=known)
         if PLAN.pulls:

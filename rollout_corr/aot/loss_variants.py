@@ -9,7 +9,7 @@ import torch
 
 from rollout_corr.aot.variant import HUGE, LONGEST, MEDIUM, SHORT, LossVariant
 from rollout_corr.spec.loss import KL, LossReduction, Objective, SquaredLogRatio
-from rollout_corr.spec.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, Reinforce, Score
+from rollout_corr.spec.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, REC, SAPO, TOPR, VESPO, Reinforce, Score
 
 FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 BOOL, U8, I32, I64 = torch.bool, torch.uint8, torch.int32, torch.int64
@@ -84,6 +84,17 @@ _DECLARED = (
     LossVariant("ppo_kept_set", Objective(PPO(), KL("k3", 0.1)), ref=FP32, weights=None, mass="train"),
     LossVariant("dppo_replayed", Objective(DPPO(), nonfinite="neutral"), packed=False, length=MEDIUM, mass="rollout"),
     LossVariant("gmpo_padded", Objective(GMPO(), KL("k3", 0.1)), weights=None, ref=FP32, packed=False),
+    # Score functions with the advantage's sign, and with a ratio between the token's and the sequence's.
+    LossVariant("topr", Objective(TOPR(coef=0.5), KL("k3", 0.1, bound=0.05, swapped=True)), ref=FP32),
+    LossVariant("rec", Objective(REC(), regulariser=SquaredLogRatio(0.1, "all")), trains=BOOL, weights=None),
+    LossVariant("rec_ring", Objective(REC("ring", weight="ratio")), packed=False, length=MEDIUM),
+    LossVariant("rec_sequence", Objective(REC("two_side", 0.1, 0.1, level="sequence")), weights=None, length=SHORT),
+    LossVariant("sapo_stopped", Objective(SAPO(1.0, 1.5, gate="stopped")), packed=False, mask=I32),
+    LossVariant("score_average", Objective(Score(upper=5.0, level="average")), weights=None, trains=BOOL),
+    LossVariant("score_geometric", Objective(Score(0.5, 1.5, "zero", "geometric_average"), reduction=_MEAN), base=BF16),
+    # Whole sequences, summed.
+    LossVariant("vespo", Objective(VESPO()), advantages="sequence", mask=U8),
+    LossVariant("dro_sequence", Objective(DRO(0.5, "sequence"), reduction=_MEAN), packed=False, length=SHORT),
 )
 
 LOSS_VARIANTS = {variant.name: variant for variant in _DECLARED}

@@ -18,7 +18,7 @@ from rollout_corr.definition import tokens as formulas
 from rollout_corr.definition.facts import Named
 from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.tokens import LARGEST_D, KeptMass, extrema, k3, select, sum_of_d, sum_of_statistic
-from rollout_corr.spec.loss import KL, Objective
+from rollout_corr.spec.loss import KL, KLKind, Objective
 from rollout_corr.spec.surrogate import Surrogate, TokenLoss
 from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound, log_of
 
@@ -44,12 +44,18 @@ def saturated(x: Tensor) -> Tensor:
 
 def kl(term: KL, k: Tensor) -> Tensor:
     """Compute the penalty of a token; with `gradient` it has the value of one kind and the gradient of another."""
-    k = saturated(k)
-    value = KL_VALUES[term.kind](term, k)
+    k = saturated(-k if term.swapped else k)
+    value = kl_value(term, term.kind, k)
     if term.gradient is None or term.gradient == term.kind:
         return value
-    other = KL_VALUES[term.gradient](term, k)
+    other = kl_value(term, term.gradient, k)
     return value.detach() + (other - other.detach())
+
+
+def kl_value(term: KL, kind: KLKind, k: Tensor) -> Tensor:
+    """Compute the penalty of one kind within the term's bound."""
+    value = KL_VALUES[kind](term, k)
+    return value if term.bound is None else value.clamp(-term.bound, term.bound)
 
 
 def kl_k3(term: KL, k: Tensor) -> Tensor:
@@ -163,12 +169,13 @@ class TokensThatTrain:
         new: Tensor,
         x: Tensor,
         advantages: Tensor,
+        weights: Tensor | None,
         counted: Tensor | None,
         units: Sequences,
         n: Tensor,
     ) -> None:
         self.new, self.x, self.advantages = new, x, advantages
-        self.own_ratio = not objective.weights_are_the_ratio
+        self.own_ratio, self.weights = not objective.weights_are_the_ratio, weights
         self._counted, self._units, self._n = counted, units, n
         self._propagate = objective.nonfinite == "propagate"
         surrogate = objective.surrogate
@@ -185,6 +192,10 @@ class TokensThatTrain:
 
     def mean(self, x: Tensor) -> Tensor:
         return mean_of_d(x, self._units, self._n, self._propagate)
+
+    def total(self, x: Tensor) -> Tensor:
+        found = sum_of_d(saturated(x), self._units, self._propagate, x)
+        return self._units.spread(found.to(x.dtype)).expand(x.shape)
 
     def mean_advantage(self) -> Tensor:
         total = sum_of_statistic(self.advantages, self._units, self._propagate)
@@ -223,9 +234,10 @@ def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple
     if objective.surrogate.unit == "turn" and given.turns is not None:
         trained = torch.ones_like(x, dtype=torch.bool) if counted is None else counted
         units = given.turns, given.turns.sum_integers(trained)
-    tokens = TokensThatTrain(objective, *policies, advantages, counted, *units)
+    of_trained = None if weights is None else select(counted, weights)
+    tokens = TokensThatTrain(objective, *policies, advantages, of_trained, counted, *units)
     loss = objective.surrogate.loss(tokens)
-    policy = loss.value
+    policy = loss.value if objective.surrogate.coef == 1.0 else objective.surrogate.coef * loss.value
     if weights is not None:
         policy = policy * objective.surrogate.factor(tokens, weights)
     policy = total = select(counted, policy)

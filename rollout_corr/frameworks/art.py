@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from rollout_corr.frameworks.shared.recipe import BYPASS, Named, around_one, as_wide, recipe
-from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import GSPO, PPO
+from typing import get_args
+
+from rollout_corr.frameworks.shared.recipe import BYPASS, Named, as_wide, recipe
+from rollout_corr.spec.surrogate import Level, Surrogate
+from rollout_corr.spec.surrogates import GSPO, PPO, Score
 from rollout_corr.spec.validate import one_of
 
+_LEVELS: dict[str, Level] = {level: level for level in get_args(Level)}
 UNKNOWN_LOGPS = "it trains on tokens that have no log-prob, this package leaves them out"
 
 
 def _ppo(epsilon: float, epsilon_high: float | None, importance_sampling_level: str) -> Surrogate:
-    """Return the loss of `ppo=True`. ART's two averages of token and sequence ratio have no surrogate here."""
+    """Return the loss of `ppo=True`, where ART's two averages of token and sequence ratio have no surrogate here."""
     level = one_of("importance_sampling_level", importance_sampling_level, ("token", "sequence"))
     return as_wide(PPO if level == "token" else GSPO)(epsilon, epsilon_high)
 
 
+def _cispo(epsilon: float, epsilon_high: float | None, importance_sampling_level: str) -> Score:
+    """Return the loss of `ppo=False`."""
+    level = _LEVELS[one_of("importance_sampling_level", importance_sampling_level, _LEVELS)]
+    return Score(1.0 - epsilon, 1.0 + (epsilon if epsilon_high is None else epsilon_high), level=level)
+
+
 RECIPES = {
-    "default": recipe(Named(as_wide(around_one), epsilon=1.0, epsilon_high=4.0), BYPASS, UNKNOWN_LOGPS),
+    "default": recipe(
+        Named(_cispo, epsilon=1.0, epsilon_high=4.0, importance_sampling_level="token"), BYPASS, UNKNOWN_LOGPS
+    ),
     "ppo": recipe(
         Named(_ppo, epsilon=0.2, epsilon_high=None, importance_sampling_level="token"), BYPASS, UNKNOWN_LOGPS
     ),

@@ -22,7 +22,7 @@ _ACTOR: dict[str, Any] = {
     "kl": penalty(value_clamp=10.0, kl_beta=0.0),
 }
 
-_WHICH_KL = "the KL of its Megatron actor; the FSDP actor swaps the two policies"
+_WHICH_KL = "the KL of its Megatron actor; that of the FSDP actor has `swapped=True`"
 
 RECIPES = {
     "actor": recipe(_CLIP, DECOUPLED, _WHICH_KL, **_ACTOR),

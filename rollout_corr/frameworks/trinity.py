@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
-from rollout_corr.frameworks.shared.recipe import BYPASS, Named, around_one, penalty, recipe
-from rollout_corr.spec.surrogates import GSPO, PPO, Reinforce
+from rollout_corr.frameworks.shared.recipe import (
+    BYPASS,
+    SEQUENCES,
+    Named,
+    Recipe,
+    arguments,
+    around_one,
+    penalty,
+    recipe,
+    reduction,
+)
+from rollout_corr.spec.loss import KL, SquaredLogRatio
+from rollout_corr.spec.signed_losses import Mask
+from rollout_corr.spec.surrogate import Surrogate
+from rollout_corr.spec.surrogates import GPG, GSPO, PPO, REC, SAPO, TOPR, Reinforce, Score
+from rollout_corr.spec.validate import number, one_of
 
 OLD_IS_ROLLOUT = "its old log-probs are the rollout's unless bypass_old_logprobs is off"
 NEEDS = (*BYPASS, "ref_logp")
@@ -15,6 +30,44 @@ _KL = penalty("k2", kl_coef=0.001)
 
 def _clip(both: float, low: float | None, high: float | None, dual: float) -> PPO:
     return PPO(both if low is None else low, both if high is None else high, dual)
+
+
+# clip_mode: the mask, and the weights that Trinity can compute with it.
+_MASKS: dict[str, Mask] = {"one-side": "one_side", "gspo-one-side": "one_side", "two-side": "two_side", "ring": "ring"}
+_REDUCTION = reduction(loss_agg_mode="token-mean")
+
+
+def _rec(
+    epsilon_low: float = 0.2,
+    epsilon_high: float = 0.2,
+    epsilon_low_prime: float = 0.6,
+    epsilon_high_prime: float = 2.0,
+    clip_mode: str = "none",
+    weight: str = "none",
+    regularizer: str = "none",
+    regularizer_coef: float = 0.0,
+    kl_coef: float = 0.001,
+) -> dict[str, Any]:
+    """`policy_loss_fn=rec`. Its weight "advantage" is a function of the advantages, which the caller brings."""
+    whole = one_of("clip_mode", clip_mode, ("none", *_MASKS)) == "gspo-one-side"
+    by_ratio = "gspo_importance_sampling" if whole else "importance_sampling"
+    weighed = one_of("weight", weight, ("none", by_ratio)) == by_ratio
+    surrogate: Surrogate = Score() if weighed else GPG()
+    if clip_mode != "none":
+        sides = epsilon_low, epsilon_high, epsilon_low_prime, epsilon_high_prime
+        surrogate = REC(_MASKS[clip_mode], *sides, "ratio" if weighed else "one", "sequence" if whole else "token")
+    if whole and number("kl_coef", kl_coef):
+        raise ValueError(
+            f"kl_coef: expected 0 with clip_mode 'gspo-one-side', whose KL is a mean over tokens, got {kl_coef!r}"
+        )
+    squares = one_of("regularizer", regularizer, ("none", "k2")) == "k2"
+    return arguments(
+        surrogate,
+        reduction=SEQUENCES if whole else "token_mean",
+        denominator="rows" if whole else "original",
+        kl=KL("k2", kl_coef) if number("kl_coef", kl_coef) else None,
+        regulariser=SquaredLogRatio(regularizer_coef) if squares else None,
+    )
 
 
 RECIPES = {
@@ -32,4 +85,16 @@ RECIPES = {
     ),
     "cispo": recipe(Named(around_one, clip_range_low=1.0, clip_range_high=0.28), NEEDS, OLD_IS_ROLLOUT, kl=_KL),
     "importance_sampling": recipe(Reinforce(), BYPASS, OLD_IS_ROLLOUT),
+    "sapo": recipe(
+        Named(partial(SAPO, gate="stopped"), tau_pos=1.0, tau_neg=1.05),
+        NEEDS,
+        OLD_IS_ROLLOUT,
+        reduction=_REDUCTION,
+        kl=_KL,
+    ),
+    "topr": recipe(Named(TOPR, advantage_threshold=0.0), NEEDS, OLD_IS_ROLLOUT, reduction=_REDUCTION, kl=_KL),
+    "opmd": recipe(
+        Named(lambda tau: GPG(coef=1.0 / (1.0 + tau)), tau=1.0), ("ref_logp",), reduction=_REDUCTION, kl=_KL
+    ),
+    "rec": Recipe(_rec, NEEDS, OLD_IS_ROLLOUT),
 }

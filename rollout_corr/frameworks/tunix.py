@@ -53,6 +53,7 @@ def _grpo(
     epsilon_c: float | None = None,
     beta: float | None = 0.04,
     kl_loss_mode: str = "kl",
+    kl_clamp_value: float | None = None,
     max_tokens_to_generate: float = 64.0,
 ) -> dict[str, Any]:
     """`policy_loss_fn=grpo`. The scale of sequence-mean-token-scale is the width of the batch."""
@@ -64,7 +65,7 @@ def _grpo(
     return arguments(
         surrogate,
         reduction=reduction,
-        kl=KL(kind, beta) if beta else None,
+        kl=KL(kind, beta, bound=kl_clamp_value) if beta else None,
         max_length=max_tokens_to_generate if reduction == "token_sum_norm" else None,
     )
 

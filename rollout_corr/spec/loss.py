@@ -70,6 +70,8 @@ class KL(Checked):
             without its gradient, "weights" the factor of the surrogate.
         weight_upper: Upper bound of that ratio, or None.
         scope: The tokens that it is summed over: "kept" those that train, "all" the valid ones, rejected ones too.
+        bound: The value is clamped to +-bound, whatever its kind, or None. No gradient flows beyond.
+        swapped: The two policies change places: k = ref_logp - new_logp.
     """
 
     kind: KLKind
@@ -80,6 +82,8 @@ class KL(Checked):
     weight: KLWeight | None = None
     weight_upper: float | None = None
     scope: Scope = "kept"
+    bound: float | None = None
+    swapped: bool = False
 
     def __post_init__(self) -> None:
         choice("KL.kind", self.kind, KL_KINDS)
@@ -87,7 +91,7 @@ class KL(Checked):
         if self.gradient is not None:
             choice("KL.gradient", self.gradient, KL_KINDS)
         self._set(log_clamp=positive("KL.log_clamp", self.log_clamp, LARGEST_CLAMP))
-        for name in ("value_clamp", "weight_upper"):
+        for name in ("value_clamp", "weight_upper", "bound"):
             if getattr(self, name) is not None:
                 self._set(**{name: positive(f"KL.{name}", getattr(self, name))})
         if self.weight is not None:
@@ -97,6 +101,8 @@ class KL(Checked):
                 f"KL.weight_upper: expected None with weight={self.weight!r}, got {shown(self.weight_upper)}"
             )
         choice("KL.scope", self.scope, SCOPES)
+        if not isinstance(self.swapped, bool):
+            raise TypeError(f"KL.swapped: expected a bool, got {shown(self.swapped)}")
 
 
 @dataclass(frozen=True, repr=False)

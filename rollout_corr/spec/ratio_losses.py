@@ -14,12 +14,14 @@ from torch import Tensor
 
 from rollout_corr.spec.choices import WEIGHT_UNITS, WeightUnit
 from rollout_corr.spec.meant import keywords_meant
-from rollout_corr.spec.surrogate import LossTokens, Surrogate, TokenLoss
+from rollout_corr.spec.surrogate import Level, LossTokens, Surrogate, TokenLoss
 from rollout_corr.spec.validate import choice, positive
 
 Through = Literal["sequence", "token"]
+Gate = Literal["differentiable", "stopped"]
 
 THROUGH: tuple[str, ...] = get_args(Through)
+GATES: tuple[str, ...] = get_args(Gate)
 
 # Weights below this enter a geometric mean as this.
 SMALLEST_WEIGHT = 1e-10
@@ -123,6 +125,11 @@ class GSPO(PPO):
         """The unit that `mean` is over."""
         return self.over
 
+    @property
+    def takes(self) -> Level:
+        """Its sequence's."""
+        return "sequence"
+
     def log_ratio(self, tokens: LossTokens) -> Tensor:
         """Give the mean of x over the sequence or turn."""
         if self.through == "sequence":
@@ -157,13 +164,18 @@ class SAPO(Surrogate):
     Args:
         positive: tau where A > 0.
         negative: tau elsewhere.
+        gate: "differentiable", or "stopped": the gate is a constant factor of the score function, -sg(gate) A new_logp.
     """
 
     positive: float = 1.0
     negative: float = 1.05
+    gate: Gate = "differentiable"
+
+    option: ClassVar[str | None] = "gate"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        choice("SAPO.gate", self.gate, GATES)
         for name in ("positive", "negative"):
             self._set(**{name: positive(f"SAPO.{name}", getattr(self, name))})
 
@@ -172,11 +184,16 @@ class SAPO(Surrogate):
         ratio, advantages = tokens.clamped.exp(), tokens.advantages
         positive, negative = ratio.new_full((), self.positive), ratio.new_full((), self.negative)
         tau = torch.where(advantages > 0, positive, negative)
-        return TokenLoss(-(4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0)) * advantages)
+        gate = (4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0))
+        if self.gate == "stopped":
+            return TokenLoss(-gate.detach() * advantages * tokens.new)
+        return TokenLoss(-gate * advantages)
 
     def explain(self) -> str:
         """Say the loss of a token in one line."""
-        return f"-(4 / tau) sigmoid(tau (r - 1)) A, tau = {self.positive:g} where A > 0, else {self.negative:g}"
+        gate = "(4 / tau) sigmoid(tau (r - 1))"
+        loss = f"-{gate} A" if self.gate == "differentiable" else f"-sg({gate}) A new_logp"
+        return f"{loss}, tau = {self.positive:g} where A > 0, else {self.negative:g}"
 
 
 @dataclass(frozen=True, repr=False)

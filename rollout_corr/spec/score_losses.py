@@ -10,14 +10,24 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 import torch
+from torch import Tensor
 
 from rollout_corr.spec.choices import OUTSIDE, Outside
-from rollout_corr.spec.surrogate import LossTokens, Surrogate, TokenLoss, WeightUse
+from rollout_corr.spec.surrogate import LEVELS, Level, LossTokens, Shared, Surrogate, TokenLoss, WeightUse
 from rollout_corr.spec.validate import bounds, choice, positive
 
 Divergence = Literal["tv", "kl"]
+Squared = Literal["token", "sequence"]
 
 DIVERGENCES: tuple[str, ...] = get_args(Divergence)
+SQUARED: tuple[str, ...] = get_args(Squared)
+
+OF_LEVEL: dict[Level, str] = {
+    "token": "",
+    "sequence": "; log r = the sequence's mean of x",
+    "average": "; r = the average of the token's ratio and the sequence's geometric ratio",
+    "geometric_average": "; log r = the average of x and the sequence's mean of x",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,11 +38,14 @@ class Score(Surrogate):
         lower: Lower bound of the ratio, or None for an open side.
         upper: Upper bound of the ratio, or None for an open side.
         outside: A ratio outside the bounds becomes the bound ("clamp") or 0 ("zero").
+        level: The ratio is that of the token, the geometric mean over its "sequence", or the "average" or the
+            "geometric_average" of these two.
     """
 
     lower: float | None = None
     upper: float | None = None
     outside: Outside = "clamp"
+    level: Level = "token"
 
     weights_in_bypass: ClassVar[WeightUse] = "replace_ratio"
     option: ClassVar[str | None] = "outside"
@@ -42,6 +55,12 @@ class Score(Surrogate):
         lower, upper = bounds("Score", self.lower, self.upper, signed=False, ratio=True)
         self._set(lower=lower, upper=upper)
         choice("Score.outside", self.outside, OUTSIDE)
+        choice("Score.level", self.level, LEVELS)
+
+    @property
+    def takes(self) -> Level:
+        """As its field says."""
+        return self.level
 
     @property
     def cuts(self) -> dict[str, tuple[float | None, float | None]]:
@@ -74,11 +93,12 @@ class Score(Surrogate):
 
     def explain(self) -> str:
         """Say the loss of a token in one line."""
-        if self.lower is None and self.upper is None:
-            return "-sg(r) A new_logp"
-        lower, upper = self.lower or 0.0, math.inf if self.upper is None else self.upper
-        becomes = "clamped to" if self.outside == "clamp" else "0 outside"
-        return f"-sg(r) A new_logp, r {becomes} [{lower:g}, {upper:g}]"
+        text = "-sg(r) A new_logp"
+        if self.has_own_bounds:
+            lower, upper = self.lower or 0.0, math.inf if self.upper is None else self.upper
+            becomes = "clamped to" if self.outside == "clamp" else "0 outside"
+            text += f", r {becomes} [{lower:g}, {upper:g}]"
+        return text + OF_LEVEL[self.level]
 
 
 @dataclass(frozen=True, repr=False)
@@ -172,23 +192,49 @@ class GPG(Surrogate):
 class DRO(Surrogate):
     """Direct reward optimisation: -(A new_logp - beta / 2 x^2). It has no ratio, so weights multiply it in every mode.
 
+    With level="sequence" it squares X, the sum of x over the sequence (Kimi K1.5). The value of a token is its share,
+    -(A new_logp - beta / 2 sg(X) x), and its gradient that of the square of X: a token is pulled by all of them.
+
     Args:
-        beta: Pull towards base. x is saturated at +-1024.
+        beta: Pull towards base. x and X are saturated at +-1024.
+        level: Square the log-ratio of the "token" or of the "sequence".
     """
 
     beta: float = 0.1
+    level: Squared = "token"
 
     weights_in_bypass: ClassVar[WeightUse] = "multiply"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set(beta=positive("DRO.beta", self.beta))
+        choice("DRO.level", self.level, SQUARED)
+
+    @property
+    def takes(self) -> Level:
+        """As its field says."""
+        return self.level
+
+    @property
+    def shared(self) -> Shared | None:
+        """Name the sum of x, where that is squared."""
+        return "total" if self.level == "sequence" else None
+
+    def log_ratio(self, tokens: LossTokens) -> Tensor:
+        """Give x, or the sum of x over the sequence."""
+        return tokens.x if self.level == "token" else tokens.total(tokens.x.detach())
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
         """Compute the policy gradient's loss with the pull towards base."""
-        square = tokens.saturated(tokens.x).square()
-        return TokenLoss(-(tokens.advantages * tokens.new - 0.5 * self.beta * square))
+        pull = tokens.saturated(tokens.x).square()
+        if self.level == "sequence":
+            total = tokens.total(tokens.x.detach())
+            saturated = tokens.saturated(total)
+            here, step = tokens.saturated(tokens.x.detach()), tokens.x - tokens.x.detach()
+            pull = saturated * (here + torch.where(total == saturated, 2.0 * step, 0.0))
+        return TokenLoss(-(tokens.advantages * tokens.new - 0.5 * self.beta * pull))
 
     def explain(self) -> str:
         """Say the loss of a token in one line."""
-        return f"-(A new_logp - {0.5 * self.beta:g} x^2)"
+        square = "x^2" if self.level == "token" else "X x, X = the sequence's sum of x, with the gradient of X^2"
+        return f"-(A new_logp - {0.5 * self.beta:g} {square})"

@@ -11,6 +11,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal, Protocol, get_args
 
+import torch
 from torch import Tensor
 
 from rollout_corr.spec.checked import Checked
@@ -19,10 +20,17 @@ from rollout_corr.spec.correction import LARGEST_CLAMP
 from rollout_corr.spec.validate import choice, number, positive
 
 RatioOf = Literal["new/old", "new/rollout"]
+# Whose log-ratio x a surrogate takes: the token's, its sequence's mean, or that of their ratios' means.
+Level = Literal["token", "sequence", "average", "geometric_average"]
+Shared = Literal["mean", "total"]
 # What becomes of weights in bypass mode, where the ratio new/rollout is the correction already.
 WeightUse = Literal["report", "replace_ratio", "multiply"]
 
 RATIOS: tuple[str, ...] = get_args(RatioOf)
+LEVELS: tuple[str, ...] = get_args(Level)
+
+# Fields of every surrogate.
+OF_ALL = frozenset(("of", "clamp", "coef"))
 
 
 @dataclass
@@ -51,6 +59,7 @@ class LossTokens(Protocol):
     x: Tensor  # the log-ratio of the token
     clamped: Tensor  # `Surrogate.log_ratio`, clamped to +-clamp; not there yet when that is asked for
     advantages: Tensor
+    weights: Tensor | None
     own_ratio: bool  # False: weights take the place of the ratio, which is then 1
 
     def over(self, x: Tensor, bound: float) -> Tensor:
@@ -74,6 +83,9 @@ class LossTokens(Protocol):
     def mean(self, x: Tensor) -> Tensor:
         """The mean of log-ratios over the unit's tokens that train, at each of its tokens; it has a gradient."""
 
+    def total(self, x: Tensor) -> Tensor:
+        """The sum of log-ratios over the sequence's tokens that train, at each of its tokens, without a gradient."""
+
     def mean_advantage(self) -> Tensor:
         """The mean of A over the unit's tokens that train, at each of its tokens."""
 
@@ -89,6 +101,7 @@ class Surrogate(Checked):
         of: The ratio: "new/old" or "new/rollout". None: new/old if `old_logp` is given, else new/rollout if
             `rollout_logp` is, else new/new, which is 1 and has a gradient.
         clamp: x is clamped to +-clamp before exp; no gradient flows beyond.
+        coef: Factor of the loss, as `KL.coef` is of a penalty.
 
     Attributes:
         weights_in_bypass: The use of weights in bypass mode: "report", because the ratio itself corrects;
@@ -98,6 +111,7 @@ class Surrogate(Checked):
 
     of: RatioOf | None = field(default=None, kw_only=True)
     clamp: float = field(default=20.0, kw_only=True)
+    coef: float = field(default=1.0, kw_only=True)
 
     weights_in_bypass: ClassVar[WeightUse] = "report"
     option: ClassVar[str | None] = None
@@ -108,6 +122,7 @@ class Surrogate(Checked):
         if self.of is not None:
             choice(f"{self._name}.of", self.of, RATIOS)
         self._set(clamp=positive(f"{self._name}.clamp", self.clamp, LARGEST_CLAMP))
+        self._set(coef=positive(f"{self._name}.coef", self.coef))
 
     @property
     def _name(self) -> str:
@@ -122,8 +137,8 @@ class Surrogate(Checked):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The numbers of the formula by name, 0 for None; `clamp` apart."""
-        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("of", "clamp")}
+        """The numbers of the formula by name, 0 for None; `clamp` and `coef` apart."""
+        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in OF_ALL}
         return {name: value or 0.0 for name, value in found.items() if not isinstance(value, str)}
 
     @property
@@ -141,13 +156,29 @@ class Surrogate(Checked):
         """The unit that `LossTokens.mean` and `mean_advantage` are over."""
         return "sequence"
 
+    @property
+    def takes(self) -> Level:
+        """Whose log-ratio its ratio is made of."""
+        return "token"
+
+    @property
+    def shared(self) -> Shared | None:
+        """What a token reads of its sequence's log-ratios, if anything: their mean or their total."""
+        return None if self.takes == "token" else "mean"
+
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
         """Name the masks of `TokenLoss` that can be set: some of "low", "high", "dual"."""
         return ()
 
     def log_ratio(self, tokens: LossTokens) -> Tensor:
-        """Give the log-ratio of each token at the level of the surrogate: its own x, or its sequence's."""
-        return tokens.x
+        """Give the log-ratio of each token at the level of the surrogate; only a token's own x has a gradient."""
+        if self.takes == "token":
+            return tokens.x
+        x = tokens.x.detach()
+        mean = tokens.mean(x)
+        if self.takes == "sequence":
+            return mean
+        return 0.5 * (x + mean) if self.takes == "geometric_average" else torch.logaddexp(x, mean) - math.log(2.0)
 
     # Not an ABC: it would refuse Surrogate() before __post_init__ can say what to write instead.
     @abstractmethod

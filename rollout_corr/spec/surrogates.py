@@ -1,7 +1,8 @@
 """All surrogates: one frozen, hashable, checked class each, which knows its formula and everything else said of it.
 
-To add one, write a class in ratio_losses.py or score_losses.py, list it here, export it in `rollout_corr/__init__.py`,
-and give it a branch in kernels/policy_loss/formulas.py and a formula in tests/oracles/loss.py. Nothing else names it.
+To add one, write a class in ratio_losses.py, score_losses.py or signed_losses.py, list it here, export it in
+`rollout_corr/__init__.py`, and give it a branch in kernels/policy_loss/formulas.py and a formula in
+tests/oracles/loss.py. Nothing else names it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from rollout_corr.spec.score_losses import DPPO as DPPO
 from rollout_corr.spec.score_losses import DRO as DRO
 from rollout_corr.spec.score_losses import GPG as GPG
 from rollout_corr.spec.score_losses import Score as Score
+from rollout_corr.spec.signed_losses import REC as REC
+from rollout_corr.spec.signed_losses import TOPR as TOPR
+from rollout_corr.spec.signed_losses import VESPO as VESPO
 from rollout_corr.spec.surrogate import Surrogate
 
-SURROGATES: tuple[type[Surrogate], ...] = (PPO, GSPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO)
+SURROGATES: tuple[type[Surrogate], ...] = (PPO, GSPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO, TOPR, REC, VESPO)
 
 DEFAULT_SURROGATE: Surrogate = PPO()

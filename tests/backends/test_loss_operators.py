@@ -15,7 +15,7 @@ from rollout_corr.aot.loss_variants import LOSS_FEW, LOSS_VARIANTS
 from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT
 from rollout_corr.backends.batch import LOGP_DTYPES, external_names
 from rollout_corr.kernels import grid, launches
-from rollout_corr.spec import loss, surrogate, surrogates
+from rollout_corr.spec import loss, ratio_losses, score_losses, signed_losses, surrogate, surrogates
 from rollout_corr.spec.encode import decode, encode
 from rollout_corr.spec.loss import Objective
 
@@ -229,6 +229,12 @@ USED = {
     "RATIOS": {"new/old", "new/rollout"},  # which log-probs are the base: all one to the kernels
     "THROUGH": {x.surrogate.through for x in OBJECTIVES if isinstance(x.surrogate, rc.GSPO)},
     "DIVERGENCES": {x.surrogate.divergence for x in OBJECTIVES if isinstance(x.surrogate, rc.DPPO)},
+    "GATES": {x.surrogate.gate for x in OBJECTIVES if isinstance(x.surrogate, rc.SAPO)},
+    "LEVELS": {x.surrogate.takes for x in OBJECTIVES},
+    "SQUARED": {x.surrogate.level for x in OBJECTIVES if isinstance(x.surrogate, rc.DRO)},
+    "MASKS": {x.surrogate.mask for x in OBJECTIVES if isinstance(x.surrogate, rc.REC)},
+    "FACTORS": {x.surrogate.weight for x in OBJECTIVES if isinstance(x.surrogate, rc.REC)},
+    "REC_LEVELS": {x.surrogate.level for x in OBJECTIVES if isinstance(x.surrogate, rc.REC)},
     "KL_KINDS": {x.kind for x in PENALTIES},
     "KL_WEIGHTS": {x.weight for x in PENALTIES} - {None},
     "SCOPES": {x.scope for x in PENALTIES} | {x.regulariser.scope for x in OBJECTIVES if x.regulariser},
@@ -242,7 +248,9 @@ USED = {
 
 def test_every_option_is_in_a_variant():
     """A new option, or a new value of one, is missed here until a variant has it."""
-    choices = vars(surrogate) | vars(surrogates) | vars(loss)
+    choices = {}
+    for module in (surrogate, ratio_losses, score_losses, signed_losses, surrogates, loss):
+        choices |= vars(module)
     options = {name: set(x) for name, x in choices.items() if name.isupper() and isinstance(x, tuple)}
     assert options.pop("SURROGATES") == {type(x.surrogate) for x in OBJECTIVES}
     assert options == USED
@@ -256,4 +264,4 @@ def test_every_option_is_in_a_variant():
     assert {x.advantages for x in variants} == {"token", "sequence"}
     assert {x.length for x in variants} == {LONGEST, LONG, MEDIUM, SHORT}
     assert {x.objective.nonfinite for x in variants} == {"reject", "neutral", "propagate"}
-    assert len(LOSS_VARIANTS) <= 27 and set(LOSS_FEW) <= set(LOSS_VARIANTS)
+    assert len(LOSS_VARIANTS) <= 36 and set(LOSS_FEW) <= set(LOSS_VARIANTS)

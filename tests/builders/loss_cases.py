@@ -37,6 +37,18 @@ SURROGATES = {
     "gmpo": rc.GMPO(0.2, 0.3),
     "gpg": rc.GPG(),
     "dro": rc.DRO(0.5),
+    "dro sequence": rc.DRO(0.5, "sequence"),
+    "gspo scaled": rc.GSPO(0.05, 0.06, coef=3.0),
+    "gmpo scaled": rc.GMPO(0.2, 0.3, coef=0.5),
+    "score sequence": rc.Score(0.9, 1.1, "zero", "sequence"),
+    "score average": rc.Score(upper=1.1, level="average"),
+    "score geometric": rc.Score(0.9, 1.2, level="geometric_average"),
+    "sapo stopped": rc.SAPO(1.0, 1.5, gate="stopped"),
+    "topr": rc.TOPR(0.1, 1.2, positive=0.5, negative=2.0, coef=0.25),
+    "rec": rc.REC(),
+    "rec ring": rc.REC("ring", 0.1, 0.1, 0.3, 0.4, weight="ratio"),
+    "rec sequence": rc.REC("two_side", 0.1, 0.1, weight="ratio", level="sequence"),
+    "vespo": rc.VESPO(),
     "clamped": rc.Reinforce(clamp=0.3),
 }
 

@@ -68,11 +68,12 @@ from oracles.published import (
     within,
     xtuner,
 )
+from oracles.published_score import sapo_stopped, topr, vespo_loss
 
 # Frameworks none of whose recipes has run beside its own code: papers, JAX, and what was not at hand.
 RESTATED_ALONE = {
-    *("art", "dppo", "fast_llm", "flash_rl", "glm", "kimi", "megatron", "minirl", "pipeline_rl", "rllm", "tinker"),
-    *("torchforge", "trinity", "tunix"),
+    *("dppo", "fast_llm", "flash_rl", "glm", "kimi", "megatron", "minirl", "pipeline_rl", "rllm", "tinker"),
+    *("torchforge", "tunix"),
 }
 # Losses of versions that prime-rl has left behind.
 RESTATED_ALONE_TOO = {"prime_rl.icepop", "prime_rl.kpop"}
@@ -152,6 +153,7 @@ PUBLISHED = {
     "trl.dr_grpo": lambda rows: plain(trl_weight, agg=total)(rows) / (len(rows) * 512),
     "trl.sapo": plain(trl_weight, sapo, rows_mean),
     "trl.async_grpo": lambda rows: token_mean(rows, lambda r, t: ppo(r, t, base=r.mu)),
+    "trl.vespo": plain(one, vespo_loss(token_tis(old, 3.0))),
     "trl.cispo": plain(trl_weight, lambda r, t: cispo(r, t, 0.0, 5.0)),
     "prime_rl.dppo": prime_rl(dppo_keep),
     "prime_rl.ipo": prime_rl(lambda r, t: abs(prob_diff(r, t)) <= 0.1),
@@ -262,6 +264,7 @@ PUBLISHED = {
     "roll.vanilla": plain(one, score, rows_mean),
     "roll.tis": plain(one, lambda r, t: cispo(r, t, 0.0, 1.0), rows_mean),
     "roll.cispo": plain(one, lambda r, t: cispo(r, t, 0.9, 1.1), rows_mean),
+    "roll.topr": plain(one, topr, rows_mean),
     "roll.kimi15": plain(one, dro, rows_mean),
     "rlinf.actor": plain(one, lambda r, t: ppo(r, t, c=3.0)),
     "rlinf.ppo": plain(one, lambda r, t: ppo(r, t, c=3.0)),
@@ -280,6 +283,10 @@ PUBLISHED = {
     "trinity.gspo": trinity(lambda r, t: gspo_token(r, t, 3e-4, 4e-4, r.mu)),
     "trinity.cispo": trinity(lambda r, t: cispo(r, t, 0.0, 1.28, r.mu)),
     "trinity.importance_sampling": lambda rows: token_mean(rows, lambda r, t: reinforce(r, t, r.mu)),
+    "trinity.sapo": trinity(lambda r, t: sapo_stopped(r, t, r.mu)),
+    "trinity.topr": trinity(lambda r, t: topr(r, t, r.mu)),
+    "trinity.opmd": trinity(lambda r, t: score(r, t) / 2),
+    "trinity.rec": trinity(score),
     "prime_rl.ref_kl": prime_rl(lambda r, t: prob_diff(r, t) >= -0.2),
     "unsloth.grpo": unsloth(ppo, rows_mean),
     "unsloth.bnpo": unsloth(ppo),
@@ -287,6 +294,7 @@ PUBLISHED = {
     "unsloth.dapo": unsloth(lambda r, t: ppo(r, t, 0.2, 0.28)),
     "unsloth.dr_grpo": lambda rows: unsloth(ppo, rows_sum)(rows) / 512,
     "unsloth.sapo": unsloth(sapo, rows_mean),
+    "unsloth.vespo": unsloth(vespo_loss()),
     "unsloth.cispo": unsloth(lambda r, t: cispo(r, t, 0.0, 5.0)),
     "glm.icepop": plain(icepop(old, 0.5, 2.0), lambda r, t: ppo(r, t, 0.2, 0.28), rows_mean),
     "glm.double_sided": plain(lambda r, t: ratio(r, t, r.sg) * (0.8 < ratio(r, t, r.sg) < 1.28), score),

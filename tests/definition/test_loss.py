@@ -82,6 +82,9 @@ def test_kl(kind):
         upper = 1.1 if weight in ("ratio", "stopped_ratio") else None
         term = rc.KL(kind, 0.3, gradient=gradient, weight=weight, weight_upper=upper, scope=scope)
         check(only(BATCHES[0], *DECOUPLED, "ref"), objective("ppo", kl=term))
+    for gradient, swapped in itertools.product((None, *KL_KINDS), (False, True)):
+        term = rc.KL(kind, 0.3, gradient=gradient, weight="ratio", bound=0.05, swapped=swapped)
+        check(only(BATCHES[0], *DECOUPLED, "ref"), objective("ppo", kl=term))
     clamped = rc.KL(kind, 0.3, log_clamp=0.4, value_clamp=0.06)
     for batch in (*BATCHES, *BROKEN):
         check(only(batch, *DECOUPLED, "ref"), objective("gmpo", kl=clamped, reduction="sequence_mean_token_mean"))

@@ -111,9 +111,10 @@ def test_kl_and_regulariser(kind, device):
         rc.KL(kind, 0.3, gradient="k3", weight="weights", log_clamp=0.4, value_clamp=0.06),
         rc.KL(kind, 0.3, gradient="abs", scope="all"),
         rc.KL("k3", 0.3, gradient=kind, log_clamp=0.3),
+        rc.KL(kind, 0.3, weight="ratio", bound=0.05, swapped=True),
     )
     for i, term in enumerate(terms):
-        wanted = objective(("ppo", "gspo", "gmpo", "score", "ppo")[i], kl=term,
+        wanted = objective(("ppo", "gspo", "gmpo", "score", "ppo", "vespo")[i], kl=term,
                            regulariser=rc.SquaredLogRatio(0.2, ("all", "kept")[i % 2]))  # fmt: skip
         with shaped((NARROW, WIDE)[i % 2]):
             check(only(BATCHES[2 * (i % 2)], *DECOUPLED, "ref"), wanted, ("packed", "padded_left")[i % 2], device)

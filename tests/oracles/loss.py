@@ -7,9 +7,10 @@ code with the package beyond the frozen types that it is given.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from oracles.correction import exp
+from oracles.surrogates import at_level, clip, level_of, mean, ppo, rec_keeps, vespo_log_ratio
 
 STEP = 1e-5
 
@@ -32,15 +33,6 @@ class Sequence:
 
     def __len__(self):
         return len(self.new)
-
-
-def clip(x, low, high):
-    return min(max(x, low), high)
-
-
-def mean(values):
-    values = list(values)
-    return math.fsum(values) / len(values) if values else 0.0
 
 
 def base_of(sequence, surrogate, t):
@@ -91,15 +83,6 @@ def trained(sequence, surrogate):
 # --- surrogates -------------------------------------------------------------------------------------------------------
 
 
-def ppo(s, r, a):
-    if s.delta is not None:
-        r = min(r, s.delta)
-    loss = max(-a * r, -a * clip(r, 1 - s.low, 1 + s.high))
-    if a < 0 and s.dual is not None:
-        loss = min(loss, -a * s.dual)
-    return loss
-
-
 def surrogate_losses(s, sequence, new, stopped, weights_are_ratio):
     """Per trained token: the surrogate's loss before weights."""
     tokens = trained(sequence, s)
@@ -125,7 +108,7 @@ def surrogate_losses(s, sequence, new, stopped, weights_are_ratio):
         elif kind == "Reinforce":
             found[t] = -ratio(x) * a
         elif kind == "Score":
-            r = ratio(sg_x)
+            r = ratio(at_level(s.level, sg_x, [x_of(u, stopped) for u in tokens]))
             inside = (s.lower is None or r >= s.lower) and (s.upper is None or r <= s.upper)
             if not inside:
                 r = 0.0 if s.outside == "zero" else (s.lower if s.lower is not None and r < s.lower else s.upper)
@@ -144,23 +127,45 @@ def surrogate_losses(s, sequence, new, stopped, weights_are_ratio):
             found[t] = 0.0 if masked else -r * a * over_kept_set(sequence, s, t, new)
         elif kind == "SAPO":
             tau = s.positive if a > 0 else s.negative
-            found[t] = -(4 / tau) / (1 + exp(-tau * (ratio(x) - 1))) * a
+            of_gate = sg_x if s.gate == "stopped" else x
+            found[t] = -(4 / tau) / (1 + exp(-tau * (ratio(of_gate) - 1))) * a
+            if s.gate == "stopped":
+                found[t] *= over_kept_set(sequence, s, t, new)
         elif kind == "GMPO":
             parts = []
             for u in tokens:
                 b, y = advantage(sequence, u), clip(x_of(u, new), -s.clamp, s.clamp)
                 parts.append(min(y, s.high) if b > 0 else max(y, -s.low) if b < 0 else y)
             found[t] = -mean(advantage(sequence, u) for u in tokens) * exp(mean(parts))
+        elif kind == "TOPR":
+            factor = s.positive if a > s.threshold else s.negative * min(ratio(sg_x), s.upper)
+            found[t] = -factor * a * over_kept_set(sequence, s, t, new)
+        elif kind == "REC":
+            r = ratio(at_level(s.level, sg_x, [x_of(u, stopped) for u in tokens]))
+            factor = (r if s.weight == "ratio" else 1.0) * rec_keeps(s, r, a)
+            found[t] = -factor * a * over_kept_set(sequence, s, t, new)
+        elif kind == "VESPO":
+            weights = None if sequence.weights is None else [sequence.weights[u] for u in tokens]
+            w = exp(vespo_log_ratio(s, [x_of(u, stopped) for u in tokens], weights))
+            k, rate = (s.k_positive, s.rate_positive) if a >= 0 else (s.k_negative, s.rate_negative)
+            found[t] = -math.exp(k * math.log(w) + rate * (1 - w)) * a * over_kept_set(sequence, s, t, new)
         elif kind == "GPG":
             found[t] = -a * over_kept_set(sequence, s, t, new)
         else:
             assert kind == "DRO", kind
-            found[t] = -(a * over_kept_set(sequence, s, t, new) - s.beta / 2 * clip(x, -1024, 1024) ** 2)
+            square = clip(x, -1024, 1024) ** 2
+            if s.level == "sequence":
+                # The square of the sum, shared out; its derivative by each x is twice the sum.
+                whole = clip(math.fsum(clip(x_of(u, stopped), -1024, 1024) for u in tokens), -1024, 1024)
+                square = whole * (clip(sg_x, -1024, 1024) + 2 * (x - sg_x))
+            found[t] = -(a * over_kept_set(sequence, s, t, new) - s.beta / 2 * square)
     return found
 
 
 def kl_value(kind, term, k):
-    k = clip(k, -1024.0, 1024.0)
+    if term.bound is not None:
+        return clip(kl_value(kind, replace(term, bound=None), k), -term.bound, term.bound)
+    k = clip(-k if term.swapped else k, -1024.0, 1024.0)
     if kind == "k1":
         return k
     if kind == "abs":
@@ -187,7 +192,9 @@ def token_totals(objective, sequence, new, stopped, multiply=True):
             w = weights[t]
             if type(s).__name__ == "GMPO":
                 w = exp(mean(math.log(max(weights[u], 1e-10)) for u in losses))
-        totals[t] += w * loss
+            elif type(s).__name__ == "VESPO":
+                w = 1.0
+        totals[t] += s.coef * w * loss
     term = objective.kl
     if term is not None:
         for t in known(sequence, s) if term.scope == "all" else losses:
@@ -279,14 +286,15 @@ def metrics(objective, sequences):
         for t in tokens:
             a, x = advantage(q, t), own[t]
             xs.append(clip(x, -1024.0, 1024.0))
-            if kind == "GSPO":
-                x = mean(own[u] for u in tokens)
+            x = level_of(s, x, [own[u] for u in tokens], None if q.weights is None else [q.weights[u] for u in tokens])
             used.append(clip(x, -s.clamp, s.clamp))
             r = exp(used[-1])
             w = 1.0 if q.weights is None else q.weights[t]
             if kind == "GMPO" and q.weights is not None:
                 w = exp(mean(math.log(max(q.weights[u], 1e-10)) for u in tokens))
-            policies.append(w * losses[t])
+            elif kind == "VESPO":
+                w = 1.0
+            policies.append(s.coef * w * losses[t])
             if kind in ("PPO", "GSPO"):
                 least = min(x for x in (s.dual, s.delta, math.inf) if x is not None)
                 clips["low"] += a < 0 and r < 1 - s.low
@@ -298,6 +306,11 @@ def metrics(objective, sequences):
             elif kind == "Score" and not objective.weights_are_the_ratio:
                 clips["low"] += s.lower is not None and r < s.lower
                 clips["high"] += s.upper is not None and r > s.upper
+            elif kind == "TOPR":
+                clips["high"] += a <= s.threshold and r > s.upper
+            elif kind == "REC":
+                clips["low"] += r < 1 - s.low and not rec_keeps(s, r, a)
+                clips["high"] += r > 1 + s.high and not rec_keeps(s, r, a)
             elif kind == "DPPO":
                 masked = losses[t] == 0.0 and a != 0
                 clips["high"] += masked and a > 0

@@ -127,7 +127,9 @@ def _surrogate(given: dict[str, Any]) -> Surrogate:
     actor = {} if given["actor_train"] is None else fields_of(given["actor_train"], "actor_train")
     variant = actor.get("pg_variant")
     if variant == "topr":
-        raise ValueError("actor_train.pg_variant: 'topr' needs the sign of the reward")
+        raise ValueError(
+            "actor_train.pg_variant: 'topr' needs the sign of the reward; rc.recipe('roll.topr') takes the advantage's"
+        )
     if variant is not None:
         one_of("actor_train.pg_variant", variant, ("ppo", *VARIANTS))
     if boolean("actor_train.cispo_use_unified_mask", actor.get("cispo_use_unified_mask")):

@@ -18,7 +18,7 @@ from rollout_corr.frameworks.shared.recipe import (
     reduction,
 )
 from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.surrogates import DRO, GPG, PPO, Score
+from rollout_corr.spec.surrogates import DRO, GPG, PPO, TOPR, Score
 
 
 @preset_of("ROLL 8eb27cc (2026-08-18)")
@@ -53,5 +53,11 @@ RECIPES = {
     "cispo": recipe(Named(around_one, cispo_epsilon_low=0.1, cispo_epsilon_high=0.1), DECOUPLED, reduction=SEQUENCES),
     "kimi15": recipe(
         Named(DRO, kimi15_tau=0.1), DECOUPLED, "Kimi K1.5's regulariser, token by token", reduction=SEQUENCES
+    ),
+    "topr": recipe(
+        Named(lambda good, bad: TOPR(positive=good, negative=bad), topr_positive_weight=1.0, topr_negative_weight=1.0),
+        DECOUPLED,
+        "ROLL asks for the sign of the reward, this package for that of the advantage",
+        reduction=SEQUENCES,
     ),
 }

@@ -8,6 +8,7 @@ from itertools import groupby
 from rollout_corr.frameworks.shared.lookup import every_preset, every_recipe
 from rollout_corr.frameworks.shared.preset import Preset
 from rollout_corr.spec.checked import expression
+from rollout_corr.spec.surrogate import Surrogate
 
 BEGIN = "<!-- made by `python -m rollout_corr.frameworks {}`; a test compares them -->"
 END = "<!-- end of what is made -->"
@@ -45,7 +46,7 @@ def losses() -> str:
                 _row(
                     _code(name),
                     ", ".join(map(_code, recipe.needs)) or "-",
-                    made["surrogate"].explain() + "".join(terms),
+                    _loss(made["surrogate"]) + "".join(terms),
                     "-" if made["spec"] is None else _code(name if name in same else same[0]),
                     made["reduction"],
                     "nothing" if made["reduction"] == "sum" else made["denominator"],
@@ -53,6 +54,10 @@ def losses() -> str:
                 )
             )
     return "\n".join([*lines, "", END, ""])
+
+
+def _loss(surrogate: Surrogate) -> str:
+    return surrogate.explain() if surrogate.coef == 1.0 else f"{surrogate.coef:g} of {surrogate.explain()}"
 
 
 def _framework(preset: Preset) -> str:

@@ -25,6 +25,10 @@ LOSS: dict[str, Any] = {
     "vllm_importance_sampling_correction": True,
     "vllm_importance_sampling_mode": "sequence_mask",
     "off_policy_mask_threshold": None,
+    "vespo_k_pos": 2.0,
+    "vespo_lambda_pos": 3.0,
+    "vespo_k_neg": 3.0,
+    "vespo_lambda_neg": 2.0,
 }
 KNOWN = LOSS | {
     "loss_type": "dapo",
@@ -76,10 +80,6 @@ def settings(config: object, known: dict[str, Any] = KNOWN) -> dict[str, Any]:
 def loss(given: dict[str, Any], build: Callable[..., dict[str, Any]] = presets.loss) -> dict[str, Any]:
     """Return the arguments of the loss that settings of TRL ask for, which `build` makes."""
     loss_type = given["loss_type"]
-    if loss_type == "vespo":
-        raise ValueError(
-            "loss_type: 'vespo' weighs by a function of the whole sequence's ratio, which no surrogate has"
-        )
     one_of("loss_type", loss_type, presets.REDUCTIONS)
     if number("top_entropy_quantile", given["top_entropy_quantile"]) < 1.0:
         raise ValueError("top_entropy_quantile: needs the whole distribution; pass a mask of your own")

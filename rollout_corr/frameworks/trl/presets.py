@@ -28,7 +28,7 @@ from rollout_corr.spec.choices import Level, Nonfinite, Reduce, Unit
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.loss import KL, Denominator, LossReduction
 from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import GSPO, PPO, SAPO, Score
+from rollout_corr.spec.surrogates import GSPO, PPO, SAPO, VESPO, Score
 from rollout_corr.spec.validate import one_of
 
 
@@ -86,7 +86,8 @@ def opsm(delta: float = 0.1, clip_max: float | None = 3.0, clip_min: float | Non
     return replace(spec, criteria=(*spec.criteria, off_policy(delta)))
 
 
-MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+TOKEN_MODES = ("token_truncate", "token_mask")
+MODES = (*TOKEN_MODES, "sequence_truncate", "sequence_mask")
 
 # loss_type: its reduction, and what it is divided by.
 REDUCTIONS: dict[str, tuple[LossReduction, Denominator]] = {
@@ -97,6 +98,7 @@ REDUCTIONS: dict[str, tuple[LossReduction, Denominator]] = {
     "luspo": ("sequence_mean_token_sum", "rows"),
     "sapo": (SEQUENCES, "rows"),
     "cispo": ("token_mean", "original"),
+    "vespo": ("token_mean", "original"),
 }
 IMPORTANCE_LEVELS = ("token", "sequence")
 NOTES = {"dapo": GLOBAL, "cispo": GLOBAL, "dr_grpo": "max_completion_length is the trainer's"}
@@ -116,17 +118,23 @@ def loss(
     vllm_importance_sampling_correction: bool = True,
     vllm_importance_sampling_mode: str = "sequence_mask",
     off_policy_mask_threshold: float | None = None,
+    vespo_k_pos: float = 2.0,
+    vespo_lambda_pos: float = 3.0,
+    vespo_k_neg: float = 3.0,
+    vespo_lambda_neg: float = 2.0,
     **bounds: Any,
 ) -> dict[str, Any]:
     """Return the arguments of a loss of GRPOTrainer; `bounds` are those of the preset that corrects it."""
-    mode = one_of("vllm_importance_sampling_mode", vllm_importance_sampling_mode, MODES)
+    modes = TOKEN_MODES if loss_type == "vespo" and vllm_importance_sampling_correction else MODES
+    mode = one_of("vllm_importance_sampling_mode", vllm_importance_sampling_mode, modes)
     spec: Spec | None = lookup.preset(f"trl.{mode}", **bounds)
     if not vllm_importance_sampling_correction:
         spec = None
     reduction, denominator = REDUCTIONS[loss_type]
     taus = sapo_temperature_pos, sapo_temperature_neg
+    soft = vespo(vespo_k_pos, vespo_lambda_pos, vespo_k_neg, vespo_lambda_neg)
     return arguments(
-        surrogate(loss_type, epsilon, epsilon_high, delta, importance_sampling_level, taus),
+        surrogate(loss_type, epsilon, epsilon_high, delta, importance_sampling_level, taus, soft),
         spec if off_policy_mask_threshold is None else masked(spec, off_policy_mask_threshold),
         reduction,
         denominator,
@@ -142,17 +150,25 @@ def surrogate(
     delta: float | None,
     importance_sampling_level: str,
     taus: tuple[float, float],
+    soft: VESPO,
 ) -> Surrogate:
     """Return the loss of a token."""
     level = one_of("importance_sampling_level", importance_sampling_level, IMPORTANCE_LEVELS)
-    if loss_type in ("cispo", "sapo"):
+    if loss_type in ("cispo", "sapo", "vespo"):
         if level == "sequence":
             raise ValueError(
                 f"importance_sampling_level: expected 'token' with loss_type {loss_type!r}, got 'sequence'"
             )
+        if loss_type == "vespo":
+            return soft
         return SAPO(*taus) if loss_type == "sapo" else Score(upper=5.0 if epsilon_high is None else epsilon_high)
     sides = epsilon, epsilon if epsilon_high is None else epsilon_high
     return GSPO(*sides, delta=delta) if level == "sequence" else PPO(*sides, delta=delta)
+
+
+def vespo(k_pos: float, lambda_pos: float, k_neg: float, lambda_neg: float) -> VESPO:
+    """Return VESPO; its rates are at least 1e-4 in TRL."""
+    return VESPO(k_pos, max(lambda_pos, 1e-4), k_neg, max(lambda_neg, 1e-4))
 
 
 def masked(spec: Spec | None, threshold: float) -> Spec:
@@ -161,6 +177,12 @@ def masked(spec: Spec | None, threshold: float) -> Spec:
     return replace(spec, criteria=(*spec.criteria, off_policy(threshold)), rejected="zero")
 
 
-RECIPES = {name: Recipe(partial(loss, name), BOTH, NOTES.get(name, "")) for name in REDUCTIONS}
+# VESPO takes the ratios of tokens alone, so TRL refuses it with the default mode.
+RECIPES = {name: Recipe(partial(loss, name), BOTH, NOTES.get(name, "")) for name in REDUCTIONS if name != "vespo"}
+RECIPES["vespo"] = Recipe(
+    partial(loss, "vespo", vllm_importance_sampling_mode="token_truncate"),
+    BOTH,
+    f"vllm_importance_sampling_mode token_truncate or token_mask; {GLOBAL}",
+)
 # AsyncGRPOTrainer clips the ratio of trainer to engine, and corrects nothing beside it.
 RECIPES["async_grpo"] = recipe(Named(clip, epsilon=0.2, epsilon_high=None), BYPASS, GLOBAL)

@@ -74,19 +74,25 @@ def loss(
     vllm_importance_sampling_correction: bool = False,
     vllm_importance_sampling_mode: str = "sequence_mask",
     off_policy_mask_threshold: float | None = None,
+    vespo_k_pos: float = 2.0,
+    vespo_lambda_pos: float = 3.0,
+    vespo_k_neg: float = 3.0,
+    vespo_lambda_neg: float = 2.0,
     **bounds: Any,
 ) -> dict[str, Any]:
     """Return the arguments of one of TRL's losses with unsloth's defaults; its KL is at most 10."""
     high = 0.28 if loss_type == "dapo" and epsilon_high is None else epsilon_high
-    mode = one_of("vllm_importance_sampling_mode", vllm_importance_sampling_mode, MODES)
+    modes = presets.TOKEN_MODES if loss_type == "vespo" and vllm_importance_sampling_correction else MODES
+    mode = one_of("vllm_importance_sampling_mode", vllm_importance_sampling_mode, modes)
     spec: Spec | None = lookup.preset(f"unsloth.{mode}", **bounds)
     if not vllm_importance_sampling_correction:
         spec = None
     reduction, denominator = presets.REDUCTIONS[loss_type]
     taus = sapo_temperature_pos, sapo_temperature_neg
+    soft = presets.vespo(vespo_k_pos, vespo_lambda_pos, vespo_k_neg, vespo_lambda_neg)
     weight: KLWeight | None = "ratio" if use_bias_correction_kl else None
     return arguments(
-        presets.surrogate(loss_type, epsilon, high, delta, importance_sampling_level, taus),
+        presets.surrogate(loss_type, epsilon, high, delta, importance_sampling_level, taus, soft),
         spec if off_policy_mask_threshold is None else presets.masked(spec, off_policy_mask_threshold),
         reduction,
         denominator,

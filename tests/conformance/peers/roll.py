@@ -51,6 +51,7 @@ SPECIFIC = {
     "tis": ("tis_lower_bound", "tis_upper_bound"),
     "cispo": ("cispo_epsilon_low", "cispo_epsilon_high"),
     "kimi15": ("kimi15_tau",),
+    "topr": ("topr_positive_weight", "topr_negative_weight"),
 }
 
 PIPELINE: dict[str, Any] = {
@@ -86,7 +87,8 @@ def rows(source: Source) -> Iterator[Row]:
     """Compare the preset, the recipes and the reader."""
     compute = source.cut(CORRECTION, "compute_train_infer_correction")
     loss_func, weigh = (source.cut(WORKER, f"ActorWorker.{name}") for name in ("loss_func", "compute_sample_weights"))
-    methods = ("loss_func", *(f"_compute_{name}_loss" for name in ("vanilla_pg", "ppo", "tis", "cispo", "kimi15")))
+    losses = ("vanilla_pg", "ppo", "tis", "topr", "cispo", "kimi15")
+    methods = ("loss_func", *(f"_compute_{name}_loss" for name in losses))
     variants = {name: source.cut(PG_WORKER, f"ActorPGWorker.{name}") for name in (*methods, "_get_or_cache_config")}
 
     def correct(given: Batch, config: SimpleNamespace) -> tuple[Tensor, Tensor]:
@@ -114,6 +116,7 @@ def rows(source: Source) -> Iterator[Row]:
             _pg_variant_logged=True,
             _cispo_config_logged=True,
             _kimi15_config_logged=True,
+            _topr_sample_logged=True,
         )
         worker.compute_sample_weights = lambda data, mask: weigh(worker, data, mask)
         for name, function in variants.items():
@@ -128,6 +131,8 @@ def rows(source: Source) -> Iterator[Row]:
                 "advantages": given.token_advantages,
                 "input_ids": None,
                 "train_infer_is_weight": weights,
+                # The sign of the reward, as the recipe says.
+                "scores": given.advantages,
             },
             meta_info={"batch_num_tokens": counts[0], "global_valid_samples": counts[1]},
             non_tensor_batch={},
@@ -155,7 +160,7 @@ def rows(source: Source) -> Iterator[Row]:
     yield recipe("roll.default", shown, default, default_settings, **more)
     yield recipe("roll.ppo", shown, lambda given, **flags: clipped(given, correction_config(), **flags), clips, **more)
     yield recipe("roll.grpo", f"{shown}, use_kl_loss", grpo, with_kl, **more)
-    for name in ("vanilla", "tis", "cispo", "kimi15"):
+    for name in ("vanilla", "tis", "topr", "cispo", "kimi15"):
 
         def run(given: Batch, name: str = name, **drawn: Any) -> Tensor:
             return loss(given, correction_config(), {"pg_variant": name, **drawn})

@@ -25,7 +25,7 @@ TRAINER = "trl/trainer/grpo_trainer.py"
 ASYNC = "trl/experimental/async_grpo/async_grpo_trainer.py"
 GENERATE, COMPUTE = "GRPOTrainer._generate_and_score_completions", "GRPOTrainer._compute_loss"
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
-LOSSES = ("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "sapo", "cispo")
+LOSSES = ("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "sapo", "cispo", "vespo")
 # TRL pads with zeros, and multiplies by the mask.
 PADDED = tuple(kind for kind in KINDS if kind != "nan_behind_mask")
 
@@ -73,6 +73,17 @@ PADDED_LUSPO = Declared(
     "luspo over padding", "losses.md", "luspo before 1.16.0 averages tokens over padding", tokenwise
 )
 
+MASKED_VESPO = Declared(
+    "vespo of masked sequences",
+    "losses.md",
+    "a weight of 0 enters its ratio as 1e-8",
+    # Beside a KL such a weight is rounded away, in an order that autograd chooses.
+    lambda given, settings: bool(
+        settings.get("off_policy_mask_threshold") is not None
+        or (settings.get("beta") and settings["vllm_importance_sampling_mode"] == "token_mask")
+    ),
+)
+
 
 def bounds(rng: Random) -> dict[str, Any]:
     """Draw the bounds of a preset."""
@@ -94,6 +105,10 @@ def settings_of(loss_type: str, levels: tuple[str, ...]) -> Callable[[Random], d
         }
         if loss_type == "sapo":
             drawn |= {"sapo_temperature_pos": rng.choice((1.0, 2.0)), "sapo_temperature_neg": rng.choice((1.05, 2.0))}
+        elif loss_type == "vespo":
+            drawn["vllm_importance_sampling_mode"] = rng.choice(MODES[:2])
+            drawn |= {"vespo_k_pos": rng.choice((1.0, 2.0)), "vespo_lambda_pos": rng.choice((0.0, 3.0))}
+            drawn |= {"vespo_k_neg": rng.choice((1.0, 3.0)), "vespo_lambda_neg": rng.choice((1.0, 2.0))}
         elif loss_type != "cispo":
             drawn |= {"epsilon": rng.choice((0.2, 0.05)), "delta": rng.choice((None, 1.5))}
             drawn["importance_sampling_level"] = rng.choice(levels)
@@ -104,6 +119,12 @@ def settings_of(loss_type: str, levels: tuple[str, ...]) -> Callable[[Random], d
     return draw
 
 
+def gamma_weights_of(source: Source) -> Callable[..., Tensor]:
+    """Return VESPO's weights, without the gradient that TRL's decorator, which a cut leaves out, keeps from them."""
+    weights: Callable[..., Tensor] = torch.no_grad()(source.cut(TRAINER, "GRPOTrainer.get_gamma_weights"))
+    return weights
+
+
 class Trainer:
     """GRPOTrainer's own statements, cut out of a version of TRL."""
 
@@ -111,6 +132,7 @@ class Trainer:
         first, last = "per_token_logps_diff = ", "if self.vllm_importance_sampling_mode in"
         self._ratio = source.lines(TRAINER, GENERATE, first, last)
         self._loss = source.lines(TRAINER, COMPUTE, "advantages = inputs", 'if self.loss_type in ["grpo", "sapo"]')
+        self.gamma_weights = gamma_weights_of(source)
         self.off_policy_mask = source.cut(TRAINER, "GRPOTrainer.get_off_policy_mask")
 
     def ratio(self, given: Batch, mode: str, clip_max: float | None = 3.0, clip_min: float | None = None) -> Tensor:
@@ -140,6 +162,10 @@ class Trainer:
             sapo_temperature_pos=config.get("sapo_temperature_pos", 1.0),
             sapo_temperature_neg=config.get("sapo_temperature_neg", 1.05),
             steps_per_generation=1,
+            vespo_k_pos=config.get("vespo_k_pos", 2.0),
+            vespo_lambda_pos=config.get("vespo_lambda_pos", 3.0),
+            vespo_k_neg=config.get("vespo_k_neg", 3.0),
+            vespo_lambda_neg=config.get("vespo_lambda_neg", 2.0),
         )
         trainer = SimpleNamespace(
             args=args,
@@ -151,6 +177,7 @@ class Trainer:
             max_completion_length=config.get("max_completion_length", 512),
             off_policy_mask_threshold=config.get("off_policy_mask_threshold"),
             get_off_policy_mask=self.off_policy_mask,
+            get_gamma_weights=self.gamma_weights,
             use_vllm=True,
             vllm_importance_sampling_correction=corrected,
             model=SimpleNamespace(training=True),
@@ -199,6 +226,8 @@ def rows(source: Source) -> Iterator[Row]:
         if loss_type == "sapo":
             # torch.where makes the two temperatures float32.
             own["within"] = (3e-7, 2e-5)
+        if loss_type == "vespo":
+            own["declared"] = (*DECLARED, MASKED_VESPO)
         if loss_type == "luspo" and averages:
             own["declared"] = (*DECLARED, PADDED_LUSPO)
         name = f"{TRAINER}: _compute_loss, {loss_type}"
@@ -292,7 +321,9 @@ def _configuration(trainer: Trainer, loss_type: str, name: str, draw: Settings, 
     clips = {"clip_max": "vllm_importance_sampling_clip_max", "clip_min": "vllm_importance_sampling_clip_min"}
 
     def whole(rng: Random) -> dict[str, Any]:
-        drawn = {key: value for key, value in draw(rng).items() if rng.random() < 0.8}
+        # TRL refuses VESPO with its default mode.
+        always = ("vllm_importance_sampling_mode",) if loss_type == "vespo" else ()
+        drawn = {key: value for key, value in draw(rng).items() if key in always or rng.random() < 0.8}
         drawn["held"] = rng.choice((dict, partial(dict, num_generations=8), Namespace, SimpleNamespace))
         return {"loss_type": loss_type, **drawn}
 

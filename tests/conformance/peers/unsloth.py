@@ -15,7 +15,7 @@ from torch import Tensor
 from conformance.batches import KINDS, Batch
 from conformance.peers import trl
 from conformance.rows import BF16, Declared, Row, configuration, preset, recipe
-from conformance.sources import Source
+from conformance.sources import Source, found
 
 DISTRIBUTION, PACKAGE, CHECKOUT = "unsloth-zoo", "unsloth_zoo", "unsloth-zoo"
 
@@ -75,6 +75,10 @@ def rows(source: Source) -> Iterator[Row]:
     # Before 2026.10 a KL was never weighed, and the mask compared with the old policy.
     new = "use_bias_correction_kl" in text
 
+    # unsloth-zoo takes this function from the TRL that is installed.
+    trls = found("trl", trl.DISTRIBUTION, trl.PACKAGE, trl.CHECKOUT)
+    gamma_weights = trl.gamma_weights_of(trls[0]) if trls else None
+
     def run(given: Batch, loss_type: str, **config: Any) -> tuple[Any, ...]:
         corrected = config.pop("vllm_importance_sampling_correction", False)
         if config.get("epsilon_high") is None:
@@ -98,13 +102,14 @@ def rows(source: Source) -> Iterator[Row]:
                 num_items_in_batch=given.mask.sum(),
                 max_completion_length=config.pop("max_completion_length", 256),
                 get_off_policy_mask=keep,
+                get_gamma_weights=gamma_weights,
                 **config,
             )
         )
 
     def loss(given: Batch, **config: Any) -> Tensor:
-        found: Tensor = run(given, **config)[0]
-        return found
+        value: Tensor = run(given, **config)[0]
+        return value
 
     def weights(given: Batch, mode: str, **clips: Any) -> dict[str, Tensor]:
         asked = {"vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": mode}
@@ -117,7 +122,9 @@ def rows(source: Source) -> Iterator[Row]:
 
     def settings(loss_type: str, rng: Random) -> dict[str, Any]:
         drawn = trl.settings_of(loss_type, ("token", "sequence"))(rng)
-        drawn |= {"loss_type": loss_type, "vllm_importance_sampling_mode": rng.choice(modes)}
+        drawn |= {"loss_type": loss_type}
+        if loss_type != "vespo":
+            drawn["vllm_importance_sampling_mode"] = rng.choice(modes)
         if not new:
             drawn |= {"use_bias_correction_kl": False, "off_policy_mask_threshold": None}
         return drawn
@@ -137,15 +144,17 @@ def rows(source: Source) -> Iterator[Row]:
     def of_held(given: Batch, held: object, **config: Any) -> Tensor:
         return loss(given, **config)
 
-    for loss_type in trl.LOSSES:
+    for loss_type in trl.LOSSES if gamma_weights is not None and '"vespo"' in text else trl.LOSSES[:-1]:
         own = dict(more)
+        if loss_type == "vespo":
+            own["declared"] = (*DECLARED, trl.MASKED_VESPO)
         if loss_type == "sapo":
             # torch.where makes the two temperatures float32.
             own["within"] = (1e-7, 2e-5)
         if not new:
             own["declared"] = (
-                *DECLARED,
-                *(OLD[:1] if loss_type == "luspo" else OLD[1:] if loss_type in ("dapo", "cispo") else ()),
+                *own["declared"],
+                *(OLD[:1] if loss_type == "luspo" else OLD[1:] if loss_type in ("dapo", "cispo", "vespo") else ()),
             )
         name = f"{FILE}: grpo_compute_loss, {loss_type}"
         draw = partial(of_recipe, loss_type)

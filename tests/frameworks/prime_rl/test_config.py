@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -39,6 +39,11 @@ def test_read(config, name, settings):
     assert rc.from_config("prime_rl", config) == rc.preset(f"prime_rl.{name}", **settings)
 
 
+def test_adv_tau_is_a_factor_of_the_policy_term_alone():
+    made, plain = (rc.recipe_from_config("prime_rl", {"type": "ipo", **more}) for more in ({"adv_tau": 0.5}, {}))
+    assert made == plain | {"surrogate": replace(plain["surrogate"], coef=0.5)}
+
+
 @pytest.mark.usefixtures("nothing_said_yet")
 def test_old_name():
     with pytest.warns(UserWarning, match="ipo_threshold is an old name; write eps = 0.3"):
@@ -55,7 +60,7 @@ def test_old_name():
         ({"type": "icepop", "kl_tau": 0.1}, "kl_tau: no setting of type 'icepop', which has"),
         ({"type": "custom", "import_path": "a.b"}, "type: 'custom' names a function of its own"),
         ({"type": "dapo"}, "type: expected one of"),
-        ({"adv_tau": 0.5}, "adv_tau: multiply the advantages by it"),
+        ({"adv_tau": 0.0}, "adv_tau: expected a"),
     ],
 )
 def test_refused(config, message):

@@ -56,7 +56,7 @@ def test_the_old_name_of_the_bound():
         ({"epsilon_hi": 0.3}, r"unknown key 'epsilon_hi' \(did you mean 'epsilon_high'\?\)"),
         (SimpleNamespace(epsilon_hig=0.3), r"unknown key 'epsilon_hig' \(did you mean 'epsilon_high'\?\)"),
         ({"learning_rat": 1.0}, "unknown key 'learning_rat'"),
-        ({"loss_type": "vespo"}, "loss_type: 'vespo' weighs"),
+        ({"loss_type": "vespo"}, r"vllm_importance_sampling_mode: expected one of \['token_truncate', 'token_mask'\]"),
         ({"loss_type": "gspo"}, "loss_type: expected one of"),
         ({"loss_type": "sapo", "importance_sampling_level": "sequence"}, "expected 'token' with loss_type 'sapo'"),
         ({"vllm_importance_sampling_mode": "geometric"}, "vllm_importance_sampling_mode: expected one of"),

@@ -1,0 +1,80 @@
+"""Trinity-RFT: the policy loss functions that it registers, called as they are, without their KL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+from torch import Tensor
+
+from conformance.batches import KINDS, Batch
+from conformance.peers.trl import far_from_the_engine, nonfinite
+from conformance.rows import BF16, Declared, Row, recipe
+from conformance.sources import Source
+
+DISTRIBUTION, PACKAGE, CHECKOUT = "trinity-rft", "trinity", "trinity-rft"
+
+FOLDER = "trinity/algorithm/policy_loss_fn"
+DECLARED = (
+    Declared("not finite", "presets.md", "Most frameworks let the NaN through into the loss", nonfinite),
+    BF16,
+    Declared("safety clamp", "presets.md", "Here the exponent is then clamped to +-20", far_from_the_engine),
+)
+# It selects by its mask in sums, and adds 1e-8 to what it divides by; rows without a token count in a mean of rows.
+KINDS_HERE = tuple(kind for kind in KINDS if kind != "nan_behind_mask")
+
+
+def rows(source: Source) -> Iterator[Row]:
+    """Compare recipes."""
+
+    def function(name: str, kind: str) -> Callable[..., Tensor]:
+        cut = source.cut(f"{FOLDER}/{name}_policy_loss.py", f"{kind}LossFn")
+        # The mode of the whole algorithm takes the place of the function's own.
+        fixed = {"loss_agg_mode": "token-mean"} if name == "gspo" else {}
+
+        def loss(given: Batch, kl_coef: float = 0.0, **settings: Any) -> Tensor:
+            old, mask = given.rollout.where(given.mask, 0.0), given.mask
+            new = given.new.where(mask, 0.0)
+            value: Tensor = cut(**settings, **fixed)(
+                logprob=new, old_logprob=old, action_mask=mask, advantages=given.token_advantages
+            )[0]
+            return value
+
+        return loss
+
+    more: dict[str, Any] = {"declared": DECLARED, "kinds": KINDS_HERE, "within": (3e-8, 2e-5)}
+
+    def draw_sapo(rng: Random) -> dict[str, Any]:
+        return {"tau_pos": rng.choice((1.0, 0.5)), "tau_neg": rng.choice((1.0, 2.0)), "kl_coef": 0.0}
+
+    def draw_rec(rng: Random) -> dict[str, Any]:
+        mode = rng.choice(("none", "one-side", "two-side", "ring", "gspo-one-side"))
+        of_ratio = "gspo_importance_sampling" if mode == "gspo-one-side" else "importance_sampling"
+        return {
+            "clip_mode": mode,
+            "weight": rng.choice(("none", of_ratio)),
+            "regularizer": rng.choice(("none", "k2")),
+            "regularizer_coef": rng.choice((0.1, 1.0)),
+            "epsilon_low": rng.choice((0.2, 0.05)),
+            "epsilon_high": rng.choice((0.2, 0.05)),
+            "epsilon_low_prime": rng.choice((0.4, 0.1)),
+            "epsilon_high_prime": rng.choice((0.4, 0.1)),
+            "kl_coef": 0.0,
+        }
+
+    def draw_range(rng: Random) -> dict[str, Any]:
+        return {"clip_range_low": rng.choice((0.1, 0.3)), "clip_range_high": rng.choice((0.1, 0.3)), "kl_coef": 0.0}
+
+    draws: dict[str, tuple[str, Callable[[Random], dict[str, Any]]]] = {
+        "sapo": ("SAPOPolicy", draw_sapo),
+        "topr": ("TOPRPolicy", lambda rng: {"advantage_threshold": rng.choice((0.0, 0.3)), "kl_coef": 0.0}),
+        "opmd": ("OPMDPolicy", lambda rng: {"tau": rng.choice((0.5, 1.0)), "kl_coef": 0.0}),
+        "rec": ("RECPolicy", draw_rec),
+        "ppo": ("PPOPolicy", draw_range),
+        "cispo": ("CISPOPolicy", draw_range),
+        "gspo": ("GSPO", draw_range),
+        "importance_sampling": ("ImportanceSampling", lambda rng: {}),
+    }
+    for name, (kind, draw) in draws.items():
+        yield recipe(f"trinity.{name}", f"{FOLDER}/{name}_policy_loss.py", function(name, kind), draw, **more)
