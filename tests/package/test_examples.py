@@ -78,6 +78,15 @@ def test_cuda_graph(run):
         assert number == batch and abs(loss) < 0.1 and 0.005 < gradient < 0.01 and 0.001 < kl < 0.002, line
 
 
+def test_agent_turns(run):
+    """The planted error is in last turns alone, and rejecting these keeps more than rejecting their sequences."""
+    found = {line.partition(": ")[0]: numbers(line.partition(": ")[2]) for line in run("agent_turns.py").splitlines()}
+    assert found["mean D of last turns"][0] < -0.015
+    assert all(abs(found[f"mean D of {place} turns"][0]) < 0.002 for place in ("first", "middle"))
+    assert found["tokens kept by sequences"][0] < found["tokens kept by turns"][0] < 1.0
+    assert found["loss"][0] > 0.0
+
+
 def test_context_parallel(run):
     # On a free port.
     said = run("context_parallel.py", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
