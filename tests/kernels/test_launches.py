@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,7 +12,8 @@ import pytest
 import torch
 import triton
 
-from builders.kernel_cases import watched
+import rollout_corr as rc
+from builders.kernel_cases import unchecked, watched
 from builders.launched import dispatched
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.aot.variants import VARIANTS
@@ -156,6 +158,52 @@ def test_what_other_threads_launch_is_launched():
                 list(pool.map(lambda _: launch.run(), range(40)))
         assert len(driver.launched) == before + 40
         assert {id(kept) for kept, *_ in driver.launched} == {id(driver.launched[0][0])}
+
+
+def test_a_forked_child_has_what_its_parent_kept():
+    """As Triton's own cache does: a driver that lives through a fork is launched on, and nothing is compiled again."""
+    with dispatched() as driver:
+        launch = one_launch()
+        launch.run()
+        before = len(driver.compiled), len(driver.launched)
+        child = os.fork()
+        if child == 0:
+            found = "nothing"
+            try:
+                launch.run()
+                same = driver.launched[-1][0] is driver.launched[-2][0]
+                found = same, len(driver.compiled) - before[0], len(driver.launched) - before[1]
+            finally:
+                os._exit(0 if found == (True, 0, 1) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        launch.run()
+        assert (len(driver.compiled), len(driver.launched)) == (before[0], before[1] + 1)
+
+
+@pytest.mark.parametrize("change", ["dtype", "alignment", "strides", "offsets", "spec"])
+def test_what_changes_a_compilation_takes_another_kernel(change):
+    """A call of another kind between two of one kind, whose kernels are kept."""
+    token, tokens = rc.Spec(rc.Weight("token", upper=2.0)), 64
+    train, rollout, mask = torch.zeros(tokens), torch.zeros(tokens), torch.ones(tokens, dtype=torch.bool)
+    offsets = torch.tensor([0, tokens], dtype=torch.int32)
+    others = {
+        "dtype": (train.bfloat16(), rollout, offsets, token),
+        "alignment": (train, moved(rollout, 1), offsets, token),
+        "strides": (train, torch.zeros(2 * tokens)[::2], offsets, token),
+        "offsets": (train, rollout, offsets.long(), token),
+        "spec": (train, rollout, offsets, rc.Spec(rc.Weight("token", upper=2.0), report=("native", "verl"))),
+    }
+
+    def kernels(train, rollout, offsets, spec):
+        rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec, backend="triton")
+        return [kernel for kernel, *_ in driver.launched[-2:]]
+
+    with unchecked(), dispatched() as driver:
+        first = kernels(train, rollout, offsets, token)
+        assert kernels(train, rollout, offsets, token) == first
+        compiled = len(driver.compiled)
+        assert kernels(*others[change])[0] is not first[0] and len(driver.compiled) > compiled
+        assert kernels(train, rollout, offsets, token) == first
 
 
 # --- workspaces ---
