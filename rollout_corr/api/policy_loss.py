@@ -326,8 +326,9 @@ def _run(request: LossRequest) -> PolicyLoss:
         result.statistics[: len(loss_metrics.OF_SEQUENCES)] = 0.0
     value = result.value
     if result.gradient is not None:
-        of_backward = result.gradient, result.inners, result.divisor, batch.offsets, result.by_kernels
-        value = Differentiable.apply(new, value, *of_backward)
+        # Autograd takes its time for every argument.
+        of_sequences = () if result.inners is None else (result.inners, batch.offsets)
+        value = Differentiable.apply(new, value, result.gradient, result.divisor, result.by_kernels, *of_sequences)
     statistics = of_vector(None, result.statistics, len(loss_metrics.sum_names(wanted)), wanted)
     if inner is None:
         return PolicyLoss(value, mask_back(batch, _within(batch, trains)), None, None, statistics)

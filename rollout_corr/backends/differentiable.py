@@ -42,10 +42,10 @@ class Differentiable(torch.autograd.Function):
         new: Tensor,
         value: Tensor,
         gradient: Tensor,
-        inners: Tensor | None,
         divisor: Tensor,
-        offsets: Tensor | None,
         by_kernels: bool,
+        inners: Tensor | None = None,
+        offsets: Tensor | None = None,
     ) -> Tensor:
         """Give the value a gradient.
 
@@ -54,12 +54,12 @@ class Differentiable(torch.autograd.Function):
             new: new_logp in the shape of the batch.
             value: 0-d.
             gradient: d(value * divisor) / d(new), but for `inners`.
-            inners: [S], the factor of each sequence's gradient; None or empty for nothing.
             divisor: 0-d.
-            offsets: Offsets of a packed batch.
             by_kernels: The kernels made the gradient.
+            inners: [S], the factor of each sequence's gradient; None or empty for nothing.
+            offsets: Offsets of a packed batch, which the inners need.
         """
-        ctx.save_for_backward(gradient, inners, divisor, offsets)
+        ctx.save_for_backward(gradient, divisor, *(() if inners is None else (inners, offsets)))
         ctx.dtype, ctx.by_kernels = new.dtype, by_kernels
         # Not the tensor that came in, or autograd would take this for the identity. Compilers shall see no alias.
         return value.clone() if torch.compiler.is_compiling() else value.detach()
@@ -72,7 +72,8 @@ class Differentiable(torch.autograd.Function):
                 "policy_loss: expected a backward pass without create_graph=True; its gradient is made in the forward "
                 "pass and has no derivative of its own"
             )
-        gradient, inners, divisor, offsets = ctx.saved_tensors
+        gradient, divisor, *of_sequences = ctx.saved_tensors
+        inners, offsets = of_sequences or (None, None)
         if ctx.by_kernels:
             found = loss_operators.scaled(gradient, inners, grad_outputs[0], divisor, offsets, ctx.dtype)
         else:
