@@ -82,6 +82,8 @@ def grid() -> list[Setting]:
     found = [
         Setting(f"{level} weight <= {upper:g}", Spec(Weight(level, upper=upper)), f"{level} weight, truncated", upper)
         for level in LEVELS
+        # The bias of a prefix's weight is that of the sequence's up to it, which is not measured here.
+        if level != "prefix"
         for upper in (NEAR_ONE if level == "geometric" else UPPERS)
     ]
     for upper in UPPERS:
@@ -112,6 +114,10 @@ def presets(has_advantages: bool) -> tuple[list[Setting], dict[str, str]]:
             left_out[name] = "it compares with the policy being trained, which only policy_loss has"
         elif any(criterion.statistic.source == "caller" for criterion in spec.criteria):
             left_out[name] = "it needs an external tensor"
+        elif spec.reads_versions or spec.measures_turns:
+            left_out[name] = (
+                f"it needs {'versions' if spec.reads_versions else 'turns'}, which are not read from a dump"
+            )
         elif not has_advantages and any(criterion.when != "any" for criterion in spec.criteria):
             left_out[name] = "it needs advantages, and the dump has none"
         else:
