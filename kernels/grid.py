@@ -173,6 +173,16 @@ SIZES = (
 sizes_of = attrgetter(*SIZES)
 
 
+# The fields that kernels take.
+SIZES = (
+    *("tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "token_programs", "sequence_programs"),
+    *("shares", "part", "parts"),
+    *("tiles_of_apply", "steps_of_apply", "owner_count", "TILING", "TILING_OF_APPLY", "SHAPE"),
+)
+# Give these of a grid.
+sizes_of = attrgetter(*SIZES)
+
+
 def grid_for(sequences: int, width: int | None, tensors: Sequence[Tensor], element: int, double: bool = False) -> Grid:
     """Divide a batch from metadata alone.
 

@@ -5,6 +5,7 @@ The gradient is computed in the forward pass, by autograd of the definition; bac
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -116,9 +117,12 @@ def run_blocks(task: LossTask) -> LossResult:
         totals.append(total)
         sums.append(more_sums)
         maxima.append(more_maxima)
-    added = {name: torch.stack([part[name].double() for part in sums]).sum(0) for name in sums[0]}
-    highest = {name: torch.stack([part[name].double() for part in maxima]).amax(0) for name in maxima[0]}
-    return _result((torch.stack(totals).sum(), gradient, added, highest), task)
+    if not sums[1:]:
+        return _result((totals[0], gradient, sums[0], maxima[0]), task)
+    added = dict(zip(sums[0], torch.stack([_stacked(part.values()) for part in sums]).sum(0).unbind(), strict=True))
+    highest = torch.stack([_stacked(part.values()) for part in maxima]).amax(0).unbind()
+    named = dict(zip(maxima[0], highest, strict=True))
+    return _result((torch.stack(totals).sum(), gradient, added, named), task)
 
 
 def run_whole(task: LossTask) -> LossResult:
@@ -189,8 +193,13 @@ def _result(found: Run, task: LossTask) -> LossResult:
     divisor = _divisor(loss.divisor(sums, wanted) if task.divisor is None else task.divisor, wanted)
     named = [sums[name] for name in loss_metrics.sum_names(wanted)]
     named += [maxima[name] for name in loss_metrics.max_names()]
-    statistics = torch.stack([x.double() for x in named])
+    statistics = _stacked(named)
     return LossResult((total / divisor).to(task.batch.dtype), gradient, None, divisor, statistics)
+
+
+def _stacked(numbers: Iterable[Tensor]) -> Tensor:
+    """Stack 0-d numbers of any dtypes in float64."""
+    return torch.stack([x.double() for x in numbers])
 
 
 def _divisor(count: Tensor, wanted: Objective) -> Tensor:

@@ -7,6 +7,7 @@ count are replaced before anything is computed from them, so that no gradient re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -118,6 +119,22 @@ def finite(given: Operands, objective: Objective) -> Tensor:
     return found if given.ref is None else found & (new - given.ref).isfinite()
 
 
+def all_finite(given: Operands) -> bool:
+    """Whether sums over all tokens are finite, so that everything `finite` asks for is. Reads values.
+
+    A sum takes a thirtieth of the time of finding what is not finite. One that overflows is not finite either.
+    """
+    new = given.new.detach()
+    parts = [new if given.base is None else gap(given, new, given.base), given.advantages]
+    parts += [x for x in (given.weights, None if given.ref is None else new - given.ref) if x is not None]
+    return all(math.isfinite(x.sum().item()) for x in parts)
+
+
+def _all(which: Tensor) -> bool:
+    # The minimum of bytes is vectorised, `all` is not.
+    return not which.numel() or bool(which.contiguous().view(torch.uint8).amin())
+
+
 def gap(given: Operands, new: Tensor, base: Tensor) -> Tensor:
     """The log-ratio of every token, whatever it holds."""
     one, other = given.compared(new, base)
@@ -173,13 +190,17 @@ class TokensThatTrain:
         counted: Tensor | None,
         units: Sequences,
         n: Tensor,
+        look: bool,
     ) -> None:
         self.new, self.x, self.advantages = new, x, advantages
         self.own_ratio, self.weights = not objective.weights_are_the_ratio, weights
         self._counted, self._units, self._n = counted, units, n
         self._propagate = objective.nonfinite == "propagate"
         surrogate = objective.surrogate
-        self.clamped = surrogate.log_ratio(self).clamp(-surrogate.clamp, surrogate.clamp)
+        self.clamped = surrogate.log_ratio(self)
+        self.ends = extrema(self.clamped.detach(), None) if look else None
+        if self.ends is None or not max(x.item() for x in self.ends) <= surrogate.clamp:
+            self.clamped, self.ends = self.clamped.clamp(-surrogate.clamp, surrogate.clamp), None
 
     over = staticmethod(over)
     under = staticmethod(under)
@@ -217,30 +238,34 @@ def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple
         The sum, 0-d float64, with a graph to `given.new`; sums and maxima of the statistics.
     """
     sequences = given.sequences
-    known: Tensor | None = finite(given, objective)
-    trains = given.trains
-    if look:
-        known, trains = (None if x is None or bool(x.all()) else x for x in (known, trains))
+    known: Tensor | None = None if look and all_finite(given) else finite(given, objective)
+    trains = None if look and given.trains is not None and _all(given.trains) else given.trains
     everywhere = given.valid if objective.nonfinite == "propagate" else both(given.valid, known)
     counted = both(everywhere, trains)
     n = given.n_valid if counted is None else sequences.sum_integers(counted)
     new = select(everywhere, given.new)
     x, compared = log_ratio(given, new, everywhere, objective)
-    advantages = select(counted, given.advantages)
+    # Where all is finite a product selects, five times as fast forward and backward.
+    ones = counted.to(x.dtype) if look and known is None and counted is not None else None
+
+    def chosen(x: Tensor) -> Tensor:
+        return select(counted, x) if ones is None else x * ones
+
+    advantages = chosen(given.advantages)
     weights = None if given.weights is None else select(everywhere, given.weights)
 
-    policies = select(counted, compared), select(counted, x)
+    policies = chosen(compared), chosen(x)
     units = sequences, n
     if objective.surrogate.unit == "turn" and given.turns is not None:
         trained = torch.ones_like(x, dtype=torch.bool) if counted is None else counted
         units = given.turns, given.turns.sum_integers(trained)
-    of_trained = None if weights is None else select(counted, weights)
-    tokens = TokensThatTrain(objective, *policies, advantages, of_trained, counted, *units)
+    of_trained = None if weights is None else chosen(weights)
+    tokens = TokensThatTrain(objective, *policies, advantages, of_trained, counted, *units, look)
     loss = objective.surrogate.loss(tokens)
     policy = loss.value if objective.surrogate.coef == 1.0 else objective.surrogate.coef * loss.value
     if weights is not None:
         policy = policy * objective.surrogate.factor(tokens, weights)
-    policy = total = select(counted, policy)
+    policy = total = chosen(policy)
     more: Named = {}
     if objective.kl is not None and given.ref is not None:
         among = everywhere if objective.kl.scope == "all" else counted
@@ -256,7 +281,8 @@ def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple
     if objective.reduced.averages:
         inner = (n if objective.denominator == "kept" else given.n_valid).clamp(min=1).double()
         total = total * sequences.spread((1.0 / inner).to(total.dtype))
-    sums, maxima = statistics(given, known, counted, n, policy, loss, x, tokens.clamped)
+    used = chosen(tokens.clamped.detach())
+    sums, maxima = statistics(given, known, counted, n, policy, loss, tokens.x.detach(), used, tokens.ends)
     return total.sum(dtype=torch.float64), {**sums, **more}, maxima
 
 
@@ -282,10 +308,24 @@ def statistics(
     loss: TokenLoss,
     x: Tensor,
     used: Tensor,
+    ends: tuple[Tensor, Tensor] | None,
 ) -> tuple[Named, Named]:
-    """Sums and maxima over the tokens that train; `used` is the log-ratio at the surrogate's own level."""
-    x, used = select(counted, x.detach()), select(counted, used.detach())
-    beyond = k3(used)
+    """Sums and maxima over the tokens that train.
+
+    Args:
+        given: The sequences.
+        known: Bool per token: all that the loss needs of it is finite.
+        counted: Bool per token: it trains.
+        n: [S] int64, how many do.
+        policy: The policy loss per token.
+        loss: The surrogate's loss per token.
+        x: The log-ratio per token, 0 where it does not train.
+        used: The same at the surrogate's own level.
+        ends: -minimum and maximum of `used` before that selection, or None.
+    """
+    # A 0 at a token that does not train may be among the ends, and with a sequence's mean the mean itself.
+    low, high = extrema(used, counted) if ends is None or counted is not None else ends
+    beyond = k3(used) if ends is None else formulas.k3_within(used, max(end.item() for end in ends))
     excess = beyond + used
     valid, broken = given.n_valid.sum(), None if known is None else both(given.valid, ~known)
 
@@ -308,7 +348,6 @@ def statistics(
         "ppo_ratio2": excess.square().sum(dtype=torch.float64),
         "ppo_k3": beyond.sum(dtype=torch.float64),
     }
-    low, high = extrema(used, counted)
     return sums, {"max_ppo_log_ratio": high, "-min_ppo_log_ratio": low}
 
 

@@ -73,7 +73,7 @@ class Near:
             squares.index_fill_(0, places, 0.0)
         near = squares.sum().item()
         # 0 at the few, as their squares are.
-        self._k3 = _series(d).mul_(squares)
+        self._k3 = series_of_k3(d).mul_(squares)
         self.near_excess2 = near + 2.0 * torch.dot(d, self._k3).item() + torch.dot(self._k3, self._k3).item()
         self.d2 = near + self.few_d.dot(self.few_d).item()
         self.excess2 = self.near_excess2 + self.few_excess.dot(self.few_excess).item()
@@ -119,9 +119,13 @@ class Near:
         return totals.index_add(0, self._few_sequences, of_few)
 
 
-def _series(d: Tensor) -> Tensor:
-    """1/2! + D/3! + D^2/4! + ...: so many terms that the next is below a rounding where |D| <= NEAR."""
-    first, *others = _factors(d.dtype)
+# |D| up to which a longer series is taken, and its terms in float32 and in float64: the next is below a rounding.
+WIDE, WIDE_TERMS = 1.0, (11, 18)
+
+
+def series_of_k3(d: Tensor, largest: float = NEAR) -> Tensor:
+    """1/2! + D/3! + D^2/4! + ...: so many terms that the next is below a rounding where |D| <= largest <= WIDE."""
+    first, *others = _factors(d.dtype, largest > NEAR)
     # With two numbers beside one tensor addcmul is not vectorised.
     series = torch.mul(d, first).add_(others[0])
     for factor in others[1:]:
@@ -129,9 +133,9 @@ def _series(d: Tensor) -> Tensor:
     return series
 
 
-@lru_cache(maxsize=4)
-def _factors(dtype: torch.dtype) -> list[Tensor]:
+@lru_cache(maxsize=8)
+def _factors(dtype: torch.dtype, wide: bool) -> list[Tensor]:
     """1/n!, ..., 1/2!, 0-d each: a number beside tensors would be one operation more at each step."""
-    terms = 11 if dtype == torch.float64 else 5
+    terms = (WIDE_TERMS if wide else (5, 11))[dtype == torch.float64]
     with torch.inference_mode(False):
         return [torch.tensor(1.0 / math.factorial(n), dtype=dtype, device="cpu") for n in range(terms + 1, 1, -1)]

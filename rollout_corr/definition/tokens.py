@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.near import NEAR, Near, few_above
+from rollout_corr.definition.near import NEAR, WIDE, Near, few_above, series_of_k3
 from rollout_corr.definition.sequences import Packed, Sequences
 from rollout_corr.definition.turns import Turns
 from rollout_corr.spec.correction import Spec
@@ -54,6 +54,11 @@ def k3(d: Tensor) -> Tensor:
         series = series.mul_(x).add_(1.0 / math.factorial(n))
     series = series.mul_(x).mul_(x)
     return torch.where(d.abs() <= 0.5, series, d.exp().sub_(1.0).sub_(d))
+
+
+def k3_within(d: Tensor, largest: float) -> Tensor:
+    """Compute k3 of tokens whose largest |D| is known: by a series alone where that is as exact."""
+    return series_of_k3(d, largest).mul_(d).mul_(d) if largest <= WIDE else k3(d)
 
 
 def rounded(ends: tuple[float, float], dtype: torch.dtype) -> tuple[float, float]:

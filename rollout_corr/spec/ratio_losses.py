@@ -82,9 +82,12 @@ class PPO(Surrogate):
         x, advantages = tokens.clamped, tokens.advantages
         down = advantages < 0
         above, far_above, below = tokens.over(x, most), tokens.over(x, most_negative), tokens.under(x, least)
-        ratio = torch.where(down & below, least, x.exp())
-        ratio = torch.where(down, torch.where(far_above, most_negative, ratio), torch.where(above, most, ratio))
-        return TokenLoss(-advantages * ratio, low=down & below, high=(advantages > 0) & above, dual=down & far_above)
+        low, dual = down & below, down & far_above
+        # The bounds are constants, so that one selection alone has a gradient.
+        from_below = torch.full((), least, dtype=x.dtype, device=x.device)
+        bound = torch.where(down, torch.where(far_above, most_negative, from_below), most)
+        ratio = torch.where(low | dual | (above & ~down), bound, x.exp())
+        return TokenLoss(-advantages * ratio, low=low, high=(advantages > 0) & above, dual=dual)
 
     def explain(self) -> str:
         """Say the loss of a token in one line."""
