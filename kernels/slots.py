@@ -120,15 +120,13 @@ def owners_of(
 @triton.jit
 def slots_of_program(
     offsets: tl.tensor, extents: Extents, steps: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Number the slots of a program, find their owners (both [ROWS]), and those of no sequence ([ROWS, 1, 1])."""
+) -> tuple[tl.tensor, tl.tensor]:
+    """Number the slots of a program and find their owners: [ROWS] each."""
     slot = tl.program_id(0).to(tl.int64) * TILING.rows + tl.arange(0, TILING.rows)
     owner = slot
-    outside = (slot < 0)[:, None, None]
     if PLAN.packed:
         owner = owners_of(offsets, slot, extents.sequences, extents.tokens, steps, TILING.rows, TILING.tile, WAYS)
-        outside = ((owner == 0) | (owner == extents.sequences + 1))[:, None, None]
-    return slot, owner, outside
+    return slot, owner
 
 
 @triton.jit
@@ -155,16 +153,6 @@ def stretch_of(
 def is_full(stretch: Stretch, TILE: tl.constexpr) -> tl.tensor:
     """Test whether every slot of a program fills its tile."""
     return tl.min(tl.min(stretch.end - stretch.start, 0)) == TILE
-
-
-@triton.jit
-def coverage(stretch: Stretch, extents: Extents, PLAN: tl.constexpr, TILE: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Test whether every slot of a program fills its tile, and whether every tile lies within the batch."""
-    full = is_full(stretch, TILE)
-    whole = full
-    if PLAN.packed:
-        whole = (tl.min(stretch.tile, 0) >= 0) & ((tl.max(stretch.tile, 0) + 1) * TILE <= extents.tokens)
-    return full, whole
 
 
 @triton.jit

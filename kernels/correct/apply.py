@@ -130,7 +130,7 @@ def apply_kernel(
 ):  # fmt: skip
     """Apply what was decided to the tokens of TILING.rows slots, which are shorter than those of `read`."""
     extents = Extents(tokens, sequences, width, tiles, 0)
-    slot, owner, _ = slots_of_program(offsets, extents, steps, PLAN, TILING)
+    slot, owner = slots_of_program(offsets, extents, steps, PLAN, TILING)
     stretch = stretch_of(offsets, owner, slot, extents, PLAN, TILING.tile)
     known = (stretch.sequence >= 0) & (stretch.sequence < sequences)
     state = tl.load(states + stretch.sequence, mask=known, other=0)
