@@ -64,7 +64,7 @@ class Near:
 
     def __init__(self, d: Tensor, sequences: Packed, places: Tensor, clamp: float, largest: float) -> None:
         self._sequences = sequences
-        self.d, self.places = d, places
+        self.d, self.places, self.clamp = d, places, clamp
         self.few_d = d.index_select(0, places).double()
         self.few = self.few_d if largest <= clamp else self.few_d.clamp(-clamp, clamp)
         self.few_excess = self.few.expm1()
@@ -72,6 +72,7 @@ class Near:
         if places.shape[0]:
             squares.index_fill_(0, places, 0.0)
         near = squares.sum().item()
+        self._squares = squares
         # 0 at the few, as their squares are.
         self._k3 = series_of_k3(d).mul_(squares)
         self.near_excess2 = near + 2.0 * torch.dot(d, self._k3).item() + torch.dot(self._k3, self._k3).item()
@@ -79,6 +80,7 @@ class Near:
         self.excess2 = self.near_excess2 + self.few_excess.dot(self.few_excess).item()
         self._of_sequences: Tensor | None = None
         self._few_sequences: Tensor | None = None
+        self._excess2: Tensor | None = None
 
     @cached_property
     def near_k3(self) -> float:
@@ -105,6 +107,19 @@ class Near:
     def k3_of_sequences(self) -> Tensor:
         """[S] float64: the sums of k3."""
         return self.added(self.near_k3_of_sequences(), self.few_excess - self.few)
+
+    def d2_of_sequences(self) -> Tensor:
+        """[S] float64: the sums of D^2."""
+        return self.added(self._sequences.sum(self._squares), self.few_d * self.few_d)
+
+    def excess2_of_sequences(self, of_few: Tensor) -> Tensor:
+        """[S] float64: the sums of (e^D - 1)^2, where the few have another e^D - 1, [k] float64."""
+        if self._excess2 is None:
+            excess = self.d + self._k3
+            if self.places.shape[0]:
+                excess.index_fill_(0, self.places, 0.0)
+            self._excess2 = self._sequences.sum(excess.mul_(excess))
+        return self.added(self._excess2, of_few * of_few)
 
     def k3_of_tokens(self) -> Tensor:
         """[N]: k3."""

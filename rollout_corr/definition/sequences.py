@@ -153,6 +153,13 @@ class Tiles:
         running = torch.cat([self._nothing, over, *self._ends(x, tiles)]).long().cumsum_(0)
         return self._added(running.index_select(0, self._offsets).diff())
 
+    def max(self, x: Tensor) -> Tensor:
+        """[N] float32 -> [S]; -inf for a sequence without tokens."""
+        tiles = x[: self._whole * TILE].view(self._whole, TILE)
+        every = torch.cat([tiles.amax(1).index_fill_(0, self._cut, -torch.inf), *self._ends(x, tiles)])
+        parts = torch.segment_reduce(every, "max", offsets=self._offsets, unsafe=True)
+        return torch.maximum(parts[: self._count], parts[self._count + 1 :])
+
     def _ends(self, x: Tensor, tiles: Tensor) -> tuple[Tensor, Tensor]:
         return tiles.index_select(0, self._cut).view(-1), x[self._whole * TILE :]
 
@@ -226,6 +233,9 @@ class Packed(Whole):
         """[N] floating -> [S]; -inf for a sequence without tokens."""
         if self.size == 0 or self.count == 0:
             return x.new_full((self.count,), -torch.inf)
+        tiles = self._in_tiles(x)
+        if tiles is not None:
+            return tiles.max(x)
         return torch.segment_reduce(x, "max", offsets=self.offsets, unsafe=True)
 
     def spread(self, per_sequence: Tensor) -> Tensor:

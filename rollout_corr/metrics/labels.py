@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from rollout_corr.definition.facts import Named, SequenceFacts
+from rollout_corr.definition.few import FewBounded
 from rollout_corr.definition.findings import Findings, above, below
+from rollout_corr.definition.near import Near
 from rollout_corr.definition.tokens import LARGEST_STATISTIC, select
 from rollout_corr.metrics import native
 from rollout_corr.metrics.aggregates import AllSequences, aggregates_of, moment_values, weighs_sequences
 from rollout_corr.metrics.rows import Metric
-from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.thresholds import log_bound
 
 
@@ -121,18 +123,23 @@ def of_block(f: Findings) -> PerSequence:
     """Sum the tokens of each sequence of a block."""
     tokens, spec, sequences = f.tokens, f.spec, f.tokens.sequences
     near = tokens.near
-    excess = tokens.excess
     sums = {
         "abs_d": sequences.sum(tokens.size),
-        "d2": sequences.sum(tokens.saturated * tokens.saturated),
-        "k3": sequences.sum(tokens.k3) if near is None else near.k3_of_sequences(),
         "ratio": tokens.excess_of_sequences,
-        "ratio2": sequences.sum(excess * excess),
         "tokens_clamped": _clamped(f),
     }
+    if near is not None:
+        squares = near.d2_of_sequences(), near.k3_of_sequences(), near.excess2_of_sequences(near.few_excess)
+    else:
+        each = tokens.saturated * tokens.saturated, tokens.k3, tokens.excess * tokens.excess
+        squares = sequences.sum(each[0]), sequences.sum(each[1]), sequences.sum(each[2])
+    sums |= dict(zip(("d2", "k3", "ratio2"), squares, strict=True))
     maxima = _ends("d", tokens.d, f, tokens.measured)
     weight, weighing = spec.weight, f.weighing
-    if weight is not None and weighing is not None and spec.weighs_tokens:
+    if near is not None and f.few is not None and weight is not None and weight.outside == "clamp":
+        more = _near_weights(near, f.few, weight, sums["ratio2"], maxima)
+        sums, maxima = sums | more.sums, maxima | more.maxima
+    elif weight is not None and weighing is not None and spec.weighs_tokens:
         raw, bounded = weighing.raw, weighing.bounded
         counted = [select(tokens.measured, x) for x in (raw, bounded)]
         sums |= {name: sequences.sum(x * x) for name, x in zip(("raw2", "weight2"), counted, strict=True)}
@@ -150,6 +157,29 @@ def of_block(f: Findings) -> PerSequence:
             counted_value = select(among, value).clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
             sums |= {name: sequences.sum(counted_value), f"{name}2": sequences.sum(counted_value * counted_value)}
             maxima |= _ends(name, value, f, among)
+    return PerSequence(sums, maxima)
+
+
+def _near_weights(near: Near, few: FewBounded, weight: Weight, raw2: Tensor, of_d: Named) -> PerSequence:
+    """Give the sums of token weights where all but a few tokens are near 1, within the bounds, which clamp the rest."""
+    low, high = log_bound(weight.lower), log_bound(weight.upper)
+    nothing = torch.zeros_like(raw2)
+    sums = {
+        "raw2": raw2,
+        "weight2": near.excess2_of_sequences(few.few),
+        "tokens_above": nothing if high is None else near.added(nothing, (near.few > high).double()),
+        "tokens_below": nothing if low is None else near.added(nothing, (near.few < low).double()),
+    }
+    least = None if weight.lower is None else weight.lower - 1.0
+    most = None if weight.upper is None else weight.upper - 1.0
+    maxima: Named = {}
+    for name, sign in (("max", 1.0), ("-min", -1.0)):
+        # Rounded as the value of a token is; infinite where a sequence has none.
+        d = sign * of_d[f"{name}_d"]
+        raw = d.clamp(-near.clamp, near.clamp).expm1().to(near.d.dtype).double()
+        bounded = raw if not weight.bounded else raw.clamp(least, most).to(near.d.dtype).double()
+        maxima[f"{name}_raw"] = torch.where(d.isfinite(), sign * raw, -torch.inf)
+        maxima[f"{name}_weight"] = torch.where(d.isfinite(), sign * bounded, -torch.inf)
     return PerSequence(sums, maxima)
 
 
@@ -219,7 +249,7 @@ def by_label(labelled: Labelled, blocks: list[PerSequence], facts: SequenceFacts
 
     sums = table(columns.sums, [part.sums for part in blocks], whole.sums)
     maxima = table(columns.maxima, [part.maxima for part in blocks], whole.maxima)
-    added = sums.new_zeros(len(columns.sums), many + 1).index_add_(1, place, sums)
+    added = sums.new_zeros(len(columns.sums), many + 1).scatter_add_(1, place.expand_as(sums), sums)
     highest = maxima.new_full((len(columns.maxima), many + 1), -torch.inf)
     highest.scatter_reduce_(1, place.expand_as(maxima), maxima, "amax")
     outside = added[columns.sums.index("sequences"), many:]

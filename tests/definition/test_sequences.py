@@ -55,10 +55,12 @@ def test_sums_along_tiles(ends: list[int]) -> None:
     # Sums of 64 in float32; measured: 1.1e-7 of the sum of absolute values.
     assert all(abs(a - b) <= 3e-7 * c for a, b, c in zip(found.tolist(), wanted, scales, strict=True))
     assert tiles.sum_integers(whole.clone()).tolist() == [int(whole[a:b].long().sum()) for a, b in pairs]
+    assert tiles.max(x).tolist() == [max(x[a:b].tolist(), default=-math.inf) for a, b in pairs]
     # Nothing in one sequence touches another.
     first, last = pairs[len(pairs) // 2]
     x[:first], x[last:] = math.nan, math.inf
     assert tiles.sum(x)[len(pairs) // 2] == found[len(pairs) // 2]
+    assert tiles.max(x)[len(pairs) // 2] == max(x[first:last].tolist(), default=-math.inf)
 
 
 def test_long_sequences_are_summed_along_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
