@@ -23,8 +23,8 @@ TOKEN_WEIGHT = rc.Spec(weight=rc.Weight("token", upper=2.0))
 
 # Names of sums that are also a criterion's statistic or threshold, a field of a weight, or a word.
 WORDS = {"abs_d", "d", "k3", "p", "q", "ratio", "raw", "sequences", "tokens", "weight"}
-# The rows, and the reader of the histogram.
-NAMING = {"metrics/aggregates.py", "metrics/native.py", "metrics/histogram.py"}
+# The rows, the reader of the histogram, and those that labels have.
+NAMING = {"metrics/aggregates.py", "metrics/native.py", "metrics/histogram.py", "metrics/labels.py"}
 
 
 def literals(path: Path) -> set[str]:
