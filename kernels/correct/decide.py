@@ -373,7 +373,7 @@ def decide_kernel(
         keep, state, nonfinite, weight = decide(
             tables, advantages, sequence, first, many, known, slots, out, numbers, PLAN, SHAPE
         )
-        tl.store(keep_out + sequence, keep.to(tl.int8), mask=known & (share == 0))
+        tl.store(keep_out + sequence, keep.to(tl.int8), mask=tl.where(share == 0, known, False))
         rejected, weightless = known & (keep == 0), known & weightless_of(keep, nonfinite, PLAN)
         if PLAN.applies:
             store_states(states, sequence_weights, sequence, known, state, rejected, weightless, weight, PLAN)

@@ -46,6 +46,8 @@ class Accesses:
 
     def add(self, kind, pointers, mask):
         """Take down an access of the program that runs."""
+        # A mask of a vector and a scalar comparison is int32 in the interpreter, which Triton 3.9 refuses.
+        assert mask.data.dtype == bool, f"{self.kernel}: a mask is {mask.data.dtype}"
         taken = pointers.data[np.broadcast_to(mask.data, pointers.data.shape).astype(bool)]
         if not taken.size:
             return taken
