@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from oracles import correction as oracle
+from oracles.ages import beside
 from oracles.correction import bound
 from oracles.numbers import D_RANGE, STAT_RANGE, add, clamp, exp, k3, largest, saturate, smallest
 
@@ -33,7 +34,7 @@ def verdict(criterion, spec, sequence, row, places, alive):
     """The value of one turn (None without a token to sum over), and whether it failed."""
 
     def value_at(t):
-        given = sequence.external[criterion.name][t] if criterion.stat == "external" else None
+        given = beside(criterion, sequence, t)
         return oracle.statistic(criterion.stat, row[t], spec.clamp, criterion.token_clamp, criterion.eps, given)
 
     values = [value_at(t) for t in places if row[t] is not None and row[t].measured and alive[t]]
