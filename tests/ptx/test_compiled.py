@@ -137,10 +137,10 @@ def test_planted_faults_are_noticed(name, kind, process):
     assert len(survivors) <= SURVIVE.get(kind, 0), (survivors, EQUIVALENT.get(kind))
 
 
-# Of each file in the source, and of what else programs share, some edits change nothing; see the comments.
+# Together they have every mask of the source in their compiled code.
 REACHING = (
     "full_packed", "when_tokens", "metrics_short", "token_strided", "split_packed", "loss_ppo_packed", "loss_gspo",
-    "loss_gmpo_padded", "loss_reinforce", "product_geometric_padded", "loss_sapo",
+    "loss_gmpo_padded", "loss_reinforce", "product_geometric_padded", "when_sequences",
 )  # fmt: skip
 
 
@@ -148,6 +148,12 @@ def test_a_mask_taken_out_of_the_source_is_noticed(process):
     """The state of a sequence, loaded by programs over the batch, whose slots are more than there are sequences."""
     outcomes = process.submit(hunt_edits, ["product_geometric_padded"], "tl.load(states").result()
     assert [how for how, where in outcomes if where.startswith("a mask")] == ["bounds"], outcomes
+
+
+@pytest.mark.slow
+def test_every_mask_taken_out_of_the_source_is_noticed(process):
+    outcomes = process.submit(hunt_edits, REACHING, "a mask").result()
+    assert outcomes and all(how not in ("", "not compiled") for how, _ in outcomes), outcomes
 
 
 def test_every_kind_that_may_survive_says_why():
