@@ -117,7 +117,6 @@ def slots_of(
         end = edge(offsets, owner + 1, extents.sequences, extents.tokens)
         first = begin >> extents.tile_bits
         many = (end >> extents.tile_bits) - first + 1
-        # Nobody stores the slots of empty sequences, see tiles.behind_empty.
         return sequence, first + owner, tl.where((sequence <= extents.sequences) & (begin != end), many, 0)
     else:
         return owner, owner * extents.tiles, tl.where(owner < extents.sequences, extents.tiles, 0)

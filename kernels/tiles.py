@@ -18,8 +18,6 @@ from rollout_corr.kernels.slots import Extents, edge
 
 # Owners that each step of the search for the first owner of a tile looks at: one a thread.
 WAYS = tl.constexpr(32)
-# Owners that a step of the search behind empty ones looks at: 4 times 4 of a thread, all on their way at once.
-CROWD, CROWDS = tl.constexpr(128), tl.constexpr(4)
 
 
 class Tile(NamedTuple):
@@ -122,35 +120,10 @@ def ends_by(turn: Turn, first: tl.tensor, tile: Tile, TILING: tl.constexpr) -> t
 
 
 @triton.jit
-def behind_empty(offsets: tl.tensor, owner: tl.tensor, last: tl.tensor, extents: Extents) -> tl.tensor:
-    """Find the first owner from this one on that is not empty, or the last: nobody stores or reads an empty one's slot.
-
-    Every step looks at CROWDS * CROWD owners at once, since any number of empty ones may lie in one place. All of them
-    are looked at, so that where offsets are not sorted no slot is left out that is read.
-    """
-    begin = edge(offsets, owner, extents.sequences, extents.tokens)
-    behind = owner
-    while behind == owner:
-        owner = behind + CROWDS * CROWD
-        found = tl.full((CROWD,), 0, tl.int64) + owner
-        for k in tl.static_range(CROWDS):
-            # Not of the number of the owner in its crowd, which would be kept in registers all along the tile.
-            each = (behind + k * CROWD) + tl.arange(0, CROWD)
-            ends = edge(offsets, each + 1, extents.sequences, extents.tokens)
-            found = tl.minimum(found, tl.where((each < last) & (ends == begin), owner, each))
-        behind = tl.min(found, 0)
-    return behind
-
-
-@triton.jit
 def next_turn(turn: Turn, offsets: tl.tensor, tile: Tile, extents: Extents, PLAN: tl.constexpr) -> Turn:
-    """Go on to the next owner that has tokens, or to the last."""
-    owner = turn.owner + 1
-    end = end_of(offsets, owner, tile, extents, PLAN)
-    if (end == turn.end) & (owner < turn.last):
-        owner = behind_empty(offsets, owner, turn.last, extents)
-        end = end_of(offsets, owner, tile, extents, PLAN)
-    return Turn(owner, turn.end, tl.maximum(end, turn.end), turn.last)
+    """Go on to the next owner."""
+    end = end_of(offsets, turn.owner + 1, tile, extents, PLAN)
+    return Turn(turn.owner + 1, turn.end, tl.maximum(end, turn.end), turn.last)
 
 
 @triton.jit

@@ -182,20 +182,6 @@ def run_beyond_32_bits(seed: int = 0) -> None:
     assert counts[-2].item() == min(700, tokens % tile)
 
 
-def run_crowd(many: int, seed: int = 0) -> None:
-    """Empty sequences in one place, which one program passes: 28 instructions each, of 32 threads, not 4,500."""
-    variant, length, half = VARIANTS["metrics_packed"], 4096, 8
-    at = torch.arange(2 * half + 1) * length
-    executed = []
-    for count in (many, 2 * many):
-        given = filled(variant, 2 * half * length, 2 * half + count)
-        given.offsets.copy_(torch.cat([at[:half], torch.full((count,), half * length), at[half:]]))
-        with compiled(seed=seed) as session:
-            session.run(variant.launches(given)[0])
-        executed.append(int(session.executed[0][1].threads.sum()))
-    assert executed[1] - executed[0] < 200 * many, executed
-
-
 CASES = {
     **{name: partial(run_correct, name) for name in VARIANTS},
     **{name: partial(run_split, name) for name in SPLIT_VARIANTS},

@@ -56,10 +56,6 @@ def test_programs_beyond_32_bits(process):
     assert process.submit(outcome_of, "run_beyond_32_bits").result() == ""
 
 
-def test_empty_sequences_cost_next_to_nothing(process):
-    assert process.submit(outcome_of, "run_crowd", 3000).result() == ""
-
-
 @pytest.mark.slow
 def test_400_000_tokens(process):
     assert process.submit(outcome_of, "run_large").result() == ""
