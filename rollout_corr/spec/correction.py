@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from rollout_corr.spec.checked import Checked, arguments_of
 from rollout_corr.spec.choices import (
@@ -217,6 +217,11 @@ class Spec(Checked):
     report: tuple[Scheme, ...] = ("native",)
     turns: bool = False
 
+    # No fields, but found once when a Spec is made, because every call asks for them.
+    has_prefixes: ClassVar[bool]  # anything depends on the order of a sequence's tokens
+    measures_turns: ClassVar[bool]  # a call needs turns
+    reads_versions: ClassVar[bool]  # a criterion tests the age of tokens, or the weight decays with it
+
     def __post_init__(self) -> None:
         if self.weight is not None and not isinstance(self.weight, Weight):
             raise TypeError(
@@ -246,6 +251,14 @@ class Spec(Checked):
             )
         for scheme in self.report:
             choice("Spec.report", scheme, REPORTS)
+        over_turns = any("turn" in (item.over, item.within) for item in criteria)
+        over_turns |= self.weight is not None and self.weight.over == "turn"
+        self._set(
+            has_prefixes=self.weighs_prefixes or any(item.over == "prefix" for item in criteria),
+            measures_turns=self.turns or over_turns,
+            reads_versions=(self.weight is not None and self.weight.decay is not None)
+            or any(item.tensor_name == AGE for item in criteria),
+        )
         if self.has_prefixes and len(set(self.report) | {"native"}) > 1:
             raise ValueError(
                 "Spec.report: expected ('native',) beside prefixes, which no framework has metrics of, got "
@@ -253,7 +266,7 @@ class Spec(Checked):
             )
         report = tuple(scheme for scheme in REPORTS if scheme == "native" or scheme in self.report)
         self._set(criteria=criteria, clamp=positive("Spec.clamp", self.clamp, LARGEST_CLAMP), report=report)
-        if len(report) > 1 and self._is_over_turns:
+        if len(report) > 1 and over_turns:
             # The metrics of frameworks have names for tokens and sequences alone.
             raise ValueError(f"Spec.report: expected ('native',) with a weight or criterion over turns, got {report}")
 
@@ -263,31 +276,9 @@ class Spec(Checked):
         return self.weight is not None and self.weight.level == "prefix"
 
     @property
-    def has_prefixes(self) -> bool:
-        """True if anything depends on the order of a sequence's tokens."""
-        return self.weighs_prefixes or any(criterion.over == "prefix" for criterion in self.criteria)
-
-    @property
     def weighs_tokens(self) -> bool:
         """True if every token has a weight of its own."""
         return self.weight is not None and self.weight.per_token
-
-    @property
-    def measures_turns(self) -> bool:
-        """True if a call needs turns."""
-        return self.turns or self._is_over_turns
-
-    @property
-    def _is_over_turns(self) -> bool:
-        """True if a weight or a criterion is over turns."""
-        weighs = self.weight is not None and self.weight.over == "turn"
-        return weighs or any("turn" in (criterion.over, criterion.within) for criterion in self.criteria)
-
-    @property
-    def reads_versions(self) -> bool:
-        """True if a criterion tests the age of tokens, or the weight decays with it."""
-        decays = self.weight is not None and self.weight.decay is not None
-        return decays or any(criterion.tensor_name == AGE for criterion in self.criteria)
 
     @property
     def acts(self) -> bool:
