@@ -137,6 +137,7 @@ def test_planted_faults_are_noticed(name, kind, process):
 REACHING = (
     "full_packed", "when_tokens", "metrics_short", "token_strided", "split_packed", "loss_ppo_packed", "loss_gspo",
     "loss_gmpo_padded", "loss_reinforce", "product_geometric_padded", "when_sequences",
+    "late_zeroed",
 )  # fmt: skip
 
 
