@@ -189,6 +189,13 @@ def doctor(arguments: list[str]) -> int:
         f"(0 or 1); given several times, one true condition is enough; default: {FAIL_IF!r}",
     )
     parser.add_argument(
+        "--by",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a field of labels, whole numbers from 0 (environment, source): name those that are ill beside the others",
+    )
+    parser.add_argument(
         "--on-policy",
         action="store_true",
         help="the dump's new_logp and train_logp come from the same weights, so that they have to be equal",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollout_corr.diagnose.doctor import outlying, wrong_policies, wrong_values
+from rollout_corr.diagnose.doctor import ill_labels, outlying, wrong_policies, wrong_values
 from rollout_corr.diagnose.doctor.cause import SEVERITIES, Cause, Finding, Metrics
 from rollout_corr.diagnose.measure.measurement import Measurement
 
@@ -33,6 +33,8 @@ CAUSES: tuple[Cause, ...] = (
     wrong_values.bfloat16,
     wrong_policies.long_products,
 )
+# Asked for by --by alone: nothing in a dump says which of its columns are labels.
+BY_LABEL = ill_labels.label
 # Asked for by --on-policy alone: the numbers cannot tell whether two passes used the same weights.
 ON_POLICY = wrong_policies.trainer_disagrees
 
@@ -47,7 +49,7 @@ def diagnose(measured: Measurement, on_policy: bool = False) -> list[Finding]:
     metrics = measured.metrics()
     findings: list[Finding] = []
     hidden: set[str] = set()
-    for cause in (*CAUSES, *([ON_POLICY] if on_policy else [])):
+    for cause in (BY_LABEL, *CAUSES, *([ON_POLICY] if on_policy else [])):
         found = None if cause.name in hidden else cause.find(measured, metrics)
         if found is not None:
             findings.append(found[0])
@@ -63,6 +65,6 @@ def is_healthy(findings: Sequence[Finding]) -> bool:
 def condition_values(metrics: Metrics, findings: Sequence[Finding], problems: int) -> Metrics:
     """Return the names that a condition may use: metrics, each cause as 0 or 1, `findings` and `problems`."""
     found = {finding.name for finding in findings}
-    causes = {cause.name: float(cause.name in found) for cause in (*CAUSES, ON_POLICY)}
+    causes = {cause.name: float(cause.name in found) for cause in (BY_LABEL, *CAUSES, ON_POLICY)}
     grave = sum(finding.severity != "note" for finding in findings)
     return metrics | causes | {"findings": float(grave), "problems": float(problems)}

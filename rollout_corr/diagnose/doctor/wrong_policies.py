@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from rollout_corr.diagnose.doctor.cause import HEALTHY_K3, HEALTHY_SUM, MATTERS, TIMES, Metrics, Signs, cause, percent
-from rollout_corr.diagnose.measure.evidence import Excess
+from rollout_corr.diagnose.measure.excess import Excess
 from rollout_corr.diagnose.measure.measurement import Measurement
 from rollout_corr.diagnose.measure.profiles import PROBABILITY_BINS, PROBABILITY_LABELS
 from rollout_corr.metrics.limits import RATIO_ERRORS

@@ -10,8 +10,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from rollout_corr.diagnose.measure.by_label import ByLabel
 from rollout_corr.diagnose.measure.by_sequence import BySequence
-from rollout_corr.diagnose.measure.profiles import PROBABILITY_BINS, Profile, probability_bins
+from rollout_corr.diagnose.measure.excess import CUT, Excess
+from rollout_corr.diagnose.measure.profiles import Profile, probability_bins
 from rollout_corr.diagnose.read.chunk import ValidTokens
 
 # The two log-probs that are compared.
@@ -32,8 +34,6 @@ FAR = 1.0
 # Repeated values are counted among tokens with |D| > FAR; this many different ones are remembered.
 MOST_VALUES = 256
 
-# Values are clamped to +-CUT where one token must not decide an average.
-CUT = 20.0
 # And to this where tokens are compared by their place.
 MOST_AT_START = 2.0
 
@@ -45,57 +45,11 @@ TURN_OFFSETS = 8
 OTHER_TURNS, FIRST_TURN = TURN_OFFSETS, TURN_OFFSETS + 1
 
 
-class Excess:
-    """Mean |D| of groups of tokens, compared at equal probability.
-
-    Unlikely tokens differ more than likely ones in every group, so groups are only comparable at equal probability.
-    """
-
-    def __init__(self) -> None:
-        self.profile = Profile()
-
-    def add(self, groups: Tensor, rollout: Tensor, d: Tensor) -> None:
-        """Add tokens: [M] int64 groups >= 0, [M] log-probs, [M] D."""
-        self.profile.add(groups * PROBABILITY_BINS + probability_bins(rollout), d.clamp(-CUT, CUT))
-
-    def table(self) -> tuple[Tensor, Tensor]:
-        """Return counts of tokens and sums of |D|, both [groups, probability bins]."""
-        sums = self.profile.sums
-        groups = -(-sums.shape[0] // PROBABILITY_BINS)
-        whole = torch.cat([sums, sums.new_zeros(groups * PROBABILITY_BINS - sums.shape[0], sums.shape[1])])
-        whole = whole.view(groups, PROBABILITY_BINS, sums.shape[1])
-        return whole[:, :, 0], whole[:, :, 2]
-
-    def over(self, groups: list[int], base: list[int]) -> float:
-        """Divide the mean |D| of some groups by that of others at equal probability; 1 if they cannot be compared."""
-        return self.each_over([groups], base)[0]
-
-    def each_over(self, many: Iterable[list[int]], base: list[int]) -> list[float]:
-        """Compare each of many lists of groups with the same base, as `over` does; the base is summed up once."""
-        count, magnitude = self.table()
-        base = [i for i in base if i < count.shape[0]]
-        usual = magnitude[base].sum(0) / count[base].sum(0)
-        found = []
-        for groups in many:
-            some = [i for i in groups if i < count.shape[0]]
-            here, tokens = magnitude[some].sum(0), count[some].sum(0)
-            known = usual.isfinite() & (tokens > 0)
-            expected = float((usual * tokens)[known].sum())
-            found.append(float(here[known].sum()) / expected if expected > 0 else 1.0)
-        return found
-
-    def tokens(self, groups: list[int]) -> int:
-        """Count the tokens of some groups."""
-        count, _ = self.table()
-        return int(count[[i for i in groups if i < count.shape[0]]].sum())
-
-    def tokens_of_each(self) -> list[int]:
-        """Count the tokens of every group."""
-        return [int(tokens) for tokens in self.table()[0].sum(1).tolist()]
-
-
 class Evidence:
     """Tallies over chunks.
+
+    Args:
+        by: Names of further columns whose values are labels.
 
     Attributes:
         tokens, finite, far, equal: Valid tokens; of these, with finite D, with |D| > FAR, with D = 0.
@@ -110,10 +64,11 @@ class Evidence:
         turns, positions: |D| by place in the turn, and by octave of the position.
         columns, values: |D| by group of a column, and the group of each value; values beyond MOST_GROUPS have none.
         by_sequence: Tallies of whole sequences.
+        labels: Tallies by each of the further columns that were asked for.
         distances: Sums of |new - train| and |train - rollout| over tokens that have all three, and their count.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, by: Iterable[str] = ()) -> None:
         self.tokens = self.finite = self.far = self.equal = 0
         self.bad, self.positive, self.above_one, self.fractional, self.in_bfloat16 = (
             dict.fromkeys(SIDES, 0) for _ in range(5)
@@ -129,6 +84,7 @@ class Evidence:
         self.columns = {"versions": Excess(), "steps": Excess()}
         self.values: dict[str, dict[int, int]] = {"versions": {}, "steps": {}}
         self.by_sequence = BySequence()
+        self.labels = {name: ByLabel() for name in by if name not in self.columns}
         self.distances = dict.fromkeys(("tokens", "new_train", "train_rollout"), 0.0)
 
     def add(self, tokens: ValidTokens) -> None:
@@ -141,6 +97,8 @@ class Evidence:
         self._add_groups(tokens)
         self._add_distances(tokens)
         self.by_sequence.add(tokens)
+        for name, tally in self.labels.items():
+            tally.add(tokens, tokens.column(name))
 
     def _add_values(self, tokens: ValidTokens) -> None:
         finite, d = tokens.finite, tokens.d

@@ -52,13 +52,14 @@ class Measurement:
     """
 
     def __init__(self, by: Iterable[str] = ()) -> None:
+        by = tuple(by)
         self.statistics: dict[str, Statistics] = {}
         self.position, self.probability, self.length, self.turn = Profile(), Profile(), Profile(), Profile()
         self.columns = {"versions": ByValue(True), "steps": ByValue(True)} | {name: ByValue(False) for name in by}
         self.density = torch.zeros(CELLS * CELLS, dtype=torch.int64)
         self.probability_density = torch.zeros(CELLS * CELLS, dtype=torch.int64)
         self.sequence_means = torch.zeros(HISTOGRAM_BINS, dtype=torch.int64)
-        self.evidence = Evidence()
+        self.evidence = Evidence(by)
         self._worst = WorstTokens()
 
     def add(self, chunk: Chunk) -> None:

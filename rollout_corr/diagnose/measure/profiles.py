@@ -22,6 +22,9 @@ PROBABILITY_LABELS = (
 )
 PROBABILITY_BINS = len(PROBABILITY_LABELS)
 
+# A column of more values than that is no column of labels, and is cut into ranges.
+MOST_LABELS = 64
+
 # Bins that are spread over a range of more than this many for each token are sorted instead of counted in a table.
 MOST_SPREAD = 4
 
@@ -123,7 +126,8 @@ class ByValue:
     """A profile by the values of a column: a bin per value, or ten bins cut at the quantiles of the first chunk.
 
     Args:
-        discrete: Always use a bin per value. Otherwise a first chunk of more than 32 values is cut into tenths.
+        discrete: Always use a bin per value. Otherwise a first chunk of more than MOST_LABELS values is cut into
+            tenths.
     """
 
     MOST_VALUES = 4096
@@ -142,7 +146,7 @@ class ByValue:
             return
         if not self.discrete and self.edges is None and not self.values:
             unique = values.unique()
-            if unique.numel() > 32:
+            if unique.numel() > MOST_LABELS:
                 sample = values.double()[:: max(1, values.numel() // 100_000)]
                 self.edges = sample.quantile(torch.linspace(0.1, 0.9, 9, dtype=torch.float64)).unique()
         if self.edges is not None:

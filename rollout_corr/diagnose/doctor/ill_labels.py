@@ -1,0 +1,58 @@
+"""The cause of a mismatch that some labels have and the others lack: an environment, a source, a replica."""
+
+from __future__ import annotations
+
+from rollout_corr.diagnose.doctor.cause import HEALTHY_K3, Metrics, Signs, cause, counted, percent
+from rollout_corr.diagnose.measure.by_label import ByLabel, IllLabel
+from rollout_corr.diagnose.measure.measurement import Measurement
+
+# Labels that are named.
+SHOWN = 5
+
+
+@cause(
+    "warning",
+    "with `--by NAME`: some labels differ far more than the others at equal probability, or have all non-finite values",
+    "Look at how these samples are made: their chat template, the output of tools in their mask, the replica and the "
+    "weights that served them. Other findings say what is wrong; doctor on these samples alone shows more.",
+    hides=("outliers", "different_policies"),
+)
+def label(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognise labels that are ill beside others that are well."""
+    titles: list[str] = []
+    evidence: list[str] = []
+    share, explained = 0.0, False
+    for name, tally in measured.evidence.labels.items():
+        ill, broken = tally.ill(), tally.broken()
+        if ill:
+            verb = "differs" if len(ill) == 1 else "differ"
+            titles.append(f"{_named(name, [one.label for one in ill])} {verb} far more than the others")
+            evidence += [_numbers(name, one) for one in ill[:SHOWN]]
+            share = max(share, 1.0 - 1.0 / ill[0].times)
+            explained = explained or ill[0].rest_k3 < HEALTHY_K3
+        if broken:
+            titles.append(f"{_named(name, broken)} {'has' if len(broken) == 1 else 'have'} all that is not finite")
+            evidence += [_broken(name, one, tally) for one in broken[:SHOWN]]
+            share = max(share, 0.5)
+    if not titles:
+        return None
+    beside = () if explained else ("outliers", "different_policies")
+    return Signs("; ".join(titles), tuple(evidence), share, beside=beside)
+
+
+def _named(name: str, labels: list[int]) -> str:
+    """Name labels of a column: `environment 1, 3`."""
+    more = f" and {len(labels) - SHOWN} more" if len(labels) > SHOWN else ""
+    return f"{name} {', '.join(map(str, labels[:SHOWN]))}{more}"
+
+
+def _numbers(name: str, one: IllLabel) -> str:
+    return (
+        f"{name} {one.label}: mean |D|, cut at 1, is {one.d_abs_mean:.3g} over {counted(one.sequences, 'sequence')}, "
+        f"{one.times:.1f} times that of equally likely tokens of the labels that agree best ({one.rest_d_abs_mean:.3g})"
+    )
+
+
+def _broken(name: str, one: int, tally: ByLabel) -> str:
+    bad, all_bad = int(tally.bad[tally.places[one]]), max(1, int(tally.bad.sum()))
+    return f"{name} {one}: {counted(bad, 'token')} not finite, {percent(bad / all_bad)} of all such"
