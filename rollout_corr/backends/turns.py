@@ -90,7 +90,7 @@ def read_turns(read: Reader, batch: Batch, turns: object, max_turns: int | None,
         split: The tokens of a sequence lie on several ranks.
     """
     first = batch.train
-    if isinstance(turns, Tensor) and _are_offsets(turns, first):
+    if isinstance(turns, Tensor) and _are_offsets(turns, first, read.layout.plain):
         if max_turns is not None:
             raise ValueError(f"max_turns: expected None beside turns given as offsets, got {max_turns}")
         return read_offsets_of_turns(turns, batch, validate)
@@ -114,8 +114,9 @@ def read_turns(read: Reader, batch: Batch, turns: object, max_turns: int | None,
     return _offsets_of(begins, batch, max_turns, reads)
 
 
-def _are_offsets(turns: Tensor, first: Tensor) -> bool:
-    return not turns.is_nested and turns.dim() == 1 and turns.dtype in OFFSETS and turns.shape != first.shape
+def _are_offsets(turns: Tensor, first: Tensor, could_be_ids: bool) -> bool:
+    plain = not turns.is_nested and turns.dim() == 1 and turns.dtype in OFFSETS
+    return plain and not (could_be_ids and turns.shape == first.shape)
 
 
 def sequence_offsets(batch: Batch) -> Tensor:

@@ -139,6 +139,7 @@ class Decision:
     keep: Tensor  # [S] bool
     dropped: Tensor | None  # bool per token: dropped one by one, beyond whole sequences
     survivors: Tensor | None  # tokens that sequence sums run over where n > 0; None means all
+    standing: Tensor | None  # [S] bool: False where all of them count for nothing; None means nowhere
     n: Tensor  # [S] int64, how many those are; 0 where a token criterion took the whole sequence
     n_turns: Tensor | None = None  # [U] int64, how many each turn has; None without turns
     keep_turns: Tensor | None = None  # [U] bool: not rejected by itself; None without turns
@@ -177,7 +178,7 @@ def decide(
     others = others or {}
     every = [tokens, *others.values()]
     keep = torch.ones(tokens.sequences.count, dtype=torch.bool, device=tokens.d.device)
-    decision = Decision(keep, None, tokens.measured, n_measured)
+    decision = Decision(keep, None, tokens.measured, None, n_measured)
     if tokens.turns is not None:
         decision.n_turns = tokens.turns.measured(spec.nonfinite == "reject")
         decision.keep_turns = torch.ones_like(decision.n_turns, dtype=torch.bool)
@@ -188,6 +189,7 @@ def decide(
     standing = dropped = None
     if spec.sums_over == "kept" and decision.outcomes:
         standing, dropped = decision.keep, decision.dropped
+        decision.standing = standing if decision.rejects else None
         decision.survivors, decision.n = survivors(tokens, dropped, standing)
         if tokens.turns is not None:
             decision.n_turns = survivors(tokens, dropped, standing, "turn")[1]
@@ -198,7 +200,7 @@ def decide(
             if pair is not tokens:
                 among, n = survivors(pair, dropped, standing, criterion.over)
             if criterion.over == "prefix":
-                decision.add(decide_tokens(criterion, pair, among, spec, advantages, external))
+                decision.add(decide_tokens(criterion, pair, among, spec, advantages, external, decision.standing))
                 continue
             assert n is not None
             decision.add(decide_units(criterion, pair, among, n, spec, advantages, external))
@@ -234,8 +236,9 @@ def decide_tokens(
     spec: Spec,
     advantages: Advantages | None,
     external: Mapping[str, Tensor],
+    standing: Tensor | None = None,
 ) -> Outcome:
-    """Test every token of `among` that `when` selects, alone or with those of `among` before it."""
+    """Test every token of `among` that `when` selects, alone or with those of `among` before it, where `standing`."""
     value = tested = statistic(criterion, tokens, external)
     on, growth = threshold_of(criterion).on, None
     if on != "value":
@@ -246,6 +249,10 @@ def decide_tokens(
         value = prefix.value_of(criterion, value, tokens, among)
         tested = value if on == "value" else prefix.value_of(criterion, compared, tokens, among)
         growth = prefix.growth(criterion.growth, tokens, among, criterion.within)
+        if standing is not None:
+            # Only now, as in `survivors`: what runs along a sequence must not depend on a decision.
+            stands = tokens.sequences.spread(standing).expand(tokens.d.shape)
+            among = stands if among is None else among & stands
     fails = ~passes(criterion, tested, spec.clamp, growth)
     if among is not None:
         fails = fails & among

@@ -65,6 +65,11 @@ def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
     if weight.level == "prefix":
         log_ratio = prefix.log_of_weight(weight, tokens, decision.survivors).clamp(-spec.clamp, spec.clamp)
         growth = prefix.growth(weight.growth, tokens, decision.survivors, weight.over)
+        if decision.standing is not None:
+            # A sequence that a token criterion took has no survivor, so prefixes of none.
+            stands = tokens.sequences.spread(decision.standing)
+            log_ratio = torch.where(stands, log_ratio, 0.0)
+            growth = None if growth is None else torch.where(stands, growth, 1.0)
         return Weighing(weight, log_ratio, log_ratio.expm1, growth)
     if weight.level == "token":
         log_ratio = tokens.clamped(weight.token_clamp)

@@ -35,7 +35,8 @@ def threshold_of(criterion: Criterion) -> Threshold:
     """
     row, lower, upper = criterion.statistic, criterion.lower, criterion.upper
     summed = criterion.reduce in ("sum", "mean")
-    if row.inverse is not None and (row.log_space or not summed):
+    # A bound that grows is multiplied as it is: its inverse would grow otherwise.
+    if row.inverse is not None and (row.log_space or not (summed or criterion.growth)):
         low = None if lower is None else row.inverse(lower)
         return Threshold(row.compared, low, None if upper is None else row.inverse(upper))
     if row.branches is not None and criterion.over == "token":

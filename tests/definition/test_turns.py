@@ -225,3 +225,10 @@ def test_runs_of_a_mask_of_none_are_the_sequences():
     logp = torch.randn(6)
     out = rc.correct(logp, logp, cu_seqlens=torch.tensor([0, 2, 2, 6]), turns="runs")
     assert out.turns.tolist() == [0, 2, 6] and out.keep_turns.tolist() == [True, True]
+
+
+@pytest.mark.parametrize("layout", ["jagged", "list"])
+def test_offsets_that_are_as_many_as_the_tokens_are_no_ids_where_ids_have_rows(layout):
+    laid = lay_out(random_sequences(0, (3, 2)), layout)
+    out = laid.correct(rc.Spec(), turns=torch.tensor([0, 1, 3, 4, 5]))
+    assert out.turns.tolist() == [0, 1, 3, 4, 5]
