@@ -12,6 +12,7 @@
 #   make test-browser the HTML pages in a headless Chromium, which has to be installed
 #   make test-wheel   build the wheel and test it from outside the checkout
 #   make attack       try to make it lie, hang or crash: half an hour, by area and seed (docs/reliability.md)
+#   make ptx          the kernels as compiled code, every variant, without a GPU; CONSTRAINTS says for which Triton
 #   make kernels      compile some of the kernels for five GPUs, without one, and report registers and spills
 #   make lint         ruff, ruff format, mypy
 #   make format       let ruff rewrite what it can
@@ -52,7 +53,7 @@ TRACKERS = mlflow-skinny tensorboard trackio wandb
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
-.PHONY: demo example quick test test-all test-gpu test-peers conformance test-browser test-wheel attack kernels lint format docs bench bench-tiny gpu-report release hub clean
+.PHONY: demo example quick test test-all test-gpu test-peers conformance test-browser test-wheel attack ptx kernels lint format docs bench bench-tiny gpu-report release hub clean
 
 demo: $(VENV)/installed-demo
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
@@ -86,6 +87,9 @@ test-wheel: $(VENV)/installed-dev
 
 attack: $(VENV)/installed-test
 	PYTHONPATH=tests $(VENV)/bin/python -m attack $(ARGS)
+
+ptx: $(VENV)/installed-test
+	PYTHONPATH=tests $(VENV)/bin/python -m ptx $(ARGS)
 
 # A few variants that stand for all, for every target; ARGS= compiles all of them.
 kernels: ARGS = --few

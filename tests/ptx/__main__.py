@@ -1,6 +1,6 @@
 """Run declared variants as compiled code, under whichever Triton there is, without pytest.
 
-`PYTHONPATH=tests python -m ptx` runs all of them, `PYTHONPATH=tests python -m ptx full_packed loss_gspo` some. Another
+`make ptx` or `PYTHONPATH=tests python -m ptx` runs all of them, `make ptx ARGS="full_packed loss_gspo"` some. Another
 Triton is one that stands before the installed one: `PYTHONPATH=FOLDER:tests`, with what `pip install --target FOLDER
 --no-deps triton==3.9.0` put there.
 """

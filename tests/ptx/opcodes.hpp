@@ -121,6 +121,7 @@ template <class T> T fused(T a, T b, T c) {
 template <class T> void floats(const char* kind) {
     SET("add", T, a + b), SET("sub", T, a - b), SET("mul", T, a * b), SET("div", T, a / b);
     SET("fma", T, fused(a, b, c)), SET("neg", T, -a), SET("abs", T, std::fabs(double(a)));
+    SET("copysign", T, std::copysign(double(b), double(a)));
     SET("min", T, least(a, b)), SET("min.NaN", T, a != a || b != b ? T(NAN) : least(a, b));
     SET("max", T, -least(T(-a), T(-b))), SET("max.NaN", T, a != a || b != b ? T(NAN) : T(-least(T(-a), T(-b))));
     SET("ex2", T, std::exp2(double(a))), SET("lg2", T, std::log2(double(a))), SET("sqrt", T, std::sqrt(double(a)));

@@ -146,6 +146,14 @@ def test_smaller_and_larger():
     assert [math.copysign(1, x) for x in computed("min.f64", [-0.0, 0.0], [0.0, -0.0])] == [-1.0, -1.0]
 
 
+@pytest.mark.parametrize("kind", ["f32", "f64"])
+def test_the_sign_of_the_first_with_the_value_of_the_second(kind):
+    signs, values = [-0.0, 0.0, -3.0, -INF, 5.0], [2.0, -2.0, 0.0, -INF, NAN]
+    found = computed(f"copysign.{kind}", signs, values)
+    assert found[:2] == [-2.0, 2.0] and math.copysign(1, found[2]) == -1.0 and found[3] == -INF
+    assert math.isnan(found[4]) and math.copysign(1, found[4]) == 1.0
+
+
 def test_fused_multiply_add():
     """One rounding: what Python's exact fractions round to."""
     rng = random.Random(0)
