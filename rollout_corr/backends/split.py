@@ -95,10 +95,18 @@ class Split:
         part: The sequences, or their turns, as far as they lie here.
         exchange: What the call shares with the other ranks, which all hold the same sequences in the same order.
         order: Which stretches of a sequence a rank holds; None where nothing depends on it.
+        halves: The sequences of which a rank holds two stretches in a zigzag, where `part` is their turns.
     """
 
-    def __init__(self, part: Rows | Packed | Flattened, exchange: Exchange, order: SequenceOrder | None = None) -> None:
+    def __init__(
+        self,
+        part: Rows | Packed | Flattened,
+        exchange: Exchange,
+        order: SequenceOrder | None = None,
+        halves: Rows | Packed | Flattened | None = None,
+    ) -> None:
         self.part, self.exchange, self.order = part, exchange, order
+        self._halves = part if halves is None else halves
         self.count = part.count
         self.group, self.rank, self.ranks = exchange.group, exchange.rank, exchange.ranks
         self._totals, self._leaves = exchange.totals, exchange.leaves
@@ -147,7 +155,7 @@ class Split:
         """Bool per token: it lies in the second of the rank's two stretches; None: there is one."""
         if self.order is None:
             raise ValueError(NO_ORDER)
-        return self.part.later_half(x) if self.order == "zigzag" else None
+        return self._halves.later_half(x) if self.order == "zigzag" else None
 
     def _stretches(self, x: Tensor, later: Tensor | None, nothing: float) -> list[Tensor]:
         """A copy of x for each stretch, with `nothing` at the tokens of the other."""

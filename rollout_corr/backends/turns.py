@@ -90,7 +90,7 @@ def read_turns(read: Reader, batch: Batch, turns: object, max_turns: int | None,
         split: The tokens of a sequence lie on several ranks.
     """
     first = batch.train
-    if isinstance(turns, Tensor) and _are_offsets(turns, first, read.layout.plain):
+    if isinstance(turns, Tensor) and _are_offsets(turns, first, could_be_ids=read.layout.plain and not split):
         if max_turns is not None:
             raise ValueError(f"max_turns: expected None beside turns given as offsets, got {max_turns}")
         return read_offsets_of_turns(turns, batch, validate)

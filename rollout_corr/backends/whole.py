@@ -38,7 +38,7 @@ def split_turns(units: Packed | Flattened, sequences: Split, tokens: Tensor) -> 
     """
     from rollout_corr.backends.split import Split
 
-    turns = Split(units, sequences.exchange)
+    turns = Split(units, sequences.exchange, sequences.order, sequences.part)
     names = torch.arange(sequences.count, dtype=torch.float64, device=tokens.device)
     owners = turns.max(sequences.spread(names).expand(tokens.shape))
     # A turn without a token on any rank goes with the one before it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 from unittest import mock
 
@@ -20,59 +19,11 @@ from builders.batches import (
     spoil,
 )
 from builders.split_cases import Rank, joined, picked, tokens_of
+from builders.threaded_ranks import Ranks
 from rollout_corr.backends import split
 from rollout_corr.metrics import collectives
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-class Ranks:
-    """A process group whose ranks are threads."""
-
-    def __init__(self, ranks):
-        self.ranks, self.rounds = ranks, 0
-        self._own, self._barrier = threading.local(), threading.Barrier(ranks)
-        self._tables = [None] * ranks
-
-    def all_reduce(self, table, op, group, async_op):
-        assert async_op and op == "sum"
-
-        def wait():
-            self._tables[group.rank] = table
-            self._barrier.wait()
-            total = torch.stack(self._tables).sum(0)
-            self.rounds += group.rank == 0
-            self._barrier.wait()
-            table.copy_(total)
-
-        return SimpleNamespace(wait=wait, is_completed=lambda: False)
-
-    def run(self, of_rank):
-        """Run a function of each rank at once."""
-        fake = SimpleNamespace(
-            ProcessGroup=Rank,
-            is_available=lambda: True,
-            get_rank=lambda group: group.rank,
-            get_world_size=lambda group: group.ranks,
-            all_reduce=self.all_reduce,
-            ReduceOp=SimpleNamespace(SUM="sum"),
-        )
-        found = [None] * self.ranks
-
-        def one(rank):
-            try:
-                found[rank] = of_rank(rank)
-            except BaseException:
-                self._barrier.abort()
-                raise
-
-        with mock.patch.object(split, "dist", fake), mock.patch.object(collectives, "dist", fake):
-            threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.ranks)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        return found
 
 
 def together(sequences, spec, way, ranks, dtype, layout):

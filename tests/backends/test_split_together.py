@@ -1,0 +1,104 @@
+"""All units in one Spec over ranks: the bits of whole sequences, and the metrics of labels."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import assert_same_results, assert_same_statistics, lay_out, outcome, random_sequences, spoil
+from builders.split_cases import Rank, joined, picked, tokens_of, turns_of
+from builders.threaded_ranks import Ranks
+from builders.turns import offsets_of, random_turns
+from builders.unit_cases import random_spec
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def check(seed):
+    rng = random.Random(seed)
+    ranks, way = rng.choice((1, 2, 3)), rng.choice(("contiguous", "zigzag"))
+    # A zigzag has stretches of equal lengths.
+    lengths = [
+        2 * ranks * rng.randint(0, 3) if way == "zigzag" else rng.choice((0, 1, 2, 5, 9, 17))
+        for _ in range(rng.randint(1, 5))
+    ]
+    layout = "packed" if way == "zigzag" else rng.choice(("packed", "padded_right", "packed_row"))
+    batch = random_sequences(seed, lengths, invalid=rng.choice((0.0, 0.3)))
+    batch = spoil(batch, seed) if rng.random() < 0.4 else batch
+    turns, spec, dtype = random_turns(batch, seed), random_spec(rng), rng.choice((torch.float32, torch.bfloat16))
+    ids = torch.tensor([rng.choice((0, 1, 2, -1, 9)) for _ in batch])
+
+    def correct(laid, lengths_of_turns, **more):
+        offsets = offsets_of(laid, lengths_of_turns)
+        given = {"labels": {"place": ids}, "label_names": {"place": 3}, "turns": offsets}
+        versions = {"versions": laid.versions, "current_version": laid.current_version}
+        return laid.correct(spec, **given, **versions, **more)
+
+    kept, order = [None] * ranks, way if spec.has_prefixes else None
+
+    def of_rank(rank):
+        held = tokens_of(batch, way, ranks, rank)
+        laid = lay_out(picked(batch, held), layout, dtype, seed=rank)
+        group = {"sequence_group": Rank(rank=rank, ranks=ranks), "sequence_order": order}
+        out = correct(laid, turns_of(turns, held), **group)
+        kept[rank] = out.keep_turns.tolist()
+        return outcome(laid, out)
+
+    laid, case = lay_out(batch, "packed", dtype), f"{seed} {way} {ranks} {layout} {spec}"
+    if len(offsets_of(laid, turns)) == laid.train.numel():
+        turns[-1].append(0)  # else the offsets could be ids
+    out = correct(laid, turns)
+    whole = outcome(laid, out)
+    parts = Ranks(ranks).run(of_rank)
+    assert None not in parts, case
+    found = joined(parts, batch, way, ranks)
+    assert_same_results(found, whole)
+    assert kept == [out.keep_turns.tolist()] * ranks, case
+    assert_same_statistics(found[3], whole[3], rounds_means=True)
+    mine, wanted = (one[3].metrics(by="place") for one in (found, whole))
+    # A standard deviation near 0 is the root of a rounding.
+    assert {key: x for key, x in mine.items() if "std" not in key} == pytest.approx(
+        {key: x for key, x in wanted.items() if "std" not in key}, rel=2e-6, abs=2e-6
+    ), case
+
+
+def test_units_together_over_ranks():
+    for seed in range(8):
+        check(seed)
+
+
+@pytest.mark.slow  # a minute; the same in short above
+def test_units_together_over_ranks_at_length():
+    for seed in range(1000, 1400):
+        check(seed)
+
+
+@pytest.mark.parametrize("way", ["contiguous", "zigzag"])
+def test_prefixes_within_turns_over_ranks(way):
+    """A turn that begins on one rank goes on at the next; in a zigzag its stretches are those of its sequence."""
+    d = torch.tensor([0.5, -0.25, 0.125, 0.5, -0.5, 0.25, 0.25, 0.75])
+    spec = rc.Spec(rc.Weight("prefix", over="turn"))
+    whole = rc.correct(d, 0 * d, cu_seqlens=torch.tensor([0, 8]), turns=torch.tensor([0, 3, 8]), spec=spec)
+    held = {"contiguous": [[0, 1, 2, 3], [4, 5, 6, 7]], "zigzag": [[0, 1, 6, 7], [2, 3, 4, 5]]}[way]
+    ends = {"contiguous": [3, 0], "zigzag": [2, 1]}[way]
+
+    def of_rank(rank):
+        mine, group = d[held[rank]], {"sequence_group": Rank(rank=rank, ranks=2), "sequence_order": way}
+        turns = torch.tensor([0, ends[rank], 4])
+        return rc.correct(mine, 0 * mine, cu_seqlens=torch.tensor([0, 4]), turns=turns, spec=spec, **group).weights
+
+    for rank, weights in enumerate(Ranks(2).run(of_rank)):
+        assert weights.equal(whole.weights[held[rank]])
+
+
+def test_offsets_beside_a_sequence_group_may_be_as_many_as_the_tokens_of_a_rank():
+    """Ids are refused there, so nothing is ambiguous: a rank that raised would leave the others waiting."""
+
+    def of_rank(rank):
+        logp, group = torch.zeros(3), {"sequence_group": Rank(rank=rank, ranks=2), "spec": rc.Spec(turns=True)}
+        return rc.correct(logp, logp, cu_seqlens=torch.tensor([0, 3]), turns=torch.tensor([0, 1, 3]), **group)
+
+    assert [out.keep_turns.tolist() for out in Ranks(2).run(of_rank)] == [[True, True]] * 2
