@@ -127,6 +127,10 @@ class Split:
         here = self.part.max(x).double().view(torch.int64)
         return self._totals(apart(here, self.rank, self.ranks)).view(torch.float64).amax(0).to(x.dtype)
 
+    def ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Find the largest x and the largest -x over all ranks: [S] each."""
+        return self.max(x), self.max(-x)
+
     def spread(self, per_sequence: Tensor) -> Tensor:
         """Give every token of this rank its sequence's value."""
         return self.part.spread(per_sequence)

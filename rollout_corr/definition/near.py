@@ -81,6 +81,7 @@ class Near:
         self._of_sequences: Tensor | None = None
         self._few_sequences: Tensor | None = None
         self._excess2: Tensor | None = None
+        self._d2: Tensor | None = None
 
     @cached_property
     def near_k3(self) -> float:
@@ -110,12 +111,16 @@ class Near:
 
     def d2_of_sequences(self) -> Tensor:
         """[S] float64: the sums of D^2."""
-        return self.added(self._sequences.sum(self._squares), self.few_d * self.few_d)
+        if self._d2 is None:
+            self._d2 = self.added(self._sequences.sum(self._squares), self.few_d * self.few_d)
+        return self._d2
 
     def excess2_of_sequences(self, of_few: Tensor) -> Tensor:
         """[S] float64: the sums of (e^D - 1)^2, where the few have another e^D - 1, [k] float64."""
         if self._excess2 is None:
-            excess = self.d + self._k3
+            # In the memory of the squares, after their last use.
+            self.d2_of_sequences()
+            excess = torch.add(self.d, self._k3, out=self._squares)
             if self.places.shape[0]:
                 excess.index_fill_(0, self.places, 0.0)
             self._excess2 = self._sequences.sum(excess.mul_(excess))

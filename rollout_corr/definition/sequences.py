@@ -29,6 +29,9 @@ class Sequences(Protocol):
     def max(self, x: Tensor) -> Tensor:
         """Find the largest floating x: [S]; -inf for a sequence without tokens."""
 
+    def ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Find the largest floating x and that of -x: [S] each; -inf for a sequence without tokens."""
+
     def spread(self, per_sequence: Tensor) -> Tensor:
         """Give every token its sequence's value: [S] -> a shape that broadcasts over the tokens."""
 
@@ -46,7 +49,11 @@ class Sequences(Protocol):
 
 
 class Whole:
-    """Gradients for sequences of which no rank holds only a part."""
+    """Gradients and extrema for sequences of which no rank holds only a part."""
+
+    def ends(self: Sequences, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[S] each: the largest x, and the largest -x."""
+        return self.max(x), self.max(-x)
 
     def with_gradient(self: Sequences, total: Tensor, x: Tensor) -> Tensor:
         """Give a total, [S] float64, the gradient of `sum(x)`."""
@@ -160,6 +167,16 @@ class Tiles:
         parts = torch.segment_reduce(every, "max", offsets=self._offsets, unsafe=True)
         return torch.maximum(parts[: self._count], parts[self._count + 1 :])
 
+    def ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[N] float32 -> [S] each: the largest x, and the largest -x, from one look at the tiles that are cut."""
+        tiles = x[: self._whole * TILE].view(self._whole, TILE)
+        ends, found = self._ends(x, tiles), []
+        for whole, of, nothing in ((tiles.amax(1), "max", -torch.inf), (tiles.amin(1), "min", torch.inf)):
+            every = torch.cat([whole.index_fill_(0, self._cut, nothing), *ends])
+            found.append(torch.segment_reduce(every, of, offsets=self._offsets, unsafe=True))
+        (high, more_high), (low, more_low) = ((x[: self._count], x[self._count + 1 :]) for x in found)
+        return torch.maximum(high, more_high), torch.minimum(low, more_low).neg_()
+
     def _ends(self, x: Tensor, tiles: Tensor) -> tuple[Tensor, Tensor]:
         return tiles.index_select(0, self._cut).view(-1), x[self._whole * TILE :]
 
@@ -237,6 +254,11 @@ class Packed(Whole):
         if tiles is not None:
             return tiles.max(x)
         return torch.segment_reduce(x, "max", offsets=self.offsets, unsafe=True)
+
+    def ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[N] floating -> [S] each: the largest x, and the largest -x."""
+        tiles = self._in_tiles(x) if self.count else None
+        return super().ends(x) if tiles is None else tiles.ends(x)
 
     def spread(self, per_sequence: Tensor) -> Tensor:
         """[S] -> [N]."""

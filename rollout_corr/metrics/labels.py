@@ -192,20 +192,23 @@ def _clamped(f: Findings) -> Tensor:
 
 def _ends(name: str, x: Tensor, f: Findings, among: Tensor | None) -> Named:
     """The maximum and the negated minimum of each sequence."""
-    ends = (x, -x) if among is None else (torch.where(among, side, -torch.inf) for side in (x, -x))
-    high, low = (f.tokens.sequences.max(end).double() for end in ends)
-    return {f"max_{name}": high, f"-min_{name}": low}
+    sequences = f.tokens.sequences
+    if among is None:
+        high, low = sequences.ends(x)
+    else:
+        high, low = (sequences.max(torch.where(among, side, -torch.inf)) for side in (x, -x))
+    return {f"max_{name}": high.double(), f"-min_{name}": low.double()}
 
 
 def of_facts(facts: SequenceFacts, spec: Spec) -> PerSequence:
     """Give the values of each sequence of a batch that are not sums over its tokens."""
     view = AllSequences(facts, 0.0, spec, False)
     measured = facts.measured > 0
-    sums: Named = {}
-    for row in aggregates_of(spec):
-        if row.at in ("sequences", "measured"):
-            value = torch.as_tensor(row.value(view)[0]).double()
-            sums[row.sums[0]] = torch.where(measured, value, 0.0) if row.at == "measured" else value
+    rows = aggregates_of(spec)
+    sums: Named = {row.sums[0]: torch.as_tensor(row.value(view)[0]) for row in rows if row.at == "sequences"}
+    # Chosen in one operation for all of them.
+    over = {row.sums[0]: torch.as_tensor(row.value(view)[0]).double() for row in rows if row.at == "measured"}
+    sums |= zip(over, torch.where(measured, torch.stack(list(over.values())), 0.0).unbind(), strict=True)
     extreme = {"log_ppl_diff": (view.gap, measured)}
     if _weighs(spec):
         extreme |= {"sequence_raw": (facts.raw, measured), "sequence_weight": (facts.bounded, measured)}
@@ -223,8 +226,11 @@ def of_facts(facts: SequenceFacts, spec: Spec) -> PerSequence:
             sums |= {name: counted, f"{name}2": counted * counted}
             extreme[name] = value, found.units if among is None else among
     maxima = {"max_abs_sum_d": torch.where(measured, view.size, -torch.inf)}
-    for name, (x, among) in extreme.items():
-        maxima |= {f"max_{name}": torch.where(among, x, -torch.inf), f"-min_{name}": torch.where(among, -x, -torch.inf)}
+    ends = torch.stack([x.double() for x, _ in extreme.values()])
+    every = torch.stack([among for _, among in extreme.values()])
+    for sign, x in (("max", ends), ("-min", -ends)):
+        rows_of_ends = torch.where(every, x, -torch.inf).unbind()
+        maxima |= {f"{sign}_{name}": values for name, values in zip(extreme, rows_of_ends, strict=True)}
     return PerSequence(sums, maxima)
 
 

@@ -21,6 +21,7 @@ def test_sequences_answer_alike() -> None:
     integers = (x * 1000).long()
     assert torch.equal(rows.sum_integers(integers), packed.sum_integers(integers.flatten().clone()))
     assert torch.equal(rows.max(x), packed.max(x.flatten()))
+    assert all(torch.equal(*pair) for pair in zip(rows.ends(x), packed.ends(x.flatten()), strict=True))
     assert torch.allclose(rows.sum(x), packed.sum(x.flatten()), rtol=1e-12)
     gaps = Packed(torch.tensor([3, 3, 40, 41, 41, 400]), 420)
     flat = integers.flatten()
@@ -56,11 +57,14 @@ def test_sums_along_tiles(ends: list[int]) -> None:
     assert all(abs(a - b) <= 3e-7 * c for a, b, c in zip(found.tolist(), wanted, scales, strict=True))
     assert tiles.sum_integers(whole.clone()).tolist() == [int(whole[a:b].long().sum()) for a, b in pairs]
     assert tiles.max(x).tolist() == [max(x[a:b].tolist(), default=-math.inf) for a, b in pairs]
+    for found_ends, wanted_ends in zip(tiles.ends(x), (tiles.max(x), tiles.max(-x)), strict=True):
+        assert torch.equal(found_ends, wanted_ends)
     # Nothing in one sequence touches another.
     first, last = pairs[len(pairs) // 2]
     x[:first], x[last:] = math.nan, math.inf
     assert tiles.sum(x)[len(pairs) // 2] == found[len(pairs) // 2]
     assert tiles.max(x)[len(pairs) // 2] == max(x[first:last].tolist(), default=-math.inf)
+    assert tiles.ends(x)[1][len(pairs) // 2] == -min(x[first:last].tolist(), default=math.inf)
 
 
 def test_long_sequences_are_summed_along_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def test_sums_near_0_and_of_a_few_others(dtype: torch.dtype, within: float, many
     assert few is not None or many == 1
     few = (d.abs() > NEAR).nonzero().squeeze(1) if few is None else few
     offsets = torch.tensor([0, 70, 70, d.shape[0]])
-    sums = Near(d, Packed(offsets, d.shape[0]), few, 20.0)
+    sums = Near(d, Packed(offsets, d.shape[0]), few, 20.0, 18.0)
     with localcontext() as context:
         context.prec = 60
         exact = [(Decimal(x), Decimal(x).exp() - 1) for x in d.tolist()]
@@ -68,7 +68,11 @@ def test_sums_near_0_and_of_a_few_others(dtype: torch.dtype, within: float, many
     near_k3 = sums.near_k3_of_sequences()
     assert sums.added(near_k3, sums.few_excess - sums.few).tolist() == pytest.approx(of_k3, rel=within)
     assert sums.k3 == pytest.approx(sum(of_k3), rel=within)
-    assert Near(d, Packed(offsets, d.shape[0]), few, 20.0).k3 == pytest.approx(sum(of_k3), rel=within)
+    assert Near(d, Packed(offsets, d.shape[0]), few, 20.0, 18.0).k3 == pytest.approx(sum(of_k3), rel=within)
     assert [sums.d2, sums.excess2] == pytest.approx(squares, rel=within)
+    # Those of sequences, which share memory, in either order and again.
+    for _ in range(2):
+        of_sequences = sums.excess2_of_sequences(sums.few_excess), sums.d2_of_sequences()
+        assert [x.sum().item() for x in reversed(of_sequences)] == pytest.approx(squares, rel=within)
     each = sums.k3_of_tokens().double()
     assert each.tolist() == pytest.approx([float(e - x) for x, e in exact], rel=5e-7 if within > 1e-9 else 1e-13)
