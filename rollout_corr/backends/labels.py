@@ -39,7 +39,8 @@ def _ids(batch: Batch, name: str, ids: object) -> Tensor:
     if ids.dtype not in ID_DTYPES:
         raise ValueError(f"{argument}: expected an integer dtype, got {str(ids.dtype).removeprefix('torch.')}")
     if tuple(ids.shape) not in ((batch.count,), (batch.count, 1)):
-        raise ValueError(f"{argument}: expected shape [{batch.count}] or [{batch.count}, 1], got {shape_of(ids)}")
+        wanted = f"[{batch.count}] or [{batch.count}, 1], a label for each whole sequence"
+        raise ValueError(f"{argument}: expected shape {wanted}, got {shape_of(ids)}")
     if ids.device != batch.train.device:
         raise ValueError(f"{argument}: expected device {batch.train.device}, got {ids.device}")
     return ids.reshape(-1)
