@@ -156,6 +156,11 @@ def read_turns_of(
         check_turns(spec if isinstance(spec, Spec) else Spec(), turns, max_turns)
     if turns is None:
         return spec
+    if spec is None and not of_turns:
+        raise ValueError(
+            "turns: expected None without a spec, which weighs, tests or measures them, or a surrogate whose ratio is "
+            "a turn's, such as GSPO(over='turn'); got turns"
+        )
     tensors.batch.turns = read_turns(tensors.read, tensors.batch, turns, max_turns, validate, split)
     return measuring_turns(spec) if isinstance(spec, Spec) else spec
 

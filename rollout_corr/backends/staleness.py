@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 VERSION_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
+LARGEST_VERSION = 2**62
+
 
 class Versions(NamedTuple):
     """The versions of policies as the caller gave them.
@@ -65,6 +67,9 @@ def read_versions(read: Reader, versions: Versions) -> tuple[Tensor, bool]:
     current = versions.current
     if isinstance(current, bool) or not isinstance(current, Integral):
         raise TypeError(f"current_version: expected a whole number, got {type(current).__name__} {shown(current)}")
+    # Not int(): a compiled function would be compiled anew for every version.
+    if abs(current) > LARGEST_VERSION:  # type: ignore[operator]  # Integral has no types of its operations
+        raise ValueError(f"current_version: expected a number within +-2^62, got {shown(current)}")
     nothing = isinstance(versions.given, list) and not versions.given
     # A list of no samples is opened in the dtype of log-probs.
     dtypes = (*VERSION_DTYPES, torch.float32) if nothing else VERSION_DTYPES
@@ -72,8 +77,8 @@ def read_versions(read: Reader, versions: Versions) -> tuple[Tensor, bool]:
 
 
 def ages_of(found: Tensor, versions: Versions) -> Tensor:
-    """int64: current_version - version."""
-    return versions.current - found.long()  # type: ignore[operator]  # a whole number: `read_versions` has looked
+    """int64: current_version - version; a filler at the end of int64 must not wrap around to the other sign."""
+    return versions.current - found.long().clamp(-LARGEST_VERSION, LARGEST_VERSION)  # type: ignore[operator]  # a whole number: `read_versions` has looked
 
 
 def per_token(read: Reader, x: Tensor, per_sequence: bool) -> Tensor:

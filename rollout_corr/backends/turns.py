@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rollout_corr.backends.batch import Batch, Reader, checked_tensor
 from rollout_corr.backends.layouts import shape_of
-from rollout_corr.definition.offsets import checked_offsets
+from rollout_corr.definition.offsets import OffsetsError, checked_offsets
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.definition.turns import Turns, turns_within
 from rollout_corr.spec.correction import Spec
@@ -109,7 +109,10 @@ def read_turns(read: Reader, batch: Batch, turns: object, max_turns: int | None,
                 f"turns: expected ids or offsets, got what can be both, [{first.shape[0]}] for as many tokens; append "
                 "its last value again and it is offsets, add 1 and it is ids"
             )
-        ids = checked_tensor("turns", read.in_one_row(read.layout.open("turns", turns)), IDS, first, read.leader)
+        # A list of no samples is opened in the dtype of log-probs.
+        nothing = isinstance(turns, (list, tuple)) and not turns
+        dtypes = (*IDS, torch.float32) if nothing else IDS
+        ids = checked_tensor("turns", read.in_one_row(read.layout.open("turns", turns)), dtypes, first, read.leader)
         begins = _changes(ids.detach().reshape(-1))
     return _offsets_of(begins, batch, max_turns, reads)
 
@@ -147,7 +150,12 @@ def read_offsets_of_turns(turns: Tensor, batch: Batch, validate: bool) -> Tensor
     readable = turns.device.type == "cpu" and (batch.offsets is None or sequences.device.type == "cpu")
     if torch.compiler.is_compiling() or not (readable or validate):
         return given
-    given = checked_offsets(given.cpu(), batch.train.numel(), "turns")
+    try:
+        given = checked_offsets(given.cpu(), batch.train.numel(), "turns")
+    except OffsetsError as error:
+        shape = shape_of(batch.train)
+        what = f"{error.what}; ids, one for each token, have the shape of the log-probs, {shape}, not {shape_of(turns)}"
+        raise OffsetsError("turns", error.index, what) from None
     sequences = sequences.cpu()
     for i in (0, -1):
         if int(given[i]) != int(sequences[i]):

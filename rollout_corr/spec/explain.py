@@ -88,7 +88,8 @@ def _weight(weight: Weight, spec: Spec) -> list[str]:
         steps.append(f"Weights are divided by their mean over the batch's {units}, rejected ones included.")
     if weight.decay is not None:
         steps.append(
-            f"Weights are multiplied by {weight.decay:g}^age, age being current_version - version of the token."
+            f"Weights are multiplied by {weight.decay:g}^age, age being current_version - version of the token, "
+            "or 0 for a version newer than the current one."
         )
     return steps
 

@@ -105,6 +105,7 @@ def test_what_is_wrong_is_named():
     )
     refused("current_version: expected a whole number, got float", TypeError, versions=versions, current_version=1.0)
     refused("current_version: expected a whole number, got bool", TypeError, versions=versions, current_version=True)
+    refused("current_version: expected a number within +-2^62, got", versions=versions, current_version=2**70)
     refused("versions: expected shape [2, 3]", versions=versions[:, :2], current_version=1)
     with pytest.raises(ValueError, match=r"Weight\.decay"):
         rc.Weight("token", decay=1.5)
@@ -117,3 +118,13 @@ def test_an_external_tensor_may_be_called_age():
     spec = rc.Spec(criteria=(rc.Criterion("age", upper=1), rc.Criterion("external", upper=0.5, name="age", label="x")))
     out = rc.correct(x, x, spec=spec, external={"age": x + 1}, versions=versions, current_version=5)
     assert not out.mask.any() and out.metrics()["token_age/rejected_tokens_fraction"] == 0.0
+
+
+def test_a_filler_at_the_end_of_int64_is_old_and_not_new():
+    x, versions = torch.zeros(2, 3), torch.tensor([7, -(2**63)])
+    out = rc.correct(x, x, spec=SMALL, versions=versions, current_version=7)
+    assert out.mask.tolist() == [[True] * 3, [False] * 3] and out.metrics()["age_min"] == 0.0
+
+
+def test_explanations_say_that_newer_versions_do_not_raise_weights():
+    assert "0.7^age" in OLD.explain() and "or 0 for a version newer than the current one" in OLD.explain()

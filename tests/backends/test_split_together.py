@@ -102,3 +102,32 @@ def test_offsets_beside_a_sequence_group_may_be_as_many_as_the_tokens_of_a_rank(
         return rc.correct(logp, logp, cu_seqlens=torch.tensor([0, 3]), turns=torch.tensor([0, 1, 3]), **group)
 
     assert [out.keep_turns.tolist() for out in Ranks(2).run(of_rank)] == [[True, True]] * 2
+
+
+@pytest.mark.parametrize("through", ["sequence", "token"])
+def test_gspo_over_turns_over_ranks(through):
+    """Values add up, and the gradient of each token is that of whole sequences."""
+    batch = random_sequences(2, (9, 4, 7, 0, 5), invalid=0.2)
+    turns, surrogate = random_turns(batch, 2), rc.GSPO(0.05, 0.1, through=through, over="turn")
+
+    def loss(laid, lengths, **group):
+        new = (laid.train + 0.05 * torch.sin(7 * laid.train.nan_to_num(0, 0, 0))).requires_grad_()
+        given = {"mask": laid.mask, "cu_seqlens": laid.cu_seqlens, "old_logp": laid.rollout, **group}
+        out = rc.policy_loss(new, laid.advantages, surrogate=surrogate, turns=offsets_of(laid, lengths), **given)
+        out.value.backward()
+        return out.value.item(), laid.read(new.grad)
+
+    value, gradient = loss(lay_out(batch, "packed"), turns)
+    for way in ("contiguous", "zigzag", "last"):
+
+        def of_rank(rank, way=way):
+            held = tokens_of(batch, way, 3, rank)
+            group = {"sequence_group": Rank(rank=rank, ranks=3)}
+            return loss(lay_out(picked(batch, held), "packed", seed=rank), turns_of(turns, held), **group)
+
+        parts = Ranks(3).run(of_rank)
+        assert sum(mine for mine, _ in parts) == pytest.approx(value, rel=1e-12, abs=1e-12)
+        for rank, (_, slopes) in enumerate(parts):
+            held = tokens_of(batch, way, 3, rank)
+            for row, places, whole in zip(slopes, held, gradient, strict=True):
+                assert row == pytest.approx([whole[t] for t in places], rel=1e-12, abs=1e-12)

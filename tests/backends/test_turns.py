@@ -133,6 +133,11 @@ WRONG = {
     "too late": (torch.tensor([1, 4, 6]), "turns: expected offsets whose first is 0, where the first sequence begins"),
     "falls": (torch.tensor([0, 4, 3, 6]), "turns: expected offsets that do not decrease"),
     "beyond": (torch.tensor([0, 4, 9]), "turns: expected offsets within [0, 6]"),
+    "ids of another length": (
+        torch.tensor([3, 3, 1, 1, 3]),
+        "turns: expected offsets that do not decrease, got turns[1]=3 > turns[2]=1; ids, one for each token, have the "
+        "shape of the log-probs, [6], not [5]",
+    ),
     "empty": (torch.tensor([], dtype=torch.int64), "turns: expected shape [turns + 1], got [0]"),
     "both": (torch.tensor([0, 0, 4, 4, 5, 6]), "turns: expected ids or offsets, got what can be both, [6] for as many"),
     "floats": (torch.zeros(6), "turns: expected a dtype among "),
@@ -174,8 +179,16 @@ def test_turns_where_they_are_needed_and_where_not():
         rc.policy_loss(logp, logp, spec=rc.Spec(turns=True), **given)
     with pytest.raises(ValueError, match="turns: expected offsets, ids or 'runs' for GSPO"):
         rc.policy_loss(logp, logp, surrogate=rc.GSPO(over="turn"), **given)
+    with pytest.raises(
+        ValueError, match=r"turns: expected None without a spec.*or a surrogate whose ratio is a turn's"
+    ):
+        rc.policy_loss(logp, logp, turns=OFFSETS, surrogate=rc.GSPO(), **given)
     with pytest.raises(ValueError, match="backend: expected 'auto' or 'torch' for GSPO"):
         rc.policy_loss(logp, logp, surrogate=rc.GSPO(over="turn"), turns=OFFSETS, backend="triton", **given)
+
+
+def test_no_samples_have_no_ids():
+    assert rc.correct([], [], turns=[], spec=rc.Spec(turns=True)).turns.tolist() == [0]
 
 
 def test_offsets_on_a_device_that_nobody_checked_break_nothing():

@@ -21,8 +21,8 @@ class Ranks:
         self._own, self._barrier = threading.local(), threading.Barrier(ranks)
         self._tables = [None] * ranks
 
-    def all_reduce(self, table, op, group, async_op):
-        assert async_op and op == "sum"
+    def all_reduce(self, table, op, group, async_op=False):
+        assert op == "sum"
 
         def wait():
             self._tables[group.rank] = table
@@ -32,6 +32,8 @@ class Ranks:
             self._barrier.wait()
             table.copy_(total)
 
+        if not async_op:
+            return wait()
         return SimpleNamespace(wait=wait, is_completed=lambda: False)
 
     def run(self, of_rank):
