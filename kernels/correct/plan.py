@@ -152,7 +152,8 @@ class Plan(Tables):
         few = not self.packed and aligned and columns < FEW_COLUMNS
         if few or self.double or criteria > MOST_CRITERIA or not (self.packed or unit):
             return None
-        return 168 if self.full or columns > MOST_COLUMNS or not (self.packed or aligned) else 128
+        many = self.full or columns > MOST_COLUMNS or self.advantages is not None
+        return 168 if many or not (self.packed or aligned) else 128
 
     @property
     def drops_tokens(self) -> bool:
