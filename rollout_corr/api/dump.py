@@ -25,6 +25,14 @@ from rollout_corr.definition.offsets import checked_offsets
 
 RESERVED = ("train_logp", "rollout_logp", "mask", "cu_seqlens", "lengths", "step")
 
+# Arguments of `correct` that a dump has in another form.
+OF_CALLS = {
+    "turns": "an id for each token, or nothing where the turns are the runs of the mask,",
+    "labels": "each label as a column of its own, such as environment=ids,",
+    "label_names": "ids without their names, such as environment=ids,",
+    "current_version": "versions alone",
+}
+
 # Readers hold a step as a float64 on the way.
 LAST_STEP = 2**53
 
@@ -165,6 +173,8 @@ def _fields(
     for name, values in columns.items():
         if name in RESERVED:
             raise ValueError(f"{name}: this name is taken; expected a column name other than {', '.join(RESERVED)}")
+        if name in OF_CALLS and not isinstance(values, (Tensor, list, tuple)):
+            raise TypeError(f"{name}: expected {OF_CALLS[name]} in a dump, got {type(values).__name__}")
         found, per_sequence = read.per_token_or_sequence(name, values)
         (rows if per_sequence else tokens)[name] = found
     return _Fields(tokens, rows, read.offsets, read.count)

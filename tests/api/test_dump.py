@@ -233,6 +233,10 @@ def test_a_step_is_a_whole_number_of_any_type(step, tmp_path):
         ({"rollout_logp": None}, ValueError, "rollout_logp: expected the log-probs of the engine"),
         ({"turns": torch.zeros(3)}, ValueError, "turns: expected shape"),
         ({"lengths": torch.zeros(12)}, ValueError, "lengths: this name is taken"),
+        ({"turns": "runs"}, TypeError, "turns: expected an id for each token, or nothing where"),
+        ({"labels": {"environment": torch.zeros(12)}}, TypeError, "labels: expected each label as a column of its own"),
+        ({"label_names": {"environment": 2}}, TypeError, "label_names: expected ids without their names"),
+        ({"current_version": 3}, TypeError, "current_version: expected versions alone in a dump, got int"),
         ({"token_ids": [1, 2]}, TypeError, "token_ids: expected a tensor, got list"),
     ],
 )
