@@ -46,7 +46,9 @@ def sequences(draw, most=6, longest=7, impossible=False):
         mask = draw(st.lists(st.sampled_from((0, 1, 1, 1)), min_size=length, max_size=length))
         advantages = draw(st.lists(ADVANTAGES, min_size=length, max_size=length))
         entropy = draw(st.lists(st.floats(-4.0, 4.0, width=16), min_size=length, max_size=length))
-        made.append(Sequence(train, rollout, mask, advantages, {"entropy": entropy}))
+        versions = draw(st.lists(st.integers(0, 8), min_size=length, max_size=length))
+        ages = {"versions": versions, "current_version": 7}
+        made.append(Sequence(train, rollout, mask, advantages, {"entropy": entropy}, **ages))
     return made
 
 
