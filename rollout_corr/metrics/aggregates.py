@@ -5,7 +5,6 @@ Sums of ratios lie around 1, all others around 0, so that variances do not cance
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import chain, product
@@ -28,7 +27,7 @@ from rollout_corr.definition.tokens import (
     squares,
 )
 from rollout_corr.metrics import turns as of_turns
-from rollout_corr.metrics.rows import Aggregate, At, extremes, total
+from rollout_corr.metrics.rows import Aggregate, At, exp, extremes, total
 from rollout_corr.spec.correction import Criterion, Spec
 from rollout_corr.spec.thresholds import log_bound
 
@@ -322,7 +321,7 @@ def _moments(criterion: Criterion, value: Tensor, among: Tensor | None, spec: Sp
     """Sum, sum of squares, maximum and -minimum of a criterion's value over its units; a ratio's around 1."""
     value, among = moment_values(criterion, value, among, spec)
     counted = select(among, value)
-    if not criterion.statistic.log_space or math.expm1(spec.clamp) > LARGEST_STATISTIC:
+    if not criterion.statistic.log_space or exp(spec.clamp) > LARGEST_STATISTIC:
         # Squares of what is larger would overflow float32.
         counted = counted.clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
     low, high = extrema(value, among)

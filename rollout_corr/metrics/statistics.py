@@ -301,15 +301,17 @@ class PendingMetrics:
             raise ValueError(f"names: expected one of {list(schemes)} (Spec.report), got {names!r}")
         if spec is not None and names != "native":
             return {f"{prefix}{key}": value for key, value in peers.metrics(values, spec, names).items()}
-        extra = Extra() if self._extra is None else self._extra
         if by is not None:
+            extra = Extra() if self._extra is None else self._extra
             found = {} if spec is None else extra.by(by, spec, values)
             return {f"{prefix}{key}": value for key, value in found.items()}
         rows = [] if spec is None else native.metrics_of(spec)
-        found = {row.key: row.read(values) for row in rows} | extra.read(values)
+        found = {row.key: row.read(values) for row in rows}
+        if self._extra is not None:
+            found |= self._extra.read(values)
         if self._objective is not None:
             found |= {row.key: row.read(values) for row in loss.metrics_of(self._objective)}
-        return {f"{prefix}{key}": value for key, value in found.items()}
+        return {f"{prefix}{key}": value for key, value in found.items()} if prefix else found
 
     def warnings(self) -> list[str]:
         """Say in plain words which metrics deserve a look."""

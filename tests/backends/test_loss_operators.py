@@ -122,6 +122,10 @@ def test_a_surrogate_changed_outside_is_not_stale():
 # --- what is launched ---
 
 
+# Their gradient needs a sum of the sequence.
+TWO_PASSES = ("gspo", "gmpo", "rec_sequence", "score_average", "score_geometric", "vespo", "dro_sequence")
+
+
 @pytest.mark.parametrize("name", LOSS_VARIANTS)
 def test_a_constant_number_of_launches_and_nothing_else(name):
     """On meta tensors nothing has a value, so whoever reads one fails. Backward is the last."""
@@ -133,7 +137,7 @@ def test_a_constant_number_of_launches_and_nothing_else(name):
             found = [launch.kernel.__name__ for launch in variant.launches(given)]
         # The variant makes the upstream gradient of ones itself.
         assert set(operations.names) - FREE <= ({"ones"} if variant.differentiable else set())
-        passes = 2 if variant.name.startswith(("gspo", "gmpo")) else 1
+        passes = 2 if variant.name.startswith(TWO_PASSES) else 1
         names = ["gradient_kernel", "sequences_kernel"] * passes
         assert found == [*names, *(["scale_kernel"] if variant.differentiable else [])]
 

@@ -36,8 +36,8 @@ class Line(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of this package's side, without its kind."""
-        return self.ours.partition("`")[2].rstrip("`")
+        """The name of this package's side, without its kind and what is said of it behind a comma."""
+        return self.ours.partition("`")[2].rstrip("`").partition(",")[0]
 
 
 HEADER = Line(

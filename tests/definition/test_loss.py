@@ -300,6 +300,8 @@ def test_every_preset_runs_in_the_loss(name):
     generator = torch.Generator().manual_seed(0)
     new, old, rollout = (-torch.rand(3, 6, generator=generator) for _ in range(3))
     options = {"old_logp": old, "rollout_logp": rollout, "spec": spec}
+    if spec.reads_versions:
+        options |= {"versions": torch.tensor([3, 6, 7]), "current_version": 7}
     out = rc.policy_loss(new.requires_grad_(), torch.tensor([1.0, -1.0, 0.5]), **options)
     out.value.backward()
     assert out.value.isfinite() and new.grad.isfinite().all()

@@ -91,8 +91,9 @@ def test_empty_sequences_change_nothing(batch, spec, dtype, layout, places):
     for length, place in enumerate(places):
         at = min(place, len(more))
         empty = Sequence(
-            [math.nan] * length, [1.0] * length, [0] * length, [-9.0] * length, {"entropy": [math.inf] * length}
-        )
+            [math.nan] * length, [1.0] * length, [0] * length, [-9.0] * length, {"entropy": [math.inf] * length},
+            versions=[-1] * length, current_version=7,
+        )  # fmt: skip
         more.insert(at, empty)
         order = [s + (s >= at) for s in order]
     few, many = run(batch, spec, dtype, layout), run(more, spec, dtype, layout)
@@ -113,6 +114,8 @@ def test_what_stands_at_invalid_tokens_does_not_matter(batch, spec, dtype, layou
                 q.mask,
                 [x if m else value for x, m in zip(q.advantages, q.mask, strict=True)],
                 {"entropy": [x if m else value for x, m in zip(q.external["entropy"], q.mask, strict=True)]},
+                versions=[x if m else -1 for x, m in zip(q.versions, q.mask, strict=True)],
+                current_version=q.current_version,
             )
             for q in batch
         ]

@@ -140,7 +140,8 @@ def test_empty_sequences_change_nothing(examples, device):
             length, at = 9 * i, min(place, len(more))
             advantages = -9.0 if per_sequence else [-9.0] * length
             other = {name: [math.inf] * length for name in ("entropy", "surprise")}
-            more.insert(at, Sequence([math.nan] * length, [1.0] * length, [0] * length, advantages, other))
+            ages = {"versions": [-1] * length, "current_version": 7}
+            more.insert(at, Sequence([math.nan] * length, [1.0] * length, [0] * length, advantages, other, **ages))
             order = [s + (s >= at) for s in order]
         few, many = (run(batch, spec, dtype, device, layout) for batch in (sequences, more))
         if spec.weight is None or spec.weight.normalize is None:
