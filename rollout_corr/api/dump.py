@@ -134,7 +134,7 @@ def _whole(name: str, value: object, expected: str, least: int | None = None, mo
     return number
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Fields:
     """The tensors to write.
 

@@ -260,7 +260,7 @@ def _objective(*fields: Any) -> Objective:
 _known_objective = lru_cache(maxsize=256, typed=True)(Objective)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class LossRequest:
     """A call of `policy_loss`, checked; `mode`, `use`, `objective` and `runs_on` follow from the rest.
 

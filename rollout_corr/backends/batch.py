@@ -54,7 +54,7 @@ ROLLOUT_SWITCHES = {
 }
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Batch:
     """A batch in one of two shapes: [N] with offsets, or [B, T] without.
 
@@ -193,7 +193,7 @@ def is_followed() -> bool:
     return forward_ad._current_level >= 0
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Reader:
     """Reads the arguments of one call in the layout of the first of them.
 

@@ -31,7 +31,7 @@ BLOCK = 262_144
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Compaction:
     """The valid tokens of a block of whole sequences, in order.
 
@@ -91,7 +91,7 @@ def _index_of_runs(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tens
     return index if bool(valid.index_select(0, index).view(torch.uint8).amin()) else None
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Block:
     """Consecutive whole sequences of a batch, and their valid tokens."""
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rollout_corr.backends.split import Split
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class LossTask:
     """A loss to run. Tensors have the shape of the batch, and are constants but for `new`.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from rollout_corr.metrics.statistics import Statistics
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Result:
     """A correction in the batch's own shape, before batch normalisation."""
 

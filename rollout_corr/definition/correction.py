@@ -118,7 +118,7 @@ def passes(criterion: Criterion, x: Tensor, clamp: float, growth: Tensor | None 
 # --- decisions ---
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Outcome:
     """The outcome of one criterion: `dropped` where it rejects single tokens, else `failed` for whole units."""
 
@@ -132,7 +132,7 @@ class Outcome:
     failed_turns: Tensor | None = None  # [U] bool: turns that are dropped whole
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Decision:
     """The outcome of all criteria together."""
 

@@ -18,7 +18,7 @@ from rollout_corr.spec.correction import Spec
 Named = dict[str, Tensor]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class CriterionFacts:
     """The measurements and the rejections of one criterion, per sequence."""
 
@@ -27,7 +27,7 @@ class CriterionFacts:
     tokens: Tensor  # [S] int64, the valid tokens that it rejected
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class TurnFacts:
     """Per turn, all that the statistics of turns need. Every tensor is [U], or [0] without a weight of turns."""
 
@@ -45,7 +45,7 @@ class TurnFacts:
     log_weight: Tensor
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class SequenceFacts:
     """Per sequence, all that the statistics of sequences need. Every tensor is [S], or [0] without a weight."""
 

@@ -23,7 +23,7 @@ from rollout_corr.spec.correction import Spec
 Numbers = dict[str, Number]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Findings:
     """Everything that the definition found about some whole sequences; statistics are taken from it."""
 

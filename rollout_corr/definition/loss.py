@@ -79,7 +79,7 @@ KL_VALUES: dict[str, Callable[[KL, Tensor], Tensor]] = {
 # --- a batch of whole sequences ---
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Operands:
     """Tensors of some whole sequences, [N] or [B, T] in the dtype that computes; a mask of None is True everywhere."""
 

@@ -174,7 +174,7 @@ class KeptMass(NamedTuple):
         return (train, rollout - self.log) if self.from_rollout else (train - self.log, rollout)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Tokens:
     """The tokens of some sequences, read under a Spec. Tensors are per token, [N] or [B, T], unless they say [S].
 

@@ -17,7 +17,7 @@ from rollout_corr.definition.sequences import Packed, Sequences
 FIRST, MIDDLE, LAST = range(3)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Turns:
     """The turns of some sequences.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from rollout_corr.definition.tokens import Tokens, select, sum_of_statistic
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Advantages:
     """Advantages per token, and per sequence, [S], when they were given so."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rollout_corr.metrics import loss, native, notebook, peers, schema
+from rollout_corr.metrics import loss, native, peers, schema
 from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.warnings import warnings_of
 from rollout_corr.spec.checked import by_path
@@ -68,6 +68,8 @@ class Statistics:
 
     def _shown(self, about: str) -> str:
         found = self.metrics_async()
+        from rollout_corr.metrics import notebook  # with the entities of HTML
+
         return notebook.shown(about, found.result(), found.warnings())
 
     def merge(self, other: Statistics) -> Statistics:
