@@ -38,8 +38,9 @@ TEST = [
 ]
 # The site of `make docs`; ruff breaks the lines of its signatures.
 DOCS = ["latex2mathml>=3.77", "mkdocs>=1.6", "mkdocs-material>=9.6", "mkdocstrings[python]>=1.0", "ruff"]
-# ruff is pinned where its settings are, in pyproject.toml.
-LINT = ["build>=1.2", "ruff", "twine>=6.1"]
+# What .ci/run needs besides. ruff is pinned where its settings are, in pyproject.toml.
+LINT = ["build>=1.2", "pytest-cov>=7", "ruff"]
+RELEASE = ["build>=1.2", "py-rattler-build>=0.73", "twine>=6.1"]
 
 setup(
     name="rollout-corr",
@@ -70,6 +71,7 @@ setup(
         "docs": DOCS,
         "test": TEST,
         "dev": [*TEST, *LINT],
+        "release": RELEASE,
     },
     entry_points={"console_scripts": ["rollout-corr = rollout_corr.cli.main:main"]},
     classifiers=[

@@ -1,12 +1,14 @@
 """Make a release's files and try them: `make release`, or with `ARGS=--rehearse` while the changelog is still open.
 
-Everything lands in build/release: `dist/` with the two files to publish, `rows.json` with what ran where. Each step
-exits with what is wrong. Publishing is the workflow's, on a tag: .github/workflows/publish.yml.
+Everything lands in build/release: `dist/` with the two files to publish, `rows.json` with what ran where. What ran with
+the same wheel before is not run again. Each step exits with what is wrong. Publishing is the workflow's, on a tag:
+.github/workflows/publish.yml.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shutil
 import sys
@@ -14,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 import build_twice
+import conda
 import environments
 import state
 
@@ -30,26 +33,30 @@ def main() -> None:
         "--pythons", nargs="*", default=environments.PYTHONS, metavar="PYTHON", help="interpreters to try"
     )
     parser.add_argument("--torch", nargs="*", default=environments.TORCHES, metavar="VERSION", help="versions to try")
+    parser.add_argument("--every", action="store_true", help="try every minor version of torch, for docs/versions.md")
     parser.add_argument("--only-build", action="store_true", help="make the files, and try them nowhere")
     args = parser.parse_args()
 
     version = state.version_to_release(rehearse=args.rehearse)
-    shutil.rmtree(OUT, ignore_errors=True)
+    shutil.rmtree(OUT / "dist", ignore_errors=True)
     with tempfile.TemporaryDirectory() as scratch:
         files = build_twice.build(OUT / "dist", Path(scratch), version)
     found = build_twice.contents(files)
     if args.write_contents:
         CONTENTS.write_text("".join(f"{line}\n" for line in found), encoding="utf-8")
     state.compare(found, CONTENTS.read_text(encoding="utf-8").splitlines(), args.rehearse)
+    conda.check(version)
     if args.only_build:
         return
     wheel = next(path for path in files if path.suffix == ".whl")
-    rows: list[dict[str, object]] = []
-    for row in environments.try_everywhere(wheel.resolve(), args.pythons, args.torch):
+    tried = hashlib.sha256(wheel.read_bytes() + environments.SMOKE.read_bytes()).hexdigest()
+    rows = environments.rows_of(OUT / "rows.json", tried)
+    torches = environments.every_torch() if args.every else args.torch
+    for row in environments.try_everywhere(wheel.resolve(), args.pythons, torches, rows):
         rows.append(row)
         # After each, since all of them take an hour.
-        (OUT / "rows.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    if not rows or any(row["failed"] for row in rows):
+        (OUT / "rows.json").write_text(json.dumps({"tried": tried, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    if not any(row["checks"] for row in rows) or any(row["failed"] for row in rows):
         sys.exit("not everything ran")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -11,26 +12,60 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-PYTHONS = [f"python3.{minor}" for minor in range(10, 15)]
+# The first one tries every torch.
+PYTHONS = [f"python3.{minor}" for minor in (11, 10, 12, 13, 14)]
 # The oldest that setup.py allows, and whatever is newest.
 OLDEST = re.findall(r'"torch>=([\d.]+)"', Path("setup.py").read_text(encoding="utf-8"))[0]
 TORCHES = [f"{OLDEST}.0", "newest"]
 SMOKE = Path(".ci", "release", "smoke.py").resolve()
 
 
-def try_everywhere(wheel: Path, pythons: list[str], torches: list[str]) -> Iterator[dict[str, object]]:
-    """Try the wheel under the first Python with every torch, and under the others with the last one."""
-    left = torches
-    for python in pythons:
-        if not runs(python):
-            print(f"{python}: not here, so not tried")
-            continue
-        for torch in left:
-            with tempfile.TemporaryDirectory() as scratch:
-                row = try_one(wheel, python, torch, Path(scratch))
-            show(row)
-            yield row
-        left = torches[-1:]
+# An index that has a version of torch, but not for this Python: by uv, and by pip.
+NO_WHEEL = re.compile(r"no wheels? with a matching|No matching distribution found for torch==")
+
+
+def rows_of(path: Path, tried: str) -> list[dict[str, object]]:
+    """Give the rows of an earlier run that tried the same bytes, without those that failed."""
+    if not path.is_file():
+        return []
+    before = json.loads(path.read_text(encoding="utf-8"))
+    return [row for row in before["rows"] if not row["failed"]] if before["tried"] == tried else []
+
+
+def try_everywhere(
+    wheel: Path, pythons: list[str], torches: list[str], before: list[dict[str, object]]
+) -> Iterator[dict[str, object]]:
+    """Try the wheel with the first and last torch under every Python, with those between under the first Python."""
+    done = {(row["python"], row["asked"]) for row in before}
+    there = [python for python in pythons if runs(python)]
+    for python in sorted(set(pythons) - set(there)):
+        print(f"{python}: not here, so not tried")
+    for torch in torches:
+        # Downloads of one torch are of use for its other Pythons alone, and all of them would fill a runner's disk.
+        with tempfile.TemporaryDirectory() as cache:
+            for python in there if torch in (torches[0], torches[-1]) else there[:1]:
+                if (version_of(python), torch) in done:
+                    continue
+                with tempfile.TemporaryDirectory() as scratch:
+                    row = try_one(wheel, python, torch, Path(scratch), cache)
+                show(row)
+                yield row
+
+
+def every_torch() -> list[str]:
+    """Name the oldest torch and, of each minor version of the index, the newest, oldest first."""
+    command = [sys.executable, "-m", "pip", "index", "versions", "torch"]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    (available,) = re.findall(r"^Available versions: (.+)$", listed, re.MULTILINE)
+    return newest_of_each_minor(re.findall(r"(\d+)\.(\d+)\.(\d+)(?=,|$)", available))
+
+
+def newest_of_each_minor(versions: list[tuple[str, str, str]]) -> list[str]:
+    """Keep the newest of each minor version from the oldest that is supported on, which comes first itself."""
+    oldest = tuple(int(x) for x in TORCHES[0].split("."))
+    numbers = sorted({tuple(int(x) for x in version) for version in versions})
+    newest = {version[:2]: version for version in numbers if version >= oldest}
+    return [TORCHES[0], *(".".join(map(str, version)) for version in newest.values() if version != oldest)]
 
 
 def runs(python: str) -> bool:
@@ -40,16 +75,17 @@ def runs(python: str) -> bool:
     return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
 
 
-def try_one(wheel: Path, python: str, torch: str, scratch: Path) -> dict[str, object]:
+def try_one(wheel: Path, python: str, torch: str, scratch: Path, cache: str) -> dict[str, object]:
     """Install the wheel into a fresh environment, and run the smoke test from an empty folder."""
     wanted = "torch" if torch == "newest" else f"torch=={torch}"
     # NumPy as in setup.py: Triton 3.6 and older fail in the interpreter with 2.4. The compiler of old torches imports
     # setuptools and does not ask for it.
-    installed = install(scratch / "venv", python, [f"{wheel}[demo]", wanted, "numpy<2.4", "setuptools"])
-    row: dict[str, object] = {"python": version_of(python), "torch": torch, "checks": {}, "failed": []}
+    installed = install(scratch / "venv", python, [f"{wheel}[demo]", wanted, "numpy<2.4", "setuptools"], cache)
+    row: dict[str, object] = {"python": version_of(python), "asked": torch, "torch": torch, "checks": {}, "failed": []}
+    if installed is not None and NO_WHEEL.search(" ".join(installed.split())):
+        return row | {"absent": True}
     if installed is not None:
-        print(f"{python}, torch {torch}: cannot be installed")
-        return row | {"failed": [installed]}
+        return row | {"failed": [installed[-400:]]}
     (scratch / "empty").mkdir()
     done = subprocess.run(
         [scratch / "venv" / "bin" / "python", "-P" if version_of(python) != "3.10" else "-s", SMOKE],
@@ -62,8 +98,9 @@ def try_one(wheel: Path, python: str, torch: str, scratch: Path) -> dict[str, ob
     return row | json.loads(done.stdout.splitlines()[-1])
 
 
-def install(venv: Path, python: str, requirements: list[str]) -> str | None:
+def install(venv: Path, python: str, requirements: list[str], cache: str) -> str | None:
     """Make an environment, by uv where it is there, since it copies nothing; say what kept it from being made."""
+    environment = {**os.environ, "UV_CACHE_DIR": cache, "PIP_CACHE_DIR": cache}
     if shutil.which("uv"):
         steps = [
             ["uv", "venv", "--quiet", "--python", python, str(venv)],
@@ -75,9 +112,9 @@ def install(venv: Path, python: str, requirements: list[str]) -> str | None:
             [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", *requirements],
         ]
     for step in steps:
-        done = subprocess.run(step, capture_output=True, text=True, check=False)
+        done = subprocess.run(step, capture_output=True, text=True, check=False, env=environment)
         if done.returncode:
-            return done.stderr.strip()[-400:]
+            return done.stderr.strip()
     return None
 
 
@@ -90,4 +127,5 @@ def version_of(python: str) -> str:
 def show(row: dict[str, object]) -> None:
     """Print what ran there."""
     checks = ", ".join(f"{name} {result}" for name, result in dict(row["checks"]).items())
-    print(f"Python {row['python']}, torch {row['torch']}: {checks or row['failed']}", flush=True)
+    result = "the index has no such torch for this Python" if "absent" in row else checks or row["failed"]
+    print(f"Python {row['python']}, torch {row['torch']}: {result}", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import traceback
@@ -61,6 +62,27 @@ def operators() -> None:
     torch.testing.assert_close(traced(torch.zeros(2, 3)), torch.full((2, 3), 1.05))
 
 
+def compiled() -> str | None:
+    """A correction inside of a function that torch compiles to machine code gives what it gives outside."""
+    import torch
+
+    import rollout_corr as rc
+
+    if not (os.environ.get("CXX") or shutil.which("g++")):
+        return "no C++ compiler"
+    spec = rc.Spec(rc.Weight("token", upper=1.2), (rc.Criterion("k1", over="sequence", reduce="mean", upper=0.1),))
+
+    def step(train: torch.Tensor, rollout: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = rc.correct(train * 2, rollout * 2, spec=spec)
+        return out.weights + 1, out.mask
+
+    generator = torch.Generator().manual_seed(0)
+    train, rollout = -torch.rand(2, 4, 64, generator=generator)
+    for found, wanted in zip(torch.compile(step, fullgraph=True)(train, rollout), step(train, rollout), strict=True):
+        torch.testing.assert_close(found, wanted)
+    return None
+
+
 def command_line() -> None:
     """The command, its demonstration and its list of presets."""
     program = Path(sys.executable).with_name("rollout-corr")
@@ -110,6 +132,7 @@ CHECKS: dict[str, Callable[[], str | None]] = {
     "installed": installed,
     "corrects": corrects,
     "operators": operators,
+    "torch.compile": compiled,
     "command line": command_line,
     "kernels interpreted": interpreted,
     "kernels compiled": compiled_ahead,
@@ -127,7 +150,7 @@ def main() -> None:
             checks[name] = "fails"
             failed.append(name)
     versions = {}
-    for name in ("torch", "triton", "numpy"):
+    for name in ("rollout-corr", "torch", "triton", "numpy"):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
