@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import rollout_corr as rc
-from builders.batches import one_thread, rounded
+from builders.batches import lay_out, one_thread, random_sequences, rounded, spoil
 from builders.kernel_cases import (
     SEQUENCES,
     TOKENS,
@@ -24,10 +24,11 @@ from builders.kernel_cases import (
 )
 from builders.loss_kernel_cases import WITHIN as OF_LOSS
 from builders.loss_kernel_cases import compare_with_reference, tensors_of
+from builders.turns import loss_of, offsets_of, random_turns
 from ptx.counts import filled, variant_of
 from ptx.session import Session, compiled
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
-from rollout_corr.aot.variants import SPLIT_VARIANTS, VARIANTS
+from rollout_corr.aot.variants import SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from rollout_corr.kernels.correct import launch
 from rollout_corr.kernels.correct.launch import Given, Wanted
 from rollout_corr.kernels.grid import Shape, cut_for
@@ -35,7 +36,7 @@ from rollout_corr.kernels.grid import Shape, cut_for
 
 def shape_of(variant) -> Shape:
     """The shape that a launch of this variant has, but for shorter tiles, so that short batches have many."""
-    return replace(cut_for(variant.length, 1, 4, True, True).shape, tile=512, least=0)
+    return replace(cut_for(variant.length, 1, 4, True, True).shape, tile=256, least=0)
 
 
 def lengths_for(shape: Shape) -> tuple[int, ...]:
@@ -74,6 +75,22 @@ def run_split(name: str, seed: int = 0, **settings) -> Session:
     return session
 
 
+def run_turns(name: str, seed: int = 0, **settings) -> Session:
+    """A variant with turns, beside plain torch: its layout, in its own shape."""
+    variant, number = TURN_VARIANTS[name], list(TURN_VARIANTS).index(name)
+    shape = shape_of(variant)
+    batch = spoil(random_sequences(number, lengths_for(shape), scale=0.1, advantages=variant.advantages), number)
+    laid = lay_out(batch, "packed_gaps" if variant.packed else "padded_left", torch.float32)
+    turns = offsets_of(laid, random_turns(batch, number)).to(variant.offsets)
+    reference = laid.correct(variant.spec, turns=turns)
+    assert {True, False} == set(reference.keep_turns.tolist())
+    with one_thread(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
+        out = laid.correct(variant.spec, turns=turns, backend="triton")
+    assert_like_reference(out, reference, name)
+    assert out.keep_turns.equal(reference.keep_turns)
+    return session
+
+
 def run_loss(name: str, seed: int = 0, **settings) -> Session:
     """A variant of `policy_loss`, forward and backward."""
     variant, number = LOSS_VARIANTS[name], list(LOSS_VARIANTS).index(name)
@@ -87,6 +104,21 @@ def run_loss(name: str, seed: int = 0, **settings) -> Session:
         with compiled(seed=seed, **settings) as session:
             compare_with_reference(given, variant.objective, "cpu", f"{name} {number}", variant.differentiable)
     return session
+
+
+def run_loss_of_turns(seed: int = 0, **settings) -> None:
+    """GSPO over turns beside plain torch, averaged over the tokens of each sequence, forward and backward."""
+    shape = shape_of(LOSS_VARIANTS["gspo"])
+    batch = random_sequences(0, lengths_for(shape), scale=0.1, advantages="token")
+    laid = lay_out(batch, "packed_gaps", torch.float32)
+    surrogate = rc.GSPO(0.05, 0.1, over="turn")
+    given = {"surrogate": surrogate, "turns": offsets_of(laid, random_turns(batch, 0))}
+    given["reduction"] = "sequence_mean_token_mean"
+    wanted, wanted_slope = loss_of(laid, "torch", **given)
+    with one_thread(), shaped(((0, shape),)), compiled(seed=seed, **settings):
+        found, slope = loss_of(laid, "triton", **given)
+    torch.testing.assert_close(found.value, wanted.value, rtol=4e-6, atol=1e-7)
+    torch.testing.assert_close(slope, wanted_slope, rtol=2e-5, atol=1e-9)
 
 
 def wrong_offsets(tokens: int) -> list[list[int]]:
@@ -114,6 +146,8 @@ def run_wrong_offsets(name: str, seed: int = 0, **settings) -> None:
     for offsets in wrong_offsets(tokens):
         given = filled(variant, tokens, len(offsets) - 1)
         given.offsets.copy_(torch.tensor(offsets))
+        if getattr(given, "turns", None) is not None:
+            given.turns.copy_(torch.tensor(offsets[::-1]))
         with shaped(((0, shape),)), compiled(**settings) as session:
             for each in variant.launches(given):
                 session.run(each)
@@ -185,11 +219,12 @@ def run_beyond_32_bits(seed: int = 0) -> None:
 CASES = {
     **{name: partial(run_correct, name) for name in VARIANTS},
     **{name: partial(run_split, name) for name in SPLIT_VARIANTS},
+    **{name: partial(run_turns, name) for name in TURN_VARIANTS},
     **{f"loss_{name}": partial(run_loss, name) for name in LOSS_VARIANTS},
 }
 
 
-def run_case(name: str, seed: int = 0) -> None:
+def run_case(name: str, seed: int = 0, **settings) -> None:
     """A case, then its variant with wrong offsets."""
-    CASES[name](seed)
-    run_wrong_offsets(name, seed)
+    CASES[name](seed, **settings)
+    run_wrong_offsets(name, seed, **settings)

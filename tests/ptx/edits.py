@@ -1,13 +1,18 @@
-"""Planted faults in the kernels' source: a mask, an `other=` or a barrier taken out of a Triton function."""
+"""Planted faults in the kernels' source: a mask or a barrier taken out of a Triton function, an `other=` made garbage.
+
+To take an `other=` out would change nothing: Triton leaves undefined what a mask leaves out, and its backend for NVIDIA
+happens to give 0. So garbage is put in its place, in the compiled code.
+"""
 
 from __future__ import annotations
 
 import ast
 import contextlib
 import importlib
+import itertools
 import pkgutil
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +25,7 @@ from rollout_corr import kernels
 
 @dataclass(frozen=True)
 class Edit:
-    """One call in the source of a Triton function, and the source without the mask, the `other=` or the barrier."""
+    """One call in the source of a Triton function, and the source without the mask or the barrier."""
 
     function: JITFunction
     kind: str
@@ -40,7 +45,7 @@ def functions() -> list[JITFunction]:
 
 
 def edits() -> list[Edit]:
-    """List what can be taken out: of every call with a mask the mask, of a load its `other=` too; every barrier."""
+    """List what can be taken out: of every call with a mask the mask, of a load its `other=`; every barrier."""
     found = []
     for function in functions():
         for call in ast.walk(function.parse()):
@@ -49,7 +54,7 @@ def edits() -> list[Edit]:
             names = [keyword.arg for keyword in call.keywords]
             changes = {
                 "a mask": "mask" in names and without(function.src, call, "mask", "other"),
-                "an other": "other" in names and without(function.src, call, "other"),
+                "an other": "other" in names and function.src,
                 "a barrier": call.func.attr == "debug_barrier" and replaced(function.src, call, "pass"),
             }
             above = next(i for i, line in enumerate(function.raw_src) if line.lstrip().startswith("def "))
@@ -77,6 +82,27 @@ def without(source: str, call: ast.Call, *names: str) -> str:
         marked = replaced(source, keyword.value, "\0")
         source = re.sub(rf",\s*{keyword.arg}=\0", "", marked)
     return source
+
+
+# For registers of 16, 32 and 64 bits: NaN in float32 and float64 and a large count, a negative and a positive number.
+GARBAGE = (
+    {"16": "0x7FA5", "32": "0x7FA5DEAD", "64": "0x7FF4DEAD7FA5DEAD"},
+    {"16": "0xC2DE", "32": "0xC2DEAD11", "64": "0xC07ADEADC2DEAD11"},
+    {"16": "0x42DE", "32": "0x42DEAD11", "64": "0x407ADEAD42DEAD11"},
+)
+
+
+def with_garbage(place: str, garbage: dict[str, str], text: str) -> str:
+    """Have the loads of a place in the source give garbage to threads that the mask leaves out."""
+    here, lines = False, text.split("\n")
+    # Triton sets the registers, loads into them if the mask says so, and has this in one piece of inline assembly.
+    for i, line in enumerate(lines):
+        if line.lstrip().startswith(".loc"):
+            here = f" {place}:" in line.partition("@[")[0]
+        following = "\n".join(lines[i : i + 99]).partition("// end inline asm")[0] if here and "\tmov.u" in line else ""
+        if re.search(r"@%p\d+ ld\.global", following):
+            lines[i] = re.sub(r"mov\.u(\d+) (%\w+), [^;]+;", lambda x: f"mov.u{x[1]} {x[2]}, {garbage[x[1]]};", line)
+    return "\n".join(lines)
 
 
 @contextlib.contextmanager
@@ -108,10 +134,13 @@ def reached(names: Sequence[str], seed: int) -> dict[str, list[str]]:
 
 def noticed(edit: Edit, names: Sequence[str], seed: int) -> str:
     """Run cases with an edit until it is noticed; tell how, or give an empty text."""
+    changes: list[Callable[[str, str], str] | None] = [None]
+    if edit.kind == "an other":
+        changes = [lambda _, text, garbage=garbage: with_garbage(edit.place, garbage, text) for garbage in GARBAGE]
     with edited(edit):
-        for name in names:
+        for name, change in itertools.product(names, changes):
             try:
-                run_case(name, seed)
+                run_case(name, seed, mutate=change)
             except FoundWrong as error:
                 return ", ".join(sorted({x.kind for x in error.findings}))
             except AssertionError:

@@ -11,7 +11,7 @@ class Finding:
     """Something that a kernel must not do.
 
     Attributes:
-        kind: "bounds", "alignment", "unwritten", "race in a program", "race of programs" or "divergence".
+        kind: "bounds", "alignment", "unwritten", "race in a program", "race of programs", "divergence" or "endless".
         kernel: Its name.
         line: Of Triton's source, with the calls that led there.
         threads: Program and threads, the first of them.

@@ -54,7 +54,8 @@ struct Region {
     }
 };
 
-enum Finds { BOUNDS, ALIGNMENT, UNWRITTEN, RACE_IN_A_PROGRAM, RACE_OF_PROGRAMS, DIVERGENCE };
+enum Finds { BOUNDS, ALIGNMENT, UNWRITTEN, RACE_IN_A_PROGRAM, RACE_OF_PROGRAMS, DIVERGENCE, ENDLESS };
+constexpr int64_t MANY = 1 << 26;  // steps of a program, more than any of ours has
 
 struct Finding {
     int64_t kind, instruction, program, thread, threads, region, place, other;
@@ -107,7 +108,7 @@ class Launch {
     explicit Launch(Task& task) : task(task), random(task.seed), warps(task.threads / LANES) {}
 
     void run(int64_t number) {
-        program = number, epoch = 0;
+        program = number, epoch = 0, steps = 0;
         acquired.clear();
         Region& shared = task.regions[task.tensors];
         if (shared.cells) std::fill_n(shared.cells, shared.size / shared.item, Cell{});
@@ -126,7 +127,7 @@ class Launch {
     Task& task;
     std::mt19937_64 random;
     std::vector<Warp> warps;
-    int64_t program = 0, epoch = 0;
+    int64_t program = 0, epoch = 0, steps = 0;
     // What a counter hands on of the programs that released it, and what this program has acquired, and when: stamps.
     struct Known {
         Word released, acquired;
@@ -209,6 +210,11 @@ class Launch {
     void run_lanes(Warp& warp, uint32_t mask, int here, int meet) {
         for (int next = here;; next++) {
             const Instruction& x = task.code[next];
+            if (++steps > MANY) {
+                report(ENDLESS, x, warp.first, -1, 0);
+                std::fill_n(warp.at, LANES, int(task.instructions));
+                return;
+            }
             uint32_t active = mask;
             if (x.guard >= 0)
                 for (int i = 0; i < LANES; i++)

@@ -160,6 +160,8 @@ class Program:
         if kind == "divergence":
             other = "the end" if x.place >= len(self.kernel.code) else self.kernel.code[x.place].line
             where = f"not all threads take part, others are at {other}"
+        elif kind == "endless":
+            where = "in a program of more than 67,000,000 steps"
         elif kind == "alignment":
             where = f"address {x.place:#x} for {x.other} bytes"
         elif x.region == -1:

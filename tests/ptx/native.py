@@ -1,4 +1,4 @@
-"""What Python and machine.cpp share: its structures, its functions, and the names of its numbers.
+"""The interface of machine.cpp: its structures, its functions, and the names of its numbers.
 
 `g++` compiles machine.cpp when it is first needed; the result lies beside Triton's cache.
 """
@@ -26,7 +26,7 @@ ACTIONS = (
     "reduce", "barrier", "branch", "indexed", "exit",
 )  # fmt: skip
 SPACES, MODES = ("global", "shared"), ("bfly", "down", "up", "idx")
-KINDS = ("bounds", "alignment", "unwritten", "race in a program", "race of programs", "divergence")
+KINDS = ("bounds", "alignment", "unwritten", "race in a program", "race of programs", "divergence", "endless")
 # Bits of a stamp: thread, epoch, program.
 EPOCH, PROGRAM, LAUNCH = 10, 27, 49
 LOCAL = 1 << 60  # where local memory begins as a generic address

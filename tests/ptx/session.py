@@ -5,6 +5,7 @@ It needs a process in which the kernels were imported without TRITON_INTERPRET.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import gc
 import itertools
@@ -19,6 +20,7 @@ import torch
 import triton
 from torch import Tensor
 from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime.jit import JITFunction
 
 from ptx.findings import Findings
 from ptx.machine import Executed, Program, Region
@@ -42,15 +44,25 @@ def compile_ptx(launch: Launch) -> tuple[str, int]:
     gc.disable()  # to look for garbage among a compilation's objects is 6 % of its time
     try:
         with (
-            mock.patch.object(CUDABackend, "make_cubin", return_value=b""),
+            mock.patch.object(CUDABackend, "make_cubin", lambda backend, text, *others: text.encode()),
+            mock.patch.object(JITFunction, "parse", _tree_of),
             mock.patch.object(triton.knobs.cache, "dir", str(CACHE)),
+            mock.patch.object(triton.knobs.compilation, "store_binary_only", True),
         ):
             made = triton.compile(source_of(launch, TARGET), target=TARGET, options=options)
     finally:
         gc.enable()
     scratch = [getattr(made.metadata, name, 0) for name in ("global_scratch_size", "profile_scratch_size")]
     assert not any(scratch), "scratch memory is not known"
-    return made.asm["ptx"], made.metadata.shared
+    return made.asm["cubin"].decode(), made.metadata.shared
+
+
+def _tree_of(function: JITFunction) -> ast.Module:
+    """Read the source of a function once, not for each of its 1,800 places in the kernels of five variants."""
+    return _trees(function.src)
+
+
+_trees = lru_cache(maxsize=None)(ast.parse)
 
 
 @dataclass

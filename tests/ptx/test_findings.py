@@ -125,7 +125,10 @@ def test_atomic_accesses():
     assert two[0] == 128 and not two[1:].any()
     plain = "ld.global.b32 %r9, [%rd2];\nadd.s32 %r9, %r9, 1;\nst.global.b32 [%rd2], %r9;"
     assert "race of programs" in {x.kind for x in found(plain)}
-    assert {x.kind for x in found(f"{add}\nld.global.b32 %r10, [%rd2];", programs=1)} == {"race in a program"}
+    # Of one warp all threads have added before any reads; of two the first reads before the second adds.
+    for threads in (32, 64):
+        read = found(f"{add}\nld.global.b32 %r10, [%rd2];", threads=threads, programs=1)
+        assert {x.kind for x in read} == {"race in a program"}
 
 
 COUNTER = """
@@ -158,6 +161,15 @@ def test_a_counter_that_programs_release_and_the_last_one_acquires():
             assert {x.kind for x in findings} == kinds, (order, before)
 
 
+def test_what_one_thread_acquires_the_others_have_behind_a_barrier():
+    """An exchange tells them the count, and orders no memory."""
+    head, _, tail = COUNTER.partition("@%p1 st.shared")
+    body = f"{head}shfl.sync.idx.b32 %r9, %r9, 0, 31, -1;\n{{after}}\n{tail[tail.index('setp.eq.u32 %p3') :]}"
+    for after, kinds in (("bar.warp.sync -1;", set()), ("", {"race of programs"})):
+        planted = body.format(order="acq_rel", before="bar.warp.sync -1;", after=after)
+        assert {x.kind for x in found(planted, threads=32, programs=4)} == kinds, after
+
+
 def test_launches_come_one_after_the_other():
     assert (
         found("ld.global.b32 %r9, [%rd5];\nadd.s32 %r9, %r9, 1;\nst.global.b32 [%rd5], %r9;", programs=1, launches=2)
@@ -186,6 +198,11 @@ def test_a_shuffle_that_not_all_threads_reach(exchange):
     only(found(FORKED.format(threads=5, inside=exchange)), "divergence")
     guarded = f"setp.lt.u32 %p1, %r1, 5;\n@%p1 {exchange}"
     only(found(guarded), "divergence")
+
+
+def test_a_loop_without_an_end():
+    said = only(found("$L__BB0_1:\nbra.uni $L__BB0_1;", threads=32, programs=1), "endless")
+    assert "bra.uni of small.py:8:5" in said and "more than 67,000,000 steps" in said
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ def _begin() -> None:
     warnings.simplefilter("ignore")
 
 
-def outcome_of(function: str, *given: Any) -> str:
+def outcome_of(function: str, *given: Any, **settings: Any) -> str:
     """Call a function of cases.py by its name; give what went wrong, or an empty text."""
     from ptx import cases
 
     try:
-        getattr(cases, function)(*given)
+        getattr(cases, function)(*given, **settings)
     except Exception:  # noqa: BLE001  whatever it is, the other process fails with its text
         return traceback.format_exc()
     return ""

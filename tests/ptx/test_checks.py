@@ -1,0 +1,68 @@
+"""The interpreter's own checks: without any one of them the tests of planted errors fail."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from functools import partial
+
+import pytest
+
+from ptx import native, test_findings
+
+# What stands in machine.cpp, and what stands there instead.
+TAKEN_OUT = {
+    "nothing": ("", ""),
+    "bounds of a tensor": ("report(BOUNDS, x, thread, -1, int64_t(address));", ""),
+    "gaps between elements": ("if (r.is_gap(i)) report(BOUNDS, x, thread, region, at);", ""),
+    "bounds of shared memory": ("if (!good) report(BOUNDS, x, thread, region - task.regions, at);", ""),
+    "alignment": ("report(ALIGNMENT, x, thread, -1, int64_t(address), size);", ""),
+    "what nobody wrote": ("if (!stores && r.fresh && !cell.wrote)", "if (false)"),
+    "an access behind a write": ("races(cell.wrote, now) ? cell.wrote : 0", "0"),
+    "a write behind a read": ("if (!other && (stores || x.action == ATOMIC)) other = racing(cell.reads, now);", ""),
+    "an access behind an atomic": ("if (!other && x.action != ATOMIC) other = racing(cell.atomics, now);", ""),
+    "that one place has one value": ("!memcmp(r.data + first, given + (first - at), last - first)", "true"),
+    "threads of a program": ("(!(apart >> PROGRAM) && apart >> EPOCH)", "!(apart >> PROGRAM)"),
+    "programs of a launch": ("apart >> LAUNCH ||", "apart >> PROGRAM ||"),
+    "that launches are in order": ("apart >> LAUNCH ||", ""),
+    "that barriers are in order": ("(!(apart >> PROGRAM) && apart >> EPOCH)", "false"),
+    "a thread that read before the last one": ("if (own != now) other = own, own = now;", "own = now;"),
+    "a program that read before the last one": ("if ((own ^ now) >> PROGRAM) elsewhere = own;", ""),
+    "what a counter releases": ("counter[program] = {now, 0};", ""),
+    "when it was acquired": ("|| !is_before(found->second.acquired, now)", ""),
+    "a barrier that a warp misses": ("report(DIVERGENCE, task.code[first->at[0]], first->first, -1, warp.at[0]);", ""),
+    "an exchange that threads do not reach": (
+        "if (warp.at[i] != waiting) report(DIVERGENCE, task.code[waiting], warp.first + i, -1, warp.at[i]);", "",
+    ),
+    "an exchange that its guard leaves": ("report(DIVERGENCE, x, warp.first + i, -1, &x - task.code);", ";"),
+}  # fmt: skip
+
+
+def planted_errors():
+    """List the tests of planted errors, with what each is given."""
+    for name, test in vars(test_findings).items():
+        if name.startswith("test_"):
+            rows = [mark.args[1] for mark in getattr(test, "pytestmark", ())]
+            yield from [partial(test, row) for row in rows[0]] if rows else [test]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", TAKEN_OUT)
+def test_a_check_taken_out_is_missed(check, tmp_path, monkeypatch):
+    """`nothing` shows that the tests pass as they are."""
+    before, after = TAKEN_OUT[check]
+    text = native.SOURCES[0].read_text()
+    assert before == "" or text.count(before) == 1, before
+    changed = tmp_path / "machine.cpp"
+    changed.write_text(text.replace(before, after) if before else text)
+    include, made = f"-I{native.SOURCES[0].parent}", tmp_path / "machine.so"
+    subprocess.run([*native.COMPILE, "-O0", include, str(changed), "-o", str(made)], check=True)
+    library = ctypes.CDLL(str(made))
+    monkeypatch.setattr(native, "library", lambda: library)
+    missed = 0
+    for test in planted_errors():
+        try:
+            test()
+        except AssertionError:
+            missed += 1
+    assert (missed > 0) == (check != "nothing")
