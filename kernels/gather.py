@@ -123,6 +123,32 @@ def slots_of(
 
 
 @triton.jit
+def turns_of(
+    within: tl.tensor, owner: tl.tensor, sequences: tl.tensor, turns: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """Find the first turn of each owner, and the one behind its last: all turns have an owner, 0 to S + 1.
+
+    Args:
+        within: [S + 1] int64, where sequences begin and end among the turns; it does not decrease.
+        owner: [SEQUENCES] int64.
+        sequences: S.
+        turns: U.
+    """
+    begins = tl.load(within + (owner - 1), mask=(owner > 0) & (owner <= sequences + 1), other=-1)
+    ends = tl.load(within + owner, mask=owner <= sequences)
+    high = tl.where(owner > sequences, turns + 1, ends) + 1
+    return tl.where(owner > sequences + 1, high, begins + 1), high
+
+
+@triton.jit
+def slots_between(offsets: tl.tensor, low: tl.tensor, high: tl.tensor, extents: Extents) -> tuple[tl.tensor, tl.tensor]:
+    """Find the first slot of turns from low to before high, and how many there are."""
+    first = (edge(offsets, low, extents.sequences, extents.tokens) >> extents.tile_bits) + low
+    end = (edge(offsets, high, extents.sequences, extents.tokens) >> extents.tile_bits) + high
+    return first, tl.where(high > low, end - first, 0)
+
+
+@triton.jit
 def gathered(
     tables: SlotTables, first: tl.tensor, many: tl.tensor, slots: tl.tensor, PLAN: tl.constexpr, SHAPE: tl.constexpr
 ) -> Gathered:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from operator import attrgetter, or_
 
@@ -173,16 +173,6 @@ SIZES = (
 sizes_of = attrgetter(*SIZES)
 
 
-# The fields that kernels take.
-SIZES = (
-    *("tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "token_programs", "sequence_programs"),
-    *("shares", "part", "parts"),
-    *("tiles_of_apply", "steps_of_apply", "owner_count", "TILING", "TILING_OF_APPLY", "SHAPE"),
-)
-# Give these of a grid.
-sizes_of = attrgetter(*SIZES)
-
-
 def grid_for(sequences: int, width: int | None, tensors: Sequence[Tensor], element: int, double: bool = False) -> Grid:
     """Divide a batch from metadata alone.
 
@@ -248,6 +238,26 @@ def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous
         cut=cut,
         counted=(slots_of_read, token_programs, sequence_programs * shares, sequences, parts),
         contiguous=contiguous,
+    )
+
+
+@lru_cache(maxsize=1024)
+def of_units(grid: Grid, sequences: int, beside: bool = False) -> Grid:
+    """Divide a batch whose owners of slots are turns: programs over sequences have so many to go through.
+
+    Args:
+        grid: The division by turns.
+        sequences: How many.
+        beside: Programs over sequences stand behind those over turns.
+    """
+    programs = -(-(sequences + 2) // grid.SHAPE.sequences) + (grid.sequence_programs if beside else 0)
+    slots, tokens, _, turns, parts = grid.counted
+    return replace(
+        grid,
+        sequence_programs=programs,
+        shares=1,
+        owner_count=sequences + 2,
+        counted=(slots, tokens, programs, turns, parts),
     )
 
 

@@ -76,9 +76,9 @@ def store_tokens(pointers: tl.tensor, x: tl.tensor, inside: tl.tensor, interior:
 
 @triton.jit
 def of_sequence(table: tl.tensor, stretch: Stretch, extents: Extents, like: tl.tensor) -> tl.tensor:
-    """Load a per-sequence tensor, [S], for the tokens of a part: shape and dtype of `like`; 0 outside sequences."""
+    """Load a per-sequence tensor, [S], for the tokens of a part: like `like`, and anything outside sequences."""
     known = (stretch.sequence >= 0) & (stretch.sequence < extents.sequences)
-    each = tl.load(table + stretch.sequence, mask=known, other=0.0)
+    each = tl.load(table + stretch.sequence, mask=known)
     return each.to(like.dtype)[:, None, None] + tl.zeros_like(like)
 
 

@@ -194,7 +194,7 @@ class Operands(NamedTuple):
 
 
 class Sized(NamedTuple):
-    """What calls of one recipe and one division have in common.
+    """The launches that calls of one recipe and one division have in common.
 
     Attributes:
         values: Values that are no addresses.
@@ -236,7 +236,11 @@ class Launch:
 
     def options(self, warp: int, nvidia: bool) -> dict[str, int]:
         """Give Triton's options: warps of so many threads and, of a pass over tokens on NVIDIA, a cap of registers."""
-        found, tiling = {"num_warps": max(1, self.threads // warp)}, self.arguments.get("TILING")
+        # Sums and products are contracted whatever TRITON_DEFAULT_FP_FUSION says; Triton 3.9 warns who does not choose.
+        found, tiling = (
+            {"num_warps": max(1, self.threads // warp), "enable_fp_fusion": True},
+            self.arguments.get("TILING"),
+        )
         if nvidia and tiling is not None and self.threads == warp:
             most = self.arguments["PLAN"].registers(tiling.aligned, tiling.unit)
             if most is not None:

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from rollout_corr.kernels.correct.plan import Tables
 from rollout_corr.kernels.slots import Extents
-from rollout_corr.kernels.tiles import Tile, Turn, places_of
+from rollout_corr.kernels.tiles import Span, Tile, places_of
 from rollout_corr.kernels.tokens import (
     GRID_OF_D,
     GRID_OF_FRACTION,
@@ -297,7 +297,7 @@ def put_counts(
 
 @triton.jit
 def put_slot(
-    kept: tl.tuple, tables: tl.tuple, slots: tl.tensor, turn: Turn, outside: tl.tensor, tile: Tile, extents: Extents,
+    kept: tl.tuple, tables: tl.tuple, slots: tl.tensor, span: Span, outside: tl.tensor, tile: Tile, extents: Extents,
     PLAN: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Store an owner's slot.
@@ -307,12 +307,12 @@ def put_slot(
     slot = tl.program_id(0).to(tl.int64)
     here = outside * 0
     if PLAN.packed:
-        slot += turn.owner
-        here = tl.where((turn.owner > 0) & (turn.owner <= extents.sequences), 0, outside)
+        slot += span.owner
+        here = tl.where((span.owner > 0) & (span.owner <= extents.sequences), 0, outside)
     if PLAN.masked:
         valid = tl.sum(kept[first_of(PLAN, "counts")], 0)
     else:
-        valid = tl.maximum(tl.minimum(turn.end, tile.end) - tl.maximum(turn.start, tile.begin), 0)
+        valid = tl.maximum(tl.minimum(span.end, tile.end) - tl.maximum(span.start, tile.begin), 0)
     put_counts(kept, tables[0], slots, slot, valid, here, PLAN)
     put_columns(kept, tables[1], slots, slot, PLAN, "integers")
     put_columns(kept, tables[2], slots, slot, PLAN, "floats")

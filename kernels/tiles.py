@@ -31,8 +31,8 @@ class Tile(NamedTuple):
     size: tl.tensor  # int32, tokens of a tile: a multiple of a step
 
 
-class Turn(NamedTuple):
-    """The sequence that a walk along a tile has come to."""
+class Span(NamedTuple):
+    """The part in a tile of the sequence, or the turn of an agent, that a walk along the tile has come to."""
 
     owner: tl.tensor  # int64; its row in a padded batch
     start: tl.tensor  # int32, in [0, size]
@@ -100,7 +100,7 @@ def owner_before(
 
 
 @triton.jit
-def first_turn(offsets: tl.tensor, tile: Tile, extents: Extents, steps: tl.tensor, PLAN: tl.constexpr) -> Turn:
+def first_span(offsets: tl.tensor, tile: Tile, extents: Extents, steps: tl.tensor, PLAN: tl.constexpr) -> Span:
     """Find the first owner of a tile, which is the last of the tile before.
 
     Both are searched for, so that no slot is left out even where offsets are not sorted.
@@ -109,21 +109,21 @@ def first_turn(offsets: tl.tensor, tile: Tile, extents: Extents, steps: tl.tenso
     if PLAN.packed:
         owner = owner_before(offsets, tile.first, extents, steps, WAYS)
         last = owner_before(offsets, tile.first + tile.size, extents, steps, WAYS)
-    return Turn(owner, tile.begin * 0, end_of(offsets, owner, tile, extents, PLAN), last)
+    return Span(owner, tile.begin * 0, end_of(offsets, owner, tile, extents, PLAN), last)
 
 
 @triton.jit
-def ends_by(turn: Turn, first: tl.tensor, tile: Tile, TILING: tl.constexpr) -> tl.tensor:
-    """Test whether the turn ends in the step that begins at `first`, or before it; the last owner's does in none."""
+def ends_by(span: Span, first: tl.tensor, tile: Tile, TILING: tl.constexpr) -> tl.tensor:
+    """Test whether a span ends in the step that begins at `first`, or before it; the last owner's does in none."""
     done = first + TILING.step
-    return (turn.owner < turn.last) & ((turn.end <= done) | (done >= tile.length))
+    return (span.owner < span.last) & ((span.end <= done) | (done >= tile.length))
 
 
 @triton.jit
-def next_turn(turn: Turn, offsets: tl.tensor, tile: Tile, extents: Extents, PLAN: tl.constexpr) -> Turn:
+def next_span(span: Span, offsets: tl.tensor, tile: Tile, extents: Extents, PLAN: tl.constexpr) -> Span:
     """Go on to the next owner."""
-    end = end_of(offsets, turn.owner + 1, tile, extents, PLAN)
-    return Turn(turn.owner + 1, turn.end, tl.maximum(end, turn.end), turn.last)
+    end = end_of(offsets, span.owner + 1, tile, extents, PLAN)
+    return Span(span.owner + 1, span.end, tl.maximum(end, span.end), span.last)
 
 
 @triton.jit
@@ -152,20 +152,20 @@ def entry_of(table: tl.tensor, owner: tl.tensor, extents: Extents, PLAN: tl.cons
 
 @triton.jit
 def of_sequences(
-    table: tl.tensor, like: tl.tensor, turn: Turn, first: tl.tensor, offsets: tl.tensor, tile: Tile,
+    table: tl.tensor, like: tl.tensor, span: Span, first: tl.tensor, offsets: tl.tensor, tile: Tile,
     extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Load a per-sequence tensor, [S], for the tokens of a step: shape and dtype of `like`."""
-    x = tl.zeros_like(like) + entry_of(table, turn.owner, extents, PLAN).to(like.dtype)
+    x = tl.zeros_like(like) + entry_of(table, span.owner, extents, PLAN).to(like.dtype)
     if PLAN.packed:
         # Counted first, because Triton moves a tensor that a `while` carries to other threads and back.
-        ahead, more = turn, tile.length * 0
+        ahead, more = span, tile.length * 0
         while ends_by(ahead, first, tile, TILING):
-            ahead = next_turn(ahead, offsets, tile, extents, PLAN)
+            ahead = next_span(ahead, offsets, tile, extents, PLAN)
             more += 1
         for _ in range(more):
-            turn = next_turn(turn, offsets, tile, extents, PLAN)
+            span = next_span(span, offsets, tile, extents, PLAN)
             x = tl.where(
-                places_of(first, TILING) >= turn.start, entry_of(table, turn.owner, extents, PLAN).to(like.dtype), x
+                places_of(first, TILING) >= span.start, entry_of(table, span.owner, extents, PLAN).to(like.dtype), x
             )
     return x

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.correct.criteria import selected
-from rollout_corr.kernels.correct.decide import REJECTED, WEIGHTLESS, thinning_bit
+from rollout_corr.kernels.correct.verdicts import REJECTED, WEIGHTLESS, thinning_bit
 from rollout_corr.kernels.io import PerToken, addresses, contiguous, either, load_tokens, of_sequence, store_tokens
 from rollout_corr.kernels.slots import Extents, Stretch, inside_of, is_full, positions, slots_of_program, stretch_of
 from rollout_corr.kernels.tokens import is_finite, over_kept_set, real, size, test

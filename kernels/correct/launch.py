@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rollout_corr.kernels.by_turns import by_turns
 from rollout_corr.kernels.correct.measures import COPIES
 from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.correct.recipe import BY_OWNER, Wanted, recipe_of, sized_for
-from rollout_corr.kernels.grid import current, grid_for, strides_of
+from rollout_corr.kernels.grid import current, grid_for, of_units, strides_of
 from rollout_corr.kernels.launches import Launch, Operands, Workspace, addresses_of, alignment_of, dtypes_of
 from rollout_corr.metrics.histogram import HISTOGRAM_BINS
 from rollout_corr.spec.correction import Spec
@@ -36,6 +37,8 @@ class Given:
         new: Log-probs of the policy that trains, for criteria that compare it.
         log_mass: Per token, the log of the mass that truncated sampling kept.
         mass_of_rollout: True if it is taken from the engine's log-probs, and not from the trainer's.
+        turns: [U + 1] int32 or int64, the offsets of turns among the tokens, where the Spec measures them; tokens of a
+            padded batch are counted row after row.
         weights_out, mask_out: Where to write, contiguous and aligned to 16 bytes; None: to new tensors.
     """
 
@@ -49,8 +52,13 @@ class Given:
     new: Tensor | None = None
     log_mass: Tensor | None = None
     mass_of_rollout: bool = False
+    turns: Tensor | None = None
     weights_out: Tensor | None = None
     mask_out: Tensor | None = None
+
+
+# Those of its fields that turns make flat.
+PER_TOKEN = ("train", "rollout", "mask", "new", "log_mass", "weights_out", "mask_out")
 
 
 @dataclass
@@ -76,6 +84,7 @@ class Found:
     statistics: Tensor  # float64, the sums and then the maxima
     sums: int  # of them
     by_owner: TableBuffers | None = None  # of a split batch: the sums that ranks add up
+    keep_turns: Tensor | None = None  # [U] bool
 
 
 def run(given: Given, spec: Spec) -> Found:
@@ -97,6 +106,15 @@ def prepare(
     With `split` there is one more launch, the second, which fills `Found.by_owner`: what ranks that hold parts of
     sequences have to add up before the third.
     """
+    within, keep_turns, whole = None, None, given
+    count = given.train.shape[0] if given.offsets is None else given.offsets.shape[0] - 1
+    if given.turns is not None:
+        turns = given.turns
+        if wanted is None:
+            wanted = Wanted.by(spec, given.mask is not None, given.offsets is not None)
+        given, within = by_turns(given, turns, given.train, PER_TOKEN)
+        given.externals = [x.reshape(-1) for x in given.externals]
+        keep_turns = torch.empty(turns.shape[0] - 1, dtype=torch.bool, device=given.train.device)
     train, rollout, mask, offsets = given.train, given.rollout, given.mask, given.offsets
     advantages, log_mass, device = given.advantages, given.log_mass, train.device
     extras = () if not given.externals and given.new is None else _contiguous_extras(given)
@@ -114,6 +132,8 @@ def prepare(
     strided = (train, rollout) if mask is None else (train, rollout, mask)
     sequences, width = train.shape if offsets is None else (offsets.shape[0] - 1, None)
     grid = grid_for(sequences, width, strided, min(train.element_size(), rollout.element_size()), plan.double)
+    if within is not None:
+        grid = of_units(grid, count)
     weights, mask_out, histogram, by_owner = given.weights_out, given.mask_out, None, None
     if plan.writes_weights and weights is None:
         weights = torch.empty(*train.shape, dtype=recipe.kind, device=device)
@@ -123,14 +143,14 @@ def prepare(
         histogram = torch.zeros(COPIES.value * HISTOGRAM_BINS, dtype=torch.int64, device=device)
     if split:
         by_owner = _by_owner(plan, grid.owner_count, device)
-    keep = torch.empty(sequences, dtype=torch.bool, device=device)
+    keep = torch.empty(count, dtype=torch.bool, device=device)
     statistics = torch.empty(recipe.statistics, dtype=torch.float64, device=device)
     workspace = Workspace(recipe.scratch, grid.counted, device)
     log_mass = None if log_mass is None else log_mass.contiguous()
     advantages = advantages.contiguous() if plan.advantages and advantages is not None else None
     tensors = recipe.held((
         train, rollout, mask, log_mass, advantages, offsets, recipe.upload.read(), weights, mask_out, keep, statistics,
-        histogram, *(NO_TABLES if by_owner is None else vars(by_owner).values()),
+        histogram, within, keep_turns, *(NO_TABLES if by_owner is None else vars(by_owner).values()),
     ))  # fmt: skip
     addresses = addresses_of(tensors)
     sized = sized_for(recipe, grid)
@@ -143,7 +163,14 @@ def prepare(
         key=(grid.cut, alignment_of(everywhere, (*tensors, workspace.memory, *extras))),
         device=device,
     )
-    return Found(weights, mask_out, keep, statistics, recipe.sums, by_owner), sized.on(operands)
+    if keep_turns is not None:
+        weights, mask_out = _shaped(weights, whole.weights_out, whole), _shaped(mask_out, whole.mask_out, whole)
+    return Found(weights, mask_out, keep, statistics, recipe.sums, by_owner, keep_turns), sized.on(operands)
+
+
+def _shaped(flat: Tensor | None, given_out: Tensor | None, given: Given) -> Tensor | None:
+    """Give a result in the shape of the batch; where the caller gave a tensor for it, that tensor."""
+    return flat if flat is None else flat.view(given.train.shape) if given_out is None else given_out
 
 
 def _contiguous_extras(given: Given) -> tuple[Tensor, ...]:

@@ -77,6 +77,9 @@ def measure_tokens(found: tl.tuple, pair: Pair, ratio: Ratio, clamp: tl.tensor, 
     found = record(found, PLAN, "token_sums", "abs_d", tl.abs(saturated))
     found = record(found, PLAN, "token_sums", "d2", saturated * saturated)
     found = record(found, PLAN, "token_sums", "k3", ratio.k3)
+    # Of slots too, where turns are told apart by their place.
+    found = record(found, PLAN, "floats", "abs_d", tl.abs(saturated))
+    found = record(found, PLAN, "floats", "k3", ratio.k3)
     found = record(found, PLAN, "token_sums", "ratio", excess)
     found = record(found, PLAN, "token_sums", "ratio2", excess * excess)
     clamped = tl.where(tl.abs(d) <= clamp, 0.0, 1.0).to(d.dtype)
@@ -216,30 +219,44 @@ def measure_sequences(rows: Rows, out: Partials, numbers: tl.tuple, PLAN: tl.con
 
 
 @triton.jit
+def counted_of(
+    value: tl.tensor, among: tl.tensor, numbers: tl.tuple, TEST: tl.constexpr, PLAN: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """Give values as statistics take them, a ratio's around 1, which of them count, and what is added up."""
+    if TEST.stat == "ratio":
+        clamp = number(numbers, PLAN, "clamp")
+        value = expm1(limited(value, -clamp, clamp, PLAN))
+    if TEST.stat == "external":
+        among = among & is_finite(value)
+    return value, among, limited(tl.where(among, value, 0.0), -LARGEST_STATISTIC, LARGEST_STATISTIC, PLAN)
+
+
+@triton.jit
 def measure_criterion(
     value: tl.tensor, among: tl.tensor, out: Partials, numbers: tl.tuple, TEST: tl.constexpr, PLAN: tl.constexpr
 ) -> None:
     """Report a criterion over sequences: the units it tested, and its values."""
-    if TEST.stat == "ratio":
-        clamp = number(numbers, PLAN, "clamp")
-        value = expm1(limited(value, -clamp, clamp, PLAN))
     add(out.sums, PLAN, named(TEST.index, "units"), among)
-    if TEST.stat == "external":
-        among = among & is_finite(value)
-    counted = limited(tl.where(among, value, 0.0), -LARGEST_STATISTIC, LARGEST_STATISTIC, PLAN)
+    value, among, counted = counted_of(value, among, numbers, TEST, PLAN)
     add(out.sums, PLAN, named(TEST.index, "value"), counted)
     add(out.sums, PLAN, named(TEST.index, "value2"), counted * counted)
     put_extrema(out.maxima, PLAN, of_test("-min", TEST.index), of_test("max", TEST.index), value, among)
 
 
 @triton.jit
+def mean_weights(raw: tl.tensor, bounded: tl.tensor, rows: Rows) -> SequenceWeights:
+    """Give sequences the means of weights over their tokens, from sums of ratio - 1 and of weight - 1."""
+    each = tl.maximum(rows.n, 1).to(tl.float64)
+    raw, bounded = raw / each, bounded / each
+    return SequenceWeights(tl.log(1.0 + raw), raw, 1.0 + raw, bounded, 1.0 + bounded)
+
+
+@triton.jit
 def weigh_sequences(found: Gathered, rows: Rows, numbers: tl.tuple, PLAN: tl.constexpr) -> SequenceWeights:
-    """Compute the weight of every sequence, at token level the mean of its tokens' weights."""
-    n, n_among = rows.n, rows.n_among
+    """Compute the weight of every unit, at token level the mean of its tokens' weights."""
+    n_among = rows.n_among
     if PLAN.level == "token":
-        each = tl.maximum(n, 1).to(tl.float64)
-        raw, bounded = plain(found, PLAN, "raw") / each, plain(found, PLAN, "bounded") / each
-        ratio, weight, log_ratio = 1.0 + raw, 1.0 + bounded, tl.log(1.0 + raw)
+        return mean_weights(plain(found, PLAN, "raw"), plain(found, PLAN, "bounded"), rows)
     else:
         if PLAN.token_clamp:
             log_ratio = exact(found, PLAN, "weight", True)
@@ -255,14 +272,14 @@ def weigh_sequences(found: Gathered, rows: Rows, numbers: tl.tuple, PLAN: tl.con
         log_ratio = limited(log_ratio, -clamp, clamp, PLAN)
         raw, ratio = expm1(log_ratio), tl.exp(log_ratio)
         bounded, weight = bound(log_ratio, raw, ratio, numbers, PLAN)
-    return SequenceWeights(log_ratio, raw, ratio, bounded, weight)
+        return SequenceWeights(log_ratio, raw, ratio, bounded, weight)
 
 
 @triton.jit
 def measure_sequence_weights(
     rows: Rows, weights: SequenceWeights, out: Partials, numbers: tl.tuple, PLAN: tl.constexpr
 ) -> None:
-    """Report the weights of sequences; those of tokens have been reported by `read`, but for their sums."""
+    """Report the weights of sequences; those of tokens by `read`, but for their sums, and those of turns by turns."""
     n, some = rows.n, rows.n > 0
     log_ratio, raw, ratio, bounded, weight = weights
     above, below = tl.zeros_like(some), tl.zeros_like(some)
@@ -287,7 +304,7 @@ def measure_sequence_weights(
     add(out.sums, PLAN, "sequence_weight_plain2", weight_some * weight_some)
     put_extrema(out.maxima, PLAN, "-min_sequence_raw", "max_sequence_raw", raw, some)
     put_extrema(out.maxima, PLAN, "-min_sequence_weight", "max_sequence_weight", bounded, some)
-    if PLAN.level != "token":
+    if PLAN.level != "token" and not PLAN.weighs_turns:
         add(out.sums, PLAN, "raw2", tokens * raw_some * raw_some)
         add(out.sums, PLAN, "weight2", tokens * bounded_some * bounded_some)
         add(out.sums, PLAN, "tokens_above", tl.where(above, n, 0))

@@ -11,7 +11,7 @@ from rollout_corr.kernels.correct.criteria import Pair
 from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.io import PerToken, contiguous, load_step
 from rollout_corr.kernels.slots import Extents
-from rollout_corr.kernels.tiles import Tile, Turn, of_sequences, places_of
+from rollout_corr.kernels.tiles import Span, Tile, of_sequences, places_of
 from rollout_corr.kernels.tokens import is_finite, real
 
 
@@ -38,7 +38,7 @@ class Shared(NamedTuple):
     """The values that a step needs besides its log-probs and its mask."""
 
     tile: Tile
-    turn: Turn
+    span: Span
     first: tl.tensor  # token of the tile
     whole: tl.tensor  # all of the step lies within sequences
     extents: Extents
@@ -134,7 +134,7 @@ def advantage_of(shared: Shared, like: tl.tensor, PLAN: tl.constexpr, TILING: tl
     if PLAN.advantages == "token":
         advantage = extra(shared, shared.advantages, PLAN, TILING)
     elif PLAN.advantages == "sequence":
-        advantage = of_sequences(shared.advantages, like, shared.turn, shared.first, shared.offsets,
+        advantage = of_sequences(shared.advantages, like, shared.span, shared.first, shared.offsets,
                                  shared.tile, shared.extents, PLAN, TILING)  # fmt: skip
     return advantage
 

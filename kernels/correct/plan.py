@@ -43,7 +43,7 @@ class Test:
     @property
     def thins(self) -> bool:
         """Test for `Criterion.thins`: a failure drops some tokens, which `apply` has to find again."""
-        return self.over == "sequence" and self.drop == "token"
+        return self.over != "token" and self.drop == "token"
 
     @property
     def one_limb(self) -> bool:
@@ -53,7 +53,7 @@ class Test:
     @property
     def sum(self) -> str | None:
         """Name the column with the sum that decides, None without one."""
-        if self.over != "sequence" or self.reduce not in ("sum", "mean"):
+        if self.over == "token" or self.reduce not in ("sum", "mean"):
             return None
         plain = self.stat in ("ratio", "k1") and not self.token_clamp and self.pair == 0
         return "d" if plain else f"{self.index}/sum"
@@ -117,6 +117,8 @@ class Plan(Tables):
     schemes: tuple[str, ...]  # peers whose statistics are reported beside the native ones
     pairs: tuple[str, ...]  # values of `Criterion.of` that compare the policy that trains
     mass: str | None  # whose log-probs the kept mass is taken from: "train" | "rollout"; None: there is none
+    turns: bool  # turns are measured: slots are of turns, and the offsets that the kernels see are theirs
+    weighs_turns: bool  # `level` is of turns
     # Names of columns: sums and maxima are of the batch, the others of a slot.
     token_sums: tuple[str, ...] = ()
     sequence_sums: tuple[str, ...] = ()
@@ -124,6 +126,9 @@ class Plan(Tables):
     token_maxima: tuple[str, ...] = ()
     sequence_maxima: tuple[str, ...] = ()
     call_maxima: tuple[str, ...] = ()
+    # What is added up over the turns of a sequence: statistics by their names, and what the sequence needs.
+    turn_sums: tuple[str, ...] = ()
+    turn_maxima: tuple[str, ...] = ()
     counts: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
@@ -169,7 +174,7 @@ class Plan(Tables):
 
     def classes_of(self, pair: int) -> bool:
         """Test whether tokens of a pair of policies have to be counted by class."""
-        return any(test.over == "sequence" and test.when != "any" and test.pair == pair for test in self.tests)
+        return any(test.over != "token" and test.when != "any" and test.pair == pair for test in self.tests)
 
     @property
     def averages_advantages(self) -> bool:
@@ -187,6 +192,16 @@ class Plan(Tables):
         """Test whether `keep` can be False."""
         whole = (test.drop == "sequence" or (test.drop == "unit" and test.over == "sequence") for test in self.tests)
         return self.rejects_nonfinite or any(whole)
+
+    @property
+    def rejects_turns(self) -> bool:
+        """Test whether a turn can be dropped whole."""
+        return any(test.over == "turn" and test.drop == "unit" for test in self.tests)
+
+    @property
+    def rejects_units(self) -> bool:
+        """Test whether a sequence or a turn, or some tokens of one, can be dropped."""
+        return self.rejects_sequences or self.rejects_turns or bool(self.thinning_tests)
 
     @property
     def spreads(self) -> bool:
@@ -208,14 +223,12 @@ class Plan(Tables):
         """Test whether weights that `read` wrote have to be zeroed."""
         if not self.writes_weights or self.spreads:
             return False
-        return self.rejects_nonfinite or (
-            self.rejected != "mask" and (self.rejects_sequences or bool(self.thinning_tests))
-        )
+        return self.rejects_nonfinite or (self.rejected != "mask" and self.rejects_units)
 
     @property
     def zeroes_mask(self) -> bool:
         """Test whether what `read` wrote into the mask has to be zeroed."""
-        return self.edits_mask and (self.rejects_sequences or bool(self.thinning_tests))
+        return self.edits_mask and self.rejects_units
 
     @property
     def zeroes(self) -> bool:
@@ -225,7 +238,8 @@ class Plan(Tables):
     @property
     def applies(self) -> bool:
         """Test whether `apply` is launched: it looks at every token again."""
-        return self.spreads or (bool(self.thinning_tests) and (self.zeroes_weights or self.zeroes_mask))
+        late = self.turns or bool(self.thinning_tests)
+        return self.spreads or (late and (self.zeroes_weights or self.zeroes_mask))
 
 
 def pairs_of(spec: Spec) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from rollout_corr.kernels.correct.numbers import indices, numbers_of
 from rollout_corr.kernels.correct.plan import CLASSES, Plan, Test, pairs_of
 from rollout_corr.kernels.tokens import of_pair
 from rollout_corr.metrics import peers
+from rollout_corr.metrics import turns as of_turns
 from rollout_corr.metrics.schema import columns_of
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.thresholds import threshold_of
@@ -66,8 +67,10 @@ def plan_of(
         schemes=tuple(name for name in spec.report if name != "native"),
         pairs=pairs_of(spec),
         mass=mass,
+        turns=spec.measures_turns,
+        weighs_turns=weight is not None and weight.per_turn,
     )
-    tables = columns_of(spec, indices(spec))._asdict() | _slot_tables(plan)
+    tables = columns_of(spec, indices(spec))._asdict() | _slot_tables(plan) | _turn_columns(spec, plan)
     plan = replace(plan, **tables, numbers=tuple(numbers_of(spec, double)))
     return replace(plan, _hash=hash(repr(plan)))
 
@@ -102,7 +105,7 @@ def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
     """Name the columns that `read` stores for a slot: counts, integers and floats to add, peaks to maximise."""
     propagate = plan.nonfinite == "propagate"
     of_peers = peers_kernels.slot_columns(plan)
-    sums = [test for test in plan.tests if test.over == "sequence" and test.sum not in (None, "d")]
+    sums = [test for test in plan.tests if test.over != "token" and test.sum not in (None, "d")]
     # Sums that decide: name, number of limbs, whether a non-finite value can reach them. A list times False is empty.
     exact = [("d", 1, propagate)]
     exact += [("d_kept", 1, propagate)] * plan.kept
@@ -110,7 +113,7 @@ def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
     exact += [(str(t.sum), 1 if t.one_limb else 2, propagate or t.external >= 0) for t in sums]
     exact += [("advantage", 2, False)] * plan.averages_advantages
     limbs = [limb for name, many, _ in exact for limb in (name, f"{name}/fraction")[:many]]
-    floats = ["train", "rollout", *["raw", "bounded"] * (plan.level == "token")]
+    floats = ["train", "rollout", *["raw", "bounded"] * (plan.level == "token"), *["abs_d", "k3"] * plan.turns]
     for name, _, poisoned in exact:
         floats += [name] * plan.double + [f"{name}/rest"] * poisoned
 
@@ -127,5 +130,26 @@ def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
         "counts": (*counts, *of_peers.counts),
         "integers": () if plan.double else tuple(limbs),
         "floats": (*floats, *of_peers.floats),
-        "peaks": tuple(f"{test.index}/peak" for test in plan.tests if test.over == "sequence" and test.sum is None),
+        "peaks": tuple(f"{test.index}/peak" for test in plan.tests if test.over != "token" and test.sum is None),
     }
+
+
+# What a weight of turns adds up over tokens, and what its sequences have of it.
+OF_TURN_WEIGHTS = (
+    *("raw2", "weight2", "tokens_above", "tokens_below", "of_sequence/raw", "of_sequence/bounded"),
+    *("max_raw", "-min_raw", "max_weight", "-min_weight"),
+)
+
+
+def _turn_columns(spec: Spec, plan: Plan) -> dict[str, tuple[str, ...]]:
+    """Name what is added up over the turns of a sequence; none without turns."""
+    if not plan.turns:
+        return {}
+    rows = [row for row in of_turns.AGGREGATES if row.when(spec)]
+    names = [name for row in rows for name in (*row.sums, *row.maxima)]
+    names += ["of_sequence/kept", *OF_TURN_WEIGHTS * plan.weighs_turns]
+    for i in (test.index for test in plan.tests if test.over == "turn"):
+        value = f"{i}/value"
+        names += [f"{i}/lost", f"{i}/units", value, f"{value}2", f"max_{value}", f"-min_{value}"]
+    maxima = tuple(name for name in names if name.startswith(("max_", "-min_")))
+    return {"turn_sums": tuple(name for name in names if name not in maxima), "turn_maxima": maxima}

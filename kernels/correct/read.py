@@ -49,8 +49,8 @@ from rollout_corr.kernels.sums import (
 )
 from rollout_corr.kernels.tiles import (
     ends_by,
-    first_turn,
-    next_turn,
+    first_span,
+    next_span,
     tile_of_program,
 )
 from rollout_corr.kernels.tokens import (
@@ -167,7 +167,7 @@ def aggregate_part(
         most = number(shared.numbers, PLAN, "token_clamp").to(pair.d.dtype)
         found = record_sum(found, PLAN, "weight", tl.where(among, limited(pair.d, -most, most, PLAN), 0.0))
     for i in tl.static_range(size(PLAN, "tests")):
-        if test(PLAN, i).over == "sequence":
+        if test(PLAN, i).over != "token":
             compared = pair_of(pairs[test(PLAN, i).pair])
             external = external_of(shared, pair.logp, test(PLAN, i), PLAN, TILING)
             found = aggregate_tokens(found, compared, survivors(compared, dropped, PLAN), external, shared.numbers,
@@ -237,7 +237,7 @@ def read_kernel(
         tl.store(counter, 0)
     tables = (counts, either(integers, counts), floats, either(peaks, counts))
     tile = tile_of_program(offsets, extents, PLAN, TILING)
-    turn = first_turn(offsets, tile, extents, steps, PLAN)
+    span = first_span(offsets, tile, extents, steps, PLAN)
     inputs = Inputs(
         PerToken(train_logp, train_row, train_step),
         PerToken(rollout_logp, rollout_row, rollout_step),
@@ -254,7 +254,7 @@ def read_kernel(
         else:
             part = load_part(inputs, tile, first, PLAN, TILING, False)
             outside += count_outside(part, tile, first, PLAN, TILING)
-        shared = Shared(tile, turn, first, whole, extents, offsets, either(advantages, train_logp), externals,
+        shared = Shared(tile, span, first, whole, extents, offsets, either(advantages, train_logp), externals,
                         either(histogram, train_logp), numbers)  # fmt: skip
         found, new_weights, new_mask = read_part(part, shared, PLAN, TILING)
         if PLAN.writes_token_weights or PLAN.writes_mask:
@@ -264,14 +264,14 @@ def read_kernel(
                 write(weights, mask_out, new_weights, new_mask, shared, PLAN, TILING, False)
         kept = with_batch(kept, found, PLAN)
         if PLAN.packed:
-            while ends_by(turn, first, tile, TILING):
-                kept = with_slot(kept, found, turn.start, turn.end, first, PLAN, TILING, False)
-                outside = put_slot(kept, tables, slots, turn, outside, tile, extents, PLAN)
+            while ends_by(span, first, tile, TILING):
+                kept = with_slot(kept, found, span.start, span.end, first, PLAN, TILING, False)
+                outside = put_slot(kept, tables, slots, span, outside, tile, extents, PLAN)
                 kept = emptied(kept, PLAN, TILING)
-                turn = next_turn(turn, offsets, tile, extents, PLAN)
-        if turn.start <= first:
-            kept = with_slot(kept, found, turn.start, turn.end, first, PLAN, TILING, True)
+                span = next_span(span, offsets, tile, extents, PLAN)
+        if span.start <= first:
+            kept = with_slot(kept, found, span.start, span.end, first, PLAN, TILING, True)
         else:
-            kept = with_slot(kept, found, turn.start, first + TILING.step, first, PLAN, TILING, False)
-    put_slot(kept, tables, slots, turn, outside, tile, extents, PLAN)
+            kept = with_slot(kept, found, span.start, first + TILING.step, first, PLAN, TILING, False)
+    put_slot(kept, tables, slots, span, outside, tile, extents, PLAN)
     put_batch(kept, token_sums, token_maxima, PLAN)

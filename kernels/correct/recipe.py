@@ -76,10 +76,10 @@ class Recipe:
     groups: int
 
 
-# Every tensor of a call: given, and handed back; the last four are the sums by owner of a split batch.
+# Every tensor of a call: given, and handed back; two of turns; the last four are the sums by owner of a split batch.
 TENSORS = (
     *("train_logp", "rollout_logp", "mask", "log_mass", "advantages", "offsets", "numbers"),
-    *("weights", "mask_out", "keep_out", "statistics", "histogram"),
+    *("weights", "mask_out", "keep_out", "statistics", "histogram", "within", "keep_turns_out"),
     *("counts_out", "integers_out", "floats_out", "peaks_out"),
 )
 STRIDED = ("train", "rollout", "mask")
@@ -137,6 +137,8 @@ def recipe_of(
         "weights": not plan.writes_weights,
         "mask_out": not plan.writes_mask,
         "histogram": not plan.full,
+        "within": not plan.turns,
+        "keep_turns_out": not plan.turns,
         "counts_out": not split,
         "integers_out": not (split and plan.integers),
         "floats_out": not split,

@@ -28,7 +28,7 @@ from rollout_corr.kernels.sums import (
     with_batch,
     with_slot,
 )
-from rollout_corr.kernels.tiles import Tile, ends_by, first_turn, next_turn, of_sequences, places_of, tile_of_program
+from rollout_corr.kernels.tiles import Tile, ends_by, first_span, next_span, of_sequences, places_of, tile_of_program
 from rollout_corr.kernels.tokens import LARGEST_D, is_finite, limited, number, over_kept_set, real, thresholds
 
 SMALLEST_WEIGHT = tl.constexpr(1e-10)  # in a geometric mean
@@ -46,6 +46,7 @@ class Inputs(NamedTuple):
     mask: PerToken
     advantages: PerToken
     mass: PerToken
+    scales: PerToken
 
 
 class Part(NamedTuple):
@@ -59,6 +60,7 @@ class Part(NamedTuple):
     advantages: tl.tensor
     valid: tl.tensor  # bool; False outside of sequences
     mass: tl.tensor
+    scale: tl.tensor  # the factor of all that the token adds
 
 
 class Shared(NamedTuple):
@@ -98,13 +100,14 @@ def load_part(
     trains = load_input(inputs.trains, tile, first, PLAN, TILING, TILING.unit, PLAN.trained, WHOLE)
     advantages = load_input(inputs.advantages, tile, first, PLAN, TILING, True, PLAN.advantages == "token", WHOLE)
     mass = load_input(inputs.mass, tile, first, PLAN, TILING, True, PLAN.mass is not None, WHOLE)
+    scale = load_input(inputs.scales, tile, first, PLAN, TILING, True, PLAN.has_scales, WHOLE)
     valid = tl.full(new.shape, 1, tl.int1)
     if PLAN.masked:
         valid = load_input(inputs.mask, tile, first, PLAN, TILING, TILING.unit, True, WHOLE) != 0
     if not WHOLE:
         place = places_of(first, TILING)
         valid = valid & (place >= tile.begin) & (place < tile.end)
-    return Part(new, base, ref, weights, trains, advantages, valid, mass)
+    return Part(new, base, ref, weights, trains, advantages, valid, mass, scale)
 
 
 # --- a step ---
@@ -134,7 +137,10 @@ def loss_of_part(part: Part, shared: Shared, PLAN: tl.constexpr) -> tuple[tl.tup
         else:
             known = whole
     known = known & is_finite(advantage)
-    weight, k = new, new
+    weight, k, scale = new, new, new
+    if PLAN.has_scales:
+        scale = part.scale.to(real(PLAN))
+        known = known & is_finite(scale)
     if PLAN.weighted:
         weight = part.weights.to(real(PLAN))
         known = known & is_finite(weight)
@@ -152,15 +158,15 @@ def loss_of_part(part: Part, shared: Shared, PLAN: tl.constexpr) -> tuple[tl.tup
     found = record_count(found, PLAN, "counted", counted)
     token = Token(compared, x, advantage, weight, shared.level, shared.pull)
     if PLAN.phase == "sum":
-        return sum_of_sequence(found, token, counted, shared.numbers, PLAN), x
+        return sum_of_sequence(found, token, scale, counted, shared.numbers, PLAN), x
     else:
         broken = valid & (known == 0)
-        return loss_of_tokens(found, token, k, broken, among, counted, shared, PLAN)
+        return loss_of_tokens(found, token, k, scale, broken, among, counted, shared, PLAN)
 
 
 @triton.jit
 def sum_of_sequence(
-    found: tl.tuple, token: Token, counted: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
+    found: tl.tuple, token: Token, scale: tl.tensor, counted: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
 ) -> tl.tuple:  # fmt: skip
     """Record the sums that the loss of a whole sequence needs."""
     x, advantage, weight = token.x, token.advantage, token.weight
@@ -178,6 +184,8 @@ def sum_of_sequence(
             weighted = advantage * weight
         else:
             weighted = advantage
+        if PLAN.has_scales:
+            weighted = weighted * scale
         down = advantage < 0
         found = record_statistic(found, PLAN, "down", tl.where(counted & down, weighted, 0.0))
         found = record_statistic(found, PLAN, "up", tl.where(counted & (down == 0), weighted, 0.0))
@@ -191,8 +199,8 @@ def sum_of_sequence(
 
 @triton.jit
 def loss_of_tokens(
-    found: tl.tuple, token: Token, k: tl.tensor, broken: tl.tensor, among: tl.tensor, counted: tl.tensor,
-    shared: Shared, PLAN: tl.constexpr,
+    found: tl.tuple, token: Token, k: tl.tensor, scale: tl.tensor, broken: tl.tensor, among: tl.tensor,
+    counted: tl.tensor, shared: Shared, PLAN: tl.constexpr,
 ) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
     """Record the loss and its statistics, and return its gradient.
 
@@ -200,6 +208,7 @@ def loss_of_tokens(
         found: The accumulators.
         token: The quantities that the loss is computed from.
         k: new_logp less the reference policy's.
+        scale: The factor of all that a token adds, where the plan has it.
         broken: Valid tokens with an input that is not finite.
         among: Valid tokens that are read; with nonfinite="propagate" all valid ones.
         counted: Those of them that train.
@@ -209,6 +218,9 @@ def loss_of_tokens(
     numbers, new, x = shared.numbers, token.new, token.x
     term = policy(token, numbers, PLAN)
     total, gradient = tl.where(counted, term.value, 0.0), tl.where(counted, term.slope, 0.0)
+    pulled = gradient
+    if PLAN.has_scales and PLAN.pulls:
+        gradient = tl.zeros_like(gradient)
     found = record(found, PLAN, "token_sums", "loss_tokens_nonfinite", tl.where(broken, 1.0, 0.0).to(new.dtype))
     found = record(found, PLAN, "token_sums", "loss_policy", total)
     found = record(found, PLAN, "token_sums", "clip_low", tl.where(term.low & counted, 1.0, 0.0).to(new.dtype))
@@ -240,6 +252,12 @@ def loss_of_tokens(
         total += tl.where(held, coefficient * (saturated * saturated), 0.0)
         gradient += tl.where(held & flows, 2.0 * coefficient * saturated, 0.0)
         found = record(found, PLAN, "token_sums", "log_ratio2", tl.where(held, saturated * saturated, 0.0))
+    if PLAN.has_scales:
+        total = tl.where(among, total * scale, 0.0)
+        gradient = tl.where(among, gradient * scale, 0.0)
+        if PLAN.pulls:
+            # The factors of all tokens of the sequence are in its derivative already.
+            gradient += pulled
     if PLAN.averages and PLAN.phase == "write":
         total = total * shared.inner
     found = record(found, PLAN, "token_sums", "total", total)
@@ -257,8 +275,8 @@ RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps
 
 @triton.jit(do_not_specialize=RUNTIME)
 def gradient_kernel(
-    new_logp, base_logp, ref_logp, weights, trains, mask, log_mass, advantages, offsets, numbers, levels, pulls, inners,
-    gradient, counts, integers, floats, token_sums, token_maxima, counter,
+    new_logp, base_logp, ref_logp, weights, trains, mask, log_mass, scales, advantages, offsets, numbers, levels, pulls,
+    inners, gradient, counts, integers, floats, token_sums, token_maxima, counter,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     steps: tl.int32,
     new_row: tl.int64, new_step: tl.int64, base_row: tl.int64, base_step: tl.int64,
@@ -274,7 +292,7 @@ def gradient_kernel(
     numbers = thresholds(numbers, PLAN)
     tables = (counts, integers, floats, counts)
     tile = tile_of_program(offsets, extents, PLAN, TILING)
-    turn = first_turn(offsets, tile, extents, steps, PLAN)
+    span = first_span(offsets, tile, extents, steps, PLAN)
     inputs = Inputs(
         PerToken(new_logp, new_row, new_step),
         PerToken(either(base_logp, new_logp), base_row, base_step),
@@ -284,6 +302,7 @@ def gradient_kernel(
         PerToken(either(mask, new_logp), mask_row, mask_step),
         contiguous(advantages, extents),
         contiguous(either(log_mass, new_logp), extents),
+        contiguous(either(scales, new_logp), extents),
     )
     kept = empty(PLAN, TILING)
     # At least one step, because owners of no token may end in a tile of none.
@@ -296,14 +315,14 @@ def gradient_kernel(
         like = part.new.to(real(PLAN))
         advantage, level, pull, inner = like, like, like, like
         if PLAN.advantages == "sequence":
-            advantage = of_sequences(advantages, like, turn, first, offsets, tile, extents, PLAN, TILING)
+            advantage = of_sequences(advantages, like, span, first, offsets, tile, extents, PLAN, TILING)
         if PLAN.phase == "write":
             if PLAN.levels:
-                level = of_sequences(levels, like, turn, first, offsets, tile, extents, PLAN, TILING)
+                level = of_sequences(levels, like, span, first, offsets, tile, extents, PLAN, TILING)
             if PLAN.pulls:
-                pull = of_sequences(pulls, like, turn, first, offsets, tile, extents, PLAN, TILING)
+                pull = of_sequences(pulls, like, span, first, offsets, tile, extents, PLAN, TILING)
             if PLAN.averages:
-                inner = of_sequences(inners, like, turn, first, offsets, tile, extents, PLAN, TILING)
+                inner = of_sequences(inners, like, span, first, offsets, tile, extents, PLAN, TILING)
         found, slope = loss_of_part(part, Shared(advantage, level, pull, inner, numbers), PLAN)
         if PLAN.writes and PLAN.differentiable:
             if whole:
@@ -312,19 +331,19 @@ def gradient_kernel(
                 store_step(contiguous(gradient, extents), slope, tile, first, PLAN, TILING, False)
         kept = with_batch(kept, found, PLAN)
         if PLAN.packed:
-            while ends_by(turn, first, tile, TILING):
+            while ends_by(span, first, tile, TILING):
                 if PLAN.phase != "write":
-                    kept = with_slot(kept, found, turn.start, turn.end, first, PLAN, TILING, False)
-                    put_slot(kept, tables, slots, turn, tile.length * 0, tile, extents, PLAN)
+                    kept = with_slot(kept, found, span.start, span.end, first, PLAN, TILING, False)
+                    put_slot(kept, tables, slots, span, tile.length * 0, tile, extents, PLAN)
                     kept = emptied(kept, PLAN, TILING)
-                turn = next_turn(turn, offsets, tile, extents, PLAN)
+                span = next_span(span, offsets, tile, extents, PLAN)
         if PLAN.phase != "write":
-            if turn.start <= first:
-                kept = with_slot(kept, found, turn.start, turn.end, first, PLAN, TILING, True)
+            if span.start <= first:
+                kept = with_slot(kept, found, span.start, span.end, first, PLAN, TILING, True)
             else:
-                kept = with_slot(kept, found, turn.start, first + TILING.step, first, PLAN, TILING, False)
+                kept = with_slot(kept, found, span.start, first + TILING.step, first, PLAN, TILING, False)
     if PLAN.phase != "write":
-        put_slot(kept, tables, slots, turn, tile.length * 0, tile, extents, PLAN)
+        put_slot(kept, tables, slots, span, tile.length * 0, tile, extents, PLAN)
     put_batch(kept, token_sums, token_maxima, PLAN)
 
 
@@ -338,7 +357,7 @@ def scale_kernel(
     extents = Extents(tokens, sequences, width, tiles, tile_bits)
     factor = (tl.load(upstream).to(tl.float64) / tl.load(divisor)).to(gradient.dtype.element_ty)
     tile = tile_of_program(offsets, extents, PLAN, TILING)
-    turn = first_turn(offsets, tile, extents, steps, PLAN)
+    span = first_span(offsets, tile, extents, steps, PLAN)
     for first in range(0, tile.length, TILING.step):
         whole = first + TILING.step <= tile.length
         if whole:
@@ -346,10 +365,10 @@ def scale_kernel(
         else:
             x = load_step(contiguous(gradient, extents), tile, first, PLAN, TILING, True, False)
         if PLAN.averages:
-            x = x * of_sequences(inners, x, turn, first, offsets, tile, extents, PLAN, TILING)
+            x = x * of_sequences(inners, x, span, first, offsets, tile, extents, PLAN, TILING)
             if PLAN.packed:
-                while ends_by(turn, first, tile, TILING):
-                    turn = next_turn(turn, offsets, tile, extents, PLAN)
+                while ends_by(span, first, tile, TILING):
+                    span = next_span(span, offsets, tile, extents, PLAN)
         if whole:
             store_step(contiguous(scaled, extents), x * factor, tile, first, PLAN, TILING, True)
         else:

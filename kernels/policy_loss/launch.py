@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rollout_corr.kernels.by_turns import by_turns
 from rollout_corr.kernels.grid import (
     SEQUENCE_THREADS,
     SIZES,
@@ -21,6 +22,7 @@ from rollout_corr.kernels.grid import (
     current,
     grid_for,
     names_of_strides,
+    of_units,
     sizes_of,
     strides_of,
 )
@@ -62,9 +64,11 @@ class LossGiven:
         mask: Non-zero at valid tokens.
         offsets: [S + 1] int32 or int64, of a packed batch.
         divisor: 0-d float64, where the caller has counted.
+        scales: Per token, factors of all that it adds to the loss.
         log_mass: Per token, the log of the mass that truncated sampling kept.
         mass_of_base: True if it is taken from the base, and not from new_logp.
         double: float64 computes.
+        turns: [U + 1] int32 or int64, offsets of turns among the tokens, for a surrogate of turns.
     """
 
     new: Tensor
@@ -77,16 +81,18 @@ class LossGiven:
     mask: Tensor | None
     offsets: Tensor | None
     divisor: Tensor | None
+    scales: Tensor | None = None
     log_mass: Tensor | None = None
     mass_of_base: bool = False
     double: bool = False
+    turns: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """All tensors, in the order in which `recipe_of` takes their dtypes."""
         return (
             *(self.new, self.base, self.ref, self.weights, self.trains, self.mask),
-            *(self.advantages, self.offsets, self.divisor, self.log_mass),
+            *(self.advantages, self.offsets, self.divisor, self.log_mass, self.scales),
         )
 
 
@@ -96,7 +102,7 @@ class LossFound:
 
     value: Tensor
     gradient: Tensor | None  # of the value times its divisor, and times its length where a sequence is averaged
-    inners: Tensor | None  # [S], the factor of each sequence's gradient
+    inners: Tensor | None  # [S], the factor of each sequence's gradient; [U] of each turn's, where turns are given
     divisor: Tensor
     statistics: Tensor  # float64, the sums and then the maxima
 
@@ -145,8 +151,10 @@ class LossRecipe:
 # Every tensor of a call: given, and handed back.
 TENSORS = (
     *("new_logp", "base_logp", "ref_logp", "weights", "trains", "mask", "advantages", "offsets", "given", "log_mass"),
-    *("numbers", "gradient", "inners", "value", "divisor", "statistics"),
+    "scales",
+    *("numbers", "gradient", "inners", "value", "divisor", "statistics", "within"),
 )
+PER_TOKEN = ("new", "base", "ref", "weights", "trains", "mask", "log_mass", "scales")
 STRIDED = ("new", "base", "ref", "weights", "trains", "mask")
 
 
@@ -159,9 +167,10 @@ def recipe_of(
     per_sequence: bool,
     mass_of_base: bool,
     differentiable: bool,
+    turns: bool,
 ) -> LossRecipe:
     """Make the recipe for an objective and the dtypes of `LossGiven.tensors`, by which every argument has its type."""
-    _, base, ref, weights, trains, mask, _, offsets, divisor, log_mass = dtypes
+    _, base, ref, weights, trains, mask, _, offsets, divisor, log_mass, scales = dtypes
     kind = torch.float64 if double else torch.float32
     plans = plans_of(
         objective,
@@ -176,11 +185,13 @@ def recipe_of(
         advantages="sequence" if per_sequence else "token",
         differentiable=differentiable,
         mass=None if log_mass is None else ("rollout" if mass_of_base else "train"),
+        has_scales=scales is not None,
+        turns=turns,
     )
     first, last = plans[0], plans[-1]
     scratch = _scratch_of(first, last, kind)
     made = {"numbers": True, "gradient": differentiable, "inners": last.averages}
-    made |= {"value": True, "divisor": True, "statistics": True}
+    made |= {"value": True, "divisor": True, "statistics": True, "within": turns}
     held = [place for place, x in enumerate((*dtypes, *made.values())) if x]
     plan_names = [f"PLAN {number}" for number in range(len(plans))]
     others = (*names_of_strides(STRIDED), *SIZES, *plan_names, "nothing")
@@ -265,6 +276,10 @@ def run(given: LossGiven, objective: Objective, differentiable: bool) -> LossFou
 
 def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tuple[LossFound, tuple[Launch, ...]]:
     """Allocate everything and list what has to be launched, from metadata alone; see `run`."""
+    shape, turns, within = given.new.shape, given.turns, None
+    count = shape[0] if given.offsets is None else given.offsets.shape[0] - 1
+    if turns is not None:
+        given, within = by_turns(given, turns, given.new, PER_TOKEN)
     new, base, offsets, log_mass = given.new, given.base, given.offsets, given.log_mass
     device = new.device
     recipe = recipe_of(
@@ -275,22 +290,25 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
         given.per_sequence,
         given.mass_of_base,
         differentiable,
+        turns is not None,
     )
     kind = recipe.kind
     strided = new, base, given.ref, given.weights, given.trains, given.mask
     element = new.element_size() if base is None else min(new.element_size(), base.element_size())
     sequences, width = new.shape if offsets is None else (offsets.shape[0] - 1, None)
     grid = grid_for(sequences, width, [x for x in strided if x is not None], element, given.double)
-    gradient = torch.empty(*new.shape, dtype=kind, device=device) if differentiable else None
+    grid = grid if within is None else of_units(grid, count, beside=True)
+    gradient = torch.empty(*shape, dtype=kind, device=device) if differentiable else None
     inners = torch.empty(sequences, dtype=kind, device=device) if recipe.averages else None
     value = torch.empty((), dtype=kind, device=device)
     divisor = torch.empty((), dtype=torch.float64, device=device)
     statistics = torch.empty(recipe.statistics, dtype=torch.float64, device=device)
     workspace = Workspace(recipe.scratch, grid.counted, device)
     log_mass = None if log_mass is None else log_mass.contiguous()
+    scales = None if given.scales is None else given.scales.contiguous()
     held = recipe.held((
-        *strided, given.advantages.contiguous(), offsets, given.divisor, log_mass,
-        recipe.upload.read(), gradient, inners, value, divisor, statistics,
+        *strided, given.advantages.contiguous(), offsets, given.divisor, log_mass, scales,
+        recipe.upload.read(), gradient, inners, value, divisor, statistics, within,
     ))  # fmt: skip
     addresses = addresses_of(held)
     sized = _sized(recipe, grid)

@@ -52,6 +52,8 @@ class LossPlan(Tables):
     advantages: str  # "token" | "sequence"
     differentiable: bool
     mass: str | None  # whose log-probs the kept mass is taken from: "train", which is new, or "rollout", the base
+    has_scales: bool  # factors of all that a token adds
+    turns: bool  # slots and offsets are of turns, whose ratio it is; sequences are counted beside them
     token_sums: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
     counts: tuple[str, ...] = ()
@@ -123,6 +125,8 @@ def plans_of(
     advantages: str,
     differentiable: bool,
     mass: str | None = None,
+    has_scales: bool = False,
+    turns: bool = False,
 ) -> tuple[LossPlan, ...]:
     """Make a plan for each pass over the tokens.
 
@@ -139,6 +143,8 @@ def plans_of(
         advantages: "token" or "sequence".
         differentiable: The gradient is handed back.
         mass: Whose log-probs the kept mass is taken from, "train" or "rollout"; None without one.
+        has_scales: Factors of all that a token adds are given.
+        turns: Turns stand in the place of sequences.
     """
     surrogate, kl, regulariser = objective.surrogate, objective.kl, objective.regulariser
     cuts, own_ratio = list(surrogate.cuts.values()), not objective.weights_are_the_ratio
@@ -175,6 +181,8 @@ def plans_of(
         advantages=advantages,
         differentiable=differentiable,
         mass=mass,
+        has_scales=has_scales,
+        turns=turns,
         numbers=tuple(numbers_of(objective, double)),
         sums=sum_names(objective),
         maxima=max_names(),

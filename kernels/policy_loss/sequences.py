@@ -13,7 +13,9 @@ from rollout_corr.kernels.gather import (
     integer,
     plain,
     slot_tables,
+    slots_between,
     slots_of,
+    turns_of,
 )
 from rollout_corr.kernels.partials import add, add_up_part, entry, is_last, largest_of_rows, put_all, sum_of_rows
 from rollout_corr.kernels.policy_loss.formulas import clipped
@@ -71,10 +73,11 @@ def store_sequences(
     valid = tl.where(known, integer(found, PLAN, "valid"), 0)
     n = tl.where(known, integer(found, PLAN, "counted"), 0)
     add(sums, PLAN, "loss_valid_tokens", valid)
-    add(sums, PLAN, "loss_valid_sequences", valid > 0)
     add(sums, PLAN, "loss_tokens", n)
-    add(sums, PLAN, "loss_sequences", n > 0)
-    if PLAN.averages:
+    # Turns are no sequences, which others count.
+    add(sums, PLAN, "loss_valid_sequences", (valid > 0) & (not PLAN.turns))
+    add(sums, PLAN, "loss_sequences", (n > 0) & (not PLAN.turns))
+    if PLAN.averages and not PLAN.turns:
         length = n if PLAN.denominator == "kept" else valid
         inner = 1.0 / tl.maximum(length, 1).to(tl.float64)
         tl.store(inners + sequence, inner.to(inners.dtype.element_ty), mask=known)
@@ -89,6 +92,32 @@ def store_sequences(
         if PLAN.pulls:
             pull = pull_of(found, level, n, numbers, PLAN)
             tl.store(pulls + sequence, pull.to(pulls.dtype.element_ty), mask=known)
+
+
+@triton.jit
+def count_sequences(
+    tables: SlotTables, inners: tl.tensor, sums: tl.tensor, offsets: tl.tensor, within: tl.tensor, extents: Extents,
+    sequences: tl.tensor, slots: tl.tensor, program: tl.tensor, PLAN: tl.constexpr, SHAPE: tl.constexpr,
+) -> None:  # fmt: skip
+    """Count SHAPE.sequences sequences of turns, and give the turns the factors of their gradients."""
+    owner = program.to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
+    low, high = turns_of(within, owner, sequences, extents.sequences)
+    first, many = slots_between(offsets, low, high, extents)
+    known = (owner > 0) & (owner <= sequences)
+    found = gathered(tables, first, many, slots, PLAN, SHAPE)
+    valid = tl.where(known, integer(found, PLAN, "valid"), 0)
+    n = tl.where(known, integer(found, PLAN, "counted"), 0)
+    add(sums, PLAN, "loss_valid_tokens", valid * 0)
+    add(sums, PLAN, "loss_tokens", n * 0)
+    add(sums, PLAN, "loss_valid_sequences", valid > 0)
+    add(sums, PLAN, "loss_sequences", n > 0)
+    if PLAN.averages:
+        length = n if PLAN.denominator == "kept" else valid
+        inner = 1.0 / tl.maximum(length, 1).to(tl.float64)
+        for j in range(tl.max(high - low, 0).to(tl.int32)):
+            turn = low + j - 1
+            real_one = (turn >= 0) & (turn < extents.sequences) & (turn + 1 < high)
+            tl.store(inners + turn, inner.to(inners.dtype.element_ty), mask=real_one)
 
 
 @triton.jit
@@ -138,13 +167,15 @@ def finish(
         "sequence_programs",
         "parts",
         "part",
+        "owner_count",
     ]
 )
 def sequences_kernel(
     numbers, offsets, counts, integers, floats, levels, pulls, inners, sequence_sums, token_sums, token_maxima,
-    part_sums, part_maxima, counter, given, value, divisor, statistics,
+    part_sums, part_maxima, counter, given, value, divisor, statistics, within,
     tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     token_programs: tl.int32, sequence_programs: tl.int32, parts: tl.int32, part: tl.int32,
+    owner_count: tl.int64,
     PLAN: tl.constexpr, SHAPE: tl.constexpr,
 ):  # fmt: skip
     """Pass over sequences, add up parts of what programs over tokens have left, and finish in the last program.
@@ -163,7 +194,17 @@ def sequences_kernel(
         if PLAN.phase != "write":
             tables = slot_tables(counts, integers, floats, None)
             extents = Extents(tokens, sequences, 0, tiles, tile_bits)
-            store_sequences(tables, levels, pulls, inners, sequence_sums, offsets, extents, slots, numbers, PLAN, SHAPE)
+            if PLAN.turns:
+                of_turns = ((sequences + 2 + SHAPE.sequences - 1) // SHAPE.sequences).to(tl.int32)
+                if program >= of_turns:
+                    count_sequences(tables, inners, sequence_sums, offsets, within, extents, owner_count - 2, slots,
+                                    program - of_turns, PLAN, SHAPE)  # fmt: skip
+                else:
+                    store_sequences(tables, levels, pulls, inners, sequence_sums, offsets, extents, slots, numbers,
+                                    PLAN, SHAPE)  # fmt: skip
+            else:
+                store_sequences(tables, levels, pulls, inners, sequence_sums, offsets, extents, slots, numbers,
+                                PLAN, SHAPE)  # fmt: skip
     elif PLAN.phase != "sum":
         add_up_part(program - before, token_sums, token_maxima, part_sums, part_maxima, token_programs, part, PLAN)
     if PLAN.phase != "sum":

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 def taken_by_triton(launch):
     """The compiled kernel that Triton's dispatch takes for a launch, which runs once more."""
     warps = max(1, launch.threads // launches.warp_size(launch.operands.device))
-    return launch.kernel[(launch.programs,)](**launch.arguments, num_warps=warps)
+    return launch.kernel[(launch.programs,)](**launch.arguments, num_warps=warps, enable_fp_fusion=True)
 
 
 def moved(x, by):

@@ -110,14 +110,40 @@ def test_kl_and_regulariser(kind, device):
         rc.KL(kind, 0.3, gradient="k2", weight="stopped_ratio", scope="all"),
         rc.KL(kind, 0.3, gradient="k3", weight="weights", log_clamp=0.4, value_clamp=0.06),
         rc.KL(kind, 0.3, gradient="abs", scope="all"),
-        rc.KL("k3", 0.3, gradient=kind, log_clamp=0.3),
+        rc.KL("k3", 0.3, gradient=kind, log_clamp=0.3, value_clamp=5.0, bound=5.0),
         rc.KL(kind, 0.3, weight="ratio", bound=0.05, swapped=True),
+        rc.KL(kind, 0.3, weight="ratio"),
     )
     for i, term in enumerate(terms):
-        wanted = objective(("ppo", "gspo", "gmpo", "score", "ppo", "vespo")[i], kl=term,
+        wanted = objective(("ppo", "gspo", "gmpo", "score", "ppo", "vespo", "clamped")[i], kl=term,
                            regulariser=rc.SquaredLogRatio(0.2, ("all", "kept")[i % 2]))  # fmt: skip
         with shaped((NARROW, WIDE)[i % 2]):
             check(only(BATCHES[2 * (i % 2)], *DECOUPLED, "ref"), wanted, ("packed", "padded_left")[i % 2], device)
+
+
+def test_a_policy_at_its_reference_has_no_slope(device):
+    """|k| has none at 0, where autograd's is 0 too."""
+    same = [replace(q, ref=list(q.new)) for q in BATCHES[0]]
+    with shaped(NARROW):
+        check(only(same, *DECOUPLED, "ref"), objective("ppo", kl=rc.KL("abs", 0.3)), "packed", device)
+
+
+@pytest.mark.parametrize("name", ["ppo", "gspo", "vespo", "dro sequence"])
+def test_a_scale_multiplies_all_that_a_token_adds(name, device):
+    kl = rc.KL("k3", 0.3, weight="ratio", scope="all")
+    wanted = objective(name, kl=kl, regulariser=rc.SquaredLogRatio(0.2, "all"), reduction="sequence_mean_token_mean")
+    for layout, batch in (("packed", BATCHES[0]), ("padded_left", BATCHES[2])):
+        with shaped(NARROW):
+            check(only(batch, *DECOUPLED, "ref", "scale"), wanted, layout, device)
+
+
+@pytest.mark.parametrize("denominator", ["kept", "rows"])
+def test_a_kl_with_a_reduction_of_its_own(denominator, device):
+    term = rc.KL("k3", 0.3, scope="all", reduction="sequence_mean_token_mean", denominator=denominator)
+    wanted = objective("vespo", kl=term, regulariser=rc.SquaredLogRatio(0.2))
+    for layout, batch in (("packed", BATCHES[0]), ("padded_left", BATCHES[2])):
+        with shaped(NARROW):
+            check(only(batch, *DECOUPLED, "ref"), wanted, layout, device)
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
@@ -127,9 +153,10 @@ def test_squares_and_penalties_saturate(kind, device):
         replace(q, new=[x - (3000.0 if t % 2 else 2.0) * m for t, (x, m) in enumerate(zip(q.new, q.mask, strict=True))])
         for q in BATCHES[0]
     ]
-    wanted = objective("dro", kl=rc.KL(kind, 0.1), regulariser=rc.SquaredLogRatio(0.1))
-    with shaped(WIDE):
-        check(only(far, *DECOUPLED, "ref"), wanted, "packed", device, by=1e-3)
+    for name in ("dro", "dro sequence"):
+        wanted = objective(name, kl=rc.KL(kind, 0.1), regulariser=rc.SquaredLogRatio(0.1))
+        with shaped(WIDE):
+            check(only(far, *DECOUPLED, "ref"), wanted, "packed", device, by=1e-3)
 
 
 # --- against the reference, in every dtype ---

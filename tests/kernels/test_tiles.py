@@ -7,10 +7,12 @@ from unittest import mock
 
 import pytest
 import torch
+import triton
 
 import rollout_corr as rc
 from builders.batches import lay_out, random_sequences
 from builders.kernel_cases import INTERPRETED, bits, check, fitted, over, shaped
+from rollout_corr.aot.ahead_of_time import TARGETS
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.aot.variants import VARIANTS
 from rollout_corr.kernels import grid
@@ -18,6 +20,8 @@ from rollout_corr.kernels.grid import SHAPES, Shape, grid_for, tile_for
 
 pytestmark = INTERPRETED
 
+# Options of a kernel of one warp without a cap.
+PLAIN = {"num_warps": 1, "enable_fp_fusion": True}
 LONGEST, LONG, MEDIUM, SHORT = (shape for _, shape in SHAPES)
 
 
@@ -94,9 +98,19 @@ def test_registers_are_capped_where_that_spills_nothing(name, most):
     read, decide, *apply = VARIANTS[name].launches()
     assert read.options(32, nvidia=True).get("maxnreg") == most
     assert not any("maxnreg" in launch.options(32, nvidia=True) for launch in (decide, *apply))
-    assert read.options(64, nvidia=False) == {"num_warps": 1}
+    assert read.options(64, nvidia=False) == PLAIN
 
 
 @pytest.mark.parametrize("name", ["ppo_packed", "gspo_padded"])
 def test_registers_of_a_loss_are_the_compiler_s(name):
-    assert all(launch.options(32, nvidia=True) == {"num_warps": 1} for launch in LOSS_VARIANTS[name].launches())
+    assert all(launch.options(32, nvidia=True) == PLAIN for launch in LOSS_VARIANTS[name].launches())
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_the_environment_does_not_decide_what_is_contracted(target, monkeypatch):
+    """TRITON_DEFAULT_FP_FUSION=0 would change bits; Triton 3.9 warns about a kernel that leaves it to that."""
+    monkeypatch.setattr(triton.knobs.language, "default_fp_fusion", False)
+    backend = triton.compiler.make_backend(TARGETS[target])
+    for launch in VARIANTS["metrics_packed"].launches():
+        options = launch.options(TARGETS[target].warp_size, nvidia=target == "sm_90")
+        assert backend.parse_options(options).enable_fp_fusion

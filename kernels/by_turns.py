@@ -1,0 +1,51 @@
+"""The host side of turns: batches whose turns stand in the place of sequences, packed whatever the layout was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Given = TypeVar("Given", bound="DataclassInstance")
+
+
+def by_turns(given: Given, turns: Tensor, like: Tensor, names: Sequence[str]) -> tuple[Given, Tensor]:
+    """Put turns in the place of sequences.
+
+    Args:
+        given: A batch as the kernels take it, with offsets and advantages.
+        turns: [U + 1] int32 or int64, offsets among the tokens; those of a padded batch are counted row after row.
+        like: A tensor in the shape of the batch.
+        names: All fields with a per-token tensor but for the advantages.
+
+    Returns:
+        The batch, flat, with offsets and advantages of turns; and [S + 1] int64, where sequences begin and end among
+        the turns. That does not decrease, even where nobody has checked the offsets: every turn has an owner.
+    """
+    # Their dtype would be part of compile keys, and who makes them in int32 is not known to `warmup`.
+    turns = turns.to(torch.int64)
+    fields: dict[str, Any] = vars(given)
+    many, offsets, advantages = turns.shape[0] - 1, fields["offsets"], fields["advantages"]
+    if offsets is None:
+        count, width = like.shape
+        offsets = torch.arange(count + 1, device=turns.device) * width
+    within = torch.searchsorted(turns, offsets.to(torch.int64)).clamp(max=many).cummax(0).values
+    if advantages is not None:
+        advantages = _of_turns(advantages, within, many) if fields["per_sequence"] else advantages.reshape(-1)
+    flat = {name: x.reshape(-1) for name in names if (x := fields[name]) is not None}
+    return replace(given, offsets=turns, advantages=advantages, **flat), within
+
+
+def _of_turns(advantages: Tensor, within: Tensor, many: int) -> Tensor:
+    """[U]: the advantages of the sequences that turns belong to; those of none have no token, so any does."""
+    if not advantages.shape[0]:
+        return advantages.new_zeros(many)
+    places = torch.arange(many, device=within.device)
+    owners = torch.searchsorted(within[1:], places, right=True).clamp(max=advantages.shape[0] - 1)
+    return advantages.index_select(0, owners)

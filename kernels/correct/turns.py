@@ -1,0 +1,325 @@
+"""Turns: `decide` goes through those of each sequence, where `read` and `apply` take turns for sequences.
+
+Slots are of turns, and the slots of a sequence's turns lie side by side, so what a sequence needs is a sum over a
+stretch of slots, exact as any. A thread has a sequence, and walks along its turns once; before that a second time where
+a turn can reject its sequence.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from rollout_corr.kernels.correct.measures import (
+    Rows,
+    SequenceWeights,
+    counted_of,
+    mean_weights,
+    weigh_sequences,
+)
+from rollout_corr.kernels.correct.plan import Plan
+from rollout_corr.kernels.correct.verdicts import count_kept, rows_of, store_states, tested, thinning_bit, weightless_of
+from rollout_corr.kernels.gather import Gathered, SlotTables, gathered, integer, plain, slots_between
+from rollout_corr.kernels.partials import Partials, add, put
+from rollout_corr.kernels.slots import Extents
+from rollout_corr.kernels.tokens import (
+    at,
+    expm1,
+    has,
+    key_of,
+    limited,
+    named,
+    number,
+    of_key,
+    of_test,
+    size,
+    test,
+)
+
+
+class Turns(NamedTuple):
+    """The turns of the sequences of a program, and where what they get is stored."""
+
+    low: tl.tensor  # [SEQUENCES] int64, the first of each, numbered from 1; what is before all turns is 0
+    high: tl.tensor  # [SEQUENCES] int64, behind the last
+    offsets: tl.tensor  # [U + 1]
+    extents: Extents
+    tables: SlotTables
+    slots: tl.tensor  # how many there are
+    keep_out: tl.tensor  # [U] bool; an empty turn is kept
+    states: tl.tensor  # [U] int32; anything where the plan has no `apply`
+    weights: tl.tensor  # [U], the same
+
+
+class Verdicts(NamedTuple):
+    """The decisions about the sequences of a program: [SEQUENCES] each."""
+
+    standing: tl.tensor  # bool, kept by the criteria of tokens
+    keep: tl.tensor  # bool
+    state: tl.tensor  # int32
+    nonfinite: tl.tensor  # int64, tokens
+    advantage: tl.tensor  # float64, if given by sequence
+    weight: tl.tensor  # float64, if weights are of sequences
+
+
+# --- sums over turns ---
+
+
+@triton.constexpr_function
+def turn_column(plan: Plan, table: str, i: int) -> str:
+    """Name the i-th column of a table."""
+    return getattr(plan, table)[i]
+
+
+@triton.constexpr_function
+def drops_sequences(plan: Plan) -> bool:
+    """Test whether a turn can reject its sequence."""
+    return any(one.over == "turn" and one.drop == "sequence" for one in plan.tests)
+
+
+@triton.jit
+def no_turns(like: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tuple:
+    """Begin the sums over turns, or the maxima, which are keys."""
+    found = ()
+    for _ in tl.static_range(size(PLAN, TABLE)):
+        if TABLE == "turn_maxima":
+            found = found + (key_of(tl.full(like.shape, float("-inf"), tl.float64)),)
+        else:
+            found = found + (tl.zeros(like.shape, tl.float64),)
+    return found
+
+
+@triton.jit
+def tally(sums: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> tl.tuple:
+    """Add x of one turn of each sequence to a sum, if the plan has it."""
+    if has(PLAN, "turn_sums", name):
+        more = sums[at(PLAN, "turn_sums", name)] + (x.to(tl.int32) if x.dtype == tl.int1 else x).to(tl.float64)
+        sums = sums[: at(PLAN, "turn_sums", name)] + (more,) + sums[at(PLAN, "turn_sums", name) + 1 :]
+    return sums
+
+
+@triton.jit
+def tally_largest(maxima: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor, among: tl.tensor) -> tl.tuple:
+    """Let x of one turn of each sequence be a maximum, if the plan has it."""
+    if has(PLAN, "turn_maxima", name):
+        more = tl.maximum(maxima[at(PLAN, "turn_maxima", name)], key_of(tl.where(among, x, float("-inf"))))
+        maxima = maxima[: at(PLAN, "turn_maxima", name)] + (more,) + maxima[at(PLAN, "turn_maxima", name) + 1 :]
+    return maxima
+
+
+@triton.jit
+def tally_extrema(
+    maxima: tl.tuple, PLAN: tl.constexpr, low: tl.constexpr, high: tl.constexpr, x: tl.tensor, among: tl.tensor
+) -> tl.tuple:  # fmt: skip
+    """Let x of one turn of each sequence be the largest, and -x."""
+    maxima = tally_largest(maxima, PLAN, high, x, among)
+    return tally_largest(maxima, PLAN, low, -x, among)
+
+
+@triton.jit
+def total(sums: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr) -> tl.tensor:
+    """Take a sum over the turns of each sequence."""
+    return sums[at(PLAN, "turn_sums", name)]
+
+
+# --- one turn of each sequence ---
+
+
+@triton.jit
+def turn_at(turns: Turns, j: tl.tensor, known: tl.tensor, standing: tl.tensor, PLAN: tl.constexpr,
+            SHAPE: tl.constexpr) -> tuple[Gathered, Rows]:  # fmt: skip
+    """Gather the j-th turn of each sequence; of one that has no such turn, nothing."""
+    low = tl.minimum(turns.low + j, turns.high)
+    first, many = slots_between(turns.offsets, low, tl.minimum(low + 1, turns.high), turns.extents)
+    found = gathered(turns.tables, first, many, turns.slots, PLAN, SHAPE)
+    valid = tl.where(known, tl.maximum(integer(found, PLAN, "valid"), 0), 0)
+    nonfinite = tl.where(known, integer(found, PLAN, "nonfinite"), 0)
+    return found, rows_of(found, valid, nonfinite, standing, PLAN)
+
+
+@triton.jit
+def rejected_by_turns(
+    turns: Turns, known: tl.tensor, given: Verdicts, numbers: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr
+) -> tl.tensor:
+    """Select the sequences with a turn that failed a criterion which rejects its sequence."""
+    fallen = given.state * 0
+    for j in range(tl.max(turns.high - turns.low, 0).to(tl.int32)):
+        found, rows = turn_at(turns, j, known, given.standing, PLAN, SHAPE)
+        for i in tl.static_range(size(PLAN, "tests")):
+            if test(PLAN, i).over == "turn" and test(PLAN, i).drop == "sequence":
+                _, _, failed, _ = tested(found, rows, given.advantage, given.standing, numbers, test(PLAN, i), PLAN)
+                fallen += failed.to(tl.int32)
+    return fallen > 0
+
+
+@triton.jit
+def measure_turn(
+    sums: tl.tuple, maxima: tl.tuple, rows: Rows, keep: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
+) -> tuple[tl.tuple, tl.tuple]:
+    """Report a turn's counts and its sum of D."""
+    clamp = number(numbers, PLAN, "clamp")
+    some = rows.n > 0
+    chi2 = expm1(2.0 * limited(rows.sum_d, -clamp, clamp, PLAN))
+    sums = tally(sums, PLAN, "turns", rows.valid > 0)
+    sums = tally(sums, PLAN, "turns_measured", some)
+    sums = tally(sums, PLAN, "turns_kept", keep & (rows.valid > 0))
+    sums = tally(sums, PLAN, "chi2_turn", tl.where(some, chi2, 0.0))
+    sums = tally(sums, PLAN, "abs_sum_d_turn", tl.where(some, tl.abs(rows.sum_d), 0.0))
+    return sums, tally_extrema(maxima, PLAN, "-min_turn_sum_d", "max_turn_sum_d", rows.sum_d, some)
+
+
+@triton.jit
+def tally_place(
+    sums: tl.tuple, PLAN: tl.constexpr, PLACE: tl.constexpr, parts: tl.tuple, here: tl.tensor
+) -> tl.tuple:  # fmt: skip
+    """Add what is measured of a turn to the sums of its place; parts are tokens, D, |D| and k3."""
+    sums = tally(sums, PLAN, of_place(PLACE, "tokens"), tl.where(here, parts[0], 0.0))
+    sums = tally(sums, PLAN, of_place(PLACE, "d"), tl.where(here, parts[1], 0.0))
+    sums = tally(sums, PLAN, of_place(PLACE, "abs_d"), tl.where(here, parts[2], 0.0))
+    return tally(sums, PLAN, of_place(PLACE, "k3"), tl.where(here, parts[3], 0.0))
+
+
+@triton.constexpr_function
+def of_place(place: str, name: str) -> str:
+    """Name a sum over the turns at a place."""
+    return f"turn_{place}_{name}"
+
+
+@triton.jit
+def measure_turn_weights(
+    sums: tl.tuple, maxima: tl.tuple, rows: Rows, weights: SequenceWeights, numbers: tl.tuple, PLAN: tl.constexpr
+) -> tuple[tl.tuple, tl.tuple]:
+    """Report a turn's weight, and what its sequence needs of it."""
+    some, n = rows.n > 0, rows.n.to(tl.float64)
+    log_ratio, raw, ratio, bounded, weight = weights
+    above, below = some & (rows.n < 0), some & (rows.n < 0)
+    if PLAN.has_upper:
+        above = some & ((log_ratio <= number(numbers, PLAN, "log/upper")) == 0)
+    if PLAN.has_lower:
+        below = some & ((log_ratio >= number(numbers, PLAN, "log/lower")) == 0)
+    sums = tally(sums, PLAN, "turns_above", above)
+    sums = tally(sums, PLAN, "turns_below", below)
+    sums = tally(sums, PLAN, "tokens_above", tl.where(above, n, 0.0))
+    sums = tally(sums, PLAN, "tokens_below", tl.where(below, n, 0.0))
+    maxima = tally_extrema(maxima, PLAN, "-min_turn_raw", "max_turn_raw", raw, some)
+    maxima = tally_extrema(maxima, PLAN, "-min_raw", "max_raw", raw, some)
+    maxima = tally_extrema(maxima, PLAN, "-min_turn_weight", "max_turn_weight", bounded, some)
+    maxima = tally_extrema(maxima, PLAN, "-min_weight", "max_weight", bounded, some)
+    raw, ratio = tl.where(some, raw, 0.0), tl.where(some, ratio, 0.0)
+    bounded, weight = tl.where(some, bounded, 0.0), tl.where(some, weight, 0.0)
+    sums = tally(sums, PLAN, "of_sequence/raw", n * raw)
+    sums = tally(sums, PLAN, "of_sequence/bounded", n * bounded)
+    sums = tally(sums, PLAN, "turn_raw", raw)
+    sums = tally(sums, PLAN, "turn_raw2", raw * raw)
+    sums = tally(sums, PLAN, "turn_weight", bounded)
+    sums = tally(sums, PLAN, "turn_weight2", bounded * bounded)
+    sums = tally(sums, PLAN, "turn_raw_plain", ratio)
+    sums = tally(sums, PLAN, "turn_raw_plain2", ratio * ratio)
+    sums = tally(sums, PLAN, "turn_weight_plain", weight)
+    sums = tally(sums, PLAN, "turn_weight_plain2", weight * weight)
+    sums = tally(sums, PLAN, "raw2", n * raw * raw)
+    sums = tally(sums, PLAN, "weight2", n * bounded * bounded)
+    sums = tally(sums, PLAN, "raw_plain", n * ratio)
+    sums = tally(sums, PLAN, "raw_plain2", n * ratio * ratio)
+    sums = tally(sums, PLAN, "weight_plain", n * weight)
+    return tally(sums, PLAN, "weight_plain2", n * weight * weight), maxima
+
+
+@triton.jit
+def decide_by_turns(
+    sums: tl.tuple, maxima: tl.tuple, found: Gathered, rows: Rows, given: Verdicts, numbers: tl.tuple,
+    PLAN: tl.constexpr,
+) -> tuple[tl.tuple, tl.tuple, tl.tensor, tl.tensor]:  # fmt: skip
+    """Test a turn of each sequence by its own criteria: return whether it stays, and the bits of those that thin."""
+    keep, state = rows.valid >= 0, given.state * 0
+    for i in tl.static_range(size(PLAN, "tests")):
+        if test(PLAN, i).over == "turn":
+            value, among, failed, lost = tested(found, rows, given.advantage, given.standing, numbers, test(PLAN, i),
+                                                PLAN)  # fmt: skip
+            if test(PLAN, i).thins:
+                state |= tl.where(failed, thinning_bit(PLAN, i), 0)
+            elif test(PLAN, i).drop == "unit":
+                keep = keep & (failed == 0)
+            sums = tally(sums, PLAN, named(i, "lost"), lost)
+            sums = tally(sums, PLAN, named(i, "units"), among)
+            value, among, counted = counted_of(value, among, numbers, test(PLAN, i), PLAN)
+            sums = tally(sums, PLAN, named(i, "value"), counted)
+            sums = tally(sums, PLAN, squared_value(i), counted * counted)
+            maxima = tally_extrema(maxima, PLAN, of_test("-min", i), of_test("max", i), value, among)
+    return sums, maxima, keep, state
+
+
+@triton.constexpr_function
+def squared_value(i: int) -> str:
+    """Name the sum of squares of a criterion's values."""
+    return f"{i}/value2"
+
+
+# --- all turns of the sequences of a program ---
+
+
+@triton.jit
+def walk_turns(
+    turns: Turns, known: tl.tensor, given: Verdicts, numbers: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr
+) -> tuple[tl.tuple, tl.tuple]:
+    """Decide about every turn, store what it gets, and add up what turns give."""
+    sums, maxima = no_turns(given.keep, PLAN, "turn_sums"), no_turns(given.keep, PLAN, "turn_maxima")
+    met = given.nonfinite * 0  # turns with a measured token
+    nothing = tl.zeros(met.shape, tl.float64)
+    # Of the last of them that is not the first: it may be the last of all.
+    tokens, d, abs_d, k3 = nothing, nothing, nothing, nothing
+    for j in range(tl.max(turns.high - turns.low, 0).to(tl.int32)):
+        found, rows = turn_at(turns, j, known, given.standing, PLAN, SHAPE)
+        sums, maxima, keep, state = decide_by_turns(sums, maxima, found, rows, given, numbers, PLAN)
+        stays, state = keep & given.keep, state | given.state
+        sums = tally(sums, PLAN, "of_sequence/kept", count_kept(found, rows.valid, stays, state, PLAN))
+        sums, maxima = measure_turn(sums, maxima, rows, stays, numbers, PLAN)
+
+        some = rows.n > 0
+        here = rows.n.to(tl.float64), rows.sum_d, plain(found, PLAN, "abs_d"), plain(found, PLAN, "k3")
+        sums = tally_place(sums, PLAN, "first", here, some & (met == 0))
+        later = some & (met > 0)
+        sums = tally_place(sums, PLAN, "middle", (tokens, d, abs_d, k3), later)
+        tokens, d = tl.where(later, here[0], tokens), tl.where(later, here[1], d)
+        abs_d, k3 = tl.where(later, here[2], abs_d), tl.where(later, here[3], k3)
+        met += some.to(tl.int64)
+
+        weight = given.weight
+        if PLAN.weighs_turns:
+            weights = weigh_sequences(found, rows, numbers, PLAN)
+            sums, maxima = measure_turn_weights(sums, maxima, rows, weights, numbers, PLAN)
+            weight = weights.weight
+        turn = turns.low + j - 1
+        real = (turn >= 0) & (turn < turns.extents.sequences) & (turn + 1 < turns.high)
+        tl.store(turns.keep_out + turn, (stays | (rows.valid == 0)).to(tl.int8), mask=real)
+        if PLAN.applies:
+            rejected = known & (stays == 0)
+            weightless = known & weightless_of(stays, given.nonfinite, PLAN)
+            store_states(turns.states, turns.weights, turn, real, state, rejected, weightless, weight, PLAN)
+    return tally_place(sums, PLAN, "last", (tokens, d, abs_d, k3), met > 1), maxima
+
+
+@triton.jit
+def report_turns(
+    sums: tl.tuple, maxima: tl.tuple, rows: Rows, out: Partials, PLAN: tl.constexpr
+) -> None:  # fmt: skip
+    """Store what turns add to the statistics."""
+    for k in tl.static_range(size(PLAN, "turn_sums")):
+        add(out.sums, PLAN, turn_column(PLAN, "turn_sums", k), sums[k])
+    for k in tl.static_range(size(PLAN, "turn_maxima")):
+        put(out.maxima, PLAN, "sequence_maxima", turn_column(PLAN, "turn_maxima", k), of_key(tl.max(maxima[k], 0)))
+    for i in tl.static_range(size(PLAN, "tests")):
+        if test(PLAN, i).over == "turn":
+            lost = total(sums, PLAN, named(i, "lost"))
+            if test(PLAN, i).drop == "sequence":
+                lost = tl.where(lost > 0, rows.valid, 0).to(tl.float64)
+            add(out.sums, PLAN, named(i, "tokens"), lost)
+            add(out.sums, PLAN, named(i, "sequences"), lost > 0)
+
+
+@triton.jit
+def weights_of_turns(sums: tl.tuple, rows: Rows, PLAN: tl.constexpr) -> SequenceWeights:
+    """Give sequences the means of their turns' weights over tokens."""
+    return mean_weights(total(sums, PLAN, "of_sequence/raw"), total(sums, PLAN, "of_sequence/bounded"), rows)

@@ -1,0 +1,218 @@
+"""The values that criteria over turns and sequences compare, and what a failure takes: of one unit a lane."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from rollout_corr.kernels.correct.criteria import passes, statistic_of_extremum
+from rollout_corr.kernels.correct.measures import Rows
+from rollout_corr.kernels.correct.plan import Plan, Test
+from rollout_corr.kernels.gather import Gathered, exact, integer, plain
+from rollout_corr.kernels.tokens import at, class_name, has, named, of_key, of_pair, size, test
+
+# The classes of tokens that each `when` selects, as indices of plan.CLASSES.
+CHOSEN = {"any": (), "negative_advantage": (0, 1), "positive_advantage": (2, 3), "outward": (0, 2)}
+
+# Bits of a sequence's state for `apply`: rejected; without weight; then one for each criterion that dropped tokens.
+REJECTED = tl.constexpr(1)
+WEIGHTLESS = tl.constexpr(2)
+
+
+@triton.constexpr_function
+def thinning_bit(plan: Plan, i: int) -> int:
+    """Find the state bit of a criterion that thins sequences."""
+    return 4 << [criterion.index for criterion in plan.thinning_tests].index(i)
+
+
+@triton.constexpr_function
+def selects(criterion: Test, which: int) -> bool:
+    """Test whether a criterion's `when` selects a class of tokens."""
+    return which in CHOSEN[criterion.when]
+
+
+# --- the value of a criterion ---
+
+
+@triton.jit
+def selected_units(
+    found: Gathered, advantage: tl.tensor, PLAN: tl.constexpr, TEST: tl.constexpr
+) -> tl.tensor:  # fmt: skip
+    """Select units by the sign of their mean advantage; for "outward" those that hold an outward token."""
+    if TEST.when == "outward":
+        outward = integer(found, PLAN, of_pair(TEST.pair, "negative_outward"))
+        outward += integer(found, PLAN, of_pair(TEST.pair, "positive_outward"))
+        return outward > 0
+    else:
+        if PLAN.advantages == "token":
+            mean = exact(found, PLAN, "advantage", False)
+        else:
+            mean = advantage.to(tl.float64)
+        return mean < 0 if TEST.when == "negative_advantage" else mean > 0
+
+
+@triton.jit
+def class_count(found: Gathered, PLAN: tl.constexpr, TEST: tl.constexpr) -> tl.tensor:
+    """Count the measured tokens that `when` selects."""
+    tokens = integer(found, PLAN, "valid") * 0
+    for c in tl.static_range(4):
+        if selects(TEST, c):
+            tokens += integer(found, PLAN, class_name(c))
+    return tokens
+
+
+@triton.jit
+def value_of(
+    found: Gathered, n: tl.tensor, numbers: tl.tuple, TEST: tl.constexpr, PLAN: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Compute a sequence's value, and the quantity that is compared: a ratio's logarithm, |D| where that decides."""
+    if has(PLAN, "peaks", named(TEST.index, "peak")):
+        peak = of_key(found.peaks[at(PLAN, "peaks", named(TEST.index, "peak"))])
+        if TEST.reduce == "min":
+            peak = -peak
+        value = statistic_of_extremum(peak, numbers, TEST, PLAN)
+        value, tested = value.to(tl.float64), peak.to(tl.float64)
+    else:
+        if PLAN.kept and TEST.sum == "d":
+            value = exact(found, PLAN, "d_kept", True)
+        else:
+            # Of its own, because Triton 3.5 and 3.6 pass on the text of an attribute only as a constant.
+            name: tl.constexpr = TEST.sum
+            value = exact(found, PLAN, name, TEST.one_limb)
+        if TEST.stat == "k1" and TEST.sum == "d":
+            value = -value
+        if TEST.reduce == "mean":
+            value = value / tl.maximum(n, 1).to(tl.float64)
+        tested = value
+    return tl.where(n > 0, value, 0.0), tl.where(n > 0, tested, 0.0)
+
+
+@triton.jit
+def measured_of(
+    found: Gathered, valid: tl.tensor, n: tl.tensor, K: tl.constexpr, PLAN: tl.constexpr
+) -> tl.tensor:  # fmt: skip
+    """Count the tokens that pair K of policies measures; n are those of the first pair, train and rollout."""
+    if K > 0 and PLAN.nonfinite == "reject":
+        return valid - integer(found, PLAN, of_pair(K, "nonfinite"))
+    elif K > 0:
+        return valid
+    else:
+        return n
+
+
+@triton.jit
+def among_of(found: Gathered, rows: Rows, keep: tl.tensor, K: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
+    """Count the tokens that sums over a sequence run over for pair K. keep: the sequences that token criteria kept."""
+    if K > 0 and PLAN.kept:
+        return tl.where(keep, integer(found, PLAN, of_pair(K, "survivors")), 0)
+    else:
+        return measured_of(found, rows.valid, rows.n_among, K, PLAN)
+
+
+# --- one unit of a lane ---
+
+
+@triton.jit
+def measured_tokens(valid: tl.tensor, nonfinite: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Count the measured tokens among the valid ones."""
+    if PLAN.nonfinite == "reject":
+        return valid - nonfinite
+    else:
+        return valid
+
+
+@triton.jit
+def rows_of(
+    found: Gathered, valid: tl.tensor, nonfinite: tl.tensor, keep: tl.tensor, PLAN: tl.constexpr
+) -> Rows:  # fmt: skip
+    """Name the counts and sums of units. keep: those whose sequences token criteria have kept."""
+    n = measured_tokens(valid, nonfinite, PLAN)
+    n_among = n
+    if PLAN.kept:
+        n_among = tl.where(keep, integer(found, PLAN, "survivors"), 0)
+    sum_d, train, rollout = exact(found, PLAN, "d", True), plain(found, PLAN, "train"), plain(found, PLAN, "rollout")
+    return Rows(valid, nonfinite, n, n_among, sum_d, train, rollout)
+
+
+@triton.jit
+def tested(
+    found: Gathered, rows: Rows, advantage: tl.tensor, keep: tl.tensor, numbers: tl.tuple,
+    TEST: tl.constexpr, PLAN: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """Test units by one criterion: its value, which have one, which fail, and how many tokens these lose with it.
+
+    keep: those whose sequences token criteria have kept.
+    """
+    among = among_of(found, rows, keep, TEST.pair, PLAN)
+    value, compared = value_of(found, among, numbers, TEST, PLAN)
+    failed = (passes(compared, numbers, TEST, PLAN) == 0) & (among > 0)
+    lost = rows.valid
+    if TEST.thins:
+        lost = rows.n
+        if TEST.when != "any":
+            lost = class_count(found, PLAN, TEST)
+    elif TEST.when != "any":
+        failed = failed & selected_units(found, advantage, PLAN, TEST)
+    return value, among > 0, failed, tl.where(failed, lost, 0)
+
+
+@triton.jit
+def weightless_of(keep: tl.tensor, nonfinite: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Select the sequences whose tokens have no weight."""
+    if PLAN.rejected != "mask":
+        return keep == 0
+    elif PLAN.rejects_nonfinite:
+        return nonfinite > 0
+    else:
+        return keep & (keep == 0)
+
+
+@triton.jit
+def store_states(
+    states: tl.tensor, weights: tl.tensor, sequence: tl.tensor, known: tl.tensor, state: tl.tensor,
+    rejected: tl.tensor, weightless: tl.tensor, weight: tl.tensor, PLAN: tl.constexpr,
+) -> None:  # fmt: skip
+    """Store for `apply` the state of each sequence and, where weights are of sequences, its weight."""
+    state |= tl.where(rejected, REJECTED, 0) | tl.where(weightless, WEIGHTLESS, 0)
+    tl.store(states + sequence, state, mask=known)
+    if PLAN.spreads:
+        weight = tl.where(weightless, 0.0, weight)
+        tl.store(weights + sequence, weight.to(weights.dtype.element_ty), mask=known)
+
+
+# --- counting ---
+
+
+@triton.jit
+def count_kept(
+    found: Gathered, valid: tl.tensor, keep: tl.tensor, state: tl.tensor, PLAN: tl.constexpr
+) -> tl.tensor:  # fmt: skip
+    """Count the tokens of each sequence that nothing has dropped."""
+    kept = valid
+    if PLAN.drops_tokens:
+        kept = integer(found, PLAN, "alive")
+    for c in tl.static_range(4):
+        if size(PLAN, "thinning_tests") > 0:
+            kept = without_class(found, kept, state, c, PLAN)
+    for i in tl.static_range(size(PLAN, "tests")):
+        if test(PLAN, i).thins and test(PLAN, i).when == "any":
+            kept = tl.where((state & thinning_bit(PLAN, i)) != 0, 0, kept)
+    return tl.where(keep, kept, 0)
+
+
+@triton.jit
+def without_class(
+    found: Gathered, kept: tl.tensor, state: tl.tensor, C: tl.constexpr, PLAN: tl.constexpr
+) -> tl.tensor:  # fmt: skip
+    """Subtract the tokens of class C where a criterion that selects them has failed."""
+    gone = state < 0
+    for i in tl.static_range(size(PLAN, "tests")):
+        if test(PLAN, i).thins and selects(test(PLAN, i), C):
+            gone = gone | ((state & thinning_bit(PLAN, i)) != 0)
+    if PLAN.classes_of(0):
+        if PLAN.drops_tokens:
+            lost = integer(found, PLAN, named("alive", class_name(C)))
+        else:
+            lost = integer(found, PLAN, class_name(C))
+        kept = kept - tl.where(gone, lost, 0)
+    return kept

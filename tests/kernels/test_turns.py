@@ -1,0 +1,236 @@
+"""The kernels on turns: against the definition and the oracle in loops, in every layout, with offsets of all kinds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import LAYOUTS, error, lay_out, random_sequences, spoil
+from builders.kernel_cases import (
+    INTERPRETED,
+    MIDDLE,
+    NARROW,
+    WIDE,
+    assert_like_reference,
+    between_fences,
+    bits,
+    flat,
+    shaped,
+    unchecked,
+    watched,
+)
+from builders.turns import loss_of, made, offsets_of, random_turns, specs_over
+from oracles import turns as oracle
+from rollout_corr.aot.variants import TURN_VARIANTS
+from rollout_corr.backends import operators
+from rollout_corr.backends import turns as reading
+from rollout_corr.backends.whole import run_whole
+from rollout_corr.spec.choices import STATS
+from rollout_corr.spec.loss import LOSS_REDUCTIONS
+
+pytestmark = INTERPRETED
+
+SHAPES = (NARROW, MIDDLE, WIDE)
+# Ages come to the kernels as external statistics do, and have metrics of their own.
+OF_LOG_PROBS = tuple(stat for stat in STATS if stat != "age")
+
+
+# Offsets of turns on the CPU go to the kernels as those on a device do: as they are.
+UNREAD = mock.patch.object(reading, "read_offsets_of_turns", lambda turns, *_: turns)
+
+
+def by_kernels(laid, spec, device, shapes=WIDE, seed=0, **given):
+    """A correction by the kernels, between fences, programs in an order that the seed decides."""
+    given = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
+    with shaped(shapes), watched(seed=seed):
+        return between_fences(laid, device).correct(spec, backend="triton", **given)
+
+
+def assert_like(out, reference, case=""):
+    """Require the reference's decisions about turns too."""
+    assert_like_reference(out, reference, case)
+    assert out.keep_turns.cpu().equal(reference.keep_turns), case
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("seed", range(3))
+def test_random_specs_in_every_layout(layout, seed, device):
+    """Weights, masks, verdicts and metrics, with criteria over tokens, turns and sequences of which all drop."""
+    batch, turns, spec = made(1000 + 10 * LAYOUTS.index(layout) + seed, OF_LOG_PROBS)
+    laid = lay_out(batch, layout, torch.float64 if seed == 2 else torch.float32)
+    offsets = offsets_of(laid, turns)
+    out, case = by_kernels(laid, spec, device, SHAPES[seed], seed, turns=offsets), f"{layout} {seed} {spec!r}"
+    assert_like(out, laid.correct(spec, turns=offsets), case)
+    if seed == 2:
+        expected = oracle.correct(batch, turns, spec)
+        assert out.keep_turns.tolist() == [x for row in expected.keep_turns for x in row], case
+        found = out.metrics()
+        for key, value in oracle.metrics(batch, turns, expected, spec).items():
+            assert error(found[key], value) <= (0.0 if isinstance(value, int) else 1e-11), f"{key}: {case}"
+
+
+@pytest.mark.parametrize("number", range(len(specs_over("turn"))))
+def test_one_turn_a_sequence_gives_the_bits_of_the_sequence(number, device):
+    of_turns, of_sequences = specs_over("turn")[number], specs_over("sequence")[number]
+    batch = spoil(random_sequences(number, (5, 1, 7, 0, 4, 30)), number)
+    layout = LAYOUTS[number % len(LAYOUTS)]
+    laid = lay_out(batch, layout, torch.bfloat16 if number % 2 else torch.float32)
+    offsets = offsets_of(laid, [[len(sequence)] for sequence in batch])
+    one = by_kernels(laid, of_turns, device, SHAPES[number % 3], turns=offsets)
+    other = by_kernels(laid, of_sequences, device, SHAPES[number % 3])
+    for got, wanted in ((one.weights, other.weights), (one.mask, other.mask)):
+        pairs = zip(flat(got), flat(wanted), strict=True)
+        assert all(torch.equal(bits(a), bits(b)) for a, b in pairs)
+    assert one.keep_turns.tolist() == other.keep.tolist()
+
+
+def test_turns_are_measured_beside_whatever_else_a_spec_does(device):
+    """Weights of tokens, a framework's metrics, the full detail: with turns the same, and their metrics more."""
+    batch = random_sequences(3, (5, 1, 7, 0, 4, 12))
+    laid = lay_out(batch, "padded_left", torch.float32)
+    offsets = offsets_of(laid, random_turns(batch, 3))
+    spec = rc.Spec(
+        rc.Weight("token", 0.8, 1.25),
+        (rc.Criterion("ratio", "sequence", "min", lower=0.5), rc.Criterion("k3", upper=0.2)),
+        rejected="both",
+        detail="full",
+        report=("native", "verl"),
+    )
+    for one in (spec, rc.Spec(), rc.Spec(spec.weight, spec.criteria, apply=False)):
+        out = by_kernels(laid, one, device, turns=offsets)
+        assert_like(out, laid.correct(one, turns=offsets))
+        without, found = by_kernels(laid, one, device).metrics(), out.metrics()
+        assert found.keys() > without.keys()
+        assert {key: x for key, x in without.items() if error(found[key], x) > 1e-6} == {}
+
+
+@pytest.mark.parametrize("lengths", [(), (0,), (0, 0, 3, 0)])
+def test_nothing_to_train_on(lengths, device):
+    batch = random_sequences(3, lengths, invalid=1.0)
+    for layout in ("packed_gaps", "padded_right"):
+        laid = lay_out(batch, layout, torch.float32)
+        offsets = offsets_of(laid, [[n] for n in lengths])
+        for spec in specs_over("turn")[::3]:
+            out = by_kernels(laid, spec, device, turns=offsets)
+            assert_like(out, laid.correct(spec, turns=offsets))
+            assert all(out.keep_turns.tolist())
+
+
+def test_many_turns_and_few(device):
+    """Sequences of one turn beside one of 30, many empty; tiles that hold many and turns over many tiles."""
+    lengths = [[7], [0] * 9 + [1, 0, 2] * 5 + [33] + [0] * 5, [], [40, 1], [0, 5]]
+    batch = random_sequences(5, [sum(one) for one in lengths])
+    laid = lay_out(batch, "packed", torch.float32)
+    offsets = offsets_of(laid, [one or [0] for one in lengths])
+    for spec, shapes in zip(specs_over("turn"), SHAPES, strict=False):
+        assert_like(by_kernels(laid, spec, device, shapes, turns=offsets), laid.correct(spec, turns=offsets))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_ids_runs_and_dtypes_of_offsets(dtype, device):
+    batch, spec = random_sequences(2, (5, 1, 7, 0, 4, 12)), specs_over("turn")[1]
+    laid = lay_out(batch, "packed", torch.float32)
+    offsets = offsets_of(laid, random_turns(batch, 2)).to(dtype)
+    assert_like(by_kernels(laid, spec, device, turns=offsets), laid.correct(spec, turns=offsets))
+    for more in ({}, {"max_turns": 40}):
+        assert_like(by_kernels(laid, spec, device, turns="runs", **more), laid.correct(spec, turns="runs", **more))
+
+
+@pytest.mark.parametrize("offsets", [[0, 9, 3, 20, 4, 29], [29, 0, 7], [-4, 3, 60], [5, 9], [0, 0, 0], [3]])
+def test_wrong_offsets_stay_within_the_batch(offsets, device):
+    """Nobody reads offsets of a device: what falls, overlaps or lies outside gives wrong numbers and nothing else."""
+    batch = random_sequences(2, (5, 1, 7, 0, 4, 12))
+    laid, given = lay_out(batch, "packed", torch.float32), torch.tensor(offsets)
+    for spec in (specs_over("turn")[0], specs_over("turn")[7]):
+        for cu_seqlens in (laid.cu_seqlens, torch.tensor([0, 20, 3, 29], dtype=laid.cu_seqlens.dtype)):
+            wrong = between_fences(replace(laid, cu_seqlens=cu_seqlens), device)
+            with shaped(WIDE), unchecked(), UNREAD, watched(races=False):
+                out = wrong.correct(spec, backend="triton", turns=given.to(device))
+            assert out.keep_turns.shape == (len(offsets) - 1,)
+            assert set(bits(out.keep_turns.cpu()).tolist()) <= {0, 1}
+
+
+def test_the_tensors_of_a_caller_take_the_results(device):
+    batch, spec = random_sequences(2, (5, 1, 7, 0, 4, 12)), specs_over("turn")[2]
+    laid = lay_out(batch, "padded_right", torch.float32)
+    offsets = offsets_of(laid, random_turns(batch, 2))
+    wanted = laid.correct(spec, turns=offsets)
+    outputs = rc.Outputs(torch.full_like(laid.train, 9.0), torch.ones_like(laid.mask))
+    out = laid.to(device).correct(spec, turns=offsets, backend="triton", out=outputs)
+    assert out.weights is outputs.weights and out.mask is outputs.mask
+    assert outputs.mask.equal(wanted.mask) and torch.allclose(outputs.weights, wanted.weights, rtol=3e-7, atol=0)
+
+
+def test_the_operator_runs_them(device):
+    """The operator that a compiler calls with tensors of a GPU gives what the reference gives."""
+    batch, spec = random_sequences(2, (5, 1, 7, 0, 4, 12)), specs_over("turn")[1]
+    laid = lay_out(batch, "packed", torch.float32).to(device)
+    offsets = offsets_of(laid, random_turns(batch, 2)).to(device)
+    given = laid.train, laid.rollout, laid.mask, laid.cu_seqlens, laid.advantages, False, [], None, None, False, offsets
+    operands = operators.CorrectOperands(*given)
+    found, wanted = operators._kernels(operands, spec), operators._plain(operands, spec, run_whole)
+    assert found.keep_turns.equal(wanted.keep_turns) and found.keep.equal(wanted.keep)
+    assert found.mask.equal(wanted.mask) and torch.allclose(found.weights, wanted.weights, rtol=3e-7, atol=0)
+    assert torch.allclose(found.statistics, wanted.statistics, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TURN_VARIANTS)
+def test_launches_do_not_depend_on_turns(name):
+    variant = TURN_VARIANTS[name]
+    names = [launch.kernel.__name__ for launch in variant.launches()]
+    assert names == ["read_kernel", "decide_kernel", *["apply_kernel"] * (len(names) - 2)]
+    assert len(names) == 2 + variant.launches()[0].arguments["PLAN"].applies
+
+
+# --- losses ---
+
+
+OF_NEW = (
+    rc.Criterion("ratio", "turn", "mean", lower=0.9, upper=1.15, of="new/old"),
+    rc.Criterion("k3", "turn", "max", upper=0.3, of="new/rollout", drop="sequence", when="negative_advantage"),
+)
+
+
+@pytest.mark.parametrize("layout", ["packed_gaps", "padded_right"])
+@pytest.mark.parametrize("criteria", [(), OF_NEW])
+def test_a_loss_corrects_by_turns(layout, criteria):
+    batch = random_sequences(4, (5, 1, 7, 0, 4, 12), advantages="token")
+    laid = lay_out(batch, layout, torch.float32)
+    offsets = offsets_of(laid, random_turns(batch, 4))
+    spec = specs_over("turn")[3]
+    spec = replace(spec, criteria=(*spec.criteria, *criteria)) if criteria else spec
+    with shaped(WIDE):
+        found, slope = loss_of(laid, "triton", spec, turns=offsets)
+    wanted, wanted_slope = loss_of(laid, "torch", spec, turns=offsets)
+    assert found.keep_turns.equal(wanted.keep_turns) and found.mask.equal(wanted.mask)
+    assert False in found.keep_turns.tolist() and True in found.keep_turns.tolist()
+    torch.testing.assert_close(found.weights, wanted.weights, rtol=3e-7, atol=0)
+    torch.testing.assert_close(found.value, wanted.value, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(slope, wanted_slope, rtol=1e-5, atol=1e-8)
+    one, other = found.metrics(), wanted.metrics()
+    assert {key: (one[key], x) for key, x in other.items() if error(one[key], x) > 1e-5} == {}
+
+
+@pytest.mark.parametrize("layout", ["packed_gaps", "padded_left"])
+@pytest.mark.parametrize("reduction", LOSS_REDUCTIONS)
+@pytest.mark.parametrize("through", ["sequence", "token"])
+def test_gspo_over_turns(layout, reduction, through, device):
+    """The ratio is a turn's, and what a reduction counts is sequences."""
+    number = LOSS_REDUCTIONS.index(reduction)
+    batch = random_sequences(number, (5, 1, 7, 0, 4, 12), advantages=("token", "sequence")[number % 2])
+    laid = lay_out(batch, layout, torch.float32)
+    offsets = offsets_of(laid, random_turns(batch, number))
+    given = {"surrogate": rc.GSPO(0.05, 0.1, through=through, over="turn"), "turns": offsets, "reduction": reduction}
+    given |= {"max_length": 9} if reduction == "token_sum_norm" else {}
+    given["denominator"] = ("original", "kept")[number % 2] if reduction != "sum" else "original"
+    with shaped(SHAPES[number % 3]), watched(seed=number):
+        found, slope = loss_of(laid, "triton", **given)
+    wanted, wanted_slope = loss_of(laid, "torch", **given)
+    torch.testing.assert_close(found.value, wanted.value, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(slope, wanted_slope, rtol=1e-5, atol=1e-8)
+    one, other = found.metrics(), wanted.metrics()
+    assert {key: (one[key], x) for key, x in other.items() if error(one[key], x) > 1e-5} == {}
