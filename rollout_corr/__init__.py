@@ -17,8 +17,6 @@ from rollout_corr.api.correct import Correction as Correction
 from rollout_corr.api.correct import PendingCorrection as PendingCorrection
 from rollout_corr.api.correct import correct as correct
 from rollout_corr.api.correct import correct_async as correct_async
-from rollout_corr.api.groups import FilteredGroups as FilteredGroups
-from rollout_corr.api.groups import filter_groups as filter_groups
 from rollout_corr.api.outputs import Outputs as Outputs
 from rollout_corr.api.policy_loss import PolicyLoss as PolicyLoss
 from rollout_corr.api.policy_loss import policy_loss as policy_loss
@@ -26,9 +24,14 @@ from rollout_corr.backends.choose import Backend as Backend
 from rollout_corr.backends.choose import backend_for as backend_for
 from rollout_corr.metrics.statistics import PendingMetrics as PendingMetrics
 from rollout_corr.metrics.statistics import Statistics as Statistics
+from rollout_corr.spec.bounds_of_batch import Bottom as Bottom
+from rollout_corr.spec.bounds_of_batch import MeanBelow as MeanBelow
+from rollout_corr.spec.bounds_of_batch import Quantile as Quantile
+from rollout_corr.spec.bounds_of_batch import TopK as TopK
 from rollout_corr.spec.correction import Criterion as Criterion
 from rollout_corr.spec.correction import Spec as Spec
 from rollout_corr.spec.correction import Weight as Weight
+from rollout_corr.spec.entropy_bonus import EntropyBonus as EntropyBonus
 from rollout_corr.spec.loss import KL as KL
 from rollout_corr.spec.loss import SquaredLogRatio as SquaredLogRatio
 from rollout_corr.spec.surrogates import DPPO as DPPO
@@ -46,11 +49,18 @@ from rollout_corr.spec.surrogates import Score as Score
 
 if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.api.dump import dump as dump
+    from rollout_corr.api.groups import FilteredGroups as FilteredGroups
+    from rollout_corr.api.groups import filter_groups as filter_groups
+    from rollout_corr.api.position_weights import early_token_weights as early_token_weights
+    from rollout_corr.api.position_weights import future_kl_weights as future_kl_weights
     from rollout_corr.api.proximal import proximal as proximal
     from rollout_corr.api.routes import RouteAgreement as RouteAgreement
     from rollout_corr.api.routes import route_agreement as route_agreement
     from rollout_corr.api.suggest import Suggestion as Suggestion
     from rollout_corr.api.suggest import suggest as suggest
+    from rollout_corr.api.thresholds import Thresholds as Thresholds
+    from rollout_corr.api.thresholds import ThresholdStatistics as ThresholdStatistics
+    from rollout_corr.api.thresholds import threshold_statistics as threshold_statistics
     from rollout_corr.api.warmup import warmup as warmup
     from rollout_corr.frameworks.shared import presets as presets
     from rollout_corr.frameworks.shared.lookup import from_config as from_config
@@ -75,13 +85,17 @@ __all__ = [
     "TOPR",
     "VESPO",
     "Backend",
+    "Bottom",
     "Correction",
     "Criterion",
+    "EntropyBonus",
     "FilteredGroups",
+    "MeanBelow",
     "Outputs",
     "PendingCorrection",
     "PendingMetrics",
     "PolicyLoss",
+    "Quantile",
     "Reinforce",
     "RouteAgreement",
     "Score",
@@ -89,13 +103,18 @@ __all__ = [
     "SquaredLogRatio",
     "Statistics",
     "Suggestion",
+    "ThresholdStatistics",
+    "Thresholds",
+    "TopK",
     "Weight",
     "backend_for",
     "correct",
     "correct_async",
     "dump",
+    "early_token_weights",
     "filter_groups",
     "from_config",
+    "future_kl_weights",
     "policy_loss",
     "preset",
     "presets",
@@ -105,15 +124,22 @@ __all__ = [
     "recipe_names",
     "route_agreement",
     "suggest",
+    "threshold_statistics",
     "warmup",
 ]
 
 
 _IMPORTED_WHEN_USED = {
+    "FilteredGroups": "api.groups",
     "RouteAgreement": "api.routes",
     "Suggestion": "api.suggest",
+    "ThresholdStatistics": "api.thresholds",
+    "Thresholds": "api.thresholds",
     "dump": "api.dump",
+    "early_token_weights": "api.position_weights",
+    "filter_groups": "api.groups",
     "from_config": "frameworks.shared.lookup",
+    "future_kl_weights": "api.position_weights",
     "preset": "frameworks.shared.lookup",
     "presets": "frameworks.shared",
     "proximal": "api.proximal",
@@ -122,6 +148,7 @@ _IMPORTED_WHEN_USED = {
     "recipe_names": "frameworks.shared.lookup",
     "route_agreement": "api.routes",
     "suggest": "api.suggest",
+    "threshold_statistics": "api.thresholds",
     "warmup": "api.warmup",
 }
 

@@ -87,13 +87,16 @@ _DECLARED = (
     # Score functions with the advantage's sign, and with a ratio between the token's and the sequence's.
     LossVariant("topr", Objective(TOPR(coef=0.5), KL("k3", 0.1, bound=0.05, swapped=True)), ref=FP32),
     LossVariant("rec", Objective(REC(), regulariser=SquaredLogRatio(0.1, "all")), trains=BOOL, weights=None),
-    LossVariant("rec_ring", Objective(REC("ring", weight="ratio")), packed=False, length=MEDIUM),
+    LossVariant("rec_ring", Objective(REC("ring", 0.1, 0.1, 0.3, 0.4, weight="ratio")), packed=False, length=MEDIUM),
     LossVariant("rec_sequence", Objective(REC("two_side", 0.1, 0.1, level="sequence")), weights=None, length=SHORT),
     LossVariant("sapo_stopped", Objective(SAPO(1.0, 1.5, gate="stopped")), packed=False, mask=I32),
     LossVariant("score_average", Objective(Score(upper=5.0, level="average")), weights=None, trains=BOOL),
     LossVariant("score_geometric", Objective(Score(0.5, 1.5, "zero", "geometric_average"), reduction=_MEAN), base=BF16),
     # Whole sequences, summed.
     LossVariant("vespo", Objective(VESPO()), advantages="sequence", mask=U8),
+    # Factors of all that a token adds: of sequences whose gradient is one, too.
+    LossVariant("reinforce_scaled", Objective(Reinforce(), regulariser=SquaredLogRatio(0.1, "all")), scales=True),
+    LossVariant("gspo_scaled", Objective(GSPO(), KL("k3", 0.1), reduction=_MEAN), ref=FP32, packed=False, scales=True),
     LossVariant("dro_sequence", Objective(DRO(0.5, "sequence"), reduction=_MEAN), packed=False, length=SHORT),
 )
 

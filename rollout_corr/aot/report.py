@@ -23,7 +23,7 @@ from pathlib import Path
 from rollout_corr.aot.loss_variants import LOSS_FEW, LOSS_VARIANTS
 from rollout_corr.aot.machine_code import MachineCode, read_machine_code
 from rollout_corr.aot.variant import LossVariant, Variant
-from rollout_corr.aot.variants import FEW, OF_NEW_VARIANTS, SPLIT_VARIANTS, VARIANTS
+from rollout_corr.aot.variants import FEW, OF_NEW_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from rollout_corr.backends import operators
 from rollout_corr.whole_files import write_whole
 
@@ -33,7 +33,9 @@ TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
 MOST_SPILLED = 16
 
 # Of both operators.
-EVERY: dict[str, Variant | LossVariant] = {**VARIANTS, **OF_NEW_VARIANTS, **SPLIT_VARIANTS, **LOSS_VARIANTS}
+EVERY: dict[str, Variant | LossVariant] = {
+    **VARIANTS, **OF_NEW_VARIANTS, **SPLIT_VARIANTS, **TURN_VARIANTS, **LOSS_VARIANTS
+}  # fmt: skip
 SEQUENCE_KERNELS = ("gather", "decide", "sequences", "finish")
 
 NUMBERS = ("registers", "spilled", "shared", "instructions", "a token")

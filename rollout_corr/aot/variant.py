@@ -93,6 +93,7 @@ class Variant(VariantLayout):
         rollout: Dtype of the engine's log-probs.
         split: Sequences lie on several ranks.
         mass: "train" or "rollout", from whose log-probs the kept mass is taken; None without one.
+        turns: A batch brings turns, as many as sequences, whose mean length is `length`.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Variant(VariantLayout):
     rollout: torch.dtype = field(default=torch.float32, kw_only=True)
     split: bool = field(default=False, kw_only=True)
     mass: str | None = field(default=None, kw_only=True)
+    turns: bool = field(default=False, kw_only=True)
 
     @property
     def wide_bytes(self) -> int:
@@ -140,6 +142,7 @@ class Variant(VariantLayout):
             new=empty(self.train, *shape) if pairs_of(self.spec) else None,
             log_mass=None if self.mass is None else empty(computes, *shape),
             mass_of_rollout=self.mass == "rollout",
+            turns=empty(self.offsets, sequences + 1) if self.turns else None,
         )
 
     def launches(self, given: Given | None = None) -> tuple[Launch, ...]:
@@ -165,6 +168,7 @@ class LossVariant(VariantLayout):
         counted: The caller gives the denominator.
         differentiable: The gradient is wanted.
         mass: "train", which is new_logp, or "rollout", the base, from which the kept mass is taken; None without one.
+        scales: Factors of all that a token adds are given.
     """
 
     name: str
@@ -178,6 +182,7 @@ class LossVariant(VariantLayout):
     counted: bool = field(default=False, kw_only=True)
     differentiable: bool = field(default=True, kw_only=True)
     mass: str | None = field(default=None, kw_only=True)
+    scales: bool = field(default=False, kw_only=True)
 
     @property
     def wide_bytes(self) -> int:
@@ -211,6 +216,7 @@ class LossVariant(VariantLayout):
             mask=line(self.mask),
             offsets=empty(self.offsets, sequences + 1) if self.packed else None,
             divisor=empty(torch.float64) if self.counted else None,
+            scales=empty(kind, *shape) if self.scales else None,
             log_mass=None if self.mass is None else empty(kind, *shape),
             mass_of_base=self.mass == "rollout",
             double=double,

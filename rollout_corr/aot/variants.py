@@ -304,6 +304,32 @@ SPLIT_VARIANTS = {
     "split_fp64": Variant("split_fp64", Spec(PRODUCT, (VETO,)), train=FP64, rollout=FP64, length=SHORT, split=True),
 }
 
+# Turns, measured or more, whose offsets stand in the place of those of sequences.
+_TURN_MEAN = Criterion("ratio", "turn", "mean", lower=0.9, upper=1.1, label="turn_mean")
+_TURN_REST: tuple[Criterion, ...] = (
+    Criterion("k3", "turn", "max", upper=0.3, drop="sequence", when="negative_advantage", label="turn_max"),
+    Criterion("abs", "turn", "sum", upper=0.9, drop="token", when="outward", label="turn_sum"),
+)
+TURN_VARIANTS = {
+    "turns_measured": Variant("turns_measured", Spec(TOKEN, turns=True), length=SHORT, turns=True),
+    "turns_product": Variant(
+        "turns_product", Spec(Weight("product", 0.8, 1.25, over="turn"), (_TURN_MEAN,)), turns=True
+    ),
+    "turns_mixed": Variant(
+        "turns_mixed",
+        Spec(
+            Weight("geometric", 0.9, 1.1, token_clamp=0.3, over="turn"),
+            (_TURN_MEAN, *_TURN_REST, *_tokens("abs"), *_LATE[:1], VETO),
+            rejected="both",
+            sums_over="kept",
+        ),
+        packed=False,
+        advantages="sequence",
+        length=MEDIUM,
+        turns=True,
+    ),
+}
+
 # A small selection where there is no time for all: every level and layout, low precision, a slice, thinned sequences.
 FEW = (
     "metrics_short",

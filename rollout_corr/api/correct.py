@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -12,26 +12,31 @@ from rollout_corr.api.by_keyword import mask_by_keyword
 from rollout_corr.api.outputs import Outputs, take_outputs
 from rollout_corr.backends import claims
 from rollout_corr.backends.batch import Batch, check_validate
-from rollout_corr.backends.choose import BACKENDS, BackendName, Groups, SequenceOrder, chosen_backend
+from rollout_corr.backends.choose import BACKENDS, BackendName, Groups, chosen_backend
 from rollout_corr.backends.layouts import LogProbs, described
-from rollout_corr.backends.operators import beyond_kernels
-from rollout_corr.backends.read import read_batch
+from rollout_corr.backends.operators import beyond_kernels, beyond_split_kernels
+from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back, run_correction
-from rollout_corr.backends.staleness import Versions, versions_given
+from rollout_corr.backends.sequence_groups import groups_given, read_groups
+from rollout_corr.backends.staleness import versions_given
 from rollout_corr.backends.turns import check_turns, measuring_turns
 from rollout_corr.metrics.statistics import HasStatistics, Statistics
 from rollout_corr.spec.checked import by_path
+from rollout_corr.spec.choices import SequenceOrder
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.no_spec import no_spec
 from rollout_corr.spec.validate import shown
+
+if TYPE_CHECKING:
+    from rollout_corr.backends.bounds_of_batch import Thresholds
 
 Renormalized = Literal["rollout", "train"]
 # Offsets, ids in the layout of the log-probs, or the runs of the mask.
 Turns = LogProbs | Literal["runs"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Correction(HasStatistics):
     """The result of `correct`; nothing in it requires grad, and reading the tensors waits for nothing.
 
@@ -74,16 +79,21 @@ def correct(
     renormalized: Renormalized = "rollout",
     turns: Turns | None = None,
     max_turns: int | None = None,
+    entropy: LogProbs | None = None,
     versions: LogProbs | None = None,
     current_version: int | None = None,
     labels: Mapping[str, Tensor] | None = None,
     label_names: Mapping[str, Sequence[str] | int] | None = None,
+    group_index: Tensor | None = None,
+    group_size: int | None = None,
+    group_count: int | None = None,
     backend: BackendName = "auto",
     validate: bool = False,
     batch_group: Any = None,
     sequence_group: Any = None,
     sequence_order: SequenceOrder | None = None,
     out: Outputs | None = None,
+    thresholds: Thresholds | None = None,
 ) -> Correction:
     """Correct a rollout: weights, mask, keep and statistics from the two log-probs.
 
@@ -114,17 +124,31 @@ def correct(
             log-probs is ids.
         max_turns: A bound on the turns that ids or "runs" make, for a device: without it their number is read, which
             waits. Turns that are not there are empty; where there are more, the last one has the rest.
+        entropy: The entropy of the distribution that each token was drawn from, in nats, same layout, any dtype of
+            log-probs, as the heads that give log-probs return it: metrics report it and the KL over it, criteria with
+            stat="entropy" test it.
         versions: The version of the policy that sampled each token (same layout) or sequence ([S] or [S, 1]), any
             integer dtype. A token's age is current_version - version: metrics report it, criteria with stat="age" test
             it, `Weight.decay` uses it.
         current_version: The version of the policy that trains.
-        labels: Integers that sequences are told apart by, [S] or [S, 1] by name: {"environment": ids}. Their metrics
-            come by `out.metrics(by="environment")`. On plain torch. An id that names no label is counted, and no error.
+        labels: Integers that sequences ([S] or [S, 1]), turns ([U]) or tokens (same layout) are told apart by, by name:
+            {"environment": ids}. Their metrics come by `out.metrics(by="environment")`; those of tokens alone for
+            labels of turns and tokens. On plain torch. An id that names no label is counted, and no error.
         label_names: For each of `labels` the names of its labels, in the order of the ids, or how many there are.
+            "age", where it is none of `labels`, makes labels of the ages of `versions`, the last of which is of all
+            older ones too if its name ends in "+".
+        group_index: [S] or [S, 1] int32 or int64, the group of each sequence, such as the samples of one prompt, from 0
+            on and in any order: for a weight with normalize="group". A number outside of the range names no group: an
+            error on the CPU, and left undivided on a device.
+        group_size: Instead of an index: so many neighbours are a group, none of which is on another rank of
+            `batch_group`.
+        group_count: The number of groups that an index can name, on all ranks of `batch_group`, which needs it; None:
+            as many as there are sequences.
         backend: "auto", "triton" or "torch". An explicit choice never falls back.
         validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; and compare the
             calls of the ranks of each group: one small collective more, and an error on all ranks that names the rank.
-        batch_group: A torch.distributed group over which `normalize="batch"` takes its mean.
+        batch_group: A torch.distributed group over which `normalize="batch"` takes its mean, and "group" those of
+            groups whose sequences lie on several ranks: one all-reduce.
         sequence_group: A torch.distributed group over which the tokens of each sequence are split, in any way. All its
             ranks pass the same sequences in the same order, each with the tokens that it holds, perhaps none, and
             all results are those of the whole sequences: one all-reduce. Statistics are complete when they are reduced
@@ -134,6 +158,8 @@ def correct(
             prefixes alone, which take an all-reduce more, and with drop="rest" two; those come before this returns.
         out: Tensors to write the weights and the mask to, which the `Correction` then holds; every call overwrites
             them. Not for lists, nested tensors and inside torch.compile. See docs/batches.md.
+        thresholds: The bounds that several calls decided together, from `threshold_statistics`; None: for a Spec whose
+            bounds the batch decides this call is the batch.
 
     Returns:
         A `Correction`. No host sync has happened for tensors on a device.
@@ -143,11 +169,28 @@ def correct(
             the given value.
         TypeError: An argument of the wrong type.
     """
-    given = train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate, log_mass, renormalized
-    sampled_by, told_apart = versions_given(versions, current_version), (labels, label_names)
-    found = turns, max_turns, sequence_group is not None, sampled_by, told_apart
+    given = Given(
+        train_logp,
+        rollout_logp,
+        mask,
+        cu_seqlens,
+        spec=spec,
+        advantages=advantages,
+        external=external,
+        log_mass=log_mass,
+        renormalized=renormalized,
+        turns=turns,
+        max_turns=max_turns,
+        entropy=entropy,
+        versions=versions_given(versions, current_version),
+        labels=labels,
+        label_names=label_names,
+        grouping=groups_given(group_index, group_size, group_count),
+        validate=validate,
+        split=sequence_group is not None,
+    )
     groups = Groups(batch_group, sequence_group, sequence_order)
-    request = _read((*given, *found), spec, backend, validate, groups, out)
+    request = read_request(given, backend, groups, out, thresholds)
     if sequence_group is None:
         return _given_back(request.batch, run_correction(request), out)
     return PendingCorrection(request.batch, RunningCorrection(request), out).result()
@@ -197,64 +240,105 @@ def correct_async(
     renormalized: Renormalized = "rollout",
     turns: Turns | None = None,
     max_turns: int | None = None,
+    entropy: LogProbs | None = None,
     versions: LogProbs | None = None,
     current_version: int | None = None,
     labels: Mapping[str, Tensor] | None = None,
     label_names: Mapping[str, Sequence[str] | int] | None = None,
+    group_index: Tensor | None = None,
+    group_size: int | None = None,
+    group_count: int | None = None,
     backend: BackendName = "auto",
     validate: bool = False,
     batch_group: Any = None,
     sequence_group: Any = None,
     sequence_order: SequenceOrder | None = None,
     out: Outputs | None = None,
+    thresholds: Thresholds | None = None,
 ) -> PendingCorrection:
     """Start a correction and return while the ranks of `sequence_group` exchange their sums.
 
     Args and errors are those of `correct`. Without a `sequence_group` there is nothing to wait for. The inputs must not
     change before `result()`, which is to be called on every rank.
     """
-    given = train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, validate, log_mass, renormalized
-    sampled_by, told_apart = versions_given(versions, current_version), (labels, label_names)
-    found = turns, max_turns, sequence_group is not None, sampled_by, told_apart
+    given = Given(
+        train_logp,
+        rollout_logp,
+        mask,
+        cu_seqlens,
+        spec=spec,
+        advantages=advantages,
+        external=external,
+        log_mass=log_mass,
+        renormalized=renormalized,
+        turns=turns,
+        max_turns=max_turns,
+        entropy=entropy,
+        versions=versions_given(versions, current_version),
+        labels=labels,
+        label_names=label_names,
+        grouping=groups_given(group_index, group_size, group_count),
+        validate=validate,
+        split=sequence_group is not None,
+    )
     groups = Groups(batch_group, sequence_group, sequence_order)
-    request = _read((*given, *found), spec, backend, validate, groups, out)
+    request = read_request(given, backend, groups, out, thresholds)
     return PendingCorrection(request.batch, RunningCorrection(request), out)
 
 
-def _read(
-    given: Any, spec: Spec, backend: BackendName, validate: bool, groups: Groups, out: object
+def read_request(
+    given: Given, backend: BackendName, groups: Groups, out: object = None, thresholds: Thresholds | None = None
 ) -> CorrectionRequest:
-    """Check all arguments and read the batch; `given` are those of `read_batch`."""
+    """Check all arguments of `correct`, which says what they are, and read the batch."""
+    spec, validate, versions, grouping = given.spec, given.validate, given.versions, given.grouping
     groups.check()
     check_validate(validate)
-    told = None
+    claimed = None
     try:
         _check_names(spec, backend)
-        turns, max_turns = given[10], given[11]
-        if turns is not None or max_turns is not None or spec.measures_turns:
-            check_turns(spec, turns, max_turns)
+        if given.turns is not None or given.max_turns is not None or spec.measures_turns:
+            check_turns(spec, given.turns, given.max_turns)
             spec = measuring_turns(spec)
-        if backend == "triton" and (spec.has_prefixes or spec.measures_turns):
-            raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {beyond_kernels(spec)}")
-        if backend == "triton" and given[14] != (None, None):
+        if backend == "triton" and (spec.has_prefixes or spec.measures_turns or spec.asks_batch):
+            reason = beyond_kernels(spec) if groups.sequence is None else beyond_split_kernels(spec)
+            if reason is not None:
+                raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
+        if backend == "triton" and given.labelled:
             raise ValueError("backend: expected 'auto' or 'torch' beside labels, got 'triton'")
-        batch = read_batch(*given)
-        train, advantages = given[0], given[5]
-        groups.check_advantages(batch, train, advantages)
-        versions: Versions | None = given[13]
+        batch = read_batch(given)
+        groups.check_advantages(batch, given.train_logp, given.advantages)
         if versions is not None:
-            groups.check_versions(batch, train, versions)
+            groups.check_versions(batch, given.train_logp, versions)
+        if grouping is not None or spec.normalizes_groups:
+            over_ranks = groups.batch is not None
+            batch.groups = read_groups(grouping, spec, batch.count, batch.train.device, over_ranks, validate)
+        if thresholds is not None:
+            batch.bounds = _complete(thresholds, given.spec)
         if out is not None:
-            take_outputs(out, batch, train, spec)
+            take_outputs(out, batch, given.train_logp, spec)
         if validate and groups.some:
-            told = _claims(batch, spec, backend, groups.order, None if versions is None else versions.current)
+            claimed = _claims(batch, spec, backend, groups.order, None if versions is None else versions.current)
+            claimed.call.update({} if grouping is None else grouping.claims())
     except (TypeError, ValueError) as error:
         if validate:
             claims.tell(groups, error)
         raise
-    if told is not None:
-        claims.compare(groups, told)
+    if claimed is not None:
+        claims.compare(groups, claimed)
     return CorrectionRequest(batch, spec, backend, groups)
+
+
+def _complete(thresholds: object, spec: Spec) -> Thresholds:
+    """Refuse anything but all bounds of this Spec, which several calls have decided together."""
+    from rollout_corr.backends.bounds_of_batch import Thresholds
+
+    if not isinstance(thresholds, Thresholds):
+        raise TypeError(f"thresholds: expected Thresholds or None, got {type(thresholds).__name__}")
+    if thresholds.spec != spec:
+        raise ValueError(f"thresholds: expected those of the same Spec {spec!r}, got those of {thresholds.spec!r}")
+    if not thresholds.complete:
+        raise ValueError(f"thresholds: expected complete ones, got {thresholds!r}; count another round")
+    return thresholds
 
 
 def _check_names(spec: object, backend: object) -> None:
@@ -280,6 +364,8 @@ def _claims(
     if batch.mass is not None:
         logps["log_mass"] = batch.mass.log
         fixed["renormalized"] = "train" if batch.mass.from_rollout else "rollout"
+    if batch.entropy is not None:
+        logps["entropy"] = batch.entropy
     if batch.ages is not None:
         fixed["current_version"] = str(current)
     if batch.labels:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -19,17 +19,18 @@ from torch import Tensor
 from rollout_corr.api import dump_threads
 from rollout_corr.api.by_keyword import mask_by_keyword
 from rollout_corr.api.dump_files import append, json_line, write_shard
-from rollout_corr.backends.batch import MASK_DTYPES, reader
+from rollout_corr.backends.batch import MASK_DTYPES, Batch, Reader, reader
 from rollout_corr.backends.layouts import LogProbs
+from rollout_corr.backends.turns import OFFSETS, read_offsets_of_turns
 from rollout_corr.definition.offsets import checked_offsets
+from rollout_corr.definition.sequences import Packed
 
 RESERVED = ("train_logp", "rollout_logp", "mask", "cu_seqlens", "lengths", "step")
 
 # Arguments of `correct` that a dump has in another form.
 OF_CALLS = {
-    "turns": "an id for each token, or nothing where the turns are the runs of the mask,",
+    "turns": "an id for each token, offsets, or 'runs'",
     "labels": "each label as a column of its own, such as environment=ids,",
-    "label_names": "ids without their names, such as environment=ids,",
     "current_version": "versions alone",
 }
 
@@ -75,9 +76,10 @@ def dump(
         step: Number of the step, from 0 to 2^53, written beside every sequence, so that the report can show drift over
             steps.
         seed: Seed of the drawing; None draws differently each time.
-        **columns: More tensors of the same layout, or per sequence ([S]): `token_ids`, `advantages`, `turns`,
-            `versions`, `new_logp`, `log_mass` (as for `correct`, of an engine that renormalises), or any other that
-            `report --by` is to group by.
+        **columns: More tensors of the same layout, or per sequence ([S]): `token_ids`, `advantages`, `turns` (ids,
+            offsets as for `correct`, or "runs"), `versions`, `new_logp`, `log_mass` (as for `correct`, of an engine
+            that renormalises), or any other that `report --by` is to group by; and `label_names`, as for `correct`,
+            the names of those that are labels.
 
     Returns:
         A future of the number of sequences written, 0 where the call was left out. An error while writing is kept in
@@ -143,18 +145,21 @@ class _Fields:
         rows: By name, [S].
         offsets: [S + 1], or None.
         count: S.
+        names: Names of labels, by the names of their fields.
     """
 
     tokens: dict[str, Tensor]
     rows: dict[str, Tensor]
     offsets: Tensor | None
     count: int
+    names: dict[str, list[str]]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> _Fields:
         """Change every tensor."""
         tokens = {name: change(x) for name, x in self.tokens.items()}
         rows = {name: change(x) for name, x in self.rows.items()}
-        return _Fields(tokens, rows, None if self.offsets is None else change(self.offsets), self.count)
+        offsets = None if self.offsets is None else change(self.offsets)
+        return _Fields(tokens, rows, offsets, self.count, self.names)
 
 
 def _fields(
@@ -170,14 +175,56 @@ def _fields(
     if mask is not None:
         tokens["mask"] = read.tensor("mask", mask, MASK_DTYPES)
     rows: dict[str, Tensor] = {}
+    names = _names_of_labels(columns)
     for name, values in columns.items():
+        if name == "label_names":
+            continue
         if name in RESERVED:
             raise ValueError(f"{name}: this name is taken; expected a column name other than {', '.join(RESERVED)}")
+        if name == "turns" and isinstance(values, str) and values == "runs":
+            # Readers take the runs of the mask where no turns are written.
+            continue
         if name in OF_CALLS and not isinstance(values, (Tensor, list, tuple)):
             raise TypeError(f"{name}: expected {OF_CALLS[name]} in a dump, got {type(values).__name__}")
+        if name == "turns" and _are_offsets(values, read):
+            tokens[name] = _ids_of_turns(read, tokens, values)
+            continue
         found, per_sequence = read.per_token_or_sequence(name, values)
         (rows if per_sequence else tokens)[name] = found
-    return _Fields(tokens, rows, read.offsets, read.count)
+    return _Fields(tokens, rows, read.offsets, read.count, names)
+
+
+def _names_of_labels(columns: Mapping[str, object]) -> dict[str, list[str]]:
+    """Read `label_names`, by the names of the fields that they are written under; of a count there are none."""
+    given = columns.get("label_names", {})
+    if not isinstance(given, Mapping):
+        raise TypeError(f"label_names: expected a mapping of columns to names, got {type(given).__name__}")
+    found = {}
+    for name, names in given.items():
+        if name not in columns or name == "label_names":
+            raise ValueError(f"label_names[{name!r}]: expected a column {name}=ids beside it, got none")
+        if isinstance(names, int):
+            continue
+        if not isinstance(names, (list, tuple)) or not all(isinstance(one, str) for one in names):
+            raise TypeError(f"label_names[{name!r}]: expected a list of strings, got {type(names).__name__}")
+        found[f"{name}/names"] = list(names)
+    return found
+
+
+def _are_offsets(turns: object, read: Reader) -> TypeGuard[Tensor]:
+    """Tell offsets from ids of tokens or sequences: there are more of them than sequences."""
+    if not isinstance(turns, Tensor) or turns.is_nested or turns.dim() != 1 or turns.dtype not in OFFSETS:
+        return False
+    return turns.shape[0] > read.count and turns.shape != read.shape
+
+
+def _ids_of_turns(read: Reader, tokens: dict[str, Tensor], turns: Tensor) -> Tensor:
+    """Number the turns whose offsets were given, and give every token the number of its turn."""
+    first = tokens["train_logp"]
+    batch = Batch(first, first, tokens.get("mask"), read.offsets, read.count, read.layout.give_back, None)
+    offsets = read_offsets_of_turns(turns, batch, False).to(first.device, torch.int64)
+    places = torch.arange(offsets.shape[0] - 1, device=first.device)
+    return Packed(offsets, first.numel()).spread(places).view(first.shape)
 
 
 def _drawn(fields: _Fields, sequences: int | None, rng: random.Random) -> _Fields:
@@ -197,7 +244,7 @@ def _drawn(fields: _Fields, sequences: int | None, rng: random.Random) -> _Field
     slots, chosen = _moved(slots, device), _moved(chosen, device)
     tokens = {name: x.index_select(0, slots) for name, x in fields.tokens.items()}
     rows = {name: x.index_select(0, chosen) for name, x in fields.rows.items()}
-    return _Fields(tokens, rows, offsets, sequences)
+    return _Fields(tokens, rows, offsets, sequences, fields.names)
 
 
 def _moved(index: Tensor, device: torch.device) -> Tensor:
@@ -255,15 +302,16 @@ def _lines(fields: _Fields, step: int | None) -> list[bytes]:
     lines = []
     for i in range(fields.count):
         piece: Any = i if bounds is None else slice(bounds[i], bounds[i + 1])
-        record: dict[str, Tensor | float] = {name: x[piece] for name, x in fields.tokens.items()}
+        record: dict[str, Tensor | float | list[str]] = {name: x[piece] for name, x in fields.tokens.items()}
         record |= {name: x[i].item() for name, x in fields.rows.items()}
+        record |= fields.names
         lines.append(json_line(record if step is None else record | {"step": step}))
     return lines
 
 
-def _columns(fields: _Fields, step: int | None) -> dict[str, Tensor]:
-    """Collect the tensors of a shard."""
-    found = fields.tokens | fields.rows
+def _columns(fields: _Fields, step: int | None) -> dict[str, Tensor | list[str]]:
+    """Collect the tensors of a shard, and the names of labels."""
+    found: dict[str, Tensor | list[str]] = {**fields.tokens, **fields.rows, **fields.names}
     if step is not None:
         found["step"] = torch.full((fields.count,), step, device="cpu")
     if fields.offsets is not None:

@@ -93,7 +93,7 @@ def append(path: Path, lines: Sequence[bytes]) -> None:
         raise _told(error, path, f"{there} of the {len(lines)} sequences of this call are in the file") from error
 
 
-def write_shard(folder: Path, step: int | None, tensors: Mapping[str, Tensor], count: int) -> None:
+def write_shard(folder: Path, step: int | None, tensors: Mapping[str, Tensor | list[str]], count: int) -> None:
     """Write a file of its own, under a temporary name first, so that the final name always holds a whole file.
 
     Args:
@@ -124,12 +124,12 @@ def write_shard(folder: Path, step: int | None, tensors: Mapping[str, Tensor], c
         raise _told(error, folder, f"0 of the {count} sequences of this call are in the folder") from error
 
 
-def json_line(columns: Mapping[str, Tensor | float]) -> bytes:
+def json_line(columns: Mapping[str, Tensor | float | list[str]]) -> bytes:
     """Write a sequence as a line of JSON, in pieces, between which other threads may run."""
     return ("{" + ", ".join(f"{json.dumps(name)}: {_json(x)}" for name, x in columns.items()) + "}\n").encode("ascii")
 
 
-def _json(x: Tensor | float) -> str:
+def _json(x: Tensor | float | list[str]) -> str:
     if not isinstance(x, Tensor):
         return json.dumps(x)
     return "[" + ", ".join(json.dumps(piece.tolist())[1:-1] for piece in x.split(4096)) + "]"

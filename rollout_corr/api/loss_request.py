@@ -6,26 +6,28 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import Correction
+from rollout_corr.api.loss_divisor import Divisor
 from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, Reader, reader
 from rollout_corr.backends.choose import BACKENDS, Groups, chosen_backend
 from rollout_corr.backends.claims import Claims, claims_of
-from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
+from rollout_corr.backends.layouts import LogProbs
 from rollout_corr.backends.read import read_mass
+from rollout_corr.backends.sequence_groups import GroupsGiven
 from rollout_corr.backends.staleness import Versions
 from rollout_corr.backends.turns import check_turns, measuring_turns, read_turns
 from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.loss import DENOMINATORS, KL, Counted, LossReduction, Objective, SquaredLogRatio, reduction_of
+from rollout_corr.spec.entropy_bonus import EntropyBonus
+from rollout_corr.spec.loss import KL, LossReduction, Objective, SquaredLogRatio
 from rollout_corr.spec.no_spec import no_spec
 from rollout_corr.spec.surrogate import Surrogate, WeightUse, checked_surrogate
-from rollout_corr.spec.validate import number, shown
+from rollout_corr.spec.validate import shown
 
 # --- the mode ---
 
@@ -199,51 +201,6 @@ def read_ready(
     )
 
 
-class Divisor(NamedTuple):
-    """A denominator as it was read.
-
-    Attributes:
-        counted: The tokens or sequences that the loss counts where nobody else has.
-        known: The count that is known beforehand, 0-d float64, or None.
-        of_this_rank: It is this rank's share, to be added up over the batch group.
-    """
-
-    counted: Counted
-    known: Tensor | None = None
-    of_this_rank: bool = False
-
-
-def read_denominator(given: object, reduction: str, tensors: LossTensors) -> Divisor:
-    """Read the denominator of a call."""
-    device = tensors.read.first.device
-    if reduction == "sum" and given != "original":
-        raise ValueError(
-            f"denominator: expected the default with reduction='sum', which does not divide, got {shown(given)}; "
-            "reduction='token_mean' divides the sum by this denominator"
-        )
-    if isinstance(given, str) and given == "rows":
-        if reduction_of(reduction).unit != "sequences":
-            raise ValueError(
-                f"denominator: expected 'rows' with a reduction over sequences, got it with reduction={reduction!r}"
-            )
-        rows = torch.full((), tensors.batch.count, dtype=torch.float64, device=device)
-        return Divisor("original", rows, of_this_rank=True)
-    if isinstance(given, str) and given in DENOMINATORS:
-        return Divisor("kept" if given == "kept" else "original")
-    if isinstance(given, Tensor):
-        if given.numel() != 1 or given.dtype == torch.bool or given.is_complex():
-            got = f"{dtype_of(given)} of shape {shape_of(given)}"
-            raise ValueError(f"denominator: expected a tensor that holds one number, got {got}")
-        count = given.detach().reshape(()).to(device=device, dtype=torch.float64, non_blocking=True)
-        return Divisor("original", count)
-    if isinstance(given, Real) and not isinstance(given, bool):
-        value = number("denominator", given)
-        if not 0.0 <= value < float("inf"):
-            raise ValueError(f"denominator: expected a finite number >= 0, got {value!r}")
-        return Divisor("original", torch.full((), value, dtype=torch.float64, device=device))
-    raise ValueError(f"denominator: expected one of {list(DENOMINATORS)}, a number or a 0-d tensor, got {shown(given)}")
-
-
 # --- all of it ---
 
 
@@ -269,12 +226,17 @@ class LossRequest:
         surrogate, kl, regulariser, reduction, max_length: As for `policy_loss`.
         divisor: The denominator.
         ready: Ready weights and training mask.
+        scales: Factors of all that a token adds, in the shape of the batch, or None.
         spec: The Spec to correct by in the same call, or None.
         external: Per-token statistics by name, as the caller gave them.
+        entropy: Of each token, in the shape of the batch, with its history.
+        bonus: The entropy bonus, or None.
         versions: Versions of policies, as the caller gave them.
         labels: Labels and their names, as the caller gave them.
+        grouping: Groups of sequences, as the caller gave them.
         backend: The backend as the caller named it.
         groups: The process groups.
+        validate: Look at values on a device too.
         mode: The mode.
         use: How weights and rejections enter the loss.
         objective: Everything that is fixed about the loss.
@@ -289,12 +251,17 @@ class LossRequest:
     divisor: Divisor
     max_length: float | None
     ready: ReadyWeights
+    scales: Tensor | None
     spec: Spec | None
     external: Mapping[str, LogProbs] | None
+    entropy: Tensor | None
+    bonus: EntropyBonus | None
     versions: Versions | None
     labels: tuple[object, object] | None
+    grouping: GroupsGiven | None
     backend: str
     groups: Groups
+    validate: bool
     mode: Mode = field(init=False)
     use: Use = field(init=False)
     objective: Objective = field(init=False)
@@ -311,12 +278,20 @@ class LossRequest:
         if (self.kl is None) != (tensors.ref is None):
             missing, there = ("ref_logp", "kl") if tensors.ref is None else ("kl", "ref_logp")
             raise ValueError(f"{missing}: expected a value, because {there} is given, got None")
+        if self.bonus is not None:
+            if not isinstance(self.bonus, EntropyBonus):
+                raise TypeError(f"entropy_bonus: expected an EntropyBonus or None, got {type(self.bonus).__name__}")
+            if self.entropy is None:
+                raise ValueError("entropy: expected a value, because entropy_bonus is given, got None")
         if spec is None and self.versions is not None:
             raise ValueError("versions: expected None without a spec, whose metrics and criteria are of ages, got both")
-        if self.backend == "triton" and checked_surrogate(self.surrogate).unit == "turn":
-            raise ValueError(f"backend: expected 'auto' or 'torch' for {self.surrogate!r}, got 'triton'")
+        checked_surrogate(self.surrogate)
+        if self.backend == "triton" and self.beyond_kernels is not None:
+            raise ValueError(f"backend: expected 'auto' or 'torch' for {self.beyond_kernels}, got 'triton'")
         if spec is None and self.labels is not None:
             raise ValueError("labels: expected None without a spec, whose metrics they tell apart, got both")
+        if spec is None and self.grouping is not None:
+            raise ValueError("group_index: expected None without a spec, which divides weights by means of groups")
         mode = mode_of(checked_surrogate(self.surrogate), tensors.old, tensors.rollout)
         use = USES[mode.weights]
         self._check_weights(use)
@@ -333,14 +308,22 @@ class LossRequest:
         self.mode, self.use, self.objective = mode, use, objective
         self.runs_on = chosen_backend(tensors.read.first, self.backend)
 
+    @property
+    def beyond_kernels(self) -> str | None:
+        """Name what the kernels do not compute, or None."""
+        of_whole = self.scales is not None and self.surrogate.pools
+        return f"{self.surrogate!r} beside scale" if of_whole else None
+
     def claims(self) -> Claims:
         """The call as other ranks compare it; reads a count that the caller brings."""
         tensors = self.tensors
         given = {"new_logp": tensors.read.first, "old_logp": tensors.old, "rollout_logp": tensors.rollout}
-        given |= {"ref_logp": tensors.ref, "weights": self.ready.weights}
+        given |= {"ref_logp": tensors.ref, "weights": self.ready.weights, "scale": self.scales, "entropy": self.entropy}
         fixed = {
             **by_path("Objective", self.objective),
             **by_path("Spec", self.spec),
+            **by_path("EntropyBonus", self.bonus),
+            **({} if self.grouping is None else self.grouping.claims()),
             "mode": self.mode.name,
             "backend": self.runs_on,
             "external": str(sorted(self.external or ())),

@@ -16,7 +16,7 @@ from rollout_corr.spec.correction import Spec
 ALIGNED = 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Outputs:
     """Tensors that `correct` writes to, every element of them, and hands back.
 
@@ -63,6 +63,7 @@ def take_outputs(out: object, batch: Batch, train_logp: object, spec: Spec) -> N
         "advantages": batch.advantages,
         "log_mass": None if batch.mass is None else batch.mass.log,
         "turns": batch.turns,
+        "entropy": batch.entropy,
     }
     inputs |= {f"external[{name!r}]": x for name, x in batch.external.items()}
     if out.weights is not None:
@@ -108,7 +109,7 @@ def _plain(dtype: torch.dtype) -> str:
 
 
 def _share(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors may have a byte in common: between the first and the last of each."""
+    """Tell whether two tensors may have a byte in common: between the first and the last of each."""
     (first, end), (other_first, other_end) = _bytes(x), _bytes(y)
     return x.device == y.device and first < other_end and other_first < end
 

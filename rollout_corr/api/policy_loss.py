@@ -4,40 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rollout_corr.api.by_keyword import mask_by_keyword
 from rollout_corr.api.correct import Correction, Renormalized, Turns
-from rollout_corr.api.loss_request import (
-    LossRequest,
-    read_denominator,
-    read_ready,
-    read_tensors,
-    read_turns_of,
-)
-from rollout_corr.backends import claims, loss_blocks, loss_operators, operators, whole
-from rollout_corr.backends.batch import Batch, check_validate, external_names
-from rollout_corr.backends.choose import BackendName, Groups, SequenceOrder
+from rollout_corr.api.entropy_bonus import bonus_of
+from rollout_corr.api.inner_correction import correct_inside
+from rollout_corr.api.loss_divisor import Divisor, read_denominator, read_scales
+from rollout_corr.api.loss_request import LossRequest, LossTensors, read_ready, read_tensors, read_turns_of
+from rollout_corr.backends import claims, loss_blocks, loss_operators, whole
+from rollout_corr.backends.batch import Batch, check_validate
+from rollout_corr.backends.choose import BackendName, Groups
 from rollout_corr.backends.differentiable import Differentiable, refuse_other_derivatives
-from rollout_corr.backends.labels import read_labels
+from rollout_corr.backends.entropy import read_entropy, statistics_of_entropy
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.loss_blocks import LossResult, LossTask
-from rollout_corr.backends.read import add_ages
-from rollout_corr.backends.result import Result
-from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back
+from rollout_corr.backends.run import mask_back
+from rollout_corr.backends.sequence_groups import groups_given
 from rollout_corr.backends.staleness import versions_given
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.metrics.statistics import HasStatistics, Statistics, of_vector
+from rollout_corr.spec.choices import SequenceOrder
 from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.loss import KL, Denominator, LossReduction, SquaredLogRatio
+from rollout_corr.spec.entropy_bonus import EntropyBonus
+from rollout_corr.spec.loss import KL, Denominator, LossReduction, Objective, SquaredLogRatio
 from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import DEFAULT_SURROGATE
+from rollout_corr.spec.surrogates import DEFAULT_SURROGATE, without_ratio
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PolicyLoss(HasStatistics):
     """The result of `policy_loss`.
 
@@ -83,6 +81,7 @@ def policy_loss(
     correction: Correction | None = None,
     weights: LogProbs | None = None,
     train_mask: LogProbs | None = None,
+    scale: LogProbs | None = None,
     spec: Spec | None = None,
     cu_seqlens: Tensor | None = None,
     surrogate: Surrogate = DEFAULT_SURROGATE,
@@ -95,12 +94,17 @@ def policy_loss(
     external: Mapping[str, LogProbs] | None = None,
     log_mass: LogProbs | None = None,
     renormalized: Renormalized = "rollout",
+    entropy: LogProbs | None = None,
+    entropy_bonus: EntropyBonus | None = None,
     versions: LogProbs | None = None,
     current_version: int | None = None,
     turns: Turns | None = None,
     max_turns: int | None = None,
     labels: Mapping[str, Tensor] | None = None,
     label_names: Mapping[str, Sequence[str] | int] | None = None,
+    group_index: Tensor | None = None,
+    group_size: int | None = None,
+    group_count: int | None = None,
     backend: BackendName = "auto",
     validate: bool = False,
     batch_group: Any = None,
@@ -125,6 +129,9 @@ def policy_loss(
         correction: The result of `correct`: its weights, and its mask as `train_mask`.
         weights: Constants that multiply the surrogate, per token, same layout.
         train_mask: Non-zero at tokens that train, same layout; a token outside `mask` never trains.
+        scale: Constants that multiply all that a token adds, the KL and the regulariser too, per token (same layout) or
+            per sequence ([S] or [S, 1]); no denominator reads them. For token weights, and for a denominator of each
+            sequence or group, whose reciprocal this is with reduction="sum".
         spec: Correct in the same call, from old/rollout, or from new/rollout in bypass mode. Criteria with
             of="new/rollout" and of="new/old" work here. Not beside weights that are passed in.
         cu_seqlens: [S + 1] int32 or int64 offsets of packed sequences.
@@ -146,17 +153,24 @@ def policy_loss(
             cancel, and the KL to `ref_logp` compares policies of the trainer: neither has it.
         renormalized: The side whose log-probs are over the kept set already: "rollout", or "train", which is new_logp
             and old_logp.
+        entropy: The entropy of the distribution that each token was drawn from, in nats, same layout, as the head that
+            gave `new_logp` returns it: for metrics, criteria with stat="entropy" and the bonus.
+        entropy_bonus: A reward for entropy, or None. Its gradient goes to `entropy`, where that requires grad.
         versions: The version of the policy that sampled each token or sequence, as in `correct`; for a `spec`.
         current_version: The version of the policy that trains.
         turns: The turns of each sequence, as in `correct`: for a Spec over turns, and for GSPO(over="turn").
         max_turns: A bound on the turns that ids or "runs" make, as in `correct`.
-        labels: Integers that sequences are told apart by, as in `correct`; for a `spec`, whose metrics come by label.
+        labels: Integers that sequences, turns or tokens are told apart by, as in `correct`; for a `spec`, whose metrics
+            come by label.
         label_names: The names of the labels, as in `correct`.
+        group_index: The group of each sequence, as in `correct`; for a `spec`.
+        group_size: The size of groups of neighbours, as in `correct`.
+        group_count: The number of groups, as in `correct`.
         backend: "auto", "triton" or "torch". An explicit choice never falls back.
         validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; and compare the
             calls of the ranks of each group: one small collective more, and an error on all ranks that names the rank.
         batch_group: A torch.distributed group over whose ranks an "original" or "kept" denominator is counted, and the
-            mean of a Spec's `normalize="batch"` taken: one all-reduce of a number each.
+            mean of a Spec's `normalize="batch"` taken: one all-reduce of a number each. Of "group" as in `correct`.
         sequence_group: A torch.distributed group over which the tokens of each sequence are split, as in `correct`. The
             value is this rank's share: the loss is the sum of all ranks' values, whose gradient every rank gets for its
             own tokens. See docs/ranks.md.
@@ -173,7 +187,7 @@ def policy_loss(
     groups = Groups(batch_group, sequence_group, sequence_order)
     groups.check()
     check_validate(validate)
-    told = None
+    claimed = None
     try:
         policies = old_logp, rollout_logp, ref_logp
         kept_set = log_mass, renormalized
@@ -186,91 +200,30 @@ def policy_loss(
             kl=kl,
             regulariser=regulariser,
             reduction=reduction,
-            divisor=read_denominator(denominator, reduction, tensors),
+            divisor=read_denominator(denominator, reduction, tensors.read, tensors.batch),
             max_length=max_length,
             ready=read_ready(tensors, spec, correction, weights, train_mask),
+            scales=None if scale is None else read_scales(tensors.read, tensors.batch, scale),
             spec=spec,
             external=external,
+            entropy=None if entropy is None else read_entropy(tensors.read, entropy),
+            bonus=entropy_bonus,
             versions=versions_given(versions, current_version),
             labels=None if labels is None and label_names is None else (labels, label_names),
+            grouping=groups_given(group_index, group_size, group_count),
             backend=backend,
             groups=groups,
+            validate=validate,
         )
         if validate and groups.some:
-            told = request.claims()
+            claimed = request.claims()
     except (TypeError, ValueError) as error:
         if validate:
             claims.tell(groups, error)
         raise
-    if told is not None:
-        claims.compare(groups, told)
+    if claimed is not None:
+        claims.compare(groups, claimed)
     return _run(request)
-
-
-# --- the correction inside the loss ---
-
-
-class InnerCorrection(NamedTuple):
-    """A correction made in the same call.
-
-    Attributes:
-        factors: Factors of the surrogate's loss, in the shape of the batch, or None.
-        trains: Non-zero at tokens that train, or None for all valid ones.
-        result: Weights, mask, keep and statistics that the caller gets.
-    """
-
-    factors: Tensor | None
-    trains: Tensor | None
-    result: Result
-
-
-def _correct_inside(request: LossRequest, spec: Spec) -> InnerCorrection:
-    """Correct from old/rollout, or from new/rollout where there is no old_logp."""
-    read, batch, old = request.tensors.read, request.tensors.batch, request.tensors.old
-    new, rollout = batch.train, request.tensors.rollout
-    if rollout is None:
-        rollout = read.tensor("rollout_logp", None)  # raises
-    for criterion in spec.criteria:
-        if criterion.of == "new/old" and old is None:
-            raise ValueError(f"old_logp: expected log-probs for criterion {criterion.label!r} of new/old, got None")
-    run = _spec_to_run(spec, old is not None, request.use.multiply)
-    denominators = {"new/rollout": rollout, "new/old": old}
-    pairs: dict[str, tuple[Tensor, Tensor]] = {
-        c.of: (new, other) for c in run.criteria if (other := denominators.get(c.of)) is not None
-    }
-    if request.backend == "triton" and (reason := operators.beyond_kernels(run)) is not None:
-        raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
-    batch = batch.of(new if old is None else old, rollout, pairs)
-    if all(criterion.when == "any" for criterion in run.criteria):
-        batch.advantages = None
-    batch.external = read.external(external_names(spec), request.external)
-    if request.versions is not None or spec.reads_versions:
-        add_ages(read, batch, request.versions, spec)
-        request.groups.check_versions(batch, read.first, request.versions)
-    if request.labels is not None:
-        batch.labels = read_labels(batch, *request.labels)
-    found = RunningCorrection(CorrectionRequest(batch, run, request.runs_on, request.groups)).result()
-    # Under the caller's Spec, whose criteria have the same labels.
-    statistics = Statistics(spec, found.statistics.sums, found.statistics.maxima, extra=found.statistics.extra)
-    factors, trains = found.weights, found.mask
-    if not request.use.multiply:
-        factors = None if spec.rejected == "mask" or trains is None else (trains != 0).to(batch.dtype)
-        trains = None if spec.rejected == "zero" else trains
-    return InnerCorrection(factors, trains, Result(found.weights, trains, found.keep, statistics, found.keep_turns))
-
-
-def _spec_to_run(spec: Spec, has_old: bool, multiply: bool) -> Spec:
-    """Derive the Spec of the correction inside the loss.
-
-    Without old_logp, new/rollout is train/rollout. Where weights do not multiply, zero weights cannot reject, so
-    rejections are written into a mask even if the Spec only zeroes weights.
-    """
-    criteria = [
-        replace(criterion, of="train/rollout") if criterion.of == "new/rollout" and not has_old else criterion
-        for criterion in spec.criteria
-    ]
-    rejected = "both" if spec.rejected == "zero" and not multiply else spec.rejected
-    return replace(spec, criteria=tuple(criteria), rejected=rejected)
 
 
 # --- running it ---
@@ -288,7 +241,7 @@ def _runner(request: LossRequest) -> str:
     """Choose a key of RUNNERS."""
     if request.groups.sequence is not None:
         return "split"
-    if request.runs_on == "triton" and request.surrogate.unit == "sequence":
+    if request.runs_on == "triton" and request.beyond_kernels is None:
         return "triton"
     if torch.compiler.is_compiling():
         return "traced"
@@ -297,14 +250,11 @@ def _runner(request: LossRequest) -> str:
 
 def _run(request: LossRequest) -> PolicyLoss:
     """Correct where a Spec is given, run the loss, and put the result in the caller's layout."""
-    tensors, groups, wanted = request.tensors, request.groups, request.objective
+    tensors, wanted = request.tensors, request.objective
     batch, new = tensors.batch, tensors.read.first
     refuse_other_derivatives(new)
-    inner = None if request.spec is None else _correct_inside(request, request.spec)
+    inner = None if request.spec is None else correct_inside(request, request.spec)
     weights, trains = request.ready if inner is None else (inner.factors, inner.trains)
-    _, count, of_this_rank = request.divisor
-    if count is not None and of_this_rank:
-        count = groups.sum(count)
     task = LossTask(
         new=new,
         batch=batch,
@@ -315,10 +265,38 @@ def _run(request: LossRequest) -> PolicyLoss:
         trains=trains,
         objective=wanted,
         differentiable=torch.is_grad_enabled() and new.requires_grad,
-        divisor=count,
-        group=groups.sequence,
+        group=request.groups.sequence,
         mass=batch.mass if request.mode.name == "bypass" else None,
+        scales=request.scales,
     )
+    kl = wanted.kl
+    if kl is None or kl.reduction is None:
+        value, found, divisor = _reduced(request, task, request.divisor)
+    else:
+        value, found, divisor = _reduced(request, replace(task, objective=replace(wanted, kl=None)), request.divisor)
+        penalty, beside, _ = _reduced(request, *_penalty_apart(task, kl, kl.reduction, tensors))
+        value, found = value + penalty, loss_metrics.with_kl_of(found, beside, wanted)
+    statistics = of_vector(None, found, len(loss_metrics.sum_names(wanted)), wanted)
+    if request.entropy is not None:
+        if request.bonus is not None:
+            value = value + bonus_of(request, request.bonus, task, divisor).to(value.dtype)
+        if inner is None:
+            statistics = statistics_of_entropy(request.entropy.detach(), batch).join(statistics)
+    if inner is None:
+        return PolicyLoss(value, mask_back(batch, _within(batch, trains)), None, None, statistics)
+    result = inner.result
+    handed = None if result.weights is None else batch.restore(result.weights)
+    joined = result.statistics.join(statistics)
+    return PolicyLoss(value, mask_back(batch, result.mask), handed, result.keep, joined, result.keep_turns)
+
+
+def _reduced(request: LossRequest, task: LossTask, divisor: Divisor) -> tuple[Tensor, Tensor, Tensor]:
+    """Run a loss with its divisor: the value, which has the gradient, the statistics, and the divisor as a number."""
+    groups, wanted, batch = request.groups, task.objective, task.batch
+    count = divisor.known
+    if count is not None and divisor.of_this_rank:
+        count = groups.sum(count)
+    task.divisor = count
     result = RUNNERS[_runner(request)](task)
     if count is None and groups.batch is not None and wanted.reduction != "sum":
         result = loss_blocks.divided_by(result, groups.sum(loss_blocks.counted(result.statistics, wanted)), wanted)
@@ -327,15 +305,24 @@ def _run(request: LossRequest) -> PolicyLoss:
     value = result.value
     if result.gradient is not None:
         # Autograd takes its time for every argument.
-        of_sequences = () if result.inners is None else (result.inners, batch.offsets)
-        value = Differentiable.apply(new, value, result.gradient, result.divisor, result.by_kernels, *of_sequences)
-    statistics = of_vector(None, result.statistics, len(loss_metrics.sum_names(wanted)), wanted)
-    if inner is None:
-        return PolicyLoss(value, mask_back(batch, _within(batch, trains)), None, None, statistics)
-    found = inner.result
-    handed = None if found.weights is None else batch.restore(found.weights)
-    joined = found.statistics.join(statistics)
-    return PolicyLoss(value, mask_back(batch, found.mask), handed, found.keep, joined, found.keep_turns)
+        owners = batch.turns if wanted.surrogate.unit == "turn" else batch.offsets
+        of_sequences = () if result.inners is None else (result.inners, owners)
+        value = Differentiable.apply(task.new, value, result.gradient, result.divisor, result.by_kernels, *of_sequences)
+    return value, result.statistics, result.divisor
+
+
+def _penalty_apart(task: LossTask, kl: KL, reduction: LossReduction, tensors: LossTensors) -> tuple[LossTask, Divisor]:
+    """Make the loss of a KL with a reduction of its own: of the same tokens, and with a policy loss of 0."""
+    divisor = read_denominator(kl.denominator, reduction, tensors.read, tensors.batch)
+    wanted = Objective(
+        without_ratio(task.objective.surrogate.clamp),
+        replace(kl, reduction=None, denominator="original"),
+        reduction=reduction,
+        denominator=divisor.counted,
+        nonfinite=task.objective.nonfinite,
+    )
+    # A product, so that an advantage that is not finite leaves its token out here too.
+    return replace(task, objective=wanted, advantages=task.advantages * 0.0), divisor
 
 
 def _within(batch: Batch, train_mask: Tensor | None) -> Tensor | None:

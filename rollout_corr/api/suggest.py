@@ -9,8 +9,7 @@ from rollout_corr.api.correct import Renormalized
 from rollout_corr.api.suggestion import Sequences, suggested
 from rollout_corr.api.suggestion import Suggestion as Suggestion
 from rollout_corr.backends.layouts import LogProbs
-from rollout_corr.backends.read import read_batch
-from rollout_corr.spec.correction import Spec
+from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.spec.validate import number
 
 
@@ -50,8 +49,8 @@ def suggest(
     keep = number("keep", keep)
     if not 0.0 < keep < 1.0:
         raise ValueError(f"keep: expected a number between 0 and 1, got {keep!r}")
-    tensors = train_logp, rollout_logp, mask
-    found = Sequences.of(read_batch(*tensors, cu_seqlens, Spec(), None, None, False, log_mass, renormalized))
+    given = Given(train_logp, rollout_logp, mask, cu_seqlens, log_mass=log_mass, renormalized=renormalized)
+    found = Sequences.of(read_batch(given))
     if not found.n.numel():
         raise ValueError("mask: expected a valid token with finite log-probs, got none")
     return suggested(found, keep)

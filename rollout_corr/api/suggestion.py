@@ -143,7 +143,7 @@ def suggested(found: Sequences, keep: float) -> Suggestion:
     k3 = float(found.k3.sum() / found.n.sum())
 
     def says(criterion: Criterion, reason: str) -> str:
-        low, high = criterion.lower, criterion.upper
+        low, high = criterion.low, criterion.high
         bounds = f"no token's ratio below {low:g}" if high is None else f"{low:.5g} to {high:.5g}"
         return (
             f"{criterion.label}: {bounds}. {reason}. Rejects {100 * rejected[criterion.label]:.1f} % of these sequences"
@@ -175,8 +175,8 @@ def suggested(found: Sequences, keep: float) -> Suggestion:
 
 def _outside(values: Tensor, criterion: Criterion) -> float:
     """The share of log-ratios, [S] float64, outside of a criterion's bounds."""
-    lower = -math.inf if criterion.lower is None else math.log(criterion.lower)
-    upper = math.inf if criterion.upper is None else math.log(criterion.upper)
+    lower = -math.inf if criterion.low is None else math.log(criterion.low)
+    upper = math.inf if criterion.high is None else math.log(criterion.high)
     return float(((values < lower) | (values > upper)).double().mean())
 
 

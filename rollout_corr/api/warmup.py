@@ -16,7 +16,7 @@ from rollout_corr.api.correct import Renormalized, correct
 from rollout_corr.api.policy_loss import policy_loss
 from rollout_corr.backends import operators
 from rollout_corr.backends.batch import external_names
-from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.correction import ENTROPY, Spec
 from rollout_corr.spec.no_spec import no_spec
 from rollout_corr.spec.validate import shown
 
@@ -38,6 +38,7 @@ def warmup(
     sequence_group: Any = None,
     log_mass_dtype: torch.dtype | None = None,
     renormalized: Renormalized = "rollout",
+    scale: bool = False,
     aligned: bool | None = None,
     mean_lengths: tuple[float, float] = (0.0, float("inf")),
     threads: int | None = None,
@@ -64,6 +65,7 @@ def warmup(
         sequence_group: As the loop passes it. Its ranks exchange the sums of these batches: all have to call.
         log_mass_dtype: Dtype of log_mass; None for calls without one.
         renormalized: As the loop passes it beside log_mass.
+        scale: The loop passes `scale` to the loss.
         aligned: True if all tensors begin at multiples of 16 bytes, as new ones do, and padded rows have a multiple of
             16 tokens; False if never; None: both can be.
         mean_lengths: The least and the largest mean length that sequences of a batch can have.
@@ -118,7 +120,10 @@ def warmup(
             options |= {"log_mass": zeros(log_mass_dtype), "renormalized": renormalized}
         logps = zeros(logp_dtypes[0]), zeros(logp_dtypes[1])
         mask = None if mask_dtype is None else zeros(mask_dtype)
-        _step(spec, loss, decoupled, logps, mask, given[advantages], options)
+        scales = {"scale": zeros(torch.float32)} if scale else {}
+        of_loss = None if loss is None else {**loss, **scales}
+        turns = torch.tensor([0, width, 2 * width], device=device)
+        _step(spec, of_loss, decoupled, logps, mask, given[advantages], turns, options)
 
     batches = list(product(layouts, shapes, skips))
     if not operators.interprets():
@@ -165,6 +170,7 @@ def _step(
     log_probs: tuple[Tensor, Tensor],
     mask: Tensor | None,
     advantages: Tensor | None,
+    turns: Tensor,
     options: dict[str, Any],
 ) -> None:
     """Run one step of a loop: `correct`, then the loss forward and backward."""
@@ -172,9 +178,16 @@ def _step(
 
     def beside(of: Spec) -> dict[str, Any]:
         """The tensors that a Spec reads beside log-probs."""
-        named = {name: torch.zeros_like(train, dtype=torch.float32) for name in external_names(of) if name}
+        named = {
+            name: torch.zeros_like(train, dtype=torch.float32)
+            for name in external_names(of)
+            if name and name != ENTROPY
+        }
         versions = {"versions": torch.zeros_like(train, dtype=torch.int64), "current_version": 0}
-        return {"external": named, **(versions if of.reads_versions else {})}
+        groups: dict[str, Any] = {"group_size": 1} if of.normalizes_groups else {}
+        groups |= {"entropy": torch.zeros_like(train, dtype=torch.float32)} if of.reads_entropy else {}
+        groups |= {"turns": turns} if of.measures_turns else {}
+        return {"external": named, **(versions if of.reads_versions else {}), **groups}
 
     arguments = dict(loss or {})
     if spec is not None:
@@ -187,6 +200,8 @@ def _step(
         arguments |= beside(arguments["spec"])
     if arguments.get("kl") is not None:
         arguments["ref_logp"] = train
+    if getattr(arguments.get("surrogate"), "unit", None) == "turn":
+        arguments["turns"] = turns
     new = train.detach().requires_grad_()
     if advantages is None:
         advantages = torch.zeros_like(train, dtype=torch.float32)

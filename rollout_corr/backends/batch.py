@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,11 +17,15 @@ from torch._C._functorch import is_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from rollout_corr.backends.layouts import Layout, LogProbs, dtype_of, layout_of, shape_of
+from rollout_corr.definition.bounds_of_batch import BoundsOfBatch
 from rollout_corr.definition.offsets import checked_offsets
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics.labels import Labelled
-from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.correction import ENTROPY, Spec
 from rollout_corr.spec.validate import shown
+
+if TYPE_CHECKING:
+    from rollout_corr.backends.sequence_groups import SequenceGroups
 
 CPU, STRIDED = torch.device("cpu"), torch.strided
 LOGP_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -70,10 +74,13 @@ class Batch:
         pairs: Further log-probs that criteria compare, numerator and denominator by `Criterion.of`.
         mass: The mass that truncated sampling kept, per token.
         turns: [U + 1] offsets of the turns among the tokens, [N] or row after row; None: they are not measured.
+        entropy: Of each token, detached.
         ages: current_version - version of each token, in the dtype that computes.
         ages_per_sequence: They were given per sequence.
         weights_out, mask_out: Where the caller wants the weights and the mask; None: in new tensors.
         labels: Labels of the sequences.
+        groups: Groups of the sequences, where the call names them.
+        bounds: The bounds that the batch decides; None: nobody has looked for them.
     """
 
     train: Tensor
@@ -89,11 +96,14 @@ class Batch:
     pairs: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     mass: KeptMass | None = None
     turns: Tensor | None = None
+    entropy: Tensor | None = None
     ages: Tensor | None = None
     ages_per_sequence: bool = False
     weights_out: Tensor | None = None
     mask_out: Tensor | None = None
     labels: tuple[Labelled, ...] = ()
+    groups: SequenceGroups | None = None
+    bounds: BoundsOfBatch | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -111,7 +121,7 @@ class Batch:
         """Give the batch with other policies. Not by `dataclasses.replace`, which older compilers cannot follow."""
         given = self.mask, self.offsets, self.count, self.restore, self.given_mask
         found = Batch(train, rollout, *given, self.advantages, self.per_sequence, self.external, pairs, self.mass)
-        found.turns, found.ages, found.labels = self.turns, self.ages, self.labels
+        found.turns, found.ages, found.labels, found.groups = self.turns, self.ages, self.labels, self.groups
         return found
 
 
@@ -272,7 +282,7 @@ class Reader:
         if external is not None and not isinstance(external, Mapping):
             raise TypeError(f"external: expected a mapping of names to tensors, got {type(external).__name__}")
         found: dict[str, Tensor] = {}
-        names = {name for name in wanted if name}
+        names = {name for name in wanted if name and name != ENTROPY}
         for name in sorted(names):
             if external is None or name not in external:
                 given = sorted(external or {})
@@ -307,7 +317,7 @@ def reader(leader: str, logp: LogProbs, cu_seqlens: Tensor | None, validate: boo
 
 
 def external_names(spec: Spec) -> list[str]:
-    """Names of the tensors that criteria read beside log-probs, AGE among them: each once, in their order."""
+    """Names of the tensors that criteria read beside log-probs, AGE and ENTROPY too: each once, in their order."""
     return list(dict.fromkeys([c.tensor_name for c in spec.criteria if c.tensor_name is not None]))
 
 

@@ -6,6 +6,8 @@ and prompts cost one look at the mask. The statistics of the blocks merge, so th
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,7 +17,7 @@ from torch import Tensor
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.turns import BlockOfTurns, block_of_turns
-from rollout_corr.definition.findings import Findings, evaluate
+from rollout_corr.definition.findings import Findings, Operands, evaluate
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.definition.tokens import KeptMass
 from rollout_corr.definition.weights import kept_tokens
@@ -45,7 +47,7 @@ class Compaction:
 
     def take(self, x: Tensor) -> Tensor:
         """The valid tokens of a block, [total]; a view when all are valid."""
-        flat = x.reshape(-1)
+        flat = x if x.dim() == 1 else x.reshape(-1)
         return flat if self.index is None else flat.index_select(0, self.index)
 
     def put(self, out: Tensor, values: Tensor) -> None:
@@ -105,7 +107,12 @@ class Block:
 
     def take(self, x: Tensor) -> Tensor:
         """The valid tokens of a tensor of the batch's shape, [total]."""
-        return self.compaction.take(x[self.slots])
+        return self.compaction.take(self.part(x))
+
+    def part(self, x: Tensor) -> Tensor:
+        """The slots of a tensor of the batch's shape; the tensor itself where the block is the batch."""
+        whole = self.slots.start == 0 and self.slots.stop == x.shape[0]
+        return x if whole else x[self.slots]
 
     def mass(self, given: KeptMass | None) -> KeptMass | None:
         """The kept mass of its valid tokens, in the dtype that computes."""
@@ -136,9 +143,7 @@ def spans(batch: Batch, size: int) -> Iterator[tuple[slice, slice]]:
     offsets = batch.offsets.tolist()
     first, count = 0, len(offsets) - 1
     while first == 0 or first < count:
-        last = first
-        while last < count and (last == first or offsets[last + 1] - offsets[first] <= size):
-            last += 1
+        last = min(count, max(first + 1, bisect_right(offsets, offsets[first] + size) - 1))
         yield slice(first, last), slice(offsets[first], offsets[last])
         first = max(last, 1)
 
@@ -146,15 +151,18 @@ def spans(batch: Batch, size: int) -> Iterator[tuple[slice, slice]]:
 def blocks_of(batch: Batch, size: int) -> Iterator[Block]:
     """Cut a batch on the CPU into blocks of about `size` slots."""
     for rows, slots in spans(batch, size):
-        shape = batch.train[slots].shape
-        slots_here = shape.numel()
+        shape = (slots.stop - slots.start, *batch.train.shape[1:])
+        slots_here = math.prod(shape)
         if batch.offsets is None:
             lengths = torch.full((shape[0],), shape[1], dtype=torch.int64, device="cpu")
             starts = torch.arange(shape[0], device="cpu") * shape[1]
         else:
-            offsets = batch.offsets[rows.start : rows.stop + 1]
+            offsets = batch.offsets
+            if rows.stop - rows.start < batch.count:
+                offsets = offsets[rows.start : rows.stop + 1]
             offsets = offsets - slots.start if slots.start else offsets
-            starts, lengths = offsets[:-1], offsets.diff()
+            lengths = offsets.diff()
+            starts = offsets[:-1] if batch.mask is not None or batch.turns is not None else offsets
         if batch.mask is None:
             compaction, n_valid = Compaction(None, slots_here), lengths
             whole = Packed.of_lengths(lengths, slots_here) if batch.offsets is None else Packed(offsets, slots_here)
@@ -175,15 +183,27 @@ def blocks_of(batch: Batch, size: int) -> Iterator[Block]:
         yield Block(batch, slots, rows, compaction, Packed.of_lengths(n_valid, total), n_valid, turns)
 
 
+def blocks_under(batch: Batch, spec: Spec) -> Iterator[Block]:
+    """Cut a batch on the CPU into blocks for a Spec."""
+    return blocks_of(batch, slots_of(spec))
+
+
+def slots_of(spec: Spec) -> int:
+    """Give the slots of a block for a Spec."""
+    return BLOCK if spec.weight is not None else 2 * BLOCK
+
+
 # --- outputs ---
 
 
-def new_outputs(batch: Batch, spec: Spec) -> tuple[Tensor | None, Tensor | None]:
+def new_outputs(batch: Batch, spec: Spec, with_weights: bool = True) -> tuple[Tensor | None, Tensor | None]:
     """Make room for the weights and the mask of a batch on the CPU, or take the caller's.
 
-    None is for what the Spec does not hand back.
+    None is for what the Spec does not hand back, and for weights that need no room of their own.
     """
-    weights = new_output(batch, batch.dtype, batch.weights_out) if spec.returns_weights else None
+    weights = None
+    if with_weights and spec.returns_weights:
+        weights = new_output(batch, batch.dtype, batch.weights_out)
     mask_dtype = torch.bool if batch.mask is None else batch.mask.dtype
     return weights, new_output(batch, mask_dtype, batch.mask_out) if spec.edits_mask else None
 
@@ -218,36 +238,65 @@ def tokens_outside(batch: Batch) -> int:
 
 def run_blocks(batch: Batch, spec: Spec) -> Result:
     """Correct block by block, with compaction. CPU tensors only: how many tokens are valid decides the shapes."""
-    weights, mask = new_outputs(batch, spec)
+    assert batch.bounds is not None or not spec.asks_batch, "a block is not the batch"
+    adopts = is_one_block(batch, slots_of(spec)) and batch.weights_out is None
+    weights, mask = new_outputs(batch, spec, not adopts)
     collector, keep = Collector(spec, look=True, labelled=batch.labels), []
     keep_turns = None if batch.turns is None else torch.ones(batch.turns.shape[0] - 1, dtype=torch.bool, device="cpu")
-    for block in blocks_of(batch, BLOCK if spec.weight is not None else 2 * BLOCK):
+    for block in blocks_under(batch, spec):
         found = _run_block(block, spec, collector, weights, mask)
         keep.append(found.decision.keep)
         if keep_turns is not None and block.turns is not None and found.facts.turns is not None:
             keep_turns[block.turns.which] = found.facts.turns.keep
+        weights = found.weights if adopts else weights
     statistics = collector.statistics(tokens_outside(batch), batch.count, batch.train.numel())
     return Result(weights, mask, torch.cat(keep) if keep[1:] else keep[0], statistics, keep_turns)
 
 
+def is_one_block(batch: Batch, size: int) -> bool:
+    """Tell whether a packed batch of which all tokens are valid is one block, whose results are those of the batch."""
+    packed = batch.mask is None and batch.offsets is not None and batch.outside == (0, 0)
+    return packed and 0 < batch.train.numel() <= size
+
+
 def _run_block(block: Block, spec: Spec, collector: Collector, weights: Tensor | None, mask: Tensor | None) -> Findings:
     """Correct one block: add its statistics, write its weights and mask."""
-    batch, slots, compaction = block.batch, block.slots, block.compaction
-    train, rollout = (block.take(x).to(batch.dtype) for x in (batch.train, batch.rollout))
-    advantages = None if batch.advantages is None else block.advantages(batch.advantages)
-    external = {name: block.take(x) for name, x in batch.external.items()}
-    pairs = {of: (block.take(a).to(batch.dtype), block.take(b).to(batch.dtype)) for of, (a, b) in batch.pairs.items()}
-    mass = block.mass(batch.mass)
-    tokens = train, rollout, None, block.sequences, block.n_valid
-    turns = None if block.turns is None else block.turns.turns
-    found = evaluate(*tokens, spec, advantages, external, True, pairs, mass, turns)
-    collector.take(found)
+    batch, compaction = block.batch, block.compaction
+    found = evaluate(operands_of(block, spec))
+    collector.take(found, block.take)
+    # Statistics need these no more, and what follows has temporaries of its own.
+    found.few = found.weighing = None
+    found.tokens.forget()
     if weights is not None and found.weights is not None:
-        compaction.put(weights[slots], found.weights)
+        compaction.put(block.part(weights), found.weights)
     if mask is not None:
-        given = None if batch.mask is None else batch.mask[slots]
-        _put_mask(mask[slots], given, batch.offsets is None, compaction, found)
+        given = None if batch.mask is None else block.part(batch.mask)
+        _put_mask(block.part(mask), given, batch.offsets is None, compaction, found)
     return found
+
+
+def operands_of(block: Block, spec: Spec) -> Operands:
+    """Give the valid tokens of a block to the definition."""
+    batch = block.batch
+
+    def logp(x: Tensor) -> Tensor:
+        return block.take(x).to(batch.dtype)
+
+    return Operands(
+        train=logp(batch.train),
+        rollout=logp(batch.rollout),
+        valid=None,
+        sequences=block.sequences,
+        n_valid=block.n_valid,
+        spec=spec,
+        advantages=None if batch.advantages is None else block.advantages(batch.advantages),
+        external={name: block.take(x) for name, x in batch.external.items()},
+        look=True,
+        pairs={of: (logp(one), logp(other)) for of, (one, other) in batch.pairs.items()},
+        mass=block.mass(batch.mass),
+        turns=None if block.turns is None else block.turns.turns,
+        bounds=batch.bounds,
+    )
 
 
 def _put_mask(out: Tensor, given: Tensor | None, padded: bool, compaction: Compaction, found: Findings) -> None:

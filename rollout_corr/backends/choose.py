@@ -10,6 +10,7 @@ from rollout_corr.backends import operators
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.staleness import Versions
 from rollout_corr.metrics.collectives import check_group
+from rollout_corr.spec.choices import SEQUENCE_ORDERS, SequenceOrder
 from rollout_corr.spec.validate import choice
 
 BackendName = Literal["auto", "triton", "torch"]
@@ -47,12 +48,6 @@ def chosen_backend(tensor: Tensor, backend: str) -> str:
     if chosen == "triton" and (reason := operators.why_not(tensor.device)) is not None:
         raise ValueError(f"backend: expected 'auto' or 'torch' for {tensor.device} tensors, got 'triton': {reason}")
     return chosen
-
-
-# The tokens of a sequence that the r-th of R ranks holds: the r-th of R stretches; or the r-th of 2 R and then the r-th
-# from the end, of equal lengths.
-SequenceOrder = Literal["contiguous", "zigzag"]
-SEQUENCE_ORDERS: tuple[SequenceOrder, ...] = get_args(SequenceOrder)
 
 
 class Groups(NamedTuple):

@@ -1,56 +1,94 @@
-"""Labels of the sequences of a batch, read: ids, and the name of each label."""
+"""Labels of the sequences, turns or tokens of a batch, read: ids, and the name of each label."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.layouts import shape_of
-from rollout_corr.metrics.labels import Labelled, Labels
+from rollout_corr.backends.batch import Batch, Reader, checked_tensor
+from rollout_corr.backends.staleness import Versions, ages_of, read_versions
+from rollout_corr.definition.sequences import Packed
+from rollout_corr.metrics.labels import SEQUENCES, TOKENS, Labelled, Labels, Units
 from rollout_corr.spec.validate import shown
-
-if TYPE_CHECKING:
-    from rollout_corr.backends.batch import Batch
 
 ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def read_labels(batch: Batch, labels: object, names: object) -> tuple[Labelled, ...]:
-    """Check the labels of a call and the names that go with them. An id that names none is no error: it is counted."""
-    for argument, given in (("labels", labels), ("label_names", names)):
-        if not isinstance(given, Mapping):
+# The labels that versions are without being given as labels.
+AGE = "age"
+
+
+def read_labels(
+    read: Reader, batch: Batch, labels: object, names: object, versions: Versions | None
+) -> tuple[Labelled, ...]:
+    """Check the labels of a call and the names that go with them. An id that names none is no error: it is counted.
+
+    Args:
+        read: Reads arguments in the layout of the call.
+        batch: The batch; its turns have been read.
+        labels: Ids by name, as the caller gave them; None: no others than ages.
+        names: The names of the labels, or how many there are.
+        versions: The versions of policies, of which ages are made where `names` alone has "age".
+    """
+    given = {} if labels is None and isinstance(names, Mapping) and AGE in names else labels
+    for argument, mapping in (("labels", given), ("label_names", names)):
+        if not isinstance(mapping, Mapping):
             wanted = "tensors" if argument == "labels" else "lists of names, or to counts"
-            raise TypeError(f"{argument}: expected a mapping of names to {wanted}, got {type(given).__name__}")
-    assert isinstance(labels, Mapping)
+            raise TypeError(f"{argument}: expected a mapping of names to {wanted}, got {type(mapping).__name__}")
+    assert isinstance(given, Mapping)
     assert isinstance(names, Mapping)
-    if set(labels) != set(names):
-        raise ValueError(f"label_names: expected the names of {sorted(labels)}, got those of {sorted(names)}")
-    return tuple(Labelled(_named(name, names[name]), _ids(batch, name, ids)) for name, ids in labels.items())
+    if set(given) != set(names) - {AGE} and set(given) != set(names):
+        raise ValueError(f"label_names: expected the names of {sorted(given)}, got those of {sorted(names)}")
+    found = [_labelled(read, batch, name, names[name], ids) for name, ids in given.items()]
+    if AGE in names and AGE not in given:
+        found.append(_ages(read, names[AGE], versions))
+    return tuple(found)
 
 
-def _ids(batch: Batch, name: str, ids: object) -> Tensor:
+def _labelled(read: Reader, batch: Batch, name: object, names: object, given: object) -> Labelled:
     argument = f"labels[{name!r}]"
-    if not isinstance(ids, Tensor):
-        raise TypeError(f"{argument}: expected a tensor, got {type(ids).__name__}")
-    if ids.dtype not in ID_DTYPES:
-        raise ValueError(f"{argument}: expected an integer dtype, got {str(ids.dtype).removeprefix('torch.')}")
-    if tuple(ids.shape) not in ((batch.count,), (batch.count, 1)):
-        wanted = f"[{batch.count}] or [{batch.count}, 1], a label for each whole sequence"
-        raise ValueError(f"{argument}: expected shape {wanted}, got {shape_of(ids)}")
-    if ids.device != batch.train.device:
-        raise ValueError(f"{argument}: expected device {batch.train.device}, got {ids.device}")
-    return ids.reshape(-1)
+    turns = None if batch.turns is None else (batch.turns.shape[0] - 1,)
+    if not isinstance(given, Tensor) and not isinstance(given, list):
+        raise TypeError(f"{argument}: expected a tensor or a list of tensors, got {type(given).__name__}")
+    if not isinstance(given, Tensor) or given.is_nested:
+        ids, units = read.per_token_or_sequence(argument, given, ID_DTYPES)[0], TOKENS
+    elif tuple(given.shape) in ((batch.count,), (batch.count, 1)):
+        # Before the shape of tokens, which that of sequences of one token is too.
+        ids, units = checked_tensor(argument, given.reshape(-1), ID_DTYPES), SEQUENCES
+        if ids.device != batch.train.device:
+            raise ValueError(f"{argument}: expected device {batch.train.device}, got {ids.device}")
+    elif tuple(given.shape) == turns != tuple(read.first.shape):
+        ids, units = _of_turns(batch, checked_tensor(argument, given, ID_DTYPES)), TOKENS
+    else:
+        ids, units = read.per_token_or_sequence(argument, given, ID_DTYPES)[0], TOKENS
+    return Labelled(_named(name, names, units), ids)
 
 
-def _named(name: object, values: object) -> Labels:
+def _of_turns(batch: Batch, ids: Tensor) -> Tensor:
+    """Give every token the label of its turn."""
+    assert batch.turns is not None
+    offsets = batch.turns.to(ids.device, torch.int64)
+    return Packed(offsets, batch.train.numel()).spread(ids).view(batch.train.shape)
+
+
+def _ages(read: Reader, names: object, versions: Versions | None) -> Labelled:
+    """Make labels of ages; a last name such as "4+" is of all older ones too."""
+    if versions is None or versions.given is None:
+        raise ValueError(f"label_names[{AGE!r}]: expected labels[{AGE!r}], or versions to make it of, got neither")
+    found, whole = read_versions(read, versions)
+    labels = _named(AGE, names, SEQUENCES if whole else TOKENS)
+    ages = ages_of(found, versions)
+    return Labelled(labels, ages.clamp(max=len(labels.values) - 1) if labels.values[-1].endswith("+") else ages)
+
+
+def _named(name: object, values: object, units: Units) -> Labels:
     if not isinstance(name, str) or not name or "/" in name or "=" in name:
         raise ValueError(f"labels: expected names that are strings without '/' and '=', got {shown(name)}")
     if isinstance(values, int) and not isinstance(values, bool) and values > 0:
-        return _counted(name, values)
+        return _counted(name, values, units)
     if isinstance(values, (str, int)) or not isinstance(values, (list, tuple)) or not values:
         raise ValueError(f"label_names[{name!r}]: expected a list of names or a count above 0, got {shown(values)}")
     for value in values:
@@ -58,9 +96,9 @@ def _named(name: object, values: object) -> Labels:
             raise ValueError(f"label_names[{name!r}]: expected strings without '/', got {shown(value)}")
     if len(set(values)) < len(values):
         raise ValueError(f"label_names[{name!r}]: expected different names, got {list(values)}")
-    return Labels(name, tuple(values))
+    return Labels(name, tuple(values), units)
 
 
 @lru_cache(maxsize=64)
-def _counted(name: str, count: int) -> Labels:
-    return Labels(name, tuple(map(str, range(count))))
+def _counted(name: str, count: int, units: Units) -> Labels:
+    return Labels(name, tuple(map(str, range(count))), units)

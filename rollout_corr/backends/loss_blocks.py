@@ -5,20 +5,19 @@ The gradient is computed in the forward pass, by autograd of the definition; bac
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rollout_corr.backends import blocks, whole
+from rollout_corr.backends import blocks, ppo_blocks, whole
 from rollout_corr.backends.batch import Batch
 from rollout_corr.definition import loss
-from rollout_corr.definition.facts import Named
 from rollout_corr.definition.loss import Operands
 from rollout_corr.definition.sequences import Packed, Rows
-from rollout_corr.definition.tokens import KeptMass
+from rollout_corr.definition.tokens import KeptMass, Number
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.spec.loss import Objective
 
@@ -43,6 +42,7 @@ class LossTask:
         divisor: 0-d float64 count that the caller brings; None: the loss counts.
         group: Process group over which sequences are split, or None.
         mass: The mass that truncated sampling kept, where `base` is the rollout's, or None.
+        scales: Factors of all that a token adds to the loss, or None.
     """
 
     new: Tensor
@@ -57,6 +57,7 @@ class LossTask:
     divisor: Tensor | None = None
     group: Any = None
     mass: KeptMass | None = None
+    scales: Tensor | None = None
 
 
 class LossResult(NamedTuple):
@@ -80,7 +81,7 @@ class LossResult(NamedTuple):
 
 
 # The sum over tokens, its gradient, and the sums and maxima of the statistics.
-Run = tuple[Tensor, Tensor | None, Named, Named]
+Run = tuple[Tensor, Tensor | None, Mapping[str, Number], Mapping[str, Number]]
 
 
 def width_of(wanted: Objective) -> int:
@@ -91,7 +92,8 @@ def width_of(wanted: Objective) -> int:
 def run_blocks(task: LossTask) -> LossResult:
     """Run block by block, with compaction. CPU tensors only."""
     batch = task.batch
-    gradient = blocks.new_output(batch, batch.dtype) if task.differentiable else None
+    adopts = blocks.is_one_block(batch, blocks.BLOCK)
+    gradient = blocks.new_output(batch, batch.dtype) if task.differentiable and not adopts else None
     totals, sums, maxima = [], [], []
     for block in blocks.blocks_of(batch, blocks.BLOCK):
 
@@ -109,11 +111,16 @@ def run_blocks(task: LossTask) -> LossResult:
             valid=None,
             trains=None if task.trains is None else block.take(task.trains) != 0,
             mass=block.mass(task.mass),
+            scales=take(task.scales),
             turns=None if block.turns is None else block.turns.turns.units,
         )
-        total, slope, more_sums, more_maxima = _with_gradient(operands, task, look=True)
+        found = ppo_blocks.run(operands, task.objective, task.differentiable) or _with_gradient(
+            operands, task, look=True
+        )
+        total, slope, more_sums, more_maxima = found
         if gradient is not None and slope is not None:
-            block.compaction.put(gradient[block.slots], slope)
+            block.compaction.put(block.part(gradient), slope)
+        gradient = slope if adopts else gradient
         totals.append(total)
         sums.append(more_sums)
         maxima.append(more_maxima)
@@ -143,6 +150,13 @@ def run_split(task: LossTask) -> LossResult:
     return _result(_with_gradient(_operands(task, task.batch.train, sequences, valid), task), task)
 
 
+def finite_tokens(task: LossTask) -> Tensor | None:
+    """Bool per token: all that the loss needs of it is finite, so that it can train; None where NaN may pass."""
+    if task.objective.nonfinite == "propagate":
+        return None
+    return loss.finite(_operands(task, task.batch.train, *whole.sequences_of(task.batch)), task.objective)
+
+
 def run_traced(task: LossTask) -> LossResult:
     """Run under a compiler, which takes the derivative of the graph from `task.new` itself."""
     operands = _operands(task, task.new, *whole.sequences_of(task.batch))
@@ -168,6 +182,7 @@ def _operands(task: LossTask, new: Tensor, sequences: Rows | Packed | Split, val
         valid=valid,
         trains=None if task.trains is None else task.trains != 0,
         mass=None if task.mass is None else task.mass.each(lambda log: log.to(batch.dtype)),
+        scales=cast(task.scales),
         turns=None if batch.turns is None else whole.turns_of(batch, sequences, valid).units,
     )
 
@@ -190,21 +205,30 @@ def _result(found: Run, task: LossTask) -> LossResult:
     """Divide, and put the statistics in order."""
     total, gradient, sums, maxima = found
     wanted = task.objective
-    divisor = _divisor(loss.divisor(sums, wanted) if task.divisor is None else task.divisor, wanted)
     named = [sums[name] for name in loss_metrics.sum_names(wanted)]
     named += [maxima[name] for name in loss_metrics.max_names()]
     statistics = _stacked(named)
+    divided_by = loss.counted_by(wanted)
+    count: Number = 1.0 if divided_by is None else sums[divided_by]
+    divisor = _divisor(count if task.divisor is None else task.divisor, wanted)
     return LossResult((total / divisor).to(task.batch.dtype), gradient, None, divisor, statistics)
 
 
-def _stacked(numbers: Iterable[Tensor]) -> Tensor:
-    """Stack 0-d numbers of any dtypes in float64."""
-    return torch.stack([x.double() for x in numbers])
+def _stacked(numbers: Iterable[Number]) -> Tensor:
+    """Stack 0-d numbers of any dtypes, or such as were read, in float64."""
+    every = list(numbers)
+    if any(isinstance(x, float) for x in every):
+        return torch.tensor([*map(float, every)], dtype=torch.float64, device="cpu")
+    return torch.stack([x.double() for x in every if isinstance(x, Tensor)])
 
 
-def _divisor(count: Tensor, wanted: Objective) -> Tensor:
-    """0-d: the number that the sum over all tokens is divided by. With 0 nothing is divided."""
-    divisor = torch.where(count == 0, 1.0, count)
+def _divisor(count: Number, wanted: Objective) -> Tensor:
+    """0-d float64: the number that the sum over all tokens is divided by. With 0 nothing is divided."""
+    if isinstance(count, Tensor):
+        count = count.double()
+        divisor = torch.where(count == 0, 1.0, count)
+    else:
+        divisor = torch.tensor(count or 1.0, dtype=torch.float64, device="cpu")
     return divisor if wanted.max_length is None else divisor * wanted.max_length
 
 

@@ -35,9 +35,11 @@ class LossOperands(NamedTuple):
     mask: Tensor | None
     cu_seqlens: Tensor | None
     divisor: Tensor | None
+    scales: Tensor | None
     log_mass: Tensor | None
     mass_of_base: bool  # log_mass is taken from base, and not from new_logp
     double: bool
+    turns: Tensor | None  # [U + 1], for a surrogate of turns
     differentiable: bool
 
 
@@ -46,7 +48,7 @@ class LossOutputs(NamedTuple):
 
     value: Tensor  # 0-d
     gradient: Tensor  # of the value times its divisor
-    inners: Tensor  # [S], the factor of each sequence's gradient
+    inners: Tensor  # [S], the factor of each sequence's gradient; [U] for a surrogate of turns
     divisor_out: Tensor  # 0-d float64
     statistics: Tensor  # float64, the sums and then the maxima
 
@@ -67,10 +69,26 @@ def run_fused(task: LossTask) -> LossResult:
     batch, wanted = task.batch, task.objective
     log_mass, of_base = (None, False) if task.mass is None else task.mass
     operands = LossOperands(
-        batch.train, task.base, task.ref, task.advantages, batch.per_sequence, task.weights, task.trains,
-        batch.mask, batch.offsets, task.divisor, log_mass, of_base, batch.dtype == torch.float64, task.differentiable,
-    )  # fmt: skip
-    if seen_by_others((*operands[:4], *operands[5:11])):
+        new_logp=batch.train,
+        base=task.base,
+        ref=task.ref,
+        advantages=task.advantages,
+        per_sequence=batch.per_sequence,
+        weights=task.weights,
+        trains=task.trains,
+        mask=batch.mask,
+        cu_seqlens=batch.offsets,
+        divisor=task.divisor,
+        scales=task.scales,
+        log_mass=log_mass,
+        mass_of_base=of_base,
+        double=batch.dtype == torch.float64,
+        turns=batch.turns if wanted.surrogate.unit == "turn" else None,
+        differentiable=task.differentiable,
+    )
+    # Not a part of the operands, since the compiler of torch 2.6 cannot cut a named tuple.
+    policies, factors = (batch.train, task.base, task.ref, log_mass), (task.weights, task.trains, task.scales)
+    if seen_by_others((*policies, *factors, task.advantages, batch.mask, batch.offsets, task.divisor)):
         text = encode(wanted) if torch.compiler.is_compiling() else encode_once(wanted)
         found = torch.ops.rollout_corr.policy_loss(*operands, *text)
         value, gradient, inners, counted, statistics = found
@@ -119,6 +137,8 @@ def _given(operands: LossOperands) -> LossGiven:
     given: LossGiven = kernels().LossGiven(*operands[:-1])  # in that order
     if given.offsets is not None and given.offsets.device != given.new.device:
         given.offsets = given.offsets.to(given.new.device)
+    if given.turns is not None and given.turns.device != given.new.device:
+        given.turns = given.turns.to(given.new.device)
     return given
 
 
@@ -126,6 +146,8 @@ def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
     new, offsets = operands.new_logp, operands.cu_seqlens
     kind = torch.float64 if operands.double else torch.float32
     sequences = new.shape[0] if offsets is None else offsets.shape[0] - 1
+    if operands.turns is not None:
+        sequences = operands.turns.shape[0] - 1
 
     def empty(*size: int, dtype: torch.dtype = kind) -> Tensor:
         return torch.empty(size, dtype=dtype, device=new.device)

@@ -48,7 +48,7 @@ class CorrectOperands(NamedTuple):
     new_logp: Tensor | None
     log_mass: Tensor | None
     mass_of_rollout: bool  # log_mass is taken from rollout_logp, and not from train_logp
-    turns: Tensor | None = None  # [U + 1], which the kernels do not take
+    turns: Tensor | None = None  # [U + 1]
 
 
 class CorrectOutputs(NamedTuple):
@@ -125,7 +125,8 @@ def run_fused(batch: Batch, spec: Spec) -> Result:
     given = given_of(operands)
     given.weights_out, given.mask_out = batch.weights_out, batch.mask_out
     found = kernels().run(given, spec)
-    return Result(found.weights, found.mask, found.keep, of_vector(spec, found.statistics, found.sums))
+    statistics = of_vector(spec, found.statistics, found.sums)
+    return Result(found.weights, found.mask, found.keep, statistics, found.keep_turns)
 
 
 @lru_cache(maxsize=1)
@@ -149,9 +150,11 @@ def operands_of(batch: Batch, spec: Spec) -> CorrectOperands:
 
 def given_of(operands: CorrectOperands) -> Given:
     """Give a batch as the kernels take it, with offsets on its device."""
-    given: Given = kernels().Given(*operands[:-1])
+    given: Given = kernels().Given(*operands)
     if given.offsets is not None and given.offsets.device != given.train.device:
         given.offsets = given.offsets.to(given.train.device)
+    if given.turns is not None and given.turns.device != given.train.device:
+        given.turns = given.turns.to(given.train.device)
     return given
 
 
@@ -164,11 +167,11 @@ def statistics_of(vector: Tensor, spec: Spec) -> Statistics:
 def beyond_kernels(spec: Spec) -> str | None:
     """Say what of a Spec the kernels leave to plain torch; None for nothing.
 
-    The kernels have no turns and no prefixes. In two places they know no D but that of train/rollout: where they count
+    The kernels have no prefixes. In two places they know no D but that of train/rollout: where they count
     the tokens that a failed sequence drops one by one, and in the metrics of frameworks.
     """
-    if spec.measures_turns:
-        return "the kernels know no turns"
+    if spec.asks_batch:
+        return "the kernels know no bounds that the batch decides"
     if spec.weighs_prefixes:
         return "weight of level 'prefix' depends on the tokens before each"
     for criterion in spec.criteria:
@@ -182,6 +185,13 @@ def beyond_kernels(spec: Spec) -> str | None:
                 )
                 return f"criterion {criterion.label!r} of {criterion.of} {why}"
     return None
+
+
+def beyond_split_kernels(spec: Spec) -> str | None:
+    """Say what of a Spec the kernels leave to plain torch where ranks hold parts of sequences."""
+    if spec.measures_turns:
+        return "over several ranks the kernels know no turns"
+    return beyond_kernels(spec)
 
 
 def counts(spec: Spec) -> tuple[int, int]:
@@ -199,10 +209,10 @@ def writes_mask(spec: Spec, mask: Tensor | None, offsets: Tensor | None) -> bool
 
 
 def _kernels(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
-    if spec.has_prefixes or spec.measures_turns:
+    if spec.has_prefixes:
         return _plain(operands, spec, whole.run_whole)
     found = kernels().run(given_of(operands), spec)
-    return _filled(operands, found.weights, found.mask, found.keep, found.statistics)
+    return _filled(operands, found.weights, found.mask, found.keep, found.statistics, found.keep_turns)
 
 
 def _reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollout_corr.backends.batch import MASK_DTYPES, Batch, Reader, external_names, reader
+from rollout_corr.backends.entropy import add_entropy, read_entropy
 from rollout_corr.backends.labels import read_labels
 from rollout_corr.backends.layouts import LogProbs
+from rollout_corr.backends.sequence_groups import GroupsGiven
 from rollout_corr.backends.staleness import Versions, read_ages
 from rollout_corr.backends.turns import read_turns
 from rollout_corr.definition.tokens import KeptMass
@@ -23,43 +26,66 @@ RENORMALIZED = ("rollout", "train")
 LARGEST_LOG_MASS = 0.01
 
 
-def read_batch(
-    train_logp: LogProbs,
-    rollout_logp: LogProbs,
-    mask: LogProbs | None,
-    cu_seqlens: Tensor | None,
-    spec: Spec,
-    advantages: LogProbs | None,
-    external: Mapping[str, LogProbs] | None,
-    validate: bool,
-    log_mass: LogProbs | None = None,
-    renormalized: object = "rollout",
-    turns: object = None,
-    max_turns: int | None = None,
-    split: bool = False,
-    versions: Versions | None = None,
-    labels: tuple[object, object] = (None, None),
-) -> Batch:
+class Given(NamedTuple):
+    """The arguments of `correct` that say what a batch is.
+
+    Attributes:
+        train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, log_mass, renormalized, turns,
+            max_turns, entropy, labels, label_names, validate: As `correct` takes them.
+        versions: Both of its arguments about versions; None: neither was given.
+        grouping: Its arguments about groups of sequences; None: none was given.
+        split: Each sequence lies on several ranks.
+    """
+
+    train_logp: LogProbs
+    rollout_logp: LogProbs
+    mask: LogProbs | None = None
+    cu_seqlens: Tensor | None = None
+    spec: Spec = Spec()
+    advantages: LogProbs | None = None
+    external: Mapping[str, LogProbs] | None = None
+    log_mass: LogProbs | None = None
+    renormalized: object = "rollout"
+    turns: object = None
+    max_turns: int | None = None
+    entropy: LogProbs | None = None
+    versions: Versions | None = None
+    labels: object = None
+    label_names: object = None
+    grouping: GroupsGiven | None = None
+    validate: bool = False
+    split: bool = False
+
+    @property
+    def labelled(self) -> bool:
+        """True if there are labels."""
+        return self.labels is not None or self.label_names is not None
+
+
+def read_batch(given: Given) -> Batch:
     """Check every argument of `correct` and read it. Copies nothing, except for a list."""
-    read = reader("train_logp", train_logp, cu_seqlens, validate)
-    rollout = read.tensor("rollout_logp", rollout_logp)
-    flat_mask = read.optional("mask", mask, MASK_DTYPES)
-    batch = Batch(read.detached(read.first), rollout, flat_mask, read.offsets, read.count, read.layout.give_back, mask)
-    if log_mass is not None or renormalized != "rollout":
-        batch.mass = read_mass(read, batch, log_mass, renormalized, validate)
-    if spec.criteria or external is not None:
-        batch.external = read.external(external_names(spec), external)
-    if versions is not None or spec.reads_versions:
-        add_ages(read, batch, versions, spec)
-    if labels != (None, None):
-        batch.labels = read_labels(batch, *labels)
+    spec, advantages, validate = given.spec, given.advantages, given.validate
+    read = reader("train_logp", given.train_logp, given.cu_seqlens, validate)
+    rollout = read.tensor("rollout_logp", given.rollout_logp)
+    mask = read.optional("mask", given.mask, MASK_DTYPES)
+    batch = Batch(read.detached(read.first), rollout, mask, read.offsets, read.count, read.layout.give_back, given.mask)
+    if given.log_mass is not None or given.renormalized != "rollout":
+        batch.mass = read_mass(read, batch, given.log_mass, given.renormalized, validate)
+    if spec.criteria or given.external is not None:
+        batch.external = read.external(external_names(spec), given.external)
+    if given.versions is not None or spec.reads_versions:
+        add_ages(read, batch, given.versions, spec)
+    if given.entropy is not None or spec.reads_entropy:
+        add_entropy(batch, None if given.entropy is None else read_entropy(read, given.entropy), spec)
     for criterion in spec.criteria:
         if criterion.when != "any" and advantages is None:
             raise ValueError(f"advantages: expected a tensor for the criterion with when={criterion.when!r}, got None")
     if advantages is not None:
         batch.advantages, batch.per_sequence = read.advantages(advantages, batch.dtype)
-    if turns is not None:
-        batch.turns = read_turns(read, batch, turns, max_turns, validate, split)
+    if given.turns is not None:
+        batch.turns = read_turns(read, batch, given.turns, given.max_turns, validate, given.split)
+    if given.labelled:
+        batch.labels = read_labels(read, batch, given.labels, given.label_names, given.versions)
     return batch
 
 

@@ -1,4 +1,4 @@
-"""A correction from a batch that has been read to its result: backend, exchange between ranks, batch normalisation."""
+"""A correction from a batch that has been read to its result: backend, exchange between ranks, normalisation."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.backends import blocks, operators, whole
+from rollout_corr.backends import blocks, normalize, operators, whole
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.choose import Groups, chosen_backend
+from rollout_corr.backends.entropy import statistics_of_entropy
 from rollout_corr.backends.result import Result
 from rollout_corr.definition.weights import SMALLEST_MEAN
 from rollout_corr.metrics import extra, native, peers, schema
@@ -20,6 +21,7 @@ from rollout_corr.spec.correction import Spec
 
 if TYPE_CHECKING:
     from rollout_corr.backends import split_kernels
+    from rollout_corr.definition.bounds_of_batch import BoundsOfBatch
 
 
 class CorrectionRequest(NamedTuple):
@@ -48,6 +50,10 @@ class RunningCorrection:
         if group is None:
             self._found = run_correction(request)
             return
+        if request.spec.asks_batch:
+            raise ValueError(
+                "spec: expected bounds that are numbers beside a sequence_group, got some that the batch decides"
+            )
         chosen = chosen_backend(request.batch.train, request.backend)
         peers.load(request.spec)
         with torch.no_grad():
@@ -69,9 +75,14 @@ class RunningCorrection:
 
 def run_correction(request: CorrectionRequest) -> Result:
     """Run a correction without a sequence group."""
-    batch, spec = request.batch, request.spec
+    batch, spec = request.batch, normalize.before_division(request.spec)
     run = _runner(batch, spec, chosen_backend(batch.train, request.backend))
     peers.load(spec)
+    if spec.asks_batch and batch.bounds is None:
+        from rollout_corr.backends.bounds_of_batch import find_bounds
+
+        with torch.no_grad():
+            batch.bounds = find_bounds(batch, spec, request.groups.sum)
     if run is operators.run_fused:
         # Nothing of it is known to autograd.
         return _finished(run(batch, spec), request)
@@ -85,11 +96,13 @@ def _runner(batch: Batch, spec: Spec, backend: str) -> Callable[[Batch, Spec], R
         # Neither the kernels nor the operators know of labels.
         on_blocks = batch.train.device.type == "cpu" and not torch.compiler.is_compiling()
         return blocks.run_blocks if on_blocks else whole.run_whole
-    beyond = spec.weighs_prefixes or spec.measures_turns
+    beyond = spec.weighs_prefixes
     if backend == "triton" and not spec.criteria and not beyond:
         return operators.run_fused
     on_cpu, compiling = batch.train.device.type == "cpu", torch.compiler.is_compiling()
-    if compiling and (spec.has_prefixes or spec.measures_turns):
+    if spec.asks_batch and (compiling or not on_cpu):
+        return whole.run_whole
+    if compiling and (spec.has_prefixes or (spec.measures_turns and on_cpu)):
         return operators.run_fused
     if (beyond or spec.criteria) and operators.beyond_kernels(spec) and (not on_cpu or compiling):
         return whole.run_whole
@@ -102,8 +115,8 @@ def _exchange(
     request: CorrectionRequest, backend: str, group: Any
 ) -> whole.PendingSplit | split_kernels.PendingKernels:
     """Compute the sums of this rank's tokens and start to add them up over the group."""
-    batch, spec = request.batch, request.spec
-    if backend == "triton" and operators.beyond_kernels(spec) is None and not batch.labels:
+    batch, spec = request.batch, normalize.before_division(request.spec)
+    if backend == "triton" and operators.beyond_split_kernels(spec) is None and not batch.labels:
         from rollout_corr.backends import split_kernels
 
         return split_kernels.PendingKernels(batch, spec, group)
@@ -111,23 +124,41 @@ def _exchange(
 
 
 def _finished(result: Result, request: CorrectionRequest) -> Result:
-    """Do what comes after the backends: batch normalisation, ages of tokens, and the caller's tensors."""
+    """Do what comes after the backends: normalisation, ages of tokens, and the caller's tensors."""
     _normalize(result, request)
     batch, spec = request.batch, request.spec
+    if batch.entropy is not None:
+        result.statistics = statistics_of_entropy(batch.entropy, batch, result.statistics)
     if batch.ages is not None:
         if result.weights is not None and spec.weight is not None and spec.weight.decay is not None:
             # A version that is newer than the current one does not raise its weight.
             result.weights = result.weights * spec.weight.decay ** batch.ages.clamp(min=0.0)
         _, valid = whole.sequences_of(batch)
         result.statistics = result.statistics.beside(Extra(ages=True), *extra.ages_of(batch.ages, valid))
+    if batch.bounds is not None:
+        result.statistics = _with_bounds(result.statistics, batch.bounds, spec)
     _put_into_outputs(result, batch)
     return result
+
+
+def _with_bounds(statistics: Statistics, bounds: BoundsOfBatch, spec: Spec) -> Statistics:
+    """Append the bounds that were found."""
+    from rollout_corr.backends.bounds_of_batch import Found, bounds_by_place
+
+    if not isinstance(bounds, Found):
+        return statistics
+    places, found = bounds_by_place(spec, bounds)
+    return statistics.beside(Extra(bounds=places), *extra.bounds_of(places, found))
 
 
 def _normalize(result: Result, request: CorrectionRequest) -> None:
     """Divide the weights by their mean where the Spec says so."""
     spec, weights = request.spec, result.weights
-    if weights is not None and spec.weight is not None and spec.weight.normalize == "batch":
+    if weights is None or spec.weight is None or spec.weight.normalize is None:
+        return
+    if spec.weight.self_normalized:
+        normalize.divide(result, request.batch, spec, request.groups)
+    else:
         mean = _batch_mean(result.statistics, spec, request.groups).to(weights.dtype)
         if spec.nonfinite == "propagate":
             # A NaN mean makes the weights NaN, but not the 0 at invalid tokens.

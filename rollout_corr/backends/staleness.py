@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class Versions(NamedTuple):
     """
 
     given: object = None
-    current: object = None
+    current: Any = None
 
     def check(self, spec: Spec) -> None:
         """Refuse one without the other, and none where a Spec reads them."""
@@ -68,7 +68,7 @@ def read_versions(read: Reader, versions: Versions) -> tuple[Tensor, bool]:
     if isinstance(current, bool) or not isinstance(current, Integral):
         raise TypeError(f"current_version: expected a whole number, got {type(current).__name__} {shown(current)}")
     # Not int(): a compiled function would be compiled anew for every version.
-    if abs(current) > LARGEST_VERSION:  # type: ignore[operator]  # Integral has no types of its operations
+    if not -LARGEST_VERSION <= versions.current <= LARGEST_VERSION:
         raise ValueError(f"current_version: expected a number within +-2^62, got {shown(current)}")
     nothing = isinstance(versions.given, list) and not versions.given
     # A list of no samples is opened in the dtype of log-probs.
@@ -78,7 +78,8 @@ def read_versions(read: Reader, versions: Versions) -> tuple[Tensor, bool]:
 
 def ages_of(found: Tensor, versions: Versions) -> Tensor:
     """int64: current_version - version; a filler at the end of int64 must not wrap around to the other sign."""
-    return versions.current - found.long().clamp(-LARGEST_VERSION, LARGEST_VERSION)  # type: ignore[operator]  # a whole number: `read_versions` has looked
+    ages: Tensor = versions.current - found.long().clamp(-LARGEST_VERSION, LARGEST_VERSION)
+    return ages
 
 
 def per_token(read: Reader, x: Tensor, per_sequence: bool) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.turns import sequence_offsets
-from rollout_corr.definition.findings import Findings, evaluate
+from rollout_corr.definition.findings import Findings, Operands, evaluate
 from rollout_corr.definition.sequences import Flattened, Packed, Rows, Sequences
 from rollout_corr.definition.turns import Turns, turns_within
 from rollout_corr.definition.weights import kept_tokens
@@ -22,8 +22,8 @@ from rollout_corr.metrics.collect import Collector
 from rollout_corr.spec.correction import Spec
 
 if TYPE_CHECKING:
-    from rollout_corr.backends.choose import SequenceOrder
     from rollout_corr.backends.split import Split
+    from rollout_corr.spec.choices import SequenceOrder
 
 
 def split_turns(units: Packed | Flattened, sequences: Split, tokens: Tensor) -> tuple[Split, Packed]:
@@ -139,12 +139,16 @@ class PendingSplit:
         # A prefix needs the tokens before it, what is counted needs prefixes, the rest after a failure too.
         steps = spec.has_prefixes + any(criterion.drop == "rest" for criterion in spec.criteria)
         for _ in range(steps):
-            Collector(spec, labelled=batch.labels).take(_evaluate(batch, spec, self._sequences, self._valid))
+            Collector(spec, labelled=batch.labels).take(self._evaluated())
             self._sequences.start("correct: the sums of the tokens before")
             self._sequences.wait()
             self._sequences.again()
-        Collector(spec, labelled=batch.labels).take(_evaluate(batch, spec, self._sequences, self._valid))
+        Collector(spec, labelled=batch.labels).take(self._evaluated())
         self._sequences.start("correct: the sums of each sequence")
+
+    def _evaluated(self) -> Findings:
+        """Run the definition on what is known of the other ranks."""
+        return evaluate(operands_of(self._batch, self._spec, self._sequences, self._valid))
 
     def done(self) -> bool:
         """Tell whether `result` would return without waiting."""
@@ -156,26 +160,27 @@ class PendingSplit:
         return _result(self._batch, self._spec, self._sequences, self._valid)
 
 
-def _evaluate(batch: Batch, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None) -> Findings:
+def operands_of(batch: Batch, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None) -> Operands:
+    """Give all tokens of a batch to the definition."""
     dtype = batch.dtype
-    advantages = None if batch.advantages is None else advantages_of(batch, batch.advantages, sequences)
-    return evaluate(
-        batch.train.to(dtype),
-        batch.rollout.to(dtype),
-        valid,
-        sequences,
-        count_valid(batch, sequences, valid),
-        spec,
-        advantages,
-        batch.external,
+    return Operands(
+        train=batch.train.to(dtype),
+        rollout=batch.rollout.to(dtype),
+        valid=valid,
+        sequences=sequences,
+        n_valid=count_valid(batch, sequences, valid),
+        spec=spec,
+        advantages=None if batch.advantages is None else advantages_of(batch, batch.advantages, sequences),
+        external=batch.external,
         pairs={of: (one.to(dtype), other.to(dtype)) for of, (one, other) in batch.pairs.items()},
         mass=None if batch.mass is None else batch.mass.each(lambda log: log.to(dtype)),
         turns=None if batch.turns is None else turns_of(batch, sequences, valid),
+        bounds=batch.bounds,
     )
 
 
 def _result(batch: Batch, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None) -> Result:
-    found = _evaluate(batch, spec, sequences, valid)
+    found = evaluate(operands_of(batch, spec, sequences, valid))
     collector = Collector(spec, labelled=batch.labels)
     collector.take(found)
     mask = None

@@ -23,12 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollout_corr.definition import prefix
 from rollout_corr.definition.bounds import grown, within
+from rollout_corr.definition.bounds_of_batch import BoundsOfBatch, Sorted, beyond
 from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.tokens import (
     LARGEST_D,
@@ -80,8 +82,8 @@ def value_of(
             total = total_of_d(criterion.token_clamp, tokens, among, criterion.over)
         else:
             x = select(among, statistic(criterion, tokens, external))
-            # A NaN that the caller gave as an external statistic has to fail its unit, not to vanish.
-            propagate = tokens.propagate or row.source == "caller"
+            # A NaN that the caller gave as a statistic has to fail its unit, not to vanish.
+            propagate = tokens.propagate or row.may_be_nan
             if row.one_limb:
                 total = sum_of_d(x.clamp(-LARGEST_D, LARGEST_D), units, propagate, x)
             else:
@@ -157,6 +159,22 @@ class Decision:
         self.outcomes.append(outcome)
 
 
+class Asked(NamedTuple):
+    """The Spec, and what its criteria read beside tokens.
+
+    Attributes:
+        spec: The Spec.
+        advantages: For criteria with `when`.
+        external: For criteria with stat="external", by name.
+        bounds: Gives the bounds that the batch decides.
+    """
+
+    spec: Spec
+    advantages: Advantages | None
+    external: Mapping[str, Tensor]
+    bounds: BoundsOfBatch
+
+
 def decide(
     tokens: Tokens,
     n_measured: Tensor,
@@ -164,6 +182,7 @@ def decide(
     advantages: Advantages | None,
     external: Mapping[str, Tensor],
     others: Mapping[str, Tokens] | None = None,
+    bounds: BoundsOfBatch | None = None,
 ) -> Decision:
     """Run every criterion, those of tokens first, because with sums_over="kept" the others run over survivors.
 
@@ -174,8 +193,9 @@ def decide(
         advantages: For criteria with `when`.
         external: For criteria with stat="external".
         others: The tokens under other pairs of policies, by `Criterion.of`.
+        bounds: Gives the bounds that the batch decides; None: these sequences are the batch.
     """
-    others = others or {}
+    others, asked = others or {}, Asked(spec, advantages, external, bounds or Sorted())
     every = [tokens, *others.values()]
     keep = torch.ones(tokens.sequences.count, dtype=torch.bool, device=tokens.d.device)
     decision = Decision(keep, None, tokens.measured, None, n_measured)
@@ -185,7 +205,7 @@ def decide(
     for criterion in spec.criteria:
         if criterion.over == "token":
             pair = others.get(criterion.of, tokens)
-            decision.add(decide_tokens(criterion, pair, pair.measured, spec, advantages, external))
+            decision.add(decide_tokens(criterion, pair, pair.measured, asked))
     standing = dropped = None
     if spec.sums_over == "kept" and decision.outcomes:
         standing, dropped = decision.keep, decision.dropped
@@ -200,10 +220,10 @@ def decide(
             if pair is not tokens:
                 among, n = survivors(pair, dropped, standing, criterion.over)
             if criterion.over == "prefix":
-                decision.add(decide_tokens(criterion, pair, among, spec, advantages, external, decision.standing))
+                decision.add(decide_tokens(criterion, pair, among, asked, decision.standing))
                 continue
             assert n is not None
-            decision.add(decide_units(criterion, pair, among, n, spec, advantages, external))
+            decision.add(decide_units(criterion, pair, among, n, asked))
     if spec.rejects_nonfinite:
         for pair in every:
             if pair.nonfinite is not None:
@@ -230,15 +250,10 @@ def survivors(
 
 
 def decide_tokens(
-    criterion: Criterion,
-    tokens: Tokens,
-    among: Tensor | None,
-    spec: Spec,
-    advantages: Advantages | None,
-    external: Mapping[str, Tensor],
-    standing: Tensor | None = None,
+    criterion: Criterion, tokens: Tokens, among: Tensor | None, asked: Asked, standing: Tensor | None = None
 ) -> Outcome:
     """Test every token of `among` that `when` selects, alone or with those of `among` before it, where `standing`."""
+    spec, advantages, external, bounds = asked
     value = tested = statistic(criterion, tokens, external)
     on, growth = threshold_of(criterion).on, None
     if on != "value":
@@ -253,11 +268,15 @@ def decide_tokens(
             # Only now, as in `survivors`: what runs along a sequence must not depend on a decision.
             stands = tokens.sequences.spread(standing).expand(tokens.d.shape)
             among = stands if among is None else among & stands
-    fails = ~passes(criterion, tested, spec.clamp, growth)
-    if among is not None:
-        fails = fails & among
+    chosen = among
     if criterion.when != "any" and advantages is not None:
-        fails = fails & selected_tokens(criterion.when, tokens, advantages.token)
+        selected = selected_tokens(criterion.when, tokens, advantages.token)
+        chosen = selected if among is None else among & selected
+    fails = ~passes(criterion, tested, spec.clamp, growth)
+    if criterion.rules:
+        fails = fails | beyond(value, bounds.of(criterion, value, chosen))
+    if chosen is not None:
+        fails = fails & chosen
     if criterion.drop == "sequence":
         return Outcome(criterion, value, among, None, tokens.count(fails) > 0)
     if criterion.drop == "rest":
@@ -265,16 +284,9 @@ def decide_tokens(
     return Outcome(criterion, value, among, fails, None)
 
 
-def decide_units(
-    criterion: Criterion,
-    tokens: Tokens,
-    among: Tensor | None,
-    n: Tensor,
-    spec: Spec,
-    advantages: Advantages | None,
-    external: Mapping[str, Tensor],
-) -> Outcome:
+def decide_units(criterion: Criterion, tokens: Tokens, among: Tensor | None, n: Tensor, asked: Asked) -> Outcome:
     """Test every turn or sequence that has a token to sum over (`n` of `among`) and that `when` selects."""
+    spec, advantages, external, bounds = asked
     units = tokens.units(criterion.over)
     value = tested = value_of(criterion, tokens, among, n, external)
     on = threshold_of(criterion).on
@@ -284,16 +296,24 @@ def decide_units(
         tested = extremum(
             d.abs() if on in ("abs_d", "clamped_abs_d") else d, criterion.reduce == "max", units, among, n
         )
-    failed = ~passes(criterion, tested, spec.clamp) & (n > 0)
+    some = chosen = n > 0
+    failed = ~passes(criterion, tested, spec.clamp)
     if criterion.thins:
         selected = torch.ones_like(tokens.d, dtype=torch.bool) if tokens.measured is None else tokens.measured
         if criterion.when != "any" and advantages is not None:
             selected = selected_tokens(criterion.when, tokens, advantages.token)
-        return Outcome(criterion, value, n > 0, units.spread(failed) & selected, None, failed, selected)
+        if criterion.rules:
+            holds = chosen & (units.sum_integers(selected) > 0)
+            failed = failed | beyond(value, bounds.of(criterion, value, holds))
+        failed = failed & chosen
+        return Outcome(criterion, value, some, units.spread(failed) & selected, None, failed, selected)
     if criterion.when != "any" and advantages is not None:
-        failed = failed & selected_units(criterion.when, criterion.over, tokens, advantages)
+        chosen = chosen & selected_units(criterion.when, criterion.over, tokens, advantages)
+    if criterion.rules:
+        failed = failed | beyond(value, bounds.of(criterion, value, chosen))
+    failed = failed & chosen
     if criterion.over == "turn" and tokens.turns is not None:
         if criterion.drop == "unit":
-            return Outcome(criterion, value, n > 0, None, None, failed_turns=failed)
+            return Outcome(criterion, value, some, None, None, failed_turns=failed)
         failed = tokens.turns.any(failed)
-    return Outcome(criterion, value, n > 0, None, failed)
+    return Outcome(criterion, value, some, None, failed)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import torch
+from torch import Tensor
 
-from rollout_corr.definition.bounds import after_bounds
+from rollout_corr.definition.bounds import after_bounds, limits
 from rollout_corr.definition.near import Near
 from rollout_corr.definition.tokens import Tokens, rounded
 from rollout_corr.spec.correction import Spec, Weight
@@ -19,14 +21,15 @@ class FewBounded:
     Args:
         near: The sums before the bounds.
         weight: At token level, without a token clamp.
-
-    Attributes:
-        few: [k] float64, ratio - 1 of the few after the bounds.
     """
 
     def __init__(self, near: Near, weight: Weight) -> None:
         self._near, self._weight = near, weight
-        self.few = after_bounds(weight, near.few_excess, near.few, 1.0)
+
+    @cached_property
+    def few(self) -> Tensor:
+        """[k] float64, ratio - 1 of the few after the bounds."""
+        return after_bounds(self._weight, self._near.few_excess, self._near.few, 1.0)
 
     def squares(self) -> float:
         """The sum of (ratio - 1)^2 after the bounds."""
@@ -34,9 +37,12 @@ class FewBounded:
 
     def count(self, low: float | None, high: float | None) -> int:
         """Tokens beyond a bound."""
-        beyond = [] if low is None else [self._near.few < low]
-        beyond += [] if high is None else [self._near.few > high]
-        return sum(int(torch.count_nonzero(which)) for which in beyond) if self.few.shape[0] else 0
+        few = self._near.few
+        least, most = limits(few.dtype, low, high)
+        # In bools: floats would take less time, and be the largest temporary of a padded batch.
+        beyond = [] if least is None else [few < least]
+        beyond += [] if most is None else [few > most]
+        return sum(int(torch.count_nonzero(which)) for which in beyond) if few.shape[0] else 0
 
     def extrema(self, raw: tuple[float, float]) -> tuple[float, float]:
         """(-minimum, maximum) of ratio - 1 after the bounds, from those before them."""
@@ -47,8 +53,8 @@ class FewBounded:
             most = math.inf if weight.upper is None else weight.upper - 1.0
             return rounded((-min(max(low, least), most), min(max(high, least), most)), self._near.d.dtype)
         # Zero is the least of all; the largest is among those within the bounds.
-        others = self._near.d.index_fill(0, self._near.places, -torch.inf).amax().item()
-        return rounded((1.0, max(math.expm1(others), self.few.amax().item())), self._near.d.dtype)
+        largest = max(math.expm1(self._near.largest_near()), self.few.amax().item())
+        return rounded((1.0, largest), self._near.d.dtype)
 
 
 def few_bounded(tokens: Tokens, spec: Spec) -> FewBounded | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollout_corr.definition import correction
 from rollout_corr.definition.bounds import Bound, within
+from rollout_corr.definition.bounds_of_batch import BoundsOfBatch
 from rollout_corr.definition.correction import Decision
 from rollout_corr.definition.facts import SequenceFacts, sequence_facts
 from rollout_corr.definition.few import FewBounded, few_bounded
@@ -21,6 +23,56 @@ from rollout_corr.definition.when import Advantages
 from rollout_corr.spec.correction import Spec
 
 Numbers = dict[str, Number]
+
+
+class Operands(NamedTuple):
+    """Some whole sequences to correct, the Spec, and what it reads beside log-probs.
+
+    Attributes:
+        train, rollout: [N] or [B, T], log-probs in the dtype that computes.
+        valid: Bool of the same shape; None: all tokens are valid.
+        sequences: Which tokens belong together.
+        n_valid: [S] int64, the valid tokens of each sequence.
+        spec: The Spec.
+        advantages: For criteria with `when`.
+        external: For criteria with stat="external", by name.
+        look: Read values to leave out what they make unnecessary: CPU tensors only, and all of them valid.
+        pairs: Log-probs of other pairs of policies, by `Criterion.of`.
+        mass: The mass that truncated sampling kept, per token in the dtype that computes; it comes between a policy of
+            the trainer and the rollout's, so not into new/old.
+        turns: The turns of the sequences, where the Spec measures them.
+        bounds: Gives the bounds that the batch decides; None: these sequences are the batch.
+    """
+
+    train: Tensor
+    rollout: Tensor
+    valid: Tensor | None
+    sequences: Sequences
+    n_valid: Tensor
+    spec: Spec
+    advantages: Advantages | None
+    external: Mapping[str, Tensor]
+    look: bool = False
+    pairs: Mapping[str, tuple[Tensor, Tensor]] | None = None
+    mass: KeptMass | None = None
+    turns: Turns | None = None
+    bounds: BoundsOfBatch | None = None
+
+
+class Decided(NamedTuple):
+    """Some whole sequences, and what the criteria say of them.
+
+    Attributes:
+        tokens: Their tokens.
+        n_valid: [S] int64, the valid tokens of each sequence.
+        n_measured: [S] int64, those of them that are measured.
+        decision: The outcome of the criteria.
+    """
+
+    tokens: Tokens
+    n_valid: Tensor
+    n_measured: Tensor
+    decision: Decision
 
 
 @dataclass(eq=False, repr=False)
@@ -44,47 +96,30 @@ class Findings:
         return turns.measured if weight is not None and weight.per_turn and turns else self.n_measured
 
 
-def evaluate(
-    train: Tensor,
-    rollout: Tensor,
-    valid: Tensor | None,
-    sequences: Sequences,
-    n_valid: Tensor,
-    spec: Spec,
-    advantages: Advantages | None,
-    external: Mapping[str, Tensor],
-    look: bool = False,
-    pairs: Mapping[str, tuple[Tensor, Tensor]] | None = None,
-    mass: KeptMass | None = None,
-    turns: Turns | None = None,
-) -> Findings:
-    """Correct some whole sequences.
-
-    Args:
-        train, rollout: [N] or [B, T], log-probs in the dtype that computes.
-        valid: Bool of the same shape; None: all tokens are valid.
-        sequences: Which tokens belong together.
-        n_valid: [S] int64, the valid tokens of each sequence.
-        spec: The Spec.
-        advantages: For criteria with `when`.
-        external: For criteria with stat="external", by name.
-        look: Read values to leave out what they make unnecessary: CPU tensors only, and all of them valid.
-        pairs: Log-probs of other pairs of policies, by `Criterion.of`.
-        mass: The mass that truncated sampling kept, per token in the dtype that computes; it comes between a policy of
-            the trainer and the rollout's, so not into new/old.
-        turns: The turns of the sequences, where the Spec measures them.
-    """
+def decided(given: Operands) -> Decided:
+    """Read the tokens of some whole sequences and run the criteria."""
+    spec, mass = given.spec, given.mass
+    train, rollout, pairs = given.train, given.rollout, given.pairs or {}
     if mass is not None:
         train, rollout = mass.taken_from(train, rollout)
-        pairs = {of: two if of == "new/old" else mass.taken_from(*two) for of, two in (pairs or {}).items()}
-    tokens = read_tokens(train, rollout, valid, sequences, spec, look, turns)
-    n_measured = n_valid
+        pairs = {of: two if of == "new/old" else mass.taken_from(*two) for of, two in pairs.items()}
+
+    def read(train: Tensor, rollout: Tensor) -> Tokens:
+        return read_tokens(train, rollout, given.valid, given.sequences, spec, given.look, given.turns)
+
+    tokens = read(train, rollout)
+    n_measured = given.n_valid
     if tokens.nonfinite is not None and spec.nonfinite == "reject":
-        n_measured = n_valid - tokens.nonfinite
-    others = {
-        of: read_tokens(one, other, valid, sequences, spec, look, turns) for of, (one, other) in (pairs or {}).items()
-    }
-    decision = correction.decide(tokens, n_measured, spec, advantages, external, others)
+        n_measured = given.n_valid - tokens.nonfinite
+    others = {of: read(*two) for of, two in pairs.items()}
+    decision = correction.decide(tokens, n_measured, spec, given.advantages, given.external, others, given.bounds)
+    return Decided(tokens, given.n_valid, n_measured, decision)
+
+
+def evaluate(given: Operands) -> Findings:
+    """Correct some whole sequences."""
+    spec = given.spec
+    tokens, n_valid, n_measured, decision = decided(given)
     weighing = weigh(tokens, decision, spec)
     weights = weights_of(tokens, decision, weighing, spec)
     few = few_bounded(tokens, spec)

@@ -94,6 +94,7 @@ class Operands:
     trains: Tensor | None
     mass: KeptMass | None = None  # between new and base, where base is the rollout's
     turns: Sequences | None = None  # for a surrogate of turns
+    scales: Tensor | None = None  # factors of all that a token adds to the loss
 
     def compared(self, new: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
         """Give both log-probs as the ratio compares them: over the set that truncated sampling kept."""
@@ -114,23 +115,26 @@ def finite(given: Operands, objective: Objective) -> Tensor:
     if objective.nonfinite == "neutral" and given.base is not None:
         found = found | new.isfinite()
     found = found & given.advantages.isfinite()
-    if given.weights is not None:
-        found = found & given.weights.isfinite()
+    for factor in (given.weights, given.scales):
+        if factor is not None:
+            found = found & factor.isfinite()
     return found if given.ref is None else found & (new - given.ref).isfinite()
 
 
 def all_finite(given: Operands) -> bool:
-    """Whether sums over all tokens are finite, so that everything `finite` asks for is. Reads values.
+    """Tell whether sums over all tokens are finite, so that everything `finite` asks for is. Reads values.
 
     A sum takes a thirtieth of the time of finding what is not finite. One that overflows is not finite either.
     """
     new = given.new.detach()
     parts = [new if given.base is None else gap(given, new, given.base), given.advantages]
-    parts += [x for x in (given.weights, None if given.ref is None else new - given.ref) if x is not None]
+    others = given.weights, given.scales, None if given.ref is None else new - given.ref
+    parts += [x for x in others if x is not None]
     return all(math.isfinite(x.sum().item()) for x in parts)
 
 
-def _all(which: Tensor) -> bool:
+def all_true(which: Tensor) -> bool:
+    """Tell whether bools are all True. Reads a value."""
     # The minimum of bytes is vectorised, `all` is not.
     return not which.numel() or bool(which.contiguous().view(torch.uint8).amin())
 
@@ -239,7 +243,7 @@ def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple
     """
     sequences = given.sequences
     known: Tensor | None = None if look and all_finite(given) else finite(given, objective)
-    trains = None if look and given.trains is not None and _all(given.trains) else given.trains
+    trains = None if look and given.trains is not None and all_true(given.trains) else given.trains
     everywhere = given.valid if objective.nonfinite == "propagate" else both(given.valid, known)
     counted = both(everywhere, trains)
     n = given.n_valid if counted is None else sequences.sum_integers(counted)
@@ -278,6 +282,8 @@ def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple
         square = saturated(x).square()
         more["log_ratio2"] = select(among, square.detach()).sum(dtype=torch.float64)
         total = total + select(among, objective.regulariser.coef * square)
+    if given.scales is not None:
+        total = total * select(everywhere, given.scales)
     if objective.reduced.averages:
         inner = (n if objective.denominator == "kept" else given.n_valid).clamp(min=1).double()
         total = total * sequences.spread((1.0 / inner).to(total.dtype))
@@ -351,9 +357,15 @@ def statistics(
     return sums, {"max_ppo_log_ratio": high, "-min_ppo_log_ratio": low}
 
 
-def divisor(sums: Named, objective: Objective) -> Tensor:
-    """The number that the sum is divided by: 0-d float64, from the statistics of the whole batch."""
+def counted_by(objective: Objective) -> str | None:
+    """The name of the sum that divides the loss; None: nothing does."""
     unit = objective.reduced.unit
     if unit is None:
-        return torch.ones_like(sums["loss_policy"])
-    return sums[f"loss_{unit}" if objective.denominator == "kept" else f"loss_valid_{unit}"].double()
+        return None
+    return f"loss_{unit}" if objective.denominator == "kept" else f"loss_valid_{unit}"
+
+
+def divisor(sums: Named, objective: Objective) -> Tensor:
+    """The number that the sum is divided by: 0-d float64, from the statistics of the whole batch."""
+    name = counted_by(objective)
+    return torch.ones_like(sums["loss_policy"]) if name is None else sums[name].double()

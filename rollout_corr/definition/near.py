@@ -1,7 +1,8 @@
 """Sums over tokens of which nearly all lie near D = 0: those by a short series, the few others one by one.
 
-It reads values, so it is for CPU tensors, [N], all of them valid and finite. Statistics alone come from here: nothing
-that decides, and no weight, because what a token gets must not depend on its neighbours.
+Where tokens are so few that an operation costs more than its arithmetic, all of them are taken one by one. It reads
+values, so it is for CPU tensors, [N], all of them valid and finite. Statistics alone come from here: nothing that
+decides, and no weight, because what a token gets must not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ STRETCH = 64
 NEAR = 0.125
 
 
-# Tokens from which on a maximum of each stretch tells where to compare, which takes more operations; and those up to
-# which each token is compared where that tells too little.
-STRETCHED, SMALL = 4096, 65_536
+# Tokens up to which each is taken in float64: 7 operations, where a series and the few others take 28. Both take the
+# same time at this number.
+SMALL = 65_536
 
 
 def few_above(x: Tensor, bound: float) -> Tensor | None:
@@ -32,17 +33,13 @@ def few_above(x: Tensor, bound: float) -> Tensor | None:
     A maximum costs a tenth of a comparison and its places.
     """
     size = x.shape[0]
-    if size >= STRETCHED:
-        whole = size // STRETCH * STRETCH
-        stretches = (x[:whole].view(-1, STRETCH).amax(1) > bound).nonzero()
-        if 8 * STRETCH * stretches.shape[0] <= size:
-            near = (stretches * STRETCH + torch.arange(STRETCH, device="cpu")).flatten()
-            near = torch.cat([near, torch.arange(whole, size, device="cpu")])
-            return near[x.index_select(0, near) > bound]
-        if size > SMALL:
-            return None
-    places = (x > bound).nonzero().squeeze(1)
-    return None if 8 * places.shape[0] > size >= STRETCH else places
+    whole = size // STRETCH * STRETCH
+    stretches = (x[:whole].view(-1, STRETCH).amax(1) > bound).nonzero()
+    if 8 * STRETCH * stretches.shape[0] > size:
+        return None
+    near = (stretches * STRETCH + torch.arange(STRETCH, device="cpu")).flatten()
+    near = torch.cat([near, torch.arange(whole, size, device="cpu")])
+    return near[x.index_select(0, near) > bound]
 
 
 class Near:
@@ -59,7 +56,7 @@ class Near:
         few_d, few: [k] float64, D of the few, and after the clamp.
         few_excess: [k] float64, their e^D - 1.
         near_excess2: The sum of (e^D - 1)^2 without the few.
-        d2, excess2: The sums of D^2 and of (e^D - 1)^2.
+        excess2: The sum of (e^D - 1)^2.
     """
 
     def __init__(self, d: Tensor, sequences: Packed, places: Tensor, clamp: float, largest: float) -> None:
@@ -76,12 +73,17 @@ class Near:
         # 0 at the few, as their squares are.
         self._k3 = series_of_k3(d).mul_(squares)
         self.near_excess2 = near + 2.0 * torch.dot(d, self._k3).item() + torch.dot(self._k3, self._k3).item()
-        self.d2 = near + self.few_d.dot(self.few_d).item()
+        self._sum_d2 = near + self.few_d.dot(self.few_d).item()
         self.excess2 = self.near_excess2 + self.few_excess.dot(self.few_excess).item()
         self._of_sequences: Tensor | None = None
         self._few_sequences: Tensor | None = None
         self._excess2: Tensor | None = None
         self._d2: Tensor | None = None
+
+    @property
+    def d2(self) -> float:
+        """The sum of D^2."""
+        return self._sum_d2
 
     @cached_property
     def near_k3(self) -> float:
@@ -98,6 +100,19 @@ class Near:
     def k3(self) -> float:
         """The sum of k3."""
         return self.near_k3 + self.few_k3
+
+    def excess(self, sum_d: Tensor) -> float:
+        """The sum of e^D - 1, from the sums of D, [S] float64."""
+        few = self.few_k3 if self.few is self.few_d else (self.few_excess - self.few_d).sum().item()
+        return sum_d.sum().item() + self.near_k3 + few
+
+    def excess_of_sequences(self, sum_d: Tensor, of_few: Tensor) -> Tensor:
+        """[S] float64: the sums of e^D - 1 from those of D, where the few have another e^D - 1, [k] float64."""
+        return self.added(sum_d + self.near_k3_of_sequences(), of_few - self.few_d)
+
+    def largest_near(self) -> float:
+        """The largest D without the few."""
+        return self.d.index_fill(0, self.places, -torch.inf).amax().item()
 
     def near_k3_of_sequences(self) -> Tensor:
         """[S] float64: the sums of k3 without the few."""
@@ -137,6 +152,78 @@ class Near:
         if self._few_sequences is None:
             self._few_sequences = self._sequences.of(self.places)
         return totals.index_add(0, self._few_sequences, of_few)
+
+
+class Each(Near):
+    """`Near` with all tokens among the few: nothing is near, and whatever D is takes the same operations.
+
+    Args:
+        d: [N], |D| at most 1024.
+        sequences: Which tokens belong together.
+        clamp: What limits |D| in all but the sum of D^2.
+        largest: The largest |D|.
+
+    Attributes:
+        few_d, few: [N], D, and after the clamp; not in float64, which would be twice the memory.
+        sum: The sum of D after the clamp.
+    """
+
+    def __init__(self, d: Tensor, sequences: Packed, clamp: float, largest: float) -> None:
+        self._sequences = sequences
+        self.d, self.clamp = d, clamp
+        self.few_d, self.few = d, d if largest <= clamp else d.clamp(-clamp, clamp)
+        wide = self.few.double()
+        self.sum = wide.sum().item()
+        self.few_excess = wide.expm1() if wide is self.few else wide.expm1_()
+        self.near_excess2 = 0.0
+        self.excess2 = self.few_excess.dot(self.few_excess).item()
+
+    @property
+    def d2(self) -> float:
+        """The sum of D^2."""
+        return (self.d * self.d).sum().item()
+
+    @cached_property
+    def _excess(self) -> float:
+        return self.few_excess.sum().item()
+
+    @property
+    def k3(self) -> float:
+        """The sum of k3."""
+        return self._excess - self.sum
+
+    def excess(self, sum_d: Tensor) -> float:
+        """The sum of e^D - 1."""
+        return self._excess
+
+    def excess_of_sequences(self, sum_d: Tensor, of_few: Tensor) -> Tensor:
+        """[S] float64: the sums of another e^D - 1, [N] float64."""
+        return self._sequences.sum(of_few)
+
+    def largest_near(self) -> float:
+        """The largest of nothing."""
+        return -math.inf
+
+    def k3_of_tokens(self) -> Tensor:
+        """[N]: k3."""
+        return (self.few_excess - self.few).to(self.d.dtype)
+
+    def k3_of_sequences(self) -> Tensor:
+        """[S] float64: the sums of k3."""
+        return self._sequences.sum(self.few_excess - self.few)
+
+    def d2_of_sequences(self) -> Tensor:
+        """[S] float64: the sums of D^2."""
+        wide = self.d.double()
+        return self._sequences.sum(wide * wide)
+
+    def excess2_of_sequences(self, of_few: Tensor) -> Tensor:
+        """[S] float64: the sums of (e^D - 1)^2 of another e^D - 1, [N] float64."""
+        return self._sequences.sum(of_few * of_few)
+
+    def added(self, totals: Tensor, of_few: Tensor) -> Tensor:
+        """Add numbers of tokens, [N] float64, to totals of their sequences, [S] float64."""
+        return totals + self._sequences.sum(of_few)
 
 
 # |D| up to which a longer series is taken, and its terms in float32 and in float64: the next is below a rounding.

@@ -10,6 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Offsets up to which they are checked as a list.
+LISTED = 4096
+
 
 class OffsetsError(ValueError):
     """Offsets or lengths that cannot be; the message names them, the place in them and the value.
@@ -42,13 +45,18 @@ def checked_offsets(offsets: Tensor, tokens: int, name: str = "cu_seqlens") -> T
     if offsets.dim() != 1 or not offsets.shape[0]:
         raise OffsetsError(name, None, f"expected shape [sequences + 1], got {list(offsets.shape)}")
     offsets = _integers(offsets, tokens, name, "offsets")
-    falls = (offsets[1:] < offsets[:-1]).nonzero()
-    if falls.shape[0]:
-        i = int(falls[0])
+    if offsets.shape[0] <= LISTED:
+        # On few, sorting a list takes less time than three operations.
+        listed = offsets.tolist()
+        first, last, ascending = listed[0], listed[-1], listed == sorted(listed)
+    else:
+        first, last = int(offsets[0]), int(offsets[-1])
+        ascending = not bool((offsets[1:] < offsets[:-1]).any())
+    if not ascending:
+        i = int((offsets[1:] < offsets[:-1]).nonzero()[0])
         pair = f"{name}[{i}]={int(offsets[i])} > {name}[{i + 1}]={int(offsets[i + 1])}"
         raise OffsetsError(name, i, f"expected offsets that do not decrease, got {pair}")
     # As they do not decrease, all lie within the tokens where the first and the last do.
-    first, last = int(offsets[0]), int(offsets[-1])
     if first < 0 or last > tokens:
         raise _outside(offsets, tokens, name, "offsets")
     if 0 < first == last and first * offsets.shape[0] == tokens:

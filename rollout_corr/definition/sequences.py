@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
@@ -20,10 +21,10 @@ class Sequences(Protocol):
     def sum(self, x: Tensor) -> Tensor:
         """Add floating x up: [S] float64."""
 
-    def sum_integers(self, x: Tensor) -> Tensor:
+    def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
         """Add int64 or bool x up, or floating x up to 2^38 whose fractions are cut off: [S] int64, exact in any order.
 
-        May overwrite x unless it is bool.
+        May overwrite x unless it is bool. No |x| is above `largest`, which is not asked for where it is not known.
         """
 
     def max(self, x: Tensor) -> Tensor:
@@ -75,7 +76,7 @@ class Rows(Whole):
         """[B, T] floating -> [B] float64."""
         return x.sum(1, dtype=torch.float64)
 
-    def sum_integers(self, x: Tensor) -> Tensor:
+    def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
         """[B, T] int64, bool, or floating with fractions to be cut off -> [B] int64, exact whatever the order."""
         return (x.to(torch.int64) if x.is_floating_point() else x).sum(1)
 
@@ -120,6 +121,9 @@ def scan_max(x: Tensor, place: Tensor, before: bool) -> Tensor:
 
 # Tokens of a tile: stretches of equal length that packed tokens are cut into on the CPU, wherever sequences end.
 TILE = 64
+
+# What int32 and float64 hold exactly, with all integers below.
+INT32, FLOAT64 = 2.0**31 - 2.0**7, 2.0**53
 
 # Tokens from which on that is less time than the operations which it takes more.
 TILED = 65_536
@@ -226,7 +230,7 @@ class Packed(Whole):
             return tiles.sum(x)
         return torch.segment_reduce(x.double(), "sum", offsets=self.offsets, unsafe=True)
 
-    def sum_integers(self, x: Tensor) -> Tensor:
+    def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
         """[N] int64, bool, or floating with fractions to be cut off -> [S] int64, exact. May overwrite x.
 
         With floats a running sum would let a sequence take part in its neighbours' rounding.
@@ -235,6 +239,12 @@ class Packed(Whole):
             tiles = self._in_tiles(x)
             if tiles is not None:
                 return tiles.sum_integers(x)
+            if largest < INT32 and largest * self.size <= FLOAT64 and self.count:
+                # float64 holds every sum, and this is a third of the operations of a running one.
+                # One after the other, so that nothing holds what has been converted.
+                x = x.int()
+                x = x.double()
+                return torch.segment_reduce(x, "sum", offsets=self.offsets, unsafe=True).long()
             x = x.to(torch.int64)
         return _differences(x, self.offsets)
 
@@ -328,9 +338,9 @@ class Flattened(Whole):
         """[B, T] floating -> [U] float64."""
         return self.packed.sum(x.reshape(-1))
 
-    def sum_integers(self, x: Tensor) -> Tensor:
+    def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
         """[B, T] int64, bool, or floating with fractions to be cut off -> [U] int64, exact. May overwrite x."""
-        return self.packed.sum_integers(x.reshape(-1))
+        return self.packed.sum_integers(x.reshape(-1), largest)
 
     def max(self, x: Tensor) -> Tensor:
         """[B, T] -> [U]; -inf for a stretch without tokens."""

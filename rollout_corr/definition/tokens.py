@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.near import NEAR, WIDE, Near, few_above, series_of_k3
+from rollout_corr.definition.near import NEAR, SMALL, WIDE, Each, Near, few_above, series_of_k3
 from rollout_corr.definition.sequences import Packed, Sequences
 from rollout_corr.definition.turns import Turns
 from rollout_corr.spec.correction import Spec
@@ -104,12 +104,11 @@ def binary_kl(log_p: Tensor, log_q: Tensor, d: Tensor, eps: float) -> Tensor:
 
 def to_grid(x: Tensor, grid: float) -> Tensor:
     """Multiples of 1/grid, nearest once their fractions are cut off. The caller has removed NaN and infinity."""
-    half = torch.full((), 0.5, dtype=x.dtype, device=x.device)
     # grid * x is exact, so that it is rounded once, whether the two steps are fused or not.
-    return torch.copysign(half, x).add_(x, alpha=grid)
+    return x.sign().mul_(0.5).add_(x, alpha=grid)
 
 
-def sum_of_d(saturated: Tensor, sequences: Sequences, propagate: bool, d: Tensor) -> Tensor:
+def sum_of_d(saturated: Tensor, sequences: Sequences, propagate: bool, d: Tensor, largest: float = LARGEST_D) -> Tensor:
     """[S] float64: the sum of D, -D or |D| saturated at +-1024, exact and so independent of any order.
 
     Args:
@@ -117,12 +116,13 @@ def sum_of_d(saturated: Tensor, sequences: Sequences, propagate: bool, d: Tensor
         sequences: Which tokens belong together.
         propagate: Let NaN and infinity of `d` into the sum.
         d: Per token, before saturation.
+        largest: No |D| is above it, as far as somebody looked.
     """
     finite = _finite(saturated, propagate)
     if d.dtype == torch.float64:
         total = sequences.sum(finite)
     else:
-        total = sequences.sum_integers(to_grid(finite, GRID_OF_D)).double() / GRID_OF_D
+        total = sequences.sum_integers(to_grid(finite, GRID_OF_D), GRID_OF_D * largest + 1.0).double() / GRID_OF_D
     return total + sequences.sum(d - _finite(d, True)) if propagate else total
 
 
@@ -195,6 +195,7 @@ class Tokens:
     near_up_to: float | None = None  # the |D| above which a token is looked at alone; None: not to be asked
     ends: tuple[Number, Number] | None = None  # -min D and max D, if it looked or somebody asked
     turns: Turns | None = None  # where the Spec measures them
+    bad: Tensor | None = None  # bool: valid, and D is NaN or infinite; None: there is none
     _known: dict[str, Tensor] = field(default_factory=dict)
     _near: list[Near | None] = field(default_factory=list)
 
@@ -228,16 +229,25 @@ class Tokens:
         return self._near[0]
 
     def _look(self) -> Near | None:
-        up_to = self.near_up_to
-        if up_to is None or self.largest is None or self.largest > LARGEST_D or not isinstance(self.sequences, Packed):
+        up_to, sequences = self.near_up_to, self.sequences
+        if self.largest is None or self.largest > LARGEST_D or not isinstance(sequences, Packed):
+            return None
+        if sequences.size <= SMALL:
+            return Each(self.d, sequences, self.clamp, self.largest)
+        if up_to is None:
             return None
         few = few_above(self.size, min(up_to, self.clamp))
-        return None if few is None else Near(self.d, self.sequences, few, self.clamp, self.largest)
+        return None if few is None else Near(self.d, sequences, few, self.clamp, self.largest)
 
     @property
     def size(self) -> Tensor:
         """|D|, saturated."""
         return self._once("size", lambda: self.saturated.abs())
+
+    @property
+    def sum_size(self) -> Tensor:
+        """The sum of |D|, which is not kept for that."""
+        return (self.saturated.abs() if "size" not in self._known else self.size).sum()
 
     @property
     def k3(self) -> Tensor:
@@ -263,11 +273,7 @@ class Tokens:
     @property
     def sum_excess(self) -> Number:
         """The sum of e^D - 1."""
-        near = self.near
-        if near is None:
-            return self.excess.sum()
-        few = near.few_k3 if near.few is near.few_d else (near.few_excess - near.few_d).sum().item()
-        return self.sum_d.sum().item() + near.near_k3 + few
+        return self.excess.sum() if self.near is None else self.near.excess(self.sum_d)
 
     @property
     def sum_excess2(self) -> Number:
@@ -286,7 +292,7 @@ class Tokens:
     def of_sequences(self, of_few: Tensor) -> Tensor:
         """[S] float64: the sums of e^D - 1, of which the few that are not near 0 have another value, [k] float64."""
         assert self.near is not None
-        return self.near.added(self.sum_d + self.near.near_k3_of_sequences(), of_few - self.near.few_d)
+        return self.near.excess_of_sequences(self.sum_d, of_few)
 
     @property
     def extrema(self) -> tuple[Number, Number]:
@@ -308,7 +314,16 @@ class Tokens:
 
     def sum_d_over(self, over: str) -> Tensor:
         """[S] or [U] float64: the sum of D over the measured tokens of a unit."""
-        return self._once(f"sum_d/{over}", lambda: sum_of_d(self.saturated, self.units(over), self.propagate, self.d))
+        found = self._known.get(name := f"sum_d/{over}")
+        if found is None:
+            largest = LARGEST_D if self.largest is None else self.largest
+            found = self._known[name] = sum_of_d(self.saturated, self.units(over), self.propagate, self.d, largest)
+        return found
+
+    def forget(self) -> None:
+        """Let go of what was derived and is as large as the tokens, after its last use."""
+        self._near.clear()
+        self._known.clear()
 
     def _limited(self, limit: float) -> Tensor:
         return self.d if self.largest is not None and self.largest <= limit else self.d.clamp(-limit, limit)
@@ -359,7 +374,8 @@ def read_tokens(
         train, rollout, d = (torch.where(bad, 0.0, x) for x in (train, rollout, d))
     train, rollout, d = (select(measured, x) for x in (train, rollout, d))
     propagate = spec.nonfinite == "propagate"
-    return Tokens(sequences, train, rollout, d, valid, measured, nonfinite, spec.clamp, propagate, turns=turns)
+    read = valid, measured, nonfinite, spec.clamp, propagate
+    return Tokens(sequences, train, rollout, d, *read, turns=turns, bad=counted)
 
 
 @lru_cache(maxsize=256)

@@ -53,7 +53,7 @@ class CriterionValues:
 
     @property
     def external(self) -> Tensor:
-        """The caller's tensor, or the ages."""
+        """The caller's tensor, entropies or ages."""
         given = self._external[self._criterion.tensor_name or AGE]
         return select(self._tokens.measured, given.to(self._tokens.d.dtype))
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rollout_corr.diagnose.what_if import Setting, SettingResult
+from rollout_corr.spec.bounds_of_batch import OfBatch, Side
+from rollout_corr.spec.bounds_of_batch import in_words as bound_in_words
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 Outcome = tuple[Setting, SettingResult]
@@ -157,7 +159,14 @@ def _criterion(criterion: Criterion) -> str:
     return f"rejects {units} whose {value} is {_outside(criterion.lower, criterion.upper)}{when}"
 
 
-def _outside(lower: float | None, upper: float | None) -> str:
+def _outside(lower: float | OfBatch | None, upper: float | OfBatch | None) -> str:
+    if isinstance(lower, OfBatch) or isinstance(upper, OfBatch):
+        sides: tuple[tuple[str, Side, float | OfBatch | None], ...] = (
+            ("below", "lower", lower), ("above", "upper", upper)
+        )  # fmt: skip
+        return " or ".join(
+            f"{beyond} {bound_in_words(bound, side)}" for beyond, side, bound in sides if bound is not None
+        )
     if lower is None or upper is None:
         return f"above {upper:g}" if upper is not None else f"below {lower:g}"
     return f"outside {lower:.4g} to {upper:.4g}"

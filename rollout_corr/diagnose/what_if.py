@@ -104,6 +104,16 @@ def grid() -> list[Setting]:
     return found
 
 
+def _beside_logps(spec: Spec) -> dict[str, bool]:
+    """Tell by name which arguments a Spec needs that no dump is asked for."""
+    return {
+        "versions": spec.reads_versions,
+        "turns": spec.measures_turns,
+        "entropies": spec.reads_entropy,
+        "groups": spec.normalizes_groups,
+    }
+
+
 def presets(has_advantages: bool) -> tuple[list[Setting], dict[str, str]]:
     """List the presets that can be tried, equal ones together, and the reason why each of the others cannot."""
     found: dict[Spec, list[str]] = {}
@@ -114,10 +124,8 @@ def presets(has_advantages: bool) -> tuple[list[Setting], dict[str, str]]:
             left_out[name] = "it compares with the policy being trained, which only policy_loss has"
         elif any(criterion.statistic.source == "caller" for criterion in spec.criteria):
             left_out[name] = "it needs an external tensor"
-        elif spec.reads_versions or spec.measures_turns:
-            left_out[name] = (
-                f"it needs {'versions' if spec.reads_versions else 'turns'}, which are not read from a dump"
-            )
+        elif wanting := [what for what, wanted in _beside_logps(spec).items() if wanted]:
+            left_out[name] = f"it needs {wanting[0]}, which are not read from a dump"
         elif not has_advantages and any(criterion.when != "any" for criterion in spec.criteria):
             left_out[name] = "it needs advantages, and the dump has none"
         else:
@@ -127,6 +135,8 @@ def presets(has_advantages: bool) -> tuple[list[Setting], dict[str, str]]:
 
 class WhatIf:
     """All settings over a dump, chunk by chunk. Batch-normalised weights are divided by the mean of their chunk.
+
+    Bounds that the batch decides are those of a chunk too.
 
     Args:
         has_advantages: Also try presets that look at advantages.

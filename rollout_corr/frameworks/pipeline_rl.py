@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from rollout_corr.frameworks.shared.recipe import BYPASS, Named, clip, recipe
+from rollout_corr.frameworks.shared.settings import boolean
 from rollout_corr.spec.loss import KL, LossReduction
 from rollout_corr.spec.surrogates import GSPO, Score
 
-BATCH_SIZE = "pass batch_size, the samples of a step, as the denominator"
-PER_SEQUENCE: LossReduction = "sequence_mean_token_sum"
+BATCH_SIZE = (
+    "pass batch_size, the samples of a step, as the denominator; with group_normalization scale = 1 / group_tokens"
+)
 
 _KL = Named(
     lambda coef, log_clamp: KL("k3", coef, log_clamp=log_clamp) if coef else None,
     kl_coef=0.0,
     clamp_log_ratio_ref_new_value=5.0,
 )
+
+
+def _reduction(by_group: bool) -> LossReduction:
+    """Divide by the samples of the step, or nothing where `scale` divides by the tokens of each group."""
+    return "sum" if boolean("group_normalization", by_group) else "sequence_mean_token_sum"
+
+
+PER_SEQUENCE = Named(_reduction, group_normalization=False)
 
 # GSPO has no KL, whatever kl_coef says.
 RECIPES = {

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import chain, product
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from rollout_corr.definition.bounds import grown
-from rollout_corr.definition.facts import SequenceFacts
 from rollout_corr.definition.findings import Findings, above, below
 from rollout_corr.definition.tokens import (
-    LARGEST_LOG_PERPLEXITY,
     LARGEST_STATISTIC,
     Number,
     extrema,
@@ -27,94 +24,13 @@ from rollout_corr.definition.tokens import (
     squares,
 )
 from rollout_corr.metrics import turns as of_turns
+from rollout_corr.metrics.all_sequences import AllSequences
 from rollout_corr.metrics.rows import Aggregate, At, exp, extremes, total
 from rollout_corr.spec.correction import Criterion, Spec
 from rollout_corr.spec.thresholds import log_bound
 
-# Facts of sequences of which statistics need products.
-PRODUCTS = ("measured", "raw", "bounded", "ratio", "weight")
-
 # The log of a ratio of 2.
 LOG_2 = 0.6931471805599453
-
-
-class AllSequences:
-    """The facts of all sequences of a batch, [S] each, and what several statistics derive from them."""
-
-    def __init__(self, facts: SequenceFacts, tokens_outside: Number, spec: Spec, look: bool) -> None:
-        self.facts, self.tokens_outside, self.spec = facts, tokens_outside, spec
-        self._look = look
-        self._products: dict[tuple[str, str], float] = {}
-        self._standing: Tensor | None = None
-        self._max_size: Number | None = None
-        self.count = facts.keep.shape[0]
-        # What statistics are taken among: None is all.
-        every = look and self.count > 0 and int(facts.measured.amin()) > 0
-        self.among = None if every else facts.measured > 0
-        n = facts.measured if every else facts.measured.clamp(min=1)
-        # The gap from the sum of D, which is exact, and not from the difference of two large sums.
-        logs = torch.stack([facts.train, facts.rollout, facts.d]).neg_().div_(n)
-        self.log_train_ppl, self.log_rollout_ppl, self.gap = logs.unbind()
-        self.train_ppl, self.rollout_ppl, self.ppl_ratio = perplexity(logs).unbind()
-        self.size = facts.d.abs()
-        self.turns = None if facts.turns is None else of_turns.AllTurns(facts.turns)
-        # In the order in which criteria are run: over tokens, then over all others.
-        run = sorted(spec.criteria, key=lambda criterion: criterion.over != "token")
-        self.criteria = {criterion.label: found for criterion, found in zip(run, facts.criteria, strict=True)}
-
-    @property
-    def measured(self) -> Number:
-        """[S] bool: it has a measured token; or how many have one."""
-        return self.count if self.among is None else self.among
-
-    @property
-    def nonempty(self) -> Number:
-        """[S] bool: it has a valid token; or how many have one."""
-        return (
-            self.measured if self.among is None or self.facts.tokens is self.facts.measured else self.facts.tokens > 0
-        )
-
-    # Not by cached_property, whose lock older Pythons have and compilers cannot follow.
-    @property
-    def standing(self) -> Tensor:
-        """[S] bool: it has a valid token, and no criterion rejected it."""
-        if self._standing is None:
-            self._standing = self.facts.keep if self.among is None else self.facts.keep & (self.facts.tokens > 0)
-        return self._standing
-
-    @property
-    def max_size(self) -> Number:
-        """The largest |sum of D|."""
-        if self._max_size is None:
-            found = highest(self.size, self.among)
-            self._max_size = found.item() if self._look else found
-        return self._max_size
-
-    def sequences_clamped(self) -> Number:
-        """[S] bool: |sum of D| is beyond the clamp; or how many are."""
-        if isinstance(self.max_size, float) and self.max_size <= self.spec.clamp:
-            return 0.0
-        return self.size > self.spec.clamp
-
-    def without_survivors(self) -> Number:
-        """[S] bool: it stands, and criteria rejected its tokens one by one; or how many do."""
-        return 0.0 if self._look and self.facts.kept is self.facts.tokens else self.standing & (self.facts.kept == 0)
-
-    def among_all(self, which: Tensor) -> Tensor | None:
-        """[S] bool, or None where values are read and all are True."""
-        return None if self._look and bool(which.all()) else which
-
-    def times(self, one: str, other: str) -> Number:
-        """Two facts multiplied, [S], or where values are read the sum of that over measured sequences."""
-        if not self._look:
-            first, second = getattr(self.facts, one), getattr(self.facts, other)
-            return cast("Tensor", first * second)
-        if not self._products:
-            # One product of matrices takes less time than two of the many sums that it holds.
-            facts = select(self.among, torch.stack([getattr(self.facts, name).double() for name in PRODUCTS]))
-            rows = (facts @ facts.T).tolist()
-            self._products = dict(zip(product(PRODUCTS, PRODUCTS), chain(*rows), strict=True))
-        return self._products[one, other]
 
 
 def weighted(spec: Spec) -> bool:
@@ -145,18 +61,6 @@ def weighs_units(spec: Spec) -> bool:
 def full(spec: Spec) -> bool:
     """Tell whether more is asked for than what costs next to nothing."""
     return spec.detail == "full"
-
-
-def highest(x: Tensor, among: Tensor | None) -> Tensor:
-    """0-d: the maximum over the chosen elements; -inf when there is none."""
-    if not x.shape[0]:
-        return x.new_full((), -torch.inf)
-    return (x if among is None else torch.where(among, x, -torch.inf)).amax()
-
-
-def perplexity(log_perplexity: Tensor) -> Tensor:
-    """Exponentiate, capped so that it stays finite."""
-    return log_perplexity.clamp(max=LARGEST_LOG_PERPLEXITY).exp()
 
 
 def _tokens_clamped(f: Findings) -> Number:
@@ -216,7 +120,7 @@ def _token_weights(at: At, when: Callable[[Spec], bool]) -> list[Aggregate]:
 # In the order of `Statistics`, where sums and maxima, and those of tokens and of sequences, are stretches of their own.
 # The rows of criteria follow, then those of FULL.
 AGGREGATES: list[Aggregate] = [
-    total("abs_d", "tokens", lambda f: f.tokens.size.sum()),
+    total("abs_d", "tokens", lambda f: f.tokens.sum_size),
     total("d2", "tokens", lambda f: f.tokens.sum_d2),
     total("k3", "tokens", lambda f: f.tokens.sum_k3),
     total("ratio", "tokens", lambda f: f.tokens.sum_excess),
@@ -238,35 +142,35 @@ AGGREGATES: list[Aggregate] = [
     total("sequences_measured", "sequences", lambda s: s.measured),
     total("sequences_kept", "sequences", lambda s: s.standing),
     total("sequences_without_survivors", "sequences", lambda s: s.without_survivors()),
-    total("d", "measured", lambda s: s.facts.d),
-    total("train_ppl", "measured", lambda s: s.train_ppl),
-    total("rollout_ppl", "measured", lambda s: s.rollout_ppl),
-    total("train_log_ppl", "measured", lambda s: s.log_train_ppl),
-    total("rollout_log_ppl", "measured", lambda s: s.log_rollout_ppl),
-    total("log_ppl_diff", "measured", lambda s: s.gap),
-    total("log_ppl_abs_diff", "measured", lambda s: s.gap.abs()),
-    total("ppl_ratio", "measured", lambda s: s.ppl_ratio),
-    total("chi2_sequence", "measured", lambda s: (2.0 * s.facts.d.clamp(-s.spec.clamp, s.spec.clamp)).expm1()),
-    total("abs_sum_d", "measured", lambda s: s.size),
+    total("d", "measured", lambda s: s.column("d")),
+    total("train_ppl", "measured", lambda s: s.column("train_ppl")),
+    total("rollout_ppl", "measured", lambda s: s.column("rollout_ppl")),
+    total("train_log_ppl", "measured", lambda s: s.column("train_log_ppl")),
+    total("rollout_log_ppl", "measured", lambda s: s.column("rollout_log_ppl")),
+    total("log_ppl_diff", "measured", lambda s: s.column("gap")),
+    total("log_ppl_abs_diff", "measured", lambda s: s.column("abs_gap")),
+    total("ppl_ratio", "measured", lambda s: s.column("ppl_ratio")),
+    total("chi2_sequence", "measured", lambda s: s.column("chi2")),
+    total("abs_sum_d", "measured", lambda s: s.column("size")),
     total("sequences_clamped", "measured", lambda s: s.sequences_clamped()),
-    extremes("log_ppl_diff", "call", lambda s: extrema(s.gap, s.among)),
+    extremes("log_ppl_diff", "call", lambda s: s.ends("gap")),
     Aggregate((), ("max_abs_sum_d",), "call", lambda s: (s.max_size,)),
     # Weights, over tokens and over sequences. Of token weights a sequence has the mean.
     total("raw", "measured", lambda s: s.times("measured", "raw"), weighted),
     total("weight", "measured", lambda s: s.times("measured", "bounded"), weighted),
-    total("sequence_raw", "measured", lambda s: s.facts.raw, weighted),
+    total("sequence_raw", "measured", lambda s: s.column("raw"), weighted),
     total("sequence_raw2", "measured", lambda s: s.times("raw", "raw"), weighted),
-    total("sequence_weight", "measured", lambda s: s.facts.bounded, weighted),
+    total("sequence_weight", "measured", lambda s: s.column("bounded"), weighted),
     total("sequence_weight2", "measured", lambda s: s.times("bounded", "bounded"), weighted),
     total("sequences_above", "measured", lambda s: above(s.facts.log_weight, log_bound(s.spec.weight.upper)), weighted),
     total("sequences_below", "measured", lambda s: below(s.facts.log_weight, log_bound(s.spec.weight.lower)), weighted),
     # Products of ratios can all be next to 0, where sums around 1 cancel; the sample size needs plain ones.
-    total("sequence_raw_plain", "measured", lambda s: s.facts.ratio, weighted),
+    total("sequence_raw_plain", "measured", lambda s: s.column("ratio"), weighted),
     total("sequence_raw_plain2", "measured", lambda s: s.times("ratio", "ratio"), weighted),
-    total("sequence_weight_plain", "measured", lambda s: s.facts.weight, weighted),
+    total("sequence_weight_plain", "measured", lambda s: s.column("weight"), weighted),
     total("sequence_weight_plain2", "measured", lambda s: s.times("weight", "weight"), weighted),
-    extremes("sequence_raw", "call", lambda s: extrema(s.facts.raw, s.among), weighted),
-    extremes("sequence_weight", "call", lambda s: extrema(s.facts.bounded, s.among), weighted),
+    extremes("sequence_raw", "call", lambda s: s.ends("raw"), weighted),
+    extremes("sequence_weight", "call", lambda s: s.ends("bounded"), weighted),
     *_token_weights("blocks", weighs_units),
     total("raw_plain", "measured", lambda s: s.times("measured", "ratio"), weighs_sequences),
     total("raw_plain2", "measured", lambda s: s.facts.measured * s.facts.ratio * s.facts.ratio, weighs_sequences),
@@ -311,7 +215,7 @@ def moment_values(
     if criterion.statistic.log_space:
         value = value.clamp(-spec.clamp, spec.clamp)
         value = value + k3(value) if criterion.over == "token" else value.expm1()
-    if criterion.statistic.source == "caller":
+    if criterion.statistic.may_be_nan:
         finite = value.isfinite()
         among = finite if among is None else among & finite
     return value, among
@@ -325,7 +229,8 @@ def _moments(criterion: Criterion, value: Tensor, among: Tensor | None, spec: Sp
         # Squares of what is larger would overflow float32.
         counted = counted.clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
     low, high = extrema(value, among)
-    return counted.sum(), squares(counted), high, low
+    square = counted.dot(counted) if counted.dim() == 1 and criterion.over != "token" else squares(counted)
+    return counted.sum(), square, high, low
 
 
 def _probabilities(f: Findings) -> tuple[Tensor, ...]:
@@ -356,6 +261,12 @@ FULL = [
     ),
     Aggregate(("k3_back", "log_cosh", "factor", "tokens_beyond_2"), (), "tokens", _divergences, full),
 ]
+
+
+@lru_cache(maxsize=1024)
+def rows_at(spec: Spec, *places: At) -> list[Aggregate]:
+    """The rows of a Spec that are taken at some places. Not for compiled regions, which cannot see the cache."""
+    return [row for row in aggregates_of(spec) if row.at in places]
 
 
 @lru_cache(maxsize=256)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,20 +11,19 @@ from torch import Tensor
 from rollout_corr.definition.facts import Named, SequenceFacts, concatenate
 from rollout_corr.definition.findings import Findings, Numbers
 from rollout_corr.definition.tokens import Number, select
-from rollout_corr.metrics import labels, peers, schema
-from rollout_corr.metrics.aggregates import AllSequences, aggregates_of
+from rollout_corr.metrics import peers, schema
+from rollout_corr.metrics.aggregates import rows_at
+from rollout_corr.metrics.all_sequences import AllSequences
 from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.histogram import HISTOGRAM, histogram
-from rollout_corr.metrics.labels import Labelled, PerSequence
+from rollout_corr.metrics.labels import Labelled
 from rollout_corr.metrics.rows import Aggregate, At
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.correction import Spec
 
-
-@lru_cache(maxsize=1024)
-def rows_at(spec: Spec, *places: At) -> list[Aggregate]:
-    """The rows of a Spec that are taken at some places. Not for compiled regions, which cannot see the cache."""
-    return [row for row in aggregates_of(spec) if row.at in places]
+if TYPE_CHECKING:
+    from rollout_corr.metrics.sequence_labels import PerSequence
+    from rollout_corr.metrics.token_labels import PerLabel
 
 
 def of_block(found: Findings, rows: list[Aggregate]) -> tuple[Numbers, Numbers]:
@@ -45,37 +44,39 @@ def of_block(found: Findings, rows: list[Aggregate]) -> tuple[Numbers, Numbers]:
     return sums, maxima
 
 
-def of_sequences(
-    facts: SequenceFacts, tokens_outside: Number, spec: Spec, look: bool = False
-) -> tuple[Numbers, Numbers]:
+def of_sequences(view: AllSequences, look: bool = False) -> tuple[Numbers, Numbers]:
     """Sums and maxima over all sequences of a batch, each counting once; `look` reads values, as `evaluate` does."""
-    view = AllSequences(facts, tokens_outside, spec, look)
+    spec = view.spec
     sums, maxima = _taken(rows_at(spec, "call"), view)
     everywhere: list[tuple[At, Tensor | None]] = [("sequences", None), ("measured", view.among)]
     if view.turns is not None:
         everywhere += [("turns", None), ("measured turns", view.turns.measured)]
     for place, among in everywhere:
-        each = {row.sums[0]: row.value(view)[0] for row in rows_at(spec, place)}
-        sums |= _read(each, among) if look else totals({name: torch.as_tensor(x) for name, x in each.items()}, among)
+        each = _taken(rows_at(spec, place), view)[0]
+        view.each |= each
+        if not look:
+            each.update(totals({name: torch.as_tensor(x) for name, x in each.items()}, among))
+        elif tensors := {name: x for name, x in each.items() if isinstance(x, Tensor)}:
+            each.update(_read(tensors, among))
+        sums.update(each)
     return sums, maxima
 
 
-def _read(per_sequence: Numbers, among: Tensor | None) -> dict[str, float]:
-    """The sum of each [S] tensor over the chosen sequences, read; a number is a sum already.
+def _read(per_sequence: Named, among: Tensor | None) -> dict[str, float]:
+    """Read the sum of each [S] tensor over the chosen sequences.
 
     Tensors of one dtype are joined in one operation, which is slow for several, and each of them once.
     """
     distinct: dict[torch.dtype, dict[int, Tensor]] = {}
     for x in per_sequence.values():
-        if isinstance(x, Tensor):
-            distinct.setdefault(x.dtype, {})[id(x)] = x
+        distinct.setdefault(x.dtype, {})[id(x)] = x
     sums: dict[int, float] = {}
     for same in distinct.values():
         joined = torch.stack(list(same.values()))
         if among is not None or joined.is_floating_point():
             joined = select(among, joined.double())
         sums.update(zip(same, joined.sum(1).tolist(), strict=True))
-    return {name: sums[id(x)] if isinstance(x, Tensor) else x for name, x in per_sequence.items()}
+    return {name: sums[id(x)] for name, x in per_sequence.items()}
 
 
 def _taken(rows: list[Aggregate], view: Findings | AllSequences) -> tuple[Numbers, Numbers]:
@@ -83,6 +84,9 @@ def _taken(rows: list[Aggregate], view: Findings | AllSequences) -> tuple[Number
     sums: Numbers = {}
     maxima: Numbers = {}
     for row in rows:
+        if row.one is not None:
+            sums[row.sums[0]] = row.one(view)
+            continue
         values, first = row.value(view), len(row.sums)
         # torch 2.6 compiles zip(strict=False) as a strict one, so both have their part of the values.
         sums.update(zip(row.sums, values[:first], strict=True))
@@ -103,7 +107,7 @@ def totals(per_sequence: Named, among: Tensor | None) -> Named:
 def _stack(values: Iterable[Number], look: bool) -> Tensor:
     """Stack numbers of any dtypes in float64."""
     if look:
-        return torch.tensor([float(x) for x in values], dtype=torch.float64, device="cpu")
+        return torch.tensor([*map(float, values)], dtype=torch.float64, device="cpu")
     return torch.stack([x.double() for x in values if isinstance(x, Tensor)])
 
 
@@ -113,23 +117,41 @@ class Collector:
     Args:
         spec: The Spec.
         look: Read every number at once, which on a CPU takes less time than an operation on it.
-        labelled: Labels of the sequences of the batch.
+        labelled: Labels of the batch.
     """
 
     def __init__(self, spec: Spec, look: bool = False, labelled: tuple[Labelled, ...] = ()) -> None:
         self._spec, self._look, self._labels = spec, look, labelled
+        self._by_sequence = any(one.labels.units == "sequences" for one in labelled)
         self._per_sequence: list[PerSequence] = []
+        self._of_tokens: dict[str, PerLabel] = {}
         self._rows = rows_at(spec, "tokens", "blocks")
         self._facts: list[SequenceFacts] = []
         self._sums: list[Numbers] = []
         self._maxima: list[Numbers] = []
         self._histograms: list[Tensor] = []
 
-    def take(self, found: Findings) -> None:
-        """Take the statistics of the next block."""
+    def take(self, found: Findings, choose: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Take the statistics of the next block.
+
+        Args:
+            found: The block.
+            choose: Gives its tokens' values of a tensor of the shape of the batch; None: all of them.
+        """
         self.add(found.facts, *of_block(found, self._rows))
         if self._labels:
-            self._per_sequence.append(labels.of_block(found))
+            self._take_labels(found, choose)
+
+    def _take_labels(self, found: Findings, choose: Callable[[Tensor], Tensor] | None) -> None:
+        from rollout_corr.metrics import sequence_labels, token_labels
+
+        if self._by_sequence:
+            self._per_sequence.append(sequence_labels.of_block(found))
+        for labels, ids in self._labels:
+            if labels.units == "tokens":
+                here = Labelled(labels, ids if choose is None else choose(ids))
+                of_tokens, before = token_labels.of_block(found, here, self._look), self._of_tokens.get(labels.name)
+                self._of_tokens[labels.name] = of_tokens if before is None else before.joined(of_tokens)
 
     def add(self, facts: SequenceFacts, sums: Numbers, maxima: Numbers) -> None:
         """Add the next block's facts, and the sums and maxima of `of_block`."""
@@ -152,7 +174,8 @@ class Collector:
         if self._sums[1:]:
             sums = self._named(sums, self._stacked(self._sums).sum(0))
             maxima = self._named(maxima, self._stacked(self._maxima).amax(0))
-        more_sums, more_maxima = of_sequences(facts, tokens_outside, spec, self._look)
+        view = AllSequences(facts, tokens_outside, spec, self._look)
+        more_sums, more_maxima = of_sequences(view, self._look)
         sums, maxima = sums | more_sums, maxima | more_maxima
         if len(spec.report) > 1:
             device = facts.keep.device
@@ -167,13 +190,21 @@ class Collector:
         sum_names, max_names = schema.layout(spec)
         whole = Statistics(
             spec=spec,
-            sums=_stack((sums[name] for name in sum_names), self._look),
-            maxima=_stack((maxima[name] for name in max_names), self._look),
+            sums=_stack(map(sums.__getitem__, sum_names), self._look),
+            maxima=_stack(map(maxima.__getitem__, max_names), self._look),
         )
-        if not self._labels:
-            return whole
+        return self._with_labels(whole, view) if self._labels else whole
+
+    def _with_labels(self, whole: Statistics, view: AllSequences) -> Statistics:
+        from rollout_corr.metrics import sequence_labels
+
+        per_sequence = sequence_labels.joined(self._per_sequence, view) if self._by_sequence else None
         for one in self._labels:
-            whole = whole.beside(Extra((one.labels,)), *labels.by_label(one, self._per_sequence, facts, spec))
+            if per_sequence is not None and one.labels.units == "sequences":
+                of_labels = sequence_labels.by_label(one, per_sequence)
+            else:
+                of_labels = self._of_tokens[one.labels.name]
+            whole = whole.beside(Extra((one.labels,)), *of_labels)
         return whole
 
     def _stacked(self, blocks: Sequence[Numbers]) -> Tensor:

@@ -58,7 +58,12 @@ def markdown() -> str:
         'With `detail="full"`': native.FULL_METRICS,
         "Where turns are measured": turns.METRICS,
         "With a `Weight` over turns": native.weight_metrics(Spec(weight=Weight("product", over="turn")))[-12:],
+        'With `normalize="group"` or "sequence"': extra.DIVISOR_METRICS,
+        "With `entropy`": [*extra.ENTROPY_METRICS, *extra.ENTROPY_METRICS_OF_D],
         "With `versions`": extra.AGE_METRICS,
+        "For every bound that the batch decides, under the label of its criterion": extra.bound_metrics(
+            "LABEL", "upper", False
+        ),
         "From `policy_loss`": loss.metrics_of(objective),
         "From `route_agreement`": routes.METRICS,
     }

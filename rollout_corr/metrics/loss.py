@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from rollout_corr.metrics.rows import Metric, Over, exp, mean, mean_around, plain, ratio_of, std
 from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
 
@@ -31,6 +34,12 @@ def sum_names(objective: Objective) -> tuple[str, ...]:
 def max_names() -> tuple[str, ...]:
     """The maxima in order. Minima travel as maxima of the negated value."""
     return MAXIMA
+
+
+def with_kl_of(found: Tensor, beside: Tensor, objective: Objective) -> Tensor:
+    """Put the KL's sum, of statistics that hold nothing else of worth, between those of a loss without it."""
+    place = sum_names(objective).index("ref_kl")
+    return torch.cat((found[:place], beside[place : place + 1], found[place:]))
 
 
 EACH = Over("-", None)

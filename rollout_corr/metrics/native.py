@@ -6,7 +6,7 @@ Their sums are rows of aggregates.py.
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import lru_cache, partial
 
 from rollout_corr.metrics import turns
 from rollout_corr.metrics.histogram import percentile
@@ -15,6 +15,7 @@ from rollout_corr.metrics.rows import (
     Metric,
     Over,
     Values,
+    fraction,
     maximum,
     mean,
     mean_around,
@@ -41,7 +42,7 @@ def _ess(v: Values, n: float, name: str) -> float:
         weights, squared = v[f"{name}_plain"], v[f"{name}_plain2"]
     else:
         weights, squared = n + v[name], n + 2.0 * v[name] + v[f"{name}2"]
-    return max(0.0, min(1.0, ratio_of(weights * weights, n * squared)))
+    return fraction(ratio_of(weights * weights, n * squared))
 
 
 def _percentile(v: Values, n: float, percent: float) -> float:
@@ -201,11 +202,12 @@ FULL_METRICS = [
 # fmt: on
 
 
-def metrics_of(spec: Spec) -> list[Metric]:
+@lru_cache(maxsize=256)
+def metrics_of(spec: Spec) -> tuple[Metric, ...]:
     """The rows of the native metrics under a Spec, in the order in which they are reported."""
     rows = [*ALWAYS, *turns.METRICS] if spec.measures_turns else list(ALWAYS)
     if spec.weight is not None:
         rows += weight_metrics(spec)
     for criterion in spec.criteria:
         rows += criterion_metrics(criterion)
-    return rows + FULL_METRICS if spec.detail == "full" else rows
+    return (*rows, *FULL_METRICS) if spec.detail == "full" else tuple(rows)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import NamedTuple
 
 from rollout_corr.metrics import aggregates, loss, peers
 from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.histogram import HISTOGRAM
+from rollout_corr.metrics.labels import Labels, maxima_of, sums_of
 from rollout_corr.metrics.peers import Columns
 from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec
@@ -62,11 +64,64 @@ def layout(
     if spec is not None:
         sums, maxima = sum_names(spec), max_names(spec)
     if extra is not None:
-        assert spec is not None, "statistics of a loss alone have nothing more"
         sums, maxima = sums + extra.sums(spec), maxima + extra.maxima(spec)
     if objective is not None:
         sums, maxima = sums + loss.sum_names(objective), maxima + loss.max_names()
     return sums, maxima
+
+
+class Places(NamedTuple):
+    """Where statistics lie in one vector of sums and then maxima.
+
+    Attributes:
+        names: Those of the whole batch, in order.
+        pick: Gives their numbers, from those of the vector; None: all of them are.
+        length: The numbers of the vector.
+    """
+
+    names: tuple[str, ...]
+    pick: Callable[[list[float]], tuple[float, ...]] | None
+    length: int
+
+
+@lru_cache(maxsize=256)
+def of_the_batch(spec: Spec | None, objective: Objective | None = None, extra: Extra | None = None) -> Places:
+    """Find the statistics of a whole batch among those of its labels, of which there are many more."""
+    sums, maxima = layout(spec, objective, extra)
+    every = (*sums, *maxima)
+    if spec is None or extra is None or not extra.labels:
+        return Places(every, None, len(every))
+    own = extra.of_labels(spec)
+    places = [place for place, name in enumerate(every) if name not in own]
+    return Places(tuple(every[place] for place in places), itemgetter(*places), len(every))
+
+
+class PlacesOfLabels(NamedTuple):
+    """Where the statistics of labels lie, as `labels.read` takes them.
+
+    Attributes:
+        sums, maxima: Among all sums and among all maxima.
+        of_sums: How many sums there are.
+        length: How many sums and maxima.
+    """
+
+    sums: slice
+    maxima: slice
+    of_sums: int
+    length: int
+
+
+@lru_cache(maxsize=256)
+def of_labels(spec: Spec, objective: Objective | None, extra: Extra, labels: Labels) -> PlacesOfLabels:
+    """Find the statistics of labels."""
+    sums, maxima = layout(spec, objective, extra)
+
+    def stretch(names: tuple[str, ...], wanted: tuple[str, ...]) -> slice:
+        first = names.index(wanted[0])
+        return slice(first, first + len(wanted))
+
+    found = stretch(sums, sums_of(labels, spec)), stretch(maxima, maxima_of(labels, spec))
+    return PlacesOfLabels(*found, len(sums), len(sums) + len(maxima))
 
 
 @lru_cache(maxsize=256)

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from rollout_corr.metrics import loss, native, peers, schema
 from rollout_corr.metrics.extra import Extra
+from rollout_corr.metrics.labels import read
+from rollout_corr.metrics.rows import read_all
 from rollout_corr.metrics.warnings import warnings_of
 from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 SUMS_BLOCK, MAXIMA_BLOCK = 1024, 128
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Statistics:
     """The sums and maxima that the metrics of a batch are computed from.
 
@@ -100,7 +102,7 @@ class Statistics:
     def beside(self, extra: Extra, sums: Tensor, maxima: Tensor) -> Statistics:
         """Append statistics of what a correction was given besides log-probs, in the order of the fields of Extra."""
         if self.extra is not None:
-            extra = Extra(self.extra.labels + extra.labels, extra.ages)
+            extra = self.extra.beside(extra)
         found = torch.cat([self.sums, sums]), torch.cat([self.maxima, maxima])
         return Statistics(self.spec, *found, extra=extra)
 
@@ -161,13 +163,12 @@ class Statistics:
             sums[first:last] = 0.0
         for first, last in whole.maxima:
             maxima[first:last] = -torch.inf
-        if self.extra is not None and self.extra.labels:
-            more = Extra(self.extra.labels)
-            for found, names, nothing, before in (
-                (sums, more.sums(self.spec), 0.0, schema.layout(self.spec)[0]),
-                (maxima, more.maxima(self.spec), -torch.inf, schema.layout(self.spec)[1]),
-            ):
-                found[len(before) : len(before) + len(names)] = nothing
+        if self.extra is not None:
+            for one in self.extra.labels:
+                if one.units == "sequences":
+                    places = schema.of_labels(self.spec, self.objective, self.extra, one)
+                    sums[places.sums] = 0.0
+                    maxima[places.maxima] = -torch.inf
         return replace(self, sums=sums, maxima=maxima)
 
     def all_reduce(self, group: ProcessGroup | None = None) -> Statistics:
@@ -209,6 +210,18 @@ class Statistics:
             by: The name of labels: their metrics, under keys such as "environment/math/tokens/kl_k3".
         """
         return self.metrics_async().result(names, prefix, by)
+
+    def on_device(self, key: str) -> Tensor:
+        """Give a native metric as a 0-d float64 tensor on the device of the statistics, without waiting for it.
+
+        For a learning rate that falls with "weight_ess", say. The number is that of `metrics()`.
+
+        Args:
+            key: A metric that is a sum, a mean or an effective sample size; the others read values on the host.
+        """
+        from rollout_corr.metrics.on_device import Measured, metric_on_device
+
+        return metric_on_device(key, Measured(self.spec, self.objective, self.extra), self.sums, self.maxima)
 
     def warnings(self) -> list[str]:
         """Say in plain words which metrics deserve a look; never printed."""
@@ -270,19 +283,33 @@ class PendingMetrics:
         return self._event is None or bool(self._event.query())
 
     def values(self) -> dict[str, float]:
-        """Read the statistics by name; waits for the copy if it is still under way."""
+        """Read the statistics of the batch by name, those of single labels left out; waits for the copy."""
+        names, pick, count = schema.of_the_batch(self._spec, self._objective, self._extra)
+        numbers = self._numbers(count)
+        return dict(zip(names, numbers if pick is None else pick(numbers), strict=True))
+
+    def _numbers(self, count: int) -> list[float]:
+        """Read so many sums and maxima."""
         if self._event is not None:
             self._event.synchronize()
-        sum_names, max_names = schema.layout(self._spec, self._objective, self._extra)
-        names, values = (*sum_names, *max_names), self._host.tolist()
-        most, least = values[len(names) :] or (0.0, 0.0)
+        numbers: list[float] = self._host.tolist()
+        most, least = numbers[count:] or (0.0, 0.0)
         if most != -least:
             raise ValueError(
                 "statistics: expected equal Specs and objectives on all ranks that they were reduced over, got others "
                 f"than this rank's {self._spec!r}, {self._objective!r}; validate=True in `correct` and `policy_loss`, "
                 "or reducing copies on the CPU, names the ranks"
             )
-        return dict(zip(names, values[: len(names)], strict=True))
+        return numbers[:count]
+
+    def _by(self, by: str) -> dict[str, float]:
+        """Compute the metrics of each label."""
+        extra = Extra() if self._extra is None else self._extra
+        one, spec = extra.named(by), self._spec
+        assert spec is not None, "statistics of a loss alone have no labels"
+        places = schema.of_labels(spec, self._objective, extra, one)
+        numbers, sums = self._numbers(places.length), places.of_sums
+        return read(one, spec, numbers[places.sums], numbers[sums:][places.maxima])
 
     def result(self, names: str = "native", prefix: str = "", by: str | None = None) -> dict[str, float]:
         """Compute the metrics of one naming scheme; waits for the copy if it is still under way.
@@ -297,27 +324,28 @@ class PendingMetrics:
         """
         if not isinstance(prefix, str):
             raise TypeError(f"prefix: expected a string such as 'mismatch/', got {type(prefix).__name__} {prefix!r}")
-        spec, values = self._spec, self.values()
+        spec = self._spec
         schemes = ("native",) if spec is None else spec.report
         if names not in schemes:
             raise ValueError(f"names: expected one of {list(schemes)} (Spec.report), got {names!r}")
+        if by is not None and names == "native":
+            return {f"{prefix}{key}": value for key, value in self._by(by).items()}
+        values = self.values()
         if spec is not None and names != "native":
             return {f"{prefix}{key}": value for key, value in peers.metrics(values, spec, names).items()}
-        if by is not None:
-            extra = Extra() if self._extra is None else self._extra
-            found = {} if spec is None else extra.by(by, spec, values)
-            return {f"{prefix}{key}": value for key, value in found.items()}
-        rows = [] if spec is None else native.metrics_of(spec)
-        found = {row.key: row.read(values) for row in rows}
+        found = {} if spec is None else read_all(native.metrics_of(spec), values)
         if self._extra is not None:
-            found |= self._extra.read(values)
+            found |= self._extra.read(values, spec)
         if self._objective is not None:
-            found |= {row.key: row.read(values) for row in loss.metrics_of(self._objective)}
+            found |= read_all(loss.metrics_of(self._objective), values)
         return {f"{prefix}{key}": value for key, value in found.items()} if prefix else found
 
     def warnings(self) -> list[str]:
         """Say in plain words which metrics deserve a look."""
-        return [] if self._spec is None else warnings_of(self.values(), self._spec)
+        if self._spec is None:
+            return []
+        values = self.values()
+        return warnings_of(values, self._spec) + ([] if self._extra is None else self._extra.warnings(values))
 
 
 class HasStatistics:

@@ -8,7 +8,7 @@ from rollout_corr.spec.statistics import Stat
 
 Level = Literal["token", "product", "geometric", "prefix"]
 Outside = Literal["clamp", "zero"]
-Normalize = Literal["batch"]
+Normalize = Literal["batch", "group", "sequence"]
 Unit = Literal["token", "turn", "sequence", "prefix"]
 WeightUnit = Literal["turn", "sequence"]
 Reduce = Literal["sum", "mean", "max", "min"]
@@ -23,6 +23,9 @@ SumsOver = Literal["valid", "kept"]
 Detail = Literal["basic", "full"]
 # Frameworks whose metrics can be reported beside the native ones; metrics/peers.py loads them.
 Scheme = Literal["native", "verl", "xtuner", "skyrl"]
+# The tokens of a sequence that the r-th of R ranks holds: the r-th of R stretches; or the r-th of 2 R and then the r-th
+# from the end, of equal lengths.
+SequenceOrder = Literal["contiguous", "zigzag"]
 
 LEVELS: tuple[Level, ...] = get_args(Level)
 OUTSIDE: tuple[Outside, ...] = get_args(Outside)
@@ -41,3 +44,4 @@ NONFINITE: tuple[Nonfinite, ...] = get_args(Nonfinite)
 SUMS_OVER: tuple[SumsOver, ...] = get_args(SumsOver)
 DETAIL: tuple[Detail, ...] = get_args(Detail)
 REPORTS: tuple[Scheme, ...] = get_args(Scheme)
+SEQUENCE_ORDERS: tuple[SequenceOrder, ...] = get_args(SequenceOrder)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rollout_corr.spec.bounds_of_batch import OfBatch, Side, number_of, rule_of, with_rules
 from rollout_corr.spec.checked import Checked, arguments_of
 from rollout_corr.spec.choices import (
     DETAIL,
@@ -45,6 +46,8 @@ from rollout_corr.spec.weight import check_growth
 
 # The key of ages among the external tensors: no `Criterion.name` is empty.
 AGE = ""
+# Likewise of entropies, a name that no `Criterion` takes.
+ENTROPY = "\0"
 
 # exp(2 * clamp) has to be finite in float32, because chi2 squares a ratio.
 LARGEST_CLAMP = 40.0
@@ -60,13 +63,13 @@ class Criterion(Checked):
             space, aggregated in log space), "k1" -D, "k2" D^2/2, "k3" e^D-1-D, "k3_reverse" e^-D-1+D,
             "abs" |D|, "ratio_error" e^|D|, "ratio_deviation" |e^D-1|, "prob_diff" q-p, "tv" |q-p|, "binary_kl",
             "binary_kl_reverse", "binary_kl_symmetric", "age" current_version - version, of the `versions` given to the
-            call, or "external": a tensor given to the call under `name`.
+            call, "entropy", given to the call too, or "external": a tensor given to the call under `name`.
         over: The unit that is tested, "token", "turn" (from `turns`), "sequence" or "prefix": each token by the tokens
             of its sequence up to and with it.
         reduce: The "sum", "mean", "max" or "min" of a turn's, sequence's or prefix's tokens is its value. Not with
             over="token".
-        lower: Lowest value kept, or None for an open side.
-        upper: Highest value kept, or None for an open side.
+        lower: Lowest value kept, or None for an open side; or a rule by which the batch decides it: `Quantile`, `TopK`.
+        upper: Highest value kept, likewise: `Quantile`, `Bottom`, `MeanBelow`. The batch are the units that are tested.
         when: The units that are tested. "negative_advantage", "positive_advantage" and "outward" (advantage and D have
             the same sign) need `advantages`. A turn or sequence is selected by its mean advantage over valid tokens;
             for "outward" by holding an outward token. With drop="token" it is tested if it holds a selected token.
@@ -86,8 +89,8 @@ class Criterion(Checked):
     stat: Stat
     over: Unit = "token"
     reduce: Reduce | None = None
-    lower: float | None = None
-    upper: float | None = None
+    lower: float | OfBatch | None = None
+    upper: float | OfBatch | None = None
     when: When = "any"
     drop: Drop = "unit"
     of: Of = "train/rollout"
@@ -122,11 +125,16 @@ class Criterion(Checked):
         if self.within != "sequence" and self.over != "prefix":
             raise ValueError(f"Criterion.within: expected its default unless over='prefix', got {shown(self.within)}")
         signed, ratio = self.statistic.signed, self.stat == "ratio"
-        lower, upper = bounds("Criterion", self.lower, self.upper, signed=signed, ratio=ratio)
+        low, high = bounds("Criterion", self.low, self.high, signed=signed, ratio=ratio)
+        lower, upper = rule_of(self.lower) or low, rule_of(self.upper) or high
+        for side, rule in self.rules.items():
+            rule.check("Criterion", side)
+            if self.over == "prefix":
+                raise ValueError(f"Criterion.{side}: expected a number with over='prefix', got {rule!r}")
         if lower is None and upper is None:
             raise ValueError("Criterion: expected lower, upper or both, got neither (it could reject nothing)")
         if self.statistic.source == "caller":
-            if not isinstance(self.name, str) or not self.name:
+            if not isinstance(self.name, str) or self.name in (AGE, ENTROPY):
                 raise ValueError(f"Criterion.name: expected the key of an external tensor, got {shown(self.name)}")
         elif self.name is not None:
             raise ValueError(f"Criterion.name: expected None unless stat='external', got {shown(self.name)}")
@@ -142,7 +150,9 @@ class Criterion(Checked):
         return {**super()._defaults(), "label": self._default_label()}
 
     def _default_label(self) -> str:
-        words = [self.over, self.reduce, self.name or self.stat]
+        # A tensor of the caller's may have the name of a statistic.
+        named = f"external_{self.name}" if self.name in STATISTICS else self.name
+        words = [self.over, self.reduce, named or self.stat]
         if self.of != "train/rollout":
             words.append("of_" + self.of.replace("/", "_"))
         if self.when != "any":
@@ -156,6 +166,25 @@ class Criterion(Checked):
         return "_".join(word for word in words if word)
 
     @property
+    def low(self) -> float | None:
+        """`lower` where it is a number."""
+        return number_of(self.lower)
+
+    @property
+    def high(self) -> float | None:
+        """`upper` where it is a number."""
+        return number_of(self.upper)
+
+    @property
+    def rules(self) -> dict[Side, OfBatch]:
+        """The bounds that the batch decides."""
+        sides: tuple[tuple[Side, OfBatch | None], ...] = (
+            ("lower", rule_of(self.lower)),
+            ("upper", rule_of(self.upper)),
+        )
+        return {side: rule for side, rule in sides if rule is not None}
+
+    @property
     def per_token(self) -> bool:
         """True if every token is tested, alone or with those before it."""
         return self.over in ("token", "prefix")
@@ -167,8 +196,8 @@ class Criterion(Checked):
 
     @property
     def tensor_name(self) -> str | None:
-        """The key of the tensor that the statistic reads beside log-probs: `name`, or AGE; None: it reads none."""
-        return AGE if self.statistic.source == "versions" else self.name
+        """The key of the tensor that the statistic reads beside log-probs: `name`, AGE or ENTROPY; None: none."""
+        return {"versions": AGE, "entropy": ENTROPY}.get(self.statistic.source, self.name)
 
     @property
     def drops_sequences(self) -> bool:
@@ -220,6 +249,8 @@ class Spec(Checked):
     # No fields, but found once when a Spec is made, because every call asks for them.
     has_prefixes: ClassVar[bool]  # anything depends on the order of a sequence's tokens
     measures_turns: ClassVar[bool]  # a call needs turns
+    asks_batch: ClassVar[bool]  # the batch decides a bound
+    reads_entropy: ClassVar[bool]  # a criterion tests the entropy of tokens
     reads_versions: ClassVar[bool]  # a criterion tests the age of tokens, or the weight decays with it
 
     def __post_init__(self) -> None:
@@ -256,6 +287,8 @@ class Spec(Checked):
         self._set(
             has_prefixes=self.weighs_prefixes or any(item.over == "prefix" for item in criteria),
             measures_turns=self.turns or over_turns,
+            asks_batch=any(item.rules for item in criteria),
+            reads_entropy=any(item.tensor_name == ENTROPY for item in criteria),
             reads_versions=(self.weight is not None and self.weight.decay is not None)
             or any(item.tensor_name == AGE for item in criteria),
         )
@@ -263,6 +296,16 @@ class Spec(Checked):
             raise ValueError(
                 "Spec.report: expected ('native',) beside prefixes, which no framework has metrics of, got "
                 f"{shown(self.report)}"
+            )
+        if len(set(self.report) | {"native"}) > 1 and self.weight is not None and self.weight.self_normalized:
+            raise ValueError(
+                f"Spec.report: expected ('native',) beside normalize={self.weight.normalize!r}, which no framework has "
+                f"metrics of, got {shown(self.report)}"
+            )
+        if self.asks_batch and len(set(self.report) | {"native"}) > 1:
+            raise ValueError(
+                "Spec.report: expected ('native',) beside bounds that the batch decides, which no framework has "
+                f"metrics of, got {shown(self.report)}"
             )
         report = tuple(scheme for scheme in REPORTS if scheme == "native" or scheme in self.report)
         self._set(criteria=criteria, clamp=positive("Spec.clamp", self.clamp, LARGEST_CLAMP), report=report)
@@ -279,6 +322,11 @@ class Spec(Checked):
     def weighs_tokens(self) -> bool:
         """True if every token has a weight of its own."""
         return self.weight is not None and self.weight.per_token
+
+    @property
+    def normalizes_groups(self) -> bool:
+        """True if weights are divided by the mean of a group of sequences, which calls have to name."""
+        return self.weight is not None and self.weight.normalize == "group"
 
     @property
     def acts(self) -> bool:
@@ -330,6 +378,7 @@ class Spec(Checked):
                 f"Spec.criteria: expected a list of mappings, got {type(criteria).__name__} {shown(criteria)}"
             )
         arguments["criteria"] = tuple(
-            Criterion(**arguments_of(Criterion, item, f"Spec.criteria[{i}]")) for i, item in enumerate(criteria)
+            Criterion(**with_rules(arguments_of(Criterion, item, f"Spec.criteria[{i}]"), f"Spec.criteria[{i}]"))
+            for i, item in enumerate(criteria)
         )
         return cls(**arguments)

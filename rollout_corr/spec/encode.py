@@ -7,6 +7,7 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
+from rollout_corr.spec.bounds_of_batch import RULES
 from rollout_corr.spec.checked import Checked
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
@@ -14,7 +15,7 @@ from rollout_corr.spec.surrogates import SURROGATES
 
 _OF_CORRECTION = (Spec, Weight, Criterion)
 _OF_LOSS = (Objective, KL, SquaredLogRatio, *SURROGATES)
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_OF_CORRECTION, *_OF_LOSS)}
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_OF_CORRECTION, *RULES.values(), *_OF_LOSS)}
 _FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in _KINDS.values()}
 
 
@@ -41,6 +42,8 @@ def _json(value: object, numbers: list[float]) -> str:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
     if isinstance(value, float):
         numbers.append(value)
         return f'{{"number": {len(numbers) - 1}}}'

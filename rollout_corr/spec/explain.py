@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rollout_corr.spec.bounds_of_batch import OfBatch, in_words
+
 if TYPE_CHECKING:
     from rollout_corr.spec.correction import Criterion, Spec, Weight
 
@@ -86,6 +88,15 @@ def _weight(weight: Weight, spec: Spec) -> list[str]:
     if weight.normalize == "batch":
         units = "valid tokens" if weight.per_token else f"non-empty {weight.over}s"
         steps.append(f"Weights are divided by their mean over the batch's {units}, rejected ones included.")
+    elif weight.normalize is not None:
+        units = "valid tokens"
+        if weight.normalize == "group" and not weight.per_token:
+            units = f"non-empty {weight.over}s"
+        rejected = "those that criteria reject" if spec.nonfinite == "reject" else "rejected ones"
+        steps.append(
+            f"Weights are divided by their mean over the {units} of their {weight.normalize}, {rejected} included, "
+            "unless that mean is at most 1e-8."
+        )
     if weight.decay is not None:
         steps.append(
             f"Weights are multiplied by {weight.decay:g}^age, age being current_version - version of the token, "
@@ -124,7 +135,9 @@ def _criterion(criterion: Criterion, spec: Spec) -> str:
     return f"Criterion {criterion.label!r}: for each {unit}, {value} must be {bounds}, else {rejected} rejected."
 
 
-def _range(lower: float | None, upper: float | None) -> str:
+def _range(lower: float | OfBatch | None, upper: float | OfBatch | None) -> str:
     if lower is None:
-        return f"at most {upper:g}"
-    return f"at least {lower:g}" if upper is None else f"between {lower:g} and {upper:g}"
+        return f"at most {in_words(upper, 'upper')}"
+    if upper is None:
+        return f"at least {in_words(lower, 'lower')}"
+    return f"between {in_words(lower, 'lower')} and {in_words(upper, 'upper')}"

@@ -24,6 +24,8 @@ SCOPES: tuple[str, ...] = get_args(Scope)
 LOSS_REDUCTIONS: tuple[str, ...] = get_args(LossReduction)
 COUNTED: tuple[str, ...] = get_args(Counted)
 DENOMINATORS: tuple[str, ...] = get_args(Denominator)
+# A length divides the policy loss alone.
+KL_REDUCTIONS: tuple[str, ...] = tuple(name for name in LOSS_REDUCTIONS if name != "token_sum_norm")
 
 
 class Reduction(NamedTuple):
@@ -72,6 +74,9 @@ class KL(Checked):
         scope: The tokens that it is summed over: "kept" those that train, "all" the valid ones, rejected ones too.
         bound: The value is clamped to +-bound, whatever its kind, or None. No gradient flows beyond.
         swapped: The two policies change places: k = ref_logp - new_logp.
+        reduction: A reduction of its own, where a framework averages the penalty over sequences and the policy loss
+            over tokens; not "token_sum_norm". None: that of the loss. A second pass computes it.
+        denominator: The divisor of that reduction: "original", "kept" or "rows", as in `policy_loss`.
     """
 
     kind: KLKind
@@ -84,6 +89,8 @@ class KL(Checked):
     scope: Scope = "kept"
     bound: float | None = None
     swapped: bool = False
+    reduction: LossReduction | None = None
+    denominator: Denominator = "original"
 
     def __post_init__(self) -> None:
         choice("KL.kind", self.kind, KL_KINDS)
@@ -103,6 +110,19 @@ class KL(Checked):
         choice("KL.scope", self.scope, SCOPES)
         if not isinstance(self.swapped, bool):
             raise TypeError(f"KL.swapped: expected a bool, got {shown(self.swapped)}")
+        choice("KL.denominator", self.denominator, DENOMINATORS)
+        if self.reduction is not None:
+            choice("KL.reduction", self.reduction, KL_REDUCTIONS)
+        by_rows = self.reduction is not None and _REDUCTIONS[self.reduction].unit == "sequences"
+        if self.denominator == "rows" and not by_rows:
+            raise ValueError(
+                f"KL.denominator: expected 'rows' with a reduction over sequences, got it with "
+                f"reduction={self.reduction!r}"
+            )
+        if self.denominator != "original" and self.reduction in (None, "sum"):
+            raise ValueError(
+                f"KL.denominator: expected the default with reduction={self.reduction!r}, got {self.denominator!r}"
+            )
 
 
 @dataclass(frozen=True, repr=False)

@@ -214,6 +214,8 @@ class GMPO(Surrogate):
     low: float = 0.4
     high: float = 0.4
 
+    pools: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._number("low")

@@ -121,7 +121,7 @@ class REC(Surrogate):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Whether the ratio is the factor, as a number; the bounds are cuts."""
+        """1 where the ratio is the factor, else 0; the bounds are cuts."""
         return {"by_ratio": float(self.weight == "ratio")}
 
     @property

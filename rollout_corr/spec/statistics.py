@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +33,7 @@ Stat = Literal[
     "binary_kl_reverse",
     "binary_kl_symmetric",
     "age",
+    "entropy",
     "external",
 ]
 
@@ -70,14 +70,13 @@ class TokenValues(Protocol):
 
     @property
     def external(self) -> Tensor:
-        """The tensor that the caller gave under the criterion's name, or made of its versions."""
+        """The tensor that the caller gave under the criterion's name or as entropy, or made of its versions."""
 
     def k3(self, x: Tensor) -> Tensor:
         """e^x - 1 - x without cancellation."""
 
 
-@dataclass(frozen=True)
-class Statistic:
+class Statistic(NamedTuple):
     """A quantity of a token that a criterion can test, alone or aggregated over a sequence.
 
     Args:
@@ -86,7 +85,7 @@ class Statistic:
         formula: The value per token; with `log_space` its logarithm.
         unit: The unit of bounds; "given" is the caller's own.
         source: The input of the formula: "d" (a token clamp applies), "probabilities", the "versions" of the policies
-            that sampled, or the "caller"'s tensor.
+            that sampled, the "entropy" that the call brings, or the "caller"'s tensor.
         signed: Bounds may be negative.
         log_space: The formula gives the logarithm, which is what sequences aggregate; bounds are compared as logs.
         one_limb: Sums are sums of D or of its magnitude: one integer on D's grid. Others take two.
@@ -105,7 +104,7 @@ class Statistic:
     tex: str
     estimates: str
     unit: Literal["ratio", "nats", "probability", "versions", "given"] = "nats"
-    source: Literal["d", "probabilities", "versions", "caller"] = "d"
+    source: Literal["d", "probabilities", "versions", "entropy", "caller"] = "d"
     signed: bool = False
     log_space: bool = False
     one_limb: bool = False
@@ -113,6 +112,11 @@ class Statistic:
     compared: Compared = "value"
     inverse: Callable[[float], float] | None = None
     branches: Callable[[float], tuple[float, float]] | None = None
+
+    @property
+    def may_be_nan(self) -> bool:
+        """True if the values are the caller's own, whose NaN fails a unit."""
+        return self.source in ("entropy", "caller")
 
 
 # --- inverses, on the host in float64 ---
@@ -305,6 +309,14 @@ _ROWS = (
         unit="versions",
         source="versions",
         signed=True,
+    ),
+    Statistic(
+        "entropy",
+        "the entropy",
+        lambda x: x.external,
+        r"$H_t$, the entropy of the distribution that the token was drawn from",
+        "how undecided the policy is",
+        source="entropy",
     ),
     Statistic(
         "external",

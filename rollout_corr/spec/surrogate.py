@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import ClassVar, Literal, Protocol, get_args
+from typing import ClassVar, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -33,8 +33,7 @@ LEVELS: tuple[str, ...] = get_args(Level)
 OF_ALL = frozenset(("of", "clamp", "coef"))
 
 
-@dataclass
-class TokenLoss:
+class TokenLoss(NamedTuple):
     """The loss of every token before weights, and Bool per token where it was clipped; None: nowhere.
 
     Attributes:
@@ -107,6 +106,7 @@ class Surrogate(Checked):
         weights_in_bypass: The use of weights in bypass mode: "report", because the ratio itself corrects;
             "replace_ratio", where the ratio is a constant that weights replace; "multiply", without a ratio.
         option: Name of the field that chooses between formulas, if any.
+        pools: All tokens of a sequence have one loss.
     """
 
     of: RatioOf | None = field(default=None, kw_only=True)
@@ -115,6 +115,7 @@ class Surrogate(Checked):
 
     weights_in_bypass: ClassVar[WeightUse] = "report"
     option: ClassVar[str | None] = None
+    pools: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if type(self) is Surrogate:
@@ -163,7 +164,7 @@ class Surrogate(Checked):
 
     @property
     def shared(self) -> Shared | None:
-        """What a token reads of its sequence's log-ratios, if anything: their mean or their total."""
+        """The value of its sequence's log-ratios that a token reads: their mean, their total or none."""
         return None if self.takes == "token" else "mean"
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:

@@ -24,3 +24,8 @@ from rollout_corr.spec.surrogate import Surrogate
 SURROGATES: tuple[type[Surrogate], ...] = (PPO, GSPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO, TOPR, REC, VESPO)
 
 DEFAULT_SURROGATE: Surrogate = PPO()
+
+
+def without_ratio(clamp: float) -> Surrogate:
+    """Make a surrogate that is 0 with its gradient where the advantages are 0, and needs no base."""
+    return GPG(clamp=clamp)

@@ -33,7 +33,7 @@ def threshold_of(criterion: Criterion) -> Threshold:
     the last bits of exp, which differ between backends, decide nothing. So are ratios at every level, because they
     aggregate in log space.
     """
-    row, lower, upper = criterion.statistic, criterion.lower, criterion.upper
+    row, lower, upper = criterion.statistic, criterion.low, criterion.high
     summed = criterion.reduce in ("sum", "mean")
     # A bound that grows is multiplied as it is: its inverse would grow otherwise.
     if row.inverse is not None and (row.log_space or not (summed or criterion.growth)):

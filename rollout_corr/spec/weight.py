@@ -38,7 +38,10 @@ class Weight(Checked):
         upper: Upper bound of the ratio, or None for an open side.
         outside: A ratio outside the bounds becomes the bound ("clamp": truncation) or 0 ("zero": IcePop).
         normalize: "batch" divides by the mean weight over all valid tokens (at other levels: over all non-empty
-            turns or sequences, each counting once), so that a weight may exceed `upper`. None does not.
+            turns or sequences, each counting once), so that a weight may exceed `upper`. "group" divides by the mean
+            of the sequence's group, which the call names (`group_index` or `group_size`): self-normalised importance
+            sampling. "sequence" divides by the mean over the sequence's valid tokens, for weights of tokens, prefixes
+            or turns. None does not.
         token_clamp: Every D is clamped to +-token_clamp before anything else; None: it is not.
         reduce: Of a prefix: exp of the "sum" or "mean" of D over it, or "min", exp(D) times the smallest exp(D) before
             the token. Only with level="prefix", where None is "sum".
@@ -75,6 +78,11 @@ class Weight(Checked):
             raise ValueError(f"Weight.over: expected its default with level={self.level!r}, got {shown(self.over)}")
         if self.normalize is not None:
             choice("Weight.normalize", self.normalize, NORMALIZE)
+        if self.normalize == "sequence" and not (self.per_token or self.per_turn):
+            raise ValueError(
+                f"Weight.normalize: expected 'batch', 'group' or None with level={self.level!r} over sequences, whose "
+                "weight over itself is 1, got 'sequence'"
+            )
         lower, upper = bounds("Weight", self.lower, self.upper, signed=False, ratio=True)
         self._set(lower=lower, upper=upper)
         if self.token_clamp is not None:
@@ -94,6 +102,11 @@ class Weight(Checked):
     def per_turn(self) -> bool:
         """True if all tokens of a turn have its weight."""
         return self.over == "turn" and not self.per_token
+
+    @property
+    def self_normalized(self) -> bool:
+        """True if weights are divided by the mean of their sequence or group."""
+        return self.normalize in ("group", "sequence")
 
     @property
     def bounded(self) -> bool:

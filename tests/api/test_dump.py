@@ -14,6 +14,8 @@ import rollout_corr as rc
 from builders.dumps import packed, padded, records
 from rollout_corr.api import dump as dumping
 from rollout_corr.api import dump_threads
+from rollout_corr.cli.main import main
+from rollout_corr.diagnose.measure.measurement import measure
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.testing import example_batch
 
@@ -39,6 +41,58 @@ def test_a_dump_is_read_back(name, tmp_path):
     assert torch.equal(block.columns["token_ids"], columns["token_ids"])
     assert set(block.columns["steps"].tolist()) == {3}
     assert block.columns["advantages"].unique().tolist() == columns["advantages"].tolist()
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "folder"])
+def test_names_of_labels_are_kept_and_shown(name, tmp_path, capsys):
+    batch = example_batch(sequences=60)
+    count = batch.cu_seqlens.shape[0] - 1
+    ids = torch.arange(count) % 3
+    rollout = batch.rollout_logp - 0.7 * (ids == 2).repeat_interleave(batch.cu_seqlens.diff()) * torch.rand(
+        batch.train_logp.shape, generator=torch.Generator().manual_seed(0)
+    )
+    given = {"mask": batch.mask, "cu_seqlens": batch.cu_seqlens, "environment": ids, "source": ids}
+    names = {"environment": ["math", "code\x1b[2J", "<b>tools"], "source": 3}
+    path = tmp_path / name
+    assert rc.dump(path, batch.train_logp, rollout, **given, sequences=None, label_names=names).result(timeout=60)
+    dump = Dump(path, by=("environment", "source"))
+    measured = measure(dump)
+    assert dump.label_names == {"environment": ("math", "code[2J", "<b>tools")}
+    profiles = measured.profiles()
+    assert [row.label for row in profiles["environment"]] == ["math", "code[2J", "<b>tools"]
+    assert [row.label for row in profiles["source"]] == ["0", "1", "2"]
+    assert main(["doctor", str(path), "--by", "environment"]) in (0, 1)
+    shown = capsys.readouterr().out
+    assert "environment <b>tools" in shown
+    page = tmp_path / "page.html"
+    assert main(["report", str(path), "--by", "environment", "--html", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert "<b>tools" not in text and "tools" in text and "math" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "folder"])
+def test_turns_are_written_in_every_form(name, tmp_path):
+    logp, mask = torch.full((2, 4), -1.0), torch.tensor([[1, 1, 0, 1], [1, 0, 1, 1]])
+    numbers = [0, 0, 1, 1, 2, 3, 3, 3]
+    forms = {
+        "offsets": torch.tensor([0, 2, 4, 5, 8]),
+        "ids": torch.tensor(numbers).view(2, 4),
+        "packed": torch.tensor([0, 2, 4, 5, 8], dtype=torch.int32),
+    }
+    for form, turns in forms.items():
+        given = {"mask": mask, "turns": turns}
+        tensors = (logp, logp - 0.1)
+        if form == "packed":
+            given |= {"mask": mask.view(-1), "cu_seqlens": torch.tensor([0, 4, 8])}
+            tensors = (logp.view(-1), logp.view(-1) - 0.1)
+        path = tmp_path / form / name
+        assert rc.dump(path, *tensors, **given, sequences=None).result(timeout=60) == 2
+        assert next(Dump(path).chunks()).columns["turns"].tolist() == numbers, form
+    path = tmp_path / "runs" / name
+    assert rc.dump(path, logp, logp, mask=mask, turns="runs", sequences=None).result(timeout=60) == 2
+    assert "turns" not in next(Dump(path).chunks()).columns
+    with pytest.raises(ValueError, match="turns: expected every sequence to begin with a turn, got none at 4"):
+        rc.dump(tmp_path / name, logp, logp, mask=mask, turns=torch.tensor([0, 3, 5, 8]))
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "folder"])
@@ -233,9 +287,15 @@ def test_a_step_is_a_whole_number_of_any_type(step, tmp_path):
         ({"rollout_logp": None}, ValueError, "rollout_logp: expected the log-probs of the engine"),
         ({"turns": torch.zeros(3)}, ValueError, "turns: expected shape"),
         ({"lengths": torch.zeros(12)}, ValueError, "lengths: this name is taken"),
-        ({"turns": "runs"}, TypeError, "turns: expected an id for each token, or nothing where"),
+        ({"turns": "run"}, TypeError, "turns: expected an id for each token, offsets, or 'runs' in a dump, got str"),
         ({"labels": {"environment": torch.zeros(12)}}, TypeError, "labels: expected each label as a column of its own"),
-        ({"label_names": {"environment": 2}}, TypeError, "label_names: expected ids without their names"),
+        ({"label_names": {"environment": 2}}, ValueError, "label_names['environment']: expected a column"),
+        ({"label_names": ["a"]}, TypeError, "label_names: expected a mapping of columns to names, got list"),
+        (
+            {"environment": torch.zeros(12), "label_names": {"environment": "ab"}},
+            TypeError,
+            "label_names['environment']: expected a list of strings, got str",
+        ),
         ({"current_version": 3}, TypeError, "current_version: expected versions alone in a dump, got int"),
         ({"token_ids": [1, 2]}, TypeError, "token_ids: expected a tensor, got list"),
     ],

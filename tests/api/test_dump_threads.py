@@ -176,7 +176,7 @@ def test_a_cancelled_call_writes_nothing(disk, tmp_path):
 
 def test_offsets_that_nobody_has_looked_at(tmp_path):
     """Those of a device are read by the thread; wrong ones are an error and not a wrong file."""
-    fields = dumping._Fields({"train_logp": torch.zeros(5)}, {}, torch.tensor([0, 9, 2]), 2)
+    fields = dumping._Fields({"train_logp": torch.zeros(5)}, {}, torch.tensor([0, 9, 2]), 2, {})
     with pytest.raises(RuntimeError, match=r"x\.jsonl: cu_seqlens: expected .*; 0 sequences of this call are in it"):
         dumping._write(tmp_path / "x.jsonl", fields, mock.Mock(), None, None, None)
     assert list(tmp_path.iterdir()) == []

@@ -46,11 +46,42 @@ def test_age_metrics_without_a_spec_that_reads_ages():
     versions = {"versions": laid.versions, "current_version": 7}
     plain, found = laid.correct(rc.Spec()).metrics(), laid.correct(rc.Spec(), **versions).metrics()
     assert {name: found[name] for name in plain} == plain
-    assert [name for name in found if name not in plain] == ["age_mean", "age_max", "age_min", "stale_fraction"]
+    assert [name for name in found if name not in plain] == [
+        *("age_mean", "age_max", "age_min", "stale_fraction", "tokens_newer")
+    ]
     ages = [7 - v for q in sequences for v, m in zip(q.versions, q.mask, strict=True) if m]
     assert (found["age_max"], found["age_min"]) == (max(ages), min(ages))
     assert found["age_mean"] == pytest.approx(sum(ages) / len(ages), rel=1e-12)
     assert found["stale_fraction"] == pytest.approx(sum(a > 0 for a in ages) / len(ages), rel=1e-12)
+
+
+def test_a_version_of_the_future_is_counted_and_warned_of():
+    x = torch.linspace(-2.0, -0.1, 40).view(4, 10)
+    mask = torch.arange(10) < 8
+    versions = torch.full((4, 10), 5)
+    versions[0, 2:5], versions[1, 9] = 7, 99
+    given = {"mask": mask.expand(4, 10), "versions": versions}
+    out = rc.correct(x, x - 0.001, **given, current_version=5)
+    assert out.metrics()["tokens_newer"] == 3 and out.metrics()["age_min"] == -2
+    (warning,) = out.warnings()
+    assert warning.startswith("3 valid tokens were sampled by a newer version than current_version, by up to 2:")
+    half = rc.correct(x, x - 0.001, **given, current_version=7)
+    assert half.metrics()["tokens_newer"] == 0 and half.warnings() == []
+    given["versions"][0, 3:5] = 5
+    assert rc.correct(x, x - 0.001, **given, current_version=5).warnings()[0].startswith("1 valid token was sampled")
+
+
+def test_a_turn_is_rejected_by_its_age():
+    x = torch.zeros(10)
+    versions = torch.tensor([3, 3, 3, 1, 3, 3, 2, 2, 2, 2])
+    given = {"cu_seqlens": torch.tensor([0, 5, 10]), "turns": torch.tensor([0, 2, 5, 6, 10])}
+    given |= {"versions": versions, "current_version": 3}
+    oldest = rc.Spec(criteria=(rc.Criterion("age", "turn", "max", upper=1),))
+    assert rc.correct(x, x, spec=oldest, **given).keep_turns.tolist() == [True, False, True, True]
+    mean = rc.Spec(criteria=(rc.Criterion("age", "turn", "mean", upper=0.5, drop="sequence"),))
+    out = rc.correct(x, x, spec=mean, **given)
+    label = mean.criteria[0].label
+    assert out.keep.tolist() == [False, False] and out.metrics()[f"{label}/max"] == 1.0
 
 
 def test_statistics_with_ages_merge_and_refuse_others():

@@ -38,15 +38,39 @@ def driver(monkeypatch):
         yield driver
 
 
-def step(tokens=5000, sequences=7):
+def step(tokens=5000, sequences=7, **more):
     """One step of a loop, on packed tensors that begin anywhere new ones do."""
     rollout = -torch.rand(tokens)
     train, offsets = rollout + 0.1, torch.linspace(0, tokens, sequences + 1).to(torch.int32)
     mask = torch.ones(tokens, dtype=torch.bool)
     found = rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=SPEC, backend="triton")
     new = train.clone().requires_grad_()
-    others = {"old_logp": train, "correction": found, "cu_seqlens": offsets, "backend": "triton", **LOSS}
+    others = {"old_logp": train, "correction": found, "cu_seqlens": offsets, "backend": "triton", **LOSS, **more}
     rc.policy_loss(new, torch.ones(tokens), mask=mask, **others).value.backward()
+
+
+def test_a_loop_with_scale_is_warm(driver):
+    rc.warmup("cpu", SPEC, loss=LOSS, scale=True, layouts=("packed",), aligned=True, mean_lengths=(512.0, 1000.0))
+    compiled = len(driver.compiled)
+    step(scale=torch.ones(5000))
+    step(scale=torch.ones(7))
+    assert len(driver.compiled) == compiled
+
+
+def test_a_loop_with_turns_is_warm(driver):
+    spec = rc.Spec(rc.Weight("geometric", 0.8, 1.25, over="turn"))
+    loss = {"surrogate": rc.GSPO(0.1, 0.1, over="turn")}
+    rc.warmup("cpu", spec, loss=loss, layouts=("packed",), aligned=True, mean_lengths=(512.0, 1000.0))
+    compiled, train = len(driver.compiled), -torch.rand(5000)
+    given = {"mask": torch.ones(5000, dtype=torch.bool), "cu_seqlens": torch.tensor([0, 2500, 5000]).int()}
+    for dtype in (torch.int32, torch.int64):
+        turns = torch.linspace(0, 5000, 9).to(dtype)
+        given |= {"turns": turns, "backend": "triton"}
+        found = rc.correct(train, train - 0.1, spec=spec, **given)
+        new = train.clone().requires_grad_()
+        others = {"old_logp": train, "correction": found, **loss, **given}
+        rc.policy_loss(new, torch.ones(5000), **others).value.backward()
+    assert 0 < compiled == len(driver.compiled)
 
 
 def test_nothing_is_left_to_compile(driver):

@@ -14,10 +14,11 @@ import rollout_corr as rc
 from rollout_corr.backends import blocks
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.blocks import Compaction
-from rollout_corr.backends.read import read_batch
+from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.whole import run_whole
-from rollout_corr.definition import findings
+from rollout_corr.definition import findings, tokens
+from rollout_corr.definition.near import SMALL
 from rollout_corr.testing import example_batch, pad
 
 C = rc.Criterion
@@ -75,17 +76,7 @@ def assert_same_metrics(got: rc.Correction, wanted: rc.Correction, relative: flo
 
 
 def whole(given: dict[str, Tensor | None], spec: rc.Spec) -> Result:
-    batch = read_batch(
-        given["train_logp"],
-        given["rollout_logp"],
-        given["mask"],
-        given.get("cu_seqlens"),
-        spec,
-        given["advantages"],
-        None,
-        False,
-    )
-    return run_whole(batch, spec)
+    return run_whole(read_batch(Given(**given, spec=spec)), spec)
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
@@ -199,8 +190,15 @@ def test_every_slot_is_written(
 
 @pytest.mark.parametrize("outside", ["clamp", "zero"])
 @pytest.mark.parametrize("beyond", [0, 3, 2000])
-def test_few_tokens_beyond_the_bounds_are_counted_like_many(outside: str, beyond: int) -> None:
-    """With few, their sequences' sums are corrected; with many, or where values may not be read, all are summed."""
+@pytest.mark.parametrize("small", [0, SMALL])
+def test_few_tokens_beyond_the_bounds_are_counted_like_many(
+    outside: str, beyond: int, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With few, their sequences' sums are corrected; with many, or where values may not be read, all are summed.
+
+    Up to a number of tokens all are taken one by one.
+    """
+    monkeypatch.setattr(tokens, "SMALL", small)
     generator = torch.Generator().manual_seed(8)
     rollout = -torch.rand((4, 1500), generator=generator)
     train = rollout + 0.02 * torch.randn(rollout.shape, generator=generator)
@@ -214,7 +212,7 @@ def test_few_tokens_beyond_the_bounds_are_counted_like_many(outside: str, beyond
     with mock.patch.object(findings, "few_bounded", wraps=findings.few_bounded) as looked:
         found = rc.correct(**given, spec=spec)
     few = [call for call in looked.call_args_list if findings.few_bounded(*call.args) is not None]
-    assert len(few) == (beyond < 2000)
+    assert len(few) == (beyond < 2000 or small > 0)
     wanted = rc.Correction(None, None, found.keep, whole(given, spec).statistics)
     # Measured: 2e-7, because float32 sums have another order; e^20 adds 1e-8.
     assert_same_metrics(found, wanted, 1e-6)

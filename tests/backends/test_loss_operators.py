@@ -53,11 +53,14 @@ def test_operators_keep_their_promises(objective):
     text = encode(objective)
     ref = old if objective.kl else None
     tensors = (new.detach(), old, ref, advantages, False, None, None, mask)
-    packed = (*tensors, offsets, None, None, False, False, True, *text)
+    packed = (*tensors, offsets, None, None, None, False, False, None, True, *text)
     padded = tuple(x.view(4, 10) if isinstance(x, torch.Tensor) and x.shape == (40,) else x for x in packed)
     log_mass = torch.full((4, 10), -0.1)
-    given = (*padded[:8], None, torch.tensor(3.0, dtype=torch.float64), log_mass, True, False, False, *text)
-    for arguments in (packed, given):
+    counted, scales = torch.tensor(3.0, dtype=torch.float64), torch.full((4, 10), 0.5)
+    given = (*padded[:8], None, counted, scales, log_mass, True, False, None, False, *text)
+    of_turns = encode(dataclasses.replace(objective, surrogate=rc.GSPO(over="turn")))
+    turned = (*packed[:14], torch.cat([offsets, offsets[-1:]]), True, *of_turns)
+    for arguments in (packed, given, turned):
         torch.library.opcheck(torch.ops.rollout_corr.policy_loss, arguments)
     value, gradient, inners, divisor, _ = torch.ops.rollout_corr.policy_loss(*packed)
     arguments = (gradient, inners, torch.ones_like(value), divisor, offsets, torch.bfloat16)
@@ -242,6 +245,8 @@ USED = {
     "REC_LEVELS": {x.surrogate.level for x in OBJECTIVES if isinstance(x.surrogate, rc.REC)},
     "KL_KINDS": {x.kind for x in PENALTIES},
     "KL_WEIGHTS": {x.weight for x in PENALTIES} - {None},
+    # One of its own is that of a second loss; a length divides none.
+    "KL_REDUCTIONS": {x.reduction for x in OBJECTIVES} - {"token_sum_norm"},
     "SCOPES": {x.scope for x in PENALTIES} | {x.regulariser.scope for x in OBJECTIVES if x.regulariser},
     "OUTSIDE": {x.surrogate.outside for x in OBJECTIVES if isinstance(x.surrogate, rc.Score)},
     "LOSS_REDUCTIONS": {x.reduction for x in OBJECTIVES},

@@ -197,6 +197,13 @@ def test_a_dtensor_is_refused_with_what_to_pass(alone):
         loss(alone, backend="triton")
 
 
+def test_the_kernels_have_no_parts_of_turns(alone):
+    turns = torch.tensor([0, 2, 4])
+    with pytest.raises(ValueError, match="got 'triton': over several ranks the kernels know no turns"):
+        call(alone, turns=turns, backend="triton")
+    assert call(alone, turns=turns).keep_turns.tolist() == [True, True]
+
+
 def test_advantages_that_a_rank_could_take_for_its_tokens(alone):
     with pytest.raises(
         ValueError, match=r"advantages: expected shape \[S, 1\] beside a sequence_group, where \[2\] can"

@@ -33,7 +33,7 @@ def check(seed):
 
     def correct(laid, lengths_of_turns, **more):
         offsets = offsets_of(laid, lengths_of_turns)
-        given = {"labels": {"place": ids}, "label_names": {"place": 3}, "turns": offsets}
+        given = {"labels": {"place": ids}, "label_names": {"place": 3, "age": 4}, "turns": offsets}
         versions = {"versions": laid.versions, "current_version": laid.current_version}
         return laid.correct(spec, **given, **versions, **more)
 
@@ -58,11 +58,12 @@ def check(seed):
     assert_same_results(found, whole)
     assert kept == [out.keep_turns.tolist()] * ranks, case
     assert_same_statistics(found[3], whole[3], rounds_means=True)
-    mine, wanted = (one[3].metrics(by="place") for one in (found, whole))
-    # A standard deviation near 0 is the root of a rounding.
-    assert {key: x for key, x in mine.items() if "std" not in key} == pytest.approx(
-        {key: x for key, x in wanted.items() if "std" not in key}, rel=2e-6, abs=2e-6
-    ), case
+    for by in ("place", "age"):
+        mine, wanted = (one[3].metrics(by=by) for one in (found, whole))
+        # A standard deviation near 0 is the root of a rounding.
+        assert {key: x for key, x in mine.items() if "std" not in key} == pytest.approx(
+            {key: x for key, x in wanted.items() if "std" not in key}, rel=2e-6, abs=2e-6
+        ), (by, case)
 
 
 def test_units_together_over_ranks():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from builders.batches import assert_same_results, assert_same_statistics, lay_ou
 from builders.split_cases import lockstep
 from builders.turns import offsets_of, random_turns
 from oracles import turns as oracle
+from rollout_corr.backends import run, whole
 from rollout_corr.spec.encode import encode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,6 +72,34 @@ def test_a_compiled_function_corrects_by_turns():
     wanted = laid.correct(spec, turns=offsets)
     assert found[0].equal(wanted.weights) and found[1].equal(wanted.mask) and found[2].equal(wanted.keep_turns)
     assert torch.allclose(found[3], wanted.statistics.sums, rtol=2e-6, atol=2e-6)
+
+
+def _whole(*_):
+    return whole.run_whole
+
+
+def test_on_a_device_without_kernels_a_compiler_sees_the_definition():
+    batch = random_sequences(1, (5, 1, 7, 4))
+    laid = lay_out(batch, "packed", torch.float32)
+    offsets, spec = offsets_of(laid, random_turns(batch, 1)), TURN_SPECS["unit"]
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def step(train, rollout, turns):
+        out = rc.correct(
+            train,
+            rollout,
+            mask=laid.mask,
+            advantages=laid.advantages,
+            cu_seqlens=laid.cu_seqlens,
+            turns=turns,
+            spec=spec,
+        )
+        return out.weights, out.mask, out.keep_turns
+
+    with mock.patch.object(run, "_runner", _whole):
+        found = step(laid.train, laid.rollout, offsets)
+    wanted = laid.correct(spec, turns=offsets)
+    assert found[0].equal(wanted.weights) and found[1].equal(wanted.mask) and found[2].equal(wanted.keep_turns)
 
 
 def test_the_operator_keeps_its_promises_with_turns():
@@ -171,8 +201,9 @@ def test_turns_where_they_are_needed_and_where_not():
         call(max_turns=4, spec=rc.Spec())
     with pytest.raises(ValueError, match="max_turns: expected at least the 6 turns of the batch, got 5"):
         call(torch.arange(6) + 7, max_turns=5)
-    with pytest.raises(ValueError, match="got 'triton': the kernels know no turns"):
-        call(OFFSETS, backend="triton")
+    prefixes = rc.Spec(rc.Weight("prefix", over="turn"))
+    with pytest.raises(ValueError, match="got 'triton': weight of level 'prefix' depends on the tokens before each"):
+        call(OFFSETS, spec=prefixes, backend="triton")
     logp = torch.zeros(6)
     given = {"cu_seqlens": torch.tensor([0, 4, 6]), "rollout_logp": logp}
     with pytest.raises(ValueError, match="turns: expected offsets"):
@@ -183,8 +214,6 @@ def test_turns_where_they_are_needed_and_where_not():
         ValueError, match=r"turns: expected None without a spec.*or a surrogate whose ratio is a turn's"
     ):
         rc.policy_loss(logp, logp, turns=OFFSETS, surrogate=rc.GSPO(), **given)
-    with pytest.raises(ValueError, match="backend: expected 'auto' or 'torch' for GSPO"):
-        rc.policy_loss(logp, logp, surrogate=rc.GSPO(over="turn"), turns=OFFSETS, backend="triton", **given)
 
 
 def test_no_samples_have_no_ids():
@@ -193,7 +222,6 @@ def test_no_samples_have_no_ids():
 
 def test_offsets_on_a_device_that_nobody_checked_break_nothing():
     """Wrong offsets of a device are not read, so they must not lead outside of memory."""
-    from rollout_corr.backends import whole
     from rollout_corr.backends.batch import Batch
 
     for wrong in ([0, 9, 3, 6], [5, 1], [-4, 2, 7], [3]):

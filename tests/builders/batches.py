@@ -192,6 +192,7 @@ class Laid:
             "external": self.external,
             **({} if self.log_mass is None else {"log_mass": self.log_mass, "renormalized": self.renormalized}),
             **({"versions": self.versions, "current_version": self.current_version} if spec.reads_versions else {}),
+            **({"entropy": self.external["entropy"]} if spec.reads_entropy else {}),
             **self.others,
             **overrides,
         }

@@ -253,7 +253,8 @@ def assert_like_reference(out, reference, case=""):
         relative = 1e-12 if got.dtype == torch.float64 else 2 * WITHIN[out.keep.device.type][0]
         torch.testing.assert_close(got, wanted, rtol=relative, atol=0, equal_nan=True)
     a, b = (x.statistics.metrics_async().values() for x in (out, reference))
-    assert list(a) == list(b) == [name for names in columns(out.statistics.spec) for name in names]
+    held = columns(out.statistics.spec, extra=out.statistics.extra)
+    assert list(a) == list(b) == [name for names in held for name in names]
     if not b["tokens_nonfinite"] or out.statistics.spec.nonfinite != "propagate":
         wrong = {name: (a[name], b[name]) for name in b if not same(name, a[name], b)}
         assert not wrong, f"{wrong}: {case}"

@@ -17,7 +17,9 @@ from rollout_corr.api.policy_loss import RUNNERS
 from rollout_corr.backends import loss_blocks
 from rollout_corr.spec.loss import Objective
 
-TENSORS = ("old", "rollout", "ref", "weights", "train_mask")
+TENSORS = ("old", "rollout", "ref", "weights", "train_mask", "scale")
+# Arguments that are not log-probs.
+PLAIN = ("weights", "train_mask", "scale")
 
 SURROGATES = {
     "ppo": rc.PPO(),
@@ -49,6 +51,7 @@ SURROGATES = {
     "rec ring": rc.REC("ring", 0.1, 0.1, 0.3, 0.4, weight="ratio"),
     "rec sequence": rc.REC("two_side", 0.1, 0.1, weight="ratio", level="sequence"),
     "vespo": rc.VESPO(),
+    "vespo clamped": rc.VESPO(clamp=0.3),
     "clamped": rc.Reinforce(clamp=0.3),
 }
 
@@ -64,6 +67,9 @@ def random_batch(seed, lengths=(5, 1, 7, 0, 4, 6), *, advantages="token", scale=
         tokens = [rng.choice((-1, 1)) * rng.uniform(0.2, 2.0) * (rng.random() < 0.9) for _ in range(length)]
         weights = [rng.choice((0.0, 1.0, rng.uniform(0.2, 2.0), rng.uniform(0.2, 2.0))) for _ in range(length)]
         trains = [int(rng.random() < keep) for _ in range(length)]
+        factors = [
+            (0.5, 0.0, 2.0, 1.0, 0.25)[(3 * t + s) % 5] if mask[t] else GARBAGE[t % len(GARBAGE)] for t in range(length)
+        ]
         rows = [new, old, rollout, ref, tokens, weights]
         for t in range(length):
             if not mask[t]:
@@ -71,7 +77,7 @@ def random_batch(seed, lengths=(5, 1, 7, 0, 4, 6), *, advantages="token", scale=
                     row[t] = rng.choice(GARBAGE)
         whole = rng.choice((-0.5, 0.25, 1.0))
         given = tokens if advantages == "token" else whole
-        made.append(oracle_loss.Sequence(new, mask, given, old, rollout, ref, weights, trains))
+        made.append(oracle_loss.Sequence(new, mask, given, old, rollout, ref, weights, trains, factors))
     if broken:
         for sequence in made:
             places = oracle_loss.valid(sequence)
@@ -101,10 +107,7 @@ class LaidLoss:
         self.laid = lay_out(plain, layout, dtype, mask_dtype, seed)
         self.new = self.leaf(self.laid.train)
         tensors = {name: self.laid.external[name] for name in self.names}
-        self.arguments = {
-            ("train_mask" if name == "train_mask" else "weights" if name == "weights" else f"{name}_logp"): x
-            for name, x in tensors.items()
-        }
+        self.arguments = {(name if name in PLAIN else f"{name}_logp"): x for name, x in tensors.items()}
         self.arguments["cu_seqlens"] = self.laid.cu_seqlens
 
     @staticmethod

@@ -56,6 +56,9 @@ def tensors_of(variant, seed=0, lengths=(5, 1, 9, 0, 7, 8, 17, 1, 16, 30), width
     made["log_mass"][~valid] = GARBAGE[seed % len(GARBAGE)]
     if variant.mass is not None:
         made["base"] -= made["log_mass"] * (1.0 if variant.mass == "train" else -1.0)
+    made["scales"] = noise(1.0).abs()
+    made["scales"].view(-1)[: new.numel() // 2 : 11] = (NAN, INF)[seed % 2]
+    made["scales"][~valid] = GARBAGE[seed % len(GARBAGE)]
     if not given.per_sequence:
         made["advantages"][~valid] = NAN
     made["mask"] = valid.double() * (2.0 if variant.mask not in (None, torch.bool) else 1.0)
@@ -80,7 +83,9 @@ def by_reference(given, wanted, dtype, differentiable=True):
     """Compute the loss and its gradient by the plain-torch definition, in a dtype."""
     cast = {
         name: None if x is None else x.to(dtype)
-        for name, x in ((name, getattr(given, name)) for name in ("new", "base", "ref", "weights", "advantages"))
+        for name, x in (
+            (name, getattr(given, name)) for name in ("new", "base", "ref", "weights", "advantages", "scales")
+        )
     }
     count = given.new.shape[0] if given.offsets is None else given.offsets.shape[0] - 1
     offsets = None if given.offsets is None else given.offsets.long()
@@ -88,7 +93,9 @@ def by_reference(given, wanted, dtype, differentiable=True):
     batch.advantages, batch.per_sequence = cast["advantages"], given.per_sequence
     tensors = cast["advantages"], cast["base"], cast["weights"], cast["ref"], given.trains
     mass = None if given.log_mass is None else KeptMass(given.log_mass, given.mass_of_base)
-    task = LossTask(cast["new"], batch, *tensors, wanted, differentiable, given.divisor, mass=mass)
+    task = LossTask(
+        cast["new"], batch, *tensors, wanted, differentiable, given.divisor, mass=mass, scales=cast["scales"]
+    )
     done = loss_blocks.run_whole(task)
     slope = None if done.gradient is None else scaled(done.gradient, torch.ones(()), done.divisor, dtype)
     return done, slope

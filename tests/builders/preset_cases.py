@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from builders.config_cases import SKYRL, VERL, VETO, WORDS, XTUNER, call, k1, option, ratio, rows
+from rollout_corr.spec.bounds_of_batch import MeanBelow
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 GEO = k1("seq_mean_k1", 0.999, 1.001)
@@ -91,6 +92,7 @@ EXPECTED = {
     "areal.token_mask": Spec(Weight("token"), (ratio(0.5, 5),), "both", nonfinite="neutral"),
     "areal.seq": Spec(Weight("geometric"), (ratio(None, 5, "mean"),), "both", nonfinite="neutral"),
     "areal.kl": Spec(Weight("token"), (Criterion("k3_reverse", upper=5),), "both"),
+    "areal.m2po": Spec(criteria=(Criterion("k2", upper=MeanBelow(0.02), label="m2po"),), nonfinite="propagate"),
     "areal.kpop": Spec(Weight("token"), (Criterion("binary_kl_symmetric", upper=2, eps=1e-8),), "both"),
     "slime.tis": Spec(Weight("token", lower=0, upper=2)),
     "slime.icepop": Spec(Weight("token"), (ratio(0, 2),), "zero"),
@@ -102,6 +104,11 @@ EXPECTED = {
     "nemo.gspo_is": Spec(Weight("product")),
     "nemo.mult_err": Spec(None, (Criterion("ratio_error", over="sequence", reduce="mean", upper=2),)),
     "roll.default": Spec(Weight("token", lower=0, upper=1.2), (ratio(0.8, 1.2),), "mask"),
+    "roll.segment": Spec(
+        Weight("geometric", lower=0, upper=1.2, over="turn"),
+        (Criterion("ratio", over="turn", reduce="mean", lower=0.8, upper=1.2),),
+        "mask",
+    ),
     "flash_rl.tis": Spec(Weight("token", upper=2)),
     "megatron.tis": Spec(Weight("token", upper=2)),
     "tunix.tis": Spec(Weight("token", upper=2, token_clamp=20)),

@@ -26,6 +26,22 @@ SPEC = rc.Spec(
     (rc.Criterion("k1", over="sequence", reduce="mean", upper=1.0), rc.Criterion("abs", upper=3.0)),
 )
 
+LABELS = {"labels": {"environment": torch.tensor([0, 1])}, "label_names": {"environment": ["a", "b"]}}
+# What adds metrics of its own to those of SPEC.
+GIVEN = {
+    "detail='full'": {"spec": dataclasses.replace(SPEC, detail="full")},
+    "turns": {
+        "spec": dataclasses.replace(SPEC, criteria=(rc.Criterion("k1", over="turn", reduce="mean", upper=1.0),)),
+        "turns": torch.tensor([0, 1, 2, 3]),
+    },
+    "prefixes": {
+        "spec": rc.Spec(
+            rc.Weight("prefix", reduce="sum", upper=2.0), (rc.Criterion("k1", over="prefix", reduce="sum", upper=3.0),)
+        )
+    },
+    "versions": {"versions": torch.tensor([7, 6]), "current_version": 7},
+}
+
 
 def surface():
     """Everything, sorted."""
@@ -85,8 +101,14 @@ def metrics():
         spec = dataclasses.replace(SPEC, report=tuple(dict.fromkeys(("native", scheme))))
         keys = correct(spec).metrics()
         found[scheme] = sorted(set(keys) - set(found.get("native", ())))
-    full = correct(dataclasses.replace(SPEC, detail="full")).metrics()
-    found["detail='full'"] = sorted(set(full) - set(found["native"]))
+    for name, given in GIVEN.items():
+        keys = rc.correct(TRAIN, ROLLOUT, **{"cu_seqlens": OFFSETS, "spec": SPEC, **given}).metrics()
+        found[name] = sorted(set(keys) - set(found["native"]))
+    labelled = rc.correct(TRAIN, ROLLOUT, cu_seqlens=OFFSETS, spec=SPEC, **LABELS)
+    found["labels"] = sorted(set(labelled.metrics()) - set(found["native"]))
+    found["metrics(by=...)"] = sorted(
+        key for key in labelled.metrics(by="environment") if key.startswith("environment/a/")
+    )
     new = TRAIN.clone().requires_grad_()
     loss = rc.policy_loss(
         new,
@@ -111,6 +133,7 @@ def dumped():
     """Columns of a line of a .jsonl file and of a shard of a folder."""
     with tempfile.TemporaryDirectory() as folder:
         given = {"cu_seqlens": OFFSETS, "step": 1, "sequences": None, "token_ids": torch.tensor([5, 6, 7])}
+        given |= {"turns": torch.tensor([0, 0, 1]), "versions": torch.tensor([7, 6])}
         for path in (Path(folder, "x.jsonl"), Path(folder, "shards")):
             rc.dump(path, TRAIN, ROLLOUT, mask=torch.tensor([True, True, False]), **given).result(60)
         line = json.loads(Path(folder, "x.jsonl").read_text(encoding="utf-8").splitlines()[0])

@@ -7,6 +7,7 @@ from functools import cache
 
 from conformance import page
 from oracles import ctpo
+from oracles.bounds_of_batch import second_moment_masked
 from oracles.published import (
     areal_stat,
     bkl,
@@ -72,7 +73,7 @@ from oracles.published_score import sapo_stopped, topr, vespo_loss
 
 # Frameworks none of whose recipes has run beside its own code: papers, JAX, and what was not at hand.
 RESTATED_ALONE = {
-    *("dppo", "fast_llm", "flash_rl", "glm", "kimi", "megatron", "minirl", "pipeline_rl", "rllm", "tinker"),
+    *("dppo", "fast_llm", "flash_rl", "glm", "kimi", "megatron", "minirl", "rllm", "tinker"),
     *("torchforge", "tunix"),
 }
 # Losses of versions that prime-rl has left behind.
@@ -126,7 +127,7 @@ PUBLISHED = {
     "verl.dro": lambda rows: token_mean(rows, dro),
     "skyrl.regular": lambda rows: token_mean(rows, ppo),
     "skyrl.ppo": lambda rows: token_mean(rows, ppo),
-    "skyrl.grpo": lambda rows: token_mean(rows, ppo),
+    "skyrl.grpo": lambda rows: token_mean(rows, ppo) + 0.001 * rows_mean(rows, lambda r, t: k3(r, t, 10.0)),
     "skyrl.dual_clip": lambda rows: token_mean(rows, lambda r, t: ppo(r, t, c=3.0)),
     "skyrl.gspo": lambda rows: token_mean(rows, gspo_token),
     "skyrl.sapo": lambda rows: token_mean(rows, sapo),
@@ -188,6 +189,9 @@ PUBLISHED = {
     "areal.token_mask": plain(icepop(old, 0.5, 5.0)),
     "areal.seq": plain(lambda r, t: seq(r, r.old, mean) * (seq(r, r.old, mean) <= 5.0)),
     "areal.kl": plain(lambda r, t: ratio(r, t, r.old) * (areal_stat(r, t) <= 5.0)),
+    "areal.m2po": lambda rows: kept_mean(
+        rows, lambda r, t: ppo(r, t) if (r.old[t] - r.mu[t]) ** 2 <= second_moment_masked(rows, 0.04) else None
+    ),
     "areal.kpop": plain(lambda r, t: ratio(r, t, r.old) * (both_ways(r, t, r.old) <= 2.0)),
     "slime.ppo": plain(one, agg=rows_mean),
     "slime.grpo": plain(one, agg=rows_mean),
@@ -220,6 +224,11 @@ PUBLISHED = {
         rows,
         lambda r, t: min(ratio(r, t, r.old), 1.2) * ppo(r, t) if within(ratio(r, t, r.old), 0.8, 1.2) else None,
     ),
+    # Rows without holes are a segment each; tests/frameworks/roll/test_segments.py has several.
+    "roll.segment": lambda rows: kept_rows_mean(
+        rows,
+        lambda r, t: min(seq(r, r.old, mean), 1.2) * gspo(r, t) if within(seq(r, r.old, mean), 0.8, 1.2) else None,
+    ),
     "open_instruct.ppo": plain(one, open_instruct_ppo),
     "open_instruct.grpo": plain(one, with_kl(open_instruct_ppo, k3, 0.05)),
     "open_instruct.default": plain(token_tis(old), open_instruct_ppo),
@@ -232,6 +241,9 @@ PUBLISHED = {
     "open_instruct.cispo": plain(token_tis(old), lambda r, t: cispo(r, t, 0.0, 1.272)),
     "open_instruct.vaco": plain(lambda r, t: open_instruct(r, t, vaco), open_instruct_ppo),
     "swift.grpo": plain(one, with_kl(ppo, lambda r, t: k3(r, t, 10.0), 0.04), rows_mean),
+    # Its weights, and the advantages of trl.iw_opd, are brought: tests/api/test_position_weights.py.
+    "swift.fipo": plain(one),
+    "trl.iw_opd": lambda rows: token_mean(rows, score),
     "swift.token_truncate": plain(token_tis(old), agg=rows_mean),
     "swift.token_mask": plain(icepop(old, 0.0, 2.0), agg=rows_mean),
     "swift.sequence_truncate": plain(lambda r, t: min(seq(r, r.old, mean), 2.0), agg=rows_mean),

@@ -7,6 +7,11 @@ import random
 
 import torch
 
+import rollout_corr as rc
+from builders.batches import random_sequences, spoil, wild
+from rollout_corr.spec.choices import REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
+from rollout_corr.spec.statistics import STATISTICS
+
 
 def random_turns(sequences, seed):
     """Lengths of turns, some of them 0, that add up to each sequence."""
@@ -62,3 +67,82 @@ def ids_of(laid, turns):
     if laid.train.is_nested:
         return torch.nested.nested_tensor_from_jagged(ids, laid.train.offsets())
     return ids.reshape(shape)
+
+
+# --- Specs ---
+
+
+def random_criterion(rng, over, stats):
+    stat = rng.choice(stats)
+    around = {"ratio": 1.0, "ratio_error": 1.3}.get(stat, 0.0)
+    upper = around + rng.uniform(-0.3 if STATISTICS[stat].signed else 0.02, 0.8)
+    return rc.Criterion(
+        stat,
+        over,
+        None if over == "token" else rng.choice(REDUCTIONS),
+        lower=upper - 0.6 if rng.random() < 0.3 and (STATISTICS[stat].signed or upper > 0.6) else None,
+        upper=upper,
+        when=rng.choice(WHEN),
+        drop=rng.choice(("unit", "sequence", "token")),
+        name="entropy" if stat == "external" else None,
+        token_clamp=rng.choice((None, 0.5)),
+    )
+
+
+def random_spec(rng, stats):
+    weight = rc.Weight(
+        rng.choice(("product", "geometric")),
+        *rng.choice(((None, None), (0.5, 2.0), (None, 1.1), (0.9, None))),
+        outside=rng.choice(("clamp", "zero")),
+        normalize=rng.choice((None, "batch")),
+        token_clamp=rng.choice((None, 0.5)),
+        over=rng.choice(("turn", "turn", "sequence")),
+    )
+    criteria = {
+        c.label: c for c in (random_criterion(rng, over, stats) for over in ("turn", "turn", "token", "sequence"))
+    }
+    return rc.Spec(
+        weight=weight if rng.random() < 0.8 else None,
+        criteria=rng.sample(list(criteria.values()), rng.randint(0, len(criteria))),
+        rejected=rng.choice(REJECTED),
+        nonfinite=rng.choice(("reject", "neutral")),
+        sums_over=rng.choice(SUMS_OVER),
+        clamp=rng.choice((20.0, 0.5)),
+    )
+
+
+def made(seed, stats=STATS):
+    """A random batch, its turns and a Spec of some statistics."""
+    rng = random.Random(seed)
+    lengths = [rng.choice((0, 1, 4, 9)) for _ in range(rng.randint(0, 5))]
+    batch = random_sequences(seed, lengths, advantages=rng.choice(("token", "sequence")))
+    batch = wild(batch) if rng.random() < 0.3 else spoil(batch, seed)
+    return batch, random_turns(batch, seed), random_spec(rng, stats)
+
+
+def specs_over(over):
+    """Specs with everything above the token, over turns or over sequences."""
+    unit = {"over": over, "reduce": "mean"}
+    weights = [rc.Weight(level, 0.8, 1.25, over=over) for level in ("product", "geometric")]
+    criteria = [
+        rc.Criterion("ratio", **unit, lower=0.9, upper=1.2, label="a"),
+        rc.Criterion("k3", over, "max", upper=0.1, when="negative_advantage", drop="token", label="b"),
+        rc.Criterion("k1", over, "sum", upper=0.3, when="positive_advantage", label="c"),
+    ]
+    return [
+        rc.Spec(weight, criteria[:i], rejected=rejected, sums_over=sums)
+        for i, (weight, rejected, sums) in enumerate(itertools.product(weights, REJECTED[1:], SUMS_OVER))
+    ]
+
+
+# --- losses ---
+
+
+def loss_of(laid, backend, spec=None, **given):
+    """A loss of random new log-probs, and its gradient."""
+    new = laid.train + 0.2 * torch.randn(laid.train.shape, generator=torch.Generator().manual_seed(0))
+    new = new.detach().requires_grad_()
+    arguments = {"old_logp": laid.train, "rollout_logp": laid.rollout, "cu_seqlens": laid.cu_seqlens, "mask": laid.mask}
+    found = rc.policy_loss(new, laid.advantages, spec=spec, backend=backend, **arguments | given)
+    found.value.backward()
+    return found, new.grad

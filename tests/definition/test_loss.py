@@ -14,7 +14,7 @@ from builders.batches import LAYOUTS, error
 from builders.loss_cases import SURROGATES, LaidLoss, check, compare_metrics, objective, only, random_batch
 from oracles import correction as oracle
 from oracles import loss as oracle_loss
-from rollout_corr.spec.loss import COUNTED, KL_KINDS, KL_WEIGHTS, LOSS_REDUCTIONS, SCOPES
+from rollout_corr.spec.loss import COUNTED, KL_KINDS, KL_REDUCTIONS, KL_WEIGHTS, LOSS_REDUCTIONS, SCOPES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -85,10 +85,60 @@ def test_kl(kind):
     for gradient, swapped in itertools.product((None, *KL_KINDS), (False, True)):
         term = rc.KL(kind, 0.3, gradient=gradient, weight="ratio", bound=0.05, swapped=swapped)
         check(only(BATCHES[0], *DECOUPLED, "ref"), objective("ppo", kl=term))
-    clamped = rc.KL(kind, 0.3, log_clamp=0.4, value_clamp=0.06)
+    clamped = rc.KL(kind, 0.3, log_clamp=0.4, value_clamp=0.06, bound=5.0)
     for batch in (*BATCHES, *BROKEN):
         check(only(batch, *DECOUPLED, "ref"), objective("gmpo", kl=clamped, reduction="sequence_mean_token_mean"))
         check(only(batch, "rollout", "ref"), objective("score", kl=rc.KL(kind, 0.3)), whole=True)
+    # A ratio beyond the surrogate's clamp, and the factor of a surrogate that has no weights.
+    check(only(BATCHES[0], *DECOUPLED, "ref"), objective("clamped", kl=rc.KL(kind, 0.3, weight="ratio")))
+    check(only(BATCHES[0], "old", "ref"), objective("ppo", kl=rc.KL(kind, 0.3, weight="weights")))
+
+
+@pytest.mark.parametrize("reduction", KL_REDUCTIONS)
+def test_a_kl_with_a_reduction_of_its_own(reduction):
+    """SkyRL averages the KL over rows, whatever divides the policy loss."""
+    counted = ("original",) if reduction == "sum" else COUNTED
+    by_rows = ("rows",) if reduction.startswith("sequence") else ()
+    for denominator, layout, batch in itertools.product(
+        (*counted, *by_rows), ("packed", "padded_left"), (BATCHES[0], BROKEN[0])
+    ):
+        term = rc.KL("k3", 0.3, weight="ratio", scope="all", reduction=reduction, denominator=denominator)
+        wanted = objective("gspo", kl=term, regulariser=rc.SquaredLogRatio(0.2), denominator="kept")
+        for whole, given in itertools.product((False, True), (None, 7.0)):
+            counts = wanted if given is None else replace(wanted, denominator="original")
+            check(only(batch, *DECOUPLED, "ref"), counts, layout, whole=whole, given=given)
+        odd = [replace(q, advantages=[math.nan if t == 1 else a for t, a in enumerate(q.advantages)]) for q in batch]
+        check(only(odd, *DECOUPLED, "ref"), wanted, layout)
+        term = replace(term, weight="weights", scope="kept")
+        weighted = replace(wanted, kl=term, reduction="token_sum_norm", max_length=9.0)
+        check(only(batch, *DECOUPLED, "ref"), weighted, layout)
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_a_scale_multiplies_all_that_a_token_adds(name):
+    """prime-rl's token weights: the policy loss, the KL and the regulariser; no denominator reads them."""
+    terms = {"kl": rc.KL("k3", 0.3, weight="ratio", scope="all"), "regulariser": rc.SquaredLogRatio(0.2)}
+    for batch, whole in itertools.product((*BATCHES, *BROKEN), (False, True)):
+        reduction = "sequence_mean_token_mean" if whole else "token_mean"
+        wanted = objective(name, reduction=reduction, **terms)
+        check(only(batch, *DECOUPLED, "ref", "scale"), wanted, whole=whole)
+        check(only(batch, "rollout", "scale"), objective(name), "padded_left", whole=whole)
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded_right", "packed_gaps"])
+def test_a_scale_per_sequence_is_a_denominator_of_each(layout):
+    """PipelineRL divides by the tokens of a group of samples."""
+    groups = [3.0, 3.0, 3.0, 5.0, 5.0, 5.0]
+    batch = only(BATCHES[0], *DECOUPLED, "ref")
+    wanted = objective("gspo", kl=rc.KL("k3", 0.3), reduction="sum")
+    scaled = [replace(q, scale=[1 / g] * len(q)) for q, g in zip(batch, groups, strict=True)]
+    laid, options = LaidLoss(batch, layout), {"surrogate": SURROGATES["gspo"], "kl": wanted.kl, "reduction": "sum"}
+    by_group = 1.0 / torch.tensor(groups, dtype=torch.float64)
+    for scale in (by_group, by_group[:, None]):
+        out = laid(scale=scale, **options)
+        assert error(out.value.item(), oracle_loss.value(wanted, scaled)) <= 1e-12
+        for row, expected in zip(laid.gradient(out.value)[0], oracle_loss.gradient(wanted, scaled), strict=True):
+            assert all(error(a, b) <= 3e-8 for a, b in zip(row, expected, strict=True))
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -105,8 +155,8 @@ def test_squares_and_penalties_saturate():
         replace(q, new=[x - (3000.0 if t % 2 else 2.0) * m for t, (x, m) in enumerate(zip(q.new, q.mask, strict=True))])
         for q in BATCHES[0]
     ]
-    for kind in KL_KINDS:
-        wanted = objective("dro", kl=rc.KL(kind, 0.1), regulariser=rc.SquaredLogRatio(0.1))
+    for name, kind in itertools.product(("dro", "dro sequence", "vespo"), KL_KINDS):
+        wanted = objective(name, kl=rc.KL(kind, 0.1), regulariser=rc.SquaredLogRatio(0.1))
         check(only(far, *DECOUPLED, "ref"), wanted, by=1e-3)
 
 
@@ -302,6 +352,8 @@ def test_every_preset_runs_in_the_loss(name):
     options = {"old_logp": old, "rollout_logp": rollout, "spec": spec}
     if spec.reads_versions:
         options |= {"versions": torch.tensor([3, 6, 7]), "current_version": 7}
+    if spec.measures_turns:
+        options["turns"] = "runs"
     out = rc.policy_loss(new.requires_grad_(), torch.tensor([1.0, -1.0, 0.5]), **options)
     out.value.backward()
     assert out.value.isfinite() and new.grad.isfinite().all()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import rollout_corr as rc
 from builders.batches import GARBAGE, LAYOUTS, error
-from builders.loss_cases import SURROGATES, TENSORS, LaidLoss, only
+from builders.loss_cases import PLAIN, SURROGATES, TENSORS, LaidLoss, only
 from oracles import loss as oracle_loss
 from rollout_corr.spec.loss import LOSS_REDUCTIONS
 from rollout_corr.spec.surrogate import Surrogate
@@ -21,7 +21,7 @@ from rollout_corr.spec.surrogate import Surrogate
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CASES = settings(max_examples=60)
-PARTS = ("old", "weights", "train_mask", "ref")
+PARTS = ("old", "weights", "train_mask", "ref", "scale")
 WITHOUT_GAPS = [layout for layout in LAYOUTS if layout != "packed_gaps"]
 
 
@@ -40,7 +40,8 @@ def batches(draw):
         old, rollout, ref = ([x + d for x, d in zip(new, move, strict=True)] for move in moves)
         mask, trains = row(st.sampled_from((0, 1, 1, 1))), row(st.sampled_from((0, 1, 1)))
         advantages, weights = row(st.sampled_from((-1.0, -0.5, 0.0, 0.25, 2.0))), row(st.floats(0.125, 2.0, width=16))
-        made.append(oracle_loss.Sequence(new, mask, advantages, old, rollout, ref, weights, trains))
+        scale = row(st.sampled_from((0.0, 0.5, 1.0, 3.0)))
+        made.append(oracle_loss.Sequence(new, mask, advantages, old, rollout, ref, weights, trains, scale))
     return only(made, *PARTS)
 
 
@@ -63,7 +64,7 @@ def run(batch, options, layout="packed"):
     laid = LaidLoss(batch, layout)
     if not batch:
         for name in PARTS:
-            key = name if name in ("weights", "train_mask") else f"{name}_logp"
+            key = name if name in PLAIN else f"{name}_logp"
             laid.arguments[key] = laid.laid.rollout
     out = laid(**options)
     return out, laid.gradient(out.value)[0] if batch else []
@@ -127,7 +128,7 @@ def test_empty_sequences_change_nothing(batch, options, layout, places):
     for length, place in enumerate(places):
         at = min(place, len(more))
         junk = [math.nan] * length
-        empty = oracle_loss.Sequence(junk, [0] * length, junk, junk, None, junk, junk, junk)
+        empty = oracle_loss.Sequence(junk, [0] * length, junk, junk, None, junk, junk, junk, junk)
         more.insert(at, empty)
         order = [s + (s >= at) for s in order]
     (few, slopes), (many, others) = run(batch, options, layout), run(more, options, layout)
@@ -225,6 +226,12 @@ REFUSED = {
         z(2, 3), z(2), ref_logp=z(2, 3)
     ),
     "weights: expected shape [2, 3] (of new_logp), got [2]": lambda: rc.policy_loss(z(2, 3), z(2), weights=z(2)),
+    "scale: expected shape [2, 3] (per token), [2] or [2, 1] (per sequence), got [3]": lambda: rc.policy_loss(
+        z(2, 3), z(2), scale=z(3)
+    ),
+    "backend: expected 'auto' or 'torch' for GMPO() beside scale, got 'triton'": lambda: rc.policy_loss(
+        z(2, 3), z(2), scale=z(2), surrogate=rc.GMPO(), backend="triton"
+    ),
     "weights: expected None in bypass mode, where PPO's own ratio": lambda: rc.policy_loss(
         z(2, 3), z(2), rollout_logp=z(2, 3), weights=z(2, 3)
     ),
@@ -282,6 +289,18 @@ REFUSED = {
     "KL.kind: expected one of ['k1', 'k2', 'k3', 'abs'], got 'full'": lambda: rc.KL("full", 0.1),
     "KL.coef: expected a finite number >= 0, got -0.1": lambda: rc.KL("k1", -0.1),
     "KL.weight_upper: expected None with weight=None, got 2.0": lambda: rc.KL("k1", 0.1, weight_upper=2.0),
+    "KL.reduction: expected one of ['token_mean', 'sequence_mean_token_mean',": lambda: rc.KL(
+        "k1", 0.1, reduction="token_sum_norm"
+    ),
+    "KL.denominator: expected one of ['original', 'kept', 'rows'], got 'all'": lambda: rc.KL(
+        "k1", 0.1, reduction="token_mean", denominator="all"
+    ),
+    "KL.denominator: expected 'rows' with a reduction over sequences, got it with reduction='token_mean'": lambda: (
+        rc.KL("k1", 0.1, reduction="token_mean", denominator="rows")
+    ),
+    "KL.denominator: expected the default with reduction=None, got 'kept'": lambda: rc.KL(
+        "k1", 0.1, denominator="kept"
+    ),
     "SquaredLogRatio.scope: expected one of ['kept', 'all'], got 'some'": lambda: rc.SquaredLogRatio(0.1, "some"),
 }
 

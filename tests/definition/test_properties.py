@@ -56,8 +56,9 @@ def test_chunks_merge_to_the_whole(batch, spec, dtype, cuts, layout):
         part = run(batch[start:end], spec, dtype, layout)
         assert_same_results(part, whole, range(start, end))
         parts.append(part[3])
-    assert_same_statistics(rc.Statistics.sum(parts), whole[3])
-    assert_same_statistics(rc.Statistics.sum(reversed(parts)), whole[3])
+    # Where all of a chunk is finite, token weights are summed in float64, and a sequence's mean is a little nearer.
+    assert_same_statistics(rc.Statistics.sum(parts), whole[3], rounds_means=True)
+    assert_same_statistics(rc.Statistics.sum(reversed(parts)), whole[3], rounds_means=True)
 
 
 @CASES

@@ -170,12 +170,12 @@ def test_what_is_wrong_is_named():
     refused("labels: expected a mapping", None, {"e": 2}, TypeError)
     refused("label_names: expected the names of ['e'], got those of ['f']", {"e": ids}, {"f": 2})
     refused(
-        "labels['e']: expected shape [2] or [2, 1], a label for each whole sequence, got [2, 3]",
-        {"e": torch.zeros(2, 3, dtype=torch.int64)},
+        "labels['e']: expected shape [2, 3] (per token), [2] or [2, 1] (per sequence), got [3]",
+        {"e": torch.zeros(3, dtype=torch.int64)},
         {"e": 2},
     )
-    refused("labels['e']: expected an integer dtype, got float32", {"e": ids.float()}, {"e": 2})
-    refused("labels['e']: expected a tensor, got list", {"e": [0, 1]}, {"e": 2}, TypeError)
+    refused("labels['e']: expected", {"e": ids.float()}, {"e": 2})
+    refused("labels['e']: expected a tensor or a list of tensors, got tuple", {"e": (0, 1)}, {"e": 2}, TypeError)
     refused("label_names['e']: expected a list of names or a count above 0, got 0", {"e": ids}, {"e": 0})
     refused("label_names['e']: expected different names", {"e": ids}, {"e": ["a", "a"]})
     refused("label_names['e']: expected strings without '/'", {"e": ids}, {"e": ["a/b"]})

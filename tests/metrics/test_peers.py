@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import rollout_corr as rc
 from builders.peer_metrics_cases import ALL, CASES, K1, OTHERS, batch, cast, correct, tensors, verl
 from rollout_corr.backends import blocks
-from rollout_corr.backends.read import read_batch
+from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.whole import run_whole
 from rollout_corr.frameworks.verl import metrics as verl_scheme
 from rollout_corr.metrics import peers
@@ -105,9 +105,9 @@ def test_packed_and_whole(scheme, name):
     old, rollout, valid = (x[0] for x in tensors([flat]))
     packed = rc.correct(old, rollout, mask=valid, cu_seqlens=offsets, spec=spec)
     assert_equal(packed.metrics(scheme), oracle(rows))
-    given = read_batch(old, rollout, valid, offsets, spec, None, None, False)
+    given = read_batch(Given(old, rollout, valid, offsets, spec))
     assert_equal(run_whole(given, spec).statistics.metrics(scheme), oracle(rows))
-    padded = read_batch(*tensors(batch(5)), None, spec, None, None, False)
+    padded = read_batch(Given(*tensors(batch(5)), spec=spec))
     assert_equal(run_whole(padded, spec).statistics.metrics(scheme), oracle(batch(5)))
 
 
@@ -311,5 +311,5 @@ def test_no_value_is_read_back(scheme, name):
     spec, _ = CASES[scheme][name]
     peers.load(spec)
     with FakeTensorMode():
-        given = read_batch(torch.zeros(3, 4), torch.zeros(3, 4), torch.ones(3, 4), None, spec, None, None, False)
+        given = read_batch(Given(torch.zeros(3, 4), torch.zeros(3, 4), torch.ones(3, 4), spec=spec))
         assert run_whole(given, spec).statistics.sums.shape == (len(layout(spec)[0]),)

@@ -11,9 +11,9 @@ import torch
 import rollout_corr as rc
 from builders.peer_metrics_cases import batch, correct, tensors
 from rollout_corr.backends import blocks
-from rollout_corr.backends.read import read_batch
+from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.whole import run_whole
-from rollout_corr.metrics import aggregates, collect, docs, loss, native, peers, schema
+from rollout_corr.metrics import aggregates, docs, loss, native, peers, schema
 from rollout_corr.metrics.rows import Metric, mean, total
 from rollout_corr.spec.choices import REPORTS
 
@@ -24,7 +24,8 @@ TOKEN_WEIGHT = rc.Spec(weight=rc.Weight("token", upper=2.0))
 # Names of sums that are also a criterion's statistic or threshold, a field of a weight, or a word.
 WORDS = {"abs_d", "d", "k3", "p", "q", "ratio", "raw", "sequences", "tokens", "weight"}
 # The rows, the reader of the histogram, and those that labels have.
-NAMING = {"metrics/aggregates.py", "metrics/native.py", "metrics/histogram.py", "metrics/labels.py"}
+NAMING = {"metrics/aggregates.py", "metrics/native.py", "metrics/histogram.py"}
+NAMING |= {"metrics/labels.py", "metrics/sequence_labels.py", "metrics/token_labels.py"}
 
 
 def literals(path: Path) -> set[str]:
@@ -51,8 +52,10 @@ def another(monkeypatch):
 
     def forget():
         aggregates.aggregates_of.cache_clear()
-        collect.rows_at.cache_clear()
+        aggregates.rows_at.cache_clear()
+        native.metrics_of.cache_clear()
         schema.layout.cache_clear()
+        schema.of_the_batch.cache_clear()
         schema.of_whole_sequences.cache_clear()
 
     rows = [
@@ -82,7 +85,7 @@ def test_a_row_is_all_that_a_metric_needs(another, monkeypatch):
     }
     monkeypatch.setattr(blocks, "BLOCK", 15)
     parts = [correct(part, spec).statistics for part in (rows[:5], rows[5:])]
-    at_once = run_whole(read_batch(*tensors(rows), None, spec, None, None, False), spec).statistics
+    at_once = run_whole(read_batch(Given(*tensors(rows), spec=spec)), spec).statistics
     for statistics in (found.statistics, correct(rows, spec).statistics, rc.Statistics.sum(parts), at_once):
         metrics = statistics.metrics()
         assert {key: metrics[key] for key in wanted} == pytest.approx(wanted, rel=1e-12)

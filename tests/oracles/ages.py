@@ -10,9 +10,11 @@ def age_at(sequence, t):
 
 
 def beside(criterion, sequence, t):
-    """What a statistic reads at a token besides log-probs."""
+    """Give the value that a statistic reads at a token besides log-probs."""
     if criterion.stat == "age":
         return age_at(sequence, t)
+    if criterion.stat == "entropy":
+        return sequence.external["entropy"][t]
     return sequence.external[criterion.name][t] if criterion.stat == "external" else None
 
 

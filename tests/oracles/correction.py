@@ -22,8 +22,8 @@ from oracles.numbers import (
     largest,
     log,
     probability,
+    reduced,
     saturate,
-    smallest,
 )
 
 INF = math.inf
@@ -81,6 +81,7 @@ class Answer:
     tokens: list  # per sequence, a Token or None
     growths: list  # per sequence, by what the log of the bounds grows at each token
     ages: list  # per sequence, one per token; empty without versions
+    entropies: list  # likewise, of the entropy given
 
 
 # --- per token -------------------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ def statistic(stat, token, spec_clamp, token_clamp=None, eps=1e-8, external=None
         return q - p
     if stat == "tv":
         return abs(q - p)
-    if stat == "age":
+    if stat in ("age", "entropy"):
         return external
     if stat == "binary_kl":
         return binary_kl(p, q, token.d, eps)
@@ -283,16 +284,7 @@ def decide(criterion, spec, sequences, tokens, survives):
             outcome.dropped.append([token is not None and lost for token, lost in zip(row, columns[3], strict=True)])
             continue
         counted = [values[t] for t in range(len(row)) if values[t] is not None and alive[t]]
-        if not counted:
-            value = None
-        elif criterion.reduce == "max":
-            value = largest(counted)
-        elif criterion.reduce == "min":
-            value = smallest(counted)
-        else:
-            value = add(saturate(v, limit) for v in counted)
-            if criterion.reduce == "mean":
-                value /= len(counted)
+        value = reduced(criterion.reduce, counted, limit) if counted else None
         tested = value is not None and selects_sequence(criterion, sequence, row)
         failed = tested and not passes(criterion, value)
         outcome.values.append(value)
@@ -359,4 +351,5 @@ def correct(sequences, spec):
     edits = edits and (len(spec.criteria) > 0 or (spec.weight is not None and spec.nonfinite == "reject"))
     mask = [[0 if edits and rejected[s][t] else m for t, m in enumerate(q.mask)] for s, q in enumerate(sequences)]
     ages = [[age_at(q, t) for t in range(len(q))] for q in sequences if q.versions is not None]
-    return Answer(weights, mask, not edits, keep, rejected, raw, bounded, outcomes, tokens, growths, ages)
+    entropies = [q.external["entropy"] for q in sequences if "entropy" in q.external]
+    return Answer(weights, mask, not edits, keep, rejected, raw, bounded, outcomes, tokens, growths, ages, entropies)

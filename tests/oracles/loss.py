@@ -27,6 +27,7 @@ class Sequence:
     ref: list | None = None
     weights: list | None = None
     train_mask: list | None = None
+    scale: list | None = None  # factors of all that a token adds
     external: dict = field(default_factory=dict)
     mass: list | None = None  # log of the mass that truncated sampling kept
     renormalized: str = "rollout"
@@ -60,7 +61,7 @@ def is_finite(sequence, surrogate, t):
     base = base_of(sequence, surrogate, t)
     needed = [sequence.new[t], advantage(sequence, t)]
     needed += [x for x in (base,) if x is not None]
-    needed += [x[t] for x in (sequence.ref, sequence.weights) if x is not None]
+    needed += [x[t] for x in (sequence.ref, sequence.weights, sequence.scale) if x is not None]
     return all(math.isfinite(x) for x in needed)
 
 
@@ -155,9 +156,10 @@ def surrogate_losses(s, sequence, new, stopped, weights_are_ratio):
             assert kind == "DRO", kind
             square = clip(x, -1024, 1024) ** 2
             if s.level == "sequence":
-                # The square of the sum, shared out; its derivative by each x is twice the sum.
-                whole = clip(math.fsum(clip(x_of(u, stopped), -1024, 1024) for u in tokens), -1024, 1024)
-                square = whole * (clip(sg_x, -1024, 1024) + 2 * (x - sg_x))
+                # The square of the sum, shared out; its derivative by each x is twice the sum, and 0 beyond the bound.
+                total = math.fsum(clip(x_of(u, stopped), -1024, 1024) for u in tokens)
+                whole = clip(total, -1024, 1024)
+                square = whole * (clip(sg_x, -1024, 1024) + (2 * (x - sg_x) if whole == total else 0))
             found[t] = -(a * over_kept_set(sequence, s, t, new) - s.beta / 2 * square)
     return found
 
@@ -217,6 +219,8 @@ def token_totals(objective, sequence, new, stopped, multiply=True):
             base = base_of(sequence, s, t)
             x = new[t] - (stopped[t] if base is None else base)
             totals[t] += term.coef * clip(x, -1024.0, 1024.0) ** 2
+    if sequence.scale is not None:
+        totals = {t: sequence.scale[t] * x if x != 0.0 else 0.0 for t, x in totals.items()}
     return totals
 
 
@@ -230,7 +234,7 @@ def counts(objective, sequences):
 def sequence_term(objective, sequence, n, new, stopped):
     total = math.fsum(token_totals(objective, sequence, new, stopped).values())
     if objective.reduction == "sequence_mean_token_mean":
-        return total / n if n else 0.0
+        return total / max(n, 1)  # where nothing trains, a term with scope="all" is a plain sum
     return total
 
 
@@ -243,8 +247,25 @@ def divisor(objective, sequences, given):
     return found * (objective.max_length or 1)
 
 
+def apart(objective, sequences):
+    """A loss without its KL, and the KL under its own reduction as a loss of advantages 0; its own denominator."""
+    kl = objective.kl
+    rest = replace(objective, kl=None)
+    alone = replace(kl, reduction=None, denominator="original")
+    counted = "kept" if kl.denominator == "kept" else "original"
+    term = replace(objective, kl=alone, reduction=kl.reduction, denominator=counted, max_length=None, regulariser=None)
+    zero = [
+        replace(q, advantages=[a * 0 for a in q.advantages] if isinstance(q.advantages, list) else q.advantages * 0)
+        for q in sequences
+    ]
+    return rest, term, zero, (len(sequences) if kl.denominator == "rows" else None)
+
+
 def value(objective, sequences, given=None):
     """The loss. `given` is a denominator that the caller has."""
+    if objective.kl is not None and objective.kl.reduction is not None:
+        rest, term, zero, rows = apart(objective, sequences)
+        return value(rest, sequences, given) + value(term, zero, rows)
     terms = [
         sequence_term(objective, q, n, q.new, q.new)
         for q, n in zip(sequences, counts(objective, sequences), strict=True)
@@ -254,6 +275,10 @@ def value(objective, sequences, given=None):
 
 def gradient(objective, sequences, given=None):
     """Its derivative at every token, by central differences."""
+    if objective.kl is not None and objective.kl.reduction is not None:
+        rest, term, zero, rows = apart(objective, sequences)
+        parts = gradient(rest, sequences, given), gradient(term, zero, rows)
+        return [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(*parts, strict=True)]
     by = divisor(objective, sequences, given)
     found = []
     for q, n in zip(sequences, counts(objective, sequences), strict=True):

@@ -54,9 +54,30 @@ def metrics(answer, spec):
     if spec.detail == "full":
         found.update(of_probabilities(rows))
         found.update(of_both_ways(spec, rows))
+    if spec.reads_entropy:
+        found.update(of_entropy(answer, found["kl_k3"]))
     if spec.reads_versions:
         found.update(of_ages(answer))
     return found
+
+
+def of_entropy(answer, k3):
+    """Those of the entropy, at valid tokens where it is finite."""
+    valid = [
+        h
+        for row, of_row in zip(answer.tokens, answer.entropies, strict=True)
+        for token, h in zip(row, of_row, strict=True)
+        if token is not None
+    ]
+    finite = [h for h in valid if math.isfinite(h)]
+    average = mean(finite)
+    return {
+        "entropy_mean": average,
+        "entropy_max": max(finite, default=0.0),
+        "entropy_min": min(finite, default=0.0),
+        "entropy_nonfinite": len(valid) - len(finite),
+        "kl_k3_over_entropy": k3 / average if average else 0.0,
+    }
 
 
 def of_ages(answer):
@@ -68,7 +89,8 @@ def of_ages(answer):
     ]
     stale = mean([float(age > 0) for age in ages])
     return {"age_mean": mean(ages), "age_max": max(ages, default=0.0), "age_min": min(ages, default=0.0)} | {
-        "stale_fraction": stale
+        "stale_fraction": stale,
+        "tokens_newer": sum(age < 0 for age in ages),
     }
 
 

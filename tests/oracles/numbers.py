@@ -58,6 +58,14 @@ def smallest(values):
     return NAN if any(math.isnan(v) for v in values) else min(values)
 
 
+def reduced(how, values, limit):
+    """The sum, mean, maximum or minimum of values; each enters a sum or mean within its range."""
+    if how in ("max", "min"):
+        return (largest if how == "max" else smallest)(values)
+    total = add(saturate(v, limit) for v in values)
+    return total / len(values) if how == "mean" else total
+
+
 def k3(d):
     """e^d - 1 - d, by its series where the subtraction would cancel."""
     if not abs(d) < 0.5:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from oracles.numbers import D_RANGE, add, largest, saturate, smallest
+from oracles.numbers import D_RANGE, add, reduced, saturate, smallest
 
 
 def prefixes(counts):
@@ -30,21 +30,11 @@ def growths(growth, counts):
     return [1.0 if growth is None else math.sqrt(max(len(places), 1)) for places in prefixes(counts)]
 
 
-def value(reduce, among, limit):
-    """The value of one prefix."""
-    if reduce == "max":
-        return largest(among)
-    if reduce == "min":
-        return smallest(among)
-    total = add(saturate(v, limit) for v in among)
-    return total / len(among) if reduce == "mean" else total
-
-
 def decide(criterion, each, chosen, alive, limit, passes):
     """For every token its value (None where it does not count), whether it is tested, fails, and is dropped."""
     counts = [v is not None and lives for v, lives in zip(each, alive, strict=True)]
     values = [
-        value(criterion.reduce, [each[i] for i in places], limit) if counts[t] else None
+        reduced(criterion.reduce, [each[i] for i in places], limit) if counts[t] else None
         for t, places in enumerate(prefixes(counts))
     ]
     tested = [one and count for one, count in zip(chosen, counts, strict=True)]

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from oracles.numbers import D_RANGE, STAT_RANGE, add, clamp, exp, k3, largest, log, saturate, smallest
+from oracles.numbers import D_RANGE, STAT_RANGE, add, clamp, exp, k3, log, reduced, saturate, smallest
 
 
 @dataclass
@@ -47,13 +47,6 @@ def value_of(criterion, spec, told, d, t):
         "age": lambda: told.ages[t],
         "external": lambda: told.entropy[t],
     }[criterion.stat]()
-
-
-def reduced(how, values, limit):
-    if how in ("max", "min"):
-        return (largest if how == "max" else smallest)(values)
-    total = add(saturate(v, limit) for v in values)
-    return total / len(values) if how == "mean" else total
 
 
 def fails(criterion, value, t=1):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from oracles import correction as oracle
 from oracles.ages import beside
 from oracles.correction import bound
-from oracles.numbers import D_RANGE, STAT_RANGE, add, clamp, exp, k3, largest, saturate, smallest
+from oracles.numbers import D_RANGE, STAT_RANGE, add, clamp, exp, k3, reduced, saturate
 
 
 @dataclass
@@ -41,13 +41,7 @@ def verdict(criterion, spec, sequence, row, places, alive):
     if not values:
         return None, False
     limit = D_RANGE if criterion.stat in ("ratio", "k1", "abs") else STAT_RANGE
-    if criterion.reduce == "max":
-        value = largest(values)
-    elif criterion.reduce == "min":
-        value = smallest(values)
-    else:
-        value = add(saturate(v, limit) for v in values)
-        value = value / len(values) if criterion.reduce == "mean" else value
+    value = reduced(criterion.reduce, values, limit)
     part = oracle.Sequence(*([x[t] for t in places] for x in (sequence.train, sequence.rollout, sequence.mask)))
     part.advantages = sequence.advantages
     if isinstance(sequence.advantages, list):

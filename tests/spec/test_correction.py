@@ -74,7 +74,8 @@ def test_every_combination_constructs_with_a_label_of_its_own():
         assert one.drops_sequences is whole and one.thins is thins, one
         assert "/" not in one.label
     assert criterion(over="sequence", reduce="min").label == "sequence_min_ratio"
-    assert criterion(stat="external", name="entropy").label == "token_entropy"
+    assert criterion(stat="external", name="entropy").label == "token_external_entropy"
+    assert criterion(stat="external", name="score").label == "token_score"
 
 
 def test_values_are_frozen_hashable_and_comparable():
@@ -215,7 +216,7 @@ CHOICES = {
     'Weight("token", outside={})': "Weight.outside: expected one of ['clamp', 'zero']",
     'Weight("prefix", reduce={})': "Weight.reduce: expected one of ['sum', 'mean', 'min']",
     'Weight("prefix", growth={})': "Weight.growth: expected one of ['sqrt']",
-    'Weight("token", normalize={})': "Weight.normalize: expected one of ['batch']",
+    'Weight("token", normalize={})': "Weight.normalize: expected one of ['batch', 'group', 'sequence']",
     'Criterion({}, upper=2)': f"Criterion.stat: expected one of {list(STATS)}",
     'Criterion("k1", upper=2, over={})': "Criterion.over: expected one of ['token', 'turn', 'sequence', 'prefix']",
     'Criterion("k1", upper=2, over="sequence", reduce={})': f"Criterion.reduce: expected one of {list(REDUCTIONS)}",

@@ -22,6 +22,7 @@ LEAST = {
     rc.Spec: {},
     rc.KL: {"kind": "k1", "coef": 1.0},
     rc.SquaredLogRatio: {"coef": 1.0},
+    rc.EntropyBonus: {"coef": 1.0},
     Objective: {"surrogate": rc.PPO()},
     **{kind: {} for kind in SURROGATES},
 }

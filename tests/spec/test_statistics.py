@@ -21,7 +21,7 @@ CORE = ("spec", "definition", "metrics", "backends", "api")
 # The row, and the branch of the kernels.
 MAY_NAME_ONE = {"rollout_corr/spec/statistics.py", "kernels/correct/criteria.py"}
 # Words that mean something else too: kinds of KL penalty, divergences of DPPO, names of sums and of a metric.
-OTHER = {"ratio", "k1", "k2", "k3", "abs", "tv", "age", "external", "ratio_error"}
+OTHER = {"ratio", "k1", "k2", "k3", "abs", "tv", "age", "entropy", "external", "ratio_error"}
 OWN = set(STATISTICS) - OTHER
 
 

@@ -22,6 +22,7 @@ MAY_NAME_ONE = (
     "rollout_corr/spec/surrogates.py",
     "rollout_corr/frameworks/",
     "rollout_corr/aot/",
+    "rollout_corr/backends/ppo_blocks.py",
     "kernels/policy_loss/",
 )
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rollout_corr.diagnose.doctor.cause import HEALTHY_K3, Metrics, Signs, cause, counted, percent
 from rollout_corr.diagnose.measure.by_label import ByLabel, IllLabel
 from rollout_corr.diagnose.measure.measurement import Measurement
+from rollout_corr.diagnose.read.label_names import name_of
 
 # Labels that are named.
 SHOWN = 5
@@ -24,15 +27,18 @@ def label(measured: Measurement, metrics: Metrics) -> Signs | None:
     share, explained = 0.0, False
     for name, tally in measured.evidence.labels.items():
         ill, broken = tally.ill(), tally.broken()
+        names = measured.label_names.get(name, ())
         if ill:
             verb = "differs" if len(ill) == 1 else "differ"
-            titles.append(f"{_named(name, [one.label for one in ill])} {verb} far more than the others")
-            evidence += [_numbers(name, one) for one in ill[:SHOWN]]
+            titles.append(f"{_named(name, [one.label for one in ill], names)} {verb} far more than the others")
+            evidence += [_numbers(name, one, names) for one in ill[:SHOWN]]
             share = max(share, 1.0 - 1.0 / ill[0].times)
             explained = explained or ill[0].rest_k3 < HEALTHY_K3
         if broken:
-            titles.append(f"{_named(name, broken)} {'has' if len(broken) == 1 else 'have'} all that is not finite")
-            evidence += [_broken(name, one, tally) for one in broken[:SHOWN]]
+            titles.append(
+                f"{_named(name, broken, names)} {'has' if len(broken) == 1 else 'have'} all that is not finite"
+            )
+            evidence += [_broken(name, one, tally, names) for one in broken[:SHOWN]]
             share = max(share, 0.5)
     if not titles:
         return None
@@ -40,19 +46,20 @@ def label(measured: Measurement, metrics: Metrics) -> Signs | None:
     return Signs("; ".join(titles), tuple(evidence), share, beside=beside)
 
 
-def _named(name: str, labels: list[int]) -> str:
+def _named(name: str, labels: list[int], names: Sequence[str]) -> str:
     """Name labels of a column: `environment 1, 3`."""
     more = f" and {len(labels) - SHOWN} more" if len(labels) > SHOWN else ""
-    return f"{name} {', '.join(map(str, labels[:SHOWN]))}{more}"
+    return f"{name} {', '.join(name_of(names, one) for one in labels[:SHOWN])}{more}"
 
 
-def _numbers(name: str, one: IllLabel) -> str:
+def _numbers(name: str, one: IllLabel, names: Sequence[str]) -> str:
     return (
-        f"{name} {one.label}: mean |D|, cut at 1, is {one.d_abs_mean:.3g} over {counted(one.sequences, 'sequence')}, "
-        f"{one.times:.1f} times that of equally likely tokens of the labels that agree best ({one.rest_d_abs_mean:.3g})"
+        f"{name} {name_of(names, one.label)}: mean |D|, cut at 1, is {one.d_abs_mean:.3g} over "
+        f"{counted(one.sequences, 'sequence')}, {one.times:.1f} times that of equally likely tokens of the labels that "
+        f"agree best ({one.rest_d_abs_mean:.3g})"
     )
 
 
-def _broken(name: str, one: int, tally: ByLabel) -> str:
+def _broken(name: str, one: int, tally: ByLabel, names: Sequence[str]) -> str:
     bad, all_bad = int(tally.bad[tally.places[one]]), max(1, int(tally.bad.sum()))
-    return f"{name} {one}: {counted(bad, 'token')} not finite, {percent(bad / all_bad)} of all such"
+    return f"{name} {name_of(names, one)}: {counted(bad, 'token')} not finite, {percent(bad / all_bad)} of all such"

@@ -23,6 +23,7 @@ from rollout_corr.diagnose.measure.profiles import (
 from rollout_corr.diagnose.measure.worst_tokens import WorstToken, WorstTokens
 from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens, blocks
 from rollout_corr.diagnose.read.dump import Dump
+from rollout_corr.diagnose.read.label_names import Names
 from rollout_corr.metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, histogram, percentile
 from rollout_corr.metrics.native import PERCENTILES
 from rollout_corr.metrics.statistics import Statistics
@@ -60,6 +61,7 @@ class Measurement:
         self.probability_density = torch.zeros(CELLS * CELLS, dtype=torch.int64)
         self.sequence_means = torch.zeros(HISTOGRAM_BINS, dtype=torch.int64)
         self.evidence = Evidence(by)
+        self.label_names: Names = {}
         self._worst = WorstTokens()
 
     def add(self, chunk: Chunk) -> None:
@@ -157,7 +159,7 @@ class Measurement:
             "length": geometric_rows(self.length, LENGTHS_PER_OCTAVE, 1),
             "turn": self.turn.rows([str(i) for i in range(MOST_TURNS + 1)], range(MOST_TURNS + 1)),
         }
-        axes |= {name: profile.rows() for name, profile in self.columns.items()}
+        axes |= {name: profile.rows(self.label_names.get(name, ())) for name, profile in self.columns.items()}
         return {name: rows for name, rows in axes.items() if len(rows) > 1}
 
 
@@ -183,4 +185,5 @@ def measure(dump: Dump, each: Callable[[], object] = lambda: None) -> Measuremen
     for chunk in blocks(dump.chunks()):
         measured.add(chunk)
         each()
+    measured.label_names = dump.label_names
     return measured

@@ -10,6 +10,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from rollout_corr.diagnose.read.label_names import name_of
+
 # Larger |D| is a ratio above 2 or below 1/2.
 LARGE = math.log(2.0)
 
@@ -160,14 +162,18 @@ class ByValue:
             bins.append(self.values.get(value, self.MOST_VALUES))
         self.profile.add(torch.tensor(bins)[index], d)
 
-    def rows(self) -> list[Row]:
-        """Return the bins in the order of their values; beyond MOST_VALUES values, the rest is one bin at the end."""
+    def rows(self, names: Sequence[str] = ()) -> list[Row]:
+        """Return the bins in the order of their values; beyond MOST_VALUES values, the rest is one bin at the end.
+
+        Args:
+            names: Those of whole numbers from 0 on.
+        """
         if self.edges is not None:
             edges = self.edges.tolist()
             labels = [f"<= {edges[0]:g}", *(f"{a:g} - {b:g}" for a, b in pairwise(edges))]
             return self.profile.rows([*labels, f"> {edges[-1]:g}"], [float(i) for i in range(len(edges) + 1)])
         values = [*self.values, math.inf]
-        labels = [*(f"{value:g}" for value in self.values), "others"]
+        labels = [*(name_of(names, value) for value in self.values), "others"]
         return sorted(self.profile.rows(labels, values), key=lambda row: row.at)
 
 

@@ -14,6 +14,7 @@ from rollout_corr.diagnose.read.chunk import Chunk
 from rollout_corr.diagnose.read.fields import LOG_PROBS, OFFSETS, ChosenFields, choose
 from rollout_corr.diagnose.read.formats import Loaded, Npz, SafeTensors, signed
 from rollout_corr.diagnose.read.json_files import json_lines, json_records
+from rollout_corr.diagnose.read.label_names import Names, names_in
 from rollout_corr.diagnose.read.parquet_files import parquet_rows
 from rollout_corr.diagnose.read.pickles import Unread
 from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems, reason_of, until_damage
@@ -44,6 +45,7 @@ class Dump:
         problems: Problems that were noted so far.
         fields: The field of each role in the first file, once it was opened.
         progress: How much was read, 0 to 1.
+        label_names: Names of the labels of `by`, those that a dump has first.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Dump:
         self.problems = Problems()
         self.fields: dict[str, str] = {}
         self.progress = 0.0
+        self.label_names: Names = {}
         self.files = self._files()
 
     def _files(self) -> list[Path]:
@@ -111,6 +114,7 @@ class Dump:
             file = self._open(path, until_read)
             for chunk in file.chunks():
                 self.fields = self.fields or file.fields
+                self.label_names = file.label_names | self.label_names
                 self.progress = (i + file.progress) / len(self.files)
                 yield chunk
 
@@ -152,7 +156,9 @@ class Dump:
                 what = f"as {role}: expected a tensor, as the others are, got {type(value).__name__}"
                 raise Problem(file, None, chosen[role], what).error()
         tensors = {name: x for name, x in fields.items() if isinstance(x, Tensor)}
-        return TensorFile(Loaded(tensors, size), file, self.wanted, self.problems)
+        opened = TensorFile(Loaded(tensors, size), file, self.wanted, self.problems)
+        opened.label_names = names_in(fields, self.wanted.by)
+        return opened
 
 
 def _count(value: Any) -> int | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rollout_corr.diagnose.read.chunk import CHUNK_SEQUENCES, CHUNK_SLOTS, MISSING_INTEGER, Chunk
 from rollout_corr.diagnose.read.fields import INTEGERS, LOG_PROBS, OFFSETS, REQUIRED, ChosenFields, choose
+from rollout_corr.diagnose.read.label_names import Names, names_in
 from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems
 
 # Number of a record; the record, or the problem with it; the share of the file read so far.
@@ -102,12 +103,14 @@ class RecordFile:
     Attributes:
         fields: The field of each role in the first record.
         progress: How much was read, 0 to 1.
+        label_names: Names of labels that were asked for.
     """
 
     def __init__(self, records: Iterator[Numbered], file: str, wanted: ChosenFields, problems: Problems) -> None:
         self.records, self.file, self.wanted, self.problems = records, file, wanted, problems
         self.progress = 0.0
         self.fields: dict[str, str] = {}
+        self.label_names: Names = {}
         self._chosen: dict[tuple[str, ...], dict[str, str]] = {}
 
     def chunks(self) -> Iterator[Chunk]:
@@ -153,6 +156,8 @@ class RecordFile:
             found = error.problem or Problem(self.file, None, None, str(error))
             self.problems.add(found._replace(record=number))
             return None
+        if len(self.label_names) < len(self.wanted.by):
+            self.label_names |= names_in(record, self.wanted.by)
         read = _Values(number)
         for role, name in roles.items():
             what = None if role in OFFSETS else read.take(role, record[name])

@@ -12,6 +12,7 @@ from rollout_corr.definition.offsets import OffsetsError, checked_lengths, check
 from rollout_corr.diagnose.read.chunk import CHUNK_SLOTS, MISSING_INTEGER, Chunk
 from rollout_corr.diagnose.read.fields import ALIASES, INTEGERS, LOG_PROBS, OFFSETS, ChosenFields, choose, last_part
 from rollout_corr.diagnose.read.formats import Format
+from rollout_corr.diagnose.read.label_names import Names
 from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems
 
 # Offsets are in memory at once, 8 bytes a sequence; a sequence is in one chunk, with some 100 bytes a token.
@@ -31,6 +32,7 @@ class TensorFile:
     Attributes:
         fields: The field of each role.
         progress: How much was read, 0 to 1.
+        label_names: Names of labels that were asked for.
 
     Raises:
         DumpError: A field is missing, or has a shape, a dtype or offsets that cannot be.
@@ -39,6 +41,7 @@ class TensorFile:
     def __init__(self, tensors: Format, file: str, wanted: ChosenFields, problems: Problems) -> None:
         self.tensors, self.file, self.problems = tensors, file, problems
         self.progress = 0.0
+        self.label_names: Names = {}
         shapes = {name: shape for name, shape in tensors.shapes.items() if shape}
         first = choose(shapes, wanted, file)
         shape = shapes[first["train_logp"]]

@@ -83,7 +83,7 @@ def read(config: object) -> Spec:
     """Read the block `rejection_sampling`, a PPOActorConfig, or a configuration with a block `actor`."""
     keys = fields_of(config).keys()
     if keys & {"actor", *ACTOR, *OF_ACTOR}:
-        return _rejection(_settings(config)) or Spec()
+        return _correction(_settings(config)) or Spec()
     return spec(**settings_of(config, OF_SPEC))
 
 
@@ -94,10 +94,11 @@ def recipe(config: object) -> dict[str, Any]:
     "reuse_train_logp" `new_logp.detach()`, and without `use_decoupled_loss` or `recompute_logprob` the engine's.
     """
     given = _settings(config)
-    if given["m2_threshold"] is not None:
-        raise ValueError("m2_threshold: M2PO sorts the tokens of a micro-batch, which no Spec does")
     sapo = boolean("use_sapo_loss", given["use_sapo_loss"])
-    return arguments(_surrogate(given, sapo), None if sapo else _rejection(given))
+    surrogate, correction = _surrogate(given, sapo), None if sapo else _correction(given)
+    # What M2PO drops leaves AReaL's count of tokens, and what its rejection drops does not.
+    m2po = correction is not None and given["m2_threshold"] is not None
+    return arguments(surrogate, correction, denominator="kept" if m2po else "original")
 
 
 def _settings(config: object) -> dict[str, Any]:
@@ -106,6 +107,21 @@ def _settings(config: object) -> dict[str, Any]:
         if found[name] is not None:
             raise ValueError(f"{name}: AReaL has removed it; write rejection_sampling: {{metric: ratio, upper: ...}}")
     return found
+
+
+def _correction(given: dict[str, Any]) -> Spec | None:
+    """M2PO or the rejection, of which AReaL does the one before the other."""
+    rejection, threshold = _rejection(given), given["m2_threshold"]
+    if threshold is None:
+        return rejection
+    if rejection is not None:
+        raise ValueError(
+            "m2_threshold: expected None beside rejection_sampling, because the loss counts what the one drops and not "
+            f"what the other drops, got {threshold!r}"
+        )
+    m2po = presets.m2po(number("m2_threshold", threshold))
+    # Without the decoupled loss AReaL compares a policy with itself.
+    return m2po if boolean("use_decoupled_loss", given["use_decoupled_loss"]) else None
 
 
 def _rejection(given: dict[str, Any]) -> Spec | None:

@@ -19,11 +19,12 @@ from rollout_corr.frameworks.shared.recipe import (
     of_presets,
     recipe,
 )
+from rollout_corr.spec.bounds_of_batch import MeanBelow
 from rollout_corr.spec.choices import Level, Nonfinite, Reduce, Unit
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.statistics import Stat
 from rollout_corr.spec.surrogates import GSPO, SAPO
-from rollout_corr.spec.validate import number, one_of
+from rollout_corr.spec.validate import number, one_of, positive
 
 LEVELS = ("token", "sequence")
 AGGREGATIONS: tuple[Reduce, ...] = ("sum", "mean", "max")
@@ -77,6 +78,16 @@ def kpop(upper: float = 2.0) -> Spec:
     return _spec("token", Criterion("binary_kl_symmetric", upper=upper), "reject")
 
 
+@preset_of("AReaL 4aef98d (2026-05-21)")
+def m2po(m2_threshold: float = 0.04) -> Spec:
+    """No weight; drops the tokens with the largest D^2 until the mean of D^2 over the rest is below a threshold.
+
+    AReaL drops tokens of equal D^2 one by one, here they go together. A denominator counts what is left: "kept".
+    """
+    half = positive("m2_threshold", m2_threshold) / 2.0
+    return Spec(criteria=(Criterion("k2", upper=MeanBelow(half), label="m2po"),), nonfinite="propagate")
+
+
 CLIP = {"eps_clip": 0.2, "eps_clip_higher": None, "c_clip": None}
 RECIPES = {
     "ppo": recipe(Named(clip, **CLIP), DECOUPLED, GLOBAL),
@@ -99,4 +110,5 @@ RECIPES = {
         f"the bounds that its help recommends; {GLOBAL}",
     ),
     **of_presets("areal", Named(clip, **CLIP), BOTH, GLOBAL),
+    "m2po": recipe(Named(clip, **CLIP), BOTH, GLOBAL, spec="areal.m2po", denominator="kept"),
 }

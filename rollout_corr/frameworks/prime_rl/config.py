@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from rollout_corr.frameworks.prime_rl.presets import RECIPES, dppo, icepop, ipo, kpop
 from rollout_corr.frameworks.shared.preset import warn_once
 from rollout_corr.frameworks.shared.settings import settings_of
 from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.validate import one_of, positive
+from rollout_corr.spec.validate import one_of
 
 SPECS: dict[str, Callable[..., Spec]] = {"ipo": ipo, "icepop": icepop, "kpop": kpop, "default": dppo}
 # The settings of each type beside `type`, `adv_tau` and, but for IcePop, `kl_tau`.
@@ -37,9 +36,7 @@ def recipe(config: object) -> dict[str, Any]:
     """Read the whole loss."""
     kind, given, taus = _settings(config)
     anchored = {} if taus["kl_tau"] is None else {"kl_tau": taus["kl_tau"]}
-    made = RECIPES["dppo" if kind == "default" else kind].build(**given, **anchored)
-    # It multiplies the advantages, and leaves the anchor as it is.
-    return made | {"surrogate": replace(made["surrogate"], coef=positive("adv_tau", taus["adv_tau"]))}
+    return RECIPES["dppo" if kind == "default" else kind].build(**given, **anchored, adv_tau=taus["adv_tau"])
 
 
 def _settings(config: object) -> tuple[str, dict[str, Any], dict[str, Any]]:

@@ -8,7 +8,7 @@ default, and `ipo_threshold` became `eps`.
 from __future__ import annotations
 
 from rollout_corr.frameworks.shared.preset import preset_of
-from rollout_corr.frameworks.shared.recipe import BYPASS, GLOBAL, anchor, of_presets, recipe
+from rollout_corr.frameworks.shared.recipe import BYPASS, GLOBAL, Named, anchor, of_presets, recipe
 from rollout_corr.spec.correction import Criterion, Spec
 from rollout_corr.spec.surrogates import Reinforce
 from rollout_corr.spec.validate import positive
@@ -58,8 +58,12 @@ def ref_kl(threshold: float = 0.2) -> Spec:
     return _spec(Criterion("prob_diff", lower=lower, of="new/rollout", label="ref_kl"))
 
 
-RECIPES = of_presets("prime_rl", Reinforce(), BYPASS, GLOBAL, regulariser=anchor("all", kl_tau=1e-3)) | {
-    "icepop": recipe(Reinforce(), BYPASS, GLOBAL, spec="prime_rl.icepop"),
+# The factor of the advantages, which leaves the anchor as it is.
+_SURROGATE = Named(lambda tau: Reinforce(coef=positive("adv_tau", tau)), adv_tau=1.0)
+_NOTE = f"its token weights are scale; {GLOBAL}"
+
+RECIPES = of_presets("prime_rl", _SURROGATE, BYPASS, _NOTE, regulariser=anchor("all", kl_tau=1e-3)) | {
+    "icepop": recipe(_SURROGATE, BYPASS, _NOTE, spec="prime_rl.icepop"),
     "ref_kl": recipe(
         Reinforce(),
         BYPASS,

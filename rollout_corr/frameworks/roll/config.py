@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout_corr.frameworks.roll.presets import RECIPES, clip
+from rollout_corr.frameworks.roll.presets import RECIPES, clip, clip_of_segments
 from rollout_corr.frameworks.shared.recipe import AGGREGATIONS, aggregation, arguments
 from rollout_corr.frameworks.shared.settings import boolean, fields_of, refuse_unknown, settings_of
 from rollout_corr.frameworks.shared.specs import LEVELS
+from rollout_corr.spec.choices import Level, Reduce, Unit, WeightUnit
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.loss import KL
 from rollout_corr.spec.statistics import Stat
@@ -47,6 +48,8 @@ LOSS: dict[str, Any] = {
 }
 # Keys of a pipeline that are none of the loss's.
 WHOLE = ("exp_name", "pretrain", "rollout_batch_size", "adv_estimator", "actor_infer", "reference", "max_steps", "seed")
+# A segment is a run of the mask, which is a turn with turns="runs".
+LEVELS_HERE: dict[str, tuple[Level, Unit, Reduce | None]] = LEVELS | {"segment": ("geometric", "turn", "mean")}
 VARIANTS = ("vanilla", "tis", "cispo", "kimi15")
 
 
@@ -80,7 +83,14 @@ def recipe(config: object) -> dict[str, Any]:
     kl = None
     if boolean("use_kl_loss", given["use_kl_loss"]) and number("kl_loss_coef", given["kl_loss_coef"]) != 0.0:
         kl = KL("k3", given["kl_loss_coef"], value_clamp=10.0)
-    return arguments(_surrogate(given), spec if spec.acts else None, reduction, "kept", kl=kl)
+    surrogate = _surrogate(given)
+    turns = "runs" if spec.measures_turns or surrogate.unit == "turn" else None
+    if surrogate.unit == "turn" and any(criterion.over == "token" for criterion in spec.criteria):
+        raise ValueError(
+            "ratio_type: 'segment' beside a filter with agg_type 'token' takes the runs of the mask that the filter "
+            "leaves, of which a segment may have several, and this package those of the mask given"
+        )
+    return arguments(surrogate, spec if spec.acts else None, reduction, "kept", kl=kl, turns=turns)
 
 
 def _block(config: object, known: dict[str, Any], what: str) -> dict[str, Any]:
@@ -90,9 +100,7 @@ def _block(config: object, known: dict[str, Any], what: str) -> dict[str, Any]:
 
 
 def _level(name: str, value: object) -> Any:
-    if value == "segment":
-        raise ValueError(f"{name}: 'segment' is a unit that this package does not have")
-    return LEVELS[one_of(name, value, LEVELS)]
+    return LEVELS_HERE[one_of(name, value, LEVELS_HERE)]
 
 
 def _weight(given: dict[str, Any]) -> Weight | None:
@@ -101,9 +109,9 @@ def _weight(given: dict[str, Any]) -> Weight | None:
     if not boolean("is_weight.detach", given["detach"]):
         raise ValueError("is_weight.detach: expected true; weights have no gradient here")
     upper = given["upper_bound"]
-    return Weight(
-        _level("is_weight.weight_type", given["weight_type"])[0], lower=None if upper is None else 0.0, upper=upper
-    )
+    level, unit, _ = _level("is_weight.weight_type", given["weight_type"])
+    over: WeightUnit = "turn" if unit == "turn" else "sequence"
+    return Weight(level, lower=None if upper is None else 0.0, upper=upper, over=over)
 
 
 def _criteria(rule: dict[str, Any], name: str) -> list[Criterion]:
@@ -134,8 +142,9 @@ def _surrogate(given: dict[str, Any]) -> Surrogate:
         one_of("actor_train.pg_variant", variant, ("ppo", *VARIANTS))
     if boolean("actor_train.cispo_use_unified_mask", actor.get("cispo_use_unified_mask")):
         raise ValueError("actor_train.cispo_use_unified_mask: expected false")
-    if given["ratio_type"] == "segment":
-        raise ValueError("ratio_type: 'segment' is a unit that this package does not have")
+    of_segments = one_of("ratio_type", given["ratio_type"], ("token", "segment")) == "segment"
+    if of_segments and variant in VARIANTS:
+        raise ValueError(f"ratio_type: expected 'token' beside actor_train.pg_variant {variant!r}, got 'segment'")
     if variant in VARIANTS:
         names = [name for name in ("tis_lower_bound", "tis_upper_bound") if variant == "tis"]
         names += [name for name in ("cispo_epsilon_low", "cispo_epsilon_high") if variant == "cispo"]
@@ -145,7 +154,11 @@ def _surrogate(given: dict[str, Any]) -> Surrogate:
         return surrogate
     both, ranged = given["pg_clip"], boolean("use_pg_clip_range", given["use_pg_clip_range"])
     low, high = (given["pg_clip_low"], given["pg_clip_high"]) if ranged else (None, None)
-    made = clip(both, low, high, boolean("dual_clip_loss", given["dual_clip_loss"]))
+    dual = boolean("dual_clip_loss", given["dual_clip_loss"])
+    if of_segments:
+        # Agentic workers, which alone have segments, do not read importance_sampling.
+        return clip_of_segments(both, low, high, dual)
+    made = clip(both, low, high, dual)
     # The worker that has variants, its "ppo" too, does not read this setting.
     if one_of("importance_sampling", given["importance_sampling"], ("token", "seq")) == "seq" and variant is None:
         return GSPO(made.low, made.high, made.dual)

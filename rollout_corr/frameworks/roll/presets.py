@@ -18,7 +18,7 @@ from rollout_corr.frameworks.shared.recipe import (
     reduction,
 )
 from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.surrogates import DRO, GPG, PPO, TOPR, Score
+from rollout_corr.spec.surrogates import DRO, GPG, GSPO, PPO, TOPR, Score
 
 
 @preset_of("ROLL 8eb27cc (2026-08-18)")
@@ -28,10 +28,25 @@ def default(upper_bound: float | None = 1.2, ratio_low: float | None = 0.8, rati
     return Spec(weight=Weight("token", lower=0.0, upper=upper_bound), criteria=(criterion,), rejected="mask")
 
 
+@preset_of("ROLL 8eb27cc (2026-08-18)")
+def segment(upper_bound: float | None = 1.2, ratio_low: float | None = 0.8, ratio_high: float | None = 1.2) -> Spec:
+    """w = exp(mean D of the segment) clamped to [0, upper_bound]; segments outside [ratio_low, ratio_high] masked."""
+    # A segment is a run of the mask: turns="runs".
+    criterion = Criterion("ratio", over="turn", reduce="mean", lower=ratio_low, upper=ratio_high)
+    weight = Weight("geometric", lower=None if upper_bound is None else 0.0, upper=upper_bound, over="turn")
+    return Spec(weight=weight, criteria=(criterion,), rejected="mask")
+
+
 def clip(both: float, low: float | None, high: float | None, dual: bool) -> PPO:
     """PPO's clip, whose sides are `pg_clip` where they are not given."""
     # The dual clip has no setting of its own.
     return PPO(both if low is None else low, both if high is None else high, 1.0 + 2.0 * both if dual else None)
+
+
+def clip_of_segments(both: float, low: float | None, high: float | None, dual: bool) -> GSPO:
+    """PPO's clip, as `clip` has it, of the ratio of a segment (`ratio_type: segment` of agentic pipelines)."""
+    made = clip(both, low, high, dual)
+    return GSPO(made.low, made.high, made.dual, over="turn")
 
 
 _CLIP = Named(clip, pg_clip=0.2, pg_clip_low=None, pg_clip_high=None, dual_clip_loss=False)
@@ -40,6 +55,15 @@ _REDUCTION = reduction(loss_agg_mode="seq-mean-token-mean")
 # Beside PPO, the variants of `actor_train.pg_variant`.
 RECIPES = {
     "default": recipe(_CLIP, BOTH, spec="roll.default", reduction=_REDUCTION, denominator="kept"),
+    "segment": recipe(
+        Named(clip_of_segments, **_CLIP.settings),
+        BOTH,
+        "an agentic pipeline's ratio_type, weight_type and agg_type: segment, a run of the mask",
+        spec="roll.segment",
+        reduction=_REDUCTION,
+        denominator="kept",
+        turns="runs",
+    ),
     "ppo": recipe(_CLIP, DECOUPLED, "without train_infer_correction", reduction=_REDUCTION),
     "grpo": recipe(
         _CLIP,

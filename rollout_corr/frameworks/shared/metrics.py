@@ -10,7 +10,7 @@ from torch import Tensor
 from rollout_corr.definition.facts import Named
 from rollout_corr.definition.findings import Findings, outside
 from rollout_corr.definition.tokens import LARGEST_D, Tokens, extrema, k3, select
-from rollout_corr.metrics.aggregates import perplexity as perplexity
+from rollout_corr.metrics.all_sequences import perplexity as perplexity
 from rollout_corr.metrics.rows import exp as exp
 from rollout_corr.metrics.rows import log as log
 from rollout_corr.metrics.rows import ratio_of

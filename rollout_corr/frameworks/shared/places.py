@@ -26,7 +26,7 @@ class Place(NamedTuple):
 
     @property
     def mapping(self) -> bool:
-        """Whether the holder is a mapping."""
+        """True if the holder is a mapping."""
         return isinstance(self.holder, MutableMapping)
 
     def held(self) -> Any:

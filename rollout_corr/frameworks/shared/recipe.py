@@ -71,7 +71,7 @@ def recipe(
         spec: The correction: the name of a preset, whose arguments are then settings of the recipe.
         reduction: As in `policy_loss`.
         denominator: As in `policy_loss`.
-        **terms: kl, regulariser or max_length; one that is None is left out.
+        **terms: kl, regulariser, max_length or turns; one that is None is left out.
     """
 
     def build(**settings: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Whether a framework's function takes what ours was written for: names, order, kinds and defaults."""
+"""Comparing the parameters of a framework's function with those that ours was written for: names, kinds, defaults."""
 
 from __future__ import annotations
 

@@ -156,8 +156,7 @@ def recipe(config: object, *, kl_loss: bool = True) -> dict[str, Any]:
     Args:
         config: The configuration. The loss `rollout_is`, `dppo` and the anchor "rollout" of `cispo` compare with the
             engine's log-probs: `policy_loss` then needs `rollout_logp`.
-        kl_loss: With False, SkyRL's KL loss is left to a call of its own. It is a mean over rows, so it is a part of
-            this loss only where `loss_reduction` is "sequence_mean".
+        kl_loss: With False, SkyRL's KL loss is left out. It is a mean over rows whatever `loss_reduction` says.
     """
     given = settings_of(config, LOSS, blocks=[("trainer", "algorithm"), ("algorithm",)], whole=OF_ALGORITHM)
     kind = one_of("policy_loss_type", given["policy_loss_type"], TYPES)
@@ -230,10 +229,20 @@ def _kl(given: dict[str, Any]) -> KL | None:
     if not boolean("use_kl_loss", given["use_kl_loss"]) or coefficient == 0.0:
         return None
     kind = KL_KINDS[one_of("kl_estimator_type", given["kl_estimator_type"], KL_KINDS)]
-    if given["loss_reduction"] != "sequence_mean":
-        raise ValueError(
-            "use_kl_loss: SkyRL's KL loss is a mean over rows whatever loss_reduction says; pass kl_loss=False and "
-            "compute it by a call of its own (docs/losses.md)"
-        )
-    # Of the tokens before rejection.
-    return KL(kind, coefficient, value_clamp=10.0 if kind == "k3" else None, scope="all")
+    made = penalty_over_rows(kind, coefficient)
+    if given["loss_reduction"] == "sequence_mean":
+        # One pass computes both.
+        return replace(made, reduction=None, denominator="original")
+    return made
+
+
+def penalty_over_rows(kind: KLKind, coefficient: float) -> KL:
+    """Make SkyRL's KL loss: the mean over rows of a row's mean, of the tokens before rejection."""
+    return KL(
+        kind,
+        coefficient,
+        value_clamp=10.0 if kind == "k3" else None,
+        scope="all",
+        reduction=SEQUENCES,
+        denominator="rows",
+    )

@@ -77,7 +77,7 @@ def intervals(spec: Spec, names: Sequence[str]) -> dict[str, Interval]:
     found: dict[str, Interval] = {}
     for own, criterion in zip(names, spec.criteria, strict=True):
         if role(criterion) in ("outlier", "sequence_mask"):
-            found[f"skyrl/{own}"] = log_bound(criterion.lower), log_bound(criterion.upper)
+            found[f"skyrl/{own}"] = log_bound(criterion.low), log_bound(criterion.high)
     if spec.weight is not None:
         found["skyrl/log"] = None, log_bound(spec.weight.upper)
     return found
@@ -121,7 +121,7 @@ def collect(block: Findings, spec: Spec) -> tuple[Named, Named]:
 def _beyond(outcome: Outcome, tokens: Tokens) -> list[Tensor]:
     """Two [S] bools: above the upper bound and below the lower one; of tokens, whether any is."""
     criterion = outcome.criterion
-    found = outside(outcome.value, log_bound(criterion.lower), log_bound(criterion.upper))
+    found = outside(outcome.value, log_bound(criterion.low), log_bound(criterion.high))
     chosen = [which if outcome.among is None else which & outcome.among for which in found]
     return chosen if criterion.over == "sequence" else [tokens.count(which) > 0 for which in chosen]
 
@@ -156,7 +156,7 @@ def metrics(values: Values, spec: Spec) -> dict[str, float]:
         else:
             # Where nothing is left the ratio is 1, and SkyRL tests it like any other.
             empty = rows - v[f"{label}/units"]
-            empty_above, empty_below = beyond_one(criterion.lower, criterion.upper)
+            empty_above, empty_below = beyond_one(criterion.low, criterion.high)
             above, below = above + empty * empty_above, below + empty * empty_below
             name, rejected = label, above + below
         found[f"{name}_masked_ratio"] = mean(rejected, rows)

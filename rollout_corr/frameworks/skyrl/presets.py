@@ -15,14 +15,16 @@ from rollout_corr.frameworks.shared.recipe import (
     DECOUPLED,
     NO_LOWER_CLAMP,
     SAME_AS_PPO,
+    WITH_REFERENCE,
     Named,
     around_one,
     of_presets,
     preset_with,
     recipe,
 )
-from rollout_corr.frameworks.skyrl.config import spec
+from rollout_corr.frameworks.skyrl.config import penalty_over_rows, spec
 from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.loss import KL
 from rollout_corr.spec.surrogates import GSPO, PPO, SAPO, Reinforce
 
 
@@ -80,12 +82,19 @@ def outlier_mask(low: float | None = 1e-4, high: float | None = 100.0) -> Spec:
 
 _CLIP = Named(PPO, eps_clip_low=0.2, eps_clip_high=0.2)
 
-_OWN_KL = "its KL loss is a mean over rows: a call of its own"
 
-RECIPES = of_presets("skyrl", _CLIP, BOTH, _OWN_KL) | {
-    "regular": recipe(_CLIP, DECOUPLED),
+def _kl(coefficient: float | None) -> KL | None:
+    return None if not coefficient else penalty_over_rows("k3", coefficient)
+
+
+_KL = Named(_kl, kl_loss_coef=None)
+
+RECIPES = of_presets("skyrl", _CLIP, BOTH, kl=_KL) | {
+    "regular": recipe(_CLIP, DECOUPLED, kl=_KL),
     "ppo": recipe(_CLIP, DECOUPLED, "policy_loss_type regular"),
-    "grpo": recipe(_CLIP, DECOUPLED, f"{SAME_AS_PPO}; {_OWN_KL}"),
+    "grpo": recipe(
+        _CLIP, WITH_REFERENCE, f"{SAME_AS_PPO}; the KL loss of its defaults", kl=Named(_kl, kl_loss_coef=0.001)
+    ),
     "dual_clip": recipe(Named(PPO, eps_clip_low=0.2, eps_clip_high=0.2, clip_ratio_c=3.0), DECOUPLED),
     "cispo": recipe(
         Named(around_one, cispo_eps_clip_low=1.0, cispo_eps_clip_high=4.0),

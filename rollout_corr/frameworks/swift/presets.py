@@ -11,7 +11,7 @@ from typing import Any
 
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.preset import preset_of
-from rollout_corr.frameworks.shared.recipe import BOTH, SEQUENCES, WITH_REFERENCE, Recipe, arguments
+from rollout_corr.frameworks.shared.recipe import BOTH, DECOUPLED, GLOBAL, SEQUENCES, WITH_REFERENCE, Recipe, arguments
 from rollout_corr.frameworks.shared.specs import off_policy
 from rollout_corr.spec.choices import Reduce, Unit
 from rollout_corr.spec.correction import Criterion, Spec, Weight
@@ -127,6 +127,17 @@ def _recipe(
 
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 NOTE = "weights multiply the KL term too"
+
+
+def _fipo(
+    epsilon: float = 0.2, epsilon_high: float | None = None, delta: float | None = None, beta: float = 0.0
+) -> dict[str, Any]:
+    """Return the loss of FIPO, whose weights multiply the policy loss alone."""
+    kl = KL("k3", beta, value_clamp=10.0) if beta else None
+    return arguments(PPO(epsilon, epsilon if epsilon_high is None else epsilon_high, delta=delta), kl=kl)
+
+
 RECIPES = {name: Recipe(partial(_recipe, name), BOTH, NOTE) for name in (*MODES, "opsm")} | {
-    "grpo": Recipe(partial(loss, None, beta=0.04), WITH_REFERENCE, "without rollout_importance_sampling_mode")
+    "grpo": Recipe(partial(loss, None, beta=0.04), WITH_REFERENCE, "without rollout_importance_sampling_mode"),
+    "fipo": Recipe(_fipo, DECOUPLED, f"pass rc.future_kl_weights(...) as weights; {GLOBAL}"),
 }

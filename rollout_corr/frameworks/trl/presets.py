@@ -28,7 +28,7 @@ from rollout_corr.spec.choices import Level, Nonfinite, Reduce, Unit
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.loss import KL, Denominator, LossReduction
 from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import GSPO, PPO, SAPO, VESPO, Score
+from rollout_corr.spec.surrogates import GPG, GSPO, PPO, SAPO, VESPO, Score
 from rollout_corr.spec.validate import one_of
 
 
@@ -185,4 +185,7 @@ RECIPES["vespo"] = Recipe(
     f"vllm_importance_sampling_mode token_truncate or token_mask; {GLOBAL}",
 )
 # AsyncGRPOTrainer clips the ratio of trainer to engine, and corrects nothing beside it.
+RECIPES["iw_opd"] = recipe(
+    GPG(), (), "advantages a * rc.early_token_weights(a, gamma=0.5), where a = ref_logp - rollout_logp"
+)
 RECIPES["async_grpo"] = recipe(Named(clip, epsilon=0.2, epsilon_high=None), BYPASS, GLOBAL)

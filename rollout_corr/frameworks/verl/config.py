@@ -306,7 +306,7 @@ def recipe(config: object, *, k1_bounds: str = "verl", version: str | None = Non
     kl = _kl(given, everywhere=mode == "bypass_mode")
     if mode in ("sapo", "geo_mean") or (mode == "gspo" and version == "0.9.0"):
         if kl is not None and average != "seq-mean-token-mean":
-            raise ValueError(f"use_kl_loss: {mode} is a mean over sequences, the KL loss by {average}: two calls")
+            kl = _apart(kl, average)
         average = "seq-mean-token-mean"
     reduction = AVERAGES[average]
     if reduction == SEQUENCES and any(c.over == "token" and c.drop == "unit" for c in corrects.criteria):
@@ -314,8 +314,6 @@ def recipe(config: object, *, k1_bounds: str = "verl", version: str | None = Non
             f"rollout_rs: with {average} verl divides by a row's tokens after rejection, and counts rows before it; "
             "no recipe does both for an option of tokens"
         )
-    if mode == "bypass_mode" and kl is not None and corrects.criteria and reduction == SEQUENCES:
-        raise ValueError("use_kl_loss: bypass_mode averages a row's KL over its tokens before rejection: two calls")
     longest = None
     if reduction == "token_sum_norm":
         longest = positive(f"loss_scale_factor, which {average} needs here", given["loss_scale_factor"])
@@ -353,6 +351,14 @@ def _bypass(loss_type: str, given: dict[str, Any], corrects: Spec) -> tuple[Surr
     if one_of("loss_type", loss_type, LOSS_TYPES) == "ppo_clip":
         return PPO(*_clip(given), dual=given["clip_ratio_c"]), replace(corrects, weight=None)
     return (GPG() if corrects.weight is None else Score()), corrects
+
+
+def _apart(kl: KL, average: str) -> KL:
+    """Give the KL loss an average of its own, beside a policy loss that is always a mean over sequences."""
+    if average == "seq-mean-token-sum-norm":
+        raise ValueError(f"use_kl_loss: the policy loss is a mean over sequences, the KL loss by {average}: two calls")
+    reduction = AVERAGES[average]
+    return replace(kl, reduction=reduction, denominator="rows" if reduction.startswith("sequence") else "original")
 
 
 def _kl(given: dict[str, Any], everywhere: bool) -> KL | None:

@@ -171,8 +171,8 @@ def _statistic(outcome: Outcome) -> tuple[Tensor, float | None, float | None]:
 def _limits(criterion: Criterion) -> Interval:
     """The bounds of a criterion's statistic as verl's k1, k2 or k3."""
     if criterion.stat == "ratio":
-        return negated(log_bound(criterion.upper)), negated(log_bound(criterion.lower))
-    return criterion.lower if criterion.stat == "k1" else 0.0, criterion.upper
+        return negated(log_bound(criterion.high)), negated(log_bound(criterion.low))
+    return criterion.low if criterion.stat == "k1" else 0.0, criterion.high
 
 
 def _collect_sequences(outcome: Outcome, block: Findings, sums: Named, maxima: Named, rows: Named) -> None:

@@ -99,7 +99,7 @@ def intervals(spec: Spec, names: Sequence[str]) -> dict[str, Interval]:
     found: dict[str, Interval] = {"xtuner/ratio": (low, high), "xtuner/log": (log_bound(low), log_bound(high))}
     for own, criterion in zip(names, spec.criteria, strict=True):
         if _looks_for_tokens(criterion):
-            found[f"xtuner/{own}"] = log_bound(criterion.lower), log_bound(criterion.upper)
+            found[f"xtuner/{own}"] = log_bound(criterion.low), log_bound(criterion.high)
     return found
 
 
@@ -112,7 +112,7 @@ def _bounds(spec: Spec, weight: Weight) -> tuple[float | None, float | None]:
     """`rollout_is_threshold`, lower first."""
     mask = _mask(spec)
     if not weight.bounded and mask is not None:
-        return mask.lower, mask.upper
+        return mask.low, mask.high
     return weight.lower, weight.upper
 
 
@@ -172,7 +172,7 @@ def _collect_veto(block: Findings, sums: Named, rows: Named) -> None:
             continue
         vetoed = vetoed | outcome.failed
         if _looks_for_tokens(criterion):
-            for which in outside(block.tokens.d, log_bound(criterion.lower), log_bound(criterion.upper)):
+            for which in outside(block.tokens.d, log_bound(criterion.low), log_bound(criterion.high)):
                 catastrophic = catastrophic + count(which, block.tokens.measured)
     rows["vetoed"] = vetoed
     sums["catastrophic"] = catastrophic
@@ -264,7 +264,7 @@ def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
     mask = _mask(spec)
     if mask is not None:
         # The ratio of an empty row is 1, and it can fail the test like any other.
-        fails = mask.over == "sequence" and any(beyond_one(mask.lower, mask.upper))
+        fails = mask.over == "sequence" and any(beyond_one(mask.low, mask.high))
         rejected = v["mask/sequences"] + empty * fails
         found["rollout_is_masked_fraction"] = mean(v["mask/tokens"], v["tokens"])
         found["rollout_is_seq_masked_fraction"] = mean(rejected, rows)

@@ -1,0 +1,128 @@
+"""Weights by what lies before and behind a token in its sequence: FIPO's and IW-OPD's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollout_corr.backends import whole
+from rollout_corr.backends.batch import MASK_DTYPES, Batch, Reader, reader
+from rollout_corr.backends.layouts import LogProbs
+from rollout_corr.definition.suffix import decayed_suffix_sums, sums_before
+from rollout_corr.spec.correction import LARGEST_CLAMP
+from rollout_corr.spec.validate import number, positive
+
+
+def future_kl_weights(
+    new_logp: LogProbs,
+    old_logp: LogProbs,
+    mask: LogProbs | None = None,
+    *,
+    cu_seqlens: Tensor | None = None,
+    advantages: LogProbs | None = None,
+    half_life: float = 32.0,
+    lower: float = 1.0,
+    upper: float = 1.2,
+    delta: float | None = None,
+    safety: float | None = None,
+) -> Any:
+    """Weigh tokens by how far the policy has moved behind them, for `weights` of `policy_loss` (FIPO).
+
+    The weight of token t is exp of the sum of 2^(-(u - t) / half_life) x_u over the valid tokens u at and behind it,
+    x = new_logp - old_logp, clamped to [lower, upper]. It is a constant, as all weights are.
+
+    Args:
+        new_logp: Log-probs under the policy that trains, in any layout of `correct`.
+        old_logp: Log-probs under the proximal policy, same layout.
+        mask: Non-zero at generated tokens; None: every token. Others add nothing, and lie between others all the same.
+        cu_seqlens: [S + 1] int32 or int64 offsets of packed sequences.
+        advantages: Per token or per sequence; read where `safety` is given.
+        half_life: Tokens behind which x counts half.
+        lower: Least weight.
+        upper: Largest weight.
+        delta: A token whose ratio exceeds it adds nothing, or None.
+        safety: Where A < 0 and the ratio exceeds it, the weight is clamped to [0.8, 1] in the end, or None.
+
+    Returns:
+        Weights in the layout of new_logp, in fp32 (fp64 beside fp64 log-probs), 0 at tokens that are not valid. An x
+        that is not finite counts as 0. No host sync has happened.
+
+    Raises:
+        ValueError: A wrong shape, dtype, device or number, named.
+    """
+    half_life, lower, upper = positive("half_life", half_life), number("lower", lower), number("upper", upper)
+    if not 0.0 <= lower <= upper:
+        raise ValueError(f"lower: expected 0 <= lower <= upper, got lower={lower!r}, upper={upper!r}")
+    if safety is not None and advantages is None:
+        raise ValueError("advantages: expected a value, because safety is given, got None")
+    read = reader("new_logp", new_logp, cu_seqlens, False)
+    old = read.tensor("old_logp", old_logp)
+    batch = _batch(read, old, mask)
+    x = read.first.detach().to(batch.dtype) - old.to(batch.dtype)
+    sequence, valid = _sequence_and_valid(batch)
+    x = torch.where(x.isfinite() & valid, x, 0.0)
+    adds = x if delta is None else torch.where(x.exp() > positive("delta", delta), 0.0, x)
+    behind = decayed_suffix_sums(adds.reshape(-1), sequence, 0.5 ** (1.0 / half_life)).view(x.shape)
+    weight = behind.clamp(-LARGEST_CLAMP, LARGEST_CLAMP).exp().clamp(lower, upper)
+    if safety is not None:
+        batch.advantages, batch.per_sequence = read.advantages(advantages, batch.dtype)
+        found = whole.advantages_of(batch, batch.advantages, whole.sequences_of(batch)[0]).token
+        far = (found < 0) & (x.exp() > positive("safety", safety))
+        weight = torch.where(far, weight.clamp(0.8, 1.0), weight)
+    return read.layout.give_back(torch.where(valid, weight, 0.0))
+
+
+def early_token_weights(
+    advantages: LogProbs,
+    mask: LogProbs | None = None,
+    *,
+    cu_seqlens: Tensor | None = None,
+    gamma: float = 1.0,
+    eps: float = 1e-8,
+) -> Any:
+    """Weigh tokens by the share of the sequence's |A| that lies at and behind them, to multiply advantages (IW-OPD).
+
+    The weight of a token is 1 + gamma (1 - before / total), where before is the sum of |A| over the valid tokens before
+    it and total that over the sequence, at least eps: 1 + gamma at the first token, and less the more has been said.
+    For on-policy distillation, whose advantages are teacher_logp - rollout_logp.
+
+    Args:
+        advantages: Per token, in any layout of `correct`, any floating dtype.
+        mask: Non-zero at generated tokens; None: every token.
+        cu_seqlens: [S + 1] int32 or int64 offsets of packed sequences.
+        gamma: The weight's excess over 1 at the first token.
+        eps: Least total.
+
+    Returns:
+        Weights in the layout of the advantages, in fp32 (fp64 for fp64), 0 at tokens that are not valid. An advantage
+        that is not finite counts as 0. No host sync has happened.
+
+    Raises:
+        ValueError: A wrong shape, dtype, device or number, named.
+    """
+    gamma, eps = number("gamma", gamma), positive("eps", eps)
+    read = reader("advantages", advantages, cu_seqlens, False)
+    batch = _batch(read, read.first.detach(), mask)
+    sequence, valid = _sequence_and_valid(batch)
+    given = read.first.detach().to(batch.dtype)
+    size = torch.where(given.isfinite() & valid, given.abs(), 0.0).double().reshape(-1)
+    before = sums_before(size, sequence)
+    total = before + decayed_suffix_sums(size, sequence, 1.0)
+    weight = (1.0 + gamma * (1.0 - before / total.clamp(min=eps))).to(batch.dtype).view(given.shape)
+    return read.layout.give_back(torch.where(valid, weight, 0.0))
+
+
+def _batch(read: Reader, beside: Tensor, mask: LogProbs | None) -> Batch:
+    """Give the arguments as a batch, for its sequences and the tokens that are valid."""
+    flat = read.optional("mask", mask, MASK_DTYPES)
+    return Batch(read.first.detach(), beside, flat, read.offsets, read.count, read.layout.give_back, mask)
+
+
+def _sequence_and_valid(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Number the sequence of each token, [N], and find the valid ones, in the shape of the batch."""
+    sequences, valid = whole.sequences_of(batch)
+    numbers = torch.arange(batch.count, device=batch.train.device)
+    sequence = sequences.spread(numbers).expand(batch.train.shape).reshape(-1)
+    return sequence, torch.ones_like(batch.train, dtype=torch.bool) if valid is None else valid

@@ -1,0 +1,109 @@
+"""Division of weights by the means of sequences or groups, over all layouts, backends and ranks.
+
+A backend corrects by `before_division`, whose weights are neither divided nor zeroed by rejection, and `divide` does
+the rest in plain torch: a mean must not depend on `rejected`, and the mask says what to zero afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rollout_corr.backends import whole
+from rollout_corr.definition import normalize
+from rollout_corr.definition.tokens import compute_dtype
+from rollout_corr.metrics.extra import Extra, divisors_of
+from rollout_corr.metrics.statistics import Statistics
+from rollout_corr.spec.correction import Spec
+
+if TYPE_CHECKING:
+    from rollout_corr.backends.batch import Batch
+    from rollout_corr.backends.choose import Groups
+    from rollout_corr.backends.result import Result
+    from rollout_corr.backends.split import Split
+    from rollout_corr.definition.sequences import Packed, Rows
+
+
+def before_division(spec: Spec) -> Spec:
+    """The Spec that a backend runs: without self-normalisation, and with rejection in the mask alone."""
+    # Asked by every call; the hash of a Spec takes longer than all of this.
+    if spec.weight is None or not spec.weight.self_normalized or not spec.returns_weights:
+        return spec
+    return _undivided(spec)
+
+
+@lru_cache(maxsize=256)
+def _undivided(spec: Spec) -> Spec:
+    assert spec.weight is not None
+    return replace(spec, weight=replace(spec.weight, normalize=None), rejected="mask")
+
+
+def divide(result: Result, batch: Batch, spec: Spec, groups: Groups) -> None:
+    """Divide the weights of a result by their means, and zero what rejection zeroes."""
+    weights = result.weights
+    assert weights is not None
+    sequences, _ = whole.sequences_of(batch)
+    totals = _totals(batch, weights, spec, groups)
+    # The ranks of a sequence group know the same sequences, which the first of them reports.
+    counted = (totals[3] > 0) & groups.first
+    index = None
+    if batch.groups is not None and spec.normalizes_groups:
+        index = normalize.placed(batch.groups.numbers, batch.groups.total)
+        totals = normalize.totals_of_groups(totals, index, batch.groups.total)
+        if not batch.groups.whole:
+            totals = groups.sum(totals)
+    mean, divides = normalize.means_of(totals)
+    if index is not None:
+        # Sequences of no group lie in the last column.
+        divides[-1] = False
+        mean, divides = mean.index_select(0, index), divides.index_select(0, index)
+    if not mean.shape[0]:
+        # Tokens of no sequence alone, which `spread` gives 0.
+        divisor = torch.ones_like(weights)
+    else:
+        divisor = sequences.spread(torch.where(divides, mean, 1.0).to(weights.dtype))
+    if spec.nonfinite == "propagate":
+        # A NaN mean makes the weights NaN, but not the 0 at invalid tokens.
+        weights = torch.where(weights == 0, weights, weights / divisor)
+    else:
+        weights = weights / divisor
+    if spec.rejected != "mask" and result.mask is not None:
+        weights = torch.where(result.mask != 0, weights, 0.0)
+        if spec.rejected == "zero":
+            result.mask = None
+    result.weights = weights
+    found = result.statistics
+    result.statistics = Statistics(spec, found.sums, found.maxima, extra=found.extra).beside(
+        Extra(divisors=True), *divisors_of(mean, divides, counted)
+    )
+
+
+def _totals(batch: Batch, weights: Tensor, spec: Spec, groups: Groups) -> Tensor:
+    """The totals of each sequence, of whole sequences where ranks hold parts of them."""
+    if groups.sequence is None:
+        return _totals_here(batch, weights, spec, *whole.sequences_of(batch))
+    sequences, valid = whole.split_sequences_of(batch, groups.sequence, groups.order)
+    _totals_here(batch, weights, spec, sequences, valid)
+    sequences.start("correct: the weights of each sequence")
+    sequences.wait()
+    return _totals_here(batch, weights, spec, sequences, valid)
+
+
+def _totals_here(
+    batch: Batch, weights: Tensor, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None
+) -> Tensor:
+    turns = whole.turns_of(batch, sequences, valid) if spec.weight is not None and spec.weight.per_turn else None
+    if valid is None:
+        valid = torch.ones_like(weights, dtype=torch.bool)
+    nonfinite = None
+    if spec.nonfinite == "reject":
+        dtype = compute_dtype(batch.train.dtype, batch.rollout.dtype)
+        train, rollout = batch.train.to(dtype), batch.rollout.to(dtype)
+        if batch.mass is not None:
+            train, rollout = batch.mass.each(lambda log: log.to(dtype)).taken_from(train, rollout)
+        nonfinite = ~(train - rollout).isfinite() & valid
+    return normalize.totals_of(weights, valid, nonfinite, sequences, turns, spec)

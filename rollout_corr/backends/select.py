@@ -1,0 +1,181 @@
+"""Bounds that the batch decides, found without a sort: radix selection on integer keys.
+
+The bits of a float, read as an integer and turned over where it is negative, are in the order of the floats. A search
+goes through this integer from its highest digit: it counts the values by their digit, adds up the counts, and asks the
+rule at which digit it stops. Then it does the same for the next digit of the values that have the digits found so far.
+So a bound takes three rounds in float32 and six in float64, whatever the number of values. A round's table is of
+integers: it adds up over blocks, micro-batches and ranks in any order to the same bits, and no value is read.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rollout_corr.definition.bounds_of_batch import SIGN
+from rollout_corr.spec.bounds_of_batch import Before, OfBatch, Side
+
+# Bits of the digits, from the highest.
+DIGITS: dict[torch.dtype, tuple[int, ...]] = {torch.float32: (11, 11, 10), torch.float64: (11, 11, 11, 11, 11, 9)}
+INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
+FLOATS = {integer: floating for floating, integer in INTEGERS.items()}
+
+# The fraction of an amount is a multiple of 1 / GRID.
+GRID = 2**38
+
+
+class Values(NamedTuple):
+    """Values that a bound is searched among.
+
+    Attributes:
+        keys: [n] int32 or int64: in the order of the search as unsigned integers.
+        counted: [n] bool: takes part; None: all do, and they have the digits found (`Search.left`).
+    """
+
+    keys: Tensor
+    counted: Tensor | None
+
+
+def values_of(side: Side, x: Tensor, tested: Tensor | None) -> Values:
+    """Make ready to count.
+
+    Args:
+        side: The side that it bounds.
+        x: float32 or float64 of any shape.
+        tested: Bool of the same shape: takes part; None: all do.
+    """
+    x = x.reshape(-1)
+    # That -0.0 comes before 0.0 changes no verdict: a bound of either cuts at the same place.
+    ordered = SIGN[side] * x
+    counted = ~x.isnan()
+    if tested is not None:
+        counted = counted & tested.reshape(-1)
+    bits = ordered.view(INTEGERS[x.dtype])
+    highest = torch.iinfo(bits.dtype).min
+    return Values(torch.where(bits < 0, ~bits, bits ^ highest), counted)
+
+
+def from_keys(side: Side, keys: Tensor) -> Tensor:
+    """The values of keys, float32 or float64."""
+    bits = torch.where(keys < 0, keys ^ torch.iinfo(keys.dtype).min, ~keys)
+    return SIGN[side] * bits.view(FLOATS[keys.dtype])
+
+
+class Search(NamedTuple):
+    """The search for one bound between two rounds.
+
+    Attributes:
+        rule: The rule.
+        side: The side that it bounds.
+        dtype: Of the values.
+        round: Rounds that are over.
+        prefix: 0-d int64: the digits found.
+        total: 0-d int64: how many values there are; known after the first round.
+        before: 0-d int64: values before those with these digits.
+        whole, fraction: 0-d int64: the sum of their amounts.
+        open: 0-d bool: the rule went on to the end.
+    """
+
+    rule: OfBatch
+    side: Side
+    dtype: torch.dtype
+    round: int
+    prefix: Tensor
+    total: Tensor
+    before: Tensor
+    whole: Tensor
+    fraction: Tensor
+    open: Tensor
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds it takes."""
+        return len(DIGITS[self.dtype])
+
+    def left(self, values: Values) -> Values:
+        """The values with the digits found, and no others: for the CPU, since how many there are decides the shape."""
+        counted = values.counted
+        if self.round:
+            same = self._follow(values.keys)
+            counted = same if counted is None else counted & same
+        return values if counted is None else Values(values.keys[counted], None)
+
+    def table(self, values: Values) -> Tensor:
+        """[1 or 3, digits] int64: counts, and the amounts' whole parts and fractions, of values with the prefix."""
+        bits, shift = self._digit()
+        digits = 1 << bits
+        index = ((values.keys >> shift) & (digits - 1)).long()
+        counted = values.counted
+        if counted is None:
+            # Half the time on the CPU; a device would be waited for.
+            rows = [torch.bincount(index, minlength=digits + 1)]
+        else:
+            index = torch.where(counted & self._follow(values.keys) if self.round else counted, index, digits)
+            rows = [torch.zeros(digits + 1, dtype=torch.int64, device=index.device)]
+            rows[0].index_add_(0, index, torch.ones_like(index))
+        nothing = torch.zeros_like(rows[0])
+        amounts = self.rule.amount(from_keys(self.side, values.keys))
+        if amounts is not None:
+            floor = amounts.floor()
+            parts = [floor, ((amounts - floor) * GRID).round()]
+            if counted is not None:
+                # The amount of a value that takes no part may be NaN.
+                parts = [part.nan_to_num(0.0) for part in parts]
+            rows += [nothing.index_add(0, index, part.long()) for part in parts]
+        return torch.stack(rows)[:, :digits]
+
+    def narrowed(self, table: Tensor) -> Search:
+        """The search after a round, from the sum of all its tables."""
+        bits, _ = self._digit()
+        total = self.total if self.round else table[0].sum()
+        kept = self.before + table[0].cumsum(0)
+        whole = fraction = amount = None
+        if table.shape[0] > 1:
+            whole, fraction = self.whole + table[1].cumsum(0), self.fraction + table[2].cumsum(0)
+            amount = whole + fraction // GRID
+        # Before the first value every rule goes on.
+        goes_on = (kept == 0) | self.rule.goes_on(Before(kept, amount, total), self.side)
+        place = goes_on.sum()
+        # Only in the first round may it go on through all digits.
+        is_open = self.open | (place == table.shape[1])
+        digit = place.clamp(max=table.shape[1] - 1)
+        last = (digit - 1).clamp(min=0)
+
+        def up_to(running: Tensor | None, start: Tensor) -> Tensor:
+            return start if running is None else torch.where(digit > 0, running.gather(0, last[None])[0], start)
+
+        return Search(
+            self.rule, self.side, self.dtype, self.round + 1, (self.prefix << bits) | digit, total,
+            up_to(kept, self.before), up_to(whole, self.whole), up_to(fraction, self.fraction), is_open,
+        )  # fmt: skip
+
+    def bound(self) -> Tensor:
+        """The bound after the last round, 0-d in the dtype of the values; infinite where the side is open."""
+        kind, end = INTEGERS[self.dtype], SIGN[self.side] * math.inf
+        # The digits of 32 bits may be above the largest int32.
+        keys = self.prefix if kind == torch.int64 else ((self.prefix + 2**31) % 2**32 - 2**31).to(kind)
+        found = from_keys(self.side, keys)
+        if not self.rule.KEEPS_LAST:
+            found = torch.where(self.before > 0, found.nextafter(found.new_full((), -end)), found)
+        return torch.where(self.open, end, found)
+
+    def _digit(self) -> tuple[int, int]:
+        """Bits of the digit of this round, and bits below it."""
+        bits = DIGITS[self.dtype]
+        return bits[self.round], sum(bits[self.round + 1 :])
+
+    def _follow(self, keys: Tensor) -> Tensor:
+        """Bool per key: it has the digits found."""
+        bits = DIGITS[self.dtype]
+        below = sum(bits[self.round :])
+        # An arithmetic shift fills with the sign.
+        return ((keys >> below) & ((1 << (sum(bits) - below)) - 1)) == self.prefix
+
+
+def begin(rule: OfBatch, side: Side, dtype: torch.dtype, device: torch.device) -> Search:
+    """A search before its first round."""
+    nothing = torch.zeros((), dtype=torch.int64, device=device)
+    return Search(rule, side, dtype, 0, nothing, nothing, nothing, nothing, nothing, nothing > 0)

@@ -1,0 +1,36 @@
+"""The entropy of tokens, which the caller brings: how it enters a loss. Nothing here makes an entropy of logits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rollout_corr.definition.sequences import Sequences
+from rollout_corr.definition.tokens import select
+from rollout_corr.spec.loss import Objective
+
+
+def total_of(
+    entropy: Tensor, valid: Tensor | None, trains: Tensor | None, scope: str, sequences: Sequences, objective: Objective
+) -> Tensor:
+    """0-d float64: the sum over tokens that the reduction of a loss divides, with its gradient to the entropy.
+
+    A token whose entropy is NaN or infinite adds nothing.
+
+    Args:
+        entropy: Per token, in the dtype that computes.
+        valid: Bool per token; None: all are.
+        trains: Bool per token; None: all that are valid.
+        scope: "kept" sums over those that train, "all" over the valid ones.
+        sequences: Which tokens belong together.
+        objective: Its reduction and denominator are read.
+    """
+    kept = valid if trains is None else trains if valid is None else trains & valid
+    among = kept if scope == "kept" else valid
+    finite = entropy.detach().isfinite()
+    each = select(finite if among is None else finite & among, entropy)
+    if objective.reduced.averages:
+        counted = kept if objective.denominator == "kept" else valid
+        n = sequences.sum_integers(torch.ones_like(finite) if counted is None else counted)
+        each = each * sequences.spread((1.0 / n.clamp(min=1).double()).to(each.dtype))
+    return each.sum(dtype=torch.float64)

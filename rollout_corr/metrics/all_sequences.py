@@ -1,0 +1,173 @@
+"""The facts of all sequences of a batch, and the columns that statistics over sequences are made of."""
+
+from __future__ import annotations
+
+from copy import copy
+from itertools import chain, product
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from rollout_corr.definition.facts import Named, SequenceFacts
+from rollout_corr.definition.findings import Numbers
+from rollout_corr.definition.tokens import LARGEST_LOG_PERPLEXITY, Number, extrema, select
+from rollout_corr.metrics import turns as of_turns
+from rollout_corr.spec.correction import Spec
+
+# Columns of sequences of which statistics need products.
+PRODUCTS = ("measured", "raw", "bounded", "ratio", "weight")
+
+# Columns of sequences by the tensors that hold several of them; the weight's follow where there is one.
+COLUMNS = (
+    ("train_log_ppl", "rollout_log_ppl", "gap"),
+    ("train_ppl", "rollout_ppl", "ppl_ratio"),
+    ("abs_gap", "size"),
+    ("chi2",),
+    ("d",),
+)
+
+
+def perplexity(log_perplexity: Tensor) -> Tensor:
+    """Exponentiate, capped so that it stays finite."""
+    return log_perplexity.clamp(max=LARGEST_LOG_PERPLEXITY).exp()
+
+
+class AllSequences:
+    """The facts of all sequences of a batch, [S] each, and what several statistics derive from them.
+
+    Columns are float64 values of each sequence by name. Where values are read, all columns are summed in one operation,
+    and their ends found in another, because on few sequences an operation costs the same whatever it does.
+    """
+
+    def __init__(self, facts: SequenceFacts, tokens_outside: Number, spec: Spec, look: bool) -> None:
+        self.facts, self.tokens_outside, self.spec = facts, tokens_outside, spec
+        # The values of sequences and turns that were summed, by name.
+        self.each: Numbers = {}
+        self._look = look
+        self._standing: Tensor | None = None
+        self._max_size: Number | None = None
+        self.count = facts.keep.shape[0]
+        # What statistics are taken among: None is all.
+        every = look and self.count > 0 and int(facts.measured.amin()) > 0
+        self.among = None if every else facts.measured > 0
+        n = facts.measured if every else facts.measured.clamp(min=1)
+        # The gap from the sum of D, which is exact, and not from the difference of two large sums.
+        logs = torch.stack([facts.train, facts.rollout, facts.d]).neg_().div_(n)
+        sizes = torch.stack([logs[2], facts.d]).abs_()
+        chi2 = (2.0 * facts.d.clamp(-spec.clamp, spec.clamp)).expm1_()
+        self._columns: Named = {}
+        parts = [logs, perplexity(logs), sizes, chi2[None], facts.d[None]]
+        self._parts = parts
+        if look:
+            self._join(list(parts))
+        else:
+            self._split(parts)
+        self.turns = None if facts.turns is None else of_turns.AllTurns(facts.turns)
+        # In the order in which criteria are run: over tokens, then over all others.
+        run = sorted(spec.criteria, key=lambda criterion: criterion.over != "token")
+        self.criteria = {criterion.label: found for criterion, found in zip(run, facts.criteria, strict=True)}
+
+    def _split(self, parts: list[Tensor]) -> None:
+        """Name the columns."""
+        self._columns = {}
+        for names, part in zip(COLUMNS, parts, strict=True):
+            self._columns.update(zip(names, part.unbind(), strict=True))
+
+    def _join(self, parts: list[Tensor]) -> None:
+        """Read the sums of all columns, and their ends."""
+        names = [name for part in COLUMNS for name in part]
+        facts, products = self.facts, len(names)
+        if self.spec.weight is not None:
+            names += PRODUCTS
+            parts += [facts.measured.double()[None]]
+            parts += [x[None] for x in (facts.raw, facts.bounded, facts.ratio, facts.weight)]
+        joined = torch.cat(parts)
+        counted = select(self.among, joined)
+        self._sums = dict(zip(names, counted.sum(1).tolist(), strict=True))
+        if self.among is None:
+            low, high = torch.aminmax(joined, dim=1)
+        elif self.count:
+            low = torch.where(self.among, joined, torch.inf).amin(1)
+            high = torch.where(self.among, joined, -torch.inf).amax(1)
+        else:
+            low, high = joined.new_full((len(names),), torch.inf), joined.new_full((len(names),), -torch.inf)
+        self._ends = dict(zip(names, zip(low.tolist(), high.tolist(), strict=True), strict=True))
+        self._products: dict[tuple[str, str], float] = {}
+        if self.spec.weight is not None:
+            # One product of matrices takes less time than two of the many sums that it holds.
+            of_weight = counted[products:]
+            rows = (of_weight @ of_weight.T).tolist()
+            self._products = dict(zip(product(PRODUCTS, PRODUCTS), chain(*rows), strict=True))
+
+    def column(self, name: str) -> Number:
+        """[S] float64: a column; or where values are read, its sum over measured sequences."""
+        if self._look:
+            return self._sums[name]
+        return self._columns[name] if name in self._columns else cast("Tensor", getattr(self.facts, name))
+
+    def ends(self, name: str) -> tuple[Number, Number]:
+        """(-minimum, maximum) of a column over measured sequences; -inf, -inf when there is none."""
+        if self._look:
+            low, high = self._ends[name]
+            return -low, high
+        column = self.column(name)
+        assert isinstance(column, Tensor)
+        return extrema(column, self.among)
+
+    def unread(self) -> AllSequences:
+        """Give a view of which every value is per sequence."""
+        if not self._look:
+            return self
+        found = copy(self)
+        found._look, found._max_size, found.among = False, None, self.facts.measured > 0
+        found._split(self._parts)
+        return found
+
+    @property
+    def measured(self) -> Number:
+        """[S] bool: it has a measured token; or how many have one."""
+        return self.count if self.among is None else self.among
+
+    @property
+    def nonempty(self) -> Number:
+        """[S] bool: it has a valid token; or how many have one."""
+        return (
+            self.measured if self.among is None or self.facts.tokens is self.facts.measured else self.facts.tokens > 0
+        )
+
+    # Not by cached_property, whose lock older Pythons have and compilers cannot follow.
+    @property
+    def standing(self) -> Tensor:
+        """[S] bool: it has a valid token, and no criterion rejected it."""
+        if self._standing is None:
+            self._standing = self.facts.keep if self.among is None else self.facts.keep & (self.facts.tokens > 0)
+        return self._standing
+
+    @property
+    def max_size(self) -> Number:
+        """The largest |sum of D|."""
+        if self._max_size is None:
+            self._max_size = self.ends("size")[1]
+        return self._max_size
+
+    def sequences_clamped(self) -> Number:
+        """[S] bool: |sum of D| is beyond the clamp; or how many are."""
+        if isinstance(self.max_size, float) and self.max_size <= self.spec.clamp:
+            return 0.0
+        return self.facts.d.abs() > self.spec.clamp
+
+    def without_survivors(self) -> Number:
+        """[S] bool: it stands, and criteria rejected its tokens one by one; or how many do."""
+        return 0.0 if self._look and self.facts.kept is self.facts.tokens else self.standing & (self.facts.kept == 0)
+
+    def among_all(self, which: Tensor) -> Tensor | None:
+        """[S] bool, or None where values are read and all are True."""
+        return None if self._look and bool(which.all()) else which
+
+    def times(self, one: str, other: str) -> Number:
+        """Two facts multiplied, [S], or where values are read the sum of that over measured sequences."""
+        if self._look:
+            return self._products[one, other]
+        first, second = getattr(self.facts, one), getattr(self.facts, other)
+        return cast("Tensor", first * second)

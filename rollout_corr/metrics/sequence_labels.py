@@ -1,0 +1,224 @@
+"""Statistics by label of a sequence: the sums and maxima of the whole batch, a set a label.
+
+Every sum of tokens is taken per sequence first, so that a batch is passed over once, however many labels there are.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rollout_corr.definition.facts import Named
+from rollout_corr.definition.few import FewBounded
+from rollout_corr.definition.findings import Findings, above, below
+from rollout_corr.definition.near import Near
+from rollout_corr.definition.tokens import LARGEST_STATISTIC, select
+from rollout_corr.metrics.aggregates import moment_values, rows_at, weighs_sequences
+from rollout_corr.metrics.all_sequences import AllSequences
+from rollout_corr.metrics.labels import (
+    BEYOND,
+    SQUARES,
+    Labelled,
+    columns_of,
+    criteria_of,
+    places_of,
+    weighs,
+)
+from rollout_corr.metrics.rows import Aggregate
+from rollout_corr.spec.correction import Weight
+from rollout_corr.spec.thresholds import log_bound
+
+
+class PerSequence(NamedTuple):
+    """Values of each sequence that labels sum, [columns, S] float64.
+
+    Attributes:
+        sums, maxima: In the order of `Columns`.
+    """
+
+    sums: Tensor
+    maxima: Tensor
+
+
+class Taken(NamedTuple):
+    """Sums and maxima of the tokens of each sequence, [S] by name."""
+
+    sums: Named
+    maxima: Named
+
+
+def stacked(taken: Named, names: tuple[str, ...]) -> Tensor:
+    """Put tensors of any dtypes in order, [columns, S] float64: one operation a dtype, not one a tensor."""
+    kinds: dict[torch.dtype, list[str]] = {}
+    for name in names:
+        kinds.setdefault(taken[name].dtype, []).append(name)
+    if len(kinds) == 1:
+        return torch.stack([taken[name] for name in names]).double()
+    found: Named = {}
+    for same in kinds.values():
+        found.update(zip(same, torch.stack([taken[name] for name in same]).double().unbind(), strict=True))
+    return torch.stack([found[name] for name in names])
+
+
+def of_block(f: Findings) -> PerSequence:
+    """Sum the tokens of each sequence of a block."""
+    columns, taken = columns_of(f.spec, "sequences"), _of_block(f)
+    return PerSequence(stacked(taken.sums, columns.sums), stacked(taken.maxima, columns.maxima))
+
+
+def _of_block(f: Findings) -> Taken:
+    tokens, spec, sequences = f.tokens, f.spec, f.tokens.sequences
+    near = tokens.near
+    sums = {
+        "abs_d": sequences.sum(tokens.size),
+        "ratio": tokens.excess_of_sequences,
+        "tokens_clamped": _clamped(f),
+    }
+    if near is not None:
+        squares = near.d2_of_sequences(), near.k3_of_sequences(), near.excess2_of_sequences(near.few_excess)
+    else:
+        each = tokens.saturated * tokens.saturated, tokens.k3, tokens.excess * tokens.excess
+        squares = sequences.sum(each[0]), sequences.sum(each[1]), sequences.sum(each[2])
+    sums |= dict(zip(("d2", "k3", "ratio2"), squares, strict=True))
+    maxima = _ends("d", tokens.d, f, tokens.measured)
+    weight, weighing = spec.weight, f.weighing
+    if near is not None and f.few is not None and weight is not None and weight.outside == "clamp":
+        more = _near_weights(near, f.few, weight, sums["ratio2"], maxima)
+        sums, maxima = sums | more.sums, maxima | more.maxima
+    elif weight is not None and weighing is not None and spec.weighs_tokens:
+        raw, bounded = weighing.raw, weighing.bounded
+        counted = [select(tokens.measured, x) for x in (raw, bounded)]
+        sums |= {name: sequences.sum(x * x) for name, x in zip(("raw2", "weight2"), counted, strict=True)}
+        maxima |= _ends("raw", raw, f, tokens.measured) | _ends("weight", bounded, f, tokens.measured)
+        if not spec.weighs_prefixes:
+            for name, which in (
+                ("tokens_above", above(weighing.log_ratio, log_bound(weight.upper))),
+                ("tokens_below", below(weighing.log_ratio, log_bound(weight.lower))),
+            ):
+                sums[name] = tokens.count(which if tokens.measured is None else which & tokens.measured)
+    for outcome in f.decision.outcomes:
+        if outcome.criterion.per_token:
+            value, among = moment_values(outcome.criterion, outcome.value, outcome.among, spec)
+            name = f"{outcome.criterion.label}/value"
+            counted_value = select(among, value).clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
+            sums |= {name: sequences.sum(counted_value), f"{name}2": sequences.sum(counted_value * counted_value)}
+            maxima |= _ends(name, value, f, among)
+    return Taken(sums, maxima)
+
+
+def _near_weights(near: Near, few: FewBounded, weight: Weight, raw2: Tensor, of_d: Named) -> Taken:
+    """Give the sums of token weights where all but a few tokens are near 1, within the bounds, which clamp the rest."""
+    low, high = log_bound(weight.lower), log_bound(weight.upper)
+    nothing = torch.zeros_like(raw2)
+    sums = {
+        "raw2": raw2,
+        "weight2": near.excess2_of_sequences(few.few),
+        "tokens_above": nothing if high is None else near.added(nothing, (near.few > high).double()),
+        "tokens_below": nothing if low is None else near.added(nothing, (near.few < low).double()),
+    }
+    least = None if weight.lower is None else weight.lower - 1.0
+    most = None if weight.upper is None else weight.upper - 1.0
+    maxima: Named = {}
+    for name, sign in (("max", 1.0), ("-min", -1.0)):
+        # Rounded as the value of a token is; infinite where a sequence has none.
+        d = sign * of_d[f"{name}_d"]
+        raw = d.clamp(-near.clamp, near.clamp).expm1().to(near.d.dtype).double()
+        bounded = raw if not weight.bounded else raw.clamp(least, most).to(near.d.dtype).double()
+        maxima[f"{name}_raw"] = torch.where(d.isfinite(), sign * raw, -torch.inf)
+        maxima[f"{name}_weight"] = torch.where(d.isfinite(), sign * bounded, -torch.inf)
+    return Taken(sums, maxima)
+
+
+def _clamped(f: Findings) -> Tensor:
+    clamped, d = f.tokens.clamped(), f.tokens.d
+    if clamped is d:
+        return torch.zeros_like(f.tokens.sum_d)
+    return f.tokens.count(clamped != d)
+
+
+def _ends(name: str, x: Tensor, f: Findings, among: Tensor | None) -> Named:
+    """The maximum and the negated minimum of each sequence."""
+    sequences = f.tokens.sequences
+    if among is None:
+        high, low = sequences.ends(x)
+    else:
+        high, low = (sequences.max(torch.where(among, side, -torch.inf)) for side in (x, -x))
+    return {f"max_{name}": high, f"-min_{name}": low}
+
+
+def of_facts(view: AllSequences) -> PerSequence:
+    """Give the values of each sequence of a batch that are not sums over its tokens.
+
+    Args:
+        view: Of all sequences; what statistics of the batch were made of it is not made again.
+    """
+    facts, spec, known = view.facts, view.spec, view.each
+    unread, among = view.unread(), view.among
+
+    def value(row: Aggregate) -> Tensor:
+        found = known.get(row.sums[0])
+        return found if isinstance(found, Tensor) else torch.as_tensor(row.value(unread)[0])
+
+    sums: Named = {row.sums[0]: value(row) for row in rows_at(spec, "sequences")}
+    over = {row.sums[0]: value(row) for row in rows_at(spec, "measured")}
+    if among is not None:
+        # Chosen in one operation for all of them.
+        chosen = select(among, stacked(over, tuple(over)))
+        over = dict(zip(over, chosen.unbind(), strict=True))
+    sums |= over
+    extreme = {"log_ppl_diff": (torch.as_tensor(unread.column("gap")), among)}
+    if weighs_sequences(spec) and spec.weight is not None:
+        upper, lower = log_bound(spec.weight.upper), log_bound(spec.weight.lower)
+        squares = [facts.measured * facts.raw * facts.raw, facts.measured * facts.bounded * facts.bounded]
+        beyond = [facts.measured * side(facts.log_weight, bound) for side, bound in ((above, upper), (below, lower))]
+        # Of a sequence without measured tokens each of them is 0: its weight is finite.
+        sums |= dict(zip((*SQUARES, *BEYOND), squares + beyond, strict=True))
+        extreme |= {"raw": (facts.raw, among), "weight": (facts.bounded, among)}
+    if weighs(spec):
+        extreme |= {"sequence_raw": (facts.raw, among), "sequence_weight": (facts.bounded, among)}
+    for criterion in criteria_of(spec):
+        if not criterion.per_token:
+            found, name = view.criteria[criterion.label], f"{criterion.label}/value"
+            of_units, which = moment_values(criterion, found.value, found.units, spec)
+            counted = select(which, of_units).clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
+            sums |= {name: counted, f"{name}2": counted * counted}
+            extreme[name] = of_units, which
+    columns = columns_of(spec, "sequences")
+    return PerSequence(stacked(sums, columns.more_sums), _ends_of_sequences(unread, extreme))
+
+
+def _ends_of_sequences(view: AllSequences, extreme: dict[str, tuple[Tensor, Tensor | None]]) -> Tensor:
+    """The columns of `Columns.more_maxima`: the largest |sum of D|, then each value and then each negated value."""
+    ends = stacked({name: x for name, (x, _) in extreme.items()}, tuple(extreme))
+    ends = torch.cat([torch.as_tensor(view.column("size"))[None], ends, -ends])
+    if all(which is None for _, which in extreme.values()):
+        return ends
+    measured = view.facts.measured > 0
+    every = [measured if which is None else which for _, which in extreme.values()]
+    return torch.where(torch.stack([measured, *every, *every]), ends, -torch.inf)
+
+
+def joined(blocks: list[PerSequence], view: AllSequences) -> PerSequence:
+    """Put together what the blocks of a batch gave, and what its sequences give, in the order of `Columns`."""
+    whole, sums, maxima = of_facts(view), [part.sums for part in blocks], [part.maxima for part in blocks]
+    return PerSequence(
+        torch.cat([torch.cat(sums, 1) if sums[1:] else sums[0], whole.sums]),
+        torch.cat([torch.cat(maxima, 1) if maxima[1:] else maxima[0], whole.maxima]),
+    )
+
+
+def by_label(labelled: Labelled, found: PerSequence) -> tuple[Tensor, Tensor]:
+    """The sums and maxima of every label, in the order of `sums_of` and `maxima_of`.
+
+    Args:
+        labelled: Labels, and the id of each sequence.
+        found: Of `joined`.
+    """
+    many, place = len(labelled.labels.every), places_of(labelled)
+    sums, maxima = found
+    added = sums.new_zeros(sums.shape[0], many).scatter_add_(1, place.expand_as(sums), sums)
+    highest = maxima.new_full((maxima.shape[0], many), -torch.inf)
+    highest.scatter_reduce_(1, place.expand_as(maxima), maxima, "amax")
+    return added.view(-1), highest.view(-1)

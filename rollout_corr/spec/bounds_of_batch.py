@@ -1,0 +1,239 @@
+"""Bounds that the batch decides: each a rule that chooses a bound when all values of the batch are known.
+
+Values are put in order from the end that a bound keeps: ascending for `upper`, descending for `lower`. A rule looks at
+the values before a place of this order and says whether the bound may lie further on. Equal values share their fate.
+`definition/bounds_of_batch.py` says what that means with a sort, `backends/select.py` finds it without one.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+from rollout_corr.spec.checked import Checked, arguments_of
+from rollout_corr.spec.meant import keywords_meant
+from rollout_corr.spec.validate import number, positive, shown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Side = Literal["lower", "upper"]
+
+# What a rule adds up of a value is saturated: 2^25 of them fit into int64.
+LARGEST_AMOUNT = 2.0**37
+# Values are counted in int64.
+LARGEST_COUNT = 2**63 - 1
+
+
+class Before(NamedTuple):
+    """The values up to and with a place in the order, at every place that is looked at.
+
+    Attributes:
+        kept: int64, how many there are.
+        amount: int64, the sum of their `OfBatch.amount`, rounded down to a whole number; None where the rule has none.
+        all: int64, broadcasts: how many values there are altogether.
+    """
+
+    kept: Tensor
+    amount: Tensor | None
+    all: Tensor
+
+
+class OfBatch(Checked):
+    """Base of the bounds that the batch decides."""
+
+    # The sides that it can bound.
+    SIDES: ClassVar[tuple[Side, ...]] = ("lower", "upper")
+    # The value at which a rule stops is kept. Where it is not, the first value of all is kept nevertheless.
+    KEEPS_LAST: ClassVar[bool] = True
+
+    @abstractmethod
+    def goes_on(self, before: Before, side: Side) -> Tensor:
+        """Bool per place: the bound lies beyond it. True up to some place, and False from there on."""
+
+    def amount(self, x: Tensor) -> Tensor | None:
+        """A number of each value that the rule adds up, in float64; None where counting is enough."""
+        return None
+
+    @abstractmethod
+    def words(self, side: Side) -> str:
+        """The bound in the words of `Spec.explain`, behind "at most" or "at least"."""
+
+    def check(self, owner: str, side: Side) -> None:
+        """Refuse a side that the rule cannot bound."""
+        if side not in self.SIDES:
+            kind = type(self).__name__
+            raise ValueError(f"{owner}.{side}: expected a number or a rule for this side, got {self!r}; write "
+                             f"{self.SIDES[0]}={kind}(...)")  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """The rule by its name, and the fields that differ from their defaults."""
+        return {"rule": type(self).__name__, **super().to_dict()}
+
+
+@dataclass(frozen=True, repr=False)
+class Quantile(OfBatch):
+    """The value that at most a share of the batch lies beyond.
+
+    As `upper` it is the smallest value with at least a share of `q` of the values at or below it; as `lower` the
+    largest with at most a share of `q` below it.
+
+    Args:
+        q: The quantile, above 0 and below 1.
+    """
+
+    q: float
+
+    def __post_init__(self) -> None:
+        self._set(q=_share("Quantile.q", self.q))
+
+    def goes_on(self, before: Before, side: Side) -> Tensor:
+        """As long as too few are kept. Quotients are compared: 7 / 100 is the float 0.07, 0.07 * 100 is above 7."""
+        if side == "upper":
+            return before.kept / before.all.double() < self.q
+        return (before.all - before.kept) / before.all.double() > self.q
+
+    def words(self, side: Side) -> str:
+        """Name the quantile."""
+        return f"the quantile {self.q:g} of the batch"
+
+
+class _Ends(OfBatch):
+    """So many values, or such a share of them, from one end."""
+
+    count: int | None
+    share: float | None
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if (self.count is None) == (self.share is None):
+            raise ValueError(f"{name}: expected count or share, got count={self.count!r}, share={self.share!r}")
+        if self.share is not None:
+            self._set(share=_share(f"{name}.share", self.share))
+        elif isinstance(self.count, bool) or not isinstance(self.count, int):
+            raise TypeError(f"{name}.count: expected a whole number, got {type(self.count).__name__} "
+                            f"{shown(self.count)}")  # fmt: skip
+        elif not 1 <= self.count <= LARGEST_COUNT:
+            limit = "" if self.count < 1 else f" and <= {LARGEST_COUNT}"
+            raise ValueError(f"{name}.count: expected a number >= 1{limit}, got {shown(self.count)}")
+
+    def goes_on(self, before: Before, side: Side) -> Tensor:
+        """As long as there are fewer."""
+        if self.share is not None:
+            return before.kept / before.all.double() < self.share
+        assert self.count is not None
+        return before.kept < self.count
+
+    def words(self, side: Side) -> str:
+        """Count from the end that is kept."""
+        end = "smallest" if side == "upper" else "largest"
+        if self.share is not None:
+            return f"the {end} value that a share of {self.share:g} of the batch reaches"
+        return f"number {self.count} from the batch's {end} value"
+
+
+@dataclass(frozen=True, repr=False)
+class Bottom(_Ends):
+    """The end of the smallest values, for `upper`: keeps so many, and all that equal the last of them.
+
+    Args:
+        count: How many, at least 1; where there are fewer values all are kept.
+        share: Or a share of all values, above 0 and below 1.
+    """
+
+    count: int | None = None
+    share: float | None = None
+
+    SIDES: ClassVar[tuple[Side, ...]] = ("upper",)
+
+
+@dataclass(frozen=True, repr=False)
+class TopK(_Ends):
+    """The end of the largest values, for `lower`: keeps so many, and all that equal the last of them.
+
+    Args:
+        count: How many, at least 1; where there are fewer values all are kept.
+        share: Or a share of all values, above 0 and below 1.
+    """
+
+    count: int | None = None
+    share: float | None = None
+
+    SIDES: ClassVar[tuple[Side, ...]] = ("lower",)
+
+
+@keywords_meant(threshold="below=", mean="below=")
+@dataclass(frozen=True, repr=False)
+class MeanBelow(OfBatch):
+    """A bound for the mean, for `upper`: drops the largest values until the mean of the rest is below a number (M2PO).
+
+    Values that are equal are dropped together. The smallest value is kept even if it is not below.
+
+    Args:
+        below: The mean of what is kept is below it; above 0.
+    """
+
+    below: float
+
+    SIDES: ClassVar[tuple[Side, ...]] = ("upper",)
+    KEEPS_LAST: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        self._set(below=positive("MeanBelow.below", self.below))
+
+    def goes_on(self, before: Before, side: Side) -> Tensor:
+        """As long as the mean in units of `below` is less than 1: a sum is below a count where its floor is."""
+        assert before.amount is not None
+        return before.amount < before.kept
+
+    def amount(self, x: Tensor) -> Tensor | None:
+        """The value in units of `below`."""
+        return (x.double() / self.below).clamp(-LARGEST_AMOUNT, LARGEST_AMOUNT)
+
+    def words(self, side: Side) -> str:
+        """Say what is dropped."""
+        return f"so small that the mean of what is kept is below {self.below:g}"
+
+
+RULES: dict[str, type[OfBatch]] = {kind.__name__: kind for kind in (Quantile, Bottom, TopK, MeanBelow)}
+
+
+def _share(name: str, value: object) -> float:
+    share = number(name, value)
+    if not 0.0 < share < 1.0:
+        raise ValueError(f"{name}: expected a number above 0 and below 1, got {share!r}")
+    return share
+
+
+def number_of(bound: float | OfBatch | None) -> float | None:
+    """A bound that is a number; None for an open side and for one that the batch decides."""
+    return None if isinstance(bound, OfBatch) else bound
+
+
+def rule_of(bound: float | OfBatch | None) -> OfBatch | None:
+    """A bound that the batch decides, or None."""
+    return bound if isinstance(bound, OfBatch) else None
+
+
+def in_words(bound: float | OfBatch | None, side: Side) -> str:
+    """A bound as a number, or what the rule says of itself."""
+    return bound.words(side) if isinstance(bound, OfBatch) else f"{bound:g}"
+
+
+def with_rules(arguments: dict[str, Any], owner: str) -> dict[str, Any]:
+    """The arguments of a criterion, with the rules that stand in them as plain data."""
+    sides = [side for side in ("lower", "upper") if side in arguments]
+    return arguments | {side: _read(f"{owner}.{side}", arguments[side]) for side in sides}
+
+
+def _read(name: str, bound: Any) -> Any:
+    """A rule from plain data, {"rule": "Quantile", "q": 0.99}; anything else as it came."""
+    if not isinstance(bound, dict):
+        return bound
+    given = dict(bound)
+    rule = given.pop("rule", None)
+    kind = RULES.get(rule) if isinstance(rule, str) else None
+    if kind is None:
+        raise ValueError(f"{name}: expected a number or the key 'rule' with one of {list(RULES)}, got {shown(bound)}")
+    return kind(**arguments_of(kind, given, f"{name} ({rule})"))

@@ -1,0 +1,352 @@
+"""Entropy that the caller brings: in criteria, in metrics, and as a bonus with its gradient."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import LAYOUTS, check, lay_out, outcome, random_sequences
+from builders.kernel_cases import INTERPRETED
+from builders.split_cases import Rank, picked, tokens_of
+from builders.threaded_ranks import Ranks
+from oracles.entropy_bonus import bonus
+from rollout_corr.definition.entropy import total_of
+from rollout_corr.spec.loss import LOSS_REDUCTIONS
+
+pytestmark = [*INTERPRETED, pytest.mark.usefixtures("one_thread")]
+
+OPEN = rc.Spec(
+    rc.Weight("token", upper=1.5),
+    (rc.Criterion("entropy", lower=0.2), rc.Criterion("entropy", "sequence", "mean", upper=0.9)),
+    rejected="both",
+)
+
+
+def with_entropy(seed, **options):
+    """Random sequences whose entropies are not negative, some of them NaN or infinite."""
+    rng = random.Random(seed)
+    sequences = random_sequences(seed, (5, 1, 7, 0, 4, 6, 9), **options)
+    for sequence in sequences:
+        rows = sequence.external["entropy"]
+        sequence.external["entropy"] = [
+            rng.choice((math.nan, math.inf)) if rng.random() < 0.05 else rng.expovariate(1.5) if m else h
+            for h, m in zip(rows, sequence.mask, strict=True)
+        ]
+    return sequences
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("whole", [False, True])
+def test_criteria_and_metrics_against_loops(layout, whole):
+    finite = random_sequences(2, (5, 1, 7, 0, 4, 6, 9))
+    for sequence in finite:
+        sequence.external["entropy"] = [abs(h) for h in sequence.external["entropy"]]
+    for sequences in (finite, random_sequences(3), []):
+        if sequences or layout not in ("list", "jagged"):
+            check(sequences, OPEN, layout, whole=whole)
+    _, expected = check(finite, OPEN, layout, whole=whole)
+    assert {False, True} == set(expected.keep) == {x for row in expected.rejected for x in row}
+
+
+def test_a_nan_fails_its_unit_and_is_counted():
+    x = torch.zeros(3, 2)
+    entropy = torch.tensor([[1.0, math.nan], [0.5, 0.5], [math.inf, 0.5]])
+    out = rc.correct(
+        x, x, spec=rc.Spec(criteria=(rc.Criterion("entropy", "sequence", "mean", upper=2.0),)), entropy=entropy
+    )
+    assert out.keep.tolist() == [False, True, False]
+    found = out.metrics()
+    assert found["entropy_nonfinite"] == 2 and found["entropy_mean"] == 0.625 and found["entropy_max"] == 1.0
+
+
+@pytest.mark.parametrize("over", ["token", "turn", "sequence", "prefix"])
+@pytest.mark.parametrize("nothing", [math.nan, math.inf])
+def test_an_entropy_that_is_not_finite_is_as_an_external_one(over, nothing):
+    """The statistic that a caller brings by a name of its own: the same rejections, and metrics of what is finite."""
+    x, entropy = torch.full((2, 4), -1.0), torch.tensor([[1.0, nothing, 1.0, 0.5], [0.5, 1.0, 2.0, 0.5]])
+    turns = torch.tensor([0, 2, 4, 6, 8])
+    for reduce in (None,) if over == "token" else ("sum", "mean", "max", "min"):
+        entropies, external = (
+            rc.Spec(criteria=(rc.Criterion(stat, over, reduce, upper=1.75, label="c", name=name),))
+            for stat, name in (("entropy", None), ("external", "e"))
+        )
+        found = rc.correct(x, x, spec=entropies, entropy=entropy, turns=turns)
+        wanted = rc.correct(x, x, spec=external, external={"e": entropy}, turns=turns)
+        assert torch.equal(found.mask, wanted.mask) and torch.equal(found.keep, wanted.keep)
+        # The least of some numbers and infinity is one of the numbers.
+        assert bool(found.mask[0, 1]) == (reduce == "min" and nothing == math.inf)
+        metrics, expected = found.metrics(), wanted.metrics()
+        assert all(math.isfinite(value) for value in metrics.values())
+        assert {key: metrics[key] for key in expected} == expected
+
+
+def test_the_tokens_of_highest_entropy():
+    """top_entropy_quantile of TRL and ms-swift, over the batch."""
+    laid = lay_out(random_sequences(14), "padded_left", torch.float32)
+    entropy = laid.external["entropy"].nan_to_num(0.5, 0.5, 0.5).abs()
+    spec = rc.Spec(criteria=(rc.Criterion("entropy", lower=rc.TopK(share=0.25)),))
+    out = laid.correct(spec, entropy=entropy)
+    valid = entropy[laid.mask]
+    least = valid.sort(descending=True).values[math.ceil(0.25 * valid.numel()) - 1]
+    assert torch.equal(out.mask, laid.mask & (entropy >= least)) and 0 < out.mask.sum() < laid.mask.sum()
+
+
+def test_metrics_without_a_criterion():
+    sequences = with_entropy(4)
+    laid = lay_out(sequences, "padded_right")
+    plain = laid.correct(rc.Spec()).metrics()
+    found = laid.correct(rc.Spec(), entropy=laid.external["entropy"]).metrics()
+    more = ["entropy_mean", "entropy_max", "entropy_min", "entropy_nonfinite", "kl_k3_over_entropy"]
+    assert [name for name in found if name not in plain] == more
+    assert {name: found[name] for name in plain} == plain
+    assert found["kl_k3_over_entropy"] == found["kl_k3"] / found["entropy_mean"] > 0.0
+
+
+def test_entropies_and_ages_and_divisors_merge():
+    spec = rc.Spec(rc.Weight("token", normalize="sequence"), (rc.Criterion("age", upper=3),))
+    parts = [lay_out(with_entropy(seed), "packed") for seed in (6, 7)]
+    found = [laid.correct(spec, entropy=laid.external["entropy"]) for laid in parts]
+    both = lay_out(with_entropy(6) + with_entropy(7), "packed")
+    whole = both.correct(spec, entropy=both.external["entropy"])
+    merged = rc.Statistics.sum(
+        [rc.Statistics.nothing(spec, extra=whole.statistics.extra), *(x.statistics for x in found)]
+    )
+    assert merged.metrics() == pytest.approx(whole.metrics(), rel=1e-12, abs=1e-12)
+    assert {"weight_divisor_max", "entropy_mean", "age_mean"} <= set(merged.metrics())
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded_left"])
+def test_the_kernels_take_it(layout, device):
+    laid = lay_out(random_sequences(8), layout, torch.float32).to(device)
+    laid.external["entropy"] = laid.external["entropy"].nan_to_num(0.1, 0.1, 0.1).abs()
+    found, wanted = (outcome(laid, laid.correct(OPEN, backend=backend)) for backend in ("triton", "torch"))
+    assert found[1:3] == wanted[1:3] and not all(found[2])
+    ours, theirs = (of[3].metrics() for of in (found, wanted))
+    assert {name: ours[name] for name in ours if "entropy" in name} == pytest.approx(
+        {name: theirs[name] for name in theirs if "entropy" in name}, rel=1e-6
+    )
+
+
+# --- the bonus ---
+
+
+def rows_of(laid, values):
+    return laid.read(values)
+
+
+def loss_arguments(laid):
+    mask = None if laid.mask is None else laid.mask
+    return {"old_logp": laid.rollout, "mask": mask, "cu_seqlens": laid.cu_seqlens}
+
+
+CALLS = [
+    {"reduction": reduction, "denominator": denominator}
+    for reduction, denominator in itertools.product(LOSS_REDUCTIONS, ("original", "kept", 7.0))
+    if reduction != "sum" or denominator == "original"
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_bonus_and_its_gradient_against_loops(layout):
+    sequences = with_entropy(9, advantages="sequence")
+    laid = lay_out(sequences, layout)
+    train_mask = laid.correct(rc.Spec(criteria=(rc.Criterion("ratio", lower=0.8),))).mask
+    trains = [[x != 0 for x in row] for row in laid.read(train_mask)]
+    entropies, masks = laid.read(laid.external["entropy"]), [q.mask for q in sequences]
+    for call, scope in itertools.product(CALLS, ("kept", "all")):
+        more = {"max_length": 16.0} if call["reduction"] == "token_sum_norm" else {}
+        if layout == "list":
+            entropy = [row.clone().requires_grad_() for row in laid.external["entropy"]]
+        else:
+            entropy = laid.external["entropy"].detach().clone().requires_grad_()
+        arguments = {**loss_arguments(laid), "train_mask": train_mask, **call, **more}
+        plain = rc.policy_loss(laid.train, laid.advantages, **arguments)
+        out = rc.policy_loss(
+            laid.train, laid.advantages, entropy=entropy, entropy_bonus=rc.EntropyBonus(0.3, scope), **arguments
+        )
+        out.value.backward()
+        value, slopes = bonus(entropies, masks, trains, 0.3, scope, **call, **more)
+        assert out.value.item() - plain.value.item() == pytest.approx(value, rel=1e-10, abs=1e-12), (call, scope)
+        got = [row.grad for row in entropy] if layout == "list" else entropy.grad
+        for ours, theirs in zip(laid.read(got), slopes, strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-12, abs=0.0), (call, scope)
+        assert not any(laid.elsewhere(got))
+
+
+def test_both_gradients_at_once_and_by_finite_differences():
+    generator = torch.Generator().manual_seed(3)
+    new, entropy = (torch.rand(3, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    new, old = -new, -torch.rand(3, 4, generator=generator, dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]])
+
+    def value(new, entropy):
+        return rc.policy_loss(
+            new, torch.tensor([1.0, -1.0, 0.5]), mask=mask, old_logp=old, surrogate=rc.GSPO(0.2, 0.2),
+            reduction="sequence_mean_token_mean", entropy=entropy, entropy_bonus=rc.EntropyBonus(0.05),
+        ).value  # fmt: skip
+
+    one, other = new.clone().requires_grad_(), entropy.clone().requires_grad_()
+    (3.0 * value(one, other)).backward()
+    assert torch.autograd.gradcheck(value, (one, other), eps=1e-7, atol=1e-7)
+    apart = new.clone().requires_grad_()
+    (3.0 * value(apart, entropy)).backward()
+    assert torch.equal(apart.grad, one.grad)
+    assert (other.grad != 0).equal(mask != 0)
+    with torch.no_grad():
+        assert value(one, other).item() == value(new, entropy).item()
+
+
+def test_the_kernels_of_the_loss_and_the_bonus(device):
+    laid = lay_out(random_sequences(11, advantages="sequence"), "packed", torch.float32).to(device)
+    laid.external["entropy"] = laid.external["entropy"].nan_to_num(0.5, 0.5, 0.5).abs()
+    found = []
+    for backend in ("triton", "torch"):
+        new = laid.train.clone().requires_grad_()
+        entropy = laid.external["entropy"].clone().requires_grad_()
+        given = {"entropy": entropy, "entropy_bonus": rc.EntropyBonus(0.1), "backend": backend}
+        advantages = laid.advantages.to(device)
+        out = rc.policy_loss(new, advantages, **loss_arguments(laid), **given, spec=OPEN, rollout_logp=laid.rollout)
+        out.value.backward()
+        found.append((out, new.grad, entropy.grad))
+    (ours, slope, of_entropy), (theirs, other, of_other) = found
+    assert ours.value.item() == pytest.approx(theirs.value.item(), rel=1e-5)
+    torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(of_entropy, of_other, rtol=1e-6, atol=0.0)
+    assert ours.metrics()["entropy_mean"] == pytest.approx(theirs.metrics()["entropy_mean"], rel=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean_token_mean"])
+def test_sequences_on_several_ranks(reduction):
+    sequences = with_entropy(12, advantages="sequence")
+    group, ranks = Ranks(3), 3
+    arguments = {"reduction": reduction, "entropy_bonus": rc.EntropyBonus(0.2)}
+
+    def run(laid, **more):
+        advantages = laid.advantages if laid.train.dim() == 2 or not more else laid.advantages[:, None]
+        entropy = laid.external["entropy"].clone().requires_grad_()
+        out = rc.policy_loss(laid.train, advantages, entropy=entropy, **loss_arguments(laid), **arguments, **more)
+        out.value.backward()
+        return out.value.item(), laid.read(entropy.grad), out.statistics
+
+    whole = run(lay_out(sequences, "packed"))
+
+    def of_rank(rank):
+        laid = lay_out(picked(sequences, tokens_of(sequences, "contiguous", ranks, rank)), "packed")
+        return run(laid, sequence_group=Rank(rank=rank, ranks=ranks))
+
+    parts = group.run(of_rank)
+    assert sum(part[0] for part in parts) == pytest.approx(whole[0], rel=1e-12)
+    for rank, part in enumerate(parts):
+        held = tokens_of(sequences, "contiguous", ranks, rank)
+        for row, wanted, places in zip(part[1], whole[1], held, strict=True):
+            assert row == pytest.approx([wanted[t] for t in places], rel=1e-12, abs=0.0)
+    merged = rc.Statistics.sum(part[2] for part in parts).metrics()
+    assert merged == pytest.approx(whole[2].metrics(), rel=1e-9, abs=1e-12)
+
+
+def test_compiled():
+    laid = lay_out(random_sequences(13, advantages="sequence"), "padded_right", torch.float32)
+    clean = laid.external["entropy"].nan_to_num(0.5, 0.5, 0.5).abs()
+
+    def step(new, entropy):
+        given = {"entropy": entropy, "entropy_bonus": rc.EntropyBonus(0.1), "spec": OPEN, "rollout_logp": laid.rollout}
+        return rc.policy_loss(new, laid.advantages, **loss_arguments(laid), **given).value
+
+    found = []
+    for call in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+        new, entropy = laid.train.clone().requires_grad_(), clean.clone().requires_grad_()
+        value = call(new, entropy)
+        value.backward()
+        found.append((value.item(), new.grad, entropy.grad))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found[0][2], found[1][2], rtol=1e-6, atol=0.0)
+
+
+def test_no_token_trains():
+    x = torch.zeros(2, 3)
+    entropy = torch.full((2, 3), math.nan, requires_grad=True)
+    out = rc.policy_loss(
+        x, torch.ones(2), mask=torch.zeros(2, 3), old_logp=x, entropy=entropy, entropy_bonus=rc.EntropyBonus(1.0)
+    )
+    out.value.backward()
+    assert out.value.item() == 0.0 and not entropy.grad.any() and out.metrics()["entropy_nonfinite"] == 0.0
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean_token_mean"])
+def test_a_token_that_the_loss_leaves_out_has_no_bonus(reduction, backend):
+    """One whose log-prob is not finite: it is counted by neither, and its entropy has no gradient."""
+    new = torch.tensor([[-1.0, -math.inf, -0.5], [-2.0, -1.0, math.nan]])
+    entropy = torch.tensor([[1.0, 50.0, 2.0], [3.0, 4.0, 60.0]], requires_grad=True)
+    call = {"reduction": reduction, "denominator": "kept", "backend": backend}
+    given = (new, torch.ones(2))
+    plain = rc.policy_loss(*given, old_logp=torch.full((2, 3), -1.0), **call)
+    bonus = {"entropy": entropy, "entropy_bonus": rc.EntropyBonus(1.0)}
+    out = rc.policy_loss(*given, old_logp=torch.full((2, 3), -1.0), **bonus, **call)
+    assert out.metrics()["loss_tokens_nonfinite"] == 2
+    assert (plain.value - out.value).item() == pytest.approx(2.5, rel=1e-6)
+    out.value.backward()
+    assert entropy.grad[0, 1] == entropy.grad[1, 2] == 0.0 and torch.count_nonzero(entropy.grad) == 4
+
+
+def test_errors():
+    x = torch.zeros(2, 3)
+    spec = rc.Spec(criteria=(rc.Criterion("entropy", upper=1.0),))
+    for call, error, words in (
+        (
+            lambda: rc.correct(x, x, spec=spec),
+            ValueError,
+            "entropy: expected the entropy of each token for a criterion",
+        ),
+        (lambda: rc.correct(x, x, entropy=x[0]), ValueError, r"entropy: expected shape \[2, 3\] \(of train_logp\)"),
+        (lambda: rc.correct(x, x, entropy=x.long()), ValueError, "entropy: expected a dtype among"),
+        (lambda: rc.correct(x, x, entropy=1.0), TypeError, "entropy: expected a tensor, got float"),
+        (
+            lambda: rc.policy_loss(x, x, entropy_bonus=rc.EntropyBonus(1.0)),
+            ValueError,
+            "entropy: expected a value, becau",
+        ),
+        (
+            lambda: rc.policy_loss(x, x, entropy=x, entropy_bonus=0.1),
+            TypeError,
+            "entropy_bonus: expected an EntropyBonus",
+        ),
+        (lambda: rc.EntropyBonus(math.nan), ValueError, r"EntropyBonus\.coef: expected"),
+        (lambda: rc.EntropyBonus(True), TypeError, r"EntropyBonus\.coef"),
+        (lambda: rc.EntropyBonus(0.1, "some"), ValueError, r"EntropyBonus\.scope: expected one of \['kept', 'all'\]"),
+        (lambda: rc.Criterion("entropy", upper=-1.0), ValueError, r"Criterion\.upper: expected"),
+        (lambda: rc.Criterion("external", upper=1.0, name="\0"), ValueError, r"Criterion\.name: expected the key"),
+    ):
+        with pytest.raises(error, match=words):
+            call()
+    assert rc.EntropyBonus(-1) == rc.EntropyBonus(-1.0) and replace(rc.EntropyBonus(0.1), scope="all").scope == "all"
+
+
+def test_the_definition_leaves_the_rest_alone():
+    """An entropy that is not finite has a gradient of 0, not NaN."""
+    from rollout_corr.definition.sequences import Rows
+    from rollout_corr.spec.loss import Objective
+
+    entropy = torch.tensor([[1.0, math.nan], [math.inf, 2.0]], requires_grad=True)
+    total = total_of(entropy, None, None, "kept", Rows(2), Objective(rc.PPO()))
+    total.backward()
+    assert total.item() == 3.0 and entropy.grad.tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
+def test_a_scale_multiplies_the_bonus_too():
+    entropy = torch.rand(2, 3, dtype=torch.float64, requires_grad=True)
+    new, scale = -torch.rand(2, 3, dtype=torch.float64), torch.tensor([[1.0, 0.5, 2.0], [0.0, 3.0, torch.nan]])
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    call = {"mask": mask, "scale": scale, "entropy": entropy, "entropy_bonus": rc.EntropyBonus(0.3)}
+    out = rc.policy_loss(new, torch.zeros(2), **call)
+    out.value.backward()
+    factors = scale.where(mask != 0, 0.0).double()
+    torch.testing.assert_close(entropy.grad, -0.3 * factors / 5)
+    torch.testing.assert_close(out.value, -0.3 * (factors * entropy.detach()).sum() / 5)

@@ -1,0 +1,147 @@
+"""PPO's loss of a block with its gradient, beside the definition and autograd: equal bits."""
+
+import math
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from rollout_corr.backends import ppo_blocks
+from rollout_corr.definition import loss
+from rollout_corr.definition.loss import Operands
+from rollout_corr.definition.sequences import Packed
+from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
+
+LENGTHS = torch.tensor([40, 1, 0, 200, 59])
+SURROGATES = [
+    rc.PPO(0.2, 0.3),
+    rc.PPO(0.2, 0.2, dual=3.0),
+    rc.PPO(0.1, 0.4, dual=1.5, delta=1.3),
+    rc.PPO(1.0, math.inf),
+    rc.PPO(0.0, 0.0),
+]
+
+
+def operands(dtype=torch.float32, weighted=False, trains="all", spread=0.3, many=1) -> Operands:
+    lengths = LENGTHS * many
+    size, generator = int(lengths.sum()), torch.Generator().manual_seed(11)
+    new, noise, advantages = torch.randn(3, size, generator=generator, dtype=torch.float64).to(dtype).unbind()
+    advantages[::7] = 0.0
+    x = spread * noise
+    # On both sides of every bound and, as far as exp can tell, on it.
+    x[:6] = torch.tensor([0.8, 1.2, 1.3, 3.0, 0.7, 1.5][:size], dtype=torch.float64).log().to(dtype)
+    which = {
+        "all": None,
+        "some": torch.rand(size, generator=generator) > 0.4,
+        "none": torch.zeros(size, dtype=torch.bool),
+    }
+    which["every one"] = torch.ones(size, dtype=torch.bool)
+    return Operands(
+        sequences=Packed.of_lengths(lengths, size),
+        n_valid=lengths,
+        new=new,
+        base=new - x,
+        advantages=advantages,
+        weights=2.0 * torch.rand(size, generator=generator).to(dtype) if weighted else None,
+        ref=None,
+        valid=None,
+        trains=which[trains],
+    )
+
+
+def by_definition(given: Operands, objective: Objective):
+    new = given.new
+    given.new = new.clone().requires_grad_()
+    total, sums, maxima = loss.evaluate(given, objective, look=True)
+    gradient = torch.autograd.grad(total, given.new)[0]
+    given.new = new
+    return total.detach(), gradient, sums, maxima
+
+
+@pytest.mark.parametrize("surrogate", SURROGATES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("trains", ["all", "every one", "some", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("reduction", "denominator"),
+    [("token_mean", "kept"), ("sequence_mean_token_mean", "kept"), ("sequence_mean_token_mean", "original")],
+)
+def test_bits_of_the_definition(surrogate, dtype, trains, weighted, reduction, denominator):
+    """Value and gradient equal; counts and ends equal, sums of ratios within rounding: measured 3e-7 of the largest."""
+    given = operands(dtype, weighted, trains)
+    objective = Objective(surrogate, reduction=reduction, denominator=denominator)
+    wanted = by_definition(given, objective)
+    before = [x.clone() for x in (given.new, given.base, given.advantages)]
+    found = ppo_blocks.run(given, objective, True)
+    assert found is not None
+    total, gradient, sums, maxima = found
+    assert torch.equal(total, wanted[0]) and torch.equal(gradient, wanted[1])
+    assert list(sums) == list(wanted[2]) and list(maxima) == list(wanted[3])
+    for name, x in wanted[2].items():
+        exact = name.startswith(("clip", "loss_"))
+        assert sums[name] == (x.item() if exact else pytest.approx(x.item(), rel=1e-6, abs=1e-5)), name
+    assert maxima == {name: x.item() for name, x in wanted[3].items()}
+    # Without a gradient, and inputs as they were.
+    alone = ppo_blocks.run(given, objective, False)
+    assert alone is not None and torch.equal(alone[0], total) and alone[1] is None and alone[2] == sums
+    assert all(torch.equal(x, y) for x, y in zip(before, (given.new, given.base, given.advantages), strict=True))
+
+
+def test_clipped_on_every_side():
+    """The cases above have tokens clipped from below, from above and on the far side."""
+    found = ppo_blocks.run(operands(), Objective(SURROGATES[2]), True)
+    assert found is not None
+    assert all(found[2][f"clip_{side}"] > 5 for side in ("low", "high", "dual"))
+    nothing = ppo_blocks.run(operands(spread=0.0), Objective(rc.PPO(0.9, 9.0)), True)
+    assert nothing is not None and nothing[2]["clip_low"] == nothing[2]["clip_high"] == nothing[2]["clip_dual"] == 0.0
+
+
+@pytest.mark.parametrize("spread", [0.3, 3.0])
+def test_many_tokens(spread, monkeypatch):
+    """Beyond the number up to which statistics are taken in float64."""
+    given, objective = operands(many=4, weighted=True, spread=spread), Objective(SURROGATES[1])
+    found = ppo_blocks.run(given, objective, True)
+    monkeypatch.setattr(ppo_blocks, "SMALL", 100)
+    other = ppo_blocks.run(given, objective, True)
+    assert found is not None and other is not None
+    assert torch.equal(found[0], other[0]) and torch.equal(found[1], other[1])
+    assert other[2] == pytest.approx(found[2], rel=1e-6, abs=1e-5)
+
+
+def test_what_is_not_for_it():
+    """Other surrogates, further terms, what is not finite, x beyond the clamp, nothing at all."""
+    plain, ppo = operands(weighted=True), SURROGATES[0]
+    objectives = [
+        Objective(rc.GSPO()),
+        Objective(rc.PPO(coef=2.0)),
+        Objective(ppo, kl=KL("k1", 0.1)),
+        Objective(ppo, regulariser=SquaredLogRatio(0.1)),
+        Objective(ppo, weights_are_the_ratio=True),
+        Objective(rc.PPO(clamp=0.5)),
+    ]
+    assert all(ppo_blocks.run(plain, objective, True) is None for objective in objectives)
+    assert ppo_blocks.run(plain, Objective(ppo), True) is not None
+    for name in ("new", "base", "advantages", "weights"):
+        for bad in (math.nan, math.inf, -math.inf):
+            given = operands(weighted=True)
+            getattr(given, name)[17] = bad
+            assert ppo_blocks.run(given, Objective(ppo), True) is None, (name, bad)
+    scaled = operands()
+    scaled.scales = torch.full_like(scaled.new, 0.5)
+    assert ppo_blocks.run(scaled, Objective(ppo), True) is None
+    alone = operands()
+    alone.base = None
+    nothing = operands(many=0)
+    assert ppo_blocks.run(alone, Objective(ppo), True) is None is ppo_blocks.run(nothing, Objective(ppo), True)
+
+
+def test_a_scale_multiplies_a_plain_ppo():
+    """Without a KL, so that nothing but the scale keeps the call from these blocks."""
+    generator = torch.Generator().manual_seed(5)
+    new, old, advantages, scale = torch.randn(4, 3, 8, generator=generator, dtype=torch.float64).unbind()
+    new.requires_grad_()
+    plain = rc.policy_loss(new, advantages * scale.abs(), old_logp=old, reduction="sum")
+    scaled = rc.policy_loss(new, advantages, old_logp=old, scale=scale.abs(), reduction="sum")
+    assert scaled.value.item() == pytest.approx(plain.value.item(), rel=1e-12)
+    wanted, found = (torch.autograd.grad(x.value, new)[0] for x in (plain, scaled))
+    assert torch.allclose(found, wanted, rtol=1e-12, atol=0.0) and bool(found.abs().sum() > 0.0)

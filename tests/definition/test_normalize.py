@@ -1,0 +1,300 @@
+"""Self-normalised weights against loops, in every layout, pack, order and split; their metrics and errors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rollout_corr as rc
+from builders.batches import (
+    LAYOUTS,
+    assert_same_results,
+    compare,
+    lay_out,
+    outcome,
+    pick,
+    random_sequences,
+    rounded,
+    spoil,
+    wild,
+)
+from builders.strategies import sequences, specs
+from oracles import normalized as oracle
+from rollout_corr.backends import blocks
+from rollout_corr.backends.whole import run_whole
+from rollout_corr.spec.choices import LEVELS, NONFINITE, OUTSIDE, REJECTED
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+GROUPS = [0, 2, 2, 0, 1, 2, 0, 5]
+LENGTHS = (5, 1, 7, 0, 4, 6, 9, 3)
+CRITERIA = (
+    rc.Criterion("ratio", lower=0.6),
+    rc.Criterion("k3", over="sequence", reduce="mean", upper=0.09),
+)
+CASES = settings(max_examples=60)
+
+
+def spec_of(rng, level, normalize):
+    return rc.Spec(
+        rc.Weight(
+            level,
+            *rng.choice(((None, None), (None, 1.3), (0.8, 1.2))),
+            rng.choice(OUTSIDE),
+            normalize,
+            rng.choice((None, 0.3)),
+        ),
+        rng.choice(((), CRITERIA, CRITERIA[1:])),
+        rejected=rng.choice(REJECTED),
+        nonfinite=rng.choice(NONFINITE),
+        sums_over=rng.choice(("valid", "kept")),
+    )
+
+
+def kinds():
+    for level, normalize in itertools.product(LEVELS, ("group", "sequence")):
+        if normalize == "group" or level in ("token", "prefix"):
+            yield level, normalize
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("whole", [False, True])
+def test_against_loops(layout, whole):
+    rng = random.Random(layout)
+    for seed, (level, normalize) in itertools.product(range(6), kinds()):
+        spec = spec_of(rng, level, normalize)
+        batch = spoil(wild(random_sequences(seed, LENGTHS)), seed) if seed % 2 else random_sequences(seed, LENGTHS)
+        groups = torch.tensor(GROUPS, dtype=rng.choice((torch.int32, torch.int64)))
+        for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+            laid = lay_out(batch, layout, dtype)
+            with mock.patch.object(blocks, "run_blocks", run_whole if whole else blocks.run_blocks):
+                out = laid.correct(spec, group_index=groups)
+            expected = oracle.correct(batch if dtype == torch.float64 else rounded(batch, dtype), spec, GROUPS)
+            compare(laid, out, expected, torch.bool, tolerance, f"{layout} {dtype} {spec!r}")
+
+
+def test_means_are_1():
+    generator = torch.Generator().manual_seed(1)
+    train, rollout = (-torch.rand(12, 40, generator=generator) for _ in range(2))
+    mask = torch.rand(12, 40, generator=generator) < 0.7
+    by_sequence = rc.correct(train, rollout, mask=mask, spec=rc.Spec(rc.Weight("token", normalize="sequence"))).weights
+    assert (by_sequence.double().sum(1) / mask.sum(1) - 1.0).abs().max() < 1e-6
+    tokens = rc.correct(train, rollout, mask=mask, spec=rc.Spec(rc.Weight("token", normalize="group")), group_size=4)
+    sums = tokens.weights.double().view(3, -1).sum(1)
+    assert (sums / mask.view(3, -1).sum(1) - 1.0).abs().max() < 1e-6
+    # SNIS: the weight of a sequence over the sum of its group's, times their number.
+    product = rc.correct(train, rollout, mask=mask, spec=rc.Spec(rc.Weight("product", normalize="group")), group_size=4)
+    ratio = torch.where(mask, train - rollout, 0.0).double().sum(1).exp().view(3, 4)
+    expected = 4.0 * ratio / ratio.sum(1, keepdim=True)
+    assert torch.allclose(product.weights.amax(1).double().view(3, 4), expected, rtol=1e-6)
+
+
+def test_a_mean_near_0_divides_nothing():
+    d = torch.tensor([[-19.0, -19.5], [0.5, 0.0], [-18.0, -19.0], [-17.0, -17.0]])
+    zeros = torch.zeros_like(d)
+    found = rc.correct(d, zeros, spec=rc.Spec(rc.Weight("token", normalize="sequence")))
+    assert torch.equal(found.weights[0], d[0].exp())
+    assert (found.weights[1:].sum(1) - 2.0).abs().max() < 1e-6
+    metrics = found.metrics()
+    assert metrics["sequences_undivided"] == 1.0
+    assert metrics["weight_divisor_max"] == pytest.approx((math.exp(0.5) + 1.0) / 2.0, rel=1e-7)
+    assert metrics["weight_divisor_min"] == pytest.approx((math.exp(-18.0) + math.exp(-19.0)) / 2.0, rel=1e-7)
+    every = rc.correct(d, zeros, spec=rc.Spec(rc.Weight("geometric", normalize="group")), group_size=1).weights
+    assert every[:, 0].tolist() == [d[0].mean().exp().item(), 1.0, d[2].mean().exp().item(), 1.0]
+
+
+def test_a_nan_that_propagates_stays_at_valid_tokens():
+    d, mask = torch.tensor([[0.5, math.nan, 9.0], [0.1, 0.2, 0.3]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
+    for normalize, last in (("sequence", True), ("group", False)):
+        spec = rc.Spec(rc.Weight("token", normalize=normalize), nonfinite="propagate")
+        found = rc.correct(d, torch.zeros_like(d), mask=mask, spec=spec, group_size=2).weights
+        assert found[0, :2].isnan().all() and found[0, 2] == 0.0 and bool(found[1].isfinite().all()) == last
+
+
+@pytest.mark.parametrize("normalize", ["batch", "group", "sequence"])
+@pytest.mark.parametrize("backend", ["torch", "whole"])
+def test_tokens_of_no_sequence_alone_weigh_0(normalize, backend):
+    x, spec = torch.zeros(5), rc.Spec(rc.Weight("token", normalize=normalize), CRITERIA)
+    with mock.patch.object(blocks, "run_blocks", run_whole if backend == "whole" else blocks.run_blocks):
+        found = rc.correct(x, x, cu_seqlens=torch.tensor([3]), spec=spec, group_size=2)
+    assert found.weights.tolist() == [0.0] * 5 and found.keep.shape == (0,)
+    assert all(math.isfinite(value) for value in found.metrics().values())
+
+
+def test_weights_of_turns():
+    d = torch.tensor([[0.5, -0.2, 0.1, 9.0], [0.3, 0.0, -0.4, -0.1]], dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+    turns = torch.tensor([0, 2, 4, 5, 5, 8])
+    weights = [math.exp(0.3), math.exp(0.1), math.exp(0.3), math.exp(-0.5)]
+    at = [[weights[0], weights[0], weights[1], 0.0], [weights[2], *[weights[3]] * 3]]
+    for normalize, means in (
+        ("group", [sum(weights) / 4] * 2),
+        ("sequence", [(2 * weights[0] + weights[1]) / 3, (weights[2] + 3 * weights[3]) / 4]),
+    ):
+        spec = rc.Spec(rc.Weight("product", over="turn", normalize=normalize))
+        found = rc.correct(d, torch.zeros_like(d), mask=mask, spec=spec, turns=turns, group_size=2).weights
+        expected = torch.tensor([[w / mean for w in row] for row, mean in zip(at, means, strict=True)])
+        assert torch.allclose(found, expected.double(), rtol=1e-7), normalize
+
+
+# --- the same to the bit ---
+
+
+def normalized(spec, normalize):
+    """A Spec of the strategies with a weight that is normalised."""
+    weight = spec.weight or rc.Weight("token")
+    if normalize == "sequence" and not weight.per_token:
+        weight = rc.Weight("token", weight.lower, weight.upper, weight.outside)
+    return replace(spec, weight=replace(weight, normalize=normalize))
+
+
+DTYPES = st.sampled_from((torch.float32, torch.bfloat16, torch.float16, torch.float64))
+ANY = specs(nonfinite=NONFINITE, prefixes=True)
+NORMALIZE = st.sampled_from(("group", "sequence"))
+
+
+def run(batch, spec, dtype, groups, layout="packed", **options):
+    laid = lay_out(batch, layout, dtype)
+    index = torch.tensor([groups[i] for i in range(len(batch))], dtype=torch.int64)
+    return outcome(laid, laid.correct(spec, group_index=index, group_count=9, **options))
+
+
+@CASES
+@given(sequences(), ANY, NORMALIZE, DTYPES, st.sampled_from(LAYOUTS), st.randoms(use_true_random=False))
+def test_layout_and_order_do_not_matter(batch, spec, normalize, dtype, layout, rng):
+    spec = normalized(spec, normalize)
+    groups = [rng.randrange(4) for _ in batch]
+    packed = run(batch, spec, dtype, groups)
+    if not (layout in ("list", "jagged") and not batch):
+        found = run(batch, spec, dtype, groups, layout)
+        if dtype != torch.float64:
+            assert_same_results(found, packed)
+    order = list(range(len(batch)))
+    rng.shuffle(order)
+    if dtype != torch.float64:
+        assert_same_results(run(pick(batch, order), spec, dtype, pick(groups, order)), packed, order)
+
+
+@CASES
+@given(sequences(longest=12), sequences(most=3), ANY, NORMALIZE, DTYPES)
+def test_what_is_packed_beside_does_not_matter(batch, before, spec, normalize, dtype):
+    spec = normalized(spec, normalize)
+    groups = [s % 3 for s in range(len(batch))]
+    more = run([*before, *batch], spec, dtype, [8] * len(before) + groups, "packed_gaps")
+    order = range(len(before), len(before) + len(batch))
+    if dtype != torch.float64:
+        assert_same_results(run(batch, spec, dtype, groups), more, order)
+
+
+def test_statistics_merge_over_micro_batches_of_whole_groups():
+    spec = rc.Spec(rc.Weight("token", upper=2.0, normalize="group"), CRITERIA, "both")
+    batch = random_sequences(5, (4, 3, 6, 2, 5, 1))
+    laid = [lay_out(part, "packed") for part in (batch, batch[:2], batch[2:])]
+    whole, *parts = [one.correct(spec, group_size=2) for one in laid]
+    merged = rc.Statistics.sum(
+        [rc.Statistics.nothing(spec, extra=whole.statistics.extra), *(p.statistics for p in parts)]
+    )
+    assert merged.metrics() == pytest.approx(whole.metrics(), rel=1e-12, abs=1e-12)
+    assert torch.equal(torch.cat([p.weights for p in parts]), whole.weights)
+
+
+def test_a_dry_run_and_a_call_without_sequences():
+    spec = rc.Spec(rc.Weight("token", normalize="group"), apply=False)
+    x = torch.zeros(2, 3)
+    assert rc.correct(x, x, spec=spec, group_size=2).weights is None
+    for shape in ((0, 3), (2, 0)):
+        nothing = torch.zeros(shape)
+        out = rc.correct(nothing, nothing, spec=replace(spec, apply=True), group_size=2)
+        assert out.weights.shape == shape and all(map(math.isfinite, out.metrics().values()))
+
+
+def test_outputs_of_the_caller():
+    spec = rc.Spec(rc.Weight("token", normalize="sequence"), CRITERIA, "both")
+    laid = lay_out(random_sequences(6), "padded_right", torch.float32)
+    wanted = laid.correct(spec)
+    out = rc.Outputs(torch.full_like(laid.train, 7.0), torch.ones_like(laid.mask))
+    found = laid.correct(spec, out=out)
+    assert found.weights is out.weights and torch.equal(found.weights, wanted.weights)
+    assert found.mask is out.mask and torch.equal(found.mask, wanted.mask)
+
+
+# --- the loss, and compiled functions ---
+
+
+@pytest.mark.parametrize("rejected", REJECTED)
+def test_the_loss_has_the_weights_of_the_correction(rejected):
+    spec = rc.Spec(rc.Weight("product", upper=2.0, normalize="group"), CRITERIA, rejected)
+    laid = lay_out(random_sequences(9, advantages="sequence", external=False), "padded_left")
+    groups = {"group_index": torch.tensor([3, 3, 0, 0, 3, 0])}
+    found = laid.correct(spec, **groups)
+    new = laid.train.clone().requires_grad_()
+    tensors = {"old_logp": laid.train, "mask": laid.mask}
+    fused = rc.policy_loss(new, laid.advantages, rollout_logp=laid.rollout, spec=spec, **tensors, **groups)
+    apart = rc.policy_loss(new, laid.advantages, correction=found, **tensors)
+    assert torch.equal(fused.weights, found.weights) and fused.value.item() == apart.value.item()
+    assert fused.metrics()["weight_divisor_max"] == found.metrics()["weight_divisor_max"]
+
+
+@pytest.mark.parametrize("level", ["token", "product", "prefix"])
+def test_compiled(level):
+    spec = rc.Spec(rc.Weight(level, upper=2.0, normalize="group"), CRITERIA, "both")
+    laid = lay_out(random_sequences(10), "padded_right", torch.float32)
+    index = torch.tensor([0, 1, 0, 1, 0, 1])
+
+    def call(train, rollout, mask, index):
+        out = rc.correct(train, rollout, mask=mask, spec=spec, group_index=index)
+        return out.weights, out.mask, out.statistics.sums
+
+    wanted = call(laid.train, laid.rollout, laid.mask, index)
+    found = torch.compile(call, fullgraph=True, backend="aot_eager")(laid.train, laid.rollout, laid.mask, index)
+    assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
+    assert torch.allclose(found[2], wanted[2], rtol=1e-6, atol=1e-6)
+
+
+# --- errors ---
+
+
+def test_errors():
+    x = torch.zeros(4, 3)
+    group = rc.Spec(rc.Weight("token", normalize="group"))
+
+    def call(**options):
+        return rc.correct(x, x, spec=group, **options)
+
+    for options, error, words in (
+        ({}, ValueError, "group_index: expected the group of each sequence, or group_size"),
+        ({"group_size": 3}, ValueError, "group_size: expected a divisor of the 4 sequences, got 3"),
+        ({"group_size": 0}, ValueError, "group_size: expected an integer above 0 or None, got 0"),
+        ({"group_size": True}, ValueError, "group_size: expected an integer above 0"),
+        ({"group_count": 2}, ValueError, "group_count: expected None without group_index, got 2"),
+        (
+            {"group_size": 2, "group_index": torch.zeros(4).long()},
+            ValueError,
+            "group_index: expected None beside group",
+        ),
+        ({"group_index": [0, 0, 1, 1]}, TypeError, "group_index: expected a tensor, got list"),
+        ({"group_index": torch.zeros(4)}, ValueError, "group_index: expected int32 or int64, got float32"),
+        ({"group_index": torch.zeros(3).long()}, ValueError, r"group_index: expected shape \[4\] or \[4, 1\], got"),
+        ({"group_index": torch.tensor([0, 1, 4, 0])}, ValueError, r"from 0 to 3 \(as many as sequences\), got 0 to 4"),
+        (
+            {"group_index": torch.tensor([0, 1, -1, 0]), "group_count": 2},
+            ValueError,
+            r"from 0 to 1 \(group_count\), got",
+        ),
+    ):
+        with pytest.raises(error, match=words):
+            call(**options)
+    with pytest.raises(ValueError, match=r"Weight\.normalize: expected 'batch', 'group' or None with level='product'"):
+        rc.Weight("product", normalize="sequence")
+    with pytest.raises(ValueError, match=r"Spec.report: expected \('native',\) beside normalize='group'"):
+        rc.Spec(rc.Weight("token", normalize="group"), report=("verl",))
+    with pytest.raises(ValueError, match="group_index: expected None without a spec"):
+        rc.policy_loss(x, torch.ones(4), group_size=2)

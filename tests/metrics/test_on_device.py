@@ -1,0 +1,100 @@
+"""Metrics as 0-d tensors: the numbers of `metrics()`, without a read of any value."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import lay_out, random_sequences
+from builders.launches import Operations
+from rollout_corr.metrics.on_device import Measured
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FULL = rc.Spec(
+    rc.Weight("token", 0.5, 2.0, normalize="sequence"),
+    (rc.Criterion("k3", "sequence", "mean", upper=0.1), rc.Criterion("age", upper=6)),
+    detail="full",
+)
+SPECS = {
+    "all": FULL,
+    "product": rc.Spec(rc.Weight("product", upper=1.5)),
+    "prefix": rc.Spec(rc.Weight("prefix", growth="sqrt", upper=1.5)),
+    "measure": rc.Spec(),
+}
+# Those that somebody schedules by.
+WANTED = {
+    "tokens",
+    "tokens_kept_fraction",
+    "d_mean",
+    "d_abs_mean",
+    "kl_k1",
+    "kl_k2",
+    "kl_k3",
+    "chi2_token",
+    "chi2_sequence",
+}
+OF_WEIGHTS = {"weight_ess", "weight_raw_ess", "sequence_weight_ess", "sequence_weight_raw_ess", "weight_mean"}
+
+
+def statistics_of(name, sequences):
+    laid = lay_out(sequences, "packed")
+    return laid.correct(SPECS[name], entropy=laid.external["entropy"]).statistics
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("lengths", [(5, 1, 7, 0, 4, 6), (), (0, 0)])
+def test_they_are_the_metrics(name, lengths):
+    statistics = statistics_of(name, random_sequences(1, lengths))
+    metrics, given, refused = statistics.metrics(), set(), set()
+    for key in (row.key for row in Measured(statistics.spec, statistics.objective, statistics.extra).rows()):
+        try:
+            found = statistics.on_device(key)
+        except ValueError:
+            refused.add(key)
+            continue
+        given.add(key)
+        assert found.shape == () and found.dtype == torch.float64
+        assert found.item() == pytest.approx(metrics[key], rel=1e-13, abs=1e-300), key
+    assert WANTED | {"entropy_mean", "kl_k3_over_entropy"} | (OF_WEIGHTS if name != "measure" else set()) <= given
+    if name == "all":
+        assert {"age_mean", "stale_fraction", "sequences_undivided", "weight_divisor_max"} <= given
+    assert all(key.endswith(("std", "correlation", "min", "d_abs_max")) or "_p" in key for key in refused), refused
+
+
+def test_0_of_0_among_some_tokens():
+    """All weights are 0, and so is the entropy."""
+    d, zeros = torch.full((2, 3), 3.0), torch.zeros(2, 3)
+    out = rc.correct(d, zeros, spec=rc.Spec(rc.Weight("token", upper=2.0, outside="zero")), entropy=zeros)
+    for key in ("weight_ess", "kl_k3_over_entropy"):
+        assert out.statistics.on_device(key).item() == out.metrics()[key] == 0.0
+
+
+def test_nothing_is_read():
+    statistics = statistics_of("all", random_sequences(2))
+    with Operations() as operations:
+        for key in ("weight_ess", "sequence_weight_ess", "kl_k3", "age_mean", "entropy_mean", "weight_divisor_max"):
+            statistics.on_device(key)
+    assert operations.names and not {"_local_scalar_dense", "item", "nonzero", "is_nonzero"} & set(operations.names)
+
+
+def test_of_the_loss_and_of_merged_statistics():
+    laid = lay_out(random_sequences(3, advantages="sequence"), "padded_right")
+    given = {"mask": laid.mask, "old_logp": laid.rollout, "rollout_logp": laid.rollout, "spec": SPECS["product"]}
+    loss = rc.policy_loss(laid.train, laid.advantages, **given)
+    both = loss.statistics + loss.statistics
+    for key in ("ppo_kl", "clip_fraction_high", "sequence_weight_ess", "loss_tokens"):
+        assert both.on_device(key).item() == pytest.approx(both.metrics()[key], rel=1e-13, abs=1e-300)
+    alone = rc.policy_loss(laid.train, laid.advantages, mask=laid.mask, old_logp=laid.rollout)
+    assert alone.statistics.on_device("ppo_kl_k3").item() == pytest.approx(alone.metrics()["ppo_kl_k3"], rel=1e-13)
+
+
+def test_errors():
+    statistics = statistics_of("measure", random_sequences(4))
+    with pytest.raises(
+        ValueError, match="key: expected a native metric of these statistics, got 'weight_ess'; they have"
+    ):
+        statistics.on_device("weight_ess")
+    with pytest.raises(ValueError, match="key: expected a metric that is a sum, a mean or an ESS, got 'd_std', whose"):
+        statistics.on_device("d_std")

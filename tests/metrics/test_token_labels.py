@@ -1,0 +1,207 @@
+"""Metrics by label of a token: those of its tokens as the oracle counts them, and what has no meaning left out."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import LAYOUTS, error, lay_out, random_sequences, spoil, wild
+from builders.turns import offsets_of, random_turns
+from builders.unit_cases import random_spec
+from oracles import correction as oracle
+from oracles import metrics as oracle_metrics
+from oracles.labels import of_label
+from rollout_corr.backends import blocks
+from rollout_corr.backends.whole import run_whole
+from rollout_corr.metrics import token_labels
+from rollout_corr.metrics.statistics import Statistics
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NAMES = {"label": ("old", "new", "never")}
+SPECS = [
+    rc.Spec(),
+    rc.Spec(
+        rc.Weight("token", lower=0.7, upper=1.3),
+        (
+            rc.Criterion("k3", upper=0.1, drop="sequence"),
+            rc.Criterion("abs", upper=0.3),
+            rc.Criterion("ratio", "sequence", "mean", lower=0.8, upper=1.3),
+        ),
+    ),
+    rc.Spec(rc.Weight("token", upper=1.2, outside="zero", token_clamp=0.3), nonfinite="neutral", clamp=0.5),
+    rc.Spec(rc.Weight("product", lower=0.5, upper=2.0), (rc.Criterion("abs", upper=0.5),), nonfinite="propagate"),
+    rc.Spec(rc.Weight("geometric", upper=1.1), (rc.Criterion("external", "token", upper=1, name="entropy"),)),
+]
+# Of a label of tokens these are the metrics; all others are of sequences.
+OF_TOKENS = {"tokens", "tokens_nonfinite", "tokens_clamped", "tokens_kept", "tokens_kept_fraction", "d_mean"} | {
+    "d_abs_mean", "d_std", "d_abs_max", "d_min", "d_max", "kl_k1", "kl_k2", "kl_k3", "ratio_mean", "ratio_std",
+    "chi2_token",
+}  # fmt: skip
+
+
+def labelled_sequences(seed, long_runs):
+    rng = random.Random(seed)
+    made = random_sequences(seed, (60, 1, 70, 0, 40, 90) if long_runs else (5, 1, 7, 0, 4, 6, 2))
+    made = spoil(wild(made), seed, share=0.1) if seed % 2 else made
+
+    def ids(q):
+        if not long_runs:
+            return [rng.choice((0, 0, 1, -3, 9)) for _ in q.train]
+        cuts = sorted(rng.choices(range(len(q) + 1), k=2))
+        found = rng.sample((0, 1, 5), 3)
+        return [found[sum(t >= cut for cut in cuts)] for t in range(len(q))]
+
+    return [replace(q, versions=ids(q), current_version=0) for q in made]
+
+
+def by_token(laid, spec, names=NAMES, **more):
+    return laid.correct(spec, labels={"label": laid.versions}, label_names=names, **more)
+
+
+def split(metrics, name):
+    prefix = f"label/{name}/tokens/"
+    return {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_label_has_the_metrics_of_its_tokens(layout, whole):
+    for number, spec in enumerate(SPECS):
+        sequences = labelled_sequences(number, long_runs=number in (1, 4))
+        laid, answer = lay_out(sequences, layout), oracle.correct(sequences, spec)
+        with mock.patch.object(blocks, "run_blocks", run_whole if whole else blocks.run_blocks):
+            out = by_token(laid, spec)
+        found = out.metrics(by="label")
+        labels = [q.versions for q in sequences]
+        for place, name in enumerate(NAMES["label"]):
+            wanted = oracle_metrics.metrics(of_label(answer, labels, place), spec)
+            mine = split(found, name)
+            assert set(mine) >= OF_TOKENS
+            plain = [key for key in mine if "/" not in key]
+            assert not any("sequence" in key or "ppl" in key for key in plain)
+            assert not any("rejected_sequences" in key for key in mine)
+            poisoned = spec.nonfinite == "propagate" and wanted["tokens_nonfinite"] > 0
+            for key, value in mine.items():
+                if poisoned and (not isinstance(wanted[key], int) or key.endswith("clamped")):
+                    continue
+                if key.endswith("std"):
+                    allowed = 1e-10 * (1.0 + wanted[key.removesuffix("std") + "mean"] ** 2)
+                    assert error(value**2, wanted[key] ** 2) <= allowed, (key, name, layout, spec)
+                else:
+                    allowed = 0.0 if isinstance(wanted[key], int) else 1e-10
+                    assert error(value, wanted[key]) <= allowed, (key, name, layout, spec)
+        valid = [v for q in sequences for v, m in zip(q.versions, q.mask, strict=True) if m]
+        assert found["label/outside/tokens"] == out.metrics()["label/outside/tokens"]
+        assert found["label/outside/tokens"] == sum(v not in (0, 1, 2) for v in valid) > 0
+
+
+def test_one_label_for_all_has_the_metrics_of_the_batch():
+    """Of Specs with turns, prefixes and decay too; sums in another order are off by a rounding."""
+    for seed in range(12):
+        rng = random.Random(seed)
+        sequences = random_sequences(seed, (40, 3, 0, 70))
+        sequences = spoil(sequences, seed) if seed % 3 else sequences
+        laid, spec = lay_out(sequences, ("packed", "padded_left")[seed % 2]), random_spec(rng)
+        ids = torch.zeros(laid.shape, dtype=torch.uint8)
+        given = {"turns": offsets_of(laid, random_turns(sequences, seed))}
+        given |= {"versions": laid.versions, "current_version": laid.current_version}
+        out = laid.correct(spec, labels={"label": ids}, label_names={"label": 1}, **given)
+        whole, found = out.metrics(), split(out.metrics(by="label"), "0")
+        assert set(found) >= OF_TOKENS
+        skipped = {key for key in found if "std" in key}
+        for key in set(found) - skipped:
+            assert found[key] == pytest.approx(whole[key], rel=1e-9, abs=1e-9, nan_ok=True), (key, seed, spec)
+        for key in skipped:
+            assert found[key] ** 2 == pytest.approx(whole[key] ** 2, rel=1e-9, abs=1e-9, nan_ok=True), (key, seed)
+
+
+def test_a_turn_has_a_label():
+    for seed, layout in enumerate(("packed", "padded_right", "list", "jagged", "packed_row")):
+        sequences = random_sequences(seed)
+        laid, turns = lay_out(sequences, layout), random_turns(sequences, seed)
+        offsets = offsets_of(laid, turns)
+        kinds = torch.arange(offsets.shape[0] - 1) % 3
+        flat = kinds.repeat_interleave(offsets.diff())
+        if layout == "list":
+            spread = list(flat.split([len(q) for q in sequences]))
+        elif layout == "jagged":
+            spread = torch.nested.nested_tensor_from_jagged(flat, laid.train.offsets())
+        else:
+            spread = flat.view(laid.shape)
+        more = {"label_names": {"kind": 3}, "turns": offsets}
+        one, other = (laid.correct(SPECS[1], labels={"kind": ids}, **more) for ids in (kinds, spread))
+        assert one.metrics(by="kind") == other.metrics(by="kind")
+        assert one.metrics(by="kind")["kind/0/tokens/tokens"] > 0
+
+
+def test_ages_are_labels():
+    versions = torch.tensor([[7, 7, 6], [3, 9, 6]])
+    x = torch.zeros(2, 3)
+    given = {"versions": versions, "current_version": 7, "label_names": {"age": ["0", "1", "2+"]}}
+    out = rc.correct(x, x, **given)
+    by = out.metrics(by="age")
+    counts = [by[f"age/{name}/tokens/tokens"] for name in ("0", "1", "2+")]
+    assert counts == [2, 2, 1] and by["age/outside/tokens"] == 1  # a version of the future
+    assert not any("/sequences" in key for key in by) and out.metrics()["age_max"] == 4
+    without = rc.correct(x, x, **given | {"label_names": {"age": 2}}).metrics(by="age")
+    assert without["age/1/tokens/tokens"] == 2 and without["age/outside/tokens"] == 2
+    of_sequences = rc.correct(x, x, **given | {"versions": versions[:, 2]}).metrics(by="age")
+    assert of_sequences["age/1/sequences/sequences"] == 2 and of_sequences["age/1/tokens/tokens"] == 6
+    both = rc.correct(x, x, **given | {"label_names": {"age": 8, "e": 2}, "labels": {"e": torch.tensor([0, 1])}})
+    assert both.metrics(by="age")["age/4/tokens/tokens"] == 1
+    assert both.metrics(by="e")["e/1/tokens/tokens"] == 3 and both.metrics()["age/outside/tokens"] == 1
+    own = rc.correct(x, x, **given | {"labels": {"age": torch.tensor([0, 2])}}).metrics(by="age")
+    assert own["age/2+/sequences/sequences"] == 1
+    with pytest.raises(ValueError, match=r"label_names\['age'\]: expected labels\['age'\], or versions"):
+        rc.correct(x, x, label_names={"age": 2})
+    loss = rc.policy_loss(x, x, old_logp=x, rollout_logp=x, spec=rc.Spec(), **given)
+    assert loss.metrics(by="age") == by
+
+
+def test_micro_batches_merge():
+    sequences = labelled_sequences(2, long_runs=True)
+    parts = [lay_out(sequences[:3], "packed"), lay_out(sequences[3:], "packed")]
+    found = [by_token(part, SPECS[1]).statistics for part in parts]
+    whole = by_token(lay_out(sequences, "packed"), SPECS[1])
+    merged = Statistics.sum([Statistics.nothing(SPECS[1], extra=found[0].extra), *found])
+    assert merged.metrics(by="label") == pytest.approx(whole.metrics(by="label"), rel=1e-12, abs=1e-12)
+    of_sequences = parts[0].correct(SPECS[1], labels={"label": torch.tensor([0, 1, 1])}, label_names=NAMES)
+    with pytest.raises(ValueError, match="other: expected statistics of the same arguments"):
+        found[0].merge(of_sequences.statistics)
+
+
+def test_several_blocks_and_short_runs_give_the_same(monkeypatch):
+    sequences = random_sequences(5, (400, 70, 3, 0, 900), scale=0.05)
+    sequences = [replace(q, versions=[t // 50 % 3 for t in range(len(q))], current_version=0) for q in sequences]
+    laid = lay_out(sequences, "packed", torch.float32)
+    wanted = by_token(laid, SPECS[1]).metrics(by="label")
+    monkeypatch.setattr(blocks, "BLOCK", 256)
+    blocked = by_token(laid, SPECS[1]).metrics(by="label")
+    monkeypatch.setattr(token_labels, "LONG_RUN", 10**9)
+    short = by_token(laid, SPECS[1]).metrics(by="label")
+    for key, value in wanted.items():
+        exact = key.endswith(("tokens", "_kept", "d_min", "d_max", "rejected_tokens_fraction"))
+        for other in (blocked, short):
+            assert other[key] == (value if exact else pytest.approx(value, rel=2e-6, abs=2e-7)), key
+
+
+@pytest.mark.slow  # the compiler takes seconds; the same way without it is `whole` above
+def test_in_a_compiled_function():
+    laid = lay_out(labelled_sequences(2, long_runs=False), "padded_right", torch.float32)
+
+    def step(train):
+        more = {"labels": {"label": laid.versions}, "label_names": {**NAMES, "age": 3}}
+        return rc.correct(
+            train, laid.rollout, mask=laid.mask, spec=SPECS[1], versions=laid.versions, current_version=3, **more
+        ).statistics
+
+    compiled = torch.compile(step, backend="eager", fullgraph=True)(laid.train)
+    for by in ("label", "age"):
+        plain = step(laid.train).metrics(by=by)
+        assert compiled.metrics(by=by) == pytest.approx(plain, rel=1e-6, abs=1e-6)

@@ -1,0 +1,55 @@
+"""The oracle of bounds that the batch decides: loops over Python floats. It shares no code with the package."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+
+def kept(rule, side, values):
+    """True for each value that a rule keeps; NaN is kept by none.
+
+    Args:
+        rule: A rule of the package, of which the fields are read.
+        side: "lower" or "upper".
+        values: Floats.
+    """
+    numbers = [x for x in values if not math.isnan(x)]
+    good = set()
+    # The kept values grow by one distinct value after another, from the end that the side keeps.
+    for candidate in sorted(set(numbers), reverse=side == "lower"):
+        up_to = [x for x in numbers if (x >= candidate if side == "lower" else x <= candidate)]
+        if type(rule).__name__ == "MeanBelow":
+            if good and not mean_is_below(up_to, rule.below):
+                break
+            good.add(candidate)
+            if not mean_is_below(up_to, rule.below):
+                break
+            continue
+        good.add(candidate)
+        if enough(rule, side, len(up_to), len(numbers)):
+            break
+    return [x in good for x in values]
+
+
+def enough(rule, side, count, n):
+    if type(rule).__name__ == "Quantile":
+        return count / n >= rule.q if side == "upper" else (n - count) / n <= rule.q
+    return count / n >= rule.share if rule.count is None else count >= rule.count
+
+
+def mean_is_below(values, below):
+    """Exactly, without rounding; an infinite value is never below."""
+    if math.inf in values:
+        return False
+    if -math.inf in values:
+        return True
+    return sum(map(Fraction, values)) < Fraction(below) * len(values)
+
+
+def second_moment_masked(rows, below):
+    """M2PO as AReaL has it: the largest D^2 of rows that still trains; the largest are dropped one by one."""
+    left = sorted((new - old) ** 2 for row in rows for new, old in zip(row.old, row.mu, strict=True))
+    while len(left) > 1 and math.fsum(left) / len(left) >= below:
+        left.pop()
+    return left[-1]

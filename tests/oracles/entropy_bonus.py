@@ -1,0 +1,33 @@
+"""The oracle of the entropy bonus: loops over tokens, from the formulas in docs/loss_math.md."""
+
+from __future__ import annotations
+
+import math
+
+
+def bonus(entropy, mask, trains, coef, scope, reduction, denominator, max_length=None):
+    """The term of the loss and its slope at each token's entropy; all arguments are lists of rows, or numbers.
+
+    `denominator` is "original", "kept" or a number; `trains` is True at tokens that train.
+    """
+    valid = [[m != 0 for m in row] for row in mask]
+    kept = [[a and b for a, b in zip(*rows, strict=True)] for rows in zip(valid, trains, strict=True)]
+    among = valid if scope == "all" else kept
+    counted = kept if denominator == "kept" else valid
+    if denominator in ("original", "kept"):
+        tokens = sum(sum(row) for row in counted)
+        sequences = sum(any(row) for row in counted)
+        divisor = {"token_mean": tokens, "sum": 1}.get(reduction, sequences) or 1
+    else:
+        divisor = denominator or 1
+    if max_length is not None:
+        divisor *= max_length
+    value, slopes = 0.0, []
+    for row, picked, counts in zip(entropy, among, counted, strict=True):
+        share = max(sum(counts), 1) if reduction == "sequence_mean_token_mean" else 1
+        slopes.append([])
+        for h, here in zip(row, picked, strict=True):
+            slope = -coef / share / divisor if here and math.isfinite(h) else 0.0
+            slopes[-1].append(slope)
+            value += slope * h if slope else 0.0
+    return value, slopes
