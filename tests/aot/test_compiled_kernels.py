@@ -21,7 +21,7 @@ from rollout_corr.aot import report as kernel_report
 from rollout_corr.aot.machine_code import MachineCode, read_machine_code
 from rollout_corr.aot.report import Failure, KernelRow
 from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT, Variant
-from rollout_corr.aot.variants import FEW, OF_NEW_VARIANTS, SPLIT_VARIANTS, VARIANTS
+from rollout_corr.aot.variants import FEW, OF_NEW_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from rollout_corr.backends import batch
 from rollout_corr.kernels.grid import SHAPES, cut_for
 from rollout_corr.spec import choices
@@ -29,8 +29,8 @@ from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 # --- the variants ---
 
-EVERY = [*VARIANTS.values(), *OF_NEW_VARIANTS.values()]
-SPECS = [variant.spec for variant in VARIANTS.values()]
+EVERY = [*VARIANTS.values(), *OF_NEW_VARIANTS.values(), *TURN_VARIANTS.values()]
+SPECS = [variant.spec for variant in (*VARIANTS.values(), *TURN_VARIANTS.values())]
 WEIGHTS = [x.weight for x in SPECS if x.weight is not None]
 CRITERIA = [criterion for x in SPECS for criterion in x.criteria]
 
@@ -38,6 +38,7 @@ CRITERIA = [criterion for x in SPECS for criterion in x.criteria]
 USED = {
     "LEVELS": {weight.level for weight in WEIGHTS},
     "OUTSIDE": {weight.outside for weight in WEIGHTS},
+    "WEIGHT_UNITS": {weight.over for weight in WEIGHTS},
     "NORMALIZE": {weight.normalize for weight in WEIGHTS} - {None},
     "STATS": {criterion.stat for criterion in CRITERIA},
     "UNITS": {criterion.over for criterion in CRITERIA},
@@ -51,16 +52,18 @@ USED = {
     "DETAIL": {x.detail for x in SPECS},
     "REPORTS": {scheme for x in SPECS for scheme in x.report},
 }
-# Turns and prefixes run on plain torch.
+# Prefixes run on plain torch.
 BEYOND = {
     "LEVELS": {"prefix"},
-    # The kernels are given ages as external statistics.
-    "STATS": {"age"},
-    "UNITS": {"prefix", "turn"},
-    "WEIGHT_UNITS": set(choices.WEIGHT_UNITS),
+    # The kernels are given ages and entropies as external statistics; other means divide weights behind them.
+    "STATS": {"age", "entropy"},
+    "NORMALIZE": {"group", "sequence"},
+    "UNITS": {"prefix"},
     "DROP": {"rest"},
     "PREFIX_REDUCTIONS": set(choices.PREFIX_REDUCTIONS),
     "GROWTH": set(choices.GROWTH),
+    # Needed by prefixes alone.
+    "SEQUENCE_ORDERS": set(choices.SEQUENCE_ORDERS),
 }
 
 # Every field of the three types: one without options to choose from is named with the variants that use it.
@@ -81,8 +84,7 @@ FREE = {
     "within": True,
     # Applied to the weights that the kernels hand back.
     "decay": True,
-    # Only turns need it.
-    "turns": not any(x.turns for x in SPECS),
+    "turns": any(x.turns for x in SPECS),
 }
 
 
@@ -96,7 +98,7 @@ def test_every_option_is_in_a_variant():
 
 
 def test_every_statistic_is_tested_over_both_units():
-    pairs = {(criterion.over, criterion.stat) for criterion in CRITERIA}
+    pairs = {(criterion.over, criterion.stat) for criterion in CRITERIA if criterion.over != "turn"}
     assert pairs == {(over, stat) for over in ("token", "sequence") for stat in USED["STATS"]}
 
 

@@ -342,6 +342,20 @@ def test_gate(wrong):
         gate.check(batch, operation, {OURS: found[OURS]})
 
 
+@pytest.mark.parametrize(("distance", "accepted"), [(0.0, True), (1e-3, False)])
+def test_at_a_clip_either_gradient_is_right(distance, accepted):
+    batch = tiny("1M")
+    at = tuple(batch.valid.nonzero()[0].tolist())
+    new = batch.new.detach().clone()
+    new[at] = batch.old[at] + math.log(1.0 + BOTH.surrogate.high) + distance
+    batch = replace(batch, new=new.requires_grad_())
+    found = outcomes(batch, BOTH)
+    gradient = found[BY_HAND].gradient.clone()
+    gradient[at] += gradient.abs().max()
+    found[BY_HAND] = found[BY_HAND]._replace(gradient=gradient)
+    assert (gate.check(batch, BOTH, found) == {}) == accepted
+
+
 @pytest.mark.parametrize(("distance", "accepted"), [(1e-8, True), (1e-5, False)])
 @pytest.mark.parametrize("layout", batches.LAYOUTS)
 def test_near_a_bound_either_mask_is_right(layout, distance, accepted):

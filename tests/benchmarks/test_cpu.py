@@ -13,7 +13,7 @@ from benchmarks.cases import gate
 from benchmarks.cases.batches import both_layouts
 from benchmarks.cases.contender import BY_HAND, OURS, SKYRL_OWN, TRL_OWN, VERL, VERL_METRICS, Contender
 from benchmarks.cases.contenders import on_cpu
-from benchmarks.cases.operations import CPU_LOSS, WORKLOADS
+from benchmarks.cases.operations import BOTH, CPU_LOSS, WORKLOADS
 from benchmarks.cpu import __main__ as cpu
 from benchmarks.cpu import counts, memory, turns
 from benchmarks.cpu import tables as cpu_tables
@@ -73,6 +73,23 @@ def test_table_of_counts():
     assert [row[1:3] for row in found.rows[:2]] == [["padded", "metrics only"], ["padded", "weights + rejection"]]
     assert len(found.rows) == 6 and all(len(row) == len(found.head) for row in found.rows)
     assert all(int(row[3].partition(" ")[0]) > 0 and row[4] in ("1", "-") for row in found.rows)
+
+
+# Operations that compute or copy, and views, of a small call: of metrics alone, of weights and rejection, of a loss.
+MOST_OPERATIONS = {"padded": [(83, 17), (143, 30), (68, 20)], "packed": [(56, 10), (117, 31), (35, 10)]}
+
+
+@pytest.mark.parametrize("layout", MOST_OPERATIONS)
+def test_a_small_call_is_not_taxed(layout):
+    """On few tokens an operation costs the same whatever it does, so their number is the time."""
+    batch = both_layouts(24, 300)[layout]
+    for operation, most in zip((*WORKLOADS, BOTH), MOST_OPERATIONS[layout], strict=True):
+        with one_thread():
+            calls = counts.calls_of(batch, operation)
+            ours = next(iter(calls.values()))
+            ours()
+            found = counts.operations(ours)
+        assert found[0] <= most[0] and found[1] <= most[1], (operation.name, found, most)
 
 
 @pytest.mark.parametrize("wrong", ["a peer", "ours", "nothing is rejected", "all is rejected"])

@@ -50,8 +50,8 @@ MOST = {
     "correct: weights": 2_780,
     "correct: weights + geometric + veto + verl's report": 3_330,
     "metrics() of a copied vector": 1_800,
-    "policy_loss: PPO + KL, forward and backward": 4_850,
-    "policy_loss: GSPO, forward and backward": 5_250,
+    "policy_loss: PPO + KL, forward and backward": 5_050,
+    "policy_loss: GSPO, forward and backward": 5_400,
 }
 
 

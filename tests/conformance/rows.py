@@ -190,7 +190,10 @@ def preset(name: str, theirs: str, run: Callable[..., Result], settings: Setting
     def both(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
         def ours() -> Result:
             spec = rc.preset(name, **drawn)
-            out = rc.correct(given.old, given.rollout, mask=given.mask, spec=spec, advantages=given.advantages)
+            turns = "runs" if spec.measures_turns else None
+            out = rc.correct(
+                given.old, given.rollout, mask=given.mask, spec=spec, advantages=given.advantages, turns=turns
+            )
             return {"mask": out.mask, "weights": out.weights}
 
         expected, made = dict(run(given, **drawn)), dict(once(f"preset {name}", given, drawn, ours))

@@ -23,6 +23,7 @@ from rollout_corr.frameworks.shared import presets, tables
 from rollout_corr.frameworks.shared.lookup import every_preset, frameworks, preset
 from rollout_corr.frameworks.shared.tables import END
 from rollout_corr.frameworks.verl import options as verl_options
+from rollout_corr.spec.bounds_of_batch import RULES
 from rollout_corr.spec.checked import expression
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 
@@ -288,7 +289,7 @@ def test_verl_itself_makes_the_same_of_a_batch(name):
 
 
 def test_expression_builds_what_it_says():
-    names = {"Spec": Spec, "Weight": Weight, "Criterion": Criterion}
+    names = {"Spec": Spec, "Weight": Weight, "Criterion": Criterion, **RULES}
     for spec in [*EXPECTED.values(), *OLD.values()]:
         assert eval(expression(spec), names) == spec
     assert expression(Spec(Weight("token", upper=2.0))) == 'Spec(weight=Weight("token", upper=2.0))'

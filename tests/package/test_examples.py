@@ -56,6 +56,13 @@ def numbers(text):
     return [float(x) for x in re.findall(r"-?\d+(?:\.\d+)?(?:e[-+]\d+)?(?![\w.])", text)]
 
 
+def test_ess_schedule(run):
+    """The staler the batch, the smaller the step: the root of the share of samples that count."""
+    rates = [float(line.rpartition(" ")[2]) for line in run("ess_schedule.py").splitlines()]
+    assert rates[0] == 0.01 and rates == sorted(rates, reverse=True) and len(set(rates)) == 4
+    assert rates[-1] < 0.009
+
+
 def test_plain_torch(run):
     """Both modes learn the toy, padded and packed; the broken sequence of each batch does not train."""
     found = {line.partition(": ")[0]: numbers(line) for line in run("plain_torch.py").splitlines()}

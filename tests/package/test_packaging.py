@@ -26,4 +26,13 @@ def test_the_image_keeps_its_torch():
     """Every installation in the container file leaves out requirements, and what is copied is a release's."""
     text = (ROOT / "packaging" / "Dockerfile").read_text(encoding="utf-8")
     assert all("--no-deps" in line for line in text.splitlines() if "pip install" in line) and "pip install" in text
-    assert re.findall(r"^COPY (\S+)", text, re.MULTILINE) == ["build/release/dist/*.whl"]
+    copied = re.findall(r"^COPY (\S+)", text, re.MULTILINE)
+    assert copied == ["build/release/dist/*.whl"]
+    ignored = (ROOT / "packaging" / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    assert [line for line in ignored if not line.startswith("#")] == ["*", *(f"!{path}" for path in copied)]
+
+
+def test_what_the_image_runs_at_its_end_passes():
+    """With `weights` of a Spec that has none, no image could have been built."""
+    (code,) = re.findall(r'python -c "(.+)"$', (ROOT / "packaging" / "Dockerfile").read_text("utf-8"), re.MULTILINE)
+    exec(code, {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import io
+import re
 import tarfile
 from pathlib import Path
 
@@ -50,6 +51,105 @@ def test_contents_that_nobody_listed_stop_a_release(capsys):
         state.compare(["wheel a", "wheel secret"], ["wheel a", "wheel b"], rehearse=False)
     assert capsys.readouterr().out == "- wheel b\n+ wheel secret\n"
     state.compare(["wheel a"], ["wheel a"], rehearse=False)
+
+
+def test_the_list_of_contents_has_every_file_of_the_package(monkeypatch):
+    """Both files hold the tracked sources, the kernels inside of the package in the wheel, and what packaging adds."""
+    monkeypatch.chdir(ROOT)
+    tracked = tool("check_wheel.py").tracked()
+    kernels = "rollout_corr/kernels/"
+    sources = [path.removeprefix("rollout_corr/") if path.startswith(kernels) else path for path in tracked]
+    listed = (ROOT / ".ci" / "release" / "contents.txt").read_text(encoding="utf-8").splitlines()
+    expected = [f"wheel {path}" for path in tracked] + [f"sdist {path}" for path in sources]
+    added = re.compile(r"wheel rollout_corr-VERSION\.dist-info/|sdist (rollout_corr\.egg-info/|[\w.-]+$)")
+    found = [line for line in listed if not added.match(line)]
+    assert sorted(found) == sorted(expected), 'make release ARGS="--rehearse --only-build --write-contents"'
+    assert len(listed) - len(found) < 25
+
+
+def test_torch_of_a_row_is_the_newest_of_its_minor_version(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    environments = tool("release/environments.py")
+    oldest = environments.TORCHES[0]
+    major, minor, _ = map(int, oldest.split("."))
+    listed = [(major, minor, 0), (major, minor, 1), (major, 0, 9), (major, minor + 9, 2), (major, minor + 9, 1)]
+    listed += [(major, minor + 10, 0)]
+    found = environments.newest_of_each_minor([tuple(map(str, version)) for version in listed])
+    assert found == [oldest, f"{major}.{minor}.1", f"{major}.{minor + 9}.2", f"{major}.{minor + 10}.0"]
+
+
+def test_the_oldest_and_the_newest_torch_are_tried_under_every_python(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    environments = tool("release/environments.py")
+    monkeypatch.setattr(environments, "runs", lambda python: python != "python3.9")
+    monkeypatch.setattr(environments, "try_one", lambda wheel, python, torch, scratch, cache: (python, torch))
+    monkeypatch.setattr(environments, "show", lambda row: None)
+    monkeypatch.setattr(environments, "version_of", lambda python: python.removeprefix("python"))
+    pythons, torches = ["python3.9", "python3.11", "python3.12"], ["a", "b", "c"]
+    tried = list(environments.try_everywhere(Path("x.whl"), pythons, torches, []))
+    assert tried == [
+        (f"python3.{minor}", torch)
+        for torch, minors in (("a", (11, 12)), ("b", (11,)), ("c", (11, 12)))
+        for minor in minors
+    ]
+    assert capsys.readouterr().out == "python3.9: not here, so not tried\n"
+    before = [{"python": "3.12", "asked": "a"}, {"python": "3.11", "asked": "b"}]
+    left = list(environments.try_everywhere(Path("x.whl"), pythons, torches, before))
+    assert left == [one for one in tried if one not in (("python3.12", "a"), ("python3.11", "b"))]
+
+
+def test_rows_of_the_same_bytes_are_kept_unless_they_failed(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    rows_of = tool("release/environments.py").rows_of
+    path = tmp_path / "rows.json"
+    assert rows_of(path, "x") == []
+    path.write_text('{"tried": "x", "rows": [{"failed": []}, {"failed": ["operators"]}]}', encoding="utf-8")
+    assert rows_of(path, "x") == [{"failed": []}] and rows_of(path, "y") == []
+
+
+@pytest.mark.parametrize(
+    ("said", "absent"),
+    [
+        ("Because torch==2.6.0 has no wheels with a matching Python ABI\n    tag (e.g., `cp314`)", True),
+        ("ERROR: No matching distribution found for torch==2.6.0", True),
+        ("ERROR: No matching distribution found for rich>=13", False),
+        ("No space left on device", False),
+    ],
+)
+def test_an_index_without_a_wheel_for_a_python_is_no_failure(monkeypatch, tmp_path, said, absent):
+    monkeypatch.chdir(ROOT)
+    environments = tool("release/environments.py")
+    monkeypatch.setattr(environments, "install", lambda *arguments: said)
+    monkeypatch.setattr(environments, "version_of", lambda python: "3.14")
+    row = environments.try_one(Path("x.whl"), "python3.14", "2.6.0", tmp_path, "")
+    assert ("absent" in row) is absent and bool(row["failed"]) is not absent
+
+
+def row(python, torch, triton, checks, **more):
+    """A row as `make release` writes it."""
+    versions = {"rollout-corr": "0.1.0", "torch": torch, "triton": triton, "numpy": "2.3.5"}
+    return {"python": python, **versions, "checks": checks, "failed": [], **more}
+
+
+def test_the_page_of_versions_shows_what_ran():
+    ran = {"corrects": "passes", "kernels interpreted": "passes"}
+    rows = [
+        row("3.11", "2.10.0+cu128", "3.6.0", ran),
+        row("3.9", "2.10.0", "3.6.0", ran),
+        row("3.11", "2.9.1", "3.5.1", {**ran, "kernels interpreted": "refused"}),
+        {"python": "3.14", "torch": "2.6.0", "checks": {}, "failed": [], "absent": True},
+    ]
+    text = tool("release/page.py").page(rows)
+    assert text.startswith("# Versions\n\nrollout-corr 0.1.0 ")
+    assert text.partition("| Python")[2].splitlines() == [
+        " | torch | Triton | NumPy | corrects | kernels interpreted |",
+        "|---|---|---|---|---|---|",
+        "| 3.9 | 2.10.0 | 3.6.0 | 2.3.5 | passes | passes |",
+        "| 3.11 | 2.9.1 | 3.5.1 | 2.3.5 | passes | refused |",
+        "| 3.11 | 2.10.0+cu128 | 3.6.0 | 2.3.5 | passes | passes |",
+        "",
+        "The index has no torch 2.6.0 for Python 3.14.",
+    ]
 
 
 def archive(names, mtime, mode, owner):

@@ -26,6 +26,7 @@ rc.Score(upper=2.0, outside="zero")
 rc.DPPO("kl")
 rc.KL("k3", 0.1, gradient="k2", weight="ratio", scope="all")
 rc.SquaredLogRatio(0.1, "kept")
+rc.EntropyBonus(0.01, scope="all")
 level: str = rc.Weight("product").level
 report: tuple[str, ...] = rc.Spec().report
 

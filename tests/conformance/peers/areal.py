@@ -54,6 +54,17 @@ def rounds_to_one(given: Batch, settings: dict[str, Any]) -> bool:
     return bool((front.exp() == 1.0).any())
 
 
+def nothing_finite(given: Batch) -> bool:
+    """Tell of batches that hold no token with a finite D."""
+    return not bool((given.old - given.rollout)[given.mask].isfinite().any())
+
+
+def ties(given: Batch) -> bool:
+    """Tell of batches with two tokens of equal D^2."""
+    d = (given.old - given.rollout)[given.mask]
+    return d.square().unique().shape[0] < d.shape[0]
+
+
 KL_NONFINITE = Declared(
     "a divergence that is no number rejects its sequence here, its token there",
     "presets.md",
@@ -76,6 +87,18 @@ BINARY_BF16 = Declared(
     "presets.md",
     "AReaL computes the binary KL in bf16",
     lambda given, settings: given.kind == "bf16",
+)
+TIES = Declared(
+    "tokens of equal D^2",
+    "presets.md",
+    "areal.m2po keeps or drops tokens of equal D^2 together",
+    lambda given, settings: ties(given),
+)
+NOTHING_FINITE = Declared(
+    "no token has a finite D",
+    "presets.md",
+    "areal.m2po drops a token whose D is not a number",
+    lambda given, settings: nothing_finite(given),
 )
 PROXIMAL = Declared(
     "AReaL stops at a proximal policy that is not finite",
@@ -152,6 +175,7 @@ def rows(source: Source) -> Iterator[Row]:
     }
     if kpop:
         presets["kpop"] = ({"metric": "binary_kl"}, of_kpop, (KL_NONFINITE, ROUNDS_TO_ONE, SMALL, BINARY_BF16))
+    mask = source.cut(ACTOR, "_apply_m2po_masking") if source.has(ACTOR, "_apply_m2po_masking") else None
     # AReaL computes weights in float32.
     single: dict[str, Any] = {"within": (2e-6, 2e-5)}
     for name, (fixed, drawn, declared) in presets.items():
@@ -173,6 +197,8 @@ def rows(source: Source) -> Iterator[Row]:
             **single,
         )
 
+    if mask is not None:
+        yield from m2po(mask, loss)
     losses: dict[str, Any] = {"declared": (PROXIMAL, BF16)}
     for name in ("ppo", "grpo"):
         yield recipe(f"areal.{name}", f"{FUNCTIONAL}: ppo_actor_loss_fn", loss, of_clip, **losses)
@@ -215,6 +241,34 @@ def rows(source: Source) -> Iterator[Row]:
     )
     yield drop_in(reject, result_class, config_of, [of_token_mask, of_kl, *([of_kpop] if kpop else [])])
     yield from readers(source, cispo is not None)
+
+
+def m2po(mask: Any, loss: Any) -> Iterator[Row]:
+    """Compare M2PO, which drops tokens before anything counts them."""
+
+    def masked(given: Batch, m2_threshold: float) -> Tensor:
+        # What lies at invalid tokens is zeroed before.
+        clean = [x.where(given.mask, 0.0) for x in (given.rollout, given.old)]
+        found: Tensor = mask(*clean, given.mask, m2_threshold)
+        return found
+
+    def lose(given: Batch, m2_threshold: float, **clipped: Any) -> Tensor:
+        value: Tensor = loss(replace(given, mask=masked(given, m2_threshold)), **clipped)
+        return value
+
+    def drawn(rng: Random) -> dict[str, Any]:
+        return {"m2_threshold": rng.choice((0.0007, 0.011, 0.04))}
+
+    place = f"{ACTOR}: _apply_m2po_masking"
+    declared = (TIES, NOTHING_FINITE, BF16)
+    yield preset("areal.m2po", place, lambda given, **s: {"mask": masked(given, **s)}, drawn, declared=declared)
+    yield recipe(
+        "areal.m2po",
+        f"{place}, {FUNCTIONAL}: ppo_actor_loss_fn",
+        lose,
+        lambda rng: drawn(rng) | {"eps_clip": rng.choice((0.1, 0.2)), "c_clip": rng.choice((None, 3.0))},
+        declared=(TIES, PROXIMAL, NOTHING_FINITE, BF16),
+    )
 
 
 def drop_in(reject: Any, result_class: type, config_of: Any, drawn: list[Any]) -> Row:

@@ -19,10 +19,12 @@ DISTRIBUTION, PACKAGE, CHECKOUT, UNDER = "liger-kernel", "liger_kernel", "liger-
 
 LOSS = "liger_kernel/chunked_loss/grpo_loss.py"
 FUNCTION = "LigerFusedLinearGRPOFunction.ppo_loss_fn"
-# Those of its loss types that a recipe has; VESPO has none.
-LOSSES = ("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "sapo", "cispo")
+LOSSES = trl.LOSSES
 # Settings that it has under TRL's names.
-TAKEN = ("delta", "importance_sampling_level", "max_completion_length", "sapo_temperature_pos", "sapo_temperature_neg")
+TAKEN = (
+    *("delta", "importance_sampling_level", "max_completion_length", "sapo_temperature_pos", "sapo_temperature_neg"),
+    *("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
+)
 
 NONFINITE = Declared("not finite", "presets.md", "Most frameworks let the NaN through into the loss", trl.nonfinite)
 KL_RATIO = Declared("the KL's ratio", "losses.md", "weighed by the ratio of the sequence", trl.weighed_kl)
@@ -62,6 +64,9 @@ def loss(function: Any, loss_type: str, given: Batch, **config: Any) -> Tensor:
         ratio = rc.correct(given.old, given.rollout, mask=given.mask, spec=spec).weights.to(given.old.dtype)
         if config["vllm_importance_sampling_mode"].startswith("sequence"):
             ratio = ratio.amax(1, keepdim=True)
+        elif loss_type == "vespo":
+            # It adds up the logarithms of all, as TRL's are 1 behind the mask.
+            ratio = ratio.where(given.mask, 1.0)
     mask = given.mask.to(given.new.dtype)
     value, _ = function(
         given.new,

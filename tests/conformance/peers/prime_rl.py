@@ -8,6 +8,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import rollout_corr as rc
@@ -34,7 +35,6 @@ CLAMP = Declared(
     lambda given, settings: bool(((given.new - given.rollout).abs() > 20.0)[given.mask].any()),
 )
 DECLARED = (PROPAGATES, BF16, CLAMP)
-TAU = {"adv_tau": 1.0, "kl_tau": 1e-3}
 
 
 @dataclass
@@ -65,13 +65,14 @@ def rows(source: Source) -> Iterator[Row]:
     compute_loss = source.cut(LOSS, "compute_loss", **records)
     setup = source.cut(LOSS, "setup_rl_loss_fn", **records, **classes)
 
-    def loss(given: Batch, config: Any, weights: str = "rl") -> Tensor:
+    def loss(given: Batch, config: Any, weights: str = "rl", of_tokens: Tensor | None = None) -> Tensor:
         lengths = lengths_of(given)
 
         def cut(x: Tensor) -> list[Tensor]:
             return samples_of(x, lengths)
 
-        scale = given.mask.sum().clamp(min=1)
+        counted = given.mask if of_tokens is None else given.mask & (of_tokens != 0)
+        scale = counted.sum().clamp(min=1)
         ref_kl = weights == "ref_kl"
         nothing = [given.new.new_zeros(n) for n in lengths]
         value, _ = compute_loss(
@@ -80,7 +81,7 @@ def rows(source: Source) -> Iterator[Row]:
             cut(given.ref),
             cut(given.token_advantages),
             cut(given.mask),
-            nothing if ref_kl else None,
+            nothing if ref_kl else None if of_tokens is None else cut(of_tokens),
             None,
             cut(given.mask.to(given.new.dtype)) if ref_kl else None,
             setup(config),
@@ -100,6 +101,24 @@ def rows(source: Source) -> Iterator[Row]:
         theirs = loss(peer, IPOLossConfig(), "ref_kl")
         return loss_and_gradient(made.value, mine), loss_and_gradient(theirs, peer)
 
+    def weighted(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
+        mine, peer = given.trains(), given.trains()
+        made = torch.Generator().manual_seed(given.seed)
+        of_tokens = torch.randint(0, 4, given.new.shape, generator=made).to(given.new.dtype) / 2
+        out = rc.policy_loss(
+            mine.new,
+            given.advantages,
+            mask=given.mask & (of_tokens != 0),
+            rollout_logp=given.rollout,
+            scale=of_tokens,
+            **rc.recipe("prime_rl.ipo", **drawn),
+        )
+        config = IPOLossConfig(**{"ipo_threshold" if name == "eps" else name: x for name, x in drawn.items()})
+        return loss_and_gradient(out.value, mine), loss_and_gradient(loss(peer, config, of_tokens=of_tokens), peer)
+
+    def drawn_ipo(rng: Random) -> dict[str, Any]:
+        return {"eps": rng.choice((0.01, 0.1)), **tau(rng)}
+
     more: dict[str, Any] = {"declared": DECLARED}
     yield recipe(
         "prime_rl.dppo",
@@ -112,9 +131,10 @@ def rows(source: Source) -> Iterator[Row]:
         "prime_rl.ipo",
         f"{LOSS}: compute_loss, ipo_loss_fn",
         lambda given, eps, **drawn: loss(given, IPOLossConfig(ipo_threshold=eps, **drawn)),
-        lambda rng: {"eps": rng.choice((0.01, 0.1)), **tau(rng)},
+        drawn_ipo,
         **more,
     )
+    yield Row("recipe", "prime_rl.ipo", f"{LOSS}: compute_loss, rl_weights", weighted, drawn_ipo, **more)
     yield Row("recipe", "prime_rl.ref_kl", f"{LOSS}: compute_loss, ref_kl_loss_fn", ref_kl, **more)
     yield configuration(
         "prime_rl",
@@ -128,8 +148,8 @@ def rows(source: Source) -> Iterator[Row]:
 
 
 def tau(rng: Random) -> dict[str, float]:
-    """Draw the factor of the regulariser."""
-    return {"kl_tau": rng.choice((1e-3, 0.0, 0.1))}
+    """Draw the factors of the regulariser and of the advantages."""
+    return {"kl_tau": rng.choice((1e-3, 0.0, 0.1)), "adv_tau": rng.choice((1.0, 0.5))}
 
 
 def drawn_config(rng: Random) -> dict[str, Any]:

@@ -20,6 +20,7 @@ DISTRIBUTION, PACKAGE, CHECKOUT = None, "roll", "roll"
 CORRECTION = "roll/utils/train_infer_corrections.py"
 WORKER = "roll/pipeline/rlvr/actor_worker.py"
 PG_WORKER = "roll/pipeline/rlvr/actor_pg_worker.py"
+AGENTIC = "roll/pipeline/agentic/agentic_actor_worker.py"
 
 PROPAGATES = Declared(
     "non-finite log-probs go on into the loss there",
@@ -86,6 +87,7 @@ def correction_config(weight: dict[str, Any] | None = None, *filters: dict[str, 
 def rows(source: Source) -> Iterator[Row]:
     """Compare the preset, the recipes and the reader."""
     compute = source.cut(CORRECTION, "compute_train_infer_correction")
+    agentic = source.cut(AGENTIC, "ActorWorker.loss_func")
     loss_func, weigh = (source.cut(WORKER, f"ActorWorker.{name}") for name in ("loss_func", "compute_sample_weights"))
     losses = ("vanilla_pg", "ppo", "tis", "topr", "cispo", "kimi15")
     methods = ("loss_func", *(f"_compute_{name}_loss" for name in losses))
@@ -138,12 +140,20 @@ def rows(source: Source) -> Iterator[Row]:
             non_tensor_batch={},
         )
         chosen = loss_func if actor is None else variants["loss_func"]
+        chosen = agentic if settings.get("ratio_type") == "segment" else chosen
         value: Tensor = chosen(worker, data, given.new)[0]
         return value
 
     # ROLL multiplies by its mask, adds 1e-8 to what it divides by, and raises on bf16.
     kinds = tuple(kind for kind in KINDS if kind not in ("nan_behind_mask", "bf16"))
     more: dict[str, Any] = {"declared": DECLARED, "kinds": kinds, "within": (3e-8, 2e-5)}
+
+    def of_segments(given: Batch, upper_bound: float | None, **bounds: Any) -> Result:
+        weight, rule = {"upper_bound": upper_bound, "weight_type": "segment"}, {"agg_type": "segment", **bounds}
+        weights, mask = correct(given, correction_config(weight, rule))
+        return {"weights": weights, "mask": mask}
+
+    yield preset("roll.segment", f"{CORRECTION}: compute_train_infer_correction", of_segments, bounds, **more)
     yield preset("roll.default", f"{CORRECTION}: compute_train_infer_correction", corrected, bounds, **more)
 
     def clipped(given: Batch, config: SimpleNamespace, **flags: Any) -> Tensor:
@@ -153,11 +163,17 @@ def rows(source: Source) -> Iterator[Row]:
         config = correction_config({"upper_bound": upper_bound}, {"ratio_low": ratio_low, "ratio_high": ratio_high})
         return clipped(given, config, **flags)
 
+    def segment(given: Batch, upper_bound: float | None, ratio_low: float, ratio_high: float, **flags: Any) -> Tensor:
+        weight = {"upper_bound": upper_bound, "weight_type": "segment"}
+        rule = {"ratio_low": ratio_low, "ratio_high": ratio_high, "agg_type": "segment"}
+        return clipped(given, correction_config(weight, rule), ratio_type="segment", **flags)
+
     def grpo(given: Batch, kl_loss_coef: float = 0.01, **flags: Any) -> Tensor:
         return clipped(given, correction_config(), use_kl_loss=True, kl_loss_coef=kl_loss_coef, **flags)
 
     shown = f"{WORKER}: ActorWorker.loss_func"
     yield recipe("roll.default", shown, default, default_settings, **more)
+    yield recipe("roll.segment", f"{AGENTIC}: ActorWorker.loss_func", segment, default_settings, **more)
     yield recipe("roll.ppo", shown, lambda given, **flags: clipped(given, correction_config(), **flags), clips, **more)
     yield recipe("roll.grpo", f"{shown}, use_kl_loss", grpo, with_kl, **more)
     for name in ("vanilla", "tis", "topr", "cispo", "kimi15"):
@@ -212,7 +228,9 @@ def with_kl(rng: Random) -> dict[str, Any]:
 
 def drawn_config(rng: Random) -> dict[str, Any]:
     """Draw a pipeline's settings."""
-    levels = ("token", "geometric", "sequence")
+    segments = rng.random() < 0.3
+    # Beside the ratio of segments a filter of tokens would cut them; the reader refuses it.
+    levels = ("segment", "geometric", "sequence") if segments else ("token", "segment", "geometric", "sequence")
     rules = [
         {
             "agg_type": rng.choice(levels),
@@ -226,7 +244,10 @@ def drawn_config(rng: Random) -> dict[str, Any]:
     return {
         "is_weight": weight if rng.random() < 0.7 else None,
         "filters": rules,
-        "actor_train": {"pg_variant": rng.choice((None, None, "ppo", "tis", "cispo", "kimi15", "vanilla"))},
+        "actor_train": {
+            "pg_variant": None if segments else rng.choice((None, None, "ppo", "tis", "cispo", "kimi15", "vanilla"))
+        },
+        "ratio_type": "segment" if segments else "token",
         "importance_sampling": rng.choice(("token", "token", "seq")),
         "use_pg_clip_range": rng.random() < 0.5,
         "pg_clip_high": rng.choice((0.2, 0.28)),

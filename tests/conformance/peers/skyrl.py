@@ -122,7 +122,7 @@ def algorithm(rng: Random, anchored: bool = False) -> dict[str, Any]:
         drawn["cispo"]["cispo_anchor"] = "rollout"
     if kind == "rollout_is" or "cispo_anchor" in drawn["cispo"]:
         drawn["off_policy_correction"]["tis_ratio_type"] = None
-    drawn["use_kl_loss"] = drawn["loss_reduction"] == "sequence_mean" and rng.random() < 0.5
+    drawn["use_kl_loss"] = rng.random() < 0.5
     return drawn
 
 
@@ -176,7 +176,7 @@ RECIPES: dict[str, Callable[[Random], dict[str, Any]]] = {
 }
 RECIPES |= {
     "ppo": RECIPES["regular"],
-    "grpo": RECIPES["regular"],
+    "grpo": lambda rng: RECIPES["regular"](rng) | {"kl_loss_coef": rng.choice((0.001, 0.1))},
     "gspo": RECIPES["regular"],
     "rollout_is": RECIPES["regular"],
     "dual_clip": lambda rng: RECIPES["regular"](rng) | {"clip_ratio_c": rng.choice((1.1, 3.0))},
@@ -238,6 +238,7 @@ def rows(source: Source) -> Iterator[Row]:
     def of_recipe(name: str) -> Callable[..., Tensor]:
         def run(given: Batch, **drawn: Any) -> Tensor:
             drawn = {"policy_loss_type": "regular" if name in ("ppo", "grpo") else name, **drawn}
+            drawn["use_kl_loss"] = name == "grpo"
             if name == "cispo":
                 drawn["cispo"] = {key: drawn.pop(key) for key in list(drawn) if key.startswith("cispo_")}
             if name == "dppo":

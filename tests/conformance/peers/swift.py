@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
+import rollout_corr as rc
 from conformance.batches import KINDS, Batch
-from conformance.rows import BF16, Declared, Row, Settings, configuration, preset, recipe
+from conformance.rows import BF16, Declared, Result, Row, Settings, configuration, loss_and_gradient, preset, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = "ms-swift", "swift", "ms-swift"
@@ -24,6 +25,7 @@ METHODS = (
     "_compute_sequence_level_ratios",
     "_compute_off_policy_sequence_mask",
 )
+FIPO = "_compute_fipo_influence"
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
 # ms-swift multiplies by the mask.
@@ -47,7 +49,9 @@ DECLARED = (
         "a batch without a token",
         "losses.md",
         "0 / 0 tokens of the batch is a NaN",
-        lambda given, settings: settings.get("loss_type") in ("dapo", "cispo") and not bool(given.mask.any()),
+        lambda given, settings: (
+            (settings.get("loss_type") in ("dapo", "cispo") or "half_life" in settings) and not bool(given.mask.any())
+        ),
     ),
 )
 
@@ -64,11 +68,16 @@ class Trainer:
         """Make a trainer of its arguments; settings that are not given are ms-swift's defaults."""
         epsilon, high = config.get("epsilon", 0.2), config.get("epsilon_high")
         given = {name: config.get(name, default) for name, default in UNCORRECTED.items()}
+        has_fipo = self.source.has(TRAINER, f"GRPOTrainer.{FIPO}")
         return self.source.instance(
             TRAINER,
             "GRPOTrainer",
-            METHODS,
+            (*METHODS, FIPO) if has_fipo else METHODS,
             **given,
+            fipo_gamma=2 ** (-1 / config.get("half_life", 32.0)),
+            fipo_clip_range=0.2,
+            fipo_clip_high_only=config.get("high_only", True),
+            fipo_safety_threshold=config.get("safety"),
             args=SimpleNamespace(delta=config.get("delta")),
             importance_sampling_level=config.get("importance_sampling_level", "token"),
             loss_type=config.get("loss_type", "grpo"),
@@ -165,7 +174,35 @@ def rows(source: Source) -> Iterator[Row]:
 
     deltas = with_loss(lambda rng: {"delta": rng.choice((0.001, 0.1))})
     yield recipe("swift.opsm", f"{TRAINER}: _compute_off_policy_sequence_mask", off_policy, deltas, **more)
+    if source.has(TRAINER, f"GRPOTrainer.{FIPO}"):
+        yield Row("recipe", "swift.fipo", f"{TRAINER}: {FIPO}", partial(_fipo, trainer), _settings_of_fipo, **more)
     yield configuration("swift", name, _of_configuration(trainer), _configuration, _hold, **more)
+
+
+def _settings_of_fipo(rng: Random) -> dict[str, Any]:
+    return {
+        "delta": rng.choice((None, 1.5)),
+        "half_life": rng.choice((2.0, 32.0)),
+        "safety": rng.choice((None, 1.1, 4.0)),
+        "high_only": rng.random() < 0.5,
+    }
+
+
+def _fipo(trainer: Trainer, given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
+    mine, peer = given.trains(), given.trains()
+    settings = {name: drawn[name] for name in ("delta", "half_life", "safety")}
+    settings |= {"lower": 1.0 if drawn["high_only"] else 0.8, "upper": 1.2}
+    weights = rc.future_kl_weights(mine.new, mine.old, mine.mask, advantages=mine.advantages, **settings)
+    out = rc.policy_loss(
+        mine.new,
+        mine.advantages,
+        mask=mine.mask,
+        old_logp=mine.old,
+        weights=weights,
+        **rc.recipe("swift.fipo", delta=drawn["delta"]),
+    )
+    theirs = trainer.loss(peer, loss_type="fipo", beta=0.0, **drawn)
+    return loss_and_gradient(out.value, mine), loss_and_gradient(theirs, peer)
 
 
 def _with_or_without_beta(rng: Random) -> dict[str, Any]:

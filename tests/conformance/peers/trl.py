@@ -22,6 +22,7 @@ from rollout_corr.frameworks.trl import asynchronous, dropin
 DISTRIBUTION, PACKAGE, CHECKOUT = "trl", "trl", "trl"
 
 TRAINER = "trl/trainer/grpo_trainer.py"
+DISTILLS = "trl/experimental/iw_opd/iw_opd_trainer.py"
 ASYNC = "trl/experimental/async_grpo/async_grpo_trainer.py"
 GENERATE, COMPUTE = "GRPOTrainer._generate_and_score_completions", "GRPOTrainer._compute_loss"
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
@@ -236,6 +237,8 @@ def rows(source: Source) -> Iterator[Row]:
         yield _configuration(trainer, loss_type, name, draw, own)
     yield from _functions(trainer, more)
     yield _asynchronous(source)
+    if source.has(DISTILLS, "IWOPDTrainer._compute_iw_opd_loss"):
+        yield _distillation(source)
     yield _packed(source)
 
 
@@ -267,6 +270,36 @@ def _asynchronous(source: Source) -> Row:
     known = Declared("not finite", "presets.md", "Most frameworks let the NaN through into the loss", nonfinite)
     far = Declared("safety clamp", "presets.md", "Here the exponent is then clamped to +-20", far_from_the_engine)
     return recipe("trl.async_grpo", f"{ASYNC}: compute_loss", loss, draw, declared=(known, BF16, far))
+
+
+def _distillation(source: Source) -> Row:
+    """Compare IW-OPD: the teacher is the reference, and weights of early tokens multiply its advantages."""
+    body = source.lines(
+        DISTILLS, "IWOPDTrainer._compute_iw_opd_loss", "safe_teacher_logprobs = ", "loss = torch.where(valid_mask"
+    )
+
+    def both(given: Batch, drawn: dict[str, Any]) -> tuple[Any, Any]:
+        mine, peer = given.trains(), given.trains()
+        advantages = mine.ref - mine.rollout
+        weights = rc.early_token_weights(advantages, mine.mask, gamma=drawn["gamma"])
+        made = rc.policy_loss(mine.new, advantages * weights, mask=mine.mask, **rc.recipe("trl.iw_opd"))
+        found = body(
+            self=SimpleNamespace(iw_opd_gamma=drawn["gamma"], iw_opd_epsilon=1e-8),
+            student_actual_logprobs=peer.new,
+            teacher_actual_logprobs=peer.ref,
+            rollout_logprobs=peer.rollout,
+            valid_mask=peer.mask,
+        )
+        theirs = found["loss"].sum() / peer.mask.sum().clamp_min(1)
+        return loss_and_gradient(made.value, mine), loss_and_gradient(theirs, peer)
+
+    known = Declared("not finite", "presets.md", "Most frameworks let the NaN through into the loss", nonfinite)
+    place = f"{DISTILLS}: _compute_iw_opd_loss"
+
+    def draw(rng: Random) -> dict[str, Any]:
+        return {"gamma": rng.choice((0.5, 1.0))}
+
+    return Row("recipe", "trl.iw_opd", place, both, draw, declared=(known, BF16))
 
 
 def _packed(source: Source) -> Row:

@@ -435,7 +435,7 @@ def whole_configuration(rng: Random, gspo_averages: bool) -> dict[str, Any]:
         "kl_loss_type": rng.choice(("kl", "abs", "k2", "mse+", "low_var_kl", "k1+", "k3+")),
         "policy_loss": {"loss_mode": mode, "dro_beta": rng.choice((0.1, 1.0))},
     }
-    if block["bypass_mode"] or mode in ("sapo", "geo_mean"):
-        # Two averages in one loss are refused.
-        actor["use_kl_loss"] &= (average == "seq-mean-token-mean") != block["bypass_mode"]
+    if mode in ("sapo", "geo_mean"):
+        # A length divides no KL loss of its own.
+        actor["use_kl_loss"] &= average != "seq-mean-token-sum-norm"
     return {"actor_rollout_ref": {"actor": actor}, "algorithm": {"rollout_correction": block}}

@@ -95,6 +95,16 @@ def test_losses(actor, surrogate):
     assert made == {"surrogate": surrogate, "spec": None, "reduction": "token_mean", "denominator": "original"}
 
 
+def test_m2po():
+    actor = {"use_decoupled_loss": True, "m2_threshold": 0.08, "eps_clip": 0.1}
+    spec = rc.Spec(criteria=(rc.Criterion("k2", upper=rc.MeanBelow(0.04), label="m2po"),), nonfinite="propagate")
+    made = rc.recipe_from_config("areal", actor)
+    assert made == rc.recipe("areal.m2po", m2_threshold=0.08, eps_clip=0.1)
+    assert made["spec"] == rc.from_config("areal", actor) == spec and made["denominator"] == "kept"
+    # It compares the policy with itself.
+    assert rc.recipe_from_config("areal", {"m2_threshold": 0.08})["spec"] is None
+
+
 def test_the_rejection_and_the_loss():
     made = rc.recipe_from_config("areal", {"actor": {**ACTOR, "use_cispo_loss": True, "eps_clip_higher": 4.0}})
     assert made["spec"] == rc.preset("areal.token_mask", lower=None) and made["surrogate"] == rc.Score(0.8, 5.0)
@@ -119,7 +129,8 @@ def test_refused(config, message):
 @pytest.mark.parametrize(
     ("actor", "message"),
     [
-        ({"m2_threshold": 0.04}, "m2_threshold: M2PO sorts"),
+        ({"m2_threshold": 0.0}, "m2_threshold: expected a finite number > 0"),
+        ({**ACTOR, "m2_threshold": 0.04}, "m2_threshold: expected None beside rejection_sampling"),
         ({"use_sapo_loss": True, "use_decoupled_loss": True}, "use_sapo_loss: AReaL refuses"),
         (
             {"use_sapo_loss": True, "importance_sampling_level": "sequence"},

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def segment_means(x, mask):
-    """What `compute_segment_masked_mean` gives: at each run of ones of a row its mean, 0 elsewhere."""
+    """Give what `compute_segment_masked_mean` gives: at each run of ones of a row its mean, 0 elsewhere."""
     found = torch.zeros_like(x)
     for row in range(mask.shape[0]):
         for valid, run in itertools.groupby(range(mask.shape[1]), key=lambda t, row=row: bool(mask[row, t])):
@@ -54,3 +54,14 @@ def test_the_ratio_of_segments_is_gspo_over_turns():
     found.value.backward()
     assert abs(found.value.item() - wanted.item()) < 1e-12
     assert torch.allclose(new.grad, slope, rtol=1e-10, atol=1e-14)
+
+
+def test_the_reader_makes_them_of_a_configuration():
+    weight = {"enabled": True, "weight_type": "segment", "upper_bound": 1.2}
+    block = {"is_weight": weight, "filters": [{"enabled": True, "agg_type": "segment"}]}
+    assert rc.from_config("roll", block) == rc.preset("roll.segment")
+    whole = rc.recipe_from_config("roll", {"train_infer_correction": block, "ratio_type": "segment"})
+    assert whole == rc.recipe("roll.segment") and whole["turns"] == "runs"
+    assert rc.recipe_from_config("roll", {"ratio_type": "segment"})["surrogate"] == rc.GSPO(0.2, 0.2, over="turn")
+    assert rc.recipe_from_config("roll", {"train_infer_correction": block})["surrogate"] == rc.PPO(0.2, 0.2)
+    assert "turns" not in rc.recipe_from_config("roll", {})

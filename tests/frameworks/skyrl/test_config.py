@@ -175,8 +175,8 @@ def test_recipe(config, expected):
 
 def test_a_kl_loss_of_another_average():
     """It is on in SkyRL's defaults, and a mean over rows beside a mean over tokens."""
-    with pytest.raises(ValueError, match="a mean over rows whatever loss_reduction says; pass kl_loss=False"):
-        rc.recipe_from_config("skyrl", {})
+    assert rc.recipe_from_config("skyrl", {}) == rc.recipe("skyrl.grpo")
+    assert rc.recipe("skyrl.grpo")["kl"].reduction == "sequence_mean_token_mean"
     assert rc.recipe_from_config("skyrl", {}, kl_loss=False) == rc.recipe("skyrl.ppo")
 
 

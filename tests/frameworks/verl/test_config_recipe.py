@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import rollout_corr as rc
@@ -63,6 +65,17 @@ def test_gspo_by_version():
         rc.recipe_from_config("verl", config, version="0.8")
 
 
+def test_a_kl_loss_of_another_average():
+    """sapo and geo_mean are means over sequences; `loss_agg_mode` is of their KL loss alone."""
+    config = {"use_kl_loss": True, "policy_loss": {"loss_mode": "sapo"}}
+    by_token = rc.recipe_from_config("verl", config)
+    by_row = rc.recipe_from_config("verl", config | {"loss_agg_mode": "seq-mean-token-sum"})
+    assert by_token["reduction"] == by_row["reduction"] == "sequence_mean_token_mean"
+    assert by_token["kl"] == rc.KL("k3", 0.001, value_clamp=10.0, reduction="token_mean")
+    assert by_row["kl"] == replace(by_token["kl"], reduction="sequence_mean_token_sum", denominator="rows")
+    assert rc.recipe_from_config("verl", config | {"loss_agg_mode": "seq-mean-token-mean"})["kl"].reduction is None
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -70,12 +83,11 @@ def test_gspo_by_version():
         ({"policy_loss": {"loss_mod": "gspo"}}, "unknown key 'loss_mod' .did you mean 'loss_mode'"),
         ({"policy_loss": {"loss_mode": "kl_cov"}}, "loss_mode: expected one of"),
         ({"loss_agg_mode": "mean"}, "loss_agg_mode: expected one of"),
-        ({"use_kl_loss": True, "policy_loss": {"loss_mode": "sapo"}}, "use_kl_loss: sapo is a mean over sequences"),
-        (whole({"rollout_is": "token"}, policy_loss={"loss_mode": "geo_mean"}), "expected no rollout_is beside"),
         (
-            whole(WHOLE | {"bypass_mode": True}, use_kl_loss=True, loss_agg_mode="seq-mean-token-mean"),
-            "use_kl_loss: bypass_mode averages",
+            {"use_kl_loss": True, "policy_loss": {"loss_mode": "sapo"}, "loss_agg_mode": "seq-mean-token-sum-norm"},
+            "use_kl_loss: the policy loss is a mean over sequences, the KL loss by seq-mean-token-sum-norm: two calls",
         ),
+        (whole({"rollout_is": "token"}, policy_loss={"loss_mode": "geo_mean"}), "expected no rollout_is beside"),
         (whole(TOKEN, loss_agg_mode="seq-mean-token-mean"), "verl divides by a row's tokens after rejection"),
     ],
 )
