@@ -7,6 +7,7 @@
 #   make test         every test that needs nothing but a CPU, on all cores
 #   make test-all     the slow ones too
 #   make test-gpu     the tests that need a GPU
+#   make coverage     the tests, and which lines they ran; fails below the floor in pyproject.toml
 #   make test-peers   the tests that run verl and TRL themselves, in an environment of their own
 #   make conformance  presets, recipes and drop-ins beside the frameworks' own functions; PEERS is a folder of checkouts
 #   make test-browser the HTML pages in a headless Chromium, which has to be installed
@@ -53,7 +54,7 @@ TRACKERS = mlflow-skinny tensorboard trackio wandb
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
-.PHONY: demo example quick test test-all test-gpu test-peers conformance test-browser test-wheel attack ptx kernels lint format docs bench bench-tiny gpu-report release hub clean
+.PHONY: demo example quick test test-all test-gpu coverage test-peers conformance test-browser test-wheel attack ptx kernels lint format docs bench bench-tiny gpu-report release hub clean
 
 demo: $(VENV)/installed-demo
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
@@ -72,6 +73,9 @@ test-all: $(VENV)/installed-test
 
 test-gpu: $(VENV)/installed-test
 	$(VENV)/bin/pytest -m gpu $(ARGS)
+
+coverage: $(VENV)/installed-dev
+	$(VENV)/bin/pytest --cov --cov-report=term:skip-covered $(PARALLEL) $(ARGS)
 
 test-peers: $(PEERS_VENV)/installed-peers
 	$(PEERS_VENV)/bin/pytest -m peers $(ARGS)
@@ -123,7 +127,7 @@ gpu-report:
 	$(PYTHON) -m benchmarks.gpu_report $(ARGS)
 
 # ARGS=--rehearse before the changelog is closed; uv is used where it is there, and fills a disk less.
-release: $(VENV)/installed-dev
+release: $(VENV)/installed-release
 	$(VENV)/bin/python .ci/release $(ARGS)
 
 # In an environment without the checkout, whose folder kernels/ would hide the package `kernels`.

@@ -98,7 +98,7 @@ def _compare(name: str, batch: Batch, operation: Operation, outcomes: Mapping[st
     ours = outcomes[OURS]
     _same_weights(name, batch, ours.weights, other.weights)
     _same_mask(name, batch, operation, ours.mask, other.mask)
-    _same_loss(name, ours, other)
+    _same_loss(name, batch, operation, ours, other)
     if ours.metrics is not None and other.metrics is not None:
         theirs = outcomes[VERL].metrics if name == VERL_METRICS and VERL in outcomes else None
         _same_metrics(name, _pairs(name, operation, ours.metrics, other.metrics, theirs))
@@ -153,11 +153,25 @@ def _near_a_bound(batch: Batch) -> Tensor:
     return layout.spread(near).expand_as(batch.old)[batch.valid]
 
 
-def _same_loss(name: str, ours: Outcome, other: Outcome) -> None:
+def _at_a_clip(batch: Batch, operation: Operation) -> Tensor:
+    """Bool, shaped like `new`: tokens at a bound of PPO, where rounding decides and `torch.min` halves a gradient."""
+    assert batch.new is not None
+    low, high, dual = operation.clip
+    x = batch.new.detach().double() - batch.old.double()
+    at = torch.zeros_like(x, dtype=torch.bool)
+    for bound in (1.0 - low, 1.0 + high, dual):
+        at |= (x - math.log(bound)).abs() <= NEAR_BOUND
+    return at
+
+
+def _same_loss(name: str, batch: Batch, operation: Operation, ours: Outcome, other: Outcome) -> None:
     if (ours.value is None) != (other.value is None) or (ours.gradient is None) != (other.gradient is None):
         raise WrongResult(f"{name}: a value or a gradient is on one side only")
     if ours.gradient is not None and other.gradient is not None:
         a, b = ours.gradient.double(), other.gradient.double()
+        if name not in OWN:
+            away = ~_at_a_clip(batch, operation)
+            a, b = a * away, b * away
         error, most = float((a - b).norm() / b.norm()), GRADIENT_ERROR[ours.gradient.dtype]
         # Negated, so that NaN, the error of a gradient of zeros, is refused too.
         if not error <= most:

@@ -9,7 +9,7 @@ import torch
 
 import rollout_corr as rc
 from rollout_corr.backends import operators
-from rollout_corr.backends.read import read_batch
+from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.kernels.correct import launch
 
 TOKENS = 4096
@@ -57,7 +57,7 @@ def _of_correct(
         return rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec, backend="triton")
 
     def read() -> object:
-        return read_batch(train, rollout, mask, offsets, spec, None, None, False)
+        return read_batch(Given(train, rollout, mask, offsets, spec))
 
     yield _warm(Call(f"correct: {name}", whole))
     yield _warm(Call("reading the batch", read, part=True))
