@@ -89,6 +89,7 @@ struct Task {
     int64_t instructions, registers, program_count, tensors, found, capacity;
     int64_t threads, thread, program, lane;  // registers that hold %tid.x, %ctaid.x, %laneid
     int64_t launch, seed;
+    int64_t off_by, off_seed;  // of approximations, see opcodes.hpp
 };
 
 struct Warp {
@@ -470,6 +471,8 @@ Word compute(Compute function, Word a, Word b, Word c) { return function(a, b, c
 
 void run(Task* task) {
     Launch launch(*task);
+    off_by = task->off_by, off_seed = task->off_seed;
     for (int64_t i = 0; i < task->program_count; i++) launch.run(task->programs[i]);
+    off_by = 0;
 }
 }

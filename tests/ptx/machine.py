@@ -109,7 +109,7 @@ class Program:
 
     def run(
         self, parameters: Sequence[int], grid: int, programs: NDArray[np.int64], tensors: list[Region], launch: int,
-        seed: int, checked: bool, findings: Findings,
+        seed: int, checked: bool, findings: Findings, off_by: tuple[int, int] = (0, 0),
     ) -> Executed:  # fmt: skip
         """Run programs of a launch, in an order that the seed decides, and count what they execute.
 
@@ -122,6 +122,7 @@ class Program:
             seed: Of every order.
             checked: Accesses are recorded; bounds and alignment are checked always.
             findings: Where findings go.
+            off_by: Units in the last place that ex2 and lg2 are off at most, and the seed that chooses each.
         """
         kernel, encoder = self.kernel, self._encoder
         given = dict(zip(kernel.parameters, parameters, strict=True))
@@ -145,7 +146,7 @@ class Program:
             ctypes.addressof(self._steps), targets.ctypes.data, initial.ctypes.data, executed.ctypes.data,
             counted.ctypes.data, order.ctypes.data, ctypes.addressof(regions), ctypes.addressof(found),
             len(self._steps) - 1, initial.size, order.size, len(tensors), 0, len(found), kernel.threads,
-            *(encoder.number[name] for name in ("tid.x", "ctaid.x", "laneid")), launch, seed,
+            *(encoder.number[name] for name in ("tid.x", "ctaid.x", "laneid")), launch, seed, *off_by,
         )  # fmt: skip
         native.library().run(ctypes.byref(task))
         for x in found[: task.found]:

@@ -63,7 +63,7 @@ class Task(ctypes.Structure):
             "code", "targets", "initial", "executed", "bytes", "programs", "regions", "findings")),
         *((name, c_int64) for name in (
             "instructions", "registers", "program_count", "tensors", "found", "capacity", "threads", "thread",
-            "program", "lane", "launch", "seed")),
+            "program", "lane", "launch", "seed", "off_by", "off_seed")),
     ]  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 // A function for each opcode that computes from registers alone, by the chapters of the PTX ISA. Names leave out the
-// rounding to nearest. Approximations are computed in float64 and rounded; a GPU is off by up to 2 ulp.
+// rounding to nearest. Approximations are computed in float64 and rounded, and then moved as far as a GPU may be off.
 #pragma once
 
 #include <algorithm>
@@ -118,14 +118,23 @@ template <class T> T fused(T a, T b, T c) {
     return T(float(double(a) * double(b) + double(c)));
 }
 
+// Units in the last place that ex2 and lg2 of float32 are off at most, and what chooses how far each result is.
+inline uint64_t off_by = 0, off_seed = 0;
+
+template <class T> T approximate(T exact, Word operand) {
+    if (!off_by || sizeof(T) != 4 || !std::isnormal(float(exact)) || operand << 33 == 0) return exact;  // of 0 it is 1
+    const Word drawn = (operand ^ off_seed) * 0x9E3779B97F4A7C15 >> 33;
+    return bits_of<T>(bits_of<Word>(exact) + drawn % (2 * off_by + 1) - off_by);
+}
+
 template <class T> void floats(const char* kind) {
     SET("add", T, a + b), SET("sub", T, a - b), SET("mul", T, a * b), SET("div", T, a / b);
     SET("fma", T, fused(a, b, c)), SET("neg", T, -a), SET("abs", T, std::fabs(double(a)));
     SET("copysign", T, std::copysign(double(b), double(a)));
     SET("min", T, least(a, b)), SET("min.NaN", T, a != a || b != b ? T(NAN) : least(a, b));
     SET("max", T, -least(T(-a), T(-b))), SET("max.NaN", T, a != a || b != b ? T(NAN) : T(-least(T(-a), T(-b))));
-    SET("ex2", T, std::exp2(double(a))), SET("lg2", T, std::log2(double(a))), SET("sqrt", T, std::sqrt(double(a)));
-    SET("rsqrt", T, 1 / std::sqrt(double(a))), SET("rcp", T, 1 / double(a));
+    SET("ex2", T, approximate(T(std::exp2(double(a))), A)), SET("lg2", T, approximate(T(std::log2(double(a))), A));
+    SET("sqrt", T, std::sqrt(double(a))), SET("rsqrt", T, 1 / std::sqrt(double(a))), SET("rcp", T, 1 / double(a));
 }
 
 // --- 9.7.9 conversion ---

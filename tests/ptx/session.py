@@ -76,6 +76,7 @@ class Session:
         executed: What each launch has executed.
         programs: Chooses the programs of a launch that run, by default all.
         allowed: Kinds of findings that are none.
+        off_by: Units in the last place that results of ex2 and lg2 are off at most, each as the seed has it.
     """
 
     seed: int = 0
@@ -83,6 +84,7 @@ class Session:
     mutate: Callable[[str, str], str] | None = None
     programs: Callable[[Launch], np.ndarray] | None = None
     allowed: tuple[str, ...] = ()
+    off_by: int = 0
     executed: list[tuple[Launch, Executed]] = field(default_factory=list)
     allocated: list[Tensor] = field(default_factory=list)
     _regions: dict[tuple[int, int, int], tuple[Tensor, Region]] = field(default_factory=dict)
@@ -106,8 +108,9 @@ class Session:
         programs = np.arange(launch.programs) if self.programs is None else self.programs(launch)
         number = next(self._launches)
         done = program.run(
-            values, launch.programs, programs, tensors, number, self.seed + number, self.checked, findings
-        )
+            values, launch.programs, programs, tensors, number, self.seed + number, self.checked, findings,
+            (self.off_by, self.seed),
+        )  # fmt: skip
         self.executed.append((launch, done))
         findings.complain(self.allowed)
 

@@ -41,7 +41,7 @@ _TEMPLATE = """
 
 def run_small(
     body: str, one: torch.Tensor, two: torch.Tensor, *, threads: int = 64, programs: int = 2, shared: int = 1024,
-    unwritten: tuple[str, ...] = (), launches: int = 1, seed: int = 0,
+    unwritten: tuple[str, ...] = (), launches: int = 1, seed: int = 0, off_by: tuple[int, int] = (0, 0),
 ) -> list[Finding]:  # fmt: skip
     """Run a body on two tensors of 4-byte elements and give the findings.
 
@@ -54,5 +54,5 @@ def run_small(
     ]
     given = [one.data_ptr(), two.data_ptr()]
     for launch in range(1, 1 + launches):
-        program.run(given, programs, np.arange(programs), regions, launch, seed, True, findings)
+        program.run(given, programs, np.arange(programs), regions, launch, seed, True, findings, off_by)
     return list(findings.found.values())

@@ -10,11 +10,12 @@ import torch
 import triton
 
 from builders.batches import LAYOUTS
+from ptx import cases, near_bounds
 from ptx.cases import CASES
 from ptx.counts import COUNTED, LENGTHS, RECORDED, counted, table, variant_of
 from ptx.edits import hunt_edits
 from ptx.mutants import FAULTS
-from ptx.worker import attempt, hunt, outcome_of, start
+from ptx.worker import hunt, outcome_of, start
 
 # Triton takes 3 CPU seconds or more to compile the kernels of each, and of 25 among the others the compiled code has
 # 95 % of the source lines that any variant has compiled. A new variant is not slow until it is named here.
@@ -36,40 +37,64 @@ def process():
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
 def test_every_variant(name, process):
-    assert process.submit(attempt, name, 0).result() == ""
+    assert process.submit(outcome_of, cases.run_case, name, 0).result() == ""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_variant_in_other_orders(name, process):
+    """And with approximations as far off as a GPU's may be."""
     for seed in (1000, 2000):
-        assert process.submit(attempt, name, seed).result() == ""
+        assert process.submit(outcome_of, cases.run_case, name, seed, off_by=APPROXIMATE).result() == ""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_and_dtype(layout, dtype, process):
-    assert process.submit(outcome_of, "run_layout", layout, dtype).result() == ""
+    assert process.submit(outcome_of, cases.run_layout, layout, dtype).result() == ""
 
 
 def test_programs_beyond_32_bits(process):
-    assert process.submit(outcome_of, "run_beyond_32_bits").result() == ""
+    assert process.submit(outcome_of, cases.run_beyond_32_bits).result() == ""
 
 
 @pytest.mark.slow
 def test_a_loss_of_turns(process):
-    assert process.submit(outcome_of, "run_loss_of_turns").result() == ""
+    assert process.submit(outcome_of, cases.run_loss_of_turns).result() == ""
 
 
 @pytest.mark.slow
 def test_400_000_tokens(process):
-    assert process.submit(outcome_of, "run_large").result() == ""
+    assert process.submit(outcome_of, cases.run_large).result() == ""
+
+
+# Units in the last place that the ISA allows ex2.approx and lg2.approx.
+APPROXIMATE = 2
+
+
+def test_decisions_next_to_a_bound_do_not_hang_on_approximations(process):
+    """None that compares D, whatever the last bits of an exponential; of the others none beyond the tolerance."""
+    for seed in range(3):
+        said = process.submit(outcome_of, near_bounds.run_near_bounds, seed, off_by=APPROXIMATE).result()
+        assert said == ""
+
+
+@pytest.mark.parametrize(
+    ("function", "off_by"),
+    [
+        (near_bounds.run_near_bounds, 16),
+        pytest.param(near_bounds.run_compared_as_ratios, APPROXIMATE, marks=pytest.mark.slow),
+    ],
+    ids=["farther off", "ratios compared"],
+)
+def test_a_decision_that_hangs_on_an_approximation_is_noticed(function, off_by, process):
+    assert "AssertionError" in process.submit(outcome_of, function, off_by=off_by).result()
 
 
 def test_unsorted_offsets_are_a_race_within_bounds(process):
     """Tokens of several sequences, which docs/batches.md says may differ from run to run."""
-    said = process.submit(outcome_of, "run_wrong_offsets", "geometric_clamped", allowed=()).result()
+    said = process.submit(outcome_of, cases.run_wrong_offsets, "geometric_clamped", allowed=()).result()
     findings = said.partition("FoundWrong: ")[2].splitlines()
     assert findings and {line.partition(":")[0] for line in findings} <= {"race in a program", "race of programs"}, said
 

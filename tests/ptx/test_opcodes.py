@@ -282,3 +282,20 @@ def test_local_memory_is_each_threads_own():
     )
     body = "cvta.local.u64 %SP, %SPL;\nst.b32 [%SP+4], %r8;\nld.b32 %r9, [%SP+4];"
     assert lanes(declared + body) == list(range(32))
+
+
+@pytest.mark.parametrize("opcode", ["ex2.approx.ftz.f32", "lg2.approx.f32"])
+def test_approximations_are_as_far_off_as_they_are_asked_to_be(opcode):
+    """By every number of units up to that, the same for the same operand, and not where the ISA has exact results."""
+    one = torch.linspace(0.0, 3.0, 512)
+    body = f"ld.global.b32 %r9, [%rd4];\n{opcode} %r9, %r9;\nst.global.b32 [%rd5], %r9;"
+
+    def units(off_by, seed):
+        two = torch.zeros(512, dtype=torch.float32)
+        assert run_small(body, one, two, threads=512, programs=1, seed=seed, off_by=(off_by, seed)) == []
+        return two.view(torch.int32)
+
+    exact = units(0, 0)
+    off = units(2, 0) - exact
+    assert set(off[1:].tolist()) == {-2, -1, 0, 1, 2} and off[0] == 0
+    assert units(2, 0).equal(units(2, 0)) and not units(2, 0).equal(units(2, 1))

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import traceback
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -16,20 +17,13 @@ def _begin() -> None:
     warnings.simplefilter("ignore")
 
 
-def outcome_of(function: str, *given: Any, **settings: Any) -> str:
-    """Call a function of cases.py by its name; give what went wrong, or an empty text."""
-    from ptx import cases
-
+def outcome_of(function: Callable[..., Any], *given: Any, **settings: Any) -> str:
+    """Call a function; give what went wrong, or an empty text."""
     try:
-        getattr(cases, function)(*given, **settings)
+        function(*given, **settings)
     except Exception:  # noqa: BLE001  whatever it is, the other process fails with its text
         return traceback.format_exc()
     return ""
-
-
-def attempt(name: str, seed: int) -> str:
-    """Run a case by name, then with wrong offsets; give what went wrong, or an empty text."""
-    return outcome_of("run_case", name, seed)
 
 
 def start() -> ProcessPoolExecutor:
