@@ -379,7 +379,11 @@ def test_thresholds_that_do_not_fit():
     first = rc.threshold_statistics(x, x, spec=TOGETHER)
     known, _ = decided_together([lay_out(coarse(0), "packed", torch.float32)], other)
     wrong = [
-        (lambda: rc.threshold_statistics(x, x, spec=rc.Spec()), ValueError, "spec: expected a bound that the batch decides"),
+        (
+            lambda: rc.threshold_statistics(x, x, spec=rc.Spec()),
+            ValueError,
+            "spec: expected a bound that the batch decides",
+        ),
         (
             lambda: rc.threshold_statistics(x, x, spec=TOGETHER, known=3),
             TypeError,
