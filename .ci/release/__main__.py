@@ -34,6 +34,9 @@ def main() -> None:
     )
     parser.add_argument("--torch", nargs="*", default=environments.TORCHES, metavar="VERSION", help="versions to try")
     parser.add_argument("--every", action="store_true", help="try every minor version of torch, for docs/versions.md")
+    parser.add_argument(
+        "--without-cuda", action="store_true", help="stand-ins for CUDA's packages: a fifth of what is installed"
+    )
     parser.add_argument("--only-build", action="store_true", help="make the files, and try them nowhere")
     args = parser.parse_args()
 
@@ -52,8 +55,8 @@ def main() -> None:
     tried = hashlib.sha256(wheel.read_bytes() + environments.SMOKE.read_bytes()).hexdigest()
     rows = environments.rows_of(OUT / "rows.json", tried)
     torches = environments.every_torch() if args.every else args.torch
-    for row in environments.try_everywhere(wheel.resolve(), args.pythons, torches, rows):
-        rows.append(row)
+    for row in environments.try_everywhere(wheel.resolve(), args.pythons, torches, rows, not args.without_cuda):
+        rows.append(row | {"commit": build_twice.said("git", "log", "-1", "--format=%h")})
         # After each, since all of them take an hour.
         (OUT / "rows.json").write_text(json.dumps({"tried": tried, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     if not any(row["checks"] for row in rows) or any(row["failed"] for row in rows):

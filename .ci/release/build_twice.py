@@ -15,9 +15,7 @@ from pathlib import Path
 
 def build(into: Path, scratch: Path, version: str) -> list[Path]:
     """Build in two folders, require equal hashes, check what the index will show, and leave the files in `into`."""
-    epoch = subprocess.run(
-        ["git", "log", "-1", "--format=%ct"], check=True, capture_output=True, text=True
-    ).stdout.strip()
+    epoch = said("git", "log", "-1", "--format=%ct")
     # Another path, which must not show in the files.
     first, second = (built(scratch / name, epoch) for name in ("one", "another-one"))
     for one, other in zip(first, second, strict=True):
@@ -30,6 +28,11 @@ def build(into: Path, scratch: Path, version: str) -> list[Path]:
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *map(str, first)], check=True)
     into.mkdir(parents=True)
     return [Path(path.rename(into / path.name)) for path in first]
+
+
+def said(*command: str) -> str:
+    """Give what a program prints."""
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def built(folder: Path, epoch: str) -> list[Path]:

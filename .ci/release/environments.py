@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import without_cuda
+
 # The first one tries every torch.
 PYTHONS = [f"python3.{minor}" for minor in (11, 10, 12, 13, 14)]
 # The oldest that setup.py allows, and whatever is newest.
@@ -33,10 +35,13 @@ def rows_of(path: Path, tried: str) -> list[dict[str, object]]:
 
 
 def try_everywhere(
-    wheel: Path, pythons: list[str], torches: list[str], before: list[dict[str, object]]
+    wheel: Path, pythons: list[str], torches: list[str], before: list[dict[str, object]], cuda: bool = True
 ) -> Iterator[dict[str, object]]:
-    """Try the wheel with the first and last torch under every Python, with those between under the first Python."""
-    done = {(row["python"], row["asked"]) for row in before}
+    """Try the wheel with the first and last torch under every Python, with those between under the first Python.
+
+    Where the index has no such last torch for a Python, the newest that it has for it takes its place.
+    """
+    done = {(row["python"], row["asked"]): row for row in before}
     there = [python for python in pythons if runs(python)]
     for python in sorted(set(pythons) - set(there)):
         print(f"{python}: not here, so not tried")
@@ -44,12 +49,15 @@ def try_everywhere(
         # Downloads of one torch are of use for its other Pythons alone, and all of them would fill a runner's disk.
         with tempfile.TemporaryDirectory() as cache:
             for python in there if torch in (torches[0], torches[-1]) else there[:1]:
-                if (version_of(python), torch) in done:
-                    continue
-                with tempfile.TemporaryDirectory() as scratch:
-                    row = try_one(wheel, python, torch, Path(scratch), cache)
-                show(row)
-                yield row
+                for asked in dict.fromkeys((torch, "newest")):
+                    row = done.get((version_of(python), asked))
+                    if row is None:
+                        with tempfile.TemporaryDirectory() as scratch:
+                            row = try_one(wheel, python, asked, Path(scratch), cache, cuda)
+                        show(row)
+                        yield row
+                    if "absent" not in row or torch != torches[-1]:
+                        break
 
 
 def every_torch() -> list[str]:
@@ -75,13 +83,18 @@ def runs(python: str) -> bool:
     return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
 
 
-def try_one(wheel: Path, python: str, torch: str, scratch: Path, cache: str) -> dict[str, object]:
+def try_one(wheel: Path, python: str, torch: str, scratch: Path, cache: str, cuda: bool) -> dict[str, object]:
     """Install the wheel into a fresh environment, and run the smoke test from an empty folder."""
     wanted = "torch" if torch == "newest" else f"torch=={torch}"
     # NumPy as in setup.py: Triton 3.6 and older fail in the interpreter with 2.4. The compiler of old torches imports
     # setuptools and does not ask for it.
-    installed = install(scratch / "venv", python, [f"{wheel}[demo]", wanted, "numpy<2.4", "setuptools"], cache)
+    also = ["numpy<2.4", "setuptools"]
+    if cuda:
+        installed = install(scratch / "venv", python, [[f"{wheel}[demo]", wanted, *also]], cache)
+    else:
+        installed = install_without_cuda(scratch / "venv", python, [str(wheel), wanted], also, cache)
     row: dict[str, object] = {"python": version_of(python), "asked": torch, "torch": torch, "checks": {}, "failed": []}
+    row["cuda"] = "installed" if cuda else "stood in"
     if installed is not None and NO_WHEEL.search(" ".join(installed.split())):
         return row | {"absent": True}
     if installed is not None:
@@ -98,24 +111,30 @@ def try_one(wheel: Path, python: str, torch: str, scratch: Path, cache: str) -> 
     return row | json.loads(done.stdout.splitlines()[-1])
 
 
-def install(venv: Path, python: str, requirements: list[str], cache: str) -> str | None:
+def install(venv: Path, python: str, steps: list[list[str]], cache: str) -> str | None:
     """Make an environment, by uv where it is there, since it copies nothing; say what kept it from being made."""
-    environment = {**os.environ, "UV_CACHE_DIR": cache, "PIP_CACHE_DIR": cache}
+    inside = str(venv / "bin" / "python")
+    make, add = [python, "-m", "venv", str(venv)], [inside, "-m", "pip", "install", "--quiet"]
     if shutil.which("uv"):
-        steps = [
-            ["uv", "venv", "--quiet", "--python", python, str(venv)],
-            ["uv", "pip", "install", "--quiet", "--python", str(venv / "bin" / "python"), *requirements],
-        ]
-    else:
-        steps = [
-            [python, "-m", "venv", str(venv)],
-            [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", *requirements],
-        ]
-    for step in steps:
+        make = ["uv", "venv", "--quiet", "--python", python, str(venv)]
+        add = ["uv", "pip", "install", "--quiet", "--python", inside]
+    environment = {**os.environ, "UV_CACHE_DIR": cache, "PIP_CACHE_DIR": cache}
+    for step in [*([] if venv.exists() else [make]), *([*add, *step] for step in steps)]:
         done = subprocess.run(step, capture_output=True, text=True, check=False, env=environment)
         if done.returncode:
             return done.stderr.strip()
     return None
+
+
+def install_without_cuda(venv: Path, python: str, alone: list[str], also: list[str], cache: str) -> str | None:
+    """Make an environment with the wheel and torch, what both need but CUDA, and stand-ins for its libraries."""
+    problem = install(venv, python, [["--no-deps", *alone]], cache)
+    if problem is None:
+        inside = venv / "bin" / "python"
+        problem = install(venv, python, [[*without_cuda.requirements(inside), *also]], cache)
+        (libraries,) = venv.glob("lib/python3.*/site-packages/torch/lib")
+        without_cuda.stand_in(libraries)
+    return problem
 
 
 def version_of(python: str) -> str:

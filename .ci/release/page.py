@@ -1,8 +1,12 @@
-"""Write docs/versions.md from build/release/rows.json, which `make release` leaves."""
+"""Write docs/versions.md from build/release/rows.json, which `make release` leaves, and from its earlier rows.
+
+A row stays until its Python and torch run again, with the commit that it ran at: all of them take hours.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +19,11 @@ make release ARGS="--rehearse --every"
 python .ci/release/page.py
 ```
 
-In each row the wheel was installed into an environment of its own, from the package index, on Linux without a GPU, and
-`.ci/release/smoke.py` ran from an empty folder:
+In each row the wheel of a commit was installed into an environment of its own, from the package index, on Linux without
+a GPU, and `.ci/release/smoke.py` ran from an empty folder:
 
+- *CUDA*: torch asks for CUDA's packages, which take the most room. They were installed, or libraries stood in for them
+  that answer "no device" (`--without-cuda`); `-` where it was not noted. torch is the index's; no check needs a GPU.
 - *installed*: package, licence and types are where the wheel put them.
 - *corrects*: a correction and a loss with its gradient are those worked out by hand.
 - *operators*: torch knows them and traces through them (`fullgraph=True`).
@@ -30,30 +36,62 @@ Triton is the one that this torch brings. *refused*: it is older than the kernel
 `backend="auto"` takes plain torch. Which Tritons' compiled kernels were also executed, instruction by instruction:
 [compiled, without a GPU](kernels.md#compiled-without-a-gpu).
 """
-COLUMNS = ("python", "torch", "triton", "numpy")
+COLUMNS = {
+    "python": "Python",
+    "torch": "torch",
+    "triton": "Triton",
+    "numpy": "NumPy",
+    "cuda": "CUDA",
+    "commit": "commit",
+}
+ABSENT = "The index has no {}."
 
 
 def main() -> None:
     """Write the page, and print nothing."""
-    Path("docs", "versions.md").write_text(
-        page(json.loads(Path("build", "release", "rows.json").read_text(encoding="utf-8"))["rows"]), encoding="utf-8"
-    )
+    path = Path("docs", "versions.md")
+    rows = json.loads(Path("build", "release", "rows.json").read_text(encoding="utf-8"))["rows"]
+    path.write_text(page(rows, path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def page(rows: list[dict[str, Any]]) -> str:
-    """Make the page of the rows of `make release`, oldest Python and torch first."""
-    ran = sorted((row for row in rows if row["checks"]), key=lambda row: [ordered(row[x]) for x in COLUMNS[:2]])
-    checks = list(dict.fromkeys(name for row in ran for name in row["checks"]))
+def page(rows: list[dict[str, Any]], before: str = "") -> str:
+    """Make the page of the rows of `make release` and of those that it had, oldest Python and torch first."""
+    (version,) = {row["rollout-corr"] for row in rows if row["checks"]}
+    kept = rows_of(before) if f"\nrollout-corr {version} " in before else []
+    ran = {(row["python"], row["torch"]): row for row in (*kept, *rows) if row["checks"]}
+    checks = list(dict.fromkeys(name for row in ran.values() for name in row["checks"]))
+    shown = [ran[at] for at in sorted(ran, key=lambda at: [ordered(x) for x in at])]
     lines = [
-        "| " + " | ".join(["Python", "torch", "Triton", "NumPy", *checks]) + " |",
+        "| " + " | ".join([*COLUMNS.values(), *checks]) + " |",
         "|" + "---|" * (len(COLUMNS) + len(checks)),
-        *("| " + " | ".join([*(row[x] for x in COLUMNS), *(row["checks"][x] for x in checks)]) + " |" for row in ran),
+        *(
+            "| " + " | ".join([*(row[x] for x in COLUMNS), *(row["checks"].get(x, "-") for x in checks)]) + " |"
+            for row in shown
+        ),
     ]
     absent = [f"torch {row['torch']} for Python {row['python']}" for row in rows if "absent" in row]
+    absent = list(dict.fromkeys([*missing(before), *absent])) if kept else absent
     if absent:
-        lines += ["", f"The index has no {', no '.join(absent)}."]
-    (version,) = {row["rollout-corr"] for row in ran}
+        lines += ["", ABSENT.format(", no ".join(absent))]
     return HEAD.format(version=version) + "\n" + "\n".join(lines) + "\n"
+
+
+def rows_of(text: str) -> list[dict[str, Any]]:
+    """Read the rows of a page."""
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    heads = {name: key for key, name in COLUMNS.items()}
+    rows = []
+    for cells in table[2:]:
+        row = dict(zip(table[0], cells, strict=True))
+        checks = {name: cell for name, cell in row.items() if name not in heads and cell != "-"}
+        rows.append({key: row[name] for name, key in heads.items()} | {"checks": checks})
+    return rows
+
+
+def missing(text: str) -> list[str]:
+    """Read which versions of torch a page says the index lacks."""
+    found = re.search(ABSENT.replace(".", r"\.").format("(.+)"), text)
+    return found[1].split(", no ") if found else []
 
 
 def ordered(version: str) -> list[int]:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 import importlib.util
 import io
+import json
 import re
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
+import rollout_corr as rc
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def tool(path):
-    """Load a file of .ci, which is no package."""
+    """Load a file of .ci, which is no package; its neighbours are found as where it runs."""
+    if str(ROOT / ".ci" / "release") not in sys.path:
+        sys.path.append(str(ROOT / ".ci" / "release"))
     spec = importlib.util.spec_from_file_location(
         f"ci_{path.replace('/', '_').removesuffix('.py')}", ROOT / ".ci" / path
     )
@@ -82,20 +90,30 @@ def test_the_oldest_and_the_newest_torch_are_tried_under_every_python(monkeypatc
     monkeypatch.chdir(ROOT)
     environments = tool("release/environments.py")
     monkeypatch.setattr(environments, "runs", lambda python: python != "python3.9")
-    monkeypatch.setattr(environments, "try_one", lambda wheel, python, torch, scratch, cache: (python, torch))
+    monkeypatch.setattr(environments, "try_one", stand_in_for_one(("3.12", "c")))
     monkeypatch.setattr(environments, "show", lambda row: None)
     monkeypatch.setattr(environments, "version_of", lambda python: python.removeprefix("python"))
     pythons, torches = ["python3.9", "python3.11", "python3.12"], ["a", "b", "c"]
     tried = list(environments.try_everywhere(Path("x.whl"), pythons, torches, []))
-    assert tried == [
-        (f"python3.{minor}", torch)
-        for torch, minors in (("a", (11, 12)), ("b", (11,)), ("c", (11, 12)))
-        for minor in minors
+    # For 3.12 the index has no c, so the newest that it has takes its place.
+    assert [(row["python"], row["asked"]) for row in tried] == [
+        *(("3.11", "a"), ("3.12", "a"), ("3.11", "b")),
+        *(("3.11", "c"), ("3.12", "c"), ("3.12", "newest")),
     ]
     assert capsys.readouterr().out == "python3.9: not here, so not tried\n"
-    before = [{"python": "3.12", "asked": "a"}, {"python": "3.11", "asked": "b"}]
-    left = list(environments.try_everywhere(Path("x.whl"), pythons, torches, before))
-    assert left == [one for one in tried if one not in (("python3.12", "a"), ("python3.11", "b"))]
+    for before in ([tried[1], tried[2]], [tried[4]], [tried[3], tried[5]], tried):
+        left = list(environments.try_everywhere(Path("x.whl"), pythons, torches, before))
+        assert left == [row for row in tried if row not in before]
+
+
+def stand_in_for_one(*absent):
+    """A trial that installs nothing, of an index that lacks some versions of torch for a Python."""
+
+    def try_one(wheel, python, torch, scratch, cache, cuda):
+        row = {"python": python.removeprefix("python"), "asked": torch}
+        return row | ({"absent": True} if (row["python"], torch) in absent else {})
+
+    return try_one
 
 
 def test_rows_of_the_same_bytes_are_kept_unless_they_failed(monkeypatch, tmp_path):
@@ -121,35 +139,102 @@ def test_an_index_without_a_wheel_for_a_python_is_no_failure(monkeypatch, tmp_pa
     environments = tool("release/environments.py")
     monkeypatch.setattr(environments, "install", lambda *arguments: said)
     monkeypatch.setattr(environments, "version_of", lambda python: "3.14")
-    row = environments.try_one(Path("x.whl"), "python3.14", "2.6.0", tmp_path, "")
+    row = environments.try_one(Path("x.whl"), "python3.14", "2.6.0", tmp_path, "", cuda=True)
     assert ("absent" in row) is absent and bool(row["failed"]) is not absent
 
 
 def row(python, torch, triton, checks, **more):
     """A row as `make release` writes it."""
     versions = {"rollout-corr": "0.1.0", "torch": torch, "triton": triton, "numpy": "2.3.5"}
-    return {"python": python, **versions, "checks": checks, "failed": [], **more}
+    made = {"cuda": "installed", "commit": "0123abc"}
+    return {"python": python, **versions, **made, "checks": checks, "failed": [], **more}
+
+
+RAN = {"corrects": "passes", "kernels interpreted": "passes"}
+ROWS = [
+    row("3.11", "2.10.0+cu128", "3.6.0", RAN),
+    row("3.9", "2.10.0", "3.6.0", RAN),
+    row("3.11", "2.9.1", "3.5.1", {**RAN, "kernels interpreted": "refused"}, cuda="stood in"),
+    {"python": "3.14", "torch": "2.6.0", "checks": {}, "failed": [], "absent": True},
+]
+TABLE = [
+    " | torch | Triton | NumPy | CUDA | commit | corrects | kernels interpreted |",
+    "|---|---|---|---|---|---|---|---|",
+    "| 3.9 | 2.10.0 | 3.6.0 | 2.3.5 | installed | 0123abc | passes | passes |",
+    "| 3.11 | 2.9.1 | 3.5.1 | 2.3.5 | stood in | 0123abc | passes | refused |",
+    "| 3.11 | 2.10.0+cu128 | 3.6.0 | 2.3.5 | installed | 0123abc | passes | passes |",
+    "",
+    "The index has no torch 2.6.0 for Python 3.14.",
+]
 
 
 def test_the_page_of_versions_shows_what_ran():
-    ran = {"corrects": "passes", "kernels interpreted": "passes"}
-    rows = [
-        row("3.11", "2.10.0+cu128", "3.6.0", ran),
-        row("3.9", "2.10.0", "3.6.0", ran),
-        row("3.11", "2.9.1", "3.5.1", {**ran, "kernels interpreted": "refused"}),
-        {"python": "3.14", "torch": "2.6.0", "checks": {}, "failed": [], "absent": True},
-    ]
-    text = tool("release/page.py").page(rows)
+    text = tool("release/page.py").page(ROWS)
     assert text.startswith("# Versions\n\nrollout-corr 0.1.0 ")
-    assert text.partition("| Python")[2].splitlines() == [
-        " | torch | Triton | NumPy | corrects | kernels interpreted |",
-        "|---|---|---|---|---|---|",
-        "| 3.9 | 2.10.0 | 3.6.0 | 2.3.5 | passes | passes |",
-        "| 3.11 | 2.9.1 | 3.5.1 | 2.3.5 | passes | refused |",
-        "| 3.11 | 2.10.0+cu128 | 3.6.0 | 2.3.5 | passes | passes |",
-        "",
-        "The index has no torch 2.6.0 for Python 3.14.",
+    assert text.partition("| Python")[2].splitlines() == TABLE
+
+
+def test_rows_of_the_page_stay_until_they_run_again():
+    """A new row replaces that of its Python and torch; under a new version of the package all rows are new."""
+    page = tool("release/page.py").page
+    before = page(ROWS)
+    assert page(ROWS[:1], before) == before
+    again = row("3.11", "2.9.1", "3.5.1", {**RAN, "operators": "passes"}, commit="4567def")
+    lines = page([again, ROWS[3]], before).partition("| Python")[2].splitlines()
+    old = [f"{line} - |" for line in (TABLE[2], TABLE[4])]
+    assert lines[2:] == [
+        old[0],
+        "| 3.11 | 2.9.1 | 3.5.1 | 2.3.5 | installed | 4567def | passes | passes | passes |",
+        old[1],
+        *TABLE[5:],
     ]
+    newer = [{**one, "rollout-corr": "0.2.0"} for one in ROWS[:1]]
+    assert page(newer, before) == page(newer)
+
+
+def test_the_page_of_versions_is_as_it_would_be_written():
+    page = tool("release/page.py")
+    text = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
+    rows = [{**one, "rollout-corr": rc.__version__} for one in page.rows_of(text)]
+    assert rows and page.page(rows, text) == text
+
+
+def compiled(folder, name, code, *options):
+    """A library of C."""
+    command = ["gcc", "-shared", "-fPIC", "-w", "-x", "c", "-", "-x", "none", "-o", str(folder / name)]
+    subprocess.run([*command, *options], input=code, text=True, check=True)
+
+
+def test_libraries_that_are_not_installed_are_stood_in_for(tmp_path):
+    """What was linked with a library of CUDA loads without it, whether or not its functions have versions."""
+    cuda, torch = tmp_path / "cuda", tmp_path / "torch"
+    cuda.mkdir()
+    torch.mkdir()
+    (cuda / "map").write_text("libcuA.so.12 { global: cuCount; };", encoding="utf-8")
+    named = f"-Wl,--version-script,{cuda / 'map'}"
+    compiled(cuda, "libcuA.so.12", "int cuCount(void) { return 7; }", "-Wl,-soname,libcuA.so.12", named)
+    compiled(cuda, "libnvB.so.1", "int ncclCount(void) { return 8; }", "-Wl,-soname,libnvB.so.1")
+    compiled(cuda, "libcuda.so.1", "int driver(void) { return 9; }", "-Wl,-soname,libcuda.so.1")
+    code = "int cuCount(void); int ncclCount(void); int count(void) { return cuCount() + ncclCount(); }"
+    libraries = [str(cuda / name) for name in ("libcuA.so.12", "libnvB.so.1")]
+    compiled(torch, "libtorch.so", code, *libraries, "-Wl,-rpath,$ORIGIN")
+    compiled(torch, "libother.so", "int driver(void); int other(void) { return driver(); }", str(cuda / "libcuda.so.1"))
+    for path in cuda.iterdir():
+        path.unlink()
+    stand_in = tool("release/without_cuda.py").stand_in
+    assert stand_in(torch) == ["libcuA.so.12", "libnvB.so.1"]
+    assert ctypes.CDLL(str(torch / "libtorch.so")).count() == 200
+    assert stand_in(torch) == [] and not list(torch.glob("*.map"))
+
+
+def test_what_torch_needs_besides_cuda(monkeypatch):
+    without_cuda = tool("release/without_cuda.py")
+    of_torch = ["filelock", "nvidia-nccl-cu13==2.30.7; platform_system == 'Linux'", "cuda-toolkit[cublas]==13.2.2"]
+    of_torch += ["triton==3.9.0; platform_system == 'Linux'", "optree>=0.13; extra == 'optree'"]
+    of_wheel = ["torch>=2.6", 'rich>=13; extra == "demo"', 'pytest; extra == "test"']
+    monkeypatch.setattr(without_cuda, "said", lambda *command: json.dumps([of_torch, of_wheel]))
+    expected = ["filelock", "triton==3.9.0; platform_system == 'Linux'", "rich>=13"]
+    assert without_cuda.requirements(Path("python")) == expected
 
 
 def archive(names, mtime, mode, owner):
