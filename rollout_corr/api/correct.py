@@ -133,7 +133,7 @@ def correct(
         current_version: The version of the policy that trains.
         labels: Integers that sequences ([S] or [S, 1]), turns ([U]) or tokens (same layout) are told apart by, by name:
             {"environment": ids}. Their metrics come by `out.metrics(by="environment")`; those of tokens alone for
-            labels of turns and tokens. On plain torch. An id that names no label is counted, and no error.
+            labels of turns and tokens. An id that names no label is counted, and no error.
         label_names: For each of `labels` the names of its labels, in the order of the ids, or how many there are.
             "age", where it is none of `labels`, makes labels of the ages of `versions`, the last of which is of all
             older ones too if its name ends in "+".
@@ -303,8 +303,8 @@ def read_request(
             reason = beyond_kernels(spec) if groups.sequence is None else beyond_split_kernels(spec)
             if reason is not None:
                 raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
-        if backend == "triton" and given.labelled:
-            raise ValueError("backend: expected 'auto' or 'torch' beside labels, got 'triton'")
+        if backend == "triton" and given.labelled and groups.sequence is not None:
+            raise ValueError("backend: expected 'auto' or 'torch' beside labels and a sequence_group, got 'triton'")
         batch = read_batch(given)
         groups.check_advantages(batch, given.train_logp, given.advantages)
         if versions is not None:

@@ -18,7 +18,9 @@ from rollout_corr.definition.sequences import Flattened, Packed, Rows, Sequences
 from rollout_corr.definition.turns import Turns, turns_within
 from rollout_corr.definition.weights import kept_tokens
 from rollout_corr.definition.when import Advantages
-from rollout_corr.metrics.collect import Collector
+from rollout_corr.metrics.all_sequences import AllSequences
+from rollout_corr.metrics.collect import Collector, LabelCollector
+from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.correction import Spec
 
 if TYPE_CHECKING:
@@ -124,6 +126,14 @@ def advantages_of(batch: Batch, given: Tensor, sequences: Sequences) -> Advantag
 def run_whole(batch: Batch, spec: Spec) -> Result:
     """Correct all sequences at once."""
     return _result(batch, spec, *sequences_of(batch))
+
+
+def with_labels(statistics: Statistics, batch: Batch, spec: Spec) -> Statistics:
+    """Append the statistics of a batch's labels to those that another backend has taken of it."""
+    found = evaluate(operands_of(batch, spec, *sequences_of(batch)))
+    labels = LabelCollector(spec, False, batch.labels)
+    labels.take(found)
+    return labels.beside(statistics, AllSequences(found.facts, 0.0, spec, False))
 
 
 class PendingSplit:

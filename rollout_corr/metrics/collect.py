@@ -121,10 +121,8 @@ class Collector:
     """
 
     def __init__(self, spec: Spec, look: bool = False, labelled: tuple[Labelled, ...] = ()) -> None:
-        self._spec, self._look, self._labels = spec, look, labelled
-        self._by_sequence = any(one.labels.units == "sequences" for one in labelled)
-        self._per_sequence: list[PerSequence] = []
-        self._of_tokens: dict[str, PerLabel] = {}
+        self._spec, self._look = spec, look
+        self._labels = LabelCollector(spec, look, labelled) if labelled else None
         self._rows = rows_at(spec, "tokens", "blocks")
         self._facts: list[SequenceFacts] = []
         self._sums: list[Numbers] = []
@@ -139,19 +137,8 @@ class Collector:
             choose: Gives its tokens' values of a tensor of the shape of the batch; None: all of them.
         """
         self.add(found.facts, *of_block(found, self._rows))
-        if self._labels:
-            self._take_labels(found, choose)
-
-    def _take_labels(self, found: Findings, choose: Callable[[Tensor], Tensor] | None) -> None:
-        from rollout_corr.metrics import sequence_labels, token_labels
-
-        if self._by_sequence:
-            self._per_sequence.append(sequence_labels.of_block(found))
-        for labels, ids in self._labels:
-            if labels.units == "tokens":
-                here = Labelled(labels, ids if choose is None else choose(ids))
-                of_tokens, before = token_labels.of_block(found, here, self._look), self._of_tokens.get(labels.name)
-                self._of_tokens[labels.name] = of_tokens if before is None else before.joined(of_tokens)
+        if self._labels is not None:
+            self._labels.take(found, choose)
 
     def add(self, facts: SequenceFacts, sums: Numbers, maxima: Numbers) -> None:
         """Add the next block's facts, and the sums and maxima of `of_block`."""
@@ -193,22 +180,51 @@ class Collector:
             sums=_stack(map(sums.__getitem__, sum_names), self._look),
             maxima=_stack(map(maxima.__getitem__, max_names), self._look),
         )
-        return self._with_labels(whole, view) if self._labels else whole
-
-    def _with_labels(self, whole: Statistics, view: AllSequences) -> Statistics:
-        from rollout_corr.metrics import sequence_labels
-
-        per_sequence = sequence_labels.joined(self._per_sequence, view) if self._by_sequence else None
-        for one in self._labels:
-            if per_sequence is not None and one.labels.units == "sequences":
-                of_labels = sequence_labels.by_label(one, per_sequence)
-            else:
-                of_labels = self._of_tokens[one.labels.name]
-            whole = whole.beside(Extra((one.labels,)), *of_labels)
-        return whole
+        return whole if self._labels is None else self._labels.beside(whole, view)
 
     def _stacked(self, blocks: Sequence[Numbers]) -> Tensor:
         return torch.stack([_stack(numbers.values(), self._look) for numbers in blocks])
 
     def _named(self, names: Iterable[str], values: Tensor) -> Numbers:
         return dict(zip(names, values.tolist() if self._look else values.unbind(), strict=True))
+
+
+class LabelCollector:
+    """The statistics of labels from consecutive blocks.
+
+    Args:
+        spec: The Spec.
+        look: Read values, as `evaluate` does.
+        labelled: Labels of the batch.
+    """
+
+    def __init__(self, spec: Spec, look: bool, labelled: tuple[Labelled, ...]) -> None:
+        self._spec, self._look, self._labels = spec, look, labelled
+        self._by_sequence = any(one.labels.units == "sequences" for one in labelled)
+        self._per_sequence: list[PerSequence] = []
+        self._of_tokens: dict[str, PerLabel] = {}
+
+    def take(self, found: Findings, choose: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Take the next block, as `Collector.take` does."""
+        from rollout_corr.metrics import sequence_labels, token_labels
+
+        if self._by_sequence:
+            self._per_sequence.append(sequence_labels.of_block(found))
+        for labels, ids in self._labels:
+            if labels.units == "tokens":
+                here = Labelled(labels, ids if choose is None else choose(ids))
+                of_tokens, before = token_labels.of_block(found, here, self._look), self._of_tokens.get(labels.name)
+                self._of_tokens[labels.name] = of_tokens if before is None else before.joined(of_tokens)
+
+    def beside(self, whole: Statistics, view: AllSequences) -> Statistics:
+        """Append the statistics of all labels to those of the batch."""
+        from rollout_corr.metrics import sequence_labels
+
+        per_sequence = sequence_labels.joined(self._per_sequence, view) if self._by_sequence else None
+        for one in self._labels:
+            if per_sequence is not None and one.labels.units == "sequences":
+                of_labels = sequence_labels.by_label(one, per_sequence, self._look)
+            else:
+                of_labels = self._of_tokens[one.labels.name]
+            whole = whole.beside(Extra((one.labels,)), *of_labels)
+        return whole

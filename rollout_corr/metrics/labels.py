@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from rollout_corr.definition.sequences import Packed
 from rollout_corr.metrics import native
 from rollout_corr.metrics.aggregates import rows_at, weighs_sequences
 from rollout_corr.metrics.rows import Metric
@@ -173,6 +174,21 @@ def places_of(labelled: Labelled, look: bool = False) -> Tensor:
     if look and ids.numel() and int(ids.amin()) >= 0 and int(ids.amax()) < many:
         return ids
     return torch.where((ids >= 0) & (ids < many), ids, many)
+
+
+def sorted_by(place: Tensor, many: int) -> tuple[Tensor, Packed]:
+    """Sort units by label: what adds them up in this order gives the same bits every time, as atomics do not.
+
+    Args:
+        place: [N] int64, of `places_of`.
+        many: How many labels there are.
+
+    Returns:
+        [N] int64, the units in order, and which of them have which label.
+    """
+    ordered, order = place.sort(stable=True)
+    ends = torch.arange(many + 1, device=place.device)
+    return order, Packed(torch.searchsorted(ordered, ends), place.shape[0])
 
 
 # --- metrics ---

@@ -14,6 +14,7 @@ from rollout_corr.definition.facts import Named
 from rollout_corr.definition.few import FewBounded
 from rollout_corr.definition.findings import Findings, above, below
 from rollout_corr.definition.near import Near
+from rollout_corr.definition.sequences import Packed
 from rollout_corr.definition.tokens import LARGEST_STATISTIC, select
 from rollout_corr.metrics.aggregates import moment_values, rows_at, weighs_sequences
 from rollout_corr.metrics.all_sequences import AllSequences
@@ -24,6 +25,7 @@ from rollout_corr.metrics.labels import (
     columns_of,
     criteria_of,
     places_of,
+    sorted_by,
     weighs,
 )
 from rollout_corr.metrics.rows import Aggregate
@@ -209,16 +211,29 @@ def joined(blocks: list[PerSequence], view: AllSequences) -> PerSequence:
     )
 
 
-def by_label(labelled: Labelled, found: PerSequence) -> tuple[Tensor, Tensor]:
+def by_label(labelled: Labelled, found: PerSequence, look: bool) -> tuple[Tensor, Tensor]:
     """The sums and maxima of every label, in the order of `sums_of` and `maxima_of`.
 
     Args:
         labelled: Labels, and the id of each sequence.
         found: Of `joined`.
+        look: Read values, as `evaluate` does: it is on the CPU, where a scatter adds up in order.
     """
     many, place = len(labelled.labels.every), places_of(labelled)
     sums, maxima = found
-    added = sums.new_zeros(sums.shape[0], many).scatter_add_(1, place.expand_as(sums), sums)
-    highest = maxima.new_full((maxima.shape[0], many), -torch.inf)
-    highest.scatter_reduce_(1, place.expand_as(maxima), maxima, "amax")
-    return added.view(-1), highest.view(-1)
+    if look:
+        added = sums.new_zeros(sums.shape[0], many).scatter_add_(1, place.expand_as(sums), sums)
+        highest = maxima.new_full((maxima.shape[0], many), -torch.inf)
+        highest.scatter_reduce_(1, place.expand_as(maxima), maxima, "amax")
+        return added.view(-1), highest.view(-1)
+    order, units = sorted_by(place, many)
+    return _reduced(sums.index_select(1, order), units, False), _reduced(maxima.index_select(1, order), units, True)
+
+
+def _reduced(table: Tensor, units: Packed, largest: bool) -> Tensor:
+    """Add up each row of a table, [columns, S], by label, or take the largest: [columns * labels]."""
+    columns, count = table.shape
+    starts = torch.arange(columns, device=table.device)[:, None] * count
+    offsets = torch.cat([(starts + units.offsets[:-1]).view(-1), units.offsets.new_full((1,), columns * count)])
+    everywhere = Packed(offsets, columns * count)
+    return everywhere.max(table.view(-1)) if largest else everywhere.sum(table.view(-1))

@@ -19,7 +19,7 @@ from rollout_corr.definition.sequences import Packed
 from rollout_corr.definition.tokens import LARGEST_STATISTIC, Tokens, select
 from rollout_corr.definition.weights import kept_tokens
 from rollout_corr.metrics.aggregates import moment_values
-from rollout_corr.metrics.labels import BEYOND, PLAIN, Labelled, columns_of, places_of
+from rollout_corr.metrics.labels import BEYOND, PLAIN, Labelled, columns_of, places_of, sorted_by
 from rollout_corr.spec.thresholds import log_bound
 
 # Tokens that a run of equal labels has on average for runs to be summed first, and labels over runs.
@@ -43,21 +43,31 @@ class ByLabel:
     Args:
         place: [N] int64, the label of each token.
         many: How many labels there are.
-        look: Read values, for CPU tensors, to find runs of equal labels.
+        look: Read values, for CPU tensors, to find runs of equal labels. Without it tokens are sorted by label.
     """
 
     def __init__(self, place: Tensor, many: int, look: bool) -> None:
         self._place, self._many = place, many
-        self._runs = _runs(place) if look else None
-        if self._runs is not None:
-            self._place = place.index_select(0, self._runs.offsets[:-1])
+        self._order: Tensor | None = None
+        if look:
+            self._runs = _runs(place)
+            if self._runs is not None:
+                self._place = place.index_select(0, self._runs.offsets[:-1])
+        else:
+            self._order, self._runs = sorted_by(place, many)
+            self._place = torch.arange(many, device=place.device)
         self.sums: Named = {}
         self.maxima: Named = {}
         self._all: Tensor | None = None
 
+    def _flat(self, x: Tensor) -> Tensor:
+        """[N]: x per token, in the order in which it is reduced."""
+        flat = x.reshape(-1)
+        return flat if self._order is None else flat.index_select(0, self._order)
+
     def add(self, name: str, x: Tensor) -> None:
         """Sum floating x per token."""
-        flat = x.reshape(-1)
+        flat = self._flat(x)
         summed = flat.double() if self._runs is None else self._runs.sum(flat)
         self.sums[name] = summed.new_zeros(self._many).scatter_add_(0, self._place, summed)
 
@@ -66,7 +76,7 @@ class ByLabel:
         if which is None:
             self.sums[name] = self._every()
             return
-        flat = which.reshape(-1)
+        flat = self._flat(which)
         self.sums[name] = self._counted(flat if self._runs is None else self._runs.sum_integers(flat))
 
     def none(self, name: str) -> None:
@@ -87,7 +97,7 @@ class ByLabel:
     def ends(self, name: str, x: Tensor, among: Tensor | None) -> None:
         """Find the largest x and the largest -x of the chosen tokens."""
         for end, side in (("max", x), ("-min", -x)):
-            flat = (side if among is None else torch.where(among, side, -torch.inf)).reshape(-1)
+            flat = self._flat(side if among is None else torch.where(among, side, -torch.inf))
             found = (flat if self._runs is None else self._runs.max(flat)).double()
             nothing = found.new_full((self._many,), -torch.inf)
             self.maxima[f"{end}_{name}"] = nothing.scatter_reduce_(0, self._place, found, "amax")

@@ -204,6 +204,13 @@ def test_the_kernels_have_no_parts_of_turns(alone):
     assert call(alone, turns=turns).keep_turns.tolist() == [True, True]
 
 
+def test_labels_over_several_ranks_are_not_beside_the_kernels(alone):
+    labels = {"labels": {"e": torch.tensor([0, 1])}, "label_names": {"e": 2}}
+    with pytest.raises(ValueError, match="'auto' or 'torch' beside labels and a sequence_group, got 'triton'"):
+        call(alone, **labels, backend="triton")
+    assert call(alone, **labels).metrics(by="e") == call(None, **labels).metrics(by="e")
+
+
 def test_advantages_that_a_rank_could_take_for_its_tokens(alone):
     with pytest.raises(
         ValueError, match=r"advantages: expected shape \[S, 1\] beside a sequence_group, where \[2\] can"

@@ -180,7 +180,6 @@ def test_what_is_wrong_is_named():
     refused("label_names['e']: expected different names", {"e": ids}, {"e": ["a", "a"]})
     refused("label_names['e']: expected strings without '/'", {"e": ids}, {"e": ["a/b"]})
     refused("labels: expected names that are strings without '/' and '='", {"a/b": ids}, {"a/b": 2})
-    refused("backend: expected 'auto' or 'torch' beside labels", {"e": ids}, {"e": 2}, backend="triton")
     out = rc.correct(x, x, labels={"e": ids}, label_names={"e": 2})
     with pytest.raises(ValueError, match=r"by: expected one of \['e'\]"):
         out.metrics(by="f")

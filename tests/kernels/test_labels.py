@@ -1,0 +1,89 @@
+"""Labels beside the kernels: what a call without labels gives to the bit, and the metrics of each label."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import LAYOUTS, lay_out, moved, random_sequences, spoil
+from builders.kernel_cases import (
+    INTERPRETED,
+    MIDDLE,
+    NARROW,
+    WIDE,
+    between_fences,
+    bits,
+    flat,
+    same,
+    shaped,
+    watched,
+)
+from rollout_corr.metrics.schema import layout as columns
+
+pytestmark = INTERPRETED
+
+C, W = rc.Criterion, rc.Weight
+SPECS = [
+    rc.Spec(),
+    rc.Spec(W("token", 0.7, 1.3), (C("k3", upper=0.1), C("ratio", "sequence", "mean", lower=0.8, upper=1.3))),
+    rc.Spec(W("token", upper=1.2, outside="zero", token_clamp=0.3), (C("abs", upper=0.4),), clamp=0.5),
+    rc.Spec(W("product", 0.5, 2.0), (C("k2", "sequence", "max", upper=0.4),), nonfinite="propagate", rejected="both"),
+    rc.Spec(W("geometric", upper=1.1), (C("k1", upper=0.5, drop="sequence"),), sums_over="kept", detail="full"),
+]
+SHAPES = (NARROW, MIDDLE, WIDE)
+NAMES = {"environment": ["math", "code", "never"]}
+
+
+@pytest.mark.parametrize("number", range(2 * len(SPECS)))
+def test_labels_of_sequences_and_of_tokens(number, device):
+    spec, layout, rng = SPECS[number % len(SPECS)], LAYOUTS[number % len(LAYOUTS)], random.Random(number)
+    sequences = random_sequences(number, (5, 1, 9, 0, 7, 17, 1, 30))
+    laid = lay_out(spoil(sequences, number) if number % 2 else sequences, layout)
+    ids = torch.tensor([rng.choice((0, 1, 1, 2, -1, 9)) for _ in sequences])
+    of_tokens = number % 2 == 0
+    labels = {"environment": laid.versions if of_tokens else ids}
+    given = {"labels": labels, "label_names": NAMES}
+    given = {"labels": labels, "label_names": NAMES}
+    on_device = given | {"labels": {name: moved(x, device) for name, x in labels.items()}}
+    with shaped(SHAPES[number % 3]), watched(seed=number):
+        fenced = between_fences(laid, device)
+        plain = fenced.correct(spec, backend="triton")
+        out = fenced.correct(spec, backend="triton", **on_device)
+    assert_same_bits(out, plain)
+    assert_same_labels(out, laid.correct(spec, **given), f"{layout} {spec}")
+
+
+def of_labels(out):
+    """The statistics of each label, by their names in a batch."""
+    statistics, found = out.statistics, {}
+    names = itertools.chain(*columns(statistics.spec, extra=statistics.extra))
+    values = statistics.sums.tolist() + statistics.maxima.tolist()
+    for name, value in zip(names, values, strict=True):
+        label, _, own = name.partition("/")
+        if "=" in label:
+            found.setdefault(label, {})[own] = value
+    return found
+
+
+def assert_same_labels(out, reference, case):
+    """Require counts and extrema as the reference has them, float sums up to the rounding of their terms."""
+    found, wanted = of_labels(out), of_labels(reference)
+    assert list(found) == list(wanted) and len(found) == 1 + len(NAMES["environment"]), case
+    for label, mine in found.items():
+        wrong = {name: (x, wanted[label][name]) for name, x in mine.items() if not same(name, x, wanted[label])}
+        assert not wrong or "propagate" in case, f"{label} {wrong}: {case}"
+
+
+def assert_same_bits(out, plain):
+    """Require what a call without labels gives: results and statistics of the batch."""
+    held = columns(plain.statistics.spec)
+    for one, other in zip(flat(out.weights) + flat(out.mask), flat(plain.weights) + flat(plain.mask), strict=True):
+        assert bits(one).equal(bits(other))
+    assert out.keep.equal(plain.keep)
+    for kind, names in zip(("sums", "maxima"), held, strict=True):
+        mine, wanted = (getattr(x.statistics, kind) for x in (out, plain))
+        assert bits(mine[: len(names)]).equal(bits(wanted)) and len(mine) > len(names) == len(wanted)
