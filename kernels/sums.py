@@ -23,6 +23,7 @@ from rollout_corr.kernels.tokens import (
     key_of,
     named,
     of_key,
+    of_label,
     size,
 )
 
@@ -78,8 +79,8 @@ def kind_of(plan: Tables, place: int) -> tl.dtype:
         return tl.int32
     if table == "integers":
         return tl.int64
-    keys = table == "peaks" or (table == "token_maxima" and plan.nonfinite == "propagate")
-    if keys:
+    extrema = table == "token_maxima" or (table == "peaks" and plan.recorded[place][1].startswith("label/"))
+    if plan.nonfinite == "propagate" if extrema else table == "peaks":
         return tl.int64 if plan.double else tl.int32
     wide = plan.double or (table == "token_sums" and is_wide(plan, place))
     return tl.float64 if wide else tl.float32
@@ -114,13 +115,23 @@ def record(
 
     A sum may be a number for all lanes instead.
     """
+    if TABLE == "token_sums" and has(PLAN, "floats", of_label(name)):
+        found = with_column(found, PLAN, "floats", of_label(name), x)
     if has(PLAN, TABLE, name):
         if TABLE == "token_sums" and len(x.shape) > 0:
             x = tl.sum(tl.sum(x, 2), 0)
         elif TABLE == "token_maxima":
             x = tl.max(tl.max(x, 2), 0)
-        found = found[: place_of(PLAN, TABLE, name)] + (x,) + found[place_of(PLAN, TABLE, name) + 1 :]
+        found = with_column(found, PLAN, TABLE, name, x)
     return found
+
+
+@triton.jit
+def with_column(
+    found: tl.tuple, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, x: tl.tensor
+) -> tl.tuple:  # fmt: skip
+    """Exchange one column of a step."""
+    return found[: place_of(PLAN, TABLE, name)] + (x,) + found[place_of(PLAN, TABLE, name) + 1 :]
 
 
 @triton.jit
@@ -169,6 +180,10 @@ def record_extrema(
         found = record(found, PLAN, "token_maxima", high, ordered(tl.where(among, x, float("-inf")), PLAN))
     if has(PLAN, "token_maxima", low):
         found = record(found, PLAN, "token_maxima", low, ordered(tl.where(among, -x, float("-inf")), PLAN))
+    if has(PLAN, "peaks", of_label(high)):
+        found = record(found, PLAN, "peaks", of_label(high), ordered(tl.where(among, x, float("-inf")), PLAN))
+    if has(PLAN, "peaks", of_label(low)):
+        found = record(found, PLAN, "peaks", of_label(low), ordered(tl.where(among, -x, float("-inf")), PLAN))
     return found
 
 
@@ -271,13 +286,22 @@ def over_lanes(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def key_in(table: tl.tensor, x: tl.tensor) -> tl.tensor:
+    """Encode an extremum that was kept as it is, as the keys of its table are."""
+    if x.dtype == table.dtype.element_ty:
+        return x
+    else:
+        return key_of(x)
+
+
+@triton.jit
 def put_columns(
     kept: tl.tuple, table: tl.tensor, slots: tl.tensor, slot: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr
 ) -> None:
     """Store the columns of a table of slots, [columns, slots]."""
     for i in tl.static_range(size(PLAN, TABLE)):
         x = kept[first_of(PLAN, TABLE) + i]
-        x = tl.max(x, 0) if TABLE == "peaks" else over_lanes(x)
+        x = key_in(table, tl.max(x, 0)) if TABLE == "peaks" else over_lanes(x)
         tl.store(table + (slot + i * slots), x.to(table.dtype.element_ty))
 
 

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.correct.finish import Leftover, add_up_bins, finish
+from rollout_corr.kernels.correct.labels import keep_tokens
 from rollout_corr.kernels.correct.measures import (
     Rows,
     measure_criterion,
@@ -49,7 +50,7 @@ from rollout_corr.kernels.gather import (
     turns_of,
 )
 from rollout_corr.kernels.io import either
-from rollout_corr.kernels.partials import Partials, add, add_up_part, groups, is_last
+from rollout_corr.kernels.partials import Each, Partials, add, add_up_part, groups, is_last
 from rollout_corr.kernels.slots import Extents, edge
 from rollout_corr.kernels.tokens import named, of_pair, size, test, thresholds
 
@@ -185,6 +186,7 @@ def decide(
         kept = count_kept(found, valid, keep, state, PLAN)
     report_counts(rows, keep, kept, out, PLAN)
     measure_sequences(rows, out, numbers, PLAN)
+    keep_tokens(found, rows.sum_d, out, numbers, PLAN)
     if PLAN.level is not None:
         measure_sequence_weights(rows, weights, out, numbers, PLAN)
         if size(PLAN, "schemes") > 0:
@@ -206,7 +208,7 @@ def decide(
 def decide_kernel(
     numbers, advantages, offsets, counts, integers, floats, peaks, keep_out, states, sequence_weights, weights,
     mask_out, sequence_sums, sequence_maxima, token_sums, token_maxima, part_sums, part_maxima, histogram, counter,
-    statistics, within, keep_turns_out,
+    statistics, within, keep_turns_out, label_sums, label_maxima,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     token_programs: tl.int32, sequence_programs: tl.int32, shares: tl.int32, parts: tl.int32, part: tl.int32,
     owner_count: tl.int64,
@@ -240,6 +242,10 @@ def decide_kernel(
     rejected, weightless = known, known
     if share < shares:
         out = Partials(sequence_sums, sequence_maxima)
+        if size(PLAN, "label_sums") > 0:
+            mine = tl.where(share == 0, known, False)
+            out = Partials(Each(sequence_sums, label_sums, sequence, mine, known_sequences),
+                           Each(sequence_maxima, label_maxima, sequence, mine, known_sequences))  # fmt: skip
         keep, state, nonfinite, weight = decide(
             tables, advantages, sequence, first, many, known, slots, out, numbers, turns, PLAN, SHAPE
         )

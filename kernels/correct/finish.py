@@ -49,16 +49,24 @@ def derived(plan: Plan) -> int:
 
 @triton.jit
 def derived_maximum(k: tl.constexpr, found: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr) -> tl.tensor:
-    """Compute the k-th extremum of token weights from those of D, even k from above: a weight grows with D.
+    """Compute the k-th extremum of token weights of the batch from those of D, even k from above."""
+    column: tl.constexpr = at(PLAN, "token_maxima", "max_d") - PLAN.derived
+    return weight_at(k, entry(found, column + k % 2), entry(found, column + 1 - k % 2), numbers, PLAN)
+
+
+@triton.jit
+def weight_at(
+    k: tl.constexpr, extremum: tl.tensor, other: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
+) -> tl.tensor:  # fmt: skip
+    """Compute an extremum of token weights from that of D on the same side: a weight grows with D.
 
     One that becomes 0 outside its bounds does not: of it only the raw ratio is derived.
     """
-    column: tl.constexpr = at(PLAN, "token_maxima", "max_d") - PLAN.derived
-    extremum = entry(found, column + k % 2).to(real(PLAN))
+    extremum = extremum.to(real(PLAN))
     none = extremum == float("-inf")
     if PLAN.nonfinite == "propagate":
         # An infinite D is the extremum of one side alone; where there is no token both are -inf.
-        none = none & (entry(found, column + 1 - k % 2) == float("-inf"))
+        none = none & (other == float("-inf"))
     d = -extremum if k % 2 else extremum
     clamp = number(numbers, PLAN, "clamp").to(d.dtype)
     log_ratio = limited(d, -clamp, clamp, PLAN)

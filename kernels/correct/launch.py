@@ -40,6 +40,7 @@ class Given:
         turns: [U + 1] int32 or int64, the offsets of turns among the tokens, where the Spec measures them; tokens of a
             padded batch are counted row after row.
         weights_out, mask_out: Where to write, contiguous and aligned to 16 bytes; None: to new tensors.
+        labelled: Keep what labels add up of each sequence.
     """
 
     train: Tensor
@@ -55,6 +56,7 @@ class Given:
     turns: Tensor | None = None
     weights_out: Tensor | None = None
     mask_out: Tensor | None = None
+    labelled: bool = False
 
 
 # Those of its fields that turns make flat.
@@ -85,6 +87,9 @@ class Found:
     sums: int  # of them
     by_owner: TableBuffers | None = None  # of a split batch: the sums that ranks add up
     keep_turns: Tensor | None = None  # [U] bool
+    # What labels add up of each sequence, [columns, S] float64, in the order of `metrics.labels.columns_of`.
+    label_sums: Tensor | None = None
+    label_maxima: Tensor | None = None
 
 
 def run(given: Given, spec: Spec) -> Found:
@@ -127,6 +132,7 @@ def prepare(
         given.mass_of_rollout,
         wanted,
         split,
+        given.labelled,
     )
     plan = recipe.plan
     strided = (train, rollout) if mask is None else (train, rollout, mask)
@@ -143,6 +149,10 @@ def prepare(
         histogram = torch.zeros(COPIES.value * HISTOGRAM_BINS, dtype=torch.int64, device=device)
     if split:
         by_owner = _by_owner(plan, grid.owner_count, device)
+    per_sequence: tuple[Tensor | None, ...] = (None, None)
+    if given.labelled:
+        columns = len(plan.label_sums), len(plan.label_maxima)
+        per_sequence = tuple([torch.empty((many, count), dtype=torch.float64, device=device) for many in columns])
     keep = torch.empty(count, dtype=torch.bool, device=device)
     statistics = torch.empty(recipe.statistics, dtype=torch.float64, device=device)
     workspace = Workspace(recipe.scratch, grid.counted, device)
@@ -150,7 +160,8 @@ def prepare(
     advantages = advantages.contiguous() if plan.advantages and advantages is not None else None
     tensors = recipe.held((
         train, rollout, mask, log_mass, advantages, offsets, recipe.upload.read(), weights, mask_out, keep, statistics,
-        histogram, within, keep_turns, *(NO_TABLES if by_owner is None else vars(by_owner).values()),
+        histogram, within, keep_turns, *per_sequence,
+        *(NO_TABLES if by_owner is None else vars(by_owner).values()),
     ))  # fmt: skip
     addresses = addresses_of(tensors)
     sized = sized_for(recipe, grid)
@@ -165,7 +176,8 @@ def prepare(
     )
     if keep_turns is not None:
         weights, mask_out = _shaped(weights, whole.weights_out, whole), _shaped(mask_out, whole.mask_out, whole)
-    return Found(weights, mask_out, keep, statistics, recipe.sums, by_owner, keep_turns), sized.on(operands)
+    found = Found(weights, mask_out, keep, statistics, recipe.sums, by_owner, keep_turns, *per_sequence)
+    return found, sized.on(operands)
 
 
 def _shaped(flat: Tensor | None, given_out: Tensor | None, given: Given) -> Tensor | None:

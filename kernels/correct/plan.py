@@ -72,6 +72,9 @@ class Tables:
     double: bool  # float64 computes
     masked: bool  # a mask is given
     nonfinite: str  # `Spec.nonfinite`, or that of the loss
+    # What is kept of each sequence, for labels to add up.
+    label_sums: tuple[str, ...] = ()
+    label_maxima: tuple[str, ...] = ()
 
     @property
     def derived(self) -> int:
@@ -129,6 +132,8 @@ class Plan(Tables):
     # What is added up over the turns of a sequence: statistics by their names, and what the sequence needs.
     turn_sums: tuple[str, ...] = ()
     turn_maxima: tuple[str, ...] = ()
+    label_sums: tuple[str, ...] = ()
+    label_maxima: tuple[str, ...] = ()
     counts: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ from rollout_corr.kernels.correct import peers as peers_kernels
 from rollout_corr.kernels.correct.numbers import indices, numbers_of
 from rollout_corr.kernels.correct.plan import CLASSES, Plan, Test, pairs_of
 from rollout_corr.kernels.tokens import of_pair
+from rollout_corr.metrics import labels as of_labels
 from rollout_corr.metrics import peers
 from rollout_corr.metrics import turns as of_turns
 from rollout_corr.metrics.schema import columns_of
@@ -28,6 +29,7 @@ def plan_of(
     writes_mask: bool,
     edits_mask: bool,
     mass: str | None = None,
+    labelled: bool = False,
 ) -> Plan:
     """Make the plan of a Spec for one kind of batch.
 
@@ -41,6 +43,7 @@ def plan_of(
         writes_mask: A new mask is handed back.
         edits_mask: Rejected tokens are 0 in the new mask.
         mass: Whose log-probs the kept mass is taken from, "train" or "rollout"; None without one.
+        labelled: Sequences have labels.
     """
     weight = spec.weight
     tests = _tests(spec)
@@ -71,6 +74,8 @@ def plan_of(
         weighs_turns=weight is not None and weight.per_turn,
     )
     tables = columns_of(spec, indices(spec))._asdict() | _slot_tables(plan) | _turn_columns(spec, plan)
+    if labelled:
+        tables = _with_labels(tables, spec, plan)
     plan = replace(plan, **tables, numbers=tuple(numbers_of(spec, double)))
     return replace(plan, _hash=hash(repr(plan)))
 
@@ -153,3 +158,33 @@ def _turn_columns(spec: Spec, plan: Plan) -> dict[str, tuple[str, ...]]:
         names += [f"{i}/lost", f"{i}/units", value, f"{value}2", f"max_{value}", f"-min_{value}"]
     maxima = tuple(name for name in names if name.startswith(("max_", "-min_")))
     return {"turn_sums": tuple(name for name in names if name not in maxima), "turn_maxima": maxima}
+
+
+def _with_labels(tables: dict[str, tuple[str, ...]], spec: Spec, plan: Plan) -> dict[str, tuple[str, ...]]:
+    """Keep what labels add up of each sequence: of a slot what is else of the batch, but for what follows from it."""
+    columns, own = of_labels.columns_of(spec, "sequences"), dict(zip(_labels(spec), indices(spec), strict=True))
+    sums, maxima = (tuple(_by_index(name, own) for name in names) for names in (columns.all_sums, columns.all_maxima))
+    of_slots = {
+        "floats": [name for name in sums if name in tables["token_sums"] and _varies(name, plan)],
+        "peaks": [name for name in maxima if name in tables["token_maxima"][plan.derived :]],
+    }
+    more = {table: (*tables[table], *(f"label/{name}" for name in names)) for table, names in of_slots.items()}
+    return tables | more | {"label_sums": sums, "label_maxima": maxima}
+
+
+def _labels(spec: Spec) -> list[str]:
+    return [criterion.label for criterion in spec.criteria]
+
+
+def _by_index(name: str, own: dict[str, str]) -> str:
+    """Name a column of a criterion by its index, as the tables of a plan do, in the place of its label."""
+    for side in ("max_", "-min_", ""):
+        label, slash, column = name.removeprefix(side).rpartition("/")
+        if slash and name.startswith(side) and label in own:
+            return f"{side}{own[label]}/{column}"
+    return name
+
+
+def _varies(name: str, plan: Plan) -> bool:
+    """Tell whether a sum can be anything but 0: beyond a bound that is open there is no token."""
+    return {"tokens_above": plan.has_upper, "tokens_below": plan.has_lower}.get(name, True)

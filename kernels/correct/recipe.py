@@ -76,10 +76,12 @@ class Recipe:
     groups: int
 
 
-# Every tensor of a call: given, and handed back; two of turns; the last four are the sums by owner of a split batch.
+# Every tensor of a call: given, and handed back; two of turns, two of labels; the last four are the sums by owner of a
+# split batch.
 TENSORS = (
     *("train_logp", "rollout_logp", "mask", "log_mass", "advantages", "offsets", "numbers"),
     *("weights", "mask_out", "keep_out", "statistics", "histogram", "within", "keep_turns_out"),
+    *("label_sums", "label_maxima"),
     *("counts_out", "integers_out", "floats_out", "peaks_out"),
 )
 STRIDED = ("train", "rollout", "mask")
@@ -96,6 +98,7 @@ def recipe_of(
     mass_of_rollout: bool,
     wanted: Wanted | None,
     split: bool,
+    labelled: bool = False,
 ) -> Recipe:
     """Make the recipe for a Spec and the dtypes of a batch. Every argument of a launch has a type that these decide.
 
@@ -108,6 +111,7 @@ def recipe_of(
         mass_of_rollout: As in `Given`.
         wanted: The outputs; None: all that the Spec asks for.
         split: Sequences lie on several ranks.
+        labelled: Sequences have labels.
     """
     del extras
     train, rollout, mask, offsets, advantages, log_mass = dtypes
@@ -124,6 +128,7 @@ def recipe_of(
         writes_mask=wanted.mask,
         edits_mask=wanted.edits_mask,
         mass=None if log_mass is None else ("rollout" if mass_of_rollout else "train"),
+        labelled=labelled,
     )
     maxima = len(plan.token_maxima) + len(plan.sequence_maxima) + len(plan.call_maxima)
     bins = HISTOGRAM_BINS if plan.full else 0
@@ -139,6 +144,8 @@ def recipe_of(
         "histogram": not plan.full,
         "within": not plan.turns,
         "keep_turns_out": not plan.turns,
+        "label_sums": not labelled,
+        "label_maxima": not labelled,
         "counts_out": not split,
         "integers_out": not (split and plan.integers),
         "floats_out": not split,

@@ -23,7 +23,7 @@ from pathlib import Path
 from rollout_corr.aot.loss_variants import LOSS_FEW, LOSS_VARIANTS
 from rollout_corr.aot.machine_code import MachineCode, read_machine_code
 from rollout_corr.aot.variant import LossVariant, Variant
-from rollout_corr.aot.variants import FEW, OF_NEW_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
+from rollout_corr.aot.variants import FEW, LABEL_VARIANTS, OF_NEW_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from rollout_corr.backends import operators
 from rollout_corr.whole_files import write_whole
 
@@ -34,7 +34,7 @@ MOST_SPILLED = 16
 
 # Of both operators.
 EVERY: dict[str, Variant | LossVariant] = {
-    **VARIANTS, **OF_NEW_VARIANTS, **SPLIT_VARIANTS, **TURN_VARIANTS, **LOSS_VARIANTS
+    **VARIANTS, **OF_NEW_VARIANTS, **SPLIT_VARIANTS, **TURN_VARIANTS, **LABEL_VARIANTS, **LOSS_VARIANTS
 }  # fmt: skip
 SEQUENCE_KERNELS = ("gather", "decide", "sequences", "finish")
 

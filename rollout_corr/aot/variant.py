@@ -94,6 +94,7 @@ class Variant(VariantLayout):
         split: Sequences lie on several ranks.
         mass: "train" or "rollout", from whose log-probs the kept mass is taken; None without one.
         turns: A batch brings turns, as many as sequences, whose mean length is `length`.
+        labelled: Sequences have labels.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Variant(VariantLayout):
     split: bool = field(default=False, kw_only=True)
     mass: str | None = field(default=None, kw_only=True)
     turns: bool = field(default=False, kw_only=True)
+    labelled: bool = field(default=False, kw_only=True)
 
     @property
     def wide_bytes(self) -> int:
@@ -143,6 +145,7 @@ class Variant(VariantLayout):
             log_mass=None if self.mass is None else empty(computes, *shape),
             mass_of_rollout=self.mass == "rollout",
             turns=empty(self.offsets, sequences + 1) if self.turns else None,
+            labelled=self.labelled,
         )
 
     def launches(self, given: Given | None = None) -> tuple[Launch, ...]:

@@ -330,6 +330,22 @@ TURN_VARIANTS = {
     ),
 }
 
+# Labels of sequences, which add up what is kept of each of them.
+LABEL_VARIANTS = {
+    "labels_measured": Variant("labels_measured", labelled=True),
+    "labels_token": Variant(
+        "labels_token", Spec(BOUNDED, (*_tokens("k3"), GEOMETRIC)), packed=False, mask=I64, labelled=True
+    ),
+    "labels_icepop": Variant(
+        "labels_icepop",
+        Spec(Weight("token", upper=1.2, outside="zero"), _tokens("abs"), nonfinite="propagate"),
+        length=SHORT,
+        labelled=True,
+    ),
+    "labels_turns": Variant("labels_turns", Spec(PRODUCT, (_TURN_MEAN,)), labelled=True, turns=True),
+    "labels_split": Variant("labels_split", Spec(PRODUCT, (VETO,)), train=FP64, labelled=True, split=True),
+}
+
 # A small selection where there is no time for all: every level and layout, low precision, a slice, thinned sequences.
 FEW = (
     "metrics_short",

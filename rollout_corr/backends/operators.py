@@ -27,7 +27,7 @@ from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.encode import encode, encode_once
 
 if TYPE_CHECKING:
-    from rollout_corr.kernels.correct.launch import Given
+    from rollout_corr.kernels.correct.launch import Found, Given
 
 # The first Triton with functions of constants, by which the kernels find their columns.
 OLDEST_TRITON = (3, 5)
@@ -107,12 +107,7 @@ def why_not(device: torch.device) -> str | None:
 def run_fused(batch: Batch, spec: Spec) -> Result:
     """Run the kernels on a batch: directly, or as the operator where something has to see that."""
     operands = operands_of(batch, spec)
-    # By unpacking, since the compiler of torch 2.6 cannot cut a named tuple.
-    train, rollout, mask, offsets, advantages, _, external, new, log_mass, _, _ = operands
-    # The operator on the CPU is the reference; there the kernels were asked for by name.
-    if seen_by_others((train, rollout, mask, offsets, advantages, *external, new, log_mass)) and (
-        torch.compiler.is_compiling() or batch.train.device.type != "cpu"
-    ):
+    if is_operator(operands):
         text = encode(spec) if torch.compiler.is_compiling() else encode_once(spec)
         weights, mask, keep, statistics, keep_turns = torch.ops.rollout_corr.correct(*operands, *text)
         return Result(
@@ -122,9 +117,36 @@ def run_fused(batch: Batch, spec: Spec) -> Result:
             statistics_of(statistics, spec),
             None if batch.turns is None else keep_turns,
         )
+    return result_of(run_kernels(batch, operands, spec), spec)
+
+
+def is_operator(operands: CorrectOperands) -> bool:
+    """Tell whether something has to see the kernels as an operator, such as a compiler."""
+    # By unpacking, since the compiler of torch 2.6 cannot cut a named tuple.
+    train, rollout, mask, offsets, advantages, _, external, new, log_mass, _, _ = operands
+    # The operator on the CPU is the reference; there the kernels were asked for by name.
+    return seen_by_others((train, rollout, mask, offsets, advantages, *external, new, log_mass)) and (
+        torch.compiler.is_compiling() or train.device.type != "cpu"
+    )
+
+
+def run_kernels(batch: Batch, operands: CorrectOperands, spec: Spec, labelled: bool = False) -> Found:
+    """Run the kernels directly.
+
+    Args:
+        batch: The batch.
+        operands: Of `operands_of`.
+        spec: The Spec.
+        labelled: Keep what labels add up of each sequence.
+    """
     given = given_of(operands)
-    given.weights_out, given.mask_out = batch.weights_out, batch.mask_out
-    found = kernels().run(given, spec)
+    given.weights_out, given.mask_out, given.labelled = batch.weights_out, batch.mask_out, labelled
+    found: Found = kernels().run(given, spec)
+    return found
+
+
+def result_of(found: Found, spec: Spec) -> Result:
+    """Give what the kernels found as a result."""
     statistics = of_vector(spec, found.statistics, found.sums)
     return Result(found.weights, found.mask, found.keep, statistics, found.keep_turns)
 

@@ -95,7 +95,9 @@ def _runner(batch: Batch, spec: Spec, backend: str) -> Callable[[Batch, Spec], R
     if batch.labels:
         # The operators know of no labels.
         if backend == "triton" and operators.beyond_kernels(spec) is None:
-            return _run_with_labels
+            from rollout_corr.backends.labelled import run_labelled
+
+            return run_labelled
         on_blocks = batch.train.device.type == "cpu" and not torch.compiler.is_compiling()
         return blocks.run_blocks if on_blocks else whole.run_whole
     beyond = spec.weighs_prefixes
@@ -111,13 +113,6 @@ def _runner(batch: Batch, spec: Spec, backend: str) -> Callable[[Batch, Spec], R
     if backend == "triton" or (on_cpu and compiling):
         return operators.run_fused
     return blocks.run_blocks if on_cpu else whole.run_whole
-
-
-def _run_with_labels(batch: Batch, spec: Spec) -> Result:
-    """Run the kernels as without labels, and beside them the definition for the statistics of labels."""
-    result = operators.run_fused(batch, spec)
-    result.statistics = whole.with_labels(result.statistics, batch, spec)
-    return result
 
 
 def _exchange(

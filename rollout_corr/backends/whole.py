@@ -20,7 +20,7 @@ from rollout_corr.definition.weights import kept_tokens
 from rollout_corr.definition.when import Advantages
 from rollout_corr.metrics.all_sequences import AllSequences
 from rollout_corr.metrics.collect import Collector, LabelCollector
-from rollout_corr.metrics.statistics import Statistics
+from rollout_corr.metrics.labels import Labelled
 from rollout_corr.spec.correction import Spec
 
 if TYPE_CHECKING:
@@ -128,12 +128,12 @@ def run_whole(batch: Batch, spec: Spec) -> Result:
     return _result(batch, spec, *sequences_of(batch))
 
 
-def with_labels(statistics: Statistics, batch: Batch, spec: Spec) -> Statistics:
-    """Append the statistics of a batch's labels to those that another backend has taken of it."""
+def statistics_of_labels(batch: Batch, spec: Spec, labelled: tuple[Labelled, ...]) -> list[tuple[Tensor, Tensor]]:
+    """Take the sums and maxima of labels alone, beside another backend."""
     found = evaluate(operands_of(batch, spec, *sequences_of(batch)))
-    labels = LabelCollector(spec, False, batch.labels)
-    labels.take(found)
-    return labels.beside(statistics, AllSequences(found.facts, 0.0, spec, False))
+    collector = LabelCollector(spec, False, labelled)
+    collector.take(found)
+    return collector.found(AllSequences(found.facts, 0.0, spec, False))
 
 
 class PendingSplit:

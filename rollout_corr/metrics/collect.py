@@ -16,7 +16,7 @@ from rollout_corr.metrics.aggregates import rows_at
 from rollout_corr.metrics.all_sequences import AllSequences
 from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.histogram import HISTOGRAM, histogram
-from rollout_corr.metrics.labels import Labelled
+from rollout_corr.metrics.labels import Labelled, Labels
 from rollout_corr.metrics.rows import Aggregate, At
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.correction import Spec
@@ -180,7 +180,11 @@ class Collector:
             sums=_stack(map(sums.__getitem__, sum_names), self._look),
             maxima=_stack(map(maxima.__getitem__, max_names), self._look),
         )
-        return whole if self._labels is None else self._labels.beside(whole, view)
+        if self._labels is None:
+            return whole
+        for labels, of_label in zip(self._labels.labels, self._labels.found(view), strict=True):
+            whole = whole.beside(Extra((labels,)), *of_label)
+        return whole
 
     def _stacked(self, blocks: Sequence[Numbers]) -> Tensor:
         return torch.stack([_stack(numbers.values(), self._look) for numbers in blocks])
@@ -216,15 +220,24 @@ class LabelCollector:
                 of_tokens, before = token_labels.of_block(found, here, self._look), self._of_tokens.get(labels.name)
                 self._of_tokens[labels.name] = of_tokens if before is None else before.joined(of_tokens)
 
-    def beside(self, whole: Statistics, view: AllSequences) -> Statistics:
-        """Append the statistics of all labels to those of the batch."""
+    @property
+    def labels(self) -> list[Labels]:
+        """The labels, in order."""
+        return [labels for labels, _ in self._labels]
+
+    def found(self, view: AllSequences) -> list[tuple[Tensor, Tensor]]:
+        """Give the sums and maxima of each of them.
+
+        Args:
+            view: Of all sequences of the batch.
+        """
         from rollout_corr.metrics import sequence_labels
 
         per_sequence = sequence_labels.joined(self._per_sequence, view) if self._by_sequence else None
+        found: list[tuple[Tensor, Tensor]] = []
         for one in self._labels:
             if per_sequence is not None and one.labels.units == "sequences":
-                of_labels = sequence_labels.by_label(one, per_sequence, self._look)
+                found.append(sequence_labels.by_label(one, per_sequence, self._look))
             else:
-                of_labels = self._of_tokens[one.labels.name]
-            whole = whole.beside(Extra((one.labels,)), *of_labels)
-        return whole
+                found.append(self._of_tokens[one.labels.name])
+        return found
