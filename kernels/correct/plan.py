@@ -162,6 +162,8 @@ class Plan(Tables):
         few = not self.packed and aligned and columns < FEW_COLUMNS
         # With all columns of a padded pass the cap spills 56 bytes on sm_100.
         spilled = self.full and not self.packed
+        # So it does, 112 bytes, with the columns of labels where extrema are keys.
+        spilled = spilled or (bool(self.label_sums) and self.nonfinite == "propagate")
         if few or spilled or self.double or criteria > MOST_CRITERIA or not (self.packed or unit):
             return None
         many = self.full or columns > MOST_COLUMNS or self.advantages is not None

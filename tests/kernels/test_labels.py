@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +23,9 @@ from builders.kernel_cases import (
     shaped,
     watched,
 )
+from builders.turns import offsets_of, random_turns
+from rollout_corr.aot.variants import LABEL_VARIANTS
+from rollout_corr.kernels.correct.plan import RECORDED
 from rollout_corr.metrics.schema import layout as columns
 
 pytestmark = INTERPRETED
@@ -72,7 +76,7 @@ def of_labels(out):
 def assert_same_labels(out, reference, case):
     """Require counts and extrema as the reference has them, float sums up to the rounding of their terms."""
     found, wanted = of_labels(out), of_labels(reference)
-    assert list(found) == list(wanted) and len(found) == 1 + len(NAMES["environment"]), case
+    assert list(found) == list(wanted) and len(found) > len(NAMES["environment"]), case
     for label, mine in found.items():
         wrong = {name: (x, wanted[label][name]) for name, x in mine.items() if not same(name, x, wanted[label])}
         assert not wrong or "propagate" in case, f"{label} {wrong}: {case}"
@@ -87,3 +91,48 @@ def assert_same_bits(out, plain):
     for kind, names in zip(("sums", "maxima"), held, strict=True):
         mine, wanted = (getattr(x.statistics, kind) for x in (out, plain))
         assert bits(mine[: len(names)]).equal(bits(wanted)) and len(mine) > len(names) == len(wanted)
+
+
+def test_several_labels_and_turns(device):
+    """Labels of sequences, tokens and turns in one call, in the order in which they are given."""
+    sequences = spoil(random_sequences(3, (5, 1, 9, 0, 7, 17)), 3)
+    spec = rc.Spec(W("product", 0.5, 2.0, over="turn"), (C("k1", "turn", "mean", upper=0.3),))
+    laid, turns = lay_out(sequences, "packed"), random_turns(sequences, 3)
+    offsets = offsets_of(laid, turns)
+    kinds = torch.arange(offsets.shape[0] - 1) % 3
+    labels = {"kind": kinds, "environment": torch.tensor([0, 1, 1, 2, 0, 5]), "version": laid.versions}
+    given = {"label_names": {"kind": 2, **NAMES, "version": 8}}
+
+    def moved_to(where):
+        return {"labels": {name: x.to(where) for name, x in labels.items()}, "turns": offsets.to(where)}
+
+    with shaped(MIDDLE), watched(seed=3):
+        fenced = between_fences(laid, device)
+        plain = fenced.correct(spec, backend="triton", turns=offsets.to(device))
+        out = fenced.correct(spec, backend="triton", **given, **moved_to(device))
+    assert_same_bits(out, plain)
+    assert_same_labels(out, laid.correct(spec, **given, **moved_to("cpu")), "turns")
+    assert [one.name for one in out.statistics.extra.labels] == ["kind", "environment", "version"]
+
+
+def test_no_sequence_and_no_valid_token(device):
+    for layout, sequences in (("packed", []), ("padded_right", random_sequences(1, (3, 4), invalid=1.0))):
+        laid = lay_out(sequences, layout)
+        given = {"labels": {"environment": torch.zeros(len(sequences), dtype=torch.int64)}, "label_names": NAMES}
+        out = between_fences(laid, device).correct(SPECS[1], backend="triton", **given)
+        found = out.metrics(by="environment")
+        assert found == laid.correct(SPECS[1], **given).metrics(by="environment")
+
+
+@pytest.mark.parametrize("name", LABEL_VARIANTS)
+def test_what_is_kept_changes_nothing_else(name):
+    """The launches of a call without labels, and their number; a plan without labels has no column of them."""
+    variant = LABEL_VARIANTS[name]
+    without = replace(variant, labelled=False)
+    mine, others = (x.launches(x.given(4096, 8, "cpu")) for x in (variant, without))
+    assert [x.kernel for x in mine] == [x.kernel for x in others]
+    assert [x.programs for x in mine] == [x.programs for x in others]
+    plan, other = (x[0].arguments["PLAN"] for x in (mine, others))
+    assert not any("label" in column for table in RECORDED for column in getattr(other, table))
+    assert plan.label_sums and plan.label_maxima and not other.label_sums
+    assert all(len(getattr(plan, table)) == len(getattr(other, table)) for table in ("counts", "integers"))
