@@ -25,6 +25,7 @@ from rollout_corr.backends.choose import backend_for as backend_for
 from rollout_corr.metrics.statistics import PendingMetrics as PendingMetrics
 from rollout_corr.metrics.statistics import Statistics as Statistics
 from rollout_corr.spec.bounds_of_batch import Bottom as Bottom
+from rollout_corr.spec.bounds_of_batch import KeepESS as KeepESS
 from rollout_corr.spec.bounds_of_batch import MeanBelow as MeanBelow
 from rollout_corr.spec.bounds_of_batch import Quantile as Quantile
 from rollout_corr.spec.bounds_of_batch import TopK as TopK
@@ -90,6 +91,7 @@ __all__ = [
     "Criterion",
     "EntropyBonus",
     "FilteredGroups",
+    "KeepESS",
     "MeanBelow",
     "Outputs",
     "PendingCorrection",

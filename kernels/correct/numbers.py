@@ -20,8 +20,8 @@ def numbers_of(spec: Spec, double: bool) -> dict[str, float]:
     if spec.weight is not None:
         weight = spec.weight
         rounds = weight.level == "token" and not double
-        numbers |= {"lower": _low(weight.lower), "upper": _high(weight.upper)}
-        numbers |= _interval("log", log_bound(weight.lower), log_bound(weight.upper), rounds)
+        numbers |= {"lower": _low(weight.low), "upper": _high(weight.high)}
+        numbers |= _interval("log", log_bound(weight.low), log_bound(weight.high), rounds)
         if weight.token_clamp is not None:
             numbers["token_clamp"] = weight.token_clamp
     for i, criterion in enumerate(spec.criteria):

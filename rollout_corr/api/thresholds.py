@@ -11,12 +11,11 @@ from torch import Tensor
 
 from rollout_corr.api.by_keyword import mask_by_keyword
 from rollout_corr.api.correct import Renormalized, Turns, read_request
-from rollout_corr.backends.bounds_of_batch import Place, Progress, added_up, record
+from rollout_corr.backends.bounds_of_batch import AnySearch, Place, Progress, added_up, record
 from rollout_corr.backends.bounds_of_batch import Thresholds as Thresholds
 from rollout_corr.backends.choose import Groups
 from rollout_corr.backends.layouts import LogProbs
 from rollout_corr.backends.read import Given
-from rollout_corr.backends.select import Search
 from rollout_corr.backends.staleness import versions_given
 from rollout_corr.metrics.collectives import all_reduce, check_group
 from rollout_corr.spec.correction import Spec
@@ -34,7 +33,7 @@ class ThresholdStatistics:
     """
 
     known: Thresholds
-    searches: dict[Place, Search]
+    searches: dict[Place, AnySearch]
     tables: dict[Place, Tensor]
 
     def __repr__(self) -> str:
@@ -106,8 +105,8 @@ def threshold_statistics(
 ) -> ThresholdStatistics:
     """Count the values of a micro-batch for bounds that all micro-batches decide together.
 
-    A round counts every micro-batch, adds up and calls `thresholds()`. After three rounds for criteria of tokens, and
-    six for those of turns and sequences, `Thresholds.complete` is True and `correct(..., thresholds=...)` applies them.
+    A round counts every micro-batch, adds up and calls `thresholds()`. After three rounds for tokens and `KeepESS`, and
+    six for turns and sequences, `Thresholds.complete` is True and `correct(..., thresholds=...)` applies them.
     See docs/batches.md. The tensors, `cu_seqlens` and the other arguments are those of `correct`.
 
     Args:

@@ -6,6 +6,7 @@ Spec whose bounds are numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import chain
 from typing import NamedTuple
@@ -13,31 +14,61 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.backends import blocks, whole
+from rollout_corr.backends import blocks, select, select_ess, whole
 from rollout_corr.backends.batch import Batch
-from rollout_corr.backends.select import Search, Values, begin, values_of
-from rollout_corr.definition.bounds import Bound
-from rollout_corr.definition.findings import decided
-from rollout_corr.spec.bounds_of_batch import Side
-from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.backends.select import Search, Values, values_of
+from rollout_corr.backends.select_ess import EssSearch
+from rollout_corr.definition.bounds import Bound, Sides
+from rollout_corr.definition.bounds_of_batch import ordered_of
+from rollout_corr.definition.findings import Operands, decided
+from rollout_corr.definition.weights import ratios_of
+from rollout_corr.spec.bounds_of_batch import WEIGHT, Counting, KeepESS, OfBatch, Side
+from rollout_corr.spec.correction import Criterion, Spec, Weight
+
+AnySearch = Search | EssSearch
 
 
 class Place(NamedTuple):
-    """A bound of a Spec: the label of its criterion, and its side."""
+    """A bound of a Spec: the label of its criterion, or WEIGHT, and its side."""
 
     label: str
     side: Side
 
 
 class Found:
-    """The bounds found, by place; a criterion whose bounds are not known yet rejects nothing by them."""
+    """The bounds found, by place; what has bounds that are not known yet is not bounded by them.
 
-    def __init__(self) -> None:
-        self.bounds: dict[Place, Tensor] = {}
+    Args:
+        bounds: Of criteria, and of the logarithms of weights; 0-d each, infinite where a side is open.
+    """
+
+    def __init__(self, bounds: dict[Place, Tensor]) -> None:
+        self.bounds = bounds
+        self._numbers: Sides | None = None
 
     def of(self, criterion: Criterion, value: Tensor, tested: Tensor | None) -> tuple[Bound, Bound]:
         """Give the bounds of a criterion."""
-        return self.bounds.get(Place(criterion.label, "lower")), self.bounds.get(Place(criterion.label, "upper"))
+        return self._sides(criterion.label)
+
+    def of_weight(self, weight: Weight, log_ratio: Tensor, among: Tensor | None) -> tuple[Bound, Bound]:
+        """Give the bounds of the weight: as numbers, None for an open side, where values may be read."""
+        low, high = self.known_of_weight()
+        if low is None and high is None:
+            return self._sides(WEIGHT)
+        return None if low == -math.inf else low, None if high == math.inf else high
+
+    def known_of_weight(self) -> Sides:
+        """Read the bounds of the weight once, where values may be read."""
+        sides = self._sides(WEIGHT)
+        if torch.compiler.is_compiling() or any(x is not None and x.device.type != "cpu" for x in sides):
+            return None, None
+        if self._numbers is None:
+            low, high = (None if x is None else x.item() for x in sides)
+            self._numbers = low, high
+        return self._numbers
+
+    def _sides(self, label: str) -> tuple[Tensor | None, Tensor | None]:
+        return self.bounds.get(Place(label, "lower")), self.bounds.get(Place(label, "upper"))
 
 
 class Progress(NamedTuple):
@@ -49,9 +80,9 @@ class Progress(NamedTuple):
     """
 
     bounds: dict[Place, Tensor]
-    searches: dict[Place, Search]
+    searches: dict[Place, AnySearch]
 
-    def after(self, searches: dict[Place, Search], tables: dict[Place, Tensor]) -> Progress:
+    def after(self, searches: dict[Place, AnySearch], tables: dict[Place, Tensor]) -> Progress:
         """The progress after a round.
 
         Args:
@@ -65,41 +96,54 @@ class Progress(NamedTuple):
 
 
 class Recording(Found):
-    """Bounds known before, and the values of those criteria whose bounds are looked for.
+    """Bounds known before, and the values of those criteria, and of the weight, whose bounds are looked for.
 
     Args:
         progress: What is known.
-        wanted: The labels of these criteria.
+        wanted: Their labels.
         on_cpu: Values that take no part are left out.
     """
 
     def __init__(self, progress: Progress, wanted: set[str], on_cpu: bool) -> None:
-        super().__init__()
-        self.bounds, self.searches = progress.bounds, dict(progress.searches)
-        self._wanted, self._on_cpu = wanted, on_cpu
+        super().__init__(progress.bounds)
+        self.searches = dict(progress.searches)
+        self.wanted, self._on_cpu = wanted, on_cpu
         self._values: dict[Place, list[Values]] = {}
 
     def of(self, criterion: Criterion, value: Tensor, tested: Tensor | None) -> tuple[Bound, Bound]:
         """Note the values."""
-        if criterion.label in self._wanted:
+        if criterion.label in self.wanted:
             for side, rule in criterion.rules.items():
-                place = Place(criterion.label, side)
-                search = self.searches.setdefault(place, begin(rule, side, value.dtype, value.device))
-                if search.dtype != value.dtype:
-                    # Their keys have other digits.
-                    raise ValueError(
-                        f"known: expected log-probs whose values of {criterion.label!r} are {_plain(search.dtype)}, as "
-                        f"in the rounds before, got {_plain(value.dtype)}"
-                    )
-                values = values_of(side, value, tested)
-                self._values.setdefault(place, []).append(search.left(values) if self._on_cpu else values)
+                self._note(Place(criterion.label, side), rule, value, tested)
         return super().of(criterion, value, tested)
+
+    def of_weight(self, weight: Weight, log_ratio: Tensor, among: Tensor | None) -> tuple[Bound, Bound]:
+        """Note the logarithms of the ratios."""
+        for side, rule in weight.rules.items():
+            self._note(Place(WEIGHT, side), rule, ordered_of(weight, rule, log_ratio), among)
+        return super().of_weight(weight, log_ratio, among)
+
+    def _note(self, place: Place, rule: OfBatch, value: Tensor, tested: Tensor | None) -> None:
+        search = self.searches.get(place)
+        if search is None:
+            search = self.searches[place] = _begin(rule, place.side, value)
+        if isinstance(search, EssSearch):
+            values = search.values(value, tested, self._on_cpu)
+        elif search.dtype != value.dtype:
+            # Their keys have other digits.
+            raise ValueError(
+                f"known: expected log-probs whose values of {place.label!r} are {_plain(search.dtype)}, as in the "
+                f"rounds before, got {_plain(value.dtype)}"
+            )
+        else:
+            values = values_of(place.side, value, tested, self._on_cpu)
+        self._values.setdefault(place, []).append(search.left(values) if self._on_cpu else values)
 
     def tables(self) -> dict[Place, Tensor]:
         """The tables of this round, [1 or 3, digits] int64 each."""
         return {place: self._table(place, one) for place, one in self.searches.items() if one.round < one.rounds}
 
-    def _table(self, place: Place, search: Search) -> Tensor:
+    def _table(self, place: Place, search: AnySearch) -> Tensor:
         parts = self._values[place]
         if self._on_cpu and search.round:
             parts = self._values[place] = [search.left(values) for values in parts]
@@ -109,16 +153,35 @@ class Recording(Found):
         return total
 
 
+def _begin(rule: OfBatch, side: Side, value: Tensor) -> AnySearch:
+    if isinstance(rule, KeepESS):
+        return select_ess.begin(rule, value.device)
+    assert isinstance(rule, Counting)
+    return select.begin(rule, side, value.dtype, value.device)
+
+
 def wanted(spec: Spec, progress: Progress) -> set[str]:
-    """The labels of the criteria whose bounds come next; none when all are known."""
-    asking = [criterion for criterion in spec.criteria if criterion.rules]
-    steps = [asking]
-    if spec.sums_over == "kept":
-        steps = [[c for c in asking if (c.over == "token") == first] for first in (True, False)]
-    for step in steps:
-        if any(Place(c.label, side) not in progress.bounds for c in step for side in c.rules):
-            return {c.label for c in step}
-    return set()
+    """The labels of the criteria whose bounds come next, and WEIGHT with them; none when all are known."""
+    steps: list[set[str]] = [set(), set()]
+    for place in places_of(spec):
+        if place not in progress.bounds:
+            steps[_follows(spec, place.label)].add(place.label)
+    return steps[0] or steps[1]
+
+
+def _follows(spec: Spec, label: str) -> bool:
+    """Tell whether values are those of survivors, and so a bound follows those of token criteria."""
+    if spec.sums_over == "valid":
+        return False
+    if label == WEIGHT and spec.weight is not None and spec.weight.rules:
+        return spec.weight.level != "token"
+    return next(c.over for c in spec.criteria if c.label == label) != "token"
+
+
+def places_of(spec: Spec) -> tuple[Place, ...]:
+    """The places of a Spec's bounds that the batch decides."""
+    of_weight = () if spec.weight is None else tuple(Place(WEIGHT, side) for side in spec.weight.rules)
+    return (*of_weight, *chain.from_iterable((Place(c.label, side) for side in c.rules) for c in spec.criteria))
 
 
 class Thresholds(Found):
@@ -130,8 +193,8 @@ class Thresholds(Found):
     """
 
     def __init__(self, spec: Spec, progress: Progress) -> None:
-        super().__init__()
-        self.spec, self.progress, self.bounds = spec, progress, progress.bounds
+        super().__init__(progress.bounds)
+        self.spec, self.progress = spec, progress
 
     @property
     def complete(self) -> bool:
@@ -150,10 +213,18 @@ def record(batch: Batch, spec: Spec, progress: Progress) -> Recording:
     batch.bounds = recording
     if on_cpu:
         for block in blocks.blocks_under(batch, spec):
-            decided(blocks.operands_of(block, spec))
+            _ask(blocks.operands_of(block, spec), recording)
     else:
-        decided(whole.operands_of(batch, spec, *whole.sequences_of(batch)))
+        _ask(whole.operands_of(batch, spec, *whole.sequences_of(batch)), recording)
     return recording
+
+
+def _ask(given: Operands, recording: Recording) -> None:
+    weight = given.spec.weight
+    found = decided(given)
+    if WEIGHT in recording.wanted and weight is not None and weight.rules:
+        ratios = ratios_of(weight, found.tokens, found.decision, given.spec)
+        recording.of_weight(weight, ratios.log, ratios.among)
 
 
 def find_bounds(batch: Batch, spec: Spec, add_up: Callable[[Tensor], Tensor]) -> Found:
@@ -164,7 +235,7 @@ def find_bounds(batch: Batch, spec: Spec, add_up: Callable[[Tensor], Tensor]) ->
         spec: A Spec with such bounds.
         add_up: Adds int64 up over the ranks that share the batch.
     """
-    progress, found = Progress({}, {}), Found()
+    progress = Progress({}, {})
     while wanted(spec, progress):
         recording = record(batch, spec, progress)
         while True:
@@ -173,8 +244,7 @@ def find_bounds(batch: Batch, spec: Spec, add_up: Callable[[Tensor], Tensor]) ->
             if not progress.searches:
                 break
             recording.searches = progress.searches
-    found.bounds = progress.bounds
-    return found
+    return Found(progress.bounds)
 
 
 def added_up(tables: dict[Place, Tensor], add_up: Callable[[Tensor], Tensor]) -> dict[Place, Tensor]:
@@ -195,5 +265,5 @@ def _plain(dtype: torch.dtype) -> str:
 
 def bounds_by_place(spec: Spec, found: Found) -> tuple[tuple[Place, ...], Tensor]:
     """The places of a Spec's bounds, and the bounds found, [K] float64, infinite where a side is open."""
-    places = tuple(chain.from_iterable((Place(c.label, side) for side in c.rules) for c in spec.criteria))
+    places = places_of(spec)
     return places, torch.stack([found.bounds[place].double() for place in places])

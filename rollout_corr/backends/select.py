@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.definition.bounds_of_batch import SIGN
-from rollout_corr.spec.bounds_of_batch import Before, OfBatch, Side
+from rollout_corr.spec.bounds_of_batch import Before, Counting, Side
 
 # Bits of the digits, from the highest.
 DIGITS: dict[torch.dtype, tuple[int, ...]] = {torch.float32: (11, 11, 10), torch.float64: (11, 11, 11, 11, 11, 9)}
@@ -39,33 +39,43 @@ class Values(NamedTuple):
     counted: Tensor | None
 
 
-def values_of(side: Side, x: Tensor, tested: Tensor | None) -> Values:
+def values_of(side: Side, x: Tensor, tested: Tensor | None, look: bool = False) -> Values:
     """Make ready to count.
 
     Args:
         side: The side that it bounds.
         x: float32 or float64 of any shape.
         tested: Bool of the same shape: takes part; None: all do.
+        look: Values may be read, as on the CPU: all that are numbers need not be told from others.
     """
     x = x.reshape(-1)
     # That -0.0 comes before 0.0 changes no verdict: a bound of either cuts at the same place.
-    ordered = SIGN[side] * x
-    counted = ~x.isnan()
-    if tested is not None:
-        counted = counted & tested.reshape(-1)
+    ordered = x if side == "upper" else -x
+    counted = tested if tested is None else tested.reshape(-1)
+    if not (look and _no_nan(x)):
+        numbers = ~x.isnan()
+        counted = numbers if counted is None else counted & numbers
     bits = ordered.view(INTEGERS[x.dtype])
-    highest = torch.iinfo(bits.dtype).min
-    return Values(torch.where(bits < 0, ~bits, bits ^ highest), counted)
+    # All bits of a negative number are turned over, of others the highest: a fifth of the time of `where` on the CPU.
+    turned = (bits >> (8 * bits.element_size() - 1)) | torch.iinfo(bits.dtype).min
+    return Values(turned ^ bits, counted)
+
+
+def _no_nan(x: Tensor) -> bool:
+    """Tell whether there is no NaN, by one that reaches the minimum, in a fifth of the time of looking for it."""
+    return not x.numel() or not math.isnan(torch.aminmax(x)[0].item())
 
 
 def from_keys(side: Side, keys: Tensor) -> Tensor:
     """The values of keys, float32 or float64."""
-    bits = torch.where(keys < 0, keys ^ torch.iinfo(keys.dtype).min, ~keys)
-    return SIGN[side] * bits.view(FLOATS[keys.dtype])
+    highest = torch.iinfo(keys.dtype).min
+    bits = keys ^ (~(keys >> (8 * keys.element_size() - 1)) | highest)
+    values = bits.view(FLOATS[keys.dtype])
+    return values if side == "upper" else -values
 
 
 class Search(NamedTuple):
-    """The search for one bound between two rounds.
+    """The search for a bound by a `Counting` rule between two rounds.
 
     Attributes:
         rule: The rule.
@@ -79,7 +89,7 @@ class Search(NamedTuple):
         open: 0-d bool: the rule went on to the end.
     """
 
-    rule: OfBatch
+    rule: Counting
     side: Side
     dtype: torch.dtype
     round: int
@@ -139,8 +149,9 @@ class Search(NamedTuple):
         # Before the first value every rule goes on.
         goes_on = (kept == 0) | self.rule.goes_on(Before(kept, amount, total), self.side)
         place = goes_on.sum()
-        # Only in the first round may it go on through all digits.
-        is_open = self.open | (place == table.shape[1])
+        is_open = self.open
+        if not self.round:
+            is_open = is_open | (place == table.shape[1])
         digit = place.clamp(max=table.shape[1] - 1)
         last = (digit - 1).clamp(min=0)
 
@@ -155,27 +166,37 @@ class Search(NamedTuple):
     def bound(self) -> Tensor:
         """The bound after the last round, 0-d in the dtype of the values; infinite where the side is open."""
         kind, end = INTEGERS[self.dtype], SIGN[self.side] * math.inf
-        # The digits of 32 bits may be above the largest int32.
-        keys = self.prefix if kind == torch.int64 else ((self.prefix + 2**31) % 2**32 - 2**31).to(kind)
+        keys = self.prefix if kind == torch.int64 else as_int32(self.prefix)
         found = from_keys(self.side, keys)
         if not self.rule.KEEPS_LAST:
             found = torch.where(self.before > 0, found.nextafter(found.new_full((), -end)), found)
         return torch.where(self.open, end, found)
 
     def _digit(self) -> tuple[int, int]:
-        """Bits of the digit of this round, and bits below it."""
-        bits = DIGITS[self.dtype]
-        return bits[self.round], sum(bits[self.round + 1 :])
+        return digit_of(DIGITS[self.dtype], self.round)
 
     def _follow(self, keys: Tensor) -> Tensor:
-        """Bool per key: it has the digits found."""
-        bits = DIGITS[self.dtype]
-        below = sum(bits[self.round :])
-        # An arithmetic shift fills with the sign.
-        return ((keys >> below) & ((1 << (sum(bits) - below)) - 1)) == self.prefix
+        return follow(keys, self.prefix, DIGITS[self.dtype], self.round)
 
 
-def begin(rule: OfBatch, side: Side, dtype: torch.dtype, device: torch.device) -> Search:
+def as_int32(digits: Tensor) -> Tensor:
+    """The key of 32 bits of digits, which may be above the largest int32."""
+    return ((digits + 2**31) % 2**32 - 2**31).to(torch.int32)
+
+
+def digit_of(bits: tuple[int, ...], number: int) -> tuple[int, int]:
+    """Bits of the digit of a round, and bits below it."""
+    return bits[number], sum(bits[number + 1 :])
+
+
+def follow(keys: Tensor, prefix: Tensor, bits: tuple[int, ...], number: int) -> Tensor:
+    """Bool per key: it begins with the digits that the rounds before one have found."""
+    below = sum(bits[number:])
+    # An arithmetic shift fills with the sign.
+    return ((keys >> below) & ((1 << (sum(bits) - below)) - 1)) == prefix
+
+
+def begin(rule: Counting, side: Side, dtype: torch.dtype, device: torch.device) -> Search:
     """A search before its first round."""
     nothing = torch.zeros((), dtype=torch.int64, device=device)
     return Search(rule, side, dtype, 0, nothing, nothing, nothing, nothing, nothing, nothing > 0)

@@ -2,14 +2,68 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from math import exp
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from rollout_corr.spec.choices import Outside
 from rollout_corr.spec.correction import Weight
 from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound
 
 # One number, or one for each token; None for an open side.
 Bound = float | Tensor | None
+
+
+# A lower and an upper bound as numbers.
+Sides = tuple[float | None, float | None]
+
+
+class WeightBounds(NamedTuple):
+    """The bounds of a weight, None for an open side.
+
+    Attributes:
+        low, high: Of the logarithm of the ratio, where they cut.
+        lower, upper: Of the ratio, where they clamp.
+    """
+
+    low: Bound
+    high: Bound
+    lower: Bound
+    upper: Bound
+
+
+OPEN = WeightBounds(None, None, None, None)
+
+
+@lru_cache(maxsize=256)
+def bounds_in_numbers(lower: float | None, upper: float | None) -> WeightBounds:
+    """The bounds of a ratio that are known from the start."""
+    return WeightBounds(log_bound(lower), log_bound(upper), lower, upper)
+
+
+def with_found(weight: Weight, low: Bound, high: Bound) -> WeightBounds:
+    """The bounds of a weight, some of which the batch has decided.
+
+    Args:
+        weight: Its other bounds are numbers.
+        low, high: The logarithms of those found, as numbers or 0-d tensors; None: not decided by the batch.
+    """
+    known = bounds_in_numbers(weight.low, weight.high)
+    return WeightBounds(
+        known.low if low is None else low,
+        known.high if high is None else high,
+        known.lower if low is None else _exp(low),
+        known.upper if high is None else _exp(high),
+    )
+
+
+def _exp(bound: Bound) -> Bound:
+    if isinstance(bound, Tensor):
+        return bound.double().exp()
+    return None if bound is None else exp(bound)
 
 
 def limits(dtype: torch.dtype, lower: Bound, upper: Bound) -> tuple[Bound, Bound]:
@@ -31,7 +85,15 @@ def within(x: Tensor, lower: Bound, upper: Bound) -> Tensor:
     return x >= lower if upper is None else (x >= lower) & (x <= upper)
 
 
-def grown(lower: float | None, upper: float | None, growth: Tensor | None) -> tuple[Bound, Bound]:
+def _clamped(ratio: Tensor, least: Bound, most: Bound) -> Tensor:
+    """Clamp where an end is a tensor, in whose place clamp takes no number for the other."""
+    for bound, nearer in ((least, torch.maximum), (most, torch.minimum)):
+        if bound is not None:
+            ratio = nearer(ratio, torch.as_tensor(bound, dtype=ratio.dtype, device=ratio.device))
+    return ratio
+
+
+def grown(lower: Bound, upper: Bound, growth: Tensor | None) -> tuple[Bound, Bound]:
     """Multiply bounds, those of a ratio as logs; an open side stays open."""
     if growth is None:
         return lower, upper
@@ -39,16 +101,24 @@ def grown(lower: float | None, upper: float | None, growth: Tensor | None) -> tu
 
 
 def after_bounds(
-    weight: Weight, ratio: Tensor, log_ratio: Tensor, centre: float, growth: Tensor | None = None
+    bounds: WeightBounds,
+    outside: Outside,
+    ratio: Tensor,
+    log_ratio: Tensor,
+    centre: float,
+    growth: Tensor | None = None,
 ) -> Tensor:
     """Ratios after the bounds; `ratio` and the result less a centre."""
-    lower, upper = weight.lower, weight.upper
-    if not weight.bounded:
+    lower, upper = bounds.lower, bounds.upper
+    if lower is None and upper is None:
         return ratio
-    low, high = grown(log_bound(lower), log_bound(upper), growth)
-    if weight.outside == "clamp":
+    low, high = grown(bounds.low, bounds.high, growth)
+    if outside == "clamp":
         if growth is not None:
             ends = (bound.exp() - centre if isinstance(bound, Tensor) else None for bound in (low, high))
             return ratio.clamp(*ends)
-        return ratio.clamp(None if lower is None else lower - centre, None if upper is None else upper - centre)
+        least, most = (None if bound is None else bound - centre for bound in (lower, upper))
+        if isinstance(least, Tensor) or isinstance(most, Tensor):
+            return _clamped(ratio, least, most)
+        return ratio.clamp(least, most)
     return torch.where(within(log_ratio, low, high), ratio, 0.0 - centre)

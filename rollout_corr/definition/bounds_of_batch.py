@@ -14,9 +14,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.bounds import Bound
-from rollout_corr.spec.bounds_of_batch import Before, OfBatch, Side
-from rollout_corr.spec.correction import Criterion
+from rollout_corr.definition.bounds import Bound, Sides
+from rollout_corr.spec.bounds_of_batch import Before, Counting, KeepESS, OfBatch, Side
+from rollout_corr.spec.correction import Criterion, Weight
+from rollout_corr.spec.thresholds import log_bound
+
+# Beyond every log-ratio, which LARGEST_CLAMP bounds.
+BEYOND_CLAMP = 42.0
 
 # From the end that a side keeps: what turns its order into an ascending one.
 SIGN: dict[Side, float] = {"upper": 1.0, "lower": -1.0}
@@ -34,18 +38,48 @@ class BoundsOfBatch(Protocol):
             tested: Bool of the same shape: whose values are the batch; None: all.
         """
 
+    def of_weight(self, weight: Weight, log_ratio: Tensor, among: Tensor | None) -> tuple[Bound, Bound]:
+        """Give the logarithms of the lower and the upper bound of a weight; None likewise.
+
+        Args:
+            weight: One with a rule.
+            log_ratio: The logarithms of its ratios, per token or per unit.
+            among: Bool of the same shape: the batch; None: all.
+        """
+
+    def known_of_weight(self) -> Sides:
+        """Give those logarithms where they are known as numbers; None for each other side."""
+
 
 class Sorted:
     """The bounds of a batch of which all values are at hand."""
 
+    def of_weight(self, weight: Weight, log_ratio: Tensor, among: Tensor | None) -> tuple[Bound, Bound]:
+        """Sort the ratios."""
+        values = log_ratio.reshape(-1) if among is None else log_ratio[among]
+        found = {side: bound_of(rule, side, ordered_of(weight, rule, values)) for side, rule in weight.rules.items()}
+        return found.get("lower"), found.get("upper")
+
+    def known_of_weight(self) -> Sides:
+        """Nothing is known before the ratios are."""
+        return None, None
+
     def of(self, criterion: Criterion, value: Tensor, tested: Tensor | None) -> tuple[Bound, Bound]:
         """Sort the values."""
         values = value.reshape(-1) if tested is None else value.expand(tested.shape)[tested]
-        found = {side: by_sort(rule, side, values) for side, rule in criterion.rules.items()}
+        found = {side: bound_of(rule, side, values) for side, rule in criterion.rules.items()}
         return found.get("lower"), found.get("upper")
 
 
-def by_sort(rule: OfBatch, side: Side, values: Tensor) -> Tensor:
+def bound_of(rule: OfBatch, side: Side, values: Tensor) -> Tensor:
+    """The bound of any rule, 0-d; infinite where the side is open."""
+    if isinstance(rule, KeepESS):
+        return by_bisection(rule, values)
+    assert isinstance(rule, Counting)
+    return by_sort(rule, side, values)
+
+
+def by_sort(rule: Counting, side: Side, values: Tensor) -> Tensor:
     """The bound, 0-d in the dtype of the values; infinite where the side is open.
 
     Args:
@@ -66,6 +100,61 @@ def by_sort(rule: OfBatch, side: Side, values: Tensor) -> Tensor:
     if not rule.KEEPS_LAST and place > 0:
         bound = bound.nextafter(bound.new_full((), -math.inf))
     return SIGN[side] * bound
+
+
+def ordered_of(weight: Weight, rule: OfBatch, log_ratio: Tensor) -> Tensor:
+    """The values that a rule of a weight looks at: a sample size is that of weights after their lower bound."""
+    low = log_bound(weight.low)
+    return log_ratio if low is None or not isinstance(rule, KeepESS) else log_ratio.clamp(min=low)
+
+
+def float32_above(x: Tensor) -> Tensor:
+    """The smallest float32 that is not below x."""
+    found = x.float()
+    return found if x.dtype == torch.float32 else torch.where(found < x, found.nextafter(found + torch.inf), found)
+
+
+def weights_of(log_ratio: Tensor) -> Tensor:
+    """Weights, float32 numbers in float64: neither a device nor a place in memory shows in them."""
+    return log_ratio.double().exp().float().double()
+
+
+def by_bisection(rule: KeepESS, log_ratio: Tensor) -> Tensor:
+    """The largest float32 c for which weights clamped at exp(c) have the sample size that a rule keeps.
+
+    Let u_i = min(w_i, b) be n weights clamped at b, m of them above b, S and Q the sums of u_i and u_i^2, and
+    E = S^2 / (n Q) the sample size. Where no w_i equals b, dS/db = m and dQ/db = 2 m b, so
+
+        d(log E)/db = 2 m / S - 2 m b / Q = 2 m (Q - b S) / (S Q), and Q - b S = sum of u_i (u_i - b) <= 0:
+
+    E is continuous and never rises with b. Below the smallest weight all u_i are b, and E is 1, so any floor below 1 is
+    reached, up to one bound and nowhere beyond it; it need not be one of the weights. Where it is reached without a
+    bound, and where there is no weight, the side is open. Equal weights are clamped together. A ratio takes part as
+    the smallest float32 that is not below its logarithm, a weight as the float32 nearest to the exp of that.
+
+    Where weights above b become 0 instead, E is no such function: of the weights 1, 10, 10 it is 1/3, then 0.69. Such
+    weights are refused.
+
+    Args:
+        rule: The rule.
+        log_ratio: [n] float32 or float64, within +-LARGEST_CLAMP; NaN counts in nothing.
+    """
+    x = float32_above(log_ratio[~log_ratio.isnan()])
+    n = torch.tensor(float(x.shape[0]), dtype=torch.float64)
+
+    def reaches(bound: Tensor) -> bool:
+        weights = weights_of(torch.minimum(x, bound))
+        return bool(rule.reached(weights.sum(), weights.square().sum(), n))
+
+    low, high = (x.new_tensor(end) for end in (-BEYOND_CLAMP, BEYOND_CLAMP))
+    if reaches(high):
+        return high + math.inf
+    while low.nextafter(high) < high:
+        middle = ((low.double() + high.double()) / 2.0).float()
+        # Two neighbours of different size may have no float32 halfway.
+        middle = torch.where((middle > low) & (middle < high), middle, low.nextafter(high))
+        low, high = (middle, high) if reaches(middle) else (low, middle)
+    return low
 
 
 def beyond(value: Tensor, bounds: tuple[Bound, Bound]) -> Tensor:

@@ -8,11 +8,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.bounds import after_bounds, limits
+from rollout_corr.definition.bounds import Bound, WeightBounds, after_bounds, limits
 from rollout_corr.definition.near import Near
 from rollout_corr.definition.tokens import Tokens, rounded
-from rollout_corr.spec.correction import Spec, Weight
-from rollout_corr.spec.thresholds import log_bound
+from rollout_corr.definition.weights import Weighing
+from rollout_corr.spec.choices import Outside
+from rollout_corr.spec.correction import Spec
 
 
 class FewBounded:
@@ -20,22 +21,25 @@ class FewBounded:
 
     Args:
         near: The sums before the bounds.
-        weight: At token level, without a token clamp.
+        bounds: Numbers, of a weight at token level without a token clamp.
+        outside: What it becomes outside them.
     """
 
-    def __init__(self, near: Near, weight: Weight) -> None:
-        self._near, self._weight = near, weight
+    def __init__(self, near: Near, bounds: WeightBounds, outside: Outside) -> None:
+        self._near, self.bounds, self._outside = near, bounds, outside
+        # The bounds of the ratio.
+        self.lower, self.upper = (x if isinstance(x, float) else None for x in (bounds.lower, bounds.upper))
 
     @cached_property
     def few(self) -> Tensor:
         """[k] float64, ratio - 1 of the few after the bounds."""
-        return after_bounds(self._weight, self._near.few_excess, self._near.few, 1.0)
+        return after_bounds(self.bounds, self._outside, self._near.few_excess, self._near.few, 1.0)
 
     def squares(self) -> float:
         """The sum of (ratio - 1)^2 after the bounds."""
         return self._near.near_excess2 + self.few.dot(self.few).item()
 
-    def count(self, low: float | None, high: float | None) -> int:
+    def count(self, low: Bound, high: Bound) -> int:
         """Tokens beyond a bound."""
         few = self._near.few
         least, most = limits(few.dtype, low, high)
@@ -47,19 +51,19 @@ class FewBounded:
     def extrema(self, raw: tuple[float, float]) -> tuple[float, float]:
         """(-minimum, maximum) of ratio - 1 after the bounds, from those before them."""
         low, high = -raw[0], raw[1]
-        weight = self._weight
-        if weight.outside == "clamp" or not self.count(log_bound(weight.lower), log_bound(weight.upper)):
-            least = -math.inf if weight.lower is None else weight.lower - 1.0
-            most = math.inf if weight.upper is None else weight.upper - 1.0
+        bounds = self.bounds
+        if self._outside == "clamp" or not self.count(bounds.low, bounds.high):
+            least = -math.inf if self.lower is None else self.lower - 1.0
+            most = math.inf if self.upper is None else self.upper - 1.0
             return rounded((-min(max(low, least), most), min(max(high, least), most)), self._near.d.dtype)
         # Zero is the least of all; the largest is among those within the bounds.
         largest = max(math.expm1(self._near.largest_near()), self.few.amax().item())
         return rounded((1.0, largest), self._near.d.dtype)
 
 
-def few_bounded(tokens: Tokens, spec: Spec) -> FewBounded | None:
+def few_bounded(tokens: Tokens, spec: Spec, weighing: Weighing | None) -> FewBounded | None:
     """Sums of a token weight from those of D; None where too many tokens are far, or where nobody looked."""
     weight = spec.weight
     if weight is None or weight.level != "token" or weight.token_clamp is not None or tokens.near is None:
         return None
-    return FewBounded(tokens.near, weight)
+    return None if weighing is None else FewBounded(tokens.near, weighing.bounds, weight.outside)

@@ -16,7 +16,7 @@ from rollout_corr.definition.correction import Decision
 from rollout_corr.definition.facts import SequenceFacts, sequence_facts
 from rollout_corr.definition.few import FewBounded, few_bounded
 from rollout_corr.definition.sequences import Sequences
-from rollout_corr.definition.tokens import KeptMass, Number, Tokens, read_tokens
+from rollout_corr.definition.tokens import KeptMass, Number, Tokens, near_up_to, read_tokens
 from rollout_corr.definition.turns import Turns
 from rollout_corr.definition.weights import Weighing, weigh, weights_of
 from rollout_corr.definition.when import Advantages
@@ -104,8 +104,10 @@ def decided(given: Operands) -> Decided:
         train, rollout = mass.taken_from(train, rollout)
         pairs = {of: two if of == "new/old" else mass.taken_from(*two) for of, two in pairs.items()}
 
+    near = near_up_to(spec, None if given.bounds is None else given.bounds.known_of_weight())
+
     def read(train: Tensor, rollout: Tensor) -> Tokens:
-        return read_tokens(train, rollout, given.valid, given.sequences, spec, given.look, given.turns)
+        return read_tokens(train, rollout, given.valid, given.sequences, spec, given.look, given.turns, near)
 
     tokens = read(train, rollout)
     n_measured = given.n_valid
@@ -120,9 +122,9 @@ def evaluate(given: Operands) -> Findings:
     """Correct some whole sequences."""
     spec = given.spec
     tokens, n_valid, n_measured, decision = decided(given)
-    weighing = weigh(tokens, decision, spec)
+    weighing = weigh(tokens, decision, spec, given.bounds)
     weights = weights_of(tokens, decision, weighing, spec)
-    few = few_bounded(tokens, spec)
+    few = few_bounded(tokens, spec, weighing)
     facts = sequence_facts(tokens, n_valid, n_measured, decision, weighing, spec, few)
     return Findings(spec, tokens, n_valid, n_measured, decision, weighing, weights, few, facts)
 

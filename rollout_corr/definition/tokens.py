@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rollout_corr.definition.bounds import Sides
 from rollout_corr.definition.near import NEAR, SMALL, WIDE, Each, Near, few_above, series_of_k3
 from rollout_corr.definition.sequences import Packed, Sequences
 from rollout_corr.definition.turns import Turns
@@ -342,6 +343,7 @@ def read_tokens(
     spec: Spec,
     look: bool = False,
     turns: Turns | None = None,
+    near: float | None = None,
 ) -> Tokens:
     """Subtract the log-probs, find what is not finite and apply `Spec.nonfinite`.
 
@@ -353,14 +355,14 @@ def read_tokens(
         look: Find the largest |D| and skip what it makes unnecessary. Reads a value, so it is for CPU tensors, and only
             where all tokens are valid.
         turns: The turns of the sequences, where the Spec measures them.
+        near: As `near_up_to` gives it; read with `look` alone.
     """
     d = train - rollout
     if look and d.numel():
         low, high = (x.item() for x in torch.aminmax(d))
         largest = max(-low, high)
         if math.isfinite(largest):
-            near, bounds = _near_up_to(spec), (-low, high)
-            seen = largest, near, bounds
+            seen = largest, near, (-low, high)
             return Tokens(sequences, train, rollout, d, valid, valid, None, spec.clamp, False, *seen, turns)
     bad = ~d.isfinite()
     counted = bad if valid is None else bad & valid
@@ -378,12 +380,27 @@ def read_tokens(
     return Tokens(sequences, train, rollout, d, *read, turns=turns, bad=counted)
 
 
-@lru_cache(maxsize=256)
-def _near_up_to(spec: Spec) -> float | None:
-    """The |D| up to which a token is near 0 and within the bounds of a token weight; None where 0 is outside."""
-    if spec.weight is None or spec.weight.level != "token":
+def near_up_to(spec: Spec, found: Sides | None) -> float | None:
+    """The |D| up to which a token is near 0 and within the bounds of a token weight; None where 0 is outside.
+
+    Args:
+        spec: The Spec.
+        found: The logarithms of the lower and the upper bound that the batch has decided; None for each that it has
+            not, or not yet.
+    """
+    weight = spec.weight
+    if weight is None or weight.level != "token":
         return NEAR
-    low, high = log_bound(spec.weight.lower), log_bound(spec.weight.upper)
+    low, high = (None, None) if found is None else found
+    if any(known is None for side, known in (("lower", low), ("upper", high)) if side in weight.rules):
+        return None
+    return _near_within(weight.low, weight.high, low, high)
+
+
+@lru_cache(maxsize=256)
+def _near_within(lower: float | None, upper: float | None, low: float | None, high: float | None) -> float | None:
+    low = log_bound(lower) if low is None else low
+    high = log_bound(upper) if high is None else high
     # Rounded to numbers that comparing float32 with them finds every token beyond.
     nearest = min(
         NEAR, NEAR if low is None else -float32_at_least(low), NEAR if high is None else float32_at_most(high)

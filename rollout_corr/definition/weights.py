@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollout_corr.definition import prefix
-from rollout_corr.definition.bounds import after_bounds
+from rollout_corr.definition.bounds import WeightBounds, after_bounds, bounds_in_numbers, with_found
+from rollout_corr.definition.bounds_of_batch import BoundsOfBatch, Sorted
 from rollout_corr.definition.correction import Decision, total_of_d
 from rollout_corr.definition.tokens import Tokens, k3, select
 from rollout_corr.spec.correction import Spec, Weight
@@ -20,24 +22,36 @@ SMALLEST_MEAN = 1e-8
 # --- weights ---
 
 
+class Ratios(NamedTuple):
+    """The ratios of a weight before its bounds.
+
+    Attributes:
+        log: Their logarithms, clamped to +-Spec.clamp; per token, or float64 per turn or sequence.
+        excess: Gives ratio - 1, without cancellation: statistics may not need it of every token.
+        among: Bool of the same shape: those that there are; None: all.
+        growth: By what the log of the bounds grows, per token; None: nothing.
+    """
+
+    log: Tensor
+    excess: Callable[[], Tensor]
+    among: Tensor | None
+    growth: Tensor | None = None
+
+
 class Weighing:
     """An importance weight: per token at token level, per prefix in float64, per turn or sequence (float64) otherwise.
 
     Args:
-        weight: Level and bounds.
-        log_ratio: Clamped to +-Spec.clamp.
-        excess: Gives ratio - 1 before the bounds, without cancellation: statistics may not need it of every token.
-        growth: By what the log of the bounds grows, per token; None: nothing.
+        weight: Level, and what happens outside the bounds.
+        ratios: The ratios.
+        bounds: The bounds.
     """
 
-    def __init__(
-        self, weight: Weight, log_ratio: Tensor, excess: Callable[[], Tensor], growth: Tensor | None = None
-    ) -> None:
-        self._weight, self._excess = weight, excess
-        self.log_ratio = log_ratio
-        self.growth = growth
-        ratio = log_ratio.exp()
-        self.weight = after_bounds(weight, ratio, log_ratio, 0.0, growth)
+    def __init__(self, weight: Weight, ratios: Ratios, bounds: WeightBounds) -> None:
+        self._outside, self._excess = weight.outside, ratios.excess
+        self.log_ratio, self.growth, self.bounds = ratios.log, ratios.growth, bounds
+        ratio = ratios.log.exp()
+        self.weight = after_bounds(bounds, weight.outside, ratio, ratios.log, 0.0, ratios.growth)
         # Before the bounds; at token level nothing reads it.
         self.ratio = None if weight.level == "token" else ratio
         self._known: dict[str, Tensor] = {}
@@ -53,29 +67,48 @@ class Weighing:
     def bounded(self) -> Tensor:
         """Ratio - 1 after the bounds."""
         if "bounded" not in self._known:
-            self._known["bounded"] = after_bounds(self._weight, self.raw, self.log_ratio, 1.0, self.growth)
+            known = after_bounds(self.bounds, self._outside, self.raw, self.log_ratio, 1.0, self.growth)
+            self._known["bounded"] = known
         return self._known["bounded"]
 
 
-def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
-    """The weight before batch normalisation and before anything is zeroed; None without `Spec.weight`."""
+def weigh(tokens: Tokens, decision: Decision, spec: Spec, given: BoundsOfBatch | None = None) -> Weighing | None:
+    """The weight before batch normalisation and before anything is zeroed; None without `Spec.weight`.
+
+    Args:
+        tokens: The tokens.
+        decision: The outcome of the criteria.
+        spec: The Spec.
+        given: Gives the bounds that the batch decides; None: these sequences are the batch.
+    """
     weight = spec.weight
     if weight is None:
         return None
+    ratios = ratios_of(weight, tokens, decision, spec)
+    bounds = bounds_in_numbers(weight.low, weight.high)
+    if weight.rules:
+        bounds = with_found(weight, *(given or Sorted()).of_weight(weight, ratios.log, ratios.among))
+    return Weighing(weight, ratios, bounds)
+
+
+def ratios_of(weight: Weight, tokens: Tokens, decision: Decision, spec: Spec) -> Ratios:
+    """The ratios of a weight."""
     if weight.level == "prefix":
         log_ratio = prefix.log_of_weight(weight, tokens, decision.survivors).clamp(-spec.clamp, spec.clamp)
         growth = prefix.growth(weight.growth, tokens, decision.survivors, weight.over)
+        among = tokens.measured
         if decision.standing is not None:
             # A sequence that a token criterion took has no survivor, so prefixes of none.
-            stands = tokens.sequences.spread(decision.standing)
+            stands = tokens.sequences.spread(decision.standing).expand(log_ratio.shape)
             log_ratio = torch.where(stands, log_ratio, 0.0)
             growth = None if growth is None else torch.where(stands, growth, 1.0)
-        return Weighing(weight, log_ratio, log_ratio.expm1, growth)
+            among = stands if among is None else among & stands
+        return Ratios(log_ratio, log_ratio.expm1, among, growth)
     if weight.level == "token":
         log_ratio = tokens.clamped(weight.token_clamp)
         if weight.token_clamp is None:
-            return Weighing(weight, log_ratio, lambda: tokens.excess)
-        return Weighing(weight, log_ratio, lambda: log_ratio + k3(log_ratio))
+            return Ratios(log_ratio, lambda: tokens.excess, tokens.measured)
+        return Ratios(log_ratio, lambda: log_ratio + k3(log_ratio), tokens.measured)
     n = decision.n_turns if weight.over == "turn" else decision.n
     assert n is not None
     total = total_of_d(weight.token_clamp, tokens, decision.survivors, weight.over)
@@ -83,7 +116,7 @@ def weigh(tokens: Tokens, decision: Decision, spec: Spec) -> Weighing | None:
     if weight.level == "geometric":
         aggregate = aggregate / n.clamp(min=1)
     log_ratio = aggregate.clamp(-spec.clamp, spec.clamp)
-    return Weighing(weight, log_ratio, log_ratio.expm1)
+    return Ratios(log_ratio, log_ratio.expm1, n > 0)
 
 
 # --- what is handed back ---

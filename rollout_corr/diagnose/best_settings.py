@@ -172,7 +172,14 @@ def _outside(lower: float | OfBatch | None, upper: float | OfBatch | None) -> st
     return f"outside {lower:.4g} to {upper:.4g}"
 
 
-def _inside(lower: float | None, upper: float | None) -> str:
+def _inside(lower: float | OfBatch | None, upper: float | OfBatch | None) -> str:
+    if isinstance(lower, OfBatch) or isinstance(upper, OfBatch):
+        sides: tuple[tuple[str, Side, float | OfBatch | None], ...] = (
+            ("at least", "lower", lower), ("at most", "upper", upper)
+        )  # fmt: skip
+        return " and ".join(
+            f"{within} {bound_in_words(bound, side)}" for within, side, bound in sides if bound is not None
+        )
     if lower is None or upper is None:
         return f"at most {upper:g}" if upper is not None else f"at least {lower:g}"
     return f"{lower:.4g} to {upper:.4g}"

@@ -27,7 +27,6 @@ from rollout_corr.metrics import turns as of_turns
 from rollout_corr.metrics.all_sequences import AllSequences
 from rollout_corr.metrics.rows import Aggregate, At, exp, extremes, total
 from rollout_corr.spec.correction import Criterion, Spec
-from rollout_corr.spec.thresholds import log_bound
 
 # The log of a ratio of 2.
 LOG_2 = 0.6931471805599453
@@ -93,14 +92,14 @@ def _count_outside(f: Findings, side: Literal["above", "below"]) -> Number:
     weight, weighing = f.spec.weight, f.weighing
     assert weight is not None
     assert weighing is not None
-    low, high = grown(log_bound(weight.lower), log_bound(weight.upper), weighing.growth)
+    low, high = grown(weighing.bounds.low, weighing.bounds.high, weighing.growth)
     bound, beyond = (high, above) if side == "above" else (low, below)
     if not weight.per_token:
         return (f.units_measured * beyond(weighing.log_ratio, bound)).sum()
     if bound is None:
         return f.n_measured.new_zeros(()) if f.few is None else 0.0
     if f.few is not None:
-        return f.few.count(*(None, log_bound(weight.upper)) if side == "above" else (log_bound(weight.lower), None))
+        return f.few.count(*(None, high) if side == "above" else (low, None))
     which = beyond(weighing.log_ratio, bound)
     return torch.count_nonzero(which if f.tokens.measured is None else which & f.tokens.measured)
 
@@ -162,8 +161,8 @@ AGGREGATES: list[Aggregate] = [
     total("sequence_raw2", "measured", lambda s: s.times("raw", "raw"), weighted),
     total("sequence_weight", "measured", lambda s: s.column("bounded"), weighted),
     total("sequence_weight2", "measured", lambda s: s.times("bounded", "bounded"), weighted),
-    total("sequences_above", "measured", lambda s: above(s.facts.log_weight, log_bound(s.spec.weight.upper)), weighted),
-    total("sequences_below", "measured", lambda s: below(s.facts.log_weight, log_bound(s.spec.weight.lower)), weighted),
+    total("sequences_above", "measured", lambda s: above(s.facts.log_weight, s.bounds.high), weighted),
+    total("sequences_below", "measured", lambda s: below(s.facts.log_weight, s.bounds.low), weighted),
     # Products of ratios can all be next to 0, where sums around 1 cancel; the sample size needs plain ones.
     total("sequence_raw_plain", "measured", lambda s: s.column("ratio"), weighted),
     total("sequence_raw_plain2", "measured", lambda s: s.times("ratio", "ratio"), weighted),

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from rollout_corr.definition.bounds import OPEN, WeightBounds
 from rollout_corr.definition.facts import Named, SequenceFacts
 from rollout_corr.definition.findings import Numbers
 from rollout_corr.definition.tokens import LARGEST_LOG_PERPLEXITY, Number, extrema, select
@@ -40,8 +41,11 @@ class AllSequences:
     and their ends found in another, because on few sequences an operation costs the same whatever it does.
     """
 
-    def __init__(self, facts: SequenceFacts, tokens_outside: Number, spec: Spec, look: bool) -> None:
+    def __init__(
+        self, facts: SequenceFacts, tokens_outside: Number, spec: Spec, look: bool, bounds: WeightBounds = OPEN
+    ) -> None:
         self.facts, self.tokens_outside, self.spec = facts, tokens_outside, spec
+        self.bounds = bounds
         # The values of sequences and turns that were summed, by name.
         self.each: Numbers = {}
         self._look = look

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rollout_corr.definition.bounds import OPEN
 from rollout_corr.definition.facts import Named, SequenceFacts, concatenate
 from rollout_corr.definition.findings import Findings, Numbers
 from rollout_corr.definition.tokens import Number, select
@@ -128,6 +129,7 @@ class Collector:
         self._sums: list[Numbers] = []
         self._maxima: list[Numbers] = []
         self._histograms: list[Tensor] = []
+        self._bounds = OPEN
 
     def take(self, found: Findings, choose: Callable[[Tensor], Tensor] | None = None) -> None:
         """Take the statistics of the next block.
@@ -137,6 +139,8 @@ class Collector:
             choose: Gives its tokens' values of a tensor of the shape of the batch; None: all of them.
         """
         self.add(found.facts, *of_block(found, self._rows))
+        if found.weighing is not None:
+            self._bounds = found.weighing.bounds
         if self._labels is not None:
             self._labels.take(found, choose)
 
@@ -161,7 +165,7 @@ class Collector:
         if self._sums[1:]:
             sums = self._named(sums, self._stacked(self._sums).sum(0))
             maxima = self._named(maxima, self._stacked(self._maxima).amax(0))
-        view = AllSequences(facts, tokens_outside, spec, self._look)
+        view = AllSequences(facts, tokens_outside, spec, self._look, self._bounds)
         more_sums, more_maxima = of_sequences(view, self._look)
         sums, maxima = sums | more_sums, maxima | more_maxima
         if len(spec.report) > 1:

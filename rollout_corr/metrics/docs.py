@@ -61,7 +61,7 @@ def markdown() -> str:
         'With `normalize="group"` or "sequence"': extra.DIVISOR_METRICS,
         "With `entropy`": [*extra.ENTROPY_METRICS, *extra.ENTROPY_METRICS_OF_D],
         "With `versions`": extra.AGE_METRICS,
-        "For every bound that the batch decides, under the label of its criterion": extra.bound_metrics(
+        "For every bound that the batch decides, under the label of its criterion or `weight`": extra.bound_metrics(
             "LABEL", "upper", False
         ),
         "From `policy_loss`": loss.metrics_of(objective),

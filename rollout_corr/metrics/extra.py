@@ -15,6 +15,7 @@ from torch import Tensor
 from rollout_corr.metrics import labels, native
 from rollout_corr.metrics.labels import Labels
 from rollout_corr.metrics.rows import Formula, Metric, Over, Values, exp, maximum, mean, minimum, plain, ratio_of
+from rollout_corr.spec.bounds_of_batch import WEIGHT
 from rollout_corr.spec.correction import Spec
 
 AGE_SUMS = ("age", "tokens_stale", "tokens_newer")
@@ -73,7 +74,7 @@ def bound_metrics(label: str, side: str, log: bool) -> list[Metric]:
     """The metrics of a bound that the batch decides.
 
     Args:
-        label: Of the criterion.
+        label: Of the criterion, or WEIGHT.
         side: "lower" or "upper".
         log: The bound is held as the log of a ratio.
     """
@@ -161,7 +162,7 @@ class Extra(NamedTuple):
         rows = [row for part in self._parts() for row in part.metrics]
         if spec is not None:
             rows += ENTROPY_METRICS_OF_D if self.entropy else []
-            logs = {criterion.label for criterion in spec.criteria if criterion.statistic.log_space}
+            logs = {WEIGHT, *(criterion.label for criterion in spec.criteria if criterion.statistic.log_space)}
             for label, side in self.bounds:
                 rows += bound_metrics(label, side, label in logs)
         return rows

@@ -29,8 +29,6 @@ from rollout_corr.metrics.labels import (
     weighs,
 )
 from rollout_corr.metrics.rows import Aggregate
-from rollout_corr.spec.correction import Weight
-from rollout_corr.spec.thresholds import log_bound
 
 
 class PerSequence(NamedTuple):
@@ -87,7 +85,7 @@ def _of_block(f: Findings) -> Taken:
     maxima = _ends("d", tokens.d, f, tokens.measured)
     weight, weighing = spec.weight, f.weighing
     if near is not None and f.few is not None and weight is not None and weight.outside == "clamp":
-        more = _near_weights(near, f.few, weight, sums["ratio2"], maxima)
+        more = _near_weights(near, f.few, sums["ratio2"], maxima)
         sums, maxima = sums | more.sums, maxima | more.maxima
     elif weight is not None and weighing is not None and spec.weighs_tokens:
         raw, bounded = weighing.raw, weighing.bounded
@@ -96,8 +94,8 @@ def _of_block(f: Findings) -> Taken:
         maxima |= _ends("raw", raw, f, tokens.measured) | _ends("weight", bounded, f, tokens.measured)
         if not spec.weighs_prefixes:
             for name, which in (
-                ("tokens_above", above(weighing.log_ratio, log_bound(weight.upper))),
-                ("tokens_below", below(weighing.log_ratio, log_bound(weight.lower))),
+                ("tokens_above", above(weighing.log_ratio, weighing.bounds.high)),
+                ("tokens_below", below(weighing.log_ratio, weighing.bounds.low)),
             ):
                 sums[name] = tokens.count(which if tokens.measured is None else which & tokens.measured)
     for outcome in f.decision.outcomes:
@@ -110,9 +108,9 @@ def _of_block(f: Findings) -> Taken:
     return Taken(sums, maxima)
 
 
-def _near_weights(near: Near, few: FewBounded, weight: Weight, raw2: Tensor, of_d: Named) -> Taken:
+def _near_weights(near: Near, few: FewBounded, raw2: Tensor, of_d: Named) -> Taken:
     """Give the sums of token weights where all but a few tokens are near 1, within the bounds, which clamp the rest."""
-    low, high = log_bound(weight.lower), log_bound(weight.upper)
+    low, high = few.bounds.low, few.bounds.high
     nothing = torch.zeros_like(raw2)
     sums = {
         "raw2": raw2,
@@ -120,14 +118,13 @@ def _near_weights(near: Near, few: FewBounded, weight: Weight, raw2: Tensor, of_
         "tokens_above": nothing if high is None else near.added(nothing, (near.few > high).double()),
         "tokens_below": nothing if low is None else near.added(nothing, (near.few < low).double()),
     }
-    least = None if weight.lower is None else weight.lower - 1.0
-    most = None if weight.upper is None else weight.upper - 1.0
+    least, most = (None if bound is None else bound - 1.0 for bound in (few.lower, few.upper))
     maxima: Named = {}
     for name, sign in (("max", 1.0), ("-min", -1.0)):
         # Rounded as the value of a token is; infinite where a sequence has none.
         d = sign * of_d[f"{name}_d"]
         raw = d.clamp(-near.clamp, near.clamp).expm1().to(near.d.dtype).double()
-        bounded = raw if not weight.bounded else raw.clamp(least, most).to(near.d.dtype).double()
+        bounded = raw if least is None and most is None else raw.clamp(least, most).to(near.d.dtype).double()
         maxima[f"{name}_raw"] = torch.where(d.isfinite(), sign * raw, -torch.inf)
         maxima[f"{name}_weight"] = torch.where(d.isfinite(), sign * bounded, -torch.inf)
     return Taken(sums, maxima)
@@ -172,7 +169,7 @@ def of_facts(view: AllSequences) -> PerSequence:
     sums |= over
     extreme = {"log_ppl_diff": (torch.as_tensor(unread.column("gap")), among)}
     if weighs_sequences(spec) and spec.weight is not None:
-        upper, lower = log_bound(spec.weight.upper), log_bound(spec.weight.lower)
+        upper, lower = view.bounds.high, view.bounds.low
         squares = [facts.measured * facts.raw * facts.raw, facts.measured * facts.bounded * facts.bounded]
         beyond = [facts.measured * side(facts.log_weight, bound) for side, bound in ((above, upper), (below, lower))]
         # Of a sequence without measured tokens each of them is 0: its weight is finite.

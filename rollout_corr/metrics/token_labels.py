@@ -20,7 +20,6 @@ from rollout_corr.definition.tokens import LARGEST_STATISTIC, Tokens, select
 from rollout_corr.definition.weights import kept_tokens
 from rollout_corr.metrics.aggregates import moment_values
 from rollout_corr.metrics.labels import BEYOND, PLAIN, Labelled, columns_of, places_of, sorted_by
-from rollout_corr.spec.thresholds import log_bound
 
 # Tokens that a run of equal labels has on average for runs to be summed first, and labels over runs.
 LONG_RUN = 8
@@ -187,7 +186,7 @@ def _of_weights(f: Findings, taken: ByLabel) -> None:
             taken.add(name, counted)
             taken.add(f"{name}2", counted * counted)
     log_ratio = of_tokens(weighing.log_ratio)
-    low, high = grown(log_bound(weight.lower), log_bound(weight.upper), weighing.growth)
+    low, high = grown(weighing.bounds.low, weighing.bounds.high, weighing.growth)
     for name, bound, side in zip(BEYOND, (high, low), (above, below), strict=True):
         beyond = None if bound is None else side(log_ratio, bound)
         _count_some(taken, name, beyond if beyond is None or measured is None else beyond & measured)

@@ -12,7 +12,6 @@ from rollout_corr.definition.tokens import extrema
 from rollout_corr.definition.turns import FIRST, LAST, MIDDLE
 from rollout_corr.metrics.rows import Aggregate, Metric, Over, extremes, mean, plain, ratio_of, total
 from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.thresholds import log_bound
 
 PLACES = {"first": FIRST, "middle": MIDDLE, "last": LAST}
 
@@ -102,13 +101,13 @@ AGGREGATES: list[Aggregate] = [
     total(
         "turns_above",
         "measured turns",
-        lambda s: above(s.turns.facts.log_weight, log_bound(s.spec.weight.upper)),
+        lambda s: above(s.turns.facts.log_weight, s.bounds.high),
         weighed_here,
     ),
     total(
         "turns_below",
         "measured turns",
-        lambda s: below(s.turns.facts.log_weight, log_bound(s.spec.weight.lower)),
+        lambda s: below(s.turns.facts.log_weight, s.bounds.low),
         weighed_here,
     ),
     extremes("turn_raw", "call", lambda s: extrema(s.turns.facts.raw, s.turns.measured), weighed_here),

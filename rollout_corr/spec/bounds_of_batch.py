@@ -20,10 +20,16 @@ if TYPE_CHECKING:
 
 Side = Literal["lower", "upper"]
 
+# In errors, the class that has the bound; in metrics, the label of a weight's bounds.
+Owner = Literal["Criterion", "Weight"]
+WEIGHT = "weight"
+
 # What a rule adds up of a value is saturated: 2^25 of them fit into int64.
 LARGEST_AMOUNT = 2.0**37
 # Values are counted in int64.
 LARGEST_COUNT = 2**63 - 1
+# A sample size is rounded, so that equal weights may seem to have one a little below 1.
+LARGEST_FLOOR = 0.999999
 
 
 class Before(NamedTuple):
@@ -41,10 +47,34 @@ class Before(NamedTuple):
 
 
 class OfBatch(Checked):
-    """Base of the bounds that the batch decides."""
+    """Base of the bounds that the batch decides; `Counting` ones look at an order, `KeepESS` at all weights."""
 
-    # The sides that it can bound.
+    # The sides that it can bound, and of what.
     SIDES: ClassVar[tuple[Side, ...]] = ("lower", "upper")
+    OWNERS: ClassVar[tuple[Owner, ...]] = ("Criterion", "Weight")
+
+    @abstractmethod
+    def words(self, side: Side) -> str:
+        """The bound in the words of `Spec.explain`, behind "at most" or "at least"."""
+
+    def check(self, owner: Owner, side: Side) -> None:
+        """Refuse an owner or a side that the rule cannot bound."""
+        kind = type(self).__name__
+        if owner not in self.OWNERS:
+            raise ValueError(f"{owner}.{side}: expected a number or another rule, got {self!r}, which bounds a "
+                             f"{self.OWNERS[0]} alone")  # fmt: skip
+        if side not in self.SIDES:
+            raise ValueError(f"{owner}.{side}: expected a number or a rule for this side, got {self!r}; write "
+                             f"{self.SIDES[0]}={kind}(...)")  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """The rule by its name, and the fields that differ from their defaults."""
+        return {"rule": type(self).__name__, **super().to_dict()}
+
+
+class Counting(OfBatch):
+    """Base of the rules that stop at a place in the order of the values."""
+
     # The value at which a rule stops is kept. Where it is not, the first value of all is kept nevertheless.
     KEEPS_LAST: ClassVar[bool] = True
 
@@ -56,24 +86,10 @@ class OfBatch(Checked):
         """A number of each value that the rule adds up, in float64; None where counting is enough."""
         return None
 
-    @abstractmethod
-    def words(self, side: Side) -> str:
-        """The bound in the words of `Spec.explain`, behind "at most" or "at least"."""
 
-    def check(self, owner: str, side: Side) -> None:
-        """Refuse a side that the rule cannot bound."""
-        if side not in self.SIDES:
-            kind = type(self).__name__
-            raise ValueError(f"{owner}.{side}: expected a number or a rule for this side, got {self!r}; write "
-                             f"{self.SIDES[0]}={kind}(...)")  # fmt: skip
-
-    def to_dict(self) -> dict[str, Any]:
-        """The rule by its name, and the fields that differ from their defaults."""
-        return {"rule": type(self).__name__, **super().to_dict()}
-
-
+@keywords_meant(quantile="q=", share="q=", p="q=")
 @dataclass(frozen=True, repr=False)
-class Quantile(OfBatch):
+class Quantile(Counting):
     """The value that at most a share of the batch lies beyond.
 
     As `upper` it is the smallest value with at least a share of `q` of the values at or below it; as `lower` the
@@ -99,7 +115,7 @@ class Quantile(OfBatch):
         return f"the quantile {self.q:g} of the batch"
 
 
-class _Ends(OfBatch):
+class _Ends(Counting):
     """So many values, or such a share of them, from one end."""
 
     count: int | None
@@ -133,6 +149,7 @@ class _Ends(OfBatch):
         return f"number {self.count} from the batch's {end} value"
 
 
+@keywords_meant(k="count=", n="count=", q="share=", fraction="share=")
 @dataclass(frozen=True, repr=False)
 class Bottom(_Ends):
     """The end of the smallest values, for `upper`: keeps so many, and all that equal the last of them.
@@ -148,6 +165,7 @@ class Bottom(_Ends):
     SIDES: ClassVar[tuple[Side, ...]] = ("upper",)
 
 
+@keywords_meant(k="count=", n="count=", q="share=", fraction="share=")
 @dataclass(frozen=True, repr=False)
 class TopK(_Ends):
     """The end of the largest values, for `lower`: keeps so many, and all that equal the last of them.
@@ -165,7 +183,7 @@ class TopK(_Ends):
 
 @keywords_meant(threshold="below=", mean="below=")
 @dataclass(frozen=True, repr=False)
-class MeanBelow(OfBatch):
+class MeanBelow(Counting):
     """A bound for the mean, for `upper`: drops the largest values until the mean of the rest is below a number (M2PO).
 
     Values that are equal are dropped together. The smallest value is kept even if it is not below.
@@ -177,6 +195,7 @@ class MeanBelow(OfBatch):
     below: float
 
     SIDES: ClassVar[tuple[Side, ...]] = ("upper",)
+    OWNERS: ClassVar[tuple[Owner, ...]] = ("Criterion",)
     KEEPS_LAST: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -196,7 +215,36 @@ class MeanBelow(OfBatch):
         return f"so small that the mean of what is kept is below {self.below:g}"
 
 
-RULES: dict[str, type[OfBatch]] = {kind.__name__: kind for kind in (Quantile, Bottom, TopK, MeanBelow)}
+@keywords_meant(ess="floor=", share="floor=", above="floor=")
+@dataclass(frozen=True, repr=False)
+class KeepESS(OfBatch):
+    """The loosest upper bound of a weight at which the effective sample size stays at or above a floor.
+
+    The effective sample size is (sum of w)^2 / (n sum of w^2) over all n weights that the bound is for, clamped at it.
+    It can only fall as the bound rises, so there is one such bound.
+
+    Args:
+        floor: A fraction of the batch, above 0 and at most 0.999999: beyond that rounding decides, not the batch.
+    """
+
+    floor: float
+
+    SIDES: ClassVar[tuple[Side, ...]] = ("upper",)
+    OWNERS: ClassVar[tuple[Owner, ...]] = ("Weight",)
+
+    def __post_init__(self) -> None:
+        self._set(floor=positive("KeepESS.floor", self.floor, LARGEST_FLOOR))
+
+    def reached(self, first: Tensor, second: Tensor, n: Tensor) -> Tensor:
+        """Bool: n weights have that sample size, from their sum and the sum of their squares, in float64."""
+        return first * first >= self.floor * n * second
+
+    def words(self, side: Side) -> str:
+        """Name the sample size."""
+        return f"the loosest bound at which the effective sample size is still {self.floor:g} of the batch"
+
+
+RULES: dict[str, type[OfBatch]] = {kind.__name__: kind for kind in (Quantile, Bottom, TopK, MeanBelow, KeepESS)}
 
 
 def _share(name: str, value: object) -> float:
@@ -211,9 +259,10 @@ def number_of(bound: float | OfBatch | None) -> float | None:
     return None if isinstance(bound, OfBatch) else bound
 
 
-def rule_of(bound: float | OfBatch | None) -> OfBatch | None:
-    """A bound that the batch decides, or None."""
-    return bound if isinstance(bound, OfBatch) else None
+def rules_of(lower: float | OfBatch | None, upper: float | OfBatch | None) -> dict[Side, OfBatch]:
+    """The bounds of two that the batch decides."""
+    sides: tuple[tuple[Side, float | OfBatch | None], ...] = (("lower", lower), ("upper", upper))
+    return {side: bound for side, bound in sides if isinstance(bound, OfBatch)}
 
 
 def in_words(bound: float | OfBatch | None, side: Side) -> str:
@@ -222,7 +271,7 @@ def in_words(bound: float | OfBatch | None, side: Side) -> str:
 
 
 def with_rules(arguments: dict[str, Any], owner: str) -> dict[str, Any]:
-    """The arguments of a criterion, with the rules that stand in them as plain data."""
+    """The arguments of a criterion or a weight, with the rules that stand in them as plain data."""
     sides = [side for side in ("lower", "upper") if side in arguments]
     return arguments | {side: _read(f"{owner}.{side}", arguments[side]) for side in sides}
 

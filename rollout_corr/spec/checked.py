@@ -94,6 +94,11 @@ def arguments_of(cls: type, mapping: Mapping[str, Any], owner: str) -> dict[str,
         if "lower" in arguments or "upper" in arguments:
             raise ValueError(f"{owner}.bounds: expected either bounds or lower and upper, got both")
         pair = arguments.pop("bounds")
+        if isinstance(pair, Mapping):
+            raise ValueError(
+                f"{owner}.bounds: expected a pair [lower, upper], got the mapping {shown(pair)}; write a "
+                "single bound as lower or upper"
+            )
         if isinstance(pair, str) or not isinstance(pair, Iterable) or len(pair := list(pair)) != 2:
             raise ValueError(f"{owner}.bounds: expected a pair [lower, upper], got {shown(pair)}")
         arguments["lower"], arguments["upper"] = pair

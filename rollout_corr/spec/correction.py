@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rollout_corr.spec.bounds_of_batch import OfBatch, Side, number_of, rule_of, with_rules
+from rollout_corr.spec.bounds_of_batch import WEIGHT, OfBatch, Side, number_of, rules_of, with_rules
 from rollout_corr.spec.checked import Checked, arguments_of
 from rollout_corr.spec.choices import (
     DETAIL,
@@ -126,8 +126,9 @@ class Criterion(Checked):
             raise ValueError(f"Criterion.within: expected its default unless over='prefix', got {shown(self.within)}")
         signed, ratio = self.statistic.signed, self.stat == "ratio"
         low, high = bounds("Criterion", self.low, self.high, signed=signed, ratio=ratio)
-        lower, upper = rule_of(self.lower) or low, rule_of(self.upper) or high
-        for side, rule in self.rules.items():
+        rules = self.rules
+        lower, upper = rules.get("lower", low), rules.get("upper", high)
+        for side, rule in rules.items():
             rule.check("Criterion", side)
             if self.over == "prefix":
                 raise ValueError(f"Criterion.{side}: expected a number with over='prefix', got {rule!r}")
@@ -178,11 +179,7 @@ class Criterion(Checked):
     @property
     def rules(self) -> dict[Side, OfBatch]:
         """The bounds that the batch decides."""
-        sides: tuple[tuple[Side, OfBatch | None], ...] = (
-            ("lower", rule_of(self.lower)),
-            ("upper", rule_of(self.upper)),
-        )
-        return {side: rule for side, rule in sides if rule is not None}
+        return rules_of(self.lower, self.upper)
 
     @property
     def per_token(self) -> bool:
@@ -268,6 +265,11 @@ class Spec(Checked):
         twice = sorted(label for i, label in enumerate(labels) if label in labels[:i])
         if twice:
             raise ValueError(f"Spec.criteria: expected different labels, got {twice[0]!r} twice; set Criterion.label")
+        if WEIGHT in labels and self.weight is not None and self.weight.rules:
+            raise ValueError(
+                f"Criterion.label: expected anything but {WEIGHT!r} beside a weight whose bounds the batch decides, "
+                "which are metrics by that name"
+            )
         choice("Spec.rejected", self.rejected, REJECTED)
         choice("Spec.nonfinite", self.nonfinite, NONFINITE)
         choice("Spec.sums_over", self.sums_over, SUMS_OVER)
@@ -287,7 +289,7 @@ class Spec(Checked):
         self._set(
             has_prefixes=self.weighs_prefixes or any(item.over == "prefix" for item in criteria),
             measures_turns=self.turns or over_turns,
-            asks_batch=any(item.rules for item in criteria),
+            asks_batch=any(item.rules for item in (self.weight, *criteria) if item is not None),
             reads_entropy=any(item.tensor_name == ENTROPY for item in criteria),
             reads_versions=(self.weight is not None and self.weight.decay is not None)
             or any(item.tensor_name == AGE for item in criteria),
@@ -363,7 +365,8 @@ class Spec(Checked):
 
         Args:
             mapping: Keys are field names. `weight` is a mapping, `criteria` a list of mappings; their bounds are
-                `lower` and `upper`, or `bounds: [lower, upper]` with null for an open side.
+                `lower` and `upper`, or `bounds: [lower, upper]` with null for an open side. A bound is a number, or
+                a rule for one that the batch decides: `{"rule": "Quantile", "q": 0.99}`.
 
         Raises:
             ValueError: An unknown key or a wrong value, named.
@@ -371,7 +374,8 @@ class Spec(Checked):
         """
         arguments = arguments_of(cls, mapping, "Spec")
         if arguments.get("weight") is not None:
-            arguments["weight"] = Weight(**arguments_of(Weight, arguments["weight"], "Spec.weight"))
+            of_weight = arguments_of(Weight, arguments["weight"], "Spec.weight")
+            arguments["weight"] = Weight(**with_rules(of_weight, "Spec.weight"))
         criteria = arguments.get("criteria", ())
         if isinstance(criteria, (str, Mapping)) or not isinstance(criteria, Iterable):
             raise TypeError(

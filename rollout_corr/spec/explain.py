@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rollout_corr.spec.bounds_of_batch import OfBatch, in_words
+from rollout_corr.spec.bounds_of_batch import OfBatch, Side, in_words
 
 if TYPE_CHECKING:
     from rollout_corr.spec.correction import Criterion, Spec, Weight
@@ -76,12 +76,17 @@ def _weight(weight: Weight, spec: Spec) -> list[str]:
     token = "" if weight.token_clamp is None else f"each D is first clamped to +-{weight.token_clamp:g}, and "
     steps = [f"The weight of a token is {ratio}{over}; {token}{clamped} is clamped to +-{spec.clamp:g} before exp."]
     if weight.bounded:
-        sides = (("below", weight.lower), ("above", weight.upper))
+        sides: tuple[tuple[str, Side, float | OfBatch | None], ...]
+        sides = (("below", "lower", weight.lower), ("above", "upper", weight.upper))
         if weight.outside == "zero":
-            outside = " or ".join(f"{side} {bound:g}" for side, bound in sides if bound is not None)
+            outside = " or ".join(f"{where} {in_words(x, side)}" for where, side, x in sides if x is not None)
             steps.append(f"A weight {outside} becomes 0.")
         else:
-            moved = [f"{side} {bound:g} becomes {bound:g}" for side, bound in sides if bound is not None]
+            moved = [
+                f"{where} {in_words(x, side)} becomes {'that' if isinstance(x, OfBatch) else f'{x:g}'}"
+                for where, side, x in sides
+                if x is not None
+            ]
             steps.append(f"A weight {' and one '.join(moved)}.")
         if weight.growth is not None:
             steps[-1] += " For the t-th token the bounds are raised to the power of sqrt(t)."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rollout_corr.spec.bounds_of_batch import KeepESS, OfBatch, Side, number_of, rules_of
 from rollout_corr.spec.checked import Checked
 from rollout_corr.spec.choices import (
     GROWTH,
@@ -34,8 +35,11 @@ class Weight(Checked):
     Args:
         level: "token" exp(D); "product" exp(sum of D) of the unit `over`; "geometric" exp(mean of D) of it; "prefix"
             a weight of each token from D up to and with it, by `reduce`.
-        lower: Lower bound of the ratio, or None for an open side.
-        upper: Upper bound of the ratio, or None for an open side.
+        lower: Lower bound of the ratio, or None for an open side; or a rule by which the batch decides it: `Quantile`,
+            `TopK`.
+        upper: Upper bound of the ratio, likewise: `Quantile`, `Bottom`, `KeepESS`. The batch are all valid tokens, at
+            other levels all non-empty turns or sequences, those that criteria reject included. Where two bounds cross
+            the upper one holds.
         outside: A ratio outside the bounds becomes the bound ("clamp": truncation) or 0 ("zero": IcePop).
         normalize: "batch" divides by the mean weight over all valid tokens (at other levels: over all non-empty
             turns or sequences, each counting once), so that a weight may exceed `upper`. "group" divides by the mean
@@ -54,8 +58,8 @@ class Weight(Checked):
     """
 
     level: Level
-    lower: float | None = None
-    upper: float | None = None
+    lower: float | OfBatch | None = None
+    upper: float | OfBatch | None = None
     outside: Outside = "clamp"
     normalize: Normalize | None = None
     token_clamp: float | None = None
@@ -83,8 +87,23 @@ class Weight(Checked):
                 f"Weight.normalize: expected 'batch', 'group' or None with level={self.level!r} over sequences, whose "
                 "weight over itself is 1, got 'sequence'"
             )
-        lower, upper = bounds("Weight", self.lower, self.upper, signed=False, ratio=True)
-        self._set(lower=lower, upper=upper)
+        rules = self.rules
+        low, high = bounds("Weight", self.low, self.high, signed=False, ratio=True)
+        self._set(lower=rules.get("lower", low), upper=rules.get("upper", high))
+        for side, rule in rules.items():
+            rule.check("Weight", side)
+            if self.growth is not None:
+                raise ValueError(f"Weight.{side}: expected a number beside growth={self.growth!r}, got {rule!r}")
+        if isinstance(self.upper, KeepESS):
+            if self.outside == "zero":
+                raise ValueError(
+                    f"Weight.upper: expected outside='clamp' with {self.upper!r}, got 'zero': where weights above the "
+                    "bound become 0 the effective sample size may rise and fall with it"
+                )
+            if "lower" in rules:
+                raise ValueError(
+                    f"Weight.lower: expected a number or None beside upper={self.upper!r}, got {self.lower!r}"
+                )
         if self.token_clamp is not None:
             self._set(token_clamp=positive("Weight.token_clamp", self.token_clamp))
         if self.decay is not None:
@@ -107,6 +126,21 @@ class Weight(Checked):
     def self_normalized(self) -> bool:
         """True if weights are divided by the mean of their sequence or group."""
         return self.normalize in ("group", "sequence")
+
+    @property
+    def low(self) -> float | None:
+        """`lower` where it is a number."""
+        return number_of(self.lower)
+
+    @property
+    def high(self) -> float | None:
+        """`upper` where it is a number."""
+        return number_of(self.upper)
+
+    @property
+    def rules(self) -> dict[Side, OfBatch]:
+        """The bounds that the batch decides."""
+        return rules_of(self.lower, self.upper)
 
     @property
     def bounded(self) -> bool:

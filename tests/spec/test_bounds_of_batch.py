@@ -34,6 +34,9 @@ def test_a_spec_survives_every_way_of_writing_it():
     assert hash(rc.Spec.from_dict(plain)) == hash(SPEC)
     assert eval(repr(SPEC), vars(rc)) == SPEC
     assert decode(*encode(SPEC)) == SPEC
+    weight = rc.Spec(rc.Weight("product", lower=0.5, upper=rc.KeepESS(0.25)))
+    assert weight.to_dict()["weight"]["upper"] == {"rule": "KeepESS", "floor": 0.25}
+    assert rc.Spec.from_dict(weight.to_dict()) == decode(*encode(weight)) == eval(repr(weight), vars(rc)) == weight
     pair = {"criteria": [{"stat": "abs", "bounds": [None, {"rule": "Quantile", "q": 0.9}]}]}
     assert rc.Spec.from_dict(pair).criteria[0].upper == rc.Quantile(0.9)
 
@@ -52,6 +55,11 @@ def test_explain_says_what_the_batch_decides():
         "at least the largest value that a share of 0.2 of the batch reaches",
         "between 1e-06 and number 64 from the batch's smallest value",
     ]
+    bounded = rc.Spec(rc.Weight("token", lower=0.5, upper=rc.KeepESS(0.25))).explain()
+    loosest = "the loosest bound at which the effective sample size is still 0.25 of the batch"
+    assert f"A weight below 0.5 becomes 0.5 and one above {loosest} becomes that." in bounded
+    zeroed = rc.Spec(rc.Weight("token", upper=rc.Quantile(0.9), outside="zero")).explain()
+    assert "A weight above the quantile 0.9 of the batch becomes 0." in zeroed
     for words in wanted:
         assert any(words in step for step in steps), words
 
@@ -70,6 +78,53 @@ def test_explain_says_what_the_batch_decides():
         (lambda: rc.TopK(0.5), TypeError, "TopK.count: expected a whole number, got float 0.5"),
         (lambda: rc.TopK(True), TypeError, "TopK.count: expected a whole number, got bool True"),
         (lambda: rc.Bottom(share=math.nan), ValueError, "Bottom.share: expected a number, got nan"),
+        (lambda: rc.TopK(k=3), TypeError, r"unknown argument 'k', .*did you mean count=\?"),
+        (lambda: rc.Quantile(share=0.5), TypeError, r"unknown argument 'share', .*did you mean q=\?"),
+        (lambda: rc.KeepESS(1.0), ValueError, "KeepESS.floor: expected a finite number > 0 and <= 0.999999, got 1.0"),
+        (lambda: rc.KeepESS(ess=0.5), TypeError, r"did you mean floor=\?"),
+        (
+            lambda: rc.Criterion("ratio", upper=rc.KeepESS(0.5)),
+            ValueError,
+            r"Criterion.upper: expected a number or another rule, got KeepESS\(0.5\), which bounds a Weight alone",
+        ),
+        (
+            lambda: rc.Weight("token", upper=rc.MeanBelow(0.5)),
+            ValueError,
+            r"Weight.upper: expected a number or another rule, got MeanBelow\(0.5\), which bounds a Criterion alone",
+        ),
+        (lambda: rc.Weight("token", lower=rc.KeepESS(0.5)), ValueError, r"Weight.lower: .*upper=KeepESS\(...\)"),
+        (
+            lambda: rc.Weight("token", upper=rc.KeepESS(0.5), outside="zero"),
+            ValueError,
+            r"Weight.upper: expected outside='clamp' with KeepESS\(0.5\), got 'zero'",
+        ),
+        (
+            lambda: rc.Weight("token", lower=rc.Quantile(0.1), upper=rc.KeepESS(0.5)),
+            ValueError,
+            r"Weight.lower: expected a number or None beside upper=KeepESS\(0.5\), got Quantile\(0.1\)",
+        ),
+        (
+            lambda: rc.Weight("prefix", upper=rc.Quantile(0.5), growth="sqrt"),
+            ValueError,
+            r"Weight.upper: expected a number beside growth='sqrt', got Quantile\(0.5\)",
+        ),
+        (
+            lambda: rc.Spec(
+                rc.Weight("token", upper=rc.Quantile(0.5)), (rc.Criterion("abs", upper=1.0, label="weight"),)
+            ),
+            ValueError,
+            "Criterion.label: expected anything but 'weight' beside a weight whose bounds the batch decides",
+        ),
+        (
+            lambda: rc.Spec.from_dict({"criteria": [{"stat": "abs", "bounds": {"rule": "Quantile", "q": 0.5}}]}),
+            ValueError,
+            r"Spec.criteria\[0\].bounds: expected a pair \[lower, upper\], got the mapping .*as lower or upper",
+        ),
+        (
+            lambda: rc.Spec.from_dict({"weight": {"level": "token", "upper": {"rule": "Half"}}}),
+            ValueError,
+            r"Spec.weight.upper: expected a number or the key 'rule' with one of \['Quantile'",
+        ),
         (lambda: rc.Criterion("abs", upper=rc.TopK(3)), ValueError, r"Criterion.upper: .*lower=TopK\(...\)"),
         (lambda: rc.Criterion("abs", lower=rc.Bottom(3)), ValueError, r"Criterion.lower: .*upper=Bottom\(...\)"),
         (lambda: rc.Criterion("k2", lower=rc.MeanBelow(1)), ValueError, r"Criterion.lower: .*upper=MeanBelow\(...\)"),

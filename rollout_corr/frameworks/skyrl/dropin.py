@@ -100,7 +100,7 @@ def compute_off_policy_correction(
         if spec.weight.level == "product":
             # One value a row: that of its valid tokens, and 1 for a row without, which the cap may lie below.
             largest = weights.amax(dim=-1, keepdim=True)
-            weights = torch.where(largest == 0.0, min(1.0, spec.weight.upper or 1.0), largest)
+            weights = torch.where(largest == 0.0, min(1.0, spec.weight.high or 1.0), largest)
         weights = weights.to(old_log_probs.dtype)
     mask = out.mask.to(torch.promote_types(loss_mask.dtype, torch.float32)) if spec.criteria else out.mask
     return weights, _metrics(out.statistics, switches), mask

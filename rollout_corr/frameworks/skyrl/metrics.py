@@ -47,7 +47,7 @@ def _is_mask(criterion: Criterion) -> bool:
 
 
 def _caps(spec: Spec) -> bool:
-    return spec.weight is not None and spec.weight.upper is not None
+    return spec.weight is not None and spec.weight.high is not None
 
 
 def columns(spec: Spec, names: Sequence[str]) -> Columns:
@@ -79,7 +79,7 @@ def intervals(spec: Spec, names: Sequence[str]) -> dict[str, Interval]:
         if role(criterion) in ("outlier", "sequence_mask"):
             found[f"skyrl/{own}"] = log_bound(criterion.low), log_bound(criterion.high)
     if spec.weight is not None:
-        found["skyrl/log"] = None, log_bound(spec.weight.upper)
+        found["skyrl/log"] = None, log_bound(spec.weight.high)
     return found
 
 
@@ -104,8 +104,8 @@ def collect(block: Findings, spec: Spec) -> tuple[Named, Named]:
     if lost is not None:
         for name, tokens in (("token_mask", lost), ("token_mask_tested", block.n_measured)):
             rows[name] = torch.where(rows["outlier"], 0, tokens) if "outlier" in rows else tokens
-    if block.weighing is not None and spec.weight is not None and spec.weight.upper is not None:
-        above, survivors = log_bound(spec.weight.upper), block.decision.n
+    if block.weighing is not None and spec.weight is not None and spec.weight.high is not None:
+        above, survivors = log_bound(spec.weight.high), block.decision.n
         clipped = outside(block.weighing.log_ratio, None, above)[0]
         if spec.weight.per_token:
             among = block.decision.survivors
@@ -162,12 +162,12 @@ def metrics(values: Values, spec: Spec) -> dict[str, float]:
         found[f"{name}_masked_ratio"] = mean(rejected, rows)
         found[f"{name}_over_high_ratio"] = mean(above, rows)
         found[f"{name}_under_low_ratio"] = mean(below, rows)
-    if spec.weight is not None and spec.weight.upper is not None:
+    if spec.weight is not None and spec.weight.high is not None:
         clipped, clippable = v["skyrl/clipped"], v["skyrl/clippable"]
         if spec.weight.per_token:
             found["tis_token_clip_high_ratio"] = mean(clipped, clippable)
         else:
-            clipped += (rows - clippable) * (spec.weight.upper < 1.0)
+            clipped += (rows - clippable) * (spec.weight.high < 1.0)
             found["tis_seq_clip_high_ratio"] = mean(clipped, rows)
     return found
 

@@ -115,10 +115,10 @@ def _is_option(criterion: Criterion) -> bool:
 
 def _bounds(weight: Weight) -> tuple[float | None, float | None]:
     """verl's lower bound of a truncated weight is 1/upper, for its metrics alone."""
-    lower = weight.lower
-    if lower is None and weight.upper is not None:
-        lower = 1.0 / weight.upper
-    return lower, weight.upper
+    lower = weight.low
+    if lower is None and weight.high is not None:
+        lower = 1.0 / weight.high
+    return lower, weight.high
 
 
 # --- on the device ---

@@ -113,7 +113,7 @@ def _bounds(spec: Spec, weight: Weight) -> tuple[float | None, float | None]:
     mask = _mask(spec)
     if not weight.bounded and mask is not None:
         return mask.low, mask.high
-    return weight.lower, weight.upper
+    return weight.low, weight.high
 
 
 def _mask(spec: Spec) -> Criterion | None:

@@ -1,0 +1,246 @@
+"""Bounds of weights that the batch decides: `correct` beside loops, in every layout, over micro-batches and ranks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from unittest import mock
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from backends.test_bounds_of_batch import coarse, decided_together, rejects_nonfinite
+from builders.batches import LAYOUTS, lay_out
+from builders.split_cases import Rank
+from builders.threaded_ranks import Ranks
+from oracles.bounds_of_batch import kept, sample_size
+from rollout_corr.backends import blocks, bounds_of_batch
+from rollout_corr.backends.whole import run_whole
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(params=["blocks", "small blocks", "whole"])
+def way(request):
+    if request.param == "blocks":
+        yield
+    elif request.param == "small blocks":
+        with mock.patch.object(blocks, "BLOCK", 4):
+            yield
+    else:
+        with (
+            mock.patch.object(blocks, "run_blocks", run_whole),
+            mock.patch.object(bounds_of_batch, "in_blocks", return_value=False),
+        ):
+            yield
+
+
+def logs(batch, level):
+    """The log of the ratio of each unit, by (sequence, token) or sequence."""
+    d = [
+        [x - y for x, y, m in zip(one.train, one.rollout, one.mask, strict=True) if m and math.isfinite(x)]
+        for one in batch
+    ]
+    if level == "token":
+        return {
+            (s, t): x - y
+            for s, one in enumerate(batch)
+            for t, (x, y, m) in enumerate(zip(one.train, one.rollout, one.mask, strict=True))
+            if m and math.isfinite(x)
+        }
+    return {s: sum(ds) if level == "product" else sum(ds) / len(ds) for s, ds in enumerate(d) if ds}
+
+
+def bounded(rule, side, values, outside):
+    """Weights by unit, after a Counting rule: those that it rejects get the value of the last that it keeps, or 0."""
+    keeps = kept(rule, side, list(values.values()))
+    good = [x for x, keep in zip(values.values(), keeps, strict=True) if keep]
+    end = max(good) if side == "upper" else min(good)
+    return {
+        unit: math.exp(x if keep else end) if keep or outside == "clamp" else 0.0
+        for (unit, x), keep in zip(values.items(), keeps, strict=True)
+    }
+
+
+def expected_weights(batch, level, by_unit):
+    bad = rejects_nonfinite(batch)
+    return [
+        [
+            by_unit[(s, t) if level == "token" else s] if m and s not in bad else 0.0
+            for t, m in enumerate(one.mask)
+        ]
+        for s, one in enumerate(batch)
+    ]  # fmt: skip
+
+
+def close(found, expected):
+    assert [len(row) for row in found] == [len(row) for row in expected]
+    for row, other in zip(found, expected, strict=True):
+        assert row == pytest.approx(other, rel=1e-5)
+
+
+RULES = [("upper", rc.Quantile(0.8)), ("lower", rc.Quantile(0.3)), ("upper", rc.Bottom(3)), ("lower", rc.TopK(4))]
+
+
+@pytest.mark.parametrize("level", ["token", "product", "geometric"])
+@pytest.mark.parametrize(("side", "rule"), RULES, ids=str)
+def test_weights_in_every_layout(level, side, rule, way):
+    for seed, layout, outside in itertools.product(range(2), LAYOUTS, ("clamp", "zero")):
+        batch = coarse(seed, broken=seed == 1)
+        spec = rc.Spec(rc.Weight(level, outside=outside, **{side: rule}))
+        laid = lay_out(batch, layout, torch.float32)
+        found = laid.correct(spec)
+        by_unit = bounded(rule, side, logs(batch, level), outside)
+        close(laid.read(found.weights), expected_weights(batch, level, by_unit))
+
+
+@pytest.mark.parametrize("level", ["token", "product", "geometric", "prefix"])
+@pytest.mark.parametrize("floor", [0.3, 0.7, 0.95])
+def test_the_sample_size_is_kept(level, floor, way):
+    """The metric of the call says so; at the looser bound of a lower floor it would not be."""
+    for seed in range(3):
+        laid = lay_out(coarse(seed), "packed", torch.float32)
+        key = {"token": "weight_ess", "prefix": "weight_ess"}.get(level, "sequence_weight_ess")
+        spec = rc.Spec(rc.Weight(level, upper=rc.KeepESS(floor)))
+        found = laid.correct(spec).metrics()
+        assert found[key] >= floor - 1e-6, (seed, found[key])
+        if found["weight/upper_max"] < math.inf:
+            assert found[key] == pytest.approx(floor, abs=1e-6)
+        looser = rc.Spec(rc.Weight(level, upper=found["weight/upper_max"] * 1.01))
+        assert laid.correct(looser).metrics()[key] < floor or found["weight/upper_max"] == math.inf
+
+
+def test_the_sample_size_is_of_weights_after_their_lower_bound(way):
+    batch = coarse(3)
+    values = [max(math.exp(x), 0.95) for x in logs(batch, "token").values()]
+    laid = lay_out(batch, "packed", torch.float32)
+    found = laid.correct(rc.Spec(rc.Weight("token", lower=0.95, upper=rc.KeepESS(0.95)))).metrics()
+    assert sample_size(values, found["weight/upper_max"]) == pytest.approx(0.95, abs=1e-6)
+    assert sample_size(values, found["weight/upper_max"]) != pytest.approx(
+        sample_size([math.exp(x) for x in logs(batch, "token").values()], found["weight/upper_max"]), abs=1e-3
+    )
+
+
+def test_metrics_are_those_of_a_bound_that_is_the_number_found(way):
+    """Every other metric, and the weights, as if the caller had known the bound."""
+    for level, outside in itertools.product(("token", "product"), ("clamp", "zero")):
+        laid = lay_out(coarse(2), "padded_left", torch.float32)
+        spec = rc.Spec(rc.Weight(level, lower=rc.Quantile(0.2), upper=rc.Quantile(0.8), outside=outside))
+        found = laid.correct(spec)
+        of_found = found.metrics()
+        low, high = of_found.pop("weight/lower_max"), of_found.pop("weight/upper_max")
+        for key in ("weight/lower_min", "weight/upper_min"):
+            of_found.pop(key)
+        # A little apart, because exp and log of a bound do not meet again.
+        known = laid.correct(
+            rc.Spec(rc.Weight(level, lower=low * (1 - 1e-9), upper=high * (1 + 1e-9), outside=outside))
+        )
+        of_known = known.metrics()
+        assert of_found.keys() == of_known.keys()
+        assert of_found == pytest.approx(of_known, rel=1e-6, abs=1e-6)
+        assert torch.allclose(found.weights, known.weights, rtol=1e-6)
+
+
+def test_after_criteria_where_sums_are_over_survivors(way):
+    """With sums_over="kept" the products, and so their bound, hang on the bound of tokens."""
+    token, rule = rc.Criterion("abs", upper=rc.Quantile(0.7)), rc.Bottom(3)
+    for seed in range(3):
+        batch = coarse(seed)
+        values = logs(batch, "token")
+        keeps = kept(rc.Quantile(0.7), "upper", [abs(x) for x in values.values()])
+        sums = {}
+        for (s, _), x, keep in zip(values, values.values(), keeps, strict=True):
+            if keep:
+                sums[s] = sums.get(s, 0.0) + x
+        spec = rc.Spec(rc.Weight("product", upper=rule), (token,), sums_over="kept")
+        found = lay_out(batch, "packed", torch.float32).correct(spec)
+        by_unit = bounded(rule, "upper", sums, "clamp")
+        weights = lay_out(batch, "packed", torch.float32).read(found.weights)
+        for s, weight in by_unit.items():
+            assert max(weights[s]) == pytest.approx(weight, rel=1e-6)
+
+
+SPECS = {
+    "quantile": rc.Spec(rc.Weight("token", lower=rc.Quantile(0.1), upper=rc.Quantile(0.9))),
+    "tokens": rc.Spec(rc.Weight("token", upper=rc.KeepESS(0.9))),
+    "products": rc.Spec(
+        rc.Weight("product", upper=rc.KeepESS(0.5)), (rc.Criterion("abs", upper=rc.Quantile(0.8)),), sums_over="kept"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_micro_batches_decide_together(name, way):
+    spec, batch = SPECS[name], coarse(4)
+    laid = lay_out(batch, "packed", torch.float32)
+    whole = laid.correct(spec)
+    parts = [lay_out(some, layout, torch.float32) for some, layout in
+             ((batch[:2], "padded_left"), (batch[2:5], "packed_gaps"), (batch[5:], "list"))]  # fmt: skip
+    known, rounds = decided_together(parts, spec)
+    assert rounds == (6 if name == "products" else 3)
+    found = [part.correct(spec, thresholds=known) for part in parts]
+    assert [row for part, one in zip(parts, found, strict=True) for row in part.read(one.weights)] == laid.read(
+        whole.weights
+    )
+    assert all(one.metrics()["weight/upper_max"] == whole.metrics()["weight/upper_max"] for one in found)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_ranks_of_a_batch_group_decide_together(name):
+    spec, batch = SPECS[name], coarse(6)
+    laid = lay_out(batch, "packed", torch.float32)
+    cuts = [batch[:3], batch[3:]]
+
+    def of_rank(rank):
+        part = lay_out(cuts[rank], "packed", torch.float32)
+        return part.read(part.correct(spec, batch_group=Rank(rank=rank, ranks=2)).weights)
+
+    first, second = Ranks(2).run(of_rank)
+    assert first + second == laid.read(laid.correct(spec).weights)
+
+
+def test_neither_packing_nor_order_changes_a_bit():
+    spec = rc.Spec(rc.Weight("token", upper=rc.KeepESS(0.8)))
+    batch = coarse(5)
+    expected = None
+    for order, layout in itertools.product((range(8), (3, 7, 0, 2, 6, 1, 5, 4)), LAYOUTS):
+        laid = lay_out([batch[s] for s in order], layout, torch.float32)
+        rows = laid.read(laid.correct(spec).weights)
+        found = dict(zip(order, rows, strict=True))
+        expected = expected or found
+        assert found == expected
+
+
+def test_no_token_and_one_token():
+    spec = rc.Spec(rc.Weight("token", upper=rc.KeepESS(0.5)))
+    x = torch.zeros(1, 2)
+    nothing = rc.correct(x, x, mask=torch.zeros(1, 2), spec=spec)
+    assert nothing.weights.tolist() == [[0.0, 0.0]] and nothing.metrics()["weight/upper_max"] == math.inf
+    one = rc.correct(x + 3.0, x, mask=torch.tensor([[1, 0]]), spec=spec)
+    assert one.weights.tolist() == [[pytest.approx(math.exp(3.0)), 0.0]]
+    assert one.metrics()["weight/upper_max"] == math.inf
+
+
+def test_labels_and_full_detail_read_the_bound_that_was_found(way):
+    laid = lay_out(coarse(1), "packed", torch.float32)
+    spec = rc.Spec(rc.Weight("token", upper=rc.Quantile(0.5)), detail="full")
+    found = laid.correct(spec, labels={"env": torch.arange(8) % 2}, label_names={"env": ["a", "b"]})
+    whole, by = found.metrics(), found.metrics(by="env")
+    above = [by[f"env/{name}/tokens/weight_above_fraction"] * by[f"env/{name}/tokens/tokens"] for name in ("a", "b")]
+    assert whole["weight_above_fraction"] > 0.0
+    assert sum(above) == pytest.approx(whole["weight_above_fraction"] * whole["tokens"])
+
+
+def test_inside_a_compiled_function():
+    spec = rc.Spec(rc.Weight("token", upper=rc.KeepESS(0.9)))
+    laid = lay_out(coarse(0), "padded_right", torch.float32)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def compiled(train, rollout, mask):
+        found = rc.correct(train, rollout, mask=mask, spec=spec)
+        return found.weights, found.statistics.maxima
+
+    weights, maxima = compiled(laid.train, laid.rollout, laid.mask)
+    eager = laid.correct(spec)
+    assert torch.equal(weights, eager.weights) and torch.equal(maxima[-2:], eager.statistics.maxima[-2:])
