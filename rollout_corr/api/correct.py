@@ -13,6 +13,7 @@ from rollout_corr.api.outputs import Outputs, take_outputs
 from rollout_corr.backends import claims
 from rollout_corr.backends.batch import Batch, check_validate
 from rollout_corr.backends.choose import BACKENDS, BackendName, Groups, chosen_backend
+from rollout_corr.backends.completed import completed
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.operators import beyond_kernels, beyond_split_kernels
 from rollout_corr.backends.read import Given, read_batch
@@ -313,7 +314,7 @@ def read_request(
             over_ranks = groups.batch is not None
             batch.groups = read_groups(grouping, spec, batch.count, batch.train.device, over_ranks, validate)
         if thresholds is not None:
-            batch.bounds = _complete(thresholds, given.spec)
+            batch.bounds = completed(thresholds, given.spec)
         if out is not None:
             take_outputs(out, batch, given.train_logp, spec)
         if validate and groups.some:
@@ -326,19 +327,6 @@ def read_request(
     if claimed is not None:
         claims.compare(groups, claimed)
     return CorrectionRequest(batch, spec, backend, groups)
-
-
-def _complete(thresholds: object, spec: Spec) -> Thresholds:
-    """Refuse anything but all bounds of this Spec, which several calls have decided together."""
-    from rollout_corr.backends.bounds_of_batch import Thresholds
-
-    if not isinstance(thresholds, Thresholds):
-        raise TypeError(f"thresholds: expected Thresholds or None, got {type(thresholds).__name__}")
-    if thresholds.spec != spec:
-        raise ValueError(f"thresholds: expected those of the same Spec {spec!r}, got those of {thresholds.spec!r}")
-    if not thresholds.complete:
-        raise ValueError(f"thresholds: expected complete ones, got {thresholds!r}; count another round")
-    return thresholds
 
 
 def _check_names(spec: object, backend: object) -> None:

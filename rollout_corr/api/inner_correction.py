@@ -51,6 +51,7 @@ def correct_inside(request: LossRequest, spec: Spec) -> InnerCorrection:
     if request.backend == "triton" and (reason := operators.beyond_kernels(run)) is not None:
         raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
     batch = batch.of(new if old is None else old, rollout, pairs)
+    batch.bounds = request.bounds
     if all(criterion.when == "any" for criterion in run.criteria):
         batch.advantages = None
     batch.external = read.external(external_names(spec), request.external)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ from rollout_corr.spec.loss import KL, LossReduction, Objective, SquaredLogRatio
 from rollout_corr.spec.no_spec import no_spec
 from rollout_corr.spec.surrogate import Surrogate, WeightUse, checked_surrogate
 from rollout_corr.spec.validate import shown
+
+if TYPE_CHECKING:
+    from rollout_corr.backends.bounds_of_batch import Thresholds
 
 # --- the mode ---
 
@@ -237,6 +240,7 @@ class LossRequest:
         backend: The backend as the caller named it.
         groups: The process groups.
         validate: Look at values on a device too.
+        bounds: The bounds of the Spec that several calls have decided, or None.
         mode: The mode.
         use: How weights and rejections enter the loss.
         objective: Everything that is fixed about the loss.
@@ -262,6 +266,7 @@ class LossRequest:
     backend: str
     groups: Groups
     validate: bool
+    bounds: Thresholds | None
     mode: Mode = field(init=False)
     use: Use = field(init=False)
     objective: Objective = field(init=False)

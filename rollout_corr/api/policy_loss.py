@@ -18,6 +18,7 @@ from rollout_corr.api.loss_request import LossRequest, LossTensors, read_ready, 
 from rollout_corr.backends import claims, loss_blocks, loss_operators, whole
 from rollout_corr.backends.batch import Batch, check_validate
 from rollout_corr.backends.choose import BackendName, Groups
+from rollout_corr.backends.completed import completed
 from rollout_corr.backends.differentiable import Differentiable, refuse_other_derivatives
 from rollout_corr.backends.entropy import read_entropy, statistics_of_entropy
 from rollout_corr.backends.layouts import LogProbs, described
@@ -33,6 +34,9 @@ from rollout_corr.spec.entropy_bonus import EntropyBonus
 from rollout_corr.spec.loss import KL, Denominator, LossReduction, Objective, SquaredLogRatio
 from rollout_corr.spec.surrogate import Surrogate
 from rollout_corr.spec.surrogates import DEFAULT_SURROGATE, without_ratio
+
+if TYPE_CHECKING:
+    from rollout_corr.backends.bounds_of_batch import Thresholds
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +114,7 @@ def policy_loss(
     batch_group: Any = None,
     sequence_group: Any = None,
     sequence_order: SequenceOrder | None = None,
+    thresholds: Thresholds | None = None,
 ) -> PolicyLoss:
     """The policy loss of a batch, ready for `loss.value.backward()`.
 
@@ -175,6 +180,8 @@ def policy_loss(
             value is this rank's share: the loss is the sum of all ranks' values, whose gradient every rank gets for its
             own tokens. See docs/ranks.md.
         sequence_order: Which of them this rank holds, for prefixes of the Spec, as in `correct`.
+        thresholds: The bounds of the `spec` that several calls decided together, as in `correct`: from
+            `threshold_statistics` of old_logp, in bypass mode of new_logp, and rollout_logp.
 
     Returns:
         A `PolicyLoss`. Its gradient is computed already; backward multiplies it. It is exactly 0 at every token that
@@ -191,6 +198,7 @@ def policy_loss(
     try:
         policies = old_logp, rollout_logp, ref_logp
         kept_set = log_mass, renormalized
+        bounds = None if thresholds is None else completed(thresholds, spec)
         tensors = read_tensors(new_logp, advantages, mask, *policies, cu_seqlens, validate, *kept_set)
         spec = read_turns_of(tensors, spec, surrogate, turns, max_turns, validate, sequence_group is not None)
         groups.check_advantages(tensors.batch, new_logp, advantages)
@@ -214,6 +222,7 @@ def policy_loss(
             backend=backend,
             groups=groups,
             validate=validate,
+            bounds=bounds,
         )
         if validate and groups.some:
             claimed = request.claims()

@@ -252,6 +252,44 @@ def test_the_loss_of_what_is_kept():
     assert fused.metrics()["token_k2/upper_max"] > 0.0
 
 
+@pytest.mark.parametrize("bypass", [False, True])
+def test_the_loss_takes_bounds_that_micro_batches_decided(bypass):
+    """The gradients of micro-batches are those of the whole batch, whose bounds none of them finds alone."""
+    spec = rc.Spec(rc.Weight("token", upper=rc.KeepESS(0.9)), (rc.Criterion("abs", upper=rc.Quantile(0.5)),))
+    batch = coarse(0)
+
+    def gradients(parts, **given):
+        found = []
+        for laid in parts:
+            new, old, rollout = (torch.where(laid.mask, x, 0.0) for x in (laid.train + 0.125, laid.train, laid.rollout))
+            x = (old if bypass else new).clone().requires_grad_()
+            policies = {"rollout_logp": rollout} | ({} if bypass else {"old_logp": old})
+            options = {"spec": spec, "cu_seqlens": laid.cu_seqlens, "reduction": "sum", **given}
+            # The mask alone would do, and in bypass mode the ratio is the correction.
+            loss = rc.policy_loss(
+                x, torch.where(laid.mask, laid.advantages, 0.0), mask=laid.mask, **policies, **options
+            )
+            loss.value.backward()
+            found.append((x.grad, loss.weights, loss.mask))
+        return [torch.cat(column) for column in zip(*found, strict=True)]
+
+    whole, parts = (
+        [lay_out(some, "packed", torch.float32) for some in cuts] for cuts in ([batch], [batch[:4], batch[4:]])
+    )
+    known, _ = decided_together(parts, spec)
+    expected, found, alone = gradients(whole), gradients(parts, thresholds=known), gradients(parts)
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+    assert not torch.equal(alone[2], expected[2])
+    x = torch.zeros(1, 3)
+    for given, error, words in (
+        ({"thresholds": known}, ValueError, "thresholds: expected None without a spec"),
+        ({"thresholds": 3, "spec": spec}, TypeError, "thresholds: expected Thresholds or None, got int 3"),
+        ({"thresholds": known, "spec": TOGETHER}, ValueError, "thresholds: expected those of the same Spec"),
+    ):
+        with pytest.raises(error, match=words):
+            rc.policy_loss(x, x, old_logp=x, rollout_logp=x, **given)
+
+
 def test_inside_a_compiled_function():
     spec = rc.Spec(
         criteria=(

@@ -1,0 +1,27 @@
+"""Bounds that several calls have decided together, before one of these calls applies them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rollout_corr.spec.validate import shown
+
+if TYPE_CHECKING:
+    from rollout_corr.backends.bounds_of_batch import Thresholds
+    from rollout_corr.spec.correction import Spec
+
+
+def completed(thresholds: object, spec: Spec | None) -> Thresholds:
+    """Refuse anything but all bounds of this Spec."""
+    # Only who has thresholds has imported this.
+    from rollout_corr.backends.bounds_of_batch import Thresholds
+
+    if not isinstance(thresholds, Thresholds):
+        raise TypeError(f"thresholds: expected Thresholds or None, got {type(thresholds).__name__} {shown(thresholds)}")
+    if spec is None:
+        raise ValueError("thresholds: expected None without a spec, whose bounds they are, got Thresholds")
+    if thresholds.spec != spec:
+        raise ValueError(f"thresholds: expected those of the same Spec {spec!r}, got those of {thresholds.spec!r}")
+    if not thresholds.complete:
+        raise ValueError(f"thresholds: expected complete ones, got {thresholds!r}; count another round")
+    return thresholds
