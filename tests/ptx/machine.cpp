@@ -55,7 +55,6 @@ struct Region {
 };
 
 enum Finds { BOUNDS, ALIGNMENT, UNWRITTEN, RACE_IN_A_PROGRAM, RACE_OF_PROGRAMS, DIVERGENCE, ENDLESS };
-constexpr int64_t MANY = 1 << 26;  // steps of a program, more than any of ours has
 
 struct Finding {
     int64_t kind, instruction, program, thread, threads, region, place, other;
@@ -88,7 +87,7 @@ struct Task {
     Finding* findings;
     int64_t instructions, registers, program_count, tensors, found, capacity;
     int64_t threads, thread, program, lane;  // registers that hold %tid.x, %ctaid.x, %laneid
-    int64_t launch, seed;
+    int64_t launch, seed, most;  // steps of a program
     int64_t off_by, off_seed;  // of approximations, see opcodes.hpp
 };
 
@@ -211,7 +210,7 @@ class Launch {
     void run_lanes(Warp& warp, uint32_t mask, int here, int meet) {
         for (int next = here;; next++) {
             const Instruction& x = task.code[next];
-            if (++steps > MANY) {
+            if (++steps > task.most) {
                 report(ENDLESS, x, warp.first, -1, 0);
                 std::fill_n(warp.at, LANES, int(task.instructions));
                 return;

@@ -146,7 +146,7 @@ class Program:
             ctypes.addressof(self._steps), targets.ctypes.data, initial.ctypes.data, executed.ctypes.data,
             counted.ctypes.data, order.ctypes.data, ctypes.addressof(regions), ctypes.addressof(found),
             len(self._steps) - 1, initial.size, order.size, len(tensors), 0, len(found), kernel.threads,
-            *(encoder.number[name] for name in ("tid.x", "ctaid.x", "laneid")), launch, seed, *off_by,
+            *(encoder.number[name] for name in ("tid.x", "ctaid.x", "laneid")), launch, seed, native.MANY, *off_by,
         )  # fmt: skip
         native.library().run(ctypes.byref(task))
         for x in found[: task.found]:
@@ -162,7 +162,7 @@ class Program:
             other = "the end" if x.place >= len(self.kernel.code) else self.kernel.code[x.place].line
             where = f"not all threads take part, others are at {other}"
         elif kind == "endless":
-            where = "in a program of more than 67,000,000 steps"
+            where = f"in a program of more than {native.MANY:,} steps"
         elif kind == "alignment":
             where = f"address {x.place:#x} for {x.other} bytes"
         elif x.region == -1:

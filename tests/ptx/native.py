@@ -31,6 +31,7 @@ KINDS = ("bounds", "alignment", "unwritten", "race in a program", "race of progr
 EPOCH, PROGRAM, LAUNCH = 10, 27, 49
 LOCAL = 1 << 60  # where local memory begins as a generic address
 CELL = 56  # bytes of a record
+MANY = 1 << 26  # steps of a program, more than any of ours has
 
 
 class Step(ctypes.Structure):
@@ -63,7 +64,7 @@ class Task(ctypes.Structure):
             "code", "targets", "initial", "executed", "bytes", "programs", "regions", "findings")),
         *((name, c_int64) for name in (
             "instructions", "registers", "program_count", "tensors", "found", "capacity", "threads", "thread",
-            "program", "lane", "launch", "seed", "off_by", "off_seed")),
+            "program", "lane", "launch", "seed", "most", "off_by", "off_seed")),
     ]  # fmt: skip
 
 

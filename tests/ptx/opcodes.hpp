@@ -40,12 +40,17 @@ template <class T> Word word_of(T x) {
 
 inline std::unordered_map<std::string, Compute> table;
 
-#define SET(name, R, ...)                                                                                  \
-    table[std::string(name) + "." + kind] = [](Word A, [[maybe_unused]] Word B, [[maybe_unused]] Word C) { \
-        [[maybe_unused]] T a = bits_of<T>(A), b = bits_of<T>(B), c = bits_of<T>(C);                        \
-        [[maybe_unused]] uint32_t by = uint32_t(B);                                                        \
-        return word_of<R>(R(__VA_ARGS__));                                                                 \
-    }
+// Not inlined 1,000 times: that takes g++ longer than all else.
+[[gnu::noinline]] inline void put(const char* name, const char* kind, Compute function) {
+    table[std::string(name) + "." + kind] = function;
+}
+
+#define SET(name, R, ...)                                                               \
+    put(name, kind, [](Word A, [[maybe_unused]] Word B, [[maybe_unused]] Word C) {      \
+        [[maybe_unused]] T a = bits_of<T>(A), b = bits_of<T>(B), c = bits_of<T>(C);     \
+        [[maybe_unused]] uint32_t by = uint32_t(B);                                     \
+        return word_of<R>(R(__VA_ARGS__));                                              \
+    })
 
 // --- 9.7.1 integers, 9.7.8 logic and shift ---
 
@@ -153,7 +158,8 @@ template <class To, class T> To rounded(double x) {
 }
 
 template <class To, class T> void conversion(std::string to, const char* from) {
-    const std::string kind = to + "." + from;
+    const std::string kinds = to + "." + from;
+    const char* kind = kinds.c_str();
     if constexpr (std::is_integral_v<T> || !std::is_integral_v<To>) SET("cvt", To, a);
     if constexpr (!std::is_integral_v<T> && (std::is_integral_v<To> || std::is_same_v<To, T>)) {
         SET("cvt.rni", To, (rounded<To, T>(std::nearbyint(double(a)))));

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 
+from ptx import native
 from ptx.encode import UnknownOpcode
 from ptx.small import run_small
 
@@ -200,9 +203,15 @@ def test_a_shuffle_that_not_all_threads_reach(exchange):
     only(found(guarded), "divergence")
 
 
+LOOP = "mov.b32 %r9, 0;\n$L__BB0_1:\nadd.s32 %r9, %r9, 1;\nsetp.lt.u32 %p1, %r9, {times};\n@%p1 bra $L__BB0_1;"
+
+
 def test_a_loop_without_an_end():
-    said = only(found("$L__BB0_1:\nbra.uni $L__BB0_1;", threads=32, programs=1), "endless")
-    assert "bra.uni of small.py:8:5" in said and "more than 67,000,000 steps" in said
+    """Tell one from a loop that is long."""
+    with mock.patch.object(native, "MANY", 5000):
+        assert found(LOOP.format(times=1500), threads=32, programs=1) == []
+        said = only(found(LOOP.format(times=2000), threads=32, programs=1), "endless")
+    assert "of small.py:8:5" in said and "more than 5,000 steps" in said
 
 
 @pytest.mark.parametrize(
