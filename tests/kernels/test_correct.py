@@ -42,6 +42,7 @@ from builders.kernel_cases import (
 from builders.products import criteria_product, weights_product
 from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT
 from rollout_corr.aot.variants import VARIANTS
+from rollout_corr.kernels.grid import Shape
 from rollout_corr.spec.choices import LEVELS, STATS
 
 pytestmark = INTERPRETED
@@ -74,22 +75,33 @@ def test_layouts(layout, device):
     fit_and_check(batch(number), (TOKENS, SEQUENCES)[number % 2], layout, device)
 
 
-@pytest.mark.parametrize("shape", [shape for _, shape in (*REAL, *NARROW)], ids=lambda shape: f"tile {shape.tile}")
-def test_edges_of_tiles(shape, device):
+# Layout, and lengths in tiles and tokens. Padded rows are two tokens wider than the longest sequence.
+EDGES = (
+    ("packed", (1, 0), (1, -1), (0, 0), (0, 1), (1, 1), (2, 0), (0, 2)),
+    ("padded_right", (1, -2), (0, 5)),
+    ("padded_left", (1, -3), (0, 5)),
+    ("padded_strided", (1, -1), (0, 3)),
+    ("padded_right", (2, -2), (0, 3)),
+)
+
+
+@pytest.mark.parametrize(
+    ("shape", "edges"),
+    [
+        *((NARROW[0][1], edges) for edges in EDGES),
+        # A tile of 2,048 tokens takes its time: of rows each shape has one kind.
+        *((shape, edges) for (_, shape), rows in zip(REAL, EDGES[1:], strict=True) for edges in (EDGES[0], rows)),
+    ],
+    ids=lambda x: f"tile {x.tile}" if isinstance(x, Shape) else x[0],
+)
+def test_edges_of_tiles(shape, edges, device):
     """One less than a tile, a tile, one more, two; first where tiles begin, then where none does, then as rows."""
     tile = shape.tile
     spec = rc.Spec(W("product", 0.5, 1.5), (tokens("k1"), over("k3", "mean")), "both")
-    # Padded rows are two tokens wider than the longest sequence.
-    for layout, lengths in (
-        ("packed", (tile, tile - 1, 0, 1, tile + 1, 2 * tile, 2)),
-        ("padded_right", (tile - 2, 5)),
-        ("padded_left", (tile - 3, 5)),
-        ("padded_strided", (tile - 1, 3)),
-        ("padded_right", (2 * tile - 2, 3)),
-    ):
-        sequences = random_sequences(tile, lengths, scale=2.0 * tile**-0.5)
-        sequences[2:3] = []
-        fit_and_check(sequences, spec, layout, device, ((0, shape),))
+    layout, lengths = edges[0], tuple(tiles * tile + more for tiles, more in edges[1:])
+    sequences = random_sequences(tile, lengths, scale=2.0 * tile**-0.5)
+    sequences[2:3] = []
+    fit_and_check(sequences, spec, layout, device, ((0, shape),))
 
 
 @pytest.mark.parametrize("lengths", [tuple(range(1, 21)), (0, 0, 1, 0, 0, 16, 0, 1, 1, 1, 0), (50,), (33, 7)])

@@ -48,7 +48,8 @@ def curves(example):
 def test_a_seed_gives_one_curve(example, curves):
     """The global generator has no influence, and stays as it was."""
     example.warm_start.cache_clear()
-    for arm, spec in example.ARMS.items():
+    for arm in ("no mismatch", "token truncation"):
+        spec = example.ARMS[arm]
         torch.manual_seed(len(arm))
         state = torch.random.get_rng_state()
         again = list(example.train(spec, 0, example.TINY, arm != "no mismatch"))
