@@ -98,6 +98,19 @@ def test_shared_memory_read_before_it_is_written_again():
     only(found(body.format(barrier="")), "race in a program")
 
 
+def test_who_writes_has_read_last():
+    """Who read before is not forgotten: a thread of its warp, or a program."""
+    body = "st.shared.b32 [%r3], %r1;\nbar.warp.sync -1;\nld.shared.b32 %r9, [global_smem];\n"
+    body += "setp.eq.u32 %p1, %r1, 0;\n@%p1 ld.shared.b32 %r9, [global_smem];\n{barrier}\n"
+    body += "@%p1 st.shared.b32 [global_smem], 5;"
+    assert found(body.format(barrier="bar.warp.sync -1;"), threads=32, programs=1) == []
+    only(found(body.format(barrier=""), threads=32, programs=1), "race in a program")
+    writes = f"{OWN}\nsetp.eq.u32 %p1, %r2, 1;\n@%p1 st.global.b32 [%rd4], %r9;"
+    for seed in range(4):
+        assert found(writes, programs=1, seed=seed) == []
+        only(found(writes, seed=seed), "race of programs")
+
+
 def test_threads_that_write_one_place():
     """One value by all is what Triton's layouts do; several values are not."""
     assert found("st.shared.b32 [global_smem], %r2;") == []
