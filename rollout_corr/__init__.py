@@ -35,6 +35,7 @@ from rollout_corr.spec.correction import Weight as Weight
 from rollout_corr.spec.entropy_bonus import EntropyBonus as EntropyBonus
 from rollout_corr.spec.loss import KL as KL
 from rollout_corr.spec.loss import SquaredLogRatio as SquaredLogRatio
+from rollout_corr.spec.surrogates import BAPO as BAPO
 from rollout_corr.spec.surrogates import DPPO as DPPO
 from rollout_corr.spec.surrogates import DRO as DRO
 from rollout_corr.spec.surrogates import GMPO as GMPO
@@ -45,6 +46,8 @@ from rollout_corr.spec.surrogates import REC as REC
 from rollout_corr.spec.surrogates import SAPO as SAPO
 from rollout_corr.spec.surrogates import TOPR as TOPR
 from rollout_corr.spec.surrogates import VESPO as VESPO
+from rollout_corr.spec.surrogates import ClipCov as ClipCov
+from rollout_corr.spec.surrogates import KLCov as KLCov
 from rollout_corr.spec.surrogates import Reinforce as Reinforce
 from rollout_corr.spec.surrogates import Score as Score
 

@@ -237,6 +237,7 @@ class LossRequest:
         versions: Versions of policies, as the caller gave them.
         labels: Labels and their names, as the caller gave them.
         grouping: Groups of sequences, as the caller gave them.
+        ids: [S] int64, the numbers of the sequences, or None.
         backend: The backend as the caller named it.
         groups: The process groups.
         validate: Look at values on a device too.
@@ -263,6 +264,7 @@ class LossRequest:
     versions: Versions | None
     labels: tuple[object, object] | None
     grouping: GroupsGiven | None
+    ids: Tensor | None
     backend: str
     groups: Groups
     validate: bool
@@ -290,7 +292,16 @@ class LossRequest:
                 raise ValueError("entropy: expected a value, because entropy_bonus is given, got None")
         if spec is None and self.versions is not None:
             raise ValueError("versions: expected None without a spec, whose metrics and criteria are of ages, got both")
-        checked_surrogate(self.surrogate)
+        looks = checked_surrogate(self.surrogate).looks
+        if looks and self.groups.sequence is not None:
+            raise ValueError(
+                "surrogate: expected one that does not look at the whole batch with a sequence_group, got "
+                f"{self.surrogate!r}"
+            )
+        if self.ids is not None and not looks:
+            raise ValueError(
+                f"sequence_ids: expected None for a surrogate that draws nothing, such as {self.surrogate!r}, got both"
+            )
         if self.backend == "triton" and self.beyond_kernels is not None:
             raise ValueError(f"backend: expected 'auto' or 'torch' for {self.beyond_kernels}, got 'triton'")
         if spec is None and self.labels is not None:
@@ -316,6 +327,8 @@ class LossRequest:
     @property
     def beyond_kernels(self) -> str | None:
         """Name what the kernels do not compute, or None."""
+        if self.surrogate.looks:
+            return f"{self.surrogate!r}, which looks at the whole batch first"
         of_whole = self.scales is not None and self.surrogate.pools
         return f"{self.surrogate!r} beside scale" if of_whole else None
 

@@ -14,6 +14,7 @@ from rollout_corr.api.correct import Correction, Renormalized, Turns
 from rollout_corr.api.entropy_bonus import bonus_of
 from rollout_corr.api.inner_correction import correct_inside
 from rollout_corr.api.loss_divisor import Divisor, read_denominator, read_scales
+from rollout_corr.api.loss_look import looked_at, read_ids
 from rollout_corr.api.loss_request import LossRequest, LossTensors, read_ready, read_tensors, read_turns_of
 from rollout_corr.backends import claims, loss_blocks, loss_operators, whole
 from rollout_corr.backends.batch import Batch, check_validate
@@ -109,6 +110,7 @@ def policy_loss(
     group_index: Tensor | None = None,
     group_size: int | None = None,
     group_count: int | None = None,
+    sequence_ids: Tensor | None = None,
     backend: BackendName = "auto",
     validate: bool = False,
     batch_group: Any = None,
@@ -141,6 +143,7 @@ def policy_loss(
             of="new/rollout" and of="new/old" work here. Not beside weights that are passed in.
         cu_seqlens: [S + 1] int32 or int64 offsets of packed sequences.
         surrogate: PPO, GSPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO, TOPR, REC or VESPO; PPO() by default.
+            Or one that looks at the whole batch first, on plain torch: ClipCov, KLCov or BAPO.
         kl: A penalty for leaving `ref_logp`, or None.
         ref_logp: Log-probs under the reference policy, same layout; needed by `kl`.
         regulariser: A squared log-ratio, or None.
@@ -171,6 +174,9 @@ def policy_loss(
         group_index: The group of each sequence, as in `correct`; for a `spec`.
         group_size: The size of groups of neighbours, as in `correct`.
         group_count: The number of groups, as in `correct`.
+        sequence_ids: [S] or [S, 1], int32 or int64: the number of each sequence, by which a surrogate draws its tokens
+            (ClipCov), whatever the packing and the rank. Without, a sequence is known by its place in the call and the
+            rank in `batch_group`.
         backend: "auto", "triton" or "torch". An explicit choice never falls back.
         validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; and compare the
             calls of the ranks of each group: one small collective more, and an error on all ranks that names the rank.
@@ -219,6 +225,7 @@ def policy_loss(
             versions=versions_given(versions, current_version),
             labels=None if labels is None and label_names is None else (labels, label_names),
             grouping=groups_given(group_index, group_size, group_count),
+            ids=None if sequence_ids is None else read_ids(tensors.batch, sequence_ids),
             backend=backend,
             groups=groups,
             validate=validate,
@@ -278,6 +285,8 @@ def _run(request: LossRequest) -> PolicyLoss:
         mass=batch.mass if request.mode.name == "bypass" else None,
         scales=request.scales,
     )
+    if wanted.surrogate.looks:
+        task.looked = looked_at(request, task)
     kl = wanted.kl
     if kl is None or kl.reduction is None:
         value, found, divisor = _reduced(request, task, request.divisor)

@@ -107,6 +107,15 @@ class Groups(NamedTuple):
 
         return split.is_first(self.sequence)
 
+    @property
+    def rank(self) -> int:
+        """The number of this rank in the batch group; 0 without one."""
+        if self.batch is None:
+            return 0
+        from rollout_corr.backends import split
+
+        return split.rank_in(self.batch)
+
     def sum(self, totals: Tensor) -> Tensor:
         """Add up totals over the batch group; ranks that share sequences count once."""
         if self.batch is None:

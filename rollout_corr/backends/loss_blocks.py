@@ -14,12 +14,14 @@ from torch import Tensor
 
 from rollout_corr.backends import blocks, ppo_blocks, whole
 from rollout_corr.backends.batch import Batch
+from rollout_corr.backends.looks import AddUp, WholeBatch
 from rollout_corr.definition import loss
 from rollout_corr.definition.loss import Operands
 from rollout_corr.definition.sequences import Packed, Rows
 from rollout_corr.definition.tokens import KeptMass, Number
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.spec.loss import Objective
+from rollout_corr.spec.surrogate import Looked
 
 if TYPE_CHECKING:
     from rollout_corr.backends.split import Split
@@ -43,6 +45,7 @@ class LossTask:
         group: Process group over which sequences are split, or None.
         mass: The mass that truncated sampling kept, where `base` is the rollout's, or None.
         scales: Factors of all that a token adds to the loss, or None.
+        looked: What the surrogate found in the whole batch, tokens in its shape; None where it does not look.
     """
 
     new: Tensor
@@ -58,6 +61,7 @@ class LossTask:
     group: Any = None
     mass: KeptMass | None = None
     scales: Tensor | None = None
+    looked: Looked | None = None
 
 
 class LossResult(NamedTuple):
@@ -113,6 +117,7 @@ def run_blocks(task: LossTask) -> LossResult:
             mass=block.mass(task.mass),
             scales=take(task.scales),
             turns=None if block.turns is None else block.turns.turns.units,
+            looked=_looked_of(block, task.looked),
         )
         found = ppo_blocks.run(operands, task.objective, task.differentiable) or _with_gradient(
             operands, task, look=True
@@ -130,6 +135,11 @@ def run_blocks(task: LossTask) -> LossResult:
     highest = torch.stack([_stacked(part.values()) for part in maxima]).amax(0).unbind()
     named = dict(zip(maxima[0], highest, strict=True))
     return _result((torch.stack(totals).sum(), gradient, added, named), task)
+
+
+def _looked_of(block: blocks.Block, looked: Looked | None) -> Looked | None:
+    """The part of a block."""
+    return None if looked is None else looked._replace(tokens=tuple(map(block.take, looked.tokens)))
 
 
 def run_whole(task: LossTask) -> LossResult:
@@ -155,6 +165,19 @@ def finite_tokens(task: LossTask) -> Tensor | None:
     if task.objective.nonfinite == "propagate":
         return None
     return loss.finite(_operands(task, task.batch.train, *whole.sequences_of(task.batch)), task.objective)
+
+
+@torch.no_grad()
+def look(task: LossTask, ids: Tensor, add_up: AddUp) -> Looked:
+    """Let the surrogate look at the whole batch.
+
+    Args:
+        task: The loss.
+        ids: [S] int64, the numbers of the sequences.
+        add_up: Adds int64 up over the ranks that share the batch.
+    """
+    found = loss.read(_operands(task, task.batch.train, *whole.sequences_of(task.batch)), task.objective)
+    return task.objective.surrogate.look(WholeBatch(task.batch, found, ids, add_up))
 
 
 def run_traced(task: LossTask) -> LossResult:
@@ -184,6 +207,7 @@ def _operands(task: LossTask, new: Tensor, sequences: Rows | Packed | Split, val
         mass=None if task.mass is None else task.mass.each(lambda log: log.to(batch.dtype)),
         scales=cast(task.scales),
         turns=None if batch.turns is None else whole.turns_of(batch, sequences, valid).units,
+        looked=task.looked,
     )
 
 
@@ -205,6 +229,8 @@ def _result(found: Run, task: LossTask) -> LossResult:
     """Divide, and put the statistics in order."""
     total, gradient, sums, maxima = found
     wanted = task.objective
+    if task.looked is not None:
+        sums = {**sums, **task.looked.sums}
     named = [sums[name] for name in loss_metrics.sum_names(wanted)]
     named += [maxima[name] for name in loss_metrics.max_names()]
     statistics = _stacked(named)

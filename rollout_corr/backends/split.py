@@ -306,6 +306,11 @@ def is_first(group: Any) -> bool:
     return dist.get_rank(group) == 0
 
 
+def rank_in(group: Any) -> int:
+    """The number of this rank in a group."""
+    return int(dist.get_rank(group))
+
+
 def sum_over(totals: Tensor, batch_group: Any, sequence_group: Any) -> Tensor:
     """Totals of sequences, added up over a batch group.
 

@@ -8,8 +8,8 @@ count are replaced before anything is computed from them, so that no gradient re
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,66 +17,12 @@ from torch import Tensor
 from rollout_corr.definition import findings
 from rollout_corr.definition import tokens as formulas
 from rollout_corr.definition.facts import Named
+from rollout_corr.definition.loss_tokens import cuts, kl, over, saturated, under
 from rollout_corr.definition.sequences import Sequences
-from rollout_corr.definition.tokens import LARGEST_D, KeptMass, extrema, k3, select, sum_of_d, sum_of_statistic
-from rollout_corr.spec.loss import KL, KLKind, Objective
-from rollout_corr.spec.surrogate import Surrogate, TokenLoss
-from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound, log_of
-
-# --- one token ---
-
-
-def over(x: Tensor, bound: float) -> Tensor:
-    """Bool per token: e^x is above a bound, decided in log space, where rounding of exp cannot matter. NaN is not."""
-    cut = log_of(bound)
-    return x > (float32_at_most(cut) if x.dtype == torch.float32 else cut)
-
-
-def under(x: Tensor, bound: float) -> Tensor:
-    """Bool per token: e^x is below a bound, decided in log space. NaN is not."""
-    cut = log_of(bound)
-    return x < (float32_at_least(cut) if x.dtype == torch.float32 else cut)
-
-
-def saturated(x: Tensor) -> Tensor:
-    """Log-ratios clamped to +-1024, as they enter sums and squares."""
-    return x.clamp(-LARGEST_D, LARGEST_D)
-
-
-def kl(term: KL, k: Tensor) -> Tensor:
-    """Compute the penalty of a token; with `gradient` it has the value of one kind and the gradient of another."""
-    k = saturated(-k if term.swapped else k)
-    value = kl_value(term, term.kind, k)
-    if term.gradient is None or term.gradient == term.kind:
-        return value
-    other = kl_value(term, term.gradient, k)
-    return value.detach() + (other - other.detach())
-
-
-def kl_value(term: KL, kind: KLKind, k: Tensor) -> Tensor:
-    """Compute the penalty of one kind within the term's bound."""
-    value = KL_VALUES[kind](term, k)
-    return value if term.bound is None else value.clamp(-term.bound, term.bound)
-
-
-def kl_k3(term: KL, k: Tensor) -> Tensor:
-    """Compute e^-k - 1 + k within the term's clamps."""
-    k = k.clamp(-term.log_clamp, term.log_clamp)
-    # The value and its slope 1 - e^-k both cancel where k is small, so each is computed without cancellation.
-    at = k.detach()
-    value = k3(-at) - torch.expm1(-at) * (k - at)
-    return value if term.value_clamp is None else value.clamp(max=term.value_clamp)
-
-
-KL_VALUES: dict[str, Callable[[KL, Tensor], Tensor]] = {
-    "k1": lambda term, k: k,
-    "abs": lambda term, k: k.abs(),
-    "k2": lambda term, k: 0.5 * k * k,
-    "k3": kl_k3,
-}
-
-
-# --- a batch of whole sequences ---
+from rollout_corr.definition.tokens import KeptMass, extrema, k3, select, sum_of_d, sum_of_statistic
+from rollout_corr.spec.loss import KL, Objective
+from rollout_corr.spec.surrogate import Looked, Surrogate, TokenLoss
+from rollout_corr.spec.thresholds import log_bound
 
 
 @dataclass(eq=False, repr=False)
@@ -95,6 +41,7 @@ class Operands:
     mass: KeptMass | None = None  # between new and base, where base is the rollout's
     turns: Sequences | None = None  # for a surrogate of turns
     scales: Tensor | None = None  # factors of all that a token adds to the loss
+    looked: Looked | None = None  # for a surrogate that looks at the whole batch
 
     def compared(self, new: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
         """Give both log-probs as the ratio compares them: over the set that truncated sampling kept."""
@@ -206,6 +153,7 @@ class TokensThatTrain:
         if self.ends is None or not max(x.item() for x in self.ends) <= surrogate.clamp:
             self.clamped, self.ends = self.clamped.clamp(-surrogate.clamp, surrogate.clamp), None
 
+    looked = Looked((), (), {})
     over = staticmethod(over)
     under = staticmethod(under)
     saturated = staticmethod(saturated)
@@ -214,6 +162,9 @@ class TokensThatTrain:
 
     def outside(self, x: Tensor, lower: float | None, upper: float | None) -> tuple[Tensor, Tensor]:
         return findings.outside(x, log_bound(lower), log_bound(upper))
+
+    def cuts(self, bounds: tuple[float, ...], side: Literal["lower", "upper"]) -> Tensor:
+        return cuts(bounds, side, self.x)
 
     def mean(self, x: Tensor) -> Tensor:
         return mean_of_d(x, self._units, self._n, self._propagate)
@@ -230,17 +181,36 @@ class TokensThatTrain:
         return select(self._counted, x)
 
 
-def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple[Tensor, Named, Named]:
-    """Sum the loss over some whole sequences, before it is divided, and collect its statistics.
+class Read(NamedTuple):
+    """The tokens of some whole sequences, read. A mask of None is True everywhere.
 
-    Args:
-        given: The sequences.
-        objective: Everything that is fixed about the loss.
-        look: Leave out selections that select everything. Reads a value, so CPU tensors only.
-
-    Returns:
-        The sum, 0-d float64, with a graph to `given.new`; sums and maxima of the statistics.
+    Attributes:
+        known: Bool per token: all that the loss needs of it is finite.
+        everywhere: Bool per token: it is valid, and known or passed on.
+        counted: Bool per token: it trains too.
+        ones: `counted` as numbers where a product may select; None: `where` selects.
+        n: [S] int64, the tokens that train.
+        new, x, weights: Those of `everywhere`, 0 elsewhere.
+        tokens: Those that train, as a surrogate reads them.
     """
+
+    known: Tensor | None
+    everywhere: Tensor | None
+    counted: Tensor | None
+    ones: Tensor | None
+    n: Tensor
+    new: Tensor
+    x: Tensor
+    weights: Tensor | None
+    tokens: TokensThatTrain
+
+    def chosen(self, x: Tensor) -> Tensor:
+        """Values of tokens that train, 0 elsewhere."""
+        return select(self.counted, x) if self.ones is None else x * self.ones
+
+
+def read(given: Operands, objective: Objective, look: bool = False) -> Read:
+    """Read the tokens of some whole sequences; arguments are those of `evaluate`."""
     sequences = given.sequences
     known: Tensor | None = None if look and all_finite(given) else finite(given, objective)
     trains = None if look and given.trains is not None and all_true(given.trains) else given.trains
@@ -265,6 +235,25 @@ def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple
         units = given.turns, given.turns.sum_integers(trained)
     of_trained = None if weights is None else chosen(weights)
     tokens = TokensThatTrain(objective, *policies, advantages, of_trained, counted, *units, look)
+    return Read(known, everywhere, counted, ones, n, new, x, weights, tokens)
+
+
+def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple[Tensor, Named, Named]:
+    """Sum the loss over some whole sequences, before it is divided, and collect its statistics.
+
+    Args:
+        given: The sequences.
+        objective: Everything that is fixed about the loss.
+        look: Leave out selections that select everything. Reads a value, so CPU tensors only.
+
+    Returns:
+        The sum, 0-d float64, with a graph to `given.new`; sums and maxima of the statistics.
+    """
+    found = read(given, objective, look)
+    known, everywhere, counted, _, n, new, x, weights, tokens = found
+    sequences, chosen = given.sequences, found.chosen
+    if given.looked is not None:
+        tokens.looked = given.looked
     loss = objective.surrogate.loss(tokens)
     policy = loss.value if objective.surrogate.coef == 1.0 else objective.surrogate.coef * loss.value
     if weights is not None:

@@ -26,9 +26,9 @@ MAXIMA = ("max_ppo_log_ratio", "-min_ppo_log_ratio")
 
 
 def sum_names(objective: Objective) -> tuple[str, ...]:
-    """The sums in order: counts, the surrogate, then the terms beside it."""
+    """The sums in order: counts, the surrogate, the terms beside it, then what the surrogate found in the batch."""
     terms = {"ref_kl": objective.kl, "log_ratio2": objective.regulariser}
-    return (*SUMS, *(name for name, term in terms.items() if term is not None))
+    return (*SUMS, *(name for name, term in terms.items() if term is not None), *objective.surrogate.found)
 
 
 def max_names() -> tuple[str, ...]:
@@ -68,6 +68,23 @@ ALWAYS = [
     Metric("ppo_ratio_max", "max of the surrogate's ratio", "ratio", TRAINED, "-",
            lambda v, n: exp(v["max_ppo_log_ratio"]) if n else 0.0),
 ]
+
+# Of what a surrogate finds in the whole batch, by the sum that has to be there.
+OF_BATCH = {
+    "cov_eligible": Metric("cov_eligible_fraction", "tokens of which ClipCov draws", "fraction", TRAINED, "-",
+                           mean("cov_eligible")),
+    "cov_chosen": Metric("cov_chosen_fraction", "tokens that ClipCov or KLCov chose", "fraction", TRAINED, "the share",
+                         mean("cov_chosen")),
+    "cov_of_chosen": Metric("cov_chosen_mean", "mean covariance of the tokens chosen", "nats",
+                            Over("tokens chosen", "cov_chosen"), "-", mean("cov_of_chosen")),
+    "bapo_lower": Metric("bapo_lower", "mean lower bound of the ratio that BAPO found", "ratio",
+                         Over("calls", "bapo_calls"), "-", mean("bapo_lower")),
+    "bapo_upper": Metric("bapo_upper", "mean upper bound of the ratio that BAPO found", "ratio",
+                         Over("calls", "bapo_calls"), "-", mean("bapo_upper")),
+    "bapo_positive": Metric("bapo_positive_share", "share of the loss that A > 0 carries at BAPO's bounds", "fraction",
+                            TRAINED, ">= the share",
+                            lambda v, n: ratio_of(v["bapo_positive"], v["bapo_positive"] + v["bapo_negative"])),
+}
 # fmt: on
 
 
@@ -80,6 +97,7 @@ def metrics_of(objective: Objective) -> list[Metric]:
     if objective.regulariser is not None:
         formula = "mean squared log-ratio, without its coefficient"
         rows.append(_term("log_ratio_squared", formula, "nats^2", "near 0", objective.regulariser, "log_ratio2"))
+    rows += [OF_BATCH[name] for name in objective.surrogate.found if name in OF_BATCH]
     return rows
 
 

@@ -48,6 +48,20 @@ class TokenLoss(NamedTuple):
     dual: Tensor | None = None
 
 
+class Looked(NamedTuple):
+    """The findings of a surrogate that looks at the whole batch before the first token has a loss.
+
+    Attributes:
+        tokens: [N] or [B, T] each, what it decided of every token.
+        numbers: 0-d each, in the dtype that computes.
+        sums: 0-d each: the statistics of `Surrogate.found`, of the tokens of this rank.
+    """
+
+    tokens: tuple[Tensor, ...]
+    numbers: tuple[Tensor, ...]
+    sums: dict[str, Tensor]
+
+
 class LossTokens(Protocol):
     """The tokens that a formula reads, and the operations that have one definition: definition/loss.py provides it.
 
@@ -60,12 +74,16 @@ class LossTokens(Protocol):
     advantages: Tensor
     weights: Tensor | None
     own_ratio: bool  # False: weights take the place of the ratio, which is then 1
+    looked: Looked  # for a surrogate that looks
 
     def over(self, x: Tensor, bound: float) -> Tensor:
         """Bool: e^x > bound, decided in log space; NaN is not."""
 
     def under(self, x: Tensor, bound: float) -> Tensor:
         """Bool: e^x < bound, decided in log space; NaN is not."""
+
+    def cuts(self, bounds: tuple[float, ...], side: Literal["lower", "upper"]) -> Tensor:
+        """Bounds of a ratio as x is compared with: e^x is above an upper or below a lower one where x is."""
 
     def outside(self, x: Tensor, lower: float | None, upper: float | None) -> tuple[Tensor, Tensor]:
         """Bool: e^x above upper, and e^x below lower; NaN is beyond every bound that is set."""
@@ -92,6 +110,43 @@ class LossTokens(Protocol):
         """Values of tokens that train, 0 elsewhere."""
 
 
+class SeenBatch(Protocol):
+    """The whole batch, on all ranks of the batch group, as a surrogate looks at it: backends/looks.py provides it.
+
+    Tokens are those of `LossTokens`, without a gradient. Sums are of integers, so that neither order nor ranks matter.
+    """
+
+    tokens: LossTokens
+    trains: Tensor  # Bool per token
+
+    def count(self) -> Tensor:
+        """0-d float64: the tokens that train."""
+
+    def mean(self, x: Tensor) -> Tensor:
+        """The mean over the tokens that train, 0-d in the dtype of x; 0 of none."""
+
+    def sums(self, x: Tensor, place: Tensor, places: int) -> tuple[Tensor, Tensor]:
+        """Add up by place.
+
+        Args:
+            x: [K, ...] values of each token, each saturated at +-2^37; those that do not train count in nothing.
+            place: int64 per token, from 0 to places - 1.
+            places: How many there are.
+
+        Returns:
+            [K, places] float64, over the tokens of this rank and over those of all ranks.
+        """
+
+    def smallest(self, x: Tensor, among: Tensor, count: Tensor) -> Tensor:
+        """Bool: among the `count` smallest of those that are True in `among`; all that equal the last of them too."""
+
+    def largest(self, x: Tensor, among: Tensor, count: Tensor) -> Tensor:
+        """Bool: among the `count` largest of those that are True in `among`; all that equal the last of them too."""
+
+    def random(self, seed: int) -> Tensor:
+        """Uniform float64 in [0, 1) per token, by the seed, the sequence and the place among its valid tokens."""
+
+
 @dataclass(frozen=True, repr=False)
 class Surrogate(Checked):
     """Base class of the surrogates.
@@ -107,6 +162,8 @@ class Surrogate(Checked):
             "replace_ratio", where the ratio is a constant that weights replace; "multiply", without a ratio.
         option: Name of the field that chooses between formulas, if any.
         pools: All tokens of a sequence have one loss.
+        looks: `look` decides something from the whole batch first; then it runs on plain torch.
+        found: The sums that `look` reports.
     """
 
     of: RatioOf | None = field(default=None, kw_only=True)
@@ -116,6 +173,8 @@ class Surrogate(Checked):
     weights_in_bypass: ClassVar[WeightUse] = "report"
     option: ClassVar[str | None] = None
     pools: ClassVar[bool] = False
+    looks: ClassVar[bool] = False
+    found: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         if type(self) is Surrogate:
@@ -180,6 +239,10 @@ class Surrogate(Checked):
         if self.takes == "sequence":
             return mean
         return 0.5 * (x + mean) if self.takes == "geometric_average" else torch.logaddexp(x, mean) - math.log(2.0)
+
+    def look(self, seen: SeenBatch) -> Looked:
+        """Decide what the whole batch decides; asked of surrogates with `looks` alone."""
+        return Looked((), (), {})
 
     # Not an ABC: it would refuse Surrogate() before __post_init__ can say what to write instead.
     @abstractmethod

@@ -54,6 +54,18 @@ SURROGATES = {
     "vespo clamped": rc.VESPO(clamp=0.3),
     "clamped": rc.Reinforce(clamp=0.3),
 }
+# Those that look at the whole batch, which have an oracle of their own.
+OF_BATCH = {
+    "clip cov": rc.ClipCov(0.2, 0.2, share=0.2, lower=0.05, upper=5.0, seed=3),
+    "clip cov dual": rc.ClipCov(0.1, 0.3, dual=1.3, share=0.15, lower=-0.5, upper=0.5),
+    "clip cov none": rc.ClipCov(lower=50.0, upper=60.0),
+    "kl cov": rc.KLCov(0.2, 0.7),
+    "kl cov all": rc.KLCov(1.0, 0.5, coef=2.0),
+    "bapo": rc.BAPO(0.5, upper_step=0.1),
+    "bapo upper first": rc.BAPO(0.45, 0.7, 0.9, 0.1, 1.1, 1.6, 0.07, first="upper"),
+    "bapo dual": rc.BAPO(1.0, 0.5, 0.8, 0.25, 1.05, 1.2, dual=1.4),
+    "bapo at once": rc.BAPO(1e-9),
+}
 
 
 def random_batch(seed, lengths=(5, 1, 7, 0, 4, 6), *, advantages="token", scale=0.4, broken=False, keep=0.8):

@@ -8,18 +8,22 @@ from pathlib import Path
 import pytest
 
 import rollout_corr as rc
-from builders.loss_cases import SURROGATES as CASES
+from builders.loss_cases import OF_BATCH as LOOKING
+from builders.loss_cases import SURROGATES
 from rollout_corr.spec import surrogates
 from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import SURROGATES
+from rollout_corr.spec.surrogates import OF_BATCH
+from rollout_corr.spec.surrogates import SURROGATES as WITH_KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = {kind.__name__ for kind in SURROGATES}
+CASES = SURROGATES | LOOKING
+NAMES = {kind.__name__ for kind in (*WITH_KERNELS, *OF_BATCH)}
 MAY_NAME_ONE = (
     "rollout_corr/__init__.py",
     "rollout_corr/spec/ratio_losses.py",
     "rollout_corr/spec/score_losses.py",
     "rollout_corr/spec/surrogates.py",
+    "rollout_corr/spec/batch_losses.py",
     "rollout_corr/frameworks/",
     "rollout_corr/aot/",
     "rollout_corr/backends/ppo_blocks.py",
@@ -52,8 +56,11 @@ def test_nothing_else_names_a_surrogate():
 
 def test_all_are_listed_exported_and_tried():
     kinds = {kind for kind in vars(surrogates).values() if isinstance(kind, type) and issubclass(kind, Surrogate)}
-    assert kinds - {Surrogate} == set(SURROGATES) == {type(surrogate) for surrogate in CASES.values()}
-    assert all(getattr(rc, kind.__name__) is kind for kind in SURROGATES)
+    assert set(WITH_KERNELS) == {type(surrogate) for surrogate in SURROGATES.values()}
+    assert set(OF_BATCH) == {type(surrogate) for surrogate in LOOKING.values()}
+    assert kinds - {Surrogate} == {*WITH_KERNELS, *OF_BATCH}
+    assert all(getattr(rc, kind.__name__) is kind for kind in kinds - {Surrogate})
+    assert all(kind.looks and kind.found for kind in OF_BATCH) and not any(kind.looks for kind in WITH_KERNELS)
     assert set(rc.__all__) >= NAMES
 
 

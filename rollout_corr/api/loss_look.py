@@ -1,0 +1,34 @@
+"""The look that a surrogate of `policy_loss` takes at the whole batch, over the ranks of its batch group."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rollout_corr.api.loss_request import LossRequest
+from rollout_corr.backends.batch import Batch
+from rollout_corr.backends.layouts import shape_of
+from rollout_corr.backends.loss_blocks import LossTask, look
+from rollout_corr.backends.sequence_groups import INDEX_DTYPES
+from rollout_corr.spec.surrogate import Looked
+
+
+def looked_at(request: LossRequest, task: LossTask) -> Looked:
+    """Let the surrogate of a call look at the batch."""
+    ids, groups = request.ids, request.groups
+    if ids is None:
+        ids = torch.arange(task.batch.count, device=task.batch.train.device) + (groups.rank << 32)
+    return look(task, ids, groups.sum)
+
+
+def read_ids(batch: Batch, given: object) -> Tensor:
+    """Check `sequence_ids`: [S] int64."""
+    if not isinstance(given, Tensor):
+        raise TypeError(f"sequence_ids: expected a tensor, got {type(given).__name__}")
+    if given.dtype not in INDEX_DTYPES:
+        raise ValueError(f"sequence_ids: expected int32 or int64, got {str(given.dtype).removeprefix('torch.')}")
+    if tuple(given.shape) not in ((batch.count,), (batch.count, 1)):
+        raise ValueError(f"sequence_ids: expected shape [{batch.count}] or [{batch.count}, 1], got {shape_of(given)}")
+    if given.device != batch.train.device:
+        raise ValueError(f"sequence_ids: expected device {batch.train.device}, got {given.device}")
+    return given.detach().reshape(-1).long()

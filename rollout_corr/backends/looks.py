@@ -1,0 +1,131 @@
+"""The look that a surrogate takes at the whole batch before the first token has a loss, in plain torch on any device.
+
+What it decides is decided by integers: sums on a grid, and selections by `select.py`. So the packing, the order of the
+tokens and the ranks that hold them change no bit of it. No value is read but on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rollout_corr.backends import whole
+from rollout_corr.backends.batch import Batch
+from rollout_corr.backends.bounds_of_batch import in_blocks
+from rollout_corr.backends.select import begin, values_of
+from rollout_corr.definition.loss import Read
+from rollout_corr.definition.tokens import GRID_OF_FRACTION, LARGEST_STATISTIC
+from rollout_corr.spec.bounds_of_batch import Before, OfBatch, Side
+from rollout_corr.spec.surrogate import LossTokens
+
+# SplitMix64 (Steele, Lea and Flood 2014): its increment, and the multipliers and shifts of its finaliser.
+INCREMENT = 0x9E3779B97F4A7C15 - 2**64
+MIXES = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
+
+AddUp = Callable[[Tensor], Tensor]
+
+
+def mixed(x: Tensor) -> Tensor:
+    """Mix the bits of int64: each bit of the result depends on every bit of x."""
+    x = x + INCREMENT
+    for shift, factor in MIXES:
+        # The shift of an int64 is arithmetic, that of the generator logical.
+        x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return x
+
+
+def uniform(seed: int, sequence: Tensor, place: Tensor) -> Tensor:
+    """Random numbers of counters, float64 in [0, 1) on a grid of 2^-53.
+
+    Args:
+        seed: The seed.
+        sequence: int64, broadcasts: the number of the sequence.
+        place: int64, the place in it.
+    """
+    start = mixed(torch.full((), seed, dtype=torch.int64, device=place.device))
+    bits = mixed(mixed(start ^ sequence) ^ place)
+    return ((bits >> 11) & (2**53 - 1)).double() * 2.0**-53
+
+
+class AsMany(OfBatch):
+    """A rule that keeps so many values, a number that lies on the device."""
+
+    def __init__(self, count: Tensor) -> None:
+        self._count = count
+
+    def goes_on(self, before: Before, side: Side) -> Tensor:
+        """As long as there are fewer."""
+        return before.kept < self._count
+
+    def words(self, side: Side) -> str:
+        """Name the rule."""
+        return "a number that the batch decides"
+
+
+class WholeBatch:
+    """A batch as a surrogate looks at it: `SeenBatch` of spec/surrogate.py.
+
+    Args:
+        batch: The batch.
+        found: Its tokens, read.
+        ids: [S] int64, the numbers of its sequences.
+        add_up: Adds int64 up over the ranks that share the batch.
+    """
+
+    def __init__(self, batch: Batch, found: Read, ids: Tensor, add_up: AddUp) -> None:
+        self.tokens: LossTokens = found.tokens
+        counted = found.counted
+        self.trains = torch.ones_like(found.x, dtype=torch.bool) if counted is None else counted
+        self._batch, self._ids, self._add_up = batch, ids, add_up
+
+    def count(self) -> Tensor:
+        return self._add_up(torch.count_nonzero(self.trains)).double()
+
+    def mean(self, x: Tensor) -> Tensor:
+        found = self._totals(x[None], torch.zeros_like(self.trains, dtype=torch.int64), 1)
+        total, count = self._add_up(torch.cat((found.flatten(), torch.count_nonzero(self.trains)[None]))).split([2, 1])
+        return (numbers_of(total.view(1, 2, 1))[0, 0] / count[0].clamp(min=1)).to(x.dtype)
+
+    def sums(self, x: Tensor, place: Tensor, places: int) -> tuple[Tensor, Tensor]:
+        here = self._totals(x, place, places)
+        return numbers_of(here), numbers_of(self._add_up(here.flatten()).view(here.shape))
+
+    def smallest(self, x: Tensor, among: Tensor, count: Tensor) -> Tensor:
+        return among & (x <= self._bound("upper", x, among, count))
+
+    def largest(self, x: Tensor, among: Tensor, count: Tensor) -> Tensor:
+        return among & (x >= self._bound("lower", x, among, count))
+
+    def random(self, seed: int) -> Tensor:
+        sequences, valid = whole.sequences_of(self._batch)
+        ones = torch.ones_like(self.trains)
+        place = sequences.running(ones if valid is None else valid)
+        return uniform(seed, sequences.spread(self._ids), place)
+
+    def _bound(self, side: Side, x: Tensor, among: Tensor, count: Tensor) -> Tensor:
+        """Search the last value that is chosen."""
+        search, values = begin(AsMany(count), side, x.dtype, x.device), values_of(side, x, among)
+        on_cpu = in_blocks(self._batch)
+        while search.round < search.rounds:
+            values = search.left(values) if on_cpu else values
+            search = search.narrowed(self._add_up(search.table(values).flatten())[None])
+        return search.bound()
+
+    def _totals(self, x: Tensor, place: Tensor, places: int) -> Tensor:
+        """[K, 2, places] int64: whole parts, and fractions on a grid."""
+        limited = torch.where(self.trains, x, 0.0).nan_to_num(0.0).clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC).double()
+        index, tables = place.reshape(-1), []
+        for each in limited:
+            part = each.reshape(-1).trunc()
+            fraction = ((each.reshape(-1) - part) * GRID_OF_FRACTION).round()
+            for limb in (part, fraction):
+                table = torch.zeros(places, dtype=torch.int64, device=index.device)
+                tables.append(table.index_add_(0, index, limb.long()))
+        return torch.stack(tables).view(len(limited), 2, places)
+
+
+def numbers_of(totals: Tensor) -> Tensor:
+    """[K, places] float64 from whole parts and fractions."""
+    return totals[:, 0].double() + totals[:, 1].double() / GRID_OF_FRACTION
