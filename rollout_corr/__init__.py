@@ -77,6 +77,7 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
 __version__ = "0.1.0"
 
 __all__ = [
+    "BAPO",
     "DPPO",
     "DRO",
     "GMPO",
@@ -90,10 +91,12 @@ __all__ = [
     "VESPO",
     "Backend",
     "Bottom",
+    "ClipCov",
     "Correction",
     "Criterion",
     "EntropyBonus",
     "FilteredGroups",
+    "KLCov",
     "KeepESS",
     "MeanBelow",
     "Outputs",

@@ -65,6 +65,7 @@ def markdown() -> str:
             "LABEL", "upper", False
         ),
         "From `policy_loss`": loss.metrics_of(objective),
+        "From a surrogate that looks at the whole batch": list(loss.OF_BATCH.values()),
         "From `route_agreement`": routes.METRICS,
     }
     lines = []

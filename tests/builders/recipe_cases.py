@@ -69,6 +69,7 @@ from oracles.published import (
     within,
     xtuner,
 )
+from oracles.published_cov import clip_cov, kl_cov
 from oracles.published_score import sapo_stopped, topr, vespo_loss
 
 # Frameworks none of whose recipes has run beside its own code: papers, JAX, and what was not at hand.
@@ -123,6 +124,8 @@ PUBLISHED = {
     "verl.geo_mean": lambda rows: mean(geo_mean(r, 0) for r in rows),
     "verl.dppo_tv": lambda rows: token_mean(rows, lambda r, t: dppo_verl(r, t, "tv")),
     "verl.dppo_kl": lambda rows: token_mean(rows, lambda r, t: dppo_verl(r, t, "kl")),
+    "verl.clip_cov": lambda rows: clip_cov(rows, 0.0002, 1.0, 5.0),
+    "verl.kl_cov": lambda rows: kl_cov(rows, 0.0002, 0.1),
     "verl.gpg": lambda rows: token_mean(rows, lambda r, t: -r.new[t] * r.adv[t]),
     "verl.dro": lambda rows: token_mean(rows, dro),
     "skyrl.regular": lambda rows: token_mean(rows, ppo),

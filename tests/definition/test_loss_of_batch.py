@@ -20,7 +20,7 @@ from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from oracles import looks as oracle
 from rollout_corr.api.policy_loss import RUNNERS
-from rollout_corr.backends import blocks, loss_blocks, looks
+from rollout_corr.backends import blocks, looks, loss_blocks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -331,13 +331,11 @@ class Reads(TorchDispatchMode):
         self.reads = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = str(func)
-        if any(
-            word in name for word in ("_local_scalar_dense", "nonzero.", "masked_select", "sort", "unique", "bincount")
+        name = str(func).removeprefix("aten.")
+        by_mask = name == "index.Tensor" and any(x is not None and x.dtype == torch.bool for x in args[1])
+        if by_mask or name.startswith(
+            ("_local_scalar_dense", "nonzero", "masked_select", "sort", "unique", "bincount")
         ):
-            if "count_nonzero" not in name:
-                self.reads.append(name)
-        if "index.Tensor" in name and any(x is not None and x.dtype == torch.bool for x in args[1]):
             self.reads.append(name)
         return func(*args, **(kwargs or {}))
 

@@ -20,7 +20,7 @@ from rollout_corr.spec.checked import expression
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.loss import KL, KLKind, LossReduction
 from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, Score
+from rollout_corr.spec.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, KLCov, Score
 from rollout_corr.spec.validate import number, one_of, positive
 
 CAPS = ("tis_imp_ratio_cap", "imp_ratio_cap", "behav_imp_weight_cap")
@@ -253,8 +253,10 @@ ACTOR: dict[str, Any] = {
 }
 OF_ACTOR = ("strategy", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ppo_epochs", "entropy_coeff", "optim")
 POLICY: dict[str, Any] = {"loss_mode": "vanilla", "dro_beta": None, "rollout_correction": None}
-OF_OTHER_LOSSES = ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef")
-MODES = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "geo_mean", "dro", "cispo", "bypass_mode")
+POLICY |= {"clip_cov_ratio": 0.0002, "clip_cov_lb": 1.0, "clip_cov_ub": 5.0, "kl_cov_ratio": 0.0002, "ppo_kl_coef": 0.1}
+# Each mode chooses its surrogate; "bypass_mode" chooses between two others.
+MODES = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "geo_mean", "dro", "cispo", "clip_cov", "kl_cov")
+MODES += ("bypass_mode",)
 AVERAGES: dict[str, LossReduction] = {
     "token-mean": "token_mean",
     "token-sum": "sum",
@@ -285,7 +287,7 @@ def recipe(config: object, *, k1_bounds: str = "verl", version: str | None = Non
     actor = _inner(_inner(outer, "actor_rollout_ref"), "actor") if whole else config
     given = settings_of(actor, ACTOR, whole=OF_ACTOR)
     held = _inner(given, "policy_loss")
-    refuse_unknown(held, (*POLICY, *OF_OTHER_LOSSES))
+    refuse_unknown(held, POLICY)
     policy = POLICY | held
     mode = one_of("loss_mode", policy["loss_mode"], MODES)
     block = _inner(_inner(outer, "algorithm"), "rollout_correction") if whole else {}
@@ -337,6 +339,10 @@ def _surrogate(mode: str, given: dict[str, Any], policy: dict[str, Any]) -> Surr
         return SAPO(given["tau_pos"], given["tau_neg"])
     if mode == "dro":
         return DRO(positive("dro_beta", policy["dro_beta"]))
+    if mode == "clip_cov":
+        return presets.clip_cov(low, high, *(policy[name] for name in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub")))
+    if mode == "kl_cov":
+        return KLCov(policy["kl_cov_ratio"], policy["ppo_kl_coef"])
     made = {"gpg": GPG(), "geo_mean": GMPO(low, high), "cispo": around_one(low, high)}
     return made.get(mode) or PPO(low, high, dual=given["clip_ratio_c"])
 

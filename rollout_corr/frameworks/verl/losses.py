@@ -1,8 +1,8 @@
 """verl's policy losses by `rc.policy_loss`: value, gradient and metrics in one forward, one copy to the host.
 
 `rollout_corr.frameworks.verl.install(losses=True)` installs them, in verl's registry too. `bypass_mode` stays verl's
-own function: it corrects and then calls two of these. `clip_cov` and `kl_cov` draw tokens at random or by quantile,
-`geo_mean` averages over all rows whatever it is told, and all three stay verl's.
+own function: it corrects and then calls two of these. `clip_cov` draws tokens by `torch.randperm`, which `ClipCov` does
+not repeat, `kl_cov` goes with it, `geo_mean` averages over all rows whatever it is told, and all three stay verl's.
 """
 
 from __future__ import annotations

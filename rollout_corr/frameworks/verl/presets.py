@@ -36,7 +36,7 @@ from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.loss import KL
 from rollout_corr.spec.score_losses import Divergence
 from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, Score
+from rollout_corr.spec.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, ClipCov, KLCov, Score
 
 REPORT: tuple[Scheme, ...] = ("native", "verl")
 
@@ -246,6 +246,11 @@ def _ppo(low: float, high: float, dual: float) -> PPO:
     return PPO(low, high, dual=dual)
 
 
+def clip_cov(low: float, high: float, share: float, lower: float, upper: float) -> ClipCov:
+    """Make verl's clip_cov from its settings."""
+    return ClipCov(low, high, share=share, lower=lower, upper=upper)
+
+
 def _vanilla(preset: str) -> Recipe:
     needs = BYPASS if preset.startswith("verl.bypass") else BOTH
     return Recipe(partial(_loss, preset), needs, "counts before rejection, as its engines do")
@@ -284,6 +289,19 @@ RECIPES = {found.name.partition(".")[2]: _vanilla(found.name) for found in regis
     ),
     "sapo": recipe(Named(SAPO, tau_pos=1.0, tau_neg=1.05), DECOUPLED, reduction=SEQUENCES),
     "gpg": recipe(GPG(), ()),
+    "clip_cov": recipe(
+        Named(
+            clip_cov,
+            clip_ratio_low=0.2,
+            clip_ratio_high=0.2,
+            clip_cov_ratio=0.0002,
+            clip_cov_lb=1.0,
+            clip_cov_ub=5.0,
+        ),
+        DECOUPLED,
+        "draws by ClipCov.seed and sequence_ids, verl by torch.randperm; give every step another seed",
+    ),
+    "kl_cov": recipe(Named(KLCov, kl_cov_ratio=0.0002, ppo_kl_coef=0.1), DECOUPLED),
     "dro": recipe(Named(DRO, dro_beta=0.1), DECOUPLED, "dro_beta has no default in verl"),
 }
 

@@ -12,7 +12,7 @@ from unittest.mock import patch
 from torch import Tensor
 
 import rollout_corr as rc
-from conformance import verl_07, verl_replay
+from conformance import verl_07, verl_cov, verl_replay
 from conformance.batches import KINDS, Batch
 from conformance.rows import BF16, Declared, Result, Row, configuration, loss_and_gradient, preset, recipe
 from conformance.sources import Source
@@ -174,6 +174,7 @@ def rows(source: Source) -> Iterator[Row]:
     yield from of_presets(source)
     yield from of_correction(source)
     yield from of_losses(source)
+    yield from verl_cov.rows(source, OF_LOSSES)
 
 
 def of_presets(source: Source) -> Iterator[Row]:

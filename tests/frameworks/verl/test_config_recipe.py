@@ -51,6 +51,14 @@ def whole(block, **actor):
             {"policy_loss": {"loss_mode": "dro", "dro_beta": 0.2, "clip_cov_ratio": 0.1}},
             PLAIN | {"surrogate": rc.DRO(0.2)},
         ),
+        (
+            {"policy_loss": {"loss_mode": "clip_cov", "clip_cov_ratio": 0.1, "clip_cov_ub": 3}, "clip_ratio_high": 0.3},
+            PLAIN | {"surrogate": rc.ClipCov(0.2, 0.3, share=0.1, upper=3.0)},
+        ),
+        (
+            {"policy_loss": {"loss_mode": "kl_cov", "ppo_kl_coef": 1.0}},
+            PLAIN | {"surrogate": rc.KLCov(0.0002, 1.0)},
+        ),
     ],
 )
 def test_recipe(config, expected):
@@ -81,7 +89,7 @@ def test_a_kl_loss_of_another_average():
     [
         ({"clip_ratio_hig": 0.2}, "unknown key 'clip_ratio_hig' .did you mean 'clip_ratio_high'"),
         ({"policy_loss": {"loss_mod": "gspo"}}, "unknown key 'loss_mod' .did you mean 'loss_mode'"),
-        ({"policy_loss": {"loss_mode": "kl_cov"}}, "loss_mode: expected one of"),
+        ({"policy_loss": {"loss_mode": "value_cov"}}, "loss_mode: expected one of"),
         ({"loss_agg_mode": "mean"}, "loss_agg_mode: expected one of"),
         (
             {"use_kl_loss": True, "policy_loss": {"loss_mode": "sapo"}, "loss_agg_mode": "seq-mean-token-sum-norm"},

@@ -1,0 +1,86 @@
+"""verl's clip_cov and kl_cov beside `rc.ClipCov` and `rc.KLCov`.
+
+clip_cov draws by `torch.randperm`, which no other library repeats. Here its draw is replaced by the order in which this
+package draws, so the rest can be compared: which tokens may be drawn, how many are, and the loss with its gradient.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from conformance.batches import Batch
+from conformance.rows import Declared, Row, recipe
+from conformance.sources import Source
+from conformance.verl_parts import Settings, Stranger, actor
+from rollout_corr.backends.looks import uniform
+
+LOSSES = "verl/trainer/ppo/core_algos.py"
+
+
+def clip_cov(rng: Random) -> dict[str, Any]:
+    """Draw the settings of clip_cov: some in which all that may be drawn are."""
+    return {
+        "clip_ratio_low": rng.choice((0.02, 0.2)),
+        "clip_ratio_high": rng.choice((0.05, 0.28)),
+        "clip_cov_ratio": rng.choice((0.0002, 0.05, 0.3, 1.0)),
+        "clip_cov_lb": rng.choice((0.1, 1.0)),
+        "clip_cov_ub": rng.choice((2.0, 5.0)),
+    }
+
+
+def kl_cov(rng: Random) -> dict[str, Any]:
+    return {"kl_cov_ratio": rng.choice((0.0002, 0.05, 0.3)), "ppo_kl_coef": rng.choice((0.1, 1.0))}
+
+
+def covariances(given: Batch) -> Tensor:
+    """Of the tokens of the mask."""
+    a, x = given.token_advantages[given.mask], given.new[given.mask]
+    return (a - a.mean()) * (x - x.mean())
+
+
+def ties(given: Batch, settings: dict[str, Any]) -> bool:
+    """Tell whether the last token chosen has about the covariance of the first that is not."""
+    found = covariances(given).sort(descending=True).values.double()
+    count = max(1, int(len(found) * settings["kl_cov_ratio"]))
+    # Where all advantages are equal the covariances are what rounding leaves of their mean.
+    scale = given.token_advantages[given.mask].abs().max() * given.new[given.mask].abs().max()
+    return count < len(found) and bool((found[count - 1] - found[count]).abs() <= 1e-6 * scale)
+
+
+TIED = Declared("covariances that tie", "losses.md", "takes all tokens that equal the last one", ties)
+
+
+def rows(source: Source, declared: tuple[Declared, ...]) -> Iterator[Row]:
+    """Compare both recipes."""
+    given = {"ActorConfig": Settings, "AlgoConfig": Stranger}
+    theirs = {name: source.cut(LOSSES, f"compute_policy_loss_{name}", **given) for name in ("clip_cov", "kl_cov")}
+
+    def run(name: str) -> Callable[..., Tensor]:
+        def loss(batch: Batch, clip_ratio_low: float = 0.2, clip_ratio_high: float = 0.2, **of_loss: float) -> Tensor:
+            config = actor(
+                policy_loss=Settings(**of_loss), clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high
+            )
+            arguments = (batch.old, batch.new, batch.token_advantages, batch.mask, "token-mean", config)
+            with patch.object(torch, "randperm", lambda n: order(batch)):
+                return theirs[name](*arguments)[0]  # type: ignore[no-any-return]  # of a function that was cut
+
+        return loss
+
+    place = f"{LOSSES}: compute_policy_loss_"
+    yield recipe("verl.clip_cov", f"{place}clip_cov", run("clip_cov"), clip_cov, declared=declared)
+    yield recipe("verl.kl_cov", f"{place}kl_cov", run("kl_cov"), kl_cov, declared=(*declared, TIED))
+
+
+def order(batch: Batch) -> Tensor:
+    """The order in which this package draws, of the places that verl's function has found."""
+    frame = sys._getframe(2)
+    places = frame.f_locals["top_k_idx"]
+    numbers = uniform(0, torch.arange(len(batch.mask))[:, None], batch.mask.long().cumsum(1))
+    return numbers[places[:, 0], places[:, 1]].argsort()
