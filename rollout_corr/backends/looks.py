@@ -17,7 +17,7 @@ from rollout_corr.backends.bounds_of_batch import in_blocks
 from rollout_corr.backends.select import begin, values_of
 from rollout_corr.definition.loss import Read
 from rollout_corr.definition.tokens import GRID_OF_FRACTION, LARGEST_STATISTIC
-from rollout_corr.spec.bounds_of_batch import Before, OfBatch, Side
+from rollout_corr.spec.bounds_of_batch import Before, Counting, Side
 from rollout_corr.spec.surrogate import LossTokens
 
 # SplitMix64 (Steele, Lea and Flood 2014): its increment, and the multipliers and shifts of its finaliser.
@@ -49,7 +49,7 @@ def uniform(seed: int, sequence: Tensor, place: Tensor) -> Tensor:
     return ((bits >> 11) & (2**53 - 1)).double() * 2.0**-53
 
 
-class AsMany(OfBatch):
+class AsMany(Counting):
     """A rule that keeps so many values, a number that lies on the device."""
 
     def __init__(self, count: Tensor) -> None:

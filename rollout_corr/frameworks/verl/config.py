@@ -254,9 +254,10 @@ ACTOR: dict[str, Any] = {
 OF_ACTOR = ("strategy", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ppo_epochs", "entropy_coeff", "optim")
 POLICY: dict[str, Any] = {"loss_mode": "vanilla", "dro_beta": None, "rollout_correction": None}
 POLICY |= {"clip_cov_ratio": 0.0002, "clip_cov_lb": 1.0, "clip_cov_ub": 5.0, "kl_cov_ratio": 0.0002, "ppo_kl_coef": 0.1}
-# Each mode chooses its surrogate; "bypass_mode" chooses between two others.
-MODES = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "geo_mean", "dro", "cispo", "clip_cov", "kl_cov")
-MODES += ("bypass_mode",)
+MODES = (
+    *("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "geo_mean", "dro", "cispo", "clip_cov", "kl_cov"),
+    "bypass_mode",
+)
 AVERAGES: dict[str, LossReduction] = {
     "token-mean": "token_mean",
     "token-sum": "sum",
