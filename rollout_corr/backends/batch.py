@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
@@ -104,18 +103,22 @@ class Batch:
     labels: tuple[Labelled, ...] = ()
     groups: SequenceGroups | None = None
     bounds: BoundsOfBatch | None = None
+    _outside: tuple[int, int] | None = None
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype that computes."""
         return compute_dtype(self.train.dtype, self.rollout.dtype)
 
-    @cached_property
+    # Not by cached_property, which takes a lock.
+    @property
     def outside(self) -> tuple[int, int]:
         """The slots before the first and after the last sequence of a packed batch whose offsets are on the CPU."""
-        if self.offsets is None:
-            return 0, 0
-        return int(self.offsets[0]), self.train.numel() - int(self.offsets[-1])
+        if self._outside is None:
+            # Both offsets in one step.
+            ends = [0, self.train.numel()] if self.offsets is None else self.offsets[:: max(1, self.count)].tolist()
+            self._outside = ends[0], self.train.numel() - ends[-1]
+        return self._outside
 
     def of(self, train: Tensor, rollout: Tensor, pairs: dict[str, tuple[Tensor, Tensor]]) -> Batch:
         """Give the batch with other policies. Not by `dataclasses.replace`, which older compilers cannot follow."""

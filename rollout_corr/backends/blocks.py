@@ -58,7 +58,7 @@ class Compaction:
             out.view(-1).zero_().scatter_(0, self.index.long(), values)
 
 
-def _index(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor, total: int) -> Tensor:
+def _index(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor, sequences: Packed) -> Tensor:
     """The places of the valid tokens.
 
     Args:
@@ -66,29 +66,32 @@ def _index(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor, tota
         starts: [S] int64, where each sequence begins in it.
         lengths: [S] int64, its slots.
         n_valid: [S] int64, its valid tokens.
-        total: All of them.
+        sequences: These tokens, one sequence after the other.
     """
-    index = _index_of_runs(valid, starts, lengths, n_valid, total)
+    index = _index_of_runs(valid, starts, lengths, n_valid, sequences)
     return valid.nonzero().squeeze(1) if index is None else index
 
 
-def _index_of_runs(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor, total: int) -> Tensor | None:
+def _index_of_runs(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor, sequences: Packed) -> Tensor | None:
     """The places of the valid tokens, if each sequence has one run of them that touches an end of it; else None.
 
     Most masks are so: right padding, left padding, a prompt before a response. This costs half of looking at all slots.
     """
-    if not total:
+    if not sequences.size:
         return None
+    places = sequences.offsets[:-1]
     if not int(n_valid.amin()):
         some = n_valid > 0
-        starts, lengths, n_valid = starts[some], lengths[some], n_valid[some]
-    begin = torch.where(valid.index_select(0, starts), starts, starts + lengths - n_valid)
+        starts, lengths, n_valid, places = starts[some], lengths[some], n_valid[some], places[some]
+    left = lengths - n_valid
+    begin = torch.where(valid.index_select(0, starts), starts, starts + left)
     # The index stays as long as its block does, so it is as small as it can be.
     small = torch.int32 if valid.shape[0] < 2**31 else torch.int64
-    index = torch.ones(total, dtype=small, device="cpu")
-    index[0] = begin[0]
-    index.scatter_(0, n_valid.cumsum(0)[:-1], (begin[1:] - begin[:-1] - n_valid[:-1] + 1).to(index.dtype))
-    index.cumsum_(0)
+    index = torch.ones(sequences.size, dtype=small, device="cpu")
+    # From the last token of a run to the first of the next.
+    steps = begin.clone()
+    steps[1:].sub_((begin + n_valid)[:-1]).add_(1)
+    index.scatter_(0, places, steps.to(small)).cumsum_(0)
     # The minimum of bytes is vectorised, `all` is not.
     return index if bool(valid.index_select(0, index).view(torch.uint8).amin()) else None
 
@@ -155,7 +158,7 @@ def blocks_of(batch: Batch, size: int) -> Iterator[Block]:
         slots_here = math.prod(shape)
         if batch.offsets is None:
             lengths = torch.full((shape[0],), shape[1], dtype=torch.int64, device="cpu")
-            starts = torch.arange(shape[0], device="cpu") * shape[1]
+            starts = torch.arange(shape[0], device="cpu").mul_(shape[1])
         else:
             offsets = batch.offsets
             if rows.stop - rows.start < batch.count:
@@ -176,11 +179,12 @@ def blocks_of(batch: Batch, size: int) -> Iterator[Block]:
         else:
             n_valid = Packed(offsets, slots_here).sum_integers(valid)
         total = int(n_valid.sum())
-        index = None if total == slots_here else _index(valid.reshape(-1), starts, lengths, n_valid, total)
+        whole = Packed.of_lengths(n_valid, total)
+        index = None if total == slots_here else _index(valid.reshape(-1), starts, lengths, n_valid, whole)
         compaction = Compaction(index, total)
         turns = None if batch.turns is None else block_of_turns(batch, slots, starts, valid.reshape(-1), total)
         del valid  # Not for as long as the block takes.
-        yield Block(batch, slots, rows, compaction, Packed.of_lengths(n_valid, total), n_valid, turns)
+        yield Block(batch, slots, rows, compaction, whole, n_valid, turns)
 
 
 def blocks_under(batch: Batch, spec: Spec) -> Iterator[Block]:

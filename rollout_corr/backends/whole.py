@@ -53,13 +53,13 @@ def inside(batch: Batch) -> Tensor:
     """Bool per token: it belongs to a sequence."""
     if batch.offsets is None:
         return torch.ones(batch.train.shape, dtype=torch.bool, device=batch.train.device)
-    offsets = _offsets(batch)
-    if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
+    if batch.offsets.device.type == "cpu" and batch.train.device.type == "cpu" and not torch.compiler.is_compiling():
         before, after = batch.outside
         found = torch.ones(batch.train.shape, dtype=torch.bool, device="cpu")
         if before + after:
             found[:before], found[found.shape[0] - after :] = False, False
         return found
+    offsets = _offsets(batch)
     position = torch.arange(batch.train.numel(), device=offsets.device)
     return (position >= offsets[0]) & (position < offsets[-1])
 

@@ -29,7 +29,7 @@ class CriterionFacts:
 
 @dataclass(eq=False, repr=False)
 class TurnFacts:
-    """Per turn, all that the statistics of turns need. Every tensor is [U], or [0] without a weight of turns."""
+    """All that the statistics of turns need, [U] each. Those of a weight have no meaning where none is of turns."""
 
     tokens: Tensor  # int64, valid tokens
     measured: Tensor  # int64, those of them that are measured
@@ -47,12 +47,12 @@ class TurnFacts:
 
 @dataclass(eq=False, repr=False)
 class SequenceFacts:
-    """Per sequence, all that the statistics of sequences need. Every tensor is [S], or [0] without a weight."""
+    """All that the statistics of sequences need, [S] each. Those of a weight have no meaning where there is none."""
 
     criteria: list[CriterionFacts]  # in the order in which they were run
     tokens: Tensor  # int64, valid tokens
     measured: Tensor  # int64, those of them that are measured
-    nonfinite: Tensor  # int64, those of them whose D is NaN or infinite
+    nonfinite: Tensor | None  # int64, those of them whose D is NaN or infinite; None: there is none
     kept: Tensor  # int64, those of them that are not rejected
     keep: Tensor  # bool
     train: Tensor  # the sum of train_logp
@@ -64,6 +64,9 @@ class SequenceFacts:
     weight: Tensor  # after the bounds
     log_weight: Tensor  # log of the ratio before the bounds
     turns: TurnFacts | None  # where turns are measured
+    total: int | None  # the valid tokens of all of them, if somebody looked
+    rejects: bool  # keep may be False
+    drops: bool  # a sequence that is kept may have lost tokens
 
 
 def sequence_facts(
@@ -90,13 +93,16 @@ def sequence_facts(
         criteria=[_criterion_facts(outcome, tokens, n_valid, n_measured) for outcome in decision.outcomes],
         tokens=n_valid,
         measured=n_measured,
-        nonfinite=torch.zeros_like(n_valid) if tokens.nonfinite is None else tokens.nonfinite,
+        nonfinite=tokens.nonfinite,
         kept=tokens_kept(tokens, n_valid, decision),
         keep=decision.keep,
         train=train,
         rollout=rollout,
         d=tokens.sum_d,
         turns=of_turns,
+        total=tokens.d.numel() if tokens.largest is not None and tokens.valid is None else None,
+        rejects=decision.rejects,
+        drops=decision.dropped is not None or decision.keep_turns is not None,
         **weight,
     )
 
@@ -120,9 +126,8 @@ def _turn_facts(tokens: Tokens, turns: Turns, decision: Decision, weighing: Weig
 
 
 def _nothing(tokens: Tokens) -> Named:
-    """The weight where there is none."""
-    nothing = torch.zeros(0, dtype=torch.float64, device=tokens.d.device)
-    return dict.fromkeys(("raw", "bounded", "ratio", "weight", "log_weight"), nothing)
+    """The weight where there is none: tensors that are there already, and that nobody reads."""
+    return dict.fromkeys(("raw", "bounded", "ratio", "weight", "log_weight"), tokens.sum_d)
 
 
 def _of_units(weighing: Weighing) -> Named:
@@ -243,7 +248,21 @@ def concatenate(parts: list[SequenceFacts]) -> SequenceFacts:
         CriterionFacts(**joined([part.criteria[i] for part in parts], CriterionFacts.__dataclass_fields__))
         for i in range(len(parts[0].criteria))
     ]
-    plain = [name for name in SequenceFacts.__dataclass_fields__ if name not in ("criteria", "turns")]
+    apart = "criteria", "turns", "nonfinite", "total", "rejects", "drops"
+    plain = [name for name in SequenceFacts.__dataclass_fields__ if name not in apart]
     of_turns = [part.turns for part in parts if part.turns is not None]
     turns = TurnFacts(**joined(of_turns, TurnFacts.__dataclass_fields__)) if of_turns else None
-    return SequenceFacts(criteria=criteria, turns=turns, **joined(parts, plain))
+    nonfinite = None
+    if any(part.nonfinite is not None for part in parts):
+        counts = (torch.zeros_like(part.tokens) if part.nonfinite is None else part.nonfinite for part in parts)
+        nonfinite = torch.cat(list(counts))
+    totals = [part.total for part in parts if part.total is not None]
+    return SequenceFacts(
+        criteria=criteria,
+        turns=turns,
+        nonfinite=nonfinite,
+        total=sum(totals) if len(totals) == len(parts) else None,
+        rejects=any(part.rejects for part in parts),
+        drops=any(part.drops for part in parts),
+        **joined(parts, plain),
+    )

@@ -24,7 +24,8 @@ class Sequences(Protocol):
     def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
         """Add int64 or bool x up, or floating x up to 2^38 whose fractions are cut off: [S] int64, exact in any order.
 
-        May overwrite x unless it is bool. No |x| is above `largest`, which is not asked for where it is not known.
+        May overwrite x unless it is bool. No |x| is above `largest`, which is not asked for where it is not known; with
+        it the sums may come as float64 that holds them.
         """
 
     def max(self, x: Tensor) -> Tensor:
@@ -213,6 +214,7 @@ class Packed(Whole):
         self._ids: Tensor | None = None
         self._lengths: Tensor | None = None
         self._tiles: Tiles | None = None
+        self._tiled: bool | None = None
 
     @classmethod
     def of_lengths(cls, lengths: Tensor, size: int) -> Packed:
@@ -231,7 +233,7 @@ class Packed(Whole):
         return torch.segment_reduce(x.double(), "sum", offsets=self.offsets, unsafe=True)
 
     def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
-        """[N] int64, bool, or floating with fractions to be cut off -> [S] int64, exact. May overwrite x.
+        """[N] int64, bool, or floating with fractions to be cut off -> [S], exact. May overwrite x.
 
         With floats a running sum would let a sequence take part in its neighbours' rounding.
         """
@@ -244,15 +246,18 @@ class Packed(Whole):
                 # One after the other, so that nothing holds what has been converted.
                 x = x.int()
                 x = x.double()
-                return torch.segment_reduce(x, "sum", offsets=self.offsets, unsafe=True).long()
+                return torch.segment_reduce(x, "sum", offsets=self.offsets, unsafe=True)
             x = x.to(torch.int64)
         return _differences(x, self.offsets)
 
     def _in_tiles(self, x: Tensor) -> Tiles | None:
         """Tiles, where sequences are long enough for most of them to be whole, and memory is the CPU's."""
-        if x.device.type != "cpu" or x.dtype != torch.float32 or x.requires_grad or torch.compiler.is_compiling():
+        if self._tiled is None:
+            may = x.device.type == "cpu" and not torch.compiler.is_compiling()
+            self._tiled = may and self.size >= max(TILED, 2 * TILE * self.count)
+        if not self._tiled or x.dtype != torch.float32 or x.requires_grad:
             return None
-        if self._tiles is None and self.size >= max(TILED, 2 * TILE * self.count):
+        if self._tiles is None:
             self._tiles = Tiles(self.offsets, self.size)
         return self._tiles
 

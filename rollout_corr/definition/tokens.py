@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import NamedTuple
+from struct import Struct
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -35,6 +36,9 @@ LARGEST_LOG_PERPLEXITY = 500.0
 
 # 0-d, or what was read of it.
 Number = Tensor | float
+
+# Two float32.
+FLOATS = Struct("2f")
 
 
 # --- formulas ---
@@ -64,6 +68,9 @@ def k3_within(d: Tensor, largest: float) -> Tensor:
 
 def rounded(ends: tuple[float, float], dtype: torch.dtype) -> tuple[float, float]:
     """Two numbers as a dtype holds them."""
+    if dtype == torch.float32:
+        # A tensor would take twenty times as long.
+        return cast("tuple[float, float]", FLOATS.unpack(FLOATS.pack(*ends)))
     low, high = torch.tensor(ends, dtype=dtype, device="cpu").tolist()
     return low, high
 
@@ -215,12 +222,12 @@ class Tokens:
         """D after the token clamp, and after the clamp that guards every exp."""
         if token_clamp is not None:
             return self._limited(min(self.clamp, token_clamp))
-        return self._once("clamped", lambda: self._limited(self.clamp))
+        return self.d if self.is_within(self.clamp) else self._once("clamped", lambda: self._limited(self.clamp))
 
     @property
     def saturated(self) -> Tensor:
         """D within +-1024, as it enters every sum."""
-        return self._once("saturated", lambda: self._limited(LARGEST_D))
+        return self.d if self.is_within(LARGEST_D) else self._once("saturated", lambda: self._limited(LARGEST_D))
 
     @property
     def near(self) -> Near | None:
@@ -246,11 +253,6 @@ class Tokens:
         return self._once("size", lambda: self.saturated.abs())
 
     @property
-    def sum_size(self) -> Tensor:
-        """The sum of |D|, which is not kept for that."""
-        return (self.saturated.abs() if "size" not in self._known else self.size).sum()
-
-    @property
     def k3(self) -> Tensor:
         """k3 of the clamped D."""
         near = self.near
@@ -261,20 +263,14 @@ class Tokens:
         """e^D - 1 of the clamped D, without cancellation."""
         return self._once("excess", lambda: self.clamped() + self.k3)
 
-    @property
-    def sum_d2(self) -> Number:
-        """The sum of D^2, saturated."""
-        return squares(self.saturated) if self.near is None else self.near.d2
-
-    @property
-    def sum_k3(self) -> Number:
-        """The sum of k3."""
-        return self.k3.sum() if self.near is None else self.near.k3
-
-    @property
-    def sum_excess(self) -> Number:
-        """The sum of e^D - 1."""
-        return self.excess.sum() if self.near is None else self.near.excess(self.sum_d)
+    def sums(self) -> tuple[Number, Number, Number, Number, Number]:
+        """The sums of |D| and D^2, saturated, of k3, e^D - 1 and (e^D - 1)^2."""
+        saturated, near = self.saturated, self.near
+        # |D| is not kept for its sum.
+        size = (self._known["size"] if "size" in self._known else saturated.abs()).sum()
+        if near is not None:
+            return size, near.d2, near.k3, near.excess(self.sum_d), near.excess2
+        return size, squares(saturated), self.k3.sum(), self.excess.sum(), self.sum_excess2
 
     @property
     def sum_excess2(self) -> Number:
@@ -326,8 +322,12 @@ class Tokens:
         self._near.clear()
         self._known.clear()
 
+    def is_within(self, limit: float) -> bool:
+        """Tell whether somebody looked, and no |D| is above a limit."""
+        return self.largest is not None and self.largest <= limit
+
     def _limited(self, limit: float) -> Tensor:
-        return self.d if self.largest is not None and self.largest <= limit else self.d.clamp(-limit, limit)
+        return self.d if self.is_within(limit) else self.d.clamp(-limit, limit)
 
     def _once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         if name not in self._known:

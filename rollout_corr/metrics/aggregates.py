@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from rollout_corr.definition.tokens import (
 )
 from rollout_corr.metrics import turns as of_turns
 from rollout_corr.metrics.all_sequences import AllSequences
-from rollout_corr.metrics.rows import Aggregate, At, exp, extremes, total
+from rollout_corr.metrics.rows import Aggregate, At, Column, exp, extremes, of_column, total
 from rollout_corr.spec.correction import Criterion, Spec
 
 # The log of a ratio of 2.
@@ -63,8 +63,8 @@ def full(spec: Spec) -> bool:
 
 
 def _tokens_clamped(f: Findings) -> Number:
-    clamped, d = f.tokens.clamped(), f.tokens.d
-    return 0.0 if clamped is d else torch.count_nonzero(clamped - d)
+    tokens = f.tokens
+    return 0.0 if tokens.is_within(tokens.clamp) else torch.count_nonzero(tokens.clamped() - tokens.d)
 
 
 def _token_squares(f: Findings, side: Literal["raw", "bounded"]) -> Number:
@@ -119,11 +119,7 @@ def _token_weights(at: At, when: Callable[[Spec], bool]) -> list[Aggregate]:
 # In the order of `Statistics`, where sums and maxima, and those of tokens and of sequences, are stretches of their own.
 # The rows of criteria follow, then those of FULL.
 AGGREGATES: list[Aggregate] = [
-    total("abs_d", "tokens", lambda f: f.tokens.sum_size),
-    total("d2", "tokens", lambda f: f.tokens.sum_d2),
-    total("k3", "tokens", lambda f: f.tokens.sum_k3),
-    total("ratio", "tokens", lambda f: f.tokens.sum_excess),
-    total("ratio2", "tokens", lambda f: f.tokens.sum_excess2),
+    Aggregate(("abs_d", "d2", "k3", "ratio", "ratio2"), (), "tokens", lambda f: f.tokens.sums()),
     total("tokens_clamped", "tokens", _tokens_clamped),
     *_token_weights("tokens", weighs_tokens),
     total("raw_plain", "tokens", lambda f: select(f.tokens.measured, f.weighing.ratio).sum(), weighs_prefixes),
@@ -132,48 +128,48 @@ AGGREGATES: list[Aggregate] = [
     total("weight_plain2", "tokens", lambda f: squares(select(f.tokens.measured, f.weighing.weight)), weighs_prefixes),
     extremes("d", "tokens", lambda f: f.tokens.extrema),
     # Sequences.
-    total("tokens", "sequences", lambda s: s.facts.tokens),
+    total("tokens", "sequences", lambda s: s.tokens(s.facts.tokens)),
     total("tokens_outside", "call", lambda s: s.tokens_outside, local=True),
-    total("tokens_measured", "sequences", lambda s: s.facts.measured),
-    total("tokens_nonfinite", "sequences", lambda s: s.facts.nonfinite),
-    total("tokens_kept", "sequences", lambda s: s.facts.kept),
+    total("tokens_measured", "sequences", lambda s: s.tokens(s.facts.measured)),
+    total("tokens_nonfinite", "sequences", lambda s: s.nonfinite),
+    total("tokens_kept", "sequences", lambda s: s.tokens(s.facts.kept)),
     total("sequences", "sequences", lambda s: s.nonempty),
     total("sequences_measured", "sequences", lambda s: s.measured),
     total("sequences_kept", "sequences", lambda s: s.standing),
     total("sequences_without_survivors", "sequences", lambda s: s.without_survivors()),
-    total("d", "measured", lambda s: s.column("d")),
-    total("train_ppl", "measured", lambda s: s.column("train_ppl")),
-    total("rollout_ppl", "measured", lambda s: s.column("rollout_ppl")),
-    total("train_log_ppl", "measured", lambda s: s.column("train_log_ppl")),
-    total("rollout_log_ppl", "measured", lambda s: s.column("rollout_log_ppl")),
-    total("log_ppl_diff", "measured", lambda s: s.column("gap")),
-    total("log_ppl_abs_diff", "measured", lambda s: s.column("abs_gap")),
-    total("ppl_ratio", "measured", lambda s: s.column("ppl_ratio")),
-    total("chi2_sequence", "measured", lambda s: s.column("chi2")),
-    total("abs_sum_d", "measured", lambda s: s.column("size")),
+    of_column("d", "d"),
+    of_column("train_ppl", "train_ppl"),
+    of_column("rollout_ppl", "rollout_ppl"),
+    of_column("train_log_ppl", "train_log_ppl"),
+    of_column("rollout_log_ppl", "rollout_log_ppl"),
+    of_column("log_ppl_diff", "gap"),
+    of_column("log_ppl_abs_diff", "abs_gap"),
+    of_column("ppl_ratio", "ppl_ratio"),
+    of_column("chi2_sequence", "chi2"),
+    of_column("abs_sum_d", "size"),
     total("sequences_clamped", "measured", lambda s: s.sequences_clamped()),
     extremes("log_ppl_diff", "call", lambda s: s.ends("gap")),
     Aggregate((), ("max_abs_sum_d",), "call", lambda s: (s.max_size,)),
     # Weights, over tokens and over sequences. Of token weights a sequence has the mean.
-    total("raw", "measured", lambda s: s.times("measured", "raw"), weighted),
-    total("weight", "measured", lambda s: s.times("measured", "bounded"), weighted),
-    total("sequence_raw", "measured", lambda s: s.column("raw"), weighted),
-    total("sequence_raw2", "measured", lambda s: s.times("raw", "raw"), weighted),
-    total("sequence_weight", "measured", lambda s: s.column("bounded"), weighted),
-    total("sequence_weight2", "measured", lambda s: s.times("bounded", "bounded"), weighted),
-    total("sequences_above", "measured", lambda s: above(s.facts.log_weight, s.bounds.high), weighted),
-    total("sequences_below", "measured", lambda s: below(s.facts.log_weight, s.bounds.low), weighted),
+    of_column("raw", ("measured", "raw"), weighted),
+    of_column("weight", ("measured", "bounded"), weighted),
+    of_column("sequence_raw", "raw", weighted),
+    of_column("sequence_raw2", ("raw", "raw"), weighted),
+    of_column("sequence_weight", "bounded", weighted),
+    of_column("sequence_weight2", ("bounded", "bounded"), weighted),
+    total("sequences_above", "measured", lambda s: s.beyond("upper"), weighted),
+    total("sequences_below", "measured", lambda s: s.beyond("lower"), weighted),
     # Products of ratios can all be next to 0, where sums around 1 cancel; the sample size needs plain ones.
-    total("sequence_raw_plain", "measured", lambda s: s.column("ratio"), weighted),
-    total("sequence_raw_plain2", "measured", lambda s: s.times("ratio", "ratio"), weighted),
-    total("sequence_weight_plain", "measured", lambda s: s.column("weight"), weighted),
-    total("sequence_weight_plain2", "measured", lambda s: s.times("weight", "weight"), weighted),
+    of_column("sequence_raw_plain", "ratio", weighted),
+    of_column("sequence_raw_plain2", ("ratio", "ratio"), weighted),
+    of_column("sequence_weight_plain", "weight", weighted),
+    of_column("sequence_weight_plain2", ("weight", "weight"), weighted),
     extremes("sequence_raw", "call", lambda s: s.ends("raw"), weighted),
     extremes("sequence_weight", "call", lambda s: s.ends("bounded"), weighted),
     *_token_weights("blocks", weighs_units),
-    total("raw_plain", "measured", lambda s: s.times("measured", "ratio"), weighs_sequences),
+    of_column("raw_plain", ("measured", "ratio"), weighs_sequences),
     total("raw_plain2", "measured", lambda s: s.facts.measured * s.facts.ratio * s.facts.ratio, weighs_sequences),
-    total("weight_plain", "measured", lambda s: s.times("measured", "weight"), weighs_sequences),
+    of_column("weight_plain", ("measured", "weight"), weighs_sequences),
     total("weight_plain2", "measured", lambda s: s.facts.measured * s.facts.weight * s.facts.weight, weighs_sequences),
     *of_turns.AGGREGATES,
 ]
@@ -266,6 +262,33 @@ FULL = [
 def rows_at(spec: Spec, *places: At) -> list[Aggregate]:
     """The rows of a Spec that are taken at some places. Not for compiled regions, which cannot see the cache."""
     return [row for row in aggregates_of(spec) if row.at in places]
+
+
+class Rows(NamedTuple):
+    """Rows that are taken together, apart by how.
+
+    Attributes:
+        ones: The names of sums, and what gives them.
+        named: The names of sums of columns of `AllSequences`.
+        columns: Those columns.
+        several: What gives several numbers, the names of the sums among them, and those of the maxima, which follow.
+    """
+
+    ones: tuple[tuple[str, Callable[[Any], Number]], ...]
+    named: tuple[str, ...]
+    columns: tuple[Column, ...]
+    several: tuple[tuple[Callable[[Any], tuple[Number, ...]], tuple[str, ...], tuple[str, ...]], ...]
+
+    @classmethod
+    def of(cls, rows: list[Aggregate]) -> Rows:
+        """Sort rows."""
+        found = [row for row in rows if row.column is not None]
+        return cls(
+            tuple((row.sums[0], row.one) for row in rows if row.one is not None and row.column is None),
+            tuple(row.sums[0] for row in found),
+            tuple(row.column for row in found if row.column is not None),
+            tuple((row.value, row.sums, row.maxima) for row in rows if row.one is None),
+        )
 
 
 @lru_cache(maxsize=256)

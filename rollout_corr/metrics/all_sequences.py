@@ -11,9 +11,11 @@ from torch import Tensor
 
 from rollout_corr.definition.bounds import OPEN, WeightBounds
 from rollout_corr.definition.facts import Named, SequenceFacts
-from rollout_corr.definition.findings import Numbers
+from rollout_corr.definition.findings import Numbers, above, below
 from rollout_corr.definition.tokens import LARGEST_LOG_PERPLEXITY, Number, extrema, select
 from rollout_corr.metrics import turns as of_turns
+from rollout_corr.metrics.rows import Column
+from rollout_corr.spec.bounds_of_batch import Side
 from rollout_corr.spec.correction import Spec
 
 # Columns of sequences of which statistics need products.
@@ -27,6 +29,8 @@ COLUMNS = (
     ("chi2",),
     ("d",),
 )
+NAMES = tuple(chain(*COLUMNS))
+WITH_WEIGHT, PAIRS = NAMES + PRODUCTS, tuple(product(PRODUCTS, PRODUCTS))
 
 
 def perplexity(log_perplexity: Tensor) -> Tensor:
@@ -49,7 +53,7 @@ class AllSequences:
         # The values of sequences and turns that were summed, by name.
         self.each: Numbers = {}
         self._look = look
-        self._standing: Tensor | None = None
+        self._standing: Number | None = None
         self._max_size: Number | None = None
         self.count = facts.keep.shape[0]
         # What statistics are taken among: None is all.
@@ -58,13 +62,13 @@ class AllSequences:
         n = facts.measured if every else facts.measured.clamp(min=1)
         # The gap from the sum of D, which is exact, and not from the difference of two large sums.
         logs = torch.stack([facts.train, facts.rollout, facts.d]).neg_().div_(n)
-        sizes = torch.stack([logs[2], facts.d]).abs_()
-        chi2 = (2.0 * facts.d.clamp(-spec.clamp, spec.clamp)).expm1_()
+        d = facts.d[None]
+        sizes = torch.cat([logs[2:], d]).abs_()
+        chi2 = d.clamp(-spec.clamp, spec.clamp).mul_(2.0).expm1_()
         self._columns: Named = {}
-        parts = [logs, perplexity(logs), sizes, chi2[None], facts.d[None]]
-        self._parts = parts
+        self._parts = parts = [logs, perplexity(logs), sizes, chi2, d]
         if look:
-            self._join(list(parts))
+            self._join(parts)
         else:
             self._split(parts)
         self.turns = None if facts.turns is None else of_turns.AllTurns(facts.turns)
@@ -80,15 +84,14 @@ class AllSequences:
 
     def _join(self, parts: list[Tensor]) -> None:
         """Read the sums of all columns, and their ends."""
-        names = [name for part in COLUMNS for name in part]
-        facts, products = self.facts, len(names)
-        if self.spec.weight is not None:
-            names += PRODUCTS
-            parts += [facts.measured.double()[None]]
-            parts += [x[None] for x in (facts.raw, facts.bounded, facts.ratio, facts.weight)]
+        names, facts, weighted = NAMES, self.facts, self.spec.weight is not None
+        if weighted:
+            names = WITH_WEIGHT
+            of_weight = facts.measured.double(), facts.raw, facts.bounded, facts.ratio, facts.weight
+            parts = [*parts, torch.stack(of_weight)]
         joined = torch.cat(parts)
         counted = select(self.among, joined)
-        self._sums = dict(zip(names, counted.sum(1).tolist(), strict=True))
+        self._sums: dict[Column, float] = dict(zip(names, counted.sum(1).tolist(), strict=True))
         if self.among is None:
             low, high = torch.aminmax(joined, dim=1)
         elif self.count:
@@ -97,18 +100,32 @@ class AllSequences:
         else:
             low, high = joined.new_full((len(names),), torch.inf), joined.new_full((len(names),), -torch.inf)
         self._ends = dict(zip(names, zip(low.tolist(), high.tolist(), strict=True), strict=True))
-        self._products: dict[tuple[str, str], float] = {}
-        if self.spec.weight is not None:
+        if weighted:
             # One product of matrices takes less time than two of the many sums that it holds.
-            of_weight = counted[products:]
-            rows = (of_weight @ of_weight.T).tolist()
-            self._products = dict(zip(product(PRODUCTS, PRODUCTS), chain(*rows), strict=True))
+            factors = counted[len(NAMES) :]
+            self._sums.update(zip(PAIRS, chain(*(factors @ factors.T).tolist()), strict=True))
 
-    def column(self, name: str) -> Number:
-        """[S] float64: a column; or where values are read, its sum over measured sequences."""
+    def column(self, name: Column) -> Number:
+        """[S] float64: a column, or the product of two; or where values are read, its sum over measured sequences."""
         if self._look:
             return self._sums[name]
+        if not isinstance(name, str):
+            first, second = (getattr(self.facts, one) for one in name)
+            return cast("Tensor", first * second)
         return self._columns[name] if name in self._columns else cast("Tensor", getattr(self.facts, name))
+
+    def tokens(self, counts: Tensor) -> Number:
+        """[S] int64, tokens of each sequence, as they are; or how many there are, if they are all and that is known."""
+        known = self._look and counts is self.facts.tokens and self.facts.total is not None
+        return float(self.facts.total or 0) if known else counts
+
+    @property
+    def nonfinite(self) -> Number:
+        """[S] int64: the tokens whose D is NaN or infinite; or that there is none."""
+        counts = self.facts.nonfinite
+        if counts is None:
+            return 0.0 if self._look else torch.zeros_like(self.facts.tokens)
+        return counts
 
     def ends(self, name: str) -> tuple[Number, Number]:
         """(-minimum, maximum) of a column over measured sequences; -inf, -inf when there is none."""
@@ -142,8 +159,10 @@ class AllSequences:
 
     # Not by cached_property, whose lock older Pythons have and compilers cannot follow.
     @property
-    def standing(self) -> Tensor:
-        """[S] bool: it has a valid token, and no criterion rejected it."""
+    def standing(self) -> Number:
+        """[S] bool: it has a valid token, and no criterion rejected it; or how many do."""
+        if self._look and not self.facts.rejects:
+            return self.nonempty
         if self._standing is None:
             self._standing = self.facts.keep if self.among is None else self.facts.keep & (self.facts.tokens > 0)
         return self._standing
@@ -163,15 +182,19 @@ class AllSequences:
 
     def without_survivors(self) -> Number:
         """[S] bool: it stands, and criteria rejected its tokens one by one; or how many do."""
-        return 0.0 if self._look and self.facts.kept is self.facts.tokens else self.standing & (self.facts.kept == 0)
+        if self._look and not self.facts.drops:
+            return 0.0
+        standing = self.standing
+        # Where nothing rejects sequences, all of those with a token stand.
+        return (standing if isinstance(standing, Tensor) else self.facts.tokens > 0) & (self.facts.kept == 0)
+
+    def beyond(self, side: Side) -> Number:
+        """[S] bool: the weight before the bounds is beyond one of them; or that none is, of an open one."""
+        bound = self.bounds.high if side == "upper" else self.bounds.low
+        if bound is None and self._look:
+            return 0.0
+        return (above if side == "upper" else below)(self.facts.log_weight, bound)
 
     def among_all(self, which: Tensor) -> Tensor | None:
         """[S] bool, or None where values are read and all are True."""
         return None if self._look and bool(which.all()) else which
-
-    def times(self, one: str, other: str) -> Number:
-        """Two facts multiplied, [S], or where values are read the sum of that over measured sequences."""
-        if self._look:
-            return self._products[one, other]
-        first, second = getattr(self.facts, one), getattr(self.facts, other)
-        return cast("Tensor", first * second)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
-from rollout_corr.metrics.rows import Metric, Over, exp, mean, mean_around, plain, ratio_of, std
+from rollout_corr.metrics.rows import Metric, Over, Readers, exp, mean, mean_around, plain, ratio_of, std
 from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
 
 # Sums of whole sequences, which the first rank of a sequence group alone may add. They stand first.
@@ -99,6 +101,12 @@ def metrics_of(objective: Objective) -> list[Metric]:
         rows.append(_term("log_ratio_squared", formula, "nats^2", "near 0", objective.regulariser, "log_ratio2"))
     rows += [OF_BATCH[name] for name in objective.surrogate.found if name in OF_BATCH]
     return rows
+
+
+@lru_cache(maxsize=256)
+def readers_of(objective: Objective) -> Readers:
+    """What reads all of them."""
+    return Readers.of(metrics_of(objective))
 
 
 def _term(key: str, formula: str, unit: str, healthy: str, term: KL | SquaredLogRatio, name: str) -> Metric:

@@ -14,6 +14,7 @@ from rollout_corr.metrics.limits import healthy
 from rollout_corr.metrics.rows import (
     Metric,
     Over,
+    Readers,
     Values,
     fraction,
     maximum,
@@ -211,3 +212,9 @@ def metrics_of(spec: Spec) -> tuple[Metric, ...]:
     for criterion in spec.criteria:
         rows += criterion_metrics(criterion)
     return (*rows, *FULL_METRICS) if spec.detail == "full" else tuple(rows)
+
+
+@lru_cache(maxsize=256)
+def readers_of(spec: Spec) -> Readers:
+    """What reads all of them."""
+    return Readers.of(metrics_of(spec))

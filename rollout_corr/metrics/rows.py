@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from rollout_corr.definition.tokens import Number
 
 Values = Mapping[str, float]
+
+# A column of `AllSequences`, or two of which it has the product.
+Column = str | tuple[str, str]
 
 # Where statistics are taken:
 # "tokens": in every block, over its tokens. Each rank of a sequence group adds those of the tokens that it holds.
@@ -41,6 +45,7 @@ class Aggregate(NamedTuple):
         when: Tells from a Spec if it needs them.
         local: Counted by every rank of a sequence group, although it is taken over sequences.
         one: Gives the one sum of a row that has no more; None for others.
+        column: The column of `AllSequences` that this sum is of; None: it is of something else.
     """
 
     sums: tuple[str, ...]
@@ -50,6 +55,7 @@ class Aggregate(NamedTuple):
     when: Callable[[Any], bool] = always
     local: bool = False
     one: Callable[[Any], Number] | None = None
+    column: Column | None = None
 
 
 def total(
@@ -57,6 +63,11 @@ def total(
 ) -> Aggregate:
     """Make the row of a sum."""
     return Aggregate((name,), (), at, lambda view: (value(view),), when, local, value)
+
+
+def of_column(name: str, column: Column, when: Callable[[Any], bool] = always) -> Aggregate:
+    """Make the row of the sum of a column of sequences, over the measured ones."""
+    return total(name, "measured", lambda s: s.column(column), when)._replace(column=column)
 
 
 def extremes(
@@ -97,11 +108,6 @@ class Metric(NamedTuple):
         return self.value(values, 0.0 if self.over.units is None else values[self.over.units])
 
 
-def read_all(rows: Iterable[Metric], values: Values) -> dict[str, float]:
-    """Read metrics by key, as `Metric.read` does one; a call for each of them would be a third of the time."""
-    return {row.key: row.value(values, 0.0 if (units := row.over.units) is None else values[units]) for row in rows}
-
-
 # --- formulas of metrics ---
 
 Formula = Callable[[Values, float], float]
@@ -139,14 +145,27 @@ def squared(x: float) -> float:
     return x * x
 
 
-def plain(name: str) -> Formula:
+@dataclass(frozen=True)
+class Plain:
     """A sum as it is."""
-    return lambda v, n: v[name]
+
+    name: str
+
+    def __call__(self, v: Values, n: float) -> float:
+        return v[self.name]
 
 
-def mean(name: str) -> Formula:
+@dataclass(frozen=True)
+class Mean:
     """The mean, from a sum."""
-    return lambda v, n: ratio_of(v[name], n)
+
+    name: str
+
+    def __call__(self, v: Values, n: float) -> float:
+        return ratio_of(v[self.name], n)
+
+
+plain, mean = Plain, Mean
 
 
 def mean_around(centre: float, name: str) -> Formula:
@@ -172,3 +191,51 @@ def minimum(name: str, centre: float = 0.0) -> Formula:
 def maximum(name: str, centre: float = 0.0) -> Formula:
     """The maximum, from its difference from a centre; 0 of nothing."""
     return lambda v, n: v[f"max_{name}"] + centre if n else 0.0
+
+
+# --- all metrics together ---
+
+
+class Readers(NamedTuple):
+    """Metrics that are read together, apart by their formulas: most are sums or means, which need no call of their own.
+
+    Attributes:
+        keys: The keys of all, in order.
+        plain: The keys of those that are sums, and the names of these.
+        means: The keys of means, the names of their sums, and of the counts of their units.
+        others: The keys of all others, their formulas, and the names of the counts of their units, or None.
+    """
+
+    keys: tuple[str, ...]
+    plain: tuple[tuple[str, ...], tuple[str, ...]]
+    means: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+    others: tuple[tuple[str, Formula, str | None], ...]
+
+    @classmethod
+    def of(cls, rows: Iterable[Metric]) -> Readers:
+        """Sort rows."""
+        rows = list(rows)
+        sums = [(row.key, row.value.name) for row in rows if isinstance(row.value, Plain)]
+        means = [
+            (row.key, row.value.name, row.over.units)
+            for row in rows
+            if isinstance(row.value, Mean) and row.over.units is not None
+        ]
+        known = {key for key, *_ in (*sums, *means)}
+        return cls(
+            tuple(row.key for row in rows),
+            (tuple(key for key, _ in sums), tuple(name for _, name in sums)),
+            (tuple(key for key, *_ in means), tuple(name for _, name, _ in means), tuple(n for *_, n in means)),
+            tuple((row.key, row.value, row.over.units) for row in rows if row.key not in known),
+        )
+
+    def read(self, values: Values) -> dict[str, float]:
+        """The metrics by key, each as `Metric.read` gives it."""
+        named, found = values.__getitem__, dict.fromkeys(self.keys, 0.0)
+        keys, names = self.plain
+        found.update(zip(keys, map(named, names), strict=True))
+        keys, names, units = self.means
+        found.update(zip(keys, map(ratio_of, map(named, names), map(named, units)), strict=True))
+        for key, formula, unit in self.others:
+            found[key] = formula(values, 0.0 if unit is None else values[unit])
+        return found

@@ -12,7 +12,6 @@ from torch import Tensor
 from rollout_corr.metrics import loss, native, peers, schema
 from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.labels import read
-from rollout_corr.metrics.rows import read_all
 from rollout_corr.metrics.warnings import warnings_of
 from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec
@@ -333,11 +332,11 @@ class PendingMetrics:
         values = self.values()
         if spec is not None and names != "native":
             return {f"{prefix}{key}": value for key, value in peers.metrics(values, spec, names).items()}
-        found = {} if spec is None else read_all(native.metrics_of(spec), values)
+        found = {} if spec is None else native.readers_of(spec).read(values)
         if self._extra is not None:
             found |= self._extra.read(values, spec)
         if self._objective is not None:
-            found |= read_all(loss.metrics_of(self._objective), values)
+            found |= loss.readers_of(self._objective).read(values)
         return {f"{prefix}{key}": value for key, value in found.items()} if prefix else found
 
     def warnings(self) -> list[str]:

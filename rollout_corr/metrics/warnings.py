@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 
 from rollout_corr.metrics.limits import BY_KEY, FEWEST_TOKENS, NEAR_CLAMP, ratio_room
-from rollout_corr.metrics.native import TOKENS, metrics_of
-from rollout_corr.metrics.rows import exp, read_all
+from rollout_corr.metrics.native import TOKENS, readers_of
+from rollout_corr.metrics.rows import exp
 from rollout_corr.spec.correction import Spec
 
 # What is filled in where log-probs are missing, and whose perplexity a float holds.
@@ -21,7 +21,7 @@ def warnings_of(values: Mapping[str, float], spec: Spec) -> list[str]:
         values: Merged statistics by name.
         spec: The Spec under which they were taken.
     """
-    metrics = read_all(metrics_of(spec), values)
+    metrics = readers_of(spec).read(values)
     found = []
     if metrics["tokens_nonfinite"]:
         found.append(

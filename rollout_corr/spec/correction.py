@@ -7,7 +7,7 @@ it and type checkers refuse a misspelling; the tuples of its values are for chec
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from rollout_corr.spec.bounds_of_batch import WEIGHT, OfBatch, Side, number_of, rules_of, with_rules
@@ -314,6 +314,18 @@ class Spec(Checked):
         if len(report) > 1 and over_turns:
             # The metrics of frameworks have names for tokens and sequences alone.
             raise ValueError(f"Spec.report: expected ('native',) with a weight or criterion over turns, got {report}")
+
+    def __hash__(self) -> int:
+        """The hash of the fields, found once: every call looks up by its Spec what was prepared for it."""
+        found: int | None = self.__dict__.get("_hash")
+        if found is None:
+            found = hash(tuple(getattr(self, field.name) for field in fields(self)))
+            self._set(_hash=found)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the hash, which another process may find otherwise."""
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
     @property
     def weighs_prefixes(self) -> bool:

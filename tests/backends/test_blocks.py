@@ -19,6 +19,7 @@ from rollout_corr.backends.result import Result
 from rollout_corr.backends.whole import run_whole
 from rollout_corr.definition import findings, tokens
 from rollout_corr.definition.near import SMALL
+from rollout_corr.definition.sequences import Packed
 from rollout_corr.testing import example_batch, pad
 
 C = rc.Criterion
@@ -141,8 +142,9 @@ def test_compaction_takes_and_puts(mask: list[list[int]], runs: bool) -> None:
     valid = torch.tensor(mask, dtype=torch.bool)
     rows, width = valid.shape
     starts, lengths = torch.arange(rows) * width, torch.full((rows,), width)
-    total = int(valid.sum())
-    compaction = Compaction(blocks._index(valid.flatten(), starts, lengths, valid.sum(1), total), total)
+    total, n_valid = int(valid.sum()), valid.sum(1)
+    sequences = Packed.of_lengths(n_valid, total)
+    compaction = Compaction(blocks._index(valid.flatten(), starts, lengths, n_valid, sequences), total)
     x = torch.arange(rows * width).view(rows, width)
     assert torch.equal(compaction.take(x), x[valid])
     out = torch.full_like(x, -1)

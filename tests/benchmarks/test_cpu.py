@@ -76,7 +76,7 @@ def test_table_of_counts():
 
 
 # Operations that compute or copy, and views, of a small call: of metrics alone, of weights and rejection, of a loss.
-MOST_OPERATIONS = {"padded": [(83, 17), (143, 30), (68, 20)], "packed": [(56, 10), (117, 31), (35, 10)]}
+MOST_OPERATIONS = {"padded": [(74, 11), (137, 15), (67, 17)], "packed": [(46, 6), (110, 18), (33, 9)]}
 
 
 @pytest.mark.parametrize("layout", MOST_OPERATIONS)

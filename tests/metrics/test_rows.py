@@ -13,7 +13,7 @@ from builders.peer_metrics_cases import batch, correct, tensors
 from rollout_corr.backends import blocks
 from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.whole import run_whole
-from rollout_corr.metrics import aggregates, docs, loss, native, peers, schema
+from rollout_corr.metrics import aggregates, collect, docs, loss, native, peers, schema
 from rollout_corr.metrics.rows import Metric, mean, total
 from rollout_corr.spec.choices import REPORTS
 
@@ -53,7 +53,9 @@ def another(monkeypatch):
     def forget():
         aggregates.aggregates_of.cache_clear()
         aggregates.rows_at.cache_clear()
+        collect.plan_of.cache_clear()
         native.metrics_of.cache_clear()
+        native.readers_of.cache_clear()
         schema.layout.cache_clear()
         schema.of_the_batch.cache_clear()
         schema.of_whole_sequences.cache_clear()

@@ -94,8 +94,11 @@ def test_values_are_frozen_hashable_and_comparable():
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickle_gives_an_equal_value(protocol):
     for value in (RICH, *RICH.criteria, RICH.weight, Spec()):
+        kept = hash(value)
         again = pickle.loads(pickle.dumps(value, protocol))
-        assert again == value and hash(again) == hash(value)
+        # Strings have other hashes in another process, so what was kept of them stays in this one.
+        assert kept not in vars(again).values()
+        assert again == value and hash(again) == kept
 
 
 def test_criteria_and_report_become_tuples_in_one_order():
