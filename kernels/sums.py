@@ -113,12 +113,12 @@ def record(
 ) -> tl.tuple:  # fmt: skip
     """Put what the tokens of a step give into a column, if the plan has it; of a lane's tokens for the batch.
 
-    A sum may be a number for all lanes instead.
+    A sum may be [LANES] already, or a number for all lanes.
     """
     if TABLE == "token_sums" and has(PLAN, "floats", of_label(name)):
         found = with_column(found, PLAN, "floats", of_label(name), x)
     if has(PLAN, TABLE, name):
-        if TABLE == "token_sums" and len(x.shape) > 0:
+        if TABLE == "token_sums" and len(x.shape) == 3:
             x = tl.sum(tl.sum(x, 2), 0)
         elif TABLE == "token_maxima":
             x = tl.max(tl.max(x, 2), 0)

@@ -128,6 +128,16 @@ def k3_in_full(d: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
+def k3_beyond(d: tl.tensor, k3: tl.tensor, clamp: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Sum over each lane's tokens, [LANES], how much larger k3 is without the clamp; rarely is there such a token."""
+    beyond = tl.abs(d) > clamp
+    more = tl.full((d.shape[1],), 0.0, d.dtype)
+    if tl.max(tl.max(tl.max(beyond.to(tl.int32), 2), 0), 0) > 0:
+        more = tl.sum(tl.sum(tl.where(beyond, k3_in_full(d, PLAN) - k3, 0.0), 2), 0)
+    return more
+
+
+@triton.jit
 def report_tokens(
     found: tl.tuple, pair: Pair, among: tl.tensor, ratio: Ratio, weight: tl.tensor, numbers: tl.tuple,
     PLAN: tl.constexpr,
@@ -137,7 +147,7 @@ def report_tokens(
     if has(PLAN, "floats", "d_beyond"):
         found = record(found, PLAN, "floats", "d_beyond", d - limited(d, -LARGEST_D, LARGEST_D, PLAN))
         clamp = number(numbers, PLAN, "clamp").to(d.dtype)
-        more = tl.where(tl.abs(d) > clamp, k3_in_full(d, PLAN) - ratio.k3, 0.0)
+        more = k3_beyond(d, ratio.k3, clamp, PLAN)
         found = record(found, PLAN, "token_sums", "verl/k3_beyond", more)
         found = record(found, PLAN, "token_sums", "xtuner/k3_beyond", more)
         found = record(found, PLAN, "token_sums", "xtuner/abs_d", tl.abs(d))
