@@ -113,14 +113,14 @@ def record(
 ) -> tl.tuple:  # fmt: skip
     """Put what the tokens of a step give into a column, if the plan has it; of a lane's tokens for the batch.
 
-    A sum may be [LANES] already, or a number for all lanes.
+    Those of the batch may be [LANES] already, and a sum a number for all lanes.
     """
     if TABLE == "token_sums" and has(PLAN, "floats", of_label(name)):
         found = with_column(found, PLAN, "floats", of_label(name), x)
     if has(PLAN, TABLE, name):
         if TABLE == "token_sums" and len(x.shape) == 3:
             x = tl.sum(tl.sum(x, 2), 0)
-        elif TABLE == "token_maxima":
+        elif TABLE == "token_maxima" and len(x.shape) == 3:
             x = tl.max(tl.max(x, 2), 0)
         found = with_column(found, PLAN, TABLE, name, x)
     return found
@@ -179,7 +179,11 @@ def record_extrema(
     if has(PLAN, "token_maxima", high):
         found = record(found, PLAN, "token_maxima", high, ordered(tl.where(among, x, float("-inf")), PLAN))
     if has(PLAN, "token_maxima", low):
-        found = record(found, PLAN, "token_maxima", low, ordered(tl.where(among, -x, float("-inf")), PLAN))
+        if PLAN.nonfinite == "propagate":
+            negated = ordered(tl.where(among, -x, float("-inf")), PLAN)
+        else:
+            negated = -tl.min(tl.min(tl.where(among, x, float("inf")), 2), 0)
+        found = record(found, PLAN, "token_maxima", low, negated)
     if has(PLAN, "peaks", of_label(high)):
         found = record(found, PLAN, "peaks", of_label(high), ordered(tl.where(among, x, float("-inf")), PLAN))
     if has(PLAN, "peaks", of_label(low)):
@@ -249,26 +253,32 @@ def with_batch(kept: tl.tuple, found: tl.tuple, PLAN: tl.constexpr) -> tl.tuple:
 
 @triton.jit
 def with_slot(
-    kept: tl.tuple, found: tl.tuple, start: tl.tensor, end: tl.tensor, first: tl.tensor,
-    PLAN: tl.constexpr, TILING: tl.constexpr, ALL: tl.constexpr,
+    kept: tl.tuple, found: tl.tuple, start: tl.tensor | None, end: tl.tensor | None, first: tl.tensor,
+    PLAN: tl.constexpr, TILING: tl.constexpr,
 ) -> tl.tuple:  # fmt: skip
-    """Add tokens from start to end to the accumulators of slots. ALL: all tokens of the step, which begins at first."""
-    place = places_of(first, TILING)
-    inside = (place >= start) & (place < end)
+    """Add the tokens of a step, which begins at first, to the accumulators of slots; from start to end if given."""
+    if start is not None:
+        inside = places_of(first, TILING) >= start
+        if end is not None:
+            inside = inside & (places_of(first, TILING) < end)
     more = ()
     for place in tl.static_range(size(PLAN, "recorded")):
         if is_measured(PLAN, place):
             x = found[place]
-            if not ALL:
+            if start is not None:
                 if x.dtype == tl.int1:
                     x = x & inside
                 else:
                     x = tl.where(inside, x, start_of(PLAN, place))
-            x = x.to(kind_of(PLAN, place))
+            if x.dtype == tl.int1:
+                # As floats: of integers the compiler would pack the bits to count them.
+                x = tl.where(x, 1.0, 0.0)
+            else:
+                x = x.to(kind_of(PLAN, place))
             if is_extremum(PLAN, place):
                 more = more + (tl.maximum(kept[place], tl.max(tl.max(x, 2), 0)),)
             else:
-                more = more + (kept[place] + tl.sum(tl.sum(x, 2), 0),)
+                more = more + (kept[place] + tl.sum(tl.sum(x, 2), 0).to(kind_of(PLAN, place)),)
         else:
             more = more + (kept[place],)
     return more

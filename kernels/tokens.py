@@ -130,25 +130,50 @@ def limited(x: tl.tensor, low: tl.tensor, high: tl.tensor, PLAN: tl.constexpr) -
 def exponential(x: tl.tensor, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Compute e^x, e^x - 1 and e^x - 1 - x for |x| <= 60, none of which cancels.
 
-    The device's own exponential rounds x * log2(e), which costs a relative 1e-6 at |x| = 20. So x is taken to
-    [-ln 2 / 2, ln 2 / 2] first, by a ln 2 in two parts whose first has few enough bits for exact products.
+    The device's own exponential rounds x * log2(e), which costs a relative 1e-6 at |x| = 20.
     """
     if PLAN.double:
         e = tl.exp(x)
         k3 = k3_of(x, e)
         return e, x + k3, k3
     else:
-        # Adding 3 * 2^22 leaves a rounded integer in the last bits. Each fma is written out: where the compiler may
-        # choose, a token could get other bits in a program that holds an outlier than in one that does not.
-        shifted = tl.fma(x, constant(x, 1.4426950408889634), constant(x, 12582912.0))
-        twos = shifted - 12582912.0
-        rest = tl.fma(twos, constant(x, -0.693359375), x)
-        rest = tl.fma(twos, constant(x, 2.12194440e-4), rest)
-        power = ((shifted.to(tl.int32, bitcast=True) << 23) + 0x3F800000).to(tl.float32, bitcast=True)
-        factor, square = series(rest, 7), rest * rest
+        twos, power, rest, factor = powers(x)
+        square = rest * rest
         grown = tl.fma(factor, square, rest)
+        power = power.to(tl.float32, bitcast=True)
         minus_one = tl.fma(power, grown, power - 1.0)
         return tl.fma(power, grown, power), minus_one, tl.where(twos == 0.0, factor * square, minus_one - x)
+
+
+@triton.jit
+def exponential_of_negative(x: tl.tensor, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Compute e^-x - 1 and e^-x - 1 + x beside `exponential` of x, with which it shares most of the work."""
+    if PLAN.double:
+        k3 = k3_of(-x, tl.exp(-x))
+        return k3 - x, k3
+    else:
+        twos, power, rest, factor = powers(x)
+        square = rest * rest
+        odd = tl.fma(square, constant(x, over_factorial(7)), constant(x, over_factorial(5)))
+        factor = tl.fma(-2.0 * rest, tl.fma(odd, square, constant(x, over_factorial(3))), factor)
+        power = (0x7F000000 - power).to(tl.float32, bitcast=True)
+        minus_one = tl.fma(power, tl.fma(factor, square, -rest), power - 1.0)
+        return minus_one, tl.where(twos == 0.0, factor * square, minus_one + x)
+
+
+@triton.jit
+def powers(x: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Split float32 x into n ln 2 + r, |r| <= ln 2 / 2; give n, the bits of 2^n, r and (e^r - 1 - r) / r^2.
+
+    ln 2 has two parts, the first of so few bits that products with it are exact.
+    """
+    # Adding 3 * 2^22 leaves a rounded integer in the last bits, and 127 makes it an exponent. Each fma is written out:
+    # where the compiler may choose, a token could get other bits in a program with an outlier than in one without.
+    shifted = tl.fma(x, constant(x, 1.4426950408889634), constant(x, 12582912.0 + 127.0))
+    twos = shifted - (12582912.0 + 127.0)
+    rest = tl.fma(twos, constant(x, -0.693359375), x)
+    rest = tl.fma(twos, constant(x, 2.12194440e-4), rest)
+    return twos, shifted.to(tl.int32, bitcast=True) << 23, rest, series(rest, 7)
 
 
 @triton.jit
@@ -195,7 +220,7 @@ def perplexity(log_perplexity: tl.tensor) -> tl.tensor:
 @triton.jit
 def probability(logp: tl.tensor) -> tl.tensor:
     """Compute exp of a log-prob; one above 0 is read as 0. A NaN stays one."""
-    return tl.exp(tl.where(logp > 0.0, 0.0, logp))
+    return tl.exp(tl.minimum(logp, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit

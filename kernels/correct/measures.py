@@ -17,6 +17,7 @@ from rollout_corr.kernels.tokens import (
     LARGEST_STATISTIC,
     expm1,
     exponential,
+    exponential_of_negative,
     is_finite,
     limited,
     log1p,
@@ -33,6 +34,8 @@ COPIES = tl.constexpr(16)
 BINS = tl.constexpr(512)
 FIRST_BIN = tl.constexpr((127 - 24) << 3)
 LN_2 = tl.constexpr(math.log(2.0))
+# Up to this clamp the product of cosh(D / 2)^2 over the 4 tokens of a thread is finite in float32.
+LARGEST_PRODUCT = tl.constexpr(22.0)
 
 
 class Ratio(NamedTuple):
@@ -70,7 +73,7 @@ class SequenceWeights(NamedTuple):
 
 
 @triton.jit
-def measure_tokens(found: tl.tuple, pair: Pair, ratio: Ratio, clamp: tl.tensor, PLAN: tl.constexpr) -> tl.tuple:
+def measure_tokens(found: tl.tuple, pair: Pair, ratio: Ratio, PLAN: tl.constexpr) -> tl.tuple:
     """Record the statistics of D and of its exponential."""
     d, excess = pair.d, ratio.excess
     saturated = limited(d, -LARGEST_D, LARGEST_D, PLAN)
@@ -82,7 +85,7 @@ def measure_tokens(found: tl.tuple, pair: Pair, ratio: Ratio, clamp: tl.tensor, 
     found = record(found, PLAN, "floats", "k3", ratio.k3)
     found = record(found, PLAN, "token_sums", "ratio", excess)
     found = record(found, PLAN, "token_sums", "ratio2", excess * excess)
-    clamped = tl.where(tl.abs(d) <= clamp, 0.0, 1.0).to(d.dtype)
+    clamped = tl.where(d == ratio.log_ratio, 0.0, 1.0).to(d.dtype)
     found = record(found, PLAN, "token_sums", "tokens_clamped", clamped)
     return record_extrema(found, PLAN, "-min_d", "max_d", d, pair.measured)
 
@@ -91,8 +94,8 @@ def measure_tokens(found: tl.tuple, pair: Pair, ratio: Ratio, clamp: tl.tensor, 
 def measure_probabilities(found: tl.tuple, pair: Pair, PLAN: tl.constexpr) -> tl.tuple:
     """Record the statistics of detail="full", but for the histogram."""
     measured = pair.measured
-    p = tl.where(measured, probability(pair.base) - 1.0, 0.0)
-    q = tl.where(measured, probability(pair.logp) - 1.0, 0.0)
+    # 0 at tokens that are not measured, whose log-probs are 0.
+    p, q = probability(pair.base) - 1.0, probability(pair.logp) - 1.0
     gap = tl.abs(p - q)
     found = record(found, PLAN, "token_sums", "abs_prob_diff", gap)
     found = record_extrema(found, PLAN, "", "max_abs_prob_diff", gap, measured)
@@ -105,23 +108,45 @@ def measure_probabilities(found: tl.tuple, pair: Pair, PLAN: tl.constexpr) -> tl
 
 
 @triton.jit
-def measure_divergences(found: tl.tuple, ratio: Ratio, PLAN: tl.constexpr) -> tl.tuple:
+def measure_divergences(found: tl.tuple, ratio: Ratio, clamp: tl.tensor, PLAN: tl.constexpr) -> tl.tuple:
     """Record the statistics of detail="full" that take D and -D alike."""
     d = ratio.log_ratio
-    _, excess, k3 = exponential(-d, PLAN)
+    excess, k3 = exponential_of_negative(d, PLAN)
     found = record(found, PLAN, "token_sums", "k3_back", k3)
-    found = record(found, PLAN, "token_sums", "log_cosh", 0.5 * log1p(0.25 * (ratio.k3 + k3)))
-    found = record(found, PLAN, "token_sums", "factor", tl.where(d < 0.0, excess, ratio.excess))
+    found = record(found, PLAN, "token_sums", "log_cosh", 0.5 * sum_of_logs(0.25 * (ratio.k3 + k3), clamp))
+    found = record(found, PLAN, "token_sums", "factor", tl.maximum(excess, ratio.excess))
     return record(found, PLAN, "token_sums", "tokens_beyond_2", tl.where(tl.abs(d) > LN_2, 1.0, 0.0).to(d.dtype))
 
 
 @triton.jit
-def count_bins(histogram: tl.tensor, d: tl.tensor, measured: tl.tensor) -> None:
+def sum_of_logs(x: tl.tensor, clamp: tl.tensor) -> tl.tensor:
+    """Sum log(1 + x) over each lane's tokens, [LANES], for 0 <= x <= e^clamp / 4."""
+    if clamp <= LARGEST_PRODUCT:
+        total = log1p(tl.reduce(tl.reduce(x, 2, product_less_one), 0, product_less_one))
+    else:
+        total = tl.sum(tl.sum(log1p(x), 2), 0)
+    return total
+
+
+@triton.jit
+def product_less_one(x: tl.tensor, y: tl.tensor) -> tl.tensor:
+    """Compute (1 + x) (1 + y) - 1 without cancellation for x, y >= 0."""
+    return tl.fma(x, y, x) + y
+
+
+@triton.jit
+def count_bins(histogram: tl.tensor, d: tl.tensor, counted: tl.tensor) -> None:
     """Count the D of each bin, in one of the copies of the histogram."""
     bits = d.to(tl.float32).to(tl.int32, bitcast=True)
     bins = tl.minimum(tl.maximum(((bits & 0x7FFFFFFF) >> 20) - FIRST_BIN, 0), 255) + tl.where(bits < 0, 256, 0)
+    bins = tl.where(counted, bins, BINS)
     copy = histogram + (tl.program_id(0) % COPIES) * BINS
-    tl.atomic_add(copy + bins, tl.full(bins.shape, 1, tl.int64), mask=measured & is_finite(d), sem="relaxed")
+    # One of a thread's neighbours at a time: all at once would be moved to other threads, through shared memory.
+    for i in tl.static_range(bins.shape[2]):
+        places = tl.arange(0, bins.shape[2])[None, None, :]
+        bin_of_one = tl.sum(tl.where(places == i, bins, 0), 2)
+        one = tl.full(bin_of_one.shape, 1, tl.int64)
+        tl.atomic_add(copy + bin_of_one, one, mask=bin_of_one < BINS, sem="relaxed")
 
 
 @triton.jit

@@ -103,11 +103,11 @@ def read_part(
     found = record(found, PLAN, "floats", "train", pair.logp)
     found = record(found, PLAN, "floats", "rollout", pair.base)
     found = record_sum(found, PLAN, "d", pair.d)
-    found = measure_tokens(found, pair, ratio, clamp, PLAN)
+    found = measure_tokens(found, pair, ratio, PLAN)
     if PLAN.full:
         found = measure_probabilities(found, pair, PLAN)
-        found = measure_divergences(found, ratio, PLAN)
-        count_bins(shared.histogram, pair.d, pair.measured)
+        found = measure_divergences(found, ratio, clamp, PLAN)
+        count_bins(shared.histogram, pair.d, pair.finite if PLAN.nonfinite == "propagate" else pair.measured)
     weight = tl.full(pair.d.shape, 1.0, pair.d.dtype)
     if PLAN.level == "token":
         log_weight, raw, bounded, weight = weight_of(ratio, numbers, PLAN)
@@ -265,13 +265,13 @@ def read_kernel(
         kept = with_batch(kept, found, PLAN)
         if PLAN.packed:
             while ends_by(span, first, tile, TILING):
-                kept = with_slot(kept, found, span.start, span.end, first, PLAN, TILING, False)
+                kept = with_slot(kept, found, span.start, span.end, first, PLAN, TILING)
                 outside = put_slot(kept, tables, slots, span, outside, tile, extents, PLAN)
                 kept = emptied(kept, PLAN, TILING)
                 span = next_span(span, offsets, tile, extents, PLAN)
         if span.start <= first:
-            kept = with_slot(kept, found, span.start, span.end, first, PLAN, TILING, True)
+            kept = with_slot(kept, found, None, None, first, PLAN, TILING)
         else:
-            kept = with_slot(kept, found, span.start, first + TILING.step, first, PLAN, TILING, False)
+            kept = with_slot(kept, found, span.start, None, first, PLAN, TILING)
     put_slot(kept, tables, slots, span, outside, tile, extents, PLAN)
     put_batch(kept, token_sums, token_maxima, PLAN)

@@ -333,15 +333,15 @@ def gradient_kernel(
         if PLAN.packed:
             while ends_by(span, first, tile, TILING):
                 if PLAN.phase != "write":
-                    kept = with_slot(kept, found, span.start, span.end, first, PLAN, TILING, False)
+                    kept = with_slot(kept, found, span.start, span.end, first, PLAN, TILING)
                     put_slot(kept, tables, slots, span, tile.length * 0, tile, extents, PLAN)
                     kept = emptied(kept, PLAN, TILING)
                 span = next_span(span, offsets, tile, extents, PLAN)
         if PLAN.phase != "write":
             if span.start <= first:
-                kept = with_slot(kept, found, span.start, span.end, first, PLAN, TILING, True)
+                kept = with_slot(kept, found, None, None, first, PLAN, TILING)
             else:
-                kept = with_slot(kept, found, span.start, first + TILING.step, first, PLAN, TILING, False)
+                kept = with_slot(kept, found, span.start, None, first, PLAN, TILING)
     if PLAN.phase != "write":
         put_slot(kept, tables, slots, span, tile.length * 0, tile, extents, PLAN)
     put_batch(kept, token_sums, token_maxima, PLAN)

@@ -169,6 +169,23 @@ def test_k3_of_a_small_step_does_not_cancel(d, device):
     assert [metrics[f"{stat}/max"] for stat in stats] == pytest.approx(list(stats.values()), rel=5e-7)
 
 
+@pytest.mark.parametrize("clamp", [20.0, 22.0, 40.0])
+@pytest.mark.parametrize("scale", [1e-4, 1e-2, 1.0, 40.0])
+def test_divergences_neither_cancel_nor_overflow(scale, clamp, device):
+    """Next to D = 0, where log cosh(D / 2) is D^2 / 8, and where every token of a thread lies at the clamp."""
+    d = [scale * x for x in (1.0, -1.0, 0.5, -0.25, 0.0, 0.75, -0.5, 1.0)] * 2
+    train = torch.tensor([d], device=device)
+    at = [max(-clamp, min(clamp, x)) for x in train[0].tolist()]
+    spec = rc.Spec(detail="full", clamp=clamp)
+    metrics = rc.correct(train, torch.zeros_like(train), spec=spec, backend="triton").metrics()
+    expected = {
+        "js_divergence": sum(math.log1p(math.sinh(x / 2) ** 2) / 2 for x in at) / len(at),
+        "kl_k3_reverse": sum(oracle.k3(-x) for x in at) / len(at),
+        "ratio_error": 1.0 + sum(math.expm1(abs(x)) for x in at) / len(at),
+    }
+    assert {key: metrics[key] for key in expected} == pytest.approx(expected, rel=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("reduce", [None, "sum", "max"])
 def test_bounds_are_inclusive_to_the_bit(dtype, reduce, device):
