@@ -18,6 +18,14 @@ from rollout_corr.kernels.correct.measures import (
     weigh_sequences,
 )
 from rollout_corr.kernels.correct.peers import report_criterion, report_sequences, report_weights
+from rollout_corr.kernels.correct.rest import (
+    alive_until,
+    first_failed,
+    first_of_all,
+    lost_from,
+    rest_bit,
+    store_rests,
+)
 from rollout_corr.kernels.correct.turns import (
     Turns,
     Verdicts,
@@ -29,6 +37,7 @@ from rollout_corr.kernels.correct.turns import (
     weights_of_turns,
 )
 from rollout_corr.kernels.correct.verdicts import (
+    among_of,
     count_kept,
     measured_of,
     measured_tokens,
@@ -52,7 +61,7 @@ from rollout_corr.kernels.gather import (
 from rollout_corr.kernels.io import either
 from rollout_corr.kernels.partials import Each, Partials, add, add_up_part, groups, is_last
 from rollout_corr.kernels.slots import Extents, edge
-from rollout_corr.kernels.tokens import named, of_pair, size, test, thresholds
+from rollout_corr.kernels.tokens import at, named, of_pair, size, test, thresholds
 
 # --- deciding ---
 
@@ -75,12 +84,34 @@ def decide_by_tokens(
 
 
 @triton.jit
+def decide_by_prefixes(
+    found: Gathered, tables: SlotTables, first: tl.tensor, many: tl.tensor, slots: tl.tensor, rows: Rows,
+    standing: tl.tensor, keep: tl.tensor, out: Partials, PLAN: tl.constexpr, SHAPE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Reject sequences of which a prefix failed a criterion that drops them; report all criteria of prefixes."""
+    for i in tl.static_range(size(PLAN, "tests")):
+        if test(PLAN, i).over == "prefix":
+            lost = integer(found, PLAN, named(i, "lost"))
+            if test(PLAN, i).drop == "sequence":
+                keep = keep & (lost == 0)
+                lost = tl.where(lost > 0, rows.valid, 0)
+            elif test(PLAN, i).drop == "rest":
+                column: tl.constexpr = at(PLAN, "counts", named(i, "lost"))
+                failed = first_failed(tables, first, many, slots, column, SHAPE)
+                lost = lost_from(tables, first, many, failed, slots, column, PLAN, SHAPE)
+            lost = tl.where(rows.valid > 0, lost, 0)
+            add(out.sums, PLAN, named(i, "units"), among_of(found, rows, standing, test(PLAN, i).pair, PLAN))
+            add(out.sums, PLAN, named(i, "tokens"), lost)
+            add(out.sums, PLAN, named(i, "sequences"), lost > 0)
+    return keep
+
+
+@triton.jit
 def decide_by_sequences(
-    found: Gathered, rows: Rows, advantage: tl.tensor, keep: tl.tensor, out: Partials, numbers: tl.tuple,
-    PLAN: tl.constexpr,
+    found: Gathered, rows: Rows, advantage: tl.tensor, kept_by_tokens: tl.tensor, keep: tl.tensor, out: Partials,
+    numbers: tl.tuple, PLAN: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Test sequences by their own criteria: return `keep`, the bits of criteria that thin, and vetoed sequences."""
-    kept_by_tokens = keep
     state = tl.zeros_like(rows.valid).to(tl.int32)
     vetoed = tl.zeros_like(keep)
     for i in tl.static_range(size(PLAN, "tests")):
@@ -130,7 +161,8 @@ def report_counts(rows: Rows, keep: tl.tensor, kept: tl.tensor, out: Partials, P
 @triton.jit
 def decide(
     tables: SlotTables, advantages: tl.tensor, sequence: tl.tensor, first: tl.tensor, many: tl.tensor, known: tl.tensor,
-    slots: tl.tensor, out: Partials, numbers: tl.tuple, turns: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr,
+    slots: tl.tensor, out: Partials, numbers: tl.tuple, turns: tl.tuple, rests: tl.tensor, tile_bits: tl.tensor,
+    PLAN: tl.constexpr, SHAPE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Decide about some sequences and store their statistics; return `keep`, states, non-finite tokens, weights.
 
@@ -145,6 +177,8 @@ def decide(
         out: Where this program's share of the statistics goes.
         numbers: The thresholds.
         turns: The `Turns`, where the plan has any.
+        rests: [S] int64, where to store from which token on a sequence is lost, if that can be.
+        tile_bits: A tile has 2^tile_bits tokens.
         PLAN: The plan.
         SHAPE: The shape.
     """
@@ -165,7 +199,15 @@ def decide(
             place, some = turns.low - 1, known & (turns.low < turns.high)
         advantage = tl.load(advantages + place, mask=some).to(tl.float64)
     standing = keep
-    keep, state, vetoed = decide_by_sequences(found, rows, advantage, keep, out, numbers, PLAN)
+    keep = decide_by_prefixes(found, tables, first, many, slots, rows, standing, keep, out, PLAN, SHAPE)
+    keep, state, vetoed = decide_by_sequences(found, rows, advantage, standing, keep, out, numbers, PLAN)
+    if PLAN.rests:
+        failed = first_of_all(tables, first, many, slots, PLAN, SHAPE)
+        found = alive_until(found, tables, first, many, failed, slots, PLAN, SHAPE)
+        fails = known & (failed < tl.minimum(many, slots - first))
+        if PLAN.applies:
+            state |= tl.where(fails, rest_bit(PLAN), 0)
+            store_rests(rests, tables, sequence, first, failed, fails, slots, tile_bits, PLAN)
     keep = without_nonfinite(found, nonfinite, keep, PLAN)
 
     weight = rows.sum_d
@@ -208,7 +250,7 @@ def decide(
 def decide_kernel(
     numbers, advantages, offsets, counts, integers, floats, peaks, keep_out, states, sequence_weights, weights,
     mask_out, sequence_sums, sequence_maxima, token_sums, token_maxima, part_sums, part_maxima, histogram, counter,
-    statistics, within, keep_turns_out, label_sums, label_maxima,
+    statistics, within, keep_turns_out, label_sums, label_maxima, rests,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     token_programs: tl.int32, sequence_programs: tl.int32, shares: tl.int32, parts: tl.int32, part: tl.int32,
     owner_count: tl.int64,
@@ -247,8 +289,9 @@ def decide_kernel(
             out = Partials(Each(sequence_sums, label_sums, sequence, mine, known_sequences),
                            Each(sequence_maxima, label_maxima, sequence, mine, known_sequences))  # fmt: skip
         keep, state, nonfinite, weight = decide(
-            tables, advantages, sequence, first, many, known, slots, out, numbers, turns, PLAN, SHAPE
-        )
+            tables, advantages, sequence, first, many, known, slots, out, numbers, turns, either(rests, counts),
+            tile_bits, PLAN, SHAPE,
+        )  # fmt: skip
         tl.store(keep_out + sequence, keep.to(tl.int8), mask=tl.where(share == 0, known, False))
         rejected, weightless = known & (keep == 0), known & weightless_of(keep, nonfinite, PLAN)
         if PLAN.applies and not PLAN.turns:

@@ -278,9 +278,9 @@ def mean_weights(raw: tl.tensor, bounded: tl.tensor, rows: Rows) -> SequenceWeig
 
 @triton.jit
 def weigh_sequences(found: Gathered, rows: Rows, numbers: tl.tuple, PLAN: tl.constexpr) -> SequenceWeights:
-    """Compute the weight of every unit, at token level the mean of its tokens' weights."""
+    """Compute the weight of every unit; of weights of tokens and prefixes, the mean of its tokens'."""
     n_among = rows.n_among
-    if PLAN.level == "token":
+    if PLAN.weighs_tokens:
         return mean_weights(plain(found, PLAN, "raw"), plain(found, PLAN, "bounded"), rows)
     else:
         if PLAN.token_clamp:
@@ -329,7 +329,7 @@ def measure_sequence_weights(
     add(out.sums, PLAN, "sequence_weight_plain2", weight_some * weight_some)
     put_extrema(out.maxima, PLAN, "-min_sequence_raw", "max_sequence_raw", raw, some)
     put_extrema(out.maxima, PLAN, "-min_sequence_weight", "max_sequence_weight", bounded, some)
-    if PLAN.level != "token" and not PLAN.weighs_turns:
+    if not PLAN.weighs_tokens and not PLAN.weighs_turns:
         add(out.sums, PLAN, "raw2", tokens * raw_some * raw_some)
         add(out.sums, PLAN, "weight2", tokens * bounded_some * bounded_some)
         add(out.sums, PLAN, "tokens_above", tl.where(above, n, 0))

@@ -58,6 +58,15 @@ def pair_of(x: tl.tuple) -> Pair:
     return Pair(x[0], x[1], x[2], x[3], x[4])
 
 
+@triton.jit
+def survivors(pair: Pair, dropped: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Select the tokens that sums over a sequence run over. dropped: by criteria of tokens."""
+    if PLAN.kept:
+        return pair.measured & (dropped == 0)
+    else:
+        return pair.measured
+
+
 @triton.constexpr_function
 def compares_with_rollout(plan: Plan, k: int) -> bool:
     """Test whether the k-th further pair is new/rollout and not new/old."""

@@ -39,11 +39,18 @@ class Test:
     external: int  # index of its external tensor; -1: none
     pair: int  # index of the two policies it compares: 0 is train and rollout, k the k-th of Plan.pairs
     role: str | None  # its part in one of the schemes reported; see metrics/peers.py
+    grows: bool = False  # its bounds do, with the place of a token in its sequence
+    along: str = ""  # of prefixes: the name of what runs along a sequence, "" of others
+
+    @property
+    def per_token(self) -> bool:
+        """Test for `Criterion.per_token`: every token is tested, alone or with those before it."""
+        return self.over in ("token", "prefix")
 
     @property
     def thins(self) -> bool:
         """Test for `Criterion.thins`: a failure drops some tokens, which `apply` has to find again."""
-        return self.over != "token" and self.drop == "token"
+        return not self.per_token and self.drop == "token"
 
     @property
     def one_limb(self) -> bool:
@@ -55,6 +62,8 @@ class Test:
         """Name the column with the sum that decides, None without one."""
         if self.over == "token" or self.reduce not in ("sum", "mean"):
             return None
+        if self.over == "prefix":
+            return self.along
         plain = self.stat in ("ratio", "k1") and not self.token_clamp and self.pair == 0
         return "d" if plain else f"{self.index}/sum"
 
@@ -75,6 +84,7 @@ class Tables:
     # What is kept of each sequence, for labels to add up.
     label_sums: tuple[str, ...] = ()
     label_maxima: tuple[str, ...] = ()
+    of_slots = ("counts", "integers", "floats", "peaks")
 
     @property
     def derived(self) -> int:
@@ -122,6 +132,10 @@ class Plan(Tables):
     mass: str | None  # whose log-probs the kept mass is taken from: "train" | "rollout"; None: there is none
     turns: bool  # turns are measured: slots are of turns, and the offsets that the kernels see are theirs
     weighs_turns: bool  # `level` is of turns
+    prefix: str | None = None  # of level "prefix", `Weight.reduce`
+    grows: bool = False  # the bounds of the weight do, with the place of a token in its sequence
+    carries: bool = False  # the pass over tokens before that of a plan with prefixes; see prefixes.py
+    ahead: Plan | None = None  # the plan of that pass; None without prefixes
     # Names of columns: sums and maxima are of the batch, the others of a slot.
     token_sums: tuple[str, ...] = ()
     sequence_sums: tuple[str, ...] = ()
@@ -161,10 +175,10 @@ class Plan(Tables):
         criteria, columns = len(self.tests) * (1 if self.advantages is None else 2), len(self.recorded)
         few = not self.packed and aligned and columns < FEW_COLUMNS
         # With all columns of a padded pass the cap spills 56 bytes on sm_100.
-        spilled = self.full and not self.packed
-        # So it does, 112 bytes, with the columns of labels where extrema are keys.
-        spilled = spilled or (bool(self.label_sums) and self.nonfinite == "propagate")
-        if few or spilled or self.double or criteria > MOST_CRITERIA or not (self.packed or unit):
+        spilled = (self.full and not self.packed) or self.double
+        # So it does, 112 bytes, where labels keep extrema that are keys; prefixes take more than 168 registers.
+        spilled = spilled or (bool(self.label_sums) and self.nonfinite == "propagate") or self.ahead is not None
+        if few or spilled or criteria > MOST_CRITERIA or not (self.packed or unit):
             return None
         many = self.full or columns > MOST_COLUMNS or self.advantages is not None
         return 168 if many or not (self.packed or aligned) else 128
@@ -172,7 +186,17 @@ class Plan(Tables):
     @property
     def drops_tokens(self) -> bool:
         """Test whether `read` drops single tokens."""
-        return any(test.over == "token" and test.drop != "sequence" for test in self.tests)
+        return any(test.per_token and test.drop != "sequence" for test in self.tests)
+
+    @property
+    def rests(self) -> bool:
+        """Test whether a token that fails can take all behind it along."""
+        return any(test.drop == "rest" for test in self.tests)
+
+    @property
+    def weighs_tokens(self) -> bool:
+        """Test whether every token has a weight of its own."""
+        return self.level in ("token", "prefix")
 
     @property
     def thinning_tests(self) -> tuple[Test, ...]:
@@ -181,7 +205,7 @@ class Plan(Tables):
 
     def classes_of(self, pair: int) -> bool:
         """Test whether tokens of a pair of policies have to be counted by class."""
-        return any(test.over != "token" and test.when != "any" and test.pair == pair for test in self.tests)
+        return any(not test.per_token and test.when != "any" and test.pair == pair for test in self.tests)
 
     @property
     def averages_advantages(self) -> bool:
@@ -208,7 +232,7 @@ class Plan(Tables):
     @property
     def rejects_units(self) -> bool:
         """Test whether a sequence or a turn, or some tokens of one, can be dropped."""
-        return self.rejects_sequences or self.rejects_turns or bool(self.thinning_tests)
+        return self.rejects_sequences or self.rejects_turns or bool(self.thinning_tests) or self.rests
 
     @property
     def spreads(self) -> bool:
@@ -245,7 +269,7 @@ class Plan(Tables):
     @property
     def applies(self) -> bool:
         """Test whether `apply` is launched: it looks at every token again."""
-        late = self.turns or bool(self.thinning_tests)
+        late = self.turns or bool(self.thinning_tests) or self.rests
         return self.spreads or (late and (self.zeroes_weights or self.zeroes_mask))
 
 

@@ -13,7 +13,7 @@ from rollout_corr.metrics import labels as of_labels
 from rollout_corr.metrics import peers
 from rollout_corr.metrics import turns as of_turns
 from rollout_corr.metrics.schema import columns_of
-from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.correction import Criterion, Spec
 from rollout_corr.spec.thresholds import threshold_of
 
 
@@ -72,7 +72,11 @@ def plan_of(
         mass=mass,
         turns=spec.measures_turns,
         weighs_turns=weight is not None and weight.per_turn,
+        prefix=None if weight is None else weight.reduce,
+        grows=weight is not None and weight.growth is not None,
     )
+    if spec.has_prefixes:
+        plan = replace(plan, ahead=_ahead(plan, tuple(numbers_of(spec, double))))
     tables = columns_of(spec, indices(spec))._asdict() | _slot_tables(plan) | _turn_columns(spec, plan)
     if labelled:
         tables = _with_labels(tables, spec, plan)
@@ -101,16 +105,71 @@ def _tests(spec: Spec) -> tuple[Test, ...]:
                 external=-1 if criterion.tensor_name is None else names.index(criterion.tensor_name),
                 pair=pairs.index(criterion.of),
                 role=peers.role(criterion, spec),
+                grows=criterion.growth is not None,
+                along=_along(spec, i),
             )
         )
     return tuple(tests)
+
+
+def _along(spec: Spec, i: int) -> str:
+    """Name what runs along sequences for a criterion: for the weight or an earlier criterion it may do so already."""
+    criteria, weight = spec.criteria, spec.weight
+    if criteria[i].over != "prefix":
+        return ""
+    same = [_quantity(criterion) == _quantity(criteria[i]) for criterion in criteria[:i]]
+    of_d = criteria[i].stat == "ratio" and criteria[i].of == "train/rollout" and criteria[i].reduce in ("sum", "mean")
+    clamps = () if weight is None or weight.reduce not in ("sum", "mean") else (weight.token_clamp,)
+    if of_d and criteria[i].token_clamp in clamps:
+        return "weight"
+    return f"{same.index(True) if True in same else i}/along"
+
+
+def _quantity(criterion: Criterion) -> tuple[object, ...]:
+    """Tell apart what runs along sequences for criteria."""
+    summed = criterion.reduce in ("sum", "mean")
+    reduce = "sum" if summed else (criterion.reduce, threshold_of(criterion).on)
+    of_tokens = criterion.stat, criterion.tensor_name, criterion.of, criterion.token_clamp, criterion.eps
+    return (criterion.over, reduce, *of_tokens)
+
+
+def _ahead(plan: Plan, numbers: tuple[str, ...]) -> Plan:
+    """Make the plan of the pass before, whose columns are what runs along sequences."""
+    propagate = plan.nonfinite == "propagate"
+    found: dict[str, tuple[int, bool]] = {}  # name: limbs of a sum, 0 of a maximum; whether it can be poisoned
+    if plan.prefix is not None:
+        found["weight"] = (0 if plan.prefix == "min" else 1), propagate
+    for test in plan.tests:
+        if test.over == "prefix":
+            limbs = 0 if test.sum is None else 1 if test.one_limb else 2
+            found.setdefault(test.along, (limbs, propagate or test.external >= 0))
+    places = {0} if plan.prefix is not None else set()
+    places |= {test.pair for test in plan.tests if test.over == "prefix" and (test.reduce == "mean" or test.grows)}
+    integers, floats = [], []
+    for name, (limbs, poisoned) in found.items():
+        integers += [name, f"{name}/fraction"][:limbs] if not plan.double else []
+        floats += [name] * (plan.double and limbs > 0) + [f"{name}/rest"] * (poisoned and limbs > 0)
+    ahead = replace(
+        plan,
+        level=None,
+        full=False,
+        writes_weights=False,
+        writes_mask=False,
+        carries=True,
+        counts=("valid", *(f"places{pair}" for pair in sorted(places))),
+        integers=tuple(integers),
+        floats=tuple(floats),
+        peaks=tuple(name for name, (limbs, _) in found.items() if not limbs),
+        numbers=numbers,
+    )
+    return replace(ahead, _hash=hash(repr(ahead)))
 
 
 def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
     """Name the columns that `read` stores for a slot: counts, integers and floats to add, peaks to maximise."""
     propagate = plan.nonfinite == "propagate"
     of_peers = peers_kernels.slot_columns(plan)
-    sums = [test for test in plan.tests if test.over != "token" and test.sum not in (None, "d")]
+    sums = [test for test in plan.tests if not test.per_token and test.sum not in (None, "d")]
     # Sums that decide: name, number of limbs, whether a non-finite value can reach them. A list times False is empty.
     exact = [("d", 1, propagate)]
     exact += [("d_kept", 1, propagate)] * plan.kept
@@ -118,24 +177,25 @@ def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
     exact += [(str(t.sum), 1 if t.one_limb else 2, propagate or t.external >= 0) for t in sums]
     exact += [("advantage", 2, False)] * plan.averages_advantages
     limbs = [limb for name, many, _ in exact for limb in (name, f"{name}/fraction")[:many]]
-    floats = ["train", "rollout", *["raw", "bounded"] * (plan.level == "token"), *["abs_d", "k3"] * plan.turns]
+    floats = ["train", "rollout", *["raw", "bounded"] * plan.weighs_tokens, *["abs_d", "k3"] * plan.turns]
     for name, _, poisoned in exact:
         floats += [name] * plan.double + [f"{name}/rest"] * poisoned
 
     counts = ["valid", "nonfinite"]
     counts += ["survivors"] * plan.kept
-    counts += [f"{test.index}/lost" for test in plan.tests if test.over == "token"]
+    counts += [f"{test.index}/lost" for test in plan.tests if test.per_token]
     counts += ["alive"] * plan.drops_tokens
     counts += CLASSES * plan.classes_of(0)
     counts += [f"alive/{name}" for name in CLASSES] * (plan.classes_of(0) and plan.drops_tokens)
     for k in range(1, 1 + len(plan.pairs)):
         names = ["nonfinite", *["survivors"] * plan.kept, *CLASSES * plan.classes_of(k)]
         counts += [of_pair(k, name) for name in names]
+    peaks = [f"{test.index}/peak" for test in plan.tests if not test.per_token and test.sum is None]
     return {
         "counts": (*counts, *of_peers.counts),
         "integers": () if plan.double else tuple(limbs),
         "floats": (*floats, *of_peers.floats),
-        "peaks": tuple(f"{test.index}/peak" for test in plan.tests if test.over != "token" and test.sum is None),
+        "peaks": (*peaks, *["rest"] * plan.rests),
     }
 
 

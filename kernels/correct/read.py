@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.correct.criteria import Pair, aggregate_tokens, class_of, test_tokens
+from rollout_corr.kernels.correct.criteria import aggregate_tokens, class_of, test_tokens
 from rollout_corr.kernels.correct.measures import (
     Ratio,
     count_bins,
@@ -29,9 +29,12 @@ from rollout_corr.kernels.correct.parts import (
     external_of,
     load_part,
     pair_of,
+    survivors,
     token_tensor,
 )
 from rollout_corr.kernels.correct.peers import report_tokens
+from rollout_corr.kernels.correct.prefixes import decide_prefixes, record_prefixes
+from rollout_corr.kernels.correct.scans import carried_into
 from rollout_corr.kernels.io import PerToken, contiguous, either, store_step
 from rollout_corr.kernels.slots import Extents
 from rollout_corr.kernels.sums import (
@@ -74,9 +77,12 @@ from rollout_corr.kernels.tokens import (
 
 @triton.jit
 def read_part(
-    part: Part, shared: Shared, PLAN: tl.constexpr, TILING: tl.constexpr
-) -> tuple[tl.tuple, tl.tensor, tl.tensor]:
-    """Measure and test a step; return what was found, and the weights and the mask to write, if they are written."""
+    part: Part, shared: Shared, running: tl.tuple, PLAN: tl.constexpr, TILING: tl.constexpr
+) -> tuple[tl.tuple, tl.tensor, tl.tensor, tl.tuple]:
+    """Measure and test a step; return what was found, and the weights and the mask to write, if they are written.
+
+    And what runs along sequences, where there are prefixes; see scans.py.
+    """
     numbers = shared.numbers
     train, rollout = part.train.to(real(PLAN)), part.rollout.to(real(PLAN))
     found = nothing(PLAN)
@@ -123,6 +129,11 @@ def read_part(
     found = aggregate_part(found, pairs, dropped, shared, PLAN, TILING)
     if size(PLAN, "schemes") > 0:
         found = report_tokens(found, pair, survivors(pair, dropped, PLAN), ratio, weight, numbers, PLAN)
+    if PLAN.carries:
+        found = record_prefixes(found, pairs, dropped, shared, PLAN, TILING)
+    elif PLAN.ahead is not None:
+        found, running, weight, dropped = decide_prefixes(found, running, pairs, advantage, valid, weight, dropped,
+                                                          shared, PLAN, TILING)  # fmt: skip
     found = count_classes(found, pairs, advantage, valid, dropped, PLAN)
     if PLAN.averages_advantages:
         counted = tl.where(valid & is_finite(advantage), advantage, 0.0)
@@ -139,16 +150,7 @@ def read_part(
         if PLAN.edits_mask and PLAN.drops_tokens:
             kept = valid & (dropped == 0)
         mask = tl.where(kept, part.mask, 0).to(part.mask.dtype)
-    return found, weight, mask
-
-
-@triton.jit
-def survivors(pair: Pair, dropped: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
-    """Select the tokens that sums over a sequence run over."""
-    if PLAN.kept:
-        return pair.measured & (dropped == 0)
-    else:
-        return pair.measured
+    return found, weight, mask, running
 
 
 @triton.jit
@@ -167,7 +169,7 @@ def aggregate_part(
         most = number(shared.numbers, PLAN, "token_clamp").to(pair.d.dtype)
         found = record_sum(found, PLAN, "weight", tl.where(among, limited(pair.d, -most, most, PLAN), 0.0))
     for i in tl.static_range(size(PLAN, "tests")):
-        if test(PLAN, i).over != "token":
+        if not test(PLAN, i).per_token:
             compared = pair_of(pairs[test(PLAN, i).pair])
             external = external_of(shared, pair.logp, test(PLAN, i), PLAN, TILING)
             found = aggregate_tokens(found, compared, survivors(compared, dropped, PLAN), external, shared.numbers,
@@ -220,6 +222,7 @@ RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps
 def read_kernel(
     train_logp, rollout_logp, mask, log_mass, advantages, externals, offsets, numbers,
     weights, mask_out, counts, integers, floats, peaks, token_sums, token_maxima, histogram, counter,
+    ahead_counts, ahead_integers, ahead_floats, ahead_peaks,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     steps: tl.int32,
     train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
@@ -235,7 +238,7 @@ def read_kernel(
     if tl.program_id(0) == 0:
         # For the programs of `decide` to count themselves in.
         tl.store(counter, 0)
-    tables = (counts, either(integers, counts), floats, either(peaks, counts))
+    tables = (counts, either(integers, counts), either(floats, counts), either(peaks, counts))
     tile = tile_of_program(offsets, extents, PLAN, TILING)
     span = first_span(offsets, tile, extents, steps, PLAN)
     inputs = Inputs(
@@ -245,6 +248,11 @@ def read_kernel(
         contiguous(either(log_mass, train_logp), extents),
     )
     kept = empty(PLAN, TILING)
+    running = (tile.length * 0,)
+    if PLAN.ahead is not None:
+        ahead = (either(ahead_counts, counts), either(ahead_integers, counts), either(ahead_floats, counts),
+                 either(ahead_peaks, counts))  # fmt: skip
+        running = carried_into(ahead, slots, offsets, span, tile, extents, PLAN.ahead)
     outside = tile.length * 0
     # At least one step, because owners of no token may end in a tile of none.
     for first in range(0, tl.maximum(tile.length, 1), TILING.step):
@@ -256,7 +264,7 @@ def read_kernel(
             outside += count_outside(part, tile, first, PLAN, TILING)
         shared = Shared(tile, span, first, whole, extents, offsets, either(advantages, train_logp), externals,
                         either(histogram, train_logp), numbers)  # fmt: skip
-        found, new_weights, new_mask = read_part(part, shared, PLAN, TILING)
+        found, new_weights, new_mask, running = read_part(part, shared, running, PLAN, TILING)
         if PLAN.writes_token_weights or PLAN.writes_mask:
             if whole:
                 write(weights, mask_out, new_weights, new_mask, shared, PLAN, TILING, True)

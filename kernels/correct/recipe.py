@@ -53,7 +53,8 @@ class Recipe:
         kind: The dtype that computes.
         scratch: The tables.
         held: Picks the tensors that there are from all of `TENSORS`.
-        read, gather, decide, apply: The kernels; None for one that is not launched.
+        ahead, read, gather, decide, apply: The kernels; None for one that is not launched. `ahead` is `read` by the
+            plan of the pass before.
         statistics: How many.
         sums: How many of them are sums.
         upload: The thresholds.
@@ -65,6 +66,7 @@ class Recipe:
     kind: torch.dtype
     scratch: WorkspaceLayout
     held: Callable[[Sequence[Any]], tuple[Tensor, ...]]
+    ahead: Site | None
     read: Site
     gather: Site | None
     decide: Site
@@ -85,7 +87,7 @@ TENSORS = (
     *("counts_out", "integers_out", "floats_out", "peaks_out"),
 )
 STRIDED = ("train", "rollout", "mask")
-CONSTANTS = ("PLAN", "BY_OWNER", "nothing")
+CONSTANTS = ("PLAN", "AHEAD", "BY_OWNER", "nothing")
 
 
 @lru_cache(maxsize=256)
@@ -162,6 +164,8 @@ def recipe_of(
     if split:
         of_decide |= {table: absent.get(f"{table}_out", f"{table}_out") for table in BY_OWNER}
         of_decide["slots"] = "owner_count"
+    of_ahead = {table: absent.get(f"ahead_{table}", f"ahead_{table}") for table in BY_OWNER} | {"PLAN": "AHEAD"}
+    of_ahead |= dict.fromkeys([f"ahead_{table}" for table in BY_OWNER], "nothing")
     # `apply` has slots of its own.
     of_apply = absent | {"tiles": "tiles_of_apply", "steps": "steps_of_apply", "TILING": "TILING_OF_APPLY"}
     return Recipe(
@@ -169,6 +173,7 @@ def recipe_of(
         kind=kind,
         scratch=scratch,
         held=picker(held),
+        ahead=Site(read_kernel, names, absent | of_ahead) if plan.ahead is not None else None,
         read=Site(read_kernel, names, absent),
         gather=Site(gather_kernel, names, absent) if split else None,
         decide=Site(decide_kernel, names, of_decide),
@@ -176,7 +181,7 @@ def recipe_of(
         statistics=statistics,
         sums=statistics - maxima,
         upload=_upload(spec, plan.double, device),
-        constants=(plan, split, None),
+        constants=(plan, plan.ahead, split, None),
         groups=groups(plan),
     )
 
@@ -187,8 +192,9 @@ BY_OWNER = ("counts", "integers", "floats", "peaks")
 # Every table that a plan may have: of slots, of token programs, of sequence programs, of sequences.
 SCRATCH = (
     *BY_OWNER,
+    *(f"ahead_{table}" for table in BY_OWNER),
     *("token_sums", "token_maxima", "part_sums", "part_maxima", "sequence_sums", "sequence_maxima", "counter"),
-    *("states", "sequence_weights"),
+    *("states", "sequence_weights", "rests"),
 )
 
 
@@ -199,15 +205,20 @@ def _scratch_of(plan: Plan, kind: torch.dtype) -> WorkspaceLayout:
     table.
     """
     keys, exact = torch.int64 if plan.double else torch.int32, torch.float64
-    slots = [
-        Field("counts", len(plan.counts), torch.int32),
-        Field("integers", len(plan.integers), torch.int64) if plan.integers else None,
-        Field("floats", len(plan.floats), kind),
-        Field("peaks", len(plan.peaks), keys) if plan.peaks else None,
-    ]
+
+    def of_slots(tables: Plan, prefix: str) -> list[Field | None]:
+        return [
+            Field(f"{prefix}counts", len(tables.counts), torch.int32),
+            Field(f"{prefix}integers", len(tables.integers), torch.int64) if tables.integers else None,
+            Field(f"{prefix}floats", len(tables.floats), kind) if tables.floats else None,
+            Field(f"{prefix}peaks", len(tables.peaks), keys) if tables.peaks else None,
+        ]
+
+    slots = of_slots(plan, "") + ([] if plan.ahead is None else of_slots(plan.ahead, "ahead_"))
     sequences = [
         Field("states", None, torch.int32) if plan.applies else None,  # bits; see decide.py
         Field("sequence_weights", None, kind) if plan.spreads else None,
+        Field("rests", None, torch.int64) if plan.rests and plan.applies else None,
     ]
     return WorkspaceLayout(
         [field for field in slots if field is not None],
@@ -237,7 +248,8 @@ def _upload(spec: Spec, double: bool, device: torch.device) -> Upload:
 @lru_cache(maxsize=1024)
 def sized_for(recipe: Recipe, grid: Grid) -> Sized:
     """List the launches of a recipe on batches of a size."""
-    launches = [(recipe.read, grid.token_programs, grid.cut.warp)]
+    passes = [site for site in (recipe.ahead, recipe.read) if site is not None]
+    launches = [(site, grid.token_programs, grid.cut.warp) for site in passes]
     if recipe.gather is not None:
         launches.append((recipe.gather, grid.sequence_programs, SEQUENCE_THREADS))
     adding = grid.parts * recipe.groups + recipe.plan.full

@@ -23,7 +23,15 @@ from pathlib import Path
 from rollout_corr.aot.loss_variants import LOSS_FEW, LOSS_VARIANTS
 from rollout_corr.aot.machine_code import MachineCode, read_machine_code
 from rollout_corr.aot.variant import LossVariant, Variant
-from rollout_corr.aot.variants import FEW, LABEL_VARIANTS, OF_NEW_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
+from rollout_corr.aot.variants import (
+    FEW,
+    LABEL_VARIANTS,
+    OF_NEW_VARIANTS,
+    PREFIX_VARIANTS,
+    SPLIT_VARIANTS,
+    TURN_VARIANTS,
+    VARIANTS,
+)
 from rollout_corr.backends import operators
 from rollout_corr.whole_files import write_whole
 
@@ -34,7 +42,8 @@ MOST_SPILLED = 16
 
 # Of both operators.
 EVERY: dict[str, Variant | LossVariant] = {
-    **VARIANTS, **OF_NEW_VARIANTS, **SPLIT_VARIANTS, **TURN_VARIANTS, **LABEL_VARIANTS, **LOSS_VARIANTS
+    **VARIANTS, **OF_NEW_VARIANTS, **SPLIT_VARIANTS, **TURN_VARIANTS, **LABEL_VARIANTS, **PREFIX_VARIANTS,
+    **LOSS_VARIANTS,
 }  # fmt: skip
 SEQUENCE_KERNELS = ("gather", "decide", "sequences", "finish")
 
@@ -49,7 +58,8 @@ class KernelRow:
     Attributes:
         variant: Its name.
         target: The GPU.
-        kernel: "read", "decide" or "apply" of `correct`; "gradient", "sequences", "finish" or "scale" of `policy_loss`.
+        kernel: "ahead", "read", "decide" or "apply" of `correct`; "gradient", "sequences", "finish" or "scale" of
+            `policy_loss`.
         shared: Bytes of shared memory of a program.
         tokens: How many tokens a thread has; 0 if the kernel looks at none.
         code: What the disassembly says.
@@ -157,6 +167,8 @@ def compile_one(name: str, target: str) -> list[KernelRow]:
     for launch in EVERY[name].launches():
         binary = compile_launch(launch, target)
         kernel, constants = launch.kernel.__name__.removesuffix("_kernel"), launch.arguments
+        if kernel == "read" and constants["PLAN"].carries:
+            kernel = "ahead"
         looks = kernel not in SEQUENCE_KERNELS and (kernel != "apply" or constants["PLAN"].applies)
         tokens = constants["TILING"].tokens_of_thread(binary.threads) if looks else 0
         rows.append(KernelRow(name, target, kernel, binary.shared, tokens, read_machine_code(binary.text)))

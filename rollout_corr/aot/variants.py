@@ -346,6 +346,72 @@ LABEL_VARIANTS = {
     "labels_split": Variant("labels_split", Spec(PRODUCT, (VETO,)), train=FP64, labelled=True, split=True),
 }
 
+# Prefixes, which take a pass more over the tokens. All that runs along sequences: sums on both grids, sums that may be
+# poisoned, maxima, maxima of what is before, and the place of a token.
+PREFIX_VARIANTS = {
+    "prefix_weights": Variant("prefix_weights", Spec(Weight("prefix", 0.8, 1.25, growth="sqrt"))),
+    "prefix_budget": Variant(
+        "prefix_budget",
+        Spec(
+            Weight("prefix", upper=2.0, reduce="mean"),
+            (
+                Criterion("tv", "prefix", "mean", upper=0.05, label="budget"),
+                Criterion("abs", "prefix", "max", upper=0.6, drop="rest", label="divergence"),
+            ),
+        ),
+        packed=False,
+        mask=I64,
+        length=MEDIUM,
+    ),
+    "prefix_mixed": Variant(
+        "prefix_mixed",
+        Spec(
+            Weight("prefix", 0.8, 1.25, outside="zero", token_clamp=0.3, reduce="min", growth="sqrt"),
+            (
+                Criterion("ratio", "prefix", "sum", 0.5, 1.7, "outward", growth="sqrt", label="sum"),
+                Criterion("k3", "prefix", "min", upper=0.2, drop="rest", when="negative_advantage", label="min"),
+            ),
+            rejected="both",
+        ),
+        advantages="token",
+        train=BF16,
+        rollout=BF16,
+    ),
+    "prefix_kept": Variant(
+        "prefix_kept",
+        Spec(
+            TOKEN,
+            (
+                *_tokens("abs"),
+                Criterion("k3", "prefix", "sum", upper=0.4, drop="rest", label="sum"),
+                Criterion("k2", "prefix", "max", upper=0.4, drop="sequence", label="max"),
+                *_LATE[:1],
+            ),
+            rejected="both",
+            sums_over="kept",
+        ),
+        packed=False,
+        advantages="sequence",
+        length=SHORT,
+    ),
+    "prefix_poisoned": Variant(
+        "prefix_poisoned",
+        Spec(
+            Weight("prefix", 0.8, 1.25),
+            (Criterion("external", "prefix", "mean", upper=0.8, name="entropy", drop="rest", label="external"),),
+            nonfinite="propagate",
+        ),
+        length=SHORT,
+    ),
+    "prefix_fp64": Variant(
+        "prefix_fp64",
+        Spec(Weight("prefix", 0.8, 1.25), (Criterion("k1", "prefix", "sum", upper=0.5, drop="rest", label="k1"),)),
+        packed=False,
+        train=FP64,
+        rollout=FP64,
+    ),
+}
+
 # A small selection where there is no time for all: every level and layout, low precision, a slice, thinned sequences.
 FEW = (
     "metrics_short",

@@ -20,7 +20,12 @@ def run_labelled(batch: Batch, spec: Spec) -> Result:
     """Run the kernels on a batch that has labels."""
     operands = operators.operands_of(batch, spec)
     kept = None
-    if operators.is_operator(operands) or all(one.labels.units == "tokens" for one in batch.labels):
+    # What a sequence loses behind a failing prefix is not kept of it, nor what prefixes weigh.
+    if (
+        operators.is_operator(operands)
+        or spec.has_prefixes
+        or all(one.labels.units == "tokens" for one in batch.labels)
+    ):
         result = operators.run_fused(batch, spec)
     else:
         found = operators.run_kernels(batch, operands, spec, labelled=True)

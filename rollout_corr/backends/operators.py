@@ -189,16 +189,18 @@ def statistics_of(vector: Tensor, spec: Spec) -> Statistics:
 def beyond_kernels(spec: Spec) -> str | None:
     """Say what of a Spec the kernels leave to plain torch; None for nothing.
 
-    The kernels have no prefixes. In two places they know no D but that of train/rollout: where they count
-    the tokens that a failed sequence drops one by one, and in the metrics of frameworks.
+    In two places they know no D but that of train/rollout: where they count the tokens that a failed sequence drops
+    one by one, and in the metrics of frameworks. Of prefixes they know those of sequences that nothing rejects before.
     """
     if spec.asks_batch:
         return "the kernels know no bounds that the batch decides"
-    if spec.weighs_prefixes:
-        return "weight of level 'prefix' depends on the tokens before each"
+    if spec.has_prefixes:
+        if spec.measures_turns:
+            return "the kernels know no prefixes beside turns"
+        for criterion in spec.criteria:
+            if spec.sums_over == "kept" and criterion.over == "token" and criterion.drop == "sequence":
+                return f"criterion {criterion.label!r} rejects sequences before prefixes run over what is kept"
     for criterion in spec.criteria:
-        if criterion.over == "prefix":
-            return f"criterion {criterion.label!r} tests prefixes"
         if criterion.of != "train/rollout":
             thins = criterion.thins
             if thins or len(spec.report) > 1:
@@ -213,6 +215,8 @@ def beyond_split_kernels(spec: Spec) -> str | None:
     """Say what of a Spec the kernels leave to plain torch where ranks hold parts of sequences."""
     if spec.measures_turns:
         return "over several ranks the kernels know no turns"
+    if spec.has_prefixes:
+        return "over several ranks the kernels know no prefixes"
     return beyond_kernels(spec)
 
 
@@ -231,7 +235,7 @@ def writes_mask(spec: Spec, mask: Tensor | None, offsets: Tensor | None) -> bool
 
 
 def _kernels(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
-    if spec.has_prefixes:
+    if spec.has_prefixes and beyond_kernels(spec):
         return _plain(operands, spec, whole.run_whole)
     found = kernels().run(given_of(operands), spec)
     return _filled(operands, found.weights, found.mask, found.keep, found.statistics, found.keep_turns)

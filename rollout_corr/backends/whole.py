@@ -13,6 +13,7 @@ from torch import Tensor
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.turns import sequence_offsets
+from rollout_corr.definition.bounds import OPEN
 from rollout_corr.definition.findings import Findings, Operands, evaluate
 from rollout_corr.definition.sequences import Flattened, Packed, Rows, Sequences
 from rollout_corr.definition.turns import Turns, turns_within
@@ -133,7 +134,8 @@ def statistics_of_labels(batch: Batch, spec: Spec, labelled: tuple[Labelled, ...
     found = evaluate(operands_of(batch, spec, *sequences_of(batch)))
     collector = LabelCollector(spec, False, labelled)
     collector.take(found)
-    return collector.found(AllSequences(found.facts, 0.0, spec, False))
+    bounds = OPEN if found.weighing is None else found.weighing.bounds
+    return collector.found(AllSequences(found.facts, 0.0, spec, False, bounds))
 
 
 class PendingSplit:

@@ -21,7 +21,14 @@ from rollout_corr.aot import report as kernel_report
 from rollout_corr.aot.machine_code import MachineCode, read_machine_code
 from rollout_corr.aot.report import Failure, KernelRow
 from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT, Variant
-from rollout_corr.aot.variants import FEW, OF_NEW_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
+from rollout_corr.aot.variants import (
+    FEW,
+    OF_NEW_VARIANTS,
+    PREFIX_VARIANTS,
+    SPLIT_VARIANTS,
+    TURN_VARIANTS,
+    VARIANTS,
+)
 from rollout_corr.backends import batch
 from rollout_corr.kernels.grid import SHAPES, cut_for
 from rollout_corr.spec import choices
@@ -29,8 +36,8 @@ from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 # --- the variants ---
 
-EVERY = [*VARIANTS.values(), *OF_NEW_VARIANTS.values(), *TURN_VARIANTS.values()]
-SPECS = [variant.spec for variant in (*VARIANTS.values(), *TURN_VARIANTS.values())]
+EVERY = [*VARIANTS.values(), *OF_NEW_VARIANTS.values(), *TURN_VARIANTS.values(), *PREFIX_VARIANTS.values()]
+SPECS = [variant.spec for variant in (*VARIANTS.values(), *TURN_VARIANTS.values(), *PREFIX_VARIANTS.values())]
 WEIGHTS = [x.weight for x in SPECS if x.weight is not None]
 CRITERIA = [criterion for x in SPECS for criterion in x.criteria]
 
@@ -45,6 +52,8 @@ USED = {
     "REDUCTIONS": {criterion.reduce for criterion in CRITERIA} - {None},
     "WHEN": {criterion.when for criterion in CRITERIA},
     "DROP": {criterion.drop for criterion in CRITERIA},
+    "PREFIX_REDUCTIONS": {weight.reduce for weight in WEIGHTS} - {None},
+    "GROWTH": {x.growth for x in (*WEIGHTS, *CRITERIA)} - {None},
     "POLICIES": {criterion.of for variant in EVERY for criterion in variant.spec.criteria},
     "REJECTED": {x.rejected for x in SPECS},
     "NONFINITE": {x.nonfinite for x in SPECS},
@@ -52,17 +61,11 @@ USED = {
     "DETAIL": {x.detail for x in SPECS},
     "REPORTS": {scheme for x in SPECS for scheme in x.report},
 }
-# Prefixes run on plain torch.
 BEYOND = {
-    "LEVELS": {"prefix"},
     # The kernels are given ages and entropies as external statistics; other means divide weights behind them.
     "STATS": {"age", "entropy"},
     "NORMALIZE": {"group", "sequence"},
-    "UNITS": {"prefix"},
-    "DROP": {"rest"},
-    "PREFIX_REDUCTIONS": set(choices.PREFIX_REDUCTIONS),
-    "GROWTH": set(choices.GROWTH),
-    # Needed by prefixes alone.
+    # Needed by prefixes of sequences on several ranks, which run on plain torch.
     "SEQUENCE_ORDERS": set(choices.SEQUENCE_ORDERS),
 }
 
@@ -80,7 +83,7 @@ FREE = {
     "criteria": any(not x.criteria for x in SPECS) and bool(CRITERIA),
     "clamp": True,
     "apply": {x.apply for x in SPECS} == {True, False},
-    "growth": True,
+    "growth": any(x.growth for x in WEIGHTS) and any(x.growth for x in CRITERIA),
     "within": True,
     # Applied to the weights that the kernels hand back.
     "decay": True,
@@ -98,7 +101,7 @@ def test_every_option_is_in_a_variant():
 
 
 def test_every_statistic_is_tested_over_both_units():
-    pairs = {(criterion.over, criterion.stat) for criterion in CRITERIA if criterion.over != "turn"}
+    pairs = {(criterion.over, criterion.stat) for criterion in CRITERIA if criterion.over in ("token", "sequence")}
     assert pairs == {(over, stat) for over in ("token", "sequence") for stat in USED["STATS"]}
 
 

@@ -202,7 +202,7 @@ def test_turns_where_they_are_needed_and_where_not():
     with pytest.raises(ValueError, match="max_turns: expected at least the 6 turns of the batch, got 5"):
         call(torch.arange(6) + 7, max_turns=5)
     prefixes = rc.Spec(rc.Weight("prefix", over="turn"))
-    with pytest.raises(ValueError, match="got 'triton': weight of level 'prefix' depends on the tokens before each"):
+    with pytest.raises(ValueError, match="got 'triton': the kernels know no prefixes beside turns"):
         call(OFFSETS, spec=prefixes, backend="triton")
     logp = torch.zeros(6)
     given = {"cu_seqlens": torch.tensor([0, 4, 6]), "rollout_logp": logp}

@@ -257,11 +257,10 @@ def test_compiled():
 
 
 def test_the_kernels_say_what_they_have_not():
-    for spec, words in (
-        (rc.Spec(rc.Weight("prefix")), "weight of level 'prefix' depends on the tokens before each"),
-        (rc.Spec(None, (rc.Criterion("k1", "prefix", "sum", upper=1),)), "criterion 'prefix_sum_k1' tests prefixes"),
-    ):
-        with pytest.raises(ValueError, match=f"backend: expected 'auto' or 'torch', got 'triton': {words}"):
-            rc.correct(torch.zeros(1, 2), torch.zeros(1, 2), spec=spec, backend="triton")
+    before = rc.Criterion("k1", upper=1, drop="sequence", label="before")
+    spec = rc.Spec(rc.Weight("prefix"), (before,), sums_over="kept")
+    words = "criterion 'before' rejects sequences before prefixes run over what is kept"
+    with pytest.raises(ValueError, match=f"backend: expected 'auto' or 'torch', got 'triton': {words}"):
+        rc.correct(torch.zeros(1, 2), torch.zeros(1, 2), spec=spec, backend="triton")
     with pytest.raises(ValueError, match=r"Spec.report: expected .'native',. beside prefixes"):
         rc.Spec(rc.Weight("prefix"), report=("verl",))

@@ -28,7 +28,7 @@ from builders.turns import loss_of, offsets_of, random_turns
 from ptx.counts import filled, variant_of
 from ptx.session import Session, compiled
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
-from rollout_corr.aot.variants import SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
+from rollout_corr.aot.variants import PREFIX_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from rollout_corr.kernels.correct import launch
 from rollout_corr.kernels.correct.launch import Given, Wanted
 from rollout_corr.kernels.grid import Shape, cut_for
@@ -88,6 +88,19 @@ def run_turns(name: str, seed: int = 0, **settings) -> Session:
         out = laid.correct(variant.spec, turns=turns, backend="triton")
     assert_like_reference(out, reference, name)
     assert out.keep_turns.equal(reference.keep_turns)
+    return session
+
+
+def run_prefixes(name: str, seed: int = 0, **settings) -> Session:
+    """A variant with prefixes, beside plain torch: its layout, in its own shape."""
+    variant, number = PREFIX_VARIANTS[name], list(PREFIX_VARIANTS).index(name)
+    shape = shape_of(variant)
+    sequences = random_sequences(number, lengths_for(shape), scale=0.1, advantages=variant.advantages)
+    laid = lay_out(spoil(sequences, number), "packed_gaps" if variant.packed else "padded_left", variant.train)
+    reference = laid.correct(variant.spec)
+    with one_thread(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
+        out = laid.correct(variant.spec, backend="triton")
+    assert_like_reference(out, reference, name)
     return session
 
 
@@ -220,6 +233,7 @@ CASES = {
     **{name: partial(run_correct, name) for name in VARIANTS},
     **{name: partial(run_split, name) for name in SPLIT_VARIANTS},
     **{name: partial(run_turns, name) for name in TURN_VARIANTS},
+    **{name: partial(run_prefixes, name) for name in PREFIX_VARIANTS},
     **{f"loss_{name}": partial(run_loss, name) for name in LOSS_VARIANTS},
 }
 

@@ -21,7 +21,14 @@ from ptx.machine import Executed
 from ptx.session import compiled
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.aot.variant import LossVariant, Variant
-from rollout_corr.aot.variants import LABEL_VARIANTS, OF_NEW_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
+from rollout_corr.aot.variants import (
+    LABEL_VARIANTS,
+    OF_NEW_VARIANTS,
+    PREFIX_VARIANTS,
+    SPLIT_VARIANTS,
+    TURN_VARIANTS,
+    VARIANTS,
+)
 from rollout_corr.kernels.launches import Launch
 
 RECORDED = Path(__file__).with_name("counts.json")
@@ -50,7 +57,8 @@ def variant_of(name: str) -> Variant | LossVariant:
     """Look a variant up by the name of its case."""
     if name.startswith("loss_"):
         return LOSS_VARIANTS[name.removeprefix("loss_")]
-    return {**VARIANTS, **SPLIT_VARIANTS, **OF_NEW_VARIANTS, **TURN_VARIANTS, **LABEL_VARIANTS}[name]
+    found = {**VARIANTS, **SPLIT_VARIANTS, **OF_NEW_VARIANTS, **TURN_VARIANTS, **LABEL_VARIANTS, **PREFIX_VARIANTS}
+    return found[name]
 
 
 def _offsets(tokens: int, sequences: int) -> torch.Tensor:

@@ -1,0 +1,193 @@
+"""Scans along the sequences of a tile: running sums and maxima of the columns of `Plan.ahead`, token by token.
+
+`running` is a tuple of scalars: of each column what the sequence has come to at the end of the step before, then of
+each criterion that drops the rest how many of its tokens have failed in this tile.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from rollout_corr.kernels.correct.plan import Plan
+from rollout_corr.kernels.slots import Extents, edge
+from rollout_corr.kernels.sums import is_extremum, kind_of, start_of
+from rollout_corr.kernels.tiles import Span, Tile, ends_by, next_span, places_of
+from rollout_corr.kernels.tokens import size
+
+# Slots of a sequence whose columns are added up at a time.
+SLOTS = tl.constexpr(32)
+
+
+@triton.constexpr_function
+def runs(plan: Plan, k: int) -> bool:
+    """Test whether a column runs along sequences: all but the count of valid tokens, which slots always have."""
+    return plan.recorded[k] != ("counts", "valid")
+
+
+@triton.constexpr_function
+def runs_before(plan: Plan, k: int) -> bool:
+    """Test for a column of which a token sees what is before it, and not itself."""
+    return plan.prefix == "min" and plan.recorded[k] == ("peaks", "weight")
+
+
+@triton.constexpr_function
+def table_of(plan: Plan, k: int) -> int:
+    """Find the table of a column."""
+    return plan.of_slots.index(plan.recorded[k][0])
+
+
+@triton.constexpr_function
+def row_of(plan: Plan, k: int) -> int:
+    """Find a column in its table."""
+    table, name = plan.recorded[k]
+    return getattr(plan, table).index(name)
+
+
+@triton.constexpr_function
+def rests(plan: Plan) -> int:
+    """Count the criteria that drop the rest."""
+    return sum(one.drop == "rest" for one in plan.tests)
+
+
+# --- what comes from the tiles before ---
+
+
+@triton.jit
+def carried_into(
+    tables: tl.tuple, slots: tl.tensor, offsets: tl.tensor, span: Span, tile: Tile, extents: Extents,
+    AHEAD: tl.constexpr,
+) -> tl.tuple:  # fmt: skip
+    """Add up the slots that the first sequence of a tile has in the tiles before: `running`, at the tile's start.
+
+    They lie side by side before its slot in this tile.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    if AHEAD.packed:
+        begun = edge(offsets, span.owner, extents.sequences, extents.tokens) >> extents.tile_bits
+        first, many = begun + span.owner, program - begun
+    else:
+        many = program % extents.tiles
+        first = program - many
+    kept = ()
+    for k in tl.static_range(size(AHEAD, "recorded")):
+        kept = kept + (tl.full((SLOTS,), start_of(AHEAD, k), kind_of(AHEAD, k)),)
+    for start in range(0, tl.maximum(many, 0).to(tl.int32), SLOTS):
+        each = start + tl.arange(0, SLOTS)
+        more = ()
+        for k in tl.static_range(size(AHEAD, "recorded")):
+            if runs(AHEAD, k):
+                where = tables[table_of(AHEAD, k)] + (slots * row_of(AHEAD, k) + first + each)
+                x = tl.load(where, mask=each < many, other=start_of(AHEAD, k))
+                more = more + (tl.maximum(kept[k], x) if is_extremum(AHEAD, k) else kept[k] + x,)
+            else:
+                more = more + (kept[k],)
+        kept = more
+    running = ()
+    for k in tl.static_range(size(AHEAD, "recorded")):
+        running = running + (tl.max(kept[k], 0) if is_extremum(AHEAD, k) else tl.sum(kept[k], 0),)
+    for _ in tl.static_range(rests(AHEAD)):
+        # What failed in the tiles before is for `decide` to find.
+        running = running + (tile.length * 0,)
+    return running
+
+
+# --- a step ---
+
+
+@triton.jit
+def begins_of(
+    span: Span, first: tl.tensor, offsets: tl.tensor, tile: Tile, extents: Extents, PLAN: tl.constexpr,
+    TILING: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Mark the tokens of a step with which another sequence begins than that with which the tile does: [STEP] int32.
+
+    The span is that of the step's first token, or what is before it.
+    """
+    place = tl.reshape(places_of(first, TILING), (TILING.step,))
+    begins = (place == span.start) & (first > 0)
+    if PLAN.packed:
+        # Counted first, as in `tiles.of_sequences`.
+        ahead, more = span, tile.length * 0
+        while ends_by(ahead, first, tile, TILING):
+            ahead = next_span(ahead, offsets, tile, extents, PLAN)
+            more += 1
+        for _ in range(more):
+            span = next_span(span, offsets, tile, extents, PLAN)
+            begins = begins | (place == span.start)
+    return begins.to(tl.int32)
+
+
+@triton.jit
+def added(begun: tl.tensor, x: tl.tensor, begins: tl.tensor, y: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Join sums of neighbouring stretches, with whether a sequence begins in each."""
+    return begun | begins, tl.where(begins != 0, y, x + y)
+
+
+@triton.jit
+def largest(begun: tl.tensor, x: tl.tensor, begins: tl.tensor, y: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Join maxima of neighbouring stretches."""
+    return begun | begins, tl.where(begins != 0, y, tl.maximum(x, y))
+
+
+@triton.jit
+def largest_before(
+    begun: tl.tensor, before: tl.tensor, x: tl.tensor, begins: tl.tensor, after: tl.tensor, y: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Join maxima of neighbouring stretches, each with that of all but its last token."""
+    joined = begins != 0
+    return begun | begins, tl.where(joined, after, tl.maximum(x, after)), tl.where(joined, y, tl.maximum(x, y))
+
+
+@triton.jit
+def last_of(x: tl.tensor) -> tl.tensor:
+    """Take the last entry: a scalar."""
+    return tl.sum(tl.where(tl.arange(0, x.shape[0]) == x.shape[0] - 1, x, 0), 0)
+
+
+@triton.jit
+def scanned(
+    x: tl.tensor, carry: tl.tensor, begins: tl.tensor, LARGEST: tl.constexpr, TILING: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Run along a step from a carry: the totals up to and with each token, and the last of them."""
+    flat = tl.reshape(x, (TILING.step,))
+    if LARGEST:
+        begun, found = tl.associative_scan((begins, flat), 0, largest)
+        found = tl.where(begun != 0, found, tl.maximum(carry, found))
+    else:
+        begun, found = tl.associative_scan((begins, flat), 0, added)
+        found = tl.where(begun != 0, found, carry + found)
+    return tl.reshape(found, x.shape), last_of(found)
+
+
+@triton.jit
+def scanned_before(
+    x: tl.tensor, carry: tl.tensor, begins: tl.tensor, lowest: tl.constexpr, TILING: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Run along a step from a carry: the largest before each token, and the largest of all up to the last."""
+    flat = tl.reshape(x, (TILING.step,))
+    nothing = tl.full((TILING.step,), lowest, x.dtype)
+    begun, before, found = tl.associative_scan((begins, nothing, flat), 0, largest_before)
+    before = tl.where(begun != 0, before, tl.maximum(carry, before))
+    found = tl.where(begun != 0, found, tl.maximum(carry, found))
+    return tl.reshape(before, x.shape), last_of(found)
+
+
+@triton.jit
+def run_along(
+    given: tl.tuple, running: tl.tuple, begins: tl.tensor, AHEAD: tl.constexpr, TILING: tl.constexpr
+) -> tuple[tl.tuple, tl.tuple]:
+    """Run along a step with all columns; the results stand where the columns do."""
+    reached = ()
+    for k in tl.static_range(size(AHEAD, "recorded")):
+        if runs(AHEAD, k):
+            x = given[k].to(kind_of(AHEAD, k))
+            if runs_before(AHEAD, k):
+                x, last = scanned_before(x, running[k], begins, start_of(AHEAD, k), TILING)
+            else:
+                x, last = scanned(x, running[k], begins, is_extremum(AHEAD, k), TILING)
+            reached = reached + (x,)
+            running = running[:k] + (last,) + running[k + 1 :]
+        else:
+            reached = reached + (0,)
+    return reached, running
