@@ -282,6 +282,9 @@ class Tokens:
     @property
     def excess_of_sequences(self) -> Tensor:
         """[S] float64: the sums of e^D - 1."""
+        return self._once("excess_of_sequences", self._excess_of_sequences)
+
+    def _excess_of_sequences(self) -> Tensor:
         if self.near is None:
             return self.sequences.sum(select(self.measured, self.excess))
         return self.of_sequences(self.near.few_excess)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from operator import itemgetter
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from rollout_corr.metrics import aggregates, loss, peers
 from rollout_corr.metrics.extra import Extra
@@ -75,12 +77,12 @@ class Places(NamedTuple):
 
     Attributes:
         names: Those of the whole batch, in order.
-        pick: Gives their numbers, from those of the vector; None: all of them are.
+        pick: [k] int64 on the CPU, their places in the vector; None: all of them are.
         length: The numbers of the vector.
     """
 
     names: tuple[str, ...]
-    pick: Callable[[list[float]], tuple[float, ...]] | None
+    pick: Tensor | None
     length: int
 
 
@@ -93,7 +95,9 @@ def of_the_batch(spec: Spec | None, objective: Objective | None = None, extra: E
         return Places(every, None, len(every))
     own = extra.of_labels(spec)
     places = [place for place, name in enumerate(every) if name not in own]
-    return Places(tuple(every[place] for place in places), itemgetter(*places), len(every))
+    with torch.inference_mode(False):
+        pick = torch.tensor(places, device="cpu")
+    return Places(tuple(every[place] for place in places), pick, len(every))
 
 
 class PlacesOfLabels(NamedTuple):

@@ -5,6 +5,7 @@ Every sum of tokens is taken per sequence first, so that a batch is passed over 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -54,12 +55,22 @@ def stacked(taken: Named, names: tuple[str, ...]) -> Tensor:
     kinds: dict[torch.dtype, list[str]] = {}
     for name in names:
         kinds.setdefault(taken[name].dtype, []).append(name)
-    if len(kinds) == 1:
-        return torch.stack([taken[name] for name in names]).double()
-    found: Named = {}
-    for same in kinds.values():
-        found.update(zip(same, torch.stack([taken[name] for name in same]).double().unbind(), strict=True))
-    return torch.stack([found[name] for name in names])
+    parts = [torch.stack([taken[name] for name in same]).double() for same in kinds.values()]
+    if len(parts) == 1:
+        return parts[0]
+    joined, held = torch.cat(parts), tuple(name for same in kinds.values() for name in same)
+    if joined.device.type == "cpu" and not torch.compiler.is_compiling():
+        return joined.index_select(0, _order(held, names))
+    # An index would be copied to a device, which waits.
+    rows = dict(zip(held, joined.unbind(), strict=True))
+    return torch.stack([rows[name] for name in names])
+
+
+@lru_cache(maxsize=256)
+def _order(names: tuple[str, ...], wanted: tuple[str, ...]) -> Tensor:
+    """Where names are that are wanted in another order."""
+    with torch.inference_mode(False):
+        return torch.tensor([names.index(name) for name in wanted], device="cpu")
 
 
 def of_block(f: Findings) -> PerSequence:
@@ -71,21 +82,21 @@ def of_block(f: Findings) -> PerSequence:
 def _of_block(f: Findings) -> Taken:
     tokens, spec, sequences = f.tokens, f.spec, f.tokens.sequences
     near = tokens.near
-    sums = {
-        "abs_d": sequences.sum(tokens.size),
-        "ratio": tokens.excess_of_sequences,
-        "tokens_clamped": _clamped(f),
-    }
+    sums = {"abs_d": sequences.sum(tokens.size), "tokens_clamped": _clamped(f)}
     if near is not None:
         squares = near.d2_of_sequences(), near.k3_of_sequences(), near.excess2_of_sequences(near.few_excess)
     else:
         each = tokens.saturated * tokens.saturated, tokens.k3, tokens.excess * tokens.excess
         squares = sequences.sum(each[0]), sequences.sum(each[1]), sequences.sum(each[2])
     sums |= dict(zip(("d2", "k3", "ratio2"), squares, strict=True))
+    # e^D - 1 is D and k3, whose sums are at hand where no D is clamped.
+    plain = near is not None and tokens.clamped() is tokens.d
+    sums["ratio"] = tokens.sum_d + sums["k3"] if plain else tokens.excess_of_sequences
     maxima = _ends("d", tokens.d, f, tokens.measured)
     weight, weighing = spec.weight, f.weighing
     if near is not None and f.few is not None and weight is not None and weight.outside == "clamp":
-        more = _near_weights(near, f.few, sums["ratio2"], maxima)
+        negated, largest = (min(max(float(x), -near.clamp), near.clamp) for x in tokens.extrema)
+        more = _near_weights(near, f.few, sums["ratio2"], maxima, (-negated, largest))
         sums, maxima = sums | more.sums, maxima | more.maxima
     elif weight is not None and weighing is not None and spec.weighs_tokens:
         raw, bounded = weighing.raw, weighing.bounded
@@ -108,13 +119,26 @@ def _of_block(f: Findings) -> Taken:
     return Taken(sums, maxima)
 
 
-def _near_weights(near: Near, few: FewBounded, raw2: Tensor, of_d: Named) -> Taken:
-    """Give the sums of token weights where all but a few tokens are near 1, within the bounds, which clamp the rest."""
+def _near_weights(
+    near: Near, few: FewBounded, raw2: Tensor, of_d: Named, ends: tuple[float, float]
+) -> Taken:  # fmt: skip
+    """Give the sums of token weights where all but a few tokens are near 1, within the bounds, which clamp the rest.
+
+    Args:
+        near: The sums of all tokens.
+        few: Those of the weight.
+        raw2: [S], sums of the squares of ratio - 1.
+        of_d: The ends of D of each sequence.
+        ends: The smallest and the largest clamped D of all tokens.
+    """
     low, high = few.bounds.low, few.bounds.high
+    smallest, largest = ends
     nothing = torch.zeros_like(raw2)
+    # None where no D is beyond the bound.
+    high, low = None if high is None or largest <= high else high, None if low is None or smallest >= low else low
     sums = {
         "raw2": raw2,
-        "weight2": near.excess2_of_sequences(few.few),
+        "weight2": raw2 if low is None and high is None else near.excess2_of_sequences(few.few),
         "tokens_above": nothing if high is None else near.added(nothing, (near.few > high).double()),
         "tokens_below": nothing if low is None else near.added(nothing, (near.few < low).double()),
     }

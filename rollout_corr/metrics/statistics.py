@@ -284,14 +284,17 @@ class PendingMetrics:
     def values(self) -> dict[str, float]:
         """Read the statistics of the batch by name, those of single labels left out; waits for the copy."""
         names, pick, count = schema.of_the_batch(self._spec, self._objective, self._extra)
-        numbers = self._numbers(count)
-        return dict(zip(names, numbers if pick is None else pick(numbers), strict=True))
+        return dict(zip(names, self._numbers(count, pick), strict=True))
 
-    def _numbers(self, count: int) -> list[float]:
-        """Read so many sums and maxima."""
+    def _numbers(self, count: int, pick: Tensor | None = None) -> list[float]:
+        """Read so many sums and maxima, or those at some places: a float for each of them takes its time."""
         if self._event is not None:
             self._event.synchronize()
-        numbers: list[float] = self._host.tolist()
+        host = self._host
+        if pick is not None:
+            host = torch.cat([host.index_select(0, pick), host[count:]])
+            count = pick.shape[0]
+        numbers: list[float] = host.tolist()
         most, least = numbers[count:] or (0.0, 0.0)
         if most != -least:
             raise ValueError(
