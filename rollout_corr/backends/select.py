@@ -10,6 +10,7 @@ integers: it adds up over blocks, micro-batches and ranks in any order to the sa
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,9 @@ from rollout_corr.spec.bounds_of_batch import Before, Counting, Side
 DIGITS: dict[torch.dtype, tuple[int, ...]] = {torch.float32: (11, 11, 10), torch.float64: (11, 11, 11, 11, 11, 9)}
 INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 FLOATS = {integer: floating for floating, integer in INTEGERS.items()}
+
+# Values whose float64 temporaries stay in cache.
+CHUNK = 32_768
 
 # The fraction of an amount is a multiple of 1 / GRID.
 GRID = 2**38
@@ -115,6 +119,9 @@ class Search(NamedTuple):
 
     def table(self, values: Values) -> Tensor:
         """[1 or 3, digits] int64: counts, and the amounts' whole parts and fractions, of values with the prefix."""
+        return in_chunks(self._table, values)
+
+    def _table(self, values: Values) -> Tensor:
         bits, shift = self._digit()
         digits = 1 << bits
         index = ((values.keys >> shift) & (digits - 1)).long()
@@ -177,6 +184,13 @@ class Search(NamedTuple):
 
     def _follow(self, keys: Tensor) -> Tensor:
         return follow(keys, self.prefix, DIGITS[self.dtype], self.round)
+
+
+def in_chunks(table: Callable[[Values], Tensor], values: Values) -> Tensor:
+    """The table of values, in chunks where all of them count, as on the CPU."""
+    if values.counted is not None or values.keys.shape[0] <= CHUNK:
+        return table(values)
+    return torch.stack([table(Values(keys, None)) for keys in values.keys.split(CHUNK)]).sum(0)
 
 
 def as_int32(digits: Tensor) -> Tensor:

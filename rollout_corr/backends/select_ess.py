@@ -13,14 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.select import Values, as_int32, digit_of, follow, from_keys, values_of
+from rollout_corr.backends.select import Values, as_int32, digit_of, follow, from_keys, in_chunks, values_of
 from rollout_corr.definition.bounds_of_batch import BEYOND_CLAMP, float32_above, weights_of
 from rollout_corr.spec.bounds_of_batch import KeepESS
 
 # Bits of the digits: the first has the sign, the exponent and four bits of the significand of a log-ratio.
 DIGITS = (13, 10, 9)
-# Weights up to which float64 adds up integers of 33 bits exactly.
-MOST = 2**20
 
 
 class Sums(NamedTuple):
@@ -112,13 +110,20 @@ class EssSearch(NamedTuple):
 
     def table(self, values: Values) -> Tensor:
         """[4, digits] int64: of values with the digits found the count, and the sums of `_amounts`, in units."""
+        units = self._units(values.keys.device)
+        return in_chunks(lambda chunk: self._table(chunk, units), values)
+
+    def _units(self, device: torch.device) -> list[Tensor]:
+        digits = 1 << digit_of(DIGITS, self.round)[0]
+        return [known.unit.expand(digits) for known in self.sums] if self.round else _units(device)
+
+    def _table(self, values: Values, units: list[Tensor]) -> Tensor:
         bits, shift = digit_of(DIGITS, self.round)
         digits = 1 << bits
         index = (values.keys >> shift) & (digits - 1)
         each = _amounts(from_keys("upper", values.keys))
-        units = [known.unit.expand(digits) for known in self.sums] if self.round else _units(index.device)
-        if values.counted is None and index.shape[0] <= MOST:
-            # All partial sums are exact. A device would be waited for.
+        if values.counted is None:
+            # A chunk is so small that float64 adds integers of 33 bits up exactly. A device would be waited for.
             rows = [torch.bincount(index, minlength=digits)]
             rows += [(torch.bincount(index, x, digits) / unit).long() for x, unit in zip(each, units, strict=True)]
             return torch.stack(rows)
@@ -138,7 +143,7 @@ class EssSearch(NamedTuple):
         kept = self.before + table[0].cumsum(0)
         running = [
             known.up_to_digits(row, unit, self.round)
-            for known, row, unit in zip(self.sums, table[1:], _units(table.device), strict=True)
+            for known, row, unit in zip(self.sums, table[1:], self._units(table.device), strict=True)
         ]
         bits, shift = digit_of(DIGITS, self.round)
         ends = ((self.prefix << bits) | torch.arange(1 << bits, device=table.device)) << shift | ((1 << shift) - 1)

@@ -163,7 +163,8 @@ def beyond(value: Tensor, bounds: tuple[Bound, Bound]) -> Tensor:
     They are of the dtype of the values, so nothing is rounded.
     """
     low, high = bounds
-    passed = ~value.isnan()
-    if low is not None:
-        passed = passed & (value >= low)
-    return ~(passed if high is None else passed & (value <= high))
+    if low is None:
+        # No NaN passes a comparison.
+        return value.isnan() if high is None else (value <= high).logical_not_()
+    passed = value >= low
+    return (passed if high is None else passed & (value <= high)).logical_not_()

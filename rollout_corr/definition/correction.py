@@ -272,9 +272,10 @@ def decide_tokens(
     if criterion.when != "any" and advantages is not None:
         selected = selected_tokens(criterion.when, tokens, advantages.token)
         chosen = selected if among is None else among & selected
-    fails = ~passes(criterion, tested, spec.clamp, growth)
-    if criterion.rules:
-        fails = fails | beyond(value, bounds.of(criterion, value, chosen))
+    fails = beyond(value, bounds.of(criterion, value, chosen)) if criterion.rules else None
+    if fails is None or criterion.low is not None or criterion.high is not None:
+        failed = ~passes(criterion, tested, spec.clamp, growth)
+        fails = failed if fails is None else fails | failed
     if chosen is not None:
         fails = fails & chosen
     if criterion.drop == "sequence":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 import rollout_corr as rc
 from oracles.bounds_of_batch import sample_size
-from rollout_corr.backends import select_ess
+from rollout_corr.backends import select, select_ess
 from rollout_corr.definition.bounds_of_batch import by_bisection
 
 HARD = {
@@ -45,9 +46,10 @@ def check(values, floor):
     if bound == math.inf:
         assert not weights or sample_size(weights, math.inf) >= floor - 1e-6
         return bound
-    # Weights are float32: 2^-24 of each, twice in a square, and the bound itself.
-    assert sample_size(weights, math.exp(bound)) >= floor - 4e-7
-    assert sample_size(weights, math.exp(bound + 1e-4)) < floor + 4e-7
+    # Weights are float32: 2^-24 of each, twice in a square, and the bound itself; so are their logarithms, rounded up.
+    within = 4e-7 + 2.0**-22 * max(abs(math.log(w)) for w in weights)
+    assert sample_size(weights, math.exp(bound)) >= floor - within
+    assert sample_size(weights, math.exp(bound + 1e-4)) < floor + within
     return bound
 
 
@@ -96,8 +98,23 @@ def test_weights_that_are_not_among_the_batch_count_in_nothing():
     assert torch.equal(search.bound(), by_bisection(rule, values[among]))
 
 
-def test_many_weights_take_the_way_that_no_sum_is_too_large_for():
-    """More than float64 adds up exactly at once go by integers, to the same table."""
+def test_chunks_add_up_to_the_table_of_all():
+    values = torch.randn(50, generator=torch.Generator().manual_seed(2))
+    for search, made in (
+        (select_ess.begin(rc.KeepESS(0.5), values.device), select_ess.EssSearch.values(values, None, True)),
+        (
+            select.begin(rc.MeanBelow(0.5), "upper", values.dtype, values.device),
+            select.values_of("upper", values, None, True),
+        ),
+    ):
+        whole = search.table(made)
+        with mock.patch.object(select, "CHUNK", 7):
+            assert torch.equal(search.table(made), whole)
+        assert int(whole[0].sum()) == 50
+
+
+def test_a_device_adds_up_the_same_integers():
+    """Where values may not be read, integers are added up instead of floats, to the same table."""
     values = torch.randn(3000, generator=torch.Generator().manual_seed(1))
     search = select_ess.begin(rc.KeepESS(0.5), values.device)
     made = search.values(values, None, True)
