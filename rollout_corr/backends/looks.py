@@ -84,9 +84,9 @@ class WholeBatch:
         return self._add_up(torch.count_nonzero(self.trains)).double()
 
     def mean(self, x: Tensor) -> Tensor:
-        found = self._totals(x[None], torch.zeros_like(self.trains, dtype=torch.int64), 1)
-        total, count = self._add_up(torch.cat((found.flatten(), torch.count_nonzero(self.trains)[None]))).split([2, 1])
-        return (numbers_of(total.view(1, 2, 1))[0, 0] / count[0].clamp(min=1)).to(x.dtype)
+        counts = [limb.sum() for limb in self._limbs(x)] + [torch.count_nonzero(self.trains)]
+        whole, fraction, count = self._add_up(torch.stack(counts)).unbind()
+        return ((whole.double() + fraction.double() / GRID_OF_FRACTION) / count.clamp(min=1)).to(x.dtype)
 
     def sums(self, x: Tensor, place: Tensor, places: int) -> tuple[Tensor, Tensor]:
         here = self._totals(x, place, places)
@@ -115,15 +115,18 @@ class WholeBatch:
 
     def _totals(self, x: Tensor, place: Tensor, places: int) -> Tensor:
         """[K, 2, places] int64: whole parts, and fractions on a grid."""
-        limited = torch.where(self.trains, x, 0.0).nan_to_num(0.0).clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC).double()
         index, tables = place.reshape(-1), []
-        for each in limited:
-            part = each.reshape(-1).trunc()
-            fraction = ((each.reshape(-1) - part) * GRID_OF_FRACTION).round()
-            for limb in (part, fraction):
+        for each in x:
+            for limb in self._limbs(each):
                 table = torch.zeros(places, dtype=torch.int64, device=index.device)
-                tables.append(table.index_add_(0, index, limb.long()))
-        return torch.stack(tables).view(len(limited), 2, places)
+                tables.append(table.index_add_(0, index, limb.reshape(-1)))
+        return torch.stack(tables).view(-1, 2, places)
+
+    def _limbs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The whole part of each token that trains, and its fraction on a grid; int64."""
+        x = torch.where(self.trains, x, 0.0).nan_to_num(0.0).clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC).double()
+        part = x.trunc()
+        return part.long(), ((x - part) * GRID_OF_FRACTION).round().long()
 
 
 def numbers_of(totals: Tensor) -> Tensor:
