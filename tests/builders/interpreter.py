@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from unittest import mock
 
 
@@ -18,7 +19,7 @@ def quick() -> Iterator[None]:
     """Keep what the interpreter computes again and again, for as long as this is entered."""
     from triton.language import core
     from triton.language.semantic import TritonSemantic
-    from triton.runtime import interpreter
+    from triton.runtime import interpreter, jit
 
     builder = interpreter.InterpreterBuilder
     patches = [
@@ -33,6 +34,7 @@ def quick() -> Iterator[None]:
         (TritonSemantic, "binary_op_type_checking_impl", _unless_fit),
         (TritonSemantic, "broadcast_impl_value", _unless_alike),
         (TritonSemantic, "cast", _unless_cast),
+        (getattr(jit, "ConstexprFunction", None), "__call__", _once_for_constants),
         *((builder, name, _of_bfloat16) for name in dir(builder) if name.startswith("create_fcmp")),
     ]
     with contextlib.ExitStack() as stack:
@@ -170,6 +172,31 @@ def _unless_cast(cast):
         return input if input.type.scalar is dst_ty.scalar else cast(self, input, dst_ty, *rounding, **named)
 
     return converted
+
+
+def _once_for_constants(call):
+    """Call a function of constants once for each of them: names of columns, places in a plan, whether it has one."""
+    from triton.language import core
+
+    plain, found = (str, int, bool, float, type(None)), {}
+
+    def answered(self, *args, **named):
+        key = [id(self)]
+        for x in (*args, *named.values()):
+            if type(x) in plain:
+                key += type(x), x
+            elif isinstance(x, core.dtype):
+                key += type(x), x.name
+            elif is_dataclass(x):
+                key += type(x), id(x)  # a plan is one object, and takes long to compare
+            else:
+                return call(self, *args, **named)
+        key = (*key, *named)
+        if key not in found:
+            found[key] = call(self, *args, **named), args  # which stay, so that their numbers stay theirs
+        return found[key][0]
+
+    return answered
 
 
 def _if_it_overflows(raise_overflow):

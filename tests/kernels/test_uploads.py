@@ -148,7 +148,7 @@ def test_the_row_of_the_last_of_millions_of_programs(quick_interpreter, monkeypa
     of_grid, of_program = builder.set_grid_dim, builder.set_grid_idx
     monkeypatch.setattr(builder, "set_grid_dim", lambda self, *dims: of_grid(self, programs, 1, 1))
     monkeypatch.setattr(builder, "set_grid_idx", lambda self, *place: of_program(self, programs - 1, 0, 0))
-    plan = SimpleNamespace(table=tuple("abcdefghij"))
+    plan = SimpleNamespace(table=tuple("abcdefghij"), label_sums=())
 
     @triton.jit
     def store(table, PLAN: tl.constexpr):
