@@ -304,9 +304,12 @@ def read_request(
             reason = beyond_kernels(spec) if groups.sequence is None else beyond_split_kernels(spec)
             if reason is not None:
                 raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
-        if backend == "triton" and given.labelled and groups.sequence is not None:
-            raise ValueError("backend: expected 'auto' or 'torch' beside labels and a sequence_group, got 'triton'")
         batch = read_batch(given)
+        if backend == "triton" and batch.has_labels_of_tokens and groups.sequence is not None:
+            raise ValueError(
+                "backend: expected 'auto' or 'torch' beside labels of tokens or turns and a sequence_group, got "
+                "'triton'"
+            )
         groups.check_advantages(batch, given.train_logp, given.advantages)
         if versions is not None:
             groups.check_versions(batch, given.train_logp, versions)

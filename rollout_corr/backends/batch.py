@@ -120,6 +120,11 @@ class Batch:
             self._outside = ends[0], self.train.numel() - ends[-1]
         return self._outside
 
+    @property
+    def has_labels_of_tokens(self) -> bool:
+        """Tell whether some labels are not of whole sequences."""
+        return any(one.labels.units == "tokens" for one in self.labels)
+
     def of(self, train: Tensor, rollout: Tensor, pairs: dict[str, tuple[Tensor, Tensor]]) -> Batch:
         """Give the batch with other policies. Not by `dataclasses.replace`, which older compilers cannot follow."""
         given = self.mask, self.offsets, self.count, self.restore, self.given_mask

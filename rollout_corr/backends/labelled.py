@@ -6,6 +6,8 @@ every token, so its statistics come from the definition, as all do where a compi
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rollout_corr.backends import operators, whole
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.result import Result
@@ -14,6 +16,9 @@ from rollout_corr.metrics.labels import Labelled
 from rollout_corr.metrics.sequence_labels import PerSequence, by_label
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.correction import Spec
+
+if TYPE_CHECKING:
+    from rollout_corr.kernels.correct.launch import Found
 
 
 def run_labelled(batch: Batch, spec: Spec) -> Result:
@@ -29,15 +34,19 @@ def run_labelled(batch: Batch, spec: Spec) -> Result:
         result = operators.run_fused(batch, spec)
     else:
         found = operators.run_kernels(batch, operands, spec, labelled=True)
-        result = operators.result_of(found, spec)
-        assert found.label_sums is not None
-        assert found.label_maxima is not None
-        kept = PerSequence(found.label_sums, found.label_maxima)
-    result.statistics = _with_labels(result.statistics, batch, spec, kept)
+        result, kept = operators.result_of(found, spec), kept_of(found)
+    result.statistics = with_labels(result.statistics, batch, spec, kept)
     return result
 
 
-def _with_labels(statistics: Statistics, batch: Batch, spec: Spec, kept: PerSequence | None) -> Statistics:
+def kept_of(found: Found) -> PerSequence:
+    """Give what the kernels kept of each sequence."""
+    assert found.label_sums is not None
+    assert found.label_maxima is not None
+    return PerSequence(found.label_sums, found.label_maxima)
+
+
+def with_labels(statistics: Statistics, batch: Batch, spec: Spec, kept: PerSequence | None) -> Statistics:
     """Append the statistics of all labels, in the order of the labels."""
 
     def by_definition(one: Labelled) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from rollout_corr.backends.batch import Batch
+from rollout_corr.backends.labelled import kept_of, with_labels
 from rollout_corr.backends.operators import given_of, operands_of, statistics_of
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.split import PendingTables
@@ -22,6 +23,7 @@ class PendingKernels:
     def __init__(self, batch: Batch, spec: Spec, group: Any) -> None:
         self._batch, self._spec = batch, spec
         given = given_of(operands_of(batch, spec))
+        given.labelled = bool(batch.labels)
         with current(given.train):
             self._found, launches = prepare(given, spec, split=True)
             self._later = launches[2:]
@@ -43,4 +45,7 @@ class PendingKernels:
             for launch in self._later:
                 launch.run()
         found = self._found
-        return Result(found.weights, found.mask, found.keep, statistics_of(found.statistics, self._spec))
+        statistics = statistics_of(found.statistics, self._spec)
+        if self._batch.labels:
+            statistics = with_labels(statistics, self._batch, self._spec, kept_of(found))
+        return Result(found.weights, found.mask, found.keep, statistics)

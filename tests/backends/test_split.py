@@ -13,7 +13,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import rollout_corr as rc
-from builders.batches import LAYOUTS, assert_same_results, assert_same_statistics, lay_out, outcome, random_sequences
+from builders.batches import (
+    LAYOUTS,
+    assert_same_results,
+    assert_same_statistics,
+    lay_out,
+    outcome,
+    random_sequences,
+    wild,
+)
 from builders.kernel_cases import INTERPRETED
 from builders.launches import key
 from builders.split_cases import SPECS, WAYS, cases, lockstep, outcomes
@@ -95,6 +103,23 @@ def test_the_kernels_split_too(name, device, monkeypatch):
             assert_same_results(found, whole)
             if spec.nonfinite != "propagate":
                 assert_same_statistics(found[3], whole[3], rounds_means=True)
+
+
+@pytest.mark.parametrize("name", ["measure", "token", "survivors"])
+def test_labels_of_sequences_on_the_kernels(name, device, monkeypatch):
+    monkeypatch.setattr(grid, "SHAPES", NARROW)
+    batch, spec = wild(random_sequences(5, (9, 1, 12, 0, 5, 17, 3))), SPECS[name]
+    labels = {"labels": {"e": torch.tensor([0, 1, 1, 0, 7, 2, 0])}, "label_names": {"e": 3}}
+    whole = lay_out(batch, "packed", torch.float32).correct(spec, **labels).metrics(by="e")
+    given = {"backend": "triton", "device": device, "others": labels}
+    found = lockstep(batch, spec, "zigzag", 2, torch.float32, "packed", **given)[3].metrics(by="e")
+    assert list(found) == list(whole)
+    for name_of_metric, value in found.items():
+        power = 2 if name_of_metric.endswith("std") else 1
+        wanted = whole[name_of_metric] ** power
+        if not name_of_metric.rpartition("/")[2].startswith(("tokens", "sequences")):
+            wanted = pytest.approx(wanted, rel=2e-5, abs=2e-6)
+        assert value**power == wanted, name_of_metric
 
 
 def test_tokens_outside_on_the_kernels(device):
@@ -204,9 +229,9 @@ def test_the_kernels_have_no_parts_of_turns(alone):
     assert call(alone, turns=turns).keep_turns.tolist() == [True, True]
 
 
-def test_labels_over_several_ranks_are_not_beside_the_kernels(alone):
-    labels = {"labels": {"e": torch.tensor([0, 1])}, "label_names": {"e": 2}}
-    with pytest.raises(ValueError, match="'auto' or 'torch' beside labels and a sequence_group, got 'triton'"):
+def test_labels_of_tokens_over_several_ranks_are_not_beside_the_kernels(alone):
+    labels = {"labels": {"e": torch.tensor([0, 1, 1, 0])}, "label_names": {"e": 2}}
+    with pytest.raises(ValueError, match="beside labels of tokens or turns and a sequence_group, got 'triton'"):
         call(alone, **labels, backend="triton")
     assert call(alone, **labels).metrics(by="e") == call(None, **labels).metrics(by="e")
 

@@ -243,6 +243,7 @@ def outcomes(
     device="cpu",
     turns=None,
     kept=None,
+    others=None,
 ):
     """Run `correct` on every rank: all begin, tables are added up, all finish.
 
@@ -268,6 +269,7 @@ def outcomes(
         for rank in range(ranks):
             held = tokens_of(sequences, way, ranks, rank)
             laid.append(lay_out(picked(sequences, held), layout, dtype, seed=rank).to(device))
+            laid[-1].others.update({} if others is None else others)
             if turns is not None:
                 laid[-1].others["turns"] = offsets_of(laid[-1], turns_of(turns, held))
         pending = [
