@@ -20,11 +20,11 @@ from ptx.worker import hunt, outcome_of, start
 # Triton takes 3 CPU seconds or more to compile the kernels of each, and of 25 among the others the compiled code has
 # 95 % of the source lines that any variant has compiled. A new variant is not slow until it is named here.
 SLOW = (
-    "token_bf16_rollout", "token_fp64", "token_unaligned", "token_strided", "token_icepop_short", "product_kept",
+    "token_bf16_rollout", "token_unaligned", "token_strided", "token_icepop_short", "product_kept",
     "product_propagate", "geometric_mixed", "dry_run", "tokens_of_d", "sequences_of_d", "sequences_of_exp",
     "sequences_of_probabilities", "extrema_of_d", "when_tokens", "late", "late_zeroed",
-    "verl.decoupled_k3_rs_token_tis", "xtuner.agentic", "slime.mis", "kept_set", "kept_set_replayed", "split_padded",
-    "turns_measured", "loss_ppo_fp64", "loss_gspo_fp64", "loss_dro_sequence",
+    "verl.decoupled_k3_rs_token_tis", "xtuner.agentic", "slime.mis", "kept_set_replayed", "split_padded",
+    "turns_measured", "loss_ppo_fp64", "loss_dro_sequence",
 )  # fmt: skip
 
 
@@ -138,12 +138,13 @@ EQUIVALENT = {
     "a shuffle's lane changed": "the threads hold one value, or zeros, as of the partial results of few programs",
     "a load's mask dropped": "what is loaded lies within the tensor and is not selected",
     "a store's mask dropped": "it picks one of several threads that have the same value",
-    "an address moved": "the load is never reached, as of more partial results than there are programs",
+    "an address moved": "the load's predicate is never set, or 16 bytes farther lies the same number, as of what this "
+    "batch has none of",
 }
 # Of a dozen each. The faults that are not named must all be noticed.
 SURVIVE = {
     "a barrier removed": 2, "a shuffle's lane changed": 8, "a load's mask dropped": 6, "a store's mask dropped": 12,
-    "an address moved": 5,
+    "an address moved": 6,
 }  # fmt: skip
 
 
@@ -188,7 +189,7 @@ def test_a_mask_taken_out_of_the_source_is_noticed(process):
 @pytest.mark.slow
 def test_every_mask_taken_out_of_the_source_is_noticed(process):
     outcomes = process.submit(hunt_edits, REACHING, "a mask").result()
-    assert outcomes and all(how not in ("", "not compiled") for how, _ in outcomes), outcomes
+    assert outcomes and not [x for x in outcomes if x[0] in ("", "not compiled")]
 
 
 # What changes nothing when it is taken out or made garbage, and why it stands there all the same.
