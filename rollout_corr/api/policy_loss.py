@@ -348,5 +348,6 @@ def _within(batch: Batch, train_mask: Tensor | None) -> Tensor | None:
     if train_mask is None:
         return None
     if batch.mask is None:
-        return (train_mask != 0) & whole.inside(batch)
+        kept, inside = train_mask != 0, whole.inside_some(batch)
+        return kept if inside is None else kept & inside
     return torch.where(train_mask != 0, batch.mask, 0).to(batch.mask.dtype)

@@ -5,6 +5,7 @@ The gradient is computed in the forward pass, by autograd of the definition; bac
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -244,7 +245,7 @@ def _stacked(numbers: Iterable[Number]) -> Tensor:
     """Stack 0-d numbers of any dtypes, or such as were read, in float64."""
     every = list(numbers)
     if any(isinstance(x, float) for x in every):
-        return torch.tensor([*map(float, every)], dtype=torch.float64, device="cpu")
+        return torch.frombuffer(array("d", map(float, every)), dtype=torch.float64)
     return torch.stack([x.double() for x in every if isinstance(x, Tensor)])
 
 

@@ -52,14 +52,15 @@ def run(given: Operands, objective: Objective, differentiable: bool) -> Found | 
     if not largest <= min(surrogate.clamp, LARGEST_D):
         return None
     n = given.n_valid
+    # Compaction has left valid tokens alone.
+    trained = valid = float(x.shape[0]), float(torch.count_nonzero(n).item())
     if given.trains is not None and not all_true(given.trains):
-        n, ones = given.sequences.sum_integers(given.trains), given.trains.to(x.dtype)
-        others = 1.0 - ones
-        low, high = x.add(others, alpha=FAR).amin().item(), x.sub(others, alpha=FAR).amax().item()
+        ones = given.trains.to(x.dtype)
+        n = given.sequences.sum_integers(ones, 1.0)
+        trained = n.sum().item(), torch.count_nonzero(n).item()
         x.mul_(ones)
+        low, high = _ends(x, ones) if trained[0] else (math.inf, -math.inf)
         advantages = advantages * ones
-        if not bool(n.any()):
-            low, high = math.inf, -math.inf
     counts, kept, bound = _clipped(surrogate, x, advantages, low, high)
     ratio, negated = x.exp(), -advantages
     policy = negated * (ratio if kept is None or bound is None else torch.addcmul(bound, ratio, kept))
@@ -79,8 +80,6 @@ def run(given: Operands, objective: Objective, differentiable: bool) -> Found | 
     if differentiable:
         slope = (negated if factor is None else negated.mul_(factor)).mul_(ratio)
         slope = slope if kept is None else slope.mul_(kept)
-    valid = _tokens_and_sequences(given.n_valid)
-    trained = valid if n is given.n_valid else _tokens_and_sequences(n)
     sums: Sums = {
         "loss_valid_tokens": valid[0],
         "loss_valid_sequences": valid[1],
@@ -94,9 +93,15 @@ def run(given: Operands, objective: Objective, differentiable: bool) -> Found | 
     return total, slope, sums, {"max_ppo_log_ratio": high, "-min_ppo_log_ratio": -low}
 
 
-def _tokens_and_sequences(n: Tensor) -> tuple[float, float]:
-    """Count from the numbers of tokens of each sequence, [S] int64, all tokens and the sequences that have one."""
-    return n.sum().item(), torch.count_nonzero(n).item()
+def _ends(x: Tensor, ones: Tensor) -> tuple[float, float]:
+    """The least and the largest x, [N], where `ones` is 1; elsewhere both are 0."""
+    low, high = (end.item() for end in torch.aminmax(x))
+    # An end beyond 0 is that of a token that trains.
+    if low >= 0.0:
+        low = x.add(1.0 - ones, alpha=FAR).amin().item()
+    if high <= 0.0:
+        high = x.sub(1.0 - ones, alpha=FAR).amax().item()
+    return low, high
 
 
 def _clipped(

@@ -52,13 +52,20 @@ def split_turns(units: Packed | Flattened, sequences: Split, tokens: Tensor) -> 
 
 def inside(batch: Batch) -> Tensor:
     """Bool per token: it belongs to a sequence."""
+    found = inside_some(batch)
+    return torch.ones(batch.train.shape, dtype=torch.bool, device=batch.train.device) if found is None else found
+
+
+def inside_some(batch: Batch) -> Tensor | None:
+    """Bool per token: it belongs to a sequence; None: every one does, as far as that is known without waiting."""
     if batch.offsets is None:
-        return torch.ones(batch.train.shape, dtype=torch.bool, device=batch.train.device)
+        return None
     if batch.offsets.device.type == "cpu" and batch.train.device.type == "cpu" and not torch.compiler.is_compiling():
         before, after = batch.outside
+        if not before + after:
+            return None
         found = torch.ones(batch.train.shape, dtype=torch.bool, device="cpu")
-        if before + after:
-            found[:before], found[found.shape[0] - after :] = False, False
+        found[:before], found[found.shape[0] - after :] = False, False
         return found
     offsets = _offsets(batch)
     position = torch.arange(batch.train.numel(), device=offsets.device)

@@ -135,3 +135,11 @@ def test_a_flag_that_is_none_is_named() -> None:
     ):
         with pytest.raises(TypeError, match=r"^validate: expected True or False, got Tensor"):
             call()
+
+
+def test_a_ready_mask_stays_inside_the_sequences():
+    """Tokens before the first and behind the last sequence do not train, whatever a training mask says of them."""
+    new = torch.zeros(6, requires_grad=True)
+    given = {"cu_seqlens": torch.tensor([1, 4]), "old_logp": torch.zeros(6), "backend": "torch"}
+    out = rc.policy_loss(new, torch.ones(6), train_mask=torch.ones(6, dtype=torch.bool), **given)
+    assert out.mask.tolist() == [False, True, True, True, False, False]

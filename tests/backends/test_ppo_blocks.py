@@ -96,6 +96,17 @@ def test_clipped_on_every_side():
     assert nothing is not None and nothing[2]["clip_low"] == nothing[2]["clip_high"] == nothing[2]["clip_dual"] == 0.0
 
 
+@pytest.mark.parametrize("side", [-1.0, 0.0, 1.0])
+def test_ends_of_tokens_that_train_on_one_side(side):
+    """Tokens that do not train are nearer to 0 than every one that does, or further away."""
+    given, objective = operands(trains="some"), Objective(SURROGATES[1])
+    x = given.new - given.base
+    given.base = given.new - torch.where(given.trains, side * (0.01 + x.abs()), x)
+    found, wanted = ppo_blocks.run(given, objective, True), by_definition(given, objective)
+    assert found is not None and found[3] == {name: end.item() for name, end in wanted[3].items()}
+    assert torch.equal(found[1], wanted[1])
+
+
 @pytest.mark.parametrize("spread", [0.3, 3.0])
 def test_many_tokens(spread, monkeypatch):
     """Beyond the number up to which statistics are taken in float64."""

@@ -17,6 +17,7 @@ from benchmarks.cases.operations import BOTH, CPU_LOSS, WORKLOADS
 from benchmarks.cpu import __main__ as cpu
 from benchmarks.cpu import counts, memory, turns
 from benchmarks.cpu import tables as cpu_tables
+from benchmarks.host.__main__ import bytecodes
 from benchmarks.peers import dropins, own_losses
 from builders.batches import one_thread
 from builders.benchmark_results import results_of_cpu
@@ -75,21 +76,25 @@ def test_table_of_counts():
     assert all(int(row[3].partition(" ")[0]) > 0 and row[4] in ("1", "-") for row in found.rows)
 
 
-# Operations that compute or copy, and views, of a small call: of metrics alone, of weights and rejection, of a loss.
-MOST_OPERATIONS = {"padded": [(74, 11), (137, 15), (67, 17)], "packed": [(46, 6), (110, 18), (33, 9)]}
+# Operations that compute or copy, views and bytecodes of a small call: of metrics alone, of weights and rejection, of a
+# loss. Python 3.11 counts more bytecodes than 3.10 and 3.12, and a tenth more is for Specs that equal earlier ones.
+MOST = {
+    "padded": [(74, 11, 5_850), (137, 15, 10_450), (65, 16, 5_800)],
+    "packed": [(46, 6, 5_850), (110, 18, 10_350), (31, 8, 5_650)],
+}
 
 
-@pytest.mark.parametrize("layout", MOST_OPERATIONS)
+@pytest.mark.parametrize("layout", MOST)
 def test_a_small_call_is_not_taxed(layout):
-    """On few tokens an operation costs the same whatever it does, so their number is the time."""
+    """On few tokens an operation costs the same whatever it does, so their number and that of bytecodes is the time."""
     batch = both_layouts(24, 300)[layout]
-    for operation, most in zip((*WORKLOADS, BOTH), MOST_OPERATIONS[layout], strict=True):
+    for operation, most in zip((*WORKLOADS, BOTH), MOST[layout], strict=True):
         with one_thread():
             calls = counts.calls_of(batch, operation)
             ours = next(iter(calls.values()))
             ours()
-            found = counts.operations(ours)
-        assert found[0] <= most[0] and found[1] <= most[1], (operation.name, found, most)
+            found = *counts.operations(ours), bytecodes(ours)[0]
+        assert all(one <= bound for one, bound in zip(found, most, strict=True)), (operation.name, found, most)
 
 
 @pytest.mark.parametrize("wrong", ["a peer", "ours", "nothing is rejected", "all is rejected"])
