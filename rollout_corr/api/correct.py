@@ -139,8 +139,8 @@ def correct(
             "age", where it is none of `labels`, makes labels of the ages of `versions`, the last of which is of all
             older ones too if its name ends in "+".
         group_index: [S] or [S, 1] int32 or int64, the group of each sequence, such as the samples of one prompt, from 0
-            on and in any order: for a weight with normalize="group". A number outside of the range names no group: an
-            error on the CPU, and left undivided on a device.
+            on and in any order: for a weight with normalize="group" or a bound with within="group". A number outside of
+            the range names no group: an error on the CPU, and left undivided or unbounded on a device.
         group_size: Instead of an index: so many neighbours are a group, none of which is on another rank of
             `batch_group`.
         group_count: The number of groups that an index can name, on all ranks of `batch_group`, which needs it; None:
@@ -313,7 +313,7 @@ def read_request(
         groups.check_advantages(batch, given.train_logp, given.advantages)
         if versions is not None:
             groups.check_versions(batch, given.train_logp, versions)
-        if grouping is not None or spec.normalizes_groups:
+        if grouping is not None or spec.needs_groups:
             over_ranks = groups.batch is not None
             batch.groups = read_groups(grouping, spec, batch.count, batch.train.device, over_ranks, validate)
         if thresholds is not None:

@@ -62,7 +62,7 @@ def correct_inside(request: LossRequest, spec: Spec) -> InnerCorrection:
         batch.labels = read_labels(read, batch, *request.labels, request.versions)
     if request.entropy is not None or spec.reads_entropy:
         add_entropy(batch, request.entropy, spec)
-    if request.grouping is not None or run.normalizes_groups:
+    if request.grouping is not None or run.needs_groups:
         over_ranks = request.groups.batch is not None
         of_batch = batch.count, batch.train.device
         batch.groups = read_groups(request.grouping, run, *of_batch, over_ranks, request.validate)

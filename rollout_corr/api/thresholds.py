@@ -119,6 +119,11 @@ def threshold_statistics(
     """
     if known is not None and not isinstance(known, Thresholds):
         raise TypeError(f"known: expected Thresholds or None, got {type(known).__name__} {shown(known)}")
+    if isinstance(spec, Spec) and spec.asks_groups:
+        raise ValueError(
+            "spec: expected bounds within='batch', got some within='group', which no other micro-batch takes part in; "
+            "give correct whole groups"
+        )
     given = Given(
         train_logp,
         rollout_logp,

@@ -184,7 +184,7 @@ def _step(
             if name and name != ENTROPY
         }
         versions = {"versions": torch.zeros_like(train, dtype=torch.int64), "current_version": 0}
-        groups: dict[str, Any] = {"group_size": 1} if of.normalizes_groups else {}
+        groups: dict[str, Any] = {"group_size": 1} if of.needs_groups else {}
         groups |= {"entropy": torch.zeros_like(train, dtype=torch.float32)} if of.reads_entropy else {}
         groups |= {"turns": turns} if of.measures_turns else {}
         return {"external": named, **(versions if of.reads_versions else {}), **groups}

@@ -300,6 +300,7 @@ def operands_of(block: Block, spec: Spec) -> Operands:
         mass=block.mass(batch.mass),
         turns=None if block.turns is None else block.turns.turns,
         bounds=batch.bounds,
+        groups=batch.groups.placed()[block.rows] if batch.groups is not None and spec.asks_groups else None,
     )
 
 

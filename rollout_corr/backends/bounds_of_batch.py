@@ -18,8 +18,9 @@ from rollout_corr.backends import blocks, select, select_ess, whole
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.select import Search, Values, values_of
 from rollout_corr.backends.select_ess import EssSearch
+from rollout_corr.backends.select_groups import in_groups
 from rollout_corr.definition.bounds import Bound, Sides
-from rollout_corr.definition.bounds_of_batch import ordered_of
+from rollout_corr.definition.bounds_of_batch import SIGN, ordered_of
 from rollout_corr.definition.findings import Operands, decided
 from rollout_corr.definition.weights import ratios_of
 from rollout_corr.spec.bounds_of_batch import WEIGHT, Counting, KeepESS, OfBatch, Side
@@ -39,16 +40,22 @@ class Found:
     """The bounds found, by place; what has bounds that are not known yet is not bounded by them.
 
     Args:
-        bounds: Of criteria, and of the logarithms of weights; 0-d each, infinite where a side is open.
+        bounds: Of criteria, and of the logarithms of weights; 0-d each, or [groups + 1] of each group, and the last of
+            none; infinite where a side is open.
     """
 
     def __init__(self, bounds: dict[Place, Tensor]) -> None:
         self.bounds = bounds
         self._numbers: Sides | None = None
 
-    def of(self, criterion: Criterion, value: Tensor, tested: Tensor | None) -> tuple[Bound, Bound]:
+    def of(
+        self, criterion: Criterion, value: Tensor, tested: Tensor | None, groups: Tensor | None
+    ) -> tuple[Bound, Bound]:
         """Give the bounds of a criterion."""
-        return self._sides(criterion.label)
+        low, high = (
+            x if x is None or not x.dim() or groups is None else x[groups] for x in self._sides(criterion.label)
+        )
+        return low, high
 
     def of_weight(self, weight: Weight, log_ratio: Tensor, among: Tensor | None) -> tuple[Bound, Bound]:
         """Give the bounds of the weight: as numbers, None for an open side, where values may be read."""
@@ -109,13 +116,29 @@ class Recording(Found):
         self.searches = dict(progress.searches)
         self.wanted, self._on_cpu = wanted, on_cpu
         self._values: dict[Place, list[Values]] = {}
+        self._of_groups: dict[Place, tuple[OfBatch, list[tuple[Tensor, Tensor, Tensor]]]] = {}
 
-    def of(self, criterion: Criterion, value: Tensor, tested: Tensor | None) -> tuple[Bound, Bound]:
+    def of(
+        self, criterion: Criterion, value: Tensor, tested: Tensor | None, groups: Tensor | None
+    ) -> tuple[Bound, Bound]:
         """Note the values."""
         if criterion.label in self.wanted:
             for side, rule in criterion.rules.items():
-                self._note(Place(criterion.label, side), rule, value, tested)
-        return super().of(criterion, value, tested)
+                place = Place(criterion.label, side)
+                if rule.by_group and groups is not None:
+                    self._of_groups.setdefault(place, (rule, []))[1].append(_flat(value, tested, groups))
+                else:
+                    self._note(place, rule, value, tested)
+        return super().of(criterion, value, tested, groups)
+
+    def of_groups(self, count: int) -> dict[Place, Tensor]:
+        """The bounds of groups, of which there are `count`, [count + 1] each; all blocks have been noted."""
+        found = {}
+        for place, (rule, parts) in self._of_groups.items():
+            assert isinstance(rule, Counting)
+            values, tested, groups = (torch.cat(column) for column in zip(*parts, strict=True))
+            found[place] = in_groups(rule, place.side, values, tested, groups, count)
+        return found
 
     def of_weight(self, weight: Weight, log_ratio: Tensor, among: Tensor | None) -> tuple[Bound, Bound]:
         """Note the logarithms of the ratios."""
@@ -151,6 +174,12 @@ class Recording(Found):
         for values in parts[1:]:
             total = total + search.table(values)
         return total
+
+
+def _flat(value: Tensor, tested: Tensor | None, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Values, which of them take part, and their groups, [n] each."""
+    counted = torch.ones_like(value, dtype=torch.bool) if tested is None else tested.expand(value.shape)
+    return value.reshape(-1), counted.reshape(-1), groups.expand(value.shape).reshape(-1)
 
 
 def _begin(rule: OfBatch, side: Side, value: Tensor) -> AnySearch:
@@ -238,11 +267,11 @@ def find_bounds(batch: Batch, spec: Spec, add_up: Callable[[Tensor], Tensor]) ->
     progress = Progress({}, {})
     while wanted(spec, progress):
         recording = record(batch, spec, progress)
-        while True:
+        count = 0 if batch.groups is None else batch.groups.total
+        progress = Progress(progress.bounds | recording.of_groups(count), {})
+        while recording.searches:
             tables = recording.tables()
             progress = progress.after(recording.searches, added_up(tables, add_up))
-            if not progress.searches:
-                break
             recording.searches = progress.searches
     return Found(progress.bounds)
 
@@ -264,6 +293,16 @@ def _plain(dtype: torch.dtype) -> str:
 
 
 def bounds_by_place(spec: Spec, found: Found) -> tuple[tuple[Place, ...], Tensor]:
-    """The places of a Spec's bounds, and the bounds found, [K] float64, infinite where a side is open."""
+    """The places of a Spec's bounds, and the smallest and largest found, [2, K] float64; infinite on an open side."""
     places = places_of(spec)
-    return places, torch.stack([found.bounds[place].double() for place in places])
+    ends = [_ends(found.bounds[place].double(), SIGN[place.side] * math.inf) for place in places]
+    return places, torch.stack(ends, 1)
+
+
+def _ends(bounds: Tensor, is_open: float) -> Tensor:
+    """The smallest and the largest bound, of those groups that have one, [2]."""
+    if not bounds.dim():
+        return bounds.expand(2)
+    bounds, nothing = bounds[:-1], bounds[:-1].isnan()
+    ends = torch.stack([bounds.where(~nothing, math.inf).amin(), bounds.where(~nothing, -math.inf).amax()])
+    return torch.where(nothing.all(), is_open, ends)

@@ -52,7 +52,7 @@ def divide(result: Result, batch: Batch, spec: Spec, groups: Groups) -> None:
     counted = (totals[3] > 0) & groups.first
     index = None
     if batch.groups is not None and spec.normalizes_groups:
-        index = normalize.placed(batch.groups.numbers, batch.groups.total)
+        index = batch.groups.placed()
         totals = normalize.totals_of_groups(totals, index, batch.groups.total)
         if not batch.groups.whole:
             totals = groups.sum(totals)

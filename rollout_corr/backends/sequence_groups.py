@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends.layouts import shape_of
+from rollout_corr.definition.normalize import placed
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.validate import shown
 
@@ -51,6 +52,10 @@ class SequenceGroups(NamedTuple):
     total: int
     whole: bool
 
+    def placed(self) -> Tensor:
+        """[S] int64: the numbers, and `total` for those that name no group."""
+        return placed(self.numbers, self.total)
+
 
 def read_groups(
     given: GroupsGiven | None, spec: Spec, sequences: int, device: torch.device, over_ranks: bool, validate: bool
@@ -66,11 +71,9 @@ def read_groups(
         validate: Look at the index on a device too; on the CPU that is always done.
     """
     if given is None:
-        if spec.normalizes_groups:
-            raise ValueError(
-                "group_index: expected the group of each sequence, or group_size, for a weight with normalize='group', "
-                "got None"
-            )
+        if spec.needs_groups:
+            wants = "a weight with normalize='group'" if spec.normalizes_groups else "a bound with within='group'"
+            raise ValueError(f"group_index: expected the group of each sequence, or group_size, for {wants}, got None")
         return None
     for name, x in (("group_size", given.size), ("group_count", given.total)):
         if x is not None and (isinstance(x, bool) or not isinstance(x, int) or x < 1):
@@ -80,6 +83,11 @@ def read_groups(
     if given.numbers is None:
         raise ValueError(f"group_count: expected None without group_index, got {given.total}")
     index = _checked(given.numbers, sequences, device)
+    if over_ranks and spec.asks_groups:
+        raise ValueError(
+            "group_index: expected group_size beside a batch_group for a bound with within='group', whose groups have "
+            "to lie on one rank each, got an index"
+        )
     if over_ranks and given.total is None and spec.normalizes_groups:
         raise ValueError(
             "group_count: expected the number of groups on all ranks beside a batch_group, whose ranks add up their "

@@ -195,6 +195,7 @@ def operands_of(batch: Batch, spec: Spec, sequences: Rows | Packed | Split, vali
         mass=None if batch.mass is None else batch.mass.each(lambda log: log.to(dtype)),
         turns=None if batch.turns is None else turns_of(batch, sequences, valid),
         bounds=batch.bounds,
+        groups=batch.groups.placed() if batch.groups is not None and spec.asks_groups else None,
     )
 
 

@@ -3,7 +3,7 @@
 The values of the units that a criterion tests are put in order from the end that the bound keeps. Equal values are one
 place of this order. The bound is the value at the first place where the rule does not go on, or, for a rule that does
 not keep that, the number next to it on the side of those before. Where the rule goes on to the end the side is open.
-NaN has no place in the order: it counts in nothing and is beyond every bound.
+NaN has no place in the order: it counts in nothing and is beyond every bound. Where groups decide, each is a batch.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ SIGN: dict[Side, float] = {"upper": 1.0, "lower": -1.0}
 class BoundsOfBatch(Protocol):
     """Gives the bounds that the batch decides."""
 
-    def of(self, criterion: Criterion, value: Tensor, tested: Tensor | None) -> tuple[Bound, Bound]:
+    def of(
+        self, criterion: Criterion, value: Tensor, tested: Tensor | None, groups: Tensor | None
+    ) -> tuple[Bound, Bound]:
         """Give the lower and the upper bound of a criterion; None for a side that is a number or open.
 
         Args:
             criterion: One with a rule.
             value: Its value per token or per unit, a ratio as its logarithm.
             tested: Bool of the same shape: whose values are the batch; None: all.
+            groups: int64 of the same shape: the group of each, where groups decide.
         """
 
     def of_weight(self, weight: Weight, log_ratio: Tensor, among: Tensor | None) -> tuple[Bound, Bound]:
@@ -64,10 +67,19 @@ class Sorted:
         """Nothing is known before the ratios are."""
         return None, None
 
-    def of(self, criterion: Criterion, value: Tensor, tested: Tensor | None) -> tuple[Bound, Bound]:
+    def of(
+        self, criterion: Criterion, value: Tensor, tested: Tensor | None, groups: Tensor | None
+    ) -> tuple[Bound, Bound]:
         """Sort the values."""
-        values = value.reshape(-1) if tested is None else value.expand(tested.shape)[tested]
-        found = {side: bound_of(rule, side, values) for side, rule in criterion.rules.items()}
+        tested = torch.ones_like(value, dtype=torch.bool) if tested is None else tested.expand(value.shape)
+        found: dict[Side, Tensor] = {}
+        for side, rule in criterion.rules.items():
+            if not rule.by_group or groups is None:
+                found[side] = bound_of(rule, side, value[tested])
+                continue
+            found[side] = torch.full_like(value, torch.nan)
+            for group in groups.unique():
+                found[side][groups == group] = bound_of(rule, side, value[tested & (groups == group)])
         return found.get("lower"), found.get("upper")
 
 
@@ -158,7 +170,7 @@ def by_bisection(rule: KeepESS, log_ratio: Tensor) -> Tensor:
 
 
 def beyond(value: Tensor, bounds: tuple[Bound, Bound]) -> Tensor:
-    """Bool: a value beyond one of the bounds that the batch decided, 0-d tensors; NaN is beyond any.
+    """Bool: a value beyond one of the bounds that the batch decided, 0-d or one for each; NaN is beyond any.
 
     They are of the dtype of the values, so nothing is rounded.
     """

@@ -41,6 +41,7 @@ from rollout_corr.definition.tokens import (
 )
 from rollout_corr.definition.values import CriterionValues
 from rollout_corr.definition.when import Advantages, selected_tokens, selected_units
+from rollout_corr.spec.bounds_of_batch import by_group
 from rollout_corr.spec.correction import Criterion, Spec
 from rollout_corr.spec.thresholds import threshold_of
 
@@ -167,12 +168,23 @@ class Asked(NamedTuple):
         advantages: For criteria with `when`.
         external: For criteria with stat="external", by name.
         bounds: Gives the bounds that the batch decides.
+        groups: [S] int64, the group of each sequence, where groups decide.
     """
 
     spec: Spec
     advantages: Advantages | None
     external: Mapping[str, Tensor]
     bounds: BoundsOfBatch
+    groups: Tensor | None
+
+    def beyond(self, criterion: Criterion, tokens: Tokens, value: Tensor, chosen: Tensor | None) -> Tensor:
+        """Bool: values beyond the bounds that the batch, or the group of each, decides by those that are chosen."""
+        groups = self.groups if by_group(criterion.rules) else None
+        if groups is not None and criterion.over == "turn" and tokens.turns is not None:
+            groups = tokens.turns.of_sequences.spread(groups)
+        elif groups is not None and criterion.per_token:
+            groups = tokens.sequences.spread(groups).expand(value.shape)
+        return beyond(value, self.bounds.of(criterion, value, chosen, groups))
 
 
 def decide(
@@ -183,6 +195,7 @@ def decide(
     external: Mapping[str, Tensor],
     others: Mapping[str, Tokens] | None = None,
     bounds: BoundsOfBatch | None = None,
+    groups: Tensor | None = None,
 ) -> Decision:
     """Run every criterion, those of tokens first, because with sums_over="kept" the others run over survivors.
 
@@ -194,8 +207,9 @@ def decide(
         external: For criteria with stat="external".
         others: The tokens under other pairs of policies, by `Criterion.of`.
         bounds: Gives the bounds that the batch decides; None: these sequences are the batch.
+        groups: [S] int64, the group of each sequence, where groups decide bounds.
     """
-    others, asked = others or {}, Asked(spec, advantages, external, bounds or Sorted())
+    others, asked = others or {}, Asked(spec, advantages, external, bounds or Sorted(), groups)
     every = [tokens, *others.values()]
     keep = torch.ones(tokens.sequences.count, dtype=torch.bool, device=tokens.d.device)
     decision = Decision(keep, None, tokens.measured, None, n_measured)
@@ -253,7 +267,7 @@ def decide_tokens(
     criterion: Criterion, tokens: Tokens, among: Tensor | None, asked: Asked, standing: Tensor | None = None
 ) -> Outcome:
     """Test every token of `among` that `when` selects, alone or with those of `among` before it, where `standing`."""
-    spec, advantages, external, bounds = asked
+    spec, advantages, external = asked.spec, asked.advantages, asked.external
     value = tested = statistic(criterion, tokens, external)
     on, growth = threshold_of(criterion).on, None
     if on != "value":
@@ -272,7 +286,7 @@ def decide_tokens(
     if criterion.when != "any" and advantages is not None:
         selected = selected_tokens(criterion.when, tokens, advantages.token)
         chosen = selected if among is None else among & selected
-    fails = beyond(value, bounds.of(criterion, value, chosen)) if criterion.rules else None
+    fails = asked.beyond(criterion, tokens, value, chosen) if criterion.rules else None
     if fails is None or criterion.low is not None or criterion.high is not None:
         failed = ~passes(criterion, tested, spec.clamp, growth)
         fails = failed if fails is None else fails | failed
@@ -287,7 +301,7 @@ def decide_tokens(
 
 def decide_units(criterion: Criterion, tokens: Tokens, among: Tensor | None, n: Tensor, asked: Asked) -> Outcome:
     """Test every turn or sequence that has a token to sum over (`n` of `among`) and that `when` selects."""
-    spec, advantages, external, bounds = asked
+    spec, advantages, external = asked.spec, asked.advantages, asked.external
     units = tokens.units(criterion.over)
     value = tested = value_of(criterion, tokens, among, n, external)
     on = threshold_of(criterion).on
@@ -305,13 +319,13 @@ def decide_units(criterion: Criterion, tokens: Tokens, among: Tensor | None, n: 
             selected = selected_tokens(criterion.when, tokens, advantages.token)
         if criterion.rules:
             holds = chosen & (units.sum_integers(selected) > 0)
-            failed = failed | beyond(value, bounds.of(criterion, value, holds))
+            failed = failed | asked.beyond(criterion, tokens, value, holds)
         failed = failed & chosen
         return Outcome(criterion, value, some, units.spread(failed) & selected, None, failed, selected)
     if criterion.when != "any" and advantages is not None:
         chosen = chosen & selected_units(criterion.when, criterion.over, tokens, advantages)
     if criterion.rules:
-        failed = failed | beyond(value, bounds.of(criterion, value, chosen))
+        failed = failed | asked.beyond(criterion, tokens, value, chosen)
     failed = failed & chosen
     if criterion.over == "turn" and tokens.turns is not None:
         if criterion.drop == "unit":

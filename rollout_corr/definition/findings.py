@@ -42,6 +42,7 @@ class Operands(NamedTuple):
             the trainer and the rollout's, so not into new/old.
         turns: The turns of the sequences, where the Spec measures them.
         bounds: Gives the bounds that the batch decides; None: these sequences are the batch.
+        groups: [S] int64, the group of each sequence, where groups decide bounds.
     """
 
     train: Tensor
@@ -57,6 +58,7 @@ class Operands(NamedTuple):
     mass: KeptMass | None = None
     turns: Turns | None = None
     bounds: BoundsOfBatch | None = None
+    groups: Tensor | None = None
 
 
 class Decided(NamedTuple):
@@ -114,7 +116,8 @@ def decided(given: Operands) -> Decided:
     if tokens.nonfinite is not None and spec.nonfinite == "reject":
         n_measured = given.n_valid - tokens.nonfinite
     others = {of: read(*two) for of, two in pairs.items()}
-    decision = correction.decide(tokens, n_measured, spec, given.advantages, given.external, others, given.bounds)
+    beside = given.advantages, given.external, others, given.bounds, given.groups
+    decision = correction.decide(tokens, n_measured, spec, *beside)
     return Decided(tokens, given.n_valid, n_measured, decision)
 
 

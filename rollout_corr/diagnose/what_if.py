@@ -110,7 +110,7 @@ def _beside_logps(spec: Spec) -> dict[str, bool]:
         "versions": spec.reads_versions,
         "turns": spec.measures_turns,
         "entropies": spec.reads_entropy,
-        "groups": spec.normalizes_groups,
+        "groups": spec.needs_groups,
     }
 
 

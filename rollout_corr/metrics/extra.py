@@ -97,9 +97,9 @@ def bounds_of(places: tuple[tuple[str, str], ...], found: Tensor) -> tuple[Tenso
 
     Args:
         places: The bounds, by label and side.
-        found: [K] float64, what they are.
+        found: [2, K] float64, the smallest and the largest of each, which differ where groups decide.
     """
-    return torch.ones_like(found), torch.stack([found, -found], 1).reshape(-1)
+    return torch.ones_like(found[0]), torch.stack([found[1], -found[0]], 1).reshape(-1)
 
 
 class Part(NamedTuple):

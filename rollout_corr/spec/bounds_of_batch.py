@@ -8,12 +8,13 @@ the values before a place of this order and says whether the bound may lie furth
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from rollout_corr.spec.checked import Checked, arguments_of
 from rollout_corr.spec.meant import keywords_meant
-from rollout_corr.spec.validate import number, positive, shown
+from rollout_corr.spec.validate import choice, number, positive, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +24,10 @@ Side = Literal["lower", "upper"]
 # In errors, the class that has the bound; in metrics, the label of a weight's bounds.
 Owner = Literal["Criterion", "Weight"]
 WEIGHT = "weight"
+
+# What decides a bound: all values, or those of each group of sequences.
+Within = Literal["batch", "group"]
+WITHIN: tuple[Within, ...] = ("batch", "group")
 
 # What a rule adds up of a value is saturated: 2^25 of them fit into int64.
 LARGEST_AMOUNT = 2.0**37
@@ -53,6 +58,11 @@ class OfBatch(Checked):
     SIDES: ClassVar[tuple[Side, ...]] = ("lower", "upper")
     OWNERS: ClassVar[tuple[Owner, ...]] = ("Criterion", "Weight")
 
+    @property
+    def by_group(self) -> bool:
+        """True if each group of sequences has a bound of its own."""
+        return False
+
     @abstractmethod
     def words(self, side: Side) -> str:
         """The bound in the words of `Spec.explain`, behind "at most" or "at least"."""
@@ -63,6 +73,9 @@ class OfBatch(Checked):
         if owner not in self.OWNERS:
             raise ValueError(f"{owner}.{side}: expected a number or another rule, got {self!r}, which bounds a "
                              f"{self.OWNERS[0]} alone")  # fmt: skip
+        if owner == "Weight" and self.by_group:
+            raise ValueError(f"{owner}.{side}: expected a number or a rule within='batch', got {self!r}, which bounds "
+                             "a Criterion alone")  # fmt: skip
         if side not in self.SIDES:
             raise ValueError(f"{owner}.{side}: expected a number or a rule for this side, got {self!r}; write "
                              f"{self.SIDES[0]}={kind}(...)")  # fmt: skip
@@ -97,11 +110,19 @@ class Quantile(Counting):
 
     Args:
         q: The quantile, above 0 and below 1.
+        within: The values of the "batch" decide, or those of each "group" of sequences its own bound, of a criterion.
     """
 
     q: float
+    within: Within = "batch"
+
+    @property
+    def by_group(self) -> bool:
+        """True if each group of sequences has a bound of its own."""
+        return self.within == "group"
 
     def __post_init__(self) -> None:
+        choice("Quantile.within", self.within, WITHIN)
         self._set(q=_share("Quantile.q", self.q))
 
     def goes_on(self, before: Before, side: Side) -> Tensor:
@@ -112,7 +133,7 @@ class Quantile(Counting):
 
     def words(self, side: Side) -> str:
         """Name the quantile."""
-        return f"the quantile {self.q:g} of the batch"
+        return f"the quantile {self.q:g} of {_whose(self)}"
 
 
 class _Ends(Counting):
@@ -120,9 +141,16 @@ class _Ends(Counting):
 
     count: int | None
     share: float | None
+    within: Within
+
+    @property
+    def by_group(self) -> bool:
+        """True if each group of sequences has a bound of its own."""
+        return self.within == "group"
 
     def __post_init__(self) -> None:
         name = type(self).__name__
+        choice(f"{name}.within", self.within, WITHIN)
         if (self.count is None) == (self.share is None):
             raise ValueError(f"{name}: expected count or share, got count={self.count!r}, share={self.share!r}")
         if self.share is not None:
@@ -145,8 +173,8 @@ class _Ends(Counting):
         """Count from the end that is kept."""
         end = "smallest" if side == "upper" else "largest"
         if self.share is not None:
-            return f"the {end} value that a share of {self.share:g} of the batch reaches"
-        return f"number {self.count} from the batch's {end} value"
+            return f"the {end} value that a share of {self.share:g} of {_whose(self)} reaches"
+        return f"number {self.count} from the {end} value of {_whose(self)}"
 
 
 @keywords_meant(k="count=", n="count=", q="share=", fraction="share=")
@@ -157,10 +185,12 @@ class Bottom(_Ends):
     Args:
         count: How many, at least 1; where there are fewer values all are kept.
         share: Or a share of all values, above 0 and below 1.
+        within: The values of the "batch" decide, or those of each "group" of sequences its own bound, of a criterion.
     """
 
     count: int | None = None
     share: float | None = None
+    within: Within = "batch"
 
     SIDES: ClassVar[tuple[Side, ...]] = ("upper",)
 
@@ -173,10 +203,12 @@ class TopK(_Ends):
     Args:
         count: How many, at least 1; where there are fewer values all are kept.
         share: Or a share of all values, above 0 and below 1.
+        within: The values of the "batch" decide, or those of each "group" of sequences its own bound, of a criterion.
     """
 
     count: int | None = None
     share: float | None = None
+    within: Within = "batch"
 
     SIDES: ClassVar[tuple[Side, ...]] = ("lower",)
 
@@ -247,6 +279,10 @@ class KeepESS(OfBatch):
 RULES: dict[str, type[OfBatch]] = {kind.__name__: kind for kind in (Quantile, Bottom, TopK, MeanBelow, KeepESS)}
 
 
+def _whose(rule: OfBatch) -> str:
+    return "its group" if rule.by_group else "the batch"
+
+
 def _share(name: str, value: object) -> float:
     share = number(name, value)
     if not 0.0 < share < 1.0:
@@ -263,6 +299,20 @@ def rules_of(lower: float | OfBatch | None, upper: float | OfBatch | None) -> di
     """The bounds of two that the batch decides."""
     sides: tuple[tuple[Side, float | OfBatch | None], ...] = (("lower", lower), ("upper", upper))
     return {side: bound for side, bound in sides if isinstance(bound, OfBatch)}
+
+
+def by_group(rules: Mapping[Side, OfBatch]) -> bool:
+    """True if each group of sequences decides one of these bounds for itself."""
+    return any(rule.by_group for rule in rules.values())
+
+
+def check_labels(labels: Sequence[str], of_weight: Mapping[Side, OfBatch]) -> None:
+    """Refuse the label of a criterion that the bounds of the weight have as metrics."""
+    if WEIGHT in labels and of_weight:
+        raise ValueError(
+            f"Criterion.label: expected anything but {WEIGHT!r} beside a weight whose bounds the batch decides, which "
+            "are metrics by that name"
+        )
 
 
 def in_words(bound: float | OfBatch | None, side: Side) -> str:

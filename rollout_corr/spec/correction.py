@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from rollout_corr.spec.bounds_of_batch import WEIGHT, OfBatch, Side, number_of, rules_of, with_rules
+from rollout_corr.spec.bounds_of_batch import OfBatch, Side, by_group, check_labels, number_of, rules_of, with_rules
 from rollout_corr.spec.checked import Checked, arguments_of
 from rollout_corr.spec.choices import (
     DETAIL,
@@ -247,6 +247,8 @@ class Spec(Checked):
     has_prefixes: ClassVar[bool]  # anything depends on the order of a sequence's tokens
     measures_turns: ClassVar[bool]  # a call needs turns
     asks_batch: ClassVar[bool]  # the batch decides a bound
+    asks_groups: ClassVar[bool]  # groups of sequences do, each for itself
+    needs_groups: ClassVar[bool]  # calls have to name the groups of sequences
     reads_entropy: ClassVar[bool]  # a criterion tests the entropy of tokens
     reads_versions: ClassVar[bool]  # a criterion tests the age of tokens, or the weight decays with it
 
@@ -265,11 +267,7 @@ class Spec(Checked):
         twice = sorted(label for i, label in enumerate(labels) if label in labels[:i])
         if twice:
             raise ValueError(f"Spec.criteria: expected different labels, got {twice[0]!r} twice; set Criterion.label")
-        if WEIGHT in labels and self.weight is not None and self.weight.rules:
-            raise ValueError(
-                f"Criterion.label: expected anything but {WEIGHT!r} beside a weight whose bounds the batch decides, "
-                "which are metrics by that name"
-            )
+        check_labels(labels, {} if self.weight is None else self.weight.rules)
         choice("Spec.rejected", self.rejected, REJECTED)
         choice("Spec.nonfinite", self.nonfinite, NONFINITE)
         choice("Spec.sums_over", self.sums_over, SUMS_OVER)
@@ -290,6 +288,8 @@ class Spec(Checked):
             has_prefixes=self.weighs_prefixes or any(item.over == "prefix" for item in criteria),
             measures_turns=self.turns or over_turns,
             asks_batch=any(item.rules for item in (self.weight, *criteria) if item is not None),
+            asks_groups=any(by_group(item.rules) for item in criteria),
+            needs_groups=self.normalizes_groups or any(by_group(item.rules) for item in criteria),
             reads_entropy=any(item.tensor_name == ENTROPY for item in criteria),
             reads_versions=(self.weight is not None and self.weight.decay is not None)
             or any(item.tensor_name == AGE for item in criteria),

@@ -53,7 +53,7 @@ def test_explain_says_what_the_batch_decides():
         "k2 = D^2 / 2 must be at most so small that the mean of what is kept is below 0.02",
         "between the quantile 0.01 of the batch and the quantile 0.99 of the batch",
         "at least the largest value that a share of 0.2 of the batch reaches",
-        "between 1e-06 and number 64 from the batch's smallest value",
+        "between 1e-06 and number 64 from the smallest value of the batch",
     ]
     bounded = rc.Spec(rc.Weight("token", lower=0.5, upper=rc.KeepESS(0.25))).explain()
     loosest = "the loosest bound at which the effective sample size is still 0.25 of the batch"
@@ -146,7 +146,7 @@ def test_explain_says_what_the_batch_decides():
         (
             lambda: rc.Spec.from_dict({"criteria": [{"stat": "abs", "upper": {"rule": "Quantile", "p": 0.5}}]}),
             ValueError,
-            r"Spec.criteria\[0\].upper \(Quantile\): unknown key 'p', expected some of \['q'\]",
+            r"Spec.criteria\[0\].upper \(Quantile\): unknown key 'p', expected some of \['q', 'within'\]",
         ),
         (
             lambda: rc.Spec.from_dict({"criteria": [{"stat": "abs", "upper": {"rule": "Quantile"}}]}),
