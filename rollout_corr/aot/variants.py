@@ -343,7 +343,7 @@ LABEL_VARIANTS = {
         labelled=True,
     ),
     "labels_turns": Variant("labels_turns", Spec(PRODUCT, (_TURN_MEAN,)), labelled=True, turns=True),
-    "labels_split": Variant("labels_split", Spec(PRODUCT, (VETO,)), train=FP64, labelled=True, split=True),
+    "labels_split": Variant("labels_split", Spec(PRODUCT, (VETO,)), labelled=True, split=True),
 }
 
 # Prefixes, which take a pass more over the tokens. All that runs along sequences: sums on both grids, sums that may be

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from dataclasses import replace
 
@@ -19,10 +18,10 @@ from builders.kernel_cases import (
     between_fences,
     bits,
     flat,
-    same,
     shaped,
     watched,
 )
+from builders.labels import assert_same_labels
 from builders.turns import offsets_of, random_turns
 from rollout_corr.aot.variants import LABEL_VARIANTS
 from rollout_corr.kernels.correct.plan import RECORDED
@@ -59,27 +58,6 @@ def test_labels_of_sequences_and_of_tokens(number, device):
         out = fenced.correct(spec, backend="triton", **on_device)
     assert_same_bits(out, plain)
     assert_same_labels(out, laid.correct(spec, **given), f"{layout} {spec}")
-
-
-def of_labels(out):
-    """The statistics of each label, by their names in a batch."""
-    statistics, found = out.statistics, {}
-    names = itertools.chain(*columns(statistics.spec, extra=statistics.extra))
-    values = statistics.sums.tolist() + statistics.maxima.tolist()
-    for name, value in zip(names, values, strict=True):
-        label, _, own = name.partition("/")
-        if "=" in label:
-            found.setdefault(label, {})[own] = value
-    return found
-
-
-def assert_same_labels(out, reference, case):
-    """Require counts and extrema as the reference has them, float sums up to the rounding of their terms."""
-    found, wanted = of_labels(out), of_labels(reference)
-    assert list(found) == list(wanted) and len(found) > len(NAMES["environment"]), case
-    for label, mine in found.items():
-        wrong = {name: (x, wanted[label][name]) for name, x in mine.items() if not same(name, x, wanted[label])}
-        assert not wrong or "propagate" in case, f"{label} {wrong}: {case}"
 
 
 def assert_same_bits(out, plain):

@@ -22,13 +22,14 @@ from builders.kernel_cases import (
     fitted,
     shaped,
 )
+from builders.labels import assert_same_labels
 from builders.loss_kernel_cases import WITHIN as OF_LOSS
 from builders.loss_kernel_cases import compare_with_reference, tensors_of
 from builders.turns import loss_of, offsets_of, random_turns
 from ptx.counts import filled, variant_of
 from ptx.session import Session, compiled
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
-from rollout_corr.aot.variants import PREFIX_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
+from rollout_corr.aot.variants import LABEL_VARIANTS, PREFIX_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from rollout_corr.kernels.correct import launch
 from rollout_corr.kernels.correct.launch import Given, Wanted
 from rollout_corr.kernels.grid import Shape, cut_for
@@ -88,6 +89,24 @@ def run_turns(name: str, seed: int = 0, **settings) -> Session:
         out = laid.correct(variant.spec, turns=turns, backend="triton")
     assert_like_reference(out, reference, name)
     assert out.keep_turns.equal(reference.keep_turns)
+    return session
+
+
+def run_labels(name: str, seed: int = 0, **settings) -> Session:
+    """A variant with labels of sequences, beside plain torch: its layout, in its own shape."""
+    variant, number = LABEL_VARIANTS[name], list(LABEL_VARIANTS).index(name)
+    shape = shape_of(variant)
+    batch = random_sequences(number, lengths_for(shape), scale=0.1)
+    batch = batch if variant.spec.nonfinite == "propagate" else spoil(batch, number)
+    laid = lay_out(batch, "packed_gaps" if variant.packed else "padded_left", torch.float32)
+    ids = torch.arange(len(batch)) * 7 % 5 - 1
+    given = {"labels": {"place": ids}, "label_names": {"place": 3}}
+    if variant.turns:
+        given["turns"] = offsets_of(laid, random_turns(batch, number)).to(variant.offsets)
+    reference = laid.correct(variant.spec, **given)
+    with one_thread(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
+        out = laid.correct(variant.spec, backend="triton", **given)
+    assert_same_labels(out, reference, name)
     return session
 
 
@@ -233,6 +252,7 @@ CASES = {
     **{name: partial(run_correct, name) for name in VARIANTS},
     **{name: partial(run_split, name) for name in SPLIT_VARIANTS},
     **{name: partial(run_turns, name) for name in TURN_VARIANTS},
+    **{name: partial(run_labels, name) for name, variant in LABEL_VARIANTS.items() if not variant.split},
     **{name: partial(run_prefixes, name) for name in PREFIX_VARIANTS},
     **{f"loss_{name}": partial(run_loss, name) for name in LOSS_VARIANTS},
 }
