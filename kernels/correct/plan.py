@@ -180,7 +180,8 @@ class Plan(Tables):
         spilled = spilled or (bool(self.label_sums) and self.nonfinite == "propagate") or self.ahead is not None
         if few or spilled or criteria > MOST_CRITERIA or not (self.packed or unit):
             return None
-        many = self.full or columns > MOST_COLUMNS or self.advantages is not None
+        # With 128 those of labels spill 48 bytes.
+        many = self.full or columns > MOST_COLUMNS or self.advantages is not None or bool(self.label_sums)
         return 168 if many or not (self.packed or aligned) else 128
 
     @property
