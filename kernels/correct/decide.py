@@ -20,6 +20,7 @@ from rollout_corr.kernels.correct.measures import (
 from rollout_corr.kernels.correct.peers import report_criterion, report_sequences, report_weights
 from rollout_corr.kernels.correct.rest import (
     alive_until,
+    at_lost,
     first_failed,
     first_of_all,
     lost_from,
@@ -61,7 +62,7 @@ from rollout_corr.kernels.gather import (
 from rollout_corr.kernels.io import either
 from rollout_corr.kernels.partials import Each, Partials, add, add_up_part, groups, is_last
 from rollout_corr.kernels.slots import Extents, edge
-from rollout_corr.kernels.tokens import at, named, of_pair, size, test, thresholds
+from rollout_corr.kernels.tokens import named, of_pair, size, test, thresholds
 
 # --- deciding ---
 
@@ -96,9 +97,8 @@ def decide_by_prefixes(
                 keep = keep & (lost == 0)
                 lost = tl.where(lost > 0, rows.valid, 0)
             elif test(PLAN, i).drop == "rest":
-                column: tl.constexpr = at(PLAN, "counts", named(i, "lost"))
-                failed = first_failed(tables, first, many, slots, column, SHAPE)
-                lost = lost_from(tables, first, many, failed, slots, column, PLAN, SHAPE)
+                failed = first_failed(tables, first, many, slots, at_lost(PLAN, i), SHAPE)
+                lost = lost_from(tables, first, many, failed, slots, at_lost(PLAN, i), PLAN, SHAPE)
             lost = tl.where(rows.valid > 0, lost, 0)
             add(out.sums, PLAN, named(i, "units"), among_of(found, rows, standing, test(PLAN, i).pair, PLAN))
             add(out.sums, PLAN, named(i, "tokens"), lost)

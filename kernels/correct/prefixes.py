@@ -312,9 +312,8 @@ def decide_prefixes(
             found, fails = test_prefixes(found, reached, compared, among, advantage, shared.numbers, test(PLAN, i),
                                          PLAN)  # fmt: skip
             if test(PLAN, i).drop == "rest":
-                k: tl.constexpr = rest_of(PLAN, i)
-                failures, last = scanned(fails.to(tl.int32), running[k], begins, False, TILING)
-                running = running[:k] + (last,) + running[k + 1 :]
+                failures, last = scanned(fails.to(tl.int32), running[rest_of(PLAN, i)], begins, False, TILING)
+                running = running[: rest_of(PLAN, i)] + (last,) + running[rest_of(PLAN, i) + 1 :]
                 fails = valid & (failures > 0)
                 rest = rest | fails
             found = record_count(found, PLAN, named(i, "lost"), fails)

@@ -33,7 +33,7 @@ from rollout_corr.kernels.correct.parts import (
     token_tensor,
 )
 from rollout_corr.kernels.correct.peers import report_tokens
-from rollout_corr.kernels.correct.prefixes import decide_prefixes, record_prefixes
+from rollout_corr.kernels.correct.prefixes import ahead_of, decide_prefixes, record_prefixes
 from rollout_corr.kernels.correct.scans import carried_into
 from rollout_corr.kernels.io import PerToken, contiguous, either, store_step
 from rollout_corr.kernels.slots import Extents
@@ -252,7 +252,7 @@ def read_kernel(
     if PLAN.ahead is not None:
         ahead = (either(ahead_counts, counts), either(ahead_integers, counts), either(ahead_floats, counts),
                  either(ahead_peaks, counts))  # fmt: skip
-        running = carried_into(ahead, slots, offsets, span, tile, extents, PLAN.ahead)
+        running = carried_into(ahead, slots, offsets, span, tile, extents, ahead_of(PLAN))
     outside = tile.length * 0
     # At least one step, because owners of no token may end in a tile of none.
     for first in range(0, tl.maximum(tile.length, 1), TILING.step):

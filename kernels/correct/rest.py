@@ -11,13 +11,19 @@ import triton.language as tl
 
 from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.gather import Gathered, SlotTables, sharers
-from rollout_corr.kernels.tokens import at, named, size, test
+from rollout_corr.kernels.tokens import at, size, test
 
 
 @triton.constexpr_function
 def is_alive(plan: Plan, i: int) -> bool:
     """Test for a count of tokens that nothing has dropped one by one."""
     return plan.counts[i].split("/")[0] == "alive"
+
+
+@triton.constexpr_function
+def at_lost(plan: Plan, i: int) -> int:
+    """Find the count of the tokens that a criterion takes."""
+    return plan.counts.index(f"{i}/lost")
 
 
 @triton.constexpr_function
@@ -107,8 +113,7 @@ def first_of_all(
     failed = tl.minimum(many, slots - first)
     for i in tl.static_range(size(PLAN, "tests")):
         if test(PLAN, i).drop == "rest":
-            column: tl.constexpr = at(PLAN, "counts", named(i, "lost"))
-            failed = tl.minimum(failed, first_failed(tables, first, many, slots, column, SHAPE))
+            failed = tl.minimum(failed, first_failed(tables, first, many, slots, at_lost(PLAN, i), SHAPE))
     return failed
 
 

@@ -398,14 +398,17 @@ PREFIX_VARIANTS = {
         "prefix_poisoned",
         Spec(
             Weight("prefix", 0.8, 1.25),
-            (Criterion("external", "prefix", "mean", upper=0.8, name="entropy", drop="rest", label="external"),),
+            (
+                Criterion("external", "prefix", "mean", upper=0.8, name="entropy", drop="rest", label="external"),
+                Criterion("abs", "prefix", "max", upper=0.7, drop="rest", label="divergence"),
+            ),
             nonfinite="propagate",
         ),
         length=SHORT,
     ),
     "prefix_fp64": Variant(
         "prefix_fp64",
-        Spec(Weight("prefix", 0.8, 1.25), (Criterion("k1", "prefix", "sum", upper=0.5, drop="rest", label="k1"),)),
+        Spec(criteria=(Criterion("k1", "prefix", "sum", upper=0.5, drop="rest", label="k1"),)),
         packed=False,
         train=FP64,
         rollout=FP64,

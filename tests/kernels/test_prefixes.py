@@ -42,7 +42,7 @@ SPECS = (
     rc.Spec(W("prefix", 0.9, 1.1, outside="zero", reduce="min"), (DIVERGENCE, BUDGET), rejected="both"),
     rc.Spec(
         W("prefix", reduce="mean"),
-        (C("ratio", "prefix", "sum", upper=1.3, growth="sqrt"), replace(DIVERGENCE, when="negative_advantage")),
+        (C("ratio", "prefix", "sum", upper=1.1, growth="sqrt"), replace(DIVERGENCE, when="negative_advantage")),
     ),
     rc.Spec(
         W("product", upper=2.0),
@@ -234,5 +234,5 @@ def test_a_loss_corrects_by_prefixes(layout):
 
 
 def test_every_reduction_of_a_weight_is_declared():
-    weights = [variant.spec.weight for variant in PREFIX_VARIANTS.values()]
+    weights = [variant.spec.weight or W("token") for variant in PREFIX_VARIANTS.values()]
     assert {weight.reduce for weight in weights if weight.level == "prefix"} == set(PREFIX_REDUCTIONS)
