@@ -177,7 +177,7 @@ def test_planted_faults_are_noticed(name, kind, process):
 REACHING = (
     "full_packed", "when_tokens", "metrics_short", "token_strided", "split_packed", "loss_ppo_packed", "loss_gspo",
     "loss_gmpo_padded", "loss_reinforce", "product_geometric_padded", "when_sequences",
-    "late_zeroed", "turns_product", "turns_mixed",
+    "late_zeroed", "turns_product", "turns_mixed", "prefix_mixed",
 )  # fmt: skip
 
 
