@@ -165,7 +165,7 @@ def of_sequences(
             more += 1
         for _ in range(more):
             span = next_span(span, offsets, tile, extents, PLAN)
-            x = tl.where(
-                places_of(first, TILING) >= span.start, entry_of(table, span.owner, extents, PLAN).to(like.dtype), x
-            )
+            # Added to zero as the first, where -0 becomes 0: a sign must not tell where in a tile a sequence begins.
+            entry = tl.zeros_like(like) + entry_of(table, span.owner, extents, PLAN).to(like.dtype)
+            x = tl.where(places_of(first, TILING) >= span.start, entry, x)
     return x

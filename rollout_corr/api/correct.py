@@ -320,7 +320,7 @@ def read_request(
             batch.bounds = completed(thresholds, given.spec)
         if out is not None:
             take_outputs(out, batch, given.train_logp, spec)
-        if validate and groups.some:
+        if validate and groups.some():
             claimed = _claims(batch, spec, backend, groups.order, None if versions is None else versions.current)
             claimed.call.update({} if grouping is None else grouping.claims())
     except (TypeError, ValueError) as error:

@@ -17,7 +17,7 @@ def looked_at(request: LossRequest, task: LossTask) -> Looked:
     """Let the surrogate of a call look at the batch."""
     ids, groups = request.ids, request.groups
     if ids is None:
-        ids = torch.arange(task.batch.count, device=task.batch.train.device) + (groups.rank << 32)
+        ids = torch.arange(task.batch.count, device=task.batch.train.device) + (groups.rank() << 32)
     return look(task, ids, groups.sum)
 
 

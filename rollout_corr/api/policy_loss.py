@@ -231,7 +231,7 @@ def policy_loss(
             validate=validate,
             bounds=bounds,
         )
-        if validate and groups.some:
+        if validate and groups.some():
             claimed = request.claims()
     except (TypeError, ValueError) as error:
         if validate:
@@ -318,7 +318,7 @@ def _reduced(request: LossRequest, task: LossTask, divisor: Divisor) -> tuple[Te
     result = RUNNERS[_runner(request)](task)
     if count is None and groups.batch is not None and wanted.reduction != "sum":
         result = loss_blocks.divided_by(result, groups.sum(loss_blocks.counted(result.statistics, wanted)), wanted)
-    if not groups.first:
+    if not groups.first():
         result.statistics[: len(loss_metrics.OF_SEQUENCES)] = 0.0
     value = result.value
     if result.gradient is not None:

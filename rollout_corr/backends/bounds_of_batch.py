@@ -97,7 +97,7 @@ class Progress(NamedTuple):
             tables: The table of each that is not over, added up over all that belongs to the batch.
         """
         found = {place: one.narrowed(tables[place]) if place in tables else one for place, one in searches.items()}
-        if any(one.round < one.rounds for one in found.values()):
+        if any(one.round < one.rounds() for one in found.values()):
             return Progress(self.bounds, found)
         return Progress(self.bounds | {place: one.bound() for place, one in found.items()}, {})
 
@@ -164,7 +164,7 @@ class Recording(Found):
 
     def tables(self) -> dict[Place, Tensor]:
         """The tables of this round, [1 or 3, digits] int64 each."""
-        return {place: self._table(place, one) for place, one in self.searches.items() if one.round < one.rounds}
+        return {place: self._table(place, one) for place, one in self.searches.items() if one.round < one.rounds()}
 
     def _table(self, place: Place, search: AnySearch) -> Tensor:
         parts = self._values[place]

@@ -63,7 +63,6 @@ class Groups(NamedTuple):
     sequence: Any = None
     order: SequenceOrder | None = None
 
-    @property
     def some(self) -> bool:
         """True if there is a group at all."""
         return self.batch is not None or self.sequence is not None
@@ -98,7 +97,6 @@ class Groups(NamedTuple):
             packed = batch.offsets is not None
             split.check_per_sequence("versions", versions.given, leader, batch.ages_per_sequence, packed)
 
-    @property
     def first(self) -> bool:
         """True if this rank adds the statistics of whole sequences, which all ranks of the sequence group know."""
         if self.sequence is None:
@@ -107,7 +105,6 @@ class Groups(NamedTuple):
 
         return split.is_first(self.sequence)
 
-    @property
     def rank(self) -> int:
         """The number of this rank in the batch group; 0 without one."""
         if self.batch is None:

@@ -108,7 +108,7 @@ class WholeBatch:
         """Search the last value that is chosen."""
         search, values = begin(AsMany(count), side, x.dtype, x.device), values_of(side, x, among)
         on_cpu = in_blocks(self._batch)
-        while search.round < search.rounds:
+        while search.round < search.rounds():
             values = search.left(values) if on_cpu else values
             search = search.narrowed(self._add_up(search.table(values).flatten())[None])
         return search.bound()

@@ -49,7 +49,7 @@ def divide(result: Result, batch: Batch, spec: Spec, groups: Groups) -> None:
     sequences, _ = whole.sequences_of(batch)
     totals = _totals(batch, weights, spec, groups)
     # The ranks of a sequence group know the same sequences, which the first of them reports.
-    counted = (totals[3] > 0) & groups.first
+    counted = (totals[3] > 0) & groups.first()
     index = None
     if batch.groups is not None and spec.normalizes_groups:
         index = batch.groups.placed()

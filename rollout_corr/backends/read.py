@@ -56,8 +56,8 @@ class Given(NamedTuple):
     validate: bool = False
     split: bool = False
 
-    @property
-    def labelled(self) -> bool:
+    # No property, as everywhere in named tuples that a call reads: the compilers of torch 2.8 and 2.10 follow none.
+    def has_labels(self) -> bool:
         """True if there are labels."""
         return self.labels is not None or self.label_names is not None
 
@@ -84,7 +84,7 @@ def read_batch(given: Given) -> Batch:
         batch.advantages, batch.per_sequence = read.advantages(advantages, batch.dtype)
     if given.turns is not None:
         batch.turns = read_turns(read, batch, given.turns, given.max_turns, validate, given.split)
-    if given.labelled:
+    if given.has_labels():
         batch.labels = read_labels(read, batch, given.labels, given.label_names, given.versions)
     return batch
 

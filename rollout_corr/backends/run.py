@@ -68,7 +68,7 @@ class RunningCorrection:
         if self._found is None:
             with torch.no_grad():
                 self._found = _finished(self._exchange.result(), self._request)
-                if not self._request.groups.first:
+                if not self._request.groups.first():
                     self._found.statistics = self._found.statistics.of_tokens()
         return self._found
 

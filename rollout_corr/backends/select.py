@@ -104,7 +104,6 @@ class Search(NamedTuple):
     fraction: Tensor
     open: Tensor
 
-    @property
     def rounds(self) -> int:
         """How many rounds it takes."""
         return len(DIGITS[self.dtype])

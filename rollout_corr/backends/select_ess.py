@@ -75,6 +75,7 @@ class EssSearch(NamedTuple):
         before: 0-d int64: those before the ones with these digits.
         sums: Of what `_amounts` gives of each.
         open: 0-d bool: all weights together have the sample size.
+        dtype: Of the bounds that it chooses from.
     """
 
     rule: KeepESS
@@ -84,13 +85,8 @@ class EssSearch(NamedTuple):
     before: Tensor
     sums: tuple[Sums, ...]
     open: Tensor
+    dtype: torch.dtype = torch.float32
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the bounds that it chooses from."""
-        return torch.float32
-
-    @property
     def rounds(self) -> int:
         """How many rounds it takes."""
         return len(DIGITS)

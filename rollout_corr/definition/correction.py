@@ -84,7 +84,7 @@ def value_of(
         else:
             x = select(among, statistic(criterion, tokens, external))
             # A NaN that the caller gave as a statistic has to fail its unit, not to vanish.
-            propagate = tokens.propagate or row.may_be_nan
+            propagate = tokens.propagate or row.may_be_nan()
             if row.one_limb:
                 total = sum_of_d(x.clamp(-LARGEST_D, LARGEST_D), units, propagate, x)
             else:

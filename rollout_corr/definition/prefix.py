@@ -81,7 +81,7 @@ def value_of(criterion: Criterion, x: Tensor, tokens: Tokens, among: Tensor | No
     if criterion.reduce in ("max", "min"):
         sign = 1.0 if criterion.reduce == "max" else -1.0
         return sign * sequences.running_max(_among(sign * x, among)).double()
-    propagate = tokens.propagate or row.may_be_nan
+    propagate = tokens.propagate or row.may_be_nan()
     total = running_sum(select(among, x), sequences, propagate, row.one_limb)
     return total if criterion.reduce == "sum" else total / places(tokens, among, criterion.within)
 

@@ -210,7 +210,7 @@ def moment_values(
     if criterion.statistic.log_space:
         value = value.clamp(-spec.clamp, spec.clamp)
         value = value + k3(value) if criterion.over == "token" else value.expm1()
-    if criterion.statistic.may_be_nan:
+    if criterion.statistic.may_be_nan():
         finite = value.isfinite()
         among = finite if among is None else among & finite
     return value, among

@@ -113,7 +113,6 @@ class Statistic(NamedTuple):
     inverse: Callable[[float], float] | None = None
     branches: Callable[[float], tuple[float, float]] | None = None
 
-    @property
     def may_be_nan(self) -> bool:
         """True if the values are the caller's own, whose NaN fails a unit."""
         return self.source in ("entropy", "caller")

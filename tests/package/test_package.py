@@ -6,6 +6,7 @@ current folder, and every subprocess starts in an empty one.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import os
@@ -254,3 +255,18 @@ def test_no_committed_file_names_a_machine_or_a_registry():
 def test_tests_are_no_package():
     """verl installs a top-level `tests`. As a package, this folder would fight it for the name."""
     assert not (ROOT / "tests" / "__init__.py").exists()
+
+
+def test_named_tuples_on_the_way_of_a_call_have_no_properties():
+    """torch.compile of torch 2.8 and 2.10 follows their fields and methods, and stops at a property."""
+    root = Path(rc.__file__).parent
+    found = [
+        f"{path.name}: {node.name}.{each.name}"
+        for room in ("spec", "definition", "backends", "api")
+        for path in sorted((root / room).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "NamedTuple" for base in node.bases)
+        for each in node.body
+        if isinstance(each, ast.FunctionDef) and "property" in map(ast.unparse, each.decorator_list)
+    ]
+    assert not found
