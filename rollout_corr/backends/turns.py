@@ -104,7 +104,9 @@ def read_turns(read: Reader, batch: Batch, turns: object, max_turns: int | None,
             raise ValueError(f"turns: expected offsets, ids or 'runs', got {shown(turns)}")
         begins = _begins_of_runs(batch)
     else:
-        if isinstance(turns, Tensor) and turns.dtype in OFFSETS and reads and _could_be_offsets(turns, batch):
+        # No other shape than that of offsets can be both: a padded or a nested tensor is ids.
+        row = turns if isinstance(turns, Tensor) and turns.dim() == 1 and turns.dtype in OFFSETS else None
+        if row is not None and reads and _could_be_offsets(row, batch):
             raise ValueError(
                 f"turns: expected ids or offsets, got what can be both, [{first.shape[0]}] for as many tokens; append "
                 "its last value again and it is offsets, add 1 and it is ids"

@@ -167,3 +167,18 @@ def test_offsets_that_are_as_many_as_the_tokens_are_no_ids_where_ids_have_rows(l
     laid = lay_out(random_sequences(0, (3, 2)), layout)
     out = laid.correct(rc.Spec(), turns=torch.tensor([0, 1, 3, 4, 5]))
     assert out.turns.tolist() == [0, 1, 3, 4, 5]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("layout", ["padded_right", "packed_row", "jagged", "list"])
+def test_ids_in_rows_are_no_offsets_whatever_they_are(layout, dtype):
+    """Ids that begin and end where offsets would, in a tensor that has not the shape of offsets."""
+    laid = lay_out(random_sequences(0, (3, 3) if layout != "padded_right" else (1, 1)), layout)
+    rows = [torch.tensor(row, dtype=dtype) for row in ([0, 1, 2], [3, 4, 6])]
+    ids = {
+        "padded_right": torch.stack(rows),
+        "packed_row": torch.cat(rows)[None],
+        "jagged": torch.nested.nested_tensor_from_jagged(torch.cat(rows), torch.tensor([0, 3, 6])),
+        "list": rows,
+    }[layout]
+    assert laid.correct(rc.Spec(), turns=ids).turns.tolist() == [0, 1, 2, 3, 4, 5, 6]
