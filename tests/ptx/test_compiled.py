@@ -25,7 +25,7 @@ SLOW = (
     "sequences_of_probabilities", "extrema_of_d", "when_tokens", "late", "late_zeroed",
     "verl.decoupled_k3_rs_token_tis", "xtuner.agentic", "slime.mis", "kept_set_replayed", "split_padded",
     "turns_measured", "prefix_weights", "prefix_budget", "prefix_fp64", "labels_token", "labels_icepop",
-    "loss_ppo_fp64", "loss_dro_sequence",
+    "loss_ppo_fp64", "loss_dro_sequence", "loss_of_turns",
 )  # fmt: skip
 
 
@@ -58,11 +58,6 @@ def test_every_layout_and_dtype(layout, dtype, process):
 
 def test_programs_beyond_32_bits(process):
     assert process.submit(outcome_of, cases.run_beyond_32_bits).result() == ""
-
-
-@pytest.mark.slow
-def test_a_loss_of_turns(process):
-    assert process.submit(outcome_of, cases.run_loss_of_turns).result() == ""
 
 
 @pytest.mark.slow
@@ -177,7 +172,7 @@ def test_planted_faults_are_noticed(name, kind, process):
 REACHING = (
     "full_packed", "when_tokens", "metrics_short", "token_strided", "split_packed", "loss_ppo_packed", "loss_gspo",
     "loss_gmpo_padded", "loss_reinforce", "product_geometric_padded", "when_sequences",
-    "late_zeroed", "turns_product", "turns_mixed", "prefix_mixed",
+    "late_zeroed", "turns_product", "turns_mixed", "prefix_budget", "prefix_mixed", "labels_token", "loss_of_turns",
 )  # fmt: skip
 
 
