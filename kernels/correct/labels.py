@@ -1,4 +1,4 @@
-"""What labels add up: the statistics of each sequence, beside those of the batch.
+"""Statistics of each sequence, which labels add up, beside those of the batch.
 
 `partials.add` and `put_extrema` keep what is of sequences. What is of tokens comes from the slots, gathered here.
 """

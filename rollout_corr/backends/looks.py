@@ -56,7 +56,7 @@ class AsMany(Counting):
         self._count = count
 
     def goes_on(self, before: Before, side: Side) -> Tensor:
-        """As long as there are fewer."""
+        """Go on while fewer are kept."""
         return before.kept < self._count
 
     def words(self, side: Side) -> str:

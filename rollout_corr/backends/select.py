@@ -105,7 +105,7 @@ class Search(NamedTuple):
     open: Tensor
 
     def rounds(self) -> int:
-        """How many rounds it takes."""
+        """The number of rounds until the bound is found."""
         return len(DIGITS[self.dtype])
 
     def left(self, values: Values) -> Values:

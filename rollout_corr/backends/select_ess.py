@@ -22,7 +22,7 @@ DIGITS = (13, 10, 9)
 
 
 class Sums(NamedTuple):
-    """What is known of the sum of the weights, or of their squares, before the digits found.
+    """The sum of the weights, or of their squares, up to the digits found, as far as it is known.
 
     Attributes:
         start: 0-d float64: of those with a smaller first digit.
@@ -88,7 +88,7 @@ class EssSearch(NamedTuple):
     dtype: torch.dtype = torch.float32
 
     def rounds(self) -> int:
-        """How many rounds it takes."""
+        """The number of rounds until the bound is found."""
         return len(DIGITS)
 
     @staticmethod

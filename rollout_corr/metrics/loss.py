@@ -105,7 +105,7 @@ def metrics_of(objective: Objective) -> list[Metric]:
 
 @lru_cache(maxsize=256)
 def readers_of(objective: Objective) -> Readers:
-    """What reads all of them."""
+    """Sort the metrics of a loss by how they are read, once for all calls."""
     return Readers.of(metrics_of(objective))
 
 

@@ -216,5 +216,5 @@ def metrics_of(spec: Spec) -> tuple[Metric, ...]:
 
 @lru_cache(maxsize=256)
 def readers_of(spec: Spec) -> Readers:
-    """What reads all of them."""
+    """Sort the metrics of a Spec by how they are read, once for all calls."""
     return Readers.of(metrics_of(spec))

@@ -163,7 +163,7 @@ class _Ends(Counting):
             raise ValueError(f"{name}.count: expected a number >= 1{limit}, got {shown(self.count)}")
 
     def goes_on(self, before: Before, side: Side) -> Tensor:
-        """As long as there are fewer."""
+        """Go on while fewer are kept."""
         if self.share is not None:
             return before.kept / before.all.double() < self.share
         assert self.count is not None

@@ -206,7 +206,7 @@ def compiled(folder, name, code, *options):
 
 
 def test_libraries_that_are_not_installed_are_stood_in_for(tmp_path):
-    """What was linked with a library of CUDA loads without it, whether or not its functions have versions."""
+    """A library linked with one of CUDA loads without it, whether or not its functions have versions."""
     cuda, torch = tmp_path / "cuda", tmp_path / "torch"
     cuda.mkdir()
     torch.mkdir()

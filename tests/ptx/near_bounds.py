@@ -121,7 +121,7 @@ def run_near_bounds(seed: int = 0, **settings) -> None:
 
 
 def run_compared_as_ratios(seed: int = 0, **settings) -> None:
-    """The same with a planted bug: what is compared has been to ratio space and back."""
+    """Run `run_near_bounds` with a planted bug: what is compared has been to ratio space and back."""
     before = "passed = within(x, "
     source = criteria.passes.src.replace(before, f"x = tl.log(tl.exp(x))\n    {before}")
     assert source != criteria.passes.src
