@@ -16,7 +16,8 @@ from rollout_corr.api.correct import Renormalized, correct
 from rollout_corr.api.policy_loss import policy_loss
 from rollout_corr.backends import operators
 from rollout_corr.backends.batch import external_names
-from rollout_corr.spec.correction import ENTROPY, Spec
+from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.criterion import ENTROPY
 from rollout_corr.spec.no_spec import no_spec
 from rollout_corr.spec.validate import shown
 

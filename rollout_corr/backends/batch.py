@@ -20,7 +20,8 @@ from rollout_corr.definition.bounds_of_batch import BoundsOfBatch
 from rollout_corr.definition.offsets import checked_offsets
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics.labels import Labelled
-from rollout_corr.spec.correction import ENTROPY, Spec
+from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.criterion import ENTROPY
 from rollout_corr.spec.validate import shown
 
 if TYPE_CHECKING:

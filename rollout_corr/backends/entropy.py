@@ -8,7 +8,8 @@ from rollout_corr.backends import whole
 from rollout_corr.backends.batch import LOGP_DTYPES, Batch, Reader, checked_tensor, external_names
 from rollout_corr.metrics.extra import Extra, entropy_of
 from rollout_corr.metrics.statistics import Statistics
-from rollout_corr.spec.correction import ENTROPY, Spec
+from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.criterion import ENTROPY
 
 
 def read_entropy(read: Reader, entropy: object) -> Tensor:

@@ -16,7 +16,8 @@ from rollout_corr.backends.sequence_groups import GroupsGiven
 from rollout_corr.backends.staleness import Versions, read_ages
 from rollout_corr.backends.turns import read_turns
 from rollout_corr.definition.tokens import KeptMass
-from rollout_corr.spec.correction import AGE, Spec
+from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.criterion import AGE
 from rollout_corr.spec.validate import shown
 
 # The sides whose log-probs may be over the set that truncated sampling kept.

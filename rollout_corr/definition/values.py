@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from rollout_corr.definition.tokens import Tokens, binary_kl, k3, probability, select
-from rollout_corr.spec.correction import AGE, Criterion
+from rollout_corr.spec.criterion import AGE, Criterion
 
 
 class CriterionValues:

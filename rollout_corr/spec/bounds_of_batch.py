@@ -290,15 +290,27 @@ def _share(name: str, value: object) -> float:
     return share
 
 
-def number_of(bound: float | OfBatch | None) -> float | None:
-    """A bound that is a number; None for an open side and for one that the batch decides."""
-    return None if isinstance(bound, OfBatch) else bound
+class Bounded(Checked):
+    """Base of what has a lower and an upper bound, each a number, a rule or None for an open side."""
 
+    lower: float | OfBatch | None
+    upper: float | OfBatch | None
 
-def rules_of(lower: float | OfBatch | None, upper: float | OfBatch | None) -> dict[Side, OfBatch]:
-    """The bounds of two that the batch decides."""
-    sides: tuple[tuple[Side, float | OfBatch | None], ...] = (("lower", lower), ("upper", upper))
-    return {side: bound for side, bound in sides if isinstance(bound, OfBatch)}
+    @property
+    def low(self) -> float | None:
+        """`lower` where it is a number."""
+        return None if isinstance(self.lower, OfBatch) else self.lower
+
+    @property
+    def high(self) -> float | None:
+        """`upper` where it is a number."""
+        return None if isinstance(self.upper, OfBatch) else self.upper
+
+    @property
+    def rules(self) -> dict[Side, OfBatch]:
+        """The bounds that the batch decides."""
+        sides: tuple[tuple[Side, float | OfBatch | None], ...] = (("lower", self.lower), ("upper", self.upper))
+        return {side: bound for side, bound in sides if isinstance(bound, OfBatch)}
 
 
 def by_group(rules: Mapping[Side, OfBatch]) -> bool:

@@ -10,201 +10,29 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from rollout_corr.spec.bounds_of_batch import OfBatch, Side, by_group, check_labels, number_of, rules_of, with_rules
+from rollout_corr.spec.bounds_of_batch import by_group, check_labels, with_rules
 from rollout_corr.spec.checked import Checked, arguments_of
 from rollout_corr.spec.choices import (
     DETAIL,
-    DROP,
     NONFINITE,
-    POLICIES,
-    REDUCTIONS,
     REJECTED,
     REPORTS,
     SUMS_OVER,
-    UNITS,
-    WEIGHT_UNITS,
-    WHEN,
     Detail,
-    Drop,
-    Growth,
     Nonfinite,
-    Of,
-    Reduce,
     Rejected,
     Scheme,
     SumsOver,
-    Unit,
-    WeightUnit,
-    When,
 )
+from rollout_corr.spec.criterion import AGE, ENTROPY
+from rollout_corr.spec.criterion import Criterion as Criterion
 from rollout_corr.spec.explain import explain
 from rollout_corr.spec.meant import keywords_meant
-from rollout_corr.spec.statistics import STATISTICS, Stat, Statistic
-from rollout_corr.spec.validate import bounds, choice, positive, shown
+from rollout_corr.spec.validate import choice, positive, shown
 from rollout_corr.spec.weight import Weight as Weight
-from rollout_corr.spec.weight import check_growth
-
-# The key of ages among the external tensors: no `Criterion.name` is empty.
-AGE = ""
-# Likewise of entropies, a name that no `Criterion` takes.
-ENTROPY = "\0"
 
 # exp(2 * clamp) has to be finite in float32, because chi2 squares a ratio.
 LARGEST_CLAMP = 40.0
-
-
-@keywords_meant(threshold="upper= (and lower=)", level="over=", max="upper=", min="lower=")
-@dataclass(frozen=True, repr=False)
-class Criterion(Checked):
-    """A test that a token, a turn or a sequence must pass: keep iff lower <= value <= upper, both inclusive.
-
-    Args:
-        stat: The statistic of a token, from D, p = exp(rollout_logp) and q = exp(train_logp): "ratio" (bounds in ratio
-            space, aggregated in log space), "k1" -D, "k2" D^2/2, "k3" e^D-1-D, "k3_reverse" e^-D-1+D,
-            "abs" |D|, "ratio_error" e^|D|, "ratio_deviation" |e^D-1|, "prob_diff" q-p, "tv" |q-p|, "binary_kl",
-            "binary_kl_reverse", "binary_kl_symmetric", "age" current_version - version, of the `versions` given to the
-            call, "entropy", given to the call too, or "external": a tensor given to the call under `name`.
-        over: The unit that is tested, "token", "turn" (from `turns`), "sequence" or "prefix": each token by the tokens
-            of its sequence up to and with it.
-        reduce: The "sum", "mean", "max" or "min" of a turn's, sequence's or prefix's tokens is its value. Not with
-            over="token".
-        lower: Lowest value kept, or None for an open side; or a rule by which the batch decides it: `Quantile`, `TopK`.
-        upper: Highest value kept, likewise: `Quantile`, `Bottom`, `MeanBelow`. The batch are the units that are tested.
-        when: The units that are tested. "negative_advantage", "positive_advantage" and "outward" (advantage and D have
-            the same sign) need `advantages`. A turn or sequence is selected by its mean advantage over valid tokens;
-            for "outward" by holding an outward token. With drop="token" it is tested if it holds a selected token.
-        drop: A failure rejects the "unit" that was tested, all tokens of its "sequence", or only those tokens of the
-            unit that `when` selects ("token"); of a prefix the "unit" is its last token, and "rest" is that and every
-            later token of the sequence.
-        of: The two policies compared. "new/rollout" and "new/old" exist only inside `policy_loss`.
-        label: The prefix of this criterion's metrics; by default made from the other fields.
-        name: The key of the tensor in `external={name: tensor}`. Only with stat="external".
-        token_clamp: Every D is clamped to +-token_clamp first; None: it is not.
-        eps: The floor of 1-p and 1-q in the binary KLs.
-        growth: "sqrt" multiplies both bounds, a ratio's as logs, by sqrt(t) at the t-th token. Only with over="prefix".
-        within: Where a prefix begins and its "rest" ends: the "sequence", or each "turn" of one. Only with
-            over="prefix".
-    """
-
-    stat: Stat
-    over: Unit = "token"
-    reduce: Reduce | None = None
-    lower: float | OfBatch | None = None
-    upper: float | OfBatch | None = None
-    when: When = "any"
-    drop: Drop = "unit"
-    of: Of = "train/rollout"
-    label: str = ""
-    name: str | None = None
-    token_clamp: float | None = None
-    eps: float = 1e-8
-    growth: Growth | None = None
-    within: WeightUnit = "sequence"
-
-    def __post_init__(self) -> None:
-        choice("Criterion.stat", self.stat, tuple(STATISTICS))
-        choice("Criterion.over", self.over, UNITS)
-        choice("Criterion.when", self.when, WHEN)
-        choice("Criterion.drop", self.drop, DROP)
-        choice("Criterion.of", self.of, POLICIES)
-        if self.over == "token" and self.reduce is not None:
-            raise ValueError(f"Criterion.reduce: expected None with over='token', got {shown(self.reduce)}")
-        if self.over != "token":
-            if self.reduce is None:
-                raise ValueError(
-                    f"Criterion.reduce: expected one of {list(REDUCTIONS)} with over={self.over!r}, got None"
-                )
-            choice("Criterion.reduce", self.reduce, REDUCTIONS)
-        if self.drop == "rest" and self.over != "prefix":
-            raise ValueError(
-                "Criterion.drop: 'rest' needs over='prefix'; for all from the first token beyond a bound write "
-                f"over='prefix' with reduce='max' for upper, 'min' for lower, got over={self.over!r}"
-            )
-        check_growth("Criterion", self.growth, "over='prefix'", self.over == "prefix")
-        choice("Criterion.within", self.within, WEIGHT_UNITS)
-        if self.within != "sequence" and self.over != "prefix":
-            raise ValueError(f"Criterion.within: expected its default unless over='prefix', got {shown(self.within)}")
-        signed, ratio = self.statistic.signed, self.stat == "ratio"
-        low, high = bounds("Criterion", self.low, self.high, signed=signed, ratio=ratio)
-        rules = self.rules
-        lower, upper = rules.get("lower", low), rules.get("upper", high)
-        for side, rule in rules.items():
-            rule.check("Criterion", side)
-            if self.over == "prefix":
-                raise ValueError(f"Criterion.{side}: expected a number with over='prefix', got {rule!r}")
-        if lower is None and upper is None:
-            raise ValueError("Criterion: expected lower, upper or both, got neither (it could reject nothing)")
-        if self.statistic.source == "caller":
-            if not isinstance(self.name, str) or self.name in (AGE, ENTROPY):
-                raise ValueError(f"Criterion.name: expected the key of an external tensor, got {shown(self.name)}")
-        elif self.name is not None:
-            raise ValueError(f"Criterion.name: expected None unless stat='external', got {shown(self.name)}")
-        if not isinstance(self.label, str) or "/" in self.label:
-            raise ValueError(f"Criterion.label: expected a string without '/', got {shown(self.label)}")
-        self._set(lower=lower, upper=upper, eps=positive("Criterion.eps", self.eps))
-        if self.token_clamp is not None:
-            self._set(token_clamp=positive("Criterion.token_clamp", self.token_clamp))
-        if not self.label:
-            self._set(label=self._default_label())
-
-    def _defaults(self) -> dict[str, object]:
-        return {**super()._defaults(), "label": self._default_label()}
-
-    def _default_label(self) -> str:
-        # A tensor of the caller's may have the name of a statistic.
-        named = f"external_{self.name}" if self.name in STATISTICS else self.name
-        words = [self.over, self.reduce, named or self.stat]
-        if self.of != "train/rollout":
-            words.append("of_" + self.of.replace("/", "_"))
-        if self.when != "any":
-            words.append("when_" + self.when)
-        if self.drop != "unit":
-            words.append("drop_" + self.drop)
-        if self.growth is not None:
-            words.append("growth_" + self.growth)
-        if self.within != "sequence":
-            words.append("within_" + self.within)
-        return "_".join(word for word in words if word)
-
-    @property
-    def low(self) -> float | None:
-        """`lower` where it is a number."""
-        return number_of(self.lower)
-
-    @property
-    def high(self) -> float | None:
-        """`upper` where it is a number."""
-        return number_of(self.upper)
-
-    @property
-    def rules(self) -> dict[Side, OfBatch]:
-        """The bounds that the batch decides."""
-        return rules_of(self.lower, self.upper)
-
-    @property
-    def per_token(self) -> bool:
-        """True if every token is tested, alone or with those before it."""
-        return self.over in ("token", "prefix")
-
-    @property
-    def statistic(self) -> Statistic:
-        """The row of `stat`."""
-        return STATISTICS[self.stat]
-
-    @property
-    def tensor_name(self) -> str | None:
-        """The key of the tensor that the statistic reads beside log-probs: `name`, AGE or ENTROPY; None: none."""
-        return {"versions": AGE, "entropy": ENTROPY}.get(self.statistic.source, self.name)
-
-    @property
-    def drops_sequences(self) -> bool:
-        """True if a failure rejects a whole sequence."""
-        return self.drop == "sequence" or (self.drop == "unit" and self.over == "sequence")
-
-    @property
-    def thins(self) -> bool:
-        """True if a failure drops only those tokens of the turn or sequence that `when` selects."""
-        return self.drop == "token" and not self.per_token
 
 
 @keywords_meant(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollout_corr.spec.bounds_of_batch import KeepESS, OfBatch, Side, number_of, rules_of
-from rollout_corr.spec.checked import Checked
+from rollout_corr.spec.bounds_of_batch import Bounded, KeepESS, OfBatch
 from rollout_corr.spec.choices import (
     GROWTH,
     LEVELS,
@@ -29,7 +28,7 @@ MEANT = {"sequence": "'product' of its tokens' ratios, or their 'geometric' mean
 
 @keywords_meant(threshold="upper=", clip="upper=", clip_max="upper=", clip_min="lower=", max="upper=", min="lower=")
 @dataclass(frozen=True, repr=False)
-class Weight(Checked):
+class Weight(Bounded):
     """An importance weight: a ratio of probabilities, bounded and perhaps normalised.
 
     Args:
@@ -126,21 +125,6 @@ class Weight(Checked):
     def self_normalized(self) -> bool:
         """True if weights are divided by the mean of their sequence or group."""
         return self.normalize in ("group", "sequence")
-
-    @property
-    def low(self) -> float | None:
-        """`lower` where it is a number."""
-        return number_of(self.lower)
-
-    @property
-    def high(self) -> float | None:
-        """`upper` where it is a number."""
-        return number_of(self.upper)
-
-    @property
-    def rules(self) -> dict[Side, OfBatch]:
-        """The bounds that the batch decides."""
-        return rules_of(self.lower, self.upper)
 
     @property
     def bounded(self) -> bool:
