@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rollout_corr.spec.ratio_losses import PPO
 from rollout_corr.spec.surrogate import Looked, LossTokens, SeenBatch, Surrogate, TokenLoss
+from rollout_corr.spec.thresholds import LARGEST_FLOAT32
 from rollout_corr.spec.validate import choice, number, positive, shown
 
 First = Literal["lower", "upper"]
@@ -136,7 +137,8 @@ class KLCov(Surrogate):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set(share=_share("KLCov.share", self.share))
-        self._number("penalty")
+        # Times |x| = 0 an infinite penalty is NaN.
+        self._number("penalty", most=LARGEST_FLOAT32)
 
     def look(self, seen: SeenBatch) -> Looked:
         """Choose the tokens of largest covariance."""
@@ -193,8 +195,11 @@ class BAPO(Surrogate):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set(share=_share("BAPO.share", self.share))
-        for name in ("lower", "lower_most", "upper", "upper_most"):
+        for name in ("lower_most", "upper_most"):
             self._number(name)
+        for name in ("lower", "upper"):
+            # An infinite bound makes the loss infinite, or the share of the contributions NaN.
+            self._number(name, most=LARGEST_FLOAT32)
         choice("BAPO.first", self.first, FIRSTS)
         for side in ("lower", "upper"):
             name = f"{side}_step"
