@@ -165,7 +165,22 @@ def _weight_facts(
         total_bounded = tokens.of_sequences(few.few)
     elif spec.weight.bounded:
         total_bounded = tokens.sequences.sum(select(tokens.measured, weighing.bounded))
-    return _means(total, total_bounded, n_measured)
+    found = _means(total, total_bounded, n_measured)
+    if spec.asks_batch and spec.weight.rules:
+        found["log_weight"] = _between_ends(found["log_weight"], weighing.log_ratio, tokens)
+    return found
+
+
+def _between_ends(log_mean: Tensor, log_ratio: Tensor, tokens: Tokens) -> Tensor:
+    """[S]: logs of means, within the ends of their terms whatever their rounding.
+
+    A bound that the batch decides is one of its ratios: a sequence of equal ones must not seem to lie beyond it.
+    """
+    sides = (log_ratio, -log_ratio)
+    if tokens.measured is not None:
+        sides = torch.where(tokens.measured, sides[0], -torch.inf), torch.where(tokens.measured, sides[1], -torch.inf)
+    high, low = (tokens.sequences.max(side).to(log_mean.dtype) for side in sides)
+    return torch.where(high >= -low, log_mean.clamp(-low, high), log_mean)
 
 
 def _means(total: Tensor, total_bounded: Tensor, n_measured: Tensor) -> Named:
