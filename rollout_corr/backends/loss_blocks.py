@@ -15,7 +15,6 @@ from torch import Tensor
 
 from rollout_corr.backends import blocks, ppo_blocks, whole
 from rollout_corr.backends.batch import Batch
-from rollout_corr.backends.looks import AddUp, WholeBatch
 from rollout_corr.definition import loss
 from rollout_corr.definition.loss import Operands
 from rollout_corr.definition.sequences import Packed, Rows
@@ -25,6 +24,7 @@ from rollout_corr.spec.loss import Objective
 from rollout_corr.spec.surrogate import Looked
 
 if TYPE_CHECKING:
+    from rollout_corr.backends.looks import AddUp
     from rollout_corr.backends.split import Split
 
 
@@ -177,6 +177,9 @@ def look(task: LossTask, ids: Tensor, add_up: AddUp) -> Looked:
         ids: [S] int64, the numbers of the sequences.
         add_up: Adds int64 up over the ranks that share the batch.
     """
+    # Few surrogates look, and importing what they search by takes its time.
+    from rollout_corr.backends.looks import WholeBatch
+
     found = loss.read(_operands(task, task.batch.train, *whole.sequences_of(task.batch)), task.objective)
     return task.objective.surrogate.look(WholeBatch(task.batch, found, ids, add_up))
 

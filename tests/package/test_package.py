@@ -156,6 +156,19 @@ print(time.perf_counter() - start, start - begun)
     assert any(ours <= max(IMPORT_SECONDS, torchs / 20) for ours, torchs in taken), f"ours, torch's: {taken}"
 
 
+def test_what_few_calls_need_is_imported_by_them(tmp_path):
+    """Each of these takes its time, and a collection of torch's objects in the midst of an import takes 80 ms."""
+    code = """
+import sys
+import rollout_corr
+print(" ".join(name.rpartition(".")[2] for name in sys.modules if name.startswith("rollout_corr.backends.")))
+"""
+    loaded = run_fresh(code, tmp_path).split()
+    assert "loss_blocks" in loaded
+    few = {"bounds_of_batch", "labelled", "looks", "select", "select_ess", "select_groups", "split", "split_kernels"}
+    assert not few & set(loaded)
+
+
 @pytest.mark.parametrize("name", ["kernels", "rollout_corr_kernels", "other.kernels"])
 def test_kernels_refuse_another_name(name):
     """The top-level name `kernels` belongs to Hugging Face; a checkout's root on sys.path must not take it over."""
