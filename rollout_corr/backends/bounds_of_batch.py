@@ -303,6 +303,8 @@ def _ends(bounds: Tensor, is_open: float) -> Tensor:
     """The smallest and the largest bound, of those groups that have one, [2]."""
     if not bounds.dim():
         return bounds.expand(2)
-    bounds, nothing = bounds[:-1], bounds[:-1].isnan()
+    # The last one is of no group; without it there may be none, which have no ends.
+    bounds = torch.cat([bounds[:-1], bounds.new_full((1,), math.nan)])
+    nothing = bounds.isnan()
     ends = torch.stack([bounds.where(~nothing, math.inf).amin(), bounds.where(~nothing, -math.inf).amax()])
     return torch.where(nothing.all(), is_open, ends)

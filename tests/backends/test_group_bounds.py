@@ -160,6 +160,18 @@ def test_groups_of_a_rank():
     assert first + second == laid.read(laid.correct(spec, group_size=2).mask)
 
 
+@pytest.mark.parametrize("layout", ["packed", "padded_right", "list"])
+def test_a_batch_without_sequences(layout, way):
+    """No group has a bound, and so the side is open."""
+    laid = lay_out([], layout)
+    for criterion in (
+        rc.Criterion("k1", lower=rc.Quantile(0.2, within="group"), upper=rc.Bottom(1, within="group")),
+        rc.Criterion("abs", "sequence", "sum", upper=rc.Quantile(0.2, within="group")),
+    ):
+        out = laid.correct(rc.Spec(criteria=(criterion,)), group_index=torch.zeros(0, dtype=torch.int64))
+        assert out.keep.shape == (0,) and out.metrics()[f"{criterion.label}/upper_max"] == math.inf
+
+
 def test_what_cannot_be():
     x = torch.zeros(1, 3)
     spec = rc.Spec(criteria=(rc.Criterion("abs", upper=rc.Quantile(0.6, within="group")),))
