@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from unittest import mock
 
 import pytest
 import torch
@@ -16,8 +15,6 @@ from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from oracles.bounds_of_batch import kept
 from oracles.correction import Sequence
-from rollout_corr.backends import blocks, bounds_of_batch
-from rollout_corr.backends.whole import run_whole
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -79,22 +76,6 @@ def mask_of(batch, good):
 def rejects_nonfinite(batch):
     bad = {s for s, one in enumerate(batch) for t, m in enumerate(one.mask) if m and not math.isfinite(one.train[t])}
     return bad
-
-
-@pytest.fixture(params=["blocks", "small blocks", "whole"])
-def way(request):
-    """The ways to run: values may be read on the CPU, and nowhere else."""
-    if request.param == "blocks":
-        yield
-    elif request.param == "small blocks":
-        with mock.patch.object(blocks, "BLOCK", 4):
-            yield
-    else:
-        with (
-            mock.patch.object(blocks, "run_blocks", run_whole),
-            mock.patch.object(bounds_of_batch, "in_blocks", return_value=False),
-        ):
-            yield
 
 
 @pytest.mark.parametrize("rules", RULES, ids=str)

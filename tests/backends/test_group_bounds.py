@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from unittest import mock
 
 import pytest
 import torch
@@ -17,9 +16,7 @@ from backends.test_bounds_of_batch import abs_d, coarse, mask_of, rejects_nonfin
 from builders.batches import LAYOUTS, lay_out
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
-from rollout_corr.backends import blocks, bounds_of_batch
 from rollout_corr.backends.select_groups import in_groups
-from rollout_corr.backends.whole import run_whole
 from rollout_corr.definition.bounds_of_batch import by_sort
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -35,21 +32,6 @@ RULES = [
 
 
 COUNTING = [(rc.Quantile(0.5), "upper"), (rc.Quantile(0.07), "lower"), (rc.Bottom(3), "upper"), (rc.TopK(2), "lower")]
-
-
-@pytest.fixture(params=["blocks", "small blocks", "whole"])
-def way(request):
-    if request.param == "blocks":
-        yield
-    elif request.param == "small blocks":
-        with mock.patch.object(blocks, "BLOCK", 4):
-            yield
-    else:
-        with (
-            mock.patch.object(blocks, "run_blocks", run_whole),
-            mock.patch.object(bounds_of_batch, "in_blocks", return_value=False),
-        ):
-            yield
 
 
 def expected(rules, values, group_of):

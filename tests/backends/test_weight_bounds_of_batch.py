@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from unittest import mock
 
 import pytest
 import torch
@@ -15,25 +14,8 @@ from builders.batches import LAYOUTS, lay_out
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from oracles.bounds_of_batch import kept, sample_size
-from rollout_corr.backends import blocks, bounds_of_batch
-from rollout_corr.backends.whole import run_whole
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(params=["blocks", "small blocks", "whole"])
-def way(request):
-    if request.param == "blocks":
-        yield
-    elif request.param == "small blocks":
-        with mock.patch.object(blocks, "BLOCK", 4):
-            yield
-    else:
-        with (
-            mock.patch.object(blocks, "run_blocks", run_whole),
-            mock.patch.object(bounds_of_batch, "in_blocks", return_value=False),
-        ):
-            yield
 
 
 def logs(batch, level):

@@ -1,0 +1,26 @@
+"""The ways in which plain torch runs a batch, for tests of bounds that the batch decides."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+
+from rollout_corr.backends import blocks, bounds_of_batch
+from rollout_corr.backends.whole import run_whole
+
+
+@pytest.fixture(params=["blocks", "small blocks", "whole"])
+def way(request):
+    """Run in blocks, in blocks of few tokens, or in one piece: values may be read on the CPU, and nowhere else."""
+    if request.param == "blocks":
+        yield
+    elif request.param == "small blocks":
+        with mock.patch.object(blocks, "BLOCK", 4):
+            yield
+    else:
+        with (
+            mock.patch.object(blocks, "run_blocks", run_whole),
+            mock.patch.object(bounds_of_batch, "in_blocks", return_value=False),
+        ):
+            yield
