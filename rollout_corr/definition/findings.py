@@ -15,8 +15,9 @@ from rollout_corr.definition.bounds_of_batch import BoundsOfBatch
 from rollout_corr.definition.correction import Decision
 from rollout_corr.definition.facts import SequenceFacts, sequence_facts
 from rollout_corr.definition.few import FewBounded, few_bounded
+from rollout_corr.definition.near import near_up_to
 from rollout_corr.definition.sequences import Sequences
-from rollout_corr.definition.tokens import KeptMass, Number, Tokens, near_up_to, read_tokens
+from rollout_corr.definition.tokens import KeptMass, Number, Tokens, read_tokens
 from rollout_corr.definition.turns import Turns
 from rollout_corr.definition.weights import Weighing, weigh, weights_of
 from rollout_corr.definition.when import Advantages

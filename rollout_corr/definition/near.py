@@ -13,7 +13,10 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
+from rollout_corr.definition.bounds import Sides
 from rollout_corr.definition.sequences import Packed
+from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound
 
 # Neighbours that `Peaks` looks at together.
 STRETCH = 64
@@ -25,6 +28,34 @@ NEAR = 0.125
 # Tokens up to which each is taken in float64: 7 operations, where a series and the few others take 28. Both take the
 # same time at this number.
 SMALL = 65_536
+
+
+def near_up_to(spec: Spec, found: Sides | None) -> float | None:
+    """The |D| up to which a token is near 0 and within the bounds of a token weight; None where 0 is outside.
+
+    Args:
+        spec: The Spec.
+        found: The logarithms of the lower and the upper bound that the batch has decided; None for each that it has
+            not, or not yet.
+    """
+    weight = spec.weight
+    if weight is None or weight.level != "token":
+        return NEAR
+    low, high = (None, None) if found is None else found
+    if any(known is None for side, known in (("lower", low), ("upper", high)) if side in weight.rules):
+        return None
+    return _near_within(weight.low, weight.high, low, high)
+
+
+@lru_cache(maxsize=256)
+def _near_within(lower: float | None, upper: float | None, low: float | None, high: float | None) -> float | None:
+    low = log_bound(lower) if low is None else low
+    high = log_bound(upper) if high is None else high
+    # Rounded to numbers that comparing float32 with them finds every token beyond.
+    nearest = min(
+        NEAR, NEAR if low is None else -float32_at_least(low), NEAR if high is None else float32_at_most(high)
+    )
+    return nearest if nearest > 0.0 else None
 
 
 def few_above(x: Tensor, bound: float) -> Tensor | None:

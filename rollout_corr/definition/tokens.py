@@ -11,19 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.bounds import Sides
-from rollout_corr.definition.near import NEAR, SMALL, WIDE, Each, Near, few_above, series_of_k3
+from rollout_corr.definition.near import SMALL, WIDE, Each, Near, few_above, series_of_k3
 from rollout_corr.definition.sequences import Packed, Sequences
 from rollout_corr.definition.turns import Turns
 from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound
 
 # Sums that decide are integer sums, so that order cannot matter. D: one limb on a 2^-28 grid, saturated at 2^10, which
 # leaves room for 2^25 tokens a sequence. Other statistics: two limbs, whole part (saturated at 2^37) and fraction.
@@ -358,7 +355,7 @@ def read_tokens(
         look: Find the largest |D| and skip what it makes unnecessary. Reads a value, so it is for CPU tensors, and only
             where all tokens are valid.
         turns: The turns of the sequences, where the Spec measures them.
-        near: As `near_up_to` gives it; read with `look` alone.
+        near: As `near.near_up_to` gives it; read with `look` alone.
     """
     d = train - rollout
     if look and d.numel():
@@ -381,31 +378,3 @@ def read_tokens(
     propagate = spec.nonfinite == "propagate"
     read = valid, measured, nonfinite, spec.clamp, propagate
     return Tokens(sequences, train, rollout, d, *read, turns=turns, bad=counted)
-
-
-def near_up_to(spec: Spec, found: Sides | None) -> float | None:
-    """The |D| up to which a token is near 0 and within the bounds of a token weight; None where 0 is outside.
-
-    Args:
-        spec: The Spec.
-        found: The logarithms of the lower and the upper bound that the batch has decided; None for each that it has
-            not, or not yet.
-    """
-    weight = spec.weight
-    if weight is None or weight.level != "token":
-        return NEAR
-    low, high = (None, None) if found is None else found
-    if any(known is None for side, known in (("lower", low), ("upper", high)) if side in weight.rules):
-        return None
-    return _near_within(weight.low, weight.high, low, high)
-
-
-@lru_cache(maxsize=256)
-def _near_within(lower: float | None, upper: float | None, low: float | None, high: float | None) -> float | None:
-    low = log_bound(lower) if low is None else low
-    high = log_bound(upper) if high is None else high
-    # Rounded to numbers that comparing float32 with them finds every token beyond.
-    nearest = min(
-        NEAR, NEAR if low is None else -float32_at_least(low), NEAR if high is None else float32_at_most(high)
-    )
-    return nearest if nearest > 0.0 else None
