@@ -22,12 +22,12 @@ from pathlib import Path
 
 from rollout_corr.aot.loss_variants import LOSS_FEW, LOSS_VARIANTS
 from rollout_corr.aot.machine_code import MachineCode, read_machine_code
+from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS
 from rollout_corr.aot.variant import LossVariant, Variant
 from rollout_corr.aot.variants import (
     FEW,
     LABEL_VARIANTS,
     OF_NEW_VARIANTS,
-    PREFIX_VARIANTS,
     SPLIT_VARIANTS,
     TURN_VARIANTS,
     VARIANTS,

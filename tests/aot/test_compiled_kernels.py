@@ -19,12 +19,12 @@ import torch
 from builders.cases import one_in
 from rollout_corr.aot import report as kernel_report
 from rollout_corr.aot.machine_code import MachineCode, read_machine_code
+from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS
 from rollout_corr.aot.report import Failure, KernelRow
 from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT, Variant
 from rollout_corr.aot.variants import (
     FEW,
     OF_NEW_VARIANTS,
-    PREFIX_VARIANTS,
     SPLIT_VARIANTS,
     TURN_VARIANTS,
     VARIANTS,

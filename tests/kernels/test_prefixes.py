@@ -25,7 +25,7 @@ from builders.kernel_cases import (
 )
 from builders.prefixes import made
 from builders.turns import loss_of
-from rollout_corr.aot.variants import PREFIX_VARIANTS
+from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS
 from rollout_corr.backends import operators
 from rollout_corr.backends.whole import run_whole
 from rollout_corr.spec.choices import PREFIX_REDUCTIONS

@@ -20,11 +20,11 @@ import triton
 from ptx.machine import Executed
 from ptx.session import compiled
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
+from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS
 from rollout_corr.aot.variant import LossVariant, Variant
 from rollout_corr.aot.variants import (
     LABEL_VARIANTS,
     OF_NEW_VARIANTS,
-    PREFIX_VARIANTS,
     SPLIT_VARIANTS,
     TURN_VARIANTS,
     VARIANTS,

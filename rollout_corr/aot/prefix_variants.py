@@ -1,0 +1,86 @@
+"""The variants of `correct` with prefixes, which take a pass more over the tokens.
+
+Together they have all that runs along sequences: sums on both grids, sums that may be poisoned, maxima, maxima of what
+is before, and the place of a token.
+"""
+
+from __future__ import annotations
+
+from rollout_corr.aot.variant import MEDIUM, SHORT, Variant
+from rollout_corr.aot.variants import BF16, FP64, I64, TOKEN, UPPER
+from rollout_corr.spec.correction import Criterion, Spec, Weight
+
+PREFIX_VARIANTS = {
+    "prefix_weights": Variant("prefix_weights", Spec(Weight("prefix", 0.8, 1.25, growth="sqrt"))),
+    "prefix_budget": Variant(
+        "prefix_budget",
+        Spec(
+            Weight("prefix", upper=2.0, reduce="mean"),
+            (
+                Criterion("tv", "prefix", "mean", upper=0.05, label="budget"),
+                Criterion("abs", "prefix", "max", upper=0.6, drop="rest", label="divergence"),
+            ),
+        ),
+        packed=False,
+        mask=I64,
+        length=MEDIUM,
+    ),
+    "prefix_mixed": Variant(
+        "prefix_mixed",
+        Spec(
+            Weight("prefix", 0.8, 1.25, outside="zero", token_clamp=0.3, reduce="min", growth="sqrt"),
+            (
+                Criterion("ratio", "prefix", "sum", 0.5, 1.7, "outward", growth="sqrt", label="sum"),
+                Criterion("k3", "prefix", "min", upper=0.2, drop="rest", when="negative_advantage", label="min"),
+            ),
+            rejected="both",
+        ),
+        advantages="token",
+        train=BF16,
+        rollout=BF16,
+    ),
+    "prefix_kept": Variant(
+        "prefix_kept",
+        Spec(
+            TOKEN,
+            (
+                Criterion("abs", upper=UPPER["abs"], label="abs"),
+                Criterion("k3", "prefix", "sum", upper=0.4, drop="rest", label="sum"),
+                Criterion("k2", "prefix", "max", upper=0.4, drop="sequence", label="max"),
+                Criterion(
+                    "k2",
+                    "sequence",
+                    "mean",
+                    upper=UPPER["k2"],
+                    when="negative_advantage",
+                    drop="token",
+                    label="mean_k2",
+                ),
+            ),
+            rejected="both",
+            sums_over="kept",
+        ),
+        packed=False,
+        advantages="sequence",
+        length=SHORT,
+    ),
+    "prefix_poisoned": Variant(
+        "prefix_poisoned",
+        Spec(
+            Weight("prefix", 0.8, 1.25),
+            (
+                Criterion("external", "prefix", "mean", upper=0.8, name="entropy", drop="rest", label="external"),
+                Criterion("abs", "prefix", "max", upper=0.7, drop="rest", label="divergence"),
+            ),
+            nonfinite="propagate",
+        ),
+        length=SHORT,
+    ),
+    "prefix_fp64": Variant(
+        "prefix_fp64",
+        Spec(criteria=(Criterion("k1", "prefix", "sum", upper=0.5, drop="rest", label="k1"),)),
+        packed=False,
+        train=FP64,
+        rollout=FP64,
+    ),
+}
