@@ -146,6 +146,18 @@ def exponential(x: tl.tensor, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor,
 
 
 @triton.jit
+def k3_in_full(d: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Compute k3 without any clamp: infinite where e^D is."""
+    if PLAN.double:
+        return k3_of(d, tl.exp(d))
+    else:
+        # The square of e^(D/2), because `exponential` ends where float32 does.
+        root, _, _ = exponential(limited(0.5 * d, -60.0, 60.0, PLAN), PLAN)
+        _, _, near = exponential(limited(d, -1.0, 1.0, PLAN), PLAN)
+        return tl.where(tl.abs(d) <= 1.0, near, root * root - 1.0 - d)
+
+
+@triton.jit
 def exponential_of_negative(x: tl.tensor, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Compute e^-x - 1 and e^-x - 1 + x beside `exponential` of x, with which it shares most of the work."""
     if PLAN.double:

@@ -23,7 +23,7 @@ from rollout_corr.kernels.tokens import (
     at,
     exponential,
     has,
-    k3_of,
+    k3_in_full,
     limited,
     named,
     number,
@@ -113,18 +113,6 @@ def between(x: tl.tensor, centre: tl.tensor, numbers: tl.tuple, PLAN: tl.constex
 def count_tokens(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, which: tl.tensor) -> tl.tuple:
     """Count tokens of the batch."""
     return record(found, PLAN, "token_sums", name, which.to(tl.float32))
-
-
-@triton.jit
-def k3_in_full(d: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
-    """Compute k3 without any clamp: infinite where e^D is."""
-    if PLAN.double:
-        return k3_of(d, tl.exp(d))
-    else:
-        # The square of e^(D/2), because `exponential` ends where float32 does.
-        root, _, _ = exponential(limited(0.5 * d, -60.0, 60.0, PLAN), PLAN)
-        _, _, near = exponential(limited(d, -1.0, 1.0, PLAN), PLAN)
-        return tl.where(tl.abs(d) <= 1.0, near, root * root - 1.0 - d)
 
 
 @triton.jit
