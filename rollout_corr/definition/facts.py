@@ -195,7 +195,9 @@ def _criterion_facts(outcome: Outcome, tokens: Tokens, n_valid: Tensor, n_measur
     among, value = outcome.among, outcome.value
     if outcome.criterion.per_token:
         value = torch.zeros(0, dtype=torch.float64, device=tokens.d.device)
-        units = n_measured if among is None or among is tokens.measured else tokens.count(among)
+        # A criterion of new/old counts tokens that are not finite in train/rollout: where it counts all, these too.
+        every = n_measured if tokens.measured is None else n_valid
+        units = every if among is None else n_measured if among is tokens.measured else tokens.count(among)
     else:
         assert among is not None
         units = among

@@ -398,6 +398,15 @@ def test_a_kl_of_its_own_reduction():
     assert out.metrics()["cov_chosen_fraction"] > 0.0
 
 
+def test_a_criterion_of_new_old_counts_tokens_that_rollout_has_no_number_for(way):
+    zeros = torch.zeros(2, 2)
+    rollout = torch.tensor([[math.nan, 0.0], [0.0, 0.0]])
+    spec = rc.Spec(criteria=(rc.Criterion("external", upper=9.0, of="new/old", name="x", label="c"),))
+    given = {"old_logp": zeros, "rollout_logp": rollout, "spec": spec, "surrogate": rc.KLCov()}
+    found = rc.policy_loss(zeros, zeros, external={"x": torch.full((2, 2), 3.0)}, **given).metrics()
+    assert (found["c/mean"], found["c/min"], found["c/max"], found["c/std"]) == (3.0, 3.0, 3.0, 0.0)
+
+
 # --- what cannot be ---
 
 
