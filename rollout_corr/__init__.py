@@ -1,7 +1,7 @@
 """Rollout correction for LLM reinforcement learning: from two log-probs of each token to weights, metrics and the loss.
 
 Importing needs torch alone: no GPU, no Triton, no driver query. What a correction or a loss does not need is imported
-when it is first used: presets, recipes, `dump`, `suggest`, `warmup`.
+when it is first used: presets, recipes, the rarer surrogates, `dump`, `suggest`, `warmup`.
 """
 
 import warnings
@@ -35,21 +35,15 @@ from rollout_corr.spec.correction import Weight as Weight
 from rollout_corr.spec.entropy_bonus import EntropyBonus as EntropyBonus
 from rollout_corr.spec.loss import KL as KL
 from rollout_corr.spec.loss import SquaredLogRatio as SquaredLogRatio
-from rollout_corr.spec.surrogates import BAPO as BAPO
-from rollout_corr.spec.surrogates import DPPO as DPPO
-from rollout_corr.spec.surrogates import DRO as DRO
-from rollout_corr.spec.surrogates import GMPO as GMPO
-from rollout_corr.spec.surrogates import GPG as GPG
-from rollout_corr.spec.surrogates import GSPO as GSPO
-from rollout_corr.spec.surrogates import PPO as PPO
-from rollout_corr.spec.surrogates import REC as REC
-from rollout_corr.spec.surrogates import SAPO as SAPO
-from rollout_corr.spec.surrogates import TOPR as TOPR
-from rollout_corr.spec.surrogates import VESPO as VESPO
-from rollout_corr.spec.surrogates import ClipCov as ClipCov
-from rollout_corr.spec.surrogates import KLCov as KLCov
-from rollout_corr.spec.surrogates import Reinforce as Reinforce
-from rollout_corr.spec.surrogates import Score as Score
+from rollout_corr.spec.ratio_losses import GMPO as GMPO
+from rollout_corr.spec.ratio_losses import GSPO as GSPO
+from rollout_corr.spec.ratio_losses import PPO as PPO
+from rollout_corr.spec.ratio_losses import SAPO as SAPO
+from rollout_corr.spec.ratio_losses import Reinforce as Reinforce
+from rollout_corr.spec.score_losses import DPPO as DPPO
+from rollout_corr.spec.score_losses import DRO as DRO
+from rollout_corr.spec.score_losses import GPG as GPG
+from rollout_corr.spec.score_losses import Score as Score
 
 if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.api.dump import dump as dump
@@ -72,6 +66,12 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.frameworks.shared.lookup import recipe as recipe
     from rollout_corr.frameworks.shared.lookup import recipe_from_config as recipe_from_config
     from rollout_corr.frameworks.shared.lookup import recipe_names as recipe_names
+    from rollout_corr.spec.batch_losses import BAPO as BAPO
+    from rollout_corr.spec.batch_losses import ClipCov as ClipCov
+    from rollout_corr.spec.batch_losses import KLCov as KLCov
+    from rollout_corr.spec.signed_losses import REC as REC
+    from rollout_corr.spec.signed_losses import TOPR as TOPR
+    from rollout_corr.spec.signed_losses import VESPO as VESPO
 
 # setup.py reads this line.
 __version__ = "0.1.0"
@@ -138,11 +138,17 @@ __all__ = [
 
 
 _IMPORTED_WHEN_USED = {
+    "BAPO": "spec.batch_losses",
+    "ClipCov": "spec.batch_losses",
     "FilteredGroups": "api.groups",
+    "KLCov": "spec.batch_losses",
+    "REC": "spec.signed_losses",
     "RouteAgreement": "api.routes",
     "Suggestion": "api.suggest",
+    "TOPR": "spec.signed_losses",
     "ThresholdStatistics": "api.thresholds",
     "Thresholds": "api.thresholds",
+    "VESPO": "spec.signed_losses",
     "dump": "api.dump",
     "early_token_weights": "api.position_weights",
     "filter_groups": "api.groups",

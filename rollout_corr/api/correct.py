@@ -313,6 +313,8 @@ def read_request(
         groups.check_advantages(batch, given.train_logp, given.advantages)
         if versions is not None:
             groups.check_versions(batch, given.train_logp, versions)
+        if given.labels is not None:
+            groups.check_labels(batch, given.train_logp, given.labels)
         if grouping is not None or spec.needs_groups:
             over_ranks = groups.batch is not None
             batch.groups = read_groups(grouping, spec, batch.count, batch.train.device, over_ranks, validate)

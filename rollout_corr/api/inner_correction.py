@@ -59,7 +59,9 @@ def correct_inside(request: LossRequest, spec: Spec) -> InnerCorrection:
         add_ages(read, batch, request.versions, spec)
         request.groups.check_versions(batch, read.first, request.versions)
     if request.labels is not None:
-        batch.labels = read_labels(read, batch, *request.labels, request.versions)
+        split = request.groups.sequence is not None
+        batch.labels = read_labels(read, batch, *request.labels, request.versions, split)
+        request.groups.check_labels(batch, read.first, request.labels[0])
     if request.entropy is not None or spec.reads_entropy:
         add_entropy(batch, request.entropy, spec)
     if request.grouping is not None or run.needs_groups:

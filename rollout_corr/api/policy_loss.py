@@ -33,8 +33,9 @@ from rollout_corr.spec.choices import SequenceOrder
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.entropy_bonus import EntropyBonus
 from rollout_corr.spec.loss import KL, Denominator, LossReduction, Objective, SquaredLogRatio
+from rollout_corr.spec.ratio_losses import DEFAULT_SURROGATE
+from rollout_corr.spec.score_losses import without_ratio
 from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import DEFAULT_SURROGATE, without_ratio
 
 if TYPE_CHECKING:
     from rollout_corr.backends.bounds_of_batch import Thresholds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from rollout_corr.backends import operators
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.staleness import Versions
 from rollout_corr.metrics.collectives import check_group
+from rollout_corr.metrics.labels import SEQUENCES
 from rollout_corr.spec.choices import SEQUENCE_ORDERS, SequenceOrder
 from rollout_corr.spec.validate import choice
 
@@ -96,6 +98,16 @@ class Groups(NamedTuple):
 
             packed = batch.offsets is not None
             split.check_per_sequence("versions", versions.given, leader, batch.ages_per_sequence, packed)
+
+    def check_labels(self, batch: Batch, leader: object, labels: object) -> None:
+        """Refuse labels that a rank could take for those of its tokens; arguments are those of `check_advantages`."""
+        if self.sequence is not None and isinstance(labels, Mapping):
+            from rollout_corr.backends import split
+
+            packed = batch.offsets is not None
+            for (name, given), found in zip(labels.items(), batch.labels, strict=False):  # made ages come behind them
+                of_sequences = found.labels.units == SEQUENCES
+                split.check_per_sequence(f"labels[{name!r}]", given, leader, of_sequences, packed)
 
     def first(self) -> bool:
         """True if this rank adds the statistics of whole sequences, which all ranks of the sequence group know."""

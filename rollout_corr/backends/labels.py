@@ -22,7 +22,7 @@ AGE = "age"
 
 
 def read_labels(
-    read: Reader, batch: Batch, labels: object, names: object, versions: Versions | None
+    read: Reader, batch: Batch, labels: object, names: object, versions: Versions | None, split: bool = False
 ) -> tuple[Labelled, ...]:
     """Check the labels of a call and the names that go with them. An id that names none is no error: it is counted.
 
@@ -32,6 +32,7 @@ def read_labels(
         labels: Ids by name, as the caller gave them; None: no others than ages.
         names: The names of the labels, or how many there are.
         versions: The versions of policies, of which ages are made where `names` alone has "age".
+        split: Each sequence lies on several ranks, so that a shape which tokens have too is theirs.
     """
     given = {} if labels is None and isinstance(names, Mapping) and AGE in names else labels
     for argument, mapping in (("labels", given), ("label_names", names)):
@@ -42,21 +43,21 @@ def read_labels(
     assert isinstance(names, Mapping)
     if set(given) != set(names) - {AGE} and set(given) != set(names):
         raise ValueError(f"label_names: expected the names of {sorted(given)}, got those of {sorted(names)}")
-    found = [_labelled(read, batch, name, names[name], ids) for name, ids in given.items()]
+    found = [_labelled(read, batch, name, names[name], ids, split) for name, ids in given.items()]
     if AGE in names and AGE not in given:
         found.append(_ages(read, names[AGE], versions))
     return tuple(found)
 
 
-def _labelled(read: Reader, batch: Batch, name: object, names: object, given: object) -> Labelled:
+def _labelled(read: Reader, batch: Batch, name: object, names: object, given: object, split: bool) -> Labelled:
     argument = f"labels[{name!r}]"
     turns = None if batch.turns is None else (batch.turns.shape[0] - 1,)
     if not isinstance(given, Tensor) and not isinstance(given, list):
         raise TypeError(f"{argument}: expected a tensor or a list of tensors, got {type(given).__name__}")
     if not isinstance(given, Tensor) or given.is_nested:
         ids, units = read.per_token_or_sequence(argument, given, ID_DTYPES)[0], TOKENS
-    elif tuple(given.shape) in ((batch.count,), (batch.count, 1)):
-        # Before the shape of tokens, which that of sequences of one token is too.
+    elif tuple(given.shape) in ((batch.count,), (batch.count, 1)) and not (split and given.shape == read.first.shape):
+        # Before the shape of tokens, which that of whole sequences of one token is too.
         ids, units = checked_tensor(argument, given.reshape(-1), ID_DTYPES), SEQUENCES
         if ids.device != batch.train.device:
             raise ValueError(f"{argument}: expected device {batch.train.device}, got {ids.device}")

@@ -15,7 +15,6 @@ from torch import Tensor
 from rollout_corr.backends import loss_blocks
 from rollout_corr.backends.loss_blocks import LossResult, LossTask
 from rollout_corr.backends.registration import define, seen_by_others
-from rollout_corr.spec.encode import encode, encode_once
 from rollout_corr.spec.loss import Objective
 
 if TYPE_CHECKING:
@@ -89,6 +88,8 @@ def run_fused(task: LossTask) -> LossResult:
     # Not a part of the operands, since the compiler of torch 2.6 cannot cut a named tuple.
     policies, factors = (batch.train, task.base, task.ref, log_mass), (task.weights, task.trains, task.scales)
     if seen_by_others((*policies, *factors, task.advantages, batch.mask, batch.offsets, task.divisor)):
+        from rollout_corr.spec.encode import encode, encode_once
+
         text = encode(wanted) if torch.compiler.is_compiling() else encode_once(wanted)
         found = torch.ops.rollout_corr.policy_loss(*operands, *text)
         value, gradient, inners, counted, statistics = found

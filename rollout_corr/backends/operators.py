@@ -24,7 +24,6 @@ from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics import schema
 from rollout_corr.metrics.statistics import Statistics, of_vector
 from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.encode import encode, encode_once
 
 if TYPE_CHECKING:
     from rollout_corr.kernels.correct.launch import Found, Given
@@ -108,6 +107,8 @@ def run_fused(batch: Batch, spec: Spec) -> Result:
     """Run the kernels on a batch: directly, or as the operator where something has to see that."""
     operands = operands_of(batch, spec)
     if is_operator(operands):
+        from rollout_corr.spec.encode import encode, encode_once
+
         text = encode(spec) if torch.compiler.is_compiling() else encode_once(spec)
         weights, mask, keep, statistics, keep_turns = torch.ops.rollout_corr.correct(*operands, *text)
         return Result(

@@ -86,7 +86,7 @@ def read_batch(given: Given) -> Batch:
     if given.turns is not None:
         batch.turns = read_turns(read, batch, given.turns, given.max_turns, validate, given.split)
     if given.has_labels():
-        batch.labels = read_labels(read, batch, given.labels, given.label_names, given.versions)
+        batch.labels = read_labels(read, batch, given.labels, given.label_names, given.versions, given.split)
     return batch
 
 

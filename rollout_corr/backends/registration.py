@@ -8,8 +8,6 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from rollout_corr.spec.encode import decode
-
 LIBRARY = torch.library.Library("rollout_corr", "DEF")
 
 # The type in a schema by the annotation of a field.
@@ -68,7 +66,7 @@ def define(
     def flat(run: Callable[..., Any]) -> Callable[..., Tensor | tuple[Tensor, ...]]:
         def call(*args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, ...]:
             given = (*args, *(kwargs[key] for key in names[len(args) :])) if kwargs else args
-            found = run(operands(*given[:count]), *([] if encoded is None else [decode(*given[count:])]))
+            found = run(operands(*given[:count]), *([] if encoded is None else [_decoded(*given[count:])]))
             return found if results is None else tuple(found)
 
         return call
@@ -80,3 +78,9 @@ def define(
     LIBRARY.impl(name, flat(cuda), "CUDA")
     LIBRARY.impl(name, flat(cpu), "CPU")
     torch.library.register_fake(f"rollout_corr::{name}", flat(fake), lib=LIBRARY)
+
+
+def _decoded(text: str, numbers: list[float]) -> Any:
+    from rollout_corr.spec.encode import decode  # with every surrogate that has a kernel
+
+    return decode(text, numbers)

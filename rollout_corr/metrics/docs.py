@@ -8,7 +8,7 @@ from rollout_corr.metrics import extra, loss, native, routes, turns
 from rollout_corr.metrics.limits import LIMITS, RATIO_ERRORS, RATIO_MARGIN
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
-from rollout_corr.spec.surrogates import DEFAULT_SURROGATE
+from rollout_corr.spec.ratio_losses import DEFAULT_SURROGATE
 
 HEAD = """\
 # Native metrics

@@ -240,3 +240,6 @@ class GMPO(Surrogate):
     def explain(self) -> str:
         """Say the loss of a token in one line."""
         return f"-mean(A) exp(mean of x), x at most {self.high:g} where A > 0 and at least {-self.low:g} where A < 0"
+
+
+DEFAULT_SURROGATE: Surrogate = PPO()

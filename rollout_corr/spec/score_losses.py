@@ -238,3 +238,8 @@ class DRO(Surrogate):
         """Say the loss of a token in one line."""
         square = "x^2" if self.level == "token" else "X x, X = the sequence's sum of x, with the gradient of X^2"
         return f"-(A new_logp - {0.5 * self.beta:g} {square})"
+
+
+def without_ratio(clamp: float) -> Surrogate:
+    """Make a surrogate that is 0 with its gradient where the advantages are 0, and needs no base."""
+    return GPG(clamp=clamp)

@@ -4,6 +4,8 @@ To add one, write a class in ratio_losses.py, score_losses.py or signed_losses.p
 `rollout_corr/__init__.py`, and give it a branch in kernels/policy_loss/formulas.py and a formula in
 tests/oracles/loss.py. One that looks at the whole batch first lives in batch_losses.py, has no kernel and has its
 formula in tests/oracles/looks.py. Nothing else names it.
+
+`import rollout_corr` imports the files of the most used ones alone, and this list when something asks for all.
 """
 
 from __future__ import annotations
@@ -28,10 +30,3 @@ from rollout_corr.spec.surrogate import Surrogate
 SURROGATES: tuple[type[Surrogate], ...] = (PPO, GSPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO, TOPR, REC, VESPO)
 # Those that look at the whole batch first, for which there is no kernel.
 OF_BATCH: tuple[type[Surrogate], ...] = (ClipCov, KLCov, BAPO)
-
-DEFAULT_SURROGATE: Surrogate = PPO()
-
-
-def without_ratio(clamp: float) -> Surrogate:
-    """Make a surrogate that is 0 with its gradient where the advantages are 0, and needs no base."""
-    return GPG(clamp=clamp)

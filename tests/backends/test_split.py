@@ -109,7 +109,7 @@ def test_the_kernels_split_too(name, device, monkeypatch):
 def test_labels_of_sequences_on_the_kernels(name, device, monkeypatch):
     monkeypatch.setattr(grid, "SHAPES", NARROW)
     batch, spec = wild(random_sequences(5, (9, 1, 12, 0, 5, 17, 3))), SPECS[name]
-    labels = {"labels": {"e": torch.tensor([0, 1, 1, 0, 7, 2, 0])}, "label_names": {"e": 3}}
+    labels = {"labels": {"e": torch.tensor([[0], [1], [1], [0], [7], [2], [0]])}, "label_names": {"e": 3}}
     whole = lay_out(batch, "packed", torch.float32).correct(spec, **labels).metrics(by="e")
     given = {"backend": "triton", "device": device, "others": labels}
     found = lockstep(batch, spec, "zigzag", 2, torch.float32, "packed", **given)[3].metrics(by="e")
@@ -234,6 +234,18 @@ def test_labels_of_tokens_over_several_ranks_are_not_beside_the_kernels(alone):
     with pytest.raises(ValueError, match="beside labels of tokens or turns and a sequence_group, got 'triton'"):
         call(alone, **labels, backend="triton")
     assert call(alone, **labels).metrics(by="e") == call(None, **labels).metrics(by="e")
+
+
+def test_labels_that_a_rank_could_take_for_its_tokens(alone):
+    names = {"label_names": {"e": 2}}
+    with pytest.raises(
+        ValueError, match=r"labels\['e'\]: expected shape \[S, 1\] beside a sequence_group, where \[2\] can"
+    ):
+        call(alone, labels={"e": torch.tensor([0, 1])}, **names)
+    of_tokens = call(alone, n=2, labels={"e": torch.tensor([0, 1])}, **names).metrics(by="e")
+    assert of_tokens["e/0/tokens/tokens"] == of_tokens["e/1/tokens/tokens"] == 1
+    of_sequences = call(alone, n=2, labels={"e": torch.tensor([[0], [1]])}, **names).metrics(by="e")
+    assert of_sequences["e/0/sequences/sequences"] == 1
 
 
 def test_advantages_that_a_rank_could_take_for_its_tokens(alone):

@@ -33,7 +33,8 @@ def check(seed):
 
     def correct(laid, lengths_of_turns, **more):
         offsets = offsets_of(laid, lengths_of_turns)
-        given = {"labels": {"place": ids}, "label_names": {"place": 3, "age": 4}, "turns": offsets}
+        places = ids if laid.cu_seqlens is None else ids[:, None]
+        given = {"labels": {"place": places}, "label_names": {"place": 3, "age": 4}, "turns": offsets}
         versions = {"versions": laid.versions, "current_version": laid.current_version}
         return laid.correct(spec, **given, **versions, **more)
 

@@ -24,7 +24,8 @@ SLOW = (
     "product_propagate", "geometric_mixed", "dry_run", "tokens_of_d", "sequences_of_d", "sequences_of_exp",
     "sequences_of_probabilities", "extrema_of_d", "when_tokens", "late", "late_zeroed",
     "verl.decoupled_k3_rs_token_tis", "xtuner.agentic", "slime.mis", "kept_set_replayed", "split_padded",
-    "turns_measured", "prefix_weights", "prefix_budget", "prefix_fp64", "labels_token", "labels_icepop",
+    "turns_measured", "turns_mixed", "prefix_weights", "prefix_budget", "prefix_kept", "prefix_poisoned", "prefix_fp64",
+    "labels_token", "labels_icepop",
     "loss_ppo_fp64", "loss_dro_sequence", "loss_of_turns",
 )  # fmt: skip
 
