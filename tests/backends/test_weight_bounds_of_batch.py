@@ -225,6 +225,7 @@ def test_labels_and_full_detail_read_the_bound_that_was_found(way):
     assert sum(above) == pytest.approx(whole["weight_above_fraction"] * whole["tokens"])
 
 
+@pytest.mark.slow  # the bounds of criteria are compiled in test_bounds_of_batch.py
 def test_inside_a_compiled_function():
     spec = rc.Spec(rc.Weight("token", upper=rc.KeepESS(0.9)))
     laid = lay_out(coarse(0), "padded_right", torch.float32)
