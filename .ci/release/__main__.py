@@ -54,11 +54,12 @@ def main() -> None:
     wheel = next(path for path in files if path.suffix == ".whl")
     tried = hashlib.sha256(wheel.read_bytes() + environments.SMOKE.read_bytes()).hexdigest()
     rows = environments.rows_of(OUT / "rows.json", tried)
+    found = {"tried": tried, "not_here": environments.not_here(args.pythons), "rows": rows}
     torches = environments.every_torch() if args.every else args.torch
     for row in environments.try_everywhere(wheel.resolve(), args.pythons, torches, rows, not args.without_cuda):
         rows.append(row | {"commit": build_twice.said("git", "log", "-1", "--format=%h")})
         # After each, since all of them take an hour.
-        (OUT / "rows.json").write_text(json.dumps({"tried": tried, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        (OUT / "rows.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if not any(row["checks"] for row in rows) or any(row["failed"] for row in rows):
         sys.exit("not everything ran")
 

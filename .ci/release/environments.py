@@ -43,8 +43,6 @@ def try_everywhere(
     """
     done = {(row["python"], row["asked"]): row for row in before}
     there = [python for python in pythons if runs(python)]
-    for python in sorted(set(pythons) - set(there)):
-        print(f"{python}: not here, so not tried")
     for torch in torches:
         # Downloads of one torch are of use for its other Pythons alone, and all of them would fill a runner's disk.
         with tempfile.TemporaryDirectory() as cache:
@@ -58,6 +56,14 @@ def try_everywhere(
                         yield row
                     if "absent" not in row or torch != torches[-1]:
                         break
+
+
+def not_here(pythons: list[str]) -> list[str]:
+    """Give the versions of the interpreters that are not there, as in 3.14, and say so."""
+    missing = [python for python in pythons if not runs(python)]
+    for python in missing:
+        print(f"{python}: not here, so not tried")
+    return [python.removeprefix("python") for python in missing]
 
 
 def every_torch() -> list[str]:

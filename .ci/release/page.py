@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +46,17 @@ COLUMNS = {
     "commit": "commit",
 }
 ABSENT = "The index has no {}."
+NOT_HERE = "Not tried, because the machine had no such Python: {}. `publish.yml` has it, and tries it before a release."
 
 
 def main() -> None:
     """Write the page, and print nothing."""
     path = Path("docs", "versions.md")
-    rows = json.loads(Path("build", "release", "rows.json").read_text(encoding="utf-8"))["rows"]
-    path.write_text(page(rows, path.read_text(encoding="utf-8")), encoding="utf-8")
+    found = json.loads(Path("build", "release", "rows.json").read_text(encoding="utf-8"))
+    path.write_text(page(found["rows"], path.read_text(encoding="utf-8"), found["not_here"]), encoding="utf-8")
 
 
-def page(rows: list[dict[str, Any]], before: str = "") -> str:
+def page(rows: list[dict[str, Any]], before: str = "", not_here: Iterable[str] = ()) -> str:
     """Make the page of the rows of `make release` and of those that it had, oldest Python and torch first."""
     (version,) = {row["rollout-corr"] for row in rows if row["checks"]}
     kept = rows_of(before) if f"\nrollout-corr {version} " in before else []
@@ -70,9 +72,13 @@ def page(rows: list[dict[str, Any]], before: str = "") -> str:
         ),
     ]
     absent = [f"torch {row['torch']} for Python {row['python']}" for row in rows if "absent" in row]
-    absent = list(dict.fromkeys([*missing(before), *absent])) if kept else absent
+    absent = list(dict.fromkeys([*listed(ABSENT, ", no ", before), *absent])) if kept else absent
     if absent:
         lines += ["", ABSENT.format(", no ".join(absent))]
+    without = dict.fromkeys([*(listed(NOT_HERE, ", ", before) if kept else []), *not_here])
+    without = [python for python in without if python not in {row["python"] for row in ran.values()}]
+    if without:
+        lines += ["", NOT_HERE.format(", ".join(without))]
     return HEAD.format(version=version) + "\n" + "\n".join(lines) + "\n"
 
 
@@ -88,10 +94,10 @@ def rows_of(text: str) -> list[dict[str, Any]]:
     return rows
 
 
-def missing(text: str) -> list[str]:
-    """Read which versions of torch a page says the index lacks."""
-    found = re.search(ABSENT.replace(".", r"\.").format("(.+)"), text)
-    return found[1].split(", no ") if found else []
+def listed(sentence: str, between: str, text: str) -> list[str]:
+    """Read what a page names in a sentence."""
+    found = re.search(re.escape(sentence).replace(r"\{\}", "(.+)"), text)
+    return found[1].split(between) if found else []
 
 
 def ordered(version: str) -> list[int]:

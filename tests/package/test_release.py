@@ -11,9 +11,11 @@ import re
 import subprocess
 import sys
 import tarfile
+import types
 from pathlib import Path
 
 import pytest
+import torch
 
 import rollout_corr as rc
 
@@ -100,6 +102,7 @@ def test_the_oldest_and_the_newest_torch_are_tried_under_every_python(monkeypatc
         *(("3.11", "a"), ("3.12", "a"), ("3.11", "b")),
         *(("3.11", "c"), ("3.12", "c"), ("3.12", "newest")),
     ]
+    assert environments.not_here(pythons) == ["3.9"]
     assert capsys.readouterr().out == "python3.9: not here, so not tried\n"
     for before in ([tried[1], tried[2]], [tried[4]], [tried[3], tried[5]], tried):
         left = list(environments.try_everywhere(Path("x.whl"), pythons, torches, before))
@@ -192,6 +195,17 @@ def test_rows_of_the_page_stay_until_they_run_again():
     assert page(newer, before) == page(newer)
 
 
+def test_the_page_says_which_python_was_not_there():
+    """The sentence stays until that Python has a row."""
+    page = tool("release/page.py").page
+    text = page(ROWS[:1], not_here=["3.14", "3.15"])
+    assert text.count("had no such Python: 3.14, 3.15.") == 1
+    assert page(ROWS[:1], text) == page(ROWS[:1], text, ["3.15"]) == text
+    tried = page([row("3.14", "2.10.0", "3.6.0", RAN)], text)
+    assert "had no such Python: 3.15." in tried and "| 3.14 | 2.10.0 |" in tried
+    assert "no such Python" not in page(ROWS[:1])
+
+
 def test_the_page_of_versions_is_as_it_would_be_written():
     page = tool("release/page.py")
     text = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
@@ -253,6 +267,16 @@ def test_a_source_distribution_does_not_show_who_built_it_and_when():
     one = settled(archive(["x/a.py", "x/b.py"], 5.25, 0o600, "me"), 100)
     assert one == settled(archive(["x/b.py", "x/a.py"], 9.5, 0o644, "you"), 100)
     assert one != settled(archive(["x/a.py", "x/c.py"], 5.25, 0o600, "me"), 100)
+
+
+def test_the_card_of_the_hub_runs(monkeypatch):
+    """What it shows are names and arguments that there are."""
+    card = (ROOT / ".ci" / "hub" / "CARD.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.+?)```", card, re.DOTALL)
+    monkeypatch.setitem(sys.modules, "kernels", types.SimpleNamespace(get_kernel=lambda *name, **options: rc))
+    given = {"train_logp": torch.zeros(3), "rollout_logp": torch.zeros(3), "offsets": torch.tensor([0, 3])}
+    exec(code, given)
+    assert given["out"].weights.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_sources_for_the_hub_import_each_other_by_relative_names(monkeypatch):

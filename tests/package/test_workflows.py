@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -51,6 +52,17 @@ def test_the_token_is_not_left_in_the_checkout(workflow):
     steps = [step for job in workflow[1]["jobs"].values() for step in job["steps"]]
     checkouts = [step for step in steps if "actions/checkout" in step.get("uses", "")]
     assert checkouts and all(step["with"]["persist-credentials"] is False for step in checkouts)
+
+
+def test_a_release_is_tried_under_every_python(monkeypatch):
+    """Where `make release` runs here, a Python may be missing; on the machine that publishes none is."""
+    monkeypatch.syspath_prepend(ROOT / ".ci" / "release")
+    monkeypatch.chdir(ROOT)
+    environments = importlib.import_module("environments")
+    steps = yaml.safe_load((ROOT / ".github/workflows/publish.yml").read_text("utf-8"))["jobs"]["build"]["steps"]
+    (installed,) = [step["with"]["python-version"].split() for step in steps if "setup-python" in step.get("uses", "")]
+    assert {f"python{version}" for version in installed} == set(environments.PYTHONS)
+    assert f"python{installed[-1]}" == environments.PYTHONS[0], "the last one is `python3`"
 
 
 def test_strangers_run_nothing_with_rights_or_on_our_machines(workflow):
