@@ -6,8 +6,11 @@ and ours say "ours", with all the arguments that they got.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import NamedTuple
+
+import pytest
 
 from rollout_corr.frameworks.shared.dropin import DropIn, Target
 
@@ -228,3 +231,20 @@ def write(folder, name, helper="right", losses="right", method="right", refuses=
     if refuses and "trainer" not in "".join(misfits):
         misfits[f"{name}.trainer"] = "could not be replaced (TypeError: this class is immutable)"
     return Fake(name, misfits)
+
+
+def load(fake, *parts):
+    """Import modules of the framework; all that have functions by default."""
+    return [importlib.import_module(f"{fake.name}.{part}") for part in parts or ("helper", "losses", "trainer")]
+
+
+def all_are(fake, who):
+    """Tell whether every way to a function answers "ours" or "theirs", with the arguments."""
+    return all(function(7)[:2] == (who, 7) for function in fake.answers().values())
+
+
+def refusal(action):
+    """Give what the RuntimeError of an action says."""
+    with pytest.raises(RuntimeError) as caught:
+        action()
+    return str(caught.value)

@@ -1,0 +1,30 @@
+"""A framework made for a test, with its drop-in."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+
+from builders import fake_frameworks
+from rollout_corr.frameworks.shared import after_import
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """Give a function that makes a framework called peer and its drop-in; both are gone without a trace afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+
+    def make(**kinds):
+        fake = fake_frameworks.write(tmp_path, "peer", **kinds)
+        importlib.invalidate_caches()
+        found.append((fake, fake.drop_in()))
+        return found[-1]
+
+    yield make
+    for fake, drop_in in found:
+        drop_in.uninstall()
+        fake.forget()
+    assert not [finder for finder in sys.meta_path if type(finder).__module__ == after_import.__name__]
