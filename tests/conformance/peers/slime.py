@@ -15,6 +15,20 @@ from torch import Tensor
 from conformance.batches import Batch
 from conformance.rows import BF16, Declared, Result, Row, configuration, preset, recipe
 from conformance.samples import Ranks, bounds, lengths_of, loaded, padded, rollout_batch, samples_of
+from conformance.slime_flags import (
+    EMPTY,
+    EMPTY_NORMALISED,
+    FAR_KL,
+    FAR_SUM,
+    GSPO_OVER_ALL,
+    both,
+    counts_empty,
+    dual,
+    flags_of,
+    geometric,
+    mis_settings,
+    plain_mis,
+)
 from conformance.sources import Source
 from rollout_corr.frameworks import slime as ours
 
@@ -151,39 +165,6 @@ def eager(run: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def clips(rng: Random) -> dict[str, Any]:
-    """Draw the flags of PPO's clip."""
-    return {"eps_clip": rng.choice((0.1, 0.2)), "eps_clip_high": rng.choice((0.2, 0.28))}
-
-
-def dual(rng: Random) -> dict[str, Any]:
-    """Draw the flags of PPO's clip, with the dual one."""
-    return {**clips(rng), "eps_clip_c": rng.choice((None, 3.0))}
-
-
-def mis_settings(rng: Random) -> dict[str, Any]:
-    """Draw settings of mis.yaml."""
-    levels = ("token", "sequence", "geometric")
-    drawn = {
-        "tis_level": rng.choice(levels),
-        "rs_level": rng.choice(levels),
-        "tis_mode": rng.choice(("truncate", "clip", "mask")),
-        "tis_lower_bound": rng.choice((None, 0.5, 0.9)),
-        "tis_upper_bound": rng.choice((1.2, 2.0)),
-        "rs_lower_bound": rng.choice((None, 0.9)),
-        "rs_upper_bound": rng.choice((None, 1.1)),
-        "rs_veto_threshold": rng.choice((None, 1e-4, 0.5)),
-        "use_rs": rng.random() < 0.7,
-    }
-    # slime refuses to normalise geometric weights.
-    return drawn | {"tis_batch_normalize": drawn["tis_level"] != "geometric" and rng.random() < 0.5}
-
-
-def both(*draws: Callable[[Random], dict[str, Any]]) -> Callable[[Random], dict[str, Any]]:
-    """Draw several groups of settings."""
-    return lambda rng: {name: value for draw in draws for name, value in draw(rng).items()}
-
-
 def per_sample(given: Batch, unit_loss: bool = True, seed: int = 0) -> dict[str, Any]:
     """The arguments of a function of `--use-tis`, with a loss of 1 a token, or a random one."""
     batch = rollout_batch(given)
@@ -309,116 +290,6 @@ def reader(source: Source, code: Code) -> Row:
 
 
 CISPO = ("cispo",)
-EMPTY = Declared(
-    "a sample without a token counts as one token",
-    "losses.md",
-    "slime's and miles's `calculate_per_token_loss` counts a sample without a token as one token",
-    lambda given, settings: settings["calculate_per_token_loss"] and not bool(given.mask.any(1).all()),
-)
-EMPTY_NORMALISED = Declared(
-    "samples without a token in the mean that normalises",
-    "integrations.md",
-    "at the level sequence, samples without a valid token count in the mean that normalises",
-    lambda given, settings: _uses_mis(settings) and _counts_empty(given, settings),
-)
-FAR_SUM = Declared(
-    "exponents beyond +-20",
-    "presets.md",
-    "the exponent is then clamped to +-20",
-    lambda given, settings: (
-        _of_sequences(settings) and bool(((given.old - given.rollout).where(given.mask, 0.0).sum(1).abs() > 20.0).any())
-    ),
-)
-FAR_KL = Declared(
-    "low_var_kl is clamped after its ratio",
-    "losses.md",
-    "slime's and miles's `low_var_kl` is clamped at 10 after the ratio of `use_unbiased_kl`",
-    lambda given, settings: (
-        settings["use_kl_loss"]
-        and settings["use_unbiased_kl"]
-        and settings["kl_loss_type"] == "low_var_kl"
-        and _clamped(given, given.rollout if settings["use_rollout_logprobs"] else given.old)
-    ),
-)
-GSPO_OVER_ALL = Declared(
-    "gspo's ratio beside rejected tokens",
-    "losses.md",
-    "slime's and miles's gspo takes the mean over all tokens of a sequence",
-    lambda given, settings: (
-        settings["advantage_estimator"] == "gspo" and _uses_mis(settings) and _rejects_tokens(settings)
-    ),
-)
-
-
-def _rejects_tokens(settings: dict[str, Any]) -> bool:
-    by_weight = settings["tis_mode"] == "mask" and settings["tis_level"] == "token"
-    return bool(by_weight or (settings["use_rs"] and settings["rs_level"] == "token"))
-
-
-def _uses_mis(settings: dict[str, Any]) -> bool:
-    return bool(settings["use_tis"] and settings["function"] == "mis")
-
-
-def _of_sequences(settings: dict[str, Any]) -> bool:
-    return _uses_mis(settings) and settings["tis_level"] == "sequence"
-
-
-def _counts_empty(given: Batch, settings: dict[str, Any]) -> bool:
-    """Tell whether a mean over samples normalises, and one of them has no valid token."""
-    normalises = settings.get("tis_level") == "sequence" and settings["tis_batch_normalize"]
-    return bool(normalises) and not bool(given.mask.any(1).all())
-
-
-def _clamped(given: Batch, old: Tensor) -> bool:
-    k = (given.ref - given.new)[given.mask].double()
-    k3 = k.exp() - 1.0 - k
-    return bool((torch.maximum(k3, k3 * (given.new - old)[given.mask].double().exp()) > 10.0).any())
-
-
-def flags_of(rng: Random, more: tuple[str, ...]) -> dict[str, Any]:
-    """Draw flags of the loss."""
-    function = rng.choice(("tis", "icepop", "mis"))
-    drawn = {
-        **dual(rng),
-        **bounds(rng),
-        **mis_settings(rng),
-        "function": function,
-        "advantage_estimator": rng.choice(("grpo", "ppo", "gspo", *more)),
-        "use_tis": rng.random() < 0.6,
-        "use_opsm": rng.random() < 0.3,
-        "opsm_delta": rng.choice((1e-4, 0.01)),
-        "use_kl_loss": rng.random() < 0.5,
-        "kl_loss_coef": rng.choice((0.0, 0.1)),
-        "kl_loss_type": rng.choice(("k1", "k2", "k3", "low_var_kl")),
-        "use_unbiased_kl": rng.random() < 0.5,
-        "calculate_per_token_loss": rng.random() < 0.3,
-    }
-    drawn["use_rollout_logprobs"] = not drawn["use_tis"] and rng.random() < 0.5
-    if function == "mis":
-        # The reader refuses OPSM beside MIS and a KL.
-        drawn["use_opsm"] = drawn["use_opsm"] and not drawn["use_kl_loss"]
-    return drawn
-
-
-def plain_mis(rng: Random) -> dict[str, Any]:
-    """Draw the arguments of the preset `mis`."""
-    return {
-        "tis_upper_bound": rng.choice((1.2, 2.0)),
-        "rs_lower_bound": rng.choice((0.5, 0.9)),
-        "rs_upper_bound": rng.choice((1.1, 2.0)),
-        "rs_veto_threshold": rng.choice((None, 1e-4, 0.5)),
-        "tis_batch_normalize": rng.random() < 0.5,
-    }
-
-
-def geometric(rng: Random) -> dict[str, Any]:
-    """Draw the arguments of the preset `mis_geo`."""
-    return {
-        "tis_upper_bound": rng.choice((1.2, 2.0)),
-        "rs_lower_bound": rng.choice((0.9, 0.9999)),
-        "rs_upper_bound": rng.choice((1.0001, 1.1)),
-        "rs_veto_threshold": rng.choice((None, 1e-4, 0.5)),
-    }
 
 
 def presets(source: Source, code: Code) -> Iterator[Row]:
@@ -492,5 +363,5 @@ def functions(source: Source, code: Code) -> Iterator[Row]:
         def settings(rng: Random, draw: Any = draw) -> dict[str, Any]:
             return {**draw(rng), "ranks": rng.choice((1, 1, 2, 4)), "qkv_format": rng.choice(code.layouts)}
 
-        declared = (*DECLARED, replace(EMPTY_NORMALISED, when=_counts_empty))
+        declared = (*DECLARED, replace(EMPTY_NORMALISED, when=counts_empty))
         yield Row("drop-in", f"slime.functions.{name}", f"{file}: {theirs}", run, settings, declared=declared)
