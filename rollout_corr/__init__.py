@@ -69,6 +69,7 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.spec.batch_losses import BAPO as BAPO
     from rollout_corr.spec.batch_losses import ClipCov as ClipCov
     from rollout_corr.spec.batch_losses import KLCov as KLCov
+    from rollout_corr.spec.group_losses import REAL as REAL
     from rollout_corr.spec.signed_losses import REC as REC
     from rollout_corr.spec.signed_losses import TOPR as TOPR
     from rollout_corr.spec.signed_losses import VESPO as VESPO
@@ -85,6 +86,7 @@ __all__ = [
     "GSPO",
     "KL",
     "PPO",
+    "REAL",
     "REC",
     "SAPO",
     "TOPR",
@@ -142,6 +144,7 @@ _IMPORTED_WHEN_USED = {
     "ClipCov": "spec.batch_losses",
     "FilteredGroups": "api.groups",
     "KLCov": "spec.batch_losses",
+    "REAL": "spec.group_losses",
     "REC": "spec.signed_losses",
     "RouteAgreement": "api.routes",
     "Suggestion": "api.suggest",

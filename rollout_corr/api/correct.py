@@ -19,7 +19,7 @@ from rollout_corr.backends.operators import beyond_kernels, beyond_split_kernels
 from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back, run_correction
-from rollout_corr.backends.sequence_groups import groups_given, read_groups
+from rollout_corr.backends.sequence_groups import groups_given, read_groups, wanted_by
 from rollout_corr.backends.staleness import versions_given
 from rollout_corr.backends.turns import check_turns, measuring_turns
 from rollout_corr.metrics.statistics import HasStatistics, Statistics
@@ -317,7 +317,7 @@ def read_request(
             groups.check_labels(batch, given.train_logp, given.labels)
         if grouping is not None or spec.needs_groups:
             over_ranks = groups.batch is not None
-            batch.groups = read_groups(grouping, spec, batch.count, batch.train.device, over_ranks, validate)
+            batch.groups = read_groups(grouping, wanted_by(spec), batch.count, batch.train.device, over_ranks, validate)
         if thresholds is not None:
             batch.bounds = completed(thresholds, given.spec)
         if out is not None:

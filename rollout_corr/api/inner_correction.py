@@ -15,7 +15,7 @@ from rollout_corr.backends.labels import read_labels
 from rollout_corr.backends.read import add_ages
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection
-from rollout_corr.backends.sequence_groups import read_groups
+from rollout_corr.backends.sequence_groups import read_groups, wanted_by
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.correction import Spec
 
@@ -67,7 +67,7 @@ def correct_inside(request: LossRequest, spec: Spec) -> InnerCorrection:
     if request.grouping is not None or run.needs_groups:
         over_ranks = request.groups.batch is not None
         of_batch = batch.count, batch.train.device
-        batch.groups = read_groups(request.grouping, run, *of_batch, over_ranks, request.validate)
+        batch.groups = read_groups(request.grouping, wanted_by(run), *of_batch, over_ranks, request.validate)
     found = RunningCorrection(CorrectionRequest(batch, run, request.runs_on, request.groups)).result()
     # Under the caller's Spec, whose criteria have the same labels.
     statistics = Statistics(spec, found.statistics.sums, found.statistics.maxima, extra=found.statistics.extra)

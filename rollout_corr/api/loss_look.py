@@ -18,7 +18,7 @@ def looked_at(request: LossRequest, task: LossTask) -> Looked:
     ids, groups = request.ids, request.groups
     if ids is None:
         ids = torch.arange(task.batch.count, device=task.batch.train.device) + (groups.rank() << 32)
-    return look(task, ids, groups.sum)
+    return look(task, ids, groups)
 
 
 def read_ids(batch: Batch, given: object) -> Tensor:

@@ -18,7 +18,7 @@ from rollout_corr.backends.choose import BACKENDS, Groups, chosen_backend
 from rollout_corr.backends.claims import Claims, claims_of
 from rollout_corr.backends.layouts import LogProbs
 from rollout_corr.backends.read import read_mass
-from rollout_corr.backends.sequence_groups import GroupsGiven
+from rollout_corr.backends.sequence_groups import GroupsGiven, read_groups, wanted_by
 from rollout_corr.backends.staleness import Versions
 from rollout_corr.backends.turns import check_turns, measuring_turns, read_turns
 from rollout_corr.spec.checked import by_path
@@ -306,8 +306,16 @@ class LossRequest:
             raise ValueError(f"backend: expected 'auto' or 'torch' for {self.beyond_kernels}, got 'triton'")
         if spec is None and self.labels is not None:
             raise ValueError("labels: expected None without a spec, whose metrics they tell apart, got both")
-        if spec is None and self.grouping is not None:
-            raise ValueError("group_index: expected None without a spec, which divides weights by means of groups")
+        if self.surrogate.by_group:
+            of_batch = tensors.batch.count, tensors.batch.train.device
+            over_ranks = self.groups.batch is not None
+            wants = wanted_by(spec, self.surrogate)
+            tensors.batch.groups = read_groups(self.grouping, wants, *of_batch, over_ranks, self.validate)
+        elif spec is None and self.grouping is not None:
+            raise ValueError(
+                "group_index: expected None without a Spec or a surrogate that is of groups, such as REAL, got groups "
+                f"beside {self.surrogate!r}"
+            )
         mode = mode_of(checked_surrogate(self.surrogate), tensors.old, tensors.rollout)
         use = USES[mode.weights]
         self._check_weights(use)

@@ -144,7 +144,7 @@ def policy_loss(
             of="new/rollout" and of="new/old" work here. Not beside weights that are passed in.
         cu_seqlens: [S + 1] int32 or int64 offsets of packed sequences.
         surrogate: PPO, GSPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO, TOPR, REC or VESPO; PPO() by default.
-            Or one that looks at the whole batch first, on plain torch: ClipCov, KLCov or BAPO.
+            Or one that looks at the whole batch first, on plain torch: ClipCov, KLCov, BAPO or REAL.
         kl: A penalty for leaving `ref_logp`, or None.
         ref_logp: Log-probs under the reference policy, same layout; needed by `kl`.
         regulariser: A squared log-ratio, or None.
@@ -172,7 +172,7 @@ def policy_loss(
         labels: Integers that sequences, turns or tokens are told apart by, as in `correct`; for a `spec`, whose metrics
             come by label.
         label_names: The names of the labels, as in `correct`.
-        group_index: The group of each sequence, as in `correct`; for a `spec`.
+        group_index: The group of each sequence, as in `correct`; for a `spec`, and for REAL.
         group_size: The size of groups of neighbours, as in `correct`.
         group_count: The number of groups, as in `correct`.
         sequence_ids: [S] or [S, 1], int32 or int64: the number of each sequence, by which a surrogate draws its tokens

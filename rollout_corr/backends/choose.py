@@ -132,3 +132,11 @@ class Groups(NamedTuple):
         from rollout_corr.backends import split
 
         return split.sum_over(totals, self.batch, self.sequence)
+
+    def highest(self, x: Tensor) -> Tensor:
+        """Take the maximum of each over the batch group."""
+        if self.batch is None:
+            return x
+        from rollout_corr.backends import split
+
+        return split.highest_over(x, self.batch)

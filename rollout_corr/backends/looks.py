@@ -18,7 +18,7 @@ from rollout_corr.backends.select import begin, values_of
 from rollout_corr.definition.loss import Read
 from rollout_corr.definition.tokens import GRID_OF_FRACTION, LARGEST_STATISTIC
 from rollout_corr.spec.bounds_of_batch import Before, Counting, Side
-from rollout_corr.spec.surrogate import LossTokens
+from rollout_corr.spec.surrogate import LossTokens, SeenGroups
 
 # SplitMix64 (Steele, Lea and Flood 2014): its increment, and the multipliers and shifts of its finaliser.
 INCREMENT = 0x9E3779B97F4A7C15 - 2**64
@@ -79,6 +79,7 @@ class WholeBatch:
         counted = found.counted
         self.trains = torch.ones_like(found.x, dtype=torch.bool) if counted is None else counted
         self._batch, self._ids, self._add_up = batch, ids, add_up
+        self.groups: SeenGroups | None = None
 
     def count(self) -> Tensor:
         return self._add_up(torch.count_nonzero(self.trains)).double()

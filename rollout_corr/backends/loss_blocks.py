@@ -24,7 +24,7 @@ from rollout_corr.spec.loss import Objective
 from rollout_corr.spec.surrogate import Looked
 
 if TYPE_CHECKING:
-    from rollout_corr.backends.looks import AddUp
+    from rollout_corr.backends.choose import Groups
     from rollout_corr.backends.split import Split
 
 
@@ -169,19 +169,26 @@ def finite_tokens(task: LossTask) -> Tensor | None:
 
 
 @torch.no_grad()
-def look(task: LossTask, ids: Tensor, add_up: AddUp) -> Looked:
+def look(task: LossTask, ids: Tensor, ranks: Groups) -> Looked:
     """Let the surrogate look at the whole batch.
 
     Args:
         task: The loss.
         ids: [S] int64, the numbers of the sequences.
-        add_up: Adds int64 up over the ranks that share the batch.
+        ranks: The process groups, over whose ranks the batch is looked at.
     """
     # Few surrogates look, and importing what they search by takes its time.
     from rollout_corr.backends.looks import WholeBatch
 
-    found = loss.read(_operands(task, task.batch.train, *whole.sequences_of(task.batch)), task.objective)
-    return task.objective.surrogate.look(WholeBatch(task.batch, found, ids, add_up))
+    batch = task.batch
+    sequences, valid = whole.sequences_of(batch)
+    found = loss.read(_operands(task, batch.train, sequences, valid), task.objective)
+    seen = WholeBatch(batch, found, ids, ranks.sum)
+    if batch.groups is not None and task.objective.surrogate.by_group:
+        from rollout_corr.backends.look_groups import WholeGroups
+
+        seen.groups = WholeGroups(sequences, seen.trains, batch.groups, ranks.sum, ranks.highest)
+    return task.objective.surrogate.look(seen)
 
 
 def run_traced(task: LossTask) -> LossResult:

@@ -10,6 +10,7 @@ from torch import Tensor
 from rollout_corr.backends.layouts import shape_of
 from rollout_corr.definition.normalize import placed
 from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.surrogate import Surrogate
 from rollout_corr.spec.validate import shown
 
 INDEX_DTYPES = (torch.int64, torch.int32)
@@ -39,6 +40,15 @@ def groups_given(numbers: object, size: object, total: object) -> GroupsGiven | 
     return None if numbers is None and size is None and total is None else GroupsGiven(numbers, size, total)
 
 
+def wanted_by(spec: Spec | None, surrogate: Surrogate | None = None) -> str | None:
+    """Say in words what of a call needs groups; None: nothing does."""
+    if surrogate is not None and surrogate.by_group:
+        return f"the surrogate {surrogate!r}"
+    if spec is None or not spec.needs_groups:
+        return None
+    return "a weight with normalize='group'" if spec.normalizes_groups else "a bound with within='group'"
+
+
 class SequenceGroups(NamedTuple):
     """The group of each sequence of a batch.
 
@@ -58,21 +68,20 @@ class SequenceGroups(NamedTuple):
 
 
 def read_groups(
-    given: GroupsGiven | None, spec: Spec, sequences: int, device: torch.device, over_ranks: bool, validate: bool
+    given: GroupsGiven | None, wants: str | None, sequences: int, device: torch.device, over_ranks: bool, validate: bool
 ) -> SequenceGroups | None:
-    """Check the groups of a call, and refuse none where the Spec needs them.
+    """Check the groups of a call, and refuse none where something needs them.
 
     Args:
         given: The arguments of the call.
-        spec: The Spec.
+        wants: What needs groups, in words; None: nothing does.
         sequences: How many there are in the batch.
         device: That of the batch.
         over_ranks: There is a batch group, on whose ranks the others of a group may be.
         validate: Look at the index on a device too; on the CPU that is always done.
     """
     if given is None:
-        if spec.needs_groups:
-            wants = "a weight with normalize='group'" if spec.normalizes_groups else "a bound with within='group'"
+        if wants is not None:
             raise ValueError(f"group_index: expected the group of each sequence, or group_size, for {wants}, got None")
         return None
     for name, x in (("group_size", given.size), ("group_count", given.total)):
@@ -83,12 +92,7 @@ def read_groups(
     if given.numbers is None:
         raise ValueError(f"group_count: expected None without group_index, got {given.total}")
     index = _checked(given.numbers, sequences, device)
-    if over_ranks and spec.asks_groups:
-        raise ValueError(
-            "group_index: expected group_size beside a batch_group for a bound with within='group', whose groups have "
-            "to lie on one rank each, got an index"
-        )
-    if over_ranks and given.total is None and spec.normalizes_groups:
+    if over_ranks and given.total is None and wants is not None:
         raise ValueError(
             "group_count: expected the number of groups on all ranks beside a batch_group, whose ranks add up their "
             "groups, got None"

@@ -322,3 +322,8 @@ def sum_over(totals: Tensor, batch_group: Any, sequence_group: Any) -> Tensor:
         counts = dist.get_rank() == min(shared)
     totals = totals.clone() if counts else torch.zeros_like(totals)
     return all_reduce(totals, batch_group, "batch_group: the mean or count over the batch")
+
+
+def highest_over(x: Tensor, batch_group: Any) -> Tensor:
+    """The maximum of each over a batch group."""
+    return all_reduce(x.clone(), batch_group, "batch_group: the largest of each group", dist.ReduceOp.MAX)

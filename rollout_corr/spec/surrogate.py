@@ -110,6 +110,30 @@ class LossTokens(Protocol):
         """Values of tokens that train, 0 elsewhere."""
 
 
+class SeenGroups(Protocol):
+    """The sequences of a batch and their groups, on all ranks of the batch group: backends/look_groups.py."""
+
+    trains: Tensor  # [S] bool: a token of it does
+
+    def of_tokens(self, x: Tensor) -> Tensor:
+        """[S]: the value that all tokens of a sequence that train have in common; 0 where none does."""
+
+    def at_tokens(self, x: Tensor) -> Tensor:
+        """Give every token its sequence's value: [S] -> [N] or [B, T]."""
+
+    def log_sums(self, x: Tensor, kind: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
+        """Add up e^x over the sequences of each group that train, by kind.
+
+        Args:
+            x: [S] float64.
+            kind: [S] int64, from 0 to kinds - 1.
+            kinds: How many there are.
+
+        Returns:
+            [kinds, S] float64, of the group of each sequence: log(1 + the sum); and int64, how many sequences it has.
+        """
+
+
 class SeenBatch(Protocol):
     """The whole batch, on all ranks of the batch group, as a surrogate looks at it: backends/looks.py provides it.
 
@@ -118,6 +142,7 @@ class SeenBatch(Protocol):
 
     tokens: LossTokens
     trains: Tensor  # Bool per token
+    groups: SeenGroups | None  # for a surrogate of groups
 
     def count(self) -> Tensor:
         """0-d float64: the tokens that train."""
@@ -163,6 +188,7 @@ class Surrogate(Checked):
         option: Name of the field that chooses between formulas, if any.
         pools: All tokens of a sequence have one loss.
         looks: `look` decides something from the whole batch first; then it runs on plain torch.
+        by_group: It compares the sequences of a group, which a call has to name.
         found: The sums that `look` reports.
     """
 
@@ -174,6 +200,7 @@ class Surrogate(Checked):
     option: ClassVar[str | None] = None
     pools: ClassVar[bool] = False
     looks: ClassVar[bool] = False
+    by_group: ClassVar[bool] = False
     found: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:

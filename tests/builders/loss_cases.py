@@ -66,6 +66,12 @@ OF_BATCH = {
     "bapo dual": rc.BAPO(1.0, 0.5, 0.8, 0.25, 1.05, 1.2, dual=1.4),
     "bapo at once": rc.BAPO(1e-9),
 }
+# Those that compare the sequences of a group.
+OF_GROUPS = {
+    "real": rc.REAL(),
+    "real cold": rc.REAL(0.05, coef=2.0),
+    "real clamped": rc.REAL(clamp=0.05),
+}
 
 
 def random_batch(seed, lengths=(5, 1, 7, 0, 4, 6), *, advantages="token", scale=0.4, broken=False, keep=0.8):

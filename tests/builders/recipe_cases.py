@@ -70,7 +70,7 @@ from oracles.published import (
     xtuner,
 )
 from oracles.published_cov import clip_cov, kl_cov
-from oracles.published_score import sapo_stopped, topr, vespo_loss
+from oracles.published_score import real, sapo_stopped, topr, vespo_loss
 
 # Frameworks none of whose recipes has run beside its own code: papers, JAX, and what was not at hand.
 RESTATED_ALONE = {
@@ -246,6 +246,7 @@ PUBLISHED = {
     "swift.grpo": plain(one, with_kl(ppo, lambda r, t: k3(r, t, 10.0), 0.04), rows_mean),
     # Its weights, and the advantages of trl.iw_opd, are brought: tests/api/test_position_weights.py.
     "swift.fipo": plain(one),
+    "swift.real": real,
     "trl.iw_opd": lambda rows: token_mean(rows, score),
     "swift.token_truncate": plain(token_tis(old), agg=rows_mean),
     "swift.token_mask": plain(icepop(old, 0.0, 2.0), agg=rows_mean),

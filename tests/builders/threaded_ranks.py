@@ -22,12 +22,13 @@ class Ranks:
         self._tables = [None] * ranks
 
     def all_reduce(self, table, op, group, async_op=False):
-        assert op == "sum"
+        assert op in ("sum", "max")
 
         def wait():
             self._tables[group.rank] = table
             self._barrier.wait()
-            total = torch.stack(self._tables).sum(0)
+            tables = torch.stack(self._tables)
+            total = tables.sum(0) if op == "sum" else tables.amax(0)
             self.rounds += group.rank == 0
             self._barrier.wait()
             table.copy_(total)
@@ -44,7 +45,7 @@ class Ranks:
             get_rank=lambda group: group.rank,
             get_world_size=lambda group: group.ranks,
             all_reduce=self.all_reduce,
-            ReduceOp=SimpleNamespace(SUM="sum"),
+            ReduceOp=SimpleNamespace(SUM="sum", MAX="max"),
         )
         found = [None] * self.ranks
 

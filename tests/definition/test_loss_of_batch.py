@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, error
 from builders.loss_cases import OF_BATCH, LaidLoss, only, random_batch
+from builders.reads import Reads
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from oracles import looks as oracle
@@ -152,7 +152,7 @@ def test_gradient_by_difference_quotients(name):
                 x, laid.laid.advantages, mask=laid.laid.mask, surrogate=surrogate, **laid.arguments
             ).value
 
-    def found(task, ids, add_up):
+    def found(task, ids, ranks):
         return fixed
 
     with mock.patch.object(loss_blocks, "look", wraps=loss_blocks.look):
@@ -321,23 +321,6 @@ def test_ties_share_their_fate():
 
 
 # --- how it runs ---
-
-
-class Reads(TorchDispatchMode):
-    """Counts operations that wait for a device."""
-
-    def __init__(self):
-        super().__init__()
-        self.reads = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = str(func).removeprefix("aten.")
-        by_mask = name == "index.Tensor" and any(x is not None and x.dtype == torch.bool for x in args[1])
-        if by_mask or name.startswith(
-            ("_local_scalar_dense", "nonzero", "masked_select", "sort", "unique", "bincount")
-        ):
-            self.reads.append(name)
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("name", OF_BATCH)

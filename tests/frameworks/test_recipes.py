@@ -57,7 +57,8 @@ def ours(rows, name, needs, **options):
     }
     given = {"old_logp": "old", "rollout_logp": "mu", "ref_logp": "ref"}
     arguments |= {log_prob: padded(rows, [getattr(r, given[log_prob]) for r in rows]) for log_prob in needs}
-    out = rc.policy_loss(**arguments, **rc.recipe(name, **options))
+    made = rc.recipe(name, **options)
+    out = rc.policy_loss(**arguments, **made | ({"group_size": len(rows)} if "group_size" in made else {}))
     (slope,) = torch.autograd.grad(out.value, arguments["new_logp"])
     return out.value.item(), slope
 

@@ -56,3 +56,13 @@ def art(row, t, level, low=0.0, high=5.0):
     r, s = ratio_to(row, t, row.mu), math.exp(mean(n - m for n, m in zip(row.sg, row.mu, strict=True)))
     mixed = {"token": r, "sequence": s, "average": (r + s) / 2, "geometric_average": math.sqrt(r * s)}[level]
     return clip(mixed, low, high) * score(row, t)
+
+
+def real(rows, tau=0.5):
+    """The rows as one group: ms-swift's loss_type real."""
+    scores = [mean(r.new[t] - r.old[t] for t in range(r.n)) / tau for r in rows]
+    goods = [x for x, r in zip(scores, rows, strict=True) if r.adv[0] > 0]
+    others = [x for x, r in zip(scores, rows, strict=True) if r.adv[0] <= 0]
+    if not goods or not others:
+        return 0.0
+    return math.log1p(math.fsum(map(math.exp, others))) + math.log1p(math.fsum(math.exp(-x) for x in goods))

@@ -8,22 +8,23 @@ from pathlib import Path
 import pytest
 
 import rollout_corr as rc
-from builders.loss_cases import OF_BATCH as LOOKING
-from builders.loss_cases import SURROGATES
+from builders.loss_cases import OF_BATCH, OF_GROUPS, SURROGATES
 from rollout_corr.spec import surrogates
 from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import OF_BATCH
+from rollout_corr.spec.surrogates import OF_BATCH as WITHOUT_KERNELS
 from rollout_corr.spec.surrogates import SURROGATES as WITH_KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
+LOOKING = OF_BATCH | OF_GROUPS
 CASES = SURROGATES | LOOKING
-NAMES = {kind.__name__ for kind in (*WITH_KERNELS, *OF_BATCH)}
+NAMES = {kind.__name__ for kind in (*WITH_KERNELS, *WITHOUT_KERNELS)}
 MAY_NAME_ONE = (
     "rollout_corr/__init__.py",
     "rollout_corr/spec/ratio_losses.py",
     "rollout_corr/spec/score_losses.py",
     "rollout_corr/spec/surrogates.py",
     "rollout_corr/spec/batch_losses.py",
+    "rollout_corr/spec/group_losses.py",
     "rollout_corr/frameworks/",
     "rollout_corr/aot/",
     "rollout_corr/backends/ppo_blocks.py",
@@ -57,10 +58,10 @@ def test_nothing_else_names_a_surrogate():
 def test_all_are_listed_exported_and_tried():
     kinds = {kind for kind in vars(surrogates).values() if isinstance(kind, type) and issubclass(kind, Surrogate)}
     assert set(WITH_KERNELS) == {type(surrogate) for surrogate in SURROGATES.values()}
-    assert set(OF_BATCH) == {type(surrogate) for surrogate in LOOKING.values()}
-    assert kinds - {Surrogate} == {*WITH_KERNELS, *OF_BATCH}
+    assert set(WITHOUT_KERNELS) == {type(surrogate) for surrogate in LOOKING.values()}
+    assert kinds - {Surrogate} == {*WITH_KERNELS, *WITHOUT_KERNELS}
     assert all(getattr(rc, kind.__name__) is kind for kind in kinds - {Surrogate})
-    assert all(kind.looks and kind.found for kind in OF_BATCH) and not any(kind.looks for kind in WITH_KERNELS)
+    assert all(kind.looks and kind.found for kind in WITHOUT_KERNELS) and not any(kind.looks for kind in WITH_KERNELS)
     assert set(rc.__all__) >= NAMES
 
 

@@ -23,18 +23,24 @@ LOSS: dict[str, Any] = {
     "tau_neg": 1.05,
     "max_completion_length": 512,
 }
-KNOWN = LOSS | {
-    "rollout_importance_sampling_mode": None,
-    "rollout_importance_sampling_threshold": 2.0,
-    "off_policy_sequence_mask_delta": None,
-    "kl_in_reward": False,
-    "top_entropy_quantile": 1.0,
-    "sdar_loss_coef": 0.0,
-    "chord_sft_dataset": (),
-}
+# Of loss_type real alone.
+OF_REAL: dict[str, Any] = {"real_tau": 0.5, "num_generations": 8}
+KNOWN = (
+    LOSS
+    | OF_REAL
+    | {
+        "rollout_importance_sampling_mode": None,
+        "rollout_importance_sampling_threshold": 2.0,
+        "off_policy_sequence_mask_delta": None,
+        "kl_in_reward": False,
+        "top_entropy_quantile": 1.0,
+        "sdar_loss_coef": 0.0,
+        "chord_sft_dataset": (),
+    }
+)
 # Keys that stand in whole arguments, with many that do not concern this package.
 WHOLE = (
-    *("rlhf_type", "model", "output_dir", "learning_rate", "num_generations", "dataset", "reward_funcs", "use_vllm"),
+    *("rlhf_type", "model", "output_dir", "learning_rate", "dataset", "reward_funcs", "use_vllm"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps", "temperature"),
 )
 
@@ -76,4 +82,11 @@ def recipe(config: object) -> dict[str, Any]:
     chosen["beta"] = 0.04 if given["beta"] is None else number("beta", given["beta"])
     if boolean("kl_in_reward", given["kl_in_reward"]):
         chosen["beta"] = 0.0
+    if given["loss_type"] == "real":
+        if delta is not None:
+            raise ValueError(
+                "off_policy_sequence_mask_delta: with real a sequence that it masks stays among those with A <= 0, "
+                "with a score of 0; no Spec does that"
+            )
+        return presets.real(given["real_tau"], chosen["beta"], given["num_generations"])
     return presets.loss(spec(mode, given["rollout_importance_sampling_threshold"], delta), **chosen)

@@ -17,7 +17,7 @@ from rollout_corr.spec.choices import Reduce, Unit
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.loss import KL, Denominator, LossReduction
 from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import GSPO, PPO, SAPO, Score
+from rollout_corr.spec.surrogates import GSPO, PPO, REAL, SAPO, Score
 from rollout_corr.spec.validate import one_of
 
 TOKEN_CLAMP = 20.0
@@ -137,7 +137,14 @@ def _fipo(
     return arguments(PPO(epsilon, epsilon if epsilon_high is None else epsilon_high, delta=delta), kl=kl)
 
 
+def real(real_tau: float = 0.5, beta: float = 0.0, num_generations: int = 8) -> dict[str, Any]:
+    """Return the loss of REAL, which takes the sign of advantages alone, and in which no weight has a part."""
+    kl = KL("k3", beta, value_clamp=10.0, reduction="token_mean") if beta else None
+    return arguments(REAL(real_tau), reduction=SEQUENCES, kl=kl, group_size=num_generations)
+
+
 RECIPES = {name: Recipe(partial(_recipe, name), BOTH, NOTE) for name in (*MODES, "opsm")} | {
     "grpo": Recipe(partial(loss, None, beta=0.04), WITH_REFERENCE, "without rollout_importance_sampling_mode"),
     "fipo": Recipe(_fipo, DECOUPLED, f"pass rc.future_kl_weights(...) as weights; {GLOBAL}"),
+    "real": Recipe(real, DECOUPLED, "group_size is num_generations; rollout corrections have no part in this loss"),
 }

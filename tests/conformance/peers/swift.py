@@ -56,6 +56,14 @@ DECLARED = (
 )
 
 
+EMPTY = Declared(
+    "a sequence without a token beside others of its group",
+    "losses.md",
+    "REAL counts it among those with A <= 0, with a score of 0",
+    lambda given, settings: bool((~given.mask.any(1)).any()),
+)
+
+
 class Trainer:
     """GRPOTrainer's own statements, cut out of a version of ms-swift."""
 
@@ -88,6 +96,8 @@ class Trainer:
             max_completion_length=config.get("max_completion_length", 512),
             beta=config.get("beta", 0.04),
             kl_in_reward=config.get("kl_in_reward", False),
+            real_tau=config.get("real_tau", 0.5),
+            num_generations=config.get("num_generations", 8),
             accelerator=SimpleNamespace(num_processes=1),
             _has_teacher=False,
             _undo_gradient_accumulation_scaling=lambda loss: loss,
@@ -176,6 +186,9 @@ def rows(source: Source) -> Iterator[Row]:
     yield recipe("swift.opsm", f"{TRAINER}: _compute_off_policy_sequence_mask", off_policy, deltas, **more)
     if source.has(TRAINER, f"GRPOTrainer.{FIPO}"):
         yield Row("recipe", "swift.fipo", f"{TRAINER}: {FIPO}", partial(_fipo, trainer), _settings_of_fipo, **more)
+    own = f"{name}, loss_type real"
+    declared = (*DECLARED, EMPTY)
+    yield Row("recipe", "swift.real", own, partial(_real, trainer), _settings_of_real, declared, PADDED)
     yield configuration("swift", name, _of_configuration(trainer), _configuration, _hold, **more)
 
 
@@ -202,6 +215,21 @@ def _fipo(trainer: Trainer, given: Batch, drawn: dict[str, Any]) -> tuple[Result
         **rc.recipe("swift.fipo", delta=drawn["delta"]),
     )
     theirs = trainer.loss(peer, loss_type="fipo", beta=0.0, **drawn)
+    return loss_and_gradient(out.value, mine), loss_and_gradient(theirs, peer)
+
+
+def _settings_of_real(rng: Random) -> dict[str, Any]:
+    return {"real_tau": rng.choice((0.5, 0.05)), "beta": rng.choice((0.0, 0.04)), "groups": rng.choice((1, 2))}
+
+
+def _real(trainer: Trainer, given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
+    mine, peer = given.trains(), given.trains()
+    settings = {name: drawn[name] for name in ("real_tau", "beta")}
+    settings["num_generations"] = len(given.mask) // drawn["groups"]
+    made = rc.recipe("swift.real", **settings)
+    reference = {"ref_logp": mine.ref} if "kl" in made else {}
+    out = rc.policy_loss(mine.new, mine.advantages, mask=mine.mask, old_logp=mine.old, **reference, **made)
+    theirs = trainer.loss(peer, loss_type="real", **settings)
     return loss_and_gradient(out.value, mine), loss_and_gradient(theirs, peer)
 
 

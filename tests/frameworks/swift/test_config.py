@@ -44,11 +44,23 @@ def test_levels_and_losses():
     assert rc.recipe("swift.token_mask", loss_type="cispo", epsilon_high=5.0)["surrogate"] == rc.Score(upper=5.0)
 
 
+def test_real():
+    """Its correction multiplies zeros there, so it has no part in the loss here."""
+    given = {"loss_type": "real", "real_tau": 0.3, "num_generations": 4, "beta": 0.02} | {
+        "rollout_importance_sampling_mode": "token_mask"
+    }
+    made = rc.recipe_from_config("swift", given)
+    assert made == rc.recipe("swift.real", real_tau=0.3, num_generations=4, beta=0.02)
+    assert made["surrogate"] == rc.REAL(0.3) and made["spec"] is None and made["group_size"] == 4
+    assert rc.recipe_from_config("swift", {"loss_type": "real"})["group_size"] == 8
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         ({"epsilon_hi": 0.3}, r"unknown key 'epsilon_hi' \(did you mean 'epsilon_high'\?\)"),
-        ({"loss_type": "real"}, "loss_type: expected one of"),
+        ({"loss_type": "reel"}, "loss_type: expected one of"),
+        ({"loss_type": "real", "off_policy_sequence_mask_delta": 0.1}, "off_policy_sequence_mask_delta: with real"),
         ({"rollout_importance_sampling_mode": "geo"}, "rollout_importance_sampling_mode: expected null or one of"),
         ({"loss_type": "sapo", "importance_sampling_level": "sequence"}, "expected 'token' with loss_type 'sapo'"),
         ({"top_entropy_quantile": 0.2}, "top_entropy_quantile: needs"),

@@ -1,0 +1,76 @@
+"""Surrogates that compare the sequences of a group, and so look at the whole batch before the first token has a loss.
+
+Notation as in surrogate.py: x the log-ratio new_logp - base, A the advantage. Groups are those of the call's
+`group_index` or `group_size`, on all ranks of the batch group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from rollout_corr.spec.surrogate import Level, Looked, LossTokens, SeenBatch, Surrogate, TokenLoss
+from rollout_corr.spec.thresholds import LARGEST_FLOAT32
+from rollout_corr.spec.validate import positive
+
+
+@dataclass(frozen=True, repr=False)
+class REAL(Surrogate):
+    """A classification of the sequences of each group by their scores (REAL): the good ones up, the others down.
+
+    The score s of a sequence is its mean of x, and a sequence is good where its mean of A is above 0. The loss of a
+    group that has both kinds is log(1 + sum of e^(s / tau) over the others) + log(1 + sum of e^(-s / tau) over the good
+    ones); that of any other group is 0. Every sequence that trains carries the loss of its group, so a mean over
+    sequences is the mean over groups where groups are of one size. Advantages decide by their sign alone.
+
+    Args:
+        tau: The temperature; no sequence's gradient by its score exceeds 1 / tau.
+    """
+
+    tau: float = 0.5
+
+    looks: ClassVar[bool] = True
+    by_group: ClassVar[bool] = True
+    pools: ClassVar[bool] = True
+    found: ClassVar[tuple[str, ...]] = ("group_contrast",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set(tau=positive("REAL.tau", self.tau, LARGEST_FLOAT32))
+
+    @property
+    def takes(self) -> Level:
+        """Its sequence's."""
+        return "sequence"
+
+    def look(self, seen: SeenBatch) -> Looked:
+        """Compute the loss of each group, and its derivative by each score."""
+        groups, tokens = seen.groups, seen.tokens
+        assert groups is not None
+        score = groups.of_tokens(tokens.clamped)
+        good = groups.of_tokens(tokens.mean_advantage()) > 0.0
+        scaled = torch.where(good, -score, score).double() / self.tau
+        (others, goods), counts = groups.log_sums(scaled, good.long(), 2)
+        contrasts = groups.trains & (counts > 0).all(0)
+        value = torch.where(contrasts, others + goods, 0.0)
+        # Of log(1 + sum of e^z) by z: a softmax. Each of the group's sequences carries its loss.
+        slope = (scaled - torch.where(good, goods, others)).exp() / self.tau * counts.sum(0)
+        slope = torch.where(contrasts & (score.abs() < self.clamp), torch.where(good, -slope, slope), 0.0)
+        found = {"group_contrast": torch.count_nonzero(contrasts)}
+        dtype = tokens.clamped.dtype
+        return Looked(tuple(groups.at_tokens(x.to(dtype)) for x in (value, slope)), (), found)
+
+    def loss(self, tokens: LossTokens) -> TokenLoss:
+        """Give every token the loss of its group, and the derivative of that by its score as its slope."""
+        value, slope = tokens.looked.tokens
+        away = tokens.saturated(tokens.x)
+        return TokenLoss(value + slope * (away - away.detach()))
+
+    def explain(self) -> str:
+        """Say the loss of a token in one line."""
+        return (
+            f"log(1 + sum of e^(s / {self.tau:g}) where A <= 0) + log(1 + sum of e^(-s / {self.tau:g}) where A > 0), "
+            "over the sequences of its group, s = their mean log-ratio"
+        )
