@@ -48,7 +48,7 @@ setup(
     description="Rollout correction for LLM reinforcement learning: importance weights, rejection, metrics in one pass",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
+    license_expression="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.10",
     # rollout_corr/kernels is a symlink, for checkers and editors. The search leaves it out and it is named here, so
