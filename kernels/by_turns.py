@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -40,6 +40,46 @@ def by_turns(given: Given, turns: Tensor, like: Tensor, names: Sequence[str]) ->
         advantages = _of_turns(advantages, within, many) if fields["per_sequence"] else advantages.reshape(-1)
     flat = {name: x.reshape(-1) for name in names if (x := fields[name]) is not None}
     return replace(given, offsets=turns, advantages=advantages, **flat), within
+
+
+@dataclass(eq=False)
+class PartsOfTurns:
+    """Turns of which this rank holds parts: one without a token here may belong to either of two sequences.
+
+    Attributes:
+        owners: [2, U] int64, to be added up over the ranks: the sequence of each turn, of those ranks that have a token
+            of it, and how many they are.
+        within: [S + 1] int64, where the kernels read which turns a sequence has.
+        advantages: [U], where they read the advantage of a sequence at its first turn; None without one per sequence.
+        per_sequence: [S], these advantages.
+    """
+
+    owners: Tensor
+    within: Tensor
+    advantages: Tensor | None
+    per_sequence: Tensor | None
+
+    def settle(self) -> None:
+        """Write what all ranks together know, from the totals in `owners`, to where the kernels read it."""
+        # A turn without a token on any rank goes with the one before it.
+        owners = (self.owners[0] // self.owners[1].clamp(min=1)).cummax(0).values
+        sequences = torch.arange(self.within.shape[0], device=owners.device)
+        self.within.copy_(torch.searchsorted(owners, sequences))
+        if self.advantages is not None and self.per_sequence is not None:
+            self.advantages.copy_(_of_turns(self.per_sequence, self.within, owners.shape[0]))
+
+
+def owners_here(turns: Tensor, within: Tensor) -> Tensor:
+    """[2, U] int64: the sequence of each turn and 1; 0 and 0 of one that has no token here.
+
+    Args:
+        turns: [U + 1] int32 or int64, offsets among the tokens.
+        within: [S + 1] int64, of `by_turns`.
+    """
+    places = torch.arange(turns.shape[0] - 1, device=within.device)
+    owners = torch.searchsorted(within[1:], places, right=True)
+    here = (turns.diff() > 0) & (owners < within.shape[0] - 1)
+    return torch.stack([torch.where(here, owners, 0), here.long()])
 
 
 def _of_turns(advantages: Tensor, within: Tensor, many: int) -> Tensor:

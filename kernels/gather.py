@@ -141,11 +141,16 @@ def turns_of(
 
 
 @triton.jit
-def slots_between(offsets: tl.tensor, low: tl.tensor, high: tl.tensor, extents: Extents) -> tuple[tl.tensor, tl.tensor]:
-    """Find the first slot of turns from low to before high, and how many there are."""
-    first = (edge(offsets, low, extents.sequences, extents.tokens) >> extents.tile_bits) + low
-    end = (edge(offsets, high, extents.sequences, extents.tokens) >> extents.tile_bits) + high
-    return first, tl.where(high > low, end - first, 0)
+def slots_between(
+    offsets: tl.tensor, low: tl.tensor, high: tl.tensor, extents: Extents, BY_OWNER: tl.constexpr = False
+) -> tuple[tl.tensor, tl.tensor]:
+    """Find the first slot of turns from low to before high, and how many there are. BY_OWNER: as in `slots_of`."""
+    if BY_OWNER:
+        return low, tl.maximum(high - low, 0)
+    else:
+        first = (edge(offsets, low, extents.sequences, extents.tokens) >> extents.tile_bits) + low
+        end = (edge(offsets, high, extents.sequences, extents.tokens) >> extents.tile_bits) + high
+        return first, tl.where(high > low, end - first, 0)
 
 
 @triton.jit
@@ -216,18 +221,18 @@ def put_columns(out: tl.tensor, columns: tl.tuple, owner: tl.tensor, owners: tl.
         tl.store(out + owners * i + owner, columns[i], mask=owner < owners)
 
 
-@triton.jit(do_not_specialize=["tokens", "sequences", "tiles", "tile_bits", "slots", "owner_count"])
+@triton.jit(do_not_specialize=["tokens", "sequences", "tiles", "tile_bits", "slots", "unit_count"])
 def gather_kernel(
     counts, integers, floats, peaks, counts_out, integers_out, floats_out, peaks_out, offsets,
     tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
-    owner_count: tl.int64,
+    unit_count: tl.int64,
     PLAN: tl.constexpr, SHAPE: tl.constexpr,
 ):  # fmt: skip
-    """Write all tables by owner, [columns, owner_count]; the first and last owner of a packed batch are no sequence."""
+    """Write all tables by owner, [columns, unit_count]; the first and last owner of a packed batch are no sequence."""
     owner = tl.program_id(0).to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
     _, first, many = slots_of(offsets, owner, Extents(tokens, sequences, 0, tiles, tile_bits), PLAN)
     found = gathered(slot_tables(counts, integers, floats, peaks), first, many, slots, PLAN, SHAPE)
-    put_columns(counts_out, found.counts, owner, owner_count)
-    put_columns(integers_out, found.integers, owner, owner_count)
-    put_columns(floats_out, found.floats, owner, owner_count)
-    put_columns(peaks_out, found.peaks, owner, owner_count)
+    put_columns(counts_out, found.counts, owner, unit_count)
+    put_columns(integers_out, found.integers, owner, unit_count)
+    put_columns(floats_out, found.floats, owner, unit_count)
+    put_columns(peaks_out, found.peaks, owner, unit_count)

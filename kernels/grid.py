@@ -121,6 +121,7 @@ class Grid:
         tiles_of_apply, steps_of_apply: As `tiles` and `steps`, where `apply` has slots of its own.
         programs_of_apply: Programs of `apply`.
         owner_count: Sequences, and what is of none before and behind those of a packed batch.
+        unit_count, unit_programs: Owners of slots, which with turns are these, and programs that pass over them.
         TILING, TILING_OF_APPLY, SHAPE: Those of the cut.
         cut: The shape with its tilings.
         counted: What the columns of tables count, in the order of `WorkspaceLayout`s.
@@ -143,6 +144,8 @@ class Grid:
     steps_of_apply: int
     programs_of_apply: int
     owner_count: int
+    unit_count: int
+    unit_programs: int
     TILING: Tiling
     TILING_OF_APPLY: Tiling
     SHAPE: Shape
@@ -167,7 +170,7 @@ def tile_for(tokens: int, shape: Shape, double: bool) -> int:
 SIZES = (
     *("tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "token_programs", "sequence_programs"),
     *("shares", "part", "parts"),
-    *("tiles_of_apply", "steps_of_apply", "owner_count", "TILING", "TILING_OF_APPLY", "SHAPE"),
+    *("tiles_of_apply", "steps_of_apply", "owner_count", "unit_count", "TILING", "TILING_OF_APPLY", "SHAPE"),
 )
 # Give these of a grid.
 sizes_of = attrgetter(*SIZES)
@@ -232,6 +235,8 @@ def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous
         steps_of_apply=search_steps(sequences, slots.WAYS.value),
         programs_of_apply=max(1, -(-slots_of_apply // cut.spread.rows)),
         owner_count=owners,
+        unit_count=owners,
+        unit_programs=sequence_programs,
         TILING=cut.tiling,
         TILING_OF_APPLY=cut.spread,
         SHAPE=shape,

@@ -162,7 +162,7 @@ def report_counts(rows: Rows, keep: tl.tensor, kept: tl.tensor, out: Partials, P
 def decide(
     tables: SlotTables, advantages: tl.tensor, sequence: tl.tensor, first: tl.tensor, many: tl.tensor, known: tl.tensor,
     slots: tl.tensor, out: Partials, numbers: tl.tuple, turns: tl.tuple, rests: tl.tensor, tile_bits: tl.tensor,
-    PLAN: tl.constexpr, SHAPE: tl.constexpr,
+    PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Decide about some sequences and store their statistics; return `keep`, states, non-finite tokens, weights.
 
@@ -181,6 +181,7 @@ def decide(
         tile_bits: A tile has 2^tile_bits tokens.
         PLAN: The plan.
         SHAPE: The shape.
+        BY_OWNER: Every turn has one slot, as in `gather.slots_of`.
     """
     found = gathered(tables, first, many, slots, PLAN, SHAPE)
     valid, nonfinite = integer(found, PLAN, "valid"), integer(found, PLAN, "nonfinite")
@@ -217,9 +218,9 @@ def decide(
     if PLAN.turns:
         given = Verdicts(standing, keep, state, nonfinite, advantage, weight)
         if drops_sequences(PLAN):
-            keep = keep & (rejected_by_turns(turns, known, given, numbers, PLAN, SHAPE) == 0)
+            keep = keep & (rejected_by_turns(turns, known, given, numbers, PLAN, SHAPE, BY_OWNER) == 0)
             given = Verdicts(standing, keep, state, nonfinite, advantage, weight)
-        sums, maxima = walk_turns(turns, known, given, numbers, PLAN, SHAPE)
+        sums, maxima = walk_turns(turns, known, given, numbers, PLAN, SHAPE, BY_OWNER)
         report_turns(sums, maxima, rows, out, PLAN)
         kept = total(sums, PLAN, "of_sequence/kept").to(tl.int64)
         if PLAN.weighs_turns:
@@ -274,7 +275,7 @@ def decide_kernel(
     if PLAN.turns:
         known_sequences = owner_count - 2
         low, high = turns_of(within, owner, known_sequences, sequences)
-        first, many = slots_between(offsets, low, high, extents)
+        first, many = slots_between(offsets, low, high, extents, BY_OWNER)
         sequence = owner - 1
         turns = Turns(low, high, offsets, extents, tables, slots, keep_turns_out, either(states, counts),
                       either(sequence_weights, counts))  # fmt: skip
@@ -290,7 +291,7 @@ def decide_kernel(
                            Each(sequence_maxima, label_maxima, sequence, mine, known_sequences))  # fmt: skip
         keep, state, nonfinite, weight = decide(
             tables, advantages, sequence, first, many, known, slots, out, numbers, turns, either(rests, counts),
-            tile_bits, PLAN, SHAPE,
+            tile_bits, PLAN, SHAPE, BY_OWNER,
         )  # fmt: skip
         tl.store(keep_out + sequence, keep.to(tl.int8), mask=tl.where(share == 0, known, False))
         rejected, weightless = known & (keep == 0), known & weightless_of(keep, nonfinite, PLAN)

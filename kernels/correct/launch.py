@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_corr.kernels.by_turns import by_turns
+from rollout_corr.kernels.by_turns import PartsOfTurns, by_turns, owners_here
 from rollout_corr.kernels.correct.measures import COPIES
 from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.correct.recipe import BY_OWNER, Wanted, recipe_of, sized_for
@@ -86,6 +86,7 @@ class Found:
     statistics: Tensor  # float64, the sums and then the maxima
     sums: int  # of them
     by_owner: TableBuffers | None = None  # of a split batch: the sums that ranks add up
+    parts_of_turns: PartsOfTurns | None = None  # of a split batch with turns
     keep_turns: Tensor | None = None  # [U] bool
     # What labels add up of each sequence, [columns, S] float64, in the order of `metrics.labels.columns_of`.
     label_sums: Tensor | None = None
@@ -109,12 +110,11 @@ def prepare(
     Without `wanted` all is handed back that the Spec asks for.
 
     With `split` there is one more launch, the second, which fills `Found.by_owner`: what ranks that hold parts of
-    sequences have to add up before the third.
+    sequences have to add up before the third. So they do with the owners in `Found.parts_of_turns`, then `settle` it.
     """
-    within, keep_turns, whole = None, None, given
+    within, keep_turns, whole, turns = None, None, given, given.turns
     count = given.train.shape[0] if given.offsets is None else given.offsets.shape[0] - 1
-    if given.turns is not None:
-        turns = given.turns
+    if turns is not None:
         if wanted is None:
             wanted = Wanted.by(spec, given.mask is not None, given.offsets is not None)
         given, within = by_turns(given, turns, given.train, PER_TOKEN)
@@ -148,7 +148,7 @@ def prepare(
     if plan.full:
         histogram = torch.zeros(COPIES.value * HISTOGRAM_BINS, dtype=torch.int64, device=device)
     if split:
-        by_owner = _by_owner(plan, grid.owner_count, device)
+        by_owner = _by_owner(plan, grid.unit_count, device)
     per_sequence: tuple[Tensor | None, ...] = (None, None)
     if given.labelled:
         columns = len(plan.label_sums), len(plan.label_maxima)
@@ -176,7 +176,12 @@ def prepare(
     )
     if keep_turns is not None:
         weights, mask_out = _shaped(weights, whole.weights_out, whole), _shaped(mask_out, whole.mask_out, whole)
-    found = Found(weights, mask_out, keep, statistics, recipe.sums, by_owner, keep_turns, *per_sequence)
+    parts = None
+    if split and within is not None and turns is not None:
+        of_turns = advantages if whole.per_sequence else None
+        owners = owners_here(turns, within)
+        parts = PartsOfTurns(owners, within, of_turns, whole.advantages if whole.per_sequence else None)
+    found = Found(weights, mask_out, keep, statistics, recipe.sums, by_owner, parts, keep_turns, *per_sequence)
     return found, sized.on(operands)
 
 

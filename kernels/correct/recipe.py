@@ -163,7 +163,7 @@ def recipe_of(
         of_decide["advantages"] = "nothing"
     if split:
         of_decide |= {table: absent.get(f"{table}_out", f"{table}_out") for table in BY_OWNER}
-        of_decide["slots"] = "owner_count"
+        of_decide["slots"] = "unit_count"
     of_ahead = {table: absent.get(f"ahead_{table}", f"ahead_{table}") for table in BY_OWNER} | {"PLAN": "AHEAD"}
     of_ahead |= dict.fromkeys([f"ahead_{table}" for table in BY_OWNER], "nothing")
     # `apply` has slots of its own.
@@ -251,7 +251,7 @@ def sized_for(recipe: Recipe, grid: Grid) -> Sized:
     passes = [site for site in (recipe.ahead, recipe.read) if site is not None]
     launches = [(site, grid.token_programs, grid.cut.warp) for site in passes]
     if recipe.gather is not None:
-        launches.append((recipe.gather, grid.sequence_programs, SEQUENCE_THREADS))
+        launches.append((recipe.gather, grid.unit_programs, SEQUENCE_THREADS))
     adding = grid.parts * recipe.groups + recipe.plan.full
     deciding = grid.sequence_programs * (grid.shares if grid.shares > 1 and recipe.plan.zeroes else 1)
     launches.append((recipe.decide, deciding + adding, SEQUENCE_THREADS))

@@ -129,10 +129,10 @@ def total(sums: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def turn_at(turns: Turns, j: tl.tensor, known: tl.tensor, standing: tl.tensor, PLAN: tl.constexpr,
-            SHAPE: tl.constexpr) -> tuple[Gathered, Rows]:  # fmt: skip
+            SHAPE: tl.constexpr, BY_OWNER: tl.constexpr) -> tuple[Gathered, Rows]:  # fmt: skip
     """Gather the j-th turn of each sequence; of one that has no such turn, nothing."""
     low = tl.minimum(turns.low + j, turns.high)
-    first, many = slots_between(turns.offsets, low, tl.minimum(low + 1, turns.high), turns.extents)
+    first, many = slots_between(turns.offsets, low, tl.minimum(low + 1, turns.high), turns.extents, BY_OWNER)
     found = gathered(turns.tables, first, many, turns.slots, PLAN, SHAPE)
     valid = tl.where(known, tl.maximum(integer(found, PLAN, "valid"), 0), 0)
     nonfinite = tl.where(known, integer(found, PLAN, "nonfinite"), 0)
@@ -141,12 +141,13 @@ def turn_at(turns: Turns, j: tl.tensor, known: tl.tensor, standing: tl.tensor, P
 
 @triton.jit
 def rejected_by_turns(
-    turns: Turns, known: tl.tensor, given: Verdicts, numbers: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr
-) -> tl.tensor:
+    turns: Turns, known: tl.tensor, given: Verdicts, numbers: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr,
+    BY_OWNER: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """Select the sequences with a turn that failed a criterion which rejects its sequence."""
     fallen = given.state * 0
     for j in range(tl.max(turns.high - turns.low, 0).to(tl.int32)):
-        found, rows = turn_at(turns, j, known, given.standing, PLAN, SHAPE)
+        found, rows = turn_at(turns, j, known, given.standing, PLAN, SHAPE, BY_OWNER)
         for i in tl.static_range(size(PLAN, "tests")):
             if test(PLAN, i).over == "turn" and test(PLAN, i).drop == "sequence":
                 _, _, failed, _ = tested(found, rows, given.advantage, given.standing, numbers, test(PLAN, i), PLAN)
@@ -262,8 +263,9 @@ def squared_value(i: int) -> str:
 
 @triton.jit
 def walk_turns(
-    turns: Turns, known: tl.tensor, given: Verdicts, numbers: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr
-) -> tuple[tl.tuple, tl.tuple]:
+    turns: Turns, known: tl.tensor, given: Verdicts, numbers: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr,
+    BY_OWNER: tl.constexpr,
+) -> tuple[tl.tuple, tl.tuple]:  # fmt: skip
     """Decide about every turn, store what it gets, and add up what turns give."""
     sums, maxima = no_turns(given.keep, PLAN, "turn_sums"), no_turns(given.keep, PLAN, "turn_maxima")
     met = given.nonfinite * 0  # turns with a measured token
@@ -271,7 +273,7 @@ def walk_turns(
     # Of the last of them that is not the first: it may be the last of all.
     tokens, d, abs_d, k3 = nothing, nothing, nothing, nothing
     for j in range(tl.max(turns.high - turns.low, 0).to(tl.int32)):
-        found, rows = turn_at(turns, j, known, given.standing, PLAN, SHAPE)
+        found, rows = turn_at(turns, j, known, given.standing, PLAN, SHAPE, BY_OWNER)
         sums, maxima, keep, state = decide_by_turns(sums, maxima, found, rows, given, numbers, PLAN)
         stays, state = keep & given.keep, state | given.state
         sums = tally(sums, PLAN, "of_sequence/kept", count_kept(found, rows.valid, stays, state, PLAN))

@@ -328,6 +328,14 @@ TURN_VARIANTS = {
         length=MEDIUM,
         turns=True,
     ),
+    "turns_split": Variant(
+        "turns_split",
+        Spec(Weight("product", 0.8, 1.25, over="turn"), (_TURN_MEAN, *_TURN_REST[:1])),
+        advantages="sequence",
+        length=MEDIUM,
+        turns=True,
+        split=True,
+    ),
 }
 
 # Labels of sequences, which add up what is kept of each of them.

@@ -214,8 +214,6 @@ def beyond_kernels(spec: Spec) -> str | None:
 
 def beyond_split_kernels(spec: Spec) -> str | None:
     """Say what of a Spec the kernels leave to plain torch where ranks hold parts of sequences."""
-    if spec.measures_turns:
-        return "over several ranks the kernels know no turns"
     if spec.has_prefixes:
         return "over several ranks the kernels know no prefixes"
     return beyond_kernels(spec)

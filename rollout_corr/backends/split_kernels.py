@@ -1,6 +1,7 @@
 """The kernels of `correct` where sequences lie on several ranks: one launch more, and an all-reduce between them.
 
-`read` and `gather` leave sums by sequence; ranks add these up; for `decide` and `apply` they are a batch's own.
+`read` and `gather` leave sums by sequence or turn; ranks add these up, and with them which sequence a turn belongs to;
+for `decide` and `apply` they are a batch's own.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ class PendingKernels:
                 launch.run()
         tables = self._found.by_owner
         assert tables is not None
-        # The first and last column of a packed batch count tokens outside every sequence, which stay on this rank.
-        inner = slice(None) if given.offsets is None else slice(1, -1)
+        # The first and last column of a packed batch count tokens outside every sequence, which stay on this rank. With
+        # turns every batch is packed.
+        inner = slice(None) if given.offsets is None and given.turns is None else slice(1, -1)
         integers = [x[:, inner] for x in (tables.counts, tables.integers) if x is not None]
+        if self._found.parts_of_turns is not None:
+            integers.append(self._found.parts_of_turns.owners)
         peaks = None if tables.peaks is None else tables.peaks[:, inner]
         self._tables = PendingTables(integers, tables.floats[:, inner], peaks, group)
         self.done = self._tables.done
@@ -41,6 +45,8 @@ class PendingKernels:
     def result(self) -> Result:
         """Wait for the other ranks and complete the correction: decide, then apply."""
         self._tables.complete()
+        if self._found.parts_of_turns is not None:
+            self._found.parts_of_turns.settle()
         with current(self._batch.train):
             for launch in self._later:
                 launch.run()
@@ -48,4 +54,4 @@ class PendingKernels:
         statistics = statistics_of(found.statistics, self._spec)
         if self._batch.labels:
             statistics = with_labels(statistics, self._batch, self._spec, kept_of(found))
-        return Result(found.weights, found.mask, found.keep, statistics)
+        return Result(found.weights, found.mask, found.keep, statistics, found.keep_turns)

@@ -222,13 +222,6 @@ def test_a_dtensor_is_refused_with_what_to_pass(alone):
         loss(alone, backend="triton")
 
 
-def test_the_kernels_have_no_parts_of_turns(alone):
-    turns = torch.tensor([0, 2, 4])
-    with pytest.raises(ValueError, match="got 'triton': over several ranks the kernels know no turns"):
-        call(alone, turns=turns, backend="triton")
-    assert call(alone, turns=turns).keep_turns.tolist() == [True, True]
-
-
 def test_labels_of_tokens_over_several_ranks_are_not_beside_the_kernels(alone):
     labels = {"labels": {"e": torch.tensor([0, 1, 1, 0])}, "label_names": {"e": 2}}
     with pytest.raises(ValueError, match="beside labels of tokens or turns and a sequence_group, got 'triton'"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -10,13 +11,14 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import assert_same_results, assert_same_statistics, lay_out, outcome, random_sequences, spoil
+from builders.kernel_cases import INTERPRETED, NARROW, WIDE, shaped
 from builders.split_cases import lockstep
 from builders.turns import offsets_of, random_turns
 from oracles import turns as oracle
 from rollout_corr.backends import run, whole
 from rollout_corr.spec.encode import encode
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = INTERPRETED
 
 TURN_SPECS = {
     "measure": rc.Spec(turns=True),
@@ -34,6 +36,7 @@ TURN_SPECS = {
         criteria=(
             rc.Criterion("ratio", upper=1.6),
             rc.Criterion("ratio", "turn", "max", upper=1.4, drop="sequence", when="outward"),
+            rc.Criterion("abs", "turn", "mean", upper=0.02, when="negative_advantage"),
         ),
         sums_over="kept",
     ),
@@ -54,6 +57,32 @@ def test_turns_split_over_ranks_give_the_bits_of_whole_ones(name, way):
         assert_same_results(found, outcome(laid, out))
         assert_same_statistics(found[3], out.statistics, rounds_means=True)
         assert kept == [out.keep_turns.tolist()] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "layout", "shapes"),
+    [
+        ("sequence", "ulysses", "packed", NARROW),
+        pytest.param("unit", "last", "padded_holes", WIDE, marks=pytest.mark.slow),
+        pytest.param("product", "zigzag", "packed", NARROW, marks=pytest.mark.slow),
+        pytest.param("measure", "contiguous", "padded_left", WIDE, marks=pytest.mark.slow),
+    ],
+)
+def test_the_kernels_add_turns_up_over_ranks(name, way, layout, shapes, device):
+    """The bits of the kernels on whole sequences, though a rank without a token of a turn cannot tell its sequence."""
+    spec, batch = TURN_SPECS[name], spoil(random_sequences(3, (5, 1, 9, 0, 4, 12), advantages="sequence"), 3)
+    batch = [replace(one, advantages=(-1.0) ** i) for i, one in enumerate(batch)]
+    turns, kept = random_turns(batch, 3), []
+    laid = lay_out(batch, layout, torch.float32).to(device)
+    # One a sequence, in the only shape that no rank could take for those of its tokens.
+    advantages = laid.advantages[:, None] if layout == "packed" else laid.advantages
+    given = {"backend": "triton", "device": device, "turns": turns, "kept": kept, "others": {"advantages": advantages}}
+    with shaped(shapes):
+        out = laid.correct(spec, turns=offsets_of(laid, turns).to(device), backend="triton")
+        found = lockstep(batch, spec, way, 2, torch.float32, layout, **given)
+    assert_same_results(found, outcome(laid, out))
+    assert_same_statistics(found[3], out.statistics, rounds_means=True)
+    assert kept == [out.keep_turns.tolist()] * 2
 
 
 def test_a_compiled_function_corrects_by_turns():

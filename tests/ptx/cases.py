@@ -78,7 +78,7 @@ def run_split(name: str, seed: int = 0, **settings) -> Session:
 
 
 def run_turns(name: str, seed: int = 0, **settings) -> Session:
-    """A variant with turns, beside plain torch: its layout, in its own shape."""
+    """A variant with turns, beside plain torch: its layout, in its own shape; of split ones all on one rank."""
     variant, number = TURN_VARIANTS[name], list(TURN_VARIANTS).index(name)
     shape = shape_of(variant)
     batch = spoil(random_sequences(number, lengths_for(shape), scale=0.1, advantages=variant.advantages), number)
@@ -86,7 +86,9 @@ def run_turns(name: str, seed: int = 0, **settings) -> Session:
     turns = offsets_of(laid, random_turns(batch, number)).to(variant.offsets)
     reference = laid.correct(variant.spec, turns=turns)
     assert {True, False} == set(reference.keep_turns.tolist())
-    with one_thread(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
+    prepare = partial(launch.prepare, split=variant.split)
+    patched = mock.patch.object(launch, "prepare", prepare)
+    with patched, one_thread(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
         out = laid.correct(variant.spec, turns=turns, backend="triton")
     assert_like_reference(out, reference, name)
     assert out.keep_turns.equal(reference.keep_turns)
