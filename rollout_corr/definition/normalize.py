@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.definition.sequences import Sequences
-from rollout_corr.definition.tokens import LARGEST_STATISTIC
+from rollout_corr.definition.tokens import LARGEST_STATISTIC, truncated
 from rollout_corr.definition.turns import Turns
 from rollout_corr.definition.weights import SMALLEST_MEAN
 from rollout_corr.spec.correction import Spec
@@ -67,9 +67,9 @@ def totals_of(
 def _rows(weights: Tensor, counts: Tensor) -> list[Tensor]:
     """The integers of each weight that are added up: floating whole numbers, or bool."""
     finite = torch.where(weights.isfinite(), weights, 0.0).clamp(max=LARGEST_STATISTIC)
-    whole = finite.trunc()
+    whole = truncated(finite)
     fraction = (finite - whole) * GRID
-    high = fraction.trunc()
+    high = truncated(fraction)
     low = ((fraction - high) * GRID).round()
     return [whole, high, low, counts, weights.isnan(), weights.isposinf()]
 

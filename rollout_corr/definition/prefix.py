@@ -21,6 +21,7 @@ from rollout_corr.definition.tokens import (
     Tokens,
     select,
     to_grid,
+    truncated,
 )
 from rollout_corr.spec.correction import Criterion, Weight
 
@@ -40,23 +41,23 @@ def running_sum(x: Tensor, sequences: Sequences, propagate: bool, one_limb: bool
     largest = LARGEST_D if one_limb else LARGEST_STATISTIC
     finite = (torch.where(x.isfinite(), x, 0.0) if propagate else x).clamp(-largest, largest)
     if x.dtype == torch.float64:
-        whole = finite.trunc()
+        whole = truncated(finite)
         rest = (finite - whole) * GRID_OF_LIMB
-        high = rest.trunc()
+        high = truncated(rest)
         low = ((rest - high) * GRID_OF_LIMB).round()
         fraction = _running(high, sequences) + _running(low, sequences) / GRID_OF_LIMB
         total = _running(whole, sequences) + fraction / GRID_OF_LIMB
     elif one_limb:
         total = _running(to_grid(finite, GRID_OF_D), sequences) / GRID_OF_D
     else:
-        whole = finite.trunc()
+        whole = truncated(finite)
         fraction = to_grid(finite - whole, GRID_OF_FRACTION)
         total = _running(whole, sequences) + _running(fraction, sequences) / GRID_OF_FRACTION
     return total + _broken(x, sequences) if propagate else total
 
 
 def _running(x: Tensor, sequences: Sequences) -> Tensor:
-    """The running sum of floats whose fractions are cut off, exact until it becomes a float64."""
+    """The running sum of floating whole numbers, exact until it becomes a float64."""
     return sequences.running(x.to(torch.int64)).double()
 
 

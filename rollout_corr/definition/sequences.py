@@ -22,7 +22,7 @@ class Sequences(Protocol):
         """Add floating x up: [S] float64."""
 
     def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
-        """Add int64 or bool x up, or floating x up to 2^38 whose fractions are cut off: [S] int64, exact in any order.
+        """Add int64 or bool x up, or whole numbers up to 2^38 as floats: [S] int64, exact in any order.
 
         May overwrite x unless it is bool. No |x| is above `largest`, which is not asked for where it is not known; with
         it the sums may come as float64 that holds them.
@@ -78,7 +78,7 @@ class Rows(Whole):
         return x.sum(1, dtype=torch.float64)
 
     def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
-        """[B, T] int64, bool, or floating with fractions to be cut off -> [B] int64, exact whatever the order."""
+        """[B, T] int64, bool, or floating whole numbers -> [B] int64, exact whatever the order."""
         return (x.to(torch.int64) if x.is_floating_point() else x).sum(1)
 
     def max(self, x: Tensor) -> Tensor:
@@ -123,8 +123,8 @@ def scan_max(x: Tensor, place: Tensor, before: bool) -> Tensor:
 # Tokens of a tile: stretches of equal length that packed tokens are cut into on the CPU, wherever sequences end.
 TILE = 64
 
-# What int32 and float64 hold exactly, with all integers below.
-INT32, FLOAT64 = 2.0**31 - 2.0**7, 2.0**53
+# What float64 holds exactly, with all integers below; and the most of what is added where nobody has looked.
+FLOAT64, UNKNOWN = 2.0**53, 2.0**38
 
 # Tokens from which on that is less time than the operations which it takes more.
 TILED = 65_536
@@ -149,7 +149,6 @@ class Tiles:
         # Where each sequence begins among the tiles, and behind them among the tokens of those that are cut.
         tokens = torch.searchsorted(self._cut, tile).mul_(TILE).add_(inside)
         self._offsets = torch.cat([(tile + within).clamp_(max=self._whole), tokens.add_(self._whole)])
-        self._nothing = torch.zeros(1, dtype=torch.float64, device="cpu")
 
     def sum(self, x: Tensor) -> Tensor:
         """[N] float32 -> [S] float64. A tile is summed in float32."""
@@ -157,12 +156,16 @@ class Tiles:
         every = torch.cat([tiles.sum(1).index_fill_(0, self._cut, 0.0), *self._ends(x, tiles)])
         return self._added(torch.segment_reduce(every.double(), "sum", offsets=self._offsets, unsafe=True))
 
-    def sum_integers(self, x: Tensor) -> Tensor:
-        """[N] float32 up to 2^38, whose fractions are cut off -> [S] int64, exact. Overwrites x."""
-        tiles = x.trunc_()[: self._whole * TILE].view(self._whole, TILE)
+    def sum_integers(self, x: Tensor, largest: float) -> Tensor:
+        """[N] float32 whole numbers up to 2^38 -> [S] int64, exact; or float64 that holds every sum."""
+        tiles = x[: self._whole * TILE].view(self._whole, TILE)
         # float64 holds the sum of a tile.
         over = tiles.double().sum(1).index_fill_(0, self._cut, 0.0)
-        running = torch.cat([self._nothing, over, *self._ends(x, tiles)]).long().cumsum_(0)
+        ends = self._ends(x, tiles)
+        if held(largest, x.shape[0]):
+            every = torch.cat([over, *ends])
+            return self._added(torch.segment_reduce(every, "sum", offsets=self._offsets, unsafe=True))
+        running = torch.cat([torch.zeros(1, dtype=torch.float64, device="cpu"), over, *ends]).long().cumsum_(0)
         return self._added(running.index_select(0, self._offsets).diff())
 
     def max(self, x: Tensor) -> Tensor:
@@ -188,6 +191,14 @@ class Tiles:
     def _added(self, parts: Tensor) -> Tensor:
         """Sums over tiles, one number that is no sequence's, and sums over tokens, [2 S + 1] -> [S]."""
         return parts[: self._count] + parts[self._count + 1 :]
+
+
+def held(largest: float, size: int) -> bool:
+    """Tell whether float64 holds every sum of so many whole numbers, none of which is larger; not where nobody looked.
+
+    The number of tokens may then be a compiler's symbol, which is not to be compared.
+    """
+    return largest < UNKNOWN and largest * size <= FLOAT64
 
 
 def _differences(x: Tensor, offsets: Tensor) -> Tensor:
@@ -233,20 +244,17 @@ class Packed(Whole):
         return torch.segment_reduce(x.double(), "sum", offsets=self.offsets, unsafe=True)
 
     def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
-        """[N] int64, bool, or floating with fractions to be cut off -> [S], exact. May overwrite x.
+        """[N] int64, bool, or floating whole numbers -> [S], exact. May overwrite x.
 
         With floats a running sum would let a sequence take part in its neighbours' rounding.
         """
         if x.is_floating_point():
             tiles = self._in_tiles(x)
             if tiles is not None:
-                return tiles.sum_integers(x)
-            if largest < INT32 and largest * self.size <= FLOAT64 and self.count:
-                # float64 holds every sum, and this is a third of the operations of a running one.
-                # One after the other, so that nothing holds what has been converted.
-                x = x.int()
-                x = x.double()
-                return torch.segment_reduce(x, "sum", offsets=self.offsets, unsafe=True)
+                return tiles.sum_integers(x, largest)
+            if self.count and held(largest, self.size):
+                # A third of the operations of a running sum.
+                return torch.segment_reduce(x.double(), "sum", offsets=self.offsets, unsafe=True)
             x = x.to(torch.int64)
         return _differences(x, self.offsets)
 
@@ -344,7 +352,7 @@ class Flattened(Whole):
         return self.packed.sum(x.reshape(-1))
 
     def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
-        """[B, T] int64, bool, or floating with fractions to be cut off -> [U] int64, exact. May overwrite x."""
+        """[B, T] int64, bool, or floating whole numbers -> [U] int64, exact. May overwrite x."""
         return self.packed.sum_integers(x.reshape(-1), largest)
 
     def max(self, x: Tensor) -> Tensor:

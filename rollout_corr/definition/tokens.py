@@ -107,10 +107,16 @@ def binary_kl(log_p: Tensor, log_q: Tensor, d: Tensor, eps: float) -> Tensor:
 # --- sums that decide ---
 
 
+def truncated(x: Tensor) -> Tensor:
+    """x without its fraction. On a CPU a division does that in a twentieth of the time of `trunc`."""
+    return torch.div(x, 1.0, rounding_mode="trunc")
+
+
 def to_grid(x: Tensor, grid: float) -> Tensor:
-    """Multiples of 1/grid, nearest once their fractions are cut off. The caller has removed NaN and infinity."""
-    # grid * x is exact, so that it is rounded once, whether the two steps are fused or not.
-    return x.sign().mul_(0.5).add_(x, alpha=grid)
+    """The nearest multiples of 1/grid, as whole numbers. The caller has removed NaN and infinity."""
+    # grid * x is exact, so that trunc(grid * x + copysign(0.5, x)) is rounded once, whether its steps are fused or not,
+    # and also where all of it is twice as large until the division.
+    return x.sign().add_(x, alpha=2.0 * grid).div_(2.0, rounding_mode="trunc")
 
 
 def sum_of_d(saturated: Tensor, sequences: Sequences, propagate: bool, d: Tensor, largest: float = LARGEST_D) -> Tensor:
@@ -137,7 +143,7 @@ def sum_of_statistic(x: Tensor, sequences: Sequences, propagate: bool) -> Tensor
     if x.dtype == torch.float64:
         total = sequences.sum(x_finite)
     else:
-        whole = torch.trunc(x_finite)
+        whole = truncated(x_finite)
         limbs = whole, to_grid(x_finite - whole, GRID_OF_FRACTION)
         high, low = (sequences.sum_integers(limb).double() for limb in limbs)
         total = high + low / GRID_OF_FRACTION

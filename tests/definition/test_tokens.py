@@ -10,7 +10,7 @@ import torch
 
 from rollout_corr.definition.near import NEAR, Each, Near, few_above
 from rollout_corr.definition.sequences import Packed
-from rollout_corr.definition.tokens import k3
+from rollout_corr.definition.tokens import GRID_OF_D, k3, to_grid
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 5000])
@@ -104,3 +104,13 @@ def test_sums_near_0_and_of_a_few_others(dtype: torch.dtype, within: float, many
         assert [x.sum().item() for x in reversed(of_sequences)] == pytest.approx(squares, rel=within)
     each = sums.k3_of_tokens().double()
     assert each.tolist() == pytest.approx([float(e - x) for x, e in exact], rel=5e-7 if within > 1e-9 else 1e-13)
+
+
+def test_the_grid_is_rounded_once() -> None:
+    """Whole numbers, those of trunc(grid * x + copysign(0.5, x)) in float32, which is what the kernels compute."""
+    halves = torch.arange(-9, 10) / (2.0 * GRID_OF_D)
+    odd = torch.tensor([2.0**23 - 1, 2.0**23 + 1, 2.0**24 - 1, 2.0**24 + 2, 2.0**38]) / GRID_OF_D
+    x = torch.cat([halves, halves * 0.999, odd, -odd, torch.tensor([0.0, -0.0, 1e-40, -1e-40, 3e-39])])
+    found = to_grid(x, GRID_OF_D)
+    assert torch.equal(found, (x * GRID_OF_D + torch.copysign(torch.tensor(0.5), x)).trunc())
+    assert found.tolist()[:4] == [-5.0, -4.0, -4.0, -3.0]
