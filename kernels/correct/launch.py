@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rollout_corr.kernels.by_turns import PartsOfTurns, by_turns, owners_here
 from rollout_corr.kernels.correct.measures import COPIES
+from rollout_corr.kernels.correct.numbers import with_found
 from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.correct.recipe import BY_OWNER, Wanted, recipe_of, sized_for
 from rollout_corr.kernels.grid import current, grid_for, of_units, strides_of
@@ -41,6 +42,7 @@ class Given:
             padded batch are counted row after row.
         weights_out, mask_out: Where to write, contiguous and aligned to 16 bytes; None: to new tensors.
         labelled: Keep what labels add up of each sequence.
+        bounds: [K] float64, the bounds that the batch has decided, in the order of the Spec's places.
     """
 
     train: Tensor
@@ -57,6 +59,7 @@ class Given:
     weights_out: Tensor | None = None
     mask_out: Tensor | None = None
     labelled: bool = False
+    bounds: Tensor | None = None
 
 
 # Those of its fields that turns make flat.
@@ -158,8 +161,11 @@ def prepare(
     workspace = Workspace(recipe.scratch, grid.counted, device)
     log_mass = None if log_mass is None else log_mass.contiguous()
     advantages = advantages.contiguous() if plan.advantages and advantages is not None else None
+    numbers = recipe.upload.read()
+    if given.bounds is not None:
+        numbers = with_found(numbers, given.bounds, recipe.found)
     tensors = recipe.held((
-        train, rollout, mask, log_mass, advantages, offsets, recipe.upload.read(), weights, mask_out, keep, statistics,
+        train, rollout, mask, log_mass, advantages, offsets, numbers, weights, mask_out, keep, statistics,
         histogram, within, keep_turns, *per_sequence,
         *(NO_TABLES if by_owner is None else vars(by_owner).values()),
     ))  # fmt: skip

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.correct.criteria import Pair
+from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.gather import Gathered, exact, plain
 from rollout_corr.kernels.partials import Partials, add, put_extrema
 from rollout_corr.kernels.sums import record, record_extrema
@@ -300,6 +301,12 @@ def weigh_sequences(found: Gathered, rows: Rows, numbers: tl.tuple, PLAN: tl.con
         return SequenceWeights(log_ratio, raw, ratio, bounded, weight)
 
 
+@triton.constexpr_function
+def of_sequences(plan: Plan, side: str) -> str:
+    """Name the bound that weights of sequences count beyond: means of tokens' may have one of their own."""
+    return f"mean/{side}" if f"mean/{side}" in plan.numbers else f"log/{side}"
+
+
 @triton.jit
 def measure_sequence_weights(
     rows: Rows, weights: SequenceWeights, out: Partials, numbers: tl.tuple, PLAN: tl.constexpr
@@ -309,9 +316,9 @@ def measure_sequence_weights(
     log_ratio, raw, ratio, bounded, weight = weights
     above, below = tl.zeros_like(some), tl.zeros_like(some)
     if PLAN.has_upper:
-        above = some & ((log_ratio <= number(numbers, PLAN, "log/upper")) == 0)
+        above = some & ((log_ratio <= number(numbers, PLAN, of_sequences(PLAN, "upper"))) == 0)
     if PLAN.has_lower:
-        below = some & ((log_ratio >= number(numbers, PLAN, "log/lower")) == 0)
+        below = some & ((log_ratio >= number(numbers, PLAN, of_sequences(PLAN, "lower"))) == 0)
     tokens = tl.where(some, n, 0).to(tl.float64)
     raw_some, bounded_some = tl.where(some, raw, 0.0), tl.where(some, bounded, 0.0)
     ratio_some, weight_some = tl.where(some, ratio, 0.0), tl.where(some, weight, 0.0)

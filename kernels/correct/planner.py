@@ -99,7 +99,8 @@ def _tests(spec: Spec) -> tuple[Test, ...]:
                 reduce=criterion.reduce,
                 when=criterion.when,
                 drop=criterion.drop,
-                compared=threshold.on,
+                # What the batch decides is a value.
+                compared="value" if criterion.rules and not criterion.statistic.log_space else threshold.on,
                 holed=threshold.hole is not None,
                 token_clamp=criterion.token_clamp is not None,
                 external=-1 if criterion.tensor_name is None else names.index(criterion.tensor_name),

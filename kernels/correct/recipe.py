@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rollout_corr.kernels.correct.apply import apply_kernel
 from rollout_corr.kernels.correct.decide import decide_kernel
-from rollout_corr.kernels.correct.numbers import numbers_of
+from rollout_corr.kernels.correct.numbers import FoundNumber, found_numbers, numbers_of
 from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.correct.planner import plan_of
 from rollout_corr.kernels.correct.read import read_kernel
@@ -58,6 +58,7 @@ class Recipe:
         statistics: How many.
         sums: How many of them are sums.
         upload: The thresholds.
+        found: Those of them that the batch decides.
         constants: Values of `CONSTANTS`.
         groups: Of the columns that programs of `decide` add up.
     """
@@ -74,6 +75,7 @@ class Recipe:
     statistics: int
     sums: int
     upload: Upload
+    found: tuple[FoundNumber, ...]
     constants: tuple[Any, ...]
     groups: int
 
@@ -181,6 +183,7 @@ def recipe_of(
         statistics=statistics,
         sums=statistics - maxima,
         upload=_upload(spec, plan.double, device),
+        found=found_numbers(spec, plan.double),
         constants=(plan, plan.ahead, split, None),
         groups=groups(plan),
     )

@@ -70,7 +70,9 @@ def value_of(
         peak = of_key(found.peaks[at(PLAN, "peaks", named(TEST.index, "peak"))])
         if TEST.reduce == "min":
             peak = -peak
-        value = statistic_of_extremum(peak, numbers, TEST, PLAN)
+        value = peak
+        if TEST.compared != "value":
+            value = statistic_of_extremum(peak, numbers, TEST, PLAN)
         value, tested = value.to(tl.float64), peak.to(tl.float64)
     else:
         if PLAN.kept and TEST.sum == "d":

@@ -25,6 +25,7 @@ from rollout_corr.aot.machine_code import MachineCode, read_machine_code
 from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS
 from rollout_corr.aot.variant import LossVariant, Variant
 from rollout_corr.aot.variants import (
+    BATCH_VARIANTS,
     FEW,
     LABEL_VARIANTS,
     OF_NEW_VARIANTS,
@@ -43,7 +44,7 @@ MOST_SPILLED = 16
 # Of both operators.
 EVERY: dict[str, Variant | LossVariant] = {
     **VARIANTS, **OF_NEW_VARIANTS, **SPLIT_VARIANTS, **TURN_VARIANTS, **LABEL_VARIANTS, **PREFIX_VARIANTS,
-    **LOSS_VARIANTS,
+    **BATCH_VARIANTS, **LOSS_VARIANTS,
 }  # fmt: skip
 SEQUENCE_KERNELS = ("gather", "decide", "sequences", "finish")
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rollout_corr.backends.batch import external_names
 from rollout_corr.kernels.correct.plan import pairs_of
+from rollout_corr.spec.bounds_of_batch import places_of
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import Objective
 
@@ -146,6 +147,7 @@ class Variant(VariantLayout):
             mass_of_rollout=self.mass == "rollout",
             turns=empty(self.offsets, sequences + 1) if self.turns else None,
             labelled=self.labelled,
+            bounds=empty(torch.float64, len(places_of(self.spec))) if self.spec.asks_batch else None,
         )
 
     def launches(self, given: Given | None = None) -> tuple[Launch, ...]:

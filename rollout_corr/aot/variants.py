@@ -9,6 +9,7 @@ import torch
 
 from rollout_corr.aot.variant import HUGE, LONGEST, MEDIUM, SHORT, Variant
 from rollout_corr.frameworks.shared.lookup import preset
+from rollout_corr.spec.bounds_of_batch import KeepESS, MeanBelow, Quantile, TopK
 from rollout_corr.spec.choices import Reduce, Scheme
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.statistics import Stat
@@ -352,6 +353,25 @@ LABEL_VARIANTS = {
     ),
     "labels_turns": Variant("labels_turns", Spec(PRODUCT, (_TURN_MEAN,)), labelled=True, turns=True),
     "labels_split": Variant("labels_split", Spec(PRODUCT, (VETO,)), labelled=True, split=True),
+}
+
+# Bounds that the batch decides are numbers that come with the call. Only what compares values in the place of D has
+# kernels of its own.
+BATCH_VARIANTS = {
+    "bounds_of_batch": Variant(
+        "bounds_of_batch",
+        Spec(
+            Weight("token", upper=KeepESS(0.97)),
+            (
+                Criterion("k2", upper=MeanBelow(0.004), label="m2"),
+                Criterion("ratio", "sequence", "mean", lower=TopK(share=0.8), upper=Quantile(0.9), label="mean"),
+                Criterion("k2", "sequence", "max", upper=Quantile(0.9), label="max"),
+            ),
+            rejected="both",
+            sums_over="kept",
+        ),
+        length=MEDIUM,
+    ),
 }
 
 # A small selection where there is no time for all: every level and layout, low precision, a slice, thinned sequences.

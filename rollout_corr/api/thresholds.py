@@ -11,13 +11,14 @@ from torch import Tensor
 
 from rollout_corr.api.by_keyword import mask_by_keyword
 from rollout_corr.api.correct import Renormalized, Turns, read_request
-from rollout_corr.backends.bounds_of_batch import AnySearch, Place, Progress, added_up, record
+from rollout_corr.backends.bounds_of_batch import AnySearch, Progress, added_up, record
 from rollout_corr.backends.bounds_of_batch import Thresholds as Thresholds
 from rollout_corr.backends.choose import Groups
 from rollout_corr.backends.layouts import LogProbs
 from rollout_corr.backends.read import Given
 from rollout_corr.backends.staleness import versions_given
 from rollout_corr.metrics.collectives import all_reduce, check_group
+from rollout_corr.spec.bounds_of_batch import Place
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.validate import shown
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -23,17 +22,10 @@ from rollout_corr.definition.bounds import Bound, Sides
 from rollout_corr.definition.bounds_of_batch import SIGN, ordered_of
 from rollout_corr.definition.findings import Operands, decided
 from rollout_corr.definition.weights import ratios_of
-from rollout_corr.spec.bounds_of_batch import WEIGHT, Counting, KeepESS, OfBatch, Side
+from rollout_corr.spec.bounds_of_batch import WEIGHT, Counting, KeepESS, OfBatch, Place, Side, places_of
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 AnySearch = Search | EssSearch
-
-
-class Place(NamedTuple):
-    """A bound of a Spec: the label of its criterion, or WEIGHT, and its side."""
-
-    label: str
-    side: Side
 
 
 class Found:
@@ -207,12 +199,6 @@ def _follows(spec: Spec, label: str) -> bool:
     return next(c.over for c in spec.criteria if c.label == label) != "token"
 
 
-def places_of(spec: Spec) -> tuple[Place, ...]:
-    """The places of a Spec's bounds that the batch decides."""
-    of_weight = () if spec.weight is None else tuple(Place(WEIGHT, side) for side in spec.weight.rules)
-    return (*of_weight, *chain.from_iterable((Place(c.label, side) for side in c.rules) for c in spec.criteria))
-
-
 class Thresholds(Found):
     """The bounds of a Spec, as far as several calls have decided them: for the next round, or when complete to apply.
 
@@ -281,6 +267,11 @@ def added_up(tables: dict[Place, Tensor], add_up: Callable[[Tensor], Tensor]) ->
     every = add_up(torch.cat([table.reshape(-1) for table in tables.values()]))
     parts = every.split([table.numel() for table in tables.values()])
     return {place: part.view(tables[place].shape) for place, part in zip(tables, parts, strict=True)}
+
+
+def in_order(found: Found, spec: Spec) -> Tensor:
+    """The bounds of a Spec in the order of its places, [K] float64; each of the whole batch."""
+    return torch.stack([found.bounds[place].double() for place in places_of(spec)])
 
 
 def in_blocks(batch: Batch) -> bool:

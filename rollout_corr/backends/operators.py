@@ -23,7 +23,9 @@ from rollout_corr.backends.turns import read_offsets_of_turns
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics import schema
 from rollout_corr.metrics.statistics import Statistics, of_vector
+from rollout_corr.spec.bounds_of_batch import places_of
 from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.thresholds import threshold_of
 
 if TYPE_CHECKING:
     from rollout_corr.kernels.correct.launch import Found, Given
@@ -48,6 +50,7 @@ class CorrectOperands(NamedTuple):
     log_mass: Tensor | None
     mass_of_rollout: bool  # log_mass is taken from rollout_logp, and not from train_logp
     turns: Tensor | None = None  # [U + 1]
+    bounds: Tensor | None = None  # [K] float64, of the batch, in the order of the Spec's places
 
 
 class CorrectOutputs(NamedTuple):
@@ -124,7 +127,7 @@ def run_fused(batch: Batch, spec: Spec) -> Result:
 def is_operator(operands: CorrectOperands) -> bool:
     """Tell whether something has to see the kernels as an operator, such as a compiler."""
     # By unpacking, since the compiler of torch 2.6 cannot cut a named tuple.
-    train, rollout, mask, offsets, advantages, _, external, new, log_mass, _, _ = operands
+    train, rollout, mask, offsets, advantages, _, external, new, log_mass, _, _, _ = operands
     # The operator on the CPU is the reference; there the kernels were asked for by name.
     return seen_by_others((train, rollout, mask, offsets, advantages, *external, new, log_mass)) and (
         torch.compiler.is_compiling() or train.device.type != "cpu"
@@ -165,15 +168,22 @@ def operands_of(batch: Batch, spec: Spec) -> CorrectOperands:
     external = [batch.external[name] for name in external_names(spec)] if spec.criteria else []
     new = next(one for one, _ in batch.pairs.values()) if batch.pairs else None
     log, of_rollout = (None, False) if batch.mass is None else batch.mass
+    bounds = None
+    if spec.asks_batch:
+        from rollout_corr.backends.bounds_of_batch import Found, in_order
+
+        assert isinstance(batch.bounds, Found), "the kernels look for no bounds"
+        bounds = in_order(batch.bounds, spec)
     return CorrectOperands(
         batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages, batch.per_sequence, external, new, log,
-        of_rollout, batch.turns,
+        of_rollout, batch.turns, bounds,
     )  # fmt: skip
 
 
 def given_of(operands: CorrectOperands) -> Given:
     """Give a batch as the kernels take it, with offsets on its device."""
-    given: Given = kernels().Given(*operands)
+    *tensors, bounds = operands
+    given: Given = kernels().Given(*tensors, bounds=bounds)
     if given.offsets is not None and given.offsets.device != given.train.device:
         given.offsets = given.offsets.to(given.train.device)
     if given.turns is not None and given.turns.device != given.train.device:
@@ -192,9 +202,10 @@ def beyond_kernels(spec: Spec) -> str | None:
 
     In two places they know no D but that of train/rollout: where they count the tokens that a failed sequence drops
     one by one, and in the metrics of frameworks. Of prefixes they know those of sequences that nothing rejects before.
+    Bounds that the batch decides are values of plain torch: theirs have the same bits where no exponential is in them.
     """
-    if spec.asks_batch:
-        return "the kernels know no bounds that the batch decides"
+    if spec.asks_batch and (reason := _beyond_numbers(spec)) is not None:
+        return reason
     if spec.has_prefixes:
         if spec.measures_turns:
             return "the kernels know no prefixes beside turns"
@@ -209,6 +220,24 @@ def beyond_kernels(spec: Spec) -> str | None:
                     "drops single tokens of sequences" if thins else "is used together with another framework's metrics"
                 )
                 return f"criterion {criterion.label!r} of {criterion.of} {why}"
+    return None
+
+
+def _beyond_numbers(spec: Spec) -> str | None:
+    """Say which bound that the batch decides is more than a number to the kernels; None for none."""
+    if spec.asks_groups:
+        return "the kernels know no bounds that groups decide"
+    for criterion in spec.criteria:
+        if not criterion.rules:
+            continue
+        if criterion.statistic.by_exp:
+            return (
+                f"criterion {criterion.label!r} compares {criterion.stat} with one of its values in this batch, whose "
+                "last bits the kernels do not share"
+            )
+        known = criterion.low is not None or criterion.high is not None
+        if known and not criterion.statistic.log_space and threshold_of(criterion).on != "value":
+            return f"criterion {criterion.label!r} has a bound that is a number beside one that the batch decides"
     return None
 
 
@@ -245,7 +274,9 @@ def _reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
 
 
 def _plain(operands: CorrectOperands, spec: Spec, run: Callable[[Batch, Spec], Result]) -> CorrectOutputs:
-    train, rollout, mask, offsets, advantages, per_sequence, external, new, log_mass, of_rollout, turns = operands
+    train, rollout, mask, offsets, advantages, per_sequence, external, new, log_mass, of_rollout, turns, bounds = (
+        operands
+    )
     if offsets is not None:
         offsets = read_offsets(offsets, train, False)
     count = train.shape[0] if offsets is None else offsets.shape[0] - 1
@@ -255,6 +286,10 @@ def _plain(operands: CorrectOperands, spec: Spec, run: Callable[[Batch, Spec], R
     batch = Batch(train, rollout, mask, offsets, count, lambda x: x, mask, advantages, per_sequence, named, pairs)
     batch.mass = None if log_mass is None else KeptMass(log_mass, of_rollout)
     batch.turns = None if turns is None else read_offsets_of_turns(turns, batch, False)
+    if bounds is not None:
+        from rollout_corr.backends.bounds_of_batch import Found
+
+        batch.bounds = Found(dict(zip(places_of(spec), bounds.unbind(), strict=True)))
     result = run(batch, spec)
     edited = result.mask
     if edited is None and writes_mask(spec, mask, offsets):

@@ -104,7 +104,7 @@ def _runner(batch: Batch, spec: Spec, backend: str) -> Callable[[Batch, Spec], R
     if backend == "triton" and not spec.criteria and not beyond:
         return operators.run_fused
     on_cpu, compiling = batch.train.device.type == "cpu", torch.compiler.is_compiling()
-    if spec.asks_batch and (compiling or not on_cpu):
+    if spec.asks_batch and compiling and (on_cpu or spec.has_prefixes):
         return whole.run_whole
     if compiling and (spec.has_prefixes or (spec.measures_turns and on_cpu)):
         return operators.run_fused

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from rollout_corr.spec.checked import Checked, arguments_of
@@ -18,6 +19,8 @@ from rollout_corr.spec.validate import choice, number, positive, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from rollout_corr.spec.correction import Spec
 
 Side = Literal["lower", "upper"]
 
@@ -311,6 +314,19 @@ class Bounded(Checked):
         """The bounds that the batch decides."""
         sides: tuple[tuple[Side, float | OfBatch | None], ...] = (("lower", self.lower), ("upper", self.upper))
         return {side: bound for side, bound in sides if isinstance(bound, OfBatch)}
+
+
+class Place(NamedTuple):
+    """A bound of a Spec: the label of its criterion, or WEIGHT, and its side."""
+
+    label: str
+    side: Side
+
+
+def places_of(spec: Spec) -> tuple[Place, ...]:
+    """The places of a Spec's bounds that the batch decides."""
+    of_weight = () if spec.weight is None else tuple(Place(WEIGHT, side) for side in spec.weight.rules)
+    return (*of_weight, *chain.from_iterable((Place(c.label, side) for side in c.rules) for c in spec.criteria))
 
 
 def by_group(rules: Mapping[Side, OfBatch]) -> bool:

@@ -90,6 +90,7 @@ class Statistic(NamedTuple):
         log_space: The formula gives the logarithm, which is what sequences aggregate; bounds are compared as logs.
         one_limb: Sums are sums of D or of its magnitude: one integer on D's grid. Others take two.
         has_eps: `Criterion.eps` matters.
+        by_exp: The formula takes an exponential, whose last bits differ between backends.
         compared: The quantity that a bound is compared with once `inverse` or `branches` has taken it back to D: at a
             token, and with `inverse` for the maximum and minimum of a sequence too (in log space for everything).
         inverse: For a statistic that grows with the quantity compared: its value there -> the quantity.
@@ -109,6 +110,7 @@ class Statistic(NamedTuple):
     log_space: bool = False
     one_limb: bool = False
     has_eps: bool = False
+    by_exp: bool = False
     compared: Compared = "value"
     inverse: Callable[[float], float] | None = None
     branches: Callable[[float], tuple[float, float]] | None = None
@@ -214,6 +216,7 @@ _ROWS = (
         r"$\mathrm{KL}(\mu \Vert \pi)$, unbiased, never negative",
         compared="clamped_d",
         branches=_where_k3_is,
+        by_exp=True,
     ),
     Statistic(
         "k3_reverse",
@@ -224,6 +227,7 @@ _ROWS = (
         r"of $\pi$",
         compared="clamped_d",
         branches=_where_k3_reverse_is,
+        by_exp=True,
     ),
     Statistic(
         "abs",
@@ -242,6 +246,7 @@ _ROWS = (
         unit="ratio",
         compared="clamped_abs_d",
         inverse=log_of,
+        by_exp=True,
     ),
     Statistic(
         "ratio_deviation",
@@ -252,6 +257,7 @@ _ROWS = (
         unit="ratio",
         compared="clamped_d",
         branches=_where_deviation_is,
+        by_exp=True,
     ),
     Statistic(
         "prob_diff",
@@ -262,6 +268,7 @@ _ROWS = (
         unit="probability",
         source="probabilities",
         signed=True,
+        by_exp=True,
     ),
     Statistic(
         "tv",
@@ -271,6 +278,7 @@ _ROWS = (
         "total variation of {this token, any other}, at most that of the vocabulary",
         unit="probability",
         source="probabilities",
+        by_exp=True,
     ),
     Statistic(
         "binary_kl",
@@ -280,6 +288,7 @@ _ROWS = (
         "KL(rollout, train) of {this token, any other}, at most that of the vocabulary",
         source="probabilities",
         has_eps=True,
+        by_exp=True,
     ),
     Statistic(
         "binary_kl_reverse",
@@ -289,6 +298,7 @@ _ROWS = (
         "the other direction",
         source="probabilities",
         has_eps=True,
+        by_exp=True,
     ),
     Statistic(
         "binary_kl_symmetric",
@@ -298,6 +308,7 @@ _ROWS = (
         "-",
         source="probabilities",
         has_eps=True,
+        by_exp=True,
     ),
     Statistic(
         "age",

@@ -23,6 +23,7 @@ from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS
 from rollout_corr.aot.report import Failure, KernelRow
 from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT, Variant
 from rollout_corr.aot.variants import (
+    BATCH_VARIANTS,
     FEW,
     OF_NEW_VARIANTS,
     SPLIT_VARIANTS,
@@ -36,7 +37,11 @@ from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 # --- the variants ---
 
-EVERY = [*VARIANTS.values(), *OF_NEW_VARIANTS.values(), *TURN_VARIANTS.values(), *PREFIX_VARIANTS.values()]
+EVERY = [
+    one
+    for variants in (VARIANTS, OF_NEW_VARIANTS, TURN_VARIANTS, PREFIX_VARIANTS, BATCH_VARIANTS)
+    for one in variants.values()
+]
 SPECS = [variant.spec for variant in (*VARIANTS.values(), *TURN_VARIANTS.values(), *PREFIX_VARIANTS.values())]
 WEIGHTS = [x.weight for x in SPECS if x.weight is not None]
 CRITERIA = [criterion for x in SPECS for criterion in x.criteria]

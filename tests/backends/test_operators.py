@@ -21,6 +21,7 @@ SPECS = {
     "metrics": rc.Spec(),
     "token": rc.Spec(weight=rc.Weight("token", upper=1.3), criteria=(GEOMETRIC,), rejected="both"),
     "normalised": rc.Spec(weight=rc.Weight("product", upper=2.0, normalize="batch"), detail="full"),
+    "decided": rc.Spec(rc.Weight("token", upper=rc.Quantile(0.9)), (C("abs", upper=rc.Quantile(0.8)),)),
     "external": rc.Spec(criteria=(C("external", name="entropy", upper=0.1), C("abs", upper=math.inf, label='a"\\'))),
 }
 
@@ -72,10 +73,11 @@ def test_operator_keeps_its_promises(name):
     spec = SPECS[name]
     external = [torch.zeros(40) for _ in external_names(spec)]
     text = encode(spec)
+    bounds = torch.tensor([0.1, 0.3], dtype=torch.float64) if spec.asks_batch else None
     rows = [x.view(4, 10) for x in (train, rollout, *external)]
     for arguments in (
-        (train, rollout, mask, offsets, None, False, external, None, None, False, None, *text),
-        (*rows[:2], None, None, None, False, rows[2:], None, -rows[0].abs(), True, None, *text),
+        (train, rollout, mask, offsets, None, False, external, None, None, False, None, bounds, *text),
+        (*rows[:2], None, None, None, False, rows[2:], None, -rows[0].abs(), True, None, bounds, *text),
     ):
         torch.library.opcheck(torch.ops.rollout_corr.correct, arguments)
 

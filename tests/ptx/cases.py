@@ -30,7 +30,7 @@ from ptx.counts import filled, variant_of
 from ptx.session import Session, compiled
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS
-from rollout_corr.aot.variants import LABEL_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
+from rollout_corr.aot.variants import BATCH_VARIANTS, LABEL_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from rollout_corr.kernels.correct import launch
 from rollout_corr.kernels.correct.launch import Given, Wanted
 from rollout_corr.kernels.grid import Shape, cut_for
@@ -120,6 +120,20 @@ def run_prefixes(name: str, seed: int = 0, **settings) -> Session:
     sequences = random_sequences(number, lengths_for(shape), scale=0.1, advantages=variant.advantages)
     laid = lay_out(spoil(sequences, number), "packed_gaps" if variant.packed else "padded_left", variant.train)
     reference = laid.correct(variant.spec)
+    with one_thread(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
+        out = laid.correct(variant.spec, backend="triton")
+    assert_like_reference(out, reference, name)
+    return session
+
+
+def run_bounds_of_batch(name: str, seed: int = 0, **settings) -> Session:
+    """A variant with bounds that the batch decides, beside plain torch: what is at a bound, and what is next to it."""
+    variant, number = BATCH_VARIANTS[name], list(BATCH_VARIANTS).index(name)
+    shape = shape_of(variant)
+    sequences = spoil(random_sequences(number, lengths_for(shape), scale=0.1), number)
+    laid = lay_out(sequences, "packed_gaps" if variant.packed else "padded_left", variant.train)
+    reference = laid.correct(variant.spec)
+    assert {True, False} == set(reference.keep.tolist())
     with one_thread(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
         out = laid.correct(variant.spec, backend="triton")
     assert_like_reference(out, reference, name)
@@ -257,6 +271,7 @@ CASES = {
     **{name: partial(run_turns, name) for name in TURN_VARIANTS},
     **{name: partial(run_labels, name) for name, variant in LABEL_VARIANTS.items() if not variant.split},
     **{name: partial(run_prefixes, name) for name in PREFIX_VARIANTS},
+    **{name: partial(run_bounds_of_batch, name) for name in BATCH_VARIANTS},
     **{f"loss_{name}": partial(run_loss, name) for name in LOSS_VARIANTS},
     "loss_of_turns": run_loss_of_turns,
 }

@@ -23,6 +23,7 @@ from rollout_corr.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS
 from rollout_corr.aot.variant import LossVariant, Variant
 from rollout_corr.aot.variants import (
+    BATCH_VARIANTS,
     LABEL_VARIANTS,
     OF_NEW_VARIANTS,
     SPLIT_VARIANTS,
@@ -58,7 +59,7 @@ def variant_of(name: str) -> Variant | LossVariant:
     if name.startswith("loss_"):
         return LOSS_VARIANTS[name.removeprefix("loss_")]
     found = {**VARIANTS, **SPLIT_VARIANTS, **OF_NEW_VARIANTS, **TURN_VARIANTS, **LABEL_VARIANTS, **PREFIX_VARIANTS}
-    return found[name]
+    return (found | BATCH_VARIANTS)[name]
 
 
 def _offsets(tokens: int, sequences: int) -> torch.Tensor:
