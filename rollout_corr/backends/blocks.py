@@ -189,12 +189,23 @@ def blocks_of(batch: Batch, size: int) -> Iterator[Block]:
 
 def blocks_under(batch: Batch, spec: Spec) -> Iterator[Block]:
     """Cut a batch on the CPU into blocks for a Spec."""
-    return blocks_of(batch, slots_of(spec))
+    return blocks_of(batch, slots_of(batch, spec))
 
 
-def slots_of(spec: Spec) -> int:
+def slots_of(batch: Batch, spec: Spec) -> int:
     """Give the slots of a block for a Spec."""
-    return BLOCK if spec.weight is not None else 2 * BLOCK
+    return slots_beside_outputs(batch) if spec.weight is not None else 2 * BLOCK
+
+
+def slots_beside_outputs(batch: Batch) -> int:
+    """Give the slots of a block with weights or gradients of its own.
+
+    A batch that is an eighth larger, of which they are the result, is one block: with a second, small one it would take
+    up to twice as many operations, and room for a result of the whole batch beside that of the first.
+    """
+    size = batch.train.numel()
+    larger = BLOCK < size <= BLOCK + BLOCK // 8 and batch.weights_out is None
+    return size if larger and is_one_block(batch, size) else BLOCK
 
 
 # --- outputs ---
@@ -243,7 +254,7 @@ def tokens_outside(batch: Batch) -> int:
 def run_blocks(batch: Batch, spec: Spec) -> Result:
     """Correct block by block, with compaction. CPU tensors only: how many tokens are valid decides the shapes."""
     assert batch.bounds is not None or not spec.asks_batch, "a block is not the batch"
-    adopts = is_one_block(batch, slots_of(spec)) and batch.weights_out is None
+    adopts = is_one_block(batch, slots_of(batch, spec)) and batch.weights_out is None
     weights, mask = new_outputs(batch, spec, not adopts)
     collector, keep = Collector(spec, look=True, labelled=batch.labels), []
     keep_turns = None if batch.turns is None else torch.ones(batch.turns.shape[0] - 1, dtype=torch.bool, device="cpu")

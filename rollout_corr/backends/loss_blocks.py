@@ -97,10 +97,11 @@ def width_of(wanted: Objective) -> int:
 def run_blocks(task: LossTask) -> LossResult:
     """Run block by block, with compaction. CPU tensors only."""
     batch = task.batch
-    adopts = blocks.is_one_block(batch, blocks.BLOCK)
+    size = blocks.slots_beside_outputs(batch)
+    adopts = blocks.is_one_block(batch, size)
     gradient = blocks.new_output(batch, batch.dtype) if task.differentiable and not adopts else None
     totals, sums, maxima = [], [], []
-    for block in blocks.blocks_of(batch, blocks.BLOCK):
+    for block in blocks.blocks_of(batch, size):
 
         def take(x: Tensor | None, block: blocks.Block = block) -> Tensor | None:
             return None if x is None else block.take(x).to(batch.dtype)

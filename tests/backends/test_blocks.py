@@ -259,3 +259,20 @@ def test_spans_are_as_large_as_they_may_be(lengths: list[int], size: int) -> Non
         assert slots == slice(int(offsets[rows.start]), int(offsets[rows.stop]))
         assert sum(span) <= size or len(span) == 1
         assert rows.stop == len(lengths) or sum(longer) > size
+
+
+def test_a_batch_a_little_larger_than_a_block_is_one_where_that_is_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with a mask, tokens outside, or room of the caller's, beside which a larger block would be more memory."""
+    monkeypatch.setattr(blocks, "BLOCK", 64)
+    spec = rc.Spec(weight=rc.Weight("token", upper=1.1))
+
+    def cut(size: int, of: rc.Spec = spec, outside: int = 0, **more: object) -> int:
+        x, offsets = torch.zeros(size), torch.tensor([0, 40, size - outside])
+        batch = read_batch(Given(x, x, cu_seqlens=offsets, spec=of))
+        for name, value in more.items():
+            setattr(batch, name, value)
+        return len(list(blocks.blocks_under(batch, of)))
+
+    assert [cut(size) for size in (64, 72, 73)] == [1, 1, 2]
+    assert cut(72, outside=1) == cut(72, mask=torch.ones(72)) == cut(72, weights_out=torch.zeros(72)) == 2
+    assert [cut(size, rc.Spec()) for size in (128, 129)] == [1, 2]
