@@ -22,7 +22,7 @@ from rollout_corr.api.policy_loss import PolicyLoss as PolicyLoss
 from rollout_corr.api.policy_loss import policy_loss as policy_loss
 from rollout_corr.backends.choose import Backend as Backend
 from rollout_corr.backends.choose import backend_for as backend_for
-from rollout_corr.metrics.statistics import PendingMetrics as PendingMetrics
+from rollout_corr.metrics.pending import PendingMetrics as PendingMetrics
 from rollout_corr.metrics.statistics import Statistics as Statistics
 from rollout_corr.spec.bounds_of_batch import Bottom as Bottom
 from rollout_corr.spec.bounds_of_batch import KeepESS as KeepESS

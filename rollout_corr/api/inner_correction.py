@@ -16,7 +16,7 @@ from rollout_corr.backends.read import add_ages
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection
 from rollout_corr.backends.sequence_groups import read_groups, wanted_by
-from rollout_corr.metrics.statistics import Statistics
+from rollout_corr.metrics.statistics import under
 from rollout_corr.spec.correction import Spec
 
 
@@ -70,7 +70,7 @@ def correct_inside(request: LossRequest, spec: Spec) -> InnerCorrection:
         batch.groups = read_groups(request.grouping, wanted_by(run), *of_batch, over_ranks, request.validate)
     found = RunningCorrection(CorrectionRequest(batch, run, request.runs_on, request.groups)).result()
     # Under the caller's Spec, whose criteria have the same labels.
-    statistics = Statistics(spec, found.statistics.sums, found.statistics.maxima, extra=found.statistics.extra)
+    statistics = under(found.statistics, spec)
     factors, trains = found.weights, found.mask
     if not request.use.multiply:
         factors = None if spec.rejected == "mask" or trains is None else (trains != 0).to(batch.dtype)

@@ -265,7 +265,10 @@ def run_blocks(batch: Batch, spec: Spec) -> Result:
             keep_turns[block.turns.which] = found.facts.turns.keep
         weights = found.weights if adopts else weights
     statistics = collector.statistics(tokens_outside(batch), batch.count, batch.train.numel())
-    return Result(weights, mask, torch.cat(keep) if keep[1:] else keep[0], statistics, keep_turns)
+    keeps = torch.cat(keep) if keep[1:] else keep[0]
+    # Statistics of labels may yet read the tensor itself, into which the caller may write.
+    keeps = keeps.clone() if batch.labels and not keep[1:] else keeps
+    return Result(weights, mask, keeps, statistics, keep_turns)
 
 
 def is_one_block(batch: Batch, size: int) -> bool:

@@ -17,7 +17,7 @@ from rollout_corr.backends import whole
 from rollout_corr.definition import normalize
 from rollout_corr.definition.tokens import compute_dtype
 from rollout_corr.metrics.extra import Extra, divisors_of
-from rollout_corr.metrics.statistics import Statistics
+from rollout_corr.metrics.statistics import under
 from rollout_corr.spec.correction import Spec
 
 if TYPE_CHECKING:
@@ -76,10 +76,8 @@ def divide(result: Result, batch: Batch, spec: Spec, groups: Groups) -> None:
         if spec.rejected == "zero":
             result.mask = None
     result.weights = weights
-    found = result.statistics
-    result.statistics = Statistics(spec, found.sums, found.maxima, extra=found.extra).beside(
-        Extra(divisors=True), *divisors_of(mean, divides, counted)
-    )
+    divisors = divisors_of(mean, divides, counted)
+    result.statistics = under(result.statistics, spec).beside(Extra(divisors=True), *divisors)
 
 
 def _totals(batch: Batch, weights: Tensor, spec: Spec, groups: Groups) -> Tensor:

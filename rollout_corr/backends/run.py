@@ -14,9 +14,9 @@ from rollout_corr.backends.choose import Groups, chosen_backend
 from rollout_corr.backends.entropy import statistics_of_entropy
 from rollout_corr.backends.result import Result
 from rollout_corr.definition.weights import SMALLEST_MEAN
-from rollout_corr.metrics import extra, native, peers, schema
+from rollout_corr.metrics import extra, native, peers
 from rollout_corr.metrics.extra import Extra
-from rollout_corr.metrics.statistics import Statistics
+from rollout_corr.metrics.statistics import Statistics, sum_of
 from rollout_corr.spec.correction import Spec
 
 if TYPE_CHECKING:
@@ -181,9 +181,8 @@ def _put_into_outputs(result: Result, batch: Batch) -> None:
 
 def _batch_mean(statistics: Statistics, spec: Spec, groups: Groups) -> Tensor:
     """0-d: the mean weight of the batch, or 1 where it is too small to divide by."""
-    names, _ = schema.layout(spec)
     weights, units, centre = native.batch_mean(spec)
-    pair = groups.sum(torch.stack([statistics.sums[names.index(name)] for name in (weights, units)]))
+    pair = groups.sum(torch.stack([sum_of(statistics, name) for name in (weights, units)]))
     mean = centre + pair[0] / pair[1].clamp(min=1.0)
     return torch.where(mean <= SMALLEST_MEAN, 1.0, mean)
 

@@ -20,7 +20,7 @@ from rollout_corr.definition.turns import Turns, turns_within
 from rollout_corr.definition.weights import kept_tokens
 from rollout_corr.definition.when import Advantages
 from rollout_corr.metrics.all_sequences import AllSequences
-from rollout_corr.metrics.collect import Collector, LabelCollector
+from rollout_corr.metrics.collect import Collector
 from rollout_corr.metrics.labels import Labelled
 from rollout_corr.spec.correction import Spec
 
@@ -138,6 +138,8 @@ def run_whole(batch: Batch, spec: Spec) -> Result:
 
 def statistics_of_labels(batch: Batch, spec: Spec, labelled: tuple[Labelled, ...]) -> list[tuple[Tensor, Tensor]]:
     """Take the sums and maxima of labels alone, beside another backend."""
+    from rollout_corr.metrics.label_collector import LabelCollector
+
     found = evaluate(operands_of(batch, spec, *sequences_of(batch)))
     collector = LabelCollector(spec, False, labelled)
     collector.take(found)

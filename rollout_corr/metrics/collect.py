@@ -17,16 +17,13 @@ from rollout_corr.definition.tokens import Number, select
 from rollout_corr.metrics import peers, schema
 from rollout_corr.metrics.aggregates import Rows, rows_at
 from rollout_corr.metrics.all_sequences import AllSequences
-from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.histogram import HISTOGRAM, histogram
-from rollout_corr.metrics.labels import Labelled, Labels
 from rollout_corr.metrics.rows import At
 from rollout_corr.metrics.statistics import Statistics, of_vector
 from rollout_corr.spec.correction import Spec
 
 if TYPE_CHECKING:
-    from rollout_corr.metrics.sequence_labels import PerSequence
-    from rollout_corr.metrics.token_labels import PerLabel
+    from rollout_corr.metrics.labels import Labelled
 
 
 class Plan(NamedTuple):
@@ -159,7 +156,11 @@ class Collector:
 
     def __init__(self, spec: Spec, look: bool = False, labelled: tuple[Labelled, ...] = ()) -> None:
         self._spec, self._look, self._plan = spec, look, plan_of(spec)
-        self._labels = LabelCollector(spec, look, labelled) if labelled else None
+        self._labels = None
+        if labelled:
+            from rollout_corr.metrics.label_collector import LabelCollector
+
+            self._labels = LabelCollector(spec, look, labelled)
         self._facts: list[SequenceFacts] = []
         self._sums: list[Numbers] = []
         self._maxima: list[Numbers] = []
@@ -215,64 +216,10 @@ class Collector:
             sums |= self._named(HISTOGRAM, torch.stack(self._histograms).sum(0))
         every = [*map(sums.__getitem__, plan.sums), *map(maxima.__getitem__, plan.maxima)]
         whole = of_vector(spec, _stack(every, self._look), len(plan.sums))
-        if self._labels is None:
-            return whole
-        for labels, of_label in zip(self._labels.labels, self._labels.found(view), strict=True):
-            whole = whole.beside(Extra((labels,)), *of_label)
-        return whole
+        return whole if self._labels is None else self._labels.beside(whole, view)
 
     def _stacked(self, blocks: Sequence[Numbers]) -> Tensor:
         return torch.stack([_stack(numbers.values(), self._look) for numbers in blocks])
 
     def _named(self, names: Iterable[str], values: Tensor) -> Numbers:
         return dict(zip(names, values.tolist() if self._look else values.unbind(), strict=True))
-
-
-class LabelCollector:
-    """The statistics of labels from consecutive blocks.
-
-    Args:
-        spec: The Spec.
-        look: Read values, as `evaluate` does.
-        labelled: Labels of the batch.
-    """
-
-    def __init__(self, spec: Spec, look: bool, labelled: tuple[Labelled, ...]) -> None:
-        self._spec, self._look, self._labels = spec, look, labelled
-        self._by_sequence = any(one.labels.units == "sequences" for one in labelled)
-        self._per_sequence: list[PerSequence] = []
-        self._of_tokens: dict[str, PerLabel] = {}
-
-    def take(self, found: Findings, choose: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Take the next block, as `Collector.take` does."""
-        from rollout_corr.metrics import sequence_labels, token_labels
-
-        if self._by_sequence:
-            self._per_sequence.append(sequence_labels.of_block(found))
-        for labels, ids in self._labels:
-            if labels.units == "tokens":
-                here = Labelled(labels, ids if choose is None else choose(ids))
-                of_tokens, before = token_labels.of_block(found, here, self._look), self._of_tokens.get(labels.name)
-                self._of_tokens[labels.name] = of_tokens if before is None else before.joined(of_tokens)
-
-    @property
-    def labels(self) -> list[Labels]:
-        """The labels, in order."""
-        return [labels for labels, _ in self._labels]
-
-    def found(self, view: AllSequences) -> list[tuple[Tensor, Tensor]]:
-        """Give the sums and maxima of each of them.
-
-        Args:
-            view: Of all sequences of the batch.
-        """
-        from rollout_corr.metrics import sequence_labels
-
-        per_sequence = sequence_labels.joined(self._per_sequence, view) if self._by_sequence else None
-        found: list[tuple[Tensor, Tensor]] = []
-        for one in self._labels:
-            if per_sequence is not None and one.labels.units == "sequences":
-                found.append(sequence_labels.by_label(one, per_sequence, self._look))
-            else:
-                found.append(self._of_tokens[one.labels.name])
-        return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.metrics import native
 from rollout_corr.metrics.aggregates import rows_at, weighs_sequences
-from rollout_corr.metrics.rows import Metric
+from rollout_corr.metrics.rows import Mean, Metric, Plain
 from rollout_corr.spec.correction import Criterion, Spec
 
 Units = Literal["sequences", "tokens"]
@@ -224,15 +225,46 @@ def read(labels: Labels, spec: Spec, sums: Sequence[float], maxima: Sequence[flo
         sums: In the order of `sums_of`.
         maxima: In the order of `maxima_of`.
     """
-    columns, many = columns_of(spec, labels.units), len(labels.every)
-    found = {outside_of(labels): sums[columns.all_sums.index(labels.units) * many + many - 1]}
-    rows = [(unit_of(row), row) for row in metrics_of(spec, labels.units)]
-    for i, value in enumerate(labels.values):
-        of_label = dict(zip(columns.all_sums, sums[i::many], strict=True))
-        of_label.update(zip(columns.all_maxima, maxima[i::many], strict=True))
-        for unit, row in rows:
-            found[f"{labels.name}/{value}/{unit}/{row.key}"] = row.read(of_label)
+    columns, reading, many = columns_of(spec, labels.units), _reading(labels, spec), len(labels.every)
+    held = {name: sums[i * many : (i + 1) * many] for i, name in enumerate(columns.all_sums)}
+    held |= {name: maxima[i * many : (i + 1) * many] for i, name in enumerate(columns.all_maxima)}
+    each = [dict(zip(held, values, strict=True)) for values in zip(*held.values(), strict=True)]
+    nothing, by_row = [0.0] * many, list[Sequence[float]]()
+    for row in reading.rows:
+        counts = nothing if row.over.units is None else held[row.over.units]
+        formula = row.value
+        if isinstance(formula, Plain):
+            by_row.append(held[formula.name])
+        elif isinstance(formula, Mean):
+            # Most metrics are means: without a call for each label.
+            by_row.append([x / n if n else 0.0 for x, n in zip(held[formula.name], counts, strict=True)])
+        else:
+            by_row.append(list(map(formula, each, counts)))
+    # That of units without a label is the last of each, and read no further.
+    by_label = list(zip(*by_row, strict=True))[: many - 1]
+    found = {outside_of(labels): held[labels.units][many - 1]}
+    found.update(zip(reading.keys, chain.from_iterable(by_label), strict=True))
     return found
+
+
+class Reading(NamedTuple):
+    """The metrics of labels.
+
+    Attributes:
+        rows: Those of each of them.
+        keys: Of all rows of the first label, then of the next.
+    """
+
+    rows: tuple[Metric, ...]
+    keys: tuple[str, ...]
+
+
+@lru_cache(maxsize=64)
+def _reading(labels: Labels, spec: Spec) -> Reading:
+    """Make the keys of labels once, not in every step."""
+    rows = metrics_of(spec, labels.units)
+    ends = [f"{unit_of(row)}/{row.key}" for row in rows]
+    return Reading(rows, tuple(f"{labels.name}/{value}/{end}" for value in labels.values for end in ends))
 
 
 def outside_of(labels: Labels) -> str:

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rollout_corr.metrics import loss, native, peers, schema
+from rollout_corr.metrics import schema
 from rollout_corr.metrics.extra import Extra
-from rollout_corr.metrics.labels import read
-from rollout_corr.metrics.warnings import warnings_of
+from rollout_corr.metrics.pending import PendingMetrics
 from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import Objective
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+    from rollout_corr.metrics.deferred import Deferred
 
 # The lengths that `all_reduce` pads to. Twenty criteria with detail="full" and all peers' metrics have 700 sums and 58
 # maxima.
@@ -54,8 +55,14 @@ class Statistics:
             held = self.__dict__
             if name not in ("sums", "maxima") or "_vector" not in held:
                 raise AttributeError(f"'Statistics' object has no attribute {name!r}")
-            held["sums"], held["maxima"] = held["_vector"].tensor_split((held["_sums"],))
+            found = held["_vector"].tensor_split((held["_sums"],))
+            deferred = held.get("_deferred")
+            held["sums"], held["maxima"] = found if deferred is None else deferred.beside(*found)
             return held[name]
+
+        def __getstate__(self) -> dict[str, object]:
+            """Give what a copy or another process needs, with all statistics taken."""
+            return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     def __repr__(self) -> str:
         """Name no value: reading one would wait for the device."""
@@ -95,15 +102,26 @@ class Statistics:
 
     def join(self, loss: Statistics) -> Statistics:
         """Append the statistics of the policy loss of the same tokens to a correction's."""
-        sums, maxima = torch.cat([self.sums, loss.sums]), torch.cat([self.maxima, loss.maxima])
-        return Statistics(self.spec, sums, maxima, loss.objective, extra=self.extra)
+        return self._longer(loss.sums, loss.maxima, self.extra, loss.objective)
+
+    @property
+    def _waits(self) -> Deferred | None:
+        return None if torch.compiler.is_compiling() else self.__dict__.get("_deferred")
 
     def beside(self, extra: Extra, sums: Tensor, maxima: Tensor) -> Statistics:
         """Append statistics of what a correction was given besides log-probs, in the order of the fields of Extra."""
-        if self.extra is not None:
-            extra = self.extra.beside(extra)
-        found = torch.cat([self.sums, sums]), torch.cat([self.maxima, maxima])
-        return Statistics(self.spec, *found, extra=extra)
+        return self._longer(sums, maxima, extra if self.extra is None else self.extra.beside(extra), None)
+
+    def _longer(self, sums: Tensor, maxima: Tensor, extra: Extra | None, objective: Objective | None) -> Statistics:
+        """Append sums and maxima; statistics that wait go on waiting."""
+        deferred = self._waits
+        if deferred is None:
+            found = torch.cat([self.sums, sums]), torch.cat([self.maxima, maxima])
+            return Statistics(self.spec, *found, objective, extra=extra)
+        held = self.__dict__
+        first, second = held["_vector"].tensor_split((held["_sums"],))
+        vector = torch.cat([first, sums, second, maxima])
+        return _deferring(of_vector(self.spec, vector, held["_sums"] + sums.shape[0], objective), extra, deferred)
 
     def __add__(self, other: Statistics) -> Statistics:
         return self.merge(other)
@@ -243,6 +261,32 @@ def of_vector(spec: Spec | None, vector: Tensor, sums: int, objective: Objective
     return found
 
 
+def under(statistics: Statistics, spec: Spec) -> Statistics:
+    """Give statistics to another Spec that has the same ones."""
+    if torch.compiler.is_compiling():
+        given = statistics.objective, statistics.ranks, statistics.extra
+        return Statistics(spec, statistics.sums, statistics.maxima, *given)
+    found = object.__new__(Statistics)
+    found.__dict__.update(statistics.__dict__, spec=spec)
+    return found
+
+
+def sum_of(statistics: Statistics, name: str) -> Tensor:
+    """Give a sum that the Spec alone asks for, 0-d, without waiting for those of labels."""
+    sums = statistics.sums if statistics._waits is None else statistics.__dict__["_vector"]
+    return sums[schema.layout(statistics.spec)[0].index(name)]
+
+
+def deferring(whole: Statistics, deferred: Deferred) -> Statistics:
+    """Give statistics of a batch, as `of_vector` made them, those of labels to be taken when somebody asks for them."""
+    return _deferring(whole, Extra(deferred.labels), deferred)
+
+
+def _deferring(found: Statistics, extra: Extra | None, deferred: Deferred) -> Statistics:
+    found.__dict__.update(extra=extra, _deferred=deferred)
+    return found
+
+
 def _padded(x: Tensor, block: int, value: float, head: tuple[float, ...] = ()) -> Tensor:
     """A copy behind some numbers, filled up to a multiple of a length."""
     used = len(head) + x.shape[0]
@@ -255,99 +299,6 @@ def _padded(x: Tensor, block: int, value: float, head: tuple[float, ...] = ()) -
 
 def _described(x: Tensor) -> str:
     return f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')} on {x.device}"
-
-
-class PendingMetrics:
-    """Metrics on their way to the host."""
-
-    def __init__(self, statistics: Statistics) -> None:
-        self._spec, self._objective, self._extra = statistics.spec, statistics.objective, statistics.extra
-        packed: Tensor | None = statistics.__dict__.get("_vector")
-        if packed is None or statistics.ranks is not None:
-            given = [statistics.sums, statistics.maxima, statistics.ranks]
-            packed = torch.cat([x for x in given if x is not None])
-        elif not packed.is_cuda:
-            packed = packed.clone()
-        self._event: torch.cuda.Event | None = None
-        if packed.is_cuda:
-            self._host = torch.empty(packed.shape, dtype=packed.dtype, device="cpu", pin_memory=True)
-            self._host.copy_(packed, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(packed.device))
-        else:
-            self._host = packed.cpu()
-
-    def done(self) -> bool:
-        """Tell whether `result` would return without waiting."""
-        return self._event is None or bool(self._event.query())
-
-    def values(self) -> dict[str, float]:
-        """Read the statistics of the batch by name, those of single labels left out; waits for the copy."""
-        names, pick, count = schema.of_the_batch(self._spec, self._objective, self._extra)
-        return dict(zip(names, self._numbers(count, pick), strict=True))
-
-    def _numbers(self, count: int, pick: Tensor | None = None) -> list[float]:
-        """Read so many sums and maxima, or those at some places: a float for each of them takes its time."""
-        if self._event is not None:
-            self._event.synchronize()
-        host = self._host
-        if pick is not None:
-            host = torch.cat([host.index_select(0, pick), host[count:]])
-            count = pick.shape[0]
-        numbers: list[float] = host.tolist()
-        most, least = numbers[count:] or (0.0, 0.0)
-        if most != -least:
-            raise ValueError(
-                "statistics: expected equal Specs and objectives on all ranks that they were reduced over, got others "
-                f"than this rank's {self._spec!r}, {self._objective!r}; validate=True in `correct` and `policy_loss`, "
-                "or reducing copies on the CPU, names the ranks"
-            )
-        return numbers[:count]
-
-    def _by(self, by: str) -> dict[str, float]:
-        """Compute the metrics of each label."""
-        extra = Extra() if self._extra is None else self._extra
-        one, spec = extra.named(by), self._spec
-        assert spec is not None, "statistics of a loss alone have no labels"
-        places = schema.of_labels(spec, self._objective, extra, one)
-        numbers, sums = self._numbers(places.length), places.of_sums
-        return read(one, spec, numbers[places.sums], numbers[sums:][places.maxima])
-
-    def result(self, names: str = "native", prefix: str = "", by: str | None = None) -> dict[str, float]:
-        """Compute the metrics of one naming scheme; waits for the copy if it is still under way.
-
-        The keys come in the order of docs/metrics.md, the same for equal Specs.
-
-        Args:
-            names: A naming scheme that `Spec.report` asked for. Those of a policy loss go by their native names.
-            prefix: What every key begins with, such as "mismatch/".
-            by: The name of labels, given as `labels` to the call: the metrics of each, and in each key whether it
-                counts, or is a mean of, tokens or sequences.
-        """
-        if not isinstance(prefix, str):
-            raise TypeError(f"prefix: expected a string such as 'mismatch/', got {type(prefix).__name__} {prefix!r}")
-        spec = self._spec
-        schemes = ("native",) if spec is None else spec.report
-        if names not in schemes:
-            raise ValueError(f"names: expected one of {list(schemes)} (Spec.report), got {names!r}")
-        if by is not None and names == "native":
-            return {f"{prefix}{key}": value for key, value in self._by(by).items()}
-        values = self.values()
-        if spec is not None and names != "native":
-            return {f"{prefix}{key}": value for key, value in peers.metrics(values, spec, names).items()}
-        found = {} if spec is None else native.readers_of(spec).read(values)
-        if self._extra is not None:
-            found |= self._extra.read(values, spec)
-        if self._objective is not None:
-            found |= loss.readers_of(self._objective).read(values)
-        return {f"{prefix}{key}": value for key, value in found.items()} if prefix else found
-
-    def warnings(self) -> list[str]:
-        """Say in plain words which metrics deserve a look."""
-        if self._spec is None:
-            return []
-        values = self.values()
-        return warnings_of(values, self._spec) + ([] if self._extra is None else self._extra.warnings(values))
 
 
 class HasStatistics:
