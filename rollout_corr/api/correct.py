@@ -132,9 +132,9 @@ def correct(
             integer dtype. A token's age is current_version - version: metrics report it, criteria with stat="age" test
             it, `Weight.decay` uses it.
         current_version: The version of the policy that trains.
-        labels: Integers that sequences ([S] or [S, 1]), turns ([U]) or tokens (same layout) are told apart by, by name:
-            {"environment": ids}. Their metrics come by `out.metrics(by="environment")`; those of tokens alone for
-            labels of turns and tokens. An id that names no label is counted, and no error.
+        labels: Integers that sequences ([S] or [S, 1]), turns ([U] or [U, 1]) or tokens (same layout) are told apart
+            by, by name: {"environment": ids}. Their metrics come by `out.metrics(by="environment")`; those of tokens
+            alone for labels of turns and tokens. An id that names no label is counted, and no error.
         label_names: For each of `labels` the names of its labels, in the order of the ids, or how many there are.
             "age", where it is none of `labels`, makes labels of the ages of `versions`, the last of which is of all
             older ones too if its name ends in "+".

@@ -51,7 +51,7 @@ def read_labels(
 
 def _labelled(read: Reader, batch: Batch, name: object, names: object, given: object, split: bool) -> Labelled:
     argument = f"labels[{name!r}]"
-    turns = None if batch.turns is None else (batch.turns.shape[0] - 1,)
+    turns = None if batch.turns is None else batch.turns.shape[0] - 1
     if not isinstance(given, Tensor) and not isinstance(given, list):
         raise TypeError(f"{argument}: expected a tensor or a list of tensors, got {type(given).__name__}")
     if not isinstance(given, Tensor) or given.is_nested:
@@ -61,11 +61,28 @@ def _labelled(read: Reader, batch: Batch, name: object, names: object, given: ob
         ids, units = checked_tensor(argument, given.reshape(-1), ID_DTYPES), SEQUENCES
         if ids.device != batch.train.device:
             raise ValueError(f"{argument}: expected device {batch.train.device}, got {ids.device}")
-    elif tuple(given.shape) == turns != tuple(read.first.shape):
-        ids, units = _of_turns(batch, checked_tensor(argument, given, ID_DTYPES)), TOKENS
+    elif turns is not None and _is_of_turns(argument, given, turns, read, split):
+        ids, units = _of_turns(batch, checked_tensor(argument, given.reshape(-1), ID_DTYPES)), TOKENS
     else:
         ids, units = read.per_token_or_sequence(argument, given, ID_DTYPES)[0], TOKENS
     return Labelled(_named(name, names, units), ids)
+
+
+def _is_of_turns(argument: str, given: Tensor, turns: int, read: Reader, split: bool) -> bool:
+    """Tell whether labels are those of turns, by their shape, which tokens must not have too.
+
+    Ranks have the same turns and each its tokens: [U] may be the shape of the tokens on one of them alone.
+    """
+    shape, packed = tuple(given.shape), read.offsets is not None
+    if shape == (turns, 1):
+        return shape != tuple(read.shape)
+    found = shape == (turns,) and shape != tuple(read.first.shape)
+    if found and split and packed:
+        raise ValueError(
+            f"{argument}: expected shape [{turns}, 1] (per turn) beside a sequence_group, where {list(shape)} can also "
+            "be the shape of a rank's tokens"
+        )
+    return found
 
 
 def _of_turns(batch: Batch, ids: Tensor) -> Tensor:

@@ -57,6 +57,30 @@ def test_a_loop_with_scale_is_warm(driver):
     assert len(driver.compiled) == compiled
 
 
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_a_loop_with_labels_is_warm(driver, layout):
+    """Labels of sequences have kernels of their own; those of tokens have none."""
+    given = {"layouts": (layout,), "aligned": True, "mean_lengths": (512.0, 1000.0)}
+    train, labels = -torch.rand(8, 640), {"labels": {"e": torch.arange(8)[:, None]}, "label_names": {"e": 64}}
+    offsets = None
+    if layout == "packed":
+        train, offsets = train.view(-1), torch.arange(0, 5121, 640).int()
+
+    def correct(**more):
+        others = {"mask": torch.ones_like(train, dtype=torch.bool), "cu_seqlens": offsets, "backend": "triton"}
+        rc.correct(train, train - 0.1, spec=SPEC, **others, **more)
+
+    rc.warmup("cpu", SPEC, **given)
+    correct()
+    plain = len(driver.compiled)
+    rc.warmup("cpu", SPEC, labels=True, **given)
+    compiled = len(driver.compiled)
+    correct(**labels)
+    assert plain < compiled == len(driver.compiled)
+    correct(labels={"e": torch.zeros_like(train, dtype=torch.int64)}, label_names={"e": 2})
+    assert compiled == len(driver.compiled)
+
+
 def test_a_loop_with_turns_is_warm(driver):
     spec = rc.Spec(rc.Weight("geometric", 0.8, 1.25, over="turn"))
     loss = {"surrogate": rc.GSPO(0.1, 0.1, over="turn")}

@@ -241,6 +241,23 @@ def test_labels_that_a_rank_could_take_for_its_tokens(alone):
     assert of_sequences["e/0/sequences/sequences"] == 1
 
 
+def test_labels_of_turns_that_a_rank_could_take_for_its_tokens(alone):
+    """[U] is one for each token on a rank that has as many turns as tokens; [U, 1] is of turns everywhere."""
+    given = {"label_names": {"e": 3}, "turns": torch.tensor([0, 0, 4, 5])}
+    ids = torch.tensor([0, 1, 2])
+    with pytest.raises(ValueError, match=r"labels\['e'\]: expected shape \[3, 1\] \(per turn\) beside a sequence_group"):
+        call(alone, n=5, labels={"e": ids}, **given)
+    found = call(alone, n=5, labels={"e": ids[:, None]}, **given).metrics(by="e")
+    assert [found[f"e/{i}/tokens/tokens"] for i in range(3)] == [0, 4, 1]
+    for group in (alone, None):
+        of_turns = call(group, n=3, labels={"e": ids[:, None]}, **(given | {"turns": torch.tensor([0, 0, 2, 3])}))
+        assert [of_turns.metrics(by="e")[f"e/{i}/tokens/tokens"] for i in range(3)] == [0, 2, 1]
+    assert call(None, n=5, labels={"e": ids}, **given).metrics(by="e") == found
+    padded = torch.zeros(1, 5)
+    alike = rc.correct(padded, padded, spec=rc.Spec(), labels={"e": ids}, **given, sequence_group=alone)
+    assert alike.metrics(by="e")["e/1/tokens/tokens"] == 4
+
+
 def test_advantages_that_a_rank_could_take_for_its_tokens(alone):
     with pytest.raises(
         ValueError, match=r"advantages: expected shape \[S, 1\] beside a sequence_group, where \[2\] can"

@@ -72,6 +72,25 @@ def test_units_together_over_ranks():
         check(seed)
 
 
+def test_labels_of_turns_of_which_a_rank_has_as_many_as_tokens():
+    """Two turns of 3 and 1 tokens: the second rank holds 2 tokens, one of each."""
+    held, offsets = (slice(0, 2), slice(2, 4)), ((0, 2, 2), (0, 1, 2))
+    train, ids = -torch.rand(4), torch.tensor([[1], [0]])
+
+    def correct(mine, turns, **more):
+        given = {"turns": torch.tensor(turns), "labels": {"kind": ids}, "label_names": {"kind": 2}, "spec": rc.Spec()}
+        part = train[mine]
+        return rc.correct(part, part - 0.1 * part, cu_seqlens=torch.tensor([0, len(part)]), **given, **more).statistics
+
+    def of_rank(rank):
+        return correct(held[rank], offsets[rank], sequence_group=Rank(rank=rank, ranks=2))
+
+    first, second = Ranks(2).run(of_rank)
+    found = first.merge(second).metrics(by="kind")
+    assert found == pytest.approx(correct(slice(0, 4), (0, 3, 4)).metrics(by="kind"), rel=1e-6)
+    assert found["kind/1/tokens/tokens"] == 3
+
+
 @pytest.mark.slow  # a minute; the same in short above
 def test_units_together_over_ranks_at_length():
     for seed in range(1000, 1400):
