@@ -68,8 +68,8 @@ def warmup(
         log_mass_dtype: Dtype of log_mass; None for calls without one.
         renormalized: As the loop passes it beside log_mass.
         scale: The loop passes `scale` to the loss.
-        labels: The loop passes labels of sequences, of which the kernels keep the sums of each sequence. Labels of turns
-            and tokens need none.
+        labels: The loop passes labels of sequences, for which the kernels keep the sums of each sequence. Labels of
+            turns and tokens need no kernel.
         aligned: True if all tensors begin at multiples of 16 bytes, as new ones do, and padded rows have a multiple of
             16 tokens; False if never; None: both can be.
         mean_lengths: The least and the largest mean length that sequences of a batch can have.

@@ -43,12 +43,13 @@ class PendingMetrics:
 
     def values(self) -> dict[str, float]:
         """Read the statistics of the batch by name, those of single labels left out; waits for the copy."""
+        names, pick, count = schema.of_the_batch(self._spec, self._objective, self._extra)
         deferred, extra = self._deferred, self._extra
-        if deferred is not None and extra is not None:
-            extra = extra._replace(labels=())
-        names, pick, count = schema.of_the_batch(self._spec, self._objective, extra)
-        found = dict(zip(names, self._numbers(count, pick), strict=True))
-        return found if deferred is None else found | deferred.outside
+        if deferred is None or extra is None:
+            return dict(zip(names, self._numbers(count, pick), strict=True))
+        here, _, count = schema.of_the_batch(self._spec, self._objective, extra._replace(labels=()))
+        found = deferred.outside | dict(zip(here, self._numbers(count), strict=True))
+        return {name: found[name] for name in names}
 
     def _numbers(self, count: int, pick: Tensor | None = None) -> list[float]:
         """Read so many sums and maxima, or those at some places: a float for each of them takes its time."""

@@ -245,7 +245,7 @@ def test_labels_of_turns_that_a_rank_could_take_for_its_tokens(alone):
     """[U] is one for each token on a rank that has as many turns as tokens; [U, 1] is of turns everywhere."""
     given = {"label_names": {"e": 3}, "turns": torch.tensor([0, 0, 4, 5])}
     ids = torch.tensor([0, 1, 2])
-    with pytest.raises(ValueError, match=r"labels\['e'\]: expected shape \[3, 1\] \(per turn\) beside a sequence_group"):
+    with pytest.raises(ValueError, match=r"labels\['e'\]: expected shape \[3, 1\] \(per turn\) beside a sequence_gr"):
         call(alone, n=5, labels={"e": ids}, **given)
     found = call(alone, n=5, labels={"e": ids[:, None]}, **given).metrics(by="e")
     assert [found[f"e/{i}/tokens/tokens"] for i in range(3)] == [0, 4, 1]
