@@ -13,7 +13,7 @@ from rollout_corr.api.outputs import Outputs, take_outputs
 from rollout_corr.backends import claims
 from rollout_corr.backends.batch import Batch, check_validate
 from rollout_corr.backends.choose import BACKENDS, BackendName, Groups, chosen_backend
-from rollout_corr.backends.completed import completed
+from rollout_corr.backends.completed import check_groups, completed
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.operators import beyond_kernels, beyond_split_kernels
 from rollout_corr.backends.read import Given, read_batch
@@ -320,6 +320,7 @@ def read_request(
             batch.groups = read_groups(grouping, wanted_by(spec), batch.count, batch.train.device, over_ranks, validate)
         if thresholds is not None:
             batch.bounds = completed(thresholds, given.spec)
+            check_groups(batch.bounds, batch.groups)
         if out is not None:
             take_outputs(out, batch, given.train_logp, spec)
         if validate and groups.some():

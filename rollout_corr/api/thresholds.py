@@ -14,8 +14,10 @@ from rollout_corr.api.correct import Renormalized, Turns, read_request
 from rollout_corr.backends.bounds_of_batch import AnySearch, Progress, added_up, record
 from rollout_corr.backends.bounds_of_batch import Thresholds as Thresholds
 from rollout_corr.backends.choose import Groups
-from rollout_corr.backends.layouts import LogProbs
+from rollout_corr.backends.completed import check_groups
+from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.read import Given
+from rollout_corr.backends.sequence_groups import groups_given
 from rollout_corr.backends.staleness import versions_given
 from rollout_corr.metrics.collectives import all_reduce, check_group
 from rollout_corr.spec.bounds_of_batch import Place
@@ -50,6 +52,12 @@ class ThresholdStatistics:
         rounds = [{place: (one.round, one.dtype) for place, one in x.searches.items()} for x in (self, other)]
         if rounds[0] != rounds[1]:
             raise ValueError(f"other: expected counts of the same round and dtype {rounds[0]}, got {rounds[1]}")
+        for place, table in self.tables.items():
+            if table.shape != other.tables[place].shape:
+                raise ValueError(
+                    "other: expected counts of as many groups, by the same group_count, got tables "
+                    f"{list(table.shape)} and {list(other.tables[place].shape)}"
+                )
         return replace(self, tables={place: table + other.tables[place] for place, table in self.tables.items()})
 
     def __add__(self, other: ThresholdStatistics) -> ThresholdStatistics:
@@ -61,6 +69,11 @@ class ThresholdStatistics:
         parts = list(parts)
         if not parts:
             raise ValueError("parts: expected at least one ThresholdStatistics, got none")
+        for place, part in enumerate(parts):
+            if not isinstance(part, ThresholdStatistics):
+                raise TypeError(
+                    f"parts[{place}]: expected ThresholdStatistics, got {type(part).__name__} {shown(part)}"
+                )
         total = parts[0]
         for part in parts[1:]:
             total = total.merge(part)
@@ -102,6 +115,8 @@ def threshold_statistics(
     versions: LogProbs | None = None,
     current_version: int | None = None,
     entropy: LogProbs | None = None,
+    group_index: Tensor | None = None,
+    group_count: int | None = None,
     validate: bool = False,
 ) -> ThresholdStatistics:
     """Count the values of a micro-batch for bounds that all micro-batches decide together.
@@ -113,6 +128,9 @@ def threshold_statistics(
     Args:
         spec: A Spec with bounds that the batch decides.
         known: What is known after the round before; None in the first.
+        group_index: [S] int64 or int32, for bounds with within='group': the group of each sequence, by a number that is
+            the same in all micro-batches and on all ranks.
+        group_count: The number of these groups, those without a sequence in this micro-batch too.
 
     Raises:
         ValueError: A Spec without such bounds, or bounds that are known already.
@@ -120,10 +138,12 @@ def threshold_statistics(
     """
     if known is not None and not isinstance(known, Thresholds):
         raise TypeError(f"known: expected Thresholds or None, got {type(known).__name__} {shown(known)}")
-    if isinstance(spec, Spec) and spec.asks_groups:
+    of_groups = isinstance(spec, Spec) and spec.asks_groups
+    if of_groups and (group_index is None or group_count is None):
         raise ValueError(
-            "spec: expected bounds within='batch', got some within='group', which no other micro-batch takes part in; "
-            "give correct whole groups"
+            "group_index: expected it with group_count for a bound with within='group', by numbers that name groups in "
+            f"all micro-batches, got group_index={described(group_index)}, group_count={group_count!r}; groups that "
+            "lie whole in one micro-batch need no other: give correct the bound"
         )
     given = Given(
         train_logp,
@@ -139,6 +159,7 @@ def threshold_statistics(
         max_turns=max_turns,
         entropy=entropy,
         versions=versions_given(versions, current_version),
+        grouping=groups_given(group_index, None, group_count) if of_groups else None,
         validate=validate,
     )
     request = read_request(given, "auto", Groups())
@@ -150,6 +171,7 @@ def threshold_statistics(
         raise ValueError(f"known: expected Thresholds of the same Spec {spec!r}, got those of {known.spec!r}")
     if known.complete:
         raise ValueError("known: expected bounds that are not all known, got complete Thresholds; pass them to correct")
+    check_groups(known, request.batch.groups)
     with torch.no_grad():
         recording = record(request.batch, request.spec, known.progress)
         return ThresholdStatistics(known, recording.searches, recording.tables())

@@ -13,11 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.backends import blocks, select, select_ess, whole
+from rollout_corr.backends import blocks, select, select_ess, select_groups, whole
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.select import Search, Values, values_of
 from rollout_corr.backends.select_ess import EssSearch
-from rollout_corr.backends.select_groups import in_groups
+from rollout_corr.backends.select_groups import GroupSearch, GroupValues
+from rollout_corr.backends.sequence_groups import SequenceGroups
 from rollout_corr.definition.bounds import Bound, Sides
 from rollout_corr.definition.bounds_of_batch import SIGN, ordered_of
 from rollout_corr.definition.findings import Operands, decided
@@ -25,7 +26,7 @@ from rollout_corr.definition.weights import ratios_of
 from rollout_corr.spec.bounds_of_batch import WEIGHT, Counting, KeepESS, OfBatch, Place, Side, places_of
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 
-AnySearch = Search | EssSearch
+AnySearch = Search | EssSearch | GroupSearch
 
 
 class Found:
@@ -101,14 +102,14 @@ class Recording(Found):
         progress: What is known.
         wanted: Their labels.
         on_cpu: Values that take no part are left out.
+        groups: The groups of sequences, where some decide.
     """
 
-    def __init__(self, progress: Progress, wanted: set[str], on_cpu: bool) -> None:
+    def __init__(self, progress: Progress, wanted: set[str], on_cpu: bool, groups: SequenceGroups | None) -> None:
         super().__init__(progress.bounds)
         self.searches = dict(progress.searches)
-        self.wanted, self._on_cpu = wanted, on_cpu
-        self._values: dict[Place, list[Values]] = {}
-        self._of_groups: dict[Place, tuple[OfBatch, list[tuple[Tensor, Tensor, Tensor]]]] = {}
+        self.wanted, self._on_cpu, self._groups = wanted, on_cpu, groups
+        self._values: dict[Place, list[Values | GroupValues]] = {}
 
     def of(
         self, criterion: Criterion, value: Tensor, tested: Tensor | None, groups: Tensor | None
@@ -116,21 +117,8 @@ class Recording(Found):
         """Note the values."""
         if criterion.label in self.wanted:
             for side, rule in criterion.rules.items():
-                place = Place(criterion.label, side)
-                if rule.by_group and groups is not None:
-                    self._of_groups.setdefault(place, (rule, []))[1].append(_flat(value, tested, groups))
-                else:
-                    self._note(place, rule, value, tested)
+                self._note(Place(criterion.label, side), rule, value, tested, groups if rule.by_group else None)
         return super().of(criterion, value, tested, groups)
-
-    def of_groups(self, count: int) -> dict[Place, Tensor]:
-        """The bounds of groups, of which there are `count`, [count + 1] each; all blocks have been noted."""
-        found = {}
-        for place, (rule, parts) in self._of_groups.items():
-            assert isinstance(rule, Counting)
-            values, tested, groups = (torch.cat(column) for column in zip(*parts, strict=True))
-            found[place] = in_groups(rule, place.side, values, tested, groups, count)
-        return found
 
     def of_weight(self, weight: Weight, log_ratio: Tensor, among: Tensor | None) -> tuple[Bound, Bound]:
         """Note the logarithms of the ratios."""
@@ -138,10 +126,13 @@ class Recording(Found):
             self._note(Place(WEIGHT, side), rule, ordered_of(weight, rule, log_ratio), among)
         return super().of_weight(weight, log_ratio, among)
 
-    def _note(self, place: Place, rule: OfBatch, value: Tensor, tested: Tensor | None) -> None:
+    def _note(
+        self, place: Place, rule: OfBatch, value: Tensor, tested: Tensor | None, groups: Tensor | None = None
+    ) -> None:
         search = self.searches.get(place)
         if search is None:
-            search = self.searches[place] = _begin(rule, place.side, value)
+            search = self.searches[place] = _begin(rule, place.side, value, None if groups is None else self._groups)
+        values: Values | GroupValues
         if isinstance(search, EssSearch):
             values = search.values(value, tested, self._on_cpu)
         elif search.dtype != value.dtype:
@@ -150,9 +141,12 @@ class Recording(Found):
                 f"known: expected log-probs whose values of {place.label!r} are {_plain(search.dtype)}, as in the "
                 f"rounds before, got {_plain(value.dtype)}"
             )
+        elif isinstance(search, GroupSearch):
+            assert groups is not None
+            values = search.values(value, tested, groups, self._on_cpu)
         else:
             values = values_of(place.side, value, tested, self._on_cpu)
-        self._values.setdefault(place, []).append(search.left(values) if self._on_cpu else values)
+        self._values.setdefault(place, []).append(_left(search, values) if self._on_cpu else values)
 
     def tables(self) -> dict[Place, Tensor]:
         """The tables of this round, [1 or 3, digits] int64 each."""
@@ -161,24 +155,38 @@ class Recording(Found):
     def _table(self, place: Place, search: AnySearch) -> Tensor:
         parts = self._values[place]
         if self._on_cpu and search.round:
-            parts = self._values[place] = [search.left(values) for values in parts]
-        total = search.table(parts[0])
+            parts = self._values[place] = [_left(search, values) for values in parts]
+        total = _counted(search, parts[0])
         for values in parts[1:]:
-            total = total + search.table(values)
+            total = total + _counted(search, values)
         return total
 
 
-def _flat(value: Tensor, tested: Tensor | None, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Values, which of them take part, and their groups, [n] each."""
-    counted = torch.ones_like(value, dtype=torch.bool) if tested is None else tested.expand(value.shape)
-    return value.reshape(-1), counted.reshape(-1), groups.expand(value.shape).reshape(-1)
-
-
-def _begin(rule: OfBatch, side: Side, value: Tensor) -> AnySearch:
+def _begin(rule: OfBatch, side: Side, value: Tensor, groups: SequenceGroups | None) -> AnySearch:
     if isinstance(rule, KeepESS):
         return select_ess.begin(rule, value.device)
     assert isinstance(rule, Counting)
+    if groups is not None:
+        return select_groups.begin(rule, side, value.dtype, value.device, groups.total, groups.whole)
     return select.begin(rule, side, value.dtype, value.device)
+
+
+def _left(search: AnySearch, values: Values | GroupValues) -> Values | GroupValues:
+    """The values with the digits that a search has found."""
+    if isinstance(search, GroupSearch):
+        assert isinstance(values, GroupValues)
+        return search.left(values)
+    assert isinstance(values, Values)
+    return search.left(values)
+
+
+def _counted(search: AnySearch, values: Values | GroupValues) -> Tensor:
+    """The table of a search."""
+    if isinstance(search, GroupSearch):
+        assert isinstance(values, GroupValues)
+        return search.table(values)
+    assert isinstance(values, Values)
+    return search.table(values)
 
 
 def wanted(spec: Spec, progress: Progress) -> set[str]:
@@ -216,6 +224,13 @@ class Thresholds(Found):
         """True when all bounds are known. Nothing is read from the device."""
         return not wanted(self.spec, self.progress)
 
+    @property
+    def group_count(self) -> int | None:
+        """The number of groups that decide bounds for themselves, as far as it is known; None: none, or not yet."""
+        known = [x.shape[0] - 1 for x in self.bounds.values() if x.dim()]
+        known += [one.groups for one in self.progress.searches.values() if isinstance(one, GroupSearch)]
+        return known[0] if known else None
+
     def __repr__(self) -> str:
         """Say how many are known; nothing is read from the device."""
         return f"Thresholds({len(self.bounds)} known, complete={self.complete})"
@@ -224,7 +239,7 @@ class Thresholds(Found):
 def record(batch: Batch, spec: Spec, progress: Progress) -> Recording:
     """Run the criteria on a batch, so that they ask for the bounds that come next."""
     on_cpu = in_blocks(batch)
-    recording = Recording(progress, wanted(spec, progress), on_cpu)
+    recording = Recording(progress, wanted(spec, progress), on_cpu, batch.groups)
     batch.bounds = recording
     if on_cpu:
         for block in blocks.blocks_under(batch, spec):
@@ -253,17 +268,23 @@ def find_bounds(batch: Batch, spec: Spec, add_up: Callable[[Tensor], Tensor]) ->
     progress = Progress({}, {})
     while wanted(spec, progress):
         recording = record(batch, spec, progress)
-        count = 0 if batch.groups is None else batch.groups.total
-        progress = Progress(progress.bounds | recording.of_groups(count), {})
         while recording.searches:
             tables = recording.tables()
-            progress = progress.after(recording.searches, added_up(tables, add_up))
+            shared = {place: table for place, table in tables.items() if not _is_local(recording.searches[place])}
+            progress = progress.after(recording.searches, tables | added_up(shared, add_up))
             recording.searches = progress.searches
     return Found(progress.bounds)
 
 
+def _is_local(search: AnySearch) -> bool:
+    """Tell whether a search needs no other rank; how many rounds it takes may then differ between ranks."""
+    return isinstance(search, GroupSearch) and search.local
+
+
 def added_up(tables: dict[Place, Tensor], add_up: Callable[[Tensor], Tensor]) -> dict[Place, Tensor]:
     """Add tables up over ranks, all of them at once."""
+    if not tables:
+        return {}
     every = add_up(torch.cat([table.reshape(-1) for table in tables.values()]))
     parts = every.split([table.numel() for table in tables.values()])
     return {place: part.view(tables[place].shape) for place, part in zip(tables, parts, strict=True)}

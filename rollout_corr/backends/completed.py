@@ -8,6 +8,7 @@ from rollout_corr.spec.validate import shown
 
 if TYPE_CHECKING:
     from rollout_corr.backends.bounds_of_batch import Thresholds
+    from rollout_corr.backends.sequence_groups import SequenceGroups
     from rollout_corr.spec.correction import Spec
 
 
@@ -25,3 +26,19 @@ def completed(thresholds: object, spec: Spec | None) -> Thresholds:
     if not thresholds.complete:
         raise ValueError(f"thresholds: expected complete ones, got {thresholds!r}; count another round")
     return thresholds
+
+
+def check_groups(thresholds: Thresholds, groups: SequenceGroups | None) -> None:
+    """Refuse other groups than those that bounds of groups were decided for."""
+    counted = thresholds.group_count
+    if counted is None or groups is None:
+        return
+    if groups.whole:
+        raise ValueError(
+            "group_size: expected group_index and group_count beside thresholds of groups, whose numbers they are, got "
+            "group_size"
+        )
+    if groups.total != counted:
+        raise ValueError(
+            f"group_count: expected {counted}, for which the thresholds were decided, got {groups.total} groups"
+        )

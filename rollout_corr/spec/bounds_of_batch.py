@@ -103,9 +103,20 @@ class Counting(OfBatch):
         return None
 
 
+class Grouped(Counting):
+    """Base of the rules that each group of sequences can follow by itself."""
+
+    within: Within
+
+    @property
+    def by_group(self) -> bool:
+        """True if each group of sequences has a bound of its own."""
+        return self.within == "group"
+
+
 @keywords_meant(quantile="q=", share="q=", p="q=")
 @dataclass(frozen=True, repr=False)
-class Quantile(Counting):
+class Quantile(Grouped):
     """The value that at most a share of the batch lies beyond.
 
     As `upper` it is the smallest value with at least a share of `q` of the values at or below it; as `lower` the
@@ -118,11 +129,6 @@ class Quantile(Counting):
 
     q: float
     within: Within = "batch"
-
-    @property
-    def by_group(self) -> bool:
-        """True if each group of sequences has a bound of its own."""
-        return self.within == "group"
 
     def __post_init__(self) -> None:
         choice("Quantile.within", self.within, WITHIN)
@@ -139,17 +145,11 @@ class Quantile(Counting):
         return f"the quantile {self.q:g} of {_whose(self)}"
 
 
-class _Ends(Counting):
+class _Ends(Grouped):
     """So many values, or such a share of them, from one end."""
 
     count: int | None
     share: float | None
-    within: Within
-
-    @property
-    def by_group(self) -> bool:
-        """True if each group of sequences has a bound of its own."""
-        return self.within == "group"
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -218,22 +218,25 @@ class TopK(_Ends):
 
 @keywords_meant(threshold="below=", mean="below=")
 @dataclass(frozen=True, repr=False)
-class MeanBelow(Counting):
+class MeanBelow(Grouped):
     """A bound for the mean, for `upper`: drops the largest values until the mean of the rest is below a number (M2PO).
 
     Values that are equal are dropped together. The smallest value is kept even if it is not below.
 
     Args:
         below: The mean of what is kept is below it; above 0.
+        within: The values of the "batch" decide, or those of each "group" of sequences its own bound.
     """
 
     below: float
+    within: Within = "batch"
 
     SIDES: ClassVar[tuple[Side, ...]] = ("upper",)
     OWNERS: ClassVar[tuple[Owner, ...]] = ("Criterion",)
     KEEPS_LAST: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        choice("MeanBelow.within", self.within, WITHIN)
         self._set(below=positive("MeanBelow.below", self.below))
 
     def goes_on(self, before: Before, side: Side) -> Tensor:
@@ -247,7 +250,8 @@ class MeanBelow(Counting):
 
     def words(self, side: Side) -> str:
         """Say what is dropped."""
-        return f"so small that the mean of what is kept is below {self.below:g}"
+        whose = " of its group" if self.by_group else ""
+        return f"so small that the mean of what is kept{whose} is below {self.below:g}"
 
 
 @keywords_meant(ess="floor=", share="floor=", above="floor=")

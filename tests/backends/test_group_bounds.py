@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 import rollout_corr as rc
 from backends.test_bounds_of_batch import abs_d, coarse, mask_of, rejects_nonfinite, within
 from builders.batches import LAYOUTS, lay_out
+from builders.reads import Reads
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
-from rollout_corr.backends.select_groups import in_groups
+from rollout_corr.backends import select_groups
 from rollout_corr.definition.bounds_of_batch import by_sort
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,10 +29,21 @@ RULES = [
     {"lower": rc.TopK(2, within="group"), "upper": rc.Quantile(0.9, "group")},
     {"upper": rc.Bottom(1000, within="group")},
     {"lower": rc.Quantile(0.4), "upper": rc.Bottom(share=0.5, within="group")},
+    {"upper": rc.MeanBelow(0.2, within="group")},
 ]
 
 
 COUNTING = [(rc.Quantile(0.5), "upper"), (rc.Quantile(0.07), "lower"), (rc.Bottom(3), "upper"), (rc.TopK(2), "lower")]
+COUNTING += [(rc.MeanBelow(0.25), "upper"), (rc.MeanBelow(3.0), "upper")]
+
+
+def searched(rule, side, parts, count):
+    """The bounds of groups from the tables of several parts: values, which of them are tested, their groups."""
+    dtype, device = parts[0][0].dtype, parts[0][0].device
+    search = select_groups.begin(rule, side, dtype, device, count, local=False)
+    for _ in range(search.rounds()):
+        search = search.narrowed(sum(search.table(search.values(*part, False)) for part in parts))
+    return search.bound()
 
 
 def expected(rules, values, group_of):
@@ -103,7 +115,7 @@ def test_every_group_has_the_bound_of_its_own_values(drawn, which):
     rule, side = which
     values, groups, tested = (torch.tensor(x) for x in (list(zip(*drawn, strict=True)) or ((), (), ())))
     values, groups, tested = values.float(), groups.long(), tested.bool()
-    found = in_groups(rule, side, values, tested, groups, 4)
+    found = searched(rule, side, [(values, tested, groups)], 4)
     # The last is of no group.
     assert found[4] == (math.inf if side == "upper" else -math.inf)
     for group in range(4):
@@ -126,7 +138,7 @@ def test_neither_packing_nor_order_changes_a_verdict():
 
 
 def test_groups_of_a_rank():
-    """Groups that lie whole on a rank need no other; others are refused."""
+    """Groups that lie whole on a rank need no other, and ranks may have groups of different sizes."""
     spec = rc.Spec(criteria=(rc.Criterion("abs", upper=rc.Quantile(0.6, within="group")),))
     batch = coarse(4)
     laid = lay_out(batch, "packed", torch.float32)
@@ -134,12 +146,136 @@ def test_groups_of_a_rank():
     def of_rank(rank):
         part = lay_out([batch[:4], batch[4:]][rank], "packed", torch.float32)
         member = Rank(rank=rank, ranks=2)
-        with pytest.raises(ValueError, match="group_index: expected group_size beside a batch_group"):
-            part.correct(spec, batch_group=member, group_index=torch.zeros(4, dtype=torch.int64), group_count=1)
+        with pytest.raises(ValueError, match="group_count: expected the number of groups on all ranks"):
+            part.correct(spec, batch_group=member, group_index=torch.zeros(4, dtype=torch.int64))
         return part.read(part.correct(spec, batch_group=member, group_size=2).mask)
 
     first, second = Ranks(2).run(of_rank)
     assert first + second == laid.read(laid.correct(spec, group_size=2).mask)
+
+
+TOGETHER = {
+    "tokens": rc.Spec(criteria=(rc.Criterion("abs", **RULES[1]),)),
+    "the mean of tokens": rc.Spec(criteria=(rc.Criterion("abs", **RULES[4]),)),
+    "sequences": rc.Spec(criteria=(rc.Criterion("abs", "sequence", "sum", upper=rc.Bottom(1, within="group")),)),
+    "survivors, beside a bound of the batch": rc.Spec(
+        criteria=(
+            rc.Criterion("abs", "sequence", "mean", lower=rc.Quantile(0.2), upper=rc.Quantile(0.7, within="group")),
+            rc.Criterion("abs", upper=rc.MeanBelow(0.2, within="group")),
+        ),
+        sums_over="kept",
+    ),
+}
+
+
+def told(spec, found, laid):
+    bounds = {key: x for key, x in found.metrics().items() if "/upper" in key or "/lower" in key}
+    return laid.read(found.mask), found.keep.tolist(), bounds
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_groups_that_span_ranks(name, way):
+    """Two ranks have the verdicts and the bounds of one, to the bit, however the groups lie."""
+    spec = TOGETHER[name]
+    for seed, (cut, dtype) in enumerate(((3, torch.float32), (6, torch.float64), (5, torch.float32))):
+        batch = coarse(seed)
+        parts = slice(0, cut), slice(cut, None)
+        laid = lay_out(batch, "packed", dtype)
+        mask, keep, bounds = told(spec, laid.correct(spec, group_index=torch.tensor(INDEX), group_count=5), laid)
+
+        def of_rank(rank, batch=batch, parts=parts, dtype=dtype):
+            part = lay_out(batch[parts[rank]], ("padded_left", "list")[rank], dtype)
+            given_ = {"group_index": torch.tensor(INDEX[parts[rank]]), "group_count": 5}
+            return told(spec, part.correct(spec, batch_group=Rank(rank=rank, ranks=2), **given_), part)
+
+        one, two = Ranks(2).run(of_rank)
+        assert one[0] + two[0] == mask and one[1] + two[1] == keep
+        assert one[2] == two[2] == bounds
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_micro_batches_decide_together(name, way):
+    spec = TOGETHER[name]
+    for seed, dtype in enumerate((torch.float32, torch.float64)):
+        batch = coarse(seed)
+        laid = lay_out(batch, "packed", dtype)
+        mask, keep, bounds = told(spec, laid.correct(spec, group_index=torch.tensor(INDEX), group_count=5), laid)
+        pieces = [
+            (lay_out(batch[part], layout, dtype), {"group_index": torch.tensor(INDEX[part]), "group_count": 5})
+            for part, layout in ((slice(0, 3), "padded_right"), (slice(3, 4), "packed"), (slice(4, None), "list"))
+        ]
+        known = None
+        while known is None or not known.complete:
+            counts = [
+                rc.threshold_statistics(
+                    x.train, x.rollout, mask=x.mask, cu_seqlens=x.cu_seqlens, spec=spec, known=known, **g
+                )
+                for x, g in reversed(pieces)
+            ]
+            known = rc.ThresholdStatistics.sum(counts).thresholds()
+        found = [told(spec, x.correct(spec, thresholds=known, **g), x) for x, g in pieces]
+        assert [row for part in found for row in part[0]] == mask
+        assert [kept for part in found for kept in part[1]] == keep
+        assert all(part[2] == bounds for part in found)
+
+
+def test_inside_a_loss():
+    """The bounds that micro-batches decide apply in `policy_loss` too."""
+    spec, batch = TOGETHER["tokens"], coarse(1)
+    x, index = lay_out(batch, "packed", torch.float64), torch.tensor(INDEX)
+    given_ = {"cu_seqlens": x.cu_seqlens, "spec": spec, "group_index": index, "group_count": 5}
+    known = None
+    while known is None or not known.complete:
+        known = rc.threshold_statistics(x.train, x.rollout, mask=x.mask, known=known, **given_).thresholds()
+    of_loss = {"mask": x.mask, "old_logp": x.train, "rollout_logp": x.rollout, **given_}
+    one, two = (rc.policy_loss(x.train, x.train * 0.0, thresholds=y, **of_loss) for y in (None, known))
+    assert torch.equal(one.mask, two.mask)
+    with pytest.raises(ValueError, match="group_count: expected 5, for which the thresholds were decided, got 6"):
+        rc.policy_loss(x.train, x.train * 0.0, thresholds=known, **of_loss | {"group_count": 6})
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(width=32), st.integers(0, 900), st.booleans()), max_size=60),
+    st.sampled_from(COUNTING),
+    st.sampled_from([torch.float32, torch.float64]),
+    st.integers(0, 60),
+    st.sampled_from([1, 3, 300, 2000]),
+)
+def test_parts_add_up_whatever_the_number_of_groups(drawn, which, dtype, cut, count):
+    """Narrower digits for more groups find the same bounds."""
+    rule, side = which
+    values, groups, tested = (torch.tensor(x) for x in (list(zip(*drawn, strict=True)) or ((), (), ())))
+    columns = values.to(dtype), tested.bool(), groups.long().clamp(max=count)
+    found = searched(rule, side, [[x[:cut] for x in columns], [x[cut:] for x in columns]], count)
+    assert found.shape == (count + 1,) and found[count] == (math.inf if side == "upper" else -math.inf)
+    for group in {int(g) for g in columns[2]} - {count}:
+        own = columns[0][columns[1] & (columns[2] == group)]
+        own = own[~own.isnan()]
+        assert bool(found[group].isnan()) if not len(own) else torch.equal(found[group], by_sort(rule, side, own))
+
+
+def test_a_table_stays_small():
+    """All groups together count in about 2^20 places, but for more groups than that has."""
+    for count in (0, 1, 256, 257, 4096, 100_000, 10**6):
+        for dtype in (torch.float32, torch.float64):
+            digits = select_groups.digits_of(dtype, count)
+            assert sum(digits) == 8 * dtype.itemsize and 2 <= max(digits) <= 11
+            assert count << max(digits) <= 2**20 or max(digits) == 2
+    assert len(select_groups.digits_of(torch.float32, 256)) == 3
+
+
+def test_no_read_and_no_sort_on_a_device(monkeypatch):
+    from rollout_corr.backends import blocks, bounds_of_batch, sequence_groups, whole
+
+    laid = lay_out(coarse(2), "padded_right", torch.float32)
+    given_ = {"group_index": torch.tensor(INDEX), "group_count": 5}
+    monkeypatch.setattr(blocks, "run_blocks", whole.run_whole)
+    monkeypatch.setattr(bounds_of_batch, "in_blocks", lambda batch: False)
+    monkeypatch.setattr(sequence_groups.torch, "aminmax", lambda x: (0, 4))
+    with Reads() as mode:
+        laid.correct(TOGETHER["the mean of tokens"], **given_)
+    assert not mode.reads
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded_right", "list"])
@@ -157,9 +293,40 @@ def test_a_batch_without_sequences(layout, way):
 def test_what_cannot_be():
     x = torch.zeros(1, 3)
     spec = rc.Spec(criteria=(rc.Criterion("abs", upper=rc.Quantile(0.6, within="group")),))
+
+    def of(sequences, count):
+        return {"group_index": torch.zeros(sequences, dtype=torch.int64), "group_count": count}
+
+    def counted(sequences, count, known=None):
+        return rc.threshold_statistics(x, x, spec=spec, known=known, **of(sequences, count))
+
+    def started(count):
+        return counted(1, count).thresholds()
+
+    def decided(count):
+        known = started(count)
+        while not known.complete:
+            known = counted(1, count, known).thresholds()
+        return known
+
     wrong = [
         (lambda: rc.correct(x, x, spec=spec), "group_index: .* for a bound with within='group', got None"),
-        (lambda: rc.threshold_statistics(x, x, spec=spec), "spec: expected bounds within='batch', got some"),
+        (
+            lambda: rc.threshold_statistics(x, x, spec=spec),
+            "group_index: expected it with group_count for a bound .* got group_index=None, group_count=None; groups",
+        ),
+        (
+            lambda: rc.threshold_statistics(x, x, spec=spec, group_index=torch.zeros(1, dtype=torch.int64)),
+            r"group_index: expected it with group_count .* got group_index=int64\[1\], group_count=None",
+        ),
+        (lambda: rc.threshold_statistics(x, x, spec=spec, known=started(2), **of(1, 3)), "group_count: expected 2"),
+        (lambda: counted(1, 2) + counted(1, 3), r"other: .* by the same group_count, got tables \[1, 2, 2048\] and"),
+        (lambda: rc.correct(x, x, spec=spec, thresholds=decided(2), **of(1, 3)), "group_count: expected 2"),
+        (
+            lambda: rc.correct(x, x, spec=spec, thresholds=decided(1), group_size=1),
+            "group_size: expected group_index and group_count beside thresholds of groups",
+        ),
+        (lambda: rc.MeanBelow(1.0, within="rows"), "MeanBelow.within: expected one of"),
         (lambda: rc.Weight("token", upper=rc.Quantile(0.5, "group")), "Weight.upper: .*a rule within='batch'"),
         (lambda: rc.Quantile(0.5, within="groups"), r"Quantile.within: expected one of \['batch', 'group'\]"),
         (lambda: rc.TopK(1, within="row"), "TopK.within: expected one of"),
