@@ -52,7 +52,7 @@ class Score(Surrogate):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        lower, upper = bounds("Score", self.lower, self.upper, signed=False, ratio=True)
+        lower, upper = bounds("Score", self.lower, self.upper, signed=False, ratio=True, clamps=True)
         self._set(lower=lower, upper=upper)
         choice("Score.outside", self.outside, OUTSIDE)
         choice("Score.level", self.level, LEVELS)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rollout_corr.spec.score_losses import OF_LEVEL
 from rollout_corr.spec.surrogate import Level, LossTokens, Shared, Surrogate, TokenLoss
+from rollout_corr.spec.thresholds import LARGEST_FLOAT32
 from rollout_corr.spec.validate import choice, number, positive
 
 Mask = Literal["one_side", "two_side", "ring"]
@@ -53,7 +54,7 @@ class TOPR(Surrogate):
             raise ValueError(f"TOPR.threshold: expected a finite number, got {value!r}")
         self._set(threshold=value, upper=positive("TOPR.upper", self.upper))
         for name in ("positive", "negative"):
-            self._number(name)
+            self._number(name, most=LARGEST_FLOAT32)
 
     @property
     def cuts(self) -> dict[str, tuple[float | None, float | None]]:
@@ -182,7 +183,7 @@ class VESPO(Surrogate):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("k_positive", "k_negative"):
-            self._number(name)
+            self._number(name, most=LARGEST_FLOAT32)
         for name in ("rate_positive", "rate_negative"):
             self._set(**{name: positive(f"VESPO.{name}", getattr(self, name))})
 

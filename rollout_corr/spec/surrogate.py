@@ -17,7 +17,7 @@ from torch import Tensor
 from rollout_corr.spec.checked import Checked
 from rollout_corr.spec.choices import WeightUnit
 from rollout_corr.spec.correction import LARGEST_CLAMP
-from rollout_corr.spec.validate import choice, number, positive
+from rollout_corr.spec.validate import beyond_float32, choice, number, positive, shown
 
 RatioOf = Literal["new/old", "new/rollout"]
 # Whose log-ratio x a surrogate takes: the token's, its sequence's mean, or that of their ratios' means.
@@ -206,6 +206,9 @@ class Surrogate(Checked):
     def __post_init__(self) -> None:
         if type(self) is Surrogate:
             raise TypeError("Surrogate: expected one of its kinds, such as PPO(), got Surrogate itself")
+        for each in fields(self):
+            if beyond_float32(value := getattr(self, each.name)):
+                raise ValueError(f"{self._name}.{each.name}: expected a number that float32 holds, got {shown(value)}")
         if self.of is not None:
             choice(f"{self._name}.of", self.of, RATIOS)
         self._set(clamp=positive(f"{self._name}.clamp", self.clamp, LARGEST_CLAMP))

@@ -8,8 +8,7 @@ from typing import NamedTuple
 from rollout_corr.spec.correction import Criterion
 from rollout_corr.spec.statistics import Compared
 from rollout_corr.spec.statistics import log_of as log_of
-
-LARGEST_FLOAT32 = (2.0 - 2.0**-23) * 2.0**127
+from rollout_corr.spec.validate import LARGEST_FLOAT32 as LARGEST_FLOAT32
 
 
 class Threshold(NamedTuple):

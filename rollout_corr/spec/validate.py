@@ -46,6 +46,14 @@ def one_of(name: str, value: object, options: Iterable[Choice], *, or_null: bool
     raise ValueError(f"{name}: expected {'null or ' if or_null else ''}one of {options}, got {shown(value)}")
 
 
+LARGEST_FLOAT32 = (2.0 - 2.0**-23) * 2.0**127
+
+
+def beyond_float32(value: object) -> bool:
+    """Tell whether a number is finite and above what float32 holds, on either side."""
+    return isinstance(value, (int, float)) and LARGEST_FLOAT32 < abs(value) < math.inf
+
+
 def number(name: str, value: object) -> float:
     """Return a number as a float; NaN, booleans, strings and finite numbers beyond the floats are refused."""
     if isinstance(value, str):
@@ -83,9 +91,12 @@ def not_negative(name: str, value: object) -> float:
 
 
 def bounds(
-    owner: str, lower: object, upper: object, *, signed: bool, ratio: bool = False
+    owner: str, lower: object, upper: object, *, signed: bool, ratio: bool = False, clamps: bool = False
 ) -> tuple[float | None, float | None]:
-    """Return lower and upper bound as floats, in order; None leaves a side open. A `ratio`'s may be logs."""
+    """Return lower and upper bound as floats, in order; None leaves a side open.
+
+    Those of a `ratio` may be logs by mistake. What `clamps` to its bounds becomes a lower one, which has to be finite.
+    """
     low = None if lower is None else _bound(f"{owner}.lower", lower)
     high = None if upper is None else _bound(f"{owner}.upper", upper)
     if not signed:
@@ -93,6 +104,11 @@ def bounds(
             raise ValueError(f"{owner}.lower: expected a number >= 0, got {low!r}{_of_log(low) if ratio else ''}")
         if high is not None and high <= 0.0:
             raise ValueError(f"{owner}.upper: expected a number > 0, got {high!r}{_of_log(high) if ratio else ''}")
+    if clamps and low == math.inf:
+        raise ValueError(f"{owner}.lower: expected a finite number, got {low!r}")
+    for side, bound in (("lower", low), ("upper", high)):
+        if clamps and beyond_float32(bound):
+            raise ValueError(f"{owner}.{side}: expected a number that float32 holds, got {bound!r}")
     if low is not None and high is not None and low > high:
         raise ValueError(f"{owner}: expected lower <= upper, got lower={low!r}, upper={high!r}")
     return low, high

@@ -87,7 +87,7 @@ class Weight(Bounded):
                 "weight over itself is 1, got 'sequence'"
             )
         rules = self.rules
-        low, high = bounds("Weight", self.low, self.high, signed=False, ratio=True)
+        low, high = bounds("Weight", self.low, self.high, signed=False, ratio=True, clamps=True)
         self._set(lower=rules.get("lower", low), upper=rules.get("upper", high))
         for side, rule in rules.items():
             rule.check("Weight", side)

@@ -335,3 +335,9 @@ def test_what_cannot_be():
         with pytest.raises(ValueError, match=words):
             call()
     assert "the quantile 0.6 of its group" in spec.explain() and rc.Spec.from_dict(spec.to_dict()) == spec
+
+
+@pytest.mark.parametrize("parts", [[3], [1.5, 2.5]])
+def test_a_sum_of_anything_else(parts):
+    with pytest.raises(TypeError, match=rf"parts\[0\]: expected ThresholdStatistics, got {type(parts[0]).__name__}"):
+        rc.ThresholdStatistics.sum(parts)
