@@ -42,6 +42,22 @@ def by_turns(given: Given, turns: Tensor, like: Tensor, names: Sequence[str]) ->
     return replace(given, offsets=turns, advantages=advantages, **flat), within
 
 
+def heads_of(within: Tensor, many: int) -> Tensor:
+    """[U + 2] int64: of each turn, numbered from 1, the number of the first turn of its sequence.
+
+    What is before all turns is 0, what is behind them U + 1, each by itself as turns of no sequence are.
+
+    Args:
+        within: [S + 1] int64, of `by_turns`.
+        many: U.
+    """
+    numbers = torch.arange(-1, many + 1, device=within.device)
+    owners = torch.searchsorted(within, numbers, right=True)
+    first = torch.cat([within.new_full((1,), -1), within]).index_select(0, owners)
+    of_none = (owners == 0) | (owners == within.shape[0])
+    return torch.where(of_none, numbers, first) + 1
+
+
 @dataclass(eq=False)
 class PartsOfTurns:
     """Turns of which this rank holds parts: one without a token here may belong to either of two sequences.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_corr.kernels.by_turns import PartsOfTurns, by_turns, owners_here
+from rollout_corr.kernels.by_turns import PartsOfTurns, by_turns, heads_of, owners_here
 from rollout_corr.kernels.correct.measures import COPIES
 from rollout_corr.kernels.correct.numbers import with_found
 from rollout_corr.kernels.correct.plan import Plan
@@ -156,6 +156,9 @@ def prepare(
     if given.labelled:
         columns = len(plan.label_sums), len(plan.label_maxima)
         per_sequence = tuple([torch.empty((many, count), dtype=torch.float64, device=device) for many in columns])
+    heads = None
+    if within is not None and keep_turns is not None and plan.crosses_turns:
+        heads = heads_of(within, keep_turns.shape[0])
     keep = torch.empty(count, dtype=torch.bool, device=device)
     statistics = torch.empty(recipe.statistics, dtype=torch.float64, device=device)
     workspace = Workspace(recipe.scratch, grid.counted, device)
@@ -166,7 +169,7 @@ def prepare(
         numbers = with_found(numbers, given.bounds, recipe.found)
     tensors = recipe.held((
         train, rollout, mask, log_mass, advantages, offsets, numbers, weights, mask_out, keep, statistics,
-        histogram, within, keep_turns, *per_sequence,
+        histogram, within, keep_turns, heads, *per_sequence,
         *(NO_TABLES if by_owner is None else vars(by_owner).values()),
     ))  # fmt: skip
     addresses = addresses_of(tensors)

@@ -41,6 +41,7 @@ class Test:
     role: str | None  # its part in one of the schemes reported; see metrics/peers.py
     grows: bool = False  # its bounds do, with the place of a token in its sequence
     along: str = ""  # of prefixes: the name of what runs along a sequence, "" of others
+    within: str = "sequence"  # of prefixes: where they begin, with the sequence or with the "turn"
 
     @property
     def per_token(self) -> bool:
@@ -133,6 +134,7 @@ class Plan(Tables):
     turns: bool  # turns are measured: slots are of turns, and the offsets that the kernels see are theirs
     weighs_turns: bool  # `level` is of turns
     prefix: str | None = None  # of level "prefix", `Weight.reduce`
+    prefix_within: str = "sequence"  # and where these prefixes begin
     grows: bool = False  # the bounds of the weight do, with the place of a token in its sequence
     carries: bool = False  # the pass over tokens before that of a plan with prefixes; see prefixes.py
     ahead: Plan | None = None  # the plan of that pass; None without prefixes
@@ -193,6 +195,13 @@ class Plan(Tables):
     def rests(self) -> bool:
         """Test whether a token that fails can take all behind it along."""
         return any(test.drop == "rest" for test in self.tests)
+
+    @property
+    def crosses_turns(self) -> bool:
+        """Test whether something runs along sequences, whose slots are those of their turns."""
+        begins = [test.within for test in self.tests if test.over == "prefix"]
+        begins += [self.prefix_within] * (self.prefix is not None)
+        return self.turns and "sequence" in begins
 
     @property
     def weighs_tokens(self) -> bool:

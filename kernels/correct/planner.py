@@ -8,6 +8,7 @@ from functools import lru_cache
 from rollout_corr.kernels.correct import peers as peers_kernels
 from rollout_corr.kernels.correct.numbers import indices, numbers_of
 from rollout_corr.kernels.correct.plan import CLASSES, Plan, Test, pairs_of
+from rollout_corr.kernels.correct.prefixes import named_places
 from rollout_corr.kernels.tokens import of_pair
 from rollout_corr.metrics import labels as of_labels
 from rollout_corr.metrics import peers
@@ -73,6 +74,7 @@ def plan_of(
         turns=spec.measures_turns,
         weighs_turns=weight is not None and weight.per_turn,
         prefix=None if weight is None else weight.reduce,
+        prefix_within="sequence" if weight is None else weight.over,
         grows=weight is not None and weight.growth is not None,
     )
     if spec.has_prefixes:
@@ -108,6 +110,7 @@ def _tests(spec: Spec) -> tuple[Test, ...]:
                 role=peers.role(criterion, spec),
                 grows=criterion.growth is not None,
                 along=_along(spec, i),
+                within=criterion.within,
             )
         )
     return tuple(tests)
@@ -119,7 +122,9 @@ def _along(spec: Spec, i: int) -> str:
     if criteria[i].over != "prefix":
         return ""
     same = [_quantity(criterion) == _quantity(criteria[i]) for criterion in criteria[:i]]
-    of_d = criteria[i].stat == "ratio" and criteria[i].of == "train/rollout" and criteria[i].reduce in ("sum", "mean")
+    of_d = criteria[i].within == ("sequence" if weight is None else weight.over)
+    of_d = of_d and criteria[i].stat == "ratio" and criteria[i].of == "train/rollout"
+    of_d = of_d and criteria[i].reduce in ("sum", "mean")
     clamps = () if weight is None or weight.reduce not in ("sum", "mean") else (weight.token_clamp,)
     if of_d and criteria[i].token_clamp in clamps:
         return "weight"
@@ -131,7 +136,7 @@ def _quantity(criterion: Criterion) -> tuple[object, ...]:
     summed = criterion.reduce in ("sum", "mean")
     reduce = "sum" if summed else (criterion.reduce, threshold_of(criterion).on)
     of_tokens = criterion.stat, criterion.tensor_name, criterion.of, criterion.token_clamp, criterion.eps
-    return (criterion.over, reduce, *of_tokens)
+    return (criterion.over, criterion.within, reduce, *of_tokens)
 
 
 def _ahead(plan: Plan, numbers: tuple[str, ...]) -> Plan:
@@ -144,8 +149,10 @@ def _ahead(plan: Plan, numbers: tuple[str, ...]) -> Plan:
         if test.over == "prefix":
             limbs = 0 if test.sum is None else 1 if test.one_limb else 2
             found.setdefault(test.along, (limbs, propagate or test.external >= 0))
-    places = {0} if plan.prefix is not None else set()
-    places |= {test.pair for test in plan.tests if test.over == "prefix" and (test.reduce == "mean" or test.grows)}
+    places = {named_places(0, plan.prefix_within)} if plan.prefix is not None else set()
+    for test in plan.tests:
+        if test.over == "prefix" and (test.reduce == "mean" or test.grows):
+            places.add(named_places(test.pair, test.within))
     integers, floats = [], []
     for name, (limbs, poisoned) in found.items():
         integers += [name, f"{name}/fraction"][:limbs] if not plan.double else []
@@ -157,7 +164,7 @@ def _ahead(plan: Plan, numbers: tuple[str, ...]) -> Plan:
         writes_weights=False,
         writes_mask=False,
         carries=True,
-        counts=("valid", *(f"places{pair}" for pair in sorted(places))),
+        counts=("valid", *sorted(places)),
         integers=tuple(integers),
         floats=tuple(floats),
         peaks=tuple(name for name, (limbs, _) in found.items() if not limbs),

@@ -73,7 +73,9 @@ def record_prefixes(
 ) -> tl.tuple:  # fmt: skip
     """Record of every token what it adds to the prefixes from it on. dropped: by criteria of tokens."""
     for k in tl.static_range(len(pairs)):
-        found = record_count(found, AHEAD, named_places(k), survivors(pair_of(pairs[k]), dropped, AHEAD))
+        among = survivors(pair_of(pairs[k]), dropped, AHEAD)
+        found = record_count(found, AHEAD, named_places(k, "sequence"), among)
+        found = record_count(found, AHEAD, named_places(k, "turn"), among)
     if AHEAD.prefix is not None:
         pair = pair_of(pairs[0])
         among = survivors(pair, dropped, AHEAD)
@@ -92,9 +94,9 @@ def record_prefixes(
 
 
 @triton.constexpr_function
-def named_places(pair: int) -> str:
-    """Name the count of the tokens of a pair of policies that count."""
-    return f"places{pair}"
+def named_places(pair: int, within: str) -> str:
+    """Name the count of the tokens of a pair of policies that count, along sequences or turns."""
+    return f"places{pair}/turn" if within == "turn" else f"places{pair}"
 
 
 @triton.jit
@@ -132,10 +134,12 @@ def record_along(
 
 
 @triton.jit
-def places_along(reached: tl.tuple, like: tl.tensor, K: tl.constexpr, AHEAD: tl.constexpr) -> tl.tensor:
+def places_along(
+    reached: tl.tuple, like: tl.tensor, K: tl.constexpr, WITHIN: tl.constexpr, AHEAD: tl.constexpr
+) -> tl.tensor:
     """Take the place of every token among those that count, float64 from 1; 1 before the first of them too."""
-    if has(AHEAD, "counts", named_places(K)):
-        return tl.maximum(reached[place_of(AHEAD, "counts", named_places(K))], 1).to(tl.float64)
+    if has(AHEAD, "counts", named_places(K, WITHIN)):
+        return tl.maximum(reached[place_of(AHEAD, "counts", named_places(K, WITHIN))], 1).to(tl.float64)
     else:
         return tl.full(like.shape, 1.0, tl.float64)
 
@@ -164,10 +168,11 @@ def weigh_prefixes(
 ) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
     """Compute every token's weight, in float64 as those of sequences, and record the statistics of all."""
     AHEAD: tl.constexpr = ahead_of(PLAN)
-    places = places_along(reached, pair.d, 0, AHEAD)
+    within: tl.constexpr = PLAN.prefix_within
+    places = places_along(reached, pair.d, 0, within, AHEAD)
     if PLAN.prefix == "min":
         before = of_key(reached[place_of(AHEAD, "peaks", "weight")]).to(tl.float64)
-        counted = reached[place_of(AHEAD, "counts", "places0")]
+        counted = reached[place_of(AHEAD, "counts", named_places(0, within))]
         some = counted > among.to(tl.int32)
         d = tl.where(among, limited_d(pair.d, numbers, PLAN), 0.0).to(tl.float64)
         log_ratio = d - tl.where(some, before, 0.0)
@@ -247,7 +252,8 @@ def value_along(
     else:
         value = total_along(reached, name, TEST.one_limb, AHEAD)
         if TEST.reduce == "mean":
-            value = value / places_along(reached, like, TEST.pair, AHEAD)
+            within: tl.constexpr = TEST.within
+            value = value / places_along(reached, like, TEST.pair, within, AHEAD)
         return value, value
 
 
@@ -257,7 +263,8 @@ def fails_along(
 ) -> tl.tensor:  # fmt: skip
     """Test which values of prefixes lie outside their bounds, which may grow."""
     if TEST.grows:
-        growth = tl.sqrt(places_along(reached, like, TEST.pair, ahead_of(PLAN)))
+        within: tl.constexpr = TEST.within
+        growth = tl.sqrt(places_along(reached, like, TEST.pair, within, ahead_of(PLAN)))
         lower = number(numbers, PLAN, named(TEST.index, "lower")) * growth
         upper = number(numbers, PLAN, named(TEST.index, "upper")) * growth
         return ((tested >= lower) & (tested <= upper)) == 0
@@ -297,7 +304,8 @@ def decide_prefixes(
     """
     AHEAD: tl.constexpr = ahead_of(PLAN)
     given = record_prefixes(nothing(AHEAD), pairs, dropped, shared, AHEAD, TILING)
-    begins = begins_of(shared.span, shared.first, shared.offsets, shared.tile, shared.extents, PLAN, TILING)
+    begins = begins_of(shared.span, shared.first, shared.offsets, shared.heads, shared.tile, shared.extents, PLAN,
+                       TILING)  # fmt: skip
     reached, running = run_along(given, running, begins, AHEAD, TILING)
     pair = pair_of(pairs[0])
     if PLAN.level == "prefix":
@@ -312,7 +320,7 @@ def decide_prefixes(
             found, fails = test_prefixes(found, reached, compared, among, advantage, shared.numbers, test(PLAN, i),
                                          PLAN)  # fmt: skip
             if test(PLAN, i).drop == "rest":
-                failures, last = scanned(fails.to(tl.int32), running[rest_of(PLAN, i)], begins, False, TILING)
+                failures, last = scanned(fails.to(tl.int32), running[rest_of(PLAN, i)], begins[0], False, TILING)
                 running = running[: rest_of(PLAN, i)] + (last,) + running[rest_of(PLAN, i) + 1 :]
                 fails = valid & (failures > 0)
                 rest = rest | fails

@@ -222,7 +222,7 @@ RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps
 def read_kernel(
     train_logp, rollout_logp, mask, log_mass, advantages, externals, offsets, numbers,
     weights, mask_out, counts, integers, floats, peaks, token_sums, token_maxima, histogram, counter,
-    ahead_counts, ahead_integers, ahead_floats, ahead_peaks,
+    ahead_counts, ahead_integers, ahead_floats, ahead_peaks, heads,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     steps: tl.int32,
     train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
@@ -252,7 +252,8 @@ def read_kernel(
     if PLAN.ahead is not None:
         ahead = (either(ahead_counts, counts), either(ahead_integers, counts), either(ahead_floats, counts),
                  either(ahead_peaks, counts))  # fmt: skip
-        running = carried_into(ahead, slots, offsets, span, tile, extents, ahead_of(PLAN))
+        running = carried_into(ahead, slots, offsets, heads, span, tile, extents, ahead_of(PLAN))
+    heads = either(heads, counts)
     outside = tile.length * 0
     # At least one step, because owners of no token may end in a tile of none.
     for first in range(0, tl.maximum(tile.length, 1), TILING.step):
@@ -262,8 +263,8 @@ def read_kernel(
         else:
             part = load_part(inputs, tile, first, PLAN, TILING, False)
             outside += count_outside(part, tile, first, PLAN, TILING)
-        shared = Shared(tile, span, first, whole, extents, offsets, either(advantages, train_logp), externals,
-                        either(histogram, train_logp), numbers)  # fmt: skip
+        shared = Shared(tile, span, first, whole, extents, offsets, heads, either(advantages, train_logp),
+                        externals, either(histogram, train_logp), numbers)  # fmt: skip
         found, new_weights, new_mask, running = read_part(part, shared, running, PLAN, TILING)
         if PLAN.writes_token_weights or PLAN.writes_mask:
             if whole:

@@ -80,11 +80,11 @@ class Recipe:
     groups: int
 
 
-# Every tensor of a call: given, and handed back; two of turns, two of labels; the last four are the sums by owner of a
-# split batch.
+# Every tensor of a call: given, and handed back; three of turns, two of labels; the last four are the sums by owner of
+# a split batch.
 TENSORS = (
     *("train_logp", "rollout_logp", "mask", "log_mass", "advantages", "offsets", "numbers"),
-    *("weights", "mask_out", "keep_out", "statistics", "histogram", "within", "keep_turns_out"),
+    *("weights", "mask_out", "keep_out", "statistics", "histogram", "within", "keep_turns_out", "heads"),
     *("label_sums", "label_maxima"),
     *("counts_out", "integers_out", "floats_out", "peaks_out"),
 )
@@ -148,6 +148,7 @@ def recipe_of(
         "histogram": not plan.full,
         "within": not plan.turns,
         "keep_turns_out": not plan.turns,
+        "heads": not plan.crosses_turns,
         "label_sums": not labelled,
         "label_maxima": not labelled,
         "counts_out": not split,

@@ -32,6 +32,15 @@ def runs_before(plan: Plan, k: int) -> bool:
 
 
 @triton.constexpr_function
+def crosses(plan: Plan, k: int) -> bool:
+    """Test for a column that goes on from one turn of a sequence to the next."""
+    head, _, rest = plan.recorded[k][1].partition("/")
+    if head.startswith("places"):
+        return plan.turns and rest != "turn"
+    return plan.turns and (plan.prefix_within if head == "weight" else plan.tests[int(head)].within) == "sequence"
+
+
+@triton.constexpr_function
 def table_of(plan: Plan, k: int) -> int:
     """Find the table of a column."""
     return plan.of_slots.index(plan.recorded[k][0])
@@ -55,12 +64,13 @@ def rests(plan: Plan) -> int:
 
 @triton.jit
 def carried_into(
-    tables: tl.tuple, slots: tl.tensor, offsets: tl.tensor, span: Span, tile: Tile, extents: Extents,
-    AHEAD: tl.constexpr,
+    tables: tl.tuple, slots: tl.tensor, offsets: tl.tensor, heads: tl.tensor, span: Span, tile: Tile,
+    extents: Extents, AHEAD: tl.constexpr,
 ) -> tl.tuple:  # fmt: skip
     """Add up the slots that the first sequence of a tile has in the tiles before: `running`, at the tile's start.
 
-    They lie side by side before its slot in this tile.
+    They lie side by side before its slot in this tile, as do those of a turn; where a sequence has turns its slots are
+    theirs, from the first on, of which `heads` has the number.
     """
     program = tl.program_id(0).to(tl.int64)
     if AHEAD.packed:
@@ -69,16 +79,24 @@ def carried_into(
     else:
         many = program % extents.tiles
         first = program - many
+    first_of_all, most, longest = first, many, many
+    if AHEAD.crosses_turns:
+        head = tl.load(heads + span.owner)
+        first_of_all = (edge(offsets, head, extents.sequences, extents.tokens) >> extents.tile_bits) + head
+        most = program + span.owner - first_of_all
+        longest = tl.maximum(many, most)
     kept = ()
     for k in tl.static_range(size(AHEAD, "recorded")):
         kept = kept + (tl.full((SLOTS,), start_of(AHEAD, k), kind_of(AHEAD, k)),)
-    for start in range(0, tl.maximum(many, 0).to(tl.int32), SLOTS):
+    for start in range(0, tl.maximum(longest, 0).to(tl.int32), SLOTS):
         each = start + tl.arange(0, SLOTS)
         more = ()
         for k in tl.static_range(size(AHEAD, "recorded")):
             if runs(AHEAD, k):
-                where = tables[table_of(AHEAD, k)] + (slots * row_of(AHEAD, k) + first + each)
-                x = tl.load(where, mask=each < many, other=start_of(AHEAD, k))
+                begun = first_of_all if crosses(AHEAD, k) else first
+                known = each < (most if crosses(AHEAD, k) else many)
+                where = tables[table_of(AHEAD, k)] + (slots * row_of(AHEAD, k) + begun + each)
+                x = tl.load(where, mask=known, other=start_of(AHEAD, k))
                 more = more + (tl.maximum(kept[k], x) if is_extremum(AHEAD, k) else kept[k] + x,)
             else:
                 more = more + (kept[k],)
@@ -97,15 +115,19 @@ def carried_into(
 
 @triton.jit
 def begins_of(
-    span: Span, first: tl.tensor, offsets: tl.tensor, tile: Tile, extents: Extents, PLAN: tl.constexpr,
-    TILING: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Mark the tokens of a step with which another sequence begins than that with which the tile does: [STEP] int32.
+    span: Span, first: tl.tensor, offsets: tl.tensor, heads: tl.tensor, tile: Tile, extents: Extents,
+    PLAN: tl.constexpr, TILING: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
+    """Mark the tokens of a step with which another owner begins than that with which the tile does: [STEP] int32.
 
-    The span is that of the step's first token, or what is before it.
+    And those with which another sequence does, where owners are turns. The span is that of the step's first token, or
+    what is before it.
     """
     place = tl.reshape(places_of(first, TILING), (TILING.step,))
     begins = (place == span.start) & (first > 0)
+    sequences = begins
+    if PLAN.crosses_turns:
+        sequences = begins & begins_sequence(span, offsets, heads, extents)
     if PLAN.packed:
         # Counted first, as in `tiles.of_sequences`.
         ahead, more = span, tile.length * 0
@@ -115,7 +137,19 @@ def begins_of(
         for _ in range(more):
             span = next_span(span, offsets, tile, extents, PLAN)
             begins = begins | (place == span.start)
-    return begins.to(tl.int32)
+            if PLAN.crosses_turns:
+                sequences = sequences | ((place == span.start) & begins_sequence(span, offsets, heads, extents))
+    if PLAN.crosses_turns:
+        return begins.to(tl.int32), sequences.to(tl.int32)
+    else:
+        return begins.to(tl.int32), begins.to(tl.int32)
+
+
+@triton.jit
+def begins_sequence(span: Span, offsets: tl.tensor, heads: tl.tensor, extents: Extents) -> tl.tensor:
+    """Test whether the owner of a span begins where its sequence does: turns of no token may come before it."""
+    begun = edge(offsets, tl.load(heads + span.owner), extents.sequences, extents.tokens)
+    return begun == edge(offsets, span.owner, extents.sequences, extents.tokens)
 
 
 @triton.jit
@@ -175,17 +209,18 @@ def scanned_before(
 
 @triton.jit
 def run_along(
-    given: tl.tuple, running: tl.tuple, begins: tl.tensor, AHEAD: tl.constexpr, TILING: tl.constexpr
+    given: tl.tuple, running: tl.tuple, begins: tl.tuple, AHEAD: tl.constexpr, TILING: tl.constexpr
 ) -> tuple[tl.tuple, tl.tuple]:
-    """Run along a step with all columns; the results stand where the columns do."""
+    """Run along a step with all columns; the results stand where the columns do. begins: of owners, of sequences."""
     reached = ()
     for k in tl.static_range(size(AHEAD, "recorded")):
         if runs(AHEAD, k):
             x = given[k].to(kind_of(AHEAD, k))
+            each = begins[1] if crosses(AHEAD, k) else begins[0]
             if runs_before(AHEAD, k):
-                x, last = scanned_before(x, running[k], begins, start_of(AHEAD, k), TILING)
+                x, last = scanned_before(x, running[k], each, start_of(AHEAD, k), TILING)
             else:
-                x, last = scanned(x, running[k], begins, is_extremum(AHEAD, k), TILING)
+                x, last = scanned(x, running[k], each, is_extremum(AHEAD, k), TILING)
             reached = reached + (x,)
             running = running[:k] + (last,) + running[k + 1 :]
         else:

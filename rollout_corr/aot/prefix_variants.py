@@ -76,6 +76,17 @@ PREFIX_VARIANTS = {
         ),
         length=SHORT,
     ),
+    # Along turns, and along sequences past their turns.
+    "prefix_turns": Variant(
+        "prefix_turns",
+        Spec(
+            Weight("prefix", 0.8, 1.25, over="turn", growth="sqrt"),
+            (Criterion("ratio", "prefix", "sum", 0.5, 1.7, label="sum"),),
+            rejected="both",
+        ),
+        length=MEDIUM,
+        turns=True,
+    ),
     "prefix_fp64": Variant(
         "prefix_fp64",
         Spec(criteria=(Criterion("k1", "prefix", "sum", upper=0.5, drop="rest", label="k1"),)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -24,7 +25,7 @@ from builders.kernel_cases import (
     watched,
 )
 from builders.prefixes import made
-from builders.turns import loss_of
+from builders.turns import loss_of, offsets_of, random_turns
 from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS
 from rollout_corr.backends import operators
 from rollout_corr.backends.whole import run_whole
@@ -88,6 +89,16 @@ def test_the_last_prefix_has_the_bits_of_the_sequence(reduce, device):
     one = by_kernels(laid, rc.Spec(W("prefix", 0.5, 2.0, reduce=reduce)), device).weights.cpu()
     other = by_kernels(laid, rc.Spec(W(level, 0.5, 2.0)), device).weights.cpu()
     last = [places[-1] for places in laid.places if places]
+    assert bits(one[last]).equal(bits(other[last]))
+
+
+def test_the_last_prefix_of_a_turn_has_its_bits(device):
+    batch = random_sequences(7, (5, 1, 40, 0, 17), invalid=0.0)
+    laid, turns = lay_out(batch, "packed", torch.float32), random_turns(batch, 7)
+    offsets = offsets_of(laid, turns)
+    one = by_kernels(laid, rc.Spec(W("prefix", 0.5, 2.0, over="turn")), device, turns=offsets).weights.cpu()
+    other = by_kernels(laid, rc.Spec(W("product", 0.5, 2.0, over="turn")), device, turns=offsets).weights.cpu()
+    last = [end - 1 for begin, end in itertools.pairwise(offsets.tolist()) if begin < end]
     assert bits(one[last]).equal(bits(other[last]))
 
 
@@ -203,8 +214,8 @@ def test_what_they_leave_to_plain_torch_is_refused_by_name():
     laid = lay_out(random_sequences(2, (5, 1, 7), advantages="token"), "packed", torch.float32)
     before = C("k1", upper=0.3, drop="sequence", label="before")
     cases = (
-        (rc.Spec(W("prefix", over="turn")), {"turns": "runs"}, "the kernels know no prefixes beside turns"),
-        (rc.Spec(criteria=(replace(DIVERGENCE, within="turn"),)), {"turns": "runs"}, "no prefixes beside turns"),
+        (rc.Spec(criteria=(replace(DIVERGENCE, within="turn"),)), {"turns": "runs"}, "drops the rest beside turns"),
+        (rc.Spec(criteria=(DIVERGENCE,)), {"turns": "runs"}, "criterion 'divergence' drops the rest beside turns"),
         (rc.Spec(W("prefix"), (before,), sums_over="kept"), {}, "criterion 'before' rejects sequences before prefixes"),
     )
     for spec, given, why in cases:
@@ -212,6 +223,42 @@ def test_what_they_leave_to_plain_torch_is_refused_by_name():
             laid.correct(spec, backend="triton", **given)
     assert operators.beyond_split_kernels(rc.Spec(W("prefix"))) == "over several ranks the kernels know no prefixes"
     assert operators.beyond_kernels(rc.Spec(W("prefix"), (before,))) is None
+
+
+# Along turns, along sequences past their turns, and along both; with empty turns wherever they can be.
+TURNS = (
+    rc.Spec(W("prefix", 0.8, 1.25, over="turn", growth="sqrt"), rejected="zero"),
+    rc.Spec(
+        W("prefix", 0.9, 1.1, outside="zero", reduce="min"),
+        (C("ratio", "prefix", "mean", upper=1.1, within="turn", drop="sequence"), C("k3", "turn", "max", upper=0.2)),
+        rejected="both",
+    ),
+    rc.Spec(
+        W("prefix", reduce="mean", over="turn"),
+        (
+            C("ratio", "prefix", "sum", upper=1.2, growth="sqrt", label="sequence"),
+            C("ratio", "prefix", "sum", upper=1.1, growth="sqrt", within="turn", label="turn"),
+            C("abs", "prefix", "max", upper=0.5, when="negative_advantage", label="max"),
+            C("k1", upper=0.4, label="token"),
+        ),
+        rejected="both",
+        sums_over="kept",
+    ),
+    rc.Spec(W("product", over="turn"), (C("k2", "prefix", "mean", upper=0.1, label="mean"), BUDGET)),
+)
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 12))])
+def test_beside_turns(seed, device):
+    spec, place = TURNS[seed % 4], seed % 3
+    batch = spoil(random_sequences(seed, (5, 1, 9, 0, 40, 17, 2), advantages="token"), seed)
+    lengths = [[0, *row, 0, 0] for row in random_turns(batch, seed)]
+    layout = LAYOUTS[seed % len(LAYOUTS)]
+    laid = lay_out(batch, layout, (torch.float32, torch.bfloat16, torch.float64)[place])
+    turns = offsets_of(laid, lengths)
+    out, wanted = by_kernels(laid, spec, device, SHAPES[place], seed, turns=turns), laid.correct(spec, turns=turns)
+    assert_like_reference(out, wanted, f"{layout} {spec!r}")
+    assert out.keep_turns.cpu().equal(wanted.keep_turns)
 
 
 OF_NEW = (

@@ -119,9 +119,12 @@ def run_prefixes(name: str, seed: int = 0, **settings) -> Session:
     shape = shape_of(variant)
     sequences = random_sequences(number, lengths_for(shape), scale=0.1, advantages=variant.advantages)
     laid = lay_out(spoil(sequences, number), "packed_gaps" if variant.packed else "padded_left", variant.train)
-    reference = laid.correct(variant.spec)
+    given = {}
+    if variant.turns:
+        given["turns"] = offsets_of(laid, random_turns(sequences, number)).to(variant.offsets)
+    reference = laid.correct(variant.spec, **given)
     with one_thread(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
-        out = laid.correct(variant.spec, backend="triton")
+        out = laid.correct(variant.spec, backend="triton", **given)
     assert_like_reference(out, reference, name)
     return session
 

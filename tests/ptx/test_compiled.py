@@ -25,9 +25,9 @@ SLOW = (
     "sequences_of_probabilities", "extrema_of_d", "when_tokens", "late", "late_zeroed",
     "verl.decoupled_k3_rs_token_tis", "xtuner.agentic", "slime.mis", "kept_set_replayed", "split_padded",
     "turns_measured", "turns_mixed", "turns_split", "prefix_weights", "prefix_budget", "prefix_kept",
-    "prefix_poisoned", "prefix_fp64", "labels_token", "labels_icepop", "loss_ppo_fp64", "loss_dro_sequence",
-    "loss_of_turns", "labels_turns", "areal.kpop", "late_after_tokens", "extrema_by_value", "loss_gspo_fp64",
-    "token_fp64", "kept_set", "when_sequences", "open_instruct.vaco", "skyrl.tldr",
+    "prefix_poisoned", "prefix_turns", "prefix_fp64", "labels_token", "labels_icepop", "loss_ppo_fp64",
+    "loss_dro_sequence", "loss_of_turns", "labels_turns", "areal.kpop", "late_after_tokens", "extrema_by_value",
+    "loss_gspo_fp64", "token_fp64", "kept_set", "when_sequences", "open_instruct.vaco", "skyrl.tldr",
 )  # fmt: skip
 
 
