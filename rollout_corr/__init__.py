@@ -69,6 +69,7 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.spec.batch_losses import BAPO as BAPO
     from rollout_corr.spec.batch_losses import ClipCov as ClipCov
     from rollout_corr.spec.batch_losses import KLCov as KLCov
+    from rollout_corr.spec.entropy_losses import EntropyClip as EntropyClip
     from rollout_corr.spec.group_losses import REAL as REAL
     from rollout_corr.spec.signed_losses import REC as REC
     from rollout_corr.spec.signed_losses import TOPR as TOPR
@@ -97,6 +98,7 @@ __all__ = [
     "Correction",
     "Criterion",
     "EntropyBonus",
+    "EntropyClip",
     "FilteredGroups",
     "KLCov",
     "KeepESS",
@@ -144,6 +146,7 @@ _IMPORTED_WHEN_USED = {
     "ClipCov": "spec.batch_losses",
     "FilteredGroups": "api.groups",
     "KLCov": "spec.batch_losses",
+    "EntropyClip": "spec.entropy_losses",
     "REAL": "spec.group_losses",
     "REC": "spec.signed_losses",
     "RouteAgreement": "api.routes",

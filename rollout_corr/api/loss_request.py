@@ -306,6 +306,8 @@ class LossRequest:
             raise ValueError(f"backend: expected 'auto' or 'torch' for {self.beyond_kernels}, got 'triton'")
         if spec is None and self.labels is not None:
             raise ValueError("labels: expected None without a spec, whose metrics they tell apart, got both")
+        if self.surrogate.reads_entropy and self.entropy is None:
+            raise ValueError(f"entropy: expected a value for the surrogate {self.surrogate!r}, got None")
         if self.surrogate.by_group:
             of_batch = tensors.batch.count, tensors.batch.train.device
             over_ranks = self.groups.batch is not None

@@ -144,7 +144,7 @@ def policy_loss(
             of="new/rollout" and of="new/old" work here. Not beside weights that are passed in.
         cu_seqlens: [S + 1] int32 or int64 offsets of packed sequences.
         surrogate: PPO, GSPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO, TOPR, REC or VESPO; PPO() by default.
-            Or one that looks at the whole batch first, on plain torch: ClipCov, KLCov, BAPO or REAL.
+            Or one that looks at the whole batch first, on plain torch: ClipCov, KLCov, BAPO, REAL or EntropyClip.
         kl: A penalty for leaving `ref_logp`, or None.
         ref_logp: Log-probs under the reference policy, same layout; needed by `kl`.
         regulariser: A squared log-ratio, or None.
@@ -163,7 +163,7 @@ def policy_loss(
         renormalized: The side whose log-probs are over the kept set already: "rollout", or "train", which is new_logp
             and old_logp.
         entropy: The entropy of the distribution that each token was drawn from, in nats, same layout, as the head that
-            gave `new_logp` returns it: for metrics, criteria with stat="entropy" and the bonus.
+            gave `new_logp` returns it: for metrics, criteria with stat="entropy", the bonus and EntropyClip.
         entropy_bonus: A reward for entropy, or None. Its gradient goes to `entropy`, where that requires grad.
         versions: The version of the policy that sampled each token or sequence, as in `correct`; for a `spec`.
         current_version: The version of the policy that trains.
@@ -286,6 +286,8 @@ def _run(request: LossRequest) -> PolicyLoss:
         mass=batch.mass if request.mode.name == "bypass" else None,
         scales=request.scales,
     )
+    if wanted.surrogate.reads_entropy and request.entropy is not None:
+        task.entropy = request.entropy.detach()
     if wanted.surrogate.looks:
         task.looked = looked_at(request, task)
     kl = wanted.kl

@@ -80,9 +80,16 @@ class WholeBatch:
         self.trains = torch.ones_like(found.x, dtype=torch.bool) if counted is None else counted
         self._batch, self._ids, self._add_up = batch, ids, add_up
         self.groups: SeenGroups | None = None
+        self.entropy: Tensor | None = None
 
     def count(self) -> Tensor:
         return self._add_up(torch.count_nonzero(self.trains)).double()
+
+    def count_of(self, which: Tensor) -> Tensor:
+        return self._add_up(torch.count_nonzero(which)).double()
+
+    def numbered(self, x: Tensor, among: Tensor, place: Tensor) -> Tensor:
+        return self._bound("upper", x, among, place)
 
     def mean(self, x: Tensor) -> Tensor:
         counts = [limb.sum() for limb in self._limbs(x)] + [torch.count_nonzero(self.trains)]

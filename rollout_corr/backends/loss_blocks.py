@@ -47,6 +47,7 @@ class LossTask:
         mass: The mass that truncated sampling kept, where `base` is the rollout's, or None.
         scales: Factors of all that a token adds to the loss, or None.
         looked: What the surrogate found in the whole batch, tokens in its shape; None where it does not look.
+        entropy: Of each token, for a surrogate that reads it, or None.
     """
 
     new: Tensor
@@ -63,6 +64,7 @@ class LossTask:
     mass: KeptMass | None = None
     scales: Tensor | None = None
     looked: Looked | None = None
+    entropy: Tensor | None = None
 
 
 class LossResult(NamedTuple):
@@ -185,6 +187,7 @@ def look(task: LossTask, ids: Tensor, ranks: Groups) -> Looked:
     sequences, valid = whole.sequences_of(batch)
     found = loss.read(_operands(task, batch.train, sequences, valid), task.objective)
     seen = WholeBatch(batch, found, ids, ranks.sum)
+    seen.entropy = None if task.entropy is None else task.entropy.to(batch.dtype)
     if batch.groups is not None and task.objective.surrogate.by_group:
         from rollout_corr.backends.look_groups import WholeGroups
 

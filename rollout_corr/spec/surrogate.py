@@ -143,9 +143,16 @@ class SeenBatch(Protocol):
     tokens: LossTokens
     trains: Tensor  # Bool per token
     groups: SeenGroups | None  # for a surrogate of groups
+    entropy: Tensor | None  # of each token, for a surrogate that reads it
 
     def count(self) -> Tensor:
         """0-d float64: the tokens that train."""
+
+    def count_of(self, which: Tensor) -> Tensor:
+        """0-d float64: the tokens that are True."""
+
+    def numbered(self, x: Tensor, among: Tensor, place: Tensor) -> Tensor:
+        """0-d: the value at a place, 1 for the first, in the ascending order of those that are True in `among`."""
 
     def mean(self, x: Tensor) -> Tensor:
         """The mean over the tokens that train, 0-d in the dtype of x; 0 of none."""
@@ -189,6 +196,7 @@ class Surrogate(Checked):
         pools: All tokens of a sequence have one loss.
         looks: `look` decides something from the whole batch first; then it runs on plain torch.
         by_group: It compares the sequences of a group, which a call has to name.
+        reads_entropy: It reads the entropy of tokens, which a call has to bring.
         found: The sums that `look` reports.
     """
 
@@ -201,6 +209,7 @@ class Surrogate(Checked):
     pools: ClassVar[bool] = False
     looks: ClassVar[bool] = False
     by_group: ClassVar[bool] = False
+    reads_entropy: ClassVar[bool] = False
     found: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:

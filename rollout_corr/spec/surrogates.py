@@ -2,8 +2,8 @@
 
 To add one, write a class in ratio_losses.py, score_losses.py or signed_losses.py, list it here, export it in
 `rollout_corr/__init__.py`, and give it a branch in kernels/policy_loss/formulas.py and a formula in
-tests/oracles/loss.py. One that looks at the whole batch first lives in batch_losses.py or group_losses.py, has no
-kernel and has its formula in tests/oracles/looks.py. Nothing else names it.
+tests/oracles/loss.py. One that looks at the whole batch first lives in batch_losses.py, group_losses.py or
+entropy_losses.py, has no kernel and has its formula in tests/oracles/looks.py. Nothing else names it.
 
 `import rollout_corr` imports the files of the most used ones alone, and this list when something asks for all.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 from rollout_corr.spec.batch_losses import BAPO as BAPO
 from rollout_corr.spec.batch_losses import ClipCov as ClipCov
 from rollout_corr.spec.batch_losses import KLCov as KLCov
+from rollout_corr.spec.entropy_losses import EntropyClip as EntropyClip
 from rollout_corr.spec.group_losses import REAL as REAL
 from rollout_corr.spec.ratio_losses import GMPO as GMPO
 from rollout_corr.spec.ratio_losses import GSPO as GSPO
@@ -30,4 +31,4 @@ from rollout_corr.spec.surrogate import Surrogate
 
 SURROGATES: tuple[type[Surrogate], ...] = (PPO, GSPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO, TOPR, REC, VESPO)
 # Those that look at the whole batch first, for which there is no kernel.
-OF_BATCH: tuple[type[Surrogate], ...] = (ClipCov, KLCov, BAPO, REAL)
+OF_BATCH: tuple[type[Surrogate], ...] = (ClipCov, KLCov, BAPO, REAL, EntropyClip)

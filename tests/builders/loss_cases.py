@@ -72,6 +72,13 @@ OF_GROUPS = {
     "real cold": rc.REAL(0.05, coef=2.0),
     "real clamped": rc.REAL(clamp=0.05),
 }
+# Those with bounds scaled by entropy.
+OF_ENTROPY = {
+    "entropy clip": rc.EntropyClip(),
+    "entropy clip dual": rc.EntropyClip(0.1, 0.15, 2.0, pivot=0.8, dual=1.3),
+    "entropy clip upper": rc.EntropyClip(0.05, 0.05, 0.5, 0.2, widens="upper"),
+    "entropy clip wide": rc.EntropyClip(0.7, 0.1, 3.0, pivot=1.0),
+}
 
 
 def random_batch(seed, lengths=(5, 1, 7, 0, 4, 6), *, advantages="token", scale=0.4, broken=False, keep=0.8):

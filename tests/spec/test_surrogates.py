@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 import rollout_corr as rc
-from builders.loss_cases import OF_BATCH, OF_GROUPS, SURROGATES
+from builders.loss_cases import OF_BATCH, OF_ENTROPY, OF_GROUPS, SURROGATES
 from rollout_corr.spec import surrogates
 from rollout_corr.spec.surrogate import Surrogate
 from rollout_corr.spec.surrogates import OF_BATCH as WITHOUT_KERNELS
 from rollout_corr.spec.surrogates import SURROGATES as WITH_KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
-LOOKING = OF_BATCH | OF_GROUPS
+LOOKING = OF_BATCH | OF_GROUPS | OF_ENTROPY
 CASES = SURROGATES | LOOKING
 NAMES = {kind.__name__ for kind in (*WITH_KERNELS, *WITHOUT_KERNELS)}
 MAY_NAME_ONE = (
@@ -26,6 +26,7 @@ MAY_NAME_ONE = (
     "rollout_corr/spec/score_losses.py",
     "rollout_corr/spec/surrogates.py",
     "rollout_corr/spec/batch_losses.py",
+    "rollout_corr/spec/entropy_losses.py",
     "rollout_corr/spec/group_losses.py",
     "rollout_corr/frameworks/",
     "rollout_corr/aot/",
