@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import rollout_corr as rc
-from builders.batches import lay_out, one_thread, random_sequences, rounded, spoil
+from builders.batches import Laid, lay_out, one_thread, random_sequences, rounded, spoil
 from builders.kernel_cases import (
     SEQUENCES,
     TOKENS,
@@ -21,6 +21,7 @@ from builders.kernel_cases import (
     check,
     fitted,
     shaped,
+    unchecked,
 )
 from builders.labels import assert_same_labels
 from builders.loss_kernel_cases import WITHIN as OF_LOSS
@@ -30,6 +31,7 @@ from ptx.counts import filled, variant_of
 from ptx.session import Session, compiled
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS
+from rollout_corr.aot.variant import Variant
 from rollout_corr.aot.variants import BATCH_VARIANTS, LABEL_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from rollout_corr.kernels.correct import launch
 from rollout_corr.kernels.correct.launch import Given, Wanted
@@ -51,6 +53,15 @@ def lengths_for(shape: Shape) -> tuple[int, ...]:
     hard = (5, 1, tile // 4, 0, 1, 1, tile - 1, 3, tile + 1, 0, 2 * tile + tile // 3, 2, 17)
     # More sequences than two programs over sequences have, so that they need one another's results.
     return (*hard, tile * shape.rows + 9, *(tile // 2 for _ in range(shape.rows)), *(1, 2) * 32)
+
+
+def laid_out(variant: Variant, sequences) -> Laid:
+    """Sequences in the layout and with the dtypes that a variant declares: other dtypes are other kernels."""
+    laid = lay_out(sequences, "packed_gaps" if variant.packed else "padded_left", variant.train, variant.mask)
+    laid.cu_seqlens = laid.cu_seqlens.to(variant.offsets) if variant.packed else None
+    if variant.advantages:
+        laid.advantages = laid.advantages.to(torch.promote_types(variant.train, torch.float32))
+    return laid
 
 
 def run_correct(name: str, seed: int = 0, **settings) -> Session:
@@ -82,13 +93,13 @@ def run_turns(name: str, seed: int = 0, **settings) -> Session:
     variant, number = TURN_VARIANTS[name], list(TURN_VARIANTS).index(name)
     shape = shape_of(variant)
     batch = spoil(random_sequences(number, lengths_for(shape), scale=0.1, advantages=variant.advantages), number)
-    laid = lay_out(batch, "packed_gaps" if variant.packed else "padded_left", torch.float32)
+    laid = laid_out(variant, batch)
     turns = offsets_of(laid, random_turns(batch, number)).to(variant.offsets)
     reference = laid.correct(variant.spec, turns=turns)
     assert {True, False} == set(reference.keep_turns.tolist())
     prepare = partial(launch.prepare, split=variant.split)
     patched = mock.patch.object(launch, "prepare", prepare)
-    with patched, one_thread(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
+    with patched, one_thread(), unchecked(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
         out = laid.correct(variant.spec, turns=turns, backend="triton")
     assert_like_reference(out, reference, name)
     assert out.keep_turns.equal(reference.keep_turns)
@@ -101,13 +112,13 @@ def run_labels(name: str, seed: int = 0, **settings) -> Session:
     shape = shape_of(variant)
     batch = random_sequences(number, lengths_for(shape), scale=0.1)
     batch = batch if variant.spec.nonfinite == "propagate" else spoil(batch, number)
-    laid = lay_out(batch, "packed_gaps" if variant.packed else "padded_left", torch.float32)
+    laid = laid_out(variant, batch)
     ids = torch.arange(len(batch)) * 7 % 5 - 1
     given = {"labels": {"place": ids}, "label_names": {"place": 3}}
     if variant.turns:
         given["turns"] = offsets_of(laid, random_turns(batch, number)).to(variant.offsets)
     reference = laid.correct(variant.spec, **given)
-    with one_thread(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
+    with one_thread(), unchecked(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
         out = laid.correct(variant.spec, backend="triton", **given)
     assert_same_labels(out, reference, name)
     return session
@@ -118,12 +129,12 @@ def run_prefixes(name: str, seed: int = 0, **settings) -> Session:
     variant, number = PREFIX_VARIANTS[name], list(PREFIX_VARIANTS).index(name)
     shape = shape_of(variant)
     sequences = random_sequences(number, lengths_for(shape), scale=0.1, advantages=variant.advantages)
-    laid = lay_out(spoil(sequences, number), "packed_gaps" if variant.packed else "padded_left", variant.train)
+    laid = laid_out(variant, spoil(sequences, number))
     given = {}
     if variant.turns:
         given["turns"] = offsets_of(laid, random_turns(sequences, number)).to(variant.offsets)
     reference = laid.correct(variant.spec, **given)
-    with one_thread(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
+    with one_thread(), unchecked(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
         out = laid.correct(variant.spec, backend="triton", **given)
     assert_like_reference(out, reference, name)
     return session
@@ -133,11 +144,10 @@ def run_bounds_of_batch(name: str, seed: int = 0, **settings) -> Session:
     """A variant with bounds that the batch decides, beside plain torch: what is at a bound, and what is next to it."""
     variant, number = BATCH_VARIANTS[name], list(BATCH_VARIANTS).index(name)
     shape = shape_of(variant)
-    sequences = spoil(random_sequences(number, lengths_for(shape), scale=0.1), number)
-    laid = lay_out(sequences, "packed_gaps" if variant.packed else "padded_left", variant.train)
+    laid = laid_out(variant, spoil(random_sequences(number, lengths_for(shape), scale=0.1), number))
     reference = laid.correct(variant.spec)
     assert {True, False} == set(reference.keep.tolist())
-    with one_thread(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
+    with one_thread(), unchecked(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
         out = laid.correct(variant.spec, backend="triton")
     assert_like_reference(out, reference, name)
     return session

@@ -19,7 +19,7 @@ from pathlib import Path
 from triton.runtime.jit import JITFunction
 
 from ptx.cases import CASES, run_case
-from ptx.findings import FoundWrong
+from ptx.machine import FoundWrong
 from rollout_corr import kernels
 
 

@@ -6,45 +6,33 @@ import ctypes
 import mmap
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ptx import native
 from ptx.encode import Encoder
-from ptx.findings import Finding, Findings
-from ptx.native import CELL, EPOCH, KINDS, LAUNCH, PROGRAM, SPACES
+from ptx.native import KIND, SPACE, STAMP
 from ptx.parse import Instruction, Kernel, parse
 
-# --- memory ---
+KINDS = list(KIND)
 
 
+@dataclass
 class Region:
-    """A tensor: its bytes, and the record of its elements, which takes memory only where it is touched.
+    """A tensor."""
 
-    Args:
-        name: Of the kernel's parameter.
-        address: Of its first element.
-        item: Bytes of an element.
-        shape: Its sizes.
-        strides: Its strides in elements.
-        unwritten: Nobody has put values there.
-        recorded: Who touches it is recorded.
-    """
+    name: str  # of the kernel's parameter
+    address: int  # of its first element
+    item: int  # bytes of an element
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements
+    unwritten: bool  # nobody has put values there
+    record: NDArray[np.uint8] | None  # who touched its elements; without it nobody watches
 
-    def __init__(
-        self, name: str, address: int, item: int, shape: tuple[int, ...], strides: tuple[int, ...], unwritten: bool,
-        recorded: bool = True,
-    ) -> None:  # fmt: skip
-        self.name, self.address, self.item, self.unwritten = name, address, item, unwritten
-        self.lies(name, shape, strides)
-        self.cells = _zeros(CELL * self.elements) if recorded else None
-
-    def lies(self, name: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-        """Name the tensor anew, as a launch has it."""
-        self.name = name
-        self.axes = sorted(zip(strides, shape, range(len(shape)), strict=True), key=lambda axis: -axis[0])
+    def __post_init__(self) -> None:
+        self.axes = sorted(zip(self.strides, self.shape, range(len(self.shape)), strict=True), key=lambda x: -x[0])
         self.elements = 1 + sum((n - 1) * step for step, n, _ in self.axes)
         self.size = self.item * self.elements
 
@@ -55,38 +43,55 @@ class Region:
             found[axis], element = divmod(element, step) if step else (0, element)
         return f"{self.name}[{', '.join(str(found[axis]) for axis in sorted(found))}]"
 
-    def shared_with(self) -> native.Region:
+    def shared_with(self) -> ctypes.Structure:
         """Describe it to machine.cpp; axes are told where there are gaps between elements."""
-        gaps = self.elements > int(np.prod([n for _, n, _ in self.axes]))
-        steps, sizes = ([axis[i] for axis in self.axes] + [0] * (4 - len(self.axes)) for i in (0, 1))
-        cells = 0 if self.cells is None else _address(self.cells)
-        axes = len(self.axes) if gaps else 0
+        axes = self.axes if self.elements > int(np.prod(self.shape)) else []
+        steps, sizes = ([axis[i] for axis in axes] + [0] * (4 - len(axes)) for i in (0, 1))
+        cells = 0 if self.record is None else self.record.ctypes.data
         return native.Region(
-            self.address, self.address, self.size, self.item, self.unwritten, cells, axes, tuple(sizes), tuple(steps)
-        )
+            self.address, self.address, self.size, self.item, self.unwritten, cells, len(axes), tuple(sizes),
+            tuple(steps),
+        )  # fmt: skip
 
 
-def _zeros(size: int) -> mmap.mmap:
-    """Promise zeros, of which only those that are touched take memory."""
+def record_of(elements: int) -> NDArray[np.uint8]:
+    """Promise a record of elements that nobody has touched, which takes memory only for those that somebody does."""
     # Python names the last flag from 3.13 on; this is Linux's number, as Triton runs there.
-    promised = getattr(mmap, "MAP_NORESERVE", 0x4000)
-    return mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | promised)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+    return np.frombuffer(mmap.mmap(-1, ctypes.sizeof(native.Cell) * max(elements, 1), flags=flags), np.uint8)
 
 
-def _address(memory: mmap.mmap) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+@dataclass(frozen=True)
+class Finding:
+    """Something that a kernel must not do."""
+
+    kind: str  # of native.KIND
+    kernel: str
+    line: str  # of Triton's source, with the calls that led there
+    threads: str  # program and threads, the first of them
+    where: str  # the address as tensor and index
+    opcode: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.kernel}, {self.opcode} of {self.line}: {self.threads}, {self.where}"
 
 
-# --- a kernel ready to run, and how it went ---
+class FoundWrong(AssertionError):
+    """A launch with findings."""
+
+    def __init__(self, findings: list[Finding]) -> None:
+        super().__init__("\n".join(map(str, findings)))
+        self.findings = findings
 
 
 @dataclass
 class Executed:
-    """How many threads executed each instruction of a kernel; bytes by kind."""
+    """How many threads executed each instruction of a kernel; bytes by kind; the first finding of each kind there."""
 
     kernel: Kernel
     threads: NDArray[np.uint64]
-    bytes: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str]
+    findings: list[Finding]
 
 
 class Program:
@@ -101,17 +106,17 @@ class Program:
         self.kernel = parse(text)
         self._encoder = Encoder(self.kernel)
         self._shared = -(-shared // 16) * 16
-        steps = [self._encoder.step(x) for x in self.kernel.code] + [self._encoder.step(_THE_END)]
+        end = Instruction("exit", [], None, False, "the end")
+        steps = [self._encoder.step(x) for x in (*self.kernel.code, end)]
         self._steps = (native.Step * len(steps))(*steps)
         # No access to shared memory divides a granule of its record.
-        widths = [x.width for x in steps if x.space == SPACES.index("shared") and x.width]
-        self._granule = min(widths, default=4)
+        self._granule = min((x.width for x in steps if x.space == SPACE["shared"]), default=4)
 
     def run(
         self, parameters: Sequence[int], grid: int, programs: NDArray[np.int64], tensors: list[Region], launch: int,
-        seed: int, checked: bool, findings: Findings, off_by: tuple[int, int] = (0, 0),
+        seed: int, checked: bool, off_by: tuple[int, int] = (0, 0),
     ) -> Executed:  # fmt: skip
-        """Run programs of a launch, in an order that the seed decides, and count what they execute.
+        """Run programs of a launch, in an order that the seed decides; tell what they executed, and what was found.
 
         Args:
             parameters: The kernel's parameters in order.
@@ -121,42 +126,39 @@ class Program:
             launch: A number that no earlier launch has had.
             seed: Of every order.
             checked: Accesses are recorded; bounds and alignment are checked always.
-            findings: Where findings go.
             off_by: Units in the last place that ex2 and lg2 are off at most, and the seed that chooses each.
         """
-        kernel, encoder = self.kernel, self._encoder
-        given = dict(zip(kernel.parameters, parameters, strict=True))
-        initial = np.array(encoder.initial, np.uint64)
-        for number, (name, shift) in encoder.parameters.items():
-            initial[number] = given[name] >> shift
-        initial[encoder.number["nctaid.x"]] = grid
+        encoder, initial = self._encoder, np.array(self._encoder.initial, np.uint64)
+        given = dict(zip(self.kernel.parameters, parameters, strict=True))
+        for name, value in {**given, "nctaid.x": grid}.items():
+            initial[encoder.number[name]] = value
         order = np.random.default_rng(seed).permutation(programs).astype(np.int64)
         shared = np.zeros(self._shared, np.uint8)
-        record = _zeros(CELL * (self._shared // self._granule)) if checked else None
-        cells = 0 if record is None else _address(record)
-        local = np.zeros(kernel.local * kernel.threads, np.uint8)
-        own = [
-            native.Region(shared.ctypes.data, 0, shared.size, self._granule, True, cells),
-            native.Region(local.ctypes.data, 0, local.size, 1),
-        ]
-        regions = (native.Region * (len(tensors) + 2))(*(x.shared_with() for x in tensors), *own)
-        targets, found = np.array([*encoder.targets, 0], np.int32), (native.Found * 64)()
+        record = record_of(self._shared // self._granule if checked else 0)
+        own = native.Region(shared.ctypes.data, 0, shared.size, self._granule, True, checked and record.ctypes.data)
+        local = np.zeros(max(1, self.kernel.local * self.kernel.threads), np.uint8)
+        tensors = [*tensors, Region("local memory", local.ctypes.data, 1, local.shape, (1,), False, None)]
+        regions = (native.Region * (len(tensors) + 1))(*(x.shared_with() for x in tensors), own)
+        found = (native.Finding * 64)()
         executed, counted = np.zeros(len(self._steps), np.uint64), np.zeros(6, np.uint64)
         task = native.Task(
-            ctypes.addressof(self._steps), targets.ctypes.data, initial.ctypes.data, executed.ctypes.data,
-            counted.ctypes.data, order.ctypes.data, ctypes.addressof(regions), ctypes.addressof(found),
-            len(self._steps) - 1, initial.size, order.size, len(tensors), 0, len(found), kernel.threads,
-            *(encoder.number[name] for name in ("tid.x", "ctaid.x", "laneid")), launch, seed, native.MANY, *off_by,
+            code=ctypes.addressof(self._steps), initial=initial.ctypes.data, executed=executed.ctypes.data,
+            bytes=counted.ctypes.data, programs=order.ctypes.data, regions=ctypes.addressof(regions),
+            findings=ctypes.addressof(found), end=len(self._steps) - 1, registers=initial.size,
+            program_count=order.size, tensors=len(tensors), capacity=len(found), threads=self.kernel.threads,
+            launch=launch, seed=seed, most=native.MANY, local=local.ctypes.data,
+            local_bytes=self.kernel.local, off_by=off_by[0], off_seed=off_by[1],
         )  # fmt: skip
         native.library().run(ctypes.byref(task))
-        for x in found[: task.found]:
-            findings.add(self._in_words(x, tensors))
-        keys = [f"{space} {how}" for space in (*SPACES, "sectors") for how in ("read", "write")]
-        return Executed(kernel, executed[:-1], Counter(dict(zip(keys, counted.tolist(), strict=True))))
+        words = [self._in_words(x, tensors) for x in found[: task.found]]
+        first = {(x.kind, x.line, x.opcode): x for x in reversed(words)}
+        keys = [f"{space} {how}" for space in (*SPACE, "sectors") for how in ("read", "write")]
+        of_kind = Counter(dict(zip(keys, counted.tolist(), strict=True)))
+        return Executed(self.kernel, executed[:-1], of_kind, list(first.values())[::-1])
 
-    def _in_words(self, x: native.Found, tensors: list[Region]) -> Finding:
+    def _in_words(self, x: native.Finding, tensors: list[Region]) -> Finding:
         """Say what was found as kernel, line, threads, and address as tensor and index."""
-        instruction, kind = self.kernel.code[x.instruction], KINDS[x.kind]
+        instruction, kind = self.kernel.code[x.step], KINDS[x.kind]
         who = f"program {x.program}, thread {x.thread}" + (f" and {x.threads - 1} more" if x.threads > 1 else "")
         if kind == "divergence":
             other = "the end" if x.place >= len(self.kernel.code) else self.kernel.code[x.place].line
@@ -165,20 +167,16 @@ class Program:
             where = f"in a program of more than {native.MANY:,} steps"
         elif kind == "alignment":
             where = f"address {x.place:#x} for {x.other} bytes"
+        elif x.region == len(tensors) or self._steps[x.step].space == SPACE["shared"]:
+            where = f"shared byte {x.place} of {self._shared} of shared memory"
         elif x.region == -1:
             near = min(tensors, key=lambda r: max(r.address - x.place, x.place - r.address - r.size + 1, 0))
             where = f"{x.place - near.address} bytes behind the start of {near.name}, which has {near.size}"
-        elif x.region >= len(tensors):
-            space, size = (("shared", self._shared), ("local", self.kernel.local))[x.region - len(tensors)]
-            where = f"{space} byte {x.place} of {size} of {space} memory"
         else:
             region = tensors[x.region]
-            where = region.index(x.place // region.item)
-            where = f"between the elements of {region.name}" if kind == "bounds" else where
+            element = region.index(x.place // region.item)
+            where = f"between the elements of {region.name}" if kind == "bounds" else element
         if kind.startswith("race"):
-            program, thread = (x.other >> PROGRAM) & (2 ** (LAUNCH - PROGRAM) - 1), x.other & (2**EPOCH - 1)
+            thread, program = x.other % 2 ** STAMP["epoch"], x.other % 2 ** STAMP["launch"] >> STAMP["program"]
             where += f", touched by thread {thread} of program {program}"
         return Finding(kind, self.kernel.name, instruction.line, who, where, instruction.opcode)
-
-
-_THE_END = Instruction("exit", [], None, False, "the end")

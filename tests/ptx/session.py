@@ -18,12 +18,12 @@ from unittest import mock
 import numpy as np
 import torch
 import triton
+from numpy.typing import NDArray
 from torch import Tensor
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import JITFunction
 
-from ptx.findings import Findings
-from ptx.machine import Executed, Program, Region
+from ptx.machine import Executed, FoundWrong, Program, Region, record_of
 from ptx.native import CACHE
 from rollout_corr.aot.ahead_of_time import TARGETS, interpreted, source_of
 from rollout_corr.backends import operators
@@ -87,7 +87,7 @@ class Session:
     off_by: int = 0
     executed: list[tuple[Launch, Executed]] = field(default_factory=list)
     allocated: list[Tensor] = field(default_factory=list)
-    _regions: dict[tuple[int, int, int], tuple[Tensor, Region]] = field(default_factory=dict)
+    _records: dict[tuple[int, int, int], tuple[Tensor, NDArray[np.uint8]]] = field(default_factory=dict)
     _launches: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def run(self, launch: Launch) -> None:
@@ -101,18 +101,20 @@ class Session:
         text, shared = compile_ptx(launch)
         if self.mutate is not None:
             text = self.mutate(launch.kernel.__name__, text)
-        program, findings = program_of(text, shared), Findings()
+        program = program_of(text, shared)
         values, tensors = self._bind(launch)
         # Behind the kernel's own parameters stand pointers to scratch memory, of which it asks for none.
         values += [0] * (len(program.kernel.parameters) - len(values))
         programs = np.arange(launch.programs) if self.programs is None else self.programs(launch)
         number = next(self._launches)
         done = program.run(
-            values, launch.programs, programs, tensors, number, self.seed + number, self.checked, findings,
+            values, launch.programs, programs, tensors, number, self.seed + number, self.checked,
             (self.off_by, self.seed),
         )  # fmt: skip
         self.executed.append((launch, done))
-        findings.complain(self.allowed)
+        wrong = [x for x in done.findings if x.kind not in self.allowed]
+        if wrong:
+            raise FoundWrong(wrong)
 
     def _bind(self, launch: Launch) -> tuple[list[int], list[Region]]:
         """List the parameters that are not constants, tuples entry by entry, and the regions of tensors."""
@@ -135,14 +137,13 @@ class Session:
         return values, tensors
 
     def _region(self, name: str, x: Tensor) -> Region:
-        """The record of a tensor, of an earlier launch if it was there; views with other sizes share it."""
-        start, storage, item, steps = x.data_ptr(), x.untyped_storage().data_ptr(), x.element_size(), x.stride()
-        key = start, item, 1 + sum((n - 1) * step for n, step in zip(x.shape, steps, strict=True))
-        if key not in self._regions:
-            unwritten = self.checked and any(y.untyped_storage().data_ptr() == storage for y in self.allocated)
-            self._regions[key] = x, Region(name, start, item, tuple(x.shape), steps, unwritten, self.checked)
-        region = self._regions[key][1]
-        region.lies(name, tuple(x.shape), steps)
+        """Describe a tensor, with the record of an earlier launch if it was there; views with other sizes share it."""
+        start, storage, item = x.data_ptr(), x.untyped_storage().data_ptr(), x.element_size()
+        unwritten = self.checked and any(y.untyped_storage().data_ptr() == storage for y in self.allocated)
+        region = Region(name, start, item, tuple(x.shape), x.stride(), unwritten, None)
+        if self.checked:
+            key = start, item, region.elements
+            _, region.record = self._records.setdefault(key, (x, record_of(region.elements)))
         return region
 
 

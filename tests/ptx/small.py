@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ptx.findings import Finding, Findings
-from ptx.machine import Program, Region
+from ptx.machine import Finding, Program, Region, record_of
 
 _TEMPLATE = """
 .version 8.7
@@ -47,12 +46,11 @@ def run_small(
 
     %r1 is the thread, %r2 the program, %rd1 and %rd2 are the tensors, %rd4 and %rd5 the thread's elements of them.
     """
-    program, findings = Program(_TEMPLATE.format(threads=threads, body=body), shared), Findings()
+    program = Program(_TEMPLATE.format(threads=threads, body=body), shared)
     regions = [
-        Region(name, x.data_ptr(), 4, tuple(x.shape), x.stride(), name in unwritten)
+        Region(name, x.data_ptr(), 4, tuple(x.shape), x.stride(), name in unwritten, record_of(2 * x.numel()))
         for name, x in (("one", one), ("two", two))
     ]
-    given = [one.data_ptr(), two.data_ptr()]
-    for launch in range(1, 1 + launches):
-        program.run(given, programs, np.arange(programs), regions, launch, seed, True, findings, off_by)
-    return list(findings.found.values())
+    given, order = [one.data_ptr(), two.data_ptr()], np.arange(programs)
+    done = [program.run(given, programs, order, regions, 1 + i, seed, True, off_by) for i in range(launches)]
+    return [x for launch in done for x in launch.findings]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import traceback
@@ -15,6 +16,11 @@ def _begin() -> None:
     # Before the first import of a kernel.
     os.environ["TRITON_INTERPRET"] = "0"
     warnings.simplefilter("ignore")
+    from ptx import cases  # noqa: F401
+
+    # A fifth of what is not compilation was to look for garbage among modules and syntax trees, which stay.
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
 
 
 def outcome_of(function: Callable[..., Any], *given: Any, **settings: Any) -> str:
@@ -34,7 +40,7 @@ def start() -> ProcessPoolExecutor:
 def hunt(name: str, kind: str, count: int, seed: int) -> list[tuple[str, str]]:
     """Run mutants of a case; give how each was noticed ("" for one that was not), and which it is."""
     from ptx.cases import CASES
-    from ptx.findings import FoundWrong
+    from ptx.machine import FoundWrong
     from ptx.mutants import mutants_of
 
     texts: dict[str, str] = {}
