@@ -84,6 +84,25 @@ slot has 8 bytes of log-probs and 8 of mask to read, and 4 of weight and 8 of ma
 **Temporaries** are the peak of what a call holds beyond its inputs and the outputs that it returns, from every event of
 torch's CPU allocator, as its profiler reports them, in a separate call. Memory that is still allocated when the call
 returns counts as output from its allocation on.
+
+**Counts.** What another process cannot disturb: operations of torch that compute or copy, and views; *passes over
+tokens*, which is the elements of the largest tensor of each operation, all together, over the valid tokens; bytecodes
+that Python executes; bytes allocated; page faults. By hand stands in brackets.
+
+**What is missed, and why.** At 64 x 1024 everything lies in the second-level cache. There an operation of torch takes 1
+to 2 us however little it does, and a pass over the 34,258 tokens of the packed batch from 2 us (a sum) over 20 us (the
+sums of sequences) and 22 us (exp in float32) to 46 us (expm1 in float64). Ours takes fewer operations and fewer passes
+than by hand, and five to six times as many bytecodes: checks of arguments, blocks, statistics that merge. For these,
+and for what by hand leaves out: sums of D that are exact, so that no order decides (4 passes), k3 that does not cancel
+(expm1 in float64 where exp in float32 would do), tokens that are not finite. Tried there and not kept: sums along tiles
+and the short series for tokens near D = 0, whose operations take more time than they save below 65,536 tokens; several
+columns in one sum of sequences, which takes as long as one after the other.
+
+The losses of verl, SkyRL and TRL run on padded batches. There ours chooses the valid tokens first: at 64 x 1024, of the
+time in torch, finding them takes 18 %, taking five tensors to them 17 %, bringing the gradient back and making the mask
+that is handed back 11 %, and k3 without cancellation 7 %. TRL's, the fastest, needs none of these. All of them pass
+over every slot, some 80 times by hand, which costs the more the less of a batch stays in cache: so the lead grows with
+the size, and most where fresh pages have to be faulted in.
 """
 
 

@@ -30,6 +30,9 @@ from benchmarks.cpu.turns import FEWEST, MOST, Calibration, quiet, rounds_for, t
 from benchmarks.peers.installed import verl_function
 from rollout_corr.backends import blocks
 
+# The sizes of which the result has counts: beyond them no count of operations is new.
+COUNTED = SHAPES[:3]
+
 # Blocks of the CPU backend to compare, in slots.
 BLOCKS = (16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576)
 
@@ -168,6 +171,7 @@ def run(options: argparse.Namespace) -> Found:
         "cases": [],
         "losses": [],
         "blocks": [],
+        "counts": {"head": [], "rows": []},
     }
     calibrate = Calibration()
     memories: dict[tuple[object, ...], dict[str, memory.Memory]] = {}
@@ -196,6 +200,9 @@ def run(options: argparse.Namespace) -> Found:
                 add(shape, layout, both[layout], threads, "default", *WORKLOADS)
         for layout in options.layouts:
             add(shape, layout, both[layout], min(options.threads), "default", CPU_LOSS)
+        if shape in COUNTED:
+            made = counts.table_of([shape], options.layouts)
+            results["counts"] = {"head": made.head, "rows": [*results["counts"]["rows"], *made.rows]}
         if options.blocks:
             results["blocks"].append(block_sizes(both["padded"], calibrate, **how))
     if not options.quick and machine.keep_pages():

@@ -8,17 +8,23 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import rollout_corr as rc
 from benchmarks.cases.batches import Batch, both_layouts
 from benchmarks.cases.operations import BOTH, WORKLOADS, Operation
 from benchmarks.cpu.memory import measure
 from benchmarks.cpu.turns import page_faults
+from benchmarks.host.__main__ import bytecodes
 from benchmarks.peers import by_hand
 from benchmarks.tables import Table, mebibytes
 
 # Calls before one is counted: the first ones fill caches, and tell the heap what to keep.
 WARM = 5
+
+
+# Operations that make room and write nothing to it.
+NO_PASS = (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default)
 
 
 class Counts(NamedTuple):
@@ -27,6 +33,8 @@ class Counts(NamedTuple):
     Attributes:
         operations: Operations of torch that compute or copy, views left out.
         views: Those that only look at memory in another way.
+        passes: The elements of the largest tensor of each operation, all together, over the number of valid tokens.
+        bytecodes: What Python executes.
         allocated: Bytes of all allocations, outputs included.
         temporaries: The most bytes at a time beyond the outputs.
         faults: Minor page faults.
@@ -34,21 +42,28 @@ class Counts(NamedTuple):
 
     operations: int
     views: int
+    passes: int
+    bytecodes: int
     allocated: int
     temporaries: int
     faults: int
 
 
 class _Operations(TorchDispatchMode):
-    """Counts what reaches the dispatcher."""
+    """Counts what reaches the dispatcher, and the elements of the largest tensor of each operation."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: Counter[Any] = Counter()
+        self.elements = 0
 
     def __torch_dispatch__(self, function: Any, _: Any, arguments: Any = (), named: Any = None) -> Any:
         self.found[function] += 1
-        return function(*arguments, **(named or {}))
+        result = function(*arguments, **(named or {}))
+        tensors = [x for x in tree_leaves((arguments, named, result)) if isinstance(x, torch.Tensor)]
+        if not (function.is_view or function in NO_PASS):
+            self.elements += max((x.numel() for x in tensors), default=0)
+        return result
 
 
 def operations(call: Callable[[], object]) -> tuple[int, int]:
@@ -59,8 +74,15 @@ def operations(call: Callable[[], object]) -> tuple[int, int]:
     return sum(counting.found.values()) - views, views
 
 
-def count(call: Callable[[], object]) -> Counts:
-    """Count everything about a call that has run a few times before."""
+def passes(call: Callable[[], object], tokens: int) -> int:
+    """Add up the elements of the largest tensor of each operation, as a multiple of the number of tokens."""
+    with _Operations() as counting:
+        call()
+    return round(counting.elements / tokens)
+
+
+def count(call: Callable[[], object], tokens: int) -> Counts:
+    """Count everything about a call that has run a few times before, on so many valid tokens."""
     for _ in range(WARM):
         call()
     before = page_faults()
@@ -68,7 +90,8 @@ def count(call: Callable[[], object]) -> Counts:
     faults = page_faults() - before
     del result
     memory = measure(call)
-    return Counts(*operations(call), memory.allocated, memory.temporaries, faults)
+    executed = passes(call, tokens), bytecodes(call)[0]
+    return Counts(*operations(call), *executed, memory.allocated, memory.temporaries, faults)
 
 
 def calls_of(batch: Batch, operation: Operation) -> dict[str, Callable[[], object]]:
@@ -114,7 +137,8 @@ def table_of(shapes: Sequence[tuple[int, int]], layouts: Sequence[str]) -> Table
         for layout in layouts:
             for operation in (*WORKLOADS, BOTH):
                 batch = both[layout]
-                found = {name: count(call) for name, call in calls_of(batch, operation).items()}
+                calls = calls_of(batch, operation)
+                found = {name: count(call, batch.tokens) for name, call in calls.items()}
                 ours, hand = found.values()
                 metrics = "-" if operation.part else str(of_metrics(batch, operation))
                 rows.append(
@@ -125,11 +149,14 @@ def table_of(shapes: Sequence[tuple[int, int]], layouts: Sequence[str]) -> Table
                         f"{ours.operations} + {ours.views}",
                         metrics,
                         f"{hand.operations} + {hand.views}",
+                        f"{ours.passes} ({hand.passes})",
+                        f"{ours.bytecodes:,} ({hand.bytecodes:,})",
                         f"{mebibytes(ours.allocated)} ({mebibytes(hand.allocated)})",
                         f"{mebibytes(ours.temporaries)} ({mebibytes(hand.temporaries)})",
                         f"{ours.faults} ({hand.faults})",
                     ]
                 )
     head = ["size", "layout", "workload", "operations + views", "of metrics()", "by hand"]
+    head += ["passes over tokens (by hand)", "bytecodes (by hand)"]
     head += ["MiB allocated (by hand)", "MiB of temporaries", "page faults"]
     return Table("Counts of a call, 1 thread", head, rows, 3)

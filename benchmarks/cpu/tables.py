@@ -188,6 +188,12 @@ def block_table(results: Found) -> Table:
     return table(title, ["size", "workload"], lambda one: [size(one[0]), one[1]], columns, found)
 
 
+def count_table(results: Found) -> Table:
+    """The counts of a call, which other work on the machine does not change."""
+    made = results.get("counts", {"head": [], "rows": []})
+    return Table("Counts of a call, 1 thread", made["head"], made["rows"], 3)
+
+
 def promise_table(results: Found) -> Table:
     rows = []
     one = [case for case in usual(results, 1) if case["layout"] == "padded"]
@@ -230,6 +236,7 @@ def all_tables(results: Found) -> list[Table]:
             f"Page faults a call (ms in the kernel), {few}",
             lambda row: f"{row['faults']} ({number(row['system_ms'])})",
         ),
+        count_table(results),
         block_table(results),
     ]
     return [one for one in found if one.rows]

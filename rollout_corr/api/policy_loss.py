@@ -353,4 +353,7 @@ def _within(batch: Batch, train_mask: Tensor | None) -> Tensor | None:
     if batch.mask is None:
         kept, inside = train_mask != 0, whole.inside_some(batch)
         return kept if inside is None else kept & inside
+    if not batch.mask.is_floating_point():
+        # Half of the time of `where` on a CPU; a product of floats would keep NaN.
+        return batch.mask * train_mask.bool()
     return torch.where(train_mask != 0, batch.mask, 0).to(batch.mask.dtype)

@@ -117,7 +117,7 @@ def run_blocks(task: LossTask) -> LossResult:
             weights=take(task.weights),
             ref=take(task.ref),
             valid=None,
-            trains=None if task.trains is None else block.take(task.trains) != 0,
+            trains=None if task.trains is None else block.take(task.trains).bool(),
             mass=block.mass(task.mass),
             scales=take(task.scales),
             turns=None if block.turns is None else block.turns.turns.units,

@@ -74,6 +74,9 @@ def test_table_of_counts():
     assert [row[1:3] for row in found.rows[:2]] == [["padded", "metrics only"], ["padded", "weights + rejection"]]
     assert len(found.rows) == 6 and all(len(row) == len(found.head) for row in found.rows)
     assert all(int(row[3].partition(" ")[0]) > 0 and row[4] in ("1", "-") for row in found.rows)
+    # Passes and bytecodes, ours and by hand.
+    assert all(re.fullmatch(r"[1-9]\d* \([1-9]\d*\)", row[6]) for row in found.rows)
+    assert all(re.fullmatch(r"[\d,]{5,} \([\d,]{3,}\)", row[7]) for row in found.rows)
 
 
 # Operations that compute or copy, views and bytecodes of a small call: of metrics alone, of weights and rejection, of a
