@@ -220,7 +220,7 @@ def decide(
         if drops_sequences(PLAN):
             keep = keep & (rejected_by_turns(turns, known, given, numbers, PLAN, SHAPE, BY_OWNER) == 0)
             given = Verdicts(standing, keep, state, nonfinite, advantage, weight)
-        sums, maxima = walk_turns(turns, known, given, numbers, PLAN, SHAPE, BY_OWNER)
+        sums, maxima = walk_turns(turns, known, given, PLAN, SHAPE, BY_OWNER)
         report_turns(sums, maxima, rows, out, PLAN)
         kept = total(sums, PLAN, "of_sequence/kept").to(tl.int64)
         if PLAN.weighs_turns:
@@ -263,7 +263,7 @@ def decide_kernel(
     Programs behind those add up parts of what `read` has left. The last of all finishes the statistics. With turns
     `offsets` and `sequences` are of turns, as everywhere else, and `within` says which are of which sequence.
     """
-    numbers = thresholds(numbers, PLAN)
+    in_memory, numbers = numbers, thresholds(numbers, PLAN)
     program = tl.program_id(0)
     extents = Extents(tokens, sequences, width, tiles, tile_bits)
     # Where there is nothing to zero, none are launched to share it.
@@ -278,7 +278,7 @@ def decide_kernel(
         first, many = slots_between(offsets, low, high, extents, BY_OWNER)
         sequence = owner - 1
         turns = Turns(low, high, offsets, extents, tables, slots, keep_turns_out, either(states, counts),
-                      either(sequence_weights, counts))  # fmt: skip
+                      either(sequence_weights, counts), in_memory)  # fmt: skip
     else:
         sequence, first, many = slots_of(offsets, owner, extents, PLAN, BY_OWNER)
     known = (sequence >= 0) & (sequence < known_sequences)

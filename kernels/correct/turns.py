@@ -36,6 +36,7 @@ from rollout_corr.kernels.tokens import (
     of_test,
     size,
     test,
+    thresholds,
 )
 
 
@@ -51,6 +52,7 @@ class Turns(NamedTuple):
     keep_out: tl.tensor  # [U] bool; an empty turn is kept
     states: tl.tensor  # [U] int32; anything where the plan has no `apply`
     weights: tl.tensor  # [U], the same
+    numbers: tl.tensor  # the thresholds, in memory
 
 
 class Verdicts(NamedTuple):
@@ -74,6 +76,18 @@ def turn_column(plan: Plan, table: str, i: int) -> str:
 
 
 @triton.constexpr_function
+def counts_turns(name: str) -> bool:
+    """Test for a sum that counts turns: int32, others are float64."""
+    return name in ("turns", "turns_measured", "turns_kept", "turns_above", "turns_below") or name.endswith("/units")
+
+
+@triton.constexpr_function
+def of_tokens(name: str) -> str:
+    """Name the extremum over tokens that follows from one over turns: a turn's weight is that of its tokens."""
+    return name.replace("turn_", "")
+
+
+@triton.constexpr_function
 def drops_sequences(plan: Plan) -> bool:
     """Test whether a turn can reject its sequence."""
     return any(one.over == "turn" and one.drop == "sequence" for one in plan.tests)
@@ -83,9 +97,11 @@ def drops_sequences(plan: Plan) -> bool:
 def no_turns(like: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tuple:
     """Begin the sums over turns, or the maxima, which are keys."""
     found = ()
-    for _ in tl.static_range(size(PLAN, TABLE)):
+    for i in tl.static_range(size(PLAN, TABLE)):
         if TABLE == "turn_maxima":
             found = found + (key_of(tl.full(like.shape, float("-inf"), tl.float64)),)
+        elif counts_turns(turn_column(PLAN, TABLE, i)):
+            found = found + (tl.zeros(like.shape, tl.int32),)
         else:
             found = found + (tl.zeros(like.shape, tl.float64),)
     return found
@@ -95,7 +111,8 @@ def no_turns(like: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tup
 def tally(sums: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> tl.tuple:
     """Add x of one turn of each sequence to a sum, if the plan has it."""
     if has(PLAN, "turn_sums", name):
-        more = sums[at(PLAN, "turn_sums", name)] + (x.to(tl.int32) if x.dtype == tl.int1 else x).to(tl.float64)
+        before = sums[at(PLAN, "turn_sums", name)]
+        more = before + (x.to(tl.int32) if x.dtype == tl.int1 else x).to(before.dtype)
         sums = sums[: at(PLAN, "turn_sums", name)] + (more,) + sums[at(PLAN, "turn_sums", name) + 1 :]
     return sums
 
@@ -205,9 +222,7 @@ def measure_turn_weights(
     sums = tally(sums, PLAN, "tokens_above", tl.where(above, n, 0.0))
     sums = tally(sums, PLAN, "tokens_below", tl.where(below, n, 0.0))
     maxima = tally_extrema(maxima, PLAN, "-min_turn_raw", "max_turn_raw", raw, some)
-    maxima = tally_extrema(maxima, PLAN, "-min_raw", "max_raw", raw, some)
     maxima = tally_extrema(maxima, PLAN, "-min_turn_weight", "max_turn_weight", bounded, some)
-    maxima = tally_extrema(maxima, PLAN, "-min_weight", "max_weight", bounded, some)
     raw, ratio = tl.where(some, raw, 0.0), tl.where(some, ratio, 0.0)
     bounded, weight = tl.where(some, bounded, 0.0), tl.where(some, weight, 0.0)
     sums = tally(sums, PLAN, "of_sequence/raw", n * raw)
@@ -263,9 +278,8 @@ def squared_value(i: int) -> str:
 
 @triton.jit
 def walk_turns(
-    turns: Turns, known: tl.tensor, given: Verdicts, numbers: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr,
-    BY_OWNER: tl.constexpr,
-) -> tuple[tl.tuple, tl.tuple]:  # fmt: skip
+    turns: Turns, known: tl.tensor, given: Verdicts, PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr
+) -> tuple[tl.tuple, tl.tuple]:
     """Decide about every turn, store what it gets, and add up what turns give."""
     sums, maxima = no_turns(given.keep, PLAN, "turn_sums"), no_turns(given.keep, PLAN, "turn_maxima")
     met = given.nonfinite * 0  # turns with a measured token
@@ -273,6 +287,8 @@ def walk_turns(
     # Of the last of them that is not the first: it may be the last of all.
     tokens, d, abs_d, k3 = nothing, nothing, nothing, nothing
     for j in range(tl.max(turns.high - turns.low, 0).to(tl.int32)):
+        # Not held beside the sums, for which there are too few registers.
+        numbers = thresholds(turns.numbers, PLAN)
         found, rows = turn_at(turns, j, known, given.standing, PLAN, SHAPE, BY_OWNER)
         sums, maxima, keep, state = decide_by_turns(sums, maxima, found, rows, given, numbers, PLAN)
         stays, state = keep & given.keep, state | given.state
@@ -311,7 +327,9 @@ def report_turns(
     for k in tl.static_range(size(PLAN, "turn_sums")):
         add(out.sums, PLAN, turn_column(PLAN, "turn_sums", k), sums[k])
     for k in tl.static_range(size(PLAN, "turn_maxima")):
-        put(out.maxima, PLAN, "sequence_maxima", turn_column(PLAN, "turn_maxima", k), of_key(tl.max(maxima[k], 0)))
+        most = of_key(tl.max(maxima[k], 0))
+        put(out.maxima, PLAN, "sequence_maxima", turn_column(PLAN, "turn_maxima", k), most)
+        put(out.maxima, PLAN, "sequence_maxima", of_tokens(turn_column(PLAN, "turn_maxima", k)), most)
     for i in tl.static_range(size(PLAN, "tests")):
         if test(PLAN, i).over == "turn":
             lost = total(sums, PLAN, named(i, "lost"))
