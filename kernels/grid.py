@@ -64,34 +64,37 @@ class Cut:
         return 32 * self.shape.warps
 
 
-_CUTS: dict[tuple[int, int, bool, bool, int], Cut] = {}
+_CUTS: dict[tuple[int, int, bool, bool, bool, int], Cut] = {}
 
 
-def cut_for(tokens: int, sequences: int, element: int, unit: bool, aligned: bool, warp: int = 32) -> Cut:
-    """Choose the shape for a batch from its sizes alone, and its tilings."""
+def cut_for(
+    tokens: int, sequences: int, element: int, unit: bool, aligned: bool, loose: bool = False, warp: int = 32
+) -> Cut:
+    """Choose the shape for a batch from its sizes alone, and its tilings; see `grid_for` for the others."""
     mean = tokens // max(1, sequences)
     for one in SHAPES:
         least, shape = one
         if mean >= least:
             break
-    key = (least, element, unit, aligned, warp)
+    key = (least, element, unit, aligned, loose, warp)
     found = _CUTS.get(key)
     if found is None or found.shape is not shape:
-        tiling, spread = _tilings(shape, element, unit, aligned)
+        tiling, spread = _tilings(shape, element, unit, aligned, loose)
         found = _CUTS[key] = Cut(shape, tiling.for_warps_of(warp), spread, warp)
     return found
 
 
-def _tilings(shape: Shape, element: int, unit: bool, aligned: bool) -> tuple[Tiling, Tiling]:
+def _tilings(shape: Shape, element: int, unit: bool, aligned: bool, loose: bool) -> tuple[Tiling, Tiling]:
     """Divide tiles of `read` and slots of `apply`: a thread loads 16 bytes at a time, and at most 4 log-probs."""
+    wide = min(16 // element, 4, shape.tile)
     # 4 tokens of a thread at a time: 8 take twice the registers (metrics 138 for 96, PPO 153 for 108), and 2 % less
     # instructions where sequences are long.
-    vec = min(16 // element, 4, shape.tile)
+    vec = 1 if loose else wide
     parts = max(1, min(shape.rows, 4 // vec, shape.tile // (shape.lanes * vec)))
     spread = shape.spread or shape.tile
     return (
         Tiling(parts, shape.tile, min(shape.lanes, shape.tile // vec), vec, unit, aligned),
-        Tiling(shape.rows, spread, min(shape.lanes, spread // vec), vec, unit, aligned),
+        Tiling(shape.rows, spread, min(shape.lanes, spread // wide), wide, unit, aligned),
     )
 
 
@@ -195,7 +198,10 @@ def grid_for(sequences: int, width: int | None, tensors: Sequence[Tensor], eleme
         unit, aligned = _reads_of(tensors, width is None)
     if width is not None and width & 15 and sequences > 1:
         aligned = False
-    cut = cut_for(tokens, sequences, element, unit, aligned, warp_size(first.device))
+    # Where no access to a row is known to be aligned Triton gives neighbours to different threads, which would exchange
+    # every sum over neighbours. Outputs of a packed batch always are; the plain sums of float64 keep their order.
+    loose = not (aligned or width is None or double)
+    cut = cut_for(tokens, sequences, element, unit, aligned, loose, warp_size(first.device))
     return divided(cut, tokens, sequences, width, contiguous, double)
 
 

@@ -237,14 +237,9 @@ class Launch:
     def options(self, warp: int, nvidia: bool) -> dict[str, int]:
         """Give Triton's options: warps of so many threads and, of a pass over tokens on NVIDIA, a cap of registers."""
         # Sums and products are contracted whatever TRITON_DEFAULT_FP_FUSION says; Triton 3.9 warns who does not choose.
-        found, tiling = (
-            {"num_warps": max(1, self.threads // warp), "enable_fp_fusion": True},
-            self.arguments.get("TILING"),
-        )
-        if nvidia and tiling is not None and self.threads == warp:
-            most = self.arguments["PLAN"].registers(tiling.aligned, tiling.unit)
-            if most is not None:
-                found["maxnreg"] = most
+        found, arguments = {"num_warps": max(1, self.threads // warp), "enable_fp_fusion": True}, self.arguments
+        if nvidia and "TILING" in arguments and self.threads == warp and arguments["PLAN"].registers is not None:
+            found["maxnreg"] = arguments["PLAN"].registers
         return found
 
     def run(self) -> None:

@@ -116,32 +116,34 @@ def count_tokens(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, which:
 
 
 @triton.jit
-def k3_beyond(d: tl.tensor, k3: tl.tensor, clamp: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
-    """Sum over each lane's tokens, [LANES], how much larger k3 is without the clamp; rarely is there such a token."""
+def k3_beyond(d: tl.tensor, clamp: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Sum over each lane's tokens, [LANES], how much larger k3 is without the clamp; rarely is there such a token.
+
+    Called before a step has much else in registers: behind the rest ptxas spills 40 bytes for sm_100.
+    """
     beyond = tl.abs(d) > clamp
-    some = 1
-    if PLAN.packed:
-        # Not of padded rows: where these are not aligned, ptxas spills 136 bytes with the branch.
-        some = tl.max(tl.max(tl.max(beyond.to(tl.int32), 2), 0), 0)
+    some = tl.max(tl.max(tl.max(beyond.to(tl.int32), 2), 0), 0)
     more = tl.full((d.shape[1],), 0.0, d.dtype)
     if some > 0:
+        _, _, k3 = exponential(limited(d, -clamp, clamp, PLAN), PLAN)
         more = tl.sum(tl.sum(tl.where(beyond, k3_in_full(d, PLAN) - k3, 0.0), 2), 0)
     return more
 
 
 @triton.jit
 def report_tokens(
-    found: tl.tuple, pair: Pair, among: tl.tensor, ratio: Ratio, weight: tl.tensor, numbers: tl.tuple,
-    PLAN: tl.constexpr,
+    found: tl.tuple, pair: Pair, among: tl.tensor, ratio: Ratio, k3_more: tl.tensor, weight: tl.tensor,
+    numbers: tl.tuple, PLAN: tl.constexpr,
 ) -> tl.tuple:  # fmt: skip
-    """Record what the schemes report of tokens. `among`: the tokens that sums over a sequence run over."""
+    """Record what the schemes report of tokens.
+
+    `among`: the tokens that sums over a sequence run over. `k3_more`: of `k3_beyond`, where it is reported.
+    """
     d, measured = pair.d, pair.measured
     if has(PLAN, "floats", "d_beyond"):
         found = record(found, PLAN, "floats", "d_beyond", d - limited(d, -LARGEST_D, LARGEST_D, PLAN))
-        clamp = number(numbers, PLAN, "clamp").to(d.dtype)
-        more = k3_beyond(d, ratio.k3, clamp, PLAN)
-        found = record(found, PLAN, "token_sums", "verl/k3_beyond", more)
-        found = record(found, PLAN, "token_sums", "xtuner/k3_beyond", more)
+        found = record(found, PLAN, "token_sums", "verl/k3_beyond", k3_more)
+        found = record(found, PLAN, "token_sums", "xtuner/k3_beyond", k3_more)
         found = record(found, PLAN, "token_sums", "xtuner/abs_d", tl.abs(d))
     if PLAN.level == "token":
         found = report_token_weights(found, measured, among, ratio, weight, numbers, PLAN)

@@ -99,9 +99,9 @@ class Tables:
         kept = len(found) - len(self.token_maxima)
         return (*found[:kept], *found[kept + self.derived :])
 
-    def registers(self, aligned: bool, unit: bool) -> int | None:
+    @property
+    def registers(self) -> int | None:
         """Choose the most registers of a thread of a pass over tokens on NVIDIA; None: as many as ptxas likes."""
-        del aligned, unit
         return None
 
 
@@ -168,23 +168,24 @@ class Plan(Tables):
             return 0
         return 2 if self.outside == "zero" else 4
 
-    def registers(self, aligned: bool, unit: bool) -> int | None:
+    @property
+    def registers(self) -> int | None:
         """Choose the most registers of a thread of `read` on NVIDIA: 16 warps of a multiprocessor, or 12.
 
         None is as many as ptxas likes: so few that it needs no cap, or so many that a cap spills hundreds of bytes. The
         bounds follow from its own counts for sm_90, see docs/kernels.md.
         """
         criteria, columns = len(self.tests) * (1 if self.advantages is None else 2), len(self.recorded)
-        few = not self.packed and aligned and columns < FEW_COLUMNS
+        few = not self.packed and columns < FEW_COLUMNS
         # With all columns of a padded pass the cap spills 56 bytes on sm_100.
         spilled = (self.full and not self.packed) or self.double
         # So it does, 112 bytes, where labels keep extrema that are keys; prefixes take more than 168 registers.
         spilled = spilled or (bool(self.label_sums) and self.nonfinite == "propagate") or self.ahead is not None
-        if few or spilled or criteria > MOST_CRITERIA or not (self.packed or unit):
+        if few or spilled or criteria > MOST_CRITERIA:
             return None
         # With 128 those of labels spill 48 bytes.
         many = self.full or columns > MOST_COLUMNS or self.advantages is not None or bool(self.label_sums)
-        return 168 if many or not (self.packed or aligned) else 128
+        return 168 if many else 128
 
     @property
     def drops_tokens(self) -> bool:

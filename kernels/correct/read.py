@@ -32,7 +32,7 @@ from rollout_corr.kernels.correct.parts import (
     survivors,
     token_tensor,
 )
-from rollout_corr.kernels.correct.peers import report_tokens
+from rollout_corr.kernels.correct.peers import k3_beyond, report_tokens
 from rollout_corr.kernels.correct.prefixes import ahead_of, decide_prefixes, record_prefixes
 from rollout_corr.kernels.correct.scans import carried_into
 from rollout_corr.kernels.io import PerToken, contiguous, either, store_step
@@ -50,15 +50,11 @@ from rollout_corr.kernels.sums import (
     with_batch,
     with_slot,
 )
-from rollout_corr.kernels.tiles import (
-    ends_by,
-    first_span,
-    next_span,
-    tile_of_program,
-)
+from rollout_corr.kernels.tiles import ends_by, first_span, next_span, tile_of_program
 from rollout_corr.kernels.tokens import (
     class_name,
     exponential,
+    has,
     has_classes,
     is_finite,
     limited,
@@ -103,6 +99,9 @@ def read_part(
     found = record_count(found, PLAN, "nonfinite", pair.finite)
 
     clamp = number(numbers, PLAN, "clamp").to(pair.d.dtype)
+    k3_more = pair.d
+    if has(PLAN, "floats", "d_beyond"):
+        k3_more = k3_beyond(pair.d, clamp, PLAN)
     log_ratio = limited(pair.d, -clamp, clamp, PLAN)
     e, excess, k3 = exponential(log_ratio, PLAN)
     ratio = Ratio(log_ratio, e, excess, k3)
@@ -128,7 +127,8 @@ def read_part(
                                          PLAN)  # fmt: skip
     found = aggregate_part(found, pairs, dropped, shared, PLAN, TILING)
     if size(PLAN, "schemes") > 0:
-        found = report_tokens(found, pair, survivors(pair, dropped, PLAN), ratio, weight, numbers, PLAN)
+        found = report_tokens(found, pair, survivors(pair, dropped, PLAN), ratio, k3_more, weight, numbers,
+                              PLAN)  # fmt: skip
     if PLAN.carries:
         found = record_prefixes(found, pairs, dropped, shared, PLAN, TILING)
     elif PLAN.ahead is not None:

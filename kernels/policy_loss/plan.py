@@ -104,10 +104,7 @@ class Scaling:
 
     packed: bool
     averages: bool
-
-    def registers(self, aligned: bool, unit: bool) -> None:
-        """Leave registers to the compiler: there are few."""
-        del aligned, unit
+    registers: None = None  # of a thread at most: there are few
 
 
 @lru_cache(maxsize=256)
