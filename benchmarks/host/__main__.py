@@ -1,19 +1,20 @@
 """The benchmark of the host: `python -m benchmarks.host` from the root of a checkout.
 
 Microseconds of Python, torch and Triton before a GPU has anything to do, over a driver that does nothing (driver.py).
-Medians of CPU time of this thread, so a busy machine tells little; the executed bytecodes beside them are exact.
+The least of many rounds in which all calls take turns, in CPU time of this thread: what others leave in the caches
+makes a round longer and none shorter. The executed bytecodes beside them are exact.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import math
 import os
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,18 +27,21 @@ MEASURES = "ROLLOUT_CORR_HOST_BENCHMARK"
 CALLS_IN_A_ROW = 20
 
 
-def microseconds(run: Callable[[], object], rounds: int) -> float:
-    """Return the median over some rounds of the mean CPU time of a call."""
-    found = []
+def microseconds(runs: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+    """Return of each call the least over some rounds of its mean CPU time; in a round all take their turn."""
+    found = [math.inf] * len(runs)
     gc.collect()
     gc.disable()
     for _ in range(rounds):
-        start = time.thread_time_ns()
-        for _ in range(CALLS_IN_A_ROW):
-            run()
-        found.append((time.thread_time_ns() - start) / CALLS_IN_A_ROW / 1000)
+        for place, run in enumerate(runs):
+            run()  # caches hold what the call before needs
+            start = time.thread_time_ns()
+            for _ in range(CALLS_IN_A_ROW):
+                run()
+            found[place] = min(found[place], (time.thread_time_ns() - start) / CALLS_IN_A_ROW / 1000)
+        gc.collect()
     gc.enable()
-    return statistics.median(found)
+    return found
 
 
 def bytecodes(run: Callable[[], object]) -> tuple[int, int]:
@@ -68,18 +72,13 @@ def measure(rounds: int) -> dict[str, Any]:
     from benchmarks.host.calls import calls
 
     torch.set_num_threads(1)
-    found = []
-    for call in calls():
-        executed, entered = bytecodes(call.run)
-        found.append(
-            {
-                "name": call.name,
-                "part": call.part,
-                "microseconds": microseconds(call.run, rounds),
-                "bytecodes": executed,
-                "functions": entered,
-            }
-        )
+    all_calls = list(calls())
+    counted = [bytecodes(call.run) for call in all_calls]
+    times = microseconds([call.run for call in all_calls], rounds)
+    found = [
+        {"name": call.name, "part": call.part, "microseconds": took, "bytecodes": executed, "functions": entered}
+        for call, took, (executed, entered) in zip(all_calls, times, counted, strict=True)
+    ]
     return {**machine.head(), **machine.describe(), "triton": machine.version("triton"), "calls": found}
 
 
