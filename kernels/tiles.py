@@ -151,6 +151,19 @@ def entry_of(table: tl.tensor, owner: tl.tensor, extents: Extents, PLAN: tl.cons
 
 
 @triton.jit
+def ends_in(
+    span: Span, first: tl.tensor, offsets: tl.tensor, tile: Tile, extents: Extents, PLAN: tl.constexpr,
+    TILING: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Count the sequences that end in a step, for a loop that carries a tensor: a `while` moves it between threads."""
+    many = tile.length * 0
+    while ends_by(span, first, tile, TILING):
+        span = next_span(span, offsets, tile, extents, PLAN)
+        many += 1
+    return many
+
+
+@triton.jit
 def of_sequences(
     table: tl.tensor, like: tl.tensor, span: Span, first: tl.tensor, offsets: tl.tensor, tile: Tile,
     extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr,
@@ -158,12 +171,7 @@ def of_sequences(
     """Load a per-sequence tensor, [S], for the tokens of a step: shape and dtype of `like`."""
     x = tl.zeros_like(like) + entry_of(table, span.owner, extents, PLAN).to(like.dtype)
     if PLAN.packed:
-        # Counted first, because Triton moves a tensor that a `while` carries to other threads and back.
-        ahead, more = span, tile.length * 0
-        while ends_by(ahead, first, tile, TILING):
-            ahead = next_span(ahead, offsets, tile, extents, PLAN)
-            more += 1
-        for _ in range(more):
+        for _ in range(ends_in(span, first, offsets, tile, extents, PLAN, TILING)):
             span = next_span(span, offsets, tile, extents, PLAN)
             # Added to zero as the first, where -0 becomes 0: a sign must not tell where in a tile a sequence begins.
             entry = tl.zeros_like(like) + entry_of(table, span.owner, extents, PLAN).to(like.dtype)

@@ -218,6 +218,19 @@ def measure_weights(
     return found
 
 
+@triton.jit
+def beyond_bounds(
+    log_ratio: tl.tensor, low: tl.tensor, high: tl.tensor, among: tl.tensor, PLAN: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Select the units above and below the bounds of the weight, as far as there are bounds."""
+    above, below = tl.zeros_like(among), tl.zeros_like(among)
+    if PLAN.has_upper:
+        above = among & ((log_ratio <= high) == 0)
+    if PLAN.has_lower:
+        below = among & ((log_ratio >= low) == 0)
+    return above, below
+
+
 # --- sequences ---
 
 
@@ -314,11 +327,8 @@ def measure_sequence_weights(
     """Report the weights of sequences; those of tokens by `read`, but for their sums, and those of turns by turns."""
     n, some = rows.n, rows.n > 0
     log_ratio, raw, ratio, bounded, weight = weights
-    above, below = tl.zeros_like(some), tl.zeros_like(some)
-    if PLAN.has_upper:
-        above = some & ((log_ratio <= number(numbers, PLAN, of_sequences(PLAN, "upper"))) == 0)
-    if PLAN.has_lower:
-        below = some & ((log_ratio >= number(numbers, PLAN, of_sequences(PLAN, "lower"))) == 0)
+    low, high = number(numbers, PLAN, of_sequences(PLAN, "lower")), number(numbers, PLAN, of_sequences(PLAN, "upper"))
+    above, below = beyond_bounds(log_ratio, low, high, some, PLAN)
     tokens = tl.where(some, n, 0).to(tl.float64)
     raw_some, bounded_some = tl.where(some, raw, 0.0), tl.where(some, bounded, 0.0)
     ratio_some, weight_some = tl.where(some, ratio, 0.0), tl.where(some, weight, 0.0)

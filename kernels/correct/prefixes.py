@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.correct.criteria import Pair, log_ratio_of, passes, selected, statistic, statistic_of_extremum
-from rollout_corr.kernels.correct.measures import bounded_by, counted_of
+from rollout_corr.kernels.correct.measures import beyond_bounds, bounded_by, counted_of
 from rollout_corr.kernels.correct.parts import Shared, external_of, pair_of, survivors
 from rollout_corr.kernels.correct.plan import Plan, Test
 from rollout_corr.kernels.correct.scans import begins_of, run_along, scanned
@@ -196,11 +196,7 @@ def weigh_prefixes(
         else:
             bounded = bounded_by(raw, lower - 1.0, upper - 1.0, PLAN)
             weight = bounded_by(ratio, lower, upper, PLAN)
-    above, below = pair.measured & (pair.measured == 0), pair.measured & (pair.measured == 0)
-    if PLAN.has_upper:
-        above = pair.measured & ((log_ratio <= high) == 0)
-    if PLAN.has_lower:
-        below = pair.measured & ((log_ratio >= low) == 0)
+    above, below = beyond_bounds(log_ratio, low, high, pair.measured, PLAN)
     kind: tl.constexpr = real(PLAN)
     weight = weight.to(kind)
     found = measure_prefix_weights(

@@ -12,7 +12,7 @@ import triton.language as tl
 from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.slots import Extents, edge
 from rollout_corr.kernels.sums import is_extremum, kind_of, start_of
-from rollout_corr.kernels.tiles import Span, Tile, ends_by, next_span, places_of
+from rollout_corr.kernels.tiles import Span, Tile, ends_in, next_span, places_of
 from rollout_corr.kernels.tokens import size
 
 # Slots of a sequence whose columns are added up at a time.
@@ -129,12 +129,7 @@ def begins_of(
     if PLAN.crosses_turns:
         sequences = begins & begins_sequence(span, offsets, heads, extents)
     if PLAN.packed:
-        # Counted first, as in `tiles.of_sequences`.
-        ahead, more = span, tile.length * 0
-        while ends_by(ahead, first, tile, TILING):
-            ahead = next_span(ahead, offsets, tile, extents, PLAN)
-            more += 1
-        for _ in range(more):
+        for _ in range(ends_in(span, first, offsets, tile, extents, PLAN, TILING)):
             span = next_span(span, offsets, tile, extents, PLAN)
             begins = begins | (place == span.start)
             if PLAN.crosses_turns:

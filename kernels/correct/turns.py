@@ -15,6 +15,7 @@ import triton.language as tl
 from rollout_corr.kernels.correct.measures import (
     Rows,
     SequenceWeights,
+    beyond_bounds,
     counted_of,
     mean_weights,
     weigh_sequences,
@@ -212,11 +213,8 @@ def measure_turn_weights(
     """Report a turn's weight, and what its sequence needs of it."""
     some, n = rows.n > 0, rows.n.to(tl.float64)
     log_ratio, raw, ratio, bounded, weight = weights
-    above, below = some & (rows.n < 0), some & (rows.n < 0)
-    if PLAN.has_upper:
-        above = some & ((log_ratio <= number(numbers, PLAN, "log/upper")) == 0)
-    if PLAN.has_lower:
-        below = some & ((log_ratio >= number(numbers, PLAN, "log/lower")) == 0)
+    low, high = number(numbers, PLAN, "log/lower"), number(numbers, PLAN, "log/upper")
+    above, below = beyond_bounds(log_ratio, low, high, some, PLAN)
     sums = tally(sums, PLAN, "turns_above", above)
     sums = tally(sums, PLAN, "turns_below", below)
     sums = tally(sums, PLAN, "tokens_above", tl.where(above, n, 0.0))
