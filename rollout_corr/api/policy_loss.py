@@ -343,7 +343,7 @@ def _penalty_apart(task: LossTask, kl: KL, reduction: LossReduction, tensors: Lo
         nonfinite=task.objective.nonfinite,
     )
     # A product, so that an advantage that is not finite leaves its token out here too.
-    return replace(task, objective=wanted, advantages=task.advantages * 0.0), divisor
+    return replace(task, objective=wanted, advantages=task.advantages * 0.0, looked=None, block=None), divisor
 
 
 def _within(batch: Batch, train_mask: Tensor | None) -> Tensor | None:

@@ -1,11 +1,14 @@
 """The look that a surrogate takes at the whole batch before the first token has a loss, in plain torch on any device.
 
 What it decides is decided by integers: sums on a grid, and selections by `select.py`. So the packing, the order of the
-tokens and the ranks that hold them change no bit of it. No value is read but on the CPU.
+tokens and the ranks that hold them change no bit of it. No value is read but on the CPU, where what values make
+unnecessary is left out: there the tokens are those of a block, and a rank that is alone takes the bits that the search
+would find from torch's own selection.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -13,9 +16,10 @@ from torch import Tensor
 
 from rollout_corr.backends import whole
 from rollout_corr.backends.batch import Batch
-from rollout_corr.backends.bounds_of_batch import in_blocks
-from rollout_corr.backends.select import begin, values_of
+from rollout_corr.backends.bounds_of_batch import in_blocks as in_blocks
+from rollout_corr.backends.select import CHUNK, begin, values_of
 from rollout_corr.definition.loss import Read
+from rollout_corr.definition.sequences import Packed
 from rollout_corr.definition.tokens import GRID_OF_FRACTION, LARGEST_STATISTIC
 from rollout_corr.spec.bounds_of_batch import Before, Counting, Side
 from rollout_corr.spec.surrogate import LossTokens, SeenGroups
@@ -23,6 +27,10 @@ from rollout_corr.spec.surrogate import LossTokens, SeenGroups
 # SplitMix64 (Steele, Lea and Flood 2014): its increment, and the multipliers and shifts of its finaliser.
 INCREMENT = 0x9E3779B97F4A7C15 - 2**64
 MIXES = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
+
+# Bits of a fraction; and the largest |x| of which a chunk's sum of multiples of the grid is an int64.
+FRACTION = 38
+MOST_OF_CHUNK = 2.0**62 / (CHUNK * GRID_OF_FRACTION)
 
 AddUp = Callable[[Tensor], Tensor]
 
@@ -72,18 +80,24 @@ class WholeBatch:
         found: Its tokens, read.
         ids: [S] int64, the numbers of its sequences.
         add_up: Adds int64 up over the ranks that share the batch.
+        block: The packed sequences of its valid tokens, where values may be read; None: tokens are the batch's.
+        alone: No other rank shares the batch.
     """
 
-    def __init__(self, batch: Batch, found: Read, ids: Tensor, add_up: AddUp) -> None:
+    def __init__(
+        self, batch: Batch, found: Read, ids: Tensor, add_up: AddUp, block: Packed | None = None, alone: bool = False
+    ) -> None:
         self.tokens: LossTokens = found.tokens
         counted = found.counted
         self.trains = torch.ones_like(found.x, dtype=torch.bool) if counted is None else counted
-        self._batch, self._ids, self._add_up = batch, ids, add_up
         self.groups: SeenGroups | None = None
         self.entropy: Tensor | None = None
+        self._all_train = counted is None
+        self._batch, self._ids, self._add_up, self._block, self._alone = batch, ids, add_up, block, alone
+        self._count = torch.count_nonzero(self.trains)
 
     def count(self) -> Tensor:
-        return self._add_up(torch.count_nonzero(self.trains)).double()
+        return self._add_up(self._count).double()
 
     def count_of(self, which: Tensor) -> Tensor:
         return self._add_up(torch.count_nonzero(which)).double()
@@ -92,28 +106,41 @@ class WholeBatch:
         return self._bound("upper", x, among, place)
 
     def mean(self, x: Tensor) -> Tensor:
-        counts = [limb.sum() for limb in self._limbs(x)] + [torch.count_nonzero(self.trains)]
-        whole, fraction, count = self._add_up(torch.stack(counts)).unbind()
+        here = self._in_chunks(x) if self._block is not None else [limb.sum() for limb in self._limbs(x)]
+        whole, fraction, count = self._add_up(torch.stack([*here, self._count])).unbind()
+        # Between 0 and 1 the fraction is exact, however the sum was made.
+        whole, fraction = whole + (fraction >> FRACTION), fraction & (2**FRACTION - 1)
         return ((whole.double() + fraction.double() / GRID_OF_FRACTION) / count.clamp(min=1)).to(x.dtype)
 
     def sums(self, x: Tensor, place: Tensor, places: int) -> tuple[Tensor, Tensor]:
         here = self._totals(x, place, places)
         return numbers_of(here), numbers_of(self._add_up(here.flatten()).view(here.shape))
 
-    def smallest(self, x: Tensor, among: Tensor, count: Tensor) -> Tensor:
-        return among & (x <= self._bound("upper", x, among, count))
-
     def largest(self, x: Tensor, among: Tensor, count: Tensor) -> Tensor:
         return among & (x >= self._bound("lower", x, among, count))
 
-    def random(self, seed: int) -> Tensor:
+    def drawn(self, seed: int, among: Tensor, count: Tensor) -> Tensor:
+        if self._block is not None:
+            # Of those alone that may be chosen.
+            token = among.nonzero().view(-1)
+            offsets = self._block.offsets
+            sequence = torch.searchsorted(offsets, token, right=True).sub_(1)
+            numbers = uniform(seed, self._ids.index_select(0, sequence), token - offsets.index_select(0, sequence) + 1)
+            everyone = torch.ones_like(numbers, dtype=torch.bool)
+            chosen = token[numbers <= self._bound("upper", numbers, everyone, count)]
+            return torch.zeros_like(among).index_fill_(0, chosen, True)
         sequences, valid = whole.sequences_of(self._batch)
         ones = torch.ones_like(self.trains)
         place = sequences.running(ones if valid is None else valid)
-        return uniform(seed, sequences.spread(self._ids), place)
+        numbers = uniform(seed, sequences.spread(self._ids), place)
+        return among & (numbers <= self._bound("upper", numbers, among, count))
 
     def _bound(self, side: Side, x: Tensor, among: Tensor, count: Tensor) -> Tensor:
         """Search the last value that is chosen."""
+        if self._block is not None and self._alone:
+            return _last_of(
+                x if among is self.trains and self._all_train else x[among], side, max(1, int(count.item()))
+            )
         search, values = begin(AsMany(count), side, x.dtype, x.device), values_of(side, x, among)
         on_cpu = in_blocks(self._batch)
         while search.round < search.rounds():
@@ -130,11 +157,35 @@ class WholeBatch:
                 tables.append(table.index_add_(0, index, limb.reshape(-1)))
         return torch.stack(tables).view(-1, 2, places)
 
+    def _in_chunks(self, x: Tensor) -> list[Tensor]:
+        """The sums of `_limbs`, but for whole numbers in the fraction, in chunks that stay in cache."""
+        low, high = (end.item() for end in torch.aminmax(x)) if x.numel() else (0.0, 0.0)
+        # A NaN fails the comparison.
+        if not max(-low, high) <= MOST_OF_CHUNK:
+            return [limb.sum() for limb in self._limbs(x)]
+        if not self._all_train:
+            x = x * self.trains
+        parts = [
+            each.to(torch.float64, copy=True).mul_(GRID_OF_FRACTION).round_().long().sum() for each in x.split(CHUNK)
+        ]
+        found = torch.stack(parts) if parts else torch.zeros(1, dtype=torch.int64, device=x.device)
+        return [(found >> FRACTION).sum(), (found & (2**FRACTION - 1)).sum()]
+
     def _limbs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The whole part of each token that trains, and its fraction on a grid; int64."""
         x = torch.where(self.trains, x, 0.0).nan_to_num(0.0).clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC).double()
         part = x.trunc()
         return part.long(), ((x - part) * GRID_OF_FRACTION).round().long()
+
+
+def _last_of(x: Tensor, side: Side, count: int) -> Tensor:
+    """The value at which a search that keeps so many of [n] stops, 0-d; infinite where all are kept."""
+    if math.isnan(x.sum().item()):
+        x = x[~x.isnan()]
+    if count > x.shape[0]:
+        return x.new_full((), math.inf if side == "upper" else -math.inf)
+    ends = x.topk(count, largest=side == "lower", sorted=False).values
+    return ends.amin() if side == "lower" else ends.amax()
 
 
 def numbers_of(totals: Tensor) -> Tensor:

@@ -48,6 +48,7 @@ class LossTask:
         scales: Factors of all that a token adds to the loss, or None.
         looked: What the surrogate found in the whole batch, tokens in its shape; None where it does not look.
         entropy: Of each token, for a surrogate that reads it, or None.
+        block: The batch as one block, where it was read as one for the look; or None.
     """
 
     new: Tensor
@@ -65,6 +66,7 @@ class LossTask:
     scales: Tensor | None = None
     looked: Looked | None = None
     entropy: Tensor | None = None
+    block: tuple[blocks.Block, Operands] | None = None
 
 
 class LossResult(NamedTuple):
@@ -103,26 +105,9 @@ def run_blocks(task: LossTask) -> LossResult:
     adopts = blocks.is_one_block(batch, size)
     gradient = blocks.new_output(batch, batch.dtype) if task.differentiable and not adopts else None
     totals, sums, maxima = [], [], []
-    for block in blocks.blocks_of(batch, size):
-
-        def take(x: Tensor | None, block: blocks.Block = block) -> Tensor | None:
-            return None if x is None else block.take(x).to(batch.dtype)
-
-        operands = Operands(
-            sequences=block.sequences,
-            n_valid=block.n_valid,
-            new=block.take(batch.train).to(batch.dtype),
-            base=take(task.base),
-            advantages=block.advantages(task.advantages).token,
-            weights=take(task.weights),
-            ref=take(task.ref),
-            valid=None,
-            trains=None if task.trains is None else block.take(task.trains).bool(),
-            mass=block.mass(task.mass),
-            scales=take(task.scales),
-            turns=None if block.turns is None else block.turns.turns.units,
-            looked=_looked_of(block, task.looked),
-        )
+    read = ((block, _operands_of(block, task)) for block in blocks.blocks_of(batch, size))
+    for block, operands in read if task.block is None else (task.block,):
+        operands.looked = _looked_of(block, task.looked)
         found = ppo_blocks.run(operands, task.objective, task.differentiable) or _with_gradient(
             operands, task, look=True
         )
@@ -139,6 +124,29 @@ def run_blocks(task: LossTask) -> LossResult:
     highest = torch.stack([_stacked(part.values()) for part in maxima]).amax(0).unbind()
     named = dict(zip(maxima[0], highest, strict=True))
     return _result((torch.stack(totals).sum(), gradient, added, named), task)
+
+
+def _operands_of(block: blocks.Block, task: LossTask) -> Operands:
+    """The valid tokens of a block."""
+    batch = task.batch
+
+    def take(x: Tensor | None) -> Tensor | None:
+        return None if x is None else block.take(x).to(batch.dtype)
+
+    return Operands(
+        sequences=block.sequences,
+        n_valid=block.n_valid,
+        new=block.take(batch.train).to(batch.dtype),
+        base=take(task.base),
+        advantages=block.advantages(task.advantages).token,
+        weights=take(task.weights),
+        ref=take(task.ref),
+        valid=None,
+        trains=None if task.trains is None else block.take(task.trains).bool(),
+        mass=block.mass(task.mass),
+        scales=take(task.scales),
+        turns=None if block.turns is None else block.turns.turns.units,
+    )
 
 
 def _looked_of(block: blocks.Block, looked: Looked | None) -> Looked | None:
@@ -181,18 +189,35 @@ def look(task: LossTask, ids: Tensor, ranks: Groups) -> Looked:
         ranks: The process groups, over whose ranks the batch is looked at.
     """
     # Few surrogates look, and importing what they search by takes its time.
-    from rollout_corr.backends.looks import WholeBatch
+    from rollout_corr.backends import looks
 
-    batch = task.batch
+    batch, surrogate = task.batch, task.objective.surrogate
+    if looks.in_blocks(batch) and batch.train.numel() and not surrogate.by_group:
+        # All of the batch in one block.
+        for block in blocks.blocks_of(batch, batch.train.numel()):
+            operands = _operands_of(block, task)
+            found = loss.read(operands, task.objective, look=True)
+            seen = looks.WholeBatch(batch, found, ids[block.rows], ranks.sum, block.sequences, ranks.batch is None)
+            seen.entropy = None if task.entropy is None else block.take(task.entropy).to(batch.dtype)
+            looked = surrogate.look(seen)
+            task.block = (block, operands) if batch.train.numel() <= blocks.slots_beside_outputs(batch) else None
+            return looked._replace(tokens=tuple([_put_back(block, x) for x in looked.tokens]))
     sequences, valid = whole.sequences_of(batch)
     found = loss.read(_operands(task, batch.train, sequences, valid), task.objective)
-    seen = WholeBatch(batch, found, ids, ranks.sum)
+    seen = looks.WholeBatch(batch, found, ids, ranks.sum)
     seen.entropy = None if task.entropy is None else task.entropy.to(batch.dtype)
-    if batch.groups is not None and task.objective.surrogate.by_group:
+    if batch.groups is not None and surrogate.by_group:
         from rollout_corr.backends.look_groups import WholeGroups
 
         seen.groups = WholeGroups(sequences, seen.trains, batch.groups, ranks.sum, ranks.highest)
-    return task.objective.surrogate.look(seen)
+    return surrogate.look(seen)
+
+
+def _put_back(block: blocks.Block, x: Tensor) -> Tensor:
+    """Values of the valid tokens of the only block, in the shape of the batch."""
+    out = blocks.new_output(block.batch, x.dtype)
+    block.compaction.put(block.part(out), x)
+    return out
 
 
 def run_traced(task: LossTask) -> LossResult:

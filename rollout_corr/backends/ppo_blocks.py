@@ -2,7 +2,8 @@
 
 It has the definition's bits: the same products in the same order. What decides is compared in log space, into floats,
 which a CPU does in a quarter of the time of bools, and products select, in a tenth of the time of `where`. So it is for
-CPU tensors of which all is finite, and for PPO alone, which most losses are.
+CPU tensors of which all is finite, and for PPO alone, which most losses are, with ClipCov, which is PPO but for a few
+tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from rollout_corr.definition.loss import Operands, all_true
 from rollout_corr.definition.near import SMALL, Each
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.definition.tokens import LARGEST_D, Number, k3_within
+from rollout_corr.spec.batch_losses import ClipCov, KLCov
 from rollout_corr.spec.loss import Objective
 from rollout_corr.spec.ratio_losses import PPO
 from rollout_corr.spec.thresholds import log_of
@@ -25,6 +27,8 @@ from rollout_corr.spec.thresholds import log_of
 MOST, FAR = 2**24, 1e30
 
 Sums = dict[str, Number]
+
+NO_CLIPS: Sums = {"clip_low": 0.0, "clip_high": 0.0, "clip_dual": 0.0}
 
 # The sum over tokens, 0-d float64, its gradient, and the sums and maxima of the statistics.
 Found = tuple[Tensor, Tensor | None, Sums, Sums]
@@ -39,7 +43,9 @@ def run(given: Operands, objective: Objective, differentiable: bool) -> Found | 
         differentiable: Compute the gradient too.
     """
     surrogate, base = objective.surrogate, given.base
-    if type(surrogate) is not PPO or surrogate.coef != 1.0 or base is None or not 0 < given.new.numel() <= MOST:
+    if not isinstance(surrogate, PPO | KLCov) or type(surrogate) not in (PPO, ClipCov, KLCov):
+        return None
+    if surrogate.coef != 1.0 or base is None or not 0 < given.new.numel() <= MOST:
         return None
     if objective.kl or objective.regulariser or objective.weights_are_the_ratio:
         return None
@@ -61,9 +67,19 @@ def run(given: Operands, objective: Objective, differentiable: bool) -> Found | 
         x.mul_(ones)
         low, high = _ends(x, ones) if trained[0] else (math.inf, -math.inf)
         advantages = advantages * ones
-    counts, kept, bound = _clipped(surrogate, x, advantages, low, high)
+    chosen = None if given.looked is None or type(surrogate) is PPO else given.looked.tokens[0].to(x.dtype)
+    counts, kept, bound = NO_CLIPS, None, None
+    if isinstance(surrogate, PPO):
+        counts, kept, bound = _clipped(surrogate, x, advantages, low, high)
     ratio, negated = x.exp(), -advantages
     policy = negated * (ratio if kept is None or bound is None else torch.addcmul(bound, ratio, kept))
+    left = penalised = None
+    if chosen is not None and isinstance(surrogate, KLCov):
+        penalised = chosen.mul_(surrogate.penalty)
+        policy.add_(penalised * x.abs())
+    elif chosen is not None:
+        left = chosen.neg_().add_(1.0)
+        policy.mul_(left)
     if weights is not None:
         policy.mul_(weights)
     of_policy = policy.sum(dtype=torch.float64)
@@ -80,6 +96,10 @@ def run(given: Operands, objective: Objective, differentiable: bool) -> Found | 
     if differentiable:
         slope = (negated if factor is None else negated.mul_(factor)).mul_(ratio)
         slope = slope if kept is None else slope.mul_(kept)
+        slope = slope if left is None else slope.mul_(left)
+        if penalised is not None:
+            penalised.mul_(x.sign())
+            slope.add_(penalised if factor is None else penalised.mul_(factor))
     sums: Sums = {
         "loss_valid_tokens": valid[0],
         "loss_valid_sequences": valid[1],
@@ -123,7 +143,7 @@ def _clipped(
     least, most, furthest = surrogate.ratio_bounds
     lower, upper = limits(x.dtype, log_of(least), log_of(most))
     _, far = limits(x.dtype, None, log_of(furthest))
-    counts: Sums = {"clip_low": 0.0, "clip_high": 0.0, "clip_dual": 0.0}
+    counts = dict(NO_CLIPS)
     kept = bounds = None
     for name, compare, end, cut, where, bound in (
         ("clip_low", torch.lt, low, lower, torch.lt, least),

@@ -95,12 +95,9 @@ class ClipCov(PPO):
     def look(self, seen: SeenBatch) -> Looked:
         """Choose among the tokens whose covariance lies within the bounds, those that PPO clips left out."""
         covariance = _covariance(seen)
-        clipped = super().loss(seen.tokens)
-        eligible = (covariance > self.lower) & (covariance < self.upper) & seen.trains
-        for which in (clipped.low, clipped.high, clipped.dual):
-            if which is not None:
-                eligible = eligible & ~which
-        chosen = seen.smallest(seen.random(self.seed), eligible, _as_many(seen, self.share))
+        low, high, dual = self._clipped(seen.tokens)
+        eligible = (covariance > self.lower) & (covariance < self.upper) & seen.trains & ~(low | high | dual)
+        chosen = seen.drawn(self.seed, eligible, _as_many(seen, self.share))
         sums = {**_of_chosen(covariance, chosen), "cov_eligible": torch.count_nonzero(eligible)}
         return Looked((chosen,), (), sums)
 

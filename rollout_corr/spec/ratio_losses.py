@@ -89,6 +89,13 @@ class PPO(Surrogate):
         ratio = torch.where(low | dual | (above & ~down), bound, x.exp())
         return TokenLoss(-advantages * ratio, low=low, high=(advantages > 0) & above, dual=dual)
 
+    def _clipped(self, tokens: LossTokens) -> tuple[Tensor, Tensor, Tensor]:
+        """Tell of each token whether it is clipped from below, from above, and on the far side, as `loss` does."""
+        least, most, furthest = self.ratio_bounds
+        x, down = tokens.clamped, tokens.advantages < 0
+        above = (tokens.advantages > 0) & tokens.over(x, most)
+        return down & tokens.under(x, least), above, down & tokens.over(x, furthest)
+
     def explain(self) -> str:
         """Say the loss of a token in one line."""
         text = f"-min(r A, clip(r, {1.0 - self.low:g}, {1.0 + self.high:g}) A)"

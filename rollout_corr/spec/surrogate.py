@@ -169,14 +169,14 @@ class SeenBatch(Protocol):
             [K, places] float64, over the tokens of this rank and over those of all ranks.
         """
 
-    def smallest(self, x: Tensor, among: Tensor, count: Tensor) -> Tensor:
-        """Bool: among the `count` smallest of those that are True in `among`; all that equal the last of them too."""
-
     def largest(self, x: Tensor, among: Tensor, count: Tensor) -> Tensor:
         """Bool: among the `count` largest of those that are True in `among`; all that equal the last of them too."""
 
-    def random(self, seed: int) -> Tensor:
-        """Uniform float64 in [0, 1) per token, by the seed, the sequence and the place among its valid tokens."""
+    def drawn(self, seed: int, among: Tensor, count: Tensor) -> Tensor:
+        """Bool: `count` of those that are True in `among`, all of them where there are fewer, drawn at random.
+
+        The draw hangs on the seed, on the sequence and on the place among its valid tokens.
+        """
 
 
 @dataclass(frozen=True, repr=False)
