@@ -1,6 +1,8 @@
 """Bring weights of sequences to their tokens, and drop those that a criterion over sequences drops one by one.
 
 The third launch, where one of these is asked for. `read` has written token weights and most of the mask.
+Of `product_geometric_padded`, 4,096 tokens a sequence, it executes 22.4 PTX instructions a token, reads 10 bytes (8 are
+the int64 mask) and writes 8.75 (4 are the weights, the rest zeros in masks of rejected sequences), by `ptx.counts`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The policy loss over sequences, and its end: counts and means of whole sequences, the value, the statistics."""
+"""The policy loss over sequences, and its end: counts and means of whole sequences, the value, the statistics.
+
+The launch behind each pass over tokens. It reads the slots: of `loss_ppo_packed`, 4,096 tokens a sequence, 0.06 bytes
+and 0.3 PTX instructions a token, by `ptx.counts`.
+"""
 
 from __future__ import annotations
 
