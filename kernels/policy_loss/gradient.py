@@ -4,7 +4,8 @@ tiles.py says which tokens a program has, sums.py how they add up. A surrogate w
 sequences takes two passes over the tokens, the first of which writes nothing; see `LossPlan.phase`.
 
 One launch for a pass, and one of `scale` in backward. Of `loss_ppo_packed`, 4,096 tokens a sequence, a pass executes
-111 PTX instructions a token, reads 19.2 bytes and writes 4.05 (4 of the gradient); `scale` 6.1, 4.2 and 4, by `ptx.counts`.
+111 PTX instructions a token, reads 19.2 bytes and writes 4.05 (4 are the gradient), and `scale` 6.1, 4.2 and 4, by
+`ptx.counts`.
 """
 
 from __future__ import annotations
