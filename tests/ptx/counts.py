@@ -37,7 +37,9 @@ RECORDED = Path(__file__).with_name("counts.json")
 TOKENS, PROGRAMS = 1 << 22, 32
 LENGTHS = (131072, 4096, 1500, 400, 64)
 # Those whose speed is asked for most.
-COUNTED = ("metrics_packed", "token_bf16", "product_geometric_padded", "loss_ppo_packed", "loss_gspo")
+COUNTED = (
+    "metrics_packed", "token_bf16", "product_geometric_padded", "loss_ppo_packed", "loss_gspo", "prefix_weights",
+)  # fmt: skip
 COLUMNS = ("instructions", "float", "exchange", "memory", "other", "barrier", "read", "written", "sectors")
 HEADS = "instructions | float | exchange | memory | other | barriers / 1,000 | bytes read | written | sectors / 1,000"
 

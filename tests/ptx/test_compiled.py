@@ -17,17 +17,16 @@ from ptx.edits import hunt_edits
 from ptx.mutants import FAULTS
 from ptx.worker import hunt, outcome_of, start
 
-# Triton takes 3 CPU seconds or more to compile the kernels of each, and of 25 among the others the compiled code has
-# 95 % of the source lines that any variant has compiled. A new variant is not slow until it is named here.
+# Most of those whose kernels Triton takes longest to compile. The others together have every function and every mask
+# of the kernels in their compiled code, and 95 % of the source lines that any variant has there. A new variant is not
+# slow until it is named here.
 SLOW = (
-    "token_bf16_rollout", "token_unaligned", "token_strided", "token_icepop_short", "product_kept",
-    "product_propagate", "geometric_mixed", "dry_run", "tokens_of_d", "sequences_of_d", "sequences_of_exp",
-    "sequences_of_probabilities", "extrema_of_d", "when_tokens", "late", "late_zeroed",
-    "verl.decoupled_k3_rs_token_tis", "xtuner.agentic", "slime.mis", "kept_set_replayed", "split_padded",
-    "turns_measured", "turns_mixed", "turns_split", "prefix_weights", "prefix_budget", "prefix_kept",
-    "prefix_poisoned", "prefix_turns", "prefix_fp64", "labels_token", "labels_icepop", "loss_ppo_fp64",
-    "loss_dro_sequence", "loss_of_turns", "labels_turns", "areal.kpop", "late_after_tokens", "extrema_by_value",
-    "loss_gspo_fp64", "token_fp64", "kept_set", "when_sequences", "open_instruct.vaco", "skyrl.tldr",
+    "full_padded", "token_fp64", "token_unaligned", "token_icepop_short", "token_propagate", "product_kept",
+    "product_propagate", "geometric_clamped", "geometric_mixed", "tokens_of_d", "tokens_of_probabilities",
+    "sequences_of_d", "sequences_of_exp", "sequences_of_probabilities", "extrema_of_d", "when_tokens", "late",
+    "late_zeroed", "skyrl.tldr", "slime.mis", "areal.kpop", "open_instruct.vaco", "kept_set_replayed", "split_padded",
+    "split_fp64", "labels_token", "labels_icepop", "labels_turns", "prefix_budget", "prefix_kept",
+    "loss_ppo_fp64", "loss_gspo_fp64", "loss_dro_sequence", "turns_split", "prefix_turns",
 )  # fmt: skip
 
 
@@ -135,8 +134,9 @@ EQUIVALENT = {
     "a shuffle's lane changed": "the threads hold one value, or zeros, as of the partial results of few programs",
     "a load's mask dropped": "what is loaded lies within the tensor and is not selected",
     "a store's mask dropped": "it picks one of several threads that have the same value",
-    "an address moved": "the load's predicate is never set, or 16 bytes farther lies the same number, as of what this "
-    "batch has none of",
+    "an address moved": "of the six of full_packed two loads (partials.py) have a predicate that is never set: garbage "
+    "in their place changes nothing; four (finish.py) load bins of the histogram that are empty, as are the two behind "
+    "them: 0 in their place changes nothing, and garbage is noticed",
 }
 # Of a dozen each. The faults that are not named must all be noticed.
 SURVIVE = {
