@@ -313,3 +313,21 @@ def test_arguments():
         return True
 
     assert Ranks(1).run(of_rank) == [True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "groups", [{"group_size": 5}, {"group_index": torch.tensor(GROUPS), "group_count": 5}], ids=str
+)
+def test_inside_a_compiled_function(groups):
+    laid = LaidLoss(made(4), "padded_right", torch.float32)
+    given_ = laid.laid.advantages, laid.laid.mask, laid.arguments["old_logp"]
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def compiled(new, advantages, mask, old):
+        return rc.policy_loss(new, advantages, mask=mask, old_logp=old, surrogate=rc.REAL(), **groups).value
+
+    laid.new = torch.nan_to_num(laid.new.detach()).requires_grad_()
+    values = laid(surrogate=rc.REAL(), **groups).value, compiled(laid.new, *given_)
+    slopes = [torch.autograd.grad(value, laid.new)[0] for value in values]
+    assert torch.allclose(*values, rtol=1e-6) and torch.allclose(*slopes, rtol=1e-6, atol=1e-8)
