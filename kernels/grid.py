@@ -71,7 +71,7 @@ def cut_for(
     tokens: int, sequences: int, element: int, unit: bool, aligned: bool, loose: bool = False, warp: int = 32
 ) -> Cut:
     """Choose the shape for a batch from its sizes alone, and its tilings; see `grid_for` for the others."""
-    mean = tokens // max(1, sequences)
+    mean = tokens // (sequences or 1)
     for one in SHAPES:
         least, shape = one
         if mean >= least:
@@ -196,12 +196,14 @@ def grid_for(sequences: int, width: int | None, tensors: Sequence[Tensor], eleme
         unit, aligned = True, reduce(or_, map(Tensor.data_ptr, tensors)) & 15 == 0
     else:
         unit, aligned = _reads_of(tensors, width is None)
-    if width is not None and width & 15 and sequences > 1:
-        aligned = False
-    # Where no access to a row is known to be aligned Triton gives neighbours to different threads, which would exchange
-    # every sum over neighbours. Outputs of a packed batch always are; the plain sums of float64 keep their order.
-    loose = not (aligned or width is None or double)
-    cut = cut_for(tokens, sequences, element, unit, aligned, loose, warp_size(first.device))
+    warp = warp_size(first.device)
+    if width is None:
+        cut = cut_for(tokens, sequences, element, unit, aligned, False, warp)
+    else:
+        aligned = aligned and not (width & 15 and sequences > 1)
+        # Where no access to a row is known to be aligned Triton gives neighbours to different threads, which would
+        # exchange every sum over neighbours. Outputs of a packed batch are; plain sums of float64 keep their order.
+        cut = cut_for(tokens, sequences, element, unit, aligned, not (aligned or double), warp)
     return divided(cut, tokens, sequences, width, contiguous, double)
 
 
