@@ -98,13 +98,15 @@ def decide_by_prefixes(
             if test(PLAN, i).drop == "sequence":
                 keep = keep & (lost == 0)
                 lost = tl.where(lost > 0, rows.valid, 0)
-            elif test(PLAN, i).drop == "rest":
+            elif test(PLAN, i).drop == "rest" and test(PLAN, i).within == "sequence":
                 failed = first_failed(tables, first, many, slots, at_lost(PLAN, i), SHAPE)
                 lost = lost_from(tables, first, many, failed, slots, at_lost(PLAN, i), PLAN, SHAPE)
             lost = tl.where(rows.valid > 0, lost, 0)
             add(out.sums, PLAN, named(i, "units"), among_of(found, rows, standing, test(PLAN, i).pair, PLAN))
-            add(out.sums, PLAN, named(i, "tokens"), lost)
-            add(out.sums, PLAN, named(i, "sequences"), lost > 0)
+            # `report_turns` has what is lost of the rests of turns.
+            if test(PLAN, i).drop != "rest" or test(PLAN, i).within == "sequence":
+                add(out.sums, PLAN, named(i, "tokens"), lost)
+                add(out.sums, PLAN, named(i, "sequences"), lost > 0)
     return keep
 
 
@@ -204,8 +206,10 @@ def decide(
     standing = keep
     keep = decide_by_prefixes(found, tables, first, many, slots, rows, standing, keep, out, PLAN, SHAPE)
     keep, state, vetoed = decide_by_sequences(found, rows, advantage, standing, keep, out, numbers, PLAN)
+    failed = many
     if PLAN.rests:
-        failed = first_of_all(tables, first, many, slots, PLAN, SHAPE)
+        failed = first_of_all(tables, first, many, slots, "sequence", PLAN, SHAPE)
+    if PLAN.rests and not PLAN.turns:
         found = alive_until(found, tables, first, many, failed, slots, PLAN, SHAPE)
         fails = known & (failed < tl.minimum(many, slots - first))
         if PLAN.applies:
@@ -222,7 +226,7 @@ def decide(
         if drops_sequences(PLAN):
             keep = keep & (rejected_by_turns(turns, known, given, numbers, PLAN, SHAPE, BY_OWNER) == 0)
             given = Verdicts(standing, keep, state, nonfinite, advantage, weight)
-        sums, maxima = walk_turns(turns, known, given, PLAN, SHAPE, BY_OWNER)
+        sums, maxima = walk_turns(turns, known, given, first + failed, rests, tile_bits, PLAN, SHAPE, BY_OWNER)
         report_turns(sums, maxima, rows, out, PLAN)
         kept = total(sums, PLAN, "of_sequence/kept").to(tl.int64)
         if PLAN.weighs_turns:

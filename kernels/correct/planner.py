@@ -221,6 +221,7 @@ def _turn_columns(spec: Spec, plan: Plan) -> dict[str, tuple[str, ...]]:
     for i in (test.index for test in plan.tests if test.over == "turn"):
         value = f"{i}/value"
         names += [f"{i}/lost", f"{i}/units", value, f"{value}2", f"max_{value}", f"-min_{value}"]
+    names += [f"{test.index}/lost" for test in plan.tests if test.drop == "rest" and test.within == "turn"]
     maxima = tuple(name for name in names if name.startswith(("max_", "-min_")))
     return {"turn_sums": tuple(name for name in names if name not in maxima), "turn_maxima": maxima}
 

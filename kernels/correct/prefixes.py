@@ -316,7 +316,8 @@ def decide_prefixes(
             found, fails = test_prefixes(found, reached, compared, among, advantage, shared.numbers, test(PLAN, i),
                                          PLAN)  # fmt: skip
             if test(PLAN, i).drop == "rest":
-                failures, last = scanned(fails.to(tl.int32), running[rest_of(PLAN, i)], begins[0], False, TILING)
+                each = begins[1] if test(PLAN, i).within == "sequence" else begins[0]
+                failures, last = scanned(fails.to(tl.int32), running[rest_of(PLAN, i)], each, False, TILING)
                 running = running[: rest_of(PLAN, i)] + (last,) + running[rest_of(PLAN, i) + 1 :]
                 fails = valid & (failures > 0)
                 rest = rest | fails

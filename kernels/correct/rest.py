@@ -107,12 +107,13 @@ def sum_of_slots(
 
 @triton.jit
 def first_of_all(
-    tables: SlotTables, first: tl.tensor, many: tl.tensor, slots: tl.tensor, PLAN: tl.constexpr, SHAPE: tl.constexpr
-) -> tl.tensor:
-    """Find of each sequence the first slot with a failure of any criterion that drops the rest."""
+    tables: SlotTables, first: tl.tensor, many: tl.tensor, slots: tl.tensor, WITHIN: tl.constexpr, PLAN: tl.constexpr,
+    SHAPE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Find of each sequence, or turn, the first slot with a failure of any criterion that drops its rest."""
     failed = tl.minimum(many, slots - first)
     for i in tl.static_range(size(PLAN, "tests")):
-        if test(PLAN, i).drop == "rest":
+        if test(PLAN, i).drop == "rest" and test(PLAN, i).within == WITHIN:
             failed = tl.minimum(failed, first_failed(tables, first, many, slots, at_lost(PLAN, i), SHAPE))
     return failed
 
@@ -122,9 +123,13 @@ def store_rests(
     rests: tl.tensor, tables: SlotTables, sequence: tl.tensor, first: tl.tensor, failed: tl.tensor, fails: tl.tensor,
     slots: tl.tensor, tile_bits: tl.tensor, PLAN: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Store for `apply` the first token that sequences lose the rest from: its number in the batch or in its row."""
-    slot = first + failed
+    """Store for `apply` the first token that sequences lose the rest from: its number in the batch or in its row.
+
+    A turn whose sequence has failed before it, in a slot below 0, loses all.
+    """
+    slot = first + tl.maximum(failed, 0)
     place = -tl.load(tables.peaks + slots * at(PLAN, "peaks", "rest") + slot, mask=fails, other=0).to(tl.int64)
     # The slot of an owner has the number of its tile and that of the owner.
     tile = slot - sequence - 1 if PLAN.packed else failed
-    tl.store(rests + sequence, (tile << tile_bits.to(tl.int64)) + place, mask=fails)
+    begins = tl.where(failed < 0, 0, (tile << tile_bits.to(tl.int64)) + place)
+    tl.store(rests + sequence, begins, mask=fails)

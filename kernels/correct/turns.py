@@ -21,6 +21,15 @@ from rollout_corr.kernels.correct.measures import (
     weigh_sequences,
 )
 from rollout_corr.kernels.correct.plan import Plan
+from rollout_corr.kernels.correct.rest import (
+    alive_until,
+    at_lost,
+    first_failed,
+    first_of_all,
+    lost_from,
+    rest_bit,
+    store_rests,
+)
 from rollout_corr.kernels.correct.verdicts import count_kept, rows_of, store_states, tested, thinning_bit, weightless_of
 from rollout_corr.kernels.gather import Gathered, SlotTables, gathered, integer, plain, slots_between
 from rollout_corr.kernels.partials import Partials, add, put
@@ -147,14 +156,14 @@ def total(sums: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def turn_at(turns: Turns, j: tl.tensor, known: tl.tensor, standing: tl.tensor, PLAN: tl.constexpr,
-            SHAPE: tl.constexpr, BY_OWNER: tl.constexpr) -> tuple[Gathered, Rows]:  # fmt: skip
-    """Gather the j-th turn of each sequence; of one that has no such turn, nothing."""
+            SHAPE: tl.constexpr, BY_OWNER: tl.constexpr) -> tuple[Gathered, Rows, tl.tensor, tl.tensor]:  # fmt: skip
+    """Gather the j-th turn of each sequence, and find its slots; of one that has no such turn, nothing."""
     low = tl.minimum(turns.low + j, turns.high)
     first, many = slots_between(turns.offsets, low, tl.minimum(low + 1, turns.high), turns.extents, BY_OWNER)
     found = gathered(turns.tables, first, many, turns.slots, PLAN, SHAPE)
     valid = tl.where(known, tl.maximum(integer(found, PLAN, "valid"), 0), 0)
     nonfinite = tl.where(known, integer(found, PLAN, "nonfinite"), 0)
-    return found, rows_of(found, valid, nonfinite, standing, PLAN)
+    return found, rows_of(found, valid, nonfinite, standing, PLAN), first, many
 
 
 @triton.jit
@@ -165,7 +174,7 @@ def rejected_by_turns(
     """Select the sequences with a turn that failed a criterion which rejects its sequence."""
     fallen = given.state * 0
     for j in range(tl.max(turns.high - turns.low, 0).to(tl.int32)):
-        found, rows = turn_at(turns, j, known, given.standing, PLAN, SHAPE, BY_OWNER)
+        found, rows, _, _ = turn_at(turns, j, known, given.standing, PLAN, SHAPE, BY_OWNER)
         for i in tl.static_range(size(PLAN, "tests")):
             if test(PLAN, i).over == "turn" and test(PLAN, i).drop == "sequence":
                 _, _, failed, _ = tested(found, rows, given.advantage, given.standing, numbers, test(PLAN, i), PLAN)
@@ -271,14 +280,33 @@ def squared_value(i: int) -> str:
     return f"{i}/value2"
 
 
+@triton.jit
+def lose_rest(
+    sums: tl.tuple, turns: Turns, rows: Rows, first: tl.tensor, many: tl.tensor, PLAN: tl.constexpr,
+    SHAPE: tl.constexpr,
+) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
+    """Count what criteria take of the rest of a turn, and find its first slot with a failure, from its own on."""
+    for i in tl.static_range(size(PLAN, "tests")):
+        if test(PLAN, i).drop == "rest" and test(PLAN, i).within == "turn":
+            column: tl.constexpr = at_lost(PLAN, i)
+            failed = first_failed(turns.tables, first, many, turns.slots, column, SHAPE)
+            lost = lost_from(turns.tables, first, many, failed, turns.slots, column, PLAN, SHAPE)
+            sums = tally(sums, PLAN, named(i, "lost"), tl.where(rows.valid > 0, lost, 0))
+    return sums, first_of_all(turns.tables, first, many, turns.slots, "turn", PLAN, SHAPE)
+
+
 # --- all turns of the sequences of a program ---
 
 
 @triton.jit
 def walk_turns(
-    turns: Turns, known: tl.tensor, given: Verdicts, PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr
-) -> tuple[tl.tuple, tl.tuple]:
-    """Decide about every turn, store what it gets, and add up what turns give."""
+    turns: Turns, known: tl.tensor, given: Verdicts, failed: tl.tensor, rests: tl.tensor, tile_bits: tl.tensor,
+    PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr,
+) -> tuple[tl.tuple, tl.tuple]:  # fmt: skip
+    """Decide about every turn, store what it gets, and add up what turns give.
+
+    failed: The slot from which on a sequence has lost its rest; one behind all of its own where it has not.
+    """
     sums, maxima = no_turns(given.keep, PLAN, "turn_sums"), no_turns(given.keep, PLAN, "turn_maxima")
     met = given.nonfinite * 0  # turns with a measured token
     nothing = tl.zeros(met.shape, tl.float64)
@@ -287,9 +315,19 @@ def walk_turns(
     for j in range(tl.max(turns.high - turns.low, 0).to(tl.int32)):
         # Not held beside the sums, for which there are too few registers.
         numbers = thresholds(turns.numbers, PLAN)
-        found, rows = turn_at(turns, j, known, given.standing, PLAN, SHAPE, BY_OWNER)
+        found, rows, first, many = turn_at(turns, j, known, given.standing, PLAN, SHAPE, BY_OWNER)
         sums, maxima, keep, state = decide_by_turns(sums, maxima, found, rows, given, numbers, PLAN)
         stays, state = keep & given.keep, state | given.state
+        turn = turns.low + j - 1
+        real = (turn >= 0) & (turn < turns.extents.sequences) & (turn + 1 < turns.high)
+        if PLAN.rests:
+            sums, lost_at = lose_rest(sums, turns, rows, first, many, PLAN, SHAPE)
+            lost_at = tl.minimum(lost_at, failed - first)
+            found = alive_until(found, turns.tables, first, many, lost_at, turns.slots, PLAN, SHAPE)
+            fails = real & known & (lost_at < tl.minimum(many, turns.slots - first))
+            if PLAN.applies:
+                state |= tl.where(fails, rest_bit(PLAN), 0)
+                store_rests(rests, turns.tables, turn, first, lost_at, fails, turns.slots, tile_bits, PLAN)
         sums = tally(sums, PLAN, "of_sequence/kept", count_kept(found, rows.valid, stays, state, PLAN))
         sums, maxima = measure_turn(sums, maxima, rows, stays, numbers, PLAN)
 
@@ -307,8 +345,6 @@ def walk_turns(
             weights = weigh_sequences(found, rows, numbers, PLAN)
             sums, maxima = measure_turn_weights(sums, maxima, rows, weights, numbers, PLAN)
             weight = weights.weight
-        turn = turns.low + j - 1
-        real = (turn >= 0) & (turn < turns.extents.sequences) & (turn + 1 < turns.high)
         tl.store(turns.keep_out + turn, (stays | (rows.valid == 0)).to(tl.int8), mask=real)
         if PLAN.applies:
             rejected = known & (stays == 0)
@@ -333,6 +369,10 @@ def report_turns(
             lost = total(sums, PLAN, named(i, "lost"))
             if test(PLAN, i).drop == "sequence":
                 lost = tl.where(lost > 0, rows.valid, 0).to(tl.float64)
+            add(out.sums, PLAN, named(i, "tokens"), lost)
+            add(out.sums, PLAN, named(i, "sequences"), lost > 0)
+        elif test(PLAN, i).drop == "rest" and test(PLAN, i).within == "turn":
+            lost = total(sums, PLAN, named(i, "lost"))
             add(out.sums, PLAN, named(i, "tokens"), lost)
             add(out.sums, PLAN, named(i, "sequences"), lost > 0)
 

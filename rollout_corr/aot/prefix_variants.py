@@ -87,6 +87,19 @@ PREFIX_VARIANTS = {
         length=MEDIUM,
         turns=True,
     ),
+    "prefix_turns_rest": Variant(
+        "prefix_turns_rest",
+        Spec(
+            criteria=(
+                Criterion("abs", "prefix", "max", upper=0.6, drop="rest", within="turn", label="turn"),
+                Criterion("k1", "prefix", "sum", upper=0.8, drop="rest", label="sequence"),
+            ),
+            rejected="both",
+        ),
+        packed=False,
+        length=SHORT,
+        turns=True,
+    ),
     "prefix_fp64": Variant(
         "prefix_fp64",
         Spec(criteria=(Criterion("k1", "prefix", "sum", upper=0.5, drop="rest", label="k1"),)),

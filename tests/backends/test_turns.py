@@ -230,11 +230,6 @@ def test_turns_where_they_are_needed_and_where_not():
         call(max_turns=4, spec=rc.Spec())
     with pytest.raises(ValueError, match="max_turns: expected at least the 6 turns of the batch, got 5"):
         call(torch.arange(6) + 7, max_turns=5)
-    rest = rc.Spec(
-        criteria=(rc.Criterion("abs", "prefix", "max", upper=1.0, drop="rest", within="turn", label="rest"),)
-    )
-    with pytest.raises(ValueError, match="got 'triton': criterion 'rest' drops the rest beside turns"):
-        call(OFFSETS, spec=rest, backend="triton")
     logp = torch.zeros(6)
     given = {"cu_seqlens": torch.tensor([0, 4, 6]), "rollout_logp": logp}
     with pytest.raises(ValueError, match="turns: expected offsets"):

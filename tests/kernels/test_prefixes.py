@@ -214,8 +214,6 @@ def test_what_they_leave_to_plain_torch_is_refused_by_name():
     laid = lay_out(random_sequences(2, (5, 1, 7), advantages="token"), "packed", torch.float32)
     before = C("k1", upper=0.3, drop="sequence", label="before")
     cases = (
-        (rc.Spec(criteria=(replace(DIVERGENCE, within="turn"),)), {"turns": "runs"}, "drops the rest beside turns"),
-        (rc.Spec(criteria=(DIVERGENCE,)), {"turns": "runs"}, "criterion 'divergence' drops the rest beside turns"),
         (rc.Spec(W("prefix"), (before,), sums_over="kept"), {}, "criterion 'before' rejects sequences before prefixes"),
     )
     for spec, given, why in cases:
@@ -225,7 +223,8 @@ def test_what_they_leave_to_plain_torch_is_refused_by_name():
     assert operators.beyond_kernels(rc.Spec(W("prefix"), (before,))) is None
 
 
-# Along turns, along sequences past their turns, and along both; with empty turns wherever they can be.
+# Along turns, along sequences past their turns, and along both; with empty turns wherever they can be. What fails may
+# pass again behind, so that a rest is more than the tokens that fail.
 TURNS = (
     rc.Spec(W("prefix", 0.8, 1.25, over="turn", growth="sqrt"), rejected="zero"),
     rc.Spec(
@@ -245,12 +244,33 @@ TURNS = (
         sums_over="kept",
     ),
     rc.Spec(W("product", over="turn"), (C("k2", "prefix", "mean", upper=0.1, label="mean"), BUDGET)),
+    rc.Spec(
+        W("token", upper=2.0),
+        (
+            replace(DIVERGENCE, within="turn", when="negative_advantage", upper=0.5),
+            C("k1", "prefix", "sum", upper=0.5, drop="rest", label="sum"),
+            C("ratio", "turn", "mean", upper=1.3, label="mean"),
+            C("k2", "sequence", "sum", upper=0.9, drop="token", when="negative_advantage", label="late"),
+        ),
+        rejected="both",
+    ),
+    rc.Spec(
+        W("geometric", over="turn"),
+        (replace(DIVERGENCE, when="negative_advantage", upper=0.5), C("k1", upper=0.6)),
+        sums_over="kept",
+    ),
+    rc.Spec(
+        criteria=(
+            C("k1", "prefix", "mean", upper=0.3, drop="rest", within="turn", label="turn"),
+            replace(BUDGET, drop="rest", when="positive_advantage", upper=0.12),
+        )
+    ),
 )
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 12))])
+@pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 21))])
 def test_beside_turns(seed, device):
-    spec, place = TURNS[seed % 4], seed % 3
+    spec, place = TURNS[seed % 7], seed % 3
     batch = spoil(random_sequences(seed, (5, 1, 9, 0, 40, 17, 2), advantages="token"), seed)
     lengths = [[0, *row, 0, 0] for row in random_turns(batch, seed)]
     layout = LAYOUTS[seed % len(LAYOUTS)]
