@@ -16,10 +16,10 @@ DISTURBED = 1.15
 # Promised speeds, padded, one thread: (who, shape, workload, at least so many times as fast as verl's own function).
 SMALL, LARGE = (256, 2048), (2048, 8192)
 PROMISES = (
-    (OURS, SMALL, "metrics only", 3.5),
-    (OURS, SMALL, "weights + rejection", 6.0),
-    (OURS, LARGE, "metrics only", 6.0),
-    (OURS, LARGE, "weights + rejection", 10.0),
+    (OURS, SMALL, "metrics only", 4.0),
+    (OURS, SMALL, "weights + rejection", 7.0),
+    (OURS, LARGE, "metrics only", 9.0),
+    (OURS, LARGE, "weights + rejection", 12.0),
 )
 # Temporaries at 2048 x 8192 as a part of verl's, and the time of an import.
 MOST_TEMPORARIES = 0.1
