@@ -169,14 +169,14 @@ class Tiles:
         return self._added(running.index_select(0, self._offsets).diff())
 
     def max(self, x: Tensor) -> Tensor:
-        """[N] float32 -> [S]; -inf for a sequence without tokens."""
+        """[N] floating -> [S]; -inf for a sequence without tokens."""
         tiles = x[: self._whole * TILE].view(self._whole, TILE)
         every = torch.cat([tiles.amax(1).index_fill_(0, self._cut, -torch.inf), *self._ends(x, tiles)])
         parts = torch.segment_reduce(every, "max", offsets=self._offsets, unsafe=True)
         return torch.maximum(parts[: self._count], parts[self._count + 1 :])
 
     def ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[N] float32 -> [S] each: the largest x, and the largest -x, from one look at the tiles that are cut."""
+        """[N] floating -> [S] each: the largest x, and the largest -x, from one look at the tiles that are cut."""
         tiles = x[: self._whole * TILE].view(self._whole, TILE)
         ends, found = self._ends(x, tiles), []
         for whole, of, nothing in ((tiles.amax(1), "max", -torch.inf), (tiles.amin(1), "min", torch.inf)):
@@ -258,12 +258,12 @@ class Packed(Whole):
             x = x.to(torch.int64)
         return _differences(x, self.offsets)
 
-    def _in_tiles(self, x: Tensor) -> Tiles | None:
-        """Tiles, where sequences are long enough for most of them to be whole, and memory is the CPU's."""
+    def _in_tiles(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tiles | None:
+        """Tiles of a dtype, where sequences are long enough for most of them to be whole, and memory is the CPU's."""
         if self._tiled is None:
             may = x.device.type == "cpu" and not torch.compiler.is_compiling()
             self._tiled = may and self.size >= max(TILED, 2 * TILE * self.count)
-        if not self._tiled or x.dtype != torch.float32 or x.requires_grad:
+        if not self._tiled or x.dtype != dtype or x.requires_grad:
             return None
         if self._tiles is None:
             self._tiles = Tiles(self.offsets, self.size)
@@ -273,14 +273,14 @@ class Packed(Whole):
         """[N] floating -> [S]; -inf for a sequence without tokens."""
         if self.size == 0 or self.count == 0:
             return x.new_full((self.count,), -torch.inf)
-        tiles = self._in_tiles(x)
+        tiles = self._in_tiles(x, x.dtype)
         if tiles is not None:
             return tiles.max(x)
         return torch.segment_reduce(x, "max", offsets=self.offsets, unsafe=True)
 
     def ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[N] floating -> [S] each: the largest x, and the largest -x."""
-        tiles = self._in_tiles(x) if self.count else None
+        tiles = self._in_tiles(x, x.dtype) if self.count else None
         return super().ends(x) if tiles is None else tiles.ends(x)
 
     def spread(self, per_sequence: Tensor) -> Tensor:

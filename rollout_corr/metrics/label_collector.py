@@ -13,11 +13,12 @@ from torch import Tensor
 from rollout_corr.definition.findings import Findings
 from rollout_corr.definition.near import SMALL
 from rollout_corr.definition.sequences import Packed
+from rollout_corr.definition.tokens import Number
 from rollout_corr.metrics import sequence_labels, token_labels
 from rollout_corr.metrics.all_sequences import AllSequences
 from rollout_corr.metrics.deferred import Deferred, Later, OfLabels
 from rollout_corr.metrics.extra import Extra
-from rollout_corr.metrics.labels import Labelled, count_outside
+from rollout_corr.metrics.labels import Labelled, Labels, count_outside, narrow_places, places_of
 from rollout_corr.metrics.schema import layout
 from rollout_corr.metrics.sequence_labels import PerSequence
 from rollout_corr.metrics.statistics import Statistics, deferring
@@ -42,7 +43,11 @@ class LabelCollector:
         self._of_sequences = [
             Labelled(labels, ids.clone() if look else ids) for labels, ids in labelled if labels.units == "sequences"
         ]
-        self._of_tokens = [one for one in labelled if one.labels.units == "tokens"]
+        self._of_tokens = [
+            (one.labels, narrow_places(one) if look else places_of(one))
+            for one in labelled
+            if one.labels.units == "tokens"
+        ]
         self._labels = tuple(one.labels for one in labelled)
         # In the order of the blocks, because sums round.
         self._per_sequence: list[Callable[[], PerSequence]] = []
@@ -52,43 +57,35 @@ class LabelCollector:
 
     def take(self, found: Findings, choose: Callable[[Tensor], Tensor] | None = None) -> None:
         """Take the next block, as `Collector.take` does."""
-        here = [Labelled(labels, ids if choose is None else choose(ids)) for labels, ids in self._of_tokens]
         waits = self._look and self._may_wait(found)
         if waits:
             self._waiting += found.tokens.d.shape[0]
             found = own(found)
-            here = [Labelled(labels, ids.clone()) for labels, ids in here]
-            for one in here:
-                self._count_outside(one, None)
         if self._of_sequences:
             of_block = partial(sequence_labels.of_block, found)
             self._per_sequence.append(of_block if waits else _known(of_block()))
-        for one, blocks in zip(here, self._per_label, strict=True):
-            of_tokens = partial(token_labels.of_block, found, one, self._look)
+        for (labels, every), blocks in zip(self._of_tokens, self._per_label, strict=True):
+            place = every if choose is None else choose(every)
+            of_tokens = partial(token_labels.of_block, found, labels, place, self._look)
+            outside: Number = 0
             if waits:
                 blocks.append(of_tokens)
-                continue
-            taken = of_tokens()
-            blocks.append(_known(taken))
+                outside = torch.count_nonzero(place == len(labels.values))
+            else:
+                taken = of_tokens()
+                blocks.append(_known(taken))
+                outside = taken.sums[len(labels.values)]
             if self._look:
-                name = count_outside(one.labels)
-                many = len(one.labels.every)
-                self._outside[name] = self._outside.get(name, 0.0) + taken.sums[many - 1].item()
+                self._count(labels, float(outside))
+
+    def _count(self, labels: Labels, outside: float) -> None:
+        name = count_outside(labels)
+        self._outside[name] = self._outside.get(name, 0.0) + outside
 
     def _may_wait(self, found: Findings) -> bool:
         """Tell whether the tokens of a block are few enough to be kept, and none of them is the caller's."""
         few = self._waiting + found.tokens.d.shape[0] <= SMALL
         return few and found.tokens.turns is None and _is_of_own_tensors(found.spec)
-
-    def _count_outside(self, one: Labelled, among: Tensor | None) -> None:
-        """Count the units whose id names no label."""
-        labels, ids = one
-        low, high = (int(x) for x in ids.aminmax()) if ids.numel() else (0, 0)
-        count, name = 0, count_outside(labels)
-        if low < 0 or high >= len(labels.values):
-            outside = (ids < 0) | (ids >= len(labels.values))
-            count = int(torch.count_nonzero(outside if among is None else outside & among))
-        self._outside[name] = self._outside.get(name, 0.0) + count
 
     def beside(self, whole: Statistics, view: AllSequences) -> Statistics:
         """Append the statistics of all labels to those of the batch.
@@ -101,8 +98,12 @@ class LabelCollector:
             for labels, of_label in zip(self._labels, self.found(view), strict=True):
                 whole = whole.beside(Extra((labels,)), *of_label)
             return whole
-        for one in self._of_sequences:
-            self._count_outside(one, view.facts.tokens > 0)
+        for labels, ids in self._of_sequences:
+            known = len(labels.values)
+            low, high = (int(x) for x in ids.aminmax()) if ids.numel() else (0, 0)
+            within = low >= 0 and high < known
+            there = view.facts.tokens > 0
+            self._count(labels, 0.0 if within else float(torch.count_nonzero(there & ((ids < 0) | (ids >= known)))))
         sums, maxima = map(len, layout(self._spec))
         return deferring(whole, Deferred(self._labels, self._outside, sums, maxima, Later(partial(self.found, view))))
 
@@ -117,11 +118,11 @@ class LabelCollector:
             per_sequence = sequence_labels.joined([block() for block in self._per_sequence], view)
             for one in self._of_sequences:
                 found[one.labels.name] = sequence_labels.by_label(one, per_sequence, self._look)
-        for one, blocks in zip(self._of_tokens, self._per_label, strict=True):
+        for (labels, _), blocks in zip(self._of_tokens, self._per_label, strict=True):
             total, *others = (block() for block in blocks)
             for other in others:
                 total = total.joined(other)
-            found[one.labels.name] = total
+            found[labels.name] = total
         return [found[labels.name] for labels in self._labels]
 
 

@@ -177,19 +177,32 @@ def places_of(labelled: Labelled, look: bool = False) -> Tensor:
     return torch.where((ids >= 0) & (ids < many), ids, many)
 
 
+def narrow_places(labelled: Labelled) -> Tensor:
+    """Give the places of CPU tensors in as few bytes as hold them, in memory of their own."""
+    ids, many = labelled.ids, len(labelled.labels.values)
+    if ids.numel():
+        low, high = (int(x) for x in ids.aminmax())
+        if low < 0 or high >= many:
+            ids = places_of(labelled)
+    dtype = torch.uint8 if many < 2**8 else torch.int32
+    return ids.clone() if ids.dtype == dtype else ids.to(dtype)
+
+
 def sorted_by(place: Tensor, many: int) -> tuple[Tensor, Packed]:
     """Sort units by label: what adds them up in this order gives the same bits every time, as atomics do not.
 
     Args:
-        place: [N] int64, of `places_of`.
+        place: [N] integers, of `places_of`.
         many: How many labels there are.
 
     Returns:
         [N] int64, the units in order, and which of them have which label.
     """
     ordered, order = place.sort(stable=True)
-    ends = torch.arange(many + 1, device=place.device)
-    return order, Packed(torch.searchsorted(ordered, ends), place.shape[0])
+    # As many labels as bytes can name have one more end than those.
+    ends = torch.arange(many, device=place.device).to(place.dtype)
+    begins = torch.searchsorted(ordered, ends)
+    return order, Packed(torch.cat([begins, begins.new_full((1,), place.shape[0])]), place.shape[0])
 
 
 # --- metrics ---

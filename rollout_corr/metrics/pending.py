@@ -97,7 +97,11 @@ class PendingMetrics:
         schemes = ("native",) if spec is None else spec.report
         if names not in schemes:
             raise ValueError(f"names: expected one of {list(schemes)} (Spec.report), got {names!r}")
-        if by is not None and names == "native":
+        if by is not None:
+            if names != "native":
+                raise ValueError(
+                    f"by: expected None beside names={names!r}, got {by!r}: labels have native metrics alone"
+                )
             by_label = self._by(by)
             return {f"{prefix}{key}": value for key, value in by_label.items()} if prefix else by_label
         values = self.values()

@@ -107,6 +107,14 @@ def test_labels_change_nothing_else_and_outside_is_counted():
     assert sum(counts) + len(outside) == metrics["sequences"]
 
 
+def test_labels_have_no_metrics_of_other_frameworks():
+    spec = rc.preset("verl.decoupled_token_is")
+    out = labelled(lay_out(sequences_of(2), "packed"), spec)
+    with pytest.raises(ValueError, match="by: expected None beside names='verl', got 'environment': labels have nat"):
+        out.metrics(names="verl", by="environment")
+    assert out.metrics(names="verl") and out.metrics(by="environment")
+
+
 def test_micro_batches_merge():
     sequences = sequences_of(4)
     parts = [lay_out(sequences[:4], "packed"), lay_out(sequences[4:], "packed")]

@@ -185,9 +185,11 @@ def test_several_blocks_and_short_runs_give_the_same(monkeypatch):
     blocked = by_token(laid, SPECS[1]).metrics(by="label")
     monkeypatch.setattr(token_labels, "LONG_RUN", 10**9)
     short = by_token(laid, SPECS[1]).metrics(by="label")
+    monkeypatch.setattr(token_labels, "SMALL", 0)
+    ordered = by_token(laid, SPECS[1]).metrics(by="label")
     for key, value in wanted.items():
         exact = key.endswith(("tokens", "_kept", "d_min", "d_max", "rejected_tokens_fraction"))
-        for other in (blocked, short):
+        for other in (blocked, short, ordered):
             assert other[key] == (value if exact else pytest.approx(value, rel=2e-6, abs=2e-7)), key
 
 
