@@ -146,7 +146,7 @@ def _runs(place: Tensor) -> Packed | None:
     """Stretches of tokens with equal labels; None where they are short."""
     size = place.shape[0]
     changes = place[1:] != place[:-1]
-    if LONG_RUN * int(torch.count_nonzero(changes)) > size:
+    if not size or LONG_RUN * int(torch.count_nonzero(changes)) > size:
         return None
     # Words of eight places: few of them are not 0, and looking for places takes longer than all else here.
     whole = changes.shape[0] // WORD * WORD

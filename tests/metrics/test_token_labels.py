@@ -193,6 +193,17 @@ def test_several_blocks_and_short_runs_give_the_same(monkeypatch):
             assert other[key] == (value if exact else pytest.approx(value, rel=2e-6, abs=2e-7)), key
 
 
+@pytest.mark.parametrize("turns", [None, "runs"])  # which nothing waits beside
+@pytest.mark.parametrize("spec", SPECS[:4], ids=range(4))
+def test_no_valid_token(spec, turns):
+    zeros, ids = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)
+    given = {"mask": zeros, "turns": turns, "labels": {"label": ids}, "label_names": NAMES}
+    found = rc.correct(zeros, zeros, spec=spec, **given).metrics(by="label")
+    assert set(found.values()) == {0.0}
+    none = rc.correct(zeros[:0], zeros[:0], spec=spec, **given | {"mask": zeros[:0], "labels": {"label": ids[:0]}})
+    assert none.metrics(by="label") == found
+
+
 @pytest.mark.slow  # the compiler takes seconds; the same way without it is `whole` above
 def test_in_a_compiled_function():
     laid = lay_out(labelled_sequences(2, long_runs=False), "padded_right", torch.float32)
