@@ -75,7 +75,7 @@ def test_units_together_over_ranks():
 def test_labels_of_turns_of_which_a_rank_has_as_many_as_tokens():
     """Two turns of 3 and 1 tokens: the second rank holds 2 tokens, one of each."""
     held, offsets = (slice(0, 2), slice(2, 4)), ((0, 2, 2), (0, 1, 2))
-    train, ids = -torch.rand(4), torch.tensor([[1], [0]])
+    train, ids = -torch.tensor([0.1, 0.2, 0.4, 0.8]), torch.tensor([[1], [0]])
 
     def correct(mine, turns, **more):
         given = {"turns": torch.tensor(turns), "labels": {"kind": ids}, "label_names": {"kind": 2}, "spec": rc.Spec()}
@@ -86,8 +86,9 @@ def test_labels_of_turns_of_which_a_rank_has_as_many_as_tokens():
         return correct(held[rank], offsets[rank], sequence_group=Rank(rank=rank, ranks=2))
 
     first, second = Ranks(2).run(of_rank)
-    found = first.merge(second).metrics(by="kind")
-    assert found == pytest.approx(correct(slice(0, 4), (0, 3, 4)).metrics(by="kind"), rel=1e-6)
+    found, whole = first.merge(second).metrics(by="kind"), correct(slice(0, 4), (0, 3, 4)).metrics(by="kind")
+    # A standard deviation of one token is the root of a rounding.
+    assert found == pytest.approx(whole, rel=1e-6, abs=1e-4)
     assert found["kind/1/tokens/tokens"] == 3
 
 
