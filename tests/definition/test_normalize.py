@@ -296,5 +296,5 @@ def test_errors():
         rc.Weight("product", normalize="sequence")
     with pytest.raises(ValueError, match=r"Spec.report: expected \('native',\) beside normalize='group'"):
         rc.Spec(rc.Weight("token", normalize="group"), report=("verl",))
-    with pytest.raises(ValueError, match="group_index: expected None without a spec"):
+    with pytest.raises(ValueError, match="group_index: expected None without a Spec or a surrogate that is of groups"):
         rc.policy_loss(x, torch.ones(4), group_size=2)
