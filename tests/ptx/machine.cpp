@@ -61,8 +61,6 @@ struct Task {
     int64_t off_by, off_seed;  // of approximations, see opcodes.hpp
 };
 
-// --- programs ---
-
 struct Warp {
     std::vector<Word> registers;
     int64_t at[LANES];

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <string>
 #include <type_traits>
@@ -160,17 +161,19 @@ template <class... T> struct Types {};
 template <class To, class... From> void conversions_to(Types<From...>) { (conversion<To, From>(), ...); }
 template <class... To> void conversions(Types<To...> all) { (conversions_to<To>(all), ...); }
 
-// --- pairs of 16 bits ---
-
 template <class T> Word pair_of(Word high, Word low, Word) {
     return word_of(T(bits_of<float>(high))) << 16 | word_of(T(bits_of<float>(low)));
 }
 
-template <class T> Word differ(Word a, Word b, Word) {
-    return (bits_of<T>(a) != bits_of<T>(b)) | (bits_of<T>(a >> 16) != bits_of<T>(b >> 16)) << 1;
+template <class T, class Holds> Word both(Word a, Word b, Word) {
+    const bool low = Holds()(bits_of<T>(a), bits_of<T>(b)), high = Holds()(bits_of<T>(a >> 16), bits_of<T>(b >> 16));
+    return low | high << 1;
 }
 
-// --- all of them ---
+template <class T> void pairs(const std::string& kind) {
+    put("setp.lt", kind, both<T, std::less<float>>), put("setp.gt", kind, both<T, std::greater<float>>);
+    put("setp.neu", kind, both<T, std::not_equal_to<float>>), put("setp.eq", kind, both<T, std::equal_to<float>>);
+}
 
 inline void fill_table() {
     integers<int16_t>(), integers<int32_t>(), integers<int64_t>(), floats<float>(), floats<double>();
@@ -183,6 +186,6 @@ inline void fill_table() {
     // As a first guess it is asked for: the upper half of the bits.
     table["rcp.approx.f64"] = [](Word a, Word, Word) { return word_of(1 / bits_of<double>(a)) >> 32 << 32; };
     table["cvt.bf16x2.f32"] = pair_of<Bf16>, table["cvt.f16x2.f32"] = pair_of<_Float16>;
-    table["setp.neu.bf16x2"] = differ<Bf16>, table["setp.neu.f16x2"] = differ<_Float16>;
+    pairs<Bf16>(".bf16x2"), pairs<_Float16>(".f16x2");
     table["add.s16x2"] = [](Word a, Word b, Word) { return ((a + b) & 0xFFFF) | ((a >> 16) + (b >> 16)) << 16; };
 }

@@ -198,6 +198,8 @@ def test_bf16_is_torchs():
     assert lanes("cvt.rn.bf16x2.f32 %r9, 0f3F800000, 0f40000000;") == [0x3F804000] * 32
     pairs = "setp.neu.bf16x2 %p1|%p2, 0x3F804000, 0x3F804001;\nselp.b32 %r7, 2, 0, %p2;\n"
     assert lanes(f"{pairs}selp.b32 %r9, 1, %r7, %p1;") == [1] * 32
+    pairs = "setp.lt.bf16x2 %p1|%p2, 0x3F804000, 0x40003F80;\nselp.b32 %r7, 2, 0, %p2;\n"
+    assert lanes(f"{pairs}selp.b32 %r9, 1, %r7, %p1;") == [2] * 32
 
 
 def test_half_is_numpys():
