@@ -166,8 +166,7 @@ template <class T> Word pair_of(Word high, Word low, Word) {
 }
 
 template <class T, class Holds> Word both(Word a, Word b, Word) {
-    const bool low = Holds()(bits_of<T>(a), bits_of<T>(b)), high = Holds()(bits_of<T>(a >> 16), bits_of<T>(b >> 16));
-    return low | high << 1;
+    return Holds()(bits_of<T>(a), bits_of<T>(b)) | Holds()(bits_of<T>(a >> 16), bits_of<T>(b >> 16)) << 1;
 }
 
 template <class T> void pairs(const std::string& kind) {
