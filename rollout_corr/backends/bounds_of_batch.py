@@ -194,7 +194,8 @@ def wanted(spec: Spec, progress: Progress) -> set[str]:
     steps: list[set[str]] = [set(), set()]
     for place in places_of(spec):
         if place not in progress.bounds:
-            steps[_follows(spec, place.label)].add(place.label)
+            # torch 2.11's compiler takes no bool as an index.
+            steps[int(_follows(spec, place.label))].add(place.label)
     return steps[0] or steps[1]
 
 
