@@ -101,8 +101,13 @@ def commit() -> tuple[str, bool]:
 
 
 def import_seconds(times: int = 7) -> list[float]:
-    """Time what `import rollout_corr` adds to `import torch`, each in a fresh process that finds bytecode."""
-    code = "import time, torch; t = time.perf_counter(); import rollout_corr; print(time.perf_counter() - t)"
+    """Time what `import rollout_corr` adds to `import torch`, each in a fresh process that finds bytecode.
+
+    Without the collector of garbage: a full run over torch's objects takes 80 ms, and falls into this import or into
+    the next one by how many objects the environment's other packages have made before.
+    """
+    code = "import gc, time, torch; gc.disable(); t = time.perf_counter()"
+    code += "; import rollout_corr; print(time.perf_counter() - t)"
     command = [sys.executable, "-c", code]
     taken = [
         float(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)

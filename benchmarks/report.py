@@ -98,6 +98,11 @@ and for what by hand leaves out: sums of D that are exact, so that no order deci
 and the short series for tokens near D = 0, whose operations take more time than they save below 65,536 tokens; several
 columns in one sum of sequences, which takes as long as one after the other.
 
+At 256 x 2048 padded the lead is one of passes (43 where by hand has 66, 53 where it has 108) and of verl's page faults:
+some thousands a call, none where pages are kept. Packed batches have no slots that only by hand would compute, and
+nearly as many passes as by hand (29 and 27, 35 and 44), four of them the exact sums of D: so the two take
+about as long until a batch leaves the caches.
+
 The losses of verl, SkyRL and TRL run on padded batches. There ours chooses the valid tokens first: at 64 x 1024, of the
 time in torch, finding them takes 18 %, taking five tensors to them 17 %, bringing the gradient back and making the mask
 that is handed back 11 %, and k3 without cancellation 7 %. TRL's, the fastest, needs none of these. All of them pass

@@ -175,7 +175,7 @@ def test_tables_say_medians_and_ratios():
         "| 2048 x 8192 | padded | metrics only | 10.0 x | 10.0 x | 3.0 x |",
         "| rollout-corr, metrics only, 2048 x 8192 | >= 9 x verl | 10.0 x | yes |",
         "| peak temporaries, metrics only, 2048 x 8192 | <= 0.1 of verl's | 0.200 | no |",
-        "| import rollout_corr, after torch | <= 50 ms | 30 ms | yes |",
+        "| import rollout_corr, after torch, no garbage collected | <= 50 ms | 30 ms | yes |",
         "rollout-corr, verl's metrics: absent: not asked for.",
         f"commit {'c' * 12} with uncommitted changes",
     ):
