@@ -46,6 +46,11 @@ def select(keep: Tensor | None, x: Tensor) -> Tensor:
     return x if keep is None else torch.where(keep, x, 0.0)
 
 
+def tensor_of(x: Number) -> Tensor:
+    """x as a tensor where it lies: `as_tensor` alone moves one to the default device, where somebody has set that."""
+    return x if isinstance(x, Tensor) else torch.as_tensor(x)
+
+
 def k3(d: Tensor) -> Tensor:
     """e^D - 1 - D without cancellation: a Taylor polynomial for |D| <= 1/2, the formula beyond."""
     terms = 14 if d.dtype == torch.float64 else 8

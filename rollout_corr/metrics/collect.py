@@ -13,7 +13,7 @@ from torch import Tensor
 from rollout_corr.definition.bounds import OPEN
 from rollout_corr.definition.facts import Named, SequenceFacts, concatenate
 from rollout_corr.definition.findings import Findings, Numbers
-from rollout_corr.definition.tokens import Number, select
+from rollout_corr.definition.tokens import Number, select, tensor_of
 from rollout_corr.metrics import peers, schema
 from rollout_corr.metrics.aggregates import Rows, rows_at
 from rollout_corr.metrics.all_sequences import AllSequences
@@ -87,7 +87,7 @@ def of_sequences(view: AllSequences, plan: Plan, look: bool = False) -> tuple[Nu
         columns = zip(rows.named, map(view.column, rows.columns), strict=True)
         if not look:
             each.update(columns)
-            each = dict(totals({name: torch.as_tensor(x) for name, x in each.items()}, among))
+            each = dict(totals({name: tensor_of(x) for name, x in each.items()}, among))
         else:
             sums.update(columns)
             if tensors := {name: x for name, x in each.items() if isinstance(x, Tensor)}:

@@ -31,6 +31,10 @@ class Later:
         # Metrics may be read on a thread of their own.
         self._lock = Lock()
 
+    def __reduce__(self) -> tuple[Callable[[OfLabels], Later], tuple[OfLabels]]:
+        """Give a copy or another process the result: neither a lock nor a computation can be copied."""
+        return _known, (self.found(),)
+
     def found(self) -> OfLabels:
         """Compute, and let go of what it takes."""
         with self._lock:
@@ -39,6 +43,10 @@ class Later:
                 with torch.inference_mode() if self._inference else torch.no_grad():
                     self._found, self._find = self._find(), None
         return self._found
+
+
+def _known(found: OfLabels) -> Later:
+    return Later(lambda: found)
 
 
 class Deferred(NamedTuple):

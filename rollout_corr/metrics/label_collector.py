@@ -143,8 +143,8 @@ def own(found: Findings) -> Findings:
     sequences = tokens.sequences
     assert isinstance(sequences, Packed)
     sequences.offsets = sequences.offsets.clone()
-    # Log-probs are the caller's, and no statistic of labels reads them.
-    tokens.train = tokens.rollout = tokens.d
+    # Log-probs are the caller's, and no statistic of labels reads them. A weight is of the former tokens.
+    found.tokens.train = found.tokens.rollout = tokens.train = tokens.rollout = tokens.d
     tokens._known, tokens._near = dict(tokens._known), list(tokens._near)
     kept.tokens, kept.decision, kept.weights = tokens, decision, None
     return kept

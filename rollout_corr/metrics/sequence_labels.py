@@ -16,7 +16,7 @@ from rollout_corr.definition.few import FewBounded
 from rollout_corr.definition.findings import Findings, above, below
 from rollout_corr.definition.near import Near
 from rollout_corr.definition.sequences import Packed
-from rollout_corr.definition.tokens import LARGEST_STATISTIC, select
+from rollout_corr.definition.tokens import LARGEST_STATISTIC, select, tensor_of
 from rollout_corr.metrics.aggregates import moment_values, rows_at, weighs_sequences
 from rollout_corr.metrics.all_sequences import AllSequences
 from rollout_corr.metrics.labels import (
@@ -182,7 +182,7 @@ def of_facts(view: AllSequences) -> PerSequence:
 
     def value(row: Aggregate) -> Tensor:
         found = known.get(row.sums[0])
-        return found if isinstance(found, Tensor) else torch.as_tensor(row.value(unread)[0])
+        return found if isinstance(found, Tensor) else tensor_of(row.value(unread)[0])
 
     sums: Named = {row.sums[0]: value(row) for row in rows_at(spec, "sequences")}
     over = {row.sums[0]: value(row) for row in rows_at(spec, "measured")}
@@ -191,7 +191,7 @@ def of_facts(view: AllSequences) -> PerSequence:
         chosen = select(among, stacked(over, tuple(over)))
         over = dict(zip(over, chosen.unbind(), strict=True))
     sums |= over
-    extreme = {"log_ppl_diff": (torch.as_tensor(unread.column("gap")), among)}
+    extreme = {"log_ppl_diff": (tensor_of(unread.column("gap")), among)}
     if weighs_sequences(spec) and spec.weight is not None:
         upper, lower = view.bounds.high, view.bounds.low
         squares = [facts.measured * facts.raw * facts.raw, facts.measured * facts.bounded * facts.bounded]
@@ -215,7 +215,7 @@ def of_facts(view: AllSequences) -> PerSequence:
 def _ends_of_sequences(view: AllSequences, extreme: dict[str, tuple[Tensor, Tensor | None]]) -> Tensor:
     """The columns of `Columns.more_maxima`: the largest |sum of D|, then each value and then each negated value."""
     ends = stacked({name: x for name, (x, _) in extreme.items()}, tuple(extreme))
-    ends = torch.cat([torch.as_tensor(view.column("size"))[None], ends, -ends])
+    ends = torch.cat([tensor_of(view.column("size"))[None], ends, -ends])
     if all(which is None for _, which in extreme.values()):
         return ends
     measured = view.facts.measured > 0

@@ -25,6 +25,10 @@ class REAL(Surrogate):
     ones); that of any other group is 0. Every sequence that trains carries the loss of its group, so a mean over
     sequences is the mean over groups where groups are of one size. Advantages decide by their sign alone.
 
+    The gradient is that of this mean, reduction="sequence_mean_token_mean". A token's weight, its `scale` and its part
+    in the denominator multiply its own gradient. Where those of a group's sequences differ, as with "token_mean" and
+    sequences of different lengths, that is not the derivative of the value, in which they belong to all of the group.
+
     Args:
         tau: The temperature; no sequence's gradient by its score exceeds 1 / tau.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
@@ -119,6 +120,8 @@ def test_copies_merges_threads_and_losses_have_them():
     merged = Statistics.sum([correct(tensors, spec).statistics for _ in range(2)])
     assert merged.metrics()["tokens"] == 2 * sum(LENGTHS)
     pending = correct(tensors, spec).metrics_async()
+    for again in (copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))):
+        assert again(pending).result(by="environment") == wanted
     with ThreadPoolExecutor(4) as threads:
         assert all(found == wanted for found in threads.map(lambda _: pending.result(by="environment"), range(8)))
     with torch.inference_mode():
@@ -139,6 +142,23 @@ def test_copies_merges_threads_and_losses_have_them():
     assert loss.metrics(by="environment") == wanted
     names = len(loss.statistics.sums)
     assert names == len(Statistics.nothing(spec, loss.statistics.objective, extra=loss.statistics.extra).sums)
+
+
+def test_the_default_device_of_the_reader_has_no_part():
+    # Nothing that lies on the meta device can be read.
+    tensors = given("packed")
+    out, wanted = correct(tensors, SPECS[1]), at_once(tensors, SPECS[1])
+    with torch.device("meta"):
+        found = [out.metrics(by=name) for name in ("environment", "age")]
+    assert found == [wanted.metrics(by=name) for name in ("environment", "age")]
+
+
+@pytest.mark.parametrize("weight", ["token", "product"])
+def test_log_probs_of_the_caller_are_not_kept(weight):
+    tensors = given("packed")
+    out = correct(tensors, rc.Spec(rc.Weight(weight)))
+    seen = [weakref.ref(tensors.pop(name)) for name in ("train_logp", "rollout_logp")]
+    assert [one() for one in seen] == [None, None] and out.metrics(by="age")
 
 
 def test_metrics_of_the_batch_take_none_and_the_sums_are_taken_once():
