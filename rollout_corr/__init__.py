@@ -66,6 +66,7 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.frameworks.shared.lookup import recipe as recipe
     from rollout_corr.frameworks.shared.lookup import recipe_from_config as recipe_from_config
     from rollout_corr.frameworks.shared.lookup import recipe_names as recipe_names
+    from rollout_corr.spec.average_losses import AveragePPO as AveragePPO
     from rollout_corr.spec.batch_losses import BAPO as BAPO
     from rollout_corr.spec.batch_losses import ClipCov as ClipCov
     from rollout_corr.spec.batch_losses import KLCov as KLCov
@@ -92,6 +93,7 @@ __all__ = [
     "SAPO",
     "TOPR",
     "VESPO",
+    "AveragePPO",
     "Backend",
     "Bottom",
     "ClipCov",
@@ -142,6 +144,7 @@ __all__ = [
 
 
 _IMPORTED_WHEN_USED = {
+    "AveragePPO": "spec.average_losses",
     "BAPO": "spec.batch_losses",
     "ClipCov": "spec.batch_losses",
     "FilteredGroups": "api.groups",

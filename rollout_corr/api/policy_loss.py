@@ -144,7 +144,8 @@ def policy_loss(
             of="new/rollout" and of="new/old" work here. Not beside weights that are passed in.
         cu_seqlens: [S + 1] int32 or int64 offsets of packed sequences.
         surrogate: PPO, GSPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO, TOPR, REC or VESPO; PPO() by default.
-            Or one that looks at the whole batch first, on plain torch: ClipCov, KLCov, BAPO, REAL or EntropyClip.
+            Or one on plain torch: AveragePPO; or ClipCov, KLCov, BAPO, REAL or EntropyClip, which look at the whole
+            batch first.
         kl: A penalty for leaving `ref_logp`, or None.
         ref_logp: Log-probs under the reference policy, same layout; needed by `kl`.
         regulariser: A squared log-ratio, or None.

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import get_args
 
 from rollout_corr.frameworks.shared.recipe import BYPASS, Named, as_wide, recipe
 from rollout_corr.spec.surrogate import Level, Surrogate
-from rollout_corr.spec.surrogates import GSPO, PPO, Score
+from rollout_corr.spec.surrogates import GSPO, PPO, AveragePPO, Score
 from rollout_corr.spec.validate import one_of
 
 _LEVELS: dict[str, Level] = {level: level for level in get_args(Level)}
+_PPO_OF_LEVEL: dict[Level, Callable[..., Surrogate]] = {
+    "token": PPO,
+    "sequence": GSPO,
+    "average": partial(AveragePPO, level="average"),
+    "geometric_average": partial(AveragePPO, level="geometric_average"),
+}
 UNKNOWN_LOGPS = "it trains on tokens that have no log-prob, this package leaves them out"
 
 
 def _ppo(epsilon: float, epsilon_high: float | None, importance_sampling_level: str) -> Surrogate:
-    """Return the loss of `ppo=True`, where ART's two averages of token and sequence ratio have no surrogate here."""
-    level = one_of("importance_sampling_level", importance_sampling_level, ("token", "sequence"))
-    return as_wide(PPO if level == "token" else GSPO)(epsilon, epsilon_high)
+    """Return the loss of `ppo=True`."""
+    level = _LEVELS[one_of("importance_sampling_level", importance_sampling_level, _LEVELS)]
+    return as_wide(_PPO_OF_LEVEL[level])(epsilon, epsilon_high)
 
 
 def _cispo(epsilon: float, epsilon_high: float | None, importance_sampling_level: str) -> Score:

@@ -195,6 +195,7 @@ class Surrogate(Checked):
         option: Name of the field that chooses between formulas, if any.
         pools: All tokens of a sequence have one loss.
         looks: `look` decides something from the whole batch first; then it runs on plain torch.
+        has_kernel: There is a kernel for it, unless it looks; without one it runs on plain torch.
         by_group: It compares the sequences of a group, which a call has to name.
         reads_entropy: It reads the entropy of tokens, which a call has to bring.
         found: The sums that `look` reports.
@@ -208,6 +209,7 @@ class Surrogate(Checked):
     option: ClassVar[str | None] = None
     pools: ClassVar[bool] = False
     looks: ClassVar[bool] = False
+    has_kernel: ClassVar[bool] = True
     by_group: ClassVar[bool] = False
     reads_entropy: ClassVar[bool] = False
     found: ClassVar[tuple[str, ...]] = ()
@@ -277,7 +279,7 @@ class Surrogate(Checked):
         mean = tokens.mean(x)
         if self.takes == "sequence":
             return mean
-        return 0.5 * (x + mean) if self.takes == "geometric_average" else torch.logaddexp(x, mean) - math.log(2.0)
+        return averaged(self.takes, x, mean)
 
     def look(self, seen: SeenBatch) -> Looked:
         """Decide what the whole batch decides; asked of surrogates with `looks` alone."""
@@ -295,6 +297,17 @@ class Surrogate(Checked):
     @abstractmethod
     def explain(self) -> str:
         """Say the loss of a token in one line."""
+
+
+def averaged(level: Level, x: Tensor, mean: Tensor) -> Tensor:
+    """Give the logarithm of the average or of the geometric average of two ratios.
+
+    Args:
+        level: "average" or "geometric_average".
+        x: [N] or [B, T], the log-ratio of the token.
+        mean: [N] or [B, T], that of its sequence.
+    """
+    return 0.5 * (x + mean) if level == "geometric_average" else torch.logaddexp(x, mean) - math.log(2.0)
 
 
 def checked_surrogate(surrogate: object) -> Surrogate:

@@ -4,12 +4,14 @@ To add one, write a class in ratio_losses.py, score_losses.py or signed_losses.p
 `rollout_corr/__init__.py`, and give it a branch in kernels/policy_loss/formulas.py and a formula in
 tests/oracles/loss.py. One that looks at the whole batch first lives in batch_losses.py, group_losses.py or
 entropy_losses.py, has no kernel and has its formula in tests/oracles/looks.py. Nothing else names it.
+average_losses.py has one without a kernel that looks at its sequence alone.
 
 `import rollout_corr` imports the files of the most used ones alone, and this list when something asks for all.
 """
 
 from __future__ import annotations
 
+from rollout_corr.spec.average_losses import AveragePPO as AveragePPO
 from rollout_corr.spec.batch_losses import BAPO as BAPO
 from rollout_corr.spec.batch_losses import ClipCov as ClipCov
 from rollout_corr.spec.batch_losses import KLCov as KLCov
@@ -32,3 +34,5 @@ from rollout_corr.spec.surrogate import Surrogate
 SURROGATES: tuple[type[Surrogate], ...] = (PPO, GSPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO, TOPR, REC, VESPO)
 # Those that look at the whole batch first, for which there is no kernel.
 OF_BATCH: tuple[type[Surrogate], ...] = (ClipCov, KLCov, BAPO, REAL, EntropyClip)
+# Those without a kernel that need no look: they run on plain torch too.
+ON_TORCH: tuple[type[Surrogate], ...] = (AveragePPO,)

@@ -263,8 +263,8 @@ def test_every_option_is_in_a_variant():
     for module in (surrogate, ratio_losses, score_losses, signed_losses, surrogates, loss):
         choices |= vars(module)
     options = {name: set(x) for name, x in choices.items() if name.isupper() and isinstance(x, tuple)}
-    # Those of the batch have no kernel.
-    assert not options.pop("OF_BATCH") & options["SURROGATES"]
+    # These have no kernel.
+    assert not (options.pop("OF_BATCH") | options.pop("ON_TORCH")) & options["SURROGATES"]
     assert options.pop("SURROGATES") == {type(x.surrogate) for x in OBJECTIVES}
     assert options == USED
     variants = LOSS_VARIANTS.values()

@@ -54,6 +54,13 @@ SURROGATES = {
     "vespo clamped": rc.VESPO(clamp=0.3),
     "clamped": rc.Reinforce(clamp=0.3),
 }
+# Those without a kernel that need no look.
+ON_TORCH = {
+    "ppo average": rc.AveragePPO(0.1, 0.15),
+    "ppo average dual": rc.AveragePPO(0.1, 0.28, dual=1.2, delta=1.3, coef=2.0),
+    "ppo geometric": rc.AveragePPO(0.05, 0.1, level="geometric_average"),
+    "ppo average clamped": rc.AveragePPO(0.9, 0.9, level="geometric_average", clamp=0.1),
+}
 # Those that look at the whole batch, which have an oracle of their own.
 OF_BATCH = {
     "clip cov": rc.ClipCov(0.2, 0.2, share=0.2, lower=0.05, upper=5.0, seed=3),
@@ -198,4 +205,4 @@ def compare_metrics(got, wanted, within, case):
 
 
 def objective(surrogate="ppo", **more):
-    return Objective(SURROGATES[surrogate], **more)
+    return Objective((SURROGATES | ON_TORCH)[surrogate], **more)

@@ -231,7 +231,7 @@ def test_options_of_those_with_a_reduction_or_a_kl_of_their_own():
     with pytest.raises(
         ValueError, match=r"^recipe art\.ppo\(.*importance_sampling_level: expected one of \['token', 'seq"
     ):
-        rc.recipe("art.ppo", importance_sampling_level="average")
+        rc.recipe("art.ppo", importance_sampling_level="row")
     with pytest.raises(ValueError, match=r"^recipe tunix\.grpo\(.*loss_agg_mode: expected one of \['token-mean', "):
         rc.recipe("tunix.grpo", loss_agg_mode="seq-mean-token-mean")
     with pytest.raises(ValueError, match=r"^recipe tunix\.tis\(.*kl_loss_mode: expected one of \['kl', 'mse_kl', 'low"):

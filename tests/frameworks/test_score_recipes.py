@@ -9,7 +9,7 @@ import pytest
 import rollout_corr as rc
 from frameworks.test_recipes import assert_published
 from oracles.published import plain, rows_mean, token_mean, trinity
-from oracles.published_score import art, rec, topr, vespo_loss
+from oracles.published_score import art, art_ppo, rec, topr, vespo_loss
 from rollout_corr.frameworks.shared.lookup import every_recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -20,6 +20,13 @@ def test_art_between_token_and_sequence(level):
     settings = {"importance_sampling_level": level, "epsilon": 0.1, "epsilon_high": 0.2}
     wanted = partial(art, level=level, low=0.9, high=1.2)
     assert_published("art.default", lambda rows: token_mean(rows, wanted), ("rollout_logp",), **settings)
+
+
+@pytest.mark.parametrize("level", ["average", "geometric_average"])
+def test_art_s_clip_between_token_and_sequence(level):
+    settings = {"importance_sampling_level": level, "epsilon": 0.1, "epsilon_high": 0.2}
+    wanted = partial(art_ppo, level=level, low=0.9, high=1.2)
+    assert_published("art.ppo", lambda rows: token_mean(rows, wanted), ("rollout_logp",), **settings)
 
 
 @pytest.mark.parametrize(("mode", "mask"), [("one-side", "one"), ("two-side", "two"), ("ring", "ring")])

@@ -106,6 +106,8 @@ def surrogate_losses(s, sequence, new, stopped, weights_are_ratio):
             if s.through == "token":
                 level = mean(x_of(u, stopped) for u in tokens) + (new[t] - stopped[t])
             found[t] = ppo(s, ratio(level), a)
+        elif kind == "AveragePPO":
+            found[t] = ppo(s, ratio(at_level(s.level, x, [x_of(u, new) for u in tokens])), a)
         elif kind == "Reinforce":
             found[t] = -ratio(x) * a
         elif kind == "Score":
@@ -320,7 +322,7 @@ def metrics(objective, sequences):
             elif kind == "VESPO":
                 w = 1.0
             policies.append(s.coef * w * losses[t])
-            if kind in ("PPO", "GSPO"):
+            if kind in ("PPO", "GSPO", "AveragePPO"):
                 least = min(x for x in (s.dual, s.delta, math.inf) if x is not None)
                 clips["low"] += a < 0 and r < 1 - s.low
                 clips["high"] += a > 0 and r > min(1 + s.high, math.inf if s.delta is None else s.delta)

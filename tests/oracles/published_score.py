@@ -58,6 +58,13 @@ def art(row, t, level, low=0.0, high=5.0):
     return clip(mixed, low, high) * score(row, t)
 
 
+def art_ppo(row, t, level, low, high):
+    """ART's PPO, whose ratio moves with the token and with its whole sequence."""
+    r, s = math.exp(row.new[t] - row.mu[t]), math.exp(mean(n - m for n, m in zip(row.new, row.mu, strict=True)))
+    mixed = {"average": (r + s) / 2, "geometric_average": math.sqrt(r * s)}[level]
+    return max(-mixed * row.adv[t], -clip(mixed, low, high) * row.adv[t])
+
+
 def real(rows, tau=0.5):
     """The rows as one group: ms-swift's loss_type real."""
     scores = [mean(r.new[t] - r.old[t] for t in range(r.n)) / tau for r in rows]

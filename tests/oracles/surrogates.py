@@ -63,4 +63,4 @@ def level_of(s, x, all_x, weights):
         return vespo_log_ratio(s, all_x, weights)
     if kind == "DRO" and s.level == "sequence":
         return math.fsum(clip(y, -1024, 1024) for y in all_x)
-    return at_level(s.level, x, all_x) if kind in ("Score", "REC") else x
+    return at_level(s.level, x, all_x) if kind in ("Score", "REC", "AveragePPO") else x

@@ -8,23 +8,27 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
 import rollout_corr as rc
-from builders.loss_cases import OF_BATCH, OF_ENTROPY, OF_GROUPS, SURROGATES
+from builders.loss_cases import OF_BATCH, OF_ENTROPY, OF_GROUPS, ON_TORCH, SURROGATES
 from rollout_corr.spec import surrogates
 from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import OF_BATCH as WITHOUT_KERNELS
+from rollout_corr.spec.surrogates import OF_BATCH as THAT_LOOK
+from rollout_corr.spec.surrogates import ON_TORCH as THAT_DO_NOT
 from rollout_corr.spec.surrogates import SURROGATES as WITH_KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOKING = OF_BATCH | OF_GROUPS | OF_ENTROPY
-CASES = SURROGATES | LOOKING
+CASES = SURROGATES | ON_TORCH | LOOKING
+WITHOUT_KERNELS = (*THAT_LOOK, *THAT_DO_NOT)
 NAMES = {kind.__name__ for kind in (*WITH_KERNELS, *WITHOUT_KERNELS)}
 MAY_NAME_ONE = (
     "rollout_corr/__init__.py",
     "rollout_corr/spec/ratio_losses.py",
     "rollout_corr/spec/score_losses.py",
     "rollout_corr/spec/surrogates.py",
+    "rollout_corr/spec/average_losses.py",
     "rollout_corr/spec/batch_losses.py",
     "rollout_corr/spec/entropy_losses.py",
     "rollout_corr/spec/group_losses.py",
@@ -61,10 +65,13 @@ def test_nothing_else_names_a_surrogate():
 def test_all_are_listed_exported_and_tried():
     kinds = {kind for kind in vars(surrogates).values() if isinstance(kind, type) and issubclass(kind, Surrogate)}
     assert set(WITH_KERNELS) == {type(surrogate) for surrogate in SURROGATES.values()}
-    assert set(WITHOUT_KERNELS) == {type(surrogate) for surrogate in LOOKING.values()}
+    assert set(THAT_LOOK) == {type(surrogate) for surrogate in LOOKING.values()}
+    assert set(THAT_DO_NOT) == {type(surrogate) for surrogate in ON_TORCH.values()}
     assert kinds - {Surrogate} == {*WITH_KERNELS, *WITHOUT_KERNELS}
     assert all(getattr(rc, kind.__name__) is kind for kind in kinds - {Surrogate})
-    assert all(kind.looks and kind.found for kind in WITHOUT_KERNELS) and not any(kind.looks for kind in WITH_KERNELS)
+    assert all(kind.looks and kind.found for kind in THAT_LOOK)
+    assert not any(kind.looks for kind in (*WITH_KERNELS, *THAT_DO_NOT))
+    assert all(kind.has_kernel for kind in WITH_KERNELS) and not any(kind.has_kernel for kind in THAT_DO_NOT)
     assert set(rc.__all__) >= NAMES
 
 
@@ -102,3 +109,11 @@ def test_numbers_beyond_float32_are_refused(kind):
         for value in (1e39, 10**39):
             with pytest.raises(ValueError, match=f"{kind.__name__}.{name}: expected"):
                 kind(**{name: value})
+
+
+def test_one_without_a_kernel_refuses_triton_and_other_levels():
+    x = torch.zeros(3)
+    with pytest.raises(ValueError, match=r"^backend: .* for AveragePPO\(\), which has no kernel, got 'triton'$"):
+        rc.policy_loss(x, x, old_logp=x, surrogate=rc.AveragePPO(), backend="triton")
+    with pytest.raises(ValueError, match=r"^AveragePPO.level: expected one of \['average', 'geometric_average'\], got"):
+        rc.AveragePPO(level="token")

@@ -44,15 +44,16 @@ def rows(source: Source) -> Iterator[Row]:
         found: Tensor = loss_fn(inputs, new, None, None, settings)["policy_loss"]
         return found
 
+    levels = ("token", "sequence", "average", "geometric_average")
+
     def draw(rng: Random) -> dict[str, Any]:
         return {
             "epsilon": rng.choice((0.1, 1.0)),
             "epsilon_high": rng.choice((None, 0.2, 4.0)),
-            "importance_sampling_level": rng.choice(("token", "sequence", "average", "geometric_average")),
+            "importance_sampling_level": rng.choice(levels),
         }
 
     def draw_ppo(rng: Random) -> dict[str, Any]:
-        levels = ("token", "sequence")
         return {"epsilon": rng.choice((0.1, 0.2)), "importance_sampling_level": rng.choice(levels)}
 
     # Its denominator has 1e-6 more.
