@@ -21,8 +21,9 @@ class PendingMetrics:
 
     def __init__(self, statistics: Statistics) -> None:
         self._spec, self._objective, self._extra = statistics.spec, statistics.objective, statistics.extra
-        packed: Tensor | None = statistics.__dict__.get("_vector")
+        held = statistics.__dict__
         self._deferred = statistics._waits
+        packed: Tensor | None = None if self._deferred is None and "_deferred" in held else held.get("_vector")
         if packed is None or statistics.ranks is not None:
             given = [statistics.sums, statistics.maxima, statistics.ranks]
             packed = torch.cat([x for x in given if x is not None])

@@ -106,7 +106,9 @@ class Statistics:
 
     @property
     def _waits(self) -> Deferred | None:
-        return None if torch.compiler.is_compiling() else self.__dict__.get("_deferred")
+        # Who has been given the sums may have written to them, so from then on they are what is read.
+        given = torch.compiler.is_compiling() or "maxima" in self.__dict__
+        return None if given else self.__dict__.get("_deferred")
 
     def beside(self, extra: Extra, sums: Tensor, maxima: Tensor) -> Statistics:
         """Append statistics of what a correction was given besides log-probs, in the order of the fields of Extra."""

@@ -144,6 +144,16 @@ def test_copies_merges_threads_and_losses_have_them():
     assert names == len(Statistics.nothing(spec, loss.statistics.objective, extra=loss.statistics.extra).sums)
 
 
+def test_sums_are_the_callers_once_they_are_given():
+    """As without labels: who reduces them in place reads metrics of all ranks."""
+    tensors = given("packed")
+    out, wanted = correct(tensors, SPECS[1]), correct(tensors, SPECS[1]).statistics
+    out.statistics.sums.mul_(2.0)
+    for name in (None, "environment", "age"):
+        assert out.metrics(by=name) == (wanted + wanted).metrics(by=name)
+    assert torch.equal(out.statistics.join(rc.Statistics.nothing(None)).sums, 2.0 * wanted.sums)
+
+
 def test_the_default_device_of_the_reader_has_no_part():
     # Nothing that lies on the meta device can be read.
     tensors = given("packed")
