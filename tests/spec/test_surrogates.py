@@ -112,7 +112,7 @@ def test_numbers_beyond_float32_are_refused(kind):
 
 
 def test_one_without_a_kernel_refuses_triton_and_other_levels():
-    x = torch.zeros(3)
+    x = torch.zeros(2, 3)
     with pytest.raises(ValueError, match=r"^backend: .* for AveragePPO\(\), which has no kernel, got 'triton'$"):
         rc.policy_loss(x, x, old_logp=x, surrogate=rc.AveragePPO(), backend="triton")
     with pytest.raises(ValueError, match=r"^AveragePPO.level: expected one of \['average', 'geometric_average'\], got"):
