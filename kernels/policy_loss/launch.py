@@ -68,6 +68,7 @@ class LossGiven:
         log_mass: Per token, the log of the mass that truncated sampling kept.
         mass_of_base: True if it is taken from the base, and not from new_logp.
         double: float64 computes.
+        chosen: Per token, non-zero where the look at the batch chose it.
         turns: [U + 1] int32 or int64, offsets of turns among the tokens, for a surrogate of turns.
     """
 
@@ -86,13 +87,14 @@ class LossGiven:
     mass_of_base: bool = False
     double: bool = False
     turns: Tensor | None = None
+    chosen: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """All tensors, in the order in which `recipe_of` takes their dtypes."""
         return (
             *(self.new, self.base, self.ref, self.weights, self.trains, self.mask),
-            *(self.advantages, self.offsets, self.divisor, self.log_mass, self.scales),
+            *(self.advantages, self.offsets, self.divisor, self.log_mass, self.scales, self.chosen),
         )
 
 
@@ -151,10 +153,10 @@ class LossRecipe:
 # Every tensor of a call: given, and handed back.
 TENSORS = (
     *("new_logp", "base_logp", "ref_logp", "weights", "trains", "mask", "advantages", "offsets", "given", "log_mass"),
-    "scales",
+    *("scales", "chosen"),
     *("numbers", "gradient", "inners", "value", "divisor", "statistics", "within"),
 )
-PER_TOKEN = ("new", "base", "ref", "weights", "trains", "mask", "log_mass", "scales")
+PER_TOKEN = ("new", "base", "ref", "weights", "trains", "mask", "log_mass", "scales", "chosen")
 STRIDED = ("new", "base", "ref", "weights", "trains", "mask")
 
 
@@ -170,7 +172,7 @@ def recipe_of(
     turns: bool,
 ) -> LossRecipe:
     """Make the recipe for an objective and the dtypes of `LossGiven.tensors`, by which every argument has its type."""
-    _, base, ref, weights, trains, mask, _, offsets, divisor, log_mass, scales = dtypes
+    _, base, ref, weights, trains, mask, _, offsets, divisor, log_mass, scales, chosen = dtypes
     kind = torch.float64 if double else torch.float32
     plans = plans_of(
         objective,
@@ -186,6 +188,7 @@ def recipe_of(
         differentiable=differentiable,
         mass=None if log_mass is None else ("rollout" if mass_of_base else "train"),
         has_scales=scales is not None,
+        chooses=chosen is not None,
         turns=turns,
     )
     first, last = plans[0], plans[-1]
@@ -306,8 +309,9 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
     workspace = Workspace(recipe.scratch, grid.counted, device)
     log_mass = None if log_mass is None else log_mass.contiguous()
     scales = None if given.scales is None else given.scales.contiguous()
+    chosen = None if given.chosen is None else given.chosen.contiguous()
     held = recipe.held((
-        *strided, given.advantages.contiguous(), offsets, given.divisor, log_mass, scales,
+        *strided, given.advantages.contiguous(), offsets, given.divisor, log_mass, scales, chosen,
         recipe.upload.read(), gradient, inners, value, divisor, statistics, within,
     ))  # fmt: skip
     addresses = addresses_of(held)

@@ -53,6 +53,7 @@ class LossPlan(Tables):
     differentiable: bool
     mass: str | None  # whose log-probs the kept mass is taken from: "train", which is new, or "rollout", the base
     has_scales: bool  # factors of all that a token adds
+    chooses: bool  # the look at the batch chose some tokens
     turns: bool  # slots and offsets are of turns, whose ratio it is; sequences are counted beside them
     token_sums: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
@@ -64,6 +65,7 @@ class LossPlan(Tables):
     numbers: tuple[str, ...] = ()
     clip_counts: tuple[str, ...] = ()  # clips that can happen
     sums: tuple[str, ...] = ()  # the statistics, in the order in which they are handed out
+    of_look: tuple[str, ...] = ()  # those of them that the look at the batch has summed
     maxima: tuple[str, ...] = ()
     full: bool = False
     _hash: int = field(default=0, compare=False, repr=False)
@@ -80,7 +82,7 @@ class LossPlan(Tables):
     @property
     def clips(self) -> bool:
         """Test whether the surrogate clips as PPO does."""
-        return self.surrogate in ("PPO", "GSPO")
+        return self.surrogate in ("PPO", "GSPO", "ClipCov")
 
     @property
     def levels(self) -> bool:
@@ -123,6 +125,7 @@ def plans_of(
     differentiable: bool,
     mass: str | None = None,
     has_scales: bool = False,
+    chooses: bool = False,
     turns: bool = False,
 ) -> tuple[LossPlan, ...]:
     """Make a plan for each pass over the tokens.
@@ -141,6 +144,7 @@ def plans_of(
         differentiable: The gradient is handed back.
         mass: Whose log-probs the kept mass is taken from, "train" or "rollout"; None without one.
         has_scales: Factors of all that a token adds are given.
+        chooses: The tokens that the look at the batch chose are given.
         turns: Turns stand in the place of sequences.
     """
     surrogate, kl, regulariser = objective.surrogate, objective.kl, objective.regulariser
@@ -179,9 +183,11 @@ def plans_of(
         differentiable=differentiable,
         mass=mass,
         has_scales=has_scales,
+        chooses=chooses,
         turns=turns,
         numbers=tuple(numbers_of(objective, double)),
         sums=sum_names(objective),
+        of_look=surrogate.found,
         maxima=max_names(),
     )
     passes = [replace(plan, phase=phase) for phase in (("sum", "write") if plan.levels or plan.pulls else ("whole",))]
@@ -198,7 +204,7 @@ def _columns(plan: LossPlan) -> dict[str, Any]:
     counts = () if plan.phase == "write" else ("valid", "counted")
     if not plan.writes:
         return {"counts": counts, "sequence_sums": of_sequences} | _of_sequences(plan)
-    empty = {"clip_low", "clip_high", "clip_dual"} - set(plan.clip_counts)
+    empty = {"clip_low", "clip_high", "clip_dual", *plan.of_look} - set(plan.clip_counts)
     measured = [name for name in plan.sums if name not in OF_SEQUENCES and name not in empty]
     total_of_slots = plan.averages and plan.phase == "whole"
     return {

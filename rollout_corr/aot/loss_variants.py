@@ -9,7 +9,22 @@ import torch
 
 from rollout_corr.aot.variant import HUGE, LONGEST, MEDIUM, SHORT, LossVariant
 from rollout_corr.spec.loss import KL, LossReduction, Objective, SquaredLogRatio
-from rollout_corr.spec.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, REC, SAPO, TOPR, VESPO, Reinforce, Score
+from rollout_corr.spec.surrogates import (
+    DPPO,
+    DRO,
+    GMPO,
+    GPG,
+    GSPO,
+    PPO,
+    REC,
+    SAPO,
+    TOPR,
+    VESPO,
+    ClipCov,
+    KLCov,
+    Reinforce,
+    Score,
+)
 
 FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 BOOL, U8, I32, I64 = torch.bool, torch.uint8, torch.int32, torch.int64
@@ -97,6 +112,9 @@ _DECLARED = (
     # Factors of all that a token adds: of sequences whose gradient is one, too.
     LossVariant("reinforce_scaled", Objective(Reinforce(), regulariser=SquaredLogRatio(0.1, "all")), scales=True),
     LossVariant("gspo_scaled", Objective(GSPO(), KL("k3", 0.1), reduction=_MEAN), ref=FP32, packed=False, scales=True),
+    # Tokens that a look at the batch chose.
+    LossVariant("clip_cov", Objective(ClipCov(dual=3.0), KL("k3", 0.1, weight="weights")), ref=FP32, trains=BOOL),
+    LossVariant("kl_cov", Objective(KLCov(), reduction=_MEAN), packed=False, mask=I32, length=MEDIUM),
     LossVariant("dro_sequence", Objective(DRO(0.5, "sequence"), reduction=_MEAN), packed=False, length=SHORT),
 )
 

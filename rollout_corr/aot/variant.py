@@ -225,6 +225,7 @@ class LossVariant(VariantLayout):
             log_mass=None if self.mass is None else empty(kind, *shape),
             mass_of_base=self.mass == "rollout",
             double=double,
+            chosen=empty(torch.bool, *shape) if self.objective.surrogate.chooses else None,
         )
 
     def launches(self, given: LossGiven | None = None) -> tuple[Launch, ...]:

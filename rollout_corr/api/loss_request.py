@@ -337,7 +337,7 @@ class LossRequest:
     @property
     def beyond_kernels(self) -> str | None:
         """Name what the kernels do not compute, or None."""
-        if self.surrogate.looks:
+        if self.surrogate.looks and not self.surrogate.chooses:
             return f"{self.surrogate!r}, which looks at the whole batch first"
         if not self.surrogate.has_kernel:
             return f"{self.surrogate!r}, which has no kernel"

@@ -15,6 +15,7 @@ from torch import Tensor
 from rollout_corr.backends import loss_blocks
 from rollout_corr.backends.loss_blocks import LossResult, LossTask
 from rollout_corr.backends.registration import define, seen_by_others
+from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.spec.loss import Objective
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class LossOperands(NamedTuple):
     mass_of_base: bool  # log_mass is taken from base, and not from new_logp
     double: bool
     turns: Tensor | None  # [U + 1], for a surrogate of turns
+    chosen: Tensor | None  # the tokens that the look at the batch chose
     differentiable: bool
 
 
@@ -67,6 +69,7 @@ def run_fused(task: LossTask) -> LossResult:
     """Run the kernels on a batch: directly, or as the operator where something has to see that."""
     batch, wanted = task.batch, task.objective
     log_mass, of_base = (None, False) if task.mass is None else task.mass
+    (chosen,) = (None,) if task.looked is None else task.looked.tokens
     operands = LossOperands(
         new_logp=batch.train,
         base=task.base,
@@ -83,19 +86,32 @@ def run_fused(task: LossTask) -> LossResult:
         mass_of_base=of_base,
         double=batch.dtype == torch.float64,
         turns=batch.turns if wanted.surrogate.unit == "turn" else None,
+        chosen=chosen,
         differentiable=task.differentiable,
     )
     # Not a part of the operands, since the compiler of torch 2.6 cannot cut a named tuple.
-    policies, factors = (batch.train, task.base, task.ref, log_mass), (task.weights, task.trains, task.scales)
+    policies, factors = (batch.train, task.base, task.ref, log_mass), (task.weights, task.trains, task.scales, chosen)
     if seen_by_others((*policies, *factors, task.advantages, batch.mask, batch.offsets, task.divisor)):
         from rollout_corr.spec.encode import encode, encode_once
 
         text = encode(wanted) if torch.compiler.is_compiling() else encode_once(wanted)
         found = torch.ops.rollout_corr.policy_loss(*operands, *text)
         value, gradient, inners, counted, statistics = found
+        statistics = _with_look(statistics, task)
         return LossResult(value, gradient if task.differentiable else None, inners, counted, statistics, True)
     made = kernels().run(_given(operands), wanted, task.differentiable)
-    return LossResult(made.value, made.gradient, made.inners, made.divisor, made.statistics, True)
+    statistics = _with_look(made.statistics, task)
+    return LossResult(made.value, made.gradient, made.inners, made.divisor, statistics, True)
+
+
+def _with_look(statistics: Tensor, task: LossTask) -> Tensor:
+    """Put the sums of the look, where the surrogate took one, behind the others: the kernels left 0 there."""
+    if task.looked is None:
+        return statistics
+    sums, names = task.looked.sums, loss_metrics.sum_names(task.objective)
+    found = task.objective.surrogate.found
+    of_look = torch.stack([sums[name].double() for name in found])
+    return torch.cat((statistics[: len(names) - len(found)], of_look, statistics[len(names) :]))
 
 
 def scaled(

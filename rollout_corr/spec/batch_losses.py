@@ -78,6 +78,7 @@ class ClipCov(PPO):
     seed: int = 0
 
     looks: ClassVar[bool] = True
+    chooses: ClassVar[bool] = True
     found: ClassVar[tuple[str, ...]] = ("cov_chosen", "cov_of_chosen", "cov_eligible")
 
     def __post_init__(self) -> None:
@@ -129,6 +130,7 @@ class KLCov(Surrogate):
     penalty: float = 0.1
 
     looks: ClassVar[bool] = True
+    chooses: ClassVar[bool] = True
     found: ClassVar[tuple[str, ...]] = ("cov_chosen", "cov_of_chosen")
 
     def __post_init__(self) -> None:

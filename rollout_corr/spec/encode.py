@@ -11,10 +11,10 @@ from rollout_corr.spec.bounds_of_batch import RULES
 from rollout_corr.spec.checked import Checked
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
-from rollout_corr.spec.surrogates import SURROGATES
+from rollout_corr.spec.surrogates import OF_BATCH, SURROGATES
 
 _OF_CORRECTION = (Spec, Weight, Criterion)
-_OF_LOSS = (Objective, KL, SquaredLogRatio, *SURROGATES)
+_OF_LOSS = (Objective, KL, SquaredLogRatio, *SURROGATES, *(kind for kind in OF_BATCH if kind.chooses))
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_OF_CORRECTION, *RULES.values(), *_OF_LOSS)}
 _FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in _KINDS.values()}
 

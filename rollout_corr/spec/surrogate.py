@@ -194,8 +194,9 @@ class Surrogate(Checked):
             "replace_ratio", where the ratio is a constant that weights replace; "multiply", without a ratio.
         option: Name of the field that chooses between formulas, if any.
         pools: All tokens of a sequence have one loss.
-        looks: `look` decides something from the whole batch first; then it runs on plain torch.
-        has_kernel: There is a kernel for it, unless it looks; without one it runs on plain torch.
+        looks: `look` decides something from the whole batch first, in plain torch.
+        chooses: All that `look` decides is a mask of tokens, which the kernels read; others run on plain torch.
+        has_kernel: There is a kernel for it, unless it looks and chooses no tokens; else it runs on plain torch.
         by_group: It compares the sequences of a group, which a call has to name.
         reads_entropy: It reads the entropy of tokens, which a call has to bring.
         found: The sums that `look` reports.
@@ -209,6 +210,7 @@ class Surrogate(Checked):
     option: ClassVar[str | None] = None
     pools: ClassVar[bool] = False
     looks: ClassVar[bool] = False
+    chooses: ClassVar[bool] = False
     has_kernel: ClassVar[bool] = True
     by_group: ClassVar[bool] = False
     reads_entropy: ClassVar[bool] = False

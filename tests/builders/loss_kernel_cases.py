@@ -18,6 +18,7 @@ from rollout_corr.backends.loss_blocks import LossTask
 from rollout_corr.definition.tokens import KeptMass
 from rollout_corr.kernels.policy_loss import launch as kernels
 from rollout_corr.metrics import loss as loss_metrics
+from rollout_corr.spec.surrogate import Looked
 
 INF, NAN = math.inf, math.nan
 
@@ -62,6 +63,7 @@ def tensors_of(variant, seed=0, lengths=(5, 1, 9, 0, 7, 8, 17, 1, 16, 30), width
     if not given.per_sequence:
         made["advantages"][~valid] = NAN
     made["mask"] = valid.double() * (2.0 if variant.mask not in (None, torch.bool) else 1.0)
+    made["chosen"] = (torch.rand(shape, generator=generator) < 0.3).double()
     for name, values in made.items():
         x = getattr(given, name)
         if x is not None:
@@ -93,8 +95,19 @@ def by_reference(given, wanted, dtype, differentiable=True):
     batch.advantages, batch.per_sequence = cast["advantages"], given.per_sequence
     tensors = cast["advantages"], cast["base"], cast["weights"], cast["ref"], given.trains
     mass = None if given.log_mass is None else KeptMass(given.log_mass, given.mass_of_base)
+    looked = None
+    if given.chosen is not None:
+        looked = Looked((given.chosen,), (), dict.fromkeys(wanted.surrogate.found, torch.zeros(())))
     task = LossTask(
-        cast["new"], batch, *tensors, wanted, differentiable, given.divisor, mass=mass, scales=cast["scales"]
+        cast["new"],
+        batch,
+        *tensors,
+        wanted,
+        differentiable,
+        given.divisor,
+        mass=mass,
+        scales=cast["scales"],
+        looked=looked,
     )
     done = loss_blocks.run_whole(task)
     slope = None if done.gradient is None else scaled(done.gradient, torch.ones(()), done.divisor, dtype)

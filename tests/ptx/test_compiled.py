@@ -26,7 +26,7 @@ SLOW = (
     "sequences_of_d", "sequences_of_exp", "sequences_of_probabilities", "extrema_of_d", "when_tokens", "late",
     "late_zeroed", "skyrl.tldr", "slime.mis", "areal.kpop", "open_instruct.vaco", "kept_set_replayed", "split_padded",
     "split_fp64", "labels_token", "labels_icepop", "labels_turns", "prefix_budget", "prefix_kept",
-    "loss_ppo_fp64", "loss_gspo_fp64", "loss_dro_sequence", "turns_split", "prefix_turns",
+    "loss_ppo_fp64", "loss_gspo_fp64", "loss_dro_sequence", "loss_kl_cov", "turns_split", "prefix_turns",
 )  # fmt: skip
 
 
