@@ -40,7 +40,7 @@ def random_lengths(rng):
 
 
 def random_spec(rng):
-    """One of the Specs with other numbers."""
+    """Draw a Spec and give it other numbers."""
     spec = SPECS[rng.choice(NAMES)]
     if spec.weight is not None:
         spec = replace(spec, weight=replace(spec.weight, upper=rng.uniform(1.1, 4.0), normalize=None))

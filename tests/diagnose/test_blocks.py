@@ -1,4 +1,4 @@
-"""What is measured depends on the sequences alone, not on chunks and files, and takes time linear in them."""
+"""Measurements depend on the sequences alone, not on chunks and files, and take time linear in them."""
 
 from __future__ import annotations
 

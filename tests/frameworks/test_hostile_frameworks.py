@@ -161,7 +161,7 @@ def distribution(folder, version, direct=None):
 
 
 def test_a_checkout_beside_an_installed_distribution(made, tmp_path, monkeypatch, caplog):
-    """What is imported is the checkout, and the metadata are of something else."""
+    """Python imports the checkout, while the metadata are those of the installed distribution."""
     fake, drop_in = made(version="1.1.dev")
     distribution(tmp_path / "site", "1.0")
     monkeypatch.syspath_prepend(tmp_path / "site")

@@ -51,7 +51,7 @@ def test_reloaded(made, tmp_path):
 
 
 def test_installed_anew_after_a_reload(made):
-    """What a module had before its reload is still held by name elsewhere, and is ours again too."""
+    """Functions of before a reload, held by name in other modules, are replaced again too."""
     fake, drop_in = made()
     drop_in.install(fake.targets)
     helper, *_ = load(fake)
@@ -63,7 +63,7 @@ def test_installed_anew_after_a_reload(made):
 
 
 def test_reloading_that_fails(made, tmp_path):
-    """What it got to is new, and replaced."""
+    """A reload that fails half-way leaves new functions up to there, and these are replaced."""
     fake, drop_in = made()
     drop_in.install(fake.targets)
     helper, *_ = load(fake)

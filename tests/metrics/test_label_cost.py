@@ -1,4 +1,4 @@
-"""What 64 labels cost on the CPU, in counts that other work on the machine cannot change.
+"""Costs of 64 labels on the CPU, in counts that other work on the machine cannot change.
 
 Operations of torch that compute or copy, and the elements that they read and write: time follows the first where tokens
 are few and the second where they are many. docs/batches.md#labels has times.

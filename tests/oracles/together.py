@@ -50,7 +50,7 @@ def value_of(criterion, spec, told, d, t):
 
 
 def fails(criterion, value, t=1):
-    """Whether a value, at the t-th token of its prefix where bounds grow, is out of bounds."""
+    """Tell whether a value, at the t-th token of its prefix where bounds grow, is out of bounds."""
     growth = 1.0 if criterion.growth is None else math.sqrt(t)
     ends = criterion.lower, criterion.upper
     if criterion.stat == "ratio":
@@ -64,7 +64,7 @@ def advantage_of(told, t):
 
 
 def selected(criterion, told, d, t):
-    """Whether `when` selects a measured token."""
+    """Tell whether `when` selects a measured token."""
     a = advantage_of(told, t)
     return {
         "any": True,

@@ -270,7 +270,7 @@ def test_a_source_distribution_does_not_show_who_built_it_and_when():
 
 
 def test_the_card_of_the_hub_runs(monkeypatch):
-    """What it shows are names and arguments that there are."""
+    """The names and arguments in the example of the card exist."""
     card = (ROOT / ".ci" / "hub" / "CARD.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.+?)```", card, re.DOTALL)
     monkeypatch.setitem(sys.modules, "kernels", types.SimpleNamespace(get_kernel=lambda *name, **options: rc))

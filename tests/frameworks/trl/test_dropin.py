@@ -61,7 +61,7 @@ def test_dtype_and_gradient(dtype):
 
 
 def test_a_spec_of_your_own():
-    """What it rejects has the ratio 0, whatever it edits; without a weight what is kept has 1."""
+    """Rejected tokens have the ratio 0, whatever the Spec edits; without a weight kept ones have 1."""
     old, sampling, mask = batch()
     geometric = rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.95, upper=1.1)
     for rejected in ("mask", "zero", "both"):

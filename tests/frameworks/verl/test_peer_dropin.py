@@ -263,7 +263,7 @@ ERRORS = [
 
 @pytest.mark.parametrize("options", ERRORS, ids=lambda options: "-".join(map(str, options.values())))
 def test_same_errors(options, helper):
-    """The same type of error for the same mistake."""
+    """A mistake raises an error of the type that verl raises."""
 
     def call():
         with pytest.raises((TypeError, ValueError)) as caught:
