@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import LAYOUTS, check, lay_out, outcome, random_sequences
+from builders.batches import LAYOUTS, check, lay_out, random_sequences
 from builders.kernel_cases import INTERPRETED
+from builders.same_bits import outcome
 from builders.split_cases import Rank, picked, tokens_of
 from builders.threaded_ranks import Ranks
 from oracles.entropy_bonus import bonus

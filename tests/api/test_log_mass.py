@@ -9,20 +9,10 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import (
-    LAYOUTS,
-    METRICS_WITHIN,
-    WEIGHTS_WITHIN,
-    assert_same_results,
-    check,
-    lay_out,
-    outcome,
-    random_sequences,
-    rounded,
-    spoil,
-)
+from builders.batches import LAYOUTS, METRICS_WITHIN, WEIGHTS_WITHIN, check, lay_out, random_sequences, rounded, spoil
 from builders.kernel_cases import INTERPRETED
 from builders.kernel_cases import check as check_kernels
+from builders.same_bits import assert_same_results, outcome
 from builders.split_cases import lockstep
 from oracles import loss as loss_oracle
 

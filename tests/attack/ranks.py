@@ -20,9 +20,10 @@ import torch.distributed as dist
 
 import rollout_corr as rc
 from attack.campaign import Area, Outcome
-from builders.batches import assert_same_results, assert_same_statistics, lay_out, outcome, random_sequences, wild
+from builders.batches import lay_out, random_sequences, wild
 from builders.forked_ranks import run
 from builders.loss_cases import LaidLoss, only, random_batch
+from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.split_cases import SPECS, WAYS, joined, picked, together, tokens_of
 
 # A rank that is awaited in vain costs so many seconds.

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 
 import pytest
 import torch
 
 import rollout_corr as rc
+from backends.test_bounds_of_micro_batches import TOGETHER
 from builders.batches import LAYOUTS, lay_out
+from builders.coarse import abs_d, coarse, decided_together, mask_of, rejects_nonfinite, within
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from oracles.bounds_of_batch import kept
-from oracles.correction import Sequence
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -27,55 +27,6 @@ RULES = [
     {"upper": rc.MeanBelow(0.125)},
     {"lower": 0.0625, "upper": rc.Quantile(0.75)},
 ]
-
-
-def coarse(seed, lengths=(5, 1, 7, 0, 4, 6, 9, 3), broken=False):
-    """Sequences whose D is a multiple of 1/4, so that sums are exact and ties are many; the third is all invalid."""
-    rng = random.Random(seed)
-    made = []
-    for s, length in enumerate(lengths):
-        mask = [int(s != 2 and rng.random() > 0.2) for _ in range(length)]
-        rollout = [-rng.randrange(4, 16) / 4 for _ in range(length)]
-        train = [x + rng.choice((-1, 0, 0, 1, 2, 3)) / 4 for x in rollout]
-        advantages = [rng.choice((-1.0, 0.0, 1.0)) for _ in range(length)]
-        for t, valid in enumerate(mask):
-            if not valid:
-                train[t], rollout[t], advantages[t] = (rng.choice((math.nan, math.inf, -1e10)) for _ in range(3))
-            elif broken and rng.random() < 0.1:
-                train[t] = rng.choice((math.nan, -math.inf))
-        made.append(Sequence(train, rollout, mask, advantages))
-    return made
-
-
-def abs_d(batch):
-    """|D| of every valid token whose D is finite, by sequence and place."""
-    return {
-        (s, t): abs(one.train[t] - one.rollout[t])
-        for s, one in enumerate(batch)
-        for t, valid in enumerate(one.mask)
-        if valid and math.isfinite(one.train[t])
-    }
-
-
-def within(rules, values):
-    """The places that every bound keeps; `rules` may have a number."""
-    good = set(values)
-    for side, rule in rules.items():
-        if isinstance(rule, float):
-            good &= {place for place, x in values.items() if (x >= rule if side == "lower" else x <= rule)}
-        else:
-            keeps = kept(rule, side, list(values.values()))
-            good &= {place for place, keep in zip(values, keeps, strict=True) if keep}
-    return good
-
-
-def mask_of(batch, good):
-    return [[float((s, t) in good) for t in range(len(one))] for s, one in enumerate(batch)]
-
-
-def rejects_nonfinite(batch):
-    bad = {s for s, one in enumerate(batch) for t, m in enumerate(one.mask) if m and not math.isfinite(one.train[t])}
-    return bad
 
 
 @pytest.mark.parametrize("rules", RULES, ids=str)
@@ -310,126 +261,3 @@ def test_what_cannot_be():
         return True
 
     assert Ranks(1).run(of_rank) == [True]
-
-
-# --- micro-batches ---
-
-TOGETHER = rc.Spec(
-    criteria=(
-        rc.Criterion("k2", upper=rc.MeanBelow(0.125)),
-        rc.Criterion("abs", over="sequence", reduce="mean", lower=rc.Quantile(0.2), upper=rc.Bottom(3)),
-    ),
-    sums_over="kept",
-)
-
-
-def decided_together(parts, spec, reduced=lambda found: found):
-    """The thresholds of some laid out micro-batches, and the rounds that they took."""
-    known, rounds = None, 0
-    while known is None or not known.complete:
-        found = [part.correct(spec, call=rc.threshold_statistics, known=known) for part in parts]
-        known, rounds = reduced(rc.ThresholdStatistics.sum(found)).thresholds(), rounds + 1
-    return known, rounds
-
-
-def test_micro_batches_decide_together(way):
-    for seed in range(3):
-        batch = coarse(seed)
-        laid = lay_out(batch, "packed", torch.float32)
-        whole = laid.correct(TOGETHER)
-        parts = [lay_out(some, layout, torch.float32) for some, layout in
-                 ((batch[:2], "padded_left"), (batch[2:5], "packed_gaps"), (batch[5:], "list"))]  # fmt: skip
-        known, rounds = decided_together(parts, TOGETHER)
-        assert rounds == 9 and repr(known) == "Thresholds(3 known, complete=True)"
-        found = [part.correct(TOGETHER, thresholds=known) for part in parts]
-        masks = [row for part, one in zip(parts, found, strict=True) for row in part.read(one.mask)]
-        assert masks == laid.read(whole.mask)
-        assert torch.equal(torch.cat([one.keep for one in found]), whole.keep)
-        merged, expected = (x.metrics() for x in (rc.Statistics.sum(one.statistics for one in found), whole.statistics))
-        bounds = [key for key in expected if key.endswith(("/upper_max", "/upper_min", "/lower_max", "/lower_min"))]
-        assert len(bounds) == 6 and all(merged[key] == expected[key] for key in bounds)
-
-
-def test_the_tokens_of_highest_entropy_train():
-    spec = rc.Spec(criteria=(rc.Criterion("entropy", lower=rc.TopK(share=0.2)),))
-    logp, entropy = torch.full((2, 10), -1.0), torch.arange(20.0).view(2, 10)
-    known = None
-    while known is None or not known.complete:
-        parts = [
-            rc.threshold_statistics(logp[:1], logp[:1], spec=spec, known=known, entropy=x) for x in entropy.split(1)
-        ]
-        known = rc.ThresholdStatistics.sum(parts).thresholds()
-    for given in ({}, {"thresholds": known}):
-        found = rc.correct(logp, logp, spec=spec, entropy=entropy, **given)
-        assert torch.equal(found.mask, entropy >= 16.0) and found.metrics()["token_entropy/lower_max"] == 16.0
-
-
-@pytest.mark.parametrize("normalize", ["batch", "group", "sequence"])
-def test_micro_batches_decide_beside_normalised_weights(normalize):
-    """The divisor of weights, and the groups that it needs, come behind the bounds."""
-    for options in ({"apply": False}, {"rejected": "both"}):
-        spec = rc.Spec(rc.Weight("token", normalize=normalize), TOGETHER.criteria, **options)
-        batch = coarse(7)
-        grouped = {"group_size": 2} if normalize == "group" else {}
-        whole = lay_out(batch, "packed", torch.float32).correct(spec, **grouped)
-        parts = [lay_out(some, "packed", torch.float32) for some in (batch[:4], batch[4:])]
-        known, _ = decided_together(parts, spec)
-        found = [part.correct(spec, thresholds=known, **grouped) for part in parts]
-        assert torch.equal(torch.cat([one.mask for one in found]), whole.mask)
-        if normalize != "batch" and spec.apply:
-            assert torch.equal(torch.cat([one.weights for one in found]), whole.weights)
-
-
-def test_micro_batches_of_ranks_decide_together():
-    batch = coarse(5)
-    laid = lay_out(batch, "packed", torch.float32)
-    group = Ranks(2)
-
-    def of_rank(rank):
-        part = lay_out([batch[:3], batch[3:]][rank], "packed", torch.float32)
-        member = Rank(rank=rank, ranks=2)
-        known, _ = decided_together([part], TOGETHER, lambda found: found.all_reduce(member))
-        return part.read(part.correct(TOGETHER, thresholds=known).mask)
-
-    first, second = group.run(of_rank)
-    assert first + second == laid.read(laid.correct(TOGETHER).mask)
-
-
-def test_thresholds_that_do_not_fit():
-    x = torch.zeros(1, 3)
-    other = rc.Spec(criteria=(rc.Criterion("k2", upper=rc.Quantile(0.5)),))
-    first = rc.threshold_statistics(x, x, spec=TOGETHER)
-    known, _ = decided_together([lay_out(coarse(0), "packed", torch.float32)], other)
-    wrong = [
-        (
-            lambda: rc.threshold_statistics(x, x, spec=rc.Spec()),
-            ValueError,
-            "spec: expected a bound that the batch decides",
-        ),
-        (
-            lambda: rc.threshold_statistics(x, x, spec=TOGETHER, known=3),
-            TypeError,
-            "known: expected Thresholds or None",
-        ),
-        (lambda: rc.threshold_statistics(x, x, spec=other, known=known), ValueError, "known: .* not all known"),
-        (lambda: rc.threshold_statistics(x, x, spec=TOGETHER, known=known), ValueError, "known: .* of the same Spec"),
-        (lambda: first.merge(rc.threshold_statistics(x, x, spec=other)), ValueError, "other: .* the same Spec"),
-        (
-            lambda: first + rc.threshold_statistics(x, x, spec=TOGETHER, known=first.thresholds()),
-            ValueError,
-            "other: expected counts of the same round",
-        ),
-        (
-            lambda: rc.threshold_statistics(x.double(), x.double(), spec=TOGETHER, known=first.thresholds()),
-            ValueError,
-            "known: expected log-probs whose values of 'token_k2' are float32, as in the rounds before, got float64",
-        ),
-        (lambda: first.merge(3), TypeError, "other: expected ThresholdStatistics, got int"),
-        (lambda: rc.ThresholdStatistics.sum([]), ValueError, "parts: expected at least one"),
-        (lambda: rc.correct(x, x, spec=TOGETHER, thresholds=first.thresholds()), ValueError, "expected complete ones"),
-        (lambda: rc.correct(x, x, spec=TOGETHER, thresholds=known), ValueError, "thresholds: expected those"),
-        (lambda: rc.correct(x, x, spec=other, thresholds=1.0), TypeError, "thresholds: expected Thresholds or None"),
-    ]
-    for call, error, words in wrong:
-        with pytest.raises(error, match=words):
-            call()

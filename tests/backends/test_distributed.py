@@ -10,8 +10,9 @@ import torch.multiprocessing as mp
 
 import rollout_corr as rc
 from builders import ranks as worker
-from builders.batches import assert_same_results, assert_same_statistics, lay_out, one_thread, outcome, random_sequences
+from builders.batches import lay_out, one_thread, random_sequences
 from builders.loss_cases import LaidLoss, only, random_batch
+from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.split_cases import SPECS, joined, together
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rollout_corr as rc
-from backends.test_bounds_of_batch import abs_d, coarse, mask_of, rejects_nonfinite, within
 from builders.batches import LAYOUTS, lay_out
+from builders.coarse import abs_d, coarse, mask_of, rejects_nonfinite, within
 from builders.reads import Reads
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks

@@ -13,17 +13,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import rollout_corr as rc
-from builders.batches import (
-    LAYOUTS,
-    assert_same_results,
-    assert_same_statistics,
-    lay_out,
-    outcome,
-    random_sequences,
-    wild,
-)
+from builders.batches import LAYOUTS, lay_out, random_sequences, wild
 from builders.kernel_cases import INTERPRETED
 from builders.launches import key
+from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.split_cases import SPECS, WAYS, cases, lockstep, outcomes
 from builders.strategies import sequences, specs
 from rollout_corr.kernels import grid, launches

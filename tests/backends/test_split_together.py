@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import assert_same_results, assert_same_statistics, lay_out, outcome, random_sequences, spoil
+from builders.batches import lay_out, random_sequences, spoil
+from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.split_cases import Rank, joined, picked, tokens_of, turns_of
 from builders.threaded_ranks import Ranks
 from builders.turns import offsets_of, random_turns

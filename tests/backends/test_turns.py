@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import assert_same_results, assert_same_statistics, lay_out, outcome, random_sequences, spoil
+from builders.batches import lay_out, random_sequences, spoil
 from builders.kernel_cases import INTERPRETED, NARROW, WIDE, shaped
+from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.split_cases import lockstep
 from builders.turns import offsets_of, random_turns
 from oracles import turns as oracle

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from backends.test_bounds_of_batch import coarse, decided_together, rejects_nonfinite
 from builders.batches import LAYOUTS, lay_out
+from builders.coarse import coarse, decided_together, rejects_nonfinite
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from oracles.bounds_of_batch import kept, sample_size

@@ -69,3 +69,10 @@ def forked(run):
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def failure(future):
+    """Wait for the error of a dump that cannot be written, and read it."""
+    error = future.exception(timeout=60)
+    assert isinstance(error, OSError)
+    return str(error)

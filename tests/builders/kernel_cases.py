@@ -24,7 +24,6 @@ from builders.batches import (
     compare,
     compare_metrics,
     cut,
-    is_count,
     lay_out,
     moved,
     random_sequences,
@@ -32,6 +31,7 @@ from builders.batches import (
     spoil,
     wild,
 )
+from builders.same_bits import is_count
 from oracles import correction as oracle
 from rollout_corr.aot.variants import VARIANTS
 from rollout_corr.backends import batch as reading

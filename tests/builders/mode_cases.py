@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 import rollout_corr as rc
-from builders.batches import Laid, in_hex
+from builders.batches import Laid
+from builders.same_bits import in_hex
 
 
 @contextlib.contextmanager

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 import rollout_corr as rc
-from builders.batches import lay_out, outcome, random_sequences
+from builders.batches import lay_out, random_sequences
 from builders.loss_cases import LaidLoss, only, random_batch
+from builders.same_bits import outcome
 from builders.split_cases import SPECS, cases, loss_cases, picked, tokens_of
 from rollout_corr.testing import ExampleBatch, example_batch
 

@@ -15,7 +15,6 @@ from oracles.published import (
     bypass,
     bypass_pg,
     cispo,
-    clip,
     decoupled,
     dppo_keep,
     dppo_verl,
@@ -29,7 +28,6 @@ from oracles.published import (
     kept_mean,
     kept_rows_mean,
     kimi,
-    mean,
     megatron,
     minirl,
     nemo_kl,
@@ -70,6 +68,7 @@ from oracles.published import (
     xtuner,
 )
 from oracles.published_cov import clip_cov, kl_cov
+from oracles.published_rows import clip, mean
 from oracles.published_score import real, sapo_stopped, topr, vespo_loss
 
 # Frameworks none of whose recipes has run beside its own code: papers, JAX, and what was not at hand.

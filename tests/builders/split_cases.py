@@ -11,8 +11,9 @@ from unittest import mock
 import torch
 
 import rollout_corr as rc
-from builders.batches import lay_out, outcome, random_sequences, spoil, wild
+from builders.batches import lay_out, random_sequences, spoil, wild
 from builders.loss_cases import ON_TORCH, SURROGATES, only, random_batch
+from builders.same_bits import outcome
 from builders.turns import offsets_of
 from rollout_corr.backends import split
 from rollout_corr.metrics import collectives

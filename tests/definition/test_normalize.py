@@ -14,18 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rollout_corr as rc
-from builders.batches import (
-    LAYOUTS,
-    assert_same_results,
-    compare,
-    lay_out,
-    outcome,
-    pick,
-    random_sequences,
-    rounded,
-    spoil,
-    wild,
-)
+from builders.batches import LAYOUTS, compare, lay_out, random_sequences, rounded, spoil, wild
+from builders.same_bits import assert_same_results, outcome, pick
 from builders.strategies import sequences, specs
 from oracles import normalized as oracle
 from rollout_corr.backends import blocks

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rollout_corr as rc
-from builders.batches import GARBAGE, LAYOUTS, assert_same_results, assert_same_statistics, lay_out, outcome, pick
+from builders.batches import GARBAGE, LAYOUTS, lay_out
+from builders.same_bits import assert_same_results, assert_same_statistics, outcome, pick
 from builders.strategies import sequences, specs
 from oracles.correction import Sequence
 from rollout_corr.spec.choices import NONFINITE

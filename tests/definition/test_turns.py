@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import LAYOUTS, error, in_hex, lay_out, random_sequences, spoil
+from builders.batches import LAYOUTS, error, lay_out, random_sequences, spoil
+from builders.same_bits import in_hex
 from builders.turns import ids_of, made, offsets_of, places_begin, random_turns, specs_over
 from oracles import turns as oracle
 from rollout_corr.backends import blocks

@@ -15,15 +15,11 @@ import rollout_corr as rc
 from builders.batches import error
 from builders.recipe_cases import PUBLISHED, RESTATED_ALONE, RESTATED_ALONE_TOO, backing
 from oracles.published import (
-    Row,
-    batch,
     cispo,
-    clip,
     decoupled,
     gspo,
     k3,
     kept_mean,
-    mean,
     old,
     opsm,
     ppo,
@@ -37,6 +33,7 @@ from oracles.published import (
     with_kl,
     within,
 )
+from oracles.published_rows import Row, batch, clip, mean
 from rollout_corr.frameworks.shared.lookup import every_recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")

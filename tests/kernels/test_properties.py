@@ -15,8 +15,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import rollout_corr as rc
-from builders.batches import LAYOUTS, assert_same_results, assert_same_statistics, lay_out, outcome, pick, spoil, wild
+from builders.batches import LAYOUTS, lay_out, spoil, wild
 from builders.kernel_cases import INTERPRETED, NARROW, WIDE, Shape, batch, between_fences, same_bits, shaped, watched
+from builders.same_bits import assert_same_results, assert_same_statistics, outcome, pick
 from builders.strategies import specs
 from oracles.correction import Sequence
 from rollout_corr.aot.variants import VARIANTS

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from oracles.published import clip, token_mean
+from oracles.published import token_mean
+from oracles.published_rows import clip
 
 
 def ctpo(reduce, power, low, high, dual):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from oracles.looks import drawn
-from oracles.published import mean, ppo, token_mean
+from oracles.published import ppo, token_mean
+from oracles.published_rows import mean
 
 
 def covariances(rows):

@@ -1,13 +1,14 @@
 """Published formulas of score functions that are softened, tapered or masked, and of ratios of tokens with sequences.
 
-Rows and helpers are those of published.py.
+Rows and helpers are those of published_rows.py.
 """
 
 from __future__ import annotations
 
 import math
 
-from oracles.published import clip, mean, score
+from oracles.published import score
+from oracles.published_rows import clip, mean
 
 
 def vespo(row, weight=lambda r, t: 1.0, positive=(2.0, 3.0), negative=(3.0, 2.0)):

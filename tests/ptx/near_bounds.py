@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 import rollout_corr as rc
-from builders.batches import is_count, one_thread
+from builders.batches import one_thread
 from builders.kernel_cases import shaped
+from builders.same_bits import is_count
 from ptx.cases import shape_of
 from ptx.edits import Edit, edited
 from ptx.session import compiled

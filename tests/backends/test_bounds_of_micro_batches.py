@@ -1,0 +1,126 @@
+"""Bounds that micro-batches decide together: `threshold_statistics` and `correct(thresholds=...)`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import lay_out
+from builders.coarse import coarse, decided_together
+from builders.split_cases import Rank
+from builders.threaded_ranks import Ranks
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+TOGETHER = rc.Spec(
+    criteria=(
+        rc.Criterion("k2", upper=rc.MeanBelow(0.125)),
+        rc.Criterion("abs", over="sequence", reduce="mean", lower=rc.Quantile(0.2), upper=rc.Bottom(3)),
+    ),
+    sums_over="kept",
+)
+
+
+def test_micro_batches_decide_together(way):
+    for seed in range(3):
+        batch = coarse(seed)
+        laid = lay_out(batch, "packed", torch.float32)
+        whole = laid.correct(TOGETHER)
+        parts = [lay_out(some, layout, torch.float32) for some, layout in
+                 ((batch[:2], "padded_left"), (batch[2:5], "packed_gaps"), (batch[5:], "list"))]  # fmt: skip
+        known, rounds = decided_together(parts, TOGETHER)
+        assert rounds == 9 and repr(known) == "Thresholds(3 known, complete=True)"
+        found = [part.correct(TOGETHER, thresholds=known) for part in parts]
+        masks = [row for part, one in zip(parts, found, strict=True) for row in part.read(one.mask)]
+        assert masks == laid.read(whole.mask)
+        assert torch.equal(torch.cat([one.keep for one in found]), whole.keep)
+        merged, expected = (x.metrics() for x in (rc.Statistics.sum(one.statistics for one in found), whole.statistics))
+        bounds = [key for key in expected if key.endswith(("/upper_max", "/upper_min", "/lower_max", "/lower_min"))]
+        assert len(bounds) == 6 and all(merged[key] == expected[key] for key in bounds)
+
+
+def test_the_tokens_of_highest_entropy_train():
+    spec = rc.Spec(criteria=(rc.Criterion("entropy", lower=rc.TopK(share=0.2)),))
+    logp, entropy = torch.full((2, 10), -1.0), torch.arange(20.0).view(2, 10)
+    known = None
+    while known is None or not known.complete:
+        parts = [
+            rc.threshold_statistics(logp[:1], logp[:1], spec=spec, known=known, entropy=x) for x in entropy.split(1)
+        ]
+        known = rc.ThresholdStatistics.sum(parts).thresholds()
+    for given in ({}, {"thresholds": known}):
+        found = rc.correct(logp, logp, spec=spec, entropy=entropy, **given)
+        assert torch.equal(found.mask, entropy >= 16.0) and found.metrics()["token_entropy/lower_max"] == 16.0
+
+
+@pytest.mark.parametrize("normalize", ["batch", "group", "sequence"])
+def test_micro_batches_decide_beside_normalised_weights(normalize):
+    """The divisor of weights, and the groups that it needs, come behind the bounds."""
+    for options in ({"apply": False}, {"rejected": "both"}):
+        spec = rc.Spec(rc.Weight("token", normalize=normalize), TOGETHER.criteria, **options)
+        batch = coarse(7)
+        grouped = {"group_size": 2} if normalize == "group" else {}
+        whole = lay_out(batch, "packed", torch.float32).correct(spec, **grouped)
+        parts = [lay_out(some, "packed", torch.float32) for some in (batch[:4], batch[4:])]
+        known, _ = decided_together(parts, spec)
+        found = [part.correct(spec, thresholds=known, **grouped) for part in parts]
+        assert torch.equal(torch.cat([one.mask for one in found]), whole.mask)
+        if normalize != "batch" and spec.apply:
+            assert torch.equal(torch.cat([one.weights for one in found]), whole.weights)
+
+
+def test_micro_batches_of_ranks_decide_together():
+    batch = coarse(5)
+    laid = lay_out(batch, "packed", torch.float32)
+    group = Ranks(2)
+
+    def of_rank(rank):
+        part = lay_out([batch[:3], batch[3:]][rank], "packed", torch.float32)
+        member = Rank(rank=rank, ranks=2)
+        known, _ = decided_together([part], TOGETHER, lambda found: found.all_reduce(member))
+        return part.read(part.correct(TOGETHER, thresholds=known).mask)
+
+    first, second = group.run(of_rank)
+    assert first + second == laid.read(laid.correct(TOGETHER).mask)
+
+
+def test_thresholds_that_do_not_fit():
+    x = torch.zeros(1, 3)
+    other = rc.Spec(criteria=(rc.Criterion("k2", upper=rc.Quantile(0.5)),))
+    first = rc.threshold_statistics(x, x, spec=TOGETHER)
+    known, _ = decided_together([lay_out(coarse(0), "packed", torch.float32)], other)
+    wrong = [
+        (
+            lambda: rc.threshold_statistics(x, x, spec=rc.Spec()),
+            ValueError,
+            "spec: expected a bound that the batch decides",
+        ),
+        (
+            lambda: rc.threshold_statistics(x, x, spec=TOGETHER, known=3),
+            TypeError,
+            "known: expected Thresholds or None",
+        ),
+        (lambda: rc.threshold_statistics(x, x, spec=other, known=known), ValueError, "known: .* not all known"),
+        (lambda: rc.threshold_statistics(x, x, spec=TOGETHER, known=known), ValueError, "known: .* of the same Spec"),
+        (lambda: first.merge(rc.threshold_statistics(x, x, spec=other)), ValueError, "other: .* the same Spec"),
+        (
+            lambda: first + rc.threshold_statistics(x, x, spec=TOGETHER, known=first.thresholds()),
+            ValueError,
+            "other: expected counts of the same round",
+        ),
+        (
+            lambda: rc.threshold_statistics(x.double(), x.double(), spec=TOGETHER, known=first.thresholds()),
+            ValueError,
+            "known: expected log-probs whose values of 'token_k2' are float32, as in the rounds before, got float64",
+        ),
+        (lambda: first.merge(3), TypeError, "other: expected ThresholdStatistics, got int"),
+        (lambda: rc.ThresholdStatistics.sum([]), ValueError, "parts: expected at least one"),
+        (lambda: rc.correct(x, x, spec=TOGETHER, thresholds=first.thresholds()), ValueError, "expected complete ones"),
+        (lambda: rc.correct(x, x, spec=TOGETHER, thresholds=known), ValueError, "thresholds: expected those"),
+        (lambda: rc.correct(x, x, spec=other, thresholds=1.0), TypeError, "thresholds: expected Thresholds or None"),
+    ]
+    for call, error, words in wrong:
+        with pytest.raises(error, match=words):
+            call()

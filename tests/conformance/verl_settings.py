@@ -1,0 +1,78 @@
+"""Settings of verl's correction, presets and losses, drawn at random."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from rollout_corr.frameworks.verl import losses
+from rollout_corr.frameworks.verl.options import RS_OPTIONS
+
+MODES = tuple(losses.REDUCTIONS)
+
+
+def correction(rng: Random) -> dict[str, Any]:
+    """Draw the settings of verl's correction."""
+    options = rng.sample(sorted(RS_OPTIONS), rng.choice((0, 0, 1, 2, 3)))
+    bounds = {"k1": ("0.8_1.3", "0.999_1.001", "2.0"), "k2": ("0.05", "1e-4"), "k3": ("0.04", "1e-4")}
+    return {
+        "rollout_is": rng.choice((None, "token", "sequence")),
+        "rollout_is_threshold": rng.choice((1.05, 2.0, "0.5_2.0", "0.2_5.0")),
+        "rollout_is_batch_normalize": rng.random() < 0.3,
+        "rollout_rs": ",".join(options) or None,
+        "rollout_rs_threshold": ",".join(rng.choice(bounds[option[-2:]]) for option in options) or None,
+    }
+
+
+def of_preset(build: Callable[..., Any]) -> Callable[[Random], dict[str, Any]]:
+    """Draw the arguments of a preset."""
+
+    def draw(rng: Random) -> dict[str, Any]:
+        found = {}
+        for name, parameter in inspect.signature(build).parameters.items():
+            if name == "threshold_lower":
+                found[name] = rng.choice((0.5, 0.9))
+            elif name in ("threshold", "is_threshold"):
+                found[name] = rng.choice((1.05, 2.0))
+            elif name == "rs_threshold":
+                values = ("0.9_1.2", "0.999_1.001") if isinstance(parameter.default, str) else (0.01, 0.0001)
+                found[name] = rng.choice(values)
+        return found
+
+    return draw
+
+
+def clips(rng: Random) -> dict[str, Any]:
+    """Draw the settings of a clipped loss."""
+    return {"clip_ratio_low": rng.choice((0.02, 0.2)), "clip_ratio_high": rng.choice((0.05, 0.28))}
+
+
+def clips_and_c(rng: Random) -> dict[str, Any]:
+    return clips(rng) | {"clip_ratio_c": rng.choice((1.1, 3.0))}
+
+
+OF_LOSS = {
+    "vanilla": clips_and_c,
+    "dppo_tv": clips_and_c,
+    "dppo_kl": clips_and_c,
+    "gspo": clips,
+    "cispo": clips,
+    "geo_mean": clips,
+    "sapo": lambda rng: {"tau_pos": rng.choice((0.5, 1.0)), "tau_neg": rng.choice((1.05, 2.0))},
+    "gpg": lambda rng: {},
+    "dro": lambda rng: {"dro_beta": rng.choice((0.1, 1.0))},
+    "reinforce": lambda rng: {},
+}
+
+
+def micro_batch(name: str) -> Callable[[Random], dict[str, Any]]:
+    """Draw what a drop-in's loss gets: its settings, an average, counts of all ranks or none, weights or none."""
+
+    def draw(rng: Random) -> dict[str, Any]:
+        counts = {"dp_size": 2, "batch_num_tokens": 77, "global_batch_size": 9, "loss_scale_factor": 50}
+        more = {"mode": rng.choice(MODES), "info": rng.choice(({}, counts)), "weighted": rng.random() < 0.5}
+        return OF_LOSS[name](rng) | more
+
+    return draw
