@@ -66,7 +66,7 @@ def test_collectives_of_a_loss(found):
             worker.loss_cases_of(len(found)), rank["split_losses"], strict=True
         ):
             surrogate = options["surrogate"]
-            through = isinstance(surrogate, rc.GMPO) or (
+            through = isinstance(surrogate, (rc.GMPO, rc.AveragePPO)) or (
                 isinstance(surrogate, rc.GSPO) and surrogate.through == "sequence"
             )
             assert calls == 1 + through + (options["spec"] is not None), case
