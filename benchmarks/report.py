@@ -99,8 +99,8 @@ and the short series for tokens near D = 0, whose operations take more time than
 columns in one sum of sequences, which takes as long as one after the other.
 
 At 256 x 2048 padded the lead is one of passes (43 where by hand has 66, 53 where it has 108) and of verl's page faults:
-some thousands a call, none where pages are kept. Packed batches have no slots that only by hand would compute, and
-nearly as many passes as by hand (29 and 27, 35 and 44), four of them the exact sums of D: so the two take
+some thousands a call, none where pages are kept. In packed batches by hand has no empty slots to compute, and ours has
+about as many passes as it (29 and 27, 35 and 44), four of them the exact sums of D: so the two take
 about as long until a batch leaves the caches.
 
 The losses of verl, SkyRL and TRL run on padded batches. There ours chooses the valid tokens first: at 64 x 1024, of the
