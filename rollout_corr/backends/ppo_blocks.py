@@ -9,6 +9,7 @@ tokens.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor
@@ -18,10 +19,13 @@ from rollout_corr.definition.loss import Operands, all_true
 from rollout_corr.definition.near import SMALL, Each
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.definition.tokens import LARGEST_D, Number, k3_within
-from rollout_corr.spec.batch_losses import ClipCov, KLCov
 from rollout_corr.spec.loss import Objective
 from rollout_corr.spec.ratio_losses import PPO
+from rollout_corr.spec.surrogate import Surrogate
 from rollout_corr.spec.thresholds import log_of
+
+if TYPE_CHECKING:
+    from rollout_corr.spec.batch_losses import KLCov
 
 # Tokens up to which float32 adds ones up exactly; and a number beyond every log-ratio.
 MOST, FAR = 2**24, 1e30
@@ -34,6 +38,18 @@ NO_CLIPS: Sums = {"clip_low": 0.0, "clip_high": 0.0, "clip_dual": 0.0}
 Found = tuple[Tensor, Tensor | None, Sums, Sums]
 
 
+def _of_ppo(surrogate: Surrogate) -> TypeGuard[PPO | KLCov]:
+    """Tell whether this file computes a surrogate."""
+    if type(surrogate) is PPO:
+        return True
+    if not surrogate.chooses:
+        return False
+    # Rare, so that the package's import leaves it out.
+    from rollout_corr.spec.batch_losses import ClipCov, KLCov
+
+    return type(surrogate) in (ClipCov, KLCov)
+
+
 def run(given: Operands, objective: Objective, differentiable: bool) -> Found | None:
     """Compute what `loss.evaluate` and autograd do of a block; None where something is not for it.
 
@@ -43,7 +59,7 @@ def run(given: Operands, objective: Objective, differentiable: bool) -> Found | 
         differentiable: Compute the gradient too.
     """
     surrogate, base = objective.surrogate, given.base
-    if not isinstance(surrogate, PPO | KLCov) or type(surrogate) not in (PPO, ClipCov, KLCov):
+    if not _of_ppo(surrogate):
         return None
     if surrogate.coef != 1.0 or base is None or not 0 < given.new.numel() <= MOST:
         return None
@@ -74,7 +90,7 @@ def run(given: Operands, objective: Objective, differentiable: bool) -> Found | 
     ratio, negated = x.exp(), -advantages
     policy = negated * (ratio if kept is None or bound is None else torch.addcmul(bound, ratio, kept))
     left = penalised = None
-    if chosen is not None and isinstance(surrogate, KLCov):
+    if chosen is not None and not isinstance(surrogate, PPO):
         penalised = chosen.mul_(surrogate.penalty)
         policy.add_(penalised * x.abs())
     elif chosen is not None:

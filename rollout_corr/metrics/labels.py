@@ -184,7 +184,7 @@ def narrow_places(labelled: Labelled) -> Tensor:
         low, high = (int(x) for x in ids.aminmax())
         if low < 0 or high >= many:
             ids = places_of(labelled)
-    dtype = torch.uint8 if many < 2**8 else torch.int32
+    dtype = torch.uint8 if many < 256 else torch.int32
     return ids.clone() if ids.dtype == dtype else ids.to(dtype)
 
 

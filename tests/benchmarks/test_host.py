@@ -50,8 +50,8 @@ MOST = {
     "correct: weights": 2_750,
     "correct: weights + geometric + veto + verl's report": 3_110,
     "metrics() of a copied vector": 960,
-    "policy_loss: PPO + KL, forward and backward": 5_050,
-    "policy_loss: GSPO, forward and backward": 5_400,
+    "policy_loss: PPO + KL, forward and backward": 5_100,
+    "policy_loss: GSPO, forward and backward": 5_440,
 }
 
 
