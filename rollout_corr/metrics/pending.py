@@ -11,24 +11,34 @@ from rollout_corr.metrics import loss, native, peers, schema
 from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.labels import read
 from rollout_corr.metrics.warnings import warnings_of
+from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.loss import Objective
 
 if TYPE_CHECKING:
-    from rollout_corr.metrics.statistics import Statistics
+    from rollout_corr.metrics.deferred import Deferred
 
 
 class PendingMetrics:
     """Metrics on their way to the host."""
 
-    def __init__(self, statistics: Statistics) -> None:
-        self._spec, self._objective, self._extra = statistics.spec, statistics.objective, statistics.extra
-        held = statistics.__dict__
-        self._deferred = statistics._waits
-        packed: Tensor | None = None if self._deferred is None and "_deferred" in held else held.get("_vector")
-        if packed is None or statistics.ranks is not None:
-            given = [statistics.sums, statistics.maxima, statistics.ranks]
-            packed = torch.cat([x for x in given if x is not None])
-        elif not packed.is_cuda:
-            packed = packed.clone()
+    def __init__(
+        self,
+        spec: Spec | None,
+        objective: Objective | None,
+        extra: Extra | None,
+        packed: Tensor,
+        deferred: Deferred | None,
+    ) -> None:
+        """Start the copy.
+
+        Args:
+            spec: The Spec of the statistics.
+            objective: Their loss.
+            extra: Their further columns.
+            packed: [N], sums, maxima and ranks; of CPU tensors nobody else may write into it.
+            deferred: Statistics of labels that wait.
+        """
+        self._spec, self._objective, self._extra, self._deferred = spec, objective, extra, deferred
         self._event: torch.cuda.Event | None = None
         if packed.is_cuda:
             self._host = torch.empty(packed.shape, dtype=packed.dtype, device="cpu", pin_memory=True)

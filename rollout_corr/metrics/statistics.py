@@ -248,7 +248,14 @@ class Statistics:
 
     def metrics_async(self) -> PendingMetrics:
         """Start the copy to the host and return at once; read the result when it is wanted."""
-        return PendingMetrics(self)
+        held, deferred = self.__dict__, self._waits
+        packed: Tensor | None = None if deferred is None and "_deferred" in held else held.get("_vector")
+        if packed is None or self.ranks is not None:
+            packed = torch.cat([x for x in (self.sums, self.maxima, self.ranks) if x is not None])
+        elif not packed.is_cuda:
+            # A caller may write into the sums before the result is read.
+            packed = packed.clone()
+        return PendingMetrics(self.spec, self.objective, self.extra, packed, deferred)
 
 
 def of_vector(spec: Spec | None, vector: Tensor, sums: int, objective: Objective | None = None) -> Statistics:
