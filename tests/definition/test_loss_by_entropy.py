@@ -18,27 +18,11 @@ from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from oracles import entropy_losses as oracle
 from rollout_corr.api.policy_loss import RUNNERS
-from rollout_corr.backends import blocks, looks, loss_blocks
+from rollout_corr.backends import looks, loss_blocks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LENGTHS = (9, 1, 14, 0, 5, 12, 30, 3)
-
-
-@pytest.fixture(params=["blocks", "small blocks", "whole"])
-def way(request):
-    """The ways to run: values may be read on the CPU, and nowhere else."""
-    if request.param == "blocks":
-        yield
-    elif request.param == "small blocks":
-        with mock.patch.object(blocks, "BLOCK", 16), mock.patch.object(loss_blocks.blocks, "BLOCK", 16):
-            yield
-    else:
-        with (
-            mock.patch.dict(RUNNERS, blocks=loss_blocks.run_whole),
-            mock.patch.object(looks, "in_blocks", return_value=False),
-        ):
-            yield
 
 
 def laid_out(seed, layout, dtype=torch.float64, part=slice(None), broken=False):

@@ -20,26 +20,13 @@ from builders.threaded_ranks import Ranks
 from oracles import group_losses as oracle
 from oracles.loss import valid
 from rollout_corr.api.policy_loss import RUNNERS
-from rollout_corr.backends import blocks, loss_blocks
+from rollout_corr.backends import loss_blocks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LENGTHS = (9, 1, 14, 0, 5, 12, 30, 3, 7, 2)
 GROUPS = [2, 0, 2, 1, 0, 4, 0, 2, 2, 4]
 TOGETHER = {"reduction": "sequence_mean_token_mean", "denominator": "kept"}
-
-
-@pytest.fixture(params=["blocks", "small blocks", "whole"])
-def way(request):
-    """The ways to run: values may be read on the CPU, and nowhere else."""
-    if request.param == "blocks":
-        yield
-    elif request.param == "small blocks":
-        with mock.patch.object(blocks, "BLOCK", 16), mock.patch.object(loss_blocks.blocks, "BLOCK", 16):
-            yield
-    else:
-        with mock.patch.dict(RUNNERS, blocks=loss_blocks.run_whole):
-            yield
 
 
 def made(seed, *names, **options):
