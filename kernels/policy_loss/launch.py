@@ -1,4 +1,4 @@
-"""Launch `policy_loss` on Triton: two launches for value, statistics and gradient, one for backward.
+"""Launch `policy_loss` on Triton: two launches for value, statistics and gradient; backward.py has the one of backward.
 
 A pass over the tokens writes the gradient before it is divided, a pass over the sequences counts, and its last program
 finishes. GSPO and GMPO, whose gradient depends on whole sequences, pass over both twice.
@@ -27,7 +27,6 @@ from rollout_corr.kernels.grid import (
     strides_of,
 )
 from rollout_corr.kernels.launches import (
-    NOTHING,
     Field,
     Launch,
     Names,
@@ -42,8 +41,8 @@ from rollout_corr.kernels.launches import (
     picker,
 )
 from rollout_corr.kernels.partials import groups
-from rollout_corr.kernels.policy_loss.gradient import gradient_kernel, scale_kernel
-from rollout_corr.kernels.policy_loss.plan import LossPlan, Scaling, numbers_of, plans_of
+from rollout_corr.kernels.policy_loss.gradient import gradient_kernel
+from rollout_corr.kernels.policy_loss.plan import LossPlan, numbers_of, plans_of
 from rollout_corr.kernels.policy_loss.sequences import sequences_kernel
 from rollout_corr.kernels.uploads import Upload
 from rollout_corr.spec.loss import Objective
@@ -337,64 +336,3 @@ def _sized(recipe: LossRecipe, grid: Grid) -> Sized:
             programs = grid.parts * adding + (grid.sequence_programs if over_sequences else 0)
             launches.append((site, programs, SEQUENCE_THREADS))
     return Sized((*sizes_of(grid), *recipe.constants), tuple(launches))
-
-
-class Slope(NamedTuple):
-    """The operands of `scale`."""
-
-    gradient: Tensor  # [N] or [B, T], contiguous
-    inners: Tensor | None  # [S] in its dtype; None or empty: sequences do not matter
-    upstream: Tensor  # 0-d, any floating dtype, on the device of the gradient
-    divisor: Tensor  # 0-d float64
-    offsets: Tensor | None  # of a packed batch
-    dtype: torch.dtype  # of the result
-
-
-def scale(slope: Slope) -> Tensor:
-    """Scale the gradient, in one launch: gradient * upstream / divisor, times each sequence's inner factor."""
-    with current(slope.gradient):
-        scaled, launch = prepare_scale(slope)
-        launch.run()
-    return scaled
-
-
-def prepare_scale(slope: Slope) -> tuple[Tensor, Launch]:
-    """Allocate the result of `scale` and say what has to be launched; see there."""
-    gradient, inners, upstream, divisor, offsets, dtype = slope
-    device = gradient.device
-    if inners is None or not inners.numel():
-        # All tokens are one row.
-        sequences, width, inners, offsets = 1, gradient.numel(), None, None
-    elif offsets is None:
-        sequences, width = gradient.shape
-    else:
-        offsets = offsets if offsets.device == device else offsets.to(device)
-        sequences, width = offsets.shape[0] - 1, None
-    scaled = torch.empty(*gradient.shape, dtype=dtype, device=device)
-    grid = grid_for(sequences, width, (gradient,), min(gradient.element_size(), scaled.element_size()))
-    tensors = gradient, inners, upstream, divisor, offsets, scaled
-    site, held, constants = _recipe_of_scaling(device, dtypes_of(tensors))
-    operands = held(tensors)
-    addresses = addresses_of(operands)
-    key = grid.cut, alignment_of(addresses, operands)
-    call = Operands((*addresses, *sizes_of(grid), *constants), operands, NOTHING, key, device)
-    return scaled, Launch(site, grid.token_programs, grid.cut.warp, call)
-
-
-class ScaleRecipe(NamedTuple):
-    """Everything about launches of `scale` that share dtypes and a device."""
-
-    site: Site
-    held: Callable[[Sequence[Any]], tuple[Tensor, ...]]  # picks the tensors that there are
-    constants: tuple[Scaling, None]
-
-
-@lru_cache(maxsize=256)
-def _recipe_of_scaling(device: torch.device, dtypes: tuple[torch.dtype | None, ...]) -> ScaleRecipe:
-    del device  # all launches of a site share it
-    all_names = ("gradient", "inners", "upstream", "divisor", "offsets", "scaled")
-    there = [place for place, dtype in enumerate(dtypes) if dtype is not None]
-    names = Names([all_names[place] for place in there], (), (*SIZES, "PLAN", "nothing"))
-    absent = dict.fromkeys([name for name in all_names if name not in names.places], "nothing")
-    plan = Scaling("offsets" not in absent, "inners" not in absent)
-    return ScaleRecipe(Site(scale_kernel, names, absent), picker(there), (plan, None))
