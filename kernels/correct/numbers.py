@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from rollout_corr.metrics import peers
-from rollout_corr.spec.bounds_of_batch import WEIGHT, places_of
-from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.spec.bounds_of_batch import WEIGHT
+from rollout_corr.spec.correction import Criterion, Spec, places_of
 from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound, threshold_of
 
 

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from rollout_corr.backends.batch import external_names
 from rollout_corr.kernels.correct.plan import pairs_of
-from rollout_corr.spec.bounds_of_batch import places_of
-from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.correction import Spec, places_of
 from rollout_corr.spec.loss import Objective
 
 if TYPE_CHECKING:

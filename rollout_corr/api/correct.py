@@ -13,7 +13,7 @@ from rollout_corr.api.outputs import Outputs, take_outputs
 from rollout_corr.backends import claims
 from rollout_corr.backends.batch import Batch, check_validate
 from rollout_corr.backends.choose import BACKENDS, BackendName, Groups, chosen_backend
-from rollout_corr.backends.completed import check_groups, completed
+from rollout_corr.backends.completed import check_dtype, check_groups, completed
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.operators import beyond_kernels, beyond_split_kernels
 from rollout_corr.backends.read import Given, read_batch
@@ -321,6 +321,7 @@ def read_request(
         if thresholds is not None:
             batch.bounds = completed(thresholds, given.spec)
             check_groups(batch.bounds, batch.groups)
+            check_dtype(batch.bounds, batch.dtype)
         if out is not None:
             take_outputs(out, batch, given.train_logp, spec)
         if validate and groups.some():

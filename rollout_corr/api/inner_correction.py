@@ -10,7 +10,7 @@ from torch import Tensor
 from rollout_corr.api.loss_request import LossRequest
 from rollout_corr.backends import operators
 from rollout_corr.backends.batch import external_names
-from rollout_corr.backends.completed import check_groups
+from rollout_corr.backends.completed import check_dtype, check_groups
 from rollout_corr.backends.entropy import add_entropy
 from rollout_corr.backends.labels import read_labels
 from rollout_corr.backends.read import add_ages
@@ -71,6 +71,7 @@ def correct_inside(request: LossRequest, spec: Spec) -> InnerCorrection:
         batch.groups = read_groups(request.grouping, wanted_by(run), *of_batch, over_ranks, request.validate)
     if request.bounds is not None:
         check_groups(request.bounds, batch.groups)
+        check_dtype(request.bounds, batch.dtype)
     found = RunningCorrection(CorrectionRequest(batch, run, request.runs_on, request.groups)).result()
     # Under the caller's Spec, whose criteria have the same labels.
     statistics = under(found.statistics, spec)

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from rollout_corr.backends import blocks, select, select_ess, select_groups, whole
 from rollout_corr.backends.batch import Batch
-from rollout_corr.backends.select import Search, Values, values_of
+from rollout_corr.backends.select import Search, Values
 from rollout_corr.backends.select_ess import EssSearch
-from rollout_corr.backends.select_groups import GroupSearch, GroupValues
+from rollout_corr.backends.select_groups import GroupSearch
 from rollout_corr.backends.sequence_groups import SequenceGroups
 from rollout_corr.definition.bounds import Bound, Sides
 from rollout_corr.definition.bounds_of_batch import SIGN, ordered_of
 from rollout_corr.definition.findings import Operands, decided
 from rollout_corr.definition.weights import ratios_of
-from rollout_corr.spec.bounds_of_batch import WEIGHT, Counting, KeepESS, OfBatch, Place, Side, places_of
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.spec.bounds_of_batch import WEIGHT, Counting, KeepESS, OfBatch, Place, Side
+from rollout_corr.spec.correction import Criterion, Spec, Weight, places_of, rules_of
 
 AnySearch = Search | EssSearch | GroupSearch
 
@@ -109,7 +109,7 @@ class Recording(Found):
         super().__init__(progress.bounds)
         self.searches = dict(progress.searches)
         self.wanted, self._on_cpu, self._groups = wanted, on_cpu, groups
-        self._values: dict[Place, list[Values | GroupValues]] = {}
+        self._values: dict[Place, list[Values]] = {}
 
     def of(
         self, criterion: Criterion, value: Tensor, tested: Tensor | None, groups: Tensor | None
@@ -132,21 +132,14 @@ class Recording(Found):
         search = self.searches.get(place)
         if search is None:
             search = self.searches[place] = _begin(rule, place.side, value, None if groups is None else self._groups)
-        values: Values | GroupValues
-        if isinstance(search, EssSearch):
-            values = search.values(value, tested, self._on_cpu)
-        elif search.dtype != value.dtype:
+        if search.dtype not in (None, value.dtype):
             # Their keys have other digits.
             raise ValueError(
                 f"known: expected log-probs whose values of {place.label!r} are {_plain(search.dtype)}, as in the "
                 f"rounds before, got {_plain(value.dtype)}"
             )
-        elif isinstance(search, GroupSearch):
-            assert groups is not None
-            values = search.values(value, tested, groups, self._on_cpu)
-        else:
-            values = values_of(place.side, value, tested, self._on_cpu)
-        self._values.setdefault(place, []).append(_left(search, values) if self._on_cpu else values)
+        values = search.values(value, tested, groups, self._on_cpu)
+        self._values.setdefault(place, []).append(search.left(values) if self._on_cpu else values)
 
     def tables(self) -> dict[Place, Tensor]:
         """The tables of this round, [1 or 3, digits] int64 each."""
@@ -155,10 +148,10 @@ class Recording(Found):
     def _table(self, place: Place, search: AnySearch) -> Tensor:
         parts = self._values[place]
         if self._on_cpu and search.round:
-            parts = self._values[place] = [_left(search, values) for values in parts]
-        total = _counted(search, parts[0])
+            parts = self._values[place] = [search.left(values) for values in parts]
+        total = search.table(parts[0])
         for values in parts[1:]:
-            total = total + _counted(search, values)
+            total = total + search.table(values)
         return total
 
 
@@ -169,24 +162,6 @@ def _begin(rule: OfBatch, side: Side, value: Tensor, groups: SequenceGroups | No
     if groups is not None:
         return select_groups.begin(rule, side, value.dtype, value.device, groups.total, groups.whole)
     return select.begin(rule, side, value.dtype, value.device)
-
-
-def _left(search: AnySearch, values: Values | GroupValues) -> Values | GroupValues:
-    """The values with the digits that a search has found."""
-    if isinstance(search, GroupSearch):
-        assert isinstance(values, GroupValues)
-        return search.left(values)
-    assert isinstance(values, Values)
-    return search.left(values)
-
-
-def _counted(search: AnySearch, values: Values | GroupValues) -> Tensor:
-    """The table of a search."""
-    if isinstance(search, GroupSearch):
-        assert isinstance(values, GroupValues)
-        return search.table(values)
-    assert isinstance(values, Values)
-    return search.table(values)
 
 
 def wanted(spec: Spec, progress: Progress) -> set[str]:
@@ -231,6 +206,18 @@ class Thresholds(Found):
         known = [x.shape[0] - 1 for x in self.bounds.values() if x.dim()]
         known += [one.groups for one in self.progress.searches.values() if isinstance(one, GroupSearch)]
         return known[0] if known else None
+
+    def of_tokens(self) -> dict[Place, torch.dtype]:
+        """The dtypes of the bounds that are values of tokens: those of units are float64, of sample sizes float32."""
+        rules, weight = rules_of(self.spec), self.spec.weight
+        tokens = {c.label for c in self.spec.criteria if c.over == "token"}
+        if weight is not None and weight.level == "token" and weight.rules:
+            tokens.add(WEIGHT)
+        return {
+            place: bound.dtype
+            for place, bound in self.bounds.items()
+            if place.label in tokens and isinstance(rules[place], Counting)
+        }
 
     def __repr__(self) -> str:
         """Say how many are known; nothing is read from the device."""
@@ -301,7 +288,7 @@ def in_blocks(batch: Batch) -> bool:
     return batch.train.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _plain(dtype: torch.dtype) -> str:
+def _plain(dtype: torch.dtype | None) -> str:
     return str(dtype).removeprefix("torch.")
 
 

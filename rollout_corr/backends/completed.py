@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from rollout_corr.spec.validate import shown
 
 if TYPE_CHECKING:
@@ -42,3 +44,20 @@ def check_groups(thresholds: Thresholds, groups: SequenceGroups | None) -> None:
         raise ValueError(
             f"group_count: expected {counted}, for which the thresholds were decided, got {groups.total} groups"
         )
+
+
+def check_dtype(thresholds: Thresholds, dtype: torch.dtype) -> None:
+    """Refuse log-probs that compute in another dtype than those which decided bounds of tokens.
+
+    Such a bound is one of their values, and another dtype may not have it: where it lay would hang on a rounding.
+    """
+    for place, decided in thresholds.of_tokens().items():
+        if decided != dtype:
+            raise ValueError(
+                f"thresholds: expected log-probs whose values of {place.label!r} are {_plain(decided)}, as those that "
+                f"decided them, got {_plain(dtype)}"
+            )
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

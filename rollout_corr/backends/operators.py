@@ -23,8 +23,7 @@ from rollout_corr.backends.turns import read_offsets_of_turns
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics import schema
 from rollout_corr.metrics.statistics import Statistics, of_vector
-from rollout_corr.spec.bounds_of_batch import places_of
-from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.correction import Spec, places_of
 from rollout_corr.spec.thresholds import threshold_of
 
 if TYPE_CHECKING:

@@ -37,10 +37,12 @@ class Values(NamedTuple):
     Attributes:
         keys: [n] int32 or int64: in the order of the search as unsigned integers.
         counted: [n] bool: takes part; None: all do, and they have the digits found (`Search.left`).
+        groups: [n] int64, from 0 to the number of groups, which is of no group; None where the batch decides.
     """
 
     keys: Tensor
     counted: Tensor | None
+    groups: Tensor | None = None
 
 
 def values_of(side: Side, x: Tensor, tested: Tensor | None, look: bool = False) -> Values:
@@ -107,6 +109,10 @@ class Search(NamedTuple):
     def rounds(self) -> int:
         """The number of rounds until the bound is found."""
         return len(DIGITS[self.dtype])
+
+    def values(self, x: Tensor, tested: Tensor | None, groups: Tensor | None, look: bool) -> Values:
+        """Make ready to count; arguments as of `values_of`."""
+        return values_of(self.side, x, tested, look)
 
     def left(self, values: Values) -> Values:
         """The values with the digits found, and no others: for the CPU, since how many there are decides the shape."""

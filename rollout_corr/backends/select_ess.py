@@ -75,7 +75,7 @@ class EssSearch(NamedTuple):
         before: 0-d int64: those before the ones with these digits.
         sums: Of what `_amounts` gives of each.
         open: 0-d bool: all weights together have the sample size.
-        dtype: Of the bounds that it chooses from.
+        dtype: Of the values; None: of any, of which each takes part as a float32.
     """
 
     rule: KeepESS
@@ -85,16 +85,15 @@ class EssSearch(NamedTuple):
     before: Tensor
     sums: tuple[Sums, ...]
     open: Tensor
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype | None = None
 
     def rounds(self) -> int:
         """The number of rounds until the bound is found."""
         return len(DIGITS)
 
-    @staticmethod
-    def values(log_ratio: Tensor, among: Tensor | None, look: bool) -> Values:
+    def values(self, x: Tensor, tested: Tensor | None, groups: Tensor | None, look: bool) -> Values:
         """Make ready to count; arguments as of `values_of`."""
-        return values_of("upper", float32_above(log_ratio), among, look)
+        return values_of("upper", float32_above(x), tested, look)
 
     def left(self, values: Values) -> Values:
         """The values with the digits found, and no others: for the CPU, since how many there are decides the shape."""

@@ -13,26 +13,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.select import CHUNK, FLOATS, GRID, INTEGERS, as_int32, digit_of, from_keys, values_of
+from rollout_corr.backends.select import (
+    CHUNK,
+    FLOATS,
+    GRID,
+    INTEGERS,
+    Values,
+    as_int32,
+    digit_of,
+    from_keys,
+    values_of,
+)
 from rollout_corr.definition.bounds_of_batch import SIGN
 from rollout_corr.spec.bounds_of_batch import Before, Counting, Side
 
 # Bits of the counts in a row of a table, for all groups together, as far as digits are not too narrow.
 WIDEST, NARROWEST, OF_TABLE = 11, 2, 19
-
-
-class GroupValues(NamedTuple):
-    """Values that bounds are searched among.
-
-    Attributes:
-        keys: [n] int32 or int64: in the order of the search as unsigned integers.
-        groups: [n] int64, from 0 to the number of groups, which is of no group.
-        counted: [n] bool: takes part; None: all do, and they have the digits found (`GroupSearch.left`).
-    """
-
-    keys: Tensor
-    groups: Tensor
-    counted: Tensor | None
 
 
 class GroupSearch(NamedTuple):
@@ -69,24 +65,27 @@ class GroupSearch(NamedTuple):
         """The number of rounds until the bounds are found."""
         return len(self._digits())
 
-    def values(self, x: Tensor, tested: Tensor | None, groups: Tensor, look: bool) -> GroupValues:
+    def values(self, x: Tensor, tested: Tensor | None, groups: Tensor | None, look: bool) -> Values:
         """Make ready to count; arguments as of `values_of`, and the group of each value."""
-        keys, counted = values_of(self.side, x, tested, look)
+        assert groups is not None
+        keys, counted, _ = values_of(self.side, x, tested, look)
         groups = groups.expand(x.shape).reshape(-1)
         if not (look and _all_below(groups, self.groups)):
             some = groups < self.groups
             counted = some if counted is None else counted & some
-        return GroupValues(keys, groups, counted)
+        return Values(keys, counted, groups)
 
-    def left(self, values: GroupValues) -> GroupValues:
+    def left(self, values: Values) -> Values:
         """The values with the digits found, and no others: for the CPU, since how many there are decides the shape."""
         counted = values.counted
         if self.round:
             same = self._follow(values)
             counted = same if counted is None else counted & same
-        return values if counted is None else GroupValues(values.keys[counted], values.groups[counted], None)
+        if counted is None:
+            return values
+        return Values(values.keys[counted], None, _groups_of(values)[counted])
 
-    def table(self, values: GroupValues) -> Tensor:
+    def table(self, values: Values) -> Tensor:
         """[1 or 3, groups, digits] int64: counts, whole parts and fractions of amounts, of values with the prefix."""
         bits, _ = digit_of(self._digits(), self.round)
         columns, sums = self.groups << bits, self.rule.amount(self.prefix.new_zeros(0, dtype=self.dtype)) is not None
@@ -94,14 +93,14 @@ class GroupSearch(NamedTuple):
         if values.counted is not None:
             self._add(values, rows)
         else:
-            for part in zip(values.keys.split(CHUNK), values.groups.split(CHUNK), strict=True):
-                self._add(GroupValues(*part, None), rows)
+            for keys, groups in zip(values.keys.split(CHUNK), _groups_of(values).split(CHUNK), strict=True):
+                self._add(Values(keys, None, groups), rows)
         return rows[:, :columns].view(rows.shape[0], self.groups, 1 << bits)
 
-    def _add(self, values: GroupValues, rows: Tensor) -> None:
+    def _add(self, values: Values, rows: Tensor) -> None:
         """Count values in the rows of a table, the last column of which is of those that take no part."""
         bits, shift = digit_of(self._digits(), self.round)
-        index = (values.groups << bits) | ((values.keys >> shift) & ((1 << bits) - 1))
+        index = (_groups_of(values) << bits) | ((values.keys >> shift) & ((1 << bits) - 1))
         if values.counted is not None:
             counted = values.counted & self._follow(values) if self.round else values.counted
             index = torch.where(counted, index, self.groups << bits)
@@ -160,14 +159,19 @@ class GroupSearch(NamedTuple):
     def _digits(self) -> tuple[int, ...]:
         return digits_of(self.dtype, self.groups)
 
-    def _follow(self, values: GroupValues) -> Tensor:
+    def _follow(self, values: Values) -> Tensor:
         """Bool per value: it begins with the digits of its group."""
         digits = self._digits()
         below = sum(digits[self.round :])
         # An arithmetic shift fills with the sign.
         begins = (values.keys >> below) & ((1 << (sum(digits) - below)) - 1)
         prefix = torch.cat([self.prefix, self.prefix.new_full((1,), -1)])
-        return begins == prefix[values.groups]
+        return begins == prefix[_groups_of(values)]
+
+
+def _groups_of(values: Values) -> Tensor:
+    assert values.groups is not None
+    return values.groups
 
 
 def _all_below(groups: Tensor, count: int) -> bool:

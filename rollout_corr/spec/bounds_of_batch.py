@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from rollout_corr.spec.checked import Checked, arguments_of
@@ -19,8 +18,6 @@ from rollout_corr.spec.validate import choice, number, positive, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from rollout_corr.spec.correction import Spec
 
 Side = Literal["lower", "upper"]
 
@@ -325,12 +322,6 @@ class Place(NamedTuple):
 
     label: str
     side: Side
-
-
-def places_of(spec: Spec) -> tuple[Place, ...]:
-    """The places of a Spec's bounds that the batch decides."""
-    of_weight = () if spec.weight is None else tuple(Place(WEIGHT, side) for side in spec.weight.rules)
-    return (*of_weight, *chain.from_iterable((Place(c.label, side) for side in c.rules) for c in spec.criteria))
 
 
 def by_group(rules: Mapping[Side, OfBatch]) -> bool:

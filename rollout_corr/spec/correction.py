@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from rollout_corr.spec.bounds_of_batch import by_group, check_labels, with_rules
+from rollout_corr.spec.bounds_of_batch import WEIGHT, OfBatch, Place, by_group, check_labels, with_rules
 from rollout_corr.spec.checked import Checked, arguments_of
 from rollout_corr.spec.choices import (
     DETAIL,
@@ -226,3 +226,14 @@ class Spec(Checked):
             for i, item in enumerate(criteria)
         )
         return cls(**arguments)
+
+
+def rules_of(spec: Spec) -> dict[Place, OfBatch]:
+    """The bounds of a Spec that the batch decides, in the order that everything keeps which lists them."""
+    found = {} if spec.weight is None else {Place(WEIGHT, side): rule for side, rule in spec.weight.rules.items()}
+    return found | {Place(c.label, side): rule for c in spec.criteria for side, rule in c.rules.items()}
+
+
+def places_of(spec: Spec) -> tuple[Place, ...]:
+    """The places of a Spec's bounds that the batch decides."""
+    return tuple(rules_of(spec))

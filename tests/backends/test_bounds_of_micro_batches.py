@@ -86,6 +86,49 @@ def test_micro_batches_of_ranks_decide_together():
     assert first + second == laid.read(laid.correct(TOGETHER).mask)
 
 
+@pytest.mark.parametrize("kind", [rc.Criterion, rc.Weight])
+def test_a_bound_decided_in_another_dtype_is_refused(kind):
+    """A float64 that float32 does not have may lie on either side of the token that it is rounded to."""
+    rollout = torch.zeros(1, 4, dtype=torch.float64)
+    train = torch.tensor([[0.1, 0.2, 0.3, 0.4]], dtype=torch.float64)
+    given = {"abs": "abs"} if kind is rc.Criterion else {}
+    of_token = (
+        rc.Spec(criteria=(kind("abs", upper=rc.Quantile(0.5)),))
+        if given
+        else rc.Spec(kind("token", upper=rc.Quantile(0.5)))
+    )
+    found = {}
+    for dtype in (torch.float64, torch.float32):
+        known = None
+        while known is None or not known.complete:
+            known = rc.threshold_statistics(train.to(dtype), rollout.to(dtype), spec=of_token, known=known).thresholds()
+        found[dtype] = known
+        other = torch.float32 if dtype == torch.float64 else torch.float64
+        named, has, got = ("token_abs" if given else "weight"), str(dtype)[6:], str(other)[6:]
+        with pytest.raises(
+            ValueError, match=f"thresholds: expected log-probs whose values of '{named}' are {has}, .* got {got}"
+        ):
+            rc.correct(train.to(other), rollout.to(other), spec=of_token, thresholds=known)
+        new, base = train.to(other), rollout.to(other)
+        with pytest.raises(ValueError, match="thresholds: expected log-probs whose values of"):
+            rc.policy_loss(new, torch.ones(1, dtype=other), rollout_logp=base, spec=of_token, thresholds=known)
+        rc.correct(train.to(dtype), rollout.to(dtype), spec=of_token, thresholds=known)
+    # Log-probs of lower precision compute in float32.
+    half = train.bfloat16(), rollout.bfloat16()
+    rc.correct(*half, spec=of_token, thresholds=found[torch.float32])
+
+
+@pytest.mark.parametrize("level", ["product", "token"])
+def test_a_bound_of_units_or_of_a_sample_size_is_of_any_dtype(level):
+    """The former is a float64 and the latter a float32 whatever computes: nothing is rounded when it is compared."""
+    spec = rc.Spec(rc.Weight(level, upper=rc.KeepESS(0.9) if level == "token" else rc.Quantile(0.5)))
+    train = torch.tensor([[0.1, 0.2], [0.3, 0.9]], dtype=torch.float64)
+    known = None
+    while known is None or not known.complete:
+        known = rc.threshold_statistics(train, 0 * train, spec=spec, known=known).thresholds()
+    rc.correct(train.float(), 0 * train.float(), spec=spec, thresholds=known)
+
+
 def test_thresholds_that_do_not_fit():
     x = torch.zeros(1, 3)
     other = rc.Spec(criteria=(rc.Criterion("k2", upper=rc.Quantile(0.5)),))

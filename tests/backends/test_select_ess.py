@@ -33,7 +33,7 @@ HARD = {
 def searched(rule, parts, look):
     """The bound from the tables of several parts."""
     search = select_ess.begin(rule, parts[0].device)
-    made = [search.values(part, None, look) for part in parts]
+    made = [search.values(part, None, None, look) for part in parts]
     for _ in range(search.rounds()):
         search = search.narrowed(sum(search.table(search.left(x) if look else x) for x in made))
     return search.bound()
@@ -94,14 +94,17 @@ def test_weights_that_are_not_among_the_batch_count_in_nothing():
     rule = rc.KeepESS(0.9)
     search = select_ess.begin(rule, values.device)
     for _ in range(search.rounds()):
-        search = search.narrowed(search.table(search.values(values, among, False)))
+        search = search.narrowed(search.table(search.values(values, among, None, False)))
     assert torch.equal(search.bound(), by_bisection(rule, values[among]))
 
 
 def test_chunks_add_up_to_the_table_of_all():
     values = torch.randn(50, generator=torch.Generator().manual_seed(2))
     for search, made in (
-        (select_ess.begin(rc.KeepESS(0.5), values.device), select_ess.EssSearch.values(values, None, True)),
+        (
+            select_ess.begin(rc.KeepESS(0.5), values.device),
+            select_ess.begin(rc.KeepESS(0.5), values.device).values(values, None, None, True),
+        ),
         (
             select.begin(rc.MeanBelow(0.5), "upper", values.dtype, values.device),
             select.values_of("upper", values, None, True),
@@ -117,7 +120,7 @@ def test_a_device_adds_up_the_same_integers():
     """Where values may not be read, integers are added up instead of floats, to the same table."""
     values = torch.randn(3000, generator=torch.Generator().manual_seed(1))
     search = select_ess.begin(rc.KeepESS(0.5), values.device)
-    made = search.values(values, None, True)
+    made = search.values(values, None, None, True)
     assert made.counted is None
     every = torch.ones(3000, dtype=torch.bool)
     assert torch.equal(search.table(made), search.table(made._replace(counted=every)))
