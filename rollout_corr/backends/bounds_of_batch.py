@@ -207,21 +207,22 @@ class Thresholds(Found):
         known += [one.groups for one in self.progress.searches.values() if isinstance(one, GroupSearch)]
         return known[0] if known else None
 
-    def of_tokens(self) -> dict[Place, torch.dtype]:
-        """The dtypes of the bounds that are values of tokens: those of units are float64, of sample sizes float32."""
-        rules, weight = rules_of(self.spec), self.spec.weight
-        tokens = {c.label for c in self.spec.criteria if c.over == "token"}
-        if weight is not None and weight.level == "token" and weight.rules:
-            tokens.add(WEIGHT)
-        return {
-            place: bound.dtype
-            for place, bound in self.bounds.items()
-            if place.label in tokens and isinstance(rules[place], Counting)
-        }
-
     def __repr__(self) -> str:
         """Say how many are known; nothing is read from the device."""
         return f"Thresholds({len(self.bounds)} known, complete={self.complete})"
+
+
+def dtypes_of_tokens(thresholds: Thresholds) -> dict[Place, torch.dtype]:
+    """The dtypes of the bounds that are values of tokens: those of units are float64, of sample sizes float32."""
+    spec, weight = thresholds.spec, thresholds.spec.weight
+    rules, tokens = rules_of(spec), {c.label for c in spec.criteria if c.over == "token"}
+    if weight is not None and weight.level == "token" and weight.rules:
+        tokens.add(WEIGHT)
+    return {
+        place: bound.dtype
+        for place, bound in thresholds.bounds.items()
+        if place.label in tokens and isinstance(rules[place], Counting)
+    }
 
 
 def record(batch: Batch, spec: Spec, progress: Progress) -> Recording:

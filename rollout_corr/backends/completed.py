@@ -51,7 +51,9 @@ def check_dtype(thresholds: Thresholds, dtype: torch.dtype) -> None:
 
     Such a bound is one of their values, and another dtype may not have it: where it lay would hang on a rounding.
     """
-    for place, decided in thresholds.of_tokens().items():
+    from rollout_corr.backends.bounds_of_batch import dtypes_of_tokens
+
+    for place, decided in dtypes_of_tokens(thresholds).items():
         if decided != dtype:
             raise ValueError(
                 f"thresholds: expected log-probs whose values of {place.label!r} are {_plain(decided)}, as those that "
