@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from rollout_corr.kernels import partials, uploads
+from rollout_corr.kernels import uploads
+from rollout_corr.kernels.launches import Launch
 
 NUMBERS = (0.5, float("inf"), 1e300)
 
@@ -19,18 +20,27 @@ class FakeGPU:
 
     def __init__(self, monkeypatch):
         self.log, self.stream, self.capturing = [], 1, False
-        made = SimpleNamespace(synchronize=lambda: self.log.append("waited"))
+        made = SimpleNamespace(cuda_stream="own", synchronize=lambda: self.log.append("waited for own"))
         for name, fake in {
             "Stream": lambda device: made,
-            "stream": lambda stream: contextlib.nullcontext(),
+            "stream": self.within,
             "current_stream": lambda device: SimpleNamespace(cuda_stream=self.stream),
             "is_current_stream_capturing": lambda: self.capturing,
         }.items():
             monkeypatch.setattr(torch.cuda, name, fake)
-        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: self.log.append("copied") or x)
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: self.log.append(f"copied on {self.stream}") or x)
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda x, stream: self.log.append(stream.cuda_stream))
         monkeypatch.setattr(uploads, "_STREAMS", {})
         monkeypatch.setattr(uploads, "_CAPTURED", {})
+
+    @contextlib.contextmanager
+    def within(self, stream):
+        before, self.stream = self.stream, stream.cuda_stream
+        yield
+        self.stream = before
+
+
+LANDED = ["copied on own", "waited for own"]
 
 
 @pytest.fixture
@@ -51,9 +61,9 @@ def test_numbers_are_exact():
 
 
 def test_the_copy_is_waited_for(gpu):
-    """Another stream would else read what is still on its way."""
+    """Another stream would else read what is still on its way. The caller's stream may have much to do before."""
     upload()
-    assert gpu.log == ["copied", "waited"]
+    assert gpu.log == LANDED
 
 
 def test_every_stream_is_recorded_once(gpu):
@@ -61,7 +71,7 @@ def test_every_stream_is_recorded_once(gpu):
     held = upload()
     for gpu.stream in (1, 2, 1, 2):
         held.read()
-    assert gpu.log == ["copied", "waited", 1, 2]
+    assert gpu.log == [*LANDED, 1, 2]
 
 
 def test_a_captured_graph_keeps_its_numbers(gpu):
@@ -81,6 +91,20 @@ def test_a_capture_of_what_was_never_called_is_refused(gpu):
     ) as refused:
         upload()
     assert "call it once with the same arguments before the capture" in str(refused.value) and gpu.log == []
+
+
+def test_every_call_asks_for_its_numbers(quick_interpreter, monkeypatch):
+    """What a call has by another way is neither recorded for its stream nor kept for a graph."""
+    given, read, launched, run = [], uploads.Upload.read, [], Launch.run
+    monkeypatch.setattr(uploads.Upload, "read", lambda held: given.append(read(held).clone()) or given[-1])
+    monkeypatch.setattr(Launch, "run", lambda launch: launched.append(launch) or run(launch))
+    train, rollout = (x[:300] for x in batch())
+    for _ in range(2):
+        found = rc.correct(train[None], rollout[None], spec=rc.Spec(rc.Weight("token", upper=3.0)), backend="triton")
+        rc.policy_loss(train[None], found.weights, old_logp=rollout[None], backend="triton")
+    assert len(given) == 4
+    taken = {launch.arguments["numbers"].data_ptr() for launch in launched if "numbers" in launch.arguments}
+    assert taken == {x.data_ptr() for x in given}
 
 
 def batch():
@@ -129,32 +153,3 @@ def test_a_capture_before_the_first_call_is_refused():
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeError, match="was not yet run on this device"), torch.cuda.graph(graph):
         rc.correct(train, rollout, cu_seqlens=offsets, spec=rc.Spec(rc.Weight("token", upper=1.1875)))
-
-
-# --- rows of many programs ---
-
-
-def test_the_row_of_the_last_of_millions_of_programs(quick_interpreter, monkeypatch):
-    """Of 10 columns, the row of the last of 2^28 programs begins beyond 2^31 entries."""
-    import triton
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    stored, programs = [], 2**28
-    builder = interpreter.InterpreterBuilder
-    monkeypatch.setattr(
-        builder, "create_masked_store", lambda self, pointers, *others: stored.append(int(pointers.data.max()))
-    )
-    of_grid, of_program = builder.set_grid_dim, builder.set_grid_idx
-    monkeypatch.setattr(builder, "set_grid_dim", lambda self, *dims: of_grid(self, programs, 1, 1))
-    monkeypatch.setattr(builder, "set_grid_idx", lambda self, *place: of_program(self, programs - 1, 0, 0))
-    plan = SimpleNamespace(table=tuple("abcdefghij"), label_sums=())
-
-    @triton.jit
-    def store(table, PLAN: tl.constexpr):
-        partials.put(table, PLAN, "table", "j", tl.full((), 1.0, tl.float64))
-
-    monkeypatch.setitem(store.fn.__globals__, "partials", partials)
-    table = torch.zeros(1, dtype=torch.float64)
-    store[(1,)](table, PLAN=plan)
-    assert stored == [table.data_ptr() + 8 * (10 * (programs - 1) + 9)]
