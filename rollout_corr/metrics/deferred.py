@@ -73,7 +73,6 @@ class Deferred(NamedTuple):
             torch.cat([maxima[: self.maxima], *(of_label for _, of_label in found), maxima[self.maxima :]]),
         )
 
-    def of(self, one: Labels) -> tuple[list[float], list[float]]:
-        """Read the sums and maxima of one of the labels."""
-        sums, maxima = self.later.found()[self.labels.index(one)]
-        return sums.tolist(), maxima.tolist()
+    def of(self, one: Labels) -> tuple[Tensor, Tensor]:
+        """Give the sums and maxima of one of the labels."""
+        return self.later.found()[self.labels.index(one)]

@@ -1,4 +1,4 @@
-"""Labels, such as the environment of a sequence or the policy version of a token: the statistics and metrics of each.
+"""Labels, such as the environment of a sequence or the policy version of a token: their names, and those of statistics.
 
 A label of a sequence has the statistics that a call with its sequences alone would give: sequence_labels.py. A label of
 tokens has those of its tokens: token_labels.py.
@@ -6,18 +6,14 @@ tokens has those of its tokens: token_labels.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollout_corr.definition.sequences import Packed
-from rollout_corr.metrics import native
 from rollout_corr.metrics.aggregates import rows_at, weighs_sequences
-from rollout_corr.metrics.rows import Mean, Metric, Plain
 from rollout_corr.spec.correction import Criterion, Spec
 
 Units = Literal["sequences", "tokens"]
@@ -159,6 +155,11 @@ def count_outside(labels: Labels) -> str:
     return f"{labels.name}={labels.every[-1]}/{labels.units}"
 
 
+def outside_of(labels: Labels) -> str:
+    """The key of the count of units whose id names no label."""
+    return f"{labels.name}/outside/{labels.units}"
+
+
 def _named(labels: Labels, names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{labels.name}={value}/{name}" for name in names for value in labels.every)
 
@@ -203,83 +204,3 @@ def sorted_by(place: Tensor, many: int) -> tuple[Tensor, Packed]:
     ends = torch.arange(many, device=place.device).to(place.dtype)
     begins = torch.searchsorted(ordered, ends)
     return order, Packed(torch.cat([begins, begins.new_full((1,), place.shape[0])]), place.shape[0])
-
-
-# --- metrics ---
-
-
-@lru_cache(maxsize=256)
-def metrics_of(spec: Spec, units: str = "sequences") -> tuple[Metric, ...]:
-    """The rows of the native metrics that a label has: those whose statistics it has."""
-    columns = columns_of(spec, units)
-    known = dict.fromkeys((*columns.all_sums, *columns.all_maxima), 1.0)
-
-    def has(row: Metric) -> bool:
-        try:
-            row.read(known)
-        except KeyError:
-            return False
-        return True
-
-    return tuple(row for row in native.metrics_of(spec) if has(row))
-
-
-def unit_of(row: Metric) -> str:
-    """The units that a metric counts or is a mean over: "tokens" or "sequences"."""
-    return "sequences" if "sequence" in (row.unit if row.over.units is None else row.over.words) else "tokens"
-
-
-def read(labels: Labels, spec: Spec, sums: Sequence[float], maxima: Sequence[float]) -> dict[str, float]:
-    """Compute the metrics of every label, under "environment/LABEL/tokens/kl_k3".
-
-    Args:
-        labels: The labels.
-        spec: The Spec.
-        sums: In the order of `sums_of`.
-        maxima: In the order of `maxima_of`.
-    """
-    columns, reading, many = columns_of(spec, labels.units), _reading(labels, spec), len(labels.every)
-    held = {name: sums[i * many : (i + 1) * many] for i, name in enumerate(columns.all_sums)}
-    held |= {name: maxima[i * many : (i + 1) * many] for i, name in enumerate(columns.all_maxima)}
-    each = [dict(zip(held, values, strict=True)) for values in zip(*held.values(), strict=True)]
-    nothing, by_row = [0.0] * many, list[Sequence[float]]()
-    for row in reading.rows:
-        counts = nothing if row.over.units is None else held[row.over.units]
-        formula = row.value
-        if isinstance(formula, Plain):
-            by_row.append(held[formula.name])
-        elif isinstance(formula, Mean):
-            # Most metrics are means: without a call for each label.
-            by_row.append([x / n if n else 0.0 for x, n in zip(held[formula.name], counts, strict=True)])
-        else:
-            by_row.append(list(map(formula, each, counts)))
-    # That of units without a label is the last of each, and read no further.
-    by_label = list(zip(*by_row, strict=True))[: many - 1]
-    found = {outside_of(labels): held[labels.units][many - 1]}
-    found.update(zip(reading.keys, chain.from_iterable(by_label), strict=True))
-    return found
-
-
-class Reading(NamedTuple):
-    """The metrics of labels.
-
-    Attributes:
-        rows: Those of each of them.
-        keys: Of all rows of the first label, then of the next.
-    """
-
-    rows: tuple[Metric, ...]
-    keys: tuple[str, ...]
-
-
-@lru_cache(maxsize=64)
-def _reading(labels: Labels, spec: Spec) -> Reading:
-    """Make the keys of labels once, not in every step."""
-    rows = metrics_of(spec, labels.units)
-    ends = [f"{unit_of(row)}/{row.key}" for row in rows]
-    return Reading(rows, tuple(f"{labels.name}/{value}/{end}" for value in labels.values for end in ends))
-
-
-def outside_of(labels: Labels) -> str:
-    """The key of the count of units whose id names no label."""
-    return f"{labels.name}/outside/{labels.units}"

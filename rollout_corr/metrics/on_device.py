@@ -1,8 +1,11 @@
-"""Metrics as tensors on the device, for a schedule that must not wait: the formulas of the rows, on 0-d tensors."""
+"""Metrics as tensors: the formulas of the rows on 0-d tensors of the device, for a schedule that must not wait.
+
+Labels have them on tensors of a number for each label.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +19,7 @@ from rollout_corr.spec.loss import Objective
 
 
 class OnDevice:
-    """A 0-d float64 tensor in the place of a float in the formula of a metric.
+    """A float64 tensor in the place of a float in the formula of a metric.
 
     It adds, multiplies and divides, with 0 for 0 of 0. It is true, since formulas ask a count alone for its truth, to
     divide by it or not. It does not compare: a formula that decides by a value cannot run without reading it.
@@ -52,8 +55,13 @@ class OnDevice:
         return OnDevice(torch.where(count == 0, 0.0, self.value / torch.where(count == 0, 1.0, count)))
 
     def within(self, low: float, high: float) -> OnDevice:
-        """Clamp it."""
-        return OnDevice(self.value.clamp(low, high))
+        """Clamp it, NaN as Python's `min` and `max` do."""
+        least, most = (torch.full_like(self.value, bound) for bound in (low, high))
+        return OnDevice(self.value.fmin(most).fmax(least))
+
+    def or_larger(self, other: OnDevice) -> OnDevice:
+        """Give the larger of two numbers."""
+        return OnDevice(torch.where(other.value > self.value, other.value, self.value))
 
 
 def _bare(x: OnDevice | float) -> Tensor | float:
@@ -76,16 +84,18 @@ class Measured(NamedTuple):
 
 
 class Held(Mapping[str, Any]):
-    """Statistics by name, each taken from its vector when a formula asks for it."""
+    """Statistics by name, each taken from its tensor when a formula asks for it.
 
-    def __init__(self, measured: Measured, sums: Tensor, maxima: Tensor) -> None:
-        of_sums, of_maxima = schema.layout(*measured)
-        self._places = {name: (sums, i) for i, name in enumerate(of_sums)}
-        self._places |= {name: (maxima, i) for i, name in enumerate(of_maxima)}
+    Args:
+        named: Tensors, and the names of what they hold along their first dimension.
+    """
+
+    def __init__(self, *named: tuple[Tensor, Iterable[str]]) -> None:
+        self._places = {name: (held, i) for held, names in named for i, name in enumerate(names)}
 
     def __getitem__(self, name: str) -> OnDevice:
-        vector, place = self._places[name]
-        return OnDevice(vector[place])
+        held, place = self._places[name]
+        return OnDevice(held[place])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -99,7 +109,8 @@ def metric_on_device(key: str, measured: Measured, sums: Tensor, maxima: Tensor)
     rows = {row.key: row for row in measured.rows()}
     if key not in rows:
         raise ValueError(f"key: expected a native metric of these statistics, got {key!r}; they have {list(rows)}")
-    row, held = rows[key], Held(measured, sums, maxima)
+    of_sums, of_maxima = schema.layout(*measured)
+    row, held = rows[key], Held((sums, of_sums), (maxima, of_maxima))
     try:
         found = row.read(held)
     except TypeError as error:

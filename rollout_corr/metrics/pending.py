@@ -9,7 +9,6 @@ from torch import Tensor
 
 from rollout_corr.metrics import loss, native, peers, schema
 from rollout_corr.metrics.extra import Extra
-from rollout_corr.metrics.labels import read
 from rollout_corr.metrics.warnings import warnings_of
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import Objective
@@ -71,25 +70,34 @@ class PendingMetrics:
             host = torch.cat([host.index_select(0, pick), host[count:]])
             count = pick.shape[0]
         numbers: list[float] = host.tolist()
-        most, least = numbers[count:] or (0.0, 0.0)
+        if numbers[count:]:
+            self._check(*numbers[count:])
+        return numbers[:count]
+
+    def _check(self, most: float, least: float) -> None:
         if most != -least:
             raise ValueError(
                 "statistics: expected equal Specs and objectives on all ranks that they were reduced over, got others "
                 f"than this rank's {self._spec!r}, {self._objective!r}; validate=True in `correct` and `policy_loss`, "
                 "or reducing copies on the CPU, names the ranks"
             )
-        return numbers[:count]
 
     def _by(self, by: str) -> dict[str, float]:
         """Compute the metrics of each label."""
         extra = Extra() if self._extra is None else self._extra
         one, spec = extra.named(by), self._spec
         assert spec is not None, "statistics of a loss alone have no labels"
+        from rollout_corr.metrics.label_metrics import read
+
         if self._deferred is not None:
             return read(one, spec, *self._deferred.of(one))
+        if self._event is not None:
+            self._event.synchronize()
         places = schema.of_labels(spec, self._objective, extra, one)
-        numbers, sums = self._numbers(places.length), places.of_sums
-        return read(one, spec, numbers[places.sums], numbers[sums:][places.maxima])
+        sums, maxima, ranks = self._host.tensor_split((places.of_sums, places.length))
+        if ranks.shape[0]:
+            self._check(*ranks.tolist())
+        return read(one, spec, sums[places.sums], maxima[places.maxima])
 
     def result(self, names: str = "native", prefix: str = "", by: str | None = None) -> dict[str, float]:
         """Compute the metrics of one naming scheme; waits for the copy if it is still under way.

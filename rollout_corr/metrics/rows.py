@@ -125,6 +125,13 @@ def fraction(x: float) -> float:
     return x.within(0.0, 1.0)
 
 
+def larger(x: float, y: float) -> float:
+    """The larger of two statistics."""
+    if isinstance(x, float):
+        return max(x, y)
+    return x.or_larger(y)
+
+
 def exp(x: float) -> float:
     """e^x as tensors have it: infinite where it overflows, and NaN of NaN."""
     try:
@@ -165,32 +172,51 @@ class Mean:
         return ratio_of(v[self.name], n)
 
 
-plain, mean = Plain, Mean
-
-
-def mean_around(centre: float, name: str) -> Formula:
+@dataclass(frozen=True)
+class MeanAround:
     """The mean, from a sum of differences from a centre."""
-    return lambda v, n: ratio_of(v[name] + centre * n, n)
+
+    centre: float
+    name: str
+
+    def __call__(self, v: Values, n: float) -> float:
+        return ratio_of(v[self.name] + self.centre * n, n)
 
 
-def std(name: str) -> Formula:
+@dataclass(frozen=True)
+class Std:
     """Population standard deviation, from the sums NAME and NAME2 around any centre near the mean."""
 
-    def formula(v: Values, n: float) -> float:
-        average = ratio_of(v[name], n)
-        return math.sqrt(max(ratio_of(v[f"{name}2"], n) - average * average, 0.0)) if n else 0.0
+    name: str
 
-    return formula
+    def __call__(self, v: Values, n: float) -> float:
+        average = ratio_of(v[self.name], n)
+        return math.sqrt(max(ratio_of(v[f"{self.name}2"], n) - average * average, 0.0)) if n else 0.0
+
+
+@dataclass(frozen=True)
+class End:
+    """A maximum, or a minimum as its negated value, from its difference from a centre; 0 of nothing."""
+
+    name: str
+    sign: float
+    centre: float
+
+    def __call__(self, v: Values, n: float) -> float:
+        return self.sign * v[self.name] + self.centre if n else 0.0
+
+
+plain, mean, mean_around, std = Plain, Mean, MeanAround, Std
 
 
 def minimum(name: str, centre: float = 0.0) -> Formula:
     """The minimum, from its difference from a centre; 0 of nothing."""
-    return lambda v, n: -v[f"-min_{name}"] + centre if n else 0.0
+    return End(f"-min_{name}", -1.0, centre)
 
 
 def maximum(name: str, centre: float = 0.0) -> Formula:
     """The maximum, from its difference from a centre; 0 of nothing."""
-    return lambda v, n: v[f"max_{name}"] + centre if n else 0.0
+    return End(f"max_{name}", 1.0, centre)
 
 
 # --- all metrics together ---

@@ -101,7 +101,7 @@ def of_the_batch(spec: Spec | None, objective: Objective | None = None, extra: E
 
 
 class PlacesOfLabels(NamedTuple):
-    """Where the statistics of labels lie, as `labels.read` takes them.
+    """Where the statistics of labels lie, as `label_metrics.read` takes them.
 
     Attributes:
         sums, maxima: Among all sums and among all maxima.

@@ -12,7 +12,9 @@ from builders.batches import LAYOUTS, compare_metrics, lay_out, random_sequences
 from oracles import correction as oracle
 from rollout_corr.backends import blocks
 from rollout_corr.backends.whole import run_whole
-from rollout_corr.metrics.labels import unit_of
+from rollout_corr.metrics.label_metrics import metrics_of as of_label
+from rollout_corr.metrics.label_metrics import read, unit_of
+from rollout_corr.metrics.labels import Labels, columns_of
 from rollout_corr.metrics.native import metrics_of
 from rollout_corr.metrics.statistics import Statistics
 
@@ -89,6 +91,35 @@ def test_a_label_has_the_statistics_of_a_call_of_its_own(spec):
         for key, value in mine.items():
             exact = key.startswith(("tokens", "sequences")) or key.endswith(("rejected_tokens_fraction", "d_min"))
             assert value == (alone[key] if exact else pytest.approx(alone[key], rel=2e-6, abs=2e-7)), key
+
+
+@pytest.mark.parametrize("units", ["sequences", "tokens"])
+@pytest.mark.parametrize("spec", SPECS, ids=range(len(SPECS)))
+def test_all_labels_at_once_have_the_bits_of_one(spec, units):
+    """Of counts of nothing, infinite sums and NaN too."""
+    columns, generator, many = columns_of(spec, units), torch.Generator().manual_seed(0), len(NAMES) + 1
+    counts = {row.over.units for row in metrics_of(spec)} | {"tokens", "sequences"}
+    for bad in (False, True):
+        sums, maxima = (
+            torch.randn(len(names), many, generator=generator, dtype=torch.float64)
+            for names in (columns.all_sums, columns.all_maxima)
+        )
+        if bad:
+            for x in (sums, maxima):
+                x.masked_fill_(torch.rand(x.shape, generator=generator) < 0.1, torch.nan)
+                x.masked_fill_(torch.rand(x.shape, generator=generator) < 0.1, torch.inf)
+        for place, name in enumerate(columns.all_sums):
+            if name in counts:
+                sums[place] = torch.randint(1 if bad else 3, (many,), generator=generator) + bad
+        found = read(Labels("environment", NAMES, units), spec, sums.view(-1), maxima.view(-1))
+        held = dict(zip(columns.all_sums, sums.tolist(), strict=True))
+        held |= dict(zip(columns.all_maxima, maxima.tolist(), strict=True))
+        wanted = {f"environment/outside/{units}": held[units][-1]}
+        for place, name in enumerate(NAMES):
+            values = {column: of_labels[place] for column, of_labels in held.items()}
+            for row in of_label(spec, units):
+                wanted[f"environment/{name}/{unit_of(row)}/{row.key}"] = row.read(values)
+        assert list(map(repr, found.items())) == list(map(repr, wanted.items()))
 
 
 def test_labels_change_nothing_else_and_outside_is_counted():
