@@ -41,6 +41,7 @@ class Term(NamedTuple):
 
     value: tl.tensor
     slope: tl.tensor  # d(value) / d(new_logp)
+    pull: tl.tensor  # d(value) / d(the mean of its sequence), where the gradient is through both; else anything
     low: tl.tensor  # where a bound held from below
     high: tl.tensor
     dual: tl.tensor
@@ -82,6 +83,15 @@ def log_ratio(x: tl.tensor, level: tl.tensor, numbers: tl.tuple, PLAN: tl.conste
         return tl.maximum(level, number(numbers, PLAN, "log_smallest").to(x.dtype))
     else:
         return level
+
+
+@triton.jit
+def share_of_mean(x: tl.tensor, level: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Compute the derivative of `log_ratio` by the mean; that by the token's own x is the rest of 1."""
+    if PLAN.takes == "geometric_average":
+        return tl.full(x.shape, 0.5, x.dtype)
+    else:
+        return 1.0 / (1.0 + tl.exp(x - level))
 
 
 @triton.jit
@@ -192,7 +202,11 @@ def policy(token: Token, numbers: tl.tuple, PLAN: tl.constexpr) -> Term:
     if PLAN.scaled:
         coef = number(numbers, PLAN, "coef").to(x.dtype)
         value, slope = value * coef, slope * coef
-    return Term(value, tl.where(free, slope, 0.0), low, high, dual, clamped, excess, k3)
+    slope, pull = tl.where(free, slope, 0.0), slope
+    if PLAN.pulls_too:
+        pull = slope * share_of_mean(x, token.level, PLAN)
+        slope = slope - pull
+    return Term(value, slope, pull, low, high, dual, clamped, excess, k3)
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """The policy loss over tokens: read every input, write the gradient, add up the statistics.
 
 tiles.py says which tokens a program has, sums.py how they add up. A surrogate whose gradient depends on whole
-sequences takes two passes over the tokens, the first of which writes nothing; see `LossPlan.phase`.
+sequences takes two passes over the tokens, or three, of which only the last writes; see `LossPlan.phase`.
 
 One launch for a pass, and one of `scale` in backward. Of `loss_ppo_packed`, 4,096 tokens a sequence, a pass executes
 111 PTX instructions a token, reads 19.2 bytes and writes 4.05 (4 are the gradient), and `scale` 6.1, 4.2 and 4, by
@@ -166,6 +166,11 @@ def loss_of_part(part: Part, shared: Shared, PLAN: tl.constexpr) -> tuple[tl.tup
     token = Token(compared, x, advantage, weight, shared.level, shared.pull, part.chosen)
     if PLAN.phase == "sum":
         return sum_of_sequence(found, token, scale, counted, shared.numbers, PLAN), x
+    elif PLAN.phase == "pull":
+        pull = policy(token, shared.numbers, PLAN).pull
+        if PLAN.has_scales:
+            pull = pull * scale
+        return record_statistic(found, PLAN, "pull", tl.where(counted, pull, 0.0)), x
     else:
         broken = valid & (known == 0)
         return loss_of_tokens(found, token, k, scale, broken, among, counted, shared, PLAN)
@@ -228,6 +233,8 @@ def loss_of_tokens(
     pulled = gradient
     if PLAN.has_scales and PLAN.pulls:
         gradient = tl.zeros_like(gradient)
+    if PLAN.pulls_too:
+        pulled = tl.where(counted & (tl.abs(x) <= LARGEST_D), token.pull, 0.0)
     found = record(found, PLAN, "token_sums", "loss_tokens_nonfinite", tl.where(broken, 1.0, 0.0).to(new.dtype))
     found = record(found, PLAN, "token_sums", "loss_policy", total)
     found = record(found, PLAN, "token_sums", "clip_low", tl.where(term.low & counted, 1.0, 0.0).to(new.dtype))
@@ -265,6 +272,8 @@ def loss_of_tokens(
         if PLAN.pulls:
             # The factors of all tokens of the sequence are in its derivative already.
             gradient += pulled
+    if PLAN.pulls_too:
+        gradient += pulled
     if PLAN.averages and PLAN.phase == "write":
         total = total * shared.inner
     found = record(found, PLAN, "token_sums", "total", total)
@@ -324,10 +333,10 @@ def gradient_kernel(
         advantage, level, pull, inner = like, like, like, like
         if PLAN.advantages == "sequence":
             advantage = of_sequences(advantages, like, span, first, offsets, tile, extents, PLAN, TILING)
+        if PLAN.levels and PLAN.phase != "sum":
+            level = of_sequences(levels, like, span, first, offsets, tile, extents, PLAN, TILING)
         if PLAN.phase == "write":
-            if PLAN.levels:
-                level = of_sequences(levels, like, span, first, offsets, tile, extents, PLAN, TILING)
-            if PLAN.pulls:
+            if PLAN.pulls or PLAN.pulls_too:
                 pull = of_sequences(pulls, like, span, first, offsets, tile, extents, PLAN, TILING)
             if PLAN.averages:
                 inner = of_sequences(inners, like, span, first, offsets, tile, extents, PLAN, TILING)
@@ -340,17 +349,17 @@ def gradient_kernel(
         kept = with_batch(kept, found, PLAN)
         if PLAN.packed:
             while ends_by(span, first, tile, TILING):
-                if PLAN.phase != "write":
+                if PLAN.adds_up:
                     kept = with_slot(kept, found, span.start, span.end, first, PLAN, TILING)
                     put_slot(kept, tables, slots, span, tile.length * 0, tile, extents, PLAN)
                     kept = emptied(kept, PLAN, TILING)
                 span = next_span(span, offsets, tile, extents, PLAN)
-        if PLAN.phase != "write":
+        if PLAN.adds_up:
             if span.start <= first:
                 kept = with_slot(kept, found, None, None, first, PLAN, TILING)
             else:
                 kept = with_slot(kept, found, span.start, None, first, PLAN, TILING)
-    if PLAN.phase != "write":
+    if PLAN.adds_up:
         put_slot(kept, tables, slots, span, tile.length * 0, tile, extents, PLAN)
     put_batch(kept, token_sums, token_maxima, PLAN)
 

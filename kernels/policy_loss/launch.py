@@ -1,7 +1,7 @@
 """Launch `policy_loss` on Triton: two launches for value, statistics and gradient; backward.py has the one of backward.
 
 A pass over the tokens writes the gradient before it is divided, a pass over the sequences counts, and its last program
-finishes. GSPO and GMPO, whose gradient depends on whole sequences, pass over both twice.
+finishes. GSPO and GMPO, whose gradient depends on whole sequences, pass over both twice, AveragePPO three times.
 """
 
 from __future__ import annotations
@@ -133,10 +133,10 @@ class LossRecipe:
         averages: Sequences are averaged, so their gradients have factors.
         scratch: The tables.
         held: Picks the tensors that there are from all of `TENSORS`.
-        passes: Over tokens and over sequences, and where there is a second pass over tokens both again.
+        passes: Over tokens and over sequences, and where there is a further pass over tokens both again.
         upload: The numbers of the objective.
         statistics: How many.
-        constants: The plan of each of two passes over the tokens, and None.
+        constants: The plan of each pass over the tokens, and None.
     """
 
     kind: torch.dtype
@@ -190,8 +190,8 @@ def recipe_of(
         chooses=chosen is not None,
         turns=turns,
     )
-    first, last = plans[0], plans[-1]
-    scratch = _scratch_of(first, last, kind)
+    last = plans[-1]
+    scratch = _scratch_of(plans, kind)
     made = {"numbers": True, "gradient": differentiable, "inners": last.averages}
     made |= {"value": True, "divisor": True, "statistics": True, "within": turns}
     held = [place for place, x in enumerate((*dtypes, *made.values())) if x]
@@ -201,12 +201,16 @@ def recipe_of(
     absent = dict.fromkeys([name for name in (*TENSORS, *SCRATCH) if name not in names.places], "nothing")
     passes = []
     for plan, name in zip(plans, plan_names, strict=True):
-        unused = [*(OF_SLOTS if plan.phase == "write" else OF_SECOND_PASS), *(() if plan.writes else OF_LAST_PASS)]
+        unused = [
+            *OF_SEQUENCES[plan.phase],
+            *(() if plan.adds_up else OF_SLOTS),
+            *(() if plan.writes else OF_LAST_PASS),
+        ]
         over_tokens = Site(gradient_kernel, names, absent | {"PLAN": name} | dict.fromkeys(unused, "nothing"))
         over_sequences = Site(sequences_kernel, names, absent | {"PLAN": name})
         passes.append(Pass(over_tokens, over_tokens=True))
         adding = groups(plan) if plan.writes else 0
-        passes.append(Pass(over_sequences, over_sequences=plan.phase != "write", groups=adding))
+        passes.append(Pass(over_sequences, over_sequences=plan.adds_up, groups=adding))
     return LossRecipe(
         kind=kind,
         averages=last.averages,
@@ -219,9 +223,10 @@ def recipe_of(
     )
 
 
-# Parameters of `gradient_kernel` that only one of two passes over the tokens looks at. The other pass gets None: their
-# dtype and alignment would be part of its compile key.
-OF_SECOND_PASS = ("levels", "pulls", "inners")
+# Parameters of `gradient_kernel` that only some of the passes over the tokens look at. Another pass gets None: their
+# dtype and alignment would be part of its compile key. Those that a phase does not read of sequences:
+OF_SEQUENCES = {"pull": ("pulls", "inners"), "write": ()}
+OF_SEQUENCES |= dict.fromkeys(("whole", "sum"), ("levels", "pulls", "inners"))
 OF_SLOTS = ("counts", "integers", "floats")
 OF_LAST_PASS = ("gradient", "token_sums", "token_maxima")
 
@@ -232,7 +237,7 @@ SCRATCH = (
 )
 
 
-def _scratch_of(first: LossPlan, last: LossPlan, kind: torch.dtype) -> WorkspaceLayout:
+def _scratch_of(plans: tuple[LossPlan, ...], kind: torch.dtype) -> WorkspaceLayout:
     """List the tables of a loss: [columns, slots], [columns, programs] of programs over tokens.
 
     Those of programs over sequences and of parts are [rows, columns] to the kernels. The counter is the first of its
@@ -242,15 +247,15 @@ def _scratch_of(first: LossPlan, last: LossPlan, kind: torch.dtype) -> Workspace
     def tables(*named: tuple[str, tuple[str, ...], torch.dtype]) -> list[Field]:
         return [Field(name, len(columns), dtype) for name, columns, dtype in named if columns]
 
+    first, last = plans[0], plans[-1]
+    # Passes use them one after the other, and some need more columns.
+    integers, floats = (max((getattr(plan, name) for plan in plans), key=len) for name in ("integers", "floats"))
+    of_sequences = ("levels", last.levels), ("pulls", last.pulls or last.pulls_too)
     return WorkspaceLayout(
-        tables(
-            ("counts", first.counts, torch.int32),
-            ("integers", first.integers, torch.int64),
-            ("floats", first.floats, kind),
-        ),
+        tables(("counts", first.counts, torch.int32), ("integers", integers, torch.int64), ("floats", floats, kind)),
         tables(("token_sums", last.token_sums, torch.float64), ("token_maxima", last.token_maxima, torch.float64)),
         [*tables(("sequence_sums", first.sequence_sums, torch.float64)), Field("counter", None, torch.int32)],
-        [Field(name, None, kind) for name, wanted in (("levels", last.levels), ("pulls", last.pulls)) if wanted],
+        [Field(name, None, kind) for name, wanted in of_sequences if wanted],
         tables(("part_sums", last.token_sums, torch.float64), ("part_maxima", last.token_maxima, torch.float64)),
     )
 

@@ -18,7 +18,8 @@ class LossPlan(Tables):
     """Everything the kernels of `policy_loss` branch on.
 
     Where the gradient of a token depends on its sequence, a first pass over the tokens adds up (phase "sum") and a
-    second one writes ("write"); otherwise one pass does everything ("whole").
+    last one writes ("write"); otherwise one pass does everything ("whole"). Between the two, where each token pulls at
+    the others by an amount that hangs on the sequence's mean, a pass adds these up ("pull").
     """
 
     phase: str
@@ -82,7 +83,7 @@ class LossPlan(Tables):
     @property
     def clips(self) -> bool:
         """Test whether the surrogate clips as PPO does."""
-        return self.surrogate in ("PPO", "GSPO", "ClipCov")
+        return self.surrogate in ("PPO", "GSPO", "AveragePPO", "ClipCov")
 
     @property
     def levels(self) -> bool:
@@ -95,9 +96,26 @@ class LossPlan(Tables):
         return self.surrogate == "GMPO" or (self.surrogate == "GSPO" and self.option == "sequence")
 
     @property
+    def pulls_too(self) -> bool:
+        """Test whether the gradient of a token has a part of its own and a part that is computed for its sequence."""
+        return self.surrogate == "AveragePPO" and self.differentiable
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The passes over the tokens."""
+        if not (self.levels or self.pulls):
+            return ("whole",)
+        return ("sum", "pull", "write") if self.pulls_too else ("sum", "write")
+
+    @property
+    def adds_up(self) -> bool:
+        """Test whether this pass stores sums of slots, which programs over sequences add up."""
+        return self.phase != "write"
+
+    @property
     def writes(self) -> bool:
         """Test whether this pass writes the gradient and adds up the loss."""
-        return self.phase != "sum"
+        return self.phase in ("whole", "write")
 
 
 @dataclass(frozen=True)
@@ -190,7 +208,7 @@ def plans_of(
         of_look=surrogate.found,
         maxima=max_names(),
     )
-    passes = [replace(plan, phase=phase) for phase in (("sum", "write") if plan.levels or plan.pulls else ("whole",))]
+    passes = [replace(plan, phase=phase) for phase in plan.phases]
     return tuple(_frozen(replace(each, **_columns(each))) for each in passes)
 
 
@@ -201,9 +219,10 @@ def _frozen(plan: LossPlan) -> LossPlan:
 def _columns(plan: LossPlan) -> dict[str, Any]:
     """Name the columns of the tables that a pass fills."""
     of_sequences = (*OF_SEQUENCES, *(["total"] if plan.averages and plan.phase == "whole" else []))
-    counts = () if plan.phase == "write" else ("valid", "counted")
+    counts = ("valid", "counted") if plan.adds_up else ()
     if not plan.writes:
-        return {"counts": counts, "sequence_sums": of_sequences} | _of_sequences(plan)
+        sums = of_sequences if plan.phase == "sum" else ()
+        return {"counts": counts, "sequence_sums": sums} | _of_sequences(plan)
     empty = {"clip_low", "clip_high", "clip_dual", *plan.of_look} - set(plan.clip_counts)
     measured = [name for name in plan.sums if name not in OF_SEQUENCES and name not in empty]
     total_of_slots = plan.averages and plan.phase == "whole"
@@ -217,9 +236,11 @@ def _columns(plan: LossPlan) -> dict[str, Any]:
 
 
 def _of_sequences(plan: LossPlan) -> dict[str, Any]:
-    """Name the sums of a slot that the first of two passes stores: exact, so that tiles do not affect the gradient."""
+    """Name the sums of a slot that a pass before the last stores: exact, so that tiles do not affect the gradient."""
     ratios, others = ["level"], []
-    if plan.surrogate == "GMPO":
+    if plan.phase == "pull":
+        ratios, others = [], ["pull"]
+    elif plan.surrogate == "GMPO":
         ratios += ["log_weight"] if plan.weighted else []
         others += ["advantage"]
     elif plan.pulls:

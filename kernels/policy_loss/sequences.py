@@ -87,7 +87,10 @@ def store_sequences(
         tl.store(inners + sequence, inner.to(inners.dtype.element_ty), mask=known)
         if has(PLAN, "floats", "total"):
             add(sums, PLAN, "total", tl.where(known, plain(found, PLAN, "total") * inner, 0.0))
-    if PLAN.levels or PLAN.pulls:
+    if PLAN.phase == "pull":
+        pull = exact(found, PLAN, "pull", False) / tl.maximum(n, 1).to(tl.float64)
+        tl.store(pulls + sequence, pull.to(pulls.dtype.element_ty), mask=known)
+    elif PLAN.levels or PLAN.pulls:
         level = exact(found, PLAN, "level", True)
         if PLAN.shared != "total":
             level = level / tl.maximum(n, 1).to(tl.float64)
@@ -184,18 +187,18 @@ def sequences_kernel(
 ):  # fmt: skip
     """Pass over sequences, add up parts of what programs over tokens have left, and finish in the last program.
 
-    The phase "sum" only passes over sequences, and the phase "write", behind it, does the others.
+    The phases "sum" and "pull" only pass over sequences, and the phase "write", behind them, does the others.
     """
     numbers = thresholds(numbers, PLAN)
     program = tl.program_id(0)
-    if PLAN.phase == "sum":
+    if not PLAN.writes:
         before = program + 1
-    elif PLAN.phase == "write":
+    elif not PLAN.adds_up:
         before = program * 0
     else:
         before = sequence_programs
     if program < before:
-        if PLAN.phase != "write":
+        if PLAN.adds_up:
             tables = slot_tables(counts, integers, floats, None)
             extents = Extents(tokens, sequences, 0, tiles, tile_bits)
             if PLAN.turns:
@@ -209,9 +212,9 @@ def sequences_kernel(
             else:
                 store_sequences(tables, levels, pulls, inners, sequence_sums, offsets, extents, slots, numbers,
                                 PLAN, SHAPE)  # fmt: skip
-    elif PLAN.phase != "sum":
+    elif PLAN.writes:
         add_up_part(program - before, token_sums, token_maxima, part_sums, part_maxima, token_programs, part, PLAN)
-    if PLAN.phase != "sum":
+    if PLAN.writes:
         last = is_last(counter)
         if last:
             finish(sequence_sums, part_sums, part_maxima, given, value, divisor, statistics, sequence_programs, parts,

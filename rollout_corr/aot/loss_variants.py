@@ -20,6 +20,7 @@ from rollout_corr.spec.surrogates import (
     SAPO,
     TOPR,
     VESPO,
+    AveragePPO,
     ClipCov,
     KLCov,
     Reinforce,
@@ -95,6 +96,15 @@ _DECLARED = (
     LossVariant("gspo_token", Objective(GSPO(through="token"), denominator="kept"), weights=None, length=SHORT),
     LossVariant("gspo_fp64", Objective(GSPO()), new=FP64, base=FP64, packed=False, length=SHORT),
     LossVariant("gmpo", Objective(GMPO(), reduction=_MEAN), trains=BOOL),
+    # Those of which a token has a gradient of its own too.
+    LossVariant("ppo_average", Objective(AveragePPO(), KL("k3", 0.1), reduction=_MEAN), ref=FP32, scales=True),
+    LossVariant(
+        "ppo_geometric",
+        Objective(AveragePPO(0.1, 0.2, dual=3.0, level="geometric_average", coef=0.5), nonfinite="propagate"),
+        packed=False,
+        trains=BOOL,
+        length=MEDIUM,
+    ),
     # The mass that truncated sampling kept, from either side.
     LossVariant("ppo_kept_set", Objective(PPO(), KL("k3", 0.1)), ref=FP32, weights=None, mass="train"),
     LossVariant("dppo_replayed", Objective(DPPO(), nonfinite="neutral"), packed=False, length=MEDIUM, mass="rollout"),

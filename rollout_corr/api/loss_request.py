@@ -339,8 +339,6 @@ class LossRequest:
         """Name what the kernels do not compute, or None."""
         if self.surrogate.looks and not self.surrogate.chooses:
             return f"{self.surrogate!r}, which looks at the whole batch first"
-        if not self.surrogate.has_kernel:
-            return f"{self.surrogate!r}, which has no kernel"
         of_whole = self.scales is not None and self.surrogate.pools
         return f"{self.surrogate!r} beside scale" if of_whole else None
 

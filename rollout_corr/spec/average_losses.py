@@ -23,8 +23,8 @@ class AveragePPO(PPO):
     """PPO's clip of an average of the token's ratio and the sequence's geometric ratio (ART).
 
     The gradient of a token flows through its own log-prob and through the sequence's mean to all tokens of the
-    sequence that train. A kernel would need a third pass over the tokens: the clip of each decides how much of its
-    gradient reaches the others, and needs the mean first.
+    sequence that train. The clip of each token decides how much of its gradient reaches the others, and needs the mean
+    first: the kernels pass over the tokens three times, and twice without a gradient.
 
     Args:
         low: As for PPO.
@@ -36,7 +36,6 @@ class AveragePPO(PPO):
 
     level: Between = "average"
 
-    has_kernel: ClassVar[bool] = False
     option: ClassVar[str | None] = "level"
 
     def __post_init__(self) -> None:

@@ -196,7 +196,6 @@ class Surrogate(Checked):
         pools: All tokens of a sequence have one loss.
         looks: `look` decides something from the whole batch first, in plain torch.
         chooses: All that `look` decides is a mask of tokens, which the kernels read; others run on plain torch.
-        has_kernel: There is a kernel for it, unless it looks and chooses no tokens; else it runs on plain torch.
         by_group: It compares the sequences of a group, which a call has to name.
         reads_entropy: It reads the entropy of tokens, which a call has to bring.
         found: The sums that `look` reports.
@@ -211,7 +210,6 @@ class Surrogate(Checked):
     pools: ClassVar[bool] = False
     looks: ClassVar[bool] = False
     chooses: ClassVar[bool] = False
-    has_kernel: ClassVar[bool] = True
     by_group: ClassVar[bool] = False
     reads_entropy: ClassVar[bool] = False
     found: ClassVar[tuple[str, ...]] = ()

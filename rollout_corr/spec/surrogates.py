@@ -31,8 +31,8 @@ from rollout_corr.spec.signed_losses import TOPR as TOPR
 from rollout_corr.spec.signed_losses import VESPO as VESPO
 from rollout_corr.spec.surrogate import Surrogate
 
-SURROGATES: tuple[type[Surrogate], ...] = (PPO, GSPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO, TOPR, REC, VESPO)
+SURROGATES: tuple[type[Surrogate], ...] = (
+    *(PPO, GSPO, AveragePPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO, TOPR, REC, VESPO),
+)
 # Those that look at the whole batch first; `Surrogate.chooses` says for which there are kernels.
 OF_BATCH: tuple[type[Surrogate], ...] = (ClipCov, KLCov, BAPO, REAL, EntropyClip)
-# Those without a kernel that need no look: they run on plain torch too.
-ON_TORCH: tuple[type[Surrogate], ...] = (AveragePPO,)

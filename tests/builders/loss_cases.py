@@ -53,9 +53,6 @@ SURROGATES = {
     "vespo": rc.VESPO(),
     "vespo clamped": rc.VESPO(clamp=0.3),
     "clamped": rc.Reinforce(clamp=0.3),
-}
-# Those without a kernel that need no look.
-ON_TORCH = {
     "ppo average": rc.AveragePPO(0.1, 0.15),
     "ppo average dual": rc.AveragePPO(0.1, 0.28, dual=1.2, delta=1.3, coef=2.0),
     "ppo geometric": rc.AveragePPO(0.05, 0.1, level="geometric_average"),
@@ -205,4 +202,4 @@ def compare_metrics(got, wanted, within, case):
 
 
 def objective(surrogate="ppo", **more):
-    return Objective((SURROGATES | ON_TORCH)[surrogate], **more)
+    return Objective(SURROGATES[surrogate], **more)

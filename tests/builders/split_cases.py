@@ -12,7 +12,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import lay_out, random_sequences, spoil, wild
-from builders.loss_cases import ON_TORCH, SURROGATES, only, random_batch
+from builders.loss_cases import SURROGATES, only, random_batch
 from builders.same_bits import outcome
 from builders.turns import offsets_of
 from rollout_corr.backends import split
@@ -192,7 +192,7 @@ def loss_cases(every=1):
     """(name, sequences, options, way, layout, dtype): every surrogate, the rest taking turns."""
     turns = itertools.cycle(itertools.product(WAYS, REDUCTIONS))
     layouts = itertools.cycle(LOSS_LAYOUTS)
-    for seed, (name, surrogate) in enumerate([*(SURROGATES | ON_TORCH).items()][::every]):
+    for seed, (name, surrogate) in enumerate([*SURROGATES.items()][::every]):
         for fused, dtype in ((False, torch.float64), (True, torch.float32)):
             way, (reduction, denominator, length) = next(turns)
             options = {"surrogate": surrogate, "reduction": reduction, "denominator": denominator}

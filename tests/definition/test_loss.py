@@ -11,7 +11,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, error
-from builders.loss_cases import ON_TORCH, SURROGATES, LaidLoss, check, compare_metrics, objective, only, random_batch
+from builders.loss_cases import SURROGATES, LaidLoss, check, compare_metrics, objective, only, random_batch
 from oracles import correction as oracle
 from oracles import loss as oracle_loss
 from rollout_corr.spec.loss import COUNTED, KL_KINDS, KL_REDUCTIONS, KL_WEIGHTS, LOSS_REDUCTIONS, SCOPES
@@ -25,7 +25,7 @@ BATCHES = [random_batch(0), random_batch(1, advantages="sequence"), random_batch
 BROKEN = [random_batch(seed, broken=True) for seed in (3, 4)]
 
 
-@pytest.mark.parametrize("name", [*SURROGATES, *ON_TORCH])
+@pytest.mark.parametrize("name", SURROGATES)
 @pytest.mark.parametrize("whole", [False, True])
 def test_surrogates(name, whole):
     for batch in (*BATCHES, *BROKEN):

@@ -9,8 +9,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from builders.kernel_cases import INTERPRETED
 
+from builders.kernel_cases import INTERPRETED
 from rollout_corr.aot.variants import VARIANTS
 from rollout_corr.kernels import partials, sums
 

@@ -72,7 +72,12 @@ def test_surrogates(name, device):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(layout, device):
     with shaped(MIDDLE):
-        for name, batch in (("ppo dual", BATCHES[0]), ("gspo", BATCHES[1]), ("gmpo", BATCHES[2])):
+        for name, batch in (
+            ("ppo dual", BATCHES[0]),
+            ("gspo", BATCHES[1]),
+            ("gmpo", BATCHES[2]),
+            ("ppo average", BATCHES[1]),
+        ):
             wanted = objective(name, reduction="sequence_mean_token_mean")
             check(only(batch, *DECOUPLED), wanted, layout, device)
 
@@ -128,7 +133,7 @@ def test_a_policy_at_its_reference_has_no_slope(device):
         check(only(same, *DECOUPLED, "ref"), objective("ppo", kl=rc.KL("abs", 0.3)), "packed", device)
 
 
-@pytest.mark.parametrize("name", ["ppo", "gspo", "vespo", "dro sequence"])
+@pytest.mark.parametrize("name", ["ppo", "gspo", "ppo average", "vespo", "dro sequence"])
 def test_a_scale_multiplies_all_that_a_token_adds(name, device):
     kl = rc.KL("k3", 0.3, weight="ratio", scope="all")
     wanted = objective(name, kl=kl, regulariser=rc.SquaredLogRatio(0.2, "all"), reduction="sequence_mean_token_mean")
@@ -220,7 +225,9 @@ def test_sizes_of_zero(shape, device):
 def cut_out(given, s):
     """One sequence of a packed batch alone."""
     start, end = given.offsets[s].item(), given.offsets[s + 1].item()
-    tokens = {name: getattr(given, name) for name in ("new", "base", "weights", "trains", "mask", "advantages")}
+    tokens = {
+        name: getattr(given, name) for name in ("new", "base", "weights", "trains", "mask", "advantages", "scales")
+    }
     cut = {name: x if x is None else x[start:end].clone() for name, x in tokens.items()}
     if given.per_sequence:
         cut["advantages"] = given.advantages[s : s + 1]
@@ -230,7 +237,7 @@ def cut_out(given, s):
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gspo_token", "dppo_tv", "sapo")]
 
 
-@pytest.mark.parametrize("name", ["ppo_packed", "gspo", "gmpo", *SLOW])
+@pytest.mark.parametrize("name", ["ppo_packed", "gspo", "gmpo", "ppo_average", *SLOW])
 def test_a_gradient_does_not_hang_on_what_is_packed_around_it(name, device):
     """Before it is divided: to the bit, whatever the neighbours, the place and the tiles."""
     variant = replace(LOSS_VARIANTS[name], ref=None)
@@ -248,7 +255,7 @@ def test_a_gradient_does_not_hang_on_what_is_packed_around_it(name, device):
         assert torch.equal(bits(found.gradient), bits(together.gradient[start:end])), (name, s)
 
 
-@pytest.mark.parametrize("name", ["ppo_packed", "gspo", "gmpo"])
+@pytest.mark.parametrize("name", ["ppo_packed", "gspo", "gmpo", "ppo_average"])
 def test_garbage_behind_the_masks(name, device):
     """Nothing of it reaches a value, a statistic or a gradient, which is 0 there."""
     variant = LOSS_VARIANTS[name]
@@ -269,7 +276,7 @@ def test_garbage_behind_the_masks(name, device):
 @pytest.mark.parametrize("nonfinite", ["neutral", "propagate"])
 def test_nonfinite_policies(nonfinite, device):
     """A base that is not finite is read as new_logp, or poisons the value and the gradients that it has a part in."""
-    for name in ("ppo_packed", "gspo", "gmpo", "dppo_tv", "dro"):
+    for name in ("ppo_packed", "gspo", "gmpo", "ppo_average", "dppo_tv", "dro"):
         variant = LOSS_VARIANTS[name]
         given = tensors_of(variant, 7)
         broken = (given.mask != 0).nonzero()[3]

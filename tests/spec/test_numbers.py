@@ -13,7 +13,7 @@ import torch
 
 import rollout_corr as rc
 from rollout_corr.spec.loss import Objective
-from rollout_corr.spec.surrogates import OF_BATCH, ON_TORCH, SURROGATES
+from rollout_corr.spec.surrogates import OF_BATCH, SURROGATES
 
 # A value of each type by its required fields alone.
 LEAST = {
@@ -24,7 +24,7 @@ LEAST = {
     rc.SquaredLogRatio: {"coef": 1.0},
     rc.EntropyBonus: {"coef": 1.0},
     Objective: {"surrogate": rc.PPO()},
-    **{kind: {} for kind in (*SURROGATES, *OF_BATCH, *ON_TORCH)},
+    **{kind: {} for kind in (*SURROGATES, *OF_BATCH)},
 }
 # `policy_loss` gives an Objective these, from arguments that it has checked.
 GIVEN = ("denominator", "weights_are_the_ratio", "nonfinite")

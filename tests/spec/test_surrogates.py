@@ -8,21 +8,18 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import torch
 
 import rollout_corr as rc
-from builders.loss_cases import OF_BATCH, OF_ENTROPY, OF_GROUPS, ON_TORCH, SURROGATES
+from builders.loss_cases import OF_BATCH, OF_ENTROPY, OF_GROUPS, SURROGATES
 from rollout_corr.spec import surrogates
 from rollout_corr.spec.surrogate import Surrogate
 from rollout_corr.spec.surrogates import OF_BATCH as THAT_LOOK
-from rollout_corr.spec.surrogates import ON_TORCH as THAT_DO_NOT
 from rollout_corr.spec.surrogates import SURROGATES as WITH_KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOKING = OF_BATCH | OF_GROUPS | OF_ENTROPY
-CASES = SURROGATES | ON_TORCH | LOOKING
-WITHOUT_KERNELS = (*THAT_LOOK, *THAT_DO_NOT)
-NAMES = {kind.__name__ for kind in (*WITH_KERNELS, *WITHOUT_KERNELS)}
+CASES = SURROGATES | LOOKING
+NAMES = {kind.__name__ for kind in (*WITH_KERNELS, *THAT_LOOK)}
 MAY_NAME_ONE = (
     "rollout_corr/__init__.py",
     "rollout_corr/spec/ratio_losses.py",
@@ -66,12 +63,10 @@ def test_all_are_listed_exported_and_tried():
     kinds = {kind for kind in vars(surrogates).values() if isinstance(kind, type) and issubclass(kind, Surrogate)}
     assert set(WITH_KERNELS) == {type(surrogate) for surrogate in SURROGATES.values()}
     assert set(THAT_LOOK) == {type(surrogate) for surrogate in LOOKING.values()}
-    assert set(THAT_DO_NOT) == {type(surrogate) for surrogate in ON_TORCH.values()}
-    assert kinds - {Surrogate} == {*WITH_KERNELS, *WITHOUT_KERNELS}
+    assert kinds - {Surrogate} == {*WITH_KERNELS, *THAT_LOOK}
     assert all(getattr(rc, kind.__name__) is kind for kind in kinds - {Surrogate})
     assert all(kind.looks and kind.found for kind in THAT_LOOK)
-    assert not any(kind.looks for kind in (*WITH_KERNELS, *THAT_DO_NOT))
-    assert all(kind.has_kernel for kind in WITH_KERNELS) and not any(kind.has_kernel for kind in THAT_DO_NOT)
+    assert not any(kind.looks for kind in WITH_KERNELS)
     assert set(rc.__all__) >= NAMES
 
 
@@ -102,7 +97,7 @@ def test_infinite_factors_are_refused(make, words):
         make()
 
 
-@pytest.mark.parametrize("kind", [*WITH_KERNELS, *WITHOUT_KERNELS])
+@pytest.mark.parametrize("kind", [*WITH_KERNELS, *THAT_LOOK])
 def test_numbers_beyond_float32_are_refused(kind):
     """torch raises an error of its own where a formula in float32 meets one."""
     for name in (x.name for x in fields(kind) if isinstance(x.default, (int, float)) or "float" in str(x.type)):
@@ -111,9 +106,6 @@ def test_numbers_beyond_float32_are_refused(kind):
                 kind(**{name: value})
 
 
-def test_one_without_a_kernel_refuses_triton_and_other_levels():
-    x = torch.zeros(2, 3)
-    with pytest.raises(ValueError, match=r"^backend: .* for AveragePPO\(\), which has no kernel, got 'triton'$"):
-        rc.policy_loss(x, x, old_logp=x, surrogate=rc.AveragePPO(), backend="triton")
+def test_an_average_of_levels_refuses_others():
     with pytest.raises(ValueError, match=r"^AveragePPO.level: expected one of \['average', 'geometric_average'\], got"):
         rc.AveragePPO(level="token")
