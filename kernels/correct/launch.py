@@ -125,7 +125,7 @@ def prepare(
         keep_turns = torch.empty(turns.shape[0] - 1, dtype=torch.bool, device=given.train.device)
     train, rollout, mask, offsets = given.train, given.rollout, given.mask, given.offsets
     advantages, log_mass, device = given.advantages, given.log_mass, train.device
-    extras = () if not given.externals and given.new is None else _contiguous_extras(given)
+    extras = () if not given.externals and given.new is None else contiguous_extras(given)
     recipe = recipe_of(
         spec,
         device,
@@ -199,7 +199,8 @@ def _shaped(flat: Tensor | None, given_out: Tensor | None, given: Given) -> Tens
     return flat if flat is None else flat.view(given.train.shape) if given_out is None else given_out
 
 
-def _contiguous_extras(given: Given) -> tuple[Tensor, ...]:
+def contiguous_extras(given: Given) -> tuple[Tensor, ...]:
+    """List the externals and the further log-probs, contiguous."""
     extras = given.externals if given.new is None else (*given.externals, given.new)
     return tuple(x.contiguous() for x in extras)
 

@@ -141,13 +141,23 @@ def count_bins(histogram: tl.tensor, d: tl.tensor, counted: tl.tensor) -> None:
     bits = d.to(tl.float32).to(tl.int32, bitcast=True)
     bins = tl.minimum(tl.maximum(((bits & 0x7FFFFFFF) >> 20) - FIRST_BIN, 0), 255) + tl.where(bits < 0, 256, 0)
     bins = tl.where(counted, bins, BINS)
-    copy = histogram + (tl.program_id(0) % COPIES) * BINS
+    add_each(histogram + (tl.program_id(0) % COPIES) * BINS, bins, BINS)
+
+
+@triton.jit
+def add_each(table: tl.tensor, place: tl.tensor, size: tl.tensor, amount: tl.tensor | None = None) -> None:
+    """Add amounts, int64, or 1 to the entries of a table at places; beyond its size nothing is added."""
     # One of a thread's neighbours at a time: all at once would be moved to other threads, through shared memory.
-    for i in tl.static_range(bins.shape[2]):
-        places = tl.arange(0, bins.shape[2])[None, None, :]
-        bin_of_one = tl.sum(tl.where(places == i, bins, 0), 2)
-        one = tl.full(bin_of_one.shape, 1, tl.int64)
-        tl.atomic_add(copy + bin_of_one, one, mask=bin_of_one < BINS, sem="relaxed")
+    for i in tl.static_range(place.shape[2]):
+        here = tl.arange(0, place.shape[2])[None, None, :] == i
+        place_of_one = tl.sum(tl.where(here, place, 0), 2)
+        counted = place_of_one < size
+        if amount is None:
+            one = tl.full(place_of_one.shape, 1, tl.int64)
+        else:
+            one = tl.sum(tl.where(here, amount, 0), 2)
+            counted = counted & (one != 0)
+        tl.atomic_add(table + place_of_one, one, mask=counted, sem="relaxed")
 
 
 @triton.jit

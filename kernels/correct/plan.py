@@ -69,6 +69,20 @@ class Test:
         return "d" if plain else f"{self.index}/sum"
 
 
+@dataclass(frozen=True)
+class Searched:
+    """A bound of tokens that the batch decides, as the kernel counts for it; see count.py."""
+
+    index: int  # of its criterion; -1: it is the weight's
+    upper: bool
+    sums: bool  # amounts are added up beside counts
+
+    @property
+    def of_weight(self) -> bool:
+        """Test for a bound of the weight."""
+        return self.index < 0
+
+
 class Tables:
     """The columns that a pass over tokens fills: sums and maxima of the batch, the others of a slot."""
 

@@ -183,7 +183,7 @@ def recipe_of(
         apply=Site(apply_kernel, names, of_apply) if plan.applies else None,
         statistics=statistics,
         sums=statistics - maxima,
-        upload=_upload(spec, plan.double, device),
+        upload=upload_of(spec, plan.double, device),
         found=found_numbers(spec, plan.double),
         constants=(plan, plan.ahead, split, None),
         groups=groups(plan),
@@ -244,7 +244,7 @@ def _scratch_of(plan: Plan, kind: torch.dtype) -> WorkspaceLayout:
 
 
 @lru_cache(maxsize=256)
-def _upload(spec: Spec, double: bool, device: torch.device) -> Upload:
+def upload_of(spec: Spec, double: bool, device: torch.device) -> Upload:
     """Bring the thresholds to the device; once, and again only when one changes."""
     return Upload(tuple(numbers_of(spec, double).values()), device)
 

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends.batch import external_names
+from rollout_corr.backends.bounds_of_batch import counting_of_tokens
+from rollout_corr.backends.count_tokens import round_of
+from rollout_corr.backends.select import begin
 from rollout_corr.kernels.correct.plan import pairs_of
 from rollout_corr.spec.correction import Spec, places_of
 from rollout_corr.spec.loss import Objective
@@ -154,7 +157,19 @@ class Variant(VariantLayout):
         from rollout_corr.kernels.correct.launch import prepare
 
         given = self.given(self.tokens, self.tokens // self.length) if given is None else given
-        return prepare(given, self.spec, split=self.split)[1]
+        return (*self._counting(given), *prepare(given, self.spec, split=self.split)[1])
+
+    def _counting(self, given: Given) -> tuple[Launch, ...]:
+        """List the launch that counts tokens for bounds that the batch decides, once for all rounds."""
+        from rollout_corr.kernels.correct.counting import prepare_count
+
+        kind, device = (
+            torch.promote_types(torch.promote_types(self.train, self.rollout), torch.float32),
+            given.train.device,
+        )
+        rules = counting_of_tokens(self.spec)
+        searches = {place: begin(rule, place.side, kind, device) for place, rule in rules.items()}
+        return (prepare_count(given, self.spec, round_of(searches))[1],) if searches else ()
 
 
 @dataclass(frozen=True)

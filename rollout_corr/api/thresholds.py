@@ -13,8 +13,9 @@ from rollout_corr.api.by_keyword import mask_by_keyword
 from rollout_corr.api.correct import Renormalized, Turns, read_request
 from rollout_corr.backends.bounds_of_batch import AnySearch, Progress, added_up, record
 from rollout_corr.backends.bounds_of_batch import Thresholds as Thresholds
-from rollout_corr.backends.choose import Groups
+from rollout_corr.backends.choose import Groups, chosen_backend
 from rollout_corr.backends.completed import check_groups
+from rollout_corr.backends.count_tokens import counters_of
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.read import Given
 from rollout_corr.backends.sequence_groups import groups_given
@@ -173,7 +174,9 @@ def threshold_statistics(
         raise ValueError("known: expected bounds that are not all known, got complete Thresholds; pass them to correct")
     check_groups(known, request.batch.groups)
     with torch.no_grad():
-        recording = record(request.batch, request.spec, known.progress)
+        chosen = chosen_backend(request.batch.train, request.backend)
+        counters = counters_of(request.batch, request.spec, chosen)
+        recording = record(request.batch, request.spec, known.progress, counters)
         return ThresholdStatistics(known, recording.searches, recording.tables())
 
 

@@ -7,8 +7,8 @@ Spec whose bounds are numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -95,6 +95,27 @@ class Progress(NamedTuple):
         return Progress(self.bounds | {place: one.bound() for place, one in found.items()}, {})
 
 
+class Counter(Protocol):
+    """Counts the tokens of a batch for some bounds, without their values.
+
+    Attributes:
+        rules: The bounds.
+        dtype: Of the values.
+        device: Of the tables.
+    """
+
+    rules: dict[Place, Counting]
+    dtype: torch.dtype
+    device: torch.device
+
+    def tables(self, searches: Mapping[Place, AnySearch]) -> dict[Place, Tensor]:
+        """The tables of a round, for those of the searches that it counts for."""
+
+
+# From the labels whose bounds are looked for; None where it counts for none of them.
+Counters = Callable[[set[str]], Counter | None]
+
+
 class Recording(Found):
     """Bounds known before, and the values of those criteria, and of the weight, whose bounds are looked for.
 
@@ -103,12 +124,24 @@ class Recording(Found):
         wanted: Their labels.
         on_cpu: Values that take no part are left out.
         groups: The groups of sequences, where some decide.
+        counter: Counts the tokens for some of the bounds.
     """
 
-    def __init__(self, progress: Progress, wanted: set[str], on_cpu: bool, groups: SequenceGroups | None) -> None:
+    def __init__(
+        self,
+        progress: Progress,
+        wanted: set[str],
+        on_cpu: bool,
+        groups: SequenceGroups | None,
+        counter: Counter | None = None,
+    ) -> None:
         super().__init__(progress.bounds)
         self.searches = dict(progress.searches)
         self.wanted, self._on_cpu, self._groups = wanted, on_cpu, groups
+        self._counter = counter
+        if counter is not None:
+            for place, rule in counter.rules.items():
+                self._search(place, rule, counter.dtype, counter.device)
         self._values: dict[Place, list[Values]] = {}
 
     def of(
@@ -129,21 +162,39 @@ class Recording(Found):
     def _note(
         self, place: Place, rule: OfBatch, value: Tensor, tested: Tensor | None, groups: Tensor | None = None
     ) -> None:
-        search = self.searches.get(place)
-        if search is None:
-            search = self.searches[place] = _begin(rule, place.side, value, None if groups is None else self._groups)
-        if search.dtype not in (None, value.dtype):
-            # Their keys have other digits.
-            raise ValueError(
-                f"known: expected log-probs whose values of {place.label!r} are {_plain(search.dtype)}, as in the "
-                f"rounds before, got {_plain(value.dtype)}"
-            )
+        if self._counter is not None and place in self._counter.rules:
+            return
+        search = self._search(place, rule, value.dtype, value.device, None if groups is None else self._groups)
         values = search.values(value, tested, groups, self._on_cpu)
         self._values.setdefault(place, []).append(search.left(values) if self._on_cpu else values)
 
+    def _search(
+        self,
+        place: Place,
+        rule: OfBatch,
+        dtype: torch.dtype,
+        device: torch.device,
+        groups: SequenceGroups | None = None,
+    ) -> AnySearch:
+        """The search for a bound; one that begins now, or one of the rounds before."""
+        search = self.searches.get(place)
+        if search is None:
+            search = self.searches[place] = _begin(rule, place.side, dtype, device, groups)
+        if search.dtype not in (None, dtype):
+            # Their keys have other digits.
+            raise ValueError(
+                f"known: expected log-probs whose values of {place.label!r} are {_plain(search.dtype)}, as in the "
+                f"rounds before, got {_plain(dtype)}"
+            )
+        return search
+
     def tables(self) -> dict[Place, Tensor]:
         """The tables of this round, [1 or 3, digits] int64 each."""
-        return {place: self._table(place, one) for place, one in self.searches.items() if one.round < one.rounds()}
+        under_way = {place: one for place, one in self.searches.items() if one.round < one.rounds()}
+        counted = {} if self._counter is None else self._counter.tables(under_way)
+        return {
+            place: counted[place] if place in counted else self._table(place, one) for place, one in under_way.items()
+        }
 
     def _table(self, place: Place, search: AnySearch) -> Tensor:
         parts = self._values[place]
@@ -155,13 +206,15 @@ class Recording(Found):
         return total
 
 
-def _begin(rule: OfBatch, side: Side, value: Tensor, groups: SequenceGroups | None) -> AnySearch:
+def _begin(
+    rule: OfBatch, side: Side, dtype: torch.dtype, device: torch.device, groups: SequenceGroups | None
+) -> AnySearch:
     if isinstance(rule, KeepESS):
-        return select_ess.begin(rule, value.device)
+        return select_ess.begin(rule, device)
     assert isinstance(rule, Counting)
     if groups is not None:
-        return select_groups.begin(rule, side, value.dtype, value.device, groups.total, groups.whole)
-    return select.begin(rule, side, value.dtype, value.device)
+        return select_groups.begin(rule, side, dtype, device, groups.total, groups.whole)
+    return select.begin(rule, side, dtype, device)
 
 
 def wanted(spec: Spec, progress: Progress) -> set[str]:
@@ -214,22 +267,35 @@ class Thresholds(Found):
 
 def dtypes_of_tokens(thresholds: Thresholds) -> dict[Place, torch.dtype]:
     """The dtypes of the bounds that are values of tokens: those of units are float64, of sample sizes float32."""
-    spec, weight = thresholds.spec, thresholds.spec.weight
-    rules, tokens = rules_of(spec), {c.label for c in spec.criteria if c.over == "token"}
+    of_tokens = counting_of_tokens(thresholds.spec)
+    return {place: bound.dtype for place, bound in thresholds.bounds.items() if place in of_tokens}
+
+
+def counting_of_tokens(spec: Spec) -> dict[Place, Counting]:
+    """The rules of a Spec that stop at a place in the order of tokens."""
+    tokens, weight = {c.label for c in spec.criteria if c.over == "token"}, spec.weight
     if weight is not None and weight.level == "token" and weight.rules:
         tokens.add(WEIGHT)
     return {
-        place: bound.dtype
-        for place, bound in thresholds.bounds.items()
-        if place.label in tokens and isinstance(rules[place], Counting)
+        place: rule for place, rule in rules_of(spec).items() if place.label in tokens and isinstance(rule, Counting)
     }
 
 
-def record(batch: Batch, spec: Spec, progress: Progress) -> Recording:
-    """Run the criteria on a batch, so that they ask for the bounds that come next."""
-    on_cpu = in_blocks(batch)
-    recording = Recording(progress, wanted(spec, progress), on_cpu, batch.groups)
+def record(batch: Batch, spec: Spec, progress: Progress, counters: Counters | None = None) -> Recording:
+    """Run the criteria on a batch, so that they ask for the bounds that come next.
+
+    Args:
+        batch: The batch.
+        spec: The Spec.
+        progress: What is known.
+        counters: Give what counts tokens without their values; None: nothing does.
+    """
+    on_cpu, labels = in_blocks(batch), wanted(spec, progress)
+    counter = None if counters is None else counters(labels)
+    recording = Recording(progress, labels, on_cpu, batch.groups, counter)
     batch.bounds = recording
+    if counter is not None and {place for place in places_of(spec) if place.label in labels} <= set(counter.rules):
+        return recording
     if on_cpu:
         for block in blocks.blocks_under(batch, spec):
             _ask(blocks.operands_of(block, spec), recording)
@@ -246,17 +312,20 @@ def _ask(given: Operands, recording: Recording) -> None:
         recording.of_weight(weight, ratios.log, ratios.among)
 
 
-def find_bounds(batch: Batch, spec: Spec, add_up: Callable[[Tensor], Tensor]) -> Found:
+def find_bounds(
+    batch: Batch, spec: Spec, add_up: Callable[[Tensor], Tensor], counters: Counters | None = None
+) -> Found:
     """Find the bounds that a batch decides.
 
     Args:
         batch: The batch.
         spec: A Spec with such bounds.
         add_up: Adds int64 up over the ranks that share the batch.
+        counters: As of `record`.
     """
     progress = Progress({}, {})
     while wanted(spec, progress):
-        recording = record(batch, spec, progress)
+        recording = record(batch, spec, progress, counters)
         while recording.searches:
             tables = recording.tables()
             shared = {place: table for place, table in tables.items() if not _is_local(recording.searches[place])}

@@ -162,13 +162,13 @@ def kernels() -> Any:
     return launch
 
 
-def operands_of(batch: Batch, spec: Spec) -> CorrectOperands:
-    """Give a batch as the operator takes it."""
+def operands_of(batch: Batch, spec: Spec, bounded: bool = True) -> CorrectOperands:
+    """Give a batch as the operator takes it, with the bounds that it has decided or before it has."""
     external = [batch.external[name] for name in external_names(spec)] if spec.criteria else []
     new = next(one for one, _ in batch.pairs.values()) if batch.pairs else None
     log, of_rollout = (None, False) if batch.mass is None else batch.mass
     bounds = None
-    if spec.asks_batch:
+    if spec.asks_batch and bounded:
         from rollout_corr.backends.bounds_of_batch import Found, in_order
 
         assert isinstance(batch.bounds, Found), "the kernels look for no bounds"

@@ -76,13 +76,15 @@ class RunningCorrection:
 def run_correction(request: CorrectionRequest) -> Result:
     """Run a correction without a sequence group."""
     batch, spec = request.batch, normalize.before_division(request.spec)
-    run = _runner(batch, spec, chosen_backend(batch.train, request.backend))
+    chosen = chosen_backend(batch.train, request.backend)
+    run = _runner(batch, spec, chosen)
     peers.load(spec)
     if spec.asks_batch and batch.bounds is None:
         from rollout_corr.backends.bounds_of_batch import find_bounds
+        from rollout_corr.backends.count_tokens import counters_of
 
         with torch.no_grad():
-            batch.bounds = find_bounds(batch, spec, request.groups.sum)
+            batch.bounds = find_bounds(batch, spec, request.groups.sum, counters_of(batch, spec, chosen))
     if run is operators.run_fused:
         # Nothing of it is known to autograd.
         return _finished(run(batch, spec), request)

@@ -21,7 +21,8 @@ from builders.kernel_cases import (
     watched,
 )
 from builders.labels import assert_same_labels
-from rollout_corr.backends import bounds_of_batch, operators
+from rollout_corr.api import thresholds
+from rollout_corr.backends import bounds_of_batch, count_tokens, operators
 from rollout_corr.backends.whole import run_whole
 from rollout_corr.kernels.correct import launch
 
@@ -85,6 +86,75 @@ def test_as_plain_torch(name, device):
     assert_like_reference(out, reference, name)
     places = len(bounds_of_batch.places_of(spec))
     assert out.statistics.maxima[-2 * places :].cpu().equal(reference.statistics.maxima[-2 * places :])
+
+
+TOKENS = {
+    "both sides": rc.Spec(W("token", rc.TopK(share=0.7), rc.Quantile(0.8), token_clamp=0.25), clamp=0.5),
+    "when": rc.Spec(
+        criteria=(
+            C("abs", upper=rc.Quantile(0.7), when="outward"),
+            C("ratio", lower=rc.Quantile(0.2), when="negative_advantage", token_clamp=0.25),
+        )
+    ),
+    "means": rc.Spec(
+        criteria=(
+            C("k2", upper=rc.MeanBelow(0.03)),
+            C("k1", upper=rc.MeanBelow(0.05)),
+            C("external", lower=rc.TopK(9), upper=rc.MeanBelow(0.01), name="entropy"),
+        )
+    ),
+    "not finite": rc.Spec(
+        criteria=(C("k1", upper=rc.Quantile(0.9)), C("k2", upper=rc.MeanBelow(0.03))), nonfinite="propagate"
+    ),
+    "neutral": rc.Spec(W("token", upper=rc.Quantile(0.6)), nonfinite="neutral"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["packed_gaps", "padded_left"])
+@pytest.mark.parametrize("name", TOKENS)
+def test_the_kernel_counts_what_torch_counts(name, layout, dtype, device):
+    """The table of every round, whole parts and fractions of amounts too."""
+    spec = TOKENS[name]
+    sequences = spoil(
+        random_sequences(11, LENGTHS, scale=0.3, advantages="sequence" if layout == "packed_gaps" else "token"), 11
+    )
+    for one in sequences:
+        one.external["entropy"][::4] = [math.nan] * len(one.external["entropy"][::4])
+    laid = lay_out(sequences, layout, dtype)
+    with mock.patch.object(bounds_of_batch, "find_bounds", wraps=bounds_of_batch.find_bounds) as asked:
+        laid.correct(spec)
+    batch = asked.call_args.args[0]
+    progress = bounds_of_batch.Progress({}, {})
+    rounds = 0
+    with shaped(WIDE), watched():
+        counters = count_tokens.counters_of(batch, spec, "triton")
+        while bounds_of_batch.wanted(spec, progress):
+            with mock.patch.object(bounds_of_batch, "decided") as decided:
+                counted = bounds_of_batch.record(batch, spec, progress, counters).tables()
+            assert not decided.called
+            wanted = bounds_of_batch.record(batch, spec, progress)
+            tables = wanted.tables()
+            assert counted.keys() == tables.keys() and all(counted[place].equal(tables[place]) for place in tables)
+            assert rounds or all(table[0].sum() > 2 for table in tables.values())
+            progress, rounds = progress.after(wanted.searches, tables), rounds + 1
+    assert rounds == (6 if dtype == torch.float64 else 3)
+
+
+def test_kernels_count_micro_batches():
+    """Tables of kernels and of torch merge: they are the same."""
+    laid = lay_out(random_sequences(4, LENGTHS, scale=0.3), "packed", torch.float32)
+    other = lay_out(random_sequences(5, LENGTHS, scale=0.3), "padded_right", torch.float32)
+    spec, found = rc.Spec(W("token", upper=rc.Quantile(0.8)), (C("k2", upper=rc.MeanBelow(0.03)),)), []
+    for chosen in ("triton", "torch"):
+        known = None
+        while known is None or not known.complete:
+            with mock.patch.object(thresholds, "chosen_backend", return_value=chosen), shaped(WIDE):
+                one = laid.correct(spec, call=rc.threshold_statistics, known=known)
+            two = other.correct(spec, call=rc.threshold_statistics, known=known)
+            known = (one + two).thresholds()
+        found.append(known.bounds)
+    assert len(found[0]) == 2 and found[0] == found[1]
 
 
 def test_a_bound_of_a_turn_and_labels_of_sequences(device):

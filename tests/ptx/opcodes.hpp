@@ -133,7 +133,7 @@ template <class T> T approximate(T exact, Word operand) {
 template <class T> void floats(const std::string& kind = name_of<T>()) {
     SET("add", T, a + b), SET("sub", T, a - b), SET("mul", T, a * b), SET("div", T, a / b);
     SET("fma", T, std::fma(a, b, c)), SET("sqrt", T, std::sqrt(a)), SET("rcp", T, 1 / a), comparisons<T>(kind);
-    SET("neg", T, -a), SET("abs", T, std::fabs(a)), SET("copysign", T, std::copysign(b, a));
+    SET("neg", T, -a), SET("abs", T, std::fabs(a)),  SET("copysign", T, std::copysign(b, a));
     SET("min", T, least(a, b)), SET("min.NaN", T, a != a || b != b ? T(NAN) : least(a, b));
     SET("max", T, -least(-a, -b)), SET("max.NaN", T, a != a || b != b ? T(NAN) : -least(-a, -b));
     if constexpr (sizeof(T) == 4) {  // in float64 first
@@ -180,8 +180,8 @@ inline void fill_table() {
     logic<uint16_t>(".b16"), logic<uint32_t>(".b32"), logic<uint64_t>(".b64"), logic<bool>(".pred");
     conversions(Types<int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, float, double, _Float16,
                       Bf16>());
-    table["mov"] = [](Word a, Word, Word) { return a; };
-    table["prmt.b32"] = permute;
+    table["mov"] = [](Word a, Word, Word) { return a; }, table["prmt.b32"] = permute;
+    table["cvt.rmi.f64.f64"] = [](Word a, Word, Word) { return word_of(std::floor(bits_of<double>(a))); };
     // As a first guess it is asked for: the upper half of the bits.
     table["rcp.approx.f64"] = [](Word a, Word, Word) { return word_of(1 / bits_of<double>(a)) >> 32 << 32; };
     table["cvt.bf16x2.f32"] = pair_of<Bf16>, table["cvt.f16x2.f32"] = pair_of<_Float16>;

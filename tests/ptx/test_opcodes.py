@@ -185,6 +185,7 @@ def test_rounding_to_integers():
     assert computed("cvt.rzi.s64.f32", x) == [2, -2, 3, -3, top, -(2**63), top, -(2**63)]
     assert computed("cvt.rzi.s32.f32", x) == [2, -2, 3, -3, 2**31 - 1, -(2**31), 2**31 - 1, 0]
     assert computed("cvt.rzi.u32.f64", x) == [2, 0, 3, 0, 2**32 - 1, 0, 2**32 - 1, 2**31]
+    assert computed("cvt.rmi.f64.f64", x[:-1]) == [2.0, -3.0, 3.0, -4.0, 1e30, -1e30, INF]
     assert computed("cvt.s64.s32", [-1]) == [-1] and computed("cvt.u64.u32", [2**32 - 1]) == [2**32 - 1]
 
 
