@@ -23,7 +23,7 @@ class Token(NamedTuple):
     weight: tl.tensor  # the factor of the loss
     level: tl.tensor  # the mean or the total log-ratio of its sequence, where the surrogate needs it
     pull: tl.tensor  # GMPO: the loss of the sequence; GSPO through the sequence: its derivative. Weights are in both
-    chosen: tl.tensor  # non-zero where the look at the batch chose it; anything where it chooses none
+    looked: tl.tensor  # of the look at the batch: non-zero where it chose the token, or the logarithm of its bound
 
 
 class Clipped(NamedTuple):
@@ -66,6 +66,21 @@ def clipped(
         far = down & (clamped > number(numbers, PLAN, "far/upper").to(clamped.dtype))
         bounded = tl.where(far, number(numbers, PLAN, "furthest").to(ratio.dtype), bounded)
     return Clipped(bounded, low | far | (above & (down == 0)), low, (advantage > 0) & above, far)
+
+
+@triton.jit
+def clipped_at(
+    cut: tl.tensor, ratio: tl.tensor, clamped: tl.tensor, advantage: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
+) -> Clipped:
+    """Bound a ratio as `clipped` does, by each token's own bound. cut: its logarithm, of the side of the advantage."""
+    down = advantage < 0
+    low, above = down & (clamped < cut), (down == 0) & (clamped > cut)
+    most, _, _ = exponential(cut, PLAN)
+    bounded, far = tl.where(low | above, most, ratio), tl.zeros_like(down)
+    if PLAN.has_upper:
+        far = down & (clamped > number(numbers, PLAN, "far/upper").to(clamped.dtype))
+        bounded = tl.where(far, number(numbers, PLAN, "furthest").to(ratio.dtype), bounded)
+    return Clipped(bounded, low | above | far, low, (advantage > 0) & above, far)
 
 
 @triton.jit
@@ -135,19 +150,22 @@ def policy(token: Token, numbers: tl.tuple, PLAN: tl.constexpr) -> Term:
     ratio, excess, k3 = exponential(clamped, PLAN)
     low, high, dual = tl.zeros_like(free), tl.zeros_like(free), tl.zeros_like(free)
     if PLAN.clips:
-        bound = clipped(ratio, clamped, advantage, numbers, PLAN)
+        if PLAN.surrogate == "EntropyClip":
+            bound = clipped_at(token.looked.to(x.dtype), ratio, clamped, advantage, numbers, PLAN)
+        else:
+            bound = clipped(ratio, clamped, advantage, numbers, PLAN)
         low, high, dual = bound.low, bound.high, bound.far
         value, slope = -advantage * bound.ratio, -advantage * ratio
         free = free & (bound.held == 0)
         if PLAN.surrogate == "ClipCov":
-            left = token.chosen == 0
+            left = token.looked == 0
             value, free = tl.where(left, value, 0.0), free & left
     elif PLAN.surrogate == "Reinforce":
         value, slope = -ratio * advantage, -ratio * advantage
     elif PLAN.surrogate == "KLCov":
         value, slope = ratio * advantage, tl.where(free, ratio * advantage, 0.0)
         away, flows = limited(x, -LARGEST_D, LARGEST_D, PLAN), tl.abs(x) <= LARGEST_D
-        factor = tl.where(token.chosen != 0, number(numbers, PLAN, "penalty").to(x.dtype), 0.0)
+        factor = tl.where(token.looked != 0, number(numbers, PLAN, "penalty").to(x.dtype), 0.0)
         sign = tl.where(x > 0.0, 1.0, tl.where(x < 0.0, -1.0, 0.0)).to(x.dtype)
         value, slope = factor * tl.abs(away) - value, tl.where(flows, factor * sign, 0.0) - slope
         free = free | (free == 0)

@@ -67,7 +67,8 @@ class LossGiven:
         log_mass: Per token, the log of the mass that truncated sampling kept.
         mass_of_base: True if it is taken from the base, and not from new_logp.
         double: float64 computes.
-        chosen: Per token, non-zero where the look at the batch chose it.
+        looked: Per token, what the look at the batch found of it: see `Surrogate.hands_tokens`.
+        decided: [K] float64, the last numbers of the objective, which the look at the batch found.
         turns: [U + 1] int32 or int64, offsets of turns among the tokens, for a surrogate of turns.
     """
 
@@ -86,14 +87,15 @@ class LossGiven:
     mass_of_base: bool = False
     double: bool = False
     turns: Tensor | None = None
-    chosen: Tensor | None = None
+    looked: Tensor | None = None
+    decided: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """All tensors, in the order in which `recipe_of` takes their dtypes."""
         return (
             *(self.new, self.base, self.ref, self.weights, self.trains, self.mask),
-            *(self.advantages, self.offsets, self.divisor, self.log_mass, self.scales, self.chosen),
+            *(self.advantages, self.offsets, self.divisor, self.log_mass, self.scales, self.looked),
         )
 
 
@@ -152,10 +154,10 @@ class LossRecipe:
 # Every tensor of a call: given, and handed back.
 TENSORS = (
     *("new_logp", "base_logp", "ref_logp", "weights", "trains", "mask", "advantages", "offsets", "given", "log_mass"),
-    *("scales", "chosen"),
+    *("scales", "looked"),
     *("numbers", "gradient", "inners", "value", "divisor", "statistics", "within"),
 )
-PER_TOKEN = ("new", "base", "ref", "weights", "trains", "mask", "log_mass", "scales", "chosen")
+PER_TOKEN = ("new", "base", "ref", "weights", "trains", "mask", "log_mass", "scales", "looked")
 STRIDED = ("new", "base", "ref", "weights", "trains", "mask")
 
 
@@ -171,7 +173,7 @@ def recipe_of(
     turns: bool,
 ) -> LossRecipe:
     """Make the recipe for an objective and the dtypes of `LossGiven.tensors`, by which every argument has its type."""
-    _, base, ref, weights, trains, mask, _, offsets, divisor, log_mass, scales, chosen = dtypes
+    _, base, ref, weights, trains, mask, _, offsets, divisor, log_mass, scales, looked = dtypes
     kind = torch.float64 if double else torch.float32
     plans = plans_of(
         objective,
@@ -187,7 +189,7 @@ def recipe_of(
         differentiable=differentiable,
         mass=None if log_mass is None else ("rollout" if mass_of_base else "train"),
         has_scales=scales is not None,
-        chooses=chosen is not None,
+        looked=looked is not None,
         turns=turns,
     )
     last = plans[-1]
@@ -287,7 +289,7 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
     count = shape[0] if given.offsets is None else given.offsets.shape[0] - 1
     if turns is not None:
         given, within = by_turns(given, turns, given.new, PER_TOKEN)
-    new, base, offsets, log_mass = given.new, given.base, given.offsets, given.log_mass
+    new, base, offsets = given.new, given.base, given.offsets
     device = new.device
     recipe = recipe_of(
         objective,
@@ -311,12 +313,13 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
     divisor = torch.empty((), dtype=torch.float64, device=device)
     statistics = torch.empty(recipe.statistics, dtype=torch.float64, device=device)
     workspace = Workspace(recipe.scratch, grid.counted, device)
-    log_mass = None if log_mass is None else log_mass.contiguous()
+    log_mass = None if given.log_mass is None else given.log_mass.contiguous()
     scales = None if given.scales is None else given.scales.contiguous()
-    chosen = None if given.chosen is None else given.chosen.contiguous()
+    looked = None if given.looked is None else given.looked.contiguous()
     held = recipe.held((
-        *strided, given.advantages.contiguous(), offsets, given.divisor, log_mass, scales, chosen,
-        recipe.upload.read(), gradient, inners, value, divisor, statistics, within,
+        *strided, given.advantages.contiguous(), offsets, given.divisor, log_mass, scales, looked,
+        recipe.upload.read() if given.decided is None else _with(recipe.upload.read(), given.decided),
+        gradient, inners, value, divisor, statistics, within,
     ))  # fmt: skip
     addresses = addresses_of(held)
     sized = _sized(recipe, grid)
@@ -328,6 +331,11 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
         device=device,
     )
     return LossFound(value, gradient, inners, divisor, statistics), sized.on(operands)
+
+
+def _with(numbers: Tensor, decided: Tensor) -> Tensor:
+    """Copy the numbers with those that the look at the batch found, which come last; nothing is read."""
+    return torch.cat((numbers[: -decided.shape[0]], decided))
 
 
 @lru_cache(maxsize=1024)

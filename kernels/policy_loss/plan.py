@@ -54,7 +54,7 @@ class LossPlan(Tables):
     differentiable: bool
     mass: str | None  # whose log-probs the kept mass is taken from: "train", which is new, or "rollout", the base
     has_scales: bool  # factors of all that a token adds
-    chooses: bool  # the look at the batch chose some tokens
+    looked: bool  # the look at the batch found something of each token
     turns: bool  # slots and offsets are of turns, whose ratio it is; sequences are counted beside them
     token_sums: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class LossPlan(Tables):
     @property
     def clips(self) -> bool:
         """Test whether the surrogate clips as PPO does."""
-        return self.surrogate in ("PPO", "GSPO", "AveragePPO", "ClipCov")
+        return self.surrogate in ("PPO", "GSPO", "AveragePPO", "ClipCov", "BAPO", "EntropyClip")
 
     @property
     def levels(self) -> bool:
@@ -143,7 +143,7 @@ def plans_of(
     differentiable: bool,
     mass: str | None = None,
     has_scales: bool = False,
-    chooses: bool = False,
+    looked: bool = False,
     turns: bool = False,
 ) -> tuple[LossPlan, ...]:
     """Make a plan for each pass over the tokens.
@@ -162,7 +162,7 @@ def plans_of(
         differentiable: The gradient is handed back.
         mass: Whose log-probs the kept mass is taken from, "train" or "rollout"; None without one.
         has_scales: Factors of all that a token adds are given.
-        chooses: The tokens that the look at the batch chose are given.
+        looked: What the look at the batch found of each token is given.
         turns: Turns stand in the place of sequences.
     """
     surrogate, kl, regulariser = objective.surrogate, objective.kl, objective.regulariser
@@ -201,7 +201,7 @@ def plans_of(
         differentiable=differentiable,
         mass=mass,
         has_scales=has_scales,
-        chooses=chooses,
+        looked=looked,
         turns=turns,
         numbers=tuple(numbers_of(objective, double)),
         sums=sum_names(objective),
@@ -274,4 +274,6 @@ def numbers_of(objective: Objective, double: bool) -> dict[str, float]:
         cut("kl_weight", None, kl.weight_upper)
     if objective.regulariser is not None:
         numbers |= {"regulariser": objective.regulariser.coef}
-    return numbers
+    # Last, so that those that the look at the batch finds replace the end.
+    decided = {name: numbers.pop(name) for name in surrogate.hands_numbers}
+    return numbers | decided

@@ -10,6 +10,7 @@ import torch
 from rollout_corr.aot.variant import HUGE, LONGEST, MEDIUM, SHORT, LossVariant
 from rollout_corr.spec.loss import KL, LossReduction, Objective, SquaredLogRatio
 from rollout_corr.spec.surrogates import (
+    BAPO,
     DPPO,
     DRO,
     GMPO,
@@ -22,6 +23,7 @@ from rollout_corr.spec.surrogates import (
     VESPO,
     AveragePPO,
     ClipCov,
+    EntropyClip,
     KLCov,
     Reinforce,
     Score,
@@ -125,6 +127,11 @@ _DECLARED = (
     # Tokens that a look at the batch chose.
     LossVariant("clip_cov", Objective(ClipCov(dual=3.0), KL("k3", 0.1, weight="weights")), ref=FP32, trains=BOOL),
     LossVariant("kl_cov", Objective(KLCov(), reduction=_MEAN), packed=False, mask=I32, length=MEDIUM),
+    # Bounds that the look found: of all tokens, and of each.
+    LossVariant("bapo", Objective(BAPO(dual=3.0), reduction=_MEAN), packed=False, mask=U8, length=MEDIUM),
+    LossVariant(
+        "entropy_clip", Objective(EntropyClip(dual=3.0), KL("k3", 0.1)), new=BF16, base=BF16, ref=BF16, trains=BOOL
+    ),
     LossVariant("dro_sequence", Objective(DRO(0.5, "sequence"), reduction=_MEAN), packed=False, length=SHORT),
 )
 

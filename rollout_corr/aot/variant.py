@@ -224,6 +224,7 @@ class LossVariant(VariantLayout):
             return None if dtype is None else self.place(empty(dtype, *shape))
 
         kind = torch.float64 if double else torch.float32
+        surrogate, hands = self.objective.surrogate, self.objective.surrogate.hands_tokens
         return LossGiven(
             new=self.place(empty(self.new, *shape)),
             base=line(self.base),
@@ -239,7 +240,8 @@ class LossVariant(VariantLayout):
             log_mass=None if self.mass is None else empty(kind, *shape),
             mass_of_base=self.mass == "rollout",
             double=double,
-            chosen=empty(torch.bool, *shape) if self.objective.surrogate.chooses else None,
+            looked=None if hands is None else empty(torch.bool if hands == "mask" else kind, *shape),
+            decided=empty(torch.float64, len(surrogate.hands_numbers)) if surrogate.hands_numbers else None,
         )
 
     def launches(self, given: LossGiven | None = None) -> tuple[Launch, ...]:

@@ -222,6 +222,8 @@ def _step(
         arguments |= beside(arguments["spec"])
     if arguments.get("kl") is not None:
         arguments["ref_logp"] = train
+    if getattr(arguments.get("surrogate"), "reads_entropy", False) or arguments.get("entropy_bonus") is not None:
+        arguments["entropy"] = torch.zeros_like(train, dtype=torch.float32)
     if getattr(arguments.get("surrogate"), "unit", None) == "turn":
         arguments["turns"] = turns
     new = train.detach().requires_grad_()

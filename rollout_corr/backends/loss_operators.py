@@ -40,7 +40,8 @@ class LossOperands(NamedTuple):
     mass_of_base: bool  # log_mass is taken from base, and not from new_logp
     double: bool
     turns: Tensor | None  # [U + 1], for a surrogate of turns
-    chosen: Tensor | None  # the tokens that the look at the batch chose
+    looked: Tensor | None  # what the look at the batch found of each token
+    decided: Tensor | None  # the numbers that it found
     differentiable: bool
 
 
@@ -69,7 +70,10 @@ def run_fused(task: LossTask) -> LossResult:
     """Run the kernels on a batch: directly, or as the operator where something has to see that."""
     batch, wanted = task.batch, task.objective
     log_mass, of_base = (None, False) if task.mass is None else task.mass
-    (chosen,) = (None,) if task.looked is None else task.looked.tokens
+    looked = decided = None
+    if task.looked is not None:
+        (looked,) = task.looked.tokens or (None,)
+        decided = torch.stack(task.looked.numbers).double() if task.looked.numbers else None
     operands = LossOperands(
         new_logp=batch.train,
         base=task.base,
@@ -86,11 +90,12 @@ def run_fused(task: LossTask) -> LossResult:
         mass_of_base=of_base,
         double=batch.dtype == torch.float64,
         turns=batch.turns if wanted.surrogate.unit == "turn" else None,
-        chosen=chosen,
+        looked=looked,
+        decided=decided,
         differentiable=task.differentiable,
     )
     # Not a part of the operands, since the compiler of torch 2.6 cannot cut a named tuple.
-    policies, factors = (batch.train, task.base, task.ref, log_mass), (task.weights, task.trains, task.scales, chosen)
+    policies, factors = (batch.train, task.base, task.ref, log_mass), (task.weights, task.trains, task.scales, looked)
     if seen_by_others((*policies, *factors, task.advantages, batch.mask, batch.offsets, task.divisor)):
         from rollout_corr.spec.encode import encode, encode_once
 

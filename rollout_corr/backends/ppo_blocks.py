@@ -42,7 +42,7 @@ def _of_ppo(surrogate: Surrogate) -> TypeGuard[PPO | KLCov]:
     """Tell whether this file computes a surrogate."""
     if type(surrogate) is PPO:
         return True
-    if not surrogate.chooses:
+    if surrogate.hands_tokens != "mask":
         return False
     # Rare, so that the package's import leaves it out.
     from rollout_corr.spec.batch_losses import ClipCov, KLCov

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.spec.ratio_losses import PPO
-from rollout_corr.spec.surrogate import Looked, LossTokens, SeenBatch, Surrogate, TokenLoss
+from rollout_corr.spec.surrogate import Handed, Looked, LossTokens, SeenBatch, Surrogate, TokenLoss
 from rollout_corr.spec.thresholds import LARGEST_FLOAT32
 from rollout_corr.spec.validate import choice, number, positive, shown
 
@@ -78,7 +78,7 @@ class ClipCov(PPO):
     seed: int = 0
 
     looks: ClassVar[bool] = True
-    chooses: ClassVar[bool] = True
+    hands_tokens: ClassVar[Handed | None] = "mask"
     found: ClassVar[tuple[str, ...]] = ("cov_chosen", "cov_of_chosen", "cov_eligible")
 
     def __post_init__(self) -> None:
@@ -130,7 +130,7 @@ class KLCov(Surrogate):
     penalty: float = 0.1
 
     looks: ClassVar[bool] = True
-    chooses: ClassVar[bool] = True
+    hands_tokens: ClassVar[Handed | None] = "mask"
     found: ClassVar[tuple[str, ...]] = ("cov_chosen", "cov_of_chosen")
 
     def __post_init__(self) -> None:
@@ -189,6 +189,7 @@ class BAPO(Surrogate):
 
     option: ClassVar[str | None] = "first"
     looks: ClassVar[bool] = True
+    hands_numbers: ClassVar[tuple[str, ...]] = ("least", "most", "clip/lower", "clip/upper")
     found: ClassVar[tuple[str, ...]] = ("bapo_calls", "bapo_lower", "bapo_upper", "bapo_positive", "bapo_negative")
 
     def __post_init__(self) -> None:
@@ -221,6 +222,16 @@ class BAPO(Surrogate):
     def uppers(self) -> tuple[float, ...]:
         """The upper bounds in turn."""
         return _steps(self.upper, self.upper_most, self.upper_step)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The bounds of the ratio; those of the clip until the batch has decided them."""
+        return {"least": self.lower, "most": self.upper, "furthest": self.dual or 0.0}
+
+    @property
+    def cuts(self) -> dict[str, tuple[float | None, float | None]]:
+        """The bounds of the clip, until the batch has decided them, and of the far side."""
+        return {"clip": (self.lower, self.upper), "far": (None, self.dual)}
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
         """Name the clips."""

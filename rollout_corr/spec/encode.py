@@ -14,7 +14,7 @@ from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
 from rollout_corr.spec.surrogates import OF_BATCH, SURROGATES
 
 _OF_CORRECTION = (Spec, Weight, Criterion)
-_OF_LOSS = (Objective, KL, SquaredLogRatio, *SURROGATES, *(kind for kind in OF_BATCH if kind.chooses))
+_OF_LOSS = (Objective, KL, SquaredLogRatio, *SURROGATES, *OF_BATCH)
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_OF_CORRECTION, *RULES.values(), *_OF_LOSS)}
 _FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in _KINDS.values()}
 

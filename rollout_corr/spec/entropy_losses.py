@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from rollout_corr.spec.surrogate import Looked, LossTokens, SeenBatch, Surrogate, TokenLoss
+from rollout_corr.spec.surrogate import Handed, Looked, LossTokens, SeenBatch, Surrogate, TokenLoss
 from rollout_corr.spec.thresholds import LARGEST_FLOAT32
 from rollout_corr.spec.validate import choice, number
 
@@ -51,6 +51,7 @@ class EntropyClip(Surrogate):
 
     option: ClassVar[str | None] = "widens"
     looks: ClassVar[bool] = True
+    hands_tokens: ClassVar[Handed | None] = "number"
     reads_entropy: ClassVar[bool] = True
     found: ClassVar[tuple[str, ...]] = ("entropy_clip_low", "entropy_clip_high")
 
@@ -66,12 +67,25 @@ class EntropyClip(Surrogate):
         if self.dual is not None:
             self._number("dual", least=1.0)
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The bound of the far side; those of the clip are each token's own."""
+        return {"furthest": self.dual or 0.0}
+
+    @property
+    def cuts(self) -> dict[str, tuple[float | None, float | None]]:
+        """The bound of the far side."""
+        return {"far": (None, self.dual)}
+
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
         """Name the clips."""
         return ("low", "high") if self.dual is None else ("low", "high", "dual")
 
     def look(self, seen: SeenBatch) -> Looked:
-        """Find the pivot and the ends of the batch, and from them the distances of each token's bounds from 1."""
+        """Find the pivot and the ends of the batch, and from them the bound of each token that its advantage asks for.
+
+        It is handed over as a logarithm, so that whoever compares with it takes none of their own.
+        """
         assert seen.entropy is not None
         known = seen.trains & seen.entropy.isfinite()
         log = torch.where(known, seen.entropy, 1.0).clamp(min=SMALLEST_ENTROPY).log()
@@ -90,19 +104,19 @@ class EntropyClip(Surrogate):
             name: torch.where(seen.trains, x, 0.0).sum(dtype=torch.float64)
             for name, x in zip(self.found, (low, high), strict=True)
         }
-        return Looked((low, high), (), sums)
+        lower, upper = bounds_around_one(low, high)
+        return Looked((torch.where(seen.tokens.advantages < 0, lower, upper).log(),), (), sums)
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
         """Compute -A times r, cut from above where A > 0 and from below where A < 0, by the token's own bounds."""
         x, advantages = tokens.clamped, tokens.advantages
-        lower, upper = bounds_around_one(*tokens.looked.tokens)
+        (bound,) = tokens.looked.tokens
         down = advantages < 0
-        low, above, bound, dual = down & (x < lower.log()), x > upper.log(), torch.where(down, lower, upper), None
-        cut = low | (above & ~down)
+        low, above, dual = down & (x < bound), ~down & (x > bound), None
+        ratio = torch.where(low | above, bound, x).exp()
         if self.dual is not None:
             dual = down & tokens.over(x, self.dual)
-            cut, bound = cut | dual, torch.where(dual, self.dual, bound)
-        ratio = torch.where(cut, bound, x.exp())
+            ratio = torch.where(dual, self.dual, ratio)
         return TokenLoss(-advantages * ratio, low=low, high=above & (advantages > 0), dual=dual)
 
     def explain(self) -> str:

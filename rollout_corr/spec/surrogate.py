@@ -25,6 +25,7 @@ Level = Literal["token", "sequence", "average", "geometric_average"]
 Shared = Literal["mean", "total"]
 # What becomes of weights in bypass mode, where the ratio new/rollout is the correction already.
 WeightUse = Literal["report", "replace_ratio", "multiply"]
+Handed = Literal["mask", "number"]
 
 RATIOS: tuple[str, ...] = get_args(RatioOf)
 LEVELS: tuple[str, ...] = get_args(Level)
@@ -195,7 +196,9 @@ class Surrogate(Checked):
         option: Name of the field that chooses between formulas, if any.
         pools: All tokens of a sequence have one loss.
         looks: `look` decides something from the whole batch first, in plain torch.
-        chooses: All that `look` decides is a mask of tokens, which the kernels read; others run on plain torch.
+        hands_tokens: What `look` decides of each token and the kernels read: a "mask" or a "number"; None: nothing.
+        hands_numbers: The kernels' numbers that `look` decides, as `Looked.numbers` has them. One that looks and hands
+            over neither runs on plain torch.
         by_group: It compares the sequences of a group, which a call has to name.
         reads_entropy: It reads the entropy of tokens, which a call has to bring.
         found: The sums that `look` reports.
@@ -209,7 +212,8 @@ class Surrogate(Checked):
     option: ClassVar[str | None] = None
     pools: ClassVar[bool] = False
     looks: ClassVar[bool] = False
-    chooses: ClassVar[bool] = False
+    hands_tokens: ClassVar[Handed | None] = None
+    hands_numbers: ClassVar[tuple[str, ...]] = ()
     by_group: ClassVar[bool] = False
     reads_entropy: ClassVar[bool] = False
     found: ClassVar[tuple[str, ...]] = ()

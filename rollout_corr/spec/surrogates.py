@@ -34,5 +34,5 @@ from rollout_corr.spec.surrogate import Surrogate
 SURROGATES: tuple[type[Surrogate], ...] = (
     *(PPO, GSPO, AveragePPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO, TOPR, REC, VESPO),
 )
-# Those that look at the whole batch first; `Surrogate.chooses` says for which there are kernels.
+# Those that look at the whole batch first; there are kernels for those that hand over what they find.
 OF_BATCH: tuple[type[Surrogate], ...] = (ClipCov, KLCov, BAPO, REAL, EntropyClip)

@@ -156,6 +156,22 @@ class LaidLoss:
         return self.laid.read(grad), self.laid.elsewhere(grad)
 
 
+def with_entropy(seed, layout, lengths, dtype=torch.float64, part=slice(None), broken=False, names=("old",)):
+    """A batch with entropies: ties, 0, and NaN or infinity if broken.
+
+    Returns:
+        The batch laid out, its entropies laid out like it, its sequences, and their entropies.
+    """
+    batch, rng = only(random_batch(seed, lengths), *names, "ref"), random.Random(seed)
+    for q in batch:
+        for t in oracle_loss.valid(q):
+            q.ref[t] = rng.choice((0.0, 0.25, rng.expovariate(1.0)))
+        if broken and q.ref:
+            q.ref[0] = rng.choice((math.nan, math.inf))
+    laid = LaidLoss(batch[part], layout, dtype)
+    return laid, laid.arguments.pop("ref_logp"), only(batch[part], *names), [q.ref for q in batch[part]]
+
+
 def arguments_of(objective):
     """An Objective as arguments of `rc.policy_loss`."""
     names = ("surrogate", "kl", "regulariser", "reduction", "denominator", "max_length")

@@ -64,7 +64,12 @@ def tensors_of(variant, seed=0, lengths=(5, 1, 9, 0, 7, 8, 17, 1, 16, 30), width
     if not given.per_sequence:
         made["advantages"][~valid] = NAN
     made["mask"] = valid.double() * (2.0 if variant.mask not in (None, torch.bool) else 1.0)
-    made["chosen"] = (torch.rand(shape, generator=generator) < 0.3).double()
+    made["looked"] = (torch.rand(shape, generator=generator) < 0.3).double()
+    if variant.objective.surrogate.hands_tokens == "number":
+        made["looked"] = torch.where(made["advantages"] < 0, -0.3, 0.25) * (1.0 + made["looked"])
+        made["looked"][~valid] = GARBAGE[seed % len(GARBAGE)]
+    if variant.objective.surrogate.hands_numbers:
+        made["decided"] = torch.tensor([0.75, 1.25, math.log(0.75), math.log(1.25)], dtype=torch.float64)
     for name, values in made.items():
         x = getattr(given, name)
         if x is not None:
@@ -97,8 +102,11 @@ def by_reference(given, wanted, dtype, differentiable=True):
     tensors = cast["advantages"], cast["base"], cast["weights"], cast["ref"], given.trains
     mass = None if given.log_mass is None else KeptMass(given.log_mass, given.mass_of_base)
     looked = None
-    if given.chosen is not None:
-        looked = Looked((given.chosen,), (), dict.fromkeys(wanted.surrogate.found, torch.zeros(())))
+    if wanted.surrogate.looks:
+        tokens, numbers = (() if x is None else (x,) for x in (given.looked, given.decided))
+        tokens = tuple(x if x.dtype == torch.bool else x.to(dtype) for x in tokens)
+        numbers = tuple(x.to(dtype) for each in numbers for x in each)
+        looked = Looked(tokens, numbers, dict.fromkeys(wanted.surrogate.found, torch.zeros(())))
     task = LossTask(
         cast["new"],
         batch,

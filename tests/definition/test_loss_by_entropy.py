@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from unittest import mock
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, error
-from builders.loss_cases import OF_ENTROPY, LaidLoss, only, random_batch
+from builders.loss_cases import OF_ENTROPY, with_entropy
 from builders.reads import Reads
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
@@ -25,21 +24,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 LENGTHS = (9, 1, 14, 0, 5, 12, 30, 3)
 
 
-def laid_out(seed, layout, dtype=torch.float64, part=slice(None), broken=False):
-    """A batch whose weights are its entropies, so that they are laid out like all else; ties, 0, and NaN if broken."""
-    batch, rng = only(random_batch(seed, LENGTHS), "old", "weights"), random.Random(seed)
-    for q in batch:
-        q.weights[:] = [rng.choice((0.0, 0.25, rng.expovariate(1.0))) for _ in q.weights]
-        if broken and q.weights:
-            q.weights[0] = rng.choice((math.nan, math.inf))
-    laid = LaidLoss(batch[part], layout, dtype)
-    entropy = laid.arguments.pop("weights")
-    rows = [q.weights for q in batch[part]]
-    return laid, entropy, only(batch[part], "old"), rows
-
-
 def check(surrogate, seed, layout, dtype=torch.float64, within=1e-11, broken=False):
-    laid, entropy, batch, rows = laid_out(seed, layout, dtype, broken=broken)
+    laid, entropy, batch, rows = with_entropy(seed, layout, LENGTHS, dtype, broken=broken)
     out = laid(surrogate=surrogate, entropy=entropy)
     losses, n = oracle.token_losses(surrogate, batch, rows), sum(m != 0 for q in batch for m in q.mask)
     assert error(out.value.item(), math.fsum(x for x, _ in losses.values()) / n) <= within, (surrogate, layout)
@@ -67,7 +53,7 @@ def test_every_layout(layout):
 
 def test_the_bounds_of_the_authors_code():
     """The statements of HAPO's compute_entropy_h and ada_clip: their scale by a standard deviation cancels."""
-    _, _, batch, rows = laid_out(3, "packed")
+    _, _, batch, rows = with_entropy(3, "packed", LENGTHS)
     surrogate = rc.EntropyClip(0.2, 0.28, 1.0, pivot=0.8, widens="upper")
     ours = oracle.widths(surrogate, batch, rows)
     log = torch.tensor([rows[s][t] for s, t in ours], dtype=torch.float64).clamp(min=1e-8).log()
@@ -83,7 +69,7 @@ def test_the_bounds_of_the_authors_code():
 
 def test_the_same_bounds_for_all_of_one_entropy():
     """Then it is PPO, to the bit."""
-    laid, entropy, _, _ = laid_out(2, "packed")
+    laid, entropy, _, _ = with_entropy(2, "packed", LENGTHS)
     one = laid(surrogate=rc.EntropyClip(0.1, 0.2, dual=1.5), entropy=torch.ones_like(entropy)).value
     assert one.item() == pytest.approx(laid(surrogate=rc.PPO(0.1, 0.2, dual=1.5)).value.item(), rel=1e-14)
 
@@ -93,12 +79,12 @@ def test_ranks_decide_together(name):
     """Two ranks have the gradients of one, to the bit."""
     for seed in range(2):
         options = {"surrogate": OF_ENTROPY[name], "reduction": "sum"}
-        laid, entropy, _, _ = laid_out(seed, "packed", torch.float32)
+        laid, entropy, _, _ = with_entropy(seed, "packed", LENGTHS, torch.float32)
         whole = laid.gradient(laid(entropy=entropy, **options).value)[0]
 
         def of_rank(rank, seed=seed, options=options):
             part = slice(0, 4) if rank == 0 else slice(4, None)
-            laid, entropy, _, _ = laid_out(seed, "padded_right", torch.float32, part)
+            laid, entropy, _, _ = with_entropy(seed, "padded_right", LENGTHS, torch.float32, part)
             return laid.gradient(laid(entropy=entropy, batch_group=Rank(rank=rank, ranks=2), **options).value)[0]
 
         assert list(itertools.chain(*Ranks(2).run(of_rank))) == whole
@@ -114,7 +100,7 @@ def test_no_gradient_to_the_entropy_and_nothing_to_see():
 
 
 def test_no_read_and_no_sort_on_a_device():
-    laid, entropy, _, _ = laid_out(1, "padded_right", torch.float32)
+    laid, entropy, _, _ = with_entropy(1, "padded_right", LENGTHS, torch.float32)
     with (
         mock.patch.dict(RUNNERS, blocks=loss_blocks.run_whole),
         mock.patch.object(looks, "in_blocks", return_value=False),

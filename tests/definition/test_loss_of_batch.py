@@ -322,9 +322,9 @@ def test_arguments():
     ids = torch.arange(2)
     for options, kind, words in (
         (
-            {"surrogate": rc.BAPO(), "backend": "triton"},
+            {"surrogate": rc.REAL(), "backend": "triton"},
             ValueError,
-            r"backend: .* BAPO\(\), which looks at the whole batch",
+            r"backend: .* REAL\(\), which looks at the whole batch",
         ),
         ({"sequence_ids": ids}, ValueError, r"sequence_ids: expected None for a surrogate that draws nothing.*PPO\(\)"),
         ({"surrogate": rc.ClipCov(), "sequence_ids": [0, 1]}, TypeError, "sequence_ids: expected a tensor, got list"),

@@ -1,0 +1,135 @@
+"""Surrogates that look at the whole batch, on the kernels: beside loops, and beside plain torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import error
+from builders.kernel_cases import NARROW, WIDE, between_fences, fenced, shaped, unchecked, watched
+from builders.loss_cases import OF_BATCH, OF_ENTROPY, LaidLoss, only, random_batch, with_entropy
+from builders.loss_kernel_cases import assert_close
+from oracles import entropy_losses
+from oracles import looks as oracle
+from rollout_corr.spec.encode import decode, encode
+from rollout_corr.spec.loss import Objective
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LOOKING = OF_BATCH | OF_ENTROPY
+LENGTHS = (9, 1, 14, 0, 5, 12, 30, 3)
+BESIDE = ("old", "weights", "train_mask")
+# Metrics that come from counts, and from sums of the look, which is one code.
+EXACT = ("loss_tokens", "loss_sequences", "clip_", "cov_", "bapo_", "entropy_clip_")
+
+
+def drawn(name, seed, layout, dtype):
+    """A batch laid out, the arguments beside it, its sequences, and what gives their entropies, if they have any."""
+    surrogate = LOOKING[name]
+    if surrogate.reads_entropy:
+        laid, entropy, batch, rows = with_entropy(seed, layout, LENGTHS, dtype, broken=True, names=BESIDE)
+        return laid, {"surrogate": surrogate, "entropy": entropy}, batch, lambda: rows
+    batch = only(random_batch(seed, LENGTHS), *BESIDE)
+    return LaidLoss(batch, layout, dtype), {"surrogate": surrogate}, batch, lambda: None
+
+
+def by_kernels(laid, device, **options):
+    """The loss by the kernels between fences, and its gradient in the caller's layout."""
+    laid.laid = between_fences(laid.laid, device)
+    laid.new = laid.leaf(laid.laid.train)
+    laid.arguments = {name: fenced(x, device) for name, x in laid.arguments.items()}
+    options = {name: fenced(x, device) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+    with unchecked(), watched():
+        out = laid(backend="triton", **options)
+        return out, laid.gradient(out.value)
+
+
+@pytest.mark.parametrize("name", LOOKING)
+@pytest.mark.parametrize("layout", ["packed_gaps", "padded_left"])
+def test_value_and_gradient(name, layout, device):
+    """In float64 as the loops have them."""
+    laid, options, batch, entropy = drawn(name, 11, layout, torch.float64)
+    of = entropy_losses if "entropy" in options else oracle
+    losses = of.token_losses(options["surrogate"], batch, entropy())
+    n = sum(m != 0 for q in batch for m in q.mask)
+    with shaped(NARROW):
+        out, (rows, elsewhere) = by_kernels(laid, device, **options)
+    wanted = sum(batch[s].weights[t] * value for (s, t), (value, _) in losses.items()) / n
+    assert error(out.value.item(), wanted) <= 3e-8 and not any(elsewhere)
+    for s, row in enumerate(rows):
+        for t, slope in enumerate(row):
+            here = losses.get((s, t), (0.0, 0.0))[1]
+            here = batch[s].weights[t] * here / n if here else 0.0
+            assert error(slope, here) <= 3e-8 and (slope == 0) == (here == 0), (s, t)
+    assert out.metrics()["loss_tokens"] == len(losses)
+
+
+@pytest.mark.parametrize("name", [name for name, surrogate in OF_BATCH.items() if surrogate.hands_tokens == "mask"])
+def test_as_many_are_chosen(name, device):
+    laid, options, batch, _ = drawn(name, 11, "packed", torch.float64)
+    tokens = oracle.tokens_of(options["surrogate"], batch)
+    picked = oracle.chosen(options["surrogate"], tokens, list(range(len(batch))))
+    out, _ = by_kernels(laid, device, **options)
+    assert out.metrics()["cov_chosen_fraction"] == pytest.approx(len(picked) / len(tokens), rel=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", LOOKING)
+def test_beside_plain_torch(name, dtype, device):
+    """A KL by weights and a regulariser stay, counts and what the look found are equal, and all else is near."""
+    beside = {
+        "kl": rc.KL("k3", 0.3, weight="weights"),
+        "regulariser": rc.SquaredLogRatio(0.2),
+        "reduction": "sequence_mean_token_mean",
+    }
+    layout = "packed" if dtype == torch.float32 else "padded_right"
+    laid, options, _, _ = drawn(name, 48, layout, dtype)
+    options |= beside | {"ref_logp": laid.arguments["old_logp"]}
+    like = laid(backend="torch", **options)
+    like_rows, _ = laid.gradient(like.value)
+    with shaped(WIDE):
+        out, (rows, _) = by_kernels(laid, device, **options)
+    assert_close(out.value, like.value, 1e-6, 1.0, name)
+    # A gradient in 16 bits is rounded once.
+    within = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps
+    for got, wanted in zip(rows, like_rows, strict=True):
+        assert_close(torch.tensor(got), torch.tensor(wanted), within, 0.01, name)
+    found, expected = out.metrics(), like.metrics()
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert found[key] == pytest.approx(value, rel=1e-5, abs=1e-6), key
+        if key.startswith(EXACT):
+            assert found[key] == value, key
+
+
+@pytest.mark.parametrize(
+    "surrogate",
+    [
+        rc.ClipCov(seed=2**62 + 1, dual=3.0),
+        rc.KLCov(0.5),
+        rc.BAPO(0.4, first="upper", dual=3.0),
+        rc.EntropyClip(0.1, widens="upper"),
+    ],
+)
+def test_an_objective_survives_the_operator(surrogate):
+    assert decode(*encode(Objective(surrogate))) == Objective(surrogate)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["clip cov", "kl cov", "bapo dual", "entropy clip dual"])
+def test_inside_a_compiled_function(name):
+    """The look is traced, and the kernels are the operator."""
+    laid, options, _, _ = drawn(name, 4, "padded_right", torch.float32)
+    new = torch.nan_to_num(laid.new.detach()).requires_grad_()
+    given = new, laid.laid.advantages, laid.laid.mask, laid.arguments["old_logp"], options.get("entropy")
+
+    def loss(new, advantages, mask, old, entropy, backend):
+        return rc.policy_loss(
+            new * 1.0, advantages, mask=mask, old_logp=old, surrogate=LOOKING[name], entropy=entropy, backend=backend
+        )
+
+    eager = loss(*given, "torch").value
+    value = torch.compile(lambda *given: loss(*given, "triton").value, fullgraph=True, backend="aot_eager")(*given)
+    (wanted,), (found,) = torch.autograd.grad(eager, new), torch.autograd.grad(value, new)
+    assert torch.allclose(value, eager, rtol=1e-6) and torch.allclose(found, wanted, rtol=1e-6, atol=1e-8)
