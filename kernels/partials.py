@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.correct.plan import Tables
+from rollout_corr.kernels.sums import over_lanes
 from rollout_corr.kernels.tokens import at, has, key_of, of_key, size
 
 # Rows that the last program adds up at a time; columns, and programs over tokens, that one adds up at a time before.
@@ -85,9 +86,18 @@ def add(sums: tl.tensor, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) -
     """Add x up over the sequences of this program, [SEQUENCES]; x is 0 at those that do not count."""
     put_each(sums, PLAN, "label_sums", name, x)
     if has(PLAN, "sequence_sums", name):
-        # A warp adds up int32 in one instruction.
-        kind: tl.constexpr = tl.int32 if x.dtype == tl.int1 else tl.float64
-        put(sums, PLAN, "sequence_sums", name, tl.sum(x.to(kind), 0))
+        # A warp adds up int32 in one instruction, and int64 in two.
+        kind: tl.constexpr = tl.int32 if x.dtype == tl.int1 else tl.int64 if x.dtype == tl.int64 else tl.float64
+        put(sums, PLAN, "sequence_sums", name, over_lanes(x.to(kind)))
+
+
+@triton.jit
+def largest_key(key: tl.tensor) -> tl.tensor:
+    """Find the largest of int64 keys: by halves, each of which takes a warp one instruction."""
+    high, low = (key >> 32).to(tl.int32), key.to(tl.uint32)
+    most = tl.max(high, 0)
+    rest = tl.max(tl.where(high == most, low, tl.zeros_like(low)), 0)
+    return (most.to(tl.int64) << 32) | rest.to(tl.int64)
 
 
 @triton.jit
@@ -98,10 +108,10 @@ def put_extrema(
     put_each(maxima, PLAN, "label_maxima", low, tl.where(among, -x, float("-inf")))
     put_each(maxima, PLAN, "label_maxima", high, tl.where(among, x, float("-inf")))
     if has(PLAN, "sequence_maxima", low):
-        least = of_key(tl.max(key_of(tl.where(among, -x, float("-inf"))), 0))
+        least = of_key(largest_key(key_of(tl.where(among, -x, float("-inf")))))
         put(maxima, PLAN, "sequence_maxima", low, least)
     if has(PLAN, "sequence_maxima", high):
-        most = of_key(tl.max(key_of(tl.where(among, x, float("-inf"))), 0))
+        most = of_key(largest_key(key_of(tl.where(among, x, float("-inf")))))
         put(maxima, PLAN, "sequence_maxima", high, most)
 
 

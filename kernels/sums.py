@@ -12,7 +12,7 @@ import triton.language as tl
 
 from rollout_corr.kernels.correct.plan import Tables
 from rollout_corr.kernels.slots import Extents
-from rollout_corr.kernels.tiles import Span, Tile, places_of
+from rollout_corr.kernels.tiles import Span, places_of
 from rollout_corr.kernels.tokens import (
     GRID_OF_D,
     GRID_OF_FRACTION,
@@ -26,6 +26,9 @@ from rollout_corr.kernels.tokens import (
     of_label,
     size,
 )
+
+# Counts of slots share words of 32 bits: a thread has at most 64 tokens of a tile, so each fits into 8 bits.
+COUNTS_OF_WORD, BITS, LARGEST_COUNT = tl.constexpr(4), tl.constexpr(8), tl.constexpr(0xFF)
 
 
 @triton.constexpr_function
@@ -51,6 +54,32 @@ def is_measured(plan: Tables, place: int) -> bool:
     """Test for an accumulator of slots that is filled token by token; without a mask, bounds tell the valid ones."""
     table, name = plan.recorded[place]
     return is_of_slots(plan, place) and (plan.masked or (table, name) != ("counts", "valid"))
+
+
+@triton.constexpr_function
+def first_of_word(plan: Tables, place: int) -> int:
+    """Find the accumulator that has the word of a count; -1 of what is no count of slots."""
+    if plan.recorded[place][0] != "counts":
+        return -1
+    return place - (place - first_of(plan, "counts")) % COUNTS_OF_WORD.value
+
+
+@triton.constexpr_function
+def bit_of(plan: Tables, place: int) -> int:
+    """Find the lowest bit of a count in its word."""
+    return (place - first_of_word(plan, place)) * BITS.value
+
+
+@triton.constexpr_function
+def one_of(plan: Tables, place: int) -> int:
+    """Give a count of one as it stands in its word."""
+    return 1 << bit_of(plan, place)
+
+
+@triton.constexpr_function
+def is_added(plan: Tables, place: int) -> bool:
+    """Test whether steps add to an accumulator of slots; of counts they do to the first of each word."""
+    return is_of_slots(plan, place) and first_of_word(plan, place) in (-1, place)
 
 
 @triton.constexpr_function
@@ -132,6 +161,25 @@ def with_column(
 ) -> tl.tuple:  # fmt: skip
     """Exchange one column of a step."""
     return found[: place_of(PLAN, TABLE, name)] + (x,) + found[place_of(PLAN, TABLE, name) + 1 :]
+
+
+@triton.jit
+def with_words(found: tl.tuple, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tuple:
+    """Pack the counts of a step: in the place of a word's first count stands what each token adds to the word."""
+    more = found
+    for place in tl.static_range(size(PLAN, "recorded")):
+        if first_of_word(PLAN, place) == place:
+            more = more[:place] + (tl.zeros_like(places_of(0, TILING)),) + more[place + 1 :]
+        if first_of_word(PLAN, place) >= 0 and is_measured(PLAN, place):
+            word = more[first_of_word(PLAN, place)] + tl.where(found[place], one_of(PLAN, place), 0)
+            more = more[: first_of_word(PLAN, place)] + (word,) + more[first_of_word(PLAN, place) + 1 :]
+    return more
+
+
+@triton.jit
+def count_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
+    """Take a count of a slot out of its word, and add it up over the lanes."""
+    return tl.sum((kept[first_of_word(PLAN, place)] >> bit_of(PLAN, place)) & LARGEST_COUNT, 0)
 
 
 @triton.jit
@@ -258,23 +306,19 @@ def with_slot(
 ) -> tl.tuple:  # fmt: skip
     """Add the tokens of a step, which begins at first, to the accumulators of slots; from start to end if given."""
     if start is not None:
-        inside = places_of(first, TILING) >= start
-        if end is not None:
-            inside = inside & (places_of(first, TILING) < end)
+        # Counted from the step's first token, so that nothing but its bounds changes from step to step.
+        place, begin = places_of(0, TILING), start - first
+        if end is None:
+            inside = place >= begin
+        else:
+            # One comparison for both ends: what lies below 0 is large without a sign.
+            inside = (place - begin).to(tl.uint32, bitcast=True) < (end - start).to(tl.uint32, bitcast=True)
     more = ()
     for place in tl.static_range(size(PLAN, "recorded")):
-        if is_measured(PLAN, place):
-            x = found[place]
+        if is_added(PLAN, place):
+            x = found[place].to(kind_of(PLAN, place))
             if start is not None:
-                if x.dtype == tl.int1:
-                    x = x & inside
-                else:
-                    x = tl.where(inside, x, start_of(PLAN, place))
-            if x.dtype == tl.int1:
-                # As floats: of integers the compiler would pack the bits to count them.
-                x = tl.where(x, 1.0, 0.0)
-            else:
-                x = x.to(kind_of(PLAN, place))
+                x = tl.where(inside, x, start_of(PLAN, place))
             if is_extremum(PLAN, place):
                 more = more + (tl.maximum(kept[place], tl.max(tl.max(x, 2), 0)),)
             else:
@@ -317,13 +361,12 @@ def put_columns(
 
 @triton.jit
 def put_counts(
-    kept: tl.tuple, table: tl.tensor, slots: tl.tensor, slot: tl.tensor, valid: tl.tensor, outside: tl.tensor,
-    PLAN: tl.constexpr,
+    kept: tl.tuple, table: tl.tensor, slots: tl.tensor, slot: tl.tensor, valid: tl.tensor, PLAN: tl.constexpr
 ) -> None:  # fmt: skip
-    """Store the counts of a slot; the first is of its valid tokens, less those outside of sequences."""
-    tl.store(table + slot, valid - outside)
+    """Store the counts of a slot; the first is of its valid tokens."""
+    tl.store(table + slot, valid)
     for i in tl.static_range(1, size(PLAN, "counts")):
-        x = tl.sum(kept[first_of(PLAN, "counts") + i], 0)
+        x = count_of(kept, first_of(PLAN, "counts") + i, PLAN)
         if is_of_finite(PLAN, i):
             x = valid - x
         tl.store(table + (slot + i * slots), x)
@@ -331,27 +374,29 @@ def put_counts(
 
 @triton.jit
 def put_slot(
-    kept: tl.tuple, tables: tl.tuple, slots: tl.tensor, span: Span, outside: tl.tensor, tile: Tile, extents: Extents,
-    PLAN: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Store an owner's slot.
-
-    Valid tokens outside of sequences, so far that many, go to the next slot of no sequence; return those that are left.
-    """
+    kept: tl.tuple, tables: tl.tuple, slots: tl.tensor, span: Span, PLAN: tl.constexpr
+) -> None:  # fmt: skip
+    """Store an owner's slot."""
     slot = tl.program_id(0).to(tl.int64)
-    here = outside * 0
     if PLAN.packed:
         slot += span.owner
-        here = tl.where((span.owner > 0) & (span.owner <= extents.sequences), 0, outside)
     if PLAN.masked:
-        valid = tl.sum(kept[first_of(PLAN, "counts")], 0)
+        valid = count_of(kept, first_of(PLAN, "counts"), PLAN)
     else:
-        valid = tl.maximum(tl.minimum(span.end, tile.end) - tl.maximum(span.start, tile.begin), 0)
-    put_counts(kept, tables[0], slots, slot, valid, here, PLAN)
+        valid = span.end - span.start
+    put_counts(kept, tables[0], slots, slot, valid, PLAN)
     put_columns(kept, tables[1], slots, slot, PLAN, "integers")
     put_columns(kept, tables[2], slots, slot, PLAN, "floats")
     put_columns(kept, tables[3], slots, slot, PLAN, "peaks")
-    return outside - here
+
+
+@triton.jit
+def put_outside(counts: tl.tensor, outside: tl.tensor, first_owner: tl.tensor, last_owner: tl.tensor,
+                extents: Extents) -> None:  # fmt: skip
+    """Store how many valid tokens of a tile no sequence has, below 0, as the count of an owner that is none."""
+    owner = tl.where(first_owner == 0, 0, last_owner)
+    if (outside > 0) & ((owner == 0) | (owner > extents.sequences)):
+        tl.store(counts + tl.program_id(0).to(tl.int64) + owner, -outside)
 
 
 @triton.jit

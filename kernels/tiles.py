@@ -72,10 +72,13 @@ def tile_of_program(offsets: tl.tensor, extents: Extents, PLAN: tl.constexpr, TI
 
 
 @triton.jit
-def end_of(offsets: tl.tensor, owner: tl.tensor, tile: Tile, extents: Extents, PLAN: tl.constexpr) -> tl.tensor:
-    """Find where an owner ends in the tile."""
+def end_of(
+    offsets: tl.tensor, owner: tl.tensor, start: tl.tensor, tile: Tile, extents: Extents, PLAN: tl.constexpr
+) -> tl.tensor:
+    """Find where an owner ends in the tile, not before its start; behind the last sequence nothing follows."""
     if PLAN.packed:
-        return within_tile(edge(offsets, owner + 1, extents.sequences, extents.tokens) - tile.first, tile.size)
+        end = tl.load(offsets + owner, mask=owner <= extents.sequences, other=0).to(tl.int64) - tile.first
+        return tl.minimum(tl.maximum(end, start), tile.length).to(tl.int32)
     else:
         return tile.length
 
@@ -109,21 +112,20 @@ def first_span(offsets: tl.tensor, tile: Tile, extents: Extents, steps: tl.tenso
     if PLAN.packed:
         owner = owner_before(offsets, tile.first, extents, steps, WAYS)
         last = owner_before(offsets, tile.first + tile.size, extents, steps, WAYS)
-    return Span(owner, tile.begin * 0, end_of(offsets, owner, tile, extents, PLAN), last)
+    return Span(owner, tile.begin, end_of(offsets, owner, tile.begin, tile, extents, PLAN), last)
 
 
 @triton.jit
-def ends_by(span: Span, first: tl.tensor, tile: Tile, TILING: tl.constexpr) -> tl.tensor:
+def ends_by(span: Span, first: tl.tensor, TILING: tl.constexpr) -> tl.tensor:
     """Test whether a span ends in the step that begins at `first`, or before it; the last owner's does in none."""
-    done = first + TILING.step
-    return (span.owner < span.last) & ((span.end <= done) | (done >= tile.length))
+    return (span.owner < span.last) & (span.end <= first + TILING.step)
 
 
 @triton.jit
 def next_span(span: Span, offsets: tl.tensor, tile: Tile, extents: Extents, PLAN: tl.constexpr) -> Span:
     """Go on to the next owner."""
-    end = end_of(offsets, span.owner + 1, tile, extents, PLAN)
-    return Span(span.owner + 1, span.end, tl.maximum(end, span.end), span.last)
+    end = end_of(offsets, span.owner + 1, span.end, tile, extents, PLAN)
+    return Span(span.owner + 1, span.end, end, span.last)
 
 
 @triton.jit
@@ -157,7 +159,7 @@ def ends_in(
 ) -> tl.tensor:  # fmt: skip
     """Count the sequences that end in a step, for a loop that carries a tensor: a `while` moves it between threads."""
     many = tile.length * 0
-    while ends_by(span, first, tile, TILING):
+    while ends_by(span, first, TILING):
         span = next_span(span, offsets, tile, extents, PLAN)
         many += 1
     return many

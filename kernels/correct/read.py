@@ -45,6 +45,7 @@ from rollout_corr.kernels.sums import (
     empty,
     nothing,
     put_batch,
+    put_outside,
     put_slot,
     record,
     record_count,
@@ -52,6 +53,7 @@ from rollout_corr.kernels.sums import (
     record_sum,
     with_batch,
     with_slot,
+    with_words,
 )
 from rollout_corr.kernels.tiles import ends_by, first_span, next_span, tile_of_program
 from rollout_corr.kernels.tokens import (
@@ -244,6 +246,7 @@ def read_kernel(
     tables = (counts, either(integers, counts), either(floats, counts), either(peaks, counts))
     tile = tile_of_program(offsets, extents, PLAN, TILING)
     span = first_span(offsets, tile, extents, steps, PLAN)
+    first_owner = span.owner
     inputs = Inputs(
         PerToken(train_logp, train_row, train_step),
         PerToken(rollout_logp, rollout_row, rollout_step),
@@ -274,16 +277,19 @@ def read_kernel(
                 write(weights, mask_out, new_weights, new_mask, shared, PLAN, TILING, True)
             else:
                 write(weights, mask_out, new_weights, new_mask, shared, PLAN, TILING, False)
+        found = with_words(found, PLAN, TILING)
         kept = with_batch(kept, found, PLAN)
         if PLAN.packed:
-            while ends_by(span, first, tile, TILING):
+            while ends_by(span, first, TILING):
                 kept = with_slot(kept, found, span.start, span.end, first, PLAN, TILING)
-                outside = put_slot(kept, tables, slots, span, outside, tile, extents, PLAN)
+                put_slot(kept, tables, slots, span, PLAN)
                 kept = emptied(kept, PLAN, TILING)
                 span = next_span(span, offsets, tile, extents, PLAN)
         if span.start <= first:
             kept = with_slot(kept, found, None, None, first, PLAN, TILING)
         else:
             kept = with_slot(kept, found, span.start, None, first, PLAN, TILING)
-    put_slot(kept, tables, slots, span, outside, tile, extents, PLAN)
+    put_slot(kept, tables, slots, span, PLAN)
+    if PLAN.packed:
+        put_outside(counts, outside, first_owner, span.last, extents)
     put_batch(kept, token_sums, token_maxima, PLAN)

@@ -32,7 +32,7 @@ from rollout_corr.kernels.correct.rest import (
 )
 from rollout_corr.kernels.correct.verdicts import count_kept, rows_of, store_states, tested, thinning_bit, weightless_of
 from rollout_corr.kernels.gather import Gathered, SlotTables, gathered, integer, plain, slots_between
-from rollout_corr.kernels.partials import Partials, add, put
+from rollout_corr.kernels.partials import Partials, add, largest_key, put
 from rollout_corr.kernels.slots import Extents
 from rollout_corr.kernels.tokens import (
     at,
@@ -361,7 +361,7 @@ def report_turns(
     for k in tl.static_range(size(PLAN, "turn_sums")):
         add(out.sums, PLAN, turn_column(PLAN, "turn_sums", k), sums[k])
     for k in tl.static_range(size(PLAN, "turn_maxima")):
-        most = of_key(tl.max(maxima[k], 0))
+        most = of_key(largest_key(maxima[k]))
         put(out.maxima, PLAN, "sequence_maxima", turn_column(PLAN, "turn_maxima", k), most)
         put(out.maxima, PLAN, "sequence_maxima", of_tokens(turn_column(PLAN, "turn_maxima", k)), most)
     for i in tl.static_range(size(PLAN, "tests")):

@@ -31,6 +31,7 @@ from rollout_corr.kernels.sums import (
     record_sum,
     with_batch,
     with_slot,
+    with_words,
 )
 from rollout_corr.kernels.tiles import Tile, ends_by, first_span, next_span, of_sequences, places_of, tile_of_program
 from rollout_corr.kernels.tokens import LARGEST_D, is_finite, limited, number, over_kept_set, real, thresholds
@@ -346,12 +347,13 @@ def gradient_kernel(
                 store_step(contiguous(gradient, extents), slope, tile, first, PLAN, TILING, True)
             else:
                 store_step(contiguous(gradient, extents), slope, tile, first, PLAN, TILING, False)
+        found = with_words(found, PLAN, TILING)
         kept = with_batch(kept, found, PLAN)
         if PLAN.packed:
-            while ends_by(span, first, tile, TILING):
+            while ends_by(span, first, TILING):
                 if PLAN.adds_up:
                     kept = with_slot(kept, found, span.start, span.end, first, PLAN, TILING)
-                    put_slot(kept, tables, slots, span, tile.length * 0, tile, extents, PLAN)
+                    put_slot(kept, tables, slots, span, PLAN)
                     kept = emptied(kept, PLAN, TILING)
                 span = next_span(span, offsets, tile, extents, PLAN)
         if PLAN.adds_up:
@@ -360,7 +362,7 @@ def gradient_kernel(
             else:
                 kept = with_slot(kept, found, span.start, None, first, PLAN, TILING)
     if PLAN.adds_up:
-        put_slot(kept, tables, slots, span, tile.length * 0, tile, extents, PLAN)
+        put_slot(kept, tables, slots, span, PLAN)
     put_batch(kept, token_sums, token_maxima, PLAN)
 
 
@@ -384,7 +386,7 @@ def scale_kernel(
         if PLAN.averages:
             x = x * of_sequences(inners, x, span, first, offsets, tile, extents, PLAN, TILING)
             if PLAN.packed:
-                while ends_by(span, first, tile, TILING):
+                while ends_by(span, first, TILING):
                     span = next_span(span, offsets, tile, extents, PLAN)
         if whole:
             store_step(contiguous(scaled, extents), x * factor, tile, first, PLAN, TILING, True)
