@@ -66,7 +66,8 @@ class PartsOfTurns:
         owners: [2, U] int64, to be added up over the ranks: the sequence of each turn, of those ranks that have a token
             of it, and how many they are.
         within: [S + 1] int64, where the kernels read which turns a sequence has.
-        advantages: [U], where they read the advantage of a sequence at its first turn; None without one per sequence.
+        advantages: [U], of halves [2 U], where they read the advantage of a sequence at its first turn; None without
+            one per sequence.
         per_sequence: [S], these advantages.
     """
 
@@ -82,7 +83,9 @@ class PartsOfTurns:
         sequences = torch.arange(self.within.shape[0], device=owners.device)
         self.within.copy_(torch.searchsorted(owners, sequences))
         if self.advantages is not None and self.per_sequence is not None:
-            self.advantages.copy_(_of_turns(self.per_sequence, self.within, owners.shape[0]))
+            of_turns = _of_turns(self.per_sequence, self.within, owners.shape[0])
+            # Halves of turns have one each.
+            self.advantages.view(of_turns.shape[0], -1).copy_(of_turns[:, None])
 
 
 def owners_here(turns: Tensor, within: Tensor) -> Tensor:

@@ -167,7 +167,7 @@ def count_kernel(
             part = load_part(inputs, tile, first, PLAN, TILING, True)
         else:
             part = load_part(inputs, tile, first, PLAN, TILING, False)
-        shared = Shared(tile, span, first, whole, extents, offsets, offsets, either(advantages, train_logp),
+        shared = Shared(tile, span, first, whole, extents, offsets, offsets, (offsets,), either(advantages, train_logp),
                         externals, tables, numbers)  # fmt: skip
         advantage = advantage_of(shared, part.train.to(real(PLAN)), PLAN, TILING)
         for k in tl.static_range(count_of(SEARCHES)):

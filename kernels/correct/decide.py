@@ -25,6 +25,7 @@ from rollout_corr.kernels.correct.rest import (
     at_lost,
     first_failed,
     first_of_all,
+    loses_rest,
     lost_from,
     rest_bit,
     store_rests,
@@ -90,6 +91,7 @@ def decide_by_tokens(
 def decide_by_prefixes(
     found: Gathered, tables: SlotTables, first: tl.tensor, many: tl.tensor, slots: tl.tensor, rows: Rows,
     standing: tl.tensor, keep: tl.tensor, out: Partials, PLAN: tl.constexpr, SHAPE: tl.constexpr,
+    BY_OWNER: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Reject sequences of which a prefix failed a criterion that drops them; report all criteria of prefixes."""
     for i in tl.static_range(size(PLAN, "tests")):
@@ -98,7 +100,7 @@ def decide_by_prefixes(
             if test(PLAN, i).drop == "sequence":
                 keep = keep & (lost == 0)
                 lost = tl.where(lost > 0, rows.valid, 0)
-            elif test(PLAN, i).drop == "rest" and test(PLAN, i).within == "sequence":
+            elif test(PLAN, i).drop == "rest" and test(PLAN, i).within == "sequence" and not BY_OWNER:
                 failed = first_failed(tables, first, many, slots, at_lost(PLAN, i), SHAPE)
                 lost = lost_from(tables, first, many, failed, slots, at_lost(PLAN, i), PLAN, SHAPE)
             lost = tl.where(rows.valid > 0, lost, 0)
@@ -202,14 +204,19 @@ def decide(
         place, some = sequence, known
         if PLAN.turns:
             place, some = turns.low - 1, known & (turns.low < turns.high)
+        if PLAN.halves:
+            place = 2 * place
         advantage = tl.load(advantages + place, mask=some).to(tl.float64)
     standing = keep
-    keep = decide_by_prefixes(found, tables, first, many, slots, rows, standing, keep, out, PLAN, SHAPE)
+    keep = decide_by_prefixes(found, tables, first, many, slots, rows, standing, keep, out, PLAN, SHAPE, BY_OWNER)
     keep, state, vetoed = decide_by_sequences(found, rows, advantage, standing, keep, out, numbers, PLAN)
     failed = many
-    if PLAN.rests:
+    if PLAN.rests and BY_OWNER:
+        if PLAN.applies and not PLAN.turns:
+            state |= tl.where(known & loses_rest(found, PLAN), rest_bit(PLAN), 0)
+    elif PLAN.rests:
         failed = first_of_all(tables, first, many, slots, "sequence", PLAN, SHAPE)
-    if PLAN.rests and not PLAN.turns:
+    if PLAN.rests and not PLAN.turns and not BY_OWNER:
         found = alive_until(found, tables, first, many, failed, slots, PLAN, SHAPE)
         fails = known & (failed < tl.minimum(many, slots - first))
         if PLAN.applies:
@@ -271,6 +278,8 @@ def decide_kernel(
     """
     in_memory, numbers = numbers, thresholds(numbers, PLAN)
     program = tl.program_id(0)
+    if PLAN.halves:
+        sequences = sequences >> 1
     extents = Extents(tokens, sequences, width, tiles, tile_bits)
     # Where there is nothing to zero, none are launched to share it.
     shares = shares if PLAN.zeroes else 1
@@ -281,7 +290,7 @@ def decide_kernel(
     if PLAN.turns:
         known_sequences = owner_count - 2
         low, high = turns_of(within, owner, known_sequences, sequences)
-        first, many = slots_between(offsets, low, high, extents, BY_OWNER)
+        first, many = slots_between(offsets, low, high, extents, PLAN, BY_OWNER)
         sequence = owner - 1
         turns = Turns(low, high, offsets, extents, tables, slots, keep_turns_out, either(states, counts),
                       either(sequence_weights, counts), in_memory)  # fmt: skip

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rollout_corr.kernels.by_halves import by_halves, heads_of_halves, middles_of
 from rollout_corr.kernels.by_turns import PartsOfTurns, by_turns, heads_of, owners_here
 from rollout_corr.kernels.correct.measures import COPIES
 from rollout_corr.kernels.correct.numbers import with_found
@@ -70,13 +71,32 @@ PER_TOKEN = ("train", "rollout", "mask", "new", "log_mass", "weights_out", "mask
 class TableBuffers:
     """The sums and maxima of slots by owner, [columns, S], if packed [columns, 1 + S + 1].
 
-    The first and the last column of a packed batch are of no sequence.
+    The first and the last column of a packed batch are of no sequence. Owners are turns where there are any, and the
+    halves of these or of sequences where a rank holds two stretches.
     """
 
     counts: Tensor  # int64
     integers: Tensor | None  # int64
     floats: Tensor  # float64
     peaks: Tensor | None  # int32 or int64: floats as integers of the same order
+
+
+@dataclass
+class Joins:
+    """What ranks exchange of prefixes, which run along sequences past their own tokens.
+
+    Attributes:
+        plan: The plan, which has the names of all columns.
+        carries: By owner: what runs along it here, to be replaced by what does on the ranks before.
+        within: [S + 1] int64, which turns a sequence has; None without turns.
+        rests: [owners] int64, from which token on `apply` drops; to be 0 where an owner has failed before its tokens
+            here. None where nothing is dropped so.
+    """
+
+    plan: Plan
+    carries: TableBuffers
+    within: Tensor | None
+    rests: Tensor | None
 
 
 @dataclass
@@ -94,6 +114,7 @@ class Found:
     # What labels add up of each sequence, [columns, S] float64, in the order of `metrics.labels.columns_of`.
     label_sums: Tensor | None = None
     label_maxima: Tensor | None = None
+    joins: Joins | None = None  # of a split batch with prefixes
 
 
 def run(given: Given, spec: Spec) -> Found:
@@ -106,7 +127,7 @@ def run(given: Given, spec: Spec) -> Found:
 
 
 def prepare(
-    given: Given, spec: Spec, wanted: Wanted | None = None, split: bool = False
+    given: Given, spec: Spec, wanted: Wanted | None = None, split: bool = False, halves: bool = False
 ) -> tuple[Found, tuple[Launch, ...]]:
     """Allocate everything and list what has to be launched, from metadata alone.
 
@@ -114,15 +135,21 @@ def prepare(
 
     With `split` there is one more launch, the second, which fills `Found.by_owner`: what ranks that hold parts of
     sequences have to add up before the third. So they do with the owners in `Found.parts_of_turns`, then `settle` it.
+    With prefixes there are two more: the second fills `Found.joins.carries` before the third reads them. With `halves`
+    the tokens of a sequence here are two stretches of equal length, which are its owners.
     """
     within, keep_turns, whole, turns = None, None, given, given.turns
     count = given.train.shape[0] if given.offsets is None else given.offsets.shape[0] - 1
+    middles = middles_of(given) if halves else None
+    if wanted is None and (turns is not None or halves):
+        wanted = Wanted.by(spec, given.mask is not None, given.offsets is not None)
     if turns is not None:
-        if wanted is None:
-            wanted = Wanted.by(spec, given.mask is not None, given.offsets is not None)
         given, within = by_turns(given, turns, given.train, PER_TOKEN)
         given.externals = [x.reshape(-1) for x in given.externals]
         keep_turns = torch.empty(turns.shape[0] - 1, dtype=torch.bool, device=given.train.device)
+    units = given
+    if middles is not None:
+        given = by_halves(given, middles, within, PER_TOKEN)
     train, rollout, mask, offsets = given.train, given.rollout, given.mask, given.offsets
     advantages, log_mass, device = given.advantages, given.log_mass, train.device
     extras = () if not given.externals and given.new is None else contiguous_extras(given)
@@ -136,14 +163,15 @@ def prepare(
         wanted,
         split,
         given.labelled,
+        halves,
     )
     plan = recipe.plan
     strided = (train, rollout) if mask is None else (train, rollout, mask)
     sequences, width = train.shape if offsets is None else (offsets.shape[0] - 1, None)
     grid = grid_for(sequences, width, strided, min(train.element_size(), rollout.element_size()), plan.double)
-    if within is not None:
+    if within is not None or halves:
         grid = of_units(grid, count)
-    weights, mask_out, histogram, by_owner = given.weights_out, given.mask_out, None, None
+    weights, mask_out, histogram, by_owner, carries = given.weights_out, given.mask_out, None, None, None
     if plan.writes_weights and weights is None:
         weights = torch.empty(*train.shape, dtype=recipe.kind, device=device)
     if plan.writes_mask and mask_out is None:
@@ -152,6 +180,8 @@ def prepare(
         histogram = torch.zeros(COPIES.value * HISTOGRAM_BINS, dtype=torch.int64, device=device)
     if split:
         by_owner = _by_owner(plan, grid.unit_count, device)
+    if plan.joins and plan.ahead is not None:
+        carries = _by_owner(plan.ahead, grid.unit_count, device)
     per_sequence: tuple[Tensor | None, ...] = (None, None)
     if given.labelled:
         columns = len(plan.label_sums), len(plan.label_maxima)
@@ -159,6 +189,8 @@ def prepare(
     heads = None
     if within is not None and keep_turns is not None and plan.crosses_turns:
         heads = heads_of(within, keep_turns.shape[0])
+        if middles is not None:
+            heads = heads_of_halves(heads, units.offsets, middles, within)
     keep = torch.empty(count, dtype=torch.bool, device=device)
     statistics = torch.empty(recipe.statistics, dtype=torch.float64, device=device)
     workspace = Workspace(recipe.scratch, grid.counted, device)
@@ -171,6 +203,7 @@ def prepare(
         train, rollout, mask, log_mass, advantages, offsets, numbers, weights, mask_out, keep, statistics,
         histogram, within, keep_turns, heads, *per_sequence,
         *(NO_TABLES if by_owner is None else vars(by_owner).values()),
+        *(NO_TABLES if carries is None else vars(carries).values()),
     ))  # fmt: skip
     addresses = addresses_of(tensors)
     sized = sized_for(recipe, grid)
@@ -183,14 +216,18 @@ def prepare(
         key=(grid.cut, alignment_of(everywhere, (*tensors, workspace.memory, *extras))),
         device=device,
     )
-    if keep_turns is not None:
+    if keep_turns is not None or halves:
         weights, mask_out = _shaped(weights, whole.weights_out, whole), _shaped(mask_out, whole.mask_out, whole)
     parts = None
     if split and within is not None and turns is not None:
         of_turns = advantages if whole.per_sequence else None
         owners = owners_here(turns, within)
         parts = PartsOfTurns(owners, within, of_turns, whole.advantages if whole.per_sequence else None)
-    found = Found(weights, mask_out, keep, statistics, recipe.sums, by_owner, parts, keep_turns, *per_sequence)
+    found = Found(weights, mask_out, keep, statistics, recipe.sums, by_owner, parts, keep_turns)
+    found.label_sums, found.label_maxima = per_sequence
+    if carries is not None:
+        rests = workspace.tensor("rests") if "rests" in recipe.scratch.names else None
+        found.joins = Joins(plan, carries, within, rests)
     return found, sized.on(operands)
 
 

@@ -99,6 +99,7 @@ class Tables:
     # What is kept of each sequence, for labels to add up.
     label_sums: tuple[str, ...] = ()
     label_maxima: tuple[str, ...] = ()
+    halves: bool = False  # slots are of halves of sequences or turns: a rank holds two stretches of each
     of_slots = ("counts", "integers", "floats", "peaks")
 
     @property
@@ -152,6 +153,8 @@ class Plan(Tables):
     grows: bool = False  # the bounds of the weight do, with the place of a token in its sequence
     carries: bool = False  # the pass over tokens before that of a plan with prefixes; see prefixes.py
     ahead: Plan | None = None  # the plan of that pass; None without prefixes
+    joins: bool = False  # what runs along a sequence begins with what other ranks hold before
+    halves: bool = False  # as in `Tables`
     # Names of columns: sums and maxima are of the batch, the others of a slot.
     token_sums: tuple[str, ...] = ()
     sequence_sums: tuple[str, ...] = ()
@@ -294,7 +297,7 @@ class Plan(Tables):
     @property
     def applies(self) -> bool:
         """Test whether `apply` is launched: it looks at every token again."""
-        late = self.turns or bool(self.thinning_tests) or self.rests
+        late = self.turns or self.halves or bool(self.thinning_tests) or self.rests
         return self.spreads or (late and (self.zeroes_weights or self.zeroes_mask))
 
 

@@ -31,6 +31,8 @@ def plan_of(
     edits_mask: bool,
     mass: str | None = None,
     labelled: bool = False,
+    split: bool = False,
+    halves: bool = False,
 ) -> Plan:
     """Make the plan of a Spec for one kind of batch.
 
@@ -45,6 +47,8 @@ def plan_of(
         edits_mask: Rejected tokens are 0 in the new mask.
         mass: Whose log-probs the kept mass is taken from, "train" or "rollout"; None without one.
         labelled: Sequences have labels.
+        split: Sequences lie on several ranks.
+        halves: This rank holds two stretches of each.
     """
     weight = spec.weight
     tests = _tests(spec)
@@ -76,6 +80,8 @@ def plan_of(
         prefix=None if weight is None else weight.reduce,
         prefix_within="sequence" if weight is None else weight.over,
         grows=weight is not None and weight.growth is not None,
+        joins=split and spec.has_prefixes,
+        halves=halves,
     )
     if spec.has_prefixes:
         plan = replace(plan, ahead=_ahead(plan, tuple(numbers_of(spec, double))))

@@ -17,6 +17,7 @@ from rollout_corr.kernels.correct.criteria import Pair, log_ratio_of, passes, se
 from rollout_corr.kernels.correct.measures import beyond_bounds, bounded_by, counted_of
 from rollout_corr.kernels.correct.parts import Shared, external_of, pair_of, survivors
 from rollout_corr.kernels.correct.plan import Plan, Test
+from rollout_corr.kernels.correct.ranks import carried_by
 from rollout_corr.kernels.correct.scans import begins_of, run_along, scanned
 from rollout_corr.kernels.sums import (
     nothing,
@@ -302,7 +303,11 @@ def decide_prefixes(
     given = record_prefixes(nothing(AHEAD), pairs, dropped, shared, AHEAD, TILING)
     begins = begins_of(shared.span, shared.first, shared.offsets, shared.heads, shared.tile, shared.extents, PLAN,
                        TILING)  # fmt: skip
-    reached, running = run_along(given, running, begins, AHEAD, TILING)
+    carried = ()
+    if AHEAD.joins:
+        carried = carried_by(shared.carries, shared.span, shared.first, shared.offsets, shared.heads, shared.tile,
+                             shared.extents, PLAN, AHEAD, TILING)  # fmt: skip
+    reached, running = run_along(given, running, begins, carried, AHEAD, TILING)
     pair = pair_of(pairs[0])
     if PLAN.level == "prefix":
         among = survivors(pair, dropped, PLAN)

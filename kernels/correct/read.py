@@ -37,6 +37,7 @@ from rollout_corr.kernels.correct.parts import (
 )
 from rollout_corr.kernels.correct.peers import k3_beyond, report_tokens
 from rollout_corr.kernels.correct.prefixes import ahead_of, decide_prefixes, record_prefixes
+from rollout_corr.kernels.correct.ranks import with_carry
 from rollout_corr.kernels.correct.scans import carried_into
 from rollout_corr.kernels.io import PerToken, contiguous, either, store_step
 from rollout_corr.kernels.slots import Extents
@@ -228,6 +229,7 @@ def read_kernel(
     train_logp, rollout_logp, mask, log_mass, advantages, externals, offsets, numbers,
     weights, mask_out, counts, integers, floats, peaks, token_sums, token_maxima, histogram, counter,
     ahead_counts, ahead_integers, ahead_floats, ahead_peaks, heads,
+    carry_counts, carry_integers, carry_floats, carry_peaks,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     steps: tl.int32,
     train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
@@ -259,6 +261,10 @@ def read_kernel(
         ahead = (either(ahead_counts, counts), either(ahead_integers, counts), either(ahead_floats, counts),
                  either(ahead_peaks, counts))  # fmt: skip
         running = carried_into(ahead, slots, offsets, heads, span, tile, extents, ahead_of(PLAN))
+    carries = (either(carry_counts, counts), either(carry_integers, counts), either(carry_floats, counts),
+               either(carry_peaks, counts))  # fmt: skip
+    if PLAN.joins and PLAN.ahead is not None:
+        running = with_carry(running, carries, span, extents, ahead_of(PLAN))
     heads = either(heads, counts)
     outside = tile.length * 0
     # At least one step, because owners of no token may end in a tile of none.
@@ -269,7 +275,7 @@ def read_kernel(
         else:
             part = load_part(inputs, tile, first, PLAN, TILING, False)
             outside += count_outside(part, tile, first, PLAN, TILING)
-        shared = Shared(tile, span, first, whole, extents, offsets, heads, either(advantages, train_logp),
+        shared = Shared(tile, span, first, whole, extents, offsets, heads, carries, either(advantages, train_logp),
                         externals, either(histogram, train_logp), numbers)  # fmt: skip
         found, new_weights, new_mask, running = read_part(part, shared, running, PLAN, TILING)
         if PLAN.writes_token_weights or PLAN.writes_mask:

@@ -15,8 +15,8 @@ from rollout_corr.kernels.correct.decide import decide_kernel
 from rollout_corr.kernels.correct.numbers import FoundNumber, found_numbers, numbers_of
 from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.correct.planner import plan_of
+from rollout_corr.kernels.correct.ranks import gather_kernel
 from rollout_corr.kernels.correct.read import read_kernel
-from rollout_corr.kernels.gather import gather_kernel
 from rollout_corr.kernels.grid import SEQUENCE_THREADS, SIZES, Grid, names_of_strides, sizes_of
 from rollout_corr.kernels.launches import Field, Names, Site, Sized, WorkspaceLayout, picker
 from rollout_corr.kernels.partials import groups
@@ -53,8 +53,8 @@ class Recipe:
         kind: The dtype that computes.
         scratch: The tables.
         held: Picks the tensors that there are from all of `TENSORS`.
-        ahead, read, gather, decide, apply: The kernels; None for one that is not launched. `ahead` is `read` by the
-            plan of the pass before.
+        ahead, gather_ahead, read, gather, decide, apply: The kernels; None for one that is not launched. `ahead` is
+            `read` by the plan of the pass before.
         statistics: How many.
         sums: How many of them are sums.
         upload: The thresholds.
@@ -68,6 +68,7 @@ class Recipe:
     scratch: WorkspaceLayout
     held: Callable[[Sequence[Any]], tuple[Tensor, ...]]
     ahead: Site | None
+    gather_ahead: Site | None
     read: Site
     gather: Site | None
     decide: Site
@@ -80,13 +81,14 @@ class Recipe:
     groups: int
 
 
-# Every tensor of a call: given, and handed back; three of turns, two of labels; the last four are the sums by owner of
-# a split batch.
+# Every tensor of a call: given, and handed back; three of turns, two of labels; the last eight are of a split batch,
+# its sums by owner and what owners have on the ranks before.
 TENSORS = (
     *("train_logp", "rollout_logp", "mask", "log_mass", "advantages", "offsets", "numbers"),
     *("weights", "mask_out", "keep_out", "statistics", "histogram", "within", "keep_turns_out", "heads"),
     *("label_sums", "label_maxima"),
     *("counts_out", "integers_out", "floats_out", "peaks_out"),
+    *("carry_counts", "carry_integers", "carry_floats", "carry_peaks"),
 )
 STRIDED = ("train", "rollout", "mask")
 CONSTANTS = ("PLAN", "AHEAD", "BY_OWNER", "nothing")
@@ -103,6 +105,7 @@ def recipe_of(
     wanted: Wanted | None,
     split: bool,
     labelled: bool = False,
+    halves: bool = False,
 ) -> Recipe:
     """Make the recipe for a Spec and the dtypes of a batch. Every argument of a launch has a type that these decide.
 
@@ -116,6 +119,7 @@ def recipe_of(
         wanted: The outputs; None: all that the Spec asks for.
         split: Sequences lie on several ranks.
         labelled: Sequences have labels.
+        halves: This rank holds two stretches of each.
     """
     del extras
     train, rollout, mask, offsets, advantages, log_mass = dtypes
@@ -133,6 +137,8 @@ def recipe_of(
         edits_mask=wanted.edits_mask,
         mass=None if log_mass is None else ("rollout" if mass_of_rollout else "train"),
         labelled=labelled,
+        split=split,
+        halves=halves,
     )
     maxima = len(plan.token_maxima) + len(plan.sequence_maxima) + len(plan.call_maxima)
     bins = HISTOGRAM_BINS if plan.full else 0
@@ -156,6 +162,7 @@ def recipe_of(
         "floats_out": not split,
         "peaks_out": not (split and plan.peaks),
     }
+    missing |= {f"carry_{table}": not (plan.joins and getattr(plan.ahead, table)) for table in BY_OWNER}
     held = [place for place, name in enumerate(TENSORS) if not missing.get(name)]
     others = (*names_of_strides(STRIDED), "externals", *SIZES, *CONSTANTS)
     names = Names([TENSORS[place] for place in held], scratch.names, others)
@@ -168,7 +175,8 @@ def recipe_of(
         of_decide |= {table: absent.get(f"{table}_out", f"{table}_out") for table in BY_OWNER}
         of_decide["slots"] = "unit_count"
     of_ahead = {table: absent.get(f"ahead_{table}", f"ahead_{table}") for table in BY_OWNER} | {"PLAN": "AHEAD"}
-    of_ahead |= dict.fromkeys([f"ahead_{table}" for table in BY_OWNER], "nothing")
+    of_gather = of_ahead | {f"{table}_out": absent.get(f"carry_{table}", f"carry_{table}") for table in BY_OWNER}
+    of_ahead |= dict.fromkeys([f"{side}_{table}" for side in ("ahead", "carry") for table in BY_OWNER], "nothing")
     # `apply` has slots of its own.
     of_apply = absent | {"tiles": "tiles_of_apply", "steps": "steps_of_apply", "TILING": "TILING_OF_APPLY"}
     return Recipe(
@@ -177,6 +185,7 @@ def recipe_of(
         scratch=scratch,
         held=picker(held),
         ahead=Site(read_kernel, names, absent | of_ahead) if plan.ahead is not None else None,
+        gather_ahead=Site(gather_kernel, names, absent | of_gather) if plan.joins else None,
         read=Site(read_kernel, names, absent),
         gather=Site(gather_kernel, names, absent) if split else None,
         decide=Site(decide_kernel, names, of_decide),
@@ -252,10 +261,12 @@ def upload_of(spec: Spec, double: bool, device: torch.device) -> Upload:
 @lru_cache(maxsize=1024)
 def sized_for(recipe: Recipe, grid: Grid) -> Sized:
     """List the launches of a recipe on batches of a size."""
-    passes = [site for site in (recipe.ahead, recipe.read) if site is not None]
-    launches = [(site, grid.token_programs, grid.cut.warp) for site in passes]
-    if recipe.gather is not None:
-        launches.append((recipe.gather, grid.unit_programs, SEQUENCE_THREADS))
+    launches = []
+    for read, gather in ((recipe.ahead, recipe.gather_ahead), (recipe.read, recipe.gather)):
+        if read is not None:
+            launches.append((read, grid.token_programs, grid.cut.warp))
+        if gather is not None:
+            launches.append((gather, grid.unit_programs, SEQUENCE_THREADS))
     adding = grid.parts * recipe.groups + recipe.plan.full
     deciding = grid.sequence_programs * (grid.shares if grid.shares > 1 and recipe.plan.zeroes else 1)
     launches.append((recipe.decide, deciding + adding, SEQUENCE_THREADS))

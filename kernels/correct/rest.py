@@ -13,6 +13,9 @@ from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.gather import Gathered, SlotTables, sharers
 from rollout_corr.kernels.tokens import at, size, test
 
+# Where an owner loses its rest that loses none.
+NEVER = tl.constexpr(0x7FFFFFFFFFFFFFFF)
+
 
 @triton.constexpr_function
 def is_alive(plan: Plan, i: int) -> bool:
@@ -119,11 +122,47 @@ def first_of_all(
 
 
 @triton.jit
-def store_rests(
-    rests: tl.tensor, tables: SlotTables, sequence: tl.tensor, first: tl.tensor, failed: tl.tensor, fails: tl.tensor,
-    slots: tl.tensor, tile_bits: tl.tensor, PLAN: tl.constexpr,
-) -> None:  # fmt: skip
-    """Store for `apply` the first token that sequences lose the rest from: its number in the batch or in its row.
+def lose_behind(
+    found: Gathered, tables: SlotTables, owner: tl.tensor, first: tl.tensor, many: tl.tensor, known: tl.tensor,
+    rests: tl.tensor, slots: tl.tensor, tile_bits: tl.tensor, PLAN: tl.constexpr, SHAPE: tl.constexpr,
+) -> Gathered:  # fmt: skip
+    """Count again what owners lose behind failures of their own, and what is left; store where each loses the rest.
+
+    Ranks add to it what failed on others before: backends/split_prefixes.py.
+    """
+    counts, failed = found.counts, tl.minimum(many, slots - first)
+    for i in tl.static_range(size(PLAN, "tests")):
+        if test(PLAN, i).drop == "rest":
+            column: tl.constexpr = at_lost(PLAN, i)
+            here = first_failed(tables, first, many, slots, column, SHAPE)
+            lost = lost_from(tables, first, many, here, slots, column, PLAN, SHAPE)
+            counts = counts[:column] + (lost,) + counts[column + 1 :]
+            failed = tl.minimum(failed, here)
+    found = Gathered(counts, found.integers, found.floats, found.peaks)
+    found = alive_until(found, tables, first, many, failed, slots, PLAN, SHAPE)
+    if PLAN.applies:
+        fails = known & (failed < tl.minimum(many, slots - first))
+        begins = begins_of_rest(tables, owner, first, failed, fails, slots, tile_bits, PLAN)
+        tl.store(rests + owner, tl.where(fails, begins, NEVER), mask=known)
+    return found
+
+
+@triton.jit
+def loses_rest(found: Gathered, PLAN: tl.constexpr) -> tl.tensor:
+    """Select the owners that a criterion takes a rest of, from counts that ranks have settled."""
+    lost = found.counts[at(PLAN, "counts", "valid")] * 0
+    for i in tl.static_range(size(PLAN, "tests")):
+        if test(PLAN, i).drop == "rest":
+            lost += found.counts[at_lost(PLAN, i)]
+    return lost > 0
+
+
+@triton.jit
+def begins_of_rest(
+    tables: SlotTables, sequence: tl.tensor, first: tl.tensor, failed: tl.tensor, fails: tl.tensor, slots: tl.tensor,
+    tile_bits: tl.tensor, PLAN: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Find the first token that sequences lose the rest from: its number in the batch or in its row.
 
     A turn whose sequence has failed before it, in a slot below 0, loses all.
     """
@@ -131,5 +170,14 @@ def store_rests(
     place = -tl.load(tables.peaks + slots * at(PLAN, "peaks", "rest") + slot, mask=fails, other=0).to(tl.int64)
     # The slot of an owner has the number of its tile and that of the owner.
     tile = slot - sequence - 1 if PLAN.packed else failed
-    begins = tl.where(failed < 0, 0, (tile << tile_bits.to(tl.int64)) + place)
+    return tl.where(failed < 0, 0, (tile << tile_bits.to(tl.int64)) + place)
+
+
+@triton.jit
+def store_rests(
+    rests: tl.tensor, tables: SlotTables, sequence: tl.tensor, first: tl.tensor, failed: tl.tensor, fails: tl.tensor,
+    slots: tl.tensor, tile_bits: tl.tensor, PLAN: tl.constexpr,
+) -> None:  # fmt: skip
+    """Store for `apply` where sequences lose the rest."""
+    begins = begins_of_rest(tables, sequence, first, failed, fails, slots, tile_bits, PLAN)
     tl.store(rests + sequence, begins, mask=fails)

@@ -191,11 +191,13 @@ def scanned(
 
 @triton.jit
 def scanned_before(
-    x: tl.tensor, carry: tl.tensor, begins: tl.tensor, lowest: tl.constexpr, TILING: tl.constexpr
+    x: tl.tensor, carry: tl.tensor, begins: tl.tensor, nothing: tl.tensor, TILING: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Run along a step from a carry: the largest before each token, and the largest of all up to the last."""
+    """Run along a step from a carry: the largest before each token, and the largest of all up to the last.
+
+    nothing: What is before a sequence, of its first token: [STEP].
+    """
     flat = tl.reshape(x, (TILING.step,))
-    nothing = tl.full((TILING.step,), lowest, x.dtype)
     begun, before, found = tl.associative_scan((begins, nothing, flat), 0, largest_before)
     before = tl.where(begun != 0, before, tl.maximum(carry, before))
     found = tl.where(begun != 0, found, tl.maximum(carry, found))
@@ -204,17 +206,33 @@ def scanned_before(
 
 @triton.jit
 def run_along(
-    given: tl.tuple, running: tl.tuple, begins: tl.tuple, AHEAD: tl.constexpr, TILING: tl.constexpr
+    given: tl.tuple, running: tl.tuple, begins: tl.tuple, carried: tl.tuple, AHEAD: tl.constexpr, TILING: tl.constexpr
 ) -> tuple[tl.tuple, tl.tuple]:
-    """Run along a step with all columns; the results stand where the columns do. begins: of owners, of sequences."""
+    """Run along a step with all columns; the results stand where the columns do.
+
+    Args:
+        given: What each token adds.
+        running: What a step begins with.
+        begins: Of owners, of sequences.
+        carried: What each token brings of those on the ranks before, where there are any: [STEP] each.
+        AHEAD: The plan of the pass before.
+        TILING: The tiling.
+    """
     reached = ()
     for k in tl.static_range(size(AHEAD, "recorded")):
         if runs(AHEAD, k):
             x = given[k].to(kind_of(AHEAD, k))
             each = begins[1] if crosses(AHEAD, k) else begins[0]
             if runs_before(AHEAD, k):
-                x, last = scanned_before(x, running[k], each, start_of(AHEAD, k), TILING)
+                nothing = tl.full((TILING.step,), start_of(AHEAD, k), x.dtype)
+                if AHEAD.joins:
+                    nothing = carried[k]
+                    x = tl.maximum(x, tl.reshape(nothing, x.shape))
+                x, last = scanned_before(x, running[k], each, nothing, TILING)
             else:
+                if AHEAD.joins:
+                    brought = tl.reshape(carried[k], x.shape)
+                    x = tl.maximum(x, brought) if is_extremum(AHEAD, k) else x + brought
                 x, last = scanned(x, running[k], each, is_extremum(AHEAD, k), TILING)
             reached = reached + (x,)
             running = running[:k] + (last,) + running[k + 1 :]

@@ -26,6 +26,7 @@ from rollout_corr.kernels.correct.rest import (
     at_lost,
     first_failed,
     first_of_all,
+    loses_rest,
     lost_from,
     rest_bit,
     store_rests,
@@ -159,7 +160,8 @@ def turn_at(turns: Turns, j: tl.tensor, known: tl.tensor, standing: tl.tensor, P
             SHAPE: tl.constexpr, BY_OWNER: tl.constexpr) -> tuple[Gathered, Rows, tl.tensor, tl.tensor]:  # fmt: skip
     """Gather the j-th turn of each sequence, and find its slots; of one that has no such turn, nothing."""
     low = tl.minimum(turns.low + j, turns.high)
-    first, many = slots_between(turns.offsets, low, tl.minimum(low + 1, turns.high), turns.extents, BY_OWNER)
+    first, many = slots_between(turns.offsets, low, tl.minimum(low + 1, turns.high), turns.extents, PLAN,
+                                BY_OWNER)  # fmt: skip
     found = gathered(turns.tables, first, many, turns.slots, PLAN, SHAPE)
     valid = tl.where(known, tl.maximum(integer(found, PLAN, "valid"), 0), 0)
     nonfinite = tl.where(known, integer(found, PLAN, "nonfinite"), 0)
@@ -282,17 +284,19 @@ def squared_value(i: int) -> str:
 
 @triton.jit
 def lose_rest(
-    sums: tl.tuple, turns: Turns, rows: Rows, first: tl.tensor, many: tl.tensor, PLAN: tl.constexpr,
-    SHAPE: tl.constexpr,
-) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
-    """Count what criteria take of the rest of a turn, and find its first slot with a failure, from its own on."""
+    sums: tl.tuple, turns: Turns, found: Gathered, rows: Rows, first: tl.tensor, many: tl.tensor, PLAN: tl.constexpr,
+    SHAPE: tl.constexpr, BY_OWNER: tl.constexpr,
+) -> tl.tuple:  # fmt: skip
+    """Count what criteria take of the rest of a turn."""
     for i in tl.static_range(size(PLAN, "tests")):
         if test(PLAN, i).drop == "rest" and test(PLAN, i).within == "turn":
             column: tl.constexpr = at_lost(PLAN, i)
-            failed = first_failed(turns.tables, first, many, turns.slots, column, SHAPE)
-            lost = lost_from(turns.tables, first, many, failed, turns.slots, column, PLAN, SHAPE)
+            lost = found.counts[column]
+            if not BY_OWNER:
+                failed = first_failed(turns.tables, first, many, turns.slots, column, SHAPE)
+                lost = lost_from(turns.tables, first, many, failed, turns.slots, column, PLAN, SHAPE)
             sums = tally(sums, PLAN, named(i, "lost"), tl.where(rows.valid > 0, lost, 0))
-    return sums, first_of_all(turns.tables, first, many, turns.slots, "turn", PLAN, SHAPE)
+    return sums
 
 
 # --- all turns of the sequences of a program ---
@@ -321,7 +325,12 @@ def walk_turns(
         turn = turns.low + j - 1
         real = (turn >= 0) & (turn < turns.extents.sequences) & (turn + 1 < turns.high)
         if PLAN.rests:
-            sums, lost_at = lose_rest(sums, turns, rows, first, many, PLAN, SHAPE)
+            sums = lose_rest(sums, turns, found, rows, first, many, PLAN, SHAPE, BY_OWNER)
+        if PLAN.rests and BY_OWNER:
+            if PLAN.applies:
+                state |= tl.where(real & known & loses_rest(found, PLAN), rest_bit(PLAN), 0)
+        elif PLAN.rests:
+            lost_at = first_of_all(turns.tables, first, many, turns.slots, "turn", PLAN, SHAPE)
             lost_at = tl.minimum(lost_at, failed - first)
             found = alive_until(found, turns.tables, first, many, lost_at, turns.slots, PLAN, SHAPE)
             fails = real & known & (lost_at < tl.minimum(many, turns.slots - first))

@@ -108,3 +108,44 @@ PREFIX_VARIANTS = {
         rollout=FP64,
     ),
 }
+
+# Sequences that lie on several ranks: one stretch of each on a rank, or two.
+SPLIT_PREFIX_VARIANTS = {
+    "prefix_split": Variant(
+        "prefix_split",
+        Spec(
+            Weight("prefix", 0.8, 1.25, growth="sqrt"),
+            (
+                Criterion("tv", "prefix", "mean", upper=0.05, label="budget"),
+                Criterion("abs", "prefix", "max", upper=0.6, drop="rest", label="divergence"),
+            ),
+            rejected="both",
+        ),
+        split=True,
+    ),
+    "prefix_split_padded": Variant(
+        "prefix_split_padded",
+        Spec(
+            Weight("prefix", upper=1.25), (Criterion("k2", "prefix", "min", upper=0.4, drop="sequence", label="min"),)
+        ),
+        packed=False,
+        length=MEDIUM,
+        split=True,
+    ),
+    "prefix_split_zigzag": Variant(
+        "prefix_split_zigzag",
+        Spec(
+            Weight("prefix", 0.8, 1.25, reduce="min"),
+            (
+                Criterion("k1", upper=UPPER["k1"], label="k1"),
+                Criterion("k3", "prefix", "sum", upper=0.4, drop="rest", when="negative_advantage", label="sum"),
+            ),
+            rejected="both",
+            sums_over="kept",
+        ),
+        advantages="sequence",
+        length=MEDIUM,
+        split=True,
+        halves=True,
+    ),
+}

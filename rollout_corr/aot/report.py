@@ -22,7 +22,7 @@ from pathlib import Path
 
 from rollout_corr.aot.loss_variants import LOSS_FEW, LOSS_VARIANTS
 from rollout_corr.aot.machine_code import MachineCode, read_machine_code
-from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS
+from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS, SPLIT_PREFIX_VARIANTS
 from rollout_corr.aot.variant import LossVariant, Variant
 from rollout_corr.aot.variants import (
     BATCH_VARIANTS,
@@ -44,7 +44,7 @@ MOST_SPILLED = 16
 # Of both operators.
 EVERY: dict[str, Variant | LossVariant] = {
     **VARIANTS, **OF_NEW_VARIANTS, **SPLIT_VARIANTS, **TURN_VARIANTS, **LABEL_VARIANTS, **PREFIX_VARIANTS,
-    **BATCH_VARIANTS, **LOSS_VARIANTS,
+    **SPLIT_PREFIX_VARIANTS, **BATCH_VARIANTS, **LOSS_VARIANTS,
 }  # fmt: skip
 SEQUENCE_KERNELS = ("gather", "decide", "sequences", "finish")
 

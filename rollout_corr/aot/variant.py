@@ -95,6 +95,7 @@ class Variant(VariantLayout):
         train: Dtype of the trainer's log-probs.
         rollout: Dtype of the engine's log-probs.
         split: Sequences lie on several ranks.
+        halves: This rank holds two stretches of each of them.
         mass: "train" or "rollout", from whose log-probs the kept mass is taken; None without one.
         turns: A batch brings turns, as many as sequences, whose mean length is `length`.
         labelled: Sequences have labels.
@@ -105,6 +106,7 @@ class Variant(VariantLayout):
     train: torch.dtype = field(default=torch.float32, kw_only=True)
     rollout: torch.dtype = field(default=torch.float32, kw_only=True)
     split: bool = field(default=False, kw_only=True)
+    halves: bool = field(default=False, kw_only=True)
     mass: str | None = field(default=None, kw_only=True)
     turns: bool = field(default=False, kw_only=True)
     labelled: bool = field(default=False, kw_only=True)
@@ -157,7 +159,7 @@ class Variant(VariantLayout):
         from rollout_corr.kernels.correct.launch import prepare
 
         given = self.given(self.tokens, self.tokens // self.length) if given is None else given
-        return (*self._counting(given), *prepare(given, self.spec, split=self.split)[1])
+        return (*self._counting(given), *prepare(given, self.spec, split=self.split, halves=self.halves)[1])
 
     def _counting(self, given: Given) -> tuple[Launch, ...]:
         """List the launch that counts tokens for bounds that the batch decides, once for all rounds."""

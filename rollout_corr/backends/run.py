@@ -125,7 +125,7 @@ def _exchange(
     if backend == "triton" and operators.beyond_split_kernels(spec) is None and not batch.has_labels_of_tokens:
         from rollout_corr.backends import split_kernels
 
-        return split_kernels.PendingKernels(batch, spec, group)
+        return split_kernels.PendingKernels(batch, spec, group, request.groups.order)
     return whole.PendingSplit(batch, spec, group, request.groups.order)
 
 

@@ -311,6 +311,11 @@ def rank_in(group: Any) -> int:
     return int(dist.get_rank(group))
 
 
+def ranks_in(group: Any) -> int:
+    """The number of ranks in a group."""
+    return int(dist.get_world_size(group))
+
+
 def sum_over(totals: Tensor, batch_group: Any, sequence_group: Any) -> Tensor:
     """Totals of sequences, added up over a batch group.
 

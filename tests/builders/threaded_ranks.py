@@ -14,23 +14,31 @@ from rollout_corr.metrics import collectives
 
 
 class Ranks:
-    """A process group whose ranks are threads."""
+    """A process group whose ranks are threads, of which one runs at a time: Triton's interpreter knows one.
+
+    Args:
+        ranks: How many there are.
+    """
 
     def __init__(self, ranks):
         self.ranks, self.rounds = ranks, 0
         self._own, self._barrier = threading.local(), threading.Barrier(ranks)
-        self._tables = [None] * ranks
+        self._tables, self._turn = [None] * ranks, threading.Lock()
 
     def all_reduce(self, table, op, group, async_op=False):
         assert op in ("sum", "max")
 
         def wait():
             self._tables[group.rank] = table
-            self._barrier.wait()
-            tables = torch.stack(self._tables)
-            total = tables.sum(0) if op == "sum" else tables.amax(0)
-            self.rounds += group.rank == 0
-            self._barrier.wait()
+            self._turn.release()
+            try:
+                self._barrier.wait()
+                tables = torch.stack(self._tables)
+                total = tables.sum(0) if op == "sum" else tables.amax(0)
+                self.rounds += group.rank == 0
+                self._barrier.wait()
+            finally:
+                self._turn.acquire()
             table.copy_(total)
 
         if not async_op:
@@ -51,7 +59,8 @@ class Ranks:
 
         def one(rank):
             try:
-                found[rank] = of_rank(rank)
+                with self._turn:
+                    found[rank] = of_rank(rank)
             except BaseException:
                 self._barrier.abort()
                 raise

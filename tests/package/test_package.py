@@ -166,6 +166,7 @@ print(" ".join(name.rpartition(".")[2] for name in sys.modules if name.startswit
     loaded = run_fresh(code, tmp_path).split()
     assert "loss_blocks" in loaded
     few = {"bounds_of_batch", "labelled", "looks", "select", "select_ess", "select_groups", "split", "split_kernels"}
+    few |= {"split_prefixes"}
     assert not few & set(loaded)
 
 

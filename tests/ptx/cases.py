@@ -26,11 +26,13 @@ from builders.kernel_cases import (
 from builders.labels import assert_same_labels
 from builders.loss_kernel_cases import WITHIN as OF_LOSS
 from builders.loss_kernel_cases import compare_with_reference, tensors_of
+from builders.split_cases import Rank, picked, tokens_of
+from builders.threaded_ranks import Ranks
 from builders.turns import loss_of, offsets_of, random_turns
 from ptx.counts import filled, variant_of
 from ptx.session import Session, compiled
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
-from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS
+from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS, SPLIT_PREFIX_VARIANTS
 from rollout_corr.aot.variant import Variant
 from rollout_corr.aot.variants import BATCH_VARIANTS, LABEL_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from rollout_corr.kernels.correct import launch
@@ -137,6 +139,29 @@ def run_prefixes(name: str, seed: int = 0, **settings) -> Session:
     with one_thread(), unchecked(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
         out = laid.correct(variant.spec, backend="triton", **given)
     assert_like_reference(out, reference, name)
+    return session
+
+
+def run_split_prefixes(name: str, seed: int = 0, **settings) -> Session:
+    """A variant with prefixes whose sequences lie on two ranks, beside plain torch: its layout, in its own shape."""
+    variant, number = SPLIT_PREFIX_VARIANTS[name], list(SPLIT_PREFIX_VARIANTS).index(name)
+    shape, way = shape_of(variant), "zigzag" if variant.halves else "contiguous"
+    lengths = [n // 4 * 4 for n in lengths_for(shape)]
+    sequences = random_sequences(number, lengths, scale=0.1, advantages=variant.advantages)
+    group = Ranks(2)
+
+    def of_rank(rank: int, backend: str):
+        laid = laid_out(variant, picked(sequences, tokens_of(sequences, way, 2, rank)))
+        if variant.advantages == "sequence" and variant.packed:
+            laid.advantages = laid.advantages[:, None]
+        given = {"sequence_group": Rank(rank=rank, ranks=2), "sequence_order": way}
+        return laid.correct(variant.spec, backend=backend, **given)
+
+    references = group.run(partial(of_rank, backend="torch"))
+    with one_thread(), unchecked(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
+        found = group.run(partial(of_rank, backend="triton"))
+    for out, reference in zip(found, references, strict=True):
+        assert_like_reference(out, reference, name)
     return session
 
 
@@ -284,6 +309,7 @@ CASES = {
     **{name: partial(run_turns, name) for name in TURN_VARIANTS},
     **{name: partial(run_labels, name) for name, variant in LABEL_VARIANTS.items() if not variant.split},
     **{name: partial(run_prefixes, name) for name in PREFIX_VARIANTS},
+    **{name: partial(run_split_prefixes, name) for name in SPLIT_PREFIX_VARIANTS},
     **{name: partial(run_bounds_of_batch, name) for name in BATCH_VARIANTS},
     **{f"loss_{name}": partial(run_loss, name) for name in LOSS_VARIANTS},
     "loss_of_turns": run_loss_of_turns,

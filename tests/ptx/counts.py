@@ -20,7 +20,7 @@ import triton
 from ptx.machine import Executed
 from ptx.session import compiled
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
-from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS
+from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS, SPLIT_PREFIX_VARIANTS
 from rollout_corr.aot.variant import LossVariant, Variant
 from rollout_corr.aot.variants import (
     BATCH_VARIANTS,
@@ -61,7 +61,7 @@ def variant_of(name: str) -> Variant | LossVariant:
     if name.startswith("loss_"):
         return LOSS_VARIANTS[name.removeprefix("loss_")]
     found = {**VARIANTS, **SPLIT_VARIANTS, **OF_NEW_VARIANTS, **TURN_VARIANTS, **LABEL_VARIANTS, **PREFIX_VARIANTS}
-    return (found | BATCH_VARIANTS)[name]
+    return (found | SPLIT_PREFIX_VARIANTS | BATCH_VARIANTS)[name]
 
 
 def _offsets(tokens: int, sequences: int) -> torch.Tensor:
