@@ -175,5 +175,5 @@ def count_kernel(
             table = copy + rows_of(SEARCHES, k) * digits
             count_values(x, among, begins[k], each[k], shift, digits, table, searched(SEARCHES, k))
         if PLAN.packed and PLAN.advantages == "sequence":
-            while ends_by(span, first, tile, TILING):
+            while ends_by(span, first, TILING):
                 span = next_span(span, offsets, tile, extents, PLAN)
