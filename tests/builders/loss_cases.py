@@ -156,13 +156,15 @@ class LaidLoss:
         return self.laid.read(grad), self.laid.elsewhere(grad)
 
 
-def with_entropy(seed, layout, lengths, dtype=torch.float64, part=slice(None), broken=False, names=("old",)):
-    """A batch with entropies: ties, 0, and NaN or infinity if broken.
+def with_entropy(
+    seed, layout, lengths, dtype=torch.float64, part=slice(None), broken=False, names=("old",), unread=False
+):
+    """A batch with entropies: ties, 0, and NaN or infinity if broken; `unread` breaks all else as `random_batch` does.
 
     Returns:
         The batch laid out, its entropies laid out like it, its sequences, and their entropies.
     """
-    batch, rng = only(random_batch(seed, lengths), *names, "ref"), random.Random(seed)
+    batch, rng = only(random_batch(seed, lengths, broken=unread), *names, "ref"), random.Random(seed)
     for q in batch:
         for t in oracle_loss.valid(q):
             q.ref[t] = rng.choice((0.0, 0.25, rng.expovariate(1.0)))

@@ -69,7 +69,7 @@ def tensors_of(variant, seed=0, lengths=(5, 1, 9, 0, 7, 8, 17, 1, 16, 30), width
         made["looked"] = torch.where(made["advantages"] < 0, -0.3, 0.25) * (1.0 + made["looked"])
         made["looked"][~valid] = GARBAGE[seed % len(GARBAGE)]
     if variant.objective.surrogate.hands_numbers:
-        made["decided"] = torch.tensor([0.75, 1.25, math.log(0.75), math.log(1.25)], dtype=torch.float64)
+        made["decided"] = torch.tensor([0.75, 1.25, math.log(0.75), math.log(1.25)]).double()
     for name, values in made.items():
         x = getattr(given, name)
         if x is not None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import threading
+from unittest import mock
+
 import pytest
 import torch
 
@@ -9,9 +14,14 @@ import rollout_corr as rc
 from builders.batches import error
 from builders.kernel_cases import NARROW, WIDE, between_fences, fenced, shaped, unchecked, watched
 from builders.loss_cases import OF_BATCH, OF_ENTROPY, LaidLoss, only, random_batch, with_entropy
-from builders.loss_kernel_cases import assert_close
+from builders.loss_kernel_cases import assert_close, by_reference, compare_with_reference, tensors_of
+from builders.split_cases import Rank
+from builders.threaded_ranks import Ranks
 from oracles import entropy_losses
 from oracles import looks as oracle
+from rollout_corr.aot.variant import LossVariant
+from rollout_corr.kernels.launches import Launch
+from rollout_corr.metrics.loss import sum_names
 from rollout_corr.spec.encode import decode, encode
 from rollout_corr.spec.loss import Objective
 
@@ -24,13 +34,14 @@ BESIDE = ("old", "weights", "train_mask")
 EXACT = ("loss_tokens", "loss_sequences", "clip_", "cov_", "bapo_", "entropy_clip_")
 
 
-def drawn(name, seed, layout, dtype):
+def drawn(name, seed, layout, dtype, broken=False, part=slice(None)):
     """A batch laid out, the arguments beside it, its sequences, and what gives their entropies, if they have any."""
     surrogate = LOOKING[name]
     if surrogate.reads_entropy:
-        laid, entropy, batch, rows = with_entropy(seed, layout, LENGTHS, dtype, broken=True, names=BESIDE)
+        given = {"part": part, "broken": True, "names": BESIDE, "unread": broken}
+        laid, entropy, batch, rows = with_entropy(seed, layout, LENGTHS, dtype, **given)
         return laid, {"surrogate": surrogate, "entropy": entropy}, batch, lambda: rows
-    batch = only(random_batch(seed, LENGTHS), *BESIDE)
+    batch = only(random_batch(seed, LENGTHS, broken=broken), *BESIDE)[part]
     return LaidLoss(batch, layout, dtype), {"surrogate": surrogate}, batch, lambda: None
 
 
@@ -84,7 +95,7 @@ def test_beside_plain_torch(name, dtype, device):
         "reduction": "sequence_mean_token_mean",
     }
     layout = "packed" if dtype == torch.float32 else "padded_right"
-    laid, options, _, _ = drawn(name, 48, layout, dtype)
+    laid, options, _, _ = drawn(name, 48, layout, dtype, broken=True)
     options |= beside | {"ref_logp": laid.arguments["old_logp"]}
     like = laid(backend="torch", **options)
     like_rows, _ = laid.gradient(like.value)
@@ -101,6 +112,72 @@ def test_beside_plain_torch(name, dtype, device):
         assert found[key] == pytest.approx(value, rel=1e-5, abs=1e-6), key
         if key.startswith(EXACT):
             assert found[key] == value, key
+
+
+@pytest.mark.parametrize("surrogate", [rc.BAPO(dual=3.0), rc.EntropyClip()])
+def test_next_to_a_bound(surrogate, device):
+    """A ratio at its bound, and one float32 to either side of it, is cut or left as in plain torch."""
+    variant = LossVariant("near", Objective(surrogate), weights=None, mask=None)
+    given = tensors_of(variant)
+    bound = given.looked
+    if bound is None:
+        bound = torch.where(given.advantages < 0, given.decided[2], given.decided[3]).float()
+    given.base.zero_()
+    for i, aside in enumerate((0.0, math.inf, -math.inf)):
+        given.new[i::3] = bound[i::3].nextafter(torch.tensor(aside)) if i else bound[i::3]
+    compare_with_reference(given, variant.objective, device, surrogate)
+    found, _ = by_reference(given, variant.objective, torch.float32)
+    names = sum_names(variant.objective)
+    low, high = (found.statistics[names.index(name)] for name in ("clip_low", "clip_high"))
+    assert low == torch.count_nonzero(given.advantages[2::3] < 0)
+    assert high == torch.count_nonzero(given.advantages[1::3] > 0)
+
+
+@pytest.mark.parametrize("name", ["bapo upper first", "entropy clip dual"])
+@pytest.mark.parametrize("nonfinite", ["neutral", "propagate"])
+def test_what_is_not_finite(name, nonfinite, device):
+    """Read as 1 or passed on as in plain torch, whose NaN it is."""
+    laid, options, _, _ = drawn(name, 9, "packed", torch.float32, broken=True)
+    for other in ("weights", "train_mask"):
+        del laid.arguments[other]
+    options |= {"spec": rc.Spec(nonfinite=nonfinite), "rollout_logp": laid.arguments["old_logp"]}
+    like = laid(backend="torch", **options)
+    like_rows, _ = laid.gradient(like.value)
+    out, (rows, _) = by_kernels(laid, device, **options)
+    assert_close(out.value, like.value, 1e-6, 1.0, name)
+    assert out.value.isnan() == (nonfinite == "propagate")
+    for got, wanted in zip(rows, like_rows, strict=True):
+        assert_close(torch.tensor(got), torch.tensor(wanted), 1e-6, 0.01, name)
+
+
+def one_at_a_time(run):
+    """Launches of several threads one after the other, because Triton's interpreter has one state."""
+    lock = threading.Lock()
+
+    def alone(launch):
+        with lock:
+            run(launch)
+
+    return alone
+
+
+@pytest.mark.parametrize("name", ["clip cov", "bapo", "entropy clip"])
+def test_ranks_decide_together(name):
+    """Two ranks have the gradients of one, to the bit: their bounds are those of all tokens."""
+    options = {"reduction": "sum", "backend": "triton"}
+    laid, of_whole, batch, _ = drawn(name, 3, "packed", torch.float32)
+    ids = {"sequence_ids": torch.arange(len(batch))}
+    whole, _ = laid.gradient(laid(**options, **of_whole, **ids).value)
+
+    def of_rank(rank):
+        part = slice(0, 4) if rank == 0 else slice(4, None)
+        laid, mine, _, _ = drawn(name, 3, "padded_right", torch.float32, part=part)
+        mine |= {"sequence_ids": torch.arange(len(batch))[part], "batch_group": Rank(rank=rank, ranks=2)}
+        return laid.gradient(laid(**options, **mine).value)[0]
+
+    with mock.patch.object(Launch, "run", one_at_a_time(Launch.run)):
+        found = Ranks(2).run(of_rank)
+    assert list(itertools.chain(*found)) == whole
 
 
 @pytest.mark.parametrize(
