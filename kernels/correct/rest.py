@@ -167,7 +167,7 @@ def begins_of_rest(
     A turn whose sequence has failed before it, in a slot below 0, loses all.
     """
     slot = first + tl.maximum(failed, 0)
-    place = -tl.load(tables.peaks + slots * at(PLAN, "peaks", "rest") + slot, mask=fails, other=0).to(tl.int64)
+    place = -tl.load(tables.peaks + slots * at(PLAN, "peaks", "rest") + slot, mask=fails).to(tl.int64)
     # The slot of an owner has the number of its tile and that of the owner.
     tile = slot - sequence - 1 if PLAN.packed else failed
     return tl.where(failed < 0, 0, (tile << tile_bits.to(tl.int64)) + place)

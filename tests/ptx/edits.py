@@ -1,4 +1,4 @@
-"""Planted faults in the kernels' source: a mask or a barrier taken out of a Triton function, an `other=` made garbage.
+"""Planted faults in the kernels' source: a mask or a barrier taken out, an `other=` made garbage, a `where` one-sided.
 
 To take an `other=` out would change nothing: Triton leaves undefined what a mask leaves out, and its backend for NVIDIA
 happens to give 0. So garbage is put in its place, in the compiled code.
@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import hashlib
 import importlib
 import itertools
 import pkgutil
 import re
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from triton.runtime.jit import JITFunction
 
 from ptx.cases import CASES, run_case
@@ -25,7 +30,7 @@ from rollout_corr import kernels
 
 @dataclass(frozen=True)
 class Edit:
-    """One call in the source of a Triton function, and the source without the mask or the barrier."""
+    """One call in the source of a Triton function, and the source with the fault."""
 
     function: JITFunction
     kind: str
@@ -45,17 +50,20 @@ def functions() -> list[JITFunction]:
 
 
 def edits() -> list[Edit]:
-    """List what can be taken out: of every call with a mask the mask, of a load its `other=`; every barrier."""
+    """List what can be taken out: masks, the `other=` of loads, barriers, of every `tl.where` one of its sides."""
     found = []
     for function in functions():
         for call in ast.walk(function.parse()):
             if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
                 continue
             names = [keyword.arg for keyword in call.keywords]
+            condition = ast.get_source_segment(function.src, call.args[0]) if call.func.attr == "where" else None
             changes = {
                 "a mask": "mask" in names and without(function.src, call, "mask", "other"),
                 "an other": "other" in names and function.src,
                 "a barrier": call.func.attr == "debug_barrier" and replaced(function.src, call, "pass"),
+                "always": condition and replaced(function.src, call.args[0], f"({condition}) | True"),
+                "never": condition and replaced(function.src, call.args[0], f"({condition}) & False"),
             }
             above = next(i for i, line in enumerate(function.raw_src) if line.lstrip().startswith("def "))
             line = function.starting_line_number + above + call.lineno - 1
@@ -116,36 +124,38 @@ def edited(edit: Edit) -> Iterator[None]:
         _update(edit.function, before)
 
 
-def reached(names: Sequence[str], seed: int) -> dict[str, list[str]]:
-    """List for each place in the source the cases among these whose compiled code has something of it."""
-    found: dict[str, list[str]] = {}
-    for name in names:
-        texts = set()
+def reached(names: Sequence[str]) -> dict[str, list[str]]:
+    """List for each place in the source the cases that have something of it compiled, those of least code first."""
+    of_case: dict[str, set[str]] = {name: set() for name in names}
+    for name, texts in of_case.items():
 
         def keep(kernel: str, text: str, texts: set[str] = texts) -> str:
             texts.add(text)
             return text
 
-        CASES[name](seed, mutate=keep)
+        with contextlib.suppress(AssertionError):  # no program runs, so numbers are wrong
+            CASES[name](mutate=keep, programs=lambda launch: np.arange(0))
+    found: dict[str, list[str]] = {}
+    for name, texts in sorted(of_case.items(), key=lambda x: sum(map(len, x[1]))):
         for place in {place for text in texts for place in re.findall(r"[ /](\w+\.py:\d+):\d+", text)}:
             found.setdefault(place, []).append(name)
     return found
 
 
-def noticed(edit: Edit, names: Sequence[str], seed: int) -> str:
-    """Run cases with an edit until it is noticed; tell how, or give an empty text."""
+def noticed(edit: Edit, names: Sequence[str], seed: int = 0, **settings: Any) -> tuple[str, str]:
+    """Run cases with an edit until it is noticed; tell how and by which, or give empty texts."""
     changes: list[Callable[[str, str], str] | None] = [None]
     if edit.kind == "an other":
         changes = [lambda _, text, garbage=garbage: with_garbage(edit.place, garbage, text) for garbage in GARBAGE]
     with edited(edit):
         for name, change in itertools.product(names, changes):
             try:
-                run_case(name, seed, mutate=change)
+                run_case(name, seed, mutate=change, **settings)
             except FoundWrong as error:
-                return ", ".join(sorted({x.kind for x in error.findings}))
+                return ", ".join(sorted({x.kind for x in error.findings})), name
             except AssertionError:
-                return "numbers"
-    return ""
+                return "numbers", name
+    return "", ""
 
 
 def hunt_edits(names: Sequence[str], only: str = "", seed: int = 0) -> list[tuple[str, str]]:
@@ -156,12 +166,54 @@ def hunt_edits(names: Sequence[str], only: str = "", seed: int = 0) -> list[tupl
         only: Part of the names of edits; all others are left alone.
         seed: Of the order of programs.
     """
-    where = reached(names, seed)
+    where = reached(names)
     return [
-        (noticed(edit, where[edit.place], seed) if edit.place in where else "not compiled", str(edit))
+        (noticed(edit, where[edit.place], seed)[0] if edit.place in where else "not compiled", str(edit))
         for edit in edits()
         if only in str(edit)
     ]
+
+
+# What changes nothing when it is taken out or made garbage, and why it stands there all the same.
+SPARE = {
+    "tl.debug_barrier()": "for an atomic that releases Triton 3.7 and 3.9 have a barrier of their own; their language "
+    "promises none",
+}
+
+
+def hunt(names: Sequence[str], only: str, keep: Path | None, seed: int, **settings: Any) -> int:
+    """Hunt edits and write a line for each; give how many are neither noticed nor spare.
+
+    Args:
+        names: Of the cases that run, each edit in those that have it in their compiled code.
+        only: Part of the names of edits; all others are left alone.
+        keep: A file for the lines. Edits that it has, of the same source, are passed over.
+        seed: Of the order of programs.
+        settings: Of the session.
+    """
+    state = hashlib.sha256("".join(x.src for x in functions()).encode()).hexdigest()[:8]
+    rows = [line.split("\t") for line in keep.read_text().splitlines()] if keep and keep.exists() else []
+    done = {row[1]: row for row in rows if row[0] == state}
+    # What nobody notices takes every case, so it comes last.
+    asked = sorted((edit for edit in edits() if only in str(edit)), key=lambda edit: edit.before in SPARE)
+    where = reached(names) if {str(edit) for edit in asked} - done.keys() else {}
+    missed = 0
+    for edit in asked:
+        row = done.get(str(edit))
+        if row is None:
+            begun = time.process_time()
+            how, case = noticed(edit, where.get(edit.place, ()), seed, **settings)
+            row = [state, str(edit), how, case, f"{time.process_time() - begun:.1f} s"]
+            if keep:
+                with keep.open("a") as file:
+                    file.write("\t".join(row) + "\n")
+        is_spare = not row[2] and edit.before in SPARE
+        missed += not row[2] and not is_spare
+        said = f"{row[2]}, by {row[3]}" if row[2] else f"spare, {SPARE[edit.before]}" if is_spare else "NOT NOTICED"
+        sys.stdout.write(f"{edit}: {said}, {row[4]}\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"{len(asked)} edits, {missed} not noticed\n")
+    return missed
 
 
 def _update(function: JITFunction, source: str) -> None:

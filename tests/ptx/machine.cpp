@@ -31,7 +31,7 @@ struct Step {
 };
 
 // Who touched an element of a tensor, or a few bytes of shared memory, as stamps; 0 is nobody. Of who read, and of
-// atomics: the last thread, another of its epoch, and one of an earlier program, since programs come one by one.
+// atomics: the last thread, the one before, and one of an earlier program, since programs come one by one.
 struct Cell {
     Word wrote, reads[3], atomics[3];
 };
@@ -81,7 +81,6 @@ bool is_gap(const Region& r, int64_t element) {
 
 void note(Word* touched, Word now) {
     if ((touched[0] ^ now) >> PROGRAM) touched[2] = touched[0];
-    if ((touched[0] ^ now) >> EPOCH) touched[0] = touched[1] = now;
     if (touched[0] != now) touched[1] = touched[0], touched[0] = now;
 }
 

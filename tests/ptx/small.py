@@ -42,13 +42,13 @@ def run_small(
     body: str, one: torch.Tensor, two: torch.Tensor, *, threads: int = 64, programs: int = 2, shared: int = 1024,
     unwritten: tuple[str, ...] = (), launches: int = 1, seed: int = 0, off_by: tuple[int, int] = (0, 0),
 ) -> list[Finding]:  # fmt: skip
-    """Run a body on two tensors of 4-byte elements and give the findings.
+    """Run a body on two tensors and give the findings.
 
-    %r1 is the thread, %r2 the program, %rd1 and %rd2 are the tensors, %rd4 and %rd5 the thread's elements of them.
+    %r1 is the thread, %r2 the program, %rd1 and %rd2 are the tensors, %rd4 and %rd5 the thread's 4 bytes of them.
     """
     program = Program(_TEMPLATE.format(threads=threads, body=body), shared)
     regions = [
-        Region(name, x.data_ptr(), 4, tuple(x.shape), x.stride(), name in unwritten, record_of(2 * x.numel()))
+        Region(name, x.data_ptr(), x.itemsize, tuple(x.shape), x.stride(), name in unwritten, record_of(2 * x.numel()))
         for name, x in (("one", one), ("two", two))
     ]
     given, order = [one.data_ptr(), two.data_ptr()], np.arange(programs)

@@ -14,8 +14,12 @@ from ptx import native, test_findings
 TAKEN_OUT = {
     "nothing": ("", ""),
     "bounds": ("report(address % size ? ALIGNMENT : BOUNDS,", "if (address % size) report(ALIGNMENT,"),
+    "the end of an access": ("address - r.base + size <= Word(r.size)", "address - r.base < Word(r.size)"),
     "alignment": ("if (address % size == 0 && found != last)", "if (found != last)"),
     "gaps between elements": ("if (is_gap(r, i)) report(BOUNDS, x, thread, region, at);", ""),
+    "gaps between rows": ("r.shape[i] - 1)", "r.shape[i])"),
+    "all elements of a word": ("i <= (at + x.width - 1) / r.item", "i <= at / r.item"),
+    "what nobody wrote, by atomics": ("x.action != STORE && r.fresh", "x.action == LOAD && r.fresh"),
     "what nobody wrote": ("if (x.action != STORE && r.fresh && !cell.wrote)", "if (false)"),
     "an access behind a write": ("races(cell.wrote, now) ? cell.wrote : 0", "0"),
     "a write behind a read": ("if (!other && x.action != LOAD) other = racing(cell.reads, now);", ""),
@@ -28,11 +32,19 @@ TAKEN_OUT = {
     "a thread that read before the last one": ("touched[1] = touched[0], touched[0] = now;", "touched[0] = now;"),
     "a program that read before the last one": ("if ((touched[0] ^ now) >> PROGRAM) touched[2] = touched[0];", ""),
     "what a counter releases": ("counter[now >> PROGRAM] = {now, 0};", ""),
+    "when it was released": ("!is_before(before, found->second.released) ||", ""),
+    "what a counter hands on": ("acquired[program] = {known.released, now};", "{}"),
+    "what is handed on twice": ("for (auto& [program, known] : acquired) counter[program] = known;", ""),
+    "that a program has acquired nothing yet": ("acquired.clear();", ""),
+    "the order of one thread": (" || x == y;", ";"),
+    "that not every atomic orders": ("if (x.orders) order", "if (x.action == ATOMIC) order"),
     "when it was acquired": ("|| !is_before(found->second.acquired, now)", ""),
     "a barrier that a warp misses": ("report(DIVERGENCE, task.code[here], first->first, -1, warp.at[0]);", ";"),
     "an exchange that threads do not reach": (
         "if (warp.at[i] != waiting) report(DIVERGENCE, task.code[waiting], warp.first + i, -1, warp.at[i]);", "",
     ),
+    "an exchange that does not name all": (" || (members && uint32_t(members[i]) != EVERY_LANE)", ""),
+    "a loop without an end": ("if (endless) report(ENDLESS, x, warp.first, -1, 0);", ""),
     "an exchange that its guard leaves": ("report(DIVERGENCE, x, warp.first + i, -1, here);", ";"),
 }  # fmt: skip
 

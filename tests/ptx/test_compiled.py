@@ -13,7 +13,7 @@ from builders.batches import LAYOUTS
 from ptx import cases, near_bounds
 from ptx.cases import CASES
 from ptx.counts import COUNTED, LENGTHS, RECORDED, counted, table, variant_of
-from ptx.edits import hunt_edits
+from ptx.edits import SPARE, hunt_edits
 from ptx.mutants import FAULTS
 from ptx.worker import hunt, outcome_of, start
 
@@ -28,6 +28,7 @@ SLOW = (
     "split_fp64", "labels_token", "labels_icepop", "labels_turns", "prefix_budget", "prefix_kept",
     "loss_ppo_fp64", "loss_gspo_fp64", "loss_dro_sequence", "loss_kl_cov", "turns_split", "prefix_turns",
 )  # fmt: skip
+OFTEN_RUN = [name for name in CASES if name not in SLOW]
 
 
 @pytest.fixture(scope="module")
@@ -169,14 +170,6 @@ def test_planted_faults_are_noticed(name, kind, process):
     assert len(survivors) <= SURVIVE.get(kind, 0), (survivors, EQUIVALENT.get(kind))
 
 
-# Together they have every mask of the source in their compiled code.
-REACHING = (
-    "full_packed", "when_tokens", "metrics_short", "token_strided", "split_packed", "loss_ppo_packed", "loss_gspo",
-    "loss_gmpo_padded", "loss_reinforce", "product_geometric_padded", "when_sequences",
-    "late_zeroed", "turns_product", "turns_mixed", "prefix_budget", "prefix_mixed", "labels_token", "loss_of_turns",
-)  # fmt: skip
-
-
 def test_a_mask_taken_out_of_the_source_is_noticed(process):
     """The state of a sequence, loaded by programs over the batch, whose slots are more than there are sequences."""
     outcomes = process.submit(hunt_edits, ["product_geometric_padded"], "tl.load(states").result()
@@ -185,23 +178,14 @@ def test_a_mask_taken_out_of_the_source_is_noticed(process):
 
 @pytest.mark.slow
 def test_every_mask_taken_out_of_the_source_is_noticed(process):
-    outcomes = process.submit(hunt_edits, REACHING, "a mask").result()
+    outcomes = process.submit(hunt_edits, OFTEN_RUN, "a mask").result()
     assert outcomes and not [x for x in outcomes if x[0] in ("", "not compiled")]
-
-
-# What changes nothing when it is taken out or made garbage, and why it stands there all the same.
-SPARE = {
-    "tl.debug_barrier()": "for an atomic that releases Triton 3.7 and 3.9 have a barrier of their own; their language "
-    "promises none",
-    "tl.load(states + stretch.sequence, mask=known, other=0)": "outside sequences weights and mask are 0 already, so "
-    "to zero them changes nothing; with 0 a program with nothing else passes on",
-}
 
 
 @pytest.mark.slow
 def test_every_other_made_garbage_is_noticed(process):
     """NaN, a negative and a positive number in turn where a mask leaves a thread out."""
-    outcomes = process.submit(hunt_edits, REACHING, "an other").result()
+    outcomes = process.submit(hunt_edits, OFTEN_RUN, "an other").result()
     assert outcomes and all(how != "not compiled" for how, _ in outcomes), outcomes
     survivors = {where.partition(": ")[2] for how, where in outcomes if not how}
     assert survivors <= SPARE.keys(), outcomes

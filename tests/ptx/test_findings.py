@@ -23,6 +23,7 @@ def only(findings, kind):
     return str(findings[0])
 
 
+ADD = "atom.global.gpu.relaxed.add.u32 %r9, [%rd2], 1;"
 OWN = "ld.global.b32 %r9, [%rd4];"
 
 
@@ -35,12 +36,23 @@ def test_bounds():
     assert "bytes behind the start of two, which has 240" in said
 
 
+def test_an_access_that_lies_partly_in_a_tensor():
+    """Of two words the last one beyond it; and a word before it."""
+    body = "setp.eq.u32 %p1, %r1, {thread};\n@%p1 ld.global.v2.b32 {{%r9, %r10}}, [%rd4];"
+    assert found(body.format(thread=60), 63) == []
+    only(found(body.format(thread=62), 63), "bounds")
+    only(found("add.s64 %rd9, %rd1, -4;\nld.global.b32 %r9, [%rd9];"), "bounds")
+
+
 def test_the_gaps_of_a_tensor_that_is_not_contiguous():
     one = torch.zeros(128, dtype=torch.int32)[::2]
     body = "shl.b64 %rd9, %rd3, 1;\nadd.s64 %rd10, %rd1, %rd9;\nld.global.b32 %r9, [%rd10{plus}];"
     assert run_small(body.format(plus=""), one, one[:1]) == []
     masked = "setp.lt.u32 %p1, %r1, 63;\n" + body.format(plus="+4").replace("ld.g", "@%p1 ld.g")
     assert "between the elements of one" in only(run_small(masked, one, one[:1]), "bounds")
+    rows = torch.zeros(2, 8, dtype=torch.int32)[:, :3]
+    assert run_small("ld.global.b32 %r9, [%rd1+8];\nld.global.b32 %r9, [%rd1+32];", rows, one[:1]) == []
+    only(run_small("ld.global.b32 %r9, [%rd1+12];", rows, one[:1]), "bounds")
 
 
 def test_bounds_of_shared_memory():
@@ -59,6 +71,14 @@ def test_memory_that_nobody_wrote():
     assert "one[" in only(found(OWN, unwritten=("one",)), "unwritten")
     assert found(f"st.global.b32 [%rd4], %r1;\n{OWN}", unwritten=("one",), programs=1) == []
     assert "shared byte" in only(found("ld.shared.b32 %r9, [%r3];"), "unwritten")
+    only(found(ADD, unwritten=("two",)), "unwritten")
+
+
+def test_a_word_that_nobody_wrote_half_of():
+    one, two = torch.zeros(128, dtype=torch.int16), torch.zeros(64, dtype=torch.int32)
+    for body, kinds in (("st.global.b32 [%rd4], %r1;", []), ("st.global.b16 [%rd4], %rs1;", ["unwritten"])):
+        findings = run_small(f"cvt.u16.u32 %rs1, %r1;\n{body}\n{OWN}", one, two, unwritten=("one",), programs=1)
+        assert [x.kind for x in findings] == kinds
 
 
 EXCHANGE = """
@@ -105,7 +125,8 @@ def test_who_writes_has_read_last():
     body += "@%p1 st.shared.b32 [global_smem], 5;"
     assert found(body.format(barrier="bar.warp.sync -1;"), threads=32, programs=1) == []
     only(found(body.format(barrier=""), threads=32, programs=1), "race in a program")
-    writes = f"{OWN}\nsetp.eq.u32 %p1, %r2, 1;\n@%p1 st.global.b32 [%rd4], %r9;"
+    next_one = "xor.b32 %r4, %r3, 4;\ncvt.u64.u32 %rd6, %r4;\nadd.s64 %rd7, %rd1, %rd6;\nld.global.b32 %r10, [%rd7];"
+    writes = f"{OWN}\n{next_one}\nbar.sync 0;\nsetp.eq.u32 %p1, %r2, 1;\n@%p1 st.global.b32 [%rd4], %r9;"
     for seed in range(4):
         assert found(writes, programs=1, seed=seed) == []
         only(found(writes, seed=seed), "race of programs")
@@ -135,15 +156,14 @@ def test_a_program_that_reads_what_another_writes():
 
 
 def test_atomic_accesses():
-    add = "atom.global.gpu.relaxed.add.u32 %r9, [%rd2], 1;"
     two = torch.zeros(64, dtype=torch.int32)
-    assert run_small(add, torch.zeros(64, dtype=torch.int32), two) == []
+    assert run_small(ADD, torch.zeros(64, dtype=torch.int32), two) == []
     assert two[0] == 128 and not two[1:].any()
     plain = "ld.global.b32 %r9, [%rd2];\nadd.s32 %r9, %r9, 1;\nst.global.b32 [%rd2], %r9;"
     assert "race of programs" in {x.kind for x in found(plain)}
     # Of one warp all threads have added before any reads; of two the first reads before the second adds.
     for threads in (32, 64):
-        read = found(f"{add}\nld.global.b32 %r10, [%rd2];", threads=threads, programs=1)
+        read = found(f"{ADD}\nld.global.b32 %r10, [%rd2];", threads=threads, programs=1)
         assert {x.kind for x in read} == {"race in a program"}
 
 
@@ -186,6 +206,43 @@ def test_what_one_thread_acquires_the_others_have_behind_a_barrier():
         assert {x.kind for x in found(planted, threads=32, programs=4)} == kinds, after
 
 
+def clean_in_some_order(body, **others):
+    """Whoever comes too early is seen to race, whatever the others do."""
+    runs = [{x.kind for x in found(body, seed=seed, **others)} for seed in range(16)]
+    assert {kind for kinds in runs for kind in kinds} == {"race of programs"}
+    return set() in runs
+
+
+RELAY = """
+setp.eq.u32 %p1, %r2, 0;
+setp.eq.u32 %p2, %r2, 1;
+setp.eq.u32 %p3, %r2, 2;
+@%p1 st.global.b32 [%rd2], %r2;
+bar.sync 0;
+@%p1 atom.global.gpu.acq_rel.add.u32 %r9, [%rd2+240], 1;
+@%p2 atom.global.gpu.acq_rel.add.u32 %r9, [%rd2+240], 1;
+bar.sync 0;
+@%p2 atom.global.gpu.acq_rel.add.u32 %r9, [%rd2+244], 1;
+{last}
+bar.sync 0;
+@%p3 ld.global.b32 %r10, [%rd2];
+"""
+
+
+def test_what_a_program_acquires_it_releases_too():
+    """The third of three programs has seen the counter of the second alone, another one, or none."""
+    count = "@%p3 atom.global.gpu.acq_rel.add.u32 %r9, [%rd2+{place}], 1;"
+    for last, is_clean in ((count.format(place=244), True), (count.format(place=248), False), ("", False)):
+        assert clean_in_some_order(RELAY.format(last=last), programs=3) == is_clean, last
+
+
+def test_a_thread_needs_no_barrier_for_what_it_does_itself():
+    body = "setp.ne.u32 %p1, %r1, 0;\n@%p1 bra $L__BB0_1;\nsetp.eq.u32 %p2, %r2, 0;\n@%p2 st.global.b32 [%rd2], %r2;\n"
+    body += "atom.global.gpu.{order}.add.u32 %r9, [%rd2+240], 1;\n@!%p2 ld.global.b32 %r10, [%rd2];\n$L__BB0_1:\nret;"
+    assert clean_in_some_order(body.format(order="acq_rel"))
+    assert not clean_in_some_order(body.format(order="relaxed"))
+
+
 def test_launches_come_one_after_the_other():
     assert (
         found("ld.global.b32 %r9, [%rd5];\nadd.s32 %r9, %r9, 1;\nst.global.b32 [%rd5], %r9;", programs=1, launches=2)
@@ -214,6 +271,7 @@ def test_a_shuffle_that_not_all_threads_reach(exchange):
     only(found(FORKED.format(threads=5, inside=exchange)), "divergence")
     guarded = f"setp.lt.u32 %p1, %r1, 5;\n@%p1 {exchange}"
     only(found(guarded), "divergence")
+    only(found(exchange.replace("-1;", "65535;")), "divergence")
 
 
 LOOP = "mov.b32 %r9, 0;\n$L__BB0_1:\nadd.s32 %r9, %r9, 1;\nsetp.lt.u32 %p1, %r9, {times};\n@%p1 bra $L__BB0_1;"
