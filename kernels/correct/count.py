@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.correct.criteria import selected, statistic
-from rollout_corr.kernels.correct.measures import COPIES, add_each
+from rollout_corr.kernels.correct.measures import add_each
 from rollout_corr.kernels.correct.parts import (
     Inputs,
     Part,
@@ -35,6 +35,8 @@ LARGEST_AMOUNT = tl.constexpr(2.0**37)
 GRID = tl.constexpr(2.0**38)
 # Adding it and taking it off rounds a float64 that is not negative and below it to the nearest whole number.
 ROUNDS = tl.constexpr(2.0**52)
+# A square that is rounded to float32 has so many bits less.
+OF_NEAREST = tl.constexpr(2.0**-24)
 
 
 @triton.constexpr_function
@@ -52,7 +54,7 @@ def count_of(searches: tuple[Searched, ...]) -> int:
 @triton.constexpr_function
 def rows_of(searches: tuple[Searched, ...], k: int | None = None) -> int:
     """Count the rows of the tables of the first k searches, or of all."""
-    return sum(3 if one.sums else 1 for one in searches[:k])
+    return sum(one.rows for one in searches[:k])
 
 
 @triton.jit
@@ -106,6 +108,17 @@ def value_of(
 
 
 @triton.jit
+def float32_above(x: tl.tensor) -> tl.tensor:
+    """Find the smallest float32 that is not below x."""
+    found = x.to(tl.float32)
+    if x.dtype == tl.float64:
+        bits = found.to(tl.int32, bitcast=True)
+        above = tl.where(bits >= 0, bits + 1, bits - 1).to(tl.float32, bitcast=True)
+        found = tl.where(found.to(tl.float64) < x, above, found)
+    return found
+
+
+@triton.jit
 def loaded(pointer: tl.tensor, COUNT: tl.constexpr) -> tl.tuple:
     """Load the first entries of a tensor."""
     found = ()
@@ -116,42 +129,55 @@ def loaded(pointer: tl.tensor, COUNT: tl.constexpr) -> tl.tuple:
 
 @triton.jit
 def count_values(
-    x: tl.tensor, among: tl.tensor, first: tl.tensor, unit: tl.tensor, shift: tl.tensor, digits: tl.tensor,
-    table: tl.tensor, SEARCHED: tl.constexpr,
+    x: tl.tensor, among: tl.tensor, first: tl.tensor, setting: tl.tensor, scales: tl.tensor, shift: tl.tensor,
+    digits: tl.tensor, table: tl.tensor, SEARCHED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Count values by their digit, and add up their amounts where the rule does."""
+    """Count values by their digit, and add up what the rule does."""
+    if SEARCHED.sums == "weights":
+        x = float32_above(tl.maximum(x, setting.to(x.dtype)))
     key = ordered(x, SEARCHED.upper)
     digit = (key - first.to(key.dtype)) >> shift.to(key.dtype)
     place = tl.where(among & (digit < digits.to(key.dtype)), digit.to(tl.int32), digits)
     # Behind the first rounds most steps have none to count.
     if tl.min(tl.ravel(place), 0) < digits:
         add_each(table, place, digits)
-        if SEARCHED.sums:
-            amount = tl.where(place < digits, x, 0.0).to(tl.float64) / unit
-            amount = tl.minimum(tl.maximum(amount, -LARGEST_AMOUNT), LARGEST_AMOUNT)
+        known = tl.where(place < digits, x, 0.0).to(tl.float64)
+        if SEARCHED.sums == "amounts":
+            amount = tl.minimum(tl.maximum(known / setting, -LARGEST_AMOUNT), LARGEST_AMOUNT)
             whole = tl.floor(amount)
             fraction = ((amount - whole) * GRID + ROUNDS) - ROUNDS
             add_each(table + digits, place, digits, whole.to(tl.int64))
             add_each(table + 2 * digits, place, digits, fraction.to(tl.int64))
+        elif SEARCHED.sums == "weights":
+            weight = tl.exp(known).to(tl.float32).to(tl.float64)
+            square = weight * weight
+            nearest = square.to(tl.float32).to(tl.float64)
+            # All weights with a digit are multiples of one power of two; see backends/select_ess.py.
+            scale = tl.load(scales + place, mask=place < digits, other=0.0)
+            of_squares = scale * scale
+            add_each(table + digits, place, digits, (weight * scale).to(tl.int64))
+            add_each(table + 2 * digits, place, digits, (nearest * (of_squares * OF_NEAREST)).to(tl.int64))
+            add_each(table + 3 * digits, place, digits, ((square - nearest) * of_squares).to(tl.int64))
 
 
 # No length and no stride is in a compile key: they are annotated, and not specialised on.
 RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "steps", "train_row", "train_step",
-           "rollout_row", "rollout_step", "mask_row", "mask_step", "shift", "digits"]  # fmt: skip
+           "rollout_row", "rollout_step", "mask_row", "mask_step", "shift", "digits", "copies"]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def count_kernel(
-    train_logp, rollout_logp, mask, log_mass, advantages, externals, offsets, numbers, units, firsts, tables,
+    train_logp, rollout_logp, mask, log_mass, advantages, externals, offsets, numbers, settings, firsts, scales,
+    tables,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, steps: tl.int32,
     train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
-    mask_row: tl.int64, mask_step: tl.int64, shift: tl.int32, digits: tl.int32,
+    mask_row: tl.int64, mask_step: tl.int64, shift: tl.int32, digits: tl.int32, copies: tl.int32,
     PLAN: tl.constexpr, TILING: tl.constexpr, SEARCHES: tl.constexpr,
 ):  # fmt: skip
-    """Count the tokens of a tile in one of the copies of the tables, [COPIES, rows, digits]."""
+    """Count the tokens of a tile in one of the copies of the tables, [copies, rows, digits]."""
     extents = Extents(tokens, sequences, width, tiles, tile_bits)
     numbers = thresholds(numbers, PLAN)
-    begins, each = loaded(firsts, count_of(SEARCHES)), loaded(units, count_of(SEARCHES))
+    begins, each = loaded(firsts, count_of(SEARCHES)), loaded(settings, count_of(SEARCHES))
     tile = tile_of_program(offsets, extents, PLAN, TILING)
     span = first_span(offsets, tile, extents, steps, PLAN)
     inputs = Inputs(
@@ -160,7 +186,7 @@ def count_kernel(
         PerToken(either(mask, train_logp), mask_row, mask_step),
         contiguous(either(log_mass, train_logp), extents),
     )
-    copy = tables + (tl.program_id(0) % COPIES) * (rows_of(SEARCHES) * digits)
+    copy = tables + (tl.program_id(0) % copies) * (rows_of(SEARCHES) * digits)
     for first in range(0, tile.length, TILING.step):
         whole = (first >= tile.begin) & (first + TILING.step <= tile.end)
         if whole:
@@ -173,7 +199,8 @@ def count_kernel(
         for k in tl.static_range(count_of(SEARCHES)):
             x, among = value_of(part, shared, advantage, searched(SEARCHES, k), PLAN, TILING)
             table = copy + rows_of(SEARCHES, k) * digits
-            count_values(x, among, begins[k], each[k], shift, digits, table, searched(SEARCHES, k))
+            count_values(x, among, begins[k], each[k], either(scales, settings), shift, digits, table,
+                         searched(SEARCHES, k))  # fmt: skip
         if PLAN.packed and PLAN.advantages == "sequence":
             while ends_by(span, first, TILING):
                 span = next_span(span, offsets, tile, extents, PLAN)

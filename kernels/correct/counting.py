@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +20,9 @@ from rollout_corr.kernels.correct.recipe import STRIDED, upload_of
 from rollout_corr.kernels.grid import SIZES, current, grid_for, names_of_strides, sizes_of, strides_of
 from rollout_corr.kernels.launches import NOTHING, Launch, Names, Operands, Site, addresses_of, alignment_of, dtypes_of
 from rollout_corr.kernels.uploads import Upload
-from rollout_corr.spec.bounds_of_batch import WEIGHT, MeanBelow, Place
+from rollout_corr.spec.bounds_of_batch import WEIGHT, Bottom, KeepESS, MeanBelow, OfBatch, Place, Quantile, TopK
 from rollout_corr.spec.correction import Spec, rules_of
+from rollout_corr.spec.thresholds import log_bound
 
 
 class Round(NamedTuple):
@@ -30,12 +33,14 @@ class Round(NamedTuple):
         found: Of each, 0-d int64, the digits found.
         below: Bits behind these.
         bits: Of the next digit.
+        scales: [digits] float64, for a sample size: what weights are multiplied by to be whole numbers.
     """
 
     places: tuple[Place, ...]
     found: tuple[Tensor, ...]
     below: int
     bits: int
+    scales: Tensor | None = None
 
 
 @dataclass(eq=False)
@@ -48,7 +53,7 @@ class CountRecipe:
         constants: Values of `CONSTANTS`.
         searches: The bounds.
         upload: The thresholds of the Spec.
-        units: Of the amounts that each rule adds up.
+        settings: Of each rule the number that it reads: the unit of amounts, the least logarithm of a weight.
     """
 
     site: Site
@@ -56,14 +61,30 @@ class CountRecipe:
     constants: tuple[object, ...]
     searches: tuple[Searched, ...]
     upload: Upload
-    units: Upload
+    settings: Upload
 
 
 TENSORS = (
     *("train_logp", "rollout_logp", "mask", "log_mass", "advantages", "offsets", "numbers"),
-    *("units", "firsts", "tables"),
+    *("settings", "firsts", "scales", "tables"),
 )
 CONSTANTS = ("PLAN", "SEARCHES", "nothing")
+
+
+# What a rule adds up beside counts, and the number that it needs for that.
+READS: dict[type[OfBatch], tuple[str, Callable[[Any, Spec], float]]] = {
+    Quantile: ("nothing", lambda rule, spec: 0.0),
+    Bottom: ("nothing", lambda rule, spec: 0.0),
+    TopK: ("nothing", lambda rule, spec: 0.0),
+    MeanBelow: ("amounts", lambda rule, spec: rule.below),
+    KeepESS: ("weights", lambda rule, spec: least_log_weight(spec)),
+}
+
+
+def least_log_weight(spec: Spec) -> float:
+    """The logarithm of the lower bound that weights have before their sample size is asked for."""
+    low = None if spec.weight is None else log_bound(spec.weight.low)
+    return -math.inf if low is None else low
 
 
 @lru_cache(maxsize=256)
@@ -93,20 +114,23 @@ def recipe_of(
         mass=None if log_mass is None else ("rollout" if mass_of_rollout else "train"),
     )
     labels, rules = [criterion.label for criterion in spec.criteria], rules_of(spec)
-    # What rules add up they add up in units.
-    units = [rule.below if isinstance(rule := rules[place], MeanBelow) else None for place in places]
     searches = tuple(
-        Searched(-1 if place.label == WEIGHT else labels.index(place.label), place.side == "upper", unit is not None)
-        for place, unit in zip(places, units, strict=True)
+        Searched(
+            -1 if place.label == WEIGHT else labels.index(place.label),
+            place.side == "upper",
+            READS[type(rules[place])][0],
+        )
+        for place in places
     )
     missing = {
         "mask": mask is None,
         "log_mass": log_mass is None,
         "advantages": plan.advantages is None,
         "offsets": offsets is None,
+        "scales": all(one.sums != "weights" for one in searches),
     }
     held = [name for name in TENSORS if not missing.get(name)]
-    names = Names(held, (), (*names_of_strides(STRIDED), "externals", *SIZES, "shift", "digits", *CONSTANTS))
+    names = Names(held, (), (*names_of_strides(STRIDED), "externals", *SIZES, "shift", "digits", "copies", *CONSTANTS))
     absent = dict.fromkeys([name for name in TENSORS if name not in names.places], "nothing")
     return CountRecipe(
         site=Site(count_kernel, names, absent),
@@ -114,7 +138,7 @@ def recipe_of(
         constants=(plan, searches, None),
         searches=searches,
         upload=upload_of(spec, plan.double, device),
-        units=Upload(tuple([1.0 if unit is None else unit for unit in units]), device),
+        settings=Upload(tuple([READS[type(rule)][1](rule, spec) for rule in map(rules.__getitem__, places)]), device),
     )
 
 
@@ -123,7 +147,7 @@ def count(given: Given, spec: Spec, one: Round) -> dict[Place, Tensor]:
     with current(given.train):
         tables, launch = prepare_count(given, spec, one)
         launch.run()
-    of_bounds = tables.sum(0).split([3 if search.sums else 1 for search in _searches(launch)])
+    of_bounds = tables.sum(0).split([search.rows for search in _searches(launch)])
     return dict(zip(one.places, of_bounds, strict=True))
 
 
@@ -133,7 +157,7 @@ def _searches(launch: Launch) -> tuple[Searched, ...]:
 
 
 def prepare_count(given: Given, spec: Spec, one: Round) -> tuple[Tensor, Launch]:
-    """Allocate the tables, [COPIES, rows, digits] int64, and give the launch that adds to them."""
+    """Allocate the tables, [copies, rows, digits] int64, and give the launch that adds to them."""
     train, rollout, mask, offsets, log_mass = given.train, given.rollout, given.mask, given.offsets, given.log_mass
     extras = () if not given.externals and given.new is None else contiguous_extras(given)
     recipe = recipe_of(
@@ -149,21 +173,23 @@ def prepare_count(given: Given, spec: Spec, one: Round) -> tuple[Tensor, Launch]
     sequences, width = train.shape if offsets is None else (offsets.shape[0] - 1, None)
     grid = grid_for(sequences, width, strided, min(train.element_size(), rollout.element_size()), recipe.plan.double)
     digits = 1 << one.bits
-    tables = torch.zeros((COPIES.value, rows_of(recipe.searches), digits), dtype=torch.int64, device=train.device)
+    # The more digits there are, the fewer programs wait for one.
+    copies = max(1, COPIES.value * 2048 // digits) if one.bits > 11 else COPIES.value
+    tables = torch.zeros((copies, rows_of(recipe.searches), digits), dtype=torch.int64, device=train.device)
     firsts = torch.stack(one.found)
-    # Before the first round nothing is found, and no shift is as wide as a key.
-    firsts = firsts << one.below if one.below < (64 if recipe.plan.double else 32) else firsts
+    # Before the first round nothing is found.
+    firsts = firsts << one.below if one.below < 64 else firsts
     advantages = given.advantages.contiguous() if recipe.plan.advantages and given.advantages is not None else None
     every = (
         train, rollout, mask, None if log_mass is None else log_mass.contiguous(), advantages, offsets,
-        recipe.upload.read(), recipe.units.read(), firsts, tables,
+        recipe.upload.read(), recipe.settings.read(), firsts, one.scales, tables,
     )  # fmt: skip
     tensors = tuple([x for x in every if x is not None])
     addresses = addresses_of(tensors)
     operands = Operands(
         values=(
             *addresses, *strides_of((train, rollout, mask), grid), extras, *sizes_of(grid), one.below - one.bits,
-            digits, *recipe.constants,
+            digits, copies, *recipe.constants,
         ),
         tensors=tensors,
         workspace=NOTHING,

@@ -75,12 +75,17 @@ class Searched:
 
     index: int  # of its criterion; -1: it is the weight's
     upper: bool
-    sums: bool  # amounts are added up beside counts
+    sums: str  # beside counts: "nothing", "amounts" that a rule averages, or "weights" of a sample size
 
     @property
     def of_weight(self) -> bool:
         """Test for a bound of the weight."""
         return self.index < 0
+
+    @property
+    def rows(self) -> int:
+        """Count the rows of its table."""
+        return {"nothing": 1, "amounts": 3, "weights": 4}[self.sums]
 
 
 class Tables:

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends.batch import external_names
-from rollout_corr.backends.bounds_of_batch import counting_of_tokens
-from rollout_corr.backends.count_tokens import round_of
-from rollout_corr.backends.select import begin
+from rollout_corr.backends.bounds_of_batch import begin, rules_of_tokens
+from rollout_corr.backends.count_tokens import rounds_of
 from rollout_corr.kernels.correct.plan import pairs_of
 from rollout_corr.spec.correction import Spec, places_of
 from rollout_corr.spec.loss import Objective
@@ -162,16 +161,13 @@ class Variant(VariantLayout):
         return (*self._counting(given), *prepare(given, self.spec, split=self.split, halves=self.halves)[1])
 
     def _counting(self, given: Given) -> tuple[Launch, ...]:
-        """List the launch that counts tokens for bounds that the batch decides, once for all rounds."""
+        """List the launches that count tokens for bounds that the batch decides: of the first round."""
         from rollout_corr.kernels.correct.counting import prepare_count
 
-        kind, device = (
-            torch.promote_types(torch.promote_types(self.train, self.rollout), torch.float32),
-            given.train.device,
-        )
-        rules = counting_of_tokens(self.spec)
-        searches = {place: begin(rule, place.side, kind, device) for place, rule in rules.items()}
-        return (prepare_count(given, self.spec, round_of(searches))[1],) if searches else ()
+        kind = torch.promote_types(torch.promote_types(self.train, self.rollout), torch.float32)
+        rules = rules_of_tokens(self.spec)
+        searches = {place: begin(rule, place.side, kind, given.train.device) for place, rule in rules.items()}
+        return tuple([prepare_count(given, self.spec, one)[1] for one in rounds_of(searches)])
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ class Counter(Protocol):
         device: Of the tables.
     """
 
-    rules: dict[Place, Counting]
+    rules: dict[Place, OfBatch]
     dtype: torch.dtype
     device: torch.device
 
@@ -179,7 +179,7 @@ class Recording(Found):
         """The search for a bound; one that begins now, or one of the rounds before."""
         search = self.searches.get(place)
         if search is None:
-            search = self.searches[place] = _begin(rule, place.side, dtype, device, groups)
+            search = self.searches[place] = begin(rule, place.side, dtype, device, groups)
         if search.dtype not in (None, dtype):
             # Their keys have other digits.
             raise ValueError(
@@ -206,9 +206,10 @@ class Recording(Found):
         return total
 
 
-def _begin(
-    rule: OfBatch, side: Side, dtype: torch.dtype, device: torch.device, groups: SequenceGroups | None
+def begin(
+    rule: OfBatch, side: Side, dtype: torch.dtype, device: torch.device, groups: SequenceGroups | None = None
 ) -> AnySearch:
+    """A search before its first round, for a bound of values of a dtype; with groups, of each of them."""
     if isinstance(rule, KeepESS):
         return select_ess.begin(rule, device)
     assert isinstance(rule, Counting)
@@ -267,18 +268,16 @@ class Thresholds(Found):
 
 def dtypes_of_tokens(thresholds: Thresholds) -> dict[Place, torch.dtype]:
     """The dtypes of the bounds that are values of tokens: those of units are float64, of sample sizes float32."""
-    of_tokens = counting_of_tokens(thresholds.spec)
-    return {place: bound.dtype for place, bound in thresholds.bounds.items() if place in of_tokens}
+    rules = rules_of_tokens(thresholds.spec)
+    return {place: x.dtype for place, x in thresholds.bounds.items() if isinstance(rules.get(place), Counting)}
 
 
-def counting_of_tokens(spec: Spec) -> dict[Place, Counting]:
-    """The rules of a Spec that stop at a place in the order of tokens."""
+def rules_of_tokens(spec: Spec) -> dict[Place, OfBatch]:
+    """The rules of a Spec that look at tokens."""
     tokens, weight = {c.label for c in spec.criteria if c.over == "token"}, spec.weight
     if weight is not None and weight.level == "token" and weight.rules:
         tokens.add(WEIGHT)
-    return {
-        place: rule for place, rule in rules_of(spec).items() if place.label in tokens and isinstance(rule, Counting)
-    }
+    return {place: rule for place, rule in rules_of(spec).items() if place.label in tokens}
 
 
 def record(batch: Batch, spec: Spec, progress: Progress, counters: Counters | None = None) -> Recording:

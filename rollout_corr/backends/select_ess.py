@@ -105,10 +105,11 @@ class EssSearch(NamedTuple):
 
     def table(self, values: Values) -> Tensor:
         """[4, digits] int64: of values with the digits found the count, and the sums of `_amounts`, in units."""
-        units = self._units(values.keys.device)
+        units = self.units(values.keys.device)
         return in_chunks(lambda chunk: self._table(chunk, units), values)
 
-    def _units(self, device: torch.device) -> list[Tensor]:
+    def units(self, device: torch.device) -> list[Tensor]:
+        """[digits] float64 each: what the sums of `_amounts` are multiples of."""
         digits = 1 << digit_of(DIGITS, self.round)[0]
         return [known.unit.expand(digits) for known in self.sums] if self.round else _units(device)
 
@@ -138,7 +139,7 @@ class EssSearch(NamedTuple):
         kept = self.before + table[0].cumsum(0)
         running = [
             known.up_to_digits(row, unit, self.round)
-            for known, row, unit in zip(self.sums, table[1:], self._units(table.device), strict=True)
+            for known, row, unit in zip(self.sums, table[1:], self.units(table.device), strict=True)
         ]
         bits, shift = digit_of(DIGITS, self.round)
         ends = ((self.prefix << bits) | torch.arange(1 << bits, device=table.device)) << shift | ((1 << shift) - 1)
@@ -196,7 +197,8 @@ def _units(device: torch.device) -> list[Tensor]:
     bits, shift = digit_of(DIGITS, 0)
     smallest = _log_ratios(torch.arange(1 << bits, device=device) << shift)
     exponent = (smallest.double() * math.log2(math.e)).floor().long()
-    # 24 bits of a float32, 48 of its square, and one or two for roundings of the smallest.
+    # 24 bits of a float32, 48 of its square, and one or two for roundings of the smallest. The kernel makes the other
+    # two of the first: kernels/correct/count.py.
     return [_power_of_two(x) for x in (exponent - 25, 2 * exponent - 26, 2 * exponent - 50)]
 
 

@@ -106,6 +106,7 @@ TOKENS = {
     "not finite": rc.Spec(
         criteria=(C("k1", upper=rc.Quantile(0.9)), C("k2", upper=rc.MeanBelow(0.03))), nonfinite="propagate"
     ),
+    "sample size": rc.Spec(W("token", 0.9, rc.KeepESS(0.99)), (C("k2", upper=rc.MeanBelow(0.03)),)),
     "neutral": rc.Spec(W("token", upper=rc.Quantile(0.6)), nonfinite="neutral"),
 }
 
@@ -240,3 +241,22 @@ def test_an_open_side_is_open(device):
     assert torch.equal(out.mask.cpu(), laid.mask) and torch.equal(
         out.weights.cpu() > 1, (laid.train > laid.rollout) & laid.mask
     )
+
+
+@pytest.mark.gpu
+def test_a_captured_search_replays(device):
+    """A graph holds the rounds of the search, and finds the bounds of another batch."""
+    spec = rc.Spec(
+        W("token", upper=rc.KeepESS(0.9)), (C("abs", upper=rc.Quantile(0.8)), C("k2", upper=rc.MeanBelow(0.03)))
+    )
+    held, other = (torch.randn(2, 3000, device=device) * 0.3 - 1.0 for _ in range(2))
+    rc.correct(*held.unbind(), spec=spec)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = rc.correct(*held.unbind(), spec=spec)
+    held.copy_(other)
+    graph.replay()
+    torch.cuda.synchronize()
+    wanted = rc.correct(*other.unbind(), spec=spec)
+    assert found.mask.equal(wanted.mask) and found.weights.equal(wanted.weights) and not found.mask.all()
+    assert found.metrics() == wanted.metrics()

@@ -133,7 +133,7 @@ template <class T> T approximate(T exact, Word operand) {
 template <class T> void floats(const std::string& kind = name_of<T>()) {
     SET("add", T, a + b), SET("sub", T, a - b), SET("mul", T, a * b), SET("div", T, a / b);
     SET("fma", T, std::fma(a, b, c)), SET("sqrt", T, std::sqrt(a)), SET("rcp", T, 1 / a), comparisons<T>(kind);
-    SET("neg", T, -a), SET("abs", T, std::fabs(a)),  SET("copysign", T, std::copysign(b, a));
+    SET("neg", T, -a), SET("abs", T, std::fabs(a)), SET("copysign", T, std::copysign(b, a));
     SET("min", T, least(a, b)), SET("min.NaN", T, a != a || b != b ? T(NAN) : least(a, b));
     SET("max", T, -least(-a, -b)), SET("max.NaN", T, a != a || b != b ? T(NAN) : -least(-a, -b));
     if constexpr (sizeof(T) == 4) {  // in float64 first
