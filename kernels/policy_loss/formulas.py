@@ -23,6 +23,7 @@ class Token(NamedTuple):
     weight: tl.tensor  # the factor of the loss
     level: tl.tensor  # the mean or the total log-ratio of its sequence, where the surrogate needs it
     pull: tl.tensor  # GMPO: the loss of the sequence; GSPO through the sequence: its derivative. Weights are in both
+    loss: tl.tensor  # REAL: that of the group, and `pull` is its derivative by the sequence's score
     looked: tl.tensor  # of the look at the batch: non-zero where it chose the token, or the logarithm of its bound
 
 
@@ -183,6 +184,10 @@ def policy(token: Token, numbers: tl.tuple, PLAN: tl.constexpr) -> Term:
         low = (advantage < 0) & (clamped < -number(numbers, PLAN, "low").to(x.dtype))
         value, slope = token.pull, token.pull
         free = free & ((low | high) == 0)
+    elif PLAN.surrogate == "REAL":
+        value, slope, free = token.loss, token.pull, tl.abs(x) <= LARGEST_D
+        if PLAN.nonfinite == "propagate":
+            value = tl.where(x == x, value, x)
     elif PLAN.surrogate == "DRO":
         beta, saturated = number(numbers, PLAN, "beta").to(x.dtype), limited(x, -LARGEST_D, LARGEST_D, PLAN)
         square, pull, flows = saturated * saturated, saturated, tl.abs(x) <= LARGEST_D

@@ -76,6 +76,7 @@ class Shared(NamedTuple):
     advantage: tl.tensor
     level: tl.tensor  # the mean or the total log-ratio of a sequence
     pull: tl.tensor  # the term of a sequence in the gradient of its tokens; see formulas.Token
+    loss: tl.tensor  # that of its group
     inner: tl.tensor  # the factor of each sequence's gradient
     numbers: tl.tuple
 
@@ -164,7 +165,7 @@ def loss_of_part(part: Part, shared: Shared, PLAN: tl.constexpr) -> tuple[tl.tup
     if PLAN.masked:
         found = record_count(found, PLAN, "valid", valid)
     found = record_count(found, PLAN, "counted", counted)
-    token = Token(compared, x, advantage, weight, shared.level, shared.pull, part.looked)
+    token = Token(compared, x, advantage, weight, shared.level, shared.pull, shared.loss, part.looked)
     if PLAN.phase == "sum":
         return sum_of_sequence(found, token, scale, counted, shared.numbers, PLAN), x
     elif PLAN.phase == "pull":
@@ -202,6 +203,8 @@ def sum_of_sequence(
         down = advantage < 0
         found = record_statistic(found, PLAN, "down", tl.where(counted & down, weighted, 0.0))
         found = record_statistic(found, PLAN, "up", tl.where(counted & (down == 0), weighted, 0.0))
+    elif PLAN.compares:
+        found = record_statistic(found, PLAN, "advantage", tl.where(counted, advantage, 0.0))
     elif PLAN.surrogate == "VESPO":
         clamp = number(numbers, PLAN, "clamp").to(x.dtype)
         x = limited(x, -clamp, clamp, PLAN)
@@ -331,17 +334,22 @@ def gradient_kernel(
         else:
             part = load_part(inputs, tile, first, PLAN, TILING, False)
         like = part.new.to(real(PLAN))
-        advantage, level, pull, inner = like, like, like, like
+        advantage, level, pull, loss, inner = like, like, like, like, like
         if PLAN.advantages == "sequence":
             advantage = of_sequences(advantages, like, span, first, offsets, tile, extents, PLAN, TILING)
         if PLAN.levels and PLAN.phase != "sum":
             level = of_sequences(levels, like, span, first, offsets, tile, extents, PLAN, TILING)
+        if PLAN.compares and PLAN.writes:
+            rows = levels + extents.sequences
+            loss = of_sequences(rows, like, span, first, offsets, tile, extents, PLAN, TILING)
+            rows += extents.sequences
+            pull = of_sequences(rows, like, span, first, offsets, tile, extents, PLAN, TILING)
         if PLAN.phase == "write":
             if PLAN.pulls or PLAN.pulls_too:
                 pull = of_sequences(pulls, like, span, first, offsets, tile, extents, PLAN, TILING)
             if PLAN.averages:
                 inner = of_sequences(inners, like, span, first, offsets, tile, extents, PLAN, TILING)
-        found, slope = loss_of_part(part, Shared(advantage, level, pull, inner, numbers), PLAN)
+        found, slope = loss_of_part(part, Shared(advantage, level, pull, loss, inner, numbers), PLAN)
         if PLAN.writes and PLAN.differentiable:
             if whole:
                 store_step(contiguous(gradient, extents), slope, tile, first, PLAN, TILING, True)

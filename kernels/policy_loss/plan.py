@@ -19,7 +19,8 @@ class LossPlan(Tables):
 
     Where the gradient of a token depends on its sequence, a first pass over the tokens adds up (phase "sum") and a
     last one writes ("write"); otherwise one pass does everything ("whole"). Between the two, where each token pulls at
-    the others by an amount that hangs on the sequence's mean, a pass adds these up ("pull").
+    the others by an amount that hangs on the sequence's mean, a pass adds these up ("pull"). Where sequences of a group
+    are compared, in torch, a first pass finds their facts ("sum"), and another call does everything ("whole").
     """
 
     phase: str
@@ -55,6 +56,7 @@ class LossPlan(Tables):
     mass: str | None  # whose log-probs the kept mass is taken from: "train", which is new, or "rollout", the base
     has_scales: bool  # factors of all that a token adds
     looked: bool  # the look at the batch found something of each token
+    by_sequence: bool  # what a look at groups found of each sequence is given
     turns: bool  # slots and offsets are of turns, whose ratio it is; sequences are counted beside them
     token_sums: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
@@ -96,6 +98,11 @@ class LossPlan(Tables):
         return self.surrogate == "GMPO" or (self.surrogate == "GSPO" and self.option == "sequence")
 
     @property
+    def compares(self) -> bool:
+        """Test whether a token reads what a look at groups of sequences decided of its sequence."""
+        return self.surrogate == "REAL"
+
+    @property
     def pulls_too(self) -> bool:
         """Test whether the gradient of a token has a part of its own and a part that is computed for its sequence."""
         return self.surrogate == "AveragePPO" and self.differentiable
@@ -103,6 +110,8 @@ class LossPlan(Tables):
     @property
     def phases(self) -> tuple[str, ...]:
         """The passes over the tokens."""
+        if self.compares:
+            return ("whole",) if self.by_sequence else ("sum",)
         if not (self.levels or self.pulls):
             return ("whole",)
         return ("sum", "pull", "write") if self.pulls_too else ("sum", "write")
@@ -144,6 +153,7 @@ def plans_of(
     mass: str | None = None,
     has_scales: bool = False,
     looked: bool = False,
+    by_sequence: bool = False,
     turns: bool = False,
 ) -> tuple[LossPlan, ...]:
     """Make a plan for each pass over the tokens.
@@ -163,6 +173,7 @@ def plans_of(
         mass: Whose log-probs the kept mass is taken from, "train" or "rollout"; None without one.
         has_scales: Factors of all that a token adds are given.
         looked: What the look at the batch found of each token is given.
+        by_sequence: What a look at groups found of each sequence is given.
         turns: Turns stand in the place of sequences.
     """
     surrogate, kl, regulariser = objective.surrogate, objective.kl, objective.regulariser
@@ -202,6 +213,7 @@ def plans_of(
         mass=mass,
         has_scales=has_scales,
         looked=looked,
+        by_sequence=by_sequence,
         turns=turns,
         numbers=tuple(numbers_of(objective, double)),
         sums=sum_names(objective),
@@ -221,7 +233,7 @@ def _columns(plan: LossPlan) -> dict[str, Any]:
     of_sequences = (*OF_SEQUENCES, *(["total"] if plan.averages and plan.phase == "whole" else []))
     counts = ("valid", "counted") if plan.adds_up else ()
     if not plan.writes:
-        sums = of_sequences if plan.phase == "sum" else ()
+        sums = of_sequences if plan.phase == "sum" and not plan.compares else ()
         return {"counts": counts, "sequence_sums": sums} | _of_sequences(plan)
     empty = {"clip_low", "clip_high", "clip_dual", *plan.of_look} - set(plan.clip_counts)
     measured = [name for name in plan.sums if name not in OF_SEQUENCES and name not in empty]
@@ -242,6 +254,8 @@ def _of_sequences(plan: LossPlan) -> dict[str, Any]:
         ratios, others = [], ["pull"]
     elif plan.surrogate == "GMPO":
         ratios += ["log_weight"] if plan.weighted else []
+        others += ["advantage"]
+    elif plan.compares:
         others += ["advantage"]
     elif plan.pulls:
         others += ["up", "down"]

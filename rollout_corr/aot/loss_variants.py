@@ -17,6 +17,7 @@ from rollout_corr.spec.surrogates import (
     GPG,
     GSPO,
     PPO,
+    REAL,
     REC,
     SAPO,
     TOPR,
@@ -131,6 +132,11 @@ _DECLARED = (
     LossVariant("bapo", Objective(BAPO(dual=3.0), reduction=_MEAN), packed=False, mask=U8, length=MEDIUM),
     LossVariant(
         "entropy_clip", Objective(EntropyClip(dual=3.0), KL("k3", 0.1)), new=BF16, base=BF16, ref=BF16, trains=BOOL
+    ),
+    # Groups of sequences, whose facts are found before.
+    LossVariant("real", Objective(REAL(coef=0.5), KL("k3", 0.1), reduction=_MEAN), ref=FP32, trains=BOOL, scales=True),
+    LossVariant(
+        "real_padded", Objective(REAL(), nonfinite="propagate"), packed=False, advantages="sequence", length=MEDIUM
     ),
     LossVariant("dro_sequence", Objective(DRO(0.5, "sequence"), reduction=_MEAN), packed=False, length=SHORT),
 )

@@ -6,7 +6,7 @@ sequences are on average. Lengths and thresholds are in no key.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -240,15 +240,18 @@ class LossVariant(VariantLayout):
             double=double,
             looked=None if hands is None else empty(torch.bool if hands == "mask" else kind, *shape),
             decided=empty(torch.float64, len(surrogate.hands_numbers)) if surrogate.hands_numbers else None,
+            by_sequence=empty(kind, 3, sequences) if surrogate.by_group else None,
         )
 
     def launches(self, given: LossGiven | None = None) -> tuple[Launch, ...]:
         """List what a forward and a backward would launch for a batch, by default one on the meta device."""
         from rollout_corr.kernels.policy_loss.backward import Slope, prepare_scale
-        from rollout_corr.kernels.policy_loss.launch import prepare
+        from rollout_corr.kernels.policy_loss.launch import prepare, prepare_facts
 
         given = self.given(self.tokens, self.tokens // self.length) if given is None else given
         found, launches = prepare(given, self.objective, self.differentiable)
+        if self.objective.surrogate.by_group:
+            launches = (*prepare_facts(replace(given, by_sequence=None), self.objective)[1], *launches)
         if found.gradient is None:
             return launches
         upstream = torch.ones((), dtype=found.value.dtype, device=given.new.device)

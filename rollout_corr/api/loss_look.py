@@ -6,19 +6,22 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.loss_request import LossRequest
+from rollout_corr.backends import loss_blocks, loss_operators
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.layouts import shape_of
-from rollout_corr.backends.loss_blocks import LossTask, look
+from rollout_corr.backends.loss_blocks import LossTask
 from rollout_corr.backends.sequence_groups import INDEX_DTYPES
 from rollout_corr.spec.surrogate import Looked
 
 
-def looked_at(request: LossRequest, task: LossTask) -> Looked:
-    """Let the surrogate of a call look at the batch."""
+def looked_at(request: LossRequest, task: LossTask, by_kernels: bool) -> Looked:
+    """Let the surrogate of a call look at the batch; kernels read the sequences where groups of them are compared."""
     ids, groups = request.ids, request.groups
+    if task.objective.surrogate.by_group:
+        return (loss_operators if by_kernels else loss_blocks).look_at_groups(task, groups)
     if ids is None:
         ids = torch.arange(task.batch.count, device=task.batch.train.device) + (groups.rank() << 32)
-    return look(task, ids, groups)
+    return loss_blocks.look(task, ids, groups)
 
 
 def read_ids(batch: Batch, given: object) -> Tensor:

@@ -337,8 +337,6 @@ class LossRequest:
     @property
     def beyond_kernels(self) -> str | None:
         """Name what the kernels do not compute, or None."""
-        if self.surrogate.looks and not (self.surrogate.hands_tokens or self.surrogate.hands_numbers):
-            return f"{self.surrogate!r}, which looks at the whole batch first"
         of_whole = self.scales is not None and self.surrogate.pools
         return f"{self.surrogate!r} beside scale" if of_whole else None
 

@@ -290,7 +290,7 @@ def _run(request: LossRequest) -> PolicyLoss:
     if wanted.surrogate.reads_entropy and request.entropy is not None:
         task.entropy = request.entropy.detach()
     if wanted.surrogate.looks:
-        task.looked = looked_at(request, task)
+        task.looked = looked_at(request, task, _runner(request) == "triton")
     kl = wanted.kl
     if kl is None or kl.reduction is None:
         value, found, divisor = _reduced(request, task, request.divisor)

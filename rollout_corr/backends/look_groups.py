@@ -6,45 +6,62 @@ sequences nor the ranks that hold them change a bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollout_corr.backends.sequence_groups import SequenceGroups
+from rollout_corr.definition.loss import Read
 from rollout_corr.definition.sequences import Sequences
+from rollout_corr.spec.surrogate import Looked, Surrogate
+
+if TYPE_CHECKING:
+    from rollout_corr.backends.choose import Groups
 
 # Exponentials are at most 1 and multiples of 1 / GRID: room for 2^21 sequences of a group.
 GRID = 2.0**42
 
-OverRanks = Callable[[Tensor], Tensor]
+
+class Facts(NamedTuple):
+    """The sequences of a batch, [S] each, as `SeenGroups` names them."""
+
+    trains: Tensor
+    scores: Tensor
+    advantages: Tensor
+
+
+def facts_of(found: Read, sequences: Sequences) -> Facts:
+    """Take the facts of sequences from their tokens, which have them in common."""
+    tokens = found.tokens
+
+    def of_tokens(x: Tensor) -> Tensor:
+        x = x.expand(tokens.x.shape)
+        x = x if found.counted is None else torch.where(found.counted, x, -torch.inf)
+        return torch.where(found.n > 0, sequences.max(x), 0.0)
+
+    return Facts(found.n > 0, of_tokens(tokens.clamped), of_tokens(tokens.mean_advantage()))
+
+
+def look(surrogate: Surrogate, facts: Facts, groups: SequenceGroups | None, ranks: Groups) -> Looked:
+    """Let a surrogate look at the groups of a batch, over the ranks that share it."""
+    assert groups is not None
+    return surrogate.look_at_groups(WholeGroups(facts, groups, ranks))
 
 
 class WholeGroups:
     """The sequences of a batch and their groups.
 
     Args:
-        sequences: The sequences.
-        trains: Bool per token: it trains.
+        facts: The sequences.
         groups: Their groups.
-        add_up: Adds int64 up over the ranks that share the batch.
-        highest: Takes the maximum of float64 over them.
+        ranks: The process groups; nothing is exchanged where every group lies on one rank.
     """
 
-    def __init__(
-        self, sequences: Sequences, trains: Tensor, groups: SequenceGroups, add_up: OverRanks, highest: OverRanks
-    ) -> None:
-        self._sequences, self._tokens, self._index = sequences, trains, groups.placed()
-        self._count, self._shape = groups.total, trains.shape
-        self._add_up, self._highest = (_here, _here) if groups.whole else (add_up, highest)
-        self.trains = sequences.sum_integers(trains) > 0
-
-    def of_tokens(self, x: Tensor) -> Tensor:
-        found = self._sequences.max(torch.where(self._tokens, x.expand(self._shape), -torch.inf))
-        return torch.where(self.trains, found, 0.0)
-
-    def at_tokens(self, x: Tensor) -> Tensor:
-        return self._sequences.spread(x).expand(self._shape)
+    def __init__(self, facts: Facts, groups: SequenceGroups, ranks: Groups) -> None:
+        self.trains, self.scores, self.advantages = facts
+        self._count, self._index = groups.total, groups.placed()
+        self._add_up, self._highest = (_here, _here) if groups.whole else (ranks.sum, ranks.highest)
 
     def log_sums(self, x: Tensor, kind: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
         # Those of no group have columns too, which count nothing.

@@ -22,7 +22,7 @@ from rollout_corr.definition.loss import Read
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.definition.tokens import GRID_OF_FRACTION, LARGEST_STATISTIC
 from rollout_corr.spec.bounds_of_batch import Before, Counting, Side
-from rollout_corr.spec.surrogate import LossTokens, SeenGroups
+from rollout_corr.spec.surrogate import LossTokens
 
 # SplitMix64 (Steele, Lea and Flood 2014): its increment, and the multipliers and shifts of its finaliser.
 INCREMENT = 0x9E3779B97F4A7C15 - 2**64
@@ -90,7 +90,6 @@ class WholeBatch:
         self.tokens: LossTokens = found.tokens
         counted = found.counted
         self.trains = torch.ones_like(found.x, dtype=torch.bool) if counted is None else counted
-        self.groups: SeenGroups | None = None
         self.entropy: Tensor | None = None
         self._all_train = counted is None
         self._batch, self._ids, self._add_up, self._block, self._alone = batch, ids, add_up, block, alone

@@ -192,7 +192,7 @@ def look(task: LossTask, ids: Tensor, ranks: Groups) -> Looked:
     from rollout_corr.backends import looks
 
     batch, surrogate = task.batch, task.objective.surrogate
-    if looks.in_blocks(batch) and batch.train.numel() and not surrogate.by_group:
+    if looks.in_blocks(batch) and batch.train.numel():
         # All of the batch in one block.
         for block in blocks.blocks_of(batch, batch.train.numel()):
             operands = _operands_of(block, task)
@@ -206,11 +206,20 @@ def look(task: LossTask, ids: Tensor, ranks: Groups) -> Looked:
     found = loss.read(_operands(task, batch.train, sequences, valid), task.objective)
     seen = looks.WholeBatch(batch, found, ids, ranks.sum)
     seen.entropy = None if task.entropy is None else task.entropy.to(batch.dtype)
-    if batch.groups is not None and surrogate.by_group:
-        from rollout_corr.backends.look_groups import WholeGroups
-
-        seen.groups = WholeGroups(sequences, seen.trains, batch.groups, ranks.sum, ranks.highest)
     return surrogate.look(seen)
+
+
+@torch.no_grad()
+def look_at_groups(task: LossTask, ranks: Groups) -> Looked:
+    """Let the surrogate look at the groups of sequences; arguments are those of `look`."""
+    from rollout_corr.backends import look_groups
+
+    batch = task.batch
+    sequences, valid = whole.sequences_of(batch)
+    found = loss.read(_operands(task, batch.train, sequences, valid), task.objective)
+    facts = look_groups.facts_of(found, sequences)
+    looked = look_groups.look(task.objective.surrogate, facts, batch.groups, ranks)
+    return looked._replace(tokens=tuple([sequences.spread(x).expand(found.x.shape) for x in looked.sequences]))
 
 
 def _put_back(block: blocks.Block, x: Tensor) -> Tensor:

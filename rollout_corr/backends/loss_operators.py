@@ -17,8 +17,10 @@ from rollout_corr.backends.loss_blocks import LossResult, LossTask
 from rollout_corr.backends.registration import define, seen_by_others
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.spec.loss import Objective
+from rollout_corr.spec.surrogate import Looked
 
 if TYPE_CHECKING:
+    from rollout_corr.backends.choose import Groups
     from rollout_corr.kernels.policy_loss.launch import LossGiven
 
 
@@ -42,6 +44,7 @@ class LossOperands(NamedTuple):
     turns: Tensor | None  # [U + 1], for a surrogate of turns
     looked: Tensor | None  # what the look at the batch found of each token
     decided: Tensor | None  # the numbers that it found
+    by_sequence: Tensor | None  # [3, S], what a look at groups found of each sequence
     differentiable: bool
 
 
@@ -66,15 +69,16 @@ class ScaleOperands(NamedTuple):
     dtype: torch.dtype  # of the result
 
 
-def run_fused(task: LossTask) -> LossResult:
-    """Run the kernels on a batch: directly, or as the operator where something has to see that."""
+def _operands(task: LossTask) -> LossOperands:
+    """Give a batch as the operators take it."""
     batch, wanted = task.batch, task.objective
     log_mass, of_base = (None, False) if task.mass is None else task.mass
-    looked = decided = None
+    looked = decided = by_sequence = None
     if task.looked is not None:
         (looked,) = task.looked.tokens or (None,)
         decided = torch.stack(task.looked.numbers).double() if task.looked.numbers else None
-    operands = LossOperands(
+        by_sequence = torch.stack(task.looked.sequences) if task.looked.sequences else None
+    return LossOperands(
         new_logp=batch.train,
         base=task.base,
         ref=task.ref,
@@ -92,14 +96,43 @@ def run_fused(task: LossTask) -> LossResult:
         turns=batch.turns if wanted.surrogate.unit == "turn" else None,
         looked=looked,
         decided=decided,
+        by_sequence=by_sequence,
         differentiable=task.differentiable,
     )
-    # Not a part of the operands, since the compiler of torch 2.6 cannot cut a named tuple.
-    policies, factors = (batch.train, task.base, task.ref, log_mass), (task.weights, task.trains, task.scales, looked)
-    if seen_by_others((*policies, *factors, task.advantages, batch.mask, batch.offsets, task.divisor)):
-        from rollout_corr.spec.encode import encode, encode_once
 
-        text = encode(wanted) if torch.compiler.is_compiling() else encode_once(wanted)
+
+def _encoded(task: LossTask) -> tuple[str, list[float]] | None:
+    """Encode the objective, where something has to see the kernels as operators; else give None."""
+    batch, wanted = task.batch, task.objective
+    # Not a part of the operands, since the compiler of torch 2.6 cannot cut a named tuple.
+    policies = batch.train, task.base, task.ref, None if task.mass is None else task.mass.log
+    factors = task.weights, task.trains, task.scales, *(() if task.looked is None else task.looked.tokens)
+    if not seen_by_others((*policies, *factors, task.advantages, batch.mask, batch.offsets, task.divisor)):
+        return None
+    from rollout_corr.spec.encode import encode, encode_once
+
+    return encode(wanted) if torch.compiler.is_compiling() else encode_once(wanted)
+
+
+@torch.no_grad()
+def look_at_groups(task: LossTask, ranks: Groups) -> Looked:
+    """Let the surrogate look at the groups of sequences, whose scores a kernel has found."""
+    from rollout_corr.backends import look_groups
+
+    surrogate, operands, text = task.objective.surrogate, _operands(task), _encoded(task)
+    if text is None:
+        found = kernels().facts(_given(operands), task.objective)
+    else:
+        found = torch.ops.rollout_corr.sequence_facts(*operands, *text)
+    scores, advantages, counts = found.unbind()
+    facts = look_groups.Facts(counts > 0, scores.clamp(-surrogate.clamp, surrogate.clamp), advantages)
+    return look_groups.look(surrogate, facts, task.batch.groups, ranks)
+
+
+def run_fused(task: LossTask) -> LossResult:
+    """Run the kernels on a batch: directly, or as the operator where something has to see that."""
+    wanted, operands, text = task.objective, _operands(task), _encoded(task)
+    if text is not None:
         found = torch.ops.rollout_corr.policy_loss(*operands, *text)
         value, gradient, inners, counted, statistics = found
         statistics = _with_look(statistics, task)
@@ -172,10 +205,26 @@ def _given(operands: LossOperands) -> LossGiven:
     return given
 
 
-def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
-    new, offsets = operands.new_logp, operands.cu_seqlens
+def _facts(operands: LossOperands, objective: Objective) -> Tensor:
+    found: Tensor = kernels().facts(_given(operands), objective)
+    return found
+
+
+def _shape_of_facts(operands: LossOperands, objective: Objective) -> Tensor:
     kind = torch.float64 if operands.double else torch.float32
-    sequences = new.shape[0] if offsets is None else offsets.shape[0] - 1
+    return torch.empty(3, _count(operands), dtype=kind, device=operands.new_logp.device)
+
+
+def _count(operands: LossOperands) -> int:
+    """Count the sequences."""
+    new, offsets = operands.new_logp, operands.cu_seqlens
+    return new.shape[0] if offsets is None else offsets.shape[0] - 1
+
+
+def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
+    new = operands.new_logp
+    kind = torch.float64 if operands.double else torch.float32
+    sequences = _count(operands)
     if operands.turns is not None:
         sequences = operands.turns.shape[0] - 1
 
@@ -201,4 +250,5 @@ def _scaled_shape(operands: ScaleOperands) -> Tensor:
 
 
 define("policy_loss", LossOperands, LossOutputs, cuda=_kernels, cpu=_kernels, fake=_shapes, encoded="objective")
+define("sequence_facts", LossOperands, None, cuda=_facts, cpu=_facts, fake=_shape_of_facts, encoded="objective")
 define("scale_gradient", ScaleOperands, None, cuda=_scale, cpu=_scale, fake=_scaled_shape)

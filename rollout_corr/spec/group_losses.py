@@ -11,9 +11,10 @@ from typing import ClassVar
 
 import torch
 
-from rollout_corr.spec.surrogate import Level, Looked, LossTokens, SeenBatch, Surrogate, TokenLoss
+from rollout_corr.spec.surrogate import Level, Looked, LossTokens, SeenGroups, Surrogate, TokenLoss
 from rollout_corr.spec.thresholds import LARGEST_FLOAT32
-from rollout_corr.spec.validate import positive
+
+SMALLEST_TAU = 1e-30
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,45 +31,41 @@ class REAL(Surrogate):
     sequences of different lengths, that is not the derivative of the value, in which they belong to all of the group.
 
     Args:
-        tau: The temperature; no sequence's gradient by its score exceeds 1 / tau.
+        tau: The temperature, at least 1e-30; no sequence's gradient by its score exceeds 1 / tau.
     """
 
     tau: float = 0.5
 
     looks: ClassVar[bool] = True
     by_group: ClassVar[bool] = True
-    pools: ClassVar[bool] = True
     found: ClassVar[tuple[str, ...]] = ("group_contrast",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set(tau=positive("REAL.tau", self.tau, LARGEST_FLOAT32))
+        # With a smaller one a derivative, up to the size of a group over tau, may leave float32, and 0 times it is NaN.
+        self._number("tau", least=SMALLEST_TAU, most=LARGEST_FLOAT32)
 
     @property
     def takes(self) -> Level:
         """Its sequence's."""
         return "sequence"
 
-    def look(self, seen: SeenBatch) -> Looked:
+    def look_at_groups(self, seen: SeenGroups) -> Looked:
         """Compute the loss of each group, and its derivative by each score."""
-        groups, tokens = seen.groups, seen.tokens
-        assert groups is not None
-        score = groups.of_tokens(tokens.clamped)
-        good = groups.of_tokens(tokens.mean_advantage()) > 0.0
+        score, good = seen.scores, seen.advantages > 0.0
         scaled = torch.where(good, -score, score).double() / self.tau
-        (others, goods), counts = groups.log_sums(scaled, good.long(), 2)
-        contrasts = groups.trains & (counts > 0).all(0)
+        (others, goods), counts = seen.log_sums(scaled, good.long(), 2)
+        contrasts = seen.trains & (counts > 0).all(0)
         value = torch.where(contrasts, others + goods, 0.0)
         # Of log(1 + sum of e^z) by z: a softmax. Each of the group's sequences carries its loss.
         slope = (scaled - torch.where(good, goods, others)).exp() / self.tau * counts.sum(0)
         slope = torch.where(contrasts & (score.abs() < self.clamp), torch.where(good, -slope, slope), 0.0)
         found = {"group_contrast": torch.count_nonzero(contrasts)}
-        dtype = tokens.clamped.dtype
-        return Looked(tuple(groups.at_tokens(x.to(dtype)) for x in (value, slope)), (), found)
+        return Looked((), (), found, (score, value.to(score.dtype), slope.to(score.dtype)))
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
         """Give every token the loss of its group, and the derivative of that by its score as its slope."""
-        value, slope = tokens.looked.tokens
+        _, value, slope = tokens.looked.tokens
         away = tokens.saturated(tokens.x)
         return TokenLoss(value + slope * (away - away.detach()))
 

@@ -56,11 +56,13 @@ class Looked(NamedTuple):
         tokens: [N] or [B, T] each, what it decided of every token.
         numbers: 0-d each, in the dtype that computes.
         sums: 0-d each: the statistics of `Surrogate.found`, of the tokens of this rank.
+        sequences: [S] each, what it decided of every sequence of this rank; plain torch has it in `tokens` too.
     """
 
     tokens: tuple[Tensor, ...]
     numbers: tuple[Tensor, ...]
     sums: dict[str, Tensor]
+    sequences: tuple[Tensor, ...] = ()
 
 
 class LossTokens(Protocol):
@@ -115,12 +117,8 @@ class SeenGroups(Protocol):
     """The sequences of a batch and their groups, on all ranks of the batch group: backends/look_groups.py."""
 
     trains: Tensor  # [S] bool: a token of it does
-
-    def of_tokens(self, x: Tensor) -> Tensor:
-        """[S]: the value that all tokens of a sequence that train have in common; 0 where none does."""
-
-    def at_tokens(self, x: Tensor) -> Tensor:
-        """Give every token its sequence's value: [S] -> [N] or [B, T]."""
+    scores: Tensor  # [S]: its `Surrogate.log_ratio`, clamped to +-clamp; 0 where no token trains
+    advantages: Tensor  # [S]: the mean of A over its tokens that train; 0 of none
 
     def log_sums(self, x: Tensor, kind: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
         """Add up e^x over the sequences of each group that train, by kind.
@@ -143,7 +141,6 @@ class SeenBatch(Protocol):
 
     tokens: LossTokens
     trains: Tensor  # Bool per token
-    groups: SeenGroups | None  # for a surrogate of groups
     entropy: Tensor | None  # of each token, for a surrogate that reads it
 
     def count(self) -> Tensor:
@@ -197,9 +194,8 @@ class Surrogate(Checked):
         pools: All tokens of a sequence have one loss.
         looks: `look` decides something from the whole batch first, in plain torch.
         hands_tokens: What `look` decides of each token and the kernels read: a "mask" or a "number"; None: nothing.
-        hands_numbers: The kernels' numbers that `look` decides, as `Looked.numbers` has them. One that looks and hands
-            over neither runs on plain torch.
-        by_group: It compares the sequences of a group, which a call has to name.
+        hands_numbers: The kernels' numbers that `look` decides, as `Looked.numbers` has them.
+        by_group: It compares the sequences of a group, which a call has to name, and looks at these alone.
         reads_entropy: It reads the entropy of tokens, which a call has to bring.
         found: The sums that `look` reports.
     """
@@ -287,6 +283,10 @@ class Surrogate(Checked):
 
     def look(self, seen: SeenBatch) -> Looked:
         """Decide what the whole batch decides; asked of surrogates with `looks` alone."""
+        return Looked((), (), {})
+
+    def look_at_groups(self, seen: SeenGroups) -> Looked:
+        """Decide in the place of `look` what groups of sequences decide; asked of surrogates with `by_group` alone."""
         return Looked((), (), {})
 
     # Not an ABC: it would refuse Surrogate() before __post_init__ can say what to write instead.

@@ -13,7 +13,7 @@ from triton.runtime.jit import JITFunction
 
 from rollout_corr.kernels.correct import recipe as correct
 from rollout_corr.kernels.policy_loss import backward
-from rollout_corr.kernels.policy_loss import launch as policy_loss
+from rollout_corr.kernels.policy_loss import recipe as policy_loss
 
 TARGETS = {"cuda": GPUTarget("cuda", 90, 32), "hip": GPUTarget("hip", "gfx942", 64)}
 KERNELS = {
