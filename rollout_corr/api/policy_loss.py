@@ -144,8 +144,7 @@ def policy_loss(
             of="new/rollout" and of="new/old" work here. Not beside weights that are passed in.
         cu_seqlens: [S + 1] int32 or int64 offsets of packed sequences.
         surrogate: PPO, GSPO, AveragePPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO, TOPR, REC or VESPO; PPO() by
-            default. Or ClipCov, KLCov, BAPO, EntropyClip or REAL, which look at the whole batch first; the loss of REAL
-            runs on plain torch.
+            default. Or ClipCov, KLCov, BAPO, EntropyClip or REAL, which look at the whole batch first.
         kl: A penalty for leaving `ref_logp`, or None.
         ref_logp: Log-probs under the reference policy, same layout; needed by `kl`.
         regulariser: A squared log-ratio, or None.

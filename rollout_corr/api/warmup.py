@@ -224,6 +224,8 @@ def _step(
         arguments["ref_logp"] = train
     if getattr(arguments.get("surrogate"), "reads_entropy", False) or arguments.get("entropy_bonus") is not None:
         arguments["entropy"] = torch.zeros_like(train, dtype=torch.float32)
+    if getattr(arguments.get("surrogate"), "by_group", False):
+        arguments["group_size"] = 1
     if getattr(arguments.get("surrogate"), "unit", None) == "turn":
         arguments["turns"] = turns
     new = train.detach().requires_grad_()

@@ -127,7 +127,7 @@ def test_a_surrogate_changed_outside_is_not_stale():
 
 
 # Their gradient needs a sum of the sequence.
-TWO_PASSES = ("gspo", "gmpo", "rec_sequence", "score_average", "score_geometric", "vespo", "dro_sequence")
+TWO_PASSES = ("gspo", "gmpo", "rec_sequence", "score_average", "score_geometric", "vespo", "dro_sequence", "real")
 # And what each token adds to that of the others hangs on a first one.
 THREE_PASSES = ("ppo_average", "ppo_geometric")
 
@@ -267,10 +267,8 @@ def test_every_option_is_in_a_variant():
     for module in (surrogate, ratio_losses, score_losses, signed_losses, surrogates, loss):
         choices |= vars(module)
     options = {name: set(x) for name, x in choices.items() if name.isupper() and isinstance(x, tuple)}
-    # These have no kernel, but for those whose look hands over what it finds.
-    others = options.pop("OF_BATCH")
-    assert not others & options["SURROGATES"]
-    looking = {kind for kind in others if kind.hands_tokens or kind.hands_numbers}
+    looking = options.pop("OF_BATCH")
+    assert all(kind.hands_tokens or kind.hands_numbers or kind.by_group for kind in looking)
     assert options.pop("SURROGATES") | looking == {type(x.surrogate) for x in OBJECTIVES}
     assert options == USED
     variants = LOSS_VARIANTS.values()

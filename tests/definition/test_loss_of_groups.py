@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, error
+from builders.group_loss_cases import GROUPS, LENGTHS, TOGETHER, expected, made
 from builders.loss_cases import OF_GROUPS, LaidLoss, only, random_batch
 from builders.reads import Reads
 from builders.split_cases import Rank
@@ -23,29 +24,6 @@ from rollout_corr.api.policy_loss import RUNNERS
 from rollout_corr.backends import loss_blocks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-LENGTHS = (9, 1, 14, 0, 5, 12, 30, 3, 7, 2)
-GROUPS = [2, 0, 2, 1, 0, 4, 0, 2, 2, 4]
-TOGETHER = {"reduction": "sequence_mean_token_mean", "denominator": "kept"}
-
-
-def made(seed, *names, **options):
-    """A batch with one advantage for each sequence."""
-    return only(random_batch(seed, LENGTHS, advantages="sequence", **options), "old", *names)
-
-
-def expected(surrogate, batch, groups):
-    """The mean over sequences of their mean over trained tokens, and its derivatives by sequence."""
-    losses = oracle.token_losses(surrogate, batch, groups)
-    counts = [sum(s == i for s, _ in losses) for i in range(len(batch))]
-    n = max(sum(count > 0 for count in counts), 1)
-    weight = {(s, t): (1.0 if batch[s].weights is None else batch[s].weights[t]) / counts[s] / n for s, t in losses}
-    value = math.fsum(weight[at] * pair[0] for at, pair in losses.items())
-    slopes = [
-        [weight.get((s, t), 0.0) * losses.get((s, t), (0.0, 0.0))[1] for t in range(len(q))]
-        for s, q in enumerate(batch)
-    ]
-    return value, slopes
 
 
 def check(surrogate, batch, layout, dtype=torch.float64, within=1e-11, groups=GROUPS, **options):
@@ -282,7 +260,6 @@ def test_arguments():
         ({"group_size": 3}, "group_size: expected a divisor of the 4 sequences, got 3"),
         ({"group_index": index + 4}, "group_index: expected numbers from 0 to 3"),
         ({"group_index": index[:2]}, r"group_index: expected shape \[4\]"),
-        ({"group_size": 2, "backend": "triton"}, r"backend: .* REAL\(\), which looks at the whole batch"),
         (
             {"surrogate": rc.PPO(), "group_size": 2},
             r"group_index: expected None without a Spec or a surrogate that is of groups.* got groups beside PPO\(\)",
@@ -290,13 +267,27 @@ def test_arguments():
     ):
         with pytest.raises(ValueError, match=words):
             call(**options)
-    for tau in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match=r"REAL\.tau: expected"):
+    for tau in (0.0, -1.0, 9e-31, math.inf, math.nan):
+        with pytest.raises(ValueError, match=r"REAL\.tau: expected a (finite )?number"):
             rc.REAL(tau)
 
+
+def test_the_smallest_temperature_has_finite_gradients():
+    """Slopes of 1e30 times the size of a group; those of 1e-40 would be infinite in float32."""
+    new = torch.zeros(16, 3, requires_grad=True)
+    advantages = torch.tensor([1.0, -1.0]).repeat(8)
+    out = rc.policy_loss(new, advantages, old_logp=new.detach() - 0.5, surrogate=rc.REAL(1e-30), group_size=16)
+    (slopes,) = torch.autograd.grad(out.value, new)
+    assert out.value.isfinite() and slopes.isfinite().all() and slopes.abs().max() > 1e28
+
+
+def test_groups_over_ranks_have_a_count():
+    x, index = torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)
+
     def of_rank(rank):
+        options = {"group_index": index, "batch_group": Rank(rank=rank, ranks=1)}
         with pytest.raises(ValueError, match=r"group_count: expected the number of groups on all ranks"):
-            call(group_index=index, batch_group=Rank(rank=rank, ranks=1))
+            rc.policy_loss(x, x, old_logp=x, surrogate=rc.REAL(), **options)
         return True
 
     assert Ranks(1).run(of_rank) == [True]

@@ -276,7 +276,7 @@ def test_garbage_behind_the_masks(name, device):
 @pytest.mark.parametrize("nonfinite", ["neutral", "propagate"])
 def test_nonfinite_policies(nonfinite, device):
     """A base that is not finite is read as new_logp, or poisons the value and the gradients that it has a part in."""
-    for name in ("ppo_packed", "gspo", "gmpo", "ppo_average", "dppo_tv", "dro"):
+    for name in ("ppo_packed", "gspo", "gmpo", "ppo_average", "real", "dppo_tv", "dro"):
         variant = LOSS_VARIANTS[name]
         given = tensors_of(variant, 7)
         broken = (given.mask != 0).nonzero()[3]
