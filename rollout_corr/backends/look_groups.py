@@ -61,7 +61,7 @@ class WholeGroups:
     def __init__(self, facts: Facts, groups: SequenceGroups, ranks: Groups) -> None:
         self.trains, self.scores, self.advantages = facts
         self._count, self._index = groups.total, groups.placed()
-        self._add_up, self._highest = (_here, _here) if groups.whole else (ranks.sum, ranks.highest)
+        self._ranks = ranks._replace(batch=None) if groups.whole else ranks
 
     def log_sums(self, x: Tensor, kind: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
         # Those of no group have columns too, which count nothing.
@@ -70,15 +70,11 @@ class WholeGroups:
         some = self.trains & (self._index < self._count)
         x = torch.where(some, x, 0.0)
         # 0 is the logarithm of the 1 beside every sum.
-        largest = self._highest(x.new_zeros(columns).scatter_reduce(0, place, x, "amax"))
+        largest = self._ranks.highest(x.new_zeros(columns).scatter_reduce(0, place, x, "amax"))
         parts = torch.where(some, ((x - largest[place]).exp() * GRID).round(), 0.0).long()
         totals = torch.stack([parts, some.long()])
         totals = totals.new_zeros(2, columns).scatter_add_(1, place.expand_as(totals), totals)
-        total, count = self._add_up(totals.flatten()).view(2, columns).unbind()
+        total, count = self._ranks.sum(totals.flatten()).view(2, columns).unbind()
         logs = largest + (total.double() / GRID + (-largest).exp()).log()
         logs, count = logs.view(kinds, -1), count.view(kinds, -1)
         return logs[:, self._index], count[:, self._index]
-
-
-def _here(x: Tensor) -> Tensor:
-    return x
