@@ -18,6 +18,7 @@ from rollout_corr.kernels.correct.measures import COPIES
 from rollout_corr.kernels.correct.numbers import with_found
 from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.correct.recipe import BY_OWNER, Wanted, recipe_of, sized_for
+from rollout_corr.kernels.correct.scans import crosses, runs
 from rollout_corr.kernels.grid import current, grid_for, of_units, strides_of
 from rollout_corr.kernels.launches import Launch, Operands, Workspace, addresses_of, alignment_of, dtypes_of
 from rollout_corr.metrics.histogram import HISTOGRAM_BINS
@@ -97,6 +98,13 @@ class Joins:
     carries: TableBuffers
     within: Tensor | None
     rests: Tensor | None
+
+    def past(self, table: str) -> list[bool]:
+        """Tell which columns of a table of carries run along sequences past their turns."""
+        ahead = self.plan.ahead
+        assert ahead is not None
+        places = [ahead.recorded.index((table, name)) for name in getattr(ahead, table)]
+        return [bool(runs(ahead, k)) and bool(crosses(ahead, k)) for k in places]
 
 
 @dataclass

@@ -133,10 +133,9 @@ def lose_behind(
     counts, failed = found.counts, tl.minimum(many, slots - first)
     for i in tl.static_range(size(PLAN, "tests")):
         if test(PLAN, i).drop == "rest":
-            column: tl.constexpr = at_lost(PLAN, i)
-            here = first_failed(tables, first, many, slots, column, SHAPE)
-            lost = lost_from(tables, first, many, here, slots, column, PLAN, SHAPE)
-            counts = counts[:column] + (lost,) + counts[column + 1 :]
+            here = first_failed(tables, first, many, slots, at_lost(PLAN, i), SHAPE)
+            lost = lost_from(tables, first, many, here, slots, at_lost(PLAN, i), PLAN, SHAPE)
+            counts = counts[: at_lost(PLAN, i)] + (lost,) + counts[at_lost(PLAN, i) + 1 :]
             failed = tl.minimum(failed, here)
     found = Gathered(counts, found.integers, found.floats, found.peaks)
     found = alive_until(found, tables, first, many, failed, slots, PLAN, SHAPE)

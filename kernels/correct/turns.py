@@ -290,11 +290,10 @@ def lose_rest(
     """Count what criteria take of the rest of a turn."""
     for i in tl.static_range(size(PLAN, "tests")):
         if test(PLAN, i).drop == "rest" and test(PLAN, i).within == "turn":
-            column: tl.constexpr = at_lost(PLAN, i)
-            lost = found.counts[column]
+            lost = found.counts[at_lost(PLAN, i)]
             if not BY_OWNER:
-                failed = first_failed(turns.tables, first, many, turns.slots, column, SHAPE)
-                lost = lost_from(turns.tables, first, many, failed, turns.slots, column, PLAN, SHAPE)
+                failed = first_failed(turns.tables, first, many, turns.slots, at_lost(PLAN, i), SHAPE)
+                lost = lost_from(turns.tables, first, many, failed, turns.slots, at_lost(PLAN, i), PLAN, SHAPE)
             sums = tally(sums, PLAN, named(i, "lost"), tl.where(rows.valid > 0, lost, 0))
     return sums
 

@@ -92,6 +92,7 @@ PREFIX_VARIANTS = {
         Spec(
             criteria=(
                 Criterion("abs", "prefix", "max", upper=0.6, drop="rest", within="turn", label="turn"),
+                Criterion("k3", "prefix", "sum", upper=0.4, drop="rest", within="turn", label="k3"),
                 Criterion("k1", "prefix", "sum", upper=0.8, drop="rest", label="sequence"),
             ),
             rejected="both",
@@ -145,6 +146,21 @@ SPLIT_PREFIX_VARIANTS = {
         ),
         advantages="sequence",
         length=MEDIUM,
+        split=True,
+        halves=True,
+    ),
+    "prefix_split_turns": Variant(
+        "prefix_split_turns",
+        Spec(
+            Weight("prefix", 0.8, 1.25, over="turn"),
+            (
+                Criterion("abs", "prefix", "max", upper=0.6, drop="rest", within="turn", label="turn"),
+                Criterion("k1", "prefix", "sum", upper=0.8, drop="rest", label="sequence"),
+            ),
+            rejected="both",
+        ),
+        length=SHORT,
+        turns=True,
         split=True,
         halves=True,
     ),

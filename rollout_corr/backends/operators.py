@@ -240,8 +240,6 @@ def _beyond_numbers(spec: Spec) -> str | None:
 
 def beyond_split_kernels(spec: Spec) -> str | None:
     """Say what of a Spec the kernels leave to plain torch where ranks hold parts of sequences."""
-    if spec.has_prefixes and spec.measures_turns:
-        return "over several ranks the kernels know no prefixes beside turns"
     return beyond_kernels(spec)
 
 

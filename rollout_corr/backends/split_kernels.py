@@ -69,10 +69,10 @@ class PendingKernels:
         """Wait for the other ranks and complete the correction: decide, then apply."""
         self._tables.complete()
         with current(self._batch.train):
-            if self._shares is not None:
-                self._shares.settle()
             if self._found.parts_of_turns is not None:
                 self._found.parts_of_turns.settle()
+            if self._shares is not None:
+                self._shares.settle()
             for launch in self._later:
                 launch.run()
         found = self._found

@@ -8,7 +8,7 @@ rest, ranks tell the counts of each stretch too, and what lies behind a failure 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,6 +60,20 @@ class Stretches:
 # --- what comes before ---
 
 
+class Columns(NamedTuple):
+    """Columns of one table of carries.
+
+    Attributes:
+        rows: [owners] each.
+        largest: They keep the largest, and not the sum.
+        past: They run along sequences, past the turns that are their owners.
+    """
+
+    rows: list[Tensor]
+    largest: bool
+    past: bool
+
+
 def carry(joins: Joins, inner: slice, stretches: Stretches, group: Any) -> None:
     """Replace what runs along owners here by what does on the stretches before: one collective.
 
@@ -69,19 +83,70 @@ def carry(joins: Joins, inner: slice, stretches: Stretches, group: Any) -> None:
         stretches: Their order.
         group: A torch.distributed process group.
     """
-    tables = {name: x[:, inner] for name, x in vars(joins.carries).items() if x is not None}
-    here = torch.cat([as_integers(x) for x in tables.values()])
-    every = Pending(stretches.apart(here), group, "correct: the sums of the tokens before").wait()
-    of_tables = every.split([x.shape[0] for x in tables.values()], 1)
-    for (name, own), parts in zip(tables.items(), of_tables, strict=True):
-        own.copy_(stretches.of_own(before(as_given(parts, own), name == "peaks")))
+    every = [
+        Columns([row for row, past in zip(table[:, inner], joins.past(name), strict=True) if past == which],
+                name == "peaks", which)
+        for name, table in vars(joins.carries).items() if table is not None for which in (False, True)
+    ]  # fmt: skip
+    every = [columns for columns in every if columns.rows]
+    # A rank knows the sequence of a turn that it has a token of, so what runs past turns travels by sequence.
+    turns = None if joins.within is None else OfSequences(joins.within, every[0].rows[0].shape[0], stretches.halves)
+    here = []
+    for columns in every:
+        stacked = torch.stack(columns.rows)
+        here.append(turns.joined(stacked, columns.largest) if columns.past and turns is not None else stacked)
+    table = torch.cat([stretches.apart(as_integers(x)).flatten(1) for x in here], 1)
+    table = Pending(table, group, "correct: the sums of the tokens before").wait()
+    sizes = [x.numel() // (1 + stretches.halves) for x in here]
+    for columns, own, parts in zip(every, here, table.split(sizes, 1), strict=True):
+        of_stretches = as_given(parts, own).unflatten(1, (own.shape[0], -1))
+        found = stretches.of_own(before(of_stretches, columns.largest))
+        found = turns.spread(found) if columns.past and turns is not None else found
+        for row, x in zip(columns.rows, found, strict=True):
+            row.copy_(x)
+
+
+class OfSequences:
+    """The turns of sequences, as far as a rank knows them.
+
+    Args:
+        within: [S + 1] int64, which turns a sequence has.
+        owners: How many owners there are: the turns, in a zigzag both halves of each.
+        halves: There are both halves.
+    """
+
+    def __init__(self, within: Tensor, owners: int, halves: bool) -> None:
+        self.count, self._halves = within.shape[0] - 1, 1 + halves
+        self.ids = sequences_of(within, owners // self._halves)
+
+    def joined(self, x: Tensor, largest: bool) -> Tensor:
+        """[K, S], or both halves of each, from [K, owners]."""
+        x = x.unflatten(1, (-1, self._halves))
+        ids = self.ids[None, :, None].expand(x.shape)
+        found = x.new_full((x.shape[0], self.count, self._halves), lowest(x) if largest else 0)
+        return found.scatter_reduce_(1, ids, x, "amax" if largest else "sum").flatten(1)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """[K, owners] from [K, S] or both halves of each."""
+        return x.unflatten(1, (-1, self._halves)).index_select(1, self.ids).flatten(1)
+
+
+def sequences_of(within: Tensor, turns: int) -> Tensor:
+    """[U] int64: the sequence of each turn; of one that belongs to none, any."""
+    places = torch.arange(turns, device=within.device)
+    return torch.searchsorted(within[1:], places, right=True).clamp(max=within.shape[0] - 2)
+
+
+def lowest(x: Tensor) -> int:
+    """The least value of an integer's dtype."""
+    return torch.iinfo(x.dtype).min
 
 
 def before(parts: Tensor, largest: bool) -> Callable[[int], Tensor]:
     """Give what adds up, or is the largest, over the stretches before one: from [stretches, K, S] to [K, S]."""
     if not largest:
         return lambda place: parts[:place].sum(0)
-    nothing = torch.full_like(parts[:1], torch.iinfo(parts.dtype).min)
+    nothing = torch.full_like(parts[:1], lowest(parts))
     return lambda place: torch.cat([nothing, parts[:place]]).amax(0)
 
 
@@ -128,7 +193,7 @@ class Shares:
         plan, tables, stretches = self._joins.plan, self._tables, self._stretches
         counts = self.integers[0]
         if plan.rests:
-            counts, behind = without_rests(counts.unflatten(0, (stretches.many, -1)), plan)
+            counts, behind = without_rests(counts.unflatten(0, (stretches.many, -1)), plan, self._joins.within)
             if self._joins.rests is not None:
                 lost = stretches.of_own(lambda place: behind[place])
                 self._joins.rests.masked_fill_(lost, 0)
@@ -146,15 +211,17 @@ class Shares:
         own[:, self._inner].copy_(totals)
 
 
-def without_rests(every: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+def without_rests(every: Tensor, plan: Plan, within: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Take off what is lost behind failures on stretches before.
 
     Args:
-        every: [stretches, counts, S] int64, each stretch without what it loses behind failures of its own.
+        every: [stretches, counts, U] int64 of sequences or turns, each stretch without what it loses behind failures
+            of its own.
         plan: The plan, which has the names of counts.
+        within: [S + 1] int64, which turns a sequence has, as all ranks know it; None without turns.
 
     Returns:
-        [counts, S] int64, the totals; and [stretches, S] bool, those behind a failure.
+        [counts, U] int64, the totals; and [stretches, U] bool, those behind a failure.
     """
     names, every = plan.counts, every.clone()
     valid = every[:, names.index("valid")].clamp(min=0)
@@ -162,11 +229,21 @@ def without_rests(every: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
     for test in plan.tests:
         if test.drop == "rest":
             lost = every[:, names.index(f"{test.index}/lost")]
-            failed = (lost > 0).long()
-            later = failed.cumsum(0) > failed
+            later = behind_failures(lost > 0, within if test.within == "sequence" else None)
             lost.copy_(torch.where(later, valid, lost))
             behind |= later
     for place, name in enumerate(names):
         if name.split("/")[0] == "alive":
             every[:, place].masked_fill_(behind, 0)
     return every.sum(0), behind
+
+
+def behind_failures(failed: Tensor, within: Tensor | None) -> Tensor:
+    """Bool like [stretches, U] bool: a stretch before has failed, of the same unit or of its sequence's turns."""
+    if within is None or not failed.numel() or within.shape[0] < 2:
+        return failed.cumsum(0) > failed.long()
+    # Tokens are in the order of turns, and within a turn in that of stretches.
+    flat = failed.T.reshape(-1).long()
+    before = (flat.cumsum(0) - flat).view(failed.shape[::-1])
+    first = within.index_select(0, sequences_of(within, failed.shape[1]))
+    return (before > before[:, 0].index_select(0, first)[:, None]).T

@@ -13,8 +13,9 @@ from builders.batches import lay_out, random_sequences, rounded
 from builders.kernel_cases import INTERPRETED, MIDDLE, NARROW, WIDE, between_fences, shaped, watched
 from builders.prefixes import made
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
-from builders.split_cases import Rank, joined, picked, tokens_of
+from builders.split_cases import Rank, joined, picked, tokens_of, turns_of
 from builders.threaded_ranks import Ranks
+from builders.turns import offsets_of, random_turns
 from rollout_corr.backends import operators
 from rollout_corr.backends.split_prefixes import without_rests
 
@@ -25,27 +26,35 @@ C, W = rc.Criterion, rc.Weight
 WAYS = ("contiguous", "zigzag")
 
 
-def on_one(sequences, spec, dtype, shapes, seed=0):
-    """The outcome of the kernels on one rank."""
+def on_one(sequences, spec, dtype, shapes, seed=0, turns=None):
+    """The outcome of the kernels on one rank; with the lengths of turns, whether each is kept."""
     laid = lay_out(sequences, "packed", dtype)
+    given = {} if turns is None else {"turns": offsets_of(laid, turns)}
     with shaped(shapes), watched(seed=seed):
-        return outcome(laid, between_fences(laid, "cpu").correct(spec, backend="triton"))
+        out = between_fences(laid, "cpu").correct(spec, backend="triton", **given)
+    return outcome(laid, out) if turns is None else (outcome(laid, out), out.keep_turns.tolist())
 
 
-def on_ranks(sequences, spec, way, ranks, dtype, layout, shapes, seed=0):
+def on_ranks(sequences, spec, way, ranks, dtype, layout, shapes, seed=0, turns=None):
     """The outcome of the kernels on ranks, as one, and the all-reduces that it took."""
-    group = Ranks(ranks)
+    group, kept = Ranks(ranks), []
 
     def of_rank(rank):
         laid = lay_out(picked(sequences, tokens_of(sequences, way, ranks, rank)), layout, dtype, seed=rank)
         if laid.advantages is not None and laid.advantages.dim() == 1 and not isinstance(sequences[0].advantages, list):
             laid.advantages = laid.advantages[:, None] if layout.startswith("packed") else laid.advantages
         given = {"sequence_group": Rank(rank=rank, ranks=ranks), "sequence_order": way, "backend": "triton"}
-        return outcome(laid, between_fences(laid, "cpu").correct(spec, **given))
+        if turns is not None:
+            given["turns"] = offsets_of(laid, turns_of(turns, tokens_of(sequences, way, ranks, rank)))
+        out = between_fences(laid, "cpu").correct(spec, **given)
+        kept.append(None if turns is None else out.keep_turns.tolist())
+        return outcome(laid, out)
 
     with shaped(shapes), watched(seed=seed):
         parts = group.run(of_rank)
-    return joined(parts, sequences, way, ranks), group.rounds
+    assert kept == kept[:1] * ranks
+    found = joined(parts, sequences, way, ranks)
+    return (found, group.rounds) if turns is None else (found, kept[0])
 
 
 def lengths_of(way, ranks):
@@ -97,6 +106,47 @@ def test_a_split_equals_the_whole(number, way):
     assert_same_statistics(found[3], whole[3], rounds_means=True)
 
 
+# Along turns, along sequences past their turns, and along both; rests that end with their turn, and that do not.
+OF_TURNS = (
+    rc.Spec(
+        W("prefix", 0.8, 1.25, over="turn", growth="sqrt"),
+        (C("ratio", "prefix", "mean", lower=0.9, upper=1.15, label="mean"),),
+        rejected="both",
+    ),
+    rc.Spec(
+        W("prefix", 0.9, 1.1, outside="zero", reduce="min"),
+        (
+            C("abs", "prefix", "max", upper=0.5, within="turn", drop="rest", label="turn"),
+            C("k1", "prefix", "sum", upper=0.6, drop="rest", when="negative_advantage", label="sequence"),
+            C("k3", "turn", "max", upper=0.3, label="k3"),
+        ),
+        rejected="both",
+    ),
+    rc.Spec(
+        W("geometric", over="turn"),
+        (C("abs", "prefix", "max", upper=0.5, drop="rest", when="outward", label="rest"), C("k1", upper=0.6)),
+        rejected="both",
+        sums_over="kept",
+    ),
+)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("number", range(len(OF_TURNS)))
+def test_turns(number, way):
+    """Turns lie on one rank, on several, and in both stretches of one."""
+    spec, ranks = OF_TURNS[number], 2 + number % 2
+    sequences = random_sequences(number, [12 * ranks // (number + 1), 0, 4 * ranks, 2 * ranks], scale=0.2)
+    rng = random.Random(number)
+    turns = [[0, 0, *row, 0] for row in random_turns(sequences, rng.randrange(99))]
+    whole, kept = on_one(sequences, spec, torch.float32, SHAPES[number], turns=turns)
+    layout = "padded_right" if number == 1 and way == "contiguous" else "packed"
+    found, found_kept = on_ranks(sequences, spec, way, ranks, torch.float32, layout, SHAPES[number - 1], number, turns)
+    assert found_kept == kept
+    assert_same_results(found, whole)
+    assert_same_statistics(found[3], whole[3], rounds_means=True)
+
+
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 24))])
 def test_random_specs(seed):
     """NaN, infinity and outliers; every dtype that promises bits."""
@@ -138,7 +188,7 @@ def test_rows_in_a_zigzag():
 def test_a_rest_takes_what_lies_behind_on_other_stretches():
     plan = SimpleNamespace(
         counts=("valid", "0/lost", "1/lost", "alive"),
-        tests=(SimpleNamespace(drop="rest", index=0), SimpleNamespace(drop="unit", index=1)),
+        tests=(SimpleNamespace(drop="rest", index=0, within="sequence"), SimpleNamespace(drop="unit", index=1)),
     )
     every = torch.tensor(
         [[[5, 4], [0, 1], [2, 0], [5, 3]], [[6, 7], [2, 0], [1, 1], [4, 7]], [[1, 0], [0, 0], [1, 0], [1, 0]]]
@@ -146,3 +196,7 @@ def test_a_rest_takes_what_lies_behind_on_other_stretches():
     totals, behind = without_rests(every, plan)
     assert totals.tolist() == [[12, 11], [3, 8], [4, 1], [9, 3]]
     assert behind.tolist() == [[False, False], [False, True], [True, True]]
+    # The two are turns of one sequence: the first fails on the second stretch, behind which lies all of the second.
+    totals, behind = without_rests(every, plan, torch.tensor([0, 2]))
+    assert totals.tolist() == [[12, 11], [3, 11], [4, 1], [9, 0]]
+    assert behind.tolist() == [[False, True], [False, True], [True, True]]

@@ -26,7 +26,7 @@ from builders.kernel_cases import (
 from builders.labels import assert_same_labels
 from builders.loss_kernel_cases import WITHIN as OF_LOSS
 from builders.loss_kernel_cases import compare_with_reference, tensors_of
-from builders.split_cases import Rank, picked, tokens_of
+from builders.split_cases import Rank, picked, tokens_of, turns_of
 from builders.threaded_ranks import Ranks
 from builders.turns import loss_of, offsets_of, random_turns
 from ptx.counts import filled, variant_of
@@ -148,13 +148,16 @@ def run_split_prefixes(name: str, seed: int = 0, **settings) -> Session:
     shape, way = shape_of(variant), "zigzag" if variant.halves else "contiguous"
     lengths = [n // 4 * 4 for n in lengths_for(shape)]
     sequences = random_sequences(number, lengths, scale=0.1, advantages=variant.advantages)
-    group = Ranks(2)
+    turns, group = random_turns(sequences, number), Ranks(2)
 
     def of_rank(rank: int, backend: str):
         laid = laid_out(variant, picked(sequences, tokens_of(sequences, way, 2, rank)))
         if variant.advantages == "sequence" and variant.packed:
             laid.advantages = laid.advantages[:, None]
         given = {"sequence_group": Rank(rank=rank, ranks=2), "sequence_order": way}
+        if variant.turns:
+            here = turns_of(turns, tokens_of(sequences, way, 2, rank))
+            given["turns"] = offsets_of(laid, here).to(variant.offsets)
         return laid.correct(variant.spec, backend=backend, **given)
 
     references = group.run(partial(of_rank, backend="torch"))
