@@ -169,8 +169,13 @@ class Near:
             excess = torch.add(self.d, self._k3, out=self._squares)
             if self.places.shape[0]:
                 excess.index_fill_(0, self.places, 0.0)
-            self._excess2 = self._sequences.sum(excess.mul_(excess))
+            self._excess2 = self._sequences.sum_squares(excess)
         return self.added(self._excess2, of_few * of_few)
+
+    def without_few(self) -> tuple[Tensor, Tensor]:
+        """[N] each: D and k3, 0 at the few; not to be written to."""
+        d = self.d.index_fill(0, self.places, 0.0) if self.places.shape[0] else self.d
+        return d, self._k3
 
     def k3_of_tokens(self) -> Tensor:
         """[N]: k3."""

@@ -156,6 +156,13 @@ class Tiles:
         every = torch.cat([tiles.sum(1).index_fill_(0, self._cut, 0.0), *self._ends(x, tiles)])
         return self._added(torch.segment_reduce(every.double(), "sum", offsets=self._offsets, unsafe=True))
 
+    def sum_squares(self, x: Tensor) -> Tensor:
+        """[N] float32 -> [S] float64: the sums of squares, of a tile from its length, without a tensor of squares."""
+        tiles = x[: self._whole * TILE].view(self._whole, TILE)
+        lengths = torch.linalg.vector_norm(tiles, dim=1).index_fill_(0, self._cut, 0.0)
+        every = torch.cat([lengths, *self._ends(x, tiles)]).double()
+        return self._added(torch.segment_reduce(every.mul_(every), "sum", offsets=self._offsets, unsafe=True))
+
     def sum_integers(self, x: Tensor, largest: float) -> Tensor:
         """[N] float32 whole numbers up to 2^38 -> [S] int64, exact; or float64 that holds every sum."""
         tiles = x[: self._whole * TILE].view(self._whole, TILE)
@@ -242,6 +249,11 @@ class Packed(Whole):
         if tiles is not None:
             return tiles.sum(x)
         return torch.segment_reduce(x.double(), "sum", offsets=self.offsets, unsafe=True)
+
+    def sum_squares(self, x: Tensor) -> Tensor:
+        """[N] floating -> [S] float64: the sums of squares."""
+        tiles = self._in_tiles(x) if self.count else None
+        return self.sum(x * x) if tiles is None else tiles.sum_squares(x)
 
     def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
         """[N] int64, bool, or floating whole numbers -> [S], exact. May overwrite x.

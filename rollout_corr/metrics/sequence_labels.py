@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.definition.facts import Named
-from rollout_corr.definition.few import FewBounded
 from rollout_corr.definition.findings import Findings, above, below
-from rollout_corr.definition.near import Near
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.definition.tokens import LARGEST_STATISTIC, select, tensor_of
 from rollout_corr.metrics.aggregates import moment_values, rows_at, weighs_sequences
@@ -29,6 +27,7 @@ from rollout_corr.metrics.labels import (
     sorted_by,
     weighs,
 )
+from rollout_corr.metrics.near_weights import OfUnits, Taken, near_weights
 from rollout_corr.metrics.rows import Aggregate
 
 
@@ -41,13 +40,6 @@ class PerSequence(NamedTuple):
 
     sums: Tensor
     maxima: Tensor
-
-
-class Taken(NamedTuple):
-    """Sums and maxima of the tokens of each sequence, [S] by name."""
-
-    sums: Named
-    maxima: Named
 
 
 def stacked(taken: Named, names: tuple[str, ...]) -> Tensor:
@@ -96,7 +88,8 @@ def _of_block(f: Findings) -> Taken:
     weight, weighing = spec.weight, f.weighing
     if near is not None and f.few is not None and weight is not None and weight.outside == "clamp":
         negated, largest = (min(max(float(x), -near.clamp), near.clamp) for x in tokens.extrema)
-        more = _near_weights(near, f.few, sums["ratio2"], maxima, (-negated, largest))
+        units = OfUnits(sums["ratio2"], maxima, near.added, near.excess2_of_sequences)
+        more = near_weights(near, f.few, units, (-negated, largest))
         sums, maxima = sums | more.sums, maxima | more.maxima
     elif weight is not None and weighing is not None and spec.weighs_tokens:
         raw, bounded = weighing.raw, weighing.bounded
@@ -116,41 +109,6 @@ def _of_block(f: Findings) -> Taken:
             counted_value = select(among, value).clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
             sums |= {name: sequences.sum(counted_value), f"{name}2": sequences.sum(counted_value * counted_value)}
             maxima |= _ends(name, value, f, among)
-    return Taken(sums, maxima)
-
-
-def _near_weights(
-    near: Near, few: FewBounded, raw2: Tensor, of_d: Named, ends: tuple[float, float]
-) -> Taken:  # fmt: skip
-    """Give the sums of token weights where all but a few tokens are near 1, within the bounds, which clamp the rest.
-
-    Args:
-        near: The sums of all tokens.
-        few: Those of the weight.
-        raw2: [S], sums of the squares of ratio - 1.
-        of_d: The ends of D of each sequence.
-        ends: The smallest and the largest clamped D of all tokens.
-    """
-    low, high = few.bounds.low, few.bounds.high
-    smallest, largest = ends
-    nothing = torch.zeros_like(raw2)
-    # None where no D is beyond the bound.
-    high, low = None if high is None or largest <= high else high, None if low is None or smallest >= low else low
-    sums = {
-        "raw2": raw2,
-        "weight2": raw2 if low is None and high is None else near.excess2_of_sequences(few.few),
-        "tokens_above": nothing if high is None else near.added(nothing, (near.few > high).double()),
-        "tokens_below": nothing if low is None else near.added(nothing, (near.few < low).double()),
-    }
-    least, most = (None if bound is None else bound - 1.0 for bound in (few.lower, few.upper))
-    maxima: Named = {}
-    for name, sign in (("max", 1.0), ("-min", -1.0)):
-        # Rounded as the value of a token is; infinite where a sequence has none.
-        d = sign * of_d[f"{name}_d"]
-        raw = d.clamp(-near.clamp, near.clamp).expm1().to(near.d.dtype).double()
-        bounded = raw if least is None and most is None else raw.clamp(least, most).to(near.d.dtype).double()
-        maxima[f"{name}_raw"] = torch.where(d.isfinite(), sign * raw, -torch.inf)
-        maxima[f"{name}_weight"] = torch.where(d.isfinite(), sign * bounded, -torch.inf)
     return Taken(sums, maxima)
 
 

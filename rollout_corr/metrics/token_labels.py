@@ -6,6 +6,7 @@ and the rejection of a token are those that it got in its whole sequence.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,15 +16,19 @@ from rollout_corr.definition.bounds import grown
 from rollout_corr.definition.correction import Outcome
 from rollout_corr.definition.facts import Named
 from rollout_corr.definition.findings import Findings, above, below
-from rollout_corr.definition.near import SMALL
+from rollout_corr.definition.near import SMALL, Each, Near
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.definition.tokens import LARGEST_STATISTIC, Tokens, select
 from rollout_corr.definition.weights import kept_tokens
 from rollout_corr.metrics.aggregates import moment_values
 from rollout_corr.metrics.labels import BEYOND, PLAIN, Columns, Labels, columns_of, sorted_by
+from rollout_corr.metrics.near_weights import OfUnits, near_weights
 
-# Tokens that a run of equal labels has on average for runs to be summed first, and labels over runs.
-LONG_RUN = 64
+# Neighbours that are summed together where they have one label, on the CPU.
+TILE = 64
+
+# Sums that each label has there, of every so many-th number: an addition to the sum before it would wait for that one.
+LANES = 8
 
 # Bools of an int64.
 WORD = 8
@@ -40,84 +45,182 @@ class PerLabel(NamedTuple):
         return PerLabel(self.sums + other.sums, torch.maximum(self.maxima, other.maxima))
 
 
+class Sorted:
+    """Tokens sorted by label, which adds up in the same order every time, as atomics of a device do not.
+
+    Args:
+        place: [N] integers, the label of each token.
+        many: How many labels there are.
+    """
+
+    def __init__(self, place: Tensor, many: int) -> None:
+        self._order, self._runs = sorted_by(place, many)
+        self._ordered: list[tuple[Tensor, Tensor]] = []
+
+    def ordered(self, x: Tensor) -> Tensor:
+        """[N]: x per token, in the order in which it is reduced."""
+        # The statistics of D and those of weights read the same tensors.
+        for known, found in self._ordered:
+            if known is x:
+                return found
+        self._ordered.append((x, x.reshape(-1).index_select(0, self._order)))
+        return self._ordered[-1][1]
+
+    def counts(self) -> Tensor:
+        """[many] float64: the tokens of each label."""
+        return self._runs.offsets.diff().double()
+
+    def sum(self, x: Tensor) -> Tensor:
+        """[many] float64: the sums of floating x, of `ordered`."""
+        return self._runs.sum(x)
+
+    def sum_squares(self, x: Tensor) -> Tensor:
+        """[many] float64: the sums of squares."""
+        return self._runs.sum(x * x)
+
+    def ends(self, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
+        """[many] each: the largest of the first, and the largest of the negated second."""
+        return self._runs.ends(high) if high is low else (self._runs.max(high), self._runs.max(-low))
+
+
+class Tiled:
+    """Tokens on the CPU where they lie: tiles of one label as a whole, the tokens of all other tiles one by one.
+
+    Args:
+        place: [N] integers, the label of each token.
+        many: How many labels there are.
+    """
+
+    def __init__(self, place: Tensor, many: int) -> None:
+        self._many, self._whole = many, place.shape[0] // TILE
+        mixed = self._mixed(place)
+        if 2 * mixed.shape[0] > self._whole:
+            self._whole = 0
+        self._cut = mixed
+        if self._whole:
+            # What is found of a tile that is mixed is nobody's.
+            of_tiles = self._tiles(place)[:, 0].int().index_fill_(0, mixed, many)
+            place = torch.cat([of_tiles, *self._single(place)])
+        lanes = torch.arange(place.shape[0], dtype=torch.int32, device="cpu").bitwise_and_(LANES - 1)
+        self._place = place.to(torch.int32).mul_(LANES).add_(lanes).long()
+
+    def _mixed(self, place: Tensor) -> Tensor:
+        """The tiles in which labels change, or from which to the next they do."""
+        changes = torch.zeros(self._whole * TILE, dtype=torch.bool, device="cpu")
+        first = place[: self._whole * TILE]
+        torch.ne(first[1:], first[:-1], out=changes[:-1])
+        # Words of eight bools: looking for bools would take longer than all else here.
+        return torch.unique_consecutive(
+            changes.view(torch.int64).nonzero().squeeze(1).div_(TILE // WORD, rounding_mode="floor")
+        )
+
+    def _tiles(self, x: Tensor) -> Tensor:
+        return x[: self._whole * TILE].view(self._whole, TILE)
+
+    def _single(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._tiles(x).index_select(0, self._cut).view(-1), x[self._whole * TILE :]
+
+    def ordered(self, x: Tensor) -> Tensor:
+        """[N]: x per token."""
+        return x.reshape(-1)
+
+    def counts(self) -> Tensor:
+        """[many] float64: the tokens of each label."""
+        each = (torch.bincount(x, minlength=(self._many + 1) * LANES) for x in self._place.tensor_split((self._whole,)))
+        tiles, tokens = each
+        return self._lanes(tiles.mul_(TILE).add_(tokens)).sum(1).double()
+
+    def sum(self, x: Tensor) -> Tensor:
+        """[many] float64: the sums of floating x. A tile is summed in its dtype."""
+        return self._summed(torch.cat([self._tiles(x).sum(1), *self._single(x)]) if self._whole else x)
+
+    def sum_squares(self, x: Tensor) -> Tensor:
+        """[many] float64: the sums of squares, of a tile from its length."""
+        lengths = [torch.linalg.vector_norm(self._tiles(x), dim=1), *self._single(x)] if self._whole else [x]
+        return self._summed(torch.cat(lengths) if lengths[1:] else x, squared=True)
+
+    def _summed(self, x: Tensor, squared: bool = False) -> Tensor:
+        found = torch.zeros((self._many + 1) * LANES, dtype=torch.float64, device="cpu")
+        # In parts: a copy of all in float64 would leave the cache.
+        for part, place in zip(x.split(SMALL), self._place.split(SMALL), strict=True):
+            wide = part.double()
+            found.scatter_add_(0, place, wide * wide if squared else wide)
+        return self._lanes(found).sum(1)
+
+    def ends(self, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
+        """[many] each: the largest of the first, and the largest of the negated second."""
+        largest, least = (high.new_full(((self._many + 1) * LANES,), sign * torch.inf) for sign in (-1.0, 1.0))
+        if self._whole:
+            high, low = (
+                torch.cat([end(self._tiles(x), 1), *self._single(x)])
+                for x, end in ((high, torch.amax), (low, torch.amin))
+            )
+        largest.scatter_reduce_(0, self._place, high, "amax")
+        least.scatter_reduce_(0, self._place, low, "amin")
+        return self._lanes(largest).amax(1), self._lanes(least).amin(1).neg_()
+
+    def _lanes(self, x: Tensor) -> Tensor:
+        return x.view(-1, LANES)[: self._many]
+
+
 class ByLabel:
     """Sums, counts and ends of tokens by label.
 
     Args:
         place: [N] integers, the label of each token.
         many: How many labels there are.
-        look: Read values, for CPU tensors, to find runs of equal labels. Without it tokens are sorted by label, as many
-            tokens with short runs are.
+        look: Read values, for CPU tensors.
+
+    Attributes:
+        sums, maxima: [many] float64, by name.
     """
 
     def __init__(self, place: Tensor, many: int, look: bool) -> None:
-        self.look, self._each = look, place
-        self._many, self._order, self._runs = many, None, None
-        if look:
-            self._runs = _runs(place)
-        if self._runs is not None:
-            place = place.index_select(0, self._runs.offsets[:-1])
-        elif not look or place.shape[0] > SMALL:
-            self._order, self._runs = sorted_by(place, many)
-            place = torch.arange(many, device=place.device)
-        self._place = place.long()
+        self.look, self._each, self._many = look, place, many
+        self._tokens = Tiled(place, many) if look else Sorted(place, many)
+        self.ordered = self._tokens.ordered
+        self._all: Tensor | None = None
+        self._few: Tensor | None = None
         self.sums: Named = {}
         self.maxima: Named = {}
-        self._all: Tensor | None = None
-        self._ordered: list[tuple[Tensor, Tensor]] = []
-        # Sums and maxima that are of labels already, [many].
-        self.done: Named = {}
-
-    def ordered(self, x: Tensor) -> Tensor:
-        """[N]: x per token, in the order in which it is reduced."""
-        flat = x.reshape(-1)
-        if self._order is None:
-            return flat
-        # The statistics of D and those of weights read the same tensors.
-        for known, found in self._ordered:
-            if known is x:
-                return found
-        self._ordered.append((x, flat.index_select(0, self._order)))
-        return self._ordered[-1][1]
 
     def add(self, name: str, x: Tensor) -> None:
         """Sum floating x, of `ordered`."""
-        self.sums[name] = x.double() if self._runs is None else self._runs.sum(x)
+        self.sums[name] = self._tokens.sum(x)
+
+    def add_squares(self, name: str, x: Tensor) -> None:
+        """Sum the squares of floating x, of `ordered`."""
+        self.sums[name] = self._tokens.sum_squares(x)
 
     def count(self, name: str, which: Tensor | None) -> None:
         """Count tokens; None: all of them."""
         if which is None:
-            self.sums[name] = self._every()
+            if self._all is None:
+                self._all = self._tokens.counts()
+            self.sums[name] = self._all
         else:
             # Sums of 0 and 1 are exact, and those of floats are taken by tiles.
             self.add(name, self.ordered(which).float())
 
     def none(self, name: str) -> None:
         """Count no token."""
-        self.sums[name] = torch.zeros((), dtype=torch.float64, device=self._place.device).expand(self._place.shape)
+        self.sums[name] = torch.zeros(self._many, dtype=torch.float64, device=self._each.device)
 
     def again(self, name: str, other: str) -> None:
         """Give another name the sums, their squares and the ends of the first."""
-        held = [(self.sums, "{}"), (self.sums, "{}2"), (self.maxima, "max_{}"), (self.maxima, "-min_{}")]
-        for table, words in held:
-            if words.format(name) in table:
-                table[words.format(other)] = table[words.format(name)]
-
-    def _every(self) -> Tensor:
-        """The tokens of each label; they are counted once."""
-        if self._all is None:
-            counts = torch.ones_like(self._place) if self._runs is None else self._runs.offsets.diff()
-            self._all = counts.double()
-        return self._all
+        for table, words in ((self.sums, ("{}", "{}2")), (self.maxima, ("max_{}", "-min_{}"))):
+            table |= {word.format(other): table[word.format(name)] for word in words if word.format(name) in table}
 
     def ends(self, name: str, x: Tensor, among: Tensor | None) -> None:
         """Find the largest x and the largest -x of the chosen tokens, both of `ordered`."""
-        if self._runs is None or among is not None:
-            sides = (x, -x) if among is None else [torch.where(among, side, -torch.inf) for side in (x, -x)]
-            found = sides if self._runs is None else [self._runs.max(side) for side in sides]
-        else:
-            found = self._runs.ends(x)
-        self.maxima |= zip((f"max_{name}", f"-min_{name}"), found, strict=True)
+        sides = (x, x) if among is None else [torch.where(among, x, end) for end in (-torch.inf, torch.inf)]
+        self.maxima |= zip((f"max_{name}", f"-min_{name}"), self._tokens.ends(*sides), strict=True)
+
+    def added(self, places: Tensor, totals: Tensor, of_few: Tensor) -> Tensor:
+        """Add numbers of a few tokens, [k] float64 at places [k], to totals of their labels, [many] float64."""
+        if self._few is None:
+            self._few = self._each.index_select(0, places).long()
+        return totals.index_add(0, self._few, of_few)
 
     def by_unit(self, units: Packed) -> Tensor | None:
         """[many, U] float64: the tokens of each label in each unit; None where that is more than there are tokens."""
@@ -128,33 +231,11 @@ class ByLabel:
         return torch.bincount(both, minlength=self._many * units.count).view(self._many, units.count).double()
 
     def by_label(self, columns: Columns) -> PerLabel:
-        """Add up what tokens, or runs of them, have: every column in one operation."""
-        place, many = self._place, self._many
-        names = [[name for name in held if name not in self.done] for held in (columns.sums, columns.maxima)]
-        sums = torch.stack([self.sums[name] for name in names[0]])
-        maxima = torch.stack([self.maxima[name] for name in names[1]]).double()
-        added = sums.new_zeros(sums.shape[0], many).scatter_add_(1, place.expand_as(sums), sums)
-        highest = maxima.new_full((maxima.shape[0], many), -torch.inf)
-        highest.scatter_reduce_(1, place.expand_as(maxima), maxima, "amax")
-        if not self.done:
-            return PerLabel(added.view(-1), highest.view(-1))
-        found = self.done | dict(zip(names[0], added, strict=True)) | dict(zip(names[1], highest, strict=True))
-        return PerLabel(*(torch.cat([found[name] for name in held]) for held in columns[:2]))
-
-
-def _runs(place: Tensor) -> Packed | None:
-    """Stretches of tokens with equal labels; None where they are short."""
-    size = place.shape[0]
-    changes = place[1:] != place[:-1]
-    if not size or LONG_RUN * int(torch.count_nonzero(changes)) > size:
-        return None
-    # Words of eight places: few of them are not 0, and looking for places takes longer than all else here.
-    whole = changes.shape[0] // WORD * WORD
-    words = changes[:whole].view(torch.int64).nonzero().squeeze(1)
-    inside = changes[:whole].view(-1, WORD).index_select(0, words).nonzero()
-    first = words.index_select(0, inside[:, 0]).mul_(WORD).add_(inside[:, 1])
-    begins = torch.cat([first, changes[whole:].nonzero().squeeze(1) + whole]).add_(1)
-    return Packed(torch.cat([begins.new_zeros(1), begins, begins.new_full((1,), size)]), size)
+        """Give all sums and maxima in order."""
+        return PerLabel(
+            torch.cat([self.sums[name] for name in columns.sums]),
+            torch.cat([self.maxima[name].double() for name in columns.maxima]),
+        )
 
 
 def of_block(f: Findings, labels: Labels, place: Tensor, look: bool) -> PerLabel:
@@ -167,36 +248,76 @@ def of_block(f: Findings, labels: Labels, place: Tensor, look: bool) -> PerLabel
         look: Read values, as `evaluate` does.
     """
     taken = ByLabel(place.reshape(-1), len(labels.every), look)
-    _of_d(f, taken)
-    _of_weights(f, taken)
+    _of_valid(f, taken)
+    near, weight = f.tokens.near, f.spec.weight
+    if near is not None and not isinstance(near, Each) and f.tokens.measured is None:
+        _of_near(f, near, taken)
+        if weight is not None and (f.few is None or weight.outside != "clamp"):
+            _of_weights(f, taken)
+    else:
+        _of_d(f, taken)
+        _of_weights(f, taken)
     for outcome in f.decision.outcomes:
         _of_criterion(f, outcome, taken)
     return taken.by_label(columns_of(f.spec, "tokens"))
 
 
-def _of_d(f: Findings, taken: ByLabel) -> None:
-    tokens = f.tokens
-    d, measured = tokens.d, tokens.measured
+def _of_valid(f: Findings, taken: ByLabel) -> None:
+    tokens, decision = f.tokens, f.decision
     taken.count("tokens", tokens.valid)
-    taken.count("tokens_measured", measured)
+    taken.count("tokens_measured", tokens.measured)
     _count_some(taken, "tokens_nonfinite", tokens.bad)
-    decision, clamped = f.decision, tokens.clamped()
     stands = not decision.rejects or (taken.look and bool(decision.keep.all()))
     stays = stands and decision.dropped is None and not _turns_go(f)
     taken.count("tokens_kept", tokens.valid if stays else kept_tokens(tokens, decision))
+
+
+def _of_d(f: Findings, taken: ByLabel) -> None:
+    tokens = f.tokens
+    d, measured, clamped = tokens.d, tokens.measured, tokens.clamped()
     _count_some(taken, "tokens_clamped", None if clamped is d else clamped != d)
     saturated, k3, excess = taken.ordered(tokens.saturated), taken.ordered(tokens.k3), _excess(f, taken)
     taken.add("d", saturated)
     taken.add("abs_d", saturated.abs())
-    taken.add("d2", saturated * saturated)
+    taken.add_squares("d2", saturated)
     taken.add("k3", k3)
+    taken.add_squares("ratio2", excess)
+    taken.ends("d", taken.ordered(d), None if measured is None else taken.ordered(measured))
     if clamped is tokens.saturated and measured is None:
         # Each is D and k3.
         taken.sums["ratio"] = taken.sums["d"] + taken.sums["k3"]
     else:
         taken.add("ratio", excess)
-    taken.add("ratio2", excess * excess)
-    taken.ends("d", taken.ordered(d), None if measured is None else taken.ordered(measured))
+
+
+def _of_near(f: Findings, near: Near, taken: ByLabel) -> None:
+    """Sum D and what it becomes: all but a few tokens at once, these few in float64. Token weights come from it too."""
+    d, k3 = near.without_few()
+    added = partial(taken.added, near.places)
+    few_d, raw = near.few_d, near.few_excess
+    taken.add("d", d)
+    # Not kept, as `size` would be: memory beyond what the call without labels takes is what costs most here.
+    taken.add("abs_d", near.d.abs())
+    taken.add_squares("d2", d)
+    taken.add("k3", k3)
+    taken.add_squares("ratio2", d + k3)
+    taken.ends("d", near.d, None)
+    sums = taken.sums
+    near_excess, near_excess2 = sums["d"] + sums["k3"], sums["ratio2"]
+    sums["d"], sums["d2"] = added(sums["d"], few_d), added(sums["d2"], few_d * few_d)
+    sums["k3"] = added(sums["k3"], raw - near.few)
+    sums["ratio"], sums["ratio2"] = added(near_excess, raw), added(near_excess2, raw * raw)
+    sums["tokens_clamped"] = added(torch.zeros_like(near_excess), (near.few != few_d).double())
+    weight, few = f.spec.weight, f.few
+    if weight is None or few is None or weight.outside != "clamp":
+        return
+    units = OfUnits(sums["ratio2"], taken.maxima, added, lambda of_few: added(near_excess2, of_few * of_few))
+    ends = (min(max(float(x), -near.clamp), near.clamp) for x in f.tokens.extrema)
+    negated, largest = ends
+    found = near_weights(near, few, units, (-negated, largest))
+    sums["raw"], sums["weight"] = sums["ratio"], added(near_excess, few.few)
+    sums |= found.sums
+    taken.maxima |= found.maxima
 
 
 def _excess(f: Findings, taken: ByLabel) -> Tensor:
@@ -239,7 +360,7 @@ def _of_weights(f: Findings, taken: ByLabel) -> None:
         here = taken.ordered(of_tokens(x))
         counted = select(among, here)
         taken.add(name, counted)
-        taken.add(f"{name}2", counted * counted)
+        taken.add_squares(f"{name}2", counted)
         taken.ends(name, here, among)
     if weighing.ratio is not None:
         # Products of ratios can all be next to 0, where sums around 1 cancel.
@@ -249,7 +370,7 @@ def _of_weights(f: Findings, taken: ByLabel) -> None:
                 continue
             counted = taken.ordered(select(measured, of_tokens(x)))
             taken.add(name, counted)
-            taken.add(f"{name}2", counted * counted)
+            taken.add_squares(f"{name}2", counted)
     if not bounded:
         for name in BEYOND:
             taken.none(name)
@@ -277,10 +398,10 @@ def _of_unit_weights(f: Findings, taken: ByLabel) -> bool:
     for name, bound, side in zip(BEYOND, (bounds.high, bounds.low), (above, below), strict=True):
         each[name] = side(weighing.log_ratio, bound).double()
     for name, x in each.items():
-        taken.done[name], taken.done[f"{name}2"] = counts @ x, counts @ (x * x)
+        taken.sums[name], taken.sums[f"{name}2"] = counts @ x, counts @ (x * x)
     for name in ("raw", "weight"):
         for end, side_of in (("max", each[name]), ("-min", -each[name])):
-            taken.done[f"{end}_{name}"] = torch.where(there, side_of, -torch.inf).amax(1)
+            taken.maxima[f"{end}_{name}"] = torch.where(there, side_of, -torch.inf).amax(1)
     return True
 
 
@@ -306,7 +427,7 @@ def _of_criterion(f: Findings, outcome: Outcome, taken: ByLabel) -> None:
         counted = select(among, value).clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
         name = f"{criterion.label}/value"
         taken.add(name, counted)
-        taken.add(f"{name}2", counted * counted)
+        taken.add_squares(f"{name}2", counted)
         taken.ends(name, value, among)
 
 

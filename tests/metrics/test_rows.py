@@ -25,7 +25,7 @@ TOKEN_WEIGHT = rc.Spec(weight=rc.Weight("token", upper=2.0))
 WORDS = {"abs_d", "d", "k3", "p", "q", "ratio", "raw", "sequences", "tokens", "weight"}
 # The rows, the reader of the histogram, and those that labels have.
 NAMING = {"metrics/aggregates.py", "metrics/native.py", "metrics/histogram.py"}
-NAMING |= {"metrics/labels.py", "metrics/sequence_labels.py", "metrics/token_labels.py"}
+NAMING |= {f"metrics/{name}.py" for name in ("labels", "near_weights", "sequence_labels", "token_labels")}
 
 
 def literals(path: Path) -> set[str]:

@@ -176,21 +176,65 @@ def test_micro_batches_merge():
         found[0].merge(of_sequences.statistics)
 
 
-def test_several_blocks_and_short_runs_give_the_same(monkeypatch):
+def test_several_blocks_and_tokens_one_by_one_give_the_same(monkeypatch):
     sequences = random_sequences(5, (400, 70, 3, 0, 900), scale=0.05)
     sequences = [replace(q, versions=[t // 50 % 3 for t in range(len(q))], current_version=0) for q in sequences]
     laid = lay_out(sequences, "packed", torch.float32)
     wanted = by_token(laid, SPECS[1]).metrics(by="label")
     monkeypatch.setattr(blocks, "BLOCK", 256)
     blocked = by_token(laid, SPECS[1]).metrics(by="label")
-    monkeypatch.setattr(token_labels, "LONG_RUN", 10**9)
-    short = by_token(laid, SPECS[1]).metrics(by="label")
-    monkeypatch.setattr(token_labels, "SMALL", 0)
-    ordered = by_token(laid, SPECS[1]).metrics(by="label")
+    monkeypatch.setattr(token_labels, "SMALL", 100)
+    monkeypatch.setattr(token_labels, "TILE", 10**9)
+    single = by_token(laid, SPECS[1]).metrics(by="label")
     for key, value in wanted.items():
         exact = key.endswith(("tokens", "_kept", "d_min", "d_max", "rejected_tokens_fraction"))
-        for other in (blocked, short, ordered):
+        for other in (blocked, single):
             assert other[key] == (value if exact else pytest.approx(value, rel=2e-6, abs=2e-7)), key
+
+
+@pytest.mark.parametrize("spec", [rc.Spec(), rc.Spec(rc.Weight("token", lower=0.8, upper=1.12))])
+@pytest.mark.parametrize("stretch", [1, 40, 900])
+def test_of_many_tokens(spec, stretch):
+    """Most near D = 0 and a few far: each label has the sums that float64 has of its tokens."""
+    generator, size = torch.Generator().manual_seed(3), 70_001
+    d = 0.02 * torch.randn(size, generator=generator)
+    d[::1700] *= 30.0
+    d[[5, 700]] = torch.tensor([30.0, -30.0])
+    ids = (torch.arange(size) // stretch) % 5 if stretch > 1 else torch.randint(5, (size,), generator=generator)
+    ids[40_000:] = 1
+    offsets = torch.tensor([0, 30_000, 30_001, 65_600, size])
+    given = {"labels": {"label": ids}, "label_names": {"label": 4}}
+    found = rc.correct(d, torch.zeros(size), cu_seqlens=offsets, spec=spec, **given).metrics(by="label")
+    assert found["label/outside/tokens"] == (ids == 4).sum()
+    for label in range(4):
+        x = d[ids == label].double()
+        clamped = x.clamp(-20.0, 20.0)
+        wanted = {
+            "tokens": len(x),
+            "tokens_clamped": (x.abs() > 20.0).sum(),
+            "d_mean": x.mean(),
+            "d_abs_mean": x.abs().mean(),
+            "d_std": x.std(correction=0),
+            "d_min": x.min(),
+            "d_max": x.max(),
+            "kl_k3": (clamped.expm1() - clamped).mean(),
+            "ratio_mean": clamped.exp().mean(),
+            "chi2_token": (2.0 * clamped).expm1().mean(),
+        }
+        if spec.weight is not None:
+            weight = clamped.exp().clamp(0.8, 1.12)
+            wanted |= {
+                "weight_raw_max": clamped.max().exp(),
+                "weight_mean": weight.mean(),
+                "weight_std": weight.std(correction=0),
+                "weight_min": weight.min(),
+                "weight_max": weight.max(),
+                "weight_ess": weight.sum() ** 2 / (len(x) * weight.square().sum()),
+                "weight_above_fraction": (clamped.exp() > 1.12).double().mean(),
+                "weight_below_fraction": (clamped.exp() < 0.8).double().mean(),
+            }
+        for key, value in wanted.items():
+            assert found[f"label/{label}/tokens/{key}"] == pytest.approx(float(value), rel=2e-6, abs=2e-8), key
 
 
 @pytest.mark.parametrize("turns", [None, "runs"])  # which nothing waits beside
