@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from unittest import mock
 
-import numpy as np
 import torch
 
 import rollout_corr as rc
@@ -36,8 +35,8 @@ from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS, SPLIT_PREFIX_VARIA
 from rollout_corr.aot.variant import Variant
 from rollout_corr.aot.variants import BATCH_VARIANTS, LABEL_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from rollout_corr.kernels.correct import launch
-from rollout_corr.kernels.correct.launch import Given, Wanted
 from rollout_corr.kernels.grid import Shape, cut_for
+from rollout_corr.kernels.launches import Launch
 
 
 def shape_of(variant) -> Shape:
@@ -211,6 +210,27 @@ def run_loss_of_turns(seed: int = 0, **settings) -> None:
     torch.testing.assert_close(slope, wanted_slope, rtol=2e-5, atol=1e-9)
 
 
+def run_uncontracted(name: str, seed: int = 0) -> None:
+    """Give weights, mask and verdicts the same bits where the compiler makes no product and sum one operation.
+
+    It may choose otherwise in another kernel, and ptxas behind it. What decides has its operations written out.
+    """
+    options, shape, found, counts = Launch.options, shape_of(VARIANTS[name]), [], []
+    sequences, spec, _ = as_declared(name, lengths=lengths_for(shape))
+    laid = laid_out(VARIANTS[name], sequences)
+    for fuses in (True, False):
+
+        def chosen(*given, contracts=fuses, **named):
+            return options(*given, **named) | {"enable_fp_fusion": contracts}
+
+        patched = mock.patch.object(Launch, "options", chosen)
+        with patched, one_thread(), unchecked(), shaped(((0, shape),)), compiled(seed=seed) as session:
+            out = laid.correct(spec, backend="triton")
+        found.append([x for x in (out.weights, out.mask, out.keep) if x is not None])
+        counts.append(sum(int(done.threads.sum()) for _, done in session.executed))
+    assert counts[0] < counts[1] and all(map(torch.equal, *found))
+
+
 def wrong_offsets(tokens: int) -> list[list[int]]:
     """Offsets that fall, overlap, are negative, lie beyond the batch, and are as large as they can be."""
     far = 2**31 - 1
@@ -268,42 +288,6 @@ def run_large(tokens: int = 400_000, seed: int = 0) -> None:
     with one_thread(), compiled(seed=seed):
         out = rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec, backend="triton")
     assert_like_reference(out, reference)
-
-
-def run_beyond_32_bits(seed: int = 0) -> None:
-    """The last programs of more than 2^31 tokens: addresses, slots and weights at the end of the batch.
-
-    Memory that nobody has touched takes no room, so only the last tokens and the tables of these programs do.
-    """
-    tokens, last, programs = 2**31 + 1_048_653, 10_000, 5
-    generator = torch.Generator().manual_seed(seed)
-    train, rollout = torch.empty(tokens), torch.empty(tokens)
-    mask = torch.empty(tokens, dtype=torch.bool)
-    rollout[-last:] = -torch.rand(last, generator=generator)
-    train[-last:] = rollout[-last:] + 0.1 * torch.randn(last, generator=generator)
-    mask[-last:] = True
-    given = Given(
-        train,
-        rollout,
-        mask,
-        torch.tensor([0, tokens - last, tokens - 700, tokens]),
-        None,
-        per_sequence=False,
-        externals=(),
-    )
-    wanted = Wanted(weights=True, mask=False, edits_mask=False)
-    with one_thread(), compiled(seed=seed, programs=lambda launch: np.arange(launch.programs)[-programs:]) as session:
-        found, launches = launch.prepare(given, rc.Spec(rc.Weight("token", 0.9, 1.1)), wanted)
-        session.run(launches[0])
-    read, _ = session.executed[0]
-    tile = 1 << read.arguments["tile_bits"]
-    many = (programs - 1) * tile
-    assert many < last and read.programs * tile > 2**31
-    exact = (train[-many:].double() - rollout[-many:].double()).exp().clamp(0.9, 1.1)
-    torch.testing.assert_close(found.weights[-many:].double(), exact, rtol=4e-7, atol=0)
-    # The last owner, behind the last sequence, has the last slot, and the last sequence the one before.
-    counts = read.arguments["counts"][0]
-    assert counts[-2].item() == min(700, tokens % tile)
 
 
 CASES = {

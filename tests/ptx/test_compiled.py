@@ -9,8 +9,9 @@ import pytest
 import torch
 import triton
 
+import rollout_corr as rc
 from builders.batches import LAYOUTS
-from ptx import cases, near_bounds
+from ptx import cases, far, near_bounds
 from ptx.cases import CASES
 from ptx.counts import COUNTED, LENGTHS, RECORDED, counted, table, variant_of
 from ptx.edits import SPARE, hunt_edits
@@ -59,7 +60,19 @@ def test_every_layout_and_dtype(layout, dtype, process):
 
 
 def test_programs_beyond_32_bits(process):
-    assert process.submit(outcome_of, cases.run_beyond_32_bits).result() == ""
+    assert process.submit(outcome_of, far.run_beyond_32_bits).result() == ""
+
+
+@pytest.mark.parametrize(
+    "weight", [rc.Weight("token", upper=1.2), rc.Weight("product", upper=2.0)], ids=lambda x: x.level
+)
+def test_sequences_beyond_32_bits(weight, process):
+    assert process.submit(outcome_of, far.run_sequences_beyond_32_bits, weight).result() == ""
+
+
+@pytest.mark.parametrize(("rows", "width", "step"), [(3, 600, 2**20 + 3), (1, 300, 2**24 + 1)], ids=["rows", "tokens"])
+def test_what_lies_far_apart(rows, width, step, process):
+    assert process.submit(outcome_of, far.run_far_apart, rows, width, step).result() == ""
 
 
 @pytest.mark.slow
@@ -87,6 +100,14 @@ def test_decisions_next_to_a_bound_do_not_hang_on_approximations(seed, process):
 )
 def test_a_decision_that_hangs_on_an_approximation_is_noticed(function, off_by, process):
     assert "AssertionError" in process.submit(outcome_of, function, off_by=off_by).result()
+
+
+@pytest.mark.parametrize(
+    "name", ["token_bf16", *(pytest.param(x, marks=pytest.mark.slow) for x in ("tokens_of_exp", "sequences_of_exp"))]
+)
+def test_what_the_compiler_may_contract_decides_nothing(name, process):
+    """Bits of weights and decisions, as docs/kernels.md has it; metrics may differ."""
+    assert process.submit(outcome_of, cases.run_uncontracted, name).result() == ""
 
 
 def test_unsorted_offsets_are_a_race_within_bounds(process):

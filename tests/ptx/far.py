@@ -1,0 +1,114 @@
+"""Kernels where places in tensors are beyond 2^31; memory that nobody has touched takes no room."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+import rollout_corr as rc
+from builders.batches import one_thread
+from builders.kernel_cases import assert_like_reference, unchecked
+from ptx.session import Launch, compiled
+from rollout_corr.kernels.correct import launch
+from rollout_corr.kernels.correct.launch import Given, Wanted
+
+FAR = 2**31 + 1_048_653
+
+
+def run_beyond_32_bits(seed: int = 0) -> None:
+    """The last programs of more than 2^31 tokens: addresses, slots and weights at the end of the batch.
+
+    Memory that nobody has touched takes no room, so only the last tokens and the tables of these programs do.
+    """
+    tokens, last, programs = FAR, 10_000, 5
+    generator = torch.Generator().manual_seed(seed)
+    train, rollout = torch.empty(tokens), torch.empty(tokens)
+    mask = torch.empty(tokens, dtype=torch.bool)
+    rollout[-last:] = -torch.rand(last, generator=generator)
+    train[-last:] = rollout[-last:] + 0.1 * torch.randn(last, generator=generator)
+    mask[-last:] = True
+    given = Given(
+        train,
+        rollout,
+        mask,
+        torch.tensor([0, tokens - last, tokens - 700, tokens]),
+        None,
+        per_sequence=False,
+        externals=(),
+    )
+    wanted = Wanted(weights=True, mask=False, edits_mask=False)
+    with one_thread(), compiled(seed=seed, programs=lambda launch: np.arange(launch.programs)[-programs:]) as session:
+        found, launches = launch.prepare(given, rc.Spec(rc.Weight("token", 0.9, 1.1)), wanted)
+        session.run(launches[0])
+    read, _ = session.executed[0]
+    tile = 1 << read.arguments["tile_bits"]
+    many = (programs - 1) * tile
+    assert many < last and read.programs * tile > 2**31
+    exact = (train[-many:].double() - rollout[-many:].double()).exp().clamp(0.9, 1.1)
+    torch.testing.assert_close(found.weights[-many:].double(), exact, rtol=4e-7, atol=0)
+    # The last owner, behind the last sequence, has the last slot, and the last sequence the one before.
+    counts = read.arguments["counts"][0]
+    assert counts[-2].item() == min(700, tokens % tile)
+
+
+def run_sequences_beyond_32_bits(weight: rc.Weight, seed: int = 0) -> None:
+    """Sequences at the end of more than 2^31 tokens: `decide` zeroes one that it rejects, or `apply` its tokens."""
+    offsets, compared = torch.tensor([0, 6_000, 7_700, 12_700, 15_000]), slice(-7_000, None)
+    begin = FAR - 15_000
+    spec = rc.Spec(weight, (rc.Criterion("ratio", over="sequence", reduce="mean", upper=1.1),), rejected="both")
+    train, rollout, mask = torch.empty(FAR), torch.empty(FAR), torch.empty(FAR, dtype=torch.bool)
+    generator = torch.Generator().manual_seed(seed)
+    rollout[begin:] = -torch.rand(15_000, generator=generator)
+    train[begin:] = rollout[begin:] + 1e-3 * torch.randn(15_000, generator=generator)
+    train[begin + 7_700 : begin + 12_700] += 0.2
+    mask[begin:] = True
+    wanted = rc.correct(train[begin:], rollout[begin:], mask=mask[begin:], cu_seqlens=offsets, spec=spec)
+    assert wanted.keep.tolist() == [True, True, False, True]
+
+    def programs(launch: Launch) -> np.ndarray:
+        """List the last programs over tokens, and the first of `read`, which zeroes the counter.
+
+        Over sequences all but the first, which has a million slots of no sequence; so nothing of the first sequence.
+        """
+        every, name = np.arange(launch.programs), launch.kernel.__name__
+        if name == "read_kernel":
+            return every[[0, *range(-8, 0)]]
+        if name == "apply_kernel":
+            return every[-5:]
+        many, plan = launch.arguments["sequence_programs"], launch.arguments["PLAN"]
+        every = every[: many * (launch.arguments["shares"] if plan.zeroes else 1)]
+        return every[every % many > 0]
+
+    given = Given(train, rollout, mask, begin + offsets, None, per_sequence=False, externals=())
+    with one_thread(), compiled(seed=seed, programs=programs) as session:
+        found, launches = launch.prepare(given, spec, Wanted.by(spec, True, True))
+        for each in launches:
+            session.run(each)
+    assert found.keep[1:].equal(wanted.keep[1:]) and found.mask[compared].equal(wanted.mask[compared])
+    torch.testing.assert_close(found.weights[compared], wanted.weights[compared], rtol=4e-7, atol=0)
+
+
+def run_far_apart(rows: int, width: int, step: int, seed: int = 0) -> None:
+    """Neighbours and rows that lie millions of elements apart, as a column of a table with an entry for each word."""
+    row = 2**30 + 5
+
+    def apart(x: torch.Tensor) -> torch.Tensor:
+        around = torch.empty(row * (rows - 1) + step * (width - 1) + 1, dtype=x.dtype)
+        return around.as_strided(x.shape, (row, step)).copy_(x)
+
+    generator = torch.Generator().manual_seed(seed)
+    rollout = -torch.rand(rows, width, generator=generator).bfloat16()
+    scale = torch.where(torch.arange(rows) == 1, 0.04, 0.01)[:, None]
+    train = rollout + (scale * torch.randn(rows, width, generator=generator)).bfloat16()
+    mask = torch.rand(rows, width, generator=generator) < 0.9
+    spec = rc.Spec(
+        rc.Weight("product", upper=3.0),
+        (rc.Criterion("ratio", over="sequence", reduce="max", upper=1.07, drop="token"),),
+        rejected="both",
+    )
+    wanted = rc.correct(train, rollout, mask=mask, spec=spec)
+    assert wanted.mask.any(1).tolist() == [True, False, True][:rows]
+    wide, wide_mask = apart(train), apart(mask)
+    with one_thread(), unchecked(), compiled(seed=seed):
+        out = rc.correct(wide, rollout, mask=wide_mask, spec=spec, backend="triton")
+    assert_like_reference(out, wanted)
