@@ -18,7 +18,7 @@ from oracles import metrics as oracle_metrics
 from oracles.labels import of_label
 from rollout_corr.backends import blocks
 from rollout_corr.backends.whole import run_whole
-from rollout_corr.metrics import token_labels
+from rollout_corr.metrics import sums_by_label
 from rollout_corr.metrics.statistics import Statistics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -183,8 +183,8 @@ def test_several_blocks_and_tokens_one_by_one_give_the_same(monkeypatch):
     wanted = by_token(laid, SPECS[1]).metrics(by="label")
     monkeypatch.setattr(blocks, "BLOCK", 256)
     blocked = by_token(laid, SPECS[1]).metrics(by="label")
-    monkeypatch.setattr(token_labels, "SMALL", 100)
-    monkeypatch.setattr(token_labels, "TILE", 10**9)
+    monkeypatch.setattr(sums_by_label, "SMALL", 100)
+    monkeypatch.setattr(sums_by_label, "TILE", 10**9)
     single = by_token(laid, SPECS[1]).metrics(by="label")
     for key, value in wanted.items():
         exact = key.endswith(("tokens", "_kept", "d_min", "d_max", "rejected_tokens_fraction"))
