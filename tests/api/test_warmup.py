@@ -97,15 +97,16 @@ def test_a_loop_with_turns_is_warm(driver):
     assert 0 < compiled == len(driver.compiled)
 
 
-@pytest.mark.parametrize("surrogate", [rc.KLCov(), rc.BAPO(), rc.EntropyClip()])
-def test_a_loop_whose_loss_looks_is_warm(driver, surrogate):
-    """An entropy is given where the surrogate reads it, and where a bonus does."""
+@pytest.mark.parametrize("surrogate", [rc.KLCov(), rc.BAPO(), rc.EntropyClip(), rc.REAL(), rc.AveragePPO()])
+def test_a_loop_whose_loss_looks_or_passes_often_is_warm(driver, surrogate):
+    """An entropy is given where the surrogate reads it, and where a bonus does; so are groups."""
     loss = {"surrogate": surrogate, "entropy_bonus": rc.EntropyBonus(0.1)}
     rc.warmup("cpu", None, loss=loss, layouts=("packed",), aligned=True, mean_lengths=(512.0, 1000.0))
     compiled, train = len(driver.compiled), -torch.rand(5000)
     given = {"mask": torch.ones(5000, dtype=torch.bool), "cu_seqlens": torch.arange(0, 5001, 625).int()}
     new = train.clone().requires_grad_()
     others = {"old_logp": train, "rollout_logp": train, "entropy": torch.rand(5000), "backend": "triton"}
+    others |= {"group_size": 4} if surrogate.by_group else {}
     rc.policy_loss(new, torch.ones(5000), **given, **others, **loss).value.backward()
     assert 0 < compiled == len(driver.compiled)
 
