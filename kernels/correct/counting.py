@@ -87,6 +87,19 @@ def least_log_weight(spec: Spec) -> float:
     return -math.inf if low is None else low
 
 
+def searched_for(spec: Spec, places: tuple[Place, ...]) -> tuple[Searched, ...]:
+    """Give bounds of a Spec as the kernels take them."""
+    labels, rules = [criterion.label for criterion in spec.criteria], rules_of(spec)
+    return tuple(
+        Searched(
+            -1 if place.label == WEIGHT else labels.index(place.label),
+            place.side == "upper",
+            READS[type(rules[place])][0],
+        )
+        for place in places
+    )
+
+
 @lru_cache(maxsize=256)
 def recipe_of(
     spec: Spec,
@@ -113,15 +126,7 @@ def recipe_of(
         edits_mask=False,
         mass=None if log_mass is None else ("rollout" if mass_of_rollout else "train"),
     )
-    labels, rules = [criterion.label for criterion in spec.criteria], rules_of(spec)
-    searches = tuple(
-        Searched(
-            -1 if place.label == WEIGHT else labels.index(place.label),
-            place.side == "upper",
-            READS[type(rules[place])][0],
-        )
-        for place in places
-    )
+    searches, rules = searched_for(spec, places), rules_of(spec)
     missing = {
         "mask": mask is None,
         "log_mass": log_mass is None,

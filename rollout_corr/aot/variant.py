@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends.batch import external_names
-from rollout_corr.backends.bounds_of_batch import begin, rules_of_tokens
+from rollout_corr.backends.bounds_of_batch import begin, rules_of_sequences, rules_of_tokens
 from rollout_corr.backends.count_tokens import rounds_of
 from rollout_corr.kernels.correct.plan import pairs_of
 from rollout_corr.spec.correction import Spec, places_of
@@ -158,16 +158,18 @@ class Variant(VariantLayout):
         from rollout_corr.kernels.correct.launch import prepare
 
         given = self.given(self.tokens, self.tokens // self.length) if given is None else given
-        return (*self._counting(given), *prepare(given, self.spec, split=self.split, halves=self.halves)[1])
+        return (*self._searching(given), *prepare(given, self.spec, split=self.split, halves=self.halves)[1])
 
-    def _counting(self, given: Given) -> tuple[Launch, ...]:
-        """List the launches that count tokens for bounds that the batch decides: of the first round."""
+    def _searching(self, given: Given) -> tuple[Launch, ...]:
+        """List the launches of the first round of the search for bounds that the batch decides."""
         from rollout_corr.kernels.correct.counting import prepare_count
+        from rollout_corr.kernels.correct.valuing import prepare_values
 
         kind = torch.promote_types(torch.promote_types(self.train, self.rollout), torch.float32)
-        rules = rules_of_tokens(self.spec)
+        rules, units = rules_of_tokens(self.spec), tuple(rules_of_sequences(self.spec))
         searches = {place: begin(rule, place.side, kind, given.train.device) for place, rule in rules.items()}
-        return tuple([prepare_count(given, self.spec, one)[1] for one in rounds_of(searches)])
+        counting = tuple([prepare_count(given, self.spec, one)[1] for one in rounds_of(searches)])
+        return (*counting, *(prepare_values(given, self.spec, units)[2] if units else ()))
 
 
 @dataclass(frozen=True)

@@ -96,24 +96,29 @@ class Progress(NamedTuple):
 
 
 class Counter(Protocol):
-    """Counts the tokens of a batch for some bounds, without their values.
+    """Counts the tokens of a batch for some bounds, without their values, and gives those of sequences for others.
 
     Attributes:
-        rules: The bounds.
-        dtype: Of the values.
+        rules: The bounds of tokens.
+        units: The bounds of sequences.
+        dtype: Of the values of tokens.
         device: Of the tables.
     """
 
     rules: dict[Place, OfBatch]
+    units: dict[Place, OfBatch]
     dtype: torch.dtype
     device: torch.device
+
+    def values(self, known: Mapping[Place, Tensor]) -> dict[Place, tuple[Tensor, Tensor]]:
+        """The values of sequences, [S] float64, under the bounds that are known, and which of them decide, [S] bool."""
 
     def tables(self, searches: Mapping[Place, AnySearch]) -> dict[Place, Tensor]:
         """The tables of a round, for those of the searches that it counts for."""
 
 
-# From the labels whose bounds are looked for; None where it counts for none of them.
-Counters = Callable[[set[str]], Counter | None]
+# From the labels whose bounds are looked for.
+Counters = Callable[[set[str]], Counter]
 
 
 class Recording(Found):
@@ -139,6 +144,7 @@ class Recording(Found):
         self.searches = dict(progress.searches)
         self.wanted, self._on_cpu, self._groups = wanted, on_cpu, groups
         self._counter = counter
+        self.noted: frozenset[Place] = frozenset()
         if counter is not None:
             for place, rule in counter.rules.items():
                 self._search(place, rule, counter.dtype, counter.device)
@@ -150,19 +156,20 @@ class Recording(Found):
         """Note the values."""
         if criterion.label in self.wanted:
             for side, rule in criterion.rules.items():
-                self._note(Place(criterion.label, side), rule, value, tested, groups if rule.by_group else None)
+                self.note(Place(criterion.label, side), rule, value, tested, groups if rule.by_group else None)
         return super().of(criterion, value, tested, groups)
 
     def of_weight(self, weight: Weight, log_ratio: Tensor, among: Tensor | None) -> tuple[Bound, Bound]:
         """Note the logarithms of the ratios."""
         for side, rule in weight.rules.items():
-            self._note(Place(WEIGHT, side), rule, ordered_of(weight, rule, log_ratio), among)
+            self.note(Place(WEIGHT, side), rule, ordered_of(weight, rule, log_ratio), among)
         return super().of_weight(weight, log_ratio, among)
 
-    def _note(
+    def note(
         self, place: Place, rule: OfBatch, value: Tensor, tested: Tensor | None, groups: Tensor | None = None
     ) -> None:
-        if self._counter is not None and place in self._counter.rules:
+        """Note values that decide a bound, unless they are counted elsewhere."""
+        if place in self.noted or (self._counter is not None and place in self._counter.rules):
             return
         search = self._search(place, rule, value.dtype, value.device, None if groups is None else self._groups)
         values = search.values(value, tested, groups, self._on_cpu)
@@ -274,10 +281,19 @@ def dtypes_of_tokens(thresholds: Thresholds) -> dict[Place, torch.dtype]:
 
 def rules_of_tokens(spec: Spec) -> dict[Place, OfBatch]:
     """The rules of a Spec that look at tokens."""
-    tokens, weight = {c.label for c in spec.criteria if c.over == "token"}, spec.weight
-    if weight is not None and weight.level == "token" and weight.rules:
-        tokens.add(WEIGHT)
-    return {place: rule for place, rule in rules_of(spec).items() if place.label in tokens}
+    return _rules_over(spec, "token")
+
+
+def rules_of_sequences(spec: Spec) -> dict[Place, OfBatch]:
+    """The rules of a Spec that look at sequences."""
+    return _rules_over(spec, "sequence")
+
+
+def _rules_over(spec: Spec, over: str) -> dict[Place, OfBatch]:
+    labels, weight = {c.label for c in spec.criteria if c.over == over}, spec.weight
+    if weight is not None and weight.rules and ("token" if weight.level == "token" else weight.over) == over:
+        labels.add(WEIGHT)
+    return {place: rule for place, rule in rules_of(spec).items() if place.label in labels}
 
 
 def record(batch: Batch, spec: Spec, progress: Progress, counters: Counters | None = None) -> Recording:
@@ -293,8 +309,12 @@ def record(batch: Batch, spec: Spec, progress: Progress, counters: Counters | No
     counter = None if counters is None else counters(labels)
     recording = Recording(progress, labels, on_cpu, batch.groups, counter)
     batch.bounds = recording
-    if counter is not None and {place for place in places_of(spec) if place.label in labels} <= set(counter.rules):
-        return recording
+    if counter is not None:
+        for place, (value, tested) in counter.values(progress.bounds).items():
+            recording.note(place, counter.units[place], value, tested)
+        if all(place in counter.rules or place in counter.units for place in places_of(spec) if place.label in labels):
+            return recording
+        recording.noted = frozenset(counter.units)
     if on_cpu:
         for block in blocks.blocks_under(batch, spec):
             _ask(blocks.operands_of(block, spec), recording)
@@ -347,9 +367,10 @@ def added_up(tables: dict[Place, Tensor], add_up: Callable[[Tensor], Tensor]) ->
     return {place: part.view(tables[place].shape) for place, part in zip(tables, parts, strict=True)}
 
 
-def in_order(found: Found, spec: Spec) -> Tensor:
-    """The bounds of a Spec in the order of its places, [K] float64; each of the whole batch."""
-    return torch.stack([found.bounds[place].double() for place in places_of(spec)])
+def in_order(bounds: Mapping[Place, Tensor], spec: Spec, device: torch.device) -> Tensor:
+    """The bounds of a Spec in the order of its places, [K] float64; each of the whole batch, open if not known yet."""
+    nothing = torch.zeros((), dtype=torch.float64, device=device)
+    return torch.stack([bounds.get(place, nothing + SIGN[place.side] * math.inf).double() for place in places_of(spec)])
 
 
 def in_blocks(batch: Batch) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from rollout_corr.backends import operators
 from rollout_corr.backends.batch import Batch
-from rollout_corr.backends.bounds_of_batch import AnySearch, Counters, rules_of_tokens
+from rollout_corr.backends.bounds_of_batch import AnySearch, Counters, in_order, rules_of_sequences, rules_of_tokens
 from rollout_corr.backends.select import DIGITS, Search, digit_of
 from rollout_corr.backends.select_ess import DIGITS as DIGITS_OF_WEIGHTS
 from rollout_corr.backends.select_ess import EssSearch
@@ -28,9 +29,13 @@ def counters_of(batch: Batch, spec: Spec, backend: str) -> Counters | None:
     if operators.is_operator(operands):
         return None
 
-    def counter_for(labels: set[str]) -> TokenCounter | None:
-        rules = {place: rule for place, rule in rules_of_tokens(spec).items() if place.label in labels}
-        return TokenCounter(batch, operands, spec, rules) if rules else None
+    def counter_for(labels: set[str]) -> TokenCounter:
+        def some(rules: dict[Place, OfBatch]) -> dict[Place, OfBatch]:
+            return {place: rule for place, rule in rules.items() if place.label in labels}
+
+        # With turns, slots are of these.
+        units = {} if spec.has_prefixes or spec.measures_turns else some(rules_of_sequences(spec))
+        return TokenCounter(batch, operands, spec, some(rules_of_tokens(spec)), units)
 
     return counter_for
 
@@ -42,14 +47,29 @@ class TokenCounter:
         batch: The batch.
         operands: Its tensors.
         spec: The Spec.
-        rules: The bounds.
+        rules: The bounds of tokens.
+        units: The bounds of sequences.
     """
 
     def __init__(
-        self, batch: Batch, operands: operators.CorrectOperands, spec: Spec, rules: dict[Place, OfBatch]
+        self,
+        batch: Batch,
+        operands: operators.CorrectOperands,
+        spec: Spec,
+        rules: dict[Place, OfBatch],
+        units: dict[Place, OfBatch],
     ) -> None:
-        self.rules, self.dtype, self.device = rules, batch.dtype, batch.train.device
+        self.rules, self.units, self.dtype, self.device = rules, units, batch.dtype, batch.train.device
         self._given, self._spec = operators.given_of(operands), spec
+
+    def values(self, known: Mapping[Place, Tensor]) -> dict[Place, tuple[Tensor, Tensor]]:
+        """Launch `read`, and what adds up the slots of sequences behind it."""
+        if not self.units:
+            return {}
+        from rollout_corr.kernels.correct.valuing import values
+
+        given = replace(self._given, bounds=in_order(known, self._spec, self.device))
+        return values(given, self._spec, tuple(self.units))
 
     def tables(self, searches: Mapping[Place, AnySearch]) -> dict[Place, Tensor]:
         """Launch the kernel, once for all that count and once for a sample size."""

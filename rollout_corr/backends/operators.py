@@ -172,7 +172,7 @@ def operands_of(batch: Batch, spec: Spec, bounded: bool = True) -> CorrectOperan
         from rollout_corr.backends.bounds_of_batch import Found, in_order
 
         assert isinstance(batch.bounds, Found), "the kernels look for no bounds"
-        bounds = in_order(batch.bounds, spec)
+        bounds = in_order(batch.bounds.bounds, spec, batch.train.device)
     return CorrectOperands(
         batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages, batch.per_sequence, external, new, log,
         of_rollout, batch.turns, bounds,

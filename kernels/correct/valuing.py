@@ -1,0 +1,64 @@
+"""Launch what gives the values of sequences for which the batch decides bounds: `read`, and a kernel behind it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from rollout_corr.kernels.correct.counting import searched_for
+from rollout_corr.kernels.correct.launch import Given, prepare
+from rollout_corr.kernels.correct.plan import Searched
+from rollout_corr.kernels.correct.values import values_kernel
+from rollout_corr.kernels.grid import SEQUENCE_THREADS, current
+from rollout_corr.kernels.launches import NOTHING, Launch, Names, Operands, Site, addresses_of, alignment_of
+from rollout_corr.spec.bounds_of_batch import Place
+from rollout_corr.spec.correction import Spec
+
+TABLES = ("counts", "integers", "floats", "peaks")
+SIZES = ("tokens", "sequences", "width", "tiles", "tile_bits", "slots")
+CONSTANTS = ("PLAN", "SHAPE", "SEARCHES", "nothing")
+
+
+@lru_cache(maxsize=256)
+def site_of(spec: Spec, searches: tuple[Searched, ...], tensors: tuple[str, ...], of: Site) -> Site:
+    """Make the site of the kernel, for tensors by name, behind that of `decide`, which tells dtypes apart."""
+    names = Names(tensors, (), (*SIZES, *CONSTANTS))
+    absent = [name for name in ("advantages", "offsets", *TABLES) if name not in tensors]
+    return Site(values_kernel, names, dict.fromkeys(absent, "nothing"))
+
+
+def values(given: Given, spec: Spec, places: tuple[Place, ...]) -> dict[Place, tuple[Tensor, Tensor]]:
+    """Give of each bound the values of all sequences, [S] float64, and which of them decide it, [S] bool."""
+    with current(given.train):
+        found, chosen, launches = prepare_values(given, spec, places)
+        for launch in launches:
+            launch.run()
+    return dict(zip(places, zip(found, chosen, strict=True), strict=True))
+
+
+def prepare_values(given: Given, spec: Spec, places: tuple[Place, ...]) -> tuple[Tensor, Tensor, tuple[Launch, ...]]:
+    """Allocate the values, [K, S] float64, and which of them decide, [K, S] bool, and list the two launches."""
+    # The very kernel that runs when bounds are known: in float64, where sums are plain, another had other bits.
+    read, decide, *_ = prepare(given, spec)[1]
+    named, searches = decide.arguments, searched_for(spec, places)
+    count, device = int(named["sequences"]), given.train.device
+    found = torch.empty((len(places), count), dtype=torch.float64, device=device)
+    chosen = torch.empty((len(places), count), dtype=torch.bool, device=device)
+    held = {name: named[name] for name in ("numbers", "advantages", "offsets", *TABLES) if named[name] is not None}
+    held |= {"values": found, "chosen": chosen}
+    tensors = tuple(held.values())
+    addresses = addresses_of(tensors)
+    operands = Operands(
+        values=(*addresses, *(named[name] for name in SIZES), named["PLAN"], named["SHAPE"], searches, None),
+        tensors=tensors,
+        workspace=NOTHING,
+        key=(read.operands.key, alignment_of(addresses, tensors)),
+        device=device,
+    )
+    owners = count + 2 if named["PLAN"].packed else count
+    programs = max(1, -(-owners // named["SHAPE"].sequences))
+    site = site_of(spec, searches, tuple(held), decide.site)
+    # The tables lie in the workspace of `read`, which lives as long as its launch.
+    return found, chosen, (read, Launch(site, programs, SEQUENCE_THREADS, operands))
