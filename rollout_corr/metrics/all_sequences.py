@@ -176,7 +176,7 @@ class AllSequences:
 
     def sequences_clamped(self) -> Number:
         """[S] bool: |sum of D| is beyond the clamp; or how many are."""
-        if isinstance(self.max_size, float) and self.max_size <= self.spec.clamp:
+        if self._look and float(self.max_size) <= self.spec.clamp:
             return 0.0
         return self.facts.d.abs() > self.spec.clamp
 

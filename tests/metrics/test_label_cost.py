@@ -71,6 +71,9 @@ def test_few_tokens(name):
         more, touched = cost(given, offsets, SPECS[name], ids)
         assert more - operations <= 10, units
         assert touched <= 1.2 * elements, units
+        # Reading 64 labels, 2,177 numbers and more, is some operations on tables.
+        read, _ = cost(given, offsets, SPECS[name], ids, "environment")
+        assert read - more <= 250, units
 
 
 # Elements of a call with labels over those of one without: labels of tokens miss 1.2 by far.
