@@ -75,7 +75,7 @@ class Tiled:
             of_tiles = self._tiles(place)[:, 0].int().index_fill_(0, mixed, many)
             place = torch.cat([of_tiles, *self._single(place)])
         lanes = torch.arange(place.shape[0], dtype=torch.int32, device="cpu").bitwise_and_(LANES - 1)
-        self._place = place.to(torch.int32).mul_(LANES).add_(lanes).long()
+        self._place = (place.int() * LANES).add_(lanes).long()
 
     def _mixed(self, place: Tensor) -> Tensor:
         """The tiles in which labels change, or from which to the next they do."""
