@@ -150,9 +150,9 @@ SEQUENCE_RULES = {
         W("geometric", upper=rc.Quantile(0.6), token_clamp=0.25),
         (
             C("abs", upper=rc.Quantile(0.9)),
-            C("k1", upper=rc.Quantile(0.97), drop="sequence"),
+            C("k1", upper=rc.Quantile(0.9), drop="sequence"),
             C("k2", "sequence", "mean", upper=rc.MeanBelow(0.002)),
-            C("ratio", "sequence", "sum", lower=rc.TopK(3), upper=rc.Quantile(0.8)),
+            C("ratio", "sequence", "sum", lower=rc.TopK(1), upper=rc.Quantile(0.8)),
         ),
         sums_over="kept",
     ),
