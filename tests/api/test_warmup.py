@@ -97,6 +97,22 @@ def test_a_loop_with_turns_is_warm(driver):
     assert 0 < compiled == len(driver.compiled)
 
 
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_a_loop_whose_batch_decides_bounds_is_warm(driver, layout):
+    """What counts tokens and what gives the values of sequences, in every round."""
+    mean = rc.Criterion("ratio", "sequence", "mean", upper=rc.Quantile(0.9))
+    moment = rc.Criterion("k2", upper=rc.MeanBelow(0.01))
+    spec = rc.Spec(rc.Weight("token", upper=rc.KeepESS(0.9)), (moment, mean), sums_over="kept")
+    rc.warmup("cpu", spec, layouts=(layout,), aligned=True, mean_lengths=(512.0, 1000.0))
+    compiled, train, offsets = len(driver.compiled), -torch.rand(8, 640), None
+    if layout == "packed":
+        train, offsets = train.view(-1), torch.arange(0, 5121, 640).int()
+    given = {"mask": torch.ones_like(train, dtype=torch.bool), "cu_seqlens": offsets, "backend": "triton"}
+    rc.correct(train, train - 0.1, spec=spec, **given)
+    # Two kernels that count, read, one for values, decide.
+    assert 5 <= compiled == len(driver.compiled)
+
+
 @pytest.mark.parametrize("surrogate", [rc.KLCov(), rc.BAPO(), rc.EntropyClip(), rc.REAL(), rc.AveragePPO()])
 def test_a_loop_whose_loss_looks_or_passes_often_is_warm(driver, surrogate):
     """An entropy is given where the surrogate reads it, and where a bonus does; so are groups."""
