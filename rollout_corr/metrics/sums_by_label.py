@@ -72,7 +72,7 @@ class Tiled:
         self._cut = mixed
         if self._whole:
             # What is found of a tile that is mixed is nobody's.
-            of_tiles = self._tiles(place)[:, 0].int().index_fill_(0, mixed, many)
+            of_tiles = self._tiles(place)[:, 0].int().index_fill(0, mixed, many)
             place = torch.cat([of_tiles, *self._single(place)])
         lanes = torch.arange(place.shape[0], dtype=torch.int32, device="cpu").bitwise_and_(LANES - 1)
         self._place = (place.int() * LANES).add_(lanes).long()
