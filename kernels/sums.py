@@ -58,8 +58,8 @@ def is_measured(plan: Tables, place: int) -> bool:
 
 @triton.constexpr_function
 def first_of_word(plan: Tables, place: int) -> int:
-    """Find the accumulator that has the word of a count; -1 of what is no count of slots."""
-    if plan.recorded[place][0] != "counts":
+    """Find the accumulator that has the word of a count of slots; -1 of all else, and of rows, which end with a tile."""
+    if not plan.packed or plan.recorded[place][0] != "counts":
         return -1
     return place - (place - first_of(plan, "counts")) % COUNTS_OF_WORD.value
 
@@ -78,8 +78,9 @@ def one_of(plan: Tables, place: int) -> int:
 
 @triton.constexpr_function
 def is_added(plan: Tables, place: int) -> bool:
-    """Test whether steps add to an accumulator of slots; of counts they do to the first of each word."""
-    return is_of_slots(plan, place) and first_of_word(plan, place) in (-1, place)
+    """Test whether steps add to an accumulator of slots: in a word to the first."""
+    in_word = first_of_word(plan, place) >= 0
+    return first_of_word(plan, place) == place if in_word else is_measured(plan, place)
 
 
 @triton.constexpr_function
@@ -178,8 +179,11 @@ def with_words(found: tl.tuple, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.
 
 @triton.jit
 def count_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
-    """Take a count of a slot out of its word, and add it up over the lanes."""
-    return tl.sum((kept[first_of_word(PLAN, place)] >> bit_of(PLAN, place)) & LARGEST_COUNT, 0)
+    """Add a count of a slot up over the lanes, taken out of its word if it is in one."""
+    if first_of_word(PLAN, place) >= 0:
+        return tl.sum((kept[first_of_word(PLAN, place)] >> bit_of(PLAN, place)) & LARGEST_COUNT, 0)
+    else:
+        return tl.sum(kept[place], 0)
 
 
 @triton.jit
@@ -316,7 +320,12 @@ def with_slot(
     more = ()
     for place in tl.static_range(size(PLAN, "recorded")):
         if is_added(PLAN, place):
-            x = found[place].to(kind_of(PLAN, place))
+            x = found[place]
+            if x.dtype == tl.int1:
+                # As floats: of integers the compiler would pack the bits to count them.
+                x = tl.where(x, 1.0, 0.0)
+            else:
+                x = x.to(kind_of(PLAN, place))
             if start is not None:
                 x = tl.where(inside, x, start_of(PLAN, place))
             if is_extremum(PLAN, place):

@@ -99,12 +99,22 @@ def over_factorial(k: int) -> float:
     return 1.0 / math.factorial(k)
 
 
+@triton.constexpr_function
+def place_of_number(plan: Tables, i: int) -> int:
+    """Find the first place of what the i-th number is."""
+    name = plan.numbers[i]
+    return plan.numbers.index(dict(plan.same_numbers).get(name, name))
+
+
 @triton.jit
 def thresholds(numbers: tl.tensor, PLAN: tl.constexpr) -> tl.tuple:
     """Load all numbers, in float64. Once for a program: behind a store they would be loaded again."""
     found = ()
     for i in tl.static_range(size(PLAN, "numbers")):
-        found = found + (tl.load(numbers + i),)
+        if place_of_number(PLAN, i) < i:
+            found = found + (found[place_of_number(PLAN, i)],)
+        else:
+            found = found + (tl.load(numbers + i),)
     return found
 
 

@@ -55,6 +55,25 @@ def slot_columns(plan: Plan) -> SlotColumns:
     return SlotColumns(tuple(counts), tuple(floats))
 
 
+def same_numbers(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """Pair bounds of schemes with those of the Spec that they repeat, so that these are compared with once.
+
+    They are the bounds of the weight, but for a side that only a scheme has, and those of ratios of tokens. None for
+    rows, where ptxas has registers for all, and spilled 32 bytes of `skyrl.tldr` for sm_100 without these.
+    """
+    if not plan.packed:
+        return ()
+    log, found = "log/token" if plan.level == "token" else "log", []
+    for side in [side for side, there in (("lower", plan.has_lower), ("upper", plan.has_upper)) if there]:
+        found += [("xtuner/ratio/" + side, side), *((f"{name}/{log}/{side}", f"log/{side}") for name in plan.schemes)]
+    for test in plan.tests:
+        if test.over == "token" and test.stat == "ratio" and test.role in ("veto", "outlier"):
+            for side in (f"{test.index}/lower", f"{test.index}/upper"):
+                of, _, end = side.partition("/")
+                found += [(f"{name}/{of}/token/{end}", side) for name in plan.schemes]
+    return tuple(pair for pair in found if pair[0] in plan.numbers)
+
+
 @triton.constexpr_function
 def of_option(criterion: Test, name: str) -> str:
     """Name a statistic of verl's for a criterion."""

@@ -20,7 +20,7 @@ RECORDED = ("token_sums", "floats", "counts", "integers", "peaks", "token_maxima
 
 # Columns of a pass over padded tokens below which ptxas takes fewer than 128 registers; criteria and columns beyond
 # which so many are too few.
-FEW_COLUMNS, MOST_CRITERIA, MOST_COLUMNS = 20, 3, 36
+FEW_COLUMNS, MOST_CRITERIA, MOST_COLUMNS = 20, 3, 39
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,17 @@ class Tables:
     token_maxima: tuple[str, ...]
     full: bool  # a histogram is kept behind the columns
     double: bool  # float64 computes
+    packed: bool  # sequences by offsets, not as rows
     masked: bool  # a mask is given
     nonfinite: str  # `Spec.nonfinite`, or that of the loss
+    numbers: tuple[str, ...]  # those that a kernel loads
     # What is kept of each sequence, for labels to add up.
     label_sums: tuple[str, ...] = ()
     label_maxima: tuple[str, ...] = ()
     halves: bool = False  # slots are of halves of sequences or turns: a rank holds two stretches of each
     of_slots = ("counts", "integers", "floats", "peaks")
+    # Numbers that repeat another one, and which.
+    same_numbers: tuple[tuple[str, str], ...] = ()
 
     @property
     def derived(self) -> int:
@@ -177,6 +181,7 @@ class Plan(Tables):
     floats: tuple[str, ...] = ()
     peaks: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
+    same_numbers: tuple[tuple[str, str], ...] = ()
     _hash: int = field(default=0, compare=False, repr=False)
 
     def __hash__(self) -> int:
@@ -206,7 +211,8 @@ class Plan(Tables):
         if few or spilled or criteria > MOST_CRITERIA:
             return None
         # With 128 those of labels spill 48 bytes.
-        many = self.full or columns > MOST_COLUMNS or self.advantages is not None or bool(self.label_sums)
+        many = self.full or columns > MOST_COLUMNS or bool(self.label_sums)
+        many = many or (self.packed and self.advantages is not None)
         return 168 if many else 128
 
     @property

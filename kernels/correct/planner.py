@@ -89,6 +89,7 @@ def plan_of(
     if labelled:
         tables = _with_labels(tables, spec, plan)
     plan = replace(plan, **tables, numbers=tuple(numbers_of(spec, double)))
+    plan = replace(plan, same_numbers=peers_kernels.same_numbers(plan))
     return replace(plan, _hash=hash(repr(plan)))
 
 

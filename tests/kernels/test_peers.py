@@ -15,6 +15,7 @@ import rollout_corr as rc
 from builders.cases import one_in
 from builders.peer_metrics_cases import ALL, CASES, batch, tensors
 from rollout_corr.kernels import grid
+from rollout_corr.kernels.correct.numbers import numbers_of
 from rollout_corr.kernels.correct.planner import plan_of
 from rollout_corr.metrics.schema import layout
 
@@ -176,3 +177,16 @@ def test_labels_are_no_compile_key() -> None:
     other = rc.Spec(criteria=(replace(VETO, label="guard"), VETO_MEAN), report=SCHEMES)
     assert plan_of(spec, **kinds) == plan_of(renamed, **kinds)
     assert plan_of(spec, **kinds) != plan_of(other, **kinds)
+
+
+def test_bounds_that_are_compared_with_once_are_equal():
+    """Of packed batches, in which kernels leave out the bounds of schemes that repeat those of the Spec."""
+    names = ("xtuner.agentic", "skyrl.tldr", "verl.decoupled_seq_is_rs", "verl.decoupled_k3_rs_token_tis")
+    kinds = {"packed": True, "masked": True, "advantages": None, "writes_weights": True, "writes_mask": True}
+    found = set()
+    for name, double in itertools.product(names, (False, True)):
+        spec = replace(rc.preset(name), report=SCHEMES)
+        plan, numbers = plan_of(spec, double=double, edits_mask=True, **kinds), numbers_of(spec, double)
+        assert all(numbers[one] == numbers[other] for one, other in plan.same_numbers)
+        found |= {one for one, _ in plan.same_numbers}
+    assert {"xtuner/ratio/upper", "xtuner/log/token/lower", "skyrl/0/token/upper", "verl/log/upper"} <= found
