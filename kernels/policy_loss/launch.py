@@ -122,6 +122,7 @@ class Laid(NamedTuple):
     """A batch as its launches take it, its recipe and its division among programs."""
 
     given: LossGiven
+    strided: tuple[Tensor | None, ...]
     recipe: LossRecipe
     grid: Grid
     within: Tensor | None
@@ -147,8 +148,9 @@ def _laid(given: LossGiven, objective: Objective, differentiable: bool) -> Laid:
     )
     element = new.element_size() if base is None else min(new.element_size(), base.element_size())
     sequences, width = new.shape if offsets is None else (offsets.shape[0] - 1, None)
-    grid = grid_for(sequences, width, [x for x in given.strided if x is not None], element, given.double)
-    return Laid(given, recipe, grid if within is None else of_units(grid, count, beside=True), within)
+    strided = given.strided
+    grid = grid_for(sequences, width, [x for x in strided if x is not None], element, given.double)
+    return Laid(given, strided, recipe, grid if within is None else of_units(grid, count, beside=True), within)
 
 
 def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tuple[LossFound, tuple[Launch, ...]]:
@@ -174,20 +176,21 @@ def prepare_facts(given: LossGiven, objective: Objective) -> tuple[Tensor, tuple
 
 def _launches(laid: Laid, outputs: tuple[Tensor | None, ...]) -> tuple[Launch, ...]:
     """List the launches on a batch. outputs: the last of `TENSORS`, those behind the numbers."""
-    given, recipe, grid, _ = laid
+    given, strided, recipe, grid, _ = laid
     device = given.new.device
     workspace = Workspace(recipe.scratch, grid.counted, device)
-    plain = given.advantages, given.log_mass, given.scales, given.looked
-    advantages, log_mass, scales, looked = (None if x is None else x.contiguous() for x in plain)
+    log_mass = None if given.log_mass is None else given.log_mass.contiguous()
+    scales = None if given.scales is None else given.scales.contiguous()
+    looked = None if given.looked is None else given.looked.contiguous()
     numbers = recipe.upload.read()
     held = recipe.held((
-        *given.strided, advantages, given.offsets, given.divisor, log_mass, scales, looked,
+        *strided, given.advantages.contiguous(), given.offsets, given.divisor, log_mass, scales, looked,
         numbers if given.decided is None else _with(numbers, given.decided), *outputs,
     ))  # fmt: skip
     addresses = addresses_of(held)
     sized = _sized(recipe, grid)
     operands = Operands(
-        values=(*addresses, *workspace.addresses, *strides_of(given.strided, grid), *sized.values),
+        values=(*addresses, *workspace.addresses, *strides_of(strided, grid), *sized.values),
         tensors=held,
         workspace=workspace,
         key=(grid.cut, alignment_of((*addresses, workspace.first), (*held, workspace.memory))),

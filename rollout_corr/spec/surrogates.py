@@ -3,8 +3,7 @@
 To add one, write a class in ratio_losses.py, score_losses.py or signed_losses.py, list it here, export it in
 `rollout_corr/__init__.py`, and give it a branch in kernels/policy_loss/formulas.py and a formula in
 tests/oracles/loss.py. One that looks at the whole batch first lives in batch_losses.py, group_losses.py or
-entropy_losses.py, has no kernel and has its formula in tests/oracles/looks.py. Nothing else names it.
-average_losses.py has one without a kernel that looks at its sequence alone.
+entropy_losses.py, and has its formula in tests/oracles/looks.py. Nothing else names it.
 
 `import rollout_corr` imports the files of the most used ones alone, and this list when something asks for all.
 """
