@@ -153,7 +153,11 @@ def test_inputs_are_left_as_they_are(device):
 # --- offsets that are garbage ---
 
 
-@pytest.mark.parametrize("spec", [TOKENS, SEQUENCES], ids=["tokens", "sequences"])
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [(TOKENS, WIDE), (SEQUENCES, NARROW), (SEQUENCES, WIDE)],
+    ids=["tokens", "sequences", "sequences of several slots"],
+)
 @pytest.mark.parametrize(
     "offsets",
     [
@@ -167,10 +171,11 @@ def test_inputs_are_left_as_they_are(device):
     ],
     ids=["unsorted", "falling", "negative", "beyond", "overlapping", "huge", "huge int32"],
 )
-def test_offsets_that_are_garbage(offsets, spec, device):
+def test_offsets_that_are_garbage(offsets, spec, shape, device):
     """Memory around tensors and the content of fresh memory change no bit; numbers are wrong, and finite.
 
-    A token may have several owners then, which write its mask and weight in any order: that race is the caller's.
+    A token may have several owners then, which write its mask and weight in any order: that race is the caller's. None
+    is without one, which programs of `apply` with several slots would leave unwritten.
     """
     generator = torch.Generator().manual_seed(0)
     rollout = -torch.rand(60, generator=generator)
@@ -180,7 +185,7 @@ def test_offsets_that_are_garbage(offsets, spec, device):
     found = []
     for fence, filling in ((math.nan, 0xFF), (7.0, 0x00)):
         placed = between_fences(laid, device, fence)
-        with unchecked(), shaped(WIDE if spec is TOKENS else NARROW), watched(filling, races=False):
+        with unchecked(), shaped(shape), watched(filling, races=False):
             found.append(placed.correct(spec, backend="triton"))
         assert found[-1].weights.isfinite().all()
         assert all(math.isfinite(value) for value in found[-1].metrics().values())
