@@ -15,7 +15,7 @@ from rollout_corr.backends.batch import Batch, check_validate
 from rollout_corr.backends.choose import BACKENDS, BackendName, Groups, chosen_backend
 from rollout_corr.backends.completed import check_dtype, check_groups, completed
 from rollout_corr.backends.layouts import LogProbs, described
-from rollout_corr.backends.operators import beyond_kernels, beyond_split_kernels
+from rollout_corr.backends.operators import beyond_kernels, beyond_split_kernels, labels_beyond_split_kernels
 from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back, run_correction
@@ -305,11 +305,12 @@ def read_request(
             if reason is not None:
                 raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
         batch = read_batch(given)
-        if backend == "triton" and batch.has_labels_of_tokens and groups.sequence is not None:
-            raise ValueError(
-                "backend: expected 'auto' or 'torch' beside labels of tokens or turns and a sequence_group, got "
-                "'triton'"
-            )
+        if backend == "triton" and batch.labels and groups.sequence is not None:
+            beside = labels_beyond_split_kernels(batch, spec)
+            if beside is not None:
+                raise ValueError(
+                    f"backend: expected 'auto' or 'torch' beside {beside} and a sequence_group, got 'triton'"
+                )
         groups.check_advantages(batch, given.train_logp, given.advantages)
         if versions is not None:
             groups.check_versions(batch, given.train_logp, versions)

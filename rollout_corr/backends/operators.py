@@ -243,6 +243,16 @@ def beyond_split_kernels(spec: Spec) -> str | None:
     return beyond_kernels(spec)
 
 
+def labels_beyond_split_kernels(batch: Batch, spec: Spec) -> str | None:
+    """Say which labels leave a call to plain torch where ranks hold parts of sequences; None for none.
+
+    There a rank cannot take their statistics behind the kernels, as it does of whole sequences.
+    """
+    if batch.has_labels_of_tokens:
+        return "labels of tokens or turns"
+    return "prefixes, labels" if batch.labels and spec.has_prefixes else None
+
+
 def counts(spec: Spec) -> tuple[int, int]:
     """Count the sums and the maxima of the statistics."""
     sums, maxima = schema.layout(spec)

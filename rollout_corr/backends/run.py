@@ -122,7 +122,8 @@ def _exchange(
 ) -> whole.PendingSplit | split_kernels.PendingKernels:
     """Compute the sums of this rank's tokens and start to add them up over the group."""
     batch, spec = request.batch, normalize.before_division(request.spec)
-    if backend == "triton" and operators.beyond_split_kernels(spec) is None and not batch.has_labels_of_tokens:
+    beyond = operators.beyond_split_kernels(spec) or operators.labels_beyond_split_kernels(batch, spec)
+    if backend == "triton" and beyond is None:
         from rollout_corr.backends import split_kernels
 
         return split_kernels.PendingKernels(batch, spec, group, request.groups.order)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -16,14 +17,16 @@ from builders.same_bits import assert_same_results, assert_same_statistics, outc
 from builders.split_cases import Rank, joined, picked, tokens_of, turns_of
 from builders.threaded_ranks import Ranks
 from builders.turns import offsets_of, random_turns
-from rollout_corr.backends import operators
+from rollout_corr.backends import operators, split
 from rollout_corr.backends.split_prefixes import without_rests
+from rollout_corr.metrics import collectives
 
 pytestmark = INTERPRETED
 
 SHAPES = (NARROW, MIDDLE, WIDE)
 C, W = rc.Criterion, rc.Weight
 WAYS = ("contiguous", "zigzag")
+FAKE = SimpleNamespace(ProcessGroup=Rank, is_available=lambda: True, get_rank=lambda group: group.rank)
 
 
 def on_one(sequences, spec, dtype, shapes, seed=0, turns=None):
@@ -159,6 +162,28 @@ def test_random_specs(seed):
     layout = "packed" if way == "zigzag" else "packed_gaps"
     found, _ = on_ranks(sequences, spec, way, ranks, dtype, layout, SHAPES[(seed + 1) % 3], seed)
     assert_same_results(found, whole)
+
+
+def test_labels_beside_them_run_on_plain_torch():
+    """Labels read statistics of sequences that the kernels do not keep; by "auto" they are those of whole sequences."""
+    spec = SPECS[1]
+    sequences, group, labels = random_sequences(0, (8, 4, 6), scale=0.3), Ranks(2), torch.tensor([[0], [1], [0]])
+
+    def of_rank(rank, backend="auto"):
+        laid = lay_out(picked(sequences, tokens_of(sequences, "contiguous", 2, rank)), "packed", torch.float32)
+        given = {"labels": {"task": labels}, "label_names": {"task": 2}, "sequence_order": "contiguous"}
+        return laid.correct(spec, backend=backend, sequence_group=Rank(rank=rank, ranks=2), **given).statistics
+
+    laid = lay_out(sequences, "packed", torch.float32)
+    whole = laid.correct(spec, labels={"task": labels}, label_names={"task": 2}).metrics(by="task")
+    found = rc.Statistics.sum(group.run(of_rank)).metrics(by="task")
+    assert whole == {name: pytest.approx(value, abs=2e-6, nan_ok=True) for name, value in found.items()}
+    with (
+        mock.patch.object(split, "dist", FAKE),
+        mock.patch.object(collectives, "dist", FAKE),
+        pytest.raises(ValueError, match="beside prefixes, labels and a sequence_group, got 'triton'"),
+    ):
+        of_rank(0, "triton")
 
 
 def test_rows_in_a_zigzag():
