@@ -99,12 +99,22 @@ class Joins:
     within: Tensor | None
     rests: Tensor | None
 
-    def past(self, table: str) -> list[bool]:
-        """Tell which columns of a table of carries run along sequences past their turns."""
+    def reach(self, table: str) -> list[str]:
+        """Name how far each column of a table of carries reaches.
+
+        "before" is what stretches before have, "past" too, but along sequences past the turns that are owners; "all" is
+        what all stretches have, and "" of no use to others.
+        """
         ahead = self.plan.ahead
         assert ahead is not None
-        places = [ahead.recorded.index((table, name)) for name in getattr(ahead, table)]
-        return [bool(runs(ahead, k)) and bool(crosses(ahead, k)) for k in places]
+        found = []
+        for name in getattr(ahead, table):
+            place = ahead.recorded.index((table, name))
+            if runs(ahead, place):
+                found.append("past" if crosses(ahead, place) else "before")
+            else:
+                found.append("" if name == "valid" else "all")
+        return found
 
 
 @dataclass
@@ -188,7 +198,7 @@ def prepare(
         histogram = torch.zeros(COPIES.value * HISTOGRAM_BINS, dtype=torch.int64, device=device)
     if split:
         by_owner = _by_owner(plan, grid.unit_count, device)
-    if plan.joins and plan.ahead is not None:
+    if plan.gathers_ahead and plan.ahead is not None:
         carries = _by_owner(plan.ahead, grid.unit_count, device)
     per_sequence: tuple[Tensor | None, ...] = (None, None)
     if given.labelled:
@@ -233,7 +243,7 @@ def prepare(
         parts = PartsOfTurns(owners, within, of_turns, whole.advantages if whole.per_sequence else None)
     found = Found(weights, mask_out, keep, statistics, recipe.sums, by_owner, parts, keep_turns)
     found.label_sums, found.label_maxima = per_sequence
-    if carries is not None:
+    if carries is not None and split:
         rests = workspace.tensor("rests") if "rests" in recipe.scratch.names else None
         found.joins = Joins(plan, carries, within, rests)
     return found, sized.on(operands)

@@ -49,6 +49,11 @@ class Test:
         return self.over in ("token", "prefix")
 
     @property
+    def rejects_early(self) -> bool:
+        """Test whether a token that fails by itself rejects its sequence."""
+        return self.over == "token" and self.drop == "sequence"
+
+    @property
     def thins(self) -> bool:
         """Test for `Criterion.thins`: a failure drops some tokens, which `apply` has to find again."""
         return not self.per_token and self.drop == "token"
@@ -231,6 +236,17 @@ class Plan(Tables):
         begins = [test.within for test in self.tests if test.over == "prefix"]
         begins += [self.prefix_within] * (self.prefix is not None)
         return self.turns and "sequence" in begins
+
+    @property
+    def rejects_before(self) -> bool:
+        """Test whether a token can reject its sequence before prefixes, which then run over nothing."""
+        prefixes = self.carries or self.ahead is not None
+        return prefixes and self.kept and any(test.rejects_early for test in self.tests)
+
+    @property
+    def gathers_ahead(self) -> bool:
+        """Test whether what the pass before leaves is gathered by owner, for prefixes to begin with or to hang on."""
+        return self.ahead is not None and (self.joins or self.rejects_before)
 
     @property
     def weighs_tokens(self) -> bool:

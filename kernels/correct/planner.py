@@ -171,7 +171,7 @@ def _ahead(plan: Plan, numbers: tuple[str, ...]) -> Plan:
         writes_weights=False,
         writes_mask=False,
         carries=True,
-        counts=("valid", *sorted(places)),
+        counts=("valid", *sorted(places), *(f"{t.index}/lost" for t in plan.tests if plan.kept and t.rejects_early)),
         integers=tuple(integers),
         floats=tuple(floats),
         peaks=tuple(name for name, (limbs, _) in found.items() if not limbs),

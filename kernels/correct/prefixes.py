@@ -28,10 +28,11 @@ from rollout_corr.kernels.sums import (
     record_statistic,
     record_sum,
 )
-from rollout_corr.kernels.tiles import places_of
+from rollout_corr.kernels.tiles import of_sequences, places_of
 from rollout_corr.kernels.tokens import (
     GRID_OF_D,
     GRID_OF_FRACTION,
+    at,
     expm1,
     has,
     key_of,
@@ -165,7 +166,8 @@ def total_along(reached: tl.tuple, name: tl.constexpr, OF_D: tl.constexpr, AHEAD
 
 @triton.jit
 def weigh_prefixes(
-    found: tl.tuple, pair: Pair, among: tl.tensor, reached: tl.tuple, numbers: tl.tuple, PLAN: tl.constexpr
+    found: tl.tuple, pair: Pair, among: tl.tensor, standing: tl.tensor, reached: tl.tuple, numbers: tl.tuple,
+    PLAN: tl.constexpr,
 ) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
     """Compute every token's weight, in float64 as those of sequences, and record the statistics of all."""
     AHEAD: tl.constexpr = ahead_of(PLAN)
@@ -183,6 +185,8 @@ def weigh_prefixes(
             log_ratio = log_ratio / places
     clamp = number(numbers, PLAN, "clamp")
     log_ratio = limited(log_ratio, -clamp, clamp, PLAN)
+    if PLAN.rejects_before:
+        log_ratio, places = tl.where(standing, log_ratio, 0.0), tl.where(standing, places, 1.0)
     raw, ratio = expm1(log_ratio), tl.exp(log_ratio)
     low, high = number(numbers, PLAN, "log/lower"), number(numbers, PLAN, "log/upper")
     lower, upper = number(numbers, PLAN, "lower"), number(numbers, PLAN, "upper")
@@ -290,6 +294,19 @@ def test_prefixes(
 
 
 @triton.jit
+def standing_of(shared: Shared, like: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
+    """Select the tokens of sequences that no token has rejected, here or on another tile or rank."""
+    owners = shared.extents.sequences + 2 if PLAN.packed else shared.extents.sequences
+    lost = tl.zeros(like.shape, tl.int64)
+    for i in tl.static_range(size(PLAN, "tests")):
+        if test(PLAN, i).rejects_early:
+            of_owners = shared.carries[0] + owners * at(ahead_of(PLAN), "counts", named(i, "lost"))
+            lost += of_sequences(of_owners + PLAN.packed, lost, shared.span, shared.first, shared.offsets, shared.tile,
+                                 shared.extents, PLAN, TILING)  # fmt: skip
+    return lost == 0
+
+
+@triton.jit
 def decide_prefixes(
     found: tl.tuple, running: tl.tuple, pairs: tl.tuple, advantage: tl.tensor, valid: tl.tensor, weight: tl.tensor,
     dropped: tl.tensor, shared: Shared, PLAN: tl.constexpr, TILING: tl.constexpr,
@@ -309,15 +326,20 @@ def decide_prefixes(
                              shared.extents, PLAN, AHEAD, TILING)  # fmt: skip
     reached, running = run_along(given, running, begins, carried, AHEAD, TILING)
     pair = pair_of(pairs[0])
+    standing = valid
+    if PLAN.rejects_before:
+        standing = standing_of(shared, valid, PLAN, TILING)
     if PLAN.level == "prefix":
         among = survivors(pair, dropped, PLAN)
-        found, weight = weigh_prefixes(found, pair, among, reached, shared.numbers, PLAN)
+        found, weight = weigh_prefixes(found, pair, among, standing, reached, shared.numbers, PLAN)
     by_tokens = dropped
     rest = valid & (valid == 0)
     for i in tl.static_range(size(PLAN, "tests")):
         if test(PLAN, i).over == "prefix":
             compared = pair_of(pairs[test(PLAN, i).pair])
             among = survivors(compared, by_tokens, PLAN)
+            if PLAN.rejects_before:
+                among = among & standing
             found, fails = test_prefixes(found, reached, compared, among, advantage, shared.numbers, test(PLAN, i),
                                          PLAN)  # fmt: skip
             if test(PLAN, i).drop == "rest":

@@ -59,8 +59,8 @@ def at_begin(
     extents: Extents, AHEAD: tl.constexpr,
 ) -> tl.tuple:  # fmt: skip
     """Let the first token of an owner bring its carries."""
-    # One without a token begins where the next one does.
-    begins = (place == span.start) & (span.start < span.end)
+    # One without a token begins where the next one does, which then has its place.
+    begins = place == span.start
     sequence = begins
     if AHEAD.crosses_turns:
         sequence = begins & begins_sequence(span, offsets, heads, extents)

@@ -162,7 +162,7 @@ def recipe_of(
         "floats_out": not split,
         "peaks_out": not (split and plan.peaks),
     }
-    missing |= {f"carry_{table}": not (plan.joins and getattr(plan.ahead, table)) for table in BY_OWNER}
+    missing |= {f"carry_{table}": not (plan.gathers_ahead and getattr(plan.ahead, table)) for table in BY_OWNER}
     held = [place for place, name in enumerate(TENSORS) if not missing.get(name)]
     others = (*names_of_strides(STRIDED), "externals", *SIZES, *CONSTANTS)
     names = Names([TENSORS[place] for place in held], scratch.names, others)
@@ -185,7 +185,7 @@ def recipe_of(
         scratch=scratch,
         held=picker(held),
         ahead=Site(read_kernel, names, absent | of_ahead) if plan.ahead is not None else None,
-        gather_ahead=Site(gather_kernel, names, absent | of_gather) if plan.joins else None,
+        gather_ahead=Site(gather_kernel, names, absent | of_gather) if plan.gathers_ahead else None,
         read=Site(read_kernel, names, absent),
         gather=Site(gather_kernel, names, absent) if split else None,
         decide=Site(decide_kernel, names, of_decide),

@@ -21,8 +21,9 @@ SLOTS = tl.constexpr(32)
 
 @triton.constexpr_function
 def runs(plan: Plan, k: int) -> bool:
-    """Test whether a column runs along sequences: all but the count of valid tokens, which slots always have."""
-    return plan.recorded[k] != ("counts", "valid")
+    """Test whether a column runs along sequences: all but counts of valid tokens and of what fails by itself."""
+    table, name = plan.recorded[k]
+    return table != "counts" or name.startswith("places")
 
 
 @triton.constexpr_function

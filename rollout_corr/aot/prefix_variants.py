@@ -64,6 +64,20 @@ PREFIX_VARIANTS = {
         advantages="sequence",
         length=SHORT,
     ),
+    "prefix_rejected": Variant(
+        "prefix_rejected",
+        Spec(
+            Weight("prefix", 0.8, 1.25, growth="sqrt"),
+            (
+                Criterion("abs", upper=UPPER["abs"], drop="sequence", label="abs"),
+                Criterion("k1", upper=UPPER["k1"], label="k1"),
+                Criterion("ratio", "prefix", "mean", 0.9, 1.1, drop="rest", label="mean"),
+            ),
+            rejected="mask",
+            sums_over="kept",
+        ),
+        length=SHORT,
+    ),
     "prefix_poisoned": Variant(
         "prefix_poisoned",
         Spec(
@@ -118,7 +132,7 @@ SPLIT_PREFIX_VARIANTS = {
             Weight("prefix", 0.8, 1.25, growth="sqrt"),
             (
                 Criterion("tv", "prefix", "mean", upper=0.05, label="budget"),
-                Criterion("abs", "prefix", "max", upper=0.6, drop="rest", label="divergence"),
+                Criterion("abs", "prefix", "max", upper=UPPER["abs"], drop="rest", label="divergence"),
             ),
             rejected="both",
         ),
@@ -154,7 +168,7 @@ SPLIT_PREFIX_VARIANTS = {
         Spec(
             Weight("prefix", 0.8, 1.25, over="turn"),
             (
-                Criterion("abs", "prefix", "max", upper=0.6, drop="rest", within="turn", label="turn"),
+                Criterion("abs", "prefix", "max", upper=UPPER["abs"], drop="rest", within="turn", label="turn"),
                 Criterion("k1", "prefix", "sum", upper=0.8, drop="rest", label="sequence"),
             ),
             rejected="both",

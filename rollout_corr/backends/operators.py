@@ -200,15 +200,17 @@ def beyond_kernels(spec: Spec) -> str | None:
     """Say what of a Spec the kernels leave to plain torch; None for nothing.
 
     In two places they know no D but that of train/rollout: where they count the tokens that a failed sequence drops
-    one by one, and in the metrics of frameworks. Of prefixes they know those of sequences that nothing rejects before.
-    Bounds that the batch decides are values of plain torch: theirs have the same bits where no exponential is in them.
+    one by one, and in the metrics of frameworks. Beside turns they know prefixes of sequences that nothing rejects
+    before. Bounds that the batch decides are values of plain torch: theirs have the same bits where no exponential is
+    in them.
     """
     if spec.asks_batch and (reason := _beyond_numbers(spec)) is not None:
         return reason
     if spec.has_prefixes:
         for criterion in spec.criteria:
-            if spec.sums_over == "kept" and criterion.over == "token" and criterion.drop == "sequence":
-                return f"criterion {criterion.label!r} rejects sequences before prefixes run over what is kept"
+            early = criterion.over == "token" and criterion.drop == "sequence"
+            if early and spec.sums_over == "kept" and spec.measures_turns:
+                return f"beside turns criterion {criterion.label!r} rejects sequences before prefixes of what is kept"
     for criterion in spec.criteria:
         if criterion.of != "train/rollout":
             thins = criterion.thins

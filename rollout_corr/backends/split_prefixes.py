@@ -66,12 +66,12 @@ class Columns(NamedTuple):
     Attributes:
         rows: [owners] each.
         largest: They keep the largest, and not the sum.
-        past: They run along sequences, past the turns that are their owners.
+        reach: "before", "past" or "all"; see `Joins.reach`.
     """
 
     rows: list[Tensor]
     largest: bool
-    past: bool
+    reach: str
 
 
 def carry(joins: Joins, inner: slice, stretches: Stretches, group: Any) -> None:
@@ -84,9 +84,9 @@ def carry(joins: Joins, inner: slice, stretches: Stretches, group: Any) -> None:
         group: A torch.distributed process group.
     """
     every = [
-        Columns([row for row, past in zip(table[:, inner], joins.past(name), strict=True) if past == which],
-                name == "peaks", which)
-        for name, table in vars(joins.carries).items() if table is not None for which in (False, True)
+        Columns([row for row, far in zip(table[:, inner], joins.reach(name), strict=True) if far == reach],
+                name == "peaks", reach)
+        for name, table in vars(joins.carries).items() if table is not None for reach in ("before", "past", "all")
     ]  # fmt: skip
     every = [columns for columns in every if columns.rows]
     # A rank knows the sequence of a turn that it has a token of, so what runs past turns travels by sequence.
@@ -94,14 +94,16 @@ def carry(joins: Joins, inner: slice, stretches: Stretches, group: Any) -> None:
     here = []
     for columns in every:
         stacked = torch.stack(columns.rows)
-        here.append(turns.joined(stacked, columns.largest) if columns.past and turns is not None else stacked)
+        if turns is not None and columns.reach == "past":
+            stacked = turns.joined(stacked, columns.largest)
+        here.append(stacked)
     table = torch.cat([stretches.apart(as_integers(x)).flatten(1) for x in here], 1)
     table = Pending(table, group, "correct: the sums of the tokens before").wait()
     sizes = [x.numel() // (1 + stretches.halves) for x in here]
     for columns, own, parts in zip(every, here, table.split(sizes, 1), strict=True):
-        of_stretches = as_given(parts, own).unflatten(1, (own.shape[0], -1))
-        found = stretches.of_own(before(of_stretches, columns.largest))
-        found = turns.spread(found) if columns.past and turns is not None else found
+        found = stretches.of_own(reached(as_given(parts, own).unflatten(1, (own.shape[0], -1)), columns))
+        if turns is not None and columns.reach == "past":
+            found = turns.spread(found)
         for row, x in zip(columns.rows, found, strict=True):
             row.copy_(x)
 
@@ -142,9 +144,11 @@ def lowest(x: Tensor) -> int:
     return torch.iinfo(x.dtype).min
 
 
-def before(parts: Tensor, largest: bool) -> Callable[[int], Tensor]:
-    """Give what adds up, or is the largest, over the stretches before one: from [stretches, K, S] to [K, S]."""
-    if not largest:
+def reached(parts: Tensor, columns: Columns) -> Callable[[int], Tensor]:
+    """Give what reaches a stretch, by its place: [K, S] from [stretches, K, S]."""
+    if columns.reach == "all":
+        return lambda place: parts.sum(0)
+    if not columns.largest:
         return lambda place: parts[:place].sum(0)
     nothing = torch.full_like(parts[:1], lowest(parts))
     return lambda place: torch.cat([nothing, parts[:place]]).amax(0)

@@ -52,6 +52,17 @@ SPECS = (
         sums_over="kept",
     ),
     rc.Spec(W("token", upper=2.0), (C("ratio", "prefix", "min", lower=0.6, drop="sequence"), DIVERGENCE)),
+    # A token rejects its sequence, whose prefixes then run over nothing, also those on tiles before it.
+    rc.Spec(
+        W("prefix", 0.9, 1.1, growth="sqrt"),
+        (
+            C("abs", upper=0.75, drop="sequence", label="veto"),
+            C("k1", upper=0.3, label="token"),
+            C("ratio", "prefix", "mean", upper=1.1, drop="rest", label="mean"),
+            C("k2", "prefix", "max", upper=0.2, label="max"),
+        ),
+        sums_over="kept",
+    ),
 )
 
 
@@ -76,7 +87,7 @@ def test_random_specs_in_every_layout(layout, seed, device):
 def test_against_the_oracle_in_loops(number, device):
     """Decisions exactly, weights and metrics to the error of float32; sequences of one token, of many tiles, empty."""
     batch = spoil(random_sequences(number, (5, 1, 9, 0, 7, 8, 17, 1, 16, 30), advantages="token"), number)
-    layout = ("packed_gaps", "padded_left", "packed", "padded_right", "packed_gaps")[number]
+    layout = ("packed_gaps", "padded_left", "packed", "padded_right")[number % 4]
     with shaped(SHAPES[number % 3]):
         check(batch, SPECS[number], layout, device)
 
@@ -156,14 +167,15 @@ def test_wrong_offsets_stay_within_the_batch(offsets, device):
 def test_prefixes_take_one_pass_more(name):
     launches = PREFIX_VARIANTS[name].launches()
     names = [launch.kernel.__name__ for launch in launches]
-    applies = launches[1].arguments["PLAN"].applies
-    assert names == ["read_kernel", "read_kernel", "decide_kernel", *["apply_kernel"] * applies]
+    applies = launches[-1].arguments["PLAN"].applies
+    gather = ["gather_kernel"] * launches[0].arguments["PLAN"].rejects_before
+    assert names == ["read_kernel", *gather, "read_kernel", "decide_kernel", *["apply_kernel"] * applies]
     ahead = launches[0].arguments["PLAN"]
     assert (
         ahead.carries
         and not ahead.token_sums
         and not ahead.token_maxima
-        and ahead == launches[1].arguments["PLAN"].ahead
+        and ahead == launches[1 + len(gather)].arguments["PLAN"].ahead
     )
 
 
@@ -213,8 +225,9 @@ def test_labels_beside_them_come_from_the_definition(device):
 def test_what_they_leave_to_plain_torch_is_refused_by_name():
     laid = lay_out(random_sequences(2, (5, 1, 7), advantages="token"), "packed", torch.float32)
     before = C("k1", upper=0.3, drop="sequence", label="before")
+    turns = {"turns": laid.cu_seqlens}
     cases = (
-        (rc.Spec(W("prefix"), (before,), sums_over="kept"), {}, "criterion 'before' rejects sequences before prefixes"),
+        (rc.Spec(W("prefix"), (before,), sums_over="kept"), turns, "beside turns criterion 'before' rejects sequences"),
     )
     for spec, given, why in cases:
         with pytest.raises(ValueError, match=f"backend: expected 'auto' or 'torch', got 'triton': .*{why}"):

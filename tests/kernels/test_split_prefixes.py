@@ -90,6 +90,12 @@ SPECS = (
         rejected="both",
     ),
     rc.Spec(criteria=(C("k2", "prefix", "sum", upper=0.2, drop="rest"),), detail="full"),
+    # A token rejects its sequence, on other ranks too.
+    rc.Spec(
+        W("prefix", 0.9, 1.1, growth="sqrt"),
+        (C("abs", upper=0.45, drop="sequence"), C("ratio", "prefix", "mean", upper=1.1, drop="rest")),
+        sums_over="kept",
+    ),
 )
 
 
