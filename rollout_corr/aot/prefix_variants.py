@@ -132,7 +132,7 @@ SPLIT_PREFIX_VARIANTS = {
             Weight("prefix", 0.8, 1.25, growth="sqrt"),
             (
                 Criterion("tv", "prefix", "mean", upper=0.05, label="budget"),
-                Criterion("abs", "prefix", "max", upper=UPPER["abs"], drop="rest", label="divergence"),
+                Criterion("ratio", "prefix", "mean", 0.93, 1.07, drop="rest", label="rest"),
             ),
             rejected="both",
         ),

@@ -159,11 +159,18 @@ def test_warmup_compiles_what_a_split_batch_launches(layout, alone, monkeypatch)
     monkeypatch.setattr(launches.Launch, "run", lambda launch: (launched.append(key(launch)), run(launch)))
     spec = rc.Spec(rc.Weight("product", upper=2.0))
     assert rc.warmup("cpu", spec, loss={"surrogate": rc.GSPO()}, layouts=(layout,), sequence_group=alone) == 4
+    prefixes = rc.Spec(rc.Weight("prefix"), (rc.Criterion("k1", "prefix", "sum", upper=1.0, drop="rest"),))
+    assert rc.warmup("cpu", prefixes, layouts=(layout,), aligned=True, sequence_group=alone) == 2
     known, launched[:] = set(launched), []
     shape, offsets = ((192,), torch.tensor([0, 80, 192], dtype=torch.int32)) if layout == "packed" else ((3, 64), None)
     zeros, mask = torch.zeros(shape), torch.ones(shape, dtype=torch.bool)
     rc.correct(zeros, zeros, mask=mask, cu_seqlens=offsets, spec=spec, sequence_group=alone, backend="triton")
     assert len(launched) == 4 and set(launched) <= known
+    for order in ("contiguous", "zigzag"):
+        launched.clear()
+        options = {"mask": mask, "cu_seqlens": offsets, "sequence_order": order, "backend": "triton"}
+        rc.correct(zeros, zeros, spec=prefixes, sequence_group=alone, **options)
+        assert len(launched) == 6 and set(launched) <= known
 
 
 # --- what is refused ---
