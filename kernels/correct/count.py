@@ -153,7 +153,7 @@ def count_values(
             square = weight * weight
             nearest = square.to(tl.float32).to(tl.float64)
             # All weights with a digit are multiples of one power of two; see backends/select_ess.py.
-            scale = tl.load(scales + place, mask=place < digits, other=0.0)
+            scale = tl.load(scales + place, mask=place < digits)
             of_squares = scale * scale
             add_each(table + digits, place, digits, (weight * scale).to(tl.int64))
             add_each(table + 2 * digits, place, digits, (nearest * (of_squares * OF_NEAREST)).to(tl.int64))

@@ -28,7 +28,7 @@ def carry_of(carries: tl.tuple, owner: tl.tensor, extents: Extents, AHEAD: tl.co
     """Load an owner's carry of a column: a scalar."""
     owners = extents.sequences + 2 if AHEAD.packed else extents.sequences
     where = carries[table_of(AHEAD, K)] + (owners * row_of(AHEAD, K) + owner)
-    return tl.load(where, mask=owner < owners, other=start_of(AHEAD, K)).to(kind_of(AHEAD, K))
+    return tl.load(where).to(kind_of(AHEAD, K))
 
 
 @triton.jit

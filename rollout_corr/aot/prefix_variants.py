@@ -163,6 +163,12 @@ SPLIT_PREFIX_VARIANTS = {
         split=True,
         halves=True,
     ),
+    "prefix_split_product": Variant(
+        "prefix_split_product",
+        Spec(Weight("product", 0.5, 2.0), (Criterion("k1", "prefix", "sum", upper=0.5, drop="rest"),), rejected="both"),
+        split=True,
+        halves=True,
+    ),
     "prefix_split_turns": Variant(
         "prefix_split_turns",
         Spec(

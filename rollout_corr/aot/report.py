@@ -46,7 +46,7 @@ EVERY: dict[str, Variant | LossVariant] = {
     **VARIANTS, **OF_NEW_VARIANTS, **SPLIT_VARIANTS, **TURN_VARIANTS, **LABEL_VARIANTS, **PREFIX_VARIANTS,
     **SPLIT_PREFIX_VARIANTS, **BATCH_VARIANTS, **LOSS_VARIANTS,
 }  # fmt: skip
-SEQUENCE_KERNELS = ("gather", "values", "decide", "sequences", "finish")
+SEQUENCE_KERNELS = ("gather", "decide", "sequences", "finish")
 
 NUMBERS = ("registers", "spilled", "shared", "instructions", "a token")
 COLUMNS = ("variant", "target", "kernel", *NUMBERS, "loads", "stores")

@@ -53,13 +53,13 @@ def test_operators_keep_their_promises(objective):
     text = encode(objective)
     ref = old if objective.kl else None
     tensors = (new.detach(), old, ref, advantages, False, None, None, mask)
-    packed = (*tensors, offsets, None, None, None, False, False, None, None, None, None, True, *text)
+    packed = (*tensors, offsets, None, None, None, False, False, None, None, None, True, *text)
     padded = tuple(x.view(4, 10) if isinstance(x, torch.Tensor) and x.shape == (40,) else x for x in packed)
     log_mass = torch.full((4, 10), -0.1)
     counted, scales = torch.tensor(3.0, dtype=torch.float64), torch.full((4, 10), 0.5)
-    given = (*padded[:8], None, counted, scales, log_mass, True, False, None, None, None, None, False, *text)
+    given = (*padded[:8], None, counted, scales, log_mass, True, False, None, None, None, False, *text)
     of_turns = encode(dataclasses.replace(objective, surrogate=rc.GSPO(over="turn")))
-    turned = (*packed[:14], torch.cat([offsets, offsets[-1:]]), None, None, None, True, *of_turns)
+    turned = (*packed[:14], torch.cat([offsets, offsets[-1:]]), None, None, True, *of_turns)
     # Of the objectives one with what is given, one with turns: to trace each takes two seconds.
     for arguments in (packed, given if objective.kl else turned):
         torch.library.opcheck(torch.ops.rollout_corr.policy_loss, arguments)

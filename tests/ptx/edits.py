@@ -187,7 +187,7 @@ def hunt(names: Sequence[str], only: str, keep: Path | None, seed: int, **settin
     Args:
         names: Of the cases that run, each edit in those that have it in their compiled code.
         only: Part of the names of edits; all others are left alone.
-        keep: A file for the lines. Edits that it has, of the same source, are passed over.
+        keep: A file for what was noticed. Edits that it has, of the same source, are passed over.
         seed: Of the order of programs.
         settings: Of the session.
     """
@@ -204,7 +204,7 @@ def hunt(names: Sequence[str], only: str, keep: Path | None, seed: int, **settin
             begun = time.process_time()
             how, case = noticed(edit, where.get(edit.place, ()), seed, **settings)
             row = [state, str(edit), how, case, f"{time.process_time() - begun:.1f} s"]
-            if keep:
+            if keep and how:
                 with keep.open("a") as file:
                     file.write("\t".join(row) + "\n")
         is_spare = not row[2] and edit.before in SPARE
