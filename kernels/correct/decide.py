@@ -1,7 +1,7 @@
 """Add the slots of each sequence up, decide which sequences are rejected, weigh them, and finish the statistics.
 
 The second launch. Where `apply` does not follow, the tokens of rejected sequences are zeroed here.
-It reads the slots: of `metrics_packed`, 4,096 tokens a sequence, 0.06 bytes and 0.5 PTX instructions a token, by
+It reads the slots: of `metrics_packed`, 4,096 tokens a sequence, 0.06 bytes and 0.4 PTX instructions a token, by
 `ptx.counts`.
 """
 
