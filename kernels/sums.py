@@ -58,7 +58,7 @@ def is_measured(plan: Tables, place: int) -> bool:
 
 @triton.constexpr_function
 def first_of_word(plan: Tables, place: int) -> int:
-    """Find the accumulator that has the word of a count of slots; -1 of all else, and of rows, which end with a tile."""
+    """Find the accumulator that has the word of a count of slots; -1 of all else and of rows, which end with a tile."""
     if not plan.packed or plan.recorded[place][0] != "counts":
         return -1
     return place - (place - first_of(plan, "counts")) % COUNTS_OF_WORD.value

@@ -66,9 +66,9 @@ def same_numbers(plan: Plan) -> tuple[tuple[str, str], ...]:
     log, found = "log/token" if plan.level == "token" else "log", []
     for side in [side for side, there in (("lower", plan.has_lower), ("upper", plan.has_upper)) if there]:
         found += [("xtuner/ratio/" + side, side), *((f"{name}/{log}/{side}", f"log/{side}") for name in plan.schemes)]
-    for test in plan.tests:
-        if test.over == "token" and test.stat == "ratio" and test.role in ("veto", "outlier"):
-            for side in (f"{test.index}/lower", f"{test.index}/upper"):
+    for criterion in plan.tests:
+        if criterion.over == "token" and criterion.stat == "ratio" and criterion.role in ("veto", "outlier"):
+            for side in (f"{criterion.index}/lower", f"{criterion.index}/upper"):
                 of, _, end = side.partition("/")
                 found += [(f"{name}/{of}/token/{end}", side) for name in plan.schemes]
     return tuple(pair for pair in found if pair[0] in plan.numbers)
