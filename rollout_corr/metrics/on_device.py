@@ -55,9 +55,8 @@ class OnDevice:
         return OnDevice(torch.where(count == 0, 0.0, self.value / torch.where(count == 0, 1.0, count)))
 
     def within(self, low: float, high: float) -> OnDevice:
-        """Clamp it, NaN as Python's `min` and `max` do."""
-        least, most = (torch.full_like(self.value, bound) for bound in (low, high))
-        return OnDevice(self.value.fmin(most).fmax(least))
+        """Clamp it; NaN stays."""
+        return OnDevice(self.value.clamp(low, high))
 
     def or_larger(self, other: OnDevice) -> OnDevice:
         """Give the larger of two numbers."""

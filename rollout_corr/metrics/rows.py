@@ -119,9 +119,10 @@ def ratio_of(total: float, count: float) -> float:
 
 
 def fraction(x: float) -> float:
-    """x within 0 and 1, which rounding may have left."""
+    """x within 0 and 1, which rounding may have left; NaN stays."""
     if isinstance(x, float):
-        return max(0.0, min(1.0, x))
+        # The first argument is given back where the two do not compare.
+        return max(min(x, 1.0), 0.0)
     return x.within(0.0, 1.0)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -69,6 +71,21 @@ def test_0_of_0_among_some_tokens():
     out = rc.correct(d, zeros, spec=rc.Spec(rc.Weight("token", upper=2.0, outside="zero")), entropy=zeros)
     for key in ("weight_ess", "kl_k3_over_entropy"):
         assert out.statistics.on_device(key).item() == out.metrics()[key] == 0.0
+
+
+@pytest.mark.parametrize("level", ["token", "product"])
+def test_the_sample_size_of_a_weight_that_is_nan_is_nan(level):
+    """As its mean is, on the host, as a tensor and of its label alone: 1.0 would say that all is well."""
+    d = torch.tensor([[0.1, math.nan], [0.2, 0.3]])
+    labels = {"labels": {"task": torch.tensor([0, 1])}, "label_names": {"task": 2}}
+    out = rc.correct(d, torch.zeros_like(d), spec=rc.Spec(rc.Weight(level), nonfinite="propagate"), **labels)
+    found, of_labels = out.metrics(), out.metrics(by="task")
+    for key in OF_WEIGHTS & found.keys():
+        assert math.isnan(found[key]) and math.isnan(out.statistics.on_device(key).item()), key
+    unit = "tokens" if level == "token" else "sequences"
+    key = "weight_ess" if level == "token" else "sequence_weight_ess"
+    assert math.isnan(of_labels[f"task/0/{unit}/{key}"])
+    assert 0.99 < of_labels[f"task/1/{unit}/{key}"] <= 1.0
 
 
 def test_nothing_is_read():
