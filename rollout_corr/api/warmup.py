@@ -117,7 +117,9 @@ def warmup(
             return torch.zeros((*shape[:-1], shape[-1] + skip), dtype=dtype, device=device)[..., skip:]
 
         offsets = torch.tensor([0, width, 2 * width], dtype=cu_seqlens_dtype, device=device)
-        given = {None: None, "token": zeros(torch.float32), "sequence": torch.zeros(2, device=device)}
+        # Beside a sequence_group [S] of a packed batch could be tokens.
+        of_sequences = torch.zeros((2, 1) if layout == "packed" else (2,), device=device)
+        given = {None: None, "token": zeros(torch.float32), "sequence": of_sequences}
         options: dict[str, Any] = {
             "cu_seqlens": offsets if layout == "packed" else None,
             "sequence_group": sequence_group,

@@ -161,11 +161,19 @@ def test_warmup_compiles_what_a_split_batch_launches(layout, alone, monkeypatch)
     assert rc.warmup("cpu", spec, loss={"surrogate": rc.GSPO()}, layouts=(layout,), sequence_group=alone) == 4
     prefixes = rc.Spec(rc.Weight("prefix"), (rc.Criterion("k1", "prefix", "sum", upper=1.0, drop="rest"),))
     assert rc.warmup("cpu", prefixes, layouts=(layout,), aligned=True, sequence_group=alone) == 2
+    signed = rc.Spec(criteria=(rc.Criterion("k1", "sequence", "mean", upper=1.0, when="negative_advantage"),))
+    given = {"layouts": (layout,), "aligned": True, "sequence_group": alone}
+    assert rc.warmup("cpu", signed, advantages="sequence", **given) == 2
     known, launched[:] = set(launched), []
     shape, offsets = ((192,), torch.tensor([0, 80, 192], dtype=torch.int32)) if layout == "packed" else ((3, 64), None)
     zeros, mask = torch.zeros(shape), torch.ones(shape, dtype=torch.bool)
     rc.correct(zeros, zeros, mask=mask, cu_seqlens=offsets, spec=spec, sequence_group=alone, backend="triton")
     assert len(launched) == 4 and set(launched) <= known
+    advantages = torch.zeros(2, 1) if layout == "packed" else torch.zeros(3)
+    options = {"mask": mask, "cu_seqlens": offsets, "advantages": advantages, "backend": "triton"}
+    launched.clear()
+    rc.correct(zeros, zeros, spec=signed, sequence_group=alone, **options)
+    assert launched and set(launched) <= known
     for order in ("contiguous", "zigzag"):
         launched.clear()
         options = {"mask": mask, "cu_seqlens": offsets, "sequence_order": order, "backend": "triton"}
