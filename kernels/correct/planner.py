@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from rollout_corr.kernels.correct import peers as peers_kernels
+from rollout_corr.kernels.correct import peers_plan
 from rollout_corr.kernels.correct.numbers import indices, numbers_of
 from rollout_corr.kernels.correct.plan import CLASSES, Plan, Test, pairs_of
 from rollout_corr.kernels.correct.prefixes import named_places
@@ -89,7 +89,7 @@ def plan_of(
     if labelled:
         tables = _with_labels(tables, spec, plan)
     plan = replace(plan, **tables, numbers=tuple(numbers_of(spec, double)))
-    plan = replace(plan, same_numbers=peers_kernels.same_numbers(plan))
+    plan = replace(plan, same_numbers=peers_plan.same_numbers(plan))
     return replace(plan, _hash=hash(repr(plan)))
 
 
@@ -183,7 +183,7 @@ def _ahead(plan: Plan, numbers: tuple[str, ...]) -> Plan:
 def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
     """Name the columns that `read` stores for a slot: counts, integers and floats to add, peaks to maximise."""
     propagate = plan.nonfinite == "propagate"
-    of_peers = peers_kernels.slot_columns(plan)
+    of_peers = peers_plan.slot_columns(plan)
     sums = [test for test in plan.tests if not test.per_token and test.sum not in (None, "d")]
     # Sums that decide: name, number of limbs, whether a non-finite value can reach them. A list times False is empty.
     exact = [("d", 1, propagate)]

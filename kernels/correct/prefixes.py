@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from rollout_corr.kernels.accumulators import place_of
 from rollout_corr.kernels.correct.criteria import Pair, log_ratio_of, passes, selected, statistic, statistic_of_extremum
 from rollout_corr.kernels.correct.measures import beyond_bounds, bounded_by, counted_of
 from rollout_corr.kernels.correct.parts import Shared, external_of, pair_of, survivors
@@ -21,7 +22,6 @@ from rollout_corr.kernels.correct.ranks import carried_by
 from rollout_corr.kernels.correct.scans import begins_of, run_along, scanned
 from rollout_corr.kernels.sums import (
     nothing,
-    place_of,
     record,
     record_count,
     record_extrema,

@@ -10,13 +10,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from rollout_corr.kernels.accumulators import is_extremum, kind_of, start_of
 from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.correct.rest import lose_behind
 from rollout_corr.kernels.correct.scans import begins_sequence, crosses, row_of, runs, table_of
 from rollout_corr.kernels.gather import gathered, slot_tables, slots_of
 from rollout_corr.kernels.io import either
 from rollout_corr.kernels.slots import Extents
-from rollout_corr.kernels.sums import is_extremum, kind_of, start_of
 from rollout_corr.kernels.tiles import Span, Tile, ends_in, next_span, places_of
 from rollout_corr.kernels.tokens import size
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from rollout_corr.kernels.accumulators import is_extremum, kind_of, start_of
 from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.slots import Extents, edge
-from rollout_corr.kernels.sums import is_extremum, kind_of, start_of
 from rollout_corr.kernels.tiles import Span, Tile, ends_in, next_span, places_of
 from rollout_corr.kernels.tokens import size
 

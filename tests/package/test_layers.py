@@ -23,6 +23,7 @@ NAMED_SLOTS = {
     "rollout_corr/backends/batch.py": "an error: the switch by which each framework returns log-probs",
     "rollout_corr/backends/blocks.py": "a comment: what a block size was measured beside",
     "kernels/correct/peers.py": "the peers' statistics, computed in the kernels",
+    "kernels/correct/peers_plan.py": "the columns and numbers that these need",
 }
 COMPUTED_IMPORTS = {
     "rollout_corr/metrics/peers.py": "loads rollout_corr.frameworks.NAME.metrics for the names in Spec.report",
