@@ -84,7 +84,7 @@ class TableBuffers:
 
 @dataclass
 class Joins:
-    """What ranks exchange of prefixes, which run along sequences past their own tokens.
+    """Tables that ranks exchange of prefixes, which run along sequences past their own tokens.
 
     Attributes:
         plan: The plan, which has the names of all columns.

@@ -93,8 +93,11 @@ def log_ratio(x: tl.tensor, level: tl.tensor, numbers: tl.tuple, PLAN: tl.conste
         return 0.5 * (x + level)
     elif PLAN.takes == "average":
         # ln of (e^x + e^level) / 2, whichever is larger taken out.
-        most = tl.maximum(x, level)
-        return most + (tl.log(1.0 + tl.exp(-tl.abs(x - level))) - 0.6931471805599453)
+        most, apart = tl.maximum(x, level), tl.abs(x - level)
+        if PLAN.nonfinite == "propagate":
+            # Two infinities are equal, and their difference is none.
+            apart = tl.where(x == level, 0.0, apart)
+        return most + (tl.log(1.0 + tl.exp(-apart)) - 0.6931471805599453)
     elif PLAN.surrogate == "VESPO":
         return tl.maximum(level, number(numbers, PLAN, "log_smallest").to(x.dtype))
     else:

@@ -96,7 +96,7 @@ KINDS = (((Plain,), _plain), ((Mean, MeanAround), _mean), ((Std,), _std), ((End,
 
 
 class Reading(NamedTuple):
-    """How the metrics of labels are read.
+    """A way to read the metrics of labels from a table of statistics.
 
     Attributes:
         keys: That of the count of units outside, then of all metrics of the first label, then of the next.

@@ -21,7 +21,7 @@ class Taken(NamedTuple):
 
 
 class OfUnits(NamedTuple):
-    """What is known of the tokens of each unit.
+    """Known facts of the tokens of each unit.
 
     Attributes:
         raw2: Sums of the squares of ratio - 1.

@@ -99,7 +99,7 @@ def test_a_loop_with_turns_is_warm(driver):
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_a_loop_whose_batch_decides_bounds_is_warm(driver, layout):
-    """What counts tokens and what gives the values of sequences, in every round."""
+    """The kernels that count tokens and those that give the values of sequences, in every round."""
     mean = rc.Criterion("ratio", "sequence", "mean", upper=rc.Quantile(0.9))
     moment = rc.Criterion("k2", upper=rc.MeanBelow(0.01))
     spec = rc.Spec(rc.Weight("token", upper=rc.KeepESS(0.9)), (moment, mean), sums_over="kept")

@@ -157,7 +157,7 @@ def test_an_objective_survives_the_operator():
     "groups", [{"group_size": 5}, {"group_index": torch.tensor(GROUPS), "group_count": 5}], ids=str
 )
 def test_inside_a_compiled_function(groups):
-    """What groups decide is traced, between two operators."""
+    """The decision of groups is traced, between two operators."""
     laid = LaidLoss(made(4), "padded_right", torch.float32)
     new = torch.nan_to_num(laid.new.detach()).requires_grad_()
     given = new, laid.laid.advantages, laid.laid.mask, laid.arguments["old_logp"]

@@ -290,6 +290,21 @@ def test_nonfinite_policies(nonfinite, device):
         assert_close(slope[known], like_slope[known], 1e-6, 0.01, name)
 
 
+@pytest.mark.parametrize("surrogate", [rc.AveragePPO(), rc.Score(level="average")])
+@pytest.mark.parametrize("base", [INF, -INF])
+def test_an_average_of_infinities_is_infinite(surrogate, base, device):
+    """Of a ratio and its sequence's, both infinite or both 0, which the clamp makes finite: as in plain torch."""
+    new = torch.tensor([-1.0, -0.5, -0.6], device=device)
+    given = {"old_logp": torch.tensor([base, -0.4, -0.7], device=device), "surrogate": surrogate}
+    given |= {"rollout_logp": given["old_logp"], "spec": rc.Spec(nonfinite="propagate")}
+    offsets, advantages = torch.tensor([0, 2, 3], device=device), torch.tensor([1.0, 2.0, -1.0], device=device)
+    found, like = (
+        rc.policy_loss(new, advantages, cu_seqlens=offsets, backend=backend, **given).value
+        for backend in ("triton", "torch")
+    )
+    assert like.isfinite() and torch.allclose(found, like, rtol=1e-6)
+
+
 def test_odd_advantages(device):
     """A token whose advantage is NaN or infinite is left out and counted; so is a whole sequence of one."""
     for variant in (PLAIN, OF_SEQUENCES):

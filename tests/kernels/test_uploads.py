@@ -94,7 +94,7 @@ def test_a_capture_of_what_was_never_called_is_refused(gpu):
 
 
 def test_every_call_asks_for_its_numbers(quick_interpreter, monkeypatch):
-    """What a call has by another way is neither recorded for its stream nor kept for a graph."""
+    """A result that a call has by another way is neither recorded for its stream nor kept for a graph."""
     given, read, launched, run = [], uploads.Upload.read, [], Launch.run
     monkeypatch.setattr(uploads.Upload, "read", lambda held: given.append(read(held).clone()) or given[-1])
     monkeypatch.setattr(Launch, "run", lambda launch: launched.append(launch) or run(launch))
