@@ -15,7 +15,7 @@ from rollout_corr.backends.batch import Batch, check_validate
 from rollout_corr.backends.choose import BACKENDS, BackendName, Groups, chosen_backend
 from rollout_corr.backends.completed import check_dtype, check_groups, completed
 from rollout_corr.backends.layouts import LogProbs, described
-from rollout_corr.backends.operators import beyond_kernels, beyond_split_kernels, labels_beyond_split_kernels
+from rollout_corr.backends.operators import beyond_kernels, labels_beyond_split_kernels
 from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back, run_correction
@@ -301,7 +301,7 @@ def read_request(
             check_turns(spec, given.turns, given.max_turns)
             spec = measuring_turns(spec)
         if backend == "triton" and (spec.has_prefixes or spec.measures_turns or spec.asks_batch):
-            reason = beyond_kernels(spec) if groups.sequence is None else beyond_split_kernels(spec)
+            reason = beyond_kernels(spec)
             if reason is not None:
                 raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
         batch = read_batch(given)

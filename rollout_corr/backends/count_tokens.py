@@ -11,9 +11,7 @@ from torch import Tensor
 from rollout_corr.backends import operators
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.bounds_of_batch import AnySearch, Counters, in_order, rules_of_sequences, rules_of_tokens
-from rollout_corr.backends.select import DIGITS, Search, digit_of
-from rollout_corr.backends.select_ess import DIGITS as DIGITS_OF_WEIGHTS
-from rollout_corr.backends.select_ess import EssSearch
+from rollout_corr.backends.select import digit_of
 from rollout_corr.spec.bounds_of_batch import OfBatch, Place
 from rollout_corr.spec.correction import Spec
 
@@ -85,16 +83,13 @@ def rounds_of(searches: Mapping[Place, AnySearch]) -> list[Round]:
     """Give searches as the kernel takes them: those of one launch have the same digits."""
     from rollout_corr.kernels.correct.counting import Round
 
-    rounds = []
-    counting = {place: one for place, one in searches.items() if isinstance(one, Search)}
-    if counting:
-        first = next(iter(counting.values()))
-        bits, behind = digit_of(DIGITS[first.dtype], first.round)
-        prefixes = tuple([one.prefix for one in counting.values()])
-        rounds.append(Round(tuple(counting), prefixes, bits + behind, bits))
+    alike: dict[tuple[int, ...], list[Place]] = {}
     for place, one in searches.items():
-        if isinstance(one, EssSearch):
-            bits, behind = digit_of(DIGITS_OF_WEIGHTS, one.round)
-            scales = 1.0 / one.units(one.prefix.device)[0]
-            rounds.append(Round((place,), (one.prefix,), bits + behind, bits, scales))
+        alike.setdefault(one.digits(), []).append(place)
+    rounds = []
+    for digits, places in alike.items():
+        first = searches[places[0]]
+        bits, behind = digit_of(digits, first.round)
+        prefixes = tuple([searches[place].prefix for place in places])
+        rounds.append(Round(tuple(places), prefixes, bits + behind, bits, first.scales()))
     return rounds

@@ -240,11 +240,6 @@ def _beyond_numbers(spec: Spec) -> str | None:
     return None
 
 
-def beyond_split_kernels(spec: Spec) -> str | None:
-    """Say what of a Spec the kernels leave to plain torch where ranks hold parts of sequences."""
-    return beyond_kernels(spec)
-
-
 def labels_beyond_split_kernels(batch: Batch, spec: Spec) -> str | None:
     """Say which labels leave a call to plain torch where ranks hold parts of sequences; None for none.
 

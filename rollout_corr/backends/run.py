@@ -122,7 +122,7 @@ def _exchange(
 ) -> whole.PendingSplit | split_kernels.PendingKernels:
     """Compute the sums of this rank's tokens and start to add them up over the group."""
     batch, spec = request.batch, normalize.before_division(request.spec)
-    beyond = operators.beyond_split_kernels(spec) or operators.labels_beyond_split_kernels(batch, spec)
+    beyond = operators.beyond_kernels(spec) or operators.labels_beyond_split_kernels(batch, spec)
     if backend == "triton" and beyond is None:
         from rollout_corr.backends import split_kernels
 

@@ -106,9 +106,17 @@ class Search(NamedTuple):
     fraction: Tensor
     open: Tensor
 
+    def digits(self) -> tuple[int, ...]:
+        """Bits of the digits, from the highest."""
+        return DIGITS[self.dtype]
+
+    def scales(self) -> Tensor | None:
+        """None: amounts are added up in units of the rule."""
+        return None
+
     def rounds(self) -> int:
         """The number of rounds until the bound is found."""
-        return len(DIGITS[self.dtype])
+        return len(self.digits())
 
     def values(self, x: Tensor, tested: Tensor | None, groups: Tensor | None, look: bool) -> Values:
         """Make ready to count; arguments as of `values_of`."""
@@ -185,10 +193,10 @@ class Search(NamedTuple):
         return torch.where(self.open, end, found)
 
     def _digit(self) -> tuple[int, int]:
-        return digit_of(DIGITS[self.dtype], self.round)
+        return digit_of(self.digits(), self.round)
 
     def _follow(self, keys: Tensor) -> Tensor:
-        return follow(keys, self.prefix, DIGITS[self.dtype], self.round)
+        return follow(keys, self.prefix, self.digits(), self.round)
 
 
 def in_chunks(table: Callable[[Values], Tensor], values: Values) -> Tensor:

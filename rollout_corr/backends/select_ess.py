@@ -87,9 +87,17 @@ class EssSearch(NamedTuple):
     open: Tensor
     dtype: torch.dtype | None = None
 
+    def digits(self) -> tuple[int, ...]:
+        """Bits of the digits, from the highest."""
+        return DIGITS
+
+    def scales(self) -> Tensor | None:
+        """[digits] float64: by which the weights of a digit become whole numbers."""
+        return 1.0 / self.units(self.prefix.device)[0]
+
     def rounds(self) -> int:
         """The number of rounds until the bound is found."""
-        return len(DIGITS)
+        return len(self.digits())
 
     def values(self, x: Tensor, tested: Tensor | None, groups: Tensor | None, look: bool) -> Values:
         """Make ready to count; arguments as of `values_of`."""

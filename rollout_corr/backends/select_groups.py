@@ -61,9 +61,17 @@ class GroupSearch(NamedTuple):
     fraction: Tensor
     open: Tensor
 
+    def digits(self) -> tuple[int, ...]:
+        """Bits of the digits, from the highest."""
+        return digits_of(self.dtype, self.groups)
+
+    def scales(self) -> Tensor | None:
+        """None: amounts are added up in units of the rule."""
+        return None
+
     def rounds(self) -> int:
         """The number of rounds until the bounds are found."""
-        return len(self._digits())
+        return len(self.digits())
 
     def values(self, x: Tensor, tested: Tensor | None, groups: Tensor | None, look: bool) -> Values:
         """Make ready to count; arguments as of `values_of`, and the group of each value."""
@@ -87,7 +95,7 @@ class GroupSearch(NamedTuple):
 
     def table(self, values: Values) -> Tensor:
         """[1 or 3, groups, digits] int64: counts, whole parts and fractions of amounts, of values with the prefix."""
-        bits, _ = digit_of(self._digits(), self.round)
+        bits, _ = digit_of(self.digits(), self.round)
         columns, sums = self.groups << bits, self.rule.amount(self.prefix.new_zeros(0, dtype=self.dtype)) is not None
         rows = torch.zeros(3 if sums else 1, columns + 1, dtype=torch.int64, device=values.keys.device)
         if values.counted is not None:
@@ -99,7 +107,7 @@ class GroupSearch(NamedTuple):
 
     def _add(self, values: Values, rows: Tensor) -> None:
         """Count values in the rows of a table, the last column of which is of those that take no part."""
-        bits, shift = digit_of(self._digits(), self.round)
+        bits, shift = digit_of(self.digits(), self.round)
         index = (_groups_of(values) << bits) | ((values.keys >> shift) & ((1 << bits) - 1))
         if values.counted is not None:
             counted = values.counted & self._follow(values) if self.round else values.counted
@@ -115,7 +123,7 @@ class GroupSearch(NamedTuple):
 
     def narrowed(self, table: Tensor) -> GroupSearch:
         """The search after a round, from the sum of all its tables."""
-        bits, _ = digit_of(self._digits(), self.round)
+        bits, _ = digit_of(self.digits(), self.round)
         total = self.total if self.round else table[0].sum(1)
         kept = self.before[:, None] + table[0].cumsum(1)
         whole = fraction = amount = None
@@ -156,12 +164,9 @@ class GroupSearch(NamedTuple):
         found = torch.where(self.total > 0, torch.where(self.open, end, found), math.nan)
         return torch.cat([found, found.new_full((1,), end)])
 
-    def _digits(self) -> tuple[int, ...]:
-        return digits_of(self.dtype, self.groups)
-
     def _follow(self, values: Values) -> Tensor:
         """Bool per value: it begins with the digits of its group."""
-        digits = self._digits()
+        digits = self.digits()
         below = sum(digits[self.round :])
         # An arithmetic shift fills with the sign.
         begins = (values.keys >> below) & ((1 << (sum(digits) - below)) - 1)

@@ -232,7 +232,7 @@ def test_what_they_leave_to_plain_torch_is_refused_by_name():
     for spec, given, why in cases:
         with pytest.raises(ValueError, match=f"backend: expected 'auto' or 'torch', got 'triton': .*{why}"):
             laid.correct(spec, backend="triton", **given)
-    assert operators.beyond_split_kernels(rc.Spec(W("prefix", over="turn"))) is None
+    assert operators.beyond_kernels(rc.Spec(W("prefix", over="turn"))) is None
     assert operators.beyond_kernels(rc.Spec(W("prefix"), (before,))) is None
 
 

@@ -161,7 +161,7 @@ def test_random_specs(seed):
     """NaN, infinity and outliers; every dtype that promises bits."""
     way, ranks, dtype = WAYS[seed % 2], 1 + seed % 3, (torch.float32, torch.bfloat16, torch.float16)[seed % 3]
     sequences, spec = made(200 + seed, lengths_of(way, ranks))
-    if operators.beyond_split_kernels(spec) is not None:
+    if operators.beyond_kernels(spec) is not None:
         return
     sequences = rounded(sequences, dtype)
     whole = on_one(sequences, spec, dtype, SHAPES[seed % 3])
