@@ -41,9 +41,13 @@ def sharers(shape: Any) -> int:
 
 
 @triton.constexpr_function
-def at_once(shape: Any) -> int:
-    """Count the slots that each of these threads has on their way at a time."""
-    return shape.chunk
+def at_once(plan: Any, shape: Any) -> int:
+    """Count the slots that each of these threads has on their way at a time.
+
+    With turns that is one: a turn has few, and each load in the source makes Triton's `TritonGPUCoalesce` look at all
+    of the largest kernel.
+    """
+    return 1 if plan.turns else shape.chunk
 
 
 @triton.constexpr_function
@@ -178,8 +182,8 @@ def gathered(
     peaks = nothing_yet(tables.peaks, slot, PLAN, "peaks")
     # Wrong offsets may promise more slots than there are.
     many = tl.minimum(many, slots - first).to(tl.int32)
-    for start in range(0, tl.max(many, 0), sharers(SHAPE) * at_once(SHAPE)):
-        for i in tl.static_range(at_once(SHAPE)):
+    for start in range(0, tl.max(many, 0), sharers(SHAPE) * at_once(PLAN, SHAPE)):
+        for i in tl.static_range(at_once(PLAN, SHAPE)):
             each = start + i * sharers(SHAPE) + share
             known = each < many[:, None]
             slot = first[:, None] + each
