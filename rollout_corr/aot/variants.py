@@ -372,6 +372,17 @@ BATCH_VARIANTS = {
         ),
         length=MEDIUM,
     ),
+    "bounds_when": Variant(
+        "bounds_when",
+        Spec(
+            criteria=(
+                Criterion("abs", upper=Quantile(0.95), when="negative_advantage", label="abs"),
+                Criterion("ratio", "sequence", "mean", upper=Quantile(0.8), when="negative_advantage", label="mean"),
+            )
+        ),
+        advantages="sequence",
+        length=SHORT,
+    ),
 }
 
 # A small selection where there is no time for all: every level and layout, low precision, a slice, thinned sequences.

@@ -19,7 +19,7 @@ import torch
 from builders.cases import one_in
 from rollout_corr.aot import report as kernel_report
 from rollout_corr.aot.machine_code import MachineCode, read_machine_code
-from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS
+from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS, SPLIT_PREFIX_VARIANTS
 from rollout_corr.aot.report import Failure, KernelRow
 from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT, Variant
 from rollout_corr.aot.variants import (
@@ -64,14 +64,13 @@ USED = {
     "NONFINITE": {x.nonfinite for x in SPECS},
     "SUMS_OVER": {x.sums_over for x in SPECS},
     "DETAIL": {x.detail for x in SPECS},
+    "SEQUENCE_ORDERS": {"zigzag" if variant.halves else "contiguous" for variant in SPLIT_PREFIX_VARIANTS.values()},
     "REPORTS": {scheme for x in SPECS for scheme in x.report},
 }
 BEYOND = {
     # The kernels are given ages and entropies as external statistics; other means divide weights behind them.
     "STATS": {"age", "entropy"},
     "NORMALIZE": {"group", "sequence"},
-    # Needed by prefixes of sequences on several ranks, which run on plain torch.
-    "SEQUENCE_ORDERS": set(choices.SEQUENCE_ORDERS),
 }
 
 # Every field of the three types: one without options to choose from is named with the variants that use it.

@@ -171,7 +171,8 @@ def run_bounds_of_batch(name: str, seed: int = 0, **settings) -> Session:
     """A variant with bounds that the batch decides, beside plain torch: what is at a bound, and what is next to it."""
     variant, number = BATCH_VARIANTS[name], list(BATCH_VARIANTS).index(name)
     shape = shape_of(variant)
-    laid = laid_out(variant, spoil(random_sequences(number, lengths_for(shape), scale=0.1), number))
+    sequences = random_sequences(number, lengths_for(shape), scale=0.1, advantages=variant.advantages)
+    laid = laid_out(variant, spoil(sequences, number))
     reference = laid.correct(variant.spec)
     assert {True, False} == set(reference.keep.tolist())
     with one_thread(), unchecked(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
