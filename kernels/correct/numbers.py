@@ -26,7 +26,7 @@ def numbers_of(spec: Spec, double: bool) -> dict[str, float]:
         rounds = weight.level == "token" and not double
         numbers |= {"lower": _low(weight.low), "upper": _high(weight.high)}
         numbers |= _interval("log", log_bound(weight.low), log_bound(weight.high), rounds)
-        if weight.per_token and weight.rules:
+        if (weight.per_token or weight.per_turn) and weight.rules:
             # Of the means of sequences: where a bound is one of the ratios, a mean of equal ones may be it.
             numbers |= _interval("mean", log_bound(weight.low), log_bound(weight.high), False)
         if weight.token_clamp is not None:
@@ -43,7 +43,7 @@ def numbers_of(spec: Spec, double: bool) -> dict[str, float]:
     return numbers
 
 
-# A mean of equal float32 ratios is rounded: one whose log is no farther beyond a bound does not lie beyond it.
+# A mean of equal ratios is rounded: one whose log is no farther beyond a bound does not lie beyond it.
 ROUNDED = 2.0**-20
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rollout_corr.definition.correction import Decision, Outcome
 from rollout_corr.definition.few import FewBounded
+from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.tokens import LARGEST_D, Tokens, select
 from rollout_corr.definition.turns import Turns
 from rollout_corr.definition.weights import Weighing
@@ -153,7 +154,10 @@ def _weight_facts(
     if spec.weight.per_turn and of_turns is not None and tokens.turns is not None:
         within = tokens.turns.of_sequences
         raw, bounded = (within.sum(of_turns.measured * side) for side in (of_turns.raw, of_turns.bounded))
-        return _means(raw, bounded, n_measured)
+        found = _means(raw, bounded, n_measured)
+        if spec.weight.rules:
+            found["log_weight"] = _between_ends(found["log_weight"], weighing.log_ratio, of_turns.measured > 0, within)
+        return found
     if weighing.ratio is not None and not spec.weight.per_token:
         return _of_units(weighing)
     if spec.weight.level == "token" and spec.weight.token_clamp is None:
@@ -167,19 +171,19 @@ def _weight_facts(
         total_bounded = tokens.sequences.sum(select(tokens.measured, weighing.bounded))
     found = _means(total, total_bounded, n_measured)
     if spec.asks_batch and spec.weight.rules:
-        found["log_weight"] = _between_ends(found["log_weight"], weighing.log_ratio, tokens)
+        found["log_weight"] = _between_ends(found["log_weight"], weighing.log_ratio, tokens.measured, tokens.sequences)
     return found
 
 
-def _between_ends(log_mean: Tensor, log_ratio: Tensor, tokens: Tokens) -> Tensor:
-    """[S]: logs of means, within the ends of their terms whatever their rounding.
+def _between_ends(log_mean: Tensor, log_ratio: Tensor, measured: Tensor | None, sequences: Sequences) -> Tensor:
+    """[S]: logs of means, within the ends of their terms, of tokens or turns, whatever their rounding.
 
     A bound that the batch decides is one of its ratios: a sequence of equal ones must not seem to lie beyond it.
     """
     sides = (log_ratio, -log_ratio)
-    if tokens.measured is not None:
-        sides = torch.where(tokens.measured, sides[0], -torch.inf), torch.where(tokens.measured, sides[1], -torch.inf)
-    high, low = (tokens.sequences.max(side).to(log_mean.dtype) for side in sides)
+    if measured is not None:
+        sides = torch.where(measured, sides[0], -torch.inf), torch.where(measured, sides[1], -torch.inf)
+    high, low = (sequences.max(side).to(log_mean.dtype) for side in sides)
     return torch.where(high >= -low, log_mean.clamp(-low, high), log_mean)
 
 

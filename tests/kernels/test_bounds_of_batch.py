@@ -236,6 +236,25 @@ def test_a_bound_of_a_turn_and_labels_of_sequences(device):
     assert out.keep_turns.cpu().equal(reference.keep_turns) and not out.keep_turns.all()
 
 
+@pytest.mark.parametrize("labelled", [False, True])
+def test_no_sequence_of_one_turn_is_beyond_the_bound_that_its_turn_has_decided(labelled, device):
+    """Its weight is a mean of one, which goes through e^D - 1 and back."""
+    laid = lay_out(random_sequences(77, (5, 9, 16, 4, 7, 3), scale=0.3, invalid=0.0), "packed", torch.float32)
+    given = {"turns": laid.cu_seqlens}
+    if labelled:
+        given |= {"labels": {"task": torch.tensor([0, 1, 0, 1, 0, 1])}, "label_names": {"task": 2}}
+    for q in (0.3, 0.5, 0.7, 0.9):
+        spec = rc.Spec(W("geometric", rc.TopK(share=q), rc.Quantile(q), over="turn"))
+        with shaped(WIDE):
+            out = between_fences(laid, device).correct(spec, backend="triton", **given)
+        reference = laid.correct(spec, **given)
+        for side in ("above", "below"):
+            key = f"sequence_weight_{side}_fraction"
+            assert out.metrics()[key] == reference.metrics()[key] == out.metrics()[f"turn_weight_{side}_fraction"]
+        if labelled:
+            assert_same_labels(out, reference, f"{q}")
+
+
 def test_calls_with_other_bounds_share_plans_and_launches():
     """Neither the values nor that the batch decides is part of a key: a bound that is a number has the same plan."""
 
