@@ -46,7 +46,7 @@ EVERY: dict[str, Variant | LossVariant] = {
     **VARIANTS, **OF_NEW_VARIANTS, **SPLIT_VARIANTS, **TURN_VARIANTS, **LABEL_VARIANTS, **PREFIX_VARIANTS,
     **SPLIT_PREFIX_VARIANTS, **BATCH_VARIANTS, **LOSS_VARIANTS,
 }  # fmt: skip
-SEQUENCE_KERNELS = ("gather", "decide", "sequences", "finish")
+SEQUENCE_KERNELS = ("gather", "values", "decide", "sequences", "finish")
 
 NUMBERS = ("registers", "spilled", "shared", "instructions", "a token")
 COLUMNS = ("variant", "target", "kernel", *NUMBERS, "loads", "stores")
@@ -59,8 +59,8 @@ class KernelRow:
     Attributes:
         variant: Its name.
         target: The GPU.
-        kernel: "ahead", "read", "decide" or "apply" of `correct`; "gradient", "sequences", "finish" or "scale" of
-            `policy_loss`.
+        kernel: "count", "values", "ahead", "read", "gather", "decide" or "apply" of `correct`; "sum", "pull",
+            "gradient", "sequences", "finish" or "scale" of `policy_loss`.
         shared: Bytes of shared memory of a program.
         tokens: How many tokens a thread has; 0 if the kernel looks at none.
         code: What the disassembly says.
@@ -170,6 +170,9 @@ def compile_one(name: str, target: str) -> list[KernelRow]:
         kernel, constants = launch.kernel.__name__.removesuffix("_kernel"), launch.arguments
         if kernel == "read" and constants["PLAN"].carries:
             kernel = "ahead"
+        if kernel == "gradient" and constants["PLAN"].phase in ("sum", "pull"):
+            # Passes before the one that writes, which load less.
+            kernel = constants["PLAN"].phase
         looks = kernel not in SEQUENCE_KERNELS and (kernel != "apply" or constants["PLAN"].applies)
         tokens = constants["TILING"].tokens_of_thread(binary.threads) if looks else 0
         rows.append(KernelRow(name, target, kernel, binary.shared, tokens, read_machine_code(binary.text)))
