@@ -37,6 +37,10 @@ def inputs(tokens=40, seed=0):
     return new.requires_grad_(), old, advantages, mask, torch.tensor([0, 7, 7, tokens // 2, tokens])
 
 
+def told(objective):
+    return dict(zip(("objective", "numbers"), encode(objective), strict=True))
+
+
 @pytest.mark.parametrize("name", SURROGATES)
 def test_an_objective_survives_the_operator(name):
     for objective in (
@@ -50,20 +54,23 @@ def test_an_objective_survives_the_operator(name):
 @pytest.mark.parametrize("objective", [PPO, AVERAGED])
 def test_operators_keep_their_promises(objective):
     new, old, advantages, mask, offsets = inputs()
-    text = encode(objective)
-    ref = old if objective.kl else None
-    tensors = (new.detach(), old, ref, advantages, False, None, None, mask)
-    packed = (*tensors, offsets, None, None, None, False, False, None, None, None, True, *text)
-    padded = tuple(x.view(4, 10) if isinstance(x, torch.Tensor) and x.shape == (40,) else x for x in packed)
-    log_mass = torch.full((4, 10), -0.1)
-    counted, scales = torch.tensor(3.0, dtype=torch.float64), torch.full((4, 10), 0.5)
-    given = (*padded[:8], None, counted, scales, log_mass, True, False, None, None, None, False, *text)
-    of_turns = encode(dataclasses.replace(objective, surrogate=rc.GSPO(over="turn")))
-    turned = (*packed[:14], torch.cat([offsets, offsets[-1:]]), None, None, True, *of_turns)
+    absent = dict.fromkeys(("weights", "trains", "divisor", "scales", "log_mass", "turns", "looked", "decided"))
+    packed = absent | {
+        "new_logp": new.detach(), "base": old, "ref": old if objective.kl else None, "advantages": advantages,
+        "mask": mask, "cu_seqlens": offsets, "per_sequence": False, "mass_of_base": False, "double": False,
+        "by_sequence": None, "differentiable": True, **told(objective),
+    }  # fmt: skip
+    rows = {k: x.view(4, 10) if isinstance(x, torch.Tensor) and x.shape == (40,) else x for k, x in packed.items()}
+    given = rows | {
+        "cu_seqlens": None, "divisor": torch.tensor(3.0, dtype=torch.float64), "scales": torch.full((4, 10), 0.5),
+        "log_mass": torch.full((4, 10), -0.1), "mass_of_base": True, "differentiable": False,
+    }  # fmt: skip
+    turns = torch.cat([offsets, offsets[-1:]])
+    turned = packed | {"turns": turns, **told(dataclasses.replace(objective, surrogate=rc.GSPO(over="turn")))}
     # Of the objectives one with what is given, one with turns: to trace each takes two seconds.
-    for arguments in (packed, given if objective.kl else turned):
-        torch.library.opcheck(torch.ops.rollout_corr.policy_loss, arguments)
-    value, gradient, inners, divisor, _ = torch.ops.rollout_corr.policy_loss(*packed)
+    for operands in (packed, given if objective.kl else turned):
+        torch.library.opcheck(torch.ops.rollout_corr.policy_loss, (), operands)
+    value, gradient, inners, divisor, _ = torch.ops.rollout_corr.policy_loss(**packed)
     arguments = (gradient, inners, torch.ones_like(value), divisor, offsets, torch.bfloat16)
     torch.library.opcheck(torch.ops.rollout_corr.scale_gradient, arguments)
 
