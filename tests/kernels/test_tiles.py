@@ -89,7 +89,7 @@ def test_a_crowd_of_empty_sequences():
     ("name", "most"),
     [
         ("metrics_packed", 128), ("token_bf16", 128), ("skyrl.tldr", 128), ("product_geometric_padded", None),
-        ("xtuner.agentic", 168), ("full_packed", 168), ("token_unaligned", 128), ("token_fp64", None),
+        ("xtuner.agentic", 128), ("full_packed", 168), ("token_unaligned", 128), ("token_fp64", None),
         ("geometric_mixed", None),
     ],
 )  # fmt: skip
