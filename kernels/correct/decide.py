@@ -148,15 +148,20 @@ def without_nonfinite(found: Gathered, nonfinite: tl.tensor, keep: tl.tensor, PL
 
 
 @triton.jit
-def report_counts(rows: Rows, keep: tl.tensor, kept: tl.tensor, out: Partials, PLAN: tl.constexpr) -> None:
-    """Report how many tokens and sequences there are, are measured, and are kept."""
-    nonempty = rows.valid > 0
+def report_counts(rows: Rows, out: Partials, PLAN: tl.constexpr) -> None:
+    """Report how many tokens and sequences there are, and are measured."""
     add(out.sums, PLAN, "tokens", rows.valid)
     add(out.sums, PLAN, "tokens_measured", rows.n)
     add(out.sums, PLAN, "tokens_nonfinite", rows.nonfinite)
-    add(out.sums, PLAN, "tokens_kept", kept)
-    add(out.sums, PLAN, "sequences", nonempty)
+    add(out.sums, PLAN, "sequences", rows.valid > 0)
     add(out.sums, PLAN, "sequences_measured", rows.n > 0)
+
+
+@triton.jit
+def report_kept(rows: Rows, keep: tl.tensor, kept: tl.tensor, out: Partials, PLAN: tl.constexpr) -> None:
+    """Report how many tokens and sequences are kept."""
+    nonempty = rows.valid > 0
+    add(out.sums, PLAN, "tokens_kept", kept)
     add(out.sums, PLAN, "sequences_kept", keep & nonempty)
     add(out.sums, PLAN, "sequences_without_survivors", keep & nonempty & (kept == 0))
 
@@ -224,6 +229,11 @@ def decide(
             store_rests(rests, tables, sequence, first, failed, fails, slots, tile_bits, PLAN)
     keep = without_nonfinite(found, nonfinite, keep, PLAN)
 
+    # Ahead of the turns, whose loop would hold it all in registers until then.
+    report_counts(rows, out, PLAN)
+    measure_sequences(rows, out, numbers, PLAN)
+    keep_tokens(found, rows.sum_d, out, numbers, PLAN)
+
     weight = rows.sum_d
     if PLAN.level is not None and not PLAN.weighs_turns:
         weights = weigh_sequences(found, rows, numbers, PLAN)
@@ -240,9 +250,7 @@ def decide(
             weights = weights_of_turns(sums, rows, PLAN)
     else:
         kept = count_kept(found, valid, keep, state, PLAN)
-    report_counts(rows, keep, kept, out, PLAN)
-    measure_sequences(rows, out, numbers, PLAN)
-    keep_tokens(found, rows.sum_d, out, numbers, PLAN)
+    report_kept(rows, keep, kept, out, PLAN)
     if PLAN.level is not None:
         measure_sequence_weights(rows, weights, out, numbers, PLAN)
         if size(PLAN, "schemes") > 0:
