@@ -232,7 +232,6 @@ def decide(
     # Ahead of the turns, whose loop would hold it all in registers until then.
     report_counts(rows, out, PLAN)
     measure_sequences(rows, out, numbers, PLAN)
-    keep_tokens(found, rows.sum_d, out, numbers, PLAN)
 
     weight = rows.sum_d
     if PLAN.level is not None and not PLAN.weighs_turns:
@@ -251,6 +250,7 @@ def decide(
     else:
         kept = count_kept(found, valid, keep, state, PLAN)
     report_kept(rows, keep, kept, out, PLAN)
+    keep_tokens(found, rows.sum_d, out, numbers, PLAN)
     if PLAN.level is not None:
         measure_sequence_weights(rows, weights, out, numbers, PLAN)
         if size(PLAN, "schemes") > 0:
