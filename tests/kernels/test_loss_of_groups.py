@@ -11,9 +11,9 @@ import torch
 import rollout_corr as rc
 from builders.batches import LAYOUTS, error
 from builders.group_loss_cases import GROUPS, LENGTHS, TOGETHER, expected, made
-from builders.kernel_cases import MIDDLE, NARROW, WIDE, between_fences, fenced, shaped, unchecked, watched
+from builders.kernel_cases import MIDDLE, NARROW, WIDE, shaped
 from builders.loss_cases import OF_GROUPS, LaidLoss
-from builders.loss_kernel_cases import assert_close
+from builders.loss_kernel_cases import assert_as_plain_torch, fenced_loss
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from rollout_corr.backends import loss_operators
@@ -23,21 +23,11 @@ from rollout_corr.spec.loss import Objective
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def by_kernels(laid, device, **options):
-    """The loss by the kernels between fences, and its gradient in the caller's layout."""
-    laid.laid = between_fences(laid.laid, device)
-    laid.new = laid.leaf(laid.laid.train)
-    laid.arguments = {name: fenced(x, device) for name, x in laid.arguments.items()}
-    with unchecked(), watched():
-        out = laid(backend="triton", **options)
-        return out, laid.gradient(out.value)
-
-
 def check(name, batch, layout, device, groups=GROUPS, **options):
     """Value and gradient in float64 as the loops have them."""
     surrogate, laid = OF_GROUPS[name], LaidLoss(batch, layout)
     index = torch.tensor(groups, device=device)
-    out, (rows, elsewhere) = by_kernels(laid, device, surrogate=surrogate, group_index=index, **TOGETHER, **options)
+    out, (rows, elsewhere) = fenced_loss(laid, device, surrogate=surrogate, group_index=index, **TOGETHER, **options)
     value, slopes = expected(surrogate, batch, groups)
     assert error(out.value.item(), value) <= 1e-11 and not any(elsewhere), (name, layout)
     for row, wanted in zip(rows, slopes, strict=True):
@@ -77,26 +67,14 @@ def test_beside_plain_torch(dtype, device):
     laid = LaidLoss(made(3, "weights", "train_mask", "scale"), "packed_gaps", dtype)
     options = {
         "surrogate": rc.REAL(0.3, coef=2.0),
-        "group_index": torch.tensor(GROUPS, device=device),
+        "group_index": torch.tensor(GROUPS),
         "kl": rc.KL("k3", 0.3, weight="weights"),
         "regulariser": rc.SquaredLogRatio(0.2),
         "ref_logp": laid.arguments["old_logp"],
     }
-    like = laid(backend="torch", **options | {"group_index": torch.tensor(GROUPS)})
-    like_rows, _ = laid.gradient(like.value)
-    options["ref_logp"] = options["ref_logp"].to(device)
+    exact = ("group_contrast_fraction", "loss_tokens", "loss_sequences")
     with shaped(WIDE):
-        out, (rows, _) = by_kernels(laid, device, **options)
-    assert_close(out.value, like.value, 2e-6, 1.0, dtype)
-    within = 2e-6 if dtype == torch.float32 else torch.finfo(dtype).eps
-    for got, wanted in zip(rows, like_rows, strict=True):
-        assert_close(torch.tensor(got), torch.tensor(wanted), within, 0.01, dtype)
-    found, wanted = out.metrics(), like.metrics()
-    assert found.keys() == wanted.keys()
-    for key, value in wanted.items():
-        assert found[key] == pytest.approx(value, rel=1e-5, abs=1e-6), key
-    for key in ("group_contrast_fraction", "loss_tokens", "loss_sequences", "loss_tokens_nonfinite"):
-        assert found[key] == wanted[key], key
+        assert_as_plain_torch(laid, device, 2e-6, exact, dtype, **options)
 
 
 def test_order_and_packing_change_no_bit(device):
@@ -108,7 +86,7 @@ def test_order_and_packing_change_no_bit(device):
         laid = LaidLoss([batch[i] for i in order], layout, torch.float32)
         index = torch.tensor([GROUPS[i] for i in order], device=device)
         with shaped(shapes):
-            _, (rows, _) = by_kernels(laid, device, surrogate=rc.REAL(), reduction="sum", group_index=index)
+            _, (rows, _) = fenced_loss(laid, device, surrogate=rc.REAL(), reduction="sum", group_index=index)
         return dict(zip(order, rows, strict=True))
 
     one = pieces(range(len(batch)), "packed", NARROW)

@@ -12,9 +12,16 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import error
-from builders.kernel_cases import NARROW, WIDE, between_fences, fenced, shaped, unchecked, watched
+from builders.kernel_cases import NARROW, WIDE, shaped
 from builders.loss_cases import OF_BATCH, OF_ENTROPY, LaidLoss, only, random_batch, with_entropy
-from builders.loss_kernel_cases import assert_close, by_reference, compare_with_reference, tensors_of
+from builders.loss_kernel_cases import (
+    assert_as_plain_torch,
+    assert_close,
+    by_reference,
+    compare_with_reference,
+    fenced_loss,
+    tensors_of,
+)
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from oracles import entropy_losses
@@ -45,17 +52,6 @@ def drawn(name, seed, layout, dtype, broken=False, part=slice(None)):
     return LaidLoss(batch, layout, dtype), {"surrogate": surrogate}, batch, lambda: None
 
 
-def by_kernels(laid, device, **options):
-    """The loss by the kernels between fences, and its gradient in the caller's layout."""
-    laid.laid = between_fences(laid.laid, device)
-    laid.new = laid.leaf(laid.laid.train)
-    laid.arguments = {name: fenced(x, device) for name, x in laid.arguments.items()}
-    options = {name: fenced(x, device) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
-    with unchecked(), watched():
-        out = laid(backend="triton", **options)
-        return out, laid.gradient(out.value)
-
-
 @pytest.mark.parametrize("name", LOOKING)
 @pytest.mark.parametrize("layout", ["packed_gaps", "padded_left"])
 def test_value_and_gradient(name, layout, device):
@@ -65,7 +61,7 @@ def test_value_and_gradient(name, layout, device):
     losses = of.token_losses(options["surrogate"], batch, entropy())
     n = sum(m != 0 for q in batch for m in q.mask)
     with shaped(NARROW):
-        out, (rows, elsewhere) = by_kernels(laid, device, **options)
+        out, (rows, elsewhere) = fenced_loss(laid, device, **options)
     wanted = sum(batch[s].weights[t] * value for (s, t), (value, _) in losses.items()) / n
     assert error(out.value.item(), wanted) <= 3e-8 and not any(elsewhere)
     for s, row in enumerate(rows):
@@ -81,7 +77,7 @@ def test_as_many_are_chosen(name, device):
     laid, options, batch, _ = drawn(name, 11, "packed", torch.float64)
     tokens = oracle.tokens_of(options["surrogate"], batch)
     picked = oracle.chosen(options["surrogate"], tokens, list(range(len(batch))))
-    out, _ = by_kernels(laid, device, **options)
+    out, _ = fenced_loss(laid, device, **options)
     assert out.metrics()["cov_chosen_fraction"] == pytest.approx(len(picked) / len(tokens), rel=1e-15)
 
 
@@ -97,21 +93,8 @@ def test_beside_plain_torch(name, dtype, device):
     layout = "packed" if dtype == torch.float32 else "padded_right"
     laid, options, _, _ = drawn(name, 48, layout, dtype, broken=True)
     options |= beside | {"ref_logp": laid.arguments["old_logp"]}
-    like = laid(backend="torch", **options)
-    like_rows, _ = laid.gradient(like.value)
     with shaped(WIDE):
-        out, (rows, _) = by_kernels(laid, device, **options)
-    assert_close(out.value, like.value, 1e-6, 1.0, name)
-    # A gradient in 16 bits is rounded once.
-    within = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps
-    for got, wanted in zip(rows, like_rows, strict=True):
-        assert_close(torch.tensor(got), torch.tensor(wanted), within, 0.01, name)
-    found, expected = out.metrics(), like.metrics()
-    assert found.keys() == expected.keys()
-    for key, value in expected.items():
-        assert found[key] == pytest.approx(value, rel=1e-5, abs=1e-6), key
-        if key.startswith(EXACT):
-            assert found[key] == value, key
+        assert_as_plain_torch(laid, device, 1e-6, EXACT, name, **options)
 
 
 @pytest.mark.parametrize("surrogate", [rc.BAPO(dual=3.0), rc.EntropyClip()])
@@ -143,7 +126,7 @@ def test_what_is_not_finite(name, nonfinite, device):
     options |= {"spec": rc.Spec(nonfinite=nonfinite), "rollout_logp": laid.arguments["old_logp"]}
     like = laid(backend="torch", **options)
     like_rows, _ = laid.gradient(like.value)
-    out, (rows, _) = by_kernels(laid, device, **options)
+    out, (rows, _) = fenced_loss(laid, device, **options)
     assert_close(out.value, like.value, 1e-6, 1.0, name)
     assert out.value.isnan() == (nonfinite == "propagate")
     for got, wanted in zip(rows, like_rows, strict=True):
