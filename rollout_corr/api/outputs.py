@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends.batch import Batch
-from rollout_corr.backends.layouts import shape_of
+from rollout_corr.backends.layouts import dtype_of, name_of, shape_of
 from rollout_corr.spec.correction import Spec
 
 # Bytes to which the kernels' stores are aligned.
@@ -84,11 +84,9 @@ def _check(
         raise TypeError(f"{name}: expected a plain tensor or None, got {type(x).__name__}")
     if not wanted:
         raise ValueError(f"{name}: expected None, because this Spec hands back {instead}, got a tensor")
-    expected = f"{shape_of(like)} {_plain(dtype)} on {like.device}"
+    expected = f"{shape_of(like)} {name_of(dtype)} on {like.device}"
     if (x.shape, x.dtype, x.device) != (like.shape, dtype, like.device):
-        raise ValueError(
-            f"{name}: expected {expected} (of train_logp), got {shape_of(x)} {_plain(x.dtype)} on {x.device}"
-        )
+        raise ValueError(f"{name}: expected {expected} (of train_logp), got {shape_of(x)} {dtype_of(x)} on {x.device}")
     if x.layout is not torch.strided or not x.is_contiguous():
         raise ValueError(f"{name}: expected a contiguous tensor, got strides {x.stride()}")
     if x.requires_grad:
@@ -102,10 +100,6 @@ def _check(
             raise ValueError(
                 f"{name}: expected memory of its own, got memory of {other}, which is read while it is written"
             )
-
-
-def _plain(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _share(x: Tensor, y: Tensor) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
-from rollout_corr.backends.layouts import Layout, LogProbs, dtype_of, layout_of, shape_of
+from rollout_corr.backends.layouts import Layout, LogProbs, dtype_of, layout_of, name_of, shape_of
 from rollout_corr.definition.bounds_of_batch import BoundsOfBatch
 from rollout_corr.definition.offsets import checked_offsets
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
@@ -172,7 +172,7 @@ def checked_tensor(
     if x.layout != torch.strided:
         raise ValueError(f"{name}: expected a dense tensor, got layout {x.layout}")
     if x.dtype not in dtypes:
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        names = ", ".join(map(name_of, dtypes))
         mask = ""
         if name == "rollout_logp" and not (x.is_floating_point() or x.is_complex()):
             mask = "; is it the mask? The order of `correct` is train_logp, rollout_logp, mask"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rollout_corr.backends import blocks, select, select_ess, select_groups, whole
 from rollout_corr.backends.batch import Batch
+from rollout_corr.backends.layouts import name_of
 from rollout_corr.backends.select import Search, Values
 from rollout_corr.backends.select_ess import EssSearch
 from rollout_corr.backends.select_groups import GroupSearch
@@ -144,7 +145,8 @@ class Recording(Found):
         self.searches = dict(progress.searches)
         self.wanted, self._on_cpu, self._groups = wanted, on_cpu, groups
         self._counter = counter
-        self.noted: frozenset[Place] = frozenset()
+        # The bounds whose values are not noted when criteria ask for them.
+        self.counted: set[Place] = set() if counter is None else {*counter.rules}
         if counter is not None:
             for place, rule in counter.rules.items():
                 self._search(place, rule, counter.dtype, counter.device)
@@ -169,11 +171,18 @@ class Recording(Found):
         self, place: Place, rule: OfBatch, value: Tensor, tested: Tensor | None, groups: Tensor | None = None
     ) -> None:
         """Note values that decide a bound, unless they are counted elsewhere."""
-        if place in self.noted or (self._counter is not None and place in self._counter.rules):
+        if place in self.counted:
             return
         search = self._search(place, rule, value.dtype, value.device, None if groups is None else self._groups)
         values = search.values(value, tested, groups, self._on_cpu)
         self._values.setdefault(place, []).append(search.left(values) if self._on_cpu else values)
+
+    def note_sequences(self) -> None:
+        """Note the values of sequences that the counter gives, under the bounds that are known, and no others."""
+        if self._counter is not None:
+            for place, (value, tested) in self._counter.values(self.bounds).items():
+                self.note(place, self._counter.units[place], value, tested)
+            self.counted |= self._counter.units.keys()
 
     def _search(
         self,
@@ -190,8 +199,8 @@ class Recording(Found):
         if search.dtype not in (None, dtype):
             # Their keys have other digits.
             raise ValueError(
-                f"known: expected log-probs whose values of {place.label!r} are {_plain(search.dtype)}, as in the "
-                f"rounds before, got {_plain(dtype)}"
+                f"known: expected log-probs whose values of {place.label!r} are {name_of(search.dtype)}, as in the "
+                f"rounds before, got {name_of(dtype)}"
             )
         return search
 
@@ -309,12 +318,9 @@ def record(batch: Batch, spec: Spec, progress: Progress, counters: Counters | No
     counter = None if counters is None else counters(labels)
     recording = Recording(progress, labels, on_cpu, batch.groups, counter)
     batch.bounds = recording
-    if counter is not None:
-        for place, (value, tested) in counter.values(progress.bounds).items():
-            recording.note(place, counter.units[place], value, tested)
-        if all(place in counter.rules or place in counter.units for place in places_of(spec) if place.label in labels):
-            return recording
-        recording.noted = frozenset(counter.units)
+    recording.note_sequences()
+    if recording.counted.issuperset(place for place in places_of(spec) if place.label in labels):
+        return recording
     if on_cpu:
         for block in blocks.blocks_under(batch, spec):
             _ask(blocks.operands_of(block, spec), recording)
@@ -376,10 +382,6 @@ def in_order(bounds: Mapping[Place, Tensor], spec: Spec, device: torch.device) -
 def in_blocks(batch: Batch) -> bool:
     """Tell whether values may be read, and so a batch is run in blocks."""
     return batch.train.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def _plain(dtype: torch.dtype | None) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def bounds_by_place(spec: Spec, found: Found) -> tuple[tuple[Place, ...], Tensor]:

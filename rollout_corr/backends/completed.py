@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from rollout_corr.backends.layouts import name_of
 from rollout_corr.spec.validate import shown
 
 if TYPE_CHECKING:
@@ -56,10 +57,6 @@ def check_dtype(thresholds: Thresholds, dtype: torch.dtype) -> None:
     for place, decided in dtypes_of_tokens(thresholds).items():
         if decided != dtype:
             raise ValueError(
-                f"thresholds: expected log-probs whose values of {place.label!r} are {_plain(decided)}, as those that "
-                f"decided them, got {_plain(dtype)}"
+                f"thresholds: expected log-probs whose values of {place.label!r} are {name_of(decided)}, as those that "
+                f"decided them, got {name_of(dtype)}"
             )
-
-
-def _plain(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

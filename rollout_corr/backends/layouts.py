@@ -20,9 +20,14 @@ def shape_of(x: Tensor) -> list[int]:
     return list(x.shape)
 
 
+def name_of(dtype: torch.dtype | None) -> str:
+    """A dtype as messages show it: without "torch."."""
+    return str(dtype).removeprefix("torch.")
+
+
 def dtype_of(x: Tensor) -> str:
-    """The dtype as messages show it: without "torch."."""
-    return str(x.dtype).removeprefix("torch.")
+    """The dtype of a tensor as messages show it."""
+    return name_of(x.dtype)
 
 
 def described(x: object) -> str:
