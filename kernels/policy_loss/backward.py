@@ -54,7 +54,8 @@ def prepare_scale(slope: Slope) -> tuple[Tensor, Launch]:
     elif offsets is None:
         sequences, width = gradient.shape
     else:
-        offsets = offsets if offsets.device == device else offsets.to(device)
+        # The kernel goes on from the address of the first.
+        offsets = (offsets if offsets.device == device else offsets.to(device)).contiguous()
         sequences, width = offsets.shape[0] - 1, None
     scaled = torch.empty(*gradient.shape, dtype=dtype, device=device)
     grid = grid_for(sequences, width, (gradient,), min(gradient.element_size(), scaled.element_size()))

@@ -350,3 +350,10 @@ def read_offsets(cu_seqlens: object, train: Tensor, validate: bool, leader: str 
         got = f"{int(offsets[0])} to {int(offsets[-1])}"
         raise ValueError(f"cu_seqlens: expected to start at 0 and end at {tokens} tokens, got {got}")
     return offsets
+
+
+def offsets_for_kernels(offsets: Tensor | None, device: torch.device) -> Tensor | None:
+    """Give offsets on the device of the tokens, one beside the other: kernels go on from the address of the first."""
+    if offsets is None:
+        return None
+    return (offsets if offsets.device == device else offsets.to(device)).contiguous()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends import loss_blocks
+from rollout_corr.backends.batch import offsets_for_kernels
 from rollout_corr.backends.loss_blocks import LossResult, LossTask
 from rollout_corr.backends.registration import define, seen_by_others
 from rollout_corr.metrics import loss as loss_metrics
@@ -196,12 +197,10 @@ def _kernels(operands: LossOperands, objective: Objective) -> LossOutputs:
 
 
 def _given(operands: LossOperands) -> LossGiven:
-    """Give a batch as the kernels take it, with offsets on its device."""
+    """Give a batch as the kernels take it."""
     given: LossGiven = kernels().LossGiven(*operands[:-1])  # in that order
-    if given.offsets is not None and given.offsets.device != given.new.device:
-        given.offsets = given.offsets.to(given.new.device)
-    if given.turns is not None and given.turns.device != given.new.device:
-        given.turns = given.turns.to(given.new.device)
+    given.offsets = offsets_for_kernels(given.offsets, given.new.device)
+    given.turns = offsets_for_kernels(given.turns, given.new.device)
     return given
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends import blocks, whole
-from rollout_corr.backends.batch import Batch, external_names, read_offsets
+from rollout_corr.backends.batch import Batch, external_names, offsets_for_kernels, read_offsets
 from rollout_corr.backends.registration import define, seen_by_others
 from rollout_corr.backends.result import Result
 from rollout_corr.backends.turns import read_offsets_of_turns
@@ -180,13 +180,11 @@ def operands_of(batch: Batch, spec: Spec, bounded: bool = True) -> CorrectOperan
 
 
 def given_of(operands: CorrectOperands) -> Given:
-    """Give a batch as the kernels take it, with offsets on its device."""
+    """Give a batch as the kernels take it."""
     *tensors, bounds = operands
     given: Given = kernels().Given(*tensors, bounds=bounds)
-    if given.offsets is not None and given.offsets.device != given.train.device:
-        given.offsets = given.offsets.to(given.train.device)
-    if given.turns is not None and given.turns.device != given.train.device:
-        given.turns = given.turns.to(given.train.device)
+    given.offsets = offsets_for_kernels(given.offsets, given.train.device)
+    given.turns = offsets_for_kernels(given.turns, given.train.device)
     return given
 
 

@@ -1,0 +1,48 @@
+"""Offsets of sequences and turns that are a column of a table: kernels have their address, and no stride."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.batches import lay_out, random_sequences
+from builders.kernel_cases import INTERPRETED, assert_like_reference, unchecked
+from builders.turns import loss_of, offsets_of, random_turns
+
+pytestmark = INTERPRETED
+
+SPEC = rc.Spec(
+    rc.Weight("product", upper=2.0), (rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.9, upper=1.1),)
+)
+
+
+def column(offsets: torch.Tensor) -> torch.Tensor:
+    return torch.stack([offsets, offsets // 3], 1)[:, 0]
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_corrections(turns, device):
+    batch = random_sequences(0, (50, 1, 70, 0, 400))
+    laid = lay_out(batch, "packed_gaps", torch.float32).to(device)
+    given = {"turns": column(offsets_of(laid, random_turns(batch, 0)))} if turns else {}
+    with unchecked():
+        reference = laid.correct(SPEC, **given)
+        laid.cu_seqlens = column(laid.cu_seqlens)
+        out = laid.correct(SPEC, backend="triton", **given)
+    assert_like_reference(out, reference)
+
+
+@pytest.mark.parametrize("surrogate", [rc.PPO(), rc.GSPO(), rc.GSPO(over="turn")])
+def test_losses(surrogate, device):
+    """Forward, and backward where each sequence has a factor of its own."""
+    batch = random_sequences(0, (50, 1, 70, 0, 400), scale=0.1, advantages="token")
+    laid = lay_out(batch, "packed_gaps", torch.float32).to(device)
+    given = {"surrogate": surrogate, "reduction": "sequence_mean_token_mean"}
+    if surrogate.unit == "turn":
+        given["turns"] = column(offsets_of(laid, random_turns(batch, 0)))
+    wanted, wanted_slope = loss_of(laid, "torch", **given)
+    laid.cu_seqlens = column(laid.cu_seqlens)
+    found, slope = loss_of(laid, "triton", **given)
+    torch.testing.assert_close(found.value, wanted.value, rtol=4e-6, atol=1e-7)
+    torch.testing.assert_close(slope, wanted_slope, rtol=2e-5, atol=1e-9)
