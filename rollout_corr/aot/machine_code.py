@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from rollout_corr.aot.loops import AMD, SASS, Branches, Instruction, in_loops
 
 # Bits of one access by a thread.
 _SASS_BITS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 256}
 _AMD_BITS = {"byte": 8, "short": 16, "dword": 32, "dwordx2": 64, "dwordx3": 96, "dwordx4": 128}
 
-_SASS_LINE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
-_AMD_LINE = re.compile(r"^\t([a-z]\w+)", re.MULTILINE)
+_SASS_LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+((?:@!?U?P\w+\s+)?([A-Z][\w.]*)[^;\n]*)", re.MULTILINE)
+# A label, or an instruction.
+_AMD_LINE = re.compile(r"^(?:(\.L\w+):|\t(([a-z]\w+)[^;\n]*))", re.MULTILINE)
+# Accesses to a thread's stack: how wide, and from which byte on.
+_SASS_STACK = re.compile(r"\b((?:STL|LDL)[.\w]*) [^\[]*\[R1(?:\+(0x[0-9a-f]+))?\]")
+_AMD_STACK = re.compile(r"scratch_(?:load|store)_(dword(?:x[234])?)\b.*?(?:offset:(\d+).*)?")
 _AMD_ACCESS = re.compile(r"(?:global|buffer|flat)_(load|store)_[us]?(byte|short|dword(?:x[234])?)(?:_d16)?(?:_hi)?")
 
 
@@ -24,6 +30,7 @@ class MachineCode:
         registers: Of a thread; on AMD its vector registers.
         spilled: Bytes of a thread in memory because no register was left. On AMD, scalar registers that moved into
             vector registers are not counted.
+        spilled_in_loops: Those bytes that are stored or loaded in a loop, so that a program does so more than once.
         instructions: All of them, each once, whatever branch or loop it stands in; padding is left out.
         loads: How many instructions load so many bits from global memory.
         stores: How many instructions store so many bits to it.
@@ -31,6 +38,7 @@ class MachineCode:
 
     registers: int
     spilled: int
+    spilled_in_loops: int
     instructions: int
     loads: dict[int, int]
     stores: dict[int, int]
@@ -46,11 +54,17 @@ def read_machine_code(text: str) -> MachineCode:
 
 
 def _read_sass(text: str) -> MachineCode:
-    names = [name for name in _SASS_LINE.findall(text) if name != "NOP"]
+    lines = _SASS_LINE.findall(text)
+    names = [name for _, _, name in lines if name != "NOP"]
+    instructions = [Instruction(code.strip(), (hex(int(place, 16)),)) for place, code, _ in lines]
+    accesses = [_SASS_STACK.search(one.text) for one in instructions]
+    stack = [x and _bytes(int(x[2] or "0", 16), _sass_bits(x[1])) for x in accesses]
+    spilled = _number(r"\bSTACK:(\d+)", text)
     return MachineCode(
         registers=_number(r"\bREG:(\d+)", text),
-        spilled=_number(r"\bSTACK:(\d+)", text),
         instructions=_some(len(names)),
+        spilled=spilled,
+        spilled_in_loops=_spilled_in_loops(spilled, stack, instructions, SASS),
         loads=_widths(_sass_bits(name) for name in names if re.match(r"LDG\b", name)),
         stores=_widths(_sass_bits(name) for name in names if re.match(r"STG\b", name)),
     )
@@ -61,15 +75,43 @@ def _sass_bits(name: str) -> int:
 
 
 def _read_amd(text: str) -> MachineCode:
-    names = [name for name in _AMD_LINE.findall(text.partition(".Lfunc_end")[0]) if name != "s_code_end"]
+    instructions: list[Instruction] = []
+    names: list[str] = []
+    labels: tuple[str, ...] = ()
+    for label, code, name in _AMD_LINE.findall(text.partition(".Lfunc_end")[0]):
+        if label:
+            labels = (*labels, label)
+        elif name != "s_code_end":
+            instructions.append(Instruction(code.strip(), labels))
+            names.append(name)
+            labels = ()
     accesses = [match for name in names if (match := _AMD_ACCESS.fullmatch(name))]
+    of_stack = [_AMD_STACK.fullmatch(one.text) for one in instructions]
+    stack = [x and _bytes(int(x[2] or "0"), _AMD_BITS[x[1]]) for x in of_stack]
+    spilled = _number(r"\.private_segment_fixed_size:\s+(\d+)", text)
     return MachineCode(
         registers=_number(r"\.vgpr_count:\s+(\d+)", text),
-        spilled=_number(r"\.private_segment_fixed_size:\s+(\d+)", text),
         instructions=_some(len(names)),
+        spilled=spilled,
+        spilled_in_loops=_spilled_in_loops(spilled, stack, instructions, AMD),
         loads=_widths(_AMD_BITS[match[2]] for match in accesses if match[1] == "load"),
         stores=_widths(_AMD_BITS[match[2]] for match in accesses if match[1] == "store"),
     )
+
+
+def _bytes(start: int, bits: int) -> range:
+    return range(start, start + bits // 8)
+
+
+def _spilled_in_loops(
+    spilled: int, stack: Sequence[range | None], instructions: Sequence[Instruction], branches: Branches
+) -> int:
+    """Count the bytes of the stack that loops touch. stack: those that each instruction does, None: it does not."""
+    if not spilled:
+        return 0
+    if not any(stack):
+        raise ValueError(f"disassembly: expected accesses to the {spilled} bytes of the stack, got none")
+    return len({byte for i in in_loops(instructions, branches) for byte in stack[i] or ()})
 
 
 def _number(pattern: str, text: str) -> int:

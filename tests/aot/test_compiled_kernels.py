@@ -18,7 +18,7 @@ import torch
 
 from builders.cases import one_in
 from rollout_corr.aot import report as kernel_report
-from rollout_corr.aot.machine_code import MachineCode, read_machine_code
+from rollout_corr.aot.machine_code import MachineCode
 from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS, SPLIT_PREFIX_VARIANTS
 from rollout_corr.aot.report import Failure, KernelRow
 from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT, Variant
@@ -161,91 +161,13 @@ def test_place_keeps_values_and_moves_them():
         assert (placed.stride(0) % 16 == 0) == variant.aligned
 
 
-# --- what a disassembly says ---
-
-SASS = """
-Resource usage:
- Common:
-  GLOBAL:11 CONSTANT[4]:8
- Function read_kernel:
-  REG:142 STACK:24 SHARED:0 LOCAL:0 CONSTANT[0]:536 TEXTURE:0 SURFACE:0 SAMPLER:0
-
-	code for sm_80
-		Function : read_kernel
-	.headerflags	@"EF_CUDA_TEXMODE_UNIFIED EF_CUDA_64BIT_ADDRESS EF_CUDA_SM80"
-        /*0000*/                   MOV R1, c[0x0][0x28] ;                       /* 0x00000a0000017a02 */
-                                                                                /* 0x000fc40000000f00 */
-        /*0030*/               @P0 BRA 0x1b0 ;                                  /* 0x0000017000000947 */
-        /*0480*/              @!P1 LDG.E R54, [R2.64] ;                         /* 0x0000001002369981 */
-        /*04a0*/                   LDG.E.U8 R54, desc[UR4][R2.64] ;             /* 0x0000001002369981 */
-        /*0730*/              @!P0 LDG.E.128 R8, [R36.64+0x1000] ;              /* 0x0010001024088981 */
-        /*0740*/                   LDG.E.128.CONSTANT R8, [R36.64] ;            /* 0x0010001024088981 */
-        /*0750*/                   LDL.LU R4, [R1] ;                            /* 0x0010001024088981 */
-       /*10750*/             @!UP0 STG.E.64 desc[UR4][R2.64], R4 ;              /* 0x0010001024088981 */
-       /*10760*/                   EXIT ;                                       /* 0x000000000000794d */
-       /*10770*/                   NOP;                                         /* 0x0000000000007918 */
-"""
-
-AMDGCN = """\t.amdgcn_target "amdgcn-amd-amdhsa--gfx942"
-\t.text
-\t.globl\tread_kernel                     ; -- Begin function read_kernel
-read_kernel:                            ; @read_kernel
-.Lfunc_begin0:
-\t.cfi_startproc
-; %bb.181:
-\t.loc\t1 365 0 prologue_end            ; read.py:365:0
-\ts_load_dwordx4 s[12:15], s[0:1], 0x28
-\tglobal_load_dwordx4 v[2:5], v[0:1], off
-\tbuffer_load_dwordx2 v[2:3], v0, s[4:7], 0 offen
-\tglobal_load_ubyte v8, v[0:1], off
-\tglobal_load_short_d16_hi v8, v[0:1], off
-\tglobal_store_byte_d16_hi v[0:1], v8, off
-\tglobal_store_dword v[0:1], v8, off
-\ts_endpgm
-.Lfunc_end0:
-\t.size\tread_kernel, .Lfunc_end0-read_kernel
-\ts_code_end
-amdhsa.kernels:
-  - .agpr_count:     0
-    .group_segment_fixed_size: 0
-    .private_segment_fixed_size: 8
-    .sgpr_spill_count: 12
-    .vgpr_count:     66
-    .vgpr_spill_count: 2
-"""
-
-
-def test_sass_is_read():
-    """Neither padding nor encodings are instructions, and a constant's cache is not its width."""
-    assert read_machine_code(SASS) == MachineCode(142, 24, 9, {128: 2, 32: 1, 8: 1}, {64: 1})
-
-
-def test_assembly_of_amd_is_read():
-    assert read_machine_code(AMDGCN) == MachineCode(66, 8, 8, {128: 1, 64: 1, 16: 1, 8: 1}, {32: 1, 8: 1})
-
-
-@pytest.mark.parametrize(
-    ("text", "missing"),
-    [
-        (SASS.replace("STACK", "FRAME"), "STACK"),
-        (SASS.partition("code for")[0], "instructions"),
-        (AMDGCN.replace(".vgpr_count", ".count"), "vgpr_count"),
-        ("", "REG"),
-    ],
-)
-def test_another_format_is_not_read_as_nothing(text, missing):
-    """No spill is found in a text that no longer says it that way."""
-    with pytest.raises(ValueError, match=rf"disassembly: expected .*{missing}"):
-        read_machine_code(text)
-
-
 # --- what has to hold ---
 
 
 def row(variant: str = "metrics_packed", kernel: str = "read", spilled: int = 0, wide: int = 8) -> KernelRow:
     """A kernel as it should be, but for what the test is about."""
-    code = MachineCode(120, spilled, 2000, {128: wide, 32: 4} if wide else {32: 36}, {64: 13})
-    return KernelRow(variant, "sm_90", kernel, 32, 16 if kernel == "read" else 0, code)
+    code = MachineCode(120, spilled, spilled, 2000, {128: wide, 32: 4} if wide else {32: 36}, {64: 13})
+    return KernelRow(variant, "sm_90", kernel, 32, 16 if kernel == "read" else 0, 1.25, code)
 
 
 def exit_code(rows, failures, tmp_path, capsys) -> tuple[int, str, dict]:
@@ -260,8 +182,8 @@ def test_a_good_report(tmp_path, capsys):
     assert code == 0
     lines = out.splitlines()
     assert lines[0].split()[:4] == ["variant", "target", "kernel", "registers"]
-    assert re.sub(" +", " ", lines[1]) == "metrics_packed sm_90 read 120 0 32 2000 125 8x128 4x32 13x64"
-    assert re.sub(" +", " ", lines[2]) == "metrics_packed sm_90 decide 120 0 32 2000 - 36x32 13x64"
+    assert re.sub(" +", " ", lines[1]) == "metrics_packed sm_90 read 120 0 0 32 2000 125 1.2 8x128 4x32 13x64"
+    assert re.sub(" +", " ", lines[2]) == "metrics_packed sm_90 decide 120 0 0 32 2000 - 1.2 36x32 13x64"
     assert report["failures"] == report["problems"] == []
     assert report["kernels"][0] == {
         "variant": "metrics_packed",
@@ -270,8 +192,10 @@ def test_a_good_report(tmp_path, capsys):
         "shared": 32,
         "tokens_per_thread": 16,
         "instructions_per_token": 125.0,
+        "seconds": 1.25,
         "registers": 120,
         "spilled": 0,
+        "spilled_in_loops": 0,
         "instructions": 2000,
         "loads": {"128": 8, "32": 4},
         "stores": {"64": 13},
@@ -292,14 +216,14 @@ def test_a_failed_target(tmp_path, capsys):
         ("token_bf16", "read", 16, True),
         ("token_bf16", "read", 17, False),
         ("token_unaligned", "apply", 24, False),
-        ("token_unaligned", "decide", 24, True),
+        ("token_unaligned", "decide", 24, False),
         ("token_fp64", "read", 24, False),
     ],
 )
 def test_a_spill(variant, kernel, spilled, allowed, tmp_path, capsys):
     code, out, report = exit_code([row(variant, kernel, spilled)], [], tmp_path, capsys)
     assert code == (0 if allowed else 1)
-    wanted = f"{variant} for sm_90: {kernel} spills {spilled} bytes, at most 16 are allowed"
+    wanted = f"{variant} for sm_90: {kernel} spills {spilled} bytes in loops, at most 16 are allowed"
     assert report["problems"] == ([] if allowed else [wanted])
     assert (wanted in out) == (not allowed)
 
