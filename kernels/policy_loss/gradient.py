@@ -124,9 +124,7 @@ def load_part(
 def loss_of_part(part: Part, shared: Shared, PLAN: tl.constexpr) -> tuple[tl.tuple, tl.tensor]:
     """Return the sums of a step, and its gradient."""
     found = nothing(PLAN)
-    new = part.new.to(real(PLAN))
-    valid = part.valid
-    advantage = shared.advantage
+    new, valid, advantage = part.new.to(real(PLAN)), part.valid, shared.advantage
     if PLAN.advantages == "token":
         advantage = part.advantages.to(real(PLAN))
     known = is_finite(new)
@@ -148,6 +146,8 @@ def loss_of_part(part: Part, shared: Shared, PLAN: tl.constexpr) -> tuple[tl.tup
     if PLAN.has_scales:
         scale = part.scale.to(real(PLAN))
         known = known & is_finite(scale)
+        if PLAN.nonfinite == "propagate":
+            scale = tl.where(is_finite(scale), scale, 0.0)
     if PLAN.weighted:
         weight = part.weights.to(real(PLAN))
         known = known & is_finite(weight)

@@ -139,7 +139,8 @@ def policy_loss(
         train_mask: Non-zero at tokens that train, same layout; a token outside `mask` never trains.
         scale: Constants that multiply all that a token adds, the KL and the regulariser too, per token (same layout) or
             per sequence ([S] or [S, 1]); no denominator reads them. For token weights, and for a denominator of each
-            sequence or group, whose reciprocal this is with reduction="sum".
+            sequence or group, whose reciprocal this is with reduction="sum". One that is not finite is counted, and
+            its token adds nothing.
         spec: Correct in the same call, from old/rollout, or from new/rollout in bypass mode. Criteria with
             of="new/rollout" and of="new/old" work here. Not beside weights that are passed in.
         cu_seqlens: [S + 1] int32 or int64 offsets of packed sequences.

@@ -272,7 +272,11 @@ def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple
         more["log_ratio2"] = select(among, square.detach()).sum(dtype=torch.float64)
         total = total + select(among, objective.regulariser.coef * square)
     if given.scales is not None:
-        total = total * select(everywhere, given.scales)
+        scales = select(everywhere, given.scales)
+        if objective.nonfinite == "propagate":
+            # Times infinity the gradient of a clipped token, which is 0, would be NaN, or 0, as it is computed.
+            scales = select(scales.isfinite(), scales)
+        total = total * scales
     if objective.reduced.averages:
         inner = (n if objective.denominator == "kept" else given.n_valid).clamp(min=1).double()
         total = total * sequences.spread((1.0 / inner).to(total.dtype))

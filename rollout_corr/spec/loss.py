@@ -164,7 +164,8 @@ class Objective(Checked):
         max_length: The length that token_sum_norm divides by besides the number of sequences.
         weights_are_the_ratio: Weights take the place of the surrogate's ratio.
         nonfinite: `Spec.nonfinite`. A token that trains with NaN or infinity in what it needs is left out and
-            counted, unless this is "propagate"; "neutral" reads a base that is not finite as new_logp.
+            counted, unless this is "propagate", which reads a scale that is not finite as 0 and lets all else pass;
+            "neutral" reads a base that is not finite as new_logp.
     """
 
     surrogate: Surrogate

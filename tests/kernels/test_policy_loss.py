@@ -16,7 +16,19 @@ import rollout_corr as rc
 from builders.batches import GARBAGE, LAYOUTS
 from builders.cases import one_in
 from builders.kernel_cases import MIDDLE, NARROW, REAL, WIDE, between_fences, bits, fenced, shaped, unchecked, watched
-from builders.loss_cases import SURROGATES, LaidLoss, arguments_of, compare, objective, only, random_batch
+from builders.loss_cases import (
+    OF_BATCH,
+    OF_ENTROPY,
+    OF_GROUPS,
+    SURROGATES,
+    LaidLoss,
+    arguments_of,
+    compare,
+    objective,
+    only,
+    random_batch,
+    with_entropy,
+)
 from builders.loss_kernel_cases import (
     PLAIN,
     assert_close,
@@ -288,6 +300,32 @@ def test_nonfinite_policies(nonfinite, device):
         assert found.value.isfinite() == like.value.isfinite() and torch.equal(slope.isfinite(), like_slope.isfinite())
         known = slope.isfinite()
         assert_close(slope[known], like_slope[known], 1e-6, 0.01, name)
+
+
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+@pytest.mark.parametrize("name", one_in(3, SURROGATES | OF_BATCH | OF_GROUPS | OF_ENTROPY))
+def test_a_scale_that_is_not_finite_is_read_as_0_where_others_propagate(name, backend, device):
+    """A clipped token has the gradient 0: times infinity it was NaN on the kernels, and 0 on plain torch."""
+    surrogate = (SURROGATES | OF_BATCH | OF_GROUPS | OF_ENTROPY)[name]
+    if backend == "triton" and surrogate.pools:
+        pytest.skip("kernels refuse a scale beside it")
+    laid, entropy, *_ = with_entropy(11, "packed", (5, 1, 7, 0, 4, 6), torch.float32, names=("old", "scale"))
+    laid.arguments = {key: None if x is None else x.to(device) for key, x in laid.arguments.items()}
+    scale = laid.arguments["scale"]
+    scale[::3], scale[1::5], scale[2::7] = INF, -INF, NAN
+    given = {"surrogate": surrogate, "rollout_logp": laid.arguments["old_logp"], "backend": backend}
+    given |= {"entropy": entropy.to(device)} if surrogate.reads_entropy else {}
+    given |= {"group_size": 2} if surrogate.by_group else {}
+    given |= {"kl": rc.KL("k3", 0.1, bound=0.01), "ref_logp": laid.new.detach() - 0.3}
+    found, metrics = [], []
+    for factors in (scale, scale.nan_to_num(0.0, 0.0, 0.0)):
+        with shaped(NARROW), unchecked():
+            out = laid(**given | {"scale": factors}, spec=rc.Spec(nonfinite="propagate"))
+        found.append((out.value, *torch.autograd.grad(out.value, laid.new)))
+        metrics.append(out.metrics())
+    assert found[0][0].isfinite() and all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert metrics[0].pop("loss_tokens_nonfinite") > metrics[1].pop("loss_tokens_nonfinite") == 0
+    assert metrics[0] == metrics[1]
 
 
 @pytest.mark.parametrize("surrogate", [rc.AveragePPO(), rc.Score(level="average")])
