@@ -89,6 +89,8 @@ def dump(
         ValueError: A wrong shape, dtype, device or path, named.
         TypeError: An argument of the wrong type.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path: expected a file name that ends in .jsonl, or a folder, got {type(path).__name__}")
     target = Path(path)
     if target.suffix not in ("", ".jsonl"):
         raise ValueError(f"path: expected a file name that ends in .jsonl, or a folder, got {str(path)!r}")

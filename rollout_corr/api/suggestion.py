@@ -149,6 +149,10 @@ def suggested(found: Sequences, keep: float) -> Suggestion:
             f"{criterion.label}: {bounds}. {reason}. Rejects {100 * rejected[criterion.label]:.1f} % of these sequences"
         )
 
+    why = "The trainer finds no token of a healthy sequence that much less likely than the engine did"
+    if lower < VETO:
+        share = 100 * float((found.least < math.log(VETO)).double().mean())
+        why = f"{VETO:g} would reject {share:.1f} %, too many to keep the share asked for: look at those tokens first"
     short, long = (int(x) for x in found.n.quantile(torch.tensor([0.1, 0.9], dtype=torch.float64)))
     sentences = [
         f"{count} sequences, most of {short} to {long} tokens; k3 {k3:.2g}; D of a token is {-kl:.2g} "
@@ -158,7 +162,7 @@ def suggested(found: Sequences, keep: float) -> Suggestion:
             f"The mean D of a sequence scatters by {std:.2g} / sqrt(length), {std / math.sqrt(max(short, 1)):.2g} for "
             f"{short} tokens",
         ),
-        says(veto, "The trainer finds no token of a healthy sequence that much less likely than the engine did"),
+        says(veto, why),
     ]
     if product is None:
         sentences.append(

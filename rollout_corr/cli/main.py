@@ -55,7 +55,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "demo": Command("correct an example batch with several presets and print the results", "rollout_corr.cli.demo:run"),
+    "demo": Command("plant a bug in an example batch, find it, and compare presets", "rollout_corr.cli.demo:run"),
     "explain": Command("explain in words what a preset does", "rollout_corr.cli.main:explain"),
     "presets": Command("list all presets, or those that contain a word", "rollout_corr.cli.main:presets"),
     "report": Command("show where the two log-probs of a dump differ", "rollout_corr.cli.dump_commands:report"),

@@ -199,7 +199,8 @@ class Extra(NamedTuple):
         for one in self.labels:
             if one.name == name:
                 return one
-        raise ValueError(f"by: expected one of {[one.name for one in self.labels]} (labels of the call), got {name!r}")
+        held = [one.name for one in self.labels]
+        raise ValueError(f"by: expected one of {held} (`labels` and `label_names` of the call), got {name!r}")
 
 
 def ages_of(ages: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:

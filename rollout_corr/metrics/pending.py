@@ -10,6 +10,7 @@ from torch import Tensor
 from rollout_corr.metrics import loss, native, peers, schema
 from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.warnings import warnings_of
+from rollout_corr.spec.choices import REPORTS
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import Objective
 
@@ -115,7 +116,8 @@ class PendingMetrics:
         spec = self._spec
         schemes = ("native",) if spec is None else spec.report
         if names not in schemes:
-            raise ValueError(f"names: expected one of {list(schemes)} (Spec.report), got {names!r}")
+            hint = f"; ask for them by Spec(report=('native', {names!r}))" if names in REPORTS else ""
+            raise ValueError(f"names: expected one of {list(schemes)} (Spec.report), got {names!r}{hint}")
         if by is not None:
             if names != "native":
                 raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import torch
@@ -134,10 +135,11 @@ class Statistics:
         parts = list(parts)
         if not parts:
             raise ValueError("parts: expected at least one Statistics, got none")
-        total = parts[0]
-        for part in parts[1:]:
-            total = total.merge(part)
-        return total
+        for place, part in enumerate(parts):
+            if not isinstance(part, Statistics):
+                hint = "; pass its .statistics" if isinstance(part, HasStatistics) else ""
+                raise TypeError(f"parts[{place}]: expected Statistics, got {type(part).__name__}{hint}")
+        return reduce(Statistics.merge, parts)
 
     @staticmethod
     def nothing(

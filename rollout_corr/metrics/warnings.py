@@ -67,9 +67,9 @@ def _not_log_probs(metrics: Mapping[str, float]) -> list[str]:
             same = abs(mean - filler) < 1e-6 and abs(perplexity - exp(-filler)) < 1e-5
             certain = filler == 0.0 and max(metrics["train_log_ppl"], metrics["rollout_log_ppl"]) < 1e-3
             if same and not (certain and metrics["d_abs_max"] > 0.0):
+                remedy = "compute them with the trainer" if side == "train" else "ask the engine for them"
                 found.append(
-                    f"{side}_logp: {filler:g} at every token, a placeholder: the log-probs never arrived; ask the "
-                    "engine for them"
+                    f"{side}_logp: {filler:g} at every token, a placeholder: the log-probs never arrived; {remedy}"
                 )
     return found
 

@@ -282,6 +282,7 @@ def test_a_step_is_a_whole_number_of_any_type(step, tmp_path):
         ({"step": True}, ValueError, "step: expected a whole number from 0 to 2**53 or None, got True"),
         ({"step": torch.ones(2)}, ValueError, "step: expected a whole number from 0 to 2**53 or None, got tensor"),
         ({"step": torch.ones((), device="meta")}, ValueError, "step: expected a whole number from 0 to 2**53 or None"),
+        ({"path": None}, TypeError, "path: expected a file name that ends in .jsonl, or a folder, got NoneType"),
         ({"seed": "x"}, ValueError, "seed: expected a whole number or None, got 'x'"),
         ({"flags": torch.ones(12, dtype=torch.bool)}, ValueError, "flags: expected a dtype among"),
         ({"rollout_logp": None}, ValueError, "rollout_logp: expected the log-probs of the engine"),

@@ -96,6 +96,7 @@ def test_a_veto_goes_down_where_tails_are_long_and_stops():
         found = of([train, *tensors[1:]], **offsets)
         assert found.veto.lower == lower
         assert found.rejected["veto"] == (0.25 if drop == 30.0 else 0.0)
+        assert f"veto: no token's ratio below {lower:g}. 0.0001 would reject 25.0 %" in repr(found)
 
 
 def test_products_of_long_sequences_have_no_bound():

@@ -98,7 +98,7 @@ NAMED = {
     "mask in place of rollout": (("rollout_logp", "a mask in their place"),),
     "rollout is 0": (("rollout_logp", "0 at every token", "placeholder"),),
     "rollout is -1": (("rollout_logp", "-1 at every token", "placeholder"),),
-    "both are 0": (("train_logp", "placeholder"), ("rollout_logp", "placeholder")),
+    "both are 0": (("train_logp", "with the trainer"), ("rollout_logp", "ask the engine")),
     "rollout is -9999": (("d_abs_max", "placeholders", "-9999"),),
     "identical": (("identical", "same tensor"),),
     "all masked": (("no valid token", "mask is 0"),),

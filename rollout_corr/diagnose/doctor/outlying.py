@@ -18,7 +18,7 @@ SHOWN = 5
     "warning",
     "a few sequences or tokens carry most of k3, and the others agree: broken samples, or one rank of several",
     "Look at these sequences first: broken text, a request that failed and was retried, other weights on one replica. "
-    "A veto (rc.suggest gives its bound) rejects sequences with a broken token; a geometric criterion rejects "
+    "A veto (no token's ratio below 1e-4) rejects sequences with a broken token; a geometric criterion rejects "
     "sequences that are off everywhere.",
     hides=("not_the_sampler", "different_policies", "long_products"),
 )

@@ -107,6 +107,8 @@ def preset(name: str, /, **arguments: object) -> Spec:
         last = name.rpartition(".")[2]
         same = [other for other in known if other.rpartition(".")[2] == last]
         hint = _closest([*same, *difflib.get_close_matches(name, known, n=3)])
+        if name in recipe_names():
+            hint = f"; it is a recipe, a whole loss: rc.recipe({name!r})"
         raise ValueError(f"preset: unknown name {name!r}{hint}; rollout_corr.presets.names() lists them all")
     return PRESETS[name].build(**arguments)
 
@@ -163,9 +165,12 @@ def recipe(name: str, /, **arguments: Any) -> dict[str, Any]:
             raise ValueError(f"recipe: expected one recipe of {name}, got its name alone; {name} has {has}")
         same = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
         own = [other for other in known if other.startswith(f"{framework}.")]
-        hint = _closest(
-            difflib.get_close_matches(name, own, n=3) or [*same, *difflib.get_close_matches(name, known, n=3)]
-        )
+        if name in PRESETS:
+            hint = f"; it is a preset, a correction without a loss: rc.preset({name!r})"
+        elif own:
+            hint = _closest(difflib.get_close_matches(name, own, n=3)) or f"; {framework} has {', '.join(own)}"
+        else:
+            hint = _closest([*same, *difflib.get_close_matches(name, known, n=3)])
         raise ValueError(f"recipe: unknown name {name!r}{hint}; rollout_corr.recipe_names() lists them all")
     try:
         refuse_other_types(found.build, arguments)

@@ -252,8 +252,10 @@ def clip_cov(low: float, high: float, share: float, lower: float, upper: float) 
 
 
 def _vanilla(preset: str) -> Recipe:
-    needs = BYPASS if preset.startswith("verl.bypass") else BOTH
-    return Recipe(partial(_loss, preset), needs, "counts before rejection, as its engines do")
+    note = "counts before rejection, as its engines do"
+    if preset.startswith("verl.bypass"):
+        return Recipe(partial(_loss, preset), BYPASS, note)
+    return Recipe(partial(_loss, preset), BOTH, f'{note}; with trainer.use_v1=false after it: denominator="kept"')
 
 
 def _dppo(divergence: Divergence) -> Recipe:
