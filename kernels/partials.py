@@ -38,6 +38,12 @@ class Each(NamedTuple):
 
 
 @triton.constexpr_function
+def name_of(plan: Tables, table: str, i: int) -> str:
+    """Name the i-th column of a table."""
+    return getattr(plan, table)[i]
+
+
+@triton.constexpr_function
 def width_of(columns: int) -> int:
     """Round the number of columns up to what a shape can be."""
     return max(1, 1 << (columns - 1).bit_length())

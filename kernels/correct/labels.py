@@ -11,14 +11,8 @@ import triton.language as tl
 from rollout_corr.kernels.correct.finish import weight_at
 from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.gather import Gathered, plain
-from rollout_corr.kernels.partials import Partials, put_each
+from rollout_corr.kernels.partials import Partials, name_of, put_each
 from rollout_corr.kernels.tokens import at, has, key_of, of_key, of_label, size
-
-
-@triton.constexpr_function
-def name_of(plan: Plan, table: str, k: int) -> str:
-    """Name the k-th column of a table of labels."""
-    return getattr(plan, table)[k]
 
 
 @triton.constexpr_function

@@ -18,6 +18,7 @@ from rollout_corr.kernels.correct.scans import begins_sequence, crosses, row_of,
 from rollout_corr.kernels.gather import gathered, slot_tables, slots_of
 from rollout_corr.kernels.io import either
 from rollout_corr.kernels.slots import Extents
+from rollout_corr.kernels.sums import joined
 from rollout_corr.kernels.tiles import Span, Tile, ends_in, next_span, places_of
 from rollout_corr.kernels.tokens import size
 
@@ -33,17 +34,11 @@ def carry_of(carries: tl.tuple, owner: tl.tensor, extents: Extents, AHEAD: tl.co
 
 
 @triton.jit
-def joined(x: tl.tensor, y: tl.tensor, AHEAD: tl.constexpr, K: tl.constexpr) -> tl.tensor:
-    """Join what two stretches give of a column."""
-    return tl.maximum(x, y) if is_extremum(AHEAD, K) else x + y
-
-
-@triton.jit
 def with_carry(running: tl.tuple, carries: tl.tuple, span: Span, extents: Extents, AHEAD: tl.constexpr) -> tl.tuple:
     """Begin a tile with what its first owner has on the ranks before, too."""
     for k in tl.static_range(size(AHEAD, "recorded")):
         if runs(AHEAD, k):
-            x = joined(running[k], carry_of(carries, span.owner, extents, AHEAD, k), AHEAD, k)
+            x = joined(running[k], carry_of(carries, span.owner, extents, AHEAD, k), is_extremum(AHEAD, k))
             running = running[:k] + (x,) + running[k + 1 :]
     return running
 

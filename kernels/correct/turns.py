@@ -33,7 +33,7 @@ from rollout_corr.kernels.correct.rest import (
 )
 from rollout_corr.kernels.correct.verdicts import count_kept, rows_of, store_states, tested, thinning_bit, weightless_of
 from rollout_corr.kernels.gather import Gathered, SlotTables, gathered, integer, plain, slots_between
-from rollout_corr.kernels.partials import Partials, add, largest_key, put
+from rollout_corr.kernels.partials import Partials, add, largest_key, name_of, put
 from rollout_corr.kernels.slots import Extents
 from rollout_corr.kernels.tokens import (
     at,
@@ -81,12 +81,6 @@ class Verdicts(NamedTuple):
 
 
 @triton.constexpr_function
-def turn_column(plan: Plan, table: str, i: int) -> str:
-    """Name the i-th column of a table."""
-    return getattr(plan, table)[i]
-
-
-@triton.constexpr_function
 def counts_turns(name: str) -> bool:
     """Test for a sum that counts turns: int32, others are float64."""
     return name in ("turns", "turns_measured", "turns_kept", "turns_above", "turns_below") or name.endswith("/units")
@@ -111,7 +105,7 @@ def no_turns(like: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tup
     for i in tl.static_range(size(PLAN, TABLE)):
         if TABLE == "turn_maxima":
             found = found + (key_of(tl.full(like.shape, float("-inf"), tl.float64)),)
-        elif counts_turns(turn_column(PLAN, TABLE, i)):
+        elif counts_turns(name_of(PLAN, TABLE, i)):
             found = found + (tl.zeros(like.shape, tl.int32),)
         else:
             found = found + (tl.zeros(like.shape, tl.float64),)
@@ -204,17 +198,19 @@ def measure_turn(
 def tally_place(
     sums: tl.tuple, PLAN: tl.constexpr, PLACE: tl.constexpr, parts: tl.tuple, here: tl.tensor
 ) -> tl.tuple:  # fmt: skip
-    """Add what is measured of a turn to the sums of its place; parts are tokens, D, |D| and k3."""
-    sums = tally(sums, PLAN, of_place(PLACE, "tokens"), tl.where(here, parts[0], 0.0))
-    sums = tally(sums, PLAN, of_place(PLACE, "d"), tl.where(here, parts[1], 0.0))
-    sums = tally(sums, PLAN, of_place(PLACE, "abs_d"), tl.where(here, parts[2], 0.0))
-    return tally(sums, PLAN, of_place(PLACE, "k3"), tl.where(here, parts[3], 0.0))
+    """Add what is measured of a turn to the sums of its place: `PARTS` of it."""
+    for i in tl.static_range(len(parts)):
+        sums = tally(sums, PLAN, of_place(PLACE, i), tl.where(here, parts[i], 0.0))
+    return sums
+
+
+PARTS = ("tokens", "d", "abs_d", "k3")
 
 
 @triton.constexpr_function
-def of_place(place: str, name: str) -> str:
+def of_place(place: str, i: int) -> str:
     """Name a sum over the turns at a place."""
-    return f"turn_{place}_{name}"
+    return f"turn_{place}_{PARTS[i]}"
 
 
 @triton.jit
@@ -271,15 +267,9 @@ def decide_by_turns(
             sums = tally(sums, PLAN, named(i, "units"), among)
             value, among, counted = counted_of(value, among, numbers, test(PLAN, i), PLAN)
             sums = tally(sums, PLAN, named(i, "value"), counted)
-            sums = tally(sums, PLAN, squared_value(i), counted * counted)
+            sums = tally(sums, PLAN, named(i, "value2"), counted * counted)
             maxima = tally_extrema(maxima, PLAN, of_test("-min", i), of_test("max", i), value, among)
     return sums, maxima, keep, state
-
-
-@triton.constexpr_function
-def squared_value(i: int) -> str:
-    """Name the sum of squares of a criterion's values."""
-    return f"{i}/value2"
 
 
 @triton.jit
@@ -367,20 +357,16 @@ def report_turns(
 ) -> None:  # fmt: skip
     """Store what turns add to the statistics."""
     for k in tl.static_range(size(PLAN, "turn_sums")):
-        add(out.sums, PLAN, turn_column(PLAN, "turn_sums", k), sums[k])
+        add(out.sums, PLAN, name_of(PLAN, "turn_sums", k), sums[k])
     for k in tl.static_range(size(PLAN, "turn_maxima")):
         most = of_key(largest_key(maxima[k]))
-        put(out.maxima, PLAN, "sequence_maxima", turn_column(PLAN, "turn_maxima", k), most)
-        put(out.maxima, PLAN, "sequence_maxima", of_tokens(turn_column(PLAN, "turn_maxima", k)), most)
+        put(out.maxima, PLAN, "sequence_maxima", name_of(PLAN, "turn_maxima", k), most)
+        put(out.maxima, PLAN, "sequence_maxima", of_tokens(name_of(PLAN, "turn_maxima", k)), most)
     for i in tl.static_range(size(PLAN, "tests")):
-        if test(PLAN, i).over == "turn":
+        if test(PLAN, i).over == "turn" or (test(PLAN, i).drop == "rest" and test(PLAN, i).within == "turn"):
             lost = total(sums, PLAN, named(i, "lost"))
             if test(PLAN, i).drop == "sequence":
                 lost = tl.where(lost > 0, rows.valid, 0).to(tl.float64)
-            add(out.sums, PLAN, named(i, "tokens"), lost)
-            add(out.sums, PLAN, named(i, "sequences"), lost > 0)
-        elif test(PLAN, i).drop == "rest" and test(PLAN, i).within == "turn":
-            lost = total(sums, PLAN, named(i, "lost"))
             add(out.sums, PLAN, named(i, "tokens"), lost)
             add(out.sums, PLAN, named(i, "sequences"), lost > 0)
 

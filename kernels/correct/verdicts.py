@@ -94,10 +94,8 @@ def measured_of(
     found: Gathered, valid: tl.tensor, n: tl.tensor, K: tl.constexpr, PLAN: tl.constexpr
 ) -> tl.tensor:  # fmt: skip
     """Count the tokens that pair K of policies measures; n are those of the first pair, train and rollout."""
-    if K > 0 and PLAN.nonfinite == "reject":
-        return valid - integer(found, PLAN, of_pair(K, "nonfinite"))
-    elif K > 0:
-        return valid
+    if K > 0:
+        return measured_tokens(valid, integer(found, PLAN, of_pair(K, "nonfinite")), PLAN)
     else:
         return n
 

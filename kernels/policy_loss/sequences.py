@@ -21,17 +21,20 @@ from rollout_corr.kernels.gather import (
     slots_of,
     turns_of,
 )
-from rollout_corr.kernels.partials import add, add_up_part, entry, is_last, largest_of_rows, put_all, sum_of_rows
+from rollout_corr.kernels.partials import (
+    add,
+    add_up_part,
+    entry,
+    is_last,
+    largest_of_rows,
+    name_of,
+    put_all,
+    sum_of_rows,
+)
 from rollout_corr.kernels.policy_loss.formulas import clipped
 from rollout_corr.kernels.policy_loss.plan import LossPlan
 from rollout_corr.kernels.slots import Extents
 from rollout_corr.kernels.tokens import at, exponential, has, limited, number, real, size, thresholds
-
-
-@triton.constexpr_function
-def name_of(plan: LossPlan, table: str, i: int) -> str:
-    """Name the i-th column of a table."""
-    return getattr(plan, table)[i]
 
 
 @triton.constexpr_function
