@@ -245,7 +245,7 @@ class Plan(Tables):
 
     @property
     def gathers_ahead(self) -> bool:
-        """Test whether what the pass before leaves is gathered by owner, for prefixes to begin with or to hang on."""
+        """Test whether what the pass before leaves is gathered by owner, for prefixes to begin with or to depend on."""
         return self.ahead is not None and (self.joins or self.rejects_before)
 
     @property

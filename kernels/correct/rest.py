@@ -13,7 +13,7 @@ from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.gather import Gathered, SlotTables, sharers
 from rollout_corr.kernels.tokens import at, size, test
 
-# Where an owner loses its rest that loses none.
+# The first token that an owner loses, where it loses none.
 NEVER = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 

@@ -303,7 +303,7 @@ def walk_turns(
     sums, maxima = no_turns(given.keep, PLAN, "turn_sums"), no_turns(given.keep, PLAN, "turn_maxima")
     met = given.nonfinite * 0  # turns with a measured token
     nothing = tl.zeros(met.shape, tl.float64)
-    # Of the last of them that is not the first: it may be the last of all.
+    # Of the last one so far that is not the first: a later one makes it one in the middle.
     tokens, d, abs_d, k3 = nothing, nothing, nothing, nothing
     for j in range(tl.max(turns.high - turns.low, 0).to(tl.int32)):
         # Not held beside the sums, for which there are too few registers.

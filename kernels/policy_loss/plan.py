@@ -19,8 +19,8 @@ class LossPlan(Tables):
 
     Where the gradient of a token depends on its sequence, a first pass over the tokens adds up (phase "sum") and a
     last one writes ("write"); otherwise one pass does everything ("whole"). Between the two, where each token pulls at
-    the others by an amount that hangs on the sequence's mean, a pass adds these up ("pull"). Where sequences of a group
-    are compared, in torch, a first pass finds their facts ("sum"), and another call does everything ("whole").
+    the others by an amount that depends on the sequence's mean, a pass adds these up ("pull"). Where torch compares the
+    sequences of a group, a first pass finds their facts ("sum"), and another call does everything ("whole").
     """
 
     phase: str

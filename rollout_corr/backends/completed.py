@@ -50,7 +50,7 @@ def check_groups(thresholds: Thresholds, groups: SequenceGroups | None) -> None:
 def check_dtype(thresholds: Thresholds, dtype: torch.dtype) -> None:
     """Refuse log-probs that compute in another dtype than those which decided bounds of tokens.
 
-    Such a bound is one of their values, and another dtype may not have it: where it lay would hang on a rounding.
+    Such a bound is one of their values, and another dtype may not have it: where it lay would depend on a rounding.
     """
     from rollout_corr.backends.bounds_of_batch import dtypes_of_tokens
 

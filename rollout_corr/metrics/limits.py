@@ -39,7 +39,7 @@ class Limit(NamedTuple):
         return value > self.alarm if self.beyond == "above" else value < self.alarm
 
     def state(self, value: float) -> State:
-        """How a value is shown: error beyond the alarm, warning between it and the healthy range."""
+        """Rate a value: error beyond the alarm, warning between it and the healthy range."""
         if self.crossed(value):
             return "error"
         beyond = value > self.healthy if self.beyond == "above" else value < self.healthy
@@ -134,5 +134,5 @@ def healthy(key: str) -> str:
 
 
 def ratio_room(ratio_std: float, measured: float) -> float:
-    """How far the mean ratio of so many tokens may lie from 1 if they were sampled from the rollout log-probs."""
+    """Give the largest distance from 1 of the mean ratio of so many tokens that the rollout policy sampled."""
     return RATIO_ERRORS * ratio_std / math.sqrt(max(1.0, measured)) + RATIO_MARGIN

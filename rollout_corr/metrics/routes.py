@@ -1,4 +1,4 @@
-"""How often the routers of two engines chose the same experts: sums that add up over batches and ranks, and metrics."""
+"""Agreement of two engines' routers on the experts: sums that add up over batches and ranks, and metrics."""
 
 from __future__ import annotations
 

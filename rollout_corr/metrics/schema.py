@@ -73,7 +73,7 @@ def layout(
 
 
 class Places(NamedTuple):
-    """Where statistics lie in one vector of sums and then maxima.
+    """Places of statistics in one vector of sums and then maxima.
 
     Attributes:
         names: Those of the whole batch, in order.
@@ -101,7 +101,7 @@ def of_the_batch(spec: Spec | None, objective: Objective | None = None, extra: E
 
 
 class PlacesOfLabels(NamedTuple):
-    """Where the statistics of labels lie, as `label_metrics.read` takes them.
+    """Places of the statistics of labels, as `label_metrics.read` takes them.
 
     Attributes:
         sums, maxima: Among all sums and among all maxima.

@@ -60,7 +60,7 @@ def stacked(taken: Named, names: tuple[str, ...]) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _order(names: tuple[str, ...], wanted: tuple[str, ...]) -> Tensor:
-    """Where names are that are wanted in another order."""
+    """Find the places of names that are wanted in another order."""
     with torch.inference_mode(False):
         return torch.tensor([names.index(name) for name in wanted], device="cpu")
 

@@ -1,4 +1,4 @@
-"""Surrogates whose bounds hang on the entropy of each token, which the call brings, and on that of the whole batch.
+"""Surrogates whose bounds depend on the entropy of each token, which the call brings, and on that of the whole batch.
 
 Notation as in surrogate.py: x the log-ratio new_logp - base, r = e^x, A the advantage; H the entropy of a token.
 """

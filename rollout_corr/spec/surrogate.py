@@ -173,7 +173,7 @@ class SeenBatch(Protocol):
     def drawn(self, seed: int, among: Tensor, count: Tensor) -> Tensor:
         """Bool: `count` of those that are True in `among`, all of them where there are fewer, drawn at random.
 
-        The draw hangs on the seed, on the sequence and on the place among its valid tokens.
+        The draw depends on the seed, on the sequence and on the place among its valid tokens.
         """
 
 

@@ -60,7 +60,7 @@ def test_those_that_are_not_tested_are_not_the_batch(when, way):
 @pytest.mark.parametrize("sums_over", ["valid", "kept"])
 @pytest.mark.parametrize("drop", ["unit", "sequence", "token"])
 def test_sequences_after_tokens(sums_over, drop, way):
-    """With sums_over="kept" the sequences' values, and so their bound, hang on the tokens' bound."""
+    """With sums_over="kept" the sequences' values, and so their bound, depend on the tokens' bound."""
     token, unit = {"upper": rc.Quantile(0.7)}, {"upper": rc.Bottom(3)}
     spec = rc.Spec(
         criteria=(

@@ -135,7 +135,7 @@ def test_a_surrogate_changed_outside_is_not_stale():
 
 # Their gradient needs a sum of the sequence.
 TWO_PASSES = ("gspo", "gmpo", "rec_sequence", "score_average", "score_geometric", "vespo", "dro_sequence", "real")
-# And what each token adds to that of the others hangs on a first one.
+# And what each token adds to that of the others depends on a first one.
 THREE_PASSES = ("ppo_average", "ppo_geometric")
 
 

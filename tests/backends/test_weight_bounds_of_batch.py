@@ -125,7 +125,7 @@ def test_metrics_are_those_of_a_bound_that_is_the_number_found(way):
 
 
 def test_after_criteria_where_sums_are_over_survivors(way):
-    """With sums_over="kept" the products, and so their bound, hang on the bound of tokens."""
+    """With sums_over="kept" the products, and so their bound, depend on the bound of tokens."""
     token, rule = rc.Criterion("abs", upper=rc.Quantile(0.7)), rc.Bottom(3)
     for seed in range(3):
         batch = coarse(seed)

@@ -64,8 +64,8 @@ def random_sequences(
 ):
     """Sequences of the given lengths with random holes in their masks. The third is all invalid.
 
-    Advantages are multiples of 1/4, so that the sign of their mean does not hang on rounding. With `renormalized` there
-    is a kept mass, and that side's log-probs are over the kept set.
+    Advantages are multiples of 1/4, so that no rounding changes the sign of their mean. With `renormalized` there is a
+    kept mass, and that side's log-probs are over the kept set.
     """
     rng, of_mass = random.Random(seed), random.Random(seed)
     made, of_versions = [], random.Random(seed)

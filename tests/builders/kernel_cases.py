@@ -88,7 +88,7 @@ SEQUENCES = rc.Spec(
 def fitted(spec, sequences):
     """The Spec with bounds that cut this batch, in the middle of gaps, and no unit within 1e-6 of one."""
     done = {}
-    # Criteria of tokens first: what sums over the kept see hangs on them.
+    # Criteria of tokens first: what sums over the kept see depends on them.
     for i in sorted(range(len(spec.criteria)), key=lambda i: spec.criteria[i].over == "sequence"):
         criterion = spec.criteria[i]
         before = tuple(c for c in done.values() if c.over == "token")

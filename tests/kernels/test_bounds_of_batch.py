@@ -275,7 +275,7 @@ def test_calls_with_other_bounds_share_plans_and_launches():
 
 
 class NothingRead(TorchDispatchMode):
-    """No operation that makes the host wait for a device, or whose result has a size that hangs on values."""
+    """No operation that makes the host wait for a device, or whose result has a size that depends on values."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         assert function.overloadpacket.__name__ not in ("_local_scalar_dense", "nonzero", "equal", "bincount"), function

@@ -33,7 +33,7 @@ NOT_UNDERSTOOD = {
     r"is every token's own": "the weight of a token is its own ratio",
     r"under the names of": "also those of verl",
     r"outward advantages": "criteria applied only where advantage and D have the same sign",
-    r"gradient hangs on": "the gradient needs the sums of a sequence",
+    r"\bh[au]ngs? on\b": "depends on",
     r"suffer from is a test": "bugs reported against other implementations are tests here",
     r"Everything after the log-probs": "from two log-probs of each token to weights, metrics and the loss",
     r"beside ready": "together with weights that were passed in",

@@ -86,7 +86,7 @@ class FoundWrong(AssertionError):
 
 @dataclass
 class Executed:
-    """How many threads executed each instruction of a kernel; bytes by kind; the first finding of each kind there."""
+    """Counts of a launch: threads by instruction, bytes by kind; and the first finding of each kind in a place."""
 
     kernel: Kernel
     threads: NDArray[np.uint64]

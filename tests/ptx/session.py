@@ -137,7 +137,7 @@ class Session:
         return values, tensors
 
     def _region(self, name: str, x: Tensor) -> Region:
-        """Describe a tensor, with the record of an earlier launch if it was there; views with other sizes share it."""
+        """Describe a tensor, with the record of an earlier launch if it was there; views in another shape share it."""
         start, storage, item = x.data_ptr(), x.untyped_storage().data_ptr(), x.element_size()
         unwritten = self.checked and any(y.untyped_storage().data_ptr() == storage for y in self.allocated)
         region = Region(name, start, item, tuple(x.shape), x.stride(), unwritten, None)
