@@ -110,7 +110,7 @@ def test_a_folder_is_a_framework():
         assert rc.preset("toy.truncate", cap=3.0) == spec
     with pytest.raises(ValueError, match=r"unknown name 'toy\.tiss', did you mean 'toy\.tis'"):
         rc.preset("toy.tiss")
-    assert frameworks.toy.install() == "installed"
+    assert frameworks.toy.install() == "installed" and dir(frameworks.toy) == ["install"]
 
 
 @pytest.mark.usefixtures("toy")

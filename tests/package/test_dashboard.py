@@ -16,6 +16,7 @@ from rollout_corr.metrics.limits import BY_KEY
 from rollout_corr.testing import example_batch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "dashboard.md"
+METRICS = PAGE.with_name("metrics.md")
 BLOCKS = dict(
     re.findall(r"^## ([^\n]*)\n\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 )
@@ -29,8 +30,11 @@ def test_the_ten_are_metrics_with_the_ranges_of_the_limits():
     keys = rc.correct(BATCH.train_logp, BATCH.rollout_logp, cu_seqlens=BATCH.cu_seqlens, spec=spec).metrics()
     rows = re.findall(r"^\| \d+ \| `([\w.]+)` \| (.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(rows) == 10
+    page = METRICS.read_text(encoding="utf-8").partition("## What `warnings()` reports")[0]
+    by_metrics = dict(re.findall(r"^\| `([\w.]+)` \|.*\| ([^|]*) \|$", page, re.MULTILINE))
     for key, healthy in rows:
         assert key in keys
+        assert healthy == by_metrics[key], key
         if key in BY_KEY:
             assert healthy == BY_KEY[key].range_of(BY_KEY[key].healthy), key
 

@@ -65,7 +65,7 @@ def reason(
     if lost:
         return f"not all functions of {called} are replaced: other code has replaced or reloaded {list(lost)}"
     if not replaced:
-        return f"no function of {called} is replaced yet: {', '.join(waiting)} has not been imported"
+        return f"no function of {called} is replaced yet; modules that are not imported yet: {', '.join(waiting)}"
     later = f"; not imported yet: {', '.join(waiting)}" if waiting else ""
     later += f"; not covered: {', '.join(missing)}" if missing else ""
     later += "" if last_refusal is None else f"; the last install() changed nothing: {last_refusal}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -10,11 +11,15 @@ from typing import Any
 def lazily(package: str, **names: tuple[str, ...]) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package whose presets are read without importing torch and its drop-in.
 
+    `dir` of the package names what it finds.
+
     Args:
         package: Its full name.
         **names: Public names, by the submodule that defines them.
     """
     homes = {name: f"{package}.{module}" for module, in_module in names.items() for name in in_module}
+
+    vars(sys.modules[package])["__dir__"] = lambda: sorted(homes)
 
     def get(name: str) -> Any:
         if name not in homes:
