@@ -17,7 +17,7 @@ NOBODYS = 0x7FF4DEAD7FA5DEAD
 ZEROS = ("nctaid.x", "tid.y", "tid.z", "ctaid.y", "ctaid.z", "global_smem", "_")
 # What changes nothing here: the default rounding; of accesses caches, and an order that is theirs by itself.
 IDLE = {"rn", "ftz", "full"}
-IDLE_OF_ACCESS = re.compile(r"local|relaxed|gpu|sys|cta|volatile|weak|nc|v[24]|L[12]::\S+")
+IDLE_OF_ACCESS = re.compile(r"local|relaxed|gpu|sys|volatile|weak|nc|v[24]|L[12]::\S+")
 
 FOUR_MATRICES = ["sync", "aligned", "m8n8", "x4", "shared", "b16"]
 

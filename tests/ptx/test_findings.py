@@ -287,8 +287,9 @@ def test_a_loop_without_an_end():
 
 @pytest.mark.parametrize(
     "instruction",
-    ["tanh.approx.f32 %r9, %r1;", "bar.sync 1;", "st.global.v3.b32 [%rd4], {%r1, %r1, %r1};", "bar.warp.sync -1;"],
-)
+    ["tanh.approx.f32 %r9, %r1;", "bar.sync 1;", "st.global.v3.b32 [%rd4], {%r1, %r1, %r1};", "bar.warp.sync -1;",
+     "atom.global.cta.acq_rel.add.u32 %r9, [%rd2], 1;"],
+)  # fmt: skip
 def test_an_unknown_opcode(instruction):
     with pytest.raises((UnknownOpcode, KeyError), match=rf"{instruction.split()[0]} of small.py:8:5"):
         found(instruction)
