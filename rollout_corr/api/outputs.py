@@ -64,8 +64,10 @@ def take_outputs(out: object, batch: Batch, train_logp: object, spec: Spec) -> N
         "log_mass": None if batch.mass is None else batch.mass.log,
         "turns": batch.turns,
         "entropy": batch.entropy,
+        "group_index": None if batch.groups is None else batch.groups.numbers,
     }
     inputs |= {f"external[{name!r}]": x for name, x in batch.external.items()}
+    inputs |= {f"labels[{one.labels.name!r}]": one.ids for one in batch.labels}
     if out.weights is not None:
         _check("weights", out.weights, train_logp, batch.dtype, spec.returns_weights, "no weights", inputs)
         batch.weights_out = out.weights.view(batch.train.shape)
