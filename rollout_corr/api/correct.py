@@ -300,7 +300,7 @@ def read_request(
         if given.turns is not None or given.max_turns is not None or spec.measures_turns:
             check_turns(spec, given.turns, given.max_turns)
             spec = measuring_turns(spec)
-        if backend == "triton" and (spec.has_prefixes or spec.measures_turns or spec.asks_batch):
+        if backend == "triton" and (spec.criteria or spec.asks_batch):
             reason = beyond_kernels(spec)
             if reason is not None:
                 raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")

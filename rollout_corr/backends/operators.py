@@ -34,6 +34,9 @@ OLDEST_TRITON = (3, 5)
 
 DEVICES = ("cuda",)
 
+# The state of a sequence is an int32 without a sign: two bits, one for each criterion that thins, one for a lost rest.
+MOST_THINNING = 28
+
 
 class CorrectOperands(NamedTuple):
     """The operands of `torch.ops.rollout_corr.correct` but for the Spec; per-token tensors are [N] or [B, T]."""
@@ -204,6 +207,8 @@ def beyond_kernels(spec: Spec) -> str | None:
     """
     if spec.asks_batch and (reason := _beyond_numbers(spec)) is not None:
         return reason
+    if len(spec.criteria) > MOST_THINNING and sum(criterion.thins for criterion in spec.criteria) > MOST_THINNING:
+        return f"more than {MOST_THINNING} criteria drop single tokens of sequences"
     if spec.has_prefixes:
         for criterion in spec.criteria:
             early = criterion.over == "token" and criterion.drop == "sequence"

@@ -11,8 +11,12 @@ import rollout_corr as rc
 from builders.cases import one_in
 from builders.launches import FREE, Operations, key
 from rollout_corr.backends.batch import external_names
+from rollout_corr.backends.operators import beyond_kernels
 from rollout_corr.kernels import grid
 from rollout_corr.kernels.correct import launch as kernels
+from rollout_corr.kernels.correct.planner import plan_of
+from rollout_corr.kernels.correct.rest import rest_bit
+from rollout_corr.kernels.correct.verdicts import thinning_bit
 from rollout_corr.spec.encode import decode, encode
 
 C = rc.Criterion
@@ -232,3 +236,22 @@ def test_large_batches_against_the_reference(tokens, sequences):
     assert torch.equal(again.statistics.sums, out.statistics.sums)
     if sequences <= 1000:
         assert extra <= 0.02 * 14 * tokens
+
+
+@pytest.mark.parametrize("many", [28, 29])
+def test_criteria_beyond_the_bits_of_a_state_run_on_plain_torch(many, device):
+    """One that drops single tokens of sequences has a bit of an int32."""
+    bounds = [0.001 * (1 + i) for i in range(many)]
+    criteria = [C("k2", "sequence", "mean", upper=x, drop="token", label=f"mean_{x:g}") for x in bounds]
+    spec, fits = rc.Spec(criteria=tuple(criteria)), many == 28
+    assert (beyond_kernels(spec) is None) == fits
+    assert (thinning_bit(made_plan(spec), many - 1) | rest_bit(made_plan(spec)) < 2**31) == fits
+    if not fits:
+        train, rollout, mask, offsets = (x.to(device) for x in inputs())
+        with pytest.raises(ValueError, match="got 'triton': more than 28 criteria drop single tokens"):
+            rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec, backend="triton")
+
+
+def made_plan(spec):
+    writes = {"writes_weights": False, "writes_mask": True, "edits_mask": True}
+    return plan_of(spec, double=False, packed=True, masked=True, advantages=None, **writes)
