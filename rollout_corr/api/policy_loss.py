@@ -133,7 +133,8 @@ def policy_loss(
         advantages: Per token (same layout) or per sequence ([S] or [S, 1]).
         mask: Non-zero at generated tokens, which are valid; None: every token. Values elsewhere are never read.
         old_logp: Log-probs under the proximal policy, same layout.
-        rollout_logp: Log-probs under the engine that sampled the tokens, same layout.
+        rollout_logp: Log-probs under the engine that sampled the tokens, same layout. Beside `old_logp` only a `spec`
+            and surrogates of new/rollout read them: without these nothing is corrected.
         correction: The result of `correct`: its weights, and its mask as `train_mask`.
         weights: Constants that multiply the surrogate, per token, same layout.
         train_mask: Non-zero at tokens that train, same layout; a token outside `mask` never trains.

@@ -26,8 +26,8 @@ WATCHED = """\
 
 `warnings()` also names a batch without a valid token, one that is rejected whole, log-probs above 0 (negative
 log-likelihoods, probabilities, a mask), placeholders of 0 or -1 at every token, two arguments that are identical, and
-product ratios near the clamp. Of 1,000 healthy batches of lognormal lengths (8 to 32,768 tokens, k3 of 1e-5 to 5e-3)
-it spoke about none (`tests/metrics/test_warnings.py`).
+product ratios near the clamp; of a policy loss, tokens with NaN or infinity in what it needs. Of 1,000 healthy batches
+of lognormal lengths (8 to 32,768 tokens, k3 of 1e-5 to 5e-3) it spoke about none (`tests/metrics/test_warnings.py`).
 """
 
 

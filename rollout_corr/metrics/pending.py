@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rollout_corr.metrics import loss, native, peers, schema
 from rollout_corr.metrics.extra import Extra
-from rollout_corr.metrics.warnings import warnings_of
+from rollout_corr.metrics.warnings import warnings_of, warnings_of_loss
 from rollout_corr.spec.choices import REPORTS
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import Objective
@@ -137,7 +137,8 @@ class PendingMetrics:
 
     def warnings(self) -> list[str]:
         """Say in plain words which metrics deserve a look."""
-        if self._spec is None:
-            return []
         values = self.values()
-        return warnings_of(values, self._spec) + ([] if self._extra is None else self._extra.warnings(values))
+        found = [] if self._spec is None else warnings_of(values, self._spec)
+        if self._extra is not None and self._spec is not None:
+            found += self._extra.warnings(values)
+        return found if self._objective is None else found + warnings_of_loss(values)

@@ -47,6 +47,17 @@ def warnings_of(values: Mapping[str, float], spec: Spec) -> list[str]:
     return found + _kept(metrics) + _weights(metrics, spec)
 
 
+def warnings_of_loss(values: Mapping[str, float]) -> list[str]:
+    """Name tokens whose loss has no number, from the merged statistics of a policy loss."""
+    broken = values["loss_tokens_nonfinite"]
+    if not broken:
+        return []
+    return [
+        f"{_tokens(broken, 'has', 'have')} NaN or infinity in what the loss needs: look at new_logp, at the log-probs "
+        "that it is compared with, at advantages and at weights"
+    ]
+
+
 def _tokens(count: float, does: str, do: str) -> str:
     return f"1 valid token {does}" if count == 1 else f"{count:.0f} valid tokens {do}"
 

@@ -165,3 +165,14 @@ def test_every_limit_is_a_metric_and_says_why():
                 in docs.watched()
             )
     assert len(BY_KEY) == len(LIMITS)
+
+
+def test_a_loss_names_tokens_without_a_number():
+    """Advantages that were divided by a spread of 0 left nothing to train, and nothing was said."""
+    logp = -torch.rand(2, 5)
+    for spec in (None, rc.Spec()):
+        given = {"old_logp": logp, "rollout_logp": logp - 0.01, "spec": spec}
+        fine, broken = (rc.policy_loss(logp, torch.tensor([x, 1.0]), **given) for x in (1.0, float("nan")))
+        assert fine.warnings() == []
+        (said,) = broken.warnings()
+        assert said.startswith("5 valid tokens have NaN or infinity in what the loss needs: look at new_logp,")
