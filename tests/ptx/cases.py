@@ -89,54 +89,53 @@ def run_split(name: str, seed: int = 0, **settings) -> Session:
     return session
 
 
+def batch_of(variant: Variant, number: int, spoiled: bool = True) -> tuple[Laid, dict[str, torch.Tensor]]:
+    """A random batch in the layout of a variant, and its turns if it has any, as `Laid.correct` takes them."""
+    sequences = random_sequences(number, lengths_for(shape_of(variant)), scale=0.1, advantages=variant.advantages)
+    laid = laid_out(variant, spoil(sequences, number) if spoiled else sequences)
+    turns = offsets_of(laid, random_turns(sequences, number)).to(variant.offsets) if variant.turns else None
+    return laid, {} if turns is None else {"turns": turns}
+
+
+def run_both(
+    variant: Variant, laid: Laid, seed: int, settings: dict, **given
+) -> tuple[Session, rc.Correction, rc.Correction]:
+    """Run the compiled kernels in a variant's own shape, and plain torch; of split sequences all on one rank."""
+    reference = laid.correct(variant.spec, **given)
+    patched = mock.patch.object(launch, "prepare", partial(launch.prepare, split=variant.split))
+    shapes = ((0, shape_of(variant)),)
+    with patched, one_thread(), unchecked(), shaped(shapes), compiled(seed=seed, **settings) as session:
+        out = laid.correct(variant.spec, backend="triton", **given)
+    return session, out, reference
+
+
 def run_turns(name: str, seed: int = 0, **settings) -> Session:
-    """A variant with turns, beside plain torch: its layout, in its own shape; of split ones all on one rank."""
-    variant, number = TURN_VARIANTS[name], list(TURN_VARIANTS).index(name)
-    shape = shape_of(variant)
-    batch = spoil(random_sequences(number, lengths_for(shape), scale=0.1, advantages=variant.advantages), number)
-    laid = laid_out(variant, batch)
-    turns = offsets_of(laid, random_turns(batch, number)).to(variant.offsets)
-    reference = laid.correct(variant.spec, turns=turns)
+    """A variant with turns, beside plain torch."""
+    variant = TURN_VARIANTS[name]
+    laid, given = batch_of(variant, list(TURN_VARIANTS).index(name))
+    session, out, reference = run_both(variant, laid, seed, settings, **given)
     assert {True, False} == set(reference.keep_turns.tolist())
-    prepare = partial(launch.prepare, split=variant.split)
-    patched = mock.patch.object(launch, "prepare", prepare)
-    with patched, one_thread(), unchecked(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
-        out = laid.correct(variant.spec, turns=turns, backend="triton")
     assert_like_reference(out, reference, name)
     assert out.keep_turns.equal(reference.keep_turns)
     return session
 
 
 def run_labels(name: str, seed: int = 0, **settings) -> Session:
-    """A variant with labels of sequences, beside plain torch: its layout, in its own shape."""
+    """A variant with labels of sequences, beside plain torch."""
     variant, number = LABEL_VARIANTS[name], list(LABEL_VARIANTS).index(name)
-    shape = shape_of(variant)
-    batch = random_sequences(number, lengths_for(shape), scale=0.1)
-    batch = batch if variant.spec.nonfinite == "propagate" else spoil(batch, number)
-    laid = laid_out(variant, batch)
-    ids = torch.arange(len(batch)) * 7 % 5 - 1
-    given = {"labels": {"place": ids}, "label_names": {"place": 3}}
-    if variant.turns:
-        given["turns"] = offsets_of(laid, random_turns(batch, number)).to(variant.offsets)
-    reference = laid.correct(variant.spec, **given)
-    with one_thread(), unchecked(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
-        out = laid.correct(variant.spec, backend="triton", **given)
+    laid, given = batch_of(variant, number, spoiled=variant.spec.nonfinite != "propagate")
+    ids = torch.arange(len(lengths_for(shape_of(variant)))) * 7 % 5 - 1
+    given |= {"labels": {"place": ids}, "label_names": {"place": 3}}
+    session, out, reference = run_both(variant, laid, seed, settings, **given)
     assert_same_labels(out, reference, name)
     return session
 
 
 def run_prefixes(name: str, seed: int = 0, **settings) -> Session:
-    """A variant with prefixes, beside plain torch: its layout, in its own shape."""
-    variant, number = PREFIX_VARIANTS[name], list(PREFIX_VARIANTS).index(name)
-    shape = shape_of(variant)
-    sequences = random_sequences(number, lengths_for(shape), scale=0.1, advantages=variant.advantages)
-    laid = laid_out(variant, spoil(sequences, number))
-    given = {}
-    if variant.turns:
-        given["turns"] = offsets_of(laid, random_turns(sequences, number)).to(variant.offsets)
-    reference = laid.correct(variant.spec, **given)
-    with one_thread(), unchecked(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
-        out = laid.correct(variant.spec, backend="triton", **given)
+    """A variant with prefixes, beside plain torch."""
+    variant = PREFIX_VARIANTS[name]
+    laid, given = batch_of(variant, list(PREFIX_VARIANTS).index(name))
+    session, out, reference = run_both(variant, laid, seed, settings, **given)
     assert_like_reference(out, reference, name)
     return session
 
@@ -169,14 +168,10 @@ def run_split_prefixes(name: str, seed: int = 0, **settings) -> Session:
 
 def run_bounds_of_batch(name: str, seed: int = 0, **settings) -> Session:
     """A variant with bounds that the batch decides, beside plain torch: what is at a bound, and what is next to it."""
-    variant, number = BATCH_VARIANTS[name], list(BATCH_VARIANTS).index(name)
-    shape = shape_of(variant)
-    sequences = random_sequences(number, lengths_for(shape), scale=0.1, advantages=variant.advantages)
-    laid = laid_out(variant, spoil(sequences, number))
-    reference = laid.correct(variant.spec)
+    variant = BATCH_VARIANTS[name]
+    laid, given = batch_of(variant, list(BATCH_VARIANTS).index(name))
+    session, out, reference = run_both(variant, laid, seed, settings, **given)
     assert {True, False} == set(reference.keep.tolist())
-    with one_thread(), unchecked(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
-        out = laid.correct(variant.spec, backend="triton")
     assert_like_reference(out, reference, name)
     return session
 
@@ -295,7 +290,7 @@ CASES = {
     **{name: partial(run_correct, name) for name in VARIANTS},
     **{name: partial(run_split, name) for name in SPLIT_VARIANTS},
     **{name: partial(run_turns, name) for name in TURN_VARIANTS},
-    **{name: partial(run_labels, name) for name, variant in LABEL_VARIANTS.items() if not variant.split},
+    **{name: partial(run_labels, name) for name in LABEL_VARIANTS},
     **{name: partial(run_prefixes, name) for name in PREFIX_VARIANTS},
     **{name: partial(run_split_prefixes, name) for name in SPLIT_PREFIX_VARIANTS},
     **{name: partial(run_bounds_of_batch, name) for name in BATCH_VARIANTS},
