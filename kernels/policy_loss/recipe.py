@@ -143,8 +143,12 @@ def recipe_of(
 
 # Parameters of `gradient_kernel` that only some of the passes over the tokens look at. Another pass gets None: their
 # dtype and alignment would be part of its compile key. Those that a phase does not read of sequences:
-OF_SEQUENCES = {"pull": ("pulls", "inners"), "write": ()}
-OF_SEQUENCES |= {"sum": ("levels", "pulls", "inners"), "whole": ("inners",)}
+OF_SEQUENCES = {
+    "sum": ("levels", "pulls", "inners"),
+    "pull": ("pulls", "inners"),
+    "write": (),
+    "whole": ("inners",),
+}
 OF_SLOTS = ("counts", "integers", "floats")
 OF_LAST_PASS = ("gradient", "token_sums", "token_maxima")
 

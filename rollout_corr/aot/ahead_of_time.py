@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rollout_corr.kernels.launches import Launch
+from rollout_corr.kernels.launches import SMALL_STORAGE, Launch
 from rollout_corr.kernels.slots import Tiling
 
 TARGETS = {
@@ -40,9 +40,6 @@ TYPES = {
     torch.int32: "i32",
     torch.int64: "i64",
 }
-
-# The largest storage into which AMD's launcher promises 32-bit offsets.
-SMALL = 2**31 - 1
 
 
 class Binary(NamedTuple):
@@ -116,7 +113,7 @@ def promises_of(x: Tensor, device: GPUTarget) -> list[list[Any]]:
     promises: list[list[Any]] = []
     if x.data_ptr() % 16 == 0:
         promises.append(["tt.divisibility", 16])
-    if device.backend == "hip" and x.untyped_storage().nbytes() <= SMALL:
+    if device.backend == "hip" and x.untyped_storage().nbytes() <= SMALL_STORAGE:
         promises.append(["tt.pointer_range", 32])
     return promises
 

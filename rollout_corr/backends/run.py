@@ -155,7 +155,7 @@ def _with_bounds(statistics: Statistics, bounds: BoundsOfBatch, spec: Spec) -> S
     if not isinstance(bounds, Found):
         return statistics
     places, found = bounds_by_place(spec, bounds)
-    return statistics.beside(Extra(bounds=places), *extra.bounds_of(places, found))
+    return statistics.beside(Extra(bounds=places), *extra.bounds_of(found))
 
 
 def _normalize(result: Result, request: CorrectionRequest) -> None:

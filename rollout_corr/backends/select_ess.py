@@ -132,7 +132,7 @@ class EssSearch(NamedTuple):
             rows += [(torch.bincount(index, x, digits) / unit).long() for x, unit in zip(each, units, strict=True)]
             return torch.stack(rows)
         index = index.long()
-        counted = torch.ones_like(index, dtype=torch.bool) if values.counted is None else values.counted
+        counted = values.counted
         if self.round:
             counted = counted & follow(values.keys, self.prefix, DIGITS, self.round)
         amounts = [counted.long()]

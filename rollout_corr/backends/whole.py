@@ -67,14 +67,9 @@ def inside_some(batch: Batch) -> Tensor | None:
         found = torch.ones(batch.train.shape, dtype=torch.bool, device="cpu")
         found[:before], found[found.shape[0] - after :] = False, False
         return found
-    offsets = _offsets(batch)
+    offsets = fitting(batch.offsets, batch)
     position = torch.arange(batch.train.numel(), device=offsets.device)
     return (position >= offsets[0]) & (position < offsets[-1])
-
-
-def _offsets(batch: Batch) -> Tensor:
-    """The offsets of a packed batch beside its tokens; where nobody has read and checked them they are made to fit."""
-    return fitting(torch.zeros(1, device="cpu") if batch.offsets is None else batch.offsets, batch)
 
 
 def fitting(offsets: Tensor, batch: Batch) -> Tensor:
@@ -89,7 +84,9 @@ def sequences_of(batch: Batch) -> tuple[Rows | Packed, Tensor | None]:
     valid = None if batch.mask is None else batch.mask != 0
     if batch.offsets is None:
         return Rows(batch.train.shape[0]), valid
-    return Packed(_offsets(batch), batch.train.numel()), inside(batch) if valid is None else valid & inside(batch)
+    return Packed(fitting(batch.offsets, batch), batch.train.numel()), inside(
+        batch
+    ) if valid is None else valid & inside(batch)
 
 
 def split_sequences_of(batch: Batch, group: Any, order: SequenceOrder | None = None) -> tuple[Split, Tensor]:

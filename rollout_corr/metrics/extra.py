@@ -92,11 +92,10 @@ def bound_metrics(label: str, side: str, log: bool) -> list[Metric]:
     ]
 
 
-def bounds_of(places: tuple[tuple[str, str], ...], found: Tensor) -> tuple[Tensor, Tensor]:
+def bounds_of(found: Tensor) -> tuple[Tensor, Tensor]:
     """Take the sums, [K] float64, and the maxima, [2 K] float64, of `Extra.bounds`.
 
     Args:
-        places: The bounds, by label and side.
         found: [2, K] float64, the smallest and the largest of each, which differ where groups decide.
     """
     return torch.ones_like(found[0]), torch.stack([found[1], -found[0]], 1).reshape(-1)
