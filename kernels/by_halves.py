@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from rollout_corr.kernels.by_turns import owners_of, rows_as_offsets
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -23,10 +25,7 @@ def middles_of(given: DataclassInstance) -> Tensor:
     """[S] int64: where the second stretch of each sequence begins among the tokens, row after row."""
     fields: dict[str, Any] = vars(given)
     offsets = fields["offsets"]
-    if offsets is None:
-        count, width = fields["train"].shape
-        return torch.arange(count, device=fields["train"].device) * width + width // 2
-    offsets = offsets.to(torch.int64)
+    offsets = rows_as_offsets(fields["train"]) if offsets is None else offsets.to(torch.int64)
     return offsets[:-1] + offsets.diff() // 2
 
 
@@ -41,10 +40,7 @@ def by_halves(given: Given, middles: Tensor, within: Tensor | None, names: Seque
     """
     fields: dict[str, Any] = vars(given)
     train, offsets, advantages = fields["train"], fields["offsets"], fields["advantages"]
-    if offsets is None:
-        count, width = train.shape
-        offsets = torch.arange(count + 1, device=train.device) * width
-    offsets = offsets.to(torch.int64)
+    offsets = rows_as_offsets(train) if offsets is None else offsets.to(torch.int64)
     if within is not None:
         middles = _of_turns(middles, within, offsets)
     cut = torch.stack([offsets[:-1], middles], 1).reshape(-1)
@@ -59,8 +55,7 @@ def _of_turns(middles: Tensor, within: Tensor, offsets: Tensor) -> Tensor:
     """[U]: where each turn is cut; one that lies in one half of its sequence, at its own end."""
     if not middles.shape[0]:
         return offsets[:-1]
-    places = torch.arange(offsets.shape[0] - 1, device=offsets.device)
-    owners = torch.searchsorted(within[1:], places, right=True).clamp(max=middles.shape[0] - 1)
+    owners = owners_of(within, offsets.shape[0] - 1).clamp(max=middles.shape[0] - 1)
     return torch.minimum(torch.maximum(middles.index_select(0, owners), offsets[:-1]), offsets[1:])
 
 
@@ -81,8 +76,7 @@ def heads_of_halves(heads: Tensor, turns: Tensor | None, middles: Tensor, within
         # The second half begins in the turn that the middle lies in.
         begins = torch.searchsorted(turns[1:].contiguous(), middles, right=True)
         begins = torch.minimum(begins, within[1:] - 1)
-        places = torch.arange(many, device=turns.device)
-        owners = torch.searchsorted(within[1:], places, right=True).clamp(max=middles.shape[0] - 1)
+        owners = owners_of(within, many).clamp(max=middles.shape[0] - 1)
         later = begins.index_select(0, owners) + 1
     halves = torch.stack([2 * inner - 1, 2 * later], 1).reshape(-1)
     return torch.cat([heads[:1], halves, heads.new_tensor([2 * many + 1])])

@@ -32,10 +32,8 @@ def by_turns(given: Given, turns: Tensor, like: Tensor, names: Sequence[str]) ->
     turns = turns.to(torch.int64)
     fields: dict[str, Any] = vars(given)
     many, offsets, advantages = turns.shape[0] - 1, fields["offsets"], fields["advantages"]
-    if offsets is None:
-        count, width = like.shape
-        offsets = torch.arange(count + 1, device=turns.device) * width
-    within = torch.searchsorted(turns, offsets.to(torch.int64)).clamp(max=many).cummax(0).values
+    offsets = rows_as_offsets(like) if offsets is None else offsets.to(torch.int64)
+    within = torch.searchsorted(turns, offsets).clamp(max=many).cummax(0).values
     if advantages is not None:
         advantages = _of_turns(advantages, within, many) if fields["per_sequence"] else advantages.reshape(-1)
     flat = {name: x.reshape(-1) for name in names if (x := fields[name]) is not None}
@@ -88,6 +86,22 @@ class PartsOfTurns:
             self.advantages.view(of_turns.shape[0], -1).copy_(of_turns[:, None])
 
 
+def rows_as_offsets(like: Tensor) -> Tensor:
+    """[B + 1] int64: where the rows of a padded batch begin and end among its tokens, counted row after row."""
+    count, width = like.shape
+    return torch.arange(count + 1, device=like.device) * width
+
+
+def owners_of(within: Tensor, many: int) -> Tensor:
+    """[U] int64: the sequence of each turn; S of a turn behind all sequences, and 0 of one before them.
+
+    Args:
+        within: [S + 1] int64, of `by_turns`.
+        many: U.
+    """
+    return torch.searchsorted(within[1:], torch.arange(many, device=within.device), right=True)
+
+
 def owners_here(turns: Tensor, within: Tensor) -> Tensor:
     """[2, U] int64: the sequence of each turn and 1; 0 and 0 of one that has no token here.
 
@@ -95,8 +109,7 @@ def owners_here(turns: Tensor, within: Tensor) -> Tensor:
         turns: [U + 1] int32 or int64, offsets among the tokens.
         within: [S + 1] int64, of `by_turns`.
     """
-    places = torch.arange(turns.shape[0] - 1, device=within.device)
-    owners = torch.searchsorted(within[1:], places, right=True)
+    owners = owners_of(within, turns.shape[0] - 1)
     here = (turns.diff() > 0) & (owners < within.shape[0] - 1)
     return torch.stack([torch.where(here, owners, 0), here.long()])
 
@@ -105,6 +118,4 @@ def _of_turns(advantages: Tensor, within: Tensor, many: int) -> Tensor:
     """[U]: the advantages of the sequences that turns belong to; those of none have no token, so any does."""
     if not advantages.shape[0]:
         return advantages.new_zeros(many)
-    places = torch.arange(many, device=within.device)
-    owners = torch.searchsorted(within[1:], places, right=True).clamp(max=advantages.shape[0] - 1)
-    return advantages.index_select(0, owners)
+    return advantages.index_select(0, owners_of(within, many).clamp(max=advantages.shape[0] - 1))

@@ -292,7 +292,7 @@ def current(x: Tensor) -> AbstractContextManager[object]:
 
 
 def strides_of(tensors: Sequence[Tensor | None], grid: Grid) -> list[int]:
-    """List the distances from one row and from one token to the next, tensor by tensor; see `names_of_strides`.
+    """List the distances from one row and from one token to the next, tensor by tensor.
 
     Args:
         tensors: Per-token tensors; one that is None is not read.
@@ -304,8 +304,3 @@ def strides_of(tensors: Sequence[Tensor | None], grid: Grid) -> list[int]:
             if x is not None and not x.is_contiguous():
                 found[2 * place : 2 * place + 2] = (0, x.stride(0)) if x.dim() == 1 else x.stride()
     return found
-
-
-def names_of_strides(tensors: Sequence[str]) -> list[str]:
-    """Name these distances as the kernels do, from the names that they give the tensors."""
-    return [f"{name}_{one}" for name in tensors for one in ("row", "step")]

@@ -121,14 +121,48 @@ class Names:
     """The names of the values that the launches of an operation take their arguments from, in order.
 
     Args:
-        tensors: Tensors, which values hold by address.
+        tensors: All tensors that they may take, and which of them are there; values hold those by address.
         tables: Tables of the workspace, by address too.
-        others: What values hold as it is.
+        strided: Tensors that are read with strides of their own, see `grid.strides_of`. Behind them, "externals" are
+            further tensors.
+        others: What values hold as it is. Behind them stands None, by the name "nothing".
     """
 
-    def __init__(self, tensors: Sequence[str], tables: Sequence[str], others: Sequence[str]) -> None:
-        self.tensors, self.tables = tuple(tensors), tuple(tables)
-        self.places = {name: place for place, name in enumerate((*tensors, *tables, *others))}
+    def __init__(
+        self, tensors: Mapping[str, object], tables: Sequence[str], strided: Sequence[str], others: Sequence[str]
+    ) -> None:
+        self.tensors, self.tables = tuple([name for name, there in tensors.items() if there]), tuple(tables)
+        self._held = picker([place for place, there in enumerate(tensors.values()) if there])
+        strides = [f"{name}_{one}" for name in strided for one in ("row", "step")]
+        every = (*self.tensors, *tables, *strides, "externals", *others, "nothing")
+        self.places = {name: place for place, name in enumerate(every)}
+
+    def operands(
+        self,
+        tensors: Sequence[Tensor | None],
+        workspace: Workspace,
+        strides: Sequence[int],
+        extras: tuple[Tensor, ...],
+        others: Sequence[Any],
+        key: object,
+        device: torch.device,
+    ) -> Operands:
+        """Give the operands of a call.
+
+        Args:
+            tensors: All tensors in order; those that are not there are not looked at.
+            workspace: The tables.
+            strides: Those of strided tensors.
+            extras: The further tensors.
+            others: The other values.
+            key: What tells launches apart beside alignments.
+            device: The device of the tensors.
+        """
+        held = self._held(tensors)
+        addresses = tuple(map(Tensor.data_ptr, held))
+        values = *addresses, *workspace.addresses, *strides, extras, *others, None
+        key = key, alignment_of(addresses, held, workspace, extras)
+        return Operands(values, held, workspace, key, device)
 
 
 class Site:
@@ -139,7 +173,7 @@ class Site:
     Args:
         kernel: The kernel.
         names: The names of values.
-        renamed: Names of values by parameters of the kernel that go by another name.
+        renamed: Names of values by parameters of the kernel that go by another name. One without a value takes None.
     """
 
     __slots__ = ("_names", "compiled", "kernel", "known", "pick", "takes")
@@ -149,7 +183,8 @@ class Site:
         self.kernel, self._names = kernel, names
         self.compiled: dict[Any, Kept] = {}
         # The name of the value that each parameter takes, and what picks these values.
-        self.takes = {name: renamed.get(name, name) for name in parameters_of(kernel)}
+        takes = {name: renamed.get(name, name) for name in parameters_of(kernel)}
+        self.takes = {name: value if value in names.places else "nothing" for name, value in takes.items()}
         self.pick = picker([names.places[name] for name in self.takes.values()])
         self.known = _is_known(kernel)
 
@@ -336,24 +371,25 @@ def as_bytes(x: Any) -> Any:
     return x.view(torch.uint8) if isinstance(x, Tensor) and x.dtype == torch.bool else x
 
 
-def addresses_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """Give the address of each tensor."""
-    return tuple(map(Tensor.data_ptr, tensors))
-
-
-def alignment_of(addresses: Sequence[int], tensors: Sequence[Tensor]) -> object:
+def alignment_of(
+    addresses: tuple[int, ...], tensors: tuple[Tensor, ...], workspace: Workspace, extras: tuple[Tensor, ...]
+) -> object:
     """Give what Triton tells the compiler of pointers to tensors beside their dtypes, as a part of a key.
 
     Args:
-        addresses: The addresses of all tensors and of the workspace.
+        addresses: The addresses of the tensors.
         tensors: The tensors.
+        workspace: The tables.
+        extras: Further tensors.
     """
-    if reduce(or_, addresses) & 15 == 0 and torch.version.hip is None:
+    if extras:
+        tensors, addresses = (*tensors, *extras), (*addresses, *map(Tensor.data_ptr, extras))
+    if torch.version.hip is None and (reduce(or_, addresses) | workspace.first) & 15 == 0:
         return 0  # all of them are aligned, which is the rule
-    aligned = tuple([x & 15 == 0 for x in addresses])
+    aligned = tuple([x & 15 == 0 for x in (*addresses, workspace.first)])
     if torch.version.hip is None:
         return aligned
-    return aligned, tuple([x.untyped_storage().nbytes() <= SMALL_STORAGE for x in tensors])
+    return aligned, tuple([x.untyped_storage().nbytes() <= SMALL_STORAGE for x in (*tensors, workspace.memory)])
 
 
 def dtypes_of(tensors: Sequence[Tensor | None]) -> tuple[torch.dtype | None, ...]:

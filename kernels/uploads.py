@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -35,6 +37,12 @@ class Upload:
             if torch.cuda.is_current_stream_capturing():
                 _CAPTURED[id(self)] = self
         return self.numbers
+
+
+@lru_cache(maxsize=256)
+def upload_of(numbers: tuple[float, ...], device: torch.device) -> Upload:
+    """Bring numbers to a device once, whoever asks for them."""
+    return Upload(numbers, device)
 
 
 def _landed(host: Tensor, device: torch.device) -> Tensor:

@@ -14,12 +14,12 @@ from torch import Tensor
 from rollout_corr.kernels.correct.count import count_kernel, rows_of
 from rollout_corr.kernels.correct.launch import Given, contiguous_extras
 from rollout_corr.kernels.correct.measures import COPIES
+from rollout_corr.kernels.correct.numbers import numbers_of
 from rollout_corr.kernels.correct.plan import Plan, Searched
-from rollout_corr.kernels.correct.planner import plan_of
-from rollout_corr.kernels.correct.recipe import STRIDED, upload_of
-from rollout_corr.kernels.grid import SIZES, current, grid_for, names_of_strides, sizes_of, strides_of
-from rollout_corr.kernels.launches import NOTHING, Launch, Names, Operands, Site, addresses_of, alignment_of, dtypes_of
-from rollout_corr.kernels.uploads import Upload
+from rollout_corr.kernels.correct.recipe import STRIDED, Wanted, kind_and_plan
+from rollout_corr.kernels.grid import SIZES, current, grid_for, sizes_of, strides_of
+from rollout_corr.kernels.launches import NOTHING, Launch, Names, Site, dtypes_of
+from rollout_corr.kernels.uploads import Upload, upload_of
 from rollout_corr.spec.bounds_of_batch import WEIGHT, Bottom, KeepESS, MeanBelow, OfBatch, Place, Quantile, TopK
 from rollout_corr.spec.correction import Spec, rules_of
 from rollout_corr.spec.thresholds import log_bound
@@ -48,27 +48,20 @@ class CountRecipe:
     """Everything about rounds that share a Spec, bounds, dtypes and a device.
 
     Attributes:
+        names: Names what the kernel takes: `prepare_count` lists the tensors in the same order.
         site: The kernel.
         plan: The plan of the Spec.
-        constants: Values of `CONSTANTS`.
         searches: The bounds.
         upload: The thresholds of the Spec.
         settings: Of each rule the number that it reads: the unit of amounts, the least logarithm of a weight.
     """
 
+    names: Names
     site: Site
     plan: Plan
-    constants: tuple[object, ...]
     searches: tuple[Searched, ...]
     upload: Upload
     settings: Upload
-
-
-TENSORS = (
-    *("train_logp", "rollout_logp", "mask", "log_mass", "advantages", "offsets", "numbers"),
-    *("settings", "firsts", "scales", "tables"),
-)
-CONSTANTS = ("PLAN", "SEARCHES", "nothing")
 
 
 # What a rule adds up beside counts, and the number that it needs for that.
@@ -112,38 +105,20 @@ def recipe_of(
 ) -> CountRecipe:
     """Make the recipe for some bounds of a Spec; the other arguments are those of `correct.recipe.recipe_of`."""
     del extras
-    train, rollout, mask, offsets, advantages, log_mass = dtypes
-    assert train is not None and rollout is not None
-    kind = torch.promote_types(torch.promote_types(train, rollout), torch.float32)
-    plan = plan_of(
-        spec,
-        double=kind == torch.float64,
-        packed=offsets is not None,
-        masked=mask is not None,
-        advantages=None if advantages is None else ("sequence" if per_sequence else "token"),
-        writes_weights=False,
-        writes_mask=False,
-        edits_mask=False,
-        mass=None if log_mass is None else ("rollout" if mass_of_rollout else "train"),
-    )
+    _, plan = kind_and_plan(spec, dtypes, per_sequence, mass_of_rollout, Wanted(False, False, False))
     searches, rules = searched_for(spec, places), rules_of(spec)
-    missing = {
-        "mask": mask is None,
-        "log_mass": log_mass is None,
-        "advantages": plan.advantages is None,
-        "offsets": offsets is None,
-        "scales": all(one.sums != "weights" for one in searches),
-    }
-    held = [name for name in TENSORS if not missing.get(name)]
-    names = Names(held, (), (*names_of_strides(STRIDED), "externals", *SIZES, "shift", "digits", "copies", *CONSTANTS))
-    absent = dict.fromkeys([name for name in TENSORS if name not in names.places], "nothing")
+    _, _, mask, offsets, _, log_mass = dtypes
+    tensors: dict[str, object] = {"train_logp": True, "rollout_logp": True, "mask": mask, "log_mass": log_mass}
+    tensors |= {"advantages": plan.advantages, "offsets": offsets, "numbers": True, "settings": True, "firsts": True}
+    tensors |= {"scales": any(one.sums == "weights" for one in searches), "tables": True}
+    names = Names(tensors, (), STRIDED, (*SIZES, "shift", "digits", "copies", "PLAN", "SEARCHES"))
     return CountRecipe(
-        site=Site(count_kernel, names, absent),
+        names=names,
+        site=Site(count_kernel, names),
         plan=plan,
-        constants=(plan, searches, None),
         searches=searches,
-        upload=upload_of(spec, plan.double, device),
-        settings=Upload(tuple([READS[type(rule)][1](rule, spec) for rule in map(rules.__getitem__, places)]), device),
+        upload=upload_of(tuple(numbers_of(spec, plan.double).values()), device),
+        settings=upload_of(tuple([READS[type(rules[place])][1](rules[place], spec) for place in places]), device),
     )
 
 
@@ -152,13 +127,8 @@ def count(given: Given, spec: Spec, one: Round) -> dict[Place, Tensor]:
     with current(given.train):
         tables, launch = prepare_count(given, spec, one)
         launch.run()
-    of_bounds = tables.sum(0).split([search.rows for search in _searches(launch)])
+    of_bounds = tables.sum(0).split([search.rows for search in searched_for(spec, one.places)])
     return dict(zip(one.places, of_bounds, strict=True))
-
-
-def _searches(launch: Launch) -> tuple[Searched, ...]:
-    found: tuple[Searched, ...] = launch.arguments["SEARCHES"]
-    return found
 
 
 def prepare_count(given: Given, spec: Spec, one: Round) -> tuple[Tensor, Launch]:
@@ -185,20 +155,11 @@ def prepare_count(given: Given, spec: Spec, one: Round) -> tuple[Tensor, Launch]
     # Before the first round nothing is found.
     firsts = firsts << one.below if one.below < 64 else firsts
     advantages = given.advantages.contiguous() if recipe.plan.advantages and given.advantages is not None else None
-    every = (
+    tensors = (
         train, rollout, mask, None if log_mass is None else log_mass.contiguous(), advantages, offsets,
         recipe.upload.read(), recipe.settings.read(), firsts, one.scales, tables,
     )  # fmt: skip
-    tensors = tuple([x for x in every if x is not None])
-    addresses = addresses_of(tensors)
-    operands = Operands(
-        values=(
-            *addresses, *strides_of((train, rollout, mask), grid), extras, *sizes_of(grid), one.below - one.bits,
-            digits, copies, *recipe.constants,
-        ),
-        tensors=tensors,
-        workspace=NOTHING,
-        key=(grid.cut, alignment_of((*addresses, *addresses_of(extras)), (*tensors, *extras))),
-        device=train.device,
-    )  # fmt: skip
+    others = *sizes_of(grid), one.below - one.bits, digits, copies, recipe.plan, recipe.searches
+    strides = strides_of((train, rollout, mask), grid)
+    operands = recipe.names.operands(tensors, NOTHING, strides, extras, others, grid.cut, train.device)
     return tables, Launch(recipe.site, grid.token_programs, grid.cut.warp, operands)

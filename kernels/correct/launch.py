@@ -20,7 +20,7 @@ from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.correct.recipe import BY_OWNER, Wanted, recipe_of, sized_for
 from rollout_corr.kernels.correct.scans import crosses, runs
 from rollout_corr.kernels.grid import current, grid_for, of_units, strides_of
-from rollout_corr.kernels.launches import Launch, Operands, Workspace, addresses_of, alignment_of, dtypes_of
+from rollout_corr.kernels.launches import Launch, Workspace, dtypes_of
 from rollout_corr.metrics.histogram import HISTOGRAM_BINS
 from rollout_corr.spec.correction import Spec
 
@@ -198,12 +198,12 @@ def prepare(
         histogram = torch.zeros(COPIES.value * HISTOGRAM_BINS, dtype=torch.int64, device=device)
     if split:
         by_owner = _by_owner(plan, grid.unit_count, device)
-    if plan.gathers_ahead and plan.ahead is not None:
+    if recipe.gather_ahead is not None and plan.ahead is not None:
         carries = _by_owner(plan.ahead, grid.unit_count, device)
-    per_sequence: tuple[Tensor | None, ...] = (None, None)
+    label_sums = label_maxima = None
     if given.labelled:
-        columns = len(plan.label_sums), len(plan.label_maxima)
-        per_sequence = tuple([torch.empty((many, count), dtype=torch.float64, device=device) for many in columns])
+        label_sums = torch.empty((len(plan.label_sums), count), dtype=torch.float64, device=device)
+        label_maxima = torch.empty((len(plan.label_maxima), count), dtype=torch.float64, device=device)
     heads = None
     if within is not None and keep_turns is not None and plan.crosses_turns:
         heads = heads_of(within, keep_turns.shape[0])
@@ -217,23 +217,15 @@ def prepare(
     numbers = recipe.upload.read()
     if given.bounds is not None:
         numbers = with_found(numbers, given.bounds, recipe.found)
-    tensors = recipe.held((
+    tensors = (
         train, rollout, mask, log_mass, advantages, offsets, numbers, weights, mask_out, keep, statistics,
-        histogram, within, keep_turns, heads, *per_sequence,
+        histogram, within, keep_turns, heads, label_sums, label_maxima,
         *(NO_TABLES if by_owner is None else vars(by_owner).values()),
         *(NO_TABLES if carries is None else vars(carries).values()),
-    ))  # fmt: skip
-    addresses = addresses_of(tensors)
+    )  # fmt: skip
     sized = sized_for(recipe, grid)
     strides = strides_of((train, rollout, mask), grid)
-    everywhere = (*addresses, workspace.first, *(addresses_of(extras) if extras else ()))
-    operands = Operands(
-        values=(*addresses, *workspace.addresses, *strides, extras, *sized.values),
-        tensors=tensors,
-        workspace=workspace,
-        key=(grid.cut, alignment_of(everywhere, (*tensors, workspace.memory, *extras))),
-        device=device,
-    )
+    operands = recipe.names.operands(tensors, workspace, strides, extras, sized.values, grid.cut, device)
     if keep_turns is not None or halves:
         weights, mask_out = _shaped(weights, whole.weights_out, whole), _shaped(mask_out, whole.mask_out, whole)
     parts = None
@@ -241,8 +233,8 @@ def prepare(
         of_turns = advantages if whole.per_sequence else None
         owners = owners_here(turns, within)
         parts = PartsOfTurns(owners, within, of_turns, whole.advantages if whole.per_sequence else None)
-    found = Found(weights, mask_out, keep, statistics, recipe.sums, by_owner, parts, keep_turns)
-    found.label_sums, found.label_maxima = per_sequence
+    sums = recipe.sums
+    found = Found(weights, mask_out, keep, statistics, sums, by_owner, parts, keep_turns, label_sums, label_maxima)
     if carries is not None and split:
         rests = workspace.tensor("rests") if "rests" in recipe.scratch.names else None
         found.joins = Joins(plan, carries, within, rests)

@@ -6,7 +6,8 @@ of their tables by name; a name that a plan does not have costs nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.statistics import STATISTICS
@@ -93,21 +94,22 @@ class Searched:
         return {"nothing": 1, "amounts": 3, "weights": 4}[self.sums]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Tables:
-    """The columns that a pass over tokens fills: sums and maxima of the batch, the others of a slot."""
+    """The columns that a pass over tokens fills, by name: sums and maxima of the batch, the others of a slot."""
 
-    token_sums: tuple[str, ...]
-    floats: tuple[str, ...]
-    counts: tuple[str, ...]
-    integers: tuple[str, ...]
-    peaks: tuple[str, ...]
-    token_maxima: tuple[str, ...]
-    full: bool  # a histogram is kept behind the columns
+    token_sums: tuple[str, ...] = ()
+    floats: tuple[str, ...] = ()
+    counts: tuple[str, ...] = ()
+    integers: tuple[str, ...] = ()
+    peaks: tuple[str, ...] = ()
+    token_maxima: tuple[str, ...] = ()
+    full: bool = False  # a histogram is kept behind the columns
     double: bool  # float64 computes
     packed: bool  # sequences by offsets, not as rows
     masked: bool  # a mask is given
     nonfinite: str  # `Spec.nonfinite`, or that of the loss
-    numbers: tuple[str, ...]  # those that a kernel loads
+    numbers: tuple[str, ...] = ()  # those that a kernel loads
     # What is kept of each sequence, for labels to add up.
     label_sums: tuple[str, ...] = ()
     label_maxima: tuple[str, ...] = ()
@@ -115,6 +117,14 @@ class Tables:
     of_slots = ("counts", "integers", "floats", "peaks")
     # Numbers that repeat another one, and which.
     same_numbers: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(repr(self))
+
+    def __hash__(self) -> int:
+        """Return the hash computed before: Triton looks a plan up by it."""
+        return self._hash
 
     @property
     def derived(self) -> int:
@@ -134,7 +144,7 @@ class Tables:
         return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan(Tables):
     """Everything the kernels of `correct` branch on."""
 
@@ -146,12 +156,7 @@ class Plan(Tables):
     token_clamp: bool
     tests: tuple[Test, ...]
     rejected: str
-    nonfinite: str
     kept: bool  # sums over a sequence run over the survivors of token criteria
-    full: bool
-    double: bool
-    packed: bool
-    masked: bool
     advantages: str | None  # "token" | "sequence"
     externals: int
     writes_weights: bool
@@ -168,30 +173,16 @@ class Plan(Tables):
     carries: bool = False  # the pass over tokens before that of a plan with prefixes; see prefixes.py
     ahead: Plan | None = None  # the plan of that pass; None without prefixes
     joins: bool = False  # what runs along a sequence begins with what other ranks hold before
-    halves: bool = False  # as in `Tables`
-    # Names of columns: sums and maxima are of the batch, the others of a slot.
-    token_sums: tuple[str, ...] = ()
+    # Columns of the batch beside those of its tokens.
     sequence_sums: tuple[str, ...] = ()
     call_sums: tuple[str, ...] = ()
-    token_maxima: tuple[str, ...] = ()
     sequence_maxima: tuple[str, ...] = ()
     call_maxima: tuple[str, ...] = ()
     # What is added up over the turns of a sequence: statistics by their names, and what the sequence needs.
     turn_sums: tuple[str, ...] = ()
     turn_maxima: tuple[str, ...] = ()
-    label_sums: tuple[str, ...] = ()
-    label_maxima: tuple[str, ...] = ()
-    counts: tuple[str, ...] = ()
-    integers: tuple[str, ...] = ()
-    floats: tuple[str, ...] = ()
-    peaks: tuple[str, ...] = ()
-    numbers: tuple[str, ...] = ()
-    same_numbers: tuple[tuple[str, str], ...] = ()
-    _hash: int = field(default=0, compare=False, repr=False)
 
-    def __hash__(self) -> int:
-        """Return the hash computed at construction: every launch looks the plan up."""
-        return self._hash
+    __hash__ = Tables.__hash__
 
     @property
     def derived(self) -> int:

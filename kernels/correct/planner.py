@@ -89,8 +89,7 @@ def plan_of(
     if labelled:
         tables = _with_labels(tables, spec, plan)
     plan = replace(plan, **tables, numbers=tuple(numbers_of(spec, double)))
-    plan = replace(plan, same_numbers=peers_plan.same_numbers(plan))
-    return replace(plan, _hash=hash(repr(plan)))
+    return replace(plan, same_numbers=peers_plan.same_numbers(plan))
 
 
 def _tests(spec: Spec) -> tuple[Test, ...]:
@@ -164,7 +163,7 @@ def _ahead(plan: Plan, numbers: tuple[str, ...]) -> Plan:
     for name, (limbs, poisoned) in found.items():
         integers += [name, f"{name}/fraction"][:limbs] if not plan.double else []
         floats += [name] * (plan.double and limbs > 0) + [f"{name}/rest"] * (poisoned and limbs > 0)
-    ahead = replace(
+    return replace(
         plan,
         level=None,
         full=False,
@@ -177,7 +176,6 @@ def _ahead(plan: Plan, numbers: tuple[str, ...]) -> Plan:
         peaks=tuple(name for name, (limbs, _) in found.items() if not limbs),
         numbers=numbers,
     )
-    return replace(ahead, _hash=hash(repr(ahead)))
 
 
 def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from rollout_corr.kernels.correct.apply import apply_kernel
 from rollout_corr.kernels.correct.decide import decide_kernel
@@ -17,10 +15,10 @@ from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.correct.planner import plan_of
 from rollout_corr.kernels.correct.ranks import gather_kernel
 from rollout_corr.kernels.correct.read import read_kernel
-from rollout_corr.kernels.grid import SEQUENCE_THREADS, SIZES, Grid, names_of_strides, sizes_of
-from rollout_corr.kernels.launches import Field, Names, Site, Sized, WorkspaceLayout, picker
+from rollout_corr.kernels.grid import SEQUENCE_THREADS, SIZES, Grid, sizes_of
+from rollout_corr.kernels.launches import Field, Names, Site, Sized, WorkspaceLayout
 from rollout_corr.kernels.partials import groups
-from rollout_corr.kernels.uploads import Upload
+from rollout_corr.kernels.uploads import Upload, upload_of
 from rollout_corr.metrics.histogram import HISTOGRAM_BINS
 from rollout_corr.spec.correction import Spec
 
@@ -52,7 +50,7 @@ class Recipe:
         plan: The plan of the kernels.
         kind: The dtype that computes.
         scratch: The tables.
-        held: Picks the tensors that there are from all of `TENSORS`.
+        names: Names what launches take: `prepare` lists the tensors in the same order.
         ahead, gather_ahead, read, gather, decide, apply: The kernels; None for one that is not launched. `ahead` is
             `read` by the plan of the pass before.
         statistics: How many.
@@ -66,7 +64,7 @@ class Recipe:
     plan: Plan
     kind: torch.dtype
     scratch: WorkspaceLayout
-    held: Callable[[Sequence[Any]], tuple[Tensor, ...]]
+    names: Names
     ahead: Site | None
     gather_ahead: Site | None
     read: Site
@@ -81,17 +79,37 @@ class Recipe:
     groups: int
 
 
-# Every tensor of a call: given, and handed back; three of turns, two of labels; the last eight are of a split batch,
-# its sums by owner and what owners have on the ranks before.
-TENSORS = (
-    *("train_logp", "rollout_logp", "mask", "log_mass", "advantages", "offsets", "numbers"),
-    *("weights", "mask_out", "keep_out", "statistics", "histogram", "within", "keep_turns_out", "heads"),
-    *("label_sums", "label_maxima"),
-    *("counts_out", "integers_out", "floats_out", "peaks_out"),
-    *("carry_counts", "carry_integers", "carry_floats", "carry_peaks"),
-)
 STRIDED = ("train", "rollout", "mask")
-CONSTANTS = ("PLAN", "AHEAD", "BY_OWNER", "nothing")
+CONSTANTS = ("PLAN", "AHEAD", "BY_OWNER")
+# The tables of slots, which a split batch also has by owner.
+BY_OWNER = ("counts", "integers", "floats", "peaks")
+
+
+def kind_and_plan(
+    spec: Spec,
+    dtypes: tuple[torch.dtype | None, ...],
+    per_sequence: bool,
+    mass_of_rollout: bool,
+    wanted: Wanted | None = None,
+    **more: bool,
+) -> tuple[torch.dtype, Plan]:
+    """Choose the dtype that computes, and the plan; arguments are those of `recipe_of`, more those of `plan_of`."""
+    train, rollout, mask, offsets, advantages, log_mass = dtypes
+    assert train is not None and rollout is not None
+    kind = torch.promote_types(torch.promote_types(train, rollout), torch.float32)
+    wanted = Wanted.by(spec, mask is not None, offsets is not None) if wanted is None else wanted
+    return kind, plan_of(
+        spec,
+        double=kind == torch.float64,
+        packed=offsets is not None,
+        masked=mask is not None,
+        advantages=None if advantages is None else ("sequence" if per_sequence else "token"),
+        writes_weights=wanted.weights,
+        writes_mask=wanted.mask,
+        edits_mask=wanted.edits_mask,
+        mass=None if log_mass is None else ("rollout" if mass_of_rollout else "train"),
+        **more,
+    )
 
 
 @lru_cache(maxsize=256)
@@ -122,93 +140,50 @@ def recipe_of(
         halves: This rank holds two stretches of each.
     """
     del extras
-    train, rollout, mask, offsets, advantages, log_mass = dtypes
-    assert train is not None and rollout is not None
-    kind = torch.promote_types(torch.promote_types(train, rollout), torch.float32)
-    wanted = Wanted.by(spec, mask is not None, offsets is not None) if wanted is None else wanted
-    plan = plan_of(
-        spec,
-        double=kind == torch.float64,
-        packed=offsets is not None,
-        masked=mask is not None,
-        advantages=None if advantages is None else ("sequence" if per_sequence else "token"),
-        writes_weights=wanted.weights,
-        writes_mask=wanted.mask,
-        edits_mask=wanted.edits_mask,
-        mass=None if log_mass is None else ("rollout" if mass_of_rollout else "train"),
-        labelled=labelled,
-        split=split,
-        halves=halves,
-    )
+    more = {"labelled": labelled, "split": split, "halves": halves}
+    kind, plan = kind_and_plan(spec, dtypes, per_sequence, mass_of_rollout, wanted, **more)
     maxima = len(plan.token_maxima) + len(plan.sequence_maxima) + len(plan.call_maxima)
     bins = HISTOGRAM_BINS if plan.full else 0
     statistics = len(plan.token_sums) + len(plan.sequence_sums) + bins + len(plan.call_sums) + maxima
     scratch = _scratch_of(plan, kind)
-    missing = {
-        "mask": mask is None,
-        "log_mass": log_mass is None,
-        "advantages": plan.advantages is None,
-        "offsets": offsets is None,
-        "weights": not plan.writes_weights,
-        "mask_out": not plan.writes_mask,
-        "histogram": not plan.full,
-        "within": not plan.turns,
-        "keep_turns_out": not plan.turns,
-        "heads": not plan.crosses_turns,
-        "label_sums": not labelled,
-        "label_maxima": not labelled,
-        "counts_out": not split,
-        "integers_out": not (split and plan.integers),
-        "floats_out": not split,
-        "peaks_out": not (split and plan.peaks),
-    }
-    missing |= {f"carry_{table}": not (plan.gathers_ahead and getattr(plan.ahead, table)) for table in BY_OWNER}
-    held = [place for place, name in enumerate(TENSORS) if not missing.get(name)]
-    others = (*names_of_strides(STRIDED), "externals", *SIZES, *CONSTANTS)
-    names = Names([TENSORS[place] for place in held], scratch.names, others)
-    absent = dict.fromkeys([name for name in (*TENSORS, *SCRATCH) if name not in names.places], "nothing")
-    of_decide = dict(absent)
-    if plan.advantages == "token":
-        # `decide` does not read the advantages of tokens, whose dtype would be part of its compile key.
-        of_decide["advantages"] = "nothing"
+    _, _, mask, offsets, _, log_mass = dtypes
+    # Given, and handed back; three of turns, two of labels.
+    tensors: dict[str, object] = {"train_logp": True, "rollout_logp": True, "mask": mask, "log_mass": log_mass}
+    tensors |= {"advantages": plan.advantages, "offsets": offsets, "numbers": True, "weights": plan.writes_weights}
+    tensors |= {"mask_out": plan.writes_mask, "keep_out": True, "statistics": True, "histogram": plan.full}
+    tensors |= {"within": plan.turns, "keep_turns_out": plan.turns, "heads": plan.crosses_turns}
+    tensors |= {"label_sums": labelled, "label_maxima": labelled}
+    # Of a split batch its sums by owner, and what owners have on the ranks before.
+    tensors |= {f"{table}_out": split and getattr(plan, table) for table in BY_OWNER}
+    tensors |= {f"carry_{table}": plan.gathers_ahead and getattr(plan.ahead, table) for table in BY_OWNER}
+    names = Names(tensors, scratch.names, STRIDED, (*SIZES, *CONSTANTS))
+    # `decide` does not read the advantages of tokens, whose dtype would be part of its compile key.
+    of_decide = {"advantages": "nothing"} if plan.advantages == "token" else {}
     if split:
-        of_decide |= {table: absent.get(f"{table}_out", f"{table}_out") for table in BY_OWNER}
-        of_decide["slots"] = "unit_count"
-    of_ahead = {table: absent.get(f"ahead_{table}", f"ahead_{table}") for table in BY_OWNER} | {"PLAN": "AHEAD"}
-    of_gather = of_ahead | {f"{table}_out": absent.get(f"carry_{table}", f"carry_{table}") for table in BY_OWNER}
+        of_decide |= {table: f"{table}_out" for table in BY_OWNER} | {"slots": "unit_count"}
+    of_ahead = {table: f"ahead_{table}" for table in BY_OWNER} | {"PLAN": "AHEAD"}
+    of_gather = of_ahead | {f"{table}_out": f"carry_{table}" for table in BY_OWNER}
     of_ahead |= dict.fromkeys([f"{side}_{table}" for side in ("ahead", "carry") for table in BY_OWNER], "nothing")
     # `apply` has slots of its own.
-    of_apply = absent | {"tiles": "tiles_of_apply", "steps": "steps_of_apply", "TILING": "TILING_OF_APPLY"}
+    of_apply = {"tiles": "tiles_of_apply", "steps": "steps_of_apply", "TILING": "TILING_OF_APPLY"}
     return Recipe(
         plan=plan,
         kind=kind,
         scratch=scratch,
-        held=picker(held),
-        ahead=Site(read_kernel, names, absent | of_ahead) if plan.ahead is not None else None,
-        gather_ahead=Site(gather_kernel, names, absent | of_gather) if plan.gathers_ahead else None,
-        read=Site(read_kernel, names, absent),
-        gather=Site(gather_kernel, names, absent) if split else None,
+        names=names,
+        ahead=Site(read_kernel, names, of_ahead) if plan.ahead is not None else None,
+        gather_ahead=Site(gather_kernel, names, of_gather) if plan.gathers_ahead else None,
+        read=Site(read_kernel, names),
+        gather=Site(gather_kernel, names) if split else None,
         decide=Site(decide_kernel, names, of_decide),
         apply=Site(apply_kernel, names, of_apply) if plan.applies else None,
         statistics=statistics,
         sums=statistics - maxima,
-        upload=upload_of(spec, plan.double, device),
+        upload=upload_of(tuple(numbers_of(spec, plan.double).values()), device),
         found=found_numbers(spec, plan.double),
-        constants=(plan, plan.ahead, split, None),
+        constants=(plan, plan.ahead, split),
         groups=groups(plan),
     )
-
-
-# The tables of slots, which a split batch also has by owner.
-BY_OWNER = ("counts", "integers", "floats", "peaks")
-
-# Every table that a plan may have: of slots, of token programs, of sequence programs, of sequences.
-SCRATCH = (
-    *BY_OWNER,
-    *(f"ahead_{table}" for table in BY_OWNER),
-    *("token_sums", "token_maxima", "part_sums", "part_maxima", "sequence_sums", "sequence_maxima", "counter"),
-    *("states", "sequence_weights", "rests"),
-)
 
 
 def _scratch_of(plan: Plan, kind: torch.dtype) -> WorkspaceLayout:
@@ -250,12 +225,6 @@ def _scratch_of(plan: Plan, kind: torch.dtype) -> WorkspaceLayout:
             Field("part_maxima", len(plan.token_maxima) - plan.derived, exact),
         ],
     )
-
-
-@lru_cache(maxsize=256)
-def upload_of(spec: Spec, double: bool, device: torch.device) -> Upload:
-    """Bring the thresholds to the device; once, and again only when one changes."""
-    return Upload(tuple(numbers_of(spec, double).values()), device)
 
 
 @lru_cache(maxsize=1024)

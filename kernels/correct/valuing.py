@@ -10,23 +10,23 @@ from torch import Tensor
 from rollout_corr.kernels.correct.counting import searched_for
 from rollout_corr.kernels.correct.launch import Given, prepare
 from rollout_corr.kernels.correct.plan import Searched
+from rollout_corr.kernels.correct.recipe import BY_OWNER
 from rollout_corr.kernels.correct.values import values_kernel
 from rollout_corr.kernels.grid import SEQUENCE_THREADS, current
-from rollout_corr.kernels.launches import NOTHING, Launch, Names, Operands, Site, addresses_of, alignment_of
+from rollout_corr.kernels.launches import NOTHING, Launch, Names, Site
 from rollout_corr.spec.bounds_of_batch import Place
 from rollout_corr.spec.correction import Spec
 
-TABLES = ("counts", "integers", "floats", "peaks")
+TENSORS = ("numbers", "advantages", "offsets", *BY_OWNER)
 SIZES = ("tokens", "sequences", "width", "tiles", "tile_bits", "slots")
-CONSTANTS = ("PLAN", "SHAPE", "SEARCHES", "nothing")
 
 
 @lru_cache(maxsize=256)
-def site_of(spec: Spec, searches: tuple[Searched, ...], tensors: tuple[str, ...], of: Site) -> Site:
-    """Make the site of the kernel, for tensors by name, behind that of `decide`, which tells dtypes apart."""
-    names = Names(tensors, (), (*SIZES, *CONSTANTS))
-    absent = [name for name in ("advantages", "offsets", *TABLES) if name not in tensors]
-    return Site(values_kernel, names, dict.fromkeys(absent, "nothing"))
+def site_of(spec: Spec, searches: tuple[Searched, ...], there: tuple[bool, ...], of: Site) -> tuple[Names, Site]:
+    """Name what the kernel takes, and make its site, behind that of `decide`, which tells dtypes apart."""
+    tensors = dict(zip(TENSORS, there, strict=True)) | {"values": True, "chosen": True}
+    names = Names(tensors, (), (), (*SIZES, "PLAN", "SHAPE", "SEARCHES"))
+    return names, Site(values_kernel, names)
 
 
 def values(given: Given, spec: Spec, places: tuple[Place, ...]) -> dict[Place, tuple[Tensor, Tensor]]:
@@ -46,19 +46,11 @@ def prepare_values(given: Given, spec: Spec, places: tuple[Place, ...]) -> tuple
     count, device = int(named["sequences"]), given.train.device
     found = torch.empty((len(places), count), dtype=torch.float64, device=device)
     chosen = torch.empty((len(places), count), dtype=torch.bool, device=device)
-    held = {name: named[name] for name in ("numbers", "advantages", "offsets", *TABLES) if named[name] is not None}
-    held |= {"values": found, "chosen": chosen}
-    tensors = tuple(held.values())
-    addresses = addresses_of(tensors)
-    operands = Operands(
-        values=(*addresses, *(named[name] for name in SIZES), named["PLAN"], named["SHAPE"], searches, None),
-        tensors=tensors,
-        workspace=NOTHING,
-        key=(read.operands.key, alignment_of(addresses, tensors)),
-        device=device,
-    )
+    given_to = [named[name] for name in TENSORS]
+    names, site = site_of(spec, searches, tuple([x is not None for x in given_to]), decide.site)
+    others = *(named[name] for name in SIZES), named["PLAN"], named["SHAPE"], searches
+    operands = names.operands((*given_to, found, chosen), NOTHING, (), (), others, read.operands.key, device)
     owners = count + 2 if named["PLAN"].packed else count
     programs = max(1, -(-owners // named["SHAPE"].sequences))
-    site = site_of(spec, searches, tuple(held), decide.site)
     # The tables lie in the workspace of `read`, which lives as long as its launch.
     return found, chosen, (read, Launch(site, programs, SEQUENCE_THREADS, operands))

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollout_corr.kernels.grid import SIZES, current, grid_for, sizes_of
-from rollout_corr.kernels.launches import (
-    NOTHING,
-    Launch,
-    Names,
-    Operands,
-    Site,
-    addresses_of,
-    alignment_of,
-    dtypes_of,
-    picker,
-)
+from rollout_corr.kernels.launches import NOTHING, Launch, Names, Site, dtypes_of
 from rollout_corr.kernels.policy_loss.gradient import scale_kernel
 from rollout_corr.kernels.policy_loss.plan import Scaling
 
@@ -60,28 +49,16 @@ def prepare_scale(slope: Slope) -> tuple[Tensor, Launch]:
     scaled = torch.empty(*gradient.shape, dtype=dtype, device=device)
     grid = grid_for(sequences, width, (gradient,), min(gradient.element_size(), scaled.element_size()))
     tensors = gradient, inners, upstream, divisor, offsets, scaled
-    site, held, constants = _recipe_of_scaling(device, dtypes_of(tensors))
-    operands = held(tensors)
-    addresses = addresses_of(operands)
-    key = grid.cut, alignment_of(addresses, operands)
-    call = Operands((*addresses, *sizes_of(grid), *constants), operands, NOTHING, key, device)
-    return scaled, Launch(site, grid.token_programs, grid.cut.warp, call)
-
-
-class ScaleRecipe(NamedTuple):
-    """Everything about launches of `scale` that share dtypes and a device."""
-
-    site: Site
-    held: Callable[[Sequence[Any]], tuple[Tensor, ...]]  # picks the tensors that there are
-    constants: tuple[Scaling, None]
+    names, site, plan = _recipe_of_scaling(device, dtypes_of(tensors))
+    operands = names.operands(tensors, NOTHING, (), (), (*sizes_of(grid), plan), grid.cut, device)
+    return scaled, Launch(site, grid.token_programs, grid.cut.warp, operands)
 
 
 @lru_cache(maxsize=256)
-def _recipe_of_scaling(device: torch.device, dtypes: tuple[torch.dtype | None, ...]) -> ScaleRecipe:
+def _recipe_of_scaling(device: torch.device, dtypes: tuple[torch.dtype | None, ...]) -> tuple[Names, Site, Scaling]:
+    """Name the tensors, and make the site and the plan, of launches that share dtypes and a device."""
     del device  # all launches of a site share it
-    all_names = ("gradient", "inners", "upstream", "divisor", "offsets", "scaled")
-    there = [place for place, dtype in enumerate(dtypes) if dtype is not None]
-    names = Names([all_names[place] for place in there], (), (*SIZES, "PLAN", "nothing"))
-    absent = dict.fromkeys([name for name in all_names if name not in names.places], "nothing")
-    plan = Scaling("offsets" not in absent, "inners" not in absent)
-    return ScaleRecipe(Site(scale_kernel, names, absent), picker(there), (plan, None))
+    tensors = dict(zip(("gradient", "inners", "upstream", "divisor", "offsets", "scaled"), dtypes, strict=True))
+    names = Names(tensors, (), (), (*SIZES, "PLAN"))
+    plan = Scaling(packed=tensors["offsets"] is not None, averages=tensors["inners"] is not None)
+    return names, Site(scale_kernel, names), plan

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rollout_corr.kernels.by_turns import by_turns
 from rollout_corr.kernels.grid import SEQUENCE_THREADS, Grid, current, grid_for, of_units, sizes_of, strides_of
-from rollout_corr.kernels.launches import Launch, Operands, Sized, Workspace, addresses_of, alignment_of, dtypes_of
-from rollout_corr.kernels.policy_loss.recipe import PER_TOKEN, LossRecipe, recipe_of
+from rollout_corr.kernels.launches import Launch, Sized, Workspace, dtypes_of
+from rollout_corr.kernels.policy_loss.recipe import PER_TOKEN, STRIDED, LossRecipe, recipe_of
 from rollout_corr.spec.loss import Objective
 
 
@@ -62,17 +62,12 @@ class LossGiven:
     by_sequence: Tensor | None = None
 
     @property
-    def strided(self) -> tuple[Tensor | None, ...]:
-        """Those that may lie in memory anyhow, in the order of `STRIDED`."""
-        return self.new, self.base, self.ref, self.weights, self.trains, self.mask
-
-    @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """All tensors, in the order in which `recipe_of` takes their dtypes."""
+        """All tensors, in the order of `recipe.TENSORS`; the first may lie in memory anyhow, see `STRIDED`."""
         return (
-            *self.strided,
-            *(self.advantages, self.offsets, self.divisor, self.log_mass, self.scales, self.looked),
-        )
+            self.new, self.base, self.ref, self.weights, self.trains, self.mask,
+            self.advantages, self.offsets, self.divisor, self.log_mass, self.scales, self.looked,
+        )  # fmt: skip
 
 
 @dataclass
@@ -131,14 +126,13 @@ class Laid(NamedTuple):
 def _laid(given: LossGiven, objective: Objective, differentiable: bool) -> Laid:
     """Find the recipe of a batch and divide it."""
     turns, within = given.turns, None
-    count = given.new.shape[0] if given.offsets is None else given.offsets.shape[0] - 1
     if turns is not None:
         given, within = by_turns(given, turns, given.new, PER_TOKEN)
-    new, base, offsets = given.new, given.base, given.offsets
+    new, base, offsets, tensors = given.new, given.base, given.offsets, given.tensors
     recipe = recipe_of(
         objective,
         new.device,
-        dtypes_of(given.tensors),
+        dtypes_of(tensors),
         given.double,
         given.per_sequence,
         given.mass_of_base,
@@ -148,9 +142,11 @@ def _laid(given: LossGiven, objective: Objective, differentiable: bool) -> Laid:
     )
     element = new.element_size() if base is None else min(new.element_size(), base.element_size())
     sequences, width = new.shape if offsets is None else (offsets.shape[0] - 1, None)
-    strided = given.strided
-    grid = grid_for(sequences, width, [x for x in strided if x is not None], element, given.double)
-    return Laid(given, strided, recipe, grid if within is None else of_units(grid, count, beside=True), within)
+    strided = tensors[: len(STRIDED)]
+    grid = grid_for(sequences, width, recipe.strided(strided), element, given.double)
+    if within is not None:
+        grid = of_units(grid, within.shape[0] - 1, beside=True)
+    return Laid(given, strided, recipe, grid, within)
 
 
 def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tuple[LossFound, tuple[Launch, ...]]:
@@ -175,7 +171,7 @@ def prepare_facts(given: LossGiven, objective: Objective) -> tuple[Tensor, tuple
 
 
 def _launches(laid: Laid, outputs: tuple[Tensor | None, ...]) -> tuple[Launch, ...]:
-    """List the launches on a batch. outputs: the last of `TENSORS`, those behind the numbers."""
+    """List the launches on a batch. outputs: the tensors behind the numbers, see `recipe_of`."""
     given, strided, recipe, grid, _ = laid
     device = given.new.device
     workspace = Workspace(recipe.scratch, grid.counted, device)
@@ -183,19 +179,12 @@ def _launches(laid: Laid, outputs: tuple[Tensor | None, ...]) -> tuple[Launch, .
     scales = None if given.scales is None else given.scales.contiguous()
     looked = None if given.looked is None else given.looked.contiguous()
     numbers = recipe.upload.read()
-    held = recipe.held((
+    tensors = (
         *strided, given.advantages.contiguous(), given.offsets, given.divisor, log_mass, scales, looked,
         numbers if given.decided is None else _with(numbers, given.decided), *outputs,
-    ))  # fmt: skip
-    addresses = addresses_of(held)
+    )  # fmt: skip
     sized = _sized(recipe, grid)
-    operands = Operands(
-        values=(*addresses, *workspace.addresses, *strides_of(strided, grid), *sized.values),
-        tensors=held,
-        workspace=workspace,
-        key=(grid.cut, alignment_of((*addresses, workspace.first), (*held, workspace.memory))),
-        device=device,
-    )
+    operands = recipe.names.operands(tensors, workspace, strides_of(strided, grid), (), sized.values, grid.cut, device)
     return sized.on(operands)
 
 

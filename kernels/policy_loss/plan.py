@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +13,7 @@ from rollout_corr.spec.loss import Objective
 from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LossPlan(Tables):
     """Everything the kernels of `policy_loss` branch on.
 
@@ -43,14 +43,10 @@ class LossPlan(Tables):
     regulariser: str | None  # its scope
     reduction: str
     denominator: str | None  # what is counted, None where the caller has
-    nonfinite: str
-    double: bool
-    packed: bool
     based: bool
     weighted: bool
     referred: bool
     trained: bool
-    masked: bool
     advantages: str  # "token" | "sequence"
     differentiable: bool
     mass: str | None  # whose log-probs the kept mass is taken from: "train", which is new, or "rollout", the base
@@ -58,24 +54,13 @@ class LossPlan(Tables):
     looked: bool  # the look at the batch found something of each token
     by_sequence: bool  # what a look at groups found of each sequence is given
     turns: bool  # slots and offsets are of turns, whose ratio it is; sequences are counted beside them
-    token_sums: tuple[str, ...] = ()
-    floats: tuple[str, ...] = ()
-    counts: tuple[str, ...] = ()
-    integers: tuple[str, ...] = ()
-    peaks: tuple[str, ...] = ()
-    token_maxima: tuple[str, ...] = ()
     sequence_sums: tuple[str, ...] = ()
-    numbers: tuple[str, ...] = ()
     clip_counts: tuple[str, ...] = ()  # clips that can happen
     sums: tuple[str, ...] = ()  # the statistics, in the order in which they are handed out
     of_look: tuple[str, ...] = ()  # those of them that the look at the batch has summed
     maxima: tuple[str, ...] = ()
-    full: bool = False
-    _hash: int = field(default=0, compare=False, repr=False)
 
-    def __hash__(self) -> int:
-        """Return the hash computed at construction: every launch looks the plan up."""
-        return self._hash
+    __hash__ = Tables.__hash__
 
     @property
     def averages(self) -> bool:
@@ -221,11 +206,7 @@ def plans_of(
         maxima=max_names(),
     )
     passes = [replace(plan, phase=phase) for phase in plan.phases]
-    return tuple(_frozen(replace(each, **_columns(each))) for each in passes)
-
-
-def _frozen(plan: LossPlan) -> LossPlan:
-    return replace(plan, _hash=hash(repr(plan)))
+    return tuple(replace(each, **_columns(each)) for each in passes)
 
 
 def _columns(plan: LossPlan) -> dict[str, Any]:

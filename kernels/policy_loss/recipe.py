@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.kernels.grid import SIZES, names_of_strides
+from rollout_corr.kernels.grid import SIZES
 from rollout_corr.kernels.launches import Field, Names, Site, WorkspaceLayout, picker
 from rollout_corr.kernels.partials import groups
 from rollout_corr.kernels.policy_loss.gradient import gradient_kernel
 from rollout_corr.kernels.policy_loss.plan import LossPlan, numbers_of, plans_of
 from rollout_corr.kernels.policy_loss.sequences import sequences_kernel
-from rollout_corr.kernels.uploads import Upload
+from rollout_corr.kernels.uploads import Upload, upload_of
 from rollout_corr.spec.loss import Objective
 
 
@@ -48,28 +48,29 @@ class LossRecipe:
         kind: The dtype that computes.
         averages: Sequences are averaged, so their gradients have factors.
         scratch: The tables.
-        held: Picks the tensors that there are from all of `TENSORS`.
+        names: Names what launches take: the tensors are `LossGiven.tensors`, the numbers, and what is handed back.
+        strided: Picks from all tensors that may lie in memory anyhow those that there are.
         passes: Over tokens and over sequences, and where there is a further pass over tokens both again.
         upload: The numbers of the objective.
         statistics: How many.
-        constants: The plan of each pass over the tokens, and None.
+        constants: The plan of each pass over the tokens.
     """
 
     kind: torch.dtype
     averages: bool
     scratch: WorkspaceLayout
-    held: Callable[[Sequence[Any]], tuple[Tensor, ...]]
+    names: Names
+    strided: Callable[[Sequence[Any]], tuple[Tensor, ...]]
     passes: tuple[Pass, ...]
     upload: Upload
     statistics: int
-    constants: tuple[LossPlan | None, ...]
+    constants: tuple[LossPlan, ...]
 
 
-# Every tensor of a call: given, and handed back.
+# The tensors of a batch.
 TENSORS = (
     *("new_logp", "base_logp", "ref_logp", "weights", "trains", "mask", "advantages", "offsets", "given", "log_mass"),
     *("scales", "looked"),
-    *("numbers", "gradient", "inners", "value", "divisor", "statistics", "within", "levels"),
 )
 PER_TOKEN = ("new", "base", "ref", "weights", "trains", "mask", "log_mass", "scales", "looked")
 STRIDED = ("new", "base", "ref", "weights", "trains", "mask")
@@ -110,13 +111,12 @@ def recipe_of(
     )
     last = plans[-1]
     scratch = _scratch_of(plans, kind)
-    made = {"numbers": True, "gradient": differentiable, "inners": last.averages and last.writes}
-    made |= dict.fromkeys(("value", "divisor", "statistics"), last.writes) | {"within": turns, "levels": last.compares}
-    held = [place for place, x in enumerate((*dtypes, *made.values())) if x]
+    tensors: dict[str, object] = dict(zip(TENSORS, dtypes, strict=True))
+    tensors |= {"numbers": True, "gradient": differentiable, "inners": last.averages and last.writes}
+    tensors |= dict.fromkeys(("value", "divisor", "statistics"), last.writes)
+    tensors |= {"within": turns, "levels": last.compares}
     plan_names = [f"PLAN {number}" for number in range(len(plans))]
-    others = (*names_of_strides(STRIDED), *SIZES, *plan_names, "nothing")
-    names = Names([TENSORS[place] for place in held], scratch.names, others)
-    absent = dict.fromkeys([name for name in (*TENSORS, *SCRATCH) if name not in names.places], "nothing")
+    names = Names(tensors, scratch.names, STRIDED, (*SIZES, *plan_names))
     passes = []
     for plan, name in zip(plans, plan_names, strict=True):
         unused = [
@@ -124,8 +124,8 @@ def recipe_of(
             *(() if plan.adds_up else OF_SLOTS),
             *(() if plan.writes else OF_LAST_PASS),
         ]
-        over_tokens = Site(gradient_kernel, names, absent | {"PLAN": name} | dict.fromkeys(unused, "nothing"))
-        over_sequences = Site(sequences_kernel, names, absent | {"PLAN": name})
+        over_tokens = Site(gradient_kernel, names, {"PLAN": name} | dict.fromkeys(unused, "nothing"))
+        over_sequences = Site(sequences_kernel, names, {"PLAN": name})
         passes.append(Pass(over_tokens, over_tokens=True))
         adding = groups(plan) if plan.writes else 0
         passes.append(Pass(over_sequences, over_sequences=plan.adds_up, groups=adding))
@@ -133,11 +133,12 @@ def recipe_of(
         kind=kind,
         averages=last.averages,
         scratch=scratch,
-        held=picker(held),
+        names=names,
+        strided=picker([place for place, x in enumerate(dtypes[: len(STRIDED)]) if x]),
         passes=tuple(passes),
-        upload=_upload(objective, double, device),
+        upload=upload_of(tuple(numbers_of(objective, double).values()), device),
         statistics=len(last.sums) + len(last.maxima),
-        constants=(*plans, None),
+        constants=plans,
     )
 
 
@@ -151,12 +152,6 @@ OF_SEQUENCES = {
 }
 OF_SLOTS = ("counts", "integers", "floats")
 OF_LAST_PASS = ("gradient", "token_sums", "token_maxima")
-
-# Every table that a plan may have: of slots, of token programs, of sequence programs, of sequences (gradient.Shared).
-SCRATCH = (
-    *(*OF_SLOTS, "token_sums", "token_maxima", "sequence_sums", "counter", "levels", "pulls"),
-    *("part_sums", "part_maxima"),
-)
 
 
 def _scratch_of(plans: tuple[LossPlan, ...], kind: torch.dtype) -> WorkspaceLayout:
@@ -180,9 +175,3 @@ def _scratch_of(plans: tuple[LossPlan, ...], kind: torch.dtype) -> WorkspaceLayo
         [Field(name, None, kind) for name, wanted in of_sequences if wanted],
         tables(("part_sums", last.token_sums, torch.float64), ("part_maxima", last.token_maxima, torch.float64)),
     )
-
-
-@lru_cache(maxsize=256)
-def _upload(objective: Objective, double: bool, device: torch.device) -> Upload:
-    """Bring all numbers to the device; once, and again only when one changes."""
-    return Upload(tuple(numbers_of(objective, double).values()), device)

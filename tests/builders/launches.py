@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rollout_corr.kernels.launches import NOTHING, Launch, Names, Operands, Site, addresses_of
+from rollout_corr.kernels.launches import NOTHING, Launch, Names, Site
 
 
 class Operations(TorchDispatchMode):
@@ -40,6 +40,7 @@ def launch_of(kernel, programs, threads, arguments):
     """Make a launch of any kernel, outside of an operation."""
     tensors = {name: x for name, x in arguments.items() if isinstance(x, torch.Tensor)}
     others = {name: x for name, x in arguments.items() if name not in tensors}
+    names = Names(dict.fromkeys(tensors, True), (), (), tuple(others))
     held = tuple(tensors.values())
-    operands = Operands((*addresses_of(held), *others.values()), held, NOTHING, None, held[0].device)
-    return Launch(Site(kernel, Names(tuple(tensors), (), tuple(others))), programs, threads, operands)
+    operands = names.operands(held, NOTHING, (), (), tuple(others.values()), None, held[0].device)
+    return Launch(Site(kernel, names), programs, threads, operands)

@@ -141,7 +141,7 @@ def test_a_kernel_whose_numbers_triton_looks_at_is_left_to_triton():
     with dispatched():
         kernel = triton.runtime.jit.JITFunction(correct.read_kernel.fn)
         kernel.hash = "another"
-        names = launches.Names(launches.parameters_of(kernel), (), ())
+        names = launches.Names(dict.fromkeys(launches.parameters_of(kernel), True), (), (), ())
         assert not launches.Site(kernel, names).known and launches.Site(correct.read_kernel, names).known
 
 
