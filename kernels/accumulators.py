@@ -10,6 +10,10 @@ from rollout_corr.kernels.correct.plan import Tables
 # Counts of slots share words of 32 bits: a thread has at most 64 tokens of a tile, so each fits into 8 bits.
 COUNTS_OF_WORD, BITS, LARGEST_COUNT = tl.constexpr(4), tl.constexpr(8), tl.constexpr(0xFF)
 
+# Columns of probabilities, and of their squares.
+PROBABILITIES = ("p", "q", "abs_prob_diff", "max_abs_prob_diff")
+SQUARED = ("p2", "q2", "pq")
+
 
 @triton.constexpr_function
 def first_of(plan: Tables, table: str) -> int:
@@ -26,7 +30,7 @@ def place_of(plan: Tables, table: str, name: str) -> int:
 @triton.constexpr_function
 def is_of_slots(plan: Tables, place: int) -> bool:
     """Test whether an accumulator is of slots and not of the batch."""
-    return plan.recorded[place][0] not in ("token_sums", "token_maxima")
+    return plan.recorded[place][0] not in ("token_sums", "exponents", "token_maxima")
 
 
 @triton.constexpr_function
@@ -76,17 +80,61 @@ def is_extremum(plan: Tables, place: int) -> bool:
 
 
 @triton.constexpr_function
+def is_product(plan: Tables, place: int) -> bool:
+    """Test for a sum of logarithms that is kept as a product."""
+    return plan.recorded[place][0] == "token_sums" and plan.recorded[place][1] in plan.exponents
+
+
+@triton.constexpr_function
+def exponents_of(plan: Tables, place: int) -> int:
+    """Find the accumulator of the powers of two of a product; -1 of all else."""
+    return plan.recorded.index(("exponents", plan.recorded[place][1])) if is_product(plan, place) else -1
+
+
+@triton.constexpr_function
+def product_of(plan: Tables, place: int) -> int:
+    """Find the product whose powers of two are here; -1 of all else."""
+    table, name = plan.recorded[place]
+    return plan.recorded.index(("token_sums", name)) if table == "exponents" else -1
+
+
+@triton.constexpr_function
+def is_count(plan: Tables, place: int) -> bool:
+    """Test for a count of tokens of the batch."""
+    table, name = plan.recorded[place]
+    return table == "token_sums" and name.rpartition("/")[2].startswith("tokens_")
+
+
+@triton.constexpr_function
+def counts_probabilities(plan: Tables) -> bool:
+    """Test whether probabilities - 1 are integers: of float32 they are multiples of 2^-24, unless one may be NaN."""
+    return not plan.double and plan.nonfinite != "propagate"
+
+
+@triton.constexpr_function
+def unit_of(plan: Tables, place: int) -> float | None:
+    """Give the unit of a sum or of the largest of such integers; None of all else."""
+    table, name = plan.recorded[place]
+    if table not in ("token_sums", "token_maxima") or not counts_probabilities(plan):
+        return None
+    return 2.0**-48 if name in SQUARED else 2.0**-24 if name in PROBABILITIES else None
+
+
+@triton.constexpr_function
 def is_wide(plan: Tables, place: int) -> bool:
     """Test for a sum over tokens in float64: of values that differ little from each other and far from the centre."""
-    return plan.recorded[place][1].rpartition("/")[2] in ("p", "q", "p2", "q2", "pq", "clamped", "clamped2")
+    name = plan.recorded[place][1].rpartition("/")[2]
+    return name in (*PROBABILITIES[:2], *SQUARED, "clamped", "clamped2")
 
 
 @triton.constexpr_function
 def kind_of(plan: Tables, place: int) -> tl.dtype:
     """Choose the dtype of an accumulator."""
     table = plan.recorded[place][0]
-    if table == "counts":
+    if table in ("counts", "exponents"):
         return tl.int32
+    if unit_of(plan, place) is not None:
+        return tl.int64 if plan.recorded[place][1] in SQUARED else tl.int32
     if table == "integers":
         return tl.int64
     extrema = table == "token_maxima" or (table == "peaks" and plan.recorded[place][1].startswith("label/"))

@@ -13,17 +13,22 @@ import triton.language as tl
 from rollout_corr.kernels.accumulators import (
     LARGEST_COUNT,
     bit_of,
+    exponents_of,
     first_of,
     first_of_word,
     is_added,
+    is_count,
     is_extremum,
     is_measured,
     is_of_finite,
     is_of_slots,
+    is_product,
     kind_of,
     one_of,
     place_of,
+    product_of,
     start_of,
+    unit_of,
 )
 from rollout_corr.kernels.slots import Extents
 from rollout_corr.kernels.tiles import Span, places_of
@@ -32,13 +37,17 @@ from rollout_corr.kernels.tokens import (
     GRID_OF_FRACTION,
     LARGEST_D,
     LARGEST_STATISTIC,
+    LN_2,
     has,
     is_finite,
     key_of,
+    log1p,
     named,
     of_key,
     of_label,
+    product_less_one,
     size,
+    without_powers,
 )
 
 # --- one step ---
@@ -214,6 +223,11 @@ def with_batch(kept: tl.tuple, found: tl.tuple, PLAN: tl.constexpr) -> tl.tuple:
     for place in tl.static_range(size(PLAN, "recorded")):
         if is_of_slots(PLAN, place):
             more = more + (kept[place],)
+        elif is_product(PLAN, place):
+            more = more + (without_powers(product_less_one(kept[place], found[place]))[0],)
+        elif product_of(PLAN, place) >= 0:
+            product = product_less_one(kept[product_of(PLAN, place)], found[product_of(PLAN, place)])
+            more = more + (kept[place] + found[place] + without_powers(product)[1],)
         else:
             more = more + (joined(kept[place], found[place].to(kind_of(PLAN, place)), is_extremum(PLAN, place)),)
     return more
@@ -329,11 +343,47 @@ def put_batch(kept: tl.tuple, sums: tl.tensor, maxima: tl.tensor, PLAN: tl.const
     """Store what the program adds to sums and extrema of the batch, [columns, programs], but for derived extrema."""
     program = tl.program_id(0).to(tl.int64)
     for i in tl.static_range(size(PLAN, "token_sums")):
-        x = tl.sum(kept[first_of(PLAN, "token_sums") + i], 0)
+        x = total_of(kept, first_of(PLAN, "token_sums") + i, PLAN)
         tl.store(sums + (program + i * tl.num_programs(0).to(tl.int64)), x.to(tl.float64))
     for i in tl.static_range(size(PLAN, "token_maxima") - PLAN.derived):
-        x = unordered(tl.max(kept[first_of(PLAN, "token_maxima") + i], 0))
+        x = largest_of(kept, first_of(PLAN, "token_maxima") + i, PLAN)
         tl.store(maxima + (program + i * tl.num_programs(0).to(tl.int64)), x.to(tl.float64))
+
+
+@triton.jit
+def total_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
+    """Add an accumulator of the batch up over the lanes."""
+    x = kept[place]
+    if is_product(PLAN, place):
+        powers = tl.sum(kept[exponents_of(PLAN, place)], 0)
+        rest = log1p(0.25 * tl.reduce(x, 0, product_less_one))
+        return 0.5 * (rest.to(tl.float64) + powers.to(tl.float64) * LN_2)
+    elif unit_of(PLAN, place) is not None:
+        if x.dtype == tl.int64:
+            # Squares: at most 2^48 each, 2^54 of a lane, one less of which is in the last bit of float64.
+            x = tl.minimum(x, (1 << 54) - 1)
+            low, high = tl.sum((x & 0x7FFFFFF).to(tl.uint32), 0), tl.sum((x >> 27).to(tl.uint32), 0)
+            x = (high.to(tl.int64) << 27) + low.to(tl.int64)
+        else:
+            x = over_lanes(x.to(tl.int64))
+        return x.to(tl.float64) * unit_of(PLAN, place)
+    elif is_count(PLAN, place):
+        # A warp adds integers in one instruction.
+        return tl.sum(x.to(tl.int32), 0)
+    else:
+        return tl.sum(x, 0)
+
+
+@triton.jit
+def largest_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
+    """Find the largest that an accumulator of the batch has in any lane."""
+    x = tl.max(kept[place], 0)
+    if unit_of(PLAN, place) is not None:
+        # 0 at tokens that are not measured, which tell themselves by D.
+        none = tl.max(kept[place_of(PLAN, "token_maxima", "max_d")], 0) == float("-inf")
+        return tl.where(none, float("-inf"), x.to(tl.float64) * unit_of(PLAN, place))
+    else:
+        return unordered(x)
 
 
 @triton.jit

@@ -19,6 +19,7 @@ LARGEST_D = tl.constexpr(2.0**10)
 GRID_OF_FRACTION = tl.constexpr(2.0**38)
 LARGEST_STATISTIC = tl.constexpr(2.0**37)
 LARGEST_LOG_PERPLEXITY = tl.constexpr(500.0)
+LN_2 = tl.constexpr(math.log(2.0))
 LARGEST_SQUARED = tl.constexpr(2.0**60)
 NAN_KEY_32 = tl.constexpr(0x7FC00000)
 NAN_KEY_64 = tl.constexpr(0x7FF8000000000000)
@@ -168,19 +169,23 @@ def k3_in_full(d: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def exponential_of_negative(x: tl.tensor, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Compute e^-x - 1 and e^-x - 1 + x beside `exponential` of x, with which it shares most of the work."""
+def exponential_of_negative(x: tl.tensor, k3: tl.tensor, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Compute e^-x - 1 and e^-x - 1 + x beside `exponential` of x, with which it shares most of the work.
+
+    k3: e^x - 1 - x.
+    """
     if PLAN.double:
         k3 = k3_of(-x, tl.exp(-x))
         return k3 - x, k3
     else:
         twos, power, rest, factor = powers(x)
         square = rest * rest
-        odd = tl.fma(square, constant(x, over_factorial(7)), constant(x, over_factorial(5)))
-        factor = tl.fma(-2.0 * rest, tl.fma(odd, square, constant(x, over_factorial(3))), factor)
+        # e^r + e^-r - 2 = 2 (r^2/2! + r^4/4! + r^6/6! + ...), the last coefficient raised for r^8.
+        both = tl.fma(square, constant(x, 2.0 * over_factorial(6) * 1.0019), constant(x, 2.0 * over_factorial(4)))
+        both = tl.fma(both * square, square, square)
         power = (0x7F000000 - power).to(tl.float32, bitcast=True)
-        minus_one = tl.fma(power, tl.fma(factor, square, -rest), power - 1.0)
-        return minus_one, tl.where(twos == 0.0, factor * square, minus_one + x)
+        minus_one = tl.fma(power, both - tl.fma(factor, square, rest), power - 1.0)
+        return minus_one, tl.where(twos == 0.0, both - k3, minus_one + x)
 
 
 @triton.jit
@@ -196,6 +201,20 @@ def powers(x: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     rest = tl.fma(twos, constant(x, -0.693359375), x)
     rest = tl.fma(twos, constant(x, 2.12194440e-4), rest)
     return twos, shifted.to(tl.int32, bitcast=True) << 23, rest, series(rest, 7)
+
+
+@triton.jit
+def product_less_one(x: tl.tensor, y: tl.tensor) -> tl.tensor:
+    """Compute 4 ((1 + x/4) (1 + y/4) - 1) without cancellation for x, y >= 0."""
+    return tl.fma(x, tl.fma(y, constant(y, 0.25), constant(y, 1.0)), y)
+
+
+@triton.jit
+def without_powers(x: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Split float32 1 + x/4 into 2^n (1 + y/4), 0 <= y < 4; give y and n."""
+    bits = tl.fma(x, constant(x, 0.25), constant(x, 1.0)).to(tl.int32, bitcast=True)
+    less = (0x7F000000 - (bits & 0x7F800000)).to(tl.float32, bitcast=True)
+    return tl.fma(x, less, tl.fma(less, constant(x, 4.0), constant(x, -4.0))), (bits >> 23) - 127
 
 
 @triton.jit

@@ -138,26 +138,27 @@ def count_values(
     key = ordered(x, SEARCHED.upper)
     digit = (key - first.to(key.dtype)) >> shift.to(key.dtype)
     place = tl.where(among & (digit < digits.to(key.dtype)), digit.to(tl.int32), digits)
+    counted = place < digits
     # Behind the first rounds most steps have none to count.
     if tl.min(tl.ravel(place), 0) < digits:
-        add_each(table, place, digits)
-        known = tl.where(place < digits, x, 0.0).to(tl.float64)
+        add_each(table, place, counted)
+        known = tl.where(counted, x, 0.0).to(tl.float64)
         if SEARCHED.sums == "amounts":
             amount = tl.minimum(tl.maximum(known / setting, -LARGEST_AMOUNT), LARGEST_AMOUNT)
             whole = tl.floor(amount)
             fraction = ((amount - whole) * GRID + ROUNDS) - ROUNDS
-            add_each(table + digits, place, digits, whole.to(tl.int64))
-            add_each(table + 2 * digits, place, digits, fraction.to(tl.int64))
+            add_each(table + digits, place, counted, whole.to(tl.int64))
+            add_each(table + 2 * digits, place, counted, fraction.to(tl.int64))
         elif SEARCHED.sums == "weights":
             weight = tl.exp(known).to(tl.float32).to(tl.float64)
             square = weight * weight
             nearest = square.to(tl.float32).to(tl.float64)
             # All weights with a digit are multiples of one power of two; see backends/select_ess.py.
-            scale = tl.load(scales + place, mask=place < digits)
+            scale = tl.load(scales + place, mask=counted)
             of_squares = scale * scale
-            add_each(table + digits, place, digits, (weight * scale).to(tl.int64))
-            add_each(table + 2 * digits, place, digits, (nearest * (of_squares * OF_NEAREST)).to(tl.int64))
-            add_each(table + 3 * digits, place, digits, ((square - nearest) * of_squares).to(tl.int64))
+            add_each(table + digits, place, counted, (weight * scale).to(tl.int64))
+            add_each(table + 2 * digits, place, counted, (nearest * (of_squares * OF_NEAREST)).to(tl.int64))
+            add_each(table + 3 * digits, place, counted, ((square - nearest) * of_squares).to(tl.int64))
 
 
 # No length and no stride is in a compile key: they are annotated, and not specialised on.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
+from rollout_corr.kernels.accumulators import counts_probabilities
 from rollout_corr.kernels.correct.criteria import Pair
 from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.gather import Gathered, exact, plain
@@ -16,6 +16,8 @@ from rollout_corr.kernels.sums import record, record_extrema
 from rollout_corr.kernels.tokens import (
     LARGEST_D,
     LARGEST_STATISTIC,
+    LN_2,
+    constant,
     expm1,
     exponential,
     exponential_of_negative,
@@ -27,15 +29,18 @@ from rollout_corr.kernels.tokens import (
     of_test,
     perplexity,
     probability,
+    product_less_one,
     within,
+    without_powers,
 )
 
 # Programs add their histograms to this many copies, so that they do not all wait for the same few bins.
 COPIES = tl.constexpr(16)
 BINS = tl.constexpr(512)
 FIRST_BIN = tl.constexpr((127 - 24) << 3)
-LN_2 = tl.constexpr(math.log(2.0))
-# Up to this clamp the product of cosh(D / 2)^2 over the 4 tokens of a thread is finite in float32.
+# The ends of what has bins of its own: the first bin takes what is smaller, the last what is larger.
+SMALLEST_BINNED, LARGEST_BINNED = tl.constexpr(2.0**-24), tl.constexpr(240.0)
+# Up to this clamp the product of cosh(D / 2)^2 over 4 tokens of a thread, and of what is kept of others, is finite.
 LARGEST_PRODUCT = tl.constexpr(22.0)
 
 
@@ -96,11 +101,16 @@ def measure_probabilities(found: tl.tuple, pair: Pair, PLAN: tl.constexpr) -> tl
     """Record the statistics of detail="full", but for the histogram."""
     measured = pair.measured
     # 0 at tokens that are not measured, whose log-probs are 0.
-    p, q = probability(pair.base) - 1.0, probability(pair.logp) - 1.0
-    gap = tl.abs(p - q)
-    found = record(found, PLAN, "token_sums", "abs_prob_diff", gap)
-    found = record_extrema(found, PLAN, "", "max_abs_prob_diff", gap, measured)
-    p, q = p.to(tl.float64), q.to(tl.float64)
+    p, q = probability(pair.base), probability(pair.logp)
+    if counts_probabilities(PLAN):
+        p, q = less_one(p), less_one(q)
+        found = record(found, PLAN, "token_maxima", "max_abs_prob_diff", tl.abs(p - q))
+    else:
+        p, q = p - 1.0, q - 1.0
+        found = record_extrema(found, PLAN, "", "max_abs_prob_diff", tl.abs(p - q), measured)
+    found = record(found, PLAN, "token_sums", "abs_prob_diff", tl.abs(p - q))
+    wide: tl.constexpr = tl.int64 if counts_probabilities(PLAN) else tl.float64
+    p, q = p.to(wide), q.to(wide)
     found = record(found, PLAN, "token_sums", "p", p)
     found = record(found, PLAN, "token_sums", "q", q)
     found = record(found, PLAN, "token_sums", "p2", p * p)
@@ -109,55 +119,65 @@ def measure_probabilities(found: tl.tuple, pair: Pair, PLAN: tl.constexpr) -> tl
 
 
 @triton.jit
-def measure_divergences(found: tl.tuple, ratio: Ratio, clamp: tl.tensor, PLAN: tl.constexpr) -> tl.tuple:
-    """Record the statistics of detail="full" that take D and -D alike."""
-    d = ratio.log_ratio
-    excess, k3 = exponential_of_negative(d, PLAN)
+def less_one(p: tl.tensor) -> tl.tensor:
+    """Compute p - 1, rounded as float32 is, in units of 2^-24."""
+    return tl.fma(p, constant(p, 16777216.0), constant(p, -16777216.0)).to(tl.int32)
+
+
+@triton.jit
+def measure_divergences(
+    found: tl.tuple, ratio: Ratio, d: tl.tensor, clamp: tl.tensor, PLAN: tl.constexpr
+) -> tl.tuple:  # fmt: skip
+    """Record the statistics of detail="full" that take D and -D alike; log cosh(D / 2) as a product, but in float64."""
+    excess, k3 = exponential_of_negative(ratio.log_ratio, ratio.k3, PLAN)
     found = record(found, PLAN, "token_sums", "k3_back", k3)
-    found = record(found, PLAN, "token_sums", "log_cosh", 0.5 * sum_of_logs(0.25 * (ratio.k3 + k3), clamp))
-    found = record(found, PLAN, "token_sums", "factor", tl.maximum(excess, ratio.excess))
-    return record(found, PLAN, "token_sums", "tokens_beyond_2", tl.where(tl.abs(d) > LN_2, 1.0, 0.0).to(d.dtype))
-
-
-@triton.jit
-def sum_of_logs(x: tl.tensor, clamp: tl.tensor) -> tl.tensor:
-    """Sum log(1 + x) over each lane's tokens, [LANES], for 0 <= x <= e^clamp / 4."""
-    if clamp <= LARGEST_PRODUCT:
-        total = log1p(tl.reduce(tl.reduce(x, 2, product_less_one), 0, product_less_one))
+    both = ratio.k3 + k3
+    if PLAN.double:
+        found = record(found, PLAN, "token_sums", "log_cosh", 0.5 * log1p(0.25 * both))
     else:
-        total = tl.sum(tl.sum(log1p(x), 2), 0)
-    return total
+        powers = tl.zeros_like(both).to(tl.int32)
+        if clamp > LARGEST_PRODUCT:
+            both, powers = without_powers(both)
+        found = record(found, PLAN, "exponents", "log_cosh", tl.sum(tl.sum(powers, 2), 0))
+        both = tl.reduce(tl.reduce(both, 2, product_less_one), 0, product_less_one)
+        found = record(found, PLAN, "token_sums", "log_cosh", both)
+    found = record(found, PLAN, "token_sums", "factor", tl.maximum(excess, ratio.excess))
+    # |D| has been computed for other statistics.
+    most = tl.where(clamp > LN_2, LN_2, float("inf")).to(d.dtype)
+    beyond = tl.abs(limited(d, -LARGEST_D, LARGEST_D, PLAN)) > most
+    return record(found, PLAN, "token_sums", "tokens_beyond_2", tl.where(beyond, 1.0, 0.0).to(d.dtype))
 
 
 @triton.jit
-def product_less_one(x: tl.tensor, y: tl.tensor) -> tl.tensor:
-    """Compute (1 + x) (1 + y) - 1 without cancellation for x, y >= 0."""
-    return tl.fma(x, y, x) + y
-
-
-@triton.jit
-def count_bins(histogram: tl.tensor, d: tl.tensor, counted: tl.tensor) -> None:
+def count_bins(histogram: tl.tensor, d: tl.tensor, counted: tl.tensor, PLAN: tl.constexpr) -> None:
     """Count the D of each bin, in one of the copies of the histogram."""
-    bits = d.to(tl.float32).to(tl.int32, bitcast=True)
-    bins = tl.minimum(tl.maximum(((bits & 0x7FFFFFFF) >> 20) - FIRST_BIN, 0), 255) + tl.where(bits < 0, 256, 0)
-    bins = tl.where(counted, bins, BINS)
-    add_each(histogram + (tl.program_id(0) % COPIES) * BINS, bins, BINS)
+    d = limited(d, -LARGEST_D, LARGEST_D, PLAN).to(tl.float32)
+    size = tl.minimum(tl.maximum(tl.abs(d), SMALLEST_BINNED), LARGEST_BINNED).to(tl.int32, bitcast=True)
+    # The sign moves down to the bit above those that the bins of one sign have.
+    bins = size + ((d.to(tl.int32, bitcast=True) >> 3) & 0x10000000) - (FIRST_BIN << 20)
+    add_each(histogram + (tl.program_id(0) % COPIES) * BINS, bins >> 20, counted)
 
 
 @triton.jit
-def add_each(table: tl.tensor, place: tl.tensor, size: tl.tensor, amount: tl.tensor | None = None) -> None:
-    """Add amounts, int64, or 1 to the entries of a table at places; beyond its size nothing is added."""
+def add_each(table: tl.tensor, place: tl.tensor, among: tl.tensor, amount: tl.tensor | None = None) -> None:
+    """Add amounts, int64, or 1 to the entries of a table at places, for some tokens."""
     # One of a thread's neighbours at a time: all at once would be moved to other threads, through shared memory.
     for i in tl.static_range(place.shape[2]):
         here = tl.arange(0, place.shape[2])[None, None, :] == i
         place_of_one = tl.sum(tl.where(here, place, 0), 2)
-        counted = place_of_one < size
+        counted = tl.reduce(here & among, 2, either_of)
         if amount is None:
             one = tl.full(place_of_one.shape, 1, tl.int64)
         else:
             one = tl.sum(tl.where(here, amount, 0), 2)
             counted = counted & (one != 0)
         tl.atomic_add(table + place_of_one, one, mask=counted, sem="relaxed")
+
+
+@triton.jit
+def either_of(x: tl.tensor, y: tl.tensor) -> tl.tensor:
+    """Test whether one of two holds."""
+    return x | y
 
 
 @triton.jit

@@ -16,7 +16,7 @@ from rollout_corr.spec.statistics import STATISTICS
 CLASSES = ("negative_outward", "negative_inward", "positive_outward", "positive_inward")
 
 # Tables that a pass over tokens fills, in the order of its accumulators.
-RECORDED = ("token_sums", "floats", "counts", "integers", "peaks", "token_maxima")
+RECORDED = ("token_sums", "floats", "counts", "integers", "peaks", "exponents", "token_maxima")
 
 
 # Columns of a pass over padded tokens below which ptxas takes fewer than 128 registers; criteria and columns beyond
@@ -132,6 +132,11 @@ class Tables:
         return 0
 
     @property
+    def exponents(self) -> tuple[str, ...]:
+        """List the sums of logarithms that a pass keeps as a product, and its power of two apart."""
+        return ("log_cosh",) if "log_cosh" in self.token_sums and not self.double else ()
+
+    @property
     def recorded(self) -> tuple[tuple[str, str], ...]:
         """List every accumulator of a pass over tokens as (table, column), in order."""
         found = [(table, name) for table in RECORDED for name in getattr(self, table)]
@@ -200,12 +205,14 @@ class Plan(Tables):
         """
         criteria, columns = len(self.tests) * (1 if self.advantages is None else 2), len(self.recorded)
         few = not self.packed and columns < FEW_COLUMNS
-        # With all columns of a padded pass the cap spills 56 bytes on sm_100.
-        spilled = (self.full and not self.packed) or self.double
-        # So it does, 112 bytes, where labels keep extrema that are keys; prefixes take more than 168 registers.
-        spilled = spilled or (bool(self.label_sums) and self.nonfinite == "propagate") or self.ahead is not None
+        # The cap spills 112 bytes where labels keep extrema that are keys; prefixes take more than 168 registers.
+        propagates = self.nonfinite == "propagate"
+        spilled = self.double or (bool(self.label_sums) and propagates) or self.ahead is not None
         if few or spilled or criteria > MOST_CRITERIA:
             return None
+        if self.full and not self.packed:
+            # With all columns 192 spill 16 bytes on sm_100; with few 120 are taken without a cap.
+            return 200 if columns > MOST_COLUMNS and not propagates else None
         # With 128 those of labels spill 48 bytes.
         many = self.full or columns > MOST_COLUMNS or bool(self.label_sums)
         many = many or (self.packed and self.advantages is not None)

@@ -117,8 +117,8 @@ def read_part(
     found = measure_tokens(found, pair, ratio, PLAN)
     if PLAN.full:
         found = measure_probabilities(found, pair, PLAN)
-        found = measure_divergences(found, ratio, clamp, PLAN)
-        count_bins(shared.histogram, pair.d, pair.finite if PLAN.nonfinite == "propagate" else pair.measured)
+        found = measure_divergences(found, ratio, pair.d, clamp, PLAN)
+        count_bins(shared.histogram, pair.d, pair.finite if PLAN.nonfinite == "propagate" else pair.measured, PLAN)
     weight = tl.full(pair.d.shape, 1.0, pair.d.dtype)
     if PLAN.level == "token":
         log_weight, raw, bounded, weight = weight_of(ratio, numbers, PLAN)
