@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rollout_corr.definition.facts import Named
 from rollout_corr.definition.findings import Findings
-from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.spec.correction import WHEN_REPORTING, Criterion, Spec
 
 # The module of each scheme.
 SCHEMES = {name: f"rollout_corr.frameworks.{name}.metrics" for name in ("verl", "xtuner", "skyrl")}
@@ -84,6 +84,9 @@ def load(spec: Spec) -> None:
     for name in spec.report:
         if name in SCHEMES and name not in _LOADED:
             _LOADED[name] = cast(SchemeModule, import_module(SCHEMES[name]))
+
+
+WHEN_REPORTING.append(load)
 
 
 def schemes(spec: Spec) -> list[SchemeModule]:

@@ -6,7 +6,7 @@ it and type checkers refuse a misspelling; the tuples of its values are for chec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -33,6 +33,10 @@ from rollout_corr.spec.weight import Weight as Weight
 
 # exp(2 * clamp) has to be finite in float32, because chi2 squares a ratio.
 LARGEST_CLAMP = 40.0
+
+# Called with each new Spec that asks for a framework's metrics: who imports these does so then, because a function that
+# torch.compile traces cannot.
+WHEN_REPORTING: list[Callable[[Spec], None]] = []
 
 
 @keywords_meant(
@@ -142,6 +146,9 @@ class Spec(Checked):
         if len(report) > 1 and over_turns:
             # The metrics of frameworks have names for tokens and sequences alone.
             raise ValueError(f"Spec.report: expected ('native',) with a weight or criterion over turns, got {report}")
+        if len(report) > 1:
+            for prepare in WHEN_REPORTING:
+                prepare(self)
 
     def __hash__(self) -> int:
         """The hash of the fields, found once: every call looks up by its Spec what was prepared for it."""

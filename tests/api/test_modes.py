@@ -15,6 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import rollout_corr as rc
 from builders.batches import LAYOUTS, lay_out, random_sequences, rounded
 from builders.mode_cases import CALLS, MODES, difference
+from rollout_corr.metrics import peers
 from rollout_corr.testing import example_batch
 
 pytestmark = [
@@ -143,3 +144,17 @@ def test_a_ready_mask_stays_inside_the_sequences():
     given = {"cu_seqlens": torch.tensor([1, 4]), "old_logp": torch.zeros(6), "backend": "torch"}
     out = rc.policy_loss(new, torch.ones(6), train_mask=torch.ones(6, dtype=torch.bool), **given)
     assert out.mask.tolist() == [False, True, True, True, False, False]
+
+
+@pytest.mark.parametrize("loss", [False, True])
+def test_the_first_call_of_all_may_be_compiled(loss, monkeypatch):
+    """A framework's metrics are imported with the Spec: the first call used to, which no compiled function may."""
+    monkeypatch.setattr(peers, "_LOADED", {})
+    spec, x = rc.Spec(report=("native", "verl")), -torch.rand(2, 5)
+
+    def step(train, rollout):
+        if loss:
+            return rc.policy_loss(train, torch.ones(2), old_logp=train, rollout_logp=rollout, spec=spec).statistics.sums
+        return rc.correct(train, rollout, spec=spec).statistics.sums
+
+    assert torch.equal(torch.compile(step, fullgraph=True, backend="eager")(x, x - 0.1), step(x, x - 0.1))
