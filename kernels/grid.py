@@ -64,33 +64,37 @@ class Cut:
         return 32 * self.shape.warps
 
 
-_CUTS: dict[tuple[int, int, bool, bool, bool, int], Cut] = {}
+_CUTS: dict[tuple[int, int, bool, bool, bool, bool, int], Cut] = {}
 
 
 def cut_for(
-    tokens: int, sequences: int, element: int, unit: bool, aligned: bool, loose: bool = False, warp: int = 32
-) -> Cut:
+    tokens: int, sequences: int, element: int, unit: bool, aligned: bool, loose: bool = False, few: bool = False,
+    warp: int = 32,
+) -> Cut:  # fmt: skip
     """Choose the shape for a batch from its sizes alone, and its tilings; see `grid_for` for the others."""
     mean = tokens // (sequences or 1)
     for one in SHAPES:
         least, shape = one
         if mean >= least:
             break
-    key = (least, element, unit, aligned, loose, warp)
+    key = (least, element, unit, aligned, loose, few, warp)
     found = _CUTS.get(key)
     if found is None or found.shape is not shape:
-        tiling, spread = _tilings(shape, element, unit, aligned, loose)
+        tiling, spread = _tilings(shape, element, unit, aligned, loose, few)
         found = _CUTS[key] = Cut(shape, tiling.for_warps_of(warp), spread, warp)
     return found
 
 
-def _tilings(shape: Shape, element: int, unit: bool, aligned: bool, loose: bool) -> tuple[Tiling, Tiling]:
-    """Divide tiles of `read` and slots of `apply`: a thread loads 16 bytes at a time, and at most 4 log-probs."""
+def _tilings(shape: Shape, element: int, unit: bool, aligned: bool, loose: bool, few: bool) -> tuple[Tiling, Tiling]:
+    """Divide tiles of `read` and slots of `apply`: a thread loads 16 bytes at a time, and at most 4 log-probs.
+
+    few: Of 2 tokens of a thread all values are float64, in as many registers as 4 of float32.
+    """
     wide = min(16 // element, 4, shape.tile)
     # 4 tokens of a thread at a time: 8 take twice the registers (metrics 138 for 96, PPO 153 for 108), and 2 % less
     # instructions where sequences are long.
     vec = 1 if loose else wide
-    parts = max(1, min(shape.rows, 4 // vec, shape.tile // (shape.lanes * vec)))
+    parts = max(1, min(shape.rows, (2 if few else 4) // vec, shape.tile // (shape.lanes * vec)))
     spread = shape.spread or shape.tile
     return (
         Tiling(parts, shape.tile, min(shape.lanes, shape.tile // vec), vec, unit, aligned),
@@ -179,7 +183,10 @@ SIZES = (
 sizes_of = attrgetter(*SIZES)
 
 
-def grid_for(sequences: int, width: int | None, tensors: Sequence[Tensor], element: int, double: bool = False) -> Grid:
+def grid_for(
+    sequences: int, width: int | None, tensors: Sequence[Tensor], element: int, double: bool = False,
+    alone: bool = False,
+) -> Grid:  # fmt: skip
     """Divide a batch from metadata alone.
 
     Args:
@@ -188,6 +195,7 @@ def grid_for(sequences: int, width: int | None, tensors: Sequence[Tensor], eleme
         tensors: All per-token tensors that are read with strides of their own.
         element: Bytes of the smallest log-prob.
         double: float64 computes.
+        alone: What is written of a token hangs on no sum, which in float64 hangs on how tokens are divided.
     """
     first = tensors[0]
     tokens = first.numel()
@@ -196,14 +204,15 @@ def grid_for(sequences: int, width: int | None, tensors: Sequence[Tensor], eleme
         unit, aligned = True, reduce(or_, map(Tensor.data_ptr, tensors)) & 15 == 0
     else:
         unit, aligned = _reads_of(tensors, width is None)
-    warp = warp_size(first.device)
+    warp, few = warp_size(first.device), double and alone
     if width is None:
-        cut = cut_for(tokens, sequences, element, unit, aligned, False, warp)
+        cut = cut_for(tokens, sequences, element, unit, aligned, False, few, warp)
     else:
         aligned = aligned and not (width & 15 and sequences > 1)
         # Where no access to a row is known to be aligned Triton gives neighbours to different threads, which would
-        # exchange every sum over neighbours. Outputs of a packed batch are; plain sums of float64 keep their order.
-        cut = cut_for(tokens, sequences, element, unit, aligned, not (aligned or double), warp)
+        # exchange every sum over neighbours. Outputs of a packed batch are; plain sums of float64 that decide anything
+        # keep their order.
+        cut = cut_for(tokens, sequences, element, unit, aligned, not aligned and (few or not double), few, warp)
     return divided(cut, tokens, sequences, width, contiguous, double)
 
 

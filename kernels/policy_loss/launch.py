@@ -143,7 +143,8 @@ def _laid(given: LossGiven, objective: Objective, differentiable: bool) -> Laid:
     element = new.element_size() if base is None else min(new.element_size(), base.element_size())
     sequences, width = new.shape if offsets is None else (offsets.shape[0] - 1, None)
     strided = tensors[: len(STRIDED)]
-    grid = grid_for(sequences, width, recipe.strided(strided), element, given.double)
+    alone = recipe.constants[0].phase == "whole"
+    grid = grid_for(sequences, width, recipe.strided(strided), element, given.double, alone)
     if within is not None:
         grid = of_units(grid, within.shape[0] - 1, beside=True)
     return Laid(given, strided, recipe, grid, within)

@@ -106,6 +106,13 @@ def test_registers_of_a_loss_are_the_compiler_s(name):
     assert all(launch.options(32, nvidia=True) == PLAIN for launch in LOSS_VARIANTS[name].launches())
 
 
+@pytest.mark.parametrize(("name", "tokens"), [("ppo_fp64", 2), ("gspo_fp64", 4), ("ppo_packed", 4)])
+def test_tokens_of_float64_are_half_as_many_where_no_sum_decides(name, tokens):
+    """What GSPO writes hangs on float64 sums of sequences, whose order is that of the tokens of a thread."""
+    tiling = LOSS_VARIANTS[name].launches()[0].arguments["TILING"]
+    assert tiling.parts * tiling.vec == tokens
+
+
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_the_environment_does_not_decide_what_is_contracted(target, monkeypatch):
     """TRITON_DEFAULT_FP_FUSION=0 would change bits; Triton 3.9 warns about a kernel that leaves it to that."""
