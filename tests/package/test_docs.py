@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.tables import losses
 from rollout_corr.metrics import docs as metrics_page
 from rollout_corr.spec import choices, loss, surrogate
@@ -109,6 +110,11 @@ def test_metrics_page_is_fresh():
     wanted = "python -m rollout_corr.metrics.docs > docs/metrics.md"
     assert (DOCS / "metrics.md").read_text(encoding="utf-8") == metrics_page.markdown(), wanted
     assert metrics_page.watched() in (DOCS / "guide.md").read_text(encoding="utf-8"), "its table is of metrics/docs.py"
+
+
+def test_the_frameworks_whose_configuration_is_read_are_named():
+    first = (DOCS / "migrate.md").read_text(encoding="utf-8").partition("- `rc.preset(name)`")[0]
+    assert sorted(re.findall(r'`"(\w+)"`', first)) == lookup.readable("read")
 
 
 def test_losses_page_is_fresh():
