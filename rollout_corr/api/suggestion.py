@@ -152,7 +152,7 @@ def suggested(found: Sequences, keep: float) -> Suggestion:
     why = "The trainer finds no token of a healthy sequence that much less likely than the engine did"
     if lower < VETO:
         share = 100 * float((found.least < math.log(VETO)).double().mean())
-        why = f"{VETO:g} would reject {share:.1f} %, too many to keep the share asked for: look at those tokens first"
+        why = f"{VETO:g} would reject {share:.1f} %, more than half of what may go: look at those tokens first"
     short, long = (int(x) for x in found.n.quantile(torch.tensor([0.1, 0.9], dtype=torch.float64)))
     sentences = [
         f"{count} sequences, most of {short} to {long} tokens; k3 {k3:.2g}; D of a token is {-kl:.2g} "
