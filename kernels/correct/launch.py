@@ -224,20 +224,21 @@ def prepare(
         *(NO_TABLES if carries is None else vars(carries).values()),
     )  # fmt: skip
     sized = sized_for(recipe, grid)
-    strides = strides_of((train, rollout, mask), grid)
-    operands = recipe.names.operands(tensors, workspace, strides, extras, sized.values, grid.cut, device)
+    operands = recipe.names.operands(
+        tensors, workspace, strides_of((train, rollout, mask), grid), extras, sized.values, grid.cut, device
+    )
     if keep_turns is not None or halves:
         weights, mask_out = _shaped(weights, whole.weights_out, whole), _shaped(mask_out, whole.mask_out, whole)
-    parts = None
-    if split and within is not None and turns is not None:
-        of_turns = advantages if whole.per_sequence else None
-        owners = owners_here(turns, within)
-        parts = PartsOfTurns(owners, within, of_turns, whole.advantages if whole.per_sequence else None)
-    sums = recipe.sums
-    found = Found(weights, mask_out, keep, statistics, sums, by_owner, parts, keep_turns, label_sums, label_maxima)
-    if carries is not None and split:
-        rests = workspace.tensor("rests") if "rests" in recipe.scratch.names else None
-        found.joins = Joins(plan, carries, within, rests)
+    found = Found(
+        weights, mask_out, keep, statistics, recipe.sums, by_owner, None, keep_turns, label_sums, label_maxima
+    )
+    if split:
+        if within is not None and turns is not None:
+            of_sequences = (advantages, whole.advantages) if whole.per_sequence else (None, None)
+            found.parts_of_turns = PartsOfTurns(owners_here(turns, within), within, *of_sequences)
+        if carries is not None:
+            rests = workspace.tensor("rests") if "rests" in recipe.scratch.names else None
+            found.joins = Joins(plan, carries, within, rests)
     return found, sized.on(operands)
 
 

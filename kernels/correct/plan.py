@@ -164,12 +164,12 @@ class Plan(Tables):
     kept: bool  # sums over a sequence run over the survivors of token criteria
     advantages: str | None  # "token" | "sequence"
     externals: int
-    writes_weights: bool
-    writes_mask: bool
+    writes_weights: bool  # weights are handed back
+    writes_mask: bool  # a new mask is handed back
     edits_mask: bool  # rejected tokens are 0 in the mask written
     schemes: tuple[str, ...]  # peers whose statistics are reported beside the native ones
     pairs: tuple[str, ...]  # values of `Criterion.of` that compare the policy that trains
-    mass: str | None  # whose log-probs the kept mass is taken from: "train" | "rollout"; None: there is none
+    mass: str | None = None  # whose log-probs the kept mass is taken from: "train" | "rollout"; None: there is none
     turns: bool  # turns are measured: slots are of turns, and the offsets that the kernels see are theirs
     weighs_turns: bool  # `level` is of turns
     prefix: str | None = None  # of level "prefix", `Weight.reduce`

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from rollout_corr.kernels.correct import peers_plan
 from rollout_corr.kernels.correct.numbers import indices, numbers_of
@@ -20,35 +21,17 @@ from rollout_corr.spec.thresholds import threshold_of
 
 @lru_cache(maxsize=256)
 def plan_of(
-    spec: Spec,
-    *,
-    double: bool,
-    packed: bool,
-    masked: bool,
-    advantages: str | None,
-    writes_weights: bool,
-    writes_mask: bool,
-    edits_mask: bool,
-    mass: str | None = None,
-    labelled: bool = False,
-    split: bool = False,
-    halves: bool = False,
+    spec: Spec, *, double: bool, advantages: str | None, labelled: bool = False, split: bool = False, **of_batch: Any
 ) -> Plan:
     """Make the plan of a Spec for one kind of batch.
 
     Args:
         spec: The Spec.
         double: Compute in float64.
-        packed: Sequences are given by offsets, not as rows.
-        masked: A mask is given.
         advantages: "token", "sequence" or None.
-        writes_weights: Weights are handed back.
-        writes_mask: A new mask is handed back.
-        edits_mask: Rejected tokens are 0 in the new mask.
-        mass: Whose log-probs the kept mass is taken from, "train" or "rollout"; None without one.
         labelled: Sequences have labels.
         split: Sequences lie on several ranks.
-        halves: This rank holds two stretches of each.
+        of_batch: Further fields of a plan that follow from what a batch has and is to get back.
     """
     weight = spec.weight
     tests = _tests(spec)
@@ -65,23 +48,17 @@ def plan_of(
         kept=spec.sums_over == "kept" and any(test.over == "token" for test in tests),
         full=spec.detail == "full",
         double=double,
-        packed=packed,
-        masked=masked,
         advantages=advantages if any(test.when != "any" for test in tests) else None,
         externals=1 + max((test.external for test in tests), default=-1),
-        writes_weights=writes_weights,
-        writes_mask=writes_mask,
-        edits_mask=edits_mask,
         schemes=tuple(name for name in spec.report if name != "native"),
         pairs=pairs_of(spec),
-        mass=mass,
         turns=spec.measures_turns,
         weighs_turns=weight is not None and weight.per_turn,
         prefix=None if weight is None else weight.reduce,
         prefix_within="sequence" if weight is None else weight.over,
         grows=weight is not None and weight.growth is not None,
         joins=split and spec.has_prefixes,
-        halves=halves,
+        **of_batch,
     )
     if spec.has_prefixes:
         plan = replace(plan, ahead=_ahead(plan, tuple(numbers_of(spec, double))))

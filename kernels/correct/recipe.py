@@ -11,7 +11,7 @@ import torch
 from rollout_corr.kernels.correct.apply import apply_kernel
 from rollout_corr.kernels.correct.decide import decide_kernel
 from rollout_corr.kernels.correct.numbers import FoundNumber, found_numbers, numbers_of
-from rollout_corr.kernels.correct.plan import Plan
+from rollout_corr.kernels.correct.plan import Plan, Tables
 from rollout_corr.kernels.correct.planner import plan_of
 from rollout_corr.kernels.correct.ranks import gather_kernel
 from rollout_corr.kernels.correct.read import read_kernel
@@ -82,7 +82,7 @@ class Recipe:
 STRIDED = ("train", "rollout", "mask")
 CONSTANTS = ("PLAN", "AHEAD", "BY_OWNER")
 # The tables of slots, which a split batch also has by owner.
-BY_OWNER = ("counts", "integers", "floats", "peaks")
+BY_OWNER = Tables.of_slots
 
 
 def kind_and_plan(

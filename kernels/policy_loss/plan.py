@@ -43,12 +43,12 @@ class LossPlan(Tables):
     regulariser: str | None  # its scope
     reduction: str
     denominator: str | None  # what is counted, None where the caller has
-    based: bool
-    weighted: bool
-    referred: bool
-    trained: bool
+    based: bool  # there are log-probs that new_logp is compared with
+    weighted: bool  # there are weights
+    referred: bool  # there are log-probs of a reference policy
+    trained: bool  # there is a mask of what trains
     advantages: str  # "token" | "sequence"
-    differentiable: bool
+    differentiable: bool  # the gradient is handed back
     mass: str | None  # whose log-probs the kept mass is taken from: "train", which is new, or "rollout", the base
     has_scales: bool  # factors of all that a token adds
     looked: bool  # the look at the batch found something of each token
@@ -122,44 +122,14 @@ class Scaling:
 
 
 @lru_cache(maxsize=256)
-def plans_of(
-    objective: Objective,
-    *,
-    counted: bool,
-    double: bool,
-    packed: bool,
-    based: bool,
-    weighted: bool,
-    referred: bool,
-    trained: bool,
-    masked: bool,
-    advantages: str,
-    differentiable: bool,
-    mass: str | None = None,
-    has_scales: bool = False,
-    looked: bool = False,
-    by_sequence: bool = False,
-    turns: bool = False,
-) -> tuple[LossPlan, ...]:
+def plans_of(objective: Objective, *, counted: bool, double: bool, **of_batch: Any) -> tuple[LossPlan, ...]:
     """Make a plan for each pass over the tokens.
 
     Args:
         objective: Everything that is fixed about the loss.
         counted: The denominator is counted here, and not given.
         double: Compute in float64.
-        packed: Sequences by offsets, not rows.
-        based: There are log-probs that new_logp is compared with.
-        weighted: Weights are given.
-        referred: Log-probs of a reference policy are given.
-        trained: A mask of what trains is given.
-        masked: A mask is given.
-        advantages: "token" or "sequence".
-        differentiable: The gradient is handed back.
-        mass: Whose log-probs the kept mass is taken from, "train" or "rollout"; None without one.
-        has_scales: Factors of all that a token adds are given.
-        looked: What the look at the batch found of each token is given.
-        by_sequence: What a look at groups found of each sequence is given.
-        turns: Turns stand in the place of sequences.
+        of_batch: Further fields of a plan that follow from what a batch has.
     """
     surrogate, kl, regulariser = objective.surrogate, objective.kl, objective.regulariser
     cuts, own_ratio = list(surrogate.cuts.values()), not objective.weights_are_the_ratio
@@ -187,23 +157,11 @@ def plans_of(
         denominator=objective.denominator if counted else None,
         nonfinite=objective.nonfinite,
         double=double,
-        packed=packed,
-        based=based,
-        weighted=weighted,
-        referred=referred,
-        trained=trained,
-        masked=masked,
-        advantages=advantages,
-        differentiable=differentiable,
-        mass=mass,
-        has_scales=has_scales,
-        looked=looked,
-        by_sequence=by_sequence,
-        turns=turns,
         numbers=tuple(numbers_of(objective, double)),
         sums=sum_names(objective),
         of_look=surrogate.found,
         maxima=max_names(),
+        **of_batch,
     )
     passes = [replace(plan, phase=phase) for phase in plan.phases]
     return tuple(replace(each, **_columns(each)) for each in passes)
