@@ -40,10 +40,6 @@ class Tiling:
         """Tokens that a walk along a tile takes at a time."""
         return self.rows * self.lanes * self.vec
 
-    def tokens_of_thread(self, threads: int) -> int:
-        """Count the tokens that a thread has at a time: of a step of one warp, else of all slots of a program."""
-        return (self.step if threads == 32 else self.rows * self.tile) // threads
-
     def for_warps_of(self, threads: int) -> Tiling:
         """Give each thread of a larger warp fewer vectors, or the warp more tokens at a time."""
         times = threads // 32

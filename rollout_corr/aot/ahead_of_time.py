@@ -49,12 +49,13 @@ class Binary(NamedTuple):
         text: The machine code in words, with what the compiler says of registers: the disassembly of NVIDIA's
             `cuobjdump`, or AMD's assembly.
         shared: Bytes of shared memory that a program asks for.
-        threads: Threads of a program.
+        tokens: How many tokens a thread has at a time, of a kernel with a tiling: of a step of one warp, else of all
+            slots of a program.
     """
 
     text: str
     shared: int
-    threads: int
+    tokens: int
 
 
 def interpreted(launch: Launch) -> bool:
@@ -78,7 +79,17 @@ def compile_launch(launch: Launch, target: str) -> Binary:
     options = launch.options(device.warp_size, device.backend == "cuda")
     compiled = triton.compile(source_of(launch, device), target=device, options=options)
     text = compiled.asm["amdgcn"] if device.backend == "hip" else disassembly(compiled.asm["cubin"])
-    return Binary(text, compiled.metadata.shared, launch.threads)
+    return Binary(text, compiled.metadata.shared, tokens_of_thread(launch, device))
+
+
+def tokens_of_thread(launch: Launch, device: GPUTarget) -> int:
+    """Count the tokens that a thread has at a time; 0 without a tiling."""
+    tiling = launch.arguments.get("TILING")
+    if not isinstance(tiling, Tiling):
+        return 0
+    if launch.threads == 32:
+        return tiling.for_warps_of(device.warp_size).step // device.warp_size
+    return tiling.rows * tiling.tile // launch.threads
 
 
 def source_of(launch: Launch, device: GPUTarget) -> ASTSource:

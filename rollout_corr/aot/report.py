@@ -177,8 +177,8 @@ def compile_one(name: str, target: str) -> list[KernelRow]:
             # Passes before the one that writes, which load less.
             kernel = constants["PLAN"].phase
         looks = kernel not in SEQUENCE_KERNELS and (kernel != "apply" or constants["PLAN"].applies)
-        tokens = constants["TILING"].tokens_of_thread(binary.threads) if looks else 0
-        rows.append(KernelRow(name, target, kernel, binary.shared, tokens, seconds, read_machine_code(binary.text)))
+        code = read_machine_code(binary.text)
+        rows.append(KernelRow(name, target, kernel, binary.shared, binary.tokens if looks else 0, seconds, code))
     return rows
 
 

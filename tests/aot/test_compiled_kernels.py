@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from builders.cases import one_in
+from rollout_corr.aot import ahead_of_time
 from rollout_corr.aot import report as kernel_report
 from rollout_corr.aot.machine_code import MachineCode
 from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS, SPLIT_PREFIX_VARIANTS
@@ -159,6 +160,14 @@ def test_place_keeps_values_and_moves_them():
         assert (placed.data_ptr() % 16 == 0) == variant.aligned
         assert (placed.stride(1) == 1) == variant.unit
         assert (placed.stride(0) % 16 == 0) == variant.aligned
+
+
+@pytest.mark.parametrize(("variant", "nvidia", "amd"), [("metrics_packed", 4, 4), ("token_unaligned", 4, 2)])
+def test_tokens_of_a_thread(variant, nvidia, amd):
+    """A warp of 64 threads takes a step of four parts as two, and a step of one part twice as long."""
+    launch = VARIANTS[variant].launches()[0]
+    found = [ahead_of_time.tokens_of_thread(launch, ahead_of_time.TARGETS[name]) for name in ("sm_90", "gfx942")]
+    assert found == [nvidia, amd]
 
 
 # --- what has to hold ---
