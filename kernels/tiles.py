@@ -137,6 +137,19 @@ def places_of(first: tl.tensor, TILING: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
+def zeros_by(x: tl.tensor) -> tl.tensor:
+    """Make int32 zeros that threads divide as they do the log-probs, of which x is computed.
+
+    A loop carries a tensor by the layout it begins with, and constants have another: what such a loop gives would go
+    through shared memory. Not a constant to Triton, this is one to LLVM.
+    """
+    if x.dtype == tl.float64:
+        return ((x.to(tl.int64, bitcast=True) & 1) >> 1).to(tl.int32)
+    else:
+        return (x.to(tl.int32, bitcast=True) & 1) >> 1
+
+
+@triton.jit
 def number_of_sequence(owner: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
     """Number the sequence of an owner; -1 and S are no sequence."""
     if PLAN.packed:

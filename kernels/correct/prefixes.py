@@ -19,7 +19,7 @@ from rollout_corr.kernels.correct.measures import beyond_bounds, bounded_by, cou
 from rollout_corr.kernels.correct.parts import Shared, external_of, pair_of, survivors
 from rollout_corr.kernels.correct.plan import Plan, Test
 from rollout_corr.kernels.correct.ranks import carried_by
-from rollout_corr.kernels.correct.scans import begins_of, run_along, scanned
+from rollout_corr.kernels.correct.scans import begins_of, moves, places_by, run_along, scanned
 from rollout_corr.kernels.sums import (
     nothing,
     record,
@@ -28,7 +28,7 @@ from rollout_corr.kernels.sums import (
     record_statistic,
     record_sum,
 )
-from rollout_corr.kernels.tiles import of_sequences, places_of
+from rollout_corr.kernels.tiles import of_sequences, places_of, zeros_by
 from rollout_corr.kernels.tokens import (
     GRID_OF_D,
     GRID_OF_FRACTION,
@@ -166,10 +166,27 @@ def total_along(reached: tl.tuple, name: tl.constexpr, OF_D: tl.constexpr, AHEAD
 
 @triton.jit
 def weigh_prefixes(
-    found: tl.tuple, pair: Pair, among: tl.tensor, standing: tl.tensor, reached: tl.tuple, numbers: tl.tuple,
-    PLAN: tl.constexpr,
+    found: tl.tuple, pair: Pair, among: tl.tensor, standing: tl.tensor, reached: tl.tuple, shared: Shared,
+    PLAN: tl.constexpr, TILING: tl.constexpr,
 ) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
-    """Compute every token's weight, in float64 as those of sequences, and record the statistics of all."""
+    """Compute every token's weight, and record the statistics of all."""
+    zero, none = tl.zeros_like(pair.d), tl.zeros_like(among)
+    raw, bounded, ratio, weight, above, below = zero, zero, zero, zero, none, none
+    # Of the smallest D they take less registers without a branch.
+    if PLAN.prefix == "min" or moves(PLAN, TILING) or shared.first < shared.tile.length:
+        raw, bounded, ratio, weight, above, below = weights_of(reached, pair, among, standing, shared.numbers, PLAN)
+    found = measure_prefix_weights(found, pair.measured, raw, bounded, ratio, weight, above, below, PLAN)
+    return found, weight
+
+
+@triton.jit
+def weights_of(
+    reached: tl.tuple, pair: Pair, among: tl.tensor, standing: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """Compute weights in float64, as those of sequences; also give which lie above and below their bounds.
+
+    Of the ratio too: around 1 and as it is, each before bounds and within them.
+    """
     AHEAD: tl.constexpr = ahead_of(PLAN)
     within: tl.constexpr = PLAN.prefix_within
     places = places_along(reached, pair.d, 0, within, AHEAD)
@@ -203,11 +220,7 @@ def weigh_prefixes(
             weight = bounded_by(ratio, lower, upper, PLAN)
     above, below = beyond_bounds(log_ratio, low, high, pair.measured, PLAN)
     kind: tl.constexpr = real(PLAN)
-    weight = weight.to(kind)
-    found = measure_prefix_weights(
-        found, pair.measured, raw.to(kind), bounded.to(kind), ratio.to(kind), weight, above, below, PLAN
-    )
-    return found, weight
+    return raw.to(kind), bounded.to(kind), ratio.to(kind), weight.to(kind), above, below
 
 
 @triton.jit
@@ -296,14 +309,15 @@ def test_prefixes(
 @triton.jit
 def standing_of(shared: Shared, like: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
     """Select the tokens of sequences that no token has rejected, here or on another tile or rank."""
+    stands = zeros_by(like) == 0
     owners = shared.extents.sequences + 2 if PLAN.packed else shared.extents.sequences
-    lost = tl.zeros(like.shape, tl.int64)
     for i in tl.static_range(size(PLAN, "tests")):
         if test(PLAN, i).rejects_early:
             of_owners = shared.carries[0] + owners * at(ahead_of(PLAN), "counts", named(i, "lost"))
-            lost += of_sequences(of_owners + PLAN.packed, lost, shared.span, shared.first, shared.offsets, shared.tile,
+            lost = of_sequences(of_owners + PLAN.packed, like, shared.span, shared.first, shared.offsets, shared.tile,
                                  shared.extents, PLAN, TILING)  # fmt: skip
-    return lost == 0
+            stands = stands & (lost == 0)
+    return stands
 
 
 @triton.jit
@@ -318,20 +332,21 @@ def decide_prefixes(
     """
     AHEAD: tl.constexpr = ahead_of(PLAN)
     given = record_prefixes(nothing(AHEAD), pairs, dropped, shared, AHEAD, TILING)
-    begins = begins_of(shared.span, shared.first, shared.offsets, shared.heads, shared.tile, shared.extents, PLAN,
-                       TILING)  # fmt: skip
+    pair = pair_of(pairs[0])
+    place = places_by(pair.d, shared.first, TILING)
+    begins = begins_of(place, shared.span, shared.first, shared.offsets, shared.heads, shared.tile, shared.extents,
+                       PLAN, TILING)  # fmt: skip
     carried = ()
     if AHEAD.joins:
-        carried = carried_by(shared.carries, shared.span, shared.first, shared.offsets, shared.heads, shared.tile,
-                             shared.extents, PLAN, AHEAD, TILING)  # fmt: skip
+        carried = carried_by(shared.carries, place, shared.span, shared.first, shared.offsets, shared.heads,
+                             shared.tile, shared.extents, PLAN, AHEAD, TILING)  # fmt: skip
     reached, running = run_along(given, running, begins, carried, AHEAD, TILING)
-    pair = pair_of(pairs[0])
     standing = valid
     if PLAN.rejects_before:
-        standing = standing_of(shared, valid, PLAN, TILING)
+        standing = standing_of(shared, pair.d, PLAN, TILING)
     if PLAN.level == "prefix":
         among = survivors(pair, dropped, PLAN)
-        found, weight = weigh_prefixes(found, pair, among, standing, reached, shared.numbers, PLAN)
+        found, weight = weigh_prefixes(found, pair, among, standing, reached, shared, PLAN, TILING)
     by_tokens = dropped
     rest = valid & (valid == 0)
     for i in tl.static_range(size(PLAN, "tests")):

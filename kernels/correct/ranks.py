@@ -19,7 +19,7 @@ from rollout_corr.kernels.gather import gathered, slot_tables, slots_of
 from rollout_corr.kernels.io import either
 from rollout_corr.kernels.slots import Extents
 from rollout_corr.kernels.sums import joined
-from rollout_corr.kernels.tiles import Span, Tile, ends_in, next_span, places_of
+from rollout_corr.kernels.tiles import Span, Tile, ends_in, next_span
 from rollout_corr.kernels.tokens import size
 
 # --- carries ---
@@ -72,14 +72,13 @@ def at_begin(
 
 @triton.jit
 def carried_by(
-    carries: tl.tuple, span: Span, first: tl.tensor, offsets: tl.tensor, heads: tl.tensor, tile: Tile,
-    extents: Extents, PLAN: tl.constexpr, AHEAD: tl.constexpr, TILING: tl.constexpr,
+    carries: tl.tuple, place: tl.tensor, span: Span, first: tl.tensor, offsets: tl.tensor, heads: tl.tensor,
+    tile: Tile, extents: Extents, PLAN: tl.constexpr, AHEAD: tl.constexpr, TILING: tl.constexpr,
 ) -> tl.tuple:  # fmt: skip
     """Give every token of a step what it brings from the ranks before, of all columns: [STEP] each.
 
-    That is nothing, but for the first token of an owner; the span is as in `scans.begins_of`.
+    That is nothing, but for the first token of an owner; place and span are as in `scans.begins_of`.
     """
-    place = tl.reshape(places_of(first, TILING), (TILING.step,))
     carried = ()
     for k in tl.static_range(size(AHEAD, "recorded")):
         carried = carried + (tl.full((TILING.step,), none_of(AHEAD, k), kind_of(AHEAD, k)),)

@@ -38,7 +38,7 @@ from rollout_corr.kernels.correct.parts import (
 from rollout_corr.kernels.correct.peers import k3_beyond, report_tokens
 from rollout_corr.kernels.correct.prefixes import ahead_of, decide_prefixes, record_prefixes
 from rollout_corr.kernels.correct.ranks import with_carry
-from rollout_corr.kernels.correct.scans import carried_into
+from rollout_corr.kernels.correct.scans import carried_into, moves
 from rollout_corr.kernels.io import PerToken, contiguous, either, store_step
 from rollout_corr.kernels.slots import Extents
 from rollout_corr.kernels.sums import (
@@ -284,7 +284,8 @@ def read_kernel(
             else:
                 write(weights, mask_out, new_weights, new_mask, shared, PLAN, TILING, False)
         found = with_words(found, PLAN, TILING)
-        kept = with_batch(kept, found, PLAN)
+        if moves(PLAN, TILING) or first < tile.length:
+            kept = with_batch(kept, found, PLAN)
         if PLAN.packed:
             while ends_by(span, first, TILING):
                 kept = with_slot(kept, found, span.start, span.end, first, PLAN, TILING)

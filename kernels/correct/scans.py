@@ -11,8 +11,8 @@ import triton.language as tl
 
 from rollout_corr.kernels.accumulators import is_extremum, kind_of, start_of
 from rollout_corr.kernels.correct.plan import Plan
-from rollout_corr.kernels.slots import Extents, edge
-from rollout_corr.kernels.tiles import Span, Tile, ends_in, next_span, places_of
+from rollout_corr.kernels.slots import Extents, Tiling, edge
+from rollout_corr.kernels.tiles import Span, Tile, ends_in, next_span, places_of, zeros_by
 from rollout_corr.kernels.tokens import size
 
 # Slots of a sequence whose columns are added up at a time.
@@ -58,6 +58,17 @@ def row_of(plan: Plan, k: int) -> int:
 def rests(plan: Plan) -> int:
     """Count the criteria that drop the rest."""
     return sum(one.drop == "rest" for one in plan.tests)
+
+
+@triton.constexpr_function
+def moves(plan: Plan, tiling: Tiling) -> bool:
+    """Test whether LLVM may move operations on what a step gives to where that is used, or a branch keeps it from that.
+
+    With prefixes on NVIDIA it would hold the float64 of weights until all else is computed, and what a step adds to the
+    batch through the loop over sequences: registers that spill up to 128 bytes. Out of a branch, which a tile without
+    tokens alone does not take, nothing moves. AMD's threads have twice the registers, and take more with branches.
+    """
+    return plan.ahead is None or tiling.lanes > 32
 
 
 # --- what comes from the tiles before ---
@@ -115,16 +126,21 @@ def carried_into(
 
 
 @triton.jit
+def places_by(like: tl.tensor, first: tl.tensor, TILING: tl.constexpr) -> tl.tensor:
+    """Number the tokens of a step in their tile, [STEP], where threads have them as they have those of `like`."""
+    return tl.reshape(places_of(first, TILING) + zeros_by(like), (TILING.step,))
+
+
+@triton.jit
 def begins_of(
-    span: Span, first: tl.tensor, offsets: tl.tensor, heads: tl.tensor, tile: Tile, extents: Extents,
-    PLAN: tl.constexpr, TILING: tl.constexpr,
+    place: tl.tensor, span: Span, first: tl.tensor, offsets: tl.tensor, heads: tl.tensor, tile: Tile,
+    extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """Mark the tokens of a step with which another owner begins than that with which the tile does: [STEP] int32.
 
-    And those with which another sequence does, where owners are turns. The span is that of the step's first token, or
-    what is before it.
+    And those with which another sequence does, where owners are turns. place: Of the tokens in the tile, [STEP], by
+    `places_by`. The span is that of the step's first token, or what is before it.
     """
-    place = tl.reshape(places_of(first, TILING), (TILING.step,))
     begins = (place == span.start) & (first > 0)
     sequences = begins
     if PLAN.crosses_turns:
