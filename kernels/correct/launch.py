@@ -158,16 +158,17 @@ def prepare(
     """
     within, keep_turns, whole, turns = None, None, given, given.turns
     count = given.train.shape[0] if given.offsets is None else given.offsets.shape[0] - 1
-    middles = middles_of(given) if halves else None
-    if wanted is None and (turns is not None or halves):
-        wanted = Wanted.by(spec, given.mask is not None, given.offsets is not None)
-    if turns is not None:
-        given, within = by_turns(given, turns, given.train, PER_TOKEN)
-        given.externals = [x.reshape(-1) for x in given.externals]
-        keep_turns = torch.empty(turns.shape[0] - 1, dtype=torch.bool, device=given.train.device)
-    units = given
-    if middles is not None:
-        given = by_halves(given, middles, within, PER_TOKEN)
+    units, middles = given, None
+    if turns is not None or halves:
+        wanted = wanted or Wanted.by(spec, given.mask is not None, given.offsets is not None)
+        middles = middles_of(given) if halves else None
+        if turns is not None:
+            given, within = by_turns(given, turns, given.train, PER_TOKEN)
+            given.externals = [x.reshape(-1) for x in given.externals]
+            keep_turns = torch.empty(turns.shape[0] - 1, dtype=torch.bool, device=given.train.device)
+        units = given
+        if middles is not None:
+            given = by_halves(given, middles, within, PER_TOKEN)
     train, rollout, mask, offsets = given.train, given.rollout, given.mask, given.offsets
     advantages, log_mass, device = given.advantages, given.log_mass, train.device
     extras = () if not given.externals and given.new is None else contiguous_extras(given)

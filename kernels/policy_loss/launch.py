@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -113,14 +112,8 @@ def facts(given: LossGiven, objective: Objective) -> Tensor:
     return found
 
 
-class Laid(NamedTuple):
-    """A batch as its launches take it, its recipe and its division among programs."""
-
-    given: LossGiven
-    strided: tuple[Tensor | None, ...]
-    recipe: LossRecipe
-    grid: Grid
-    within: Tensor | None
+# A batch as its launches take it, its strided tensors, its recipe, its division among programs, and `within` of turns.
+Laid = tuple[LossGiven, tuple[Tensor | None, ...], LossRecipe, Grid, Tensor | None]
 
 
 def _laid(given: LossGiven, objective: Objective, differentiable: bool) -> Laid:
@@ -147,27 +140,27 @@ def _laid(given: LossGiven, objective: Objective, differentiable: bool) -> Laid:
     grid = grid_for(sequences, width, recipe.strided(strided), element, given.double, alone)
     if within is not None:
         grid = of_units(grid, within.shape[0] - 1, beside=True)
-    return Laid(given, strided, recipe, grid, within)
+    return given, strided, recipe, grid, within
 
 
 def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tuple[LossFound, tuple[Launch, ...]]:
     """Allocate everything and list what has to be launched, from metadata alone; see `run`."""
     shape, device = given.new.shape, given.new.device
-    laid = _laid(given, objective, differentiable)
-    kind, sequences = laid.recipe.kind, laid.grid.sequences
+    laid = _, _, recipe, grid, within = _laid(given, objective, differentiable)
+    kind = recipe.kind
     gradient = torch.empty(*shape, dtype=kind, device=device) if differentiable else None
-    inners = torch.empty(sequences, dtype=kind, device=device) if laid.recipe.averages else None
+    inners = torch.empty(grid.sequences, dtype=kind, device=device) if recipe.averages else None
     value = torch.empty((), dtype=kind, device=device)
     divisor = torch.empty((), dtype=torch.float64, device=device)
-    statistics = torch.empty(laid.recipe.statistics, dtype=torch.float64, device=device)
-    outputs = gradient, inners, value, divisor, statistics, laid.within, given.by_sequence
+    statistics = torch.empty(recipe.statistics, dtype=torch.float64, device=device)
+    outputs = gradient, inners, value, divisor, statistics, within, given.by_sequence
     return LossFound(value, gradient, inners, divisor, statistics), _launches(laid, outputs)
 
 
 def prepare_facts(given: LossGiven, objective: Objective) -> tuple[Tensor, tuple[Launch, ...]]:
     """Allocate everything and list what has to be launched, from metadata alone; see `facts`."""
-    laid = _laid(given, objective, False)
-    found = torch.empty(3, laid.grid.sequences, dtype=laid.recipe.kind, device=given.new.device)
+    laid = _, _, recipe, grid, _ = _laid(given, objective, False)
+    found = torch.empty(3, grid.sequences, dtype=recipe.kind, device=given.new.device)
     return found, _launches(laid, (None, None, None, None, None, None, found))
 
 
