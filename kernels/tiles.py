@@ -186,6 +186,8 @@ def of_sequences(
     """Load a per-sequence tensor, [S], for the tokens of a step: shape and dtype of `like`."""
     x = tl.zeros_like(like) + entry_of(table, span.owner, extents, PLAN).to(like.dtype)
     if PLAN.packed:
+        # The loop carries x as threads have the log-probs, so that no step goes through shared memory.
+        x += zeros_by(like).to(like.dtype)
         for _ in range(ends_in(span, first, offsets, tile, extents, PLAN, TILING)):
             span = next_span(span, offsets, tile, extents, PLAN)
             # Added to zero as the first, where -0 becomes 0: a sign must not tell where in a tile a sequence begins.
