@@ -109,3 +109,15 @@ def test_sixty_four_labels_have_a_row_each(tmp_path):
     rc.dump(tmp_path / "x.jsonl", logp, logp - 0.01, environment=ids, sequences=None).result()
     rows = measure(Dump(tmp_path / "x.jsonl", by=["environment"])).profiles()["environment"]
     assert [row.label for row in rows] == [str(value) for value in range(64)]
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x"])
+@pytest.mark.parametrize("first", [1_234_567, 2**24, 1_700_000_000_001])
+def test_neighbours_among_large_labels_are_two_labels_with_two_names(tmp_path, name, first):
+    """Numbers of prompts, and times as versions: float32 has not all whole numbers above 2^24, and 6 digits are few."""
+    logp = torch.full((64, 2), -1.0)
+    ids = first + torch.arange(64) % 2
+    rc.dump(tmp_path / name, logp, logp - 0.01, prompt=ids, versions=ids, sequences=None).result()
+    profiles = measure(Dump(tmp_path / name, by=["prompt"])).profiles()
+    for rows in (profiles["prompt"], profiles["versions"]):
+        assert [(row.label, row.count) for row in rows] == [(str(first), 64), (str(first + 1), 64)]

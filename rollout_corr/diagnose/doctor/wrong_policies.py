@@ -152,7 +152,7 @@ def stale(measured: Measurement, metrics: Metrics) -> Signs | None:
     return Signs(
         "tokens of older weights differ more: the cause is staleness, not the engine",
         (
-            f"mean |D| at equal probability is {old:.3g} for version {oldest:g} and {new:.3g} for version {newest:g}, "
+            f"mean |D| at equal probability is {old:.3g} for version {oldest} and {new:.3g} for version {newest}, "
             f"{old / new:.1f} times; rank correlation with the version {correlation:.2f} over {len(trend)} versions",
         ),
         1.0 - new / old,

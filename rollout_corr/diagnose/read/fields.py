@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from rollout_corr.diagnose.read.problems import DumpError, Problem
 
 # By preference: of old and current log-probs, a correction compares the old ones.
@@ -44,6 +46,14 @@ OFFSETS = ("cu_seqlens", "lengths")
 MOST_LISTED, LONGEST_SHOWN = 50, 100
 
 INTEGERS = ("token_ids", "turns", "versions", "steps")
+
+
+def floating_of(role: str) -> torch.dtype:
+    """Return the floating dtype of a column: what the user names may be labels, of which float32 has none above 2^24.
+
+    Log-probs are apart: they keep their own.
+    """
+    return torch.float32 if role in ALIASES and role not in INTEGERS else torch.float64
 
 
 def listing(names: Sequence[str]) -> str:

@@ -25,5 +25,8 @@ def names_in(fields: Mapping[str, Any], by: Iterable[str]) -> Names:
 
 def name_of(names: Sequence[str], value: float) -> str:
     """Name a label: by its number where it has no name."""
-    place = int(value) if value == value // 1 and 0 <= value < len(names) else -1
-    return names[place] if place >= 0 and names[place] else f"{value:g}"
+    # Six digits would give neighbours among large numbers, such as steps beyond a million, one name.
+    if not float(value).is_integer():
+        return f"{value:g}"
+    place = int(value)
+    return names[place] if 0 <= place < len(names) and names[place] else str(place)

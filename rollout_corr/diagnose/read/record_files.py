@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.diagnose.read.chunk import CHUNK_SEQUENCES, CHUNK_SLOTS, MISSING_INTEGER, Chunk
-from rollout_corr.diagnose.read.fields import INTEGERS, LOG_PROBS, OFFSETS, REQUIRED, ChosenFields, choose
+from rollout_corr.diagnose.read.fields import INTEGERS, LOG_PROBS, OFFSETS, REQUIRED, ChosenFields, choose, floating_of
 from rollout_corr.diagnose.read.label_names import Names, names_in
 from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems
 
@@ -200,7 +200,7 @@ class _Values:
             self.texts = [text[:LONGEST_TEXT] for text in value] if len(value) == self.tokens else None
             return self._wrong_count(len(value))
         try:
-            values = _numbers(value, torch.float64 if role in INTEGERS else torch.float32)
+            values = _numbers(value, floating_of(role))
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             return f"expected a list of numbers, got {_got(value)} ({str(error).partition(chr(10))[0]})"
         if values.numel() > MOST_VALUES:
@@ -232,7 +232,7 @@ class _Values:
             return (found.nan_to_num(MISSING_INTEGER) if found.is_floating_point() else found).to(torch.int64)
         found = torch.full((self.tokens,), torch.nan) if found is None else found
         # Log-probs keep their precision.
-        return found if role in REQUIRED and found.is_floating_point() else found.to(torch.float32)
+        return found if role in REQUIRED and found.is_floating_point() else found.to(floating_of(role))
 
 
 def _numbers(value: Any, dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,16 @@ from torch import Tensor
 
 from rollout_corr.definition.offsets import OffsetsError, checked_lengths, checked_offsets, offsets_of
 from rollout_corr.diagnose.read.chunk import CHUNK_SLOTS, MISSING_INTEGER, Chunk
-from rollout_corr.diagnose.read.fields import ALIASES, INTEGERS, LOG_PROBS, OFFSETS, ChosenFields, choose, last_part
+from rollout_corr.diagnose.read.fields import (
+    ALIASES,
+    INTEGERS,
+    LOG_PROBS,
+    OFFSETS,
+    ChosenFields,
+    choose,
+    floating_of,
+    last_part,
+)
 from rollout_corr.diagnose.read.formats import Format
 from rollout_corr.diagnose.read.label_names import Names
 from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems
@@ -185,7 +194,7 @@ class TensorFile:
             if role in LOG_PROBS:
                 columns[role] = values
             else:
-                columns[role] = _integers(values) if role in INTEGERS else values.to(torch.float32)
+                columns[role] = _integers(values) if role in INTEGERS else values.to(floating_of(role))
         mask = columns.pop("mask", None)
         if mask is None and self.padded and "lengths" in self.fields:
             lengths = self._lengths(self.fields["lengths"], first, last)
