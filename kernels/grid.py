@@ -195,7 +195,7 @@ def grid_for(
         tensors: All per-token tensors that are read with strides of their own.
         element: Bytes of the smallest log-prob.
         double: float64 computes.
-        alone: What is written of a token hangs on no sum, which in float64 hangs on how tokens are divided.
+        alone: What is written of a token depends on no sum. In float64 sums depend on how tokens are divided.
     """
     first = tensors[0]
     tokens = first.numel()
