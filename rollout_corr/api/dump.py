@@ -19,7 +19,7 @@ from torch import Tensor
 from rollout_corr.api import dump_threads
 from rollout_corr.api.by_keyword import mask_by_keyword
 from rollout_corr.api.dump_files import append, json_line, write_shard
-from rollout_corr.backends.batch import MASK_DTYPES, Batch, Reader, reader
+from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, Reader, reader
 from rollout_corr.backends.layouts import LogProbs
 from rollout_corr.backends.turns import OFFSETS, read_offsets_of_turns
 from rollout_corr.definition.offsets import checked_offsets
@@ -33,6 +33,9 @@ OF_CALLS = {
     "labels": "each label as a column of its own, such as environment=ids,",
     "current_version": "versions alone",
 }
+
+# Versions and labels have any integer dtype, as in `correct`.
+OF_COLUMNS = (*FLOATS_OR_INTEGERS, torch.int16, torch.int8, torch.uint8)
 
 # Readers hold a step as a float64 on the way.
 LAST_STEP = 2**53
@@ -191,7 +194,7 @@ def _fields(
         if name == "turns" and _are_offsets(values, read):
             tokens[name] = _ids_of_turns(read, tokens, values)
             continue
-        found, per_sequence = read.per_token_or_sequence(name, values)
+        found, per_sequence = read.per_token_or_sequence(name, values, OF_COLUMNS)
         (rows if per_sequence else tokens)[name] = found
     return _Fields(tokens, rows, read.offsets, read.count, names)
 

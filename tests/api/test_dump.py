@@ -339,3 +339,15 @@ def test_a_dump_from_a_device_waits_for_nothing(layout, device, tmp_path):
         for s in range(block.sequences):
             train = block.train[int(block.offsets[s]) : int(block.offsets[s + 1])]
             assert any(torch.equal(train[: row.numel()], row) for row in rows)
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_versions_and_labels_have_any_integer_dtype(name, dtype, tmp_path):
+    """As in `correct`, so that a job which corrects can dump."""
+    ids = torch.arange(12, dtype=dtype).view(3, 4)
+    tensors = torch.full((3, 4), -0.5), torch.full((3, 4), -0.25)
+    rc.dump(tmp_path / name, *tensors, versions=ids, environment=ids[:, 0], sequences=None).result(60)
+    (chunk,) = Dump(tmp_path / name, by=["environment"]).chunks()
+    assert chunk.columns["versions"].tolist() == list(range(12))
+    assert chunk.columns["environment"].tolist() == [float(i) for i in (0, 4, 8) for _ in range(4)]
