@@ -81,10 +81,10 @@ class Sequences:
         if batch.mask is not None:
             valid &= batch.mask.cpu() != 0
         if batch.offsets is None:
-            owner = torch.arange(batch.count)[:, None].expand(d.shape)
+            owner = torch.arange(batch.count, device="cpu")[:, None].expand(d.shape)
         else:
             offsets = batch.offsets.cpu().long()
-            owner = torch.bucketize(torch.arange(d.shape[0]), offsets[1:], right=True)
+            owner = torch.bucketize(torch.arange(d.shape[0], device="cpu"), offsets[1:], right=True)
             valid[: int(offsets[0])] = False
             valid[int(offsets[-1]) :] = False
         d, owner = d[valid], owner[valid]
@@ -153,7 +153,7 @@ def suggested(found: Sequences, keep: float) -> Suggestion:
     if lower < VETO:
         share = 100 * float((found.least < math.log(VETO)).double().mean())
         why = f"{VETO:g} would reject {share:.1f} %, more than half of what may go: look at those tokens first"
-    short, long = (int(x) for x in found.n.quantile(torch.tensor([0.1, 0.9], dtype=torch.float64)))
+    short, long = (int(x) for x in found.n.quantile(torch.tensor([0.1, 0.9], dtype=torch.float64, device="cpu")))
     sentences = [
         f"{count} sequences, most of {short} to {long} tokens; k3 {k3:.2g}; D of a token is {-kl:.2g} "
         f"on average, with a standard deviation of {std:.2g}",

@@ -73,6 +73,18 @@ def test_every_layout_gives_the_same():
     assert of(around, cu_seqlens=moved).geometric == packed.geometric
 
 
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_the_default_device_has_no_part(layout):
+    # Nothing that lies on the meta device can be read.
+    batch = healthy(0, 16, 60)
+    tensors, offsets = given(batch)
+    if layout == "padded":
+        tensors, offsets = [pad(x, batch.lengths) for x in tensors], {}
+    wanted = of(tensors, **offsets)
+    with torch.device("meta"):
+        assert of(tensors, **offsets).sentences == wanted.sentences
+
+
 def test_broken_sequences_do_not_widen_the_bounds():
     batch = healthy(0, 64, 300)
     tensors, offsets = given(batch)
