@@ -76,7 +76,9 @@ class KL(Checked):
         swapped: The two policies change places: k = ref_logp - new_logp.
         reduction: A reduction of its own, where a framework averages the penalty over sequences and the policy loss
             over tokens; not "token_sum_norm". None: that of the loss. A second pass computes it.
-        denominator: The divisor of that reduction: "original", "kept" or "rows", as in `policy_loss`.
+        denominator: The divisor of that reduction: "original", "kept" or "rows", as in `policy_loss`. It is counted in
+            the call, whatever number divides the policy loss: over micro-batches such means add up to as many means. A
+            call of its own, with advantages of 0, gives a KL a number as its denominator.
     """
 
     kind: KLKind

@@ -114,6 +114,29 @@ def test_a_kl_with_a_reduction_of_its_own(reduction):
         check(only(batch, *DECOUPLED, "ref"), weighted, layout)
 
 
+def test_a_kl_over_micro_batches_has_a_call_of_its_own():
+    """Its own reduction is counted in each call, so the means of micro-batches are not parts of that of the batch."""
+    torch.manual_seed(0)
+    new, old, ref = (-torch.rand(6, 20, dtype=torch.float64) for _ in range(3))
+    advantages, mask = torch.randn(6, 20, dtype=torch.float64), torch.rand(6, 20) < 0.8
+
+    def sum_of_gradients(size, *calls):
+        leaf = new.clone().requires_grad_()
+        for rows in torch.arange(6).split(size):
+            for factor, options in calls:
+                given = {"mask": mask[rows], "old_logp": old[rows], "ref_logp": ref[rows], **options}
+                rc.policy_loss(leaf[rows], factor * advantages[rows], **given).value.backward()
+        return leaf.grad
+
+    by_rows = {"reduction": "sequence_mean_token_mean", "denominator": "rows"}
+    wanted = sum_of_gradients(6, (1.0, {"kl": rc.KL("k3", 0.3, **by_rows)}))
+    apart = (1.0, {"kl": rc.KL("k3", 0.0), "denominator": mask.sum()})
+    penalty = (0.0, {"kl": rc.KL("k3", 0.3), "reduction": by_rows["reduction"], "denominator": 6})
+    torch.testing.assert_close(sum_of_gradients(2, apart, penalty), wanted)
+    inside = (1.0, {"kl": rc.KL("k3", 0.3, **by_rows), "denominator": mask.sum()})
+    assert not torch.allclose(sum_of_gradients(2, inside), wanted, rtol=0.1)
+
+
 @pytest.mark.parametrize("name", SURROGATES)
 def test_a_scale_multiplies_all_that_a_token_adds(name):
     """prime-rl's token weights: the policy loss, the KL and the regulariser; no denominator reads them."""
