@@ -155,8 +155,8 @@ def policy_loss(
         denominator: Divisor of the sum: the "original" tokens or sequences of `mask`; those "kept" in training; "rows",
             all sequences, those without a token too, for a reduction over sequences; each counted over the groups
             below. Or a number or 0-d tensor that the caller has reduced over micro-batches and ranks, beside which each
-            sequence's own mean is over the tokens of `mask`, and a KL with a reduction of its own counts for itself. 0
-            divides nothing.
+            sequence's own mean is over the tokens of `mask`, and a KL with a reduction of its own counts for itself. By
+            0 nothing is divided.
         max_length: The length that token_sum_norm divides by.
         external: Per-token statistics by name, for criteria with stat="external".
         log_mass: The log of the probability mass that truncated sampling kept, as in `correct`: one for each token, of
