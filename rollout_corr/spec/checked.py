@@ -29,12 +29,8 @@ class Checked:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that differ from their defaults, as plain numbers, strings, lists and dicts (JSON, YAML)."""
-        plain: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.default is MISSING or value != field.default:
-                plain[field.name] = _plain(value)
-        return plain
+        values = {name: (getattr(self, name), default) for name, default in self._defaults().items()}
+        return {name: _plain(value) for name, (value, default) in values.items() if value != default}
 
 
 def _plain(value: object) -> object:

@@ -152,6 +152,11 @@ def test_dict_round_trip(spec, dump_load):
 
 def test_dict_holds_only_what_differs_from_the_defaults():
     assert Spec().to_dict() == {}
+    # A label that was made from the other fields is made again, of those that somebody edits.
+    made = Spec(criteria=(Criterion("k3", upper=0.1),)).to_dict()
+    assert made == {"criteria": [{"stat": "k3", "upper": 0.1}]}
+    made["criteria"][0]["stat"] = "k2"
+    assert Spec.from_dict(made).criteria[0].label == "token_k2"
     plain = Spec(weight=Weight("product", upper=2), criteria=(criterion(lower=0.5, upper=None),)).to_dict()
     assert plain["weight"] == {"level": "product", "upper": 2.0}
     assert {**plain["criteria"][0], "label": ""} == {"stat": "ratio", "lower": 0.5, "label": ""}
