@@ -44,7 +44,8 @@ def checked_offsets(offsets: Tensor, tokens: int, name: str = "cu_seqlens") -> T
     """
     if offsets.dim() != 1 or not offsets.shape[0]:
         raise OffsetsError(name, None, f"expected shape [sequences + 1], got {list(offsets.shape)}")
-    offsets = _integers(offsets, tokens, name, "offsets")
+    # Searching in a column of a table copies it every time, and torch warns of that.
+    offsets = _integers(offsets, tokens, name, "offsets").contiguous()
     if offsets.shape[0] <= LISTED:
         # On few, sorting a list takes less time than three operations.
         listed = offsets.tolist()

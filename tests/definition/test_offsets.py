@@ -102,3 +102,12 @@ def test_random_values() -> None:
                 assert good and found == (values if check is checked_offsets else [0, *total]), values
                 right += 1
     assert right > 300
+
+
+def test_a_column_of_a_table_is_copied_once() -> None:
+    """Searching in it copies it every time, and torch warns of that."""
+    table = torch.stack([torch.arange(5), torch.zeros(5, dtype=torch.int64)], 1)
+    found = checked_offsets(table[:, 0], 8)
+    assert found.is_contiguous() and found.tolist() == [0, 1, 2, 3, 4]
+    whole = table[:, 0].contiguous()
+    assert checked_offsets(whole, 8).data_ptr() == whole.data_ptr()
