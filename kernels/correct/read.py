@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from rollout_corr.kernels.accumulators import place_of
 from rollout_corr.kernels.correct.criteria import aggregate_tokens, class_of, test_tokens
 from rollout_corr.kernels.correct.measures import (
     Ratio,
@@ -36,6 +37,7 @@ from rollout_corr.kernels.correct.parts import (
     token_tensor,
 )
 from rollout_corr.kernels.correct.peers import k3_beyond, report_tokens
+from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.correct.prefixes import ahead_of, decide_prefixes, record_prefixes
 from rollout_corr.kernels.correct.ranks import with_carry
 from rollout_corr.kernels.correct.scans import carried_into, moves
@@ -159,6 +161,13 @@ def read_part(
     return found, weight, mask, running
 
 
+@triton.constexpr_function
+def rounds_once(plan: Plan) -> bool:
+    """Test whether D is rounded for both its sums at once, which takes more registers where sequences have weights."""
+    once = "d_kept" in plan.integers and plan.nonfinite != "propagate"
+    return once and plan.level in (None, "token")
+
+
 @triton.jit
 def aggregate_part(
     found: tl.tuple, pairs: tl.tuple, dropped: tl.tensor, shared: Shared, PLAN: tl.constexpr, TILING: tl.constexpr
@@ -168,7 +177,11 @@ def aggregate_part(
     among = survivors(pair, dropped, PLAN)
     if PLAN.kept:
         found = record_count(found, PLAN, "survivors", among)
-        found = record_sum(found, PLAN, "d_kept", tl.where(among, pair.d, 0.0))
+        if rounds_once(PLAN):
+            d = found[place_of(PLAN, "integers", "d")]
+            found = record(found, PLAN, "integers", "d_kept", tl.where(among, d, 0))
+        else:
+            found = record_sum(found, PLAN, "d_kept", tl.where(among, pair.d, 0.0))
         for k in tl.static_range(1, len(pairs)):
             found = record_count(found, PLAN, of_pair(k, "survivors"), survivors(pair_of(pairs[k]), dropped, PLAN))
     if PLAN.level != "token" and PLAN.token_clamp:

@@ -66,9 +66,11 @@ def moves(plan: Plan, tiling: Tiling) -> bool:
 
     With prefixes on NVIDIA it would hold the float64 of weights until all else is computed, and what a step adds to the
     batch through the loop over sequences: registers that spill up to 128 bytes. Out of a branch, which a tile without
-    tokens alone does not take, nothing moves. AMD's threads have twice the registers, and take more with branches.
+    tokens alone does not take, nothing moves. So do sums over the tokens kept of packed sequences, up to 28 bytes; of
+    float64 they spill 72 with branches. AMD's threads have twice the registers, and take more with branches.
     """
-    return plan.ahead is None or tiling.lanes > 32
+    waits = plan.packed and plan.kept and plan.level in (None, "token") and not plan.double
+    return tiling.lanes > 32 or not (plan.ahead is not None or waits)
 
 
 # --- what comes from the tiles before ---

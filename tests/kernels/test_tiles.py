@@ -14,8 +14,9 @@ from builders.batches import lay_out, random_sequences
 from builders.kernel_cases import INTERPRETED, bits, check, fitted, over, shaped
 from rollout_corr.aot.ahead_of_time import TARGETS
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
-from rollout_corr.aot.variants import VARIANTS
+from rollout_corr.aot.variants import BATCH_VARIANTS, VARIANTS
 from rollout_corr.kernels import grid
+from rollout_corr.kernels.correct.scans import moves
 from rollout_corr.kernels.grid import SHAPES, Shape, grid_for, tile_for
 
 pytestmark = INTERPRETED
@@ -99,6 +100,29 @@ def test_registers_are_capped_where_that_spills_nothing(name, most):
     assert read.options(32, nvidia=True).get("maxnreg") == most
     assert not any("maxnreg" in launch.options(32, nvidia=True) for launch in (decide, *apply))
     assert read.options(64, nvidia=False) == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("name", "stays"),
+    [("bounds_of_batch", True), ("late_after_tokens", True), ("skyrl.tldr", False),
+     ("geometric_mixed", False), ("xtuner.agentic", False), ("metrics_packed", False)],
+)  # fmt: skip
+def test_a_branch_where_sums_over_tokens_kept_wait_for_ends_of_sequences(name, stays):
+    """In packed batches on NVIDIA, and with no weights of sequences: elsewhere it costs more than it saves."""
+    launches = (VARIANTS | BATCH_VARIANTS)[name].launches()
+    arguments = next(one for one in launches if one.kernel.__name__ == "read_kernel").arguments
+    plan, tiling = arguments["PLAN"], arguments["TILING"]
+    assert moves(plan, tiling) == (not stays)
+    assert moves(plan, replace(tiling, lanes=64))
+
+
+@pytest.mark.parametrize("layout", ["packed_gaps", "padded_right"])
+@pytest.mark.parametrize("weight", [None, rc.Weight("token", upper=1.5)])
+def test_d_rounded_once_for_both_its_sums(weight, layout):
+    """A token criterion drops tokens, and the mean over the rest decides; with no weights, or with those of tokens."""
+    sequences = random_sequences(3, (90, 0, 20, 41, 7), invalid=0.1, advantages=None, external=False)
+    criteria = (rc.Criterion("abs", upper=0.2, drop="token"), over("ratio", "mean", lower=0.97, upper=1.03))
+    check(sequences, rc.Spec(weight, criteria, "both", sums_over="kept"), layout, "cpu")
 
 
 @pytest.mark.parametrize("name", ["ppo_packed", "gspo_padded"])
