@@ -3,8 +3,8 @@
 Three things have to hold, or the command fails:
 
 - Every variant compiles for every target.
-- Loops store or load at most 16 bytes of what a thread spills. What is stored before a loop and loaded behind it
-  costs a program two accesses and may be more.
+- Loops over tokens store or load at most 16 bytes of what a thread spills. What is stored before a loop and loaded
+  behind it costs a program two accesses and may be more.
 - Where fp32 log-probs are aligned, `read` and `gradient` load all of them 128 bits at a time.
 """
 
@@ -190,7 +190,7 @@ def problems(rows: list[KernelRow], failures: list[Failure]) -> list[str]:
     found = [f"{x.variant} for {x.target} does not compile: {x.error}" for x in failures]
     for row in rows:
         where = f"{row.variant} for {row.target}: {row.kernel}"
-        if row.code.spilled_in_loops > MOST_SPILLED:
+        if row.kernel not in SEQUENCE_KERNELS and row.code.spilled_in_loops > MOST_SPILLED:
             found.append(
                 f"{where} spills {row.code.spilled_in_loops} bytes in loops, at most {MOST_SPILLED} are allowed"
             )

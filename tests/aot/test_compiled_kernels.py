@@ -225,7 +225,7 @@ def test_a_failed_target(tmp_path, capsys):
         ("token_bf16", "read", 16, True),
         ("token_bf16", "read", 17, False),
         ("token_unaligned", "apply", 24, False),
-        ("token_unaligned", "decide", 24, False),
+        ("token_unaligned", "decide", 24, True),
         ("token_fp64", "read", 24, False),
     ],
 )
