@@ -1,4 +1,4 @@
-"""`python -m frozen record FILE` and `python -m frozen compare A B`; run with PYTHONPATH=tests."""
+"""Record what the package computes, or compare two records; run with PYTHONPATH=tests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def record(arguments: argparse.Namespace) -> int:
     """Write a file."""
     paths = tuple(arguments.paths.split(","))
     if "interpreter" in paths:
-        # Before torch or the package can import Triton.
+        # Triton decides when a kernel is defined whether it will be interpreted.
         os.environ["TRITON_INTERPRET"] = "1"
     from frozen import records
 

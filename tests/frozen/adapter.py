@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import pkgutil
 import sys
 import warnings
@@ -20,16 +19,13 @@ from unittest import mock
 import torch
 
 PATHS = ("blocks", "whole", "interpreter")
-# Sizes by which work is divided, as they stand, and smaller: of a few tokens, and for thousands.
+# Sizes by which the blocks divide work: as they stand, for a few tokens, and for thousands.
 SIZES: tuple[dict[str, int], ...] = ({}, {"BLOCK": 16, "CHUNK": 16}, {"SMALL": 2})
 LARGE_SIZES = {"BLOCK": 600, "CHUNK": 64, "SMALL": 300, "TILED": 256}
 
 
-def prepare(paths: tuple[str, ...]) -> None:
+def prepare() -> None:
     """Import everything, so that a size which is patched is bound nowhere else; call it before the package is used."""
-    if "interpreter" in paths:
-        # Read where a kernel is defined.
-        os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     for room in ("api", "backends", "definition", "metrics", "spec"):
@@ -40,15 +36,14 @@ def prepare(paths: tuple[str, ...]) -> None:
 
 
 @contextlib.contextmanager
-def on_path(path: str, sizes: dict[str, int]) -> Iterator[None]:
-    """Let calls go one path, with other sizes than those that stand in the code."""
+def on_path(path: str, seed: int, large: bool) -> Iterator[None]:
+    """Let calls go one path; blocks have other sizes than those that stand in the code, by the seed."""
+    sizes = {} if path != "blocks" else LARGE_SIZES if large else SIZES[seed % 3]
     with contextlib.ExitStack() as stack:
-        for owner, name, value in (*_sizes(tuple(sizes.items())), *(_ways(path))):
-            stack.enter_context(
-                mock.patch.dict(owner, {name: value})
-                if isinstance(owner, dict)
-                else mock.patch.object(owner, name, value)
-            )
+        for owner, name, value in (*_sizes(tuple(sizes.items())), *_ways(path)):
+            on_keys = isinstance(owner, dict)
+            exchanged = mock.patch.dict(owner, {name: value}) if on_keys else mock.patch.object(owner, name, value)
+            stack.enter_context(exchanged)
         yield
 
 
@@ -62,13 +57,11 @@ def _sizes(sizes: tuple[tuple[str, int], ...]) -> list[tuple[Any, str, Any]]:
 def _ways(path: str) -> list[tuple[Any, str, Any]]:
     """What is exchanged for a path: (owner, name, value)."""
     if path == "whole":
-        from rollout_corr.api import policy_loss
         from rollout_corr.backends import blocks, bounds_of_batch, looks, loss_blocks, whole
 
-        policy_loss = sys.modules["rollout_corr.api.policy_loss"]
         return [
             (blocks, "run_blocks", whole.run_whole),
-            (policy_loss.RUNNERS, "blocks", loss_blocks.run_whole),
+            (sys.modules["rollout_corr.api.policy_loss"].RUNNERS, "blocks", loss_blocks.run_whole),
             (bounds_of_batch, "in_blocks", lambda batch: False),
             (looks, "in_blocks", lambda batch: False),
         ]

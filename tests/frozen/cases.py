@@ -98,6 +98,8 @@ class Case:
             made["sequence_ids"] = batch.sequences["ids"]
         if seed % 5 == 2:
             made["scale"] = tokens["scale"]
+        if seed % 14 == 2:
+            made["entropy_bonus"] = rc.EntropyBonus(0.01)
         return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections import Counter
 from dataclasses import dataclass, field
@@ -78,17 +79,15 @@ class Allowed:
     """`PATTERN[:REL]`: keys, groups or names that may move, by any amount or within a relative tolerance."""
 
     def __init__(self, words: str) -> None:
-        self._pattern, _, within = words.partition(":")
-        self._within = float(within) if within else math.inf
+        found = re.fullmatch(r"(.+):([0-9.eE+-]+)", words)
+        self._pattern, self._within = (words, math.inf) if found is None else (found[1], float(found[2]))
 
     def covers(self, key: str, group: str, name: str, apart: float) -> bool:
         """Tell whether a difference may be."""
         return apart <= self._within and any(fnmatchcase(x, self._pattern) for x in (key, group, name))
 
 
-def compare(
-    left: dict[str, Any], right: dict[str, Any], names: dict[str, list[str]], allow: list[Allowed]
-) -> Findings:
+def compare(left: dict[str, Any], right: dict[str, Any], names: dict[str, list[str]], allow: list[Allowed]) -> Findings:
     """Compare the calls that both records have."""
     found = Findings()
     for key in left.keys() & right.keys() if len(left) > len(right) else [key for key in left if key in right]:

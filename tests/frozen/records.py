@@ -20,7 +20,7 @@ from frozen.cases import Case, all_cases
 
 # Values of a tensor up to which they stand beside their digest.
 MOST_VALUES = 128
-# What a group of a line holds: the dtype and shape of a tensor or the number of the list of names; a digest; the values.
+# What a line holds of a group: the dtype and shape of a tensor, or the number of a list of names; a digest; values.
 Group = list[str]
 
 
@@ -42,7 +42,7 @@ def record(
         only: A part of the names of the cases that are called.
         shard: (i, n): every n-th case from the i-th.
     """
-    adapter.prepare((path,))
+    adapter.prepare()
     names, count = Names(file), 0
     with adapter.interpreted() if path == "interpreter" else contextlib.nullcontext():
         for index, case in enumerate(all_cases()):
@@ -82,8 +82,7 @@ def called(case: Case, path: str, seed: int, names: Names) -> dict[str, Any]:
     """Call, and give the groups of a line by name; {"refused": ""} or {"raised": type} for a call without a result."""
     batch = batches.make(seed)
     arguments = case.arguments(batch)
-    sizes = adapter.LARGE_SIZES if seed >= batches.LARGE else adapter.SIZES[seed % 3]
-    with adapter.on_path(path, sizes):
+    with adapter.on_path(path, seed, large=seed >= batches.LARGE):
         try:
             return _loss(case, path, arguments, names) if case.is_loss else _correction(case, path, arguments, names)
         except (TypeError, ValueError, NotImplementedError) as error:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from unittest import mock
 
 import pytest
-from frozen import __main__ as program
-from frozen import batches, records
 
-from rollout_corr.definition import correction
+from frozen import __main__ as program
+from frozen import batches, comparison, records
+from rollout_corr.definition import tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -26,3 +26,27 @@ def test_a_record_equals_a_second_one(path, tmp_path, capsys):
     a, b = (recorded(tmp_path, name, f"--paths={path}") for name in "ab")
     assert program.main(["compare", a, b]) == 0
     assert "8 equal" in capsys.readouterr().out
+
+
+def test_a_changed_formula_is_found_by_name(tmp_path, capsys):
+    before, k3 = recorded(tmp_path, "before", "--paths=whole"), tokens.k3
+    with mock.patch.object(tokens, "k3", lambda d: k3(d) * (1.0 + 1e-6)):
+        after = recorded(tmp_path, "after", "--paths=whole")
+    assert program.main(["compare", before, after]) == 1
+    said = capsys.readouterr().out
+    assert "8 x statistics k3\n" in said and ", relative " in said and " ulp" in said
+    assert "weights" not in said and "keep" not in said
+    assert program.main(["compare", before, after, "--allow=statistics:1e-4", "--allow=metrics"]) == 0
+    assert program.main(["compare", before, after, "--allow=statistics:1e-8", "--allow=metrics"]) == 1
+
+
+def test_every_layout_meets_every_dtype():
+    found = {(seed % len(batches.LAYOUTS), seed % len(batches.DTYPES)) for seed in range(50)}
+    assert len(found) == len(batches.LAYOUTS) * len(batches.DTYPES)
+    assert {seed % len(batches.MASKS) for seed in range(50)} == set(range(len(batches.MASKS)))
+
+
+def test_numbers_come_back_to_the_bit():
+    values = (0.0, -0.0, 1.0 / 3.0, float("inf"), 5e-324)
+    assert [x.hex() for x in records.unpacked(records.packed(list(values)))] == [x.hex() for x in values]
+    assert comparison.bits(-0.0) + 1 == comparison.bits(0.0) and comparison.bits(-1.0) < comparison.bits(-0.5)
