@@ -22,6 +22,8 @@ from frozen.cases import Case, all_cases
 MOST_VALUES = 128
 # What a line holds of a group: the dtype and shape of a tensor, or the number of a list of names; a digest; values.
 Group = list[str]
+# What a call may end in; the record goes on.
+FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def record(
@@ -85,7 +87,7 @@ def called(case: Case, path: str, seed: int, names: Names) -> dict[str, Any]:
     with adapter.on_path(path, seed, large=seed >= batches.LARGE):
         try:
             return _loss(case, path, arguments, names) if case.is_loss else _correction(case, path, arguments, names)
-        except (TypeError, ValueError, NotImplementedError) as error:
+        except FAILURES as error:
             return {"refused": ""} if adapter.is_refusal(error) else {"raised": type(error).__name__, "why": str(error)}
 
 
