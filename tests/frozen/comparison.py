@@ -28,6 +28,7 @@ class Findings:
         calls: How many calls both records have, by what came of them.
         groups: How many calls differ, by group.
         moved: How often a statistic or a metric differs, by group and name.
+        farthest: The largest relative difference of each of these.
         lines: The first differences, in words.
         red: A difference that nothing allows.
     """
@@ -35,15 +36,18 @@ class Findings:
     calls: Counter[str] = field(default_factory=Counter)
     groups: Counter[str] = field(default_factory=Counter)
     moved: Counter[str] = field(default_factory=Counter)
+    farthest: dict[str, float] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     red: bool = False
 
-    def differs(self, key: str, group: str, name: str, a: Any, b: Any, apart: str, allowed: bool) -> None:
+    def differs(self, key: str, group: str, name: str, apart: float, words: str, allowed: bool) -> None:
         """Note a difference."""
         self.red |= not allowed
-        self.moved[f"{group} {name}{' (allowed)' if allowed else ''}"] += 1
+        what = f"{group} {name}{' (allowed)' if allowed else ''}"
+        self.moved[what] += 1
+        self.farthest[what] = max(apart, self.farthest.get(what, 0.0))
         if not allowed and len(self.lines) < SHOWN:
-            self.lines.append(f"{key} {group} {name}: {a!r} -> {b!r}{apart}")
+            self.lines.append(f"{key} {group} {name}: {words}")
 
 
 def main(one: Path, other: Path, allow: list[str]) -> int:
@@ -57,7 +61,7 @@ def main(one: Path, other: Path, allow: list[str]) -> int:
     if found.groups:
         print("calls that differ: " + ", ".join(f"{group} {count}" for group, count in found.groups.most_common()))
     for name, count in found.moved.most_common(SHOWN):
-        print(f"  {count:6} x {name}")
+        print(f"  {count:6} x {name}, by {found.farthest[name]:.2e} at most")
     print("\n".join(found.lines) or "no difference that is not allowed")
     return int(found.red)
 
@@ -100,9 +104,9 @@ def compare(left: dict[str, Any], right: dict[str, Any], names: dict[str, list[s
             same = a.get("raised") == b.get("raised")
             found.calls["raised in both" if same else "different"] += 1
             if not same:
-                words = [x.get("why", "a result") for x in (a, b)]
+                words = " -> ".join(x.get("why", "a result") for x in (a, b))
                 covered = any(one.covers(key, "raised", "", math.inf) for one in allow)
-                found.differs(key, "raised", "", *words, "", covered)
+                found.differs(key, "raised", "", math.inf, words, covered)
             continue
         before = sum(found.groups.values())
         for group in dict.fromkeys((*a, *b)):
@@ -126,7 +130,7 @@ def _differences(
 
     def note(name: str, x: Any, y: Any, apart: float = math.inf, words: str = "") -> None:
         covered = any(one.covers(key, group, name, apart) for one in allow)
-        found.differs(key, group, name, x, y, words, covered)
+        found.differs(key, group, name, apart, f"{x} -> {y}{words}", covered)
 
     if a is None or b is None:
         note("", *("nothing" if x is None else x[0] for x in (a, b)))

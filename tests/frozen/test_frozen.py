@@ -34,7 +34,7 @@ def test_a_changed_formula_is_found_by_name(tmp_path, capsys):
         after = recorded(tmp_path, "after", "--paths=whole")
     assert program.main(["compare", before, after]) == 1
     said = capsys.readouterr().out
-    assert "8 x statistics k3\n" in said and ", relative " in said and " ulp" in said
+    assert "8 x statistics k3, by " in said and ", relative " in said and " ulp" in said
     assert "weights" not in said and "keep" not in said
     assert program.main(["compare", before, after, "--allow=statistics:1e-4", "--allow=metrics"]) == 0
     assert program.main(["compare", before, after, "--allow=statistics:1e-8", "--allow=metrics"]) == 1
