@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import reduce
 from operator import attrgetter, or_
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from rollout_corr.kernels import slots, tiles
 from rollout_corr.kernels.launches import warp_size
 from rollout_corr.kernels.slots import Tiling
+from rollout_corr.spec.caches import cached, registered
 
 # Threads of a program over sequences: a warp, which needs no barrier.
 SEQUENCE_THREADS = 32
@@ -64,7 +65,7 @@ class Cut:
         return 32 * self.shape.warps
 
 
-_CUTS: dict[tuple[int, int, bool, bool, bool, bool, int], Cut] = {}
+_CUTS: dict[tuple[int, int, bool, bool, bool, bool, int], Cut] = registered({})
 
 
 def cut_for(
@@ -216,7 +217,7 @@ def grid_for(
     return divided(cut, tokens, sequences, width, contiguous, double)
 
 
-@lru_cache(maxsize=1024)
+@cached(maxsize=1024)
 def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous: bool, double: bool) -> Grid:
     """Divide by a cut. What `correct` finds, `policy_loss` on the same batch finds again."""
     shape, spread, bits = cut.shape, cut.spread.tile, tile_for(tokens, cut.shape, double)
@@ -263,7 +264,7 @@ def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous
     )
 
 
-@lru_cache(maxsize=1024)
+@cached(maxsize=1024)
 def of_units(grid: Grid, sequences: int, beside: bool = False) -> Grid:
     """Divide a batch whose owners of slots are turns: programs over sequences have so many to go through.
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import lru_cache, reduce
+from functools import reduce
 from inspect import signature
 from itertools import accumulate, repeat
 from operator import itemgetter, or_
@@ -22,6 +22,8 @@ import triton
 from torch import Tensor
 from triton import knobs
 from triton.runtime.jit import JITFunction
+
+from rollout_corr.spec.caches import cached
 
 # Bytes from one slice of a workspace to the next, beyond what alignment takes; tests look there for stray writes.
 GAP = 0
@@ -99,7 +101,7 @@ class Workspace:
         return self._made[name]
 
 
-@lru_cache(maxsize=1024)
+@cached(maxsize=1024)
 def places_of(layout: WorkspaceLayout, counts: tuple[int, ...], gap: int) -> tuple[list[int], int]:
     """Lay tables side by side, and that many bytes apart: the first byte of each, and the bytes of all."""
     lengths = [
@@ -354,13 +356,13 @@ def _is_known(kernel: Any) -> bool:
     return all(one.do_not_specialize for one in numbers)
 
 
-@lru_cache(maxsize=64)
+@cached(maxsize=64)
 def parameters_of(kernel: Any) -> tuple[str, ...]:
     """Name the parameters of a kernel in order."""
     return tuple(signature(kernel.fn).parameters)
 
 
-@lru_cache(maxsize=16)
+@cached(maxsize=16)
 def warp_size(device: torch.device) -> int:
     """Count the threads of a warp: 32, or 64 on some of AMD's GPUs."""
     return torch.cuda.get_device_properties(device).warp_size if device.type == "cuda" else 32

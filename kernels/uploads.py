@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
+
+from rollout_corr.spec.caches import cached
 
 # What a captured graph reads is kept for good: nobody tells when the last graph that replays it is gone.
 _CAPTURED: dict[int, Upload] = {}
@@ -39,7 +39,7 @@ class Upload:
         return self.numbers
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def upload_of(numbers: tuple[float, ...], device: torch.device) -> Upload:
     """Bring numbers to a device once, whoever asks for them."""
     return Upload(numbers, device)

@@ -29,6 +29,7 @@ from rollout_corr.spec.bounds_of_batch import KeepESS as KeepESS
 from rollout_corr.spec.bounds_of_batch import MeanBelow as MeanBelow
 from rollout_corr.spec.bounds_of_batch import Quantile as Quantile
 from rollout_corr.spec.bounds_of_batch import TopK as TopK
+from rollout_corr.spec.caches import clear_caches as clear_caches
 from rollout_corr.spec.correction import Criterion as Criterion
 from rollout_corr.spec.correction import Spec as Spec
 from rollout_corr.spec.correction import Weight as Weight
@@ -122,6 +123,7 @@ __all__ = [
     "TopK",
     "Weight",
     "backend_for",
+    "clear_caches",
     "correct",
     "correct_async",
     "dump",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +20,7 @@ from rollout_corr.kernels.grid import SIZES, current, grid_for, sizes_of, stride
 from rollout_corr.kernels.launches import NOTHING, Launch, Names, Site, dtypes_of
 from rollout_corr.kernels.uploads import Upload, upload_of
 from rollout_corr.spec.bounds_of_batch import WEIGHT, Bottom, KeepESS, MeanBelow, OfBatch, Place, Quantile, TopK
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec, rules_of
 from rollout_corr.spec.thresholds import log_bound
 
@@ -93,7 +93,7 @@ def searched_for(spec: Spec, places: tuple[Place, ...]) -> tuple[Searched, ...]:
     )
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def recipe_of(
     spec: Spec,
     places: tuple[Place, ...],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from rollout_corr.kernels.correct import peers_plan
@@ -15,11 +14,12 @@ from rollout_corr.metrics import labels as of_labels
 from rollout_corr.metrics import peers
 from rollout_corr.metrics import turns as of_turns
 from rollout_corr.metrics.schema import columns_of
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Criterion, Spec
 from rollout_corr.spec.thresholds import threshold_of
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def plan_of(
     spec: Spec, *, double: bool, advantages: str | None, labelled: bool = False, split: bool = False, **of_batch: Any
 ) -> Plan:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from rollout_corr.kernels.launches import Field, Names, Site, Sized, WorkspaceLa
 from rollout_corr.kernels.partials import groups
 from rollout_corr.kernels.uploads import Upload, upload_of
 from rollout_corr.metrics.histogram import HISTOGRAM_BINS
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec
 
 
@@ -112,7 +112,7 @@ def kind_and_plan(
     )
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def recipe_of(
     spec: Spec,
     device: torch.device,
@@ -227,7 +227,7 @@ def _scratch_of(plan: Plan, kind: torch.dtype) -> WorkspaceLayout:
     )
 
 
-@lru_cache(maxsize=1024)
+@cached(maxsize=1024)
 def sized_for(recipe: Recipe, grid: Grid) -> Sized:
     """List the launches of a recipe on batches of a size."""
     launches = []

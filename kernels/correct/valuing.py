@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
@@ -15,13 +13,14 @@ from rollout_corr.kernels.correct.values import values_kernel
 from rollout_corr.kernels.grid import SEQUENCE_THREADS, current
 from rollout_corr.kernels.launches import NOTHING, Launch, Names, Site
 from rollout_corr.spec.bounds_of_batch import Place
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec
 
 TENSORS = ("numbers", "advantages", "offsets", *BY_OWNER)
 SIZES = ("tokens", "sequences", "width", "tiles", "tile_bits", "slots")
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def site_of(spec: Spec, searches: tuple[Searched, ...], there: tuple[bool, ...], of: Site) -> tuple[Names, Site]:
     """Name what the kernel takes, and make its site, behind that of `decide`, which tells dtypes apart."""
     tensors = dict(zip(TENSORS, there, strict=True)) | {"values": True, "chosen": True}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ from rollout_corr.kernels.grid import SIZES, current, grid_for, sizes_of
 from rollout_corr.kernels.launches import NOTHING, Launch, Names, Site, dtypes_of
 from rollout_corr.kernels.policy_loss.gradient import scale_kernel
 from rollout_corr.kernels.policy_loss.plan import Scaling
+from rollout_corr.spec.caches import cached
 
 
 class Slope(NamedTuple):
@@ -54,7 +54,7 @@ def prepare_scale(slope: Slope) -> tuple[Tensor, Launch]:
     return scaled, Launch(site, grid.token_programs, grid.cut.warp, operands)
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def _recipe_of_scaling(device: torch.device, dtypes: tuple[torch.dtype | None, ...]) -> tuple[Names, Site, Scaling]:
     """Name the tensors, and make the site and the plan, of launches that share dtypes and a device."""
     del device  # all launches of a site share it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from rollout_corr.kernels.by_turns import by_turns
 from rollout_corr.kernels.grid import SEQUENCE_THREADS, Grid, current, grid_for, of_units, sizes_of, strides_of
 from rollout_corr.kernels.launches import Launch, Sized, Workspace, dtypes_of
 from rollout_corr.kernels.policy_loss.recipe import PER_TOKEN, STRIDED, LossRecipe, recipe_of
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.loss import Objective
 
 
@@ -187,7 +187,7 @@ def _with(numbers: Tensor, decided: Tensor) -> Tensor:
     return torch.cat((numbers[: -decided.shape[0]], decided))
 
 
-@lru_cache(maxsize=1024)
+@cached(maxsize=1024)
 def _sized(recipe: LossRecipe, grid: Grid) -> Sized:
     """List the launches of a recipe on batches of a size."""
     launches = []

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from rollout_corr.kernels.correct.plan import Tables
 from rollout_corr.metrics.loss import OF_SEQUENCES, max_names, sum_names
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.loss import Objective
 from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_of
 
@@ -121,7 +121,7 @@ class Scaling:
     registers: None = None  # of a thread at most: there are few
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def plans_of(objective: Objective, *, counted: bool, double: bool, **of_batch: Any) -> tuple[LossPlan, ...]:
     """Make a plan for each pass over the tokens.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +20,7 @@ from rollout_corr.kernels.policy_loss.gradient import gradient_kernel
 from rollout_corr.kernels.policy_loss.plan import LossPlan, numbers_of, plans_of
 from rollout_corr.kernels.policy_loss.sequences import sequences_kernel
 from rollout_corr.kernels.uploads import Upload, upload_of
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.loss import Objective
 
 
@@ -76,7 +76,7 @@ PER_TOKEN = ("new", "base", "ref", "weights", "trains", "mask", "log_mass", "sca
 STRIDED = ("new", "base", "ref", "weights", "trains", "mask")
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def recipe_of(
     objective: Objective,
     device: torch.device,

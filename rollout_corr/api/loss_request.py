@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -21,6 +20,7 @@ from rollout_corr.backends.read import read_mass
 from rollout_corr.backends.sequence_groups import GroupsGiven, read_groups, wanted_by
 from rollout_corr.backends.staleness import Versions
 from rollout_corr.backends.turns import check_turns, measuring_turns, read_turns
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.entropy_bonus import EntropyBonus
@@ -217,7 +217,7 @@ def _objective(*fields: Any) -> Objective:
 
 
 # Typed, because 1 and True are equal.
-_known_objective = lru_cache(maxsize=256, typed=True)(Objective)
+_known_objective = cached(maxsize=256, typed=True)(Objective)
 
 
 @dataclass(eq=False, repr=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from rollout_corr.backends.batch import Batch, Reader, checked_tensor
 from rollout_corr.backends.staleness import Versions, ages_of, read_versions
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.metrics.labels import SEQUENCES, TOKENS, Labelled, Labels, Units
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.validate import shown
 
 ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -117,6 +117,6 @@ def _named(name: object, values: object, units: Units) -> Labels:
     return Labels(name, tuple(values), units)
 
 
-@lru_cache(maxsize=64)
+@cached(maxsize=64)
 def _counted(name: str, count: int, units: Units) -> Labels:
     return Labels(name, tuple(map(str, range(count))), units)

@@ -6,7 +6,6 @@ the reference needs it.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ from rollout_corr.backends.batch import offsets_for_kernels
 from rollout_corr.backends.loss_blocks import LossResult, LossTask
 from rollout_corr.backends.registration import define, seen_by_others
 from rollout_corr.metrics import loss as loss_metrics
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.loss import Objective
 from rollout_corr.spec.surrogate import Looked
 
@@ -170,7 +170,7 @@ def scaled(
     return found
 
 
-@lru_cache(maxsize=1)
+@cached(maxsize=1)
 def kernels() -> Any:
     """Import the launcher of the kernels, and with it Triton."""
     from rollout_corr.kernels.policy_loss import launch
@@ -178,7 +178,7 @@ def kernels() -> Any:
     return launch
 
 
-@lru_cache(maxsize=1)
+@cached(maxsize=1)
 def backward() -> Any:
     """Import the launcher of backward."""
     from rollout_corr.kernels.policy_loss import backward

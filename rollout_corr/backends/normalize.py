@@ -7,7 +7,6 @@ the rest in plain torch: a mean must not depend on `rejected`, and the mask says
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +17,7 @@ from rollout_corr.definition import normalize
 from rollout_corr.definition.tokens import compute_dtype
 from rollout_corr.metrics.extra import Extra, divisors_of
 from rollout_corr.metrics.statistics import under
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def before_division(spec: Spec) -> Spec:
     return _undivided(spec)
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def _undivided(spec: Spec) -> Spec:
     assert spec.weight is not None
     return replace(spec, weight=replace(spec.weight, normalize=None), rejected="mask")

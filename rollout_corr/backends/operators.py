@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +22,7 @@ from rollout_corr.backends.turns import read_offsets_of_turns
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics import schema
 from rollout_corr.metrics.statistics import Statistics, of_vector
+from rollout_corr.spec.caches import cached, registered
 from rollout_corr.spec.correction import Spec, places_of
 from rollout_corr.spec.thresholds import threshold_of
 
@@ -82,7 +82,7 @@ def _missing_triton() -> str | None:
 # The reason why the installed Triton does not do; None if it does. Found at the import, for a millisecond: compilers
 # ask too, torch 2.11's cannot follow importlib.metadata, and the mark that would spare it that imports the compiler.
 MISSING_TRITON = _missing_triton()
-_INTERPRETS: list[bool] = []
+_INTERPRETS: list[bool] = registered([])
 
 
 def interprets() -> bool:
@@ -157,7 +157,7 @@ def result_of(found: Found, spec: Spec) -> Result:
     return Result(found.weights, found.mask, found.keep, statistics, found.keep_turns)
 
 
-@lru_cache(maxsize=1)
+@cached(maxsize=1)
 def kernels() -> Any:
     """Import the launcher of the kernels, and with it Triton."""
     from rollout_corr.kernels.correct import launch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -14,6 +13,7 @@ from rollout_corr.backends.layouts import shape_of
 from rollout_corr.definition.offsets import OffsetsError, checked_offsets
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.definition.turns import Turns, turns_within
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.validate import shown
 
@@ -56,7 +56,7 @@ def block_of_turns(batch: Batch, slots: slice, starts: Tensor, valid: Tensor | N
 # --- reading ---
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def measuring_turns(spec: Spec) -> Spec:
     """The Spec of a call that brings turns."""
     return spec if spec.measures_turns else replace(spec, turns=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import exp
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.choices import Outside
 from rollout_corr.spec.correction import Weight
 from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound
@@ -38,7 +38,7 @@ class WeightBounds(NamedTuple):
 OPEN = WeightBounds(None, None, None, None)
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def bounds_in_numbers(lower: float | None, upper: float | None) -> WeightBounds:
     """The bounds of a ratio that are known from the start."""
     return WeightBounds(log_bound(lower), log_bound(upper), lower, upper)

@@ -8,13 +8,14 @@ decides, and no weight, because what a token gets must not depend on its neighbo
 from __future__ import annotations
 
 import math
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from rollout_corr.definition.bounds import Sides
 from rollout_corr.definition.sequences import Packed
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound
 
@@ -47,7 +48,7 @@ def near_up_to(spec: Spec, found: Sides | None) -> float | None:
     return _near_within(weight.low, weight.high, low, high)
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def _near_within(lower: float | None, upper: float | None, low: float | None, high: float | None) -> float | None:
     low = log_bound(lower) if low is None else low
     high = log_bound(upper) if high is None else high
@@ -276,7 +277,7 @@ def series_of_k3(d: Tensor, largest: float = NEAR) -> Tensor:
     return series
 
 
-@lru_cache(maxsize=8)
+@cached(maxsize=8)
 def _factors(dtype: torch.dtype, wide: bool) -> list[Tensor]:
     """1/n!, ..., 1/2!, 0-d each: a number beside tensors would be one operation more at each step."""
     terms = (WIDE_TERMS if wide else (5, 11))[dtype == torch.float64]

@@ -6,7 +6,6 @@ Sums of ratios lie around 1, all others around 0, so that variances do not cance
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -26,6 +25,7 @@ from rollout_corr.definition.tokens import (
 from rollout_corr.metrics import turns as of_turns
 from rollout_corr.metrics.all_sequences import AllSequences
 from rollout_corr.metrics.rows import Aggregate, At, Column, exp, extremes, of_column, total
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Criterion, Spec
 
 # The log of a ratio of 2.
@@ -258,7 +258,7 @@ FULL = [
 ]
 
 
-@lru_cache(maxsize=1024)
+@cached(maxsize=1024)
 def rows_at(spec: Spec, *places: At) -> list[Aggregate]:
     """The rows of a Spec that are taken at some places. Not for compiled regions, which cannot see the cache."""
     return [row for row in aggregates_of(spec) if row.at in places]
@@ -291,7 +291,7 @@ class Rows(NamedTuple):
         )
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def aggregates_of(spec: Spec, names: tuple[str, ...] | None = None) -> list[Aggregate]:
     """The rows of the statistics under a Spec.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from rollout_corr.metrics.all_sequences import AllSequences
 from rollout_corr.metrics.histogram import HISTOGRAM, histogram
 from rollout_corr.metrics.rows import At
 from rollout_corr.metrics.statistics import Statistics, of_vector
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Plan(NamedTuple):
     maxima: tuple[str, ...]
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def plan_of(spec: Spec) -> Plan:
     """Make the plan of a Spec, which every call fetches once."""
     units: tuple[At, ...] = ("sequences", "measured", "turns", "measured turns")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from functools import lru_cache, partial
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -23,6 +23,7 @@ from rollout_corr.metrics.schema import layout
 from rollout_corr.metrics.sequence_labels import PerSequence
 from rollout_corr.metrics.statistics import Statistics, deferring
 from rollout_corr.metrics.token_labels import PerLabel
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec
 
 T = TypeVar("T")
@@ -130,7 +131,7 @@ def _known(value: T) -> Callable[[], T]:
     return lambda: value
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def _is_of_own_tensors(spec: Spec) -> bool:
     """Tell whether what labels add up is made of tensors that nobody else has."""
     # Prefixes give the very tensor that is handed back as weights.

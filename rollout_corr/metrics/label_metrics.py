@@ -6,7 +6,6 @@ A number for each label and metric is thousands of them, and a call of Python fo
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -16,10 +15,11 @@ from rollout_corr.metrics import native
 from rollout_corr.metrics.labels import Labels, columns_of, outside_of
 from rollout_corr.metrics.on_device import Held
 from rollout_corr.metrics.rows import End, Mean, MeanAround, Metric, Plain, Std
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def metrics_of(spec: Spec, units: str = "sequences") -> tuple[Metric, ...]:
     """The rows of the native metrics that a label has: those whose statistics it has."""
     columns = columns_of(spec, units)
@@ -115,7 +115,7 @@ class Reading(NamedTuple):
     order: Tensor
 
 
-@lru_cache(maxsize=64)
+@cached(maxsize=64)
 def _reading(labels: Labels, spec: Spec) -> Reading:
     """Sort the metrics of labels by kind and make their keys, once and not in every step."""
     rows, columns = metrics_of(spec, labels.units), columns_of(spec, labels.units)

@@ -6,7 +6,6 @@ tokens has those of its tokens: token_labels.py.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.metrics.aggregates import rows_at, weighs_sequences
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Criterion, Spec
 
 Units = Literal["sequences", "tokens"]
@@ -85,7 +85,7 @@ BEYOND = ("tokens_above", "tokens_below")
 PLAIN = ("raw_plain", "raw_plain2", "weight_plain", "weight_plain2")
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def columns_of(spec: Spec, units: str) -> Columns:
     """Name the statistics of a label of sequences, or of tokens."""
     return _of_sequences(spec) if units == "sequences" else _of_tokens(spec)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
 from rollout_corr.metrics.rows import Metric, Over, Readers, exp, mean, mean_around, plain, ratio_of, std
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
 
 # Sums of whole sequences, which the first rank of a sequence group alone may add. They stand first.
@@ -110,7 +109,7 @@ def metrics_of(objective: Objective) -> list[Metric]:
     return rows
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def readers_of(objective: Objective) -> Readers:
     """Sort the metrics of a loss by how they are read, once for all calls."""
     return Readers.of(metrics_of(objective))

@@ -6,7 +6,7 @@ Their sums are rows of aggregates.py.
 from __future__ import annotations
 
 import math
-from functools import lru_cache, partial
+from functools import partial
 
 from rollout_corr.metrics import turns
 from rollout_corr.metrics.histogram import percentile
@@ -27,6 +27,7 @@ from rollout_corr.metrics.rows import (
     squared,
     std,
 )
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Criterion, Spec
 
 PERCENTILES = (1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99)
@@ -204,7 +205,7 @@ FULL_METRICS = [
 # fmt: on
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def metrics_of(spec: Spec) -> tuple[Metric, ...]:
     """The rows of the native metrics under a Spec, in the order in which they are reported."""
     rows = [*ALWAYS, *turns.METRICS] if spec.measures_turns else list(ALWAYS)
@@ -215,7 +216,7 @@ def metrics_of(spec: Spec) -> tuple[Metric, ...]:
     return (*rows, *FULL_METRICS) if spec.detail == "full" else tuple(rows)
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def readers_of(spec: Spec) -> Readers:
     """Sort the metrics of a Spec by how they are read, once for all calls."""
     return Readers.of(metrics_of(spec))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.histogram import HISTOGRAM
 from rollout_corr.metrics.labels import Labels, maxima_of, sums_of
 from rollout_corr.metrics.peers import Columns
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import Objective
@@ -56,7 +56,7 @@ def max_names(spec: Spec) -> tuple[str, ...]:
     return (*found.token_maxima, *found.sequence_maxima, *found.call_maxima)
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def layout(
     spec: Spec | None, objective: Objective | None = None, extra: Extra | None = None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -86,7 +86,7 @@ class Places(NamedTuple):
     length: int
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def of_the_batch(spec: Spec | None, objective: Objective | None = None, extra: Extra | None = None) -> Places:
     """Find the statistics of a whole batch among those of its labels, of which there are many more."""
     sums, maxima = layout(spec, objective, extra)
@@ -115,7 +115,7 @@ class PlacesOfLabels(NamedTuple):
     length: int
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def of_labels(spec: Spec, objective: Objective | None, extra: Extra, labels: Labels) -> PlacesOfLabels:
     """Find the statistics of labels."""
     sums, maxima = layout(spec, objective, extra)
@@ -128,7 +128,7 @@ def of_labels(spec: Spec, objective: Objective | None, extra: Extra, labels: Lab
     return PlacesOfLabels(*found, len(sums), len(sums) + len(maxima))
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def digest(spec: Spec | None, objective: Objective | None = None, extra: Extra | None = None) -> float:
     """A number that differs where statistics do not merge; a float64 holds it exactly."""
     given = [by_path("Spec", spec), by_path("Objective", objective), layout(spec, objective, extra)]
@@ -143,7 +143,7 @@ class Stretches(NamedTuple):
     maxima: tuple[tuple[int, int], ...]
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def of_whole_sequences(spec: Spec) -> Stretches:
     """Find the statistics of whole sequences, which one rank of a sequence group alone may add."""
     found = columns_of(spec)

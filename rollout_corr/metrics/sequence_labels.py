@@ -5,7 +5,6 @@ Every sum of tokens is taken per sequence first, so that a batch is passed over 
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -29,6 +28,7 @@ from rollout_corr.metrics.labels import (
 )
 from rollout_corr.metrics.near_weights import OfUnits, Taken, near_weights
 from rollout_corr.metrics.rows import Aggregate
+from rollout_corr.spec.caches import cached
 
 
 class PerSequence(NamedTuple):
@@ -58,7 +58,7 @@ def stacked(taken: Named, names: tuple[str, ...]) -> Tensor:
     return torch.stack([rows[name] for name in names])
 
 
-@lru_cache(maxsize=256)
+@cached(maxsize=256)
 def _order(names: tuple[str, ...], wanted: tuple[str, ...]) -> Tensor:
     """Find the places of names that are wanted in another order."""
     with torch.inference_mode(False):

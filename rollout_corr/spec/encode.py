@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from functools import lru_cache
 from typing import Any
 
 from rollout_corr.spec.bounds_of_batch import RULES
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.checked import Checked
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
@@ -50,7 +50,7 @@ def _json(value: object, numbers: list[float]) -> str:
     raise TypeError(f"value: expected plain fields, got {type(value).__name__}")
 
 
-@lru_cache(maxsize=512)
+@cached(maxsize=512)
 def encode_once(value: Checked) -> tuple[str, list[float]]:
     """`encode` with its answers kept, for a value that is made once and used many times."""
     return encode(value)
@@ -61,7 +61,7 @@ def decode(text: str, numbers: list[float]) -> Any:
     return _decoded(text, tuple(numbers))
 
 
-@lru_cache(maxsize=512)
+@cached(maxsize=512)
 def _decoded(text: str, numbers: tuple[float, ...]) -> Any:
     def made(item: dict[str, Any]) -> Any:
         return _KINDS[item.pop("is")](**item) if "is" in item else numbers[item["number"]]

@@ -10,7 +10,7 @@ import difflib
 import pkgutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from rollout_corr import frameworks as package
 from rollout_corr.frameworks.shared.preset import PRESETS, Preset, registered, same_kind
 from rollout_corr.frameworks.shared.settings import in_its_words, refuse_other_types
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec
 
 
@@ -49,7 +50,7 @@ def has(framework: str, name: str) -> bool:
     return folder is not None and any(module.name == name for module in pkgutil.iter_modules(folder))
 
 
-@cache
+@cached(maxsize=None)
 def part(framework: str, name: str) -> ModuleType:
     """Import a module of a framework's folder; for a framework that is one file, that file.
 

@@ -8,10 +8,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
-from functools import lru_cache, wraps
+from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.validate import number
 
@@ -228,11 +229,11 @@ def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 def cached_spec(build: Callable[..., Spec]) -> Callable[..., Spec]:
     """Cache the Specs of the last 64 settings: every step of a training comes with the same. Lists count as tuples."""
-    cached = lru_cache(maxsize=64, typed=True)(build)
+    known = cached(maxsize=64, typed=True)(build)
 
     @wraps(build)
     def spec_of(*settings: Any) -> Spec:
-        return cached(*[_hashable(setting) for setting in settings])
+        return known(*[_hashable(setting) for setting in settings])
 
     return spec_of
 

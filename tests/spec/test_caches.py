@@ -1,0 +1,113 @@
+"""Every cache in the sources is registered, and after `clear_caches` calls give the same."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from rollout_corr.metrics import schema
+from rollout_corr.spec import caches
+from rollout_corr.testing import example_batch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Collections of modules that hold what nothing could compute again.
+NO_CACHES = {
+    "kernels/uploads.py:_CAPTURED": "memory that captured graphs read",
+    "kernels/uploads.py:_STREAMS": "a stream for each device",
+    "rollout_corr/api/dump_files.py:_clean": "folders that this process has tidied up",
+    "rollout_corr/frameworks/shared/after_import.py:_waiting": "what is to be done after imports",
+    "rollout_corr/frameworks/shared/preset.py:PRESETS": "a registry, filled by imports",
+    "rollout_corr/frameworks/shared/preset.py:_warned": "warnings that were given",
+    "rollout_corr/metrics/peers.py:_LOADED": "modules that existing statistics read",
+    "rollout_corr/spec/caches.py:_CLEARED": "the list of caches itself",
+    "rollout_corr/spec/correction.py:WHEN_REPORTING": "a registry, filled by imports",
+}
+EMPTY = ("{}", "[]", "dict()", "list()", "set()", "OrderedDict()", "WeakKeyDictionary()", "WeakValueDictionary()")
+
+
+def sources():
+    for folder in ("rollout_corr", "kernels"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if path.is_relative_to(ROOT / "rollout_corr" / "kernels"):
+                continue
+            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_functions_are_cached_by_what_registers():
+    for name, tree in sources():
+        imported = [
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == "functools"
+            for alias in node.names
+        ]
+        used = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+        if name != "rollout_corr/spec/caches.py":
+            assert not {"lru_cache", "cache"} & set(imported), f"{name}: expected spec.caches.cached"
+        assert not {"functools.lru_cache", "functools.cache"} & set(used), f"{name}: expected spec.caches.cached"
+
+
+def test_collections_of_modules_are_registered_or_known_as_no_cache():
+    """A collection that is empty in the source and filled by calls: `registered({})` makes it a cache."""
+    found = set()
+    for name, tree in sources():
+        for node in tree.body:
+            if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+                continue
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if ast.unparse(node.value).rpartition(".")[2] in EMPTY:
+                found.add(f"{name}:{ast.unparse(target)}")
+    assert found == set(NO_CACHES)
+
+
+def call():
+    data = example_batch(seed=3)
+    leaf = data.train_logp.clone().requires_grad_()
+    spec = rc.Spec(
+        weight=rc.Weight("token", upper=2.0), criteria=(rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1),)
+    )
+    layout = {"mask": data.mask, "cu_seqlens": data.cu_seqlens, "spec": spec}
+    out = rc.correct(data.train_logp, data.rollout_logp, **layout)
+    loss = rc.policy_loss(leaf, torch.ones_like(leaf), rollout_logp=data.rollout_logp, **layout)
+    loss.value.backward()
+    return [out.weights, out.keep, out.statistics.sums, loss.value.detach(), leaf.grad], [out.metrics(), loss.metrics()]
+
+
+def test_calls_give_the_same_after_all_caches_are_empty():
+    tensors, metrics = call()
+    assert schema.layout.cache_info().currsize
+    before = call()[1]
+    rc.clear_caches()
+    assert not schema.layout.cache_info().currsize
+    again, metrics_again = call()
+    assert all(torch.equal(x, y) for x, y in zip(tensors, again, strict=True))
+    assert metrics == metrics_again == before
+
+
+def test_results_of_before_can_be_read_after():
+    data = example_batch(seed=1)
+    spec = rc.Spec(weight=rc.Weight("token", upper=2.0), report=("native", "verl"))
+    out = rc.correct(data.train_logp, data.rollout_logp, mask=data.mask, cu_seqlens=data.cu_seqlens, spec=spec)
+    rc.clear_caches()
+    assert out.metrics() and out.metrics(names="verl")
+
+
+@pytest.mark.parametrize("maxsize", [2, None])
+def test_a_cache_keeps_and_forgets(maxsize):
+    calls = []
+
+    @caches.cached(maxsize=maxsize, typed=True)
+    def double(x):
+        calls.append(x)
+        return 2 * x
+
+    assert [double(1), double(1), double(True)] == [2, 2, 2] and len(calls) == 2
+    kept = caches.registered({1: 2})
+    rc.clear_caches()
+    assert not kept and double(1) == 2 and len(calls) == 3
+    caches._CLEARED[:] = caches._CLEARED[:-2]
