@@ -1,7 +1,7 @@
 """Rollout correction for LLM reinforcement learning: from two log-probs of each token to weights, metrics and the loss.
 
 Importing needs torch alone: no GPU, no Triton, no driver query. What a correction or a loss does not need is imported
-when it is first used: presets, recipes, the rarer surrogates, `dump`, `suggest`, `warmup`.
+when it is first used: `policy_loss` and its surrogates, presets, recipes, `dump`, `suggest`, `warmup`.
 """
 
 import warnings
@@ -18,38 +18,20 @@ from rollout_corr.api.correct import PendingCorrection as PendingCorrection
 from rollout_corr.api.correct import correct as correct
 from rollout_corr.api.correct import correct_async as correct_async
 from rollout_corr.api.outputs import Outputs as Outputs
-from rollout_corr.api.policy_loss import PolicyLoss as PolicyLoss
-from rollout_corr.api.policy_loss import policy_loss as policy_loss
 from rollout_corr.backends.choose import Backend as Backend
 from rollout_corr.backends.choose import backend_for as backend_for
-from rollout_corr.metrics.pending import PendingMetrics as PendingMetrics
 from rollout_corr.metrics.statistics import Statistics as Statistics
-from rollout_corr.spec.bounds_of_batch import Bottom as Bottom
-from rollout_corr.spec.bounds_of_batch import KeepESS as KeepESS
-from rollout_corr.spec.bounds_of_batch import MeanBelow as MeanBelow
-from rollout_corr.spec.bounds_of_batch import Quantile as Quantile
-from rollout_corr.spec.bounds_of_batch import TopK as TopK
 from rollout_corr.spec.caches import clear_caches as clear_caches
 from rollout_corr.spec.correction import Criterion as Criterion
 from rollout_corr.spec.correction import Spec as Spec
 from rollout_corr.spec.correction import Weight as Weight
-from rollout_corr.spec.entropy_bonus import EntropyBonus as EntropyBonus
-from rollout_corr.spec.loss import KL as KL
-from rollout_corr.spec.loss import SquaredLogRatio as SquaredLogRatio
-from rollout_corr.spec.ratio_losses import GMPO as GMPO
-from rollout_corr.spec.ratio_losses import GSPO as GSPO
-from rollout_corr.spec.ratio_losses import PPO as PPO
-from rollout_corr.spec.ratio_losses import SAPO as SAPO
-from rollout_corr.spec.ratio_losses import Reinforce as Reinforce
-from rollout_corr.spec.score_losses import DPPO as DPPO
-from rollout_corr.spec.score_losses import DRO as DRO
-from rollout_corr.spec.score_losses import GPG as GPG
-from rollout_corr.spec.score_losses import Score as Score
 
 if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.api.dump import dump as dump
     from rollout_corr.api.groups import FilteredGroups as FilteredGroups
     from rollout_corr.api.groups import filter_groups as filter_groups
+    from rollout_corr.api.policy_loss import PolicyLoss as PolicyLoss
+    from rollout_corr.api.policy_loss import policy_loss as policy_loss
     from rollout_corr.api.position_weights import early_token_weights as early_token_weights
     from rollout_corr.api.position_weights import future_kl_weights as future_kl_weights
     from rollout_corr.api.proximal import proximal as proximal
@@ -67,12 +49,30 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.frameworks.shared.lookup import recipe as recipe
     from rollout_corr.frameworks.shared.lookup import recipe_from_config as recipe_from_config
     from rollout_corr.frameworks.shared.lookup import recipe_names as recipe_names
+    from rollout_corr.metrics.pending import PendingMetrics as PendingMetrics
     from rollout_corr.spec.average_losses import AveragePPO as AveragePPO
     from rollout_corr.spec.batch_losses import BAPO as BAPO
     from rollout_corr.spec.batch_losses import ClipCov as ClipCov
     from rollout_corr.spec.batch_losses import KLCov as KLCov
+    from rollout_corr.spec.bounds_of_batch import Bottom as Bottom
+    from rollout_corr.spec.bounds_of_batch import KeepESS as KeepESS
+    from rollout_corr.spec.bounds_of_batch import MeanBelow as MeanBelow
+    from rollout_corr.spec.bounds_of_batch import Quantile as Quantile
+    from rollout_corr.spec.bounds_of_batch import TopK as TopK
+    from rollout_corr.spec.entropy_bonus import EntropyBonus as EntropyBonus
     from rollout_corr.spec.entropy_losses import EntropyClip as EntropyClip
     from rollout_corr.spec.group_losses import REAL as REAL
+    from rollout_corr.spec.loss import KL as KL
+    from rollout_corr.spec.loss import SquaredLogRatio as SquaredLogRatio
+    from rollout_corr.spec.ratio_losses import GMPO as GMPO
+    from rollout_corr.spec.ratio_losses import GSPO as GSPO
+    from rollout_corr.spec.ratio_losses import PPO as PPO
+    from rollout_corr.spec.ratio_losses import SAPO as SAPO
+    from rollout_corr.spec.ratio_losses import Reinforce as Reinforce
+    from rollout_corr.spec.score_losses import DPPO as DPPO
+    from rollout_corr.spec.score_losses import DRO as DRO
+    from rollout_corr.spec.score_losses import GPG as GPG
+    from rollout_corr.spec.score_losses import Score as Score
     from rollout_corr.spec.signed_losses import REC as REC
     from rollout_corr.spec.signed_losses import TOPR as TOPR
     from rollout_corr.spec.signed_losses import VESPO as VESPO
@@ -148,32 +148,52 @@ __all__ = [
 _IMPORTED_WHEN_USED = {
     "AveragePPO": "spec.average_losses",
     "BAPO": "spec.batch_losses",
+    "Bottom": "spec.bounds_of_batch",
     "ClipCov": "spec.batch_losses",
-    "FilteredGroups": "api.groups",
-    "KLCov": "spec.batch_losses",
-    "EntropyClip": "spec.entropy_losses",
-    "REAL": "spec.group_losses",
-    "REC": "spec.signed_losses",
-    "RouteAgreement": "api.routes",
-    "Suggestion": "api.suggest",
-    "TOPR": "spec.signed_losses",
-    "ThresholdStatistics": "api.thresholds",
-    "Thresholds": "api.thresholds",
-    "VESPO": "spec.signed_losses",
+    "DPPO": "spec.score_losses",
+    "DRO": "spec.score_losses",
     "dump": "api.dump",
     "early_token_weights": "api.position_weights",
+    "EntropyBonus": "spec.entropy_bonus",
+    "EntropyClip": "spec.entropy_losses",
     "filter_groups": "api.groups",
+    "FilteredGroups": "api.groups",
     "from_config": "frameworks.shared.lookup",
     "future_kl_weights": "api.position_weights",
+    "GMPO": "spec.ratio_losses",
+    "GPG": "spec.score_losses",
+    "GSPO": "spec.ratio_losses",
+    "KeepESS": "spec.bounds_of_batch",
+    "KL": "spec.loss",
+    "KLCov": "spec.batch_losses",
+    "MeanBelow": "spec.bounds_of_batch",
+    "PendingMetrics": "metrics.pending",
+    "policy_loss": "api.policy_loss",
+    "PolicyLoss": "api.policy_loss",
+    "PPO": "spec.ratio_losses",
     "preset": "frameworks.shared.lookup",
     "presets": "frameworks.shared",
     "proximal": "api.proximal",
+    "Quantile": "spec.bounds_of_batch",
+    "REAL": "spec.group_losses",
+    "REC": "spec.signed_losses",
     "recipe": "frameworks.shared.lookup",
     "recipe_from_config": "frameworks.shared.lookup",
     "recipe_names": "frameworks.shared.lookup",
+    "Reinforce": "spec.ratio_losses",
     "route_agreement": "api.routes",
+    "RouteAgreement": "api.routes",
+    "SAPO": "spec.ratio_losses",
+    "Score": "spec.score_losses",
+    "SquaredLogRatio": "spec.loss",
     "suggest": "api.suggest",
+    "Suggestion": "api.suggest",
     "threshold_statistics": "api.thresholds",
+    "Thresholds": "api.thresholds",
+    "ThresholdStatistics": "api.thresholds",
+    "TopK": "spec.bounds_of_batch",
+    "TOPR": "spec.signed_losses",
+    "VESPO": "spec.signed_losses",
     "warmup": "api.warmup",
 }
 
@@ -182,7 +202,9 @@ def __getattr__(name: str) -> object:
     if name not in _IMPORTED_WHEN_USED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = f"{__name__}.{_IMPORTED_WHEN_USED[name]}"
-    return import_module(f"{module}.{name}") if name == "presets" else getattr(import_module(module), name)
+    found = import_module(f"{module}.{name}") if name == "presets" else getattr(import_module(module), name)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:
